@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+
+# Without a compiler for GPU kernels: make run FEATURES=--no-default-features
+FEATURES ?=
+CARGO ?= cargo
+export FEATURES
+
+.PHONY: help setup run test gpu-test bench doc fmt lint clean clean-tools
+
+help: ## Lists the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## Installs what building and testing needs and is not there yet
+	@scripts/setup.sh
+
+run: setup ## Runs the workloads on what this machine has and prints one table
+	@$(CARGO) run --release --quiet $(FEATURES) -- demo
+
+test: setup ## Runs all tests; those that lack a GPU or a tool are reported as ignored
+	@scripts/test.sh $(FEATURES)
+
+gpu-test: setup ## Runs the tests that need GPUs
+	@if [ -d gpu-tests ]; then $(CARGO) test --release -p gpu-tests $(FEATURES); \
+	else echo "There are no tests for real GPUs yet."; fi
+
+bench: setup ## Prints instruction and register counts of the probe kernels
+	@$(CARGO) run --release --quiet $(FEATURES) -- bench sass
+
+doc: setup ## Builds the documentation; a warning is an error
+	RUSTDOCFLAGS=-Dwarnings $(CARGO) doc --no-deps --workspace $(FEATURES)
+
+fmt: ## Formats the code
+	$(CARGO) fmt --all
+
+lint: setup ## Checks formatting and runs clippy, with and without the kernels for real GPUs
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings
+	$(CARGO) clippy --workspace --all-targets --no-default-features -- -D warnings
+
+clean: ## Removes what was built, not the CUDA tools
+	$(CARGO) clean --profile dev
+	$(CARGO) clean --release
+	$(CARGO) clean --doc
+	rm -rf "$${CARGO_TARGET_DIR:-target}/gin-build" "$${CARGO_TARGET_DIR:-target}/tmp"
+
+clean-tools: ## Removes the CUDA tools as well
+	rm -rf target/cuda-tools

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! With the feature `cuda`, compiles the kernels of `gin-kernels` to PTX and writes `ptx.rs`, a table of them, to
+//! `OUT_DIR`. Without it there is nothing to do.
+
+fn main() {
+    #[cfg(feature = "cuda")]
+    if let Err(error) = embed() {
+        // One line of output is one message of cargo's.
+        for line in error.to_string().lines().filter(|line| !line.is_empty()) {
+            println!("cargo::error={line}");
+        }
+        println!(
+            "cargo::error=Everything but real GPUs builds without these kernels: cargo build --no-default-features"
+        );
+    }
+    #[cfg(not(feature = "cuda"))]
+    println!("cargo::rerun-if-changed=build.rs");
+}
+
+/// Architectures that the kernels are shipped for; the driver compiles the nearest one below for any other GPU.
+#[cfg(feature = "cuda")]
+const ARCHS: &str = "sm_80,sm_90,sm_100";
+
+#[cfg(feature = "cuda")]
+fn embed() -> Result<(), Box<dyn std::error::Error>> {
+    use gin_build::{Arch, KernelBuilder};
+
+    println!("cargo::rerun-if-changed=build.rs");
+    // For those who change kernels often and have one kind of GPU.
+    println!("cargo::rerun-if-env-changed=GIN_ARCHS");
+    let archs = std::env::var("GIN_ARCHS").unwrap_or_else(|_| ARCHS.to_owned());
+    let archs = archs.split(',').map(str::trim).map(str::parse).collect::<Result<Vec<Arch>, _>>()?;
+    let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
+    KernelBuilder::new("gin-kernels").archs(archs).copy_to(&out).build()?.write_table(&out.join("ptx.rs"))?;
+    Ok(())
+}

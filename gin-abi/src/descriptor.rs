@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The 64-byte request that a kernel posts to the proxy.
+//!
+//! Eight 8-byte words. Bit 0 of each is the *phase bit* of the queue (whoever stores the words sets it, this module
+//! leaves it 0), so a reader knows of each word by itself whether it belongs to the round it expects. That leaves 63
+//! bits a word; two fields of 64 bits have their top bit in word 0.
+//!
+//! | word | bits | field |
+//! | --- | --- | --- |
+//! | 0 | 1..5 | operation: 1 put, 2 put_value, 3 get, 4 signal |
+//! |   | 5 | hint: more requests follow soon |
+//! |   | 6 | the signal is strong |
+//! |   | 7..9 | signal: 0 none, 1 by id, 2 at a window address |
+//! |   | 9 | raise the counter |
+//! |   | 10..12 | log2 of the width of an immediate value |
+//! |   | 12 | bit 63 of the amount that the signal is raised by |
+//! |   | 13 | bit 63 of the immediate value |
+//! |   | 14..38 | world rank of the peer |
+//! |   | 38..62 | counter id |
+//! | 1 | 1..64 | length in bytes |
+//! | 2 | 1..64 | source offset in bytes, or bits 0..63 of the immediate value |
+//! | 3 | 1..64 | destination offset in bytes |
+//! | 4 | 1..25 | source window id |
+//! |   | 25..49 | destination window id |
+//! | 5 | 1..25 | signal id, or id of the signal's window |
+//! | 6 | 1..64 | offset of the signal in its window, in bytes |
+//! | 7 | 1..64 | bits 0..63 of the amount that the signal is raised by |
+//!
+//! For a get, source is the peer's window and destination the own one. Bits that no field uses are zero.
+
+/// Number of 8-byte words in a descriptor.
+pub const WORDS: usize = 8;
+
+/// Largest offset or length that a descriptor can carry.
+pub const MAX_OFFSET: u64 = (1 << 63) - 1;
+
+const ID_MASK: u64 = (1 << 24) - 1;
+
+/// What a descriptor moves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Transfer {
+    /// `bytes` bytes from the own window to the peer's.
+    Put {
+        /// Id of the own window.
+        source_window: u32,
+        /// Byte offset in it.
+        source_offset: u64,
+        /// Id of the peer's window.
+        destination_window: u32,
+        /// Byte offset in it.
+        destination_offset: u64,
+        /// Length in bytes; may be 0.
+        bytes: u64,
+    },
+    /// The low `1 << width_log2` bytes of `value` to the peer's window.
+    PutValue {
+        /// The value, little-endian.
+        value: u64,
+        /// 0, 1, 2 or 3 for 1, 2, 4 or 8 bytes.
+        width_log2: u32,
+        /// Id of the peer's window.
+        destination_window: u32,
+        /// Byte offset in it.
+        destination_offset: u64,
+    },
+    /// `bytes` bytes from the peer's window to the own one.
+    Get {
+        /// Id of the peer's window.
+        source_window: u32,
+        /// Byte offset in it.
+        source_offset: u64,
+        /// Id of the own window.
+        destination_window: u32,
+        /// Byte offset in it.
+        destination_offset: u64,
+        /// Length in bytes; may be 0.
+        bytes: u64,
+    },
+    /// Nothing: only a signal.
+    Nothing,
+}
+
+/// Which word a signal raises.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SignalTarget {
+    /// The peer's signal with this id, of the context that the descriptor is posted to.
+    Id(u32),
+    /// An 8-byte word in the peer's window.
+    Address {
+        /// Id of the window.
+        window: u32,
+        /// Byte offset in it, a multiple of 8.
+        offset: u64,
+    },
+}
+
+/// What happens at the peer after the transfer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RemoteSignal {
+    /// Which word.
+    pub target: SignalTarget,
+    /// What is added to it, modulo 2^64.
+    pub amount: u64,
+    /// Whether it also covers all earlier puts of this context to this peer.
+    pub strong: bool,
+}
+
+/// One request, decoded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Descriptor {
+    /// World rank of the peer.
+    pub peer: u32,
+    /// What is moved.
+    pub transfer: Transfer,
+    /// What is raised at the peer.
+    pub signal: Option<RemoteSignal>,
+    /// Own counter to raise by one once the source may be reused.
+    pub counter: Option<u32>,
+    /// Hint: more requests follow soon, so the network may wait for them.
+    pub more: bool,
+}
+
+/// Why eight words are no descriptor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DescriptorError {
+    /// Word 0 names an operation that there is not.
+    Operation(u32),
+    /// Word 0 names a kind of signal that there is not.
+    Signal(u32),
+    /// Neither a transfer nor a signal, or a signal on a get.
+    Combination,
+    /// Bits that no field uses are set in this word.
+    Reserved(usize),
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+impl core::fmt::Display for DescriptorError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Operation(code) => write!(f, "descriptor names operation {code}; there are 1 to 4"),
+            Self::Signal(code) => write!(f, "descriptor names signal kind {code}; there are 0 to 2"),
+            Self::Combination => f.write_str("descriptor combines an operation with a signal that it cannot have"),
+            Self::Reserved(word) => write!(f, "descriptor has unused bits set in word {word}"),
+        }
+    }
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+impl core::error::Error for DescriptorError {}
+
+impl Descriptor {
+    /// The eight words, all phase bits 0.
+    ///
+    /// Ids and ranks must be below 2^24 and offsets below 2^63: callers check them first (the host refuses to create
+    /// more, and windows are shorter).
+    #[inline(always)]
+    pub const fn encode(&self) -> [u64; WORDS] {
+        let mut w = [0u64; WORDS];
+        let (operation, width, value_top) = match self.transfer {
+            Transfer::Put { source_window, source_offset, destination_window, destination_offset, bytes } => {
+                w[1] = bytes << 1;
+                w[2] = source_offset << 1;
+                w[3] = destination_offset << 1;
+                w[4] = (source_window << 1) as u64 | (destination_window as u64) << 25;
+                (1, 0, 0)
+            }
+            Transfer::PutValue { value, width_log2, destination_window, destination_offset } => {
+                w[1] = 1 << (width_log2 + 1);
+                w[2] = value << 1;
+                w[3] = destination_offset << 1;
+                w[4] = (destination_window as u64) << 25;
+                (2, width_log2 as u64 & 3, value >> 63)
+            }
+            Transfer::Get { source_window, source_offset, destination_window, destination_offset, bytes } => {
+                w[1] = bytes << 1;
+                w[2] = source_offset << 1;
+                w[3] = destination_offset << 1;
+                w[4] = (source_window << 1) as u64 | (destination_window as u64) << 25;
+                (3, 0, 0)
+            }
+            Transfer::Nothing => (4, 0, 0),
+        };
+        w[0] = operation << 1 | (self.more as u64) << 5 | width << 10 | value_top << 13 | (self.peer as u64) << 14;
+        if let Some(counter) = self.counter {
+            w[0] |= 1 << 9 | (counter as u64) << 38;
+        }
+        if let Some(signal) = self.signal {
+            w[0] |= (signal.strong as u64) << 6 | (signal.amount >> 63) << 12;
+            w[7] = signal.amount << 1;
+            match signal.target {
+                SignalTarget::Id(id) => {
+                    w[0] |= 1 << 7;
+                    w[5] = (id as u64) << 1;
+                }
+                SignalTarget::Address { window, offset } => {
+                    w[0] |= 2 << 7;
+                    w[5] = (window as u64) << 1;
+                    w[6] = offset << 1;
+                }
+            }
+        }
+        w
+    }
+
+    /// Reads eight words; phase bits are ignored.
+    ///
+    /// # Errors
+    /// Words that [`encode`](Self::encode) never gives are refused, so that a stray store into the queue is noticed.
+    pub const fn decode(w: &[u64; WORDS]) -> Result<Self, DescriptorError> {
+        let low = ID_MASK;
+        let amount = w[7] >> 1 | ((w[0] >> 12) & 1) << 63;
+        let strong = w[0] >> 6 & 1 != 0;
+        let signal = match (w[0] >> 7) & 3 {
+            0 => {
+                if strong || amount != 0 || w[5] >> 1 != 0 || w[6] >> 1 != 0 {
+                    return Err(DescriptorError::Reserved(7));
+                }
+                None
+            }
+            1 => {
+                if w[5] >> 25 != 0 {
+                    return Err(DescriptorError::Reserved(5));
+                }
+                if w[6] >> 1 != 0 {
+                    return Err(DescriptorError::Reserved(6));
+                }
+                Some(RemoteSignal { target: SignalTarget::Id((w[5] >> 1) as u32), amount, strong })
+            }
+            2 => {
+                if w[5] >> 25 != 0 {
+                    return Err(DescriptorError::Reserved(5));
+                }
+                let target = SignalTarget::Address { window: (w[5] >> 1) as u32, offset: w[6] >> 1 };
+                Some(RemoteSignal { target, amount, strong })
+            }
+            kind => return Err(DescriptorError::Signal(kind as u32)),
+        };
+        if w[0] >> 62 != 0 {
+            return Err(DescriptorError::Reserved(0));
+        }
+        if w[4] >> 49 != 0 {
+            return Err(DescriptorError::Reserved(4));
+        }
+        let counter = if w[0] >> 9 & 1 != 0 {
+            Some((w[0] >> 38 & low) as u32)
+        } else if w[0] >> 38 & low != 0 {
+            return Err(DescriptorError::Reserved(0));
+        } else {
+            None
+        };
+        let source_window = (w[4] >> 1 & low) as u32;
+        let destination_window = (w[4] >> 25 & low) as u32;
+        let (source_offset, destination_offset, bytes) = (w[2] >> 1, w[3] >> 1, w[1] >> 1);
+        let width_log2 = (w[0] >> 10 & 3) as u32;
+        let value_top = w[0] >> 13 & 1;
+        let operation = (w[0] >> 1 & 15) as u32;
+        if operation != 2 && (width_log2 != 0 || value_top != 0) {
+            return Err(DescriptorError::Reserved(0));
+        }
+        let transfer = match operation {
+            1 => Transfer::Put { source_window, source_offset, destination_window, destination_offset, bytes },
+            2 => {
+                if source_window != 0 || bytes != 1 << width_log2 {
+                    return Err(DescriptorError::Reserved(1));
+                }
+                let value = source_offset | value_top << 63;
+                Transfer::PutValue { value, width_log2, destination_window, destination_offset }
+            }
+            3 => {
+                if signal.is_some() {
+                    return Err(DescriptorError::Combination);
+                }
+                Transfer::Get { source_window, source_offset, destination_window, destination_offset, bytes }
+            }
+            4 => {
+                if signal.is_none() {
+                    return Err(DescriptorError::Combination);
+                }
+                if w[1] >> 1 != 0 || w[2] >> 1 != 0 || w[3] >> 1 != 0 || w[4] >> 1 != 0 {
+                    return Err(DescriptorError::Reserved(1));
+                }
+                Transfer::Nothing
+            }
+            code => return Err(DescriptorError::Operation(code)),
+        };
+        Ok(Self { peer: (w[0] >> 14 & low) as u32, transfer, signal, counter, more: w[0] >> 5 & 1 != 0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn id() -> impl Strategy<Value = u32> {
+        prop_oneof![Just(0), Just((1 << 24) - 1), 0..1u32 << 24]
+    }
+
+    fn offset() -> impl Strategy<Value = u64> {
+        prop_oneof![Just(0), Just(MAX_OFFSET), 0..=MAX_OFFSET]
+    }
+
+    fn word() -> impl Strategy<Value = u64> {
+        prop_oneof![Just(0), Just(1), Just(u64::MAX), Just(1 << 63), any::<u64>()]
+    }
+
+    fn transfer() -> impl Strategy<Value = Transfer> {
+        prop_oneof![
+            (id(), offset(), id(), offset(), offset()).prop_map(|(sw, so, dw, d, bytes)| Transfer::Put {
+                source_window: sw,
+                source_offset: so,
+                destination_window: dw,
+                destination_offset: d,
+                bytes
+            }),
+            (word(), 0..4u32, id(), offset()).prop_map(|(value, width_log2, dw, d)| Transfer::PutValue {
+                value,
+                width_log2,
+                destination_window: dw,
+                destination_offset: d
+            }),
+            (id(), offset(), id(), offset(), offset()).prop_map(|(sw, so, dw, d, bytes)| Transfer::Get {
+                source_window: sw,
+                source_offset: so,
+                destination_window: dw,
+                destination_offset: d,
+                bytes
+            }),
+            Just(Transfer::Nothing),
+        ]
+    }
+
+    fn signal() -> impl Strategy<Value = RemoteSignal> {
+        let target = prop_oneof![
+            id().prop_map(SignalTarget::Id),
+            (id(), offset()).prop_map(|(window, offset)| SignalTarget::Address { window, offset }),
+        ];
+        (target, word(), any::<bool>()).prop_map(|(target, amount, strong)| RemoteSignal { target, amount, strong })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_encoded_is_decoded(
+            peer in id(), transfer in transfer(), signal in proptest::option::of(signal()),
+            counter in proptest::option::of(id()), more: bool,
+        ) {
+            let descriptor = Descriptor { peer, transfer, signal, counter, more };
+            let words = descriptor.encode();
+            prop_assert!(words.iter().all(|w| w & 1 == 0), "phase bits are left to the queue");
+            match (transfer, signal) {
+                (Transfer::Get { .. }, Some(_)) | (Transfer::Nothing, None) => {
+                    prop_assert_eq!(Descriptor::decode(&words), Err(DescriptorError::Combination));
+                }
+                _ => prop_assert_eq!(Descriptor::decode(&words), Ok(descriptor)),
+            }
+            let phased = words.map(|w| w | 1);
+            prop_assert_eq!(Descriptor::decode(&phased), Descriptor::decode(&words));
+        }
+
+        #[test]
+        fn whatever_is_decoded_encodes_to_the_same_words(words: [u64; WORDS]) {
+            if let Ok(descriptor) = Descriptor::decode(&words) {
+                prop_assert_eq!(descriptor.encode(), words.map(|w| w & !1));
+            }
+        }
+    }
+
+    #[test]
+    fn each_unused_bit_is_noticed() {
+        let descriptor = Descriptor {
+            peer: 1,
+            transfer: Transfer::Put {
+                source_window: 0,
+                source_offset: 0,
+                destination_window: 0,
+                destination_offset: 0,
+                bytes: 8,
+            },
+            signal: None,
+            counter: None,
+            more: false,
+        };
+        let words = descriptor.encode();
+        for word in 0..WORDS {
+            for bit in 1..64 {
+                let mut changed = words;
+                changed[word] ^= 1 << bit;
+                let Ok(read) = Descriptor::decode(&changed) else { continue };
+                assert_eq!(read.encode(), changed, "word {word} bit {bit} was dropped in silence");
+            }
+        }
+    }
+}

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Error values that travel between kernel and host.
+
+use bytemuck::{Pod, Zeroable};
+
+macro_rules! coded {
+    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $code:literal, $text:literal;)* }) => {
+        $(#[$meta])*
+        #[repr(u32)]
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+        pub enum $name { $($(#[$doc])* $variant = $code,)* }
+
+        impl $name {
+            /// Every variant, in the order of its code.
+            pub const ALL: &'static [$name] = &[$($name::$variant,)*];
+
+            /// The variant with this code, if there is one.
+            pub const fn from_code(code: u32) -> Option<Self> {
+                match code { $($code => Some($name::$variant),)* _ => None }
+            }
+
+            /// The code that stands for this variant in memory.
+            #[inline(always)]
+            pub const fn code(self) -> u32 {
+                self as u32
+            }
+
+            /// What it says, in words.
+            pub const fn text(self) -> &'static str {
+                match self { $($name::$variant => $text,)* }
+            }
+        }
+
+        #[cfg(not(target_arch = "nvptx64"))]
+        impl core::fmt::Display for $name {
+            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+                f.write_str(self.text())
+            }
+        }
+    };
+}
+
+coded! {
+    /// What went wrong.
+    FaultKind {
+        /// The deadline of this wait passed. Only the caller is told; the communicator stays usable.
+        Timeout = 1, "deadline passed";
+        /// The host called `abort`.
+        Aborted = 2, "communicator was aborted";
+        /// The peer is known to be gone.
+        PeerLost = 3, "peer is lost";
+        /// The network reported an error for an operation.
+        Network = 4, "network failed an operation";
+        /// A post gave up after it had claimed a slot, which leaves a hole that nobody can fill.
+        QueueBroken = 5, "queue has a hole: a post gave up after its claim";
+        /// A rank that the team or the communicator does not have (`expected` is the number of ranks).
+        UnknownRank = 6, "no such rank";
+        /// A rank that is not a member of the team.
+        NotInTeam = 7, "rank is not in the team";
+        /// A range that reaches past the end of the window (`expected` is the length in bytes, `seen` the offset of
+        /// the first byte past the end of the range, `u64::MAX` when that overflows).
+        OutOfRange = 8, "range reaches past the end of the window";
+        /// An offset or address that is not a multiple of what the type or operation needs.
+        Misaligned = 9, "offset is not aligned";
+        /// Source and destination of a transfer differ in length.
+        LengthMismatch = 10, "source and destination differ in length";
+        /// A signal id past the number of signals that was asked for.
+        UnknownSignal = 11, "no such signal";
+        /// A counter id past the number of counters that was asked for.
+        UnknownCounter = 12, "no such counter";
+        /// A context id past the number of contexts that was asked for.
+        UnknownContext = 13, "no such context";
+        /// A window that is not, or no longer, registered.
+        UnknownWindow = 14, "window is not registered";
+        /// A barrier index past the number of barriers that was asked for.
+        UnknownBarrier = 15, "no such barrier";
+        /// The network cannot give signals that cover all earlier puts.
+        NoStrongSignals = 16, "network has no strong signals";
+        /// The network or the window cannot take signals at window addresses.
+        NoVaSignals = 17, "no signals at addresses of this window: register it with the flag `signals`";
+        /// A width in bits that is 0 or more than the word has.
+        BadWidth = 18, "width in bits is out of range";
+        /// A barrier that ended with a fault before cannot be used again.
+        BarrierBroken = 19, "barrier ended with a fault before";
+        /// A descriptor that the proxy could not make sense of.
+        BadDescriptor = 20, "malformed descriptor";
+        /// The kernel has no code for the communicator's back end.
+        NoBackend = 21, "kernel was built without this communicator's back end";
+        /// Kernel and host disagree on the layouts they share.
+        AbiMismatch = 22, "kernel and host were built with different versions of the shared layouts";
+        /// A kernel reported an error of its own (`seen` is the kernel's number for it).
+        Reported = 23, "reported by the kernel";
+        /// A peer cannot be reached by loads and stores.
+        NotReachable = 24, "peer is not reachable by loads and stores";
+        /// A fault that another rank reported.
+        Elsewhere = 25, "another rank failed";
+    }
+}
+
+coded! {
+    /// What was being done.
+    Operation {
+        /// Nothing in particular.
+        None = 0, "nothing";
+        /// A put from a window.
+        Put = 1, "put";
+        /// A put of an immediate value.
+        PutValue = 2, "put_value";
+        /// A get.
+        Get = 3, "get";
+        /// A signal without payload.
+        Signal = 4, "signal";
+        /// A flush, or the wait for a flush token.
+        Flush = 5, "flush";
+        /// A wait for, or a read of, a signal.
+        WaitSignal = 6, "wait_signal";
+        /// A wait for, or a read of, a counter.
+        WaitCounter = 7, "wait_counter";
+        /// A barrier.
+        Barrier = 8, "barrier";
+        /// A conversion of ranks, windows or pointers.
+        Address = 9, "address";
+        /// A reset of a signal or counter.
+        Reset = 10, "reset";
+    }
+}
+
+/// Stands in [`Fault::context`] and [`Fault::peer`] where there is none.
+pub const NONE: u32 = u32::MAX;
+
+/// What happened, where, what was expected and what was seen.
+///
+/// This is the error of every device call and of every host call that learns of a device's fault. It is `Copy` and has
+/// 32 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[must_use]
+pub struct Fault {
+    /// What went wrong.
+    pub kind: FaultKind,
+    /// The context, or [`NONE`].
+    pub context: u32,
+    /// World rank of the peer, or [`NONE`].
+    pub peer: u32,
+    /// What was being done.
+    pub operation: Operation,
+    /// What was waited for, or the limit that was crossed.
+    pub expected: u64,
+    /// What was there instead.
+    pub seen: u64,
+}
+
+impl Fault {
+    /// A fault of this kind in this operation, with no context or peer.
+    #[inline(always)]
+    pub const fn new(kind: FaultKind, operation: Operation) -> Self {
+        Self { kind, context: NONE, peer: NONE, operation, expected: 0, seen: 0 }
+    }
+
+    /// The same, at this context.
+    #[inline(always)]
+    pub const fn context(mut self, context: u32) -> Self {
+        self.context = context;
+        self
+    }
+
+    /// The same, concerning this world rank.
+    #[inline(always)]
+    pub const fn peer(mut self, peer: u32) -> Self {
+        self.peer = peer;
+        self
+    }
+
+    /// The same, with what was expected and what was seen.
+    #[inline(always)]
+    pub const fn values(mut self, expected: u64, seen: u64) -> Self {
+        self.expected = expected;
+        self.seen = seen;
+        self
+    }
+
+    /// The form that lies in memory.
+    #[inline(always)]
+    pub const fn to_words(self) -> [u64; 4] {
+        [
+            self.kind as u64 | (self.operation as u64) << 32,
+            self.context as u64 | (self.peer as u64) << 32,
+            self.expected,
+            self.seen,
+        ]
+    }
+
+    /// The fault that lies in memory. A kind that is not known becomes [`FaultKind::AbiMismatch`], an operation that is
+    /// not known [`Operation::None`].
+    #[inline(always)]
+    pub const fn read(words: [u64; 4]) -> Self {
+        let kind = match FaultKind::from_code(words[0] as u32) {
+            Some(kind) => kind,
+            None => FaultKind::AbiMismatch,
+        };
+        let operation = match Operation::from_code((words[0] >> 32) as u32) {
+            Some(operation) => operation,
+            None => Operation::None,
+        };
+        Self {
+            kind,
+            operation,
+            context: words[1] as u32,
+            peer: (words[1] >> 32) as u32,
+            expected: words[2],
+            seen: words[3],
+        }
+    }
+
+    /// The fault that lies in memory, if its codes are known.
+    #[inline]
+    pub const fn from_words(words: [u64; 4]) -> Option<Self> {
+        let (Some(kind), Some(operation)) =
+            (FaultKind::from_code(words[0] as u32), Operation::from_code((words[0] >> 32) as u32))
+        else {
+            return None;
+        };
+        Some(Self {
+            kind,
+            operation,
+            context: words[1] as u32,
+            peer: (words[1] >> 32) as u32,
+            expected: words[2],
+            seen: words[3],
+        })
+    }
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+impl core::fmt::Display for Fault {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{} in {}", self.kind, self.operation)?;
+        if self.context != NONE {
+            write!(f, ", context {}", self.context)?;
+        }
+        if self.peer != NONE {
+            write!(f, ", rank {}", self.peer)?;
+        }
+        write!(f, " (expected {}, saw {})", self.expected, self.seen)
+    }
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+impl core::error::Error for Fault {}
+
+/// A [`Fault`] as it lies in shared memory: [`Fault::to_words`].
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable, Debug, PartialEq, Eq)]
+pub struct FaultRecord {
+    /// The four words.
+    pub words: [u64; 4],
+}
+
+const _: () = assert!(size_of::<FaultRecord>() == 32);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_fault_survives_the_way_through_memory() {
+        for &kind in FaultKind::ALL {
+            for &operation in Operation::ALL {
+                let fault = Fault::new(kind, operation).context(3).peer(9).values(u64::MAX, 7);
+                assert_eq!(Fault::from_words(fault.to_words()), Some(fault));
+                assert_eq!(Fault::read(fault.to_words()), fault);
+            }
+        }
+    }
+
+    #[test]
+    fn zeroed_memory_is_no_fault() {
+        assert_eq!(Fault::from_words([0; 4]), None);
+        assert_eq!(Fault::read([0; 4]).kind, FaultKind::AbiMismatch);
+    }
+}

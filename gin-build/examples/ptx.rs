@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Compiles a kernel crate and shows what each kernel takes: `ptx [--check] FOLDER [ARCH ...]`, sm_90 if none is named.
+//!
+//! With `--check` the exit status is 1 if a module breaks a rule or was not assembled, or if a kernel whose name starts
+//! with `probe_` has a stack or spills.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use gin_build::{Arch, Assembly, KernelBuilder, Limits, Module, check};
+
+/// Largest module that the shipped kernels may become.
+const MAX_BYTES: usize = 512 << 10;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(faults) if faults.is_empty() => ExitCode::SUCCESS,
+        Ok(faults) => {
+            for fault in faults {
+                eprintln!("{fault}");
+            }
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Shows the modules and gives the faults that `--check` asks for.
+fn run() -> Result<Vec<String>, Box<dyn std::error::Error>> {
+    let mut args = std::env::args().skip(1).peekable();
+    let must_hold = args.next_if_eq("--check").is_some();
+    let folder = args.next().ok_or("usage: ptx [--check] FOLDER [ARCH ...]")?;
+    let mut archs = args.map(|name| name.parse()).collect::<Result<Vec<Arch>, _>>()?;
+    if archs.is_empty() {
+        archs.push(Arch::Sm90);
+    }
+    let start = Instant::now();
+    let built = KernelBuilder::new(folder).archs(archs).build()?;
+    println!("{} by {} in {:.1?}", built.crate_name, built.toolchain, start.elapsed());
+    let faults: Vec<String> = built.modules.iter().flat_map(show).collect();
+    Ok(if must_hold { faults } else { Vec::new() })
+}
+
+fn show(module: &Module) -> Vec<String> {
+    let arch = module.arch;
+    println!("{arch} {} ({} bytes)", module.path.display(), module.text.len());
+    let mut faults = Vec::new();
+    match &module.assembly {
+        Assembly::NotTried(reason) => faults.push(format!("{arch}: not assembled: {reason}")),
+        Assembly::Done(report) => {
+            for entry in &report.entries {
+                println!(
+                    "  {:32} {:3} registers {:4} stack {:4} spilled {:6} shared",
+                    entry.name, entry.registers, entry.stack, entry.spill_stores, entry.shared
+                );
+                if entry.name.starts_with("probe_") && entry.stack + entry.spill_stores + entry.spill_loads > 0 {
+                    faults.push(format!("{arch}: {} has a stack or spills", entry.name));
+                }
+            }
+        }
+    }
+    let findings = check(&module.text, &Limits::default().max_bytes(MAX_BYTES));
+    faults.extend(findings.iter().map(|finding| format!("{arch}: {finding}")));
+    for fault in &faults {
+        println!("  {fault}");
+    }
+    faults
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Checks of PTX text for what device code must not contain.
+
+use std::fmt;
+
+use crate::arch::MAX_PTX_VERSION;
+use crate::ptx::{Module, strip_comment};
+
+/// What a module may contain.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Limits {
+    /// Most bytes of PTX text.
+    pub max_bytes: usize,
+    /// Device functions that may stay functions because other modules link to them.
+    pub exported: Vec<String>,
+}
+
+impl Default for Limits {
+    /// 256 KiB and no exported function.
+    fn default() -> Self {
+        Limits { max_bytes: 256 << 10, exported: Vec::new() }
+    }
+}
+
+impl Limits {
+    /// Sets the most bytes that the text may have.
+    #[must_use]
+    pub fn max_bytes(mut self, bytes: usize) -> Self {
+        self.max_bytes = bytes;
+        self
+    }
+
+    /// Allows a device function that other modules link to.
+    #[must_use]
+    pub fn export(mut self, name: impl Into<String>) -> Self {
+        self.exported.push(name.into());
+        self
+    }
+}
+
+/// A rule that device code follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Rule {
+    /// No formatting code of `core::fmt`.
+    Formatting,
+    /// No panic machinery and none of its messages.
+    Panic,
+    /// No call: everything is inlined into the kernels.
+    Call,
+    /// No device function other than the exported ones.
+    Function,
+    /// No load through the read-only cache, which never sees what a peer has written.
+    NonCoherentLoad,
+    /// No read-modify-write without an ordering and a scope, which is what `core::sync::atomic` compiles to.
+    UnscopedAtomic,
+    /// No PTX version that the drivers in use do not take.
+    Version,
+    /// No more text than the limit.
+    Size,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Rule::Formatting => "formatting code (core::fmt)",
+            Rule::Panic => "panic machinery",
+            Rule::Call => "a call that was not inlined",
+            Rule::Function => "a device function that nobody exports",
+            Rule::NonCoherentLoad => "a load through the read-only cache",
+            Rule::UnscopedAtomic => "an atomic without ordering and scope (core::sync::atomic)",
+            Rule::Version => "a PTX version that drivers may refuse",
+            Rule::Size => "more text than allowed",
+        })
+    }
+}
+
+/// A line that breaks a rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// The rule.
+    pub rule: Rule,
+    /// The line, counted from 1.
+    pub line: usize,
+    /// The text of the line, or what its bytes spell.
+    pub text: String,
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {}: {}: {}", self.line, self.rule, self.text)
+    }
+}
+
+/// Words that only panic messages and their source locations have.
+const PANIC_WORDS: [&str; 8] =
+    ["attempt to ", "out of bounds", "out of range", "called `", "panicked", "assertion ", "unreachable code", ".rs"];
+
+/// Finds every line of a module that breaks a rule, in the order of the text.
+pub fn check(text: &str, limits: &Limits) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut add = |rule, line, text: &str| findings.push(Finding { rule, line, text: text.trim().to_owned() });
+
+    let module = Module::parse(text);
+    if module.version.is_none_or(|version| version > MAX_PTX_VERSION) {
+        let line = text.lines().position(|line| line.starts_with(".version")).map_or(1, |index| index + 1);
+        add(Rule::Version, line, text.lines().nth(line - 1).unwrap_or_default());
+    }
+    for function in &module.functions {
+        if function.external || !limits.exported.contains(&function.name) {
+            add(Rule::Function, function.line, &function.name);
+        }
+    }
+    let mut bytes = 0;
+    for (index, raw) in text.split_inclusive('\n').enumerate() {
+        let number = index + 1;
+        let line = strip_comment(raw);
+        if bytes <= limits.max_bytes && bytes + raw.len() > limits.max_bytes {
+            add(Rule::Size, number, &format!("{} bytes of {} allowed", text.len(), limits.max_bytes));
+        }
+        bytes += raw.len();
+        if line.contains("core3fmt") {
+            add(Rule::Formatting, number, line);
+        } else if line.contains("panicking") || line.contains("panic_fmt") {
+            add(Rule::Panic, number, line);
+        } else if let Some(message) = spelled_by(line).filter(|text| PANIC_WORDS.iter().any(|word| text.contains(word)))
+        {
+            add(Rule::Panic, number, &message);
+        }
+        for statement in line.split([';', '{', '}']) {
+            let Some(opcode) = opcode(statement) else {
+                continue;
+            };
+            if opcode == "call" || opcode.starts_with("call.") {
+                add(Rule::Call, number, line);
+            } else if opcode.starts_with("ld.global") && opcode.split('.').any(|part| part == "nc") {
+                add(Rule::NonCoherentLoad, number, line);
+            } else if is_unscoped_atomic(opcode) {
+                add(Rule::UnscopedAtomic, number, line);
+            }
+        }
+    }
+    findings.sort_by_key(|finding| (finding.line, finding.rule));
+    findings
+}
+
+/// First word of a statement, after a label or a predicate.
+fn opcode(statement: &str) -> Option<&str> {
+    statement.split_whitespace().find(|word| !word.starts_with('@') && !word.ends_with(':'))
+}
+
+/// Shared memory of one block needs neither: no other agent can see it.
+fn is_unscoped_atomic(opcode: &str) -> bool {
+    let mut parts = opcode.split('.');
+    let kind = parts.next();
+    let parts: Vec<&str> = parts.collect();
+    let any = |words: &[&str]| parts.iter().any(|part| words.contains(part));
+    matches!(kind, Some("atom" | "red"))
+        && !any(&["async", "shared", "shared::cta"])
+        && !(any(&["relaxed", "acquire", "release", "acq_rel"]) && any(&["cta", "cluster", "gpu", "sys"]))
+}
+
+/// Text of a byte array with an initialiser, as LLVM prints strings: `.b8 name[3] = {102, 109, 116};`.
+fn spelled_by(line: &str) -> Option<String> {
+    let (declaration, values) = line.split_once('{')?;
+    if !declaration.contains(".b8") || !declaration.contains('=') {
+        return None;
+    }
+    let text = values
+        .split(|c: char| !c.is_ascii_alphanumeric())
+        .filter_map(|word| word.parse::<u8>().ok())
+        .map(|byte| if byte.is_ascii_graphic() || byte == b' ' { char::from(byte) } else { '.' })
+        .collect();
+    Some(text)
+}
+
+#[cfg(test)]
+#[path = "check_tests.rs"]
+mod tests;

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+use super::*;
+
+const CLEAN: &str = "\
+.version 8.6
+.target sm_90
+.visible .entry k(
+\t.param .u64 p
+)
+{
+\tld.relaxed.sys.global.u64 %rd1, [%rd0];
+\tatom.acq_rel.sys.global.add.u64 %rd2, [%rd0], %rd1;
+\tatom.shared.add.u32 %r1, [%r0], 1;
+\tred.async.relaxed.cluster.global.mbarrier::complete_tx::bytes.add.u64 [%rd0], 1;
+\tret; // a call to nobody, ld.global.nc
+}
+";
+
+fn rules(text: &str, limits: &Limits) -> Vec<(Rule, usize)> {
+    check(text, limits).into_iter().map(|finding| (finding.rule, finding.line)).collect()
+}
+
+fn with(line: &str) -> String {
+    CLEAN.replace("\tret;", &format!("\t{line}\n\tret;"))
+}
+
+#[test]
+fn code_that_keeps_the_rules_gives_no_finding() {
+    assert_eq!(check(CLEAN, &Limits::default()), []);
+}
+
+#[test]
+fn each_broken_rule_is_found_at_its_line() {
+    for (line, rule) in [
+        ("ld.global.nc.b64 %rd3, [%rd0];", Rule::NonCoherentLoad),
+        ("@%p1 ld.global.L1::no_allocate.nc.v2.u64 {%rd3, %rd4}, [%rd0];", Rule::NonCoherentLoad),
+        ("{ call.uni (r), f, (p); }", Rule::Call),
+        ("$L1: call (r), %rd3, (p), proto;", Rule::Call),
+        ("atom.global.add.u64 %rd3, [%rd0], 1;", Rule::UnscopedAtomic),
+        ("atom.relaxed.add.u64 %rd3, [%rd0], 1;", Rule::UnscopedAtomic),
+        ("red.gpu.global.add.u64 [%rd0], 1;", Rule::UnscopedAtomic),
+        ("mov.u64 %rd3, _RNvNtCs1_4core3fmt5write;", Rule::Formatting),
+        ("mov.u64 %rd3, _RNvNtCs1_4core9panicking5panic;", Rule::Panic),
+    ] {
+        assert_eq!(rules(&with(line), &Limits::default()), [(rule, 11)], "{line}");
+    }
+}
+
+#[test]
+fn panic_messages_are_found_in_the_bytes_that_spell_them() {
+    let bytes: Vec<String> = "src/kernels.rs".bytes().map(|byte| byte.to_string()).collect();
+    let array = format!(".global .align 1 .b8 alloc_1[{}] = {{{}}};", bytes.len(), bytes.join(", "));
+    let text = CLEAN.replace(".visible .entry", &format!("{array}\n.visible .entry"));
+    let findings = check(&text, &Limits::default());
+    assert_eq!(findings.len(), 1);
+    assert_eq!((findings[0].rule, findings[0].line), (Rule::Panic, 3));
+    assert_eq!(findings[0].to_string(), "line 3: panic machinery: src/kernels.rs");
+}
+
+#[test]
+fn a_device_function_is_a_finding_unless_it_is_exported_and_defined() {
+    let defined = format!("{CLEAN}.visible .func f(\n\t.param .b64 p\n)\n{{\n\tret;\n}}\n");
+    assert_eq!(rules(&defined, &Limits::default()), [(Rule::Function, 13)]);
+    assert_eq!(rules(&defined, &Limits::default().export("f")), []);
+    let declared = format!("{CLEAN}.extern .func f\n(\n\t.param .b64 p\n)\n;\n");
+    assert_eq!(rules(&declared, &Limits::default().export("f")), [(Rule::Function, 13)]);
+}
+
+#[test]
+fn text_past_the_limit_is_found_at_the_line_that_passes_it() {
+    assert_eq!(rules(CLEAN, &Limits::default().max_bytes(CLEAN.len())), []);
+    assert_eq!(rules(CLEAN, &Limits::default().max_bytes(20)), [(Rule::Size, 2)]);
+}
+
+#[test]
+fn a_version_that_drivers_may_not_take_or_none_at_all_is_found() {
+    assert_eq!(rules(&CLEAN.replace("8.6", "9.0"), &Limits::default()), []);
+    assert_eq!(rules(&CLEAN.replace("8.6", "9.1"), &Limits::default()), [(Rule::Version, 1)]);
+    assert_eq!(rules("", &Limits::default()), [(Rule::Version, 1)]);
+}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Command lines of the nested cargo, and the environment it may see.
+
+use std::ffi::{OsStr, OsString};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::arch::Arch;
+use crate::toolchain::{TARGET, Toolchain};
+
+/// Separates flags in `CARGO_ENCODED_RUSTFLAGS`; unlike a space it may not occur in a path.
+const FLAG_SEPARATOR: &str = "\u{1f}";
+
+/// What turns Rust into PTX.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// rustc's own LLVM.
+    Llvm,
+    /// rust-cuda's `librustc_codegen_nvvm.so` at this path; the compiler must be the very nightly it was built for.
+    Nvvm(PathBuf),
+}
+
+/// One crate, one architecture: all that the command line depends on.
+#[derive(Clone, Debug)]
+pub(crate) struct Request<'a> {
+    pub(crate) manifest: &'a Path,
+    pub(crate) lib_name: &'a str,
+    pub(crate) features: &'a [String],
+    pub(crate) default_features: bool,
+    pub(crate) target_dir: &'a Path,
+    pub(crate) jobs: Option<&'a str>,
+    pub(crate) arch: Arch,
+}
+
+/// A nested cargo, ready to be run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    pub(crate) program: PathBuf,
+    pub(crate) args: Vec<OsString>,
+    pub(crate) env: Vec<(&'static str, OsString)>,
+    /// Cargo's folder for this target and profile.
+    pub(crate) release: PathBuf,
+    /// Where the PTX appears.
+    pub(crate) ptx: PathBuf,
+    /// Where cargo lists the sources that the PTX was made of.
+    pub(crate) dep_info: PathBuf,
+}
+
+impl Plan {
+    pub(crate) fn new(toolchain: &Toolchain, backend: &Backend, request: &Request<'_>) -> Plan {
+        match backend {
+            Backend::Llvm => Self::llvm(toolchain, request),
+            Backend::Nvvm(library) => Self::nvvm(toolchain, library, request),
+        }
+    }
+
+    fn llvm(toolchain: &Toolchain, request: &Request<'_>) -> Plan {
+        let arch = request.arch;
+        let mut flags = vec![format!("-Ctarget-cpu={arch}")];
+        flags.extend(arch.ptx_feature().map(|feature| format!("-Ctarget-feature={feature}")));
+        // 1.96 may still duplicate calls of convergent functions into both arms of a branch.
+        flags.push("-Zmir-enable-passes=-JumpThreading".to_owned());
+        // A panic is a trap without a message, so that no formatting code reaches the PTX.
+        flags.push("-Zunstable-options".to_owned());
+        flags.push("-Cpanic=immediate-abort".to_owned());
+
+        let release = target_dir(request).join(TARGET).join("release");
+        // The path is an argument of the compiler, so cargo compiles again when it changes. It must differ for
+        // whatever else tells two builds apart: a build that cargo finds fresh does not write the file again.
+        let mut hasher = DefaultHasher::new();
+        (request.manifest, request.features, request.default_features, &flags, &toolchain.version).hash(&mut hasher);
+        let ptx = release.join(format!("{}-{:016x}.s", request.lib_name, hasher.finish()));
+
+        let mut args = common_args(request, "staticlib", "core");
+        let mut emit = OsString::from("--emit=asm=");
+        emit.push(&ptx);
+        args.extend(["--".into(), emit]);
+        // So that a kernel crate need not name the unstable features that `#[kernel]` expands to, and may.
+        args.push("-Zcrate-attr=feature(abi_gpu_kernel,abi_ptx,asm_experimental_arch)".into());
+        args.extend(["-Aduplicate-features".into(), "-Aunused-features".into()]);
+        Plan {
+            program: toolchain.cargo.clone(),
+            args,
+            env: common_env(toolchain, &flags),
+            dep_info: release.join(format!("lib{}.d", request.lib_name)),
+            ptx,
+            release,
+        }
+    }
+
+    fn nvvm(toolchain: &Toolchain, library: &Path, request: &Request<'_>) -> Plan {
+        let flags = [
+            format!("-Zcodegen-backend={}", library.display()),
+            "-Zcrate-attr=feature(register_tool)".to_owned(),
+            "-Zcrate-attr=register_tool(nvvm_internal)".to_owned(),
+            "-Zcrate-attr=no_std".to_owned(),
+            "-Zsaturating_float_casts=false".to_owned(),
+            "-Zunstable-options".to_owned(),
+            "-Cpanic=immediate-abort".to_owned(),
+            // This code generator gives `llvm-args` a meaning of its own: options of libNVVM.
+            format!("-Cllvm-args=-arch={}", request.arch.compute_name()),
+        ];
+        let release = target_dir(request).join(TARGET).join("release");
+        Plan {
+            program: toolchain.cargo.clone(),
+            args: common_args(request, "cdylib", "core,alloc"),
+            env: common_env(toolchain, &flags),
+            // Its linker step writes the whole program as one PTX file under the name of the library.
+            ptx: release.join(format!("{}.ptx", request.lib_name)),
+            dep_info: release.join(format!("{}.d", request.lib_name)),
+            release,
+        }
+    }
+
+    /// The command, with nothing of the outer cargo's environment.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        scrub(&mut command);
+        command.args(&self.args).envs(self.env.iter().map(|(name, value)| (name, value)));
+        command
+    }
+
+    /// The command as a line for a shell, for error messages.
+    pub(crate) fn shell_line(&self) -> String {
+        let env = self.env.iter().map(|(name, value)| match *name {
+            // The same flags in the form that can be typed.
+            "CARGO_ENCODED_RUSTFLAGS" => {
+                format!("RUSTFLAGS={}", quote(value.to_string_lossy().replace(FLAG_SEPARATOR, " ")))
+            }
+            _ => format!("{name}={}", quote(value)),
+        });
+        let args = self.args.iter().map(quote);
+        env.chain([quote(&self.program)]).chain(args).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// One folder for each architecture: cargo keeps one build of `core` a folder, and a change of flags replaces it.
+fn target_dir(request: &Request<'_>) -> PathBuf {
+    request.target_dir.join(request.arch.name())
+}
+
+fn common_args(request: &Request<'_>, crate_type: &str, std: &str) -> Vec<OsString> {
+    let mut args: Vec<OsString> = vec!["rustc".into(), "--manifest-path".into(), request.manifest.into()];
+    args.extend(["--release".into(), "--lib".into(), "--crate-type".into(), crate_type.into()]);
+    args.extend([format!("-Zbuild-std={std}").into(), "--target".into(), TARGET.into()]);
+    args.extend(["--target-dir".into(), target_dir(request).into()]);
+    if !request.default_features {
+        args.push("--no-default-features".into());
+    }
+    if !request.features.is_empty() {
+        args.extend(["--features".into(), request.features.join(",").into()]);
+    }
+    if let Some(jobs) = request.jobs {
+        args.extend(["--jobs".into(), jobs.into()]);
+    }
+    args
+}
+
+fn common_env(toolchain: &Toolchain, flags: &[String]) -> Vec<(&'static str, OsString)> {
+    vec![
+        ("RUSTC", toolchain.rustc.clone().into()),
+        ("RUSTC_BOOTSTRAP", "1".into()),
+        ("CARGO_ENCODED_RUSTFLAGS", flags.join(FLAG_SEPARATOR).into()),
+        ("CARGO_INCREMENTAL", "0".into()),
+        ("CARGO_TERM_COLOR", "never".into()),
+        // The profile comes from here, so that a kernel crate needs none and cannot have a wrong one.
+        ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3".into()),
+        ("CARGO_PROFILE_RELEASE_LTO", "fat".into()),
+        ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1".into()),
+        ("CARGO_PROFILE_RELEASE_DEBUG", "false".into()),
+        ("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "false".into()),
+        ("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "false".into()),
+        // The flags above have the last word; this makes crates of different profiles share one build of `core`.
+        ("CARGO_PROFILE_RELEASE_PANIC", "abort".into()),
+    ]
+}
+
+/// Takes the environment of an outer cargo away from a command.
+///
+/// What a user sets for all of cargo (its home, network and registries) stays.
+pub(crate) fn scrub(command: &mut Command) {
+    for (name, value) in std::env::vars_os() {
+        if name == "LD_LIBRARY_PATH" {
+            // An outer cargo puts its own compiler's libraries here, which another compiler must not load.
+            let kept = std::env::split_paths(&value).filter(|path| !is_of_a_toolchain(path));
+            match std::env::join_paths(kept) {
+                Ok(paths) if !paths.is_empty() => command.env(&name, paths),
+                _ => command.env_remove(&name),
+            };
+        } else if is_of_an_outer_cargo(&name) {
+            command.env_remove(&name);
+        }
+    }
+}
+
+fn is_of_a_toolchain(path: &Path) -> bool {
+    path.components().any(|part| matches!(part.as_os_str().to_str(), Some("toolchains" | "rustlib")))
+}
+
+pub(crate) fn is_of_an_outer_cargo(name: &OsStr) -> bool {
+    const EXACT: [&str; 19] = [
+        "CARGO",
+        "DEBUG",
+        "HOST",
+        "MAKEFLAGS",
+        "MFLAGS",
+        "NUM_JOBS",
+        "OPT_LEVEL",
+        "OUT_DIR",
+        "PROFILE",
+        "RUSTC",
+        "RUSTC_BOOTSTRAP",
+        "RUSTC_LINKER",
+        "RUSTC_WORKSPACE_WRAPPER",
+        "RUSTC_WRAPPER",
+        "RUSTDOC",
+        "RUSTDOCFLAGS",
+        "RUSTFLAGS",
+        "RUSTUP_TOOLCHAIN",
+        "TARGET",
+    ];
+    const KEPT: [&str; 7] = [
+        "CARGO_CACHE_",
+        "CARGO_HOME",
+        "CARGO_HTTP_",
+        "CARGO_NET_",
+        "CARGO_REGISTRIES_",
+        "CARGO_REGISTRY_",
+        "CARGO_SOURCE_",
+    ];
+    let Some(name) = name.to_str() else {
+        return false;
+    };
+    EXACT.contains(&name)
+        || name == "RUST_RECURSION_COUNT"
+        || name.starts_with("DEP_")
+        || name.starts_with("__CARGO")
+        || (name.starts_with("CARGO_") && !KEPT.iter().any(|kept| name.starts_with(kept)))
+}
+
+fn quote(word: impl AsRef<OsStr>) -> String {
+    let word = word.as_ref().to_string_lossy();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=./,+:".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.into_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+#[path = "command_tests.rs"]
+mod tests;

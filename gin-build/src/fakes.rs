@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Made-up programs for the unit tests.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+static RUNNING: Mutex<()> = Mutex::new(());
+
+/// To be held from writing a program to running it.
+///
+/// A process that another thread forks in between would hold the file open for writing, and Linux runs no such file.
+pub(crate) fn one_at_a_time() -> MutexGuard<'static, ()> {
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Writes a shell script that can be run.
+pub(crate) fn program(path: &Path, script: &str) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, format!("#!/bin/sh\n{script}\n")).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+}

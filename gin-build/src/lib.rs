@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Compiles a Rust kernel crate to PTX, from a build script or a test.
+//!
+//! ```no_run
+//! use gin_build::{Arch, KernelBuilder};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let out = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
+//! let built = KernelBuilder::new("../my-kernels").archs([Arch::Sm80, Arch::Sm90, Arch::Sm100]).copy_to(&out).build()?;
+//! built.write_table(&out.join("ptx.rs"))?; // pub static PTX: &[(&str, &str)]
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The kernel crate is an ordinary `no_std` library in any workspace; it needs no profile, no linker and no settings.
+//! A nested cargo compiles it with `core` from source: fat LTO, one codegen unit, `opt-level = 3`, panics that only
+//! trap. It has a target folder of its own for each architecture and sees nothing of the outer cargo's environment, so
+//! that neither waits for the other's lock or takes over its flags.
+//!
+//! # The compiler
+//!
+//! [`Toolchain::find`] looks for one that can build `core` for `nvptx64-nvidia-cuda`, version 1.96 or later. Nightly
+//! is not required: `RUSTC_BOOTSTRAP=1` is set for the nested build alone.
+//!
+//! # Variables
+//!
+//! | variable | meaning |
+//! | --- | --- |
+//! | `GIN_RUSTC`, `GIN_CARGO` | compiler and cargo to take instead of searching; either stands beside the other if only one is given; may be older than 1.96 |
+//! | `GIN_PTXAS` | `ptxas` to check the PTX with |
+//! | `GIN_CODEGEN_BACKEND` | path of rust-cuda's `librustc_codegen_nvvm.so`; `GIN_RUSTC` then has to name the nightly that it was built for |
+//!
+//! # Markers
+//!
+//! rustc has no syntax for launch bounds. A kernel crate asks for them by a comment that its module-level assembly
+//! carries into the PTX, and this crate turns it into `.maxntid` and `.minnctapersm` of the kernel named:
+//!
+//! ```text
+//! core::arch::global_asm!("// gin.launch_bounds KERNEL MAX_THREADS MIN_BLOCKS");
+//! ```
+//!
+//! `MIN_BLOCKS` is 0 when there is no such demand. Shared memory is declared by `global_asm!` too, in any crate, and
+//! read through `cvta.shared`; LLVM passes both on as they are:
+//!
+//! ```text
+//! core::arch::global_asm!(".extern .shared .align 16 .b8 gin_dynamic_shared[];");
+//! core::arch::global_asm!(".shared .align 16 .b8 tile[1024];");
+//! asm!("{{ .reg .u64 t; mov.u64 t, tile; cvta.shared.u64 {0}, t; }}", out(reg64) address, options(nostack, nomem));
+//! ```
+
+#![warn(missing_docs, unreachable_pub)]
+
+mod arch;
+mod check;
+mod command;
+mod error;
+#[cfg(test)]
+mod fakes;
+mod manifest;
+pub mod ptx;
+mod ptxas;
+mod sources;
+mod toolchain;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::thread;
+
+pub use arch::{Arch, MAX_PTX_VERSION, UnknownArch};
+pub use check::{Finding, Limits, Rule, check};
+pub use command::Backend;
+pub use error::{BuildError, INSTALL_COMMANDS, Rejected};
+pub use ptxas::{Assembly, EntryReport, Ptxas, Report, UsePtxas, parse_report};
+pub use toolchain::{TARGET, Toolchain};
+
+use command::{Plan, Request};
+use manifest::Manifest;
+use toolchain::Surroundings;
+
+/// Variables whose change makes a build script run again.
+const VARIABLES: [&str; 4] = ["GIN_RUSTC", "GIN_CARGO", "GIN_PTXAS", "GIN_CODEGEN_BACKEND"];
+
+/// Compiles one kernel crate to PTX.
+#[derive(Clone, Debug)]
+pub struct KernelBuilder {
+    path: PathBuf,
+    archs: Vec<Arch>,
+    features: Vec<String>,
+    default_features: bool,
+    copy_to: Option<PathBuf>,
+    target_dir: Option<PathBuf>,
+    backend: Option<Backend>,
+    ptxas: UsePtxas,
+    quiet: bool,
+}
+
+impl KernelBuilder {
+    /// Starts with the folder of a kernel crate, the one that holds its `Cargo.toml`.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        KernelBuilder {
+            path: path.into(),
+            archs: Vec::new(),
+            features: Vec::new(),
+            default_features: true,
+            copy_to: None,
+            target_dir: None,
+            backend: None,
+            ptxas: UsePtxas::default(),
+            quiet: false,
+        }
+    }
+
+    /// Adds an architecture.
+    #[must_use]
+    pub fn arch(self, arch: Arch) -> Self {
+        self.archs([arch])
+    }
+
+    /// Adds architectures; one that is there already is not compiled twice.
+    #[must_use]
+    pub fn archs(mut self, archs: impl IntoIterator<Item = Arch>) -> Self {
+        for arch in archs {
+            if !self.archs.contains(&arch) {
+                self.archs.push(arch);
+            }
+        }
+        self
+    }
+
+    /// Adds cargo features of the kernel crate.
+    #[must_use]
+    pub fn features<S: Into<String>>(mut self, features: impl IntoIterator<Item = S>) -> Self {
+        self.features.extend(features.into_iter().map(Into::into));
+        self
+    }
+
+    /// Whether the default features of the kernel crate are on; they are unless this says otherwise.
+    #[must_use]
+    pub fn default_features(mut self, on: bool) -> Self {
+        self.default_features = on;
+        self
+    }
+
+    /// Copies the PTX there.
+    ///
+    /// A path that ends in `.ptx` names the file and goes with a single architecture; any other is a folder, which
+    /// gets `CRATE.ARCH.ptx` for each.
+    #[must_use]
+    pub fn copy_to(mut self, path: impl Into<PathBuf>) -> Self {
+        self.copy_to = Some(path.into());
+        self
+    }
+
+    /// Sets the folder of the nested builds.
+    ///
+    /// By default it is `gin-build` in the target folder that `OUT_DIR` lies in, so that all profiles share it, or in
+    /// `OUT_DIR` itself if that cannot be told. Outside build scripts it lies in `CARGO_TARGET_DIR`, in the target folder
+    /// of the workspace, or in `target` of the kernel crate.
+    #[must_use]
+    pub fn target_dir(mut self, path: impl Into<PathBuf>) -> Self {
+        self.target_dir = Some(path.into());
+        self
+    }
+
+    /// Sets the code generator; without this call `GIN_CODEGEN_BACKEND` decides.
+    #[must_use]
+    pub fn backend(mut self, backend: Backend) -> Self {
+        self.backend = Some(backend);
+        self
+    }
+
+    /// Sets whether `ptxas` assembles the result; by default it does when there is one.
+    #[must_use]
+    pub fn ptxas(mut self, ptxas: UsePtxas) -> Self {
+        self.ptxas = ptxas;
+        self
+    }
+
+    /// Prints no `cargo::rerun-if-changed` lines, for a build script that prints its own.
+    #[must_use]
+    pub fn quiet(mut self) -> Self {
+        self.quiet = true;
+        self
+    }
+
+    /// Compiles the crate for every architecture.
+    ///
+    /// In a build script it also prints what the result depends on: the sources of the kernel crate and of its path
+    /// dependencies, their manifests, the lock file, the compiler and the variables above.
+    ///
+    /// # Errors
+    /// [`BuildError`], one variant for each way to fail; no compiler, an error of the kernel crate and a refusal by
+    /// `ptxas` each say what to do or what was said.
+    pub fn build(&self) -> Result<Built, BuildError> {
+        let around = Surroundings::of_this_process();
+        let in_build_script = !self.quiet && around.var("CARGO_CFG_TARGET_ARCH").is_some();
+        if in_build_script {
+            for variable in VARIABLES {
+                println!("cargo::rerun-if-env-changed={variable}");
+            }
+        }
+        if self.archs.is_empty() {
+            return Err(BuildError::NoArch);
+        }
+        let one_file = self.copy_to.as_ref().filter(|path| path.extension().is_some_and(|end| end == "ptx"));
+        if let Some(path) = one_file.filter(|_| self.archs.len() > 1) {
+            return Err(BuildError::OneFileForMany { path: path.clone(), archs: self.archs.len() });
+        }
+        let manifest = Manifest::read(&self.path)?;
+        let toolchain = Toolchain::find_in(&around)?;
+        for &arch in &self.archs {
+            toolchain.require(arch)?;
+        }
+        let backend = self.backend.clone().unwrap_or_else(|| backend_of(&around));
+        let target_dir = self.target_dir.clone().unwrap_or_else(|| default_target_dir(&around, &manifest));
+        let ptxas = self.find_ptxas(&around, &manifest)?;
+
+        let compile = |arch: Arch| {
+            let request = Request {
+                manifest: &manifest.path,
+                lib_name: &manifest.lib_name,
+                features: &self.features,
+                default_features: self.default_features,
+                target_dir: &target_dir,
+                jobs: around.var("NUM_JOBS").and_then(|jobs| jobs.to_str()),
+                arch,
+            };
+            let plan = Plan::new(&toolchain, &backend, &request);
+            self.compile(&plan, arch, &manifest, &ptxas)
+        };
+        let mut modules = Vec::new();
+        let mut sources = Vec::new();
+        for result in in_parallel(&self.archs, compile) {
+            let (module, of_module) = result?;
+            modules.push(module);
+            sources.extend(of_module);
+        }
+        sources.sort();
+        sources.dedup();
+        if in_build_script {
+            for source in sources.iter().chain([&toolchain.rustc]) {
+                println!("cargo::rerun-if-changed={}", source.display());
+            }
+        }
+        Ok(Built { crate_name: manifest.package, modules, sources, toolchain })
+    }
+
+    fn find_ptxas(&self, around: &Surroundings, manifest: &Manifest) -> Result<Result<Ptxas, String>, BuildError> {
+        match self.ptxas {
+            UsePtxas::No => Ok(Err("it was not asked for".to_owned())),
+            UsePtxas::IfFound => Ok(Ptxas::find_in(around, &manifest.dir)),
+            UsePtxas::Required => {
+                Ptxas::find_in(around, &manifest.dir).map(Ok).map_err(|reason| BuildError::NoPtxas { reason })
+            }
+        }
+    }
+
+    fn compile(
+        &self,
+        plan: &Plan,
+        arch: Arch,
+        manifest: &Manifest,
+        ptxas: &Result<Ptxas, String>,
+    ) -> Result<(Module, Vec<PathBuf>), BuildError> {
+        let mut attempts = 0;
+        let (raw, log) = loop {
+            let output = plan.command().output().map_err(BuildError::io("run", &plan.program))?;
+            let log = String::from_utf8_lossy(&output.stderr).into_owned();
+            if !output.status.success() {
+                return Err(BuildError::Compile { arch, command: plan.shell_line(), output: log });
+            }
+            match fs::read_to_string(&plan.ptx) {
+                Ok(raw) => break (raw, log),
+                // Somebody deleted the file and cargo, which does not know of it, found nothing to do.
+                Err(_) if attempts == 0 => sources::forget(&plan.release, &manifest.package)?,
+                Err(_) => {
+                    return Err(BuildError::NoPtx { arch, path: plan.ptx.clone() });
+                }
+            }
+            attempts += 1;
+        };
+        let text = ptx::apply_launch_bounds(&raw).map_err(|error| BuildError::Marker { arch, error })?;
+        let version = ptx::Module::parse(&text).version;
+        if version.is_none_or(|version| version > MAX_PTX_VERSION) {
+            return Err(BuildError::PtxVersion { arch, found: version });
+        }
+
+        let path = self.destination(plan, arch, manifest);
+        if let Some(dir) = path.parent() {
+            fs::create_dir_all(dir).map_err(BuildError::io("create", dir))?;
+        }
+        sources::replace(&path, &text)?;
+        let assembly = match ptxas {
+            Err(reason) => Assembly::NotTried(reason.clone()),
+            Ok(ptxas) => ptxas.assemble(arch, &path, &path.with_extension("cubin"))?,
+        };
+        if let (UsePtxas::Required, Assembly::NotTried(reason)) = (self.ptxas, &assembly) {
+            return Err(BuildError::NoPtxas { reason: reason.clone() });
+        }
+        let mut of_module = sources::of_dep_info(&plan.dep_info)?;
+        of_module.push(manifest.path.clone());
+        of_module.extend(manifest.lock());
+        Ok((Module { arch, path, text, assembly, log }, of_module))
+    }
+
+    fn destination(&self, plan: &Plan, arch: Arch, manifest: &Manifest) -> PathBuf {
+        match &self.copy_to {
+            Some(path) if path.extension().is_some_and(|end| end == "ptx") => path.clone(),
+            Some(dir) => dir.join(format!("{}.{arch}.ptx", manifest.package)),
+            // Beside the compiler's output, under a name that cargo and rustc do not use.
+            None => plan.ptx.with_extension("bounded.ptx"),
+        }
+    }
+}
+
+/// The PTX of one architecture.
+#[derive(Clone, Debug)]
+pub struct Module {
+    /// The architecture.
+    pub arch: Arch,
+    /// The PTX file.
+    pub path: PathBuf,
+    /// Its text.
+    pub text: String,
+    /// What `ptxas` made of it.
+    pub assembly: Assembly,
+    /// What the compiler said, its warnings included.
+    pub log: String,
+}
+
+/// The result of a build.
+#[derive(Clone, Debug)]
+pub struct Built {
+    /// Name of the kernel crate.
+    pub crate_name: String,
+    /// One module for each architecture, in the order they were asked for.
+    pub modules: Vec<Module>,
+    /// Every file that the PTX was made of.
+    pub sources: Vec<PathBuf>,
+    /// The compiler that made it.
+    pub toolchain: Toolchain,
+}
+
+impl Built {
+    /// The module of that architecture.
+    pub fn module(&self, arch: Arch) -> Option<&Module> {
+        self.modules.iter().find(|module| module.arch == arch)
+    }
+
+    /// Writes Rust source that embeds all modules: `pub static PTX: &[(&str, &str)]`, pairs of architecture and text.
+    ///
+    /// # Errors
+    /// [`BuildError::Io`] if the file cannot be written.
+    pub fn write_table(&self, path: &Path) -> Result<(), BuildError> {
+        let mut table = String::from("/// PTX of the kernels: pairs of architecture and text, oldest first.\n");
+        table.push_str("pub static PTX: &[(&str, &str)] = &[\n");
+        let mut modules: Vec<&Module> = self.modules.iter().collect();
+        modules.sort_by_key(|module| module.arch);
+        for module in modules {
+            let file = fs::canonicalize(&module.path).map_err(BuildError::io("find", &module.path))?;
+            table.push_str(&format!("    ({:?}, include_str!({file:?})),\n", module.arch.name()));
+        }
+        table.push_str("];\n");
+        sources::replace(path, &table)
+    }
+}
+
+fn backend_of(around: &Surroundings) -> Backend {
+    around.var("GIN_CODEGEN_BACKEND").map_or(Backend::Llvm, |library| Backend::Nvvm(library.into()))
+}
+
+/// The folder that the nested builds share: `gin-build` in the target folder of whoever asked.
+fn default_target_dir(around: &Surroundings, manifest: &Manifest) -> PathBuf {
+    // Cargo marks a target folder by this file; builds of all profiles lie below it.
+    let is_target = |dir: &&Path| dir.join("CACHEDIR.TAG").is_file();
+    let target = if let Some(out) = around.var("OUT_DIR").map(PathBuf::from) {
+        out.ancestors().find(is_target).map(Path::to_owned).unwrap_or(out)
+    } else if let Some(target) = around.var("CARGO_TARGET_DIR") {
+        PathBuf::from(target)
+    } else {
+        let targets: Vec<PathBuf> = manifest.dir.ancestors().map(|dir| dir.join("target")).collect();
+        let first = || targets[0].clone();
+        targets.iter().map(PathBuf::as_path).find(is_target).map_or_else(first, Path::to_owned)
+    };
+    target.join("gin-build")
+}
+
+/// Runs `work` for each architecture, as many at a time as there are processors.
+///
+/// Most of a first build is `core`, a single crate in a single codegen unit, so one build keeps one processor busy.
+fn in_parallel<T: Send>(archs: &[Arch], work: impl Fn(Arch) -> T + Sync) -> Vec<T> {
+    let processors = thread::available_parallelism().map_or(1, |count| count.get());
+    let queue = Mutex::new(archs.iter().copied().enumerate());
+    let next = || queue.lock().ok()?.next();
+    let mut results: Vec<(usize, T)> = thread::scope(|scope| {
+        let worker = || {
+            let mut done = Vec::new();
+            while let Some((index, arch)) = next() {
+                done.push((index, work(arch)));
+            }
+            done
+        };
+        let workers: Vec<_> = (0..archs.len().min(processors)).map(|_| scope.spawn(worker)).collect();
+        let join = |worker: thread::ScopedJoinHandle<'_, _>| match worker.join() {
+            Ok(done) => done,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        workers.into_iter().flat_map(join).collect()
+    });
+    results.sort_by_key(|(index, _)| *index);
+    results.into_iter().map(|(_, result)| result).collect()
+}

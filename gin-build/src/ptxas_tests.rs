@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::fakes;
+
+const SAID: &str = "\
+ptxas info    : 16 bytes gmem
+ptxas info    : Compiling entry function 'plain' for 'sm_90'
+ptxas info    : Function properties for plain
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 8 registers, used 0 barriers
+ptxas info    : Compile time = 5.817 ms
+ptxas info    : Compiling entry function 'busy' for 'sm_90'
+ptxas info    : Function properties for busy
+    968 bytes stack frame, 1324 bytes spill stores, 1320 bytes spill loads
+ptxas info    : Function properties for helper
+    32 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 255 registers, used 2 barriers, 968 bytes cumulative stack size, 768 bytes smem, 400 bytes cmem[0]
+";
+
+#[test]
+fn the_figures_of_each_kernel_are_read_and_those_of_functions_are_not_mixed_in() {
+    let plain = EntryReport { name: "plain".to_owned(), registers: 8, ..EntryReport::default() };
+    let busy = EntryReport {
+        name: "busy".to_owned(),
+        registers: 255,
+        stack: 968,
+        spill_stores: 1324,
+        spill_loads: 1320,
+        shared: 768,
+        barriers: 2,
+    };
+    assert_eq!(parse_report(SAID), [plain, busy]);
+}
+
+/// A folder with a `ptxas` at `place` that runs `script`.
+fn with_ptxas(place: &str, script: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    fakes::program(&dir.path().join(place).join("ptxas"), script);
+    dir
+}
+
+fn around(name: &str, value: &Path) -> Surroundings {
+    Surroundings { vars: BTreeMap::from([(name.into(), value.into())]), distribution: None }
+}
+
+#[test]
+fn the_tools_of_an_enclosing_project_are_found() {
+    let _alone = fakes::one_at_a_time();
+    let dir = with_ptxas("target/cuda-tools/nvidia/cu13/bin", "");
+    let inner = dir.path().join("a/b");
+    let found = Ptxas::find_in(&Surroundings::default(), &inner).unwrap();
+    assert_eq!(found.path(), dir.path().join("target/cuda-tools/nvidia/cu13/bin/ptxas"));
+}
+
+#[test]
+fn the_path_is_searched() {
+    let _alone = fakes::one_at_a_time();
+    let dir = with_ptxas("bin", "");
+    let bin = dir.path().join("bin");
+    let found = Ptxas::find_in(&around("PATH", &bin), Path::new("/nowhere")).unwrap();
+    assert_eq!(found.path(), bin.join("ptxas"));
+}
+
+#[test]
+fn a_variable_that_names_no_assembler_is_not_passed_over() {
+    let _alone = fakes::one_at_a_time();
+    let dir = with_ptxas("target/cuda-tools/nvidia/cu13/bin", "");
+    let reason = Ptxas::find_in(&around("GIN_PTXAS", Path::new("/nowhere/ptxas")), dir.path()).unwrap_err();
+    assert_eq!(reason, "GIN_PTXAS names /nowhere/ptxas, which is no file");
+}
+
+fn assemble(script: &str) -> Result<Assembly, BuildError> {
+    let _alone = fakes::one_at_a_time();
+    let dir = with_ptxas("bin", script);
+    let ptxas = Ptxas { path: dir.path().join("bin/ptxas") };
+    ptxas.assemble(Arch::Sm100, Path::new("in.ptx"), Path::new("out.cubin"))
+}
+
+#[test]
+fn an_assembler_that_is_too_old_is_told_from_one_that_refuses_the_text() {
+    let old = assemble("echo \"ptxas fatal   : Value 'sm_100' is not defined for option 'gpu-name'\" >&2; exit 255");
+    let Ok(Assembly::NotTried(reason)) = old else { panic!("{old:?}") };
+    assert!(reason.contains("is too old") && reason.contains("sm_100"), "{reason}");
+    let old =
+        assemble("echo 'ptxas a.ptx, line 5; fatal   : Unsupported .version 8.6; current version is 7.8'; exit 1");
+    assert!(matches!(old, Ok(Assembly::NotTried(_))), "{old:?}");
+    let refused = assemble("echo 'ptxas in.ptx, line 9; error : Unknown modifier .acqrel'; exit 255").unwrap_err();
+    let text = refused.to_string();
+    assert!(text.contains("sm_100, in.ptx") && text.contains("line 9; error"), "{text}");
+}

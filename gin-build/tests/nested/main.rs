@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! Builds kernel crates of other workspaces, links one to CUDA C++, and checks the kernels that are shipped.
+//!
+//! Trials that need a compiler for kernels, `ptxas` or `nvcc` report themselves as ignored where there is none.
+
+mod shipped;
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use gin_build::{Arch, Assembly, BuildError, Built, Limits, Module, UsePtxas, check, ptx};
+use libtest_mimic::{Arguments, Failed, Trial};
+use support::{Workspace, builder, contains, ensure, needs_compiler, needs_nvcc, needs_ptxas};
+
+const ARCHS: [Arch; 3] = [Arch::Sm80, Arch::Sm90, Arch::Sm100];
+
+fn main() {
+    let args = Arguments::from_args();
+    support::spoil_environment();
+    support::name_ptxas();
+    let mut trials = shipped::trials();
+    for arch in ARCHS {
+        trials.push(needs_compiler(format!("a_crate_of_another_workspace_becomes_a_module::{arch}"), move || {
+            becomes_a_module(arch)
+        }));
+        trials.push(needs_compiler(format!("launch_bounds_reach_their_kernel_alone::{arch}"), move || {
+            launch_bounds(bare(arch)?)
+        }));
+        trials.push(needs_compiler(format!("shared_memory_of_any_crate_survives::{arch}"), move || {
+            shared_memory(bare(arch)?)
+        }));
+        trials.push(needs_compiler(format!("a_panic_leaves_neither_message_nor_function::{arch}"), move || {
+            let findings = check(&bare(arch)?.text, &Limits::default().export("bare_add"));
+            ensure(findings.is_empty(), format!("{findings:#?}"))
+        }));
+        trials.push(needs_ptxas(format!("ptxas_takes_the_module_without_stack_or_spills::{arch}"), move || {
+            assembled(bare(arch)?)
+        }));
+        trials.push(needs_compiler(format!("a_crate_that_uses_gin_needs_no_settings::{arch}"), move || {
+            users_crate(arch)
+        }));
+    }
+    trials.extend([
+        needs_compiler("sources_and_manifests_of_the_crate_and_its_path_dependencies_are_listed", sources),
+        needs_compiler("a_second_build_changes_no_file_and_a_change_of_source_is_seen", rebuilds),
+        needs_compiler("features_give_another_module_beside_the_first", features),
+        needs_compiler("ptx_goes_where_copy_to_says_and_the_table_embeds_it", copies),
+        needs_compiler("an_error_in_a_kernel_is_reported_in_the_compilers_words", broken_kernel),
+        needs_compiler("a_marker_for_no_kernel_is_refused", broken_marker),
+        needs_ptxas("invalid_assembly_is_refused_by_ptxas_in_its_words", broken_assembly),
+        needs_nvcc("a_device_function_links_into_a_cuda_program", links),
+        needs_nvcc("a_cuda_program_without_our_object_does_not_link", does_not_link),
+    ]);
+    trials.extend([
+        Trial::test("a_folder_without_a_crate_is_refused", || {
+            let built = builder(Path::new("/nowhere")).arch(Arch::Sm90).build();
+            ensure(matches!(built, Err(BuildError::NoManifest { .. })), format!("{built:?}"))
+        }),
+        Trial::test("a_build_for_no_architecture_is_refused", || {
+            let built = builder(Path::new("/nowhere")).build();
+            ensure(matches!(built, Err(BuildError::NoArch)), format!("{built:?}"))
+        }),
+        Trial::test("one_file_for_two_architectures_is_refused", || {
+            let built = builder(Path::new("/nowhere")).archs(ARCHS).copy_to("/nowhere/a.ptx").build();
+            ensure(matches!(built, Err(BuildError::OneFileForMany { archs: 3, .. })), format!("{built:?}"))
+        }),
+    ]);
+    libtest_mimic::run(&args, trials).exit();
+}
+
+/// The crate without gin, built once for all trials.
+fn bare_built() -> Result<&'static Built, Failed> {
+    static BUILT: OnceLock<Result<Built, String>> = OnceLock::new();
+    let build = || {
+        let workspace = Workspace::new("bare-shared");
+        builder(&workspace.bare()).archs(ARCHS).build().map_err(|error| error.to_string())
+    };
+    BUILT.get_or_init(build).as_ref().map_err(|error| error.into())
+}
+
+fn bare(arch: Arch) -> Result<&'static Module, Failed> {
+    bare_built()?.module(arch).ok_or_else(|| format!("there is no module for {arch}").into())
+}
+
+fn becomes_a_module(arch: Arch) -> Result<(), Failed> {
+    let module = bare(arch)?;
+    let read = ptx::Module::parse(&module.text);
+    let version = if arch == Arch::Sm80 { (8, 2) } else { (8, 6) };
+    ensure(read.version == Some(version), format!("PTX version {:?}, not {version:?}", read.version))?;
+    ensure(read.target.as_deref() == Some(arch.name()), format!("target {:?}", read.target))?;
+    let mut names: Vec<&str> = read.entries.iter().map(|entry| entry.name.as_str()).collect();
+    names.sort_unstable();
+    ensure(names == ["plain", "scale"], format!("{names:?}"))?;
+    let on_disk = fs::read_to_string(&module.path)?;
+    ensure(on_disk == module.text, "the file holds a different text".to_owned())
+}
+
+fn launch_bounds(module: &Module) -> Result<(), Failed> {
+    let read = ptx::Module::parse(&module.text);
+    let bounds = |name| read.entry(name).and_then(|entry| entry.launch_bounds);
+    let expected = ptx::LaunchBounds { max_threads: 256, min_blocks: 2 };
+    ensure(bounds("scale") == Some(expected), format!("scale: {:?}", bounds("scale")))?;
+    ensure(bounds("plain").is_none(), format!("plain: {:?}", bounds("plain")))
+}
+
+fn shared_memory(module: &Module) -> Result<(), Failed> {
+    let read = ptx::Module::parse(&module.text);
+    for (name, bytes) in [("helper_dynamic", None), ("helper_static", Some(256)), ("bare_static", Some(512))] {
+        let found = read.shared(name).map(|shared| shared.bytes);
+        ensure(found == Some(bytes), format!("{name}: {found:?}"))?;
+    }
+    Ok(())
+}
+
+fn assembled(module: &Module) -> Result<(), Failed> {
+    let Assembly::Done(report) = &module.assembly else {
+        return Err(format!("{:?}", module.assembly).into());
+    };
+    let scale = report.entry("scale").ok_or("no figures for `scale`")?;
+    ensure(scale.shared == 256 + 512, format!("{scale:?}"))?;
+    // Two blocks of 256 threads leave 128 registers each.
+    ensure((1..=128).contains(&scale.registers), format!("{scale:?}"))?;
+    for entry in &report.entries {
+        ensure(entry.stack + entry.spill_stores + entry.spill_loads == 0, format!("{entry:?}"))?;
+    }
+    let cubin = fs::read(&report.cubin)?;
+    ensure(cubin.starts_with(b"\x7fELF"), "the cubin is no ELF file".to_owned())
+}
+
+fn users_crate(arch: Arch) -> Result<(), Failed> {
+    static BUILT: OnceLock<Result<Built, String>> = OnceLock::new();
+    let build = || {
+        let workspace = Workspace::new("user");
+        builder(&workspace.user()).archs(ARCHS).build().map_err(|error| error.to_string())
+    };
+    let built = BUILT.get_or_init(build).as_ref()?;
+    let module = built.module(arch).ok_or("no module")?;
+    let read = ptx::Module::parse(&module.text);
+    let entry = read.entry("pass_on").ok_or("no kernel `pass_on`")?;
+    let expected = ptx::LaunchBounds { max_threads: 128, min_blocks: 4 };
+    ensure(entry.launch_bounds == Some(expected), format!("{entry:?}"))?;
+    let scratch = read.shared.iter().find(|shared| shared.name.contains("SCRATCH"));
+    ensure(scratch.is_some_and(|shared| shared.bytes == Some(128)), format!("{:?}", read.shared))?;
+    let findings = check(&module.text, &Limits::default());
+    ensure(findings.is_empty(), format!("{findings:#?}"))
+}
+
+fn sources() -> Result<(), Failed> {
+    let built = bare_built()?;
+    let listed = |end: &str| built.sources.iter().any(|source| source.ends_with(end));
+    for end in ["bare/src/lib.rs", "bare/Cargo.toml", "bare/Cargo.lock", "helper/src/lib.rs", "helper/Cargo.toml"] {
+        ensure(listed(end), format!("{end} is not in {:#?}", built.sources))?;
+    }
+    Ok(())
+}
+
+fn rebuilds() -> Result<(), Failed> {
+    let workspace = Workspace::new("rebuilds");
+    let build = || builder(&workspace.bare()).arch(Arch::Sm90).build();
+    let first = build()?;
+    let path = &first.modules[0].path;
+    let written = fs::metadata(path)?.modified()?;
+    let second = build()?;
+    ensure(second.modules[0].text == first.modules[0].text, "another text".to_owned())?;
+    ensure(fs::metadata(path)?.modified()? == written, "the file was written again".to_owned())?;
+
+    workspace.edit("bare/src/lib.rs", "values[3] = 2;", "values[3] = 77;");
+    let third = build()?;
+    ensure(third.modules[0].text.contains("77;"), third.modules[0].text.clone())?;
+
+    // What cargo knows nothing of may get lost.
+    fs::remove_file(path)?;
+    fs::remove_file(path.with_extension("").with_extension("s"))?;
+    let fourth = build()?;
+    ensure(fourth.modules[0].text == third.modules[0].text, "another text".to_owned())
+}
+
+fn features() -> Result<(), Failed> {
+    let workspace = Workspace::new("features");
+    let build = |features: &[&str]| builder(&workspace.bare()).arch(Arch::Sm90).features(features.to_vec()).build();
+    let has_more = |built: &Built| ptx::Module::parse(&built.modules[0].text).entry("more").is_some();
+    let (without, with, again) = (build(&[])?, build(&["more"])?, build(&[])?);
+    ensure(!has_more(&without) && has_more(&with), "the feature did not reach the crate".to_owned())?;
+    ensure(!has_more(&again), "the module with the feature was taken for the one without".to_owned())
+}
+
+fn copies() -> Result<(), Failed> {
+    let workspace = Workspace::new("copies");
+    let out = workspace.path().join("out");
+    let build = |to: &Path| builder(&workspace.bare()).ptxas(UsePtxas::No).copy_to(to);
+    let built = build(&out).archs([Arch::Sm100, Arch::Sm90]).build()?;
+    for arch in ["sm_90", "sm_100"] {
+        let text = fs::read_to_string(out.join(format!("bare.{arch}.ptx")))?;
+        contains(&text, &format!(".target {arch}\n"))?;
+    }
+    built.write_table(&out.join("ptx.rs"))?;
+    let table = fs::read_to_string(out.join("ptx.rs"))?;
+    contains(&table, "pub static PTX: &[(&str, &str)] = &[\n    (\"sm_90\", include_str!(\"")?;
+    contains(&table, "bare.sm_100.ptx\")),\n];\n")?;
+
+    let file = out.join("one.ptx");
+    build(&file).arch(Arch::Sm90).build()?;
+    contains(&fs::read_to_string(file)?, ".maxntid 256, 1, 1")
+}
+
+fn broken_kernel() -> Result<(), Failed> {
+    let workspace = Workspace::new("broken-kernel");
+    workspace.edit("bare/src/lib.rs", "values[3] = 2;", "values[3] = \"two\";");
+    let Err(error @ BuildError::Compile { .. }) = builder(&workspace.bare()).arch(Arch::Sm90).build() else {
+        return Err("it was not refused".into());
+    };
+    let text = error.to_string();
+    contains(&text, "compiling the kernels for sm_90 failed")?;
+    contains(&text, "RUSTFLAGS='-Ctarget-cpu=sm_90 ")?;
+    contains(&text, "mismatched types")?;
+    contains(&text, "src/lib.rs:")
+}
+
+fn broken_marker() -> Result<(), Failed> {
+    let workspace = Workspace::new("broken-marker");
+    workspace.edit("bare/src/lib.rs", "gin.launch_bounds scale", "gin.launch_bounds scael");
+    let built = builder(&workspace.bare()).arch(Arch::Sm90).build();
+    let Err(error @ BuildError::Marker { .. }) = built else {
+        return Err(format!("{built:?}").into());
+    };
+    contains(&error.to_string(), "`// gin.launch_bounds scael 256 2`: the module has no kernel of that name")
+}
+
+fn broken_assembly() -> Result<(), Failed> {
+    let workspace = Workspace::new("broken-assembly");
+    workspace.edit(
+        "helper/src/lib.rs",
+        "cvta.shared.u64 {0}, t; }}\", out(reg64) address,",
+        "cvta.shard.u64 {0}, t; }}\", out(reg64) address,",
+    );
+    let built = builder(&workspace.bare()).arch(Arch::Sm90).build();
+    let Err(error @ BuildError::Assemble { .. }) = built else {
+        return Err(format!("{built:?}").into());
+    };
+    contains(&error.to_string(), ".shard")
+}
+
+fn links() -> Result<(), Failed> {
+    let workspace = Workspace::new("links");
+    let program = support::link(workspace.path(), Some(&bare(Arch::Sm90)?.path))?;
+    let sass = support::disassemble(&program)?;
+    contains(&sass, "Function : bare_add")?;
+    // The kernel that nvcc compiled is in the same image and calls it.
+    contains(&sass, "Function : _Z4callPm")
+}
+
+fn does_not_link() -> Result<(), Failed> {
+    let workspace = Workspace::new("does-not-link");
+    match support::link(workspace.path(), None) {
+        Ok(_) => Err("it was linked".into()),
+        Err(error) => contains(error.message().unwrap_or_default(), "bare_add"),
+    }
+}

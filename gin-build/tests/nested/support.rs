@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+
+//! What the tests of nested builds share: crates written to disk, trials that can be ignored, the CUDA tools.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use gin_build::{KernelBuilder, Ptxas, Toolchain};
+use libtest_mimic::{Completion, Failed, Trial};
+
+/// This crate's folder.
+pub(crate) const HERE: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Sets what an outer cargo may set, all of it wrong, so that every build here shows that none of it is passed on.
+pub(crate) fn spoil_environment() {
+    for (name, value) in [
+        ("RUSTFLAGS", "--no-such-flag"),
+        ("CARGO_ENCODED_RUSTFLAGS", "--no-such-flag"),
+        ("RUSTC", "/nowhere/rustc"),
+        ("RUSTC_WRAPPER", "/nowhere/wrapper"),
+        ("RUSTUP_TOOLCHAIN", "no-such-toolchain"),
+        ("CARGO_TARGET_DIR", "/nowhere/target"),
+        ("CARGO_BUILD_TARGET", "no-such-target"),
+        ("CARGO_PROFILE_RELEASE_LTO", "no-such-kind"),
+        ("CARGO_MAKEFLAGS", "--jobserver-auth=98,99"),
+    ] {
+        // SAFETY: called first in `main`, before there is a second thread.
+        unsafe { std::env::set_var(name, value) };
+    }
+}
+
+/// Names this project's `ptxas`: the crates built here lie wherever cargo's target folder does.
+pub(crate) fn name_ptxas() {
+    if let Ok(ptxas) = Ptxas::find(Path::new(HERE)) {
+        // SAFETY: called in `main`, before there is a second thread.
+        unsafe { std::env::set_var("GIN_PTXAS", ptxas.path()) };
+    }
+}
+
+/// A builder whose nested builds share their `core` with those of this project's build script.
+pub(crate) fn builder(path: &Path) -> KernelBuilder {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().map(|target| target.join("gin-build"));
+    let builder = KernelBuilder::new(path);
+    match target {
+        Some(target) => builder.target_dir(target),
+        None => builder,
+    }
+}
+
+/// A workspace outside this project, with crates out of `tests/crates`.
+///
+/// It lies in cargo's folder for temporary files under a fixed name, so that a second run finds its builds again.
+pub(crate) struct Workspace {
+    dir: PathBuf,
+}
+
+impl Workspace {
+    pub(crate) fn new(name: &str) -> Workspace {
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        let workspace = Workspace { dir };
+        for name in ["bare", "helper", "user"] {
+            workspace.add(name);
+        }
+        workspace
+    }
+
+    fn add(&self, name: &str) {
+        let from = Path::new(HERE).join("tests/crates").join(name);
+        let root = Path::new(HERE).parent().expect("the crate lies in the project");
+        let manifest = read(&from.join("Cargo.toml.in")).replace("GIN/", &format!("{}/", root.display()));
+        write(&self.dir.join(name).join("Cargo.toml"), &manifest);
+        write(&self.dir.join(name).join("src/lib.rs"), &read(&from.join("src/lib.rs")));
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(crate) fn bare(&self) -> PathBuf {
+        self.dir.join("bare")
+    }
+
+    pub(crate) fn user(&self) -> PathBuf {
+        self.dir.join("user")
+    }
+
+    /// Replaces text that must be there.
+    pub(crate) fn edit(&self, file: &str, from: &str, to: &str) {
+        let path = self.dir.join(file);
+        let text = read(&path);
+        assert!(text.contains(from), "{from} is not in {}", path.display());
+        write(&path, &text.replace(from, to));
+    }
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// Leaves a file that has the text already alone, so that cargo does not take it for changed.
+fn write(path: &Path, text: &str) {
+    if fs::read_to_string(path).is_ok_and(|old| old == text) {
+        return;
+    }
+    let parent = path.parent().expect("a file lies in a folder");
+    fs::create_dir_all(parent).and_then(|()| fs::write(path, text)).unwrap_or_else(|error| panic!("{error}"));
+}
+
+pub(crate) fn ensure(holds: bool, otherwise: String) -> Result<(), Failed> {
+    if holds { Ok(()) } else { Err(otherwise.into()) }
+}
+
+pub(crate) fn contains(text: &str, part: &str) -> Result<(), Failed> {
+    ensure(text.contains(part), format!("`{part}` is not in:\n{text}"))
+}
+
+type Missing = fn() -> Option<String>;
+
+fn needs(
+    name: impl Into<String>,
+    missing: &'static [Missing],
+    run: impl FnOnce() -> Result<(), Failed> + Send + 'static,
+) -> Trial {
+    Trial::ignorable_test(name, move || match missing.iter().find_map(|missing| missing()) {
+        Some(reason) => Ok(Completion::ignored_with(reason)),
+        None => run().map(|()| Completion::Completed),
+    })
+}
+
+pub(crate) fn needs_compiler(
+    name: impl Into<String>,
+    run: impl FnOnce() -> Result<(), Failed> + Send + 'static,
+) -> Trial {
+    needs(name, &[no_compiler], run)
+}
+
+pub(crate) fn needs_ptxas(name: impl Into<String>, run: impl FnOnce() -> Result<(), Failed> + Send + 'static) -> Trial {
+    needs(name, &[no_compiler, no_ptxas], run)
+}
+
+pub(crate) fn needs_nvcc(name: impl Into<String>, run: impl FnOnce() -> Result<(), Failed> + Send + 'static) -> Trial {
+    needs(name, &[no_compiler, no_nvcc], run)
+}
+
+fn no_compiler() -> Option<String> {
+    static REASON: OnceLock<Option<String>> = OnceLock::new();
+    let find = || Toolchain::find().err().map(|error| error.to_string().replace('\n', " "));
+    REASON.get_or_init(find).clone()
+}
+
+fn no_ptxas() -> Option<String> {
+    Ptxas::find(Path::new(HERE)).err()
+}
+
+fn no_nvcc() -> Option<String> {
+    Cuda::find().err()
+}
+
+/// The CUDA tools of this project.
+struct Cuda {
+    root: PathBuf,
+}
+
+impl Cuda {
+    fn find() -> Result<Cuda, String> {
+        let root = Path::new(HERE).join("../target/cuda-tools/nvidia/cu13");
+        let nvcc = root.join("bin/nvcc");
+        if nvcc.is_file() { Ok(Cuda { root }) } else { Err(format!("there is no {}", nvcc.display())) }
+    }
+
+    fn run(&self, tool: &str, args: &[&str]) -> Result<String, Failed> {
+        let output = Command::new(self.root.join("bin").join(tool)).args(args).output()?;
+        let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        if output.status.success() { Ok(said) } else { Err(format!("{tool} {}:\n{said}", args.join(" ")).into()) }
+    }
+}
+
+/// Links `tests/link/main.cu`, and the device code of a PTX file if there is one, to a program.
+pub(crate) fn link(dir: &Path, ptx: Option<&Path>) -> Result<PathBuf, Failed> {
+    let cuda = Cuda::find()?;
+    let source = Path::new(HERE).join("tests/link/main.cu");
+    let (caller, device, program) = (dir.join("main.o"), dir.join("device.o"), dir.join("program"));
+    let _ = fs::remove_file(&program);
+    let common = ["-arch=sm_90", "-rdc=true"];
+    let nvcc = |args: &[&str]| cuda.run("nvcc", &[&common[..], args].concat());
+    nvcc(&["-std=c++17", "-dc", text(&source)?, "-o", text(&caller)?])?;
+    let mut objects = vec![text(&caller)?];
+    if let Some(ptx) = ptx {
+        // A relocatable object: assembled, and wrapped so that the host linker carries it along.
+        nvcc(&["-dc", text(ptx)?, "-o", text(&device)?])?;
+        objects.push(text(&device)?);
+    }
+    let library = format!("-L{}", cuda.root.join("lib").display());
+    nvcc(&[&objects[..], &[&library, "-o", text(&program)?]].concat())?;
+    ensure(program.is_file(), "nvcc left no program".to_owned())?;
+    Ok(program)
+}
+
+pub(crate) fn disassemble(program: &Path) -> Result<String, Failed> {
+    Cuda::find()?.run("cuobjdump", &["-sass", text(program)?])
+}
+
+fn text(path: &Path) -> Result<&str, Failed> {
+    path.to_str().ok_or_else(|| format!("{} is not UTF-8", path.display()).into())
+}

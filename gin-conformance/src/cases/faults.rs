@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Nothing hangs: deadlines, abort and faults end every wait, for all threads of a group alike.
+
+use super::{List, Verdict};
+use crate::host::{Failure, How, Net, Setup};
+use crate::op::{Code, Op};
+use crate::scenario::{CoopKind, Outcome, Scenario, fault};
+use gin_abi::FaultKind;
+use std::format;
+use std::string::String;
+use std::vec;
+use std::vec::Vec;
+
+pub(super) fn add(list: &mut List) {
+    list.per_coop("every_wait_ends_at_its_deadline_and_work_goes_on", deadlines);
+    list.per_coop("abort_ends_every_wait_on_every_rank", abort);
+    list.per_coop("a_fault_reported_by_a_kernel_ends_every_wait_on_every_rank", reported);
+    list.per_coop("a_failed_request_ends_every_wait_and_counts_nothing", failed);
+    list.case("a_deadline_before_a_claim_leaves_the_queue_usable", before_claim);
+    list.case("a_deadline_after_a_claim_gives_the_fault_to_everybody", after_claim);
+    list.case("a_full_queue_waits_and_loses_nothing", full);
+    list.case("abort_ends_waits_for_room_in_the_queue", abort_full);
+    list.case("faults_of_every_kind_of_request_reach_the_host", kinds);
+}
+
+/// Every call that can wait.
+fn waits() -> Vec<Op> {
+    let signal = 6;
+    vec![
+        Op::wait_signal(signal, 1),
+        Op::wait_signal(signal, 3).bits(16),
+        Op::wait_counter(5, 1),
+        Op { signal, value: 1, ..Op::new(Code::FollowShadow) },
+        Op::wait_signal(0, 1).at_address(2, 16),
+        Op::barrier(),
+    ]
+}
+
+fn with_signals(ranks: u32) -> Scenario {
+    let spec = crate::scenario::WindowSpec { bytes: vec![64; ranks as usize], signals: true, offset: 0 };
+    Scenario::new(ranks).window(2, spec)
+}
+
+fn deadlines(setup: &Setup, coop: CoopKind) -> Verdict {
+    let waits = waits();
+    let mut program: Vec<Op> = waits.iter().map(|op| op.deadline_us(8)).collect();
+    program.extend([Op::put(1, 16).signal(0), Op::flush()]);
+    let scenario = with_signals(2).coop(coop).on(0, program).on(1, vec![Op::wait_signal(0, 1)]);
+    let outcome = setup.run(&scenario)?;
+    outcome.check_agreement(&scenario)?;
+    for index in 0..waits.len() {
+        outcome.check_fault(&scenario, 0, 0, index, FaultKind::Timeout)?;
+    }
+    for (rank, index) in [(0, waits.len()), (0, waits.len() + 1), (1, 0)] {
+        outcome.check_value(&scenario, rank, 0, index, 0)?;
+    }
+    Ok(())
+}
+
+/// All operations from `first` on ended with a fault of one of these kinds, alike in all threads of their group.
+fn all_ended(
+    outcome: &Outcome,
+    scenario: &Scenario,
+    rank: u32,
+    group: u32,
+    first: usize,
+    kinds: &[FaultKind],
+) -> Verdict {
+    outcome.check_agreement(scenario)?;
+    for index in first..scenario.program(rank, group).len() {
+        outcome.each(scenario, rank, group, index, |entry| match fault(entry) {
+            Some(fault) if kinds.contains(&fault.kind) => Ok(()),
+            _ => Err(format!("one of {kinds:?} expected")),
+        })?;
+    }
+    Ok(())
+}
+
+/// Waits without deadline; each leaves by the abort, one after the other.
+fn abort(setup: &Setup, coop: CoopKind) -> Verdict {
+    let mut waits = waits();
+    // A barrier that was entered before the abort is broken afterwards; here it is entered after.
+    waits.extend([Op::put(1, 8), Op::new(Code::Fault)]);
+    let scenario = with_signals(3).coop(coop).all(|_| waits.clone()).during(|control| {
+        if control.rank == 2 {
+            gin_host::rt::wait_until({
+                let start = gin_host::rt::clock_ns();
+                move || gin_host::rt::clock_ns() - start > 100_000
+            });
+            // Refused only if the communicator is gone, which the logs will show.
+            let _ = control.comm.abort();
+        }
+    });
+    let outcome = setup.run(&scenario)?;
+    for rank in 0..3 {
+        for index in [0, 1, 2, 3, 4, 5, 7] {
+            outcome.check_fault(&scenario, rank, 0, index, FaultKind::Aborted)?;
+        }
+    }
+    outcome.check_agreement(&scenario)?;
+    match outcome.faults[0] {
+        Some((2, fault)) if fault.kind == FaultKind::Aborted => Ok(()),
+        other => Err(format!("the host of rank 0 should know that rank 2 aborted, and knows {other:?}")),
+    }
+}
+
+fn reported(setup: &Setup, coop: CoopKind) -> Verdict {
+    let mut reporter = vec![Op::pause(50_000), Op { value: 4711, ..Op::new(Code::Report) }];
+    reporter.extend(waits());
+    let scenario = with_signals(3).coop(coop).on(0, waits()).on(1, reporter).on(2, waits());
+    let outcome = setup.run(&scenario)?;
+    let elsewhere = [FaultKind::Reported, FaultKind::Elsewhere];
+    all_ended(&outcome, &scenario, 0, 0, 0, &elsewhere)?;
+    all_ended(&outcome, &scenario, 1, 0, 2, &[FaultKind::Reported])?;
+    all_ended(&outcome, &scenario, 2, 0, 0, &elsewhere)?;
+    match outcome.faults[2] {
+        Some((1, fault)) if fault.kind == FaultKind::Reported && fault.seen == 4711 => Ok(()),
+        other => Err(format!("the host of rank 2 should know what rank 1 reported, and knows {other:?}")),
+    }
+}
+
+fn failed(setup: &Setup, coop: CoopKind) -> Verdict {
+    let setup = setup.with_network(Net::Fail(Failure { from: 0, number: 3, how: How::Error }));
+    let put = Op::put(1, 32).signal(0).counter(0);
+    let scenario = with_signals(2)
+        .coop(coop)
+        .on(0, vec![put, put, put, put, Op::flush(), Op::wait_counter(0, 4), Op::read_counter(0)])
+        .on(1, vec![Op::wait_signal(0, 4), Op::read_signal(0)]);
+    let outcome = setup.run(&scenario)?;
+    outcome.check_agreement(&scenario)?;
+    outcome.check_fault(&scenario, 0, 0, 4, FaultKind::Network)?;
+    outcome.check_fault(&scenario, 0, 0, 5, FaultKind::Network)?;
+    outcome.each(
+        &scenario,
+        0,
+        0,
+        6,
+        |entry| if entry.value <= 3 { Ok(()) } else { Err("at most 3 counted".into()) },
+    )?;
+    let kinds = [FaultKind::Network, FaultKind::Elsewhere];
+    outcome.each(&scenario, 1, 0, 0, |entry| match fault(entry) {
+        Some(fault) if kinds.contains(&fault.kind) => Ok(()),
+        _ => Err(format!("one of {kinds:?} expected")),
+    })?;
+    outcome.each(&scenario, 1, 0, 1, |entry| if entry.value <= 3 { Ok(()) } else { Err("at most 3 raised".into()) })?;
+    match outcome.faults[1] {
+        Some((0, fault)) if fault.kind == FaultKind::Network && fault.peer == 1 && fault.context == 0 => Ok(()),
+        other => {
+            Err(format!("the host of rank 1 should know of rank 0's network, context 0, rank 1; it knows {other:?}"))
+        }
+    }
+}
+
+/// A proxy that keeps one request to a peer, and a network that takes long: the queue of depth 2 fills.
+fn slow(setup: &Setup) -> Setup {
+    setup.with_network(Net::SlowPeer { rank: 1, ns: setup.scaled(3_000_000) })
+}
+
+fn small(ranks: u32) -> Scenario {
+    Scenario::new(ranks).require(|requirements| {
+        requirements.queue_depth = 2;
+        requirements.max_outstanding_per_peer = 1;
+    })
+}
+
+fn before_claim(setup: &Setup) -> Verdict {
+    let setup = slow(setup);
+    for coop in [CoopKind::Thread, CoopKind::Warp, CoopKind::Block] {
+        let put = |slot: u64| Op::put_value(1, 8, slot + 1).to(1, 8 * slot).signal(0);
+        let scenario = small(2)
+            .coop(coop)
+            .on(
+                0,
+                vec![
+                    put(0),
+                    put(1),
+                    put(2),
+                    put(3),
+                    put(4).deadline_us(20),
+                    put(5).deadline_us(20),
+                    Op::flush(),
+                    put(6).deadline_us(1_000_000),
+                    Op::flush(),
+                ],
+            )
+            .on(1, vec![Op::wait_signal(0, 5), Op::read_signal(0)]);
+        let outcome = setup.run(&scenario)?;
+        outcome.check_agreement(&scenario)?;
+        for index in [4, 5] {
+            outcome.check_fault(&scenario, 0, 0, index, FaultKind::Timeout)?;
+        }
+        for index in [0, 1, 2, 3, 6, 7, 8] {
+            outcome.check_value(&scenario, 0, 0, index, 0)?;
+        }
+        outcome.check_value(&scenario, 1, 0, 1, 5)?;
+        let expected = [1u64, 2, 3, 4, 0, 0, 7];
+        super::expect_bytes(&outcome, 1, 1, 0, expected.into_iter().flat_map(u64::to_le_bytes))?;
+    }
+    Ok(())
+}
+
+/// Many threads see room at once and claim: some of them claim a slot that is not free in time. Whether they do hangs on
+/// the schedule, so a few are tried.
+fn after_claim(setup: &Setup) -> Verdict {
+    let mut seen = false;
+    for attempt in 0..16 {
+        let mut setup = setup.with_network(Net::SlowPeer { rank: 1, ns: super::completion::FOREVER });
+        setup.seed = setup.seed.map(|seed| seed.wrapping_add(attempt));
+        seen |= race_for_room(&setup)?;
+        // On a real clock there may be no schedule that shows it.
+        if seen || setup.seed.is_none() {
+            return Ok(());
+        }
+    }
+    Err("no post gave up after its claim".into())
+}
+
+/// Whether a queue broke; then everybody was told.
+fn race_for_room(setup: &Setup) -> Result<bool, String> {
+    let threads = 32;
+    let mut scenario = small(2).shape(1, threads);
+    for thread in 0..threads {
+        let put = Op::put_value(1, 8, 1).to(1, 8 * u64::from(thread)).deadline_us(100);
+        let end = if thread == 0 { Op::report(9) } else { Op::nop() };
+        scenario = scenario.on_group(0, thread, vec![put, put, Op::block_sync(), end, Op::wait_signal(0, 1)]);
+    }
+    let scenario = scenario.on(1, vec![Op::wait_signal(0, 1)]);
+    let outcome = setup.run(&scenario)?;
+    let kinds = |thread| (0..2).map(move |index| (thread, index));
+    let posts: Vec<_> =
+        (0..threads).flat_map(kinds).map(|(thread, index)| outcome.entry(&scenario, 0, thread, index)).collect();
+    let broken = posts.iter().any(|entry| fault(entry).is_some_and(|fault| fault.kind == FaultKind::QueueBroken));
+    // What was reported first stays.
+    let kind = if broken { FaultKind::QueueBroken } else { FaultKind::Reported };
+    for thread in 0..threads {
+        outcome.check_fault(&scenario, 0, thread, 4, kind)?;
+    }
+    outcome.check_fault(&scenario, 1, 0, 0, FaultKind::Elsewhere)?;
+    match outcome.faults[1] {
+        Some((0, fault)) if fault.kind == kind => Ok(broken),
+        other => Err(format!("the host of rank 1 should know of {kind:?} on rank 0; it knows {other:?}")),
+    }
+}
+
+fn full(setup: &Setup) -> Verdict {
+    let setup = setup.with_network(Net::SlowPeer { rank: 1, ns: 20_000 });
+    let mut program: Vec<Op> = (0..20).map(|slot| Op::put_value(1, 8, slot + 1).to(1, 8 * slot).signal(0)).collect();
+    program.push(Op::flush());
+    let scenario = small(2).on(0, program).on(1, vec![Op::wait_signal(0, 20)]);
+    let outcome = super::run_ok(&setup, &scenario)?;
+    super::expect_bytes(&outcome, 1, 1, 0, (1..21u64).flat_map(u64::to_le_bytes))
+}
+
+fn abort_full(setup: &Setup) -> Verdict {
+    let setup = setup.with_network(Net::SlowPeer { rank: 1, ns: 10_000_000_000 });
+    let program: Vec<Op> = (0..8).map(|slot| Op::put_value(1, 8, 1).to(1, 8 * slot)).collect();
+    let scenario = small(2).on(0, program).during(|control| {
+        if control.rank == 0 {
+            let start = gin_host::rt::clock_ns();
+            gin_host::rt::wait_until(move || gin_host::rt::clock_ns() - start > 200_000);
+            // As in `abort`.
+            let _ = control.comm.abort();
+        }
+    });
+    let outcome = setup.run(&scenario)?;
+    outcome.check_fault(&scenario, 0, 0, 7, FaultKind::Aborted)
+}
+
+fn kinds(setup: &Setup) -> Verdict {
+    let requests = [
+        (Op::put(1, 16), gin_abi::Operation::Put),
+        (Op::put_value(1, 4, 2), gin_abi::Operation::PutValue),
+        (Op::get(1, 16), gin_abi::Operation::Get),
+        (Op::raise(1, 0), gin_abi::Operation::Signal),
+    ];
+    for (request, operation) in requests {
+        let setup = setup.with_network(Net::Fail(Failure { from: 0, number: 0, how: How::Error }));
+        let scenario = Scenario::new(2).on(0, vec![request, Op::flush()]);
+        let outcome = setup.run(&scenario)?;
+        outcome.each(&scenario, 0, 0, 1, |entry| match fault(entry) {
+            Some(fault) if fault.kind == FaultKind::Network && fault.operation == operation && fault.peer == 1 => {
+                Ok(())
+            }
+            _ => Err(format!("a network fault of {operation:?} to rank 1 expected")),
+        })?;
+        if outcome.faults.iter().any(Option::is_none) {
+            return Err(format!("a host does not know of the failed {operation:?}"));
+        }
+    }
+    Ok(())
+}

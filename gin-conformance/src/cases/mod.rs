@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The cases. Each name is the sentence that the case proves.
+
+mod arguments;
+mod completion;
+mod corners;
+mod endings;
+mod faults;
+mod ordering;
+mod signals;
+mod sync;
+mod transfer;
+mod wrap;
+
+use crate::host::Setup;
+use crate::scenario::{CoopKind, Outcome, Scenario, WRONG_BYTES};
+use std::boxed::Box;
+use std::format;
+use std::string::String;
+use std::vec::Vec;
+
+/// What a case comes to.
+pub type Verdict = Result<(), String>;
+
+/// One case.
+pub struct Case {
+    /// The sentence that it proves, in words joined by underscores.
+    pub name: String,
+    /// Runs it on a setup.
+    pub run: Box<dyn Fn(&Setup) -> Verdict + Send + Sync>,
+}
+
+/// A list that cases are added to.
+#[derive(Default)]
+pub(crate) struct List(Vec<Case>);
+
+impl List {
+    /// Adds a case.
+    pub(crate) fn case(&mut self, name: &str, run: impl Fn(&Setup) -> Verdict + Send + Sync + 'static) {
+        self.0.push(Case { name: name.into(), run: Box::new(run) });
+    }
+
+    /// Adds a case for each kind of group.
+    pub(crate) fn per_coop(
+        &mut self,
+        name: &str,
+        run: impl Fn(&Setup, CoopKind) -> Verdict + Send + Sync + Copy + 'static,
+    ) {
+        for coop in CoopKind::ALL {
+            let kernel = coop.kernel().trim_start_matches("script_");
+            self.case(&format!("{name}_by_{kernel}"), move |setup| run(setup, coop));
+        }
+    }
+}
+
+/// Runs a scenario and expects that everything went well.
+pub(crate) fn run_ok(setup: &Setup, scenario: &Scenario) -> Result<Outcome, String> {
+    let outcome = setup.run(scenario)?;
+    outcome.check_ok(scenario)?;
+    Ok(outcome)
+}
+
+/// Bytes `range` of a window hold what is expected.
+pub(crate) fn expect_bytes(
+    outcome: &Outcome,
+    rank: u32,
+    window: usize,
+    offset: usize,
+    expected: impl IntoIterator<Item = u8>,
+) -> Verdict {
+    let memory = &outcome.windows[rank as usize][window];
+    for (index, byte) in expected.into_iter().enumerate() {
+        match memory.get(offset + index) {
+            Some(seen) if *seen == byte => {}
+            seen => {
+                return Err(format!(
+                    "{WRONG_BYTES}: rank {rank}, window {window}, byte {}: expected {byte:#04x}, got {seen:?}",
+                    offset + index
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Pattern `seed`, `len` bytes of it.
+pub(crate) fn pattern(seed: u64, len: u64) -> impl Iterator<Item = u8> {
+    (0..len).map(move |index| crate::op::pattern(seed, index))
+}
+
+/// All cases, in a fixed order.
+#[must_use]
+pub fn all() -> Vec<Case> {
+    let mut list = List::default();
+    transfer::add(&mut list);
+    completion::add(&mut list);
+    signals::add(&mut list);
+    ordering::add(&mut list);
+    sync::add(&mut list);
+    wrap::add(&mut list);
+    arguments::add(&mut list);
+    corners::add(&mut list);
+    faults::add(&mut list);
+    endings::add(&mut list);
+    list.0
+}

@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Runs scenarios: brings up ranks, windows and tables, launches the script, and collects what came of it.
+
+use crate::cases::Case;
+use crate::op::{Entry, Op};
+use crate::scenario::{Control, NO_END, Outcome, Scenario};
+use crate::script::{RESET_BY_STORE, STOP_AT_ERROR, Script};
+use bytemuck::Zeroable;
+use gin_abi::WindowHandle;
+use gin_host::comm::{CommError, WindowFlags};
+use gin_host::gpu::{Memory, MemoryKind, Plain};
+use gin_host::net::testing::{Delay, FailOnDemand, FailSwitch, Reorder, SlowPeer, Trickle, WeakOnly, Withhold};
+use gin_host::net::{Endpoint, Network, peer::Peer};
+use gin_host::proxy::Sabotage;
+use gin_host::world::{Devices, LaunchError, Mode, Rank, WorldConfig, launch_logged};
+use gin_host::{LaunchConfig, Window};
+use gin_virtual::{EventLog, LogMode, Policy, SeededConfig};
+use std::boxed::Box;
+use std::format;
+use std::string::{String, ToString};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use std::vec;
+use std::vec::Vec;
+
+/// How a request fails.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum How {
+    /// The network reports an error.
+    Error,
+    /// The peer is lost.
+    Lost,
+    /// It is never complete.
+    Silent,
+}
+
+/// Which request fails.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Failure {
+    /// Whose.
+    pub from: u32,
+    /// Requests of that rank before it.
+    pub number: u64,
+    /// How.
+    pub how: How,
+}
+
+/// What is between the ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Net {
+    /// The network as it is.
+    Plain,
+    /// Every request is late by up to so many nanoseconds.
+    Delay {
+        /// The most.
+        ns: u64,
+    },
+    /// Whatever the contract does not order is reordered.
+    Reorder,
+    /// Payload is out of view until it is made visible.
+    Withhold,
+    /// All of that, and few requests are taken at a time.
+    Worst,
+    /// One request fails.
+    Fail(Failure),
+    /// Requests to one rank are late.
+    SlowPeer {
+        /// The rank.
+        rank: u32,
+        /// By how many nanoseconds.
+        ns: u64,
+    },
+    /// There are no strong signals and none at addresses.
+    WeakOnly,
+}
+
+impl Net {
+    fn wrap(self, endpoint: &Endpoint) -> Box<dyn Network> {
+        let peer = Peer::new(endpoint);
+        match self {
+            Self::Plain => Box::new(peer),
+            Self::Delay { ns } => Box::new(Delay::new(peer, endpoint, Duration::from_nanos(ns))),
+            Self::Reorder => Box::new(Reorder::new(peer, endpoint)),
+            Self::Withhold => Box::new(Withhold::new(peer, endpoint.rank)),
+            Self::Worst => {
+                let below = Trickle::new(Delay::new(peer, endpoint, Duration::from_micros(5)), 3);
+                Box::new(Reorder::new(Withhold::new(below, endpoint.rank), endpoint))
+            }
+            Self::Fail(failure) => {
+                let switch = FailSwitch::new();
+                if endpoint.rank == failure.from {
+                    let how = match failure.how {
+                        How::Error => gin_host::net::testing::Failure::Status(5),
+                        How::Lost => gin_host::net::testing::Failure::PeerLost,
+                        How::Silent => gin_host::net::testing::Failure::Silence,
+                    };
+                    switch.fail_after(failure.number, how);
+                }
+                Box::new(FailOnDemand::new(peer, switch))
+            }
+            Self::SlowPeer { rank, ns } => Box::new(SlowPeer::new(peer, rank, Duration::from_nanos(ns))),
+            Self::WeakOnly => Box::new(WeakOnly::new(peer, false, false)),
+        }
+    }
+}
+
+/// A mistake for gin to make, for proving that the suite notices it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mistake {
+    /// None.
+    None,
+    /// One of the proxies.
+    Proxy(Sabotage),
+    /// Kernels reset a signal by storing 0 to its words.
+    ResetByStore,
+}
+
+/// Logs of seeded runs, in the order of the runs.
+pub type Logs = Arc<Mutex<Vec<EventLog>>>;
+
+/// Where and how scenarios run.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Seed of the schedule and of the networks' choices; `None` for real threads.
+    pub seed: Option<u64>,
+    /// Who runs next.
+    pub policy: Policy,
+    /// Choices without progress after which a seeded run is ended.
+    pub stall_steps: u64,
+    /// Most blocks that are resident at a time; a scenario's own number of blocks if it has more and is cooperative.
+    pub resident_blocks: Option<u32>,
+    /// The network, unless a case needs another.
+    pub net: Net,
+    /// Other devices than the virtual GPU, for real threads.
+    pub devices: Option<Devices>,
+    /// Kernels with the back end compiled in alone, where there are any.
+    pub named_backend: bool,
+    /// A mistake to make.
+    pub mistake: Mistake,
+    /// The command that repeats what runs on this setup.
+    pub repeat: Option<String>,
+    /// Where the logs of seeded runs go.
+    pub logs: Option<Logs>,
+}
+
+/// Real time after which a grid is ended that others wait for in vain.
+const GRID_LIMIT: Duration = Duration::from_secs(120);
+
+impl Setup {
+    /// The virtual GPU with a seeded schedule.
+    #[must_use]
+    pub fn seeded(seed: u64) -> Self {
+        Self {
+            seed: Some(seed),
+            policy: Policy::Mixed,
+            stall_steps: SeededConfig::default().stall_steps,
+            resident_blocks: None,
+            net: Net::Plain,
+            devices: None,
+            named_backend: false,
+            mistake: Mistake::None,
+            repeat: None,
+            logs: None,
+        }
+    }
+
+    /// The virtual GPU on real threads.
+    #[must_use]
+    pub fn threads() -> Self {
+        Self { seed: None, policy: Policy::Random, ..Self::seeded(0) }
+    }
+
+    /// The same with another network.
+    #[must_use]
+    pub fn with_network(&self, net: Net) -> Self {
+        Self { net, ..self.clone() }
+    }
+
+    /// So many nanoseconds of a virtual clock; on a real one more, since other programs use the processors too.
+    #[must_use]
+    pub fn scaled(&self, ns: u64) -> u64 {
+        if self.seed.is_some() { ns } else { ns * 20 }
+    }
+
+    /// Whether GPUs can raise words of their LSA peers.
+    #[must_use]
+    pub fn gpu_raises(&self) -> bool {
+        true
+    }
+
+    /// Its name, for reports.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let mut name = match (self.seed, &self.devices) {
+            (Some(seed), _) => format!("virtual GPU, seed {seed}, schedule {:?}, network {:?}", self.policy, self.net),
+            (None, Some(devices)) => format!("{}, network {:?}", devices.name(), self.net),
+            (None, None) => format!("virtual GPU, threads, network {:?}", self.net),
+        };
+        if let Some(blocks) = self.resident_blocks {
+            name.push_str(&format!(", {blocks} resident blocks"));
+        }
+        if self.named_backend {
+            name.push_str(", Gin<Proxy>");
+        }
+        if self.mistake != Mistake::None {
+            name.push_str(&format!(", {:?}", self.mistake));
+        }
+        name
+    }
+
+    fn config(&self, scenario: &Scenario) -> WorldConfig {
+        let mut config = match self.seed {
+            Some(seed) => WorldConfig::seeded(scenario.ranks, seed),
+            None => WorldConfig::threads(scenario.ranks),
+        };
+        match &mut config.mode {
+            Mode::Seeded(seeded) => {
+                seeded.stall_steps = self.stall_steps;
+                seeded.log = if self.logs.is_some() { LogMode::Full } else { LogMode::Off };
+            }
+            Mode::Threads(threads) => threads.grid_limit = Some(GRID_LIMIT),
+        }
+        config = config.policy(self.policy);
+        config.devices = self.devices.clone();
+        if let Some(size) = scenario.lsa_size {
+            config = config.lsa_size(size);
+        }
+        if let Some(blocks) = self.resident_blocks {
+            let least = if scenario.cooperative { scenario.blocks } else { 1 };
+            config = config.resident_blocks(blocks.max(least));
+        }
+        let net = self.net;
+        let config = config.network(move |endpoint| net.wrap(endpoint));
+        match self.mistake {
+            Mistake::Proxy(sabotage) => config.sabotage(sabotage),
+            Mistake::None | Mistake::ResetByStore => config,
+        }
+    }
+
+    /// Runs a scenario.
+    ///
+    /// # Errors
+    /// What kept it from running to its end, in words; with [`NO_END`] first if it got no further.
+    pub fn run(&self, scenario: &Scenario) -> Result<Outcome, String> {
+        self.run_in(self.config(scenario), scenario)
+    }
+
+    /// Runs a scenario on devices that hold just so many blocks at a time.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn run_resident(&self, scenario: &Scenario, blocks: u32) -> Result<Outcome, String> {
+        self.run_in(self.config(scenario).resident_blocks(blocks), scenario)
+    }
+
+    fn run_in(&self, config: WorldConfig, scenario: &Scenario) -> Result<Outcome, String> {
+        let (results, log) = launch_logged(config, |rank| run_rank(&rank, scenario, self));
+        if let Some(logs) = &self.logs {
+            logs.lock().unwrap_or_else(PoisonError::into_inner).push(log);
+        }
+        let ranks = results.map_err(|error| {
+            let (stuck, text) = (matches!(error, LaunchError::World(_)), error.to_string());
+            // On threads a grid is ended by its limit, which its rank reports.
+            if stuck || text.contains("has not ended") { format!("{NO_END}: {text}") } else { text }
+        })?;
+        let mut outcome = Outcome { logs: Vec::new(), windows: Vec::new(), faults: Vec::new() };
+        for (log, windows, fault) in ranks {
+            outcome.logs.push(log);
+            outcome.windows.push(windows);
+            outcome.faults.push(fault);
+        }
+        Ok(outcome)
+    }
+}
+
+type Collected = (Vec<Vec<Entry>>, Vec<Vec<u8>>, Option<(u32, gin_abi::Fault)>);
+
+fn run_rank(rank: &Rank, scenario: &Scenario, setup: &Setup) -> Result<Collected, CommError> {
+    let me = rank.rank();
+    let comm = rank.communicator(&scenario.requirements)?;
+    let mut windows: Vec<Window<u8>> = Vec::new();
+    for spec in &scenario.windows {
+        let bytes = spec.bytes[me as usize];
+        let memory = Memory::new(rank.device(), MemoryKind::Device, (spec.offset + bytes).max(1))?;
+        let flags = if spec.signals { WindowFlags::SIGNALS } else { WindowFlags::NONE };
+        windows.push(comm.register(&memory.slice(spec.offset..spec.offset + bytes)?, flags)?);
+    }
+
+    let (mut operations, mut programs) = (Vec::<Op>::new(), Vec::<u64>::new());
+    for group in 0..scenario.groups() {
+        let program = scenario.program(me, group);
+        programs.extend([operations.len() as u64, program.len() as u64]);
+        operations.extend_from_slice(program);
+    }
+    operations.push(Op::zeroed());
+    let handles: Vec<WindowHandle> = windows.iter().map(Window::handle).collect();
+    let (threads, stride) = ((scenario.blocks * scenario.threads) as usize, scenario.longest().max(1));
+    let flag = |on, bit| if on { bit } else { 0 };
+    let table = |bytes: usize| Memory::new(rank.device(), MemoryKind::Device, bytes.max(8) as u64);
+    let handle_table = table(size_of_val(handles.as_slice()))?;
+    handle_table.write(0, &handles)?;
+    let operation_table = table(size_of_val(operations.as_slice()))?;
+    operation_table.write(0, &operations)?;
+    let program_table = table(size_of_val(programs.as_slice()))?;
+    program_table.write(0, &programs)?;
+    let log = table(threads * stride * size_of::<Entry>())?;
+    let script = Script {
+        windows: handle_table.address(),
+        operations: operation_table.address(),
+        programs: program_table.address(),
+        log: log.address(),
+        stride: stride as u64,
+        window_count: windows.len() as u32,
+        flags: flag(scenario.stop_at_error, STOP_AT_ERROR)
+            | flag(setup.mistake == Mistake::ResetByStore, RESET_BY_STORE),
+    };
+
+    let coop = if setup.named_backend { scenario.coop.with_named_backend() } else { scenario.coop };
+    let kernel = rank.kernel(coop.kernel())?;
+    let stream = rank.stream()?;
+    let shape =
+        LaunchConfig { cooperative: scenario.cooperative, ..LaunchConfig::new(scenario.blocks, scenario.threads) };
+    rank.barrier()?;
+    // Safety: the tables are as the kernel wants them and live until it has ended; so do communicator and windows.
+    unsafe { stream.launch(&kernel, shape, &[&comm.device()?, &Plain(script)])? };
+    if let Some(act) = &scenario.during {
+        act(&Control { rank: me, comm: &comm });
+    }
+    stream.synchronize()?;
+    // Puts of others may still be on their way to this rank.
+    rank.barrier()?;
+
+    let mut entries = vec![Entry::zeroed(); threads * stride];
+    log.read(0, &mut entries)?;
+    let logs = entries.chunks(stride).map(<[Entry]>::to_vec).collect();
+    let mut bytes = Vec::new();
+    for (window, spec) in windows.iter().zip(&scenario.windows) {
+        let mut memory = vec![0u8; spec.bytes[me as usize] as usize];
+        window.memory().read(0, &mut memory)?;
+        bytes.push(memory);
+    }
+    let fault = comm.fault().map(|notice| (notice.rank, notice.fault));
+    rank.barrier()?;
+    comm.destroy()?;
+    Ok((logs, bytes, fault))
+}
+
+/// Runs a case and says how to run it again if it fails.
+///
+/// # Errors
+/// What it found, with the setup.
+pub fn judge(case: &Case, setup: &Setup) -> Result<(), String> {
+    (case.run)(setup).map_err(|error| {
+        let repeat = setup.repeat.as_ref().map_or(String::new(), |command| format!("\n  again: {command}"));
+        format!("{error}\n  on: {}{repeat}", setup.name())
+    })
+}

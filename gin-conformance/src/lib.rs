@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Conformance suite of gin.
+//!
+//! A case is data: for each group of threads of each rank a list of operations ([`op::Op`]), which a kernel
+//! ([`script`]) carries out through the public device API, logging what every thread got. The host compares logs and
+//! memory with what the API promises. So one list of cases runs on every device, back end and network, and random
+//! programs can be run against a model.
+#![no_std]
+#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
+#![warn(missing_docs, unreachable_pub)]
+
+#[cfg(not(target_arch = "nvptx64"))]
+extern crate std;
+
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod cases;
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod host;
+pub mod op;
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod scenario;
+pub mod script;

@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! One operation of a script, and what a thread logs of it.
+
+use bytemuck::{Pod, Zeroable};
+
+macro_rules! codes {
+    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $code:literal;)* }) => {
+        $(#[$meta])*
+        #[repr(u32)]
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub enum $name { $($(#[$doc])* $variant = $code,)* }
+
+        impl $name {
+            /// The variant with this code.
+            #[inline(always)]
+            pub const fn from_code(code: u32) -> Option<Self> {
+                match code { $($code => Some($name::$variant),)* _ => None }
+            }
+        }
+    };
+}
+
+codes! {
+    /// What an operation does. Fields of [`Op`] that it does not name are ignored.
+    Code {
+        /// Nothing.
+        Nop = 0;
+        /// Writes the pattern `value`, from its byte `source_offset` on, into `bytes` bytes at `offset` of own window
+        /// `window`.
+        Fill = 1;
+        /// Counts the bytes there that differ from that; logs how many and the first.
+        Check = 2;
+        /// Put of `bytes` from `source_offset` of own window `source_window` to `offset` of window `window` at the peer.
+        Put = 3;
+        /// Put of the low `bytes` (1, 2, 4 or 8) bytes of `value`.
+        PutValue = 4;
+        /// Get of `bytes` from `source_offset` of window `source_window` at the peer to `offset` of own window `window`.
+        Get = 5;
+        /// Signal alone.
+        Signal = 6;
+        /// Flush of the context.
+        Flush = 7;
+        /// Notes a token for the peer.
+        FlushAsync = 8;
+        /// Waits for the token noted last.
+        WaitToken = 9;
+        /// Waits for the signal to reach `value`.
+        WaitSignal = 10;
+        /// Logs the signal.
+        ReadSignal = 11;
+        /// Resets the signal.
+        ResetSignal = 12;
+        /// Waits for the counter to reach `value`.
+        WaitCounter = 13;
+        /// Logs the counter.
+        ReadCounter = 14;
+        /// Resets the counter.
+        ResetCounter = 15;
+        /// Adds `value` to the shadow.
+        IncreaseShadow = 16;
+        /// Logs the shadow.
+        ReadShadow = 17;
+        /// Waits for the signal to meet its shadow.
+        MeetShadow = 18;
+        /// Waits for the signal to pass its shadow by `value`; logs the two results.
+        FollowShadow = 19;
+        /// Barrier `value` of team `team`, with fence `fence`.
+        Barrier = 20;
+        /// The same in two steps, with a pause of `source_offset` nanoseconds between.
+        BarrierSplit = 21;
+        /// Pauses for `value` nanoseconds.
+        Pause = 22;
+        /// Barrier of the block: every group of the block needs one at the same place.
+        BlockSync = 23;
+        /// Reports `value` as an error of the kernel's own.
+        Report = 24;
+        /// Logs the fault of the communicator, if there is one.
+        Fault = 25;
+        /// Raises the peer's own word of the signal by this GPU's atomics, as an LSA raise does.
+        RaiseByGpu = 26;
+        /// Logs the address difference of what `find_window` says of a pointer `offset` bytes into own window `window`.
+        FindWindow = 27;
+        /// Loads through a symmetric pointer to the LSA peer's window `window` at `offset`; logs 8 bytes.
+        LoadPeer = 28;
+        /// Stores `value`, the sum of all its raises so far, to the peer's own word of the signal that GPUs raise: so does
+        /// an engine that keeps the sum itself.
+        WriteTotal = 29;
+        /// Logs how many ranks the team has, and the own rank in it.
+        ReadTeam = 30;
+    }
+}
+
+/// No counter, no signal.
+pub const NONE: u32 = u32::MAX;
+
+/// One operation. Plain data: it lies in device memory.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable, Debug, PartialEq, Eq)]
+pub struct Op {
+    /// A [`Code`].
+    pub code: u32,
+    /// Number of the context.
+    pub context: u32,
+    /// Who shares the context: 0 GPU, 1 block, 2 thread.
+    pub sharing: u32,
+    /// Whose rank `peer` is, and whose barrier: 0 world, 1 LSA, 2 rail.
+    pub team: u32,
+    /// Rank of the peer in the team.
+    pub peer: u32,
+    /// Destination window: index in the script's table.
+    pub window: u32,
+    /// Source window.
+    pub source_window: u32,
+    /// Signal id, [`NONE`] for none, or index of the signal's window if `signal_at_address` is set.
+    pub signal: u32,
+    /// 1 if the signal is a word of a window.
+    pub signal_at_address: u32,
+    /// 1 if the signal is weak.
+    pub weak: u32,
+    /// Bits of the signal or counter that count; 0 for all.
+    pub bits: u32,
+    /// Counter id, or [`NONE`].
+    pub counter: u32,
+    /// Scope that was released already: 0 thread, 1 block, 2 GPU, 3 system.
+    pub given: u32,
+    /// 1 to hint that more follows.
+    pub more: u32,
+    /// Fence of a barrier: 0 none, 1 put, 2 get, 3 both; 4 is added for all contexts.
+    pub fence: u32,
+    /// Scope that the memory must be released to: 0 system, 1 GPU.
+    pub required: u32,
+    /// Offset in the destination window in bytes.
+    pub offset: u64,
+    /// Offset in the source window in bytes.
+    pub source_offset: u64,
+    /// Length in bytes.
+    pub bytes: u64,
+    /// Offset of the signal in its window in bytes.
+    pub signal_offset: u64,
+    /// What the signal is raised by.
+    pub amount: u64,
+    /// Value to put, to wait for, to fill with; see [`Code`].
+    pub value: u64,
+    /// Deadline in nanoseconds, `u64::MAX` for none.
+    pub deadline: u64,
+}
+
+const _: () = assert!(size_of::<Op>() == 120);
+
+impl Op {
+    /// An operation with this code and nothing else set: context 0, no signal, no counter, no deadline.
+    #[must_use]
+    pub const fn new(code: Code) -> Self {
+        Self {
+            code: code as u32,
+            context: 0,
+            sharing: 0,
+            team: 0,
+            peer: 0,
+            window: 0,
+            source_window: 0,
+            signal: NONE,
+            signal_at_address: 0,
+            weak: 0,
+            bits: 0,
+            counter: NONE,
+            given: 0,
+            more: 0,
+            fence: 0,
+            required: 0,
+            offset: 0,
+            source_offset: 0,
+            bytes: 0,
+            signal_offset: 0,
+            amount: 1,
+            value: 0,
+            deadline: u64::MAX,
+        }
+    }
+}
+
+/// Short ways to say what the cases say often.
+#[cfg(not(target_arch = "nvptx64"))]
+impl Op {
+    /// Puts `bytes` bytes to `peer`: from offset 0 of window 0 to offset 0 of window 1 unless said otherwise.
+    #[must_use]
+    pub const fn put(peer: u32, bytes: u64) -> Self {
+        Self { peer, bytes, window: 1, ..Self::new(Code::Put) }
+    }
+
+    /// Puts the low `bytes` bytes of `value` to offset 0 of window 1 at `peer`.
+    #[must_use]
+    pub const fn put_value(peer: u32, bytes: u64, value: u64) -> Self {
+        Self { peer, bytes, value, window: 1, ..Self::new(Code::PutValue) }
+    }
+
+    /// Gets `bytes` bytes from `peer`: from offset 0 of window 0 there to offset 0 of window 1 here.
+    #[must_use]
+    pub const fn get(peer: u32, bytes: u64) -> Self {
+        Self { peer, bytes, window: 1, ..Self::new(Code::Get) }
+    }
+
+    /// Raises signal `signal` of `peer` by one.
+    #[must_use]
+    pub const fn raise(peer: u32, signal: u32) -> Self {
+        Self { peer, signal, ..Self::new(Code::Signal) }
+    }
+
+    /// Waits until signal `signal` is at least `least`.
+    #[must_use]
+    pub const fn wait_signal(signal: u32, least: u64) -> Self {
+        Self { signal, value: least, ..Self::new(Code::WaitSignal) }
+    }
+
+    /// Reads signal `signal`.
+    #[must_use]
+    pub const fn read_signal(signal: u32) -> Self {
+        Self { signal, ..Self::new(Code::ReadSignal) }
+    }
+
+    /// Resets signal `signal`.
+    #[must_use]
+    pub const fn reset_signal(signal: u32) -> Self {
+        Self { signal, ..Self::new(Code::ResetSignal) }
+    }
+
+    /// Waits until counter `counter` is at least `least`.
+    #[must_use]
+    pub const fn wait_counter(counter: u32, least: u64) -> Self {
+        Self { counter, value: least, ..Self::new(Code::WaitCounter) }
+    }
+
+    /// Reads counter `counter`.
+    #[must_use]
+    pub const fn read_counter(counter: u32) -> Self {
+        Self { counter, ..Self::new(Code::ReadCounter) }
+    }
+
+    /// Flushes the context.
+    #[must_use]
+    pub const fn flush() -> Self {
+        Self::new(Code::Flush)
+    }
+
+    /// Writes pattern `seed` into `bytes` bytes of own window `window` at `offset`.
+    #[must_use]
+    pub const fn fill(window: u32, offset: u64, bytes: u64, seed: u64) -> Self {
+        Self { window, offset, bytes, value: seed, ..Self::new(Code::Fill) }
+    }
+
+    /// Compares `bytes` bytes of own window `window` at `offset` with pattern `seed`.
+    #[must_use]
+    pub const fn check(window: u32, offset: u64, bytes: u64, seed: u64) -> Self {
+        Self { window, offset, bytes, value: seed, ..Self::new(Code::Check) }
+    }
+
+    /// Compares `bytes` bytes of own window `window` at `offset` with pattern `seed` from its byte `from` on.
+    #[must_use]
+    pub const fn check_from(window: u32, offset: u64, bytes: u64, seed: u64, from: u64) -> Self {
+        Self { source_offset: from, ..Self::check(window, offset, bytes, seed) }
+    }
+
+    /// Notes a token for `peer`.
+    #[must_use]
+    pub const fn flush_async(peer: u32) -> Self {
+        Self { peer, ..Self::new(Code::FlushAsync) }
+    }
+
+    /// Waits for the token noted last.
+    #[must_use]
+    pub const fn wait_token() -> Self {
+        Self::new(Code::WaitToken)
+    }
+
+    /// Barrier of the block.
+    #[must_use]
+    pub const fn block_sync() -> Self {
+        Self::new(Code::BlockSync)
+    }
+
+    /// Nothing.
+    #[must_use]
+    pub const fn nop() -> Self {
+        Self::new(Code::Nop)
+    }
+
+    /// Reports `value` as an error of the kernel's own.
+    #[must_use]
+    pub const fn report(value: u64) -> Self {
+        Self { value, ..Self::new(Code::Report) }
+    }
+
+    /// Pauses for `ns` nanoseconds.
+    #[must_use]
+    pub const fn pause(ns: u64) -> Self {
+        Self { value: ns, ..Self::new(Code::Pause) }
+    }
+
+    /// World barrier 0 with a fence for puts.
+    #[must_use]
+    pub const fn barrier() -> Self {
+        Self { fence: 1, ..Self::new(Code::Barrier) }
+    }
+
+    /// To, or of, this window and offset.
+    #[must_use]
+    pub const fn to(mut self, window: u32, offset: u64) -> Self {
+        (self.window, self.offset) = (window, offset);
+        self
+    }
+
+    /// From this window and offset.
+    #[must_use]
+    pub const fn from(mut self, window: u32, offset: u64) -> Self {
+        (self.source_window, self.source_offset) = (window, offset);
+        self
+    }
+
+    /// With an increment of signal `signal`.
+    #[must_use]
+    pub const fn signal(mut self, signal: u32) -> Self {
+        self.signal = signal;
+        self
+    }
+
+    /// The signal is the word at `offset` of window `window`.
+    #[must_use]
+    pub const fn at_address(mut self, window: u32, offset: u64) -> Self {
+        (self.signal, self.signal_at_address, self.signal_offset) = (window, 1, offset);
+        self
+    }
+
+    /// The signal is raised by `amount`.
+    #[must_use]
+    pub const fn add(mut self, amount: u64) -> Self {
+        self.amount = amount;
+        self
+    }
+
+    /// The signal is weak.
+    #[must_use]
+    pub const fn weak(mut self) -> Self {
+        self.weak = 1;
+        self
+    }
+
+    /// With counter `counter`.
+    #[must_use]
+    pub const fn counter(mut self, counter: u32) -> Self {
+        self.counter = counter;
+        self
+    }
+
+    /// In context `context`.
+    #[must_use]
+    pub const fn context(mut self, context: u32) -> Self {
+        self.context = context;
+        self
+    }
+
+    /// Only `bits` bits count.
+    #[must_use]
+    pub const fn bits(mut self, bits: u32) -> Self {
+        self.bits = bits;
+        self
+    }
+
+    /// With a deadline of so many microseconds.
+    #[must_use]
+    pub const fn deadline_us(mut self, us: u64) -> Self {
+        self.deadline = us * 1000;
+        self
+    }
+
+    /// Shared by 0 the GPU, 1 the block, 2 the thread.
+    #[must_use]
+    pub const fn sharing(mut self, sharing: u32) -> Self {
+        self.sharing = sharing;
+        self
+    }
+
+    /// A barrier's fence: 0 none, 1 put, 2 get, 3 both; 4 is added for all contexts.
+    #[must_use]
+    pub const fn fence(mut self, fence: u32) -> Self {
+        self.fence = fence;
+        self
+    }
+
+    /// More follows.
+    #[must_use]
+    pub const fn more(mut self) -> Self {
+        self.more = 1;
+        self
+    }
+
+    /// Ranks are those of team 0 world, 1 LSA, 2 rail.
+    #[must_use]
+    pub const fn team(mut self, team: u32) -> Self {
+        self.team = team;
+        self
+    }
+}
+
+/// What one thread logged of one operation.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// 0 not reached, 1 `Ok`, 2 `Err`.
+    pub outcome: u64,
+    /// The fault of an `Err`: `Fault::to_words`.
+    pub fault: [u64; 4],
+    /// First value.
+    pub value: u64,
+    /// Second value.
+    pub second: u64,
+}
+
+const _: () = assert!(size_of::<Entry>() == 56);
+
+/// Byte `index` of pattern `seed`.
+#[inline(always)]
+#[must_use]
+pub const fn pattern(seed: u64, index: u64) -> u8 {
+    let mixed = (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_add(index.wrapping_mul(0xbf58_476d_1ce4_e5b9));
+    (mixed >> 40) as u8
+}

@@ -1,0 +1,447 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a case runs, and what came of it.
+
+use crate::op::{Code, Entry, Op};
+use gin_abi::{Fault, FaultKind};
+use gin_host::Requirements;
+use std::format;
+use std::string::String;
+use std::sync::Arc;
+use std::vec;
+use std::vec::Vec;
+
+/// Which threads make up a group, and so which script kernel runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CoopKind {
+    /// Every thread by itself.
+    Thread,
+    /// The same, the back end compiled in alone.
+    ThreadProxy,
+    /// Tiles of [`crate::script::TILE`] lanes.
+    Tile,
+    /// Warps.
+    Warp,
+    /// Even and odd lanes of a warp.
+    Lanes,
+    /// Spans of [`crate::script::SPAN_WARPS`] warps.
+    Span,
+    /// Blocks.
+    Block,
+    /// Blocks, the back end compiled in alone.
+    BlockProxy,
+}
+
+impl CoopKind {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::Thread,
+        Self::ThreadProxy,
+        Self::Tile,
+        Self::Warp,
+        Self::Lanes,
+        Self::Span,
+        Self::Block,
+        Self::BlockProxy,
+    ];
+
+    /// The same groups with the back end compiled in alone, where there is such a kernel.
+    #[must_use]
+    pub const fn with_named_backend(self) -> Self {
+        match self {
+            Self::Thread => Self::ThreadProxy,
+            Self::Block => Self::BlockProxy,
+            other => other,
+        }
+    }
+
+    /// Name of the kernel.
+    #[must_use]
+    pub const fn kernel(self) -> &'static str {
+        match self {
+            Self::Thread => "script_thread",
+            Self::ThreadProxy => "script_thread_proxy",
+            Self::Tile => "script_tile",
+            Self::Warp => "script_warp",
+            Self::Lanes => "script_lanes",
+            Self::Span => "script_span",
+            Self::Block => "script_block",
+            Self::BlockProxy => "script_block_proxy",
+        }
+    }
+
+    /// Threads a block that give one group, two for lanes.
+    #[must_use]
+    pub const fn threads(self) -> u32 {
+        match self {
+            Self::Thread | Self::ThreadProxy => 1,
+            Self::Tile => crate::script::TILE,
+            Self::Warp | Self::Lanes => 32,
+            Self::Span => 32 * crate::script::SPAN_WARPS,
+            Self::Block | Self::BlockProxy => 96,
+        }
+    }
+
+    /// Groups a block of `threads` threads has.
+    #[must_use]
+    pub const fn groups(self, threads: u32) -> u32 {
+        match self {
+            Self::Thread | Self::ThreadProxy => threads,
+            Self::Tile => threads / crate::script::TILE,
+            Self::Warp => threads.div_ceil(32),
+            Self::Lanes => threads / 16,
+            Self::Span => threads / (32 * crate::script::SPAN_WARPS),
+            Self::Block | Self::BlockProxy => 1,
+        }
+    }
+
+    /// Group in its block of thread `thread` of a block.
+    #[must_use]
+    pub const fn group_of(self, thread: u32) -> u32 {
+        match self {
+            Self::Thread | Self::ThreadProxy => thread,
+            Self::Tile => thread / crate::script::TILE,
+            Self::Warp => thread / 32,
+            Self::Lanes => 2 * (thread / 32) + thread % 2,
+            Self::Span => thread / (32 * crate::script::SPAN_WARPS),
+            Self::Block | Self::BlockProxy => 0,
+        }
+    }
+}
+
+/// One window of a case.
+#[derive(Clone, Debug)]
+pub struct WindowSpec {
+    /// Length in bytes on each rank.
+    pub bytes: Vec<u64>,
+    /// Whether its words can be raised.
+    pub signals: bool,
+    /// Bytes of the allocation before the window; a multiple of 8.
+    pub offset: u64,
+}
+
+/// What the host of a rank can do while the kernel runs.
+pub struct Control<'a> {
+    /// The rank.
+    pub rank: u32,
+    /// Its communicator.
+    pub comm: &'a gin_host::Communicator,
+}
+
+/// What the host of a rank does while the kernel runs.
+pub type During = Arc<dyn Fn(&Control<'_>) + Send + Sync>;
+
+/// A case's run: ranks, windows, and a program for each group of threads.
+#[derive(Clone)]
+pub struct Scenario {
+    /// Number of ranks.
+    pub ranks: u32,
+    /// Size of LSA teams; all ranks if not said.
+    pub lsa_size: Option<u32>,
+    /// What the communicator has.
+    pub requirements: Requirements,
+    /// Windows, which operations name by index.
+    pub windows: Vec<WindowSpec>,
+    /// Groups.
+    pub coop: CoopKind,
+    /// Blocks of each rank's grid.
+    pub blocks: u32,
+    /// Threads of each block.
+    pub threads: u32,
+    /// For each rank: group of the grid, and its program.
+    pub programs: Vec<Vec<(u32, Vec<Op>)>>,
+    /// Whether a group leaves its program at the first error.
+    pub stop_at_error: bool,
+    /// Whether the launch is refused unless all blocks are resident, as blocks that wait for each other need.
+    pub cooperative: bool,
+    /// What hosts do meanwhile.
+    pub during: Option<During>,
+}
+
+impl Scenario {
+    /// `ranks` ranks of one thread, two windows of 16 KiB, 8 signals and counters, one barrier of each kind.
+    #[must_use]
+    pub fn new(ranks: u32) -> Self {
+        let window = WindowSpec { bytes: vec![16 << 10; ranks as usize], signals: false, offset: 0 };
+        let requirements = Requirements {
+            signals: 8,
+            counters: 8,
+            world_barriers: 1,
+            rail_barriers: 1,
+            lsa_barriers: 1,
+            ..Requirements::default()
+        };
+        Self {
+            ranks,
+            lsa_size: None,
+            requirements,
+            windows: vec![window.clone(), window],
+            coop: CoopKind::Thread,
+            blocks: 1,
+            threads: 1,
+            programs: vec![Vec::new(); ranks as usize],
+            stop_at_error: false,
+            cooperative: true,
+            during: None,
+        }
+    }
+
+    /// With groups of this kind, one a block (two for lanes).
+    #[must_use]
+    pub fn coop(mut self, coop: CoopKind) -> Self {
+        self.coop = coop;
+        self.threads = coop.threads();
+        self
+    }
+
+    /// With a grid of this shape.
+    #[must_use]
+    pub fn shape(mut self, blocks: u32, threads: u32) -> Self {
+        (self.blocks, self.threads) = (blocks, threads);
+        self
+    }
+
+    /// With other requirements.
+    #[must_use]
+    pub fn require(mut self, change: impl FnOnce(&mut Requirements)) -> Self {
+        change(&mut self.requirements);
+        self
+    }
+
+    /// With another window 0 or 1, or one more.
+    #[must_use]
+    pub fn window(mut self, index: usize, spec: WindowSpec) -> Self {
+        if index < self.windows.len() {
+            self.windows[index] = spec;
+        } else {
+            self.windows.push(spec);
+        }
+        self
+    }
+
+    /// Group 0 of rank `rank` runs `program`.
+    #[must_use]
+    pub fn on(self, rank: u32, program: Vec<Op>) -> Self {
+        self.on_group(rank, 0, program)
+    }
+
+    /// Group `group` of the grid of rank `rank` runs `program`.
+    #[must_use]
+    pub fn on_group(mut self, rank: u32, group: u32, program: Vec<Op>) -> Self {
+        self.programs[rank as usize].push((group, program));
+        self
+    }
+
+    /// Group 0 of each rank runs its program.
+    #[must_use]
+    pub fn all(mut self, program: impl Fn(u32) -> Vec<Op>) -> Self {
+        for rank in 0..self.ranks {
+            self = self.on(rank, program(rank));
+        }
+        self
+    }
+
+    /// The host of each rank does this while the kernel runs.
+    #[must_use]
+    pub fn during(mut self, act: impl Fn(&Control<'_>) + Send + Sync + 'static) -> Self {
+        self.during = Some(Arc::new(act));
+        self
+    }
+
+    /// Groups of each rank's grid.
+    #[must_use]
+    pub fn groups(&self) -> u32 {
+        self.blocks * self.coop.groups(self.threads)
+    }
+
+    /// Group of the grid that thread `thread` of the grid belongs to.
+    #[must_use]
+    pub fn group_of(&self, thread: u32) -> u32 {
+        let (block, inside) = (thread / self.threads, thread % self.threads);
+        block * self.coop.groups(self.threads) + self.coop.group_of(inside)
+    }
+
+    /// Most operations a group has.
+    #[must_use]
+    pub fn longest(&self) -> usize {
+        self.programs.iter().flatten().map(|(_, program)| program.len()).max().unwrap_or(0)
+    }
+
+    /// The program of a group of a rank.
+    #[must_use]
+    pub fn program(&self, rank: u32, group: u32) -> &[Op] {
+        let found = self.programs[rank as usize].iter().find(|(other, _)| *other == group);
+        found.map_or(&[], |(_, program)| program)
+    }
+}
+
+/// What came of a run.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// For each rank and thread of its grid: an entry for each operation of its group.
+    pub logs: Vec<Vec<Vec<Entry>>>,
+    /// For each rank and window: its bytes at the end.
+    pub windows: Vec<Vec<Vec<u8>>>,
+    /// For each rank: the fault that the host knows of.
+    pub faults: Vec<Option<(u32, Fault)>>,
+}
+
+/// Starts the text of a failure: bytes are not what they should be.
+pub const WRONG_BYTES: &str = "wrong bytes";
+/// Starts the text of a failure: a signal, a counter or another value is not what it should be.
+pub const WRONG_VALUE: &str = "wrong value";
+/// Starts the text of a failure: the run got no further.
+pub const NO_END: &str = "no end";
+
+/// Which operations give the same result to all threads of their group.
+fn is_collective(code: Code) -> bool {
+    !matches!(
+        code,
+        Code::ReadSignal | Code::ReadCounter | Code::ReadShadow | Code::Check | Code::Fault | Code::LoadPeer
+    )
+}
+
+impl Outcome {
+    /// The entry of the first thread of a group for one operation.
+    #[must_use]
+    pub fn entry(&self, scenario: &Scenario, rank: u32, group: u32, operation: usize) -> Entry {
+        let threads = scenario.blocks * scenario.threads;
+        let thread = (0..threads).find(|thread| scenario.group_of(*thread) == group).unwrap_or(0);
+        self.logs[rank as usize][thread as usize][operation]
+    }
+
+    /// All threads of a group got the same, wherever a call promises that.
+    ///
+    /// # Errors
+    /// The first place where they did not.
+    pub fn check_agreement(&self, scenario: &Scenario) -> Result<(), String> {
+        for rank in 0..scenario.ranks {
+            for thread in 0..scenario.blocks * scenario.threads {
+                let group = scenario.group_of(thread);
+                for (index, op) in scenario.program(rank, group).iter().enumerate() {
+                    let (first, mine) =
+                        (self.entry(scenario, rank, group, index), self.logs[rank as usize][thread as usize][index]);
+                    let collective = Code::from_code(op.code).is_some_and(is_collective);
+                    if collective && first != mine {
+                        return Err(format!(
+                            "rank {rank}, group {group}, operation {index} ({op:?}): thread {thread} got {mine:?}, the \
+                             first thread {first:?}"
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Every operation of every thread is `Ok`, every check found no byte wrong, and no host knows of a fault.
+    ///
+    /// # Errors
+    /// The first that is not.
+    pub fn check_ok(&self, scenario: &Scenario) -> Result<(), String> {
+        self.check_agreement(scenario)?;
+        for (rank, fault) in self.faults.iter().enumerate() {
+            if let Some((by, fault)) = fault {
+                return Err(format!("rank {rank} knows of a fault, found by rank {by}: {fault}"));
+            }
+        }
+        for rank in 0..scenario.ranks {
+            for thread in 0..scenario.blocks * scenario.threads {
+                let group = scenario.group_of(thread);
+                for (index, op) in scenario.program(rank, group).iter().enumerate() {
+                    let entry = self.logs[rank as usize][thread as usize][index];
+                    let place =
+                        format!("rank {rank}, thread {thread}, operation {index} ({:?})", Code::from_code(op.code));
+                    match entry.outcome {
+                        1 => {}
+                        2 => return Err(format!("{place}: {}", show(&entry))),
+                        _ => return Err(format!("{place} was not reached")),
+                    }
+                    if op.code == Code::Check as u32 && entry.value != 0 {
+                        return Err(format!(
+                            "{WRONG_BYTES}: {place}: {} of {} at offset {} of window {}, the first at {}",
+                            entry.value, op.bytes, op.offset, op.window, entry.second
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All threads of the group got the value for this operation.
+    ///
+    /// # Errors
+    /// What they got instead.
+    pub fn check_value(
+        &self,
+        scenario: &Scenario,
+        rank: u32,
+        group: u32,
+        operation: usize,
+        value: u64,
+    ) -> Result<(), String> {
+        self.each(scenario, rank, group, operation, |entry| match (entry.outcome, entry.value) {
+            (1, seen) if seen == value => Ok(()),
+            (1, _) => Err(format!("{WRONG_VALUE}: {value} expected")),
+            _ => Err(format!("value {value} expected")),
+        })
+    }
+
+    /// All threads of the group got a fault of this kind for this operation.
+    ///
+    /// # Errors
+    /// What they got instead.
+    pub fn check_fault(
+        &self,
+        scenario: &Scenario,
+        rank: u32,
+        group: u32,
+        operation: usize,
+        kind: FaultKind,
+    ) -> Result<(), String> {
+        self.each(scenario, rank, group, operation, |entry| match fault(entry) {
+            Some(fault) if fault.kind == kind => Ok(()),
+            _ => Err(format!("fault {kind:?} expected")),
+        })
+    }
+
+    /// All threads of the group pass `test` for this operation.
+    ///
+    /// # Errors
+    /// The first that does not.
+    pub fn each(
+        &self,
+        scenario: &Scenario,
+        rank: u32,
+        group: u32,
+        operation: usize,
+        test: impl Fn(&Entry) -> Result<(), String>,
+    ) -> Result<(), String> {
+        for thread in 0..scenario.blocks * scenario.threads {
+            if scenario.group_of(thread) == group {
+                let entry = &self.logs[rank as usize][thread as usize][operation];
+                test(entry).map_err(|reason| {
+                    format!("{reason}, got {} (rank {rank}, thread {thread}, operation {operation})", show(entry))
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The fault in an entry.
+#[must_use]
+pub fn fault(entry: &Entry) -> Option<Fault> {
+    if entry.outcome == 2 { Fault::from_words(entry.fault) } else { None }
+}
+
+/// An entry in words.
+#[must_use]
+pub fn show(entry: &Entry) -> String {
+    match (entry.outcome, fault(entry)) {
+        (1, _) => format!("Ok({}, {})", entry.value, entry.second),
+        (2, Some(fault)) => format!("Err({fault})"),
+        (0, _) => "nothing: it was not reached".into(),
+        _ => format!("{entry:?}"),
+    }
+}

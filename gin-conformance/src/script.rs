@@ -1,0 +1,501 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The kernels that carry out scripts: one for each kind of thread group.
+
+use crate::op::{Code, Entry, NONE, Op, pattern};
+use bytemuck::{Pod, Zeroable};
+use gin_abi::{COUNTER_BITS, ContextData, SIGNAL_BITS, WindowData, WindowHandle};
+use gin_device::coop::block_in_grid;
+use gin_device::prelude::*;
+use gin_device::signal::{CounterView, SignalAction, SignalView, VaSignal};
+use gin_device::sys::{self, GlobalWord, Word};
+
+/// What a script kernel gets: tables in device memory.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable, Debug)]
+pub struct Script {
+    /// Address of the `WindowHandle`s of the windows that operations name by index.
+    pub windows: u64,
+    /// Address of all operations, [`Op`].
+    pub operations: u64,
+    /// For each group of the grid: index of its first operation, and how many. Address of two words each.
+    pub programs: u64,
+    /// Address of the log: for each thread of the grid `stride` entries, [`Entry`].
+    pub log: u64,
+    /// Entries per thread.
+    pub stride: u64,
+    /// Number of windows.
+    pub window_count: u32,
+    /// [`STOP_AT_ERROR`], [`RESET_BY_STORE`].
+    pub flags: u32,
+}
+
+/// Flag: a group leaves its program at the first `Err`.
+pub const STOP_AT_ERROR: u32 = 1;
+/// Flag: a mistake, for proving that the suite notices it: resets of signals store 0 to their words.
+pub const RESET_BY_STORE: u32 = 2;
+
+/// Threads of a [`Tile`] in `script_tile`.
+pub const TILE: u32 = 8;
+/// Lanes of the odd half of each warp: the groups of `script_lanes` are these and the others.
+pub const ODD_LANES: u32 = 0xaaaa_aaaa;
+/// Warps of a span in `script_span`.
+pub const SPAN_WARPS: u32 = 2;
+
+/// Longest nap of a pause, in nanoseconds.
+const LONGEST_NAP: u64 = 20_000;
+
+/// What one operation gave.
+type Step = Result<(u64, u64), Fault>;
+
+const DONE: Step = Ok((0, 0));
+
+/// Runs the program of group number `group`. All threads of the group call.
+#[inline(always)]
+unsafe fn run<B: Backend, C: Coop>(comm: &Comm, script: &Script, coop: &C, group: u64) {
+    // Safety: the kernel's promise: one program for each group, one row of the log for each thread.
+    let (first, count, log) = unsafe {
+        let thread = block_in_grid() as u64 * Block.size() as u64 + Block.rank() as u64;
+        let program = (script.programs as usize as *const u64).add(2 * group as usize);
+        (
+            program.read(),
+            program.add(1).read(),
+            (script.log as usize as *mut Entry).add((thread * script.stride) as usize),
+        )
+    };
+    let mut token = None;
+    let mut index = 0;
+    while index < count {
+        // Safety: as above.
+        let op = unsafe { &*(script.operations as usize as *const Op).add((first + index) as usize) };
+        let step = operation::<B, C>(comm, script, coop, op, &mut token);
+        let entry = match step {
+            Ok((value, second)) => Entry { outcome: 1, fault: [0; 4], value, second },
+            Err(fault) => Entry { outcome: 2, fault: fault.to_words(), value: 0, second: 0 },
+        };
+        // Safety: as above.
+        unsafe { log.add(index as usize).write(entry) };
+        if step.is_err() && script.flags & STOP_AT_ERROR != 0 {
+            break;
+        }
+        index += 1;
+    }
+}
+
+#[inline(always)]
+fn window(script: &Script, index: u32) -> Window<u8> {
+    let index = if index < script.window_count { index } else { 0 };
+    // Safety: the table's handles are those of registered windows.
+    unsafe { Window::from_handle((script.windows as usize as *const WindowHandle).add(index as usize).read()) }
+}
+
+#[inline(always)]
+fn va(script: &Script, op: &Op) -> VaSignal {
+    window(script, op.signal).signal(op.signal_offset)
+}
+
+#[inline(always)]
+fn action(script: &Script, op: &Op) -> Option<SignalAction> {
+    if op.signal == NONE {
+        return None;
+    }
+    let action = if op.signal_at_address != 0 {
+        va(script, op).add(op.amount)
+    } else if op.amount == 1 {
+        SignalId::new(op.signal).inc()
+    } else {
+        SignalId::new(op.signal).add(op.amount)
+    };
+    Some(if op.weak != 0 { action.weak() } else { action })
+}
+
+#[inline(always)]
+fn view(script: &Script, op: &Op) -> SignalView {
+    let bits = if op.bits == 0 { SIGNAL_BITS } else { op.bits };
+    if op.signal_at_address != 0 { va(script, op).bits(bits) } else { SignalId::new(op.signal).bits(bits) }
+}
+
+#[inline(always)]
+fn counter(op: &Op) -> CounterView {
+    CounterId::new(op.counter).bits(if op.bits == 0 { COUNTER_BITS } else { op.bits })
+}
+
+#[inline(always)]
+fn scope(code: u32) -> Scope {
+    match code {
+        0 => Scope::Thread,
+        1 => Scope::Block,
+        2 => Scope::Gpu,
+        _ => Scope::System,
+    }
+}
+
+#[inline(always)]
+fn team(comm: &Comm, op: &Op) -> Team {
+    match op.team {
+        1 => comm.lsa(),
+        2 => comm.rail(),
+        _ => comm.world(),
+    }
+}
+
+macro_rules! options {
+    ($post:expr, $script:expr, $op:expr, signal) => {{
+        let post = $post;
+        let post = match action($script, $op) {
+            Some(action) => post.signal(action),
+            None => post,
+        };
+        options!(post, $script, $op)
+    }};
+    ($post:expr, $script:expr, $op:expr) => {{
+        let op: &Op = $op;
+        let post = $post.released(scope(op.given)).deadline(Deadline::after_ns(op.deadline));
+        let post = if op.required != 0 { post.required(Scope::Gpu) } else { post };
+        let post = if op.counter != NONE { post.counter(CounterId::new(op.counter)) } else { post };
+        if op.more != 0 { post.more() } else { post }
+    }};
+}
+
+#[inline(always)]
+fn operation<B: Backend, C: Coop>(
+    comm: &Comm,
+    script: &Script,
+    coop: &C,
+    op: &Op,
+    token: &mut Option<FlushToken>,
+) -> Step {
+    let Some(code) = Code::from_code(op.code) else {
+        return Err(Fault::new(FaultKind::Reported, Operation::None).values(0, op.code as u64));
+    };
+    let deadline = Deadline::after_ns(op.deadline);
+    let gin = Gin::<B>::with_backend(comm, ContextId::new(op.context)).shared_by(match op.sharing {
+        1 => Sharing::Block,
+        2 => Sharing::Thread,
+        _ => Sharing::Gpu,
+    });
+    match code {
+        Code::Nop => DONE,
+        Code::Fill => {
+            let to = window(script, op.window);
+            for i in coop.stripe(op.bytes as usize) {
+                to.write(op.offset as usize + i, pattern(op.value, op.source_offset + i as u64));
+            }
+            coop.sync();
+            DONE
+        }
+        Code::Check => {
+            let from = window(script, op.window);
+            let (mut wrong, mut first) = (0, u64::MAX);
+            for i in 0..op.bytes {
+                if from.read((op.offset + i) as usize) != pattern(op.value, op.source_offset + i) {
+                    wrong += 1;
+                    first = first.min(i);
+                }
+            }
+            coop.sync();
+            Ok((wrong, first))
+        }
+        Code::Put => {
+            let peer = team(comm, op).member(op.peer)?;
+            let to = window(script, op.window).range(op.offset as usize, op.bytes as usize);
+            let from = window(script, op.source_window).range(op.source_offset as usize, op.bytes as usize);
+            options!(gin.put(peer, to, from), script, op, signal).issue(coop)?;
+            DONE
+        }
+        Code::PutValue => put_value(&gin, comm, script, coop, op),
+        Code::Get => {
+            let peer = team(comm, op).member(op.peer)?;
+            let to = window(script, op.window).range(op.offset as usize, op.bytes as usize);
+            let from = window(script, op.source_window).range(op.source_offset as usize, op.bytes as usize);
+            options!(gin.get(peer, to, from), script, op).issue(coop)?;
+            DONE
+        }
+        Code::Signal => {
+            let peer = team(comm, op).member(op.peer)?;
+            let Some(action) = action(script, op) else { return DONE };
+            options!(gin.signal(peer, action), script, op).issue(coop)?;
+            DONE
+        }
+        Code::Flush => {
+            gin.flush(coop, deadline)?;
+            DONE
+        }
+        Code::FlushAsync => {
+            *token = Some(gin.flush_async(team(comm, op).member(op.peer)?)?);
+            DONE
+        }
+        Code::WaitToken => {
+            if let Some(token) = *token {
+                gin.wait(coop, token, deadline)?;
+            }
+            DONE
+        }
+        Code::WaitSignal => {
+            gin.wait_signal(coop, view(script, op), op.value, deadline)?;
+            DONE
+        }
+        Code::ReadSignal => Ok((gin.read_signal(view(script, op))?, 0)),
+        Code::ResetSignal => {
+            // Every thread does it; that is harmless, and the sync keeps late ones from doing it after the next raise.
+            let outcome = gin.reset_signal(view(script, op));
+            if script.flags & RESET_BY_STORE != 0 && outcome.is_ok() {
+                coop.sync();
+                reset_by_store(comm, script, op);
+            }
+            coop.sync();
+            outcome.map(|()| (0, 0))
+        }
+        Code::WaitCounter => {
+            gin.wait_counter(coop, counter(op), op.value, deadline)?;
+            DONE
+        }
+        Code::ReadCounter => Ok((gin.read_counter(counter(op))?, 0)),
+        Code::ResetCounter => {
+            let outcome = gin.reset_counter(counter(op));
+            coop.sync();
+            outcome.map(|()| (0, 0))
+        }
+        Code::IncreaseShadow => {
+            let outcome =
+                if coop.elect() { gin.increase_signal_shadow(SignalId::new(op.signal), op.value) } else { Ok(()) };
+            coop.agree(outcome)?;
+            DONE
+        }
+        Code::ReadShadow => Ok((gin.signal_shadow(SignalId::new(op.signal))?, 0)),
+        Code::MeetShadow => {
+            gin.wait_signal_meet_shadow(coop, view(script, op), deadline)?;
+            DONE
+        }
+        Code::FollowShadow => gin.wait_signal_follow_shadow(coop, view(script, op), op.value, deadline),
+        Code::Barrier | Code::BarrierSplit => barrier(&gin, coop, op, code == Code::BarrierSplit),
+        Code::Pause => {
+            pause(op.value);
+            DONE
+        }
+        Code::BlockSync => {
+            Block.sync();
+            DONE
+        }
+        Code::Report => {
+            if coop.elect() {
+                comm.report_code(op.value);
+            }
+            DONE
+        }
+        Code::Fault => match comm.fault() {
+            Some(fault) => Err(fault),
+            None => DONE,
+        },
+        Code::RaiseByGpu | Code::WriteTotal => raise_by_gpu(comm, coop, op, code == Code::WriteTotal),
+        Code::ReadTeam => {
+            let team = team(comm, op);
+            Ok((team.size() as u64, team.rank() as u64))
+        }
+        Code::FindWindow => {
+            let own = window(script, op.window);
+            let (handle, offset) = comm.find_window(own.local_ptr().wrapping_add(op.offset as usize))?;
+            Ok((handle.id as u64, offset))
+        }
+        Code::LoadPeer => {
+            let peer = team(comm, op).member(op.peer)?;
+            let from = window(script, op.window).symmetric(op.offset as usize) + 0;
+            let mut value = 0u64;
+            let address = from.peer_ptr(peer)?;
+            for byte in 0..8 {
+                // Safety: the script promises 8 bytes there that nobody writes meanwhile.
+                value |= (unsafe { address.add(byte).read_volatile() } as u64) << (8 * byte);
+            }
+            Ok((value, 0))
+        }
+    }
+}
+
+#[inline(always)]
+fn put_value<B: Backend, C: Coop>(gin: &Gin<B>, comm: &Comm, script: &Script, coop: &C, op: &Op) -> Step {
+    let peer = team(comm, op).member(op.peer)?;
+    let to = window(script, op.window);
+    // A window of bytes takes any offset here; the front end checks the value's own alignment.
+    match op.bytes {
+        1 => options!(gin.put_value(peer, to.range_as::<u8>(op.offset, 1)?, op.value as u8), script, op, signal)
+            .issue(coop)?,
+        2 => options!(gin.put_value(peer, to.range_as::<u16>(op.offset, 1)?, op.value as u16), script, op, signal)
+            .issue(coop)?,
+        4 => options!(gin.put_value(peer, to.range_as::<u32>(op.offset, 1)?, op.value as u32), script, op, signal)
+            .issue(coop)?,
+        _ => options!(gin.put_value(peer, to.range_as::<u64>(op.offset, 1)?, op.value), script, op, signal)
+            .issue(coop)?,
+    }
+    DONE
+}
+
+#[inline(always)]
+fn barrier<B: Backend, C: Coop>(gin: &Gin<B>, coop: &C, op: &Op, split: bool) -> Step {
+    let team = match op.team {
+        1 => BarrierTeam::Lsa,
+        2 => BarrierTeam::Rail,
+        _ => BarrierTeam::World,
+    };
+    let fence = match op.fence & 3 {
+        0 => Fence::None,
+        1 => Fence::Put,
+        2 => Fence::Get,
+        _ => Fence::PutGet,
+    };
+    let deadline = Deadline::after_ns(op.deadline);
+    let session = BarrierSession::new(gin, team, op.value as u32)?;
+    let mut session = if op.fence & 4 != 0 { session.all_contexts() } else { session };
+    if split {
+        session.arrive(coop, fence, deadline)?;
+        pause(op.source_offset);
+        session.wait(coop, deadline)?;
+    } else {
+        session.sync(coop, fence, deadline)?;
+    }
+    DONE
+}
+
+#[inline(always)]
+fn pause(ns: u64) {
+    let start = sys::clock_ns();
+    loop {
+        let passed = sys::clock_ns().wrapping_sub(start);
+        if passed >= ns {
+            return;
+        }
+        let left = ns - passed;
+        sys::pause(if left < LONGEST_NAP { left as u32 } else { LONGEST_NAP as u32 });
+    }
+}
+
+#[inline(always)]
+fn context_data(comm: &Comm, op: &Op) -> *const ContextData {
+    (comm.handle().context_table as usize as *const ContextData).wrapping_add(op.context as usize)
+}
+
+/// Adds to the word of the peer's signal that GPUs raise, as an LSA route does; or writes it, if `total`.
+#[inline(always)]
+fn raise_by_gpu<C: Coop>(comm: &Comm, coop: &C, op: &Op, total: bool) -> Step {
+    let peer = team(comm, op).member(op.peer)?;
+    let context = context_data(comm, op);
+    // Safety: the script names a context that exists and a communicator whose signals GPUs raise.
+    let table = unsafe {
+        match (*context).peer_signal_gpu {
+            0 => 0,
+            peers => *(peers as usize as *const u64).wrapping_add(peer.world() as usize),
+        }
+    };
+    if table == 0 {
+        return Err(Fault::new(FaultKind::NotReachable, Operation::Signal).peer(peer.world()));
+    }
+    coop.sync();
+    if coop.elect() {
+        // Safety: the table has a word for each signal; the script names one that exists.
+        let word = unsafe { GlobalWord::new(table + 8 * op.signal as u64) };
+        if total {
+            word.store_release_sys(op.value);
+        } else {
+            word.add_release_sys(op.amount);
+        }
+    }
+    coop.sync();
+    DONE
+}
+
+/// What a reset must not be: every word of the signal becomes 0, whoever it belongs to.
+#[inline(always)]
+fn reset_by_store(comm: &Comm, script: &Script, op: &Op) {
+    // Safety: the script names a context and a signal that exist, or a word of a window with signals.
+    unsafe {
+        let data = &*context_data(comm, op);
+        let (words, index) = if op.signal_at_address != 0 {
+            let window = window(script, op.signal);
+            let planes = &*(window.handle().data as usize as *const WindowData);
+            ([planes.va_gpu, 0, planes.va_cpu, planes.va_base, 0], op.signal_offset / 8)
+        } else {
+            let id = op.signal as u64;
+            ([data.signal_gpu, data.signal_nic, data.signal_cpu, data.signal_base, data.signal_shadow], id)
+        };
+        let mut word = 0;
+        while word < 5 {
+            if words[word] != 0 {
+                GlobalWord::new(words[word] + 8 * index).store_relaxed_sys(0);
+            }
+            word += 1;
+        }
+    }
+}
+
+macro_rules! script_kernel {
+    ($(#[$doc:meta])* $name:ident, |$comm:ident, $script:ident| $body:expr) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// - The tables of the script are as [`Script`] says, in memory of this device, and its operations' own
+        ///   conditions hold.
+        #[kernel]
+        pub unsafe fn $name(comm: Comm, script: Script) {
+            let ($comm, $script) = (&comm, &script);
+            // Safety: as above.
+            unsafe { $body }
+        }
+    };
+}
+
+/// Number of the group among those of the grid, when each block has `per_block` groups and this is `group` of them.
+#[inline(always)]
+fn number(per_block: u32, group: u32) -> u64 {
+    block_in_grid() as u64 * per_block as u64 + group as u64
+}
+
+script_kernel! {
+    /// Every thread is a group.
+    script_thread, |comm, script| run::<Any, _>(comm, script, &Thread, number(Block.size(), Block.rank()))
+}
+
+script_kernel! {
+    /// Every thread is a group; the back end is compiled in alone.
+    script_thread_proxy, |comm, script| run::<Proxy, _>(comm, script, &Thread, number(Block.size(), Block.rank()))
+}
+
+script_kernel! {
+    /// Groups of [`TILE`] threads. The block's size is a multiple of it.
+    script_tile, |comm, script| {
+        run::<Any, _>(comm, script, &Tile::<TILE>, number(Block.size() / TILE, Block.rank() / TILE))
+    }
+}
+
+script_kernel! {
+    /// Groups of a warp.
+    script_warp, |comm, script| {
+        run::<Any, _>(comm, script, &Warp, number(Block.size().div_ceil(32), Block.rank() / 32))
+    }
+}
+
+script_kernel! {
+    /// Two groups a warp: even lanes, odd lanes. The block's size is a multiple of 32.
+    script_lanes, |comm, script| {
+        let odd = gin_device::coop::lane() & 1;
+        let lanes = Lanes::new(if odd == 1 { ODD_LANES } else { !ODD_LANES });
+        run::<Any, _>(comm, script, &lanes, number(Block.size() / 16, 2 * (Block.rank() / 32) + odd))
+    }
+}
+
+script_kernel! {
+    /// Groups of [`SPAN_WARPS`] warps. The block's size is a multiple of that, and it has at most 15 groups.
+    script_span, |comm, script| {
+        let group = Block.rank() / (32 * SPAN_WARPS);
+        if let Some(span) = WarpSpan::new(group * SPAN_WARPS, SPAN_WARPS, 1 + group) {
+            run::<Any, _>(comm, script, &span, number(Block.size() / (32 * SPAN_WARPS), group));
+        }
+    }
+}
+
+script_kernel! {
+    /// A block is a group.
+    script_block, |comm, script| run::<Any, _>(comm, script, &Block, number(1, 0))
+}
+
+script_kernel! {
+    /// A block is a group; the back end is compiled in alone.
+    script_block_proxy, |comm, script| run::<Proxy, _>(comm, script, &Block, number(1, 0))
+}

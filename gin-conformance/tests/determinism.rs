@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A seed gives the same run of every case, byte for byte, and another seed another one.
+
+use gin_conformance::cases::{self, Case};
+use gin_conformance::host::{Logs, Net, Setup, judge};
+use std::sync::PoisonError;
+
+/// The logs of all runs of a case.
+fn logs(case: &Case, setup: &Setup) -> Vec<Vec<u8>> {
+    let logs = Logs::default();
+    let setup = Setup { logs: Some(logs.clone()), ..setup.clone() };
+    if let Err(error) = judge(case, &setup) {
+        panic!("{}: {error}", case.name);
+    }
+    let logs = logs.lock().unwrap_or_else(PoisonError::into_inner);
+    logs.iter().map(|log| log.to_bytes()).collect()
+}
+
+fn compare(net: Net, seed: u64) {
+    let mut others = 0;
+    let all = cases::all();
+    for case in &all {
+        let setup = Setup { net, ..Setup::seeded(seed) };
+        let first = logs(case, &setup);
+        assert!(!first.is_empty() && first.iter().all(|log| !log.is_empty()), "{}: nothing was logged", case.name);
+        assert!(first == logs(case, &setup), "{}: two runs with seed {seed} differ", case.name);
+        others += usize::from(first != logs(case, &Setup { seed: Some(seed + 1), ..setup }));
+    }
+    // A case of one thread that waits for nobody may have one schedule only.
+    assert!(others > all.len() * 9 / 10, "another seed gives another run in {others} of {} cases only", all.len());
+}
+
+#[test]
+fn every_case_runs_the_same_way_twice_with_one_seed() {
+    compare(Net::Plain, 11);
+}
+
+#[test]
+fn every_case_runs_the_same_way_twice_on_a_network_that_chooses_from_the_seed() {
+    compare(Net::Worst, 12);
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The kernels of the suite become PTX that keeps the rules of device code and that `ptxas` takes.
+//!
+//! Reported as ignored where there is no compiler for it.
+
+use gin_build::{Arch, Assembly, Built, KernelBuilder, Limits, Ptxas, Toolchain, check};
+use gin_conformance::scenario::CoopKind;
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use std::path::Path;
+use std::sync::OnceLock;
+
+/// Largest text: each of the kernels has every operation in it.
+const MAX_BYTES: usize = 8 << 20;
+
+const HERE: &str = env!("CARGO_MANIFEST_DIR");
+
+fn built() -> Result<&'static Built, Failed> {
+    static BUILT: OnceLock<Result<Built, String>> = OnceLock::new();
+    let build = || {
+        let builder = KernelBuilder::new(HERE).arch(Arch::Sm90);
+        // The builds of the project's build script, so that `core` is compiled once.
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent();
+        let builder = target.map_or(builder.clone(), |target| builder.target_dir(target.join("gin-build")));
+        builder.build().map_err(|error| error.to_string())
+    };
+    Ok(BUILT.get_or_init(build).as_ref()?)
+}
+
+fn rules() -> Result<Completion, Failed> {
+    let module = &built()?.modules[0];
+    let missing = CoopKind::ALL.iter().find(|coop| !module.text.contains(&format!(".entry {}(", coop.kernel())));
+    if let Some(coop) = missing {
+        return Err(format!("there is no kernel {}", coop.kernel()).into());
+    }
+    let findings = check(&module.text, &Limits::default().max_bytes(MAX_BYTES));
+    let lines: Vec<String> = findings.iter().take(20).map(ToString::to_string).collect();
+    if lines.is_empty() { Ok(Completion::Completed) } else { Err(lines.join("\n").into()) }
+}
+
+fn assembled() -> Result<Completion, Failed> {
+    match &built()?.modules[0].assembly {
+        Assembly::Done(report) if report.entries.len() == CoopKind::ALL.len() => Ok(Completion::Completed),
+        Assembly::Done(report) => Err(format!("{} kernels were assembled", report.entries.len()).into()),
+        Assembly::NotTried(reason) => Err(format!("not assembled: {reason}").into()),
+    }
+}
+
+fn main() {
+    let compiler = Toolchain::find().map_err(|error| error.to_string().replace('\n', " "));
+    let ptxas = Ptxas::find(Path::new(HERE));
+    let trial = |name: &str, missing: Option<String>, run: fn() -> Result<Completion, Failed>| {
+        Trial::ignorable_test(name, move || match missing {
+            Some(reason) => Ok(Completion::ignored_with(reason)),
+            None => run(),
+        })
+    };
+    let trials = vec![
+        trial("the_kernels_of_the_suite_keep_the_rules_of_device_code::sm_90", compiler.clone().err(), rules),
+        trial("ptxas_takes_the_kernels_of_the_suite::sm_90", compiler.err().or(ptxas.err()), assembled),
+    ];
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+}

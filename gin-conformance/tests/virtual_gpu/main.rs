@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The conformance suite on the virtual GPU: one trial for each case and way of running.
+//!
+//! `GIN_SEED=n` takes that seed in all seeded ways. A trial that fails prints the command that repeats it.
+
+mod residency;
+
+use gin_conformance::cases;
+use gin_conformance::host::{Net, Setup, judge};
+use gin_virtual::Policy;
+use libtest_mimic::{Arguments, Failed, Trial};
+
+/// A way of running all cases, and its name.
+type Way = (String, Setup);
+
+/// Schedules, networks and clocks, so combined that each is there a few times, and the whole takes about a minute.
+fn ways() -> Vec<Way> {
+    let mut ways = Vec::new();
+    let policies = [
+        ("round_robin", Policy::RoundRobin),
+        ("random", Policy::Random),
+        ("starve", Policy::Starve),
+        ("warp_ahead", Policy::WarpAhead),
+    ];
+    let networks = [
+        ("plain", Net::Plain),
+        ("delay", Net::Delay { ns: 10_000 }),
+        ("reorder", Net::Reorder),
+        ("withhold", Net::Withhold),
+        ("worst", Net::Worst),
+    ];
+    let mut seed = 0;
+    for (policy_name, policy) in policies {
+        for (name, net) in networks {
+            seed += 1;
+            // No more blocks than needed, and the back end compiled in alone, on some of them.
+            let (resident_blocks, named_backend) = ((seed % 3 == 0).then_some(1), seed % 2 == 0);
+            let setup = Setup { policy, net, resident_blocks, named_backend, ..Setup::seeded(seed) };
+            ways.push((format!("{policy_name}_{name}"), setup));
+        }
+    }
+    for (name, net) in networks {
+        ways.push((format!("threads_{name}"), Setup { net, named_backend: name == "worst", ..Setup::threads() }));
+    }
+    ways
+}
+
+fn main() {
+    let seed: Option<u64> = std::env::var("GIN_SEED").ok().map(|seed| seed.parse().expect("GIN_SEED is a number"));
+    let mut trials = residency::trials();
+    for (way, mut setup) in ways() {
+        if setup.seed.is_some() && seed.is_some() {
+            setup.seed = seed;
+        }
+        for case in cases::all() {
+            let name = format!("virtual/{way}/{}", case.name);
+            let variable = setup.seed.map_or(String::new(), |seed| format!("GIN_SEED={seed} "));
+            let repeat = format!("{variable}cargo test -p gin-conformance --test virtual_gpu -- --exact {name}");
+            let setup = Setup { repeat: Some(repeat), ..setup.clone() };
+            trials.push(Trial::test(name, move || judge(&case, &setup).map_err(Failed::from)));
+        }
+    }
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+}

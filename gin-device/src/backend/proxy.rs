@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The proxy back end: a descriptor into the context's queue.
+
+use super::Backend;
+use crate::comm::Comm;
+use crate::coop;
+use crate::gin::{Core, Sharing};
+use crate::queue::{Producer, Queue};
+use crate::status::Stop;
+use crate::sys::{self, Global, GlobalWord};
+use gin_abi::descriptor::WORDS;
+use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation};
+
+/// A CPU thread takes descriptors from the context's queue and posts them to a network.
+#[derive(Clone, Copy, Debug)]
+pub struct Proxy;
+
+#[inline(always)]
+fn producer(core: &Core) -> Producer<Global, WORDS> {
+    let data = core.data();
+    // Safety: the front end checked that the context exists; the host keeps its data and its words valid and its layout
+    // is that of `ContextData`.
+    unsafe {
+        let (claim, taken) = sys::read_pair(&raw const (*data).claim);
+        let (slots, depth) = sys::read_pair(&raw const (*data).slots);
+        let (oldest, done) = sys::read_pair(&raw const (*data).oldest);
+        let (depth_log2, depth_mask) = (sys::narrow(depth as u32), sys::narrow((depth >> 32) as u32));
+        core::hint::assert_unchecked(depth_log2 < 32);
+        Producer {
+            queue: Queue {
+                slots: GlobalWord::new(slots),
+                claim: GlobalWord::new(claim),
+                taken_seen: GlobalWord::new(claim + 8),
+                taken: GlobalWord::new(taken),
+                done: GlobalWord::new(done),
+                oldest: GlobalWord::new(oldest),
+                depth_log2,
+                depth_mask,
+            },
+            status: core.status(),
+        }
+    }
+}
+
+/// Lanes of a warp that are here together, for the same queue.
+struct Group {
+    mask: u32,
+    /// Those up to the calling lane's.
+    until: u32,
+}
+
+impl Group {
+    #[inline(always)]
+    fn of(here: u32, producer: &Producer<Global, WORDS>) -> Self {
+        let mask = coop::alike(here, producer.queue.claim.address());
+        Self { mask, until: mask & coop::lanes_until() }
+    }
+
+    /// Claims a slot for each lane by one add. Gives the first one's index in the lane that leads, the highest.
+    #[inline(always)]
+    fn claim(&self, producer: &Producer<Global, WORDS>, sharing: Sharing) -> u64 {
+        // Not the lanes of `mask`, which are as many in the lane that leads: what is the same in all lanes, the assembler,
+        // which cannot know that one of them is left, adds for "all" of them together once more.
+        producer.add_if(self.until == self.mask, self.until.count_ones() as u64, sharing)
+    }
+
+    /// What the lane that leads brings.
+    #[inline(always)]
+    fn lead(&self, value: u64) -> u64 {
+        coop::leader_shuffle(self.mask, value, 31 - self.mask.leading_zeros())
+    }
+}
+
+/// Rank of the calling lane among the lanes of `mask`.
+#[inline(always)]
+fn rank_in(mask: u32) -> u32 {
+    (mask & coop::lanes_below()).count_ones()
+}
+
+impl Backend for Proxy {
+    #[inline(always)]
+    fn serves(comm: &Comm, context: u32) -> bool {
+        context < comm.proxy_contexts()
+    }
+
+    #[inline(always)]
+    fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), Stop> {
+        let (producer, sharing) = (producer(core), core.sharing());
+        let alone = sharing == Sharing::Thread;
+        // Lanes wait together, as one may wait for what another has yet to do.
+        let here = if alone { 0 } else { coop::active_mask() };
+        let any = |bit| if alone { bit } else { coop::any_here(here, bit) };
+        if deadline.is_none() {
+            if alone {
+                return producer.fill(producer.add_if(true, 1, sharing), request.encode(), deadline);
+            }
+            let group = Group::of(here, &producer);
+            let first = group.claim(&producer, sharing);
+            let index = group.lead(first).wrapping_add((group.until.count_ones() - 1) as u64);
+            return producer.fill_together(index, request.encode(), any);
+        }
+        // A claim that others make for it would not wait for room, so each lane claims by itself.
+        let ahead = if alone { 0 } else { rank_in(here) };
+        match producer.post_in_time(request.encode(), sharing, ahead as u64, deadline, any) {
+            Ok(()) => Ok(()),
+            Err((stop, None)) => Err(stop),
+            Err((Stop::Fault, Some(_))) => Err(Stop::Fault),
+            Err((Stop::Deadline, Some(index))) => {
+                // The slot is claimed and stays empty: whatever comes behind it would wait for ever.
+                let fault = Fault::new(FaultKind::QueueBroken, operation).context(core.context()).peer(request.peer);
+                producer.status.report(fault.values(index, producer.queue.depth()));
+                producer.status.await_stop();
+                Err(Stop::Fault)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn position(core: &Core) -> u64 {
+        producer(core).position()
+    }
+
+    #[inline(always)]
+    fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), Stop> {
+        let producer = producer(core);
+        match peer {
+            Some(peer) => producer.wait_peer(peer, position, deadline),
+            None => producer.wait_done(position, deadline),
+        }
+    }
+}

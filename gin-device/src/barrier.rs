@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Barriers over a team, built on signals.
+//!
+//! A barrier has one signal for each member of its team. To arrive, a rank raises its own signal at every member; to
+//! wait, it waits for every member's signal at itself. How often is counted in the shadows of those signals, which lie
+//! in the rank's own memory, so a barrier goes on from kernel to kernel. The threads of the coop share the members.
+//!
+//! ```ignore
+//! let mut barrier = BarrierSession::new(&gin, BarrierTeam::World, 0)?;
+//! barrier.sync(&Block, Fence::Put, deadline)?;
+//! ```
+//!
+//! # Order
+//! What the threads of a coop wrote before `arrive` is released to the system; after `wait`, what the others released
+//! is acquired. Of operations under way, the fence says what is waited for: with [`Fence::Put`] the puts of others to
+//! this rank are visible afterwards (their arrival is a strong signal; in a session over all contexts, one in each);
+//! with [`Fence::Get`] own gets have landed and the sources of own puts may be reused.
+
+use crate::backend::Backend;
+use crate::coop::Coop;
+use crate::gin::{Gin, Scope, release, signal_tables};
+use crate::signal::{ContextId, SignalId};
+use crate::sys::{Global, GlobalWord, Word};
+use crate::team::Team;
+use gin_abi::handle::CAP_STRONG_SIGNALS;
+use gin_abi::{Deadline, Fault, FaultKind, Operation, SIGNAL_BITS};
+
+/// Which ranks meet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BarrierTeam {
+    /// All ranks.
+    World,
+    /// The ranks with the caller's place in their LSA teams.
+    Rail,
+    /// The ranks of the caller's LSA team.
+    Lsa,
+}
+
+/// What a barrier waits for besides the other ranks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fence {
+    /// Nothing.
+    None,
+    /// Puts of others to this rank, issued before they arrived, are visible.
+    Put,
+    /// Own gets have landed.
+    Get,
+    /// Both.
+    PutGet,
+}
+
+impl Fence {
+    #[inline(always)]
+    const fn puts(self) -> bool {
+        matches!(self, Fence::Put | Fence::PutGet)
+    }
+
+    #[inline(always)]
+    const fn gets(self) -> bool {
+        matches!(self, Fence::Get | Fence::PutGet)
+    }
+}
+
+/// One use, or several, of a barrier by a coop.
+///
+/// All ranks of the team use the same barrier number, contexts and fences, in the same order. A session belongs to the
+/// coop that made it; all its threads make the same calls with it.
+///
+/// A barrier that ended with a fault, a deadline included, is broken: how far the others got is not known. It refuses
+/// every later use, in this session or another.
+#[derive(Debug)]
+pub struct BarrierSession<'a, B: Backend> {
+    gin: &'a Gin<B>,
+    team: Team,
+    first_signal: u32,
+    broken: GlobalWord,
+    all_contexts: bool,
+    arrived: Option<Fence>,
+}
+
+impl<'a, B: Backend> BarrierSession<'a, B> {
+    /// Barrier number `index` of the team, for operations of `gin`'s context.
+    ///
+    /// # Errors
+    /// [`FaultKind::UnknownBarrier`] with the number of barriers there are, [`FaultKind::UnknownContext`].
+    #[inline(always)]
+    pub fn new(gin: &'a Gin<B>, team: BarrierTeam, index: u32) -> Result<Self, Fault> {
+        gin.core().check(Operation::Barrier)?;
+        let handle = gin.comm().handle();
+        let (world, rail) = (handle.world_barriers, handle.rail_barriers);
+        let rail_size = handle.ranks / handle.lsa_size;
+        let after_world = handle.signals + world * handle.ranks;
+        let (members, count, first_signal, number) = match team {
+            BarrierTeam::World => (gin.comm().world(), world, handle.signals, index),
+            BarrierTeam::Rail => (gin.comm().rail(), rail, after_world, world + index),
+            BarrierTeam::Lsa => {
+                (gin.comm().lsa(), handle.lsa_barriers, after_world + rail * rail_size, world + rail + index)
+            }
+        };
+        if index >= count {
+            let fault = gin.core().fault(FaultKind::UnknownBarrier, Operation::Barrier);
+            return Err(fault.values(count as u64, index as u64));
+        }
+        Ok(Self {
+            gin,
+            team: members,
+            first_signal: first_signal + index * members.size(),
+            // Safety: one word for each barrier; the index was checked.
+            broken: unsafe { GlobalWord::new(handle.barrier_state + 8 * number as u64) },
+            all_contexts: false,
+            arrived: None,
+        })
+    }
+
+    /// The same barrier, whose fences cover the operations of all contexts of the communicator.
+    #[inline(always)]
+    #[must_use]
+    pub fn all_contexts(mut self) -> Self {
+        self.all_contexts = true;
+        self
+    }
+
+    #[inline(always)]
+    fn contexts(&self) -> core::ops::Range<u32> {
+        let own = self.gin.context().0;
+        if self.all_contexts { 0..self.gin.comm().contexts() } else { own..own + 1 }
+    }
+
+    /// Number of (context, member) pairs. A signal in each context is needed only to cover its puts.
+    #[inline(always)]
+    fn pairs(&self, fence: Fence) -> usize {
+        let contexts = self.contexts();
+        let signalled = if fence.puts() { contexts.end - contexts.start } else { 1 };
+        signalled as usize * self.team.size() as usize
+    }
+
+    /// Context and rank in the team of pair `pair`; the next member first, the caller itself last.
+    #[inline(always)]
+    fn pair(&self, pair: usize) -> (Gin<B>, u32) {
+        let size = self.team.size();
+        let (context, step) = (self.contexts().start + pair as u32 / size, pair as u32 % size);
+        let member = (self.team.rank() as u64 + 1 + step as u64) % size as u64;
+        (Gin::with_backend(self.gin.comm(), ContextId(context)), member as u32)
+    }
+
+    #[inline(always)]
+    fn usable(&self, coop: &impl Coop) -> Result<(), Fault> {
+        let broken = self.broken.load_relaxed_gpu() != 0;
+        let fault = self.gin.core().fault(FaultKind::BarrierBroken, Operation::Barrier);
+        coop.agree(if broken { Err(fault) } else { Ok(()) })
+    }
+
+    /// Tells the other members that this rank is here. All threads of `coop` call.
+    ///
+    /// Ordering: what the threads of the coop wrote before is released, at system scope.
+    ///
+    /// # Errors
+    /// The same in all threads: [`FaultKind::BarrierBroken`]; [`FaultKind::NoStrongSignals`] if the fence covers puts
+    /// and the network cannot; what a post can end with, which breaks the barrier.
+    #[inline(always)]
+    pub fn arrive(&mut self, coop: &impl Coop, fence: Fence, deadline: Deadline) -> Result<(), Fault> {
+        self.usable(coop)?;
+        let strong = self.gin.comm().handle().capabilities & CAP_STRONG_SIGNALS != 0;
+        if fence.puts() && !strong {
+            return Err(self.gin.core().fault(FaultKind::NoStrongSignals, Operation::Barrier));
+        }
+        let mut outcome = Ok(());
+        let mut released = false;
+        for pair in coop.stripe(self.pairs(fence)) {
+            if !released {
+                release::<Global>(Scope::Thread, Scope::System);
+                released = true;
+            }
+            let (gin, member) = self.pair(pair);
+            let signal = SignalId::new(self.first_signal + self.team.rank()).inc();
+            let action = if fence.puts() { signal } else { signal.weak() };
+            outcome = self.team.member(member).and_then(|peer| gin.raise_internal(peer, action, deadline));
+            if outcome.is_err() {
+                break;
+            }
+        }
+        self.arrived = Some(fence);
+        self.finish(coop, outcome)
+    }
+
+    /// Waits until all members have arrived. All threads of `coop` call, after [`arrive`](Self::arrive).
+    ///
+    /// Ordering: acquire, at system scope, in all threads of the coop.
+    ///
+    /// # Errors
+    /// The same in all threads: [`FaultKind::Timeout`] with the first member found missing; the fault or abort that
+    /// ended the wait; [`FaultKind::BarrierBroken`] if the barrier is broken or nobody arrived.
+    #[inline(always)]
+    pub fn wait(&mut self, coop: &impl Coop, deadline: Deadline) -> Result<(), Fault> {
+        self.usable(coop)?;
+        let Some(fence) = self.arrived.take() else {
+            return Err(self.gin.core().fault(FaultKind::BarrierBroken, Operation::Barrier));
+        };
+        let mut outcome = Ok(());
+        for pair in coop.stripe(self.pairs(fence)) {
+            let (gin, member) = self.pair(pair);
+            let id = self.first_signal + member;
+            let (words, shadow) = signal_tables(gin.core(), id);
+            let expected = shadow.load_relaxed_gpu().wrapping_add(1);
+            shadow.store_relaxed_gpu(expected);
+            if let Err((stop, seen)) = words.wait(&gin.core().status(), expected, SIGNAL_BITS, deadline) {
+                let peer = self.team.member(member).map_or(gin_abi::fault::NONE, |rank| rank.world());
+                let timeout = gin.core().fault(FaultKind::Timeout, Operation::Barrier).peer(peer);
+                outcome = Err(gin.core().status().explain(stop, timeout.values(expected, seen)));
+                break;
+            }
+        }
+        if outcome.is_ok() && fence.gets() {
+            for context in coop.stripe(self.contexts().len()) {
+                let gin = Gin::<B>::with_backend(self.gin.comm(), ContextId(self.contexts().start + context as u32));
+                outcome = gin.flush_here(deadline);
+                if outcome.is_err() {
+                    break;
+                }
+            }
+        }
+        self.finish(coop, outcome)
+    }
+
+    /// [`arrive`](Self::arrive) and [`wait`](Self::wait); each may last as long as `deadline`.
+    ///
+    /// # Errors
+    /// Theirs.
+    #[inline(always)]
+    pub fn sync(&mut self, coop: &impl Coop, fence: Fence, deadline: Deadline) -> Result<(), Fault> {
+        self.arrive(coop, fence, deadline)?;
+        self.wait(coop, deadline)
+    }
+
+    #[inline(always)]
+    fn finish(&mut self, coop: &impl Coop, outcome: Result<(), Fault>) -> Result<(), Fault> {
+        let outcome = coop.agree(outcome);
+        if outcome.is_err() && coop.elect() {
+            self.broken.store_relaxed_gpu(1);
+        }
+        outcome
+    }
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The communicator as a kernel sees it.
+
+use crate::status::Status;
+use crate::sys::{self, Global, GlobalWord};
+use crate::team::Team;
+use gin_abi::{CommHandle, ContextData, Fault, FaultKind, Operation, WindowData, WindowHandle};
+
+/// Communicator: a kernel parameter, made by the host.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug)]
+pub struct Comm(CommHandle);
+
+impl Comm {
+    /// Wraps a handle that the host made.
+    ///
+    /// # Safety
+    /// - The handle is one of the host library's, of this rank, and its communicator is alive while this is used.
+    #[inline(always)]
+    #[must_use]
+    pub const unsafe fn from_handle(handle: CommHandle) -> Self {
+        Self(handle)
+    }
+
+    /// The handle behind it.
+    #[inline(always)]
+    #[must_use]
+    pub const fn handle(&self) -> &CommHandle {
+        &self.0
+    }
+
+    /// All ranks.
+    #[inline(always)]
+    #[must_use]
+    pub fn world(&self) -> Team {
+        Team::new(0, 1, self.ranks(), self.rank())
+    }
+
+    /// The ranks that reach each other by loads and stores.
+    #[inline(always)]
+    #[must_use]
+    pub fn lsa(&self) -> Team {
+        let (size, rank) = (sys::narrow(self.0.lsa_size), sys::narrow(self.0.lsa_rank));
+        Team::new(self.rank() - rank, 1, size, rank)
+    }
+
+    /// The ranks with the caller's place in their LSA teams.
+    #[inline(always)]
+    #[must_use]
+    pub fn rail(&self) -> Team {
+        let (size, rank) = (sys::narrow(self.0.lsa_size), sys::narrow(self.0.lsa_rank));
+        Team::new(rank, size, self.ranks() / size, self.rank() / size)
+    }
+
+    #[inline(always)]
+    fn rank(&self) -> u32 {
+        sys::narrow(self.0.rank)
+    }
+
+    #[inline(always)]
+    fn ranks(&self) -> u32 {
+        sys::narrow(self.0.ranks)
+    }
+
+    #[inline(always)]
+    pub(crate) fn backend(&self) -> u32 {
+        sys::narrow(self.0.backend)
+    }
+
+    /// Number of contexts that the proxy serves.
+    #[inline(always)]
+    pub(crate) fn proxy_contexts(&self) -> u32 {
+        sys::narrow(self.0.proxy_contexts)
+    }
+
+    /// Number of signals that can be raised strongly, per context.
+    #[inline(always)]
+    pub(crate) fn strong_signals(&self) -> u32 {
+        sys::narrow(self.0.strong_signals)
+    }
+
+    #[inline(always)]
+    pub(crate) fn capabilities(&self) -> u32 {
+        sys::narrow(self.0.capabilities)
+    }
+
+    #[inline(always)]
+    pub(crate) fn engines(&self) -> u32 {
+        sys::narrow(self.0.engines)
+    }
+
+    /// Number of contexts.
+    #[inline(always)]
+    #[must_use]
+    pub fn contexts(&self) -> u32 {
+        sys::narrow(self.0.contexts)
+    }
+
+    /// Number of signals that can be named, per context.
+    #[inline(always)]
+    #[must_use]
+    pub fn signals(&self) -> u32 {
+        sys::narrow(self.0.signals)
+    }
+
+    /// Number of counters per context.
+    #[inline(always)]
+    #[must_use]
+    pub fn counters(&self) -> u32 {
+        sys::narrow(self.0.counters)
+    }
+
+    /// Reports a fault to the host and ends every wait of this communicator, here and, by way of the host, on all
+    /// ranks. The first report of a rank stays; later ones are dropped.
+    #[inline(always)]
+    pub fn report(&self, fault: Fault) {
+        self.status().report(fault);
+        if sys::narrow(self.0.trap_on_fault) != 0 {
+            sys::trap();
+        }
+    }
+
+    /// Reports an error of the kernel's own with a number of its choice; see [`report`](Self::report).
+    #[inline(always)]
+    pub fn report_code(&self, code: u64) {
+        self.report(Fault::new(FaultKind::Reported, Operation::None).values(0, code));
+    }
+
+    /// The abort or fault of this communicator, if there is one. Reads host memory: about a microsecond on a GPU.
+    #[inline(always)]
+    #[must_use]
+    pub fn fault(&self) -> Option<Fault> {
+        self.status().fault()
+    }
+
+    /// The window that holds the byte at `address` of the caller's own memory, and the byte's offset in it.
+    ///
+    /// # Errors
+    /// [`FaultKind::UnknownWindow`] if no registered window does.
+    #[inline(always)]
+    pub fn find_window(&self, address: *const u8) -> Result<(WindowHandle, u64), Fault> {
+        let mut id = 0;
+        while id < self.0.windows {
+            // Safety: the handle's table has `windows` entries.
+            let data = unsafe { &*self.window_data(id) };
+            let offset = (address as usize as u64).wrapping_sub(data.base);
+            if data.active != 0 && offset < data.length {
+                let data_address = self.window_data(id) as usize as u64;
+                let handle = WindowHandle {
+                    base: data.base,
+                    own_length: data.length,
+                    least_length: 0,
+                    data: data_address,
+                    id,
+                    flags: data.flags,
+                };
+                return Ok((handle, offset));
+            }
+            id += 1;
+        }
+        Err(Fault::new(FaultKind::UnknownWindow, Operation::Address).values(0, address as usize as u64))
+    }
+
+    #[inline(always)]
+    fn window_data(&self, id: u32) -> *const WindowData {
+        (self.0.window_table as usize as *const WindowData).wrapping_add(id as usize)
+    }
+
+    #[inline(always)]
+    pub(crate) fn status(&self) -> Status<Global> {
+        // Safety: `from_handle`: the handle's addresses are valid.
+        unsafe {
+            Status {
+                host: GlobalWord::new(self.0.host_status),
+                kernel: GlobalWord::new(self.0.kernel_status),
+                copy: GlobalWord::new(self.0.kernel_status_copy),
+            }
+        }
+    }
+
+    /// Data of a context; to be read only if there is one of this number.
+    #[inline(always)]
+    pub(crate) fn context_data(&self, context: u32) -> *const ContextData {
+        (self.0.context_table as usize as *const ContextData).wrapping_add(context as usize)
+    }
+}

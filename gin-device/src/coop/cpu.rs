@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Indices and collectives on a CPU: the executor's.
+
+use super::Dim;
+use crate::exec::{BarrierCall, Dim3, ExchangeCall, Position, Reduction, executor};
+use core::panic::Location;
+
+#[inline(always)]
+fn position() -> Position {
+    executor().map_or(Position::ALONE, |executor| (executor.position)())
+}
+
+#[inline(always)]
+fn dim(from: Dim3) -> Dim {
+    Dim { x: from.x, y: from.y, z: from.z }
+}
+
+/// Index of the calling thread in its block.
+#[inline(always)]
+pub fn thread_index() -> Dim {
+    dim(position().thread)
+}
+
+/// Threads per block.
+#[inline(always)]
+pub fn block_dim() -> Dim {
+    dim(position().block_dim)
+}
+
+/// Index of the calling thread's block in the grid.
+#[inline(always)]
+pub fn block_index() -> Dim {
+    dim(position().block)
+}
+
+/// Blocks per grid.
+#[inline(always)]
+pub fn grid_dim() -> Dim {
+    dim(position().grid_dim)
+}
+
+#[inline(always)]
+pub(super) fn lane() -> u32 {
+    super::thread_in_block() % super::WARP_SIZE
+}
+
+/// The lanes of the warp below the calling thread's.
+#[inline(always)]
+pub(crate) fn lanes_below() -> u32 {
+    (1 << lane()) - 1
+}
+
+/// The lanes of the warp up to the calling thread's.
+#[inline(always)]
+pub(crate) fn lanes_until() -> u32 {
+    lanes_below() << 1 | 1
+}
+
+#[track_caller]
+fn exchange(mask: u32, value: u64) -> [u64; 32] {
+    let mut values = [0; 32];
+    match executor() {
+        Some(executor) => {
+            (executor.exchange)(ExchangeCall { mask, value, site: Location::caller() }, &mut values);
+        }
+        None => values[0] = value,
+    }
+    values
+}
+
+#[track_caller]
+fn barrier(id: u32, threads: u32, reduction: Reduction, predicate: bool) -> u32 {
+    match executor() {
+        Some(executor) => {
+            (executor.barrier)(BarrierCall { id, threads, reduction, predicate, site: Location::caller() })
+        }
+        None => predicate as u32,
+    }
+}
+
+#[track_caller]
+pub(super) fn sync_lanes(mask: u32) {
+    exchange(mask, 0);
+}
+
+#[track_caller]
+pub(super) fn vote_any(mask: u32, bit: bool) -> bool {
+    ballot(mask, bit) != 0
+}
+
+#[track_caller]
+pub(super) fn ballot(mask: u32, bit: bool) -> u32 {
+    let values = exchange(mask, bit as u64);
+    (0..32).filter(|lane| mask >> lane & 1 != 0 && values[*lane as usize] != 0).map(|lane| 1 << lane).sum()
+}
+
+#[track_caller]
+pub(super) fn shuffle(mask: u32, value: u64, from: u32) -> u64 {
+    exchange(mask, value)[(from % 32) as usize]
+}
+
+#[track_caller]
+pub(super) fn sync_block() {
+    barrier(0, 0, Reduction::None, false);
+}
+
+#[track_caller]
+pub(super) fn sync_block_or(bit: bool) -> bool {
+    barrier(0, 0, Reduction::Or, bit) != 0
+}
+
+#[track_caller]
+pub(super) fn sync_named(id: u32, threads: u32) {
+    barrier(id, threads, Reduction::None, false);
+}
+
+#[track_caller]
+pub(super) fn sync_named_or(id: u32, threads: u32, bit: bool) -> bool {
+    barrier(id, threads, Reduction::Or, bit) != 0
+}
+
+/// A set of lanes that are here together, the caller's among them.
+#[track_caller]
+pub(crate) fn active_mask() -> u32 {
+    executor().map_or(1, |executor| (executor.active_mask)(Location::caller()))
+}
+
+/// Of the lanes of `mask`, which are here together, those that bring the caller's `value`.
+#[track_caller]
+pub(crate) fn alike(mask: u32, value: u64) -> u32 {
+    let values = exchange(mask, value);
+    (0..32).filter(|lane| mask >> lane & 1 != 0 && values[*lane as usize] == value).map(|lane| 1 << lane).sum()
+}
+
+/// The value of lane `from` of the lanes of `mask`, which are here together.
+#[track_caller]
+pub(crate) fn leader_shuffle(mask: u32, value: u64, from: u32) -> u64 {
+    shuffle(mask, value, from)
+}
+
+/// Whether any of the lanes of `mask`, which are here together, brings `true`.
+#[track_caller]
+pub(crate) fn any_here(mask: u32, bit: bool) -> bool {
+    vote_any(mask, bit)
+}

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Groups inside one warp.
+
+use super::{Coop, WARP_SIZE, imp};
+use gin_abi::Fault;
+
+/// A group of lanes of one warp: votes and shuffles besides what every group has.
+pub trait LaneCoop: Coop {
+    /// The lanes of the group, as bits of the warp.
+    fn mask(&self) -> u32;
+
+    /// Lane of the thread with this rank in the group.
+    fn lane_of(&self, rank: u32) -> u32;
+
+    /// One bit per lane of the warp: set where the lane is in the group and brings `true`. Implies a sync.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn ballot(&self, bit: bool) -> u32;
+
+    /// The `value` of the thread with rank `from`; each thread may name another one. Implies a sync.
+    ///
+    /// A rank outside the group gives the caller's own value.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn shuffle(&self, value: u64, from: u32) -> u64;
+
+    /// Whether any thread of the group brings `true`.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[inline(always)]
+    fn any(&self, bit: bool) -> bool {
+        self.ballot(bit) != 0
+    }
+
+    /// Whether all threads of the group bring `true`.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[inline(always)]
+    fn all(&self, bit: bool) -> bool {
+        self.ballot(!bit) == 0
+    }
+
+    /// The value of the thread whose rank differs from the caller's in the bits of `with`.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[inline(always)]
+    fn shuffle_xor(&self, value: u64, with: u32) -> u64 {
+        self.shuffle(value, self.rank() ^ with)
+    }
+
+    /// The value of the thread `by` ranks below; the caller's own where there is none.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[inline(always)]
+    fn shuffle_up(&self, value: u64, by: u32) -> u64 {
+        self.shuffle(value, if by <= self.rank() { self.rank() - by } else { self.rank() })
+    }
+
+    /// The value of the thread `by` ranks above; the caller's own where there is none.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[inline(always)]
+    fn shuffle_down(&self, value: u64, by: u32) -> u64 {
+        self.shuffle(value, self.rank().saturating_add(by))
+    }
+}
+
+/// The calling thread alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Thread;
+
+/// `N` neighbouring lanes of a warp; the first one's lane is a multiple of `N`.
+///
+/// `N` is 2, 4, 8, 16 or 32; anything else does not compile. All of them must be threads of the block: a block whose
+/// size is not a multiple of `N` has no full tile at its end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Tile<const N: u32>;
+
+/// The lanes of the calling thread's warp that the block has: 32, or fewer in the last warp.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Warp;
+
+/// A set of lanes of the calling thread's warp. Each of them must make the calls, with the same set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lanes(u32);
+
+impl Lanes {
+    /// The lanes whose bits are set.
+    ///
+    /// # Safety
+    /// - The caller's own lane is among them, and each of them is a thread of the block that makes the same calls with
+    ///   the same set.
+    #[inline(always)]
+    #[must_use]
+    pub const unsafe fn new(mask: u32) -> Self {
+        Self(mask)
+    }
+}
+
+impl Coop for Thread {
+    #[inline(always)]
+    fn rank(&self) -> u32 {
+        0
+    }
+
+    #[inline(always)]
+    fn size(&self) -> u32 {
+        1
+    }
+
+    #[inline(always)]
+    fn sync(&self) {}
+
+    #[inline(always)]
+    fn sync_or(&self, bit: bool) -> bool {
+        bit
+    }
+
+    #[inline(always)]
+    fn broadcast(&self, value: u64, _: u32) -> u64 {
+        value
+    }
+
+    #[inline(always)]
+    fn share_fault(&self, mine: Option<Fault>) -> Fault {
+        // The contract of the trait: at least one thread brings a fault.
+        mine.unwrap_or(Fault::new(gin_abi::FaultKind::Reported, gin_abi::Operation::None))
+    }
+
+    #[inline(always)]
+    fn agree(&self, mine: Result<(), Fault>) -> Result<(), Fault> {
+        mine
+    }
+}
+
+impl LaneCoop for Thread {
+    #[inline(always)]
+    fn mask(&self) -> u32 {
+        1 << imp::lane()
+    }
+
+    #[inline(always)]
+    fn lane_of(&self, _: u32) -> u32 {
+        imp::lane()
+    }
+
+    #[inline(always)]
+    fn ballot(&self, bit: bool) -> u32 {
+        (bit as u32) << imp::lane()
+    }
+
+    #[inline(always)]
+    fn shuffle(&self, value: u64, _: u32) -> u64 {
+        value
+    }
+}
+
+/// Rank of the calling lane among the lanes of `mask`.
+#[inline(always)]
+fn rank_in(mask: u32) -> u32 {
+    (mask & imp::lanes_below()).count_ones()
+}
+
+/// Lane of the `rank`-th set bit of `mask`, which has more than `rank` bits.
+#[inline(always)]
+fn nth_lane(mask: u32, rank: u32) -> u32 {
+    let mut rest = mask;
+    let mut left = rank;
+    while left > 0 {
+        rest &= rest.wrapping_sub(1);
+        left -= 1;
+    }
+    rest.trailing_zeros()
+}
+
+/// The fault of lane `from`, which has one, in all lanes of `mask`.
+#[inline(always)]
+#[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+fn share_from(mask: u32, mine: Option<Fault>, from: u32) -> Fault {
+    let words = mine.map_or([0; 4], Fault::to_words);
+    // In a row and not in a closure: each word is one shuffle of the whole group.
+    Fault::read([
+        imp::shuffle(mask, words[0], from),
+        imp::shuffle(mask, words[1], from),
+        imp::shuffle(mask, words[2], from),
+        imp::shuffle(mask, words[3], from),
+    ])
+}
+
+macro_rules! lane_coop {
+    ([$($generics:tt)*] $group:ty, $mask:expr, $rank:expr, $size:expr, $lane_of:expr) => {
+        impl<$($generics)*> Coop for $group {
+            #[inline(always)]
+            fn rank(&self) -> u32 {
+                let group = self;
+                $rank(group)
+            }
+
+            #[inline(always)]
+            fn size(&self) -> u32 {
+                let group = self;
+                $size(group)
+            }
+
+            #[inline(always)]
+            fn sync(&self) {
+                imp::sync_lanes(self.mask());
+            }
+
+            #[inline(always)]
+            fn sync_or(&self, bit: bool) -> bool {
+                imp::vote_any(self.mask(), bit)
+            }
+
+            #[inline(always)]
+            fn broadcast(&self, value: u64, root: u32) -> u64 {
+                imp::shuffle(self.mask(), value, self.lane_of(root))
+            }
+
+            #[inline(always)]
+            fn share_fault(&self, mine: Option<Fault>) -> Fault {
+                let from = self.ballot(mine.is_some()).trailing_zeros();
+                share_from(self.mask(), mine, from)
+            }
+
+            #[inline(always)]
+            fn agree_led(&self, mine: Result<(), Fault>) -> Result<(), Fault> {
+                if self.sync_or(mine.is_err()) {
+                    Err(share_from(self.mask(), mine.err(), self.lane_of(0)))
+                } else {
+                    Ok(())
+                }
+            }
+        }
+
+        impl<$($generics)*> LaneCoop for $group {
+            #[inline(always)]
+            fn mask(&self) -> u32 {
+                let group = self;
+                $mask(group)
+            }
+
+            #[inline(always)]
+            fn lane_of(&self, rank: u32) -> u32 {
+                let group = self;
+                $lane_of(group, rank)
+            }
+
+            #[inline(always)]
+            fn ballot(&self, bit: bool) -> u32 {
+                imp::ballot(self.mask(), bit)
+            }
+
+            #[inline(always)]
+            fn shuffle(&self, value: u64, from: u32) -> u64 {
+                let lane = if from < self.size() { self.lane_of(from) } else { imp::lane() };
+                imp::shuffle(self.mask(), value, lane)
+            }
+        }
+    };
+}
+
+impl<const N: u32> Tile<N> {
+    const MASK: u32 = {
+        assert!(N.is_power_of_two() && N >= 2 && N <= WARP_SIZE, "a tile has 2, 4, 8, 16 or 32 lanes");
+        u32::MAX >> (WARP_SIZE - N)
+    };
+
+    #[inline(always)]
+    fn first(self) -> u32 {
+        imp::lane() & !(N - 1)
+    }
+}
+
+lane_coop!(
+    [const N: u32] Tile<N>,
+    |tile: &Self| Self::MASK << tile.first(),
+    |_: &Self| imp::lane() & (N - 1),
+    |_: &Self| N,
+    |tile: &Self, rank: u32| tile.first() + rank
+);
+
+/// Number of lanes of the calling thread's warp that the block has.
+#[inline(always)]
+fn lanes_in_warp() -> u32 {
+    let first = super::thread_in_block() & !(WARP_SIZE - 1);
+    (super::block_dim().count() - first).min(WARP_SIZE)
+}
+
+lane_coop!(
+    [] Warp,
+    |_: &Self| u32::MAX >> (WARP_SIZE - lanes_in_warp()),
+    |_: &Self| imp::lane(),
+    |_: &Self| lanes_in_warp(),
+    |_: &Self, rank: u32| rank
+);
+
+lane_coop!(
+    [] Lanes,
+    |lanes: &Self| lanes.0,
+    |lanes: &Self| rank_in(lanes.0),
+    |lanes: &Self| lanes.0.count_ones(),
+    |lanes: &Self, rank: u32| nth_lane(lanes.0, rank)
+);

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Thread groups.
+//!
+//! Every call that more than one thread can make together takes a *coop*: the group that makes it. All threads of the
+//! group call; one acts; all get the same result.
+//!
+//! | group | threads | barrier |
+//! | --- | --- | --- |
+//! | [`Thread`] | the calling thread | none |
+//! | [`Tile<N>`](Tile) | `N` neighbouring lanes of a warp, aligned; `N` = 2, 4, 8, 16 or 32 | warp barrier over their mask |
+//! | [`Warp`] | the lanes of a warp that the block has (32, fewer in the last warp) | warp barrier |
+//! | [`Lanes`] | any set of lanes of a warp | warp barrier over their mask |
+//! | [`WarpSpan`] | neighbouring whole warps of a block | a named barrier, 1 to 15 |
+//! | [`Block`] | all threads of the block | the block's barrier |
+//!
+//! A thread's number in its block is `x + dim.x * (y + dim.y * z)`; warps are 32 threads of consecutive numbers.
+//! Groups of lanes use their own mask for every vote and shuffle, so lanes outside may be elsewhere. As on CUDA, all
+//! threads of a group must reach the same calls in the same order.
+
+/// The elected thread of a coop evaluates an expression; its result is that of all threads. Syncs before and after.
+///
+/// What [`Coop::lead`] does, for use where the expression is large: LLVM makes a function of a large closure that has
+/// several callers, and a call costs a stack.
+macro_rules! lead {
+    ($coop:expr, $act:expr) => {{
+        let coop = $coop;
+        coop.sync();
+        let mine = if coop.elect() { $act } else { Ok(()) };
+        coop.agree_led(mine)
+    }};
+}
+pub(crate) use lead;
+
+mod lanes;
+mod span;
+
+#[cfg(not(target_arch = "nvptx64"))]
+mod cpu;
+#[cfg(target_arch = "nvptx64")]
+mod ptx;
+
+#[cfg(not(target_arch = "nvptx64"))]
+use cpu as imp;
+#[cfg(target_arch = "nvptx64")]
+use ptx as imp;
+
+pub use imp::{block_dim, block_index, grid_dim, thread_index};
+pub use lanes::{LaneCoop, Lanes, Thread, Tile, Warp};
+pub use span::{Block, WarpSpan};
+
+pub(crate) use imp::{active_mask, alike, any_here, lanes_below, lanes_until, leader_shuffle};
+
+use gin_abi::Fault;
+
+/// Threads in a warp.
+pub const WARP_SIZE: u32 = 32;
+
+/// Three extents or indices, as CUDA counts them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Dim {
+    /// Fastest.
+    pub x: u32,
+    /// Middle.
+    pub y: u32,
+    /// Slowest.
+    pub z: u32,
+}
+
+impl Dim {
+    /// Product of the three.
+    #[inline(always)]
+    #[must_use]
+    pub const fn count(self) -> u32 {
+        self.x * self.y * self.z
+    }
+}
+
+/// Number of the calling thread in its block.
+#[inline(always)]
+pub fn thread_in_block() -> u32 {
+    let (index, dim) = (thread_index(), block_dim());
+    index.x + dim.x * (index.y + dim.y * index.z)
+}
+
+/// Number of the calling thread's block in the grid.
+#[inline(always)]
+pub fn block_in_grid() -> u32 {
+    let (index, dim) = (block_index(), grid_dim());
+    index.x + dim.x * (index.y + dim.y * index.z)
+}
+
+/// Lane of the calling thread in its warp, 0 to 31.
+#[inline(always)]
+pub fn lane() -> u32 {
+    imp::lane()
+}
+
+/// A group of threads that call together.
+///
+/// Ordering: [`sync`](Self::sync) and the calls that imply one order memory among the threads of the group, at block
+/// scope: what one wrote before, the others see afterwards.
+pub trait Coop: Copy {
+    /// Rank of the calling thread in the group, from 0.
+    fn rank(&self) -> u32;
+
+    /// Number of threads in the group.
+    fn size(&self) -> u32;
+
+    /// Waits for all threads of the group.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn sync(&self);
+
+    /// Waits for all threads of the group and says whether any of them brought `true`.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn sync_or(&self, bit: bool) -> bool;
+
+    /// The `value` of the thread with rank `root`, in all threads. Implies a sync.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn broadcast(&self, value: u64, root: u32) -> u64;
+
+    /// Of the threads that bring `Some`, the fault of one, in all threads; at least one must. Slow, as faults are rare.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[doc(hidden)]
+    fn share_fault(&self, mine: Option<Fault>) -> Fault;
+
+    /// Whether the calling thread is the one that acts for the group: rank 0.
+    #[inline(always)]
+    fn elect(&self) -> bool {
+        self.rank() == 0
+    }
+
+    /// The indices `rank, rank + size, rank + 2 * size, ...` below `len`: this thread's share of `len` items, laid out
+    /// so that neighbouring threads touch neighbouring items.
+    #[inline(always)]
+    fn stripe(&self, len: usize) -> Stripe {
+        Stripe { next: self.rank() as usize, step: self.size() as usize, len }
+    }
+
+    /// Ends a call of the group: all threads get `Err` if any brings one, and the same one. Implies a sync.
+    ///
+    /// The fault travels with the barrier that ends the call; only when there is one, more barriers follow to share it.
+    ///
+    /// # Errors
+    /// The fault of one of the threads that brought one.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[inline(always)]
+    fn agree(&self, mine: Result<(), Fault>) -> Result<(), Fault> {
+        if self.sync_or(mine.is_err()) { Err(self.share_fault(mine.err())) } else { Ok(()) }
+    }
+
+    /// As [`agree`](Self::agree), when only the elected thread can bring a fault and the group has met since the last
+    /// call that gave a value to all.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn agree_led(&self, mine: Result<(), Fault>) -> Result<(), Fault> {
+        self.agree(mine)
+    }
+
+    /// Lets the elected thread act and gives its result to all threads. Implies a sync before and after.
+    ///
+    /// # Errors
+    /// That of the elected thread.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[inline(always)]
+    fn lead(&self, act: impl FnOnce() -> Result<(), Fault>) -> Result<(), Fault> {
+        lead!(self, act())
+    }
+
+    /// As [`lead`](Self::lead), with a value. The value takes one more exchange.
+    ///
+    /// # Errors
+    /// That of the elected thread.
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    #[inline(always)]
+    fn lead_value(&self, act: impl FnOnce() -> Result<u64, Fault>) -> Result<u64, Fault> {
+        let mut value = 0;
+        self.lead(|| {
+            value = act()?;
+            Ok(())
+        })?;
+        Ok(self.broadcast(value, 0))
+    }
+}
+
+/// A thread's share of a number of items; see [`Coop::stripe`].
+#[derive(Clone, Copy, Debug)]
+pub struct Stripe {
+    next: usize,
+    step: usize,
+    len: usize,
+}
+
+impl Iterator for Stripe {
+    type Item = usize;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<usize> {
+        let index = self.next;
+        if index < self.len {
+            // Past `usize::MAX` there are no items.
+            self.next = index.saturating_add(self.step);
+            Some(index)
+        } else {
+            None
+        }
+    }
+}

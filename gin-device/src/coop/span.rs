@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Groups of whole warps.
+
+use super::{Coop, WARP_SIZE, imp};
+use gin_abi::Fault;
+
+/// All threads of the block. Uses barrier 0 of the hardware and 48 bytes of shared memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Block;
+
+/// Neighbouring whole warps of a block, with a named barrier of their own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WarpSpan {
+    first: u32,
+    warps: u32,
+    barrier: u32,
+}
+
+/// Named barriers of a block: 0 is [`Block`]'s, 1 to 15 are for [`WarpSpan`]s.
+const BARRIERS: u32 = 16;
+
+impl WarpSpan {
+    /// The warps `first .. first + warps` of the block, which meet at barrier `barrier` (1 to 15).
+    ///
+    /// `None` if there is no such barrier or no such warps: `warps` is 0, or the block has fewer than
+    /// `32 * (first + warps)` threads.
+    ///
+    /// # Safety
+    /// - All threads of these warps, and no others, make the same calls with the same span, and nobody else uses that
+    ///   barrier meanwhile.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn new(first: u32, warps: u32, barrier: u32) -> Option<Self> {
+        let threads = super::block_dim().count() as u64;
+        let last = (first as u64 + warps as u64) * WARP_SIZE as u64;
+        (warps != 0 && last <= threads && barrier != 0 && barrier < BARRIERS).then_some(Self { first, warps, barrier })
+    }
+}
+
+/// Words of scratch for each barrier: four for values, one for who wrote them.
+const SCRATCH: usize = 6;
+
+crate::shared! {
+    /// Room for broadcasts, one set for each barrier.
+    static BROADCAST: [u64; SCRATCH * BARRIERS as usize];
+}
+
+/// Scratch of a barrier, which only the threads that meet there touch, between its barriers.
+#[inline(always)]
+fn scratch(barrier: u32) -> *mut u64 {
+    // In range: `barrier` is below `BARRIERS`.
+    BROADCAST.as_mut_ptr().cast::<u64>().wrapping_add(SCRATCH * barrier as usize)
+}
+
+#[inline(always)]
+fn broadcast(group: &impl Coop, barrier: u32, value: u64, root: u32) -> u64 {
+    let word = scratch(barrier);
+    group.sync();
+    if group.rank() == root {
+        // Safety: the scratch is this group's; the barriers order the one writer and the readers.
+        unsafe { word.write_volatile(value) };
+    }
+    group.sync();
+    // Safety: as above. The next broadcast's first barrier keeps the next writer away until all have read.
+    unsafe { word.read_volatile() }
+}
+
+/// Stores a fault into the scratch. One thread of the group does, between two barriers.
+#[inline(always)]
+fn write_fault(barrier: u32, fault: Fault) {
+    let (scratch, words) = (scratch(barrier), fault.to_words());
+    // Safety: the scratch is this group's; its barriers order the one writer and the readers.
+    unsafe {
+        scratch.write_volatile(words[0]);
+        scratch.wrapping_add(1).write_volatile(words[1]);
+        scratch.wrapping_add(2).write_volatile(words[2]);
+        scratch.wrapping_add(3).write_volatile(words[3]);
+    }
+}
+
+/// The fault in the scratch, in all threads of the group.
+#[inline(always)]
+fn read_fault(group: &impl Coop, barrier: u32) -> Fault {
+    let scratch = scratch(barrier);
+    // Safety: as in `write_fault`.
+    let word = |index| unsafe { scratch.wrapping_add(index).read_volatile() };
+    let fault = Fault::read([word(0), word(1), word(2), word(3)]);
+    // Keeps the next writer away until all have read.
+    group.sync();
+    fault
+}
+
+#[inline(always)]
+fn agree_led(group: &impl Coop, barrier: u32, mine: Result<(), Fault>) -> Result<(), Fault> {
+    if let Err(fault) = mine {
+        write_fault(barrier, fault);
+    }
+    if group.sync_or(mine.is_err()) { Err(read_fault(group, barrier)) } else { Ok(()) }
+}
+
+/// All threads have just met, so nobody reads the scratch any more.
+#[inline(always)]
+fn share_fault(group: &impl Coop, barrier: u32, mine: Option<Fault>) -> Fault {
+    let owner = scratch(barrier).wrapping_add(4);
+    if mine.is_some() {
+        // Safety: as in `broadcast`; any of the writers may win, each writes one word.
+        unsafe { owner.write_volatile(group.rank() as u64) };
+    }
+    group.sync();
+    // Safety: as above.
+    if let Some(fault) = mine
+        && unsafe { owner.read_volatile() } == group.rank() as u64
+    {
+        write_fault(barrier, fault);
+    }
+    group.sync();
+    read_fault(group, barrier)
+}
+
+impl Coop for Block {
+    #[inline(always)]
+    fn rank(&self) -> u32 {
+        super::thread_in_block()
+    }
+
+    #[inline(always)]
+    fn size(&self) -> u32 {
+        super::block_dim().count()
+    }
+
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn sync(&self) {
+        imp::sync_block();
+    }
+
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn sync_or(&self, bit: bool) -> bool {
+        imp::sync_block_or(bit)
+    }
+
+    #[inline(always)]
+    fn broadcast(&self, value: u64, root: u32) -> u64 {
+        broadcast(self, 0, value, root)
+    }
+
+    #[inline(always)]
+    fn elect(&self) -> bool {
+        let index = super::thread_index();
+        index.x | index.y | index.z == 0
+    }
+
+    #[inline(always)]
+    fn share_fault(&self, mine: Option<Fault>) -> Fault {
+        share_fault(self, 0, mine)
+    }
+
+    #[inline(always)]
+    fn agree_led(&self, mine: Result<(), Fault>) -> Result<(), Fault> {
+        agree_led(self, 0, mine)
+    }
+}
+
+impl Coop for WarpSpan {
+    #[inline(always)]
+    fn rank(&self) -> u32 {
+        super::thread_in_block() - self.first * WARP_SIZE
+    }
+
+    #[inline(always)]
+    fn size(&self) -> u32 {
+        self.warps * WARP_SIZE
+    }
+
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn sync(&self) {
+        imp::sync_named(self.barrier, self.size());
+    }
+
+    #[inline(always)]
+    #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
+    fn sync_or(&self, bit: bool) -> bool {
+        imp::sync_named_or(self.barrier, self.size(), bit)
+    }
+
+    #[inline(always)]
+    fn broadcast(&self, value: u64, root: u32) -> u64 {
+        broadcast(self, self.barrier, value, root)
+    }
+
+    #[inline(always)]
+    fn share_fault(&self, mine: Option<Fault>) -> Fault {
+        share_fault(self, self.barrier, mine)
+    }
+
+    #[inline(always)]
+    fn agree_led(&self, mine: Result<(), Fault>) -> Result<(), Fault> {
+        agree_led(self, self.barrier, mine)
+    }
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Flush, tokens and counters.
+
+use super::{Core, Gin};
+use crate::backend::Backend;
+use crate::coop::{Coop, lead};
+use crate::signal::CounterView;
+use crate::signal_words::Words;
+use crate::status::Stop;
+use crate::sys::{self, Global, GlobalWord};
+use crate::team::Rank;
+use gin_abi::{COUNTER_BITS, Deadline, Fault, FaultKind, Operation};
+
+/// A place in the order of a context's posts to one peer; from [`Gin::flush_async`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FlushToken {
+    position: u64,
+    peer: Rank,
+}
+
+impl<B: Backend> Gin<B> {
+    /// Waits until all earlier operations of this context are finished: sources of puts may be reused, and what gets
+    /// brought is visible. Says nothing about arrival of puts at their peers.
+    ///
+    /// All threads of `coop` call. Earlier operations of other threads count if they happen before. Its cost does not
+    /// grow with the number of peers.
+    ///
+    /// Ordering: acquire, at system scope.
+    ///
+    /// # Errors
+    /// [`FaultKind::Timeout`] if they are not finished in time; the fault of one that failed; what ended the wait.
+    #[inline(always)]
+    pub fn flush(&self, coop: &impl Coop, deadline: Deadline) -> Result<(), Fault> {
+        lead!(coop, self.flush_here(deadline))
+    }
+
+    #[inline(always)]
+    pub(crate) fn flush_here(&self, deadline: Deadline) -> Result<(), Fault> {
+        self.core().check(Operation::Flush)?;
+        let position = B::position(self.core());
+        let flushed = B::wait(self.core(), None, position, deadline);
+        flushed.map_err(|stop| ended(self.core(), stop, Operation::Flush, position, 0))
+    }
+
+    /// Notes which operations to `peer` have been posted until now. Does not wait.
+    ///
+    /// # Errors
+    /// [`FaultKind::UnknownContext`].
+    #[inline(always)]
+    pub fn flush_async(&self, peer: Rank) -> Result<FlushToken, Fault> {
+        self.core().check(Operation::Flush)?;
+        Ok(FlushToken { position: B::position(self.core()), peer })
+    }
+
+    /// Waits until the operations that the token notes are finished, as [`flush`](Self::flush) does. Operations to other
+    /// peers do not hold it up.
+    ///
+    /// All threads of `coop` call, with the same token or with any of theirs: that of rank 0 counts.
+    ///
+    /// # Errors
+    /// As [`flush`](Self::flush).
+    #[inline(always)]
+    pub fn wait(&self, coop: &impl Coop, token: FlushToken, deadline: Deadline) -> Result<(), Fault> {
+        lead!(coop, self.token_here(token, deadline))
+    }
+
+    #[inline(always)]
+    fn token_here(&self, token: FlushToken, deadline: Deadline) -> Result<(), Fault> {
+        self.core().check(Operation::Flush)?;
+        let peer = token.peer.world();
+        let flushed = B::wait(self.core(), Some(peer), token.position, deadline);
+        flushed.map_err(|stop| {
+            let timeout = self.core().fault(FaultKind::Timeout, Operation::Flush).peer(peer);
+            self.core().status().explain(stop, timeout.values(token.position, 0))
+        })
+    }
+
+    #[inline(always)]
+    fn counter(&self, counter: CounterView, operation: Operation) -> Result<Words<Global>, Fault> {
+        let core = self.core();
+        core.check(operation)?;
+        let counters = core.comm().counters();
+        if counter.id >= counters {
+            return Err(core.fault(FaultKind::UnknownCounter, operation).values(counters as u64, counter.id as u64));
+        }
+        if counter.bits == 0 || counter.bits > COUNTER_BITS {
+            return Err(core.fault(FaultKind::BadWidth, operation).values(COUNTER_BITS as u64, counter.bits as u64));
+        }
+        Ok(counter_words(core, counter.id))
+    }
+
+    /// The value of a counter now, modulo 2^bits. Every thread reads for itself.
+    ///
+    /// Ordering: acquire, at system scope.
+    ///
+    /// # Errors
+    /// [`FaultKind::UnknownContext`], [`FaultKind::UnknownCounter`], [`FaultKind::BadWidth`].
+    #[inline(always)]
+    pub fn read_counter(&self, counter: impl Into<CounterView>) -> Result<u64, Fault> {
+        let counter = counter.into();
+        Ok(self.counter(counter, Operation::WaitCounter)?.read(counter.bits))
+    }
+
+    /// Waits until a counter is at or past `least`, on a circle of 2^bits values.
+    ///
+    /// All threads of `coop` call; one polls. Fewer than 2^(bits - 1) increments may lie between the last reset, or any
+    /// wait before, and the value waited for.
+    ///
+    /// Ordering: acquire, at system scope.
+    ///
+    /// # Errors
+    /// [`FaultKind::Timeout`] with what was expected and seen; what ended the wait; what is wrong with the arguments.
+    #[inline(always)]
+    pub fn wait_counter(
+        &self,
+        coop: &impl Coop,
+        counter: impl Into<CounterView>,
+        least: u64,
+        deadline: Deadline,
+    ) -> Result<(), Fault> {
+        let counter = counter.into();
+        lead!(coop, self.wait_counter_here(counter, least, deadline))
+    }
+
+    #[inline(always)]
+    fn wait_counter_here(&self, counter: CounterView, least: u64, deadline: Deadline) -> Result<(), Fault> {
+        let words = self.counter(counter, Operation::WaitCounter)?;
+        match words.wait(&self.core().status(), least, counter.bits, deadline) {
+            Ok(_) => Ok(()),
+            Err((stop, seen)) => Err(ended(self.core(), stop, Operation::WaitCounter, least, seen)),
+        }
+    }
+
+    /// Makes a counter 0. Every calling thread does it; no operation that raises it may be under way.
+    ///
+    /// Threads that use the counter afterwards must be synchronised with this one.
+    ///
+    /// # Errors
+    /// [`FaultKind::UnknownContext`], [`FaultKind::UnknownCounter`].
+    #[inline(always)]
+    pub fn reset_counter(&self, counter: impl Into<CounterView>) -> Result<(), Fault> {
+        self.counter(counter.into(), Operation::Reset)?.reset();
+        Ok(())
+    }
+}
+
+#[inline(always)]
+fn counter_words(core: &Core, id: u32) -> Words<Global> {
+    // Safety: the context was checked, and the id; the host keeps the tables valid.
+    unsafe {
+        let (counters, base) = sys::read_pair(&raw const (*core.data()).counters);
+        let offset = id as u64 * 8;
+        Words {
+            gpu: None,
+            nic: None,
+            cpu: Some(GlobalWord::new(counters + offset)),
+            base: GlobalWord::new(base + offset),
+        }
+    }
+}
+
+/// The fault of a wait that was stopped.
+#[inline(always)]
+pub(super) fn ended(core: &Core, stop: Stop, operation: Operation, expected: u64, seen: u64) -> Fault {
+    core.status().explain(stop, core.fault(FaultKind::Timeout, operation).values(expected, seen))
+}

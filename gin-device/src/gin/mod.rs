@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The front end: one context of a communicator, and everything that a kernel can ask of it.
+//!
+//! | call | does | its order |
+//! | --- | --- | --- |
+//! | [`put`](Gin::put) | writes own memory into the peer's | none among puts; a signal may be bound to it |
+//! | [`put_value`](Gin::put_value) | writes 1, 2, 4 or 8 bytes from registers | as put |
+//! | [`get`](Gin::get) | reads the peer's memory into the own | visible after `flush` |
+//! | [`signal`](Gin::signal) | raises a word at the peer | strong: after all earlier puts to that peer; weak: none |
+//! | [`flush`](Gin::flush) | waits for all earlier operations | sources may be reused, gets are visible |
+//! | [`flush_async`](Gin::flush_async), [`wait`](Gin::wait) | the same for one peer, in two steps | the same |
+//! | [`wait_signal`](Gin::wait_signal), [`read_signal`](Gin::read_signal) | look at own signals | acquire |
+//! | [`wait_counter`](Gin::wait_counter), [`read_counter`](Gin::read_counter) | look at own counters | acquire |
+//!
+//! # Ordering
+//! - A *strong* signal is seen only after every earlier put and signal of the same context to the same peer has
+//!   arrived; *earlier* is happens-before at GPU scope (program order, barriers, atomics). A *weak* one only after the
+//!   put that it is bound to.
+//! - A counter says that the source of its operation may be reused. It says nothing about other operations or about
+//!   arrival.
+//! - A flush says the same of all earlier operations of the context, and that what gets brought is visible. It says
+//!   nothing about arrival of puts.
+//! - Nothing orders two contexts.
+//!
+//! # Errors
+//! Every call that can wait or be misused returns `Result<_, Fault>`, the same in all threads of its coop. A deadline
+//! ends only the call that has it; abort and detected faults end every wait of the communicator on every rank.
+
+mod completion;
+mod post;
+mod signals;
+
+pub(crate) use signals::signal_tables;
+
+pub use completion::FlushToken;
+pub use post::{Get, Put, PutValue, SignalPost, Value};
+
+use crate::backend::{Any, Backend};
+use crate::comm::Comm;
+use crate::signal::ContextId;
+use crate::status::Status;
+use crate::sys::{Global, Memory};
+use core::marker::PhantomData;
+use gin_abi::{ContextData, Fault, FaultKind, Operation};
+
+/// How far a release of memory reaches.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Scope {
+    /// The calling thread only: nothing was released.
+    Thread,
+    /// The threads of the block.
+    Block,
+    /// The threads of the GPU, and engines that read GPU memory through its L2 cache.
+    Gpu,
+    /// Everything: other GPUs, CPUs, NICs.
+    System,
+}
+
+/// Who uses a context at the same time, through this value or another one. Narrower is cheaper.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Sharing {
+    /// All threads of the GPU.
+    Gpu,
+    /// The threads of one block.
+    Block,
+    /// One thread.
+    Thread,
+}
+
+/// One context of a communicator.
+///
+/// `B` is the back end: [`Any`] finds it at run time, a named one is compiled in alone.
+#[derive(Clone, Copy, Debug)]
+pub struct Gin<B: Backend = Any> {
+    core: Core,
+    backend: PhantomData<B>,
+}
+
+/// What back ends see of a [`Gin`].
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct Core {
+    comm: Comm,
+    context: u32,
+    /// Whether the context exists and the back end is the communicator's.
+    usable: bool,
+    sharing: Sharing,
+}
+
+impl Core {
+    #[inline(always)]
+    pub(crate) fn context(&self) -> u32 {
+        self.context
+    }
+
+    #[inline(always)]
+    pub(crate) fn sharing(&self) -> Sharing {
+        self.sharing
+    }
+
+    #[inline(always)]
+    pub(crate) fn data(&self) -> *const ContextData {
+        self.comm.context_data(self.context)
+    }
+
+    #[inline(always)]
+    pub(crate) fn usable(&self) -> bool {
+        self.usable
+    }
+
+    #[inline(always)]
+    pub(crate) fn status(&self) -> Status<Global> {
+        self.comm.status()
+    }
+
+    #[inline(always)]
+    pub(crate) fn comm(&self) -> &Comm {
+        &self.comm
+    }
+
+    /// A fault of this context.
+    #[inline(always)]
+    pub(crate) fn fault(&self, kind: FaultKind, operation: Operation) -> Fault {
+        Fault::new(kind, operation).context(self.context)
+    }
+
+    #[inline(always)]
+    pub(crate) fn check(&self, operation: Operation) -> Result<(), Fault> {
+        if self.usable {
+            return Ok(());
+        }
+        let (contexts, backend) = (self.comm.contexts(), self.comm.backend());
+        Err(if self.context < contexts {
+            self.fault(FaultKind::NoBackend, operation).values(0, backend as u64)
+        } else {
+            self.fault(FaultKind::UnknownContext, operation).values(contexts as u64, self.context as u64)
+        })
+    }
+}
+
+impl Gin<Any> {
+    /// The context with this number, used by any thread of the GPU; its back end is found at run time.
+    ///
+    /// A number that the communicator does not have is told by each call, as [`FaultKind::UnknownContext`].
+    #[inline(always)]
+    #[must_use]
+    pub fn new(comm: &Comm, context: ContextId) -> Self {
+        Self::with_backend(comm, context)
+    }
+}
+
+impl<B: Backend> Gin<B> {
+    /// The same as [`new`](Gin::new), for a back end that is named: `Gin::<Proxy>::with_backend(..)`.
+    ///
+    /// On a communicator with another back end its calls return [`FaultKind::NoBackend`].
+    #[inline(always)]
+    #[must_use]
+    pub fn with_backend(comm: &Comm, context: ContextId) -> Self {
+        let usable = B::serves(comm, context.0);
+        Self { core: Core { comm: *comm, context: context.0, usable, sharing: Sharing::Gpu }, backend: PhantomData }
+    }
+
+    /// The same context for fewer threads: a promise that only these use it at the same time.
+    #[inline(always)]
+    #[must_use]
+    pub fn shared_by(mut self, sharing: Sharing) -> Self {
+        self.core.sharing = sharing;
+        self
+    }
+
+    /// The communicator.
+    #[inline(always)]
+    #[must_use]
+    pub fn comm(&self) -> &Comm {
+        &self.core.comm
+    }
+
+    /// The number of the context.
+    #[inline(always)]
+    #[must_use]
+    pub fn context(&self) -> ContextId {
+        ContextId(self.core.context)
+    }
+
+    #[inline(always)]
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
+    }
+}
+
+/// Releases what this thread, and those that it synchronised with, wrote, unless the caller says that it is done.
+#[doc(hidden)]
+#[inline(always)]
+pub fn release<M: Memory>(given: Scope, required: Scope) {
+    if given >= required {
+        return;
+    }
+    match required {
+        Scope::System => M::fence_release_sys(),
+        Scope::Gpu => M::fence_release_gpu(),
+        // Order within a block comes with the coop's barrier.
+        Scope::Block | Scope::Thread => {}
+    }
+}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Reading, waiting for and resetting own signals, and their shadows.
+
+use super::completion::ended;
+use super::{Core, Gin};
+use crate::backend::Backend;
+use crate::coop::{Coop, lead};
+use crate::signal::{Signal, SignalId, SignalView};
+use crate::signal_words::Words;
+use crate::sys::{self, Global, GlobalWord, Word};
+use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, WINDOW_SIGNALS};
+use gin_abi::{Deadline, Fault, FaultKind, Operation, SIGNAL_BITS, WindowData, mask};
+
+/// A handle to word `index` of the table at `table`, if there is a table.
+///
+/// # Safety
+/// - The table is valid and longer than `index`.
+#[inline(always)]
+unsafe fn word(engines: u32, engine: u32, table: u64, index: u64) -> Option<GlobalWord> {
+    // Safety: the caller's promise.
+    (engines & engine != 0).then(|| unsafe { GlobalWord::new(table + 8 * index) })
+}
+
+/// Words and shadow of a signal, for barriers, whose ids lie past the user's.
+#[inline(always)]
+pub(crate) fn signal_tables(core: &Core, id: u32) -> (Words<Global>, GlobalWord) {
+    (signal_words(core, id), shadow_word(core, id))
+}
+
+/// The words of a signal that exists.
+#[inline(always)]
+fn signal_words(core: &Core, id: u32) -> Words<Global> {
+    let engines = core.comm().engines();
+    // Safety: the context was checked, and the id; the host keeps the tables valid and one for each engine.
+    unsafe {
+        let data = core.data();
+        let (gpu, nic) = sys::read_pair(&raw const (*data).signal_gpu);
+        let (cpu, base) = sys::read_pair(&raw const (*data).signal_cpu);
+        let id = id as u64;
+        Words {
+            gpu: word(engines, ENGINE_GPU, gpu, id),
+            nic: word(engines, ENGINE_NIC, nic, id),
+            cpu: word(engines, ENGINE_CPU, cpu, id),
+            base: GlobalWord::new(base + 8 * id),
+        }
+    }
+}
+
+/// The shadow of a signal that exists.
+#[inline(always)]
+fn shadow_word(core: &Core, id: u32) -> GlobalWord {
+    // Safety: as above.
+    unsafe { GlobalWord::new(sys::read_word(&raw const (*core.data()).signal_shadow) + 8 * id as u64) }
+}
+
+impl<B: Backend> Gin<B> {
+    #[inline(always)]
+    fn words(&self, view: SignalView, operation: Operation) -> Result<Words<Global>, Fault> {
+        let core = self.core();
+        core.check(operation)?;
+        if view.bits == 0 || view.bits > SIGNAL_BITS {
+            return Err(core.fault(FaultKind::BadWidth, operation).values(SIGNAL_BITS as u64, view.bits as u64));
+        }
+        match view.signal {
+            Signal::Id(id) => {
+                self.check_id(id, operation)?;
+                Ok(signal_words(core, id))
+            }
+            Signal::Va(va) => {
+                if va.window.flags & WINDOW_SIGNALS == 0 {
+                    return Err(core.fault(FaultKind::NoVaSignals, operation));
+                }
+                // Safety: a window handle's table entry is valid while the window is registered.
+                let data = unsafe { &*(va.window.data as usize as *const WindowData) };
+                if !va.offset.is_multiple_of(8) {
+                    return Err(core.fault(FaultKind::Misaligned, operation).values(8, va.offset));
+                }
+                let end = va.offset.saturating_add(8);
+                if end > data.length {
+                    return Err(core.fault(FaultKind::OutOfRange, operation).values(data.length, end));
+                }
+                let (engines, index) = (core.comm().engines(), va.offset / 8);
+                // Safety: in range; a window with signals has a plane for each engine.
+                unsafe {
+                    Ok(Words {
+                        gpu: word(engines, ENGINE_GPU, data.va_gpu, index),
+                        nic: word(engines, ENGINE_NIC, data.base, index),
+                        cpu: word(engines, ENGINE_CPU, data.va_cpu, index),
+                        base: GlobalWord::new(data.va_base + 8 * index),
+                    })
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn check_id(&self, id: u32, operation: Operation) -> Result<(), Fault> {
+        let signals = self.core().comm().signals();
+        if id >= signals {
+            return Err(self.core().fault(FaultKind::UnknownSignal, operation).values(signals as u64, id as u64));
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn shadow(&self, id: u32, operation: Operation) -> Result<GlobalWord, Fault> {
+        self.core().check(operation)?;
+        self.check_id(id, operation)?;
+        Ok(shadow_word(self.core(), id))
+    }
+
+    /// The value of a signal now, modulo 2^bits. Every thread reads for itself.
+    ///
+    /// Ordering: acquire, at system scope.
+    ///
+    /// # Errors
+    /// What is wrong with the arguments: [`FaultKind::UnknownContext`], [`FaultKind::UnknownSignal`],
+    /// [`FaultKind::BadWidth`], [`FaultKind::NoVaSignals`], [`FaultKind::OutOfRange`], [`FaultKind::Misaligned`].
+    #[inline(always)]
+    pub fn read_signal(&self, signal: impl Into<SignalView>) -> Result<u64, Fault> {
+        let view = signal.into();
+        Ok(self.words(view, Operation::WaitSignal)?.read(view.bits))
+    }
+
+    /// Waits until a signal is at or past `least`, on a circle of 2^bits values.
+    ///
+    /// All threads of `coop` call; one polls. It needs: raises are increments; fewer than 2^(bits - 1) of them (in sum)
+    /// lie between the last reset, or any wait before, and the value waited for; no reset while raises are in flight.
+    ///
+    /// Ordering: acquire, at system scope: what the signal covers is visible.
+    ///
+    /// # Errors
+    /// [`FaultKind::Timeout`] with what was expected and seen; what ended the wait; what is wrong with the arguments.
+    #[inline(always)]
+    pub fn wait_signal(
+        &self,
+        coop: &impl Coop,
+        signal: impl Into<SignalView>,
+        least: u64,
+        deadline: Deadline,
+    ) -> Result<(), Fault> {
+        let view = signal.into();
+        lead!(coop, self.wait_here(view, least, deadline).map(|_| ()))
+    }
+
+    #[inline(always)]
+    fn wait_here(&self, view: SignalView, least: u64, deadline: Deadline) -> Result<u64, Fault> {
+        let words = self.words(view, Operation::WaitSignal)?;
+        words
+            .wait(&self.core().status(), least, view.bits, deadline)
+            .map_err(|(stop, seen)| ended(self.core(), stop, Operation::WaitSignal, least, seen))
+    }
+
+    /// Makes a signal, and its shadow if it has an id, 0. Every calling thread does it; no raise may be in flight.
+    ///
+    /// No word is stored to: the baseline moves. Threads that use the signal afterwards must be synchronised with this
+    /// one.
+    ///
+    /// # Errors
+    /// As [`read_signal`](Self::read_signal).
+    #[inline(always)]
+    pub fn reset_signal(&self, signal: impl Into<SignalView>) -> Result<(), Fault> {
+        let view = signal.into();
+        self.words(view, Operation::Reset)?.reset();
+        if let Signal::Id(id) = view.signal {
+            shadow_word(self.core(), id).store_relaxed_gpu(0);
+        }
+        Ok(())
+    }
+
+    /// The shadow of a signal: a word of this rank's own that counts what it expects.
+    ///
+    /// It changes by [`increase_signal_shadow`](Self::increase_signal_shadow),
+    /// [`wait_signal_follow_shadow`](Self::wait_signal_follow_shadow) and [`reset_signal`](Self::reset_signal) only.
+    ///
+    /// # Errors
+    /// [`FaultKind::UnknownContext`], [`FaultKind::UnknownSignal`].
+    #[inline(always)]
+    pub fn signal_shadow(&self, signal: SignalId) -> Result<u64, Fault> {
+        Ok(self.shadow(self.id(signal), Operation::WaitSignal)?.load_relaxed_gpu())
+    }
+
+    /// Adds to the shadow of a signal; several threads of one block may do so at once.
+    ///
+    /// # Errors
+    /// [`FaultKind::UnknownContext`], [`FaultKind::UnknownSignal`].
+    #[inline(always)]
+    pub fn increase_signal_shadow(&self, signal: SignalId, delta: u64) -> Result<(), Fault> {
+        self.shadow(self.id(signal), Operation::WaitSignal)?.add_relaxed_cta(delta);
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn id(&self, signal: SignalId) -> u32 {
+        match SignalView::from(signal).signal {
+            Signal::Id(id) => id,
+            Signal::Va(_) => u32::MAX,
+        }
+    }
+
+    /// Waits until a signal is at or past its shadow. All threads of `coop` call; one polls.
+    ///
+    /// Ordering: acquire, at system scope.
+    ///
+    /// # Errors
+    /// As [`wait_signal`](Self::wait_signal); a signal at a window address has no shadow ([`FaultKind::UnknownSignal`]).
+    #[inline(always)]
+    pub fn wait_signal_meet_shadow(
+        &self,
+        coop: &impl Coop,
+        signal: impl Into<SignalView>,
+        deadline: Deadline,
+    ) -> Result<(), Fault> {
+        let view = signal.into();
+        lead!(coop, self.meet_here(view, deadline))
+    }
+
+    #[inline(always)]
+    fn meet_here(&self, view: SignalView, deadline: Deadline) -> Result<(), Fault> {
+        let shadow = self.shadow_of(view)?;
+        self.wait_here(view, shadow.load_relaxed_gpu() & mask(view.bits), deadline).map(|_| ())
+    }
+
+    /// Waits until a signal is at least `least_delta` past its shadow, then moves the shadow to the value seen.
+    ///
+    /// Returns, in all threads of `coop`, the shadow before and by how much it moved, both modulo 2^bits.
+    ///
+    /// Ordering: acquire, at system scope.
+    ///
+    /// # Errors
+    /// As [`wait_signal_meet_shadow`](Self::wait_signal_meet_shadow); the shadow stays then.
+    #[inline(always)]
+    pub fn wait_signal_follow_shadow(
+        &self,
+        coop: &impl Coop,
+        signal: impl Into<SignalView>,
+        least_delta: u64,
+        deadline: Deadline,
+    ) -> Result<(u64, u64), Fault> {
+        let view = signal.into();
+        let mut moved = (0, 0);
+        lead!(coop, self.follow_here(view, least_delta, deadline).map(|by| moved = by))?;
+        Ok((coop.broadcast(moved.0, 0), coop.broadcast(moved.1, 0)))
+    }
+
+    #[inline(always)]
+    fn follow_here(&self, view: SignalView, least_delta: u64, deadline: Deadline) -> Result<(u64, u64), Fault> {
+        let shadow = self.shadow_of(view)?;
+        let old = shadow.load_relaxed_gpu();
+        let value = self.wait_here(view, old.wrapping_add(least_delta) & mask(view.bits), deadline)?;
+        let delta = value.wrapping_sub(old) & mask(view.bits);
+        shadow.store_relaxed_gpu(old.wrapping_add(delta));
+        Ok((old & mask(view.bits), delta))
+    }
+
+    #[inline(always)]
+    fn shadow_of(&self, view: SignalView) -> Result<GlobalWord, Fault> {
+        match view.signal {
+            Signal::Id(id) => self.shadow(id, Operation::WaitSignal),
+            Signal::Va(_) => Err(self.core().fault(FaultKind::UnknownSignal, Operation::WaitSignal)),
+        }
+    }
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A barrier over all blocks of a grid.
+//!
+//! The grid must be wholly resident (a cooperative launch), or blocks that run wait for blocks that never start.
+
+use crate::comm::Comm;
+use crate::coop::{Block, Coop, block_in_grid, grid_dim, lead};
+use crate::status::{Status, Stop};
+use crate::sys::{GlobalWord, Memory, Word};
+use gin_abi::{Deadline, Fault, FaultKind, Operation};
+
+/// Arrives at `word` and waits until `expected` arrivals are counted there.
+#[doc(hidden)]
+#[inline(always)]
+pub fn meet<M: Memory>(word: M::Word, status: &Status<M>, expected: u64, deadline: Deadline) -> Result<(), Stop> {
+    M::fence_release_gpu();
+    word.add_relaxed_gpu(1);
+    status.poll(deadline, || (word.load_relaxed_gpu() >= expected).then_some(()))?;
+    M::fence_acquire_gpu();
+    Ok(())
+}
+
+/// A word in GPU memory, 0 at first, where the blocks of one grid meet.
+///
+/// Every block makes its own value of this type and goes through the same number of barriers.
+#[derive(Debug)]
+pub struct GridBarrier<'a> {
+    comm: &'a Comm,
+    word: GlobalWord,
+    epoch: u64,
+}
+
+impl<'a> GridBarrier<'a> {
+    /// The barrier at `word`.
+    ///
+    /// # Safety
+    /// - `word` is valid, aligned, in this GPU's memory, used for this only, and was 0 when the grid was launched.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn new(comm: &'a Comm, word: *mut u64) -> Self {
+        // Safety: the caller's promise.
+        Self { comm, word: unsafe { GlobalWord::new(word as usize as u64) }, epoch: 0 }
+    }
+
+    /// Waits for all threads of all blocks. All threads of the block call.
+    ///
+    /// Ordering: what any thread of the grid wrote before is visible to all after, at GPU scope.
+    ///
+    /// # Errors
+    /// The same in all threads of a block: [`FaultKind::Timeout`] with how many blocks were expected and how many came;
+    /// the fault or abort that ended the wait.
+    #[inline(always)]
+    pub fn sync(&mut self, deadline: Deadline) -> Result<(), Fault> {
+        let blocks = grid_dim().count() as u64;
+        self.epoch += 1;
+        let expected = self.epoch * blocks;
+        lead!(Block, self.meet_here(expected, blocks, deadline))
+    }
+
+    #[inline(always)]
+    fn meet_here(&self, expected: u64, blocks: u64, deadline: Deadline) -> Result<(), Fault> {
+        let status = self.comm.status();
+        meet(self.word, &status, expected, deadline).map_err(|stop| {
+            let seen = self.word.load_relaxed_gpu() + blocks - expected;
+            status.explain(stop, Fault::new(FaultKind::Timeout, Operation::Barrier).values(blocks, seen))
+        })
+    }
+
+    /// Number of the calling thread's block, for dividing work.
+    #[inline(always)]
+    #[must_use]
+    pub fn block(&self) -> u32 {
+        block_in_grid()
+    }
+}

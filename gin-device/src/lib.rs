@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Device API of gin: what a kernel calls to write into other ranks' memory, raise their signals and wait for its own.
+//!
+//! A kernel names a context of its communicator ([`Gin`]), ranges of windows ([`Window`]) and the group of threads that
+//! makes the call together (a [coop]), and posts: `put`, `put_value`, `get`, `signal`. The same source compiles to
+//! PTX and, as ordinary Rust, runs on the virtual GPU of `gin-virtual`.
+//!
+//! ```
+//! use gin_device::prelude::*;
+//!
+//! /// Puts `len` elements to the right neighbour and waits for those of the left one.
+//! ///
+//! /// # Safety
+//! /// - One block, launched once on every rank of a communicator with a signal.
+//! #[kernel]
+//! pub unsafe fn pass_on(comm: Comm, to: Window<f32>, from: Window<f32>, len: usize, deadline: Deadline) {
+//!     let gin = Gin::new(&comm, ContextId::new(0));
+//!     let exchange = || -> Result<(), Fault> {
+//!         gin.put(comm.world().right(), to.range(0, len), from.range(0, len))
+//!             .signal(SignalId::new(0).inc())
+//!             .issue(&Block)?;
+//!         gin.wait_signal(&Block, SignalId::new(0), 1, deadline)
+//!     };
+//!     if let Err(fault) = exchange() {
+//!         comm.report(fault);
+//!     }
+//! }
+//! ```
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`prelude`] | what a kernel needs, in one `use` |
+//! | [`gin`] | contexts: put, get, signal, flush, wait; the order of operations stands in its docs |
+//! | [`window`], [`team`], [`comm`] | memory of ranks, ranks, and what a communicator says of itself |
+//! | [`signal`] | names of signals and counters, and what can be done to them |
+//! | [`coop`] | groups of threads: from one thread to a block |
+//! | [`barrier`], [`grid`] | barriers over ranks, and over the blocks of a grid |
+//! | [`mod@shared`] | static and dynamic shared memory |
+//! | [`backend`] | who carries requests out |
+//! | [`queue`], [`signal_words`], [`status`] | the protocols between kernels and CPU threads, both halves, generic over the memory |
+//! | [`sys`] | every instruction of the memory model: PTX, CPU atomics, model checker |
+//! | `exec`, `kernel`, `misuse` | on a CPU only: the seam to the virtual GPU, the kernels of the program, what must not compile |
+//!
+//! # Rules
+//! - Nothing orders two puts, or two contexts. A strong signal covers all earlier puts of its context to its peer; see
+//!   [`gin`](gin#ordering).
+//! - Every call that can wait, or be misused, returns `Result<_, Fault>`, the same in all threads of its coop. Every
+//!   wait can end: by its deadline, by an abort of the host, by a fault anywhere in the communicator.
+//! - Offsets, ids and ranks are checked when an operation is issued. What skips a check is `unsafe` and says what it
+//!   needs.
+//! - A grid whose blocks wait must be resident as a whole.
+//!
+//! # Limits
+//! - One back end so far, the [proxy](backend::Proxy). Posts become requests of 64 bytes, which a CPU thread takes.
+//! - On GPUs: compute capability 8.0 and later; `docs/hardware.md` says what was run on which.
+//! - Signals and counters only grow: there is no set and no subtraction.
+#![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, link_llvm_intrinsics, stdarch_nvptx))]
+#![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
+#![no_std]
+#![warn(missing_docs, unreachable_pub)]
+
+// The macros name this crate; so they work inside it too.
+extern crate self as gin_device;
+#[cfg(test)]
+extern crate std;
+
+/// Does one thing and then another, in this order; `M` is the memory. The name is for the model tests, which swap the
+/// two.
+macro_rules! ordered {
+    ($name:literal : $first:block then $second:block) => {
+        if <M as $crate::sys::Memory>::swapped($name) {
+            $second
+            $first
+        } else {
+            $first
+            $second
+        }
+    };
+}
+
+pub mod backend;
+pub mod barrier;
+pub mod comm;
+pub mod coop;
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod exec;
+pub mod gin;
+pub mod grid;
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod kernel;
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod misuse;
+pub mod queue;
+pub mod shared;
+pub mod signal;
+pub mod signal_words;
+pub mod status;
+pub mod sys;
+pub mod team;
+pub mod window;
+
+pub use comm::Comm;
+pub use gin::Gin;
+pub use gin_abi::{Deadline, Fault, FaultKind, Operation};
+pub use gin_macros::{kernel, shared};
+pub use window::Window;
+
+/// What a kernel needs, in one line: `use gin_device::prelude::*;`.
+pub mod prelude {
+    pub use crate::backend::{Any, Backend, Proxy};
+    pub use crate::barrier::{BarrierSession, BarrierTeam, Fence};
+    pub use crate::comm::Comm;
+    pub use crate::coop::{Block, Coop, LaneCoop, Lanes, Thread, Tile, Warp, WarpSpan};
+    pub use crate::gin::{FlushToken, Gin, Scope, Sharing};
+    pub use crate::kernel;
+    pub use crate::signal::{ContextId, CounterId, SignalId};
+    pub use crate::team::{Rank, Team};
+    pub use crate::window::{SymPtr, Window, WindowRange};
+    pub use gin_abi::{Deadline, Fault, FaultKind, Operation};
+}
+
+/// For the macros.
+#[doc(hidden)]
+pub mod __private {
+    pub use gin_abi::ABI_VERSION;
+    #[cfg(not(target_arch = "nvptx64"))]
+    pub use linkme;
+}
+
+/// Version of the shared layouts that this module was compiled with; the host checks it when it loads the module.
+#[cfg(target_arch = "nvptx64")]
+#[unsafe(no_mangle)]
+#[used]
+pub static gin_abi_version: u32 = gin_abi::ABI_VERSION;
+
+#[cfg(target_arch = "nvptx64")]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    sys::trap()
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Mistakes that the types forbid, each as an example that must not compile.
+//!
+//! The right way, which every example below departs from in one place:
+//!
+//! ```
+//! use gin_device::prelude::*;
+//!
+//! #[kernel]
+//! pub unsafe fn exchange(comm: Comm, floats: Window<f32>, words: Window<u64>, deadline: Deadline) {
+//!     let gin = Gin::new(&comm, ContextId::new(0));
+//!     let steps = || -> Result<(), Fault> {
+//!         let peer = comm.world().member(1)?;
+//!         gin.put(peer, floats.range(0, 4), floats.range(4, 4)).signal(SignalId::new(0).inc()).issue(&Block)?;
+//!         gin.put_value(peer, words.at(0), 7u64).issue(&Block)?;
+//!         gin.wait_signal(&Block, SignalId::new(0), 1, deadline)?;
+//!         let mut barrier = BarrierSession::new(&gin, BarrierTeam::World, 0)?;
+//!         barrier.sync(&Block, Fence::Put, deadline)
+//!     };
+//!     if let Err(fault) = steps() {
+//!         comm.report(fault);
+//!     }
+//! }
+//! ```
+//!
+//! A rank is not a number: a number of one team cannot be taken for that of another.
+//!
+//! ```compile_fail,E0308
+//! # use gin_device::prelude::*;
+//! unsafe fn f(gin: &Gin, floats: Window<f32>) {
+//!     let _ = gin.put(1, floats.range(0, 4), floats.range(4, 4)).issue(&Block);
+//! }
+//! ```
+//!
+//! Source and destination have the same type.
+//!
+//! ```compile_fail,E0308
+//! # use gin_device::prelude::*;
+//! unsafe fn f(gin: &Gin, peer: Rank, floats: Window<f32>, words: Window<u64>) {
+//!     let _ = gin.put(peer, floats.range(0, 4), words.range(0, 4)).issue(&Block);
+//! }
+//! ```
+//!
+//! A value is an integer or a float of at most 8 bytes.
+//!
+//! ```compile_fail,E0277
+//! # use gin_device::prelude::*;
+//! unsafe fn f(gin: &Gin, peer: Rank, wide: Window<u128>) {
+//!     let _ = gin.put_value(peer, wide.at(0), 7u128).issue(&Block);
+//! }
+//! ```
+//!
+//! A get has no signal: nothing arrives at the peer.
+//!
+//! ```compile_fail,E0599
+//! # use gin_device::prelude::*;
+//! unsafe fn f(gin: &Gin, peer: Rank, floats: Window<f32>) {
+//!     let _ = gin.get(peer, floats.range(0, 4), floats.range(4, 4)).signal(SignalId::new(0).inc()).issue(&Block);
+//! }
+//! ```
+//!
+//! A counter is not a signal.
+//!
+//! ```compile_fail,E0277
+//! # use gin_device::prelude::*;
+//! unsafe fn f(gin: &Gin, deadline: Deadline) {
+//!     let _ = gin.wait_signal(&Block, CounterId::new(0), 1, deadline);
+//! }
+//! ```
+//!
+//! Nothing is posted before `issue`, and faults are not to be dropped.
+//!
+//! ```compile_fail
+//! # #![deny(unused_must_use)]
+//! # use gin_device::prelude::*;
+//! unsafe fn f(gin: &Gin, peer: Rank, floats: Window<f32>) {
+//!     gin.put(peer, floats.range(0, 4), floats.range(4, 4));
+//! }
+//! ```
+//!
+//! ```compile_fail
+//! # #![deny(unused_must_use)]
+//! # use gin_device::prelude::*;
+//! unsafe fn f(gin: &Gin, peer: Rank, floats: Window<f32>) {
+//!     gin.put(peer, floats.range(0, 4), floats.range(4, 4)).issue(&Block);
+//! }
+//! ```
+//!
+//! A barrier session is not copied: two copies would not know of each other's arrivals.
+//!
+//! ```compile_fail,E0382
+//! # use gin_device::prelude::*;
+//! unsafe fn f(gin: &Gin, deadline: Deadline) -> Result<(), Fault> {
+//!     let mut barrier = BarrierSession::new(gin, BarrierTeam::World, 0)?;
+//!     let mut other = barrier;
+//!     barrier.sync(&Block, Fence::Put, deadline)?;
+//!     other.sync(&Block, Fence::Put, deadline)
+//! }
+//! ```
+//!
+//! A kernel takes neither references nor slices, returns nothing and is unsafe to call.
+//!
+//! ```compile_fail
+//! # use gin_device::prelude::*;
+//! #[kernel]
+//! pub unsafe fn k(comm: Comm, data: &[f32]) {}
+//! ```
+//!
+//! ```compile_fail
+//! # use gin_device::prelude::*;
+//! #[kernel]
+//! pub fn k(comm: Comm) {}
+//! ```
+//!
+//! ```compile_fail
+//! # use gin_device::prelude::*;
+//! #[kernel]
+//! pub unsafe fn k(comm: Comm) -> u32 { 0 }
+//! ```
+//!
+//! A parameter is `Copy` and aligned to 16 bytes at most.
+//!
+//! ```compile_fail,E0277
+//! # use gin_device::prelude::*;
+//! struct Heavy(u32);
+//! #[kernel]
+//! pub unsafe fn k(comm: Comm, heavy: Heavy) {}
+//! ```
+//!
+//! ```compile_fail,E0080
+//! # use gin_device::prelude::*;
+//! #[derive(Clone, Copy)]
+//! #[repr(align(32))]
+//! struct Wide(u32);
+//! #[kernel]
+//! pub unsafe fn k(comm: Comm, wide: Wide) {}
+//! ```

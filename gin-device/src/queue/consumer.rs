@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The proxy's half of the queue.
+
+use super::{NOTHING, Queue};
+use crate::signal_words::raise;
+use crate::status::Status;
+use crate::sys::{Memory, Word};
+use gin_abi::Fault;
+
+/// Takes requests in order and publishes what became of them. There is one per queue.
+#[derive(Debug)]
+pub struct Consumer<M: Memory, const N: usize> {
+    queue: Queue<M, N>,
+    head: u64,
+    done: u64,
+}
+
+impl<M: Memory, const N: usize> Consumer<M, N> {
+    /// The consumer of a new queue whose first index is `first`.
+    ///
+    /// # Safety
+    /// - The queue was initialised for `first`, and there is no other consumer of it.
+    pub unsafe fn new(queue: Queue<M, N>, first: u64) -> Self {
+        Self { queue, head: first, done: first }
+    }
+
+    /// Index of the next request.
+    pub fn head(&self) -> u64 {
+        self.head
+    }
+
+    /// All requests below are finished.
+    pub fn done(&self) -> u64 {
+        self.done
+    }
+
+    /// The next request, if it is there whole; phase bits are left in. Does not take it: see [`take`](Self::take).
+    ///
+    /// Ordering: acquire, at system scope: the payload that the producer released before is visible.
+    pub fn peek(&self) -> Option<[u64; N]> {
+        let phase = super::phase(self.head, self.queue.depth_log2);
+        let slot = self.queue.slot(self.head);
+        let mut words = [0; N];
+        for (index, word) in words.iter_mut().enumerate() {
+            *word = slot.at(index as u64).load_relaxed_sys();
+            if *word & 1 != phase {
+                return None;
+            }
+        }
+        M::fence_acquire_sys();
+        Some(words)
+    }
+
+    /// Takes the request that [`peek`](Self::peek) gave and empties its slot. Returns its index.
+    ///
+    /// `first_of` names the peer if the request is the only unfinished one to it.
+    pub fn take(&mut self, first_of: Option<u32>) -> u64 {
+        let index = self.head;
+        // Before `taken`: a flush that sees the slot taken must see this request as unfinished.
+        ordered! {
+            "oldest before taken":
+            {
+                if let Some(peer) = first_of {
+                    // Release, because a flush of earlier requests may see this value and not the one before, which
+                    // said that they are finished.
+                    self.queue.oldest.at(peer as u64).store_release_sys(index);
+                }
+            } then {
+                self.queue.taken.store_release_sys(index.wrapping_add(1));
+            }
+        }
+        self.head = index.wrapping_add(1);
+        index
+    }
+
+    /// Publishes that a request, or several, are finished.
+    ///
+    /// In this order: the fault, the counter, `oldest`, `done`. What gets brought must be visible before. Whoever sees
+    /// one of the last three sees what came before it.
+    pub fn finish(&mut self, finished: Finished<'_, M>) {
+        ordered! {
+            "fault before done":
+            {
+                if let Some((status, fault)) = finished.fault {
+                    status.post(fault);
+                }
+            } then {
+                if let Some(counter) = finished.counter {
+                    raise(counter, 1);
+                }
+                self.queue.oldest.at(finished.peer as u64).store_release_sys(finished.oldest.unwrap_or(NOTHING));
+                if finished.done != self.done {
+                    self.done = finished.done;
+                    self.queue.done.store_release_sys(finished.done);
+                }
+            }
+        }
+    }
+}
+
+/// What [`Consumer::finish`] publishes about one request.
+#[derive(Clone, Copy, Debug)]
+pub struct Finished<'a, M: Memory> {
+    /// What to post, and where, if the request failed.
+    pub fault: Option<(&'a Status<M>, Fault)>,
+    /// Word of the counter to raise by one.
+    pub counter: Option<M::Word>,
+    /// The request's peer.
+    pub peer: u32,
+    /// Index of the oldest request to that peer that is still unfinished.
+    pub oldest: Option<u64>,
+    /// All requests below are finished.
+    pub done: u64,
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Names of signals and counters, and what can be done to them.
+
+use crate::team::Rank;
+use crate::window::reaches;
+use gin_abi::descriptor::{RemoteSignal, SignalTarget};
+use gin_abi::{COUNTER_BITS, SIGNAL_BITS, WindowHandle};
+
+/// A context: a queue with signals and counters of its own. Nothing orders two contexts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ContextId(pub(crate) u32);
+
+impl ContextId {
+    /// The context with this number, from 0. Checked when it is used.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(id: u32) -> Self {
+        Self(id)
+    }
+}
+
+/// A signal of a context: a 64-bit word that peers raise.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SignalId(u32);
+
+impl SignalId {
+    /// The signal with this number, from 0. Checked when it is used.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(id: u32) -> Self {
+        Self(id)
+    }
+
+    /// Raise it by one; strong.
+    #[inline(always)]
+    #[must_use]
+    pub const fn inc(self) -> SignalAction {
+        self.add(1)
+    }
+
+    /// Raise it by `amount`; strong. Not for subtraction: a waiter may miss a value that goes back.
+    #[inline(always)]
+    #[must_use]
+    pub const fn add(self, amount: u64) -> SignalAction {
+        SignalAction { signal: Signal::Id(self.0), amount, strong: true }
+    }
+
+    /// The same signal, of which only the low `bits` bits count (1 to 64).
+    #[inline(always)]
+    #[must_use]
+    pub const fn bits(self, bits: u32) -> SignalView {
+        SignalView { signal: Signal::Id(self.0), bits }
+    }
+}
+
+/// A signal at an 8-byte word of a window; made by `Window::signal`.
+///
+/// The window must be registered with the flag `signals`; the word belongs to the signal then and is read and reset by
+/// these calls only.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VaSignal {
+    pub(crate) window: WindowHandle,
+    pub(crate) offset: u64,
+}
+
+impl VaSignal {
+    #[inline(always)]
+    pub(crate) const fn new(window: WindowHandle, offset: u64) -> Self {
+        Self { window, offset }
+    }
+
+    /// First byte past the word; `u64::MAX` if that overflows.
+    #[inline(always)]
+    pub(crate) const fn end(&self) -> u64 {
+        self.offset.saturating_add(8)
+    }
+
+    /// Whether the word lies in `rank`'s part of the window.
+    #[inline(always)]
+    pub(crate) fn fits_on(&self, rank: Rank) -> bool {
+        reaches(&self.window, rank, self.end())
+    }
+
+    /// Raise it by one; strong.
+    #[inline(always)]
+    #[must_use]
+    pub const fn inc(self) -> SignalAction {
+        self.add(1)
+    }
+
+    /// Raise it by `amount`; strong. Not for subtraction.
+    #[inline(always)]
+    #[must_use]
+    pub const fn add(self, amount: u64) -> SignalAction {
+        SignalAction { signal: Signal::Va(self), amount, strong: true }
+    }
+
+    /// The same signal, of which only the low `bits` bits count (1 to 64).
+    #[inline(always)]
+    #[must_use]
+    pub const fn bits(self, bits: u32) -> SignalView {
+        SignalView { signal: Signal::Va(self), bits }
+    }
+}
+
+/// Which word.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Signal {
+    Id(u32),
+    Va(VaSignal),
+}
+
+/// What an operation does to a signal of its peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SignalAction {
+    pub(crate) signal: Signal,
+    pub(crate) amount: u64,
+    pub(crate) strong: bool,
+}
+
+impl SignalAction {
+    /// The signal covers only the put that it comes with, not earlier ones.
+    #[inline(always)]
+    #[must_use]
+    pub const fn weak(mut self) -> Self {
+        self.strong = false;
+        self
+    }
+
+    #[inline(always)]
+    pub(crate) const fn remote(&self) -> RemoteSignal {
+        let target = match self.signal {
+            Signal::Id(id) => SignalTarget::Id(id),
+            Signal::Va(va) => SignalTarget::Address { window: va.window.id, offset: va.offset },
+        };
+        RemoteSignal { target, amount: self.amount, strong: self.strong }
+    }
+}
+
+/// A signal to read, wait for or reset, and how many of its bits count.
+///
+/// Comparison is rolling: of 2^bits values, those up to half the circle ahead count as later.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SignalView {
+    pub(crate) signal: Signal,
+    pub(crate) bits: u32,
+}
+
+impl From<SignalId> for SignalView {
+    #[inline(always)]
+    fn from(id: SignalId) -> Self {
+        id.bits(SIGNAL_BITS)
+    }
+}
+
+impl From<VaSignal> for SignalView {
+    #[inline(always)]
+    fn from(va: VaSignal) -> Self {
+        va.bits(SIGNAL_BITS)
+    }
+}
+
+/// A counter of a context: how many operations have left their source, modulo 2^56.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CounterId(pub(crate) u32);
+
+impl CounterId {
+    /// The counter with this number, from 0. Checked when it is used.
+    #[inline(always)]
+    #[must_use]
+    pub const fn new(id: u32) -> Self {
+        Self(id)
+    }
+
+    /// The same counter, of which only the low `bits` bits count (1 to 56).
+    #[inline(always)]
+    #[must_use]
+    pub const fn bits(self, bits: u32) -> CounterView {
+        CounterView { id: self.0, bits }
+    }
+}
+
+/// A counter to read or wait for, and how many of its bits count.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CounterView {
+    pub(crate) id: u32,
+    pub(crate) bits: u32,
+}
+
+impl From<CounterId> for CounterView {
+    #[inline(always)]
+    fn from(id: CounterId) -> Self {
+        id.bits(COUNTER_BITS)
+    }
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The words behind a signal or a counter.
+//!
+//! A signal has one word for each kind of engine that can raise it (GPUs, the context's NIC, CPU threads), and only
+//! that engine writes it, because their atomics on one word are not atomic to each other. Its value is
+//! `(sum of words - baseline) & mask`. Reset moves the baseline to the sum; no word is ever stored to.
+//!
+//! # Why a sum of words is right
+//! Each word only grows (modulo 2^64), so a sum that is read word by word lies between the true sums at its first and
+//! its last load, and "at least n", once seen, stays met. That needs what the docs of `Gin::wait_signal` ask for: raises
+//! are increments, fewer than 2^(bits - 1) of them between baseline and wait, and no reset while raises are in flight.
+//!
+//! The waiter polls relaxed and fences acquire once after success. The raiser's add is a release after the payload, so
+//! the payload is visible then: each word that contributed was read before the fence, and a word's later adds carry on
+//! the release sequence of the earlier ones.
+
+use crate::status::{Status, Stop};
+use crate::sys::{Memory, Word};
+use gin_abi::{Deadline, mask, rolling_le};
+
+/// The words of one signal or counter, and its baseline.
+#[derive(Clone, Copy, Debug)]
+pub struct Words<M: Memory> {
+    /// Raised by GPUs.
+    pub gpu: Option<M::Word>,
+    /// Raised by the NIC of the context.
+    pub nic: Option<M::Word>,
+    /// Raised by CPU threads.
+    pub cpu: Option<M::Word>,
+    /// The sum of the words at the last reset.
+    pub base: M::Word,
+}
+
+/// Raises one word of a signal or counter by `by`. Only the engine that the word belongs to may call this.
+///
+/// Ordering: release, at system scope: what happened before is visible to whoever waited for the raise.
+#[inline(always)]
+pub fn raise<W: Word>(word: W, by: u64) {
+    word.add_release_sys(by);
+}
+
+/// Looks at the words in GPU memory between two looks at the word in host memory, when there are both.
+const GPU_LOOKS: u32 = 8;
+
+impl<M: Memory> Words<M> {
+    /// Sum of the words in GPU memory.
+    #[inline(always)]
+    fn near(&self) -> u64 {
+        let gpu = self.gpu.map_or(0, |word| word.load_relaxed_sys());
+        let nic = self.nic.map_or(0, |word| word.load_relaxed_sys());
+        gpu.wrapping_add(nic)
+    }
+
+    #[inline(always)]
+    fn far(&self) -> u64 {
+        self.cpu.map_or(0, |word| word.load_relaxed_sys())
+    }
+
+    #[inline(always)]
+    fn base(&self) -> u64 {
+        self.base.load_relaxed_gpu()
+    }
+
+    /// The value now, relaxed.
+    #[inline(always)]
+    pub fn value(&self, bits: u32) -> u64 {
+        self.near().wrapping_add(self.far()).wrapping_sub(self.base()) & mask(bits)
+    }
+
+    /// The value now. Ordering: acquire, at system scope.
+    #[inline(always)]
+    pub fn read(&self, bits: u32) -> u64 {
+        let value = self.value(bits);
+        M::fence_acquire_sys();
+        value
+    }
+
+    /// Waits until the value is at or past `least` on the circle of 2^`bits` values; gives the value.
+    ///
+    /// Ordering: acquire, at system scope.
+    ///
+    /// # Errors
+    /// [`Stop`] if the wait ended early, and the value that was last seen.
+    #[inline(always)]
+    pub fn wait(&self, status: &Status<M>, least: u64, bits: u32, deadline: Deadline) -> Result<u64, (Stop, u64)> {
+        let base = self.base();
+        let both = self.cpu.is_some() && (self.gpu.is_some() || self.nic.is_some());
+        let mut far = 0;
+        let mut looks = 0u32;
+        let mut seen = 0;
+        let outcome = status.poll(deadline, || {
+            if !both || looks.is_multiple_of(GPU_LOOKS) {
+                far = self.far();
+            }
+            looks = looks.wrapping_add(1);
+            let value = self.near().wrapping_add(far).wrapping_sub(base) & mask(bits);
+            seen = value;
+            rolling_le(least, value, bits).then_some(value)
+        });
+        match outcome {
+            Ok(value) => {
+                M::fence_acquire_sys();
+                Ok(value)
+            }
+            Err(stop) => Err((stop, seen)),
+        }
+    }
+
+    /// Makes the value 0. No raise may be in flight.
+    ///
+    /// Ordering: relaxed; threads that use the signal afterwards must be synchronised with this one.
+    #[inline(always)]
+    pub fn reset(&self) {
+        self.base.store_relaxed_gpu(self.near().wrapping_add(self.far()));
+    }
+}

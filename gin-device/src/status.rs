@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What ends waits: abort, faults and deadlines.
+//!
+//! Two status blocks say whether a communicator still runs. The *host's* is written by CPU threads (abort, network
+//! errors, faults of other ranks) and lies in pinned host memory. The *kernel's* is written by the rank's own kernels,
+//! once: a copy in GPU memory that they poll, and one in pinned host memory for the host. Writer and reader of each
+//! agree on one rule: the record first, then the word with release; the word relaxed, then an acquire fence, then the
+//! record.
+
+use crate::sys::{Memory, Word};
+use gin_abi::{Deadline, Fault};
+
+/// How long a waiting thread naps between checks, in nanoseconds.
+pub(crate) const NAP_NS: u32 = 64;
+
+/// Word index of the record in a status block.
+const RECORD: u64 = 2;
+
+/// `word` of the kernel's copy while its record is being written.
+const WRITING: u64 = 1;
+/// `word` of the kernel's copy once its record is valid.
+const WRITTEN: u64 = 2;
+
+/// The status blocks of one communicator on one rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Status<M: Memory> {
+    /// First word of the host's block.
+    pub host: M::Word,
+    /// First word of the kernel's block in pinned host memory.
+    pub kernel: M::Word,
+    /// First word of the copy of the kernel's block in GPU memory.
+    pub copy: M::Word,
+}
+
+/// Why a wait ended without what it waited for.
+///
+/// A fault is comm-wide and stays, so it is not carried along: [`Status::cause`] reads it where it is told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stop {
+    /// Its deadline passed.
+    Deadline,
+    /// The communicator was aborted or has a fault.
+    Fault,
+}
+
+impl<M: Memory> Status<M> {
+    /// Whether the communicator was aborted or has a fault. A fault of a kernel counts once its record is whole.
+    #[inline(always)]
+    pub(crate) fn is_stopped(&self) -> bool {
+        let (host, copy) = (self.host.load_relaxed_sys(), self.copy.load_relaxed_gpu());
+        // Their values fit into 32 bits.
+        (host as u32 != 0) | (copy as u32 == WRITTEN as u32)
+    }
+
+    /// The abort or fault that ended a wait with [`Stop::Fault`].
+    ///
+    /// Ordering: whatever the writer did before it posted the fault is visible afterwards.
+    #[inline(always)]
+    pub fn cause(&self) -> Fault {
+        let block = if self.host.load_relaxed_sys() as u32 != 0 { self.host } else { self.copy };
+        M::fence_acquire_sys();
+        record::<M>(block)
+    }
+
+    /// The abort or fault of this communicator, if there is one; ordering as [`cause`](Self::cause).
+    #[inline(always)]
+    pub fn fault(&self) -> Option<Fault> {
+        if self.is_stopped() { Some(self.cause()) } else { None }
+    }
+
+    /// Waits until [`cause`](Self::cause) can be asked, by somebody who has reported a fault: another report may come
+    /// first and not be whole yet.
+    #[inline(always)]
+    pub(crate) fn await_stop(&self) {
+        while !self.is_stopped() {
+            M::pause(NAP_NS);
+        }
+    }
+
+    /// [`Stop::Fault`] if the communicator was aborted or has a fault.
+    ///
+    /// # Errors
+    /// That.
+    #[inline(always)]
+    pub fn check(&self) -> Result<(), Stop> {
+        if self.is_stopped() { Err(Stop::Fault) } else { Ok(()) }
+    }
+
+    /// The fault to return from an operation that was stopped; a deadline becomes `timeout`.
+    #[inline(always)]
+    pub fn explain(&self, stop: Stop, timeout: Fault) -> Fault {
+        match stop {
+            Stop::Deadline => timeout,
+            Stop::Fault => self.cause(),
+        }
+    }
+
+    /// Posts a fault from a kernel: the first one stays, later ones are dropped. Ends every wait of this communicator.
+    ///
+    /// Ordering: release, at system scope.
+    #[inline(always)]
+    pub fn report(&self, fault: Fault) {
+        if self.copy.cas_relaxed_gpu(0, WRITING) != 0 {
+            return;
+        }
+        let words = fault.to_words();
+        // One by one: an array to loop over would lie on the stack.
+        self.copy.at(RECORD).store_pair_relaxed_sys(words[0], words[1]);
+        self.copy.at(RECORD + 2).store_pair_relaxed_sys(words[2], words[3]);
+        self.kernel.at(RECORD).store_pair_relaxed_sys(words[0], words[1]);
+        self.kernel.at(RECORD + 2).store_pair_relaxed_sys(words[2], words[3]);
+        self.copy.store_release_gpu(WRITTEN);
+        self.kernel.store_release_sys(1);
+    }
+
+    /// Posts a fault from the host; the first one stays. Only one thread may call this at a time.
+    ///
+    /// Ordering: release, at system scope.
+    pub fn post(&self, fault: Fault) {
+        if self.host.load_relaxed_sys() != 0 {
+            return;
+        }
+        for (index, word) in fault.to_words().into_iter().enumerate() {
+            self.host.at(RECORD + index as u64).store_relaxed_sys(word);
+        }
+        self.host.store_release_sys(1);
+    }
+
+    /// The fault that the host posted, if it did. For the host.
+    pub fn host_fault(&self) -> Option<Fault> {
+        (self.host.load_relaxed_sys() != 0).then(|| {
+            M::fence_acquire_sys();
+            record::<M>(self.host)
+        })
+    }
+
+    /// The fault that a kernel reported, if one did. For the host, which cannot read the copy in GPU memory.
+    pub fn reported(&self) -> Option<Fault> {
+        (self.kernel.load_relaxed_sys() != 0).then(|| {
+            M::fence_acquire_sys();
+            record::<M>(self.kernel)
+        })
+    }
+
+    /// Polls `test` until it gives a value, or until abort, a fault or the deadline ends it.
+    ///
+    /// The value counts even when a fault is posted meanwhile. Status words and clock are looked at every
+    /// [`Memory::POLLS_PER_CHECK`] polls, so a deadline of 0 polls that often. `test` must be relaxed; the caller fences
+    /// afterwards.
+    ///
+    /// # Errors
+    /// [`Stop`] says what ended the wait.
+    #[inline(always)]
+    pub fn poll<T>(&self, deadline: Deadline, mut test: impl FnMut() -> Option<T>) -> Result<T, Stop> {
+        let start = if deadline.is_none() { 0 } else { M::clock_ns() };
+        let mut left = M::POLLS_PER_CHECK;
+        // In this order, with the test last, so that LLVM does not copy the test before the loop.
+        loop {
+            if left == 0 {
+                if self.is_stopped() {
+                    return Err(Stop::Fault);
+                }
+                if !deadline.is_none() && M::clock_ns().wrapping_sub(start) >= deadline.ns() {
+                    return Err(Stop::Deadline);
+                }
+                M::pause(NAP_NS);
+                left = M::POLLS_PER_CHECK;
+            }
+            left -= 1;
+            if let Some(value) = test() {
+                return Ok(value);
+            }
+        }
+    }
+
+    /// As [`poll`](Self::poll), for a word in host memory, when a first look has found it wanting.
+    ///
+    /// A look takes as long as one at the status words, so these are looked at each time; the loads overlap.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll).
+    #[inline(always)]
+    pub fn poll_far(&self, deadline: Deadline, mut test: impl FnMut() -> bool) -> Result<(), Stop> {
+        let start = if deadline.is_none() { 0 } else { M::clock_ns() };
+        // One block of code with one exit, which is short and which LLVM leaves as it is.
+        loop {
+            M::pause_far();
+            let stopped = self.is_stopped();
+            let met = test();
+            let over = !deadline.is_none() && M::clock_ns().wrapping_sub(start) >= deadline.ns();
+            if met | stopped | over {
+                return match (met, over & !stopped) {
+                    (true, _) => Ok(()),
+                    (false, true) => Err(Stop::Deadline),
+                    (false, false) => Err(Stop::Fault),
+                };
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn record<M: Memory>(block: M::Word) -> Fault {
+    let word = |index| block.at(RECORD + index).load_relaxed_sys();
+    Fault::read([word(0), word(1), word(2), word(3)])
+}

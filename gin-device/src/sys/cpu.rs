@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The word operations on a CPU: standard atomics, each access a switch point of the executor.
+//!
+//! Scopes do not exist here: every operation is as wide as the process. A scope that is too narrow is found by reading
+//! the PTX and by running on hardware, not by running this.
+
+use crate::exec::{executor, switch_point};
+use core::sync::atomic::{AtomicU64, Ordering, fence};
+
+#[inline(always)]
+fn word<'a>(address: *mut u64) -> &'a AtomicU64 {
+    // Safety: `GlobalWord::new` made its caller promise a valid, aligned word with atomic accesses only.
+    unsafe { AtomicU64::from_ptr(address) }
+}
+
+macro_rules! operations {
+    ($(
+        $shape:ident $name:ident $ptx:literal $($fallback:literal)? $ordering:ident $($op:ident)? $doc:literal;
+    )*) => { $(operation! { $shape $name $ordering $($op)? })* };
+}
+
+macro_rules! operation {
+    (load $name:ident $ordering:ident) => {
+        #[inline(always)]
+        pub(crate) fn $name(address: *mut u64) -> u64 {
+            switch_point();
+            word(address).load(Ordering::$ordering)
+        }
+    };
+    (store $name:ident $ordering:ident) => {
+        #[inline(always)]
+        pub(crate) fn $name(address: *mut u64, value: u64) {
+            switch_point();
+            word(address).store(value, Ordering::$ordering)
+        }
+    };
+    (rmw $name:ident $ordering:ident $op:ident) => {
+        #[inline(always)]
+        pub(crate) fn $name(address: *mut u64, value: u64) -> u64 {
+            switch_point();
+            word(address).$op(value, Ordering::$ordering)
+        }
+    };
+    (cas $name:ident $ordering:ident) => {
+        #[inline(always)]
+        pub(crate) fn $name(address: *mut u64, expected: u64, new: u64) -> u64 {
+            switch_point();
+            match word(address).compare_exchange(expected, new, Ordering::$ordering, Ordering::Relaxed) {
+                Ok(seen) | Err(seen) => seen,
+            }
+        }
+    };
+    (fence $name:ident $ordering:ident) => {
+        #[inline(always)]
+        pub(crate) fn $name() {
+            fence(Ordering::$ordering)
+        }
+    };
+}
+
+word_operations!(operations);
+
+#[inline(always)]
+pub(crate) fn store_pair_relaxed_sys(address: *mut u64, low: u64, high: u64) {
+    switch_point();
+    word(address).store(low, Ordering::Relaxed);
+    switch_point();
+    word(address.wrapping_add(1)).store(high, Ordering::Relaxed);
+}
+
+/// The same value.
+#[inline(always)]
+pub(crate) fn narrow(value: u32) -> u32 {
+    value
+}
+
+/// Reads a word of a table that nobody writes while it may be read.
+///
+/// # Safety
+/// - `address` is valid, a multiple of 8, and the word does not change while the kernel runs.
+#[inline(always)]
+pub unsafe fn read_word(address: *const u64) -> u64 {
+    // Safety: the caller's promise.
+    unsafe { address.read() }
+}
+
+/// Reads two neighbouring words of a table; see [`read_word`].
+///
+/// # Safety
+/// - As for [`read_word`], for both words; `address` is a multiple of 16.
+#[inline(always)]
+pub unsafe fn read_pair(address: *const u64) -> (u64, u64) {
+    // Safety: the caller's promise.
+    unsafe { (address.read(), address.wrapping_add(1).read()) }
+}
+
+/// Nothing to do for about `ns` nanoseconds: sleeps, or lets others run.
+#[inline(always)]
+pub fn pause(ns: u32) {
+    match executor() {
+        Some(executor) => (executor.pause)(ns),
+        None => core::hint::spin_loop(),
+    }
+}
+
+/// Nanoseconds on the clock that deadlines are measured with (`%globaltimer` on a GPU). Its zero is arbitrary.
+///
+/// Without an executor there is no clock on a CPU, and this is 0: deadlines do not pass.
+#[inline(always)]
+pub fn clock_ns() -> u64 {
+    executor().map_or(0, |executor| (executor.clock_ns)())
+}
+
+/// Cycles on a clock for measuring short times within one thread (`%clock64` on a GPU).
+#[inline(always)]
+pub fn cycles() -> u64 {
+    executor().map_or(0, |executor| (executor.cycles)())
+}
+
+/// Ends the grid with an error.
+///
+/// # Panics
+/// On a CPU without an executor this panics.
+#[inline]
+pub fn trap() -> ! {
+    match executor() {
+        Some(executor) => (executor.trap)("trap"),
+        None => panic!("trap"),
+    }
+}

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Every instruction of the memory model, and the only `asm!`.
+//!
+//! Kernels, CPUs and NICs share words of 64 bits. Each access to such a word is one of the operations below, whose
+//! name spells ordering and scope; nothing else may touch them. (`core::sync::atomic` will not do on this target: LLVM
+//! 22 compiles its read-modify-writes without ordering and with GPU scope.)
+//!
+//! | name | PTX | SASS on sm_90 | cost |
+//! | --- | --- | --- | --- |
+//! | `load_relaxed_gpu` | `ld.relaxed.gpu.global.u64` | `LDG.E.64.STRONG.GPU` | one trip to L2 |
+//! | `load_acquire_gpu` | `ld.acquire.gpu.global.u64` | `LDG.E.64.STRONG.GPU`, `CCTL.IVALL` | the same, and the L1 is invalidated |
+//! | `load_relaxed_sys` | `ld.relaxed.sys.global.u64` | `LDG.E.64.STRONG.SYS` | L2, or PCIe when the word is in host memory |
+//! | `load_acquire_sys` | `ld.acquire.sys.global.u64` | `LDG.E.64.STRONG.SYS`, `CCTL.IVALL` | the same, and the L1 is invalidated |
+//! | `store_relaxed_gpu` | `st.relaxed.gpu.global.u64` | `STG.E.64.STRONG.GPU` | posted |
+//! | `store_release_gpu` | `st.release.gpu.global.u64` | `MEMBAR.ALL.GPU`, `STG.E.64.STRONG.GPU` | waits for the thread's earlier writes to reach L2 |
+//! | `store_relaxed_sys` | `st.relaxed.sys.global.u64` | `STG.E.64.STRONG.SYS` | posted |
+//! | `store_release_sys` | `st.release.sys.global.u64` | `MEMBAR.ALL.SYS`, `STG.E.64.STRONG.SYS` | waits for all earlier writes of the thread, also those over PCIe and NVLink |
+//! | `add_relaxed_cta` | `atom.relaxed.cta.global.add.u64` | `ATOMG.E.ADD.64.STRONG.SM` | one trip to L2 |
+//! | `add_relaxed_gpu` | `atom.relaxed.gpu.global.add.u64` | `ATOMG.E.ADD.64.STRONG.GPU` | one trip to L2 |
+//! | `add_relaxed_sys` | `atom.relaxed.sys.global.add.u64` | `ATOMG.E.ADD.64.STRONG.SYS` | one trip to the owner of the word |
+//! | `add_release_sys` | `atom.release.sys.global.add.u64` | `MEMBAR.ALL.SYS`, `ATOMG.E.ADD.64.STRONG.SYS` | that, after all earlier writes |
+//! | `swap_acq_rel_gpu` | `atom.acq_rel.gpu.global.exch.b64` | `MEMBAR.ALL.GPU`, `ATOMG.E.EXCH.64.STRONG.GPU`, `CCTL.IVALL` | release, one trip to L2, L1 invalidated |
+//! | `cas_relaxed_gpu` | `atom.relaxed.gpu.global.cas.b64` | `ATOMG.E.CAS.64.STRONG.GPU` | one trip to L2 |
+//! | `fence_acquire_gpu` | `fence.acquire.gpu` | `CCTL.IVALL` | the L1 is invalidated |
+//! | `fence_acquire_sys` | `fence.acquire.sys` | `CCTL.IVALL` | the L1 is invalidated |
+//! | `fence_release_gpu` | `fence.release.gpu` | `MEMBAR.ALL.GPU` | waits for earlier writes to reach L2 |
+//! | `fence_release_sys` | `fence.release.sys` | `MEMBAR.ALL.SYS` | waits for all earlier writes; about 0.6 us of a thread's time on an H200 |
+//! | `fence_acq_rel_gpu` | `fence.acq_rel.gpu` | `MEMBAR.ALL.GPU`, `CCTL.IVALL` | both |
+//! | `fence_acq_rel_sys` | `fence.acq_rel.sys` | `MEMBAR.ALL.SYS`, `CCTL.IVALL` | both |
+//! | `store_pair_relaxed_sys` | `st.relaxed.sys.global.v2.u64` | `STG.E.128.STRONG.SYS` | posted; two adjacent words, each atomic by itself |
+//! | `read_word` | `ld.global.u64` | `LDG.E.64` | L1 or L2; for tables that nobody writes while a kernel runs |
+//! | `read_pair` | `ld.global.v2.u64` | `LDG.E.128` | the same, two adjacent words |
+//!
+//! `fence.acquire` and `fence.release` need sm_90 and PTX 8.6; elsewhere the `fence.acq_rel` of the same scope stands
+//! in for them. `add_relaxed_gpu_if` and `store_pair_relaxed_sys_if` are the instructions above, predicated. Beside the
+//! table there are the timers [`clock_ns`] and [`cycles`], [`pause`] (`nanosleep.u32`) and [`trap`].
+//!
+//! There are three implementations: PTX, CPU atomics (every access is a switch point of the executor, see
+//! `exec`) and, with the feature `loom`, those of a model checker. Protocols are written once, generic over [`Memory`].
+
+/// Hands the table of word operations to the macro `$emit`.
+///
+/// Each row: shape, name, PTX without operands, and for the CPU the ordering.
+macro_rules! word_operations {
+    ($emit:ident) => {
+        $emit! {
+            load load_relaxed_gpu "ld.relaxed.gpu.global.u64" Relaxed
+                "Loads, relaxed, at GPU scope.";
+            load load_acquire_gpu "ld.acquire.gpu.global.u64" Acquire
+                "Loads, acquire, at GPU scope.";
+            load load_relaxed_sys "ld.relaxed.sys.global.u64" Relaxed
+                "Loads, relaxed, at system scope.";
+            load load_acquire_sys "ld.acquire.sys.global.u64" Acquire
+                "Loads, acquire, at system scope.";
+            store store_relaxed_gpu "st.relaxed.gpu.global.u64" Relaxed
+                "Stores, relaxed, at GPU scope.";
+            store store_release_gpu "st.release.gpu.global.u64" Release
+                "Stores, release, at GPU scope.";
+            store store_relaxed_sys "st.relaxed.sys.global.u64" Relaxed
+                "Stores, relaxed, at system scope.";
+            store store_release_sys "st.release.sys.global.u64" Release
+                "Stores, release, at system scope.";
+            rmw add_relaxed_cta "atom.relaxed.cta.global.add.u64" Relaxed fetch_add
+                "Adds modulo 2^64 and returns what was there, relaxed, at block scope.";
+            rmw add_relaxed_gpu "atom.relaxed.gpu.global.add.u64" Relaxed fetch_add
+                "Adds modulo 2^64 and returns what was there, relaxed, at GPU scope.";
+            rmw add_relaxed_sys "atom.relaxed.sys.global.add.u64" Relaxed fetch_add
+                "Adds modulo 2^64 and returns what was there, relaxed, at system scope.";
+            rmw add_release_sys "atom.release.sys.global.add.u64" Release fetch_add
+                "Adds modulo 2^64 and returns what was there, release, at system scope.";
+            rmw swap_acq_rel_gpu "atom.acq_rel.gpu.global.exch.b64" AcqRel swap
+                "Stores and returns what was there, acquire and release, at GPU scope.";
+            cas cas_relaxed_gpu "atom.relaxed.gpu.global.cas.b64" Relaxed
+                "Stores `new` if `expected` is there; returns what was there. Relaxed, at GPU scope.";
+            fence fence_acquire_gpu "fence.acquire.gpu" "fence.acq_rel.gpu" Acquire
+                "Acquire fence at GPU scope.";
+            fence fence_acquire_sys "fence.acquire.sys" "fence.acq_rel.sys" Acquire
+                "Acquire fence at system scope.";
+            fence fence_release_gpu "fence.release.gpu" "fence.acq_rel.gpu" Release
+                "Release fence at GPU scope.";
+            fence fence_release_sys "fence.release.sys" "fence.acq_rel.sys" Release
+                "Release fence at system scope.";
+            fence fence_acq_rel_gpu "fence.acq_rel.gpu" "fence.acq_rel.gpu" AcqRel
+                "Acquire and release fence at GPU scope.";
+            fence fence_acq_rel_sys "fence.acq_rel.sys" "fence.acq_rel.sys" AcqRel
+                "Acquire and release fence at system scope.";
+        }
+    };
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+mod cpu;
+#[cfg(feature = "loom")]
+pub mod loom;
+#[cfg(target_arch = "nvptx64")]
+mod ptx;
+mod table;
+
+#[cfg(not(target_arch = "nvptx64"))]
+use cpu as imp;
+#[cfg(target_arch = "nvptx64")]
+use ptx as imp;
+
+pub(crate) use imp::narrow;
+pub use imp::{clock_ns, cycles, pause, read_pair, read_word, trap};
+#[cfg(not(target_arch = "nvptx64"))]
+pub use table::{OPERATIONS, OperationRow, Shape};
+
+// The rows end in a doc string; one macro arm per shape keeps the traits below in step with the table.
+macro_rules! declare {
+    ($(
+        $shape:ident $name:ident $ptx:literal $($fallback:literal)? $ordering:ident $($op:ident)? $doc:literal;
+    )*) => { declare_traits! { [] [] $($shape $name $doc;)* } };
+}
+
+macro_rules! declare_traits {
+    ([$($word:tt)*] [$($fence:tt)*] load $name:ident $doc:literal; $($rest:tt)*) => {
+        declare_traits! { [$($word)* #[doc = $doc] fn $name(self) -> u64;] [$($fence)*] $($rest)* }
+    };
+    ([$($word:tt)*] [$($fence:tt)*] store $name:ident $doc:literal; $($rest:tt)*) => {
+        declare_traits! { [$($word)* #[doc = $doc] fn $name(self, value: u64);] [$($fence)*] $($rest)* }
+    };
+    ([$($word:tt)*] [$($fence:tt)*] rmw $name:ident $doc:literal; $($rest:tt)*) => {
+        declare_traits! { [$($word)* #[doc = $doc] fn $name(self, value: u64) -> u64;] [$($fence)*] $($rest)* }
+    };
+    ([$($word:tt)*] [$($fence:tt)*] cas $name:ident $doc:literal; $($rest:tt)*) => {
+        declare_traits! { [$($word)* #[doc = $doc] fn $name(self, expected: u64, new: u64) -> u64;] [$($fence)*] $($rest)* }
+    };
+    ([$($word:tt)*] [$($fence:tt)*] fence $name:ident $doc:literal; $($rest:tt)*) => {
+        declare_traits! { [$($word)*] [$($fence)* #[doc = $doc] fn $name();] $($rest)* }
+    };
+    ([$($word:tt)*] [$($fence:tt)*]) => {
+        /// A handle to one shared word of 64 bits. Handles are `Copy` and say nothing about who owns the word.
+        ///
+        /// A handle exists only where somebody promised (`unsafe`) that the word stays valid while it is used.
+        pub trait Word: Copy + core::fmt::Debug {
+            $($word)*
+
+            /// Stores two adjacent words, this and the next, relaxed, at system scope, in one access of 16 bytes
+            /// where the machine has one. Needs 16-byte alignment. Readers may see either word first.
+            fn store_pair_relaxed_sys(self, low: u64, high: u64);
+
+            /// As `add_relaxed_gpu` if `condition`, else nothing and 0.
+            #[inline(always)]
+            fn add_relaxed_gpu_if(self, condition: bool, value: u64) -> u64 {
+                if condition { self.add_relaxed_gpu(value) } else { 0 }
+            }
+
+            /// As `store_pair_relaxed_sys` if `condition`, else nothing.
+            #[inline(always)]
+            fn store_pair_relaxed_sys_if(self, condition: bool, low: u64, high: u64) {
+                if condition {
+                    self.store_pair_relaxed_sys(low, high);
+                }
+            }
+
+            /// As `store_relaxed_gpu`, for who read `before` last; nothing need be stored when that is the value. A GPU
+            /// stores all the same, as comparing takes it longer.
+            #[inline(always)]
+            fn renew_relaxed_gpu(self, value: u64, before: u64) {
+                if value != before {
+                    self.store_relaxed_gpu(value);
+                }
+            }
+
+            /// The word `index` words further on, in the same array.
+            #[must_use]
+            fn at(self, index: u64) -> Self;
+        }
+
+        /// A machine's shared memory: words, fences and time. Protocols are generic over it.
+        pub trait Memory: Copy + core::fmt::Debug {
+            /// Handle to a word.
+            type Word: Word;
+
+            /// Polls between two looks at the status words and the clock in a wait; a power of two.
+            ///
+            /// On a GPU the host's status word is read over PCIe (about a microsecond), so looking at every poll
+            /// would halve the rate of a wait.
+            const POLLS_PER_CHECK: u32 = 64;
+
+            $($fence)*
+
+            /// Nothing to do for about `ns` nanoseconds.
+            fn pause(ns: u32);
+
+            /// Between two looks at a word in host memory. On a GPU a look takes ten times as long as a nap, so there is
+            /// none.
+            #[inline(always)]
+            fn pause_far() {
+                Self::pause(crate::status::NAP_NS);
+            }
+
+            /// Nanoseconds on the clock that deadlines are measured with.
+            fn clock_ns() -> u64;
+
+            /// Whether a mutation test wants the two halves of the `ordered!` of this name in the wrong order.
+            #[doc(hidden)]
+            #[inline(always)]
+            fn swapped(_name: &str) -> bool {
+                false
+            }
+        }
+    };
+}
+
+word_operations!(declare);
+
+/// A word of this machine's memory: global memory on a GPU, ordinary memory on a CPU.
+#[repr(transparent)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GlobalWord(*mut u64);
+
+// Safety: the handle is an address; every access through it is an atomic one.
+unsafe impl Send for GlobalWord {}
+// Safety: as above.
+unsafe impl Sync for GlobalWord {}
+
+impl GlobalWord {
+    /// A handle to the word at `address`.
+    ///
+    /// # Safety
+    /// - `address` is a multiple of 8 and, as long as the handle or one made from it with `at` is used, the address of
+    ///   memory that this machine can read and write.
+    /// - All concurrent accesses to it are atomic ones.
+    #[inline(always)]
+    pub const unsafe fn new(address: u64) -> Self {
+        Self(address as usize as *mut u64)
+    }
+
+    /// Its address.
+    #[inline(always)]
+    pub(crate) fn address(self) -> u64 {
+        self.0.addr() as u64
+    }
+}
+
+/// The memory of this machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Global;
+
+macro_rules! implement {
+    ($(
+        $shape:ident $name:ident $ptx:literal $($fallback:literal)? $ordering:ident $($op:ident)? $doc:literal;
+    )*) => { implement_traits! { [] [] $($shape $name;)* } };
+}
+
+macro_rules! implement_traits {
+    ([$($word:tt)*] [$($fence:tt)*] load $name:ident; $($rest:tt)*) => {
+        implement_traits! { [$($word)* #[inline(always)] fn $name(self) -> u64 { imp::$name(self.0) }] [$($fence)*] $($rest)* }
+    };
+    ([$($word:tt)*] [$($fence:tt)*] store $name:ident; $($rest:tt)*) => {
+        implement_traits! { [$($word)* #[inline(always)] fn $name(self, value: u64) { imp::$name(self.0, value) }] [$($fence)*] $($rest)* }
+    };
+    ([$($word:tt)*] [$($fence:tt)*] rmw $name:ident; $($rest:tt)*) => {
+        implement_traits! { [$($word)* #[inline(always)] fn $name(self, value: u64) -> u64 { imp::$name(self.0, value) }] [$($fence)*] $($rest)* }
+    };
+    ([$($word:tt)*] [$($fence:tt)*] cas $name:ident; $($rest:tt)*) => {
+        implement_traits! { [$($word)* #[inline(always)] fn $name(self, expected: u64, new: u64) -> u64 { imp::$name(self.0, expected, new) }] [$($fence)*] $($rest)* }
+    };
+    ([$($word:tt)*] [$($fence:tt)*] fence $name:ident; $($rest:tt)*) => {
+        implement_traits! { [$($word)*] [$($fence)* #[inline(always)] fn $name() { imp::$name() }] $($rest)* }
+    };
+    ([$($word:tt)*] [$($fence:tt)*]) => {
+        impl Word for GlobalWord {
+            $($word)*
+
+            #[inline(always)]
+            fn store_pair_relaxed_sys(self, low: u64, high: u64) {
+                imp::store_pair_relaxed_sys(self.0, low, high)
+            }
+
+            #[cfg(target_arch = "nvptx64")]
+            #[inline(always)]
+            fn store_pair_relaxed_sys_if(self, condition: bool, low: u64, high: u64) {
+                imp::store_pair_relaxed_sys_if(self.0, condition, low, high)
+            }
+
+            #[cfg(target_arch = "nvptx64")]
+            #[inline(always)]
+            fn renew_relaxed_gpu(self, value: u64, _: u64) {
+                self.store_relaxed_gpu(value);
+            }
+
+            #[cfg(target_arch = "nvptx64")]
+            #[inline(always)]
+            fn add_relaxed_gpu_if(self, condition: bool, value: u64) -> u64 {
+                imp::add_relaxed_gpu_if(self.0, condition, value)
+            }
+
+            #[inline(always)]
+            fn at(self, index: u64) -> Self {
+                Self(self.0.wrapping_add(index as usize))
+            }
+        }
+
+        impl Memory for Global {
+            type Word = GlobalWord;
+
+            $($fence)*
+
+            #[inline(always)]
+            fn pause(ns: u32) {
+                imp::pause(ns)
+            }
+
+            #[cfg(target_arch = "nvptx64")]
+            #[inline(always)]
+            fn pause_far() {}
+
+            #[inline(always)]
+            fn clock_ns() -> u64 {
+                imp::clock_ns()
+            }
+        }
+    };
+}
+
+word_operations!(implement);

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The word operations as PTX.
+//!
+//! `.global` is spelled because a pointer that was loaded from memory would otherwise cost a generic access with
+//! fall-back code. No block here has `nomem`: each is a barrier for the compiler's own reordering.
+
+use core::arch::asm;
+
+macro_rules! operations {
+    ($(
+        $shape:ident $name:ident $ptx:literal $($fallback:literal)? $ordering:ident $($op:ident)? $doc:literal;
+    )*) => { $(operation! { $shape $name $ptx $($fallback)? })* };
+}
+
+macro_rules! operation {
+    (load $name:ident $ptx:literal) => {
+        #[inline(always)]
+        pub(crate) fn $name(address: *mut u64) -> u64 {
+            let value: u64;
+            // Safety: `GlobalWord::new` made its caller promise a valid, aligned word.
+            unsafe {
+                asm!(concat!($ptx, " {v}, [{p}];"), v = out(reg64) value, p = in(reg64) address, options(nostack));
+            }
+            value
+        }
+    };
+    (store $name:ident $ptx:literal) => {
+        #[inline(always)]
+        pub(crate) fn $name(address: *mut u64, value: u64) {
+            // Safety: as above.
+            unsafe {
+                asm!(concat!($ptx, " [{p}], {v};"), v = in(reg64) value, p = in(reg64) address, options(nostack));
+            }
+        }
+    };
+    (rmw $name:ident $ptx:literal) => {
+        #[inline(always)]
+        pub(crate) fn $name(address: *mut u64, value: u64) -> u64 {
+            let old: u64;
+            // Safety: as above.
+            unsafe {
+                asm!(
+                    concat!($ptx, " {o}, [{p}], {v};"),
+                    o = out(reg64) old, v = in(reg64) value, p = in(reg64) address, options(nostack),
+                );
+            }
+            old
+        }
+    };
+    (cas $name:ident $ptx:literal) => {
+        #[inline(always)]
+        pub(crate) fn $name(address: *mut u64, expected: u64, new: u64) -> u64 {
+            let old: u64;
+            // Safety: as above.
+            unsafe {
+                asm!(
+                    concat!($ptx, " {o}, [{p}], {c}, {v};"),
+                    o = out(reg64) old, c = in(reg64) expected, v = in(reg64) new, p = in(reg64) address,
+                    options(nostack),
+                );
+            }
+            old
+        }
+    };
+    (fence $name:ident $ptx:literal $fallback:literal) => {
+        #[inline(always)]
+        pub(crate) fn $name() {
+            // Safety: a fence touches no memory of its own.
+            unsafe {
+                #[cfg(all(target_feature = "sm_90", target_feature = "ptx86"))]
+                asm!(concat!($ptx, ";"), options(nostack));
+                #[cfg(not(all(target_feature = "sm_90", target_feature = "ptx86")))]
+                asm!(concat!($fallback, ";"), options(nostack));
+            }
+        }
+    };
+}
+
+word_operations!(operations);
+
+#[inline(always)]
+pub(crate) fn store_pair_relaxed_sys(address: *mut u64, low: u64, high: u64) {
+    // Safety: `GlobalWord::new` made its caller promise valid words; the trait asks for 16-byte alignment.
+    unsafe {
+        asm!(
+            "st.relaxed.sys.global.v2.u64 [{p}], {{{l}, {h}}};",
+            l = in(reg64) low, h = in(reg64) high, p = in(reg64) address, options(nostack),
+        );
+    }
+}
+
+/// The same value. LLVM does not see where it comes from.
+///
+/// A handle's 32-bit field is half of a 64-bit load to LLVM, which then compares and shifts in 64 bits, at twice the
+/// instructions. This costs none.
+#[inline(always)]
+pub(crate) fn narrow(value: u32) -> u32 {
+    let same: u32;
+    // Safety: copies a register.
+    unsafe {
+        asm!("mov.u32 {s}, {v};", s = out(reg32) same, v = in(reg32) value, options(pure, nomem, nostack, preserves_flags))
+    }
+    same
+}
+
+/// One predicated instruction, where a branch around it would cost four.
+#[inline(always)]
+pub(crate) fn add_relaxed_gpu_if(address: *mut u64, condition: bool, value: u64) -> u64 {
+    let old: u64;
+    // Safety: as for the other operations.
+    unsafe {
+        asm!(
+            "{{ .reg .pred gin_p; setp.ne.u32 gin_p, {c}, 0;",
+            "@gin_p atom.relaxed.gpu.global.add.u64 {o}, [{p}], {v}; }}",
+            o = out(reg64) old, c = in(reg32) condition as u32, v = in(reg64) value, p = in(reg64) address,
+            options(nostack),
+        );
+    }
+    old
+}
+
+/// Predicated, where a branch around it would cost three instructions.
+#[inline(always)]
+pub(crate) fn store_pair_relaxed_sys_if(address: *mut u64, condition: bool, low: u64, high: u64) {
+    // Safety: as for `store_pair_relaxed_sys`.
+    unsafe {
+        asm!(
+            "{{ .reg .pred gin_p; setp.ne.u32 gin_p, {c}, 0;",
+            "@gin_p st.relaxed.sys.global.v2.u64 [{p}], {{{l}, {h}}}; }}",
+            c = in(reg32) condition as u32, l = in(reg64) low, h = in(reg64) high, p = in(reg64) address,
+            options(nostack),
+        );
+    }
+}
+
+/// Reads a word of a table that nobody writes while it may be read: no ordering, and the compiler may read it once for
+/// several uses.
+///
+/// # Safety
+/// - `address` is valid, a multiple of 8, in global memory, and the word does not change while the kernel runs.
+#[inline(always)]
+pub unsafe fn read_word(address: *const u64) -> u64 {
+    let value: u64;
+    // Safety: the caller's promise.
+    unsafe {
+        asm!("ld.global.u64 {v}, [{p}];", v = out(reg64) value, p = in(reg64) address, options(pure, readonly, nostack));
+    }
+    value
+}
+
+/// Reads two neighbouring words of a table; see [`read_word`].
+///
+/// # Safety
+/// - As for [`read_word`], for both words; `address` is a multiple of 16.
+#[inline(always)]
+pub unsafe fn read_pair(address: *const u64) -> (u64, u64) {
+    let (low, high): (u64, u64);
+    // Safety: the caller's promise.
+    unsafe {
+        asm!(
+            "ld.global.v2.u64 {{{l}, {h}}}, [{p}];",
+            l = out(reg64) low, h = out(reg64) high, p = in(reg64) address, options(pure, readonly, nostack),
+        );
+    }
+    (low, high)
+}
+
+/// Nothing to do for about `ns` nanoseconds (`nanosleep`: between 0 and twice that, at most a millisecond).
+#[inline(always)]
+pub fn pause(ns: u32) {
+    // Safety: sleeping touches no memory.
+    unsafe { asm!("nanosleep.u32 {n};", n = in(reg32) ns, options(nostack)) }
+}
+
+/// Nanoseconds on the clock that deadlines are measured with. Its zero is arbitrary; it ticks coarsely (a microsecond
+/// or less on data-centre GPUs).
+#[inline(always)]
+pub fn clock_ns() -> u64 {
+    let now: u64;
+    // Safety: reads a special register.
+    unsafe { asm!("mov.u64 {n}, %globaltimer;", n = out(reg64) now, options(nostack)) }
+    now
+}
+
+/// Cycles on a clock for measuring short times within one thread.
+#[inline(always)]
+pub fn cycles() -> u64 {
+    let now: u64;
+    // Safety: reads a special register.
+    unsafe { asm!("mov.u64 {n}, %clock64;", n = out(reg64) now, options(nostack)) }
+    now
+}
+
+/// Ends the grid with an error that the host sees as a launch failure.
+#[inline(always)]
+pub fn trap() -> ! {
+    // Safety: does not return.
+    unsafe { asm!("trap;", options(noreturn, nostack)) }
+}

@@ -1,0 +1,465 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Windows: memory that every rank registered, addressed by rank and index.
+//!
+//! A window may have another length on each rank; a range is checked against the length that the *addressed* rank
+//! registered, when the operation is issued. When all ranks registered the same length it stands in the handle and the
+//! check reads nothing.
+
+use crate::sys;
+use crate::team::Rank;
+use bytemuck::Pod;
+use core::marker::PhantomData;
+use gin_abi::handle::WINDOW_SIGNALS;
+use gin_abi::{Fault, FaultKind, Operation, WindowData, WindowHandle};
+
+/// A window of elements of type `T`: a kernel parameter, made by the host.
+///
+/// Indices and lengths count elements. `read`, `write` and `add` touch the caller's own part and check the index like
+/// a slice does: out of range ends the grid. They are plain accesses: ordering comes from signals, counters and
+/// barriers, and nobody else may write the element meanwhile.
+#[repr(transparent)]
+#[derive(Debug)]
+pub struct Window<T> {
+    handle: WindowHandle,
+    element: PhantomData<*mut T>,
+}
+
+impl<T> Clone for Window<T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Window<T> {}
+
+// Safety: a window is addresses and lengths; what may be done through it does not depend on the thread.
+unsafe impl<T> Send for Window<T> {}
+// Safety: as above.
+unsafe impl<T> Sync for Window<T> {}
+
+/// Length in bytes on `rank` of the window behind a handle of the host's.
+#[inline(always)]
+pub(crate) fn bytes_on(handle: &WindowHandle, rank: Rank) -> u64 {
+    let data = handle.data as usize as *const WindowData;
+    // Safety: a handle's table entry is valid while the window is registered; its table of lengths has an entry for each
+    // rank. Both stay as they are.
+    unsafe {
+        let lengths = sys::read_word(&raw const (*data).lengths);
+        sys::read_word((lengths as usize as *const u64).wrapping_add(rank.world() as usize))
+    }
+}
+
+/// Whether what ends at byte `end` lies in `rank`'s part of the window behind a handle of the host's.
+#[inline(always)]
+pub(crate) fn reaches(handle: &WindowHandle, rank: Rank, end: u64) -> bool {
+    end <= handle.least_length || end <= bytes_on(handle, rank)
+}
+
+impl<T: Pod> Window<T> {
+    const SIZE: u64 = {
+        assert!(size_of::<T>() != 0, "a window's elements have a size");
+        size_of::<T>() as u64
+    };
+
+    /// Wraps a handle that the host made.
+    ///
+    /// # Safety
+    /// - The handle is one of the host library's, of this rank, for elements of type `T`, and the window stays
+    ///   registered while this is used.
+    #[inline(always)]
+    #[must_use]
+    pub const unsafe fn from_handle(handle: WindowHandle) -> Self {
+        Self { handle, element: PhantomData }
+    }
+
+    /// The handle behind it.
+    #[inline(always)]
+    #[must_use]
+    pub const fn handle(&self) -> &WindowHandle {
+        &self.handle
+    }
+
+    #[inline(always)]
+    fn data(&self) -> *const WindowData {
+        self.handle.data as usize as *const WindowData
+    }
+
+    /// Own length in bytes.
+    #[inline(always)]
+    fn own_bytes(&self) -> u64 {
+        self.handle.own_length
+    }
+
+    /// Length in bytes on `rank`.
+    #[inline(always)]
+    fn bytes_on(&self, rank: Rank) -> u64 {
+        bytes_on(&self.handle, rank)
+    }
+
+    /// Number of elements of the caller's own part.
+    #[inline(always)]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        (self.own_bytes() / Self::SIZE) as usize
+    }
+
+    /// Whether the caller's own part has no elements.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Number of elements that `rank` registered.
+    #[inline(always)]
+    #[must_use]
+    pub fn len_on(&self, rank: Rank) -> usize {
+        (self.bytes_on(rank) / Self::SIZE) as usize
+    }
+
+    /// So many elements in bytes, and whether that overflows.
+    #[inline(always)]
+    fn bytes(elements: usize) -> (u64, bool) {
+        let elements = elements as u64;
+        let most = const { u64::MAX / Self::SIZE };
+        // Sizes are powers of two mostly; then the upper half tells.
+        let overflows = if const { Self::SIZE.is_power_of_two() && Self::SIZE <= 1 << 32 } {
+            sys::narrow((elements >> 32) as u32) > (most >> 32) as u32
+        } else {
+            elements > most
+        };
+        (elements.wrapping_mul(Self::SIZE), overflows)
+    }
+
+    /// The elements `start .. start + len`, of whichever rank the operation addresses.
+    ///
+    /// Checked when an operation uses it; overflow of `start + len` counts as past the end.
+    #[inline(always)]
+    #[must_use]
+    pub fn range(&self, start: usize, len: usize) -> WindowRange<T> {
+        let (offset, offset_too_large) = Self::bytes(start);
+        let (bytes, bytes_too_large) = Self::bytes(len);
+        WindowRange { window: *self, offset, bytes, overflowed: offset_too_large | bytes_too_large }
+    }
+
+    /// Element `index`, of whichever rank the operation addresses.
+    #[inline(always)]
+    #[must_use]
+    pub fn at(&self, index: usize) -> WindowRange<T> {
+        self.range(index, 1)
+    }
+
+    /// A pointer to element `index` that names the same place on every rank.
+    #[inline(always)]
+    #[must_use]
+    pub fn symmetric(&self, index: usize) -> SymPtr<T> {
+        SymPtr { window: *self, index: index as u64 }
+    }
+
+    /// The same memory as elements of another type, starting `offset` bytes in.
+    ///
+    /// # Errors
+    /// [`FaultKind::Misaligned`] if `offset` is not a multiple of the other type's alignment, or the memory is not
+    /// aligned for it; [`FaultKind::OutOfRange`] if `offset` is past the end of the caller's own part.
+    #[inline(always)]
+    pub fn range_as<U: Pod>(&self, offset: u64, len: usize) -> Result<WindowRange<U>, Fault> {
+        let align = align_of::<U>() as u64;
+        if !offset.is_multiple_of(align) || !self.handle.base.is_multiple_of(align) {
+            return Err(Fault::new(FaultKind::Misaligned, Operation::Address).values(align, offset));
+        }
+        let window = Window::<U> { handle: self.handle, element: PhantomData };
+        let (bytes, too_large) = Window::<U>::bytes(len);
+        Ok(WindowRange { window, offset, bytes, overflowed: too_large })
+    }
+
+    /// The 8-byte word at byte `offset`, as a signal; the window needs the flag `signals`.
+    #[inline(always)]
+    #[must_use]
+    pub fn signal(&self, offset: u64) -> crate::signal::VaSignal {
+        crate::signal::VaSignal::new(self.handle, offset)
+    }
+
+    /// Whether words of the window can be raised by signals.
+    #[inline(always)]
+    #[must_use]
+    pub fn takes_signals(&self) -> bool {
+        self.handle.flags & WINDOW_SIGNALS != 0
+    }
+
+    /// Address of the caller's own part.
+    #[inline(always)]
+    #[must_use]
+    pub fn local_ptr(&self) -> *mut T {
+        self.handle.base as usize as *mut T
+    }
+
+    /// Address of `rank`'s part, for loads and stores.
+    ///
+    /// # Errors
+    /// [`FaultKind::NotReachable`] if the rank is outside the LSA team.
+    #[inline(always)]
+    pub fn peer_ptr(&self, rank: Rank) -> Result<*mut T, Fault> {
+        // Safety: `from_handle`: the table entry is valid; the table of peers has one entry for each rank.
+        let address = unsafe {
+            match sys::read_word(&raw const (*self.data()).peers) {
+                0 => 0,
+                peers => sys::read_word((peers as usize as *const u64).wrapping_add(rank.world() as usize)),
+            }
+        };
+        if address == 0 {
+            return Err(Fault::new(FaultKind::NotReachable, Operation::Address).peer(rank.world()));
+        }
+        Ok(address as usize as *mut T)
+    }
+
+    #[inline(always)]
+    fn checked(&self, index: usize) -> *mut T {
+        if index >= self.len() {
+            sys::trap();
+        }
+        self.local_ptr().wrapping_add(index)
+    }
+
+    /// Element `index` of the caller's own part. Out of range ends the grid.
+    #[inline(always)]
+    #[must_use]
+    pub fn read(&self, index: usize) -> T {
+        // Safety: the window's memory is valid for its length.
+        unsafe { self.checked(index).read() }
+    }
+
+    /// Stores element `index` of the caller's own part. Out of range ends the grid.
+    #[inline(always)]
+    pub fn write(&self, index: usize, value: T) {
+        // Safety: as above.
+        unsafe { self.checked(index).write(value) }
+    }
+
+    /// Adds to element `index` of the caller's own part; not atomic. Out of range ends the grid.
+    #[inline(always)]
+    pub fn add(&self, index: usize, value: T)
+    where
+        T: core::ops::Add<Output = T>,
+    {
+        let element = self.checked(index);
+        // Safety: as above.
+        unsafe { element.write(element.read() + value) }
+    }
+
+    /// Element `index` of the caller's own part, not checked.
+    ///
+    /// # Safety
+    /// - `index < self.len()`.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn read_unchecked(&self, index: usize) -> T {
+        // Safety: the caller's promise.
+        unsafe { self.local_ptr().add(index).read() }
+    }
+
+    /// Stores element `index` of the caller's own part, not checked.
+    ///
+    /// # Safety
+    /// - `index < self.len()`.
+    #[inline(always)]
+    pub unsafe fn write_unchecked(&self, index: usize, value: T) {
+        // Safety: the caller's promise.
+        unsafe { self.local_ptr().add(index).write(value) }
+    }
+}
+
+/// Neighbouring elements of a window, on whichever rank an operation addresses.
+#[derive(Debug)]
+pub struct WindowRange<T> {
+    window: Window<T>,
+    offset: u64,
+    bytes: u64,
+    /// Whether the one or the other overflowed.
+    overflowed: bool,
+}
+
+impl<T> Clone for WindowRange<T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for WindowRange<T> {}
+
+impl<T: Pod> WindowRange<T> {
+    /// Offset in bytes; `u64::MAX` if offset or length overflowed.
+    #[inline(always)]
+    #[must_use]
+    pub const fn offset(&self) -> u64 {
+        if self.overflowed { u64::MAX } else { self.offset }
+    }
+
+    /// Length in bytes; `u64::MAX` if offset or length overflowed.
+    #[inline(always)]
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        if self.overflowed { u64::MAX } else { self.bytes }
+    }
+
+    /// Offset and length in bytes, of a range that was checked.
+    #[inline(always)]
+    pub(crate) const fn place(&self) -> (u64, u64) {
+        (self.offset, self.bytes)
+    }
+
+    #[inline(always)]
+    pub(crate) fn window_id(&self) -> u32 {
+        sys::narrow(self.window.handle.id)
+    }
+
+    /// Whether the range lies in `rank`'s part.
+    #[inline(always)]
+    pub(crate) fn fits_on(&self, rank: Rank) -> bool {
+        let (end, overflows) = self.offset.overflowing_add(self.bytes);
+        !(self.overflowed | overflows) & reaches(&self.window.handle, rank, end)
+    }
+
+    /// Whether the range lies in the caller's own part.
+    #[inline(always)]
+    pub(crate) fn fits_own(&self) -> bool {
+        let (end, overflows) = self.offset.overflowing_add(self.bytes);
+        !(self.overflowed | overflows) & (end <= self.window.own_bytes())
+    }
+
+    /// First byte past the end of the range; `u64::MAX` if that overflows.
+    #[inline(always)]
+    pub(crate) fn end(&self) -> u64 {
+        if self.overflowed { u64::MAX } else { self.offset.saturating_add(self.bytes) }
+    }
+
+    /// Own length of the window in bytes.
+    #[inline(always)]
+    pub(crate) fn own_length(&self) -> u64 {
+        self.window.own_bytes()
+    }
+
+    /// Length of the window on `rank` in bytes.
+    #[inline(always)]
+    pub(crate) fn length_on(&self, rank: Rank) -> u64 {
+        self.window.bytes_on(rank)
+    }
+
+    /// Checks the range against what the caller itself registered.
+    ///
+    /// # Errors
+    /// [`FaultKind::OutOfRange`] with the length in bytes and the end of the range.
+    #[inline(always)]
+    pub fn check_own(&self) -> Result<(), Fault> {
+        if self.fits_own() {
+            return Ok(());
+        }
+        Err(Fault::new(FaultKind::OutOfRange, Operation::Address).values(self.own_length(), self.end()))
+    }
+
+    /// Checks the range against what `rank` registered.
+    ///
+    /// # Errors
+    /// [`FaultKind::OutOfRange`] with the length in bytes and the end of the range.
+    #[inline(always)]
+    pub fn check_on(&self, rank: Rank) -> Result<(), Fault> {
+        if self.fits_on(rank) {
+            return Ok(());
+        }
+        let fault = Fault::new(FaultKind::OutOfRange, Operation::Address).peer(rank.world());
+        Err(fault.values(self.length_on(rank), self.end()))
+    }
+}
+
+/// A pointer that names the same place of a window on every rank.
+///
+/// Arithmetic counts elements and is checked when the pointer is used. Two are equal if they name the same element of
+/// the same window.
+#[derive(Debug)]
+pub struct SymPtr<T> {
+    window: Window<T>,
+    index: u64,
+}
+
+impl<T> Clone for SymPtr<T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for SymPtr<T> {}
+
+impl<T> PartialEq for SymPtr<T> {
+    #[inline(always)]
+    fn eq(&self, other: &Self) -> bool {
+        self.window.handle.id == other.window.handle.id && self.index == other.index
+    }
+}
+
+impl<T> Eq for SymPtr<T> {}
+
+impl<T> core::ops::Add<usize> for SymPtr<T> {
+    type Output = Self;
+
+    #[inline(always)]
+    fn add(self, elements: usize) -> Self {
+        Self { window: self.window, index: self.index.saturating_add(elements as u64) }
+    }
+}
+
+impl<T> core::ops::Sub<usize> for SymPtr<T> {
+    type Output = Self;
+
+    /// Before the start of the window is past its end: an index that no window has.
+    #[inline(always)]
+    fn sub(self, elements: usize) -> Self {
+        let index = if elements as u64 <= self.index { self.index - elements as u64 } else { u64::MAX };
+        Self { window: self.window, index }
+    }
+}
+
+impl<T: Pod> SymPtr<T> {
+    /// The window it points into.
+    #[inline(always)]
+    #[must_use]
+    pub const fn window(&self) -> Window<T> {
+        self.window
+    }
+
+    /// Index of the element it points to.
+    #[inline(always)]
+    #[must_use]
+    pub const fn index(&self) -> u64 {
+        self.index
+    }
+
+    /// The `len` elements from here on.
+    #[inline(always)]
+    #[must_use]
+    pub fn range(&self, len: usize) -> WindowRange<T> {
+        self.window.range(self.index as usize, len)
+    }
+
+    /// Its address in the caller's own part.
+    ///
+    /// # Errors
+    /// [`FaultKind::OutOfRange`] if it points past the end.
+    #[inline(always)]
+    pub fn local_ptr(&self) -> Result<*mut T, Fault> {
+        self.range(1).check_own()?;
+        Ok(self.window.local_ptr().wrapping_add(self.index as usize))
+    }
+
+    /// Its address in `rank`'s part.
+    ///
+    /// # Errors
+    /// [`FaultKind::OutOfRange`] if it points past the end there, [`FaultKind::NotReachable`] if the rank is outside the
+    /// LSA team.
+    #[inline(always)]
+    pub fn peer_ptr(&self, rank: Rank) -> Result<*mut T, Fault> {
+        self.range(1).check_on(rank)?;
+        Ok(self.window.peer_ptr(rank)?.wrapping_add(self.index as usize))
+    }
+}

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Models of the protocols that kernels, proxies and hosts speak with each other, explored by loom.
+//!
+//! Plain `cargo test -p gin-device --test loom_models`; `-- --nocapture` shows how many runs each took. With
+//! `GIN_MODEL_MORE_PREEMPTIONS=1` the search goes deeper, and takes from minutes to hours.
+
+mod model;
+
+use gin_device::sys::Word;
+use gin_device::sys::loom::Arena;
+use std::sync::Arc;
+
+#[test]
+fn a_load_hides_no_order_of_others_accesses_from_the_search() {
+    let seen = [model::Reached::new("load before the store"), model::Reached::new("load after the store")];
+    let marks = seen.clone();
+    model::explore(2, move || {
+        let arena = Arc::new(Arena::new([0]));
+        let other = {
+            let arena = arena.clone();
+            loom::thread::spawn(move || {
+                arena.word(0).load_relaxed_sys();
+                arena.word(0).store_relaxed_sys(1);
+            })
+        };
+        marks[arena.word(0).load_relaxed_sys() as usize].mark();
+        other.join().unwrap();
+    });
+    seen.iter().for_each(model::Reached::check);
+}
+
+#[test]
+fn no_two_models_have_the_same_name() {
+    let mut names: Vec<_> = model::all().into_iter().map(|(name, _)| name).collect();
+    names.sort_unstable();
+    let count = names.len();
+    names.dedup();
+    assert_eq!(names.len(), count);
+}

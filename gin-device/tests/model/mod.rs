@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the models share: a small world of words, and the exploring.
+//!
+//! A model is a sentence about a protocol and a program of two or three threads that would break it. loom runs the
+//! program in every interleaving (up to a bound of preemptions) and with every value that each relaxed load may return.
+
+pub mod queue;
+pub mod signals;
+pub mod status;
+
+use gin_abi::{Deadline, Fault, FaultKind, Operation};
+use gin_device::gin::{Scope, release};
+use gin_device::queue::{Consumer, Producer, Queue};
+use gin_device::signal_words::Words;
+use gin_device::status::{Status, Stop};
+use gin_device::sys::loom::{Arena, Loom, LoomWord, mutated};
+use gin_device::sys::{Memory, Word};
+use loom::cell::UnsafeCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Words of a slot: one pair, so that a request can be torn.
+pub const N: usize = 2;
+
+/// Every model, by its name; those with most runs come last.
+pub fn all() -> Vec<(&'static str, fn())> {
+    [status::MODELS, signals::MODELS, queue::MODELS].concat()
+}
+
+/// Declares models: each is a test, and an entry of `MODELS` for the mutation tests.
+macro_rules! models {
+    ($($(#[$meta:meta])* fn $name:ident() $body:block)*) => {
+        $($(#[$meta])* fn $name() $body)*
+
+        pub const MODELS: &[(&str, fn())] = &[$((stringify!($name), $name)),*];
+
+        mod tests {
+            $(#[test] fn $name() { super::$name() })*
+        }
+    };
+}
+pub(crate) use models;
+
+/// Allows so many preemptions more in each model, for a longer search.
+const MORE_VARIABLE: &str = "GIN_MODEL_MORE_PREEMPTIONS";
+
+/// Runs a model in every way, with up to so many preemptions, and says how many ways there were.
+pub fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
+    let runs = Arc::new(AtomicU64::new(0));
+    let counted = runs.clone();
+    let mut builder = loom::model::Builder::new();
+    builder.max_threads = 4;
+    builder.max_branches = 2_000;
+    let more = std::env::var(MORE_VARIABLE).map_or(0, |more| more.parse().expect("a number of preemptions"));
+    builder.preemption_bound = Some(preemptions + more);
+    let start = std::time::Instant::now();
+    builder.check(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        model();
+    });
+    println!("{} runs in {:.1} s", runs.load(Ordering::Relaxed), start.elapsed().as_secs_f32());
+}
+
+/// Something that must happen in at least one run, or the model shows less than it says.
+#[derive(Clone)]
+pub struct Reached(&'static str, Arc<AtomicBool>);
+
+impl Reached {
+    pub fn new(what: &'static str) -> Self {
+        Self(what, Arc::default())
+    }
+
+    pub fn mark(&self) {
+        self.1.store(true, Ordering::Relaxed);
+    }
+
+    /// Call it when all runs are done. A mutated protocol owes nothing: what counts there is what a model refuses.
+    pub fn check(&self) {
+        assert!(mutated() || self.1.load(Ordering::Relaxed), "no run reached: {}", self.0);
+    }
+}
+
+/// Memory without atomics: loom fails a run in which two accesses to it are not ordered.
+pub struct Cell(UnsafeCell<u64>);
+
+// Safety: loom checks each access and panics instead of racing.
+unsafe impl Sync for Cell {}
+
+impl Cell {
+    pub fn write(&self, value: u64) {
+        // Safety: loom panics when another access is not ordered with this one.
+        self.0.with_mut(|cell| unsafe { *cell = value });
+    }
+
+    pub fn read(&self) -> u64 {
+        // Safety: as above.
+        self.0.with(|cell| unsafe { *cell })
+    }
+}
+
+/// What a world holds.
+#[derive(Default)]
+pub struct Setup {
+    pub depth_log2: u32,
+    /// First index of the queue.
+    pub first: u64,
+    /// Peers in the table of oldest unfinished requests.
+    pub peers: u64,
+    /// Initial words of each signal: raised by GPUs, raised by the NIC, raised by CPU threads, baseline.
+    pub signals: Vec<[Option<u64>; 4]>,
+    /// Cells of plain memory.
+    pub cells: usize,
+}
+
+/// One queue, the status blocks, some signals and some plain memory.
+pub struct World {
+    pub queue: Queue<Loom, N>,
+    pub status: Status<Loom>,
+    pub signals: Vec<Words<Loom>>,
+    pub cells: Vec<Cell>,
+    first: u64,
+    // The handles above point into it.
+    _arena: Arena,
+}
+
+impl World {
+    pub fn new(setup: Setup) -> Arc<Self> {
+        const STATUS_WORDS: usize = 6;
+        let slots = N << setup.depth_log2;
+        let oldest = slots + 4;
+        let status = oldest + setup.peers as usize;
+        let signals = status + 3 * STATUS_WORDS;
+        let values =
+            std::iter::repeat_n(0, signals).chain(setup.signals.iter().flatten().map(|value| value.unwrap_or(0)));
+        let arena = Arena::new(values);
+        let queue = Queue {
+            slots: arena.word(0),
+            claim: arena.word(slots),
+            taken_seen: arena.word(slots + 1),
+            taken: arena.word(slots + 2),
+            done: arena.word(slots + 3),
+            // Without peers there is no queue, and this is not used.
+            oldest: arena.word(oldest - usize::from(setup.peers == 0)),
+            depth_log2: setup.depth_log2,
+            depth_mask: (1 << setup.depth_log2) - 1,
+        };
+        if setup.peers > 0 {
+            queue.initialise(setup.first, setup.peers);
+        }
+        let block = |index| arena.word(status + index * STATUS_WORDS);
+        let words = setup.signals.iter().enumerate().map(|(index, values)| {
+            let word = |engine: usize| values[engine].map(|_| arena.word(signals + 4 * index + engine));
+            Words { gpu: word(0), nic: word(1), cpu: word(2), base: arena.word(signals + 4 * index + 3) }
+        });
+        Arc::new(Self {
+            queue,
+            status: Status { host: block(0), kernel: block(1), copy: block(2) },
+            signals: words.collect(),
+            cells: (0..setup.cells).map(|_| Cell(UnsafeCell::new(0))).collect(),
+            first: setup.first,
+            _arena: arena,
+        })
+    }
+
+    /// The fault that ended a wait.
+    pub fn fault_of<T: std::fmt::Debug>(&self, outcome: Result<T, Stop>) -> Fault {
+        assert_eq!(outcome.err(), Some(Stop::Fault));
+        self.status.cause()
+    }
+
+    pub fn producer(&self) -> Producer<Loom, N> {
+        Producer { queue: self.queue, status: self.status }
+    }
+
+    pub fn consumer(&self) -> Consumer<Loom, N> {
+        // Safety: the queue was initialised for `first`; each model has one consumer at a time.
+        unsafe { Consumer::new(self.queue, self.first) }
+    }
+
+    /// The request that stands for "cell `cell` holds `index`": its words belong together and to no other request.
+    pub fn request(&self, index: u64, cell: usize) -> [u64; N] {
+        let tag = (index.wrapping_sub(self.first) << 8 | cell as u64) << 1;
+        [tag, !tag & !1]
+    }
+
+    /// The cell of a request, if it is whole and of this index.
+    pub fn cell_of(&self, index: u64, words: [u64; N]) -> usize {
+        let (low, high) = (words[0] & !1, words[1] & !1);
+        assert_eq!(high, !low & !1, "request {index} is torn");
+        assert_eq!(low >> 9, index.wrapping_sub(self.first), "request {index} is another one");
+        (low >> 1 & 0xff) as usize
+    }
+
+    /// Fills cell `cell` and releases it, as the front end does with payload.
+    pub fn write(&self, cell: usize) {
+        self.cells[cell].write(cell as u64 + 100);
+        release::<Loom>(Scope::Thread, Scope::System);
+    }
+
+    /// Fills cell `cell` and posts a request that says so. Returns its index.
+    pub fn post(&self, cell: usize) -> u64 {
+        let producer = self.producer();
+        self.write(cell);
+        let index = producer.claim(1, Deadline::NONE).expect("nothing stops a claim").first;
+        producer.fill(index, self.request(index, cell), Deadline::NONE).expect("nothing stops a fill");
+        index
+    }
+
+    /// Waits for the next request and checks it and what it refers to. Does not take it.
+    pub fn next(&self, consumer: &Consumer<Loom, N>) -> usize {
+        let cell = self.next_cell(consumer);
+        assert_eq!(self.cells[cell].read(), cell as u64 + 100, "payload of request {}", consumer.head());
+        cell
+    }
+
+    /// The same, without a look at the payload.
+    pub fn next_cell(&self, consumer: &Consumer<Loom, N>) -> usize {
+        loop {
+            if let Some(words) = consumer.peek() {
+                return self.cell_of(consumer.head(), words);
+            }
+            Loom::pause(0);
+        }
+    }
+}
+
+/// A fault whose words all differ and depend on `seed`.
+pub fn fault(seed: u64) -> Fault {
+    Fault::new(FaultKind::Network, Operation::Put)
+        .context(seed as u32)
+        .peer(seed as u32 + 10)
+        .values(seed + 20, seed + 30)
+}
+
+/// Loads a word until it is not `0`, with acquire: for what a model's own threads agree on.
+pub fn await_word(word: LoomWord) {
+    while word.load_acquire_sys() == 0 {
+        Loom::pause(0);
+    }
+}

@@ -1,0 +1,462 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Models of the queue: producers of one GPU against the proxy's consumer.
+
+use super::{Reached, Setup, World, explore, fault, models};
+use gin_abi::{Deadline, Fault, FaultKind, Operation};
+use gin_device::queue::{Finished, NOTHING};
+use gin_device::status::Stop;
+use gin_device::sys::Word;
+use gin_device::sys::loom::Loom;
+use loom::thread;
+
+/// A deadline that is over at once: look once.
+const NOW: Deadline = Deadline::after_ns(0);
+
+/// Indices around which a counter of 32 bits, a signed one of 64 bits and a new one would go wrong.
+const STARTS: [u64; 3] = [0, (1 << 32) - 1, (1 << 63) - 1];
+
+fn queue(depth_log2: u32, first: u64, peers: u64, cells: usize) -> Setup {
+    Setup { depth_log2, first, peers, cells, ..Setup::default() }
+}
+
+/// What is published of a request to `peer` that went well, when nothing else to that peer is unfinished.
+fn finished(peer: u32, done: u64) -> Finished<'static, Loom> {
+    Finished { fault: None, counter: None, peer, oldest: None, done }
+}
+
+models! {
+    fn a_post_that_gives_up_after_its_claim_ends_every_other_wait_with_its_fault() {
+        let broken = Reached::new("post that gave up after its claim");
+        let mark = broken.clone();
+        explore(2, move || {
+            let world = World::new(queue(0, STARTS[0], 1, 2));
+            let hole = Fault::new(FaultKind::QueueBroken, Operation::Put);
+            // Both may see the one free slot; one of them claims a slot that will not be free in its time.
+            let hurried = |cell: usize| {
+                let world = world.clone();
+                thread::spawn(move || {
+                    let producer = world.producer();
+                    let claim = match producer.claim(1, NOW) {
+                        Ok(claim) => claim,
+                        Err(_) => return,
+                    };
+                    match producer.fill(claim.first, world.request(claim.first, cell), NOW) {
+                        Ok(()) => {}
+                        Err(Stop::Deadline) => world.status.report(hole),
+                        Err(Stop::Fault) => panic!("{}", world.status.cause()),
+                    }
+                })
+            };
+            let (one, two) = (hurried(0), hurried(1));
+            one.join().unwrap();
+            two.join().unwrap();
+            let producer = world.producer();
+            if producer.position() == 2 {
+                mark.mark();
+                assert_eq!(world.fault_of(producer.wait_done(2, Deadline::NONE)), hole);
+                assert_eq!(world.fault_of(producer.claim(1, NOW)), hole);
+                assert_eq!(world.fault_of(producer.fill(2, [0; 2], Deadline::NONE)), hole);
+                assert_eq!(world.status.reported(), Some(hole), "what the host reads");
+            } else {
+                assert_eq!(world.status.fault(), None);
+            }
+        });
+        broken.check();
+    }
+
+    fn after_a_flush_what_gets_brought_is_visible_and_sources_may_be_reused() {
+        for first in STARTS {
+            explore(3, move || {
+                let world = World::new(queue(1, first, 1, 3));
+                let flusher = {
+                    let world = world.clone();
+                    thread::spawn(move || {
+                        world.post(0);
+                        world.post(1);
+                        let producer = world.producer();
+                        producer.wait_done(producer.position(), Deadline::NONE).unwrap();
+                        assert_eq!(world.cells[2].read(), 7, "what the get brought");
+                        world.cells[0].write(0);
+                        world.cells[1].write(0);
+                    })
+                };
+                let mut consumer = world.consumer();
+                for _ in 0..2 {
+                    world.next(&consumer);
+                    consumer.take(None);
+                }
+                world.cells[2].write(7);
+                consumer.finish(finished(0, first.wrapping_add(2)));
+                flusher.join().unwrap();
+            });
+        }
+    }
+
+    fn a_flush_covers_what_others_posted_before_it() {
+        explore(3, || {
+            let world = World::new(queue(0, 0, 1, 3));
+            let poster = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    world.post(0);
+                    // Another thread of the GPU learns that it was posted.
+                    world.status.kernel.at(1).store_release_gpu(1);
+                })
+            };
+            let flusher = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    super::await_word(world.status.kernel.at(1));
+                    let producer = world.producer();
+                    producer.wait_done(producer.position(), Deadline::NONE).unwrap();
+                    assert_eq!(world.cells[2].read(), 7, "what the get brought");
+                })
+            };
+            let mut consumer = world.consumer();
+            world.next(&consumer);
+            consumer.take(None);
+            world.cells[2].write(7);
+            consumer.finish(finished(0, 1));
+            poster.join().unwrap();
+            flusher.join().unwrap();
+        });
+    }
+
+    fn a_counter_says_that_the_source_may_be_reused() {
+        explore(3, || {
+            let world = World::new(Setup { signals: vec![[None, None, Some(0), Some(0)]], ..queue(1, 0, 1, 1) });
+            let owner = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    world.post(0);
+                    world.signals[0].wait(&world.status, 1, gin_abi::COUNTER_BITS, Deadline::NONE).unwrap();
+                    world.cells[0].write(0);
+                })
+            };
+            let mut consumer = world.consumer();
+            world.next(&consumer);
+            consumer.take(Some(0));
+            let counter = world.signals[0].cpu;
+            consumer.finish(Finished { counter, ..finished(0, 1) });
+            owner.join().unwrap();
+        });
+    }
+
+    fn a_flush_of_one_peer_waits_for_that_peer_and_not_for_a_slower_one() {
+        explore(3, || {
+            let world = World::new(queue(1, 0, 2, 3));
+            let flusher = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    world.post(0);
+                    world.post(1);
+                    world.producer().wait_peer(1, 2, Deadline::NONE).unwrap();
+                    assert_eq!(world.cells[2].read(), 7, "what the get brought");
+                    world.cells[1].write(0);
+                })
+            };
+            let mut consumer = world.consumer();
+            for peer in 0..2 {
+                world.next(&consumer);
+                consumer.take(Some(peer));
+            }
+            world.cells[2].write(7);
+            // Request 0, to the other peer, is never finished.
+            consumer.finish(finished(1, 0));
+            flusher.join().unwrap();
+            assert_eq!(world.queue.oldest.load_relaxed_sys(), 0);
+        });
+    }
+
+    fn a_flush_of_one_peer_waits_for_all_its_earlier_requests() {
+        explore(3, || {
+            let world = World::new(queue(1, 0, 1, 4));
+            let flusher = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    world.post(0);
+                    world.post(1);
+                    world.producer().wait_peer(0, 2, Deadline::NONE).unwrap();
+                    assert_eq!(world.cells[2].read() + world.cells[3].read(), 15, "what the gets brought");
+                })
+            };
+            let mut consumer = world.consumer();
+            world.next(&consumer);
+            consumer.take(Some(0));
+            world.next(&consumer);
+            consumer.take(None);
+            world.cells[2].write(7);
+            consumer.finish(Finished { oldest: Some(1), ..finished(0, 1) });
+            world.cells[3].write(8);
+            consumer.finish(finished(0, 2));
+            flusher.join().unwrap();
+        });
+    }
+
+    fn a_flush_of_one_peer_does_not_wait_for_later_requests_and_sees_what_the_earlier_brought() {
+        explore(3, || {
+            let world = World::new(queue(1, 0, 1, 3));
+            let flusher = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    world.post(0);
+                    world.post(1);
+                    world.producer().wait_peer(0, 1, Deadline::NONE).unwrap();
+                    assert_eq!(world.cells[2].read(), 7, "what the get brought");
+                })
+            };
+            let mut consumer = world.consumer();
+            world.next(&consumer);
+            consumer.take(Some(0));
+            world.cells[2].write(7);
+            consumer.finish(finished(0, 1));
+            world.next(&consumer);
+            // Never finished.
+            consumer.take(Some(0));
+            flusher.join().unwrap();
+        });
+    }
+
+    fn a_flush_fails_when_one_of_its_requests_failed() {
+        for one_peer in [false, true] {
+            let spared = Reached::new("flush of the first request that went well");
+            let mark = spared.clone();
+            explore(3, move || {
+                let world = World::new(queue(1, 0, 1, 2));
+                let flusher = {
+                    let (world, mark) = (world.clone(), mark.clone());
+                    thread::spawn(move || {
+                        world.post(0);
+                        world.post(1);
+                        let producer = world.producer();
+                        let flush = |position| match one_peer {
+                            true => producer.wait_peer(0, position, Deadline::NONE),
+                            false => producer.wait_done(position, Deadline::NONE),
+                        };
+                        match flush(1) {
+                            Ok(()) => mark.mark(),
+                            outcome => assert_eq!(world.fault_of(outcome), fault(1)),
+                        }
+                        assert_eq!(world.fault_of(flush(2)), fault(1));
+                    })
+                };
+                let mut consumer = world.consumer();
+                world.next(&consumer);
+                consumer.take(Some(0));
+                world.next(&consumer);
+                consumer.take(None);
+                consumer.finish(Finished { oldest: Some(1), ..finished(0, 1) });
+                consumer.finish(Finished { fault: Some((&world.status, fault(1))), ..finished(0, 2) });
+                assert_eq!(world.queue.oldest.load_relaxed_sys(), NOTHING);
+                flusher.join().unwrap();
+            });
+            spared.check();
+        }
+    }
+
+    fn a_fault_ends_flushes_and_posts_that_nobody_will_serve() {
+        explore(3, || {
+            let world = World::new(queue(0, 0, 1, 1));
+            world.post(0);
+            let kernel = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    let producer = world.producer();
+                    assert_eq!(world.fault_of(producer.wait_peer(0, 1, Deadline::NONE)), fault(3));
+                    assert_eq!(world.fault_of(producer.wait_done(1, Deadline::NONE)), fault(3));
+                    assert_eq!(world.fault_of(producer.fill(1, [0; 2], Deadline::NONE)), fault(3));
+                })
+            };
+            world.status.post(fault(3));
+            kernel.join().unwrap();
+        });
+    }
+
+    fn a_full_queue_holds_its_producer_up_and_no_slot_is_overwritten_early() {
+        for (depth_log2, count, first) in [(0, 3, STARTS[0]), (0, 3, STARTS[1]), (1, 4, STARTS[2]), (2, 5, STARTS[1])] {
+            let full = Reached::new("full queue");
+            let mark = full.clone();
+            explore(3, move || {
+                let world = World::new(queue(depth_log2, first, 1, count));
+                let producer = {
+                    let (world, mark) = (world.clone(), mark.clone());
+                    thread::spawn(move || {
+                        for cell in 0..count {
+                            if world.producer().claim(1, NOW) == Err(Stop::Deadline) {
+                                mark.mark();
+                                assert_eq!(world.post(cell), first.wrapping_add(cell as u64));
+                            } else {
+                                let index = first.wrapping_add(cell as u64);
+                                world.write(cell);
+                                world.producer().fill(index, world.request(index, cell), NOW).expect("room was there");
+                            }
+                        }
+                    })
+                };
+                let mut consumer = world.consumer();
+                for cell in 0..count {
+                    assert_eq!(world.next(&consumer), cell);
+                    consumer.take(None);
+                }
+                producer.join().unwrap();
+            });
+            full.check();
+        }
+    }
+
+    fn a_claim_of_more_slots_than_there_are_is_filled_in_rounds() {
+        for (preemptions, depth_log2, count, others, first) in
+            [(2, 0, 3, 0, STARTS[0]), (2, 1, 5, 0, STARTS[2]), (1, 0, 2, 1, STARTS[1])]
+        {
+            explore(preemptions, move || {
+                let world = World::new(queue(depth_log2, first, 1, count + others));
+                let group = {
+                    let world = world.clone();
+                    thread::spawn(move || {
+                        let producer = world.producer();
+                        let claim = producer.claim(count as u64, Deadline::NONE).unwrap();
+                        assert_eq!(claim.count, count as u64);
+                        for cell in 0..count {
+                            let index = claim.first.wrapping_add(cell as u64);
+                            world.write(cell);
+                            producer.fill(index, world.request(index, cell), Deadline::NONE).unwrap();
+                        }
+                    })
+                };
+                let other = (others > 0).then(|| {
+                    let world = world.clone();
+                    thread::spawn(move || world.post(count))
+                });
+                let mut consumer = world.consumer();
+                let mut cells = Vec::new();
+                for _ in 0..count + others {
+                    cells.push(world.next(&consumer));
+                    consumer.take(None);
+                }
+                // A claim is one piece: the other's request comes before or after it.
+                let group_first = (0..count + others).eq(cells.iter().copied());
+                let group_last = (0..count).eq(cells[others..].iter().copied());
+                assert!(group_first || group_last, "{cells:?}");
+                group.join().unwrap();
+                other.map(|other| other.join().unwrap());
+            });
+        }
+    }
+
+    fn the_copy_of_taken_may_go_backwards_without_harm() {
+        let backwards = Reached::new("copy of `taken` older than one that was there before");
+        let mark = backwards.clone();
+        explore(1, move || {
+            let first = STARTS[1];
+            let world = World::new(queue(1, first, 1, 4));
+            world.post(0);
+            world.post(1);
+            let poster = |cell: usize| {
+                let (world, mark) = (world.clone(), mark.clone());
+                thread::spawn(move || {
+                    let index = world.post(cell);
+                    // This thread saw, or wrote, a copy that gave room for the index: `index - 1` or more.
+                    if world.queue.taken_seen.load_relaxed_gpu() < index - 1 {
+                        mark.mark();
+                    }
+                })
+            };
+            let (one, two) = (poster(2), poster(3));
+            let mut consumer = world.consumer();
+            for _ in 0..4 {
+                world.next(&consumer);
+                consumer.take(None);
+            }
+            one.join().unwrap();
+            two.join().unwrap();
+            world.producer().claim(2, NOW).expect("all slots are empty");
+        });
+        backwards.check();
+    }
+
+    fn every_request_is_read_whole_and_once_in_claim_order_with_its_payload() {
+        // Two threads post: one so many requests, the other a single one.
+        for (preemptions, depth_log2, posts, first) in
+            [(2, 0, 1, STARTS[1]), (1, 0, 2, STARTS[0]), (2, 1, 2, STARTS[2])]
+        {
+            explore(preemptions, move || {
+                let world = World::new(queue(depth_log2, first, 1, posts + 1));
+                let several = {
+                    let world = world.clone();
+                    thread::spawn(move || {
+                        for cell in 0..posts {
+                            world.post(cell);
+                        }
+                    })
+                };
+                let one = {
+                    let world = world.clone();
+                    thread::spawn(move || world.post(posts))
+                };
+                let mut consumer = world.consumer();
+                let mut cells = Vec::new();
+                for index in 0..=posts as u64 {
+                    cells.push(world.next(&consumer));
+                    assert_eq!(consumer.take(None), first.wrapping_add(index));
+                }
+                assert!(consumer.peek().is_none(), "a request that nobody posted");
+                cells.retain(|&cell| cell != posts);
+                assert!((0..posts).eq(cells), "a request came twice, or one thread's changed places");
+                several.join().unwrap();
+                one.join().unwrap();
+            });
+        }
+    }
+
+    fn a_post_whose_deadline_is_over_claims_nothing_and_leaves_the_queue_usable() {
+        for first in [STARTS[0], STARTS[2]] {
+            let (refused, accepted) = (Reached::new("post refused"), Reached::new("post accepted"));
+            let marks = (refused.clone(), accepted.clone());
+            explore(2, move || {
+                let world = World::new(queue(0, first, 1, 3));
+                world.post(0);
+                let hurried = {
+                    let (world, marks) = (world.clone(), marks.clone());
+                    thread::spawn(move || {
+                        let producer = world.producer();
+                        match producer.claim(1, NOW) {
+                            Err(stop) => {
+                                assert_eq!(stop, Stop::Deadline);
+                                marks.0.mark();
+                                0
+                            }
+                            Ok(claim) => {
+                                world.write(1);
+                                let request = world.request(claim.first, 1);
+                                producer.fill(claim.first, request, Deadline::NONE).unwrap();
+                                marks.1.mark();
+                                1
+                            }
+                        }
+                    })
+                };
+                let patient = {
+                    let world = world.clone();
+                    thread::spawn(move || world.post(2))
+                };
+                let mut consumer = world.consumer();
+                for _ in 0..2 {
+                    world.next(&consumer);
+                    consumer.take(None);
+                }
+                let posted = 2 + hurried.join().unwrap();
+                patient.join().unwrap();
+                if posted == 3 {
+                    world.next(&consumer);
+                    consumer.take(None);
+                }
+                assert_eq!(world.producer().position(), first.wrapping_add(posted), "claims that were not posted");
+                assert!(consumer.peek().is_none());
+                // Usable, and with all its room.
+                world.producer().claim(1, NOW).unwrap();
+            });
+            refused.check();
+            accepted.check();
+        }
+    }
+}

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Models of signal words, counters and the barriers made of them.
+
+use super::{Setup, World, await_word, explore, fault, models};
+use gin_abi::{COUNTER_BITS, Deadline, SIGNAL_BITS, mask};
+use gin_device::gin::{Scope, release};
+use gin_device::grid::meet;
+use gin_device::signal_words::{Words, raise};
+use gin_device::sys::loom::{Loom, LoomWord};
+use gin_device::sys::{Memory, Word};
+use loom::thread;
+use std::sync::Arc;
+
+/// Initial words of a signal raised by GPUs and by CPU threads, whose value is 0 now.
+fn by_both(gpu: u64, cpu: u64) -> [Option<u64>; 4] {
+    [Some(gpu), None, Some(cpu), Some(gpu.wrapping_add(cpu))]
+}
+
+/// Initial words of a signal that only one kind of engine raises.
+fn by_one(engine: usize, value: u64) -> [Option<u64>; 4] {
+    let mut words = [None; 4];
+    words[engine] = Some(value);
+    words[3] = Some(value);
+    words
+}
+
+fn signals(signals: impl Into<Vec<[Option<u64>; 4]>>, cells: usize) -> Setup {
+    Setup { signals: signals.into(), cells, ..Setup::default() }
+}
+
+/// Engines, by their place in a signal's words.
+const GPU: usize = 0;
+const NIC: usize = 1;
+const CPU: usize = 2;
+
+/// The word of signal `signal` that an engine raises.
+fn word(world: &World, signal: usize, engine: usize) -> LoomWord {
+    let Words { gpu, nic, cpu, .. } = world.signals[signal];
+    [gpu, nic, cpu][engine].expect("the signal has this word")
+}
+
+/// A thread that writes to a cell and then raises a word of signal 0 by 1.
+fn raiser(world: &Arc<World>, cell: usize, engine: usize) -> thread::JoinHandle<()> {
+    let world = world.clone();
+    thread::spawn(move || {
+        world.cells[cell].write(7);
+        raise(word(&world, 0, engine), 1);
+    })
+}
+
+models! {
+    fn raises_by_a_gpu_and_by_a_cpu_add_up_and_show_what_was_written_before_each() {
+        // From 0; over the end of one word; over the end of the sum; with few bits.
+        let (half, max) = (1 << 63, u64::MAX);
+        for (gpu, cpu, bits) in [(0, 0, 64), (max, 5, 64), (half, half - 1, 64), (2, max, 3)] {
+            explore(3, move || {
+                let world = World::new(signals([by_both(gpu, cpu)], 2));
+                let raisers = [raiser(&world, 0, GPU), raiser(&world, 1, CPU)];
+                let words = &world.signals[0];
+                assert_eq!(words.wait(&world.status, 2, bits, Deadline::NONE), Ok(2));
+                assert_eq!(world.cells[0].read() + world.cells[1].read(), 14);
+                assert_eq!(words.value(bits), 2);
+                for raiser in raisers {
+                    raiser.join().unwrap();
+                }
+            });
+        }
+    }
+
+    fn two_raises_of_one_word_show_what_was_written_before_each() {
+        for engine in [GPU, NIC, CPU] {
+            explore(3, move || {
+                let world = World::new(signals([by_one(engine, u64::MAX)], 2));
+                let raisers = [raiser(&world, 0, engine), raiser(&world, 1, engine)];
+                world.signals[0].wait(&world.status, 2, SIGNAL_BITS, Deadline::NONE).unwrap();
+                assert_eq!(world.cells[0].read() + world.cells[1].read(), 14);
+                for raiser in raisers {
+                    raiser.join().unwrap();
+                }
+            });
+        }
+    }
+
+    fn a_value_never_goes_back_and_one_that_was_reached_stays_reached() {
+        explore(3, || {
+            let world = World::new(signals([by_both(u64::MAX, 0)], 2));
+            let raisers = [raiser(&world, 0, GPU), raiser(&world, 1, CPU)];
+            let words = &world.signals[0];
+            let reached = words.wait(&world.status, 1, SIGNAL_BITS, Deadline::NONE).unwrap();
+            assert!((1..=2).contains(&reached));
+            let later = words.value(SIGNAL_BITS);
+            assert!(later >= reached, "{later} after {reached}");
+            assert!(words.read(SIGNAL_BITS) >= later);
+            assert!(words.wait(&world.status, reached, SIGNAL_BITS, Deadline::after_ns(0)).is_ok());
+            for raiser in raisers {
+                raiser.join().unwrap();
+            }
+        });
+    }
+
+    fn reading_a_signal_shows_what_was_written_before_its_raises() {
+        explore(3, || {
+            let world = World::new(signals([by_both(0, 0)], 2));
+            let raisers = [raiser(&world, 0, GPU), raiser(&world, 1, CPU)];
+            while world.signals[0].read(SIGNAL_BITS) < 2 {
+                Loom::pause(0);
+            }
+            assert_eq!(world.cells[0].read() + world.cells[1].read(), 14);
+            for raiser in raisers {
+                raiser.join().unwrap();
+            }
+        });
+    }
+
+    fn a_counter_wraps_at_its_width_and_can_be_waited_for_across_the_wrap() {
+        for start in [0, mask(COUNTER_BITS), u64::MAX] {
+            explore(3, move || {
+                // Not reset since it was created, so its value starts where its word does.
+                let world = World::new(signals([[None, None, Some(start), Some(0)]], 2));
+                let proxy = {
+                    let world = world.clone();
+                    thread::spawn(move || {
+                        for cell in 0..2 {
+                            world.cells[cell].write(7);
+                            raise(word(&world, 0, CPU), 1);
+                        }
+                    })
+                };
+                for cell in 0..2 {
+                    let least = start.wrapping_add(cell + 1) & mask(COUNTER_BITS);
+                    world.signals[0].wait(&world.status, least, COUNTER_BITS, Deadline::NONE).unwrap();
+                    assert_eq!(world.cells[cell as usize].read(), 7);
+                }
+                proxy.join().unwrap();
+            });
+        }
+    }
+
+    fn an_abort_ends_a_wait_for_a_signal_and_says_what_was_seen() {
+        explore(3, || {
+            let world = World::new(signals([by_both(0, 0)], 1));
+            let waiter = {
+                let world = world.clone();
+                thread::spawn(move || world.signals[0].wait(&world.status, 2, SIGNAL_BITS, Deadline::NONE))
+            };
+            let raiser = raiser(&world, 0, GPU);
+            world.status.post(fault(0));
+            let (stop, seen) = waiter.join().unwrap().expect_err("one raise of two");
+            assert_eq!(world.fault_of(Err::<(), _>(stop)), fault(0));
+            assert!(seen < 2);
+            raiser.join().unwrap();
+        });
+    }
+
+    fn a_barrier_of_a_grid_orders_what_blocks_do_before_and_after_it() {
+        explore(2, || {
+            let world = World::new(signals([by_one(GPU, 0)], 3));
+            let blocks = [0, 1, 2].map(|block| {
+                let world = world.clone();
+                move || {
+                    let arrivals = word(&world, 0, GPU);
+                    world.cells[block].write(block as u64);
+                    meet::<Loom>(arrivals, &world.status, 3, Deadline::NONE).unwrap();
+                    let next = (block + 1) % 3;
+                    assert_eq!(world.cells[next].read(), next as u64);
+                }
+            });
+            let [zero, one, two] = blocks;
+            let (one, two) = (thread::spawn(one), thread::spawn(two));
+            zero();
+            one.join().unwrap();
+            two.join().unwrap();
+        });
+    }
+
+    fn a_release_at_gpu_scope_covers_what_the_gpu_reads() {
+        explore(3, || {
+            let world = World::new(signals([by_one(GPU, 0)], 1));
+            let writer = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    world.cells[0].write(7);
+                    release::<Loom>(Scope::Thread, Scope::Gpu);
+                    word(&world, 0, GPU).store_relaxed_gpu(1);
+                })
+            };
+            await_word(word(&world, 0, GPU));
+            assert_eq!(world.cells[0].read(), 7);
+            writer.join().unwrap();
+        });
+    }
+
+    fn a_signal_that_two_kinds_of_engine_raise_can_be_reset_between_phases() {
+        explore(1, || {
+            // Signal 0 is raised by both kinds; signals 1 and 2 tell each raiser that the next phase may begin.
+            let world = World::new(signals([by_both(u64::MAX, u64::MAX - 1), by_one(GPU, 0), by_one(CPU, 0)], 2));
+            let raisers = [0, 1].map(|number| {
+                let world = world.clone();
+                thread::spawn(move || {
+                    let word = word(&world, 0, [GPU, CPU][number]);
+                    for phase in 1..=2 {
+                        world.cells[number].write(phase);
+                        raise(word, 1);
+                        let next = &world.signals[1 + number];
+                        next.wait(&world.status, phase, SIGNAL_BITS, Deadline::NONE).unwrap();
+                    }
+                })
+            });
+            let words = &world.signals[0];
+            for phase in 1..=2 {
+                assert_eq!(words.wait(&world.status, 2, SIGNAL_BITS, Deadline::NONE), Ok(2));
+                assert_eq!([0, 1].map(|number| world.cells[number].read()), [phase; 2]);
+                words.reset();
+                assert_eq!(words.value(SIGNAL_BITS), 0);
+                raise(word(&world, 1, GPU), 1);
+                raise(word(&world, 2, CPU), 1);
+            }
+            for raiser in raisers {
+                raiser.join().unwrap();
+            }
+            assert_eq!(words.value(SIGNAL_BITS), 0);
+        });
+    }
+
+    fn a_barrier_of_signals_orders_what_ranks_do_before_and_after_it() {
+        explore(2, || {
+            // Signal r of each rank is raised by rank r; the words of rank 0 come first.
+            let start = u64::MAX;
+            let world = World::new(signals([by_one(GPU, start); 4], 2));
+            let ranks = [0, 1].map(|rank| {
+                let world = world.clone();
+                move || {
+                    let mut epoch = 0;
+                    let mut barrier = || {
+                        epoch += 1;
+                        release::<Loom>(Scope::Thread, Scope::System);
+                        for member in 0..2 {
+                            raise(word(&world, 2 * member + rank, GPU), 1);
+                        }
+                        for member in 0..2 {
+                            let signal = &world.signals[2 * rank + member];
+                            signal.wait(&world.status, epoch, SIGNAL_BITS, Deadline::NONE).unwrap();
+                        }
+                    };
+                    for round in 1..=2 {
+                        world.cells[rank].write(round);
+                        barrier();
+                        assert_eq!(world.cells[1 - rank].read(), round);
+                        barrier();
+                    }
+                }
+            });
+            let [zero, one] = ranks;
+            let one = thread::spawn(one);
+            zero();
+            one.join().unwrap();
+        });
+    }
+}

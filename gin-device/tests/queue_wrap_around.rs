@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The queue from every start offset, round after round, on the CPU's words, one thread being both ends.
+
+use gin_abi::Deadline;
+use gin_device::queue::{Consumer, Finished, NOTHING, Producer, Queue, initial_word, phase};
+use gin_device::status::{Status, Stop};
+use gin_device::sys::{Global, GlobalWord, Word};
+
+const N: usize = 2;
+const NOW: Deadline = Deadline::after_ns(0);
+
+/// Where the index leaves 32 bits, where it would turn negative if it were signed, and where a queue usually starts.
+const EDGES: [u64; 3] = [0, 1 << 32, 1 << 63];
+
+/// For each depth and edge: every offset of the first index in the ring, so that the edge comes up in the second round.
+fn for_each_start(mut test: impl FnMut(u32, u64)) {
+    for depth_log2 in 0..4 {
+        let depth = 1 << depth_log2;
+        for edge in EDGES {
+            for offset in 0..depth {
+                test(depth_log2, if edge == 0 { offset } else { edge - 2 * depth + offset });
+            }
+        }
+    }
+}
+
+/// Calls `test` with both ends of a new queue and its status.
+fn with_queue(depth_log2: u32, first: u64, test: impl FnOnce(Producer<Global, N>, Consumer<Global, N>)) {
+    #[repr(align(16))]
+    struct Words([u64; 48]);
+    // What a queue's memory holds before it is made must not matter.
+    let mut words = Words([u64::MAX; 48]);
+    // Safety: every handle is one of the array's words, and none is used after it.
+    let mut word = |index: usize| unsafe { GlobalWord::new(&raw mut words.0[index] as u64) };
+    let queue: Queue<Global, N> = Queue {
+        slots: word(0),
+        claim: word(16),
+        taken_seen: word(17),
+        taken: word(18),
+        done: word(19),
+        oldest: word(20),
+        depth_log2,
+        depth_mask: (1 << depth_log2) - 1,
+    };
+    let status: Status<Global> = Status { host: word(24), kernel: word(30), copy: word(36) };
+    for block in [status.host, status.kernel, status.copy] {
+        block.store_relaxed_sys(0);
+    }
+    queue.initialise(first, 2);
+    // Safety: the queue was just initialised for `first`.
+    let consumer = unsafe { Consumer::new(queue, first) };
+    test(Producer { queue, status }, consumer);
+}
+
+/// A request that names its index.
+fn request(index: u64) -> [u64; N] {
+    [index << 1, !index << 1]
+}
+
+fn without_phase(words: [u64; N]) -> [u64; N] {
+    words.map(|word| word & !1)
+}
+
+#[test]
+fn a_new_queue_is_empty_whatever_index_it_starts_at() {
+    for_each_start(|depth_log2, first| {
+        with_queue(depth_log2, first, |_, consumer| {
+            assert_eq!(consumer.peek(), None, "depth 2^{depth_log2}, first {first}")
+        });
+        // No slot looks filled to the first index that will use it.
+        for slot in 0..1 << depth_log2 {
+            let next = (first..).find(|index| index & ((1 << depth_log2) - 1) == slot).expect("one of the next few");
+            assert_ne!(initial_word(slot, first, depth_log2) & 1, phase(next, depth_log2));
+        }
+    });
+}
+
+#[test]
+fn requests_come_out_whole_and_in_order_for_many_rounds_whatever_index_the_queue_starts_at() {
+    for_each_start(|depth_log2, first| {
+        // A queue that runs full and one that is emptied at once.
+        for burst in [1 << depth_log2, 1] {
+            with_queue(depth_log2, first, |producer, mut consumer| {
+                let depth = producer.queue.depth();
+                let mut index = first;
+                for _ in 0..8 * depth / burst {
+                    let claim = producer.claim(burst, NOW).expect("the queue is empty");
+                    assert_eq!(claim.first, index);
+                    for offset in 0..burst {
+                        producer.fill(index + offset, request(index + offset), NOW).expect("room for the claim");
+                    }
+                    let one_too_many = depth + 1 - burst;
+                    assert_eq!(producer.claim(one_too_many, NOW), Err(Stop::Deadline));
+                    for offset in 0..burst {
+                        let words = consumer.peek().expect("a request that was posted");
+                        assert_eq!(without_phase(words), request(index + offset), "depth {depth}, first {first}");
+                        assert_eq!(consumer.take(Some(1)), index + offset);
+                    }
+                    assert_eq!(consumer.peek(), None, "a request of an earlier round");
+                    assert_eq!(producer.wait_done(index + burst, NOW), Err(Stop::Deadline));
+                    assert_eq!(producer.wait_peer(1, index + burst, NOW), Err(Stop::Deadline));
+                    assert_eq!(producer.wait_peer(0, index + burst, NOW), Ok(()), "nothing went to this peer");
+                    index += burst;
+                    consumer.finish(Finished { fault: None, counter: None, peer: 1, oldest: None, done: index });
+                    assert_eq!(producer.wait_done(index, NOW), Ok(()));
+                    assert_eq!(producer.wait_peer(1, index, NOW), Ok(()));
+                    assert_eq!(producer.queue.oldest.at(1).load_relaxed_sys(), NOTHING);
+                    assert_eq!((consumer.head(), consumer.done(), producer.position()), (index, index, index));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_half_written_request_is_not_taken_in_any_round() {
+    for_each_start(|depth_log2, first| {
+        with_queue(depth_log2, first, |producer, mut consumer| {
+            let depth = producer.queue.depth();
+            for index in first..first + 6 * depth {
+                producer.claim(1, NOW).expect("the queue is empty");
+                let slot = producer.queue.slots.at((index & (depth - 1)) * N as u64);
+                // Each word alone, the other one still being that of the round before.
+                for written in 0..N as u64 {
+                    let before = slot.at(written).load_relaxed_sys();
+                    slot.at(written).store_relaxed_sys(index << 1 | phase(index, depth_log2));
+                    assert_eq!(consumer.peek(), None, "depth {depth}, request {index}, only word {written}");
+                    slot.at(written).store_relaxed_sys(before);
+                }
+                producer.fill(index, request(index), NOW).expect("room");
+                assert!(consumer.peek().is_some());
+                consumer.take(None);
+            }
+        });
+    });
+}

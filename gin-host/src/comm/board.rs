@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Where the ranks of a communicator tell each other of faults.
+//!
+//! Each rank has one place; the first fault that a rank posts stays. Nothing here waits, so proxies post and look.
+
+use gin_abi::{Fault, FaultKind, Operation};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// A fault, and the rank that found it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Notice {
+    /// World rank.
+    pub rank: u32,
+    /// What happened there.
+    pub fault: Fault,
+}
+
+impl Notice {
+    /// What the kernels of `rank` are told: an abort as such; a fault of another rank as [`FaultKind::Elsewhere`] with
+    /// that rank as peer, the code of its kind as what was expected, and what that rank saw.
+    pub fn for_rank(&self, rank: u32) -> Fault {
+        if rank == self.rank || self.fault.kind == FaultKind::Aborted {
+            return self.fault;
+        }
+        Fault { kind: FaultKind::Elsewhere, peer: self.rank, expected: u64::from(self.fault.kind.code()), ..self.fault }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Place {
+    state: AtomicU32,
+    words: [AtomicU64; 4],
+}
+
+const WRITING: u32 = 1;
+const WRITTEN: u32 = 2;
+
+/// The places of all ranks of one communicator.
+#[derive(Debug)]
+pub struct Board {
+    places: Vec<Place>,
+    /// 1 + the rank that posted first; 0 while nobody did.
+    first: AtomicU32,
+    count: AtomicU32,
+}
+
+impl Board {
+    /// A board for this many ranks.
+    pub fn new(ranks: u32) -> Self {
+        let places = (0..ranks).map(|_| Place::default()).collect();
+        Self { places, first: AtomicU32::new(0), count: AtomicU32::new(0) }
+    }
+
+    /// Posts a fault that `rank` found. Its first one stays.
+    pub fn post(&self, rank: u32, fault: Fault) {
+        let place = &self.places[rank as usize];
+        if place.state.compare_exchange(0, WRITING, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return;
+        }
+        for (word, value) in place.words.iter().zip(fault.to_words()) {
+            word.store(value, Ordering::Relaxed);
+        }
+        place.state.store(WRITTEN, Ordering::Release);
+        let _ = self.first.compare_exchange(0, rank + 1, Ordering::Release, Ordering::Relaxed);
+        self.count.fetch_add(1, Ordering::Release);
+    }
+
+    /// Number of ranks that posted; changes with every post.
+    pub fn count(&self) -> u32 {
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// What was posted first.
+    pub fn first(&self) -> Option<Notice> {
+        self.of(self.first.load(Ordering::Acquire).checked_sub(1)?)
+    }
+
+    /// What `rank` posted.
+    pub fn of(&self, rank: u32) -> Option<Notice> {
+        let place = self.places.get(rank as usize)?;
+        if place.state.load(Ordering::Acquire) != WRITTEN {
+            return None;
+        }
+        let words = [0, 1, 2, 3].map(|index: usize| place.words[index].load(Ordering::Relaxed));
+        let fault = Fault::from_words(words).unwrap_or(Fault::new(FaultKind::AbiMismatch, Operation::None));
+        Some(Notice { rank, fault })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_fault_of_each_rank_and_the_first_of_all_stay() {
+        let board = Board::new(3);
+        assert_eq!(board.first(), None);
+        let fault = |seen| Fault::new(FaultKind::Network, Operation::Put).peer(7).values(0, seen);
+        board.post(2, fault(1));
+        board.post(2, fault(2));
+        board.post(0, fault(3));
+        assert_eq!(board.count(), 2);
+        assert_eq!(board.first(), Some(Notice { rank: 2, fault: fault(1) }));
+        assert_eq!(board.of(0), Some(Notice { rank: 0, fault: fault(3) }));
+        assert_eq!(board.of(1), None);
+        assert_eq!(board.of(9), None);
+    }
+
+    #[test]
+    fn other_ranks_are_told_who_failed_and_of_an_abort_as_such() {
+        let fault = Fault::new(FaultKind::OutOfRange, Operation::Put).context(3).peer(1).values(64, 65);
+        let notice = Notice { rank: 2, fault };
+        assert_eq!(notice.for_rank(2), fault);
+        let told = notice.for_rank(0);
+        assert_eq!((told.kind, told.peer, told.context), (FaultKind::Elsewhere, 2, 3));
+        assert_eq!((told.expected, told.seen), (u64::from(FaultKind::OutOfRange.code()), 65));
+        let abort = Notice { rank: 2, fault: Fault::new(FaultKind::Aborted, Operation::None) };
+        assert_eq!(abort.for_rank(0), abort.fault);
+    }
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What can go wrong with a communicator.
+
+use super::{BootstrapError, State};
+use crate::gpu::GpuError;
+use crate::net::NetError;
+use gin_abi::{BackendKind, Fault};
+
+/// What can go wrong with a communicator or a window.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CommError {
+    /// A call that the communicator cannot take in its state.
+    #[error("cannot {call}: the communicator is {state}")]
+    State {
+        /// What was to be done.
+        call: &'static str,
+        /// The state.
+        state: State,
+    },
+    /// Another thread is in a call on the same communicator.
+    #[error("cannot {call}: another call on this communicator is under way")]
+    Busy {
+        /// What was to be done.
+        call: &'static str,
+    },
+    /// The communicator was aborted, or has a fault.
+    #[error("cannot {call}: rank {rank} ended the communicator: {fault}")]
+    Ended {
+        /// What was to be done.
+        call: &'static str,
+        /// The rank that found the fault, or called abort.
+        rank: u32,
+        /// What happened there.
+        fault: Fault,
+    },
+    /// A number past its limit.
+    #[error("{asked} {what} were asked for; there can be {least} to {limit}")]
+    Limit {
+        /// Of what.
+        what: &'static str,
+        /// What was asked for.
+        asked: u64,
+        /// The fewest there can be.
+        least: u64,
+        /// The most there can be.
+        limit: u64,
+    },
+    /// A number that must be a power of two.
+    #[error("{what} must be a power of two; {asked} was asked for")]
+    NotPowerOfTwo {
+        /// Which number.
+        what: &'static str,
+        /// What was asked for.
+        asked: u64,
+    },
+    /// The size of the LSA team does not divide the number of ranks.
+    #[error("LSA teams of {lsa_size} cannot divide {ranks} ranks")]
+    LsaSize {
+        /// What was asked for.
+        lsa_size: u32,
+        /// Number of ranks.
+        ranks: u32,
+    },
+    /// Ranks asked for different things.
+    #[error("rank {rank} asked for {what} = {theirs}, this rank for {own}")]
+    Disagreement {
+        /// Which number.
+        what: &'static str,
+        /// The other rank.
+        rank: u32,
+        /// What it asked for.
+        theirs: u64,
+        /// What this rank asked for.
+        own: u64,
+    },
+    /// The back end cannot be had.
+    #[error("back end {backend:?} cannot be had: {reason}")]
+    Backend {
+        /// The back end.
+        backend: BackendKind,
+        /// Why.
+        reason: String,
+    },
+    /// The network cannot do what is required.
+    #[error("network `{network}` has no {what}, which the communicator requires")]
+    Capability {
+        /// The network.
+        network: &'static str,
+        /// What it lacks.
+        what: &'static str,
+    },
+    /// Another rank could not do its part of a collective call.
+    #[error("rank {rank} failed: {reason}")]
+    OtherRank {
+        /// The rank.
+        rank: u32,
+        /// What it says.
+        reason: String,
+    },
+    /// Ranks are in different collective calls.
+    #[error("rank {rank} is in another call ({theirs}) than this one ({own})")]
+    OutOfStep {
+        /// The other rank.
+        rank: u32,
+        /// The call that it is in.
+        theirs: String,
+        /// The call that this rank is in.
+        own: &'static str,
+    },
+    /// Memory that is not aligned for its elements.
+    #[error("window memory at {address:#x} is not aligned to {align}")]
+    Misaligned {
+        /// Address.
+        address: u64,
+        /// What it should be a multiple of.
+        align: u64,
+    },
+    /// Memory that is, in part or whole, in a window already.
+    #[error("bytes {address:#x} to {end:#x} are already registered, in window {window}")]
+    AlreadyRegistered {
+        /// First byte.
+        address: u64,
+        /// Byte after the last one.
+        end: u64,
+        /// The window that has them.
+        window: u32,
+    },
+    /// Memory of a kind, or of a device, that cannot be a window.
+    #[error("this memory cannot be a window: {reason}")]
+    NotRegistrable {
+        /// Why.
+        reason: &'static str,
+    },
+    /// A window that was deregistered, or belongs to another communicator.
+    #[error("window {window} is not registered with this communicator")]
+    WindowGone {
+        /// Its id.
+        window: u32,
+    },
+    /// Requests are under way.
+    #[error("cannot {call}: {requests} requests of rank {rank} are still under way after {waited_ms} ms")]
+    InFlight {
+        /// What was to be done.
+        call: &'static str,
+        /// The rank.
+        rank: u32,
+        /// How many.
+        requests: u64,
+        /// How long it was waited for them.
+        waited_ms: u64,
+    },
+    /// Kernels run on the device of a rank.
+    #[error("cannot {call}: {kernels} kernels are running on the device of rank {rank}")]
+    KernelsRunning {
+        /// What was to be done.
+        call: &'static str,
+        /// The rank.
+        rank: u32,
+        /// How many.
+        kernels: u64,
+    },
+    /// A range past the end of a window.
+    #[error("elements {start} to {end} are not in a window of {length}")]
+    OutOfRange {
+        /// First element.
+        start: u64,
+        /// Element after the last one.
+        end: u64,
+        /// Elements that the window has.
+        length: u64,
+    },
+    /// The communicator's proxy is gone.
+    #[error("the proxy of this rank is gone")]
+    ProxyGone,
+    /// The ranks could not meet.
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
+    /// The device reports an error.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+    /// The network reports an error.
+    #[error(transparent)]
+    Net(#[from] NetError),
+}

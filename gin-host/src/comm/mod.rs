@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Communicators: how ranks meet, what they share, and how it ends.
+//!
+//! | module or type | holds |
+//! | --- | --- |
+//! | [`Bootstrap`], [`InProcess`] | how ranks meet before they have a communicator |
+//! | [`Requirements`] | what a communicator is to have, checked against the limits |
+//! | [`Communicator`] | its life: uninitialised, initialising, active, aborted, destroyed |
+//! | [`DeviceComm`], [`Window`] | what kernels get |
+//! | [`board`] | where ranks tell each other of faults |
+//!
+//! Calls that all ranks make together are called *collective*. If such a call fails on one rank, it fails on all, and the
+//! others are told which.
+
+pub mod board;
+mod bootstrap;
+mod error;
+mod life;
+mod requirements;
+mod resources;
+mod window;
+mod windows;
+mod wire;
+
+pub use bootstrap::{Bootstrap, BootstrapError, Channel, InProcess};
+pub use error::CommError;
+pub use requirements::{MAX_MESSAGE, MAX_OUTSTANDING, MAX_QUEUE_DEPTH, Requirements};
+pub use window::{Window, WindowFlags};
+
+use crate::gpu::{Argument, Device, KernelArg};
+use crate::net::NetworkFactory;
+use crate::proxy::progress::Progress;
+use crate::proxy::{ContextStats, Sabotage};
+use board::{Board, Notice};
+use gin_abi::{BackendKind, CommHandle, Fault, FaultKind, Operation};
+use life::Live;
+use resources::Resources;
+use std::fmt;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError, Weak};
+use std::time::Duration;
+
+/// Where a communicator is in its life.
+#[repr(u8)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum State {
+    /// Made, and nothing more.
+    Uninitialised = 0,
+    /// In `initialise`.
+    Initialising = 1,
+    /// In use.
+    Active = 2,
+    /// Aborted, here or by another rank, or ended by a fault. It can only be destroyed.
+    Aborted = 3,
+    /// Gone.
+    Destroyed = 4,
+}
+
+impl State {
+    const ALL: [Self; 5] = [Self::Uninitialised, Self::Initialising, Self::Active, Self::Aborted, Self::Destroyed];
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Uninitialised => "not initialised",
+            Self::Initialising => "being initialised",
+            Self::Active => "active",
+            Self::Aborted => "aborted",
+            Self::Destroyed => "destroyed",
+        })
+    }
+}
+
+/// Which back end a communicator uses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+pub enum Backend {
+    /// The best that can be had.
+    #[default]
+    Auto,
+    /// A CPU thread posts what kernels ask for.
+    Proxy,
+    /// The GPU writes the NIC's work-queue entries itself.
+    Gdaki,
+}
+
+/// A back end, and whether it can be had.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BackendProbe {
+    /// The back end.
+    pub backend: BackendKind,
+    /// Why it cannot be had; `None` if it can.
+    pub refusal: Option<String>,
+}
+
+/// Looks which back ends can be had on this machine, the best first.
+pub fn probe_backends() -> Vec<BackendProbe> {
+    let gdaki = "this build drives no NIC from the GPU: no mlx5 device was looked for".to_owned();
+    vec![
+        BackendProbe { backend: BackendKind::Gdaki, refusal: Some(gdaki) },
+        BackendProbe { backend: BackendKind::Proxy, refusal: None },
+    ]
+}
+
+impl Backend {
+    /// The back end to use.
+    ///
+    /// # Errors
+    /// [`CommError::Backend`] with the reason why it cannot be had.
+    pub fn choose(self) -> Result<BackendKind, CommError> {
+        let wanted = |kind| match self {
+            Self::Auto => true,
+            Self::Proxy => kind == BackendKind::Proxy,
+            Self::Gdaki => kind == BackendKind::Gdaki,
+        };
+        let mut refused = (BackendKind::Proxy, "it is not known".to_owned());
+        for probe in probe_backends().into_iter().filter(|probe| wanted(probe.backend)) {
+            match probe.refusal {
+                None => return Ok(probe.backend),
+                Some(reason) => refused = (probe.backend, reason),
+            }
+        }
+        Err(CommError::Backend { backend: refused.0, reason: refused.1 })
+    }
+}
+
+/// How a communicator works; what it has is in [`Requirements`].
+#[derive(Clone)]
+pub struct CommConfig {
+    /// The back end.
+    pub backend: Backend,
+    /// Ranks that reach each other by loads and stores: neighbours in the order of ranks, this many; all by default.
+    pub lsa_size: Option<u32>,
+    /// What makes the network.
+    pub network: NetworkFactory,
+    /// What drives the proxy.
+    pub progress: Arc<dyn Progress>,
+    /// Seed for networks that choose.
+    pub seed: u64,
+    /// How long deregistration and destruction wait for requests under way.
+    pub drain: Duration,
+    /// A reported fault stops the kernel at once, for debugging.
+    pub trap_on_fault: bool,
+    /// A mistake for the proxy to make.
+    #[doc(hidden)]
+    pub sabotage: Sabotage,
+}
+
+impl fmt::Debug for CommConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CommConfig")
+            .field("backend", &self.backend)
+            .field("lsa_size", &self.lsa_size)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A communicator as kernels get it: `gin_device::Comm`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceComm(CommHandle);
+
+impl DeviceComm {
+    /// The handle behind it.
+    pub fn handle(&self) -> CommHandle {
+        self.0
+    }
+}
+
+impl KernelArg for DeviceComm {
+    fn argument(&self) -> Argument {
+        Argument::plain(self.0, "DeviceComm")
+    }
+}
+
+/// What outlives calls: enough to abort and to ask.
+#[derive(Debug)]
+struct Shared {
+    rank: u32,
+    state: AtomicU8,
+    board: OnceLock<Arc<Board>>,
+    /// Where kernels of this rank report.
+    resources: OnceLock<Weak<Resources>>,
+}
+
+impl Shared {
+    fn state(&self) -> State {
+        let state = State::ALL[usize::from(self.state.load(Ordering::Acquire))];
+        if state == State::Active && self.fault().is_some() { State::Aborted } else { state }
+    }
+
+    fn set(&self, state: State) {
+        self.state.store(state as u8, Ordering::Release);
+    }
+
+    fn fault(&self) -> Option<Notice> {
+        let board = self.board.get()?;
+        if board.count() == 0
+            && let Some(resources) = self.resources.get().and_then(Weak::upgrade)
+            && let Some(fault) = resources.status().reported()
+        {
+            // The proxy will find it too; whoever asks after a kernel has ended need not wait for that.
+            board.post(self.rank, fault);
+        }
+        board.first()
+    }
+
+    fn abort(&self) {
+        if let Some(board) = self.board.get() {
+            board.post(self.rank, Fault::new(FaultKind::Aborted, Operation::None));
+        }
+    }
+}
+
+/// Ends a communicator from any thread.
+#[derive(Clone, Debug)]
+pub struct AbortHandle(Arc<Shared>);
+
+impl AbortHandle {
+    /// Ends every wait of the communicator on every rank, within the time that a proxy sleeps. Does nothing to one that
+    /// is not active.
+    pub fn abort(&self) {
+        self.0.abort();
+    }
+}
+
+/// Ranks that share windows, signals and counters, seen from one of them.
+///
+/// All ranks of the job have one each. Collective calls: [`initialise`](Self::initialise),
+/// [`register`](Self::register), [`alloc_window`](Self::alloc_window), [`deregister`](Self::deregister),
+/// [`destroy`](Self::destroy) of one that is active.
+///
+/// Dropping one that is active aborts it.
+#[derive(Debug)]
+pub struct Communicator {
+    shared: Arc<Shared>,
+    bootstrap: Arc<dyn Bootstrap>,
+    device: Arc<dyn Device>,
+    config: CommConfig,
+    live: Mutex<Option<Live>>,
+}
+
+const _: () = {
+    const fn usable_from_any_thread<T: Send + Sync>() {}
+    usable_from_any_thread::<Communicator>();
+};
+
+impl Communicator {
+    /// A communicator that is not initialised. Does not wait for anybody.
+    pub fn new(bootstrap: Arc<dyn Bootstrap>, device: Arc<dyn Device>, config: CommConfig) -> Self {
+        let shared = Shared {
+            rank: bootstrap.rank(),
+            state: AtomicU8::new(State::Uninitialised as u8),
+            board: OnceLock::new(),
+            resources: OnceLock::new(),
+        };
+        Self { shared: Arc::new(shared), bootstrap, device, config, live: Mutex::new(None) }
+    }
+
+    /// World rank.
+    pub fn rank(&self) -> u32 {
+        self.bootstrap.rank()
+    }
+
+    /// Number of ranks.
+    pub fn ranks(&self) -> u32 {
+        self.bootstrap.ranks()
+    }
+
+    /// The device.
+    pub fn gpu(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// The way to the other ranks.
+    pub fn bootstrap(&self) -> &Arc<dyn Bootstrap> {
+        &self.bootstrap
+    }
+
+    /// Where it is in its life.
+    pub fn state(&self) -> State {
+        self.shared.state()
+    }
+
+    /// Takes the lock for a call; never waits for it, because the holder may be waiting for other ranks.
+    fn enter(&self, call: &'static str) -> Result<MutexGuard<'_, Option<Live>>, CommError> {
+        match self.live.try_lock() {
+            Ok(live) => Ok(live),
+            // Whatever panicked in there left at most a communicator that is to be destroyed.
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(CommError::Busy { call }),
+        }
+    }
+
+    /// Refuses a call unless the communicator is active.
+    fn active(&self, call: &'static str) -> Result<(), CommError> {
+        match self.shared.state() {
+            State::Active => Ok(()),
+            State::Aborted => match self.shared.fault() {
+                Some(Notice { rank, fault }) => Err(CommError::Ended { call, rank, fault }),
+                None => Err(CommError::State { call, state: State::Aborted }),
+            },
+            state => Err(CommError::State { call, state }),
+        }
+    }
+
+    fn with_live<T>(
+        &self,
+        call: &'static str,
+        work: impl FnOnce(&mut Live) -> Result<T, CommError>,
+    ) -> Result<T, CommError> {
+        let mut live = self.enter(call)?;
+        self.active(call)?;
+        match live.as_mut() {
+            Some(live) => work(live),
+            None => Err(CommError::State { call, state: self.state() }),
+        }
+    }
+
+    /// Brings the communicator up. Collective; all ranks ask for the same.
+    ///
+    /// # Errors
+    /// [`CommError::State`] unless it is not initialised; what is past a limit; [`CommError::Backend`];
+    /// [`CommError::Capability`]; [`CommError::Disagreement`] if ranks ask for different things. The communicator is not
+    /// initialised then.
+    pub fn initialise(&self, requirements: &Requirements) -> Result<(), CommError> {
+        const CALL: &str = "initialise";
+        let mut live = self.enter(CALL)?;
+        match self.shared.state() {
+            State::Uninitialised => {}
+            state => return Err(CommError::State { call: CALL, state }),
+        }
+        self.shared.set(State::Initialising);
+        match self.bring_up(requirements) {
+            Ok(new) => {
+                *live = Some(new);
+                self.shared.set(State::Active);
+                Ok(())
+            }
+            Err(error) => {
+                self.shared.set(State::Uninitialised);
+                Err(error)
+            }
+        }
+    }
+
+    /// For calls that are as good on a communicator that has ended.
+    fn with_up<T>(&self, call: &'static str, work: impl FnOnce(&Live) -> T) -> Result<T, CommError> {
+        match self.enter(call)?.as_ref() {
+            Some(live) => Ok(work(live)),
+            None => Err(CommError::State { call, state: self.state() }),
+        }
+    }
+
+    /// What kernels get. A kernel that is launched after the communicator has ended gets the fault at its first wait.
+    ///
+    /// # Errors
+    /// [`CommError::State`] if it is not initialised, or is destroyed.
+    pub fn device(&self) -> Result<DeviceComm, CommError> {
+        self.with_up("pass it to a kernel", |live| DeviceComm(live.handle))
+    }
+
+    /// The back end in use.
+    ///
+    /// # Errors
+    /// As [`device`](Self::device).
+    pub fn backend(&self) -> Result<BackendKind, CommError> {
+        self.with_up("name the back end", |live| live.backend)
+    }
+
+    /// What the network can do.
+    ///
+    /// # Errors
+    /// As [`device`](Self::device).
+    pub fn network(&self) -> Result<crate::net::Capabilities, CommError> {
+        self.with_up("name the network", |live| live.capabilities)
+    }
+
+    /// Figures of each context since the communicator was made.
+    ///
+    /// # Errors
+    /// As [`device`](Self::device).
+    pub fn stats(&self) -> Result<Vec<ContextStats>, CommError> {
+        self.with_up("read figures", |live| live.stats.iter().map(|counters| counters.read()).collect())
+    }
+
+    /// Ends every wait of the communicator on every rank, within the time that a proxy sleeps (50 us).
+    ///
+    /// # Errors
+    /// [`CommError::State`] if it is not initialised, or is destroyed. To abort it twice is no error.
+    pub fn abort(&self) -> Result<(), CommError> {
+        match self.shared.state() {
+            State::Active | State::Aborted => {
+                self.shared.abort();
+                Ok(())
+            }
+            state => Err(CommError::State { call: "abort", state }),
+        }
+    }
+
+    /// Something to abort it with from another thread.
+    pub fn abort_handle(&self) -> AbortHandle {
+        AbortHandle(self.shared.clone())
+    }
+
+    /// The fault that ended the communicator, with the rank that found it; `None` while all is well.
+    ///
+    /// What a kernel of this rank reported before it ended is seen here. What happens on other ranks is seen when their
+    /// proxies have looked (50 us).
+    pub fn fault(&self) -> Option<Notice> {
+        self.shared.fault()
+    }
+}

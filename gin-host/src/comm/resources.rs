@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The memory behind a communicator's handle.
+//!
+//! Words that a CPU thread writes, and those that it reads, lie in pinned host memory; words that kernels poll or add to
+//! in the device. Words that different sides write are on cache lines of their own.
+
+use super::Requirements;
+use crate::gpu::{Device, GpuError, Memory, MemoryKind};
+use crate::net::LocalSignals;
+use crate::proxy::{ContextPart, Counters};
+use gin_abi::descriptor::WORDS;
+use gin_abi::handle::{CAP_STRONG_SIGNALS, ENGINE_CPU, ENGINE_GPU};
+use gin_abi::{ABI_VERSION, BackendKind, CommHandle, ContextData, StatusBlock, WindowData};
+use gin_device::queue::Queue;
+use gin_device::status::Status;
+use gin_device::sys::{Global, GlobalWord};
+use std::sync::Arc;
+
+/// Cache lines are 64 bytes on CPUs and 128 on GPUs.
+const LINE: u64 = 128;
+
+/// Counts up the places in one allocation.
+#[derive(Debug, Default)]
+struct Layout {
+    end: u64,
+}
+
+impl Layout {
+    /// A place of `bytes` bytes on lines of its own.
+    fn place(&mut self, bytes: u64) -> u64 {
+        let start = self.end;
+        self.end = (start + bytes).next_multiple_of(LINE);
+        start
+    }
+
+    fn words(&mut self, count: u64) -> u64 {
+        self.place(count * 8)
+    }
+}
+
+/// Offsets of one context: those in pinned memory, then those in the device.
+#[derive(Debug)]
+struct ContextPlaces {
+    slots: u64,
+    taken: u64,
+    done: u64,
+    oldest: u64,
+    counters: u64,
+    claim: u64,
+    base: u64,
+    shadow: u64,
+    counter_base: u64,
+}
+
+/// All memory of a communicator on one rank, and where what lies in it.
+#[derive(Debug)]
+pub(crate) struct Resources {
+    pinned: Arc<Memory>,
+    device: Arc<Memory>,
+    signals: Arc<Memory>,
+    signals_gpu: Option<Arc<Memory>>,
+    contexts: Vec<ContextPlaces>,
+    all_signals: u64,
+    host_status: u64,
+    kernel_status: u64,
+    status_copy: u64,
+    context_table: u64,
+    window_table: u64,
+    peer_signals: u64,
+    zeros: u64,
+    barrier_state: u64,
+    ranks: u64,
+    depth_log2: u32,
+    first_index: u64,
+}
+
+impl Resources {
+    /// Allocates and fills everything that does not depend on other ranks.
+    pub(crate) fn new(
+        device: &Arc<dyn Device>,
+        requirements: &Requirements,
+        ranks: u32,
+        lsa_size: u32,
+    ) -> Result<Self, GpuError> {
+        let all_signals = requirements.all_signals(ranks, lsa_size);
+        let (counters, depth) = (u64::from(requirements.counters), u64::from(requirements.queue_depth));
+        let contexts = u64::from(requirements.contexts);
+        let ranks = u64::from(ranks);
+        let (mut pinned, mut near) = (Layout::default(), Layout::default());
+        let host_status = pinned.place(size_of::<StatusBlock>() as u64);
+        let kernel_status = pinned.place(size_of::<StatusBlock>() as u64);
+        let status_copy = near.place(size_of::<StatusBlock>() as u64);
+        let context_table = near.place(contexts * size_of::<ContextData>() as u64);
+        let window_table = near.place(u64::from(requirements.windows) * size_of::<WindowData>() as u64);
+        let peer_signals = near.words(contexts * ranks);
+        let zeros = near.words(ranks);
+        let barrier_state = near.words(requirements.barriers());
+        let places: Vec<ContextPlaces> = (0..contexts)
+            .map(|_| ContextPlaces {
+                slots: pinned.words(depth * WORDS as u64),
+                taken: pinned.words(1),
+                done: pinned.words(1),
+                oldest: pinned.words(ranks),
+                counters: pinned.words(counters),
+                // The index of the next claim, and the copy of `taken`.
+                claim: near.words(2),
+                base: near.words(all_signals),
+                shadow: near.words(all_signals),
+                counter_base: near.words(counters),
+            })
+            .collect();
+        let signal_bytes = contexts * all_signals * 8;
+        let resources = Self {
+            pinned: Memory::new(device, MemoryKind::Pinned, pinned.end)?,
+            device: Memory::new(device, MemoryKind::Device, near.end)?,
+            signals: Memory::new(device, MemoryKind::Pinned, signal_bytes)?,
+            signals_gpu: (lsa_size > 1).then(|| Memory::new(device, MemoryKind::Device, signal_bytes)).transpose()?,
+            contexts: places,
+            all_signals,
+            host_status,
+            kernel_status,
+            status_copy,
+            context_table,
+            window_table,
+            peer_signals,
+            zeros,
+            barrier_state,
+            ranks,
+            depth_log2: requirements.queue_depth.trailing_zeros(),
+            first_index: requirements.first_index,
+        };
+        resources.initialise(requirements)?;
+        Ok(resources)
+    }
+
+    fn initialise(&self, requirements: &Requirements) -> Result<(), GpuError> {
+        let all_signals = self.all_signals as usize;
+        for (context, places) in self.contexts.iter().enumerate() {
+            let mut queue = self.queue(places);
+            // The CPU cannot store to words in the device: these get a place in pinned memory for the moment.
+            let mut scratch = 0u64;
+            // Safety: a local word that lives until the end of this block.
+            let word = unsafe { GlobalWord::new((&raw mut scratch).addr() as u64) };
+            (queue.claim, queue.taken_seen) = (word, word);
+            queue.initialise(self.first_index, self.ranks);
+            self.device.write(places.claim, &[self.first_index; 2])?;
+            if requirements.first_counter != 0 {
+                self.pinned
+                    .write(places.counters, &vec![requirements.first_counter; requirements.counters as usize])?;
+            }
+            if requirements.first_signal != 0 {
+                let first = vec![requirements.first_signal; all_signals];
+                self.signals.write((context * all_signals * 8) as u64, &first)?;
+                self.device.write(places.shadow, &first)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn pinned_word(&self, offset: u64) -> GlobalWord {
+        // Safety: an aligned offset in an allocation that is pinned and lives as long as `self`, which every holder of
+        // the word keeps alive; its words are used by atomic accesses only.
+        unsafe { GlobalWord::new(self.pinned.address() + offset) }
+    }
+
+    fn device_word(&self, offset: u64) -> GlobalWord {
+        // Safety: as above; the CPU itself uses such a word only where it reaches device memory.
+        unsafe { GlobalWord::new(self.device.address() + offset) }
+    }
+
+    fn queue(&self, places: &ContextPlaces) -> Queue<Global, WORDS> {
+        Queue {
+            slots: self.pinned_word(places.slots),
+            claim: self.device_word(places.claim),
+            taken_seen: self.device_word(places.claim + 8),
+            taken: self.pinned_word(places.taken),
+            done: self.pinned_word(places.done),
+            oldest: self.pinned_word(places.oldest),
+            depth_log2: self.depth_log2,
+            depth_mask: (1 << self.depth_log2) - 1,
+        }
+    }
+
+    /// The status blocks, as host and kernels of this rank use them.
+    pub(crate) fn status(&self) -> Status<Global> {
+        Status {
+            host: self.pinned_word(self.host_status),
+            kernel: self.pinned_word(self.kernel_status),
+            copy: self.device_word(self.status_copy),
+        }
+    }
+
+    /// The signal words that CPU threads raise.
+    pub(crate) fn local_signals(&self) -> LocalSignals {
+        LocalSignals {
+            memory: self.signals.clone(),
+            contexts: self.contexts.len() as u32,
+            per_context: self.all_signals as u32,
+        }
+    }
+
+    /// Address of the signal words that GPUs raise; 0 if there are none.
+    pub(crate) fn signals_gpu(&self) -> u64 {
+        self.signals_gpu.as_ref().map_or(0, |memory| memory.address())
+    }
+
+    /// What the proxy needs of each context. `bases`: also the baselines of signals, which only a CPU that reaches
+    /// device memory may touch.
+    pub(crate) fn context_parts(&self, stats: &[Arc<Counters>], bases: bool) -> Vec<ContextPart> {
+        let parts = self.contexts.iter().zip(stats).enumerate().map(|(context, (places, stats))| {
+            let signals = self.signals.address() + context as u64 * self.all_signals * 8;
+            ContextPart {
+                queue: self.queue(places),
+                counters: self.pinned_word(places.counters),
+                // Safety: the first word of this context in an allocation that is pinned and lives as long as `self`.
+                signals: unsafe { GlobalWord::new(signals) },
+                signal_base: bases.then(|| self.device_word(places.base)),
+                stats: stats.clone(),
+            }
+        });
+        parts.collect()
+    }
+
+    /// For each context the index that the next request will get.
+    pub(crate) fn claims(&self) -> Result<Vec<u64>, GpuError> {
+        let claim = |places: &ContextPlaces| {
+            let mut claim = [0u64];
+            self.device.read(places.claim, &mut claim).map(|()| claim[0])
+        };
+        self.contexts.iter().map(claim).collect()
+    }
+
+    /// Fills the tables that kernels read. `peer_signals`: address of each rank's signal words that GPUs raise, 0 where
+    /// it cannot be reached.
+    pub(crate) fn fill_tables(&self, peer_signals: &[u64]) -> Result<(), GpuError> {
+        let (pinned, near) = (self.pinned.address(), self.device.address());
+        let own_gpu = self.signals_gpu();
+        for (context, places) in (0u64..).zip(&self.contexts) {
+            let words = context * self.all_signals * 8;
+            let table = self.peer_signals + context * self.ranks * 8;
+            if own_gpu != 0 {
+                let addresses: Vec<u64> =
+                    peer_signals.iter().map(|&address| if address == 0 { 0 } else { address + words }).collect();
+                self.device.write(table, &addresses)?;
+            }
+            let data = ContextData {
+                slots: pinned + places.slots,
+                claim: near + places.claim,
+                taken: pinned + places.taken,
+                done: pinned + places.done,
+                oldest: pinned + places.oldest,
+                depth_log2: self.depth_log2,
+                depth_mask: (1 << self.depth_log2) - 1,
+                reserved: [0; 2],
+                signal_gpu: if own_gpu == 0 { 0 } else { own_gpu + words },
+                signal_nic: 0,
+                signal_cpu: self.signals.address() + words,
+                signal_base: near + places.base,
+                signal_shadow: near + places.shadow,
+                counters: pinned + places.counters,
+                counter_base: near + places.counter_base,
+                peer_signal_gpu: if own_gpu == 0 { 0 } else { near + table },
+            };
+            self.device.write(self.context_table + context * size_of::<ContextData>() as u64, &[data])?;
+        }
+        Ok(())
+    }
+
+    /// The handle that kernels get.
+    pub(crate) fn handle(
+        &self,
+        requirements: &Requirements,
+        backend: BackendKind,
+        rank: u32,
+        lsa_size: u32,
+        capabilities: u32,
+        trap_on_fault: bool,
+    ) -> CommHandle {
+        let (pinned, near) = (self.pinned.address(), self.device.address());
+        CommHandle {
+            abi: ABI_VERSION,
+            backend: backend as u32,
+            rank,
+            ranks: self.ranks as u32,
+            lsa_rank: rank % lsa_size,
+            lsa_size,
+            contexts: requirements.contexts,
+            signals: requirements.signals,
+            counters: requirements.counters,
+            windows: requirements.windows,
+            capabilities,
+            engines: ENGINE_CPU | if self.signals_gpu.is_some() { ENGINE_GPU } else { 0 },
+            world_barriers: requirements.world_barriers,
+            rail_barriers: requirements.rail_barriers,
+            lsa_barriers: requirements.lsa_barriers,
+            trap_on_fault: u32::from(trap_on_fault),
+            proxy_contexts: if backend == BackendKind::Proxy { requirements.contexts } else { 0 },
+            strong_signals: if capabilities & CAP_STRONG_SIGNALS != 0 { requirements.signals } else { 0 },
+            context_table: near + self.context_table,
+            window_table: near + self.window_table,
+            host_status: pinned + self.host_status,
+            kernel_status: pinned + self.kernel_status,
+            kernel_status_copy: near + self.status_copy,
+            barrier_state: near + self.barrier_state,
+        }
+    }
+
+    /// Address of the table entry of a window.
+    pub(crate) fn window_data(&self, id: u32) -> u64 {
+        self.device.address() + self.window_entry(id)
+    }
+
+    fn window_entry(&self, id: u32) -> u64 {
+        self.window_table + u64::from(id) * size_of::<WindowData>() as u64
+    }
+
+    /// Fills the table entry of a window.
+    pub(crate) fn set_window(&self, id: u32, data: WindowData) -> Result<(), GpuError> {
+        self.device.write(self.window_entry(id), &[data])
+    }
+
+    /// Empties the table entry of a window: a kernel with an old handle finds lengths of 0 and no peers.
+    pub(crate) fn clear_window(&self, id: u32) -> Result<(), GpuError> {
+        let zeros = self.device.address() + self.zeros;
+        let data = WindowData {
+            active: 0,
+            flags: 0,
+            base: 0,
+            length: 0,
+            lengths: zeros,
+            peers: zeros,
+            va_gpu: 0,
+            va_cpu: 0,
+            va_base: 0,
+            peer_va_gpu: 0,
+        };
+        self.set_window(id, data)
+    }
+}

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How windows come and go.
+
+use super::life::Live;
+use super::resources::Resources;
+use super::window::{Registered, Window, WindowFlags};
+use super::wire::{Reader, Writer, garbled};
+use super::{CommError, Communicator};
+use crate::gpu::{Memory, MemoryKind, MemorySlice};
+use crate::net::{Key, LocalWindow};
+use crate::proxy::{Command, WindowInfo};
+use bytemuck::Pod;
+use gin_abi::handle::ENGINE_GPU;
+use gin_abi::{WindowData, WindowHandle};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Numbers of the windows of this process.
+static NEXT: AtomicU64 = AtomicU64::new(1);
+
+/// Longest window, so that no sum of offset and length overflows.
+const MAX_BYTES: u64 = gin_abi::descriptor::MAX_OFFSET;
+
+/// A window of this rank before the others have registered theirs.
+struct Prepared {
+    id: u32,
+    memory: MemorySlice,
+    plane_cpu: Option<Arc<Memory>>,
+    plane_gpu: Option<Arc<Memory>>,
+    plane_base: Option<Arc<Memory>>,
+    key: Key,
+}
+
+fn address(memory: &Option<Arc<Memory>>) -> u64 {
+    memory.as_ref().map_or(0, |memory| memory.address())
+}
+
+impl Communicator {
+    /// Allocates device memory for `len` elements on this rank and registers it. Collective; ranks may ask for different
+    /// lengths, 0 included. The elements are zero at first.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    pub fn alloc_window<T: Pod>(&self, len: usize, flags: WindowFlags) -> Result<Window<T>, CommError> {
+        let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
+        let memory = Memory::new(&self.device, MemoryKind::Device, bytes).map(|memory| memory.whole());
+        self.register_outcome(memory.map_err(CommError::from), flags)
+    }
+
+    /// Registers memory of this rank as its part of a window. Collective; ranks may bring different lengths, 0 included.
+    ///
+    /// # Errors
+    /// [`CommError::State`] or [`CommError::Ended`] unless the communicator is active; [`CommError::Misaligned`];
+    /// [`CommError::AlreadyRegistered`] if part of the memory is in a window of this communicator;
+    /// [`CommError::NotRegistrable`] for memory of another device; [`CommError::Limit`] if there are as many windows as
+    /// were asked for; [`CommError::Disagreement`] if ranks use different flags; [`CommError::OtherRank`] if another rank
+    /// failed.
+    pub fn register<T: Pod>(&self, memory: &MemorySlice, flags: WindowFlags) -> Result<Window<T>, CommError> {
+        self.register_outcome(Ok(memory.clone()), flags)
+    }
+
+    fn register_outcome<T: Pod>(
+        &self,
+        memory: Result<MemorySlice, CommError>,
+        flags: WindowFlags,
+    ) -> Result<Window<T>, CommError> {
+        const { assert!(size_of::<T>() != 0, "a window's elements have a size") };
+        self.with_live("register a window", |live| {
+            let align = if flags.signals { align_of::<T>().max(8) } else { align_of::<T>() };
+            let prepared = memory.and_then(|memory| self.prepare_window(live, memory, align as u64, flags));
+            let id = prepared.as_ref().ok().map(|prepared| prepared.id);
+            match self.join_window(live, prepared, flags) {
+                Ok(registered) => {
+                    live.windows[registered.handle.id as usize] = Some(registered.clone());
+                    Ok(Window::new(registered))
+                }
+                Err(error) => {
+                    if let Some(id) = id {
+                        live.resources.clear_window(id)?;
+                        live.ask(|to| Command::Close { window: id, to })?;
+                    }
+                    Err(error)
+                }
+            }
+        })
+    }
+
+    /// This rank's own part, before it meets the others.
+    fn prepare_window(
+        &self,
+        live: &Live,
+        memory: MemorySlice,
+        align: u64,
+        flags: WindowFlags,
+    ) -> Result<Prepared, CommError> {
+        let (start, bytes) = (memory.address(), memory.bytes());
+        let end = start + bytes;
+        if bytes > MAX_BYTES {
+            return Err(CommError::Limit { what: "bytes of a window", asked: bytes, least: 0, limit: MAX_BYTES });
+        }
+        if !start.is_multiple_of(align) {
+            return Err(CommError::Misaligned { address: start, align });
+        }
+        if !Arc::ptr_eq(memory.memory().device(), &self.device) {
+            return Err(CommError::NotRegistrable { reason: "it belongs to another device than the communicator's" });
+        }
+        for window in live.windows.iter().flatten() {
+            let other = window.memory.address();
+            let overlap = start < other + window.memory.bytes() && other < end;
+            if overlap && bytes > 0 {
+                return Err(CommError::AlreadyRegistered { address: start, end, window: window.handle.id });
+            }
+        }
+        let Some(id) = live.windows.iter().position(Option::is_none) else {
+            let limit = live.windows.len() as u64;
+            return Err(CommError::Limit { what: "windows", asked: limit + 1, least: 1, limit });
+        };
+        let plane = |kind| Memory::new(&self.device, kind, bytes.next_multiple_of(8));
+        let gpu = live.handle.engines & ENGINE_GPU != 0;
+        let (plane_cpu, plane_gpu, plane_base) = if flags.signals {
+            let plane_gpu = if gpu { Some(plane(MemoryKind::Device)?) } else { None };
+            (Some(plane(MemoryKind::Pinned)?), plane_gpu, Some(plane(MemoryKind::Device)?))
+        } else {
+            (None, None, None)
+        };
+        let id = id as u32;
+        let window = LocalWindow { id, memory: memory.clone(), plane: plane_cpu.clone() };
+        let key = live.ask(|to| Command::Register { window, to })??;
+        Ok(Prepared { id, memory, plane_cpu, plane_gpu, plane_base, key })
+    }
+
+    /// The part that all ranks do together.
+    fn join_window(
+        &self,
+        live: &Live,
+        prepared: Result<Prepared, CommError>,
+        flags: WindowFlags,
+    ) -> Result<Arc<Registered>, CommError> {
+        const CALL: &str = "register a window";
+        let message = prepared.as_ref().map_err(CommError::clone).map(|prepared| {
+            let mut message = Writer::default();
+            message.word(u64::from(prepared.id)).word(u64::from(flags.bits())).word(prepared.memory.bytes());
+            message.word(prepared.memory.address()).word(address(&prepared.plane_gpu)).bytes(&prepared.key.0);
+            message.0
+        });
+        let all = self.agree(live, CALL, message)?;
+        let prepared = prepared?;
+        let id = prepared.id;
+        let (mut lengths, mut peers, mut peer_planes, mut keys) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for (rank, message) in (0..).zip(&all) {
+            let mut reader = Reader(message);
+            let mut word = || reader.word().ok_or_else(|| garbled(rank));
+            for (what, own) in [("window id", u64::from(id)), ("window flags", u64::from(flags.bits()))] {
+                let theirs = word()?;
+                if theirs != own {
+                    return Err(CommError::Disagreement { what, rank, theirs, own });
+                }
+            }
+            lengths.push(word()?);
+            let near = rank / live.lsa_size == self.rank() / live.lsa_size;
+            let (memory, plane) = (word()?, word()?);
+            peers.push(if near { memory } else { 0 });
+            peer_planes.push(if near { plane } else { 0 });
+            keys.push(Key(reader.bytes().ok_or_else(|| garbled(rank))?.to_vec()));
+        }
+        let connected = self.connect_window(live, prepared, flags, lengths, &peers, &peer_planes, keys);
+        // Nobody uses the window before all can serve it.
+        self.agree(live, "connect a window", connected.as_ref().map(|_| Vec::new()).map_err(CommError::clone))?;
+        connected
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "what was gathered from all ranks, passed on once")]
+    fn connect_window(
+        &self,
+        live: &Live,
+        prepared: Prepared,
+        flags: WindowFlags,
+        lengths: Vec<u64>,
+        peers: &[u64],
+        peer_planes: &[u64],
+        keys: Vec<Key>,
+    ) -> Result<Arc<Registered>, CommError> {
+        let Prepared { id, memory, plane_cpu, plane_gpu, plane_base, .. } = prepared;
+        let table = |words: &[u64]| -> Result<Arc<Memory>, CommError> {
+            let table = Memory::new(&self.device, MemoryKind::Device, size_of_val(words) as u64)?;
+            table.write(0, words)?;
+            Ok(table)
+        };
+        let lengths_table = Some(table(&lengths)?);
+        let peers_table = Some(table(peers)?);
+        let planes_table = if plane_gpu.is_some() { Some(table(peer_planes)?) } else { None };
+        let data = WindowData {
+            active: 1,
+            flags: flags.bits(),
+            base: memory.address(),
+            length: memory.bytes(),
+            lengths: address(&lengths_table),
+            peers: address(&peers_table),
+            va_gpu: address(&plane_gpu),
+            va_cpu: address(&plane_cpu),
+            va_base: address(&plane_base),
+            peer_va_gpu: address(&planes_table),
+        };
+        live.resources.set_window(id, data)?;
+        let handle = WindowHandle {
+            base: memory.address(),
+            own_length: memory.bytes(),
+            least_length: lengths.iter().copied().min().unwrap_or(0),
+            data: live.resources.window_data(id),
+            id,
+            flags: flags.bits(),
+        };
+        let info = WindowInfo { lengths: lengths.clone(), signals: flags.signals, plane: plane_cpu.clone(), uses: 0 };
+        live.ask(|to| Command::Connect { window: id, keys, info, to })??;
+        let beside = [plane_cpu, plane_gpu, plane_base, lengths_table, peers_table, planes_table];
+        Ok(Arc::new(Registered {
+            handle,
+            serial: NEXT.fetch_add(1, Ordering::Relaxed),
+            memory,
+            lengths,
+            _beside: beside.into_iter().flatten().collect(),
+        }))
+    }
+
+    /// Ends a window: from now on requests that name it are refused with a fault. Collective. Requests under way are
+    /// finished first.
+    ///
+    /// # Errors
+    /// [`CommError::WindowGone`] if it is not registered with this communicator; [`CommError::KernelsRunning`] if a kernel
+    /// runs on a device of the job; [`CommError::InFlight`] if requests do not finish in time. The window stays then.
+    pub fn deregister<T: Pod>(&self, window: &Window<T>) -> Result<(), CommError> {
+        const CALL: &str = "deregister a window";
+        self.with_live(CALL, |live| {
+            let id = window.id();
+            let entry = live.windows.get(id as usize).and_then(Option::as_ref);
+            let known = entry.is_some_and(|entry| entry.serial == window.inner.serial);
+            let own = if known {
+                Ok(u64::from(id).to_le_bytes().to_vec())
+            } else {
+                Err(CommError::WindowGone { window: id })
+            };
+            let all = self.agree(live, CALL, own)?;
+            for (rank, theirs) in (0..).zip(&all) {
+                let theirs = Reader(theirs).word().ok_or_else(|| garbled(rank))?;
+                if theirs != u64::from(id) {
+                    return Err(CommError::Disagreement { what: "window id", rank, theirs, own: u64::from(id) });
+                }
+            }
+            self.settle(CALL, live)?;
+            live.windows[id as usize] = None;
+            let cleared = Resources::clear_window(&live.resources, id).map_err(CommError::from);
+            let closed = live.ask(|to| Command::Close { window: id, to });
+            // Nobody goes on, and perhaps frees the memory, before all have let go of it.
+            self.agree(live, "close a window", cleared.and(closed).map(|()| Vec::new())).map(drop)
+        })
+    }
+}

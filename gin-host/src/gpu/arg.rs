@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Parameters of a launch.
+
+use bytemuck::Pod;
+use gin_abi::{CommHandle, Deadline, WindowHandle};
+
+/// The bytes of one parameter, aligned to 16.
+#[derive(Clone, Debug)]
+pub struct Argument {
+    words: Vec<u128>,
+    len: usize,
+    type_name: &'static str,
+}
+
+impl Argument {
+    /// The bytes of `value`.
+    pub fn plain<T: Pod>(value: T, type_name: &'static str) -> Self {
+        let mut words = vec![0u128; size_of::<T>().div_ceil(16).max(1)];
+        bytemuck::cast_slice_mut::<u128, u8>(&mut words)[..size_of::<T>()].copy_from_slice(bytemuck::bytes_of(&value));
+        Self { words, len: size_of::<T>(), type_name }
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Address of the first byte.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.words.as_ptr().cast()
+    }
+
+    /// Name of the type that was given.
+    pub fn type_name(&self) -> &'static str {
+        self.type_name
+    }
+}
+
+/// What can be passed to a kernel.
+///
+/// Integers, floats, raw pointers, [`Deadline`], communicators (`gin_device::Comm` in the kernel), windows
+/// (`gin_device::Window<T>`), and any other plain value as [`Plain`].
+pub trait KernelArg {
+    /// Its bytes.
+    fn argument(&self) -> Argument;
+}
+
+impl KernelArg for Argument {
+    fn argument(&self) -> Argument {
+        self.clone()
+    }
+}
+
+/// A plain value of a type of one's own.
+#[derive(Clone, Copy, Debug)]
+pub struct Plain<T: Pod>(pub T);
+
+impl<T: Pod> KernelArg for Plain<T> {
+    fn argument(&self) -> Argument {
+        Argument::plain(self.0, std::any::type_name::<T>())
+    }
+}
+
+macro_rules! plain {
+    ($($ty:ty),*) => { $(
+        impl KernelArg for $ty {
+            fn argument(&self) -> Argument {
+                Argument::plain(*self, stringify!($ty))
+            }
+        }
+    )* };
+}
+
+plain!(u8, i8, u16, i16, u32, i32, u64, i64, usize, isize, f32, f64, Deadline, CommHandle, WindowHandle);
+
+impl<T> KernelArg for *const T {
+    fn argument(&self) -> Argument {
+        Argument::plain(self.addr(), std::any::type_name::<*const T>())
+    }
+}
+
+impl<T> KernelArg for *mut T {
+    fn argument(&self) -> Argument {
+        Argument::plain(self.addr(), std::any::type_name::<*mut T>())
+    }
+}

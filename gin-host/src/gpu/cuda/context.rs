@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! One GPU of the process, shared by all ranks on it: its context, what it is, and the loaded kernels.
+
+use super::driver::{check, start};
+use super::lane::Lane;
+use super::module::Image;
+use crate::gpu::{GpuError, Limits};
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute as Attribute, CUresult};
+use std::collections::HashMap;
+use std::ffi::CStr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A GPU. Made once and kept until the process ends, as its primary context is.
+#[derive(Debug)]
+pub(super) struct Context {
+    pub(super) ordinal: usize,
+    pub(super) name: String,
+    /// Compute capability times 10.
+    pub(super) capability: u32,
+    pub(super) processors: u32,
+    pub(super) limits: Limits,
+    raw: CUcontext,
+    device: CUdevice,
+    /// By address of the PTX text, which is static.
+    pub(super) images: Mutex<HashMap<usize, Arc<Image>>>,
+    /// Lanes that nobody uses.
+    pub(super) lanes: Mutex<Vec<Lane>>,
+}
+
+// Safety: a context may be made current on any thread, on several at the same time.
+unsafe impl Send for Context {}
+// Safety: as above.
+unsafe impl Sync for Context {}
+
+/// Number of GPUs that the driver shows to this process.
+pub(super) fn count() -> Result<usize, GpuError> {
+    start()?;
+    let mut count = 0;
+    // Safety: writes one integer.
+    check("count the GPUs", unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
+    Ok(count as usize)
+}
+
+impl Context {
+    /// GPU number `ordinal`.
+    pub(super) fn get(ordinal: usize) -> Result<Arc<Self>, GpuError> {
+        static ALL: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
+        let there = count()?;
+        if ordinal >= there {
+            return Err(GpuError::NoSuchDevice { ordinal, there });
+        }
+        let mut all = lock(&ALL);
+        if let Some(known) = all.iter().find(|known| known.ordinal == ordinal) {
+            return Ok(known.clone());
+        }
+        let new = Arc::new(Self::open(ordinal)?);
+        for other in all.iter() {
+            new.befriend(other)?;
+            other.befriend(&new)?;
+        }
+        all.push(new.clone());
+        Ok(new)
+    }
+
+    fn open(ordinal: usize) -> Result<Self, GpuError> {
+        let mut device = 0;
+        // Safety: writes one integer.
+        check("open a GPU", unsafe { sys::cuDeviceGet(&raw mut device, ordinal as i32) })?;
+        // A launch that needs more local memory than the last one would wait for running kernels each time.
+        let flags = sys::CUctx_flags::CU_CTX_SCHED_AUTO as u32 | sys::CUctx_flags::CU_CTX_LMEM_RESIZE_TO_MAX as u32;
+        // Safety: takes no pointers. It fails where the context is in use already, with flags of somebody else's.
+        let _ = unsafe { sys::cuDevicePrimaryCtxSetFlags_v2(device, flags) };
+        let mut raw = std::ptr::null_mut();
+        // Safety: writes one pointer; released when the process ends.
+        check("open a GPU's context", unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut raw, device) })?;
+        let mut name = [0; 128];
+        // Safety: writes at most so many bytes and ends them with 0.
+        check("ask for a GPU's name", unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device) })?;
+        // Safety: as above.
+        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+        let attribute = |attribute: Attribute| {
+            let mut value = 0;
+            // Safety: writes one integer.
+            let code = unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, device) };
+            check("ask for a property of a GPU", code).map(|()| value as u32)
+        };
+        let capability = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? * 10
+            + attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let limits = Limits {
+            dynamic_shared: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            ..Limits::CUDA
+        };
+        let context = Self {
+            ordinal,
+            name,
+            capability,
+            processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            limits,
+            raw,
+            device,
+            images: Mutex::default(),
+            lanes: Mutex::default(),
+        };
+        for needed in [
+            Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING,
+            Attribute::CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY,
+            Attribute::CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH,
+        ] {
+            if attribute(needed)? == 0 {
+                let what = "be used: it lacks unified addresses, mapped host memory or cooperative launches";
+                return Err(GpuError::Unsupported { device: context.full_name(), what });
+            }
+        }
+        Ok(context)
+    }
+
+    /// Makes it the context of this thread.
+    pub(super) fn enter(&self) -> Result<(), GpuError> {
+        // Safety: the context is alive until the process ends.
+        check("make a GPU's context current", unsafe { sys::cuCtxSetCurrent(self.raw) })
+    }
+
+    /// Its handle in the driver.
+    pub(super) fn raw(&self) -> CUcontext {
+        self.raw
+    }
+
+    /// Lets this GPU reach memory of `other`, if the hardware can; copies between them take the direct way then.
+    fn befriend(&self, other: &Self) -> Result<(), GpuError> {
+        let mut can = 0;
+        // Safety: writes one integer.
+        let code = unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, self.device, other.device) };
+        check("ask whether GPUs reach each other", code)?;
+        if can == 0 {
+            return Ok(());
+        }
+        self.enter()?;
+        // Safety: the context is alive until the process ends.
+        match unsafe { sys::cuCtxEnablePeerAccess(other.raw, 0) } {
+            CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            code => check("let a GPU reach another one", code),
+        }
+    }
+
+    /// Its name and number.
+    pub(super) fn full_name(&self) -> String {
+        format!("{} (GPU {})", self.name, self.ordinal)
+    }
+}

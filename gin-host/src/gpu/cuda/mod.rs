@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! NVIDIA GPUs, through the CUDA driver (feature `cuda`).
+//!
+//! The driver is loaded when the first device is made; without one, or with one that is too old, that fails with
+//! [`GpuError::NoDriver`] or [`GpuError::DriverTooOld`]. Ranks are threads of one process, and several may share a GPU:
+//! each has a [`CudaDevice`] of its own over the GPU's primary context.
+//!
+//! # Kernels that wait
+//! A kernel that waits for others keeps calls of the driver from returning, and those others may be waiting for whoever
+//! made the call. So:
+//! - All functions of a module are loaded when the module is.
+//! - Memory, streams, events and modules that are dropped are freed later, by an allocation or a
+//!   [`synchronize`](super::Stream::synchronize) while no kernel of this process runs on any of its GPUs. Failures are kept:
+//!   [`take_failures`].
+//! - Launches of all ranks on a GPU are added up; a cooperative one that does not fit beside those that run is refused.
+//!   The sum takes the worst placing of blocks, so it refuses some that would fit.
+//! - Memory is zeroed and copied through pinned buffers, by copy engines, which work also while every processor is taken.
+//!   What is put on a stream by [`Stream::copy`](super::Stream::copy) between addresses of one GPU is not: it needs a free
+//!   processor.
+//! - Nothing waits inside the driver: streams and events are asked again and again.
+
+mod context;
+mod copies;
+mod driver;
+mod lane;
+mod memory;
+mod module;
+mod quiet;
+mod stream;
+
+pub use module::Embedded;
+
+use self::context::Context;
+use self::copies::Copies;
+use self::lane::Lane;
+use self::memory::{CudaMemory, is_pinned};
+use self::module::{Handle, Image, Images};
+use self::stream::CudaStream;
+use super::copier::Copier;
+use super::{
+    Device, DeviceKind, Function, GpuError, LaunchConfig, Limits, MemoryKind, Module, ModuleSource, RawMemory, Stream,
+};
+use crate::copy::copy_shared;
+use crate::world::{Devices, WorldConfig};
+use std::any::Any;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// Number of GPUs that this process can use.
+///
+/// # Errors
+/// [`GpuError::NoDriver`], [`GpuError::DriverTooOld`].
+pub fn device_count() -> Result<usize, GpuError> {
+    context::count()
+}
+
+/// Newest CUDA version that the driver knows, such as `13.0`.
+///
+/// # Errors
+/// As [`device_count`].
+pub fn driver_version() -> Result<String, GpuError> {
+    driver::start().map(driver::version_text)
+}
+
+/// What went wrong when memory, streams and modules were freed, since the last call.
+pub fn take_failures() -> Vec<GpuError> {
+    quiet::failures()
+}
+
+/// A GPU as one rank sees it.
+#[derive(Debug)]
+pub struct CudaDevice {
+    context: Arc<Context>,
+    /// Unique in this process: launches are counted by it.
+    id: u64,
+    kernels: Vec<Embedded>,
+    limit: Option<Duration>,
+    this: Weak<Self>,
+}
+
+impl CudaDevice {
+    /// GPU number `ordinal` of those the driver shows, with kernels that [`ModuleSource::Linked`] stands for.
+    ///
+    /// # Errors
+    /// As [`device_count`]; [`GpuError::NoSuchDevice`]; [`GpuError::Unsupported`] for a GPU that lacks something gin needs;
+    /// what the driver reports.
+    pub fn new(ordinal: usize, kernels: &[Embedded]) -> Result<Arc<Self>, GpuError> {
+        Self::with_limit(ordinal, kernels, None)
+    }
+
+    /// As [`new`](Self::new), and waiting for a stream ends with an error after `limit`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_limit(ordinal: usize, kernels: &[Embedded], limit: Option<Duration>) -> Result<Arc<Self>, GpuError> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let context = Context::get(ordinal)?;
+        // Clocks and pauses of the host work with it.
+        gin_virtual::install();
+        let (id, kernels) = (NEXT.fetch_add(1, Ordering::Relaxed), kernels.to_vec());
+        Ok(Arc::new_cyclic(|this| Self { context, id, kernels, limit, this: this.clone() }))
+    }
+
+    /// Its number.
+    pub fn ordinal(&self) -> usize {
+        self.context.ordinal
+    }
+
+    /// Compute capability times 10: 90 for sm_90.
+    pub fn capability(&self) -> u32 {
+        self.context.capability
+    }
+
+    /// Number of its processors (SMs).
+    pub fn processors(&self) -> u32 {
+        self.context.processors
+    }
+}
+
+impl Device for CudaDevice {
+    fn name(&self) -> String {
+        self.context.full_name()
+    }
+
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Cuda
+    }
+
+    fn limits(&self) -> Limits {
+        self.context.limits
+    }
+
+    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
+        Ok(Box::new(CudaMemory::new(&self.context, kind, bytes)?))
+    }
+
+    unsafe fn copy_in(&self, destination: u64, source: &[u8]) -> Result<(), GpuError> {
+        let bytes = source.len() as u64;
+        if is_pinned(destination, bytes) {
+            // Safety: the caller's promise.
+            unsafe { copy_shared(destination, source.as_ptr().expose_provenance() as u64, bytes) };
+            return Ok(());
+        }
+        let mut lane = Lane::take(&self.context)?;
+        // Safety: the caller's promise.
+        unsafe { lane.write(destination, source)? };
+        lane.give_back();
+        Ok(())
+    }
+
+    unsafe fn copy_out(&self, destination: &mut [u8], source: u64) -> Result<(), GpuError> {
+        let bytes = destination.len() as u64;
+        if is_pinned(source, bytes) {
+            // Safety: the caller's promise.
+            unsafe { copy_shared(destination.as_mut_ptr().expose_provenance() as u64, source, bytes) };
+            return Ok(());
+        }
+        let mut lane = Lane::take(&self.context)?;
+        // Safety: the caller's promise.
+        unsafe { lane.read(destination, source)? };
+        lane.give_back();
+        Ok(())
+    }
+
+    fn load(&self, source: ModuleSource<'_>) -> Result<Box<dyn Module>, GpuError> {
+        let images = match source {
+            ModuleSource::Linked => {
+                let image = |&embedded: &Embedded| Image::embedded(&self.context, embedded);
+                self.kernels.iter().map(image).collect::<Result<_, _>>()?
+            }
+            ModuleSource::Ptx(text) => vec![Arc::new(Image::ptx(&self.context, text)?)],
+            ModuleSource::Cubin(image) => vec![Arc::new(Image::load(&self.context, image)?)],
+        };
+        Ok(Box::new(Images(images)))
+    }
+
+    fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {
+        let what = "make a stream while it is dropped";
+        let device = self.this.upgrade().ok_or_else(|| GpuError::Unsupported { device: self.name(), what })?;
+        Ok(Arc::new(CudaStream::new(device)?))
+    }
+
+    fn reaches(&self, other: &dyn Device) -> bool {
+        other.as_any().downcast_ref::<Self>().is_some_and(|other| other.ordinal() == self.ordinal())
+    }
+
+    fn resident_blocks(&self, function: &Function, config: &LaunchConfig) -> Result<u64, GpuError> {
+        let Some(handle) = function.handle.downcast_ref::<Handle>() else {
+            let what = "run a kernel that was loaded for another kind of device";
+            return Err(GpuError::Unsupported { device: self.name(), what });
+        };
+        let per_processor = stream::per_processor(&self.context, handle.raw, config)?;
+        Ok(quiet::room(&self.context, per_processor))
+    }
+
+    fn running(&self) -> usize {
+        quiet::running(self.id)
+    }
+
+    fn copier(&self) -> Result<Option<Box<dyn Copier>>, GpuError> {
+        Ok(Some(Box::new(Copies::new(&self.context)?)))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Real GPUs for the ranks of a job, which share `gpus`: neighbours the same one where there are more ranks than GPUs.
+/// Waiting for a stream ends with an error after `limit`.
+///
+/// # Errors
+/// As [`CudaDevice::new`]; [`GpuError::NoSuchDevice`] if `gpus` is empty.
+pub fn devices(gpus: &[usize], kernels: &[Embedded], limit: Option<Duration>) -> Result<Devices, GpuError> {
+    let there = device_count()?;
+    if gpus.is_empty() {
+        return Err(GpuError::NoSuchDevice { ordinal: there, there });
+    }
+    for &ordinal in gpus {
+        // Before any kernel runs: GPUs that come up later would wait for it.
+        Context::get(ordinal)?;
+    }
+    let (gpus, kernels) = (gpus.to_vec(), kernels.to_vec());
+    let name = format!("GPUs {gpus:?}");
+    Ok(Devices::new(&name, move |rank, ranks| {
+        let index = u64::from(rank) * gpus.len() as u64 / u64::from(ranks.max(1));
+        let ordinal = gpus[(index as usize).min(gpus.len() - 1)];
+        let device: Arc<dyn Device> = CudaDevice::with_limit(ordinal, &kernels, limit)?;
+        Ok(device)
+    }))
+}
+
+impl WorldConfig {
+    /// `ranks` ranks as threads on these GPUs, shared if there are fewer, with the kernels that they may launch.
+    ///
+    /// Ranks on one GPU form an LSA team if all are on the same; else each rank is a team by itself.
+    ///
+    /// # Errors
+    /// As [`devices`].
+    pub fn cuda(gpus: &[usize], ranks: u32, kernels: &[Embedded]) -> Result<Self, GpuError> {
+        let mut config = Self::threads(ranks);
+        config.devices = Some(devices(gpus, kernels, None)?);
+        if gpus.iter().any(|gpu| *gpu != gpus[0]) {
+            config.lsa_size = Some(1);
+        }
+        Ok(config)
+    }
+}

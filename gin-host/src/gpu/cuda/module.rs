@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Kernels: PTX and machine code, loaded whole.
+
+use super::context::{Context, lock};
+use super::driver::{check, describe};
+use super::lane::Lane;
+use super::quiet::{Grave, put_off};
+use crate::gpu::launch::similar;
+use crate::gpu::{Function, GpuError, Module, Parameter};
+use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute as Attribute, CUjit_option, CUmodule, CUresult};
+use gin_abi::{ABI_SYMBOL, ABI_VERSION};
+use gin_device::kernel::KERNELS;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString};
+use std::sync::Arc;
+
+/// Kernels as PTX: pairs of architecture (`sm_90`) and text, as `gin-build` writes them into a program.
+pub type Embedded = &'static [(&'static str, &'static str)];
+
+/// Most bytes of what the driver's compiler says.
+const LOG: usize = 16 << 10;
+
+/// Most dynamic shared memory that a launch may have without the function being told.
+const SHARED_UNASKED: u32 = 48 << 10;
+
+/// The text for a GPU of this compute capability (times 10): that of the newest architecture that it is not older than.
+/// One with instructions of a single architecture (`sm_90a`) serves that one only.
+pub(super) fn choose(embedded: Embedded, capability: u32) -> Option<&'static str> {
+    let fits = embedded.iter().filter_map(|&(arch, text)| {
+        let number = arch.strip_prefix("sm_")?;
+        let only = number.strip_suffix('a');
+        let version: u32 = only.unwrap_or(number).parse().ok()?;
+        let fits = if only.is_some() { version == capability } else { version <= capability };
+        fits.then_some(((version, only.is_some()), text))
+    });
+    fits.max_by_key(|(version, _)| *version).map(|(_, text)| text)
+}
+
+/// A loaded module and its functions.
+#[derive(Debug)]
+pub(super) struct Image {
+    context: Arc<Context>,
+    raw: CUmodule,
+    functions: BTreeMap<String, Loaded>,
+    abi: u32,
+}
+
+// Safety: handles of the driver's, which any thread may use.
+unsafe impl Send for Image {}
+// Safety: as above.
+unsafe impl Sync for Image {}
+
+#[derive(Debug)]
+struct Loaded {
+    raw: CUfunction,
+    parameters: Vec<Parameter>,
+    max_threads: u32,
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        put_off(Grave::Module(self.context.clone(), self.raw));
+    }
+}
+
+impl Image {
+    /// The module of a text that lives for ever, loaded once for each GPU.
+    pub(super) fn embedded(context: &Arc<Context>, embedded: Embedded) -> Result<Arc<Self>, GpuError> {
+        let Some(text) = choose(embedded, context.capability) else {
+            let archs: Vec<&str> = embedded.iter().map(|(arch, _)| *arch).collect();
+            return Err(GpuError::Module {
+                device: context.full_name(),
+                reason: format!("there are kernels for {}, and it is sm_{}", archs.join(", "), context.capability),
+                log: String::new(),
+            });
+        };
+        let mut images = lock(&context.images);
+        if let Some(image) = images.get(&text.as_ptr().addr()) {
+            return Ok(image.clone());
+        }
+        let image = Arc::new(Self::ptx(context, text)?);
+        images.insert(text.as_ptr().addr(), image.clone());
+        Ok(image)
+    }
+
+    /// The module of a PTX text.
+    pub(super) fn ptx(context: &Arc<Context>, text: &str) -> Result<Self, GpuError> {
+        let text = CString::new(text).map_err(|_| GpuError::Module {
+            device: context.full_name(),
+            reason: "its PTX has a zero byte".to_owned(),
+            log: String::new(),
+        })?;
+        Self::load(context, text.as_bytes_with_nul())
+    }
+
+    /// The module of a compiled image, or of PTX that ends with a zero byte.
+    pub(super) fn load(context: &Arc<Context>, image: &[u8]) -> Result<Self, GpuError> {
+        context.enter()?;
+        let mut log = vec![0u8; LOG];
+        let mut options = [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        // The driver takes numbers in the place of pointers.
+        let mut values = [log.as_mut_ptr().cast(), std::ptr::without_provenance_mut::<core::ffi::c_void>(LOG)];
+        let mut raw = std::ptr::null_mut();
+        // Safety: the image is whole, the buffer as long as is said, and as many options as values.
+        let code = unsafe {
+            sys::cuModuleLoadDataEx(
+                &raw mut raw,
+                image.as_ptr().cast(),
+                options.len() as u32,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        if code != CUresult::CUDA_SUCCESS {
+            let end = log.iter().position(|&byte| byte == 0).unwrap_or(LOG);
+            return Err(GpuError::Module {
+                device: context.full_name(),
+                reason: describe(code),
+                log: String::from_utf8_lossy(&log[..end]).trim().to_owned(),
+            });
+        }
+        let mut loaded = Self { context: context.clone(), raw, functions: BTreeMap::new(), abi: 0 };
+        loaded.abi = loaded.read_abi()?;
+        loaded.read_functions()?;
+        Ok(loaded)
+    }
+
+    fn read_abi(&self) -> Result<u32, GpuError> {
+        let foreign = |reason: &str| GpuError::Module {
+            device: self.context.full_name(),
+            reason: reason.to_owned(),
+            log: String::new(),
+        };
+        let name = CString::new(ABI_SYMBOL).map_err(|_| foreign("the version's name has a zero byte"))?;
+        let (mut address, mut bytes) = (0, 0);
+        // Safety: writes two integers; the name ends with 0.
+        let code = unsafe { sys::cuModuleGetGlobal_v2(&raw mut address, &raw mut bytes, self.raw, name.as_ptr()) };
+        if code != CUresult::CUDA_SUCCESS || bytes != size_of::<u32>() {
+            return Err(foreign("it has no `gin_abi_version`: it was not built with gin-device"));
+        }
+        let mut version = [0; size_of::<u32>()];
+        let mut lane = Lane::take(&self.context)?;
+        // Safety: so many bytes are there.
+        unsafe { lane.read(&mut version, address)? };
+        lane.give_back();
+        match u32::from_ne_bytes(version) {
+            ABI_VERSION => Ok(ABI_VERSION),
+            kernel_abi => {
+                Err(GpuError::AbiMismatch { kernel: self.context.full_name(), kernel_abi, host_abi: ABI_VERSION })
+            }
+        }
+    }
+
+    /// Loads all functions: one loaded later would wait for the kernels that run then.
+    fn read_functions(&mut self) -> Result<(), GpuError> {
+        const CALL: &str = "list the kernels of a module";
+        let mut count = 0;
+        // Safety: writes one integer.
+        check(CALL, unsafe { sys::cuModuleGetFunctionCount(&raw mut count, self.raw) })?;
+        let mut functions = vec![std::ptr::null_mut(); count as usize];
+        // Safety: as much room as is said.
+        check(CALL, unsafe { sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, self.raw) })?;
+        for raw in functions {
+            let mut name = std::ptr::null();
+            // Safety: writes a pointer to a string that lives as long as the module.
+            check(CALL, unsafe { sys::cuFuncGetName(&raw mut name, raw) })?;
+            // Safety: as above.
+            let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+            // Safety: the function is of a module that is loaded.
+            check("load a kernel", unsafe { sys::cuFuncLoad(raw) })?;
+            let max_threads = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
+            let (shared, most) =
+                (attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?, self.context.limits.dynamic_shared);
+            if most.saturating_sub(shared) > SHARED_UNASKED {
+                let what = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                // Safety: as above.
+                let code = unsafe { sys::cuFuncSetAttribute(raw, what, (most - shared) as i32) };
+                check("allow a kernel shared memory", code)?;
+            }
+            let parameters = parameters(&name, raw)?;
+            self.functions.insert(name, Loaded { raw, parameters, max_threads });
+        }
+        Ok(())
+    }
+}
+
+fn attribute(function: CUfunction, attribute: Attribute) -> Result<u32, GpuError> {
+    let mut value = 0;
+    // Safety: writes one integer; the function's module is loaded.
+    let code = unsafe { sys::cuFuncGetAttribute(&raw mut value, attribute, function) };
+    check("ask for a property of a kernel", code).map(|()| value as u32)
+}
+
+/// What a kernel takes. The module knows sizes only; names come from the kernel of the same name and the same sizes that
+/// is linked into the program, if there is one.
+fn parameters(name: &str, function: CUfunction) -> Result<Vec<Parameter>, GpuError> {
+    let mut sizes = Vec::new();
+    loop {
+        let (mut offset, mut size) = (0, 0);
+        // Safety: writes two integers.
+        match unsafe { sys::cuFuncGetParamInfo(function, sizes.len(), &raw mut offset, &raw mut size) } {
+            CUresult::CUDA_SUCCESS => sizes.push(size),
+            // Past the last one.
+            CUresult::CUDA_ERROR_INVALID_VALUE => break,
+            code => check("ask for a kernel's parameters", code)?,
+        }
+    }
+    let linked = KERNELS.iter().find(|entry| {
+        entry.name == name && entry.params.iter().map(|parameter| parameter.size).eq(sizes.iter().copied())
+    });
+    let parameter = |(index, size): (usize, usize)| {
+        let linked = linked.map(|entry| entry.params[index]);
+        Parameter {
+            name: linked.map_or(String::new(), |linked| linked.name.to_owned()),
+            type_name: linked.map_or(String::new(), |linked| linked.type_name.to_owned()),
+            size,
+        }
+    };
+    Ok(sizes.into_iter().enumerate().map(parameter).collect())
+}
+
+/// What a [`Function`] of a GPU is known by.
+#[derive(Debug)]
+pub(super) struct Handle {
+    pub(super) raw: CUfunction,
+    pub(super) ordinal: usize,
+    _image: Arc<Image>,
+}
+
+// Safety: handles of the driver's, which any thread may use.
+unsafe impl Send for Handle {}
+// Safety: as above.
+unsafe impl Sync for Handle {}
+
+/// Modules that kernels are looked up in together.
+#[derive(Debug)]
+pub(super) struct Images(pub(super) Vec<Arc<Image>>);
+
+impl Module for Images {
+    fn function(&self, name: &str) -> Result<Function, GpuError> {
+        let mut found = self.0.iter().filter_map(|image| Some((image, image.functions.get(name)?)));
+        let Some((image, loaded)) = found.next() else {
+            let names = self.0.iter().flat_map(|image| image.functions.keys());
+            return Err(GpuError::UnknownKernel {
+                name: name.to_owned(),
+                similar: similar(name, names.map(|name| &**name)),
+            });
+        };
+        let others = found.count();
+        if others > 0 {
+            let modules = vec!["a PTX module".to_owned(); others + 1];
+            return Err(GpuError::AmbiguousKernel { name: name.to_owned(), modules });
+        }
+        Ok(Function {
+            name: name.to_owned(),
+            parameters: loaded.parameters.clone(),
+            max_threads: Some(loaded.max_threads),
+            abi: image.abi,
+            handle: Arc::new(Handle { raw: loaded.raw, ordinal: image.context.ordinal, _image: image.clone() }),
+        })
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.iter().flat_map(|image| image.functions.keys().cloned()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_gets_the_newest_text_that_it_is_not_older_than() {
+        let all: Embedded = &[("sm_80", "80"), ("sm_90", "90"), ("sm_90a", "90a"), ("sm_100", "100"), ("x", "x")];
+        for (capability, expected) in [
+            (75, None),
+            (80, Some("80")),
+            (89, Some("80")),
+            (90, Some("90a")),
+            (100, Some("100")),
+            (103, Some("100")),
+            (120, Some("100")),
+        ] {
+            assert_eq!(choose(all, capability), expected, "sm_{capability}");
+        }
+        assert_eq!(choose(&[("sm_90a", "90a")], 100), None);
+    }
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What runs on the GPUs of this process, and what waits until nothing does.
+//!
+//! The driver accepts kernels that cannot be resident together, and then one of them never starts; so launches are added
+//! up here. And it waits for running kernels when memory is freed or a module unloaded, while those kernels may wait for
+//! whoever called: so such calls are put off until no kernel runs, and are never made by a progress thread, which only
+//! drops things into the list.
+
+use super::context::{Context, lock};
+use super::driver::{check, describe};
+use super::lane::Lane;
+use crate::gpu::GpuError;
+use cudarc::driver::sys::{self, CUevent, CUmodule, CUresult, CUstream};
+use std::sync::{Arc, Mutex};
+
+/// Most kernels that one GPU runs at a time.
+const MOST_KERNELS: usize = 128;
+
+/// Most failures of frees that are remembered.
+const MOST_FAILURES: usize = 16;
+
+/// A kernel that was launched.
+#[derive(Debug)]
+struct Running {
+    ordinal: usize,
+    /// Which device object launched it.
+    owner: u64,
+    ended: CUevent,
+    blocks: u64,
+    /// Blocks of its shape that one processor holds.
+    per_processor: u64,
+}
+
+/// Something to free once no kernel runs.
+#[derive(Debug)]
+pub(super) enum Grave {
+    /// Device memory.
+    Device(Arc<Context>, u64),
+    /// Pinned memory.
+    Pinned(Arc<Context>, u64),
+    /// A stream.
+    Stream(Arc<Context>, CUstream),
+    /// An event.
+    Event(Arc<Context>, CUevent),
+    /// A module.
+    Module(Arc<Context>, CUmodule),
+    /// A lane that may still copy.
+    Lane(Lane),
+}
+
+// Safety: handles of the driver's, which any thread may use.
+unsafe impl Send for Grave {}
+
+#[derive(Debug, Default)]
+struct State {
+    running: Vec<Running>,
+    graves: Vec<Grave>,
+    failures: Vec<GpuError>,
+}
+
+// Safety: handles of the driver's, which any thread may use.
+unsafe impl Send for State {}
+
+static STATE: Mutex<Option<State>> = Mutex::new(None);
+
+fn with<T>(work: impl FnOnce(&mut State) -> T) -> T {
+    work(lock(&STATE).get_or_insert_default())
+}
+
+/// A launch that is about to happen.
+#[derive(Debug)]
+pub(super) struct Launch<'a> {
+    pub(super) context: &'a Arc<Context>,
+    pub(super) owner: u64,
+    pub(super) stream: CUstream,
+    pub(super) blocks: u64,
+    pub(super) per_processor: u64,
+    /// All blocks must be resident at once.
+    pub(super) cooperative: bool,
+}
+
+impl State {
+    /// Forgets kernels that have ended. A kernel that failed has ended.
+    fn reap(&mut self) {
+        self.running.retain(|running| {
+            // Safety: the event is alive as long as it is in the list.
+            let busy = unsafe { sys::cuEventQuery(running.ended) } == CUresult::CUDA_ERROR_NOT_READY;
+            if !busy {
+                // Safety: as above; it is in the list no more.
+                unsafe { sys::cuEventDestroy_v2(running.ended) };
+            }
+            busy
+        });
+    }
+
+    /// Blocks that fit beside what runs, wherever its blocks are: each of them takes a whole number of places from one
+    /// processor, at most as many as its share of the processor needs.
+    fn room(&self, context: &Context, per_processor: u64) -> u64 {
+        let all = u64::from(context.processors) * per_processor;
+        let taken = self.running.iter().filter(|running| running.ordinal == context.ordinal).map(|running| {
+            let each = per_processor.div_ceil(running.per_processor.max(1));
+            running.blocks.saturating_mul(each).min(all)
+        });
+        all.saturating_sub(taken.sum())
+    }
+
+    fn bury(&mut self) {
+        self.reap();
+        if !self.running.is_empty() || self.graves.is_empty() {
+            return;
+        }
+        let copying = |grave: &Grave| matches!(grave, Grave::Lane(lane) if lane.is_idle() == Ok(false));
+        if self.graves.iter().any(copying) {
+            // Its copies may use what lies in the other graves.
+            return;
+        }
+        for grave in std::mem::take(&mut self.graves) {
+            if let Err(error) = free(grave)
+                && self.failures.len() < MOST_FAILURES
+            {
+                self.failures.push(error);
+            }
+        }
+    }
+}
+
+fn free(grave: Grave) -> Result<(), GpuError> {
+    let (Grave::Device(context, _)
+    | Grave::Pinned(context, _)
+    | Grave::Stream(context, _)
+    | Grave::Event(context, _)
+    | Grave::Module(context, _)) = &grave
+    else {
+        if let Grave::Lane(lane) = grave {
+            lane.give_back();
+        }
+        return Ok(());
+    };
+    context.enter()?;
+    // Safety: each handle came from the driver and is in one grave only; nobody uses it any more.
+    unsafe {
+        match grave {
+            Grave::Device(_, address) => check("free device memory", sys::cuMemFree_v2(address)),
+            Grave::Pinned(_, address) => {
+                check("free pinned memory", sys::cuMemFreeHost(address as usize as *mut core::ffi::c_void))
+            }
+            Grave::Stream(_, stream) => check("end a stream", sys::cuStreamDestroy_v2(stream)),
+            Grave::Event(_, event) => check("end an event", sys::cuEventDestroy_v2(event)),
+            Grave::Module(_, module) => check("unload a module", sys::cuModuleUnload(module)),
+            Grave::Lane(_) => Ok(()),
+        }
+    }
+}
+
+/// Has it freed later.
+pub(super) fn put_off(grave: Grave) {
+    with(|state| state.graves.push(grave));
+}
+
+/// Frees what was put off, if no kernel runs.
+pub(super) fn bury() {
+    with(State::bury);
+}
+
+/// What went wrong when things were freed, and forgets it.
+pub(super) fn failures() -> Vec<GpuError> {
+    with(|state| std::mem::take(&mut state.failures))
+}
+
+/// Number of kernels that a device object launched and that have not ended.
+pub(super) fn running(owner: u64) -> usize {
+    with(|state| {
+        state.reap();
+        state.running.iter().filter(|running| running.owner == owner).count()
+    })
+}
+
+/// Blocks of a shape that fit beside what runs now.
+pub(super) fn room(context: &Context, per_processor: u64) -> u64 {
+    with(|state| {
+        state.reap();
+        state.room(context, per_processor)
+    })
+}
+
+/// Launches by `start` if there is room. Nothing is freed meanwhile.
+pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> Result<(), GpuError> {
+    with(|state| {
+        state.reap();
+        let context = launch.context;
+        if launch.cooperative {
+            let resident = state.room(context, launch.per_processor);
+            if launch.blocks > resident {
+                return Err(GpuError::NotResident { blocks: launch.blocks, resident, device: context.full_name() });
+            }
+            let beside = state.running.iter().filter(|running| running.ordinal == context.ordinal).count();
+            if beside >= MOST_KERNELS {
+                return Err(GpuError::LaunchLimit {
+                    what: "a number of kernels at a time",
+                    asked: beside as u64 + 1,
+                    limit: MOST_KERNELS as u64,
+                    whose: context.full_name(),
+                });
+            }
+        }
+        context.enter()?;
+        let mut ended = std::ptr::null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // Safety: writes one pointer.
+        check("make an event", unsafe { sys::cuEventCreate(&raw mut ended, flags) })?;
+        // Safety: both handles are alive.
+        let code = match start() {
+            CUresult::CUDA_SUCCESS => unsafe { sys::cuEventRecord(ended, launch.stream) },
+            code => code,
+        };
+        if code != CUresult::CUDA_SUCCESS {
+            // Safety: the event is nobody else's.
+            unsafe { sys::cuEventDestroy_v2(ended) };
+            return Err(GpuError::Driver { context: "launch a kernel", reason: describe(code) });
+        }
+        let &Launch { owner, blocks, per_processor, .. } = launch;
+        state.running.push(Running { ordinal: context.ordinal, owner, ended, blocks, per_processor });
+        Ok(())
+    })
+}

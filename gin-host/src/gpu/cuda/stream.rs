@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Streams, events and launches.
+
+use super::CudaDevice;
+use super::context::{Context, lock};
+use super::driver::{check, describe, error};
+use super::lane::new_stream;
+use super::module::Handle;
+use super::quiet::{self, Grave, bury, put_off};
+use crate::gpu::{Argument, Device, Event, Function, GpuError, LaunchConfig, Stream};
+use crate::rt;
+use cudarc::driver::sys::{self, CUevent, CUfunction, CUresult, CUstream};
+use std::any::Any;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// Work of a GPU in order, on a stream that waits for no other.
+#[derive(Debug)]
+pub(super) struct CudaStream {
+    device: Arc<CudaDevice>,
+    raw: CUstream,
+    /// The kernel that was launched last, to be named when something fails.
+    last: Mutex<String>,
+}
+
+// Safety: a stream may be used from any thread, from several at the same time.
+unsafe impl Send for CudaStream {}
+// Safety: as above.
+unsafe impl Sync for CudaStream {}
+
+/// Blocks of a shape that one processor holds.
+pub(super) fn per_processor(context: &Context, function: CUfunction, config: &LaunchConfig) -> Result<u64, GpuError> {
+    context.enter()?;
+    let mut blocks = 0;
+    let (threads, shared) = (config.threads() as i32, config.dynamic_shared as usize);
+    // Safety: writes one integer; the function's module is loaded.
+    let code = unsafe { sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, function, threads, shared) };
+    check("ask how many blocks fit", code).map(|()| blocks as u64)
+}
+
+impl CudaStream {
+    pub(super) fn new(device: Arc<CudaDevice>) -> Result<Self, GpuError> {
+        device.context.enter()?;
+        Ok(Self { raw: new_stream()?, device, last: Mutex::default() })
+    }
+
+    fn enter(&self) -> Result<(), GpuError> {
+        self.device.context.enter()
+    }
+
+    fn failed(&self, code: CUresult) -> GpuError {
+        GpuError::Kernel { kernel: lock(&self.last).clone(), reason: describe(code) }
+    }
+}
+
+impl Drop for CudaStream {
+    fn drop(&mut self) {
+        put_off(Grave::Stream(self.device.context.clone(), self.raw));
+    }
+}
+
+impl Stream for CudaStream {
+    fn device(&self) -> Arc<dyn Device> {
+        self.device.clone()
+    }
+
+    unsafe fn enqueue(
+        &self,
+        function: &Function,
+        config: LaunchConfig,
+        arguments: Vec<Argument>,
+    ) -> Result<(), GpuError> {
+        let context = &self.device.context;
+        let handle = function.handle.downcast_ref::<Handle>().filter(|handle| handle.ordinal == context.ordinal);
+        let Some(handle) = handle else {
+            let what = "run a kernel that was loaded for another device";
+            return Err(GpuError::Unsupported { device: context.full_name(), what });
+        };
+        let launch = quiet::Launch {
+            context,
+            owner: self.device.id,
+            stream: self.raw,
+            blocks: config.blocks(),
+            per_processor: per_processor(context, handle.raw, &config)?,
+            cooperative: config.cooperative,
+        };
+        // The driver copies the values before it returns.
+        let mut values: Vec<*mut core::ffi::c_void> =
+            arguments.iter().map(|argument| argument.as_ptr().cast_mut().cast()).collect();
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { cooperative: 1 },
+        };
+        let shape = sys::CUlaunchConfig {
+            gridDimX: config.grid.x,
+            gridDimY: config.grid.y,
+            gridDimZ: config.grid.z,
+            blockDimX: config.block.x,
+            blockDimY: config.block.y,
+            blockDimZ: config.block.z,
+            sharedMemBytes: config.dynamic_shared,
+            hStream: self.raw,
+            attrs: &raw mut attribute,
+            numAttrs: u32::from(config.cooperative),
+        };
+        lock(&self.last).clone_from(&function.name);
+        quiet::launch(&launch, || {
+            // Safety: the caller promised that the values are what the kernel takes; the rest lives until the call
+            // returns.
+            unsafe { sys::cuLaunchKernelEx(&raw const shape, handle.raw, values.as_mut_ptr(), std::ptr::null_mut()) }
+        })
+    }
+
+    unsafe fn copy(&self, destination: u64, source: u64, bytes: u64) -> Result<(), GpuError> {
+        self.enter()?;
+        // Safety: the caller's promise.
+        let code = unsafe { sys::cuMemcpyAsync(destination, source, bytes as usize, self.raw) };
+        check("copy in a stream", code)
+    }
+
+    fn record(&self) -> Result<Box<dyn Event>, GpuError> {
+        self.enter()?;
+        let mut raw = std::ptr::null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DEFAULT as u32;
+        // Safety: writes one pointer.
+        check("make an event", unsafe { sys::cuEventCreate(&raw mut raw, flags) })?;
+        let event = CudaEvent { context: self.device.context.clone(), raw };
+        // Safety: both are alive.
+        check("record an event", unsafe { sys::cuEventRecord(raw, self.raw) })?;
+        Ok(Box::new(event))
+    }
+
+    fn wait_for(&self, event: &dyn Event) -> Result<(), GpuError> {
+        let Some(event) = event.as_any().downcast_ref::<CudaEvent>() else {
+            let what = "wait for an event of another kind of device";
+            return Err(GpuError::Unsupported { device: self.device.context.full_name(), what });
+        };
+        self.enter()?;
+        // Safety: both are alive.
+        check("wait for an event", unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) })
+    }
+
+    fn is_idle(&self) -> Result<bool, GpuError> {
+        self.enter()?;
+        // Safety: the stream is alive.
+        match unsafe { sys::cuStreamQuery(self.raw) } {
+            CUresult::CUDA_SUCCESS => Ok(true),
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            code => Err(self.failed(code)),
+        }
+    }
+
+    fn synchronize(&self) -> Result<(), GpuError> {
+        // The driver's own call that waits could hold up calls of other ranks, which this one waits for.
+        let start = Instant::now();
+        let mut outcome = Ok(true);
+        rt::wait_until(|| {
+            outcome = self.is_idle();
+            let late = self.device.limit.is_some_and(|limit| start.elapsed() > limit);
+            outcome != Ok(false) || late
+        });
+        bury();
+        match outcome {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                let reason = format!("it has not ended after {:.0?}", start.elapsed());
+                Err(GpuError::Kernel { kernel: lock(&self.last).clone(), reason })
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct CudaEvent {
+    context: Arc<Context>,
+    raw: CUevent,
+}
+
+// Safety: an event may be used from any thread.
+unsafe impl Send for CudaEvent {}
+// Safety: as above.
+unsafe impl Sync for CudaEvent {}
+
+impl Drop for CudaEvent {
+    fn drop(&mut self) {
+        put_off(Grave::Event(self.context.clone(), self.raw));
+    }
+}
+
+impl Event for CudaEvent {
+    fn is_done(&self) -> Result<bool, GpuError> {
+        self.context.enter()?;
+        // Safety: the event is alive.
+        match unsafe { sys::cuEventQuery(self.raw) } {
+            CUresult::CUDA_SUCCESS => Ok(true),
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            code => Err(error("ask for an event", code)),
+        }
+    }
+
+    fn since(&self, earlier: &dyn Event) -> Option<u64> {
+        let earlier = earlier.as_any().downcast_ref::<Self>()?;
+        self.context.enter().ok()?;
+        let mut milliseconds = 0f32;
+        // Safety: writes one number; both events are alive.
+        let code = unsafe { sys::cuEventElapsedTime_v2(&raw mut milliseconds, earlier.raw, self.raw) };
+        (code == CUresult::CUDA_SUCCESS).then_some((f64::from(milliseconds) * 1e6) as u64)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What can go wrong with a device.
+
+use super::MemoryKind;
+
+/// What can go wrong with a device: each names what was asked for and what the limit is.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GpuError {
+    /// No loaded kernel has this name.
+    #[error("no kernel is named `{name}`{}", suggestions(similar))]
+    UnknownKernel {
+        /// The name that was asked for.
+        name: String,
+        /// Names of kernels there are, the most similar first.
+        similar: Vec<String>,
+    },
+    /// Several kernels of different crates have this name.
+    #[error("{} kernels are named `{name}`: {}", modules.len(), modules.join(", "))]
+    AmbiguousKernel {
+        /// The name that was asked for.
+        name: String,
+        /// Where they stand.
+        modules: Vec<String>,
+    },
+    /// The launch passes more or fewer parameters than the kernel takes.
+    #[error("kernel `{kernel}` takes {expected} parameters ({names}); {given} were given")]
+    ParameterCount {
+        /// The kernel.
+        kernel: String,
+        /// How many it takes.
+        expected: usize,
+        /// How many were given.
+        given: usize,
+        /// Their names.
+        names: String,
+    },
+    /// A parameter has another size than the kernel expects.
+    #[error(
+        "parameter {position} of kernel `{kernel}`, `{name}: {type_name}`, has {expected} bytes; a `{given_type}` of \
+         {given} bytes was given"
+    )]
+    ParameterSize {
+        /// The kernel.
+        kernel: String,
+        /// Position of the parameter, from 0.
+        position: usize,
+        /// Its name.
+        name: String,
+        /// Its type, as written in the kernel.
+        type_name: String,
+        /// Its size in bytes.
+        expected: usize,
+        /// Size of what was given.
+        given: usize,
+        /// Type of what was given.
+        given_type: &'static str,
+    },
+    /// A kernel was compiled with other layouts than this host.
+    #[error(
+        "kernel `{kernel}` was built for version {kernel_abi} of the shared layouts; this host has version {host_abi}"
+    )]
+    AbiMismatch {
+        /// The kernel, or the module that holds it.
+        kernel: String,
+        /// Its version.
+        kernel_abi: u32,
+        /// The host's version.
+        host_abi: u32,
+    },
+    /// A number of a launch is past what the device, or the kernel, allows.
+    #[error("{what} of {asked} is past the limit of {limit} of {whose}")]
+    LaunchLimit {
+        /// Which number.
+        what: &'static str,
+        /// What was asked for.
+        asked: u64,
+        /// The most there can be.
+        limit: u64,
+        /// Who sets the limit.
+        whose: String,
+    },
+    /// A grid or block with an extent of 0.
+    #[error("{what} is empty: {x} x {y} x {z}")]
+    EmptyLaunch {
+        /// The grid or the block.
+        what: &'static str,
+        /// Extent.
+        x: u32,
+        /// Extent.
+        y: u32,
+        /// Extent.
+        z: u32,
+    },
+    /// A cooperative launch whose blocks cannot all be resident at the same time.
+    #[error(
+        "a cooperative launch needs all its {blocks} blocks resident at once; {resident} of this shape fit on {device}"
+    )]
+    NotResident {
+        /// Blocks of the grid.
+        blocks: u64,
+        /// How many fit.
+        resident: u64,
+        /// The device.
+        device: String,
+    },
+    /// There is not that much memory.
+    #[error("cannot allocate {bytes} bytes of {kind} memory: {reason}")]
+    OutOfMemory {
+        /// What was asked for.
+        bytes: u64,
+        /// Which memory.
+        kind: MemoryKind,
+        /// What the device says.
+        reason: String,
+    },
+    /// An access past the end of an allocation.
+    #[error("bytes {offset} to {end} are not in an allocation of {length} bytes")]
+    OutOfRange {
+        /// First byte.
+        offset: u64,
+        /// Byte after the last one.
+        end: u64,
+        /// Length of the allocation.
+        length: u64,
+    },
+    /// A kernel ended with an error.
+    #[error("kernel `{kernel}` failed: {reason}")]
+    Kernel {
+        /// The kernel.
+        kernel: String,
+        /// What happened.
+        reason: String,
+    },
+    /// The device cannot do this.
+    #[error("{device} cannot {what}")]
+    Unsupported {
+        /// The device.
+        device: String,
+        /// What it cannot do.
+        what: &'static str,
+    },
+    /// There is no CUDA driver, or no GPU that it knows.
+    #[error("no CUDA driver found: {reason}")]
+    NoDriver {
+        /// What is missing.
+        reason: String,
+    },
+    /// The CUDA driver lacks calls that are needed.
+    #[error("the CUDA driver is that of CUDA {found}; at least CUDA {needed} is needed")]
+    DriverTooOld {
+        /// The newest CUDA version that it knows.
+        found: String,
+        /// The oldest that is enough.
+        needed: String,
+    },
+    /// No GPU has this number.
+    #[error("there is no GPU {ordinal}; {there} are there, numbered from 0")]
+    NoSuchDevice {
+        /// The number.
+        ordinal: usize,
+        /// How many there are.
+        there: usize,
+    },
+    /// The driver cannot load a module.
+    #[error("{device} cannot load a module: {reason}{}{log}", if log.is_empty() { "" } else { "\n" })]
+    Module {
+        /// The device.
+        device: String,
+        /// What is wrong.
+        reason: String,
+        /// What the driver's compiler says.
+        log: String,
+    },
+    /// The device's driver reports an error.
+    #[error("{context}: {reason}")]
+    Driver {
+        /// What was being done.
+        context: &'static str,
+        /// What the driver says.
+        reason: String,
+    },
+}
+
+fn suggestions(similar: &[String]) -> String {
+    match similar {
+        [] => "; no kernels are linked into this program".to_owned(),
+        names => format!("; there is {}", names.join(", ")),
+    }
+}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The shape of a launch, and the checks before it.
+
+use super::{Argument, Function, GpuError, Limits};
+use gin_abi::ABI_VERSION;
+use gin_device::exec::Dim3;
+
+/// The shape of a launch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LaunchConfig {
+    /// Blocks.
+    pub grid: Dim3,
+    /// Threads a block.
+    pub block: Dim3,
+    /// Bytes of dynamic shared memory a block.
+    pub dynamic_shared: u32,
+    /// Refuse the launch unless all blocks can be resident at once, as blocks that wait for each other need.
+    pub cooperative: bool,
+}
+
+impl LaunchConfig {
+    /// `blocks` blocks of `threads` threads in a row.
+    pub fn new(blocks: u32, threads: u32) -> Self {
+        let row = |x| Dim3 { x, y: 1, z: 1 };
+        Self { grid: row(blocks), block: row(threads), dynamic_shared: 0, cooperative: false }
+    }
+
+    /// The same with this much dynamic shared memory a block.
+    #[must_use]
+    pub fn dynamic_shared(mut self, bytes: u32) -> Self {
+        self.dynamic_shared = bytes;
+        self
+    }
+
+    /// The same, refused unless all blocks can be resident at once.
+    #[must_use]
+    pub fn cooperative(mut self) -> Self {
+        self.cooperative = true;
+        self
+    }
+
+    /// Number of blocks.
+    pub fn blocks(&self) -> u64 {
+        count(self.grid)
+    }
+
+    /// Number of threads a block.
+    pub fn threads(&self) -> u64 {
+        count(self.block)
+    }
+}
+
+fn count(extent: Dim3) -> u64 {
+    // Three 32-bit factors overflow 64 bits only far past every limit.
+    u64::from(extent.x).saturating_mul(u64::from(extent.y)).saturating_mul(u64::from(extent.z))
+}
+
+/// Checks a launch against the kernel and the limits of the device.
+///
+/// # Errors
+/// The first thing that does not fit, with what was asked and the limit.
+pub fn check_launch(
+    function: &Function,
+    config: &LaunchConfig,
+    arguments: &[Argument],
+    limits: &Limits,
+    device: &str,
+) -> Result<(), GpuError> {
+    if function.abi != ABI_VERSION {
+        return Err(GpuError::AbiMismatch {
+            kernel: function.name.clone(),
+            kernel_abi: function.abi,
+            host_abi: ABI_VERSION,
+        });
+    }
+    if arguments.len() != function.parameters.len() {
+        let names: Vec<&str> = function.parameters.iter().map(|parameter| parameter.name.as_str()).collect();
+        return Err(GpuError::ParameterCount {
+            kernel: function.name.clone(),
+            expected: function.parameters.len(),
+            given: arguments.len(),
+            names: names.join(", "),
+        });
+    }
+    for (position, (parameter, argument)) in function.parameters.iter().zip(arguments).enumerate() {
+        if parameter.size != argument.len() {
+            return Err(GpuError::ParameterSize {
+                kernel: function.name.clone(),
+                position,
+                name: parameter.name.clone(),
+                type_name: parameter.type_name.clone(),
+                expected: parameter.size,
+                given: argument.len(),
+                given_type: argument.type_name(),
+            });
+        }
+    }
+    for (what, extent) in [("grid", config.grid), ("block", config.block)] {
+        if extent.x == 0 || extent.y == 0 || extent.z == 0 {
+            return Err(GpuError::EmptyLaunch { what, x: extent.x, y: extent.y, z: extent.z });
+        }
+    }
+    let limit = |what, asked: u64, limit: u64, whose: &str| {
+        if asked > limit { Err(GpuError::LaunchLimit { what, asked, limit, whose: whose.to_owned() }) } else { Ok(()) }
+    };
+    if let Some(bound) = function.max_threads {
+        limit("a block size", config.threads(), u64::from(bound), &format!("kernel `{}`", function.name))?;
+    }
+    limit("a block size", config.threads(), u64::from(limits.threads_per_block), device)?;
+    let each = |extent: Dim3, limits: [u32; 3]| [(extent.x, limits[0]), (extent.y, limits[1]), (extent.z, limits[2])];
+    for (asked, most) in each(config.block, limits.block) {
+        limit("a block extent", u64::from(asked), u64::from(most), device)?;
+    }
+    for (asked, most) in each(config.grid, limits.grid) {
+        limit("a grid extent", u64::from(asked), u64::from(most), device)?;
+    }
+    limit("dynamic shared memory", u64::from(config.dynamic_shared), u64::from(limits.dynamic_shared), device)
+}
+
+/// The names most similar to `name`, at most three.
+pub(super) fn similar<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut known: Vec<(usize, &str)> = known.map(|other| (distance(name, other), other)).collect();
+    known.sort_unstable();
+    known.dedup();
+    known.into_iter().take(3).map(|(_, other)| format!("`{other}`")).collect()
+}
+
+/// Number of single-character edits that make one name of another.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(row[j] + 1).min(row[j + 1] + 1);
+        }
+    }
+    row[b.len()]
+}

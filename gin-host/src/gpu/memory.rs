@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Memory of a device, and host memory that it can reach.
+
+use super::{Device, GpuError};
+use bytemuck::Pod;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Where memory lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum MemoryKind {
+    /// In the device.
+    Device,
+    /// In the host, pinned: device and CPU reach it at the same address.
+    Pinned,
+}
+
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Device => "device",
+            Self::Pinned => "pinned host",
+        })
+    }
+}
+
+/// What a device gives for an allocation: dropping it frees the memory.
+pub trait RawMemory: Send + Sync + fmt::Debug {
+    /// Device address of the first byte; for pinned memory also that of the CPU.
+    fn address(&self) -> u64;
+}
+
+/// One allocation, zeroed at first; freed when its last owner is dropped.
+#[derive(Debug)]
+pub struct Memory {
+    raw: Box<dyn RawMemory>,
+    bytes: u64,
+    kind: MemoryKind,
+    device: Arc<dyn Device>,
+}
+
+impl Memory {
+    /// Allocates `bytes` bytes, at least one, aligned to 256.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`].
+    pub fn new(device: &Arc<dyn Device>, kind: MemoryKind, bytes: u64) -> Result<Arc<Self>, GpuError> {
+        let raw = device.allocate(kind, bytes.max(1))?;
+        Ok(Arc::new(Self { raw, bytes, kind, device: device.clone() }))
+    }
+
+    /// Device address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.raw.address()
+    }
+
+    /// Length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Where it lies.
+    pub fn kind(&self) -> MemoryKind {
+        self.kind
+    }
+
+    /// The device that it belongs to.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    fn range(&self, offset: u64, bytes: u64) -> Result<u64, GpuError> {
+        let end = offset.saturating_add(bytes);
+        if end > self.bytes {
+            return Err(GpuError::OutOfRange { offset, end, length: self.bytes });
+        }
+        Ok(self.address() + offset)
+    }
+
+    /// Copies values to byte `offset`. No kernel may use those bytes meanwhile.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfRange`], or what the device reports.
+    pub fn write<T: Pod>(&self, offset: u64, values: &[T]) -> Result<(), GpuError> {
+        let bytes = bytemuck::cast_slice(values);
+        let address = self.range(offset, bytes.len() as u64)?;
+        // Safety: in range of an allocation that is alive.
+        unsafe { self.device.copy_in(address, bytes) }
+    }
+
+    /// Copies values from byte `offset`.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfRange`], or what the device reports.
+    pub fn read<T: Pod>(&self, offset: u64, values: &mut [T]) -> Result<(), GpuError> {
+        let bytes = bytemuck::cast_slice_mut(values);
+        let address = self.range(offset, bytes.len() as u64)?;
+        // Safety: in range of an allocation that is alive.
+        unsafe { self.device.copy_out(bytes, address) }
+    }
+
+    /// The bytes `range` of this allocation.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfRange`].
+    pub fn slice(self: &Arc<Self>, range: Range<u64>) -> Result<MemorySlice, GpuError> {
+        let bytes = range.end.checked_sub(range.start).unwrap_or(u64::MAX);
+        self.range(range.start, bytes)?;
+        Ok(MemorySlice { memory: self.clone(), offset: range.start, bytes })
+    }
+
+    /// All of it.
+    pub fn whole(self: &Arc<Self>) -> MemorySlice {
+        MemorySlice { memory: self.clone(), offset: 0, bytes: self.bytes }
+    }
+}
+
+/// Part of an allocation, which it keeps alive.
+#[derive(Clone, Debug)]
+pub struct MemorySlice {
+    memory: Arc<Memory>,
+    offset: u64,
+    bytes: u64,
+}
+
+impl MemorySlice {
+    /// The allocation.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// Where it starts in the allocation.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Device address of its first byte.
+    pub fn address(&self) -> u64 {
+        self.memory.address() + self.offset
+    }
+
+    /// Length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn range(&self, offset: u64, bytes: u64) -> Result<u64, GpuError> {
+        let end = offset.saturating_add(bytes);
+        if end > self.bytes {
+            return Err(GpuError::OutOfRange { offset, end, length: self.bytes });
+        }
+        Ok(self.offset + offset)
+    }
+
+    /// Copies values to byte `offset` of the slice.
+    ///
+    /// # Errors
+    /// As [`Memory::write`].
+    pub fn write<T: Pod>(&self, offset: u64, values: &[T]) -> Result<(), GpuError> {
+        self.memory.write(self.range(offset, size_of_val(values) as u64)?, values)
+    }
+
+    /// Copies values from byte `offset` of the slice.
+    ///
+    /// # Errors
+    /// As [`Memory::read`].
+    pub fn read<T: Pod>(&self, offset: u64, values: &mut [T]) -> Result<(), GpuError> {
+        self.memory.read(self.range(offset, size_of_val(values) as u64)?, values)
+    }
+}

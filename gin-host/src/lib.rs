@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Host side of gin: devices, communicators, windows, the proxy and its networks.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`world`] | runs one function per rank, each with a device and a way to meet the others |
+//! | [`comm`] | communicators and windows |
+//! | [`gpu`] | devices, streams, kernels and launches |
+//! | [`proxy`] | carries out what kernels post |
+//! | [`net`] | what moves bytes between ranks |
+#![warn(missing_docs, unreachable_pub)]
+
+pub mod comm;
+mod copy;
+pub mod gpu;
+pub mod net;
+pub mod proxy;
+pub mod rt;
+pub mod world;
+
+pub use comm::{CommConfig, CommError, Communicator, DeviceComm, Requirements, Window, WindowFlags};
+pub use gpu::{GpuError, KernelArg, LaunchConfig};
+pub use world::{Rank, WorldConfig, launch};

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The proxy's own check of every request: kernels check too, but a stray or late one must not reach the network.
+
+use crate::gpu::Memory;
+use crate::net::Capabilities;
+use gin_abi::{Descriptor, Fault, FaultKind, Operation, SignalTarget, Transfer};
+use std::sync::Arc;
+
+/// What the proxy knows of a registered window.
+#[derive(Clone, Debug)]
+pub(crate) struct WindowInfo {
+    /// Length in bytes by world rank.
+    pub(crate) lengths: Vec<u64>,
+    /// It takes signals.
+    pub(crate) signals: bool,
+    /// The words that CPU threads raise for it at this rank.
+    pub(crate) plane: Option<Arc<Memory>>,
+    /// Requests that use it and are not finished.
+    pub(crate) uses: u64,
+}
+
+/// What requests are checked against.
+#[derive(Debug)]
+pub(crate) struct Limits {
+    pub(crate) rank: u32,
+    pub(crate) ranks: u32,
+    /// Signals per context, those of barriers included.
+    pub(crate) signals: u32,
+    pub(crate) counters: u32,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) windows: Vec<Option<WindowInfo>>,
+}
+
+/// The operation that a request carries out.
+pub(crate) fn operation(transfer: &Transfer) -> Operation {
+    match transfer {
+        Transfer::Put { .. } => Operation::Put,
+        Transfer::PutValue { .. } => Operation::PutValue,
+        Transfer::Get { .. } => Operation::Get,
+        Transfer::Nothing => Operation::Signal,
+    }
+}
+
+/// The windows that a request uses.
+pub(crate) fn windows(request: &Descriptor) -> impl Iterator<Item = u32> {
+    let (source, destination) = match request.transfer {
+        Transfer::Put { source_window, destination_window, .. }
+        | Transfer::Get { source_window, destination_window, .. } => (Some(source_window), Some(destination_window)),
+        Transfer::PutValue { destination_window, .. } => (None, Some(destination_window)),
+        Transfer::Nothing => (None, None),
+    };
+    let signal = request.signal.and_then(|signal| match signal.target {
+        SignalTarget::Address { window, .. } => Some(window),
+        SignalTarget::Id(_) => None,
+    });
+    source.into_iter().chain(destination).chain(signal)
+}
+
+impl Limits {
+    /// Checks a request of context `context`.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, with what was expected and seen.
+    pub(crate) fn check(&self, context: u32, request: &Descriptor) -> Result<(), Fault> {
+        let fault = |kind| Fault::new(kind, operation(&request.transfer)).context(context).peer(request.peer);
+        if request.peer >= self.ranks {
+            return Err(fault(FaultKind::UnknownRank).values(u64::from(self.ranks), u64::from(request.peer)));
+        }
+        let range = |window: u32, rank: u32, offset: u64, bytes: u64| {
+            let Some(info) = self.windows.get(window as usize).and_then(Option::as_ref) else {
+                return Err(fault(FaultKind::UnknownWindow).values(0, u64::from(window)));
+            };
+            let length = info.lengths[rank as usize];
+            // Neither term has more than 63 bits.
+            let end = offset.saturating_add(bytes);
+            if end > length {
+                return Err(fault(FaultKind::OutOfRange).values(length, end));
+            }
+            Ok(info)
+        };
+        match request.transfer {
+            Transfer::Put { source_window, source_offset, destination_window, destination_offset, bytes } => {
+                range(source_window, self.rank, source_offset, bytes)?;
+                range(destination_window, request.peer, destination_offset, bytes)?;
+            }
+            Transfer::Get { source_window, source_offset, destination_window, destination_offset, bytes } => {
+                range(source_window, request.peer, source_offset, bytes)?;
+                range(destination_window, self.rank, destination_offset, bytes)?;
+            }
+            Transfer::PutValue { width_log2, destination_window, destination_offset, .. } => {
+                let width = 1u64 << width_log2;
+                if !destination_offset.is_multiple_of(width) {
+                    return Err(fault(FaultKind::Misaligned).values(width, destination_offset));
+                }
+                range(destination_window, request.peer, destination_offset, width)?;
+            }
+            Transfer::Nothing => {}
+        }
+        if let Some(signal) = request.signal {
+            if signal.strong && !self.capabilities.strong_signals {
+                return Err(fault(FaultKind::NoStrongSignals));
+            }
+            match signal.target {
+                SignalTarget::Id(id) => {
+                    if id >= self.signals {
+                        return Err(fault(FaultKind::UnknownSignal).values(u64::from(self.signals), u64::from(id)));
+                    }
+                }
+                SignalTarget::Address { window, offset } => {
+                    let info = range(window, request.peer, offset, 8)?;
+                    if !self.capabilities.va_signals || !info.signals {
+                        return Err(fault(FaultKind::NoVaSignals).values(0, u64::from(window)));
+                    }
+                    if !offset.is_multiple_of(8) {
+                        return Err(fault(FaultKind::Misaligned).values(8, offset));
+                    }
+                }
+            }
+        }
+        if let Some(counter) = request.counter
+            && counter >= self.counters
+        {
+            return Err(fault(FaultKind::UnknownCounter).values(u64::from(self.counters), u64::from(counter)));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the communicator asks of its proxy, which owns the network and the table of windows.
+
+use super::{Proxy, WindowInfo};
+use crate::net::{Key, LocalWindow, NetError, Network};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+
+/// Where an answer comes in.
+#[derive(Debug)]
+pub(crate) struct Answer<T>(Receiver<T>);
+
+impl<T> Answer<T> {
+    /// The answer, if it is there; `Err` if none will come.
+    pub(crate) fn get(&self) -> Result<Option<T>, ()> {
+        match self.0.try_recv() {
+            Ok(value) => Ok(Some(value)),
+            Err(TryRecvError::Empty) => Ok(None),
+            Err(TryRecvError::Disconnected) => Err(()),
+        }
+    }
+}
+
+/// A place for one answer, and where it comes in.
+pub(crate) fn answer<T>() -> (SyncSender<T>, Answer<T>) {
+    let (sender, receiver) = sync_channel(1);
+    (sender, Answer(receiver))
+}
+
+/// What the communicator asks.
+#[derive(Debug)]
+pub(crate) enum Command {
+    /// Register a window with the network.
+    Register { window: LocalWindow, to: SyncSender<Result<Key, NetError>> },
+    /// Take the keys of all ranks; requests may use the window from now on.
+    Connect { window: u32, keys: Vec<Key>, info: WindowInfo, to: SyncSender<Result<(), NetError>> },
+    /// Answer with `None` once all requests below these indices are finished and the network is quiet; or, at this time,
+    /// with the number of those that are not.
+    Drain { heads: Vec<u64>, until_ns: u64, to: SyncSender<u64> },
+    /// Refuse requests that use the window from now on; answer when the network has let go of it.
+    Close { window: u32, to: SyncSender<()> },
+    /// Let go of everything.
+    Stop,
+}
+
+/// A command that is not answered yet.
+#[derive(Debug)]
+pub(super) enum Waiting {
+    Drain { heads: Vec<u64>, until_ns: u64, to: SyncSender<u64> },
+    Close { window: u32, to: SyncSender<()> },
+}
+
+impl Proxy {
+    /// Carries out commands that have come.
+    pub(super) fn command(&mut self) -> bool {
+        let mut worked = false;
+        loop {
+            // Whoever asked may have gone; then there is nobody to answer.
+            match self.commands.try_recv() {
+                Ok(Command::Register { window, to }) => drop(to.try_send(self.network.register(&window))),
+                Ok(Command::Connect { window, keys, info, to }) => {
+                    let outcome = self.network.connect(window, &keys);
+                    if outcome.is_ok() {
+                        self.limits.windows[window as usize] = Some(info);
+                    }
+                    let _ = to.try_send(outcome);
+                }
+                Ok(Command::Drain { heads, until_ns, to }) => self.waiting.push(Waiting::Drain { heads, until_ns, to }),
+                Ok(Command::Close { window, to }) => {
+                    self.limits.windows[window as usize] = None;
+                    self.waiting.push(Waiting::Close { window, to });
+                }
+                Ok(Command::Stop) | Err(TryRecvError::Disconnected) => {
+                    self.finished = true;
+                    return true;
+                }
+                Err(TryRecvError::Empty) => return worked,
+            }
+            worked = true;
+        }
+    }
+
+    /// Answers what can be answered now.
+    pub(super) fn answer(&mut self) -> bool {
+        let before = self.waiting.len();
+        for waiting in std::mem::take(&mut self.waiting) {
+            match waiting {
+                Waiting::Drain { heads, until_ns, to } => {
+                    let left: u64 = (self.contexts.iter().zip(&heads))
+                        .map(|(context, &head)| head.saturating_sub(context.lists.done()))
+                        .sum();
+                    if left == 0 && self.network.is_quiet() {
+                        let _ = to.try_send(0);
+                    } else if crate::rt::clock_ns() >= until_ns {
+                        let _ = to.try_send(left.max(1));
+                    } else {
+                        self.waiting.push(Waiting::Drain { heads, until_ns, to });
+                    }
+                }
+                Waiting::Close { window, to } => {
+                    if self.network.deregister(window) {
+                        let _ = to.try_send(());
+                    } else {
+                        self.waiting.push(Waiting::Close { window, to });
+                    }
+                }
+            }
+        }
+        self.waiting.len() != before
+    }
+}

@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The way of one request through the proxy: accepted, cut into messages, posted, complete, published.
+
+use super::check::{operation, windows};
+use super::lists::Slot;
+use super::{BATCH, Proxy, ROW, Sabotage, stats};
+use crate::net::{NetError, Request};
+use gin_abi::{Descriptor, Fault, FaultKind, Operation, RemoteSignal, Transfer};
+use gin_device::signal_words::raise;
+use gin_device::sys::Word;
+
+/// A request under way.
+#[derive(Debug)]
+pub(super) struct Op {
+    pub(super) context: u32,
+    pub(super) index: u64,
+    pub(super) peer: u32,
+    pub(super) operation: Operation,
+    request: Descriptor,
+    /// What is still to be posted.
+    rest: Rest,
+    /// Bytes posted so far.
+    moved: u64,
+    /// Messages posted so far; part of their names.
+    messages: u32,
+    /// Messages that are not complete.
+    pub(super) outstanding: u32,
+    failure: Option<Fault>,
+    canceled: bool,
+    /// Its end was published ahead of time (sabotage).
+    published: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Rest {
+    /// The signal alone, ahead of its payload (sabotage).
+    SignalFirst,
+    /// The payload from `moved` on, and the signal with its last message.
+    Payload,
+    /// A weak signal, once all messages have arrived.
+    LateSignal,
+    Nothing,
+}
+
+/// The table's slot that is in a message's name.
+pub(super) fn slot(id: u64) -> Slot {
+    (id >> 32) as Slot
+}
+
+fn length(transfer: &Transfer) -> u64 {
+    match *transfer {
+        Transfer::Put { bytes, .. } | Transfer::Get { bytes, .. } => bytes,
+        Transfer::PutValue { width_log2, .. } => 1 << width_log2,
+        Transfer::Nothing => 0,
+    }
+}
+
+/// The part of a transfer that starts `from` bytes in and is `length` bytes long.
+fn part(transfer: Transfer, from: u64, length: u64) -> Transfer {
+    match transfer {
+        Transfer::Put { source_window, source_offset, destination_window, destination_offset, .. } => Transfer::Put {
+            source_window,
+            source_offset: source_offset + from,
+            destination_window,
+            destination_offset: destination_offset + from,
+            bytes: length,
+        },
+        Transfer::Get { source_window, source_offset, destination_window, destination_offset, .. } => Transfer::Get {
+            source_window,
+            source_offset: source_offset + from,
+            destination_window,
+            destination_offset: destination_offset + from,
+            bytes: length,
+        },
+        whole @ (Transfer::PutValue { .. } | Transfer::Nothing) => whole,
+    }
+}
+
+impl Op {
+    /// Nothing more is posted for it.
+    pub(super) fn cancel(&mut self) {
+        self.rest = Rest::Nothing;
+        self.canceled = true;
+    }
+
+    /// Whether it waits for nothing.
+    pub(super) fn is_over(&self) -> bool {
+        self.rest == Rest::Nothing && self.outstanding == 0
+    }
+
+    /// Whether it has something for the network now.
+    fn has_message(&self) -> bool {
+        matches!(self.rest, Rest::SignalFirst | Rest::Payload)
+    }
+
+    /// The next message. `strong`: the network has strong signals.
+    fn next(&mut self, slot: Slot, max_message: u64, strong: bool) -> Request {
+        let total = length(&self.request.transfer);
+        let (transfer, signal) = match self.rest {
+            Rest::SignalFirst => {
+                self.rest = if total > 0 { Rest::Payload } else { Rest::Nothing };
+                let signal = self.request.signal.take().map(|signal| RemoteSignal { strong: false, ..signal });
+                (Transfer::Nothing, signal)
+            }
+            Rest::LateSignal | Rest::Nothing => {
+                self.rest = Rest::Nothing;
+                (Transfer::Nothing, self.request.signal)
+            }
+            Rest::Payload => {
+                let whole = matches!(self.request.transfer, Transfer::PutValue { .. } | Transfer::Nothing);
+                let bytes = if whole { total } else { max_message.min(total - self.moved) };
+                let transfer = part(self.request.transfer, self.moved, bytes);
+                let first = self.moved == 0;
+                self.moved += bytes;
+                let last = self.moved == total;
+                match self.request.signal {
+                    Some(signal) if last => {
+                        // A weak signal covers its own put, that is, all messages of it. A strong one does that too;
+                        // where there is none, it waits until they have arrived.
+                        if first || signal.strong || strong {
+                            self.rest = Rest::Nothing;
+                            (transfer, Some(RemoteSignal { strong: signal.strong || !first, ..signal }))
+                        } else {
+                            self.rest = Rest::LateSignal;
+                            (transfer, None)
+                        }
+                    }
+                    _ => {
+                        if last {
+                            self.rest = Rest::Nothing;
+                        }
+                        (transfer, None)
+                    }
+                }
+            }
+        };
+        let id = u64::from(slot) << 32 | u64::from(self.messages);
+        self.messages = self.messages.wrapping_add(1);
+        self.outstanding += 1;
+        let more = self.request.more || self.rest == Rest::Payload;
+        Request { id, context: self.context, peer: self.peer, transfer, signal, more }
+    }
+}
+
+impl Proxy {
+    pub(super) fn op(&self, id: u64) -> Option<&Op> {
+        self.ops.get(slot(id) as usize).and_then(Option::as_ref)
+    }
+
+    /// Takes on a request that was found to be right.
+    pub(super) fn accept(&mut self, context: u32, index: u64, mut request: Descriptor) {
+        if let Some(fault) = self.over {
+            self.publish(context, index, Some(request.peer), Some(fault), None);
+            return;
+        }
+        let operation = operation(&request.transfer);
+        let mut rest = Rest::Payload;
+        match self.sabotage {
+            Sabotage::SignalBeforePayload if request.signal.is_some() => rest = Rest::SignalFirst,
+            Sabotage::LosePut if operation == Operation::Put || operation == Operation::PutValue => {
+                self.puts += 1;
+                if self.puts.is_multiple_of(3) {
+                    request.transfer = Transfer::Nothing;
+                }
+            }
+            Sabotage::RaiseTwice => {
+                if let Some(signal) = &mut request.signal {
+                    self.raised += 1;
+                    if self.raised.is_multiple_of(3) {
+                        signal.amount = signal.amount.wrapping_mul(2);
+                    }
+                }
+            }
+            Sabotage::CountBeforeSource => {
+                if let Some(counter) = request.counter.take() {
+                    raise(self.contexts[context as usize].part.counters.at(u64::from(counter)), 1);
+                }
+            }
+            _ => {}
+        }
+        let figures = &self.contexts[context as usize].part.stats;
+        let bytes = length(&request.transfer);
+        match operation {
+            Operation::Get => stats::add(&figures.get_bytes, bytes),
+            _ => stats::add(&figures.put_bytes, bytes),
+        }
+        stats::add(&figures.signals, u64::from(request.signal.is_some()));
+        if bytes == 0 {
+            if request.signal.is_none() {
+                self.publish(context, index, Some(request.peer), None, request.counter);
+                return;
+            }
+            request.transfer = Transfer::Nothing;
+        }
+        let mut published = false;
+        if self.sabotage == Sabotage::FlushEarly {
+            self.publish(context, index, Some(request.peer), None, None);
+            published = true;
+        }
+        for window in windows(&request) {
+            if let Some(info) = &mut self.limits.windows[window as usize] {
+                info.uses += 1;
+            }
+        }
+        let op = Op {
+            context,
+            index,
+            peer: request.peer,
+            operation,
+            request,
+            rest,
+            moved: 0,
+            messages: 0,
+            outstanding: 0,
+            failure: None,
+            canceled: false,
+            published,
+        };
+        let slot = match self.free.pop() {
+            Some(slot) => {
+                self.ops[slot as usize] = Some(op);
+                slot
+            }
+            None => {
+                self.ops.push(Some(op));
+                (self.ops.len() - 1) as Slot
+            }
+        };
+        let list = self.contexts[context as usize].lists.unposted(request.peer);
+        list.push_back(slot);
+        if list.len() == 1 {
+            self.turns.push_back((context, request.peer));
+        }
+    }
+
+    /// Hands one batch to the network.
+    pub(super) fn post(&mut self) -> bool {
+        self.fill();
+        if self.batch.is_empty() {
+            return false;
+        }
+        let taken = self.network.post(&self.batch);
+        self.batch.drain(..taken);
+        taken > 0
+    }
+
+    /// Fills the batch, peers taking turns.
+    fn fill(&mut self) {
+        let strong = self.limits.capabilities.strong_signals;
+        while self.batch.len() < BATCH {
+            if let Some(slot) = self.late.pop_front() {
+                if let Some(op) = &mut self.ops[slot as usize] {
+                    self.batch.push(op.next(slot, self.max_message, strong));
+                }
+                continue;
+            }
+            let Some((context, peer)) = self.turns.pop_front() else { return };
+            let part = &mut self.contexts[context as usize];
+            let list = part.lists.unposted(peer);
+            let Some(&slot) = list.front() else { continue };
+            let Some(op) = &mut self.ops[slot as usize] else { continue };
+            let mut row = 0;
+            while op.has_message() && row < ROW {
+                self.batch.push(op.next(slot, self.max_message, strong));
+                row += 1;
+            }
+            if !op.has_message() {
+                list.pop_front();
+            }
+            if !list.is_empty() {
+                self.turns.push_back((context, peer));
+            }
+            stats::add(&part.part.stats.posted, row as u64);
+        }
+    }
+
+    /// A message is complete.
+    pub(super) fn complete(&mut self, id: u64, outcome: Result<(), NetError>) {
+        let slot = slot(id);
+        let Some(op) = self.ops.get_mut(slot as usize).and_then(Option::as_mut) else { return };
+        op.outstanding -= 1;
+        if let Err(error) = outcome {
+            let fault = Fault::new(FaultKind::Network, op.operation).context(op.context).peer(op.peer);
+            let fault = error.apply(fault);
+            op.cancel();
+            op.failure = Some(fault);
+            self.found(fault);
+        } else if op.outstanding == 0 && op.rest == Rest::LateSignal {
+            self.late.push_back(slot);
+        }
+        if self.ops[slot as usize].as_ref().is_some_and(Op::is_over) {
+            self.finish(slot);
+        }
+    }
+
+    /// A request is over.
+    pub(super) fn finish(&mut self, slot: Slot) {
+        let Some(op) = self.ops[slot as usize].take() else { return };
+        self.free.push(slot);
+        for window in windows(&op.request) {
+            if let Some(info) = self.limits.windows.get_mut(window as usize).and_then(Option::as_mut) {
+                info.uses -= 1;
+            }
+        }
+        let fault = op.failure.or(self.over.filter(|_| op.canceled));
+        let counter = op.request.counter.filter(|_| fault.is_none());
+        if !op.published {
+            self.publish(op.context, op.index, Some(op.peer), fault, counter);
+        } else if let Some(counter) = counter {
+            raise(self.contexts[op.context as usize].part.counters.at(u64::from(counter)), 1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gin_abi::SignalTarget;
+    use proptest::prelude::*;
+
+    fn op(bytes: u64, strong: Option<bool>) -> Op {
+        let transfer =
+            Transfer::Put { source_window: 1, source_offset: 100, destination_window: 2, destination_offset: 7, bytes };
+        let signal = strong.map(|strong| RemoteSignal { target: SignalTarget::Id(3), amount: 5, strong });
+        Op {
+            context: 4,
+            index: 9,
+            peer: 6,
+            operation: Operation::Put,
+            request: Descriptor { peer: 6, transfer, signal, counter: None, more: false },
+            rest: Rest::Payload,
+            moved: 0,
+            messages: 0,
+            outstanding: 0,
+            failure: None,
+            canceled: false,
+            published: false,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn messages_cover_a_put_without_gap_and_the_signal_covers_all_of_them(
+            bytes in 1u64..2000, max_message in 1u64..300, signal in proptest::option::of(any::<bool>()),
+            network_is_strong in any::<bool>(),
+        ) {
+            // A strong signal is posted only where there are such.
+            prop_assume!(network_is_strong || signal != Some(true));
+            let mut op = op(bytes, signal);
+            let mut requests = Vec::new();
+            while op.has_message() {
+                requests.push(op.next(11, max_message, network_is_strong));
+            }
+            let (mut at, count) = (0, requests.len());
+            for (number, request) in requests.iter().enumerate() {
+                prop_assert_eq!((request.context, request.peer, slot(request.id)), (4, 6, 11));
+                let Transfer::Put { source_offset, destination_offset, bytes: length, .. } = request.transfer else {
+                    panic!("{request:?}")
+                };
+                prop_assert_eq!((source_offset, destination_offset), (100 + at, 7 + at));
+                prop_assert!(length > 0 && length <= max_message);
+                at += length;
+                prop_assert!(request.signal.is_none() || number + 1 == count);
+            }
+            prop_assert_eq!(at, bytes);
+            prop_assert_eq!(op.outstanding as usize, count);
+            let last = requests[count - 1].signal;
+            match signal {
+                None => prop_assert!(last.is_none() && op.rest == Rest::Nothing),
+                Some(_) if count == 1 || network_is_strong => {
+                    // One message: as it was asked for. Several: strong, so that it covers those before the last.
+                    prop_assert_eq!(last.map(|signal| signal.strong), Some(signal == Some(true) || count > 1));
+                    prop_assert_eq!(op.rest, Rest::Nothing);
+                }
+                Some(_) => {
+                    prop_assert!(last.is_none() && op.rest == Rest::LateSignal && !op.is_over());
+                    let late = op.next(11, max_message, false);
+                    prop_assert_eq!(late.transfer, Transfer::Nothing);
+                    prop_assert_eq!(late.signal.map(|signal| signal.amount), Some(5));
+                }
+            }
+            let mut names: Vec<u64> = requests.iter().map(|request| request.id).collect();
+            names.dedup();
+            prop_assert_eq!(names.len(), count);
+        }
+    }
+}

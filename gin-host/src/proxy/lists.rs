@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What is unfinished in one context: in order of the queue, and by peer.
+
+use std::collections::VecDeque;
+
+/// Index of a request that is under way, in the proxy's table.
+pub(crate) type Slot = u32;
+
+/// The unfinished requests of one context.
+#[derive(Debug)]
+pub(crate) struct Lists {
+    /// Index of the first entry of `finished`.
+    done: u64,
+    /// For each request from `done` on: whether it is finished.
+    finished: VecDeque<bool>,
+    peers: Vec<PeerList>,
+}
+
+#[derive(Debug, Default)]
+struct PeerList {
+    /// Indices of requests to this peer, ascending; the first is unfinished.
+    indices: VecDeque<u64>,
+    /// Number of those that are unfinished.
+    unfinished: usize,
+    /// Requests that the network has not got yet, in order.
+    to_post: VecDeque<Slot>,
+}
+
+impl Lists {
+    /// Lists of a queue whose first index is `first`.
+    pub(crate) fn new(first: u64, ranks: u32) -> Self {
+        let peers = (0..ranks).map(|_| PeerList::default()).collect();
+        Self { done: first, finished: VecDeque::new(), peers }
+    }
+
+    /// Number of unfinished requests to `peer`.
+    pub(crate) fn unfinished(&self, peer: u32) -> usize {
+        self.peers[peer as usize].unfinished
+    }
+
+    /// Whether the next request to `peer` is the only unfinished one.
+    pub(crate) fn is_first(&self, peer: u32) -> bool {
+        self.unfinished(peer) == 0
+    }
+
+    /// Adds the request with the next index; `None` if it names no peer that there is.
+    pub(crate) fn add(&mut self, index: u64, peer: Option<u32>) {
+        debug_assert_eq!(index, self.done.wrapping_add(self.finished.len() as u64));
+        self.finished.push_back(false);
+        if let Some(peer) = peer {
+            let list = &mut self.peers[peer as usize];
+            list.indices.push_back(index);
+            list.unfinished += 1;
+        }
+    }
+
+    /// Notes that a request is finished.
+    pub(crate) fn finish(&mut self, index: u64, peer: Option<u32>) {
+        self.finished[index.wrapping_sub(self.done) as usize] = true;
+        if let Some(peer) = peer {
+            let list = &mut self.peers[peer as usize];
+            list.unfinished -= 1;
+            // Those below `done` are all finished.
+            while let Some(&oldest) = list.indices.front()
+                && self.finished[oldest.wrapping_sub(self.done) as usize]
+            {
+                list.indices.pop_front();
+            }
+        }
+        while self.finished.front() == Some(&true) {
+            self.finished.pop_front();
+            self.done = self.done.wrapping_add(1);
+        }
+    }
+
+    /// Index of the oldest unfinished request to `peer`.
+    pub(crate) fn oldest(&self, peer: u32) -> Option<u64> {
+        self.peers[peer as usize].indices.front().copied()
+    }
+
+    /// All requests below are finished.
+    pub(crate) fn done(&self) -> u64 {
+        self.done
+    }
+
+    /// The requests to `peer` that the network has not got yet.
+    pub(crate) fn unposted(&mut self, peer: u32) -> &mut VecDeque<Slot> {
+        &mut self.peers[peer as usize].to_post
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn oldest_and_done_are_the_minima_of_what_is_unfinished(
+            first in prop_oneof![Just(0u64), Just(u64::from(u32::MAX) - 3), Just((1 << 63) - 3)],
+            peers in proptest::collection::vec(proptest::option::of(0u32..3), 1..40),
+            order in proptest::collection::vec(any::<prop::sample::Index>(), 40),
+        ) {
+            let mut lists = Lists::new(first, 3);
+            let mut unfinished: Vec<(u64, Option<u32>)> = Vec::new();
+            for (index, &peer) in (first..).zip(&peers) {
+                lists.add(index, peer);
+                unfinished.push((index, peer));
+            }
+            let end = first + peers.len() as u64;
+            for choice in order {
+                if unfinished.is_empty() {
+                    break;
+                }
+                let (index, peer) = unfinished.remove(choice.index(unfinished.len()));
+                lists.finish(index, peer);
+                prop_assert_eq!(lists.done(), unfinished.iter().map(|u| u.0).min().unwrap_or(end));
+                for rank in 0..3 {
+                    let mine = || unfinished.iter().filter(|u| u.1 == Some(rank));
+                    prop_assert_eq!(lists.oldest(rank), mine().map(|u| u.0).min());
+                    prop_assert_eq!(lists.unfinished(rank), mine().count());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,406 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The proxy: takes what kernels post, checks it, hands it to the network, and publishes what became of it.
+//!
+//! One proxy serves one rank of one communicator: a queue for each context, one endpoint of a network. It is driven by
+//! [`Proxy::step`], from a progress thread ([`progress`]) or from a scheduler, and never waits: not for the network, not
+//! for a lock, not for a peer.
+//!
+//! A step takes what is in the queues, posts one batch, and finishes what the network says is complete. The order in
+//! which a request's end is published (fault, counter, oldest, done) is that of
+//! [`Consumer::finish`](gin_device::queue::Consumer::finish).
+//!
+//! A fault, whoever finds it, is for the whole communicator and stays: the proxy posts it where its rank's kernels look,
+//! tells the other ranks through the [board](crate::comm::board), posts nothing more, and completes what is left with
+//! that fault.
+
+mod check;
+mod command;
+mod flow;
+mod lists;
+pub mod progress;
+mod sabotage;
+mod stats;
+
+pub(crate) use check::{Limits, WindowInfo};
+pub(crate) use command::{Answer, Command, answer};
+pub use sabotage::Sabotage;
+pub use stats::ContextStats;
+pub(crate) use stats::Counters;
+
+use crate::comm::board::Board;
+use crate::net::{Event, Network, Request, SignalArrival};
+use command::Waiting;
+use flow::Op;
+use gin_abi::descriptor::WORDS;
+use gin_abi::{Descriptor, DescriptorError, Fault, FaultKind, Operation, SignalTarget};
+use gin_device::queue::{Consumer, Finished, Queue};
+use gin_device::signal_words::raise;
+use gin_device::status::Status;
+use gin_device::sys::{Global, GlobalWord, Word};
+use lists::{Lists, Slot};
+use std::any::Any;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+/// Most descriptors taken from one queue in one step.
+const TAKE: usize = 64;
+
+/// Most requests in one batch.
+const BATCH: usize = 256;
+
+/// Most requests of one long put in a row, so that others get their turn.
+const ROW: usize = 8;
+
+/// What the proxy needs of one context.
+#[derive(Debug)]
+pub(crate) struct ContextPart {
+    pub(crate) queue: Queue<Global, WORDS>,
+    /// Words that kernels read: raised when a request has left its source.
+    pub(crate) counters: GlobalWord,
+    /// Words that CPU threads raise for arrivals.
+    pub(crate) signals: GlobalWord,
+    /// Baselines of signals, for one kind of sabotage.
+    pub(crate) signal_base: Option<GlobalWord>,
+    pub(crate) stats: Arc<Counters>,
+}
+
+/// What a proxy is made of.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) limits: Limits,
+    pub(crate) contexts: Vec<ContextPart>,
+    pub(crate) first_index: u64,
+    pub(crate) max_outstanding: usize,
+    pub(crate) max_message: u64,
+    pub(crate) status: Status<Global>,
+    pub(crate) board: Arc<Board>,
+    pub(crate) network: Box<dyn Network>,
+    pub(crate) commands: Receiver<Command>,
+    pub(crate) sabotage: Sabotage,
+    /// Owners of the memory behind all the words above.
+    pub(crate) memory: Arc<dyn Any + Send + Sync>,
+}
+
+#[derive(Debug)]
+struct Context {
+    consumer: Consumer<Global, WORDS>,
+    lists: Lists,
+    part: ContextPart,
+    /// The request at the head has been counted as a stall.
+    stalled: bool,
+}
+
+/// The proxy of one rank of one communicator.
+#[derive(Debug)]
+pub struct Proxy {
+    limits: Limits,
+    contexts: Vec<Context>,
+    ops: Vec<Option<Op>>,
+    free: Vec<Slot>,
+    /// (context, peer) pairs that have requests for the network, in the order of their turns.
+    turns: VecDeque<(u32, u32)>,
+    /// Weak signals that follow their put once it has arrived.
+    late: VecDeque<Slot>,
+    batch: Vec<Request>,
+    events: Vec<Event>,
+    max_outstanding: usize,
+    max_message: u64,
+    status: Status<Global>,
+    board: Arc<Board>,
+    heard: u32,
+    /// The fault that ended the communicator.
+    over: Option<Fault>,
+    network: Box<dyn Network>,
+    commands: Receiver<Command>,
+    waiting: Vec<Waiting>,
+    finished: bool,
+    sabotage: Sabotage,
+    puts: u64,
+    raised: u64,
+    /// Resets that were seen (sabotage): the word then, and how often it was looked at since.
+    resets: HashMap<(u32, u32), (u64, u32)>,
+    _memory: Arc<dyn Any + Send + Sync>,
+}
+
+/// What came of a step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turn {
+    /// Something was done.
+    Worked,
+    /// There was nothing to do.
+    Idle,
+    /// The communicator is gone: no further step is needed.
+    Finished,
+}
+
+impl Proxy {
+    /// # Safety
+    /// - All words are valid as long as `parts.memory` lives, the queues were initialised for `parts.first_index`, and
+    ///   nobody else consumes from them or posts to the host's status block.
+    pub(crate) unsafe fn new(parts: Parts) -> Self {
+        let first = parts.first_index;
+        let ranks = parts.limits.ranks;
+        let contexts = parts.contexts.into_iter().map(|part| {
+            // Safety: the caller's promise.
+            let consumer = unsafe { Consumer::new(part.queue, first) };
+            Context { consumer, lists: Lists::new(first, ranks), part, stalled: false }
+        });
+        Self {
+            contexts: contexts.collect(),
+            limits: parts.limits,
+            ops: Vec::new(),
+            free: Vec::new(),
+            turns: VecDeque::new(),
+            late: VecDeque::new(),
+            batch: Vec::new(),
+            events: Vec::new(),
+            max_outstanding: parts.max_outstanding,
+            max_message: parts.max_message,
+            status: parts.status,
+            board: parts.board,
+            heard: 0,
+            over: None,
+            network: parts.network,
+            commands: parts.commands,
+            waiting: Vec::new(),
+            finished: false,
+            sabotage: parts.sabotage,
+            puts: 0,
+            raised: 0,
+            resets: HashMap::new(),
+            _memory: parts.memory,
+        }
+    }
+
+    /// Does what there is to do. Never waits.
+    pub fn step(&mut self) -> Turn {
+        if self.finished {
+            return Turn::Finished;
+        }
+        let mut worked = self.command();
+        worked |= self.listen();
+        if self.sabotage == Sabotage::ResetByStore {
+            self.reset_by_store();
+        }
+        for context in 0..self.contexts.len() {
+            worked |= self.take(context);
+        }
+        worked |= self.post();
+        worked |= self.poll();
+        worked |= self.answer();
+        if self.finished {
+            Turn::Finished
+        } else if worked {
+            Turn::Worked
+        } else {
+            Turn::Idle
+        }
+    }
+
+    /// Says that the proxy itself broke down, so that nobody waits for it.
+    pub(crate) fn fail(&mut self) {
+        let fault = Fault::new(FaultKind::Network, Operation::None);
+        self.board.post(self.limits.rank, fault);
+        self.status.post(fault);
+        self.finished = true;
+    }
+
+    /// Looks for faults that others found: own kernels, other ranks, the host.
+    fn listen(&mut self) -> bool {
+        if self.over.is_some() {
+            return false;
+        }
+        if self.board.count() != self.heard {
+            self.heard = self.board.count();
+            if let Some(notice) = self.board.first() {
+                let fault = notice.for_rank(self.limits.rank);
+                self.status.post(fault);
+                self.end(fault);
+                return true;
+            }
+        }
+        if let Some(fault) = self.status.reported() {
+            self.board.post(self.limits.rank, fault);
+            self.end(fault);
+            return true;
+        }
+        false
+    }
+
+    /// A request failed, or cannot be understood: the fault is for all ranks.
+    fn found(&mut self, fault: Fault) {
+        if self.over.is_none() {
+            // Both before anything is completed because of it; the host knows it when a kernel does.
+            self.board.post(self.limits.rank, fault);
+            self.status.post(fault);
+            self.end(fault);
+        }
+    }
+
+    /// From now on nothing is posted; what the network has not got is completed.
+    fn end(&mut self, fault: Fault) {
+        self.over = Some(fault);
+        for slot in 0..self.ops.len() {
+            if let Some(op) = &mut self.ops[slot] {
+                op.cancel();
+            }
+        }
+        for request in std::mem::take(&mut self.batch) {
+            if let Some(op) = &mut self.ops[flow::slot(request.id) as usize] {
+                op.outstanding -= 1;
+            }
+        }
+        self.turns.clear();
+        self.late.clear();
+        for slot in 0..self.ops.len() as Slot {
+            if self.ops[slot as usize].as_ref().is_some_and(Op::is_over) {
+                self.finish(slot);
+            }
+        }
+    }
+
+    /// Takes descriptors from one queue.
+    fn take(&mut self, context: usize) -> bool {
+        for taken in 0..TAKE {
+            let Some(words) = self.contexts[context].consumer.peek() else { return taken > 0 };
+            let request = Descriptor::decode(&words).map_err(|error| (error, words[0]));
+            let checked = request.map_err(|(error, word)| {
+                let fault = Fault::new(FaultKind::BadDescriptor, Operation::None).context(context as u32);
+                fault.values(bad_word(error), word)
+            });
+            let checked = checked.and_then(|request| self.limits.check(context as u32, &request).map(|()| request));
+            let peer = request.ok().map(|request| request.peer).filter(|&peer| peer < self.limits.ranks);
+            let part = &mut self.contexts[context];
+            if let Some(peer) = peer
+                && part.lists.unfinished(peer) >= self.max_outstanding
+            {
+                if !part.stalled {
+                    part.stalled = true;
+                    stats::add(&part.part.stats.stalls, 1);
+                }
+                return taken > 0;
+            }
+            part.stalled = false;
+            let index = part.consumer.take(peer.filter(|&peer| part.lists.is_first(peer)));
+            part.lists.add(index, peer);
+            stats::add(&part.part.stats.taken, 1);
+            match checked {
+                Ok(request) => self.accept(context as u32, index, request),
+                Err(fault) => {
+                    self.found(fault);
+                    self.publish(context as u32, index, peer, Some(fault), None);
+                }
+            }
+        }
+        true
+    }
+
+    /// Publishes that a request is finished.
+    fn publish(&mut self, context: u32, index: u64, peer: Option<u32>, fault: Option<Fault>, counter: Option<u32>) {
+        let part = &mut self.contexts[context as usize];
+        part.lists.finish(index, peer);
+        stats::add(&part.part.stats.finished, 1);
+        stats::add(&part.part.stats.failed, u64::from(fault.is_some()));
+        // A request without a peer has no list; its own rank's stays as it is.
+        let listed = peer.unwrap_or(self.limits.rank);
+        part.consumer.finish(Finished {
+            fault: fault.map(|fault| (&self.status, fault)),
+            counter: counter.map(|id| part.part.counters.at(u64::from(id))),
+            peer: listed,
+            oldest: part.lists.oldest(listed),
+            done: part.lists.done(),
+        });
+    }
+
+    /// Asks the network what happened.
+    fn poll(&mut self) -> bool {
+        let mut events = std::mem::take(&mut self.events);
+        self.network.poll(&mut events);
+        if events.is_empty() {
+            self.events = events;
+            return false;
+        }
+        // What is to be seen by a kernel once a signal is raised or a get finished is made visible first, once for all.
+        let mut visible = Ok(());
+        let brought = events.iter().any(|event| match event {
+            Event::Signal(_) => true,
+            Event::Completion { id, .. } => self.op(*id).is_some_and(|op| op.operation == Operation::Get),
+        });
+        if brought && self.limits.capabilities.needs_make_visible && self.sabotage != Sabotage::DropMakeVisible {
+            visible = self.network.make_visible();
+        }
+        if let Err(error) = &visible {
+            self.found(error.apply(Fault::new(FaultKind::Network, Operation::None)));
+        }
+        for event in events.drain(..) {
+            match event {
+                Event::Completion { id, outcome } => self.complete(id, outcome.and_then(|()| visible.clone())),
+                Event::Signal(arrival) if visible.is_ok() => self.raise(&arrival),
+                Event::Signal(_) => {}
+            }
+        }
+        self.events = events;
+        true
+    }
+
+    /// Raises a signal of this rank that has arrived.
+    fn raise(&mut self, arrival: &SignalArrival) {
+        let word = match arrival.target {
+            SignalTarget::Id(id) => {
+                let context = self.contexts.get(arrival.context as usize);
+                context.filter(|_| id < self.limits.signals).map(|context| context.part.signals.at(u64::from(id)))
+            }
+            SignalTarget::Address { window, offset } => {
+                let info = self.limits.windows.get(window as usize).and_then(Option::as_ref);
+                let length = info.map_or(0, |info| info.lengths[self.limits.rank as usize]);
+                let inside = offset.is_multiple_of(8) && offset.saturating_add(8) <= length;
+                let plane = info.and_then(|info| info.plane.as_ref()).filter(|_| inside);
+                // Safety: in range and aligned; the table keeps the plane alive, and its words are used as such only.
+                plane.map(|plane| unsafe { GlobalWord::new(plane.address() + offset) })
+            }
+        };
+        match word {
+            Some(word) => raise(word, arrival.amount),
+            None => {
+                let fault = Fault::new(FaultKind::UnknownSignal, Operation::Signal).context(arrival.context);
+                let id = match arrival.target {
+                    SignalTarget::Id(id) => u64::from(id),
+                    SignalTarget::Address { offset, .. } => offset,
+                };
+                self.found(fault.peer(arrival.from).values(u64::from(self.limits.signals), id));
+            }
+        }
+    }
+
+    /// The mistake of resetting a signal by storing 0 to its word, where the store lands late: after the next raise, if
+    /// there is one soon.
+    fn reset_by_store(&mut self) {
+        for (context, part) in (0u32..).zip(&self.contexts) {
+            let Some(bases) = part.part.signal_base else { continue };
+            for id in 0..self.limits.signals {
+                let (base, word) = (bases.at(u64::from(id)), part.part.signals.at(u64::from(id)));
+                if base.load_relaxed_gpu() == 0 {
+                    continue;
+                }
+                let value = word.load_relaxed_sys();
+                let (before, looks) = self.resets.entry((context, id)).or_insert((value, 0));
+                *looks += 1;
+                if *before != value || *looks > 200 {
+                    self.resets.remove(&(context, id));
+                    word.store_relaxed_sys(0);
+                    base.store_relaxed_gpu(0);
+                }
+            }
+        }
+    }
+}
+
+/// The number that stands for what is wrong with a descriptor: the word, or 8 for what concerns several.
+fn bad_word(error: DescriptorError) -> u64 {
+    match error {
+        DescriptorError::Operation(_) | DescriptorError::Signal(_) => 0,
+        DescriptorError::Reserved(word) => word as u64,
+        DescriptorError::Combination => WORDS as u64,
+    }
+}

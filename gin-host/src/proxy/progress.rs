@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What drives proxies: threads of their own, or a scheduler.
+
+use super::{Proxy, Turn};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How long an idle thread sleeps. With what the system adds, a proxy looks again within 50 us on an idle machine.
+const NAP: Duration = Duration::from_micros(20);
+
+/// Steps without anything to do before a thread sleeps.
+const IDLE_STEPS: u32 = 64;
+
+/// Something that is stepped until it is finished.
+pub trait Step: Send {
+    /// Does what there is to do, without waiting.
+    fn step(&mut self) -> Turn;
+
+    /// Called instead of any further step after one panicked.
+    fn broke(&mut self);
+}
+
+impl Step for Proxy {
+    fn step(&mut self) -> Turn {
+        Proxy::step(self)
+    }
+
+    fn broke(&mut self) {
+        self.fail();
+    }
+}
+
+/// What is driven.
+pub type Work = Box<dyn Step>;
+
+/// What drives proxies.
+pub trait Progress: Send + Sync + fmt::Debug {
+    /// Has `work` stepped from now on, until it is finished; then drops it.
+    ///
+    /// # Errors
+    /// What the system says when there is no thread to be had.
+    fn start(&self, name: &str, work: Work) -> std::io::Result<Running>;
+}
+
+/// Work that was started.
+pub struct Running {
+    finished: Box<dyn Fn() -> bool + Send + Sync>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl fmt::Debug for Running {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Running").field("finished", &self.is_finished()).finish_non_exhaustive()
+    }
+}
+
+impl Running {
+    /// Work of which `finished` says whether it is finished and dropped.
+    pub fn new(finished: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self { finished: Box::new(finished), thread: None }
+    }
+
+    /// Whether it is finished and dropped.
+    pub fn is_finished(&self) -> bool {
+        (self.finished)()
+    }
+
+    /// Waits for the thread, if it has one of its own and is finished.
+    pub fn join(mut self) {
+        if let Some(thread) = self.thread.take() {
+            // A panic of the work was caught and told to the ranks.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Sets its flag when dropped.
+#[derive(Debug)]
+struct Finishing(Arc<AtomicBool>);
+
+impl Finishing {
+    fn new() -> (Self, impl Fn() -> bool + Send + Sync + use<>) {
+        let finished = Arc::new(AtomicBool::new(false));
+        let look = finished.clone();
+        (Self(finished), move || look.load(Ordering::Acquire))
+    }
+}
+
+impl Drop for Finishing {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// One step; a panic in it ends the communicator instead of leaving everybody waiting.
+fn step(work: &mut dyn Step) -> Turn {
+    catch_unwind(AssertUnwindSafe(|| work.step())).unwrap_or_else(|_| {
+        work.broke();
+        Turn::Finished
+    })
+}
+
+/// One thread for each proxy, the default.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct OwnThreads;
+
+impl Progress for OwnThreads {
+    fn start(&self, name: &str, mut work: Work) -> std::io::Result<Running> {
+        let (finishing, finished) = Finishing::new();
+        let body = move || {
+            let mut idle = 0;
+            loop {
+                match step(&mut *work) {
+                    Turn::Worked => idle = 0,
+                    Turn::Idle => rest(&mut idle),
+                    Turn::Finished => break,
+                }
+            }
+            drop(work);
+            drop(finishing);
+        };
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body)?;
+        Ok(Running { thread: Some(thread), ..Running::new(finished) })
+    }
+}
+
+/// After a while without work, sleeps.
+fn rest(idle: &mut u32) {
+    if *idle < IDLE_STEPS {
+        *idle += 1;
+        std::thread::yield_now();
+    } else {
+        std::thread::sleep(NAP);
+    }
+}
+
+/// A fixed number of threads for all proxies that are started with it.
+#[derive(Debug)]
+pub struct Pool {
+    threads: Vec<Mutex<Sender<(Work, Finishing)>>>,
+    next: AtomicUsize,
+}
+
+impl Pool {
+    /// A pool of `threads` threads, at least one. They end when the pool and all work are gone.
+    ///
+    /// # Errors
+    /// What the system says when there is no thread to be had.
+    pub fn new(threads: usize) -> std::io::Result<Self> {
+        let start = |index| {
+            let (sender, receiver) = channel();
+            std::thread::Builder::new().name(format!("gin-pool-{index}")).spawn(move || pool_thread(&receiver))?;
+            Ok(Mutex::new(sender))
+        };
+        Ok(Self { threads: (0..threads.max(1)).map(start).collect::<std::io::Result<_>>()?, next: AtomicUsize::new(0) })
+    }
+}
+
+impl Progress for Pool {
+    fn start(&self, _name: &str, work: Work) -> std::io::Result<Running> {
+        let (finishing, finished) = Finishing::new();
+        let thread = &self.threads[self.next.fetch_add(1, Ordering::Relaxed) % self.threads.len()];
+        let sender = thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let gone = |_| std::io::Error::other("a thread of the pool has ended");
+        sender.send((work, finishing)).map_err(gone)?;
+        Ok(Running::new(finished))
+    }
+}
+
+fn pool_thread(incoming: &Receiver<(Work, Finishing)>) {
+    let mut all: Vec<(Work, Finishing)> = Vec::new();
+    let mut idle = 0;
+    loop {
+        loop {
+            match incoming.try_recv() {
+                Ok(new) => all.push(new),
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) if all.is_empty() => return,
+                Err(TryRecvError::Disconnected) => break,
+            }
+        }
+        let mut worked = false;
+        all.retain_mut(|(work, _)| {
+            let turn = step(&mut **work);
+            worked |= turn == Turn::Worked;
+            turn != Turn::Finished
+        });
+        if worked {
+            idle = 0;
+        } else {
+            rest(&mut idle);
+        }
+    }
+}

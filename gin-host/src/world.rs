@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! One function per rank, each with a device and a way to meet the others.
+//!
+//! ```
+//! use gin_host::comm::{CommError, Requirements, WindowFlags};
+//! use gin_host::world::{WorldConfig, launch};
+//!
+//! let lengths = launch(WorldConfig::seeded(2, 7), |rank| -> Result<usize, CommError> {
+//!     let comm = rank.communicator(&Requirements::default())?;
+//!     let window = comm.alloc_window::<f32>(64, WindowFlags::NONE)?;
+//!     comm.destroy()?;
+//!     Ok(window.len())
+//! });
+//! assert_eq!(lengths.unwrap(), [64, 64]);
+//! ```
+
+use crate::comm::{Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, InProcess, Requirements};
+use crate::gpu::virt::VirtualDevice;
+use crate::gpu::{Device, Function, GpuError, ModuleSource, Stream};
+use crate::net::peer::Peer;
+use crate::net::{Endpoint, Network, NetworkFactory};
+use crate::proxy::progress::{Pool, Progress, Running, Work};
+use crate::proxy::{Sabotage, Turn};
+use gin_virtual::{DeviceConfig, EventLog, Policy, SeededConfig, ServiceStep, ThreadsConfig, World};
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Who runs the ranks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Mode {
+    /// One scheduler on one thread, every decision from a seed, on a virtual clock: a run can be repeated.
+    Seeded(SeededConfig),
+    /// Threads, in real time.
+    Threads(ThreadsConfig),
+}
+
+/// Makes the device of a world rank, among so many ranks.
+type MakeDevice = Arc<dyn Fn(u32, u32) -> Result<Arc<dyn Device>, GpuError> + Send + Sync>;
+
+/// What makes the devices of ranks.
+#[derive(Clone)]
+pub struct Devices {
+    name: Arc<str>,
+    make: MakeDevice,
+}
+
+impl Devices {
+    /// Devices that `make` makes for each world rank, given also the number of ranks; `name` is for people.
+    pub fn new(
+        name: &str,
+        make: impl Fn(u32, u32) -> Result<Arc<dyn Device>, GpuError> + Send + Sync + 'static,
+    ) -> Self {
+        Self { name: name.into(), make: Arc::new(make) }
+    }
+
+    /// Their name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl fmt::Debug for Devices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Devices").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// A job of several ranks in this process.
+#[derive(Clone)]
+pub struct WorldConfig {
+    /// Number of ranks.
+    pub ranks: u32,
+    /// Who runs them.
+    pub mode: Mode,
+    /// The virtual GPU of each rank.
+    pub device: DeviceConfig,
+    /// Other devices in their place, for ranks as threads.
+    pub devices: Option<Devices>,
+    /// The back end of the ranks' communicators.
+    pub backend: Backend,
+    /// Size of their LSA teams; all ranks by default.
+    pub lsa_size: Option<u32>,
+    /// What makes their networks.
+    pub network: NetworkFactory,
+    /// Progress threads for all ranks together; one for each by default. In a seeded world there are none.
+    pub progress_threads: Option<usize>,
+    /// How long deregistration and destruction wait for requests under way.
+    pub drain: Duration,
+    /// How long ranks wait for each other when they meet; for ever by default.
+    pub meeting: Option<Duration>,
+    /// A fault that a kernel reports stops it at once.
+    pub trap_on_fault: bool,
+    /// A mistake for the proxies to make.
+    #[doc(hidden)]
+    pub sabotage: Sabotage,
+}
+
+impl WorldConfig {
+    fn new(ranks: u32, mode: Mode) -> Self {
+        Self {
+            ranks,
+            mode,
+            device: DeviceConfig::default(),
+            devices: None,
+            backend: Backend::Auto,
+            lsa_size: None,
+            network: Arc::new(|endpoint| Box::new(Peer::new(endpoint))),
+            progress_threads: None,
+            drain: Duration::from_secs(10),
+            meeting: None,
+            trap_on_fault: false,
+            sabotage: Sabotage::None,
+        }
+    }
+
+    /// `ranks` ranks in a seeded world.
+    pub fn seeded(ranks: u32, seed: u64) -> Self {
+        Self::new(ranks, Mode::Seeded(SeededConfig::new(seed)))
+    }
+
+    /// `ranks` ranks as threads.
+    pub fn threads(ranks: u32) -> Self {
+        Self::new(ranks, Mode::Threads(ThreadsConfig::default()))
+    }
+
+    /// The same with this schedule.
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        match &mut self.mode {
+            Mode::Seeded(config) => config.policy = policy,
+            Mode::Threads(config) => config.policy = policy,
+        }
+        self
+    }
+
+    /// The same with LSA teams of this size.
+    #[must_use]
+    pub fn lsa_size(mut self, size: u32) -> Self {
+        self.lsa_size = Some(size);
+        self
+    }
+
+    /// The same with devices that hold at most so many blocks at a time.
+    #[must_use]
+    pub fn resident_blocks(mut self, blocks: u32) -> Self {
+        self.device.resident_blocks = blocks;
+        self
+    }
+
+    /// The same with another network.
+    #[must_use]
+    pub fn network(mut self, make: impl Fn(&Endpoint) -> Box<dyn Network> + Send + Sync + 'static) -> Self {
+        self.network = Arc::new(make);
+        self
+    }
+
+    /// The same with proxies that make a mistake.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn sabotage(mut self, sabotage: Sabotage) -> Self {
+        self.sabotage = sabotage;
+        self
+    }
+
+    fn seed(&self) -> u64 {
+        match &self.mode {
+            Mode::Seeded(config) => config.seed,
+            Mode::Threads(config) => config.seed,
+        }
+    }
+}
+
+impl fmt::Debug for WorldConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorldConfig").field("ranks", &self.ranks).field("mode", &self.mode).finish_non_exhaustive()
+    }
+}
+
+/// How a job failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError<E> {
+    /// A rank's function returned an error, the first in time. The other ranks were aborted.
+    #[error("rank {rank}: {error}")]
+    Rank {
+        /// The rank.
+        rank: u32,
+        /// What it returned.
+        error: E,
+    },
+    /// The ranks cannot meet.
+    #[error(transparent)]
+    Bootstrap(#[from] BootstrapError),
+    /// The world ended badly: a deadlock, say, with who waits where.
+    #[error(transparent)]
+    World(#[from] gin_virtual::WorldError),
+    /// A rank's device cannot be had.
+    #[error("rank {rank}: {error}")]
+    Device {
+        /// The rank.
+        rank: u32,
+        /// Why.
+        error: GpuError,
+    },
+    /// There are no progress threads.
+    #[error("no progress threads: {0}")]
+    Threads(std::io::Error),
+}
+
+/// What a rank's function gets.
+#[derive(Debug)]
+pub struct Rank {
+    bootstrap: Arc<dyn Bootstrap>,
+    device: Arc<dyn Device>,
+    config: CommConfig,
+}
+
+impl Rank {
+    /// World rank.
+    pub fn rank(&self) -> u32 {
+        self.bootstrap.rank()
+    }
+
+    /// Number of ranks.
+    pub fn ranks(&self) -> u32 {
+        self.bootstrap.ranks()
+    }
+
+    /// Its device.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    /// Its way to the other ranks.
+    pub fn bootstrap(&self) -> &Arc<dyn Bootstrap> {
+        &self.bootstrap
+    }
+
+    /// How its communicators work.
+    pub fn comm_config(&self) -> &CommConfig {
+        &self.config
+    }
+
+    /// Waits for all ranks.
+    ///
+    /// # Errors
+    /// [`CommError::Bootstrap`].
+    pub fn barrier(&self) -> Result<(), CommError> {
+        Ok(self.bootstrap.barrier()?)
+    }
+
+    /// A new communicator of all ranks, active. Collective.
+    ///
+    /// # Errors
+    /// As [`Communicator::initialise`].
+    pub fn communicator(&self, requirements: &Requirements) -> Result<Communicator, CommError> {
+        let comm = self.uninitialised();
+        comm.initialise(requirements)?;
+        Ok(comm)
+    }
+
+    /// A new communicator of all ranks, not initialised.
+    pub fn uninitialised(&self) -> Communicator {
+        Communicator::new(self.bootstrap.clone(), self.device.clone(), self.config.clone())
+    }
+
+    /// The kernel with this name among those that are linked into the program.
+    ///
+    /// # Errors
+    /// As [`Module::function`](crate::gpu::Module::function).
+    pub fn kernel(&self, name: &str) -> Result<Function, GpuError> {
+        self.device.load(ModuleSource::Linked)?.function(name)
+    }
+
+    /// A new stream of its device.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {
+        self.device.stream()
+    }
+}
+
+/// Drives proxies as services of a world.
+#[derive(Debug)]
+struct Services(World);
+
+impl Progress for Services {
+    fn start(&self, name: &str, mut work: Work) -> std::io::Result<Running> {
+        // A panic is the world's to tell.
+        let service = self.0.spawn_service(name, move || match work.step() {
+            Turn::Worked => ServiceStep::Busy,
+            Turn::Idle => ServiceStep::Idle,
+            Turn::Finished => ServiceStep::Stop,
+        });
+        Ok(Running::new(move || service.is_finished()))
+    }
+}
+
+/// Runs `body` once for each rank and gives what they returned, by rank.
+///
+/// When one returns an error, meetings of the others end, and communicators that it drops are aborted.
+///
+/// # Errors
+/// [`LaunchError`].
+///
+/// # Panics
+/// With the panic of the first rank that panicked, after the others were ended.
+pub fn launch<T, E>(config: WorldConfig, body: impl Fn(Rank) -> Result<T, E> + Sync) -> Result<Vec<T>, LaunchError<E>>
+where
+    T: Send,
+    E: Send,
+{
+    launch_logged(config, body).0
+}
+
+/// As [`launch`], and gives the log of a seeded world too, if its configuration asks for one.
+pub fn launch_logged<T, E>(
+    config: WorldConfig,
+    body: impl Fn(Rank) -> Result<T, E> + Sync,
+) -> (Result<Vec<T>, LaunchError<E>>, EventLog)
+where
+    T: Send,
+    E: Send,
+{
+    let world = match &config.mode {
+        Mode::Seeded(seeded) => World::seeded(seeded.clone()),
+        Mode::Threads(threads) => World::threads(threads.clone()),
+    };
+    let results = run(&config, &world, &body);
+    (results, world.event_log())
+}
+
+fn run<T, E>(
+    config: &WorldConfig,
+    world: &World,
+    body: &(impl Fn(Rank) -> Result<T, E> + Sync),
+) -> Result<Vec<T>, LaunchError<E>>
+where
+    T: Send,
+    E: Send,
+{
+    let progress: Arc<dyn Progress> = match (&config.mode, config.progress_threads) {
+        (Mode::Threads(_), Some(threads)) => Arc::new(Pool::new(threads).map_err(LaunchError::Threads)?),
+        _ => Arc::new(Services(world.clone())),
+    };
+    let failed: Mutex<Option<(u32, E)>> = Mutex::new(None);
+    let job = InProcess::job(config.ranks)?;
+    let device = |rank| -> Result<Arc<dyn Device>, LaunchError<E>> {
+        match (&config.mode, &config.devices) {
+            (Mode::Threads(_), Some(devices)) => {
+                (devices.make)(rank, config.ranks).map_err(|error| LaunchError::Device { rank, error })
+            }
+            _ => Ok(VirtualDevice::new(world.device(config.device.clone()))),
+        }
+    };
+    let devices = (0..config.ranks).map(device).collect::<Result<Vec<_>, _>>()?;
+    let hosts = job.into_iter().zip(devices).map(|(bootstrap, device)| {
+        let bootstrap = match config.meeting {
+            Some(limit) => bootstrap.with_timeout(limit),
+            None => bootstrap,
+        };
+        let bootstrap: Arc<dyn Bootstrap> = Arc::new(bootstrap);
+        let rank = Rank {
+            bootstrap: bootstrap.clone(),
+            device,
+            config: CommConfig {
+                backend: config.backend,
+                lsa_size: config.lsa_size,
+                network: config.network.clone(),
+                progress: progress.clone(),
+                seed: config.seed(),
+                drain: config.drain,
+                trap_on_fault: config.trap_on_fault,
+                sabotage: config.sabotage,
+            },
+        };
+        let failed = &failed;
+        move || match body(rank) {
+            Ok(value) => Some(value),
+            Err(error) => {
+                let rank = bootstrap.rank();
+                failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert((rank, error));
+                bootstrap.abort();
+                None
+            }
+        }
+    });
+    let hosts: Vec<_> = hosts.collect();
+    let results = world.run(hosts);
+    // A rank's own error says more than what came of it.
+    if let Some((rank, error)) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Err(LaunchError::Rank { rank, error });
+    }
+    Ok(results?.into_iter().flatten().collect())
+}

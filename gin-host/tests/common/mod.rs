@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Ranks as plain threads, and a host-side poster that stands in for a kernel.
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use gin_abi::descriptor::{Descriptor, RemoteSignal, SignalTarget, Transfer, WORDS};
+use gin_abi::{CommHandle, ContextData, Deadline};
+use gin_device::queue::{Producer, Queue};
+use gin_device::signal_words::Words;
+use gin_device::status::{Status, Stop};
+use gin_device::sys::{Global, GlobalWord};
+use gin_host::comm::{
+    Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, InProcess, Requirements,
+};
+use gin_host::gpu::Device;
+use gin_host::gpu::virt::VirtualDevice;
+use gin_host::net::peer::Peer;
+use gin_host::net::testing::Sabotage;
+use gin_host::net::{Endpoint, Network, NetworkFactory};
+use gin_host::proxy::progress::OwnThreads;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Ample for a machine under load; nothing waits this long unless it hangs.
+pub const LIMIT: Deadline = Deadline::after_ms(20_000);
+
+pub fn peer() -> NetworkFactory {
+    network(|endpoint| Box::new(Peer::new(endpoint)))
+}
+
+pub fn network(make: impl Fn(&Endpoint) -> Box<dyn Network> + Send + Sync + 'static) -> NetworkFactory {
+    Arc::new(make)
+}
+
+pub fn config(network: NetworkFactory) -> CommConfig {
+    CommConfig {
+        backend: Backend::Auto,
+        lsa_size: None,
+        network,
+        progress: Arc::new(OwnThreads),
+        seed: 1,
+        drain: Duration::from_secs(20),
+        trap_on_fault: false,
+        sabotage: Sabotage::None,
+    }
+}
+
+/// Runs `body` as each of `ranks` ranks; what each returned, by rank.
+pub fn ranks<T: Send>(count: u32, body: impl Fn(Arc<dyn Bootstrap>, Arc<dyn Device>) -> T + Sync) -> Vec<T> {
+    let job = InProcess::job(count).unwrap();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = job
+            .into_iter()
+            .map(|bootstrap| {
+                let body = &body;
+                scope.spawn(move || {
+                    let bootstrap = bootstrap.with_timeout(Duration::from_secs(20));
+                    let device: Arc<dyn Device> = VirtualDevice::memory_only(bootstrap.rank());
+                    body(Arc::new(bootstrap), device)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Communicators of `count` ranks, and `body` with each.
+pub fn with_comm<T: Send>(
+    count: u32,
+    config: &CommConfig,
+    requirements: &Requirements,
+    body: impl Fn(&Communicator) -> T + Sync,
+) -> Vec<T> {
+    ranks(count, |bootstrap, device| {
+        let comm = Communicator::new(bootstrap, device, config.clone());
+        comm.initialise(requirements).unwrap();
+        body(&comm)
+    })
+}
+
+/// Posts to the queues of a communicator as its kernels do.
+#[derive(Clone, Copy)]
+pub struct Poster {
+    handle: CommHandle,
+}
+
+impl Poster {
+    pub fn new(comm: &Communicator) -> Self {
+        Self { handle: comm.device().unwrap().handle() }
+    }
+
+    fn data(&self, context: u32) -> ContextData {
+        assert!(context < self.handle.contexts);
+        // Safety: the table has so many entries; the communicator outlives the test's body.
+        unsafe { *(self.handle.context_table as usize as *const ContextData).add(context as usize) }
+    }
+
+    pub fn status(&self) -> Status<Global> {
+        // Safety: the handle's addresses are valid.
+        unsafe {
+            Status {
+                host: GlobalWord::new(self.handle.host_status),
+                kernel: GlobalWord::new(self.handle.kernel_status),
+                copy: GlobalWord::new(self.handle.kernel_status_copy),
+            }
+        }
+    }
+
+    pub fn producer(&self, context: u32) -> Producer<Global, WORDS> {
+        let data = self.data(context);
+        // Safety: as above.
+        unsafe {
+            let queue = Queue {
+                slots: GlobalWord::new(data.slots),
+                claim: GlobalWord::new(data.claim),
+                taken_seen: GlobalWord::new(data.claim + 8),
+                taken: GlobalWord::new(data.taken),
+                done: GlobalWord::new(data.done),
+                oldest: GlobalWord::new(data.oldest),
+                depth_log2: data.depth_log2,
+                depth_mask: data.depth_mask,
+            };
+            Producer { queue, status: self.status() }
+        }
+    }
+
+    pub fn post(&self, context: u32, request: Descriptor) -> Result<(), Stop> {
+        self.post_words(context, request.encode())
+    }
+
+    pub fn post_words(&self, context: u32, words: [u64; WORDS]) -> Result<(), Stop> {
+        let producer = self.producer(context);
+        let claim = producer.claim(1, LIMIT)?;
+        producer.fill(claim.first, words, LIMIT)
+    }
+
+    pub fn flush(&self, context: u32) -> Result<(), Stop> {
+        let producer = self.producer(context);
+        producer.wait_done(producer.position(), LIMIT)
+    }
+
+    pub fn flush_peer(&self, context: u32, peer: u32) -> Result<(), Stop> {
+        let producer = self.producer(context);
+        producer.wait_peer(peer, producer.position(), LIMIT)
+    }
+
+    fn signal_words(&self, context: u32, id: u32) -> Words<Global> {
+        let (data, offset) = (self.data(context), 8 * u64::from(id));
+        // Safety: as above.
+        unsafe {
+            Words {
+                gpu: (data.signal_gpu != 0).then(|| GlobalWord::new(data.signal_gpu + offset)),
+                nic: None,
+                cpu: Some(GlobalWord::new(data.signal_cpu + offset)),
+                base: GlobalWord::new(data.signal_base + offset),
+            }
+        }
+    }
+
+    pub fn wait_signal(&self, context: u32, id: u32, least: u64) -> Result<u64, Stop> {
+        self.signal_words(context, id).wait(&self.status(), least, 64, LIMIT).map_err(|(stop, _)| stop)
+    }
+
+    pub fn signal(&self, context: u32, id: u32) -> u64 {
+        self.signal_words(context, id).read(64)
+    }
+
+    fn counter_words(&self, context: u32, id: u32) -> Words<Global> {
+        let (data, offset) = (self.data(context), 8 * u64::from(id));
+        // Safety: as above.
+        unsafe {
+            Words {
+                gpu: None,
+                nic: None,
+                cpu: Some(GlobalWord::new(data.counters + offset)),
+                base: GlobalWord::new(data.counter_base + offset),
+            }
+        }
+    }
+
+    pub fn wait_counter(&self, context: u32, id: u32, least: u64) -> Result<u64, Stop> {
+        self.counter_words(context, id).wait(&self.status(), least, 56, LIMIT).map_err(|(stop, _)| stop)
+    }
+
+    pub fn counter(&self, context: u32, id: u32) -> u64 {
+        self.counter_words(context, id).read(56)
+    }
+}
+
+/// A request without signal or counter.
+pub fn request(peer: u32, transfer: Transfer) -> Descriptor {
+    Descriptor { peer, transfer, signal: None, counter: None, more: false }
+}
+
+/// `bytes` bytes from `from` to `to`, each window and offset.
+pub fn put(peer: u32, to: (u32, u64), from: (u32, u64), bytes: u64) -> Descriptor {
+    let transfer = Transfer::Put {
+        source_window: from.0,
+        source_offset: from.1,
+        destination_window: to.0,
+        destination_offset: to.1,
+        bytes,
+    };
+    request(peer, transfer)
+}
+
+pub fn get(peer: u32, to: (u32, u64), from: (u32, u64), bytes: u64) -> Descriptor {
+    let transfer = Transfer::Get {
+        source_window: from.0,
+        source_offset: from.1,
+        destination_window: to.0,
+        destination_offset: to.1,
+        bytes,
+    };
+    request(peer, transfer)
+}
+
+pub fn strong(id: u32, amount: u64) -> Option<RemoteSignal> {
+    Some(RemoteSignal { target: SignalTarget::Id(id), amount, strong: true })
+}
+
+pub fn weak(id: u32, amount: u64) -> Option<RemoteSignal> {
+    Some(RemoteSignal { target: SignalTarget::Id(id), amount, strong: false })
+}
+
+/// The error that every rank got.
+pub fn errors<T: std::fmt::Debug>(results: Vec<Result<T, CommError>>) -> Vec<CommError> {
+    results.into_iter().map(|result| result.unwrap_err()).collect()
+}
+
+pub fn is_bootstrap(error: &CommError) -> bool {
+    matches!(error, CommError::Bootstrap(BootstrapError::Lost { .. } | BootstrapError::Aborted { .. }))
+}
+
+impl Poster {
+    /// Makes signal `id` and counter `id` of a context 0.
+    pub fn reset(&self, context: u32, id: u32) {
+        self.signal_words(context, id).reset();
+        self.counter_words(context, id).reset();
+    }
+
+    /// Waits for the signal at byte `offset` of a window.
+    pub fn wait_va<T: bytemuck::Pod>(
+        &self,
+        window: &gin_host::Window<T>,
+        offset: u64,
+        least: u64,
+    ) -> Result<u64, Stop> {
+        // Safety: the window is registered, and the offset is in it.
+        let words = unsafe {
+            let data = &*(window.handle().data as usize as *const gin_abi::WindowData);
+            let word = |plane: u64| (plane != 0).then(|| GlobalWord::new(plane + offset));
+            Words {
+                gpu: word(data.va_gpu),
+                nic: None,
+                cpu: word(data.va_cpu),
+                base: GlobalWord::new(data.va_base + offset),
+            }
+        };
+        words.wait(&self.status(), least, 64, LIMIT).map_err(|(stop, _)| stop)
+    }
+}

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Devices, memory, streams and launches of the virtual GPU.
+
+use gin_abi::ABI_VERSION;
+use gin_device::coop::{block_in_grid, grid_dim};
+use gin_device::kernel::{KernelEntry, KernelParam};
+use gin_device::prelude::*;
+use gin_host::gpu::virt::{VirtualDevice, function};
+use gin_host::gpu::{Argument, Device, GpuError, Memory, MemoryKind, ModuleSource, Plain};
+use gin_host::world::{Rank as WorldRank, WorldConfig, launch};
+use gin_host::{KernelArg, LaunchConfig};
+use std::sync::Arc;
+
+/// Stores what each thread is, and the parameters.
+///
+/// # Safety
+/// - `out` has a word for each thread of the grid.
+#[kernel(launch_bounds(64))]
+pub unsafe fn host_test_store(out: *mut u64, base: u64, factor: u32, scale: f32) {
+    let index = block_in_grid() as u64 * Block.size() as u64 + Block.rank() as u64;
+    let value = base + index * u64::from(factor) + scale as u64 + u64::from(grid_dim().count());
+    // Safety: the kernel's promise.
+    unsafe { out.add(index as usize).write(value) };
+}
+
+/// Ends the grid with an error.
+///
+/// # Safety
+/// - None.
+#[kernel]
+pub unsafe fn host_test_trap() {
+    gin_device::sys::trap();
+}
+
+/// Sums dynamic shared memory after filling it.
+///
+/// # Safety
+/// - `out` is one word.
+#[kernel]
+pub unsafe fn host_test_dynamic(out: *mut u64) {
+    let (start, bytes) = (gin_device::shared::dynamic(), gin_device::shared::dynamic_bytes());
+    for i in Block.stripe(bytes) {
+        // Safety: in the block's shared memory.
+        unsafe { start.add(i).write(1) };
+    }
+    Block.sync();
+    if Block.rank() == 0 {
+        // Safety: as above, and the kernel's promise.
+        unsafe { out.write((0..bytes).map(|i| u64::from(start.add(i).read())).sum()) };
+    }
+}
+
+fn on_one_rank<T: Send>(body: impl Fn(&WorldRank) -> T + Sync) -> T {
+    let config = WorldConfig::seeded(1, 5).resident_blocks(4);
+    let result = launch(config, |rank| -> Result<T, GpuError> { Ok(body(&rank)) });
+    result.unwrap_or_else(|error| panic!("{error}")).remove(0)
+}
+
+fn try_launch(kernel: &str, config: LaunchConfig, arguments: &[&dyn KernelArg]) -> Result<(), GpuError> {
+    let arguments: Vec<Argument> = arguments.iter().map(|argument| argument.argument()).collect();
+    on_one_rank(|rank| {
+        let stream = rank.stream().unwrap();
+        let kernel = rank.kernel(kernel)?;
+        let arguments: Vec<&dyn KernelArg> = arguments.iter().map(|argument| argument as &dyn KernelArg).collect();
+        // Safety: what is launched here is refused, or takes no pointers.
+        unsafe { stream.launch(&kernel, config, &arguments)? };
+        stream.synchronize()
+    })
+}
+
+const NULL: *mut u64 = std::ptr::null_mut();
+
+#[test]
+fn parameters_arrive_in_every_thread_of_every_block() {
+    on_one_rank(|rank| {
+        let memory = Memory::new(rank.device(), MemoryKind::Device, 96 * 8).unwrap();
+        let stream = rank.stream().unwrap();
+        let kernel = rank.kernel("host_test_store").unwrap();
+        let out = memory.address() as usize as *mut u64;
+        // Safety: one word for each thread.
+        unsafe { stream.launch(&kernel, LaunchConfig::new(3, 32), &[&out, &1000u64, &7u32, &2.5f32]).unwrap() };
+        stream.synchronize().unwrap();
+        let mut values = [0u64; 96];
+        memory.read(0, &mut values).unwrap();
+        let expected: Vec<u64> = (0..96).map(|index| 1000 + index * 7 + 2 + 3).collect();
+        assert_eq!(values[..], expected);
+        assert!(stream.is_idle().unwrap());
+        assert_eq!(rank.device().running(), 0);
+    });
+}
+
+#[test]
+fn an_unknown_kernel_is_refused_with_similar_names() {
+    let error = on_one_rank(|rank| rank.kernel("host_test_stor").unwrap_err());
+    let GpuError::UnknownKernel { name, similar } = &error else { panic!("{error:?}") };
+    assert_eq!((name.as_str(), similar[0].as_str()), ("host_test_stor", "`host_test_store`"));
+    assert!(error.to_string().contains("`host_test_store`"), "{error}");
+}
+
+#[test]
+fn wrong_parameters_are_refused_with_count_position_and_sizes() {
+    let config = LaunchConfig::new(1, 32);
+    let few = try_launch("host_test_store", config, &[&NULL, &1u64]).unwrap_err();
+    assert_eq!(few.to_string(), "kernel `host_test_store` takes 4 parameters (out, base, factor, scale); 2 were given");
+    let many = try_launch("host_test_trap", config, &[&1u32]).unwrap_err();
+    assert!(matches!(many, GpuError::ParameterCount { expected: 0, given: 1, .. }), "{many:?}");
+    let size = try_launch("host_test_store", config, &[&NULL, &1u64, &7u64, &2.5f32]).unwrap_err();
+    assert_eq!(
+        size.to_string(),
+        "parameter 2 of kernel `host_test_store`, `factor: u32`, has 4 bytes; a `u64` of 8 bytes was given",
+    );
+    let plain = try_launch("host_test_store", config, &[&NULL, &Plain([1u64; 3]), &7u32, &2.5f32]).unwrap_err();
+    assert!(matches!(plain, GpuError::ParameterSize { position: 1, expected: 8, given: 24, .. }), "{plain:?}");
+}
+
+#[test]
+fn launches_past_a_limit_are_refused_with_the_number_and_the_limit() {
+    let figures = |config| match try_launch("host_test_store", config, &[&NULL, &1u64, &7u32, &2.5f32]).unwrap_err() {
+        GpuError::LaunchLimit { asked, limit, .. } => (asked, limit),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(figures(LaunchConfig::new(1, 65)), (65, 64), "the kernel's own bound");
+    assert_eq!(figures(LaunchConfig::new(1, 1025)), (1025, 64));
+    assert_eq!(figures(LaunchConfig::new(u32::MAX, 1)), (u64::from(u32::MAX), i32::MAX as u64));
+    assert_eq!(figures(LaunchConfig::new(1, 1).dynamic_shared(300 << 10)), (300 << 10, 227 << 10));
+    let trap = |config| try_launch("host_test_trap", config, &[]).unwrap_err();
+    assert!(matches!(trap(LaunchConfig::new(1, 1025)), GpuError::LaunchLimit { asked: 1025, limit: 1024, .. }));
+    assert!(matches!(trap(LaunchConfig::new(0, 1)), GpuError::EmptyLaunch { what: "grid", .. }));
+    assert!(matches!(trap(LaunchConfig::new(1, 0)), GpuError::EmptyLaunch { what: "block", .. }));
+    let cooperative = trap(LaunchConfig::new(5, 1).cooperative());
+    assert!(matches!(cooperative, GpuError::NotResident { blocks: 5, resident: 4, .. }), "{cooperative:?}");
+}
+
+#[test]
+fn a_kernel_of_another_version_of_the_layouts_is_refused_with_both_versions() {
+    static ENTRY: KernelEntry = KernelEntry {
+        name: "old",
+        module: "tests",
+        abi: ABI_VERSION + 1,
+        params: &[KernelParam { name: "x", type_name: "u32", size: 4, align: 4 }],
+        launch_bounds: None,
+        call: nothing,
+    };
+    unsafe fn nothing(_: *const *const u8) {}
+    let error = on_one_rank(|rank| {
+        // Safety: it does nothing.
+        unsafe { rank.stream().unwrap().launch(&function(&ENTRY), LaunchConfig::new(1, 1), &[&1u32]) }.unwrap_err()
+    });
+    let expected =
+        GpuError::AbiMismatch { kernel: "old".to_owned(), kernel_abi: ABI_VERSION + 1, host_abi: ABI_VERSION };
+    assert_eq!(error, expected);
+}
+
+#[test]
+fn a_kernel_that_traps_is_told_at_synchronisation_once() {
+    on_one_rank(|rank| {
+        let stream = rank.stream().unwrap();
+        let kernel = rank.kernel("host_test_trap").unwrap();
+        // Safety: it asks for nothing.
+        unsafe { stream.launch(&kernel, LaunchConfig::new(1, 2), &[]).unwrap() };
+        let error = stream.synchronize().unwrap_err();
+        assert!(matches!(&error, GpuError::Kernel { kernel, .. } if kernel == "host_test_trap"), "{error:?}");
+        stream.synchronize().unwrap();
+    });
+}
+
+#[test]
+fn work_of_a_stream_runs_in_order_and_another_stream_waits_for_an_event() {
+    on_one_rank(|rank| {
+        let memory = Memory::new(rank.device(), MemoryKind::Device, 64 * 8).unwrap();
+        let (first, second) = (rank.stream().unwrap(), rank.stream().unwrap());
+        let kernel = rank.kernel("host_test_store").unwrap();
+        let out = memory.address() as usize as *mut u64;
+        let start = first.record().unwrap();
+        for base in [100u64, 200] {
+            // Safety: 32 words.
+            unsafe { first.launch(&kernel, LaunchConfig::new(1, 32), &[&out, &base, &0u32, &0f32]).unwrap() };
+        }
+        let end = first.record().unwrap();
+        second.wait_for(&*end).unwrap();
+        // Safety: two halves of one allocation.
+        unsafe { second.copy(memory.address() + 256, memory.address(), 256).unwrap() };
+        second.synchronize().unwrap();
+        assert!(end.is_done().unwrap() && start.is_done().unwrap());
+        assert!(end.since(&*start).is_some_and(|ns| ns > 0));
+        let mut values = [0u64; 64];
+        memory.read(0, &mut values).unwrap();
+        assert_eq!(values, [201; 64]);
+    });
+}
+
+#[test]
+fn dynamic_shared_memory_has_the_size_that_was_asked_for() {
+    on_one_rank(|rank| {
+        let memory = Memory::new(rank.device(), MemoryKind::Device, 8).unwrap();
+        let stream = rank.stream().unwrap();
+        let out = memory.address() as usize as *mut u64;
+        let config = LaunchConfig::new(1, 32).dynamic_shared(1000);
+        // Safety: one word.
+        unsafe { stream.launch(&rank.kernel("host_test_dynamic").unwrap(), config, &[&out]).unwrap() };
+        stream.synchronize().unwrap();
+        let mut sum = [0u64];
+        memory.read(0, &mut sum).unwrap();
+        assert_eq!(sum, [1000]);
+    });
+}
+
+#[test]
+fn accesses_past_an_allocation_are_refused_with_the_figures() {
+    let device: Arc<dyn Device> = VirtualDevice::memory_only(0);
+    let memory = Memory::new(&device, MemoryKind::Pinned, 16).unwrap();
+    assert_eq!(memory.address() % 256, 0);
+    let error = |offset, end| GpuError::OutOfRange { offset, end, length: 16 };
+    assert_eq!(memory.write(9, &[0u64]).unwrap_err(), error(9, 17));
+    assert_eq!(memory.read(u64::MAX, &mut [0u8; 2]).unwrap_err(), error(u64::MAX, u64::MAX));
+    assert_eq!(memory.slice(8..17).unwrap_err(), error(8, 17));
+    let backwards = std::ops::Range { start: 8, end: 4 };
+    assert!(memory.slice(backwards).is_err());
+    let slice = memory.slice(8..16).unwrap();
+    assert_eq!(slice.write(1, &[0u64]).unwrap_err(), GpuError::OutOfRange { offset: 1, end: 9, length: 8 });
+    slice.write(0, &[7u64]).unwrap();
+    let mut words = [0u64; 2];
+    memory.read(0, &mut words).unwrap();
+    assert_eq!(words, [0, 7]);
+    let huge = Memory::new(&device, MemoryKind::Device, u64::MAX).unwrap_err();
+    assert!(matches!(huge, GpuError::OutOfMemory { bytes: u64::MAX, kind: MemoryKind::Device, .. }));
+    assert!(matches!(device.load(ModuleSource::Ptx("")), Err(GpuError::Unsupported { .. })));
+    let stream = device.stream().unwrap();
+    assert!(matches!(stream.record(), Err(GpuError::Unsupported { .. })));
+}

@@ -1,0 +1,419 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The proxy, driven by descriptors that the test posts as a kernel would.
+
+mod common;
+
+use common::{Poster, config, get, network, peer, put, request, strong, weak, with_comm};
+use gin_abi::descriptor::{RemoteSignal, SignalTarget, Transfer};
+use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation};
+use gin_device::status::Stop;
+use gin_host::comm::{CommConfig, Communicator, Requirements, WindowFlags};
+use gin_host::net::peer::Peer;
+use gin_host::net::testing::{Delay, FailOnDemand, FailSwitch, Failure, Reorder, Trickle, WeakOnly, Withhold};
+use gin_host::net::{Endpoint, Network};
+use std::time::Duration;
+
+fn byte(rank: u32, index: usize) -> u8 {
+    (rank as usize * 31 + index * 7 + 1) as u8
+}
+
+/// Every rank puts `bytes` bytes to every rank with a strong signal and a counter, waits, and looks.
+fn exchange(comm: &Communicator, bytes: usize) {
+    let (rank, ranks) = (comm.rank(), comm.ranks());
+    let poster = Poster::new(comm);
+    let outbox = comm.alloc_window::<u8>(bytes, WindowFlags::NONE).unwrap();
+    let inbox = comm.alloc_window::<u8>(bytes * ranks as usize, WindowFlags::NONE).unwrap();
+    outbox.write(0, &(0..bytes).map(|index| byte(rank, index)).collect::<Vec<u8>>()).unwrap();
+    for to in 0..ranks {
+        let request = put(to, (inbox.id(), u64::from(rank) * bytes as u64), (outbox.id(), 0), bytes as u64);
+        poster.post(0, Descriptor { signal: strong(0, 1), counter: Some(0), ..request }).unwrap();
+    }
+    poster.wait_signal(0, 0, u64::from(ranks)).unwrap();
+    poster.wait_counter(0, 0, u64::from(ranks)).unwrap();
+    for from in 0..ranks {
+        let start = from as usize * bytes;
+        let got = inbox.read_range(start..start + bytes).unwrap();
+        assert_eq!(got, (0..bytes).map(|index| byte(from, index)).collect::<Vec<u8>>(), "rank {rank} from {from}");
+    }
+    poster.flush(0).unwrap();
+    comm.deregister(&inbox).unwrap();
+    comm.deregister(&outbox).unwrap();
+}
+
+fn exchange_over(make: impl Fn(&Endpoint) -> Box<dyn Network> + Send + Sync + 'static) {
+    let config = config(network(make));
+    for (max_message, queue_depth) in [(1 << 20, 4), (7, 1)] {
+        let requirements = Requirements { max_message, queue_depth, ..Requirements::default() };
+        with_comm(3, &config, &requirements, |comm| {
+            for bytes in [0, 3, 28, 200] {
+                exchange(comm, bytes);
+                // The next exchange counts from zero again, with other windows.
+                comm_barrier(comm);
+                reset(comm);
+                comm_barrier(comm);
+            }
+            comm.destroy().unwrap();
+        });
+    }
+}
+
+fn comm_barrier(comm: &Communicator) {
+    comm.bootstrap().barrier().unwrap();
+}
+
+/// Signal 0 and counter 0 of context 0 start from zero again.
+fn reset(comm: &Communicator) {
+    Poster::new(comm).reset(0, 0);
+}
+
+#[test]
+fn puts_arrive_before_their_signals_over_every_network() {
+    exchange_over(|endpoint| Box::new(Peer::new(endpoint)));
+    exchange_over(|endpoint| Box::new(Reorder::new(Peer::new(endpoint), endpoint)));
+    exchange_over(|endpoint| Box::new(Delay::new(Peer::new(endpoint), endpoint, Duration::from_micros(200))));
+    exchange_over(|endpoint| Box::new(Withhold::new(Peer::new(endpoint), endpoint.rank)));
+    exchange_over(|endpoint| Box::new(Trickle::new(Peer::new(endpoint), 1)));
+    exchange_over(|endpoint| {
+        let below = Withhold::new(Trickle::new(Peer::new(endpoint), 2), endpoint.rank);
+        Box::new(Reorder::new(Delay::new(below, endpoint, Duration::from_micros(50)), endpoint))
+    });
+}
+
+#[test]
+fn a_weak_signal_covers_all_messages_of_its_put_where_there_are_no_strong_ones() {
+    let config =
+        config(network(|endpoint| Box::new(WeakOnly::new(Reorder::new(Peer::new(endpoint), endpoint), false, false))));
+    let requirements = Requirements { max_message: 5, ..Requirements::default() };
+    with_comm(2, &config, &requirements, |comm| {
+        let poster = Poster::new(comm);
+        let window = comm.alloc_window::<u8>(512, WindowFlags::NONE).unwrap();
+        let rank = comm.rank();
+        for round in 1..=20u64 {
+            let mine: Vec<u8> = (0..256).map(|index| byte(rank + round as u32, index)).collect();
+            window.write(0, &mine).unwrap();
+            let request = put(1 - rank, (window.id(), 256), (window.id(), 0), 256);
+            poster.post(0, Descriptor { signal: weak(0, 1), ..request }).unwrap();
+            poster.wait_signal(0, 0, round).unwrap();
+            let theirs: Vec<u8> = (0..256).map(|index| byte(1 - rank + round as u32, index)).collect();
+            assert_eq!(window.read_range(256..512).unwrap(), theirs);
+            poster.flush(0).unwrap();
+            // Nobody overwrites what the other has yet to look at.
+            comm_barrier(comm);
+        }
+    });
+}
+
+#[test]
+fn gets_are_there_after_a_flush_also_when_withheld() {
+    for make in [
+        (|endpoint: &Endpoint| -> Box<dyn Network> { Box::new(Peer::new(endpoint)) })
+            as fn(&Endpoint) -> Box<dyn Network>,
+        |endpoint| Box::new(Withhold::new(Peer::new(endpoint), endpoint.rank)),
+        |endpoint| Box::new(Reorder::new(Peer::new(endpoint), endpoint)),
+    ] {
+        let config = config(network(make));
+        let requirements = Requirements { max_message: 33, ..Requirements::default() };
+        with_comm(2, &config, &requirements, |comm| {
+            let poster = Poster::new(comm);
+            let window = comm.alloc_window::<u8>(300, WindowFlags::NONE).unwrap();
+            window.write(0, &(0..100).map(|index| byte(comm.rank(), index)).collect::<Vec<u8>>()).unwrap();
+            comm_barrier(comm);
+            let other = 1 - comm.rank();
+            let request = get(other, (window.id(), 100), (window.id(), 0), 100);
+            poster.post(0, Descriptor { counter: Some(3), ..request }).unwrap();
+            poster.flush(0).unwrap();
+            let theirs: Vec<u8> = (0..100).map(|index| byte(other, index)).collect();
+            assert_eq!(window.read_range(100..200).unwrap(), theirs);
+            assert_eq!(poster.counter(0, 3), 1);
+            poster.post(0, get(other, (window.id(), 200), (window.id(), 0), 100)).unwrap();
+            poster.flush_peer(0, other).unwrap();
+            assert_eq!(window.read_range(200..300).unwrap(), theirs);
+            comm_barrier(comm);
+        });
+    }
+}
+
+#[test]
+fn values_of_all_widths_and_signals_at_addresses_arrive() {
+    for withheld in [false, true] {
+        let config = config(network(move |endpoint| {
+            if withheld {
+                Box::new(Withhold::new(Peer::new(endpoint), endpoint.rank))
+            } else {
+                Box::new(Peer::new(endpoint))
+            }
+        }));
+        with_comm(2, &config, &Requirements::default(), |comm| {
+            let poster = Poster::new(comm);
+            let window = comm.alloc_window::<u64>(8, WindowFlags::SIGNALS).unwrap();
+            let other = 1 - comm.rank();
+            let value = 0xfedc_ba98_7654_3210u64;
+            for width_log2 in 0..4u32 {
+                let transfer = Transfer::PutValue {
+                    value: value & (u64::MAX >> (64 - (8 << width_log2))),
+                    width_log2,
+                    destination_window: window.id(),
+                    destination_offset: u64::from(width_log2) * 8,
+                };
+                poster.post(0, request(other, transfer)).unwrap();
+            }
+            let target = SignalTarget::Address { window: window.id(), offset: 40 };
+            let signal = Some(RemoteSignal { target, amount: 5, strong: true });
+            poster.post(0, Descriptor { signal, ..request(other, Transfer::Nothing) }).unwrap();
+            poster.wait_va(&window, 40, 5).unwrap();
+            let expected = [0x10, 0x3210, 0x7654_3210, value, 0, 0, 0, 0];
+            assert_eq!(window.read_all().unwrap(), expected, "the word of a signal is not in the window");
+            poster.flush(0).unwrap();
+            comm_barrier(comm);
+        });
+    }
+}
+
+/// What rank 0 and rank 1 see after rank 0 posted `request`, with windows of 64 and 32 bytes.
+fn fault_of(request: impl Fn(u32) -> Descriptor + Sync, config: &CommConfig) -> Vec<(Fault, u32, Fault)> {
+    with_comm(2, config, &Requirements { signals: 4, counters: 2, ..Requirements::default() }, |comm| {
+        let poster = Poster::new(comm);
+        let bytes = if comm.rank() == 0 { 64 } else { 32 };
+        let window = comm.alloc_window::<u8>(bytes, WindowFlags::NONE).unwrap();
+        if comm.rank() == 0 {
+            poster.post(0, request(window.id())).unwrap();
+        }
+        assert_eq!(poster.wait_signal(0, 3, 1), Err(Stop::Fault), "no fault came");
+        let seen = poster.status().cause();
+        let notice = comm.fault().unwrap();
+        (seen, notice.rank, notice.fault)
+    })
+}
+
+#[test]
+fn a_request_that_is_wrong_is_a_fault_on_all_ranks_that_says_what_was_wrong() {
+    let config = config(peer());
+    type Case = (&'static str, fn(u32) -> Descriptor, FaultKind, Operation, u64, u64);
+    let cases: &[Case] = &[
+        ("peer", |w| put(2, (w, 0), (w, 0), 8), FaultKind::UnknownRank, Operation::Put, 2, 2),
+        ("destination", |w| put(1, (w, 25), (w, 0), 8), FaultKind::OutOfRange, Operation::Put, 32, 33),
+        ("source", |w| put(1, (w, 0), (w, 57), 8), FaultKind::OutOfRange, Operation::Put, 64, 65),
+        (
+            "overflow",
+            |w| put(1, (w, (1 << 63) - 1), (w, 0), 8),
+            FaultKind::OutOfRange,
+            Operation::Put,
+            32,
+            (1 << 63) + 7,
+        ),
+        ("length", |w| put(1, (w, 8), (w, 0), (1 << 63) - 1), FaultKind::OutOfRange, Operation::Put, 64, (1 << 63) - 1),
+        ("get", |w| get(1, (w, 0), (w, 30), 3), FaultKind::OutOfRange, Operation::Get, 32, 33),
+        ("get here", |w| get(1, (w, 62), (w, 0), 3), FaultKind::OutOfRange, Operation::Get, 64, 65),
+        ("window", |w| put(1, (w + 1, 0), (w, 0), 8), FaultKind::UnknownWindow, Operation::Put, 0, 1),
+        ("far window", |w| put(1, (w, 0), (0xff_ffff, 0), 8), FaultKind::UnknownWindow, Operation::Put, 0, 0xff_ffff),
+        (
+            "signal",
+            |w| Descriptor { signal: strong(4, 1), ..put(1, (w, 0), (w, 0), 8) },
+            FaultKind::UnknownSignal,
+            Operation::Put,
+            4,
+            4,
+        ),
+        (
+            "counter",
+            |w| Descriptor { counter: Some(2), ..put(1, (w, 0), (w, 0), 8) },
+            FaultKind::UnknownCounter,
+            Operation::Put,
+            2,
+            2,
+        ),
+        (
+            "signal of a window without",
+            |w| Descriptor {
+                signal: Some(RemoteSignal {
+                    target: SignalTarget::Address { window: w, offset: 0 },
+                    amount: 1,
+                    strong: true,
+                }),
+                ..request(1, Transfer::Nothing)
+            },
+            FaultKind::NoVaSignals,
+            Operation::Signal,
+            0,
+            0,
+        ),
+        (
+            "value",
+            |w| {
+                let transfer =
+                    Transfer::PutValue { value: 1, width_log2: 3, destination_window: w, destination_offset: 12 };
+                request(1, transfer)
+            },
+            FaultKind::Misaligned,
+            Operation::PutValue,
+            8,
+            12,
+        ),
+    ];
+    for &(name, make, kind, operation, expected, seen) in cases {
+        let results = fault_of(make, &config);
+        let (own, finder, fault) = results[0];
+        assert_eq!((own.kind, own.operation, own.expected, own.seen), (kind, operation, expected, seen), "{name}");
+        assert_eq!((own.context, finder, fault), (0, 0, own), "{name}");
+        let (told, finder, fault) = results[1];
+        assert_eq!((told.kind, told.peer, told.expected), (FaultKind::Elsewhere, 0, u64::from(kind.code())), "{name}");
+        assert_eq!((finder, fault), (0, own), "{name}");
+    }
+}
+
+#[test]
+fn words_that_are_no_descriptor_are_a_fault() {
+    let results = with_comm(2, &config(peer()), &Requirements::default(), |comm| {
+        let poster = Poster::new(comm);
+        if comm.rank() == 1 {
+            poster.post_words(0, [15 << 1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+            assert!(poster.flush(0).is_err());
+        }
+        assert_eq!(poster.wait_signal(0, 0, 1), Err(Stop::Fault), "no fault came");
+        poster.status().cause()
+    });
+    assert_eq!((results[1].kind, results[1].context), (FaultKind::BadDescriptor, 0));
+    assert_eq!((results[0].kind, results[0].peer), (FaultKind::Elsewhere, 1));
+}
+
+#[test]
+fn a_request_that_the_network_fails_raises_no_counter_and_ends_every_wait() {
+    for (failure, kind) in [(Failure::Status(9), FaultKind::Network), (Failure::PeerLost, FaultKind::PeerLost)] {
+        let switch = FailSwitch::new();
+        let shared = switch.clone();
+        let config = config(network(move |endpoint| {
+            let inner = Peer::new(endpoint);
+            if endpoint.rank == 0 { Box::new(FailOnDemand::new(inner, shared.clone())) } else { Box::new(inner) }
+        }));
+        let results = with_comm(3, &config, &Requirements::default(), |comm| {
+            let poster = Poster::new(comm);
+            let window = comm.alloc_window::<u8>(64, WindowFlags::NONE).unwrap();
+            if comm.rank() == 0 {
+                switch.fail_after(2, failure);
+                for index in 0..5 {
+                    let request = put(1, (window.id(), 8 * index), (window.id(), 8 * index), 8);
+                    // Once the fault is known no further post needs to succeed.
+                    let _ = poster.post(0, Descriptor { counter: Some(0), signal: strong(1, 1), ..request });
+                    if index == 1 {
+                        poster.flush(0).unwrap();
+                        assert_eq!(poster.counter(0, 0), 2);
+                    }
+                }
+                assert!(matches!(poster.flush(0), Err(Stop::Fault)));
+                assert_eq!(poster.counter(0, 0), 2);
+            }
+            assert_eq!(poster.wait_signal(0, 0, 1), Err(Stop::Fault), "no fault came");
+            let seen = poster.status().cause();
+            (seen, poster.signal(0, 1))
+        });
+        assert_eq!((results[0].0.kind, results[0].0.peer), (kind, 1));
+        for (told, _) in &results[1..] {
+            assert_eq!((told.kind, told.peer), (FaultKind::Elsewhere, 0));
+        }
+        assert_eq!(results[1].1, 2, "the failed request, or one behind it, raised its signal");
+    }
+}
+
+#[test]
+fn a_peer_whose_list_is_full_holds_up_the_queue_and_is_counted() {
+    let switch = FailSwitch::new();
+    let shared = switch.clone();
+    let config = config(network(move |endpoint| Box::new(FailOnDemand::new(Peer::new(endpoint), shared.clone()))));
+    let requirements = Requirements { max_outstanding_per_peer: 2, queue_depth: 8, ..Requirements::default() };
+    with_comm(2, &config, &requirements, |comm| {
+        let poster = Poster::new(comm);
+        let window = comm.alloc_window::<u8>(64, WindowFlags::NONE).unwrap();
+        if comm.rank() == 0 {
+            switch.fail_peer(1, Failure::Silence);
+            let to = |peer| Descriptor { counter: Some(peer), ..put(peer, (window.id(), 0), (window.id(), 0), 8) };
+            for peer in [1, 0, 1, 0] {
+                poster.post(0, to(peer)).unwrap();
+            }
+            // A silent peer holds up nobody else, and a flush of another peer ends.
+            poster.wait_counter(0, 0, 2).unwrap();
+            poster.flush_peer(0, 0).unwrap();
+            for peer in [1, 0] {
+                poster.post(0, to(peer)).unwrap();
+            }
+            let producer = poster.producer(0);
+            let outcome = producer.wait_peer(0, producer.position(), Deadline::after_ms(50));
+            assert_eq!(outcome, Err(Stop::Deadline), "the list of rank 1 is full, so nothing behind it is taken");
+            let stats = comm.stats().unwrap()[0];
+            assert_eq!((stats.stalls, stats.taken, stats.finished), (1, 4, 2));
+            comm.abort().unwrap();
+        }
+        assert_eq!(poster.wait_signal(0, 0, 1), Err(Stop::Fault), "no abort came");
+        let seen = poster.status().cause();
+        assert_eq!(seen.kind, FaultKind::Aborted);
+        comm.destroy().unwrap();
+    });
+}
+
+#[test]
+fn queues_whose_indices_start_near_a_wrap_work() {
+    let config = config(peer());
+    for first_index in [u64::from(u32::MAX) - 2, (1 << 63) - 2] {
+        for offset in 0..8 {
+            for queue_depth in [2, 4, 8] {
+                let first_index = first_index + offset;
+                let requirements = Requirements { first_index, queue_depth, ..Requirements::default() };
+                with_comm(1, &config, &requirements, |comm| {
+                    let poster = Poster::new(comm);
+                    for round in 1..=20 {
+                        let request = request(0, Transfer::Nothing);
+                        poster.post(0, Descriptor { signal: strong(0, 1), counter: Some(0), ..request }).unwrap();
+                        poster.flush(0).unwrap();
+                        assert_eq!((poster.signal(0, 0), poster.counter(0, 0)), (round, round));
+                    }
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn contexts_do_not_share_signals_or_counters() {
+    let requirements = Requirements { contexts: 5, signals: 3, counters: 2, ..Requirements::default() };
+    with_comm(2, &config(peer()), &requirements, |comm| {
+        let poster = Poster::new(comm);
+        for context in 0..5 {
+            let request = request(1 - comm.rank(), Transfer::Nothing);
+            let signal = strong(2, u64::from(context) + 1);
+            poster.post(context, Descriptor { signal, counter: Some(1), ..request }).unwrap();
+        }
+        for context in 0..5 {
+            poster.wait_signal(context, 2, u64::from(context) + 1).unwrap();
+            poster.flush(context).unwrap();
+            assert_eq!(poster.signal(context, 2), u64::from(context) + 1);
+            assert_eq!((poster.counter(context, 1), poster.counter(context, 0), poster.signal(context, 1)), (1, 0, 0));
+        }
+        let stats = comm.stats().unwrap();
+        assert_eq!(stats.len(), 5);
+        for stats in stats {
+            assert_eq!((stats.taken, stats.finished, stats.failed, stats.signals), (1, 1, 0, 1));
+        }
+        comm_barrier(comm);
+    });
+}
+
+#[test]
+fn a_fault_that_a_kernel_reports_reaches_all_ranks_and_the_host() {
+    let results = with_comm(3, &config(peer()), &Requirements::default(), |comm| {
+        let poster = Poster::new(comm);
+        let fault = Fault::new(FaultKind::Reported, Operation::None).values(0, 77);
+        if comm.rank() == 2 {
+            poster.status().report(fault);
+        }
+        assert_eq!(poster.wait_signal(0, 0, 1), Err(Stop::Fault), "no fault came");
+        let seen = poster.status().cause();
+        while comm.fault().is_none() {
+            std::thread::yield_now();
+        }
+        assert_eq!(comm.fault().map(|notice| (notice.rank, notice.fault)), Some((2, fault)));
+        seen
+    });
+    assert_eq!((results[2].kind, results[2].seen), (FaultKind::Reported, 77));
+    for told in &results[..2] {
+        assert_eq!((told.kind, told.peer, told.seen), (FaultKind::Elsewhere, 2, 77));
+    }
+}

@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Kernels on the virtual GPU, from launch to result, in seeded worlds and in threads.
+
+use gin_abi::{Deadline, FaultKind};
+use gin_device::prelude::*;
+use gin_host::comm::{CommError, Requirements, State, WindowFlags};
+use gin_host::net::peer::Peer;
+use gin_host::net::testing::{Delay, FailOnDemand, FailSwitch, Failure, Reorder, Sabotage, Trickle, Withhold};
+use gin_host::net::{Endpoint, Network};
+use gin_host::world::{LaunchError, Mode, WorldConfig, launch, launch_logged};
+use gin_host::{LaunchConfig, rt};
+use gin_virtual::{EventLog, LogMode, Policy};
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+/// Rounds of passing a vector on to the right neighbour, which looks at it; counts what was wrong.
+///
+/// Signal 0 counts vectors that came, signal 1 (reset each time by the receiver) the right neighbour's word that it has
+/// looked. Counter 0 counts vectors that have left. `wrong` gets the number of wrong elements, gets included.
+///
+/// # Safety
+/// - One block, resident. `wrong` is a word of device memory that is 0.
+#[kernel]
+pub unsafe fn host_test_pass_on(
+    comm: Comm,
+    to: gin_device::Window<u64>,
+    from: gin_device::Window<u64>,
+    wrong: *mut u64,
+    rounds: u64,
+    deadline: Deadline,
+) {
+    let gin = Gin::new(&comm, ContextId::new(0));
+    let world = comm.world();
+    let len = from.len() / 2;
+    let (came, looked, left) = (SignalId::new(0), SignalId::new(1), CounterId::new(0));
+    let element = |rank: u32, round: u64, i: usize| round << 32 | u64::from(rank) << 16 | i as u64;
+    let mut errors = 0u64;
+    let mut exchange = || -> Result<(), Fault> {
+        for i in Block.stripe(len) {
+            to.write(len + i, element(world.rank(), 0, i));
+        }
+        for round in 1..=rounds {
+            for i in Block.stripe(len) {
+                from.write(i, element(world.rank(), round, i));
+            }
+            gin.put(world.right(), to.range(0, len), from.range(0, len))
+                .signal(came.inc())
+                .counter(left)
+                .issue(&Block)?;
+            gin.wait_counter(&Block, left, round, deadline)?;
+            // The source may be reused: the vector must have been read by now.
+            for i in Block.stripe(len) {
+                from.write(i, u64::MAX);
+            }
+            gin.wait_signal(&Block, came, round, deadline)?;
+            for i in Block.stripe(len) {
+                errors += u64::from(to.read(i) != element(world.left().world(), round, i));
+            }
+            // Exactly one vector came.
+            errors += u64::from(gin.read_signal(came)? != round);
+            Block.sync();
+            // The left neighbour had filled its second half before it sent anything.
+            for i in Block.stripe(len) {
+                from.write(len + i, 0);
+            }
+            gin.get(world.left(), from.range(len, len), to.range(len, len)).issue(&Block)?;
+            gin.flush(&Block, deadline)?;
+            for i in Block.stripe(len) {
+                errors += u64::from(from.read(len + i) != element(world.left().world(), 0, i));
+            }
+            // Nobody writes into my vector before I have looked.
+            gin.signal(world.left(), looked.inc()).issue(&Block)?;
+            gin.wait_signal(&Block, looked, 1, deadline)?;
+            Block.sync();
+            if Block.rank() == 0 {
+                gin.reset_signal(looked)?;
+            }
+            Block.sync();
+        }
+        gin.flush(&Block, deadline)
+    };
+    let outcome = exchange();
+    if errors > 0 {
+        // Safety: the kernel's promise; another thread's count may be lost, but not all.
+        unsafe { wrong.write(errors) };
+    }
+    if let Err(fault) = outcome {
+        comm.report(fault);
+    }
+}
+
+/// Waits for a signal that nobody raises.
+///
+/// # Safety
+/// - None.
+#[kernel]
+pub unsafe fn host_test_wait(comm: Comm, deadline: Deadline) {
+    let gin = Gin::new(&comm, ContextId::new(0));
+    if let Err(fault) = gin.wait_signal(&Block, SignalId::new(3), 1, deadline) {
+        comm.report(fault);
+    }
+}
+
+/// How rounds of passing on ended on each rank: wrong elements, or the fault.
+type Ended = Result<u64, FaultKind>;
+
+fn pass_on(config: WorldConfig, deadline: Deadline) -> (Vec<Ended>, EventLog) {
+    let (outcome, log) = launch_logged(config, |rank| -> Result<Ended, CommError> {
+        let comm = rank.communicator(&Requirements { queue_depth: 2, max_message: 96, ..Requirements::default() })?;
+        let (to, from) =
+            (comm.alloc_window::<u64>(80, WindowFlags::NONE)?, comm.alloc_window::<u64>(80, WindowFlags::NONE)?);
+        let wrong = comm.alloc_window::<u64>(1, WindowFlags::NONE)?;
+        let stream = rank.stream()?;
+        let (kernel, handle) = (rank.kernel("host_test_pass_on")?, comm.device()?);
+        let word = wrong.memory().address() as usize as *mut u64;
+        // Safety: one block, resident; communicator and windows live until it has ended.
+        unsafe {
+            stream.launch(&kernel, LaunchConfig::new(1, 33), &[&handle, &to, &from, &word, &4u64, &deadline])?;
+        }
+        stream.synchronize()?;
+        let wrong = wrong.read_all()?[0];
+        // A fault of another rank may be on its way.
+        rank.barrier()?;
+        rt::wait_until({
+            let mut looks = 0;
+            let comm = &comm;
+            move || {
+                looks += 1;
+                comm.fault().is_some() || looks > 50
+            }
+        });
+        let ended = comm.fault().map_or(Ok(wrong), |notice| Err(notice.fault.kind));
+        comm.destroy()?;
+        Ok(ended)
+    });
+    (outcome.unwrap_or_else(|error| panic!("{error}")), log)
+}
+
+const LONG: Deadline = Deadline::after_ms(20_000);
+
+type Make = fn(&Endpoint) -> Box<dyn Network>;
+
+fn networks() -> Vec<(&'static str, Make)> {
+    vec![
+        ("peer", |endpoint| Box::new(Peer::new(endpoint))),
+        ("reorder", |endpoint| Box::new(Reorder::new(Peer::new(endpoint), endpoint))),
+        ("delay", |endpoint| Box::new(Delay::new(Peer::new(endpoint), endpoint, Duration::from_micros(30)))),
+        ("withhold", |endpoint| Box::new(Withhold::new(Peer::new(endpoint), endpoint.rank))),
+        ("all", |endpoint| {
+            let below = Trickle::new(Delay::new(Peer::new(endpoint), endpoint, Duration::from_micros(5)), 3);
+            Box::new(Reorder::new(Withhold::new(below, endpoint.rank), endpoint))
+        }),
+    ]
+}
+
+#[test]
+fn kernels_exchange_over_every_network_and_schedule() {
+    for (name, make) in networks() {
+        for policy in Policy::PLAIN {
+            for seed in 0..3 {
+                let config = WorldConfig::seeded(3, seed).policy(policy).network(make);
+                let (ended, _) = pass_on(config, LONG);
+                assert_eq!(ended, [Ok(0); 3], "{name}, {policy:?}, seed {seed}");
+            }
+        }
+        let (ended, _) = pass_on(WorldConfig::threads(3).network(make), LONG);
+        assert_eq!(ended, [Ok(0); 3], "{name}, threads");
+    }
+}
+
+#[test]
+fn lsa_teams_of_any_size_and_shared_progress_threads_change_nothing() {
+    for lsa_size in [1, 2, 4] {
+        let (ended, _) = pass_on(WorldConfig::seeded(4, 9).lsa_size(lsa_size), LONG);
+        assert_eq!(ended, [Ok(0); 4], "{lsa_size}");
+    }
+    let config = WorldConfig { progress_threads: Some(1), ..WorldConfig::threads(4) };
+    assert_eq!(pass_on(config, LONG).0, [Ok(0); 4]);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run_and_another_one_another() {
+    let run = |seed| {
+        let mut config = WorldConfig::seeded(2, seed).network(|endpoint| {
+            let below =
+                Withhold::new(Delay::new(Peer::new(endpoint), endpoint, Duration::from_micros(9)), endpoint.rank);
+            Box::new(Reorder::new(below, endpoint))
+        });
+        if let Mode::Seeded(seeded) = &mut config.mode {
+            seeded.log = LogMode::Full;
+        }
+        pass_on(config, LONG).1
+    };
+    let first = run(4);
+    assert!(first.count() > 1000, "{} events", first.count());
+    assert!(first == run(4), "two runs of one seed differ");
+    assert!(first != run(5), "two seeds give one run");
+}
+
+#[test]
+fn every_mistake_of_a_proxy_shows() {
+    let plain: Make = |endpoint| Box::new(Peer::new(endpoint));
+    let slow: Make = |endpoint| Box::new(Delay::new(Peer::new(endpoint), endpoint, Duration::from_micros(30)));
+    let withheld: Make = |endpoint| Box::new(Withhold::new(Peer::new(endpoint), endpoint.rank));
+    let ended = |make: Make, sabotage, seed| {
+        let config = WorldConfig::seeded(3, seed).network(make).sabotage(sabotage);
+        pass_on(config, Deadline::after_ms(5)).0
+    };
+    for sabotage in Sabotage::ALL {
+        let make = match sabotage {
+            Sabotage::DropMakeVisible => withheld,
+            Sabotage::FlushEarly | Sabotage::CountBeforeSource => slow,
+            _ => plain,
+        };
+        assert_eq!(ended(make, Sabotage::None, 0), [Ok(0); 3], "without a mistake");
+        let found = (0..60).any(|seed| ended(make, sabotage, seed) != [Ok(0); 3]);
+        assert!(found, "{sabotage:?} was not noticed");
+    }
+}
+
+#[test]
+fn an_error_of_one_rank_ends_the_job_and_is_told() {
+    for config in [WorldConfig::seeded(3, 1), WorldConfig::threads(3)] {
+        let outcome = launch(config, |rank| -> Result<(), CommError> {
+            if rank.rank() == 1 {
+                return Err(CommError::ProxyGone);
+            }
+            rank.barrier()
+        });
+        let Err(LaunchError::Rank { rank, error }) = outcome else { panic!("{outcome:?}") };
+        assert_eq!((rank, error), (1, CommError::ProxyGone));
+    }
+    let none = launch(WorldConfig::seeded(0, 1), |_| -> Result<(), CommError> { Ok(()) });
+    assert!(matches!(none, Err(LaunchError::Bootstrap(_))), "{none:?}");
+}
+
+#[test]
+fn an_error_of_one_rank_ends_the_kernels_of_the_others() {
+    for config in [WorldConfig::seeded(2, 1), WorldConfig::threads(2)] {
+        let outcome = launch(config, |rank| -> Result<(), CommError> {
+            let comm = rank.communicator(&Requirements::default())?;
+            if rank.rank() == 1 {
+                return Err(CommError::ProxyGone);
+            }
+            let stream = rank.stream()?;
+            // Safety: it asks for nothing, and the communicator lives until it has ended.
+            unsafe {
+                let kernel = rank.kernel("host_test_wait")?;
+                stream.launch(&kernel, LaunchConfig::new(1, 32), &[&comm.device()?, &Deadline::NONE])?;
+            }
+            stream.synchronize()?;
+            assert_eq!(comm.state(), State::Aborted);
+            Ok(())
+        });
+        assert!(matches!(outcome, Err(LaunchError::Rank { rank: 1, error: CommError::ProxyGone })), "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_panic_of_one_rank_ends_the_job() {
+    for config in [WorldConfig::seeded(2, 1), WorldConfig::threads(2)] {
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            launch(config, |rank| -> Result<(), CommError> {
+                let comm = rank.communicator(&Requirements::default())?;
+                let _window = comm.alloc_window::<u8>(8, WindowFlags::NONE)?;
+                assert_ne!(rank.rank(), 1, "so a test wants it");
+                rank.barrier()
+            })
+        }));
+        let payload = outcome.unwrap_err();
+        let text = payload.downcast_ref::<String>().map(String::as_str).unwrap_or_default();
+        assert!(text.contains("so a test wants it"), "{text}");
+    }
+}
+
+#[test]
+fn a_fault_of_one_ranks_kernel_is_known_on_every_rank() {
+    let outcome = launch(WorldConfig::seeded(3, 1), |rank| -> Result<(FaultKind, u32), CommError> {
+        let comm = rank.communicator(&Requirements::default())?;
+        let stream = rank.stream()?;
+        let deadline = if rank.rank() == 2 { Deadline::after_us(50) } else { Deadline::NONE };
+        // Safety: it asks for nothing, and the communicator lives until it has ended.
+        unsafe {
+            let kernel = rank.kernel("host_test_wait")?;
+            stream.launch(&kernel, LaunchConfig::new(2, 64), &[&comm.device()?, &deadline])?;
+        }
+        stream.synchronize()?;
+        rt::wait_until(|| comm.fault().is_some());
+        let notice = comm.fault().map(|notice| (notice.fault.kind, notice.rank));
+        comm.destroy()?;
+        Ok(notice.unwrap_or((FaultKind::Aborted, 9)))
+    });
+    assert_eq!(outcome.unwrap_or_default(), [(FaultKind::Timeout, 2); 3]);
+}
+
+#[test]
+fn windows_and_communicators_stay_while_kernels_run() {
+    let outcome = launch(WorldConfig::seeded(2, 3), |rank| -> Result<(), CommError> {
+        let comm = rank.communicator(&Requirements::default())?;
+        let window = comm.alloc_window::<u8>(8, WindowFlags::NONE)?;
+        let stream = rank.stream()?;
+        if rank.rank() == 0 {
+            // Safety: it asks for nothing, and the communicator lives until it has ended.
+            unsafe {
+                let kernel = rank.kernel("host_test_wait")?;
+                stream.launch(&kernel, LaunchConfig::new(1, 1), &[&comm.device()?, &Deadline::NONE])?;
+            }
+        }
+        for error in [comm.deregister(&window).unwrap_err(), comm.destroy().unwrap_err()] {
+            match (rank.rank(), error) {
+                (0, CommError::KernelsRunning { rank: 0, kernels: 1, .. })
+                | (1, CommError::OtherRank { rank: 0, .. }) => {}
+                (_, other) => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(comm.state(), State::Active);
+        rank.barrier()?;
+        comm.abort()?;
+        stream.synchronize()?;
+        comm.destroy()
+    });
+    outcome.unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+fn a_communicator_dropped_while_its_kernel_waits_ends_the_kernel() {
+    for config in [WorldConfig::seeded(2, 3), WorldConfig::threads(2)] {
+        let outcome = launch(config, |rank| -> Result<(), CommError> {
+            let comm = rank.communicator(&Requirements::default())?;
+            let stream = rank.stream()?;
+            // Safety: it asks for nothing, and the tables of a dropped communicator stay while kernels run.
+            unsafe {
+                let kernel = rank.kernel("host_test_wait")?;
+                stream.launch(&kernel, LaunchConfig::new(1, 40), &[&comm.device()?, &Deadline::NONE])?;
+            }
+            drop(comm);
+            Ok(stream.synchronize()?)
+        });
+        outcome.unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+#[test]
+fn a_silent_network_ends_in_a_timeout_that_names_the_operation() {
+    let switch = FailSwitch::new();
+    switch.fail_peer(1, Failure::Silence);
+    let config = WorldConfig::seeded(2, 3)
+        .network(move |endpoint| Box::new(FailOnDemand::new(Peer::new(endpoint), switch.clone())));
+    let (ended, _) = pass_on(config, Deadline::after_us(500));
+    assert_eq!(ended, [Err(FaultKind::Timeout); 2]);
+}
+
+#[test]
+fn what_a_kernel_reported_is_known_as_soon_as_it_has_ended() {
+    for seed in 0..20 {
+        let outcome = launch(WorldConfig::seeded(1, seed), |rank| -> Result<(), CommError> {
+            let comm = rank.communicator(&Requirements::default())?;
+            let stream = rank.stream()?;
+            // Safety: it asks for nothing, and the communicator lives until it has ended.
+            unsafe {
+                let kernel = rank.kernel("host_test_wait")?;
+                stream.launch(&kernel, LaunchConfig::new(1, 32), &[&comm.device()?, &Deadline::after_us(5)])?;
+            }
+            stream.synchronize()?;
+            assert_eq!(comm.fault().map(|notice| (notice.rank, notice.fault.kind)), Some((0, FaultKind::Timeout)));
+            comm.destroy()
+        });
+        outcome.unwrap_or_else(|error| panic!("{error}"));
+    }
+}

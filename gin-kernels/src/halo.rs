@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A 2-D stencil whose kernel exchanges its borders each step.
+//!
+//! Each rank owns `rows` rows of `columns` cells; the ranks' parts lie below each other and close to a torus. A cell
+//! becomes the mean of its four neighbours. There are two buffers with a border row above and below; in each step a rank
+//! computes into the other buffer, then puts its first and last row into its neighbours' borders of that buffer.
+//!
+//! Signal 0 counts rows that came from above, signal 1 those from below; counter 0 rows that have left.
+
+use gin_device::coop::{block_in_grid, grid_dim};
+use gin_device::grid::GridBarrier;
+use gin_device::prelude::*;
+
+/// Cell `index` of rank `rank`'s part at the start.
+#[inline(always)]
+#[must_use]
+pub const fn input(rank: u32, index: usize) -> f32 {
+    ((rank as u64 * 59 + index as u64 * 11) % 256) as f32
+}
+
+/// The new value of a cell with these neighbours. The order of the sums is part of the definition.
+#[inline(always)]
+#[must_use]
+pub const fn stencil(above: f32, below: f32, left: f32, right: f32) -> f32 {
+    0.25 * ((above + below) + (left + right))
+}
+
+/// Elements that the window needs: two buffers of `rows + 2` rows.
+#[must_use]
+pub const fn window_len(rows: usize, columns: usize) -> usize {
+    2 * (rows + 2) * columns
+}
+
+/// Start of row `row` (0 is the border above) of buffer `buffer`.
+#[inline(always)]
+#[must_use]
+pub const fn row_start(buffer: usize, row: usize, rows: usize, columns: usize) -> usize {
+    (buffer * (rows + 2) + row) * columns
+}
+
+/// Computes `steps` steps. The result is in buffer `steps % 2` of `grid`, rows 1 to `rows`.
+///
+/// Needs two signals and a counter in context 0. `grid` has [`window_len`] elements; `meeting` is a word for the
+/// blocks of the grid to meet at, 0 at the launch.
+///
+/// # Safety
+/// - `meeting` is valid, in this device's memory.
+/// - The grid of threads is resident as a whole, on every rank.
+#[kernel]
+pub unsafe fn halo(
+    comm: Comm,
+    grid: Window<f32>,
+    rows: usize,
+    columns: usize,
+    meeting: *mut u64,
+    steps: u64,
+    deadline: Deadline,
+) {
+    // Safety: the kernel's promise.
+    let barrier = unsafe { GridBarrier::new(&comm, meeting) };
+    if let Err(fault) = run(&comm, grid, rows, columns, barrier, steps, deadline) {
+        comm.report(fault);
+    }
+}
+
+#[inline(always)]
+fn run(
+    comm: &Comm,
+    grid: Window<f32>,
+    rows: usize,
+    columns: usize,
+    mut barrier: GridBarrier<'_>,
+    steps: u64,
+    deadline: Deadline,
+) -> Result<(), Fault> {
+    let gin = Gin::new(comm, ContextId::new(0));
+    let world = comm.world();
+    let (block, blocks) = (block_in_grid() as usize, grid_dim().count() as usize);
+    let threads = Block.size() as usize;
+    let cells = rows * columns;
+    let mine = (block * threads + Block.rank() as usize..cells).step_by(blocks * threads);
+
+    for cell in mine.clone() {
+        grid.write(row_start(0, 1, rows, columns) + cell, input(world.rank(), cell));
+    }
+    barrier.sync(deadline)?;
+    if block == 0 {
+        exchange(&gin, &world, grid, rows, columns, 0, 1, deadline)?;
+    }
+    barrier.sync(deadline)?;
+
+    for step in 0..steps {
+        let (now, next) = (step as usize % 2, (step as usize + 1) % 2);
+        for cell in mine.clone() {
+            let (row, column) = (cell / columns + 1, cell % columns);
+            let at = |row, column| grid.read(row_start(now, row, rows, columns) + column);
+            let left = if column == 0 { columns - 1 } else { column - 1 };
+            let right = if column + 1 == columns { 0 } else { column + 1 };
+            let value = stencil(at(row - 1, column), at(row + 1, column), at(row, left), at(row, right));
+            grid.write(row_start(next, row, rows, columns) + column, value);
+        }
+        barrier.sync(deadline)?;
+        if block == 0 {
+            exchange(&gin, &world, grid, rows, columns, next, step + 2, deadline)?;
+        }
+        barrier.sync(deadline)?;
+    }
+    Ok(())
+}
+
+/// Puts the first and the last row into the neighbours' borders and waits for theirs; the `round`-th time, from 1.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "the state of the kernel, passed on once")]
+fn exchange(
+    gin: &Gin,
+    world: &Team,
+    grid: Window<f32>,
+    rows: usize,
+    columns: usize,
+    buffer: usize,
+    round: u64,
+    deadline: Deadline,
+) -> Result<(), Fault> {
+    let (from_above, from_below, left_us) = (SignalId::new(0), SignalId::new(1), CounterId::new(0));
+    let row = |row| grid.range(row_start(buffer, row, rows, columns), columns);
+    // My first row is the border below the part above me, and the other way round.
+    gin.put(world.left(), row(rows + 1), row(1)).signal(from_below.inc()).counter(left_us).more().issue(&Block)?;
+    gin.put(world.right(), row(0), row(rows)).signal(from_above.inc()).counter(left_us).issue(&Block)?;
+    gin.wait_signal(&Block, from_above, round, deadline)?;
+    gin.wait_signal(&Block, from_below, round, deadline)?;
+    gin.wait_counter(&Block, left_us, 2 * round, deadline)
+}

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Grids on a device: which blocks begin when, and how threads, blocks and grids end.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use corosensei::Coroutine;
+use gin_device::exec::Position;
+
+use super::block::{Block, LANES};
+use super::state::{ActiveGrid, DeviceState, Kind, State};
+use super::{Co, Engine, Key, Outcome, text_of};
+use crate::error::LaunchError;
+use crate::grid::{GridRun, unflatten};
+use crate::hooks::{TrapPayload, current, take_panic_message};
+use crate::inbox::Device;
+use crate::log::{Code, Event};
+use crate::stack::{Stack, take_stacks};
+
+impl Engine {
+    pub(super) fn add_grid(&self, run: Arc<GridRun>, device: Arc<Device>) {
+        let now = self.now.get();
+        let code = Code::thread(run.device, run.launch, 0, 0);
+        self.beat.name(code.grid(), run.grid.name.clone());
+        let mut state = self.state.borrow_mut();
+        state.progress();
+        state.record(Event::GridStart, code, now, run.grid.blocks());
+        let at = run.device as usize;
+        while state.devices.len() <= at {
+            state.devices.push(DeviceState::default());
+        }
+        state.devices[at].limit = u64::from(device.config.resident_blocks.max(1));
+        let grid = ActiveGrid { run, device, next_block: 0, resident: Vec::new(), started_ns: None };
+        let index = match state.grids.iter().position(Option::is_none) {
+            Some(free) => {
+                state.grids[free] = Some(grid);
+                free
+            }
+            None => {
+                state.grids.push(Some(grid));
+                state.grids.len() - 1
+            }
+        };
+        state.devices[at].order.push(index);
+        state.can_start = true;
+    }
+
+    /// Begins all blocks that there is room for: grids in launch order, the blocks of each in theirs.
+    pub(super) fn start_blocks(&self) {
+        if !std::mem::take(&mut self.state.borrow_mut().can_start) {
+            return;
+        }
+        loop {
+            let next = next_block(&mut self.state.borrow_mut(), self.now.get());
+            let Some((index, block)) = next else { return };
+            self.start_block(index, block);
+            self.end_doomed();
+        }
+    }
+
+    fn start_block(&self, index: usize, block: u64) {
+        let now = self.now.get();
+        let mut state = self.state.borrow_mut();
+        let state = &mut *state;
+        let Some(grid) = &mut state.grids[index] else { return };
+        let run = grid.run.clone();
+        // `Grid::check` keeps this below 1025.
+        let threads = run.grid.threads() as u32;
+        let stacks = match take_stacks(run.stack_bytes, threads as usize) {
+            Ok(stacks) => stacks,
+            Err(cause) => {
+                let (grid, cause) = (run.grid.name.clone(), cause.to_string());
+                state.devices[run.device as usize].resident -= 1;
+                state.doomed.push((index, LaunchError::OutOfStacks { grid, block, threads, cause }));
+                return;
+            }
+        };
+        state.serial += 1;
+        let serial = state.serial;
+        let fresh = Box::new(Block::new(index, block, serial, threads, run.grid.dynamic_shared));
+        let slot = match state.free_blocks.pop() {
+            Some(slot) => {
+                state.blocks[slot as usize] = Some(fresh);
+                slot
+            }
+            None => {
+                state.blocks.push(Some(fresh));
+                state.blocks.len() as u32 - 1
+            }
+        };
+        if let Some(grid) = &mut state.grids[index] {
+            grid.resident.push(slot);
+        }
+        let code = Code::thread(run.device, run.launch, block, 0);
+        state.record(Event::BlockStart, code, now, block);
+        state.progress();
+        let (block_dim, grid_dim) = (run.grid.block_dim, run.grid.grid_dim);
+        for (thread, stack) in (0..threads).zip(stacks) {
+            let position = Position {
+                thread: unflatten(u64::from(thread), block_dim),
+                block_dim,
+                block: unflatten(block, grid_dim),
+                grid_dim,
+            };
+            let code = Code::thread(run.device, run.launch, block, thread);
+            // Blocks have 1 to 32 warps.
+            let warp = serial << 5 | u64::from(thread / LANES);
+            let key = state.add_task(Kind::Thread { block: slot, thread }, code, warp, position);
+            state.block(slot).tasks.push(key);
+            self.put_coroutine(key, thread_coroutine(stack, &run));
+            state.wake(key, now);
+        }
+    }
+
+    pub(super) fn thread_ended(&self, key: Key, block: u32, thread: u32, outcome: Outcome) {
+        let now = self.now.get();
+        let mut state = self.state.borrow_mut();
+        let state = &mut *state;
+        if let Outcome::Panic(payload) = outcome {
+            let who = state.who(key);
+            let error = match payload.downcast::<TrapPayload>() {
+                Ok(trap) => LaunchError::Trapped { who, message: trap.0 },
+                Err(payload) => {
+                    let message = take_panic_message().unwrap_or_else(|| text_of(&*payload));
+                    LaunchError::Panicked { who, message }
+                }
+            };
+            state.doom(block, error);
+            return;
+        }
+        let code = state.tasks[key.id as usize].code;
+        state.record(Event::ThreadEnd, code, now, 0);
+        if let Some(message) = state.block(block).exit(thread) {
+            state.misuse(key, message);
+            return;
+        }
+        state.free_task(key);
+        if state.check_stuck(block) || state.block(block).live > 0 {
+            return;
+        }
+        let grid = state.block(block).grid;
+        if let Some(device) = state.release_block(block) {
+            device.resident -= 1;
+        }
+        state.can_start = true;
+        let done = state.grids[grid]
+            .as_ref()
+            .is_some_and(|grid| grid.resident.is_empty() && grid.next_block == grid.run.grid.blocks());
+        if done && let Some(code) = state.finish_grid(grid, Ok(()), now) {
+            self.beat.forget(code);
+        }
+    }
+
+    /// Ends the grids that failed while the last coroutine ran.
+    pub(super) fn end_doomed(&self) {
+        loop {
+            let Some((grid, error)) = self.state.borrow_mut().doomed.pop() else { return };
+            self.end_grid(grid, error);
+        }
+    }
+
+    fn end_grid(&self, index: usize, error: LaunchError) {
+        let blocks = match &self.state.borrow().grids[index] {
+            Some(grid) => grid.resident.clone(),
+            None => return,
+        };
+        for slot in blocks {
+            let tasks = std::mem::take(&mut self.state.borrow_mut().block(slot).tasks);
+            for key in tasks {
+                if self.state.borrow().alive(key) {
+                    self.kill(key);
+                }
+            }
+            let mut state = self.state.borrow_mut();
+            if let Some(device) = state.release_block(slot) {
+                device.resident -= 1;
+            }
+        }
+        let mut state = self.state.borrow_mut();
+        state.can_start = true;
+        state.progress();
+        state.doomed.retain(|(grid, _)| *grid != index);
+        if let Some(code) = state.finish_grid(index, Err(error), self.now.get()) {
+            self.beat.forget(code);
+        }
+    }
+
+    /// Ends all grids with their world.
+    pub(super) fn end_grids(&self, reason: &str) {
+        let count = self.state.borrow().grids.len();
+        for index in 0..count {
+            let name = self.state.borrow().grids[index].as_ref().map(|grid| grid.run.grid.name.clone());
+            if let Some(grid) = name {
+                self.end_grid(index, LaunchError::WorldEnded { grid, reason: reason.into() });
+            }
+        }
+    }
+
+    /// In the threads mode: ends grids that have run for too long.
+    pub(super) fn check_grid_limits(&self) {
+        let Some(limit) = self.settings.grid_limit_ns else { return };
+        let now = self.now.get();
+        let over = {
+            let state = self.state.borrow();
+            if !state.steps.is_multiple_of(256) {
+                return;
+            }
+            state.grids.iter().position(|grid| {
+                grid.as_ref()
+                    .and_then(|grid| grid.started_ns)
+                    .is_some_and(|started| now.saturating_sub(started) > limit)
+            })
+        };
+        if let Some(index) = over {
+            let error = {
+                let state = self.state.borrow();
+                let Some(grid) = &state.grids[index] else { return };
+                let (rank, name) = (grid.run.device, grid.run.grid.name.clone());
+                LaunchError::NoProgress { rank, grid: name, limit_ns: limit, report: state.report(None) }
+            };
+            self.end_grid(index, error);
+        }
+    }
+}
+
+impl State {
+    /// Frees a block; its device, if that is known.
+    fn release_block(&mut self, slot: u32) -> Option<&mut DeviceState> {
+        let block = self.blocks[slot as usize].take()?;
+        self.free_blocks.push(slot);
+        let grid = self.grids[block.grid].as_mut()?;
+        grid.resident.retain(|other| *other != slot);
+        self.devices.get_mut(grid.run.device as usize)
+    }
+
+    /// Ends a grid; its name for the watchdog, which can be forgotten.
+    fn finish_grid(&mut self, index: usize, outcome: Result<(), LaunchError>, now: u64) -> Option<Code> {
+        let grid = self.grids[index].take()?;
+        let run = grid.run;
+        let code = Code::thread(run.device, run.launch, 0, 0);
+        self.record(Event::GridEnd, code, now, u64::from(outcome.is_err()));
+        self.devices[run.device as usize].order.retain(|other| *other != index);
+        self.can_start = true;
+        grid.device.finished(&run);
+        run.finish(outcome);
+        Some(code.grid())
+    }
+}
+
+/// Ends a grid that never reached its device.
+pub(super) fn refuse(run: &Arc<GridRun>, device: &Device, reason: &str) {
+    device.finished(run);
+    run.finish(Err(LaunchError::WorldEnded { grid: run.grid.name.clone(), reason: reason.into() }));
+}
+
+/// The next block for which there is room.
+fn next_block(state: &mut State, now: u64) -> Option<(usize, u64)> {
+    let State { devices, grids, .. } = state;
+    for device in devices {
+        let mut busy_streams = Vec::new();
+        for index in &device.order {
+            let Some(grid) = &mut grids[*index] else { continue };
+            let run = &grid.run;
+            if busy_streams.contains(&run.stream) {
+                continue;
+            }
+            busy_streams.push(run.stream);
+            let left = run.grid.blocks() - grid.next_block;
+            if left == 0 {
+                continue;
+            }
+            let free = device.limit - device.resident;
+            let needed = if run.grid.cooperative && grid.next_block == 0 { left } else { 1 };
+            if free < needed {
+                // A later grid does not overtake one that waits for room.
+                break;
+            }
+            let block = grid.next_block;
+            grid.next_block += 1;
+            grid.started_ns.get_or_insert(now);
+            device.resident += 1;
+            return Some((*index, block));
+        }
+    }
+    None
+}
+
+fn thread_coroutine(stack: Stack, run: &Arc<GridRun>) -> Co {
+    let run = run.clone();
+    Coroutine::with_stack(stack, move |yielder, ()| {
+        current(|current| current.yielder.set(yielder));
+        match catch_unwind(AssertUnwindSafe(|| (run.grid.body)())) {
+            Ok(()) => Outcome::Done,
+            Err(payload) => Outcome::Panic(payload),
+        }
+    })
+}

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What an engine knows of its coroutines, grids and blocks.
+
+use std::any::Any;
+use std::panic::Location;
+use std::sync::Arc;
+
+use corosensei::Yielder;
+use gin_device::exec::Position;
+
+use super::Key;
+use super::block::{Block, Exchange};
+use super::ready::{Entry, Ready};
+use super::timers::Timers;
+use crate::config::LogMode;
+use crate::error::{LaunchError, NotStarted, WaitKind, WaitReport, Waiter, Who, WorldError};
+use crate::grid::GridRun;
+use crate::hooks::Why;
+use crate::inbox::Device;
+use crate::log::{Code, Event, EventLog};
+
+#[derive(Clone)]
+pub(super) enum Kind {
+    Free,
+    Host { rank: u32 },
+    Service { name: Arc<str> },
+    Thread { block: u32, thread: u32 },
+}
+
+pub(super) struct Task {
+    pub(super) generation: u32,
+    pub(super) kind: Kind,
+    pub(super) code: Code,
+    /// 0 for hosts and services, else unique to the warp.
+    pub(super) warp: u64,
+    pub(super) wait: WaitKind,
+    pub(super) site: Option<&'static Location<'static>>,
+    /// Switches since it last paused.
+    pub(super) switches: u32,
+    /// What the one who wakes it tells it.
+    pub(super) result: u32,
+    pub(super) yielder: *const Yielder<(), Why>,
+    pub(super) position: Position,
+}
+
+pub(super) struct ActiveGrid {
+    pub(super) run: Arc<GridRun>,
+    pub(super) device: Arc<Device>,
+    pub(super) next_block: u64,
+    /// Indices of its resident blocks.
+    pub(super) resident: Vec<u32>,
+    /// On the engine's clock.
+    pub(super) started_ns: Option<u64>,
+}
+
+#[derive(Default)]
+pub(super) struct DeviceState {
+    pub(super) limit: u64,
+    pub(super) resident: u64,
+    /// Indices of its grids in launch order.
+    pub(super) order: Vec<usize>,
+}
+
+/// What ends a run.
+pub(crate) enum Failure {
+    HostPanic { rank: u32, payload: Box<dyn Any + Send> },
+    World(WorldError),
+}
+
+pub(super) struct State {
+    pub(super) tasks: Vec<Task>,
+    pub(super) free_tasks: Vec<u32>,
+    pub(super) blocks: Vec<Option<Box<Block>>>,
+    pub(super) free_blocks: Vec<u32>,
+    pub(super) grids: Vec<Option<ActiveGrid>>,
+    pub(super) devices: Vec<DeviceState>,
+    pub(super) ready: Ready,
+    pub(super) timers: Timers,
+    #[expect(clippy::vec_box, reason = "taken out and put back for each exchange, which moves the box only")]
+    pub(super) spare: Vec<Box<Exchange>>,
+    /// Grids that are to be ended, by index.
+    pub(super) doomed: Vec<(usize, LaunchError)>,
+    pub(super) failure: Option<Failure>,
+    pub(super) log: EventLog,
+    pub(super) log_mode: LogMode,
+    pub(super) steps: u64,
+    pub(super) progress_step: u64,
+    pub(super) serial: u64,
+    pub(super) hosts: u32,
+    pub(super) services: u32,
+    /// Whether a block may be able to begin.
+    pub(super) can_start: bool,
+    /// Whether something has ended or failed since that was last looked at.
+    pub(super) may_be_over: bool,
+}
+
+impl State {
+    pub(super) fn new(ready: Ready, log: EventLog, log_mode: LogMode) -> Self {
+        State {
+            tasks: Vec::new(),
+            free_tasks: Vec::new(),
+            blocks: Vec::new(),
+            free_blocks: Vec::new(),
+            grids: Vec::new(),
+            devices: Vec::new(),
+            ready,
+            timers: Timers::default(),
+            spare: Vec::new(),
+            doomed: Vec::new(),
+            failure: None,
+            log,
+            log_mode,
+            steps: 0,
+            progress_step: 0,
+            serial: 0,
+            hosts: 0,
+            services: 0,
+            can_start: false,
+            may_be_over: true,
+        }
+    }
+
+    pub(super) fn record(&mut self, event: Event, code: Code, now: u64, detail: u64) {
+        self.log.push(self.log_mode, event, code, now, detail);
+    }
+
+    pub(super) fn progress(&mut self) {
+        self.progress_step = self.steps;
+    }
+
+    pub(super) fn alive(&self, key: Key) -> bool {
+        self.tasks.get(key.id as usize).is_some_and(|task| task.generation == key.generation)
+    }
+
+    pub(super) fn add_task(&mut self, kind: Kind, code: Code, warp: u64, position: Position) -> Key {
+        let generation = match self.free_tasks.last() {
+            Some(id) => self.tasks[*id as usize].generation,
+            None => 1,
+        };
+        let task = Task {
+            generation,
+            kind,
+            code,
+            warp,
+            wait: WaitKind::Ready,
+            site: None,
+            switches: 0,
+            result: 0,
+            yielder: std::ptr::null(),
+            position,
+        };
+        let id = match self.free_tasks.pop() {
+            Some(id) => {
+                self.tasks[id as usize] = task;
+                id
+            }
+            None => {
+                self.tasks.push(task);
+                self.tasks.len() as u32 - 1
+            }
+        };
+        Key { id, generation }
+    }
+
+    pub(super) fn free_task(&mut self, key: Key) {
+        let task = &mut self.tasks[key.id as usize];
+        task.generation = task.generation.wrapping_add(1).max(1);
+        task.kind = Kind::Free;
+        self.free_tasks.push(key.id);
+    }
+
+    pub(super) fn wake(&mut self, key: Key, now: u64) {
+        self.tasks[key.id as usize].wait = WaitKind::Ready;
+        self.make_ready(key, now);
+    }
+
+    /// As `wake`, but what it waited for stays noted.
+    pub(super) fn make_ready(&mut self, key: Key, now: u64) {
+        let warp = self.tasks[key.id as usize].warp;
+        self.ready.push(Entry { key, warp }, now);
+    }
+
+    pub(super) fn block(&mut self, index: u32) -> &mut Block {
+        match self.blocks.get_mut(index as usize) {
+            Some(Some(block)) => block,
+            _ => unreachable!("a thread outlived its block"),
+        }
+    }
+
+    /// The block and the number in it of a device thread.
+    pub(super) fn place(&self, key: Key) -> (u32, u32) {
+        match self.tasks[key.id as usize].kind {
+            Kind::Thread { block, thread } => (block, thread),
+            _ => unreachable!("only device threads use blocks"),
+        }
+    }
+
+    pub(super) fn who(&self, key: Key) -> Who {
+        self.who_is(&self.tasks[key.id as usize].kind)
+    }
+
+    fn who_is(&self, kind: &Kind) -> Who {
+        match kind {
+            Kind::Free => Who::Service { name: "nobody".into() },
+            Kind::Host { rank } => Who::Host { rank: *rank },
+            Kind::Service { name } => Who::Service { name: name.clone() },
+            Kind::Thread { block, thread } => {
+                let block = self.blocks.get(*block as usize).and_then(Option::as_ref);
+                let run = block.and_then(|block| self.grids[block.grid].as_ref()).map(|grid| &grid.run);
+                match (block, run) {
+                    (Some(block), Some(run)) => Who::Thread {
+                        rank: run.device,
+                        grid: run.grid.name.clone(),
+                        launch: run.launch,
+                        block: block.index,
+                        thread: *thread,
+                    },
+                    _ => unreachable!("a thread outlived its block"),
+                }
+            }
+        }
+    }
+
+    /// Who waits where: everyone, or the threads of one block.
+    pub(super) fn report(&self, only_block: Option<u32>) -> WaitReport {
+        let mut report = WaitReport::default();
+        for task in &self.tasks {
+            let wanted = match (&task.kind, only_block) {
+                (Kind::Free, _) => false,
+                (Kind::Thread { block, .. }, Some(only)) => *block == only,
+                (_, only) => only.is_none(),
+            };
+            if wanted {
+                report.waiters.push(Waiter { who: self.who_is(&task.kind), wait: task.wait.clone(), site: task.site });
+            }
+        }
+        if only_block.is_none() {
+            for device in &self.devices {
+                self.report_not_started(device, &mut report);
+            }
+        }
+        report.sort();
+        report
+    }
+
+    fn report_not_started(&self, device: &DeviceState, report: &mut WaitReport) {
+        for (at, grid_index) in device.order.iter().enumerate() {
+            let Some(grid) = &self.grids[*grid_index] else { continue };
+            let (run, blocks) = (&grid.run, grid.run.grid.blocks());
+            if grid.next_block == blocks {
+                continue;
+            }
+            let mut earlier = device.order[..at].iter().filter_map(|index| self.grids[*index].as_ref());
+            let before = earlier.rfind(|other| other.run.stream == run.stream);
+            let reason = match before {
+                Some(other) => {
+                    format!("it follows grid `{}` (launch {}) on its stream", other.run.grid.name, other.run.launch)
+                }
+                None => format!("residency limit {}, {} blocks are resident", device.limit, device.resident),
+            };
+            report.not_started.push(NotStarted {
+                rank: run.device,
+                grid: run.grid.name.clone(),
+                first_block: grid.next_block,
+                blocks,
+                reason,
+            });
+        }
+    }
+
+    /// Marks the grid of a block as failed; it is ended when the coroutine that runs has been left.
+    pub(super) fn doom(&mut self, block: u32, error: LaunchError) {
+        let grid = self.block(block).grid;
+        self.doomed.push((grid, error));
+    }
+
+    pub(super) fn misuse(&mut self, key: Key, message: String) {
+        let (block, _) = self.place(key);
+        let error = LaunchError::Misuse { who: self.who(key), message, report: self.report(Some(block)) };
+        self.doom(block, error);
+    }
+
+    /// Ends the grid if all threads of the block wait for each other.
+    pub(super) fn check_stuck(&mut self, block: u32) -> bool {
+        if !self.block(block).is_stuck() {
+            return false;
+        }
+        let (index, grid) = (self.block(block).index, self.block(block).grid);
+        let Some(grid) = &self.grids[grid] else { return false };
+        let (rank, name) = (grid.run.device, grid.run.grid.name.clone());
+        let error = LaunchError::Stuck { rank, grid: name, block: index, report: self.report(Some(block)) };
+        self.doom(block, error);
+        true
+    }
+}

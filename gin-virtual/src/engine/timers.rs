@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Who wakes when.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::Key;
+
+#[derive(Clone, Copy)]
+pub(super) enum Alarm {
+    /// A coroutine that naps.
+    Task(Key),
+    /// The lanes of a warp that asked for the active mask.
+    Gathering { block: u32, block_serial: u64, warp: u32, serial: u64 },
+}
+
+struct Entry {
+    at: u64,
+    /// Order among alarms of one time.
+    order: u64,
+    alarm: Alarm,
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        (self.at, self.order) == (other.at, other.order)
+    }
+}
+
+impl Eq for Entry {}
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Entry {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.order).cmp(&(other.at, other.order))
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Timers {
+    heap: BinaryHeap<Reverse<Entry>>,
+    order: u64,
+}
+
+impl Timers {
+    pub(super) fn add(&mut self, at: u64, alarm: Alarm) {
+        self.order += 1;
+        self.heap.push(Reverse(Entry { at, order: self.order, alarm }));
+    }
+
+    pub(super) fn next(&self) -> Option<u64> {
+        self.heap.peek().map(|Reverse(entry)| entry.at)
+    }
+
+    pub(super) fn due(&mut self, now: u64) -> Option<Alarm> {
+        if self.next()? > now {
+            return None;
+        }
+        self.heap.pop().map(|Reverse(entry)| entry.alarm)
+    }
+}

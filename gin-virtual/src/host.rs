@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Waiting and time for host code, the same words in a coroutine of a world and on a plain OS thread.
+
+use std::cell::RefCell;
+use std::panic::Location;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use crate::hooks::{Why, engine, suspend, switch_point};
+use crate::world::Ended;
+
+/// Longest nap between two looks at a condition, in nanoseconds of the virtual clock.
+const VIRTUAL_NAP_NS: u64 = 10_000;
+/// The same on an OS thread, in real nanoseconds.
+const REAL_NAP_NS: u64 = 50_000;
+
+thread_local! {
+    /// The world that this OS thread works for, in the threads mode.
+    static WORLD: RefCell<Option<Arc<Ended>>> = const { RefCell::new(None) };
+}
+
+/// Payload of the unwinding of an OS thread whose world has ended.
+pub(crate) struct WorldOver;
+
+pub(crate) fn work_for(world: Option<Arc<Ended>>) {
+    WORLD.set(world);
+}
+
+/// Ends this OS thread by unwinding if its world has ended. False if that cannot be, since it unwinds already.
+pub(crate) fn check_world() -> bool {
+    // Coroutines are ended by their engine.
+    if engine().is_some() || !WORLD.with_borrow(|world| world.as_ref().is_some_and(|world| world.is_ended())) {
+        return true;
+    }
+    if std::thread::panicking() {
+        return false;
+    }
+    std::panic::resume_unwind(Box::new(WorldOver))
+}
+
+/// Waits until `condition` holds.
+///
+/// In a coroutine of a world others run meanwhile; on a plain OS thread it spins, then naps. The condition is looked
+/// at again and again, so it should be cheap. No lock may be held across the call: in a seeded world the one who needs
+/// it runs on the same OS thread.
+///
+/// Returns true when the condition held. If the world ends first, the caller is unwound and this does not return;
+/// called in a destructor during that unwinding, it returns false at once.
+#[track_caller]
+pub fn block_on(mut condition: impl FnMut() -> bool) -> bool {
+    let site = Location::caller();
+    let mut turns = 0_u32;
+    loop {
+        if condition() {
+            if let Some(engine) = engine() {
+                engine.note_progress();
+            }
+            return true;
+        }
+        if engine().is_some() {
+            let nap = (200_u64 << turns.min(10)).min(VIRTUAL_NAP_NS);
+            if !suspend(Why::BlockOn(nap, site)) {
+                return false;
+            }
+        } else {
+            if !check_world() {
+                return false;
+            }
+            match turns {
+                0..16 => std::hint::spin_loop(),
+                16..64 => std::thread::yield_now(),
+                _ => std::thread::sleep(Duration::from_nanos((1_000_u64 << (turns - 64).min(10)).min(REAL_NAP_NS))),
+            }
+        }
+        turns = turns.saturating_add(1);
+    }
+}
+
+/// Nanoseconds on the clock that deadlines are measured with: virtual in a coroutine of a seeded world, else real.
+///
+/// Its zero is arbitrary. Both kinds never go back.
+pub fn clock_ns() -> u64 {
+    crate::hooks::clock_ns()
+}
+
+/// Real nanoseconds since the first call in this process.
+pub(crate) fn real_clock_ns() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    // 2^64 ns are 584 years.
+    START.get_or_init(Instant::now).elapsed().as_nanos() as u64
+}
+
+/// Sleeps for so many nanoseconds of [`clock_ns`]. Returns early in a destructor during the unwinding of a world.
+pub fn sleep_ns(ns: u64) {
+    match engine() {
+        Some(engine) => {
+            suspend(Why::SleepUntil(engine.now().saturating_add(ns)));
+        }
+        None => {
+            check_world();
+            std::thread::sleep(Duration::from_nanos(ns));
+        }
+    }
+}
+
+/// Lets others run: a switch point that is always taken.
+pub fn yield_now() {
+    if engine().is_some() {
+        suspend(Why::Switch);
+    } else {
+        std::thread::yield_now();
+    }
+}
+
+/// A place where a seeded world may switch, for host code whose races with others shall be explored.
+pub fn maybe_switch() {
+    switch_point();
+}
+
+/// Whether the caller is a coroutine of a seeded world (and so shares its OS thread with everyone in it).
+pub fn is_simulated() -> bool {
+    engine().is_some_and(|engine| engine.is_virtual())
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How work reaches an engine: from its own coroutines, and in the threads mode from other OS threads.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::config::DeviceConfig;
+use crate::error::LaunchError;
+use crate::grid::{Grid, GridRun, StreamId};
+
+/// Naps of a device whose threads all poll in vain end at this, so that a host's answer is not missed for long.
+const IDLE_NAP_NS: u64 = 50_000;
+/// Rounds of vain polling during which the device only yields.
+const EAGER_TURNS: u32 = 16;
+
+pub(crate) struct HostSpec {
+    pub(crate) rank: u32,
+    pub(crate) body: Box<dyn FnOnce() + Send>,
+}
+
+pub(crate) struct ServiceSpec {
+    pub(crate) index: u32,
+    pub(crate) name: Arc<str>,
+    pub(crate) body: Box<dyn FnOnce() + Send>,
+}
+
+pub(crate) enum Mail {
+    Launch(Arc<GridRun>, Arc<Device>),
+    Host(HostSpec),
+    Service(ServiceSpec),
+    /// End all grids, for this reason.
+    EndGrids(String),
+}
+
+#[derive(Default)]
+pub(crate) struct Inbox {
+    mail: Mutex<Vec<Mail>>,
+    /// Whether there may be mail, read without the lock at every turn.
+    any: AtomicBool,
+    closed: AtomicBool,
+    arrived: Condvar,
+}
+
+impl Inbox {
+    fn lock(&self) -> MutexGuard<'_, Vec<Mail>> {
+        self.mail.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn post(&self, mail: Mail) {
+        let mut list = self.lock();
+        list.push(mail);
+        self.any.store(true, Ordering::Release);
+        self.arrived.notify_all();
+    }
+
+    pub(crate) fn take(&self) -> Vec<Mail> {
+        if !self.any.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        let mut list = self.lock();
+        self.any.store(false, Ordering::Release);
+        std::mem::take(&mut *list)
+    }
+
+    pub(crate) fn close(&self) {
+        let _list = self.lock();
+        self.closed.store(true, Ordering::Release);
+        self.arrived.notify_all();
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Waits for mail, or until the inbox is closed.
+    pub(crate) fn wait(&self) {
+        let mut list = self.lock();
+        while list.is_empty() && !self.is_closed() {
+            list = self.arrived.wait(list).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Lets other OS threads run for about `ns`, longer after many idle turns, at most until mail comes.
+    pub(crate) fn nap(&self, ns: u64, idle_turns: u32) {
+        if idle_turns < EAGER_TURNS && ns < IDLE_NAP_NS {
+            std::thread::yield_now();
+            return;
+        }
+        let list = self.lock();
+        if list.is_empty() && !self.is_closed() {
+            let ns = ns.max((u64::from(idle_turns) * 1000).min(IDLE_NAP_NS));
+            // Being woken early or late is the same to the caller.
+            let _ = self.arrived.wait_timeout(list, Duration::from_nanos(ns));
+        }
+    }
+}
+
+/// Grids of a device that have not ended.
+#[derive(Default)]
+struct Book {
+    launches: u32,
+    running: Vec<Arc<GridRun>>,
+}
+
+/// A device, as its world, its handles and its engine see it.
+pub(crate) struct Device {
+    pub(crate) index: u32,
+    pub(crate) config: DeviceConfig,
+    pub(crate) inbox: Arc<Inbox>,
+    book: Mutex<Book>,
+}
+
+impl Device {
+    pub(crate) fn new(index: u32, config: DeviceConfig, inbox: Arc<Inbox>) -> Self {
+        Device { index, config, inbox, book: Mutex::default() }
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn launch(self: &Arc<Self>, stream: StreamId, grid: Grid) -> Result<Arc<GridRun>, LaunchError> {
+        grid.check()?;
+        let run = {
+            let mut book = self.book();
+            if grid.cooperative {
+                self.check_resident(&book, stream, &grid)?;
+            }
+            book.launches += 1;
+            let run = Arc::new(GridRun::new(grid, self.index, stream, book.launches, self.config.stack_bytes));
+            book.running.push(run.clone());
+            run
+        };
+        if self.inbox.is_closed() {
+            let reason = "the device has been shut down".to_owned();
+            run.finish(Err(LaunchError::WorldEnded { grid: run.grid.name.clone(), reason }));
+            self.finished(&run);
+        } else {
+            self.inbox.post(Mail::Launch(run.clone(), self.clone()));
+        }
+        Ok(run)
+    }
+
+    /// Grids of the same stream end before this one begins; all others may stay as long as it runs.
+    fn check_resident(&self, book: &Book, stream: StreamId, grid: &Grid) -> Result<(), LaunchError> {
+        let limit = u64::from(self.config.resident_blocks.max(1));
+        let others = book.running.iter().filter(|run| run.stream != stream);
+        let taken: u64 = others.map(|run| run.grid.blocks().min(limit)).fold(0, u64::saturating_add);
+        let (blocks, free) = (grid.blocks(), limit.saturating_sub(taken));
+        if blocks <= free {
+            return Ok(());
+        }
+        Err(LaunchError::NotResident { grid: grid.name.clone(), rank: self.index, blocks, free, limit })
+    }
+
+    /// The engine has ended this grid.
+    pub(crate) fn finished(&self, run: &Arc<GridRun>) {
+        self.book().running.retain(|other| !Arc::ptr_eq(other, run));
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.book().running.is_empty()
+    }
+}

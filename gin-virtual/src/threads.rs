@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The threads mode: ranks, services and devices as OS threads, in real time.
+
+use std::any::Any;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle, Scope};
+
+use crate::config::{LogMode, ThreadsConfig};
+use crate::engine::{Engine, Failure, Settings, text_of};
+use crate::error::{Who, WorldError};
+use crate::host::{WorldOver, work_for};
+use crate::inbox::{Device, Mail};
+use crate::log::EventLog;
+use crate::watchdog::Beat;
+use crate::world::{Ended, Inner, lock};
+
+/// Starts the OS thread that runs the grids of a device.
+pub(crate) fn start_device(device: &Arc<Device>, config: &ThreadsConfig) -> io::Result<JoinHandle<()>> {
+    let settings = Settings {
+        seed: config.seed ^ u64::from(device.index) << 32,
+        policy: config.policy,
+        quantum: Some(config.quantum.max(1) - 1),
+        virtual_clock: None,
+        log: EventLog::default(),
+        log_mode: LogMode::Off,
+        max_steps: u64::MAX,
+        stall_steps: u64::MAX,
+        max_ns: u64::MAX,
+        grid_limit_ns: config.grid_limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)),
+        host_stack_bytes: config.host_stack_bytes,
+    };
+    let (inbox, beat) = (device.inbox.clone(), Beat::new(config.watchdog, config.seed));
+    Builder::new()
+        .name(format!("virtual GPU {}", device.index))
+        // The engine is made on the thread that it runs on: its coroutines cannot move.
+        .spawn(move || Engine::new(settings, inbox, beat).serve())
+}
+
+/// What an OS thread's panic means for its world: nothing if the world itself ended the thread.
+fn failure_of(payload: Box<dyn Any + Send>, make: impl FnOnce(Box<dyn Any + Send>) -> Failure) -> Option<Failure> {
+    if payload.is::<WorldOver>() { None } else { Some(make(payload)) }
+}
+
+pub(crate) fn start_service(
+    name: &str,
+    stack_bytes: usize,
+    ended: &Arc<Ended>,
+    body: Box<dyn FnOnce() + Send>,
+) -> Result<JoinHandle<()>, WorldError> {
+    let (ended, service): (_, Arc<str>) = (ended.clone(), name.into());
+    let run = move || {
+        work_for(Some(ended.clone()));
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(body)) {
+            let failure = failure_of(payload, |payload| {
+                Failure::World(WorldError::ServicePanicked { name: service, message: text_of(&*payload) })
+            });
+            ended.end(failure);
+        }
+    };
+    let spawned = Builder::new().name(name.into()).stack_size(stack_bytes).spawn(run);
+    spawned
+        .map_err(|cause| WorldError::NoResources { who: Who::Service { name: name.into() }, cause: cause.to_string() })
+}
+
+fn start_host<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    rank: u32,
+    stack_bytes: usize,
+    ended: &Arc<Ended>,
+    body: Box<dyn FnOnce() + Send + 'scope>,
+) {
+    let shared = ended.clone();
+    let run = move || {
+        work_for(Some(shared.clone()));
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(body)) {
+            shared.end(failure_of(payload, |payload| Failure::HostPanic { rank, payload }));
+        }
+    };
+    if let Err(cause) = Builder::new().name(format!("rank {rank}")).stack_size(stack_bytes).spawn_scoped(scope, run) {
+        let error = WorldError::NoResources { who: Who::Host { rank }, cause: cause.to_string() };
+        ended.end(Some(Failure::World(error)));
+    }
+}
+
+/// Runs host functions on OS threads until they have returned and all grids have ended, then ends the services.
+pub(crate) fn run(
+    inner: &Inner,
+    config: &ThreadsConfig,
+    bodies: Vec<Box<dyn FnOnce() + Send + '_>>,
+) -> Result<(), Failure> {
+    let ended = &inner.ended;
+    std::thread::scope(|scope| {
+        for (rank, body) in (0_u32..).zip(bodies) {
+            start_host(scope, rank, config.host_stack_bytes, ended, body);
+        }
+    });
+    let devices = lock(&inner.devices).clone();
+    crate::host::block_on(|| ended.is_ended() || devices.iter().all(|device| device.is_idle()));
+    if ended.is_ended() {
+        for device in &devices {
+            device.inbox.post(Mail::EndGrids("the world is over".into()));
+        }
+        crate::host::block_on(|| devices.iter().all(|device| device.is_idle()));
+    }
+    let services = std::mem::take(&mut *lock(&inner.services));
+    for (state, _) in &services {
+        state.stop();
+    }
+    for (_, thread) in services {
+        // The thread has caught its own panic.
+        thread.map(JoinHandle::join);
+    }
+    match ended.reset() {
+        Some(failure) => Err(failure),
+        None => Ok(()),
+    }
+}

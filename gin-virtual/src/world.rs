@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Worlds: who runs together, on one OS thread by a seed or on many in real time.
+
+use std::any::Any;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use crate::config::{DeviceConfig, SeededConfig, ThreadsConfig};
+use crate::engine::{Engine, Failure, Settings};
+use crate::error::{LaunchError, WorldError};
+use crate::grid::{Grid, GridRun, LaunchTicket, StreamId};
+use crate::hooks;
+use crate::inbox::{Device, HostSpec, Inbox, Mail, ServiceSpec};
+use crate::log::EventLog;
+use crate::service::{ServiceHandle, ServiceState, ServiceStep, service_body};
+use crate::watchdog::Beat;
+
+pub(crate) enum Mode {
+    Seeded(SeededConfig),
+    Threads(ThreadsConfig),
+}
+
+/// Whether a world of OS threads is to end, and why.
+#[derive(Default)]
+pub(crate) struct Ended {
+    flag: AtomicBool,
+    failure: Mutex<Option<Failure>>,
+}
+
+impl Ended {
+    pub(crate) fn is_ended(&self) -> bool {
+        self.flag.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn end(&self, failure: Option<Failure>) {
+        let mut slot = lock(&self.failure);
+        if slot.is_none() {
+            *slot = failure;
+        }
+        self.flag.store(true, Ordering::Release);
+    }
+
+    /// Why it was to end; from here on it is not any more.
+    pub(crate) fn reset(&self) -> Option<Failure> {
+        let failure = lock(&self.failure).take();
+        self.flag.store(false, Ordering::Release);
+        failure
+    }
+}
+
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A service, with its OS thread if it has one.
+pub(crate) type Service = (Arc<ServiceState>, Option<JoinHandle<()>>);
+
+pub(crate) struct Inner {
+    pub(crate) mode: Mode,
+    /// Of the one engine of a seeded world.
+    inbox: Arc<Inbox>,
+    pub(crate) devices: Mutex<Vec<Arc<Device>>>,
+    pub(crate) ended: Arc<Ended>,
+    pub(crate) services: Mutex<Vec<Service>>,
+    device_threads: Mutex<Vec<JoinHandle<()>>>,
+    service_count: AtomicU32,
+    running: AtomicBool,
+    runs: AtomicU64,
+    clock: AtomicU64,
+    log: Mutex<EventLog>,
+    /// Grids whose failure somebody must have seen by the end of a run.
+    launched: Mutex<Vec<Arc<GridRun>>>,
+}
+
+/// Virtual GPUs, host functions and services that run together.
+///
+/// Cloning gives another handle to the same world.
+#[derive(Clone)]
+pub struct World {
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl World {
+    /// A world that one OS thread steps, every decision drawn from the seed.
+    pub fn seeded(config: SeededConfig) -> Self {
+        Self::new(Mode::Seeded(config))
+    }
+
+    /// A world in which ranks, services and devices are OS threads, in real time.
+    pub fn threads(config: ThreadsConfig) -> Self {
+        Self::new(Mode::Threads(config))
+    }
+
+    fn new(mode: Mode) -> Self {
+        hooks::install();
+        World {
+            inner: Arc::new(Inner {
+                mode,
+                inbox: Arc::default(),
+                devices: Mutex::default(),
+                ended: Arc::default(),
+                services: Mutex::default(),
+                device_threads: Mutex::default(),
+                service_count: AtomicU32::new(0),
+                running: AtomicBool::new(false),
+                runs: AtomicU64::new(0),
+                clock: AtomicU64::new(0),
+                log: Mutex::default(),
+                launched: Mutex::default(),
+            }),
+        }
+    }
+
+    /// Whether the world is a seeded one.
+    pub fn is_seeded(&self) -> bool {
+        matches!(self.inner.mode, Mode::Seeded(_))
+    }
+
+    /// The seed of its decisions.
+    pub fn seed(&self) -> u64 {
+        match &self.inner.mode {
+            Mode::Seeded(config) => config.seed,
+            Mode::Threads(config) => config.seed,
+        }
+    }
+
+    /// Adds a virtual GPU. They are numbered from 0 in the order of these calls, and reports call that number its rank.
+    pub fn device(&self, config: DeviceConfig) -> VirtualGpu {
+        let inner = &self.inner;
+        let mut devices = lock(&inner.devices);
+        let index = devices.len() as u32;
+        let inbox = if self.is_seeded() { inner.inbox.clone() } else { Arc::default() };
+        let device = Arc::new(Device::new(index, config, inbox));
+        if let Mode::Threads(config) = &inner.mode {
+            match crate::threads::start_device(&device, config) {
+                Ok(thread) => lock(&inner.device_threads).push(thread),
+                // Its launches end with the error that says so.
+                Err(_) => device.inbox.close(),
+            }
+        }
+        devices.push(device.clone());
+        VirtualGpu { inner: inner.clone(), device }
+    }
+
+    /// The devices so far, in order.
+    pub fn devices(&self) -> Vec<VirtualGpu> {
+        let devices = lock(&self.inner.devices);
+        devices.iter().map(|device| VirtualGpu { inner: self.inner.clone(), device: device.clone() }).collect()
+    }
+
+    /// Adds a service: `step` is called again and again until it says [`ServiceStep::Stop`], its handle stops it, or
+    /// the run ends that it takes part in.
+    ///
+    /// In a seeded world it is a coroutine, which begins with the next run if none is on; in the threads mode it is an
+    /// OS thread, which begins at once.
+    pub fn spawn_service(&self, name: &str, step: impl FnMut() -> ServiceStep + Send + 'static) -> ServiceHandle {
+        let state = Arc::new(ServiceState::new(name.into()));
+        let body = service_body(state.clone(), step);
+        let thread = match &self.inner.mode {
+            Mode::Seeded(_) => {
+                let index = self.inner.service_count.fetch_add(1, Ordering::Relaxed);
+                self.inner.inbox.post(Mail::Service(ServiceSpec { index, name: name.into(), body }));
+                None
+            }
+            Mode::Threads(config) => {
+                match crate::threads::start_service(name, config.host_stack_bytes, &self.inner.ended, body) {
+                    Ok(thread) => Some(thread),
+                    Err(error) => {
+                        self.inner.ended.end(Some(Failure::World(error)));
+                        None
+                    }
+                }
+            }
+        };
+        let mut services = lock(&self.inner.services);
+        services.retain(|(state, _)| !state.is_finished());
+        services.push((state.clone(), thread));
+        ServiceHandle(state)
+    }
+
+    /// Runs one host function for each rank, with the services and whatever they launch, until all functions have
+    /// returned and all grids have ended; then ends the services. The results come in the order of the functions.
+    ///
+    /// A seeded world runs here, on the calling thread, and only during this call.
+    ///
+    /// # Errors
+    /// Nobody gets any further, a service panicked, a grid failed and nobody looked, or the call is nested.
+    ///
+    /// # Panics
+    /// With the panic of the first host function that panicked, after all others were ended.
+    pub fn run<'env, T, F>(&self, hosts: Vec<F>) -> Result<Vec<T>, WorldError>
+    where
+        T: Send + 'env,
+        F: FnOnce() -> T + Send + 'env,
+    {
+        if hooks::engine().is_some() || self.inner.running.swap(true, Ordering::AcqRel) {
+            return Err(WorldError::Nested);
+        }
+        let count = hosts.len();
+        let results: Mutex<Vec<Option<T>>> = Mutex::new((0..count).map(|_| None).collect());
+        let bodies = (0_u32..).zip(hosts).map(|(rank, host)| {
+            let results = &results;
+            let body: Box<dyn FnOnce() + Send + '_> = Box::new(move || {
+                let result = host();
+                lock(results)[rank as usize] = Some(result);
+            });
+            body
+        });
+        let outcome = match &self.inner.mode {
+            Mode::Seeded(config) => self.run_seeded(config, bodies.collect()),
+            Mode::Threads(config) => crate::threads::run(&self.inner, config, bodies.collect()),
+        };
+        lock(&self.inner.services).clear();
+        self.inner.running.store(false, Ordering::Release);
+        let launched = std::mem::take(&mut *lock(&self.inner.launched));
+        match outcome {
+            Ok(()) => {}
+            Err(Failure::World(error)) => {
+                self.say_seed();
+                return Err(error);
+            }
+            Err(Failure::HostPanic { rank, payload }) => {
+                eprintln!("gin-virtual: the host of rank {rank} panicked");
+                self.say_seed();
+                std::panic::resume_unwind(payload);
+            }
+        }
+        if let Some(error) = launched.iter().find_map(|run| run.unseen_failure()) {
+            self.say_seed();
+            return Err(WorldError::UnseenFailure(error));
+        }
+        Ok(results.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter().flatten().collect())
+    }
+
+    fn say_seed(&self) {
+        if let Mode::Seeded(SeededConfig { seed, policy, .. }) = &self.inner.mode {
+            eprintln!("gin-virtual: seed {seed}, policy {policy:?}");
+        }
+    }
+
+    fn run_seeded(&self, config: &SeededConfig, bodies: Vec<Box<dyn FnOnce() + Send + '_>>) -> Result<(), Failure> {
+        let inner = &self.inner;
+        // Nothing stays in the inbox: neither what was posted while everything was being ended, nor, if the engine
+        // itself fails, a host that has not begun.
+        let _cleared = Cleared(&inner.inbox);
+        for (rank, body) in (0_u32..).zip(bodies) {
+            // Safety: `run_world` ends every host coroutine before it returns; if it unwinds, the engine ends them when
+            // it is dropped, and `Cleared` drops those that have not begun. So nothing borrowed for '_ is used after
+            // this function.
+            let body = unsafe { std::mem::transmute::<Box<dyn FnOnce() + Send + '_>, Box<dyn FnOnce() + Send>>(body) };
+            inner.inbox.post(Mail::Host(HostSpec { rank, body }));
+        }
+        let run = inner.runs.fetch_add(1, Ordering::Relaxed);
+        let engine = Engine::new(
+            Settings {
+                // The multiplier of splitmix64 keeps the runs of one world apart.
+                seed: config.seed ^ run.wrapping_mul(0x9e37_79b9_7f4a_7c15),
+                policy: config.policy,
+                quantum: None,
+                virtual_clock: Some((inner.clock.load(Ordering::Relaxed), config.step_ns)),
+                log: std::mem::take(&mut *lock(&inner.log)),
+                log_mode: config.log,
+                max_steps: config.max_steps,
+                stall_steps: config.stall_steps,
+                max_ns: config.max_virtual_ns,
+                grid_limit_ns: None,
+                host_stack_bytes: config.host_stack_bytes,
+            },
+            inner.inbox.clone(),
+            Beat::new(config.watchdog, config.seed),
+        );
+        let outcome = engine.run_world();
+        inner.clock.store(engine.clock(), Ordering::Relaxed);
+        *lock(&inner.log) = engine.take_log();
+        outcome
+    }
+
+    /// The events of the runs so far; empty in the threads mode.
+    pub fn event_log(&self) -> EventLog {
+        lock(&self.inner.log).clone()
+    }
+}
+
+struct Cleared<'a>(&'a Inbox);
+
+impl Drop for Cleared<'_> {
+    fn drop(&mut self) {
+        drop(self.0.take());
+    }
+}
+
+impl std::fmt::Debug for World {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("World").field("seeded", &self.is_seeded()).field("seed", &self.seed()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.ended.end(None);
+        for (state, _) in lock(&self.services).iter() {
+            state.stop();
+        }
+        for device in lock(&self.devices).iter() {
+            device.inbox.close();
+        }
+        let me = std::thread::current().id();
+        let services = std::mem::take(&mut *lock(&self.services)).into_iter().filter_map(|(_, thread)| thread);
+        for thread in services.chain(std::mem::take(&mut *lock(&self.device_threads))) {
+            // The last handle may have been dropped by a grid or a service.
+            if thread.thread().id() != me {
+                let _: Result<(), Box<dyn Any + Send>> = thread.join();
+            }
+        }
+    }
+}
+
+/// A device of a world that runs grids.
+///
+/// Cloning gives another handle to the same device.
+#[derive(Clone)]
+pub struct VirtualGpu {
+    inner: Arc<Inner>,
+    device: Arc<Device>,
+}
+
+impl VirtualGpu {
+    /// Its number in the world, from 0: what reports call its rank.
+    pub fn index(&self) -> u32 {
+        self.device.index
+    }
+
+    /// Its settings.
+    pub fn config(&self) -> &DeviceConfig {
+        &self.device.config
+    }
+
+    /// The world it belongs to.
+    pub fn world(&self) -> World {
+        World { inner: self.inner.clone() }
+    }
+
+    /// Launches a grid: it begins when all grids launched before it on `stream` have ended and there is room for its
+    /// blocks. Never waits.
+    ///
+    /// In a seeded world grids run during [`World::run`] only.
+    ///
+    /// # Errors
+    /// A limit of launches is exceeded, or a cooperative grid cannot be wholly resident beside the grids of the other
+    /// streams that have not ended.
+    pub fn launch(&self, stream: StreamId, grid: Grid) -> Result<LaunchTicket, LaunchError> {
+        let run = self.device.launch(stream, grid)?;
+        if self.inner.running.load(Ordering::Acquire) {
+            let mut launched = lock(&self.inner.launched);
+            launched.retain(|run| !run.is_settled());
+            launched.push(run.clone());
+        }
+        Ok(LaunchTicket(run))
+    }
+
+    /// Whether all grids launched so far have ended.
+    pub fn is_idle(&self) -> bool {
+        self.device.is_idle()
+    }
+
+    /// Waits until all grids launched so far have ended. Their tickets tell how.
+    #[track_caller]
+    pub fn synchronize(&self) {
+        crate::host::block_on(|| self.is_idle());
+    }
+}
+
+impl std::fmt::Debug for VirtualGpu {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VirtualGpu")
+            .field("index", &self.index())
+            .field("config", self.config())
+            .finish_non_exhaustive()
+    }
+}

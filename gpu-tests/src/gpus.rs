@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The GPUs there are.
+
+use gin_host::world::Devices;
+use std::time::Duration;
+
+/// How long a kernel may run before its rank gives up: the communicator is aborted then, and the kernel ends.
+pub const KERNEL_LIMIT: Duration = Duration::from_secs(8);
+
+/// What there is.
+#[derive(Clone, Debug)]
+pub struct Gpus {
+    /// How many.
+    pub count: usize,
+    /// What they are, for people.
+    pub text: String,
+}
+
+/// The suite's kernels as PTX: architecture (`sm_90`, ...) and text.
+#[cfg(feature = "cuda")]
+pub mod ptx {
+    include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
+}
+
+/// The GPUs of this machine.
+///
+/// # Errors
+/// Why there are none, in words.
+#[cfg(feature = "cuda")]
+pub fn find() -> Result<Gpus, String> {
+    use gin_host::gpu::Device;
+    use gin_host::gpu::cuda::{CudaDevice, device_count, driver_version};
+
+    let look = || -> Result<Gpus, gin_host::GpuError> {
+        let mut text = format!("driver of CUDA {}", driver_version()?);
+        let count = device_count()?;
+        for ordinal in 0..count {
+            let device = CudaDevice::new(ordinal, &[])?;
+            let (capability, processors) = (device.capability(), device.processors());
+            text.push_str(&format!("; {}: sm_{capability}, {processors} processors", device.name()));
+        }
+        Ok(Gpus { count, text })
+    };
+    look().map_err(|error| error.to_string())
+}
+
+/// The GPUs of this machine.
+///
+/// # Errors
+/// Always: the tests were built without the feature `cuda`.
+#[cfg(not(feature = "cuda"))]
+pub fn find() -> Result<Gpus, String> {
+    Err("the tests were built without the feature `cuda`".to_owned())
+}
+
+/// Devices for ranks that share these GPUs, with the kernels of the conformance suite, which are loaded here.
+///
+/// # Errors
+/// What the driver says, in words.
+#[cfg(feature = "cuda")]
+pub fn devices(gpus: &[usize]) -> Result<Devices, String> {
+    use gin_host::gpu::cuda::{self, CudaDevice};
+    use gin_host::gpu::{Device, ModuleSource};
+
+    let make = || -> Result<Devices, gin_host::GpuError> {
+        let devices = cuda::devices(gpus, &[ptx::PTX], Some(KERNEL_LIMIT))?;
+        for &ordinal in gpus {
+            CudaDevice::new(ordinal, &[ptx::PTX])?.load(ModuleSource::Linked)?;
+        }
+        Ok(devices)
+    };
+    make().map_err(|error| error.to_string())
+}
+
+/// Whether the GPUs can still be used: after a kernel that failed none can by this process.
+#[cfg(feature = "cuda")]
+pub fn work(gpus: &[usize]) -> bool {
+    use gin_host::gpu::cuda::CudaDevice;
+    use gin_host::gpu::{Device, MemoryKind};
+
+    gpus.iter().all(|&ordinal| {
+        CudaDevice::new(ordinal, &[]).is_ok_and(|device| device.allocate(MemoryKind::Device, 1).is_ok())
+    })
+}
+
+/// Whether the GPUs can still be used: there are none.
+#[cfg(not(feature = "cuda"))]
+pub fn work(_gpus: &[usize]) -> bool {
+    false
+}
+
+/// Devices for ranks that share these GPUs.
+///
+/// # Errors
+/// Always: the tests were built without the feature `cuda`.
+#[cfg(not(feature = "cuda"))]
+pub fn devices(_gpus: &[usize]) -> Result<Devices, String> {
+    Err("the tests were built without the feature `cuda`".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_a_driver_says_so_and_makes_no_devices() {
+        match find() {
+            Ok(gpus) => assert!(gpus.count > 0, "{gpus:?}"),
+            Err(reason) => {
+                assert!(reason.starts_with("no CUDA driver found: ") || !cfg!(feature = "cuda"), "{reason}");
+                assert_eq!(devices(&[0]).map(|devices| devices.name().to_owned()), Err(reason));
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Tests on real GPUs: the conformance suite, with ranks that share one GPU and with one GPU for each.
+//!
+//! Trials run one after the other. Without a GPU they are ignored, and the reason is said. A trial that hangs ends the
+//! process; with `GIN_GPU_JOURNAL=FILE` results are kept there, and the next run goes on after it. After
+//! `GIN_GPU_SECONDS=N` seconds the trials that are left are ignored.
+
+use gin_conformance::cases;
+use gin_conformance::host::{Setup, judge};
+use gpu_tests::gpus::{self, Gpus};
+use gpu_tests::journal::{Journal, Outcome};
+use gpu_tests::watchdog::{self, Watchdog};
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longest trial.
+const TRIAL_LIMIT: Duration = Duration::from_secs(40);
+
+/// Most GPUs that ranks are spread over.
+const COUNTS: [usize; 4] = [1, 2, 4, 8];
+
+fn main() {
+    let mut arguments = Arguments::from_args();
+    // The GPU is shared, and the watchdog watches one trial.
+    arguments.test_threads = Some(1);
+    let found = gpus::find();
+    if !arguments.list {
+        match &found {
+            Ok(gpus) => println!("{}", gpus.text),
+            Err(reason) => println!("All trials are ignored: {reason}"),
+        }
+    }
+    let journal = std::env::var_os("GIN_GPU_JOURNAL").map(|path| match Journal::open(Path::new(&path)) {
+        Ok(journal) => Arc::new(journal),
+        Err(error) => {
+            eprintln!("{}: {error}", path.display());
+            std::process::exit(2);
+        }
+    });
+    let watchdog = Watchdog::start(TRIAL_LIMIT);
+    let seconds = std::env::var("GIN_GPU_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    let end = seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds));
+    let run = Run { journal, watchdog, end };
+    let mut trials = Vec::new();
+    for count in COUNTS {
+        let known = if arguments.list { &Err("only the names are wanted".to_owned()) } else { &found };
+        add(&mut trials, count, known, &run);
+    }
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+/// What goes around a trial.
+#[derive(Clone)]
+struct Run {
+    journal: Option<Arc<Journal>>,
+    watchdog: Watchdog,
+    end: Option<Instant>,
+}
+
+impl Run {
+    /// Runs a trial on GPUs.
+    fn trial(&self, name: &str, gpus: &[usize], trial: impl FnOnce() -> Outcome) -> Result<Completion, Failed> {
+        let new = self.journal.as_ref().is_none_or(|journal| journal.known(name).is_none());
+        if new && self.end.is_some_and(|end| Instant::now() > end) {
+            return Ok(Completion::ignored_with("the time of this run is over"));
+        }
+        let watched = || self.watchdog.watch(name, trial);
+        let Some(journal) = &self.journal else {
+            return watched().map(|()| Completion::Completed).map_err(Failed::from);
+        };
+        let outcome = journal.run(name, watched);
+        if let (true, Err(error)) = (new, &outcome)
+            && !gpus::work(gpus)
+        {
+            eprintln!("{name} failed, and the GPU is of no use to this process any more: {error}");
+            std::process::exit(watchdog::STATUS);
+        }
+        outcome.map(|()| Completion::Completed).map_err(Failed::from)
+    }
+}
+
+fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run: &Run) {
+    let (place, there) = (format!("cuda/{count}_gpu"), found.as_ref().map_or(0, |gpus| gpus.count));
+    // Where there is no GPU at all, one place stands for all.
+    let missing = there < count;
+    if missing && (there > 0 || count > 1) {
+        return;
+    }
+    let gpus: Arc<[usize]> = (0..count).collect();
+    // What there is not is ignored; what there is and cannot be used has failed.
+    let devices = match found {
+        Ok(_) => Ok(gpus::devices(&gpus)),
+        Err(reason) => Err(reason.clone()),
+    };
+    for case in cases::all() {
+        let name = format!("{place}/{}", case.name);
+        let (own, gpus, devices, run) = (name.clone(), gpus.clone(), devices.clone(), run.clone());
+        let trial = Trial::ignorable_test(name, move || {
+            let devices = match devices {
+                Ok(devices) => devices,
+                Err(reason) => return Ok(Completion::ignored_with(reason)),
+            };
+            run.trial(&own, &gpus, || judge(&case, &Setup { devices: Some(devices?), ..Setup::threads() }))
+        });
+        trials.push(trial);
+    }
+}

@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# Builds the tests for real GPUs into one folder that runs on a GPU machine without Rust: gpu-bundle in the target folder,
+# or the folder given. There, run.sh runs them.
+
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+target="${CARGO_TARGET_DIR:-target}"
+bundle="${1:-$target/gpu-bundle}"
+limit_mib=50
+
+built=$("${CARGO:-cargo}" test --release --no-run -p gpu-tests --test gpu --message-format=json-render-diagnostics |
+    sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1)
+[ -n "$built" ] || { echo "gpu-bundle: cargo named no test binary" >&2; exit 1; }
+
+rm -rf "$bundle"
+mkdir -p "$bundle"
+strip -o "$bundle/gpu-tests" "$built"
+git rev-parse HEAD >"$bundle/commit" 2>/dev/null || echo unknown >"$bundle/commit"
+
+cat >"$bundle/run.sh" <<'EOF'
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# Runs the tests on the GPUs of this machine; arguments go to the test binary (a filter, --list). Results are kept in
+# $OUT, or in the folder out beside this script: a run that was ended goes on where it was. The report comes last.
+
+set -uo pipefail
+cd "$(dirname "$0")"
+out="${OUT:-out}"
+mkdir -p "$out"
+export GIN_GPU_JOURNAL="$out/journal"
+report="$out/report.txt"
+
+# A trial that hangs, or breaks the GPU's context, ends the process; the next run goes on after it.
+start=$SECONDS
+limit="${GIN_GPU_SECONDS:-}"
+for ((run = 1; run <= 40; run++)); do
+    if [ -n "$limit" ]; then
+        left=$((limit - (SECONDS - start)))
+        export GIN_GPU_SECONDS=$((left > 0 ? left : 0))
+    fi
+    ./gpu-tests "$@" >"$out/log" 2>&1
+    status=$?
+    [ $status -eq 0 ] || cp "$out/log" "$out/log-failed"
+    # 0: all passed; 101: some failed, and the run came to its end.
+    if [ $status -eq 0 ] || [ $status -eq 101 ]; then break; fi
+    echo "run $run ended with status $status:"
+    tail -25 "$out/log"
+done
+
+case " $* " in *" --list "*) cat "$out/log"; exit "$status" ;; esac
+{
+    date -u +%Y-%m-%d
+    nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null
+    echo "commit $(cat commit)"
+    head -3 "$out/log"
+    sed -n '/^failures:/,$p' "$out/log" | grep -v '^test result' | cut -c1-1500 | head -300
+    grep -E '^test .* (FAILED|failed)' "$out/log"
+    grep '^test result' "$out/log"
+} >"$report"
+cat "$report"
+exit "$status"
+EOF
+chmod +x "$bundle/run.sh"
+
+size=$(du -sm "$bundle" | cut -f1)
+echo "$bundle: $size MiB; carry it to a machine with GPUs and run ./run.sh there"
+[ "$size" -lt "$limit_mib" ] || { echo "gpu-bundle: more than $limit_mib MiB" >&2; exit 1; }

@@ -1,0 +1,150 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# Installs what building and testing needs and is not there yet. With everything there it only looks and says nothing.
+#
+#   host tools      cargo, a C++ compiler
+#   kernel compiler one that can build `core` for nvptx64-nvidia-cuda (not with FEATURES=--no-default-features)
+#   CUDA tools      ptxas, nvcc, nvdisasm, cuobjdump as Python wheels in target/cuda-tools; without them the tests that
+#                   need them report themselves as ignored
+#
+# As root on Debian it installs packages; otherwise it says which to install.
+
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# All of CUDA 13.0, whose PTX and cubins every driver from 580 on takes; the two disassemblers exist only later.
+WHEELS=(
+    nvidia-cuda-nvcc==13.0.88
+    nvidia-nvvm==13.0.88
+    nvidia-cuda-crt==13.0.88
+    nvidia-cuda-runtime==13.0.96
+    nvidia-cuda-cccl==13.0.85
+    nvidia-nvjitlink==13.0.88
+    nvidia-cuda-cuobjdump==13.5.37
+    nvidia-cuda-nvdisasm==13.5.37
+)
+# Not below CARGO_TARGET_DIR: the tools belong to the checkout, wherever its builds go.
+TOOLS=target/cuda-tools
+# The first version that marks GPU functions convergent.
+MIN_RUSTC_MINOR=96
+KERNEL_PACKAGES=(rustc-web rust-web-src cargo-web)
+# Where there are no such packages. A dated one: installing `nightly` would bring somebody's nightly up to date.
+KERNEL_TOOLCHAIN=nightly-2026-05-20
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+fail() {
+    say "$@"
+    exit 1
+}
+
+can_apt() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
+
+apt_updated=
+apt_install() {
+    say "installing Debian packages: $*"
+    if [ -z "$apt_updated" ]; then
+        apt-get update -qq </dev/null >&2 || say "apt-get update failed; trying with the lists that are there"
+        apt_updated=1
+    fi
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" </dev/null >&2
+}
+
+host_tools() {
+    command -v cargo >/dev/null || fail "cargo is missing; install Rust from https://rustup.rs and try again"
+    local missing=()
+    command -v c++ >/dev/null || missing+=(g++)
+    command -v cc >/dev/null || missing+=(gcc libc6-dev)
+    command -v make >/dev/null || missing+=(make)
+    [ ${#missing[@]} -gt 0 ] || return 0
+    if can_apt; then
+        apt_install "${missing[@]}"
+    else
+        fail "missing: ${missing[*]}; install them (on Debian: apt-get install ${missing[*]})"
+    fi
+}
+
+# is_new_enough RUSTC: 1.96 or later
+is_new_enough() {
+    local version minor
+    version=$("$1" -V 2>/dev/null) || return 1
+    minor=$(sed -n 's/^rustc 1\.\([0-9]*\).*/\1/p' <<<"$version")
+    [ -n "$minor" ] && [ "$minor" -ge "$MIN_RUSTC_MINOR" ]
+}
+
+has_kernel_compiler() {
+    [ -z "${GIN_RUSTC:-}${GIN_CARGO:-}" ] || return 0
+    local root
+    for root in "${RUSTUP_HOME:-$HOME/.rustup}"/toolchains/* /usr; do
+        [ -e "$root/lib/rustlib/src/rust/library/core/src/lib.rs" ] || continue
+        [ -x "$root/bin/rustc" ] && [ -x "$root/bin/cargo" ] && is_new_enough "$root/bin/rustc" && return 0
+    done
+    return 1
+}
+
+kernel_compiler() {
+    case " ${FEATURES:-} " in *--no-default-features*) return 0 ;; esac
+    has_kernel_compiler && return 0
+    if can_apt && apt_install "${KERNEL_PACKAGES[@]}" && has_kernel_compiler; then
+        return 0
+    fi
+    # A container's root account has no owner who minds one more toolchain; a person's account has.
+    if can_apt && command -v rustup >/dev/null; then
+        say "no packages for it here; adding the toolchain $KERNEL_TOOLCHAIN beside those that are there"
+        rustup toolchain install "$KERNEL_TOOLCHAIN" --profile minimal --component rust-src --no-self-update \
+            </dev/null >&2 || true
+        has_kernel_compiler && return 0
+    fi
+    fail "there is no compiler for GPU kernels. Install one with
+    rustup toolchain install nightly --component rust-src
+or, on Debian, as root
+    apt-get install ${KERNEL_PACKAGES[*]}
+or leave the kernels for real GPUs out:
+    make run FEATURES=--no-default-features"
+}
+
+cuda_tools() {
+    local wanted="${WHEELS[*]}"
+    [ "$(cat "$TOOLS/.wheels" 2>/dev/null)" != "$wanted" ] || return 0
+    if [ "$(uname -sm)" != "Linux x86_64" ]; then
+        say "no CUDA tools for $(uname -sm); the tests that need them will be ignored"
+        return 0
+    fi
+    if ! python3 -m pip --version >/dev/null 2>&1; then
+        if can_apt; then
+            apt_install python3 python3-pip || true
+        fi
+        if ! python3 -m pip --version >/dev/null 2>&1; then
+            say "python3 with pip is missing (on Debian: apt-get install python3-pip), so there is no ptxas;" \
+                "the tests that need it will be ignored"
+            return 0
+        fi
+    fi
+    say "fetching CUDA tools (ptxas, nvcc, nvdisasm; about 370 MB) into $TOOLS"
+    local unfinished="$TOOLS.$$"
+    rm -rf "$unfinished"
+    mkdir -p "$unfinished"
+    if ! python3 -m pip install --quiet --disable-pip-version-check --no-input --root-user-action=ignore \
+        --no-deps --target "$unfinished" "${WHEELS[@]}" </dev/null >&2; then
+        rm -rf "$unfinished"
+        say "they could not be fetched; the tests that need them will be ignored"
+        return 0
+    fi
+    chmod -R u+rwX "$unfinished"
+    chmod +x "$unfinished"/nvidia/cu13/bin/* 2>/dev/null || true
+    printf '%s\n' "$wanted" >"$unfinished/.wheels"
+    rm -rf "$TOOLS"
+    mv "$unfinished" "$TOOLS"
+    say "CUDA tools are ready"
+}
+
+mkdir -p target
+# Two makes at once would otherwise install the same things twice.
+if command -v flock >/dev/null; then
+    exec 9>target/.setup-lock
+    flock 9
+fi
+host_tools
+kernel_compiler
+cuda_tools

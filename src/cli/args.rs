@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Arguments of the command.
+
+use super::report::Format;
+use super::size;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use gin_host::proxy::Sabotage;
+
+/// GPU-initiated networking in Rust: workloads, benchmarks and what this machine has.
+#[derive(Parser, Debug)]
+#[command(
+    name = "gin",
+    version,
+    arg_required_else_help = true,
+    after_help = "Exit status: 0 if all results were right, 1 if one was wrong or a run failed, 2 if the arguments cannot \
+                  be taken."
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Run one workload and check its results against a plain computation on the host.
+    Run(Run),
+    /// Run all workloads on what this machine has and print one table.
+    Demo(Demo),
+    /// Show devices, back ends (and why others are not to be had), limits and versions.
+    Info,
+    /// Measure.
+    Bench {
+        #[command(subcommand)]
+        what: Bench,
+    },
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Bench {
+    /// Count instructions and registers of the probe kernels, next to NCCL's.
+    Sass,
+}
+
+/// What to run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Workload {
+    /// Ring all-reduce of a vector of f32 per rank, fused: add what came, pass it on.
+    Ring,
+    /// Every rank puts a block to every other, signals, and folds what arrives into a checksum.
+    Alltoall,
+    /// 2-D stencil whose kernel exchanges its borders each step.
+    Halo,
+}
+
+impl Workload {
+    /// Its name on the command line.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Ring => "ring",
+            Self::Alltoall => "alltoall",
+            Self::Halo => "halo",
+        }
+    }
+}
+
+/// Where to run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Device {
+    /// The virtual GPU: kernels run on this machine's CPU.
+    Virtual,
+    /// NVIDIA GPUs.
+    Cuda,
+    /// NVIDIA GPUs where there are any, else the virtual GPU.
+    Auto,
+}
+
+/// Who serves the kernels' posts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Backend {
+    /// A CPU thread and a network.
+    Proxy,
+    /// The GPU drives the NIC.
+    Gdaki,
+    /// The best that there is.
+    Auto,
+}
+
+/// How the virtual GPU runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Mode {
+    /// On threads of the operating system, in real time.
+    Threads,
+    /// On one thread, in virtual time; the same seed gives the same run.
+    Seeded,
+}
+
+/// Options that all workloads share.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    /// Kind of device.
+    #[arg(long, value_enum, default_value_t = Device::Auto)]
+    pub device: Device,
+    /// Number of ranks: each is a virtual GPU of this process.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    pub ranks: u32,
+    /// Bytes: per peer for alltoall (any number from 1), the vector of each rank for ring and the grid of each rank for
+    /// halo (multiples of 4). Takes KiB, MiB, GiB.
+    #[arg(long, default_value = "16KiB", value_parser = size::parse)]
+    pub bytes: u64,
+    /// Back end.
+    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    pub backend: Backend,
+    /// Contexts of the communicator.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub contexts: u32,
+    /// Blocks of each rank's grid.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
+    pub blocks: u32,
+    /// Threads of each block.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    pub threads: u32,
+    /// Iterations, rounds or steps, all in one launch.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=u64::from(u32::MAX)))]
+    pub iters: u64,
+    /// Launches, of which the median time is shown.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub repeats: u32,
+    /// Seed of the virtual GPU's schedule.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// How the virtual GPU runs.
+    #[arg(long, value_enum, default_value_t = Mode::Seeded)]
+    pub mode: Mode,
+    /// Most blocks that are resident on a virtual GPU at a time; a workload that needs more is refused.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub resident_blocks: Option<u32>,
+    /// Milliseconds after which a wait in a kernel ends with an error.
+    #[arg(long, default_value_t = 60_000)]
+    pub deadline_ms: u64,
+    /// A mistake for the proxies to make, for proving that wrong results are noticed.
+    #[arg(long, hide = true, default_value = "none", value_parser = sabotage)]
+    pub sabotage: Sabotage,
+}
+
+/// The mistake with this name: `LosePut` is `lose-put`.
+fn sabotage(text: &str) -> Result<Sabotage, String> {
+    let name = |sabotage: Sabotage| {
+        let mut name = String::new();
+        for letter in format!("{sabotage:?}").chars() {
+            if letter.is_uppercase() && !name.is_empty() {
+                name.push('-');
+            }
+            name.push(letter.to_ascii_lowercase());
+        }
+        name
+    };
+    let all = || [Sabotage::None].into_iter().chain(Sabotage::ALL);
+    all().find(|sabotage| name(*sabotage) == text).ok_or_else(|| all().map(name).collect::<Vec<_>>().join(", "))
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Run {
+    /// What to run.
+    #[arg(value_enum)]
+    pub workload: Workload,
+    #[command(flatten)]
+    pub options: Options,
+    /// How to print the result.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    pub format: Format,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Demo {
+    #[command(flatten)]
+    pub options: Options,
+    /// How to print the results.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    pub format: Format,
+}
+
+/// The options of a run that names none.
+#[cfg(test)]
+pub(crate) fn default_options() -> Options {
+    let Command::Run(run) = Cli::parse_from(["gin", "run", "ring"]).command else { panic!("another command") };
+    run.options
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_arguments_are_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn zero_ranks_and_sizes_that_are_none_are_refused_with_the_reason() {
+        let error = |args: &[&str]| {
+            Cli::try_parse_from(["gin", "run", "ring"].iter().chain(args)).map(|_| ()).unwrap_err().to_string()
+        };
+        assert!(error(&["--ranks", "0"]).contains("not in 1.."));
+        assert!(error(&["--threads", "0"]).contains("not in 1.."));
+        assert!(error(&["--bytes", "12 parsecs"]).contains("parsecs"));
+        assert!(error(&["--device", "abacus"]).contains("possible values"));
+        assert!(error(&["--iters", "4294967296"]).contains("1..=4294967295"));
+    }
+
+    #[test]
+    fn mistakes_are_named_like_other_options_and_not_told_in_the_help() {
+        assert_eq!(sabotage("none"), Ok(Sabotage::None));
+        assert_eq!(sabotage("signal-before-payload"), Ok(Sabotage::SignalBeforePayload));
+        assert!(sabotage("LosePut").unwrap_err().contains("lose-put"));
+        let help = Cli::try_parse_from(["gin", "run", "--help"]).map(|_| ()).unwrap_err().to_string();
+        assert!(help.contains("--deadline-ms") && !help.contains("sabotage"), "{help}");
+    }
+}

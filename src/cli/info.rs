@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `gin info`.
+
+use super::Failure;
+use gin_host::comm::{MAX_MESSAGE, MAX_OUTSTANDING, MAX_QUEUE_DEPTH, probe_backends};
+use std::io::Write;
+
+/// Prints devices, back ends, limits and versions.
+///
+/// # Errors
+/// Those of the writer.
+pub(crate) fn print(out: &mut impl Write) -> Result<(), Failure> {
+    writeln!(out, "gin {}, shared layouts version {}", env!("CARGO_PKG_VERSION"), gin_abi::ABI_VERSION)?;
+    writeln!(out, "\ndevices")?;
+    writeln!(out, "  virtual: this machine's CPU")?;
+    writeln!(out, "  cuda: {}", crate::workload::NO_CUDA)?;
+    writeln!(out, "\nback ends")?;
+    for probe in probe_backends() {
+        let name = format!("{:?}", probe.backend).to_lowercase();
+        writeln!(out, "  {name}: {}", probe.refusal.as_deref().unwrap_or("available"))?;
+    }
+    writeln!(out, "\nkernels")?;
+    #[cfg(feature = "cuda")]
+    for (arch, text) in gin::ptx::PTX {
+        writeln!(out, "  PTX for {arch}: {} bytes", text.len())?;
+    }
+    #[cfg(not(feature = "cuda"))]
+    writeln!(out, "  no PTX: built without the feature `cuda`")?;
+    let mut names: Vec<&str> = gin_device::kernel::KERNELS.iter().map(|kernel| kernel.name).collect();
+    names.sort_unstable();
+    writeln!(out, "  linked for the virtual GPU: {}", names.join(", "))?;
+    writeln!(out, "\nlimits")?;
+    let limits: [(&str, u64); 12] = [
+        ("ranks a communicator", u64::from(gin_abi::MAX_RANKS)),
+        ("ranks of `gin run`, mode seeded", u64::from(crate::workload::limits::MOST_RANKS_SEEDED)),
+        ("ranks of `gin run`, mode threads", u64::from(crate::workload::limits::MOST_RANKS_THREADS)),
+        ("contexts a communicator", u64::from(gin_abi::MAX_CONTEXTS)),
+        ("signals or counters a context, those of barriers included", u64::from(gin_abi::MAX_IDS)),
+        ("windows registered at a time", u64::from(gin_abi::MAX_WINDOWS)),
+        ("descriptors a queue (a power of two)", u64::from(MAX_QUEUE_DEPTH)),
+        ("outstanding requests a peer and context", u64::from(MAX_OUTSTANDING)),
+        ("bytes of one message (longer transfers are cut)", MAX_MESSAGE),
+        ("bits of a signal", u64::from(gin_abi::SIGNAL_BITS)),
+        ("bits of a counter", u64::from(gin_abi::COUNTER_BITS)),
+        ("threads a block", u64::from(gin_host::gpu::Limits::CUDA.threads_per_block)),
+    ];
+    for (what, limit) in limits {
+        writeln!(out, "  {what}: {limit}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The command: arguments, progress, output.
+
+mod args;
+mod info;
+mod report;
+mod sass;
+mod size;
+
+#[cfg(test)]
+pub(crate) use args::default_options;
+pub(crate) use args::{Backend, Device, Mode, Options, Workload};
+pub(crate) use report::Report;
+
+use args::{Bench, Cli, Command};
+use clap::Parser;
+use clap::error::ErrorKind;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use report::Format;
+use std::error::Error;
+use std::fmt;
+use std::io::{self, IsTerminal};
+
+/// What a failed run says.
+pub(crate) type Failure = Box<dyn Error>;
+
+/// Arguments that cannot be taken: which, why, and what could be.
+#[derive(Debug)]
+pub(crate) struct Refused(pub(crate) String);
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for Refused {}
+
+/// How the command ended; each has its exit status.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum End {
+    /// All results were right.
+    Right,
+    /// A result was wrong, and has been printed, or something failed.
+    Wrong,
+    /// The arguments cannot be taken.
+    Refused,
+}
+
+/// Does what the arguments say.
+///
+/// # Errors
+/// What kept it from doing so.
+pub(crate) fn run() -> Result<End, Failure> {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            error.print()?;
+            let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+            return Ok(if asked { End::Right } else { End::Refused });
+        }
+    };
+    match cli.command {
+        Command::Run(run) => run_workloads(&[run.workload], &run.options, run.format),
+        Command::Demo(demo) => {
+            run_workloads(&[Workload::Ring, Workload::Alltoall, Workload::Halo], &demo.options, demo.format)
+        }
+        Command::Info => info::print(&mut io::stdout()).map(|()| End::Right),
+        Command::Bench { what: Bench::Sass } => sass::print(&mut io::stdout()).map(|()| End::Right),
+    }
+}
+
+fn run_workloads(workloads: &[Workload], options: &Options, format: Format) -> Result<End, Failure> {
+    let total = workloads.len() as u64 * u64::from(options.repeats);
+    let progress = if io::stderr().is_terminal() {
+        let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
+        bar.with_style(ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} launches, {elapsed}")?)
+    } else {
+        ProgressBar::hidden()
+    };
+    let (mut reports, mut failure) = (Vec::new(), None);
+    for workload in workloads {
+        progress.set_message(workload.name());
+        match crate::workload::run(*workload, options, &|| progress.inc(1)) {
+            Ok(report) => reports.push(report),
+            Err(error) => {
+                failure = Some(error);
+                break;
+            }
+        }
+    }
+    progress.finish_and_clear();
+    // What was done before a failure is shown all the same.
+    if !reports.is_empty() {
+        let (_, note) = crate::workload::choose_device(options.device);
+        report::print(&reports, format, note.as_deref(), &mut io::stdout().lock())?;
+    }
+    match failure {
+        Some(error) => Err(error),
+        None if reports.iter().all(|report| report.verified) => Ok(End::Right),
+        None => Ok(End::Wrong),
+    }
+}

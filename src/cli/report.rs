@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Results of runs, as a table for people and as JSON for programs.
+
+use super::size;
+use serde::Serialize;
+use std::io::{self, Write};
+
+/// The result of one run.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Report {
+    /// Name of the workload.
+    pub workload: &'static str,
+    /// Kind of device.
+    pub device: String,
+    /// Back end.
+    pub backend: String,
+    /// Number of ranks.
+    pub ranks: u32,
+    /// As `--bytes` says.
+    pub bytes: u64,
+    /// Iterations, rounds or steps in one launch.
+    pub iters: u64,
+    /// Blocks a grid.
+    pub blocks: u32,
+    /// Threads a block.
+    pub threads: u32,
+    /// Contexts.
+    pub contexts: u32,
+    /// How the virtual GPU ran.
+    pub mode: &'static str,
+    /// Seed of its schedule.
+    pub seed: u64,
+    /// Whether every result was as computed on the host.
+    pub verified: bool,
+    /// How many results were not.
+    pub errors: u64,
+    /// The first result that was not, in words.
+    pub first_difference: Option<String>,
+    /// Microseconds per iteration: the median over the launches.
+    pub time_us_median: f64,
+    /// Operations (puts and signals posted, over all ranks) a second.
+    pub operations_per_second: f64,
+}
+
+/// How results are printed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub(crate) enum Format {
+    /// A table.
+    Table,
+    /// One JSON object per run, one per line.
+    Json,
+}
+
+const HEADINGS: [&str; 8] =
+    ["workload", "device", "back end", "ranks", "bytes", "time/iteration", "operations/s", "verified"];
+
+fn cells(report: &Report) -> [String; 8] {
+    [
+        report.workload.to_string(),
+        report.device.clone(),
+        report.backend.clone(),
+        report.ranks.to_string(),
+        size::show(report.bytes),
+        format!("{:.1} us", report.time_us_median),
+        format!("{:.0}", report.operations_per_second),
+        if report.verified { "yes".into() } else { format!("NO ({} wrong)", report.errors) },
+    ]
+}
+
+/// Prints the results; a table ends with `note`, if there is one.
+///
+/// # Errors
+/// Those of the writer.
+pub(crate) fn print(reports: &[Report], format: Format, note: Option<&str>, out: &mut impl Write) -> io::Result<()> {
+    match format {
+        Format::Json => {
+            for report in reports {
+                serde_json::to_writer(&mut *out, report)?;
+                writeln!(out)?;
+            }
+        }
+        Format::Table => {
+            let rows: Vec<_> = reports.iter().map(cells).collect();
+            let width = |column: usize| {
+                rows.iter().map(|row| row[column].len()).chain([HEADINGS[column].len()]).max().unwrap_or(0)
+            };
+            let widths: Vec<usize> = (0..HEADINGS.len()).map(width).collect();
+            let mut line = |cells: &[String]| {
+                let cells: Vec<String> =
+                    cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+                writeln!(out, "{}", cells.join("  ").trim_end())
+            };
+            line(&HEADINGS.map(String::from))?;
+            for row in &rows {
+                line(row)?;
+            }
+            for report in reports {
+                if let Some(difference) = &report.first_difference {
+                    writeln!(out, "{}: first difference: {difference}", report.workload)?;
+                }
+            }
+            if reports.iter().any(|report| report.device == "virtual") {
+                writeln!(out, "\nTimes of virtual GPUs are those of their simulation on this machine's CPU.")?;
+            }
+            if let Some(note) = note {
+                writeln!(out, "{note}.")?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        Report {
+            workload: "ring",
+            device: "virtual".into(),
+            backend: "proxy".into(),
+            ranks: 4,
+            bytes: 65536,
+            iters: 3,
+            blocks: 1,
+            threads: 32,
+            contexts: 1,
+            mode: "seeded",
+            seed: 1,
+            verified: false,
+            errors: 2,
+            first_difference: Some("rank 1, element 7: expected 3, got 4".into()),
+            time_us_median: 12.34,
+            operations_per_second: 1e6,
+        }
+    }
+
+    #[test]
+    fn json_is_one_object_a_line_with_the_promised_keys() {
+        let mut out = Vec::new();
+        print(&[report(), report()], Format::Json, Some("a note"), &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(text.lines().count(), 2);
+        for line in text.lines() {
+            let value: serde_json::Value = serde_json::from_str(line).unwrap();
+            let keys =
+                ["workload", "device", "backend", "ranks", "bytes", "iters", "verified", "errors", "time_us_median"];
+            for key in keys {
+                assert!(value.get(key).is_some(), "{key} is missing");
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_result_shows_in_the_table_with_its_first_difference() {
+        let mut out = Vec::new();
+        print(&[report()], Format::Table, Some("a note"), &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.contains("NO (2 wrong)") && text.contains("element 7"), "{text}");
+        assert!(text.contains("64KiB"));
+        assert!(text.ends_with("a note.\n"));
+    }
+}

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! gin: GPU-initiated networking in Rust.
+//!
+//! This is the facade over the crates of the workspace:
+//!
+//! | module | for |
+//! | --- | --- |
+//! | [`device`] | kernels: what they call |
+//! | [`host`] | programs: devices, communicators, windows, launches |
+//! | [`kernels`] | kernels that ship |
+//! | [`build`] | build scripts: kernel crates to PTX (feature `cuda`) |
+//!
+//! The command `gin` runs the workloads on what a machine has; see the README.
+#![warn(missing_docs, unreachable_pub)]
+
+#[cfg(feature = "cuda")]
+pub use gin_build as build;
+pub use gin_device as device;
+pub use gin_host as host;
+pub use gin_kernels as kernels;
+
+/// The kernels of [`kernels`] as PTX: architecture (`sm_90`, ...) and text.
+#[cfg(feature = "cuda")]
+pub mod ptx {
+    include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
+}

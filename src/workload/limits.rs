@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a run may ask of a launch, as a GPU limits it, and of this machine.
+
+use crate::cli::{Device, Mode, Options, Refused};
+use gin_host::CommError;
+use gin_host::gpu::Limits;
+use std::fs;
+
+/// Most ranks in the seeded mode. Past it a run takes minutes for a few steps: each rank's threads are switched among
+/// those of all others.
+pub(crate) const MOST_RANKS_SEEDED: u32 = 256;
+
+/// Most ranks in the threads mode, where each has three threads of the operating system that poll. With many more than
+/// processors a thread may not run for seconds, and the watchdog would take it for one that loops.
+pub(crate) const MOST_RANKS_THREADS: u32 = 64;
+
+/// Blocks that are resident on a virtual GPU unless `--resident-blocks` says otherwise.
+fn default_resident_blocks() -> u32 {
+    gin_host::WorldConfig::seeded(1, 0).device.resident_blocks
+}
+
+/// Mappings of a process that are left for everything but the stacks of device threads.
+const OTHER_MAPPINGS: u64 = 2000;
+
+/// Linux's usual number of mappings a process.
+const USUAL_MAPPINGS: u64 = 65530;
+
+/// Bytes that a resident thread of a virtual GPU takes: a page or two of its stack, and what is known of it.
+const THREAD_BYTES: u128 = 8 << 10;
+
+/// Checks what needs no figures of the workload.
+///
+/// # Errors
+/// The first option that is past its limit, with the limit and what to do.
+pub(super) fn check(options: &Options) -> Result<(), Refused> {
+    let refuse = |text: String| Err(Refused(text));
+    if options.device == Device::Cuda {
+        return refuse(format!("--device cuda: {}; use --device virtual", super::NO_CUDA));
+    }
+    let launch = Limits::CUDA;
+    let (ranks, blocks, threads) = (options.ranks, options.blocks, options.threads);
+    if threads > launch.threads_per_block {
+        return refuse(format!("--threads {threads}: a block has at most {} threads", launch.threads_per_block));
+    }
+    if blocks > launch.grid[0] {
+        return refuse(format!("--blocks {blocks}: a grid has at most {} blocks", launch.grid[0]));
+    }
+    if options.contexts > gin_abi::MAX_CONTEXTS {
+        let (asked, most) = (options.contexts, gin_abi::MAX_CONTEXTS);
+        return refuse(format!("--contexts {asked}: a communicator has at most {most} contexts"));
+    }
+    let (most_ranks, mode) = match options.mode {
+        Mode::Seeded => (MOST_RANKS_SEEDED, "seeded"),
+        Mode::Threads => (MOST_RANKS_THREADS, "threads"),
+    };
+    if ranks > most_ranks {
+        return refuse(format!(
+            "--ranks {ranks}: all ranks are virtual GPUs of this process, which takes at most {most_ranks} in the {mode} \
+             mode"
+        ));
+    }
+    let resident = options.resident_blocks.unwrap_or_else(default_resident_blocks);
+    if blocks > resident {
+        return refuse(format!(
+            "--blocks {blocks}: the blocks of a workload wait for each other, so all {blocks} must be resident at once, \
+             and a device holds {resident}: ask for fewer blocks or more --resident-blocks"
+        ));
+    }
+    let (all, mappings) = (u64::from(ranks) * u64::from(blocks) * u64::from(threads), mappings());
+    let most = mappings.saturating_sub(OTHER_MAPPINGS) / 2;
+    if all > most {
+        return refuse(format!(
+            "--ranks {ranks} x --blocks {blocks} x --threads {threads}: {all} threads; the virtual GPUs of a process can \
+             run {most} at once here, two of vm.max_map_count = {mappings} mappings each"
+        ));
+    }
+    match super::backend(options).choose() {
+        Ok(_) => Ok(()),
+        Err(CommError::Backend { backend, reason }) => {
+            refuse(format!("--backend {}: {reason}", format!("{backend:?}").to_lowercase()))
+        }
+        Err(error) => refuse(format!("--backend: {error}")),
+    }
+}
+
+/// Checks that this machine has the memory for `per_rank` bytes a rank, besides what communicators and threads take.
+///
+/// # Errors
+/// How much is needed and how much there is.
+pub(super) fn check_memory(options: &Options, ids: u32, per_rank: u128) -> Result<(), Refused> {
+    let [ranks, blocks, threads, contexts, ids] =
+        [options.ranks, options.blocks, options.threads, options.contexts, ids].map(u128::from);
+    // Queue and tables of a context: 256 descriptors, some words for each peer, signal and counter.
+    let communicator = contexts * ((32 << 10) + 256 * ranks + 64 * ids);
+    let needed = ranks * (per_rank + communicator + blocks * threads * THREAD_BYTES);
+    match available_memory() {
+        Some(available) if needed > u128::from(available) => Err(Refused(format!(
+            "--ranks {ranks}, --bytes {}, --iters {}: this needs about {} of memory for all ranks together, and {} are \
+             available here",
+            options.bytes,
+            options.iters,
+            in_mib(needed),
+            in_mib(u128::from(available))
+        ))),
+        None if needed > isize::MAX as u128 => {
+            Err(Refused(format!("--ranks {ranks}, --bytes {}: more than the memory of any machine", options.bytes)))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn in_mib(bytes: u128) -> String {
+    format!("{} MiB", bytes.div_ceil(1 << 20))
+}
+
+/// Mappings that a process may have.
+fn mappings() -> u64 {
+    number_in("/proc/sys/vm/max_map_count").unwrap_or(USUAL_MAPPINGS)
+}
+
+fn number_in(path: &str) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// Memory that can be had without swapping, in bytes, where the system tells it.
+fn available_memory() -> Option<u64> {
+    let machine = available_in(&fs::read_to_string("/proc/meminfo").ok()?)?;
+    // A container may have less than its machine. What it uses already is mostly files, which make room.
+    let container = number_in("/sys/fs/cgroup/memory.max").unwrap_or(u64::MAX);
+    Some(machine.min(container))
+}
+
+fn available_in(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Backend, default_options};
+
+    fn refusal(change: impl FnOnce(&mut Options)) -> String {
+        let mut options = default_options();
+        change(&mut options);
+        match check(&options) {
+            Ok(()) => panic!("accepted: {options:?}"),
+            Err(Refused(text)) => text,
+        }
+    }
+
+    #[test]
+    fn the_defaults_are_within_all_limits() {
+        check(&default_options()).unwrap();
+    }
+
+    #[test]
+    fn what_is_past_a_limit_is_refused_with_what_was_asked_and_the_limit() {
+        let both = |text: String, asked: &str, limit: &str| {
+            assert!(text.contains(asked) && text.contains(limit), "{text}");
+        };
+        both(refusal(|options| options.threads = 1025), "--threads 1025", "1024");
+        both(refusal(|options| options.blocks = 1 << 31), "--blocks 2147483648", "2147483647");
+        both(refusal(|options| options.contexts = 257), "--contexts 257", "256");
+        both(refusal(|options| options.ranks = 257), "--ranks 257", "256");
+        both(refusal(|options| (options.ranks, options.mode) = (65, Mode::Threads)), "--ranks 65", "64");
+        both(refusal(|options| options.blocks = 133), "--blocks 133", "132");
+        both(refusal(|options| options.resident_blocks = Some(1)), "--blocks 2", "holds 1:");
+        both(refusal(|options| options.backend = Backend::Gdaki), "--backend gdaki", "NIC");
+        let most = (mappings() - OTHER_MAPPINGS) / 2;
+        let many = |options: &mut Options| {
+            (options.resident_blocks, options.blocks, options.threads) = (Some(i32::MAX as u32), i32::MAX as u32, 1024);
+        };
+        both(refusal(many), "8796093018112 threads", &most.to_string());
+    }
+
+    #[test]
+    fn more_memory_than_there_is_is_refused_with_both_figures_and_no_product_overflows() {
+        let mut options = default_options();
+        check_memory(&options, 4, 1 << 20).unwrap();
+        let Err(Refused(text)) = check_memory(&options, 4, 1 << 60) else { panic!("accepted") };
+        assert!(text.contains("needs about 4398046511") && text.contains("--iters 10"), "{text}");
+        (options.ranks, options.blocks, options.threads) = (u32::MAX, u32::MAX, u32::MAX);
+        options.contexts = u32::MAX;
+        check_memory(&options, u32::MAX, 1 << 80).unwrap_err();
+    }
+
+    #[test]
+    fn available_memory_is_read_from_the_systems_table() {
+        assert_eq!(available_in("MemTotal:  5 kB\nMemAvailable:     123 kB\n"), Some(123 << 10));
+        assert_eq!(available_in("MemTotal:  5 kB\n"), None);
+        assert_eq!(available_in("MemAvailable: lots\n"), None);
+    }
+}

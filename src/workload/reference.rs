@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the workloads must come to, computed plainly on the host.
+
+use gin_kernels::{alltoall, halo, ring};
+
+/// The sum over all ranks of element `index` in iteration `iteration`.
+pub(crate) fn ring_element(ranks: u32, index: usize, iteration: u64) -> f32 {
+    // Whole numbers below 2^24: exact in any order.
+    (0..ranks).map(|rank| ring::input(rank, index, iteration)).sum()
+}
+
+/// Checksum of elements `start .. start + len` of the reduced vector of an iteration.
+pub(crate) fn ring_checksum(ranks: u32, start: usize, len: usize, iteration: u64) -> u64 {
+    (start..start + len)
+        .fold(0u64, |sum, index| sum.wrapping_add(ring::checksum(ring_element(ranks, index, iteration), index)))
+}
+
+/// Checksum of everything that `rank` receives in `rounds` rounds.
+pub(crate) fn alltoall_checksum(rank: u32, ranks: u32, bytes: usize, rounds: u64) -> u64 {
+    let mut sum = 0u64;
+    for round in 0..rounds {
+        for from in 0..ranks {
+            for index in 0..bytes {
+                let byte = alltoall::payload(from, rank, round, index);
+                sum = sum.wrapping_add(alltoall::checksum(byte, from, round, index));
+            }
+        }
+    }
+    sum
+}
+
+/// Cells of all ranks after `steps` steps, rank after rank, row after row.
+pub(crate) fn halo_cells(ranks: u32, rows: usize, columns: usize, steps: u64) -> Vec<f32> {
+    let cells = rows * columns;
+    let mut now: Vec<f32> = (0..ranks).flat_map(|rank| (0..cells).map(move |cell| halo::input(rank, cell))).collect();
+    let height = rows * ranks as usize;
+    let mut next = vec![0.0; now.len()];
+    for _ in 0..steps {
+        for row in 0..height {
+            for column in 0..columns {
+                let at = |row: usize, column: usize| now[row % height * columns + column % columns];
+                next[row * columns + column] = halo::stencil(
+                    at(row + height - 1, column),
+                    at(row + 1, column),
+                    at(row, column + columns - 1),
+                    at(row, column + 1),
+                );
+            }
+        }
+        std::mem::swap(&mut now, &mut next);
+    }
+    now
+}
+
+/// Rows and columns of a grid of `cells` cells: as square as the number allows, never wider than high.
+pub(crate) fn halo_shape(cells: usize) -> (usize, usize) {
+    let mut columns = cells.isqrt().max(1);
+    while !cells.is_multiple_of(columns) {
+        columns -= 1;
+    }
+    (cells / columns, columns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stencil_of_means_keeps_the_sum() {
+        let (rows, columns) = halo_shape(24);
+        let sum = |cells: &[f32]| cells.iter().map(|cell| f64::from(*cell)).sum::<f64>();
+        let (start, end) = (halo_cells(3, rows, columns, 0), halo_cells(3, rows, columns, 5));
+        assert!((sum(&start) - sum(&end)).abs() < 1e-3);
+        assert_ne!(start, end);
+    }
+
+    #[test]
+    fn shapes_use_every_cell() {
+        for cells in 1..200 {
+            let (rows, columns) = halo_shape(cells);
+            assert_eq!(rows * columns, cells);
+            assert!(columns <= rows);
+        }
+    }
+
+    #[test]
+    fn the_ring_sums_over_ranks_and_its_checksum_over_pieces() {
+        assert_eq!(ring_element(3, 2, 1), (0..3).map(|rank| ((rank * 31 + 14 + 13) % 1024) as f32).sum::<f32>());
+        let whole = ring_checksum(4, 0, 10, 2);
+        assert_eq!(whole, ring_checksum(4, 0, 3, 2).wrapping_add(ring_checksum(4, 3, 7, 2)));
+    }
+}

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Ring all-reduce.
+
+use super::{Check, Job, Launched, Options, Refused, Shape, limits, reference};
+use gin_host::CommError;
+use gin_host::comm::{Communicator, Requirements, WindowFlags};
+use gin_host::world::Rank;
+use gin_kernels::ring::{inbox_len, piece};
+
+pub(super) struct Ring {
+    shape: Shape,
+    len: usize,
+}
+
+impl Ring {
+    /// # Errors
+    /// A size that is not whole elements, or more than this machine holds.
+    pub(super) fn new(options: &Options) -> Result<Self, Refused> {
+        let bytes = options.bytes;
+        if !bytes.is_multiple_of(4) || bytes == 0 {
+            return Err(Refused(format!(
+                "--bytes {bytes}: ring reduces a vector of f32 per rank, so it takes a multiple of 4 from 4 on"
+            )));
+        }
+        let shape = Shape::new(options);
+        // The vector, its inbox (no longer than two vectors and a few elements), a copy to check, and the checksums of
+        // all threads in all iterations, twice.
+        let sums = u128::from(shape.iters) * u128::from(shape.blocks) * u128::from(shape.threads) * 8;
+        limits::check_memory(options, 3 * shape.blocks, 4 * u128::from(bytes) + 2 * sums)?;
+        let len = usize::try_from(bytes / 4).map_err(|error| Refused(format!("--bytes {bytes}: {error}")))?;
+        Ok(Self { shape, len })
+    }
+}
+
+impl Job for Ring {
+    fn requirements(&self) -> Requirements {
+        Requirements {
+            contexts: self.shape.contexts,
+            signals: 2 * self.shape.blocks,
+            counters: self.shape.blocks,
+            ..Requirements::default()
+        }
+    }
+
+    fn operations(&self) -> f64 {
+        // For each step of the first half a put and a credit, of the second half a put.
+        3.0 * f64::from(self.shape.ranks - 1) * f64::from(self.shape.blocks) * self.shape.iters as f64
+    }
+
+    fn launch(&self, rank: &Rank, comm: &Communicator) -> Result<Launched, CommError> {
+        let shape = &self.shape;
+        let (blocks, threads) = (shape.blocks as usize, shape.threads as usize);
+        let data = comm.alloc_window::<f32>(self.len, WindowFlags::NONE)?;
+        let inbox = comm.alloc_window::<f32>(inbox_len(self.len, blocks, shape.ranks as usize), WindowFlags::NONE)?;
+        let words = shape.iters as usize * blocks * threads;
+        let sums = shape.words(rank, words)?;
+        let handle = comm.device()?;
+        let time =
+            shape.run(rank, "ring", &[&handle, &data, &inbox, &sums.address(), &shape.iters, &shape.deadline])?;
+
+        let mut check = Check::default();
+        let mut parts = vec![0u64; words];
+        sums.read(0, &mut parts)?;
+        for (number, parts) in parts.chunks(threads).enumerate() {
+            let (iteration, block) = ((number / blocks) as u64, number % blocks);
+            let sum = parts.iter().fold(0u64, |sum, part| sum.wrapping_add(*part));
+            let (start, len) = piece(self.len, blocks, block);
+            let expected = reference::ring_checksum(shape.ranks, start, len, iteration);
+            if sum != expected {
+                check.wrong(|| {
+                    format!(
+                        "rank {}, iteration {iteration}, elements {start} to {}: checksum {sum}, expected {expected}",
+                        rank.rank(),
+                        start + len
+                    )
+                });
+            }
+        }
+        for (index, value) in data.read_all()?.into_iter().enumerate() {
+            let expected = reference::ring_element(shape.ranks, index, shape.iters - 1);
+            if value.to_bits() != expected.to_bits() {
+                check.wrong(|| format!("rank {}, element {index}: {value}, expected {expected}", rank.rank()));
+            }
+        }
+        Ok(Launched { time, check })
+    }
+}

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The command as a user runs it.
+
+use serde_json::Value;
+use std::process::{Command, Output, Stdio};
+
+fn gin(arguments: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gin"));
+    command.args(arguments.split_whitespace()).stdin(Stdio::null());
+    command.output().unwrap_or_else(|error| panic!("gin {arguments}: {error}"))
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// Runs and expects success and silence on standard error.
+fn succeeds(arguments: &str) -> String {
+    let output = gin(arguments);
+    assert!(output.status.success(), "gin {arguments}: {}\n{}{}", output.status, out(&output), err(&output));
+    assert_eq!(err(&output), "", "gin {arguments}");
+    out(&output)
+}
+
+/// Runs with JSON output and gives the objects.
+fn json(arguments: &str) -> Vec<Value> {
+    let text = succeeds(&format!("{arguments} --format json"));
+    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"))).collect()
+}
+
+/// Expects one verified run with these figures.
+fn verified(arguments: &str) {
+    let [report] = json(arguments).try_into().unwrap_or_else(|all| panic!("{all:?}"));
+    assert_eq!(report["verified"], true, "gin {arguments}: {report}");
+    assert_eq!(report["errors"], 0);
+    assert_eq!(report["first_difference"], Value::Null);
+    assert!(report["time_us_median"].as_f64().is_some_and(|time| time > 0.0), "{report}");
+}
+
+/// Expects that the arguments are refused, with all of `words` in the reason and nothing done.
+fn refused(arguments: &str, words: &[&str]) {
+    let output = gin(arguments);
+    let text = err(&output);
+    assert_eq!(output.status.code(), Some(2), "gin {arguments}: {text}");
+    assert_eq!(out(&output), "", "gin {arguments}");
+    for word in words {
+        assert!(text.contains(word), "gin {arguments}: {word:?} is not in {text:?}");
+    }
+    assert!(!text.contains("panicked"), "{text}");
+}
+
+/// Small and quick, in both modes.
+const SMALL: &str = "--device virtual --ranks 3 --blocks 2 --threads 32 --iters 3 --repeats 1";
+
+#[test]
+fn every_workload_is_verified_in_the_seeded_and_in_the_threads_mode() {
+    for workload in ["ring", "alltoall", "halo"] {
+        verified(&format!("run {workload} {SMALL} --bytes 1KiB --mode seeded"));
+        verified(&format!("run {workload} {SMALL} --bytes 1KiB --mode threads"));
+    }
+}
+
+#[test]
+fn a_run_in_json_is_one_object_on_one_line_with_the_promised_keys() {
+    let [report] = json(&format!("run halo {SMALL} --bytes 64")).try_into().unwrap();
+    let expected = [
+        ("workload", Value::from("halo")),
+        ("device", "virtual".into()),
+        ("backend", "proxy".into()),
+        ("ranks", 3.into()),
+        ("bytes", 64.into()),
+        ("iters", 3.into()),
+        ("verified", true.into()),
+        ("errors", 0.into()),
+    ];
+    for (key, value) in expected {
+        assert_eq!(report[key], value, "{key}");
+    }
+    assert!(report["time_us_median"].is_f64());
+}
+
+#[test]
+fn the_demo_runs_the_three_workloads_into_one_table_or_three_objects() {
+    let options = "--ranks 2 --threads 32 --iters 2 --repeats 1 --bytes 512";
+    let workloads: Vec<Value> = json(&format!("demo {options}")).iter().map(|run| run["workload"].clone()).collect();
+    assert_eq!(workloads, ["ring", "alltoall", "halo"]);
+
+    let table = succeeds(&format!("demo {options}"));
+    let lines: Vec<&str> = table.lines().collect();
+    for heading in ["workload", "device", "back end", "ranks", "bytes", "time", "operations/s", "verified"] {
+        assert!(lines[0].contains(heading), "{table}");
+    }
+    for (line, workload) in lines[1..4].iter().zip(["ring", "alltoall", "halo"]) {
+        assert!(line.starts_with(workload) && line.contains("512B") && line.ends_with("yes"), "{table}");
+    }
+}
+
+#[test]
+fn alltoall_takes_any_number_of_bytes_from_one() {
+    for bytes in [1, 3, 13, 257] {
+        verified(&format!("run alltoall {SMALL} --bytes {bytes}"));
+    }
+    refused("run alltoall --bytes 0", &["--bytes 0", "1 byte"]);
+}
+
+#[test]
+fn ring_takes_fewer_elements_than_ranks_and_sizes_that_the_ranks_do_not_divide() {
+    for bytes in [4, 12, 1004] {
+        verified(&format!("run ring --ranks 5 --blocks 2 --threads 32 --iters 3 --repeats 1 --bytes {bytes}"));
+    }
+    refused("run ring --bytes 6", &["--bytes 6", "multiple of 4"]);
+    refused("run ring --bytes 0", &["--bytes 0", "multiple of 4"]);
+}
+
+#[test]
+fn halo_takes_a_single_cell_and_a_prime_number_of_cells() {
+    for cells in [1, 2, 17, 101] {
+        verified(&format!("run halo {SMALL} --bytes {}", 4 * cells));
+    }
+    refused("run halo --bytes 7", &["--bytes 7", "multiple of 4"]);
+}
+
+#[test]
+fn one_rank_is_enough_for_every_workload() {
+    for workload in ["ring", "alltoall", "halo"] {
+        for mode in ["seeded", "threads"] {
+            verified(&format!(
+                "run {workload} --ranks 1 --threads 32 --iters 2 --repeats 1 --bytes 1000 --mode {mode}"
+            ));
+        }
+    }
+}
+
+#[test]
+fn many_contexts_blocks_and_threads_give_the_same_results() {
+    verified("run alltoall --ranks 3 --contexts 64 --blocks 5 --threads 96 --iters 2 --repeats 1 --bytes 100");
+    verified("run ring --ranks 2 --contexts 256 --blocks 7 --threads 33 --iters 2 --repeats 1 --bytes 2000");
+    verified("run halo --ranks 2 --contexts 3 --blocks 4 --threads 1 --iters 2 --repeats 1 --bytes 400");
+    verified("run ring --ranks 2 --blocks 1 --threads 1024 --iters 1 --repeats 1 --bytes 8KiB");
+}
+
+#[test]
+fn several_launches_in_one_run_all_count() {
+    verified(&format!("run ring {SMALL} --bytes 64 --repeats 4").replace("--repeats 1 ", ""));
+}
+
+#[test]
+fn a_grid_that_does_not_fit_as_a_whole_is_refused_with_both_figures() {
+    refused("run ring --blocks 4 --resident-blocks 3", &["--blocks 4", "holds 3", "--resident-blocks"]);
+    verified("run ring --blocks 4 --resident-blocks 4 --ranks 2 --threads 32 --iters 1 --repeats 1 --bytes 64");
+}
+
+#[test]
+fn limits_of_launches_are_those_of_a_gpu_and_each_refusal_names_value_and_limit() {
+    refused("run ring --threads 2048", &["--threads 2048", "1024"]);
+    refused("run ring --blocks 4294967295", &["--blocks 4294967295", "2147483647"]);
+    refused("run ring --contexts 1000", &["--contexts 1000", "256"]);
+    for option in ["ranks", "threads", "blocks", "contexts", "iters", "repeats", "resident-blocks"] {
+        refused(&format!("run ring --{option} 0"), &[&format!("--{option}"), "0 is not in 1.."]);
+    }
+}
+
+#[test]
+fn runs_too_large_for_this_machine_are_refused_before_they_take_its_memory() {
+    refused("run ring --ranks 100000", &["--ranks 100000", "256", "seeded"]);
+    refused("run ring --ranks 1000 --mode threads", &["--ranks 1000", "64", "threads"]);
+    refused("run ring --ranks 256 --blocks 132 --threads 1024", &["34603008 threads", "at once"]);
+    // Where the system does not say how much memory there is, only what no machine has is refused.
+    for workload in ["ring", "alltoall", "halo"] {
+        refused(&format!("run {workload} --bytes 9999999999GiB"), &["--bytes 10737418238926258176", "memory"]);
+        refused(&format!("run {workload} --bytes 18446744073709551612"), &["memory"]);
+    }
+    refused("run ring --bytes 99999999999GiB", &["2^64"]);
+}
+
+#[test]
+fn arguments_that_make_no_sense_are_refused_with_the_reason() {
+    refused("run abacus", &["abacus", "ring, alltoall, halo"]);
+    refused("run", &["<WORKLOAD>"]);
+    refused("jump", &["jump"]);
+    refused("run ring --bytes 12parsecs", &["parsecs", "KiB"]);
+    refused("run ring --bytes 1.5KiB", &["1.5KiB"]);
+    refused("run ring --bytes -1", &["-1"]);
+    refused("run ring --seed one", &["--seed", "one"]);
+    refused("run ring --mode slow", &["slow", "seeded"]);
+    refused("run ring --format xml", &["xml", "json"]);
+    refused("run ring --ranks 99999999999", &["--ranks"]);
+}
+
+#[test]
+fn what_this_version_does_not_have_is_refused_with_the_reason() {
+    refused(
+        "run ring --device cuda",
+        &["--device cuda", "does not launch kernels on NVIDIA GPUs yet", "--device virtual"],
+    );
+    refused("run ring --backend gdaki", &["--backend gdaki", "NIC"]);
+    verified(&format!("run halo {SMALL} --bytes 64 --backend proxy"));
+}
+
+#[test]
+fn an_automatic_device_says_what_it_took() {
+    let options = "--ranks 1 --threads 32 --iters 1 --repeats 1 --bytes 64";
+    let table = succeeds(&format!("run halo {options} --device auto"));
+    assert!(table.contains("--device auto took the virtual GPU"), "{table}");
+    let table = succeeds(&format!("run halo {options} --device virtual"));
+    assert!(!table.contains("auto"), "{table}");
+}
+
+#[test]
+fn a_wrong_result_ends_with_status_1_and_shows_the_first_difference() {
+    for workload in ["ring", "alltoall", "halo"] {
+        let arguments = format!("run {workload} {SMALL} --bytes 4KiB --sabotage lose-put");
+        let output = gin(&arguments);
+        let table = out(&output);
+        assert_eq!(output.status.code(), Some(1), "gin {arguments}: {table}{}", err(&output));
+        assert!(table.contains(" wrong)"), "{table}");
+        let line = table.lines().find(|line| line.starts_with(&format!("{workload}: first difference: rank ")));
+        assert!(line.is_some_and(|line| line.contains("expected ")), "{table}");
+
+        let output = gin(&format!("{arguments} --format json"));
+        assert_eq!(output.status.code(), Some(1));
+        let report: Value = serde_json::from_str(&out(&output)).unwrap();
+        assert_eq!(report["verified"], false);
+        assert!(report["errors"].as_u64().is_some_and(|errors| errors > 0), "{report}");
+        assert!(report["first_difference"].as_str().is_some_and(|text| text.starts_with("rank ")), "{report}");
+    }
+}
+
+#[test]
+fn a_wait_that_passes_its_deadline_fails_the_run_and_says_which() {
+    let output = gin("run ring --ranks 2 --threads 32 --deadline-ms 0 --repeats 1");
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(out(&output), "");
+    let text = err(&output);
+    assert!(text.starts_with("gin: ") && text.contains("deadline passed in wait_signal, context 0"), "{text}");
+}
+
+#[test]
+fn a_seed_gives_the_same_run_but_for_its_times() {
+    let without_times = |arguments: &str| {
+        let output = gin(arguments);
+        let mut report: Value = serde_json::from_str(&out(&output)).unwrap();
+        for key in ["time_us_median", "operations_per_second"] {
+            assert!(report.as_object_mut().unwrap().remove(key).is_some(), "{report}");
+        }
+        report
+    };
+    // What goes wrong depends on the schedule, so equal reports say more than two right results would.
+    let arguments = |seed: u32| {
+        format!("run alltoall {SMALL} --bytes 999 --format json --sabotage signal-before-payload --seed {seed}")
+    };
+    let (first, again, other) =
+        (without_times(&arguments(7)), without_times(&arguments(7)), without_times(&arguments(8)));
+    assert_eq!(first, again);
+    assert_eq!(first["seed"], 7);
+    assert_eq!(other["seed"], 8);
+}
+
+#[test]
+fn info_tells_devices_back_ends_kernels_and_limits() {
+    let text = succeeds("info");
+    for word in [
+        "virtual:",
+        "cuda: this command does not launch",
+        "gdaki: ",
+        "proxy: available",
+        "ring",
+        "threads a block: 1024",
+    ] {
+        assert!(text.contains(word), "{word:?} is not in {text}");
+    }
+    #[cfg(feature = "cuda")]
+    assert!(text.contains("PTX for sm_90"), "{text}");
+    #[cfg(not(feature = "cuda"))]
+    assert!(text.contains("no PTX"), "{text}");
+}
+
+#[test]
+fn bench_sass_counts_instructions_or_says_what_is_missing() {
+    let output = gin("bench sass");
+    let (table, reason) = (out(&output), err(&output));
+    if output.status.success() {
+        let line = table.lines().find(|line| line.starts_with("put with signal")).unwrap_or_else(|| panic!("{table}"));
+        let figures: Vec<u32> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        assert!(figures.len() >= 4 && figures[0] > 10 && figures[1] > 8, "{line}");
+    } else {
+        assert!(reason.contains("make setup") || reason.contains("feature `cuda`"), "{reason}");
+    }
+}
+
+#[test]
+fn help_and_version_succeed_and_no_command_shows_the_help() {
+    assert!(succeeds("--version").starts_with("gin "));
+    let help = succeeds("run --help");
+    for option in ["--device", "--ranks", "--bytes", "--backend", "--contexts", "--blocks", "--threads", "--iters"] {
+        assert!(help.contains(option), "{option}");
+    }
+    assert!(help.contains("--seed") && help.contains("--resident-blocks") && help.contains("--format"));
+    assert_eq!(gin("").status.code(), Some(2));
+}
+
+#[test]
+fn output_that_nobody_reads_is_no_error_to_tell() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_gin"))
+        .args("run halo --ranks 1 --threads 32 --iters 1 --repeats 1 --bytes 64 --format json".split(' '))
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(err(&output), "");
+}

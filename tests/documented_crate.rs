@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The crate that `docs/kernels.md` shows is one that can be built and run.
+#![cfg(feature = "cuda")]
+
+use gin::build::{Arch, KernelBuilder, Limits, check};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The files that the document shows: a line with the path in backquotes and a colon, then the text as a block.
+fn files(document: &str) -> Vec<(&str, &str)> {
+    let mut found = Vec::new();
+    for (start, _) in document.match_indices("```") {
+        let (before, block) = document.split_at(start);
+        let Some(path) = before.trim_end().lines().last().and_then(|line| line.strip_prefix('`')?.strip_suffix("`:"))
+        else {
+            continue;
+        };
+        let (_, text) = block.split_once('\n').expect("a block has lines");
+        found.push((path, text.split_once("```").expect("a block ends").0));
+    }
+    found
+}
+
+/// Writes them to a folder of this test's own, kept so that a second run has less to compile.
+fn written(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let files = files(include_str!("../docs/kernels.md"));
+    let paths: Vec<&str> = files.iter().map(|(path, _)| *path).collect();
+    assert_eq!(paths, ["kernels/Cargo.toml", "kernels/src/lib.rs", "Cargo.toml", "build.rs", "src/main.rs"]);
+    for (path, text) in files {
+        let path = folder.join(path);
+        let text = text.replace("path/to/gin", env!("CARGO_MANIFEST_DIR"));
+        fs::create_dir_all(path.parent().expect("in the folder")).unwrap();
+        if !fs::read_to_string(&path).is_ok_and(|there| there == text) {
+            fs::write(&path, text).unwrap();
+        }
+    }
+    // The versions that this workspace was tested with, which are downloaded already.
+    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.lock"), folder.join("Cargo.lock")).unwrap();
+    folder
+}
+
+#[test]
+fn the_program_in_the_docs_builds_with_its_kernels_and_runs() {
+    let folder = written("documented-program");
+    // That of this build, which has the kernels' `core` and the dependencies of build scripts.
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let output = Command::new(env!("CARGO"))
+        .args(["run", "--quiet", "--offline"])
+        .current_dir(&folder)
+        .env("CARGO_TARGET_DIR", target)
+        .env_remove("RUSTFLAGS")
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}{err}");
+    assert!(out.starts_with("ok, and ") && out.contains("PTX for sm_90"), "{out}");
+}
+
+#[test]
+fn the_kernels_in_the_docs_and_in_the_readme_become_ptx_that_keeps_the_rules() {
+    let folder = written("documented-kernels").join("kernels");
+    let (_, below) = include_str!("../README.md").split_once("## A kernel").unwrap();
+    let (_, code) = below.split_once("```rust\n").unwrap();
+    fs::write(folder.join("src/readme.rs"), code.split_once("```").unwrap().0).unwrap();
+    let library = folder.join("src/lib.rs");
+    let text = fs::read_to_string(&library).unwrap();
+    fs::write(&library, format!("{text}\nmod readme;\n")).unwrap();
+
+    let built = KernelBuilder::new(&folder).arch(Arch::Sm90).build().unwrap();
+    let text = &built.module(Arch::Sm90).unwrap().text;
+    for entry in [".entry sum_of_left(", ".entry ring_round("] {
+        assert!(text.contains(entry), "no {entry}");
+    }
+    assert!(text.contains(".maxntid 256"), "no launch bounds");
+    assert_eq!(check(text, &Limits::default()), []);
+}
