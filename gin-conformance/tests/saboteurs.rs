@@ -33,9 +33,11 @@ fn saboteurs() -> Vec<Saboteur> {
                 WRONG_BYTES,
                 &["a_put_of_every_size_arrives_before_its_signal", "a_weak_signal_covers_its_own_put"],
             ),
-            Sabotage::LosePut => {
-                ("a_lost_put", WRONG_BYTES, &["a_put_of_every_size_arrives_before_its_signal", "many_threads_put_to_one"])
-            }
+            Sabotage::LosePut => (
+                "a_lost_put",
+                WRONG_BYTES,
+                &["a_put_of_every_size_arrives_before_its_signal", "many_threads_put_to_one"],
+            ),
             Sabotage::RaiseTwice => {
                 ("a_signal_raised_twice", WRONG_VALUE, &["increments_and_additions", "raises_from_many_ranks"])
             }

@@ -10,12 +10,12 @@
 //! made the call. So:
 //! - All functions of a module are loaded when the module is.
 //! - Memory, streams, events and modules that are dropped are freed later, by an allocation or a
-//!   [`synchronize`](super::Stream::synchronize) while no kernel of this process runs on any of its GPUs. Failures are kept:
+//!   [`synchronize`](Stream::synchronize) while no kernel of this process runs on any of its GPUs. Failures are kept:
 //!   [`take_failures`].
 //! - Launches of all ranks on a GPU are added up; a cooperative one that does not fit beside those that run is refused.
 //!   The sum takes the worst placing of blocks, so it refuses some that would fit.
 //! - Memory is zeroed and copied through pinned buffers, by copy engines, which work also while every processor is taken.
-//!   What is put on a stream by [`Stream::copy`](super::Stream::copy) between addresses of one GPU is not: it needs a free
+//!   What is put on a stream by [`Stream::copy`] between addresses of one GPU is not: it needs a free
 //!   processor.
 //! - Nothing waits inside the driver: streams and events are asked again and again.
 
