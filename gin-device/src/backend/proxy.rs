@@ -71,12 +71,6 @@ impl Group {
     }
 }
 
-/// Rank of the calling lane among the lanes of `mask`.
-#[inline(always)]
-fn rank_in(mask: u32) -> u32 {
-    (mask & coop::lanes_below()).count_ones()
-}
-
 impl Backend for Proxy {
     #[inline(always)]
     fn serves(comm: &Comm, context: u32) -> bool {
@@ -87,21 +81,28 @@ impl Backend for Proxy {
     fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), Stop> {
         let (producer, sharing) = (producer(core), core.sharing());
         let alone = sharing == Sharing::Thread;
-        // Lanes wait together, as one may wait for what another has yet to do.
-        let here = if alone { 0 } else { coop::active_mask() };
-        let any = |bit| if alone { bit } else { coop::any_here(here, bit) };
+        // Lanes wait together, as one may wait for what another has yet to do; those with and without a deadline apart,
+        // as they come to different votes.
         if deadline.is_none() {
             if alone {
                 return producer.fill(producer.add_if(true, 1, sharing), request.encode(), deadline);
             }
+            let here = coop::active_mask();
             let group = Group::of(here, &producer);
             let first = group.claim(&producer, sharing);
             let index = group.lead(first).wrapping_add((group.until.count_ones() - 1) as u64);
-            return producer.fill_together(index, request.encode(), any);
+            return producer.fill_together(index, request.encode(), |bit| coop::any_here(here, bit));
         }
         // A claim that others make for it would not wait for room, so each lane claims by itself.
-        let ahead = if alone { 0 } else { rank_in(here) };
-        match producer.post_in_time(request.encode(), sharing, ahead as u64, deadline, any) {
+        let posted = if alone {
+            producer.post_in_time(request.encode(), sharing, deadline, |_| 0, |bit| bit)
+        } else {
+            let here = coop::active_mask();
+            let before = coop::alike(here, producer.queue.claim.address()) & coop::lanes_below();
+            let ahead = |bit| (coop::ballot_here(here, bit) & before).count_ones() as u64;
+            producer.post_in_time(request.encode(), sharing, deadline, ahead, |bit| coop::any_here(here, bit))
+        };
+        match posted {
             Ok(()) => Ok(()),
             Err((stop, None)) => Err(stop),
             Err((Stop::Fault, Some(_))) => Err(Stop::Fault),

@@ -143,3 +143,9 @@ pub(crate) fn leader_shuffle(mask: u32, value: u64, from: u32) -> u64 {
 pub(crate) fn any_here(mask: u32, bit: bool) -> bool {
     vote_any(mask, bit)
 }
+
+/// The lanes of `mask`, which are here together, that bring `true`.
+#[track_caller]
+pub(crate) fn ballot_here(mask: u32, bit: bool) -> u32 {
+    ballot(mask, bit)
+}

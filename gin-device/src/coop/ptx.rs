@@ -142,6 +142,13 @@ pub(crate) fn any_here(mask: u32, bit: bool) -> bool {
     unsafe { llvm_vote_any_sync(mask, bit) }
 }
 
+/// The lanes of `mask`, which are here together, that bring `true`. Does not order memory.
+#[inline(always)]
+pub(crate) fn ballot_here(mask: u32, bit: bool) -> u32 {
+    // Safety: all lanes of the mask are here.
+    unsafe { llvm_vote_ballot_sync(mask, bit) }
+}
+
 /// Of the lanes of `mask`, which are here together, those that bring the caller's `value`. Does not order memory.
 #[inline(always)]
 pub(crate) fn alike(mask: u32, value: u64) -> u32 {

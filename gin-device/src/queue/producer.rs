@@ -127,7 +127,11 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     }
 
     /// Claims a slot once there is room, and fills it; for threads that do so together, as in
-    /// [`fill_together`](Self::fill_together). So many of them, `ahead`, come before this one.
+    /// [`fill_together`](Self::fill_together).
+    ///
+    /// `ahead` says how many of those that claim in this queue, come before the caller, and bring `true`; like `any`, all
+    /// call it equally often. Each claims only if there is room behind all of them, and sees in the next round how many
+    /// are left, so more threads than the queue has slots get through it.
     ///
     /// # Errors
     /// [`Stop`] if there was no room in time, or the communicator is aborted or has a fault. With the index that was
@@ -137,15 +141,17 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         &self,
         words: [u64; N],
         sharing: Sharing,
-        ahead: u64,
         deadline: Deadline,
+        ahead: impl Fn(bool) -> u64,
         any: impl Fn(bool) -> bool,
     ) -> Result<(), (Stop, Option<u64>)> {
         let start = M::clock_ns();
         let mut taken = self.queue.taken_seen.load_relaxed_gpu();
         let (mut index, mut waiting, mut outcome) = (None, true, Ok(()));
         loop {
-            if waiting && index.is_none() && self.is_empty(self.position().wrapping_add(ahead), taken) {
+            let wants = waiting && index.is_none();
+            let ahead = ahead(wants);
+            if wants && self.is_empty(self.position().wrapping_add(ahead), taken) {
                 index = Some(self.add_if(true, 1, sharing));
             }
             if let Some(index) = index {
