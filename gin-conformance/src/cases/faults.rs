@@ -199,13 +199,16 @@ fn before_claim(setup: &Setup) -> Verdict {
     Ok(())
 }
 
-/// Many threads see room at once and claim: some of them claim a slot that is not free in time. Whether they do hangs on
-/// the schedule, so a few are tried.
+/// Threads of many warps see room at once and claim: some of them claim a slot that is not free in time. Whether they do
+/// hangs on the schedule, so a few are tried.
 fn after_claim(setup: &Setup) -> Verdict {
     let mut seen = false;
-    for attempt in 0..16 {
+    for attempt in 0..40 {
         let mut setup = setup.with_network(Net::SlowPeer { rank: 1, ns: super::completion::FOREVER });
         setup.seed = setup.seed.map(|seed| seed.wrapping_add(attempt));
+        if attempt > 0 {
+            setup.policy = gin_virtual::Policy::Mixed;
+        }
         seen |= race_for_room(&setup)?;
         // On a real clock there may be no schedule that shows it.
         if seen || setup.seed.is_none() {
@@ -217,12 +220,14 @@ fn after_claim(setup: &Setup) -> Verdict {
 
 /// Whether a queue broke; then everybody was told.
 fn race_for_room(setup: &Setup) -> Result<bool, String> {
-    let threads = 32;
-    let mut scenario = small(2).shape(1, threads);
+    // Lanes of one warp know of each other and never claim more than there is room for.
+    let threads = 16;
+    let mut scenario = small(2).shape(threads, 1);
+    let patience = setup.scaled(100_000);
     for thread in 0..threads {
-        let put = Op::put_value(1, 8, 1).to(1, 8 * u64::from(thread)).deadline_us(100);
-        let end = if thread == 0 { Op::report(9) } else { Op::nop() };
-        scenario = scenario.on_group(0, thread, vec![put, put, Op::block_sync(), end, Op::wait_signal(0, 1)]);
+        let put = Op { deadline: patience, ..Op::put_value(1, 8, 1).to(1, 8 * u64::from(thread)) };
+        let end = if thread == 0 { [Op::pause(5 * patience), Op::report(9)] } else { [Op::nop(); 2] };
+        scenario = scenario.on_group(0, thread, [&[put, put][..], &end, &[Op::wait_signal(0, 1)]].concat());
     }
     let scenario = scenario.on(1, vec![Op::wait_signal(0, 1)]);
     let outcome = setup.run(&scenario)?;

@@ -122,7 +122,9 @@ pub(super) fn sync_named_or(id: u32, threads: u32, bit: bool) -> bool {
 /// A set of lanes that are here together, the caller's among them.
 #[track_caller]
 pub(crate) fn active_mask() -> u32 {
-    executor().map_or(1, |executor| (executor.active_mask)(Location::caller()))
+    // Not in a closure, whose caller would be another.
+    let site = Location::caller();
+    executor().map_or(1, |executor| (executor.active_mask)(site))
 }
 
 /// Of the lanes of `mask`, which are here together, those that bring the caller's `value`.
