@@ -52,7 +52,7 @@ fn saboteurs() -> Vec<Saboteur> {
                 &["a_source_may_change_after_its_counter", "counters_count_finished_reads_only"],
             ),
             Sabotage::ResetByStore => {
-                ("a_proxy_that_stores_0_after_a_reset", WRONG_VALUE, &["two_engines_raise_one_signal"])
+                ("a_proxy_that_stores_0_after_a_reset", WRONG_VALUE, &["a_raise_after_a_reset_counts"])
             }
             Sabotage::DropMakeVisible => (
                 "payload_that_is_never_made_visible",

@@ -18,6 +18,7 @@ pub(super) fn add(list: &mut List) {
     list.case("every_width_in_bits_compares_on_its_own_circle", widths);
     list.case("two_engines_raise_one_signal_and_resets_cover_both", two_engines);
     list.case("an_engine_may_keep_the_sum_of_its_raises_itself_across_resets", kept_sums);
+    list.case("a_raise_after_a_reset_counts_and_is_not_undone", raised_after_reset);
     list.case("raises_from_many_ranks_and_threads_all_count", many_raisers);
     list.case("a_shadow_follows_its_signal", follow);
 }
@@ -256,6 +257,34 @@ fn two_engines(setup: &Setup) -> Verdict {
         outcome.check_value(&scenario, 1, 0, 9 * (round - 1) + 7, 0)?;
     }
     Ok(())
+}
+
+/// A reset that reached the word late would undo what was raised since.
+fn raised_after_reset(setup: &Setup) -> Verdict {
+    let rounds = 4;
+    // Long after the raise, on a real clock too.
+    let patience = if setup.seed.is_some() { 1_000_000 } else { 10_000_000_000 };
+    let (mut raiser, mut waiter) = (Vec::new(), Vec::new());
+    for round in 1..=rounds {
+        raiser.extend([Op::raise(1, 0), Op::wait_signal(1, 2 * round - 1), Op::raise(1, 0).add(round)]);
+        raiser.push(Op::wait_signal(1, 2 * round));
+        waiter.extend([
+            Op::wait_signal(0, 1),
+            Op::reset_signal(0),
+            Op::raise(0, 1),
+            Op { deadline: patience, ..Op::wait_signal(0, round) },
+            Op::pause(20_000),
+            Op::read_signal(0),
+            Op::reset_signal(0),
+            Op::raise(0, 1),
+        ]);
+    }
+    let scenario = Scenario::new(2).on(0, raiser).on(1, waiter);
+    let outcome = setup.run(&scenario)?;
+    for round in 1..=rounds {
+        outcome.check_value(&scenario, 1, 0, 8 * (round as usize - 1) + 5, round)?;
+    }
+    outcome.check_ok(&scenario)
 }
 
 /// No word is ever stored to but by its own engine, so that one may write the sum of its raises, which only grows.
