@@ -127,7 +127,8 @@ pub struct Op {
     pub more: u32,
     /// Fence of a barrier: 0 none, 1 put, 2 get, 3 both; 4 is added for all contexts.
     pub fence: u32,
-    /// Scope that the memory must be released to: 0 system, 1 GPU.
+    /// Of a post: scope that the memory must be released to, 0 system, 1 GPU. Of a wait, a read or a flush: 1 if it does
+    /// not acquire.
     pub required: u32,
     /// Offset in the destination window in bytes.
     pub offset: u64,
@@ -376,6 +377,13 @@ impl Op {
     #[must_use]
     pub const fn sharing(mut self, sharing: u32) -> Self {
         self.sharing = sharing;
+        self
+    }
+
+    /// A wait, a read or a flush that does not acquire.
+    #[must_use]
+    pub const fn relaxed(mut self) -> Self {
+        self.required = 1;
         self
     }
 

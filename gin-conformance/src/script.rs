@@ -173,6 +173,7 @@ fn operation<B: Backend, C: Coop>(
         2 => Sharing::Thread,
         _ => Sharing::Gpu,
     });
+    let gin = gin.ordered(if op.required != 0 { Order::Relaxed } else { Order::Acquire });
     match code {
         Code::Nop => DONE,
         Code::Fill => {

@@ -111,7 +111,7 @@ pub mod prelude {
     pub use crate::barrier::{BarrierSession, BarrierTeam, Fence};
     pub use crate::comm::Comm;
     pub use crate::coop::{Block, Coop, LaneCoop, Lanes, Thread, Tile, Warp, WarpSpan};
-    pub use crate::gin::{FlushToken, Gin, Scope, Sharing};
+    pub use crate::gin::{FlushToken, Gin, Order, Scope, Sharing};
     pub use crate::kernel;
     pub use crate::signal::{ContextId, CounterId, SignalId};
     pub use crate::team::{Rank, Team};

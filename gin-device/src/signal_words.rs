@@ -83,6 +83,23 @@ impl<M: Memory> Words<M> {
     /// [`Stop`] if the wait ended early, and the value that was last seen.
     #[inline(always)]
     pub fn wait(&self, status: &Status<M>, least: u64, bits: u32, deadline: Deadline) -> Result<u64, (Stop, u64)> {
+        let value = self.wait_relaxed(status, least, bits, deadline)?;
+        M::fence_acquire_sys();
+        Ok(value)
+    }
+
+    /// As [`wait`](Self::wait), but what the raises cover may be seen only after an acquire fence of the caller's.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    #[inline(always)]
+    pub fn wait_relaxed(
+        &self,
+        status: &Status<M>,
+        least: u64,
+        bits: u32,
+        deadline: Deadline,
+    ) -> Result<u64, (Stop, u64)> {
         let base = self.base();
         let both = self.cpu.is_some() && (self.gpu.is_some() || self.nic.is_some());
         let mut far = 0;
@@ -97,13 +114,7 @@ impl<M: Memory> Words<M> {
             seen = value;
             rolling_le(least, value, bits).then_some(value)
         });
-        match outcome {
-            Ok(value) => {
-                M::fence_acquire_sys();
-                Ok(value)
-            }
-            Err(stop) => Err((stop, seen)),
-        }
+        outcome.map_err(|stop| (stop, seen))
     }
 
     /// Makes the value 0. No raise may be in flight.

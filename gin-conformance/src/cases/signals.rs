@@ -21,6 +21,7 @@ pub(super) fn add(list: &mut List) {
     list.case("a_raise_after_a_reset_counts_and_is_not_undone", raised_after_reset);
     list.case("raises_from_many_ranks_and_threads_all_count", many_raisers);
     list.case("a_shadow_follows_its_signal", follow);
+    list.per_coop("relaxed_waits_and_one_that_acquires_show_what_all_of_them_cover", relaxed);
 }
 
 fn sums(setup: &Setup, coop: CoopKind) -> Verdict {
@@ -255,6 +256,38 @@ fn two_engines(setup: &Setup) -> Verdict {
     for round in 1..6 {
         outcome.check_value(&scenario, 0, 0, 9 * (round - 1) + 4, 12 * round as u64)?;
         outcome.check_value(&scenario, 1, 0, 9 * (round - 1) + 7, 0)?;
+    }
+    Ok(())
+}
+
+/// Two puts, each with a signal, and a get: the last of the waits acquires for all.
+fn relaxed(setup: &Setup, coop: CoopKind) -> Verdict {
+    let len = 700;
+    let scenario = Scenario::new(3).coop(coop).all(|rank| {
+        let (left, right) = ((rank + 2) % 3, (rank + 1) % 3);
+        let own = u64::from(rank);
+        vec![
+            Op::fill(0, 0, len, 50 + own),
+            Op::barrier().fence(1),
+            Op::put(left, len).to(1, 0).signal(0).counter(0),
+            Op::put(right, len).to(1, len).signal(1).counter(1),
+            Op::get(left, len).to(1, 2 * len),
+            Op::wait_signal(0, 1).relaxed(),
+            Op::wait_counter(0, 1).relaxed(),
+            Op::wait_counter(1, 1).relaxed(),
+            Op::read_signal(0).relaxed(),
+            Op::read_counter(0).relaxed(),
+            Op::flush().relaxed(),
+            Op::wait_signal(1, 1),
+            Op::check(1, 0, len, 50 + u64::from(right)),
+            Op::check(1, len, len, 50 + u64::from(left)),
+            Op::check(1, 2 * len, len, 50 + u64::from(left)),
+        ]
+    });
+    let outcome = run_ok(setup, &scenario)?;
+    for rank in 0..3 {
+        outcome.check_value(&scenario, rank, 0, 8, 1)?;
+        outcome.check_value(&scenario, rank, 0, 9, 1)?;
     }
     Ok(())
 }

@@ -37,7 +37,8 @@ pub trait Backend: sealed::Sealed + Copy {
     #[doc(hidden)]
     fn position(core: &Core) -> u64;
 
-    /// Waits until all posts before `position` are finished, those to `peer` only if one is named. Acquires.
+    /// Waits until all posts before `position` are finished, those to `peer` only if one is named. Orders as the core
+    /// says.
     ///
     /// # Errors
     /// [`Stop`] if the wait ended early or one of the posts failed.

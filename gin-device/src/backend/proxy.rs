@@ -4,7 +4,7 @@
 use super::Backend;
 use crate::comm::Comm;
 use crate::coop;
-use crate::gin::{Core, Sharing};
+use crate::gin::{Core, Order, Sharing};
 use crate::queue::{Producer, Queue};
 use crate::status::Stop;
 use crate::sys::{self, Global, GlobalWord};
@@ -124,9 +124,11 @@ impl Backend for Proxy {
     #[inline(always)]
     fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), Stop> {
         let producer = producer(core);
-        match peer {
-            Some(peer) => producer.wait_peer(peer, position, deadline),
-            None => producer.wait_done(position, deadline),
+        match (peer, core.order()) {
+            (Some(peer), Order::Acquire) => producer.wait_peer(peer, position, deadline),
+            (Some(peer), Order::Relaxed) => producer.wait_peer_relaxed(peer, position, deadline),
+            (None, Order::Acquire) => producer.wait_done(position, deadline),
+            (None, Order::Relaxed) => producer.wait_done_relaxed(position, deadline),
         }
     }
 }

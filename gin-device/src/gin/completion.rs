@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Flush, tokens and counters.
 
-use super::{Core, Gin};
+use super::{Core, Gin, Order};
 use crate::backend::Backend;
 use crate::coop::{Coop, lead};
 use crate::signal::CounterView;
@@ -25,7 +25,7 @@ impl<B: Backend> Gin<B> {
     /// All threads of `coop` call. Earlier operations of other threads count if they happen before. Its cost does not
     /// grow with the number of peers.
     ///
-    /// Ordering: acquire, at system scope.
+    /// Ordering: acquire, at system scope, unless [`ordered`](Self::ordered) says otherwise.
     ///
     /// # Errors
     /// [`FaultKind::Timeout`] if they are not finished in time; the fault of one that failed; what ended the wait.
@@ -91,14 +91,14 @@ impl<B: Backend> Gin<B> {
 
     /// The value of a counter now, modulo 2^bits. Every thread reads for itself.
     ///
-    /// Ordering: acquire, at system scope.
+    /// Ordering: acquire, at system scope, unless [`ordered`](Self::ordered) says otherwise.
     ///
     /// # Errors
     /// [`FaultKind::UnknownContext`], [`FaultKind::UnknownCounter`], [`FaultKind::BadWidth`].
     #[inline(always)]
     pub fn read_counter(&self, counter: impl Into<CounterView>) -> Result<u64, Fault> {
         let counter = counter.into();
-        Ok(self.counter(counter, Operation::WaitCounter)?.read(counter.bits))
+        Ok(read(self.core(), &self.counter(counter, Operation::WaitCounter)?, counter.bits))
     }
 
     /// Waits until a counter is at or past `least`, on a circle of 2^bits values.
@@ -106,7 +106,7 @@ impl<B: Backend> Gin<B> {
     /// All threads of `coop` call; one polls. Fewer than 2^(bits - 1) increments may lie between the last reset, or any
     /// wait before, and the value waited for.
     ///
-    /// Ordering: acquire, at system scope.
+    /// Ordering: acquire, at system scope, unless [`ordered`](Self::ordered) says otherwise.
     ///
     /// # Errors
     /// [`FaultKind::Timeout`] with what was expected and seen; what ended the wait; what is wrong with the arguments.
@@ -125,7 +125,7 @@ impl<B: Backend> Gin<B> {
     #[inline(always)]
     fn wait_counter_here(&self, counter: CounterView, least: u64, deadline: Deadline) -> Result<(), Fault> {
         let words = self.counter(counter, Operation::WaitCounter)?;
-        match words.wait(&self.core().status(), least, counter.bits, deadline) {
+        match wait(self.core(), &words, least, counter.bits, deadline) {
             Ok(_) => Ok(()),
             Err((stop, seen)) => Err(ended(self.core(), stop, Operation::WaitCounter, least, seen)),
         }
@@ -156,6 +156,30 @@ fn counter_words(core: &Core, id: u32) -> Words<Global> {
             cpu: Some(GlobalWord::new(counters + offset)),
             base: GlobalWord::new(base + offset),
         }
+    }
+}
+
+/// The value of a signal or counter now, in the order that the core says.
+#[inline(always)]
+pub(super) fn read(core: &Core, words: &Words<Global>, bits: u32) -> u64 {
+    match core.order() {
+        Order::Acquire => words.read(bits),
+        Order::Relaxed => words.value(bits),
+    }
+}
+
+/// Waits for a signal or counter, in the order that the core says.
+#[inline(always)]
+pub(super) fn wait(
+    core: &Core,
+    words: &Words<Global>,
+    least: u64,
+    bits: u32,
+    deadline: Deadline,
+) -> Result<u64, (Stop, u64)> {
+    match core.order() {
+        Order::Acquire => words.wait(&core.status(), least, bits, deadline),
+        Order::Relaxed => words.wait_relaxed(&core.status(), least, bits, deadline),
     }
 }
 

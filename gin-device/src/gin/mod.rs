@@ -67,6 +67,18 @@ pub enum Sharing {
     Thread,
 }
 
+/// What a wait, a read or a flush makes visible.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// Nothing yet: the payload may be read after a later wait of order [`Acquire`](Order::Acquire), or after a fence of
+    /// the kernel's own. For those that look at several signals and want to pay for one fence.
+    ///
+    /// A flush of this order can return `Ok` although a request has failed; the next call that acquires tells.
+    Relaxed,
+    /// All that the signal, the counter or the finished operations cover, at system scope.
+    Acquire,
+}
+
 /// One context of a communicator.
 ///
 /// `B` is the back end: [`Any`] finds it at run time, a named one is compiled in alone.
@@ -85,6 +97,7 @@ pub struct Core {
     /// Whether the context exists and the back end is the communicator's.
     usable: bool,
     sharing: Sharing,
+    order: Order,
 }
 
 impl Core {
@@ -96,6 +109,11 @@ impl Core {
     #[inline(always)]
     pub(crate) fn sharing(&self) -> Sharing {
         self.sharing
+    }
+
+    #[inline(always)]
+    pub(crate) fn order(&self) -> Order {
+        self.order
     }
 
     #[inline(always)]
@@ -157,7 +175,8 @@ impl<B: Backend> Gin<B> {
     #[must_use]
     pub fn with_backend(comm: &Comm, context: ContextId) -> Self {
         let usable = B::serves(comm, context.0);
-        Self { core: Core { comm: *comm, context: context.0, usable, sharing: Sharing::Gpu }, backend: PhantomData }
+        let core = Core { comm: *comm, context: context.0, usable, sharing: Sharing::Gpu, order: Order::Acquire };
+        Self { core, backend: PhantomData }
     }
 
     /// The same context for fewer threads: a promise that only these use it at the same time.
@@ -165,6 +184,21 @@ impl<B: Backend> Gin<B> {
     #[must_use]
     pub fn shared_by(mut self, sharing: Sharing) -> Self {
         self.core.sharing = sharing;
+        self
+    }
+
+    /// The same context, whose waits, reads and flushes have this order; [`Order::Acquire`] if nothing is said. Barriers
+    /// always acquire.
+    ///
+    /// ```ignore
+    /// let relaxed = gin.ordered(Order::Relaxed);
+    /// relaxed.wait_signal(&Block, SignalId::new(0), 1, deadline)?;
+    /// gin.wait_signal(&Block, SignalId::new(1), 1, deadline)?; // makes visible what both cover
+    /// ```
+    #[inline(always)]
+    #[must_use]
+    pub fn ordered(mut self, order: Order) -> Self {
+        self.core.order = order;
         self
     }
 

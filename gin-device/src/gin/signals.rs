@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Reading, waiting for and resetting own signals, and their shadows.
 
-use super::completion::ended;
+use super::completion::{self, ended};
 use super::{Core, Gin};
 use crate::backend::Backend;
 use crate::coop::{Coop, lead};
@@ -111,7 +111,7 @@ impl<B: Backend> Gin<B> {
 
     /// The value of a signal now, modulo 2^bits. Every thread reads for itself.
     ///
-    /// Ordering: acquire, at system scope.
+    /// Ordering: acquire, at system scope, unless [`ordered`](Self::ordered) says otherwise.
     ///
     /// # Errors
     /// What is wrong with the arguments: [`FaultKind::UnknownContext`], [`FaultKind::UnknownSignal`],
@@ -119,7 +119,7 @@ impl<B: Backend> Gin<B> {
     #[inline(always)]
     pub fn read_signal(&self, signal: impl Into<SignalView>) -> Result<u64, Fault> {
         let view = signal.into();
-        Ok(self.words(view, Operation::WaitSignal)?.read(view.bits))
+        Ok(completion::read(self.core(), &self.words(view, Operation::WaitSignal)?, view.bits))
     }
 
     /// Waits until a signal is at or past `least`, on a circle of 2^bits values.
@@ -127,7 +127,8 @@ impl<B: Backend> Gin<B> {
     /// All threads of `coop` call; one polls. It needs: raises are increments; fewer than 2^(bits - 1) of them (in sum)
     /// lie between the last reset, or any wait before, and the value waited for; no reset while raises are in flight.
     ///
-    /// Ordering: acquire, at system scope: what the signal covers is visible.
+    /// Ordering: acquire, at system scope: what the signal covers is visible, unless [`ordered`](Self::ordered) says
+    /// otherwise.
     ///
     /// # Errors
     /// [`FaultKind::Timeout`] with what was expected and seen; what ended the wait; what is wrong with the arguments.
@@ -146,8 +147,7 @@ impl<B: Backend> Gin<B> {
     #[inline(always)]
     fn wait_here(&self, view: SignalView, least: u64, deadline: Deadline) -> Result<u64, Fault> {
         let words = self.words(view, Operation::WaitSignal)?;
-        words
-            .wait(&self.core().status(), least, view.bits, deadline)
+        completion::wait(self.core(), &words, least, view.bits, deadline)
             .map_err(|(stop, seen)| ended(self.core(), stop, Operation::WaitSignal, least, seen))
     }
 
@@ -200,7 +200,7 @@ impl<B: Backend> Gin<B> {
 
     /// Waits until a signal is at or past its shadow. All threads of `coop` call; one polls.
     ///
-    /// Ordering: acquire, at system scope.
+    /// Ordering: acquire, at system scope, unless [`ordered`](Self::ordered) says otherwise.
     ///
     /// # Errors
     /// As [`wait_signal`](Self::wait_signal); a signal at a window address has no shadow ([`FaultKind::UnknownSignal`]).
@@ -225,7 +225,7 @@ impl<B: Backend> Gin<B> {
     ///
     /// Returns, in all threads of `coop`, the shadow before and by how much it moved, both modulo 2^bits.
     ///
-    /// Ordering: acquire, at system scope.
+    /// Ordering: acquire, at system scope, unless [`ordered`](Self::ordered) says otherwise.
     ///
     /// # Errors
     /// As [`wait_signal_meet_shadow`](Self::wait_signal_meet_shadow); the shadow stays then.

@@ -215,6 +215,17 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         self.status.check()
     }
 
+    /// As [`wait_done`](Self::wait_done), but what gets brought, and the fault of one of the requests, may be seen only
+    /// after an acquire fence of the caller's.
+    ///
+    /// # Errors
+    /// As [`wait_done`](Self::wait_done).
+    #[inline(always)]
+    pub fn wait_done_relaxed(&self, position: u64, deadline: Deadline) -> Result<(), Stop> {
+        self.wait_past(self.queue.done, position, deadline)?;
+        self.status.check()
+    }
+
     /// Waits until all requests to `peer` below `position` are finished, whatever becomes of those to others.
     ///
     /// Ordering and errors as [`wait_done`](Self::wait_done).
@@ -223,6 +234,24 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     /// As [`wait_done`](Self::wait_done).
     #[inline(always)]
     pub fn wait_peer(&self, peer: u32, position: u64, deadline: Deadline) -> Result<(), Stop> {
+        self.wait_oldest(peer, position, deadline)?;
+        M::fence_acquire_sys();
+        self.status.check()
+    }
+
+    /// As [`wait_peer`](Self::wait_peer), with the order of [`wait_done_relaxed`](Self::wait_done_relaxed).
+    ///
+    /// # Errors
+    /// As [`wait_done`](Self::wait_done).
+    #[inline(always)]
+    pub fn wait_peer_relaxed(&self, peer: u32, position: u64, deadline: Deadline) -> Result<(), Stop> {
+        self.wait_oldest(peer, position, deadline)?;
+        self.status.check()
+    }
+
+    /// The waits for one peer. Does not fence after the last.
+    #[inline(always)]
+    fn wait_oldest(&self, peer: u32, position: u64, deadline: Deadline) -> Result<(), Stop> {
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
         let rest = || {
             if deadline.is_none() {
@@ -240,10 +269,9 @@ impl<M: Memory, const N: usize> Producer<M, N> {
                 M::fence_acquire_sys();
             } then {
                 self.wait_past(oldest, position, rest())?;
-                M::fence_acquire_sys();
             }
         }
-        self.status.check()
+        Ok(())
     }
 
     /// Waits until an index that the consumer publishes has reached `position`. Does not fence.
