@@ -373,18 +373,29 @@ fn backend_of(around: &Surroundings) -> Backend {
 
 /// The folder that the nested builds share: `gin-build` in the target folder of whoever asked.
 fn default_target_dir(around: &Surroundings, manifest: &Manifest) -> PathBuf {
-    // Cargo marks a target folder by this file; builds of all profiles lie below it.
-    let is_target = |dir: &&Path| dir.join("CACHEDIR.TAG").is_file();
-    let target = if let Some(out) = around.var("OUT_DIR").map(PathBuf::from) {
-        out.ancestors().find(is_target).map(Path::to_owned).unwrap_or(out)
+    let target = if let Some(out) = around.var("OUT_DIR") {
+        target_above(Path::new(out))
     } else if let Some(target) = around.var("CARGO_TARGET_DIR") {
         PathBuf::from(target)
     } else {
         let targets: Vec<PathBuf> = manifest.dir.ancestors().map(|dir| dir.join("target")).collect();
         let first = || targets[0].clone();
-        targets.iter().map(PathBuf::as_path).find(is_target).map_or_else(first, Path::to_owned)
+        targets.iter().map(PathBuf::as_path).find(|dir| is_target(dir)).map_or_else(first, Path::to_owned)
     };
     target.join("gin-build")
+}
+
+/// Whether cargo marked this folder as its target folder, which it does if it made the folder.
+fn is_target(dir: &Path) -> bool {
+    dir.join("CACHEDIR.TAG").is_file()
+}
+
+/// The target folder that a build script's output folder lies in; that itself if there is none.
+fn target_above(out: &Path) -> PathBuf {
+    // Not marked if somebody else made it. The way from there is PROFILE/build/PACKAGE/out.
+    let by_layout =
+        || out.ancestors().nth(4).filter(|_| out.ancestors().nth(2).is_some_and(|dir| dir.ends_with("build")));
+    out.ancestors().find(|dir| is_target(dir)).or_else(by_layout).unwrap_or(out).to_owned()
 }
 
 /// Runs `work` for each architecture, as many at a time as there are processors.
@@ -411,4 +422,24 @@ fn in_parallel<T: Send>(archs: &[Arch], work: impl Fn(Arch) -> T + Sync) -> Vec<
     });
     results.sort_by_key(|(index, _)| *index);
     results.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nested_builds_of_all_packages_share_the_target_folder_whoever_made_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("target");
+        let out = target.join("debug/build/gin-0123456789abcdef/out");
+        fs::create_dir_all(&out).unwrap();
+        assert_eq!(target_above(&out), target);
+        // With `--target`, builds lie one deeper; the mark says so.
+        let out = target.join("x86_64-unknown-linux-gnu/debug/build/gin-0123456789abcdef/out");
+        fs::create_dir_all(&out).unwrap();
+        fs::write(target.join("CACHEDIR.TAG"), "").unwrap();
+        assert_eq!(target_above(&out), target);
+        assert_eq!(target_above(Path::new("/somewhere/else")), Path::new("/somewhere/else"));
+    }
 }
