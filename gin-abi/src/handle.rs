@@ -131,6 +131,9 @@ pub struct ContextData {
     pub done: u64,
     /// Shadow of each signal; GPU memory.
     pub signal_shadow: u64,
+    /// Per world rank: device address of that rank's `signal_gpu`, 0 where it cannot be reached; GPU memory. 0 if no
+    /// rank can.
+    pub peer_signal_gpu: u64,
     /// Counter words, raised by the proxy: pinned host memory.
     pub counters: u64,
     /// Baseline of each counter; GPU memory.
@@ -143,14 +146,19 @@ pub struct ContextData {
     pub signal_cpu: u64,
     /// Baseline of each signal: the sum of its words at the last reset; GPU memory.
     pub signal_base: u64,
-    /// Per world rank: device address of that rank's `signal_gpu`, 0 where it cannot be reached; GPU memory. 0 if no
-    /// rank can.
-    pub peer_signal_gpu: u64,
     /// Zero.
     pub reserved: [u64; 2],
 }
 
-const _: () = assert!(size_of::<ContextData>() == 128);
+const _: () = {
+    use core::mem::offset_of;
+    assert!(size_of::<ContextData>() == 128);
+    // The first words of the pairs.
+    assert!(offset_of!(ContextData, claim).is_multiple_of(16) && offset_of!(ContextData, slots).is_multiple_of(16));
+    assert!(offset_of!(ContextData, oldest).is_multiple_of(16) && offset_of!(ContextData, counters).is_multiple_of(16));
+    assert!(offset_of!(ContextData, signal_gpu).is_multiple_of(16));
+    assert!(offset_of!(ContextData, signal_cpu).is_multiple_of(16));
+};
 
 /// What is known of one registered window on one rank.
 #[repr(C)]

@@ -62,6 +62,8 @@ word_operations!(operations);
 
 #[inline(always)]
 pub(crate) fn store_pair_relaxed_sys(address: *mut u64, low: u64, high: u64) {
+    // A GPU ends the kernel.
+    assert!(address.addr().is_multiple_of(16), "a pair of words is stored at an address that is no multiple of 16");
     switch_point();
     word(address).store(low, Ordering::Relaxed);
     switch_point();
@@ -90,6 +92,8 @@ pub unsafe fn read_word(address: *const u64) -> u64 {
 /// - As for [`read_word`], for both words; `address` is a multiple of 16.
 #[inline(always)]
 pub unsafe fn read_pair(address: *const u64) -> (u64, u64) {
+    // A GPU ends the kernel.
+    assert!(address.addr().is_multiple_of(16), "a pair of words is read at an address that is no multiple of 16");
     // Safety: the caller's promise.
     unsafe { (address.read(), address.wrapping_add(1).read()) }
 }
