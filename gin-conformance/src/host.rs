@@ -59,6 +59,8 @@ pub enum Net {
     Reorder,
     /// Payload is out of view until it is made visible.
     Withhold,
+    /// That, and every request is late.
+    WithholdLate,
     /// All of that, and few requests are taken at a time.
     Worst,
     /// One request fails.
@@ -82,6 +84,10 @@ impl Net {
             Self::Delay { ns } => Box::new(Delay::new(peer, endpoint, Duration::from_nanos(ns))),
             Self::Reorder => Box::new(Reorder::new(peer, endpoint)),
             Self::Withhold => Box::new(Withhold::new(peer, endpoint.rank)),
+            Self::WithholdLate => {
+                let late = Delay::new(peer, endpoint, Duration::from_micros(30));
+                Box::new(Withhold::new(late, endpoint.rank))
+            }
             Self::Worst => {
                 let below = Trickle::new(Delay::new(peer, endpoint, Duration::from_micros(5)), 3);
                 Box::new(Reorder::new(Withhold::new(below, endpoint.rank), endpoint))

@@ -9,9 +9,12 @@ use std::vec;
 use std::vec::Vec;
 
 pub(super) fn add(list: &mut List) {
-    for (name, net) in
-        [("delays", Net::Delay { ns: 30_000 }), ("reorders", Net::Reorder), ("withholds_payload", Net::Withhold)]
-    {
+    for (name, net) in [
+        ("delays", Net::Delay { ns: 30_000 }),
+        ("reorders", Net::Reorder),
+        ("withholds_payload", Net::Withhold),
+        ("withholds_payload_and_is_late", Net::WithholdLate),
+    ] {
         list.case(&std::format!("a_strong_signal_covers_all_earlier_puts_on_a_network_that_{name}"), move |setup| {
             strong(&setup.with_network(net))
         });

@@ -248,7 +248,9 @@ impl<N: Network> Network for Withhold<N> {
                 continue;
             }
             for (&line, queue) in &mut self.lines {
-                let Some(place) = queue.iter().position(|(other, _, _)| other == id) else { continue };
+                // The id of one that was complete at once may have been given to another while it still waits here.
+                let under_way = |(other, complete, _): &Told| other == id && !complete;
+                let Some(place) = queue.iter().position(under_way) else { continue };
                 if outcome.is_ok() {
                     queue[place].1 = true;
                 } else {
