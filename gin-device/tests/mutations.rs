@@ -154,7 +154,7 @@ fn scanner() -> Result<(), Failed> {
         pub(crate) fn second<T>() {
             ordered! {
                 "this before that":
-                { word.swap_acq_rel_gpu(2); } then { release::<M>(); acquire_sys(); }
+                { word.add_release_sys(2); } then { release::<M>(); acquire_sys(); }
             }
         }
         #[cfg(test)]
@@ -172,7 +172,7 @@ fn scanner() -> Result<(), Failed> {
             key: "a/b.rs second: \"this before that\"".to_owned(),
             mutation: Mutation::Swap("this before that".to_owned()),
         },
-        weaken("a/b.rs second: swap_acq_rel_gpu", 12),
+        weaken("a/b.rs second: add_release_sys", 12),
     ];
     let found = scan_file("a/b.rs", text);
     if found == expected { Ok(()) } else { Err(format!("{found:#?}").into()) }

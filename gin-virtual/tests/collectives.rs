@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 
 use common::*;
-use gin_device::coop::{Coop, LaneCoop, Lanes, Tile, Warp};
+use gin_device::coop::{Coop, LaneCoop, Lanes, Tile, Warp, WarpSpan};
 use gin_device::exec::{Reduction, SharedKey};
 use gin_virtual::*;
 
@@ -292,4 +292,25 @@ fn outside_of_a_coroutine_there_is_one_thread_in_one_block() {
     let before = clock_ns();
     pause(1000);
     assert!(clock_ns() >= before);
+}
+
+#[test]
+fn spans_at_all_15_barriers_of_a_block_keep_their_broadcasts_apart_and_there_is_no_16th() {
+    everywhere(|| {
+        Grid::new("spans", 1, 16 * 32, || {
+            let warp = thread() / 32;
+            // Safety: each warp is a span of its own with a barrier of its own.
+            let (span, none) = unsafe { (WarpSpan::new(warp, 1, 1 + warp), WarpSpan::new(0, 1, 0)) };
+            assert!(none.is_none());
+            let Some(span) = span else {
+                assert_eq!(warp, 15, "barrier {}", 1 + warp);
+                return;
+            };
+            for round in 0..6 {
+                let root = round % 32;
+                let value = u64::from(warp * 1000 + thread() % 32);
+                assert_eq!(span.broadcast(value, root), u64::from(warp * 1000 + root));
+            }
+        })
+    });
 }

@@ -6,6 +6,7 @@ mod completion;
 mod corners;
 mod endings;
 mod faults;
+mod limits;
 mod ordering;
 mod signals;
 mod sync;
@@ -100,6 +101,7 @@ pub fn all() -> Vec<Case> {
     wrap::add(&mut list);
     arguments::add(&mut list);
     corners::add(&mut list);
+    limits::add(&mut list);
     faults::add(&mut list);
     endings::add(&mut list);
     list.0

@@ -8,7 +8,6 @@
 //! | name | PTX | SASS on sm_90 | cost |
 //! | --- | --- | --- | --- |
 //! | `load_relaxed_gpu` | `ld.relaxed.gpu.global.u64` | `LDG.E.64.STRONG.GPU` | one trip to L2 |
-//! | `load_acquire_gpu` | `ld.acquire.gpu.global.u64` | `LDG.E.64.STRONG.GPU`, `CCTL.IVALL` | the same, and the L1 is invalidated |
 //! | `load_relaxed_sys` | `ld.relaxed.sys.global.u64` | `LDG.E.64.STRONG.SYS` | L2, or PCIe when the word is in host memory |
 //! | `load_acquire_sys` | `ld.acquire.sys.global.u64` | `LDG.E.64.STRONG.SYS`, `CCTL.IVALL` | the same, and the L1 is invalidated |
 //! | `store_relaxed_gpu` | `st.relaxed.gpu.global.u64` | `STG.E.64.STRONG.GPU` | posted |
@@ -17,23 +16,29 @@
 //! | `store_release_sys` | `st.release.sys.global.u64` | `MEMBAR.ALL.SYS`, `STG.E.64.STRONG.SYS` | waits for all earlier writes of the thread, also those over PCIe and NVLink |
 //! | `add_relaxed_cta` | `atom.relaxed.cta.global.add.u64` | `ATOMG.E.ADD.64.STRONG.SM` | one trip to L2 |
 //! | `add_relaxed_gpu` | `atom.relaxed.gpu.global.add.u64` | `ATOMG.E.ADD.64.STRONG.GPU` | one trip to L2 |
-//! | `add_relaxed_sys` | `atom.relaxed.sys.global.add.u64` | `ATOMG.E.ADD.64.STRONG.SYS` | one trip to the owner of the word |
 //! | `add_release_sys` | `atom.release.sys.global.add.u64` | `MEMBAR.ALL.SYS`, `ATOMG.E.ADD.64.STRONG.SYS` | that, after all earlier writes |
-//! | `swap_acq_rel_gpu` | `atom.acq_rel.gpu.global.exch.b64` | `MEMBAR.ALL.GPU`, `ATOMG.E.EXCH.64.STRONG.GPU`, `CCTL.IVALL` | release, one trip to L2, L1 invalidated |
 //! | `cas_relaxed_gpu` | `atom.relaxed.gpu.global.cas.b64` | `ATOMG.E.CAS.64.STRONG.GPU` | one trip to L2 |
 //! | `fence_acquire_gpu` | `fence.acquire.gpu` | `CCTL.IVALL` | the L1 is invalidated |
 //! | `fence_acquire_sys` | `fence.acquire.sys` | `CCTL.IVALL` | the L1 is invalidated |
 //! | `fence_release_gpu` | `fence.release.gpu` | `MEMBAR.ALL.GPU` | waits for earlier writes to reach L2 |
 //! | `fence_release_sys` | `fence.release.sys` | `MEMBAR.ALL.SYS` | waits for all earlier writes; about 0.6 us of a thread's time on an H200 |
-//! | `fence_acq_rel_gpu` | `fence.acq_rel.gpu` | `MEMBAR.ALL.GPU`, `CCTL.IVALL` | both |
-//! | `fence_acq_rel_sys` | `fence.acq_rel.sys` | `MEMBAR.ALL.SYS`, `CCTL.IVALL` | both |
 //! | `store_pair_relaxed_sys` | `st.relaxed.sys.global.v2.u64` | `STG.E.128.STRONG.SYS` | posted; two adjacent words, each atomic by itself |
 //! | `read_word` | `ld.global.u64` | `LDG.E.64` | L1 or L2; for tables that nobody writes while a kernel runs |
 //! | `read_pair` | `ld.global.v2.u64` | `LDG.E.128` | the same, two adjacent words |
+//! | `add_relaxed_gpu_if` | `@gin_p atom.relaxed.gpu.global.add.u64` | `@P BRA`, `ATOMG.E.ADD.64.STRONG.GPU` | `add_relaxed_gpu`, or nothing; the assembler may predicate it or branch |
+//! | `store_pair_relaxed_sys_if` | `@gin_p st.relaxed.sys.global.v2.u64` | `@P STG.E.128.STRONG.SYS` | `store_pair_relaxed_sys`, or nothing, without a branch |
+//! | `narrow` | `mov.u32` | | nothing: hides from the compiler where a value comes from |
+//! | `pause` | `nanosleep.u32` | `NANOSLEEP` | between nothing and twice the time |
+//! | `clock_ns` | `mov.u64 %globaltimer` | `CS2R SR_GLOBALTIMERLO` | tens of cycles |
+//! | `cycles` | `mov.u64 %clock64` | `CS2R SR_CLOCKLO` | tens of cycles |
+//! | `trap` | `trap` | `BPT.TRAP` | the grid |
+//!
+//! The column of SASS is what `ptxas` 13.0 makes of each line alone; it adds `ERRBAR` and `CGAERRBAR` to every `MEMBAR`,
+//! and for an addition that is the same in all lanes it may let one lane add for the warp. A test compares the table
+//! with the assembler's work.
 //!
 //! `fence.acquire` and `fence.release` need sm_90 and PTX 8.6; elsewhere the `fence.acq_rel` of the same scope stands
-//! in for them. `add_relaxed_gpu_if` and `store_pair_relaxed_sys_if` are the instructions above, predicated. Beside the
-//! table there are the timers [`clock_ns`] and [`cycles`], [`pause`] (`nanosleep.u32`) and [`trap`].
+//! in for them. (`ptxas` takes them for sm_80 too, and makes an illegal instruction of them.)
 //!
 //! There are three implementations: PTX, CPU atomics (every access is a switch point of the executor, see
 //! `exec`) and, with the feature `loom`, those of a model checker. Protocols are written once, generic over [`Memory`].
@@ -46,8 +51,6 @@ macro_rules! word_operations {
         $emit! {
             load load_relaxed_gpu "ld.relaxed.gpu.global.u64" Relaxed
                 "Loads, relaxed, at GPU scope.";
-            load load_acquire_gpu "ld.acquire.gpu.global.u64" Acquire
-                "Loads, acquire, at GPU scope.";
             load load_relaxed_sys "ld.relaxed.sys.global.u64" Relaxed
                 "Loads, relaxed, at system scope.";
             load load_acquire_sys "ld.acquire.sys.global.u64" Acquire
@@ -64,12 +67,8 @@ macro_rules! word_operations {
                 "Adds modulo 2^64 and returns what was there, relaxed, at block scope.";
             rmw add_relaxed_gpu "atom.relaxed.gpu.global.add.u64" Relaxed fetch_add
                 "Adds modulo 2^64 and returns what was there, relaxed, at GPU scope.";
-            rmw add_relaxed_sys "atom.relaxed.sys.global.add.u64" Relaxed fetch_add
-                "Adds modulo 2^64 and returns what was there, relaxed, at system scope.";
             rmw add_release_sys "atom.release.sys.global.add.u64" Release fetch_add
                 "Adds modulo 2^64 and returns what was there, release, at system scope.";
-            rmw swap_acq_rel_gpu "atom.acq_rel.gpu.global.exch.b64" AcqRel swap
-                "Stores and returns what was there, acquire and release, at GPU scope.";
             cas cas_relaxed_gpu "atom.relaxed.gpu.global.cas.b64" Relaxed
                 "Stores `new` if `expected` is there; returns what was there. Relaxed, at GPU scope.";
             fence fence_acquire_gpu "fence.acquire.gpu" "fence.acq_rel.gpu" Acquire
@@ -80,11 +79,59 @@ macro_rules! word_operations {
                 "Release fence at GPU scope.";
             fence fence_release_sys "fence.release.sys" "fence.acq_rel.sys" Release
                 "Release fence at system scope.";
-            fence fence_acq_rel_gpu "fence.acq_rel.gpu" "fence.acq_rel.gpu" AcqRel
-                "Acquire and release fence at GPU scope.";
-            fence fence_acq_rel_sys "fence.acq_rel.sys" "fence.acq_rel.sys" AcqRel
-                "Acquire and release fence at system scope.";
         }
+    };
+}
+
+/// The statement of an operation as `asm!` takes it: for a row of the table above from its shape and PTX, for the others
+/// by name. `{p}`, `{v}`, `{c}`, `{o}`, `{l}`, `{h}` and `{t}` are registers of 64 bits, `{i}`, `{n}`, `{w}` and `{s}` of
+/// 32.
+#[cfg_attr(not(any(target_arch = "nvptx64", test)), allow(unused_macro_rules))]
+macro_rules! statement {
+    (load $ptx:literal) => {
+        concat!($ptx, " {v}, [{p}];")
+    };
+    (store $ptx:literal) => {
+        concat!($ptx, " [{p}], {v};")
+    };
+    (rmw $ptx:literal) => {
+        concat!($ptx, " {o}, [{p}], {v};")
+    };
+    (cas $ptx:literal) => {
+        concat!($ptx, " {o}, [{p}], {c}, {v};")
+    };
+    (fence $ptx:literal) => {
+        concat!($ptx, ";")
+    };
+    (store_pair_relaxed_sys) => {
+        "st.relaxed.sys.global.v2.u64 [{p}], {{{l}, {h}}};"
+    };
+    (read_word) => {
+        "ld.global.u64 {v}, [{p}];"
+    };
+    (read_pair) => {
+        "ld.global.v2.u64 {{{l}, {h}}}, [{p}];"
+    };
+    (add_relaxed_gpu_if) => {
+        "{{ .reg .pred gin_p; setp.ne.u32 gin_p, {i}, 0; @gin_p atom.relaxed.gpu.global.add.u64 {o}, [{p}], {v}; }}"
+    };
+    (store_pair_relaxed_sys_if) => {
+        "{{ .reg .pred gin_p; setp.ne.u32 gin_p, {i}, 0; @gin_p st.relaxed.sys.global.v2.u64 [{p}], {{{l}, {h}}}; }}"
+    };
+    (narrow) => {
+        "mov.u32 {s}, {w};"
+    };
+    (pause) => {
+        "nanosleep.u32 {n};"
+    };
+    (clock_ns) => {
+        "mov.u64 {t}, %globaltimer;"
+    };
+    (cycles) => {
+        "mov.u64 {t}, %clock64;"
+    };
+    (trap) => {
+        "trap;"
     };
 }
 
@@ -104,7 +151,7 @@ use ptx as imp;
 pub(crate) use imp::narrow;
 pub use imp::{clock_ns, cycles, pause, read_pair, read_word, trap};
 #[cfg(not(target_arch = "nvptx64"))]
-pub use table::{OPERATIONS, OperationRow, Shape};
+pub use table::{OPERATIONS, OperationRow};
 
 // The rows end in a doc string; one macro arm per shape keeps the traits below in step with the table.
 macro_rules! declare {

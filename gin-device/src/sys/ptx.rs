@@ -19,7 +19,7 @@ macro_rules! operation {
             let value: u64;
             // Safety: `GlobalWord::new` made its caller promise a valid, aligned word.
             unsafe {
-                asm!(concat!($ptx, " {v}, [{p}];"), v = out(reg64) value, p = in(reg64) address, options(nostack));
+                asm!(statement!(load $ptx), v = out(reg64) value, p = in(reg64) address, options(nostack));
             }
             value
         }
@@ -29,7 +29,7 @@ macro_rules! operation {
         pub(crate) fn $name(address: *mut u64, value: u64) {
             // Safety: as above.
             unsafe {
-                asm!(concat!($ptx, " [{p}], {v};"), v = in(reg64) value, p = in(reg64) address, options(nostack));
+                asm!(statement!(store $ptx), v = in(reg64) value, p = in(reg64) address, options(nostack));
             }
         }
     };
@@ -40,7 +40,7 @@ macro_rules! operation {
             // Safety: as above.
             unsafe {
                 asm!(
-                    concat!($ptx, " {o}, [{p}], {v};"),
+                    statement!(rmw $ptx),
                     o = out(reg64) old, v = in(reg64) value, p = in(reg64) address, options(nostack),
                 );
             }
@@ -54,7 +54,7 @@ macro_rules! operation {
             // Safety: as above.
             unsafe {
                 asm!(
-                    concat!($ptx, " {o}, [{p}], {c}, {v};"),
+                    statement!(cas $ptx),
                     o = out(reg64) old, c = in(reg64) expected, v = in(reg64) new, p = in(reg64) address,
                     options(nostack),
                 );
@@ -68,9 +68,9 @@ macro_rules! operation {
             // Safety: a fence touches no memory of its own.
             unsafe {
                 #[cfg(all(target_feature = "sm_90", target_feature = "ptx86"))]
-                asm!(concat!($ptx, ";"), options(nostack));
+                asm!(statement!(fence $ptx), options(nostack));
                 #[cfg(not(all(target_feature = "sm_90", target_feature = "ptx86")))]
-                asm!(concat!($fallback, ";"), options(nostack));
+                asm!(statement!(fence $fallback), options(nostack));
             }
         }
     };
@@ -83,7 +83,7 @@ pub(crate) fn store_pair_relaxed_sys(address: *mut u64, low: u64, high: u64) {
     // Safety: `GlobalWord::new` made its caller promise valid words; the trait asks for 16-byte alignment.
     unsafe {
         asm!(
-            "st.relaxed.sys.global.v2.u64 [{p}], {{{l}, {h}}};",
+            statement!(store_pair_relaxed_sys),
             l = in(reg64) low, h = in(reg64) high, p = in(reg64) address, options(nostack),
         );
     }
@@ -98,21 +98,20 @@ pub(crate) fn narrow(value: u32) -> u32 {
     let same: u32;
     // Safety: copies a register.
     unsafe {
-        asm!("mov.u32 {s}, {v};", s = out(reg32) same, v = in(reg32) value, options(pure, nomem, nostack, preserves_flags))
+        asm!(statement!(narrow), s = out(reg32) same, w = in(reg32) value, options(pure, nomem, nostack, preserves_flags))
     }
     same
 }
 
-/// One predicated instruction, where a branch around it would cost four.
+/// Predicated: in the queue a branch of LLVM's costs four instructions more.
 #[inline(always)]
 pub(crate) fn add_relaxed_gpu_if(address: *mut u64, condition: bool, value: u64) -> u64 {
     let old: u64;
     // Safety: as for the other operations.
     unsafe {
         asm!(
-            "{{ .reg .pred gin_p; setp.ne.u32 gin_p, {c}, 0;",
-            "@gin_p atom.relaxed.gpu.global.add.u64 {o}, [{p}], {v}; }}",
-            o = out(reg64) old, c = in(reg32) condition as u32, v = in(reg64) value, p = in(reg64) address,
+            statement!(add_relaxed_gpu_if),
+            o = out(reg64) old, i = in(reg32) condition as u32, v = in(reg64) value, p = in(reg64) address,
             options(nostack),
         );
     }
@@ -125,9 +124,8 @@ pub(crate) fn store_pair_relaxed_sys_if(address: *mut u64, condition: bool, low:
     // Safety: as for `store_pair_relaxed_sys`.
     unsafe {
         asm!(
-            "{{ .reg .pred gin_p; setp.ne.u32 gin_p, {c}, 0;",
-            "@gin_p st.relaxed.sys.global.v2.u64 [{p}], {{{l}, {h}}}; }}",
-            c = in(reg32) condition as u32, l = in(reg64) low, h = in(reg64) high, p = in(reg64) address,
+            statement!(store_pair_relaxed_sys_if),
+            i = in(reg32) condition as u32, l = in(reg64) low, h = in(reg64) high, p = in(reg64) address,
             options(nostack),
         );
     }
@@ -143,7 +141,7 @@ pub unsafe fn read_word(address: *const u64) -> u64 {
     let value: u64;
     // Safety: the caller's promise.
     unsafe {
-        asm!("ld.global.u64 {v}, [{p}];", v = out(reg64) value, p = in(reg64) address, options(pure, readonly, nostack));
+        asm!(statement!(read_word), v = out(reg64) value, p = in(reg64) address, options(pure, readonly, nostack));
     }
     value
 }
@@ -158,7 +156,7 @@ pub unsafe fn read_pair(address: *const u64) -> (u64, u64) {
     // Safety: the caller's promise.
     unsafe {
         asm!(
-            "ld.global.v2.u64 {{{l}, {h}}}, [{p}];",
+            statement!(read_pair),
             l = out(reg64) low, h = out(reg64) high, p = in(reg64) address, options(pure, readonly, nostack),
         );
     }
@@ -169,7 +167,7 @@ pub unsafe fn read_pair(address: *const u64) -> (u64, u64) {
 #[inline(always)]
 pub fn pause(ns: u32) {
     // Safety: sleeping touches no memory.
-    unsafe { asm!("nanosleep.u32 {n};", n = in(reg32) ns, options(nostack)) }
+    unsafe { asm!(statement!(pause), n = in(reg32) ns, options(nostack)) }
 }
 
 /// Nanoseconds on the clock that deadlines are measured with. Its zero is arbitrary; it ticks coarsely (a microsecond
@@ -178,7 +176,7 @@ pub fn pause(ns: u32) {
 pub fn clock_ns() -> u64 {
     let now: u64;
     // Safety: reads a special register.
-    unsafe { asm!("mov.u64 {n}, %globaltimer;", n = out(reg64) now, options(nostack)) }
+    unsafe { asm!(statement!(clock_ns), t = out(reg64) now, options(nostack)) }
     now
 }
 
@@ -187,7 +185,7 @@ pub fn clock_ns() -> u64 {
 pub fn cycles() -> u64 {
     let now: u64;
     // Safety: reads a special register.
-    unsafe { asm!("mov.u64 {n}, %clock64;", n = out(reg64) now, options(nostack)) }
+    unsafe { asm!(statement!(cycles), t = out(reg64) now, options(nostack)) }
     now
 }
 
@@ -195,5 +193,5 @@ pub fn cycles() -> u64 {
 #[inline(always)]
 pub fn trap() -> ! {
     // Safety: does not return.
-    unsafe { asm!("trap;", options(noreturn, nostack)) }
+    unsafe { asm!(statement!(trap), options(noreturn, nostack)) }
 }

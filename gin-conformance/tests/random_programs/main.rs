@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Random programs on 2 to 4 ranks do what a simple model says: every byte, signal and counter.
+//!
+//! A failure is shrunk and printed with its programs; `GIN_SEED` repeats it. The same programs with a mistake in the
+//! proxy must fail, which shows that the model sees it.
+
+mod model;
+mod plan;
+
+use gin_conformance::host::{Mistake, Setup};
+use gin_conformance::scenario::{WRONG_BYTES, WRONG_VALUE};
+use gin_host::proxy::Sabotage;
+use model::Compiled;
+use plan::Plan;
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Programs of a test; about a twentieth of a second each.
+const PROGRAMS: u32 = 150;
+
+/// Runs a plan on real threads, or by its seed.
+fn run(plan: &Plan, threads: bool, mistake: Mistake) -> Result<(), String> {
+    let base = if threads { Setup::threads() } else { Setup::seeded(plan.seed) };
+    let setup = Setup { net: plan.net, mistake, ..base };
+    // A run that hangs is told of soon; without a mistake none comes near this.
+    let setup = if mistake == Mistake::None { setup } else { Setup { stall_steps: 300_000, ..setup } };
+    let compiled = Compiled::new(plan);
+    let verdict = setup.run(&compiled.scenario).and_then(|outcome| compiled.check(&outcome));
+    verdict.map_err(|error| format!("{error}\n  on: {}\n{}", setup.name(), compiled.listing()))
+}
+
+fn runner(seed: u64, cases: u32) -> TestRunner {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let config = Config {
+        cases,
+        failure_persistence: None,
+        max_shrink_iters: 2000,
+        max_shrink_time: 60_000,
+        ..Config::default()
+    };
+    TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
+}
+
+/// Another seed each time, or that of `GIN_SEED`.
+fn seed() -> u64 {
+    match std::env::var("GIN_SEED") {
+        Ok(text) => text.parse().expect("GIN_SEED is a number"),
+        Err(_) => SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| now.as_nanos() as u64),
+    }
+}
+
+/// Runs random plans. If one fails: what it finds when shrunk, and how many operations that draws.
+fn explore(seed: u64, cases: u32, threads: bool, mistake: Mistake) -> Result<(), (String, usize)> {
+    let outcome =
+        runner(seed, cases).run(&plan::plans(), |plan| run(&plan, threads, mistake).map_err(TestCaseError::fail));
+    match outcome {
+        Ok(()) => Ok(()),
+        Err(TestError::Abort(reason)) => Err((reason.to_string(), 0)),
+        Err(TestError::Fail(reason, plan)) => {
+            let text = format!(
+                "{reason}\nthe smallest plan that fails: {plan:#?}\n  again: GIN_SEED={seed} cargo test -p \
+                 gin-conformance --test random_programs"
+            );
+            Err((text, plan.rounds.iter().map(|round| round.posts.len()).sum()))
+        }
+    }
+}
+
+#[test]
+fn random_programs_do_what_the_model_says() {
+    if let Err((text, _)) = explore(seed(), PROGRAMS, false, Mistake::None) {
+        panic!("{text}");
+    }
+}
+
+#[test]
+fn random_programs_do_what_the_model_says_on_real_threads() {
+    if let Err((text, _)) = explore(seed(), PROGRAMS / 10, true, Mistake::None) {
+        panic!("{text}");
+    }
+}
+
+/// Some of the first plans of a fixed seed fails with this mistake, by wrong bytes or values, which it does not without;
+/// the number of those tried.
+fn noticed(sabotage: Sabotage) -> u32 {
+    const MOST: u32 = 60;
+    let mut runner = runner(7, MOST);
+    for tried in 1..=MOST {
+        let plan = plan::plans().new_tree(&mut runner).expect("every draw is a plan").current();
+        match run(&plan, false, Mistake::Proxy(sabotage)) {
+            Err(text) if text.starts_with(WRONG_BYTES) || text.starts_with(WRONG_VALUE) => {
+                if let Err(text) = run(&plan, false, Mistake::None) {
+                    panic!("without {sabotage:?}: {text}");
+                }
+                return tried;
+            }
+            _ => {}
+        }
+    }
+    panic!("{MOST} programs ran with {sabotage:?} and none got a wrong byte or value");
+}
+
+#[test]
+fn every_mistake_of_the_proxy_is_noticed() {
+    for sabotage in Sabotage::ALL {
+        println!("{sabotage:?} is noticed by program {}", noticed(sabotage));
+    }
+}
+
+#[test]
+fn a_failure_is_shrunk_and_says_how_to_repeat_it() {
+    let mistake = Mistake::Proxy(Sabotage::LosePut);
+    let Err((text, posts)) = explore(7, 20, false, mistake) else { panic!("nothing was lost") };
+    // Every third put is lost, and a plan begins with up to 72 operations.
+    assert!((1..10).contains(&posts), "{posts} operations: {text}");
+    for part in [WRONG_BYTES, "rank 0, group 0:", "seed: ", "GIN_SEED=7 "] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+}
