@@ -107,7 +107,8 @@ mod tests {
         match find() {
             Ok(gpus) => assert!(gpus.count > 0, "{gpus:?}"),
             Err(reason) => {
-                assert!(reason.starts_with("no CUDA driver found: ") || !cfg!(feature = "cuda"), "{reason}");
+                // There is none, it is too old, or it shows no GPU.
+                assert!(reason.contains("CUDA driver") || !cfg!(feature = "cuda"), "{reason}");
                 assert_eq!(devices(&[0]).map(|devices| devices.name().to_owned()), Err(reason));
             }
         }
