@@ -41,6 +41,8 @@ set -uo pipefail
 cd "$(dirname "$0")"
 out="${OUT:-out}"
 mkdir -p "$out"
+# Trials write their tables there.
+export OUT="$out"
 export GIN_GPU_JOURNAL="$out/journal"
 report="$out/report.txt"
 
@@ -70,6 +72,7 @@ case " $* " in *" --list "*) cat "$out/log"; exit "$status" ;; esac
     sed -n '/^failures:/,$p' "$out/log" | grep -v '^test result' | cut -c1-1500 | head -300
     grep -E '^test .* (FAILED|failed)' "$out/log"
     grep '^test result' "$out/log"
+    cat "$out"/driver-calls-*.txt 2>/dev/null
 } >"$report"
 cat "$report"
 exit "$status"
