@@ -4,7 +4,7 @@
 # Runs the command, which lies beside this script, on the GPUs of this machine: what it says of them, its table, and each
 # workload with several numbers of ranks. Results are kept in $OUT, or in the folder out beside this script: steps that
 # were right are not run again. A step ends after GIN_STEP_SECONDS (120). The report comes last; the status says whether
-# all steps were right.
+# all steps were right. GIN_ITERATIONS (10000) is the number of rounds of the longest runs.
 #
 # usage: run-command.sh [RANKS...]   (1 2 4 8 if none are given)
 
@@ -44,6 +44,9 @@ for ranks in ${*:-1 2 4 8}; do
         # Larger, over several contexts, with more to wait for.
         step "$workload-$ranks-long" run "$workload" --device cuda --ranks "$ranks" --format json \
             --bytes 1MiB --blocks 8 --threads 256 --contexts 4 --iters 100
+        # Many rounds in one launch, each of them checked.
+        step "$workload-$ranks-many" run "$workload" --device cuda --ranks "$ranks" --format json \
+            --bytes 4KiB --iters "${GIN_ITERATIONS:-10000}" --repeats 1
     done
 done
 
