@@ -127,7 +127,8 @@ mod tests {
 
     #[test]
     fn options_of_the_virtual_gpu_choose_it_and_are_refused_for_others() {
-        let changes: [(&str, fn(&mut Options)); 3] = [
+        type Change = (&'static str, fn(&mut Options));
+        let changes: [Change; 3] = [
             ("--mode", |options| options.mode = Some(Mode::Seeded)),
             ("--seed", |options| options.seed = Some(1)),
             ("--resident-blocks", |options| options.resident_blocks = Some(4)),
