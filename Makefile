@@ -5,7 +5,7 @@ FEATURES ?=
 CARGO ?= cargo
 export FEATURES
 
-.PHONY: help setup run test gpu-test bench doc fmt lint clean clean-tools
+.PHONY: help setup run test gpu-test gpu-bundle bench doc fmt lint clean clean-tools
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,8 +20,10 @@ test: setup ## Runs all tests; those that lack a GPU or a tool are reported as i
 	@scripts/test.sh $(FEATURES)
 
 gpu-test: setup ## Runs the tests that need GPUs
-	@if [ -d gpu-tests ]; then $(CARGO) test --release -p gpu-tests $(FEATURES); \
-	else echo "There are no tests for real GPUs yet."; fi
+	@$(CARGO) test --release -p gpu-tests $(FEATURES)
+
+gpu-bundle: setup ## Builds tests and command into one folder that runs on a GPU machine without Rust
+	@scripts/gpu-bundle.sh
 
 bench: setup ## Prints instruction and register counts of the probe kernels
 	@$(CARGO) run --release --quiet $(FEATURES) -- bench sass

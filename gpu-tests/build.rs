@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! With the feature `cuda`, compiles the kernels of the conformance suite to PTX and writes `ptx.rs`, a table of them, to
-//! `OUT_DIR`.
+//! With the feature `cuda`, compiles the kernels of the conformance suite and those of the tests' own to PTX and writes
+//! `ptx.rs` and `hardware.rs`, tables of them, to `OUT_DIR`.
 
 fn main() {
     #[cfg(feature = "cuda")]
@@ -27,8 +27,12 @@ fn embed() -> Result<(), Box<dyn std::error::Error>> {
     };
     let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
     // A test of gin-conformance assembles them; here that would only cost minutes, since the driver compiles the PTX.
-    let builder = KernelBuilder::new("../gin-conformance").archs(archs).ptxas(UsePtxas::No);
-    builder.copy_to(&out).build()?.write_table(&out.join("ptx.rs"))?;
+    for (kernels, table) in [("../gin-conformance", "ptx"), ("kernels", "hardware")] {
+        let place = out.join(table);
+        std::fs::create_dir_all(&place)?;
+        let builder = KernelBuilder::new(kernels).archs(archs.clone()).ptxas(UsePtxas::No);
+        builder.copy_to(&place).build()?.write_table(&out.join(table).with_extension("rs"))?;
+    }
     Ok(())
 }
 

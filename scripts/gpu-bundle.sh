@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Builds the tests for real GPUs into one folder that runs on a GPU machine without Rust: gpu-bundle in the target folder,
-# or the folder given. There, run.sh runs them.
+# Builds the tests for real GPUs and the command into one folder that runs on a GPU machine without Rust: gpu-bundle in the
+# target folder, or the folder given. There, run.sh runs the tests and run-command.sh the command. GIN_ARCHS says which
+# architectures there are kernels for (sm_90 unless it is set).
 
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,14 +11,23 @@ cd "$(dirname "$0")/.."
 target="${CARGO_TARGET_DIR:-target}"
 bundle="${1:-$target/gpu-bundle}"
 limit_mib=50
+export GIN_ARCHS="${GIN_ARCHS:-sm_90}"
 
-built=$("${CARGO:-cargo}" test --release --no-run -p gpu-tests --test gpu --message-format=json-render-diagnostics |
-    sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1)
-[ -n "$built" ] || { echo "gpu-bundle: cargo named no test binary" >&2; exit 1; }
+# The program that a cargo command builds last.
+built() {
+    "${CARGO:-cargo}" "$@" --message-format=json-render-diagnostics |
+        sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1
+}
+tests=$(built test --release --no-run -p gpu-tests --test gpu)
+[ -n "$tests" ] || { echo "gpu-bundle: cargo named no test binary" >&2; exit 1; }
+command=$(built build --release -p gin --bin gin)
+[ -n "$command" ] || { echo "gpu-bundle: cargo named no command" >&2; exit 1; }
 
 rm -rf "$bundle"
 mkdir -p "$bundle"
-strip -o "$bundle/gpu-tests" "$built"
+strip -o "$bundle/gpu-tests" "$tests"
+strip -o "$bundle/gin" "$command"
+cp scripts/gpu-run-command.sh "$bundle/run-command.sh"
 git rev-parse HEAD >"$bundle/commit" 2>/dev/null || echo unknown >"$bundle/commit"
 
 cat >"$bundle/run.sh" <<'EOF'
@@ -31,6 +41,8 @@ set -uo pipefail
 cd "$(dirname "$0")"
 out="${OUT:-out}"
 mkdir -p "$out"
+# Trials write their tables there.
+export OUT="$out"
 export GIN_GPU_JOURNAL="$out/journal"
 report="$out/report.txt"
 
@@ -60,6 +72,7 @@ case " $* " in *" --list "*) cat "$out/log"; exit "$status" ;; esac
     sed -n '/^failures:/,$p' "$out/log" | grep -v '^test result' | cut -c1-1500 | head -300
     grep -E '^test .* (FAILED|failed)' "$out/log"
     grep '^test result' "$out/log"
+    cat "$out"/driver-calls-*.txt 2>/dev/null
 } >"$report"
 cat "$report"
 exit "$status"
@@ -67,5 +80,5 @@ EOF
 chmod +x "$bundle/run.sh"
 
 size=$(du -sm "$bundle" | cut -f1)
-echo "$bundle: $size MiB; carry it to a machine with GPUs and run ./run.sh there"
+echo "$bundle: $size MiB; carry it to a machine with GPUs; there run ./run.sh and ./run-command.sh"
 [ "$size" -lt "$limit_mib" ] || { echo "gpu-bundle: more than $limit_mib MiB" >&2; exit 1; }

@@ -4,8 +4,10 @@
 use serde_json::Value;
 use std::process::{Command, Output, Stdio};
 
+/// Runs the command where no GPU is to be seen: what it does on virtual GPUs is the same on every machine.
 fn gin(arguments: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gin"));
+    command.env("CUDA_VISIBLE_DEVICES", "").env_remove("GIN_PROXY_CPUS");
     command.args(arguments.split_whitespace()).stdin(Stdio::null());
     command.output().unwrap_or_else(|error| panic!("gin {arguments}: {error}"))
 }
@@ -193,19 +195,53 @@ fn arguments_that_make_no_sense_are_refused_with_the_reason() {
 
 #[test]
 fn what_this_version_does_not_have_is_refused_with_the_reason() {
-    refused(
-        "run ring --device cuda",
-        &["--device cuda", "does not launch kernels on NVIDIA GPUs yet", "--device virtual"],
-    );
+    refused("run ring --device cuda", &["--device cuda: ", no_gpu(), "use --device virtual"]);
+    refused("demo --device cuda", &["--device cuda: ", no_gpu(), "use --device virtual"]);
     refused("run ring --backend gdaki", &["--backend gdaki", "NIC"]);
     verified(&format!("run halo {SMALL} --bytes 64 --backend proxy"));
+}
+
+/// What the command says where it sees no GPU, among other things: there is no CUDA driver, or it is too old, or it shows
+/// none.
+fn no_gpu() -> &'static str {
+    if cfg!(feature = "cuda") { "CUDA driver" } else { "built without the feature `cuda`" }
+}
+
+#[test]
+fn options_of_the_virtual_gpu_choose_it_and_real_ones_refuse_them() {
+    let options = "--ranks 1 --threads 32 --iters 1 --repeats 1 --bytes 64";
+    for option in ["--mode threads", "--seed 3", "--resident-blocks 4"] {
+        let name = option.split(' ').next().unwrap();
+        let table = succeeds(&format!("run halo {options} {option}"));
+        assert!(table.contains(&format!("only that has {name}")), "{table}");
+        refused(&format!("run halo {options} {option} --device cuda"), &[name, "--device virtual"]);
+    }
+}
+
+#[test]
+fn progress_threads_go_where_the_variable_says_and_a_senseless_one_is_refused() {
+    let run = |value: &str| {
+        let arguments =
+            "run halo --device virtual --mode threads --ranks 1 --threads 32 --iters 1 --repeats 1 --bytes 64";
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gin"));
+        command.args(arguments.split(' ')).env("GIN_PROXY_CPUS", value).stdin(Stdio::null());
+        command.output().unwrap()
+    };
+    for value in ["any", "auto", "0-1023"] {
+        assert!(run(value).status.success(), "{value}: {}", err(&run(value)));
+    }
+    for value in ["near", "3-1"] {
+        let output = run(value);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(err(&output).contains(&format!("GIN_PROXY_CPUS={value}: it is `auto`")), "{}", err(&output));
+    }
 }
 
 #[test]
 fn an_automatic_device_says_what_it_took() {
     let options = "--ranks 1 --threads 32 --iters 1 --repeats 1 --bytes 64";
     let table = succeeds(&format!("run halo {options} --device auto"));
-    assert!(table.contains("--device auto took the virtual GPU"), "{table}");
+    assert!(table.contains("--device auto took the virtual GPU") && table.contains(no_gpu()), "{table}");
     let table = succeeds(&format!("run halo {options} --device virtual"));
     assert!(!table.contains("auto"), "{table}");
 }
@@ -263,14 +299,7 @@ fn a_seed_gives_the_same_run_but_for_its_times() {
 #[test]
 fn info_tells_devices_back_ends_kernels_and_limits() {
     let text = succeeds("info");
-    for word in [
-        "virtual:",
-        "cuda: this command does not launch",
-        "gdaki: ",
-        "proxy: available",
-        "ring",
-        "threads a block: 1024",
-    ] {
+    for word in ["virtual:", "cuda: none: ", no_gpu(), "gdaki: ", "proxy: available", "ring", "threads a block: 1024"] {
         assert!(text.contains(word), "{word:?} is not in {text}");
     }
     #[cfg(feature = "cuda")]

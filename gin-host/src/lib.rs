@@ -8,12 +8,14 @@
 //! | [`gpu`] | devices, streams, kernels and launches |
 //! | [`proxy`] | carries out what kernels post |
 //! | [`net`] | what moves bytes between ranks |
+//! | [`placement`] | which processors progress threads run on |
 #![warn(missing_docs, unreachable_pub)]
 
 pub mod comm;
 mod copy;
 pub mod gpu;
 pub mod net;
+pub mod placement;
 pub mod proxy;
 pub mod rt;
 pub mod world;

@@ -19,6 +19,7 @@ use crate::gpu::virt::VirtualDevice;
 use crate::gpu::{Device, Function, GpuError, ModuleSource, Stream};
 use crate::net::peer::Peer;
 use crate::net::{Endpoint, Network, NetworkFactory};
+use crate::placement::{Chosen, Placement, PlacementError, started_on};
 use crate::proxy::progress::{Pool, Progress, Running, Work};
 use crate::proxy::{Sabotage, Turn};
 use gin_virtual::{DeviceConfig, EventLog, Policy, SeededConfig, ServiceStep, ThreadsConfig, World};
@@ -85,6 +86,9 @@ pub struct WorldConfig {
     pub network: NetworkFactory,
     /// Progress threads for all ranks together; one for each by default. In a seeded world there are none.
     pub progress_threads: Option<usize>,
+    /// Which processors progress threads run on. Threads that serve several ranks run on the processors of all these
+    /// ranks. In a seeded world it means nothing.
+    pub placement: Placement,
     /// How long deregistration and destruction wait for requests under way.
     pub drain: Duration,
     /// How long ranks wait for each other when they meet; for ever by default.
@@ -107,6 +111,7 @@ impl WorldConfig {
             lsa_size: None,
             network: Arc::new(|endpoint| Box::new(Peer::new(endpoint))),
             progress_threads: None,
+            placement: Placement::Automatic,
             drain: Duration::from_secs(10),
             meeting: None,
             trap_on_fault: false,
@@ -203,6 +208,9 @@ pub enum LaunchError<E> {
         /// Why.
         error: GpuError,
     },
+    /// Progress threads cannot be where they were asked to be.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
     /// There are no progress threads.
     #[error("no progress threads: {0}")]
     Threads(std::io::Error),
@@ -298,6 +306,30 @@ impl Progress for Services {
     }
 }
 
+/// Has progress threads started where they belong.
+#[derive(Debug)]
+struct Placed {
+    inner: Arc<dyn Progress>,
+    cpus: Vec<usize>,
+}
+
+impl Progress for Placed {
+    fn start(&self, name: &str, work: Work) -> std::io::Result<Running> {
+        started_on(Some(&self.cpus), || self.inner.start(name, work))?
+    }
+}
+
+/// Processors of all of them together; `None` if one may be anywhere.
+fn together(places: &[Chosen]) -> Option<Vec<usize>> {
+    let mut all = Vec::new();
+    for place in places {
+        all.extend(place.cpus.as_ref()?);
+    }
+    all.sort_unstable();
+    all.dedup();
+    (!all.is_empty()).then_some(all)
+}
+
 /// Runs `body` once for each rank and gives what they returned, by rank.
 ///
 /// When one returns an error, meetings of the others end, and communicators that it drops are aborted.
@@ -341,10 +373,6 @@ where
     T: Send,
     E: Send,
 {
-    let progress: Arc<dyn Progress> = match (&config.mode, config.progress_threads) {
-        (Mode::Threads(_), Some(threads)) => Arc::new(Pool::new(threads).map_err(LaunchError::Threads)?),
-        _ => Arc::new(Services(world.clone())),
-    };
     let failed: Mutex<Option<(u32, E)>> = Mutex::new(None);
     let job = InProcess::job(config.ranks)?;
     let device = |rank| -> Result<Arc<dyn Device>, LaunchError<E>> {
@@ -356,7 +384,31 @@ where
         }
     };
     let devices = (0..config.ranks).map(device).collect::<Result<Vec<_>, _>>()?;
+    let places = match config.mode {
+        Mode::Threads(_) => devices
+            .iter()
+            .map(|device| config.placement.choose(&device.locality()))
+            .collect::<Result<Vec<_>, PlacementError>>()?,
+        // All of it takes turns on one thread.
+        Mode::Seeded(_) => Vec::new(),
+    };
+    let pool = match (&config.mode, config.progress_threads) {
+        (Mode::Threads(_), Some(threads)) => {
+            let start = || Pool::new(threads);
+            Some(started_on(together(&places).as_deref(), start).and_then(|pool| pool).map_err(LaunchError::Threads)?)
+        }
+        _ => None,
+    };
+    let progress: Arc<dyn Progress> = match pool {
+        Some(pool) => Arc::new(pool),
+        None => Arc::new(Services(world.clone())),
+    };
     let hosts = job.into_iter().zip(devices).map(|(bootstrap, device)| {
+        let cpus = places.get(bootstrap.rank() as usize).and_then(|place| place.cpus.clone());
+        let progress: Arc<dyn Progress> = match (cpus, config.progress_threads) {
+            (Some(cpus), None) => Arc::new(Placed { inner: progress.clone(), cpus }),
+            _ => progress.clone(),
+        };
         let bootstrap = match config.meeting {
             Some(limit) => bootstrap.with_timeout(limit),
             None => bootstrap,
@@ -369,7 +421,7 @@ where
                 backend: config.backend,
                 lsa_size: config.lsa_size,
                 network: config.network.clone(),
-                progress: progress.clone(),
+                progress,
                 seed: config.seed(),
                 drain: config.drain,
                 trap_on_fault: config.trap_on_fault,

@@ -24,7 +24,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run one workload and check its results against a plain computation on the host.
     Run(Run),
-    /// Run all workloads on what this machine has and print one table.
+    /// Run all workloads on what this machine has, virtual GPUs and real ones, and print one table.
     Demo(Demo),
     /// Show devices, back ends (and why others are not to be had), limits and versions.
     Info,
@@ -100,7 +100,7 @@ pub(crate) struct Options {
     /// Kind of device.
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub device: Device,
-    /// Number of ranks: each is a virtual GPU of this process.
+    /// Number of ranks: each is a virtual GPU of this process, or one of the GPUs, which ranks share if there are fewer.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub ranks: u32,
     /// Bytes: per peer for alltoall (any number from 1), the vector of each rank for ring and the grid of each rank for
@@ -125,13 +125,14 @@ pub(crate) struct Options {
     /// Launches, of which the median time is shown.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub repeats: u32,
-    /// Seed of the virtual GPU's schedule.
-    #[arg(long, default_value_t = 1)]
-    pub seed: u64,
-    /// How the virtual GPU runs.
-    #[arg(long, value_enum, default_value_t = Mode::Seeded)]
-    pub mode: Mode,
-    /// Most blocks that are resident on a virtual GPU at a time; a workload that needs more is refused.
+    /// Seed of the virtual GPU's schedule [default: 1].
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// How the virtual GPU runs [default: seeded].
+    #[arg(long, value_enum)]
+    pub mode: Option<Mode>,
+    /// Most blocks that are resident on a virtual GPU at a time; a workload that needs more is refused. A real GPU has
+    /// its own figure.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub resident_blocks: Option<u32>,
     /// Milliseconds after which a wait in a kernel ends with an error.
@@ -140,6 +141,18 @@ pub(crate) struct Options {
     /// A mistake for the proxies to make, for proving that wrong results are noticed.
     #[arg(long, hide = true, default_value = "none", value_parser = sabotage)]
     pub sabotage: Sabotage,
+}
+
+impl Options {
+    /// How the virtual GPU runs.
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode.unwrap_or(Mode::Seeded)
+    }
+
+    /// Seed of its schedule.
+    pub(crate) fn seed(&self) -> u64 {
+        self.seed.unwrap_or(1)
+    }
 }
 
 /// The mistake with this name: `LosePut` is `lose-put`.

@@ -13,7 +13,7 @@ pub(crate) fn print(out: &mut impl Write) -> Result<(), Failure> {
     writeln!(out, "gin {}, shared layouts version {}", env!("CARGO_PKG_VERSION"), gin_abi::ABI_VERSION)?;
     writeln!(out, "\ndevices")?;
     writeln!(out, "  virtual: this machine's CPU")?;
-    writeln!(out, "  cuda: {}", crate::workload::NO_CUDA)?;
+    print_gpus(out)?;
     writeln!(out, "\nback ends")?;
     for probe in probe_backends() {
         let name = format!("{:?}", probe.backend).to_lowercase();
@@ -48,4 +48,53 @@ pub(crate) fn print(out: &mut impl Write) -> Result<(), Failure> {
         writeln!(out, "  {what}: {limit}")?;
     }
     Ok(())
+}
+
+/// Prints the GPUs, or why there are none.
+#[cfg(feature = "cuda")]
+fn print_gpus(out: &mut impl Write) -> Result<(), Failure> {
+    use gin_host::gpu::cuda::{driver_version, gpus, kernel_module_version};
+    use gin_host::placement::{Placement, show_cpus};
+    let found = match gpus() {
+        Ok(found) => found,
+        Err(error) => {
+            writeln!(out, "  cuda: none: {error}")?;
+            return Ok(());
+        }
+    };
+    let module = kernel_module_version().map_or(String::new(), |version| format!(", {version}"));
+    writeln!(out, "  cuda: driver of CUDA {}{module}", driver_version()?)?;
+    for gpu in found {
+        let near = gpu.locality();
+        let node = near.numa_node.map_or("not told".to_owned(), |node| node.to_string());
+        writeln!(
+            out,
+            "    GPU {}: {}, sm_{}, {} processors, {} MiB, PCI {}, NUMA node {node}",
+            gpu.ordinal,
+            gpu.name,
+            gpu.capability,
+            gpu.processors,
+            gpu.memory >> 20,
+            gpu.pci_address,
+        )?;
+        // A variable with a value that it cannot have is told here too, and refused by a run.
+        let threads = match Placement::Automatic.choose(&near) {
+            Ok(chosen) => {
+                let cpus = chosen.cpus.map_or("anywhere".to_owned(), |cpus| format!("on CPUs {}", show_cpus(&cpus)));
+                format!("{cpus} ({})", chosen.reason)
+            }
+            Err(error) => error.to_string(),
+        };
+        writeln!(out, "      progress threads: {threads}")?;
+        if let Err(error) = gpu.check(gin::ptx::PTX) {
+            writeln!(out, "      {error}")?;
+        }
+    }
+    Ok(())
+}
+
+/// Prints why there are none.
+#[cfg(not(feature = "cuda"))]
+fn print_gpus(out: &mut impl Write) -> Result<(), Failure> {
+    Ok(writeln!(out, "  cuda: none: built without the feature `cuda`")?)
 }

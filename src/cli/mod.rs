@@ -61,17 +61,19 @@ pub(crate) fn run() -> Result<End, Failure> {
         }
     };
     match cli.command {
-        Command::Run(run) => run_workloads(&[run.workload], &run.options, run.format),
+        Command::Run(run) => run_workloads(&[run.workload], &run.options, false, run.format),
         Command::Demo(demo) => {
-            run_workloads(&[Workload::Ring, Workload::Alltoall, Workload::Halo], &demo.options, demo.format)
+            run_workloads(&[Workload::Ring, Workload::Alltoall, Workload::Halo], &demo.options, true, demo.format)
         }
         Command::Info => info::print(&mut io::stdout()).map(|()| End::Right),
         Command::Bench { what: Bench::Sass } => sass::print(&mut io::stdout()).map(|()| End::Right),
     }
 }
 
-fn run_workloads(workloads: &[Workload], options: &Options, format: Format) -> Result<End, Failure> {
-    let total = workloads.len() as u64 * u64::from(options.repeats);
+/// Runs workloads, on every kind of device that there is if `every`, and prints what came of it.
+fn run_workloads(workloads: &[Workload], options: &Options, every: bool, format: Format) -> Result<End, Failure> {
+    let places = crate::workload::places(options, every)?;
+    let total = (places.all.len() * workloads.len()) as u64 * u64::from(options.repeats);
     let progress = if io::stderr().is_terminal() {
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
         bar.with_style(ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} launches, {elapsed}")?)
@@ -79,21 +81,22 @@ fn run_workloads(workloads: &[Workload], options: &Options, format: Format) -> R
         ProgressBar::hidden()
     };
     let (mut reports, mut failure) = (Vec::new(), None);
-    for workload in workloads {
-        progress.set_message(workload.name());
-        match crate::workload::run(*workload, options, &|| progress.inc(1)) {
-            Ok(report) => reports.push(report),
-            Err(error) => {
-                failure = Some(error);
-                break;
+    'all: for place in &places.all {
+        for workload in workloads {
+            progress.set_message(format!("{}, {}", workload.name(), place.name()));
+            match crate::workload::run(*workload, place, options, &|| progress.inc(1)) {
+                Ok(report) => reports.push(report),
+                Err(error) => {
+                    failure = Some(error);
+                    break 'all;
+                }
             }
         }
     }
     progress.finish_and_clear();
     // What was done before a failure is shown all the same.
     if !reports.is_empty() {
-        let (_, note) = crate::workload::choose_device(options.device);
-        report::print(&reports, format, note.as_deref(), &mut io::stdout().lock())?;
+        report::print(&reports, format, places.note.as_deref(), &mut io::stdout().lock())?;
     }
     match failure {
         Some(error) => Err(error),

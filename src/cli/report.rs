@@ -11,7 +11,11 @@ pub(crate) struct Report {
     /// Name of the workload.
     pub workload: &'static str,
     /// Kind of device.
-    pub device: String,
+    pub device: &'static str,
+    /// Name of the GPUs, if they are real and have one in common.
+    pub device_name: Option<String>,
+    /// Number of GPUs that the ranks shared, if they are real.
+    pub gpus: Option<usize>,
     /// Back end.
     pub backend: String,
     /// Number of ranks.
@@ -27,9 +31,9 @@ pub(crate) struct Report {
     /// Contexts.
     pub contexts: u32,
     /// How the virtual GPU ran.
-    pub mode: &'static str,
+    pub mode: Option<&'static str>,
     /// Seed of its schedule.
-    pub seed: u64,
+    pub seed: Option<u64>,
     /// Whether every result was as computed on the host.
     pub verified: bool,
     /// How many results were not.
@@ -57,7 +61,11 @@ const HEADINGS: [&str; 8] =
 fn cells(report: &Report) -> [String; 8] {
     [
         report.workload.to_string(),
-        report.device.clone(),
+        match report.gpus {
+            None => report.device.to_owned(),
+            Some(1) => format!("{}, 1 GPU", report.device),
+            Some(gpus) => format!("{}, {gpus} GPUs", report.device),
+        },
         report.backend.clone(),
         report.ranks.to_string(),
         size::show(report.bytes),
@@ -117,7 +125,9 @@ mod tests {
     fn report() -> Report {
         Report {
             workload: "ring",
-            device: "virtual".into(),
+            device: "virtual",
+            device_name: None,
+            gpus: None,
             backend: "proxy".into(),
             ranks: 4,
             bytes: 65536,
@@ -125,8 +135,8 @@ mod tests {
             blocks: 1,
             threads: 32,
             contexts: 1,
-            mode: "seeded",
-            seed: 1,
+            mode: Some("seeded"),
+            seed: Some(1),
             verified: false,
             errors: 2,
             first_difference: Some("rank 1, element 7: expected 3, got 4".into()),
@@ -149,6 +159,20 @@ mod tests {
                 assert!(value.get(key).is_some(), "{key} is missing");
             }
         }
+    }
+
+    #[test]
+    fn rows_of_real_gpus_say_how_many_and_the_note_on_virtual_times_stands_only_with_virtual_ones() {
+        let real = Report { device: "cuda", gpus: Some(2), mode: None, seed: None, ..report() };
+        let text = |reports: &[Report]| {
+            let mut out = Vec::new();
+            print(reports, Format::Table, None, &mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let alone = text(&[Report { gpus: Some(1), ..real.clone() }]);
+        assert!(alone.contains("cuda, 1 GPU ") && !alone.contains("simulation"), "{alone}");
+        let both = text(&[report(), real]);
+        assert!(both.contains("cuda, 2 GPUs ") && both.contains("simulation"), "{both}");
     }
 
     #[test]

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a run may ask of a launch, as a GPU limits it, and of this machine.
 
-use crate::cli::{Device, Mode, Options, Refused};
+use super::Place;
+use crate::cli::{Mode, Options, Refused};
 use gin_host::CommError;
 use gin_host::gpu::Limits;
 use std::fs;
@@ -10,7 +11,7 @@ use std::fs;
 /// those of all others.
 pub(crate) const MOST_RANKS_SEEDED: u32 = 256;
 
-/// Most ranks in the threads mode, where each has three threads of the operating system that poll. With many more than
+/// Most ranks in the threads mode and on real GPUs, where each has three threads of the operating system that poll. With many more than
 /// processors a thread may not run for seconds, and the watchdog would take it for one that loops.
 pub(crate) const MOST_RANKS_THREADS: u32 = 64;
 
@@ -32,11 +33,8 @@ const THREAD_BYTES: u128 = 8 << 10;
 ///
 /// # Errors
 /// The first option that is past its limit, with the limit and what to do.
-pub(super) fn check(options: &Options) -> Result<(), Refused> {
+pub(super) fn check(place: &Place, options: &Options) -> Result<(), Refused> {
     let refuse = |text: String| Err(Refused(text));
-    if options.device == Device::Cuda {
-        return refuse(format!("--device cuda: {}; use --device virtual", super::NO_CUDA));
-    }
     let launch = Limits::CUDA;
     let (ranks, blocks, threads) = (options.ranks, options.blocks, options.threads);
     if threads > launch.threads_per_block {
@@ -49,7 +47,31 @@ pub(super) fn check(options: &Options) -> Result<(), Refused> {
         let (asked, most) = (options.contexts, gin_abi::MAX_CONTEXTS);
         return refuse(format!("--contexts {asked}: a communicator has at most {most} contexts"));
     }
-    let (most_ranks, mode) = match options.mode {
+    match place {
+        Place::Virtual => check_virtual(options)?,
+        Place::Cuda(_) if ranks > MOST_RANKS_THREADS => {
+            return refuse(format!(
+                "--ranks {ranks}: all ranks are threads of this process, which takes at most {MOST_RANKS_THREADS} on real \
+                 GPUs"
+            ));
+        }
+        // What fits on a GPU it says itself.
+        Place::Cuda(_) => {}
+    }
+    match super::backend(options).choose() {
+        Ok(_) => Ok(()),
+        Err(CommError::Backend { backend, reason }) => {
+            refuse(format!("--backend {}: {reason}", format!("{backend:?}").to_lowercase()))
+        }
+        Err(error) => refuse(format!("--backend: {error}")),
+    }
+}
+
+/// Checks what only the virtual GPU limits.
+fn check_virtual(options: &Options) -> Result<(), Refused> {
+    let refuse = |text: String| Err(Refused(text));
+    let (ranks, blocks, threads) = (options.ranks, options.blocks, options.threads);
+    let (most_ranks, mode) = match options.mode() {
         Mode::Seeded => (MOST_RANKS_SEEDED, "seeded"),
         Mode::Threads => (MOST_RANKS_THREADS, "threads"),
     };
@@ -74,25 +96,23 @@ pub(super) fn check(options: &Options) -> Result<(), Refused> {
              run {most} at once here, two of vm.max_map_count = {mappings} mappings each"
         ));
     }
-    match super::backend(options).choose() {
-        Ok(_) => Ok(()),
-        Err(CommError::Backend { backend, reason }) => {
-            refuse(format!("--backend {}: {reason}", format!("{backend:?}").to_lowercase()))
-        }
-        Err(error) => refuse(format!("--backend: {error}")),
-    }
+    Ok(())
 }
 
 /// Checks that this machine has the memory for `per_rank` bytes a rank, besides what communicators and threads take.
 ///
+/// On real GPUs most of it is theirs, and one that lacks it says so; the host's is asked for all the same, as it holds the
+/// copies that are checked.
+///
 /// # Errors
 /// How much is needed and how much there is.
-pub(super) fn check_memory(options: &Options, ids: u32, per_rank: u128) -> Result<(), Refused> {
+pub(super) fn check_memory(place: &Place, options: &Options, ids: u32, per_rank: u128) -> Result<(), Refused> {
     let [ranks, blocks, threads, contexts, ids] =
         [options.ranks, options.blocks, options.threads, options.contexts, ids].map(u128::from);
     // Queue and tables of a context: 256 descriptors, some words for each peer, signal and counter.
     let communicator = contexts * ((32 << 10) + 256 * ranks + 64 * ids);
-    let needed = ranks * (per_rank + communicator + blocks * threads * THREAD_BYTES);
+    let thread_bytes = if matches!(place, Place::Virtual) { THREAD_BYTES } else { 0 };
+    let needed = ranks * (per_rank + communicator + blocks * threads * thread_bytes);
     match available_memory() {
         Some(available) if needed > u128::from(available) => Err(Refused(format!(
             "--ranks {ranks}, --bytes {}, --iters {}: this needs about {} of memory for all ranks together, and {} are \
@@ -139,11 +159,12 @@ fn available_in(meminfo: &str) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::cli::{Backend, default_options};
+    use crate::workload::gpus::Gpus;
 
     fn refusal(change: impl FnOnce(&mut Options)) -> String {
         let mut options = default_options();
         change(&mut options);
-        match check(&options) {
+        match check(&Place::Virtual, &options) {
             Ok(()) => panic!("accepted: {options:?}"),
             Err(Refused(text)) => text,
         }
@@ -151,7 +172,8 @@ mod tests {
 
     #[test]
     fn the_defaults_are_within_all_limits() {
-        check(&default_options()).unwrap();
+        check(&Place::Virtual, &default_options()).unwrap();
+        check(&Place::Cuda(Gpus::for_tests(1)), &default_options()).unwrap();
     }
 
     #[test]
@@ -163,7 +185,7 @@ mod tests {
         both(refusal(|options| options.blocks = 1 << 31), "--blocks 2147483648", "2147483647");
         both(refusal(|options| options.contexts = 257), "--contexts 257", "256");
         both(refusal(|options| options.ranks = 257), "--ranks 257", "256");
-        both(refusal(|options| (options.ranks, options.mode) = (65, Mode::Threads)), "--ranks 65", "64");
+        both(refusal(|options| (options.ranks, options.mode) = (65, Some(Mode::Threads))), "--ranks 65", "64");
         both(refusal(|options| options.blocks = 133), "--blocks 133", "132");
         both(refusal(|options| options.resident_blocks = Some(1)), "--blocks 2", "holds 1:");
         both(refusal(|options| options.backend = Backend::Gdaki), "--backend gdaki", "NIC");
@@ -175,14 +197,30 @@ mod tests {
     }
 
     #[test]
+    fn real_gpus_have_other_limits_than_virtual_ones() {
+        let gpus = Place::Cuda(Gpus::for_tests(1));
+        let check = |change: fn(&mut Options)| {
+            let mut options = default_options();
+            change(&mut options);
+            check(&gpus, &options)
+        };
+        // How many blocks are resident is for the GPU to say.
+        check(|options| options.blocks = 1000).unwrap();
+        check(|options| options.ranks = 64).unwrap();
+        let Err(Refused(text)) = check(|options| options.ranks = 65) else { panic!("accepted") };
+        assert!(text.contains("--ranks 65") && text.contains("at most 64"), "{text}");
+        check(|options| options.threads = 1025).unwrap_err();
+    }
+
+    #[test]
     fn more_memory_than_there_is_is_refused_with_both_figures_and_no_product_overflows() {
         let mut options = default_options();
-        check_memory(&options, 4, 1 << 20).unwrap();
-        let Err(Refused(text)) = check_memory(&options, 4, 1 << 60) else { panic!("accepted") };
+        check_memory(&Place::Virtual, &options, 4, 1 << 20).unwrap();
+        let Err(Refused(text)) = check_memory(&Place::Virtual, &options, 4, 1 << 60) else { panic!("accepted") };
         assert!(text.contains("needs about 4398046511") && text.contains("--iters 10"), "{text}");
         (options.ranks, options.blocks, options.threads) = (u32::MAX, u32::MAX, u32::MAX);
         options.contexts = u32::MAX;
-        check_memory(&options, u32::MAX, 1 << 80).unwrap_err();
+        check_memory(&Place::Virtual, &options, u32::MAX, 1 << 80).unwrap_err();
     }
 
     #[test]

@@ -2,21 +2,22 @@
 //! The workloads: brought up on ranks, launched, and checked against a plain computation on the host.
 
 mod alltoall;
+mod gpus;
 mod halo;
 pub(crate) mod limits;
+mod place;
 mod reference;
 mod ring;
 
-use crate::cli::{self, Device, Failure, Mode, Options, Refused, Report, Workload};
+pub(crate) use place::{Place, places};
+
+use crate::cli::{self, Failure, Mode, Options, Refused, Report, Workload};
 use gin_host::comm::{Backend, Communicator, Requirements};
 use gin_host::gpu::{KernelArg, Memory, MemoryKind};
 use gin_host::world::{Rank, WorldConfig, launch};
 use gin_host::{CommError, LaunchConfig};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Why no NVIDIA GPU is used.
-pub(crate) const NO_CUDA: &str = "this command does not launch kernels on NVIDIA GPUs yet";
 
 /// What one rank found wrong.
 #[derive(Debug, Default)]
@@ -104,40 +105,43 @@ fn backend(options: &Options) -> Backend {
     }
 }
 
-fn world(options: &Options) -> WorldConfig {
-    let mut config = match options.mode {
-        Mode::Threads => WorldConfig::threads(options.ranks),
-        Mode::Seeded => WorldConfig::seeded(options.ranks, options.seed),
+fn world(place: &Place, options: &Options) -> Result<WorldConfig, Failure> {
+    let mut config = match (place, options.mode()) {
+        (Place::Cuda(gpus), _) => gpus::world(gpus, options.ranks)?,
+        (Place::Virtual, Mode::Threads) => WorldConfig::threads(options.ranks),
+        (Place::Virtual, Mode::Seeded) => WorldConfig::seeded(options.ranks, options.seed()),
     };
     if let gin_host::world::Mode::Threads(threads) = &mut config.mode {
-        threads.seed = options.seed;
+        threads.seed = options.seed();
     }
     config.backend = backend(options);
     if let Some(blocks) = options.resident_blocks {
         config = config.resident_blocks(blocks);
     }
-    config.sabotage(options.sabotage)
-}
-
-/// What `--device` comes to, and a sentence on why.
-pub(crate) fn choose_device(device: Device) -> (&'static str, Option<String>) {
-    let reason = format!("--device auto took the virtual GPU: {NO_CUDA}");
-    ("virtual", (device == Device::Auto).then_some(reason))
+    Ok(config.sabotage(options.sabotage))
 }
 
 /// Runs a workload; `launched` is called after each launch.
 ///
 /// # Errors
 /// What kept it from running. A wrong result is no error: the report says so.
-pub(crate) fn run(workload: Workload, options: &Options, launched: &(dyn Fn() + Sync)) -> Result<Report, Failure> {
-    limits::check(options)?;
+pub(crate) fn run(
+    workload: Workload,
+    place: &Place,
+    options: &Options,
+    launched: &(dyn Fn() + Sync),
+) -> Result<Report, Failure> {
+    limits::check(place, options)?;
     let job: Box<dyn Job> = match workload {
-        Workload::Ring => Box::new(ring::Ring::new(options)?),
-        Workload::Alltoall => Box::new(alltoall::Alltoall::new(options)?),
-        Workload::Halo => Box::new(halo::Halo::new(options)?),
+        Workload::Ring => Box::new(ring::Ring::new(place, options)?),
+        Workload::Alltoall => Box::new(alltoall::Alltoall::new(place, options)?),
+        Workload::Halo => Box::new(halo::Halo::new(place, options)?),
     };
+    if let Place::Cuda(gpus) = place {
+        gpus::check(gpus, options, workload.name())?;
+    }
     let requirements = job.requirements();
-    let results = launch(world(options), |rank| -> Result<(Vec<Launched>, String), CommError> {
+    let results = launch(world(place, options)?, |rank| -> Result<(Vec<Launched>, String), CommError> {
         let mut launches = Vec::new();
         let mut backend = String::new();
         for _ in 0..options.repeats {
@@ -167,9 +171,15 @@ pub(crate) fn run(workload: Workload, options: &Options, launched: &(dyn Fn() + 
     let median = times[times.len() / 2];
     let checks = || results.iter().flat_map(|(launches, _)| launches).map(|launched| &launched.check);
     let errors = checks().map(|check| check.errors).sum();
+    let (simulated, device_name, gpus) = match place {
+        Place::Virtual => (true, None, None),
+        Place::Cuda(gpus) => (false, gpus.name(options.ranks), Some(gpus.used(options.ranks))),
+    };
     Ok(Report {
         workload: workload.name(),
-        device: choose_device(options.device).0.into(),
+        device: place.name(),
+        device_name,
+        gpus,
         backend: results.first().map(|(_, backend)| backend.clone()).unwrap_or_default(),
         ranks: options.ranks,
         bytes: options.bytes,
@@ -177,11 +187,11 @@ pub(crate) fn run(workload: Workload, options: &Options, launched: &(dyn Fn() + 
         blocks: options.blocks,
         threads: options.threads,
         contexts: options.contexts,
-        mode: match options.mode {
+        mode: simulated.then_some(match options.mode() {
             Mode::Seeded => "seeded",
             Mode::Threads => "threads",
-        },
-        seed: options.seed,
+        }),
+        seed: simulated.then_some(options.seed()),
         verified: errors == 0,
         errors,
         first_difference: checks().find_map(|check| check.first.clone()),

@@ -140,11 +140,19 @@ pub enum GpuError {
         /// What it cannot do.
         what: &'static str,
     },
-    /// There is no CUDA driver, or no GPU that it knows.
+    /// There is no CUDA driver, or it does not start.
     #[error("no CUDA driver found: {reason}")]
     NoDriver {
         /// What is missing.
         reason: String,
+    },
+    /// There is a CUDA driver, and it shows no GPU.
+    #[error("the CUDA driver (of CUDA {driver}) shows no GPU{}", hidden(visible.as_deref()))]
+    NoDevice {
+        /// The newest CUDA version that it knows.
+        driver: String,
+        /// `CUDA_VISIBLE_DEVICES`, if it is set: the driver shows only GPUs that it names.
+        visible: Option<String>,
     },
     /// The CUDA driver lacks calls that are needed.
     #[error("the CUDA driver is that of CUDA {found}; at least CUDA {needed} is needed")]
@@ -180,6 +188,10 @@ pub enum GpuError {
         /// What the driver says.
         reason: String,
     },
+}
+
+fn hidden(visible: Option<&str>) -> String {
+    visible.map_or(String::new(), |visible| format!("; CUDA_VISIBLE_DEVICES is `{visible}`"))
 }
 
 fn suggestions(similar: &[String]) -> String {

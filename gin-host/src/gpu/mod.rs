@@ -29,6 +29,7 @@ pub use error::GpuError;
 pub use launch::{LaunchConfig, check_launch};
 pub use memory::{Memory, MemoryKind, MemorySlice, RawMemory};
 
+use crate::placement::Locality;
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
@@ -189,6 +190,11 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// What the device reports.
     fn copier(&self) -> Result<Option<Box<dyn copier::Copier>>, GpuError> {
         Ok(None)
+    }
+
+    /// What is near it.
+    fn locality(&self) -> Locality {
+        Locality::default()
     }
 
     /// Whether another host thread or rank must be let run before this device goes on: true for a device that is

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Tests on real GPUs: the conformance suite, with ranks that share one GPU and with one GPU for each.
+//! Tests on real GPUs: the conformance suite, with ranks that share one GPU and with one GPU for each; what only hardware
+//! shows; and the driver's calls beside a kernel that does not end.
 //!
 //! Trials run one after the other. Without a GPU they are ignored, and the reason is said. A trial that hangs ends the
 //! process; with `GIN_GPU_JOURNAL=FILE` results are kept there, and the next run goes on after it. After
@@ -7,7 +8,9 @@
 
 use gin_conformance::cases;
 use gin_conformance::host::{Setup, judge};
+use gin_host::world::Devices;
 use gpu_tests::gpus::{self, Gpus};
+use gpu_tests::hardware::{self, Place};
 use gpu_tests::journal::{Journal, Outcome};
 use gpu_tests::watchdog::{self, Watchdog};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -94,16 +97,45 @@ fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run:
         Ok(_) => Ok(gpus::devices(&gpus)),
         Err(reason) => Err(reason.clone()),
     };
-    for case in cases::all() {
-        let name = format!("{place}/{}", case.name);
+    let mut add = |name: String, body: Body| {
         let (own, gpus, devices, run) = (name.clone(), gpus.clone(), devices.clone(), run.clone());
-        let trial = Trial::ignorable_test(name, move || {
+        trials.push(Trial::ignorable_test(name, move || {
             let devices = match devices {
-                Ok(devices) => devices,
+                Ok(devices) => devices?,
                 Err(reason) => return Ok(Completion::ignored_with(reason)),
             };
-            run.trial(&own, &gpus, || judge(&case, &Setup { devices: Some(devices?), ..Setup::threads() }))
-        });
-        trials.push(trial);
+            run.trial(&own, &gpus, || body(&gpus, devices))
+        }));
+    };
+    for case in cases::all() {
+        let name = format!("{place}/{}", case.name);
+        add(name, Box::new(move |_, devices| judge(&case, &Setup { devices: Some(devices), ..Setup::threads() })));
+    }
+    for (name, trial) in hardware::TRIALS {
+        add(
+            format!("{place}/hardware/{name}"),
+            Box::new(move |gpus, devices| trial(&Place::real(devices, gpus.len()))),
+        );
+    }
+    for (name, trial) in RAW {
+        add(format!("{place}/hardware/{name}"), Box::new(trial));
     }
 }
+
+/// What a trial does with its GPUs.
+type Body = Box<dyn FnOnce(&[usize], Devices) -> Outcome + Send>;
+
+/// Name and body of a trial that calls the driver itself.
+type RawTrial = (&'static str, fn(&[usize], Devices) -> Outcome);
+
+/// Trials that call the driver themselves.
+#[cfg(feature = "cuda")]
+const RAW: [RawTrial; 3] = [
+    ("a_module_is_unloaded_and_loaded_again_between_kernels", gpu_tests::raw::reload),
+    ("a_captured_graph_communicates_each_time_that_it_is_launched", gpu_tests::raw::graph),
+    ("calls_made_while_kernels_run_do_not_wait_for_them", gpu_tests::raw::calls),
+];
+
+/// There are none in a build that has no driver to call.
+#[cfg(not(feature = "cuda"))]
+const RAW: [RawTrial; 0] = [];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! One GPU of the process, shared by all ranks on it: its context, what it is, and the loaded kernels.
 
-use super::driver::{check, start};
+use super::driver::{check, no_device, start};
 use super::lane::Lane;
 use super::module::Image;
 use crate::gpu::{GpuError, Limits};
@@ -38,11 +38,11 @@ unsafe impl Sync for Context {}
 
 /// Number of GPUs that the driver shows to this process.
 pub(super) fn count() -> Result<usize, GpuError> {
-    start()?;
+    let version = start()?;
     let mut count = 0;
     // Safety: writes one integer.
     check("count the GPUs", unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
-    Ok(count as usize)
+    if count > 0 { Ok(count as usize) } else { Err(no_device(version)) }
 }
 
 impl Context {

@@ -38,6 +38,12 @@ pub(super) fn version_text(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
+/// That a driver shows no GPU.
+pub(super) fn no_device(version: i32) -> GpuError {
+    let visible = std::env::var_os("CUDA_VISIBLE_DEVICES").map(|value| value.to_string_lossy().into_owned());
+    GpuError::NoDevice { driver: version_text(version), visible }
+}
+
 /// Starts the driver, once, and gives the newest CUDA version that it knows.
 pub(super) fn start() -> Result<i32, GpuError> {
     static STARTED: OnceLock<Result<i32, GpuError>> = OnceLock::new();
@@ -57,7 +63,7 @@ pub(super) fn start() -> Result<i32, GpuError> {
             // Safety: takes no pointers.
             match unsafe { sys::cuInit(0) } {
                 CUresult::CUDA_SUCCESS => Ok(version),
-                CUresult::CUDA_ERROR_NO_DEVICE => Err(none("it knows no GPU".to_owned())),
+                CUresult::CUDA_ERROR_NO_DEVICE => Err(no_device(version)),
                 code => Err(none(describe(code))),
             }
         })

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! NVIDIA GPUs, through the CUDA driver (feature `cuda`).
 //!
-//! The driver is loaded when the first device is made; without one, or with one that is too old, that fails with
-//! [`GpuError::NoDriver`] or [`GpuError::DriverTooOld`]. Ranks are threads of one process, and several may share a GPU:
-//! each has a [`CudaDevice`] of its own over the GPU's primary context.
+//! The driver is loaded when the first device is made; without one, or with one that is too old or shows no GPU, that fails
+//! with [`GpuError::NoDriver`], [`GpuError::DriverTooOld`] or [`GpuError::NoDevice`]. Ranks are threads of one process, and
+//! several may share a GPU: each has a [`CudaDevice`] of its own over the GPU's primary context.
 //!
 //! # Kernels that wait
 //! A kernel that waits for others keeps calls of the driver from returning, and those others may be waiting for whoever
@@ -22,12 +22,14 @@
 mod context;
 mod copies;
 mod driver;
+mod info;
 mod lane;
 mod memory;
 mod module;
 mod quiet;
 mod stream;
 
+pub use info::{GpuInfo, gpus, kernel_module_version};
 pub use module::Embedded;
 
 use self::context::Context;
@@ -41,16 +43,17 @@ use super::{
     Device, DeviceKind, Function, GpuError, LaunchConfig, Limits, MemoryKind, Module, ModuleSource, RawMemory, Stream,
 };
 use crate::copy::copy_shared;
+use crate::placement::Locality;
 use crate::world::{Devices, WorldConfig};
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Number of GPUs that this process can use.
+/// Number of GPUs that this process can use, at least one.
 ///
 /// # Errors
-/// [`GpuError::NoDriver`], [`GpuError::DriverTooOld`].
+/// [`GpuError::NoDriver`], [`GpuError::DriverTooOld`], [`GpuError::NoDevice`].
 pub fn device_count() -> Result<usize, GpuError> {
     context::count()
 }
@@ -200,6 +203,11 @@ impl Device for CudaDevice {
 
     fn copier(&self) -> Result<Option<Box<dyn Copier>>, GpuError> {
         Ok(Some(Box::new(Copies::new(&self.context)?)))
+    }
+
+    fn locality(&self) -> Locality {
+        // What the driver does not tell is not known.
+        info::pci_address(self.ordinal()).map(|address| Locality::of_pci(&address)).unwrap_or_default()
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -2,7 +2,7 @@
 //! Kernels: PTX and machine code, loaded whole.
 
 use super::context::{Context, lock};
-use super::driver::{check, describe};
+use super::driver::{check, describe, start, version_text};
 use super::lane::Lane;
 use super::quiet::{Grave, put_off};
 use crate::gpu::launch::similar;
@@ -36,6 +36,23 @@ pub(super) fn choose(embedded: Embedded, capability: u32) -> Option<&'static str
     fits.max_by_key(|(version, _)| *version).map(|(_, text)| text)
 }
 
+/// That a GPU gets none of these texts: there are none for it.
+pub(super) fn no_text(embedded: Embedded, device: String, capability: u32) -> GpuError {
+    let archs: Vec<&str> = embedded.iter().map(|(arch, _)| *arch).collect();
+    GpuError::Module {
+        device,
+        reason: format!("there are kernels for {}, and it is sm_{capability}", archs.join(", ")),
+        log: String::new(),
+    }
+}
+
+/// The version that a PTX text says it is of.
+fn ptx_version(image: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(image.strip_suffix(&[0]).unwrap_or(image)).ok()?;
+    let line = text.lines().find_map(|line| line.trim().strip_prefix(".version"))?;
+    line.split_whitespace().next().map(str::to_owned)
+}
+
 /// A loaded module and its functions.
 #[derive(Debug)]
 pub(super) struct Image {
@@ -67,12 +84,7 @@ impl Image {
     /// The module of a text that lives for ever, loaded once for each GPU.
     pub(super) fn embedded(context: &Arc<Context>, embedded: Embedded) -> Result<Arc<Self>, GpuError> {
         let Some(text) = choose(embedded, context.capability) else {
-            let archs: Vec<&str> = embedded.iter().map(|(arch, _)| *arch).collect();
-            return Err(GpuError::Module {
-                device: context.full_name(),
-                reason: format!("there are kernels for {}, and it is sm_{}", archs.join(", "), context.capability),
-                log: String::new(),
-            });
+            return Err(no_text(embedded, context.full_name(), context.capability));
         };
         let mut images = lock(&context.images);
         if let Some(image) = images.get(&text.as_ptr().addr()) {
@@ -113,9 +125,15 @@ impl Image {
         };
         if code != CUresult::CUDA_SUCCESS {
             let end = log.iter().position(|&byte| byte == 0).unwrap_or(LOG);
+            let mut reason = describe(code);
+            if code == CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
+                && let (Some(ptx), Ok(driver)) = (ptx_version(image), start())
+            {
+                reason.push_str(&format!("; it is PTX {ptx}, and the driver is that of CUDA {}", version_text(driver)));
+            }
             return Err(GpuError::Module {
                 device: context.full_name(),
-                reason: describe(code),
+                reason,
                 log: String::from_utf8_lossy(&log[..end]).trim().to_owned(),
             });
         }
@@ -284,5 +302,17 @@ mod tests {
             assert_eq!(choose(all, capability), expected, "sm_{capability}");
         }
         assert_eq!(choose(&[("sm_90a", "90a")], 100), None);
+    }
+
+    #[test]
+    fn a_gpu_that_no_text_is_for_is_told_with_both_architectures() {
+        let error = no_text(&[("sm_90", ""), ("sm_100", "")], "Some GPU (GPU 0)".to_owned(), 75).to_string();
+        assert!(error.contains("kernels for sm_90, sm_100") && error.contains("it is sm_75"), "{error}");
+    }
+
+    #[test]
+    fn the_version_of_a_text_is_read_and_machine_code_has_none() {
+        assert_eq!(ptx_version(b"//\n.version 8.6\n.target sm_90\n\0").as_deref(), Some("8.6"));
+        assert_eq!(ptx_version(b"\x7fELF\xff\x00"), None);
     }
 }

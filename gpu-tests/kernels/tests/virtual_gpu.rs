@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The kernels do on virtual GPUs what they are to show on real ones, and notice mistakes.
+
+use bytemuck::Zeroable;
+use gin_host::comm::{CommError, Communicator, Requirements, WindowFlags};
+use gin_host::gpu::{Memory, MemoryKind, Plain};
+use gin_host::proxy::Sabotage;
+use gin_host::world::{LaunchError, Rank, WorldConfig, launch};
+use gin_host::{KernelArg, LaunchConfig};
+use gpu_tests_kernels::{Exchange, Flood, Stale, exchange_len, value};
+use std::sync::Arc;
+
+const DEADLINE: gin_abi::Deadline = gin_abi::Deadline::after_ms(1000);
+
+fn words(rank: &Rank, words: u64) -> Result<Arc<Memory>, CommError> {
+    Ok(Memory::new(rank.device(), MemoryKind::Device, 8 * words)?)
+}
+
+fn run(rank: &Rank, kernel: &str, shape: LaunchConfig, arguments: &[&dyn KernelArg]) -> Result<(), CommError> {
+    let (function, stream) = (rank.kernel(kernel)?, rank.stream()?);
+    rank.barrier()?;
+    // Safety: the tests pass what the kernels ask for.
+    unsafe { stream.launch(&function, shape.cooperative(), arguments)? };
+    stream.synchronize()?;
+    rank.barrier()
+}
+
+/// Whether the communicator has a fault. One that goes is a fault to the others, so all are asked first.
+fn faults(rank: &Rank, comm: &Communicator) -> Result<u64, CommError> {
+    let faults = u64::from(comm.fault().is_some());
+    rank.barrier()?;
+    Ok(faults)
+}
+
+fn wrong_values(ranks: u32, sabotage: Sabotage, work: Work) -> Result<u64, LaunchError<CommError>> {
+    let config = WorldConfig::seeded(ranks, 3).sabotage(sabotage);
+    Ok(launch(config, |rank| work(&rank))?.into_iter().sum())
+}
+
+type Work = fn(&Rank) -> Result<u64, CommError>;
+
+fn exchange_with(rank: &Rank, neighbours: u32) -> Result<u64, CommError> {
+    let comm =
+        rank.communicator(&Requirements { signals: 2 * neighbours, counters: neighbours, ..Requirements::default() })?;
+    let len = exchange_len(neighbours, 5) as usize;
+    let (inbox, outbox) = (comm.alloc_window(len, WindowFlags::NONE)?, comm.alloc_window(len, WindowFlags::NONE)?);
+    let tables = words(rank, 5)?;
+    let plan = Exchange {
+        neighbours,
+        elements: 5,
+        rounds: 4,
+        done: tables.address(),
+        wrong: tables.address() + 8,
+        ..Exchange::zeroed()
+    };
+    for _ in 0..2 {
+        let (inbox, outbox): (&gin_host::Window<u64>, &gin_host::Window<u64>) = (&inbox, &outbox);
+        let arguments: [&dyn KernelArg; 5] = [&comm.device()?, inbox, outbox, &Plain(plan), &DEADLINE];
+        run(rank, "hardware_exchange", LaunchConfig::new(1, 32), &arguments)?;
+    }
+    let mut table = [0u64; 5];
+    tables.read(0, &mut table)?;
+    let faults = faults(rank, &comm)?;
+    if faults == 0 {
+        assert_eq!(table[0], 8, "rounds of rank {}", rank.rank());
+    }
+    Ok(table[1] + faults)
+}
+
+fn ring(rank: &Rank) -> Result<u64, CommError> {
+    exchange_with(rank, 1)
+}
+
+fn all_to_all(rank: &Rank) -> Result<u64, CommError> {
+    exchange_with(rank, rank.ranks() - 1)
+}
+
+fn stale_with(rank: &Rank, get: u64) -> Result<u64, CommError> {
+    let comm = rank.communicator(&Requirements::default())?;
+    let data: gin_host::Window<u64> = comm.alloc_window(40, WindowFlags::NONE)?;
+    let source: gin_host::Window<u64> = comm.alloc_window(40, WindowFlags::NONE)?;
+    let tables = words(rank, 5)?;
+    let plan = Stale { elements: 40, rounds: 4, meeting: tables.address(), wrong: tables.address() + 8, get };
+    let arguments: [&dyn KernelArg; 5] = [&comm.device()?, &data, &source, &Plain(plan), &DEADLINE];
+    run(rank, "hardware_stale", LaunchConfig::new(3, 32), &arguments)?;
+    let mut table = [0u64; 5];
+    tables.read(0, &mut table)?;
+    Ok(table[1] + faults(rank, &comm)?)
+}
+
+fn stale_after_put(rank: &Rank) -> Result<u64, CommError> {
+    stale_with(rank, 0)
+}
+
+fn stale_after_get(rank: &Rank) -> Result<u64, CommError> {
+    stale_with(rank, 1)
+}
+
+fn flood(rank: &Rank) -> Result<u64, CommError> {
+    let comm = rank.communicator(&Requirements { contexts: 2, ..Requirements::default() })?;
+    let data: gin_host::Window<u64> = comm.alloc_window(3 * 32 * 2, WindowFlags::NONE)?;
+    let plan = Flood { posters: 3, each: 2 };
+    run(rank, "hardware_flood", LaunchConfig::new(5, 32), &[&comm.device()?, &data, &Plain(plan), &DEADLINE])?;
+    let (me, ranks) = (rank.rank(), rank.ranks());
+    let wrong = data
+        .read_all()?
+        .into_iter()
+        .zip(0..)
+        .filter(|(seen, index)| *seen != value((me + ranks - 1) % ranks, me, 1, *index));
+    Ok(wrong.count() as u64 + faults(rank, &comm)?)
+}
+
+const ALL: [(&str, Work); 5] = [
+    ("ring", ring),
+    ("all to all", all_to_all),
+    ("stale lines, put", stale_after_put),
+    ("stale lines, get", stale_after_get),
+    ("flood", flood),
+];
+
+#[test]
+fn without_a_mistake_nothing_is_wrong_with_any_number_of_ranks() {
+    for (name, work) in ALL {
+        for ranks in [2, 3, 5] {
+            assert_eq!(wrong_values(ranks, Sabotage::None, work).unwrap(), 0, "{name}, {ranks} ranks");
+        }
+    }
+    for (name, work) in [ALL[0], ALL[2], ALL[3], ALL[4]] {
+        assert_eq!(wrong_values(1, Sabotage::None, work).unwrap(), 0, "{name}, by itself");
+    }
+}
+
+#[test]
+fn puts_that_are_lost_are_noticed() {
+    for (name, work) in [ALL[0], ALL[1], ALL[2], ALL[4]] {
+        assert_ne!(wrong_values(3, Sabotage::LosePut, work).unwrap(), 0, "{name}");
+    }
+}
+
+#[test]
+fn a_spinner_runs_until_the_host_says_so_or_its_time_is_over() {
+    let started = launch(WorldConfig::threads(1), |rank| -> Result<u64, CommError> {
+        let (function, stream) = (rank.kernel("hardware_spin")?, rank.stream()?);
+        let table = Memory::new(rank.device(), MemoryKind::Pinned, 16)?;
+        let words = (table.address() as usize as *mut u64, (table.address() + 8) as usize as *mut u64);
+        let spin = |limit_ns: u64| -> Result<(), CommError> {
+            // Safety: both words are there.
+            unsafe { stream.launch(&function, LaunchConfig::new(2, 32), &[&words.0, &words.1, &limit_ns])? };
+            Ok(())
+        };
+        spin(1_000_000)?;
+        stream.synchronize()?;
+        spin(u64::MAX)?;
+        let mut now = [0u64; 2];
+        while now[1] < 4 {
+            table.read(0, &mut now)?;
+        }
+        assert_eq!(rank.device().running(), 1);
+        table.write(0, &[1u64])?;
+        stream.synchronize()?;
+        Ok(now[1])
+    });
+    assert_eq!(started.unwrap(), [4]);
+}

@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Trials of what only hardware shows: caches, residency, streams, modules, long runs.
+//!
+//! They run on any devices; on virtual ones they prove that the trials themselves are right.
+
+use bytemuck::Zeroable;
+use gin_host::comm::{CommError, Communicator, Requirements, WindowFlags};
+use gin_host::gpu::{Memory, MemoryKind, Module, ModuleSource, Plain, Stream};
+use gin_host::world::{Devices, Rank, WorldConfig, launch};
+use gin_host::{KernelArg, LaunchConfig, Window};
+use gpu_tests_kernels::{Exchange, Flood, Stale, exchange_len, value};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long waits in these kernels last before they fail.
+const DEADLINE: gin_abi::Deadline = gin_abi::Deadline::after_ms(6000);
+
+/// Longest wait of ranks for each other: longer than a kernel may take.
+const MEETING: Duration = Duration::from_secs(20);
+
+/// Environment variable for the rounds of the long trials.
+pub const ITERATIONS: &str = "GIN_GPU_ITERATIONS";
+
+/// Rounds of the long trials unless [`ITERATIONS`] says otherwise.
+const USUAL_ITERATIONS: u64 = 2000;
+
+/// Rounds in one launch of a long trial.
+const ROUNDS_A_LAUNCH: u64 = 250;
+
+/// Where trials run.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// Real GPUs, or the virtual GPU.
+    pub devices: Option<Devices>,
+    /// How many devices there are.
+    pub gpus: u32,
+    /// Most blocks of a grid: so that a slow device ends in time.
+    pub most_blocks: u32,
+    /// Rounds of long trials.
+    pub iterations: u64,
+}
+
+impl Place {
+    /// Real GPUs.
+    pub fn real(devices: Devices, gpus: usize) -> Self {
+        let asked = std::env::var(ITERATIONS).ok().and_then(|text| text.parse().ok());
+        let (gpus, iterations) = (gpus as u32, asked.unwrap_or(USUAL_ITERATIONS));
+        Self { devices: Some(devices), gpus, most_blocks: u32::MAX, iterations }
+    }
+
+    /// The virtual GPU.
+    pub fn simulated() -> Self {
+        Self { devices: None, gpus: 2, most_blocks: 6, iterations: 300 }
+    }
+
+    /// At least two ranks, one on each GPU if there are so many.
+    fn ranks(&self) -> u32 {
+        self.gpus.max(2)
+    }
+
+    /// Ranks that share one GPU.
+    fn sharing(&self) -> u32 {
+        self.ranks().div_ceil(self.gpus)
+    }
+
+    fn run<T: Send>(&self, body: impl Fn(&Rank) -> Result<T, CommError> + Sync) -> Result<Vec<T>, String> {
+        let mut config = WorldConfig::threads(self.ranks());
+        config.devices = self.devices.clone();
+        config.meeting = Some(MEETING);
+        if self.gpus > 1 {
+            config.lsa_size = Some(1);
+        }
+        launch(config, |rank| body(&rank)).map_err(|error| error.to_string())
+    }
+
+    /// Runs `body` on each rank, and expects that nothing was wrong.
+    fn expect(&self, body: impl Fn(&Rank) -> Result<Vec<String>, CommError> + Sync) -> Result<(), String> {
+        let wrong: Vec<String> = self.run(body)?.into_iter().flatten().collect();
+        if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
+    }
+
+    /// As many blocks as this rank may have when all ranks on its GPU fill it together.
+    fn share(&self, rank: &Rank, kernel: &str, threads: u32) -> Result<u32, CommError> {
+        let shape = LaunchConfig::new(1, threads).cooperative();
+        let room = rank.device().resident_blocks(&rank.kernel(kernel)?, &shape)?;
+        // All have asked before one launches.
+        rank.barrier()?;
+        let share = u32::try_from(room / u64::from(self.sharing())).unwrap_or(u32::MAX).min(self.most_blocks);
+        // Ranks launch the same shape.
+        let all = rank.bootstrap().all_gather(&share.to_le_bytes())?;
+        let least = all.iter().filter_map(|bytes| Some(u32::from_le_bytes(bytes.as_slice().try_into().ok()?))).min();
+        Ok(least.unwrap_or(1).max(1))
+    }
+}
+
+/// A trial: its name is the sentence that it proves.
+pub type Trial = (&'static str, fn(&Place) -> Result<(), String>);
+
+/// The trials that run on any devices.
+pub const TRIALS: [Trial; 8] = [
+    ("lines_read_before_by_all_blocks_are_fresh_after_a_put_was_waited_for", |place| stale(place, false)),
+    ("lines_read_before_by_all_blocks_are_fresh_after_a_get_was_flushed", |place| stale(place, true)),
+    ("every_thread_of_every_resident_block_posts_at_once", |place| flood(place, u32::MAX, 32, 1)),
+    ("one_block_posts_while_every_processor_polls", |place| flood(place, 1, 256, 4)),
+    ("kernels_on_several_streams_communicate_at_the_same_time", streams),
+    ("two_communicators_work_at_the_same_time", communicators),
+    ("every_value_of_a_long_ring_is_right", |place| long(place, 1)),
+    ("every_value_of_a_long_all_to_all_is_right", |place| long(place, place.ranks() - 1)),
+];
+
+fn run(rank: &Rank, kernel: &str, shape: LaunchConfig, arguments: &[&dyn KernelArg]) -> Result<(), CommError> {
+    let (function, stream) = (rank.kernel(kernel)?, rank.stream()?);
+    rank.barrier()?;
+    // Safety: the trials pass what the kernels ask for, and keep it until they have ended.
+    unsafe { stream.launch(&function, shape.cooperative(), arguments)? };
+    stream.synchronize()?;
+    rank.barrier()
+}
+
+/// What a rank tells of its communicator's fault, if it has one.
+fn fault(rank: &Rank, comm: &Communicator) -> Option<String> {
+    let notice = comm.fault()?;
+    Some(format!("rank {}: fault of rank {}: {}", rank.rank(), notice.rank, notice.fault))
+}
+
+/// Four words that kernels count wrong values in, after so many others; zero at first.
+#[derive(Debug)]
+struct Table {
+    memory: Arc<Memory>,
+    others: u64,
+}
+
+impl Table {
+    fn new(rank: &Rank, others: u64) -> Result<Self, CommError> {
+        Ok(Self { memory: Memory::new(rank.device(), MemoryKind::Device, 8 * (others + 4))?, others })
+    }
+
+    fn address(&self) -> u64 {
+        self.memory.address()
+    }
+
+    fn wrong(&self) -> u64 {
+        self.address() + 8 * self.others
+    }
+
+    fn tell(&self, rank: &Rank) -> Result<Option<String>, CommError> {
+        let mut words = [0u64; 4];
+        self.memory.read(8 * self.others, &mut words)?;
+        let [count, round, from, seen] = words;
+        let rank = rank.rank();
+        Ok((count > 0).then(|| {
+            format!("rank {rank}: {count} values are wrong, the first in round {round}, from rank {from}: {seen:#018x}")
+        }))
+    }
+}
+
+fn stale(place: &Place, get: bool) -> Result<(), String> {
+    // Fits the first-level cache of a processor several times.
+    const ELEMENTS: u64 = 2048;
+    place.expect(|rank| {
+        let (threads, rounds) = (256, if place.devices.is_some() { 100 } else { 3 });
+        let elements = if place.devices.is_some() { ELEMENTS } else { 64 };
+        let threads = if place.devices.is_some() { threads } else { 32 };
+        let blocks = place.share(rank, "hardware_stale", threads)?;
+        let comm = rank.communicator(&Requirements::default())?;
+        let data: Window<u64> = comm.alloc_window(elements as usize, WindowFlags::NONE)?;
+        let source: Window<u64> = comm.alloc_window(elements as usize, WindowFlags::NONE)?;
+        let table = Table::new(rank, 1)?;
+        let plan = Stale { elements, rounds, meeting: table.address(), wrong: table.wrong(), get: u64::from(get) };
+        let shape = LaunchConfig::new(blocks, threads);
+        run(rank, "hardware_stale", shape, &[&comm.device()?, &data, &source, &Plain(plan), &DEADLINE])?;
+        let wrong = fault(rank, &comm).into_iter().chain(table.tell(rank)?).collect();
+        comm.destroy()?;
+        Ok(wrong)
+    })
+}
+
+fn flood(place: &Place, posters: u32, threads: u32, each: u32) -> Result<(), String> {
+    place.expect(|rank| {
+        let threads = if place.devices.is_some() { threads } else { 32 };
+        let blocks = place.share(rank, "hardware_flood", threads)?;
+        let comm = rank.communicator(&Requirements { contexts: 8, queue_depth: 1024, ..Requirements::default() })?;
+        let len = u64::from(posters.min(blocks)) * u64::from(threads) * u64::from(each);
+        let data: Window<u64> = comm.alloc_window(len as usize, WindowFlags::NONE)?;
+        let plan = Flood { posters, each };
+        let shape = LaunchConfig::new(blocks, threads);
+        run(rank, "hardware_flood", shape, &[&comm.device()?, &data, &Plain(plan), &DEADLINE])?;
+        let (me, left) = (rank.rank(), (rank.rank() + rank.ranks() - 1) % rank.ranks());
+        let values = data.read_all()?;
+        let wrong = values.iter().zip(0..).filter(|(seen, index)| **seen != value(left, me, 1, *index));
+        let (count, first) = wrong.fold((0, None), |(count, first), (_, index)| (count + 1, first.or(Some(index))));
+        let told = first.map(|first| format!("rank {me}: {count} of {len} values are wrong, the first at {first}"));
+        let all = fault(rank, &comm).into_iter().chain(told).collect();
+        comm.destroy()?;
+        Ok(all)
+    })
+}
+
+/// What one or several exchanges need.
+pub(crate) struct Exchanges {
+    pub(crate) comm: Communicator,
+    pub(crate) inbox: Window<u64>,
+    pub(crate) outbox: Window<u64>,
+    neighbours: u32,
+    rounds: u64,
+    elements: u64,
+    tables: Vec<Table>,
+}
+
+impl Exchanges {
+    /// `contexts` exchanges of `rounds` rounds a launch, each on a context of its own.
+    pub(crate) fn new(
+        rank: &Rank,
+        contexts: u32,
+        neighbours: u32,
+        elements: u64,
+        rounds: u64,
+    ) -> Result<Self, CommError> {
+        let requirements =
+            Requirements { contexts, signals: 2 * neighbours, counters: neighbours, ..Requirements::default() };
+        let comm = rank.communicator(&requirements)?;
+        let len = u64::from(contexts) * exchange_len(neighbours, elements);
+        let (inbox, outbox) =
+            (comm.alloc_window(len as usize, WindowFlags::NONE)?, comm.alloc_window(len as usize, WindowFlags::NONE)?);
+        let tables = (0..contexts).map(|_| Table::new(rank, 1)).collect::<Result<_, _>>()?;
+        Ok(Self { comm, inbox, outbox, neighbours, rounds, elements, tables })
+    }
+
+    /// What the kernel of a context gets.
+    pub(crate) fn plan(&self, context: u32) -> Exchange {
+        let table = &self.tables[context as usize];
+        Exchange {
+            context,
+            neighbours: self.neighbours,
+            elements: self.elements,
+            start: u64::from(context) * exchange_len(self.neighbours, self.elements),
+            rounds: self.rounds,
+            done: table.address(),
+            wrong: table.wrong(),
+            ..Exchange::zeroed()
+        }
+    }
+
+    /// Starts the kernel of a context, from a module or as it is linked.
+    fn start(&self, rank: &Rank, context: u32, module: Option<&dyn Module>) -> Result<Arc<dyn Stream>, CommError> {
+        const NAME: &str = "hardware_exchange";
+        let function = match module {
+            Some(module) => module.function(NAME)?,
+            None => rank.kernel(NAME)?,
+        };
+        let stream = rank.stream()?;
+        let arguments: [&dyn KernelArg; 5] =
+            [&self.comm.device()?, &self.inbox, &self.outbox, &Plain(self.plan(context)), &DEADLINE];
+        // Safety: tables and windows are as the kernel asks for, and kept until it has ended.
+        unsafe { stream.launch(&function, LaunchConfig::new(1, 128).cooperative(), &arguments)? };
+        Ok(stream)
+    }
+
+    /// What was wrong after so many rounds on each context.
+    pub(crate) fn tell(&self, rank: &Rank, rounds: u64) -> Result<Vec<String>, CommError> {
+        let mut told: Vec<String> = fault(rank, &self.comm).into_iter().collect();
+        for (context, table) in self.tables.iter().enumerate() {
+            told.extend(table.tell(rank)?);
+            let mut done = [0u64];
+            table.memory.read(0, &mut done)?;
+            if done[0] != rounds {
+                let rank = rank.rank();
+                told.push(format!("rank {rank}, context {context}: {} rounds were done, not {rounds}", done[0]));
+            }
+        }
+        Ok(told)
+    }
+}
+
+fn streams(place: &Place) -> Result<(), String> {
+    const STREAMS: u32 = 4;
+    place.expect(|rank| {
+        let exchanges = Exchanges::new(rank, STREAMS, 1, 16, if place.devices.is_some() { 200 } else { 5 })?;
+        rank.barrier()?;
+        // All of them at once: none waits for another one's stream.
+        let started = (0..STREAMS).map(|context| exchanges.start(rank, context, None));
+        let streams = started.collect::<Result<Vec<_>, _>>()?;
+        for stream in streams {
+            stream.synchronize()?;
+        }
+        rank.barrier()?;
+        let told = exchanges.tell(rank, exchanges.rounds)?;
+        exchanges.comm.destroy()?;
+        Ok(told)
+    })
+}
+
+fn communicators(place: &Place) -> Result<(), String> {
+    place.expect(|rank| {
+        let rounds = if place.devices.is_some() { 200 } else { 5 };
+        let (one, other) = (Exchanges::new(rank, 1, 1, 16, rounds)?, Exchanges::new(rank, 1, 1, 300, rounds)?);
+        rank.barrier()?;
+        let streams = [one.start(rank, 0, None)?, other.start(rank, 0, None)?];
+        for stream in streams {
+            stream.synchronize()?;
+        }
+        rank.barrier()?;
+        let mut told = one.tell(rank, rounds)?;
+        told.extend(other.tell(rank, rounds)?);
+        // One goes on when the other is gone.
+        one.comm.destroy()?;
+        let stream = other.start(rank, 0, None)?;
+        stream.synchronize()?;
+        rank.barrier()?;
+        told.extend(other.tell(rank, 2 * rounds)?);
+        other.comm.destroy()?;
+        Ok(told)
+    })
+}
+
+fn long(place: &Place, neighbours: u32) -> Result<(), String> {
+    place.expect(|rank| {
+        let rounds = ROUNDS_A_LAUNCH.min(place.iterations.max(1));
+        let exchanges = Exchanges::new(rank, 1, neighbours, 64, rounds)?;
+        let mut done = 0;
+        while done < place.iterations {
+            rank.barrier()?;
+            exchanges.start(rank, 0, None)?.synchronize()?;
+            rank.barrier()?;
+            done += rounds;
+            let told = exchanges.tell(rank, done)?;
+            // Where one has failed all stop.
+            let failed = rank.bootstrap().all_gather(&[u8::from(!told.is_empty())])?;
+            if failed.iter().any(|flag| flag.as_slice() != [0]) {
+                return Ok(told);
+            }
+        }
+        exchanges.comm.destroy()?;
+        Ok(Vec::new())
+    })
+}
+
+/// Loads a module again and again, communicates with a kernel of it, and drops it. `text` is the PTX for a GPU.
+///
+/// # Errors
+/// What was wrong.
+pub fn reload(place: &Place, text: &'static str) -> Result<(), String> {
+    const TIMES: u64 = 5;
+    place.expect(|rank| {
+        let exchanges = Exchanges::new(rank, 1, 1, 16, 20)?;
+        for _ in 0..TIMES {
+            let module = rank.device().load(ModuleSource::Ptx(text))?;
+            rank.barrier()?;
+            let stream = exchanges.start(rank, 0, Some(&*module))?;
+            // It is unloaded once nothing runs, not while its kernel does.
+            drop(module);
+            stream.synchronize()?;
+            rank.barrier()?;
+        }
+        let told = exchanges.tell(rank, TIMES * exchanges.rounds)?;
+        exchanges.comm.destroy()?;
+        Ok(told)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_trials_pass_on_virtual_gpus() {
+        for (name, trial) in TRIALS {
+            trial(&Place::simulated()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+    }
+}

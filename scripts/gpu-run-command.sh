@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# Runs the command, which lies beside this script, on the GPUs of this machine: what it says of them, its table, and each
+# workload with several numbers of ranks. Results are kept in $OUT, or in the folder out beside this script: steps that
+# were right are not run again. A step ends after GIN_STEP_SECONDS (120). The report comes last; the status says whether
+# all steps were right. GIN_ITERATIONS (10000) is the number of rounds of the longest runs.
+#
+# usage: run-command.sh [RANKS...]   (1 2 4 8 if none are given)
+
+set -uo pipefail
+cd "$(dirname "$0")"
+out="${OUT:-out}"
+steps="$out/command"
+mkdir -p "$steps"
+limit="${GIN_STEP_SECONDS:-120}"
+failed=0
+names=""
+
+# step NAME ARGUMENTS...: runs the command with these arguments. Its output lies in NAME.out, what it told of errors in
+# NAME.err; NAME.ok says that it was right.
+step() {
+    local name="$1" status
+    shift
+    names="$names $name"
+    [ -e "$steps/$name.ok" ] && return
+    echo "gin $*" >"$steps/$name.cmd"
+    timeout -k 10 "$limit" ./gin "$@" >"$steps/$name.out" 2>"$steps/$name.err" </dev/null
+    status=$?
+    if [ $status -eq 0 ]; then
+        touch "$steps/$name.ok"
+        return
+    fi
+    if [ $status -eq 124 ] || [ $status -eq 137 ]; then echo "ended after $limit s" >>"$steps/$name.err"; fi
+    echo "status $status" >>"$steps/$name.err"
+    failed=$((failed + 1))
+}
+
+step info info
+step demo demo
+for ranks in ${*:-1 2 4 8}; do
+    for workload in ring alltoall halo; do
+        step "$workload-$ranks" run "$workload" --device cuda --ranks "$ranks" --format json
+        # Larger, over several contexts, with more to wait for.
+        step "$workload-$ranks-long" run "$workload" --device cuda --ranks "$ranks" --format json \
+            --bytes 1MiB --blocks 8 --threads 256 --contexts 4 --iters 100
+        # Many rounds in one launch, each of them checked.
+        step "$workload-$ranks-many" run "$workload" --device cuda --ranks "$ranks" --format json \
+            --bytes 4KiB --iters "${GIN_ITERATIONS:-10000}" --repeats 1
+    done
+done
+
+{
+    date -u +%Y-%m-%d
+    nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null
+    echo "commit $(cat commit 2>/dev/null || echo unknown)"
+    for name in $names; do
+        result="FAILED"
+        [ -e "$steps/$name.ok" ] && result="ok    "
+        echo "$result  $(cat "$steps/$name.cmd")"
+        cut -c1-600 "$steps/$name.out" | sed 's/^/    /'
+        tail -15 "$steps/$name.err" | cut -c1-600 | sed 's/^/    error: /'
+    done
+    echo "$failed steps failed"
+} >"$out/report-command.txt" 2>&1
+cat "$out/report-command.txt"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! NVIDIA GPUs as a place for workloads.
+
+use crate::cli::{Failure, Options, Refused};
+use gin_host::WorldConfig;
+
+/// The GPUs that workloads run on, all that the driver shows.
+#[derive(Clone, Debug)]
+pub(crate) struct Gpus {
+    /// Their names, by number; at least one.
+    names: Vec<String>,
+}
+
+impl Gpus {
+    /// How many of them so many ranks use.
+    pub(crate) fn used(&self, ranks: u32) -> usize {
+        self.names.len().min(ranks as usize)
+    }
+
+    /// What they are, for people.
+    pub(crate) fn text(&self) -> String {
+        let mut kinds: Vec<(&str, usize)> = Vec::new();
+        for name in &self.names {
+            match kinds.iter_mut().find(|(kind, _)| kind == name) {
+                Some((_, count)) => *count += 1,
+                None => kinds.push((name, 1)),
+            }
+        }
+        let kinds: Vec<String> = kinds.iter().map(|(kind, count)| format!("{count} x {kind}")).collect();
+        kinds.join(", ")
+    }
+
+    /// Name of the GPUs that so many ranks use, where they have one.
+    pub(crate) fn name(&self, ranks: u32) -> Option<String> {
+        let names = &self.names[..self.used(ranks)];
+        names.first().filter(|first| names.iter().all(|name| name == *first)).cloned()
+    }
+
+    /// Made-up ones.
+    #[cfg(test)]
+    pub(crate) fn for_tests(count: usize) -> Self {
+        Self { names: vec!["Some GPU".to_owned(); count] }
+    }
+}
+
+/// Most ranks on one of so many GPUs: as [`gin_host::gpu::cuda::devices`] spreads them.
+#[cfg(any(feature = "cuda", test))]
+fn most_on_one(ranks: u32, gpus: usize) -> u32 {
+    ranks.div_ceil(u32::try_from(gpus.max(1)).unwrap_or(u32::MAX))
+}
+
+/// Refuses a grid that cannot be resident on all ranks at once.
+#[cfg(any(feature = "cuda", test))]
+fn check_room(options: &Options, gpus: usize, device: &str, resident: u64) -> Result<(), Refused> {
+    let (ranks, blocks, threads) = (options.ranks, options.blocks, options.threads);
+    let sharing = most_on_one(ranks, gpus);
+    let needed = u64::from(sharing) * u64::from(blocks);
+    if needed <= resident {
+        return Ok(());
+    }
+    let fit = resident / u64::from(sharing);
+    let advice = if fit > 0 { format!("at most --blocks {fit} fit") } else { "ask for fewer --ranks".to_owned() };
+    Err(Refused(format!(
+        "--ranks {ranks} x --blocks {blocks}: blocks wait for each other, so all must be resident at once; {sharing} ranks \
+         on {device} come to {needed} blocks, and it holds {resident} of {threads} threads: {advice}"
+    )))
+}
+
+/// The GPUs that there are and that there are kernels for.
+///
+/// # Errors
+/// Why there are none, in words.
+#[cfg(feature = "cuda")]
+pub(crate) fn find() -> Result<Gpus, String> {
+    use gin_host::gpu::cuda::gpus;
+    let found = gpus().map_err(|error| error.to_string())?;
+    for gpu in &found {
+        gpu.check(gin::ptx::PTX).map_err(|error| error.to_string())?;
+    }
+    Ok(Gpus { names: found.into_iter().map(|gpu| gpu.name).collect() })
+}
+
+/// There are none for this build.
+///
+/// # Errors
+/// Always.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn find() -> Result<Gpus, String> {
+    Err("this command was built without the feature `cuda`, so it has no kernels for GPUs".to_owned())
+}
+
+/// Checks that all ranks' grids of `kernel` are resident at once, with the figures of the GPUs.
+///
+/// # Errors
+/// [`Refused`] with the figures; what the driver reports.
+#[cfg(feature = "cuda")]
+pub(crate) fn check(gpus: &Gpus, options: &Options, kernel: &str) -> Result<(), Failure> {
+    use gin_host::gpu::cuda::CudaDevice;
+    use gin_host::gpu::{Device, LaunchConfig, ModuleSource};
+    let used = gpus.used(options.ranks);
+    for ordinal in 0..used {
+        let device = CudaDevice::new(ordinal, &[gin::ptx::PTX])?;
+        let function = device.load(ModuleSource::Linked)?.function(kernel)?;
+        let most = function.max_threads.unwrap_or(u32::MAX).min(device.limits().threads_per_block);
+        if options.threads > most {
+            let (asked, device) = (options.threads, device.name());
+            return Err(
+                Refused(format!("--threads {asked}: a block of `{kernel}` has at most {most} on {device}")).into()
+            );
+        }
+        let shape = LaunchConfig::new(options.blocks, options.threads).cooperative();
+        check_room(options, used, &device.name(), device.resident_blocks(&function, &shape)?)?;
+    }
+    Ok(())
+}
+
+/// There is nothing to check.
+///
+/// # Errors
+/// Always: there are no GPUs for this build.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn check(_gpus: &Gpus, _options: &Options, _kernel: &str) -> Result<(), Failure> {
+    find().map(|_| ()).map_err(|reason| Refused(reason).into())
+}
+
+/// A world on the first of these GPUs, as many as there are ranks at most.
+///
+/// # Errors
+/// What the driver reports.
+#[cfg(feature = "cuda")]
+pub(crate) fn world(gpus: &Gpus, ranks: u32) -> Result<WorldConfig, Failure> {
+    let ordinals: Vec<usize> = (0..gpus.used(ranks)).collect();
+    Ok(WorldConfig::cuda(&ordinals, ranks, &[gin::ptx::PTX])?)
+}
+
+/// There is none.
+///
+/// # Errors
+/// Always: there are no GPUs for this build.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn world(_gpus: &Gpus, _ranks: u32) -> Result<WorldConfig, Failure> {
+    find().map(|_| WorldConfig::threads(0)).map_err(|reason| Refused(reason).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::default_options;
+
+    #[test]
+    fn gpus_are_told_by_kind_and_number() {
+        let names = ["A", "B", "A"].map(String::from).to_vec();
+        let gpus = Gpus { names };
+        assert_eq!(gpus.text(), "2 x A, 1 x B");
+        assert_eq!((gpus.used(2), gpus.used(8)), (2, 3));
+        assert_eq!((gpus.name(1).as_deref(), gpus.name(3)), (Some("A"), None));
+    }
+
+    #[test]
+    fn grids_that_are_not_resident_together_are_refused_with_all_figures() {
+        let mut options = default_options();
+        (options.ranks, options.blocks, options.threads) = (8, 33, 1024);
+        check_room(&options, 4, "GPU 0", 66).unwrap();
+        let Refused(text) = check_room(&options, 3, "GPU 0", 66).unwrap_err();
+        for figure in ["--ranks 8", "--blocks 33", "3 ranks", "99 blocks", "holds 66 of 1024", "--blocks 22 fit"] {
+            assert!(text.contains(figure), "{figure}: {text}");
+        }
+        let Refused(text) = check_room(&options, 1, "GPU 0", 7).unwrap_err();
+        assert!(text.contains("fewer --ranks"), "{text}");
+    }
+}
