@@ -20,6 +20,7 @@ use crate::backend::Backend;
 use crate::coop::Coop;
 use crate::gin::{Gin, Scope, release, signal_tables};
 use crate::signal::{ContextId, SignalId};
+use crate::status::Shared;
 use crate::sys::{Global, GlobalWord, Word};
 use crate::team::Team;
 use gin_abi::handle::CAP_STRONG_SIGNALS;
@@ -166,6 +167,7 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
         }
         let mut outcome = Ok(());
         let mut released = false;
+        let deadline = Shared::start::<Global>(deadline);
         for pair in coop.stripe(self.pairs(fence)) {
             if !released {
                 release::<Global>(Scope::Thread, Scope::System);
@@ -174,7 +176,8 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
             let (gin, member) = self.pair(pair);
             let signal = SignalId::new(self.first_signal + self.team.rank()).inc();
             let action = if fence.puts() { signal } else { signal.weak() };
-            outcome = self.team.member(member).and_then(|peer| gin.raise_internal(peer, action, deadline));
+            outcome =
+                self.team.member(member).and_then(|peer| gin.raise_internal(peer, action, deadline.left::<Global>()));
             if outcome.is_err() {
                 break;
             }
@@ -197,13 +200,16 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
             return Err(self.gin.core().fault(FaultKind::BarrierBroken, Operation::Barrier));
         };
         let mut outcome = Ok(());
+        let deadline = Shared::start::<Global>(deadline);
         for pair in coop.stripe(self.pairs(fence)) {
             let (gin, member) = self.pair(pair);
             let id = self.first_signal + member;
             let (words, shadow) = signal_tables(gin.core(), id);
             let expected = shadow.load_relaxed_gpu().wrapping_add(1);
             shadow.store_relaxed_gpu(expected);
-            if let Err((stop, seen)) = words.wait(&gin.core().status(), expected, SIGNAL_BITS, deadline) {
+            if let Err((stop, seen)) =
+                words.wait(&gin.core().status(), expected, SIGNAL_BITS, deadline.left::<Global>())
+            {
                 let peer = self.team.member(member).map_or(gin_abi::fault::NONE, |rank| rank.world());
                 let timeout = gin.core().fault(FaultKind::Timeout, Operation::Barrier).peer(peer);
                 outcome = Err(gin.core().status().explain(stop, timeout.values(expected, seen)));
@@ -213,7 +219,7 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
         if outcome.is_ok() && fence.gets() {
             for context in coop.stripe(self.contexts().len()) {
                 let gin = Gin::<B>::with_backend(self.gin.comm(), ContextId(self.contexts().start + context as u32));
-                outcome = gin.flush_here(deadline);
+                outcome = gin.flush_here(deadline.left::<Global>());
                 if outcome.is_err() {
                     break;
                 }

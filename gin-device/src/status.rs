@@ -21,6 +21,30 @@ const WRITING: u64 = 1;
 /// `word` of the kernel's copy once its record is valid.
 const WRITTEN: u64 = 2;
 
+/// A deadline that several waits share, one after the other: what is left of it counts from one start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shared {
+    deadline: Deadline,
+    start: u64,
+}
+
+impl Shared {
+    /// Starts now. Reads the clock only if there is a deadline.
+    #[inline(always)]
+    pub(crate) fn start<M: Memory>(deadline: Deadline) -> Self {
+        Self { deadline, start: if deadline.is_none() { 0 } else { M::clock_ns() } }
+    }
+
+    /// What is left now, at least 0.
+    #[inline(always)]
+    pub(crate) fn left<M: Memory>(&self) -> Deadline {
+        if self.deadline.is_none() {
+            return self.deadline;
+        }
+        Deadline::after_ns(self.deadline.ns().saturating_sub(M::clock_ns().wrapping_sub(self.start)))
+    }
+}
+
 /// The status blocks of one communicator on one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct Status<M: Memory> {

@@ -3,7 +3,7 @@
 
 use super::Queue;
 use crate::gin::Sharing;
-use crate::status::{Status, Stop};
+use crate::status::{Shared, Status, Stop};
 use crate::sys::{Memory, Word};
 use gin_abi::Deadline;
 
@@ -252,23 +252,16 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     /// The waits for one peer. Does not fence after the last.
     #[inline(always)]
     fn wait_oldest(&self, peer: u32, position: u64, deadline: Deadline) -> Result<(), Stop> {
-        let start = if deadline.is_none() { 0 } else { M::clock_ns() };
-        let rest = || {
-            if deadline.is_none() {
-                deadline
-            } else {
-                Deadline::after_ns(deadline.ns().saturating_sub(M::clock_ns().wrapping_sub(start)))
-            }
-        };
+        let deadline = Shared::start::<M>(deadline);
         let oldest = self.queue.oldest.at(peer as u64);
         // The consumer stores `oldest` before `taken`, so they are read the other way round, with a fence between.
         ordered! {
             "taken read before oldest":
             {
-                self.wait_past(self.queue.taken, position, deadline)?;
+                self.wait_past(self.queue.taken, position, deadline.left::<M>())?;
                 M::fence_acquire_sys();
             } then {
-                self.wait_past(oldest, position, rest())?;
+                self.wait_past(oldest, position, deadline.left::<M>())?;
             }
         }
         Ok(())
