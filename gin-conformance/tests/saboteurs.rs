@@ -79,7 +79,7 @@ impl Saboteur {
         let mut runs = 0;
         for (seed, net) in [(1, Net::Plain), (2, Net::Delay { ns: 20_000 })] {
             // A run that hangs is told of soon; without a mistake none comes near this.
-            let setup = Setup { mistake: self.mistake, net, stall_steps: 300_000, ..Setup::seeded(seed) };
+            let setup = Setup { mistake: self.mistake, net, stall_steps: 2_000_000, ..Setup::seeded(seed) };
             for case in cases::all() {
                 runs += 1;
                 match judge(&case, &setup) {
@@ -118,7 +118,7 @@ fn main() {
         .collect();
     trials.push(Trial::test("without_a_mistake_the_same_runs_find_nothing", || {
         for (seed, net) in [(1, Net::Plain), (2, Net::Delay { ns: 20_000 })] {
-            let setup = Setup { net, stall_steps: 300_000, ..Setup::seeded(seed) };
+            let setup = Setup { net, stall_steps: 2_000_000, ..Setup::seeded(seed) };
             for case in cases::all() {
                 judge(&case, &setup).map_err(|error| format!("{}: {error}", case.name))?;
             }
