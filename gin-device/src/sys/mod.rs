@@ -42,6 +42,8 @@
 //!
 //! There are three implementations: PTX, CPU atomics (every access is a switch point of the executor, see
 //! `exec`) and, with the feature `loom`, those of a model checker. Protocols are written once, generic over [`Memory`].
+//!
+//! Bulk data, which signals make visible, is copied and reduced by the accesses of [`data`].
 
 /// Hands the table of word operations to the macro `$emit`.
 ///
@@ -137,6 +139,7 @@ macro_rules! statement {
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod cpu;
+pub mod data;
 #[cfg(feature = "loom")]
 pub mod loom;
 #[cfg(target_arch = "nvptx64")]
