@@ -129,22 +129,26 @@ mod tests {
 
     #[test]
     fn accesses_do_what_their_names_say() {
-        let mut words = [0x0706_0504_0302_0100u64, 0x0f0e_0d0c_0b0a_0908];
-        let at = |offset: usize| (&raw mut words).cast::<u8>().wrapping_add(offset);
+        #[repr(align(16))]
+        struct Aligned([u64; 2]);
+        let start = [0x0706_0504_0302_0100u64, 0x0f0e_0d0c_0b0a_0908];
+        let mut words = Aligned(start);
+        let first = (&raw mut words).cast::<u8>();
+        let at = |offset: usize| first.wrapping_add(offset);
         // Safety: inside of `words`, aligned.
         unsafe {
             assert_eq!(load_relaxed_sys_u8(at(3)), 3);
             assert_eq!(load_relaxed_sys_u16(at(2).cast()), 0x0302);
             assert_eq!(load_relaxed_sys_u32(at(4).cast()), 0x0706_0504);
-            assert_eq!(load_relaxed_sys_u64(at(8).cast()), words[1]);
-            assert_eq!(load_relaxed_sys_pair(at(0).cast()), (words[0], words[1]));
+            assert_eq!(load_relaxed_sys_u64(at(8).cast()), start[1]);
+            assert_eq!(load_relaxed_sys_pair(at(0).cast()), (start[0], start[1]));
             store_weak_pair(at(0).cast(), 0, 0);
             store_weak_u8(at(1).cast(), 1);
             store_weak_u16(at(2).cast(), 2);
             store_weak_u32(at(4).cast(), 3);
             store_weak_u64(at(8).cast(), 4);
         }
-        assert_eq!(words, [0x0000_0003_0002_0100, 4]);
+        assert_eq!(words.0, [0x0000_0003_0002_0100, 4]);
     }
 
     #[test]
