@@ -333,6 +333,8 @@ fn main() {
             let name = format!("ptxas_takes_{}_alone::{}", row.name, target.0);
             trial(name, Box::new(move |tools| taken(tools, row, target)));
         }
+    }
+    for row in OPERATIONS.iter().copied() {
         if row.fallback.is_some() {
             trial(format!("{}_needs_its_fallback::sm_80", row.name), Box::new(move |tools| refused(tools, row)));
         }
