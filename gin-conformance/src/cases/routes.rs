@@ -113,12 +113,12 @@ fn gets(setup: &Setup, coop: CoopKind) -> Verdict {
 fn alignments(setup: &Setup, coop: CoopKind) -> Verdict {
     let copy = |code, bytes| Op { peer: 1, bytes, ..Op::new(code) };
     let (mut program, mut expected) = (vec![Op::fill(0, 0, 256, 5)], Vec::new());
-    let mut place = 3;
+    let mut place = 3u64;
     for (number, (from, to)) in [(0, 0), (1, 1), (13, 13), (0, 4), (7, 11), (0, 1), (5, 2), (12, 0)].iter().enumerate()
     {
         for (extra, bytes) in [1u64, 7, 16, 37, 80].into_iter().enumerate() {
             // As far from a multiple of 16 as the pair says, with room after.
-            place = (place + 15) / 16 * 16 + to;
+            place = place.next_multiple_of(16) + to;
             let op = match (number + extra) % 2 {
                 0 => Op::put(1, bytes).route(LSA),
                 _ => copy(Code::CopyFrom, bytes),
