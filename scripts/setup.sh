@@ -140,6 +140,8 @@ cuda_tools() {
 }
 
 mkdir -p target
+# What cargo writes into a target folder that it makes: backups leave it out, and gin-build knows it by this.
+[ -e target/CACHEDIR.TAG ] || printf 'Signature: 8a477f597d28d172789f06886806bc55\n' >target/CACHEDIR.TAG
 # Two makes at once would otherwise install the same things twice.
 if command -v flock >/dev/null; then
     exec 9>target/.setup-lock
