@@ -72,6 +72,11 @@ pub struct CommHandle {
     pub proxy_contexts: u32,
     /// `signals` if `capabilities` has `CAP_STRONG_SIGNALS`, else 0: one comparison checks a strong signal.
     pub strong_signals: u32,
+    /// World rank of the first member of the LSA team.
+    pub lsa_first: u32,
+    /// Ranks from `lsa_first` on that operations reach by loads and stores: `lsa_size`, or 0 if the communicator has no
+    /// such route. One comparison tells the route to a peer.
+    pub lsa_reach: u32,
     /// Table of [`ContextData`], `contexts` long, in GPU memory.
     pub context_table: u64,
     /// Table of [`WindowData`], `windows` long, in GPU memory.
@@ -88,7 +93,7 @@ pub struct CommHandle {
     pub barrier_state: u64,
 }
 
-const _: () = assert!(size_of::<CommHandle>() == 120 && align_of::<CommHandle>() == 8);
+const _: () = assert!(size_of::<CommHandle>() == 128 && align_of::<CommHandle>() == 8);
 
 /// Something that ended the normal course of a communicator, or not yet.
 ///
@@ -129,12 +134,7 @@ pub struct ContextData {
     pub oldest: u64,
     /// All requests below this index are complete; pinned host memory, written by the consumer.
     pub done: u64,
-    /// Shadow of each signal; GPU memory.
-    pub signal_shadow: u64,
-    /// Per world rank: device address of that rank's `signal_gpu`, 0 where it cannot be reached; GPU memory. 0 if no
-    /// rank can.
-    pub peer_signal_gpu: u64,
-    /// Counter words, raised by the proxy: pinned host memory.
+    /// Counter words that CPU threads raise: pinned host memory.
     pub counters: u64,
     /// Baseline of each counter; GPU memory.
     pub counter_base: u64,
@@ -146,8 +146,15 @@ pub struct ContextData {
     pub signal_cpu: u64,
     /// Baseline of each signal: the sum of its words at the last reset; GPU memory.
     pub signal_base: u64,
+    /// Shadow of each signal; GPU memory.
+    pub signal_shadow: u64,
+    /// Counter words that this rank's own kernels raise: GPU memory; 0 if there are none.
+    pub counters_gpu: u64,
+    /// Per world rank: device address of that rank's `signal_gpu`, 0 where it cannot be reached; GPU memory. 0 if no
+    /// rank can.
+    pub peer_signal_gpu: u64,
     /// Zero.
-    pub reserved: [u64; 2],
+    pub reserved: u64,
 }
 
 const _: () = {

@@ -4,7 +4,7 @@
 use crate::cases::Case;
 use crate::op::{Entry, Op};
 use crate::scenario::{Control, NO_END, Outcome, Scenario};
-use crate::script::{RESET_BY_STORE, STOP_AT_ERROR, Script};
+use crate::script::{RESET_BY_STORE, ROUTE_LSA, ROUTE_NETWORK, STOP_AT_ERROR, Script};
 use bytemuck::Zeroable;
 use gin_abi::WindowHandle;
 use gin_host::comm::{CommError, WindowFlags};
@@ -121,6 +121,17 @@ pub enum Mistake {
     ResetByStore,
 }
 
+/// The route of operations that name none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SetupRoute {
+    /// The network.
+    Network,
+    /// Loads and stores to LSA peers, the network to others.
+    Auto,
+    /// Loads and stores, in scenarios of one LSA team of several ranks; else as `Auto`.
+    Lsa,
+}
+
 /// Logs of seeded runs, in the order of the runs.
 pub type Logs = Arc<Mutex<Vec<EventLog>>>;
 
@@ -137,6 +148,8 @@ pub struct Setup {
     pub resident_blocks: Option<u32>,
     /// The network, unless a case needs another.
     pub net: Net,
+    /// The route of operations that name none.
+    pub route: SetupRoute,
     /// Other devices than the virtual GPU, for real threads.
     pub devices: Option<Devices>,
     /// Kernels with the back end compiled in alone, where there are any.
@@ -162,6 +175,7 @@ impl Setup {
             stall_steps: SeededConfig::default().stall_steps,
             resident_blocks: None,
             net: Net::Plain,
+            route: SetupRoute::Network,
             devices: None,
             named_backend: false,
             mistake: Mistake::None,
@@ -204,6 +218,11 @@ impl Setup {
         };
         if let Some(blocks) = self.resident_blocks {
             name.push_str(&format!(", {blocks} resident blocks"));
+        }
+        match self.route {
+            SetupRoute::Network => {}
+            SetupRoute::Auto => name.push_str(", route automatic"),
+            SetupRoute::Lsa => name.push_str(", route LSA"),
         }
         if self.named_backend {
             name.push_str(", Gin<Proxy>");
@@ -318,10 +337,16 @@ fn run_rank(rank: &Rank, scenario: &Scenario, setup: &Setup) -> Result<Collected
         stride: stride as u64,
         window_count: windows.len() as u32,
         flags: flag(scenario.stop_at_error, STOP_AT_ERROR)
-            | flag(setup.mistake == Mistake::ResetByStore, RESET_BY_STORE),
+            | flag(setup.mistake == Mistake::ResetByStore, RESET_BY_STORE)
+            | match setup.route {
+                SetupRoute::Network => ROUTE_NETWORK,
+                SetupRoute::Lsa if scenario.ranks > 1 && scenario.lsa_size.is_none() => ROUTE_LSA,
+                SetupRoute::Auto | SetupRoute::Lsa => 0,
+            },
     };
 
-    let coop = if setup.named_backend { scenario.coop.with_named_backend() } else { scenario.coop };
+    let named = setup.named_backend && setup.route == SetupRoute::Network && !scenario.names_routes();
+    let coop = if named { scenario.coop.with_named_backend() } else { scenario.coop };
     let kernel = rank.kernel(coop.kernel())?;
     let stream = rank.stream()?;
     let shape =

@@ -87,6 +87,37 @@ codes! {
         WriteTotal = 29;
         /// Logs how many ranks the team has, and the own rank in it.
         ReadTeam = 30;
+        /// Signal alone, by `signal_all_routes`.
+        SignalAllRoutes = 31;
+        /// Combined barrier `value`, with fence `fence`.
+        CombinedBarrier = 32;
+        /// Copies `bytes` from `source_offset` of own window `source_window` to `offset` of the LSA peer's window `window`.
+        CopyFrom = 33;
+        /// Copies `bytes` from `source_offset` of the LSA peer's window `source_window` to `offset` of own window `window`.
+        CopyTo = 34;
+        /// Reduces with `value` into the LSA peer's window `window` at `offset`: number `amount` of [`Reduction`], on a
+        /// value of `bytes` bytes, 4 or 8.
+        Reduce = 35;
+        /// Reads `bytes` bytes, 4 or 8, at `offset` of own window `window`; logs them.
+        Read = 36;
+    }
+}
+
+codes! {
+    /// A reduction.
+    Reduction {
+        /// Sum.
+        Add = 0;
+        /// Bits of both.
+        And = 1;
+        /// Bits of either.
+        Or = 2;
+        /// The lesser.
+        Min = 3;
+        /// The greater.
+        Max = 4;
+        /// Sum of floats, of 4 bytes.
+        AddFloat = 5;
     }
 }
 
@@ -125,11 +156,15 @@ pub struct Op {
     pub given: u32,
     /// 1 to hint that more follows.
     pub more: u32,
-    /// Fence of a barrier: 0 none, 1 put, 2 get, 3 both; 4 is added for all contexts.
+    /// Fence of a barrier: 0 none, 1 put, 2 get, 3 both; 4 is added for all contexts, 8 for all routes.
     pub fence: u32,
     /// Of a post: scope that the memory must be released to, 0 system, 1 GPU. Of a wait, a read or a flush: 1 if it does
     /// not acquire.
     pub required: u32,
+    /// Route: 0 that of the setup, 1 automatic, 2 LSA, 3 the network.
+    pub route: u32,
+    /// Zero.
+    pub reserved: u32,
     /// Offset in the destination window in bytes.
     pub offset: u64,
     /// Offset in the source window in bytes.
@@ -146,7 +181,7 @@ pub struct Op {
     pub deadline: u64,
 }
 
-const _: () = assert!(size_of::<Op>() == 120);
+const _: () = assert!(size_of::<Op>() == 128);
 
 impl Op {
     /// An operation with this code and nothing else set: context 0, no signal, no counter, no deadline.
@@ -169,6 +204,8 @@ impl Op {
             more: 0,
             fence: 0,
             required: 0,
+            route: 0,
+            reserved: 0,
             offset: 0,
             source_offset: 0,
             bytes: 0,
@@ -193,6 +230,13 @@ impl Op {
     #[must_use]
     pub const fn put_value(peer: u32, bytes: u64, value: u64) -> Self {
         Self { peer, bytes, value, window: 1, ..Self::new(Code::PutValue) }
+    }
+
+    /// By this route: 1 automatic, 2 LSA, 3 the network.
+    #[must_use]
+    pub const fn route(mut self, route: u32) -> Self {
+        self.route = route;
+        self
     }
 
     /// Gets `bytes` bytes from `peer`: from offset 0 of window 0 there to offset 0 of window 1 here.

@@ -260,6 +260,12 @@ impl Scenario {
         block * self.coop.groups(self.threads) + self.coop.group_of(inside)
     }
 
+    /// Whether some operation names its route.
+    #[must_use]
+    pub fn names_routes(&self) -> bool {
+        self.programs.iter().flatten().flat_map(|(_, program)| program).any(|op| op.route != 0)
+    }
+
     /// Most operations a group has.
     #[must_use]
     pub fn longest(&self) -> usize {
@@ -296,7 +302,13 @@ pub const NO_END: &str = "no end";
 fn is_collective(code: Code) -> bool {
     !matches!(
         code,
-        Code::ReadSignal | Code::ReadCounter | Code::ReadShadow | Code::Check | Code::Fault | Code::LoadPeer
+        Code::ReadSignal
+            | Code::ReadCounter
+            | Code::ReadShadow
+            | Code::Check
+            | Code::Fault
+            | Code::LoadPeer
+            | Code::Read
     )
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The kernels that carry out scripts: one for each kind of thread group.
 
-use crate::op::{Code, Entry, NONE, Op, pattern};
+use crate::op::{Code, Entry, NONE, Op, Reduction, pattern};
 use bytemuck::{Pod, Zeroable};
 use gin_abi::{COUNTER_BITS, ContextData, SIGNAL_BITS, WindowData, WindowHandle};
 use gin_device::coop::block_in_grid;
@@ -25,7 +25,7 @@ pub struct Script {
     pub stride: u64,
     /// Number of windows.
     pub window_count: u32,
-    /// [`STOP_AT_ERROR`], [`RESET_BY_STORE`].
+    /// [`STOP_AT_ERROR`], [`RESET_BY_STORE`], [`ROUTE_LSA`], [`ROUTE_NETWORK`].
     pub flags: u32,
 }
 
@@ -33,6 +33,10 @@ pub struct Script {
 pub const STOP_AT_ERROR: u32 = 1;
 /// Flag: a mistake, for proving that the suite notices it: resets of signals store 0 to their words.
 pub const RESET_BY_STORE: u32 = 2;
+/// Flag: operations that name no route take loads and stores.
+pub const ROUTE_LSA: u32 = 4;
+/// Flag: operations that name no route take the network.
+pub const ROUTE_NETWORK: u32 = 8;
 
 /// Threads of a [`Tile`] in `script_tile`.
 pub const TILE: u32 = 8;
@@ -51,7 +55,7 @@ const DONE: Step = Ok((0, 0));
 
 /// Runs the program of group number `group`. All threads of the group call.
 #[inline(always)]
-unsafe fn run<B: Backend, C: Coop>(comm: &Comm, script: &Script, coop: &C, group: u64) {
+unsafe fn run<B: Routed, C: Coop>(comm: &Comm, script: &Script, coop: &C, group: u64) {
     // Safety: the kernel's promise: one program for each group, one row of the log for each thread.
     let (first, count, log) = unsafe {
         let thread = block_in_grid() as u64 * Block.size() as u64 + Block.rank() as u64;
@@ -67,7 +71,7 @@ unsafe fn run<B: Backend, C: Coop>(comm: &Comm, script: &Script, coop: &C, group
     while index < count {
         // Safety: as above.
         let op = unsafe { &*(script.operations as usize as *const Op).add((first + index) as usize) };
-        let step = operation::<B, C>(comm, script, coop, op, &mut token);
+        let step = operation(&B::gin(comm, script, op), comm, script, coop, op, &mut token);
         let entry = match step {
             Ok((value, second)) => Entry { outcome: 1, fault: [0; 4], value, second },
             Err(fault) => Entry { outcome: 2, fault: fault.to_words(), value: 0, second: 0 },
@@ -156,8 +160,33 @@ macro_rules! options {
     }};
 }
 
+/// Makes the context that an operation names, with the route that it names.
+trait Routed: Backend {
+    fn gin(comm: &Comm, script: &Script, op: &Op) -> Gin<Self>;
+}
+
+impl Routed for Any {
+    #[inline(always)]
+    fn gin(comm: &Comm, script: &Script, op: &Op) -> Gin<Self> {
+        Gin::new(comm, ContextId::new(op.context)).route(match (op.route, script.flags & (ROUTE_LSA | ROUTE_NETWORK)) {
+            (1, _) => Route::Auto,
+            (2, _) | (0, ROUTE_LSA) => Route::Lsa,
+            (3, _) | (0, ROUTE_NETWORK) => Route::Network,
+            _ => Route::Auto,
+        })
+    }
+}
+
+impl Routed for Proxy {
+    #[inline(always)]
+    fn gin(comm: &Comm, _: &Script, op: &Op) -> Gin<Self> {
+        Gin::with_backend(comm, ContextId::new(op.context))
+    }
+}
+
 #[inline(always)]
 fn operation<B: Backend, C: Coop>(
+    gin: &Gin<B>,
     comm: &Comm,
     script: &Script,
     coop: &C,
@@ -168,7 +197,7 @@ fn operation<B: Backend, C: Coop>(
         return Err(Fault::new(FaultKind::Reported, Operation::None).values(0, op.code as u64));
     };
     let deadline = Deadline::after_ns(op.deadline);
-    let gin = Gin::<B>::with_backend(comm, ContextId::new(op.context)).shared_by(match op.sharing {
+    let gin = gin.shared_by(match op.sharing {
         1 => Sharing::Block,
         2 => Sharing::Thread,
         _ => Sharing::Gpu,
@@ -215,6 +244,12 @@ fn operation<B: Backend, C: Coop>(
             let peer = team(comm, op).member(op.peer)?;
             let Some(action) = action(script, op) else { return DONE };
             options!(gin.signal(peer, action), script, op).issue(coop)?;
+            DONE
+        }
+        Code::SignalAllRoutes => {
+            let peer = team(comm, op).member(op.peer)?;
+            let Some(action) = action(script, op) else { return DONE };
+            options!(gin.signal_all_routes(peer, action), script, op).issue(coop)?;
             DONE
         }
         Code::Flush => {
@@ -269,6 +304,32 @@ fn operation<B: Backend, C: Coop>(
         }
         Code::FollowShadow => gin.wait_signal_follow_shadow(coop, view(script, op), op.value, deadline),
         Code::Barrier | Code::BarrierSplit => barrier(&gin, coop, op, code == Code::BarrierSplit),
+        Code::CombinedBarrier => {
+            let barrier = CombinedBarrier::new(&gin, op.value as u32)?;
+            let mut barrier = if op.fence & 4 != 0 { barrier.all_contexts() } else { barrier };
+            barrier.sync(coop, fence(op), deadline)?;
+            DONE
+        }
+        Code::CopyFrom | Code::CopyTo => {
+            let peer = team(comm, op).member(op.peer)?;
+            let (to, from) = (window(script, op.window), window(script, op.source_window));
+            let (offset, source, bytes) = (op.offset as usize, op.source_offset as usize, op.bytes as usize);
+            if code == Code::CopyFrom {
+                to.peer(peer)?.copy_from(coop, offset, from.range(source, bytes))?;
+            } else {
+                from.peer(peer)?.copy_to(coop, source, to.range(offset, bytes))?;
+            }
+            DONE
+        }
+        Code::Reduce => reduce(comm, script, coop, op),
+        Code::Read => {
+            let own = window(script, op.window);
+            let mut value = 0;
+            for byte in 0..op.bytes {
+                value |= (own.read((op.offset + byte) as usize) as u64) << (8 * byte);
+            }
+            Ok((value, 0))
+        }
         Code::Pause => {
             pause(op.value);
             DONE
@@ -330,28 +391,69 @@ fn put_value<B: Backend, C: Coop>(gin: &Gin<B>, comm: &Comm, script: &Script, co
 }
 
 #[inline(always)]
+fn fence(op: &Op) -> Fence {
+    match op.fence & 3 {
+        0 => Fence::None,
+        1 => Fence::Put,
+        2 => Fence::Get,
+        _ => Fence::PutGet,
+    }
+}
+
+/// Reduces into memory of an LSA peer; one thread of the group does it.
+#[inline(always)]
+fn reduce<C: Coop>(comm: &Comm, script: &Script, coop: &C, op: &Op) -> Step {
+    let there = window(script, op.window);
+    let peer = team(comm, op).member(op.peer)?;
+    let (index, value) = ((op.offset / op.bytes.max(1)) as usize, op.value);
+    let Some(reduction) = Reduction::from_code(op.amount as u32) else { return DONE };
+    // Safety: the table's handles are those of registered windows; the script keeps to what is aligned.
+    let handle = *there.handle();
+    let (words, halves, floats) = unsafe {
+        (
+            Window::<u64>::from_handle(handle).peer(peer)?,
+            Window::<u32>::from_handle(handle).peer(peer)?,
+            Window::<f32>::from_handle(handle).peer(peer)?,
+        )
+    };
+    coop.sync();
+    if coop.elect() {
+        match (reduction, op.bytes) {
+            (Reduction::Add, 8) => words.red_add_relaxed_sys(index, value),
+            (Reduction::And, 8) => words.red_and_relaxed_sys(index, value),
+            (Reduction::Or, 8) => words.red_or_relaxed_sys(index, value),
+            (Reduction::Min, 8) => words.red_min_relaxed_sys(index, value),
+            (Reduction::Max, 8) => words.red_max_relaxed_sys(index, value),
+            (Reduction::AddFloat, _) => floats.red_add_relaxed_sys(index, f32::from_bits(value as u32)),
+            (Reduction::Add, _) => halves.red_add_relaxed_sys(index, value as u32),
+            (Reduction::And, _) => halves.red_and_relaxed_sys(index, value as u32),
+            (Reduction::Or, _) => halves.red_or_relaxed_sys(index, value as u32),
+            (Reduction::Min, _) => halves.red_min_relaxed_sys(index, value as u32),
+            (Reduction::Max, _) => halves.red_max_relaxed_sys(index, value as u32),
+        }
+    }
+    coop.sync();
+    DONE
+}
+
+#[inline(always)]
 fn barrier<B: Backend, C: Coop>(gin: &Gin<B>, coop: &C, op: &Op, split: bool) -> Step {
     let team = match op.team {
         1 => BarrierTeam::Lsa,
         2 => BarrierTeam::Rail,
         _ => BarrierTeam::World,
     };
-    let fence = match op.fence & 3 {
-        0 => Fence::None,
-        1 => Fence::Put,
-        2 => Fence::Get,
-        _ => Fence::PutGet,
-    };
+    let fence = fence(op);
     let deadline = Deadline::after_ns(op.deadline);
     let session = BarrierSession::new(gin, team, op.value as u32)?;
-    let mut session = if op.fence & 4 != 0 { session.all_contexts() } else { session };
+    let session = if op.fence & 4 != 0 { session.all_contexts() } else { session };
+    let mut session = if op.fence & 8 != 0 { session.all_routes() } else { session };
+    // `sync` is these two.
+    session.arrive(coop, fence, deadline)?;
     if split {
-        session.arrive(coop, fence, deadline)?;
         pause(op.source_offset);
-        session.wait(coop, deadline)?;
-    } else {
-        session.sync(coop, fence, deadline)?;
     }
+    session.wait(coop, deadline)?;
     DONE
 }
 

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Barriers over a team, built on signals.
 //!
+//! Arrivals take the routes that the session's `Gin` takes: to LSA peers a raise of the peer's word by the caller's own
+//! GPU, to others a request of the back end. So a barrier of the LSA team needs nobody's help; [`CombinedBarrier`] meets
+//! all ranks by that and one step over the network.
+//!
 //! A barrier has one signal for each member of its team. To arrive, a rank raises its own signal at every member; to
 //! wait, it waits for every member's signal at itself. How often is counted in the shadows of those signals, which lie
 //! in the rank's own memory, so a barrier goes on from kernel to kernel. The threads of the coop share the members.
@@ -13,12 +17,13 @@
 //! # Order
 //! What the threads of a coop wrote before `arrive` is released to the system; after `wait`, what the others released
 //! is acquired. Of operations under way, the fence says what is waited for: with [`Fence::Put`] the puts of others to
-//! this rank are visible afterwards (their arrival is a strong signal; in a session over all contexts, one in each);
+//! this rank are visible afterwards (their arrival is a strong signal; in a session over all contexts, one in each;
+//! by [`all_routes`](BarrierSession::all_routes) also puts that took another route than the arrival);
 //! with [`Fence::Get`] own gets have landed and the sources of own puts may be reused.
 
 use crate::backend::Backend;
 use crate::coop::Coop;
-use crate::gin::{Gin, Scope, release, signal_tables};
+use crate::gin::{Gin, Scope, look_around, release, signal_tables};
 use crate::signal::{ContextId, SignalId};
 use crate::status::Shared;
 use crate::sys::{Global, GlobalWord, Word};
@@ -67,6 +72,10 @@ impl Fence {
 /// All ranks of the team use the same barrier number, contexts and fences, in the same order. A session belongs to the
 /// coop that made it; all its threads make the same calls with it.
 ///
+/// One barrier number is always used alike: with the same route or named back end, and with or without
+/// [`all_routes`](Self::all_routes). Arrivals are counted, and one that takes another route than the one before could
+/// overtake it.
+///
 /// A barrier that ended with a fault, a deadline included, is broken: how far the others got is not known. It refuses
 /// every later use, in this session or another.
 #[derive(Debug)]
@@ -76,6 +85,9 @@ pub struct BarrierSession<'a, B: Backend> {
     first_signal: u32,
     broken: GlobalWord,
     all_contexts: bool,
+    all_routes: bool,
+    /// Whether some member, or the caller itself, is reached over the network.
+    by_network: bool,
     arrived: Option<Fence>,
 }
 
@@ -109,8 +121,32 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
             // Safety: one word for each barrier; the index was checked.
             broken: unsafe { GlobalWord::new(handle.barrier_state + 8 * number as u64) },
             all_contexts: false,
+            all_routes: false,
+            by_network: Self::goes_by_network(gin, team, &members),
             arrived: None,
         })
+    }
+
+    /// Whether some member is reached over the network.
+    #[inline(always)]
+    fn goes_by_network(gin: &Gin<B>, team: BarrierTeam, members: &Team) -> bool {
+        let reach = gin.comm().lsa_reach();
+        let outside = match team {
+            BarrierTeam::World => reach < members.size(),
+            // A rail has one member of each LSA team.
+            BarrierTeam::Rail => reach == 0 || members.size() > 1,
+            BarrierTeam::Lsa => reach == 0,
+        };
+        !gin.core().takes_lsa::<B>(members.me()) || outside
+    }
+
+    /// The same barrier, whose fence for puts covers those of both [routes](crate::gin#routes), for kernels that force
+    /// one. All arrivals go over the network then.
+    #[inline(always)]
+    #[must_use]
+    pub fn all_routes(mut self) -> Self {
+        (self.all_routes, self.by_network) = (true, true);
+        self
     }
 
     /// The same barrier, whose fences cover the operations of all contexts of the communicator.
@@ -141,7 +177,7 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
         let size = self.team.size();
         let (context, step) = (self.contexts().start + pair as u32 / size, pair as u32 % size);
         let member = (self.team.rank() as u64 + 1 + step as u64) % size as u64;
-        (Gin::with_backend(self.gin.comm(), ContextId(context)), member as u32)
+        (self.gin.in_context(ContextId(context)), member as u32)
     }
 
     #[inline(always)]
@@ -161,7 +197,7 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
     #[inline(always)]
     pub fn arrive(&mut self, coop: &impl Coop, fence: Fence, deadline: Deadline) -> Result<(), Fault> {
         self.usable(coop)?;
-        let strong = self.gin.comm().handle().capabilities & CAP_STRONG_SIGNALS != 0;
+        let strong = !self.by_network || self.gin.comm().handle().capabilities & CAP_STRONG_SIGNALS != 0;
         if fence.puts() && !strong {
             return Err(self.gin.core().fault(FaultKind::NoStrongSignals, Operation::Barrier));
         }
@@ -175,9 +211,12 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
             }
             let (gin, member) = self.pair(pair);
             let signal = SignalId::new(self.first_signal + self.team.rank()).inc();
-            let action = if fence.puts() { signal } else { signal.weak() };
-            outcome =
-                self.team.member(member).and_then(|peer| gin.raise_internal(peer, action, deadline.left::<Global>()));
+            // Strong if it can be: a weak arrival at one barrier could overtake the strong one at the barrier before.
+            let action = if strong { signal } else { signal.weak() };
+            outcome = self
+                .team
+                .member(member)
+                .and_then(|peer| gin.raise_internal(peer, action, self.all_routes, deadline.left::<Global>()));
             if outcome.is_err() {
                 break;
             }
@@ -215,10 +254,15 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
                 outcome = Err(gin.core().status().explain(stop, timeout.values(expected, seen)));
                 break;
             }
+            if let Err(stop) = look_around::<B>(gin.core()) {
+                let fault = gin.core().fault(FaultKind::Timeout, Operation::Barrier);
+                outcome = Err(gin.core().status().explain(stop, fault));
+                break;
+            }
         }
         if outcome.is_ok() && fence.gets() {
             for context in coop.stripe(self.contexts().len()) {
-                let gin = Gin::<B>::with_backend(self.gin.comm(), ContextId(self.contexts().start + context as u32));
+                let gin = self.gin.in_context(ContextId(self.contexts().start + context as u32));
                 outcome = gin.flush_here(deadline.left::<Global>());
                 if outcome.is_err() {
                     break;
@@ -245,5 +289,69 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
             self.broken.store_relaxed_gpu(1);
         }
         outcome
+    }
+}
+
+/// A barrier over all ranks in two steps: the LSA team meets, then the rail.
+///
+/// Once a rank's LSA team has met, its place there stands for the team; so when the rail has met, all have. That is
+/// `lsa_size + ranks / lsa_size` arrivals for each rank instead of `ranks`, of which only those of the rail take the
+/// network. A fence for puts is another matter: a put over the network is covered only by a signal of its own sender, so
+/// with such a fence the ranks meet as [`BarrierTeam::World`] does, by one step, each arrival on its peer's route.
+///
+/// It uses barrier number `index` of all three teams. All ranks use the same number, contexts and fences, in the same
+/// order. A step that ended with a fault breaks the barrier of its team, which then refuses every later use.
+#[derive(Debug)]
+pub struct CombinedBarrier<'a, B: Backend> {
+    gin: &'a Gin<B>,
+    index: u32,
+    all_contexts: bool,
+}
+
+impl<'a, B: Backend> CombinedBarrier<'a, B> {
+    /// Barrier number `index` of each team, for operations of `gin`'s context.
+    ///
+    /// # Errors
+    /// [`FaultKind::UnknownBarrier`] with the number of barriers there are of each team, [`FaultKind::UnknownContext`].
+    #[inline(always)]
+    pub fn new(gin: &'a Gin<B>, index: u32) -> Result<Self, Fault> {
+        gin.core().check(Operation::Barrier)?;
+        let handle = gin.comm().handle();
+        let count = handle.world_barriers.min(handle.lsa_barriers).min(handle.rail_barriers);
+        if index >= count {
+            let fault = gin.core().fault(FaultKind::UnknownBarrier, Operation::Barrier);
+            return Err(fault.values(count as u64, index as u64));
+        }
+        Ok(Self { gin, index, all_contexts: false })
+    }
+
+    /// The same barrier, whose fences cover the operations of all contexts of the communicator.
+    #[inline(always)]
+    #[must_use]
+    pub fn all_contexts(mut self) -> Self {
+        self.all_contexts = true;
+        self
+    }
+
+    /// Waits for all ranks. All threads of `coop` call. Each arrival and each wait may last as long as `deadline`.
+    ///
+    /// Ordering: as [`BarrierSession`]. What a rank wrote before is visible to all after, on ranks of other teams too:
+    /// each step acquires what it waits for, and the next one releases it.
+    ///
+    /// # Errors
+    /// As [`BarrierSession::sync`].
+    #[inline(always)]
+    pub fn sync(&mut self, coop: &impl Coop, fence: Fence, deadline: Deadline) -> Result<(), Fault> {
+        let mut team = if fence.puts() { BarrierTeam::World } else { BarrierTeam::Lsa };
+        // A loop, so that the code of a step is there once.
+        loop {
+            let mut session = BarrierSession::new(self.gin, team, self.index)?;
+            session.all_contexts = self.all_contexts;
+            session.sync(coop, if team == BarrierTeam::Lsa { Fence::None } else { fence }, deadline)?;
+            if team != BarrierTeam::Lsa {
+                return Ok(());
+            }
+            team = BarrierTeam::Rail;
+        }
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::status::Status;
 use crate::sys::{self, Global, GlobalWord};
-use crate::team::Team;
+use crate::team::{Rank, Team};
 use gin_abi::{CommHandle, ContextData, Fault, FaultKind, Operation, WindowData, WindowHandle};
 
 /// Communicator: a kernel parameter, made by the host.
@@ -65,6 +65,18 @@ impl Comm {
     #[inline(always)]
     pub(crate) fn backend(&self) -> u32 {
         sys::narrow(self.0.backend)
+    }
+
+    /// Whether operations reach a rank by loads and stores.
+    #[inline(always)]
+    pub(crate) fn lsa_reaches(&self, rank: Rank) -> bool {
+        rank.world().wrapping_sub(sys::narrow(self.0.lsa_first)) < sys::narrow(self.0.lsa_reach)
+    }
+
+    /// Number of ranks that operations reach by loads and stores, this one included; 0 if there is no such route.
+    #[inline(always)]
+    pub(crate) fn lsa_reach(&self) -> u32 {
+        sys::narrow(self.0.lsa_reach)
     }
 
     /// Number of contexts that the proxy serves.

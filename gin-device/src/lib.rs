@@ -35,6 +35,7 @@
 //! | [`signal`] | names of signals and counters, and what can be done to them |
 //! | [`coop`] | groups of threads: from one thread to a block |
 //! | [`barrier`], [`grid`] | barriers over ranks, and over the blocks of a grid |
+//! | [`lsa`] | loads, stores and reductions on memory of peers over NVLink |
 //! | [`mod@shared`] | static and dynamic shared memory |
 //! | [`backend`] | who carries requests out |
 //! | [`queue`], [`signal_words`], [`status`] | the protocols between kernels and CPU threads, both halves, generic over the memory |
@@ -42,8 +43,8 @@
 //! | `exec`, `kernel`, `misuse` | on a CPU only: the seam to the virtual GPU, the kernels of the program, what must not compile |
 //!
 //! # Rules
-//! - Nothing orders two puts, or two contexts. A strong signal covers all earlier puts of its context to its peer; see
-//!   [`gin`](gin#ordering).
+//! - Nothing orders two puts, or two contexts. A strong signal covers all earlier puts of its context and route to its
+//!   peer; see [`gin`](gin#ordering).
 //! - Every call that can wait, or be misused, returns `Result<_, Fault>`, the same in all threads of its coop. Every
 //!   wait can end: by its deadline, by an abort of the host, by a fault anywhere in the communicator.
 //! - Offsets, ids and ranks are checked when an operation is issued. What skips a check is `unsafe` and says what it
@@ -51,7 +52,8 @@
 //! - A grid whose blocks wait must be resident as a whole.
 //!
 //! # Limits
-//! - One back end so far, the [proxy](backend::Proxy). Posts become requests of 64 bytes, which a CPU thread takes.
+//! - One back end so far, the [proxy](backend::Proxy). Posts become requests of 64 bytes, which a CPU thread takes; to
+//!   peers of the LSA team there are loads and stores instead ([`gin`](gin#routes)).
 //! - On GPUs: compute capability 8.0 and later; `docs/hardware.md` says what was run on which.
 //! - Signals and counters only grow: there is no set and no subtraction.
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, link_llvm_intrinsics, stdarch_nvptx))]
@@ -88,6 +90,7 @@ pub mod gin;
 pub mod grid;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod kernel;
+pub mod lsa;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod misuse;
 pub mod queue;
@@ -108,11 +111,12 @@ pub use window::Window;
 /// What a kernel needs, in one line: `use gin_device::prelude::*;`.
 pub mod prelude {
     pub use crate::backend::{Any, Backend, Proxy};
-    pub use crate::barrier::{BarrierSession, BarrierTeam, Fence};
+    pub use crate::barrier::{BarrierSession, BarrierTeam, CombinedBarrier, Fence};
     pub use crate::comm::Comm;
     pub use crate::coop::{Block, Coop, LaneCoop, Lanes, Thread, Tile, Warp, WarpSpan};
-    pub use crate::gin::{FlushToken, Gin, Order, Scope, Sharing};
+    pub use crate::gin::{FlushToken, Gin, Order, Route, Scope, Sharing};
     pub use crate::kernel;
+    pub use crate::lsa::PeerWindow;
     pub use crate::signal::{ContextId, CounterId, SignalId};
     pub use crate::team::{Rank, Team};
     pub use crate::window::{SymPtr, Window, WindowRange};

@@ -50,6 +50,19 @@ pub(crate) fn bytes_on(handle: &WindowHandle, rank: Rank) -> u64 {
     }
 }
 
+/// Address of `rank`'s part of the window behind a handle of the host's, 0 if loads and stores do not reach it.
+#[inline(always)]
+fn peer_entry(handle: &WindowHandle, rank: Rank) -> u64 {
+    let data = handle.data as usize as *const WindowData;
+    // Safety: as above; the table of peers has an entry for each rank too, if there is one.
+    unsafe {
+        match sys::read_word(&raw const (*data).peers) {
+            0 => 0,
+            peers => sys::read_word((peers as usize as *const u64).wrapping_add(rank.world() as usize)),
+        }
+    }
+}
+
 /// Whether what ends at byte `end` lies in `rank`'s part of the window behind a handle of the host's.
 #[inline(always)]
 pub(crate) fn reaches(handle: &WindowHandle, rank: Rank, end: u64) -> bool {
@@ -78,11 +91,6 @@ impl<T: Pod> Window<T> {
     #[must_use]
     pub const fn handle(&self) -> &WindowHandle {
         &self.handle
-    }
-
-    #[inline(always)]
-    fn data(&self) -> *const WindowData {
-        self.handle.data as usize as *const WindowData
     }
 
     /// Own length in bytes.
@@ -200,13 +208,7 @@ impl<T: Pod> Window<T> {
     /// [`FaultKind::NotReachable`] if the rank is outside the LSA team.
     #[inline(always)]
     pub fn peer_ptr(&self, rank: Rank) -> Result<*mut T, Fault> {
-        // Safety: `from_handle`: the table entry is valid; the table of peers has one entry for each rank.
-        let address = unsafe {
-            match sys::read_word(&raw const (*self.data()).peers) {
-                0 => 0,
-                peers => sys::read_word((peers as usize as *const u64).wrapping_add(rank.world() as usize)),
-            }
-        };
+        let address = peer_entry(&self.handle, rank);
         if address == 0 {
             return Err(Fault::new(FaultKind::NotReachable, Operation::Address).peer(rank.world()));
         }
@@ -307,6 +309,18 @@ impl<T: Pod> WindowRange<T> {
     #[inline(always)]
     pub(crate) const fn place(&self) -> (u64, u64) {
         (self.offset, self.bytes)
+    }
+
+    /// Address in the caller's own part, of a range that was checked.
+    #[inline(always)]
+    pub(crate) const fn address(&self) -> u64 {
+        self.window.handle.base + self.offset
+    }
+
+    /// Address in `rank`'s part, of a range that was checked, of a rank that loads and stores reach.
+    #[inline(always)]
+    pub(crate) fn address_on(&self, rank: Rank) -> u64 {
+        peer_entry(&self.window.handle, rank) + self.offset
     }
 
     #[inline(always)]

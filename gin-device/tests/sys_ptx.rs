@@ -5,6 +5,7 @@
 //! The statements come from the table that the code itself is made of. Reported as ignored without `ptxas`, `nvdisasm`.
 
 use gin_build::{Arch, Assembly, BuildError, Ptxas};
+use gin_device::sys::data::DATA_OPERATIONS;
 use gin_device::sys::{OPERATIONS, OperationRow};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::collections::BTreeSet;
@@ -327,11 +328,13 @@ fn main() {
             Err(reason) => Ok(Completion::ignored_with(reason)),
         }));
     };
-    for row in OPERATIONS.iter().copied() {
+    for row in OPERATIONS.iter().chain(DATA_OPERATIONS).copied() {
         for target in TARGETS {
             let name = format!("ptxas_takes_{}_alone::{}", row.name, target.0);
             trial(name, Box::new(move |tools| taken(tools, row, target)));
         }
+    }
+    for row in OPERATIONS.iter().copied() {
         if row.fallback.is_some() {
             trial(format!("{}_needs_its_fallback::sm_80", row.name), Box::new(move |tools| refused(tools, row)));
         }

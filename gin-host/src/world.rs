@@ -14,7 +14,9 @@
 //! assert_eq!(lengths.unwrap(), [64, 64]);
 //! ```
 
-use crate::comm::{Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, InProcess, Requirements};
+use crate::comm::{
+    Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, InProcess, Requirements, Routes,
+};
 use crate::gpu::virt::VirtualDevice;
 use crate::gpu::{Device, Function, GpuError, ModuleSource, Stream};
 use crate::net::peer::Peer;
@@ -80,8 +82,10 @@ pub struct WorldConfig {
     pub devices: Option<Devices>,
     /// The back end of the ranks' communicators.
     pub backend: Backend,
-    /// Size of their LSA teams; all ranks by default.
+    /// Size of their LSA teams; the largest there can be by default.
     pub lsa_size: Option<u32>,
+    /// Which ways operations can take.
+    pub routes: Routes,
     /// What makes their networks.
     pub network: NetworkFactory,
     /// Progress threads for all ranks together; one for each by default. In a seeded world there are none.
@@ -109,6 +113,7 @@ impl WorldConfig {
             devices: None,
             backend: Backend::Auto,
             lsa_size: None,
+            routes: Routes::Automatic,
             network: Arc::new(|endpoint| Box::new(Peer::new(endpoint))),
             progress_threads: None,
             placement: Placement::Automatic,
@@ -143,6 +148,13 @@ impl WorldConfig {
     #[must_use]
     pub fn lsa_size(mut self, size: u32) -> Self {
         self.lsa_size = Some(size);
+        self
+    }
+
+    /// The same with these ways for operations.
+    #[must_use]
+    pub fn routes(mut self, routes: Routes) -> Self {
+        self.routes = routes;
         self
     }
 
@@ -420,6 +432,7 @@ where
             config: CommConfig {
                 backend: config.backend,
                 lsa_size: config.lsa_size,
+                routes: config.routes,
                 network: config.network.clone(),
                 progress,
                 seed: config.seed(),

@@ -29,7 +29,8 @@ pub unsafe fn host_test_pass_on(
     rounds: u64,
     deadline: Deadline,
 ) {
-    let gin = Gin::new(&comm, ContextId::new(0));
+    // What these tests are about: the proxy and its networks.
+    let gin = Gin::new(&comm, ContextId::new(0)).route(Route::Network);
     let world = comm.world();
     let len = from.len() / 2;
     let (came, looked, left) = (SignalId::new(0), SignalId::new(1), CounterId::new(0));

@@ -12,7 +12,7 @@ mod ring;
 pub(crate) use place::{Place, places};
 
 use crate::cli::{self, Failure, Mode, Options, Refused, Report, Workload};
-use gin_host::comm::{Backend, Communicator, Requirements};
+use gin_host::comm::{Backend, Communicator, Requirements, Routes};
 use gin_host::gpu::{KernelArg, Memory, MemoryKind};
 use gin_host::world::{Rank, WorldConfig, launch};
 use gin_host::{CommError, LaunchConfig};
@@ -115,6 +115,8 @@ fn world(place: &Place, options: &Options) -> Result<WorldConfig, Failure> {
         threads.seed = options.seed();
     }
     config.backend = backend(options);
+    // What is shown is the proxy and its network.
+    config.routes = Routes::Network;
     if let Some(blocks) = options.resident_blocks {
         config = config.resident_blocks(blocks);
     }

@@ -14,8 +14,8 @@ pub(super) fn add(list: &mut List) {
     list.per_coop("a_source_may_change_after_a_flush", flush_frees_source);
     list.per_coop("a_token_waits_for_what_came_before_it", tokens);
     list.case("a_flush_waits_for_every_peer_and_every_thread", flush_all);
-    list.case("a_token_does_not_wait_for_a_slow_peer", slow_peer);
-    list.case("a_token_does_not_wait_for_what_came_after_it", later_request);
+    list.network_case("a_token_does_not_wait_for_a_slow_peer", slow_peer);
+    list.network_case("a_token_does_not_wait_for_what_came_after_it", later_request);
     list.case("a_token_may_be_used_long_after_it_was_noted", old_tokens);
     list.case("a_flush_with_nothing_outstanding_returns_at_once", idle_flush);
     list.case("counters_count_each_operation_once", counts);

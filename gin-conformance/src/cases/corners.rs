@@ -19,9 +19,9 @@ pub(super) fn add(list: &mut List) {
     list.case("64_windows_are_told_apart", windows);
     list.case("signals_at_addresses_are_checked_against_the_length_of_the_addressed_rank", address_lengths);
     list.case("sharing_modes_may_follow_each_other_on_one_context", sharing_in_turn);
-    list.case("queues_of_1_and_2_slots_fill_up_in_every_sharing_mode", sharing_full);
+    list.network_case("queues_of_1_and_2_slots_fill_up_in_every_sharing_mode", sharing_full);
     list.case("threads_of_one_warp_post_to_different_contexts_at_once", contexts_of_a_warp);
-    list.case("threads_of_one_warp_post_with_and_without_deadlines_at_once", deadlines_of_a_warp);
+    list.network_case("threads_of_one_warp_post_with_and_without_deadlines_at_once", deadlines_of_a_warp);
     list.case("every_scope_of_release_carries_the_payload", scopes);
     list.case("nothing_is_held_back_when_more_was_promised_and_nothing_follows", no_more);
 }

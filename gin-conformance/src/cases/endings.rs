@@ -13,20 +13,20 @@ use std::vec;
 use std::vec::Vec;
 
 pub(super) fn add(list: &mut List) {
-    list.per_coop("abort_ends_a_wait_of_each_kind", aborted);
-    list.per_coop("a_fault_of_another_rank_ends_a_wait_of_each_kind", elsewhere);
-    list.per_coop("a_deadline_of_each_kind_of_wait_says_where_it_was", timed_out);
+    list.network_per_coop("abort_ends_a_wait_of_each_kind", aborted);
+    list.network_per_coop("a_fault_of_another_rank_ends_a_wait_of_each_kind", elsewhere);
+    list.network_per_coop("a_deadline_of_each_kind_of_wait_says_where_it_was", timed_out);
     for coop in [CoopKind::Tile, CoopKind::Warp, CoopKind::Lanes, CoopKind::Span, CoopKind::Block, CoopKind::BlockProxy]
     {
         let name = coop.kernel().trim_start_matches("script_");
-        list.case(&format!("what_one_thread_finds_in_a_barrier_all_threads_get_by_{name}"), move |setup| {
+        list.network_case(&format!("what_one_thread_finds_in_a_barrier_all_threads_get_by_{name}"), move |setup| {
             one_finder(setup, coop)
         });
     }
     list.case("threads_whose_waits_end_at_different_times_meet_afterwards", different_times);
-    list.case("threads_in_every_kind_of_wait_get_a_fault_and_meet_afterwards", all_kinds_at_once);
-    list.case("a_lost_peer_is_named", lost);
-    list.case("a_full_queue_of_one_context_holds_up_no_other", other_context);
+    list.network_case("threads_in_every_kind_of_wait_get_a_fault_and_meet_afterwards", all_kinds_at_once);
+    list.network_case("a_lost_peer_is_named", lost);
+    list.network_case("a_full_queue_of_one_context_holds_up_no_other", other_context);
 }
 
 /// A call that waits for ever, what leads to it, and what its fault names.

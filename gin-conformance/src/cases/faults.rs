@@ -15,16 +15,16 @@ pub(super) fn add(list: &mut List) {
     list.per_coop("every_wait_ends_at_its_deadline_and_work_goes_on", deadlines);
     list.per_coop("abort_ends_every_wait_on_every_rank", abort);
     list.per_coop("a_fault_reported_by_a_kernel_ends_every_wait_on_every_rank", reported);
-    list.per_coop("a_failed_request_ends_every_wait_and_counts_nothing", failed);
-    list.case("a_deadline_before_a_claim_leaves_the_queue_usable", before_claim);
-    list.case("a_deadline_after_a_claim_gives_the_fault_to_everybody", after_claim);
-    list.case("a_full_queue_waits_and_loses_nothing", full);
-    list.case("abort_ends_waits_for_room_in_the_queue", abort_full);
-    list.case("faults_of_every_kind_of_request_reach_the_host", kinds);
+    list.network_per_coop("a_failed_request_ends_every_wait_and_counts_nothing", failed);
+    list.network_case("a_deadline_before_a_claim_leaves_the_queue_usable", before_claim);
+    list.network_case("a_deadline_after_a_claim_gives_the_fault_to_everybody", after_claim);
+    list.network_case("a_full_queue_waits_and_loses_nothing", full);
+    list.network_case("abort_ends_waits_for_room_in_the_queue", abort_full);
+    list.network_case("faults_of_every_kind_of_request_reach_the_host", kinds);
 }
 
-/// Every call that can wait.
-fn waits() -> Vec<Op> {
+/// Every call that can wait. Each rank has a barrier of its own, to which no other comes.
+fn waits(rank: u32) -> Vec<Op> {
     let signal = 6;
     vec![
         Op::wait_signal(signal, 1),
@@ -32,17 +32,17 @@ fn waits() -> Vec<Op> {
         Op::wait_counter(5, 1),
         Op { signal, value: 1, ..Op::new(Code::FollowShadow) },
         Op::wait_signal(0, 1).at_address(2, 16),
-        Op::barrier(),
+        Op { value: u64::from(rank), ..Op::barrier() },
     ]
 }
 
 fn with_signals(ranks: u32) -> Scenario {
     let spec = crate::scenario::WindowSpec { bytes: vec![64; ranks as usize], signals: true, offset: 0 };
-    Scenario::new(ranks).window(2, spec)
+    Scenario::new(ranks).window(2, spec).require(|requirements| requirements.world_barriers = ranks)
 }
 
 fn deadlines(setup: &Setup, coop: CoopKind) -> Verdict {
-    let waits = waits();
+    let waits = waits(0);
     let mut program: Vec<Op> = waits.iter().map(|op| op.deadline_us(8)).collect();
     program.extend([Op::put(1, 16).signal(0), Op::flush()]);
     let scenario = with_signals(2).coop(coop).on(0, program).on(1, vec![Op::wait_signal(0, 1)]);
@@ -78,10 +78,8 @@ fn all_ended(
 
 /// Waits without deadline; each leaves by the abort, one after the other.
 fn abort(setup: &Setup, coop: CoopKind) -> Verdict {
-    let mut waits = waits();
-    // A barrier that was entered before the abort is broken afterwards; here it is entered after.
-    waits.extend([Op::put(1, 8), Op::new(Code::Fault)]);
-    let scenario = with_signals(3).coop(coop).all(|_| waits.clone()).during(|control| {
+    let program = |rank| [waits(rank), vec![Op::put(1, 8), Op::new(Code::Fault)]].concat();
+    let scenario = with_signals(3).coop(coop).all(program).during(|control| {
         if control.rank == 2 {
             gin_host::rt::wait_until({
                 let start = gin_host::rt::clock_ns();
@@ -106,8 +104,8 @@ fn abort(setup: &Setup, coop: CoopKind) -> Verdict {
 
 fn reported(setup: &Setup, coop: CoopKind) -> Verdict {
     let mut reporter = vec![Op::pause(50_000), Op { value: 4711, ..Op::new(Code::Report) }];
-    reporter.extend(waits());
-    let scenario = with_signals(3).coop(coop).on(0, waits()).on(1, reporter).on(2, waits());
+    reporter.extend(waits(1));
+    let scenario = with_signals(3).coop(coop).on(0, waits(0)).on(1, reporter).on(2, waits(2));
     let outcome = setup.run(&scenario)?;
     let elsewhere = [FaultKind::Reported, FaultKind::Elsewhere];
     all_ended(&outcome, &scenario, 0, 0, 0, &elsewhere)?;

@@ -8,12 +8,13 @@ mod endings;
 mod faults;
 mod limits;
 mod ordering;
+mod routes;
 mod signals;
 mod sync;
 mod transfer;
 mod wrap;
 
-use crate::host::Setup;
+use crate::host::{Setup, SetupRoute};
 use crate::scenario::{CoopKind, Outcome, Scenario, WRONG_BYTES};
 use std::boxed::Box;
 use std::format;
@@ -27,6 +28,8 @@ pub type Verdict = Result<(), String>;
 pub struct Case {
     /// The sentence that it proves, in words joined by underscores.
     pub name: String,
+    /// It is about the network: queues, requests and what becomes of them.
+    pub network: bool,
     /// Runs it on a setup.
     pub run: Box<dyn Fn(&Setup) -> Verdict + Send + Sync>,
 }
@@ -38,7 +41,23 @@ pub(crate) struct List(Vec<Case>);
 impl List {
     /// Adds a case.
     pub(crate) fn case(&mut self, name: &str, run: impl Fn(&Setup) -> Verdict + Send + Sync + 'static) {
-        self.0.push(Case { name: name.into(), run: Box::new(run) });
+        self.0.push(Case { name: name.into(), network: false, run: Box::new(run) });
+    }
+
+    /// Adds a case that is about the network.
+    pub(crate) fn network_case(&mut self, name: &str, run: impl Fn(&Setup) -> Verdict + Send + Sync + 'static) {
+        self.0.push(Case { name: name.into(), network: true, run: Box::new(run) });
+    }
+
+    /// Adds a case that is about the network for each kind of group.
+    pub(crate) fn network_per_coop(
+        &mut self,
+        name: &str,
+        run: impl Fn(&Setup, CoopKind) -> Verdict + Send + Sync + Copy + 'static,
+    ) {
+        let first = self.0.len();
+        self.per_coop(name, run);
+        self.0[first..].iter_mut().for_each(|case| case.network = true);
     }
 
     /// Adds a case for each kind of group.
@@ -49,7 +68,10 @@ impl List {
     ) {
         for coop in CoopKind::ALL {
             let kernel = coop.kernel().trim_start_matches("script_");
-            self.case(&format!("{name}_by_{kernel}"), move |setup| run(setup, coop));
+            let name = format!("{name}_by_{kernel}");
+            // A back end that is named knows the network only.
+            let network = coop.with_named_backend() == coop && coop.kernel().ends_with("_proxy");
+            self.0.push(Case { name, network, run: Box::new(move |setup: &Setup| run(setup, coop)) });
         }
     }
 }
@@ -89,6 +111,12 @@ pub(crate) fn pattern(seed: u64, len: u64) -> impl Iterator<Item = u8> {
     (0..len).map(move |index| crate::op::pattern(seed, index))
 }
 
+/// The cases that say something on a setup with this route, in a fixed order.
+#[must_use]
+pub fn for_route(route: SetupRoute) -> Vec<Case> {
+    all().into_iter().filter(|case| route == SetupRoute::Network || !case.network).collect()
+}
+
 /// All cases, in a fixed order.
 #[must_use]
 pub fn all() -> Vec<Case> {
@@ -97,6 +125,7 @@ pub fn all() -> Vec<Case> {
     completion::add(&mut list);
     signals::add(&mut list);
     ordering::add(&mut list);
+    routes::add(&mut list);
     sync::add(&mut list);
     wrap::add(&mut list);
     arguments::add(&mut list);

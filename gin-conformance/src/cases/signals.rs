@@ -332,7 +332,7 @@ fn kept_sums(setup: &Setup) -> Verdict {
             total += 3 * round;
             program.extend([
                 Op { peer, signal: 1, value: total, ..Op::new(Code::WriteTotal) },
-                Op::raise(peer, 1).add(10 * round),
+                Op::raise(peer, 1).add(10 * round).route(3),
                 Op::wait_signal(1, 13 * round),
                 Op::read_signal(1),
                 Op::barrier(),

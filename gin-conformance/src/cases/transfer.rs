@@ -16,9 +16,9 @@ pub(super) fn add(list: &mut List) {
     list.per_coop("a_value_of_each_width_arrives_and_touches_nothing_else", put_values);
     list.per_coop("a_get_of_every_size_is_visible_after_a_flush", get_sizes);
     list.case("offsets_apply_to_both_ends_of_a_transfer", offsets);
-    list.case("a_put_past_the_message_limit_is_whole_when_its_weak_signal_or_counter_says_so", chunks);
+    list.network_case("a_put_past_the_message_limit_is_whole_when_its_weak_signal_or_counter_says_so", chunks);
     list.case("a_rank_puts_to_itself", to_itself);
-    list.case("many_threads_put_to_one_peer_through_queues_of_depth_2_and_4", many_to_one);
+    list.network_case("many_threads_put_to_one_peer_through_queues_of_depth_2_and_4", many_to_one);
     list.case("one_thread_puts_to_many_peers", one_to_many);
     list.case("all_sharing_modes_carry_puts", sharing);
     list.case("contexts_up_to_64_carry_puts_independently", contexts);

@@ -9,8 +9,8 @@ use std::vec;
 use std::vec::Vec;
 
 pub(super) fn add(list: &mut List) {
-    list.case("queues_work_from_every_start_offset_at_depths_1_2_4_and_8", offsets);
-    list.case("queue_indices_pass_two_to_the_32_and_two_to_the_63", indices);
+    list.network_case("queues_work_from_every_start_offset_at_depths_1_2_4_and_8", offsets);
+    list.network_case("queue_indices_pass_two_to_the_32_and_two_to_the_63", indices);
     list.case("signals_pass_two_to_the_64", signals);
     list.case("counters_pass_two_to_the_56", counters);
 }

@@ -6,7 +6,7 @@
 mod residency;
 
 use gin_conformance::cases;
-use gin_conformance::host::{Net, Setup, judge};
+use gin_conformance::host::{Net, Setup, SetupRoute, judge};
 use gin_virtual::Policy;
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -39,6 +39,16 @@ fn ways() -> Vec<Way> {
             ways.push((format!("{policy_name}_{name}"), setup));
         }
     }
+    for (name, policy, net, route) in [
+        ("random_plain_auto", Policy::Random, Net::Plain, SetupRoute::Auto),
+        ("random_plain_lsa", Policy::Random, Net::Plain, SetupRoute::Lsa),
+        ("starve_worst_auto", Policy::Starve, Net::Worst, SetupRoute::Auto),
+        ("warp_ahead_delay_lsa", Policy::WarpAhead, Net::Delay { ns: 10_000 }, SetupRoute::Lsa),
+    ] {
+        seed += 1;
+        ways.push((name.to_owned(), Setup { policy, net, route, ..Setup::seeded(seed) }));
+    }
+    ways.push(("threads_plain_auto".to_owned(), Setup { route: SetupRoute::Auto, ..Setup::threads() }));
     for (name, net) in networks {
         ways.push((format!("threads_{name}"), Setup { net, named_backend: name == "worst", ..Setup::threads() }));
     }
@@ -52,7 +62,7 @@ fn main() {
         if setup.seed.is_some() && seed.is_some() {
             setup.seed = seed;
         }
-        for case in cases::all() {
+        for case in cases::for_route(setup.route) {
             let name = format!("virtual/{way}/{}", case.name);
             let variable = setup.seed.map_or(String::new(), |seed| format!("GIN_SEED={seed} "));
             let repeat = format!("{variable}cargo test -p gin-conformance --test virtual_gpu -- --exact {name}");

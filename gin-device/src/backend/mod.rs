@@ -21,6 +21,10 @@ mod sealed {
 
 /// What the front end needs of a back end. Arguments have been checked, and that the back end serves the communicator.
 pub trait Backend: sealed::Sealed + Copy {
+    /// Whether operations take loads and stores where they can: a named back end does not.
+    #[doc(hidden)]
+    const LSA: bool;
+
     /// Whether the communicator has a context of this number and it is this back end's.
     #[doc(hidden)]
     fn serves(comm: &Comm, context: u32) -> bool;
@@ -46,11 +50,13 @@ pub trait Backend: sealed::Sealed + Copy {
     fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), Stop>;
 }
 
-/// Whichever back end the communicator has.
+/// Whichever back end the communicator has; to peers of the LSA team, loads and stores.
 #[derive(Clone, Copy, Debug)]
 pub struct Any;
 
 impl Backend for Any {
+    const LSA: bool = true;
+
     #[inline(always)]
     fn serves(comm: &Comm, context: u32) -> bool {
         Proxy::serves(comm, context)

@@ -72,6 +72,8 @@ impl Group {
 }
 
 impl Backend for Proxy {
+    const LSA: bool = false;
+
     #[inline(always)]
     fn serves(comm: &Comm, context: u32) -> bool {
         context < comm.proxy_contexts()

@@ -9,6 +9,7 @@ use crate::signal_words::Words;
 use crate::status::Stop;
 use crate::sys::{self, Global, GlobalWord};
 use crate::team::Rank;
+use gin_abi::handle::ENGINE_GPU;
 use gin_abi::{COUNTER_BITS, Deadline, Fault, FaultKind, Operation};
 
 /// A place in the order of a context's posts to one peer; from [`Gin::flush_async`].
@@ -125,7 +126,7 @@ impl<B: Backend> Gin<B> {
     #[inline(always)]
     fn wait_counter_here(&self, counter: CounterView, least: u64, deadline: Deadline) -> Result<(), Fault> {
         let words = self.counter(counter, Operation::WaitCounter)?;
-        match wait(self.core(), &words, least, counter.bits, deadline) {
+        match wait::<B>(self.core(), &words, least, counter.bits, deadline) {
             Ok(_) => Ok(()),
             Err((stop, seen)) => Err(ended(self.core(), stop, Operation::WaitCounter, least, seen)),
         }
@@ -150,8 +151,9 @@ fn counter_words(core: &Core, id: u32) -> Words<Global> {
     unsafe {
         let (counters, base) = sys::read_pair(&raw const (*core.data()).counters);
         let offset = id as u64 * 8;
+        let near = core.comm().engines() & ENGINE_GPU != 0;
         Words {
-            gpu: None,
+            gpu: near.then(|| GlobalWord::new(sys::read_word(&raw const (*core.data()).counters_gpu) + offset)),
             nic: None,
             cpu: Some(GlobalWord::new(counters + offset)),
             base: GlobalWord::new(base + offset),
@@ -170,17 +172,39 @@ pub(super) fn read(core: &Core, words: &Words<Global>, bits: u32) -> u64 {
 
 /// Waits for a signal or counter, in the order that the core says.
 #[inline(always)]
-pub(super) fn wait(
+pub(super) fn wait<B: Backend>(
     core: &Core,
     words: &Words<Global>,
     least: u64,
     bits: u32,
     deadline: Deadline,
 ) -> Result<u64, (Stop, u64)> {
-    match core.order() {
+    let value = match core.order() {
         Order::Acquire => words.wait(&core.status(), least, bits, deadline),
         Order::Relaxed => words.wait_relaxed(&core.status(), least, bits, deadline),
+    }?;
+    match look_around::<B>(core) {
+        Ok(()) => Ok(value),
+        Err(stop) => Err((stop, value)),
     }
+}
+
+/// Of the cycle counter: the bits that are 0 for 256 cycles of each 16,384.
+const NOW_AND_THEN: u64 = 63 << 8;
+
+/// Looks at the status once in about 64 waits that found what they waited for.
+///
+/// Over the network an abort shows in that nothing arrives any more. Loads and stores know of no abort, so kernels that
+/// pass signals that way might never have to wait long enough to look. A look each time would take a trip to the host.
+///
+/// # Errors
+/// [`Stop::Fault`].
+#[inline(always)]
+pub(crate) fn look_around<B: Backend>(core: &Core) -> Result<(), Stop> {
+    if B::LSA && core.comm().lsa_reach() != 0 && sys::cycles() & NOW_AND_THEN == 0 {
+        return core.status().check();
+    }
+    Ok(())
 }
 
 /// The fault of a wait that was stopped.

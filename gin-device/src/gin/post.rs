@@ -6,14 +6,16 @@
 use super::{Core, Gin, Scope, release};
 use crate::backend::Backend;
 use crate::coop::{Coop, lead};
+use crate::lsa::{copy, publish};
 use crate::signal::{CounterId, Signal, SignalAction, VaSignal};
 use crate::status::Stop;
-use crate::sys::Global;
+use crate::sys::data::{store_weak_u8, store_weak_u16, store_weak_u32, store_weak_u64};
+use crate::sys::{self, Global, GlobalWord};
 use crate::team::Rank;
 use crate::window::{WindowRange, bytes_on};
 use bytemuck::Pod;
 use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS, WINDOW_SIGNALS};
-use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation, Transfer};
+use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation, Transfer, WindowData};
 
 mod sealed {
     pub trait Sealed {}
@@ -52,6 +54,8 @@ struct Options {
     more: bool,
     /// A barrier's: its signals have ids past those of the user, and it has looked at what the network can.
     internal: bool,
+    /// Covers puts of both routes.
+    all_routes: bool,
     deadline: Deadline,
 }
 
@@ -66,25 +70,32 @@ impl Options {
             required: Scope::System,
             more: false,
             internal: false,
+            all_routes: false,
             deadline: Deadline::NONE,
         }
     }
 }
 
-/// Whether context, signal and counter are right. [`examine`] says what is not.
+/// How a post goes: whether by loads and stores. Known when compiling for a back end that is named.
+#[inline(always)]
+fn takes_lsa<B: Backend>(core: &Core, peer: Rank, options: &Options) -> bool {
+    core.takes_lsa::<B>(peer) && !options.all_routes
+}
+
+/// Whether context, route, signal and counter are right. [`examine`] says what is not.
 ///
 /// Without branches, so that a post that is right passes one.
 #[inline(always)]
-fn is_right(core: &Core, peer: Rank, options: &Options) -> bool {
+fn is_right(core: &Core, peer: Rank, options: &Options, lsa: bool) -> bool {
     let comm = core.comm();
     let signal = match options.signal {
         None => true,
         Some(action) => match action.signal {
             Signal::Id(_) if options.internal => true,
-            Signal::Id(id) => id < if action.strong { comm.strong_signals() } else { comm.signals() },
+            Signal::Id(id) => id < if action.strong && !lsa { comm.strong_signals() } else { comm.signals() },
             Signal::Va(va) => {
-                is_strong_enough(core, &action)
-                    & takes_va_signals(core, &va)
+                is_strong_enough(core, &action, lsa)
+                    & takes_va_signals(core, &va, lsa)
                     & va.offset.is_multiple_of(8)
                     & va.fits_on(peer)
             }
@@ -94,27 +105,31 @@ fn is_right(core: &Core, peer: Rank, options: &Options) -> bool {
         None => true,
         Some(counter) => counter.0 < comm.counters(),
     };
-    core.usable() & signal & counter
+    core.usable() & signal & counter & (!lsa || comm.lsa_reaches(peer))
+}
+
+/// Loads and stores have strong signals, whatever the network has.
+#[inline(always)]
+fn is_strong_enough(core: &Core, action: &SignalAction, lsa: bool) -> bool {
+    lsa | !action.strong | (core.comm().capabilities() & CAP_STRONG_SIGNALS != 0)
 }
 
 #[inline(always)]
-fn is_strong_enough(core: &Core, action: &SignalAction) -> bool {
-    !action.strong | (core.comm().capabilities() & CAP_STRONG_SIGNALS != 0)
+fn takes_va_signals(core: &Core, va: &VaSignal, lsa: bool) -> bool {
+    (lsa | (core.comm().capabilities() & CAP_VA_SIGNALS != 0)) & (va.window.flags & WINDOW_SIGNALS != 0)
 }
 
+/// What is wrong with context, route, signal or counter.
 #[inline(always)]
-fn takes_va_signals(core: &Core, va: &VaSignal) -> bool {
-    (core.comm().capabilities() & CAP_VA_SIGNALS != 0) & (va.window.flags & WINDOW_SIGNALS != 0)
-}
-
-/// What is wrong with context, signal or counter.
-#[inline(always)]
-fn examine(core: &Core, peer: Rank, options: &Options, operation: Operation) -> Result<(), Fault> {
+fn examine(core: &Core, peer: Rank, options: &Options, operation: Operation, lsa: bool) -> Result<(), Fault> {
     core.check(operation)?;
     let comm = core.comm();
     let fault = |kind| core.fault(kind, operation).peer(peer.world());
+    if lsa && !comm.lsa_reaches(peer) {
+        return Err(fault(FaultKind::NotReachable));
+    }
     if let Some(action) = options.signal {
-        if !is_strong_enough(core, &action) {
+        if !is_strong_enough(core, &action, lsa) {
             return Err(fault(FaultKind::NoStrongSignals));
         }
         match action.signal {
@@ -124,7 +139,7 @@ fn examine(core: &Core, peer: Rank, options: &Options, operation: Operation) -> 
                 }
             }
             Signal::Va(va) => {
-                if !takes_va_signals(core, &va) {
+                if !takes_va_signals(core, &va, lsa) {
                     return Err(fault(FaultKind::NoVaSignals));
                 }
                 if !va.offset.is_multiple_of(8) {
@@ -171,7 +186,9 @@ fn post<B: Backend>(
     options: &Options,
     operation: Operation,
 ) -> Result<(), Stop> {
-    release::<Global>(options.given, options.required);
+    // What was stored at a peer takes the whole way.
+    let required = if options.all_routes { Scope::System } else { options.required };
+    release::<Global>(options.given, required);
     let request = Descriptor {
         peer: peer.world(),
         transfer,
@@ -180,6 +197,38 @@ fn post<B: Backend>(
         more: options.more,
     };
     B::post(core, &request, operation, options.deadline)
+}
+
+/// The word of the peer's signal that GPUs raise, of a post that is right.
+#[inline(always)]
+fn peer_word(core: &Core, peer: Rank, signal: Signal) -> GlobalWord {
+    let entry = |table: u64| (table as usize as *const u64).wrapping_add(peer.world() as usize);
+    // Safety: the context and the signal were checked, and that loads and stores reach the peer; then there are words for
+    // GPUs, at every peer that they reach, and tables of them.
+    unsafe {
+        match signal {
+            Signal::Id(id) => {
+                let words = sys::read_word(entry(sys::read_word(&raw const (*core.data()).peer_signal_gpu)));
+                GlobalWord::new(words + 8 * id as u64)
+            }
+            Signal::Va(va) => {
+                let window = va.window.data as usize as *const WindowData;
+                let plane = sys::read_word(entry(sys::read_word(&raw const (*window).peer_va_gpu)));
+                GlobalWord::new(plane + va.offset)
+            }
+        }
+    }
+}
+
+/// Raises what a post by loads and stores is to raise; one thread calls. `given`: how far what it covers was released.
+#[inline(always)]
+fn raise(core: &Core, peer: Rank, options: &Options, given: Scope) {
+    let signal = options.signal.map(|action| (peer_word(core, peer, action.signal), action.amount));
+    let counter = options.counter.map(|counter| {
+        // Safety: the counter was checked; where there are words for GPUs, counters have some too.
+        unsafe { GlobalWord::new(sys::read_word(&raw const (*core.data()).counters_gpu) + 8 * counter.0 as u64) }
+    });
+    publish::<Global>(given, signal, counter);
 }
 
 /// The fault of a post that was right and ended early.
@@ -191,7 +240,7 @@ fn ended(core: &Core, peer: Rank, operation: Operation, stop: Stop) -> Fault {
 impl<B: Backend> Gin<B> {
     /// Writes `source`, a range of the caller's own part of a window, to `destination` on `peer`.
     ///
-    /// The two ranges have the same length in bytes, which may be 0. Nothing is posted before
+    /// The two ranges have the same length in bytes, which may be 0, and do not overlap. Nothing is posted before
     /// [`issue`](Put::issue). Puts are not ordered among themselves.
     #[inline(always)]
     pub fn put<T: Pod>(&self, peer: Rank, destination: WindowRange<T>, source: WindowRange<T>) -> Put<'_, B, T> {
@@ -208,7 +257,7 @@ impl<B: Backend> Gin<B> {
 
     /// Reads `source` on `peer` into `destination`, a range of the caller's own part of a window.
     ///
-    /// The two ranges have the same length in bytes, which may be 0. What it brings is visible after a
+    /// The two ranges have the same length in bytes, which may be 0, and do not overlap. What it brings is visible after a
     /// [`flush`](Gin::flush), the [`wait`](Gin::wait) for a token, or a barrier with a get fence; also after a wait for
     /// its counter. Nothing is posted before [`issue`](Get::issue).
     #[inline(always)]
@@ -224,16 +273,48 @@ impl<B: Backend> Gin<B> {
         SignalPost { gin: self, peer, options: Options { signal: Some(action), ..Options::new() } }
     }
 
-    /// For barriers: raises a signal whose id is past those of the user.
+    /// Raises a signal of `peer` after all earlier puts to it of this context have arrived, whichever route they took.
+    ///
+    /// It goes over the network, as a strong signal whatever `action` says, so it comes after the puts that went there;
+    /// and as every post releases what happened before, stores to the peer included, it comes after those too. Nobody
+    /// waits for that but whoever waits for the signal. Nothing is posted before [`issue`](SignalPost::issue).
+    ///
+    /// With [`released`](SignalPost::released) the caller promises that it has released what it, and those that it met,
+    /// put by loads and stores.
     #[inline(always)]
-    pub(crate) fn raise_internal(&self, peer: Rank, action: SignalAction, deadline: Deadline) -> Result<(), Fault> {
-        let options =
-            Options { signal: Some(action), internal: true, given: Scope::System, deadline, ..Options::new() };
-        if !is_right(self.core(), peer, &options) {
-            return examine(self.core(), peer, &options, Operation::Barrier);
+    pub fn signal_all_routes(&self, peer: Rank, mut action: SignalAction) -> SignalPost<'_, B> {
+        action.strong = true;
+        SignalPost { gin: self, peer, options: Options { signal: Some(action), all_routes: true, ..Options::new() } }
+    }
+
+    /// For barriers: raises a signal whose id is past those of the user, for who has released to the system.
+    #[inline(always)]
+    pub(crate) fn raise_internal(
+        &self,
+        peer: Rank,
+        action: SignalAction,
+        all_routes: bool,
+        deadline: Deadline,
+    ) -> Result<(), Fault> {
+        let (core, operation) = (self.core(), Operation::Barrier);
+        let options = Options {
+            signal: Some(action),
+            internal: true,
+            given: Scope::System,
+            all_routes,
+            deadline,
+            ..Options::new()
+        };
+        let lsa = takes_lsa::<B>(core, peer, &options);
+        if !is_right(core, peer, &options, lsa) {
+            return examine(core, peer, &options, operation, lsa);
         }
-        let posted = post::<B>(self.core(), peer, Transfer::Nothing, &options, Operation::Barrier);
-        posted.map_err(|stop| ended(self.core(), peer, Operation::Barrier, stop))
+        if lsa {
+            raise(core, peer, &options, options.given);
+            return Ok(());
+        }
+        let posted = post::<B>(core, peer, Transfer::Nothing, &options, operation);
+        posted.map_err(|stop| ended(core, peer, operation, stop))
     }
 }
 
@@ -282,13 +363,14 @@ macro_rules! builder {
             self
         }
 
-        /// How long to wait for room in the queue; no limit by default.
+        /// How long to wait for room in the queue; no limit by default. Loads and stores need no room.
         #[inline(always)]
         pub fn deadline(mut self, deadline: Deadline) -> Self {
             self.options.deadline = deadline;
             self
         }
-
+    };
+    (led) => {
         /// Posts it. All threads of `coop` call; one posts.
         ///
         /// Ordering: what the threads of the coop wrote before is released first, at the required scope.
@@ -300,6 +382,25 @@ macro_rules! builder {
         /// the fault or abort that ended the wait for room.
         #[inline(always)]
         pub fn issue(self, coop: &impl Coop) -> Result<(), Fault> {
+            lead!(coop, self.post())
+        }
+    };
+    (shared) => {
+        /// Posts it, or, to a peer that loads and stores reach, does it: all threads of `coop` call, with the same
+        /// arguments, and share the bytes.
+        ///
+        /// Ordering: what the threads of the coop wrote before is released first, at the required scope.
+        ///
+        /// # Errors
+        /// The same in all threads: what is wrong with the arguments, [`FaultKind::NotReachable`] for a route that was
+        /// forced included (nothing was posted); [`FaultKind::Timeout`] if the queue had no room in time (nothing was
+        /// posted); [`FaultKind::QueueBroken`] if the deadline passed after a slot was claimed, which ends the
+        /// communicator; the fault or abort that ended the wait for room.
+        #[inline(always)]
+        pub fn issue(self, coop: &impl Coop) -> Result<(), Fault> {
+            if takes_lsa::<B>(self.gin.core(), self.peer, &self.options) {
+                return self.move_here(coop);
+            }
             lead!(coop, self.post())
         }
     };
@@ -320,18 +421,44 @@ impl<B: Backend, T: Pod> Put<'_, B, T> {
     builder!(signal);
     builder!(counter);
     builder!(common);
+    builder!(shared);
 
     #[inline(always)]
-    fn post(self) -> Result<(), Fault> {
+    fn check(&self, lsa: bool) -> Result<(), Fault> {
         let (core, operation) = (self.gin.core(), Operation::Put);
-        let right = is_right(core, self.peer, &self.options)
+        let right = is_right(core, self.peer, &self.options, lsa)
             & (self.destination.place().1 == self.source.place().1)
             & self.destination.fits_on(self.peer)
             & self.source.fits_own();
         if !right {
-            examine(core, self.peer, &self.options, operation)?;
+            examine(core, self.peer, &self.options, operation, lsa)?;
             return Err(examine_ranges(core, self.peer, &self.destination, &self.source, operation));
         }
+        Ok(())
+    }
+
+    /// Stores to the peer.
+    #[inline(always)]
+    fn move_here(self, coop: &impl Coop) -> Result<(), Fault> {
+        let checked = self.check(true);
+        coop.sync();
+        if checked.is_ok() {
+            let (to, from) = (self.destination.address_on(self.peer), self.source.address());
+            // Safety: in range on both sides, and the peer is reached; what overlaps or races gives unknown bytes.
+            unsafe { copy(coop, to, from, self.source.place().1) };
+        }
+        // All have stored before one raises.
+        coop.agree(checked)?;
+        if coop.elect() {
+            raise(self.gin.core(), self.peer, &self.options, Scope::Thread);
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn post(self) -> Result<(), Fault> {
+        let (core, operation) = (self.gin.core(), Operation::Put);
+        self.check(false)?;
         let transfer = Transfer::Put {
             source_window: self.source.window_id(),
             source_offset: self.source.place().0,
@@ -358,18 +485,44 @@ pub struct Get<'a, B: Backend, T> {
 impl<B: Backend, T: Pod> Get<'_, B, T> {
     builder!(counter);
     builder!(common);
+    builder!(shared);
 
     #[inline(always)]
-    fn post(self) -> Result<(), Fault> {
+    fn check(&self, lsa: bool) -> Result<(), Fault> {
         let (core, operation) = (self.gin.core(), Operation::Get);
-        let right = is_right(core, self.peer, &self.options)
+        let right = is_right(core, self.peer, &self.options, lsa)
             & (self.destination.place().1 == self.source.place().1)
             & self.source.fits_on(self.peer)
             & self.destination.fits_own();
         if !right {
-            examine(core, self.peer, &self.options, operation)?;
+            examine(core, self.peer, &self.options, operation, lsa)?;
             return Err(examine_ranges(core, self.peer, &self.source, &self.destination, operation));
         }
+        Ok(())
+    }
+
+    /// Loads from the peer.
+    #[inline(always)]
+    fn move_here(self, coop: &impl Coop) -> Result<(), Fault> {
+        let checked = self.check(true);
+        coop.sync();
+        if checked.is_ok() {
+            let (to, from) = (self.destination.address(), self.source.address_on(self.peer));
+            // Safety: in range on both sides, and the peer is reached; what overlaps or races gives unknown bytes.
+            unsafe { copy(coop, to, from, self.source.place().1) };
+        }
+        // All have stored before one raises, and before any of them reads.
+        coop.agree(checked)?;
+        if coop.elect() {
+            raise(self.gin.core(), self.peer, &self.options, Scope::Thread);
+        }
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn post(self) -> Result<(), Fault> {
+        let (core, operation) = (self.gin.core(), Operation::Get);
+        self.check(false)?;
         let transfer = Transfer::Get {
             source_window: self.source.window_id(),
             source_offset: self.source.place().0,
@@ -397,18 +550,20 @@ impl<B: Backend, T: Value> PutValue<'_, B, T> {
     builder!(signal);
     builder!(counter);
     builder!(common);
+    builder!(led);
 
     #[inline(always)]
     fn post(self) -> Result<(), Fault> {
         let (core, operation) = (self.gin.core(), Operation::PutValue);
         let width = const { size_of::<T>() as u64 };
         let (offset, bytes) = self.destination.place();
-        let right = is_right(core, self.peer, &self.options)
+        let lsa = takes_lsa::<B>(core, self.peer, &self.options);
+        let right = is_right(core, self.peer, &self.options, lsa)
             & (bytes == width)
             & offset.is_multiple_of(width)
             & self.destination.fits_on(self.peer);
         if !right {
-            examine(core, self.peer, &self.options, operation)?;
+            examine(core, self.peer, &self.options, operation, lsa)?;
             let fault = |kind| core.fault(kind, operation).peer(self.peer.world());
             return Err(if bytes != width {
                 fault(FaultKind::LengthMismatch).values(width, self.destination.bytes())
@@ -417,6 +572,20 @@ impl<B: Backend, T: Value> PutValue<'_, B, T> {
             } else {
                 fault(FaultKind::OutOfRange).values(self.destination.length_on(self.peer), self.destination.end())
             });
+        }
+        if lsa {
+            let (to, value) = (self.destination.address_on(self.peer) as usize, self.value.to_word());
+            // Safety: in range, aligned, and the peer is reached.
+            unsafe {
+                match width {
+                    1 => store_weak_u8(to as *mut u8, value as u8),
+                    2 => store_weak_u16(to as *mut u16, value as u16),
+                    4 => store_weak_u32(to as *mut u32, value as u32),
+                    _ => store_weak_u64(to as *mut u64, value),
+                }
+            }
+            raise(core, self.peer, &self.options, Scope::Thread);
+            return Ok(());
         }
         let transfer = Transfer::PutValue {
             value: self.value.to_word(),
@@ -441,12 +610,18 @@ pub struct SignalPost<'a, B: Backend> {
 impl<B: Backend> SignalPost<'_, B> {
     builder!(counter);
     builder!(common);
+    builder!(led);
 
     #[inline(always)]
     fn post(self) -> Result<(), Fault> {
         let core = self.gin.core();
-        if !is_right(core, self.peer, &self.options) {
-            return examine(core, self.peer, &self.options, Operation::Signal);
+        let lsa = takes_lsa::<B>(core, self.peer, &self.options);
+        if !is_right(core, self.peer, &self.options, lsa) {
+            return examine(core, self.peer, &self.options, Operation::Signal, lsa);
+        }
+        if lsa {
+            raise(core, self.peer, &self.options, self.options.given);
+            return Ok(());
         }
         let posted = post::<B>(core, self.peer, Transfer::Nothing, &self.options, Operation::Signal);
         posted.map_err(|stop| ended(core, self.peer, Operation::Signal, stop))

@@ -147,7 +147,7 @@ impl<B: Backend> Gin<B> {
     #[inline(always)]
     fn wait_here(&self, view: SignalView, least: u64, deadline: Deadline) -> Result<u64, Fault> {
         let words = self.words(view, Operation::WaitSignal)?;
-        completion::wait(self.core(), &words, least, view.bits, deadline)
+        completion::wait::<B>(self.core(), &words, least, view.bits, deadline)
             .map_err(|(stop, seen)| ended(self.core(), stop, Operation::WaitSignal, least, seen))
     }
 

@@ -16,6 +16,7 @@
 //! | `store_release_sys` | `st.release.sys.global.u64` | `MEMBAR.ALL.SYS`, `STG.E.64.STRONG.SYS` | waits for all earlier writes of the thread, also those over PCIe and NVLink |
 //! | `add_relaxed_cta` | `atom.relaxed.cta.global.add.u64` | `ATOMG.E.ADD.64.STRONG.SM` | one trip to L2 |
 //! | `add_relaxed_gpu` | `atom.relaxed.gpu.global.add.u64` | `ATOMG.E.ADD.64.STRONG.GPU` | one trip to L2 |
+//! | `add_relaxed_sys` | `atom.relaxed.sys.global.add.u64` | `ATOMG.E.ADD.64.STRONG.SYS` | one trip to the owner of the word |
 //! | `add_release_sys` | `atom.release.sys.global.add.u64` | `MEMBAR.ALL.SYS`, `ATOMG.E.ADD.64.STRONG.SYS` | that, after all earlier writes |
 //! | `cas_relaxed_gpu` | `atom.relaxed.gpu.global.cas.b64` | `ATOMG.E.CAS.64.STRONG.GPU` | one trip to L2 |
 //! | `fence_acquire_gpu` | `fence.acquire.gpu` | `CCTL.IVALL` | the L1 is invalidated |
@@ -42,6 +43,8 @@
 //!
 //! There are three implementations: PTX, CPU atomics (every access is a switch point of the executor, see
 //! `exec`) and, with the feature `loom`, those of a model checker. Protocols are written once, generic over [`Memory`].
+//!
+//! Bulk data, which signals make visible, is copied and reduced by the accesses of [`data`].
 
 /// Hands the table of word operations to the macro `$emit`.
 ///
@@ -67,6 +70,8 @@ macro_rules! word_operations {
                 "Adds modulo 2^64 and returns what was there, relaxed, at block scope.";
             rmw add_relaxed_gpu "atom.relaxed.gpu.global.add.u64" Relaxed fetch_add
                 "Adds modulo 2^64 and returns what was there, relaxed, at GPU scope.";
+            rmw add_relaxed_sys "atom.relaxed.sys.global.add.u64" Relaxed fetch_add
+                "Adds modulo 2^64 and returns what was there, relaxed, at system scope.";
             rmw add_release_sys "atom.release.sys.global.add.u64" Release fetch_add
                 "Adds modulo 2^64 and returns what was there, release, at system scope.";
             cas cas_relaxed_gpu "atom.relaxed.gpu.global.cas.b64" Relaxed
@@ -137,6 +142,7 @@ macro_rules! statement {
 
 #[cfg(not(target_arch = "nvptx64"))]
 mod cpu;
+pub mod data;
 #[cfg(feature = "loom")]
 pub mod loom;
 #[cfg(target_arch = "nvptx64")]

@@ -47,7 +47,7 @@ macro_rules! rows {
     };
 }
 
-const fn row(name: &'static str, ptx: &'static str, statement: &'static str) -> OperationRow {
+pub(super) const fn row(name: &'static str, ptx: &'static str, statement: &'static str) -> OperationRow {
     OperationRow { name, ptx, statement, fallback: None }
 }
 

@@ -5,6 +5,7 @@ use super::{Setup, World, await_word, explore, fault, models};
 use gin_abi::{COUNTER_BITS, Deadline, SIGNAL_BITS, mask};
 use gin_device::gin::{Scope, release};
 use gin_device::grid::meet;
+use gin_device::lsa::publish;
 use gin_device::signal_words::{Words, raise};
 use gin_device::sys::loom::{Loom, LoomWord};
 use gin_device::sys::{Memory, Word};
@@ -149,6 +150,50 @@ models! {
             assert_eq!(world.fault_of(Err::<(), _>(stop)), fault(0));
             assert!(seen < 2);
             raiser.join().unwrap();
+        });
+    }
+
+    fn what_several_threads_stored_is_there_with_the_raise_of_one_that_met_them() {
+        explore(3, || {
+            // Word 1 of the other signal stands for the barrier where the two threads meet.
+            let world = World::new(signals([by_one(GPU, u64::MAX), by_one(GPU, 0)], 2));
+            let storing = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    world.cells[0].write(7);
+                    word(&world, 1, GPU).store_release_gpu(1);
+                })
+            };
+            let raising = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    world.cells[1].write(7);
+                    await_word(word(&world, 1, GPU));
+                    publish::<Loom>(Scope::Thread, Some((word(&world, 0, GPU), 3)), None);
+                })
+            };
+            world.signals[0].wait(&world.status, 3, SIGNAL_BITS, Deadline::NONE).unwrap();
+            assert_eq!(world.cells[0].read() + world.cells[1].read(), 14);
+            storing.join().unwrap();
+            raising.join().unwrap();
+        });
+    }
+
+    fn a_counter_of_loads_and_stores_shows_what_was_brought_and_one_of_the_network_adds_up() {
+        explore(3, || {
+            let world = World::new(signals([by_both(u64::MAX, 0)], 2));
+            let getting = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    world.cells[0].write(7);
+                    publish::<Loom>(Scope::Thread, None, Some(word(&world, 0, GPU)));
+                })
+            };
+            let proxy = raiser(&world, 1, CPU);
+            world.signals[0].wait(&world.status, 2, COUNTER_BITS, Deadline::NONE).unwrap();
+            assert_eq!(world.cells[0].read() + world.cells[1].read(), 14);
+            getting.join().unwrap();
+            proxy.join().unwrap();
         });
     }
 

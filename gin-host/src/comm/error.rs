@@ -62,6 +62,16 @@ pub enum CommError {
         /// Number of ranks.
         ranks: u32,
     },
+    /// Ranks of one LSA team do not reach each other's memory.
+    #[error("LSA teams of {lsa_size} cannot be: rank {rank} does not reach the memory of rank {other}, with atomics")]
+    LsaReach {
+        /// What was asked for.
+        lsa_size: u32,
+        /// The rank.
+        rank: u32,
+        /// The one that it does not reach.
+        other: u32,
+    },
     /// Ranks asked for different things.
     #[error("rank {rank} asked for {what} = {theirs}, this rank for {own}")]
     Disagreement {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How a communicator comes up and ends.
 
+use super::reach;
 use super::resources::Resources;
 use super::window::Registered;
 use super::wire::{Reader, Writer, agree, garbled};
@@ -69,14 +70,15 @@ impl Communicator {
     /// The steps of `initialise`.
     pub(super) fn bring_up(&self, requirements: &Requirements) -> Result<Live, CommError> {
         const CALL: &str = "initialise";
-        let (rank, ranks) = (self.rank(), self.ranks());
-        let lsa_size = self.config.lsa_size.unwrap_or(ranks);
+        let rank = self.rank();
+        let lsa_size = self.meet(CALL)?;
         let prepared = self.prepare(requirements, lsa_size);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let own = self.numbers(requirements, lsa_size);
         let message = prepared.as_ref().map_err(CommError::clone).map(|prepared| {
             let mut message = Writer::default();
-            message.word(number).word(prepared.resources.signals_gpu()).bytes(&prepared.key.0);
+            let signals = prepared.resources.signals_gpu().map(|memory| reach::offer_memory(memory).0);
+            message.word(number).bytes(&signals.unwrap_or_default()).bytes(&prepared.key.0);
             for (_, value) in &own {
                 message.word(*value);
             }
@@ -87,7 +89,7 @@ impl Communicator {
         let (mut keys, mut peer_signals, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
         for (other, message) in (0..).zip(&all) {
             let mut reader = Reader(message);
-            let first = (|| Some((reader.word()?, reader.word()?, reader.bytes()?)))();
+            let first = (|| Some((reader.word()?, reader.bytes()?, reader.bytes()?)))();
             let (number, signals, key) = first.ok_or_else(|| garbled(other))?;
             for (what, value) in &own {
                 let theirs = reader.word().ok_or_else(|| garbled(other))?;
@@ -97,10 +99,15 @@ impl Communicator {
             }
             numbers.push(number);
             keys.push(Key(key.to_vec()));
-            peer_signals.push(if other / lsa_size == rank / lsa_size { signals } else { 0 });
+            let near = other / lsa_size == rank / lsa_size && !signals.is_empty();
+            peer_signals.push(if near { Some((other, signals)) } else { None });
         }
+        let taken: Result<Vec<_>, CommError> = peer_signals
+            .into_iter()
+            .map(|signals| signals.map(|(other, key)| reach::take_memory(other, key)).transpose())
+            .collect();
         let connected = (prepared.network.connect_signals(&keys).map_err(CommError::from))
-            .and_then(|()| Ok(prepared.resources.fill_tables(&peer_signals)?));
+            .and_then(|()| Ok(prepared.resources.fill_tables(taken?)?));
         let channel = self.bootstrap.channel(numbers[0]);
         let board = channel.board().clone();
         agree(|bytes| self.bootstrap.all_gather(bytes), "finish initialising", connected.map(|()| Vec::new()))?;
@@ -116,10 +123,21 @@ impl Communicator {
         live
     }
 
+    /// Finds out which ranks reach each other; the size of LSA teams. Collective.
+    fn meet(&self, call: &'static str) -> Result<u32, CommError> {
+        let gather = |bytes: Vec<u8>| agree(|bytes| self.bootstrap.all_gather(bytes), call, Ok(bytes));
+        // Kept until all have looked.
+        let (_place, key) = reach::offer_device(&self.device);
+        let keys = gather(key.0)?;
+        let rows = gather(reach::row(&self.device, &keys))?;
+        reach::team_size(&rows, self.config.lsa_size)
+    }
+
     /// What all ranks must ask for alike.
     fn numbers(&self, requirements: &Requirements, lsa_size: u32) -> Vec<(&'static str, u64)> {
         let mut numbers = requirements.named().to_vec();
         numbers.push(("lsa_size", u64::from(lsa_size)));
+        numbers.push(("routes", self.config.routes as u64));
         numbers.push(("backend", self.config.backend.choose().map_or(0, |backend| backend as u64)));
         numbers
     }
@@ -132,7 +150,7 @@ impl Communicator {
         let mut network = (self.config.network)(&endpoint);
         let capabilities = network.capabilities();
         requirements.check_network(&capabilities)?;
-        let resources = Resources::new(&self.device, requirements, self.ranks(), lsa_size)?;
+        let resources = Resources::new(&self.device, requirements, self.ranks(), lsa_size, self.config.routes)?;
         let key = network.register_signals(&resources.local_signals())?;
         Ok(Prepared { backend, network, capabilities, resources, key })
     }

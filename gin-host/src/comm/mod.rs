@@ -16,6 +16,7 @@ pub mod board;
 mod bootstrap;
 mod error;
 mod life;
+mod reach;
 mod requirements;
 mod resources;
 mod window;
@@ -124,13 +125,26 @@ impl Backend {
     }
 }
 
+/// Which ways the operations of a kernel can take that does not name its back end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+pub enum Routes {
+    /// Loads and stores to peers of the LSA team, the network to others.
+    #[default]
+    Automatic,
+    /// The network to all. Kernels that ask for loads and stores are refused, and signals have no words for GPUs.
+    Network,
+}
+
 /// How a communicator works; what it has is in [`Requirements`].
 #[derive(Clone)]
 pub struct CommConfig {
     /// The back end.
     pub backend: Backend,
-    /// Ranks that reach each other by loads and stores: neighbours in the order of ranks, this many; all by default.
+    /// Ranks that reach each other by loads and stores: neighbours in the order of ranks, this many; by default the
+    /// largest number for which the devices of all such neighbours reach each other, with atomics.
     pub lsa_size: Option<u32>,
+    /// Which ways operations can take.
+    pub routes: Routes,
     /// What makes the network.
     pub network: NetworkFactory,
     /// What drives the proxy.

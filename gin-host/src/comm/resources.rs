@@ -4,7 +4,7 @@
 //! Words that a CPU thread writes, and those that it reads, lie in pinned host memory; words that kernels poll or add to
 //! in the device. Words that different sides write are on cache lines of their own.
 
-use super::Requirements;
+use super::{Requirements, Routes};
 use crate::gpu::{Device, GpuError, Memory, MemoryKind};
 use crate::net::LocalSignals;
 use crate::proxy::{ContextPart, Counters};
@@ -50,6 +50,7 @@ struct ContextPlaces {
     base: u64,
     shadow: u64,
     counter_base: u64,
+    counters_gpu: u64,
 }
 
 /// All memory of a communicator on one rank, and where what lies in it.
@@ -58,7 +59,10 @@ pub(crate) struct Resources {
     pinned: Arc<Memory>,
     device: Arc<Memory>,
     signals: Arc<Memory>,
+    /// There if GPUs raise words.
     signals_gpu: Option<Arc<Memory>>,
+    /// Signal words of LSA peers that kernels of this rank raise.
+    peers: Vec<Arc<Memory>>,
     contexts: Vec<ContextPlaces>,
     all_signals: u64,
     host_status: u64,
@@ -81,11 +85,13 @@ impl Resources {
         requirements: &Requirements,
         ranks: u32,
         lsa_size: u32,
+        routes: Routes,
     ) -> Result<Self, GpuError> {
         let all_signals = requirements.all_signals(ranks, lsa_size);
         let (counters, depth) = (u64::from(requirements.counters), u64::from(requirements.queue_depth));
         let contexts = u64::from(requirements.contexts);
         let ranks = u64::from(ranks);
+        let gpu_raises = lsa_size > 1 && routes == Routes::Automatic;
         let (mut pinned, mut near) = (Layout::default(), Layout::default());
         let host_status = pinned.place(size_of::<StatusBlock>() as u64);
         let kernel_status = pinned.place(size_of::<StatusBlock>() as u64);
@@ -107,6 +113,7 @@ impl Resources {
                 base: near.words(all_signals),
                 shadow: near.words(all_signals),
                 counter_base: near.words(counters),
+                counters_gpu: near.words(if gpu_raises { counters } else { 0 }),
             })
             .collect();
         let signal_bytes = contexts * all_signals * 8;
@@ -114,7 +121,8 @@ impl Resources {
             pinned: Memory::new(device, MemoryKind::Pinned, pinned.end)?,
             device: Memory::new(device, MemoryKind::Device, near.end)?,
             signals: Memory::new(device, MemoryKind::Pinned, signal_bytes)?,
-            signals_gpu: (lsa_size > 1).then(|| Memory::new(device, MemoryKind::Device, signal_bytes)).transpose()?,
+            signals_gpu: gpu_raises.then(|| Memory::new(device, MemoryKind::Device, signal_bytes)).transpose()?,
+            peers: Vec::new(),
             contexts: places,
             all_signals,
             host_status,
@@ -199,9 +207,9 @@ impl Resources {
         }
     }
 
-    /// Address of the signal words that GPUs raise; 0 if there are none.
-    pub(crate) fn signals_gpu(&self) -> u64 {
-        self.signals_gpu.as_ref().map_or(0, |memory| memory.address())
+    /// The signal words that GPUs raise, if they do.
+    pub(crate) fn signals_gpu(&self) -> Option<&Arc<Memory>> {
+        self.signals_gpu.as_ref()
     }
 
     /// What the proxy needs of each context. `bases`: also the baselines of signals, which only a CPU that reaches
@@ -230,17 +238,17 @@ impl Resources {
         self.contexts.iter().map(claim).collect()
     }
 
-    /// Fills the tables that kernels read. `peer_signals`: address of each rank's signal words that GPUs raise, 0 where
-    /// it cannot be reached.
-    pub(crate) fn fill_tables(&self, peer_signals: &[u64]) -> Result<(), GpuError> {
+    /// Fills the tables that kernels read. `peer_signals`: each rank's signal words that GPUs raise, where they can be
+    /// reached.
+    pub(crate) fn fill_tables(&mut self, peer_signals: Vec<Option<Arc<Memory>>>) -> Result<(), GpuError> {
         let (pinned, near) = (self.pinned.address(), self.device.address());
-        let own_gpu = self.signals_gpu();
+        let own_gpu = self.signals_gpu.as_ref().map_or(0, |memory| memory.address());
         for (context, places) in (0u64..).zip(&self.contexts) {
             let words = context * self.all_signals * 8;
             let table = self.peer_signals + context * self.ranks * 8;
             if own_gpu != 0 {
-                let addresses: Vec<u64> =
-                    peer_signals.iter().map(|&address| if address == 0 { 0 } else { address + words }).collect();
+                let address = |peer: &Option<Arc<Memory>>| peer.as_ref().map_or(0, |memory| memory.address() + words);
+                let addresses: Vec<u64> = peer_signals.iter().map(address).collect();
                 self.device.write(table, &addresses)?;
             }
             let data = ContextData {
@@ -251,7 +259,7 @@ impl Resources {
                 oldest: pinned + places.oldest,
                 depth_log2: self.depth_log2,
                 depth_mask: (1 << self.depth_log2) - 1,
-                reserved: [0; 2],
+                reserved: 0,
                 signal_gpu: if own_gpu == 0 { 0 } else { own_gpu + words },
                 signal_nic: 0,
                 signal_cpu: self.signals.address() + words,
@@ -259,10 +267,12 @@ impl Resources {
                 signal_shadow: near + places.shadow,
                 counters: pinned + places.counters,
                 counter_base: near + places.counter_base,
+                counters_gpu: if own_gpu == 0 { 0 } else { near + places.counters_gpu },
                 peer_signal_gpu: if own_gpu == 0 { 0 } else { near + table },
             };
             self.device.write(self.context_table + context * size_of::<ContextData>() as u64, &[data])?;
         }
+        self.peers = peer_signals.into_iter().flatten().collect();
         Ok(())
     }
 
@@ -296,6 +306,8 @@ impl Resources {
             trap_on_fault: u32::from(trap_on_fault),
             proxy_contexts: if backend == BackendKind::Proxy { requirements.contexts } else { 0 },
             strong_signals: if capabilities & CAP_STRONG_SIGNALS != 0 { requirements.signals } else { 0 },
+            lsa_first: rank - rank % lsa_size,
+            lsa_reach: if self.signals_gpu.is_some() { lsa_size } else { 0 },
             context_table: near + self.context_table,
             window_table: near + self.window_table,
             host_status: pinned + self.host_status,

@@ -37,7 +37,7 @@ pub(crate) struct Registered {
     pub(crate) memory: MemorySlice,
     /// Bytes, by world rank.
     pub(crate) lengths: Vec<u64>,
-    /// Planes and tables.
+    /// Planes and tables, and the parts of LSA peers.
     pub(crate) _beside: Vec<Arc<Memory>>,
 }
 

@@ -2,6 +2,7 @@
 //! How windows come and go.
 
 use super::life::Live;
+use super::reach;
 use super::resources::Resources;
 use super::window::{Registered, Window, WindowFlags};
 use super::wire::{Reader, Writer, garbled};
@@ -29,6 +30,36 @@ struct Prepared {
     plane_gpu: Option<Arc<Memory>>,
     plane_base: Option<Arc<Memory>>,
     key: Key,
+}
+
+/// What kernels of this rank reach of the other ranks' parts of a window.
+#[derive(Default)]
+struct Peers {
+    /// By world rank: address of the part, 0 where it cannot be reached.
+    windows: Vec<u64>,
+    /// The same of the plane of words that GPUs raise.
+    planes: Vec<u64>,
+    /// What is behind those addresses.
+    memory: Vec<Arc<Memory>>,
+}
+
+impl Peers {
+    /// Adds the next rank, whose part starts at `offset` of `memory`; both keys are of memory that it made known.
+    fn add(&mut self, rank: u32, near: bool, offset: u64, memory: &[u8], plane: &[u8]) -> Result<(), CommError> {
+        let mut address = |key: &[u8]| -> Result<u64, CommError> {
+            if !near || key.is_empty() {
+                return Ok(0);
+            }
+            let memory = reach::take_memory(rank, key)?;
+            let address = memory.address();
+            self.memory.push(memory);
+            Ok(address)
+        };
+        let (memory, plane) = (address(memory)?, address(plane)?);
+        self.windows.push(if memory == 0 { 0 } else { memory + offset });
+        self.planes.push(plane);
+        Ok(())
+    }
 }
 
 fn address(memory: &Option<Arc<Memory>>) -> u64 {
@@ -140,13 +171,17 @@ impl Communicator {
         let message = prepared.as_ref().map_err(CommError::clone).map(|prepared| {
             let mut message = Writer::default();
             message.word(u64::from(prepared.id)).word(u64::from(flags.bits())).word(prepared.memory.bytes());
-            message.word(prepared.memory.address()).word(address(&prepared.plane_gpu)).bytes(&prepared.key.0);
+            message.word(prepared.memory.offset()).bytes(&reach::offer_memory(prepared.memory.memory()).0);
+            let plane = prepared.plane_gpu.as_ref().map(|plane| reach::offer_memory(plane).0);
+            message.bytes(&plane.unwrap_or_default()).bytes(&prepared.key.0);
             message.0
         });
         let all = self.agree(live, CALL, message)?;
         let prepared = prepared?;
         let id = prepared.id;
-        let (mut lengths, mut peers, mut peer_planes, mut keys) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut lengths, mut keys) = (Vec::new(), Vec::new());
+        let mut peers = Peers::default();
+        let mut taken = Ok(());
         for (rank, message) in (0..).zip(&all) {
             let mut reader = Reader(message);
             let mut word = || reader.word().ok_or_else(|| garbled(rank));
@@ -157,27 +192,26 @@ impl Communicator {
                 }
             }
             lengths.push(word()?);
+            let offset = word()?;
+            let mut bytes = || reader.bytes().ok_or_else(|| garbled(rank));
+            let (memory, plane) = (bytes()?, bytes()?);
+            keys.push(Key(bytes()?.to_vec()));
             let near = rank / live.lsa_size == self.rank() / live.lsa_size;
-            let (memory, plane) = (word()?, word()?);
-            peers.push(if near { memory } else { 0 });
-            peer_planes.push(if near { plane } else { 0 });
-            keys.push(Key(reader.bytes().ok_or_else(|| garbled(rank))?.to_vec()));
+            taken = taken.and(peers.add(rank, near, offset, memory, plane));
         }
-        let connected = self.connect_window(live, prepared, flags, lengths, &peers, &peer_planes, keys);
+        let connected = taken.and_then(|()| self.connect_window(live, prepared, flags, lengths, peers, keys));
         // Nobody uses the window before all can serve it.
         self.agree(live, "connect a window", connected.as_ref().map(|_| Vec::new()).map_err(CommError::clone))?;
         connected
     }
 
-    #[expect(clippy::too_many_arguments, reason = "what was gathered from all ranks, passed on once")]
     fn connect_window(
         &self,
         live: &Live,
         prepared: Prepared,
         flags: WindowFlags,
         lengths: Vec<u64>,
-        peers: &[u64],
-        peer_planes: &[u64],
+        peers: Peers,
         keys: Vec<Key>,
     ) -> Result<Arc<Registered>, CommError> {
         let Prepared { id, memory, plane_cpu, plane_gpu, plane_base, .. } = prepared;
@@ -187,8 +221,8 @@ impl Communicator {
             Ok(table)
         };
         let lengths_table = Some(table(&lengths)?);
-        let peers_table = Some(table(peers)?);
-        let planes_table = if plane_gpu.is_some() { Some(table(peer_planes)?) } else { None };
+        let peers_table = Some(table(&peers.windows)?);
+        let planes_table = if plane_gpu.is_some() { Some(table(&peers.planes)?) } else { None };
         let data = WindowData {
             active: 1,
             flags: flags.bits(),
@@ -218,7 +252,7 @@ impl Communicator {
             serial: NEXT.fetch_add(1, Ordering::Relaxed),
             memory,
             lengths,
-            _beside: beside.into_iter().flatten().collect(),
+            _beside: beside.into_iter().flatten().chain(peers.memory).collect(),
         }))
     }
 

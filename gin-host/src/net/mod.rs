@@ -22,7 +22,7 @@
 //!   brings a strong signal fails too: what did not arrive is never covered.
 
 pub mod peer;
-mod registry;
+pub(crate) mod registry;
 pub mod testing;
 
 use crate::gpu::{Memory, MemorySlice};

@@ -8,18 +8,18 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A table of this process. It keeps nothing alive.
 #[derive(Debug)]
-pub(super) struct Registry<T> {
+pub(crate) struct Registry<T> {
     entries: Mutex<Option<HashMap<u64, Weak<T>>>>,
     next: AtomicU64,
 }
 
 impl<T> Registry<T> {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { entries: Mutex::new(None), next: AtomicU64::new(1) }
     }
 
     /// Puts something into the table; the key names it as long as it lives.
-    pub(super) fn publish(&self, entry: &Arc<T>) -> Key {
+    pub(crate) fn publish(&self, entry: &Arc<T>) -> Key {
         let token = self.next.fetch_add(1, Ordering::Relaxed);
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let entries = entries.get_or_insert_default();
@@ -31,7 +31,7 @@ impl<T> Registry<T> {
     }
 
     /// What the key of `rank` names.
-    pub(super) fn find(&self, rank: u32, key: &Key) -> Result<Arc<T>, NetError> {
+    pub(crate) fn find(&self, rank: u32, key: &Key) -> Result<Arc<T>, NetError> {
         let error = |reason: &str| NetError::Key { rank, reason: reason.to_owned() };
         let parts =
             key.0.split_first_chunk::<8>().and_then(|(process, token)| Some((process, token.first_chunk::<8>()?)));

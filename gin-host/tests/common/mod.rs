@@ -9,7 +9,7 @@ use gin_device::signal_words::Words;
 use gin_device::status::{Status, Stop};
 use gin_device::sys::{Global, GlobalWord};
 use gin_host::comm::{
-    Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, InProcess, Requirements,
+    Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, InProcess, Requirements, Routes,
 };
 use gin_host::gpu::Device;
 use gin_host::gpu::virt::VirtualDevice;
@@ -35,6 +35,7 @@ pub fn config(network: NetworkFactory) -> CommConfig {
     CommConfig {
         backend: Backend::Auto,
         lsa_size: None,
+        routes: Routes::Automatic,
         network,
         progress: Arc::new(OwnThreads),
         seed: 1,

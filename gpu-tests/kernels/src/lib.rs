@@ -88,7 +88,7 @@ unsafe fn exchange(
     plan: &Exchange,
     deadline: Deadline,
 ) -> Result<(), Fault> {
-    let gin = Gin::new(comm, ContextId::new(plan.context));
+    let gin = Gin::new(comm, ContextId::new(plan.context)).route(Route::Network);
     let world = comm.world();
     let (me, elements, neighbours) = (world.rank(), plan.elements as usize, plan.neighbours);
     // Safety: the kernel's promise.
@@ -194,7 +194,7 @@ fn stale(
     wrong: GlobalWord,
     deadline: Deadline,
 ) -> Result<(), Fault> {
-    let gin = Gin::new(comm, ContextId::new(0));
+    let gin = Gin::new(comm, ContextId::new(0)).route(Route::Network);
     let world = comm.world();
     let (me, from) = (world.rank(), if plan.get != 0 { world.right() } else { world.left() });
     let (arrived, checked) = (SignalId::new(0), SignalId::new(1));
@@ -274,7 +274,7 @@ fn flood(comm: &Comm, data: Window<u64>, plan: &Flood, deadline: Deadline) -> Re
     let (contexts, world, arrived) = (comm.contexts(), comm.world(), SignalId::new(0));
     let posters = if plan.posters < blocks { plan.posters } else { blocks };
     let context = block % contexts;
-    let gin = Gin::new(comm, ContextId::new(context));
+    let gin = Gin::new(comm, ContextId::new(context)).route(Route::Network);
     let mut outcome = Ok(());
     if block < posters {
         let first = (block as u64 * threads as u64 + Block.rank() as u64) * plan.each as u64;

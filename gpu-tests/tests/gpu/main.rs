@@ -7,7 +7,7 @@
 //! `GIN_GPU_SECONDS=N` seconds the trials that are left are ignored.
 
 use gin_conformance::cases;
-use gin_conformance::host::{Setup, judge};
+use gin_conformance::host::{Setup, SetupRoute, judge};
 use gin_host::world::Devices;
 use gpu_tests::gpus::{self, Gpus};
 use gpu_tests::hardware::{self, Place};
@@ -107,9 +107,12 @@ fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run:
             run.trial(&own, &gpus, || body(&gpus, devices))
         }));
     };
-    for case in cases::all() {
-        let name = format!("{place}/{}", case.name);
-        add(name, Box::new(move |_, devices| judge(&case, &Setup { devices: Some(devices), ..Setup::threads() })));
+    for (text, route) in [("", SetupRoute::Network), ("auto/", SetupRoute::Auto), ("lsa/", SetupRoute::Lsa)] {
+        for case in cases::for_route(route) {
+            let name = format!("{place}/{text}{}", case.name);
+            let setup = |devices| Setup { devices: Some(devices), route, ..Setup::threads() };
+            add(name, Box::new(move |_, devices| judge(&case, &setup(devices))));
+        }
     }
     for (name, trial) in hardware::TRIALS {
         add(

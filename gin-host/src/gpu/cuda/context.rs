@@ -5,7 +5,9 @@ use super::driver::{check, no_device, start};
 use super::lane::Lane;
 use super::module::Image;
 use crate::gpu::{GpuError, Limits};
-use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute as Attribute, CUresult};
+use cudarc::driver::sys::{
+    self, CUcontext, CUdevice, CUdevice_P2PAttribute as P2P, CUdevice_attribute as Attribute, CUresult,
+};
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,6 +27,8 @@ pub(super) struct Context {
     pub(super) limits: Limits,
     raw: CUcontext,
     device: CUdevice,
+    /// Numbers of the other GPUs whose memory kernels of this one reach, with atomics.
+    friends: Mutex<Vec<usize>>,
     /// By address of the PTX text, which is static.
     pub(super) images: Mutex<HashMap<usize, Arc<Image>>>,
     /// Lanes that nobody uses.
@@ -102,6 +106,7 @@ impl Context {
             limits,
             raw,
             device,
+            friends: Mutex::default(),
             images: Mutex::default(),
             lanes: Mutex::default(),
         };
@@ -129,7 +134,8 @@ impl Context {
         self.raw
     }
 
-    /// Lets this GPU reach memory of `other`, if the hardware can; copies between them take the direct way then.
+    /// Lets this GPU reach memory of `other`, if the hardware can; copies between them take the direct way then. Kernels
+    /// use it only where the hardware also has atomics on it.
     fn befriend(&self, other: &Self) -> Result<(), GpuError> {
         let mut can = 0;
         // Safety: writes one integer.
@@ -141,9 +147,23 @@ impl Context {
         self.enter()?;
         // Safety: the context is alive until the process ends.
         match unsafe { sys::cuCtxEnablePeerAccess(other.raw, 0) } {
-            CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
-            code => check("let a GPU reach another one", code),
+            CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
+            code => check("let a GPU reach another one", code)?,
         }
+        let mut atomics = 0;
+        let which = P2P::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+        // Safety: writes one integer.
+        let code = unsafe { sys::cuDeviceGetP2PAttribute(&raw mut atomics, which, self.device, other.device) };
+        check("ask whether a GPU has atomics on the memory of another one", code)?;
+        if atomics != 0 {
+            lock(&self.friends).push(other.ordinal);
+        }
+        Ok(())
+    }
+
+    /// Whether kernels of this GPU reach memory of `other`, with atomics.
+    pub(super) fn reaches(&self, other: &Self) -> bool {
+        self.ordinal == other.ordinal || lock(&self.friends).contains(&other.ordinal)
     }
 
     /// Its name and number.

@@ -185,7 +185,7 @@ impl Device for CudaDevice {
     }
 
     fn reaches(&self, other: &dyn Device) -> bool {
-        other.as_any().downcast_ref::<Self>().is_some_and(|other| other.ordinal() == self.ordinal())
+        other.as_any().downcast_ref::<Self>().is_some_and(|other| self.context.reaches(&other.context))
     }
 
     fn resident_blocks(&self, function: &Function, config: &LaunchConfig) -> Result<u64, GpuError> {
@@ -242,16 +242,14 @@ pub fn devices(gpus: &[usize], kernels: &[Embedded], limit: Option<Duration>) ->
 impl WorldConfig {
     /// `ranks` ranks as threads on these GPUs, shared if there are fewer, with the kernels that they may launch.
     ///
-    /// Ranks on one GPU form an LSA team if all are on the same; else each rank is a team by itself.
+    /// Ranks form LSA teams as far as their GPUs reach each other, with atomics: all of them on one GPU, or on GPUs that
+    /// NVLink connects.
     ///
     /// # Errors
     /// As [`devices`].
     pub fn cuda(gpus: &[usize], ranks: u32, kernels: &[Embedded]) -> Result<Self, GpuError> {
         let mut config = Self::threads(ranks);
         config.devices = Some(devices(gpus, kernels, None)?);
-        if gpus.iter().any(|gpu| *gpu != gpus[0]) {
-            config.lsa_size = Some(1);
-        }
         Ok(config)
     }
 }

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Loads and stores to memory of LSA peers.
+//!
+//! Ranks of one LSA team reach each other's windows by plain loads and stores, over NVLink or in the same GPU.
+//! [`Window::peer`] gives a peer's part: single elements, copies by a coop, and reductions. The front end's
+//! [`put`](crate::gin::Gin::put) and [`get`](crate::gin::Gin::get) are made of the same copies; with them come signals,
+//! counters and the contract of [`gin`](crate::gin).
+//!
+//! ```ignore
+//! let there = window.peer(comm.lsa().right())?;
+//! there.copy_from(&Block, 0, window.range(0, 1024))?;
+//! gin.signal(comm.lsa().right(), SignalId::new(0).inc()).issue(&Block)?;
+//! ```
+//!
+//! # Order
+//! Nothing here is ordered by itself. What the threads of a coop stored is visible at the peer to whoever has waited for
+//! a signal that one of them raised afterwards by the LSA route, or by any route if it releases to the system (which a
+//! post does unless it is told otherwise). So it is for stores of other threads that happen before the raise, by a
+//! barrier, say: a release is cumulative. [`publish`] has the argument.
+//!
+//! # Lifetime
+//! A peer's memory stays where it is until no kernel of this rank uses the communicator any more, even if the peer's own
+//! host has destroyed its communicator after a fault.
+
+use crate::coop::Coop;
+use crate::gin::{Scope, release};
+use crate::sys::data::{
+    load_relaxed_sys_pair, load_relaxed_sys_u8, load_relaxed_sys_u32, red_add_relaxed_sys_f32, red_add_relaxed_sys_u32,
+    red_add_relaxed_sys_u64, red_and_relaxed_sys_u32, red_and_relaxed_sys_u64, red_max_relaxed_sys_u32,
+    red_max_relaxed_sys_u64, red_min_relaxed_sys_u32, red_min_relaxed_sys_u64, red_or_relaxed_sys_u32,
+    red_or_relaxed_sys_u64, store_weak_pair, store_weak_u8, store_weak_u32,
+};
+use crate::sys::{self, Memory, Word};
+use crate::team::Rank;
+use crate::window::{Window, WindowRange};
+use bytemuck::Pod;
+use core::marker::PhantomData;
+use gin_abi::{Fault, FaultKind, Operation};
+
+/// Raises words of GPUs after what was stored: a signal at the peer, then an own counter.
+///
+/// `given`: how far what the raises cover was released already.
+///
+/// Ordering: release, at system scope if there is a signal, else at GPU scope.
+///
+/// # Why it covers the stores of a whole coop
+/// All threads of the coop store; they meet (a barrier of the block, or of lanes); one calls this. The barrier orders
+/// each thread's stores before the fence here. A release is cumulative: the waiter's acquire, once it has seen the raise,
+/// comes after everything that comes before the fence, whoever did it. The same holds for stores of other threads of the
+/// GPU that the caller has met at GPU scope. Later raises of the word by others carry on the release sequence of this
+/// one, as every raise is a read-modify-write. On hardware the fence waits until the stores that the thread could know of
+/// are performed at the peer.
+#[inline(always)]
+pub fn publish<M: Memory>(given: Scope, signal: Option<(M::Word, u64)>, counter: Option<M::Word>) {
+    if signal.is_some() {
+        release::<M>(given, Scope::System);
+    } else if counter.is_some() {
+        release::<M>(given, Scope::Gpu);
+    }
+    if let Some((word, amount)) = signal {
+        word.add_relaxed_sys(amount);
+    }
+    if let Some(word) = counter {
+        word.add_relaxed_gpu(1);
+    }
+}
+
+/// Copies bytes, by all threads of `coop`, in units of 16 bytes where both sides allow it, else of 4 or 1. Does not meet.
+///
+/// A thread has one unit under way at a time: it stands in every put and get of a kernel, whose registers it shares. Many
+/// threads hide the way to the peer.
+///
+/// # Safety
+/// - Both ranges are valid, in global memory, and do not overlap; nobody writes them meanwhile, nor reads the destination.
+/// - All threads of the coop bring the same.
+#[inline(always)]
+pub(crate) unsafe fn copy(coop: &impl Coop, destination: u64, source: u64, bytes: u64) {
+    let apart = destination ^ source;
+    let width = if apart & 15 == 0 {
+        16
+    } else if apart & 3 == 0 {
+        4
+    } else {
+        1
+    };
+    // Bytes before the first whole unit and after the last one; all of them where units are bytes.
+    let (head, units) = if width == 1 {
+        (0, 0)
+    } else {
+        let head = (destination.wrapping_neg() & (width - 1)).min(bytes);
+        (head, (bytes - head) / width)
+    };
+    let body = units * width;
+    for index in coop.stripe((bytes - body) as usize) {
+        let index = index as u64;
+        let offset = if index < head { index } else { index + body };
+        // Safety: in range.
+        unsafe { store_weak_u8(at(destination, offset), load_relaxed_sys_u8(at(source, offset))) };
+    }
+    let (destination, source) = (destination + head, source + head);
+    let (rank, step) = (coop.rank() as u64, coop.size() as u64);
+    if width == 4 {
+        let mut unit = rank;
+        while unit < units {
+            // Safety: in range, and aligned, as both sides are alike.
+            unsafe { store_weak_u32(at(destination, 4 * unit), load_relaxed_sys_u32(at(source, 4 * unit))) };
+            unit += step;
+        }
+    } else if width == 16 {
+        let mut unit = rank;
+        while unit < units {
+            // Safety: as above.
+            unsafe {
+                let (low, high) = load_relaxed_sys_pair(at(source, 16 * unit));
+                store_weak_pair(at(destination, 16 * unit), low, high);
+            }
+            unit += step;
+        }
+    }
+}
+
+#[inline(always)]
+fn at<T>(address: u64, offset: u64) -> *mut T {
+    (address + offset) as usize as *mut T
+}
+
+/// The part of a window that an LSA peer registered; from [`Window::peer`].
+#[derive(Debug)]
+pub struct PeerWindow<T> {
+    address: u64,
+    bytes: u64,
+    rank: Rank,
+    element: PhantomData<*mut T>,
+}
+
+impl<T> Clone for PeerWindow<T> {
+    #[inline(always)]
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for PeerWindow<T> {}
+
+// Safety: addresses and lengths; what may be done through them does not depend on the thread.
+unsafe impl<T> Send for PeerWindow<T> {}
+// Safety: as above.
+unsafe impl<T> Sync for PeerWindow<T> {}
+
+impl<T: Pod> Window<T> {
+    /// The part of `rank`, for loads and stores. The caller's own is one too.
+    ///
+    /// # Errors
+    /// [`FaultKind::NotReachable`] if the rank is outside the LSA team.
+    #[inline(always)]
+    pub fn peer(&self, rank: Rank) -> Result<PeerWindow<T>, Fault> {
+        let address = self.peer_ptr(rank)?.addr() as u64;
+        Ok(PeerWindow { address, bytes: crate::window::bytes_on(self.handle(), rank), rank, element: PhantomData })
+    }
+}
+
+impl<T: Pod> PeerWindow<T> {
+    /// Number of elements.
+    #[inline(always)]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        (self.bytes / size_of::<T>() as u64) as usize
+    }
+
+    /// Whether there are no elements.
+    #[inline(always)]
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Address of the first element.
+    #[inline(always)]
+    #[must_use]
+    pub fn ptr(&self) -> *mut T {
+        self.address as usize as *mut T
+    }
+
+    #[inline(always)]
+    fn checked(&self, index: usize) -> *mut T {
+        if index >= self.len() {
+            sys::trap();
+        }
+        self.ptr().wrapping_add(index)
+    }
+
+    /// Loads element `index`: a plain load, of what was acquired. Out of range ends the grid.
+    #[inline(always)]
+    #[must_use]
+    pub fn read(&self, index: usize) -> T {
+        // Safety: the peer's memory is valid for its length.
+        unsafe { self.checked(index).read() }
+    }
+
+    /// Stores element `index`: a plain store, to be released. Out of range ends the grid.
+    #[inline(always)]
+    pub fn write(&self, index: usize, value: T) {
+        // Safety: as above.
+        unsafe { self.checked(index).write(value) }
+    }
+
+    /// Loads element `index`, not checked.
+    ///
+    /// # Safety
+    /// - `index < self.len()`.
+    #[inline(always)]
+    #[must_use]
+    pub unsafe fn read_unchecked(&self, index: usize) -> T {
+        // Safety: the caller's promise.
+        unsafe { self.ptr().add(index).read() }
+    }
+
+    /// Stores element `index`, not checked.
+    ///
+    /// # Safety
+    /// - `index < self.len()`.
+    #[inline(always)]
+    pub unsafe fn write_unchecked(&self, index: usize, value: T) {
+        // Safety: the caller's promise.
+        unsafe { self.ptr().add(index).write(value) }
+    }
+
+    /// Address of the elements from `start` on, if as many as `own` has are there, and those of `own`.
+    #[inline(always)]
+    fn both(&self, start: usize, own: &WindowRange<T>) -> Result<(u64, u64), Fault> {
+        own.check_own()?;
+        let offset = (start as u64).checked_mul(size_of::<T>() as u64);
+        match offset.map(|offset| (offset, offset.saturating_add(own.bytes()))) {
+            Some((offset, end)) if end <= self.bytes => Ok((self.address + offset, own.address())),
+            past => {
+                let fault = Fault::new(FaultKind::OutOfRange, Operation::Address).peer(self.rank.world());
+                Err(fault.values(self.bytes, past.map_or(u64::MAX, |(_, end)| end)))
+            }
+        }
+    }
+
+    /// Copies a range of the caller's own part of a window to the elements from `start` on. All threads of `coop` call,
+    /// with the same arguments. The two ranges do not overlap.
+    ///
+    /// Ordering: what the threads of the coop wrote before is copied; when the call returns, all of them have stored.
+    ///
+    /// # Errors
+    /// The same in all threads: [`FaultKind::OutOfRange`].
+    #[inline(always)]
+    pub fn copy_from(&self, coop: &impl Coop, start: usize, source: WindowRange<T>) -> Result<(), Fault> {
+        let (there, here) = self.both(start, &source)?;
+        coop.sync();
+        // Safety: both in range; that they do not overlap is the caller's to see to.
+        unsafe { copy(coop, there, here, source.bytes()) };
+        coop.sync();
+        Ok(())
+    }
+
+    /// Copies the elements from `start` on to a range of the caller's own part of a window; else as
+    /// [`copy_from`](Self::copy_from).
+    ///
+    /// Ordering: when the call returns, the threads of the coop see what was brought.
+    ///
+    /// # Errors
+    /// The same in all threads: [`FaultKind::OutOfRange`].
+    #[inline(always)]
+    pub fn copy_to(&self, coop: &impl Coop, start: usize, destination: WindowRange<T>) -> Result<(), Fault> {
+        let (there, here) = self.both(start, &destination)?;
+        coop.sync();
+        // Safety: as above.
+        unsafe { copy(coop, here, there, destination.bytes()) };
+        coop.sync();
+        Ok(())
+    }
+}
+
+macro_rules! reductions {
+    ($ty:ty: $($name:ident $red:ident $doc:literal;)*) => {
+        impl PeerWindow<$ty> {
+            $(
+                #[doc = $doc]
+                ///
+                /// Atomic with the other reductions and with atomics of GPUs; relaxed, at system scope. Out of range ends
+                /// the grid.
+                #[inline(always)]
+                pub fn $name(&self, index: usize, value: $ty) {
+                    // Safety: in range, of memory that is valid.
+                    unsafe { $red(self.checked(index), value) }
+                }
+            )*
+        }
+    };
+}
+
+reductions! { u32:
+    red_add_relaxed_sys red_add_relaxed_sys_u32 "Adds to element `index`, modulo 2^32.";
+    red_and_relaxed_sys red_and_relaxed_sys_u32 "Clears the bits of element `index` that `value` has not.";
+    red_or_relaxed_sys red_or_relaxed_sys_u32 "Sets the bits of `value` in element `index`.";
+    red_min_relaxed_sys red_min_relaxed_sys_u32 "Makes element `index` the lesser of itself and `value`.";
+    red_max_relaxed_sys red_max_relaxed_sys_u32 "Makes element `index` the greater of itself and `value`.";
+}
+
+reductions! { u64:
+    red_add_relaxed_sys red_add_relaxed_sys_u64 "Adds to element `index`, modulo 2^64.";
+    red_and_relaxed_sys red_and_relaxed_sys_u64 "Clears the bits of element `index` that `value` has not.";
+    red_or_relaxed_sys red_or_relaxed_sys_u64 "Sets the bits of `value` in element `index`.";
+    red_min_relaxed_sys red_min_relaxed_sys_u64 "Makes element `index` the lesser of itself and `value`.";
+    red_max_relaxed_sys red_max_relaxed_sys_u64 "Makes element `index` the greater of itself and `value`.";
+}
+
+reductions! { f32:
+    red_add_relaxed_sys red_add_relaxed_sys_f32 "Adds to element `index`, rounding to nearest.";
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Which ranks reach each other's memory by loads and stores, and what keeps that memory alive meanwhile.
+//!
+//! A kernel may touch memory of an LSA peer until it has ended, even when that peer's communicator is destroyed after a
+//! fault. So each rank holds on to the memory of its peers that its kernels have addresses of.
+
+use super::CommError;
+use super::wire::garbled;
+use crate::gpu::{Device, Memory};
+use crate::net::{Key, registry::Registry};
+use std::sync::Arc;
+
+/// A rank's device, for the other ranks of the process.
+#[derive(Debug)]
+pub(super) struct Place(Arc<dyn Device>);
+
+static PLACES: Registry<Place> = Registry::new();
+static MEMORIES: Registry<Memory> = Registry::new();
+
+/// Makes a device known to the other ranks, as long as the place lives.
+pub(super) fn offer_device(device: &Arc<dyn Device>) -> (Arc<Place>, Key) {
+    let place = Arc::new(Place(device.clone()));
+    let key = PLACES.publish(&place);
+    (place, key)
+}
+
+/// For each rank, by its key: 1 if kernels of `device` reach its device's memory, else 0.
+pub(super) fn row(device: &Arc<dyn Device>, keys: &[Vec<u8>]) -> Vec<u8> {
+    let reached = (0..).zip(keys).map(|(rank, key)| match PLACES.find(rank, &Key(key.clone())) {
+        Ok(place) => u8::from(device.reaches(&*place.0)),
+        Err(_) => 0,
+    });
+    reached.collect()
+}
+
+/// The first two ranks of a team of `size` neighbours of which one does not reach the other.
+fn gap(rows: &[Vec<u8>], size: u32) -> Option<(u32, u32)> {
+    let ranks = 0..rows.len() as u32;
+    let pairs = ranks.flat_map(|rank| (rank / size * size..rank / size * size + size).map(move |other| (rank, other)));
+    pairs.into_iter().find(|&(rank, other)| rows[rank as usize].get(other as usize) != Some(&1))
+}
+
+/// The size of LSA teams: what was asked for, or the largest in which all reach all. `rows`: what each rank reaches.
+///
+/// # Errors
+/// [`CommError::LsaSize`] for a size that does not divide the ranks, [`CommError::LsaReach`] for one in which not all
+/// reach all.
+pub(super) fn team_size(rows: &[Vec<u8>], asked: Option<u32>) -> Result<u32, CommError> {
+    let ranks = rows.len() as u32;
+    if let Some((rank, _)) = (0..).zip(rows).find(|(_, row)| row.len() != rows.len()) {
+        return Err(garbled(rank));
+    }
+    let divides = |size: u32| size != 0 && ranks.is_multiple_of(size);
+    match asked {
+        None => Ok((1..=ranks).rev().find(|&size| divides(size) && gap(rows, size).is_none()).unwrap_or(1)),
+        Some(lsa_size) if !divides(lsa_size) => Err(CommError::LsaSize { lsa_size, ranks }),
+        // Alone, a rank has no peer to reach.
+        Some(1) => Ok(1),
+        Some(lsa_size) => match gap(rows, lsa_size) {
+            None => Ok(lsa_size),
+            Some((rank, other)) => Err(CommError::LsaReach { lsa_size, rank, other }),
+        },
+    }
+}
+
+/// Makes memory known to the other ranks, as long as it lives.
+pub(super) fn offer_memory(memory: &Arc<Memory>) -> Key {
+    MEMORIES.publish(memory)
+}
+
+/// The memory that an LSA peer made known.
+///
+/// # Errors
+/// [`CommError::OtherRank`] if it is not there any more.
+pub(super) fn take_memory(rank: u32, key: &[u8]) -> Result<Arc<Memory>, CommError> {
+    let found = MEMORIES.find(rank, &Key(key.to_vec()));
+    found.map_err(|error| CommError::OtherRank { rank, reason: error.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ranks that reach each other are those with the same number.
+    fn rows(islands: &[u32]) -> Vec<Vec<u8>> {
+        islands.iter().map(|mine| islands.iter().map(|other| u8::from(mine == other)).collect()).collect()
+    }
+
+    #[test]
+    fn teams_are_the_largest_runs_of_neighbours_in_which_all_reach_all() {
+        for (islands, size) in [
+            (&[0, 0, 0, 0][..], 4),
+            (&[0, 0, 1, 1], 2),
+            (&[0, 1, 0, 1], 1),
+            (&[0, 0, 0, 1], 1),
+            (&[0, 0, 0, 0, 1, 1], 2),
+            (&[0, 0, 0, 1, 1, 1], 3),
+            (&[0], 1),
+        ] {
+            assert_eq!(team_size(&rows(islands), None), Ok(size), "{islands:?}");
+        }
+    }
+
+    #[test]
+    fn one_way_is_not_enough() {
+        let mut rows = rows(&[0, 0, 0, 0]);
+        rows[3][2] = 0;
+        assert_eq!(team_size(&rows, None), Ok(1));
+        assert_eq!(team_size(&rows, Some(2)), Err(CommError::LsaReach { lsa_size: 2, rank: 3, other: 2 }));
+    }
+
+    #[test]
+    fn a_size_that_was_asked_for_is_taken_or_refused() {
+        let rows = rows(&[0, 0, 0, 0, 1, 1]);
+        assert_eq!(team_size(&rows, Some(2)), Ok(2));
+        assert_eq!(team_size(&rows, Some(1)), Ok(1));
+        assert_eq!(team_size(&rows, Some(3)), Err(CommError::LsaReach { lsa_size: 3, rank: 3, other: 4 }));
+        for size in [0, 4, 7] {
+            assert_eq!(team_size(&rows, Some(size)), Err(CommError::LsaSize { lsa_size: size, ranks: 6 }));
+        }
+    }
+}
