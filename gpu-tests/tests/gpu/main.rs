@@ -110,7 +110,7 @@ fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run:
     for (text, route) in [("", SetupRoute::Network), ("auto/", SetupRoute::Auto), ("lsa/", SetupRoute::Lsa)] {
         for case in cases::for_route(route) {
             let name = format!("{place}/{text}{}", case.name);
-            let setup = |devices| Setup { devices: Some(devices), route, ..Setup::threads() };
+            let setup = move |devices| Setup { devices: Some(devices), route, ..Setup::threads() };
             add(name, Box::new(move |_, devices| judge(&case, &setup(devices))));
         }
     }
