@@ -20,6 +20,12 @@ pub const CAP_STRONG_SIGNALS: u32 = 1;
 /// Capability bit: the network gives signals at window addresses.
 pub const CAP_VA_SIGNALS: u32 = 2;
 
+/// Words in GPU memory beside a word in host memory that many threads wait for: what was seen, whether somebody looks,
+/// one that is free for other use, whether somebody wants to know.
+pub const NEAR_WORDS: u64 = 4;
+/// Bytes from the index of the next slot to the words beside `taken`, which many threads poll: a cache line.
+pub const QUEUE_NEAR: u64 = 128;
+
 /// Who serves the posts of a communicator.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -104,8 +110,9 @@ const _: () = assert!(size_of::<CommHandle>() == 128 && align_of::<CommHandle>()
 pub struct StatusBlock {
     /// 0 while all is well.
     pub word: u64,
-    /// Zero.
-    pub reserved: u64,
+    /// In the copy that kernels poll, what they know of the host's block: 1 if it has a record, else the even time of
+    /// their last look at it, in nanoseconds. Zero elsewhere.
+    pub host: u64,
     /// What happened.
     pub record: FaultRecord,
 }
@@ -118,8 +125,8 @@ const _: () = assert!(size_of::<StatusBlock>() == 48);
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Pod, Zeroable, Debug, PartialEq, Eq)]
 pub struct ContextData {
-    /// Two words in GPU memory: the index of the next slot to claim; the last `taken` that some thread read, which may
-    /// go backwards.
+    /// Index of the next slot to claim, in GPU memory. [`QUEUE_NEAR`] bytes further on follow the words beside `taken`,
+    /// then those beside `done`, then those beside each `oldest`: [`NEAR_WORDS`] words each.
     pub claim: u64,
     /// Number of slots that the consumer has emptied; pinned host memory, written by the consumer.
     pub taken: u64,
@@ -136,16 +143,17 @@ pub struct ContextData {
     pub done: u64,
     /// Counter words that CPU threads raise: pinned host memory.
     pub counters: u64,
-    /// Baseline of each counter; GPU memory.
-    pub counter_base: u64,
+    /// Beside each counter: [`NEAR_WORDS`] words, of which the third is its baseline; GPU memory.
+    pub counter_near: u64,
     /// Signal words raised by GPUs: one per signal, GPU memory; 0 if there are none.
     pub signal_gpu: u64,
     /// Signal words raised by the NIC: one per signal, GPU memory; 0 if there are none.
     pub signal_nic: u64,
     /// Signal words raised by CPU threads: one per signal, pinned host memory; 0 if there are none.
     pub signal_cpu: u64,
-    /// Baseline of each signal: the sum of its words at the last reset; GPU memory.
-    pub signal_base: u64,
+    /// Beside each signal: [`NEAR_WORDS`] words, of which the third is its baseline, the sum of its words at the last
+    /// reset; GPU memory.
+    pub signal_near: u64,
     /// Shadow of each signal; GPU memory.
     pub signal_shadow: u64,
     /// Counter words that this rank's own kernels raise: GPU memory; 0 if there are none.
@@ -189,8 +197,9 @@ pub struct WindowData {
     /// Plane of signal words raised by CPU threads, one for each 8 bytes of the window, pinned host memory; 0 if there
     /// is none.
     pub va_cpu: u64,
-    /// Plane of baselines, one for each 8 bytes of the window; GPU memory. 0 if the window takes no signals.
-    pub va_base: u64,
+    /// Plane of what lies beside signals, [`NEAR_WORDS`] words for each 8 bytes of the window, of which the third is the
+    /// baseline; GPU memory. 0 if the window takes no signals.
+    pub va_near: u64,
     /// Per world rank: device address of that rank's `va_gpu`; GPU memory. 0 if there is none.
     pub peer_va_gpu: u64,
 }

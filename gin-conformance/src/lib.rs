@@ -18,5 +18,7 @@ pub mod cases;
 pub mod host;
 pub mod op;
 #[cfg(not(target_arch = "nvptx64"))]
+pub mod saboteurs;
+#[cfg(not(target_arch = "nvptx64"))]
 pub mod scenario;
 pub mod script;

@@ -3,8 +3,10 @@
 
 use crate::op::{Code, Entry, NONE, Op, Reduction, pattern};
 use bytemuck::{Pod, Zeroable};
+use gin_abi::handle::NEAR_WORDS;
 use gin_abi::{COUNTER_BITS, ContextData, SIGNAL_BITS, WindowData, WindowHandle};
 use gin_device::coop::block_in_grid;
+use gin_device::far::SPARE;
 use gin_device::prelude::*;
 use gin_device::signal::{CounterView, SignalAction, SignalView, VaSignal};
 use gin_device::sys::{self, GlobalWord, Word};
@@ -510,21 +512,22 @@ fn reset_by_store(comm: &Comm, script: &Script, op: &Op) {
     // Safety: the script names a context and a signal that exist, or a word of a window with signals.
     unsafe {
         let data = &*context_data(comm, op);
-        let (words, index) = if op.signal_at_address != 0 {
+        let (words, near, index) = if op.signal_at_address != 0 {
             let window = window(script, op.signal);
             let planes = &*(window.handle().data as usize as *const WindowData);
-            ([planes.va_gpu, 0, planes.va_cpu, planes.va_base, 0], op.signal_offset / 8)
+            ([planes.va_gpu, 0, planes.va_cpu, 0], planes.va_near, op.signal_offset / 8)
         } else {
             let id = op.signal as u64;
-            ([data.signal_gpu, data.signal_nic, data.signal_cpu, data.signal_base, data.signal_shadow], id)
+            ([data.signal_gpu, data.signal_nic, data.signal_cpu, data.signal_shadow], data.signal_near, id)
         };
         let mut word = 0;
-        while word < 5 {
+        while word < 4 {
             if words[word] != 0 {
                 GlobalWord::new(words[word] + 8 * index).store_relaxed_sys(0);
             }
             word += 1;
         }
+        GlobalWord::new(near + 8 * (NEAR_WORDS * index + SPARE)).store_relaxed_sys(0);
     }
 }
 

@@ -86,6 +86,7 @@ pub mod comm;
 pub mod coop;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod exec;
+pub mod far;
 pub mod gin;
 pub mod grid;
 #[cfg(not(target_arch = "nvptx64"))]

@@ -13,7 +13,11 @@
 //! The waiter polls relaxed and fences acquire once after success. The raiser's add is a release after the payload, so
 //! the payload is visible then: each word that contributed was read before the fence, and a word's later adds carry on
 //! the release sequence of the earlier ones.
+//!
+//! At the word in host memory one thread looks for all, see [`far`](crate::far). What a wait takes for its value may be
+//! older than at its first load then, but no older than at the end of any wait before.
 
+use crate::far::{Far, Look, SPARE};
 use crate::status::{Status, Stop};
 use crate::sys::{Memory, Word};
 use gin_abi::{Deadline, mask, rolling_le};
@@ -27,8 +31,9 @@ pub struct Words<M: Memory> {
     pub nic: Option<M::Word>,
     /// Raised by CPU threads.
     pub cpu: Option<M::Word>,
-    /// The sum of the words at the last reset.
-    pub base: M::Word,
+    /// [`far::WORDS`](crate::far::WORDS) words in GPU memory: those beside `cpu`, and at [`SPARE`] the baseline, the sum
+    /// of the words at the last reset.
+    pub near: M::Word,
 }
 
 /// Raises one word of a signal or counter by `by`. Only the engine that the word belongs to may call this.
@@ -43,9 +48,9 @@ pub fn raise<W: Word>(word: W, by: u64) {
 const GPU_LOOKS: u32 = 8;
 
 impl<M: Memory> Words<M> {
-    /// Sum of the words in GPU memory.
+    /// Sum of the words that lie in GPU memory.
     #[inline(always)]
-    fn near(&self) -> u64 {
+    fn own(&self) -> u64 {
         let gpu = self.gpu.map_or(0, |word| word.load_relaxed_sys());
         let nic = self.nic.map_or(0, |word| word.load_relaxed_sys());
         gpu.wrapping_add(nic)
@@ -56,15 +61,16 @@ impl<M: Memory> Words<M> {
         self.cpu.map_or(0, |word| word.load_relaxed_sys())
     }
 
+    /// The baseline.
     #[inline(always)]
-    fn base(&self) -> u64 {
-        self.base.load_relaxed_gpu()
+    pub fn base(&self) -> M::Word {
+        self.near.at(SPARE)
     }
 
     /// The value now, relaxed.
     #[inline(always)]
     pub fn value(&self, bits: u32) -> u64 {
-        self.near().wrapping_add(self.far()).wrapping_sub(self.base()) & mask(bits)
+        self.own().wrapping_add(self.far()).wrapping_sub(self.base().load_relaxed_gpu()) & mask(bits)
     }
 
     /// The value now. Ordering: acquire, at system scope.
@@ -80,7 +86,7 @@ impl<M: Memory> Words<M> {
     /// Ordering: acquire, at system scope.
     ///
     /// # Errors
-    /// [`Stop`] if the wait ended early, and the value that was last seen.
+    /// [`Stop`] if the wait ended early, and the value then.
     #[inline(always)]
     pub fn wait(&self, status: &Status<M>, least: u64, bits: u32, deadline: Deadline) -> Result<u64, (Stop, u64)> {
         let value = self.wait_relaxed(status, least, bits, deadline)?;
@@ -100,21 +106,24 @@ impl<M: Memory> Words<M> {
         bits: u32,
         deadline: Deadline,
     ) -> Result<u64, (Stop, u64)> {
-        let base = self.base();
-        let both = self.cpu.is_some() && (self.gpu.is_some() || self.nic.is_some());
-        let mut far = 0;
-        let mut looks = 0u32;
-        let mut seen = 0;
+        let base = self.base().load_relaxed_gpu();
+        // What would look at another word than `cpu` is not used.
+        let mut look: Look<M> = Look::new(Far { word: self.cpu.unwrap_or(self.near), near: self.near });
+        let every = if self.gpu.is_some() || self.nic.is_some() { GPU_LOOKS } else { 1 };
+        let (mut far, mut until) = (if self.cpu.is_some() { None } else { Some(0) }, 0u32);
         let outcome = status.poll(deadline, || {
-            if !both || looks.is_multiple_of(GPU_LOOKS) {
-                far = self.far();
+            if until == 0 {
+                if self.cpu.is_some() {
+                    far = look.now(None).or(far);
+                }
+                until = every;
             }
-            looks = looks.wrapping_add(1);
-            let value = self.near().wrapping_add(far).wrapping_sub(base) & mask(bits);
-            seen = value;
+            until -= 1;
+            let value = self.own().wrapping_add(far?).wrapping_sub(base) & mask(bits);
             rolling_le(least, value, bits).then_some(value)
         });
-        outcome.map_err(|stop| (stop, seen))
+        look.end();
+        outcome.map_err(|stop| (stop, self.value(bits)))
     }
 
     /// Makes the value 0. No raise may be in flight.
@@ -122,6 +131,6 @@ impl<M: Memory> Words<M> {
     /// Ordering: relaxed; threads that use the signal afterwards must be synchronised with this one.
     #[inline(always)]
     pub fn reset(&self) {
-        self.base.store_relaxed_gpu(self.near().wrapping_add(self.far()));
+        self.base().store_relaxed_gpu(self.own().wrapping_add(self.far()));
     }
 }

@@ -21,6 +21,12 @@ const WRITING: u64 = 1;
 /// `word` of the kernel's copy once its record is valid.
 const WRITTEN: u64 = 2;
 
+/// Word index, in the copy in GPU memory, of what kernels know of the host's block: [`POSTED`], or the time of the last
+/// look at it, in nanoseconds, which is even.
+const HOST: u64 = 1;
+/// The host's block has a record.
+const POSTED: u64 = 1;
+
 /// A deadline that several waits share, one after the other: what is left of it counts from one start.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shared {
@@ -68,9 +74,44 @@ pub enum Stop {
 }
 
 impl<M: Memory> Status<M> {
-    /// Whether the communicator was aborted or has a fault. A fault of a kernel counts once its record is whole.
+    /// Whether the communicator was aborted or has a fault, as far as kernels know. A fault of a kernel counts once its
+    /// record is whole.
+    #[inline(always)]
+    pub(crate) fn is_stopped_near(&self) -> bool {
+        let (copy, host) = (self.copy.load_relaxed_gpu(), self.copy.at(HOST).load_relaxed_gpu());
+        (copy == WRITTEN) | (host == POSTED)
+    }
+
+    /// The same, with a look at the host's block once in [`Memory::LOOK_NS`] nanoseconds by one of all threads that ask:
+    /// see [`far`](crate::far) for why not by each.
     #[inline(always)]
     pub(crate) fn is_stopped(&self) -> bool {
+        if M::LOOK_NS == 0 {
+            return self.is_stopped_now();
+        }
+        let (copy, host) = (self.copy.load_relaxed_gpu(), self.copy.at(HOST).load_relaxed_gpu());
+        let now = M::clock_ns() & !POSTED;
+        let due = host != POSTED && now.wrapping_sub(host) >= M::LOOK_NS;
+        if due && self.copy.at(HOST).cas_relaxed_gpu(host, now) == host && self.look() {
+            return true;
+        }
+        (copy == WRITTEN) | (host == POSTED)
+    }
+
+    /// Looks at the host's block, and tells the other threads if there is a record. Says whether there is.
+    #[inline(always)]
+    pub(crate) fn look(&self) -> bool {
+        if self.host.load_relaxed_sys() == 0 {
+            return false;
+        }
+        M::fence_acquire_sys();
+        self.copy.at(HOST).store_release_gpu(POSTED);
+        true
+    }
+
+    /// Whether the communicator was aborted or has a fault now.
+    #[inline(always)]
+    pub(crate) fn is_stopped_now(&self) -> bool {
         let (host, copy) = (self.host.load_relaxed_sys(), self.copy.load_relaxed_gpu());
         // Their values fit into 32 bits.
         (host as u32 != 0) | (copy as u32 == WRITTEN as u32)
@@ -81,6 +122,8 @@ impl<M: Memory> Status<M> {
     /// Ordering: whatever the writer did before it posted the fault is visible afterwards.
     #[inline(always)]
     pub fn cause(&self) -> Fault {
+        // Another thread may have seen it in the host's block.
+        M::fence_acquire_gpu();
         let block = if self.host.load_relaxed_sys() as u32 != 0 { self.host } else { self.copy };
         M::fence_acquire_sys();
         record::<M>(block)
@@ -89,7 +132,7 @@ impl<M: Memory> Status<M> {
     /// The abort or fault of this communicator, if there is one; ordering as [`cause`](Self::cause).
     #[inline(always)]
     pub fn fault(&self) -> Option<Fault> {
-        if self.is_stopped() { Some(self.cause()) } else { None }
+        if self.is_stopped_now() { Some(self.cause()) } else { None }
     }
 
     /// Waits until [`cause`](Self::cause) can be asked, by somebody who has reported a fault: another report may come
@@ -107,7 +150,13 @@ impl<M: Memory> Status<M> {
     /// That.
     #[inline(always)]
     pub fn check(&self) -> Result<(), Stop> {
-        if self.is_stopped() { Err(Stop::Fault) } else { Ok(()) }
+        if self.is_stopped_now() { Err(Stop::Fault) } else { Ok(()) }
+    }
+
+    /// The same, by who acquired what a thread stored after it looked at the host's block.
+    #[inline(always)]
+    pub(crate) fn check_near(&self) -> Result<(), Stop> {
+        if self.is_stopped_near() { Err(Stop::Fault) } else { Ok(()) }
     }
 
     /// The fault to return from an operation that was stopped; a deadline becomes `timeout`.
@@ -197,9 +246,8 @@ impl<M: Memory> Status<M> {
         }
     }
 
-    /// As [`poll`](Self::poll), for a word in host memory, when a first look has found it wanting.
-    ///
-    /// A look takes as long as one at the status words, so these are looked at each time; the loads overlap.
+    /// As [`poll`](Self::poll), for a word in host memory, when a first look has found it wanting. The status words are
+    /// looked at each time.
     ///
     /// # Errors
     /// As [`poll`](Self::poll).

@@ -27,15 +27,15 @@ fn for_each_start(mut test: impl FnMut(u32, u64)) {
 /// Calls `test` with both ends of a new queue and its status.
 fn with_queue(depth_log2: u32, first: u64, test: impl FnOnce(Producer<Global, N>, Consumer<Global, N>)) {
     #[repr(align(16))]
-    struct Words([u64; 48]);
+    struct Words([u64; 64]);
     // What a queue's memory holds before it is made must not matter.
-    let mut words = Words([u64::MAX; 48]);
+    let mut words = Words([u64::MAX; 64]);
     // Safety: every handle is one of the array's words, and none is used after it.
     let mut word = |index: usize| unsafe { GlobalWord::new(&raw mut words.0[index] as u64) };
     let queue: Queue<Global, N> = Queue {
         slots: word(0),
         claim: word(16),
-        taken_seen: word(17),
+        near: word(44),
         taken: word(18),
         done: word(19),
         oldest: word(20),

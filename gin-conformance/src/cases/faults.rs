@@ -198,14 +198,14 @@ fn before_claim(setup: &Setup) -> Verdict {
 }
 
 /// Threads of many warps see room at once and claim: some of them claim a slot that is not free in time. Whether they do
-/// hangs on the schedule, so a few are tried.
+/// hangs on the schedule, so many are tried.
 fn after_claim(setup: &Setup) -> Verdict {
     let mut seen = false;
-    for attempt in 0..40 {
+    for attempt in 0..400 {
         let mut setup = setup.with_network(Net::SlowPeer { rank: 1, ns: super::completion::FOREVER });
         setup.seed = setup.seed.map(|seed| seed.wrapping_add(attempt));
         if attempt > 0 {
-            setup.policy = gin_virtual::Policy::Mixed;
+            setup.policy = gin_virtual::Policy::Random;
         }
         seen |= race_for_room(&setup)?;
         // On a real clock there may be no schedule that shows it.

@@ -9,6 +9,7 @@ use crate::queue::{Producer, Queue};
 use crate::status::Stop;
 use crate::sys::{self, Global, GlobalWord};
 use gin_abi::descriptor::WORDS;
+use gin_abi::handle::QUEUE_NEAR;
 use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation};
 
 /// A CPU thread takes descriptors from the context's queue and posts them to a network.
@@ -30,7 +31,7 @@ fn producer(core: &Core) -> Producer<Global, WORDS> {
             queue: Queue {
                 slots: GlobalWord::new(slots),
                 claim: GlobalWord::new(claim),
-                taken_seen: GlobalWord::new(claim + 8),
+                near: GlobalWord::new(claim + QUEUE_NEAR),
                 taken: GlobalWord::new(taken),
                 done: GlobalWord::new(done),
                 oldest: GlobalWord::new(oldest),

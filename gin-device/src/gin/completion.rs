@@ -4,6 +4,7 @@
 use super::{Core, Gin, Order};
 use crate::backend::Backend;
 use crate::coop::{Coop, lead};
+use crate::far;
 use crate::signal::CounterView;
 use crate::signal_words::Words;
 use crate::status::Stop;
@@ -149,14 +150,14 @@ impl<B: Backend> Gin<B> {
 fn counter_words(core: &Core, id: u32) -> Words<Global> {
     // Safety: the context was checked, and the id; the host keeps the tables valid.
     unsafe {
-        let (counters, base) = sys::read_pair(&raw const (*core.data()).counters);
+        let (counters, near) = sys::read_pair(&raw const (*core.data()).counters);
         let offset = id as u64 * 8;
-        let near = core.comm().engines() & ENGINE_GPU != 0;
+        let gpus = core.comm().engines() & ENGINE_GPU != 0;
         Words {
-            gpu: near.then(|| GlobalWord::new(sys::read_word(&raw const (*core.data()).counters_gpu) + offset)),
+            gpu: gpus.then(|| GlobalWord::new(sys::read_word(&raw const (*core.data()).counters_gpu) + offset)),
             nic: None,
             cpu: Some(GlobalWord::new(counters + offset)),
-            base: GlobalWord::new(base + offset),
+            near: GlobalWord::new(near + far::WORDS * offset),
         }
     }
 }

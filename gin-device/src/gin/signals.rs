@@ -5,6 +5,7 @@ use super::completion::{self, ended};
 use super::{Core, Gin};
 use crate::backend::Backend;
 use crate::coop::{Coop, lead};
+use crate::far;
 use crate::signal::{Signal, SignalId, SignalView};
 use crate::signal_words::Words;
 use crate::sys::{self, Global, GlobalWord, Word};
@@ -35,13 +36,13 @@ fn signal_words(core: &Core, id: u32) -> Words<Global> {
     unsafe {
         let data = core.data();
         let (gpu, nic) = sys::read_pair(&raw const (*data).signal_gpu);
-        let (cpu, base) = sys::read_pair(&raw const (*data).signal_cpu);
+        let (cpu, near) = sys::read_pair(&raw const (*data).signal_cpu);
         let id = id as u64;
         Words {
             gpu: word(engines, ENGINE_GPU, gpu, id),
             nic: word(engines, ENGINE_NIC, nic, id),
             cpu: word(engines, ENGINE_CPU, cpu, id),
-            base: GlobalWord::new(base + 8 * id),
+            near: GlobalWord::new(near + 8 * far::WORDS * id),
         }
     }
 }
@@ -86,7 +87,7 @@ impl<B: Backend> Gin<B> {
                         gpu: word(engines, ENGINE_GPU, data.va_gpu, index),
                         nic: word(engines, ENGINE_NIC, data.base, index),
                         cpu: word(engines, ENGINE_CPU, data.va_cpu, index),
-                        base: GlobalWord::new(data.va_base + 8 * index),
+                        near: GlobalWord::new(data.va_near + 8 * far::WORDS * index),
                     })
                 }
             }

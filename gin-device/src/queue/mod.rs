@@ -14,7 +14,7 @@
 //! | word | lies in | written by | says |
 //! | --- | --- | --- | --- |
 //! | `claim` | GPU memory | producers, `add` | the next index to claim |
-//! | `taken_seen` | GPU memory | producers | some recent `taken`; may go backwards |
+//! | `near` | GPU memory | producers | a recent `taken`; who looks at `taken`, `done` and `oldest`, and what it saw |
 //! | `taken` | pinned host memory | consumer | all slots below are empty again |
 //! | `oldest[peer]` | pinned host memory | consumer | the oldest unfinished request to this peer, or [`NOTHING`] |
 //! | `done` | pinned host memory | consumer | all requests below are finished |
@@ -32,8 +32,8 @@
 //! the slot had reached the consumer before `taken` moved, and a store that is issued after that read lands later. (The
 //! model checker is told so: `sys::loom`.)
 //!
-//! *`taken_seen` may be stale.* It is only ever a value that `taken` had, so it errs towards "no room", and then the
-//! real `taken` is read. It is stored to only when it changes, so that waiting producers do not write.
+//! *The guess at `taken` may be stale.* It is only ever a value that `taken` had, so it errs towards "no room", and then
+//! one thread looks at the real word for all: see [`far`](crate::far).
 //!
 //! *A flush of one peer sees every earlier request.* The consumer stores `oldest[peer] = i` before it stores
 //! `taken = i + 1`; the flush reads `taken >= s` with acquire before it reads `oldest[peer]`. So for each request `i < s`
@@ -41,7 +41,7 @@
 //! are finished was stored with release after they were, also when it is the index of a later request.
 //!
 //! *A flush knows of failures.* The fault is posted before `oldest` and `done` move; the flush reads it after its
-//! acquire.
+//! acquire. Who looks for others reads it in between and tells them first.
 
 mod consumer;
 mod producer;
@@ -49,7 +49,8 @@ mod producer;
 pub use consumer::{Consumer, Finished};
 pub use producer::{Claim, Producer};
 
-use crate::sys::Memory;
+use crate::far::{self, Far};
+use crate::sys::{Memory, Word};
 
 /// `oldest[peer]` when there is no unfinished request: larger than any index.
 pub const NOTHING: u64 = u64::MAX;
@@ -61,8 +62,8 @@ pub struct Queue<M: Memory, const N: usize> {
     pub slots: M::Word,
     /// Next index to claim.
     pub claim: M::Word,
-    /// The last `taken` that some producer read.
-    pub taken_seen: M::Word,
+    /// The words beside `taken`, then those beside `done`, then those beside each `oldest`: [`far::WORDS`] each.
+    pub near: M::Word,
     /// Number of slots emptied.
     pub taken: M::Word,
     /// All requests below are finished.
@@ -103,25 +104,51 @@ impl<M: Memory, const N: usize> Queue<M, N> {
         self.depth_mask as u64 + 1
     }
 
+    /// `taken`, for many threads.
+    #[inline(always)]
+    fn far_taken(&self) -> Far<M> {
+        Far { word: self.taken, near: self.near }
+    }
+
+    /// A value that `taken` had; may go backwards.
+    #[inline(always)]
+    pub fn guess(&self) -> M::Word {
+        self.near.at(far::SPARE)
+    }
+
+    /// `done`, for many threads.
+    #[inline(always)]
+    fn far_done(&self) -> Far<M> {
+        Far { word: self.done, near: self.near.at(far::WORDS) }
+    }
+
+    /// `oldest` of a peer, for many threads.
+    #[inline(always)]
+    fn far_oldest(&self, peer: u64) -> Far<M> {
+        Far { word: self.oldest.at(peer), near: self.near.at((2 + peer) * far::WORDS) }
+    }
+
     #[inline(always)]
     fn slot(&self, index: u64) -> M::Word {
-        use crate::sys::Word;
         let slot = index as u32 & self.depth_mask;
         self.slots.at(slot as u64 * N as u64)
     }
 
     /// Fills a new queue's words for a first index of `first`. Nobody else may use the queue yet.
     pub fn initialise(&self, first: u64, ranks: u64) {
-        use crate::sys::Word;
         for slot in 0..self.depth() {
             for word in 0..N as u64 {
                 let value = initial_word(slot, first, self.depth_log2);
                 self.slots.at(slot * N as u64 + word).store_relaxed_sys(value);
             }
         }
-        for word in [self.claim, self.taken_seen, self.taken, self.done] {
+        for word in [self.claim, self.taken, self.done] {
             word.store_relaxed_sys(first);
         }
+        for word in 0..(2 + ranks) * far::WORDS {
+            self.near.at(word).store_relaxed_sys(0);
+        }
+        self.guess().store_relaxed_sys(first);
         for rank in 0..ranks {
             self.oldest.at(rank).store_relaxed_sys(NOTHING);
         }

@@ -2,6 +2,7 @@
 //! The kernel's half of the queue.
 
 use super::Queue;
+use crate::far::{Far, Look};
 use crate::gin::Sharing;
 use crate::status::{Shared, Status, Stop};
 use crate::sys::{Memory, Word};
@@ -37,17 +38,15 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     /// Waits until slot `index()` is empty.
     #[inline(always)]
     fn wait_empty(&self, index: impl Fn() -> u64, deadline: Deadline) -> Result<(), Stop> {
-        if self.is_empty(index(), self.queue.taken_seen.load_relaxed_gpu()) {
+        if self.is_empty(index(), self.queue.guess().load_relaxed_gpu()) {
             return Ok(());
         }
         // Only here is something read over PCIe.
-        let mut taken = 0;
-        self.status.poll_far(deadline, || {
-            taken = self.queue.taken.load_relaxed_sys();
-            self.is_empty(index(), taken)
-        })?;
-        self.queue.taken_seen.store_relaxed_gpu(taken);
-        Ok(())
+        let mut look = Look::new(self.queue.far_taken());
+        let outcome =
+            self.status.poll_far(deadline, || self.look(&mut look).is_some_and(|taken| self.is_empty(index(), taken)));
+        look.end();
+        outcome
     }
 
     /// Claims `count` slots.
@@ -107,23 +106,29 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     /// As [`fill`](Self::fill).
     #[inline(always)]
     pub fn fill_together(&self, index: u64, words: [u64; N], any: impl Fn(bool) -> bool) -> Result<(), Stop> {
-        let mut taken = self.queue.taken_seen.load_relaxed_gpu();
-        let mut waiting = true;
+        let mut look = Look::new(self.queue.far_taken());
+        let mut taken = self.queue.guess().load_relaxed_gpu();
+        let (mut waiting, mut outcome) = (true, Ok(()));
         loop {
             let filling = waiting & self.is_empty(index, taken);
             self.store_if(filling, index, words);
             waiting &= !filling;
             if !any(waiting) {
-                return Ok(());
+                break;
             }
             // All do the rest, so that they stay together.
             let stopped;
-            (taken, stopped) = self.look_again(taken);
+            (taken, stopped) = self.look_again(&mut look, taken);
             // Each must have seen for itself what stops it.
             if !any(waiting & !stopped) {
-                return if waiting { Err(Stop::Fault) } else { Ok(()) };
+                if waiting {
+                    outcome = Err(Stop::Fault);
+                }
+                break;
             }
         }
+        look.end();
+        outcome
     }
 
     /// Claims a slot once there is room, and fills it; for threads that do so together, as in
@@ -146,7 +151,8 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         any: impl Fn(bool) -> bool,
     ) -> Result<(), (Stop, Option<u64>)> {
         let start = M::clock_ns();
-        let mut taken = self.queue.taken_seen.load_relaxed_gpu();
+        let mut look = Look::new(self.queue.far_taken());
+        let mut taken = self.queue.guess().load_relaxed_gpu();
         let (mut index, mut waiting, mut outcome) = (None, true, Ok(()));
         loop {
             let wants = waiting && index.is_none();
@@ -160,10 +166,11 @@ impl<M: Memory, const N: usize> Producer<M, N> {
                 waiting &= !filling;
             }
             if !any(waiting) {
+                look.end();
                 return outcome;
             }
             let stopped;
-            (taken, stopped) = self.look_again(taken);
+            (taken, stopped) = self.look_again(&mut look, taken);
             let over = M::clock_ns().wrapping_sub(start) >= deadline.ns();
             if waiting & (stopped | over) {
                 outcome = Err((if stopped { Stop::Fault } else { Stop::Deadline }, index));
@@ -172,15 +179,22 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         }
     }
 
-    /// The number of slots emptied by now, when `taken` turned out too few; whether the communicator has a fault. Only
-    /// here is something read over PCIe for a post.
+    /// The number of slots emptied, if somebody knows. Only here is something read over PCIe for a post.
     #[inline(always)]
-    fn look_again(&self, taken: u64) -> (u64, bool) {
+    fn look(&self, look: &mut Look<M>) -> Option<u64> {
+        let taken = look.now(None)?;
+        if look.is_mine() {
+            self.queue.guess().store_relaxed_gpu(taken);
+        }
+        Some(taken)
+    }
+
+    /// The same, where `taken` was known before; whether the communicator has a fault.
+    #[inline(always)]
+    fn look_again(&self, look: &mut Look<M>, taken: u64) -> (u64, bool) {
         M::pause_far();
         let stopped = self.status.is_stopped();
-        let now = self.queue.taken.load_relaxed_sys();
-        self.queue.taken_seen.renew_relaxed_gpu(now, taken);
-        (now, stopped)
+        (self.look(look).unwrap_or(taken), stopped)
     }
 
     #[inline(always)]
@@ -210,9 +224,9 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     /// [`Stop`] if the wait ended early, or if the communicator has a fault when it ends.
     #[inline(always)]
     pub fn wait_done(&self, position: u64, deadline: Deadline) -> Result<(), Stop> {
-        self.wait_past(self.queue.done, position, deadline)?;
+        let looked = self.wait_past(self.queue.far_done(), position, deadline)?;
         M::fence_acquire_sys();
-        self.status.check()
+        self.no_fault(looked)
     }
 
     /// As [`wait_done`](Self::wait_done), but what gets brought, and the fault of one of the requests, may be seen only
@@ -222,8 +236,8 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     /// As [`wait_done`](Self::wait_done).
     #[inline(always)]
     pub fn wait_done_relaxed(&self, position: u64, deadline: Deadline) -> Result<(), Stop> {
-        self.wait_past(self.queue.done, position, deadline)?;
-        self.status.check()
+        let looked = self.wait_past(self.queue.far_done(), position, deadline)?;
+        self.no_fault(looked)
     }
 
     /// Waits until all requests to `peer` below `position` are finished, whatever becomes of those to others.
@@ -234,9 +248,9 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     /// As [`wait_done`](Self::wait_done).
     #[inline(always)]
     pub fn wait_peer(&self, peer: u32, position: u64, deadline: Deadline) -> Result<(), Stop> {
-        self.wait_oldest(peer, position, deadline)?;
+        let looked = self.wait_oldest(peer, position, deadline)?;
         M::fence_acquire_sys();
-        self.status.check()
+        self.no_fault(looked)
     }
 
     /// As [`wait_peer`](Self::wait_peer), with the order of [`wait_done_relaxed`](Self::wait_done_relaxed).
@@ -245,34 +259,44 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     /// As [`wait_done`](Self::wait_done).
     #[inline(always)]
     pub fn wait_peer_relaxed(&self, peer: u32, position: u64, deadline: Deadline) -> Result<(), Stop> {
-        self.wait_oldest(peer, position, deadline)?;
-        self.status.check()
+        let looked = self.wait_oldest(peer, position, deadline)?;
+        self.no_fault(looked)
     }
 
-    /// The waits for one peer. Does not fence after the last.
+    /// Whether a request that is finished failed, for who looked at the word that says so or had it from another thread.
     #[inline(always)]
-    fn wait_oldest(&self, peer: u32, position: u64, deadline: Deadline) -> Result<(), Stop> {
+    fn no_fault(&self, looked: bool) -> Result<(), Stop> {
+        if looked { self.status.check() } else { self.status.check_near() }
+    }
+
+    /// The waits for one peer; says what [`wait_past`](Self::wait_past) says of the last. Does not fence after it.
+    #[inline(always)]
+    fn wait_oldest(&self, peer: u32, position: u64, deadline: Deadline) -> Result<bool, Stop> {
         let deadline = Shared::start::<M>(deadline);
-        let oldest = self.queue.oldest.at(peer as u64);
+        let oldest = self.queue.far_oldest(peer as u64);
+        let looked;
         // The consumer stores `oldest` before `taken`, so they are read the other way round, with a fence between.
         ordered! {
             "taken read before oldest":
             {
-                self.wait_past(self.queue.taken, position, deadline.left::<M>())?;
+                self.wait_past(self.queue.far_taken(), position, deadline.left::<M>())?;
                 M::fence_acquire_sys();
             } then {
-                self.wait_past(oldest, position, deadline.left::<M>())?;
+                looked = self.wait_past(oldest, position, deadline.left::<M>())?;
             }
         }
-        Ok(())
+        Ok(looked)
     }
 
-    /// Waits until an index that the consumer publishes has reached `position`. Does not fence.
+    /// Waits until an index that the consumer publishes has reached `position`; says whether this thread has looked at the
+    /// word itself. Does not fence.
     #[inline(always)]
-    fn wait_past(&self, word: M::Word, position: u64, deadline: Deadline) -> Result<(), Stop> {
-        if word.load_relaxed_sys() >= position {
-            return Ok(());
-        }
-        self.status.poll_far(deadline, || word.load_relaxed_sys() >= position)
+    fn wait_past(&self, far: Far<M>, position: u64, deadline: Deadline) -> Result<bool, Stop> {
+        let mut look = Look::new(far);
+        let outcome =
+            self.status.poll_far(deadline, || look.now(Some(&self.status)).is_some_and(|now| now >= position));
+        let looked = look.is_mine();
+        look.end();
+        outcome.map(|()| looked)
     }
 }

@@ -17,8 +17,8 @@
 //!
 //! # Waiting
 //! Two threads that poll could do so in turn for ever while a third, that they wait for, is never scheduled; loom would
-//! explore that without end. A run in which threads have paused [`IDLE_PAUSES`] times with no store in between is
-//! therefore carried on fairly but explored no further: polling once more reads what is there and changes nothing.
+//! explore that without end. A run in which threads have paused [`IDLE_PAUSES`] times and found all words as they were at
+//! the pause before is therefore carried on fairly but explored no further: polling once more changes nothing.
 
 use super::{Memory, Word};
 use core::cell::Cell;
@@ -87,13 +87,21 @@ fn ordering(written: Ordering) -> Ordering {
     if written != Ordering::Relaxed && weakened() { Ordering::Relaxed } else { written }
 }
 
-/// Pauses without a store in between after which a run is explored no further: two for each of three threads, the first
+/// Pauses without a change in between after which a run is explored no further: two for each of three threads, the first
 /// of which may have seen old values.
 pub const IDLE_PAUSES: u32 = 6;
 
 std::thread_local! {
-    /// Pauses since the last store of this run; all threads of a model run on one thread of the system.
+    /// Pauses since something changed in this run; all threads of a model run on one thread of the system.
     static IDLE: Cell<u32> = const { Cell::new(0) };
+    /// What all words hold, as a sum, now and at the last pause.
+    static STATE: Cell<[u64; 2]> = const { Cell::new([0; 2]) };
+}
+
+/// What a word adds to the sum.
+fn part(cell: *const Cell64, value: u64) -> u64 {
+    let mixed = (value ^ (cell.addr() as u64)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9)
 }
 
 /// A word, and what makes its loads known to loom's search.
@@ -101,7 +109,12 @@ std::thread_local! {
 struct Cell64 {
     value: AtomicU64,
     loads: Condvar,
+    /// What was stored last, for [`STATE`].
+    last: Cell<u64>,
 }
+
+// Safety: all threads of a model run on one thread of the system, one at a time.
+unsafe impl Sync for Cell64 {}
 
 /// Words of one model run; keep it alive (in an `Arc`, say) for as long as handles are used.
 #[derive(Debug)]
@@ -111,7 +124,8 @@ impl Arena {
     /// An arena with these initial values.
     pub fn new(values: impl IntoIterator<Item = u64>) -> Self {
         IDLE.set(0);
-        let cell = |value| Cell64 { value: AtomicU64::new(value), loads: Condvar::new() };
+        STATE.set([0; 2]);
+        let cell = |value| Cell64 { value: AtomicU64::new(value), loads: Condvar::new(), last: Cell::new(value) };
         Self(values.into_iter().map(cell).collect())
     }
 
@@ -133,8 +147,14 @@ unsafe impl Sync for LoomWord {}
 impl LoomWord {
     /// The atomic, for a store.
     fn change<'a>(self) -> &'a AtomicU64 {
-        IDLE.set(0);
         &self.cell().value
+    }
+
+    /// Notes what was stored.
+    fn changed(self, value: u64) {
+        let before = self.cell().last.replace(value);
+        let [now, paused] = STATE.get();
+        STATE.set([now.wrapping_sub(part(self.0, before)).wrapping_add(part(self.0, value)), paused]);
     }
 
     /// The atomic, for a load.
@@ -170,13 +190,20 @@ macro_rules! implement_traits {
     ([$($word:tt)*] [$($fence:tt)*] store $name:ident $ordering:ident; $($rest:tt)*) => {
         implement_traits! { [$($word)*
             #[track_caller]
-            fn $name(self, value: u64) { self.change().store(value, ordering(Ordering::$ordering)) }
+            fn $name(self, value: u64) {
+                self.change().store(value, ordering(Ordering::$ordering));
+                self.changed(value);
+            }
         ] [$($fence)*] $($rest)* }
     };
     ([$($word:tt)*] [$($fence:tt)*] rmw $name:ident $ordering:ident $op:ident; $($rest:tt)*) => {
         implement_traits! { [$($word)*
             #[track_caller]
-            fn $name(self, value: u64) -> u64 { self.change().$op(value, ordering(Ordering::$ordering)) }
+            fn $name(self, value: u64) -> u64 {
+                let before = self.change().$op(value, ordering(Ordering::$ordering));
+                self.changed(before.wrapping_add(value));
+                before
+            }
         ] [$($fence)*] $($rest)* }
     };
     ([$($word:tt)*] [$($fence:tt)*] cas $name:ident $ordering:ident; $($rest:tt)*) => {
@@ -184,7 +211,11 @@ macro_rules! implement_traits {
             #[track_caller]
             fn $name(self, expected: u64, new: u64) -> u64 {
                 match self.change().compare_exchange(expected, new, ordering(Ordering::$ordering), Ordering::Relaxed) {
-                    Ok(seen) | Err(seen) => seen,
+                    Ok(seen) => {
+                        self.changed(new);
+                        seen
+                    }
+                    Err(seen) => seen,
                 }
             }
         ] [$($fence)*] $($rest)* }
@@ -206,7 +237,9 @@ macro_rules! implement_traits {
             // Exchanges, whose result nobody reads: see the module's docs on control dependencies.
             fn store_pair_relaxed_sys(self, low: u64, high: u64) {
                 self.change().swap(low, Ordering::Relaxed);
+                self.changed(low);
                 self.at(1).change().swap(high, Ordering::Relaxed);
+                self.at(1).changed(high);
             }
 
             fn at(self, index: u64) -> Self {
@@ -221,10 +254,14 @@ macro_rules! implement_traits {
             // Every poll yields, or the checker would follow one thread for ever.
             const POLLS_PER_CHECK: u32 = 1;
 
+            const LOOK_NS: u64 = 0;
+
             $($fence)*
 
             fn pause(_: u32) {
-                IDLE.set(IDLE.get() + 1);
+                let [now, paused] = STATE.get();
+                STATE.set([now; 2]);
+                IDLE.set(if now == paused { IDLE.get() + 1 } else { 1 });
                 if IDLE.get() > IDLE_PAUSES {
                     loom::skip_branch();
                 }

@@ -207,15 +207,6 @@ macro_rules! declare_traits {
                 }
             }
 
-            /// As `store_relaxed_gpu`, for who read `before` last; nothing need be stored when that is the value. A GPU
-            /// stores all the same, as comparing takes it longer.
-            #[inline(always)]
-            fn renew_relaxed_gpu(self, value: u64, before: u64) {
-                if value != before {
-                    self.store_relaxed_gpu(value);
-                }
-            }
-
             /// The word `index` words further on, in the same array.
             #[must_use]
             fn at(self, index: u64) -> Self;
@@ -228,9 +219,11 @@ macro_rules! declare_traits {
 
             /// Polls between two looks at the status words and the clock in a wait; a power of two.
             ///
-            /// On a GPU the host's status word is read over PCIe (about a microsecond), so looking at every poll
-            /// would halve the rate of a wait.
             const POLLS_PER_CHECK: u32 = 64;
+
+            /// Nanoseconds between two looks of the threads of a GPU, all together, at the host's status word, which takes
+            /// about a microsecond. 0: each thread looks each time.
+            const LOOK_NS: u64 = 20_000;
 
             $($fence)*
 
@@ -327,12 +320,6 @@ macro_rules! implement_traits {
             #[inline(always)]
             fn store_pair_relaxed_sys_if(self, condition: bool, low: u64, high: u64) {
                 imp::store_pair_relaxed_sys_if(self.0, condition, low, high)
-            }
-
-            #[cfg(target_arch = "nvptx64")]
-            #[inline(always)]
-            fn renew_relaxed_gpu(self, value: u64, _: u64) {
-                self.store_relaxed_gpu(value);
             }
 
             #[cfg(target_arch = "nvptx64")]

@@ -9,6 +9,7 @@ pub mod signals;
 pub mod status;
 
 use gin_abi::{Deadline, Fault, FaultKind, Operation};
+use gin_device::far;
 use gin_device::gin::{Scope, release};
 use gin_device::queue::{Consumer, Producer, Queue};
 use gin_device::signal_words::Words;
@@ -106,7 +107,8 @@ pub struct Setup {
     pub first: u64,
     /// Peers in the table of oldest unfinished requests.
     pub peers: u64,
-    /// Initial words of each signal: raised by GPUs, raised by the NIC, raised by CPU threads, baseline.
+    /// Initial words of each signal: raised by GPUs, raised by the NIC, raised by CPU threads,
+    /// baseline.
     pub signals: Vec<[Option<u64>; 4]>,
     /// Cells of plain memory.
     pub cells: usize,
@@ -127,16 +129,20 @@ impl World {
     pub fn new(setup: Setup) -> Arc<Self> {
         const STATUS_WORDS: usize = 6;
         let slots = N << setup.depth_log2;
-        let oldest = slots + 4;
+        let near = slots + 4;
+        let oldest = near + (2 + setup.peers as usize) * far::WORDS as usize;
         let status = oldest + setup.peers as usize;
         let signals = status + 3 * STATUS_WORDS;
-        let values =
-            std::iter::repeat_n(0, signals).chain(setup.signals.iter().flatten().map(|value| value.unwrap_or(0)));
+        let near_signals = signals + 3 * setup.signals.len();
+        let word = |value: &Option<u64>| value.unwrap_or(0);
+        let values = std::iter::repeat_n(0, signals)
+            .chain(setup.signals.iter().flat_map(|values| values[..3].iter().map(word).collect::<Vec<_>>()))
+            .chain(setup.signals.iter().flat_map(|values| [0, 0, word(&values[3]), 0]));
         let arena = Arena::new(values);
         let queue = Queue {
             slots: arena.word(0),
             claim: arena.word(slots),
-            taken_seen: arena.word(slots + 1),
+            near: arena.word(near),
             taken: arena.word(slots + 2),
             done: arena.word(slots + 3),
             // Without peers there is no queue, and this is not used.
@@ -149,8 +155,9 @@ impl World {
         }
         let block = |index| arena.word(status + index * STATUS_WORDS);
         let words = setup.signals.iter().enumerate().map(|(index, values)| {
-            let word = |engine: usize| values[engine].map(|_| arena.word(signals + 4 * index + engine));
-            Words { gpu: word(0), nic: word(1), cpu: word(2), base: arena.word(signals + 4 * index + 3) }
+            let word = |engine: usize| values[engine].map(|_| arena.word(signals + 3 * index + engine));
+            let near = arena.word(near_signals + far::WORDS as usize * index);
+            Words { gpu: word(0), nic: word(1), cpu: word(2), near }
         });
         Arc::new(Self {
             queue,

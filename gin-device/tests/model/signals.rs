@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Models of signal words, counters and the barriers made of them.
 
-use super::{Setup, World, await_word, explore, fault, models};
+use super::{Reached, Setup, World, await_word, explore, fault, models};
 use gin_abi::{COUNTER_BITS, Deadline, SIGNAL_BITS, mask};
+use gin_device::far::{TURN, WANTED};
 use gin_device::gin::{Scope, release};
 use gin_device::grid::meet;
 use gin_device::lsa::publish;
@@ -80,6 +81,37 @@ models! {
                 }
             });
         }
+    }
+
+    fn two_threads_that_wait_for_a_word_of_the_host_see_what_was_written_before_its_raises() {
+        let [looked, told] =
+            [Reached::new("thread that looked at the word"), Reached::new("thread that was told by the other")];
+        let marks = [looked.clone(), told.clone()];
+        explore(2, move || {
+            let world = World::new(signals([by_one(CPU, u64::MAX - 1)], 2));
+            let waiters = [1, 2].map(|least| {
+                let (world, marks) = (world.clone(), marks.clone());
+                thread::spawn(move || {
+                    let words = &world.signals[0];
+                    words.wait(&world.status, least, SIGNAL_BITS, Deadline::NONE).unwrap();
+                    for cell in 0..least as usize {
+                        assert_eq!(world.cells[cell].read(), 7);
+                    }
+                    // Nobody asked: this thread had the turn first, and the other came when it was over.
+                    marks[words.near.at(WANTED).load_relaxed_gpu() as usize].mark();
+                })
+            });
+            for cell in 0..2 {
+                world.cells[cell].write(7);
+                raise(word(&world, 0, CPU), 1);
+            }
+            for waiter in waiters {
+                waiter.join().unwrap();
+            }
+            assert_eq!(world.signals[0].near.at(TURN).load_relaxed_gpu(), 0, "the turn was given back");
+        });
+        looked.check();
+        told.check();
     }
 
     fn a_value_never_goes_back_and_one_that_was_reached_stays_reached() {

@@ -9,7 +9,7 @@ use crate::gpu::{Device, GpuError, Memory, MemoryKind};
 use crate::net::LocalSignals;
 use crate::proxy::{ContextPart, Counters};
 use gin_abi::descriptor::WORDS;
-use gin_abi::handle::{CAP_STRONG_SIGNALS, ENGINE_CPU, ENGINE_GPU};
+use gin_abi::handle::{CAP_STRONG_SIGNALS, ENGINE_CPU, ENGINE_GPU, NEAR_WORDS, QUEUE_NEAR};
 use gin_abi::{ABI_VERSION, BackendKind, CommHandle, ContextData, StatusBlock, WindowData};
 use gin_device::queue::Queue;
 use gin_device::status::Status;
@@ -47,9 +47,9 @@ struct ContextPlaces {
     oldest: u64,
     counters: u64,
     claim: u64,
-    base: u64,
+    signal_near: u64,
     shadow: u64,
-    counter_base: u64,
+    counter_near: u64,
     counters_gpu: u64,
 }
 
@@ -108,11 +108,10 @@ impl Resources {
                 done: pinned.words(1),
                 oldest: pinned.words(ranks),
                 counters: pinned.words(counters),
-                // The index of the next claim, and the copy of `taken`.
-                claim: near.words(2),
-                base: near.words(all_signals),
+                claim: near.place(QUEUE_NEAR + (2 + ranks) * NEAR_WORDS * 8),
+                signal_near: near.words(NEAR_WORDS * all_signals),
                 shadow: near.words(all_signals),
-                counter_base: near.words(counters),
+                counter_near: near.words(NEAR_WORDS * counters),
                 counters_gpu: near.words(if gpu_raises { counters } else { 0 }),
             })
             .collect();
@@ -145,13 +144,14 @@ impl Resources {
         let all_signals = self.all_signals as usize;
         for (context, places) in self.contexts.iter().enumerate() {
             let mut queue = self.queue(places);
-            // The CPU cannot store to words in the device: these get a place in pinned memory for the moment.
-            let mut scratch = 0u64;
-            // Safety: a local word that lives until the end of this block.
-            let word = unsafe { GlobalWord::new((&raw mut scratch).addr() as u64) };
-            (queue.claim, queue.taken_seen) = (word, word);
+            // The CPU cannot store to words in the device: these get a place of its own for the moment.
+            let (mut claim, mut near) = ([0u64], vec![0u64; ((2 + self.ranks) * NEAR_WORDS) as usize]);
+            // Safety: local words that live until the end of this block.
+            let word = |words: &mut [u64]| unsafe { GlobalWord::new(words.as_mut_ptr().addr() as u64) };
+            (queue.claim, queue.near) = (word(&mut claim), word(&mut near));
             queue.initialise(self.first_index, self.ranks);
-            self.device.write(places.claim, &[self.first_index; 2])?;
+            self.device.write(places.claim, &claim)?;
+            self.device.write(places.claim + QUEUE_NEAR, &near)?;
             if requirements.first_counter != 0 {
                 self.pinned
                     .write(places.counters, &vec![requirements.first_counter; requirements.counters as usize])?;
@@ -180,7 +180,7 @@ impl Resources {
         Queue {
             slots: self.pinned_word(places.slots),
             claim: self.device_word(places.claim),
-            taken_seen: self.device_word(places.claim + 8),
+            near: self.device_word(places.claim + QUEUE_NEAR),
             taken: self.pinned_word(places.taken),
             done: self.pinned_word(places.done),
             oldest: self.pinned_word(places.oldest),
@@ -222,7 +222,7 @@ impl Resources {
                 counters: self.pinned_word(places.counters),
                 // Safety: the first word of this context in an allocation that is pinned and lives as long as `self`.
                 signals: unsafe { GlobalWord::new(signals) },
-                signal_base: bases.then(|| self.device_word(places.base)),
+                signal_near: bases.then(|| self.device_word(places.signal_near)),
                 stats: stats.clone(),
             }
         });
@@ -263,10 +263,10 @@ impl Resources {
                 signal_gpu: if own_gpu == 0 { 0 } else { own_gpu + words },
                 signal_nic: 0,
                 signal_cpu: self.signals.address() + words,
-                signal_base: near + places.base,
+                signal_near: near + places.signal_near,
                 signal_shadow: near + places.shadow,
                 counters: pinned + places.counters,
-                counter_base: near + places.counter_base,
+                counter_near: near + places.counter_near,
                 counters_gpu: if own_gpu == 0 { 0 } else { near + places.counters_gpu },
                 peer_signal_gpu: if own_gpu == 0 { 0 } else { near + table },
             };
@@ -343,7 +343,7 @@ impl Resources {
             peers: zeros,
             va_gpu: 0,
             va_cpu: 0,
-            va_base: 0,
+            va_near: 0,
             peer_va_gpu: 0,
         };
         self.set_window(id, data)

@@ -11,7 +11,7 @@ use crate::gpu::{Memory, MemoryKind, MemorySlice};
 use crate::net::{Key, LocalWindow};
 use crate::proxy::{Command, WindowInfo};
 use bytemuck::Pod;
-use gin_abi::handle::ENGINE_GPU;
+use gin_abi::handle::{ENGINE_GPU, NEAR_WORDS};
 use gin_abi::{WindowData, WindowHandle};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,7 +28,7 @@ struct Prepared {
     memory: MemorySlice,
     plane_cpu: Option<Arc<Memory>>,
     plane_gpu: Option<Arc<Memory>>,
-    plane_base: Option<Arc<Memory>>,
+    plane_near: Option<Arc<Memory>>,
     key: Key,
 }
 
@@ -146,18 +146,20 @@ impl Communicator {
             let limit = live.windows.len() as u64;
             return Err(CommError::Limit { what: "windows", asked: limit + 1, least: 1, limit });
         };
-        let plane = |kind| Memory::new(&self.device, kind, bytes.next_multiple_of(8));
+        let plane_bytes = bytes.next_multiple_of(8);
+        let plane = |kind| Memory::new(&self.device, kind, plane_bytes);
+        let plane_near = || Memory::new(&self.device, MemoryKind::Device, NEAR_WORDS * plane_bytes);
         let gpu = live.handle.engines & ENGINE_GPU != 0;
-        let (plane_cpu, plane_gpu, plane_base) = if flags.signals {
+        let (plane_cpu, plane_gpu, plane_near) = if flags.signals {
             let plane_gpu = if gpu { Some(plane(MemoryKind::Device)?) } else { None };
-            (Some(plane(MemoryKind::Pinned)?), plane_gpu, Some(plane(MemoryKind::Device)?))
+            (Some(plane(MemoryKind::Pinned)?), plane_gpu, Some(plane_near()?))
         } else {
             (None, None, None)
         };
         let id = id as u32;
         let window = LocalWindow { id, memory: memory.clone(), plane: plane_cpu.clone() };
         let key = live.ask(|to| Command::Register { window, to })??;
-        Ok(Prepared { id, memory, plane_cpu, plane_gpu, plane_base, key })
+        Ok(Prepared { id, memory, plane_cpu, plane_gpu, plane_near, key })
     }
 
     /// The part that all ranks do together.
@@ -214,7 +216,7 @@ impl Communicator {
         peers: Peers,
         keys: Vec<Key>,
     ) -> Result<Arc<Registered>, CommError> {
-        let Prepared { id, memory, plane_cpu, plane_gpu, plane_base, .. } = prepared;
+        let Prepared { id, memory, plane_cpu, plane_gpu, plane_near, .. } = prepared;
         let table = |words: &[u64]| -> Result<Arc<Memory>, CommError> {
             let table = Memory::new(&self.device, MemoryKind::Device, size_of_val(words) as u64)?;
             table.write(0, words)?;
@@ -232,7 +234,7 @@ impl Communicator {
             peers: address(&peers_table),
             va_gpu: address(&plane_gpu),
             va_cpu: address(&plane_cpu),
-            va_base: address(&plane_base),
+            va_near: address(&plane_near),
             peer_va_gpu: address(&planes_table),
         };
         live.resources.set_window(id, data)?;
@@ -246,7 +248,7 @@ impl Communicator {
         };
         let info = WindowInfo { lengths: lengths.clone(), signals: flags.signals, plane: plane_cpu.clone(), uses: 0 };
         live.ask(|to| Command::Connect { window: id, keys, info, to })??;
-        let beside = [plane_cpu, plane_gpu, plane_base, lengths_table, peers_table, planes_table];
+        let beside = [plane_cpu, plane_gpu, plane_near, lengths_table, peers_table, planes_table];
         Ok(Arc::new(Registered {
             handle,
             serial: NEXT.fetch_add(1, Ordering::Relaxed),

@@ -33,6 +33,7 @@ use command::Waiting;
 use flow::Op;
 use gin_abi::descriptor::WORDS;
 use gin_abi::{Descriptor, DescriptorError, Fault, FaultKind, Operation, SignalTarget};
+use gin_device::far;
 use gin_device::queue::{Consumer, Finished, Queue};
 use gin_device::signal_words::raise;
 use gin_device::status::Status;
@@ -60,8 +61,8 @@ pub(crate) struct ContextPart {
     pub(crate) counters: GlobalWord,
     /// Words that CPU threads raise for arrivals.
     pub(crate) signals: GlobalWord,
-    /// Baselines of signals, for one kind of sabotage.
-    pub(crate) signal_base: Option<GlobalWord>,
+    /// The words beside signals, baselines among them, for one kind of sabotage.
+    pub(crate) signal_near: Option<GlobalWord>,
     pub(crate) stats: Arc<Counters>,
 }
 
@@ -377,9 +378,10 @@ impl Proxy {
     /// there is one soon.
     fn reset_by_store(&mut self) {
         for (context, part) in (0u32..).zip(&self.contexts) {
-            let Some(bases) = part.part.signal_base else { continue };
+            let Some(near) = part.part.signal_near else { continue };
             for id in 0..self.limits.signals {
-                let (base, word) = (bases.at(u64::from(id)), part.part.signals.at(u64::from(id)));
+                let base = near.at(far::WORDS * u64::from(id) + far::SPARE);
+                let word = part.part.signals.at(u64::from(id));
                 if base.load_relaxed_gpu() == 0 {
                     continue;
                 }

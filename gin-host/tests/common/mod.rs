@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use gin_abi::descriptor::{Descriptor, RemoteSignal, SignalTarget, Transfer, WORDS};
+use gin_abi::handle::{NEAR_WORDS, QUEUE_NEAR};
 use gin_abi::{CommHandle, ContextData, Deadline};
 use gin_device::queue::{Producer, Queue};
 use gin_device::signal_words::Words;
@@ -113,7 +114,7 @@ impl Poster {
             let queue = Queue {
                 slots: GlobalWord::new(data.slots),
                 claim: GlobalWord::new(data.claim),
-                taken_seen: GlobalWord::new(data.claim + 8),
+                near: GlobalWord::new(data.claim + QUEUE_NEAR),
                 taken: GlobalWord::new(data.taken),
                 done: GlobalWord::new(data.done),
                 oldest: GlobalWord::new(data.oldest),
@@ -152,7 +153,7 @@ impl Poster {
                 gpu: (data.signal_gpu != 0).then(|| GlobalWord::new(data.signal_gpu + offset)),
                 nic: None,
                 cpu: Some(GlobalWord::new(data.signal_cpu + offset)),
-                base: GlobalWord::new(data.signal_base + offset),
+                near: GlobalWord::new(data.signal_near + NEAR_WORDS * offset),
             }
         }
     }
@@ -173,7 +174,7 @@ impl Poster {
                 gpu: None,
                 nic: None,
                 cpu: Some(GlobalWord::new(data.counters + offset)),
-                base: GlobalWord::new(data.counter_base + offset),
+                near: GlobalWord::new(data.counter_near + NEAR_WORDS * offset),
             }
         }
     }
@@ -254,7 +255,7 @@ impl Poster {
                 gpu: word(data.va_gpu),
                 nic: None,
                 cpu: word(data.va_cpu),
-                base: GlobalWord::new(data.va_base + offset),
+                near: GlobalWord::new(data.va_near + NEAR_WORDS * offset),
             }
         };
         words.wait(&self.status(), least, 64, LIMIT).map_err(|(stop, _)| stop)

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Tests on real GPUs: the conformance suite, with ranks that share one GPU and with one GPU for each; what only hardware
-//! shows; and the driver's calls beside a kernel that does not end.
+//! Tests on real GPUs: the conformance suite, with ranks that share one GPU and with one GPU for each, by each route and
+//! over each test network; that it notices mistakes there too; what only hardware shows; and the driver's calls beside a
+//! kernel that does not end.
 //!
 //! Trials run one after the other. Without a GPU they are ignored, and the reason is said. A trial that hangs ends the
 //! process; with `GIN_GPU_JOURNAL=FILE` results are kept there, and the next run goes on after it. After
 //! `GIN_GPU_SECONDS=N` seconds the trials that are left are ignored.
 
 use gin_conformance::cases;
-use gin_conformance::host::{Setup, SetupRoute, judge};
+use gin_conformance::host::{Mistake, Net, Setup, SetupRoute, judge};
+use gin_conformance::saboteurs::{self, Saboteur, Tally};
+use gin_host::proxy::Sabotage;
 use gin_host::world::Devices;
 use gpu_tests::gpus::{self, Gpus};
 use gpu_tests::hardware::{self, Place};
@@ -114,6 +117,20 @@ fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run:
             add(name, Box::new(move |_, devices| judge(&case, &setup(devices))));
         }
     }
+    for (text, net) in NETWORKS {
+        for case in cases::for_route(SetupRoute::Network) {
+            let name = format!("{place}/{text}/{}", case.name);
+            let setup = move |devices| Setup { devices: Some(devices), net, ..Setup::threads() };
+            add(name, Box::new(move |_, devices| judge(&case, &setup(devices))));
+        }
+    }
+    for saboteur in saboteurs::all() {
+        // The proxy cannot store to a baseline that lies in a GPU.
+        if saboteur.mistake != Mistake::Proxy(Sabotage::ResetByStore) {
+            let name = format!("{place}/the_suite_notices/{}", saboteur.name);
+            add(name, Box::new(move |_, devices| notices(&saboteur, devices)));
+        }
+    }
     for (name, trial) in hardware::TRIALS {
         add(
             format!("{place}/hardware/{name}"),
@@ -123,6 +140,37 @@ fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run:
     for (name, trial) in RAW {
         add(format!("{place}/hardware/{name}"), Box::new(trial));
     }
+}
+
+/// The networks that make the worst of what the contract allows.
+const NETWORKS: [(&str, Net); 4] = [
+    ("delay", Net::Delay { ns: 10_000 }),
+    ("reorder", Net::Reorder),
+    ("withhold", Net::Withhold),
+    ("worst", Net::Worst),
+];
+
+/// Times that a case is tried to notice a mistake, as real time decides.
+const TRIES: usize = 5;
+
+/// Whether the cases that are there to notice a mistake do.
+fn notices(saboteur: &Saboteur, devices: Devices) -> Outcome {
+    let mut tally = Tally::default();
+    for _ in 0..TRIES {
+        for net in [Net::Plain, Net::Delay { ns: 20_000 }] {
+            let setup = Setup { devices: Some(devices.clone()), net, ..Setup::threads() };
+            for case in saboteur.cases() {
+                if !tally.right.contains(&case.name) {
+                    saboteur.run(&case, &setup, &mut tally);
+                }
+            }
+        }
+        if saboteur.verdict(tally.clone()).is_ok() {
+            break;
+        }
+    }
+    println!("{}", saboteur.verdict(tally)?);
+    Ok(())
 }
 
 /// What a trial does with its GPUs.

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Mistakes that gin can be told to make, and what must notice them: the suite proves nothing that it would not miss.
+
+use crate::cases::{self, Case};
+use crate::host::{Mistake, Setup, judge};
+use crate::scenario::{NO_END, WRONG_BYTES, WRONG_VALUE};
+use gin_host::proxy::Sabotage;
+use std::format;
+use std::string::String;
+use std::vec;
+use std::vec::Vec;
+
+/// A mistake, how it must show, and which cases are there to catch it.
+#[derive(Clone, Copy, Debug)]
+pub struct Saboteur {
+    /// What is wrong.
+    pub name: &'static str,
+    /// The mistake.
+    pub mistake: Mistake,
+    /// What the cases say that notice it for the right reason.
+    pub sign: &'static str,
+    /// Parts of the names of cases of which each must notice it.
+    pub catchers: &'static [&'static str],
+}
+
+/// All mistakes.
+#[must_use]
+pub fn all() -> Vec<Saboteur> {
+    let mut list = vec![Saboteur {
+        name: "kernels_that_reset_signals_by_storing_0",
+        mistake: Mistake::ResetByStore,
+        sign: WRONG_VALUE,
+        catchers: &["an_engine_may_keep_the_sum_of_its_raises_itself_across_resets"],
+    }];
+    for sabotage in Sabotage::ALL {
+        let (name, sign, catchers): (_, _, &[&str]) = match sabotage {
+            Sabotage::None => continue,
+            Sabotage::SignalBeforePayload => (
+                "a_signal_before_its_payload",
+                WRONG_BYTES,
+                &["a_put_of_every_size_arrives_before_its_signal", "a_weak_signal_covers_its_own_put"],
+            ),
+            Sabotage::LosePut => (
+                "a_lost_put",
+                WRONG_BYTES,
+                &["a_put_of_every_size_arrives_before_its_signal", "many_threads_put_to_one"],
+            ),
+            Sabotage::RaiseTwice => {
+                ("a_signal_raised_twice", WRONG_VALUE, &["increments_and_additions", "raises_from_many_ranks"])
+            }
+            Sabotage::FlushEarly => (
+                "a_flush_that_ends_early",
+                WRONG_BYTES,
+                &["a_source_may_change_after_a_flush", "a_get_of_every_size_is_visible", "a_token_waits_for"],
+            ),
+            Sabotage::CountBeforeSource => (
+                "a_counter_before_the_source_is_read",
+                WRONG_BYTES,
+                &["a_source_may_change_after_its_counter", "counters_count_finished_reads_only"],
+            ),
+            Sabotage::ResetByStore => {
+                ("a_proxy_that_stores_0_after_a_reset", WRONG_VALUE, &["a_raise_after_a_reset_counts"])
+            }
+            Sabotage::DropMakeVisible => (
+                "payload_that_is_never_made_visible",
+                WRONG_BYTES,
+                &["a_strong_signal_covers_all_earlier_puts_on_a_network_that_withholds", "gets_and_flushes_hold"],
+            ),
+        };
+        list.push(Saboteur { name, mistake: Mistake::Proxy(sabotage), sign, catchers });
+    }
+    list
+}
+
+/// What the cases said.
+#[derive(Clone, Default, Debug)]
+pub struct Tally {
+    /// Names of those that noticed the mistake for the right reason.
+    pub right: Vec<String>,
+    /// Runs that got no further.
+    pub stuck: usize,
+    /// Runs that failed otherwise: what they said.
+    pub other: Vec<String>,
+    /// All runs.
+    pub runs: usize,
+}
+
+impl Saboteur {
+    /// Runs a case with the mistake.
+    pub fn run(&self, case: &Case, setup: &Setup, tally: &mut Tally) {
+        tally.runs += 1;
+        match judge(case, &Setup { mistake: self.mistake, ..setup.clone() }) {
+            Ok(()) => {}
+            Err(text) if text.contains(self.sign) => tally.right.push(case.name.clone()),
+            Err(text) if text.contains(NO_END) => tally.stuck += 1,
+            Err(text) => tally.other.push(format!("{}: {text}", case.name)),
+        }
+    }
+
+    /// What became of it.
+    ///
+    /// # Errors
+    /// If a case that should have noticed it did not.
+    pub fn verdict(&self, mut tally: Tally) -> Result<String, String> {
+        let caught = tally.right.len();
+        tally.right.sort();
+        tally.right.dedup();
+        let first: Vec<&str> = tally.right.iter().take(6).map(String::as_str).collect();
+        let text = format!(
+            "{}: {caught} of {} runs fail with {}, {} get no further, {} fail otherwise; caught by {}{}",
+            self.name,
+            tally.runs,
+            self.sign,
+            tally.stuck,
+            tally.other.len(),
+            first.join(", "),
+            if tally.right.len() > first.len() { ", ..." } else { "" },
+        );
+        let unnoticed = |part: &&&str| !tally.right.iter().any(|name| name.contains(**part));
+        let missed: Vec<&&str> = self.catchers.iter().filter(unnoticed).collect();
+        if missed.is_empty() { Ok(text) } else { Err(format!("{text}; these cases should have caught it: {missed:?}")) }
+    }
+
+    /// All cases that are there to catch it.
+    #[must_use]
+    pub fn cases(&self) -> Vec<Case> {
+        let concerns = |case: &Case| self.catchers.iter().any(|part| case.name.contains(part));
+        cases::all().into_iter().filter(concerns).collect()
+    }
+}
