@@ -23,4 +23,12 @@ pub use gin_kernels as kernels;
 #[cfg(feature = "cuda")]
 pub mod ptx {
     include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
+
+    mod bench {
+        include!(concat!(env!("OUT_DIR"), "/bench.rs"));
+    }
+
+    /// Those that `gin bench` times, in the same form.
+    #[doc(hidden)]
+    pub use bench::PTX as BENCH;
 }
