@@ -188,7 +188,7 @@ impl<'a> Side<'a> {
     fn measure(&mut self, bytes: u64) -> Result<Sized, CommError> {
         let (mut puts, mut bare, mut engine) = (Vec::new(), Vec::new(), None);
         if self.sends() {
-            for shape in self.shapes("bench_lsa_put", 1024, bytes) {
+            for shape in self.shapes("bench_lsa_put", 512, bytes) {
                 puts.push(self.rate(shape, bytes)?);
             }
             for (kernel, most_threads) in LOOPS {

@@ -78,7 +78,7 @@ unsafe fn ping(coop: &impl Coop, comm: &Comm, window: Window<u64>, plan: Plan, m
 /// # Safety
 /// - Both windows have `len` words, which nobody else uses meanwhile; `out` has [`MARKS`](crate::MARKS) words for each
 ///   block.
-#[kernel(launch_bounds(1024))]
+#[kernel(launch_bounds(512))]
 pub unsafe fn bench_lsa_put(comm: Comm, to: Window<u64>, from: Window<u64>, len: usize, times: u64, out: *mut u64) {
     let gin = Gin::new(&comm, ContextId::new(0)).route(Route::Lsa);
     let peer = comm.world().right();
