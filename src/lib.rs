@@ -8,7 +8,7 @@
 //! | [`device`] | kernels: what they call |
 //! | [`host`] | programs: devices, communicators, windows, launches |
 //! | [`kernels`] | kernels that ship |
-//! | [`build`] | build scripts: kernel crates to PTX (feature `cuda`) |
+//! | `build` | build scripts: kernel crates to PTX (feature `cuda`) |
 //!
 //! The command `gin` runs the workloads on what a machine has; see the README.
 #![warn(missing_docs, unreachable_pub)]

@@ -62,7 +62,9 @@ impl Shape {
 }
 
 impl<'a> Lab<'a> {
+    /// Loads the kernels too, so that nobody does beside a kernel that waits.
     pub(super) fn new(rank: &'a Rank) -> Result<Self, CommError> {
+        rank.kernel("bench_flush")?;
         let marks = Memory::new(rank.device(), MemoryKind::Device, 8 * MARKS as u64 * u64::from(MOST_BLOCKS))?;
         Ok(Self { rank, stream: rank.stream()?, marks })
     }

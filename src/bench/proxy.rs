@@ -266,6 +266,8 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
     };
     let measure = |rank: &Rank| -> Result<Measured, CommError> {
         let lab = Lab::new(rank)?;
+        // From here on kernels wait.
+        rank.barrier()?;
         let mut bare = Vec::new();
         if rank.rank() == 0 {
             let ways = [Way::Tell, Way::Store].into_iter().chain(Way::TO_GPU.into_iter().filter(|_| bench.is_real()));
