@@ -201,7 +201,7 @@ fn before_claim(setup: &Setup) -> Verdict {
 /// hangs on the schedule, so a few are tried.
 fn after_claim(setup: &Setup) -> Verdict {
     let mut seen = false;
-    for attempt in 0..40 {
+    for attempt in 0..120 {
         let mut setup = setup.with_network(Net::SlowPeer { rank: 1, ns: super::completion::FOREVER });
         setup.seed = setup.seed.map(|seed| seed.wrapping_add(attempt));
         if attempt > 0 {
