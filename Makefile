@@ -25,7 +25,8 @@ gpu-test: setup ## Runs the tests that need GPUs
 gpu-bundle: setup ## Builds tests and command into one folder that runs on a GPU machine without Rust
 	@scripts/gpu-bundle.sh
 
-bench: setup ## Prints instruction and register counts of the probe kernels
+bench: setup ## Measures what operations take here, and counts instructions of the probe kernels
+	@$(CARGO) run --release --quiet $(FEATURES) -- bench
 	@$(CARGO) run --release --quiet $(FEATURES) -- bench sass
 
 doc: setup ## Builds the documentation; a warning is an error

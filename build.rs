@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! With the feature `cuda`, compiles the kernels of `gin-kernels` to PTX and writes `ptx.rs`, a table of them, to
-//! `OUT_DIR`. Without it there is nothing to do.
+//! With the feature `cuda`, compiles the kernels of `gin-kernels` and those that `gin bench` times to PTX and writes
+//! `ptx.rs` and `bench.rs`, tables of them, to `OUT_DIR`. Without it there is nothing to do.
 
 fn main() {
     #[cfg(feature = "cuda")]
@@ -32,6 +32,11 @@ fn embed() -> Result<(), Box<dyn std::error::Error>> {
     let archs = std::env::var("GIN_ARCHS").unwrap_or_else(|_| ARCHS.to_owned());
     let archs = archs.split(',').map(str::trim).map(str::parse).collect::<Result<Vec<Arch>, _>>()?;
     let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
-    KernelBuilder::new("gin-kernels").archs(archs).copy_to(&out).build()?.write_table(&out.join("ptx.rs"))?;
+    for (kernels, table) in [("gin-kernels", "ptx"), ("gin-kernels/bench", "bench")] {
+        let place = out.join(table);
+        std::fs::create_dir_all(&place)?;
+        let builder = KernelBuilder::new(kernels).archs(archs.clone()).copy_to(&place);
+        builder.build()?.write_table(&place.with_extension("rs"))?;
+    }
     Ok(())
 }

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
 # Builds the tests for real GPUs and the command into one folder that runs on a GPU machine without Rust: gpu-bundle in the
-# target folder, or the folder given. There, run.sh runs the tests and run-command.sh the command. GIN_ARCHS says which
-# architectures there are kernels for (sm_90 unless it is set).
+# target folder, or the folder given. There, run.sh runs the tests, run-command.sh the command and run-bench.sh what it
+# measures. GIN_ARCHS says which architectures there are kernels for (sm_90 unless it is set).
 
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -28,6 +28,7 @@ mkdir -p "$bundle"
 strip -o "$bundle/gpu-tests" "$tests"
 strip -o "$bundle/gin" "$command"
 cp scripts/gpu-run-command.sh "$bundle/run-command.sh"
+cp scripts/gpu-run-bench.sh "$bundle/run-bench.sh"
 git rev-parse HEAD >"$bundle/commit" 2>/dev/null || echo unknown >"$bundle/commit"
 
 cat >"$bundle/run.sh" <<'EOF'
@@ -80,5 +81,5 @@ EOF
 chmod +x "$bundle/run.sh"
 
 size=$(du -sm "$bundle" | cut -f1)
-echo "$bundle: $size MiB; carry it to a machine with GPUs; there run ./run.sh and ./run-command.sh"
+echo "$bundle: $size MiB; carry it to a machine with GPUs; there run ./run.sh, ./run-command.sh and ./run-bench.sh"
 [ "$size" -lt "$limit_mib" ] || { echo "gpu-bundle: more than $limit_mib MiB" >&2; exit 1; }

@@ -8,7 +8,7 @@
 //! | [`device`] | kernels: what they call |
 //! | [`host`] | programs: devices, communicators, windows, launches |
 //! | [`kernels`] | kernels that ship |
-//! | [`build`] | build scripts: kernel crates to PTX (feature `cuda`) |
+//! | `build` | build scripts: kernel crates to PTX (feature `cuda`) |
 //!
 //! The command `gin` runs the workloads on what a machine has; see the README.
 #![warn(missing_docs, unreachable_pub)]
@@ -23,4 +23,12 @@ pub use gin_kernels as kernels;
 #[cfg(feature = "cuda")]
 pub mod ptx {
     include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
+
+    mod bench {
+        include!(concat!(env!("OUT_DIR"), "/bench.rs"));
+    }
+
+    /// Those that `gin bench` times, in the same form.
+    #[doc(hidden)]
+    pub use bench::PTX as BENCH;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The command `gin`.
 
+mod bench;
 mod cli;
 mod workload;
 

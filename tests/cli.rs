@@ -321,6 +321,111 @@ fn bench_sass_counts_instructions_or_says_what_is_missing() {
     }
 }
 
+/// The tables of a benchmark on virtual GPUs, by title.
+fn tables(arguments: &str) -> Vec<Value> {
+    let text = succeeds(&format!("bench {arguments} --device virtual --repeats 2 --deadline-ms 60000 --json"));
+    text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"))).collect()
+}
+
+/// What each row of a table that begins with `start` is, and what stands beside it.
+fn beside(table: &Value, start: &str) -> Vec<String> {
+    let rows = table["rows"].as_array().unwrap().iter().filter(|row| row["what"].as_str().unwrap().starts_with(start));
+    rows.flat_map(|row| {
+        assert!(row["value"].as_f64().is_some_and(|value| value > 0.0), "{row}");
+        let all = row["beside"].as_array().unwrap();
+        all.iter()
+            .map(|other| {
+                assert!(other["ratio"].as_f64().is_some_and(|ratio| ratio > 0.0), "{row}");
+                // Nothing is said of goals where figures say nothing.
+                assert_eq!(other["goals"], Value::Array(Vec::new()), "{row}");
+                other["what"].as_str().unwrap().to_owned()
+            })
+            .collect::<Vec<_>>()
+    })
+    .collect()
+}
+
+/// No row of them has a wrong result, and each table says that its times mean nothing.
+fn all_right(tables: &[Value]) {
+    for table in tables {
+        assert_eq!(table["device"], "virtual");
+        assert!(table["notes"].to_string().contains("nothing about speed"), "{table}");
+        for row in table["rows"].as_array().unwrap() {
+            assert!(row["wrong"] == 0 || row["wrong"].is_null(), "{row}");
+        }
+    }
+}
+
+#[test]
+fn bench_lsa_measures_round_trips_barriers_and_puts_beside_bare_ones() {
+    let tables = tables("lsa");
+    let titles: Vec<&str> = tables.iter().map(|table| table["title"].as_str().unwrap()).collect();
+    let expected = ["LSA round trip", "LSA barrier", "LSA barrier", "LSA put by size", "LSA put by blocks"];
+    assert_eq!(titles, expected);
+    all_right(&tables);
+    let floors = beside(&tables[0], "put of 64 bytes");
+    assert_eq!(floors.len(), 3);
+    assert!(floors[0].contains("release, acquire") && floors[2].contains("relaxed"), "{floors:?}");
+    assert_eq!((&tables[1]["ranks"], &tables[2]["ranks"]), (&2.into(), &3.into()));
+    assert!(beside(&tables[1], "LSA barrier")[0].starts_with("bare:"));
+    // Each size is checked, and beside the best of the bare loops.
+    for size in ["put of 1KiB", "put of 4KiB"] {
+        assert!(beside(&tables[3], size)[0].starts_with("bare_copy"), "{}", tables[3]);
+    }
+    assert!(tables[3]["rows"].as_array().unwrap().iter().all(|row| row["wrong"] == 0));
+    assert_eq!(beside(&tables[4], "put of 4KiB").len() % 5, 0);
+}
+
+#[test]
+fn bench_proxy_measures_round_trips_beside_trips_of_a_cpu_thread() {
+    let tables = tables("proxy");
+    assert_eq!(tables.len(), 1);
+    all_right(&tables);
+    let floors = beside(&tables[0], "put_value with signal and back, pinned memory");
+    assert_eq!(floors.len(), 2);
+    assert!(floors[0].contains("two bare trips: nothing") && floors[1].contains("8 bytes in pinned"), "{floors:?}");
+    assert!(tables[0]["rows"].as_array().unwrap().iter().all(|row| row["wrong"] == 0));
+}
+
+#[test]
+fn bench_post_measures_puts_by_all_crowds_beside_bare_ones_and_none_is_lost() {
+    let tables = tables("post");
+    assert_eq!(tables.len(), 4);
+    all_right(&tables);
+    for (table, before) in tables.iter().zip(["nothing to release", "not released", "to the GPU", "to the system"]) {
+        assert!(table["notes"][0].as_str().unwrap().contains(before), "{table}");
+        assert_eq!(beside(table, "put, "), ["bare"; 6]);
+        assert!(table["rows"].as_array().unwrap().iter().all(|row| row["wrong"] == 0));
+    }
+}
+
+#[test]
+fn bench_measures_everything_unless_told_what_and_prints_tables_for_people() {
+    let text = succeeds("bench --device virtual --repeats 1 --deadline-ms 60000");
+    for words in
+        ["LSA round trip: 2 ranks, virtual", "LSA put by size", "Proxy round trip", "Issue of a proxy put", "ratio"]
+    {
+        assert!(text.contains(words), "{words:?} is not in {text}");
+    }
+}
+
+#[test]
+fn bench_notices_values_that_are_lost() {
+    for what in ["proxy", "post"] {
+        let output = gin(&format!("bench {what} --device virtual --repeats 1 --deadline-ms 60000 --sabotage lose-put"));
+        assert_eq!(output.status.code(), Some(1), "{what}: {}", out(&output));
+        assert!(out(&output).contains("NO ("), "{what}: {}", out(&output));
+    }
+}
+
+#[test]
+fn bench_refuses_what_it_does_not_know() {
+    refused("bench speed", &["speed", "proxy"]);
+    refused("bench lsa --repeats 0", &["--repeats", "0"]);
+    refused("bench lsa --device cuda", &["--device cuda", no_gpu(), "--device virtual"]);
+    refused("bench lsa --json --format table", &["--json", "--format"]);
+}
+
 #[test]
 fn help_and_version_succeed_and_no_command_shows_the_help() {
     assert!(succeeds("--version").starts_with("gin "));

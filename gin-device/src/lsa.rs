@@ -67,8 +67,8 @@ pub fn publish<M: Memory>(given: Scope, signal: Option<(M::Word, u64)>, counter:
 
 /// Copies bytes, by all threads of `coop`, in units of 16 bytes where both sides allow it, else of 4 or 1. Does not meet.
 ///
-/// A thread has one unit under way at a time: it stands in every put and get of a kernel, whose registers it shares. Many
-/// threads hide the way to the peer.
+/// A thread has four units of 16 bytes under way at a time, so that few threads, and so few processors, hide the way to
+/// memory; more would cost registers that it shares with the kernel around it.
 ///
 /// # Safety
 /// - Both ranges are valid, in global memory, and do not overlap; nobody writes them meanwhile, nor reads the destination.
@@ -107,7 +107,22 @@ pub(crate) unsafe fn copy(coop: &impl Coop, destination: u64, source: u64, bytes
             unit += step;
         }
     } else if width == 16 {
-        let mut unit = rank;
+        let (stride, mut unit) = (16 * step, rank);
+        while unit + 3 * step < units {
+            let (from, to) = (source + 16 * unit, destination + 16 * unit);
+            // Safety: as above.
+            unsafe {
+                let first = load_relaxed_sys_pair(at(from, 0));
+                let second = load_relaxed_sys_pair(at(from, stride));
+                let third = load_relaxed_sys_pair(at(from, 2 * stride));
+                let fourth = load_relaxed_sys_pair(at(from, 3 * stride));
+                store_weak_pair(at(to, 0), first.0, first.1);
+                store_weak_pair(at(to, stride), second.0, second.1);
+                store_weak_pair(at(to, 2 * stride), third.0, third.1);
+                store_weak_pair(at(to, 3 * stride), fourth.0, fourth.1);
+            }
+            unit += 4 * step;
+        }
         while unit < units {
             // Safety: as above.
             unsafe {
@@ -310,4 +325,79 @@ reductions! { u64:
 
 reductions! { f32:
     red_add_relaxed_sys red_add_relaxed_sys_f32 "Adds to element `index`, rounding to nearest.";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::coop::Thread;
+    use std::vec::Vec;
+
+    /// One of several threads that share a copy.
+    #[derive(Clone, Copy)]
+    struct Member {
+        rank: u32,
+        size: u32,
+    }
+
+    impl Coop for Member {
+        fn rank(&self) -> u32 {
+            self.rank
+        }
+
+        fn size(&self) -> u32 {
+            self.size
+        }
+
+        fn sync(&self) {}
+
+        fn sync_or(&self, bit: bool) -> bool {
+            bit
+        }
+
+        fn broadcast(&self, value: u64, _: u32) -> u64 {
+            value
+        }
+
+        fn share_fault(&self, mine: Option<Fault>) -> Fault {
+            mine.unwrap_or(Fault::new(FaultKind::Reported, Operation::None))
+        }
+    }
+
+    #[test]
+    fn a_copy_moves_every_byte_and_no_other_whatever_the_ends_and_however_many_threads() {
+        #[repr(align(16))]
+        struct Aligned([u8; 512]);
+        let mut source = Aligned([0; 512]);
+        for (index, byte) in source.0.iter_mut().enumerate() {
+            *byte = (index * 37 + index / 256) as u8 | 1;
+        }
+        let copied = |from: usize, to: usize, bytes: usize, coops: &[Member]| {
+            let mut destination = Aligned([0; 512]);
+            let (at, source) = (destination.0.as_mut_ptr() as u64 + to as u64, source.0.as_ptr() as u64 + from as u64);
+            for coop in coops {
+                // Safety: both in range.
+                unsafe { copy(coop, at, source, bytes as u64) };
+            }
+            destination.0
+        };
+        for size in [1, 2, 3, 32] {
+            let coops: Vec<Member> = (0..size).map(|rank| Member { rank, size }).collect();
+            for (from, to) in [(0, 0), (1, 1), (15, 15), (4, 8), (3, 7), (1, 2)] {
+                for bytes in [0, 1, 15, 16, 17, 31, 63, 64, 65, 128, 240, 300, 480] {
+                    let arrived = copied(from, to, bytes, &coops);
+                    let expected = |index: usize| match index.checked_sub(to) {
+                        Some(place) if place < bytes => source.0[from + place],
+                        _ => 0,
+                    };
+                    let wrong = (0..512).find(|&index| arrived[index] != expected(index));
+                    assert_eq!(wrong, None, "{bytes} bytes from {from} to {to} by {size}");
+                }
+            }
+        }
+        let mut one = Aligned([0; 512]);
+        // Safety: both in range.
+        unsafe { copy(&Thread, one.0.as_mut_ptr() as u64, source.0.as_ptr() as u64, 512) };
+        assert_eq!(one.0, source.0);
+    }
 }

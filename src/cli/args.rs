@@ -28,17 +28,58 @@ pub(crate) enum Command {
     Demo(Demo),
     /// Show devices, back ends (and why others are not to be had), limits and versions.
     Info,
-    /// Measure.
-    Bench {
-        #[command(subcommand)]
-        what: Bench,
-    },
+    /// Measure what operations take, each beside the least that the same thing takes here.
+    Bench(BenchArgs),
 }
 
-#[derive(Subcommand, Debug)]
-pub(crate) enum Bench {
-    /// Count instructions and registers of the probe kernels, next to NCCL's.
+/// What to measure.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum BenchWhat {
+    /// All of lsa, proxy and post.
+    All,
+    /// Loads and stores between GPUs: round trip, barrier, put by size.
+    Lsa,
+    /// Round trips over the proxy.
+    Proxy,
+    /// What it costs to issue a put over the proxy.
+    Post,
+    /// Instructions and registers of the probe kernels, next to NCCL's. Needs the tools of CUDA, no GPU.
     Sass,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct BenchArgs {
+    /// What to measure.
+    #[arg(value_enum, default_value_t = BenchWhat::All)]
+    pub what: BenchWhat,
+    /// Kind of device. Virtual GPUs only show that it works.
+    #[arg(long, value_enum, default_value_t = Device::Auto)]
+    pub device: Device,
+    /// Launches, of which the median counts.
+    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repeats: u32,
+    /// Largest put by loads and stores. Takes KiB, MiB, GiB.
+    #[arg(long, default_value = "1GiB", value_parser = size::parse)]
+    pub most_bytes: u64,
+    /// Milliseconds after which a wait ends with an error.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    pub deadline_ms: u64,
+    /// How to print the figures.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    pub format: Format,
+    /// The same as --format json: one object for each table.
+    #[arg(long, conflicts_with = "format")]
+    pub json: bool,
+    /// A mistake for the proxies to make, for proving that wrong results are noticed.
+    #[arg(long, hide = true, default_value = "none", value_parser = sabotage)]
+    pub sabotage: Sabotage,
+}
+
+impl BenchArgs {
+    /// How to print.
+    pub(crate) fn format(&self) -> Format {
+        if self.json { Format::Json } else { self.format }
+    }
 }
 
 /// What to run.

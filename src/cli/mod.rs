@@ -5,18 +5,17 @@ mod args;
 mod info;
 mod report;
 mod sass;
-mod size;
+pub(crate) mod size;
 
 #[cfg(test)]
 pub(crate) use args::default_options;
-pub(crate) use args::{Backend, Device, Mode, Options, Workload};
-pub(crate) use report::Report;
+pub(crate) use args::{Backend, BenchArgs, BenchWhat, Device, Mode, Options, Workload};
+pub(crate) use report::{Format, Report};
 
-use args::{Bench, Cli, Command};
+use args::{Cli, Command};
 use clap::Parser;
 use clap::error::ErrorKind;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use report::Format;
 use std::error::Error;
 use std::fmt;
 use std::io::{self, IsTerminal};
@@ -66,7 +65,10 @@ pub(crate) fn run() -> Result<End, Failure> {
             run_workloads(&[Workload::Ring, Workload::Alltoall, Workload::Halo], &demo.options, true, demo.format)
         }
         Command::Info => info::print(&mut io::stdout()).map(|()| End::Right),
-        Command::Bench { what: Bench::Sass } => sass::print(&mut io::stdout()).map(|()| End::Right),
+        Command::Bench(arguments) if arguments.what == BenchWhat::Sass => {
+            sass::print(&mut io::stdout()).map(|()| End::Right)
+        }
+        Command::Bench(arguments) => crate::bench::run(&arguments, &mut io::stdout()),
     }
 }
 

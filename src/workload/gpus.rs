@@ -142,6 +142,31 @@ pub(crate) fn world(_gpus: &Gpus, _ranks: u32) -> Result<WorldConfig, Failure> {
     find().map(|_| WorldConfig::threads(0)).map_err(|reason| Refused(reason).into())
 }
 
+/// Ranks as threads for what is measured, with its kernels too. On GPUs, waiting for a stream ends with an error after
+/// `limit`.
+///
+/// # Errors
+/// What the driver reports.
+#[cfg(feature = "cuda")]
+pub(crate) fn world_with(place: &super::Place, ranks: u32, limit: std::time::Duration) -> Result<WorldConfig, Failure> {
+    let mut config = WorldConfig::threads(ranks);
+    if let super::Place::Cuda(gpus) = place {
+        let ordinals: Vec<usize> = (0..gpus.used(ranks)).collect();
+        let kernels = [gin::ptx::PTX, gin::ptx::BENCH];
+        config.devices = Some(gin_host::gpu::cuda::devices(&ordinals, &kernels, Some(limit))?);
+    }
+    Ok(config)
+}
+
+/// Ranks as threads for what is measured.
+///
+/// # Errors
+/// None: there are no GPUs for this build, and so no place on them.
+#[cfg(not(feature = "cuda"))]
+pub(crate) fn world_with(_: &super::Place, ranks: u32, _: std::time::Duration) -> Result<WorldConfig, Failure> {
+    Ok(WorldConfig::threads(ranks))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

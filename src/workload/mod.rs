@@ -9,7 +9,8 @@ mod place;
 mod reference;
 mod ring;
 
-pub(crate) use place::{Place, places};
+pub(crate) use gpus::world_with;
+pub(crate) use place::{Place, one_place, places};
 
 use crate::cli::{self, Failure, Mode, Options, Refused, Report, Workload};
 use gin_host::comm::{Backend, Communicator, Requirements, Routes};

@@ -40,6 +40,27 @@ pub(crate) fn places(options: &Options, every: bool) -> Result<Places, Refused> 
     decide(options, every, gpus::find)
 }
 
+/// Where something runs that is no workload, and why there, if that needs a word.
+///
+/// # Errors
+/// `--device cuda` cannot be had, with the reason and what can be.
+pub(crate) fn one_place(device: Device) -> Result<(Place, Option<String>), Refused> {
+    match (device, gpus::find) {
+        (Device::Virtual, _) => Ok((Place::Virtual, None)),
+        (Device::Cuda | Device::Auto, find) => match (find(), device) {
+            (Ok(gpus), Device::Auto) => {
+                let note = format!("--device auto took {}", gpus.text());
+                Ok((Place::Cuda(gpus), Some(note)))
+            }
+            (Ok(gpus), _) => Ok((Place::Cuda(gpus), None)),
+            (Err(reason), Device::Auto) => {
+                Ok((Place::Virtual, Some(format!("--device auto took the virtual GPU: {reason}"))))
+            }
+            (Err(reason), _) => Err(Refused(format!("--device cuda: {reason}; use --device virtual"))),
+        },
+    }
+}
+
 fn decide(options: &Options, every: bool, find: impl FnOnce() -> Result<Gpus, String>) -> Result<Places, Refused> {
     let virtual_only = |note: Option<String>| Ok(Places { all: vec![Place::Virtual], note });
     match options.device {

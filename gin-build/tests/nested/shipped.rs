@@ -11,19 +11,26 @@ use libtest_mimic::{Failed, Trial};
 use crate::support::{self, builder, ensure, needs_compiler, needs_ptxas};
 
 const ARCHS: [Arch; 3] = [Arch::Sm80, Arch::Sm90, Arch::Sm100];
-/// Largest text of all shipped kernels together, for one architecture.
+/// Largest text of the kernels of a crate together, for one architecture.
 const MAX_BYTES: usize = 512 << 10;
+
+/// Folders of the crates that are embedded in the command.
+const CRATES: [&str; 2] = ["gin-kernels", "gin-kernels/bench"];
 
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     for arch in ARCHS {
-        trials.push(needs_compiler(format!("the_shipped_kernels_keep_the_rules_of_device_code::{arch}"), move || {
-            let findings = check(&shipped(arch)?.text, &Limits::default().max_bytes(MAX_BYTES));
-            let lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
-            ensure(lines.is_empty(), lines.join("\n"))
-        }));
+        for folder in CRATES {
+            let name =
+                format!("the_kernels_of_{}_keep_the_rules_of_device_code::{arch}", folder.replace(['-', '/'], "_"));
+            trials.push(needs_compiler(name, move || {
+                let findings = check(&shipped(folder, arch)?.text, &Limits::default().max_bytes(MAX_BYTES));
+                let lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
+                ensure(lines.is_empty(), lines.join("\n"))
+            }));
+        }
         trials.push(needs_ptxas(format!("the_probe_kernels_have_neither_stack_nor_spills::{arch}"), move || {
-            let module = shipped(arch)?;
+            let module = shipped(CRATES[0], arch)?;
             let report = module.assembly.report().ok_or_else(|| format!("{:?}", module.assembly))?;
             let probes: Vec<_> = report.entries.iter().filter(|entry| entry.name.starts_with("probe_")).collect();
             ensure(!probes.is_empty(), "there are no probe kernels".to_owned())?;
@@ -36,12 +43,13 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials
 }
 
-fn shipped(arch: Arch) -> Result<&'static Module, Failed> {
-    static BUILT: OnceLock<Result<Built, String>> = OnceLock::new();
+fn shipped(folder: &str, arch: Arch) -> Result<&'static Module, Failed> {
+    static BUILT: [OnceLock<Result<Built, String>>; CRATES.len()] = [const { OnceLock::new() }; CRATES.len()];
     let build = || {
-        let kernels = Path::new(support::HERE).join("../gin-kernels");
+        let kernels = Path::new(support::HERE).join("..").join(folder);
         builder(&kernels).archs(ARCHS).build().map_err(|error| error.to_string())
     };
-    let built = BUILT.get_or_init(build).as_ref()?;
+    let index = CRATES.iter().position(|&known| known == folder).unwrap_or(0);
+    let built = BUILT[index].get_or_init(build).as_ref()?;
     built.module(arch).ok_or_else(|| format!("there is no module for {arch}").into())
 }

@@ -220,15 +220,36 @@ fn peer_word(core: &Core, peer: Rank, signal: Signal) -> GlobalWord {
     }
 }
 
-/// Raises what a post by loads and stores is to raise; one thread calls. `given`: how far what it covers was released.
-#[inline(always)]
-fn raise(core: &Core, peer: Rank, options: &Options, given: Scope) {
-    let signal = options.signal.map(|action| (peer_word(core, peer, action.signal), action.amount));
-    let counter = options.counter.map(|counter| {
-        // Safety: the counter was checked; where there are words for GPUs, counters have some too.
-        unsafe { GlobalWord::new(sys::read_word(&raw const (*core.data()).counters_gpu) + 8 * counter.0 as u64) }
-    });
-    publish::<Global>(given, signal, counter);
+/// What a post by loads and stores is to raise.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Raises {
+    signal: Option<(GlobalWord, u64)>,
+    counter: Option<GlobalWord>,
+}
+
+impl Raises {
+    /// Looks up the words, of a post that is right.
+    ///
+    /// Two trips to L2 for a signal, one after the other, as a wait that acquired has emptied the L1. So this stands beside
+    /// the look-ups for what the post copies, and in all threads: a branch would keep the trips apart.
+    #[inline(always)]
+    fn of(core: &Core, peer: Rank, options: &Options) -> Self {
+        Self {
+            signal: options.signal.map(|action| (peer_word(core, peer, action.signal), action.amount)),
+            counter: options.counter.map(|counter| {
+                // Safety: the counter was checked; where there are words for GPUs, counters have some too.
+                unsafe {
+                    GlobalWord::new(sys::read_word(&raw const (*core.data()).counters_gpu) + 8 * counter.0 as u64)
+                }
+            }),
+        }
+    }
+
+    /// Raises them. `given`: how far what they cover was released.
+    #[inline(always)]
+    pub(crate) fn publish(self, given: Scope) {
+        publish::<Global>(given, self.signal, self.counter);
+    }
 }
 
 /// The fault of a post that was right and ended early.
@@ -287,6 +308,17 @@ impl<B: Backend> Gin<B> {
         SignalPost { gin: self, peer, options: Options { signal: Some(action), all_routes: true, ..Options::new() } }
     }
 
+    /// For barriers: looks up a signal whose id is past those of the user, at a peer that loads and stores reach.
+    #[inline(always)]
+    pub(crate) fn find_internal(&self, peer: Rank, action: SignalAction) -> Result<Raises, Fault> {
+        let (core, options) = (self.core(), Options { signal: Some(action), internal: true, ..Options::new() });
+        if !is_right(core, peer, &options, true) {
+            // Something is wrong then, and this says what.
+            examine(core, peer, &options, Operation::Barrier, true)?;
+        }
+        Ok(Raises::of(core, peer, &options))
+    }
+
     /// For barriers: raises a signal whose id is past those of the user, for who has released to the system.
     #[inline(always)]
     pub(crate) fn raise_internal(
@@ -310,7 +342,7 @@ impl<B: Backend> Gin<B> {
             return examine(core, peer, &options, operation, lsa);
         }
         if lsa {
-            raise(core, peer, &options, options.given);
+            Raises::of(core, peer, &options).publish(options.given);
             return Ok(());
         }
         let posted = post::<B>(core, peer, Transfer::Nothing, &options, operation);
@@ -442,15 +474,17 @@ impl<B: Backend, T: Pod> Put<'_, B, T> {
     fn move_here(self, coop: &impl Coop) -> Result<(), Fault> {
         let checked = self.check(true);
         coop.sync();
+        let mut raises = None;
         if checked.is_ok() {
+            raises = Some(Raises::of(self.gin.core(), self.peer, &self.options));
             let (to, from) = (self.destination.address_on(self.peer), self.source.address());
             // Safety: in range on both sides, and the peer is reached; what overlaps or races gives unknown bytes.
             unsafe { copy(coop, to, from, self.source.place().1) };
         }
         // All have stored before one raises.
         coop.agree(checked)?;
-        if coop.elect() {
-            raise(self.gin.core(), self.peer, &self.options, Scope::Thread);
+        if let (true, Some(raises)) = (coop.elect(), raises) {
+            raises.publish(Scope::Thread);
         }
         Ok(())
     }
@@ -506,15 +540,17 @@ impl<B: Backend, T: Pod> Get<'_, B, T> {
     fn move_here(self, coop: &impl Coop) -> Result<(), Fault> {
         let checked = self.check(true);
         coop.sync();
+        let mut raises = None;
         if checked.is_ok() {
+            raises = Some(Raises::of(self.gin.core(), self.peer, &self.options));
             let (to, from) = (self.destination.address(), self.source.address_on(self.peer));
             // Safety: in range on both sides, and the peer is reached; what overlaps or races gives unknown bytes.
             unsafe { copy(coop, to, from, self.source.place().1) };
         }
         // All have stored before one raises, and before any of them reads.
         coop.agree(checked)?;
-        if coop.elect() {
-            raise(self.gin.core(), self.peer, &self.options, Scope::Thread);
+        if let (true, Some(raises)) = (coop.elect(), raises) {
+            raises.publish(Scope::Thread);
         }
         Ok(())
     }
@@ -574,6 +610,7 @@ impl<B: Backend, T: Value> PutValue<'_, B, T> {
             });
         }
         if lsa {
+            let raises = Raises::of(core, self.peer, &self.options);
             let (to, value) = (self.destination.address_on(self.peer) as usize, self.value.to_word());
             // Safety: in range, aligned, and the peer is reached.
             unsafe {
@@ -584,7 +621,7 @@ impl<B: Backend, T: Value> PutValue<'_, B, T> {
                     _ => store_weak_u64(to as *mut u64, value),
                 }
             }
-            raise(core, self.peer, &self.options, Scope::Thread);
+            raises.publish(Scope::Thread);
             return Ok(());
         }
         let transfer = Transfer::PutValue {
@@ -620,7 +657,7 @@ impl<B: Backend> SignalPost<'_, B> {
             return examine(core, self.peer, &self.options, Operation::Signal, lsa);
         }
         if lsa {
-            raise(core, self.peer, &self.options, self.options.given);
+            Raises::of(core, self.peer, &self.options).publish(self.options.given);
             return Ok(());
         }
         let posted = post::<B>(core, self.peer, Transfer::Nothing, &self.options, Operation::Signal);

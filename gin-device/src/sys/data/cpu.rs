@@ -65,6 +65,16 @@ pub unsafe fn load_relaxed_sys_pair(address: *const u64) -> (u64, u64) {
     unsafe { (load_relaxed_sys_u64(address), load_relaxed_sys_u64(address.wrapping_add(1))) }
 }
 
+/// Loads 16 bytes; weak: nobody may write them meanwhile, and what was written before must have been acquired.
+///
+/// # Safety
+/// - `address` is valid for reading, in global memory, and a multiple of 16.
+#[inline(always)]
+pub unsafe fn load_weak_pair(address: *const u64) -> (u64, u64) {
+    // Safety: the caller's promise.
+    unsafe { load_relaxed_sys_pair(address) }
+}
+
 /// Stores 16 bytes; weak.
 ///
 /// # Safety

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Accesses to bulk data, one's own or a peer's: what `lsa` is made of.
 //!
-//! Loads are strong: they look past the L1 cache, so a range that was read before is read afresh. Stores are weak: a
+//! Loads are strong, but for one: they look past the L1 cache, so a range that was read before is read afresh. Stores are weak: a
 //! release by the storing thread, or by one that it has met, makes them visible. No two of them are ordered.
 //! Reductions are atomic with each other and with all atomics of system scope on memory of GPUs that have them natively;
 //! with those of CPUs and NICs they are not.
@@ -13,6 +13,7 @@
 //! | `load_relaxed_sys_u32` | `ld.relaxed.sys.global.u32` | the same |
 //! | `load_relaxed_sys_u64` | `ld.relaxed.sys.global.u64` | the same |
 //! | `load_relaxed_sys_pair` | `ld.relaxed.sys.global.v2.u64` | the same, 16 bytes |
+//! | `load_weak_pair` | `ld.global.v2.u64` | the same, or from the L1 cache what the SM read since it last acquired |
 //! | `store_weak_u8` | `st.global.u8` | posted |
 //! | `store_weak_u16` | `st.global.u16` | posted |
 //! | `store_weak_u32` | `st.global.u32` | posted |
@@ -102,6 +103,7 @@ macro_rules! rows {
         pub const DATA_OPERATIONS: &[OperationRow] = &[
             $(row(stringify!($name), $ptx, concat!($ptx, $operands)),)*
             row("load_relaxed_sys_pair", "ld.relaxed.sys.global.v2.u64", "ld.relaxed.sys.global.v2.u64 {{{l}, {h}}}, [{p}];"),
+            row("load_weak_pair", "ld.global.v2.u64", "ld.global.v2.u64 {{{l}, {h}}}, [{p}];"),
             row("store_weak_pair", "st.global.v2.u64", "st.global.v2.u64 [{p}], {{{l}, {h}}};"),
             row("red_add_relaxed_sys_f32", "red.relaxed.sys.global.add.f32", "red.relaxed.sys.global.add.f32 [{p}], {w};"),
         ];
@@ -142,6 +144,7 @@ mod tests {
             assert_eq!(load_relaxed_sys_u32(at(4).cast()), 0x0706_0504);
             assert_eq!(load_relaxed_sys_u64(at(8).cast()), start[1]);
             assert_eq!(load_relaxed_sys_pair(at(0).cast()), (start[0], start[1]));
+            assert_eq!(load_weak_pair(at(0).cast()), (start[0], start[1]));
             store_weak_pair(at(0).cast(), 0, 0);
             store_weak_u8(at(1).cast(), 1);
             store_weak_u16(at(2).cast(), 2);

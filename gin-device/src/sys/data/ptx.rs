@@ -63,6 +63,23 @@ pub unsafe fn load_relaxed_sys_pair(address: *const u64) -> (u64, u64) {
     (low, high)
 }
 
+/// Loads 16 bytes; weak: nobody may write them meanwhile, and what was written before must have been acquired.
+///
+/// # Safety
+/// - `address` is valid for reading, in global memory, and a multiple of 16.
+#[inline(always)]
+pub unsafe fn load_weak_pair(address: *const u64) -> (u64, u64) {
+    let (low, high): (u64, u64);
+    // Safety: the caller's promise.
+    unsafe {
+        asm!(
+            "ld.global.v2.u64 {{{l}, {h}}}, [{p}];",
+            l = out(reg64) low, h = out(reg64) high, p = in(reg64) address, options(nostack),
+        );
+    }
+    (low, high)
+}
+
 /// Stores 16 bytes; weak.
 ///
 /// # Safety

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Round trips and copies between GPUs without gin: the least that these take.
+
+use crate::{END, FLAG, LATE, Limit, Marks, PAYLOAD, PAYLOAD_WORDS, Plan, SOURCE, START, WRONG, payload, word};
+use gin_device::coop::{block_in_grid, grid_dim};
+use gin_device::prelude::*;
+use gin_device::sys::data::{load_relaxed_sys_pair, load_relaxed_sys_u64, load_weak_pair, store_weak_pair};
+use gin_device::sys::{Global, GlobalWord, Memory, Word};
+
+/// Addresses of a round trip: the own part of the window, and the peer's.
+#[derive(Clone, Copy)]
+struct Sides {
+    here: *mut u64,
+    there: *mut u64,
+    first: bool,
+}
+
+impl Sides {
+    #[inline(always)]
+    fn new(comm: &Comm, window: Window<u64>) -> Result<Self, Fault> {
+        let there = window.peer_ptr(comm.world().right())?;
+        Ok(Self { here: window.local_ptr(), there, first: comm.world().rank() == 0 })
+    }
+
+    #[inline(always)]
+    fn flag(side: *mut u64) -> GlobalWord {
+        // Safety: the kernels' promise: a word of the window, used as such only.
+        unsafe { word(side.wrapping_add(FLAG)) }
+    }
+
+    /// Counts what of the payload is not that of the round.
+    #[inline(always)]
+    fn check(self, round: u64, marks: Marks) {
+        let (mut index, mut wrong) = (0, 0);
+        while index < PAYLOAD_WORDS {
+            // Safety: inside of the window.
+            let found = unsafe { load_relaxed_sys_u64(self.here.wrapping_add(PAYLOAD + index)) };
+            wrong += u64::from(found != payload(round, index as u64));
+            index += 1;
+        }
+        marks.count(WRONG, wrong);
+    }
+}
+
+/// One thread stores a word to the peer and polls for the answer, again and again, all relaxed; ranks 0 and 1.
+///
+/// # Safety
+/// - Both ranks launch it with the same numbers, one thread each, resident; `window` has
+///   [`PING_WORDS`](crate::PING_WORDS) words, 0 at first, and `out` [`MARKS`](crate::MARKS).
+#[kernel]
+pub unsafe fn bare_ping_word(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
+    // Safety: the kernel's promise.
+    let marks = unsafe { Marks::new(out) };
+    let sides = match Sides::new(&comm, window) {
+        Ok(sides) => sides,
+        Err(fault) => return comm.report(fault),
+    };
+    let limit = Limit::new(plan.limit_ns);
+    let (here, there) = (Sides::flag(sides.here), Sides::flag(sides.there));
+    plan.play(
+        sides.first,
+        true,
+        marks,
+        |round| {
+            there.store_relaxed_sys(round);
+            true
+        },
+        |round| {
+            let there = limit.wait(|| here.load_relaxed_sys() >= round);
+            marks.count(LATE, u64::from(!there));
+            if plan.verifies() {
+                marks.count(WRONG, u64::from(here.load_relaxed_sys() != round));
+            }
+            there
+        },
+    );
+}
+
+/// One thread stores 64 bytes from registers to the peer, then a flag with release, and polls with acquire for the
+/// answer; else as [`bare_ping_word`].
+///
+/// # Safety
+/// - As there.
+#[kernel]
+pub unsafe fn bare_ping_payload(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
+    // Safety: the kernel's promise.
+    let marks = unsafe { Marks::new(out) };
+    let sides = match Sides::new(&comm, window) {
+        Ok(sides) => sides,
+        Err(fault) => return comm.report(fault),
+    };
+    let limit = Limit::new(plan.limit_ns);
+    let (here, there) = (Sides::flag(sides.here), Sides::flag(sides.there));
+    plan.play(
+        sides.first,
+        true,
+        marks,
+        |round| {
+            let mut index = 0;
+            while index < PAYLOAD_WORDS {
+                let (low, high) = (payload(round, index as u64), payload(round, index as u64 + 1));
+                // Safety: inside of the peer's window.
+                unsafe { store_weak_pair(sides.there.wrapping_add(PAYLOAD + index), low, high) };
+                index += 2;
+            }
+            there.store_release_sys(round);
+            true
+        },
+        |round| {
+            let there = limit.wait(|| here.load_acquire_sys() >= round);
+            marks.count(LATE, u64::from(!there));
+            if plan.verifies() && there {
+                sides.check(round, marks);
+            }
+            there
+        },
+    );
+}
+
+/// The lanes of a warp copy 64 bytes from own memory to the peer, then one stores a flag with release and polls with
+/// acquire for the answer; else as [`bare_ping_word`].
+///
+/// # Safety
+/// - As there, but for a block of one warp.
+#[kernel]
+pub unsafe fn bare_ping_copy(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
+    // Safety: the kernel's promise.
+    let marks = unsafe { Marks::new(out) };
+    let sides = match Sides::new(&comm, window) {
+        Ok(sides) => sides,
+        Err(fault) => return comm.report(fault),
+    };
+    let limit = Limit::new(plan.limit_ns);
+    let (here, there) = (Sides::flag(sides.here), Sides::flag(sides.there));
+    let (leads, lane) = (Warp.elect(), Warp.rank() as usize);
+    let mine = sides.here.wrapping_add(SOURCE + 2 * lane);
+    plan.play(
+        sides.first,
+        leads,
+        marks,
+        |round| {
+            if lane < PAYLOAD_WORDS / 2 {
+                let index = 2 * lane as u64;
+                // Safety: inside of both windows; each lane has its own words.
+                unsafe {
+                    if plan.verifies() {
+                        store_weak_pair(mine, payload(round, index), payload(round, index + 1));
+                    }
+                    let (low, high) = load_weak_pair(mine);
+                    store_weak_pair(sides.there.wrapping_add(PAYLOAD + 2 * lane), low, high);
+                }
+            }
+            Warp.sync();
+            if leads {
+                there.store_release_sys(round);
+            }
+            true
+        },
+        |round| {
+            let mut late = false;
+            if leads {
+                late = !limit.wait(|| here.load_acquire_sys() >= round);
+                marks.count(LATE, u64::from(late));
+                if plan.verifies() && !late {
+                    sides.check(round, marks);
+                }
+            }
+            !Warp.sync_or(late)
+        },
+    );
+}
+
+/// Copies `len` words to the peer `times` times, all threads of the grid striding together, `UNROLL` units of 16 bytes
+/// under way in each.
+///
+/// # Safety
+/// - `load` loads 16 bytes of an address that is valid; both sides have `len` words, aligned to 16 bytes.
+#[inline(always)]
+unsafe fn copy<const UNROLL: usize>(
+    to: *mut u64,
+    from: *const u64,
+    len: usize,
+    times: u64,
+    marks: Marks,
+    load: impl Fn(*const u64) -> (u64, u64),
+) {
+    let (threads, blocks) = (Block.size() as usize, grid_dim().count() as usize);
+    let (first, step, units) = (block_in_grid() as usize * threads + Block.rank() as usize, threads * blocks, len / 2);
+    Block.sync();
+    if Block.elect() {
+        marks.now(START);
+    }
+    let mut time = 0;
+    while time < times {
+        let mut unit = first;
+        while unit + (UNROLL - 1) * step < units {
+            let mut held = [(0, 0); UNROLL];
+            let mut number = 0;
+            while number < UNROLL {
+                held[number] = load(from.wrapping_add(2 * (unit + number * step)));
+                number += 1;
+            }
+            number = 0;
+            while number < UNROLL {
+                let (low, high) = held[number];
+                // Safety: in range.
+                unsafe { store_weak_pair(to.wrapping_add(2 * (unit + number * step)), low, high) };
+                number += 1;
+            }
+            unit += UNROLL * step;
+        }
+        while unit < units {
+            let (low, high) = load(from.wrapping_add(2 * unit));
+            // Safety: in range.
+            unsafe { store_weak_pair(to.wrapping_add(2 * unit), low, high) };
+            unit += step;
+        }
+        time += 1;
+    }
+    // All has arrived when the time is taken.
+    Global::fence_release_sys();
+    Block.sync();
+    if Block.elect() {
+        marks.now(END);
+    }
+}
+
+macro_rules! copies {
+    ($($name:ident $unroll:literal $threads:literal $load:ident $doc:literal;)*) => { $(
+        #[doc = concat!("Copies `len` words to the next rank `times` times, ", $doc, ".")]
+        ///
+        /// # Safety
+        /// - Both windows have `len` words, aligned to 16 bytes, which nobody else uses meanwhile; `out` has
+        ///   [`MARKS`](crate::MARKS) words for each block.
+        #[kernel(launch_bounds($threads))]
+        pub unsafe fn $name(comm: Comm, to: Window<u64>, from: Window<u64>, len: usize, times: u64, out: *mut u64) {
+            let there = match to.peer_ptr(comm.world().right()) {
+                Ok(there) => there,
+                Err(fault) => return comm.report(fault),
+            };
+            // Safety: the kernel's promise.
+            unsafe {
+                copy::<$unroll>(there, from.local_ptr(), len, times, Marks::new(out), |unit| $load(unit));
+            }
+        }
+    )* };
+}
+
+copies! {
+    bare_copy_1 1 1024 load_weak_pair "one unit of 16 bytes under way in each thread";
+    bare_copy_2 2 1024 load_weak_pair "two units of 16 bytes under way in each thread";
+    bare_copy_4 4 1024 load_weak_pair "four units of 16 bytes under way in each thread";
+    bare_copy_8 8 512 load_weak_pair "eight units of 16 bytes under way in each thread";
+    bare_copy_4_strong 4 1024 load_relaxed_sys_pair "four units of 16 bytes under way in each thread, by strong loads";
+}

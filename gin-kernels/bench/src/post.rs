@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Posts of which nobody waits for the end: what it costs to issue one.
+//!
+//! Each thread puts [`BYTES`] bytes with a signal again and again; its peers take turns, and neighbouring threads begin
+//! with different ones.
+
+use crate::{END, Marks, START, went};
+use gin_device::coop::block_in_grid;
+use gin_device::prelude::*;
+use gin_device::sys::data::store_weak_pair;
+use gin_device::sys::{Global, GlobalWord, Memory, Word};
+
+/// Bytes of a put.
+pub const BYTES: usize = 64;
+
+/// Number of the calling thread in the grid.
+#[inline(always)]
+fn thread() -> usize {
+    block_in_grid() as usize * Block.size() as usize + Block.rank() as usize
+}
+
+/// What comes before a post.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fresh {
+    /// Nothing, and nothing is released.
+    Nothing,
+    /// 16 bytes are written, and not released.
+    Unreleased,
+    /// 16 bytes are written and released to the GPU.
+    Gpu,
+    /// 16 bytes are written and released to the system.
+    System,
+}
+
+#[inline(always)]
+fn put(comm: &Comm, window: Window<u64>, posts: u64, peers: u32, marks: Marks, fresh: Fresh) {
+    let gin = Gin::<Proxy>::with_backend(comm, ContextId::new(0));
+    let place = thread() * (BYTES / 8);
+    let mine = window.local_ptr().wrapping_add(place);
+    let range = window.range(place, BYTES / 8);
+    let mut peer = thread() as u32 % peers;
+    Block.sync();
+    if Block.elect() {
+        marks.now(START);
+    }
+    let mut post = 0;
+    while post < posts {
+        if fresh != Fresh::Nothing {
+            // Safety: the thread's own part of the window.
+            unsafe { store_weak_pair(mine, post, post) };
+        }
+        // Safety: the kernel's promise: there are so many ranks.
+        let to = unsafe { Rank::new_unchecked(peer) };
+        let put = gin.put(to, range, range).signal(SignalId::new(0).inc());
+        let put = match fresh {
+            Fresh::Nothing | Fresh::Unreleased => put.released(Scope::System),
+            Fresh::Gpu => put.required(Scope::Gpu),
+            Fresh::System => put,
+        };
+        if !went(comm, put.issue(&Thread)) {
+            return;
+        }
+        peer = if peer + 1 == peers { 0 } else { peer + 1 };
+        post += 1;
+    }
+    Block.sync();
+    if Block.elect() {
+        marks.now(END);
+    }
+}
+
+/// The least that a post takes: a slot claimed by an atomic in GPU memory, and 64 bytes stored to it.
+#[inline(always)]
+fn bare(slots: *mut u64, claim: *mut u64, mask: u64, data: *mut u64, posts: u64, marks: Marks, fresh: Fresh) {
+    // Safety: the kernels' promise.
+    let (slots, claim) = unsafe { (crate::word(slots), crate::word(claim)) };
+    let mine = data.wrapping_add(thread() * (BYTES / 8));
+    Block.sync();
+    if Block.elect() {
+        marks.now(START);
+    }
+    let mut post = 0;
+    while post < posts {
+        if fresh != Fresh::Nothing {
+            // Safety: the thread's own part.
+            unsafe { store_weak_pair(mine, post, post) };
+        }
+        match fresh {
+            Fresh::Nothing | Fresh::Unreleased => {}
+            Fresh::Gpu => Global::fence_release_gpu(),
+            Fresh::System => Global::fence_release_sys(),
+        }
+        let index = claim.add_relaxed_gpu(1);
+        let slot: GlobalWord = slots.at((index & mask) * 8);
+        let mut pair = 0;
+        while pair < 4 {
+            slot.at(2 * pair).store_pair_relaxed_sys(index, post);
+            pair += 1;
+        }
+        post += 1;
+    }
+    Block.sync();
+    if Block.elect() {
+        marks.now(END);
+    }
+}
+
+macro_rules! kernels {
+    ($($put:ident $bare:ident $fresh:ident $doc:literal;)*) => { $(
+        #[doc = concat!("Each thread posts `posts` puts with a signal to `peers` ranks, ", $doc, ".")]
+        ///
+        /// # Safety
+        /// - There are `peers` ranks; `window` has [`BYTES`] bytes for each thread; `out` has
+        ///   [`MARKS`](crate::MARKS) words for each block.
+        #[kernel]
+        pub unsafe fn $put(comm: Comm, window: Window<u64>, posts: u64, peers: u32, out: *mut u64) {
+            // Safety: the kernel's promise.
+            put(&comm, window, posts, peers, unsafe { Marks::new(out) }, Fresh::$fresh);
+        }
+
+        #[doc = concat!("Each thread claims and fills `posts` slots, ", $doc, ".")]
+        ///
+        /// # Safety
+        /// - `slots` has 8 words for each slot, `mask` of them and one more, a power of two; `claim` is a word; `data` has
+        ///   [`BYTES`] bytes for each thread; `out` has [`MARKS`](crate::MARKS) words for each block.
+        #[kernel]
+        pub unsafe fn $bare(
+            slots: *mut u64,
+            claim: *mut u64,
+            mask: u64,
+            data: *mut u64,
+            posts: u64,
+            out: *mut u64,
+        ) {
+            // Safety: the kernel's promise.
+            bare(slots, claim, mask, data, posts, unsafe { Marks::new(out) }, Fresh::$fresh);
+        }
+    )* };
+}
+
+kernels! {
+    bench_post_nothing bare_post_nothing Nothing "with nothing to release";
+    bench_post_unreleased bare_post_unreleased Unreleased "after writing 16 bytes that are not released";
+    bench_post_gpu bare_post_gpu Gpu "after writing 16 bytes, released to the GPU";
+    bench_post_system bare_post_system System "after writing 16 bytes, released to the system";
+}

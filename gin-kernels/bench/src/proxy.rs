@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Round trips over the proxy.
+
+use crate::{LATE, Limit, Marks, Plan, WRONG, payload, went, word};
+use gin_device::prelude::*;
+use gin_device::sys::{Global, Memory, Word};
+
+/// One thread puts 8 bytes with a signal and waits for the answer, again and again; ranks 0 and 1. With `plan.verify` what
+/// arrived is checked each time.
+///
+/// # Safety
+/// - Both ranks launch it with the same numbers, one thread each, resident; `window` has a word, `out` has
+///   [`MARKS`](crate::MARKS) words.
+#[kernel]
+pub unsafe fn bench_proxy_ping(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
+    // Safety: the kernel's promise.
+    let marks = unsafe { Marks::new(out) };
+    let gin = Gin::<Proxy>::with_backend(&comm, ContextId::new(0));
+    let (peer, first) = (comm.world().right(), comm.world().rank() == 0);
+    let signal = SignalId::new(0);
+    // Safety: the window's word, which the network and this thread use.
+    let here = unsafe { word(window.local_ptr()) };
+    plan.play(
+        first,
+        true,
+        marks,
+        |round| {
+            let put = gin.put_value(peer, window.at(0), payload(round, 0));
+            went(&comm, put.signal(signal.inc()).issue(&Thread))
+        },
+        |round| {
+            if !went(&comm, gin.wait_signal(&Thread, signal, round, plan.deadline())) {
+                return false;
+            }
+            if plan.verifies() {
+                marks.count(WRONG, u64::from(here.load_relaxed_sys() != payload(round, 0)));
+            }
+            true
+        },
+    );
+}
+
+/// One thread stores the number of the round to `ask` and polls `answer` until it is there, again and again: trips to
+/// whoever answers. With a `payload`, what was brought before the answer is acquired; with `plan.verify` it is checked to be
+/// the number of the round.
+///
+/// # Safety
+/// - `ask`, `answer` and, unless it is null, `payload` are words that are valid; whoever answers uses them by atomic
+///   accesses and copies. `out` has [`MARKS`](crate::MARKS) words.
+#[kernel]
+pub unsafe fn bare_trips(ask: *mut u64, answer: *mut u64, payload: *mut u64, plan: Plan, out: *mut u64) {
+    // Safety: the kernel's promise.
+    let (marks, ask, answer) = unsafe { (Marks::new(out), word(ask), word(answer)) };
+    let limit = Limit::new(plan.limit_ns);
+    plan.play(
+        true,
+        true,
+        marks,
+        |round| {
+            ask.store_relaxed_sys(round);
+            true
+        },
+        |round| {
+            if !limit.wait(|| answer.load_relaxed_sys() >= round) {
+                marks.count(LATE, 1);
+                return false;
+            }
+            if !payload.is_null() {
+                Global::fence_acquire_sys();
+                if plan.verifies() {
+                    // Safety: the kernel's promise.
+                    let found = unsafe { word(payload) }.load_relaxed_sys();
+                    marks.count(WRONG, u64::from(found != round));
+                }
+            }
+            true
+        },
+    );
+}

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# Measures on the GPUs of this machine, by the command that lies beside this script. Each table lies in $OUT/bench, or in
+# the folder out/bench beside this script, as text (NAME.out) and as JSON (NAME.json); parts that were right are not run
+# again. A part ends after GIN_STEP_SECONDS (120). The report comes last; the status says whether all parts were right.
+#
+# usage: run-bench.sh [PART...]   (lsa proxy post if none are given)
+
+set -uo pipefail
+cd "$(dirname "$0")"
+out="${OUT:-out}"
+parts="$out/bench"
+mkdir -p "$parts"
+limit="${GIN_STEP_SECONDS:-120}"
+failed=0
+
+for part in ${*:-lsa proxy post}; do
+    [ -e "$parts/$part.ok" ] && continue
+    right=yes
+    # Once for people and once for programs: what differs between the two is noise.
+    for format in table json; do
+        result="$parts/$part.out"
+        [ $format = json ] && result="$parts/$part.json"
+        timeout -k 10 "$limit" ./gin bench "$part" --device cuda --format $format >"$result" 2>"$parts/$part.err" </dev/null
+        status=$?
+        if [ $status -ne 0 ]; then
+            echo "status $status" >>"$parts/$part.err"
+            right=no
+            break
+        fi
+    done
+    if [ $right = yes ]; then touch "$parts/$part.ok"; else failed=$((failed + 1)); fi
+done
+
+{
+    date -u +%Y-%m-%d
+    nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null
+    echo "commit $(cat commit 2>/dev/null || echo unknown)"
+    for part in ${*:-lsa proxy post}; do
+        cut -c1-400 "$parts/$part.out"
+        tail -15 "$parts/$part.err" | cut -c1-600 | sed 's/^/error: /'
+    done
+    echo "$failed parts failed"
+} >"$out/report-bench.txt" 2>&1
+cat "$out/report-bench.txt"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Bytes a second of puts by loads and stores, of bare copy loops, and of the copy engine.
+
+use super::driver::{Engine, ordinal, processors};
+use super::lab::{Lab, Shape, median};
+use super::table::{Goal, Row, Table};
+use super::{Bench, end};
+use crate::cli::{Failure, size};
+use gin_host::comm::{CommError, Communicator, Requirements, Window, WindowFlags};
+use gin_host::gpu::MemoryKind;
+use gin_host::world::Rank;
+use gin_host::{DeviceComm, GpuError};
+
+const RANKS: u32 = 2;
+
+/// The size that goals are for.
+const GOAL_BYTES: u64 = 256 << 20;
+
+/// The bare loops, and the most threads of a block of each.
+const LOOPS: [(&str, u32); 5] = [
+    ("bare_copy_1", 1024),
+    ("bare_copy_2", 1024),
+    ("bare_copy_4", 1024),
+    ("bare_copy_8", 512),
+    ("bare_copy_4_strong", 1024),
+];
+
+/// A kernel of some shape, and its gigabytes a second.
+#[derive(Clone, Copy, Debug)]
+struct Speed {
+    shape: Shape,
+    rate: f64,
+}
+
+/// What was measured for one size.
+#[derive(Clone, Debug)]
+struct Sized {
+    bytes: u64,
+    puts: Vec<Speed>,
+    bare: Vec<Speed>,
+    engine: Option<f64>,
+    /// Words that were wrong after a put, a bare copy and a copy of the engine.
+    wrong: [u64; 3],
+}
+
+fn best(speeds: &[Speed]) -> Option<Speed> {
+    speeds.iter().copied().max_by(|one, other| one.rate.total_cmp(&other.rate))
+}
+
+fn says(speed: Speed) -> String {
+    format!("{} x {} threads", speed.shape.blocks, speed.shape.threads)
+}
+
+/// One rank's part.
+struct Side<'a> {
+    bench: &'a Bench,
+    lab: Lab<'a>,
+    comm: &'a Communicator,
+    handle: DeviceComm,
+    to: Window<u64>,
+    from: Window<u64>,
+    /// Number of the peer's GPU and address of its part of `to`.
+    there: (usize, u64),
+    engine: Option<Engine>,
+    /// Blocks that fill the GPU.
+    most: u32,
+    /// Raises so far, as many as must arrive.
+    raises: u64,
+}
+
+impl<'a> Side<'a> {
+    fn new(bench: &'a Bench, rank: &'a Rank, comm: &'a Communicator, words: usize) -> Result<Self, CommError> {
+        let sends = rank.rank() == 0;
+        // The direction is one, so each side has one window.
+        let to = comm.alloc_window::<u64>(if sends { 2 } else { words }, WindowFlags::NONE)?;
+        let from = comm.alloc_window::<u64>(if sends { words } else { 2 }, WindowFlags::NONE)?;
+        let device = &**rank.device();
+        let own = [ordinal(device).unwrap_or(0) as u64, to.memory().address()];
+        let all = rank.bootstrap().all_gather(bytemuck::cast_slice(&own))?;
+        let told = all.get(1).and_then(|bytes| bytes.split_first_chunk::<8>());
+        let (place, address) = told
+            .and_then(|(place, rest)| Some((u64::from_le_bytes(*place), u64::from_le_bytes(*rest.first_chunk()?))))
+            .unwrap_or_default();
+        Ok(Self {
+            bench,
+            lab: Lab::new(rank)?,
+            comm,
+            handle: comm.device()?,
+            to,
+            from,
+            there: (place as usize, address),
+            engine: if sends { Engine::of(device)? } else { None },
+            most: processors(device).unwrap_or(4),
+            raises: 0,
+        })
+    }
+
+    fn sends(&self) -> bool {
+        self.lab.rank.rank() == 0
+    }
+
+    /// Shapes to try for so many bytes.
+    fn shapes(&self, kernel: &'static str, most_threads: u32, bytes: u64) -> Vec<Shape> {
+        let mut counts: Vec<u32> = [1, 4, 8, 16, 32, 64].into_iter().filter(|&count| count < self.most).collect();
+        counts.push(self.most);
+        // Few bytes for a block, or very many, only take time.
+        counts.retain(|&count| count == 1 || bytes / u64::from(count) >= 1 << 10);
+        counts.retain(|&count| bytes < 16 << 20 || count >= 8 || count == self.most);
+        let threads: &[u32] = if self.bench.is_real() { &[256, 512, 1024] } else { &[32] };
+        let threads = threads.iter().copied().filter(|&threads| threads <= most_threads);
+        let shape = |threads| counts.iter().map(move |&blocks| Shape { kernel, blocks, threads, waits: false });
+        threads.flat_map(shape).collect()
+    }
+
+    /// Moves `bytes` bytes `times` times; nanoseconds of each.
+    fn move_by(&mut self, shape: Shape, bytes: u64, times: u64) -> Result<f64, CommError> {
+        let (len, put) = ((bytes / 8) as usize, shape.kernel == "bench_lsa_put");
+        let figure = self.lab.timed(shape, Some(self.comm), &[&self.handle, &self.to, &self.from, &len, &times])?;
+        if put {
+            self.raises += u64::from(shape.blocks) * times;
+        }
+        Ok(figure.ns / times as f64)
+    }
+
+    /// Gigabytes a second.
+    fn rate(&mut self, shape: Shape, bytes: u64) -> Result<Speed, CommError> {
+        let times = self.times(bytes);
+        self.move_by(shape, bytes, 1)?;
+        let launches = self.bench.launches.min(5);
+        let each = (0..launches).map(|_| self.move_by(shape, bytes, times)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Speed { shape, rate: bytes as f64 / median(each).max(1.0) })
+    }
+
+    /// How often in one launch: for short transfers often enough to be timed.
+    fn times(&self, bytes: u64) -> u64 {
+        self.bench.pick(((64 << 20) / bytes).clamp(1, 200), 2)
+    }
+
+    /// All of the GPU.
+    fn whole(&self, kernel: &'static str) -> Shape {
+        Shape { kernel, blocks: self.most, threads: self.bench.pick(1024, 32), waits: false }
+    }
+
+    fn fill(&self, window: &Window<u64>, words: u64, seed: u64) -> Result<(), CommError> {
+        let shape = self.whole("bench_fill");
+        let address = std::ptr::without_provenance_mut::<u64>(window.memory().address() as usize);
+        self.lab.launch(shape, None, &[&address, &(words as usize), &seed])
+    }
+
+    /// Has the sender move by `act`, and the receiver count the words that are wrong then.
+    fn check(
+        &mut self,
+        bytes: u64,
+        seed: u64,
+        act: impl FnOnce(&mut Self) -> Result<(), CommError>,
+    ) -> Result<u64, CommError> {
+        let words = bytes / 8;
+        if self.sends() {
+            self.fill(&self.from, words, seed)?;
+        } else {
+            // Something else, so that what does not arrive shows.
+            self.fill(&self.to, words, !seed)?;
+        }
+        self.lab.rank.barrier()?;
+        if self.sends() {
+            act(self)?;
+        }
+        self.lab.rank.barrier()?;
+        if self.sends() {
+            return Ok(0);
+        }
+        let shape = self.whole("bench_check");
+        let address = std::ptr::without_provenance::<u64>(self.to.memory().address() as usize);
+        Ok(self.lab.timed(shape, None, &[&address, &(words as usize), &seed])?.wrong)
+    }
+
+    /// Nanoseconds of a copy by the engine, if there is one.
+    fn engine(&self, bytes: u64, times: u64) -> Result<Option<f64>, GpuError> {
+        let Some(engine) = &self.engine else { return Ok(None) };
+        engine.enter()?;
+        let (from, limit) = (self.from.memory().address(), self.bench.limit * 2);
+        // Safety: the sender's window and the receiver's are alive and have so many bytes.
+        let ns = unsafe { engine.time_copies(self.there, from, bytes as usize, times, limit)? };
+        Ok(Some(ns))
+    }
+
+    /// All of one size.
+    fn measure(&mut self, bytes: u64) -> Result<Sized, CommError> {
+        let (mut puts, mut bare, mut engine) = (Vec::new(), Vec::new(), None);
+        if self.sends() {
+            for shape in self.shapes("bench_lsa_put", 512, bytes) {
+                puts.push(self.rate(shape, bytes)?);
+            }
+            for (kernel, most_threads) in LOOPS {
+                for shape in self.shapes(kernel, most_threads, bytes) {
+                    bare.push(self.rate(shape, bytes)?);
+                }
+            }
+            engine = self.engine(bytes, self.times(bytes))?.map(|ns| bytes as f64 / ns.max(1.0));
+        }
+        // The sender's way is the best one; the receiver only has to know that there is one.
+        let put = best(&puts).map(|speed| speed.shape);
+        let copy = best(&bare).map(|speed| speed.shape);
+        let wrong = [
+            self.check(bytes, bytes ^ 1, |side| match put {
+                Some(shape) => side.move_by(shape, bytes, 1).map(drop),
+                None => Ok(()),
+            })?,
+            self.check(bytes, bytes ^ 2, |side| match copy {
+                Some(shape) => side.move_by(shape, bytes, 1).map(drop),
+                None => Ok(()),
+            })?,
+            if self.bench.is_real() {
+                self.check(bytes, bytes ^ 3, |side| Ok(side.engine(bytes, 1).map(drop)?))?
+            } else {
+                0
+            },
+        ];
+        Ok(Sized { bytes, puts, bare, engine, wrong })
+    }
+
+    /// How many raises are missing at the receiver, or too many.
+    fn missing(&self) -> Result<u64, CommError> {
+        let all = self.lab.rank.bootstrap().all_gather(&self.raises.to_le_bytes())?;
+        let sent = all.first().and_then(|bytes| bytes.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        let seen = self.lab.memory(MemoryKind::Device, 1)?;
+        let out = std::ptr::without_provenance_mut::<u64>(seen.address() as usize);
+        self.lab.launch(
+            Shape { waits: false, ..Shape::one("bench_signal", 1) },
+            Some(self.comm),
+            &[&self.handle, &out],
+        )?;
+        let mut value = [0u64];
+        seen.read(0, &mut value)?;
+        Ok(if self.sends() { 0 } else { value[0].abs_diff(sent) })
+    }
+}
+
+fn sizes(bench: &Bench) -> Vec<u64> {
+    if !bench.is_real() {
+        return vec![1 << 10, 1 << 12];
+    }
+    let powers = (10..=30).step_by(2).map(|power| 1u64 << power);
+    powers.filter(|&bytes| bytes <= bench.most_bytes).collect()
+}
+
+/// Puts by size.
+pub(super) fn puts(bench: &Bench) -> Result<Vec<Table>, Failure> {
+    let sizes = sizes(bench);
+    let Some(&largest) = sizes.last() else { return Ok(Vec::new()) };
+    let body = |rank: &Rank| -> Result<(Vec<Sized>, u64), CommError> {
+        let comm = rank.communicator(&Requirements { signals: 1, counters: 0, ..Requirements::default() })?;
+        let mut side = Side::new(bench, rank, &comm, (largest / 8) as usize)?;
+        let measured = sizes.iter().map(|&bytes| side.measure(bytes)).collect::<Result<Vec<_>, _>>()?;
+        let missing = side.missing()?;
+        end(rank, &comm)?;
+        Ok((measured, missing))
+    };
+    let mut ranks = bench.on_ranks(bench.world(RANKS)?, body)?;
+    let (Some((received, missing)), Some((sent, _))) = (ranks.pop(), ranks.pop()) else {
+        return Err("a rank brought no figures".into());
+    };
+    let mut rows = Vec::new();
+    let mut shapes = Vec::new();
+    for (sent, received) in sent.into_iter().zip(received) {
+        let (Some(put), Some(bare)) = (best(&sent.puts), best(&sent.bare)) else { continue };
+        let bytes = sent.bytes;
+        let goals = bench.counts(RANKS) && bytes == GOAL_BYTES;
+        let what = format!("put of {}, {}", size::show(bytes), says(put));
+        let beside = format!("{}, {}", bare.shape.kernel, says(bare));
+        let goal = goals.then_some(Goal::AtLeast(0.98));
+        let mut row =
+            Row::new(what, put.rate, "GB/s", Some(received.wrong.iter().sum())).beside(beside, bare.rate, goal, None);
+        if let Some(engine) = sent.engine {
+            row = row.beside("cuMemcpyPeerAsync", engine, None, goals.then_some(Goal::AtLeast(0.95)));
+        }
+        rows.push(row);
+        if bytes == GOAL_BYTES || bytes == largest {
+            shapes.extend(by_shape(&sent));
+        }
+    }
+    let mut table = bench.table("LSA put by size", RANKS, rows);
+    table.rows.push(Row::new("raises of the signal that are missing", missing as f64, "", Some(missing)));
+    Ok(vec![table, bench.table("LSA put by blocks", RANKS, shapes)])
+}
+
+/// Puts of one size by every shape, each beside the best bare loop of that shape.
+fn by_shape(sized: &Sized) -> Vec<Row> {
+    let row = |put: &Speed| {
+        let alike = |bare: &&Speed| bare.shape.blocks == put.shape.blocks && bare.shape.threads == put.shape.threads;
+        let row = Row::new(format!("put of {}, {}", size::show(sized.bytes), says(*put)), put.rate, "GB/s", None);
+        sized.bare.iter().filter(alike).fold(row, |row, bare| row.beside(bare.shape.kernel, bare.rate, None, None))
+    };
+    sized.puts.iter().map(row).collect()
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a CPU can have a GPU do without a kernel: copies and stream memory operations, as the driver offers them.
+
+use cudarc::driver::sys::{
+    self, CUcontext, CUevent, CUresult, CUstream, CUstreamBatchMemOpParams,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st as WriteValue,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as Value, CUstreamBatchMemOpType,
+};
+use gin_host::GpuError;
+use gin_host::gpu::Device;
+use gin_host::gpu::cuda::CudaDevice;
+use std::time::{Duration, Instant};
+
+fn ok(context: &'static str, code: CUresult) -> Result<(), GpuError> {
+    if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(GpuError::Driver { context, reason: format!("{code:?}") }) }
+}
+
+/// Number of processors of a GPU; `None` of a device that is none.
+pub(super) fn processors(device: &dyn Device) -> Option<u32> {
+    device.as_any().downcast_ref::<CudaDevice>().map(CudaDevice::processors)
+}
+
+/// Number of a GPU; `None` of a device that is none.
+pub(super) fn ordinal(device: &dyn Device) -> Option<usize> {
+    device.as_any().downcast_ref::<CudaDevice>().map(CudaDevice::ordinal)
+}
+
+/// A stream of a GPU, and events.
+#[derive(Debug)]
+pub(super) struct Engine {
+    context: CUcontext,
+    stream: CUstream,
+    /// Without time.
+    mark: CUevent,
+    /// With time.
+    between: [CUevent; 2],
+}
+
+// Safety: handles of the driver's, which any thread may use.
+unsafe impl Send for Engine {}
+
+/// The primary context of a GPU, which gin uses and keeps.
+fn context_of(ordinal: usize) -> Result<CUcontext, GpuError> {
+    let (mut device, mut context) = (0, std::ptr::null_mut());
+    // Safety: writes an integer and a pointer; kept until the process ends.
+    unsafe {
+        ok("open a GPU", sys::cuDeviceGet(&raw mut device, ordinal as i32))?;
+        ok("open a context", sys::cuDevicePrimaryCtxRetain(&raw mut context, device))?;
+    }
+    Ok(context)
+}
+
+impl Engine {
+    /// That of a device; `None` if it is no GPU.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub(super) fn of(device: &dyn Device) -> Result<Option<Self>, GpuError> {
+        let Some(ordinal) = ordinal(device) else { return Ok(None) };
+        let context = context_of(ordinal)?;
+        let (mut stream, mut events) = (std::ptr::null_mut(), [std::ptr::null_mut(); 3]);
+        let no_time = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        let flags = [no_time, sys::CUevent_flags::CU_EVENT_DEFAULT as u32, sys::CUevent_flags::CU_EVENT_DEFAULT as u32];
+        // Safety: the context is alive; writes pointers.
+        unsafe {
+            ok("enter a context", sys::cuCtxSetCurrent(context))?;
+            let waits_for_none = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            ok("make a stream", sys::cuStreamCreate(&raw mut stream, waits_for_none))?;
+            for (event, flags) in events.iter_mut().zip(flags) {
+                ok("make an event", sys::cuEventCreate(&raw mut *event, flags))?;
+            }
+        }
+        Ok(Some(Self { context, stream, mark: events[0], between: [events[1], events[2]] }))
+    }
+
+    /// Makes the calling thread one that may use it.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub(super) fn enter(&self) -> Result<(), GpuError> {
+        // Safety: the context is alive.
+        ok("enter a context", unsafe { sys::cuCtxSetCurrent(self.context) })
+    }
+
+    /// Starts a copy between host and GPU.
+    ///
+    /// # Safety
+    /// - Both ranges are valid until it is done.
+    ///
+    /// # Errors
+    /// What the driver reports, here and below.
+    pub(super) unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), GpuError> {
+        // Safety: the caller's promise.
+        ok("copy", unsafe { sys::cuMemcpyAsync(to, from, bytes, self.stream) })
+    }
+
+    /// Starts writing a word.
+    ///
+    /// # Safety
+    /// - The word is valid until it is done.
+    pub(super) unsafe fn value(&self, to: u64, value: u64) -> Result<(), GpuError> {
+        // Safety: the caller's promise.
+        ok("write a value in a stream", unsafe { sys::cuStreamWriteValue64_v2(self.stream, to, value, 0) })
+    }
+
+    /// Starts writing two words, the second after the first, by one call.
+    ///
+    /// # Safety
+    /// - As [`value`](Self::value).
+    pub(super) unsafe fn values(&self, to: [u64; 2], value: u64) -> Result<(), GpuError> {
+        let mut operations = to.map(|address| {
+            // All bytes of the union are there.
+            let mut operation = CUstreamBatchMemOpParams { pad: [0; 6] };
+            operation.writeValue = WriteValue {
+                operation: CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64,
+                address,
+                __bindgen_anon_1: Value { value64: value },
+                flags: 0,
+                alias: 0,
+            };
+            operation
+        });
+        // Safety: two operations; the words are valid by the caller's promise.
+        ok("write values in a stream", unsafe {
+            sys::cuStreamBatchMemOp_v2(self.stream, 2, operations.as_mut_ptr(), 0)
+        })
+    }
+
+    /// Marks the end of what was started.
+    pub(super) fn mark(&self) -> Result<(), GpuError> {
+        // Safety: both are alive.
+        ok("record an event", unsafe { sys::cuEventRecord(self.mark, self.stream) })
+    }
+
+    /// Whether all before the last mark is done.
+    pub(super) fn is_done(&self) -> Result<bool, GpuError> {
+        // Safety: the event is alive.
+        match unsafe { sys::cuEventQuery(self.mark) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            code => ok("ask for an event", code).map(|()| true),
+        }
+    }
+
+    /// Waits until all that was started is done, by asking again and again.
+    pub(super) fn finish(&self, limit: Duration) -> Result<(), GpuError> {
+        self.mark()?;
+        let start = Instant::now();
+        while !self.is_done()? {
+            if start.elapsed() > limit {
+                let reason = format!("copies were not done after {limit:?}");
+                return Err(GpuError::Driver { context: "wait for a stream", reason });
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
+    /// Nanoseconds of a copy from this GPU to another one, on average of `times` that follow each other and one before.
+    ///
+    /// # Safety
+    /// - Both ranges are valid, and nobody uses them meanwhile.
+    pub(super) unsafe fn time_copies(
+        &self,
+        to: (usize, u64),
+        from: u64,
+        bytes: usize,
+        times: u64,
+        limit: Duration,
+    ) -> Result<f64, GpuError> {
+        let context = context_of(to.0)?;
+        let mut milliseconds = 0f32;
+        for time in 0..=times {
+            // Safety: the caller's promise; contexts, stream and events are alive.
+            unsafe {
+                ok("copy", sys::cuMemcpyPeerAsync(to.1, context, from, self.context, bytes, self.stream))?;
+                if time == 0 {
+                    ok("record an event", sys::cuEventRecord(self.between[0], self.stream))?;
+                }
+            }
+        }
+        // Safety: as above.
+        ok("record an event", unsafe { sys::cuEventRecord(self.between[1], self.stream) })?;
+        self.finish(limit)?;
+        let [start, end] = self.between;
+        // Safety: writes a number; both events are done.
+        ok("ask for a time", unsafe { sys::cuEventElapsedTime_v2(&raw mut milliseconds, start, end) })?;
+        Ok(f64::from(milliseconds) * 1e6 / times as f64)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // Nothing is left on the stream. What fails here is the driver's to clean up when the process ends.
+        // Safety: handles of its own, used no more.
+        unsafe {
+            let _ = sys::cuCtxSetCurrent(self.context);
+            let _ = sys::cuStreamDestroy_v2(self.stream);
+            for event in [self.mark, self.between[0], self.between[1]] {
+                let _ = sys::cuEventDestroy_v2(event);
+            }
+        }
+    }
+}

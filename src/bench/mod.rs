@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `gin bench`: what operations take, each figure beside the least that the same thing takes on the same machine, measured
+//! in the same run. `docs/benchmarks.md` says how.
+
+mod bandwidth;
+#[cfg(feature = "cuda")]
+mod driver;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_driver.rs"]
+mod driver;
+mod lab;
+mod lsa;
+mod nowhere;
+mod post;
+mod proxy;
+mod table;
+
+use crate::cli::{BenchArgs, BenchWhat, End, Failure};
+use crate::workload::{Place, one_place, world_with};
+use gin_host::comm::{CommError, Communicator};
+use gin_host::proxy::Sabotage;
+use gin_host::world::{Rank, WorldConfig, launch};
+use lab::Rounds;
+use std::io::Write;
+use std::time::Duration;
+use table::{Row, Table};
+
+/// How to measure.
+#[derive(Debug)]
+struct Bench {
+    place: Place,
+    /// Launches, of which the median counts.
+    launches: usize,
+    /// How long a wait may last.
+    limit: Duration,
+    /// Most bytes that are put.
+    most_bytes: u64,
+    /// A mistake for the proxies to make.
+    sabotage: Sabotage,
+}
+
+/// Figures of one kind, as they are measured.
+type Measure = fn(&Bench) -> Result<Vec<Table>, Failure>;
+
+impl Bench {
+    fn is_real(&self) -> bool {
+        matches!(self.place, Place::Cuda(_))
+    }
+
+    /// One of two numbers: for GPUs, or for virtual ones, which only show that all works.
+    fn pick<T>(&self, gpus: T, virtual_gpus: T) -> T {
+        if self.is_real() { gpus } else { virtual_gpus }
+    }
+
+    /// GPUs that so many ranks have; virtual ones have one each.
+    fn gpus(&self, ranks: u32) -> usize {
+        match &self.place {
+            Place::Virtual => ranks as usize,
+            Place::Cuda(gpus) => gpus.used(ranks),
+        }
+    }
+
+    /// Whether figures of so many ranks can be held against goals: they are of real GPUs, and each rank has its own.
+    fn counts(&self, ranks: u32) -> bool {
+        self.is_real() && self.gpus(ranks) == ranks as usize
+    }
+
+    fn limit_ns(&self) -> u64 {
+        u64::try_from(self.limit.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Rounds for what takes about a microsecond.
+    fn rounds(&self) -> Rounds {
+        Rounds {
+            launches: self.launches,
+            warm: self.pick(200, 1),
+            timed: self.pick(4000, 3),
+            checked: self.pick(1000, 4),
+            limit_ns: self.limit_ns(),
+        }
+    }
+
+    fn world(&self, ranks: u32) -> Result<WorldConfig, Failure> {
+        let mut config = world_with(&self.place, ranks, self.limit * 2)?;
+        config.meeting = Some(self.limit * 4);
+        Ok(config.sabotage(self.sabotage))
+    }
+
+    /// Runs `body` on each rank.
+    fn on_ranks<T: Send>(
+        &self,
+        config: WorldConfig,
+        body: impl Fn(&Rank) -> Result<T, CommError> + Sync,
+    ) -> Result<Vec<T>, Failure> {
+        launch(config, |rank| body(&rank)).map_err(|error| error.to_string().into())
+    }
+
+    fn table(&self, title: &'static str, ranks: u32, rows: Vec<Row>) -> Table {
+        let gpus = match &self.place {
+            Place::Virtual => None,
+            Place::Cuda(gpus) => {
+                let used = self.gpus(ranks);
+                Some(format!("{used} x {}", gpus.name(ranks).unwrap_or_else(|| "GPUs of several kinds".to_owned())))
+            }
+        };
+        let mut notes = Vec::new();
+        if !self.is_real() {
+            notes.push("Figures of virtual GPUs say nothing about speed".to_owned());
+        } else if self.gpus(ranks) < ranks as usize {
+            notes.push("Ranks share a GPU".to_owned());
+        }
+        Table { title, device: self.place.name(), gpus, ranks, notes, rows }
+    }
+}
+
+/// Ends a communicator when all ranks are done with it.
+fn end(rank: &Rank, comm: &Communicator) -> Result<(), CommError> {
+    rank.barrier()?;
+    comm.destroy()
+}
+
+/// Measures and prints each table when it is there.
+///
+/// # Errors
+/// Arguments that cannot be taken, and those of the writer. What fails else is told, and the rest goes on.
+pub(crate) fn run(arguments: &BenchArgs, out: &mut impl Write) -> Result<End, Failure> {
+    let (place, note) = one_place(arguments.device)?;
+    let bench = Bench {
+        place,
+        launches: arguments.repeats as usize,
+        limit: Duration::from_millis(arguments.deadline_ms),
+        most_bytes: arguments.most_bytes,
+        sabotage: arguments.sabotage,
+    };
+    let format = arguments.format();
+    let measures: &[(&str, Measure)] = match arguments.what {
+        BenchWhat::All => &[
+            ("lsa", lsa::round_trips),
+            ("lsa barrier", lsa::barriers),
+            ("lsa put", bandwidth::puts),
+            ("proxy", proxy::round_trips),
+            ("post", post::posts),
+        ],
+        BenchWhat::Lsa => &[("lsa", lsa::round_trips), ("lsa barrier", lsa::barriers), ("lsa put", bandwidth::puts)],
+        BenchWhat::Proxy => &[("proxy", proxy::round_trips)],
+        BenchWhat::Post => &[("post", post::posts)],
+        BenchWhat::Sass => &[],
+    };
+    let mut right = true;
+    for (name, measure) in measures {
+        match measure(&bench) {
+            Ok(tables) => {
+                for table in tables {
+                    right &= table.rows.iter().all(Row::is_right);
+                    table::print(&table, format, out)?;
+                    out.flush()?;
+                }
+            }
+            Err(error) => {
+                eprintln!("gin bench {name}: {error}");
+                right = false;
+            }
+        }
+    }
+    if let (Some(note), crate::cli::Format::Table) = (note, format) {
+        writeln!(out, "{note}.")?;
+    }
+    Ok(if right { End::Right } else { End::Wrong })
+}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! In place of the driver, where this build knows no real GPUs: there is never an engine.
+
+use gin_host::GpuError;
+use gin_host::gpu::Device;
+use std::time::Duration;
+
+pub(super) fn processors(_: &dyn Device) -> Option<u32> {
+    None
+}
+
+pub(super) fn ordinal(_: &dyn Device) -> Option<usize> {
+    None
+}
+
+/// There is none.
+#[derive(Debug)]
+pub(super) enum Engine {}
+
+impl Engine {
+    pub(super) fn of(_: &dyn Device) -> Result<Option<Self>, GpuError> {
+        Ok(None)
+    }
+
+    pub(super) fn enter(&self) -> Result<(), GpuError> {
+        match *self {}
+    }
+
+    pub(super) unsafe fn copy(&self, _: u64, _: u64, _: usize) -> Result<(), GpuError> {
+        match *self {}
+    }
+
+    pub(super) unsafe fn value(&self, _: u64, _: u64) -> Result<(), GpuError> {
+        match *self {}
+    }
+
+    pub(super) unsafe fn values(&self, _: [u64; 2], _: u64) -> Result<(), GpuError> {
+        match *self {}
+    }
+
+    pub(super) fn mark(&self) -> Result<(), GpuError> {
+        match *self {}
+    }
+
+    pub(super) fn is_done(&self) -> Result<bool, GpuError> {
+        match *self {}
+    }
+
+    pub(super) fn finish(&self, _: Duration) -> Result<(), GpuError> {
+        match *self {}
+    }
+
+    pub(super) unsafe fn time_copies(
+        &self,
+        _: (usize, u64),
+        _: u64,
+        _: usize,
+        _: u64,
+        _: Duration,
+    ) -> Result<f64, GpuError> {
+        match *self {}
+    }
+}

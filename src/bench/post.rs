@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What it costs to issue a put over the proxy of which nobody waits for the end.
+
+use super::driver::processors;
+use super::lab::{Figure, Lab, Shape, median};
+use super::nowhere::{Gate, Nowhere};
+use super::table::{Goal, Row, Table};
+use super::{Bench, end};
+use crate::cli::Failure;
+use gin_abi::Deadline;
+use gin_bench_kernels::post::BYTES;
+use gin_host::GpuError;
+use gin_host::comm::{CommError, Communicator, Requirements, Routes, Window, WindowFlags};
+use gin_host::gpu::{Memory, MemoryKind};
+use gin_host::world::Rank;
+use std::sync::Arc;
+
+/// Ranks: one posts, to all of them in turn.
+const RANKS: u32 = 8;
+
+/// Who posts, and how often; NCCL's figures for it.
+#[derive(Clone, Copy, Debug)]
+struct Crowd {
+    blocks: u32,
+    threads: u32,
+    peers: u32,
+    /// Posts of each thread in a launch.
+    posts: u64,
+    nccl: Nccl,
+}
+
+/// Nanoseconds a put of NCCL's with the consumer index in host memory, 2.28.9 and 2.32.3, and in GPU memory, 2.32.3; and
+/// how much of the second one gin's may take. The source is `docs/benchmarks.md`.
+#[derive(Clone, Copy, Debug)]
+struct Nccl {
+    old: f64,
+    new: f64,
+    new_near: f64,
+    goal: Option<f64>,
+}
+
+impl Crowd {
+    /// Posts of all threads in a launch.
+    fn all(&self) -> u64 {
+        u64::from(self.blocks) * u64::from(self.threads) * self.posts
+    }
+
+    fn text(&self) -> String {
+        let plural = |count: u32, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        let who = match (self.blocks, self.threads) {
+            (1, threads) => plural(threads, "thread"),
+            (blocks, threads) => format!("{blocks} blocks x {}", plural(threads, "thread")),
+        };
+        format!("{who}, {}", plural(self.peers, "peer"))
+    }
+}
+
+/// The shapes that NCCL's figures are known for; smaller ones for virtual GPUs. `all`: blocks that fill the GPU.
+fn crowds(real: bool, all: u32) -> Vec<Crowd> {
+    let nccl = |old, new, new_near, goal| Nccl { old, new, new_near, goal };
+    let crowd = |blocks, threads, peers, posts, nccl| Crowd { blocks, threads, peers, posts, nccl };
+    let figures = [
+        nccl(2224.0, 2112.0, 1079.0, Some(0.4)),
+        nccl(71.6, 73.2, 42.0, Some(0.4)),
+        nccl(72.9, 74.6, 42.4, Some(0.4)),
+        nccl(35.9, 36.1, 11.8, None),
+        nccl(1091.0, 1041.0, 14.1, Some(0.1)),
+        nccl(34.2, 33.0, 10.1, Some(0.1)),
+    ];
+    let shapes = if real {
+        [(1, 1, 1, 4096), (1, 32, 1, 2048), (1, 32, 8, 2048), (1, 256, 8, 512), (all, 1, 8, 1024), (all, 32, 8, 64)]
+    } else {
+        [(1, 1, 1, 4), (1, 32, 1, 2), (1, 32, 8, 2), (1, 64, 8, 1), (3, 1, 8, 3), (2, 32, 8, 2)]
+    };
+    let crowds = shapes.into_iter().zip(figures);
+    crowds.map(|((blocks, threads, peers, posts), nccl)| crowd(blocks, threads, peers, posts, nccl)).collect()
+}
+
+/// What comes before each post: words, gin's kernel and the bare one.
+const KINDS: [(&str, &str, &str); 4] = [
+    ("nothing to release", "bench_post_nothing", "bare_post_nothing"),
+    ("16 bytes written, not released", "bench_post_unreleased", "bare_post_unreleased"),
+    ("16 bytes written, released to the GPU", "bench_post_gpu", "bare_post_gpu"),
+    ("16 bytes written, released to the system", "bench_post_system", "bare_post_system"),
+];
+
+/// What the posting rank measures with.
+struct Poster<'a> {
+    bench: &'a Bench,
+    lab: Lab<'a>,
+    comm: &'a Communicator,
+    window: Window<u64>,
+    gate: &'a Gate,
+    depth: u64,
+    /// A ring of the bare kernels' own: slots, the index of the next claim, and data.
+    slots: Arc<Memory>,
+    claim: Arc<Memory>,
+    data: Arc<Memory>,
+}
+
+impl Poster<'_> {
+    /// Nanoseconds a put of gin's, and how many of them were not taken as they should be.
+    fn puts(&self, crowd: &Crowd, kernel: &'static str) -> Result<Figure, CommError> {
+        let handle = self.comm.device()?;
+        let shape = Shape { kernel, blocks: crowd.blocks, threads: crowd.threads, waits: false };
+        let (before, others) = self.gate.taken();
+        let mut times = Vec::new();
+        for _ in 0..=self.bench.launches {
+            let figure =
+                self.lab.timed(shape, Some(self.comm), &[&handle, &self.window, &crowd.posts, &crowd.peers])?;
+            times.push(figure.ns / crowd.all() as f64);
+            // Only now is the queue emptied.
+            self.gate.set(true);
+            let deadline = Deadline::after_ns(self.bench.limit_ns());
+            let flush = Shape { waits: true, ..Shape::one("bench_flush", 1) };
+            self.lab.launch(flush, Some(self.comm), &[&handle, &deadline])?;
+            self.gate.set(false);
+        }
+        // The first launch warms up.
+        let ns = median(times.split_off(1));
+        let (after, others_after) = self.gate.taken();
+        let launched = crowd.all() * (self.bench.launches as u64 + 1);
+        let wrong = (after - before).abs_diff(launched) + (others_after - others);
+        Ok(Figure { ns, wrong })
+    }
+
+    /// Nanoseconds a post of the bare kernel's.
+    fn bare(&self, crowd: &Crowd, kernel: &'static str) -> Result<f64, CommError> {
+        let pointer = |memory: &Memory| std::ptr::without_provenance_mut::<u64>(memory.address() as usize);
+        let (slots, claim, data) = (pointer(&self.slots), pointer(&self.claim), pointer(&self.data));
+        let shape = Shape { kernel, blocks: crowd.blocks, threads: crowd.threads, waits: false };
+        let mut times = Vec::new();
+        for _ in 0..=self.bench.launches {
+            let figure = self.lab.timed(shape, None, &[&slots, &claim, &(self.depth - 1), &data, &crowd.posts])?;
+            times.push(figure.ns / crowd.all() as f64);
+        }
+        Ok(median(times.split_off(1)))
+    }
+}
+
+/// Posts by all crowds, with and without something to release.
+pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
+    let gate = Arc::new(Gate::default());
+    let depth = bench.pick(1 << 20, 256);
+    let mut config = bench.world(RANKS)?;
+    config.routes = Routes::Network;
+    let shared = gate.clone();
+    let config = config.network(move |endpoint| Box::new(Nowhere::new(endpoint, &shared)));
+    let measure = |rank: &Rank| -> Result<Vec<Vec<(Figure, f64)>>, CommError> {
+        let crowds = crowds(bench.is_real(), processors(&**rank.device()).unwrap_or(4));
+        let requirements = Requirements {
+            signals: 1,
+            counters: 0,
+            windows: 1,
+            queue_depth: depth,
+            // What is taken while the gate is closed: little, and enough for taking the rest quickly.
+            max_outstanding_per_peer: 64,
+            ..Requirements::default()
+        };
+        let comm = rank.communicator(&requirements)?;
+        let words = crowds.iter().map(|crowd| crowd.blocks * crowd.threads).max().unwrap_or(1) as usize * BYTES / 8;
+        let window = comm.alloc_window::<u64>(words, WindowFlags::NONE)?;
+        let mut figures = Vec::new();
+        if rank.rank() == 0 {
+            let lab = Lab::new(rank)?;
+            let slots = lab.memory(MemoryKind::Pinned, u64::from(depth) * BYTES as u64 / 8)?;
+            let (claim, data) = (lab.memory(MemoryKind::Device, 1)?, lab.memory(MemoryKind::Device, words as u64)?);
+            let depth = u64::from(depth);
+            let poster = Poster { bench, lab, comm: &comm, window, gate: &gate, depth, slots, claim, data };
+            for crowd in &crowds {
+                if crowd.all() > depth {
+                    let reason = format!("{} posts are more than the {depth} slots of the queue", crowd.all());
+                    return Err(GpuError::Kernel { kernel: KINDS[0].1.to_owned(), reason }.into());
+                }
+                let kinds =
+                    KINDS.iter().map(|(_, puts, bare)| Ok((poster.puts(crowd, puts)?, poster.bare(crowd, bare)?)));
+                figures.push(kinds.collect::<Result<Vec<_>, CommError>>()?);
+            }
+        }
+        gate.set(true);
+        end(rank, &comm)?;
+        Ok(figures)
+    };
+    let measure = |rank: &Rank| measure(rank).map(|figures| (figures, processors(&**rank.device())));
+    let ranks = bench.on_ranks(config, measure)?;
+    let Some((figures, processors)) = ranks.into_iter().next() else { return Err("no rank brought figures".into()) };
+    let crowds = crowds(bench.is_real(), processors.unwrap_or(4));
+    let mut tables = Vec::new();
+    for (kind, (what, _, _)) in KINDS.iter().enumerate() {
+        let row = |(crowd, figures): (&Crowd, &Vec<(Figure, f64)>)| {
+            let (put, bare) = figures[kind];
+            let row = Row::new(format!("put, {}", crowd.text()), put.ns, "ns", Some(put.wrong));
+            let row = row.beside("bare", bare, bench.is_real().then_some(Goal::AtMost(1.3)), None);
+            if !bench.is_real() {
+                return row;
+            }
+            let Nccl { old, new, new_near, goal } = crowd.nccl;
+            row.beside("NCCL 2.32.3, index in host memory", new, goal.map(Goal::AtMost), None)
+                .beside("NCCL 2.28.9, index in host memory", old, None, None)
+                .beside("NCCL 2.32.3, index in GPU memory", new_near, None, None)
+        };
+        let rows = crowds.iter().zip(&figures).map(row).collect();
+        let mut table = bench.table("Issue of a proxy put of 64 bytes with signal", RANKS, rows);
+        table.notes.insert(0, format!("Before each: {what}. Nobody takes what is posted before a launch has ended"));
+        // Only one of them runs kernels.
+        table.notes.retain(|note| !note.starts_with("Ranks share"));
+        tables.push(table);
+    }
+    Ok(tables)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launch_of_every_crowd_fits_into_the_queue() {
+        for crowd in crowds(true, 132) {
+            assert!(crowd.all() <= 1 << 20, "{crowd:?}");
+        }
+        for crowd in crowds(false, 4) {
+            assert!(crowd.all() <= 256, "{crowd:?}");
+        }
+    }
+
+    #[test]
+    fn crowds_are_named_by_what_they_are() {
+        let names: Vec<String> = crowds(true, 132).iter().map(Crowd::text).collect();
+        assert_eq!(names[0], "1 thread, 1 peer");
+        assert_eq!(names[2], "32 threads, 8 peers");
+        assert_eq!(names[5], "132 blocks x 32 threads, 8 peers");
+    }
+}

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Round trips over the proxy, and trips from a GPU to a CPU thread and back without it.
+
+use super::driver::Engine;
+use super::lab::{Figure, Lab, Rounds, Shape};
+use super::table::{Goal, Row, Table};
+use super::{Bench, end};
+use crate::cli::Failure;
+use gin_device::sys::{GlobalWord, Word};
+use gin_host::GpuError;
+use gin_host::comm::{CommError, Requirements, Routes, WindowFlags};
+use gin_host::gpu::{Memory, MemoryKind};
+use gin_host::proxy::Turn;
+use gin_host::proxy::progress::Step;
+use gin_host::rt;
+use gin_host::world::Rank;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+const RANKS: u32 = 2;
+
+/// How a CPU thread brings 8 bytes to a GPU and then tells it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    /// It brings nothing and stores to a word in pinned memory.
+    Tell,
+    /// It stores both to pinned memory.
+    Store,
+    /// A copy to GPU memory; when its event is done, a store to pinned memory.
+    CopyEvent,
+    /// A copy to GPU memory, and one more.
+    CopyCopy,
+    /// A copy to GPU memory, then a stream memory operation on GPU memory.
+    CopyValue,
+    /// A copy to GPU memory, then a stream memory operation on pinned memory.
+    CopyValuePinned,
+    /// A stream memory operation on GPU memory; when its event is done, a store to pinned memory.
+    ValueEvent,
+    /// Two stream memory operations on GPU memory.
+    ValueValue,
+    /// The same by one call.
+    Values,
+    /// A stream memory operation on GPU memory, then one on pinned memory, by one call.
+    ValuesPinned,
+}
+
+impl Way {
+    /// All that bring something to GPU memory.
+    const TO_GPU: [Self; 8] = [
+        Self::CopyEvent,
+        Self::CopyCopy,
+        Self::CopyValue,
+        Self::CopyValuePinned,
+        Self::ValueEvent,
+        Self::ValueValue,
+        Self::Values,
+        Self::ValuesPinned,
+    ];
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::Tell => "nothing, told by a store to pinned memory",
+            Self::Store => "8 bytes in pinned memory, told by a store there",
+            Self::CopyEvent => "cuMemcpyAsync, event asked for, told by a store to pinned memory",
+            Self::CopyCopy => "cuMemcpyAsync, told by another one",
+            Self::CopyValue => "cuMemcpyAsync, told by cuStreamWriteValue64",
+            Self::CopyValuePinned => "cuMemcpyAsync, told by cuStreamWriteValue64 to pinned memory",
+            Self::ValueEvent => "cuStreamWriteValue64, event asked for, told by a store to pinned memory",
+            Self::ValueValue => "cuStreamWriteValue64, told by another one",
+            Self::Values => "cuStreamBatchMemOp of two values",
+            Self::ValuesPinned => "cuStreamBatchMemOp of two values, told in pinned memory",
+        }
+    }
+
+    fn payload(self) -> Option<MemoryKind> {
+        match self {
+            Self::Tell => None,
+            Self::Store => Some(MemoryKind::Pinned),
+            _ => Some(MemoryKind::Device),
+        }
+    }
+
+    fn answer(self) -> MemoryKind {
+        match self {
+            Self::CopyCopy | Self::CopyValue | Self::ValueValue | Self::Values => MemoryKind::Device,
+            _ => MemoryKind::Pinned,
+        }
+    }
+}
+
+/// The CPU thread's side.
+struct Answers {
+    way: Way,
+    engine: Option<Engine>,
+    ask: Arc<Memory>,
+    answer: Arc<Memory>,
+    payload: Arc<Memory>,
+    /// Pinned memory that is copied from.
+    source: Arc<Memory>,
+    /// The round that is waited for.
+    next: u64,
+    /// What was started for it has an end to wait for.
+    under_way: bool,
+    entered: bool,
+    stop: Arc<AtomicBool>,
+    failure: Arc<Mutex<Option<GpuError>>>,
+}
+
+/// The word at the start of some memory.
+fn word(memory: &Memory) -> GlobalWord {
+    // Safety: an aligned word of memory that outlives its users here; used by atomic accesses, and by copies that nothing
+    // else runs beside.
+    unsafe { GlobalWord::new(memory.address()) }
+}
+
+impl Answers {
+    /// Starts, and ends unless it must be waited for, the answer to round `round`.
+    fn answer(&mut self, round: u64) -> Result<(), GpuError> {
+        let (to, told, source) = (self.payload.address(), self.answer.address(), self.source.address());
+        let engine = match (&self.engine, self.way) {
+            (_, Way::Tell) => {
+                word(&self.answer).store_release_sys(round);
+                return Ok(());
+            }
+            (_, Way::Store) => {
+                word(&self.payload).store_relaxed_sys(round);
+                word(&self.answer).store_release_sys(round);
+                return Ok(());
+            }
+            (Some(engine), _) => engine,
+            (None, _) => return Err(GpuError::Driver { context: "copy", reason: "this is no GPU".into() }),
+        };
+        word(&self.source).store_release_sys(round);
+        // Safety: all these words are alive as long as this is; what was started is done before the engine ends.
+        unsafe {
+            match self.way {
+                Way::Tell | Way::Store => {}
+                Way::CopyEvent => engine.copy(to, source, 8)?,
+                Way::CopyCopy => {
+                    engine.copy(to, source, 8)?;
+                    engine.copy(told, source, 8)?;
+                }
+                Way::CopyValue | Way::CopyValuePinned => {
+                    engine.copy(to, source, 8)?;
+                    engine.value(told, round)?;
+                }
+                Way::ValueEvent => engine.value(to, round)?,
+                Way::ValueValue => {
+                    engine.value(to, round)?;
+                    engine.value(told, round)?;
+                }
+                Way::Values | Way::ValuesPinned => engine.values([to, told], round)?,
+            }
+        }
+        if matches!(self.way, Way::CopyEvent | Way::ValueEvent) {
+            engine.mark()?;
+            self.under_way = true;
+        }
+        Ok(())
+    }
+
+    /// Looks once.
+    fn look(&mut self) -> Result<(), GpuError> {
+        if let (false, Some(engine)) = (self.entered, &self.engine) {
+            engine.enter()?;
+            self.entered = true;
+        }
+        if let (true, Some(engine)) = (self.under_way, &self.engine) {
+            if engine.is_done()? {
+                self.under_way = false;
+                word(&self.answer).store_release_sys(self.next);
+                self.next += 1;
+            }
+        } else if word(&self.ask).load_acquire_sys() >= self.next {
+            self.answer(self.next)?;
+            if !self.under_way {
+                self.next += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Step for Answers {
+    fn step(&mut self) -> Turn {
+        for _ in 0..64 {
+            if let Err(error) = self.look() {
+                self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                return Turn::Finished;
+            }
+        }
+        if self.stop.load(Ordering::Acquire) { Turn::Finished } else { Turn::Worked }
+    }
+
+    fn broke(&mut self) {}
+}
+
+/// Trips that a CPU thread answers so, placed as progress threads are.
+fn trips(lab: &Lab<'_>, way: Way, rounds: &Rounds) -> Result<Figure, CommError> {
+    let payload_kind = way.payload().unwrap_or(MemoryKind::Pinned);
+    let (ask, source) = (lab.memory(MemoryKind::Pinned, 16)?, lab.memory(MemoryKind::Pinned, 16)?);
+    let (answer, payload) = (lab.memory(way.answer(), 16)?, lab.memory(payload_kind, 16)?);
+    let needs_engine = !matches!(way, Way::Tell | Way::Store);
+    let engine = if needs_engine { Engine::of(&**lab.rank.device())? } else { None };
+    let (stop, failure) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
+    let mut answers = Answers {
+        way,
+        engine,
+        ask: ask.clone(),
+        answer: answer.clone(),
+        payload: payload.clone(),
+        source,
+        next: 1,
+        under_way: false,
+        entered: false,
+        stop: stop.clone(),
+        failure: failure.clone(),
+    };
+    if needs_engine {
+        // Once without a kernel that would wait for what this machine does not have.
+        answers.answer(0)?;
+        if let Some(engine) = &answers.engine {
+            engine.finish(std::time::Duration::from_nanos(rounds.limit_ns))?;
+        }
+        answers.under_way = false;
+    }
+    let progress = &lab.rank.comm_config().progress;
+    let running = progress
+        .start("gin-bench", Box::new(answers))
+        .map_err(|error| GpuError::Driver { context: "start a thread", reason: error.to_string() })?;
+    let pointer = |memory: &Memory| std::ptr::without_provenance_mut::<u64>(memory.address() as usize);
+    let carried = if way.payload().is_some() { pointer(&payload) } else { std::ptr::null_mut() };
+    let mut before = 0;
+    let arguments = (pointer(&ask), pointer(&answer), carried);
+    let figure = lab.play(
+        Shape::one("bare_trips", 1),
+        None,
+        &[&arguments.0, &arguments.1, &arguments.2],
+        rounds,
+        &mut before,
+        false,
+    );
+    stop.store(true, Ordering::Release);
+    rt::wait_until(|| running.is_finished());
+    running.join();
+    match failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        Some(error) => Err(error.into()),
+        None => figure,
+    }
+}
+
+/// What one rank measured: the bare ways, or why not; round trips with windows in GPU and in pinned memory.
+struct Measured {
+    bare: Vec<(Way, Result<Figure, String>)>,
+    trips: [Figure; 2],
+}
+
+/// Puts of a value with a signal, and the same back.
+pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
+    let rounds = Rounds {
+        launches: bench.launches.min(bench.pick(5, 1)),
+        warm: bench.pick(50, 1),
+        timed: bench.pick(1000, 3),
+        checked: bench.pick(200, 3),
+        ..bench.rounds()
+    };
+    let measure = |rank: &Rank| -> Result<Measured, CommError> {
+        let lab = Lab::new(rank)?;
+        // From here on kernels wait.
+        rank.barrier()?;
+        let mut bare = Vec::new();
+        if rank.rank() == 0 {
+            let ways = [Way::Tell, Way::Store].into_iter().chain(Way::TO_GPU.into_iter().filter(|_| bench.is_real()));
+            bare = ways.map(|way| (way, trips(&lab, way, &rounds).map_err(|error| error.to_string()))).collect();
+        }
+        rank.barrier()?;
+        let comm = rank.communicator(&Requirements { signals: 1, counters: 0, ..Requirements::default() })?;
+        let handle = comm.device()?;
+        let near = comm.alloc_window::<u64>(1, WindowFlags::NONE)?;
+        let far = comm.register::<u64>(&lab.memory(MemoryKind::Pinned, 1)?.whole(), WindowFlags::NONE)?;
+        let mut signals = 0;
+        let mut play = |window| {
+            let shape = Shape::one("bench_proxy_ping", 1);
+            lab.play(shape, Some(&comm), &[&handle, window], &rounds, &mut signals, true)
+        };
+        let trips = [play(&near)?, play(&far)?];
+        end(rank, &comm)?;
+        Ok(Measured { bare, trips })
+    };
+    let mut config = bench.world(RANKS)?;
+    config.routes = Routes::Network;
+    let ranks = bench.on_ranks(config, measure)?;
+    let Some(first) = ranks.first() else { return Err("a rank brought no figures".into()) };
+    let wrong = |which: usize| Some(ranks.iter().map(|rank| rank.trips[which].wrong).sum());
+    let us = |figure: Figure| figure.ns / 1e3;
+    let of = |way: Way| {
+        // A way by which values came after their signal is none.
+        let is_right = |figure: &&Figure| figure.wrong == 0;
+        first
+            .bare
+            .iter()
+            .find_map(|(other, figure)| figure.as_ref().ok().filter(is_right).filter(|_| *other == way))
+            .copied()
+    };
+    let cheapest = Way::TO_GPU.into_iter().filter_map(|way| Some((way, of(way)?)));
+    let cheapest = cheapest.min_by(|one, other| one.1.ns.total_cmp(&other.1.ns));
+    let goal = |bound| bench.counts(RANKS).then_some(Goal::AtMost(bound));
+    let mut near = Row::new("put_value with signal and back, GPU memory", us(first.trips[0]), "us", wrong(0));
+    if let Some((way, figure)) = cheapest {
+        near = near.beside(format!("two bare trips: {}", way.text()), 2.0 * us(figure), goal(1.2), None);
+    }
+    let mut far = Row::new("put_value with signal and back, pinned memory", us(first.trips[1]), "us", wrong(1));
+    if let Some(figure) = of(Way::Tell) {
+        far = far.beside(format!("two bare trips: {}", Way::Tell.text()), 2.0 * us(figure), goal(1.5), None);
+    }
+    if let Some(figure) = of(Way::Store) {
+        far = far.beside(format!("two bare trips: {}", Way::Store.text()), 2.0 * us(figure), None, None);
+    }
+    let mut table = bench.table("Proxy round trip", RANKS, vec![near, far]);
+    for (way, figure) in &first.bare {
+        match figure {
+            Ok(figure) if figure.wrong == 0 => {
+                table.rows.push(Row::new(format!("bare trip: {}", way.text()), us(*figure), "us", Some(0)));
+            }
+            Ok(figure) => {
+                let (wrong, of) = (figure.wrong, rounds.checked);
+                table.notes.push(format!("No way: {}: {wrong} of {of} values came after their signal", way.text()));
+            }
+            Err(error) => table.notes.push(format!("Not measured: {}: {error}", way.text())),
+        }
+    }
+    Ok(vec![table])
+}
