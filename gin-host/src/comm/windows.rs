@@ -11,7 +11,7 @@ use crate::gpu::{Memory, MemoryKind, MemorySlice};
 use crate::net::{Key, LocalWindow};
 use crate::proxy::{Command, WindowInfo};
 use bytemuck::Pod;
-use gin_abi::handle::ENGINE_GPU;
+use gin_abi::handle::{ENGINE_GPU, STRIDE_SHIFT};
 use gin_abi::{WindowData, WindowHandle};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,6 +26,7 @@ const MAX_BYTES: u64 = gin_abi::descriptor::MAX_OFFSET;
 struct Prepared {
     id: u32,
     memory: MemorySlice,
+    stride: u32,
     plane_cpu: Option<Arc<Memory>>,
     plane_gpu: Option<Arc<Memory>>,
     plane_base: Option<Arc<Memory>>,
@@ -70,15 +71,24 @@ impl Communicator {
     /// Allocates device memory for `len` elements on this rank and registers it. Collective; ranks may ask for different
     /// lengths, 0 included. The elements are zero at first.
     ///
+    /// The parts of an LSA team's ranks lie at a fixed distance, [`Window::stride`], if their devices can do that; then each
+    /// takes a whole number of the device's [granules](crate::gpu::Device::granularity).
+    ///
     /// # Errors
-    /// As [`register`](Self::register).
+    /// As [`register`](Self::register); [`CommError::NoPlace`] if no addresses are left for a window of that length;
+    /// [`CommError::Gpu`] with [`GpuError::Addresses`](crate::GpuError::Addresses) if there were none when the communicator
+    /// came up, or [`GpuError::OutOfMemory`](crate::GpuError::OutOfMemory).
     pub fn alloc_window<T: Pod>(&self, len: usize, flags: WindowFlags) -> Result<Window<T>, CommError> {
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
-        let memory = Memory::new(&self.device, MemoryKind::Device, bytes).map(|memory| memory.whole());
-        self.register_outcome(memory.map_err(CommError::from), flags)
+        self.with_live("allocate a window", |live| {
+            let memory = self.window_memory(live, bytes)?;
+            let stride = live.flat.as_ref().ok().and_then(Option::as_ref).map_or(0, |range| range.handle_stride());
+            self.register_outcome(live, memory.map(|memory| memory.whole()), stride, flags)
+        })
     }
 
-    /// Registers memory of this rank as its part of a window. Collective; ranks may bring different lengths, 0 included.
+    /// Registers memory of this rank as its part of a window. Collective, and another call than
+    /// [`alloc_window`](Self::alloc_window); ranks may bring different lengths, 0 included.
     ///
     /// # Errors
     /// [`CommError::State`] or [`CommError::Ended`] unless the communicator is active; [`CommError::Misaligned`];
@@ -87,33 +97,34 @@ impl Communicator {
     /// were asked for; [`CommError::Disagreement`] if ranks use different flags; [`CommError::OtherRank`] if another rank
     /// failed.
     pub fn register<T: Pod>(&self, memory: &MemorySlice, flags: WindowFlags) -> Result<Window<T>, CommError> {
-        self.register_outcome(Ok(memory.clone()), flags)
+        self.with_live("register a window", |live| self.register_outcome(live, Ok(memory.clone()), 0, flags))
     }
 
+    /// `stride`: that of handles, if the parts of the team's ranks lie at a fixed distance.
     fn register_outcome<T: Pod>(
         &self,
+        live: &mut Live,
         memory: Result<MemorySlice, CommError>,
+        stride: u32,
         flags: WindowFlags,
     ) -> Result<Window<T>, CommError> {
         const { assert!(size_of::<T>() != 0, "a window's elements have a size") };
-        self.with_live("register a window", |live| {
-            let align = if flags.signals { align_of::<T>().max(8) } else { align_of::<T>() };
-            let prepared = memory.and_then(|memory| self.prepare_window(live, memory, align as u64, flags));
-            let id = prepared.as_ref().ok().map(|prepared| prepared.id);
-            match self.join_window(live, prepared, flags) {
-                Ok(registered) => {
-                    live.windows[registered.handle.id as usize] = Some(registered.clone());
-                    Ok(Window::new(registered))
-                }
-                Err(error) => {
-                    if let Some(id) = id {
-                        live.resources.clear_window(id)?;
-                        live.ask(|to| Command::Close { window: id, to })?;
-                    }
-                    Err(error)
-                }
+        let align = if flags.signals { align_of::<T>().max(8) } else { align_of::<T>() };
+        let prepared = memory.and_then(|memory| self.prepare_window(live, memory, stride, align as u64, flags));
+        let id = prepared.as_ref().ok().map(|prepared| prepared.id);
+        match self.join_window(live, prepared, flags) {
+            Ok(registered) => {
+                live.windows[registered.handle.id as usize] = Some(registered.clone());
+                Ok(Window::new(registered))
             }
-        })
+            Err(error) => {
+                if let Some(id) = id {
+                    live.resources.clear_window(id)?;
+                    live.ask(|to| Command::Close { window: id, to })?;
+                }
+                Err(error)
+            }
+        }
     }
 
     /// This rank's own part, before it meets the others.
@@ -121,6 +132,7 @@ impl Communicator {
         &self,
         live: &Live,
         memory: MemorySlice,
+        stride: u32,
         align: u64,
         flags: WindowFlags,
     ) -> Result<Prepared, CommError> {
@@ -157,7 +169,7 @@ impl Communicator {
         let id = id as u32;
         let window = LocalWindow { id, memory: memory.clone(), plane: plane_cpu.clone() };
         let key = live.ask(|to| Command::Register { window, to })??;
-        Ok(Prepared { id, memory, plane_cpu, plane_gpu, plane_base, key })
+        Ok(Prepared { id, memory, stride, plane_cpu, plane_gpu, plane_base, key })
     }
 
     /// The part that all ranks do together.
@@ -214,7 +226,10 @@ impl Communicator {
         peers: Peers,
         keys: Vec<Key>,
     ) -> Result<Arc<Registered>, CommError> {
-        let Prepared { id, memory, plane_cpu, plane_gpu, plane_base, .. } = prepared;
+        let Prepared { id, memory, stride, plane_cpu, plane_gpu, plane_base, .. } = prepared;
+        if stride != 0 {
+            self.check_distances(live, memory.address(), stride, &peers.windows)?;
+        }
         let table = |words: &[u64]| -> Result<Arc<Memory>, CommError> {
             let table = Memory::new(&self.device, MemoryKind::Device, size_of_val(words) as u64)?;
             table.write(0, words)?;
@@ -234,6 +249,8 @@ impl Communicator {
             va_cpu: address(&plane_cpu),
             va_base: address(&plane_base),
             peer_va_gpu: address(&planes_table),
+            stride,
+            reserved: 0,
         };
         live.resources.set_window(id, data)?;
         let handle = WindowHandle {
@@ -243,6 +260,10 @@ impl Communicator {
             data: live.resources.window_data(id),
             id,
             flags: flags.bits(),
+            stride,
+            rank: self.rank(),
+            lsa_first: self.rank() - self.rank() % live.lsa_size,
+            lsa_reach: if stride == 0 { 0 } else { live.lsa_size },
         };
         let info = WindowInfo { lengths: lengths.clone(), signals: flags.signals, plane: plane_cpu.clone(), uses: 0 };
         live.ask(|to| Command::Connect { window: id, keys, info, to })??;
@@ -254,6 +275,19 @@ impl Communicator {
             lengths,
             _beside: beside.into_iter().flatten().chain(peers.memory).collect(),
         }))
+    }
+
+    /// Makes sure that the parts of the team's ranks, which start at `peers`, are where kernels will take them to be.
+    fn check_distances(&self, live: &Live, own: u64, stride: u32, peers: &[u64]) -> Result<(), CommError> {
+        let first = self.rank() - self.rank() % live.lsa_size;
+        for (rank, &there) in (0u32..).zip(peers).skip(first as usize).take(live.lsa_size as usize) {
+            let distance = u64::from(rank.wrapping_sub(self.rank()).wrapping_mul(stride)) << STRIDE_SHIFT;
+            if there != own.wrapping_add(distance) {
+                let reason = format!("its part of the window is at {there:#x}, not at the distance agreed upon");
+                return Err(CommError::OtherRank { rank, reason });
+            }
+        }
+        Ok(())
     }
 
     /// Ends a window: from now on requests that name it are refused with a fault. Collective. Requests under way are

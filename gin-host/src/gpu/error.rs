@@ -114,6 +114,26 @@ pub enum GpuError {
         /// What the device says.
         reason: String,
     },
+    /// There are no addresses for memory at fixed distances.
+    #[error("cannot reserve addresses for {slots} ranks, {least} bytes or more each: {reason}")]
+    Addresses {
+        /// For how many ranks.
+        slots: u32,
+        /// Least bytes for each.
+        least: u64,
+        /// What the device says.
+        reason: String,
+    },
+    /// Addresses of a rank that are in use already.
+    #[error("bytes {offset:#x} to {end:#x} of slot {slot} are taken already")]
+    AddressesTaken {
+        /// First byte.
+        offset: u64,
+        /// Byte after the last one.
+        end: u64,
+        /// The slot.
+        slot: u32,
+    },
     /// An access past the end of an allocation.
     #[error("bytes {offset} to {end} are not in an allocation of {length} bytes")]
     OutOfRange {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory of a device, and host memory that it can reach.
 
+use super::flat::Place;
 use super::{Device, GpuError};
 use bytemuck::Pod;
 use std::fmt;
@@ -48,6 +49,24 @@ impl Memory {
     pub fn new(device: &Arc<dyn Device>, kind: MemoryKind, bytes: u64) -> Result<Arc<Self>, GpuError> {
         let raw = device.allocate(kind, bytes.max(1))?;
         Ok(Arc::new(Self { raw, bytes, kind, device: device.clone() }))
+    }
+
+    /// Allocates device memory at a place of its own; `bytes` of it are used.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfRange`] if the place is shorter; [`GpuError::Unsupported`] if it is for another kind of device, or
+    /// its ends are no multiples of the device's [granularity](Device::granularity); [`GpuError::OutOfMemory`], or what the
+    /// device reports.
+    pub fn placed(device: &Arc<dyn Device>, place: Place, bytes: u64) -> Result<Arc<Self>, GpuError> {
+        if bytes > place.bytes() {
+            return Err(GpuError::OutOfRange { offset: 0, end: bytes, length: place.bytes() });
+        }
+        if !place.fits(&**device) {
+            let what = "put memory there: it is for other devices, or no multiple of the granularity";
+            return Err(GpuError::Unsupported { device: device.name(), what });
+        }
+        let raw = device.allocate_at(place)?;
+        Ok(Arc::new(Self { raw, bytes, kind: MemoryKind::Device, device: device.clone() }))
     }
 
     /// Device address of the first byte.

@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | [`Device`] | one GPU: memory, copies, functions, streams |
 //! | [`Memory`], [`MemorySlice`] | an allocation, and part of one |
+//! | [`flat`] | memory of several devices at fixed distances |
 //! | [`Function`] | a kernel that can be launched, and what it takes |
 //! | [`Stream`] | work in order: launches, copies, events |
 //! | [`KernelArg`] | what can be passed to a kernel |
@@ -20,7 +21,9 @@ pub mod copier;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod error;
+pub mod flat;
 mod launch;
+mod mapped;
 mod memory;
 pub mod virt;
 
@@ -140,6 +143,30 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`GpuError::OutOfMemory`].
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError>;
+
+    /// Reserves addresses for memory of so many ranks, whose devices reach each other, at fixed distances; `None` if the
+    /// device has ordinary memory only. [`FlatRange::reserve`](flat::FlatRange::reserve) is the way for users.
+    ///
+    /// # Errors
+    /// [`GpuError::Addresses`].
+    fn reserve_addresses(&self, _slots: u32) -> Result<Option<Box<dyn flat::RawAddresses>>, GpuError> {
+        Ok(None)
+    }
+
+    /// Bytes that the length and the offset of a [`Place`](flat::Place) for memory of this device must be multiples of: a
+    /// power of two.
+    fn granularity(&self) -> u64 {
+        1
+    }
+
+    /// Puts zeroed memory of this device at a place, in reach of all devices that reach this one. [`Memory::placed`] is
+    /// the way for users. The place is kept until the memory is unmapped.
+    ///
+    /// # Errors
+    /// [`GpuError::Unsupported`], [`GpuError::OutOfMemory`], what the device reports.
+    fn allocate_at(&self, _place: flat::Place) -> Result<Box<dyn RawMemory>, GpuError> {
+        Err(GpuError::Unsupported { device: self.name(), what: "put memory at an address of the caller's choice" })
+    }
 
     /// Copies from the program to memory of the device; returns when it is done.
     ///

@@ -5,7 +5,9 @@
 //! kernels are those that are linked into the program. A stream runs its work in order, work of different streams
 //! concurrently.
 
+use super::flat::{Place, RawAddresses};
 use super::launch::similar;
+use super::mapped::{MappedMemory, Pages, page};
 use super::{
     Argument, Device, DeviceKind, Event, Function, GpuError, LaunchConfig, Limits, MemoryKind, Module, ModuleSource,
     Parameter, RawMemory, Stream,
@@ -133,6 +135,18 @@ impl Device for VirtualDevice {
         // Safety: the layout's size is not 0.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| refuse("the system has no more"))?;
         Ok(Box::new(VirtualMemory { start, layout }))
+    }
+
+    fn reserve_addresses(&self, slots: u32) -> Result<Option<Box<dyn RawAddresses>>, GpuError> {
+        Ok(Some(Box::new(Pages::reserve(slots)?)))
+    }
+
+    fn granularity(&self) -> u64 {
+        page()
+    }
+
+    fn allocate_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
+        Ok(Box::new(MappedMemory::new(place)?))
     }
 
     unsafe fn copy_in(&self, destination: u64, source: &[u8]) -> Result<(), GpuError> {

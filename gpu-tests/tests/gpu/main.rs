@@ -7,7 +7,7 @@
 //! `GIN_GPU_SECONDS=N` seconds the trials that are left are ignored.
 
 use gin_conformance::cases;
-use gin_conformance::host::{Setup, SetupRoute, judge};
+use gin_conformance::host::{Setup, SetupRoute, SetupWindows, judge};
 use gin_host::world::Devices;
 use gpu_tests::gpus::{self, Gpus};
 use gpu_tests::hardware::{self, Place};
@@ -107,10 +107,14 @@ fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run:
             run.trial(&own, &gpus, || body(&gpus, devices))
         }));
     };
-    for (text, route) in [("", SetupRoute::Network), ("auto/", SetupRoute::Auto), ("lsa/", SetupRoute::Lsa)] {
+    for (text, route, windows) in [
+        ("", SetupRoute::Network, SetupWindows::Allocated),
+        ("auto/", SetupRoute::Auto, SetupWindows::Registered),
+        ("lsa/", SetupRoute::Lsa, SetupWindows::Allocated),
+    ] {
         for case in cases::for_route(route) {
             let name = format!("{place}/{text}{}", case.name);
-            let setup = move |devices| Setup { devices: Some(devices), route, ..Setup::threads() };
+            let setup = move |devices| Setup { devices: Some(devices), route, windows, ..Setup::threads() };
             add(name, Box::new(move |_, devices| judge(&case, &setup(devices))));
         }
     }

@@ -22,6 +22,7 @@
 mod context;
 mod copies;
 mod driver;
+mod flat;
 mod info;
 mod lane;
 mod memory;
@@ -34,11 +35,13 @@ pub use module::Embedded;
 
 use self::context::Context;
 use self::copies::Copies;
+use self::flat::{Addresses, PlacedMemory};
 use self::lane::Lane;
 use self::memory::{CudaMemory, is_pinned};
 use self::module::{Handle, Image, Images};
 use self::stream::CudaStream;
 use super::copier::Copier;
+use super::flat::{Place, RawAddresses};
 use super::{
     Device, DeviceKind, Function, GpuError, LaunchConfig, Limits, MemoryKind, Module, ModuleSource, RawMemory, Stream,
 };
@@ -136,6 +139,19 @@ impl Device for CudaDevice {
 
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
         Ok(Box::new(CudaMemory::new(&self.context, kind, bytes)?))
+    }
+
+    fn reserve_addresses(&self, slots: u32) -> Result<Option<Box<dyn RawAddresses>>, GpuError> {
+        let Some(granularity) = self.context.granularity else { return Ok(None) };
+        Ok(Some(Box::new(Addresses::reserve(&self.context, granularity, slots)?)))
+    }
+
+    fn granularity(&self) -> u64 {
+        self.context.granularity.unwrap_or(1)
+    }
+
+    fn allocate_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
+        Ok(Box::new(PlacedMemory::new(&self.context, place)?))
     }
 
     unsafe fn copy_in(&self, destination: u64, source: &[u8]) -> Result<(), GpuError> {

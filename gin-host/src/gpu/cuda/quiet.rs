@@ -10,6 +10,7 @@ use super::context::{Context, lock};
 use super::driver::{check, describe};
 use super::lane::Lane;
 use crate::gpu::GpuError;
+use crate::gpu::flat::Place;
 use cudarc::driver::sys::{self, CUevent, CUmodule, CUresult, CUstream};
 use std::sync::{Arc, Mutex};
 
@@ -46,6 +47,10 @@ pub(super) enum Grave {
     Module(Arc<Context>, CUmodule),
     /// A lane that may still copy.
     Lane(Lane),
+    /// Memory that is mapped at a place.
+    Placed(Arc<Context>, Place),
+    /// Addresses where nothing is mapped any more.
+    Addresses(Arc<Context>, u64, u64),
 }
 
 // Safety: handles of the driver's, which any thread may use.
@@ -104,51 +109,72 @@ impl State {
         all.saturating_sub(taken.sum())
     }
 
-    fn bury(&mut self) {
+    /// The places that are free now. They are the caller's to drop, as that may put off their addresses.
+    fn bury(&mut self) -> Vec<Place> {
+        let mut places = Vec::new();
         self.reap();
         if !self.running.is_empty() || self.graves.is_empty() {
-            return;
+            return places;
         }
         let copying = |grave: &Grave| matches!(grave, Grave::Lane(lane) if lane.is_idle() == Ok(false));
         if self.graves.iter().any(copying) {
             // Its copies may use what lies in the other graves.
-            return;
+            return places;
         }
         for grave in std::mem::take(&mut self.graves) {
-            if let Err(error) = free(grave)
-                && self.failures.len() < MOST_FAILURES
-            {
-                self.failures.push(error);
+            match free(grave) {
+                Ok(place) => places.extend(place),
+                Err(error) if self.failures.len() < MOST_FAILURES => self.failures.push(error),
+                Err(_) => {}
             }
         }
+        places
     }
 }
 
-fn free(grave: Grave) -> Result<(), GpuError> {
+/// Frees it. A place is free then, and still to be dropped.
+fn free(grave: Grave) -> Result<Option<Place>, GpuError> {
     let (Grave::Device(context, _)
     | Grave::Pinned(context, _)
     | Grave::Stream(context, _)
     | Grave::Event(context, _)
-    | Grave::Module(context, _)) = &grave
+    | Grave::Module(context, _)
+    | Grave::Placed(context, _)
+    | Grave::Addresses(context, ..)) = &grave
     else {
         if let Grave::Lane(lane) = grave {
             lane.give_back();
         }
-        return Ok(());
+        return Ok(None);
     };
-    context.enter()?;
+    let entered = context.enter();
     // Safety: each handle came from the driver and is in one grave only; nobody uses it any more.
-    unsafe {
-        match grave {
-            Grave::Device(_, address) => check("free device memory", sys::cuMemFree_v2(address)),
+    let freed = entered.and_then(|()| unsafe {
+        match &grave {
+            Grave::Device(_, address) => check("free device memory", sys::cuMemFree_v2(*address)),
             Grave::Pinned(_, address) => {
-                check("free pinned memory", sys::cuMemFreeHost(address as usize as *mut core::ffi::c_void))
+                check("free pinned memory", sys::cuMemFreeHost(*address as usize as *mut core::ffi::c_void))
             }
-            Grave::Stream(_, stream) => check("end a stream", sys::cuStreamDestroy_v2(stream)),
-            Grave::Event(_, event) => check("end an event", sys::cuEventDestroy_v2(event)),
-            Grave::Module(_, module) => check("unload a module", sys::cuModuleUnload(module)),
+            Grave::Stream(_, stream) => check("end a stream", sys::cuStreamDestroy_v2(*stream)),
+            Grave::Event(_, event) => check("end an event", sys::cuEventDestroy_v2(*event)),
+            Grave::Module(_, module) => check("unload a module", sys::cuModuleUnload(*module)),
+            Grave::Placed(_, place) => {
+                check("unmap device memory", sys::cuMemUnmap(place.address(), place.bytes() as usize))
+            }
+            Grave::Addresses(_, start, bytes) => {
+                check("give back addresses", sys::cuMemAddressFree(*start, *bytes as usize))
+            }
             Grave::Lane(_) => Ok(()),
         }
+    });
+    match (grave, freed) {
+        (Grave::Placed(_, place), Ok(())) => Ok(Some(place)),
+        (Grave::Placed(_, place), Err(error)) => {
+            // The memory is still mapped: nobody gets this place again.
+            place.leak();
+            Err(error)
+        }
+        (_, freed) => freed.map(|()| None),
     }
 }
 
@@ -159,7 +185,7 @@ pub(super) fn put_off(grave: Grave) {
 
 /// Frees what was put off, if no kernel runs.
 pub(super) fn bury() {
-    with(State::bury);
+    drop(with(State::bury));
 }
 
 /// What went wrong when things were freed, and forgets it.
