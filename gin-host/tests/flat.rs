@@ -4,7 +4,9 @@
 mod common;
 
 use common::{config, peer, with_comm};
+use gin_host::GpuError;
 use gin_host::comm::{CommConfig, CommError, Requirements, WindowFlags};
+use gin_host::gpu::virt::VirtualDevice;
 use gin_host::gpu::{Memory, MemoryKind};
 
 /// Address of each rank's part, by rank.
@@ -125,4 +127,32 @@ fn ranks_of_which_one_allocates_and_one_registers_are_told() {
         };
         assert_eq!(error, expected);
     });
+}
+
+#[test]
+fn memory_that_the_program_has_becomes_a_window_and_stays_the_programs() {
+    let mut parts = [[5u64; 8]; 2];
+    let addresses = parts.each_mut().map(|part| part.as_mut_ptr().expose_provenance() as u64);
+    with_comm(2, &config(peer()), &Requirements::default(), |comm| {
+        let device = comm.gpu().as_any().downcast_ref::<VirtualDevice>().unwrap();
+        let own = addresses[comm.rank() as usize];
+        for (address, bytes) in [(0, 8), (own, 0)] {
+            // Safety: it is refused.
+            let error = unsafe { device.import_memory(address, bytes) }.unwrap_err();
+            assert!(matches!(&error, GpuError::Foreign { .. }), "{error}");
+            assert!(error.to_string().contains("virtual GPU") && error.to_string().contains("no bytes"), "{error}");
+        }
+        // Safety: the array outlives the communicators, and nobody uses it meanwhile.
+        let memory = unsafe { device.import_memory(own, 64) }.unwrap();
+        let window = comm.register::<u64>(&memory.slice(8..64).unwrap(), WindowFlags::NONE).unwrap();
+        assert_eq!((window.handle().base, window.stride()), (own + 8, None));
+        assert_eq!(window.read_all().unwrap(), [5; 7], "its bytes are as they were");
+        window.write(0, &[u64::from(comm.rank())]).unwrap();
+        assert!(matches!(
+            comm.register::<u64>(&memory.slice(0..16).unwrap(), WindowFlags::NONE),
+            Err(CommError::AlreadyRegistered { .. })
+        ));
+        comm.destroy().unwrap();
+    });
+    assert_eq!(parts.map(|part| part[..3].to_vec()), [[5, 0, 5], [5, 1, 5]]);
 }

@@ -7,7 +7,7 @@ use super::resources::Resources;
 use super::window::{Registered, Window, WindowFlags};
 use super::wire::{Reader, Writer, garbled};
 use super::{CommError, Communicator};
-use crate::gpu::{Memory, MemoryKind, MemorySlice};
+use crate::gpu::{Device, Memory, MemoryKind, MemorySlice};
 use crate::net::{Key, LocalWindow};
 use crate::proxy::{Command, WindowInfo};
 use bytemuck::Pod;
@@ -46,12 +46,21 @@ struct Peers {
 
 impl Peers {
     /// Adds the next rank, whose part starts at `offset` of `memory`; both keys are of memory that it made known.
-    fn add(&mut self, rank: u32, near: bool, offset: u64, memory: &[u8], plane: &[u8]) -> Result<(), CommError> {
+    fn add(
+        &mut self,
+        device: &dyn Device,
+        rank: u32,
+        near: bool,
+        offset: u64,
+        memory: &[u8],
+        plane: &[u8],
+    ) -> Result<(), CommError> {
         let mut address = |key: &[u8]| -> Result<u64, CommError> {
             if !near || key.is_empty() {
                 return Ok(0);
             }
             let memory = reach::take_memory(rank, key)?;
+            memory.check_reach(device)?;
             let address = memory.address();
             self.memory.push(memory);
             Ok(address)
@@ -93,7 +102,8 @@ impl Communicator {
     /// # Errors
     /// [`CommError::State`] or [`CommError::Ended`] unless the communicator is active; [`CommError::Misaligned`];
     /// [`CommError::AlreadyRegistered`] if part of the memory is in a window of this communicator;
-    /// [`CommError::NotRegistrable`] for memory of another device; [`CommError::Limit`] if there are as many windows as
+    /// [`CommError::NotRegistrable`] for memory of another device; [`CommError::Gpu`] if a rank of the LSA team does not
+    /// reach memory that another one has [from elsewhere](crate::GpuError::Foreign); [`CommError::Limit`] if there are as many windows as
     /// were asked for; [`CommError::Disagreement`] if ranks use different flags; [`CommError::OtherRank`] if another rank
     /// failed.
     pub fn register<T: Pod>(&self, memory: &MemorySlice, flags: WindowFlags) -> Result<Window<T>, CommError> {
@@ -209,7 +219,7 @@ impl Communicator {
             let (memory, plane) = (bytes()?, bytes()?);
             keys.push(Key(bytes()?.to_vec()));
             let near = rank / live.lsa_size == self.rank() / live.lsa_size;
-            taken = taken.and(peers.add(rank, near, offset, memory, plane));
+            taken = taken.and(peers.add(&*self.device, rank, near, offset, memory, plane));
         }
         let connected = taken.and_then(|()| self.connect_window(live, prepared, flags, lengths, peers, keys));
         // Nobody uses the window before all can serve it.

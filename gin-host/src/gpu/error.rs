@@ -114,6 +114,28 @@ pub enum GpuError {
         /// What the device says.
         reason: String,
     },
+    /// Memory of the program's that a device cannot use.
+    #[error("{bytes} bytes at {address:#x} cannot be used as memory of {device}: {reason}")]
+    Foreign {
+        /// First byte.
+        address: u64,
+        /// How many.
+        bytes: u64,
+        /// The device.
+        device: String,
+        /// Why not.
+        reason: String,
+    },
+    /// A handle of the driver's, made elsewhere, that a device cannot use.
+    #[error("this {what} cannot be used by {device}: {reason}")]
+    ForeignHandle {
+        /// What it is.
+        what: &'static str,
+        /// The device.
+        device: String,
+        /// Why not.
+        reason: String,
+    },
     /// There are no addresses for memory at fixed distances.
     #[error("cannot reserve addresses for {slots} ranks, {least} bytes or more each: {reason}")]
     Addresses {

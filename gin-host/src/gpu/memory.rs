@@ -30,9 +30,19 @@ impl fmt::Display for MemoryKind {
 pub trait RawMemory: Send + Sync + fmt::Debug {
     /// Device address of the first byte; for pinned memory also that of the CPU.
     fn address(&self) -> u64;
+
+    /// Makes sure that kernels of `device`, which reaches the memory's own device, reach this memory too. What a device
+    /// allocates itself they do.
+    ///
+    /// # Errors
+    /// [`GpuError::Foreign`] with the reason.
+    fn check_reach(&self, _device: &dyn Device) -> Result<(), GpuError> {
+        Ok(())
+    }
 }
 
-/// One allocation, zeroed at first; freed when its last owner is dropped.
+/// One allocation, zeroed at first; freed when its last owner is dropped. Or memory that the program has from elsewhere,
+/// which is as it was and is never freed by this.
 #[derive(Debug)]
 pub struct Memory {
     raw: Box<dyn RawMemory>,
@@ -67,6 +77,19 @@ impl Memory {
         }
         let raw = device.allocate_at(place)?;
         Ok(Arc::new(Self { raw, bytes, kind: MemoryKind::Device, device: device.clone() }))
+    }
+
+    /// Memory that the program has from elsewhere.
+    pub(super) fn foreign(device: Arc<dyn Device>, raw: Box<dyn RawMemory>, kind: MemoryKind, bytes: u64) -> Arc<Self> {
+        Arc::new(Self { raw, bytes, kind, device })
+    }
+
+    /// Makes sure that kernels of `device`, which reaches this memory's device, reach this memory too.
+    ///
+    /// # Errors
+    /// [`GpuError::Foreign`] with the reason.
+    pub fn check_reach(&self, device: &dyn Device) -> Result<(), GpuError> {
+        self.raw.check_reach(device)
     }
 
     /// Device address of the first byte.

@@ -300,6 +300,9 @@ pub trait Stream: fmt::Debug + Send + Sync {
     /// # Errors
     /// What a kernel ended with; it is told once.
     fn synchronize(&self) -> Result<(), GpuError>;
+
+    /// Itself, for the code that made it.
+    fn as_any(&self) -> &dyn Any;
 }
 
 impl dyn Stream {

@@ -9,8 +9,8 @@ use super::flat::{Place, RawAddresses};
 use super::launch::similar;
 use super::mapped::{MappedMemory, Pages, page};
 use super::{
-    Argument, Device, DeviceKind, Event, Function, GpuError, LaunchConfig, Limits, MemoryKind, Module, ModuleSource,
-    Parameter, RawMemory, Stream,
+    Argument, Device, DeviceKind, Event, Function, GpuError, LaunchConfig, Limits, Memory, MemoryKind, Module,
+    ModuleSource, Parameter, RawMemory, Stream,
 };
 use crate::copy::copy_shared;
 use crate::rt;
@@ -54,6 +54,16 @@ impl Drop for VirtualMemory {
     }
 }
 
+/// Memory of the program's.
+#[derive(Debug)]
+struct ForeignMemory(u64);
+
+impl RawMemory for ForeignMemory {
+    fn address(&self) -> u64 {
+        self.0
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -93,6 +103,24 @@ impl VirtualDevice {
             streams: AtomicU32::new(0),
             this: this.clone(),
         })
+    }
+
+    /// Memory of the program's, used and never freed by this device.
+    ///
+    /// # Safety
+    /// - The `bytes` bytes at `address` are valid for reads and writes, and stay so until what is returned, windows that
+    ///   it is registered in, and communicators that have had such windows are gone on all ranks.
+    /// - Meanwhile the program accesses them only as it may access memory of a window.
+    ///
+    /// # Errors
+    /// [`GpuError::Foreign`] if there are no bytes.
+    pub unsafe fn import_memory(&self, address: u64, bytes: u64) -> Result<Arc<Memory>, GpuError> {
+        if address == 0 || bytes == 0 {
+            let reason = "it has no bytes".to_owned();
+            return Err(GpuError::Foreign { address, bytes, device: self.name(), reason });
+        }
+        let device = self.this.upgrade().ok_or_else(|| self.unsupported("take memory while it is dropped"))?;
+        Ok(Memory::foreign(device, Box::new(ForeignMemory(address)), MemoryKind::Device, bytes))
     }
 
     fn unsupported(&self, what: &'static str) -> GpuError {
@@ -357,6 +385,10 @@ impl Stream for VirtualStream {
     fn synchronize(&self) -> Result<(), GpuError> {
         rt::wait_until(|| self.is_done());
         self.outcome()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
     }
 }
 

@@ -168,7 +168,7 @@ impl Context {
         }
     }
 
-    fn location(&self) -> CUmemLocation {
+    pub(super) fn location(&self) -> CUmemLocation {
         CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.device }
     }
 
@@ -224,6 +224,11 @@ impl Context {
     /// Whether kernels of this GPU reach memory of `other`, with atomics.
     pub(super) fn reaches(&self, other: &Self) -> bool {
         self.ordinal == other.ordinal || lock(&self.friends).contains(&other.ordinal)
+    }
+
+    /// Whether this GPU reaches memory of `other` that was allocated in the usual way, if not with atomics.
+    pub(super) fn copies_reach(&self, other: &Self) -> bool {
+        self.ordinal == other.ordinal || lock(&self.neighbours).contains(&other.ordinal)
     }
 
     /// Its name and number.

@@ -5,6 +5,9 @@
 //! with [`GpuError::NoDriver`], [`GpuError::DriverTooOld`] or [`GpuError::NoDevice`]. Ranks are threads of one process, and
 //! several may share a GPU: each has a [`CudaDevice`] of its own over the GPU's primary context.
 //!
+//! Streams, memory and modules of a program that calls the driver itself, or by way of `cust` or C++, can be used too, and
+//! ours handed to it: [`raw`].
+//!
 //! # Kernels that wait
 //! A kernel that waits for others keeps calls of the driver from returning, and those others may be waiting for whoever
 //! made the call. So:
@@ -17,21 +20,25 @@
 //! - Memory is zeroed and copied through pinned buffers, by copy engines, which work also while every processor is taken.
 //!   What is put on a stream by [`Stream::copy`] between addresses of one GPU is not: it needs a free
 //!   processor.
+//! - Kernels that are part of CUDA graphs are not seen here: see [`CudaStream`].
 //! - Nothing waits inside the driver: streams and events are asked again and again.
 
 mod context;
 mod copies;
 mod driver;
 mod flat;
+mod import;
 mod info;
 mod lane;
 mod memory;
 mod module;
 mod quiet;
+pub mod raw;
 mod stream;
 
 pub use info::{GpuInfo, gpus, kernel_module_version};
 pub use module::Embedded;
+pub use stream::CudaStream;
 
 use self::context::Context;
 use self::copies::Copies;
@@ -39,7 +46,6 @@ use self::flat::{Addresses, PlacedMemory};
 use self::lane::Lane;
 use self::memory::{CudaMemory, is_pinned};
 use self::module::{Handle, Image, Images};
-use self::stream::CudaStream;
 use super::copier::Copier;
 use super::flat::{Place, RawAddresses};
 use super::{
@@ -195,9 +201,7 @@ impl Device for CudaDevice {
     }
 
     fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {
-        let what = "make a stream while it is dropped";
-        let device = self.this.upgrade().ok_or_else(|| GpuError::Unsupported { device: self.name(), what })?;
-        Ok(Arc::new(CudaStream::new(device)?))
+        Ok(Arc::new(CudaStream::new(self.shared()?)?))
     }
 
     fn reaches(&self, other: &dyn Device) -> bool {

@@ -7,7 +7,7 @@
 //! drops things into the list.
 
 use super::context::{Context, lock};
-use super::driver::{check, describe};
+use super::driver::{BesideCaptures, check, describe};
 use super::lane::Lane;
 use crate::gpu::GpuError;
 use crate::gpu::flat::Place;
@@ -69,7 +69,14 @@ unsafe impl Send for State {}
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 
 fn with<T>(work: impl FnOnce(&mut State) -> T) -> T {
-    work(lock(&STATE).get_or_insert_default())
+    let mut state = lock(&STATE);
+    let state = state.get_or_insert_default();
+    if state.running.is_empty() && state.graves.is_empty() {
+        // Nothing to ask the driver.
+        return work(state);
+    }
+    let _beside = BesideCaptures::begin();
+    work(state)
 }
 
 /// A launch that is about to happen.
@@ -82,6 +89,8 @@ pub(super) struct Launch<'a> {
     pub(super) per_processor: u64,
     /// All blocks must be resident at once.
     pub(super) cooperative: bool,
+    /// It becomes part of a graph, and runs when that is launched, which is not seen here.
+    pub(super) captured: bool,
 }
 
 impl State {
@@ -230,6 +239,10 @@ pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> R
             }
         }
         context.enter()?;
+        if launch.captured {
+            // An event recorded now would be part of the graph too, and never say when a kernel ends.
+            return check("launch a kernel into a graph", start());
+        }
         let mut ended = std::ptr::null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         // Safety: writes one pointer.

@@ -7,6 +7,7 @@ use super::driver::{check, describe, error};
 use super::lane::new_stream;
 use super::module::Handle;
 use super::quiet::{self, Grave, bury, put_off};
+use super::raw::{RawHandle, is_capturing};
 use crate::gpu::{Argument, Device, Event, Function, GpuError, LaunchConfig, Stream};
 use crate::rt;
 use cudarc::driver::sys::{self, CUevent, CUfunction, CUresult, CUstream};
@@ -14,11 +15,20 @@ use std::any::Any;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Work of a GPU in order, on a stream that waits for no other.
+/// Work of a GPU in order, on a stream that waits for no other, or on one that the program has made.
+///
+/// # Captured launches
+/// While the stream is captured into a CUDA graph, a launch becomes part of the graph. A cooperative one is refused only
+/// if it does not fit beside what runs at that moment, and if its blocks are more than the GPU holds: when the graph is
+/// launched nothing is checked, and its kernels are not in [`Device::running`]. Who launches graphs with kernels that wait
+/// sees to it that all of them fit at once, and drops nothing that they use, and destroys no communicator, before they have
+/// ended.
 #[derive(Debug)]
-pub(super) struct CudaStream {
+pub struct CudaStream {
     device: Arc<CudaDevice>,
     raw: CUstream,
+    /// It is not the program's.
+    owned: bool,
     /// The kernel that was launched last, to be named when something fails.
     last: Mutex<String>,
 }
@@ -41,7 +51,22 @@ pub(super) fn per_processor(context: &Context, function: CUfunction, config: &La
 impl CudaStream {
     pub(super) fn new(device: Arc<CudaDevice>) -> Result<Self, GpuError> {
         device.context.enter()?;
-        Ok(Self { raw: new_stream()?, device, last: Mutex::default() })
+        Ok(Self { raw: new_stream()?, owned: true, device, last: Mutex::default() })
+    }
+
+    /// A stream of the program's, which it keeps alive.
+    pub(super) fn foreign(device: Arc<CudaDevice>, raw: CUstream) -> Self {
+        Self { raw, owned: false, device, last: Mutex::default() }
+    }
+
+    /// The stream of a GPU behind a stream, if it is one.
+    pub fn of(stream: &dyn Stream) -> Option<&Self> {
+        stream.as_any().downcast_ref()
+    }
+
+    /// Its handle in the driver, a `CUstream`; valid as long as this.
+    pub fn raw(&self) -> RawHandle {
+        self.raw.cast()
     }
 
     fn enter(&self) -> Result<(), GpuError> {
@@ -55,7 +80,9 @@ impl CudaStream {
 
 impl Drop for CudaStream {
     fn drop(&mut self) {
-        put_off(Grave::Stream(self.device.context.clone(), self.raw));
+        if self.owned {
+            put_off(Grave::Stream(self.device.context.clone(), self.raw));
+        }
     }
 }
 
@@ -83,6 +110,7 @@ impl Stream for CudaStream {
             blocks: config.blocks(),
             per_processor: per_processor(context, handle.raw, &config)?,
             cooperative: config.cooperative,
+            captured: is_capturing(self.raw)?,
         };
         // The driver copies the values before it returns.
         let mut values: Vec<*mut core::ffi::c_void> =
@@ -169,6 +197,10 @@ impl Stream for CudaStream {
             }
             Err(error) => Err(error),
         }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
     }
 }
 
