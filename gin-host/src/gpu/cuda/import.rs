@@ -152,6 +152,8 @@ fn examine(context: &Context, address: u64, bytes: u64) -> Result<Origin, String
     // Safety: writes two integers.
     match unsafe { sys::cuMemGetAddressRange_v2(&raw mut start, &raw mut size, address) } {
         CUresult::CUDA_SUCCESS => part(start, size as u64)?,
+        // It may know only the usual kind of allocation.
+        _ if first.size != 0 => part(first.start, first.size)?,
         code => return Err(refused("cuMemGetAddressRange", code)),
     }
     Ok(if pool.is_null() { Origin::Alloc } else { Origin::Pool(pool) })
