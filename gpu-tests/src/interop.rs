@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Trials of a program that calls the driver itself, as one written with `cust` or in C++ does, and shares what it made
-//! with gin: streams, memory, modules. Also an example of how that is done: [`share`].
+//! with gin: streams, memory, modules; and launches in clusters. Also an example of how that is done: [`share`].
 
 use crate::gpus::hardware_text;
 use crate::journal::Outcome;
@@ -12,7 +12,7 @@ use cudarc::driver::sys::{
 use gin_host::comm::{CommError, Requirements, WindowFlags};
 use gin_host::gpu::cuda::raw::{raw_function, raw_module};
 use gin_host::gpu::cuda::{CudaDevice, CudaStream};
-use gin_host::gpu::{Device, GpuError};
+use gin_host::gpu::{Device, GpuError, Memory, MemoryKind};
 use gin_host::world::{Devices, Rank, WorldConfig, launch};
 use gin_host::{KernelArg, LaunchConfig, Window};
 use gpu_tests_kernels::{pass_len, value};
@@ -549,4 +549,53 @@ fn captured_on(rank: &Rank) -> Result<Vec<String>, CommError> {
         ok("end a stream", sys::cuStreamDestroy_v2(stream))?;
     }
     Ok(wrong)
+}
+
+/// Launches in clusters: all blocks run, and a cooperative launch of one cluster more than fits is refused.
+///
+/// # Errors
+/// What was wrong.
+pub fn clusters(gpus: &[usize], devices: Devices) -> Outcome {
+    const CLUSTER: u32 = 4;
+    let mut config = world(&devices, gpus, None);
+    config.ranks = 1;
+    let results = launch(config, |rank| -> Result<Vec<String>, CommError> {
+        let device = CudaDevice::of(&**rank.device()).ok_or_else(no_gpu)?;
+        let mut wrong = Vec::new();
+        if device.limits().cluster_blocks < CLUSTER {
+            // Clusters came with sm_90: there is nothing to show.
+            return Ok(wrong);
+        }
+        // The word to stop at, which is set, and the count of blocks.
+        let words = Memory::new(rank.device(), MemoryKind::Device, 16)?;
+        words.write(0, &[1u64, 0])?;
+        let (kernel, stream) = (rank.kernel("hardware_spin")?, rank.stream()?);
+        let (stop, started) = (words.address() as usize as *mut u64, (words.address() + 8) as usize as *mut u64);
+        let arguments: [&dyn KernelArg; 3] = [&stop, &started, &0u64];
+        let shape = |blocks| LaunchConfig::new(blocks, 32).cluster(CLUSTER).cooperative();
+        let resident = device.resident_blocks(&kernel, &shape(CLUSTER))?;
+        if resident == 0 || !resident.is_multiple_of(u64::from(CLUSTER)) {
+            wrong.push(format!("{resident} blocks in clusters of {CLUSTER} are said to fit"));
+        }
+        let most = u32::try_from(resident).unwrap_or(u32::MAX - CLUSTER);
+        for blocks in [2 * CLUSTER, most] {
+            words.write(8, &[0u64])?;
+            // Safety: two words, which live until the kernel has ended.
+            unsafe { stream.launch(&kernel, shape(blocks), &arguments)? };
+            stream.synchronize()?;
+            let mut count = [0u64];
+            words.read(8, &mut count)?;
+            if count != [u64::from(blocks)] {
+                wrong.push(format!("{} of {blocks} blocks ran", count[0]));
+            }
+        }
+        // Safety: as above; it is refused.
+        match unsafe { stream.launch(&kernel, shape(most + CLUSTER), &arguments) } {
+            Err(GpuError::NotResident { .. }) => {}
+            other => wrong.push(format!("one cluster more than the {resident} blocks that fit: {other:?}")),
+        }
+        Ok(wrong)
+    });
+    let wrong: Vec<String> = results.map_err(|error| error.to_string())?.into_iter().flatten().collect();
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }

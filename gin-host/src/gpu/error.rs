@@ -80,7 +80,15 @@ pub enum GpuError {
         /// Who sets the limit.
         whose: String,
     },
-    /// A grid or block with an extent of 0.
+    /// A grid that is not made of whole clusters.
+    #[error("a grid extent of {grid} is no multiple of the cluster's extent of {cluster}")]
+    UnevenClusters {
+        /// Extent of the grid.
+        grid: u32,
+        /// Extent of the cluster in the same direction.
+        cluster: u32,
+    },
+    /// A grid, block or cluster with an extent of 0.
     #[error("{what} is empty: {x} x {y} x {z}")]
     EmptyLaunch {
         /// The grid or the block.

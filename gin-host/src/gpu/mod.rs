@@ -66,15 +66,19 @@ pub struct Limits {
     pub grid: [u32; 3],
     /// Most bytes of dynamic shared memory a block.
     pub dynamic_shared: u32,
+    /// Most blocks a cluster; 1 if there are no clusters.
+    pub cluster_blocks: u32,
 }
 
 impl Limits {
-    /// What CUDA GPUs have: the limits of compute capability 8.0 and later, with 227 KiB of shared memory.
+    /// What CUDA GPUs have: the limits of compute capability 8.0 and later, with 227 KiB of shared memory and without
+    /// clusters, which came with 9.0.
     pub const CUDA: Self = Self {
         threads_per_block: 1024,
         block: [1024, 1024, 64],
         grid: [i32::MAX as u32, 65535, 65535],
         dynamic_shared: 227 << 10,
+        cluster_blocks: 1,
     };
 }
 

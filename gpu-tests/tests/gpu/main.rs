@@ -137,7 +137,7 @@ type RawTrial = (&'static str, fn(&[usize], Devices) -> Outcome);
 
 /// Trials that call the driver themselves.
 #[cfg(feature = "cuda")]
-const RAW: [RawTrial; 7] = [
+const RAW: [RawTrial; 8] = [
     ("a_module_is_unloaded_and_loaded_again_between_kernels", gpu_tests::raw::reload),
     ("a_captured_graph_communicates_each_time_that_it_is_launched", gpu_tests::raw::graph),
     ("calls_made_while_kernels_run_do_not_wait_for_them", gpu_tests::raw::calls),
@@ -145,6 +145,7 @@ const RAW: [RawTrial; 7] = [
     ("memory_of_another_program_that_cannot_be_a_window_is_refused_with_the_reason", gpu_tests::interop::refused),
     ("memory_that_a_peer_does_not_reach_is_refused_on_all_ranks", gpu_tests::interop::unreached),
     ("a_launch_through_gin_into_a_captured_stream_becomes_part_of_the_graph", gpu_tests::interop::captured),
+    ("clusters_run_whole_and_those_that_do_not_fit_are_refused", gpu_tests::interop::clusters),
 ];
 
 /// There are none in a build that has no driver to call.

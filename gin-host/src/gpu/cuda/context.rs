@@ -115,6 +115,8 @@ impl Context {
             + attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let limits = Limits {
             dynamic_shared: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            // What is portable: more need a kernel that was told so.
+            cluster_blocks: if capability >= 90 { 8 } else { 1 },
             ..Limits::CUDA
         };
         let mut context = Self {

@@ -213,8 +213,8 @@ impl Device for CudaDevice {
             let what = "run a kernel that was loaded for another kind of device";
             return Err(GpuError::Unsupported { device: self.name(), what });
         };
-        let per_processor = stream::per_processor(&self.context, handle.raw, config)?;
-        Ok(quiet::room(&self.context, per_processor))
+        let fit = stream::fit(&self.context, handle.raw, config)?;
+        Ok(quiet::free_blocks(&self.context, fit))
     }
 
     fn running(&self) -> usize {

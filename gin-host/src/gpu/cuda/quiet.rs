@@ -79,6 +79,17 @@ fn with<T>(work: impl FnOnce(&mut State) -> T) -> T {
     work(state)
 }
 
+/// How many blocks of a shape a GPU holds when nothing else runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Fit {
+    /// Blocks that one processor holds.
+    pub(super) per_processor: u64,
+    /// Blocks of a cluster; 1 if there are none.
+    pub(super) cluster: u64,
+    /// Clusters that the GPU holds.
+    pub(super) clusters: u64,
+}
+
 /// A launch that is about to happen.
 #[derive(Debug)]
 pub(super) struct Launch<'a> {
@@ -86,11 +97,22 @@ pub(super) struct Launch<'a> {
     pub(super) owner: u64,
     pub(super) stream: CUstream,
     pub(super) blocks: u64,
-    pub(super) per_processor: u64,
+    pub(super) fit: Fit,
     /// All blocks must be resident at once.
     pub(super) cooperative: bool,
     /// It becomes part of a graph, and runs when that is launched, which is not seen here.
     pub(super) captured: bool,
+}
+
+/// Blocks that fit beside what runs, wherever its blocks are: each of them takes a whole number of places from one
+/// processor, at most as many as its share of the processor needs, and each place may be of another cluster. `running`:
+/// blocks, and how many of their shape one processor holds.
+fn room(running: impl Iterator<Item = (u64, u64)>, fit: Fit) -> u64 {
+    let taken = running.map(|(blocks, per_processor)| {
+        let each = fit.per_processor.div_ceil(per_processor.max(1));
+        blocks.saturating_mul(each).min(fit.clusters)
+    });
+    fit.clusters.saturating_sub(taken.fold(0, u64::saturating_add)).saturating_mul(fit.cluster)
 }
 
 impl State {
@@ -107,15 +129,10 @@ impl State {
         });
     }
 
-    /// Blocks that fit beside what runs, wherever its blocks are: each of them takes a whole number of places from one
-    /// processor, at most as many as its share of the processor needs.
-    fn room(&self, context: &Context, per_processor: u64) -> u64 {
-        let all = u64::from(context.processors) * per_processor;
-        let taken = self.running.iter().filter(|running| running.ordinal == context.ordinal).map(|running| {
-            let each = per_processor.div_ceil(running.per_processor.max(1));
-            running.blocks.saturating_mul(each).min(all)
-        });
-        all.saturating_sub(taken.sum())
+    /// Blocks that fit beside what runs on GPU `ordinal`.
+    fn room(&self, ordinal: usize, fit: Fit) -> u64 {
+        let running = self.running.iter().filter(|running| running.ordinal == ordinal);
+        room(running.map(|running| (running.blocks, running.per_processor)), fit)
     }
 
     /// The places that are free now. They are the caller's to drop, as that may put off their addresses.
@@ -211,10 +228,10 @@ pub(super) fn running(owner: u64) -> usize {
 }
 
 /// Blocks of a shape that fit beside what runs now.
-pub(super) fn room(context: &Context, per_processor: u64) -> u64 {
+pub(super) fn free_blocks(context: &Context, fit: Fit) -> u64 {
     with(|state| {
         state.reap();
-        state.room(context, per_processor)
+        state.room(context.ordinal, fit)
     })
 }
 
@@ -224,7 +241,7 @@ pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> R
         state.reap();
         let context = launch.context;
         if launch.cooperative {
-            let resident = state.room(context, launch.per_processor);
+            let resident = state.room(context.ordinal, launch.fit);
             if launch.blocks > resident {
                 return Err(GpuError::NotResident { blocks: launch.blocks, resident, device: context.full_name() });
             }
@@ -257,8 +274,35 @@ pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> R
             unsafe { sys::cuEventDestroy_v2(ended) };
             return Err(GpuError::Driver { context: "launch a kernel", reason: describe(code) });
         }
-        let &Launch { owner, blocks, per_processor, .. } = launch;
+        let &Launch { owner, blocks, fit: Fit { per_processor, .. }, .. } = launch;
         state.running.push(Running { ordinal: context.ordinal, owner, ended, blocks, per_processor });
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_runs_takes_the_most_room_that_it_may() {
+        let fit = |per_processor, cluster, clusters| Fit { per_processor, cluster, clusters };
+        for (running, fit, expected) in [
+            // 132 processors.
+            (&[][..], fit(2, 1, 264), 264),
+            (&[(4, 2)], fit(2, 1, 264), 260),
+            // One block that fills a processor takes both places of it.
+            (&[(4, 1)], fit(2, 1, 264), 256),
+            (&[(4, 32)], fit(2, 1, 264), 260),
+            (&[(1000, 1), (1000, 1)], fit(2, 1, 264), 0),
+            (&[(u64::MAX, 1), (u64::MAX, 1)], fit(2, 1, 264), 0),
+            // Each of them may be in the way of another cluster.
+            (&[], fit(1, 4, 32), 128),
+            (&[(3, 1)], fit(1, 4, 32), 116),
+            (&[(40, 1)], fit(1, 4, 32), 0),
+            (&[(2, 1)], fit(0, 1, 0), 0),
+        ] {
+            assert_eq!(room(running.iter().copied(), fit), expected, "{running:?}, {fit:?}");
+        }
+    }
 }
