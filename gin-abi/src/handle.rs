@@ -202,9 +202,17 @@ pub struct WindowData {
     pub va_near: u64,
     /// Per world rank: device address of that rank's `va_gpu`; GPU memory. 0 if there is none.
     pub peer_va_gpu: u64,
+    /// [`WindowHandle::stride`].
+    pub stride: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
-const _: () = assert!(size_of::<WindowData>() == 72);
+const _: () = assert!(size_of::<WindowData>() == 80);
+
+/// log2 of the unit of [`WindowHandle::stride`]: 4 GiB. The lower half of an address is the same on all ranks then, and a
+/// peer's address takes one multiply-add of 32 bits.
+pub const STRIDE_SHIFT: u32 = 32;
 
 /// Window flag: words in the window may be raised by signals, so it has side planes of words.
 pub const WINDOW_SIGNALS: u32 = 1;
@@ -228,6 +236,16 @@ pub struct WindowHandle {
     pub id: u32,
     /// `WINDOW_*` bits.
     pub flags: u32,
+    /// Distance of the parts of neighbouring ranks of the LSA team, in units of `1 << STRIDE_SHIFT` bytes: the part of
+    /// rank `p` starts at `base + ((p - rank) * stride << STRIDE_SHIFT)`, in wrapping arithmetic. 0 if the parts lie
+    /// anywhere: their addresses are in the table.
+    pub stride: u32,
+    /// Own world rank.
+    pub rank: u32,
+    /// World rank of the first member of the LSA team.
+    pub lsa_first: u32,
+    /// Ranks from `lsa_first` on whose parts lie at that distance: the LSA team's size; 0 if `stride` is.
+    pub lsa_reach: u32,
 }
 
-const _: () = assert!(size_of::<WindowHandle>() == 40);
+const _: () = assert!(size_of::<WindowHandle>() == 56);

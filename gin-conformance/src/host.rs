@@ -132,6 +132,15 @@ pub enum SetupRoute {
     Lsa,
 }
 
+/// Where windows come from that start their allocation; the others are part of memory that was registered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SetupWindows {
+    /// The communicator allocates them: the parts of LSA peers lie at a fixed distance.
+    Allocated,
+    /// The user registers memory: the parts lie anywhere.
+    Registered,
+}
+
 /// Logs of seeded runs, in the order of the runs.
 pub type Logs = Arc<Mutex<Vec<EventLog>>>;
 
@@ -150,6 +159,8 @@ pub struct Setup {
     pub net: Net,
     /// The route of operations that name none.
     pub route: SetupRoute,
+    /// Where windows come from.
+    pub windows: SetupWindows,
     /// Other devices than the virtual GPU, for real threads.
     pub devices: Option<Devices>,
     /// Kernels with the back end compiled in alone, where there are any.
@@ -176,6 +187,7 @@ impl Setup {
             resident_blocks: None,
             net: Net::Plain,
             route: SetupRoute::Network,
+            windows: SetupWindows::Allocated,
             devices: None,
             named_backend: false,
             mistake: Mistake::None,
@@ -194,6 +206,12 @@ impl Setup {
     #[must_use]
     pub fn with_network(&self, net: Net) -> Self {
         Self { net, ..self.clone() }
+    }
+
+    /// The same with windows from elsewhere.
+    #[must_use]
+    pub fn with_windows(&self, windows: SetupWindows) -> Self {
+        Self { windows, ..self.clone() }
     }
 
     /// So many nanoseconds of a virtual clock; on a real one more, since other programs use the processors too.
@@ -223,6 +241,9 @@ impl Setup {
             SetupRoute::Network => {}
             SetupRoute::Auto => name.push_str(", route automatic"),
             SetupRoute::Lsa => name.push_str(", route LSA"),
+        }
+        if self.windows == SetupWindows::Registered {
+            name.push_str(", memory of the user");
         }
         if self.named_backend {
             name.push_str(", Gin<Proxy>");
@@ -306,8 +327,12 @@ fn run_rank(rank: &Rank, scenario: &Scenario, setup: &Setup) -> Result<Collected
     let mut windows: Vec<Window<u8>> = Vec::new();
     for spec in &scenario.windows {
         let bytes = spec.bytes[me as usize];
-        let memory = Memory::new(rank.device(), MemoryKind::Device, (spec.offset + bytes).max(1))?;
         let flags = if spec.signals { WindowFlags::SIGNALS } else { WindowFlags::NONE };
+        if setup.windows == SetupWindows::Allocated && spec.offset == 0 {
+            windows.push(comm.alloc_window(bytes as usize, flags)?);
+            continue;
+        }
+        let memory = Memory::new(rank.device(), MemoryKind::Device, (spec.offset + bytes).max(1))?;
         windows.push(comm.register(&memory.slice(spec.offset..spec.offset + bytes)?, flags)?);
     }
 

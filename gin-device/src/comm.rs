@@ -165,6 +165,10 @@ impl Comm {
                     data: data_address,
                     id,
                     flags: data.flags,
+                    stride: data.stride,
+                    rank: self.0.rank,
+                    lsa_first: self.0.lsa_first,
+                    lsa_reach: if data.stride != 0 { self.0.lsa_size } else { 0 },
                 };
                 return Ok((handle, offset));
             }

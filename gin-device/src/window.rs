@@ -9,7 +9,7 @@ use crate::sys;
 use crate::team::Rank;
 use bytemuck::Pod;
 use core::marker::PhantomData;
-use gin_abi::handle::WINDOW_SIGNALS;
+use gin_abi::handle::{STRIDE_SHIFT, WINDOW_SIGNALS};
 use gin_abi::{Fault, FaultKind, Operation, WindowData, WindowHandle};
 
 /// A window of elements of type `T`: a kernel parameter, made by the host.
@@ -50,7 +50,8 @@ pub(crate) fn bytes_on(handle: &WindowHandle, rank: Rank) -> u64 {
     }
 }
 
-/// Address of `rank`'s part of the window behind a handle of the host's, 0 if loads and stores do not reach it.
+/// Address of `rank`'s part of the window behind a handle of the host's, from the table; 0 if loads and stores do not
+/// reach it.
 #[inline(always)]
 fn peer_entry(handle: &WindowHandle, rank: Rank) -> u64 {
     let data = handle.data as usize as *const WindowData;
@@ -61,6 +62,19 @@ fn peer_entry(handle: &WindowHandle, rank: Rank) -> u64 {
             peers => sys::read_word((peers as usize as *const u64).wrapping_add(rank.world() as usize)),
         }
     }
+}
+
+/// Address of `rank`'s part of a window whose parts lie at a fixed distance.
+#[inline(always)]
+fn peer_place(handle: &WindowHandle, rank: Rank) -> u64 {
+    let distance = rank.world().wrapping_sub(sys::narrow(handle.rank)).wrapping_mul(sys::narrow(handle.stride));
+    handle.base.wrapping_add(u64::from(distance) << STRIDE_SHIFT)
+}
+
+/// Address of the part of `rank`, which loads and stores reach, of the window behind a handle of the host's.
+#[inline(always)]
+fn peer_address(handle: &WindowHandle, rank: Rank) -> u64 {
+    if sys::narrow(handle.stride) != 0 { peer_place(handle, rank) } else { peer_entry(handle, rank) }
 }
 
 /// Whether what ends at byte `end` lies in `rank`'s part of the window behind a handle of the host's.
@@ -208,7 +222,9 @@ impl<T: Pod> Window<T> {
     /// [`FaultKind::NotReachable`] if the rank is outside the LSA team.
     #[inline(always)]
     pub fn peer_ptr(&self, rank: Rank) -> Result<*mut T, Fault> {
-        let address = peer_entry(&self.handle, rank);
+        // Never where parts lie anywhere; and the table has no address for a rank outside the team.
+        let near = rank.world().wrapping_sub(sys::narrow(self.handle.lsa_first)) < sys::narrow(self.handle.lsa_reach);
+        let address = if near { peer_place(&self.handle, rank) } else { peer_entry(&self.handle, rank) };
         if address == 0 {
             return Err(Fault::new(FaultKind::NotReachable, Operation::Address).peer(rank.world()));
         }
@@ -320,7 +336,7 @@ impl<T: Pod> WindowRange<T> {
     /// Address in `rank`'s part, of a range that was checked, of a rank that loads and stores reach.
     #[inline(always)]
     pub(crate) fn address_on(&self, rank: Rank) -> u64 {
-        peer_entry(&self.window.handle, rank) + self.offset
+        peer_address(&self.window.handle, rank).wrapping_add(self.offset)
     }
 
     #[inline(always)]

@@ -3,10 +3,13 @@
 
 use gin_abi::ABI_VERSION;
 use gin_device::coop::{block_in_grid, grid_dim};
+use gin_device::exec::Dim3;
 use gin_device::kernel::{KernelEntry, KernelParam};
 use gin_device::prelude::*;
 use gin_host::gpu::virt::{VirtualDevice, function};
-use gin_host::gpu::{Argument, Device, GpuError, Memory, MemoryKind, ModuleSource, Plain};
+use gin_host::gpu::{
+    Argument, Device, Function, GpuError, Limits, Memory, MemoryKind, ModuleSource, Plain, check_launch,
+};
 use gin_host::world::{Rank as WorldRank, WorldConfig, launch};
 use gin_host::{KernelArg, LaunchConfig};
 use std::sync::Arc;
@@ -129,6 +132,31 @@ fn launches_past_a_limit_are_refused_with_the_number_and_the_limit() {
     assert!(matches!(trap(LaunchConfig::new(1, 0)), GpuError::EmptyLaunch { what: "block", .. }));
     let cooperative = trap(LaunchConfig::new(5, 1).cooperative());
     assert!(matches!(cooperative, GpuError::NotResident { blocks: 5, resident: 4, .. }), "{cooperative:?}");
+}
+
+#[test]
+fn clusters_are_checked_and_the_virtual_gpu_has_none() {
+    let refused = |config: LaunchConfig| try_launch("host_test_trap", config, &[]).unwrap_err().to_string();
+    let text = refused(LaunchConfig::new(4, 1).cluster(2));
+    assert_eq!(text, "a cluster's number of blocks of 2 is past the limit of 1 of virtual GPU 0");
+    assert_eq!(refused(LaunchConfig::new(4, 1).cluster(0)), "cluster is empty: 0 x 1 x 1");
+    let function = Function {
+        name: "kernel".to_owned(),
+        parameters: Vec::new(),
+        max_threads: None,
+        abi: gin_abi::ABI_VERSION,
+        handle: Arc::new(()),
+    };
+    let limits = Limits { cluster_blocks: 8, ..Limits::CUDA };
+    let check = |config: LaunchConfig| check_launch(&function, &config, &[], &limits, "a GPU");
+    for (blocks, cluster) in [(4, 1), (4, 2), (16, 8)] {
+        assert_eq!(check(LaunchConfig::new(blocks, 1).cluster(cluster)), Ok(()), "{blocks} blocks");
+    }
+    let uneven = check(LaunchConfig::new(6, 1).cluster(4));
+    assert_eq!(uneven, Err(GpuError::UnevenClusters { grid: 6, cluster: 4 }));
+    assert!(matches!(check(LaunchConfig::new(16, 1).cluster(16)), Err(GpuError::LaunchLimit { limit: 8, .. })));
+    let tall = LaunchConfig { cluster: Dim3 { x: 1, y: 2, z: 1 }, ..LaunchConfig::new(4, 1) };
+    assert_eq!(check(tall), Err(GpuError::UnevenClusters { grid: 1, cluster: 2 }));
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | [`gpus`] | the GPUs there are, or why there are none |
 //! | [`hardware`] | trials of what only hardware shows |
+//! | `interop` | trials of programs that call the driver themselves beside gin, with the feature `cuda` |
 //! | `raw` | trials that call the driver themselves, with the feature `cuda` |
 //! | [`journal`] | results of earlier runs, so that a run goes on where one was ended |
 //! | [`watchdog`] | ends the process when a trial gets no further |
@@ -12,6 +13,8 @@
 
 pub mod gpus;
 pub mod hardware;
+#[cfg(feature = "cuda")]
+pub mod interop;
 pub mod journal;
 #[cfg(feature = "cuda")]
 pub mod raw;

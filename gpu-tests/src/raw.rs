@@ -16,12 +16,12 @@ use std::fmt::Write as _;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-fn ok(context: &'static str, code: CUresult) -> Result<(), GpuError> {
+pub(crate) fn ok(context: &'static str, code: CUresult) -> Result<(), GpuError> {
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(GpuError::Driver { context, reason: format!("{code:?}") }) }
 }
 
 /// Makes a GPU's primary context, the one that gin uses, current on this thread.
-fn enter(ordinal: usize) -> Result<CUcontext, GpuError> {
+pub(crate) fn enter(ordinal: usize) -> Result<CUcontext, GpuError> {
     let (mut device, mut context) = (0, std::ptr::null_mut());
     // Safety: writes an integer and a pointer. It is kept until the process ends, as gin keeps it.
     unsafe {
@@ -32,7 +32,7 @@ fn enter(ordinal: usize) -> Result<CUcontext, GpuError> {
     Ok(context)
 }
 
-fn new_stream() -> Result<CUstream, GpuError> {
+pub(crate) fn new_stream() -> Result<CUstream, GpuError> {
     let mut stream = std::ptr::null_mut();
     let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
     // Safety: writes a pointer.
@@ -50,7 +50,7 @@ fn is_done(stream: CUstream) -> Result<bool, GpuError> {
 }
 
 /// Waits for a stream, by asking it again and again.
-fn wait(stream: CUstream, limit: Duration) -> Result<(), GpuError> {
+pub(crate) fn wait(stream: CUstream, limit: Duration) -> Result<(), GpuError> {
     let start = Instant::now();
     while !is_done(stream)? {
         if start.elapsed() > limit {
@@ -62,7 +62,7 @@ fn wait(stream: CUstream, limit: Duration) -> Result<(), GpuError> {
 }
 
 /// A module and a kernel of it, loaded.
-fn load(text: &str, name: &str) -> Result<(CUmodule, CUfunction), GpuError> {
+pub(crate) fn load(text: &str, name: &str) -> Result<(CUmodule, CUfunction), GpuError> {
     let no_zeros = |_| GpuError::Driver { context: "load a module", reason: "a zero byte".into() };
     let (text, name) = (CString::new(text).map_err(no_zeros)?, CString::new(name).map_err(no_zeros)?);
     let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
@@ -193,7 +193,7 @@ struct Lab {
 unsafe impl Send for Lab {}
 
 /// Pinned memory that every GPU sees at the address that the CPU uses.
-const SHARED: u32 = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+pub(crate) const SHARED: u32 = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
 
 /// Events as gin makes them.
 const NO_TIMING: u32 = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
@@ -531,6 +531,39 @@ const CALLS: &[Call] = &[
         // Safety: both are alive.
         call: |lab, word| ok("wait", unsafe { sys::cuStreamWaitEvent(lab.stream, event_of(word), 0) }),
         clean: end_event,
+    },
+    Call {
+        name: "cuThreadExchangeStreamCaptureMode",
+        must_return: BOTH,
+        prepare: none,
+        call: |_, _| {
+            let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+            // Safety: reads and writes one value of the enumeration.
+            ok("exchange", unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) })
+        },
+        clean: keep,
+    },
+    Call {
+        name: "cuStreamIsCapturing",
+        must_return: BOTH,
+        prepare: none,
+        call: |lab, _| {
+            let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+            // Safety: writes one value of the enumeration; the stream is alive.
+            ok("ask", unsafe { sys::cuStreamIsCapturing(lab.stream, &raw mut status) })
+        },
+        clean: keep,
+    },
+    Call {
+        name: "cuPointerGetAttribute",
+        must_return: NEVER,
+        prepare: none,
+        call: |lab, _| {
+            let (mut kind, attribute) = (0u64, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
+            // Safety: writes at most so many bytes.
+            ok("ask", unsafe { sys::cuPointerGetAttribute((&raw mut kind).cast(), attribute, lab.device[0]) })
+        },
+        clean: keep,
     },
     Call {
         name: "cuOccupancyMaxActiveBlocksPerMultiprocessor",

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Two routes to one peer: loads and stores to LSA peers, and the network. Each operation here names its own.
 
-use super::{List, Verdict, expect_bytes, pattern, run_ok};
-use crate::host::{Net, Setup};
+use super::{Case, List, Verdict, expect_bytes, pattern, run_ok};
+use crate::host::{Net, Setup, SetupWindows};
 use crate::op::{Code, Op, Reduction};
 use crate::scenario::{CoopKind, Outcome, Scenario, WindowSpec, fault};
 use gin_abi::FaultKind;
@@ -22,7 +22,20 @@ const COOPS: [CoopKind; 6] =
 /// Networks that bring things in another order, or late.
 const NETS: [Net; 4] = [Net::Plain, Net::Reorder, Net::Delay { ns: 20_000 }, Net::Withhold];
 
+/// The cases run on windows whose parts lie at a fixed distance, and on windows whose parts lie anywhere.
 pub(super) fn add(list: &mut List) {
+    let mut own = List::default();
+    add_cases(&mut own);
+    for Case { name, run, .. } in own.0 {
+        list.case(&name, move |setup| {
+            [SetupWindows::Allocated, SetupWindows::Registered].into_iter().try_for_each(|windows| {
+                run(&setup.with_windows(windows)).map_err(|error| format!("windows {windows:?}: {error}"))
+            })
+        });
+    }
+}
+
+fn add_cases(list: &mut List) {
     for coop in COOPS {
         let kernel = coop.kernel().trim_start_matches("script_");
         list.case(&format!("puts_by_loads_and_stores_arrive_before_their_signal_by_{kernel}"), move |setup| {

@@ -6,7 +6,7 @@
 mod residency;
 
 use gin_conformance::cases;
-use gin_conformance::host::{Net, Setup, SetupRoute, judge};
+use gin_conformance::host::{Net, Setup, SetupRoute, SetupWindows, judge};
 use gin_virtual::Policy;
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -35,7 +35,8 @@ fn ways() -> Vec<Way> {
             seed += 1;
             // No more blocks than needed, and the back end compiled in alone, on some of them.
             let (resident_blocks, named_backend) = ((seed % 3 == 0).then_some(1), seed % 2 == 0);
-            let setup = Setup { policy, net, resident_blocks, named_backend, ..Setup::seeded(seed) };
+            let windows = if seed % 4 < 2 { SetupWindows::Allocated } else { SetupWindows::Registered };
+            let setup = Setup { policy, net, resident_blocks, named_backend, windows, ..Setup::seeded(seed) };
             ways.push((format!("{policy_name}_{name}"), setup));
         }
     }
@@ -46,7 +47,9 @@ fn ways() -> Vec<Way> {
         ("warp_ahead_delay_lsa", Policy::WarpAhead, Net::Delay { ns: 10_000 }, SetupRoute::Lsa),
     ] {
         seed += 1;
-        ways.push((name.to_owned(), Setup { policy, net, route, ..Setup::seeded(seed) }));
+        // Both kinds of window with each route.
+        let windows = if net == Net::Plain { SetupWindows::Allocated } else { SetupWindows::Registered };
+        ways.push((name.to_owned(), Setup { policy, net, route, windows, ..Setup::seeded(seed) }));
     }
     ways.push(("threads_plain_auto".to_owned(), Setup { route: SetupRoute::Auto, ..Setup::threads() }));
     for (name, net) in networks {

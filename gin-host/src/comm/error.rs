@@ -136,6 +136,19 @@ pub enum CommError {
         /// The window that has them.
         window: u32,
     },
+    /// No part of the addresses is free on all ranks of the LSA team that is long enough for a window.
+    #[error(
+        "a window of {bytes} bytes finds no place: of the {stride} bytes of addresses that each rank has, at most {longest} \
+         in a row are free on all ranks of its LSA team"
+    )]
+    NoPlace {
+        /// Bytes of the longest part.
+        bytes: u64,
+        /// Most bytes in a row that are free on all ranks.
+        longest: u64,
+        /// Bytes of addresses that each rank has.
+        stride: u64,
+    },
     /// Memory of a kind, or of a device, that cannot be a window.
     #[error("this memory cannot be a window: {reason}")]
     NotRegistrable {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How a communicator comes up and ends.
 
+use super::flat::{self, Flat};
 use super::reach;
 use super::resources::Resources;
 use super::window::Registered;
@@ -30,6 +31,7 @@ pub(super) struct Live {
     pub(super) handle: CommHandle,
     pub(super) stats: Vec<Arc<Counters>>,
     pub(super) windows: Vec<Option<Arc<Registered>>>,
+    pub(super) flat: Flat,
     channel: Arc<dyn Channel>,
     commands: Sender<Command>,
     progress: Option<Running>,
@@ -79,6 +81,7 @@ impl Communicator {
             let mut message = Writer::default();
             let signals = prepared.resources.signals_gpu().map(|memory| reach::offer_memory(memory).0);
             message.word(number).bytes(&signals.unwrap_or_default()).bytes(&prepared.key.0);
+            flat::write(&mut message, &prepared.flat);
             for (_, value) in &own {
                 message.word(*value);
             }
@@ -91,6 +94,10 @@ impl Communicator {
             let mut reader = Reader(message);
             let first = (|| Some((reader.word()?, reader.bytes()?, reader.bytes()?)))();
             let (number, signals, key) = first.ok_or_else(|| garbled(other))?;
+            let theirs = flat::take(other, &mut reader).ok_or_else(|| garbled(other))?;
+            if other == rank - rank % lsa_size && other != rank {
+                prepared.flat = theirs;
+            }
             for (what, value) in &own {
                 let theirs = reader.word().ok_or_else(|| garbled(other))?;
                 if theirs != *value {
@@ -152,7 +159,8 @@ impl Communicator {
         requirements.check_network(&capabilities)?;
         let resources = Resources::new(&self.device, requirements, self.ranks(), lsa_size, self.config.routes)?;
         let key = network.register_signals(&resources.local_signals())?;
-        Ok(Prepared { backend, network, capabilities, resources, key })
+        let flat = flat::offer(&*self.device, self.rank(), lsa_size);
+        Ok(Prepared { backend, network, capabilities, resources, key, flat })
     }
 
     fn start(
@@ -162,7 +170,7 @@ impl Communicator {
         prepared: Prepared,
         channel: Arc<dyn Channel>,
     ) -> Result<Live, CommError> {
-        let Prepared { backend, network, capabilities, resources, .. } = prepared;
+        let Prepared { backend, network, capabilities, resources, flat, .. } = prepared;
         let (rank, ranks) = (self.rank(), self.ranks());
         let resources = Arc::new(resources);
         let stats: Vec<Arc<Counters>> = (0..requirements.contexts).map(|_| Arc::default()).collect();
@@ -215,6 +223,7 @@ impl Communicator {
             handle,
             stats,
             windows: (0..requirements.windows).map(|_| None).collect(),
+            flat,
             channel,
             commands,
             progress: Some(progress),
@@ -303,6 +312,8 @@ struct Prepared {
     capabilities: Capabilities,
     resources: Resources,
     key: Key,
+    /// Why there are no addresses for windows matters only to who allocates one.
+    flat: Flat,
 }
 
 impl Drop for Communicator {

@@ -15,6 +15,7 @@
 pub mod board;
 mod bootstrap;
 mod error;
+mod flat;
 mod life;
 mod reach;
 mod requirements;

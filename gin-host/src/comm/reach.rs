@@ -6,6 +6,7 @@
 
 use super::CommError;
 use super::wire::garbled;
+use crate::gpu::flat::FlatRange;
 use crate::gpu::{Device, Memory};
 use crate::net::{Key, registry::Registry};
 use std::sync::Arc;
@@ -16,6 +17,7 @@ pub(super) struct Place(Arc<dyn Device>);
 
 static PLACES: Registry<Place> = Registry::new();
 static MEMORIES: Registry<Memory> = Registry::new();
+static RANGES: Registry<FlatRange> = Registry::new();
 
 /// Makes a device known to the other ranks, as long as the place lives.
 pub(super) fn offer_device(device: &Arc<dyn Device>) -> (Arc<Place>, Key) {
@@ -74,6 +76,20 @@ pub(super) fn offer_memory(memory: &Arc<Memory>) -> Key {
 /// [`CommError::OtherRank`] if it is not there any more.
 pub(super) fn take_memory(rank: u32, key: &[u8]) -> Result<Arc<Memory>, CommError> {
     let found = MEMORIES.find(rank, &Key(key.to_vec()));
+    found.map_err(|error| CommError::OtherRank { rank, reason: error.to_string() })
+}
+
+/// Makes the addresses of a team known to its other ranks, as long as they are reserved.
+pub(super) fn offer_range(range: &Arc<FlatRange>) -> Key {
+    RANGES.publish(range)
+}
+
+/// The addresses that the first rank of a team made known.
+///
+/// # Errors
+/// [`CommError::OtherRank`] if they are not reserved any more.
+pub(super) fn take_range(rank: u32, key: &[u8]) -> Result<Arc<FlatRange>, CommError> {
+    let found = RANGES.find(rank, &Key(key.to_vec()));
     found.map_err(|error| CommError::OtherRank { rank, reason: error.to_string() })
 }
 

@@ -345,6 +345,8 @@ impl Resources {
             va_cpu: 0,
             va_near: 0,
             peer_va_gpu: 0,
+            stride: 0,
+            reserved: 0,
         };
         self.set_window(id, data)
     }

@@ -5,6 +5,7 @@ use super::CommError;
 use crate::gpu::{Argument, KernelArg, Memory, MemorySlice};
 use bytemuck::Pod;
 use gin_abi::WindowHandle;
+use gin_abi::handle::STRIDE_SHIFT;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
@@ -86,6 +87,13 @@ impl<T: Pod> Window<T> {
     pub fn len_on(&self, rank: u32) -> Option<usize> {
         let bytes = self.inner.lengths.get(rank as usize)?;
         Some((bytes / size_of::<T>() as u64) as usize)
+    }
+
+    /// Bytes from the part of one rank of the LSA team to that of the next, if they lie at a fixed distance: then a
+    /// kernel finds a peer's part without a table. `None` for registered memory, and for devices that cannot do that.
+    pub fn stride(&self) -> Option<u64> {
+        let stride = u64::from(self.inner.handle.stride) << STRIDE_SHIFT;
+        (stride != 0).then_some(stride)
     }
 
     /// Its memory.

@@ -7,11 +7,11 @@ use super::resources::Resources;
 use super::window::{Registered, Window, WindowFlags};
 use super::wire::{Reader, Writer, garbled};
 use super::{CommError, Communicator};
-use crate::gpu::{Memory, MemoryKind, MemorySlice};
+use crate::gpu::{Device, Memory, MemoryKind, MemorySlice};
 use crate::net::{Key, LocalWindow};
 use crate::proxy::{Command, WindowInfo};
 use bytemuck::Pod;
-use gin_abi::handle::{ENGINE_GPU, NEAR_WORDS};
+use gin_abi::handle::{ENGINE_GPU, NEAR_WORDS, STRIDE_SHIFT};
 use gin_abi::{WindowData, WindowHandle};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,6 +26,7 @@ const MAX_BYTES: u64 = gin_abi::descriptor::MAX_OFFSET;
 struct Prepared {
     id: u32,
     memory: MemorySlice,
+    stride: u32,
     plane_cpu: Option<Arc<Memory>>,
     plane_gpu: Option<Arc<Memory>>,
     plane_near: Option<Arc<Memory>>,
@@ -45,12 +46,21 @@ struct Peers {
 
 impl Peers {
     /// Adds the next rank, whose part starts at `offset` of `memory`; both keys are of memory that it made known.
-    fn add(&mut self, rank: u32, near: bool, offset: u64, memory: &[u8], plane: &[u8]) -> Result<(), CommError> {
+    fn add(
+        &mut self,
+        device: &dyn Device,
+        rank: u32,
+        near: bool,
+        offset: u64,
+        memory: &[u8],
+        plane: &[u8],
+    ) -> Result<(), CommError> {
         let mut address = |key: &[u8]| -> Result<u64, CommError> {
             if !near || key.is_empty() {
                 return Ok(0);
             }
             let memory = reach::take_memory(rank, key)?;
+            memory.check_reach(device)?;
             let address = memory.address();
             self.memory.push(memory);
             Ok(address)
@@ -70,50 +80,61 @@ impl Communicator {
     /// Allocates device memory for `len` elements on this rank and registers it. Collective; ranks may ask for different
     /// lengths, 0 included. The elements are zero at first.
     ///
+    /// The parts of an LSA team's ranks lie at a fixed distance, [`Window::stride`], if their devices can do that; then each
+    /// takes a whole number of the device's [granules](crate::gpu::Device::granularity).
+    ///
     /// # Errors
-    /// As [`register`](Self::register).
+    /// As [`register`](Self::register); [`CommError::NoPlace`] if no addresses are left for a window of that length;
+    /// [`CommError::Gpu`] with [`GpuError::Addresses`](crate::GpuError::Addresses) if there were none when the communicator
+    /// came up, or [`GpuError::OutOfMemory`](crate::GpuError::OutOfMemory).
     pub fn alloc_window<T: Pod>(&self, len: usize, flags: WindowFlags) -> Result<Window<T>, CommError> {
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
-        let memory = Memory::new(&self.device, MemoryKind::Device, bytes).map(|memory| memory.whole());
-        self.register_outcome(memory.map_err(CommError::from), flags)
+        self.with_live("allocate a window", |live| {
+            let memory = self.window_memory(live, bytes)?;
+            let stride = live.flat.as_ref().ok().and_then(Option::as_ref).map_or(0, |range| range.handle_stride());
+            self.register_outcome(live, memory.map(|memory| memory.whole()), stride, flags)
+        })
     }
 
-    /// Registers memory of this rank as its part of a window. Collective; ranks may bring different lengths, 0 included.
+    /// Registers memory of this rank as its part of a window. Collective, and another call than
+    /// [`alloc_window`](Self::alloc_window); ranks may bring different lengths, 0 included.
     ///
     /// # Errors
     /// [`CommError::State`] or [`CommError::Ended`] unless the communicator is active; [`CommError::Misaligned`];
     /// [`CommError::AlreadyRegistered`] if part of the memory is in a window of this communicator;
-    /// [`CommError::NotRegistrable`] for memory of another device; [`CommError::Limit`] if there are as many windows as
+    /// [`CommError::NotRegistrable`] for memory of another device; [`CommError::Gpu`] if a rank of the LSA team does not
+    /// reach memory that another one has [from elsewhere](crate::GpuError::Foreign); [`CommError::Limit`] if there are as many windows as
     /// were asked for; [`CommError::Disagreement`] if ranks use different flags; [`CommError::OtherRank`] if another rank
     /// failed.
     pub fn register<T: Pod>(&self, memory: &MemorySlice, flags: WindowFlags) -> Result<Window<T>, CommError> {
-        self.register_outcome(Ok(memory.clone()), flags)
+        self.with_live("register a window", |live| self.register_outcome(live, Ok(memory.clone()), 0, flags))
     }
 
+    /// `stride`: that of handles, if the parts of the team's ranks lie at a fixed distance.
     fn register_outcome<T: Pod>(
         &self,
+        live: &mut Live,
         memory: Result<MemorySlice, CommError>,
+        stride: u32,
         flags: WindowFlags,
     ) -> Result<Window<T>, CommError> {
         const { assert!(size_of::<T>() != 0, "a window's elements have a size") };
-        self.with_live("register a window", |live| {
-            let align = if flags.signals { align_of::<T>().max(8) } else { align_of::<T>() };
-            let prepared = memory.and_then(|memory| self.prepare_window(live, memory, align as u64, flags));
-            let id = prepared.as_ref().ok().map(|prepared| prepared.id);
-            match self.join_window(live, prepared, flags) {
-                Ok(registered) => {
-                    live.windows[registered.handle.id as usize] = Some(registered.clone());
-                    Ok(Window::new(registered))
-                }
-                Err(error) => {
-                    if let Some(id) = id {
-                        live.resources.clear_window(id)?;
-                        live.ask(|to| Command::Close { window: id, to })?;
-                    }
-                    Err(error)
-                }
+        let align = if flags.signals { align_of::<T>().max(8) } else { align_of::<T>() };
+        let prepared = memory.and_then(|memory| self.prepare_window(live, memory, stride, align as u64, flags));
+        let id = prepared.as_ref().ok().map(|prepared| prepared.id);
+        match self.join_window(live, prepared, flags) {
+            Ok(registered) => {
+                live.windows[registered.handle.id as usize] = Some(registered.clone());
+                Ok(Window::new(registered))
             }
-        })
+            Err(error) => {
+                if let Some(id) = id {
+                    live.resources.clear_window(id)?;
+                    live.ask(|to| Command::Close { window: id, to })?;
+                }
+                Err(error)
+            }
+        }
     }
 
     /// This rank's own part, before it meets the others.
@@ -121,6 +142,7 @@ impl Communicator {
         &self,
         live: &Live,
         memory: MemorySlice,
+        stride: u32,
         align: u64,
         flags: WindowFlags,
     ) -> Result<Prepared, CommError> {
@@ -159,7 +181,7 @@ impl Communicator {
         let id = id as u32;
         let window = LocalWindow { id, memory: memory.clone(), plane: plane_cpu.clone() };
         let key = live.ask(|to| Command::Register { window, to })??;
-        Ok(Prepared { id, memory, plane_cpu, plane_gpu, plane_near, key })
+        Ok(Prepared { id, memory, stride, plane_cpu, plane_gpu, plane_near, key })
     }
 
     /// The part that all ranks do together.
@@ -199,7 +221,7 @@ impl Communicator {
             let (memory, plane) = (bytes()?, bytes()?);
             keys.push(Key(bytes()?.to_vec()));
             let near = rank / live.lsa_size == self.rank() / live.lsa_size;
-            taken = taken.and(peers.add(rank, near, offset, memory, plane));
+            taken = taken.and(peers.add(&*self.device, rank, near, offset, memory, plane));
         }
         let connected = taken.and_then(|()| self.connect_window(live, prepared, flags, lengths, peers, keys));
         // Nobody uses the window before all can serve it.
@@ -216,7 +238,10 @@ impl Communicator {
         peers: Peers,
         keys: Vec<Key>,
     ) -> Result<Arc<Registered>, CommError> {
-        let Prepared { id, memory, plane_cpu, plane_gpu, plane_near, .. } = prepared;
+        let Prepared { id, memory, stride, plane_cpu, plane_gpu, plane_near, .. } = prepared;
+        if stride != 0 {
+            self.check_distances(live, memory.address(), stride, &peers.windows)?;
+        }
         let table = |words: &[u64]| -> Result<Arc<Memory>, CommError> {
             let table = Memory::new(&self.device, MemoryKind::Device, size_of_val(words) as u64)?;
             table.write(0, words)?;
@@ -236,6 +261,8 @@ impl Communicator {
             va_cpu: address(&plane_cpu),
             va_near: address(&plane_near),
             peer_va_gpu: address(&planes_table),
+            stride,
+            reserved: 0,
         };
         live.resources.set_window(id, data)?;
         let handle = WindowHandle {
@@ -245,6 +272,10 @@ impl Communicator {
             data: live.resources.window_data(id),
             id,
             flags: flags.bits(),
+            stride,
+            rank: self.rank(),
+            lsa_first: self.rank() - self.rank() % live.lsa_size,
+            lsa_reach: if stride == 0 { 0 } else { live.lsa_size },
         };
         let info = WindowInfo { lengths: lengths.clone(), signals: flags.signals, plane: plane_cpu.clone(), uses: 0 };
         live.ask(|to| Command::Connect { window: id, keys, info, to })??;
@@ -256,6 +287,19 @@ impl Communicator {
             lengths,
             _beside: beside.into_iter().flatten().chain(peers.memory).collect(),
         }))
+    }
+
+    /// Makes sure that the parts of the team's ranks, which start at `peers`, are where kernels will take them to be.
+    fn check_distances(&self, live: &Live, own: u64, stride: u32, peers: &[u64]) -> Result<(), CommError> {
+        let first = self.rank() - self.rank() % live.lsa_size;
+        for (rank, &there) in (0u32..).zip(peers).skip(first as usize).take(live.lsa_size as usize) {
+            let distance = u64::from(rank.wrapping_sub(self.rank()).wrapping_mul(stride)) << STRIDE_SHIFT;
+            if there != own.wrapping_add(distance) {
+                let reason = format!("its part of the window is at {there:#x}, not at the distance agreed upon");
+                return Err(CommError::OtherRank { rank, reason });
+            }
+        }
+        Ok(())
     }
 
     /// Ends a window: from now on requests that name it are refused with a fault. Collective. Requests under way are

@@ -80,7 +80,15 @@ pub enum GpuError {
         /// Who sets the limit.
         whose: String,
     },
-    /// A grid or block with an extent of 0.
+    /// A grid that is not made of whole clusters.
+    #[error("a grid extent of {grid} is no multiple of the cluster's extent of {cluster}")]
+    UnevenClusters {
+        /// Extent of the grid.
+        grid: u32,
+        /// Extent of the cluster in the same direction.
+        cluster: u32,
+    },
+    /// A grid, block or cluster with an extent of 0.
     #[error("{what} is empty: {x} x {y} x {z}")]
     EmptyLaunch {
         /// The grid or the block.
@@ -113,6 +121,48 @@ pub enum GpuError {
         kind: MemoryKind,
         /// What the device says.
         reason: String,
+    },
+    /// Memory of the program's that a device cannot use.
+    #[error("{bytes} bytes at {address:#x} cannot be used as memory of {device}: {reason}")]
+    Foreign {
+        /// First byte.
+        address: u64,
+        /// How many.
+        bytes: u64,
+        /// The device.
+        device: String,
+        /// Why not.
+        reason: String,
+    },
+    /// A handle of the driver's, made elsewhere, that a device cannot use.
+    #[error("this {what} cannot be used by {device}: {reason}")]
+    ForeignHandle {
+        /// What it is.
+        what: &'static str,
+        /// The device.
+        device: String,
+        /// Why not.
+        reason: String,
+    },
+    /// There are no addresses for memory at fixed distances.
+    #[error("cannot reserve addresses for {slots} ranks, {least} bytes or more each: {reason}")]
+    Addresses {
+        /// For how many ranks.
+        slots: u32,
+        /// Least bytes for each.
+        least: u64,
+        /// What the device says.
+        reason: String,
+    },
+    /// Addresses of a rank that are in use already.
+    #[error("bytes {offset:#x} to {end:#x} of slot {slot} are taken already")]
+    AddressesTaken {
+        /// First byte.
+        offset: u64,
+        /// Byte after the last one.
+        end: u64,
+        /// The slot.
+        slot: u32,
     },
     /// An access past the end of an allocation.
     #[error("bytes {offset} to {end} are not in an allocation of {length} bytes")]

@@ -16,13 +16,17 @@ pub struct LaunchConfig {
     pub dynamic_shared: u32,
     /// Refuse the launch unless all blocks can be resident at once, as blocks that wait for each other need.
     pub cooperative: bool,
+    /// Blocks of a cluster, which run on neighbouring processors at the same time; each extent of the grid is a multiple
+    /// of the cluster's. 1 in each direction: no clusters. The virtual GPU has none: what a cluster's blocks share cannot
+    /// be had there.
+    pub cluster: Dim3,
 }
 
 impl LaunchConfig {
     /// `blocks` blocks of `threads` threads in a row.
     pub fn new(blocks: u32, threads: u32) -> Self {
         let row = |x| Dim3 { x, y: 1, z: 1 };
-        Self { grid: row(blocks), block: row(threads), dynamic_shared: 0, cooperative: false }
+        Self { grid: row(blocks), block: row(threads), dynamic_shared: 0, cooperative: false, cluster: row(1) }
     }
 
     /// The same with this much dynamic shared memory a block.
@@ -37,6 +41,18 @@ impl LaunchConfig {
     pub fn cooperative(mut self) -> Self {
         self.cooperative = true;
         self
+    }
+
+    /// The same in clusters of so many blocks in a row.
+    #[must_use]
+    pub fn cluster(mut self, blocks: u32) -> Self {
+        self.cluster = Dim3 { x: blocks, y: 1, z: 1 };
+        self
+    }
+
+    /// Number of blocks a cluster.
+    pub fn cluster_blocks(&self) -> u64 {
+        count(self.cluster)
     }
 
     /// Number of blocks.
@@ -95,7 +111,7 @@ pub fn check_launch(
             });
         }
     }
-    for (what, extent) in [("grid", config.grid), ("block", config.block)] {
+    for (what, extent) in [("grid", config.grid), ("block", config.block), ("cluster", config.cluster)] {
         if extent.x == 0 || extent.y == 0 || extent.z == 0 {
             return Err(GpuError::EmptyLaunch { what, x: extent.x, y: extent.y, z: extent.z });
         }
@@ -113,6 +129,13 @@ pub fn check_launch(
     }
     for (asked, most) in each(config.grid, limits.grid) {
         limit("a grid extent", u64::from(asked), u64::from(most), device)?;
+    }
+    limit("a cluster's number of blocks", config.cluster_blocks(), u64::from(limits.cluster_blocks), device)?;
+    let (grid, cluster) = (config.grid, config.cluster);
+    for (grid, cluster) in [(grid.x, cluster.x), (grid.y, cluster.y), (grid.z, cluster.z)] {
+        if !grid.is_multiple_of(cluster) {
+            return Err(GpuError::UnevenClusters { grid, cluster });
+        }
     }
     limit("dynamic shared memory", u64::from(config.dynamic_shared), u64::from(limits.dynamic_shared), device)
 }

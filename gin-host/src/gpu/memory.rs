@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory of a device, and host memory that it can reach.
 
+use super::flat::Place;
 use super::{Device, GpuError};
 use bytemuck::Pod;
 use std::fmt;
@@ -29,9 +30,19 @@ impl fmt::Display for MemoryKind {
 pub trait RawMemory: Send + Sync + fmt::Debug {
     /// Device address of the first byte; for pinned memory also that of the CPU.
     fn address(&self) -> u64;
+
+    /// Makes sure that kernels of `device`, which reaches the memory's own device, reach this memory too. What a device
+    /// allocates itself they do.
+    ///
+    /// # Errors
+    /// [`GpuError::Foreign`] with the reason.
+    fn check_reach(&self, _device: &dyn Device) -> Result<(), GpuError> {
+        Ok(())
+    }
 }
 
-/// One allocation, zeroed at first; freed when its last owner is dropped.
+/// One allocation, zeroed at first; freed when its last owner is dropped. Or memory that the program has from elsewhere,
+/// which is as it was and is never freed by this.
 #[derive(Debug)]
 pub struct Memory {
     raw: Box<dyn RawMemory>,
@@ -48,6 +59,37 @@ impl Memory {
     pub fn new(device: &Arc<dyn Device>, kind: MemoryKind, bytes: u64) -> Result<Arc<Self>, GpuError> {
         let raw = device.allocate(kind, bytes.max(1))?;
         Ok(Arc::new(Self { raw, bytes, kind, device: device.clone() }))
+    }
+
+    /// Allocates device memory at a place of its own; `bytes` of it are used.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfRange`] if the place is shorter; [`GpuError::Unsupported`] if it is for another kind of device, or
+    /// its ends are no multiples of the device's [granularity](Device::granularity); [`GpuError::OutOfMemory`], or what the
+    /// device reports.
+    pub fn placed(device: &Arc<dyn Device>, place: Place, bytes: u64) -> Result<Arc<Self>, GpuError> {
+        if bytes > place.bytes() {
+            return Err(GpuError::OutOfRange { offset: 0, end: bytes, length: place.bytes() });
+        }
+        if !place.fits(&**device) {
+            let what = "put memory there: it is for other devices, or no multiple of the granularity";
+            return Err(GpuError::Unsupported { device: device.name(), what });
+        }
+        let raw = device.allocate_at(place)?;
+        Ok(Arc::new(Self { raw, bytes, kind: MemoryKind::Device, device: device.clone() }))
+    }
+
+    /// Memory that the program has from elsewhere.
+    pub(super) fn foreign(device: Arc<dyn Device>, raw: Box<dyn RawMemory>, kind: MemoryKind, bytes: u64) -> Arc<Self> {
+        Arc::new(Self { raw, bytes, kind, device })
+    }
+
+    /// Makes sure that kernels of `device`, which reaches this memory's device, reach this memory too.
+    ///
+    /// # Errors
+    /// [`GpuError::Foreign`] with the reason.
+    pub fn check_reach(&self, device: &dyn Device) -> Result<(), GpuError> {
+        self.raw.check_reach(device)
     }
 
     /// Device address of the first byte.

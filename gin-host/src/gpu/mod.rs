@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | [`Device`] | one GPU: memory, copies, functions, streams |
 //! | [`Memory`], [`MemorySlice`] | an allocation, and part of one |
+//! | [`flat`] | memory of several devices at fixed distances |
 //! | [`Function`] | a kernel that can be launched, and what it takes |
 //! | [`Stream`] | work in order: launches, copies, events |
 //! | [`KernelArg`] | what can be passed to a kernel |
@@ -20,7 +21,9 @@ pub mod copier;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod error;
+pub mod flat;
 mod launch;
+mod mapped;
 mod memory;
 pub mod virt;
 
@@ -63,15 +66,19 @@ pub struct Limits {
     pub grid: [u32; 3],
     /// Most bytes of dynamic shared memory a block.
     pub dynamic_shared: u32,
+    /// Most blocks a cluster; 1 if there are no clusters.
+    pub cluster_blocks: u32,
 }
 
 impl Limits {
-    /// What CUDA GPUs have: the limits of compute capability 8.0 and later, with 227 KiB of shared memory.
+    /// What CUDA GPUs have: the limits of compute capability 8.0 and later, with 227 KiB of shared memory and without
+    /// clusters, which came with 9.0.
     pub const CUDA: Self = Self {
         threads_per_block: 1024,
         block: [1024, 1024, 64],
         grid: [i32::MAX as u32, 65535, 65535],
         dynamic_shared: 227 << 10,
+        cluster_blocks: 1,
     };
 }
 
@@ -140,6 +147,30 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`GpuError::OutOfMemory`].
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError>;
+
+    /// Reserves addresses for memory of so many ranks, whose devices reach each other, at fixed distances; `None` if the
+    /// device has ordinary memory only. [`FlatRange::reserve`](flat::FlatRange::reserve) is the way for users.
+    ///
+    /// # Errors
+    /// [`GpuError::Addresses`].
+    fn reserve_addresses(&self, _slots: u32) -> Result<Option<Box<dyn flat::RawAddresses>>, GpuError> {
+        Ok(None)
+    }
+
+    /// Bytes that the length and the offset of a [`Place`](flat::Place) for memory of this device must be multiples of: a
+    /// power of two.
+    fn granularity(&self) -> u64 {
+        1
+    }
+
+    /// Puts zeroed memory of this device at a place, in reach of all devices that reach this one. [`Memory::placed`] is
+    /// the way for users. The place is kept until the memory is unmapped.
+    ///
+    /// # Errors
+    /// [`GpuError::Unsupported`], [`GpuError::OutOfMemory`], what the device reports.
+    fn allocate_at(&self, _place: flat::Place) -> Result<Box<dyn RawMemory>, GpuError> {
+        Err(GpuError::Unsupported { device: self.name(), what: "put memory at an address of the caller's choice" })
+    }
 
     /// Copies from the program to memory of the device; returns when it is done.
     ///
@@ -273,6 +304,9 @@ pub trait Stream: fmt::Debug + Send + Sync {
     /// # Errors
     /// What a kernel ended with; it is told once.
     fn synchronize(&self) -> Result<(), GpuError>;
+
+    /// Itself, for the code that made it.
+    fn as_any(&self) -> &dyn Any;
 }
 
 impl dyn Stream {

@@ -5,10 +5,12 @@
 //! kernels are those that are linked into the program. A stream runs its work in order, work of different streams
 //! concurrently.
 
+use super::flat::{Place, RawAddresses};
 use super::launch::similar;
+use super::mapped::{MappedMemory, Pages, page};
 use super::{
-    Argument, Device, DeviceKind, Event, Function, GpuError, LaunchConfig, Limits, MemoryKind, Module, ModuleSource,
-    Parameter, RawMemory, Stream,
+    Argument, Device, DeviceKind, Event, Function, GpuError, LaunchConfig, Limits, Memory, MemoryKind, Module,
+    ModuleSource, Parameter, RawMemory, Stream,
 };
 use crate::copy::copy_shared;
 use crate::rt;
@@ -49,6 +51,16 @@ impl Drop for VirtualMemory {
     fn drop(&mut self) {
         // Safety: allocated with this layout.
         unsafe { dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
+
+/// Memory of the program's.
+#[derive(Debug)]
+struct ForeignMemory(u64);
+
+impl RawMemory for ForeignMemory {
+    fn address(&self) -> u64 {
+        self.0
     }
 }
 
@@ -93,6 +105,24 @@ impl VirtualDevice {
         })
     }
 
+    /// Memory of the program's, used and never freed by this device.
+    ///
+    /// # Safety
+    /// - The `bytes` bytes at `address` are valid for reads and writes, and stay so until what is returned, windows that
+    ///   it is registered in, and communicators that have had such windows are gone on all ranks.
+    /// - Meanwhile the program accesses them only as it may access memory of a window.
+    ///
+    /// # Errors
+    /// [`GpuError::Foreign`] if there are no bytes.
+    pub unsafe fn import_memory(&self, address: u64, bytes: u64) -> Result<Arc<Memory>, GpuError> {
+        if address == 0 || bytes == 0 {
+            let reason = "it has no bytes".to_owned();
+            return Err(GpuError::Foreign { address, bytes, device: self.name(), reason });
+        }
+        let device = self.this.upgrade().ok_or_else(|| self.unsupported("take memory while it is dropped"))?;
+        Ok(Memory::foreign(device, Box::new(ForeignMemory(address)), MemoryKind::Device, bytes))
+    }
+
     fn unsupported(&self, what: &'static str) -> GpuError {
         GpuError::Unsupported { device: self.name(), what }
     }
@@ -133,6 +163,18 @@ impl Device for VirtualDevice {
         // Safety: the layout's size is not 0.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| refuse("the system has no more"))?;
         Ok(Box::new(VirtualMemory { start, layout }))
+    }
+
+    fn reserve_addresses(&self, slots: u32) -> Result<Option<Box<dyn RawAddresses>>, GpuError> {
+        Ok(Some(Box::new(Pages::reserve(slots)?)))
+    }
+
+    fn granularity(&self) -> u64 {
+        page()
+    }
+
+    fn allocate_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
+        Ok(Box::new(MappedMemory::new(place)?))
     }
 
     unsafe fn copy_in(&self, destination: u64, source: &[u8]) -> Result<(), GpuError> {
@@ -343,6 +385,10 @@ impl Stream for VirtualStream {
     fn synchronize(&self) -> Result<(), GpuError> {
         rt::wait_until(|| self.is_done());
         self.outcome()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
     }
 }
 

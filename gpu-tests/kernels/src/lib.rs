@@ -7,6 +7,7 @@
 //! | `hardware_exchange` | puts values to neighbours again and again, and checks each that arrives |
 //! | `hardware_stale` | reads lines by plain loads, has them overwritten by a peer, and reads them again elsewhere |
 //! | `hardware_flood` | posts from every thread of every block at once, while every block polls |
+//! | `hardware_pass` | passes values on to a neighbour by one put and one get, on whichever route there is |
 //! | `hardware_spin` | takes processors until the host says otherwise |
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
@@ -292,6 +293,55 @@ fn flood(comm: &Comm, data: Window<u64>, plan: &Flood, deadline: Deadline) -> Re
     // Posting blocks of this context.
     let sharing = posters / contexts + (context < posters % contexts) as u32;
     gin.wait_signal(&Block, arrived, sharing as u64 * threads as u64 * plan.each as u64, deadline)
+}
+
+/// Elements of `data` that [`hardware_pass`] needs for so many of `source`.
+#[must_use]
+pub const fn pass_len(elements: u64) -> u64 {
+    2 * elements
+}
+
+/// Fills `source` with values for the right neighbour in round `round` (from 1, one more with each launch), puts them into
+/// the first half of its `data`, and gets the left neighbour's `source` into the second half of the own: the halves are
+/// equal then. Operations take the automatic route. Needs a signal in context 0.
+///
+/// # Safety
+/// - One block, on every rank; `source` has `elements` elements, `data` twice as many, and nobody else uses them; no rank
+///   launches the next round before all have ended this one.
+#[kernel]
+pub unsafe fn hardware_pass(
+    comm: Comm,
+    data: Window<u64>,
+    source: Window<u64>,
+    elements: u64,
+    round: u64,
+    deadline: Deadline,
+) {
+    if let Err(fault) = pass(&comm, data, source, elements, round, deadline) {
+        comm.report(fault);
+    }
+}
+
+#[inline(always)]
+fn pass(
+    comm: &Comm,
+    data: Window<u64>,
+    source: Window<u64>,
+    elements: u64,
+    round: u64,
+    deadline: Deadline,
+) -> Result<(), Fault> {
+    let gin = Gin::new(comm, ContextId::new(0));
+    let (world, elements) = (comm.world(), elements as usize);
+    let (me, right, left) = (world.rank(), world.right(), world.left());
+    for i in Block.stripe(elements) {
+        source.write(i, value(me, right.world(), round, i as u64));
+    }
+    gin.put(right, data.range(0, elements), source.range(0, elements)).signal(SignalId::new(0).inc()).issue(&Block)?;
+    // Its put comes after all that it wrote.
+    gin.wait_signal(&Block, SignalId::new(0), round, deadline)?;
+    gin.get(left, data.range(elements, elements), source.range(0, elements)).issue(&Block)?;
+    gin.flush(&Block, deadline)
 }
 
 /// Takes processors until the word at `stop` is not 0, or for `limit_ns` nanoseconds. Each block adds 1 to the word at

@@ -3,11 +3,12 @@
 
 use bytemuck::Zeroable;
 use gin_host::comm::{CommError, Communicator, Requirements, WindowFlags};
+use gin_host::gpu::virt::VirtualDevice;
 use gin_host::gpu::{Memory, MemoryKind, Plain};
 use gin_host::proxy::Sabotage;
 use gin_host::world::{LaunchError, Rank, WorldConfig, launch};
 use gin_host::{KernelArg, LaunchConfig};
-use gpu_tests_kernels::{Exchange, Flood, Stale, exchange_len, value};
+use gpu_tests_kernels::{Exchange, Flood, Stale, exchange_len, pass_len, value};
 use std::sync::Arc;
 
 const DEADLINE: gin_abi::Deadline = gin_abi::Deadline::after_ms(1000);
@@ -110,12 +111,43 @@ fn flood(rank: &Rank) -> Result<u64, CommError> {
     Ok(wrong.count() as u64 + faults(rank, &comm)?)
 }
 
-const ALL: [(&str, Work); 5] = [
+/// Values are passed on through memory of the test's own, by loads and stores and by the network.
+fn pass(rank: &Rank) -> Result<u64, CommError> {
+    const ELEMENTS: u64 = 21;
+    let comm = rank.communicator(&Requirements { signals: 1, ..Requirements::default() })?;
+    let device = rank.device().as_any().downcast_ref::<VirtualDevice>().expect("a virtual GPU");
+    let mut own: [Vec<u64>; 2] = [pass_len(ELEMENTS), ELEMENTS].map(|len| vec![0; len as usize]);
+    let windows = own.each_mut().map(|words| -> Result<gin_host::Window<u64>, CommError> {
+        let (address, bytes) = (words.as_mut_ptr().expose_provenance() as u64, size_of_val(words.as_slice()) as u64);
+        // Safety: the words live until the communicator is gone on all ranks, and are used in windows only.
+        let memory = unsafe { device.import_memory(address, bytes)? };
+        comm.register(&memory.whole(), WindowFlags::NONE)
+    });
+    let [data, source] = windows;
+    let (data, source) = (data?, source?);
+    assert_eq!(data.stride(), None);
+    let (me, ranks, mut wrong) = (rank.rank(), rank.ranks(), 0);
+    for round in 1..=2u64 {
+        let arguments: [&dyn KernelArg; 6] = [&comm.device()?, &data, &source, &ELEMENTS, &round, &DEADLINE];
+        run(rank, "hardware_pass", LaunchConfig::new(1, 32), &arguments)?;
+        let expected =
+            (0..2).flat_map(|_| (0..ELEMENTS).map(|index| value((me + ranks - 1) % ranks, me, round, index)));
+        wrong += data.read_all()?.into_iter().zip(expected).filter(|(seen, expected)| seen != expected).count() as u64;
+        rank.barrier()?;
+    }
+    wrong += faults(rank, &comm)?;
+    comm.destroy()?;
+    rank.barrier()?;
+    Ok(wrong)
+}
+
+const ALL: [(&str, Work); 6] = [
     ("ring", ring),
     ("all to all", all_to_all),
     ("stale lines, put", stale_after_put),
     ("stale lines, get", stale_after_get),
     ("flood", flood),
+    ("pass", pass),
 ];
 
 #[test]
@@ -125,7 +157,7 @@ fn without_a_mistake_nothing_is_wrong_with_any_number_of_ranks() {
             assert_eq!(wrong_values(ranks, Sabotage::None, work).unwrap(), 0, "{name}, {ranks} ranks");
         }
     }
-    for (name, work) in [ALL[0], ALL[2], ALL[3], ALL[4]] {
+    for (name, work) in [ALL[0], ALL[2], ALL[3], ALL[4], ALL[5]] {
         assert_eq!(wrong_values(1, Sabotage::None, work).unwrap(), 0, "{name}, by itself");
     }
 }

@@ -8,7 +8,7 @@
 //! `GIN_GPU_SECONDS=N` seconds the trials that are left are ignored.
 
 use gin_conformance::cases;
-use gin_conformance::host::{Mistake, Net, Setup, SetupRoute, judge};
+use gin_conformance::host::{Mistake, Net, Setup, SetupRoute, SetupWindows, judge};
 use gin_conformance::saboteurs::{self, Saboteur, Tally};
 use gin_host::proxy::Sabotage;
 use gin_host::world::Devices;
@@ -110,10 +110,14 @@ fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run:
             run.trial(&own, &gpus, || body(&gpus, devices))
         }));
     };
-    for (text, route) in [("", SetupRoute::Network), ("auto/", SetupRoute::Auto), ("lsa/", SetupRoute::Lsa)] {
+    for (text, route, windows) in [
+        ("", SetupRoute::Network, SetupWindows::Allocated),
+        ("auto/", SetupRoute::Auto, SetupWindows::Registered),
+        ("lsa/", SetupRoute::Lsa, SetupWindows::Allocated),
+    ] {
         for case in cases::for_route(route) {
             let name = format!("{place}/{text}{}", case.name);
-            let setup = move |devices| Setup { devices: Some(devices), route, ..Setup::threads() };
+            let setup = move |devices| Setup { devices: Some(devices), route, windows, ..Setup::threads() };
             add(name, Box::new(move |_, devices| judge(&case, &setup(devices))));
         }
     }
@@ -181,10 +185,15 @@ type RawTrial = (&'static str, fn(&[usize], Devices) -> Outcome);
 
 /// Trials that call the driver themselves.
 #[cfg(feature = "cuda")]
-const RAW: [RawTrial; 3] = [
+const RAW: [RawTrial; 8] = [
     ("a_module_is_unloaded_and_loaded_again_between_kernels", gpu_tests::raw::reload),
     ("a_captured_graph_communicates_each_time_that_it_is_launched", gpu_tests::raw::graph),
     ("calls_made_while_kernels_run_do_not_wait_for_them", gpu_tests::raw::calls),
+    ("stream_memory_and_module_of_another_program_are_shared_and_stay_its_own", gpu_tests::interop::share),
+    ("memory_of_another_program_that_cannot_be_a_window_is_refused_with_the_reason", gpu_tests::interop::refused),
+    ("memory_that_a_peer_does_not_reach_is_refused_on_all_ranks", gpu_tests::interop::unreached),
+    ("a_launch_through_gin_into_a_captured_stream_becomes_part_of_the_graph", gpu_tests::interop::captured),
+    ("clusters_run_whole_and_those_that_do_not_fit_are_refused", gpu_tests::interop::clusters),
 ];
 
 /// There are none in a build that has no driver to call.

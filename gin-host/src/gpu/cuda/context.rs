@@ -6,7 +6,9 @@ use super::lane::Lane;
 use super::module::Image;
 use crate::gpu::{GpuError, Limits};
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdevice_P2PAttribute as P2P, CUdevice_attribute as Attribute, CUresult,
+    self, CUcontext, CUdevice, CUdevice_P2PAttribute as P2P, CUdevice_attribute as Attribute, CUmemAccess_flags,
+    CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUresult,
 };
 use std::collections::HashMap;
 use std::ffi::CStr;
@@ -25,9 +27,15 @@ pub(super) struct Context {
     pub(super) capability: u32,
     pub(super) processors: u32,
     pub(super) limits: Limits,
+    /// Bytes of a granule of memory at addresses of our choice; `None` if it has ordinary memory only.
+    pub(super) granularity: Option<u64>,
+    /// A NIC can reach memory at addresses of our choice.
+    pub(super) nic_reaches: bool,
     raw: CUcontext,
     device: CUdevice,
-    /// Numbers of the other GPUs whose memory kernels of this one reach, with atomics.
+    /// Numbers of the other GPUs whose memory this one reaches.
+    neighbours: Mutex<Vec<usize>>,
+    /// Those of them whose memory kernels of this one reach with atomics.
     friends: Mutex<Vec<usize>>,
     /// By address of the PTX text, which is static.
     pub(super) images: Mutex<HashMap<usize, Arc<Image>>>,
@@ -49,10 +57,21 @@ pub(super) fn count() -> Result<usize, GpuError> {
     if count > 0 { Ok(count as usize) } else { Err(no_device(version)) }
 }
 
+/// The GPUs that were opened.
+static ALL: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
+
+fn granularity(properties: &CUmemAllocationProp) -> Result<u64, GpuError> {
+    let mut granularity = 0;
+    let which = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+    // Safety: writes one integer.
+    let code = unsafe { sys::cuMemGetAllocationGranularity(&raw mut granularity, properties, which) };
+    check("ask for the granularity of memory", code)?;
+    Ok(granularity as u64)
+}
+
 impl Context {
     /// GPU number `ordinal`.
     pub(super) fn get(ordinal: usize) -> Result<Arc<Self>, GpuError> {
-        static ALL: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
         let there = count()?;
         if ordinal >= there {
             return Err(GpuError::NoSuchDevice { ordinal, there });
@@ -96,16 +115,21 @@ impl Context {
             + attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let limits = Limits {
             dynamic_shared: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+            // What is portable: more need a kernel that was told so.
+            cluster_blocks: if capability >= 90 { 8 } else { 1 },
             ..Limits::CUDA
         };
-        let context = Self {
+        let mut context = Self {
             ordinal,
             name,
             capability,
             processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             limits,
+            granularity: None,
+            nic_reaches: false,
             raw,
             device,
+            neighbours: Mutex::default(),
             friends: Mutex::default(),
             images: Mutex::default(),
             lanes: Mutex::default(),
@@ -120,7 +144,44 @@ impl Context {
                 return Err(GpuError::Unsupported { device: context.full_name(), what });
             }
         }
+        if attribute(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? != 0 {
+            let nic = Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
+            context.nic_reaches = attribute(nic)? != 0;
+            context.enter()?;
+            context.granularity = Some(granularity(&context.memory_properties())?);
+        }
         Ok(context)
+    }
+
+    /// What memory of this GPU at an address of our choice is to be.
+    pub(super) fn memory_properties(&self) -> CUmemAllocationProp {
+        CUmemAllocationProp {
+            type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            // Nobody outside this process imports it.
+            requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+            location: self.location(),
+            win32HandleMetaData: std::ptr::null_mut(),
+            allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
+                compressionType: 0,
+                gpuDirectRDMACapable: u8::from(self.nic_reaches),
+                usage: 0,
+                reserved: [0; 4],
+            },
+        }
+    }
+
+    pub(super) fn location(&self) -> CUmemLocation {
+        CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.device }
+    }
+
+    /// That this GPU, and every other one that can, may read and write memory of this one.
+    pub(super) fn access(&self) -> Vec<CUmemAccessDesc> {
+        let all = lock(&ALL);
+        let near =
+            all.iter().filter(|other| other.ordinal != self.ordinal && lock(&other.neighbours).contains(&self.ordinal));
+        let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let locations = near.map(|other| other.location()).chain([self.location()]);
+        locations.map(|location| CUmemAccessDesc { location, flags }).collect()
     }
 
     /// Makes it the context of this thread.
@@ -150,6 +211,7 @@ impl Context {
             CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
             code => check("let a GPU reach another one", code)?,
         }
+        lock(&self.neighbours).push(other.ordinal);
         let mut atomics = 0;
         let which = P2P::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
         // Safety: writes one integer.
@@ -164,6 +226,11 @@ impl Context {
     /// Whether kernels of this GPU reach memory of `other`, with atomics.
     pub(super) fn reaches(&self, other: &Self) -> bool {
         self.ordinal == other.ordinal || lock(&self.friends).contains(&other.ordinal)
+    }
+
+    /// Whether this GPU reaches memory of `other` that was allocated in the usual way, if not with atomics.
+    pub(super) fn copies_reach(&self, other: &Self) -> bool {
+        self.ordinal == other.ordinal || lock(&self.neighbours).contains(&other.ordinal)
     }
 
     /// Its name and number.

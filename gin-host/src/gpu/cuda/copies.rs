@@ -3,7 +3,7 @@
 
 use super::CudaDevice;
 use super::context::Context;
-use super::driver::{check, error};
+use super::driver::{BesideCaptures, check, error};
 use super::lane::{BUFFER, Lane, VALUES};
 use super::quiet::{Grave, put_off};
 use crate::gpu::copier::{Copier, Ticket};
@@ -101,6 +101,7 @@ impl Copies {
     /// Looks which copies are done.
     fn look(&mut self) -> Result<(), GpuError> {
         self.context.enter()?;
+        let _beside = BesideCaptures::begin();
         while let Some(&(ticket, event)) = self.ends.front() {
             // Safety: the event is alive.
             match unsafe { sys::cuEventQuery(event) } {

@@ -2,7 +2,7 @@
 //! The driver: whether there is one, and what it says.
 
 use crate::gpu::GpuError;
-use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
 use std::ffi::CStr;
 use std::sync::OnceLock;
 
@@ -68,4 +68,29 @@ pub(super) fn start() -> Result<i32, GpuError> {
             }
         })
         .clone()
+}
+
+/// While this is alive, calls of this thread are not refused because a stream is captured somewhere in the process.
+///
+/// The driver takes asking for an event, or allocating, for a mistake in a capture that is going on. What is done here in
+/// between never depends on what is captured.
+#[derive(Debug)]
+pub(super) struct BesideCaptures(Option<CUstreamCaptureMode>);
+
+impl BesideCaptures {
+    pub(super) fn begin() -> Self {
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // Safety: reads and writes one value of the enumeration.
+        let code = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+        Self((code == CUresult::CUDA_SUCCESS).then_some(mode))
+    }
+}
+
+impl Drop for BesideCaptures {
+    fn drop(&mut self) {
+        if let Some(mut mode) = self.0 {
+            // Safety: as above. It fails for no mode that the driver has given.
+            let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+        }
+    }
 }

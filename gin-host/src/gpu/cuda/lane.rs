@@ -6,7 +6,7 @@
 //! pinned memory, also from the device to itself.
 
 use super::context::{Context, lock};
-use super::driver::{check, error};
+use super::driver::{BesideCaptures, check, error};
 use crate::gpu::GpuError;
 use cudarc::driver::sys::{self, CUresult, CUstream};
 use std::sync::Arc;
@@ -73,6 +73,7 @@ impl Lane {
     /// Whether all copies are done.
     pub(super) fn is_idle(&self) -> Result<bool, GpuError> {
         self.context.enter()?;
+        let _beside = BesideCaptures::begin();
         // Safety: the stream is alive.
         match unsafe { sys::cuStreamQuery(self.stream) } {
             CUresult::CUDA_SUCCESS => Ok(true),

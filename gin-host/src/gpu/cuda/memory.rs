@@ -10,14 +10,24 @@ use cudarc::driver::sys;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// Pinned allocations of this process: start and length.
+/// Pinned memory that is used here: start and length.
 static PINNED: RwLock<BTreeMap<u64, u64>> = RwLock::new(BTreeMap::new());
 
-/// Whether all bytes are in pinned memory that was allocated here.
+/// Whether all bytes are in pinned memory that is known here. Where it is not known, copies take the longer way.
 pub(super) fn is_pinned(address: u64, bytes: u64) -> bool {
     let pinned = PINNED.read().unwrap_or_else(PoisonError::into_inner);
     let before = pinned.range(..=address).next_back();
     before.is_some_and(|(start, length)| address - start <= *length && bytes <= length - (address - start))
+}
+
+/// From now on these bytes are pinned.
+pub(super) fn know_pinned(address: u64, bytes: u64) {
+    PINNED.write().unwrap_or_else(PoisonError::into_inner).insert(address, bytes);
+}
+
+/// The bytes that start here may not be pinned any more.
+pub(super) fn forget_pinned(address: u64) {
+    PINNED.write().unwrap_or_else(PoisonError::into_inner).remove(&address);
 }
 
 /// Device memory or pinned memory; freed when no kernel runs.
@@ -39,7 +49,7 @@ impl CudaMemory {
                 let address = host_alloc(bytes).map_err(refuse)?;
                 // Safety: so many bytes were just allocated.
                 unsafe { std::ptr::write_bytes(address as usize as *mut u8, 0, bytes as usize) };
-                PINNED.write().unwrap_or_else(PoisonError::into_inner).insert(address, bytes);
+                know_pinned(address, bytes);
                 address
             }
             MemoryKind::Device => {
@@ -73,7 +83,7 @@ impl Drop for CudaMemory {
         put_off(match self.kind {
             MemoryKind::Device => Grave::Device(context, self.address),
             MemoryKind::Pinned => {
-                PINNED.write().unwrap_or_else(PoisonError::into_inner).remove(&self.address);
+                forget_pinned(self.address);
                 Grave::Pinned(context, self.address)
             }
         });

@@ -5,6 +5,9 @@
 //! with [`GpuError::NoDriver`], [`GpuError::DriverTooOld`] or [`GpuError::NoDevice`]. Ranks are threads of one process, and
 //! several may share a GPU: each has a [`CudaDevice`] of its own over the GPU's primary context.
 //!
+//! Streams, memory and modules of a program that calls the driver itself, or by way of `cust` or C++, can be used too, and
+//! ours handed to it: [`raw`].
+//!
 //! # Kernels that wait
 //! A kernel that waits for others keeps calls of the driver from returning, and those others may be waiting for whoever
 //! made the call. So:
@@ -17,28 +20,34 @@
 //! - Memory is zeroed and copied through pinned buffers, by copy engines, which work also while every processor is taken.
 //!   What is put on a stream by [`Stream::copy`] between addresses of one GPU is not: it needs a free
 //!   processor.
+//! - Kernels that are part of CUDA graphs are not seen here: see [`CudaStream`].
 //! - Nothing waits inside the driver: streams and events are asked again and again.
 
 mod context;
 mod copies;
 mod driver;
+mod flat;
+mod import;
 mod info;
 mod lane;
 mod memory;
 mod module;
 mod quiet;
+pub mod raw;
 mod stream;
 
 pub use info::{GpuInfo, gpus, kernel_module_version};
 pub use module::Embedded;
+pub use stream::CudaStream;
 
 use self::context::Context;
 use self::copies::Copies;
+use self::flat::{Addresses, PlacedMemory};
 use self::lane::Lane;
 use self::memory::{CudaMemory, is_pinned};
 use self::module::{Handle, Image, Images};
-use self::stream::CudaStream;
 use super::copier::Copier;
+use super::flat::{Place, RawAddresses};
 use super::{
     Device, DeviceKind, Function, GpuError, LaunchConfig, Limits, MemoryKind, Module, ModuleSource, RawMemory, Stream,
 };
@@ -138,6 +147,19 @@ impl Device for CudaDevice {
         Ok(Box::new(CudaMemory::new(&self.context, kind, bytes)?))
     }
 
+    fn reserve_addresses(&self, slots: u32) -> Result<Option<Box<dyn RawAddresses>>, GpuError> {
+        let Some(granularity) = self.context.granularity else { return Ok(None) };
+        Ok(Some(Box::new(Addresses::reserve(&self.context, granularity, slots)?)))
+    }
+
+    fn granularity(&self) -> u64 {
+        self.context.granularity.unwrap_or(1)
+    }
+
+    fn allocate_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
+        Ok(Box::new(PlacedMemory::new(&self.context, place)?))
+    }
+
     unsafe fn copy_in(&self, destination: u64, source: &[u8]) -> Result<(), GpuError> {
         let bytes = source.len() as u64;
         if is_pinned(destination, bytes) {
@@ -179,9 +201,7 @@ impl Device for CudaDevice {
     }
 
     fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {
-        let what = "make a stream while it is dropped";
-        let device = self.this.upgrade().ok_or_else(|| GpuError::Unsupported { device: self.name(), what })?;
-        Ok(Arc::new(CudaStream::new(device)?))
+        Ok(Arc::new(CudaStream::new(self.shared()?)?))
     }
 
     fn reaches(&self, other: &dyn Device) -> bool {
@@ -193,8 +213,8 @@ impl Device for CudaDevice {
             let what = "run a kernel that was loaded for another kind of device";
             return Err(GpuError::Unsupported { device: self.name(), what });
         };
-        let per_processor = stream::per_processor(&self.context, handle.raw, config)?;
-        Ok(quiet::room(&self.context, per_processor))
+        let fit = stream::fit(&self.context, handle.raw, config)?;
+        Ok(quiet::free_blocks(&self.context, fit))
     }
 
     fn running(&self) -> usize {

@@ -58,6 +58,8 @@ fn ptx_version(image: &[u8]) -> Option<String> {
 pub(super) struct Image {
     context: Arc<Context>,
     raw: CUmodule,
+    /// It is not the program's.
+    owned: bool,
     functions: BTreeMap<String, Loaded>,
     abi: u32,
 }
@@ -76,7 +78,9 @@ struct Loaded {
 
 impl Drop for Image {
     fn drop(&mut self) {
-        put_off(Grave::Module(self.context.clone(), self.raw));
+        if self.owned {
+            put_off(Grave::Module(self.context.clone(), self.raw));
+        }
     }
 }
 
@@ -137,10 +141,27 @@ impl Image {
                 log: String::from_utf8_lossy(&log[..end]).trim().to_owned(),
             });
         }
-        let mut loaded = Self { context: context.clone(), raw, functions: BTreeMap::new(), abi: 0 };
-        loaded.abi = loaded.read_abi()?;
-        loaded.read_functions()?;
-        Ok(loaded)
+        Self { context: context.clone(), raw, owned: true, functions: BTreeMap::new(), abi: 0 }.read()
+    }
+
+    /// A module of the program's, which it keeps loaded.
+    ///
+    /// # Safety
+    /// - The module is loaded in this context, as long as what is returned is used.
+    pub(super) unsafe fn foreign(context: &Arc<Context>, raw: CUmodule) -> Result<Self, GpuError> {
+        context.enter()?;
+        Self { context: context.clone(), raw, owned: false, functions: BTreeMap::new(), abi: 0 }.read()
+    }
+
+    /// Its handle in the driver.
+    pub(super) fn raw(&self) -> CUmodule {
+        self.raw
+    }
+
+    fn read(mut self) -> Result<Self, GpuError> {
+        self.abi = self.read_abi()?;
+        self.read_functions()?;
+        Ok(self)
     }
 
     fn read_abi(&self) -> Result<u32, GpuError> {
@@ -242,7 +263,7 @@ fn parameters(name: &str, function: CUfunction) -> Result<Vec<Parameter>, GpuErr
 pub(super) struct Handle {
     pub(super) raw: CUfunction,
     pub(super) ordinal: usize,
-    _image: Arc<Image>,
+    pub(super) image: Arc<Image>,
 }
 
 // Safety: handles of the driver's, which any thread may use.
@@ -274,7 +295,7 @@ impl Module for Images {
             parameters: loaded.parameters.clone(),
             max_threads: Some(loaded.max_threads),
             abi: image.abi,
-            handle: Arc::new(Handle { raw: loaded.raw, ordinal: image.context.ordinal, _image: image.clone() }),
+            handle: Arc::new(Handle { raw: loaded.raw, ordinal: image.context.ordinal, image: image.clone() }),
         })
     }
 

@@ -7,9 +7,10 @@
 //! drops things into the list.
 
 use super::context::{Context, lock};
-use super::driver::{check, describe};
+use super::driver::{BesideCaptures, check, describe};
 use super::lane::Lane;
 use crate::gpu::GpuError;
+use crate::gpu::flat::Place;
 use cudarc::driver::sys::{self, CUevent, CUmodule, CUresult, CUstream};
 use std::sync::{Arc, Mutex};
 
@@ -46,6 +47,10 @@ pub(super) enum Grave {
     Module(Arc<Context>, CUmodule),
     /// A lane that may still copy.
     Lane(Lane),
+    /// Memory that is mapped at a place.
+    Placed(Arc<Context>, Place),
+    /// Addresses where nothing is mapped any more.
+    Addresses(Arc<Context>, u64, u64),
 }
 
 // Safety: handles of the driver's, which any thread may use.
@@ -64,7 +69,25 @@ unsafe impl Send for State {}
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 
 fn with<T>(work: impl FnOnce(&mut State) -> T) -> T {
-    work(lock(&STATE).get_or_insert_default())
+    let mut state = lock(&STATE);
+    let state = state.get_or_insert_default();
+    if state.running.is_empty() && state.graves.is_empty() {
+        // Nothing to ask the driver.
+        return work(state);
+    }
+    let _beside = BesideCaptures::begin();
+    work(state)
+}
+
+/// How many blocks of a shape a GPU holds when nothing else runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Fit {
+    /// Blocks that one processor holds.
+    pub(super) per_processor: u64,
+    /// Blocks of a cluster; 1 if there are none.
+    pub(super) cluster: u64,
+    /// Clusters that the GPU holds.
+    pub(super) clusters: u64,
 }
 
 /// A launch that is about to happen.
@@ -74,9 +97,22 @@ pub(super) struct Launch<'a> {
     pub(super) owner: u64,
     pub(super) stream: CUstream,
     pub(super) blocks: u64,
-    pub(super) per_processor: u64,
+    pub(super) fit: Fit,
     /// All blocks must be resident at once.
     pub(super) cooperative: bool,
+    /// It becomes part of a graph, and runs when that is launched, which is not seen here.
+    pub(super) captured: bool,
+}
+
+/// Blocks that fit beside what runs, wherever its blocks are: each of them takes a whole number of places from one
+/// processor, at most as many as its share of the processor needs, and each place may be of another cluster. `running`:
+/// blocks, and how many of their shape one processor holds.
+fn room(running: impl Iterator<Item = (u64, u64)>, fit: Fit) -> u64 {
+    let taken = running.map(|(blocks, per_processor)| {
+        let each = fit.per_processor.div_ceil(per_processor.max(1));
+        blocks.saturating_mul(each).min(fit.clusters)
+    });
+    fit.clusters.saturating_sub(taken.fold(0, u64::saturating_add)).saturating_mul(fit.cluster)
 }
 
 impl State {
@@ -93,62 +129,78 @@ impl State {
         });
     }
 
-    /// Blocks that fit beside what runs, wherever its blocks are: each of them takes a whole number of places from one
-    /// processor, at most as many as its share of the processor needs.
-    fn room(&self, context: &Context, per_processor: u64) -> u64 {
-        let all = u64::from(context.processors) * per_processor;
-        let taken = self.running.iter().filter(|running| running.ordinal == context.ordinal).map(|running| {
-            let each = per_processor.div_ceil(running.per_processor.max(1));
-            running.blocks.saturating_mul(each).min(all)
-        });
-        all.saturating_sub(taken.sum())
+    /// Blocks that fit beside what runs on GPU `ordinal`.
+    fn room(&self, ordinal: usize, fit: Fit) -> u64 {
+        let running = self.running.iter().filter(|running| running.ordinal == ordinal);
+        room(running.map(|running| (running.blocks, running.per_processor)), fit)
     }
 
-    fn bury(&mut self) {
+    /// The places that are free now. They are the caller's to drop, as that may put off their addresses.
+    fn bury(&mut self) -> Vec<Place> {
+        let mut places = Vec::new();
         self.reap();
         if !self.running.is_empty() || self.graves.is_empty() {
-            return;
+            return places;
         }
         let copying = |grave: &Grave| matches!(grave, Grave::Lane(lane) if lane.is_idle() == Ok(false));
         if self.graves.iter().any(copying) {
             // Its copies may use what lies in the other graves.
-            return;
+            return places;
         }
         for grave in std::mem::take(&mut self.graves) {
-            if let Err(error) = free(grave)
-                && self.failures.len() < MOST_FAILURES
-            {
-                self.failures.push(error);
+            match free(grave) {
+                Ok(place) => places.extend(place),
+                Err(error) if self.failures.len() < MOST_FAILURES => self.failures.push(error),
+                Err(_) => {}
             }
         }
+        places
     }
 }
 
-fn free(grave: Grave) -> Result<(), GpuError> {
+/// Frees it. A place is free then, and still to be dropped.
+fn free(grave: Grave) -> Result<Option<Place>, GpuError> {
     let (Grave::Device(context, _)
     | Grave::Pinned(context, _)
     | Grave::Stream(context, _)
     | Grave::Event(context, _)
-    | Grave::Module(context, _)) = &grave
+    | Grave::Module(context, _)
+    | Grave::Placed(context, _)
+    | Grave::Addresses(context, ..)) = &grave
     else {
         if let Grave::Lane(lane) = grave {
             lane.give_back();
         }
-        return Ok(());
+        return Ok(None);
     };
-    context.enter()?;
+    let entered = context.enter();
     // Safety: each handle came from the driver and is in one grave only; nobody uses it any more.
-    unsafe {
-        match grave {
-            Grave::Device(_, address) => check("free device memory", sys::cuMemFree_v2(address)),
+    let freed = entered.and_then(|()| unsafe {
+        match &grave {
+            Grave::Device(_, address) => check("free device memory", sys::cuMemFree_v2(*address)),
             Grave::Pinned(_, address) => {
-                check("free pinned memory", sys::cuMemFreeHost(address as usize as *mut core::ffi::c_void))
+                check("free pinned memory", sys::cuMemFreeHost(*address as usize as *mut core::ffi::c_void))
             }
-            Grave::Stream(_, stream) => check("end a stream", sys::cuStreamDestroy_v2(stream)),
-            Grave::Event(_, event) => check("end an event", sys::cuEventDestroy_v2(event)),
-            Grave::Module(_, module) => check("unload a module", sys::cuModuleUnload(module)),
+            Grave::Stream(_, stream) => check("end a stream", sys::cuStreamDestroy_v2(*stream)),
+            Grave::Event(_, event) => check("end an event", sys::cuEventDestroy_v2(*event)),
+            Grave::Module(_, module) => check("unload a module", sys::cuModuleUnload(*module)),
+            Grave::Placed(_, place) => {
+                check("unmap device memory", sys::cuMemUnmap(place.address(), place.bytes() as usize))
+            }
+            Grave::Addresses(_, start, bytes) => {
+                check("give back addresses", sys::cuMemAddressFree(*start, *bytes as usize))
+            }
             Grave::Lane(_) => Ok(()),
         }
+    });
+    match (grave, freed) {
+        (Grave::Placed(_, place), Ok(())) => Ok(Some(place)),
+        (Grave::Placed(_, place), Err(error)) => {
+            // The memory is still mapped: nobody gets this place again.
+            place.leak();
+            Err(error)
+        }
+        (_, freed) => freed.map(|()| None),
     }
 }
 
@@ -159,7 +211,7 @@ pub(super) fn put_off(grave: Grave) {
 
 /// Frees what was put off, if no kernel runs.
 pub(super) fn bury() {
-    with(State::bury);
+    drop(with(State::bury));
 }
 
 /// What went wrong when things were freed, and forgets it.
@@ -176,10 +228,10 @@ pub(super) fn running(owner: u64) -> usize {
 }
 
 /// Blocks of a shape that fit beside what runs now.
-pub(super) fn room(context: &Context, per_processor: u64) -> u64 {
+pub(super) fn free_blocks(context: &Context, fit: Fit) -> u64 {
     with(|state| {
         state.reap();
-        state.room(context, per_processor)
+        state.room(context.ordinal, fit)
     })
 }
 
@@ -189,7 +241,7 @@ pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> R
         state.reap();
         let context = launch.context;
         if launch.cooperative {
-            let resident = state.room(context, launch.per_processor);
+            let resident = state.room(context.ordinal, launch.fit);
             if launch.blocks > resident {
                 return Err(GpuError::NotResident { blocks: launch.blocks, resident, device: context.full_name() });
             }
@@ -204,6 +256,10 @@ pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> R
             }
         }
         context.enter()?;
+        if launch.captured {
+            // An event recorded now would be part of the graph too, and never say when a kernel ends.
+            return check("launch a kernel into a graph", start());
+        }
         let mut ended = std::ptr::null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         // Safety: writes one pointer.
@@ -218,8 +274,35 @@ pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> R
             unsafe { sys::cuEventDestroy_v2(ended) };
             return Err(GpuError::Driver { context: "launch a kernel", reason: describe(code) });
         }
-        let &Launch { owner, blocks, per_processor, .. } = launch;
+        let &Launch { owner, blocks, fit: Fit { per_processor, .. }, .. } = launch;
         state.running.push(Running { ordinal: context.ordinal, owner, ended, blocks, per_processor });
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_runs_takes_the_most_room_that_it_may() {
+        let fit = |per_processor, cluster, clusters| Fit { per_processor, cluster, clusters };
+        for (running, fit, expected) in [
+            // 132 processors.
+            (&[][..], fit(2, 1, 264), 264),
+            (&[(4, 2)], fit(2, 1, 264), 260),
+            // One block that fills a processor takes both places of it.
+            (&[(4, 1)], fit(2, 1, 264), 256),
+            (&[(4, 32)], fit(2, 1, 264), 260),
+            (&[(1000, 1), (1000, 1)], fit(2, 1, 264), 0),
+            (&[(u64::MAX, 1), (u64::MAX, 1)], fit(2, 1, 264), 0),
+            // Each of them may be in the way of another cluster.
+            (&[], fit(1, 4, 32), 128),
+            (&[(3, 1)], fit(1, 4, 32), 116),
+            (&[(40, 1)], fit(1, 4, 32), 0),
+            (&[(2, 1)], fit(0, 1, 0), 0),
+        ] {
+            assert_eq!(room(running.iter().copied(), fit), expected, "{running:?}, {fit:?}");
+        }
+    }
 }

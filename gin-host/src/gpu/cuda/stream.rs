@@ -6,19 +6,29 @@ use super::context::{Context, lock};
 use super::driver::{check, describe, error};
 use super::lane::new_stream;
 use super::module::Handle;
-use super::quiet::{self, Grave, bury, put_off};
+use super::quiet::{self, Fit, Grave, bury, put_off};
+use super::raw::{RawHandle, is_capturing};
 use crate::gpu::{Argument, Device, Event, Function, GpuError, LaunchConfig, Stream};
 use crate::rt;
 use cudarc::driver::sys::{self, CUevent, CUfunction, CUresult, CUstream};
+use gin_device::exec::Dim3;
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Work of a GPU in order, on a stream that waits for no other.
+/// Work of a GPU in order, on a stream that waits for no other, or on one that the program has made.
+///
+/// # Captured launches
+/// While the stream is captured into a CUDA graph, a launch becomes part of the graph. A cooperative one is refused if it
+/// does not fit beside what runs at that moment, as always. When the graph is launched nothing is checked, and its kernels
+/// are not in [`Device::running`]. Who launches graphs with kernels that wait sees to it that all of them fit at once, and
+/// drops nothing that they use, and destroys no communicator, before they have ended.
 #[derive(Debug)]
-pub(super) struct CudaStream {
+pub struct CudaStream {
     device: Arc<CudaDevice>,
     raw: CUstream,
+    /// It is not the program's.
+    owned: bool,
     /// The kernel that was launched last, to be named when something fails.
     last: Mutex<String>,
 }
@@ -28,20 +38,91 @@ unsafe impl Send for CudaStream {}
 // Safety: as above.
 unsafe impl Sync for CudaStream {}
 
-/// Blocks of a shape that one processor holds.
-pub(super) fn per_processor(context: &Context, function: CUfunction, config: &LaunchConfig) -> Result<u64, GpuError> {
+/// A launch's shape as the driver takes it.
+struct Shape {
+    attributes: Vec<sys::CUlaunchAttribute>,
+    config: sys::CUlaunchConfig,
+}
+
+impl Shape {
+    fn new(config: &LaunchConfig, stream: CUstream) -> Self {
+        let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        let mut attributes = Vec::new();
+        if config.cooperative {
+            let value = sys::CUlaunchAttributeValue { cooperative: 1 };
+            attributes.push(attribute(sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value));
+        }
+        // Left out where there are none, as GPUs without clusters do not know of them.
+        if config.cluster_blocks() > 1 {
+            let Dim3 { x, y, z } = config.cluster;
+            let cluster = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };
+            let value = sys::CUlaunchAttributeValue { clusterDim: cluster };
+            attributes.push(attribute(sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value));
+        }
+        let config = sys::CUlaunchConfig {
+            gridDimX: config.grid.x,
+            gridDimY: config.grid.y,
+            gridDimZ: config.grid.z,
+            blockDimX: config.block.x,
+            blockDimY: config.block.y,
+            blockDimZ: config.block.z,
+            sharedMemBytes: config.dynamic_shared,
+            hStream: stream,
+            attrs: std::ptr::null_mut(),
+            numAttrs: attributes.len() as u32,
+        };
+        Self { attributes, config }
+    }
+
+    /// Valid as long as the shape stays where it is.
+    fn config(&mut self) -> *const sys::CUlaunchConfig {
+        if !self.attributes.is_empty() {
+            self.config.attrs = self.attributes.as_mut_ptr();
+        }
+        &raw const self.config
+    }
+}
+
+/// How many blocks of a shape the GPU holds.
+pub(super) fn fit(context: &Context, function: CUfunction, config: &LaunchConfig) -> Result<Fit, GpuError> {
     context.enter()?;
     let mut blocks = 0;
     let (threads, shared) = (config.threads() as i32, config.dynamic_shared as usize);
     // Safety: writes one integer; the function's module is loaded.
     let code = unsafe { sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, function, threads, shared) };
-    check("ask how many blocks fit", code).map(|()| blocks as u64)
+    check("ask how many blocks fit", code)?;
+    let (per_processor, cluster) = (blocks as u64, config.cluster_blocks());
+    if cluster <= 1 {
+        return Ok(Fit { per_processor, cluster, clusters: u64::from(context.processors) * per_processor });
+    }
+    // What is cooperative is asked here.
+    let alone = LaunchConfig { cooperative: false, ..*config };
+    let (mut clusters, mut shape) = (0, Shape::new(&alone, std::ptr::null_mut()));
+    // Safety: writes one integer; the shape is alive.
+    let code = unsafe { sys::cuOccupancyMaxActiveClusters(&raw mut clusters, function, shape.config()) };
+    check("ask how many clusters fit", code)?;
+    Ok(Fit { per_processor, cluster, clusters: clusters as u64 })
 }
 
 impl CudaStream {
     pub(super) fn new(device: Arc<CudaDevice>) -> Result<Self, GpuError> {
         device.context.enter()?;
-        Ok(Self { raw: new_stream()?, device, last: Mutex::default() })
+        Ok(Self { raw: new_stream()?, owned: true, device, last: Mutex::default() })
+    }
+
+    /// A stream of the program's, which it keeps alive.
+    pub(super) fn foreign(device: Arc<CudaDevice>, raw: CUstream) -> Self {
+        Self { raw, owned: false, device, last: Mutex::default() }
+    }
+
+    /// The stream of a GPU behind a stream, if it is one.
+    pub fn of(stream: &dyn Stream) -> Option<&Self> {
+        stream.as_any().downcast_ref()
+    }
+
+    /// Its handle in the driver, a `CUstream`; valid as long as this.
+    pub fn raw(&self) -> RawHandle {
+        self.raw.cast()
     }
 
     fn enter(&self) -> Result<(), GpuError> {
@@ -55,7 +136,9 @@ impl CudaStream {
 
 impl Drop for CudaStream {
     fn drop(&mut self) {
-        put_off(Grave::Stream(self.device.context.clone(), self.raw));
+        if self.owned {
+            put_off(Grave::Stream(self.device.context.clone(), self.raw));
+        }
     }
 }
 
@@ -81,34 +164,19 @@ impl Stream for CudaStream {
             owner: self.device.id,
             stream: self.raw,
             blocks: config.blocks(),
-            per_processor: per_processor(context, handle.raw, &config)?,
+            fit: fit(context, handle.raw, &config)?,
             cooperative: config.cooperative,
+            captured: is_capturing(self.raw)?,
         };
         // The driver copies the values before it returns.
         let mut values: Vec<*mut core::ffi::c_void> =
             arguments.iter().map(|argument| argument.as_ptr().cast_mut().cast()).collect();
-        let mut attribute = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { cooperative: 1 },
-        };
-        let shape = sys::CUlaunchConfig {
-            gridDimX: config.grid.x,
-            gridDimY: config.grid.y,
-            gridDimZ: config.grid.z,
-            blockDimX: config.block.x,
-            blockDimY: config.block.y,
-            blockDimZ: config.block.z,
-            sharedMemBytes: config.dynamic_shared,
-            hStream: self.raw,
-            attrs: &raw mut attribute,
-            numAttrs: u32::from(config.cooperative),
-        };
+        let mut shape = Shape::new(&config, self.raw);
         lock(&self.last).clone_from(&function.name);
         quiet::launch(&launch, || {
             // Safety: the caller promised that the values are what the kernel takes; the rest lives until the call
             // returns.
-            unsafe { sys::cuLaunchKernelEx(&raw const shape, handle.raw, values.as_mut_ptr(), std::ptr::null_mut()) }
+            unsafe { sys::cuLaunchKernelEx(shape.config(), handle.raw, values.as_mut_ptr(), std::ptr::null_mut()) }
         })
     }
 
@@ -169,6 +237,10 @@ impl Stream for CudaStream {
             }
             Err(error) => Err(error),
         }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
     }
 }
 

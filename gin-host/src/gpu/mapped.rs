@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The virtual GPU's memory at fixed distances: address space of the process, where pages come and go.
+
+use super::flat::{Place, RawAddresses};
+use super::{DeviceKind, GpuError, MemoryKind, RawMemory};
+use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
+use std::ffi::c_void;
+
+/// Bytes of a slot that are tried first. Many communicators fit into 128 TiB of addresses, and a slot into no machine.
+const LARGEST: u64 = 64 << 30;
+
+/// Least bytes of a slot.
+const SMALLEST: u64 = 4 << 30;
+
+/// Bytes of a page.
+pub(super) fn page() -> u64 {
+    rustix::param::page_size() as u64
+}
+
+fn pointer(address: u64) -> *mut c_void {
+    std::ptr::with_exposed_provenance_mut(address as usize)
+}
+
+/// Addresses that nothing can be read from or written to.
+#[derive(Debug)]
+pub(super) struct Pages {
+    start: u64,
+    stride: u64,
+    bytes: usize,
+}
+
+impl Pages {
+    /// Reserves addresses for `slots` slots.
+    pub(super) fn reserve(slots: u32) -> Result<Self, GpuError> {
+        let mut stride = LARGEST;
+        loop {
+            let reserved = usize::try_from(u64::from(slots.max(1)) * stride).ok().map(|bytes| {
+                let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+                // Safety: the kernel chooses addresses that nobody uses.
+                let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::empty(), flags) };
+                start.map(|start| Self { start: start.expose_provenance() as u64, stride, bytes })
+            });
+            match reserved {
+                Some(Ok(pages)) => return Ok(pages),
+                _ if stride > SMALLEST => stride /= 2,
+                outcome => {
+                    let reason = outcome.and_then(Result::err).map_or("too many".to_owned(), |error| error.to_string());
+                    return Err(GpuError::Addresses { slots, least: SMALLEST, reason });
+                }
+            }
+        }
+    }
+}
+
+impl RawAddresses for Pages {
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Virtual
+    }
+
+    fn start(&self) -> u64 {
+        self.start
+    }
+
+    fn stride(&self) -> u64 {
+        self.stride
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // Safety: reserved like this, and every place in it is gone. It fails only for addresses that were never mapped.
+        let _ = unsafe { munmap(pointer(self.start), self.bytes) };
+    }
+}
+
+/// Pages at a place.
+#[derive(Debug)]
+pub(super) struct MappedMemory {
+    /// Always there but in `drop`.
+    place: Option<Place>,
+    address: u64,
+}
+
+impl MappedMemory {
+    /// Zeroed pages at a place whose ends are multiples of pages.
+    pub(super) fn new(place: Place) -> Result<Self, GpuError> {
+        let (address, bytes) = (place.address(), place.bytes());
+        // Safety: the place is in reserved addresses of this kind, nobody else's, and whole pages.
+        let opened = unsafe { mprotect(pointer(address), bytes as usize, MprotectFlags::READ | MprotectFlags::WRITE) };
+        opened.map_err(|error| GpuError::OutOfMemory { bytes, kind: MemoryKind::Device, reason: error.to_string() })?;
+        Ok(Self { place: Some(place), address })
+    }
+}
+
+impl RawMemory for MappedMemory {
+    fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for MappedMemory {
+    fn drop(&mut self) {
+        let Some(place) = self.place.take() else { return };
+        let (start, bytes) = (pointer(self.address), place.bytes() as usize);
+        // Safety: as above; what is there is used no more. The next pages there are zero.
+        let emptied = unsafe {
+            madvise(start, bytes, Advice::LinuxDontNeed).and_then(|()| mprotect(start, bytes, MprotectFlags::empty()))
+        };
+        if emptied.is_err() {
+            // Bytes may still be there: nobody gets this place again.
+            place.leak();
+        }
+    }
+}

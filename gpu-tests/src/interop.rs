@@ -1,0 +1,601 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Trials of a program that calls the driver itself, as one written with `cust` or in C++ does, and shares what it made
+//! with gin: streams, memory, modules; and launches in clusters. Also an example of how that is done: [`share`].
+
+use crate::gpus::hardware_text;
+use crate::journal::Outcome;
+use crate::raw::{SHARED, enter, load, new_stream, ok, wait};
+use cudarc::driver::sys::{
+    self, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
+    CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmodule,
+};
+use gin_host::comm::{CommError, Requirements, WindowFlags};
+use gin_host::gpu::cuda::raw::{raw_function, raw_module};
+use gin_host::gpu::cuda::{CudaDevice, CudaStream};
+use gin_host::gpu::{Device, GpuError, Memory, MemoryKind};
+use gin_host::world::{Devices, Rank, WorldConfig, launch};
+use gin_host::{KernelArg, LaunchConfig, Window};
+use gpu_tests_kernels::{pass_len, value};
+use std::time::Duration;
+
+/// How long waits in the kernel last before they fail.
+const DEADLINE: gin_abi::Deadline = gin_abi::Deadline::after_ms(6000);
+
+/// How long the program waits for its stream: longer than the kernel's waits.
+const PATIENCE: Duration = Duration::from_secs(8);
+
+/// The kernel.
+const KERNEL: &str = "hardware_pass";
+
+/// Values that a rank passes on.
+const ELEMENTS: u64 = 4096;
+
+/// Bytes of the window that values arrive in, and of it and the one that they come from.
+const DATA: u64 = 8 * pass_len(ELEMENTS);
+const BYTES: u64 = DATA + 8 * ELEMENTS;
+
+/// Bytes of a piece of memory that is mapped.
+const PIECE: u64 = 2 << 20;
+
+/// Bytes before the windows, of memory of other kinds.
+const BEFORE: u64 = 256;
+
+/// Where a program has memory from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// `cuMemAlloc`.
+    Alloc,
+    /// `cuMemAllocAsync`, of the GPU's own pool, which is opened to the other GPUs.
+    Pool,
+    /// `cuMemCreate` and `cuMemMap`, in two pieces; the windows lie in both. Open to all GPUs.
+    Map,
+    /// The same, open to its own GPU only.
+    MapForOne,
+    /// `cuMemHostAlloc`.
+    Pinned,
+    /// `cuMemHostRegister`, of pages of the program's.
+    Registered,
+}
+
+/// Memory of a program's.
+#[derive(Clone, Copy, Debug)]
+struct Foreign {
+    kind: Kind,
+    start: u64,
+    ordinal: usize,
+}
+
+fn pointer<T>(address: u64) -> *mut T {
+    std::ptr::with_exposed_provenance_mut(address as usize)
+}
+
+fn location(ordinal: usize) -> CUmemLocation {
+    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal as i32 }
+}
+
+/// That these GPUs may read and write.
+fn access(ordinals: &[usize]) -> Vec<CUmemAccessDesc> {
+    let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    ordinals.iter().map(|&ordinal| CUmemAccessDesc { location: location(ordinal), flags }).collect()
+}
+
+/// The GPUs of these that reach memory of GPU `owner`, without itself.
+fn neighbours(gpus: &[usize], owner: usize) -> Result<Vec<usize>, GpuError> {
+    let mut found = Vec::new();
+    for &ordinal in gpus.iter().filter(|ordinal| **ordinal != owner) {
+        let mut can = 0;
+        // Safety: writes an integer.
+        let code = unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, ordinal as i32, owner as i32) };
+        ok("ask whether GPUs reach each other", code)?;
+        if can != 0 {
+            found.push(ordinal);
+        }
+    }
+    Ok(found)
+}
+
+/// Whole pages of the program's own, with room before and after the windows.
+fn pages() -> std::alloc::Layout {
+    const PAGE: usize = 4096;
+    std::alloc::Layout::from_size_align((BEFORE + BYTES) as usize + PAGE, PAGE)
+        .unwrap_or(std::alloc::Layout::new::<u64>())
+}
+
+/// Maps two pieces of memory of a GPU behind each other.
+fn map(ordinal: usize, open_to: &[usize]) -> Result<u64, GpuError> {
+    let properties = CUmemAllocationProp {
+        type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+        requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
+        location: location(ordinal),
+        win32HandleMetaData: std::ptr::null_mut(),
+        allocFlags: CUmemAllocationProp_st__bindgen_ty_1 {
+            compressionType: 0,
+            gpuDirectRDMACapable: 0,
+            usage: 0,
+            reserved: [0; 4],
+        },
+    };
+    let mut start = 0;
+    // Safety: writes an integer.
+    ok("reserve", unsafe { sys::cuMemAddressReserve(&raw mut start, 2 * PIECE as usize, 0, 0, 0) })?;
+    for piece in 0..2 {
+        let mut handle = 0;
+        // Safety: writes an integer; maps fresh memory to addresses reserved for it, which keeps it.
+        unsafe {
+            ok("create", sys::cuMemCreate(&raw mut handle, PIECE as usize, &raw const properties, 0))?;
+            ok("map", sys::cuMemMap(start + piece * PIECE, PIECE as usize, 0, handle, 0))?;
+            ok("release", sys::cuMemRelease(handle))?;
+        }
+    }
+    let access = access(open_to);
+    // Safety: so many descriptions, of whole mappings.
+    ok("open", unsafe { sys::cuMemSetAccess(start, 2 * PIECE as usize, access.as_ptr(), access.len()) })?;
+    Ok(start)
+}
+
+impl Foreign {
+    /// Memory of GPU `ordinal`, whose context is current.
+    fn new(kind: Kind, gpus: &[usize], ordinal: usize) -> Result<Self, GpuError> {
+        let bytes = (BEFORE + BYTES) as usize;
+        let (mut start, mut host) = (0, std::ptr::null_mut());
+        // Safety: each call writes one handle or address; memory is used as it was made.
+        unsafe {
+            match kind {
+                Kind::Alloc => ok("allocate", sys::cuMemAlloc_v2(&raw mut start, bytes))?,
+                Kind::Pool => {
+                    let mut pool = std::ptr::null_mut();
+                    ok("find a pool", sys::cuDeviceGetDefaultMemPool(&raw mut pool, ordinal as i32))?;
+                    let access = access(&neighbours(gpus, ordinal)?);
+                    if !access.is_empty() {
+                        ok("open a pool", sys::cuMemPoolSetAccess(pool, access.as_ptr(), access.len()))?;
+                    }
+                    let stream = new_stream()?;
+                    ok("allocate", sys::cuMemAllocAsync(&raw mut start, bytes, stream))?;
+                    wait(stream, PATIENCE)?;
+                    ok("end a stream", sys::cuStreamDestroy_v2(stream))?;
+                }
+                Kind::Map => {
+                    let mut open_to = neighbours(gpus, ordinal)?;
+                    open_to.push(ordinal);
+                    start = map(ordinal, &open_to)?;
+                }
+                Kind::MapForOne => start = map(ordinal, &[ordinal])?,
+                Kind::Pinned => {
+                    ok("allocate pinned memory", sys::cuMemHostAlloc(&raw mut host, bytes, SHARED))?;
+                    start = host.expose_provenance() as u64;
+                }
+                Kind::Registered => {
+                    let place = std::alloc::alloc_zeroed(pages());
+                    start = place.expose_provenance() as u64;
+                    let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+                    ok("register", sys::cuMemHostRegister_v2(place.cast(), pages().size(), flags))?;
+                }
+            }
+        }
+        Ok(Self { kind, start, ordinal })
+    }
+
+    /// Where the windows are. Of memory in two pieces, the second half of the first window is in the second piece.
+    fn windows(&self) -> u64 {
+        match self.kind {
+            Kind::Map | Kind::MapForOne => self.start + PIECE - DATA / 2,
+            _ => self.start + BEFORE,
+        }
+    }
+
+    /// The values that have arrived, as the program itself reads them. No kernel runs.
+    fn values(&self) -> Result<Vec<u64>, GpuError> {
+        let mut values = vec![0u64; pass_len(ELEMENTS) as usize];
+        let (to, bytes) = (values.as_mut_ptr(), DATA as usize);
+        // Safety: so many bytes are on both sides.
+        unsafe {
+            if matches!(self.kind, Kind::Pinned | Kind::Registered) {
+                std::ptr::copy_nonoverlapping(pointer::<u64>(self.windows()), to, bytes / 8);
+            } else {
+                ok("read memory", sys::cuMemcpyDtoH_v2(to.cast(), self.windows(), bytes))?;
+            }
+        }
+        Ok(values)
+    }
+
+    /// Frees it: that works only once, so nobody else has.
+    fn free(self) -> Result<(), GpuError> {
+        let start = self.start;
+        enter(self.ordinal)?;
+        // Safety: made by `new`, freed once; no kernel runs.
+        unsafe {
+            match self.kind {
+                // The stream-ordered kind too, whose work is done.
+                Kind::Alloc | Kind::Pool => ok("free", sys::cuMemFree_v2(start)),
+                Kind::Map | Kind::MapForOne => {
+                    ok("unmap", sys::cuMemUnmap(start, 2 * PIECE as usize))?;
+                    ok("give back addresses", sys::cuMemAddressFree(start, 2 * PIECE as usize))
+                }
+                Kind::Pinned => ok("free pinned memory", sys::cuMemFreeHost(pointer(start))),
+                Kind::Registered => {
+                    ok("unregister", sys::cuMemHostUnregister(pointer(start)))?;
+                    std::alloc::dealloc(pointer(start), pages());
+                    Ok(())
+                }
+            }
+        }
+    }
+}
+
+fn world(devices: &Devices, gpus: &[usize], lsa_size: Option<u32>) -> WorldConfig {
+    let mut config = WorldConfig::threads(gpus.len().max(2) as u32);
+    config.devices = Some(devices.clone());
+    config.meeting = Some(Duration::from_secs(20));
+    config.lsa_size = lsa_size;
+    config
+}
+
+fn no_gpu() -> GpuError {
+    GpuError::Driver { context: "find the GPU of a rank", reason: "it has none".into() }
+}
+
+fn no_text(reason: String) -> GpuError {
+    GpuError::Driver { context: "find kernels", reason }
+}
+
+/// What is wrong with the values that have arrived: each half is what the left neighbour sent.
+fn wrong_values(rank: &Rank, what: &str, round: u64, seen: &[u64]) -> Option<String> {
+    let (me, ranks) = (rank.rank(), rank.ranks());
+    let expected = |index: usize| value((me + ranks - 1) % ranks, me, round, index as u64 % ELEMENTS);
+    let first = seen.iter().enumerate().find(|(index, seen)| **seen != expected(*index));
+    first.map(|(index, seen)| format!("rank {me}, {what}: value {index} is {seen:#x}, not {:#x}", expected(index)))
+}
+
+/// A program makes context, stream, module and memory by driver calls of its own, of each kind in turn; gin takes them,
+/// registers the memory as windows and launches on the stream; the program waits, reads and frees by itself. By loads and
+/// stores, and by the network.
+///
+/// # Errors
+/// What was wrong.
+pub fn share(gpus: &[usize], devices: Devices) -> Outcome {
+    gin_host::gpu::cuda::take_failures();
+    for lsa_size in [None, Some(1)] {
+        let results = launch(world(&devices, gpus, lsa_size), |rank| shared(&rank, gpus));
+        let wrong: Vec<String> = results.map_err(|error| error.to_string())?.into_iter().flatten().collect();
+        if !wrong.is_empty() {
+            return Err(format!("LSA teams of {lsa_size:?}: {}", wrong.join("\n")));
+        }
+    }
+    match gin_host::gpu::cuda::take_failures().as_slice() {
+        [] => Ok(()),
+        failures => Err(format!("freeing failed: {failures:?}")),
+    }
+}
+
+fn shared(rank: &Rank, gpus: &[usize]) -> Result<Vec<String>, CommError> {
+    let device = CudaDevice::of(&**rank.device()).ok_or_else(no_gpu)?;
+    let ordinal = device.ordinal();
+    let mut wrong = Vec::new();
+    // The program's own.
+    let context = enter(ordinal)?;
+    let (module, _) = load(hardware_text(ordinal).map_err(no_text)?, KERNEL)?;
+    let stream = new_stream()?;
+    // Shared with gin.
+    // Safety: both are alive until the end of this function, and nothing of gin's is left then.
+    let (kernels, queue) = unsafe { (device.module_from_raw(module.cast())?, device.stream_from_raw(stream.cast())?) };
+    let kernel = kernels.function(KERNEL)?;
+    // What comes out is what went in; a function may have several handles.
+    let mut home = std::ptr::null_mut();
+    if let Some(function) = raw_function(&kernel) {
+        // Safety: writes a pointer; the function's module is loaded.
+        ok("ask for a function's module", unsafe { sys::cuFuncGetModule(&raw mut home, function.cast()) })?;
+    }
+    for (what, seen, expected) in [
+        ("context", Some(device.raw_context()), context.cast()),
+        ("stream", CudaStream::of(&*queue).map(CudaStream::raw), stream.cast()),
+        ("the function's module", Some(home.cast()), module.cast()),
+        ("module", raw_module(&kernel), module.cast()),
+    ] {
+        if seen != Some(expected) {
+            wrong.push(format!("{what} {expected:?} came back as {seen:?}"));
+        }
+    }
+    let comm = rank.communicator(&Requirements { signals: 1, ..Requirements::default() })?;
+    let kinds = [Kind::Alloc, Kind::Pool, Kind::Map, Kind::Pinned, Kind::Registered];
+    for (kind, round) in kinds.into_iter().zip(1u64..) {
+        let foreign = Foreign::new(kind, gpus, ordinal)?;
+        // Safety: freed below, when windows and memory are gone on all ranks; used by kernels only meanwhile.
+        let memory = unsafe { device.import_memory(foreign.windows(), BYTES)? };
+        let data: Window<u64> = comm.register(&memory.slice(0..DATA)?, WindowFlags::NONE)?;
+        let source: Window<u64> = comm.register(&memory.slice(DATA..BYTES)?, WindowFlags::NONE)?;
+        rank.barrier()?;
+        let arguments: [&dyn KernelArg; 6] = [&comm.device()?, &data, &source, &ELEMENTS, &round, &DEADLINE];
+        // Safety: windows and numbers are as the kernel asks for, and are kept until it has ended on all ranks.
+        unsafe { queue.launch(&kernel, LaunchConfig::new(1, 256).cooperative(), &arguments)? };
+        enter(ordinal)?;
+        wait(stream, PATIENCE)?;
+        rank.barrier()?;
+        let seen = foreign.values()?;
+        wrong.extend(wrong_values(rank, &format!("{kind:?}"), round, &seen));
+        if data.read_all()? != seen {
+            wrong.push(format!("rank {}, {kind:?}: gin reads other values than the program", rank.rank()));
+        }
+        if let Some(notice) = comm.fault() {
+            wrong.push(format!("{kind:?}: fault of rank {}: {}", notice.rank, notice.fault));
+        }
+        if data.stride().is_some() {
+            wrong.push(format!("{kind:?}: memory of the program's has a stride"));
+        }
+        rank.barrier()?;
+        comm.deregister(&data)?;
+        comm.deregister(&source)?;
+        drop((data, source, memory));
+        // Now it is gone on all ranks.
+        rank.barrier()?;
+        foreign.free()?;
+    }
+    comm.destroy()?;
+    drop((kernel, kernels, queue));
+    rank.barrier()?;
+    enter(ordinal)?;
+    // Safety: made above, ended once; nothing runs.
+    unsafe {
+        ok("end a stream", sys::cuStreamDestroy_v2(stream))?;
+        ok("unload a module", sys::cuModuleUnload(module))?;
+    }
+    Ok(wrong)
+}
+
+/// What is refused, and a word of the reason.
+struct Refusals(Vec<String>);
+
+impl Refusals {
+    fn expect<T>(&mut self, what: &str, outcome: Result<T, GpuError>, words: &[&str]) {
+        match outcome {
+            Ok(_) => self.0.push(format!("{what}: it was not refused")),
+            Err(error) => {
+                let text = error.to_string();
+                if words.iter().all(|word| !text.contains(word)) {
+                    self.0.push(format!("{what}: none of {words:?} is in: {text}"));
+                }
+            }
+        }
+    }
+}
+
+/// A module without anything of gin's.
+const STRANGER: &str = ".version 7.8\n.target sm_80\n.address_size 64\n.visible .entry stranger() { ret; }\n";
+
+/// Memory, streams and modules that gin cannot use.
+///
+/// # Errors
+/// What was not refused, or with another reason.
+pub fn refused(gpus: &[usize], _devices: Devices) -> Outcome {
+    match refusals(gpus) {
+        Ok(wrong) if wrong.is_empty() => Ok(()),
+        Ok(wrong) => Err(wrong.join("\n")),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn refusals(gpus: &[usize]) -> Result<Vec<String>, GpuError> {
+    let ordinal = gpus[0];
+    let device = CudaDevice::new(ordinal, &[])?;
+    enter(ordinal)?;
+    let mut refusals = Refusals(Vec::new());
+    // Safety: what is refused is not used; what is not is dropped at once.
+    let import = |address, bytes| unsafe { device.import_memory(address, bytes) };
+    let past = ["not all in one allocation", "one kind of memory", "does not know", "cuMem"];
+
+    refusals.expect("nothing", import(0, 8), &["no bytes"]);
+    let own = vec![0u64; 512];
+    refusals.expect("memory of the heap", import(own.as_ptr().addr() as u64, 4096), &["pinned"]);
+    for kind in [Kind::Alloc, Kind::Pinned] {
+        let memory = Foreign::new(kind, gpus, ordinal)?;
+        let name = |what: &str| format!("{what} of {kind:?}");
+        refusals.expect(&name("no bytes"), import(memory.start, 0), &["no bytes"]);
+        refusals.expect(&name("far too many bytes"), import(memory.start, 1 << 40), &past);
+        refusals.expect(&name("bytes up to the last address"), import(memory.start, u64::MAX), &["last address"]);
+        match import(memory.start, BEFORE + BYTES) {
+            Ok(whole) if whole.address() == memory.start && whole.bytes() == BEFORE + BYTES => {}
+            other => refusals.0.push(format!("all bytes of {kind:?}: {other:?}")),
+        }
+        enter(ordinal)?;
+        memory.free()?;
+    }
+    // The page after the second piece is not reserved by it.
+    let mapped = Foreign::new(Kind::Map, gpus, ordinal)?;
+    refusals.expect("bytes past what is mapped", import(mapped.start, 2 * PIECE + 1), &past);
+    enter(ordinal)?;
+    mapped.free()?;
+
+    let mut managed = 0;
+    let global = sys::CUmemAttach_flags::CU_MEM_ATTACH_GLOBAL as u32;
+    // Safety: writes an integer.
+    ok("allocate managed memory", unsafe { sys::cuMemAllocManaged(&raw mut managed, BYTES as usize, global) })?;
+    refusals.expect("managed memory", import(managed, BYTES), &["managed"]);
+    // Safety: allocated above.
+    ok("free managed memory", unsafe { sys::cuMemFree_v2(managed) })?;
+
+    for number in 0..3 {
+        // Safety: it is refused.
+        let stream = unsafe { device.stream_from_raw(std::ptr::without_provenance_mut(number)) };
+        refusals.expect("a default stream", stream, &["default stream"]);
+    }
+    // Safety: it is refused.
+    refusals.expect("no module", unsafe { device.module_from_raw(std::ptr::null_mut()) }, &["there is none"]);
+    let (stranger, _): (CUmodule, _) = load(STRANGER, "stranger")?;
+    // Safety: it is loaded.
+    let outcome = unsafe { device.module_from_raw(stranger.cast()) };
+    refusals.expect("a module without gin-device", outcome, &["gin_abi_version"]);
+    // Safety: loaded above, unloaded once: the refused module has not done it.
+    ok("unload a module", unsafe { sys::cuModuleUnload(stranger) })?;
+
+    if let Some(&other) = gpus.get(1) {
+        enter(other)?;
+        let far = Foreign::new(Kind::Alloc, gpus, other)?;
+        let stream = new_stream()?;
+        refusals.expect("memory of another GPU", import(far.start, BYTES), &[&format!("in GPU {other}")]);
+        // Safety: it is alive.
+        refusals.expect("a stream of another GPU", unsafe { device.stream_from_raw(stream.cast()) }, &["context"]);
+        enter(other)?;
+        // Safety: made above, ended once.
+        ok("end a stream", unsafe { sys::cuStreamDestroy_v2(stream) })?;
+        far.free()?;
+    }
+    Ok(refusals.0)
+}
+
+/// Memory that was mapped for its own GPU alone cannot be a window of an LSA team of several GPUs, and can be one where
+/// teams are single ranks.
+///
+/// # Errors
+/// What was wrong.
+pub fn unreached(gpus: &[usize], devices: Devices) -> Outcome {
+    for (lsa_size, refused) in [(None, gpus.len() > 1), (Some(1), false)] {
+        let results = launch(world(&devices, gpus, lsa_size), |rank| -> Result<Vec<String>, CommError> {
+            let device = CudaDevice::of(&**rank.device()).ok_or_else(no_gpu)?;
+            let comm = rank.communicator(&Requirements::default())?;
+            enter(device.ordinal())?;
+            let foreign = Foreign::new(Kind::MapForOne, gpus, device.ordinal())?;
+            // Safety: freed below, when windows and memory are gone on all ranks.
+            let memory = unsafe { device.import_memory(foreign.windows(), BYTES)? };
+            let outcome = comm.register::<u64>(&memory.whole(), WindowFlags::NONE);
+            let text = outcome.as_ref().err().map(ToString::to_string);
+            let mut wrong = Vec::new();
+            match &text {
+                Some(text) if !refused || !text.contains("Access") => {
+                    wrong.push(format!("rank {}: {text}", rank.rank()));
+                }
+                None if refused => wrong.push(format!("rank {}: it was not refused", rank.rank())),
+                _ => {}
+            }
+            // The communicator is as good as before.
+            let window = comm.alloc_window::<u64>(8, WindowFlags::NONE)?;
+            comm.deregister(&window)?;
+            drop(window);
+            comm.destroy()?;
+            drop((outcome, memory, comm));
+            rank.barrier()?;
+            foreign.free()?;
+            Ok(wrong)
+        });
+        let wrong: Vec<String> = results.map_err(|error| error.to_string())?.into_iter().flatten().collect();
+        if !wrong.is_empty() {
+            return Err(format!("LSA teams of {lsa_size:?}: {}", wrong.join("\n")));
+        }
+    }
+    Ok(())
+}
+
+/// A launch on a stream of the program's that it captures: nothing runs until the graph is launched, and then it does.
+///
+/// # Errors
+/// What was wrong.
+pub fn captured(gpus: &[usize], devices: Devices) -> Outcome {
+    let results = launch(world(&devices, gpus, None), |rank| captured_on(&rank));
+    let wrong: Vec<String> = results.map_err(|error| error.to_string())?.into_iter().flatten().collect();
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
+}
+
+fn captured_on(rank: &Rank) -> Result<Vec<String>, CommError> {
+    let device = CudaDevice::of(&**rank.device()).ok_or_else(no_gpu)?;
+    let mut wrong = Vec::new();
+    let kernel = rank.kernel(KERNEL)?;
+    let comm = rank.communicator(&Requirements { signals: 1, ..Requirements::default() })?;
+    let data: Window<u64> = comm.alloc_window(pass_len(ELEMENTS) as usize, WindowFlags::NONE)?;
+    let source: Window<u64> = comm.alloc_window(ELEMENTS as usize, WindowFlags::NONE)?;
+    enter(device.ordinal())?;
+    let stream = new_stream()?;
+    // Safety: it is destroyed below, when nothing of gin's is left on it.
+    let queue = unsafe { device.stream_from_raw(stream.cast())? };
+    let arguments: [&dyn KernelArg; 6] = [&comm.device()?, &data, &source, &ELEMENTS, &1u64, &DEADLINE];
+    let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // Safety: handles that were just made; windows and numbers are as the kernel asks for, and kept until it has ended.
+    unsafe {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        ok("begin a capture", sys::cuStreamBeginCapture_v2(stream, mode))?;
+        let launched = queue.launch(&kernel, LaunchConfig::new(1, 256).cooperative(), &arguments);
+        ok("end a capture", sys::cuStreamEndCapture(stream, &raw mut graph))?;
+        launched?;
+        let mut nodes = 0;
+        ok("count nodes", sys::cuGraphGetNodes(graph, std::ptr::null_mut(), &raw mut nodes))?;
+        if nodes != 1 {
+            wrong.push(format!("rank {}: the graph has {nodes} nodes, not the kernel alone", rank.rank()));
+        }
+        ok("make a graph", sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0))?;
+        ok("upload a graph", sys::cuGraphUpload(executable, stream))?;
+    }
+    wait(stream, PATIENCE)?;
+    if device.running() != 0 {
+        wrong.push(format!("rank {}: {} kernels run before the graph is launched", rank.rank(), device.running()));
+    }
+    if data.read_all()?.iter().any(|value| *value != 0) {
+        wrong.push(format!("rank {}: values arrived before the graph was launched", rank.rank()));
+    }
+    rank.barrier()?;
+    // Safety: the graph is whole, and what its kernel uses is alive.
+    ok("launch a graph", unsafe { sys::cuGraphLaunch(executable, stream) })?;
+    wait(stream, PATIENCE)?;
+    rank.barrier()?;
+    wrong.extend(wrong_values(rank, "graph", 1, &data.read_all()?));
+    if let Some(notice) = comm.fault() {
+        wrong.push(format!("fault of rank {}: {}", notice.rank, notice.fault));
+    }
+    rank.barrier()?;
+    comm.destroy()?;
+    drop(queue);
+    rank.barrier()?;
+    enter(device.ordinal())?;
+    // Safety: made above, ended once; nothing runs on any rank.
+    unsafe {
+        ok("end a graph", sys::cuGraphExecDestroy(executable))?;
+        ok("end a graph", sys::cuGraphDestroy(graph))?;
+        ok("end a stream", sys::cuStreamDestroy_v2(stream))?;
+    }
+    Ok(wrong)
+}
+
+/// Launches in clusters: all blocks run, and a cooperative launch of one cluster more than fits is refused.
+///
+/// # Errors
+/// What was wrong.
+pub fn clusters(gpus: &[usize], devices: Devices) -> Outcome {
+    const CLUSTER: u32 = 4;
+    let mut config = world(&devices, gpus, None);
+    config.ranks = 1;
+    let results = launch(config, |rank| -> Result<Vec<String>, CommError> {
+        let device = CudaDevice::of(&**rank.device()).ok_or_else(no_gpu)?;
+        let mut wrong = Vec::new();
+        if device.limits().cluster_blocks < CLUSTER {
+            // Clusters came with sm_90: there is nothing to show.
+            return Ok(wrong);
+        }
+        // The word to stop at, which is set, and the count of blocks.
+        let words = Memory::new(rank.device(), MemoryKind::Device, 16)?;
+        words.write(0, &[1u64, 0])?;
+        let (kernel, stream) = (rank.kernel("hardware_spin")?, rank.stream()?);
+        let (stop, started) = (words.address() as usize as *mut u64, (words.address() + 8) as usize as *mut u64);
+        let arguments: [&dyn KernelArg; 3] = [&stop, &started, &0u64];
+        let shape = |blocks| LaunchConfig::new(blocks, 32).cluster(CLUSTER).cooperative();
+        let resident = device.resident_blocks(&kernel, &shape(CLUSTER))?;
+        if resident == 0 || !resident.is_multiple_of(u64::from(CLUSTER)) {
+            wrong.push(format!("{resident} blocks in clusters of {CLUSTER} are said to fit"));
+        }
+        let most = u32::try_from(resident).unwrap_or(u32::MAX - CLUSTER);
+        for blocks in [2 * CLUSTER, most] {
+            words.write(8, &[0u64])?;
+            // Safety: two words, which live until the kernel has ended.
+            unsafe { stream.launch(&kernel, shape(blocks), &arguments)? };
+            stream.synchronize()?;
+            let mut count = [0u64];
+            words.read(8, &mut count)?;
+            if count != [u64::from(blocks)] {
+                wrong.push(format!("{} of {blocks} blocks ran", count[0]));
+            }
+        }
+        // Safety: as above; it is refused.
+        match unsafe { stream.launch(&kernel, shape(most + CLUSTER), &arguments) } {
+            Err(GpuError::NotResident { .. }) => {}
+            other => wrong.push(format!("one cluster more than the {resident} blocks that fit: {other:?}")),
+        }
+        Ok(wrong)
+    });
+    let wrong: Vec<String> = results.map_err(|error| error.to_string())?.into_iter().flatten().collect();
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
+}
