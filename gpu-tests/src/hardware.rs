@@ -38,6 +38,8 @@ pub struct Place {
     pub most_blocks: u32,
     /// Rounds of long trials.
     pub iterations: u64,
+    /// Whether ranks are in one LSA team as far as their GPUs allow, and kernels take loads and stores.
+    lsa: bool,
 }
 
 impl Place {
@@ -45,12 +47,17 @@ impl Place {
     pub fn real(devices: Devices, gpus: usize) -> Self {
         let asked = std::env::var(ITERATIONS).ok().and_then(|text| text.parse().ok());
         let (gpus, iterations) = (gpus as u32, asked.unwrap_or(USUAL_ITERATIONS));
-        Self { devices: Some(devices), gpus, most_blocks: u32::MAX, iterations }
+        Self { devices: Some(devices), gpus, most_blocks: u32::MAX, iterations, lsa: false }
     }
 
     /// The virtual GPU.
     pub fn simulated() -> Self {
-        Self { devices: None, gpus: 2, most_blocks: 6, iterations: 300 }
+        Self { devices: None, gpus: 2, most_blocks: 6, iterations: 300, lsa: false }
+    }
+
+    /// The same, with loads and stores.
+    fn lsa(&self) -> Self {
+        Self { lsa: true, ..self.clone() }
     }
 
     /// At least two ranks, one on each GPU if there are so many.
@@ -67,7 +74,7 @@ impl Place {
         let mut config = WorldConfig::threads(self.ranks());
         config.devices = self.devices.clone();
         config.meeting = Some(MEETING);
-        if self.gpus > 1 {
+        if self.gpus > 1 && !self.lsa {
             config.lsa_size = Some(1);
         }
         launch(config, |rank| body(&rank)).map_err(|error| error.to_string())
@@ -97,7 +104,7 @@ impl Place {
 pub type Trial = (&'static str, fn(&Place) -> Result<(), String>);
 
 /// The trials that run on any devices.
-pub const TRIALS: [Trial; 8] = [
+pub const TRIALS: [Trial; 12] = [
     ("lines_read_before_by_all_blocks_are_fresh_after_a_put_was_waited_for", |place| stale(place, false)),
     ("lines_read_before_by_all_blocks_are_fresh_after_a_get_was_flushed", |place| stale(place, true)),
     ("every_thread_of_every_resident_block_posts_at_once", |place| flood(place, u32::MAX, 32, 1)),
@@ -106,6 +113,10 @@ pub const TRIALS: [Trial; 8] = [
     ("two_communicators_work_at_the_same_time", communicators),
     ("every_value_of_a_long_ring_is_right", |place| long(place, 1)),
     ("every_value_of_a_long_all_to_all_is_right", |place| long(place, place.ranks() - 1)),
+    ("lines_read_before_are_fresh_after_a_put_by_stores_was_waited_for", |place| stale(&place.lsa(), false)),
+    ("lines_read_before_are_fresh_after_a_get_by_loads_was_flushed", |place| stale(&place.lsa(), true)),
+    ("every_value_of_a_long_ring_by_loads_and_stores_is_right", |place| long(&place.lsa(), 1)),
+    ("every_value_of_a_long_all_to_all_by_loads_and_stores_is_right", |place| long(&place.lsa(), place.ranks() - 1)),
 ];
 
 fn run(rank: &Rank, kernel: &str, shape: LaunchConfig, arguments: &[&dyn KernelArg]) -> Result<(), CommError> {
@@ -166,7 +177,8 @@ fn stale(place: &Place, get: bool) -> Result<(), String> {
         let data: Window<u64> = comm.alloc_window(elements as usize, WindowFlags::NONE)?;
         let source: Window<u64> = comm.alloc_window(elements as usize, WindowFlags::NONE)?;
         let table = Table::new(rank, 1)?;
-        let plan = Stale { elements, rounds, meeting: table.address(), wrong: table.wrong(), get: u64::from(get) };
+        let (get, lsa) = (u64::from(get), u64::from(place.lsa));
+        let plan = Stale { elements, rounds, meeting: table.address(), wrong: table.wrong(), get, lsa };
         let shape = LaunchConfig::new(blocks, threads);
         run(rank, "hardware_stale", shape, &[&comm.device()?, &data, &source, &Plain(plan), &DEADLINE])?;
         let wrong = fault(rank, &comm).into_iter().chain(table.tell(rank)?).collect();
@@ -205,6 +217,7 @@ pub(crate) struct Exchanges {
     rounds: u64,
     elements: u64,
     tables: Vec<Table>,
+    lsa: bool,
 }
 
 impl Exchanges {
@@ -223,7 +236,7 @@ impl Exchanges {
         let (inbox, outbox) =
             (comm.alloc_window(len as usize, WindowFlags::NONE)?, comm.alloc_window(len as usize, WindowFlags::NONE)?);
         let tables = (0..contexts).map(|_| Table::new(rank, 1)).collect::<Result<_, _>>()?;
-        Ok(Self { comm, inbox, outbox, neighbours, rounds, elements, tables })
+        Ok(Self { comm, inbox, outbox, neighbours, rounds, elements, tables, lsa: false })
     }
 
     /// What the kernel of a context gets.
@@ -237,6 +250,7 @@ impl Exchanges {
             rounds: self.rounds,
             done: table.address(),
             wrong: table.wrong(),
+            lsa: u64::from(self.lsa),
             ..Exchange::zeroed()
         }
     }
@@ -316,7 +330,7 @@ fn communicators(place: &Place) -> Result<(), String> {
 fn long(place: &Place, neighbours: u32) -> Result<(), String> {
     place.expect(|rank| {
         let rounds = ROUNDS_A_LAUNCH.min(place.iterations.max(1));
-        let exchanges = Exchanges::new(rank, 1, neighbours, 64, rounds)?;
+        let exchanges = Exchanges { lsa: place.lsa, ..Exchanges::new(rank, 1, neighbours, 64, rounds)? };
         let mut done = 0;
         while done < place.iterations {
             rank.barrier()?;

@@ -26,6 +26,11 @@ pub const fn value(from: u32, to: u32, round: u64, index: u64) -> u64 {
     (round << 32) ^ ((from as u64) << 24) ^ ((to as u64) << 16) ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
+#[inline(always)]
+fn route(lsa: u64) -> Route {
+    if lsa != 0 { Route::Auto } else { Route::Network }
+}
+
 /// What [`hardware_exchange`] does.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable, Debug)]
@@ -47,6 +52,8 @@ pub struct Exchange {
     pub wrong: u64,
     /// Nanoseconds that it waits for at its start, before anything that has a deadline.
     pub pause: u64,
+    /// Whether loads and stores are the route to LSA peers: 1, or 0 for the network.
+    pub lsa: u64,
 }
 
 /// Buffers for arrivals.
@@ -89,7 +96,7 @@ unsafe fn exchange(
     plan: &Exchange,
     deadline: Deadline,
 ) -> Result<(), Fault> {
-    let gin = Gin::new(comm, ContextId::new(plan.context)).route(Route::Network);
+    let gin = Gin::new(comm, ContextId::new(plan.context)).route(route(plan.lsa));
     let world = comm.world();
     let (me, elements, neighbours) = (world.rank(), plan.elements as usize, plan.neighbours);
     // Safety: the kernel's promise.
@@ -167,6 +174,8 @@ pub struct Stale {
     pub wrong: u64,
     /// Whether this rank gets from its right neighbour, instead of waiting for what its left one puts.
     pub get: u64,
+    /// As [`Exchange::lsa`].
+    pub lsa: u64,
 }
 
 /// Reads `data` with plain loads in all threads of all blocks, has it overwritten, and reads it again with plain loads.
@@ -195,7 +204,7 @@ fn stale(
     wrong: GlobalWord,
     deadline: Deadline,
 ) -> Result<(), Fault> {
-    let gin = Gin::new(comm, ContextId::new(0)).route(Route::Network);
+    let gin = Gin::new(comm, ContextId::new(0)).route(route(plan.lsa));
     let world = comm.world();
     let (me, from) = (world.rank(), if plan.get != 0 { world.right() } else { world.left() });
     let (arrived, checked) = (SignalId::new(0), SignalId::new(1));
