@@ -28,6 +28,7 @@ mkdir -p "$bundle"
 strip -o "$bundle/gpu-tests" "$tests"
 strip -o "$bundle/gin" "$command"
 cp scripts/gpu-run-command.sh "$bundle/run-command.sh"
+cp scripts/gpu-sanitize.sh "$bundle/sanitize.sh"
 cp scripts/gpu-run-bench.sh "$bundle/run-bench.sh"
 git rev-parse HEAD >"$bundle/commit" 2>/dev/null || echo unknown >"$bundle/commit"
 

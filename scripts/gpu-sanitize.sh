@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# Runs small trials of one rank and one kernel under NVIDIA's compute-sanitizer, by the test binary that lies beside this
+# script: memcheck, and racecheck, which sees shared memory only. Other trials cannot run so: under the sanitizer kernels
+# follow each other, and ranks wait for each other. Results lie in $OUT, or in the folder out beside this script.
+
+set -uo pipefail
+cd "$(dirname "$0")"
+out="${OUT:-out}"
+mkdir -p "$out"
+command -v compute-sanitizer >/dev/null || { echo "sanitize: no compute-sanitizer on this machine; it comes with CUDA's toolkit" >&2; exit 2; }
+
+trials="a_rank_puts_to_itself a_single_rank_passes_every_barrier an_unknown_pointer_is_in_no_window_and_a_known_one_is_found"
+failed=0
+for tool in memcheck racecheck; do
+    for trial in $trials; do
+        log="$out/sanitize-$tool-$trial.log"
+        timeout -k 5 "${GIN_STEP_SECONDS:-90}" compute-sanitizer --tool "$tool" --error-exitcode 9 --target-processes all \
+            ./gpu-tests --exact "cuda/1_gpu/$trial" >"$log" 2>&1 </dev/null
+        status=$?
+        # The trial itself must have run and passed, too.
+        if [ $status -eq 0 ] && grep -q '^test result: ok. 1 passed' "$log"; then
+            echo "$tool $trial: $(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$log" | sed 's/^=* *//')"
+        else
+            echo "$tool $trial: failed with status $status"
+            tail -15 "$log"
+            failed=$((failed + 1))
+        fi
+    done
+done
+[ "$failed" -eq 0 ]
