@@ -201,10 +201,8 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
     fn pair(&self, pair: usize) -> (Gin<B>, u32) {
         let size = self.team.size();
         let (context, step) = (self.contexts().start + pair as u32 / size, pair as u32 % size);
-        // Both are below `size`; a division would take as long as a trip to L2.
-        let left = size - 1 - self.team.rank();
-        let member = if step < left { self.team.rank() + 1 + step } else { step - left };
-        (self.gin.in_context(ContextId(context)), member)
+        let member = (self.team.rank() as u64 + 1 + step as u64) % size as u64;
+        (self.gin.in_context(ContextId(context)), member as u32)
     }
 
     /// Meets, and says whether the barrier is whole.
@@ -308,8 +306,8 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
         let mut outcome = Ok(());
         let deadline = Shared::start::<Global>(deadline);
         for pair in coop.stripe(self.pairs(fence)) {
+            let (gin, member) = self.pair(pair);
             let (words, rest, shadow) = if self.by_network {
-                let (gin, member) = self.pair(pair);
                 let (words, shadow) = signal_tables(gin.core(), self.first_signal + member);
                 (words, 0, shadow)
             } else {
@@ -323,18 +321,17 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
             };
             let expected = shadow.load_relaxed_gpu().wrapping_add(1);
             shadow.store_relaxed_gpu(expected);
-            let (least, status) = (expected.wrapping_sub(rest), self.gin.core().status());
-            if let Err((stop, seen)) = words.wait(&status, least, SIGNAL_BITS, deadline.left::<Global>()) {
-                let (gin, member) = self.pair(pair);
+            let least = expected.wrapping_sub(rest);
+            if let Err((stop, seen)) = words.wait(&gin.core().status(), least, SIGNAL_BITS, deadline.left::<Global>()) {
                 let peer = self.team.member(member).map_or(gin_abi::fault::NONE, |rank| rank.world());
                 let timeout = gin.core().fault(FaultKind::Timeout, Operation::Barrier).peer(peer);
                 let seen = seen.wrapping_add(rest);
-                outcome = Err(status.explain(stop, timeout.values(expected, seen)));
+                outcome = Err(gin.core().status().explain(stop, timeout.values(expected, seen)));
                 break;
             }
-            if let Err(stop) = look_around::<B>(self.gin.core()) {
-                let fault = self.gin.core().fault(FaultKind::Timeout, Operation::Barrier);
-                outcome = Err(status.explain(stop, fault));
+            if let Err(stop) = look_around::<B>(gin.core()) {
+                let fault = gin.core().fault(FaultKind::Timeout, Operation::Barrier);
+                outcome = Err(gin.core().status().explain(stop, fault));
                 break;
             }
         }
