@@ -23,9 +23,8 @@
 
 use crate::backend::Backend;
 use crate::coop::Coop;
-use crate::gin::{Gin, Raises, Scope, look_around, release, signal_tables};
+use crate::gin::{Gin, Scope, look_around, release, signal_tables};
 use crate::signal::{ContextId, SignalId};
-use crate::signal_words::Words;
 use crate::status::Shared;
 use crate::sys::{Global, GlobalWord, Word};
 use crate::team::Team;
@@ -89,29 +88,7 @@ pub struct BarrierSession<'a, B: Backend> {
     all_routes: bool,
     /// Whether some member, or the caller itself, is reached over the network.
     by_network: bool,
-    /// Set by an arrival that went well.
     arrived: Option<Fence>,
-    /// The barrier was whole when this session began, and nothing went wrong since.
-    whole: bool,
-    /// The calling thread's first pair, if no arrival takes the network.
-    known: Option<Known>,
-}
-
-/// What stays the same of a pair from barrier to barrier, if no arrival takes the network.
-///
-/// Found once for each session: each time it would be four trips to L2, two of them before the arrival goes out, and one
-/// to host memory, as a wait that acquired has emptied the L1.
-#[derive(Clone, Copy, Debug)]
-struct Known {
-    pair: usize,
-    /// What is raised at the member.
-    raises: Raises,
-    /// The word that the member raises here, which is all that changes of its signal.
-    here: Words<Global>,
-    /// What the words of other engines add.
-    rest: u64,
-    /// How often the member's arrival was waited for.
-    shadow: GlobalWord,
 }
 
 impl<'a, B: Backend> BarrierSession<'a, B> {
@@ -147,8 +124,6 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
             all_routes: false,
             by_network: Self::goes_by_network(gin, team, &members),
             arrived: None,
-            whole: false,
-            known: None,
         })
     }
 
@@ -205,48 +180,11 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
         (self.gin.in_context(ContextId(context)), member as u32)
     }
 
-    /// Meets, and says whether the barrier is whole.
     #[inline(always)]
-    fn usable(&mut self, coop: &impl Coop) -> Result<(), Fault> {
-        if self.whole {
-            coop.sync();
-            return Ok(());
-        }
+    fn usable(&self, coop: &impl Coop) -> Result<(), Fault> {
         let broken = self.broken.load_relaxed_gpu() != 0;
-        coop.agree(if broken { Err(self.refusal()) } else { Ok(()) })?;
-        self.whole = true;
-        Ok(())
-    }
-
-    #[inline(always)]
-    fn refusal(&self) -> Fault {
-        self.gin.core().fault(FaultKind::BarrierBroken, Operation::Barrier)
-    }
-
-    /// What is raised at a member to arrive there.
-    #[inline(always)]
-    fn own_signal(&self) -> SignalId {
-        SignalId::new(self.first_signal + self.team.rank())
-    }
-
-    /// What stays the same of a pair, found or remembered.
-    #[inline(always)]
-    fn know(&mut self, pair: usize) -> Result<Known, Fault> {
-        if let Some(known) = self.known
-            && known.pair == pair
-        {
-            return Ok(known);
-        }
-        let (gin, member) = self.pair(pair);
-        let raises = gin.find_internal(self.team.member(member)?, self.own_signal().inc())?;
-        let (words, shadow) = signal_tables(gin.core(), self.first_signal + member);
-        let other = |word: Option<GlobalWord>| word.map_or(0, |word| word.load_relaxed_sys());
-        let rest = other(words.nic).wrapping_add(other(words.cpu));
-        let known = Known { pair, raises, here: Words { nic: None, cpu: None, ..words }, rest, shadow };
-        if self.known.is_none() {
-            self.known = Some(known);
-        }
-        Ok(known)
+        let fault = self.gin.core().fault(FaultKind::BarrierBroken, Operation::Barrier);
+        coop.agree(if broken { Err(fault) } else { Ok(()) })
     }
 
     /// Tells the other members that this rank is here. All threads of `coop` call.
@@ -267,30 +205,24 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
         let mut released = false;
         let deadline = Shared::start::<Global>(deadline);
         for pair in coop.stripe(self.pairs(fence)) {
-            let near = if self.by_network { None } else { Some(self.know(pair)) };
             if !released {
                 release::<Global>(Scope::Thread, Scope::System);
                 released = true;
             }
-            outcome = match near {
-                Some(known) => known.map(|known| known.raises.publish(Scope::System)),
-                None => {
-                    let (gin, member) = self.pair(pair);
-                    let signal = self.own_signal().inc();
-                    // Strong if it can be: a weak arrival at one barrier could overtake the strong one at the barrier
-                    // before.
-                    let action = if strong { signal } else { signal.weak() };
-                    let peer = self.team.member(member);
-                    peer.and_then(|peer| gin.raise_internal(peer, action, self.all_routes, deadline.left::<Global>()))
-                }
-            };
+            let (gin, member) = self.pair(pair);
+            let signal = SignalId::new(self.first_signal + self.team.rank()).inc();
+            // Strong if it can be: a weak arrival at one barrier could overtake the strong one at the barrier before.
+            let action = if strong { signal } else { signal.weak() };
+            outcome = self
+                .team
+                .member(member)
+                .and_then(|peer| gin.raise_internal(peer, action, self.all_routes, deadline.left::<Global>()));
             if outcome.is_err() {
                 break;
             }
         }
-        let outcome = self.finish(coop, outcome);
-        self.arrived = if outcome.is_ok() { Some(fence) } else { None };
-        outcome
+        self.arrived = Some(fence);
+        self.finish(coop, outcome)
     }
 
     /// Waits until all members have arrived. All threads of `coop` call, after [`arrive`](Self::arrive).
@@ -302,30 +234,23 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
     /// ended the wait; [`FaultKind::BarrierBroken`] if the barrier is broken or nobody arrived.
     #[inline(always)]
     pub fn wait(&mut self, coop: &impl Coop, deadline: Deadline) -> Result<(), Fault> {
-        let Some(fence) = self.arrived.take() else { return Err(self.refusal()) };
+        self.usable(coop)?;
+        let Some(fence) = self.arrived.take() else {
+            return Err(self.gin.core().fault(FaultKind::BarrierBroken, Operation::Barrier));
+        };
         let mut outcome = Ok(());
         let deadline = Shared::start::<Global>(deadline);
         for pair in coop.stripe(self.pairs(fence)) {
             let (gin, member) = self.pair(pair);
-            let (words, rest, shadow) = if self.by_network {
-                let (words, shadow) = signal_tables(gin.core(), self.first_signal + member);
-                (words, 0, shadow)
-            } else {
-                match self.know(pair) {
-                    Ok(Known { here, rest, shadow, .. }) => (here, rest, shadow),
-                    Err(fault) => {
-                        outcome = Err(fault);
-                        break;
-                    }
-                }
-            };
+            let id = self.first_signal + member;
+            let (words, shadow) = signal_tables(gin.core(), id);
             let expected = shadow.load_relaxed_gpu().wrapping_add(1);
             shadow.store_relaxed_gpu(expected);
-            let least = expected.wrapping_sub(rest);
-            if let Err((stop, seen)) = words.wait(&gin.core().status(), least, SIGNAL_BITS, deadline.left::<Global>()) {
+            if let Err((stop, seen)) =
+                words.wait(&gin.core().status(), expected, SIGNAL_BITS, deadline.left::<Global>())
+            {
                 let peer = self.team.member(member).map_or(gin_abi::fault::NONE, |rank| rank.world());
                 let timeout = gin.core().fault(FaultKind::Timeout, Operation::Barrier).peer(peer);
-                let seen = seen.wrapping_add(rest);
                 outcome = Err(gin.core().status().explain(stop, timeout.values(expected, seen)));
                 break;
             }
@@ -360,11 +285,8 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
     #[inline(always)]
     fn finish(&mut self, coop: &impl Coop, outcome: Result<(), Fault>) -> Result<(), Fault> {
         let outcome = coop.agree(outcome);
-        if outcome.is_err() {
-            self.whole = false;
-            if coop.elect() {
-                self.broken.store_relaxed_gpu(1);
-            }
+        if outcome.is_err() && coop.elect() {
+            self.broken.store_relaxed_gpu(1);
         }
         outcome
     }

@@ -48,7 +48,6 @@ pub(crate) use completion::look_around;
 pub(crate) use signals::signal_tables;
 
 pub use completion::FlushToken;
-pub(crate) use post::Raises;
 pub use post::{Get, Put, PutValue, SignalPost, Value};
 
 use crate::backend::{Any, Backend};

@@ -221,8 +221,8 @@ fn peer_word(core: &Core, peer: Rank, signal: Signal) -> GlobalWord {
 }
 
 /// What a post by loads and stores is to raise.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Raises {
+#[derive(Clone, Copy)]
+struct Raises {
     signal: Option<(GlobalWord, u64)>,
     counter: Option<GlobalWord>,
 }
@@ -247,7 +247,7 @@ impl Raises {
 
     /// Raises them. `given`: how far what they cover was released.
     #[inline(always)]
-    pub(crate) fn publish(self, given: Scope) {
+    fn publish(self, given: Scope) {
         publish::<Global>(given, self.signal, self.counter);
     }
 }
@@ -306,17 +306,6 @@ impl<B: Backend> Gin<B> {
     pub fn signal_all_routes(&self, peer: Rank, mut action: SignalAction) -> SignalPost<'_, B> {
         action.strong = true;
         SignalPost { gin: self, peer, options: Options { signal: Some(action), all_routes: true, ..Options::new() } }
-    }
-
-    /// For barriers: looks up a signal whose id is past those of the user, at a peer that loads and stores reach.
-    #[inline(always)]
-    pub(crate) fn find_internal(&self, peer: Rank, action: SignalAction) -> Result<Raises, Fault> {
-        let (core, options) = (self.core(), Options { signal: Some(action), internal: true, ..Options::new() });
-        if !is_right(core, peer, &options, true) {
-            // Something is wrong then, and this says what.
-            examine(core, peer, &options, Operation::Barrier, true)?;
-        }
-        Ok(Raises::of(core, peer, &options))
     }
 
     /// For barriers: raises a signal whose id is past those of the user, for who has released to the system.
