@@ -220,36 +220,15 @@ fn peer_word(core: &Core, peer: Rank, signal: Signal) -> GlobalWord {
     }
 }
 
-/// What a post by loads and stores is to raise.
-#[derive(Clone, Copy)]
-struct Raises {
-    signal: Option<(GlobalWord, u64)>,
-    counter: Option<GlobalWord>,
-}
-
-impl Raises {
-    /// Looks up the words, of a post that is right.
-    ///
-    /// Two trips to L2 for a signal, one after the other, as a wait that acquired has emptied the L1. So this stands beside
-    /// the look-ups for what the post copies, and in all threads: a branch would keep the trips apart.
-    #[inline(always)]
-    fn of(core: &Core, peer: Rank, options: &Options) -> Self {
-        Self {
-            signal: options.signal.map(|action| (peer_word(core, peer, action.signal), action.amount)),
-            counter: options.counter.map(|counter| {
-                // Safety: the counter was checked; where there are words for GPUs, counters have some too.
-                unsafe {
-                    GlobalWord::new(sys::read_word(&raw const (*core.data()).counters_gpu) + 8 * counter.0 as u64)
-                }
-            }),
-        }
-    }
-
-    /// Raises them. `given`: how far what they cover was released.
-    #[inline(always)]
-    fn publish(self, given: Scope) {
-        publish::<Global>(given, self.signal, self.counter);
-    }
+/// Raises what a post by loads and stores is to raise; one thread calls. `given`: how far what it covers was released.
+#[inline(always)]
+fn raise(core: &Core, peer: Rank, options: &Options, given: Scope) {
+    let signal = options.signal.map(|action| (peer_word(core, peer, action.signal), action.amount));
+    let counter = options.counter.map(|counter| {
+        // Safety: the counter was checked; where there are words for GPUs, counters have some too.
+        unsafe { GlobalWord::new(sys::read_word(&raw const (*core.data()).counters_gpu) + 8 * counter.0 as u64) }
+    });
+    publish::<Global>(given, signal, counter);
 }
 
 /// The fault of a post that was right and ended early.
@@ -331,7 +310,7 @@ impl<B: Backend> Gin<B> {
             return examine(core, peer, &options, operation, lsa);
         }
         if lsa {
-            Raises::of(core, peer, &options).publish(options.given);
+            raise(core, peer, &options, options.given);
             return Ok(());
         }
         let posted = post::<B>(core, peer, Transfer::Nothing, &options, operation);
@@ -463,17 +442,15 @@ impl<B: Backend, T: Pod> Put<'_, B, T> {
     fn move_here(self, coop: &impl Coop) -> Result<(), Fault> {
         let checked = self.check(true);
         coop.sync();
-        let mut raises = None;
         if checked.is_ok() {
-            raises = Some(Raises::of(self.gin.core(), self.peer, &self.options));
             let (to, from) = (self.destination.address_on(self.peer), self.source.address());
             // Safety: in range on both sides, and the peer is reached; what overlaps or races gives unknown bytes.
             unsafe { copy(coop, to, from, self.source.place().1) };
         }
         // All have stored before one raises.
         coop.agree(checked)?;
-        if let (true, Some(raises)) = (coop.elect(), raises) {
-            raises.publish(Scope::Thread);
+        if coop.elect() {
+            raise(self.gin.core(), self.peer, &self.options, Scope::Thread);
         }
         Ok(())
     }
@@ -529,17 +506,15 @@ impl<B: Backend, T: Pod> Get<'_, B, T> {
     fn move_here(self, coop: &impl Coop) -> Result<(), Fault> {
         let checked = self.check(true);
         coop.sync();
-        let mut raises = None;
         if checked.is_ok() {
-            raises = Some(Raises::of(self.gin.core(), self.peer, &self.options));
             let (to, from) = (self.destination.address(), self.source.address_on(self.peer));
             // Safety: in range on both sides, and the peer is reached; what overlaps or races gives unknown bytes.
             unsafe { copy(coop, to, from, self.source.place().1) };
         }
         // All have stored before one raises, and before any of them reads.
         coop.agree(checked)?;
-        if let (true, Some(raises)) = (coop.elect(), raises) {
-            raises.publish(Scope::Thread);
+        if coop.elect() {
+            raise(self.gin.core(), self.peer, &self.options, Scope::Thread);
         }
         Ok(())
     }
@@ -599,7 +574,6 @@ impl<B: Backend, T: Value> PutValue<'_, B, T> {
             });
         }
         if lsa {
-            let raises = Raises::of(core, self.peer, &self.options);
             let (to, value) = (self.destination.address_on(self.peer) as usize, self.value.to_word());
             // Safety: in range, aligned, and the peer is reached.
             unsafe {
@@ -610,7 +584,7 @@ impl<B: Backend, T: Value> PutValue<'_, B, T> {
                     _ => store_weak_u64(to as *mut u64, value),
                 }
             }
-            raises.publish(Scope::Thread);
+            raise(core, self.peer, &self.options, Scope::Thread);
             return Ok(());
         }
         let transfer = Transfer::PutValue {
@@ -646,7 +620,7 @@ impl<B: Backend> SignalPost<'_, B> {
             return examine(core, self.peer, &self.options, Operation::Signal, lsa);
         }
         if lsa {
-            Raises::of(core, self.peer, &self.options).publish(self.options.given);
+            raise(core, self.peer, &self.options, self.options.given);
             return Ok(());
         }
         let posted = post::<B>(core, self.peer, Transfer::Nothing, &self.options, Operation::Signal);
