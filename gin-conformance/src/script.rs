@@ -53,7 +53,11 @@ const LONGEST_NAP: u64 = 20_000;
 /// What one operation gave.
 type Step = Result<(u64, u64), Fault>;
 
-const DONE: Step = Ok((0, 0));
+/// A function, because a constant would lie in memory and be loaded from there.
+#[inline(always)]
+fn done() -> Step {
+    Ok((0, 0))
+}
 
 /// Runs the program of group number `group`. All threads of the group call.
 #[inline(always)]
@@ -206,14 +210,14 @@ fn operation<B: Backend, C: Coop>(
     });
     let gin = gin.ordered(if op.required != 0 { Order::Relaxed } else { Order::Acquire });
     match code {
-        Code::Nop => DONE,
+        Code::Nop => done(),
         Code::Fill => {
             let to = window(script, op.window);
             for i in coop.stripe(op.bytes as usize) {
                 to.write(op.offset as usize + i, pattern(op.value, op.source_offset + i as u64));
             }
             coop.sync();
-            DONE
+            done()
         }
         Code::Check => {
             let from = window(script, op.window);
@@ -232,7 +236,7 @@ fn operation<B: Backend, C: Coop>(
             let to = window(script, op.window).range(op.offset as usize, op.bytes as usize);
             let from = window(script, op.source_window).range(op.source_offset as usize, op.bytes as usize);
             options!(gin.put(peer, to, from), script, op, signal).issue(coop)?;
-            DONE
+            done()
         }
         Code::PutValue => put_value(&gin, comm, script, coop, op),
         Code::Get => {
@@ -240,37 +244,37 @@ fn operation<B: Backend, C: Coop>(
             let to = window(script, op.window).range(op.offset as usize, op.bytes as usize);
             let from = window(script, op.source_window).range(op.source_offset as usize, op.bytes as usize);
             options!(gin.get(peer, to, from), script, op).issue(coop)?;
-            DONE
+            done()
         }
         Code::Signal => {
             let peer = team(comm, op).member(op.peer)?;
-            let Some(action) = action(script, op) else { return DONE };
+            let Some(action) = action(script, op) else { return done() };
             options!(gin.signal(peer, action), script, op).issue(coop)?;
-            DONE
+            done()
         }
         Code::SignalAllRoutes => {
             let peer = team(comm, op).member(op.peer)?;
-            let Some(action) = action(script, op) else { return DONE };
+            let Some(action) = action(script, op) else { return done() };
             options!(gin.signal_all_routes(peer, action), script, op).issue(coop)?;
-            DONE
+            done()
         }
         Code::Flush => {
             gin.flush(coop, deadline)?;
-            DONE
+            done()
         }
         Code::FlushAsync => {
             *token = Some(gin.flush_async(team(comm, op).member(op.peer)?)?);
-            DONE
+            done()
         }
         Code::WaitToken => {
             if let Some(token) = *token {
                 gin.wait(coop, token, deadline)?;
             }
-            DONE
+            done()
         }
         Code::WaitSignal => {
             gin.wait_signal(coop, view(script, op), op.value, deadline)?;
-            DONE
+            done()
         }
         Code::ReadSignal => Ok((gin.read_signal(view(script, op))?, 0)),
         Code::ResetSignal => {
@@ -285,7 +289,7 @@ fn operation<B: Backend, C: Coop>(
         }
         Code::WaitCounter => {
             gin.wait_counter(coop, counter(op), op.value, deadline)?;
-            DONE
+            done()
         }
         Code::ReadCounter => Ok((gin.read_counter(counter(op))?, 0)),
         Code::ResetCounter => {
@@ -297,12 +301,12 @@ fn operation<B: Backend, C: Coop>(
             let outcome =
                 if coop.elect() { gin.increase_signal_shadow(SignalId::new(op.signal), op.value) } else { Ok(()) };
             coop.agree(outcome)?;
-            DONE
+            done()
         }
         Code::ReadShadow => Ok((gin.signal_shadow(SignalId::new(op.signal))?, 0)),
         Code::MeetShadow => {
             gin.wait_signal_meet_shadow(coop, view(script, op), deadline)?;
-            DONE
+            done()
         }
         Code::FollowShadow => gin.wait_signal_follow_shadow(coop, view(script, op), op.value, deadline),
         Code::Barrier | Code::BarrierSplit => barrier(&gin, coop, op, code == Code::BarrierSplit),
@@ -310,7 +314,7 @@ fn operation<B: Backend, C: Coop>(
             let barrier = CombinedBarrier::new(&gin, op.value as u32)?;
             let mut barrier = if op.fence & 4 != 0 { barrier.all_contexts() } else { barrier };
             barrier.sync(coop, fence(op), deadline)?;
-            DONE
+            done()
         }
         Code::CopyFrom | Code::CopyTo => {
             let peer = team(comm, op).member(op.peer)?;
@@ -321,7 +325,7 @@ fn operation<B: Backend, C: Coop>(
             } else {
                 from.peer(peer)?.copy_to(coop, source, to.range(offset, bytes))?;
             }
-            DONE
+            done()
         }
         Code::Reduce => reduce(comm, script, coop, op),
         Code::Read => {
@@ -334,21 +338,21 @@ fn operation<B: Backend, C: Coop>(
         }
         Code::Pause => {
             pause(op.value);
-            DONE
+            done()
         }
         Code::BlockSync => {
             Block.sync();
-            DONE
+            done()
         }
         Code::Report => {
             if coop.elect() {
                 comm.report_code(op.value);
             }
-            DONE
+            done()
         }
         Code::Fault => match comm.fault() {
             Some(fault) => Err(fault),
-            None => DONE,
+            None => done(),
         },
         Code::RaiseByGpu | Code::WriteTotal => raise_by_gpu(comm, coop, op, code == Code::WriteTotal),
         Code::ReadTeam => {
@@ -389,7 +393,7 @@ fn put_value<B: Backend, C: Coop>(gin: &Gin<B>, comm: &Comm, script: &Script, co
         _ => options!(gin.put_value(peer, to.range_as::<u64>(op.offset, 1)?, op.value), script, op, signal)
             .issue(coop)?,
     }
-    DONE
+    done()
 }
 
 #[inline(always)]
@@ -408,7 +412,7 @@ fn reduce<C: Coop>(comm: &Comm, script: &Script, coop: &C, op: &Op) -> Step {
     let there = window(script, op.window);
     let peer = team(comm, op).member(op.peer)?;
     let (index, value) = ((op.offset / op.bytes.max(1)) as usize, op.value);
-    let Some(reduction) = Reduction::from_code(op.amount as u32) else { return DONE };
+    let Some(reduction) = Reduction::from_code(op.amount as u32) else { return done() };
     // Safety: the table's handles are those of registered windows; the script keeps to what is aligned.
     let handle = *there.handle();
     let (words, halves, floats) = unsafe {
@@ -435,7 +439,7 @@ fn reduce<C: Coop>(comm: &Comm, script: &Script, coop: &C, op: &Op) -> Step {
         }
     }
     coop.sync();
-    DONE
+    done()
 }
 
 #[inline(always)]
@@ -456,7 +460,7 @@ fn barrier<B: Backend, C: Coop>(gin: &Gin<B>, coop: &C, op: &Op, split: bool) ->
         pause(op.source_offset);
     }
     session.wait(coop, deadline)?;
-    DONE
+    done()
 }
 
 #[inline(always)]
@@ -503,7 +507,7 @@ fn raise_by_gpu<C: Coop>(comm: &Comm, coop: &C, op: &Op, total: bool) -> Step {
         }
     }
     coop.sync();
-    DONE
+    done()
 }
 
 /// What a reset must not be: every word of the signal becomes 0, whoever it belongs to.
