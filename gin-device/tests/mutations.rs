@@ -132,7 +132,12 @@ fn run_models(mutation: Option<Mutation>) -> ExitCode {
             std::process::exit(1);
         }
     }));
-    for (name, model) in model::all() {
+    let models = match &mutation {
+        Some(Mutation::Weaken { file, .. }) => model::all_about(file),
+        Some(Mutation::Swap(_)) => model::all_about("/queue/"),
+        None => model::all(),
+    };
+    for (name, model) in models {
         println!("model {name}");
         mutate(mutation.clone());
         model();

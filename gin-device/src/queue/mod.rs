@@ -33,7 +33,7 @@
 //! model checker is told so: `sys::loom`.)
 //!
 //! *The guess at `taken` may be stale.* It is only ever a value that `taken` had, so it errs towards "no room", and then
-//! one thread looks at the real word for all: see [`far`](crate::far).
+//! one thread looks at the real word for all: see [`far`].
 //!
 //! *A flush of one peer sees every earlier request.* The consumer stores `oldest[peer] = i` before it stores
 //! `taken = i + 1`; the flush reads `taken >= s` with acquire before it reads `oldest[peer]`. So for each request `i < s`

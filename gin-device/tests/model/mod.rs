@@ -23,9 +23,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// Words of a slot: one pair, so that a request can be torn.
 pub const N: usize = 2;
 
-/// Every model, by its name; those with most runs come last.
+/// Every model, by its name.
 pub fn all() -> Vec<(&'static str, fn())> {
     [status::MODELS, signals::MODELS, queue::MODELS].concat()
+}
+
+/// The same, those first that are about a file of the sources.
+pub fn all_about(file: &str) -> Vec<(&'static str, fn())> {
+    let (status, signals, queue) = (status::MODELS, signals::MODELS, queue::MODELS);
+    if file.contains("/queue/") {
+        [queue, status, signals].concat()
+    } else if file.ends_with("/status.rs") {
+        [status, queue, signals].concat()
+    } else {
+        [signals, queue, status].concat()
+    }
 }
 
 /// Declares models: each is a test, and an entry of `MODELS` for the mutation tests.
