@@ -100,7 +100,7 @@ impl<M: Memory> Status<M> {
 
     /// Looks at the host's block, and tells the other threads if there is a record. Says whether there is.
     #[inline(always)]
-    pub(crate) fn look(&self) -> bool {
+    pub fn look(&self) -> bool {
         if self.host.load_relaxed_sys() == 0 {
             return false;
         }
@@ -153,9 +153,12 @@ impl<M: Memory> Status<M> {
         if self.is_stopped_now() { Err(Stop::Fault) } else { Ok(()) }
     }
 
-    /// The same, by who acquired what a thread stored after it looked at the host's block.
+    /// The same, as far as kernels know: a fault of the host's once a thread has [looked](Self::look).
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
     #[inline(always)]
-    pub(crate) fn check_near(&self) -> Result<(), Stop> {
+    pub fn check_near(&self) -> Result<(), Stop> {
         if self.is_stopped_near() { Err(Stop::Fault) } else { Ok(()) }
     }
 

@@ -140,6 +140,33 @@ models! {
         });
     }
 
+    fn what_one_thread_finds_in_the_block_of_the_host_others_learn_whole() {
+        explore(3, || {
+            let world = World::new(cells(1));
+            let looking = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    while !world.status.look() {
+                        Loom::pause(0);
+                    }
+                })
+            };
+            let told = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    while world.status.check_near().is_ok() {
+                        Loom::pause(0);
+                    }
+                    reported(&world, world.status.cause(), 0..1);
+                })
+            };
+            world.cells[0].write(100);
+            world.status.post(fault(0));
+            looking.join().unwrap();
+            told.join().unwrap();
+        });
+    }
+
     fn what_was_waited_for_counts_even_when_a_fault_is_there_too() {
         explore(3, || {
             let world = World::new(cells(0));
