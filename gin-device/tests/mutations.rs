@@ -126,6 +126,18 @@ fn parse(text: &str) -> Option<Mutation> {
     }
 }
 
+/// All models, those first that are about a file of the sources.
+fn all_about(file: &str) -> Vec<(&'static str, fn())> {
+    let (status, signals, queue) = (model::status::MODELS, model::signals::MODELS, model::queue::MODELS);
+    if file.contains("/queue/") {
+        [queue, status, signals].concat()
+    } else if file.ends_with("/status.rs") {
+        [status, queue, signals].concat()
+    } else {
+        [signals, queue, status].concat()
+    }
+}
+
 /// In the second process: runs the models until one fails, and says on standard output what happened.
 fn run_models(mutation: Option<Mutation>) -> ExitCode {
     static PASSED: Mutex<u32> = Mutex::new(0);
@@ -138,8 +150,8 @@ fn run_models(mutation: Option<Mutation>) -> ExitCode {
         }
     }));
     let models = match &mutation {
-        Some(Mutation::Weaken { file, .. }) => model::all_about(file),
-        Some(Mutation::Swap(_)) => model::all_about("/queue/"),
+        Some(Mutation::Weaken { file, .. }) => all_about(file),
+        Some(Mutation::Swap(_)) => all_about("/queue/"),
         None => model::all(),
     };
     for (name, model) in models {

@@ -28,18 +28,6 @@ pub fn all() -> Vec<(&'static str, fn())> {
     [status::MODELS, signals::MODELS, queue::MODELS].concat()
 }
 
-/// The same, those first that are about a file of the sources.
-pub fn all_about(file: &str) -> Vec<(&'static str, fn())> {
-    let (status, signals, queue) = (status::MODELS, signals::MODELS, queue::MODELS);
-    if file.contains("/queue/") {
-        [queue, status, signals].concat()
-    } else if file.ends_with("/status.rs") {
-        [status, queue, signals].concat()
-    } else {
-        [signals, queue, status].concat()
-    }
-}
-
 /// Declares models: each is a test, and an entry of `MODELS` for the mutation tests.
 macro_rules! models {
     ($($(#[$meta:meta])* fn $name:ident() $body:block)*) => {
