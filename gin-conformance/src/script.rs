@@ -246,16 +246,15 @@ fn operation<B: Backend, C: Coop>(
             options!(gin.get(peer, to, from), script, op).issue(coop)?;
             done()
         }
-        Code::Signal => {
+        Code::Signal | Code::SignalAllRoutes => {
             let peer = team(comm, op).member(op.peer)?;
             let Some(action) = action(script, op) else { return done() };
-            options!(gin.signal(peer, action), script, op).issue(coop)?;
-            done()
-        }
-        Code::SignalAllRoutes => {
-            let peer = team(comm, op).member(op.peer)?;
-            let Some(action) = action(script, op) else { return done() };
-            options!(gin.signal_all_routes(peer, action), script, op).issue(coop)?;
+            // One post for both, as each is all its code once more.
+            let post = match code {
+                Code::Signal => gin.signal(peer, action),
+                _ => gin.signal_all_routes(peer, action),
+            };
+            options!(post, script, op).issue(coop)?;
             done()
         }
         Code::Flush => {
@@ -383,16 +382,13 @@ fn put_value<B: Backend, C: Coop>(gin: &Gin<B>, comm: &Comm, script: &Script, co
     let peer = team(comm, op).member(op.peer)?;
     let to = window(script, op.window);
     // A window of bytes takes any offset here; the front end checks the value's own alignment.
-    match op.bytes {
-        1 => options!(gin.put_value(peer, to.range_as::<u8>(op.offset, 1)?, op.value as u8), script, op, signal)
-            .issue(coop)?,
-        2 => options!(gin.put_value(peer, to.range_as::<u16>(op.offset, 1)?, op.value as u16), script, op, signal)
-            .issue(coop)?,
-        4 => options!(gin.put_value(peer, to.range_as::<u32>(op.offset, 1)?, op.value as u32), script, op, signal)
-            .issue(coop)?,
-        _ => options!(gin.put_value(peer, to.range_as::<u64>(op.offset, 1)?, op.value), script, op, signal)
-            .issue(coop)?,
-    }
+    let post = match op.bytes {
+        1 => gin.put_value(peer, to.range_as::<u8>(op.offset, 1)?, op.value as u8),
+        2 => gin.put_value(peer, to.range_as::<u16>(op.offset, 1)?, op.value as u16),
+        4 => gin.put_value(peer, to.range_as::<u32>(op.offset, 1)?, op.value as u32),
+        _ => gin.put_value(peer, to.range_as::<u64>(op.offset, 1)?, op.value),
+    };
+    options!(post, script, op, signal).issue(coop)?;
     done()
 }
 

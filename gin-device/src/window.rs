@@ -321,6 +321,13 @@ impl<T: Pod> WindowRange<T> {
         if self.overflowed { u64::MAX } else { self.bytes }
     }
 
+    /// The same memory as bytes.
+    #[inline(always)]
+    pub(crate) const fn as_bytes(self) -> WindowRange<u8> {
+        let window = Window { handle: self.window.handle, element: PhantomData };
+        WindowRange { window, offset: self.offset, bytes: self.bytes, overflowed: self.overflowed }
+    }
+
     /// Offset and length in bytes, of a range that was checked.
     #[inline(always)]
     pub(crate) const fn place(&self) -> (u64, u64) {

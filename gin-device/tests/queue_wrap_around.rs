@@ -2,6 +2,7 @@
 //! The queue from every start offset, round after round, on the CPU's words, one thread being both ends.
 
 use gin_abi::Deadline;
+use gin_device::gin::{Order, Sharing};
 use gin_device::queue::{Consumer, Finished, NOTHING, Producer, Queue, initial_word, phase};
 use gin_device::status::{Status, Stop};
 use gin_device::sys::{Global, GlobalWord, Word};
@@ -57,6 +58,11 @@ fn request(index: u64) -> [u64; N] {
     [index << 1, !index << 1]
 }
 
+/// Fills the claimed slot `index` at once.
+fn fill(producer: &Producer<Global, N>, index: u64) -> Result<u64, (Stop, Option<u64>)> {
+    producer.post(request(index), Some(index), Sharing::Gpu, NOW, |_| 0, |bit| bit)
+}
+
 fn without_phase(words: [u64; N]) -> [u64; N] {
     words.map(|word| word & !1)
 }
@@ -84,26 +90,26 @@ fn requests_come_out_whole_and_in_order_for_many_rounds_whatever_index_the_queue
                 let depth = producer.queue.depth();
                 let mut index = first;
                 for _ in 0..8 * depth / burst {
-                    let claim = producer.claim(burst, NOW).expect("the queue is empty");
+                    let claim = producer.claim(burst, Sharing::Gpu);
                     assert_eq!(claim.first, index);
                     for offset in 0..burst {
-                        producer.fill(index + offset, request(index + offset), NOW).expect("room for the claim");
+                        fill(&producer, index + offset).expect("room for the claim");
                     }
-                    let one_too_many = depth + 1 - burst;
-                    assert_eq!(producer.claim(one_too_many, NOW), Err(Stop::Deadline));
+                    let full = producer.post([0; N], None, Sharing::Gpu, NOW, |_| depth - burst, |bit| bit);
+                    assert_eq!(full, Err((Stop::Deadline, None)));
                     for offset in 0..burst {
                         let words = consumer.peek().expect("a request that was posted");
                         assert_eq!(without_phase(words), request(index + offset), "depth {depth}, first {first}");
                         assert_eq!(consumer.take(Some(1)), index + offset);
                     }
                     assert_eq!(consumer.peek(), None, "a request of an earlier round");
-                    assert_eq!(producer.wait_done(index + burst, NOW), Err(Stop::Deadline));
-                    assert_eq!(producer.wait_peer(1, index + burst, NOW), Err(Stop::Deadline));
-                    assert_eq!(producer.wait_peer(0, index + burst, NOW), Ok(()), "nothing went to this peer");
+                    assert_eq!(producer.wait_done(index + burst, NOW, Order::Acquire), Err(Stop::Deadline));
+                    assert_eq!(producer.wait_peer(1, index + burst, NOW, Order::Acquire), Err(Stop::Deadline));
+                    assert_eq!(producer.wait_peer(0, index + burst, NOW, Order::Acquire), Ok(()), "nothing went to this peer");
                     index += burst;
                     consumer.finish(Finished { fault: None, counter: None, peer: 1, oldest: None, done: index });
-                    assert_eq!(producer.wait_done(index, NOW), Ok(()));
-                    assert_eq!(producer.wait_peer(1, index, NOW), Ok(()));
+                    assert_eq!(producer.wait_done(index, NOW, Order::Acquire), Ok(()));
+                    assert_eq!(producer.wait_peer(1, index, NOW, Order::Acquire), Ok(()));
                     assert_eq!(producer.queue.oldest.at(1).load_relaxed_sys(), NOTHING);
                     assert_eq!((consumer.head(), consumer.done(), producer.position()), (index, index, index));
                 }
@@ -118,7 +124,7 @@ fn a_half_written_request_is_not_taken_in_any_round() {
         with_queue(depth_log2, first, |producer, mut consumer| {
             let depth = producer.queue.depth();
             for index in first..first + 6 * depth {
-                producer.claim(1, NOW).expect("the queue is empty");
+                producer.claim(1, Sharing::Gpu);
                 let slot = producer.queue.slots.at((index & (depth - 1)) * N as u64);
                 // Each word alone, the other one still being that of the round before.
                 for written in 0..N as u64 {
@@ -127,7 +133,7 @@ fn a_half_written_request_is_not_taken_in_any_round() {
                     assert_eq!(consumer.peek(), None, "depth {depth}, request {index}, only word {written}");
                     slot.at(written).store_relaxed_sys(before);
                 }
-                producer.fill(index, request(index), NOW).expect("room");
+                fill(&producer, index).expect("room");
                 assert!(consumer.peek().is_some());
                 consumer.take(None);
             }

@@ -6,6 +6,7 @@ mod common;
 use common::{Poster, config, get, network, peer, put, request, strong, weak, with_comm};
 use gin_abi::descriptor::{RemoteSignal, SignalTarget, Transfer};
 use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation};
+use gin_device::gin::Order;
 use gin_device::status::Stop;
 use gin_host::comm::{CommConfig, Communicator, Requirements, WindowFlags};
 use gin_host::net::peer::Peer;
@@ -336,7 +337,7 @@ fn a_peer_whose_list_is_full_holds_up_the_queue_and_is_counted() {
                 poster.post(0, to(peer)).unwrap();
             }
             let producer = poster.producer(0);
-            let outcome = producer.wait_peer(0, producer.position(), Deadline::after_ms(50));
+            let outcome = producer.wait_peer(0, producer.position(), Deadline::after_ms(50), Order::Acquire);
             assert_eq!(outcome, Err(Stop::Deadline), "the list of rank 1 is full, so nothing behind it is taken");
             let stats = comm.stats().unwrap()[0];
             assert_eq!((stats.stalls, stats.taken, stats.finished), (1, 4, 2));

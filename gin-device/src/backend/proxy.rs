@@ -4,7 +4,7 @@
 use super::Backend;
 use crate::comm::Comm;
 use crate::coop;
-use crate::gin::{Core, Order, Sharing};
+use crate::gin::{Core, Sharing};
 use crate::queue::{Producer, Queue};
 use crate::status::Stop;
 use crate::sys::{self, Global, GlobalWord};
@@ -85,28 +85,29 @@ impl Backend for Proxy {
         let (producer, sharing) = (producer(core), core.sharing());
         let alone = sharing == Sharing::Thread;
         // Lanes wait together, as one may wait for what another has yet to do; those with and without a deadline apart,
-        // as they come to different votes.
-        if deadline.is_none() {
-            if alone {
-                return producer.fill(producer.add_if(true, 1, sharing), request.encode(), deadline);
-            }
-            let here = coop::active_mask();
+        // as the latter claim at once. A claim that others make for it would not wait for room, so each lane with a
+        // deadline claims by itself.
+        let (here, claimed);
+        if alone {
+            (here, claimed) = (0, deadline.is_none().then(|| producer.add_if(true, 1, sharing)));
+        } else if deadline.is_none() {
+            here = coop::active_mask();
             let group = Group::of(here, &producer);
             let first = group.claim(&producer, sharing);
-            let index = group.lead(first).wrapping_add((group.until.count_ones() - 1) as u64);
-            return producer.fill_together(index, request.encode(), |bit| coop::any_here(here, bit));
-        }
-        // A claim that others make for it would not wait for room, so each lane claims by itself.
-        let posted = if alone {
-            producer.post_in_time(request.encode(), sharing, deadline, |_| 0, |bit| bit)
+            claimed = Some(group.lead(first).wrapping_add((group.until.count_ones() - 1) as u64));
         } else {
-            let here = coop::active_mask();
+            (here, claimed) = (coop::active_mask(), None);
+        }
+        let ahead = |bit| {
+            if alone {
+                return 0;
+            }
             let before = coop::alike(here, producer.queue.claim.address()) & coop::lanes_below();
-            let ahead = |bit| (coop::ballot_here(here, bit) & before).count_ones() as u64;
-            producer.post_in_time(request.encode(), sharing, deadline, ahead, |bit| coop::any_here(here, bit))
+            (coop::ballot_here(here, bit) & before).count_ones() as u64
         };
-        match posted {
-            Ok(()) => Ok(()),
+        let any = |bit| if alone { bit } else { coop::any_here(here, bit) };
+        match producer.post(request.encode(), claimed, sharing, deadline, ahead, any) {
+            Ok(_) => Ok(()),
             Err((stop, None)) => Err(stop),
             Err((Stop::Fault, Some(_))) => Err(Stop::Fault),
             Err((Stop::Deadline, Some(index))) => {
@@ -127,11 +128,9 @@ impl Backend for Proxy {
     #[inline(always)]
     fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), Stop> {
         let producer = producer(core);
-        match (peer, core.order()) {
-            (Some(peer), Order::Acquire) => producer.wait_peer(peer, position, deadline),
-            (Some(peer), Order::Relaxed) => producer.wait_peer_relaxed(peer, position, deadline),
-            (None, Order::Acquire) => producer.wait_done(position, deadline),
-            (None, Order::Relaxed) => producer.wait_done_relaxed(position, deadline),
+        match peer {
+            Some(peer) => producer.wait_peer(peer, position, deadline, core.order()),
+            None => producer.wait_done(position, deadline, core.order()),
         }
     }
 }

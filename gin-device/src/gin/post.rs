@@ -251,8 +251,10 @@ impl<B: Backend> Gin<B> {
     ///
     /// The element's offset must be a multiple of its size. Nothing is posted before [`issue`](PutValue::issue).
     #[inline(always)]
-    pub fn put_value<T: Value>(&self, peer: Rank, destination: WindowRange<T>, value: T) -> PutValue<'_, B, T> {
-        PutValue { gin: self, peer, destination, value, options: Options::new() }
+    pub fn put_value<T: Value>(&self, peer: Rank, destination: WindowRange<T>, value: T) -> PutValue<'_, B> {
+        let width_log2 = const { size_of::<T>().trailing_zeros() };
+        let (destination, value) = (destination.as_bytes(), value.to_word());
+        PutValue { gin: self, peer, destination, value, width_log2, options: Options::new() }
     }
 
     /// Reads `source` on `peer` into `destination`, a range of the caller's own part of a window.
@@ -538,15 +540,16 @@ impl<B: Backend, T: Pod> Get<'_, B, T> {
 /// A put of a value, not yet posted.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "nothing is posted before `issue`"]
-pub struct PutValue<'a, B: Backend, T> {
+pub struct PutValue<'a, B: Backend> {
     gin: &'a Gin<B>,
     peer: Rank,
-    destination: WindowRange<T>,
-    value: T,
+    destination: WindowRange<u8>,
+    value: u64,
+    width_log2: u32,
     options: Options,
 }
 
-impl<B: Backend, T: Value> PutValue<'_, B, T> {
+impl<B: Backend> PutValue<'_, B> {
     builder!(signal);
     builder!(counter);
     builder!(common);
@@ -555,7 +558,7 @@ impl<B: Backend, T: Value> PutValue<'_, B, T> {
     #[inline(always)]
     fn post(self) -> Result<(), Fault> {
         let (core, operation) = (self.gin.core(), Operation::PutValue);
-        let width = const { size_of::<T>() as u64 };
+        let width = 1u64 << self.width_log2;
         let (offset, bytes) = self.destination.place();
         let lsa = takes_lsa::<B>(core, self.peer, &self.options);
         let right = is_right(core, self.peer, &self.options, lsa)
@@ -574,7 +577,7 @@ impl<B: Backend, T: Value> PutValue<'_, B, T> {
             });
         }
         if lsa {
-            let (to, value) = (self.destination.address_on(self.peer) as usize, self.value.to_word());
+            let (to, value) = (self.destination.address_on(self.peer) as usize, self.value);
             // Safety: in range, aligned, and the peer is reached.
             unsafe {
                 match width {
@@ -588,8 +591,8 @@ impl<B: Backend, T: Value> PutValue<'_, B, T> {
             return Ok(());
         }
         let transfer = Transfer::PutValue {
-            value: self.value.to_word(),
-            width_log2: const { size_of::<T>().trailing_zeros() },
+            value: self.value,
+            width_log2: self.width_log2,
             destination_window: self.destination.window_id(),
             destination_offset: self.destination.place().0,
         };

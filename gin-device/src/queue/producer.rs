@@ -3,7 +3,7 @@
 
 use super::Queue;
 use crate::far::{Far, Look};
-use crate::gin::Sharing;
+use crate::gin::{Order, Sharing};
 use crate::status::{Shared, Status, Stop};
 use crate::sys::{Memory, Word};
 use gin_abi::Deadline;
@@ -35,34 +35,10 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         (index.wrapping_sub(taken) as i64) <= self.queue.depth_mask as i64
     }
 
-    /// Waits until slot `index()` is empty.
+    /// Claims `count` slots, whether there is room or not; whoever claims must fill all of them.
     #[inline(always)]
-    fn wait_empty(&self, index: impl Fn() -> u64, deadline: Deadline) -> Result<(), Stop> {
-        if self.is_empty(index(), self.queue.guess().load_relaxed_gpu()) {
-            return Ok(());
-        }
-        // Only here is something read over PCIe.
-        let mut look = Look::new(self.queue.far_taken());
-        let outcome =
-            self.status.poll_far(deadline, || self.look(&mut look).is_some_and(|taken| self.is_empty(index(), taken)));
-        look.end();
-        outcome
-    }
-
-    /// Claims `count` slots.
-    ///
-    /// With a deadline, the claim is made only once there is room for all of them (or for a queueful, if they are
-    /// more), so that a post that times out here leaves the queue as it was.
-    ///
-    /// # Errors
-    /// [`Stop`] if there was no room in time, or the communicator is aborted or has a fault. Nothing is claimed then.
-    #[inline(always)]
-    pub fn claim(&self, count: u64, deadline: Deadline) -> Result<Claim, Stop> {
-        if !deadline.is_none() {
-            let ahead = count.min(self.queue.depth()) - 1;
-            self.wait_empty(|| self.position().wrapping_add(ahead), deadline)?;
-        }
-        Ok(Claim { first: self.add_if(true, count, Sharing::Gpu), count })
+    pub fn claim(&self, count: u64, sharing: Sharing) -> Claim {
+        Claim { first: self.add_if(true, count, sharing), count }
     }
 
     /// Claims `count` slots if `leads`; gives the first one's index then.
@@ -81,101 +57,71 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         }
     }
 
-    /// Waits until the claimed slot `index` is empty and stores a request into it. Bit 0 of each word is ignored.
+    /// Waits until a claimed slot is empty and stores a request into it; or, if none is `claimed`, waits until there is
+    /// room, claims one slot and does that, so that a post that finds no room in time leaves the queue as it was. Gives the
+    /// index of the slot. Bit 0 of each word is ignored.
     ///
-    /// Whoever filled several slots of one claim goes on in ascending order. The payload that the request refers to
-    /// must have been released before, at the scope of its reader.
+    /// The payload that the request refers to must have been released before, at the scope of its reader. Whoever fills
+    /// several slots of one claim goes on in ascending order.
     ///
-    /// # Errors
-    /// [`Stop`] if the wait for the slot ended early. The claimed slot stays a hole then that nobody can fill: the
-    /// caller must report a fault.
-    #[inline(always)]
-    pub fn fill(&self, index: u64, words: [u64; N], deadline: Deadline) -> Result<(), Stop> {
-        self.wait_empty(|| index, deadline)?;
-        self.store_if(true, index, words);
-        Ok(())
-    }
-
-    /// As [`fill`](Self::fill) without a deadline, by threads of which one may wait for a slot that another has yet to
-    /// fill.
-    ///
-    /// `any` says whether any of them brings `true`; all call it equally often. A slot is filled as soon as it is found
-    /// empty, and before the others are asked, so nobody's slot waits for somebody's wait.
+    /// It is for several threads together, as one may wait for a slot that another has yet to fill: `any` says whether any
+    /// of them brings `true`, and `ahead` how many of those that claim in this queue, come before the caller, and bring
+    /// `true`. Of those who call it together either all have claimed or none has; all call the two equally often. A slot
+    /// is filled as soon as it is found empty, and before the others are asked, so nobody's slot waits for somebody's
+    /// wait. A thread claims only if there is room behind all that are ahead, and sees in the next round how many are
+    /// left, so more threads than the queue has slots get through it.
     ///
     /// # Errors
-    /// As [`fill`](Self::fill).
+    /// [`Stop`] if there was no room in time, or the communicator is aborted or has a fault; with the index that is
+    /// claimed, if one is. That slot stays a hole that nobody can fill: the caller must report a fault.
     #[inline(always)]
-    pub fn fill_together(&self, index: u64, words: [u64; N], any: impl Fn(bool) -> bool) -> Result<(), Stop> {
+    pub fn post(
+        &self,
+        words: [u64; N],
+        claimed: Option<u64>,
+        sharing: Sharing,
+        deadline: Deadline,
+        ahead: impl Fn(bool) -> u64,
+        any: impl Fn(bool) -> bool,
+    ) -> Result<u64, (Stop, Option<u64>)> {
+        let start = if deadline.is_none() { 0 } else { M::clock_ns() };
         let mut look = Look::new(self.queue.far_taken());
+        // Only if this does not do is something read over PCIe.
         let mut taken = self.queue.guess().load_relaxed_gpu();
-        let (mut waiting, mut outcome) = (true, Ok(()));
+        let (mut has, mut index) = (claimed.is_some(), claimed.unwrap_or(0));
+        let (mut waiting, mut stop, mut failed) = (true, None, None);
         loop {
-            let filling = waiting & self.is_empty(index, taken);
+            if claimed.is_none() {
+                let wants = waiting & !has;
+                let ahead = ahead(wants);
+                if wants && self.is_empty(self.position().wrapping_add(ahead), taken) {
+                    (has, index) = (true, self.add_if(true, 1, sharing));
+                }
+            }
+            let filling = waiting & has & self.is_empty(index, taken);
             self.store_if(filling, index, words);
             waiting &= !filling;
+            // What the look before found is tried first: what ended meanwhile counts.
+            if waiting & stop.is_some() {
+                (waiting, failed) = (false, stop);
+            }
             if !any(waiting) {
                 break;
             }
             // All do the rest, so that they stay together.
             let stopped;
             (taken, stopped) = self.look_again(&mut look, taken);
-            // Each must have seen for itself what stops it.
-            if !any(waiting & !stopped) {
-                if waiting {
-                    outcome = Err(Stop::Fault);
-                }
-                break;
-            }
+            let over = !deadline.is_none() && M::clock_ns().wrapping_sub(start) >= deadline.ns();
+            stop = match (stopped, over) {
+                (true, _) => Some(Stop::Fault),
+                (false, true) => Some(Stop::Deadline),
+                (false, false) => None,
+            };
         }
         look.end();
-        outcome
-    }
-
-    /// Claims a slot once there is room, and fills it; for threads that do so together, as in
-    /// [`fill_together`](Self::fill_together).
-    ///
-    /// `ahead` says how many of those that claim in this queue, come before the caller, and bring `true`; like `any`, all
-    /// call it equally often. Each claims only if there is room behind all of them, and sees in the next round how many
-    /// are left, so more threads than the queue has slots get through it.
-    ///
-    /// # Errors
-    /// [`Stop`] if there was no room in time, or the communicator is aborted or has a fault. With the index that was
-    /// claimed, if one was, which stays a hole: the caller must report a fault then.
-    #[inline(always)]
-    pub fn post_in_time(
-        &self,
-        words: [u64; N],
-        sharing: Sharing,
-        deadline: Deadline,
-        ahead: impl Fn(bool) -> u64,
-        any: impl Fn(bool) -> bool,
-    ) -> Result<(), (Stop, Option<u64>)> {
-        let start = M::clock_ns();
-        let mut look = Look::new(self.queue.far_taken());
-        let mut taken = self.queue.guess().load_relaxed_gpu();
-        let (mut index, mut waiting, mut outcome) = (None, true, Ok(()));
-        loop {
-            let wants = waiting && index.is_none();
-            let ahead = ahead(wants);
-            if wants && self.is_empty(self.position().wrapping_add(ahead), taken) {
-                index = Some(self.add_if(true, 1, sharing));
-            }
-            if let Some(index) = index {
-                let filling = waiting & self.is_empty(index, taken);
-                self.store_if(filling, index, words);
-                waiting &= !filling;
-            }
-            if !any(waiting) {
-                look.end();
-                return outcome;
-            }
-            let stopped;
-            (taken, stopped) = self.look_again(&mut look, taken);
-            let over = M::clock_ns().wrapping_sub(start) >= deadline.ns();
-            if waiting & (stopped | over) {
-                outcome = Err((if stopped { Stop::Fault } else { Stop::Deadline }, index));
-                waiting = false;
-            }
+        match failed {
+            None => Ok(index),
+            Some(stop) => Err((stop, has.then_some(index))),
         }
     }
 
@@ -217,27 +163,15 @@ impl<M: Memory, const N: usize> Producer<M, N> {
 
     /// Waits until all requests below `position` are finished.
     ///
-    /// Ordering: acquire, at system scope: what gets brought is visible, and a fault that was posted for one of the
-    /// requests can be seen.
+    /// Ordering: with [`Order::Acquire`], at system scope: what gets brought is visible, and a fault that was posted for
+    /// one of the requests can be seen. With [`Order::Relaxed`] only after an acquire fence of the caller's.
     ///
     /// # Errors
     /// [`Stop`] if the wait ended early, or if the communicator has a fault when it ends.
     #[inline(always)]
-    pub fn wait_done(&self, position: u64, deadline: Deadline) -> Result<(), Stop> {
+    pub fn wait_done(&self, position: u64, deadline: Deadline, order: Order) -> Result<(), Stop> {
         let looked = self.wait_past(self.queue.far_done(), position, deadline)?;
-        M::fence_acquire_sys();
-        self.no_fault(looked)
-    }
-
-    /// As [`wait_done`](Self::wait_done), but what gets brought, and the fault of one of the requests, may be seen only
-    /// after an acquire fence of the caller's.
-    ///
-    /// # Errors
-    /// As [`wait_done`](Self::wait_done).
-    #[inline(always)]
-    pub fn wait_done_relaxed(&self, position: u64, deadline: Deadline) -> Result<(), Stop> {
-        let looked = self.wait_past(self.queue.far_done(), position, deadline)?;
-        self.no_fault(looked)
+        self.finish(looked, order)
     }
 
     /// Waits until all requests to `peer` below `position` are finished, whatever becomes of those to others.
@@ -247,19 +181,17 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     /// # Errors
     /// As [`wait_done`](Self::wait_done).
     #[inline(always)]
-    pub fn wait_peer(&self, peer: u32, position: u64, deadline: Deadline) -> Result<(), Stop> {
+    pub fn wait_peer(&self, peer: u32, position: u64, deadline: Deadline, order: Order) -> Result<(), Stop> {
         let looked = self.wait_oldest(peer, position, deadline)?;
-        M::fence_acquire_sys();
-        self.no_fault(looked)
+        self.finish(looked, order)
     }
 
-    /// As [`wait_peer`](Self::wait_peer), with the order of [`wait_done_relaxed`](Self::wait_done_relaxed).
-    ///
-    /// # Errors
-    /// As [`wait_done`](Self::wait_done).
+    /// What ends a wait whose condition is met.
     #[inline(always)]
-    pub fn wait_peer_relaxed(&self, peer: u32, position: u64, deadline: Deadline) -> Result<(), Stop> {
-        let looked = self.wait_oldest(peer, position, deadline)?;
+    fn finish(&self, looked: bool, order: Order) -> Result<(), Stop> {
+        if order == Order::Acquire {
+            M::fence_acquire_sys();
+        }
         self.no_fault(looked)
     }
 

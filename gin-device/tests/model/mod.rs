@@ -10,7 +10,7 @@ pub mod status;
 
 use gin_abi::{Deadline, Fault, FaultKind, Operation};
 use gin_device::far;
-use gin_device::gin::{Scope, release};
+use gin_device::gin::{Scope, Sharing, release};
 use gin_device::queue::{Consumer, Producer, Queue};
 use gin_device::signal_words::Words;
 use gin_device::status::{Status, Stop};
@@ -184,18 +184,17 @@ impl World {
         unsafe { Consumer::new(self.queue, self.first) }
     }
 
-    /// The request that stands for "cell `cell` holds `index`": its words belong together and to no other request.
-    pub fn request(&self, index: u64, cell: usize) -> [u64; N] {
-        let tag = (index.wrapping_sub(self.first) << 8 | cell as u64) << 1;
+    /// The request that stands for cell `cell`: its words belong together and to no other request.
+    pub fn request(&self, cell: usize) -> [u64; N] {
+        let tag = (cell as u64 + 1) << 1;
         [tag, !tag & !1]
     }
 
-    /// The cell of a request, if it is whole and of this index.
+    /// The cell of a request, if it is whole.
     pub fn cell_of(&self, index: u64, words: [u64; N]) -> usize {
         let (low, high) = (words[0] & !1, words[1] & !1);
         assert_eq!(high, !low & !1, "request {index} is torn");
-        assert_eq!(low >> 9, index.wrapping_sub(self.first), "request {index} is another one");
-        (low >> 1 & 0xff) as usize
+        (low >> 1) as usize - 1
     }
 
     /// Fills cell `cell` and releases it, as the front end does with payload.
@@ -208,9 +207,24 @@ impl World {
     pub fn post(&self, cell: usize) -> u64 {
         let producer = self.producer();
         self.write(cell);
-        let index = producer.claim(1, Deadline::NONE).expect("nothing stops a claim").first;
-        producer.fill(index, self.request(index, cell), Deadline::NONE).expect("nothing stops a fill");
-        index
+        let claim = producer.claim(1, Sharing::Gpu);
+        self.fill(claim.first, self.request(cell), Deadline::NONE).expect("nothing stops a fill");
+        claim.first
+    }
+
+    /// Fills a claimed slot.
+    pub fn fill(&self, index: u64, words: [u64; N], deadline: Deadline) -> Result<u64, Stop> {
+        let posted = self.producer().post(words, Some(index), Sharing::Gpu, deadline, |_| 0, |bit| bit);
+        posted.map_err(|(stop, claimed)| {
+            assert_eq!(claimed, Some(index));
+            stop
+        })
+    }
+
+    /// Claims a slot once there is room, and fills it; looks for room once. Without room, what it claimed if it did.
+    pub fn post_now(&self, cell: usize) -> Result<u64, (Stop, Option<u64>)> {
+        let deadline = Deadline::after_ns(0);
+        self.producer().post(self.request(cell), None, Sharing::Gpu, deadline, |_| 0, |bit| bit)
     }
 
     /// Waits for the next request and checks it and what it refers to. Does not take it.

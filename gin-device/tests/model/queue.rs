@@ -3,14 +3,12 @@
 
 use super::{Reached, Setup, World, explore, fault, models};
 use gin_abi::{Deadline, Fault, FaultKind, Operation};
+use gin_device::gin::{Order, Sharing};
 use gin_device::queue::{Finished, NOTHING};
 use gin_device::status::Stop;
 use gin_device::sys::Word;
 use gin_device::sys::loom::Loom;
 use loom::thread;
-
-/// A deadline that is over at once: look once.
-const NOW: Deadline = Deadline::after_ns(0);
 
 /// Indices around which a counter of 32 bits, a signed one of 64 bits and a new one would go wrong.
 const STARTS: [u64; 3] = [0, (1 << 32) - 1, (1 << 63) - 1];
@@ -35,15 +33,10 @@ models! {
             let hurried = |cell: usize| {
                 let world = world.clone();
                 thread::spawn(move || {
-                    let producer = world.producer();
-                    let claim = match producer.claim(1, NOW) {
-                        Ok(claim) => claim,
-                        Err(_) => return,
-                    };
-                    match producer.fill(claim.first, world.request(claim.first, cell), NOW) {
-                        Ok(()) => {}
-                        Err(Stop::Deadline) => world.status.report(hole),
-                        Err(Stop::Fault) => panic!("{}", world.status.cause()),
+                    match world.post_now(cell) {
+                        Ok(_) | Err((Stop::Deadline, None)) => {}
+                        Err((Stop::Deadline, Some(_))) => world.status.report(hole),
+                        Err((Stop::Fault, _)) => panic!("{}", world.status.cause()),
                     }
                 })
             };
@@ -53,9 +46,9 @@ models! {
             let producer = world.producer();
             if producer.position() == 2 {
                 mark.mark();
-                assert_eq!(world.fault_of(producer.wait_done(2, Deadline::NONE)), hole);
-                assert_eq!(world.fault_of(producer.claim(1, NOW)), hole);
-                assert_eq!(world.fault_of(producer.fill(2, [0; 2], Deadline::NONE)), hole);
+                assert_eq!(world.fault_of(producer.wait_done(2, Deadline::NONE, Order::Acquire)), hole);
+                assert_eq!(world.post_now(0), Err((Stop::Fault, None)));
+                assert_eq!(world.fault_of(world.fill(2, [0; 2], Deadline::NONE)), hole);
                 assert_eq!(world.status.reported(), Some(hole), "what the host reads");
             } else {
                 assert_eq!(world.status.fault(), None);
@@ -74,7 +67,7 @@ models! {
                         world.post(0);
                         world.post(1);
                         let producer = world.producer();
-                        producer.wait_done(producer.position(), Deadline::NONE).unwrap();
+                        producer.wait_done(producer.position(), Deadline::NONE, Order::Acquire).unwrap();
                         assert_eq!(world.cells[2].read(), 7, "what the get brought");
                         world.cells[0].write(0);
                         world.cells[1].write(0);
@@ -100,7 +93,7 @@ models! {
                 let flushers = [0, 1].map(|_| {
                     let world = world.clone();
                     thread::spawn(move || {
-                        let outcome = world.producer().wait_done(1, Deadline::NONE);
+                        let outcome = world.producer().wait_done(1, Deadline::NONE, Order::Acquire);
                         if failed {
                             assert_eq!(world.fault_of(outcome), fault(1));
                         } else {
@@ -138,7 +131,7 @@ models! {
                 thread::spawn(move || {
                     super::await_word(world.status.kernel.at(1));
                     let producer = world.producer();
-                    producer.wait_done(producer.position(), Deadline::NONE).unwrap();
+                    producer.wait_done(producer.position(), Deadline::NONE, Order::Acquire).unwrap();
                     assert_eq!(world.cells[2].read(), 7, "what the get brought");
                 })
             };
@@ -180,7 +173,7 @@ models! {
                 thread::spawn(move || {
                     world.post(0);
                     world.post(1);
-                    world.producer().wait_peer(1, 2, Deadline::NONE).unwrap();
+                    world.producer().wait_peer(1, 2, Deadline::NONE, Order::Acquire).unwrap();
                     assert_eq!(world.cells[2].read(), 7, "what the get brought");
                     world.cells[1].write(0);
                 })
@@ -206,7 +199,7 @@ models! {
                 thread::spawn(move || {
                     world.post(0);
                     world.post(1);
-                    world.producer().wait_peer(0, 2, Deadline::NONE).unwrap();
+                    world.producer().wait_peer(0, 2, Deadline::NONE, Order::Acquire).unwrap();
                     assert_eq!(world.cells[2].read() + world.cells[3].read(), 15, "what the gets brought");
                 })
             };
@@ -231,7 +224,7 @@ models! {
                 thread::spawn(move || {
                     world.post(0);
                     world.post(1);
-                    world.producer().wait_peer(0, 1, Deadline::NONE).unwrap();
+                    world.producer().wait_peer(0, 1, Deadline::NONE, Order::Acquire).unwrap();
                     assert_eq!(world.cells[2].read(), 7, "what the get brought");
                 })
             };
@@ -260,8 +253,8 @@ models! {
                         world.post(1);
                         let producer = world.producer();
                         let flush = |position| match one_peer {
-                            true => producer.wait_peer(0, position, Deadline::NONE),
-                            false => producer.wait_done(position, Deadline::NONE),
+                            true => producer.wait_peer(0, position, Deadline::NONE, Order::Acquire),
+                            false => producer.wait_done(position, Deadline::NONE, Order::Acquire),
                         };
                         match flush(1) {
                             Ok(()) => mark.mark(),
@@ -292,9 +285,9 @@ models! {
                 let world = world.clone();
                 thread::spawn(move || {
                     let producer = world.producer();
-                    assert_eq!(world.fault_of(producer.wait_peer(0, 1, Deadline::NONE)), fault(3));
-                    assert_eq!(world.fault_of(producer.wait_done(1, Deadline::NONE)), fault(3));
-                    assert_eq!(world.fault_of(producer.fill(1, [0; 2], Deadline::NONE)), fault(3));
+                    assert_eq!(world.fault_of(producer.wait_peer(0, 1, Deadline::NONE, Order::Acquire)), fault(3));
+                    assert_eq!(world.fault_of(producer.wait_done(1, Deadline::NONE, Order::Acquire)), fault(3));
+                    assert_eq!(world.fault_of(world.fill(1, [0; 2], Deadline::NONE)), fault(3));
                 })
             };
             world.status.post(fault(3));
@@ -312,14 +305,13 @@ models! {
                     let (world, mark) = (world.clone(), mark.clone());
                     thread::spawn(move || {
                         for cell in 0..count {
-                            if world.producer().claim(1, NOW) == Err(Stop::Deadline) {
+                            world.write(cell);
+                            let posted = world.post_now(cell).or_else(|(stop, claimed)| {
+                                assert_eq!((stop, claimed), (Stop::Deadline, None), "it is the only one who claims");
                                 mark.mark();
-                                assert_eq!(world.post(cell), first.wrapping_add(cell as u64));
-                            } else {
-                                let index = first.wrapping_add(cell as u64);
-                                world.write(cell);
-                                world.producer().fill(index, world.request(index, cell), NOW).expect("room was there");
-                            }
+                                Ok::<_, Stop>(world.post(cell))
+                            });
+                            assert_eq!(posted, Ok(first.wrapping_add(cell as u64)));
                         }
                     })
                 };
@@ -343,13 +335,12 @@ models! {
                 let group = {
                     let world = world.clone();
                     thread::spawn(move || {
-                        let producer = world.producer();
-                        let claim = producer.claim(count as u64, Deadline::NONE).unwrap();
+                        let claim = world.producer().claim(count as u64, Sharing::Gpu);
                         assert_eq!(claim.count, count as u64);
                         for cell in 0..count {
                             let index = claim.first.wrapping_add(cell as u64);
                             world.write(cell);
-                            producer.fill(index, world.request(index, cell), Deadline::NONE).unwrap();
+                            world.fill(index, world.request(cell), Deadline::NONE).unwrap();
                         }
                     })
                 };
@@ -398,7 +389,7 @@ models! {
             }
             one.join().unwrap();
             two.join().unwrap();
-            world.producer().claim(1, NOW).expect("the slot is empty");
+            world.post_now(0).expect("the slot is empty");
         });
         backwards.check();
     }
@@ -447,17 +438,19 @@ models! {
                 let hurried = {
                     let (world, marks) = (world.clone(), marks.clone());
                     thread::spawn(move || {
-                        let producer = world.producer();
-                        match producer.claim(1, NOW) {
-                            Err(stop) => {
+                        world.write(1);
+                        match world.post_now(1) {
+                            Err((stop, None)) => {
                                 assert_eq!(stop, Stop::Deadline);
                                 marks.0.mark();
                                 0
                             }
-                            Ok(claim) => {
-                                world.write(1);
-                                let request = world.request(claim.first, 1);
-                                producer.fill(claim.first, request, Deadline::NONE).unwrap();
+                            // There was room when it claimed, though another may have been quicker.
+                            Err((_, Some(index))) => {
+                                world.fill(index, world.request(1), Deadline::NONE).unwrap();
+                                1
+                            }
+                            Ok(_) => {
                                 marks.1.mark();
                                 1
                             }
@@ -482,7 +475,7 @@ models! {
                 assert_eq!(world.producer().position(), first.wrapping_add(posted), "claims that were not posted");
                 assert!(consumer.peek().is_none());
                 // Usable, and with all its room.
-                world.producer().claim(1, NOW).unwrap();
+                world.post_now(0).unwrap();
             });
             refused.check();
             accepted.check();

@@ -5,6 +5,7 @@
 use gin_abi::descriptor::{Descriptor, RemoteSignal, SignalTarget, Transfer, WORDS};
 use gin_abi::handle::{NEAR_WORDS, QUEUE_NEAR};
 use gin_abi::{CommHandle, ContextData, Deadline};
+use gin_device::gin::{Order, Sharing};
 use gin_device::queue::{Producer, Queue};
 use gin_device::signal_words::Words;
 use gin_device::status::{Status, Stop};
@@ -131,18 +132,18 @@ impl Poster {
 
     pub fn post_words(&self, context: u32, words: [u64; WORDS]) -> Result<(), Stop> {
         let producer = self.producer(context);
-        let claim = producer.claim(1, LIMIT)?;
-        producer.fill(claim.first, words, LIMIT)
+        let posted = producer.post(words, None, Sharing::Gpu, LIMIT, |_| 0, |bit| bit);
+        posted.map(|_| ()).map_err(|(stop, _)| stop)
     }
 
     pub fn flush(&self, context: u32) -> Result<(), Stop> {
         let producer = self.producer(context);
-        producer.wait_done(producer.position(), LIMIT)
+        producer.wait_done(producer.position(), LIMIT, Order::Acquire)
     }
 
     pub fn flush_peer(&self, context: u32, peer: u32) -> Result<(), Stop> {
         let producer = self.producer(context);
-        producer.wait_peer(peer, producer.position(), LIMIT)
+        producer.wait_peer(peer, producer.position(), LIMIT, Order::Acquire)
     }
 
     fn signal_words(&self, context: u32, id: u32) -> Words<Global> {
