@@ -138,9 +138,9 @@ fn timed_out(setup: &Setup, coop: CoopKind) -> Verdict {
             {
                 Ok(())
             }
-            // On a real clock, or held up by the schedule, this rank itself may be late with its arrival.
+            // On a real clock this rank itself may be late.
             Some(fault)
-                if (setup.seed.is_none() || setup.policy == gin_virtual::Policy::Starve)
+                if setup.seed.is_none()
                     && (fault.kind, fault.operation) == (FaultKind::Timeout, Operation::Barrier) =>
             {
                 Ok(())
