@@ -19,6 +19,11 @@ pub const ENGINE_CPU: u32 = 4;
 pub const CAP_STRONG_SIGNALS: u32 = 1;
 /// Capability bit: the network gives signals at window addresses.
 pub const CAP_VA_SIGNALS: u32 = 2;
+/// Capability bit: windows have an address that stores to all ranks of the LSA team at once (multimem, NVLink SHARP).
+///
+/// No host sets it yet. A multicast object needs a GPU of its own for each rank and switches that are set up for it, and
+/// that such a store is visible at every rank before a signal that follows it has not been shown.
+pub const CAP_MULTIMEM: u32 = 4;
 
 /// Words in GPU memory beside a word in host memory that many threads wait for: what was seen, whether somebody looks,
 /// one that is free for other use, whether somebody wants to know.
@@ -97,9 +102,13 @@ pub struct CommHandle {
     /// One word per barrier (world, rail, LSA, in the order of their signals) in GPU memory: the epoch; its top bit
     /// says that the barrier is broken.
     pub barrier_state: u64,
+    /// For each context `ranks` addresses: where a rank's `signal_gpu` of that context lies, 0 where it cannot be reached;
+    /// GPU memory. 0 if no rank can. Here, and not in [`ContextData`], so that raising a signal by loads and stores takes
+    /// one trip to memory to find it.
+    pub peer_signals: u64,
 }
 
-const _: () = assert!(size_of::<CommHandle>() == 128 && align_of::<CommHandle>() == 8);
+const _: () = assert!(size_of::<CommHandle>() == 136 && align_of::<CommHandle>() == 8);
 
 /// Something that ended the normal course of a communicator, or not yet.
 ///
@@ -158,11 +167,8 @@ pub struct ContextData {
     pub signal_shadow: u64,
     /// Counter words that this rank's own kernels raise: GPU memory; 0 if there are none.
     pub counters_gpu: u64,
-    /// Per world rank: device address of that rank's `signal_gpu`, 0 where it cannot be reached; GPU memory. 0 if no
-    /// rank can.
-    pub peer_signal_gpu: u64,
-    /// Zero.
-    pub reserved: u64,
+    /// Zero: one context is one cache line.
+    pub reserved: [u64; 2],
 }
 
 const _: () = {

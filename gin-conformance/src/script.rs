@@ -481,13 +481,11 @@ fn context_data(comm: &Comm, op: &Op) -> *const ContextData {
 #[inline(always)]
 fn raise_by_gpu<C: Coop>(comm: &Comm, coop: &C, op: &Op, total: bool) -> Step {
     let peer = team(comm, op).member(op.peer)?;
-    let context = context_data(comm, op);
-    // Safety: the script names a context that exists and a communicator whose signals GPUs raise.
-    let table = unsafe {
-        match (*context).peer_signal_gpu {
-            0 => 0,
-            peers => *(peers as usize as *const u64).wrapping_add(peer.world() as usize),
-        }
+    let (tables, index) = (comm.handle().peer_signals, op.context * comm.handle().ranks + peer.world());
+    let table = match tables {
+        0 => 0,
+        // Safety: the script names a context that exists, and the peer is a rank.
+        peers => unsafe { *(peers as usize as *const u64).wrapping_add(index as usize) },
     };
     if table == 0 {
         return Err(Fault::new(FaultKind::NotReachable, Operation::Signal).peer(peer.world()));

@@ -23,8 +23,9 @@
 
 use crate::backend::Backend;
 use crate::coop::Coop;
-use crate::gin::{Gin, Scope, look_around, release, signal_tables};
-use crate::signal::{ContextId, SignalId};
+use crate::gin::{Gin, Raises, Scope, look_around, release, signal_tables};
+use crate::signal::{ContextId, SignalAction, SignalId};
+use crate::signal_words::Words;
 use crate::status::Shared;
 use crate::sys::{Global, GlobalWord, Word};
 use crate::team::Team;
@@ -79,8 +80,9 @@ impl Fence {
 /// A barrier that ended with a fault, a deadline included, is broken: how far the others got is not known. It refuses
 /// every later use, in this session or another.
 #[derive(Debug)]
-pub struct BarrierSession<'a, B: Backend> {
-    gin: &'a Gin<B>,
+pub struct BarrierSession<B: Backend> {
+    /// A copy: behind a reference it would lie on the stack.
+    gin: Gin<B>,
     team: Team,
     first_signal: u32,
     broken: GlobalWord,
@@ -88,16 +90,17 @@ pub struct BarrierSession<'a, B: Backend> {
     all_routes: bool,
     /// Whether some member, or the caller itself, is reached over the network.
     by_network: bool,
+    /// Set by an arrival that went well, until the wait.
     arrived: Option<Fence>,
 }
 
-impl<'a, B: Backend> BarrierSession<'a, B> {
+impl<B: Backend> BarrierSession<B> {
     /// Barrier number `index` of the team, for operations of `gin`'s context.
     ///
     /// # Errors
     /// [`FaultKind::UnknownBarrier`] with the number of barriers there are, [`FaultKind::UnknownContext`].
     #[inline(always)]
-    pub fn new(gin: &'a Gin<B>, team: BarrierTeam, index: u32) -> Result<Self, Fault> {
+    pub fn new(gin: &Gin<B>, team: BarrierTeam, index: u32) -> Result<Self, Fault> {
         gin.core().check(Operation::Barrier)?;
         let handle = gin.comm().handle();
         let (world, rail) = (handle.world_barriers, handle.rail_barriers);
@@ -115,7 +118,7 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
             return Err(fault.values(count as u64, index as u64));
         }
         Ok(Self {
-            gin,
+            gin: *gin,
             team: members,
             first_signal: first_signal + index * members.size(),
             // Safety: one word for each barrier; the index was checked.
@@ -175,9 +178,12 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
     #[inline(always)]
     fn pair(&self, pair: usize) -> (Gin<B>, u32) {
         let size = self.team.size();
-        let (context, step) = (self.contexts().start + pair as u32 / size, pair as u32 % size);
-        let member = (self.team.rank() as u64 + 1 + step as u64) % size as u64;
-        (self.gin.in_context(ContextId(context)), member as u32)
+        // A division takes as long as a trip to L2, and most sessions are over one context.
+        let (past, step) =
+            if (pair as u32) < size { (0, pair as u32) } else { (pair as u32 / size, pair as u32 % size) };
+        let left = size - 1 - self.team.rank();
+        let member = if step < left { self.team.rank() + 1 + step } else { step - left };
+        (self.gin.in_context(ContextId(self.contexts().start + past)), member)
     }
 
     #[inline(always)]
@@ -185,6 +191,19 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
         let broken = self.broken.load_relaxed_gpu() != 0;
         let fault = self.gin.core().fault(FaultKind::BarrierBroken, Operation::Barrier);
         coop.agree(if broken { Err(fault) } else { Ok(()) })
+    }
+
+    /// What this rank raises at the others.
+    #[inline(always)]
+    fn arrival(&self) -> SignalAction {
+        SignalId::new(self.first_signal + self.team.rank()).inc()
+    }
+
+    /// The word of a pair's arrival, if no arrival takes the network.
+    #[inline(always)]
+    fn find(&self, pair: usize) -> Result<Raises, Fault> {
+        let (gin, member) = self.pair(pair);
+        gin.find_internal(self.team.member(member)?, self.arrival())
     }
 
     /// Tells the other members that this rank is here. All threads of `coop` call.
@@ -196,6 +215,9 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
     /// and the network cannot; what a post can end with, which breaks the barrier.
     #[inline(always)]
     pub fn arrive(&mut self, coop: &impl Coop, fence: Fence, deadline: Deadline) -> Result<(), Fault> {
+        // The calling thread's first pair is looked up beside what says whether the barrier is broken: one trip to L2.
+        let (first, pairs) = (coop.rank() as usize, self.pairs(fence));
+        let found = if self.by_network || first >= pairs { None } else { Some(self.find(first)) };
         self.usable(coop)?;
         let strong = !self.by_network || self.gin.comm().handle().capabilities & CAP_STRONG_SIGNALS != 0;
         if fence.puts() && !strong {
@@ -204,25 +226,28 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
         let mut outcome = Ok(());
         let mut released = false;
         let deadline = Shared::start::<Global>(deadline);
-        for pair in coop.stripe(self.pairs(fence)) {
+        for pair in coop.stripe(pairs) {
             if !released {
                 release::<Global>(Scope::Thread, Scope::System);
                 released = true;
             }
-            let (gin, member) = self.pair(pair);
-            let signal = SignalId::new(self.first_signal + self.team.rank()).inc();
-            // Strong if it can be: a weak arrival at one barrier could overtake the strong one at the barrier before.
-            let action = if strong { signal } else { signal.weak() };
-            outcome = self
-                .team
-                .member(member)
-                .and_then(|peer| gin.raise_internal(peer, action, self.all_routes, deadline.left::<Global>()));
+            outcome = if self.by_network {
+                let (gin, member) = self.pair(pair);
+                // Strong if it can be: a weak arrival at one barrier could overtake the strong one at the barrier before.
+                let action = if strong { self.arrival() } else { self.arrival().weak() };
+                let peer = self.team.member(member);
+                peer.and_then(|peer| gin.raise_internal(peer, action, self.all_routes, deadline.left::<Global>()))
+            } else {
+                let found = found.filter(|_| pair == first).unwrap_or_else(|| self.find(pair));
+                found.map(|raises| raises.publish(Scope::System))
+            };
             if outcome.is_err() {
                 break;
             }
         }
-        self.arrived = Some(fence);
-        self.finish(coop, outcome)
+        let outcome = self.finish(coop, outcome);
+        self.arrived = outcome.is_ok().then_some(fence);
+        outcome
     }
 
     /// Waits until all members have arrived. All threads of `coop` call, after [`arrive`](Self::arrive).
@@ -234,7 +259,7 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
     /// ended the wait; [`FaultKind::BarrierBroken`] if the barrier is broken or nobody arrived.
     #[inline(always)]
     pub fn wait(&mut self, coop: &impl Coop, deadline: Deadline) -> Result<(), Fault> {
-        self.usable(coop)?;
+        // An arrival that went well found the barrier whole.
         let Some(fence) = self.arrived.take() else {
             return Err(self.gin.core().fault(FaultKind::BarrierBroken, Operation::Barrier));
         };
@@ -244,6 +269,8 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
             let (gin, member) = self.pair(pair);
             let id = self.first_signal + member;
             let (words, shadow) = signal_tables(gin.core(), id);
+            // All arrivals of one barrier take the same way, so nobody else raises its signals.
+            let words = if self.by_network { words } else { Words { nic: None, cpu: None, ..words } };
             let expected = shadow.load_relaxed_gpu().wrapping_add(1);
             shadow.store_relaxed_gpu(expected);
             if let Err((stop, seen)) =
@@ -302,19 +329,19 @@ impl<'a, B: Backend> BarrierSession<'a, B> {
 /// It uses barrier number `index` of all three teams. All ranks use the same number, contexts and fences, in the same
 /// order. A step that ended with a fault breaks the barrier of its team, which then refuses every later use.
 #[derive(Debug)]
-pub struct CombinedBarrier<'a, B: Backend> {
-    gin: &'a Gin<B>,
+pub struct CombinedBarrier<B: Backend> {
+    gin: Gin<B>,
     index: u32,
     all_contexts: bool,
 }
 
-impl<'a, B: Backend> CombinedBarrier<'a, B> {
+impl<B: Backend> CombinedBarrier<B> {
     /// Barrier number `index` of each team, for operations of `gin`'s context.
     ///
     /// # Errors
     /// [`FaultKind::UnknownBarrier`] with the number of barriers there are of each team, [`FaultKind::UnknownContext`].
     #[inline(always)]
-    pub fn new(gin: &'a Gin<B>, index: u32) -> Result<Self, Fault> {
+    pub fn new(gin: &Gin<B>, index: u32) -> Result<Self, Fault> {
         gin.core().check(Operation::Barrier)?;
         let handle = gin.comm().handle();
         let count = handle.world_barriers.min(handle.lsa_barriers).min(handle.rail_barriers);
@@ -322,7 +349,7 @@ impl<'a, B: Backend> CombinedBarrier<'a, B> {
             let fault = gin.core().fault(FaultKind::UnknownBarrier, Operation::Barrier);
             return Err(fault.values(count as u64, index as u64));
         }
-        Ok(Self { gin, index, all_contexts: false })
+        Ok(Self { gin: *gin, index, all_contexts: false })
     }
 
     /// The same barrier, whose fences cover the operations of all contexts of the communicator.
@@ -345,7 +372,7 @@ impl<'a, B: Backend> CombinedBarrier<'a, B> {
         let mut team = if fence.puts() { BarrierTeam::World } else { BarrierTeam::Lsa };
         // A loop, so that the code of a step is there once.
         loop {
-            let mut session = BarrierSession::new(self.gin, team, self.index)?;
+            let mut session = BarrierSession::new(&self.gin, team, self.index)?;
             session.all_contexts = self.all_contexts;
             session.sync(coop, if team == BarrierTeam::Lsa { Fence::None } else { fence }, deadline)?;
             if team != BarrierTeam::Lsa {

@@ -96,6 +96,13 @@ impl Comm {
         sys::narrow(self.0.capabilities)
     }
 
+    /// Whether windows have multimem addresses (NVLink SHARP). Not yet: [`gin_abi::handle::CAP_MULTIMEM`] says why.
+    #[inline(always)]
+    #[must_use]
+    pub fn has_multimem(&self) -> bool {
+        self.capabilities() & gin_abi::handle::CAP_MULTIMEM != 0
+    }
+
     #[inline(always)]
     pub(crate) fn engines(&self) -> u32 {
         sys::narrow(self.0.engines)

@@ -105,7 +105,11 @@ fn requests_come_out_whole_and_in_order_for_many_rounds_whatever_index_the_queue
                     assert_eq!(consumer.peek(), None, "a request of an earlier round");
                     assert_eq!(producer.wait_done(index + burst, NOW, Order::Acquire), Err(Stop::Deadline));
                     assert_eq!(producer.wait_peer(1, index + burst, NOW, Order::Acquire), Err(Stop::Deadline));
-                    assert_eq!(producer.wait_peer(0, index + burst, NOW, Order::Acquire), Ok(()), "nothing went to this peer");
+                    assert_eq!(
+                        producer.wait_peer(0, index + burst, NOW, Order::Acquire),
+                        Ok(()),
+                        "nothing went to this peer"
+                    );
                     index += burst;
                     consumer.finish(Finished { fault: None, counter: None, peer: 1, oldest: None, done: index });
                     assert_eq!(producer.wait_done(index, NOW, Order::Acquire), Ok(()));

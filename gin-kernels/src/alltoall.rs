@@ -68,7 +68,7 @@ fn run(
     let (ranks, rank) = (world.size(), world.rank());
     let mine = SignalId::new(rank);
     let context = |to: u32| ContextId::new(to % blocks % comm.contexts());
-    let to_me = Gin::new(comm, context(rank)).route(Route::Network);
+    let to_me = Gin::new(comm, context(rank));
     let mut sum = 0u64;
     for round in 0..rounds {
         let buffer = round as usize % BUFFERS * ranks as usize;
@@ -79,7 +79,7 @@ fn run(
             if to % blocks != block {
                 continue;
             }
-            let (gin, counter) = (Gin::new(comm, context(to)).route(Route::Network), CounterId::new(to));
+            let (gin, counter) = (Gin::new(comm, context(to)), CounterId::new(to));
             // What was sent in the last round must have left before it is overwritten.
             gin.wait_counter(&Block, counter, round, deadline)?;
             let start = to as usize * bytes;

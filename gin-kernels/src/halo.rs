@@ -73,7 +73,7 @@ fn run(
     steps: u64,
     deadline: Deadline,
 ) -> Result<(), Fault> {
-    let gin = Gin::new(comm, ContextId::new(0)).route(Route::Network);
+    let gin = Gin::new(comm, ContextId::new(0));
     let world = comm.world();
     let (block, blocks) = (block_in_grid() as usize, grid_dim().count() as usize);
     let threads = Block.size() as usize;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Single operations of the proxy back end, to look at what the compiler makes of them.
+//! Single operations of the proxy back end and by loads and stores, to look at what the compiler makes of them.
 //!
 //! Their shapes are those that NCCL's figures are known for: put and put_value by one thread, flush and wait by a
 //! block, one back end compiled in, bounds checks on.
@@ -69,6 +69,35 @@ pub unsafe fn probe_flush(comm: Comm, deadline: Deadline) {
 pub unsafe fn probe_wait_signal(comm: Comm, least: u64, deadline: Deadline) {
     let gin = Gin::<Proxy>::with_backend(&comm, ContextId::new(0));
     if gin.wait_signal(&Block, SignalId::new(0), least, deadline).is_err() {
+        sys::trap();
+    }
+}
+
+/// One thread puts `bytes` bytes to world rank `peer` by loads and stores and raises signal 0; ends the grid if that fails.
+///
+/// # Safety
+/// - The communicator has a rank `peer`.
+#[kernel]
+pub unsafe fn probe_lsa_put_signal(comm: Comm, peer: u32, to: Window<u8>, from: Window<u8>, bytes: usize) {
+    let gin = Gin::new(&comm, ContextId::new(0)).route(Route::Lsa);
+    // Safety: the kernel's promise.
+    let peer = unsafe { Rank::new_unchecked(peer) };
+    let put = gin.put(peer, to.range(0, bytes), from.range(0, bytes));
+    if put.signal(SignalId::new(0).inc()).issue(&Thread).is_err() {
+        sys::trap();
+    }
+}
+
+/// A warp meets the LSA team at barrier 0, with loads and stores.
+///
+/// # Safety
+/// - None beyond the handles being right.
+#[kernel]
+pub unsafe fn probe_lsa_barrier(comm: Comm, deadline: Deadline) {
+    let gin = Gin::new(&comm, ContextId::new(0)).route(Route::Lsa);
+    let outcome = BarrierSession::new(&gin, BarrierTeam::Lsa, 0)
+        .and_then(|mut barrier| barrier.sync(&Warp, Fence::Put, deadline));
+    if outcome.is_err() {
         sys::trap();
     }
 }

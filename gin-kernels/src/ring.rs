@@ -85,7 +85,7 @@ unsafe fn run(
     deadline: Deadline,
 ) -> Result<(), Fault> {
     let (block, blocks) = (block_in_grid(), grid_dim().count());
-    let gin = Gin::new(comm, ContextId::new(block % comm.contexts())).route(Route::Network);
+    let gin = Gin::new(comm, ContextId::new(block % comm.contexts()));
     let (arrived, credit, counter) = (SignalId::new(2 * block), SignalId::new(2 * block + 1), CounterId::new(block));
     let world = comm.world();
     let (ranks, rank) = (world.size() as usize, world.rank() as usize);

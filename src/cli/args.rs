@@ -126,6 +126,15 @@ pub(crate) enum Backend {
     Auto,
 }
 
+/// How operations get to their peers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Route {
+    /// Over the network, to all of them.
+    Network,
+    /// By loads and stores where these reach the peer (over NVLink, or within a GPU), else over the network.
+    Auto,
+}
+
 /// How the virtual GPU runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Mode {
@@ -151,6 +160,9 @@ pub(crate) struct Options {
     /// Back end.
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub backend: Backend,
+    /// How operations get to their peers [default: network; the demo shows both].
+    #[arg(long, value_enum)]
+    pub route: Option<Route>,
     /// Contexts of the communicator.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub contexts: u32,
@@ -188,6 +200,11 @@ impl Options {
     /// How the virtual GPU runs.
     pub(crate) fn mode(&self) -> Mode {
         self.mode.unwrap_or(Mode::Seeded)
+    }
+
+    /// How operations get to their peers.
+    pub(crate) fn route(&self) -> Route {
+        self.route.unwrap_or(Route::Network)
     }
 
     /// Seed of its schedule.

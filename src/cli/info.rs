@@ -19,6 +19,7 @@ pub(crate) fn print(out: &mut impl Write) -> Result<(), Failure> {
         let name = format!("{:?}", probe.backend).to_lowercase();
         writeln!(out, "  {name}: {}", probe.refusal.as_deref().unwrap_or("available"))?;
     }
+    writeln!(out, "  multimem (NVLink SHARP): off: multicast objects are not set up yet")?;
     writeln!(out, "\nkernels")?;
     #[cfg(feature = "cuda")]
     for (arch, text) in gin::ptx::PTX {

@@ -9,7 +9,7 @@ pub(crate) mod size;
 
 #[cfg(test)]
 pub(crate) use args::default_options;
-pub(crate) use args::{Backend, BenchArgs, BenchWhat, Device, Mode, Options, Workload};
+pub(crate) use args::{Backend, BenchArgs, BenchWhat, Device, Mode, Options, Route, Workload};
 pub(crate) use report::{Format, Report};
 
 use args::{Cli, Command};
@@ -72,10 +72,14 @@ pub(crate) fn run() -> Result<End, Failure> {
     }
 }
 
-/// Runs workloads, on every kind of device that there is if `every`, and prints what came of it.
+/// Runs workloads, on every kind of device that there is and by every route if `every`, and prints what came of it.
 fn run_workloads(workloads: &[Workload], options: &Options, every: bool, format: Format) -> Result<End, Failure> {
     let places = crate::workload::places(options, every)?;
-    let total = (places.all.len() * workloads.len()) as u64 * u64::from(options.repeats);
+    let routes = match options.route {
+        None if every => vec![Route::Network, Route::Auto],
+        _ => vec![options.route()],
+    };
+    let total = (places.all.len() * routes.len() * workloads.len()) as u64 * u64::from(options.repeats);
     let progress = if io::stderr().is_terminal() {
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
         bar.with_style(ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} launches, {elapsed}")?)
@@ -83,10 +87,12 @@ fn run_workloads(workloads: &[Workload], options: &Options, every: bool, format:
         ProgressBar::hidden()
     };
     let (mut reports, mut failure) = (Vec::new(), None);
-    'all: for place in &places.all {
+    let places_and_routes = places.all.iter().flat_map(|place| routes.iter().map(move |route| (place, *route)));
+    'all: for (place, route) in places_and_routes {
+        let options = Options { route: Some(route), ..options.clone() };
         for workload in workloads {
             progress.set_message(format!("{}, {}", workload.name(), place.name()));
-            match crate::workload::run(*workload, place, options, &|| progress.inc(1)) {
+            match crate::workload::run(*workload, place, &options, &|| progress.inc(1)) {
                 Ok(report) => reports.push(report),
                 Err(error) => {
                     failure = Some(error);

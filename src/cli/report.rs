@@ -18,6 +18,9 @@ pub(crate) struct Report {
     pub gpus: Option<usize>,
     /// Back end.
     pub backend: String,
+    /// How operations got to their peers: `network`, `lsa` (loads and stores) or, where these reach some of the peers,
+    /// `both`.
+    pub route: &'static str,
     /// Number of ranks.
     pub ranks: u32,
     /// As `--bytes` says.
@@ -55,10 +58,10 @@ pub(crate) enum Format {
     Json,
 }
 
-const HEADINGS: [&str; 8] =
-    ["workload", "device", "back end", "ranks", "bytes", "time/iteration", "operations/s", "verified"];
+const HEADINGS: [&str; 9] =
+    ["workload", "device", "back end", "route", "ranks", "bytes", "time/iteration", "operations/s", "verified"];
 
-fn cells(report: &Report) -> [String; 8] {
+fn cells(report: &Report) -> [String; 9] {
     [
         report.workload.to_string(),
         match report.gpus {
@@ -67,6 +70,7 @@ fn cells(report: &Report) -> [String; 8] {
             Some(gpus) => format!("{}, {gpus} GPUs", report.device),
         },
         report.backend.clone(),
+        report.route.to_owned(),
         report.ranks.to_string(),
         size::show(report.bytes),
         format!("{:.1} us", report.time_us_median),
@@ -129,6 +133,7 @@ mod tests {
             device_name: None,
             gpus: None,
             backend: "proxy".into(),
+            route: "network",
             ranks: 4,
             bytes: 65536,
             iters: 3,
@@ -153,8 +158,18 @@ mod tests {
         assert_eq!(text.lines().count(), 2);
         for line in text.lines() {
             let value: serde_json::Value = serde_json::from_str(line).unwrap();
-            let keys =
-                ["workload", "device", "backend", "ranks", "bytes", "iters", "verified", "errors", "time_us_median"];
+            let keys = [
+                "workload",
+                "device",
+                "backend",
+                "route",
+                "ranks",
+                "bytes",
+                "iters",
+                "verified",
+                "errors",
+                "time_us_median",
+            ];
             for key in keys {
                 assert!(value.get(key).is_some(), "{key} is missing");
             }

@@ -116,8 +116,10 @@ fn world(place: &Place, options: &Options) -> Result<WorldConfig, Failure> {
         threads.seed = options.seed();
     }
     config.backend = backend(options);
-    // What is shown is the proxy and its network.
-    config.routes = Routes::Network;
+    config.routes = match options.route() {
+        cli::Route::Network => Routes::Network,
+        cli::Route::Auto => Routes::Automatic,
+    };
     if let Some(blocks) = options.resident_blocks {
         config = config.resident_blocks(blocks);
     }
@@ -144,13 +146,14 @@ pub(crate) fn run(
         gpus::check(gpus, options, workload.name())?;
     }
     let requirements = job.requirements();
-    let results = launch(world(place, options)?, |rank| -> Result<(Vec<Launched>, String), CommError> {
+    let results = launch(world(place, options)?, |rank| -> Result<(Vec<Launched>, String, u32), CommError> {
         let mut launches = Vec::new();
-        let mut backend = String::new();
+        let (mut backend, mut reach) = (String::new(), 0);
         for _ in 0..options.repeats {
             // Signals and counters start at 0 in each launch.
             let comm = rank.communicator(&requirements)?;
             backend = format!("{:?}", comm.backend()?).to_lowercase();
+            reach = comm.device()?.handle().lsa_reach;
             launches.push(job.launch(&rank, &comm)?);
             if let Some(notice) = comm.fault() {
                 return Err(CommError::Ended { call: "run", rank: notice.rank, fault: notice.fault });
@@ -160,19 +163,19 @@ pub(crate) fn run(
                 launched();
             }
         }
-        Ok((launches, backend))
+        Ok((launches, backend, reach))
     })
     .map_err(|error| error.to_string())?;
 
     let mut times: Vec<f64> = (0..options.repeats as usize)
         .map(|repeat| {
-            let slowest = results.iter().map(|(launches, _)| launches[repeat].time).max().unwrap_or_default();
+            let slowest = results.iter().map(|(launches, ..)| launches[repeat].time).max().unwrap_or_default();
             slowest.as_secs_f64() * 1e6
         })
         .collect();
     times.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
-    let checks = || results.iter().flat_map(|(launches, _)| launches).map(|launched| &launched.check);
+    let checks = || results.iter().flat_map(|(launches, ..)| launches).map(|launched| &launched.check);
     let errors = checks().map(|check| check.errors).sum();
     let (simulated, device_name, gpus) = match place {
         Place::Virtual => (true, None, None),
@@ -183,7 +186,12 @@ pub(crate) fn run(
         device: place.name(),
         device_name,
         gpus,
-        backend: results.first().map(|(_, backend)| backend.clone()).unwrap_or_default(),
+        backend: results.first().map(|(_, backend, _)| backend.clone()).unwrap_or_default(),
+        route: match results.first().map_or(0, |(.., reach)| *reach) {
+            0 => "network",
+            reach if reach == options.ranks => "lsa",
+            _ => "both",
+        },
         ranks: options.ranks,
         bytes: options.bytes,
         iters: options.iters,

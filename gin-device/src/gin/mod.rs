@@ -48,13 +48,14 @@ pub(crate) use completion::look_around;
 pub(crate) use signals::signal_tables;
 
 pub use completion::FlushToken;
+pub(crate) use post::Raises;
 pub use post::{Get, Put, PutValue, SignalPost, Value};
 
 use crate::backend::{Any, Backend};
 use crate::comm::Comm;
 use crate::signal::ContextId;
 use crate::status::Status;
-use crate::sys::{Global, Memory};
+use crate::sys::{self, Global, Memory};
 use crate::team::Rank;
 use core::marker::PhantomData;
 use gin_abi::{ContextData, Fault, FaultKind, Operation};
@@ -159,6 +160,14 @@ impl Core {
     #[inline(always)]
     pub(crate) fn data(&self) -> *const ContextData {
         self.comm.context_data(self.context)
+    }
+
+    /// Where it says where the context's signal words that GPUs raise lie on `peer`, which loads and stores reach.
+    #[inline(always)]
+    pub(crate) fn peer_signals(&self, peer: Rank) -> *const u64 {
+        let handle = self.comm.handle();
+        let index = sys::narrow(self.context).wrapping_mul(sys::narrow(handle.ranks)).wrapping_add(peer.world());
+        (handle.peer_signals as usize as *const u64).wrapping_add(index as usize)
     }
 
     #[inline(always)]

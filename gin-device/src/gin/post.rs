@@ -202,33 +202,49 @@ fn post<B: Backend>(
 /// The word of the peer's signal that GPUs raise, of a post that is right.
 #[inline(always)]
 fn peer_word(core: &Core, peer: Rank, signal: Signal) -> GlobalWord {
-    let entry = |table: u64| (table as usize as *const u64).wrapping_add(peer.world() as usize);
     // Safety: the context and the signal were checked, and that loads and stores reach the peer; then there are words for
     // GPUs, at every peer that they reach, and tables of them.
     unsafe {
         match signal {
-            Signal::Id(id) => {
-                let words = sys::read_word(entry(sys::read_word(&raw const (*core.data()).peer_signal_gpu)));
-                GlobalWord::new(words + 8 * id as u64)
-            }
+            Signal::Id(id) => GlobalWord::new(sys::read_word(core.peer_signals(peer)) + 8 * id as u64),
             Signal::Va(va) => {
                 let window = va.window.data as usize as *const WindowData;
-                let plane = sys::read_word(entry(sys::read_word(&raw const (*window).peer_va_gpu)));
-                GlobalWord::new(plane + va.offset)
+                let planes = sys::read_word(&raw const (*window).peer_va_gpu) as usize as *const u64;
+                GlobalWord::new(sys::read_word(planes.wrapping_add(peer.world() as usize)) + va.offset)
             }
         }
     }
 }
 
-/// Raises what a post by loads and stores is to raise; one thread calls. `given`: how far what it covers was released.
-#[inline(always)]
-fn raise(core: &Core, peer: Rank, options: &Options, given: Scope) {
-    let signal = options.signal.map(|action| (peer_word(core, peer, action.signal), action.amount));
-    let counter = options.counter.map(|counter| {
-        // Safety: the counter was checked; where there are words for GPUs, counters have some too.
-        unsafe { GlobalWord::new(sys::read_word(&raw const (*core.data()).counters_gpu) + 8 * counter.0 as u64) }
-    });
-    publish::<Global>(given, signal, counter);
+/// What a post by loads and stores is to raise.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Raises {
+    signal: Option<(GlobalWord, u64)>,
+    counter: Option<GlobalWord>,
+}
+
+impl Raises {
+    /// Looks up the words, of a post that is right.
+    ///
+    /// A trip to L2 each, as a wait that acquired has emptied the L1. So this stands before what the post waits for anyway,
+    /// and in all threads: behind a branch the trip would come on top.
+    #[inline(always)]
+    fn of(core: &Core, peer: Rank, options: &Options) -> Self {
+        let counter = |counter: CounterId| {
+            // Safety: the counter was checked; where there are words for GPUs, counters have some too.
+            unsafe { GlobalWord::new(sys::read_word(&raw const (*core.data()).counters_gpu) + 8 * counter.0 as u64) }
+        };
+        Self {
+            signal: options.signal.map(|action| (peer_word(core, peer, action.signal), action.amount)),
+            counter: options.counter.map(counter),
+        }
+    }
+
+    /// Raises them; one thread does. `given`: how far what they cover was released.
+    #[inline(always)]
+    pub(crate) fn publish(self, given: Scope) {
+        publish::<Global>(given, self.signal, self.counter);
+    }
 }
 
 /// The fault of a post that was right and ended early.
@@ -289,6 +305,16 @@ impl<B: Backend> Gin<B> {
         SignalPost { gin: self, peer, options: Options { signal: Some(action), all_routes: true, ..Options::new() } }
     }
 
+    /// For barriers: looks up a signal whose id is past those of the user, at a peer that takes loads and stores.
+    #[inline(always)]
+    pub(crate) fn find_internal(&self, peer: Rank, action: SignalAction) -> Result<Raises, Fault> {
+        let (core, options) = (self.core(), Options { signal: Some(action), internal: true, ..Options::new() });
+        if !is_right(core, peer, &options, true) {
+            examine(core, peer, &options, Operation::Barrier, true)?;
+        }
+        Ok(Raises::of(core, peer, &options))
+    }
+
     /// For barriers: raises a signal whose id is past those of the user, for who has released to the system.
     #[inline(always)]
     pub(crate) fn raise_internal(
@@ -312,7 +338,7 @@ impl<B: Backend> Gin<B> {
             return examine(core, peer, &options, operation, lsa);
         }
         if lsa {
-            raise(core, peer, &options, options.given);
+            Raises::of(core, peer, &options).publish(options.given);
             return Ok(());
         }
         let posted = post::<B>(core, peer, Transfer::Nothing, &options, operation);
@@ -443,6 +469,10 @@ impl<B: Backend, T: Pod> Put<'_, B, T> {
     #[inline(always)]
     fn move_here(self, coop: &impl Coop) -> Result<(), Fault> {
         let checked = self.check(true);
+        let mut raises = None;
+        if checked.is_ok() {
+            raises = Some(Raises::of(self.gin.core(), self.peer, &self.options));
+        }
         coop.sync();
         if checked.is_ok() {
             let (to, from) = (self.destination.address_on(self.peer), self.source.address());
@@ -451,8 +481,8 @@ impl<B: Backend, T: Pod> Put<'_, B, T> {
         }
         // All have stored before one raises.
         coop.agree(checked)?;
-        if coop.elect() {
-            raise(self.gin.core(), self.peer, &self.options, Scope::Thread);
+        if let (true, Some(raises)) = (coop.elect(), raises) {
+            raises.publish(Scope::Thread);
         }
         Ok(())
     }
@@ -507,6 +537,10 @@ impl<B: Backend, T: Pod> Get<'_, B, T> {
     #[inline(always)]
     fn move_here(self, coop: &impl Coop) -> Result<(), Fault> {
         let checked = self.check(true);
+        let mut raises = None;
+        if checked.is_ok() {
+            raises = Some(Raises::of(self.gin.core(), self.peer, &self.options));
+        }
         coop.sync();
         if checked.is_ok() {
             let (to, from) = (self.destination.address(), self.source.address_on(self.peer));
@@ -515,8 +549,8 @@ impl<B: Backend, T: Pod> Get<'_, B, T> {
         }
         // All have stored before one raises, and before any of them reads.
         coop.agree(checked)?;
-        if coop.elect() {
-            raise(self.gin.core(), self.peer, &self.options, Scope::Thread);
+        if let (true, Some(raises)) = (coop.elect(), raises) {
+            raises.publish(Scope::Thread);
         }
         Ok(())
     }
@@ -577,6 +611,7 @@ impl<B: Backend> PutValue<'_, B> {
             });
         }
         if lsa {
+            let raises = Raises::of(core, self.peer, &self.options);
             let (to, value) = (self.destination.address_on(self.peer) as usize, self.value);
             // Safety: in range, aligned, and the peer is reached.
             unsafe {
@@ -587,7 +622,7 @@ impl<B: Backend> PutValue<'_, B> {
                     _ => store_weak_u64(to as *mut u64, value),
                 }
             }
-            raise(core, self.peer, &self.options, Scope::Thread);
+            raises.publish(Scope::Thread);
             return Ok(());
         }
         let transfer = Transfer::PutValue {
@@ -623,7 +658,7 @@ impl<B: Backend> SignalPost<'_, B> {
             return examine(core, self.peer, &self.options, Operation::Signal, lsa);
         }
         if lsa {
-            raise(core, self.peer, &self.options, self.options.given);
+            Raises::of(core, self.peer, &self.options).publish(self.options.given);
             return Ok(());
         }
         let posted = post::<B>(core, self.peer, Transfer::Nothing, &self.options, Operation::Signal);

@@ -259,7 +259,6 @@ impl Resources {
                 oldest: pinned + places.oldest,
                 depth_log2: self.depth_log2,
                 depth_mask: (1 << self.depth_log2) - 1,
-                reserved: 0,
                 signal_gpu: if own_gpu == 0 { 0 } else { own_gpu + words },
                 signal_nic: 0,
                 signal_cpu: self.signals.address() + words,
@@ -268,7 +267,7 @@ impl Resources {
                 counters: pinned + places.counters,
                 counter_near: near + places.counter_near,
                 counters_gpu: if own_gpu == 0 { 0 } else { near + places.counters_gpu },
-                peer_signal_gpu: if own_gpu == 0 { 0 } else { near + table },
+                reserved: [0; 2],
             };
             self.device.write(self.context_table + context * size_of::<ContextData>() as u64, &[data])?;
         }
@@ -314,6 +313,7 @@ impl Resources {
             kernel_status: pinned + self.kernel_status,
             kernel_status_copy: near + self.status_copy,
             barrier_state: near + self.barrier_state,
+            peer_signals: if self.signals_gpu.is_some() { near + self.peer_signals } else { 0 },
         }
     }
 
