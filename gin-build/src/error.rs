@@ -100,6 +100,13 @@ pub enum BuildError {
         /// What `ptxas` said.
         output: String,
     },
+    /// `cuobjdump` did not disassemble a kernel.
+    Disassemble {
+        /// The kernel.
+        kernel: String,
+        /// What `cuobjdump` said.
+        output: String,
+    },
     /// `ptxas` was required and there is none that can be used.
     NoPtxas {
         /// Why not.
@@ -168,6 +175,7 @@ impl fmt::Display for BuildError {
             BuildError::Assemble { arch, ptx, output } => {
                 write!(f, "ptxas refused the PTX for {arch}, {}:\n{output}", ptx.display())
             }
+            BuildError::Disassemble { kernel, output } => write!(f, "cuobjdump shows no code of {kernel}:\n{output}"),
             BuildError::NoPtxas { reason } => {
                 write!(f, "no ptxas to check the PTX with: {reason}; name one with GIN_PTXAS")
             }

@@ -60,6 +60,7 @@ mod fakes;
 mod manifest;
 pub mod ptx;
 mod ptxas;
+mod sass;
 mod sources;
 mod toolchain;
 

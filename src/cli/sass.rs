@@ -27,12 +27,14 @@ pub(crate) fn print(_: &mut impl Write) -> Result<(), Failure> {
 /// NCCL's figures: SASS of sm_90, NOPs not counted, one back end compiled in, from the kernels in its wheels of PyPI, read
 /// on 2026-11-20; 0 where not known.
 #[cfg(feature = "cuda")]
-const PROBES: [(&str, &str, [u32; 4]); 5] = [
+const PROBES: [(&str, &str, [u32; 4]); 7] = [
     ("probe_put_signal", "put with signal, one thread", [106, 271, 28, 40]),
     ("probe_put_report", "the same, faults reported", [0, 0, 0, 0]),
     ("probe_put_value", "put_value, one thread", [0, 0, 0, 0]),
     ("probe_flush", "flush, a block", [38, 216, 0, 0]),
     ("probe_wait_signal", "wait_signal, a block", [25, 49, 0, 0]),
+    ("probe_lsa_put_signal", "put by stores, one thread", [0, 0, 0, 0]),
+    ("probe_lsa_barrier", "LSA barrier, a warp", [0, 0, 0, 0]),
 ];
 
 #[cfg(feature = "cuda")]
@@ -46,14 +48,6 @@ fn sass(out: &mut impl Write) -> Result<(), Failure> {
     let Assembly::Done(report) = ptxas.assemble(Arch::Sm90, &ptx, &cubin)? else {
         return Err("ptxas did not run".into());
     };
-    let disassembler = ptxas.path().with_file_name("cuobjdump");
-    let path = std::env::join_paths(
-        disassembler
-            .parent()
-            .map(std::path::Path::to_path_buf)
-            .into_iter()
-            .chain(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())),
-    )?;
     writeln!(
         out,
         "{:28} {:>12} {:>9} {:>6} {:>6}   NCCL 2.28.9 and 2.32.3: instructions, registers",
@@ -61,16 +55,7 @@ fn sass(out: &mut impl Write) -> Result<(), Failure> {
     )?;
     for (kernel, what, nccl) in PROBES {
         let entry = report.entry(kernel).ok_or_else(|| format!("no kernel {kernel}"))?;
-        let listing = std::process::Command::new(&disassembler)
-            .args(["-sass", "-fun", kernel])
-            .arg(&cubin)
-            .env("PATH", &path)
-            .output()
-            .map_err(|error| format!("{}: {error}; run `make setup`", disassembler.display()))?;
-        if !listing.status.success() {
-            return Err(String::from_utf8_lossy(&listing.stderr).into_owned().into());
-        }
-        let count = instructions(&String::from_utf8_lossy(&listing.stdout));
+        let count = report.instructions(kernel)?.len();
         let known = |figure: u32| if figure == 0 { "-".to_string() } else { figure.to_string() };
         let [old, new, old_registers, new_registers] = nccl.map(known);
         let beside = if nccl == [0; 4] {
@@ -115,38 +100,5 @@ impl Drop for Folder {
     fn drop(&mut self) {
         // What cannot be removed is the system's to clean up.
         let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-/// Instructions of a listing by cuobjdump, NOPs not counted.
-#[cfg(any(feature = "cuda", test))]
-fn instructions(listing: &str) -> usize {
-    listing
-        .lines()
-        .filter(|line| {
-            let Some((address, instruction)) =
-                line.trim_start().strip_prefix("/*").and_then(|rest| rest.split_once("*/"))
-            else {
-                return false;
-            };
-            let mut words = instruction.split_whitespace();
-            // The second half of an encoding stands on a line of its own and begins with `0x`.
-            address.len() >= 4
-                && address.bytes().all(|byte| byte.is_ascii_hexdigit())
-                && words.next().is_some_and(|word| word.trim_end_matches(';') != "NOP")
-        })
-        .count()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_listing_is_counted_by_instructions_without_nops() {
-        let listing = "\n\tcode for sm_90\n        /*0000*/   LDC R1, c[0x0][0x28] ;   /* 0x00000a00ff017b82 */\n\
-                       \x20                                              /* 0x000fe20000000800 */\n        /*0010*/   EXIT ;\n\
-                       \x20       /*0020*/   NOP;\n        /*12340*/   @P0 BRA 0x12340;\n";
-        assert_eq!(instructions(listing), 3);
     }
 }
