@@ -26,8 +26,8 @@ pub const CAP_VA_SIGNALS: u32 = 2;
 pub const CAP_MULTIMEM: u32 = 4;
 
 /// Words in GPU memory beside a word in host memory that many threads wait for: what was seen, whether somebody looks,
-/// one that is free for other use, whether somebody wants to know.
-pub const NEAR_WORDS: u64 = 4;
+/// one that is free for other use, whether somebody wants to know, what a wait ended with; the rest is free.
+pub const NEAR_WORDS: u64 = 8;
 /// Bytes from the index of the next slot to the words beside `taken`, which many threads poll: a cache line.
 pub const QUEUE_NEAR: u64 = 128;
 

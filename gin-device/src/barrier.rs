@@ -92,6 +92,23 @@ pub struct BarrierSession<B: Backend> {
     by_network: bool,
     /// Set by an arrival that went well, until the wait.
     arrived: Option<Fence>,
+    /// The barrier was whole when this session began to use it, and nothing went wrong since.
+    whole: bool,
+    /// The calling thread's first pair, if no arrival takes the network.
+    known: Option<Known>,
+}
+
+/// What stays the same of a pair from use to use, if no arrival takes the network: found again it would be two trips to L2,
+/// one after the other, as a wait that acquired has emptied the L1.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    pair: usize,
+    /// What is raised at the member.
+    raises: Raises,
+    /// What the member raises here.
+    words: Words<Global>,
+    /// How often the member's arrival was waited for.
+    shadow: GlobalWord,
 }
 
 impl<B: Backend> BarrierSession<B> {
@@ -127,6 +144,8 @@ impl<B: Backend> BarrierSession<B> {
             all_routes: false,
             by_network: Self::goes_by_network(gin, team, &members),
             arrived: None,
+            whole: false,
+            known: None,
         })
     }
 
@@ -148,7 +167,7 @@ impl<B: Backend> BarrierSession<B> {
     #[inline(always)]
     #[must_use]
     pub fn all_routes(mut self) -> Self {
-        (self.all_routes, self.by_network) = (true, true);
+        (self.all_routes, self.by_network, self.known) = (true, true, None);
         self
     }
 
@@ -156,7 +175,7 @@ impl<B: Backend> BarrierSession<B> {
     #[inline(always)]
     #[must_use]
     pub fn all_contexts(mut self) -> Self {
-        self.all_contexts = true;
+        (self.all_contexts, self.known) = (true, None);
         self
     }
 
@@ -186,11 +205,18 @@ impl<B: Backend> BarrierSession<B> {
         (self.gin.in_context(ContextId(self.contexts().start + past)), member)
     }
 
+    /// Meets, and says whether the barrier is whole.
     #[inline(always)]
-    fn usable(&self, coop: &impl Coop) -> Result<(), Fault> {
+    fn usable(&mut self, coop: &impl Coop) -> Result<(), Fault> {
+        if self.whole {
+            coop.sync();
+            return Ok(());
+        }
         let broken = self.broken.load_relaxed_gpu() != 0;
         let fault = self.gin.core().fault(FaultKind::BarrierBroken, Operation::Barrier);
-        coop.agree(if broken { Err(fault) } else { Ok(()) })
+        coop.agree(if broken { Err(fault) } else { Ok(()) })?;
+        self.whole = true;
+        Ok(())
     }
 
     /// What this rank raises at the others.
@@ -199,11 +225,22 @@ impl<B: Backend> BarrierSession<B> {
         SignalId::new(self.first_signal + self.team.rank()).inc()
     }
 
-    /// The word of a pair's arrival, if no arrival takes the network.
+    /// What stays the same of a pair, found or remembered, if no arrival takes the network.
     #[inline(always)]
-    fn find(&self, pair: usize) -> Result<Raises, Fault> {
+    fn know(&mut self, pair: usize) -> Result<Known, Fault> {
+        if let Some(known) = self.known.filter(|known| known.pair == pair) {
+            return Ok(known);
+        }
         let (gin, member) = self.pair(pair);
-        gin.find_internal(self.team.member(member)?, self.arrival())
+        let raises = gin.find_internal(self.team.member(member)?, self.arrival())?;
+        let (words, shadow) = signal_tables(gin.core(), self.first_signal + member);
+        // All arrivals of one barrier take the same way, so nobody else raises its signals.
+        let words = Words { nic: None, cpu: None, ..words };
+        let known = Known { pair, raises, words, shadow };
+        if self.known.is_none() {
+            self.known = Some(known);
+        }
+        Ok(known)
     }
 
     /// Tells the other members that this rank is here. All threads of `coop` call.
@@ -215,9 +252,6 @@ impl<B: Backend> BarrierSession<B> {
     /// and the network cannot; what a post can end with, which breaks the barrier.
     #[inline(always)]
     pub fn arrive(&mut self, coop: &impl Coop, fence: Fence, deadline: Deadline) -> Result<(), Fault> {
-        // The calling thread's first pair is looked up beside what says whether the barrier is broken: one trip to L2.
-        let (first, pairs) = (coop.rank() as usize, self.pairs(fence));
-        let found = if self.by_network || first >= pairs { None } else { Some(self.find(first)) };
         self.usable(coop)?;
         let strong = !self.by_network || self.gin.comm().handle().capabilities & CAP_STRONG_SIGNALS != 0;
         if fence.puts() && !strong {
@@ -226,20 +260,20 @@ impl<B: Backend> BarrierSession<B> {
         let mut outcome = Ok(());
         let mut released = false;
         let deadline = Shared::start::<Global>(deadline);
-        for pair in coop.stripe(pairs) {
+        for pair in coop.stripe(self.pairs(fence)) {
+            let known = if self.by_network { None } else { Some(self.know(pair)) };
             if !released {
                 release::<Global>(Scope::Thread, Scope::System);
                 released = true;
             }
-            outcome = if self.by_network {
+            outcome = if let Some(known) = known {
+                known.map(|known| known.raises.publish(Scope::System))
+            } else {
                 let (gin, member) = self.pair(pair);
                 // Strong if it can be: a weak arrival at one barrier could overtake the strong one at the barrier before.
                 let action = if strong { self.arrival() } else { self.arrival().weak() };
                 let peer = self.team.member(member);
                 peer.and_then(|peer| gin.raise_internal(peer, action, self.all_routes, deadline.left::<Global>()))
-            } else {
-                let found = found.filter(|_| pair == first).unwrap_or_else(|| self.find(pair));
-                found.map(|raises| raises.publish(Scope::System))
             };
             if outcome.is_err() {
                 break;
@@ -266,24 +300,28 @@ impl<B: Backend> BarrierSession<B> {
         let mut outcome = Ok(());
         let deadline = Shared::start::<Global>(deadline);
         for pair in coop.stripe(self.pairs(fence)) {
-            let (gin, member) = self.pair(pair);
-            let id = self.first_signal + member;
-            let (words, shadow) = signal_tables(gin.core(), id);
-            // All arrivals of one barrier take the same way, so nobody else raises its signals.
-            let words = if self.by_network { words } else { Words { nic: None, cpu: None, ..words } };
+            let (words, shadow) = if self.by_network {
+                let (gin, member) = self.pair(pair);
+                signal_tables(gin.core(), self.first_signal + member)
+            } else {
+                match self.know(pair) {
+                    Ok(known) => (known.words, known.shadow),
+                    Err(fault) => {
+                        outcome = Err(fault);
+                        break;
+                    }
+                }
+            };
             let expected = shadow.load_relaxed_gpu().wrapping_add(1);
             shadow.store_relaxed_gpu(expected);
-            if let Err((stop, seen)) =
-                words.wait(&gin.core().status(), expected, SIGNAL_BITS, deadline.left::<Global>())
-            {
+            let status = self.gin.core().status();
+            let waited = words.wait(&status, expected, SIGNAL_BITS, deadline.left::<Global>());
+            let looked = look_around::<B>(self.gin.core()).map_err(|stop| (stop, expected));
+            if let Err((stop, seen)) = waited.and(looked) {
+                let (gin, member) = self.pair(pair);
                 let peer = self.team.member(member).map_or(gin_abi::fault::NONE, |rank| rank.world());
                 let timeout = gin.core().fault(FaultKind::Timeout, Operation::Barrier).peer(peer);
-                outcome = Err(gin.core().status().explain(stop, timeout.values(expected, seen)));
-                break;
-            }
-            if let Err(stop) = look_around::<B>(gin.core()) {
-                let fault = gin.core().fault(FaultKind::Timeout, Operation::Barrier);
-                outcome = Err(gin.core().status().explain(stop, fault));
+                outcome = Err(status.explain(stop, timeout.values(expected, seen)));
                 break;
             }
         }
@@ -312,8 +350,11 @@ impl<B: Backend> BarrierSession<B> {
     #[inline(always)]
     fn finish(&mut self, coop: &impl Coop, outcome: Result<(), Fault>) -> Result<(), Fault> {
         let outcome = coop.agree(outcome);
-        if outcome.is_err() && coop.elect() {
-            self.broken.store_relaxed_gpu(1);
+        if outcome.is_err() {
+            self.whole = false;
+            if coop.elect() {
+                self.broken.store_relaxed_gpu(1);
+            }
         }
         outcome
     }

@@ -41,6 +41,9 @@ pub const TURN: u64 = 1;
 pub const SPARE: u64 = 2;
 /// Index of the word that says whether somebody wants to know.
 pub const WANTED: u64 = 3;
+/// Index of the word that holds what the word in host memory held when some wait for a signal or counter ended, or at
+/// first.
+pub const LAST: u64 = 4;
 /// Words beside a word in host memory.
 pub const WORDS: u64 = gin_abi::handle::NEAR_WORDS;
 

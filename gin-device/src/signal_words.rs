@@ -16,8 +16,15 @@
 //!
 //! At the word in host memory one thread looks for all, see [`far`](crate::far). What a wait takes for its value may be
 //! older than at its first load then, but no older than at the end of any wait before.
+//!
+//! # Signals that GPUs raise
+//! Where there are words in GPU memory too, mostly these are raised, and a look at the word in host memory each time would
+//! take longer than the rest of the wait. So a wait begins with what that word held when some wait before ended, which is
+//! no more than it holds now, and "at least n" is met if it is met by that. It looks at the word itself after a while, and
+//! often only if that has ever been raised. What is so old can be taken for something ahead only if half the circle was
+//! raised since, so this is for values of [`WIDE`] bits and more.
 
-use crate::far::{Far, Look, SPARE};
+use crate::far::{Far, LAST, Look, SPARE};
 use crate::status::{Status, Stop};
 use crate::sys::{Memory, Word};
 use gin_abi::{Deadline, mask, rolling_le};
@@ -31,8 +38,8 @@ pub struct Words<M: Memory> {
     pub nic: Option<M::Word>,
     /// Raised by CPU threads.
     pub cpu: Option<M::Word>,
-    /// [`far::WORDS`](crate::far::WORDS) words in GPU memory: those beside `cpu`, and at [`SPARE`] the baseline, the sum
-    /// of the words at the last reset.
+    /// [`far::WORDS`](crate::far::WORDS) words in GPU memory: those beside `cpu`, at [`SPARE`] the baseline, the sum of the
+    /// words at the last reset, and at [`LAST`] what `cpu` held once, which at first is what it began with.
     pub near: M::Word,
 }
 
@@ -44,8 +51,12 @@ pub fn raise<W: Word>(word: W, by: u64) {
     word.add_release_sys(by);
 }
 
-/// Looks at the words in GPU memory between two looks at the word in host memory, when there are both.
+/// Looks at the words in GPU memory between two looks at the word in host memory, when there are both and the latter has
+/// been raised before; [`Memory::POLLS_PER_CHECK`] when it has not.
 const GPU_LOOKS: u32 = 8;
+/// From so many bits on, values so far apart that they change places on the circle do not come up: it would take 2^47
+/// raises between two looks.
+pub const WIDE: u32 = 48;
 
 impl<M: Memory> Words<M> {
     /// Sum of the words that lie in GPU memory.
@@ -109,20 +120,38 @@ impl<M: Memory> Words<M> {
         let base = self.base().load_relaxed_gpu();
         // What would look at another word than `cpu` is not used.
         let mut look: Look<M> = Look::new(Far { word: self.cpu.unwrap_or(self.near), near: self.near });
-        let every = if self.gpu.is_some() || self.nic.is_some() { GPU_LOOKS } else { 1 };
-        let (mut far, mut until) = (if self.cpu.is_some() { None } else { Some(0) }, 0u32);
+        let near = self.gpu.is_some() || self.nic.is_some();
+        let remembers = self.cpu.is_some() && near && bits >= WIDE;
+        let last = if remembers { self.near.at(LAST).load_relaxed_gpu() } else { 0 };
+        let mut far = if self.cpu.is_none() || remembers { Some(last) } else { None };
+        let mut until = match (remembers, last) {
+            (false, _) => 0,
+            (true, 0) => M::POLLS_PER_CHECK,
+            (true, _) => 1,
+        };
         let outcome = status.poll(deadline, || {
             if until == 0 {
                 if self.cpu.is_some() {
                     far = look.now(None).or(far);
                 }
-                until = every;
+                until = match (near, far) {
+                    (false, _) => 1,
+                    (true, Some(0)) => M::POLLS_PER_CHECK,
+                    (true, _) => GPU_LOOKS,
+                };
             }
             until -= 1;
             let value = self.own().wrapping_add(far?).wrapping_sub(base) & mask(bits);
             rolling_le(least, value, bits).then_some(value)
         });
         look.end();
+        if let (true, Some(now)) = (remembers && outcome.is_ok(), far)
+            && now != last
+        {
+            // Who takes it sees what these raises cover, as this thread would.
+            M::fence_acquire_sys();
+            self.near.at(LAST).store_release_gpu(now);
+        }
         outcome.map_err(|stop| (stop, self.value(bits)))
     }
 

@@ -137,7 +137,7 @@ impl World {
         let word = |value: &Option<u64>| value.unwrap_or(0);
         let values = std::iter::repeat_n(0, signals)
             .chain(setup.signals.iter().flat_map(|values| values[..3].iter().map(word).collect::<Vec<_>>()))
-            .chain(setup.signals.iter().flat_map(|values| [0, 0, word(&values[3]), 0]));
+            .chain(setup.signals.iter().flat_map(|values| [0, 0, word(&values[3]), 0, word(&values[2]), 0, 0, 0]));
         let arena = Arena::new(values);
         let queue = Queue {
             slots: arena.word(0),

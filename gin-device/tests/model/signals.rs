@@ -3,7 +3,7 @@
 
 use super::{Reached, Setup, World, await_word, explore, fault, models};
 use gin_abi::{COUNTER_BITS, Deadline, SIGNAL_BITS, mask};
-use gin_device::far::{TURN, WANTED};
+use gin_device::far::{LAST, TURN, WANTED};
 use gin_device::gin::{Scope, release};
 use gin_device::grid::meet;
 use gin_device::lsa::publish;
@@ -112,6 +112,39 @@ models! {
         });
         looked.check();
         told.check();
+    }
+
+    fn a_wait_that_ends_by_what_another_one_saw_in_host_memory_shows_what_that_covers() {
+        let remembered = Reached::new("wait that ended without a look of its own");
+        let mark = remembered.clone();
+        explore(2, move || {
+            // It begins far from 0, and the sum wraps around.
+            let world = World::new(signals([by_both(5, u64::MAX - 2)], 1));
+            let looker = {
+                let world = world.clone();
+                thread::spawn(move || {
+                    world.signals[0].wait(&world.status, 1, SIGNAL_BITS, Deadline::NONE).unwrap();
+                    assert_eq!(world.cells[0].read(), 7);
+                })
+            };
+            let other = {
+                let (world, mark) = (world.clone(), mark.clone());
+                thread::spawn(move || {
+                    let words = &world.signals[0];
+                    let last = words.near.at(LAST).load_relaxed_gpu();
+                    words.wait(&world.status, 1, SIGNAL_BITS, Deadline::NONE).unwrap();
+                    if last != u64::MAX - 2 {
+                        mark.mark();
+                    }
+                    assert_eq!(world.cells[0].read(), 7);
+                })
+            };
+            world.cells[0].write(7);
+            raise(word(&world, 0, CPU), 1);
+            looker.join().unwrap();
+            other.join().unwrap();
+        });
+        remembered.check();
     }
 
     fn a_value_never_goes_back_and_one_that_was_reached_stays_reached() {

@@ -11,6 +11,7 @@ use crate::proxy::{ContextPart, Counters};
 use gin_abi::descriptor::WORDS;
 use gin_abi::handle::{CAP_STRONG_SIGNALS, ENGINE_CPU, ENGINE_GPU, NEAR_WORDS, QUEUE_NEAR};
 use gin_abi::{ABI_VERSION, BackendKind, CommHandle, ContextData, StatusBlock, WindowData};
+use gin_device::far;
 use gin_device::queue::Queue;
 use gin_device::status::Status;
 use gin_device::sys::{Global, GlobalWord};
@@ -36,6 +37,13 @@ impl Layout {
     fn words(&mut self, count: u64) -> u64 {
         self.place(count * 8)
     }
+}
+
+/// What lies beside `count` words in pinned memory that begin with `first`.
+fn beside(first: u64, count: usize) -> Vec<u64> {
+    let mut words = vec![0; count * NEAR_WORDS as usize];
+    words.chunks_exact_mut(NEAR_WORDS as usize).for_each(|near| near[far::LAST as usize] = first);
+    words
 }
 
 /// Offsets of one context: those in pinned memory, then those in the device.
@@ -153,12 +161,14 @@ impl Resources {
             self.device.write(places.claim, &claim)?;
             self.device.write(places.claim + QUEUE_NEAR, &near)?;
             if requirements.first_counter != 0 {
-                self.pinned
-                    .write(places.counters, &vec![requirements.first_counter; requirements.counters as usize])?;
+                let (counters, first) = (requirements.counters as usize, requirements.first_counter);
+                self.pinned.write(places.counters, &vec![first; counters])?;
+                self.device.write(places.counter_near, &beside(first, counters))?;
             }
             if requirements.first_signal != 0 {
                 let first = vec![requirements.first_signal; all_signals];
                 self.signals.write((context * all_signals * 8) as u64, &first)?;
+                self.device.write(places.signal_near, &beside(requirements.first_signal, all_signals))?;
                 self.device.write(places.shadow, &first)?;
             }
         }
