@@ -52,13 +52,16 @@ pub fn raise<W: Word>(word: W, by: u64) {
 }
 
 /// Looks at the words in GPU memory between two looks at the word in host memory, when there are both and the latter has
-/// been raised before; [`Memory::POLLS_PER_CHECK`] when it has not.
+/// been raised before.
 const GPU_LOOKS: u32 = 8;
 /// From so many bits on, values so far apart that they change places on the circle do not come up: it would take 2^47
 /// raises between two looks.
 pub const WIDE: u32 = 48;
 
 impl<M: Memory> Words<M> {
+    /// The same, when it has not been raised. Few enough that a deadline of 0 does not pass before the first one.
+    const LOOKS_ALONE: u32 = M::POLLS_PER_CHECK.div_ceil(2);
+
     /// Sum of the words that lie in GPU memory.
     #[inline(always)]
     fn own(&self) -> u64 {
@@ -126,7 +129,7 @@ impl<M: Memory> Words<M> {
         let mut far = if self.cpu.is_none() || remembers { Some(last) } else { None };
         let mut until = match (remembers, last) {
             (false, _) => 0,
-            (true, 0) => M::POLLS_PER_CHECK,
+            (true, 0) => Self::LOOKS_ALONE,
             (true, _) => 1,
         };
         let outcome = status.poll(deadline, || {
@@ -136,7 +139,7 @@ impl<M: Memory> Words<M> {
                 }
                 until = match (near, far) {
                     (false, _) => 1,
-                    (true, Some(0)) => M::POLLS_PER_CHECK,
+                    (true, Some(0)) => Self::LOOKS_ALONE,
                     (true, _) => GPU_LOOKS,
                 };
             }
