@@ -37,6 +37,19 @@ fn rules() -> Result<Completion, Failed> {
     if lines.is_empty() { Ok(Completion::Completed) } else { Err(lines.join("\n").into()) }
 }
 
+/// Lanes that post with a deadline and lanes that post without one gather apart: the two places stay two.
+fn gathered() -> Result<Completion, Failed> {
+    let text = &built()?.modules[0].text;
+    let [without, with] = [0, 1].map(|site| {
+        let ends = format!("// {site}");
+        text.lines().filter(|line| line.contains("activemask.b32") && line.trim_end().ends_with(&ends)).count()
+    });
+    if without == 0 || without != with || text.matches("activemask.b32").count() != without + with {
+        return Err(format!("{without} places gather lanes without a deadline, {with} those with one").into());
+    }
+    Ok(Completion::Completed)
+}
+
 fn assembled() -> Result<Completion, Failed> {
     match &built()?.modules[0].assembly {
         Assembly::Done(report) if report.entries.len() == CoopKind::ALL.len() => Ok(Completion::Completed),
@@ -56,6 +69,7 @@ fn main() {
     };
     let trials = vec![
         trial("the_kernels_of_the_suite_keep_the_rules_of_device_code::sm_90", compiler.clone().err(), rules),
+        trial("lanes_with_and_without_a_deadline_gather_apart::sm_90", compiler.clone().err(), gathered),
         trial("ptxas_takes_the_kernels_of_the_suite::sm_90", compiler.err().or(ptxas.err()), assembled),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit();

@@ -60,7 +60,7 @@ fn request(index: u64) -> [u64; N] {
 
 /// Fills the claimed slot `index` at once.
 fn fill(producer: &Producer<Global, N>, index: u64) -> Result<u64, (Stop, Option<u64>)> {
-    producer.post(request(index), Some(index), Sharing::Gpu, NOW, |_| 0, |bit| bit)
+    producer.post(request(index), || Some(index), Sharing::Gpu, NOW, |_| 0, |bit| bit)
 }
 
 fn without_phase(words: [u64; N]) -> [u64; N] {
@@ -95,7 +95,7 @@ fn requests_come_out_whole_and_in_order_for_many_rounds_whatever_index_the_queue
                     for offset in 0..burst {
                         fill(&producer, index + offset).expect("room for the claim");
                     }
-                    let full = producer.post([0; N], None, Sharing::Gpu, NOW, |_| depth - burst, |bit| bit);
+                    let full = producer.post([0; N], || None, Sharing::Gpu, NOW, |_| depth - burst, |bit| bit);
                     assert_eq!(full, Err((Stop::Deadline, None)));
                     for offset in 0..burst {
                         let words = consumer.peek().expect("a request that was posted");

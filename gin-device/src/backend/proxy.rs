@@ -87,17 +87,23 @@ impl Backend for Proxy {
         // Lanes wait together, as one may wait for what another has yet to do; those with and without a deadline apart,
         // as the latter claim at once. A claim that others make for it would not wait for room, so each lane with a
         // deadline claims by itself.
-        let (here, claimed);
-        if alone {
-            (here, claimed) = (0, deadline.is_none().then(|| producer.add_if(true, 1, sharing)));
-        } else if deadline.is_none() {
-            here = coop::active_mask();
+        let here = match (alone, deadline.is_none()) {
+            (true, _) => 0,
+            // Two places, which gather lanes each for itself.
+            (false, true) => coop::active_mask::<0>(),
+            (false, false) => coop::active_mask::<1>(),
+        };
+        let claim = || {
+            if !deadline.is_none() {
+                return None;
+            }
+            if alone {
+                return Some(producer.add_if(true, 1, sharing));
+            }
             let group = Group::of(here, &producer);
             let first = group.claim(&producer, sharing);
-            claimed = Some(group.lead(first).wrapping_add((group.until.count_ones() - 1) as u64));
-        } else {
-            (here, claimed) = (coop::active_mask(), None);
-        }
+            Some(group.lead(first).wrapping_add((group.until.count_ones() - 1) as u64))
+        };
         let ahead = |bit| {
             if alone {
                 return 0;
@@ -106,7 +112,7 @@ impl Backend for Proxy {
             (coop::ballot_here(here, bit) & before).count_ones() as u64
         };
         let any = |bit| if alone { bit } else { coop::any_here(here, bit) };
-        match producer.post(request.encode(), claimed, sharing, deadline, ahead, any) {
+        match producer.post(request.encode(), claim, sharing, deadline, ahead, any) {
             Ok(_) => Ok(()),
             Err((stop, None)) => Err(stop),
             Err((Stop::Fault, Some(_))) => Err(Stop::Fault),

@@ -119,9 +119,9 @@ pub(super) fn sync_named_or(id: u32, threads: u32, bit: bool) -> bool {
     barrier(id, threads, Reduction::Or, bit) != 0
 }
 
-/// A set of lanes that are here together, the caller's among them.
+/// A set of lanes that are here together, the caller's among them. `SITE` is for the assembler.
 #[track_caller]
-pub(crate) fn active_mask() -> u32 {
+pub(crate) fn active_mask<const SITE: u32>() -> u32 {
     // Not in a closure, whose caller would be another.
     let site = Location::caller();
     executor().map_or(1, |executor| (executor.active_mask)(site))

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Indices and collectives on a GPU.
 //!
-//! Collectives are LLVM's intrinsics and never `asm!`: those are declared convergent, while LLVM merges two `asm!`
-//! blocks from the arms of a divergent branch into one. Their names belong to LLVM 22; this list is the only place that
-//! knows them.
+//! Collectives are LLVM's intrinsics and not `asm!`: those are declared convergent, while LLVM merges two equal `asm!`
+//! blocks from the arms of a divergent branch into one. The exception is [`active_mask`]. The names belong to LLVM 22; this
+//! list is the only place that knows them.
 
 use super::Dim;
 use core::arch::{asm, nvptx};
 
 unsafe extern "C" {
-    #[link_name = "llvm.nvvm.activemask"]
-    fn llvm_activemask() -> u32;
     #[link_name = "llvm.nvvm.bar.warp.sync"]
     fn llvm_bar_warp_sync(mask: u32);
     #[link_name = "llvm.nvvm.vote.ballot.sync"]
@@ -129,10 +127,18 @@ pub(super) fn sync_named_or(id: u32, threads: u32, bit: bool) -> bool {
     unsafe { llvm_barrier_or_count(id, threads, bit) }
 }
 
-/// A set of lanes that are here together, the caller's among them.
+/// A set of lanes that are here together, the caller's among them. `SITE` is another one for each place.
+///
+/// Not LLVM's intrinsic: where both ways of a branch begin with that, LLVM makes one of the two, before the branch, which
+/// gathers lanes that then part.
 #[inline(always)]
-pub(crate) fn active_mask() -> u32 {
-    unsafe { llvm_activemask() }
+pub(crate) fn active_mask<const SITE: u32>() -> u32 {
+    let mask: u32;
+    // Safety: reads a register. Not pure, so that it stays where it is.
+    unsafe {
+        asm!("activemask.b32 {mask}; // {site}", mask = out(reg32) mask, site = const SITE, options(nostack, preserves_flags))
+    }
+    mask
 }
 
 /// Whether any of the lanes of `mask`, which are here together, brings `true`. Does not order memory.

@@ -57,9 +57,9 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         }
     }
 
-    /// Waits until a claimed slot is empty and stores a request into it; or, if none is `claimed`, waits until there is
-    /// room, claims one slot and does that, so that a post that finds no room in time leaves the queue as it was. Gives the
-    /// index of the slot. Bit 0 of each word is ignored.
+    /// Waits until a slot that `claim` gives is empty and stores a request into it; or, if it gives none, waits until there
+    /// is room, claims one slot and does that, so that a post that finds no room in time leaves the queue as it was. Gives
+    /// the index of the slot. Bit 0 of each word is ignored.
     ///
     /// The payload that the request refers to must have been released before, at the scope of its reader. Whoever fills
     /// several slots of one claim goes on in ascending order.
@@ -78,7 +78,7 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     pub fn post(
         &self,
         words: [u64; N],
-        claimed: Option<u64>,
+        claim: impl FnOnce() -> Option<u64>,
         sharing: Sharing,
         deadline: Deadline,
         ahead: impl Fn(bool) -> u64,
@@ -86,8 +86,9 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     ) -> Result<u64, (Stop, Option<u64>)> {
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
         let mut look = Look::new(self.queue.far_taken());
-        // Only if this does not do is something read over PCIe.
+        // Only if this does not do is something read over PCIe. Before the claim, so that the two trips to L2 are one.
         let mut taken = self.queue.guess().load_relaxed_gpu();
+        let claimed = claim();
         let (mut has, mut index) = (claimed.is_some(), claimed.unwrap_or(0));
         let (mut waiting, mut stop, mut failed) = (true, None, None);
         loop {

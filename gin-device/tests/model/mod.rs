@@ -214,7 +214,7 @@ impl World {
 
     /// Fills a claimed slot.
     pub fn fill(&self, index: u64, words: [u64; N], deadline: Deadline) -> Result<u64, Stop> {
-        let posted = self.producer().post(words, Some(index), Sharing::Gpu, deadline, |_| 0, |bit| bit);
+        let posted = self.producer().post(words, || Some(index), Sharing::Gpu, deadline, |_| 0, |bit| bit);
         posted.map_err(|(stop, claimed)| {
             assert_eq!(claimed, Some(index));
             stop
@@ -224,7 +224,7 @@ impl World {
     /// Claims a slot once there is room, and fills it; looks for room once. Without room, what it claimed if it did.
     pub fn post_now(&self, cell: usize) -> Result<u64, (Stop, Option<u64>)> {
         let deadline = Deadline::after_ns(0);
-        self.producer().post(self.request(cell), None, Sharing::Gpu, deadline, |_| 0, |bit| bit)
+        self.producer().post(self.request(cell), || None, Sharing::Gpu, deadline, |_| 0, |bit| bit)
     }
 
     /// Waits for the next request and checks it and what it refers to. Does not take it.

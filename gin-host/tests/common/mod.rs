@@ -132,7 +132,7 @@ impl Poster {
 
     pub fn post_words(&self, context: u32, words: [u64; WORDS]) -> Result<(), Stop> {
         let producer = self.producer(context);
-        let posted = producer.post(words, None, Sharing::Gpu, LIMIT, |_| 0, |bit| bit);
+        let posted = producer.post(words, || None, Sharing::Gpu, LIMIT, |_| 0, |bit| bit);
         posted.map(|_| ()).map_err(|(stop, _)| stop)
     }
 
