@@ -3,6 +3,7 @@
 //!
 //! | module | holds |
 //! | --- | --- |
+//! | `calls` | a trial of what each driver call does beside a kernel, with the feature `cuda` |
 //! | [`gpus`] | the GPUs there are, or why there are none |
 //! | [`hardware`] | trials of what only hardware shows |
 //! | `interop` | trials of programs that call the driver themselves beside gin, with the feature `cuda` |
@@ -11,6 +12,8 @@
 //! | [`watchdog`] | ends the process when a trial gets no further |
 #![warn(missing_docs, unreachable_pub)]
 
+#[cfg(feature = "cuda")]
+pub mod calls;
 pub mod gpus;
 pub mod hardware;
 #[cfg(feature = "cuda")]

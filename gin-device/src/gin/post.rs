@@ -247,6 +247,35 @@ impl Raises {
     }
 }
 
+/// Carries out a put or get by loads and stores, if it was found right; all threads of `coop` call. `places`: addresses
+/// to and from, number of bytes.
+///
+/// # Safety
+/// - If it is right the places are valid. What overlaps or races gives unknown bytes.
+#[inline(always)]
+unsafe fn move_bytes(
+    core: &Core,
+    peer: Rank,
+    options: &Options,
+    coop: &impl Coop,
+    checked: Result<(), Fault>,
+    places: impl FnOnce() -> (u64, u64, u64),
+) -> Result<(), Fault> {
+    let raises = if checked.is_ok() { Some(Raises::of(core, peer, options)) } else { None };
+    coop.sync();
+    if checked.is_ok() {
+        let (to, from, bytes) = places();
+        // Safety: the caller's promise.
+        unsafe { copy(coop, to, from, bytes) };
+    }
+    // All have stored before one raises, and before any of them reads.
+    coop.agree(checked)?;
+    if let (true, Some(raises)) = (coop.elect(), raises) {
+        raises.publish(Scope::Thread);
+    }
+    Ok(())
+}
+
 /// The fault of a post that was right and ended early.
 #[inline(always)]
 fn ended(core: &Core, peer: Rank, operation: Operation, stop: Stop) -> Fault {
@@ -468,23 +497,9 @@ impl<B: Backend, T: Pod> Put<'_, B, T> {
     /// Stores to the peer.
     #[inline(always)]
     fn move_here(self, coop: &impl Coop) -> Result<(), Fault> {
-        let checked = self.check(true);
-        let mut raises = None;
-        if checked.is_ok() {
-            raises = Some(Raises::of(self.gin.core(), self.peer, &self.options));
-        }
-        coop.sync();
-        if checked.is_ok() {
-            let (to, from) = (self.destination.address_on(self.peer), self.source.address());
-            // Safety: in range on both sides, and the peer is reached; what overlaps or races gives unknown bytes.
-            unsafe { copy(coop, to, from, self.source.place().1) };
-        }
-        // All have stored before one raises.
-        coop.agree(checked)?;
-        if let (true, Some(raises)) = (coop.elect(), raises) {
-            raises.publish(Scope::Thread);
-        }
-        Ok(())
+        let places = || (self.destination.address_on(self.peer), self.source.address(), self.source.place().1);
+        // Safety: `check` finds it in range on both sides, and the peer reached.
+        unsafe { move_bytes(self.gin.core(), self.peer, &self.options, coop, self.check(true), places) }
     }
 
     #[inline(always)]
@@ -536,23 +551,9 @@ impl<B: Backend, T: Pod> Get<'_, B, T> {
     /// Loads from the peer.
     #[inline(always)]
     fn move_here(self, coop: &impl Coop) -> Result<(), Fault> {
-        let checked = self.check(true);
-        let mut raises = None;
-        if checked.is_ok() {
-            raises = Some(Raises::of(self.gin.core(), self.peer, &self.options));
-        }
-        coop.sync();
-        if checked.is_ok() {
-            let (to, from) = (self.destination.address(), self.source.address_on(self.peer));
-            // Safety: in range on both sides, and the peer is reached; what overlaps or races gives unknown bytes.
-            unsafe { copy(coop, to, from, self.source.place().1) };
-        }
-        // All have stored before one raises, and before any of them reads.
-        coop.agree(checked)?;
-        if let (true, Some(raises)) = (coop.elect(), raises) {
-            raises.publish(Scope::Thread);
-        }
-        Ok(())
+        let places = || (self.destination.address(), self.source.address_on(self.peer), self.source.place().1);
+        // Safety: `check` finds it in range on both sides, and the peer reached.
+        unsafe { move_bytes(self.gin.core(), self.peer, &self.options, coop, self.check(true), places) }
     }
 
     #[inline(always)]

@@ -16,10 +16,16 @@ struct Sides {
 }
 
 impl Sides {
+    /// Of the two ranks; reports it if the other one is not reached.
     #[inline(always)]
-    fn new(comm: &Comm, window: Window<u64>) -> Result<Self, Fault> {
-        let there = window.peer_ptr(comm.world().right())?;
-        Ok(Self { here: window.local_ptr(), there, first: comm.world().rank() == 0 })
+    fn new(comm: &Comm, window: Window<u64>) -> Option<Self> {
+        match window.peer_ptr(comm.world().right()) {
+            Ok(there) => Some(Self { here: window.local_ptr(), there, first: comm.world().rank() == 0 }),
+            Err(fault) => {
+                comm.report(fault);
+                None
+            }
+        }
     }
 
     #[inline(always)]
@@ -49,13 +55,9 @@ impl Sides {
 ///   [`PING_WORDS`](crate::PING_WORDS) words, 0 at first, and `out` [`MARKS`](crate::MARKS).
 #[kernel]
 pub unsafe fn bare_ping_word(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
+    let Some(sides) = Sides::new(&comm, window) else { return };
     // Safety: the kernel's promise.
-    let marks = unsafe { Marks::new(out) };
-    let sides = match Sides::new(&comm, window) {
-        Ok(sides) => sides,
-        Err(fault) => return comm.report(fault),
-    };
-    let limit = Limit::new(plan.limit_ns);
+    let (marks, limit) = (unsafe { Marks::new(out) }, Limit::new(plan.limit_ns));
     let (here, there) = (Sides::flag(sides.here), Sides::flag(sides.there));
     plan.play(
         sides.first,
@@ -83,13 +85,9 @@ pub unsafe fn bare_ping_word(comm: Comm, window: Window<u64>, plan: Plan, out: *
 /// - As there.
 #[kernel]
 pub unsafe fn bare_ping_payload(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
+    let Some(sides) = Sides::new(&comm, window) else { return };
     // Safety: the kernel's promise.
-    let marks = unsafe { Marks::new(out) };
-    let sides = match Sides::new(&comm, window) {
-        Ok(sides) => sides,
-        Err(fault) => return comm.report(fault),
-    };
-    let limit = Limit::new(plan.limit_ns);
+    let (marks, limit) = (unsafe { Marks::new(out) }, Limit::new(plan.limit_ns));
     let (here, there) = (Sides::flag(sides.here), Sides::flag(sides.there));
     plan.play(
         sides.first,
@@ -124,13 +122,9 @@ pub unsafe fn bare_ping_payload(comm: Comm, window: Window<u64>, plan: Plan, out
 /// - As there, but for a block of one warp.
 #[kernel]
 pub unsafe fn bare_ping_copy(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
+    let Some(sides) = Sides::new(&comm, window) else { return };
     // Safety: the kernel's promise.
-    let marks = unsafe { Marks::new(out) };
-    let sides = match Sides::new(&comm, window) {
-        Ok(sides) => sides,
-        Err(fault) => return comm.report(fault),
-    };
-    let limit = Limit::new(plan.limit_ns);
+    let (marks, limit) = (unsafe { Marks::new(out) }, Limit::new(plan.limit_ns));
     let (here, there) = (Sides::flag(sides.here), Sides::flag(sides.there));
     let (leads, lane) = (Warp.elect(), Warp.rank() as usize);
     let mine = sides.here.wrapping_add(SOURCE + 2 * lane);

@@ -32,6 +32,31 @@ enum Fresh {
     System,
 }
 
+/// Posts `posts` times, as long as a post goes well, and has one thread of the block note when it began and when the block
+/// was done. `mine`: 16 bytes of the thread's own, to write before each.
+#[inline(always)]
+fn time(posts: u64, marks: Marks, fresh: Fresh, mine: *mut u64, mut post: impl FnMut(u64) -> bool) {
+    Block.sync();
+    if Block.elect() {
+        marks.now(START);
+    }
+    let mut number = 0;
+    while number < posts {
+        if fresh != Fresh::Nothing {
+            // Safety: the thread's own part.
+            unsafe { store_weak_pair(mine, number, number) };
+        }
+        if !post(number) {
+            return;
+        }
+        number += 1;
+    }
+    Block.sync();
+    if Block.elect() {
+        marks.now(END);
+    }
+}
+
 #[inline(always)]
 fn put(comm: &Comm, window: Window<u64>, posts: u64, peers: u32, marks: Marks, fresh: Fresh) {
     let gin = Gin::<Proxy>::with_backend(comm, ContextId::new(0));
@@ -39,16 +64,7 @@ fn put(comm: &Comm, window: Window<u64>, posts: u64, peers: u32, marks: Marks, f
     let mine = window.local_ptr().wrapping_add(place);
     let range = window.range(place, BYTES / 8);
     let mut peer = thread() as u32 % peers;
-    Block.sync();
-    if Block.elect() {
-        marks.now(START);
-    }
-    let mut post = 0;
-    while post < posts {
-        if fresh != Fresh::Nothing {
-            // Safety: the thread's own part of the window.
-            unsafe { store_weak_pair(mine, post, post) };
-        }
+    time(posts, marks, fresh, mine, |_| {
         // Safety: the kernel's promise: there are so many ranks.
         let to = unsafe { Rank::new_unchecked(peer) };
         let put = gin.put(to, range, range).signal(SignalId::new(0).inc());
@@ -57,16 +73,9 @@ fn put(comm: &Comm, window: Window<u64>, posts: u64, peers: u32, marks: Marks, f
             Fresh::Gpu => put.required(Scope::Gpu),
             Fresh::System => put,
         };
-        if !went(comm, put.issue(&Thread)) {
-            return;
-        }
         peer = if peer + 1 == peers { 0 } else { peer + 1 };
-        post += 1;
-    }
-    Block.sync();
-    if Block.elect() {
-        marks.now(END);
-    }
+        went(comm, put.issue(&Thread))
+    });
 }
 
 /// The least that a post takes: a slot claimed by an atomic in GPU memory, and 64 bytes stored to it.
@@ -75,16 +84,7 @@ fn bare(slots: *mut u64, claim: *mut u64, mask: u64, data: *mut u64, posts: u64,
     // Safety: the kernels' promise.
     let (slots, claim) = unsafe { (crate::word(slots), crate::word(claim)) };
     let mine = data.wrapping_add(thread() * (BYTES / 8));
-    Block.sync();
-    if Block.elect() {
-        marks.now(START);
-    }
-    let mut post = 0;
-    while post < posts {
-        if fresh != Fresh::Nothing {
-            // Safety: the thread's own part.
-            unsafe { store_weak_pair(mine, post, post) };
-        }
+    time(posts, marks, fresh, mine, |post| {
         match fresh {
             Fresh::Nothing | Fresh::Unreleased => {}
             Fresh::Gpu => Global::fence_release_gpu(),
@@ -97,12 +97,8 @@ fn bare(slots: *mut u64, claim: *mut u64, mask: u64, data: *mut u64, posts: u64,
             slot.at(2 * pair).store_pair_relaxed_sys(index, post);
             pair += 1;
         }
-        post += 1;
-    }
-    Block.sync();
-    if Block.elect() {
-        marks.now(END);
-    }
+        true
+    });
 }
 
 macro_rules! kernels {

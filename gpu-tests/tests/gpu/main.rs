@@ -188,7 +188,7 @@ type RawTrial = (&'static str, fn(&[usize], Devices) -> Outcome);
 const RAW: [RawTrial; 8] = [
     ("a_module_is_unloaded_and_loaded_again_between_kernels", gpu_tests::raw::reload),
     ("a_captured_graph_communicates_each_time_that_it_is_launched", gpu_tests::raw::graph),
-    ("calls_made_while_kernels_run_do_not_wait_for_them", gpu_tests::raw::calls),
+    ("calls_made_while_kernels_run_do_not_wait_for_them", gpu_tests::calls::calls),
     ("stream_memory_and_module_of_another_program_are_shared_and_stay_its_own", gpu_tests::interop::share),
     ("memory_of_another_program_that_cannot_be_a_window_is_refused_with_the_reason", gpu_tests::interop::refused),
     ("memory_that_a_peer_does_not_reach_is_refused_on_all_ranks", gpu_tests::interop::unreached),
