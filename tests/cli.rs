@@ -86,19 +86,38 @@ fn a_run_in_json_is_one_object_on_one_line_with_the_promised_keys() {
 }
 
 #[test]
-fn the_demo_runs_the_three_workloads_into_one_table_or_three_objects() {
+fn the_demo_runs_the_three_workloads_by_both_routes_into_one_table_or_six_objects() {
     let options = "--ranks 2 --threads 32 --iters 2 --repeats 1 --bytes 512";
-    let workloads: Vec<Value> = json(&format!("demo {options}")).iter().map(|run| run["workload"].clone()).collect();
-    assert_eq!(workloads, ["ring", "alltoall", "halo"]);
+    let runs = json(&format!("demo {options}"));
+    let workloads: Vec<&Value> = runs.iter().map(|run| &run["workload"]).collect();
+    assert_eq!(workloads, ["ring", "alltoall", "halo", "ring", "alltoall", "halo"]);
+    let routes: Vec<&Value> = runs.iter().map(|run| &run["route"]).collect();
+    assert_eq!(routes, ["network", "network", "network", "lsa", "lsa", "lsa"]);
+    assert_eq!(json(&format!("demo {options} --route auto")).len(), 3);
 
     let table = succeeds(&format!("demo {options}"));
     let lines: Vec<&str> = table.lines().collect();
-    for heading in ["workload", "device", "back end", "ranks", "bytes", "time", "operations/s", "verified"] {
+    for heading in ["workload", "device", "back end", "route", "ranks", "bytes", "time", "operations/s", "verified"] {
         assert!(lines[0].contains(heading), "{table}");
     }
-    for (line, workload) in lines[1..4].iter().zip(["ring", "alltoall", "halo"]) {
+    for (line, workload) in lines[1..7].iter().zip(["ring", "alltoall", "halo"].iter().cycle()) {
         assert!(line.starts_with(workload) && line.contains("512B") && line.ends_with("yes"), "{table}");
     }
+}
+
+#[test]
+fn loads_and_stores_give_the_same_results_as_the_network() {
+    for workload in ["ring", "alltoall", "halo"] {
+        for mode in ["seeded", "threads"] {
+            let [report] = json(&format!("run {workload} {SMALL} --bytes 1KiB --route auto --mode {mode}"))
+                .try_into()
+                .unwrap_or_else(|all| panic!("{all:?}"));
+            assert_eq!((&report["verified"], &report["route"]), (&Value::from(true), &Value::from("lsa")), "{report}");
+        }
+    }
+    // A rank alone has no peer to reach.
+    let [report] = json("run ring --ranks 1 --iters 1 --repeats 1 --bytes 64 --route auto").try_into().unwrap();
+    assert_eq!(report["route"], "network");
 }
 
 #[test]
