@@ -4,10 +4,10 @@
 use crate::gpus::hardware_text;
 use crate::journal::Outcome;
 use crate::raw::{SHARED, enter, is_done, load, new_stream, ok, wait};
-use cudarc::driver::sys::{self, CUcontext, CUfunction, CUresult, CUstream};
+use cudarc::driver::sys::{self, CUcontext, CUfunction, CUstream};
 use gin_host::gpu::GpuError;
+use gin_host::gpu::cuda::CudaDevice;
 use gin_host::world::Devices;
-use std::ffi::CString;
 use std::fmt::Write as _;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};

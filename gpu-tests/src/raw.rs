@@ -12,8 +12,6 @@ use gin_host::gpu::Plain;
 use gin_host::gpu::cuda::{CudaDevice, take_failures};
 use gin_host::world::{Devices, WorldConfig, launch};
 use std::ffi::CString;
-use std::fmt::Write as _;
-use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 /// Pinned memory that every GPU sees at the address that the CPU uses.
