@@ -152,6 +152,10 @@ impl<B: Backend> BarrierSession<B> {
     /// Whether some member is reached over the network.
     #[inline(always)]
     fn goes_by_network(gin: &Gin<B>, team: BarrierTeam, members: &Team) -> bool {
+        // Who is not reached by a route that is forced is refused, not reached otherwise.
+        if B::LSA && gin.core().forces_lsa() {
+            return false;
+        }
         let reach = gin.comm().lsa_reach();
         let outside = match team {
             BarrierTeam::World => reach < members.size(),

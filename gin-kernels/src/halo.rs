@@ -80,28 +80,24 @@ fn run(
     let cells = rows * columns;
     let mine = (block * threads + Block.rank() as usize..cells).step_by(blocks * threads);
 
-    for cell in mine.clone() {
-        grid.write(row_start(0, 1, rows, columns) + cell, input(world.rank(), cell));
-    }
-    barrier.sync(deadline)?;
-    if block == 0 {
-        exchange(&gin, &world, grid, rows, columns, 0, 1, deadline)?;
-    }
-    barrier.sync(deadline)?;
-
-    for step in 0..steps {
-        let (now, next) = (step as usize % 2, (step as usize + 1) % 2);
+    // Round 0 makes the input; one loop for it and the steps, so that the code of the exchange is there once.
+    for round in 0..steps + 1 {
+        let (now, next) = ((round as usize + 1) % 2, round as usize % 2);
         for cell in mine.clone() {
             let (row, column) = (cell / columns + 1, cell % columns);
-            let at = |row, column| grid.read(row_start(now, row, rows, columns) + column);
-            let left = if column == 0 { columns - 1 } else { column - 1 };
-            let right = if column + 1 == columns { 0 } else { column + 1 };
-            let value = stencil(at(row - 1, column), at(row + 1, column), at(row, left), at(row, right));
+            let value = if round == 0 {
+                input(world.rank(), cell)
+            } else {
+                let at = |row, column| grid.read(row_start(now, row, rows, columns) + column);
+                let left = if column == 0 { columns - 1 } else { column - 1 };
+                let right = if column + 1 == columns { 0 } else { column + 1 };
+                stencil(at(row - 1, column), at(row + 1, column), at(row, left), at(row, right))
+            };
             grid.write(row_start(next, row, rows, columns) + column, value);
         }
         barrier.sync(deadline)?;
         if block == 0 {
-            exchange(&gin, &world, grid, rows, columns, next, step + 2, deadline)?;
+            exchange(&gin, &world, grid, rows, columns, next, round + 1, deadline)?;
         }
         barrier.sync(deadline)?;
     }
@@ -123,10 +119,17 @@ fn exchange(
 ) -> Result<(), Fault> {
     let (from_above, from_below, left_us) = (SignalId::new(0), SignalId::new(1), CounterId::new(0));
     let row = |row| grid.range(row_start(buffer, row, rows, columns), columns);
-    // My first row is the border below the part above me, and the other way round.
-    gin.put(world.left(), row(rows + 1), row(1)).signal(from_below.inc()).counter(left_us).more().issue(&Block)?;
-    gin.put(world.right(), row(0), row(rows)).signal(from_above.inc()).counter(left_us).issue(&Block)?;
-    gin.wait_signal(&Block, from_above, round, deadline)?;
-    gin.wait_signal(&Block, from_below, round, deadline)?;
+    // Loops, so that the code of a put and of a wait is there once.
+    for down in [false, true] {
+        // My first row is the border below the part above me, and the other way round.
+        let (peer, there, here, signal) =
+            if down { (world.right(), 0, rows, from_above) } else { (world.left(), rows + 1, 1, from_below) };
+        let put = gin.put(peer, row(there), row(here)).signal(signal.inc()).counter(left_us);
+        let put = if down { put } else { put.more() };
+        put.issue(&Block)?;
+    }
+    for signal in [from_above, from_below] {
+        gin.wait_signal(&Block, signal, round, deadline)?;
+    }
     gin.wait_counter(&Block, left_us, 2 * round, deadline)
 }

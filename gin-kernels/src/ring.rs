@@ -105,35 +105,30 @@ unsafe fn run(
         for i in Block.stripe(slice_len) {
             data.write(slice + i, input(rank as u32, slice + i, iteration));
         }
-        // Add what came, pass it on: after these steps this rank holds the whole sum of part `rank + 1`.
-        for step in 0..ranks - 1 {
-            let (start, len) = part(rank + ranks - step);
-            // The right neighbour must have emptied the slot that this part goes into.
-            let used = through.saturating_sub(SLOTS as u64 - 1);
-            gin.wait_signal(&Block, credit, used, deadline)?;
-            let place = slot(through);
-            gin.put(right, inbox.range(place, len), data.range(start, len))
-                .signal(arrived.inc())
-                .counter(counter)
-                .issue(&Block)?;
-            sent += 1;
-            received += 1;
-            gin.wait_signal(&Block, arrived, received, deadline)?;
-            let (start, len) = part(rank + ranks - step - 1);
-            for i in Block.stripe(len) {
-                data.add(start + i, inbox.read(place + i));
+        // First add what came and pass it on: after these steps this rank holds the whole sum of part `rank + 1`. Then the
+        // finished parts go round, stored where they belong. One loop for both, so that the code of a put is there once.
+        for step in 0..2 * (ranks - 1) {
+            let adds = step < ranks - 1;
+            let (start, len) = part(rank + 2 * ranks - step);
+            let (mine, place) = (data.range(start, len), slot(through));
+            if adds {
+                // The right neighbour must have emptied the slot that this part goes into.
+                let used = through.saturating_sub(SLOTS as u64 - 1);
+                gin.wait_signal(&Block, credit, used, deadline)?;
             }
-            through += 1;
-            gin.signal(left, credit.inc()).issue(&Block)?;
-        }
-        // The finished parts go round; they are stored where they belong.
-        for step in 0..ranks - 1 {
-            let (start, len) = part(rank + 1 + ranks - step);
-            let there = data.range(start, len);
-            gin.put(right, there, there).signal(arrived.inc()).counter(counter).issue(&Block)?;
+            let there = if adds { inbox.range(place, len) } else { mine };
+            gin.put(right, there, mine).signal(arrived.inc()).counter(counter).issue(&Block)?;
             sent += 1;
             received += 1;
             gin.wait_signal(&Block, arrived, received, deadline)?;
+            if adds {
+                let (start, len) = part(rank + 2 * ranks - step - 1);
+                for i in Block.stripe(len) {
+                    data.add(start + i, inbox.read(place + i));
+                }
+                through += 1;
+                gin.signal(left, credit.inc()).issue(&Block)?;
+            }
         }
         let mut sum = 0u64;
         for i in Block.stripe(slice_len) {

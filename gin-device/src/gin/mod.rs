@@ -157,6 +157,12 @@ impl Core {
             }
     }
 
+    /// Whether operations take loads and stores or are refused.
+    #[inline(always)]
+    pub(crate) fn forces_lsa(&self) -> bool {
+        self.route == Route::Lsa
+    }
+
     #[inline(always)]
     pub(crate) fn data(&self) -> *const ContextData {
         self.comm.context_data(self.context)
