@@ -7,6 +7,7 @@
 #   kernel compiler one that can build `core` for nvptx64-nvidia-cuda (not with FEATURES=--no-default-features)
 #   CUDA tools      ptxas, nvcc, nvdisasm, cuobjdump as Python wheels in target/cuda-tools; without them the tests that
 #                   need them report themselves as ignored
+#   headers         rdma-core's and the kernel's for mlx5, which the tests compare our formats with; the same
 #
 # As root on Debian it installs packages; otherwise it says which to install.
 
@@ -42,12 +43,15 @@ fail() {
 can_apt() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 
 apt_updated=
+apt_update() {
+    [ -z "$apt_updated" ] || return 0
+    apt-get update -qq </dev/null >&2 || say "apt-get update failed; trying with the lists that are there"
+    apt_updated=1
+}
+
 apt_install() {
     say "installing Debian packages: $*"
-    if [ -z "$apt_updated" ]; then
-        apt-get update -qq </dev/null >&2 || say "apt-get update failed; trying with the lists that are there"
-        apt_updated=1
-    fi
+    apt_update
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" </dev/null >&2
 }
 
@@ -139,6 +143,42 @@ cuda_tools() {
     say "CUDA tools are ready"
 }
 
+# What the NIC's formats are compared with: /usr/include/infiniband, and the kernel's below /usr/src.
+oracle_headers() {
+    local missing=() kernel
+    [ -e /usr/include/infiniband/mlx5dv.h ] || missing+=(libibverbs-dev)
+    compgen -G '/usr/src/linux-headers-*/include/linux/mlx5/mlx5_ifc.h' >/dev/null || missing+=(linux-headers-common)
+    [ ${#missing[@]} -gt 0 ] || return 0
+    if ! can_apt; then
+        say "rdma-core's or the kernel's headers are missing; the tests that need them will be ignored" \
+            "(on Debian: apt-get install libibverbs-dev linux-headers-amd64)"
+        return 0
+    fi
+    if [ "${missing[-1]}" = linux-headers-common ]; then
+        # The headers are in a package that is named after the kernel's version, for all architectures. The list of names
+        # may have to be fetched first.
+        unset 'missing[-1]'
+        kernel=$(kernel_headers)
+        if [ -z "$kernel" ]; then
+            apt_update
+            kernel=$(kernel_headers)
+        fi
+        if [ -n "$kernel" ]; then
+            missing+=("$kernel")
+        else
+            say "there is no package with the kernel's headers; the tests that need them will be ignored"
+        fi
+    fi
+    [ ${#missing[@]} -gt 0 ] || return 0
+    apt_install "${missing[@]}" ||
+        say "${missing[*]} could not be installed; the tests that need them will be ignored"
+}
+
+# The package with the headers of the newest kernel.
+kernel_headers() {
+    apt-cache search --names-only '^linux-headers-[0-9].*-common$' | cut -d' ' -f1 | sort -V | tail -n 1
+}
+
 mkdir -p target
 # What cargo writes into a target folder that it makes: backups leave it out, and gin-build knows it by this.
 [ -e target/CACHEDIR.TAG ] || printf 'Signature: 8a477f597d28d172789f06886806bc55\n' >target/CACHEDIR.TAG
@@ -150,3 +190,4 @@ fi
 host_tools
 kernel_compiler
 cuda_tools
+oracle_headers

@@ -11,6 +11,7 @@
 //! | [`descriptor`] | the 64-byte request that a kernel posts to the proxy |
 //! | [`deadline`] | how long a wait may last |
 //! | [`fault`] | error values that travel between kernel and host |
+//! | [`mlx5`] | what an mlx5 NIC and its driver exchange: work-queue entries, completions, doorbells, command mailboxes |
 #![no_std]
 #![warn(missing_docs, unreachable_pub)]
 
@@ -18,6 +19,7 @@ pub mod deadline;
 pub mod descriptor;
 pub mod fault;
 pub mod handle;
+pub mod mlx5;
 
 pub use deadline::Deadline;
 pub use descriptor::{Descriptor, DescriptorError, RemoteSignal, SignalTarget, Transfer};

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Completion-queue entries.
+//!
+//! 64 bytes each, in a ring of a power of two. Of the requester's completions, which are all that ours have, these bytes
+//! count; numbers are big-endian:
+//!
+//! | bytes | a good one | one of an error |
+//! | --- | --- | --- |
+//! | 44..48 | length in bytes, of a read or an atomic | - |
+//! | 48..56 | time stamp, 0 where there is no clock | 54: vendor's syndrome, 55: [`Syndrome`] |
+//! | 56..60 | operation of the entry (8 bits), queue pair (24 bits) | the same |
+//! | 60..62 | index of the entry, low 16 bits | the same |
+//! | 62 | signature | the same |
+//! | 63 | [`opcode`] (4 bits), format (2), solicited (1), owner (1) | the same |
+//!
+//! The owner bit of completion i of a ring of 2^n is bit n of i: it flips from round to round, so nobody clears a slot. A
+//! ring is filled with [`INVALID_BYTE`] before its first round. The last 8 bytes, a [`Tail`], say all that there is to say
+//! of a good one, and a NIC writes them last.
+//!
+//! A *collapsed* queue has every completion written to slot 0; the owner bit goes by its size all the same.
+
+use super::be::Be32;
+use bytemuck::{Pod, Zeroable};
+
+/// Bytes of a completion.
+pub const BYTES: u64 = 64;
+
+/// What every byte of a ring is before its first round: an invalid opcode, and the owner of the round before.
+pub const INVALID_BYTE: u8 = 0xf1;
+
+/// What a completion is about.
+pub mod opcode {
+    /// An entry of the send queue was carried out.
+    pub const REQUEST: u8 = 0;
+    /// An entry of the send queue failed.
+    pub const REQUEST_ERROR: u8 = 13;
+    /// Something of the receive queue failed.
+    pub const RESPONSE_ERROR: u8 = 14;
+    /// None was ever written here.
+    pub const INVALID: u8 = 15;
+}
+
+macro_rules! syndromes {
+    ($($(#[$doc:meta])* $variant:ident = $code:literal, $text:literal;)*) => {
+        /// Why an entry failed.
+        #[repr(u8)]
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+        pub enum Syndrome { $($(#[$doc])* $variant = $code,)* }
+
+        impl Syndrome {
+            /// Every one that there is.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The one with this code, if it is known.
+            pub const fn from_code(code: u8) -> Option<Self> {
+                match code { $($code => Some(Self::$variant),)* _ => None }
+            }
+
+            /// The code that lies in a completion.
+            #[inline(always)]
+            pub const fn code(self) -> u8 {
+                self as u8
+            }
+
+            /// What it says, in words.
+            pub const fn text(self) -> &'static str {
+                match self { $(Self::$variant => $text,)* }
+            }
+        }
+    };
+}
+
+syndromes! {
+    /// The message is longer than the queue pair may send, or a buffer is too short.
+    LocalLength = 0x01, "length of the message";
+    /// The entry makes no sense: operation, number of segments, index or queue pair.
+    LocalOperation = 0x02, "entry that makes no sense";
+    /// A local key is unknown, or its region does not hold the range or does not allow the access.
+    LocalProtection = 0x04, "local key or range";
+    /// An earlier entry failed, so this one was never carried out.
+    Flushed = 0x05, "flushed behind a failed entry";
+    /// Binding a memory window failed.
+    WindowBind = 0x06, "memory window";
+    /// The peer answered with nonsense.
+    BadResponse = 0x10, "senseless response";
+    /// The response could not be written to local memory.
+    LocalAccess = 0x11, "local access";
+    /// The peer refused the request as such: operation, length or alignment.
+    RemoteInvalidRequest = 0x12, "request refused by the peer";
+    /// The peer's key is unknown, or its region does not hold the range or does not allow the access.
+    RemoteAccess = 0x13, "remote key or range";
+    /// The peer could not finish the request.
+    RemoteOperation = 0x14, "peer could not finish the request";
+    /// No answer, after all retries.
+    RetryExceeded = 0x15, "no answer from the peer";
+    /// The peer was not ready, after all retries.
+    NotReadyExceeded = 0x16, "peer was never ready";
+    /// The peer gave the request up.
+    RemoteAborted = 0x22, "aborted by the peer";
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+impl core::fmt::Display for Syndrome {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(self.text())
+    }
+}
+
+/// A completion, as it lies in memory.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+pub struct Completion {
+    /// Its words, as native loads give them.
+    pub words: [u64; 8],
+}
+
+const _: () = assert!(size_of::<Completion>() as u64 == BYTES && align_of::<Completion>() as u64 == BYTES);
+
+/// Index of the word with the [`Tail`].
+pub const TAIL_WORD: usize = 7;
+/// Index of the word with the syndromes.
+pub const SYNDROME_WORD: usize = 6;
+
+/// The last 8 bytes of a completion.
+#[repr(transparent)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+pub struct Tail(pub u64);
+
+impl Tail {
+    /// The tail of a completion for entry `index` of `queue`, number `number` in a ring of 2^`log_size`.
+    #[inline(always)]
+    pub const fn new(opcode: u8, operation: u32, queue: u32, index: u64, number: u64, log_size: u32) -> Self {
+        let head = Be32::new(operation << 24 | queue & 0xff_ffff).memory() as u64;
+        let last = ((opcode as u32) << 4 | owner(number, log_size)) as u64;
+        Self(head | ((index as u16).to_be() as u64) << 32 | last << 56)
+    }
+
+    /// What it is about, of [`opcode`].
+    #[inline(always)]
+    pub const fn opcode(self) -> u8 {
+        (self.0 >> 60) as u8
+    }
+
+    /// The owner bit.
+    #[inline(always)]
+    pub const fn owner(self) -> u32 {
+        (self.0 >> 56 & 1) as u32
+    }
+
+    /// Low 16 bits of the index of the entry.
+    #[inline(always)]
+    pub const fn index(self) -> u16 {
+        u16::from_be((self.0 >> 32) as u16)
+    }
+
+    /// The queue pair.
+    #[inline(always)]
+    pub const fn queue(self) -> u32 {
+        Be32::from_memory(self.0 as u32).get() & 0xff_ffff
+    }
+
+    /// The operation of the entry.
+    #[inline(always)]
+    pub const fn operation(self) -> u32 {
+        Be32::from_memory(self.0 as u32).get() >> 24
+    }
+
+    /// Whether completion number `number`, of a ring of 2^`log_size`, is in the slot that this was loaded from.
+    #[inline(always)]
+    pub const fn is_in_place(self, number: u64, log_size: u32) -> bool {
+        (self.owner() == owner(number, log_size)) & (self.opcode() != opcode::INVALID)
+    }
+}
+
+/// The owner bit of completion number `number` of a ring of 2^`log_size`.
+#[inline(always)]
+pub const fn owner(number: u64, log_size: u32) -> u32 {
+    (number >> (log_size & 63)) as u32 & 1
+}
+
+impl Completion {
+    /// One of an entry that was carried out; `bytes` is what a read or an atomic brought.
+    pub const fn good(tail: Tail, bytes: u32) -> Self {
+        let mut words = [0; 8];
+        words[5] = (Be32::new(bytes).memory() as u64) << 32;
+        words[TAIL_WORD] = tail.0;
+        Self { words }
+    }
+
+    /// One of an entry that failed.
+    pub const fn error(tail: Tail, syndrome: Syndrome, vendor: u8) -> Self {
+        let mut words = [0; 8];
+        words[SYNDROME_WORD] = (syndrome.code() as u64) << 56 | (vendor as u64) << 48;
+        words[TAIL_WORD] = tail.0;
+        Self { words }
+    }
+
+    /// Its last 8 bytes.
+    #[inline(always)]
+    pub const fn tail(&self) -> Tail {
+        Tail(self.words[TAIL_WORD])
+    }
+
+    /// What a read or an atomic brought, in bytes.
+    #[inline(always)]
+    pub const fn bytes(&self) -> u32 {
+        Be32::from_memory((self.words[5] >> 32) as u32).get()
+    }
+
+    /// Of an error: the code of its [`Syndrome`], and the vendor's.
+    #[inline(always)]
+    pub const fn syndromes(&self) -> (u8, u8) {
+        ((self.words[SYNDROME_WORD] >> 56) as u8, (self.words[SYNDROME_WORD] >> 48) as u8)
+    }
+}
+
+/// A completion, decoded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outcome {
+    /// The queue pair.
+    pub queue: u32,
+    /// Low 16 bits of the index of the entry.
+    pub index: u16,
+    /// Operation of the entry.
+    pub operation: u32,
+    /// Length of what was read, or why it failed.
+    pub result: Result<u32, Failure>,
+}
+
+/// Why an entry failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Failure {
+    /// Code of a [`Syndrome`], if it is one that is known.
+    pub syndrome: u8,
+    /// What the vendor adds.
+    pub vendor: u8,
+}
+
+/// Why 64 bytes are no completion of a send queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CompletionError {
+    /// The slot holds no completion, or one of the round before.
+    NotYet,
+    /// A completion that send queues do not have.
+    Opcode(u8),
+}
+
+impl Completion {
+    /// What completion number `number` of a ring of 2^`log_size` says.
+    ///
+    /// # Errors
+    /// [`CompletionError`].
+    #[inline]
+    pub const fn read(&self, number: u64, log_size: u32) -> Result<Outcome, CompletionError> {
+        let tail = self.tail();
+        if !tail.is_in_place(number, log_size) {
+            return Err(CompletionError::NotYet);
+        }
+        let result = match tail.opcode() {
+            opcode::REQUEST => Ok(self.bytes()),
+            opcode::REQUEST_ERROR => {
+                let (syndrome, vendor) = self.syndromes();
+                Err(Failure { syndrome, vendor })
+            }
+            other => return Err(CompletionError::Opcode(other)),
+        };
+        Ok(Outcome { queue: tail.queue(), index: tail.index(), operation: tail.operation(), result })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            operation in 0u32..256, queue in 0..1u32 << 24, index: u64, number: u64, log_size in 0u32..24, bytes: u32,
+            vendor: u8, at in 0..Syndrome::ALL.len(),
+        ) {
+            let syndrome = Syndrome::ALL[at];
+            let tail = |opcode| Tail::new(opcode, operation, queue, index, number, log_size);
+            let outcome = |result| Ok(Outcome { queue, index: index as u16, operation, result });
+            let good = Completion::good(tail(opcode::REQUEST), bytes);
+            prop_assert_eq!(good.read(number, log_size), outcome(Ok(bytes)));
+            let bad = Completion::error(tail(opcode::REQUEST_ERROR), syndrome, vendor);
+            prop_assert_eq!(bad.read(number, log_size), outcome(Err(Failure { syndrome: syndrome.code(), vendor })));
+            for completion in [good, bad] {
+                let round = 1u64 << log_size;
+                prop_assert_eq!(completion.read(number.wrapping_add(round), log_size), Err(CompletionError::NotYet));
+                prop_assert!(completion.read(number.wrapping_add(2 * round), log_size).is_ok());
+            }
+        }
+
+        #[test]
+        fn no_bytes_make_the_reader_panic_or_be_a_completion_of_both_rounds(
+            words: [u64; 8], number: u64, log_size in 0u32..24,
+        ) {
+            let completion = Completion { words };
+            let rounds = [number, number ^ 1 << log_size].map(|number| completion.read(number, log_size));
+            prop_assert!(rounds.contains(&Err(CompletionError::NotYet)));
+            if let Some(Ok(outcome)) = rounds.iter().find(|read| read.is_ok()) {
+                prop_assert_eq!(outcome.queue >> 24, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_ring_that_was_never_written_holds_no_completion() {
+        let fresh = Completion { words: [u64::from_le_bytes([INVALID_BYTE; 8]); 8] };
+        for number in [0, 1, 127, 128, 255] {
+            assert_eq!(fresh.read(number, 7), Err(CompletionError::NotYet));
+        }
+    }
+
+    #[test]
+    fn every_syndrome_has_its_code_and_no_other() {
+        for &syndrome in Syndrome::ALL {
+            assert_eq!(Syndrome::from_code(syndrome.code()), Some(syndrome));
+        }
+        assert_eq!((0..=255).filter_map(Syndrome::from_code).count(), Syndrome::ALL.len());
+    }
+}
