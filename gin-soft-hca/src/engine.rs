@@ -1,0 +1,594 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Takes doorbells and executes entries.
+//!
+//! Entries of a queue pair begin in order, each when a doorbell has announced it, and complete in order. A READ or an
+//! atomic may be under way while later entries are executed; a fence waits for it. Queue pairs take turns, by a seed if
+//! there is one.
+
+use crate::faults::{Fault, FaultKind, Violation, ViolationKind, vendor};
+use crate::held::{Held, Reason, Source};
+use crate::memory::Memory;
+use crate::tables::{Answer, CompletionQueue, Flight, Queue, Region, Rights, Stage, WINDOW};
+use gin_abi::mlx5::be::Be32;
+use gin_abi::mlx5::command::QpState;
+use gin_abi::mlx5::cqe::{self, Completion, Syndrome, Tail};
+use gin_abi::mlx5::doorbell::Doorbell;
+use gin_abi::mlx5::wqe::{Entry, EntryError, Local, Remote, SLOT_BYTES, SLOT_SEGMENTS, Segment, Slot, Work};
+
+/// What the engine works on. All of it may be changed between two steps.
+#[derive(Debug)]
+pub struct Tables<'a> {
+    /// Queue pairs, by number.
+    pub queues: &'a mut [Queue],
+    /// Completion queues, by number.
+    pub completions: &'a mut [CompletionQueue],
+    /// Regions, by key without its low 8 bits.
+    pub regions: &'a mut [Region],
+    /// What is to go wrong; the engine takes out what has.
+    pub faults: &'a mut [Option<Fault>],
+}
+
+/// How it behaves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// Steps from the beginning of a READ, an atomic or a WRITE until its answer, at most; the number is drawn for each.
+    pub delay: u64,
+    /// Seed for the order of queue pairs and for delays; 0 for turns and for the longest delay.
+    pub seed: u64,
+    /// Whether entries of queue pairs that are no core-direct masters may not wait for completion queues.
+    pub wait_needs_master: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { delay: 0, seed: 0, wait_needs_master: true }
+    }
+}
+
+/// What a step did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Progress {
+    /// Something happened.
+    Moved,
+    /// Nothing, but time passed for an answer that is to come.
+    Waiting,
+    /// Nothing is to do, until a doorbell rings or somebody else's completion arrives.
+    Idle,
+}
+
+/// What stays from step to step beside the tables.
+#[derive(Clone, Copy, Debug)]
+pub struct Engine {
+    options: Options,
+    random: u64,
+    now: u64,
+    turn: usize,
+    violations: u64,
+    first: Option<Violation>,
+}
+
+/// Why an operation fails: what the sender is told, and whether its peer breaks as well.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Refusal {
+    syndrome: Syndrome,
+    peer_breaks: bool,
+}
+
+const NO_ANSWER: Refusal = Refusal { syndrome: Syndrome::RetryExceeded, peer_breaks: false };
+
+impl Engine {
+    /// With nothing seen yet.
+    pub const fn new(options: Options) -> Self {
+        Self { options, random: options.seed, now: 0, turn: 0, violations: 0, first: None }
+    }
+
+    /// The first thing that its user did wrong, and how many there were.
+    pub const fn violations(&self) -> (Option<Violation>, u64) {
+        (self.first, self.violations)
+    }
+
+    fn violate(&mut self, kind: ViolationKind, queue: u32, expected: u64, seen: u64) {
+        self.violations += 1;
+        self.first = self.first.or(Some(Violation { kind, queue, expected, seen }));
+    }
+
+    /// A number below `limit`.
+    fn draw(&mut self, limit: u64) -> u64 {
+        // Marsaglia's xorshift; good enough to mix turns.
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random % limit.max(1)
+    }
+
+    /// A doorbell of the NIC `device` rang with this word. A word that says nothing new is no mistake.
+    pub fn ring(&mut self, tables: &mut Tables<'_>, memory: &mut impl Memory, device: u32, word: u64) {
+        let Doorbell { end, queue: number } = Doorbell::read(word);
+        let known = tables.queues.get_mut(number as usize).filter(|queue| queue.live && queue.device == device);
+        let Some(queue) = known else {
+            return self.violate(ViolationKind::UnknownQueue, number, 0, u64::from(end));
+        };
+        if !matches!(queue.state, QpState::ReadyToSend | QpState::Error) {
+            return self.violate(ViolationKind::NotReady, number, QpState::ReadyToSend.code(), queue.state.code());
+        }
+        let size = 1u64 << queue.log_size;
+        let ahead = |from: u64, to: u16| u64::from(to.wrapping_sub(from as u16));
+        let new = ahead(queue.posted, end);
+        // The record first: its store came before the doorbell's.
+        memory.fence_acquire();
+        let record = Be32::from_memory(memory.load_u32(queue.record)).get();
+        let recorded = ahead(queue.recorded, record as u16);
+        let broken = if new > size {
+            Some((ViolationKind::DoorbellRange, queue.posted, u64::from(end)))
+        } else if record > 0xffff || recorded > size {
+            Some((ViolationKind::RecordRange, queue.recorded, u64::from(record)))
+        } else if queue.recorded + recorded < queue.posted + new {
+            Some((ViolationKind::DoorbellBeforeRecord, queue.posted + new, queue.recorded + recorded))
+        } else if queue.posted + new > queue.finished + size {
+            Some((ViolationKind::Overwritten, queue.finished + size, queue.posted + new))
+        } else {
+            None
+        };
+        if let Some((kind, expected, seen)) = broken {
+            queue.state = QpState::Error;
+            // Whoever waits for these entries learns that they were given up.
+            if queue.posted + new <= queue.finished + size {
+                queue.posted += new;
+            }
+            return self.violate(kind, number, expected, seen);
+        }
+        queue.posted += new;
+        queue.recorded += recorded;
+    }
+
+    /// Does one thing.
+    pub fn step(&mut self, tables: &mut Tables<'_>, held: &mut Held<'_>, memory: &mut impl Memory) -> Progress {
+        self.now += 1;
+        let count = tables.queues.len();
+        let first = if self.options.seed == 0 { self.turn } else { self.draw(count as u64) as usize };
+        let mut waiting = false;
+        for offset in 0..count {
+            let number = (first + offset) % count;
+            match self.advance(number, tables, held, memory) {
+                Progress::Moved => {
+                    self.turn = number + 1;
+                    return Progress::Moved;
+                }
+                Progress::Waiting => waiting = true,
+                Progress::Idle => {}
+            }
+        }
+        if waiting { Progress::Waiting } else { Progress::Idle }
+    }
+
+    /// Does one thing of a queue pair: the oldest that can be done.
+    fn advance(
+        &mut self,
+        number: usize,
+        tables: &mut Tables<'_>,
+        held: &mut Held<'_>,
+        memory: &mut impl Memory,
+    ) -> Progress {
+        let Some(queue) = tables.queues.get_mut(number).filter(|queue| queue.live) else { return Progress::Idle };
+        let (finished, started) = (queue.finished, queue.started);
+        if finished < started {
+            let flight = *queue.flight(finished);
+            match flight.stage {
+                Stage::Pending { .. } => {}
+                _ => return self.retire(number, flight, tables, memory),
+            }
+        }
+        // Answers come in the order of the questions.
+        let mut waiting = false;
+        for index in finished..started {
+            if let Stage::Pending { due, answer } = queue.flight(index).stage {
+                if due <= self.now {
+                    let stage = answered(number as u32, answer, tables, held, memory);
+                    if let Some(queue) = tables.queues.get_mut(number) {
+                        queue.flight(index).stage = stage;
+                    }
+                    return Progress::Moved;
+                }
+                waiting = due != u64::MAX;
+                break;
+            }
+        }
+        let begun = match queue.state {
+            QpState::ReadyToSend => self.begin(number, tables, held, memory),
+            QpState::Error => flush(queue, memory),
+            _ => false,
+        };
+        match (begun, waiting) {
+            (true, _) => Progress::Moved,
+            (false, true) => Progress::Waiting,
+            (false, false) => Progress::Idle,
+        }
+    }
+
+    /// Completes the oldest operation of a queue pair.
+    fn retire(&mut self, number: usize, flight: Flight, tables: &mut Tables<'_>, memory: &mut impl Memory) -> Progress {
+        let Some(queue) = tables.queues.get_mut(number) else { return Progress::Idle };
+        let index = queue.finished;
+        queue.finished += 1;
+        let failure = match flight.stage {
+            Stage::Failed { syndrome, vendor } => {
+                queue.state = QpState::Error;
+                // What was begun behind it is given up, whatever became of it at the peer.
+                for later in index + 1..queue.started {
+                    queue.flight(later).stage = Stage::Flushed;
+                }
+                Some((syndrome, vendor))
+            }
+            Stage::Flushed => Some((Syndrome::Flushed, 0)),
+            _ => None,
+        };
+        let bytes = if let Stage::Done { bytes } = flight.stage { bytes } else { 0 };
+        if failure.is_some() || flight.completion {
+            let completions = queue.completions;
+            self.complete(tables, memory, completions, |number_there, log_size| {
+                let tail = |opcode| Tail::new(opcode, flight.operation, number as u32, index, number_there, log_size);
+                match failure {
+                    None => Completion::good(tail(cqe::opcode::REQUEST), bytes),
+                    Some((syndrome, vendor)) => Completion::error(tail(cqe::opcode::REQUEST_ERROR), syndrome, vendor),
+                }
+            });
+        }
+        Progress::Moved
+    }
+
+    /// Writes a completion.
+    fn complete(
+        &mut self,
+        tables: &mut Tables<'_>,
+        memory: &mut impl Memory,
+        number: u32,
+        make: impl FnOnce(u64, u32) -> Completion,
+    ) {
+        // A queue that is used by a queue pair cannot be destroyed.
+        let Some(queue) = tables.completions.get_mut(number as usize).filter(|queue| queue.live) else { return };
+        if let Some(record) = queue.record {
+            let consumed = u64::from(Be32::from_memory(memory.load_u32(record)).get());
+            let full = queue.produced.wrapping_sub(consumed) & 0xff_ffff;
+            if full >= 1 << queue.log_size {
+                return self.violate(ViolationKind::Overrun, number, 1 << queue.log_size, full);
+            }
+        }
+        let completion = make(queue.produced, queue.log_size);
+        let slot = if queue.collapsed { 0 } else { queue.produced & ((1 << queue.log_size) - 1) };
+        let at = queue.ring + slot * cqe::BYTES;
+        let (tail, words) = (completion.words[cqe::TAIL_WORD], completion.words.iter().take(cqe::TAIL_WORD));
+        // Whatever the operation did comes before.
+        memory.fence_release();
+        for (index, word) in words.enumerate() {
+            memory.store_u64(at + 8 * index as u64, *word);
+        }
+        memory.fence_release();
+        memory.store_u64(at + 8 * cqe::TAIL_WORD as u64, tail);
+        queue.produced += 1;
+    }
+
+    /// Begins the next entry of a queue pair, if it can.
+    fn begin(&mut self, number: usize, tables: &mut Tables<'_>, held: &mut Held<'_>, memory: &mut impl Memory) -> bool {
+        let Some(queue) = tables.queues.get_mut(number) else { return false };
+        if queue.started == queue.posted || queue.started - queue.finished >= WINDOW as u64 {
+            return false;
+        }
+        let index = queue.started;
+        let slot = load_slot(queue, index, memory);
+        let entry = match Entry::read(&slot, index, number as u32) {
+            Ok(entry) => entry,
+            Err(error) => {
+                let failed = Stage::Failed { syndrome: Syndrome::LocalOperation, vendor: vendor::VIOLATION };
+                start(queue, Flight { operation: operation(&slot), completion: true, stage: failed });
+                // In the order of the declaration.
+                let seen = match error {
+                    EntryError::Index => 0,
+                    EntryError::Queue => 1,
+                    EntryError::Operation => 2,
+                    EntryError::Segments => 3,
+                    EntryError::Reserved => 4,
+                };
+                self.violate(ViolationKind::BadEntry, number as u32, index, seen);
+                return true;
+            }
+        };
+        let is_read = |flight: &Flight| {
+            matches!(flight.stage, Stage::Pending { answer: Answer::Data { .. } | Answer::Old { .. }, .. })
+        };
+        let mut reads = 0;
+        for earlier in queue.finished..index {
+            let flight = queue.flight(earlier);
+            reads += u32::from(is_read(flight));
+            // A peer drops what comes behind a request that it has not taken.
+            if let Stage::Pending { answer: Answer::Refused { vendor: 0, .. }, .. } = flight.stage {
+                return false;
+            }
+        }
+        let reading = matches!(entry.work, Work::Read { .. } | Work::FetchAdd { .. });
+        // Fence modes but the local one wait; local operations are done when they were begun.
+        if (entry.flags.fence() > 1 && reads > 0) || (reading && reads >= queue.reads) {
+            return false;
+        }
+        if let Work::Wait { queue: awaited, index: completion } = entry.work {
+            let master = queue.master || !self.options.wait_needs_master;
+            let device = queue.device;
+            let known = tables.completions.get(awaited as usize).filter(|queue| queue.live && queue.device == device);
+            match known {
+                Some(known) if master => {
+                    let produced = known.produced.wrapping_sub(u64::from(completion) + 1) & 0xff_ffff;
+                    if produced > 0x7f_ffff {
+                        return false;
+                    }
+                }
+                _ => {
+                    if !master {
+                        self.violate(ViolationKind::NotMaster, number as u32, 1, 0);
+                    }
+                    let failed = Stage::Failed { syndrome: Syndrome::LocalOperation, vendor: 0 };
+                    start(queue, Flight { operation: operation(&slot), completion: true, stage: failed });
+                    return true;
+                }
+            }
+        }
+        let (stage, peer_breaks) = self.execute(number as u32, index, entry.work, tables, held, memory);
+        let Some(queue) = tables.queues.get_mut(number) else { return false };
+        start(queue, Flight { operation: operation(&slot), completion: entry.flags.completion(), stage });
+        if peer_breaks {
+            let peer = queue.peer as usize;
+            if let Some(peer) = tables.queues.get_mut(peer) {
+                peer.state = QpState::Error;
+            }
+        }
+        true
+    }
+
+    fn execute(
+        &mut self,
+        number: u32,
+        index: u64,
+        work: Work,
+        tables: &mut Tables<'_>,
+        held: &mut Held<'_>,
+        memory: &mut impl Memory,
+    ) -> (Stage, bool) {
+        let fault = take_fault(tables.faults, number, index);
+        if let Some(FaultKind::Fail(syndrome)) = fault {
+            return (Stage::Failed { syndrome, vendor: vendor::SWITCH }, false);
+        }
+        let local = match work {
+            Work::Nop | Work::Wait { .. } => Some(Ok(())),
+            Work::Dump { from, bytes } => Some(local_range(tables, number, from, bytes, false).map(|_| {
+                held.release_of(memory, Reason::Read(number));
+            })),
+            _ => None,
+        };
+        if let Some(done) = local {
+            let stage = match done {
+                Ok(()) => Stage::Done { bytes: 0 },
+                Err(syndrome) => Stage::Failed { syndrome, vendor: 0 },
+            };
+            return (stage, false);
+        }
+        let answer = match fault {
+            Some(FaultKind::Drop) => request(tables, number, work).and(Err(NO_ANSWER)),
+            _ => request(tables, number, work).and_then(|()| carry_out(tables, number, work, held, memory)),
+        };
+        let (answer, peer_breaks) = match (answer, fault) {
+            (Ok(_), Some(FaultKind::LoseAnswer)) => {
+                (Answer::Refused { syndrome: Syndrome::RetryExceeded, vendor: vendor::SWITCH }, false)
+            }
+            (Ok(answer), _) => (answer, false),
+            (Err(refusal), _) => (Answer::Refused { syndrome: refusal.syndrome, vendor: 0 }, refusal.peer_breaks),
+        };
+        let mut delay = if self.options.seed == 0 { self.options.delay } else { self.draw(self.options.delay + 1) };
+        if let Some(FaultKind::Delay(steps)) = fault {
+            delay = steps;
+        }
+        let endless = tables.queues.get(number as usize).is_some_and(|queue| queue.ack_timeout == 0);
+        let unanswered = matches!(answer, Answer::Refused { syndrome: Syndrome::RetryExceeded, .. });
+        let due = if endless && unanswered { u64::MAX } else { self.now.saturating_add(delay) };
+        (Stage::Pending { due, answer }, peer_breaks)
+    }
+}
+
+fn operation(slot: &Slot) -> u32 {
+    (slot[0].words[0] >> 24) as u32 & 0xff
+}
+
+fn start(queue: &mut Queue, flight: Flight) {
+    let index = queue.started;
+    *queue.flight(index) = flight;
+    queue.started += 1;
+}
+
+fn load_slot(queue: &Queue, index: u64, memory: &mut impl Memory) -> Slot {
+    let at = queue.ring + (index & ((1 << queue.log_size) - 1)) * SLOT_BYTES;
+    let mut slot = [Segment::default(); SLOT_SEGMENTS];
+    for (number, segment) in slot.iter_mut().enumerate() {
+        for (half, word) in segment.words.iter_mut().enumerate() {
+            *word = memory.load_u64(at + 16 * number as u64 + 8 * half as u64);
+        }
+    }
+    slot
+}
+
+/// Gives up what was posted to a queue pair that is broken, and what was under way.
+fn flush(queue: &mut Queue, memory: &mut impl Memory) -> bool {
+    for index in queue.finished..queue.started {
+        if let Stage::Pending { .. } = queue.flight(index).stage {
+            queue.flight(index).stage = Stage::Flushed;
+            return true;
+        }
+    }
+    if queue.started == queue.posted || queue.started - queue.finished >= WINDOW as u64 {
+        return false;
+    }
+    let slot = load_slot(queue, queue.started, memory);
+    start(queue, Flight { operation: operation(&slot), completion: true, stage: Stage::Flushed });
+    true
+}
+
+fn take_fault(faults: &mut [Option<Fault>], number: u32, index: u64) -> Option<FaultKind> {
+    let hit = |fault: &Fault| match fault.queue {
+        Some(queue) => queue == number && fault.entry == index,
+        None => fault.entry <= index,
+    };
+    faults.iter_mut().find(|fault| fault.as_ref().is_some_and(hit))?.take().map(|fault| fault.kind)
+}
+
+fn region<'t>(tables: &'t Tables<'_>, key: Be32, device: u32, domain: u32) -> Option<&'t Region> {
+    let region = tables.regions.get(key.get() as usize >> 8)?;
+    (region.live && region.key == key.get() && region.device == device && region.domain == domain).then_some(region)
+}
+
+/// Where a range of this end lies.
+fn local_range(tables: &Tables<'_>, number: u32, local: Local, bytes: u64, written: bool) -> Result<u64, Syndrome> {
+    let queue = tables.queues.get(number as usize).ok_or(Syndrome::LocalOperation)?;
+    let region = region(tables, local.key, queue.device, queue.domain).ok_or(Syndrome::LocalProtection)?;
+    if written && !region.rights.local_write {
+        return Err(Syndrome::LocalProtection);
+    }
+    region.place(local.address, bytes).ok_or(Syndrome::LocalProtection)
+}
+
+/// Where a range of the other end lies, whether writes to it are relaxed in order, and who is there.
+fn remote_range(
+    tables: &Tables<'_>,
+    number: u32,
+    remote: Remote,
+    bytes: u64,
+    right: impl Fn(Rights) -> bool,
+) -> Result<(u64, bool, u32), Refusal> {
+    let refuse = |syndrome| Err(Refusal { syndrome, peer_breaks: true });
+    let own = tables.queues.get(number as usize).ok_or(NO_ANSWER)?;
+    let peer = tables.queues.get(own.peer as usize).ok_or(NO_ANSWER)?;
+    // A packet for a queue pair that expects another sender is dropped.
+    let connected = peer.device == own.peer_device && peer.peer == number && peer.peer_device == own.device;
+    if !peer.answers() || !connected {
+        return Err(NO_ANSWER);
+    }
+    if !right(peer.rights) {
+        return refuse(Syndrome::RemoteInvalidRequest);
+    }
+    let Some(region) = region(tables, remote.key, peer.device, peer.domain) else {
+        return refuse(Syndrome::RemoteAccess);
+    };
+    match region.place(remote.address, bytes) {
+        Some(place) if right(region.rights) => Ok((place, region.relaxed, own.peer)),
+        _ => refuse(Syndrome::RemoteAccess),
+    }
+}
+
+/// Checks what the sender's NIC checks before it sends anything.
+fn request(tables: &Tables<'_>, number: u32, work: Work) -> Result<(), Refusal> {
+    let local = |syndrome| Refusal { syndrome, peer_breaks: false };
+    let longest = tables.queues.get(number as usize).map_or(0, |queue| 1u64 << queue.log_message.min(31));
+    let (range, written) = match work {
+        Work::Write { from, bytes, .. } => (Some((from, bytes)), false),
+        Work::Read { to, bytes, .. } => (Some((to, bytes)), true),
+        Work::FetchAdd { old, .. } if old.bytes == 8 => (Some((old, 8)), true),
+        Work::FetchAdd { .. } => return Err(local(Syndrome::LocalLength)),
+        _ => (None, false),
+    };
+    let Some((range, bytes)) = range else { return Ok(()) };
+    if bytes > longest {
+        return Err(local(Syndrome::LocalLength));
+    }
+    local_range(tables, number, range, bytes, written).map(|_| ()).map_err(local)
+}
+
+/// What the peer's NIC does with a request.
+fn carry_out(
+    tables: &Tables<'_>,
+    number: u32,
+    work: Work,
+    held: &mut Held<'_>,
+    memory: &mut impl Memory,
+) -> Result<Answer, Refusal> {
+    match work {
+        Work::Write { to, from, bytes } => {
+            let (to, relaxed, peer) = remote_range(tables, number, to, bytes, |rights| rights.remote_write)?;
+            // It was there when the request was checked.
+            let from = local_range(tables, number, from, bytes, false)
+                .map_err(|syndrome| Refusal { syndrome, peer_breaks: false })?;
+            held.release_range(memory, from, bytes);
+            land(memory, held, (to, relaxed, peer), Source::Memory(from), bytes);
+            Ok(Answer::Acknowledged)
+        }
+        Work::WriteInline { to, bytes, words } => {
+            let bytes = u64::from(bytes);
+            let place = remote_range(tables, number, to, bytes, |rights| rights.remote_write)?;
+            land(memory, held, place, Source::Inline(words), bytes);
+            Ok(Answer::Acknowledged)
+        }
+        Work::Read { from, to, bytes } => {
+            remote_range(tables, number, from, bytes, |rights| rights.remote_read)?;
+            Ok(Answer::Data { from, to, bytes })
+        }
+        Work::FetchAdd { word, amount, old } => {
+            let right = |rights: Rights| rights.remote_atomic;
+            let (place, relaxed, peer) = remote_range(tables, number, word, 8, right)?;
+            if !place.is_multiple_of(8) || !word.address.is_multiple_of(8) {
+                return Err(Refusal { syndrome: Syndrome::RemoteInvalidRequest, peer_breaks: true });
+            }
+            if !relaxed {
+                held.release_of(memory, Reason::Write(peer));
+            }
+            held.release_range(memory, place, 8);
+            // Payload that is in place is so before the word changes.
+            memory.fence_release();
+            Ok(Answer::Old { to: old, value: memory.fetch_add(place, amount) })
+        }
+        Work::Nop | Work::Wait { .. } | Work::Dump { .. } => Ok(Answer::Acknowledged),
+    }
+}
+
+/// Writes to memory of the peer, or holds it back.
+fn land(
+    memory: &mut impl Memory,
+    held: &mut Held<'_>,
+    (to, relaxed, peer): (u64, bool, u32),
+    from: Source,
+    bytes: u64,
+) {
+    if relaxed {
+        return held.hold(memory, Reason::Write(peer), to, from, bytes);
+    }
+    held.release_of(memory, Reason::Write(peer));
+    held.release_range(memory, to, bytes);
+    memory.fence_release();
+    from.copy(memory, to, bytes);
+}
+
+/// Takes an answer.
+fn answered(number: u32, answer: Answer, tables: &Tables<'_>, held: &mut Held<'_>, memory: &mut impl Memory) -> Stage {
+    // What was there when the request was made may be gone by now.
+    let access = |to, bytes| {
+        local_range(tables, number, to, bytes, true)
+            .map_err(|_| Stage::Failed { syndrome: Syndrome::LocalAccess, vendor: 0 })
+    };
+    match answer {
+        Answer::Acknowledged => Stage::Done { bytes: 0 },
+        Answer::Refused { syndrome, vendor } => Stage::Failed { syndrome, vendor },
+        Answer::Data { from, to, bytes } => {
+            let source = match remote_range(tables, number, from, bytes, |rights| rights.remote_read) {
+                Ok((source, ..)) => source,
+                Err(refusal) => return Stage::Failed { syndrome: refusal.syndrome, vendor: 0 },
+            };
+            let to = match access(to, bytes) {
+                Ok(to) => to,
+                Err(failed) => return failed,
+            };
+            held.release_range(memory, source, bytes);
+            held.hold(memory, Reason::Read(number), to, Source::Memory(source), bytes);
+            Stage::Done { bytes: bytes as u32 }
+        }
+        Answer::Old { to, value } => match access(to, 8) {
+            Ok(to) => {
+                memory.store_words(to, [value as u32, (value >> 32) as u32, 0, 0, 0, 0, 0], 8);
+                Stage::Done { bytes: 8 }
+            }
+            Err(failed) => failed,
+        },
+    }
+}

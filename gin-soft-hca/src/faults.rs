@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What can be made to go wrong, and what the engine found wrong with its user.
+
+use gin_abi::mlx5::cqe::Syndrome;
+
+/// Something to go wrong once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fault {
+    /// The queue pair, or `None` for whichever is first.
+    pub queue: Option<u32>,
+    /// The entry, counted from 0 since the queue pair began; with no queue named, the first from there on.
+    pub entry: u64,
+    /// What happens to it.
+    pub kind: FaultKind,
+}
+
+/// What happens to an entry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FaultKind {
+    /// It never reaches the peer; the sender learns that there was no answer.
+    Drop,
+    /// It takes effect at the peer, but the sender learns that there was no answer.
+    LoseAnswer,
+    /// Its answer comes so many steps later.
+    Delay(u64),
+    /// It fails at once, for this reason.
+    Fail(Syndrome),
+}
+
+/// Vendor's part of a syndrome, of errors that the engine raises where hardware would not.
+pub mod vendor {
+    /// As a fault switch says.
+    pub const SWITCH: u8 = 0xf0;
+    /// See [`Violation`](super::Violation).
+    pub const VIOLATION: u8 = 0xf1;
+}
+
+/// Something that the user of the engine did wrong, and that hardware would let pass, or answer in no defined way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Violation {
+    /// What.
+    pub kind: ViolationKind,
+    /// The queue pair, or the completion queue of [`ViolationKind::Overrun`].
+    pub queue: u32,
+    /// What it should have been, or the limit.
+    pub expected: u64,
+    /// What it was.
+    pub seen: u64,
+}
+
+/// What was wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum ViolationKind {
+    /// A doorbell for a queue pair that is not there, or is of another NIC.
+    UnknownQueue,
+    /// A doorbell for a queue pair that does not send.
+    NotReady,
+    /// A doorbell announced fewer entries than one before, or more than the queue holds: 16 bits do not tell these apart.
+    DoorbellRange,
+    /// The doorbell record went backwards, or past what the queue holds.
+    RecordRange,
+    /// A doorbell announced entries that its record does not have.
+    DoorbellBeforeRecord,
+    /// An entry was posted over one that is not complete.
+    Overwritten,
+    /// A slot that was announced holds no entry that can be executed; `seen` is the number of an
+    /// [`EntryError`](gin_abi::mlx5::wqe::EntryError), in the order of its declaration.
+    BadEntry,
+    /// A completion queue without room, where overruns are not ignored.
+    Overrun,
+    /// An entry waits for a completion queue, but its queue pair is no core-direct master.
+    NotMaster,
+}
