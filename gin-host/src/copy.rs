@@ -30,6 +30,16 @@ pub(crate) unsafe fn copy_shared(destination: u64, source: u64, bytes: u64) {
     }
 }
 
+/// The same at one go, with no place in between where another thread may be scheduled: for whoever holds a lock.
+///
+/// # Safety
+/// - As [`copy_shared`].
+pub(crate) unsafe fn copy_quietly(destination: u64, source: u64, bytes: u64) {
+    let backwards = destination > source && destination - source < bytes;
+    // Safety: the caller's promise.
+    unsafe { copy_piece(destination, source, bytes, backwards) };
+}
+
 unsafe fn copy_piece(destination: u64, source: u64, bytes: u64, backwards: bool) {
     // An overlap of less than a word would be read and written within one of its words.
     let near = destination.abs_diff(source) < 8;

@@ -8,6 +8,7 @@
 //! | [`gpu`] | devices, streams, kernels and launches |
 //! | [`proxy`] | carries out what kernels post |
 //! | [`net`] | what moves bytes between ranks |
+//! | [`nic`] | NICs that a GPU drives by itself |
 //! | [`placement`] | which processors progress threads run on |
 #![warn(missing_docs, unreachable_pub)]
 
@@ -15,6 +16,7 @@ pub mod comm;
 mod copy;
 pub mod gpu;
 pub mod net;
+pub mod nic;
 pub mod placement;
 pub mod proxy;
 pub mod rt;

@@ -6,7 +6,7 @@
 //! there is one.
 
 use crate::faults::{Fault, FaultKind, Violation, ViolationKind, vendor};
-use crate::held::{Held, Reason, Source};
+use crate::held::{Held, Items, Reason, Source};
 use crate::memory::Memory;
 use crate::tables::{Answer, CompletionQueue, Flight, Queue, Region, Rights, Stage, WINDOW};
 use gin_abi::mlx5::be::Be32;
@@ -142,7 +142,7 @@ impl Engine {
     }
 
     /// Does one thing.
-    pub fn step(&mut self, tables: &mut Tables<'_>, held: &mut Held<'_>, memory: &mut impl Memory) -> Progress {
+    pub fn step(&mut self, tables: &mut Tables<'_>, held: &mut Held<impl Items>, memory: &mut impl Memory) -> Progress {
         self.now += 1;
         let count = tables.queues.len();
         let first = if self.options.seed == 0 { self.turn } else { self.draw(count as u64) as usize };
@@ -166,7 +166,7 @@ impl Engine {
         &mut self,
         number: usize,
         tables: &mut Tables<'_>,
-        held: &mut Held<'_>,
+        held: &mut Held<impl Items>,
         memory: &mut impl Memory,
     ) -> Progress {
         let Some(queue) = tables.queues.get_mut(number).filter(|queue| queue.live) else { return Progress::Idle };
@@ -268,7 +268,13 @@ impl Engine {
     }
 
     /// Begins the next entry of a queue pair, if it can.
-    fn begin(&mut self, number: usize, tables: &mut Tables<'_>, held: &mut Held<'_>, memory: &mut impl Memory) -> bool {
+    fn begin(
+        &mut self,
+        number: usize,
+        tables: &mut Tables<'_>,
+        held: &mut Held<impl Items>,
+        memory: &mut impl Memory,
+    ) -> bool {
         let Some(queue) = tables.queues.get_mut(number) else { return false };
         if queue.started == queue.posted || queue.started - queue.finished >= WINDOW as u64 {
             return false;
@@ -348,7 +354,7 @@ impl Engine {
         index: u64,
         work: Work,
         tables: &mut Tables<'_>,
-        held: &mut Held<'_>,
+        held: &mut Held<impl Items>,
         memory: &mut impl Memory,
     ) -> (Stage, bool) {
         let fault = take_fault(tables.faults, number, index);
@@ -464,7 +470,7 @@ fn remote_range(
     let peer = tables.queues.get(own.peer as usize).ok_or(NO_ANSWER)?;
     // A packet for a queue pair that expects another sender is dropped.
     let connected = peer.device == own.peer_device && peer.peer == number && peer.peer_device == own.device;
-    if !peer.answers() || !connected {
+    if !peer.answers() || !connected || peer.mtu != own.mtu {
         return Err(NO_ANSWER);
     }
     if !right(peer.rights) {
@@ -502,7 +508,7 @@ fn carry_out(
     tables: &Tables<'_>,
     number: u32,
     work: Work,
-    held: &mut Held<'_>,
+    held: &mut Held<impl Items>,
     memory: &mut impl Memory,
 ) -> Result<Answer, Refusal> {
     match work {
@@ -546,7 +552,7 @@ fn carry_out(
 /// Writes to memory of the peer, or holds it back.
 fn land(
     memory: &mut impl Memory,
-    held: &mut Held<'_>,
+    held: &mut Held<impl Items>,
     (to, relaxed, peer): (u64, bool, u32),
     from: Source,
     bytes: u64,
@@ -561,7 +567,13 @@ fn land(
 }
 
 /// Takes an answer.
-fn answered(number: u32, answer: Answer, tables: &Tables<'_>, held: &mut Held<'_>, memory: &mut impl Memory) -> Stage {
+fn answered(
+    number: u32,
+    answer: Answer,
+    tables: &Tables<'_>,
+    held: &mut Held<impl Items>,
+    memory: &mut impl Memory,
+) -> Stage {
     // What was there when the request was made may be gone by now.
     let access = |to, bytes| {
         local_range(tables, number, to, bytes, true)

@@ -24,36 +24,48 @@ pub struct Item {
     bytes: u64,
 }
 
+/// Room for ranges that are held: a slice, or something that owns one.
+pub trait Items {
+    /// The room.
+    fn items(&mut self) -> &mut [Option<Item>];
+}
+
+impl<T: AsMut<[Option<Item>]>> Items for T {
+    fn items(&mut self) -> &mut [Option<Item>] {
+        self.as_mut()
+    }
+}
+
 /// What is held, in the order in which it came.
 #[derive(Debug)]
-pub struct Held<'a> {
-    items: &'a mut [Option<Item>],
+pub struct Held<I> {
+    items: I,
     stage: u64,
     stage_bytes: u64,
     used: u64,
     count: usize,
 }
 
-impl<'a> Held<'a> {
+impl<I: Items> Held<I> {
     /// At most as many ranges as `items` has, of at most `stage_bytes` bytes together, copied to `stage`.
-    pub fn new(items: &'a mut [Option<Item>], stage: u64, stage_bytes: u64) -> Self {
-        items.fill(None);
+    pub fn new(mut items: I, stage: u64, stage_bytes: u64) -> Self {
+        items.items().fill(None);
         Self { items, stage, stage_bytes, used: 0, count: 0 }
     }
 
     /// Holds back `bytes` bytes for `to`. Without room everything that is held comes into view first, and what is too
     /// long to hold at once.
     pub(crate) fn hold(&mut self, memory: &mut impl Memory, reason: Reason, to: u64, from: Source, bytes: u64) {
-        if self.count == self.items.len() || bytes > self.stage_bytes - self.used {
+        if self.count == self.items.items().len() || bytes > self.stage_bytes - self.used {
             self.release(memory, |_| true);
         }
-        if self.count == self.items.len() || bytes > self.stage_bytes {
+        if self.count == self.items.items().len() || bytes > self.stage_bytes {
             return from.copy(memory, to, bytes);
         }
         let at = self.stage + self.used;
         from.copy(memory, at, bytes);
         self.used += bytes;
-        if let Some(item) = self.items.get_mut(self.count) {
+        if let Some(item) = self.items.items().get_mut(self.count) {
             *item = Some(Item { reason, to, at, bytes });
             self.count += 1;
         }
@@ -63,10 +75,10 @@ impl<'a> Held<'a> {
     pub(crate) fn release(&mut self, memory: &mut impl Memory, mut chosen: impl FnMut(&Item) -> bool) {
         let mut kept = 0;
         for index in 0..self.count {
-            let Some(item) = self.items.get_mut(index).and_then(Option::take) else { continue };
+            let Some(item) = self.items.items().get_mut(index).and_then(Option::take) else { continue };
             if chosen(&item) {
                 memory.copy(item.to, item.at, item.bytes);
-            } else if let Some(place) = self.items.get_mut(kept) {
+            } else if let Some(place) = self.items.items().get_mut(kept) {
                 *place = Some(item);
                 kept += 1;
             }
@@ -86,10 +98,23 @@ impl<'a> Held<'a> {
     pub(crate) fn release_range(&mut self, memory: &mut impl Memory, first: u64, bytes: u64) {
         let overlaps =
             |item: &Item| item.to < first.saturating_add(bytes) && first < item.to.saturating_add(item.bytes);
-        let last = self.items.iter().take(self.count).flatten().filter(|item| overlaps(item)).map(|item| item.at).max();
+        let last = self
+            .items
+            .items()
+            .iter()
+            .take(self.count)
+            .flatten()
+            .filter(|item| overlaps(item))
+            .map(|item| item.at)
+            .max();
         if let Some(last) = last {
             self.release(memory, |item| item.at <= last);
         }
+    }
+
+    /// Puts into place what is held for this range of memory, before that memory goes.
+    pub fn settle(&mut self, memory: &mut impl Memory, first: u64, bytes: u64) {
+        self.release_range(memory, first, bytes);
     }
 
     /// Ranges that are held.

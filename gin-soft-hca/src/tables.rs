@@ -132,6 +132,8 @@ pub struct Queue {
     pub peer_device: u32,
     /// Its peer, once it is ready to receive.
     pub peer: u32,
+    /// Most bytes of payload in a packet; peers that differ do not understand each other.
+    pub mtu: u32,
     /// log2 of the longest message in bytes.
     pub log_message: u32,
     /// Whether an answer is ever given up: 0 stands for an endless time-out.
@@ -165,6 +167,7 @@ impl Default for Queue {
             master: false,
             peer_device: 0,
             peer: 0,
+            mtu: 0,
             log_message: 0,
             ack_timeout: 0,
             reads: 1,

@@ -87,21 +87,21 @@ fn load() -> Result<Oracle, String> {
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mlx5_oracles/rdma_core.c");
     let object = compiler::compile(&source, &folder.path().join("oracle.so"), &["-shared", "-fPIC"])?;
-    // SAFETY: the library is the one just compiled; it has no initialisers.
+    // Safety: the library is the one just compiled; it has no initialisers.
     let library = unsafe { Library::new(object) }.map_err(|error| error.to_string())?;
     macro_rules! function {
         ($name:literal) => {
-            // SAFETY: the type is that of the function in `rdma_core.c`, and the library stays loaded.
+            // Safety: the type is that of the function in `rdma_core.c`, and the library stays loaded.
             *unsafe { library.get($name) }.map_err(|error| error.to_string())?
         };
     }
     let list: unsafe extern "C" fn(*mut usize) -> *const Constant = function!(b"oracle_constants");
     let mut count = 0;
-    // SAFETY: `count` may be written.
+    // Safety: `count` may be written.
     let first = unsafe { list(&raw mut count) };
-    // SAFETY: the function says how many there are, and they are static.
+    // Safety: the function says how many there are, and they are static.
     let constants = unsafe { std::slice::from_raw_parts(first, count) };
-    // SAFETY: names are static strings.
+    // Safety: names are static strings.
     let named =
         |constant: &Constant| (unsafe { CStr::from_ptr(constant.name) }.to_string_lossy().into(), constant.value);
     Ok(Oracle {
@@ -170,7 +170,7 @@ fn entries() -> Result<(), Failed> {
     let oracle = oracle()?;
     property(entry(), |entry| {
         let mut theirs = Slot::default();
-        // SAFETY: both are of the types that the function takes.
+        // Safety: both are of the types that the function takes.
         let count = unsafe { (oracle.entry)(&raw mut theirs, &raw const entry) } as usize;
         let mut ours = ours(&entry);
         // `write_words` says that it has four segments whatever fits into them.
@@ -214,7 +214,7 @@ fn completions_written() -> Result<(), Failed> {
     property(completion(), |(number, log_size, expected)| {
         let ours = written(number, log_size, &expected);
         let mut seen = Seen::default();
-        // SAFETY: both are of the types that the function takes.
+        // Safety: both are of the types that the function takes.
         unsafe { (oracle.read_completion)(&raw const ours, &raw mut seen) };
         prop_assert_eq!(seen, expected);
         Ok(())
@@ -225,7 +225,7 @@ fn completions_read() -> Result<(), Failed> {
     let oracle = oracle()?;
     property(completion(), |(number, log_size, expected)| {
         let mut theirs = Completion { words: [u64::MAX; 8] };
-        // SAFETY: both are of the types that the function takes.
+        // Safety: both are of the types that the function takes.
         unsafe { (oracle.write_completion)(&raw mut theirs, &raw const expected) };
         prop_assert_eq!(theirs, written(number, log_size, &expected), "byte for byte");
         let result = match expected.opcode as u8 {
@@ -258,7 +258,7 @@ fn fields() -> Result<(), Failed> {
             let (mut ours, mut theirs): (Room, Room) = ([background; 1024], [background; 1024]);
             let value = value & gin_abi::mask(row.width);
             row.set(bytemuck::bytes_of_mut(&mut ours), value);
-            // SAFETY: the field lies within the room.
+            // Safety: the field lies within the room.
             let read = unsafe {
                 (oracle.set)(theirs.as_mut_ptr().cast(), value, row.offset as usize, row.width as usize);
                 (oracle.get)(ours.as_ptr().cast(), row.offset as usize, row.width as usize)

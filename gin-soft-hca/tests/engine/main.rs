@@ -368,6 +368,7 @@ fn each_refusal_has_the_syndrome_of_hardware_and_breaks_what_hardware_breaks() {
     // No peer: gone, not ready, connected to another.
     assert_eq!(refusal(|world| world.queue(1).live = false, write(0, 8)), sender(Syndrome::RetryExceeded));
     assert_eq!(refusal(|world| world.queue(0).peer = 77, write(0, 8)), sender(Syndrome::RetryExceeded));
+    assert_eq!(refusal(|world| world.queue(1).mtu = 4096, write(0, 8)), sender(Syndrome::RetryExceeded));
     assert_eq!(refusal(|world| world.queue(1).peer = 77, write(0, 8)), sender(Syndrome::RetryExceeded));
     let (syndromes, ..) = refusal(|world| world.queue(1).state = QpState::Init, read);
     assert_eq!(syndromes[0], failed(Syndrome::RetryExceeded));

@@ -94,8 +94,7 @@ pub(crate) struct World {
     pub(crate) regions: Vec<Region>,
     pub(crate) faults: Vec<Option<Fault>>,
     pub(crate) engine: Engine,
-    items: Vec<Option<Item>>,
-    held: Option<Held<'static>>,
+    held: Held<Vec<Option<Item>>>,
     /// Index past the last entry that was written, and number of the next completion, of each side.
     pub(crate) next: [u64; 2],
     pub(crate) seen: [u64; 2],
@@ -156,8 +155,7 @@ impl World {
             regions,
             faults: Vec::new(),
             engine: Engine::new(options),
-            items: vec![None; 16],
-            held: None,
+            held: Held::new(vec![None; 16], STAGE, STAGE_BYTES),
             next: [0; 2],
             seen: [0; 2],
         }
@@ -227,12 +225,7 @@ impl World {
             regions: &mut self.regions,
             faults: &mut self.faults,
         };
-        let items = &mut self.items;
-        let held = self.held.get_or_insert_with(|| {
-            // One array for the whole test.
-            Held::new(std::mem::take(items).leak(), STAGE, STAGE_BYTES)
-        });
-        self.engine.step(&mut tables, held, &mut self.memory)
+        self.engine.step(&mut tables, &mut self.held, &mut self.memory)
     }
 
     /// Steps until nothing is to do.

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! NICs that a GPU drives by itself: what brings their queue pairs up.
+//!
+//! [`Nic::open`] asks a NIC what it can do and refuses one that is not enough. [`QueueSet::new`] makes the queue pairs of a
+//! context in one slab of memory, ranks exchange their [`Address`]es, and [`QueueSet::connect`] makes each ready. Every
+//! step that fails says which NIC, which step and which peer; whatever was made until then is ended.
+//!
+//! | module | holds |
+//! | --- | --- |
+//! | [`hca`] | what the bring-up needs of a NIC, behind one trait |
+//! | [`soft`] | a NIC in software |
+//! | [`testing`] | a NIC that fails on demand |
+//!
+//! No real NIC has been brought up by this yet.
+
+mod address;
+mod error;
+pub mod hca;
+mod layout;
+mod open;
+mod owned;
+mod queues;
+pub mod soft;
+pub mod testing;
+
+pub use address::Address;
+pub use error::{NicError, Peer, Step};
+pub use hca::{Hca, HcaError};
+pub use layout::{DEPTHS, Layout, QueuePlace, QueueSpec, Role};
+pub use open::{Capabilities, Nic, NicConfig, OwnGid, RegisteredMemory};
+pub use queues::{Expired, QueueInfo, QueueSet};
+pub use soft::{SoftConfig, SoftFabric, SoftHca};

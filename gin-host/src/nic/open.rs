@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Opens a NIC: asks what it can do, and checks that it is enough.
+
+use super::error::{NicError, Peer, Step};
+use super::hca::{Access, Domain, Extent, Hca, HcaError, Link, Port};
+use super::owned::{Owned, Owner, What};
+use gin_abi::mlx5::bits::{Field, Layout, Mailbox};
+use gin_abi::mlx5::command::{Mtu, PORT_TYPE_ETHERNET, capability, opcode, roce_version};
+use gin_abi::mlx5::mailbox::{
+    AtomicCap, HcaCap, QueryHcaCapIn, QueryHcaCapOut, QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress, RoceCap,
+};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+/// How queue pairs are connected.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NicConfig {
+    /// The port, from 1.
+    pub port: u8,
+    /// Which GID on Ethernet; without one, the first of RoCE v2 that stands for an IPv4 address, else the first of v2.
+    pub gid_index: Option<u32>,
+    /// Index in the table of partition keys.
+    pub partition_key: u16,
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Service level, 0 to 15.
+    pub service_level: u8,
+    /// How long to wait for an answer: 4.096 us * 2^n, 1 to 31.
+    pub ack_timeout: u8,
+    /// How often an answer is asked for again, 0 to 7.
+    pub retries: u8,
+    /// The largest MTU to use; without one, the port's.
+    pub mtu: Option<Mtu>,
+    /// On InfiniBand: a global route header also between ports of one subnet.
+    pub global_header: bool,
+}
+
+impl Default for NicConfig {
+    fn default() -> Self {
+        Self {
+            port: 1,
+            gid_index: None,
+            partition_key: 0,
+            traffic_class: 0,
+            service_level: 0,
+            // About 4 s, with the retries half a minute: as NCCL does.
+            ack_timeout: 20,
+            retries: 7,
+            mtu: None,
+            global_header: false,
+        }
+    }
+}
+
+/// What a NIC can do, as far as it matters here.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Capabilities {
+    /// Most slots of a send queue.
+    pub max_depth: u64,
+    /// Most slots of a completion queue.
+    pub max_completions: u64,
+    /// log2 of the most reads and atomics that a queue pair has under way.
+    pub log_reads: u32,
+    /// log2 of the most that it answers at a time.
+    pub log_answers: u32,
+    /// log2 of the longest message in bytes.
+    pub log_message: u32,
+    /// Entries may wait for completion queues.
+    pub core_direct: bool,
+    /// UDP source ports that it takes, on Ethernet.
+    pub udp_ports: RangeInclusive<u16>,
+}
+
+/// Where the own end is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OwnGid {
+    /// Index in the port's table.
+    pub index: u32,
+    /// The GID.
+    pub gid: [u8; 16],
+}
+
+/// A NIC that can serve GPUs, with a protection domain.
+#[derive(Debug)]
+pub struct Nic {
+    pub(super) owner: Owner,
+    pub(super) config: NicConfig,
+    pub(super) capabilities: Capabilities,
+    pub(super) port: Port,
+    pub(super) gid: OwnGid,
+    pub(super) event_queue: u32,
+    pub(super) domain: Domain,
+    name: String,
+    _domain: Owned,
+}
+
+/// Memory that entries can name, until it is dropped.
+#[derive(Debug)]
+pub struct RegisteredMemory {
+    _region: Owned,
+    _nic: Arc<Nic>,
+    /// Key for local access.
+    pub local_key: u32,
+    /// Key for remote access.
+    pub remote_key: u32,
+}
+
+/// Names a step in an error.
+pub(super) fn failed(nic: &str, step: Step, peer: Option<&Peer>) -> impl FnOnce(HcaError) -> NicError {
+    let (nic, peer) = (nic.to_owned(), peer.cloned());
+    move |source| NicError::Step { nic, step, peer, source }
+}
+
+impl Nic {
+    /// Opens a NIC.
+    ///
+    /// # Errors
+    /// What the NIC says, or why it is not enough; with its name.
+    pub fn open(hca: Arc<dyn Hca>, config: NicConfig) -> Result<Arc<Self>, NicError> {
+        let name = hca.name();
+        let port = hca.port(config.port).map_err(failed(&name, Step::Port, None))?;
+        if !port.active {
+            return Err(NicError::PortDown { nic: name, port: config.port });
+        }
+        let capabilities = capabilities(&*hca, &name, port.link)?;
+        let gid = own_gid(&*hca, &name, &config, &port)?;
+        let event_queue = hca.event_queue().map_err(failed(&name, Step::EventQueue, None))?;
+        let owner = Owner::new(hca);
+        let domain = owner.hca.allocate_domain().map_err(failed(&name, Step::Domain, None))?;
+        let owned = owner.own(What::Domain, domain.handle);
+        Ok(Arc::new(Self { owner, config, capabilities, port, gid, event_queue, domain, name, _domain: owned }))
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it can do.
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// Its port, as it was when the NIC was opened.
+    pub fn port(&self) -> &Port {
+        &self.port
+    }
+
+    /// Its GID. On InfiniBand there is one too, whether it is used or not.
+    pub fn gid(&self) -> OwnGid {
+        self.gid
+    }
+
+    /// Largest MTU that this end takes.
+    pub fn mtu(&self) -> Mtu {
+        self.config.mtu.map_or(self.port.mtu, |limit| limit.min(self.port.mtu))
+    }
+
+    /// What the NIC said when objects were to end and did not.
+    pub fn take_failures(&self) -> Vec<HcaError> {
+        self.owner.take_failures()
+    }
+
+    /// Registers memory for entries to name; its first byte has the address `start` there.
+    ///
+    /// # Errors
+    /// What the NIC says.
+    ///
+    /// # Safety
+    /// - The memory is there until the registration is dropped, and whoever else uses it expects the NIC's accesses.
+    pub unsafe fn register(
+        self: &Arc<Self>,
+        memory: &Extent,
+        start: u64,
+        access: Access,
+    ) -> Result<RegisteredMemory, NicError> {
+        // Safety: the caller's promise.
+        let region = unsafe { self.owner.hca.register_region(&self.domain, memory, start, access) }.map_err(failed(
+            &self.name,
+            Step::Region,
+            None,
+        ))?;
+        Ok(RegisteredMemory {
+            _region: self.owner.own(What::Region, region.handle),
+            _nic: Arc::clone(self),
+            local_key: region.local_key,
+            remote_key: region.remote_key,
+        })
+    }
+}
+
+fn table(hca: &dyn Hca, which: u64) -> Result<Mailbox<QueryHcaCapOut>, HcaError> {
+    let mut command = Mailbox::<QueryHcaCapIn>::new();
+    command.set(QueryHcaCapIn::OPCODE, opcode::QUERY_HCA_CAP).set(QueryHcaCapIn::OP_MOD, which);
+    let mut answer = Mailbox::<QueryHcaCapOut>::new();
+    hca.command(command.bytes()?, answer.bytes_mut())?;
+    Ok(answer)
+}
+
+fn capabilities(hca: &dyn Hca, name: &str, link: Link) -> Result<Capabilities, NicError> {
+    let ask = |which| table(hca, which).map_err(failed(name, Step::Capabilities, None));
+    let lacks = |what| NicError::NotCapable { nic: name.to_owned(), what };
+    let answer = ask(capability::GENERAL)?;
+    let general = |field: Field<HcaCap>| answer.get(QueryHcaCapOut::GENERAL.field(field));
+    if general(HcaCap::RC) == 0 {
+        return Err(lacks("reliable connections"));
+    }
+    if general(HcaCap::CQ_OI) == 0 {
+        return Err(lacks("completion queues that ignore overruns"));
+    }
+    if general(HcaCap::ATOMIC) == 0 {
+        return Err(lacks("atomics"));
+    }
+    let atomics = ask(capability::ATOMIC)?;
+    let atomic = |field: Field<AtomicCap>| atomics.get(QueryHcaCapOut::ATOMIC.field(field));
+    if atomic(AtomicCap::OPERATIONS) >> 1 & 1 == 0 || atomic(AtomicCap::SIZE_QP) >> 3 & 1 == 0 {
+        return Err(lacks("fetch-and-add of 8 bytes"));
+    }
+    if atomic(AtomicCap::ENDIANNESS_MODE) != 1 {
+        return Err(lacks("atomics in the byte order of the host"));
+    }
+    let ethernet = general(HcaCap::PORT_TYPE) == PORT_TYPE_ETHERNET;
+    if ethernet != (link == Link::Ethernet) {
+        return Err(lacks("port that is what the NIC says it is"));
+    }
+    let udp_ports = if ethernet {
+        let roce = ask(capability::ROCE)?;
+        let get = |field: Field<RoceCap>| roce.get(QueryHcaCapOut::ROCE.field(field));
+        if get(RoceCap::ROCE_VERSION) >> roce_version::V2 & 1 == 0 {
+            return Err(lacks("RoCE v2"));
+        }
+        let (least, most) =
+            (get(RoceCap::R_ROCE_MIN_SRC_UDP_PORT) as u16, get(RoceCap::R_ROCE_MAX_SRC_UDP_PORT) as u16);
+        if least > most {
+            return Err(lacks("UDP source ports"));
+        }
+        least..=most
+    } else {
+        0..=0
+    };
+    Ok(Capabilities {
+        max_depth: 1 << general(HcaCap::LOG_MAX_QP_SZ).min(31),
+        max_completions: 1 << general(HcaCap::LOG_MAX_CQ_SZ).min(31),
+        log_reads: general(HcaCap::LOG_MAX_RA_REQ_QP) as u32,
+        log_answers: general(HcaCap::LOG_MAX_RA_RES_QP) as u32,
+        log_message: general(HcaCap::LOG_MAX_MSG) as u32,
+        core_direct: general(HcaCap::CD) == 1,
+        udp_ports,
+    })
+}
+
+fn own_gid(hca: &dyn Hca, name: &str, config: &NicConfig, port: &Port) -> Result<OwnGid, NicError> {
+    let none = |reason: String| NicError::NoGid { nic: name.to_owned(), port: config.port, reason };
+    let exists = |index: u32| {
+        if index < port.gids { Ok(index) } else { Err(none(format!("there is no GID {index}, only {}", port.gids))) }
+    };
+    if port.link == Link::InfiniBand {
+        if port.lid == 0 {
+            return Err(none("it has no local identifier: is there a subnet manager?".to_owned()));
+        }
+        let index = exists(config.gid_index.unwrap_or(0))?;
+        let gid = hca.gid(config.port, index).map_err(failed(name, Step::Gids, None))?;
+        return Ok(OwnGid { index, gid });
+    }
+    let ask = |index| {
+        let found = roce_address(hca, config.port, index).map_err(failed(name, Step::Gids, None))?;
+        Ok((OwnGid { index, gid: found.0 }, found.1))
+    };
+    if let Some(index) = config.gid_index {
+        let (gid, version) = ask(exists(index)?)?;
+        return match (gid.gid == [0; 16], version == roce_version::V2) {
+            (true, _) => Err(none(format!("GID {index} is not set"))),
+            (false, false) => Err(none(format!("GID {index} is not of RoCE v2"))),
+            (false, true) => Ok(gid),
+        };
+    }
+    let mut other = None;
+    for index in 0..port.gids {
+        let (gid, version) = ask(index)?;
+        if gid.gid == [0; 16] || version != roce_version::V2 {
+            continue;
+        }
+        if gid.gid[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff] {
+            return Ok(gid);
+        }
+        other = other.or(Some(gid));
+    }
+    other.ok_or_else(|| none("it has no GID of RoCE v2: has it an address?".to_owned()))
+}
+
+/// An entry of the table of GIDs, with its version of RoCE.
+fn roce_address(hca: &dyn Hca, port: u8, index: u32) -> Result<([u8; 16], u64), HcaError> {
+    let mut command = Mailbox::<QueryRoceAddressIn>::new();
+    command
+        .set(QueryRoceAddressIn::OPCODE, opcode::QUERY_ROCE_ADDRESS)
+        .set(QueryRoceAddressIn::ROCE_ADDRESS_INDEX, index.into())
+        .set(QueryRoceAddressIn::VHCA_PORT_NUM, port.into());
+    let mut answer = Mailbox::<QueryRoceAddressOut>::new();
+    hca.command(command.bytes()?, answer.bytes_mut())?;
+    let entry = answer.view().part(QueryRoceAddressOut::ROCE_ADDRESS);
+    debug_assert_eq!(entry.bytes().len(), RoceAddress::LENGTH);
+    Ok((entry.get_bytes(RoceAddress::SOURCE_L3_ADDRESS), entry.get(RoceAddress::ROCE_VERSION)))
+}

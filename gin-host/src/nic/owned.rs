@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Objects of a NIC that end when they are dropped.
+
+use super::hca::{Handle, Hca, HcaError};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What an object is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum What {
+    Domain,
+    Region,
+    Umem,
+    Uar,
+    /// A queue pair or a completion queue.
+    Queue,
+}
+
+/// A NIC, and what it said when objects were to end.
+#[derive(Clone, Debug)]
+pub(super) struct Owner {
+    pub(super) hca: Arc<dyn Hca>,
+    failures: Arc<Mutex<Vec<HcaError>>>,
+}
+
+impl Owner {
+    pub(super) fn new(hca: Arc<dyn Hca>) -> Self {
+        Self { hca, failures: Arc::default() }
+    }
+
+    pub(super) fn own(&self, what: What, handle: Handle) -> Owned {
+        Owned { owner: self.clone(), what, handle }
+    }
+
+    pub(super) fn take_failures(&self) -> Vec<HcaError> {
+        std::mem::take(&mut self.failures.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// An object of a NIC.
+#[derive(Debug)]
+pub(super) struct Owned {
+    owner: Owner,
+    what: What,
+    pub(super) handle: Handle,
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let (hca, handle) = (&self.owner.hca, self.handle);
+        let ended = match self.what {
+            What::Domain => hca.free_domain(handle),
+            What::Region => hca.deregister_region(handle),
+            What::Umem => hca.deregister_umem(handle),
+            What::Uar => hca.free_uar(handle),
+            What::Queue => hca.destroy(handle),
+        };
+        if let Err(error) = ended {
+            self.owner.failures.lock().unwrap_or_else(PoisonError::into_inner).push(error);
+        }
+    }
+}
+
+/// Objects that end in the reverse order of their making.
+#[derive(Debug, Default)]
+pub(super) struct Stack(Vec<Owned>);
+
+impl Stack {
+    pub(super) fn push(&mut self, object: Owned) {
+        self.0.push(object);
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        while self.0.pop().is_some() {}
+    }
+}

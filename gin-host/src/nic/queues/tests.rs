@@ -1,0 +1,456 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Queue pairs are brought up on software NICs, carry data, and leave nothing behind when a step fails.
+
+use super::super::hca::Hca;
+use super::super::open::NicConfig;
+use super::super::soft::{SoftConfig, SoftFabric, SoftHca};
+use super::super::testing::FailingHca;
+use super::*;
+use gin_abi::mlx5::be::Be32;
+use gin_abi::mlx5::cqe::{self, Completion, Outcome, Syndrome};
+use gin_abi::mlx5::doorbell::{Doorbell, Record};
+use gin_abi::mlx5::wqe::{self, Flags, Local, Post, QueueNumber, Remote, Segment};
+use gin_soft_hca::Options;
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const NEVER: Expired<'static> = &|| false;
+
+fn peer(rank: u32) -> Peer {
+    Peer { rank, host: format!("node{rank}"), port: 1 }
+}
+
+/// Memory that begins a page.
+struct Slab {
+    memory: Vec<AtomicU64>,
+    bytes: u64,
+}
+
+impl Slab {
+    fn new(bytes: u64) -> Self {
+        Self { memory: (0..(bytes + PAGE) / 8).map(|_| AtomicU64::new(0)).collect(), bytes }
+    }
+
+    /// For these queue pairs, filled as it has to be.
+    fn of(specs: &[QueueSpec]) -> Self {
+        let layout = Layout::of(specs).unwrap();
+        let slab = Self::new(layout.bytes);
+        for ring in layout.completion_rings() {
+            for at in ring.clone().step_by(8) {
+                slab.word(at).store(u64::from_le_bytes([cqe::INVALID_BYTE; 8]), Ordering::Relaxed);
+            }
+        }
+        slab
+    }
+
+    fn address(&self) -> u64 {
+        (self.memory.as_ptr() as u64).next_multiple_of(PAGE)
+    }
+
+    fn extent(&self) -> Extent {
+        Extent { address: self.address(), bytes: self.bytes, dma_buf: None }
+    }
+
+    fn word(&self, offset: u64) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8) && offset < self.bytes);
+        &self.memory[((self.address() - self.memory.as_ptr() as u64 + offset) / 8) as usize]
+    }
+}
+
+const SENDER: QueueSpec = QueueSpec { role: Role::Sender, depth: 16, completions: 16, collapsed: false };
+const MASTER: QueueSpec = QueueSpec { role: Role::Master, ..SENDER };
+const RESPONDER: QueueSpec = QueueSpec { role: Role::Responder, depth: 0, completions: 0, collapsed: false };
+
+/// A rank with queue pairs and registered memory.
+struct Side {
+    set: QueueSet,
+    slab: Slab,
+    data: Slab,
+    region: super::super::open::RegisteredMemory,
+    /// Entries posted and completions seen, by queue pair.
+    posted: Vec<Cell<u64>>,
+    seen: Vec<Cell<u64>>,
+}
+
+impl Side {
+    fn new(nic: &Arc<Nic>, specs: &[QueueSpec]) -> Self {
+        let slab = Slab::of(specs);
+        // Safety: laid out and filled for these specs; dropped after the set.
+        let set = unsafe { QueueSet::new(nic, &slab.extent(), specs, NEVER) }.unwrap();
+        let data = Slab::new(PAGE);
+        // Safety: dropped after the registration.
+        let region = unsafe { nic.register(&data.extent(), 0, Access::SIGNALS) }.unwrap();
+        let counts = || specs.iter().map(|_| Cell::new(0)).collect();
+        Self { set, slab, data, region, posted: counts(), seen: counts() }
+    }
+
+    fn info(&self, index: usize) -> QueueInfo {
+        *self.set.infos().nth(index).unwrap()
+    }
+
+    fn post<const N: usize>(&self, index: usize, entry: impl Fn(Post) -> [Segment; N]) {
+        let info = self.info(index);
+        let place = info.place.unwrap();
+        let number = self.posted[index].get();
+        let queue = QueueNumber::new(info.queue);
+        let entry = entry(Post { index: number, queue, flags: Flags::COMPLETION });
+        let slot = place.ring + number % (1 << info.log_depth) * 64;
+        for (at, word) in entry.iter().flat_map(|segment| segment.words).enumerate() {
+            self.slab.word(slot + 8 * at as u64).store(word, Ordering::Relaxed);
+        }
+        self.posted[index].set(number + 1);
+        let record = Record { receive: Be32::new(0), send: Record::send(number + 1) };
+        self.slab.word(place.record).store(bytemuck::cast(record), Ordering::Release);
+        // Safety: the page is there as long as the set is.
+        let doorbell = unsafe { AtomicU64::from_ptr(info.doorbell as usize as *mut u64) };
+        doorbell.store(Doorbell::word(number + 1, queue), Ordering::Release);
+    }
+
+    fn completion(&self, index: usize) -> Option<Outcome> {
+        let info = self.info(index);
+        let number = self.seen[index].get();
+        let at = info.place.unwrap().completions + number % (1 << info.log_completions) * cqe::BYTES;
+        let words = std::array::from_fn(|word| self.slab.word(at + 8 * word as u64).load(Ordering::Acquire));
+        let outcome = Completion { words }.read(number, info.log_completions).ok()?;
+        self.seen[index].set(number + 1);
+        Some(outcome)
+    }
+
+    fn remote(&self, offset: u64) -> Remote {
+        Remote { address: offset, key: Be32::new(self.region.remote_key) }
+    }
+
+    fn local(&self, offset: u64, bytes: u32) -> Local {
+        Local { address: offset, key: Be32::new(self.region.local_key), bytes }
+    }
+}
+
+fn open(hca: SoftHca) -> Arc<Nic> {
+    Nic::open(Arc::new(hca), NicConfig::default()).unwrap()
+}
+
+fn connect(a: &Side, b: &Side, index: usize) {
+    for (side, other, rank) in [(a, b, 1), (b, a, 0)] {
+        let bytes = other.set.address(index).unwrap().to_bytes();
+        let address = Address::from_bytes(&bytes, &peer(rank)).unwrap();
+        side.set.connect(index, &peer(rank), &address, NEVER).unwrap();
+    }
+}
+
+/// A configuration of both kinds of network.
+type Config = fn(u16) -> SoftConfig;
+const NETWORKS: [Config; 2] = [SoftConfig::ethernet, SoftConfig::infiniband];
+
+#[test]
+fn queue_pairs_come_up_and_carry_data_on_both_networks() {
+    for config in NETWORKS {
+        let fabric = SoftFabric::default();
+        let nics = [0, 1].map(|rank| open(fabric.add(config(rank))));
+        let [a, b] = [0, 1].map(|rank| Side::new(&nics[rank], &[SENDER, RESPONDER]));
+        connect(&a, &b, 0);
+        assert_eq!(a.set.state(0), Ok(QpState::ReadyToSend));
+        assert_eq!(a.set.state(1), Ok(QpState::Init));
+        a.data.word(64).store(0x1234_5678_9abc_def0, Ordering::Relaxed);
+        a.post(0, |post| wqe::write(post, b.remote(8), a.local(64, 8)));
+        fabric.settle();
+        a.post(0, |post| wqe::fetch_add(post, b.remote(16), 7, a.local(0, 8)));
+        fabric.settle();
+        assert_eq!(b.data.word(8).load(Ordering::Acquire), 0x1234_5678_9abc_def0);
+        assert_eq!(b.data.word(16).load(Ordering::Acquire), 7);
+        for index in 0..2 {
+            let outcome = a.completion(0).unwrap();
+            assert_eq!((outcome.index, outcome.result.is_ok()), (index, true));
+        }
+        assert_eq!(fabric.violations(), (None, 0));
+        drop((a, b, nics));
+        assert_eq!(fabric.objects(), 0);
+    }
+}
+
+#[test]
+fn a_thread_serves_doorbells_of_many_queue_pairs() {
+    let fabric = SoftFabric::new(Options { delay: 7, seed: 3, ..Options::default() });
+    let nics = [0, 1].map(|rank| open(fabric.add(SoftConfig::ethernet(rank))));
+    let [a, b] = [0, 1].map(|rank| Side::new(&nics[rank], &[SENDER; 4]));
+    (0..4).for_each(|index| connect(&a, &b, index));
+    let server = fabric.serve().unwrap();
+    for round in 0..100 {
+        for index in 0..4 {
+            a.post(index, |post| wqe::fetch_add(post, b.remote(8 * index as u64), 1, a.local(512, 8)));
+        }
+        for index in 0..4 {
+            let outcome = std::iter::repeat_with(|| a.completion(index)).flatten().next().unwrap();
+            assert!(outcome.result.is_ok(), "round {round}: {outcome:?}");
+        }
+    }
+    drop(server);
+    assert!((0..4).all(|index| b.data.word(8 * index).load(Ordering::Acquire) == 100));
+}
+
+#[test]
+fn a_responder_answers_without_rings_and_a_master_waits_for_another_queue() {
+    let fabric = SoftFabric::default();
+    let nic = open(fabric.add(SoftConfig::ethernet(0)));
+    let far = open(fabric.add(SoftConfig::ethernet(1)));
+    // A companion, its responder on the same NIC, and the queue whose completions it counts.
+    let side = Side::new(&nic, &[SENDER, MASTER, RESPONDER]);
+    let other = Side::new(&far, &[SENDER]);
+    for (from, index, to, theirs, rank) in
+        [(&side, 0, &other, 0, 1), (&other, 0, &side, 0, 0), (&side, 1, &side, 2, 0), (&side, 2, &side, 1, 0)]
+    {
+        from.set.connect(index, &peer(rank), &to.set.address(theirs).unwrap(), NEVER).unwrap();
+    }
+    assert_eq!(side.set.state(2), Ok(QpState::ReadyToReceive));
+    let first = side.info(0).completion_queue;
+    side.post(1, |post| wqe::wait(post, first, 0));
+    fabric.settle();
+    side.post(1, |post| wqe::fetch_add(post, side.remote(128), 1, side.local(0, 8)));
+    fabric.settle();
+    assert_eq!(side.data.word(128).load(Ordering::Acquire), 0, "nothing to count yet");
+    side.post(0, |post| wqe::write_value(post, other.remote(0), 5, 8));
+    fabric.settle();
+    assert_eq!(side.data.word(128).load(Ordering::Acquire), 1);
+    assert_eq!(fabric.violations(), (None, 0));
+    let info = side.info(2);
+    assert_eq!((info.place, info.doorbell), (None, 0));
+}
+
+#[test]
+fn whichever_call_fails_the_error_names_it_and_nothing_is_left() {
+    for config in NETWORKS {
+        let specs = [SENDER, MASTER, RESPONDER, SENDER];
+        let mut calls = 0;
+        loop {
+            let fabric = SoftFabric::default();
+            let far = open(fabric.add(config(1)));
+            let other = Side::new(&far, &specs);
+            let before = fabric.objects();
+            let failing = Arc::new(FailingHca::new(Arc::new(fabric.add(config(0))), calls));
+            let outcome = bring_up(failing.clone(), &specs, &other);
+            assert_eq!(fabric.objects(), before, "after call {calls}");
+            match outcome {
+                Ok(()) => {
+                    assert!(!failing.has_failed(), "call {calls} failed and nobody noticed");
+                    break;
+                }
+                Err(NicError::Step { nic, peer, step, source: HcaError::System { errno: 5, .. } }) => {
+                    assert_eq!(nic, "soft_0");
+                    let late = matches!(step, Step::NextHop | Step::ReadyToReceive | Step::ReadyToSend);
+                    assert_eq!(peer.is_some(), late, "{step}");
+                }
+                Err(other) => panic!("call {calls}: {other}"),
+            }
+            calls += 1;
+        }
+        // Capabilities, domain, region, rings; pages, queues and states of four queue pairs; three steps to each peer.
+        assert!(calls > 25, "only {calls} calls were made");
+    }
+}
+
+/// Everything from a closed NIC to connected queue pairs.
+fn bring_up(hca: Arc<dyn Hca>, specs: &[QueueSpec], other: &Side) -> Result<(), NicError> {
+    let nic = Nic::open(hca, NicConfig::default())?;
+    let (slab, data) = (Slab::of(specs), Slab::new(PAGE));
+    // Safety: both outlive what is registered here.
+    let (_region, set) = unsafe {
+        (nic.register(&data.extent(), 0, Access::PAYLOAD)?, QueueSet::new(&nic, &slab.extent(), specs, NEVER)?)
+    };
+    for index in 0..set.len() {
+        set.connect(index, &peer(1), &other.set.address(index).unwrap(), NEVER)?;
+        set.state(index)?;
+    }
+    assert_eq!(nic.take_failures(), []);
+    Ok(())
+}
+
+#[test]
+fn whichever_step_the_deadline_meets_is_named_and_nothing_is_left() {
+    let specs = [SENDER, RESPONDER];
+    let mut steps = Vec::new();
+    for allowed in 0.. {
+        let fabric = SoftFabric::default();
+        let nics = [0, 1].map(|rank| open(fabric.add(SoftConfig::ethernet(rank))));
+        let other = Side::new(&nics[1], &specs);
+        let before = fabric.objects();
+        let left = Cell::new(allowed);
+        let expired = || {
+            let now = left.get();
+            left.set(now.max(1) - 1);
+            now == 0
+        };
+        let slab = Slab::of(&specs);
+        // Safety: dropped after the set.
+        let outcome = unsafe { QueueSet::new(&nics[0], &slab.extent(), &specs, &expired) }
+            .and_then(|set| set.connect(0, &peer(1), &other.set.address(0).unwrap(), &expired).map(|()| set));
+        match outcome {
+            Ok(_) => break,
+            Err(NicError::Deadline { step, peer, .. }) => {
+                let late = matches!(step, Step::NextHop | Step::ReadyToReceive | Step::ReadyToSend);
+                assert_eq!(peer.is_some(), late);
+                steps.push(step);
+            }
+            Err(error) => panic!("{error}"),
+        }
+        assert_eq!(fabric.objects(), before);
+    }
+    let each = [
+        Step::Rings,
+        Step::DoorbellPage,
+        Step::CompletionQueue,
+        Step::QueuePair,
+        Step::Init,
+        Step::NextHop,
+        Step::ReadyToReceive,
+        Step::ReadyToSend,
+    ];
+    assert!(each.iter().all(|step| steps.contains(step)), "{steps:?}");
+}
+
+#[test]
+fn a_nic_that_is_not_enough_is_refused_with_the_reason() {
+    let refuse = |config: SoftConfig, settings: NicConfig| {
+        let fabric = SoftFabric::default();
+        let error = Nic::open(Arc::new(fabric.add(config)), settings).expect_err("a refusal").to_string();
+        assert_eq!(fabric.objects(), 0);
+        error
+    };
+    let with = |change: fn(&mut SoftConfig)| {
+        let mut config = SoftConfig::ethernet(0);
+        change(&mut config);
+        refuse(config, NicConfig::default())
+    };
+    assert_eq!(with(|config| config.ports[0].active = false), "soft_0: port 1 is down");
+    assert_eq!(with(|config| config.reliable = false), "soft_0 has no reliable connections");
+    assert_eq!(with(|config| config.atomics = false), "soft_0 has no atomics");
+    assert_eq!(with(|config| config.ignore_overrun = false), "soft_0 has no completion queues that ignore overruns");
+    assert_eq!(
+        with(|config| config.ports[0].gids.clear()),
+        "soft_0: port 1: it has no GID of RoCE v2: has it an address?"
+    );
+    let text = "soft_0: making a protection domain: the NIC answered: out of resources";
+    assert!(with(|config| config.objects = 0).starts_with(text));
+    let settings = |port, gid_index| NicConfig { port, gid_index, ..NicConfig::default() };
+    let ethernet = |settings| refuse(SoftConfig::ethernet(0), settings);
+    assert_eq!(ethernet(settings(2, None)), "soft_0: asking for the port: there is no port 2; there are 1 to 1");
+    assert_eq!(ethernet(settings(0, None)), "soft_0: asking for the port: there is no port 0; there are 1 to 1");
+    assert_eq!(ethernet(settings(1, Some(2))), "soft_0: port 1: GID 2 is not of RoCE v2");
+    assert_eq!(ethernet(settings(1, Some(9))), "soft_0: port 1: there is no GID 9, only 4");
+    let mut lost = SoftConfig::infiniband(0);
+    lost.ports[0].lid = 0;
+    let text = "soft_0: port 1: it has no local identifier: is there a subnet manager?";
+    assert_eq!(refuse(lost, NicConfig::default()), text);
+}
+
+#[test]
+fn the_gid_is_the_first_that_stands_for_an_ipv4_address() {
+    let fabric = SoftFabric::default();
+    let mut config = SoftConfig::ethernet(0);
+    config.ports[0].gids.insert(0, super::super::soft::SoftGid { gid: [0; 16], version: 2 });
+    assert_eq!(open(fabric.add(config)).gid().index, 4);
+    let mut config = SoftConfig::ethernet(1);
+    config.ports[0].gids.truncate(2);
+    assert_eq!(open(fabric.add(config)).gid().index, 1, "one of IPv6, if there is no other");
+}
+
+#[test]
+fn limits_and_memory_are_checked_before_anything_is_made() {
+    let fabric = SoftFabric::default();
+    let mut config = SoftConfig::ethernet(0);
+    (config.log_max_queue, config.core_direct) = (6, false);
+    let nic = open(fabric.add(config));
+    let refuse = |spec: QueueSpec, extent: Option<Extent>| {
+        let slab = Slab::of(&[SENDER]);
+        // Safety: nothing is made.
+        let made = unsafe { QueueSet::new(&nic, &extent.unwrap_or(slab.extent()), &[spec], NEVER) };
+        assert_eq!(fabric.objects(), 1, "the domain");
+        made.expect_err("a refusal").to_string()
+    };
+    let deep = QueueSpec { depth: 128, ..SENDER };
+    let slab = Slab::of(&[deep]);
+    let text = "128 slots of a send queue were asked for; soft_0 has at most 64";
+    assert_eq!(refuse(deep, Some(slab.extent())), text);
+    let odd = QueueSpec { depth: 100, ..SENDER };
+    assert_eq!(refuse(odd, None), "the depth of a send queue must be a power of two; 100 was asked for");
+    assert_eq!(refuse(MASTER, None), "soft_0 has no entries that wait for completion queues");
+    let short = Extent { bytes: 4096, ..slab.extent() };
+    assert!(matches!(refuse(SENDER, Some(short)).as_str(), text if text.starts_with("the rings need 8192 bytes")));
+    let crooked = Extent { address: slab.address() + 64, ..slab.extent() };
+    assert!(refuse(SENDER, Some(crooked)).contains("from the beginning of a page"));
+    let device = Extent { dma_buf: Some(super::super::hca::DmaBuf { file: 3, offset: 0 }), ..slab.extent() };
+    let text = "soft_0: registering the memory of the rings: memory of a device is not supported: soft_0 has no DMA-BUF support";
+    assert_eq!(refuse(SENDER, Some(device)), text);
+}
+
+#[test]
+fn peers_of_another_kind_or_version_are_refused_by_name() {
+    let fabric = SoftFabric::default();
+    let nics = [open(fabric.add(SoftConfig::ethernet(0))), open(fabric.add(SoftConfig::infiniband(1)))];
+    let [a, b] = [0, 1].map(|rank: usize| Side::new(&nics[rank], &[SENDER]));
+    let error = a.set.connect(0, &peer(1), &b.set.address(0).unwrap(), NEVER).unwrap_err();
+    assert_eq!(error.to_string(), "rank 1 (host node1, port 1) is on InfiniBand, this rank on Ethernet");
+    // An address that nobody has.
+    let mut address = a.set.address(0).unwrap();
+    address.gid = [7; 16];
+    let error = a.set.connect(0, &peer(1), &address, NEVER).unwrap_err();
+    assert!(
+        error.to_string().starts_with("soft_0: resolving the address of the peer for rank 1 (host node1, port 1): ")
+    );
+    assert_eq!(a.set.state(0), Ok(QpState::Init));
+}
+
+#[test]
+fn peers_agree_on_the_smaller_mtu() {
+    let fabric = SoftFabric::default();
+    let mut small = SoftConfig::ethernet(1);
+    small.ports[0].mtu = gin_abi::mlx5::command::Mtu::B1024;
+    let nics = [open(fabric.add(SoftConfig::ethernet(0))), open(fabric.add(small))];
+    let [a, b] = [0, 1].map(|rank: usize| Side::new(&nics[rank], &[SENDER]));
+    connect(&a, &b, 0);
+    for side in [&a, &b] {
+        assert_eq!(fabric.queue(side.info(0).queue).unwrap().mtu, 1024);
+    }
+    a.post(0, |post| wqe::write_value(post, b.remote(0), 5, 8));
+    fabric.settle();
+    assert!(a.completion(0).unwrap().result.is_ok());
+}
+
+#[test]
+fn connections_have_ports_of_their_own() {
+    let fabric = SoftFabric::default();
+    let nic = open(fabric.add(SoftConfig::ethernet(0)));
+    let ports: std::collections::BTreeSet<u16> = (1..=64).map(|queue| nic.udp_port(queue, queue + 1)).collect();
+    assert!(ports.len() > 60, "{} ports for 64 connections", ports.len());
+    assert!(ports.iter().all(|port| nic.capabilities().udp_ports.contains(port)));
+}
+
+#[test]
+fn another_subnet_or_a_setting_gives_a_global_route_header() {
+    let fabric = SoftFabric::default();
+    let header = |global_header: bool, prefix: u8| {
+        let config = NicConfig { global_header, ..NicConfig::default() };
+        let nic = Nic::open(Arc::new(fabric.add(SoftConfig::infiniband(0))), config).unwrap();
+        let side = Side::new(&nic, &[SENDER]);
+        let mut address = side.set.address(0).unwrap();
+        address.gid[0] ^= prefix;
+        let path = side.set.path(1, &peer(1), &address, NEVER).unwrap();
+        (path.get(Ads::GRH), path.view().get_bytes(Ads::RGID_RIP) == address.gid, path.get(Ads::HOP_LIMIT))
+    };
+    assert_eq!(header(false, 0), (0, false, 0));
+    assert_eq!(header(true, 0), (1, true, 255));
+    assert_eq!(header(false, 1), (1, true, 255));
+}
+
+#[test]
+fn a_lost_peer_ends_what_was_posted_to_it() {
+    let fabric = SoftFabric::default();
+    let nics = [0, 1].map(|rank| open(fabric.add(SoftConfig::infiniband(rank))));
+    let [a, b] = [0, 1].map(|rank: usize| Side::new(&nics[rank], &[SENDER]));
+    connect(&a, &b, 0);
+    let there = b.remote(0);
+    drop(b);
+    a.post(0, |post| wqe::write_value(post, there, 5, 8));
+    fabric.settle();
+    let failure = a.completion(0).unwrap().result.unwrap_err();
+    assert_eq!(failure.syndrome, Syndrome::RetryExceeded.code());
+    assert_eq!(a.set.state(0), Ok(QpState::Error));
+}

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A NIC that fails on demand, over any other.
+
+use super::hca::{Access, Domain, Extent, Handle, Hca, HcaError, Port, Region, Uar, Umem};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A NIC whose n-th call fails, counted from 0; calls that end objects work always and do not count.
+#[derive(Debug)]
+pub struct FailingHca {
+    inner: Arc<dyn Hca>,
+    left: AtomicU64,
+}
+
+impl FailingHca {
+    /// Over `inner`.
+    pub fn new(inner: Arc<dyn Hca>, call: u64) -> Self {
+        Self { inner, left: AtomicU64::new(call) }
+    }
+
+    /// Whether the call that was to fail has been made.
+    pub fn has_failed(&self) -> bool {
+        self.left.load(Ordering::Relaxed) == u64::MAX
+    }
+
+    fn check(&self) -> Result<(), HcaError> {
+        let before = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| match left {
+            u64::MAX => None,
+            0 => Some(u64::MAX),
+            left => Some(left - 1),
+        });
+        // 5 is EIO.
+        if before == Ok(0) { Err(HcaError::System { call: "a call that was to fail", errno: 5 }) } else { Ok(()) }
+    }
+}
+
+impl Hca for FailingHca {
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+
+    fn shares_doorbells(&self) -> bool {
+        self.inner.shares_doorbells()
+    }
+
+    fn command(&self, input: &[u8], output: &mut [u8]) -> Result<(), HcaError> {
+        self.check()?;
+        self.inner.command(input, output)
+    }
+
+    fn create(&self, input: &[u8], output: &mut [u8]) -> Result<Handle, HcaError> {
+        self.check()?;
+        self.inner.create(input, output)
+    }
+
+    fn modify(&self, object: Handle, input: &[u8], output: &mut [u8]) -> Result<(), HcaError> {
+        self.check()?;
+        self.inner.modify(object, input, output)
+    }
+
+    fn query(&self, object: Handle, input: &[u8], output: &mut [u8]) -> Result<(), HcaError> {
+        self.check()?;
+        self.inner.query(object, input, output)
+    }
+
+    fn destroy(&self, object: Handle) -> Result<(), HcaError> {
+        self.inner.destroy(object)
+    }
+
+    fn allocate_domain(&self) -> Result<Domain, HcaError> {
+        self.check()?;
+        self.inner.allocate_domain()
+    }
+
+    fn free_domain(&self, domain: Handle) -> Result<(), HcaError> {
+        self.inner.free_domain(domain)
+    }
+
+    unsafe fn register_region(
+        &self,
+        domain: &Domain,
+        memory: &Extent,
+        start: u64,
+        access: Access,
+    ) -> Result<Region, HcaError> {
+        self.check()?;
+        // Safety: the caller's promise.
+        unsafe { self.inner.register_region(domain, memory, start, access) }
+    }
+
+    fn deregister_region(&self, region: Handle) -> Result<(), HcaError> {
+        self.inner.deregister_region(region)
+    }
+
+    unsafe fn register_umem(&self, memory: &Extent, access: Access) -> Result<Umem, HcaError> {
+        self.check()?;
+        // Safety: the caller's promise.
+        unsafe { self.inner.register_umem(memory, access) }
+    }
+
+    fn deregister_umem(&self, umem: Handle) -> Result<(), HcaError> {
+        self.inner.deregister_umem(umem)
+    }
+
+    fn allocate_uar(&self) -> Result<Uar, HcaError> {
+        self.check()?;
+        self.inner.allocate_uar()
+    }
+
+    fn free_uar(&self, uar: Handle) -> Result<(), HcaError> {
+        self.inner.free_uar(uar)
+    }
+
+    fn event_queue(&self) -> Result<u32, HcaError> {
+        self.check()?;
+        self.inner.event_queue()
+    }
+
+    fn port(&self, port: u8) -> Result<Port, HcaError> {
+        self.check()?;
+        self.inner.port(port)
+    }
+
+    fn gid(&self, port: u8, index: u32) -> Result<[u8; 16], HcaError> {
+        self.check()?;
+        self.inner.gid(port, index)
+    }
+
+    fn next_hop(&self, domain: &Domain, port: u8, gid_index: u32, gid: [u8; 16]) -> Result<[u8; 6], HcaError> {
+        self.check()?;
+        self.inner.next_hop(domain, port, gid_index, gid)
+    }
+}
