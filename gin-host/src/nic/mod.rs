@@ -8,6 +8,7 @@
 //! | module | holds |
 //! | --- | --- |
 //! | [`hca`] | what the bring-up needs of a NIC, behind one trait |
+//! | [`mlx5`] | ConnectX NICs, through libibverbs and libmlx5 |
 //! | [`soft`] | a NIC in software |
 //! | [`testing`] | a NIC that fails on demand |
 //!
@@ -17,6 +18,7 @@ mod address;
 mod error;
 pub mod hca;
 mod layout;
+pub mod mlx5;
 mod open;
 mod owned;
 mod queues;
@@ -27,6 +29,7 @@ pub use address::Address;
 pub use error::{NicError, Peer, Step};
 pub use hca::{Hca, HcaError};
 pub use layout::{DEPTHS, Layout, QueuePlace, QueueSpec, Role};
+pub use mlx5::{Absent, Mlx5};
 pub use open::{Capabilities, Nic, NicConfig, OwnGid, RegisteredMemory};
 pub use queues::{Expired, QueueInfo, QueueSet};
 pub use soft::{SoftConfig, SoftFabric, SoftHca};

@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What is used of libibverbs and libmlx5: structures, and functions that are looked up when the libraries are opened.
+//!
+//! Only fields that are used have names. A test compares their places with rdma-core's headers.
+
+use super::Absent;
+use libloading::Library;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+
+/// `struct ibv_device`, opaque.
+#[repr(C)]
+pub(super) struct Device(c_void);
+/// `struct ibv_context`, opaque.
+#[repr(C)]
+pub(super) struct Context(c_void);
+/// `struct ibv_pd`, opaque.
+#[repr(C)]
+pub(super) struct ProtectionDomain(c_void);
+/// `struct ibv_ah`, opaque.
+#[repr(C)]
+pub(super) struct AddressHandle(c_void);
+/// `struct mlx5dv_devx_obj`, opaque.
+#[repr(C)]
+pub(super) struct DevxObject(c_void);
+
+/// `struct ibv_mr`
+#[repr(C)]
+pub(super) struct MemoryRegion {
+    _before: [u64; 4],
+    _handle: u32,
+    pub(super) lkey: u32,
+    pub(super) rkey: u32,
+}
+
+/// `struct ibv_port_attr`, with room for what later versions add.
+#[repr(C)]
+pub(super) struct PortAttributes {
+    pub(super) state: u32,
+    _max_mtu: u32,
+    pub(super) active_mtu: u32,
+    pub(super) gid_tbl_len: c_int,
+    _flags: [u32; 4],
+    _pkey_tbl_len: u16,
+    pub(super) lid: u16,
+    _sm_lid: u16,
+    _small: [u8; 8],
+    pub(super) link_layer: u8,
+    _after: [u8; 81],
+}
+
+/// `struct ibv_ah_attr`
+#[repr(C)]
+#[derive(Default)]
+pub(super) struct AddressAttributes {
+    pub(super) dgid: [u8; 16],
+    pub(super) flow_label: u32,
+    pub(super) sgid_index: u8,
+    pub(super) hop_limit: u8,
+    pub(super) traffic_class: u8,
+    pub(super) _pad: u8,
+    pub(super) dlid: u16,
+    pub(super) sl: u8,
+    pub(super) _src_path_bits: u8,
+    pub(super) _static_rate: u8,
+    pub(super) is_global: u8,
+    pub(super) port_num: u8,
+}
+
+/// `struct mlx5dv_context_attr`
+#[repr(C)]
+pub(super) struct ContextAttributes {
+    pub(super) flags: u32,
+    pub(super) comp_mask: u64,
+}
+
+/// `struct mlx5dv_devx_umem`
+#[repr(C)]
+pub(super) struct DevxUmem {
+    pub(super) umem_id: u32,
+}
+
+/// `struct mlx5dv_devx_umem_in`
+#[repr(C)]
+pub(super) struct DevxUmemIn {
+    pub(super) addr: *mut c_void,
+    pub(super) size: usize,
+    pub(super) access: u32,
+    pub(super) pgsz_bitmap: u64,
+    pub(super) comp_mask: u64,
+    pub(super) dmabuf_fd: c_int,
+}
+
+/// `struct mlx5dv_devx_uar`
+#[repr(C)]
+pub(super) struct DevxUar {
+    pub(super) reg_addr: *mut c_void,
+    _base_addr: *mut c_void,
+    pub(super) page_id: u32,
+}
+
+/// `struct mlx5dv_pd`
+#[repr(C)]
+#[derive(Default)]
+pub(super) struct DvDomain {
+    pub(super) pdn: u32,
+    pub(super) comp_mask: u64,
+}
+
+/// `struct mlx5dv_ah`
+#[repr(C)]
+pub(super) struct DvAddress {
+    pub(super) av: *const AddressVector,
+    pub(super) comp_mask: u64,
+}
+
+/// `struct mlx5_wqe_av`
+#[repr(C)]
+pub(super) struct AddressVector {
+    _before: [u8; 20],
+    pub(super) rmac: [u8; 6],
+}
+
+/// A pair of `struct mlx5dv_obj`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct DvPair {
+    pub(super) input: *mut c_void,
+    pub(super) output: *mut c_void,
+}
+
+/// `struct mlx5dv_obj`: qp, cq, srq, rwq, dm, ah, pd.
+#[repr(C)]
+pub(super) struct DvObject(pub(super) [DvPair; 7]);
+
+/// Index of the pair for address handles, and the bit that asks for it.
+pub(super) const DV_AH: (usize, u64) = (5, 1 << 5);
+/// Index of the pair for protection domains, and the bit that asks for it.
+pub(super) const DV_PD: (usize, u64) = (6, 1 << 6);
+/// `IBV_PORT_ACTIVE`
+pub(super) const PORT_ACTIVE: u32 = 4;
+/// `IBV_LINK_LAYER_ETHERNET`
+pub(super) const LINK_ETHERNET: u8 = 2;
+/// `MLX5DV_CONTEXT_FLAGS_DEVX`
+pub(super) const CONTEXT_DEVX: u32 = 1;
+/// `MLX5DV_UMEM_MASK_DMABUF`
+pub(super) const UMEM_DMABUF: u64 = 1;
+/// Kinds of doorbell pages, best first: not cached and nobody else's (later than rdma-core's headers of 2023), not
+/// cached, BlueFlame.
+pub(super) const UAR_TYPES: [u32; 3] = [1 << 31, 1, 0];
+/// `IBV_ACCESS_*`: local write, remote write, remote read, remote atomic, relaxed ordering.
+pub(super) const ACCESS: [u32; 5] = [1, 1 << 1, 1 << 2, 1 << 3, 1 << 20];
+
+/// A library that was opened.
+struct Loaded {
+    library: Library,
+    file: String,
+}
+
+impl Loaded {
+    fn open(file: &str) -> Result<Self, Absent> {
+        // Safety: rdma-core's libraries may be loaded by any program; their initialisers do no more than register drivers.
+        let library = unsafe { Library::new(file) };
+        let file = file.to_owned();
+        match library {
+            Ok(library) => Ok(Self { library, file }),
+            Err(error) => Err(Absent::NoLibrary { library: file, reason: error.to_string() }),
+        }
+    }
+
+    fn find(&self, name: &str) -> Result<*mut c_void, Absent> {
+        // Safety: the address is only used under the type that the header declares for the name.
+        let found = unsafe { self.library.get::<*mut c_void>(name) };
+        let missing = |_| Absent::NoFunction { library: self.file.clone(), name: name.to_owned() };
+        found.map(|symbol| *symbol).map_err(missing)
+    }
+}
+
+/// The libraries.
+pub(super) struct Libraries {
+    verbs: Loaded,
+    mlx5: Loaded,
+}
+
+macro_rules! functions {
+    ($($library:ident $(? $optional:ident)? $name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
+        /// The functions that are used, and the libraries that they are in.
+        pub(super) struct Functions {
+            $(pub(super) $name: functions!(@type $($optional)? unsafe extern "C" fn($($argument),*) $(-> $result)?),)*
+            // They stay open as long as somebody can call into them.
+            _libraries: Libraries,
+        }
+
+        impl Functions {
+            /// Opens the libraries of these names.
+            pub(super) fn open(verbs: &str, mlx5: &str) -> Result<Self, Absent> {
+                let libraries = Libraries { verbs: Loaded::open(verbs)?, mlx5: Loaded::open(mlx5)? };
+                Ok(Self {
+                    $($name: functions!(
+                        @found
+                        [unsafe extern "C" fn($($argument),*) $(-> $result)?]
+                        $($optional)? libraries.$library.find(stringify!($name))
+                    ),)*
+                    _libraries: libraries,
+                })
+            }
+        }
+    };
+    (@type $function:ty) => { $function };
+    (@type optional $function:ty) => { Option<$function> };
+    // Safety of both: the types are those that the headers declare.
+    (@found [$function:ty] optional $found:expr) => {
+        $found.ok().map(|found| unsafe { std::mem::transmute::<*mut c_void, $function>(found) })
+    };
+    (@found [$function:ty] $found:expr) => { unsafe { std::mem::transmute::<*mut c_void, $function>($found?) } };
+}
+
+functions! {
+    verbs ibv_get_device_list(*mut c_int) -> *mut *mut Device;
+    verbs ibv_free_device_list(*mut *mut Device);
+    verbs ibv_get_device_name(*mut Device) -> *const c_char;
+    verbs ibv_close_device(*mut Context) -> c_int;
+    verbs ibv_query_port(*mut Context, u8, *mut PortAttributes) -> c_int;
+    verbs ibv_query_gid(*mut Context, u8, c_int, *mut [u8; 16]) -> c_int;
+    verbs ibv_alloc_pd(*mut Context) -> *mut ProtectionDomain;
+    verbs ibv_dealloc_pd(*mut ProtectionDomain) -> c_int;
+    verbs ibv_reg_mr_iova2(*mut ProtectionDomain, *mut c_void, usize, u64, c_uint) -> *mut MemoryRegion;
+    verbs ?optional ibv_reg_dmabuf_mr(*mut ProtectionDomain, u64, usize, u64, c_int, c_int) -> *mut MemoryRegion;
+    verbs ibv_dereg_mr(*mut MemoryRegion) -> c_int;
+    verbs ibv_create_ah(*mut ProtectionDomain, *mut AddressAttributes) -> *mut AddressHandle;
+    verbs ibv_destroy_ah(*mut AddressHandle) -> c_int;
+    mlx5 mlx5dv_is_supported(*mut Device) -> bool;
+    mlx5 mlx5dv_open_device(*mut Device, *mut ContextAttributes) -> *mut Context;
+    mlx5 mlx5dv_init_obj(*mut DvObject, u64) -> c_int;
+    mlx5 mlx5dv_devx_general_cmd(*mut Context, *const c_void, usize, *mut c_void, usize) -> c_int;
+    mlx5 mlx5dv_devx_obj_create(*mut Context, *const c_void, usize, *mut c_void, usize) -> *mut DevxObject;
+    mlx5 mlx5dv_devx_obj_modify(*mut DevxObject, *const c_void, usize, *mut c_void, usize) -> c_int;
+    mlx5 mlx5dv_devx_obj_query(*mut DevxObject, *const c_void, usize, *mut c_void, usize) -> c_int;
+    mlx5 mlx5dv_devx_obj_destroy(*mut DevxObject) -> c_int;
+    mlx5 mlx5dv_devx_umem_reg(*mut Context, *mut c_void, usize, u32) -> *mut DevxUmem;
+    mlx5 ?optional mlx5dv_devx_umem_reg_ex(*mut Context, *mut DevxUmemIn) -> *mut DevxUmem;
+    mlx5 mlx5dv_devx_umem_dereg(*mut DevxUmem) -> c_int;
+    mlx5 mlx5dv_devx_alloc_uar(*mut Context, u32) -> *mut DevxUar;
+    mlx5 mlx5dv_devx_free_uar(*mut DevxUar);
+    mlx5 mlx5dv_devx_query_eqn(*mut Context, u32, *mut u32) -> c_int;
+}
+
+/// A field of a structure of rdma-core's, as it is taken to be here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ForeignField {
+    /// The structure, as C names it.
+    pub structure: &'static str,
+    /// The field, as C names it.
+    pub field: &'static str,
+    /// Its offset in bytes.
+    pub offset: usize,
+    /// Its size in bytes.
+    pub size: usize,
+}
+
+const fn size<T, F>(_: fn(&T) -> &F) -> usize {
+    size_of::<F>()
+}
+
+macro_rules! foreign {
+    ($($name:ident = $structure:literal { $($ours:ident = $field:literal),* })*) => {
+        /// Fields that are read or written here, for a test that compares them with rdma-core's headers.
+        pub const FOREIGN_FIELDS: &[ForeignField] = &[$($(ForeignField {
+            structure: $structure,
+            field: $field,
+            offset: std::mem::offset_of!($name, $ours),
+            size: size(|structure: &$name| &structure.$ours),
+        },)*)*];
+    };
+}
+
+foreign! {
+    MemoryRegion = "struct ibv_mr" { lkey = "lkey", rkey = "rkey" }
+    PortAttributes = "struct ibv_port_attr" {
+        state = "state", active_mtu = "active_mtu", gid_tbl_len = "gid_tbl_len", lid = "lid", link_layer = "link_layer"
+    }
+    AddressAttributes = "struct ibv_ah_attr" {
+        dgid = "grh.dgid", flow_label = "grh.flow_label", sgid_index = "grh.sgid_index", hop_limit = "grh.hop_limit",
+        traffic_class = "grh.traffic_class", dlid = "dlid", sl = "sl", is_global = "is_global", port_num = "port_num"
+    }
+    ContextAttributes = "struct mlx5dv_context_attr" { flags = "flags", comp_mask = "comp_mask" }
+    DevxUmem = "struct mlx5dv_devx_umem" { umem_id = "umem_id" }
+    DevxUmemIn = "struct mlx5dv_devx_umem_in" {
+        addr = "addr", size = "size", access = "access", pgsz_bitmap = "pgsz_bitmap", comp_mask = "comp_mask",
+        dmabuf_fd = "dmabuf_fd"
+    }
+    DevxUar = "struct mlx5dv_devx_uar" { reg_addr = "reg_addr", page_id = "page_id" }
+    DvDomain = "struct mlx5dv_pd" { pdn = "pdn", comp_mask = "comp_mask" }
+    DvAddress = "struct mlx5dv_ah" { av = "av", comp_mask = "comp_mask" }
+    AddressVector = "struct mlx5_wqe_av" { rmac = "rmac" }
+}
+
+/// Sizes of structures that the library writes, or reads whole: ours, and the name in C. Ours may be larger where the
+/// library writes.
+pub const FOREIGN_SIZES: &[(usize, &str)] = &[
+    (size_of::<PortAttributes>(), "struct ibv_port_attr"),
+    (size_of::<AddressAttributes>(), "struct ibv_ah_attr"),
+    (size_of::<ContextAttributes>(), "struct mlx5dv_context_attr"),
+    (size_of::<DevxUmemIn>(), "struct mlx5dv_devx_umem_in"),
+    (size_of::<DvDomain>(), "struct mlx5dv_pd"),
+    (size_of::<DvAddress>(), "struct mlx5dv_ah"),
+    (size_of::<DvObject>(), "struct mlx5dv_obj"),
+];
+
+/// Numbers that are used here, with their names in C.
+pub const FOREIGN_NUMBERS: &[(u64, &str)] = &[
+    (DV_AH.1, "MLX5DV_OBJ_AH"),
+    (DV_PD.1, "MLX5DV_OBJ_PD"),
+    (DV_AH.0 as u64 * size_of::<DvPair>() as u64, "offsetof(struct mlx5dv_obj, ah)"),
+    (DV_PD.0 as u64 * size_of::<DvPair>() as u64, "offsetof(struct mlx5dv_obj, pd)"),
+    (PORT_ACTIVE as u64, "IBV_PORT_ACTIVE"),
+    (LINK_ETHERNET as u64, "IBV_LINK_LAYER_ETHERNET"),
+    (CONTEXT_DEVX as u64, "MLX5DV_CONTEXT_FLAGS_DEVX"),
+    (UMEM_DMABUF, "MLX5DV_UMEM_MASK_DMABUF"),
+    (UAR_TYPES[1] as u64, "MLX5DV_UAR_ALLOC_TYPE_NC"),
+    (UAR_TYPES[2] as u64, "MLX5DV_UAR_ALLOC_TYPE_BF"),
+    (ACCESS[0] as u64, "IBV_ACCESS_LOCAL_WRITE"),
+    (ACCESS[1] as u64, "IBV_ACCESS_REMOTE_WRITE"),
+    (ACCESS[2] as u64, "IBV_ACCESS_REMOTE_READ"),
+    (ACCESS[3] as u64, "IBV_ACCESS_REMOTE_ATOMIC"),
+    (ACCESS[4] as u64, "IBV_ACCESS_RELAXED_ORDERING"),
+];

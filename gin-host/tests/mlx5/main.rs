@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The way to libibverbs and libmlx5: structures lie where rdma-core's headers have them, a stand-in for the libraries,
+//! compiled against those headers, is brought up and let go, and what is missing is said plainly.
+//!
+//! What needs the headers or a C compiler is reported as ignored without them; `scripts/setup.sh` installs them.
+
+use gin_host::nic::hca::{Access, DmaBuf, Extent, Hca, HcaError};
+use gin_host::nic::mlx5::{FOREIGN_FIELDS, FOREIGN_NUMBERS, FOREIGN_SIZES, Libraries, devices};
+use gin_host::nic::{Absent, Layout, Mlx5, Nic, NicConfig, NicError, Peer, QueueSet, QueueSpec, Role};
+use libloading::Library;
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use tempfile::TempDir;
+
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+fn main() {
+    let missing = missing();
+    let trial = |name: &str, run: fn() -> Result<(), Failed>| {
+        let missing = missing.clone();
+        Trial::ignorable_test(name, move || match missing {
+            Some(reason) => Ok(Completion::ignored_with(reason)),
+            None => run().map(|()| Completion::Completed),
+        })
+    };
+    let trials = vec![
+        Trial::test("a_library_that_is_not_there_is_named", no_library),
+        Trial::test("asking_for_devices_here_has_an_answer", here),
+        trial("structures_lie_where_the_headers_have_them", structures),
+        trial("a_library_without_the_functions_is_named", no_function),
+        trial("each_way_to_have_no_device_has_its_answer", no_device),
+        trial("queue_pairs_come_up_through_the_libraries_and_end", comes_up),
+        trial("device_memory_goes_by_file", dma_buf),
+        trial("a_refusal_of_the_firmware_is_told_with_its_status", refusal),
+        trial("older_kernels_have_other_doorbell_pages", doorbell_pages),
+        trial("a_peer_without_a_way_is_named", unreachable),
+    ];
+    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+}
+
+fn compiler(folder: &Path) -> Result<Command, String> {
+    // What cargo tells build scripts is not there when tests run.
+    let mut build = cc::Build::new();
+    build.target(TARGET).host(TARGET).opt_level(1).out_dir(folder).cargo_metadata(false).warnings(false);
+    build.try_get_compiler().map(|tool| tool.to_command()).map_err(|error| format!("no C compiler: {error}"))
+}
+
+fn compile(source: &Path, out: &Path, arguments: &[&str]) -> Result<(), String> {
+    let mut command = compiler(out.parent().ok_or("no folder")?)?;
+    let output = command.args(arguments).arg(source).arg("-o").arg(out).output().map_err(|error| error.to_string())?;
+    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
+}
+
+/// Why the stand-in cannot be compiled here, if it cannot.
+fn missing() -> Option<String> {
+    if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
+        return Some("compiled on x86-64 Linux only".to_owned());
+    }
+    let probe = || -> Result<(), String> {
+        let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let source = folder.path().join("probe.c");
+        fs::write(&source, "#include <infiniband/mlx5dv.h>\n").map_err(|error| error.to_string())?;
+        compile(&source, &folder.path().join("probe.o"), &["-c"])
+            .map_err(|_| "there is no infiniband/mlx5dv.h, or no C compiler: run scripts/setup.sh".to_owned())
+    };
+    probe().err()
+}
+
+/// The stand-in, with state of its own.
+struct Stub {
+    library: Library,
+    path: PathBuf,
+    _folder: TempDir,
+}
+
+impl Stub {
+    fn new(mode: i32) -> Result<Self, Failed> {
+        let folder = tempfile::tempdir()?;
+        // A folder of its own makes it another library for the loader.
+        let path = folder.path().join("stub.so");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mlx5/stub.c");
+        compile(&source, &path, &["-shared", "-fPIC", "-Wno-unused"])?;
+        // Safety: the library was just compiled and has no initialisers.
+        let library = unsafe { Library::new(&path) }?;
+        // Safety: the type is that of the function in `stub.c`.
+        unsafe { library.get::<unsafe extern "C" fn(i32)>(b"stub_mode")?(mode) };
+        Ok(Self { library, path, _folder: folder })
+    }
+
+    fn libraries(&self) -> Libraries {
+        let path = self.path.to_string_lossy().into_owned();
+        Libraries { verbs: path.clone(), mlx5: path }
+    }
+
+    fn open(&self) -> Result<Arc<Mlx5>, Absent> {
+        Mlx5::open(&self.libraries(), "mlx5_0")
+    }
+
+    /// What a function of the stand-in says.
+    fn ask(&self, function: &str) -> u32 {
+        // Safety: the type is that of the function in `stub.c`.
+        unsafe { self.library.get::<unsafe extern "C" fn() -> u32>(function).expect("a function")() }
+    }
+}
+
+// As in `stub.c`.
+const WORKS: i32 = 0;
+const PORT_DOWN: i32 = 6;
+const REFUSES: i32 = 7;
+const NO_DMA_BUF: i32 = 8;
+const NO_DEDICATED: i32 = 9;
+
+fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<(), Failed> {
+    if holds { Ok(()) } else { Err(why().into()) }
+}
+
+fn equal<T: PartialEq + std::fmt::Debug>(found: T, expected: T) -> Result<(), Failed> {
+    ensure(found == expected, || format!("{found:?} is not {expected:?}"))
+}
+
+fn no_library() -> Result<(), Failed> {
+    let libraries = Libraries { verbs: "libnowhere.so.1".to_owned(), ..Libraries::default() };
+    let Err(absent) = devices(&libraries) else { return Err("there is one".into()) };
+    let text = absent.to_string();
+    ensure(text.starts_with("no mlx5 device: libnowhere.so.1 cannot be opened ("), || text.clone())?;
+    ensure(text.ends_with("it is part of rdma-core"), || text.clone())
+}
+
+fn here() -> Result<(), Failed> {
+    // Whether there is a device, or a library, is not for a test to say.
+    match devices(&Libraries::default()) {
+        Ok(names) => ensure(!names.is_empty(), || "an empty list".to_owned()),
+        Err(absent) => ensure(absent.to_string().starts_with("no mlx5 device: "), || absent.to_string()),
+    }
+}
+
+fn structures() -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let source = folder.path().join("layouts.c");
+    let mut body = String::new();
+    for field in FOREIGN_FIELDS {
+        let (structure, name, offset, size) = (field.structure, field.field, field.offset, field.size);
+        writeln!(body, "_Static_assert(offsetof({structure}, {name}) == {offset}, \"{structure} {name}\");")?;
+        writeln!(body, "_Static_assert(sizeof((({structure} *)0)->{name}) == {size}, \"{structure} {name}\");")?;
+    }
+    for (size, structure) in FOREIGN_SIZES {
+        // The library writes a port's attributes, so there may be more room than it needs; the others it may read whole.
+        let holds = if *structure == "struct ibv_port_attr" { "<=" } else { "==" };
+        writeln!(body, "_Static_assert(sizeof({structure}) {holds} {size}, \"{structure}\");")?;
+    }
+    for (value, name) in FOREIGN_NUMBERS {
+        writeln!(body, "_Static_assert({name} == {value}u, \"{name}\");")?;
+    }
+    let head = "#include <infiniband/mlx5dv.h>\n#include <infiniband/verbs.h>\n#include <stddef.h>\n";
+    fs::write(&source, format!("{head}{body}"))?;
+    compile(&source, &folder.path().join("layouts.o"), &["-c"])?;
+    Ok(())
+}
+
+fn no_function() -> Result<(), Failed> {
+    let folder = tempfile::tempdir()?;
+    let (source, path) = (folder.path().join("empty.c"), folder.path().join("empty.so"));
+    fs::write(&source, "int nothing;\n")?;
+    compile(&source, &path, &["-shared", "-fPIC"])?;
+    let path = path.to_string_lossy().into_owned();
+    let Err(absent) = devices(&Libraries { verbs: path.clone(), mlx5: path }) else { return Err("a device".into()) };
+    ensure(matches!(&absent, Absent::NoFunction { name, .. } if name == "ibv_get_device_list"), || absent.to_string())
+}
+
+fn no_device() -> Result<(), Failed> {
+    let open = |mode: i32| -> Result<String, Failed> {
+        let stub = Stub::new(mode)?;
+        let outcome = stub.open();
+        equal(stub.ask("stub_objects"), 0)?;
+        outcome.map_or_else(|absent| Ok(absent.to_string()), |_| Err("a device".into()))
+    };
+    let system = |errno| std::io::Error::from_raw_os_error(errno);
+    equal(open(1)?, format!("no mlx5 device: asking the kernel for RDMA devices failed: {}", system(38)))?;
+    equal(open(2)?, "no mlx5 device: the kernel has no RDMA devices".to_owned())?;
+    equal(open(3)?, "no mlx5 device: the RDMA devices here are others: rxe0".to_owned())?;
+    equal(open(4)?, format!("mlx5 device mlx5_0 cannot be opened with devx: {}", system(13)))?;
+    equal(open(5)?, format!("mlx5 device mlx5_0 cannot be opened with devx: {}", system(95)))?;
+    let stub = Stub::new(WORKS)?;
+    equal(devices(&stub.libraries()), Ok(vec!["mlx5_0".to_owned()]))?;
+    let unknown = Mlx5::open(&stub.libraries(), "mlx5_7").map(|_| ()).map_err(|absent| absent.to_string());
+    equal(unknown, Err("no mlx5 device mlx5_7; there are: mlx5_0".to_owned()))?;
+    let down = Stub::new(PORT_DOWN)?;
+    let refused = Nic::open(down.open()?, NicConfig::default()).map(|_| ()).map_err(|error| error.to_string());
+    equal(refused, Err("mlx5_0: port 1 is down".to_owned()))?;
+    equal(down.ask("stub_objects"), 0)
+}
+
+const SPECS: [QueueSpec; 3] = [
+    QueueSpec { role: Role::Sender, depth: 64, completions: 64, collapsed: false },
+    QueueSpec { role: Role::Master, depth: 64, completions: 64, collapsed: true },
+    QueueSpec { role: Role::Responder, depth: 0, completions: 0, collapsed: false },
+];
+
+fn peer() -> Peer {
+    Peer { rank: 4, host: "elsewhere".to_owned(), port: 1 }
+}
+
+/// Memory that begins a page, for these queue pairs.
+fn slab() -> Result<(Vec<u8>, Extent), Failed> {
+    let bytes = Layout::of(&SPECS)?.bytes;
+    let memory = vec![0; bytes as usize + 4096];
+    let address = (memory.as_ptr() as u64).next_multiple_of(4096);
+    Ok((memory, Extent { address, bytes, dma_buf: None }))
+}
+
+fn comes_up() -> Result<(), Failed> {
+    let stub = Stub::new(WORKS)?;
+    let nic = Nic::open(stub.open()?, NicConfig::default())?;
+    equal((nic.name(), nic.gid().index, nic.mtu().bytes()), ("mlx5_0", 1, 2048))?;
+    equal(nic.capabilities().udp_ports.clone(), 0xc000..=0xffff)?;
+    let (_memory, extent) = slab()?;
+    // Safety: dropped after what is registered; nobody touches it.
+    let region = unsafe { nic.register(&extent, 7, Access::PAYLOAD) }?;
+    equal((region.local_key, region.remote_key), (0x1107, 0x2200 + extent.bytes as u32))?;
+    equal(stub.ask("stub_access"), 1 | 2 | 4 | 8 | 1 << 20)?;
+    // Safety: as above.
+    let set = unsafe { QueueSet::new(&nic, &extent, &SPECS, &|| false) }?;
+    equal(stub.ask("stub_access"), 1)?;
+    let infos: Vec<_> = set.infos().copied().collect();
+    ensure(infos.windows(2).all(|pair| pair[0].queue < pair[1].queue), || format!("{infos:?}"))?;
+    // A page serves all of them.
+    ensure(infos[0].doorbell == infos[1].doorbell && infos[0].doorbell != 0, || format!("{infos:?}"))?;
+    let address = set.address(0).ok_or("an address")?;
+    for index in 0..set.len() {
+        set.connect(index, &peer(), &address, &|| false)?;
+    }
+    // Context, domain, region, umem, page, three completion queues and three queue pairs.
+    equal(stub.ask("stub_objects"), 11)?;
+    drop((set, region));
+    equal(stub.ask("stub_objects"), 2)?;
+    equal(nic.take_failures(), Vec::new())?;
+    drop(nic);
+    equal(stub.ask("stub_objects"), 0)
+}
+
+fn dma_buf() -> Result<(), Failed> {
+    let file = Extent { address: 0x7000_0000_0000, bytes: 1 << 20, dma_buf: Some(DmaBuf { file: 99, offset: 8192 }) };
+    let stub = Stub::new(WORKS)?;
+    let nic = Nic::open(stub.open()?, NicConfig::default())?;
+    // Safety: the stand-in touches nothing.
+    let (region, set) =
+        unsafe { (nic.register(&file, 0, Access::PAYLOAD)?, QueueSet::new(&nic, &file, &SPECS, &|| false)?) };
+    equal((region.local_key, region.remote_key, set.len()), (8192, 99, 3))?;
+
+    let stub = Stub::new(NO_DMA_BUF)?;
+    let nic = Nic::open(stub.open()?, NicConfig::default())?;
+    // Safety: the stand-in touches nothing.
+    let refused = unsafe { nic.register(&file, 0, Access::PAYLOAD) };
+    let Err(error) = refused else { return Err("it was registered".into()) };
+    let system = std::io::Error::from_raw_os_error(95);
+    equal(error.to_string(), format!("mlx5_0: registering memory: ibv_reg_dmabuf_mr failed: {system}"))?;
+    // Safety: the stand-in touches nothing.
+    let refused = unsafe { QueueSet::new(&nic, &file, &SPECS, &|| false) };
+    ensure(refused.is_err() && stub.ask("stub_objects") == 2, || format!("{refused:?}"))
+}
+
+fn refusal() -> Result<(), Failed> {
+    let stub = Stub::new(REFUSES)?;
+    let nic = Nic::open(stub.open()?, NicConfig::default())?;
+    let (_memory, extent) = slab()?;
+    // Safety: the stand-in touches nothing.
+    let refused = unsafe { QueueSet::new(&nic, &extent, &SPECS, &|| false) };
+    let Err(error) = refused else { return Err("it was made".into()) };
+    let text = "mlx5_0: making a completion queue: the NIC answered: bad parameter (status 0x3, syndrome 0xabcdef)";
+    equal(error.to_string(), text.to_owned())?;
+    equal(stub.ask("stub_objects"), 2)
+}
+
+fn doorbell_pages() -> Result<(), Failed> {
+    for (mode, kind) in [(WORKS, 1 << 31), (NO_DEDICATED, 1)] {
+        let stub = Stub::new(mode)?;
+        let nic = stub.open()?;
+        let page = nic.allocate_uar()?;
+        equal((stub.ask("stub_uar"), page.number), (kind, 0x33))?;
+        nic.free_uar(page.handle)?;
+    }
+    Ok(())
+}
+
+fn unreachable() -> Result<(), Failed> {
+    let stub = Stub::new(WORKS)?;
+    let nic = Nic::open(stub.open()?, NicConfig::default())?;
+    let (_memory, extent) = slab()?;
+    // Safety: the stand-in touches nothing.
+    let set = unsafe { QueueSet::new(&nic, &extent, &SPECS, &|| false) }?;
+    let mut address = set.address(0).ok_or("an address")?;
+    address.gid = [0xee; 16];
+    let Err(error) = set.connect(0, &peer(), &address, &|| false) else { return Err("connected".into()) };
+    let NicError::Step { peer: Some(named), source: HcaError::System { call, errno }, .. } = &error else {
+        return Err(error.into());
+    };
+    equal((named, *call, *errno), (&peer(), "ibv_create_ah", 113))
+}
