@@ -157,6 +157,26 @@ fn a_nic_that_reads_sees_what_it_wrote_before() {
 }
 
 #[test]
+fn what_a_nic_received_is_what_it_sends_on_and_adds_to() {
+    let mut world = world();
+    let entry = wqe::write_value(world.post(0, N), World::remote(1, true, 0), 40, 8);
+    world.write(0, entry);
+    let entry = wqe::fetch_add(world.post(0, C), World::remote(1, true, 0), 2, World::local(0, false, 128, 8));
+    world.write(0, entry);
+    let entry = wqe::write_value(world.post(0, C), World::remote(1, true, 8), 9, 8);
+    world.write(0, entry);
+    world.ring(0);
+    world.settle();
+    assert_eq!(world.memory.word(World::place(1, true)), 42);
+    assert_eq!(world.memory.word(World::place(1, true) + 8), 0, "not in view, but there for the NIC");
+    let entry = wqe::write(world.post(1, C), World::remote(0, false, 256), World::local(1, true, 8, 8));
+    world.write(1, entry);
+    world.ring(1);
+    world.settle();
+    assert_eq!(world.memory.word(World::place(0, false) + 256), 9);
+}
+
+#[test]
 fn atomics_add_and_bring_the_old_value() {
     let mut world = world();
     world.memory.put(World::place(1, false) + 8, &u64::MAX.to_le_bytes());
@@ -368,6 +388,8 @@ fn each_refusal_has_the_syndrome_of_hardware_and_breaks_what_hardware_breaks() {
     // No peer: gone, not ready, connected to another.
     assert_eq!(refusal(|world| world.queue(1).live = false, write(0, 8)), sender(Syndrome::RetryExceeded));
     assert_eq!(refusal(|world| world.queue(0).peer = 77, write(0, 8)), sender(Syndrome::RetryExceeded));
+    assert_eq!(refusal(|world| world.queue(0).peer_device = 7, write(0, 8)), sender(Syndrome::RetryExceeded));
+    assert_eq!(refusal(|world| world.queue(1).peer_device = 7, write(0, 8)), sender(Syndrome::RetryExceeded));
     assert_eq!(refusal(|world| world.queue(1).mtu = 4096, write(0, 8)), sender(Syndrome::RetryExceeded));
     assert_eq!(refusal(|world| world.queue(1).peer = 77, write(0, 8)), sender(Syndrome::RetryExceeded));
     let (syndromes, ..) = refusal(|world| world.queue(1).state = QpState::Init, read);

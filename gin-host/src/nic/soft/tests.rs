@@ -2,12 +2,15 @@
 //! Commands are refused as firmware refuses them, with status and reason.
 
 use super::*;
-use crate::nic::hca::HcaError;
-use gin_abi::mlx5::bits::Field;
-use gin_abi::mlx5::command::{AtomicMode, PM_MIGRATED, QpState, RQ_TYPE_NONE, Status, capability, opt_param};
+use crate::nic::hca::{Access, Domain, Extent, Handle, Hca, HcaError, Uar, Umem};
+use gin_abi::mlx5::bits::{Field, Mailbox};
+use gin_abi::mlx5::command::{
+    AtomicMode, Mtu, PM_MIGRATED, QpState, RQ_TYPE_NONE, Status, capability, opcode, opt_param,
+};
 use gin_abi::mlx5::mailbox::{
-    Ads, Cqc, CreateCqIn, CreateQpIn, HcaCap, ModifyQpIn, ModifyQpOut, Qpc, QueryCqIn, QueryCqOut, QueryHcaCapIn,
-    QueryHcaCapOut, QueryQpIn, QueryQpOut, QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress, StopQpIn,
+    Ads, CommandOut, Cqc, CreateCqIn, CreateQpIn, HcaCap, ModifyQpIn, ModifyQpOut, Qpc, QueryCqIn, QueryCqOut,
+    QueryHcaCapIn, QueryHcaCapOut, QueryQpIn, QueryQpOut, QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress,
+    StopQpIn,
 };
 
 /// A NIC with everything that a queue pair needs.
