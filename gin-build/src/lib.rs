@@ -165,6 +165,16 @@ impl KernelBuilder {
         self
     }
 
+    /// Sets the folder of the nested builds to the one that build scripts use by default, for tests: with what they build,
+    /// `core` is compiled once. `tests` is `env!("CARGO_TARGET_TMPDIR")`, which lies in the target folder.
+    #[must_use]
+    pub fn target_dir_of_build_scripts(self, tests: &str) -> Self {
+        match Path::new(tests).parent() {
+            Some(target) => self.target_dir(target.join("gin-build")),
+            None => self,
+        }
+    }
+
     /// Sets the code generator; without this call `GIN_CODEGEN_BACKEND` decides.
     #[must_use]
     pub fn backend(mut self, backend: Backend) -> Self {

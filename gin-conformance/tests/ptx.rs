@@ -18,9 +18,7 @@ fn built() -> Result<&'static Built, Failed> {
     static BUILT: OnceLock<Result<Built, String>> = OnceLock::new();
     let build = || {
         let builder = KernelBuilder::new(HERE).arch(Arch::Sm90);
-        // The builds of the project's build script, so that `core` is compiled once.
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent();
-        let builder = target.map_or(builder.clone(), |target| builder.target_dir(target.join("gin-build")));
+        let builder = builder.target_dir_of_build_scripts(env!("CARGO_TARGET_TMPDIR"));
         builder.build().map_err(|error| error.to_string())
     };
     Ok(BUILT.get_or_init(build).as_ref()?)
