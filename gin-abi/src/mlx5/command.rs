@@ -110,6 +110,7 @@ macro_rules! numbers {
             }
         }
 
+        #[cfg(not(target_arch = "nvptx64"))]
         impl core::fmt::Display for $name {
             fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
                 f.write_str(self.text())

@@ -5,6 +5,8 @@
 //! context in one slab of memory, ranks exchange their [`Address`]es, and [`QueueSet::connect`] makes each ready. Every
 //! step that fails says which NIC, which step and which peer; whatever was made until then is ended.
 //!
+//! Where a GPU cannot ring doorbells itself, a [`DoorbellRelay`] does it for it. [`probe`] says which NICs of this host can serve GPUs, and of each other one why not.
+//!
 //! | module | holds |
 //! | --- | --- |
 //! | [`hca`] | what the bring-up needs of a NIC, behind one trait |
@@ -21,7 +23,9 @@ mod layout;
 pub mod mlx5;
 mod open;
 mod owned;
+mod probe;
 mod queues;
+mod relay;
 pub mod soft;
 pub mod testing;
 
@@ -31,5 +35,7 @@ pub use hca::{Hca, HcaError};
 pub use layout::{DEPTHS, Layout, QueuePlace, QueueSpec, Role};
 pub use mlx5::{Absent, Mlx5};
 pub use open::{Capabilities, Nic, NicConfig, OwnGid, RegisteredMemory};
+pub use probe::{Found, Refusal, probe};
 pub use queues::{Expired, QueueInfo, QueueSet};
+pub use relay::{DoorbellRelay, RelayLine};
 pub use soft::{SoftConfig, SoftFabric, SoftHca};

@@ -6,7 +6,7 @@
 
 use gin_host::nic::hca::{Access, DmaBuf, Extent, Hca, HcaError};
 use gin_host::nic::mlx5::{FOREIGN_FIELDS, FOREIGN_NUMBERS, FOREIGN_SIZES, Libraries, devices};
-use gin_host::nic::{Absent, Layout, Mlx5, Nic, NicConfig, NicError, Peer, QueueSet, QueueSpec, Role};
+use gin_host::nic::{Absent, Layout, Mlx5, Nic, NicConfig, NicError, Peer, QueueSet, QueueSpec, Role, probe};
 use libloading::Library;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::fmt::Write as _;
@@ -38,6 +38,7 @@ fn main() {
         trial("a_refusal_of_the_firmware_is_told_with_its_status", refusal),
         trial("older_kernels_have_other_doorbell_pages", doorbell_pages),
         trial("a_peer_without_a_way_is_named", unreachable),
+        trial("the_probe_says_of_each_nic_what_it_is_or_why_not", probed),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
@@ -299,4 +300,26 @@ fn unreachable() -> Result<(), Failed> {
         return Err(error.into());
     };
     equal((named, *call, *errno), (&peer(), "ibv_create_ah", 113))
+}
+
+fn probed() -> Result<(), Failed> {
+    let lines = |mode, config: NicConfig| -> Result<Vec<String>, Failed> {
+        let stub = Stub::new(mode)?;
+        let found = probe(&stub.libraries(), &config)?;
+        let lines = found.iter().map(ToString::to_string).collect();
+        drop(found);
+        equal(stub.ask("stub_objects"), 0)?;
+        Ok(lines)
+    };
+    let good = lines(WORKS, NicConfig::default())?;
+    equal(good, vec!["mlx5_0: Ethernet, MTU 2048, queues of up to 32768 entries".to_owned()])?;
+    let down = lines(PORT_DOWN, NicConfig::default())?;
+    equal(down, vec!["mlx5_0: cannot serve GPUs: mlx5_0: port 1 is down".to_owned()])?;
+    let system = std::io::Error::from_raw_os_error(13);
+    let shut = lines(4, NicConfig::default())?;
+    let text = format!("mlx5_0: cannot serve GPUs: mlx5 device mlx5_0 cannot be opened with devx: {system}");
+    equal(shut, vec![text])?;
+    let other = lines(WORKS, NicConfig { port: 3, ..NicConfig::default() })?;
+    let text = "mlx5_0: cannot serve GPUs: mlx5_0: asking for the port: there is no port 3; there are 1 to 1";
+    equal(other, vec![text.to_owned()])
 }

@@ -3,6 +3,7 @@
 
 use super::super::hca::Hca;
 use super::super::open::NicConfig;
+use super::super::relay::{DoorbellRelay, RelayLine};
 use super::super::soft::{SoftConfig, SoftFabric, SoftHca};
 use super::super::testing::FailingHca;
 use super::*;
@@ -70,6 +71,8 @@ struct Side {
     /// Entries posted and completions seen, by queue pair.
     posted: Vec<Cell<u64>>,
     seen: Vec<Cell<u64>>,
+    /// Words that the host passes on, if it does.
+    words: Option<Vec<AtomicU64>>,
 }
 
 impl Side {
@@ -81,7 +84,7 @@ impl Side {
         // Safety: dropped after the registration.
         let region = unsafe { nic.register(&data.extent(), 0, Access::SIGNALS) }.unwrap();
         let counts = || specs.iter().map(|_| Cell::new(0)).collect();
-        Self { set, slab, data, region, posted: counts(), seen: counts() }
+        Self { set, slab, data, region, posted: counts(), seen: counts(), words: None }
     }
 
     fn info(&self, index: usize) -> QueueInfo {
@@ -102,8 +105,12 @@ impl Side {
         let record = Record { receive: Be32::new(0), send: Record::send(number + 1) };
         self.slab.word(place.record).store(bytemuck::cast(record), Ordering::Release);
         // Safety: the page is there as long as the set is.
-        let doorbell = unsafe { AtomicU64::from_ptr(info.doorbell as usize as *mut u64) };
+        let doorbell = unsafe { AtomicU64::from_ptr(self.doorbell(index) as usize as *mut u64) };
         doorbell.store(Doorbell::word(number + 1, queue), Ordering::Release);
+    }
+
+    fn doorbell(&self, index: usize) -> u64 {
+        self.words.as_ref().map_or(self.info(index).doorbell, |words| (&raw const words[index]) as u64)
     }
 
     fn completion(&self, index: usize) -> Option<Outcome> {
@@ -453,4 +460,46 @@ fn a_lost_peer_ends_what_was_posted_to_it() {
     let failure = a.completion(0).unwrap().result.unwrap_err();
     assert_eq!(failure.syndrome, Syndrome::RetryExceeded.code());
     assert_eq!(a.set.state(0), Ok(QpState::Error));
+}
+
+#[test]
+fn an_object_that_does_not_end_is_told() {
+    let fabric = SoftFabric::default();
+    let hca = fabric.add(SoftConfig::ethernet(0));
+    let nic = open(hca.clone());
+    let side = Side::new(&nic, &[SENDER]);
+    // Somebody ends the domain's last user behind the owner's back.
+    let stolen = (1..100).map(Handle).find(|handle| hca.destroy(*handle).is_ok()).expect("the queue pair");
+    drop(side);
+    assert_eq!(nic.take_failures(), [HcaError::NoObject(stolen)]);
+    assert_eq!(nic.take_failures(), []);
+}
+
+#[test]
+fn the_host_rings_for_a_gpu_that_cannot() {
+    let fabric = SoftFabric::default();
+    let nics = [0, 1].map(|rank| open(fabric.add(SoftConfig::ethernet(rank))));
+    let [mut a, b] = [0, 1].map(|rank: usize| Side::new(&nics[rank], &[SENDER; 3]));
+    (0..3).for_each(|index| connect(&a, &b, index));
+    a.words = Some((0..3).map(|_| AtomicU64::new(0)).collect());
+    let lines = (0..3).map(|index| RelayLine { from: a.doorbell(index), to: a.info(index).doorbell });
+    // Safety: the words and the pages outlive the relay.
+    let mut relay = unsafe { DoorbellRelay::new(lines) };
+    for round in 1..=40 {
+        for index in 0..3 {
+            for _ in 0..2 {
+                a.post(index, |post| wqe::fetch_add(post, b.remote(8 * index as u64), 1, a.local(512, 8)));
+            }
+        }
+        fabric.settle();
+        assert_eq!(a.completion(0), None, "nobody rang");
+        assert!(relay.step());
+        fabric.settle();
+        for index in 0..3 {
+            // One doorbell for two entries.
+            assert!((0..2).all(|_| a.completion(index).is_some_and(|outcome| outcome.result.is_ok())));
+            assert_eq!(b.data.word(8 * index as u64).load(Ordering::Acquire), 2 * round);
+        }
+    }
+    assert_eq!(fabric.violations(), (None, 0));
 }

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Doorbells that the host rings for a GPU.
+//!
+//! Where a GPU cannot map doorbell pages, it stores its doorbells to words in pinned memory, one for each queue pair, and
+//! a thread of the host passes them on. A kernel does the same in either case: entries and record first, each visible to
+//! the whole system before the next, then one store of the [word](gin_abi::mlx5::doorbell::Doorbell::word). Words in
+//! between may be skipped: a doorbell announces all entries up to its index.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// A word, and where it is passed on to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RelayLine {
+    /// Address of the word that the GPU stores to; zero at first.
+    pub from: u64,
+    /// Address of the doorbell.
+    pub to: u64,
+}
+
+/// Passes doorbells on.
+#[derive(Debug)]
+pub struct DoorbellRelay {
+    lines: Vec<(RelayLine, u64)>,
+}
+
+impl DoorbellRelay {
+    /// For these queue pairs.
+    ///
+    /// # Safety
+    /// - All addresses are of 8 bytes, aligned, that stay mapped in this process while the relay is used.
+    /// - `from` is written by one GPU only, with whole words; nobody else rings `to`.
+    pub unsafe fn new(lines: impl IntoIterator<Item = RelayLine>) -> Self {
+        Self { lines: lines.into_iter().map(|line| (line, 0)).collect() }
+    }
+
+    /// Passes on what was stored since the last call. Returns whether there was anything.
+    pub fn step(&mut self) -> bool {
+        let mut any = false;
+        for (line, last) in &mut self.lines {
+            // Safety: the promise of `new`. Acquire: what the GPU wrote before is there before the doorbell rings.
+            let word = unsafe { AtomicU64::from_ptr(line.from as usize as *mut u64) }.load(Ordering::Acquire);
+            if word == *last {
+                continue;
+            }
+            *last = word;
+            any = true;
+            // Safety: the promise of `new`.
+            unsafe { (line.to as usize as *mut u64).write_volatile(word) };
+        }
+        if any {
+            // A page may be mapped so that stores are gathered; they leave now.
+            fence(Ordering::SeqCst);
+        }
+        any
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_new_word_is_passed_on_once_and_to_its_own_doorbell() {
+        let words: Vec<AtomicU64> = (0..4).map(|_| AtomicU64::new(0)).collect();
+        let address = |index: usize| (&raw const words[index]) as u64;
+        let lines = [RelayLine { from: address(0), to: address(2) }, RelayLine { from: address(1), to: address(3) }];
+        // Safety: the words outlive the relay.
+        let mut relay = unsafe { DoorbellRelay::new(lines) };
+        let seen = |index: usize| words[index].swap(0, Ordering::Relaxed);
+        assert!(!relay.step(), "nothing was stored yet");
+        words[1].store(7, Ordering::Relaxed);
+        assert!(relay.step());
+        assert_eq!((seen(2), seen(3)), (0, 7));
+        assert!(!relay.step());
+        assert_eq!((seen(2), seen(3)), (0, 0));
+        words[0].store(1, Ordering::Relaxed);
+        words[1].store(8, Ordering::Relaxed);
+        assert!(relay.step());
+        assert_eq!((seen(2), seen(3)), (1, 8));
+    }
+}
