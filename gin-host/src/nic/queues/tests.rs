@@ -356,7 +356,8 @@ fn the_gid_is_the_first_that_stands_for_an_ipv4_address() {
     assert_eq!(open(fabric.add(config)).gid().index, 4);
     let mut config = SoftConfig::ethernet(1);
     config.ports[0].gids.truncate(2);
-    assert_eq!(open(fabric.add(config)).gid().index, 1, "one of IPv6, if there is no other");
+    config.ports[0].gids.insert(0, super::super::soft::SoftGid { gid: [0; 16], version: 2 });
+    assert_eq!(open(fabric.add(config)).gid().index, 2, "one of IPv6, if there is no other");
 }
 
 #[test]
@@ -502,4 +503,52 @@ fn the_host_rings_for_a_gpu_that_cannot() {
         }
     }
     assert_eq!(fabric.violations(), (None, 0));
+}
+
+#[test]
+fn queues_are_made_as_they_were_asked_for() {
+    let fabric = SoftFabric::default();
+    let nic = open(fabric.add(SoftConfig::ethernet(0)));
+    let side = Side::new(&nic, &[QueueSpec { depth: 64, completions: 8, collapsed: true, ..SENDER }, MASTER]);
+    side.set.connect(0, &peer(0), &side.set.address(1).unwrap(), NEVER).unwrap();
+    let (first, second) = (side.info(0), side.info(1));
+    let queue = fabric.queue(first.queue).unwrap();
+    assert_eq!((queue.log_size, queue.reads, queue.ack_timeout, queue.master), (6, 16, 20, false));
+    assert!(queue.rights.remote_read && queue.rights.remote_write && queue.rights.remote_atomic);
+    assert!(fabric.queue(second.queue).unwrap().master);
+    let completions = [first, second].map(|info| fabric.completion_queue(info.completion_queue).unwrap());
+    assert_eq!(completions.map(|queue| (queue.log_size, queue.collapsed)), [(3, true), (4, false)]);
+    assert_eq!(completions.map(|queue| queue.record), [None; 2], "overruns are ignored");
+}
+
+#[test]
+fn behind_a_port_that_goes_down_nobody_answers() {
+    let fabric = SoftFabric::default();
+    let hcas = [0, 1].map(|rank| fabric.add(SoftConfig::ethernet(rank)));
+    let nics = hcas.clone().map(open);
+    let [a, b] = [0, 1].map(|rank: usize| Side::new(&nics[rank], &[SENDER]));
+    b.set.connect(0, &peer(0), &a.set.address(0).unwrap(), NEVER).unwrap();
+    fabric.change(&hcas[0], |config| config.ports[0].active = false);
+    a.set.connect(0, &peer(1), &b.set.address(0).unwrap(), NEVER).unwrap();
+    a.post(0, |post| wqe::write_value(post, b.remote(0), 5, 8));
+    fabric.settle();
+    assert_eq!(a.completion(0).unwrap().result.unwrap_err().syndrome, Syndrome::RetryExceeded.code());
+}
+
+#[test]
+fn what_was_on_its_way_is_there_when_a_registration_has_ended() {
+    let fabric = SoftFabric::default();
+    let nics = [0, 1].map(|rank| open(fabric.add(SoftConfig::ethernet(rank))));
+    let [a, b] = [0, 1].map(|rank: usize| Side::new(&nics[rank], &[SENDER]));
+    connect(&a, &b, 0);
+    let window = Slab::new(PAGE);
+    // Safety: dropped after the registration.
+    let region = unsafe { nics[1].register(&window.extent(), 0, Access::PAYLOAD) }.unwrap();
+    let there = Remote { address: 64, key: Be32::new(region.remote_key) };
+    a.post(0, |post| wqe::write_value(post, there, 5, 8));
+    fabric.settle();
+    assert!(a.completion(0).unwrap().result.is_ok());
+    assert_eq!(window.word(64).load(Ordering::Acquire), 0, "complete, but not in view");
+    drop(region);
+    assert_eq!(window.word(64).load(Ordering::Acquire), 5);
 }

@@ -425,3 +425,25 @@ fn a_completion_queue_counts_what_it_was_given() {
     let seen = [Cqc::LOG_CQ_SIZE, Cqc::PRODUCER_COUNTER].map(|field| answer.get(context.field(field)));
     assert_eq!(seen, [4, 0]);
 }
+
+#[test]
+fn optional_fields_count_only_by_their_bits_and_a_long_packet_is_no_error_of_the_command() {
+    let mut config = SoftConfig::ethernet(0);
+    config.ports[0].mtu = Mtu::B1024;
+    let bench = Bench::new(config);
+    let (_, completions) = bench.completion_queue();
+    let (handle, number) = bench.queue(completions);
+    bench.modify(handle, &init(number)).unwrap();
+    let context = ModifyQpIn::QPC;
+    let mut command = ready_to_receive(number);
+    command
+        .set(ModifyQpIn::OPT_PARAM_MASK, opt_param::RWE | opt_param::RAE)
+        .set(context.field(Qpc::RWE), 1)
+        .set(context.field(Qpc::RRE), 1);
+    bench.modify(handle, &command).unwrap();
+    let queue = bench.fabric.queue(number).unwrap();
+    let rights = [queue.rights.remote_write, queue.rights.remote_read, queue.rights.remote_atomic];
+    assert_eq!(rights, [true, false, false]);
+    // 4,096 bytes do not go through this port, so no peer agrees with it.
+    assert_eq!(queue.mtu, 0);
+}
