@@ -150,6 +150,16 @@ pub enum NicError {
         /// Where they are.
         address: u64,
     },
+    /// The NIC does not reach this kind of memory.
+    #[error("{nic} does not reach {kind} memory of {device}")]
+    Memory {
+        /// Name of the NIC.
+        nic: String,
+        /// Where the memory lies.
+        kind: String,
+        /// Name of its device.
+        device: String,
+    },
     /// The peer runs another version of this library.
     #[error("{peer} speaks version {theirs} of the exchange, this rank {own}")]
     Version {

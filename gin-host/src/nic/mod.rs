@@ -2,7 +2,7 @@
 //! NICs that a GPU drives by itself: what brings their queue pairs up.
 //!
 //! [`Nic::open`] asks a NIC what it can do and refuses one that is not enough. [`QueueSet::new`] makes the queue pairs of a
-//! context in one slab of memory, ranks exchange their [`Address`]es, and [`QueueSet::connect`] makes each ready. Every
+//! context in one slab of memory ([`DeviceQueues::new`] allocates it in a device), ranks exchange their [`Address`]es, and [`QueueSet::connect`] makes each ready. Every
 //! step that fails says which NIC, which step and which peer; whatever was made until then is ended.
 //!
 //! Where a GPU cannot ring doorbells itself, a [`DoorbellRelay`] does it for it. [`probe`] says which NICs of this host can serve GPUs, and of each other one why not.
@@ -17,6 +17,7 @@
 //! No real NIC has been brought up by this yet.
 
 mod address;
+mod device;
 mod error;
 pub mod hca;
 mod layout;
@@ -30,6 +31,7 @@ pub mod soft;
 pub mod testing;
 
 pub use address::Address;
+pub use device::{DeviceQueueError, DeviceQueues, RegisteredSlice};
 pub use error::{NicError, Peer, Step};
 pub use hca::{Hca, HcaError};
 pub use layout::{DEPTHS, Layout, QueuePlace, QueueSpec, Role};

@@ -43,6 +43,10 @@ impl Hca for FailingHca {
         self.inner.shares_doorbells()
     }
 
+    fn reaches_gpus(&self) -> bool {
+        self.inner.reaches_gpus()
+    }
+
     fn command(&self, input: &[u8], output: &mut [u8]) -> Result<(), HcaError> {
         self.check()?;
         self.inner.command(input, output)

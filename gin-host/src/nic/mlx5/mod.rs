@@ -273,6 +273,10 @@ impl Hca for Mlx5 {
         true
     }
 
+    fn reaches_gpus(&self) -> bool {
+        true
+    }
+
     fn command(&self, input: &[u8], output: &mut [u8]) -> Result<(), HcaError> {
         // Safety: both slices are there during the call.
         let result = unsafe {

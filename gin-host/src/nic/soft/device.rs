@@ -65,6 +65,10 @@ impl Hca for SoftHca {
         false
     }
 
+    fn reaches_gpus(&self) -> bool {
+        false
+    }
+
     fn command(&self, input: &[u8], output: &mut [u8]) -> Result<(), HcaError> {
         self.send(None, input, output).map(|_| ())
     }
