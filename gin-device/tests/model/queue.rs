@@ -429,7 +429,7 @@ models! {
     }
 
     fn a_post_whose_deadline_is_over_claims_nothing_and_leaves_the_queue_usable() {
-        for (preemptions, first) in [(2, STARTS[0]), (1, STARTS[2])] {
+        for (preemptions, first) in [(2, STARTS[0]), (2, STARTS[2])] {
             let (refused, accepted) = (Reached::new("post refused"), Reached::new("post accepted"));
             let marks = (refused.clone(), accepted.clone());
             explore(preemptions, move || {
