@@ -23,6 +23,7 @@
 
 use crate::backend::Backend;
 use crate::coop::Coop;
+use crate::far::LAST;
 use crate::gin::{Gin, Raises, Scope, look_around, release, signal_tables};
 use crate::signal::{ContextId, SignalAction, SignalId};
 use crate::signal_words::Words;
@@ -105,8 +106,10 @@ struct Known {
     pair: usize,
     /// What is raised at the member.
     raises: Raises,
-    /// What the member raises here.
+    /// The word that the member raises here.
     words: Words<Global>,
+    /// What the words that nobody raises add.
+    rest: u64,
     /// How often the member's arrival was waited for.
     shadow: GlobalWord,
 }
@@ -238,9 +241,10 @@ impl<B: Backend> BarrierSession<B> {
         let (gin, member) = self.pair(pair);
         let raises = gin.find_internal(self.team.member(member)?, self.arrival())?;
         let (words, shadow) = signal_tables(gin.core(), self.first_signal + member);
-        // All arrivals of one barrier take the same way, so nobody else raises its signals.
-        let words = Words { nic: None, cpu: None, ..words };
-        let known = Known { pair, raises, words, shadow };
+        // All arrivals of one barrier take the same way, so nobody else raises its signals: the CPU's word holds what it
+        // began with.
+        let rest = if words.cpu.is_some() { words.near.at(LAST).load_relaxed_gpu() } else { 0 };
+        let known = Known { pair, raises, words: Words { nic: None, cpu: None, ..words }, rest, shadow };
         if self.known.is_none() {
             self.known = Some(known);
         }
@@ -304,12 +308,13 @@ impl<B: Backend> BarrierSession<B> {
         let mut outcome = Ok(());
         let deadline = Shared::start::<Global>(deadline);
         for pair in coop.stripe(self.pairs(fence)) {
-            let (words, shadow) = if self.by_network {
+            let (words, rest, shadow) = if self.by_network {
                 let (gin, member) = self.pair(pair);
-                signal_tables(gin.core(), self.first_signal + member)
+                let (words, shadow) = signal_tables(gin.core(), self.first_signal + member);
+                (words, 0, shadow)
             } else {
                 match self.know(pair) {
-                    Ok(known) => (known.words, known.shadow),
+                    Ok(known) => (known.words, known.rest, known.shadow),
                     Err(fault) => {
                         outcome = Err(fault);
                         break;
@@ -319,13 +324,14 @@ impl<B: Backend> BarrierSession<B> {
             let expected = shadow.load_relaxed_gpu().wrapping_add(1);
             shadow.store_relaxed_gpu(expected);
             let status = self.gin.core().status();
-            let waited = words.wait(&status, expected, SIGNAL_BITS, deadline.left::<Global>());
-            let looked = look_around::<B>(self.gin.core()).map_err(|stop| (stop, expected));
+            let least = expected.wrapping_sub(rest);
+            let waited = words.wait(&status, least, SIGNAL_BITS, deadline.left::<Global>());
+            let looked = look_around::<B>(self.gin.core()).map_err(|stop| (stop, least));
             if let Err((stop, seen)) = waited.and(looked) {
                 let (gin, member) = self.pair(pair);
                 let peer = self.team.member(member).map_or(gin_abi::fault::NONE, |rank| rank.world());
                 let timeout = gin.core().fault(FaultKind::Timeout, Operation::Barrier).peer(peer);
-                outcome = Err(status.explain(stop, timeout.values(expected, seen)));
+                outcome = Err(status.explain(stop, timeout.values(expected, seen.wrapping_add(rest))));
                 break;
             }
         }
