@@ -2,6 +2,7 @@
 //! The queue from every start offset, round after round, on the CPU's words, one thread being both ends.
 
 use gin_abi::Deadline;
+use gin_device::far;
 use gin_device::gin::{Order, Sharing};
 use gin_device::queue::{Consumer, Finished, NOTHING, Producer, Queue, initial_word, phase};
 use gin_device::status::{Status, Stop};
@@ -9,6 +10,9 @@ use gin_device::sys::{Global, GlobalWord, Word};
 
 const N: usize = 2;
 const NOW: Deadline = Deadline::after_ns(0);
+const RANKS: usize = 2;
+/// Index of the words beside those that the consumer publishes; they come last.
+const NEAR: usize = 44;
 
 /// Where the index leaves 32 bits, where it would turn negative if it were signed, and where a queue usually starts.
 const EDGES: [u64; 3] = [0, 1 << 32, 1 << 63];
@@ -28,15 +32,15 @@ fn for_each_start(mut test: impl FnMut(u32, u64)) {
 /// Calls `test` with both ends of a new queue and its status.
 fn with_queue(depth_log2: u32, first: u64, test: impl FnOnce(Producer<Global, N>, Consumer<Global, N>)) {
     #[repr(align(16))]
-    struct Words([u64; 64]);
+    struct Words([u64; NEAR + (2 + RANKS) * far::WORDS as usize]);
     // What a queue's memory holds before it is made must not matter.
-    let mut words = Words([u64::MAX; 64]);
+    let mut words = Words([u64::MAX; NEAR + (2 + RANKS) * far::WORDS as usize]);
     // Safety: every handle is one of the array's words, and none is used after it.
     let mut word = |index: usize| unsafe { GlobalWord::new(&raw mut words.0[index] as u64) };
     let queue: Queue<Global, N> = Queue {
         slots: word(0),
         claim: word(16),
-        near: word(44),
+        near: word(NEAR),
         taken: word(18),
         done: word(19),
         oldest: word(20),
@@ -47,7 +51,7 @@ fn with_queue(depth_log2: u32, first: u64, test: impl FnOnce(Producer<Global, N>
     for block in [status.host, status.kernel, status.copy] {
         block.store_relaxed_sys(0);
     }
-    queue.initialise(first, 2);
+    queue.initialise(first, RANKS as u64);
     // Safety: the queue was just initialised for `first`.
     let consumer = unsafe { Consumer::new(queue, first) };
     test(Producer { queue, status }, consumer);
