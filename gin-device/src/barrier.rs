@@ -93,8 +93,6 @@ pub struct BarrierSession<B: Backend> {
     by_network: bool,
     /// Set by an arrival that went well, until the wait.
     arrived: Option<Fence>,
-    /// The barrier was whole when this session began to use it, and nothing went wrong since.
-    whole: bool,
     /// The calling thread's first pair, if no arrival takes the network.
     known: Option<Known>,
 }
@@ -147,7 +145,6 @@ impl<B: Backend> BarrierSession<B> {
             all_routes: false,
             by_network: Self::goes_by_network(gin, team, &members),
             arrived: None,
-            whole: false,
             known: None,
         })
     }
@@ -214,16 +211,10 @@ impl<B: Backend> BarrierSession<B> {
 
     /// Meets, and says whether the barrier is whole.
     #[inline(always)]
-    fn usable(&mut self, coop: &impl Coop) -> Result<(), Fault> {
-        if self.whole {
-            coop.sync();
-            return Ok(());
-        }
+    fn usable(&self, coop: &impl Coop) -> Result<(), Fault> {
         let broken = self.broken.load_relaxed_gpu() != 0;
         let fault = self.gin.core().fault(FaultKind::BarrierBroken, Operation::Barrier);
-        coop.agree(if broken { Err(fault) } else { Ok(()) })?;
-        self.whole = true;
-        Ok(())
+        coop.agree(if broken { Err(fault) } else { Ok(()) })
     }
 
     /// What this rank raises at the others.
@@ -358,13 +349,10 @@ impl<B: Backend> BarrierSession<B> {
     }
 
     #[inline(always)]
-    fn finish(&mut self, coop: &impl Coop, outcome: Result<(), Fault>) -> Result<(), Fault> {
+    fn finish(&self, coop: &impl Coop, outcome: Result<(), Fault>) -> Result<(), Fault> {
         let outcome = coop.agree(outcome);
-        if outcome.is_err() {
-            self.whole = false;
-            if coop.elect() {
-                self.broken.store_relaxed_gpu(1);
-            }
+        if outcome.is_err() && coop.elect() {
+            self.broken.store_relaxed_gpu(1);
         }
         outcome
     }

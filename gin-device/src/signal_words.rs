@@ -15,7 +15,7 @@
 //! the release sequence of the earlier ones.
 //!
 //! At the word in host memory one thread looks for all, see [`far`](crate::far). What a wait takes for its value may be
-//! older than at its first load then, but no older than at the end of any wait before.
+//! older than at its first load then, but no older than at the end of any wait before (but see the next section).
 //!
 //! # Signals that GPUs raise
 //! Where there are words in GPU memory too, mostly these are raised, and a look at the word in host memory each time would

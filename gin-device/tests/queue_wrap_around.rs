@@ -94,8 +94,8 @@ fn requests_come_out_whole_and_in_order_for_many_rounds_whatever_index_the_queue
                 let depth = producer.queue.depth();
                 let mut index = first;
                 for _ in 0..8 * depth / burst {
-                    let claim = producer.claim(burst, Sharing::Gpu);
-                    assert_eq!(claim.first, index);
+                    let claimed = producer.claim(burst, Sharing::Gpu);
+                    assert_eq!(claimed, index);
                     for offset in 0..burst {
                         fill(&producer, index + offset).expect("room for the claim");
                     }

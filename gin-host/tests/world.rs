@@ -3,7 +3,7 @@
 
 use gin_abi::{Deadline, FaultKind};
 use gin_device::prelude::*;
-use gin_host::comm::{CommError, Requirements, State, WindowFlags};
+use gin_host::comm::{CommError, Requirements, Routes, State, WindowFlags};
 use gin_host::net::peer::Peer;
 use gin_host::net::testing::{Delay, FailOnDemand, FailSwitch, Failure, Reorder, Sabotage, Trickle, Withhold};
 use gin_host::net::{Endpoint, Network};
@@ -99,6 +99,59 @@ pub unsafe fn host_test_wait(comm: Comm, deadline: Deadline) {
     let gin = Gin::new(&comm, ContextId::new(0));
     if let Err(fault) = gin.wait_signal(&Block, SignalId::new(3), 1, deadline) {
         comm.report(fault);
+    }
+}
+
+/// All ranks meet in one session; then rank 0 alone, in another session of the same barrier, which breaks it, and once
+/// more in the first. Stores the codes of what these two ended with, 0 for no fault.
+///
+/// # Safety
+/// - One block, resident. `codes` is two words of device memory.
+#[kernel]
+pub unsafe fn host_test_two_sessions(comm: Comm, codes: *mut u64, deadline: Deadline) {
+    let gin = Gin::new(&comm, ContextId::new(0));
+    let meet = || -> Result<(), Fault> {
+        let mut first = BarrierSession::new(&gin, BarrierTeam::World, 0)?;
+        first.sync(&Block, Fence::None, Deadline::NONE)?;
+        if comm.world().rank() != 0 {
+            return Ok(());
+        }
+        let mut second = BarrierSession::new(&gin, BarrierTeam::World, 0)?;
+        let outcomes = [second.sync(&Block, Fence::None, deadline), first.sync(&Block, Fence::None, deadline)];
+        for (index, outcome) in outcomes.into_iter().enumerate() {
+            // Safety: the kernel's promise; all threads store the same.
+            unsafe { codes.add(index).write(outcome.map_or_else(|fault| u64::from(fault.kind.code()), |()| 0)) };
+        }
+        Ok(())
+    };
+    if let Err(fault) = meet() {
+        comm.report(fault);
+    }
+}
+
+#[test]
+fn a_barrier_that_broke_in_one_session_is_refused_in_another_that_was_there_before() {
+    for routes in [Routes::Automatic, Routes::Network] {
+        let config = WorldConfig { routes, ..WorldConfig::seeded(2, 5) };
+        let codes = launch(config, |rank| -> Result<Vec<u64>, CommError> {
+            let comm = rank.communicator(&Requirements { world_barriers: 1, ..Requirements::default() })?;
+            let codes = comm.alloc_window::<u64>(2, WindowFlags::NONE)?;
+            let stream = rank.stream()?;
+            let (kernel, handle) = (rank.kernel("host_test_two_sessions")?, comm.device()?);
+            let word = codes.memory().address() as usize as *mut u64;
+            // Safety: one block, resident; communicator and window live until it has ended.
+            unsafe {
+                stream.launch(&kernel, LaunchConfig::new(1, 33), &[&handle, &word, &Deadline::after_us(50)])?;
+            }
+            stream.synchronize()?;
+
+            assert_eq!(comm.fault(), None);
+            let found = codes.read_all()?;
+            comm.destroy()?;
+            Ok(found)
+        });
+        let expected = [FaultKind::Timeout, FaultKind::BarrierBroken].map(|kind| u64::from(kind.code()));
+        assert_eq!(codes.unwrap()[0], expected, "{routes:?}");
     }
 }
 

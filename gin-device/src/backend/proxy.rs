@@ -98,7 +98,7 @@ impl Backend for Proxy {
                 return None;
             }
             if alone {
-                return Some(producer.add_if(true, 1, sharing));
+                return Some(producer.claim(1, sharing));
             }
             let group = Group::of(here, &producer);
             let first = group.claim(&producer, sharing);

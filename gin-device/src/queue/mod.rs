@@ -47,7 +47,7 @@ mod consumer;
 mod producer;
 
 pub use consumer::{Consumer, Finished};
-pub use producer::{Claim, Producer};
+pub use producer::Producer;
 
 use crate::far::{self, Far};
 use crate::sys::{Memory, Word};

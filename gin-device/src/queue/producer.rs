@@ -17,15 +17,6 @@ pub struct Producer<M: Memory, const N: usize> {
     pub status: Status<M>,
 }
 
-/// Slots that a thread, or a group of lanes, may fill: `first .. first + count`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Claim {
-    /// Index of the first slot.
-    pub first: u64,
-    /// Number of slots.
-    pub count: u64,
-}
-
 impl<M: Memory, const N: usize> Producer<M, N> {
     /// Whether slot `index` is empty when `taken` slots are known to have been emptied.
     ///
@@ -35,10 +26,10 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         (index.wrapping_sub(taken) as i64) <= self.queue.depth_mask as i64
     }
 
-    /// Claims `count` slots, whether there is room or not; whoever claims must fill all of them.
+    /// Claims `count` slots, whether there is room or not; gives the index of the first. All of them must be filled.
     #[inline(always)]
-    pub fn claim(&self, count: u64, sharing: Sharing) -> Claim {
-        Claim { first: self.add_if(true, count, sharing), count }
+    pub fn claim(&self, count: u64, sharing: Sharing) -> u64 {
+        self.add_if(true, count, sharing)
     }
 
     /// Claims `count` slots if `leads`; gives the first one's index then.

@@ -91,7 +91,10 @@ macro_rules! word_operations {
 /// The statement of an operation as `asm!` takes it: for a row of the table above from its shape and PTX, for the others
 /// by name. `{p}`, `{v}`, `{c}`, `{o}`, `{l}`, `{h}` and `{t}` are registers of 64 bits, `{i}`, `{n}`, `{w}` and `{s}` of
 /// 32.
-#[cfg_attr(not(any(target_arch = "nvptx64", test)), allow(unused_macro_rules))]
+#[cfg_attr(
+    not(any(target_arch = "nvptx64", test)),
+    allow(unused_macro_rules, reason = "only a GPU needs the statements")
+)]
 macro_rules! statement {
     (load $ptx:literal) => {
         concat!($ptx, " {v}, [{p}];")

@@ -207,9 +207,9 @@ impl World {
     pub fn post(&self, cell: usize) -> u64 {
         let producer = self.producer();
         self.write(cell);
-        let claim = producer.claim(1, Sharing::Gpu);
-        self.fill(claim.first, self.request(cell), Deadline::NONE).expect("nothing stops a fill");
-        claim.first
+        let index = producer.claim(1, Sharing::Gpu);
+        self.fill(index, self.request(cell), Deadline::NONE).expect("nothing stops a fill");
+        index
     }
 
     /// Fills a claimed slot.

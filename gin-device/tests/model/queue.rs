@@ -335,10 +335,9 @@ models! {
                 let group = {
                     let world = world.clone();
                     thread::spawn(move || {
-                        let claim = world.producer().claim(count as u64, Sharing::Gpu);
-                        assert_eq!(claim.count, count as u64);
+                        let first = world.producer().claim(count as u64, Sharing::Gpu);
                         for cell in 0..count {
-                            let index = claim.first.wrapping_add(cell as u64);
+                            let index = first.wrapping_add(cell as u64);
                             world.write(cell);
                             world.fill(index, world.request(cell), Deadline::NONE).unwrap();
                         }
