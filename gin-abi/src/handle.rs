@@ -106,9 +106,20 @@ pub struct CommHandle {
     /// GPU memory. 0 if no rank can. Here, and not in [`ContextData`], so that raising a signal by loads and stores takes
     /// one trip to memory to find it.
     pub peer_signals: u64,
+    /// Table of [`QueuePairData`](crate::gdaki::QueuePairData), for each context `ranks`, in GPU memory; 0 unless kernels
+    /// drive a NIC.
+    pub queue_pairs: u64,
+    /// Keys of windows, in GPU memory, each in a word of its own, big-endian as it lies in entries: for each window `ranks`
+    /// keys of the ranks' parts for remote access, then that of the own part for local access. A window's part begins at
+    /// address 0 of its region. 0 unless kernels drive a NIC.
+    pub window_keys: u64,
+    /// `contexts` if kernels drive a NIC, else 0.
+    pub gdaki_contexts: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
-const _: () = assert!(size_of::<CommHandle>() == 136 && align_of::<CommHandle>() == 8);
+const _: () = assert!(size_of::<CommHandle>() == 160 && align_of::<CommHandle>() == 8);
 
 /// Something that ended the normal course of a communicator, or not yet.
 ///
@@ -167,8 +178,11 @@ pub struct ContextData {
     pub signal_shadow: u64,
     /// Counter words that this rank's own kernels raise: GPU memory; 0 if there are none.
     pub counters_gpu: u64,
+    /// Where kernels drive a NIC: words of bits, one bit for each rank, of the peers that may have entries under way; GPU
+    /// memory. Else 0.
+    pub busy: u64,
     /// Zero: one context is one cache line.
-    pub reserved: [u64; 2],
+    pub reserved: u64,
 }
 
 const _: () = {

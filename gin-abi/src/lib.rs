@@ -11,6 +11,7 @@
 //! | [`descriptor`] | the 64-byte request that a kernel posts to the proxy |
 //! | [`deadline`] | how long a wait may last |
 //! | [`fault`] | error values that travel between kernel and host |
+//! | [`gdaki`] | queue pairs that kernels drive themselves |
 //! | [`mlx5`] | what an mlx5 NIC and its driver exchange: work-queue entries, completions, doorbells, command mailboxes |
 #![no_std]
 #![warn(missing_docs, unreachable_pub)]
@@ -18,6 +19,7 @@
 pub mod deadline;
 pub mod descriptor;
 pub mod fault;
+pub mod gdaki;
 pub mod handle;
 pub mod mlx5;
 
@@ -30,7 +32,7 @@ pub use handle::{BackendKind, CommHandle, ContextData, StatusBlock, WindowData, 
 ///
 /// A kernel module carries the version that it was compiled with (the symbol [`ABI_SYMBOL`]); loading one of another
 /// version is refused. Raised by every change of a layout here.
-pub const ABI_VERSION: u32 = 4;
+pub const ABI_VERSION: u32 = 5;
 
 /// Name of the 32-bit variable in a kernel module that holds its [`ABI_VERSION`].
 pub const ABI_SYMBOL: &str = "gin_abi_version";

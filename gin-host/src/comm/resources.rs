@@ -277,7 +277,8 @@ impl Resources {
                 counters: pinned + places.counters,
                 counter_near: near + places.counter_near,
                 counters_gpu: if own_gpu == 0 { 0 } else { near + places.counters_gpu },
-                reserved: [0; 2],
+                busy: 0,
+                reserved: 0,
             };
             self.device.write(self.context_table + context * size_of::<ContextData>() as u64, &[data])?;
         }
@@ -324,6 +325,10 @@ impl Resources {
             kernel_status_copy: near + self.status_copy,
             barrier_state: near + self.barrier_state,
             peer_signals: if self.signals_gpu.is_some() { near + self.peer_signals } else { 0 },
+            queue_pairs: 0,
+            window_keys: 0,
+            gdaki_contexts: 0,
+            reserved: 0,
         }
     }
 
