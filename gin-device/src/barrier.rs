@@ -232,9 +232,9 @@ impl<B: Backend> BarrierSession<B> {
         let (gin, member) = self.pair(pair);
         let raises = gin.find_internal(self.team.member(member)?, self.arrival())?;
         let (words, shadow) = signal_tables(gin.core(), self.first_signal + member);
-        // All arrivals of one barrier take the same way, so nobody else raises its signals: the CPU's word holds what it
+        // All arrivals of one barrier take the same way, so nobody else raises its signals: the other word holds what it
         // began with.
-        let rest = if words.cpu.is_some() { words.near.at(LAST).load_relaxed_gpu() } else { 0 };
+        let rest = words.near.at(LAST).load_relaxed_gpu();
         let known = Known { pair, raises, words: Words { nic: None, cpu: None, ..words }, rest, shadow };
         if self.known.is_none() {
             self.known = Some(known);
@@ -316,7 +316,8 @@ impl<B: Backend> BarrierSession<B> {
             shadow.store_relaxed_gpu(expected);
             let status = self.gin.core().status();
             let least = expected.wrapping_sub(rest);
-            let waited = words.wait(&status, least, SIGNAL_BITS, deadline.left::<Global>());
+            let waited =
+                words.wait(&status, least, SIGNAL_BITS, deadline.left::<Global>(), || B::attend(self.gin.core()));
             let looked = look_around::<B>(self.gin.core()).map_err(|stop| (stop, least));
             if let Err((stop, seen)) = waited.and(looked) {
                 let (gin, member) = self.pair(pair);

@@ -85,6 +85,12 @@ impl Comm {
         sys::narrow(self.0.proxy_contexts)
     }
 
+    /// Number of contexts whose NIC kernels drive.
+    #[inline(always)]
+    pub(crate) fn gdaki_contexts(&self) -> u32 {
+        sys::narrow(self.0.gdaki_contexts)
+    }
+
     /// Number of signals that can be raised strongly, per context.
     #[inline(always)]
     pub(crate) fn strong_signals(&self) -> u32 {

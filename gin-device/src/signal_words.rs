@@ -95,15 +95,23 @@ impl<M: Memory> Words<M> {
         value
     }
 
-    /// Waits until the value is at or past `least` on the circle of 2^`bits` values; gives the value.
+    /// Waits until the value is at or past `least` on the circle of 2^`bits` values; gives the value. Calls `attend` each
+    /// time that it has found it short of that for a while.
     ///
     /// Ordering: acquire, at system scope.
     ///
     /// # Errors
     /// [`Stop`] if the wait ended early, and the value then.
     #[inline(always)]
-    pub fn wait(&self, status: &Status<M>, least: u64, bits: u32, deadline: Deadline) -> Result<u64, (Stop, u64)> {
-        let value = self.wait_relaxed(status, least, bits, deadline)?;
+    pub fn wait(
+        &self,
+        status: &Status<M>,
+        least: u64,
+        bits: u32,
+        deadline: Deadline,
+        attend: impl FnMut(),
+    ) -> Result<u64, (Stop, u64)> {
+        let value = self.wait_relaxed(status, least, bits, deadline, attend)?;
         M::fence_acquire_sys();
         Ok(value)
     }
@@ -119,6 +127,7 @@ impl<M: Memory> Words<M> {
         least: u64,
         bits: u32,
         deadline: Deadline,
+        mut attend: impl FnMut(),
     ) -> Result<u64, (Stop, u64)> {
         let base = self.base().load_relaxed_gpu();
         // What would look at another word than `cpu` is not used.
@@ -132,7 +141,13 @@ impl<M: Memory> Words<M> {
             (true, 0) => Self::LOOKS_ALONE,
             (true, _) => 1,
         };
+        let mut looks = 0;
         let outcome = status.poll(deadline, || {
+            if looks == M::POLLS_PER_ATTEND {
+                looks = 0;
+                attend();
+            }
+            looks += 1;
             if until == 0 {
                 if self.cpu.is_some() {
                     far = look.now(None).or(far);

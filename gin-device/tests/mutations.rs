@@ -29,12 +29,20 @@ struct NotObservable {
     ptx: &'static str,
 }
 
-const NOT_OBSERVABLE: &[NotObservable] = &[NotObservable {
-    site: "status.rs look: fence_acquire_sys",
-    reason: "who is told loads the host's word too, which is then not older than what was seen here, and fences again",
-    argument: "with it the release that follows also covers what came before the fault, so that nobody depends on that load",
-    ptx: "fence.acquire.sys: CCTL.IVALL",
-}];
+const NOT_OBSERVABLE: &[NotObservable] = &[
+    NotObservable {
+        site: "status.rs look: fence_acquire_sys",
+        reason: "who is told loads the host's word too, which is then not older than what was seen here, and fences again",
+        argument: "with it the release that follows also covers what came before the fault, so that nobody depends on that load",
+        ptx: "fence.acquire.sys: CCTL.IVALL",
+    },
+    NotObservable {
+        site: "backend/gdaki/pair.rs carry: fence_release_gpu",
+        reason: "stores of doorbells are exchanges in the models, which take their places in the order in which they are made",
+        argument: "it keeps the doorbell before the token, whose next taker stores its doorbell after a branch on having it",
+        ptx: "fence.release.gpu: MEMBAR.ALL.GPU",
+    },
+];
 
 /// Tells the second process what to change.
 const VARIABLE: &str = "GIN_MUTATION";
@@ -129,7 +137,10 @@ fn parse(text: &str) -> Option<Mutation> {
 /// All models, those first that are about a file of the sources.
 fn all_about(file: &str) -> Vec<(&'static str, fn())> {
     let (status, signals, queue) = (model::status::MODELS, model::signals::MODELS, model::queue::MODELS);
-    if file.contains("/queue/") {
+    if file.contains("/gdaki/") {
+        // No other models pass there.
+        model::gdaki::MODELS.to_vec()
+    } else if file.contains("/queue/") {
         [queue, status, signals].concat()
     } else if file.ends_with("/status.rs") {
         [status, queue, signals].concat()

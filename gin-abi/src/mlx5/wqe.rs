@@ -88,6 +88,18 @@ impl QueueNumber {
         Self(Be32::new(number << 8))
     }
 
+    /// What lies in memory, as a native load gives it.
+    #[inline(always)]
+    pub const fn from_memory(raw: u32) -> Self {
+        Self(Be32::from_memory(raw))
+    }
+
+    /// What a native store has to put into memory.
+    #[inline(always)]
+    pub const fn memory(self) -> u32 {
+        self.0.memory()
+    }
+
     /// The number.
     #[inline(always)]
     pub const fn get(self) -> u32 {

@@ -4,18 +4,22 @@
 //! A back end is chosen when the kernel is compiled (`Gin<Proxy>`) or when it runs (`Gin<Any>`, the default); either way
 //! every operation is there.
 
+pub mod gdaki;
 mod proxy;
 
+pub use gdaki::Gdaki;
 pub use proxy::Proxy;
 
 use crate::comm::Comm;
-use crate::gin::Core;
+use crate::gin::{Core, Scope, release};
 use crate::status::Stop;
+use crate::sys::Global;
 use gin_abi::{Deadline, Descriptor, Operation};
 
 mod sealed {
     pub trait Sealed {}
     impl Sealed for super::Proxy {}
+    impl Sealed for super::Gdaki {}
     impl Sealed for super::Any {}
 }
 
@@ -29,6 +33,13 @@ pub trait Backend: sealed::Sealed + Copy {
     #[doc(hidden)]
     fn serves(comm: &Comm, context: u32) -> bool;
 
+    /// Releases what a post refers to, which the caller has released as far as `given`, as far as `required`.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn release(_core: &Core, given: Scope, required: Scope) {
+        release::<Global>(given, required);
+    }
+
     /// Posts one request of the calling thread; `operation` is what the user called. The payload has been released.
     ///
     /// # Errors
@@ -37,17 +48,22 @@ pub trait Backend: sealed::Sealed + Copy {
     #[doc(hidden)]
     fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), Stop>;
 
-    /// The place in the order of posts that the next one will get.
+    /// The place in the order of posts that the next one, to `peer` if one is named, will get.
     #[doc(hidden)]
-    fn position(core: &Core) -> u64;
+    fn position(core: &Core, peer: Option<u32>) -> u64;
 
-    /// Waits until all posts before `position` are finished, those to `peer` only if one is named. Orders as the core
-    /// says.
+    /// Waits until all posts before `position` are finished, those to `peer` only if one is named, which must be the one
+    /// that was named for the position. Orders as the core says.
     ///
     /// # Errors
     /// [`Stop`] if the wait ended early or one of the posts failed.
     #[doc(hidden)]
     fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), Stop>;
+
+    /// What waits for signals and counters do now and then: whatever has to be done so that these come.
+    #[doc(hidden)]
+    #[inline(always)]
+    fn attend(_core: &Core) {}
 }
 
 /// Whichever back end the communicator has; to peers of the LSA team, loads and stores.
@@ -59,21 +75,49 @@ impl Backend for Any {
 
     #[inline(always)]
     fn serves(comm: &Comm, context: u32) -> bool {
-        Proxy::serves(comm, context)
+        Proxy::serves(comm, context) || Gdaki::serves(comm, context)
+    }
+
+    #[inline(always)]
+    fn release(core: &Core, given: Scope, required: Scope) {
+        if !drives_nic(core) {
+            Proxy::release(core, given, required);
+        }
     }
 
     #[inline(always)]
     fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), Stop> {
-        Proxy::post(core, request, operation, deadline)
+        if drives_nic(core) {
+            Gdaki::post(core, request, operation, deadline)
+        } else {
+            Proxy::post(core, request, operation, deadline)
+        }
     }
 
     #[inline(always)]
-    fn position(core: &Core) -> u64 {
-        Proxy::position(core)
+    fn position(core: &Core, peer: Option<u32>) -> u64 {
+        if drives_nic(core) { Gdaki::position(core, peer) } else { Proxy::position(core, peer) }
     }
 
     #[inline(always)]
     fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), Stop> {
-        Proxy::wait(core, peer, position, deadline)
+        if drives_nic(core) {
+            Gdaki::wait(core, peer, position, deadline)
+        } else {
+            Proxy::wait(core, peer, position, deadline)
+        }
     }
+
+    #[inline(always)]
+    fn attend(core: &Core) {
+        if drives_nic(core) {
+            Gdaki::attend(core);
+        }
+    }
+}
+
+/// Whether kernels drive the NIC themselves, for a context that is served.
+#[inline(always)]
+fn drives_nic(core: &Core) -> bool {
+    core.comm().gdaki_contexts() != 0
 }

@@ -127,7 +127,7 @@ impl Backend for Proxy {
     }
 
     #[inline(always)]
-    fn position(core: &Core) -> u64 {
+    fn position(core: &Core, _: Option<u32>) -> u64 {
         producer(core).position()
     }
 

@@ -151,3 +151,9 @@ pub(crate) fn any_here(mask: u32, bit: bool) -> bool {
 pub(crate) fn ballot_here(mask: u32, bit: bool) -> u32 {
     ballot(mask, bit)
 }
+
+/// Meets the lanes of `mask`, which are here together; orders memory among them.
+#[track_caller]
+pub(crate) fn sync_here(mask: u32) {
+    sync_lanes(mask);
+}

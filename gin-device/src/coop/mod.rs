@@ -48,7 +48,7 @@ pub use imp::{block_dim, block_index, grid_dim, thread_index};
 pub use lanes::{LaneCoop, Lanes, Thread, Tile, Warp};
 pub use span::{Block, WarpSpan};
 
-pub(crate) use imp::{active_mask, alike, any_here, ballot_here, lanes_below, lanes_until, leader_shuffle};
+pub(crate) use imp::{active_mask, alike, any_here, ballot_here, lanes_below, lanes_until, leader_shuffle, sync_here};
 
 use gin_abi::Fault;
 

@@ -179,3 +179,9 @@ pub(crate) fn leader_shuffle(mask: u32, value: u64, from: u32) -> u64 {
         whole
     }
 }
+
+/// Meets the lanes of `mask`, which are here together; orders memory among them.
+#[inline(always)]
+pub(crate) fn sync_here(mask: u32) {
+    sync_lanes(mask);
+}

@@ -10,7 +10,7 @@ use crate::signal_words::Words;
 use crate::status::Stop;
 use crate::sys::{self, Global, GlobalWord};
 use crate::team::Rank;
-use gin_abi::handle::ENGINE_GPU;
+use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC};
 use gin_abi::{COUNTER_BITS, Deadline, Fault, FaultKind, Operation};
 
 /// A place in the order of a context's posts to one peer; from [`Gin::flush_async`].
@@ -39,7 +39,7 @@ impl<B: Backend> Gin<B> {
     #[inline(always)]
     pub(crate) fn flush_here(&self, deadline: Deadline) -> Result<(), Fault> {
         self.core().check(Operation::Flush)?;
-        let position = B::position(self.core());
+        let position = B::position(self.core(), None);
         let flushed = B::wait(self.core(), None, position, deadline);
         flushed.map_err(|stop| ended(self.core(), stop, Operation::Flush, position, 0))
     }
@@ -51,7 +51,7 @@ impl<B: Backend> Gin<B> {
     #[inline(always)]
     pub fn flush_async(&self, peer: Rank) -> Result<FlushToken, Fault> {
         self.core().check(Operation::Flush)?;
-        Ok(FlushToken { position: B::position(self.core()), peer })
+        Ok(FlushToken { position: B::position(self.core(), Some(peer.world())), peer })
     }
 
     /// Waits until the operations that the token notes are finished, as [`flush`](Self::flush) does. Operations to other
@@ -100,7 +100,9 @@ impl<B: Backend> Gin<B> {
     #[inline(always)]
     pub fn read_counter(&self, counter: impl Into<CounterView>) -> Result<u64, Fault> {
         let counter = counter.into();
-        Ok(read(self.core(), &self.counter(counter, Operation::WaitCounter)?, counter.bits))
+        let words = self.counter(counter, Operation::WaitCounter)?;
+        B::attend(self.core());
+        Ok(read(self.core(), &words, counter.bits))
     }
 
     /// Waits until a counter is at or past `least`, on a circle of 2^bits values.
@@ -152,11 +154,13 @@ fn counter_words(core: &Core, id: u32) -> Words<Global> {
     unsafe {
         let (counters, near) = sys::read_pair(&raw const (*core.data()).counters);
         let offset = id as u64 * 8;
-        let gpus = core.comm().engines() & ENGINE_GPU != 0;
+        let engines = core.comm().engines();
+        // Where there is a NIC, GPUs raise counters for it.
+        let gpus = engines & (ENGINE_GPU | ENGINE_NIC) != 0;
         Words {
             gpu: gpus.then(|| GlobalWord::new(sys::read_word(&raw const (*core.data()).counters_gpu) + offset)),
             nic: None,
-            cpu: Some(GlobalWord::new(counters + offset)),
+            cpu: (engines & ENGINE_CPU != 0).then(|| GlobalWord::new(counters + offset)),
             near: GlobalWord::new(near + far::WORDS * offset),
         }
     }
@@ -181,8 +185,8 @@ pub(super) fn wait<B: Backend>(
     deadline: Deadline,
 ) -> Result<u64, (Stop, u64)> {
     let value = match core.order() {
-        Order::Acquire => words.wait(&core.status(), least, bits, deadline),
-        Order::Relaxed => words.wait_relaxed(&core.status(), least, bits, deadline),
+        Order::Acquire => words.wait(&core.status(), least, bits, deadline, || B::attend(core)),
+        Order::Relaxed => words.wait_relaxed(&core.status(), least, bits, deadline, || B::attend(core)),
     }?;
     match look_around::<B>(core) {
         Ok(()) => Ok(value),

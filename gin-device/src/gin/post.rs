@@ -3,7 +3,7 @@
 //!
 //! Each is a builder that costs nothing: after inlining, a put is straight code with its constants folded in.
 
-use super::{Core, Gin, Scope, release};
+use super::{Core, Gin, Scope};
 use crate::backend::Backend;
 use crate::coop::{Coop, lead};
 use crate::lsa::{copy, publish};
@@ -188,7 +188,7 @@ fn post<B: Backend>(
 ) -> Result<(), Stop> {
     // What was stored at a peer takes the whole way.
     let required = if options.all_routes { Scope::System } else { options.required };
-    release::<Global>(options.given, required);
+    B::release(core, options.given, required);
     let request = Descriptor {
         peer: peer.world(),
         transfer,

@@ -7,7 +7,7 @@
 //! # Control dependencies
 //! loom, as the language's own model, orders two stores to one word only when one happens before the other. Hardware
 //! knows one order more: a store that depends on a branch on a loaded value comes after that load. The queue's slots
-//! rely on it (see `queue`), so the stores of slots are exchanges here: they take their place after the stores that were
+//! rely on it (see `queue`), and doorbells (see `backend::gdaki`), so these stores are exchanges here: they take their place after the stores that were
 //! made so far, and as they are relaxed they order nothing else.
 //!
 //! # Loads before stores
@@ -104,6 +104,22 @@ fn part(cell: *const Cell64, value: u64) -> u64 {
     (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9)
 }
 
+/// Whether stores of this name go to words that several threads store to, each after a branch that makes it the next one:
+/// doorbells and their records. See the module's docs.
+fn depends(operation: &str) -> bool {
+    matches!(operation, "store_mmio" | "store_relaxed_sys")
+}
+
+/// What an exchange of this name leaves.
+fn stored(operation: &str, before: u64, value: u64) -> u64 {
+    match operation {
+        "fetch_max" => before.max(value),
+        "fetch_or" => before | value,
+        "fetch_and" => before & value,
+        _ => before.wrapping_add(value),
+    }
+}
+
 /// A word, and what makes its loads known to loom's search.
 #[derive(Debug)]
 struct Cell64 {
@@ -191,7 +207,12 @@ macro_rules! implement_traits {
         implement_traits! { [$($word)*
             #[track_caller]
             fn $name(self, value: u64) {
-                self.change().store(value, ordering(Ordering::$ordering));
+                let ordering = ordering(Ordering::$ordering);
+                if depends(stringify!($name)) {
+                    self.change().swap(value, ordering);
+                } else {
+                    self.change().store(value, ordering);
+                }
                 self.changed(value);
             }
         ] [$($fence)*] $($rest)* }
@@ -201,7 +222,7 @@ macro_rules! implement_traits {
             #[track_caller]
             fn $name(self, value: u64) -> u64 {
                 let before = self.change().$op(value, ordering(Ordering::$ordering));
-                self.changed(before.wrapping_add(value));
+                self.changed(stored(stringify!($op), before, value));
                 before
             }
         ] [$($fence)*] $($rest)* }
@@ -253,6 +274,8 @@ macro_rules! implement_traits {
 
             // Every poll yields, or the checker would follow one thread for ever.
             const POLLS_PER_CHECK: u32 = 1;
+
+            const POLLS_PER_ATTEND: u32 = 1;
 
             const LOOK_NS: u64 = 0;
 

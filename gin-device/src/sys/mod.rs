@@ -14,10 +14,14 @@
 //! | `store_release_gpu` | `st.release.gpu.global.u64` | `MEMBAR.ALL.GPU`, `STG.E.64.STRONG.GPU` | waits for the thread's earlier writes to reach L2 |
 //! | `store_relaxed_sys` | `st.relaxed.sys.global.u64` | `STG.E.64.STRONG.SYS` | posted |
 //! | `store_release_sys` | `st.release.sys.global.u64` | `MEMBAR.ALL.SYS`, `STG.E.64.STRONG.SYS` | waits for all earlier writes of the thread, also those over PCIe and NVLink |
+//! | `store_mmio` | `st.mmio.relaxed.sys.global.u64` | `STG.E.64.MMIO.SYS` | posted; for doorbells |
 //! | `add_relaxed_cta` | `atom.relaxed.cta.global.add.u64` | `ATOMG.E.ADD.64.STRONG.SM` | one trip to L2 |
 //! | `add_relaxed_gpu` | `atom.relaxed.gpu.global.add.u64` | `ATOMG.E.ADD.64.STRONG.GPU` | one trip to L2 |
 //! | `add_relaxed_sys` | `atom.relaxed.sys.global.add.u64` | `ATOMG.E.ADD.64.STRONG.SYS` | one trip to the owner of the word |
 //! | `add_release_sys` | `atom.release.sys.global.add.u64` | `MEMBAR.ALL.SYS`, `ATOMG.E.ADD.64.STRONG.SYS` | that, after all earlier writes |
+//! | `max_relaxed_gpu` | `atom.relaxed.gpu.global.max.u64` | `ATOMG.E.MAX.64.STRONG.GPU` | one trip to L2 |
+//! | `or_relaxed_gpu` | `atom.relaxed.gpu.global.or.b64` | `ATOMG.E.OR.64.STRONG.GPU` | one trip to L2 |
+//! | `and_relaxed_gpu` | `atom.relaxed.gpu.global.and.b64` | `ATOMG.E.AND.64.STRONG.GPU` | one trip to L2 |
 //! | `cas_relaxed_gpu` | `atom.relaxed.gpu.global.cas.b64` | `ATOMG.E.CAS.64.STRONG.GPU` | one trip to L2 |
 //! | `fence_acquire_gpu` | `fence.acquire.gpu` | `CCTL.IVALL` | the L1 is invalidated |
 //! | `fence_acquire_sys` | `fence.acquire.sys` | `CCTL.IVALL` | the L1 is invalidated |
@@ -66,6 +70,8 @@ macro_rules! word_operations {
                 "Stores, relaxed, at system scope.";
             store store_release_sys "st.release.sys.global.u64" Release
                 "Stores, release, at system scope.";
+            store store_mmio "st.mmio.relaxed.sys.global.u64" Relaxed
+                "Stores to a register of a device, exactly once and whole; relaxed, at system scope.";
             rmw add_relaxed_cta "atom.relaxed.cta.global.add.u64" Relaxed fetch_add
                 "Adds modulo 2^64 and returns what was there, relaxed, at block scope.";
             rmw add_relaxed_gpu "atom.relaxed.gpu.global.add.u64" Relaxed fetch_add
@@ -74,6 +80,12 @@ macro_rules! word_operations {
                 "Adds modulo 2^64 and returns what was there, relaxed, at system scope.";
             rmw add_release_sys "atom.release.sys.global.add.u64" Release fetch_add
                 "Adds modulo 2^64 and returns what was there, release, at system scope.";
+            rmw max_relaxed_gpu "atom.relaxed.gpu.global.max.u64" Relaxed fetch_max
+                "Stores the larger of what is there and `value`; returns what was there. Relaxed, at GPU scope.";
+            rmw or_relaxed_gpu "atom.relaxed.gpu.global.or.b64" Relaxed fetch_or
+                "Sets bits and returns what was there, relaxed, at GPU scope.";
+            rmw and_relaxed_gpu "atom.relaxed.gpu.global.and.b64" Relaxed fetch_and
+                "Keeps bits and returns what was there, relaxed, at GPU scope.";
             cas cas_relaxed_gpu "atom.relaxed.gpu.global.cas.b64" Relaxed
                 "Stores `new` if `expected` is there; returns what was there. Relaxed, at GPU scope.";
             fence fence_acquire_gpu "fence.acquire.gpu" "fence.acq_rel.gpu" Acquire
@@ -221,8 +233,10 @@ macro_rules! declare_traits {
             type Word: Word;
 
             /// Polls between two looks at the status words and the clock in a wait; a power of two.
-            ///
             const POLLS_PER_CHECK: u32 = 64;
+
+            /// Polls of a signal or counter between two calls of what brings them about, where somebody has to.
+            const POLLS_PER_ATTEND: u32 = 8;
 
             /// Nanoseconds between two looks of the threads of a GPU, all together, at the host's status word, which takes
             /// about a microsecond. 0: each thread looks each time.

@@ -4,6 +4,7 @@
 //! A model is a sentence about a protocol and a program of two or three threads that would break it. loom runs the
 //! program in every interleaving (up to a bound of preemptions) and with every value that each relaxed load may return.
 
+pub mod gdaki;
 pub mod queue;
 pub mod signals;
 pub mod status;
@@ -25,7 +26,7 @@ pub const N: usize = 2;
 
 /// Every model, by its name.
 pub fn all() -> Vec<(&'static str, fn())> {
-    [status::MODELS, signals::MODELS, queue::MODELS].concat()
+    [status::MODELS, signals::MODELS, queue::MODELS, gdaki::MODELS].concat()
 }
 
 /// Declares models: each is a test, and an entry of `MODELS` for the mutation tests.

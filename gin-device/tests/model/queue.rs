@@ -152,7 +152,7 @@ models! {
                 let world = world.clone();
                 thread::spawn(move || {
                     world.post(0);
-                    world.signals[0].wait(&world.status, 1, gin_abi::COUNTER_BITS, Deadline::NONE).unwrap();
+                    world.signals[0].wait(&world.status, 1, gin_abi::COUNTER_BITS, Deadline::NONE, || {}).unwrap();
                     world.cells[0].write(0);
                 })
             };

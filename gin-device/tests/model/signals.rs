@@ -59,7 +59,7 @@ models! {
                 let world = World::new(signals([by_both(gpu, cpu)], 2));
                 let raisers = [raiser(&world, 0, GPU), raiser(&world, 1, CPU)];
                 let words = &world.signals[0];
-                assert_eq!(words.wait(&world.status, 2, bits, Deadline::NONE), Ok(2));
+                assert_eq!(words.wait(&world.status, 2, bits, Deadline::NONE, || {}), Ok(2));
                 assert_eq!(world.cells[0].read() + world.cells[1].read(), 14);
                 assert_eq!(words.value(bits), 2);
                 for raiser in raisers {
@@ -74,7 +74,7 @@ models! {
             explore(3, move || {
                 let world = World::new(signals([by_one(engine, u64::MAX)], 2));
                 let raisers = [raiser(&world, 0, engine), raiser(&world, 1, engine)];
-                world.signals[0].wait(&world.status, 2, SIGNAL_BITS, Deadline::NONE).unwrap();
+                world.signals[0].wait(&world.status, 2, SIGNAL_BITS, Deadline::NONE, || {}).unwrap();
                 assert_eq!(world.cells[0].read() + world.cells[1].read(), 14);
                 for raiser in raisers {
                     raiser.join().unwrap();
@@ -93,7 +93,7 @@ models! {
                 let (world, marks) = (world.clone(), marks.clone());
                 thread::spawn(move || {
                     let words = &world.signals[0];
-                    words.wait(&world.status, least, SIGNAL_BITS, Deadline::NONE).unwrap();
+                    words.wait(&world.status, least, SIGNAL_BITS, Deadline::NONE, || {}).unwrap();
                     for cell in 0..least as usize {
                         assert_eq!(world.cells[cell].read(), 7);
                     }
@@ -123,7 +123,7 @@ models! {
             let looker = {
                 let world = world.clone();
                 thread::spawn(move || {
-                    world.signals[0].wait(&world.status, 1, SIGNAL_BITS, Deadline::NONE).unwrap();
+                    world.signals[0].wait(&world.status, 1, SIGNAL_BITS, Deadline::NONE, || {}).unwrap();
                     assert_eq!(world.cells[0].read(), 7);
                 })
             };
@@ -132,7 +132,7 @@ models! {
                 thread::spawn(move || {
                     let words = &world.signals[0];
                     let last = words.near.at(LAST).load_relaxed_gpu();
-                    words.wait(&world.status, 1, SIGNAL_BITS, Deadline::NONE).unwrap();
+                    words.wait(&world.status, 1, SIGNAL_BITS, Deadline::NONE, || {}).unwrap();
                     if last != u64::MAX - 2 {
                         mark.mark();
                     }
@@ -152,12 +152,12 @@ models! {
             let world = World::new(signals([by_both(u64::MAX, 0)], 2));
             let raisers = [raiser(&world, 0, GPU), raiser(&world, 1, CPU)];
             let words = &world.signals[0];
-            let reached = words.wait(&world.status, 1, SIGNAL_BITS, Deadline::NONE).unwrap();
+            let reached = words.wait(&world.status, 1, SIGNAL_BITS, Deadline::NONE, || {}).unwrap();
             assert!((1..=2).contains(&reached));
             let later = words.value(SIGNAL_BITS);
             assert!(later >= reached, "{later} after {reached}");
             assert!(words.read(SIGNAL_BITS) >= later);
-            assert!(words.wait(&world.status, reached, SIGNAL_BITS, Deadline::after_ns(0)).is_ok());
+            assert!(words.wait(&world.status, reached, SIGNAL_BITS, Deadline::after_ns(0), || {}).is_ok());
             for raiser in raisers {
                 raiser.join().unwrap();
             }
@@ -194,7 +194,7 @@ models! {
                 };
                 for cell in 0..2 {
                     let least = start.wrapping_add(cell + 1) & mask(COUNTER_BITS);
-                    world.signals[0].wait(&world.status, least, COUNTER_BITS, Deadline::NONE).unwrap();
+                    world.signals[0].wait(&world.status, least, COUNTER_BITS, Deadline::NONE, || {}).unwrap();
                     assert_eq!(world.cells[cell as usize].read(), 7);
                 }
                 proxy.join().unwrap();
@@ -207,7 +207,7 @@ models! {
             let world = World::new(signals([by_both(0, 0)], 1));
             let waiter = {
                 let world = world.clone();
-                thread::spawn(move || world.signals[0].wait(&world.status, 2, SIGNAL_BITS, Deadline::NONE))
+                thread::spawn(move || world.signals[0].wait(&world.status, 2, SIGNAL_BITS, Deadline::NONE, || {}))
             };
             let raiser = raiser(&world, 0, GPU);
             world.status.post(fault(0));
@@ -237,7 +237,7 @@ models! {
                     publish::<Loom>(Scope::Thread, Some((word(&world, 0, GPU), 3)), None);
                 })
             };
-            world.signals[0].wait(&world.status, 3, SIGNAL_BITS, Deadline::NONE).unwrap();
+            world.signals[0].wait(&world.status, 3, SIGNAL_BITS, Deadline::NONE, || {}).unwrap();
             assert_eq!(world.cells[0].read() + world.cells[1].read(), 14);
             storing.join().unwrap();
             raising.join().unwrap();
@@ -255,7 +255,7 @@ models! {
                 })
             };
             let proxy = raiser(&world, 1, CPU);
-            world.signals[0].wait(&world.status, 2, COUNTER_BITS, Deadline::NONE).unwrap();
+            world.signals[0].wait(&world.status, 2, COUNTER_BITS, Deadline::NONE, || {}).unwrap();
             assert_eq!(world.cells[0].read() + world.cells[1].read(), 14);
             getting.join().unwrap();
             proxy.join().unwrap();
@@ -312,13 +312,13 @@ models! {
                         world.cells[number].write(phase);
                         raise(word, 1);
                         let next = &world.signals[1 + number];
-                        next.wait(&world.status, phase, SIGNAL_BITS, Deadline::NONE).unwrap();
+                        next.wait(&world.status, phase, SIGNAL_BITS, Deadline::NONE, || {}).unwrap();
                     }
                 })
             });
             let words = &world.signals[0];
             for phase in 1..=2 {
-                assert_eq!(words.wait(&world.status, 2, SIGNAL_BITS, Deadline::NONE), Ok(2));
+                assert_eq!(words.wait(&world.status, 2, SIGNAL_BITS, Deadline::NONE, || {}), Ok(2));
                 assert_eq!([0, 1].map(|number| world.cells[number].read()), [phase; 2]);
                 words.reset();
                 assert_eq!(words.value(SIGNAL_BITS), 0);
@@ -349,7 +349,7 @@ models! {
                         }
                         for member in 0..2 {
                             let signal = &world.signals[2 * rank + member];
-                            signal.wait(&world.status, epoch, SIGNAL_BITS, Deadline::NONE).unwrap();
+                            signal.wait(&world.status, epoch, SIGNAL_BITS, Deadline::NONE, || {}).unwrap();
                         }
                     };
                     for round in 1..=2 {

@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The GDAKI back end: the kernel writes an mlx5 NIC's work-queue entries, rings its doorbell and reads its completions.
+//!
+//! Each context has a queue pair to each peer. What becomes of the front end's operations:
+//!
+//! | operation | entries |
+//! | --- | --- |
+//! | put | WRITE; NOP if it is empty. One for each piece that the queue pair may move at once |
+//! | put_value | WRITE with inline data |
+//! | get | READ. Its data is in view after a DUMP, which a flush posts; with a counter at once |
+//! | signal | FETCH_ADD, behind the put that it is bound to |
+//!
+//! Entries of one queue pair are carried out in order, so every signal is strong. A counter is raised by the thread that
+//! takes the completion of its last entry: waits for counters take completions, so that needs no companion queue pair, no
+//! WAIT entry and no NIC that reaches itself. BlueFlame, which sends an entry along with the doorbell, is not used.
+//!
+//! [`pair`] has the protocol among the threads of a GPU.
+
+pub mod pair;
+
+use super::Backend;
+use crate::comm::Comm;
+use crate::coop;
+use crate::gin::{Core, Scope, Sharing};
+use crate::status::Stop;
+use crate::sys::{self, Global, GlobalWord, Word};
+use gin_abi::gdaki::QueuePairData;
+use gin_abi::mlx5::be::Be32;
+use gin_abi::mlx5::cqe::Syndrome;
+use gin_abi::mlx5::wqe::{self, Flags, Local, QueueNumber, Remote, Segment, opcode};
+use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation, RemoteSignal, SignalTarget, Transfer};
+use pair::{Failure, Posting, QueuePair};
+
+/// The kernel drives the NIC.
+#[derive(Clone, Copy, Debug)]
+pub struct Gdaki;
+
+/// What entries need beside the queue pair, and where it is read.
+#[derive(Clone, Copy)]
+struct Link {
+    pair: QueuePair<Global>,
+    data: *const QueuePairData,
+    core: Core,
+    peer: u32,
+}
+
+impl Link {
+    #[inline(always)]
+    fn of(core: &Core, peer: u32) -> Self {
+        let handle = core.comm().handle();
+        let index = sys::narrow(core.context()).wrapping_mul(sys::narrow(handle.ranks)).wrapping_add(peer);
+        let data = (handle.queue_pairs as usize as *const QueuePairData).wrapping_add(index as usize);
+        // Safety: the front end checked the context and made the rank of a peer; the host keeps the table valid.
+        unsafe {
+            let (ring, tokens) = sys::read_pair(&raw const (*data).ring);
+            let (tags, completions) = sys::read_pair(&raw const (*data).tags);
+            let (record, doorbell) = sys::read_pair(&raw const (*data).record);
+            let (numbers, limits) = sys::read_pair((&raw const (*data).number).cast());
+            let (busy, busy_bit) = sys::read_pair(&raw const (*data).busy);
+            let (depth_log2, interval_log2) = (sys::narrow((numbers >> 32) as u32), sys::narrow(limits as u32));
+            core::hint::assert_unchecked(depth_log2 < 16 && interval_log2 < 16);
+            let pair = QueuePair {
+                words: GlobalWord::new(data as usize as u64),
+                ring: GlobalWord::new(ring),
+                tokens: GlobalWord::new(tokens),
+                tags: GlobalWord::new(tags),
+                completions: GlobalWord::new(completions),
+                record: GlobalWord::new(record),
+                doorbell: GlobalWord::new(doorbell),
+                busy: GlobalWord::new(busy),
+                busy_bit,
+                counters: GlobalWord::new(sys::read_word(&raw const (*data).counters)),
+                number: QueueNumber::from_memory(numbers as u32),
+                depth_log2,
+                interval_log2,
+                status: core.status(),
+            };
+            Self { pair, data, core: *core, peer }
+        }
+    }
+
+    /// Most bytes of one entry.
+    #[inline(always)]
+    fn most_bytes(&self) -> u64 {
+        // Safety: as in `of`; the second half of an aligned word.
+        let limits = unsafe { sys::read_word((&raw const (*self.data).interval_log2).cast()) };
+        limits >> 32
+    }
+
+    /// Keys of the peer's signal words and of the sink.
+    #[inline(always)]
+    fn keys(&self) -> (Be32, Local) {
+        // Safety: as in `of`.
+        let (keys, _) = unsafe { sys::read_pair((&raw const (*self.data).signal_key).cast()) };
+        let sink = Local { address: 0, key: Be32::from_memory((keys >> 32) as u32), bytes: 8 };
+        (Be32::from_memory(keys as u32), sink)
+    }
+
+    /// A key of a window: a rank's, or, for the number of ranks, the own local one.
+    #[inline(always)]
+    fn window_key(&self, window: u32, rank: u32) -> Be32 {
+        let handle = self.core.comm().handle();
+        let index = window as usize * (handle.ranks as usize + 1) + rank as usize;
+        let word = (handle.window_keys as usize as *const u64).wrapping_add(index);
+        // Safety: the front end has the id from a handle of the host's, which keeps the table valid.
+        Be32::from_memory(unsafe { sys::read_word(word) } as u32)
+    }
+
+    #[inline(always)]
+    fn there(&self, window: u32, address: u64) -> Remote {
+        Remote { address, key: self.window_key(window, self.peer) }
+    }
+
+    #[inline(always)]
+    fn here(&self, window: u32, address: u64, bytes: u32) -> Local {
+        Local { address, key: self.window_key(window, self.core.comm().handle().ranks), bytes }
+    }
+
+    /// The word that a signal raises.
+    #[inline(always)]
+    fn signal_word(&self, signal: &RemoteSignal) -> Remote {
+        match signal.target {
+            SignalTarget::Id(id) => {
+                // Safety: as in `of`.
+                let first = unsafe { sys::read_word(&raw const (*self.data).signals) };
+                Remote { address: first + 8 * id as u64, key: self.keys().0 }
+            }
+            SignalTarget::Address { window, offset } => self.there(window, offset),
+        }
+    }
+
+    /// Writes the entry that brings into view what reads before it brought.
+    #[inline(always)]
+    fn dump(&self, index: u64, flags: Flags) {
+        let (_, sink) = self.keys();
+        self.pair.store(index, wqe::dump(self.pair.head(index, flags), sink));
+    }
+
+    /// The fault that a failed entry is.
+    #[inline(always)]
+    fn failed(&self, (tail, syndromes): Failure) -> Fault {
+        let operation = match tail.operation() {
+            opcode::WRITE => Operation::Put,
+            opcode::READ => Operation::Get,
+            opcode::FETCH_ADD => Operation::Signal,
+            _ => Operation::Flush,
+        };
+        let syndrome = syndromes >> 56;
+        let gone = syndrome == Syndrome::RetryExceeded.code() as u64;
+        let kind = if gone { FaultKind::PeerLost } else { FaultKind::Network };
+        Fault::new(kind, operation).context(self.core.context()).peer(self.peer).values(tail.index() as u64, syndrome)
+    }
+
+    /// Posts one entry, and a signal or a dump behind it, with all lanes of the warp that post to this queue pair now.
+    #[inline(always)]
+    fn post(
+        &self,
+        first: impl Fn(wqe::Post) -> [Segment; 3],
+        then: Then<'_>,
+        request: &Descriptor,
+        deadline: Deadline,
+    ) -> Result<(), Stop> {
+        let (pair, sharing) = (&self.pair, self.core.sharing());
+        let counts = Counts { first: !matches!(then, Then::SignalAlone(_)), second: !matches!(then, Then::Nothing) };
+        let fill = |index: u64| {
+            if counts.first {
+                let flags = match (counts.second, request.counter) {
+                    (false, Some(_)) => Flags::COMPLETION,
+                    _ => Flags::NONE,
+                };
+                pair.store(index, first(pair.head(index, flags)));
+            }
+            let last = index + counts.all() - 1;
+            let flags = if request.counter.is_some() { Flags::COMPLETION } else { Flags::NONE };
+            match then {
+                Then::Nothing => {}
+                Then::Signal(signal) | Then::SignalAlone(signal) => {
+                    let add =
+                        wqe::fetch_add(pair.head(last, flags), self.signal_word(signal), signal.amount, self.keys().1);
+                    pair.store(last, add);
+                }
+                Then::Dump => {
+                    self.dump(last, flags.and(Flags::FENCE));
+                    pair.note_dump(last);
+                }
+            }
+            if let Transfer::Get { .. } = request.transfer {
+                pair.note_read(index);
+            }
+            if let Some(counter) = request.counter {
+                pair.tag(last, counter);
+            }
+        };
+        let posting = Posting { count: counts.all(), sharing, more: request.more, deadline };
+        let failed = |failure| self.failed(failure);
+        if sharing == Sharing::Thread {
+            let claim = || deadline.is_none().then(|| pair.claim_if(true, counts.all(), sharing));
+            let together = |filled: bool, index| filled.then_some((index, counts.all()));
+            return pair.post(posting, fill, claim, together, |bit| bit, failed);
+        }
+        // Those with and without a deadline apart: the latter claim at once, all together.
+        let here = if deadline.is_none() { coop::active_mask::<2>() } else { coop::active_mask::<3>() };
+        let group = Group::of(here, pair, counts);
+        let claim = || {
+            deadline.is_none().then(|| {
+                let first = pair.claim_if(group.leads(), group.all, sharing);
+                coop::leader_shuffle(here, first, group.last()) + group.before
+            })
+        };
+        let together = |filled: bool, index: u64| {
+            if !deadline.is_none() {
+                return filled.then_some((index, counts.all()));
+            }
+            group.written(here, filled, index, counts)
+        };
+        pair.post(posting, fill, claim, together, |bit| coop::any_here(here, bit), failed)
+    }
+}
+
+/// What follows the first entry of a post.
+#[derive(Clone, Copy)]
+enum Then<'a> {
+    Nothing,
+    Signal(&'a RemoteSignal),
+    /// There is no first entry.
+    SignalAlone(&'a RemoteSignal),
+    Dump,
+}
+
+/// Which entries a post has.
+#[derive(Clone, Copy)]
+struct Counts {
+    first: bool,
+    second: bool,
+}
+
+impl Counts {
+    #[inline(always)]
+    fn all(self) -> u64 {
+        self.first as u64 + self.second as u64
+    }
+}
+
+/// Lanes of a warp that are here together, for the same queue pair.
+#[derive(Clone, Copy)]
+struct Group {
+    mask: u32,
+    /// Entries of those before the calling lane.
+    before: u64,
+    /// Entries up to the calling lane's own, which in the last lane are all.
+    all: u64,
+}
+
+impl Group {
+    #[inline(always)]
+    fn of(here: u32, pair: &QueuePair<Global>, counts: Counts) -> Self {
+        let mask = coop::alike(here, pair.words.address());
+        let below = mask & coop::lanes_below();
+        // Each has one or two.
+        let two = coop::ballot_here(here, counts.all() == 2) & below;
+        let before = (below.count_ones() + two.count_ones()) as u64;
+        Self { mask, before, all: before + counts.all() }
+    }
+
+    /// The lane that claims for all: it knows how many entries there are.
+    #[inline(always)]
+    fn last(&self) -> u32 {
+        31 - self.mask.leading_zeros()
+    }
+
+    #[inline(always)]
+    fn leads(&self) -> bool {
+        self.mask & coop::lanes_until() == self.mask
+    }
+
+    /// In the first of the lanes that have written entries, where these begin and how many they are.
+    #[inline(always)]
+    fn written(&self, here: u32, filled: bool, index: u64, counts: Counts) -> Option<(u64, u64)> {
+        // The first lane releases what all have stored.
+        coop::sync_here(here);
+        let filled = coop::ballot_here(here, filled) & self.mask;
+        let last = if filled == 0 { coop::lanes_below().count_ones() } else { 31 - filled.leading_zeros() };
+        let end = coop::leader_shuffle(here, index + counts.all(), last);
+        let is_first = filled & coop::lanes_until() != 0 && filled & coop::lanes_below() == 0;
+        is_first.then(|| (index, end - index))
+    }
+}
+
+impl Backend for Gdaki {
+    const LSA: bool = false;
+
+    #[inline(always)]
+    fn serves(comm: &Comm, context: u32) -> bool {
+        context < comm.gdaki_contexts()
+    }
+
+    #[inline(always)]
+    fn release(_: &Core, _: Scope, _: Scope) {
+        // Publishing releases what the poster has stored to the GPU, and ringing to the system what was published.
+    }
+
+    #[inline(always)]
+    fn post(core: &Core, request: &Descriptor, _: Operation, deadline: Deadline) -> Result<(), Stop> {
+        let link = Link::of(core, request.peer);
+        let behind = match &request.signal {
+            Some(signal) => Then::Signal(signal),
+            None => Then::Nothing,
+        };
+        match request.transfer {
+            Transfer::Nothing => {
+                let Some(signal) = &request.signal else { return Ok(()) };
+                link.post(
+                    |head| [wqe::nop(head)[0], Segment::default(), Segment::default()],
+                    Then::SignalAlone(signal),
+                    request,
+                    deadline,
+                )
+            }
+            Transfer::PutValue { value, width_log2, destination_window, destination_offset } => {
+                let to = link.there(destination_window, destination_offset);
+                link.post(|head| wqe::write_value(head, to, value, 1 << width_log2), behind, request, deadline)
+            }
+            Transfer::Put { source_window, source_offset, destination_window, destination_offset, bytes } => {
+                let (to, from) = (link.there(destination_window, destination_offset), source_offset);
+                let here = link.here(source_window, from, 0);
+                let entry = |head, to, from| wqe::write(head, to, from);
+                link.post_pieces(bytes, to, here, entry, behind, request, deadline)
+            }
+            Transfer::Get { source_window, source_offset, destination_window, destination_offset, bytes } => {
+                let from = link.there(source_window, source_offset);
+                let here = link.here(destination_window, destination_offset, 0);
+                // A counter says that the data is in view.
+                let then = if request.counter.is_some() { Then::Dump } else { Then::Nothing };
+                link.post_pieces(bytes, from, here, |head, from, to| wqe::read(head, from, to), then, request, deadline)
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn position(core: &Core, peer: Option<u32>) -> u64 {
+        match peer {
+            Some(peer) => Link::of(core, peer).pair.position(),
+            // Each queue pair has its own.
+            None => 0,
+        }
+    }
+
+    #[inline(always)]
+    fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), Stop> {
+        let waited = match peer {
+            Some(peer) => Link::of(core, peer).wait(position, deadline),
+            None => wait_all(core, deadline),
+        };
+        pair::finish(waited, &core.status(), core.order())
+    }
+
+    #[inline(always)]
+    fn attend(core: &Core) {
+        each_busy(core, |link| {
+            link.pair.attend(&|failure| link.failed(failure));
+            Ok(())
+        })
+        .unwrap_or(());
+    }
+}
+
+impl Link {
+    /// Posts a transfer in pieces of as many bytes as one entry may move. `there` and `here` are where it begins.
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "one body for puts and gets")]
+    fn post_pieces(
+        &self,
+        bytes: u64,
+        there: Remote,
+        here: Local,
+        entry: impl Fn(wqe::Post, Remote, Local) -> [Segment; 3],
+        then: Then<'_>,
+        request: &Descriptor,
+        deadline: Deadline,
+    ) -> Result<(), Stop> {
+        let most = self.most_bytes();
+        let (mut there, mut here, mut left, mut deadline) = (there, here, bytes, deadline);
+        // A loop with one post in it, as that is long.
+        loop {
+            let last = left <= most;
+            let piece = if last { left } else { most };
+            here.bytes = piece as u32;
+            let write = |head| {
+                let segments = entry(head, there, here);
+                // A length of 0 would stand for 2 GiB.
+                if piece == 0 { [wqe::nop(head)[0], segments[1], segments[2]] } else { segments }
+            };
+            let (then, request) =
+                if last { (then, *request) } else { (Then::Nothing, Descriptor { counter: None, ..*request }) };
+            self.post(write, then, &request, deadline)?;
+            if last {
+                return Ok(());
+            }
+            there.address += piece;
+            here.address += piece;
+            left -= piece;
+            // What has begun is finished.
+            deadline = Deadline::NONE;
+        }
+    }
+
+    #[inline(always)]
+    fn wait(&self, position: u64, deadline: Deadline) -> Result<(), Stop> {
+        let waited =
+            self.pair.wait(position, deadline, |index, flags| self.dump(index, flags), |failure| self.failed(failure));
+        waited.map(|()| self.pair.rest())
+    }
+}
+
+/// Waits for everything that was posted to any peer.
+#[inline(always)]
+fn wait_all(core: &Core, deadline: Deadline) -> Result<(), Stop> {
+    let deadline = crate::status::Shared::start::<Global>(deadline);
+    each_busy(core, |link| {
+        link.pair.prepare(|index, flags| link.dump(index, flags));
+        Ok(())
+    })?;
+    each_busy(core, |link| link.wait(link.pair.position(), deadline.left::<Global>()))
+}
+
+/// Calls `body` for each peer that may have entries under way.
+#[inline(always)]
+fn each_busy(core: &Core, mut body: impl FnMut(Link) -> Result<(), Stop>) -> Result<(), Stop> {
+    // Safety: the front end checked the context; the host keeps its data valid.
+    let busy = unsafe { GlobalWord::new(sys::read_word(&raw const (*core.data()).busy)) };
+    let ranks = sys::narrow(core.comm().handle().ranks);
+    let mut first = 0;
+    while first < ranks {
+        let mut bits = busy.at((first / 64) as u64).load_relaxed_gpu();
+        while bits != 0 {
+            body(Link::of(core, first + bits.trailing_zeros()))?;
+            bits &= bits - 1;
+        }
+        first += 64;
+    }
+    Ok(())
+}

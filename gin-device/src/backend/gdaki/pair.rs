@@ -1,0 +1,573 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! One queue pair: how the threads of a GPU post to it together, ring its doorbell and take its completions.
+//!
+//! Generic over the [`Memory`], so that a model checker can run it against a NIC.
+//!
+//! # Posting
+//! A thread, or one for all lanes of a warp that post to the same queue pair, *claims* indices by one add, waits until the
+//! slots are free, writes the entries and *publishes* them: it says at the token word of its first slot how many follow.
+//! Announcing them to the NIC is the business of who has the *token*, which lies at the first index that nobody has
+//! announced. Whoever publishes there takes it, and carries it past all entries that are published behind: record and
+//! doorbell once for all of them, then the token is laid down at the next index that is not published. So a slow thread
+//! holds up only the doorbell, never the others' posts; who finds no token is done, as whoever brings it rings for all.
+//!
+//! | value of a token word of index i | says |
+//! | --- | --- |
+//! | less than `i << 10` | what an earlier round left: nothing yet |
+//! | `i << 10` | the token lay here and was taken away, to ring for what was held back |
+//! | `(i << 10) + 1` | the token |
+//! | `(i << 10) + 1 + n` | n entries are published from here on |
+//!
+//! Values of one word only grow, by atomic maxima, so publisher and carrier each learn which of them came first. Entries
+//! that a poster holds back ("more to come") are published, and the token laid down behind them with no doorbell; the next
+//! poster rings for them, and so does every wait ([`attend`](QueuePair::attend)).
+//!
+//! # Completions
+//! Entry i asks for one if i + 1 is a multiple of the interval, so there is always one to come among the entries of a full
+//! queue. Who waits for an entry that none covers posts a NOP that asks for one, or a DUMP if reads are to be brought into
+//! view; one does it for all. One thread at a time *takes* completions for all: it moves `done`, after it has raised the
+//! counters of the entries that completed. A completion that says that an entry failed becomes the communicator's fault.
+//!
+//! # Why it is right
+//! *A slot is not overwritten too early.* It is written only after `done` was read past the entry before, whose completion
+//! a NIC writes after it has read the entry; the stores depend on the branch that this read decides, as in
+//! [`queue`](crate::queue).
+//!
+//! *What is announced is whole.* Publishing is a release after the entries; the carrier acquires what it finds published,
+//! then stores the record, then releases to the system, then rings.
+//!
+//! *Doorbell and record never go backwards.* They are stored by who has the token, before it is laid down, with a release
+//! between; who takes it stores later, because these stores depend on the exchange that took it.
+//!
+//! *Nothing is held back for ever.* A publisher that meets no token has stored before the carrier's maximum at that word,
+//! so the carrier finds it; entries that are held back have the token behind them, where every wait looks.
+
+use crate::gin::{Order, Sharing};
+use crate::status::{NAP_NS, Status, Stop};
+use crate::sys::{Memory, Word};
+use gin_abi::mlx5::be::Be32;
+use gin_abi::mlx5::cqe::{SYNDROME_WORD, TAIL_WORD, Tail, opcode};
+use gin_abi::mlx5::doorbell::{Doorbell, Record};
+use gin_abi::mlx5::wqe::{Flags, Post, QueueNumber, Segment, nop};
+use gin_abi::{Deadline, Fault};
+
+/// Words of a slot, and of a completion.
+const SLOT_WORDS: u64 = 8;
+/// Completions that a thread takes before it lets others.
+const TAKE: u32 = 32;
+
+/// log2 of what an index is multiplied by in a token word.
+pub const TOKEN_SHIFT: u32 = 10;
+/// Most entries that are published at once.
+pub const MOST_PUBLISHED: u64 = (1 << TOKEN_SHIFT) - 2;
+/// log2 of what a tag's index is multiplied by, in the word of its slot.
+pub const TAG_SHIFT: u32 = 24;
+
+/// The token was here and somebody has it.
+const fn away(index: u64) -> u64 {
+    index << TOKEN_SHIFT
+}
+
+/// The token.
+const fn token(index: u64) -> u64 {
+    index << TOKEN_SHIFT | 1
+}
+
+/// So many entries are published.
+const fn published(index: u64, count: u64) -> u64 {
+    index << TOKEN_SHIFT | (1 + count)
+}
+
+/// Index of a word behind the first line of [`QueuePairData`](gin_abi::gdaki::QueuePairData).
+mod word {
+    use core::mem::offset_of;
+    use gin_abi::gdaki::QueuePairData as Data;
+
+    pub(super) const CLAIM: u64 = offset_of!(Data, claim) as u64 / 8;
+    pub(super) const DONE: u64 = offset_of!(Data, done) as u64 / 8;
+    pub(super) const TAKEN: u64 = offset_of!(Data, taken) as u64 / 8;
+    pub(super) const TAKING: u64 = offset_of!(Data, taking) as u64 / 8;
+    pub(super) const RUNG: u64 = offset_of!(Data, rung) as u64 / 8;
+    pub(super) const GOT: u64 = offset_of!(Data, got) as u64 / 8;
+    pub(super) const DUMPED: u64 = offset_of!(Data, dumped) as u64 / 8;
+    pub(super) const COVERED: u64 = offset_of!(Data, covered) as u64 / 8;
+    pub(super) const COVERING: u64 = offset_of!(Data, covering) as u64 / 8;
+    pub(super) const TAGGED: u64 = offset_of!(Data, tagged) as u64 / 8;
+}
+
+/// A queue pair. `Copy`: every thread has its own.
+#[derive(Clone, Copy, Debug)]
+pub struct QueuePair<M: Memory> {
+    /// First word of its [`QueuePairData`](gin_abi::gdaki::QueuePairData), whose other lines are the words that change.
+    pub words: M::Word,
+    /// First word of the send queue.
+    pub ring: M::Word,
+    /// First token word.
+    pub tokens: M::Word,
+    /// First tag word.
+    pub tags: M::Word,
+    /// First word of the completion queue.
+    pub completions: M::Word,
+    /// The doorbell record.
+    pub record: M::Word,
+    /// The doorbell.
+    pub doorbell: M::Word,
+    /// The word with the bit that says that entries may be under way.
+    pub busy: M::Word,
+    /// That bit.
+    pub busy_bit: u64,
+    /// First counter word.
+    pub counters: M::Word,
+    /// Its number.
+    pub number: QueueNumber,
+    /// log2 of the number of slots.
+    pub depth_log2: u32,
+    /// log2 of the distance of entries that ask for a completion.
+    pub interval_log2: u32,
+    /// What ends waits.
+    pub status: Status<M>,
+}
+
+/// The token, in the hands of a thread.
+#[derive(Clone, Copy, Debug)]
+struct Carried {
+    /// Everything below is published.
+    end: u64,
+    /// The doorbell is to wait for the next post.
+    hold: bool,
+}
+
+/// What a thread brings into a post.
+#[derive(Clone, Copy, Debug)]
+pub struct Posting {
+    /// Entries, 1 or 2.
+    pub count: u64,
+    /// Who else uses the queue pair.
+    pub sharing: Sharing,
+    /// The doorbell may wait for the next post.
+    pub more: bool,
+    /// How long to wait for room.
+    pub deadline: Deadline,
+}
+
+/// What ends a wait for queue pairs: the order that is asked for, and whether a request that is finished failed.
+///
+/// # Errors
+/// [`Stop`] of the wait, or if the communicator has a fault.
+#[inline(always)]
+pub fn finish<M: Memory>(waited: Result<(), Stop>, status: &Status<M>, order: Order) -> Result<(), Stop> {
+    if order == Order::Acquire {
+        M::fence_acquire_sys();
+    }
+    waited.and_then(|()| status.check_near())
+}
+
+/// A completion that says that an entry failed: its tail, and the word with the syndromes.
+pub type Failure = (Tail, u64);
+
+impl<M: Memory> QueuePair<M> {
+    #[inline(always)]
+    fn mask(&self) -> u64 {
+        (1 << self.depth_log2) - 1
+    }
+
+    /// Whether the slots of all entries below `end` are free or in use by these, when all below `done` are complete.
+    #[inline(always)]
+    fn fits(&self, end: u64, done: u64) -> bool {
+        end.wrapping_sub(done) as i64 <= 1 << self.depth_log2
+    }
+
+    #[inline(always)]
+    fn token_word(&self, index: u64) -> M::Word {
+        self.tokens.at(index & self.mask())
+    }
+
+    /// The index that the next claim will get.
+    #[inline(always)]
+    pub fn position(&self) -> u64 {
+        self.words.at(word::CLAIM).load_relaxed_gpu()
+    }
+
+    /// All entries below are complete.
+    #[inline(always)]
+    pub fn done(&self) -> u64 {
+        self.words.at(word::DONE).load_relaxed_gpu()
+    }
+
+    /// The head of entry `index`; it asks for a completion if it is its turn or `flags` says so.
+    #[inline(always)]
+    pub fn head(&self, index: u64, flags: Flags) -> Post {
+        let turn = (index + 1) & ((1 << self.interval_log2) - 1) == 0;
+        let asks = if turn { Flags::COMPLETION } else { Flags::NONE };
+        Post { index, queue: self.number, flags: flags.and(asks) }
+    }
+
+    /// Stores the first `N` segments of an entry.
+    #[inline(always)]
+    pub fn store<const N: usize>(&self, index: u64, segments: [Segment; N]) {
+        let slot = self.ring.at((index & self.mask()) * SLOT_WORDS);
+        let mut number = 0;
+        while number < N {
+            let [low, high] = segments[number].words;
+            slot.at(2 * number as u64).store_pair_relaxed_sys(low, high);
+            number += 1;
+        }
+    }
+
+    /// Notes that entry `index`, which was claimed and is not published, raises a counter once it is complete.
+    #[inline(always)]
+    pub fn tag(&self, index: u64, counter: u32) {
+        let word = (index + 1) << TAG_SHIFT | counter as u64;
+        self.tags.at(index & self.mask()).store_relaxed_gpu(word);
+        self.words.at(word::TAGGED).max_relaxed_gpu(index + 1);
+    }
+
+    /// Notes that entry `index`, which was claimed and is not published, reads.
+    #[inline(always)]
+    pub fn note_read(&self, index: u64) {
+        self.words.at(word::GOT).max_relaxed_gpu(index + 1);
+    }
+
+    /// Notes that entry `index`, which was claimed and is not published, brings into view what the reads before it brought.
+    #[inline(always)]
+    pub fn note_dump(&self, index: u64) {
+        self.words.at(word::DUMPED).max_relaxed_gpu(index + 1);
+    }
+
+    /// Claims `count` indices, whether there is room or not, if `leads`; gives the first then.
+    #[inline(always)]
+    pub fn claim_if(&self, leads: bool, count: u64, sharing: Sharing) -> u64 {
+        let claim = self.words.at(word::CLAIM);
+        match sharing {
+            Sharing::Gpu => claim.add_relaxed_gpu_if(leads, count),
+            Sharing::Block if leads => claim.add_relaxed_cta(count),
+            Sharing::Thread if leads => {
+                let first = claim.load_relaxed_gpu();
+                claim.store_relaxed_gpu(first + count);
+                first
+            }
+            Sharing::Block | Sharing::Thread => 0,
+        }
+    }
+
+    /// Claims `count` indices if the next one is `at` still.
+    #[inline(always)]
+    fn claim_at(&self, at: u64, count: u64) -> bool {
+        self.words.at(word::CLAIM).cas_relaxed_gpu(at, at + count) == at
+    }
+
+    /// Waits until the slots that `claim` gives are free, has `fill` write entries there and publishes them; or, if it
+    /// gives none, waits until there is room and claims then, so that a post that finds no room in time leaves the queue
+    /// as it was.
+    ///
+    /// It is for several threads together, as one may wait for a slot whose entry another has yet to write: `any` says
+    /// whether any of them brings `true`. `together` is asked after entries were written, by all, with whether the caller
+    /// has and its first index: it gives, to one of those who claimed together, the first index and the number of entries
+    /// that they have written since the last time; it orders memory among them.
+    ///
+    /// # Errors
+    /// [`Stop::Deadline`] if there was no room in time: nothing was posted. [`Stop::Fault`] if the communicator is aborted
+    /// or has a fault.
+    #[inline(always)]
+    pub fn post(
+        &self,
+        posting: Posting,
+        fill: impl Fn(u64),
+        claim: impl FnOnce() -> Option<u64>,
+        together: impl Fn(bool, u64) -> Option<(u64, u64)>,
+        any: impl Fn(bool) -> bool,
+        failed: impl Fn(Failure) -> Fault,
+    ) -> Result<(), Stop> {
+        let Posting { count, sharing, more, deadline } = posting;
+        let start = if deadline.is_none() { 0 } else { M::clock_ns() };
+        // Before the claim, so that the two trips to L2 are one.
+        let mut done = self.done();
+        let claimed = claim();
+        let (mut has, mut index) = (claimed.is_some(), claimed.unwrap_or(0));
+        let (mut waiting, mut stop, mut ended) = (true, None, None);
+        loop {
+            if claimed.is_none() {
+                let at = self.position();
+                // A claim that finds its place taken is tried again; one that succeeds has its room for certain.
+                if waiting & !has & self.fits(at + count, done) && self.claim_at(at, count) {
+                    (has, index) = (true, at);
+                }
+            }
+            let filling = waiting & has & self.fits(index + count, done);
+            if filling {
+                fill(index);
+            }
+            waiting &= !filling;
+            let mut token = match together(filling, index) {
+                Some((first, count)) => self.publish(first, count, more, sharing),
+                None => None,
+            };
+            if waiting {
+                token = self.pick_up(if has { index } else { self.position() });
+            }
+            if let Some(token) = token {
+                self.carry(token);
+            }
+            // What the look before found is tried first: what ended meanwhile counts.
+            if waiting & stop.is_some() {
+                (waiting, ended) = (false, stop);
+            }
+            if !any(waiting) {
+                break;
+            }
+            // All do the rest, so that they stay together.
+            M::pause(NAP_NS);
+            self.take(&failed);
+            done = self.done();
+            let stopped = self.status.is_stopped();
+            let over = !deadline.is_none() && M::clock_ns().wrapping_sub(start) >= deadline.ns();
+            stop = match (stopped, over) {
+                (true, _) => Some(Stop::Fault),
+                // What is claimed has room, or gets it without anybody's help but the NIC's.
+                (false, true) if !has => Some(Stop::Deadline),
+                (false, _) => None,
+            };
+        }
+        match ended {
+            None => Ok(()),
+            Some(stop) => Err(stop),
+        }
+    }
+
+    /// Lets the NIC have `count` entries from `first` on, at most [`MOST_PUBLISHED`]. Gives the token if it lay there.
+    #[inline(always)]
+    fn publish(&self, first: u64, count: u64, hold: bool, sharing: Sharing) -> Option<Carried> {
+        let end = first + count;
+        if sharing == Sharing::Thread && !hold {
+            // Nobody else publishes, so the token is here, and stays. The doorbell's release is the entries' too.
+            self.busy.or_relaxed_gpu(self.busy_bit);
+            self.ring(end);
+            self.token_word(end).store_relaxed_gpu(token(end));
+            return None;
+        }
+        // The entries come first, and what they refer to; to whom it concerns the carrier's release hands it on.
+        M::fence_release_gpu();
+        self.busy.or_relaxed_gpu(self.busy_bit);
+        let found = self.token_word(first).max_relaxed_gpu(published(first, count));
+        (found == token(first)).then_some(Carried { end, hold })
+    }
+
+    /// Carries the token past what is published behind, and rings.
+    #[inline(always)]
+    fn carry(&self, token: Carried) {
+        let Carried { mut end, mut hold } = token;
+        loop {
+            if !hold {
+                self.ring(end);
+                // Who takes the token up rings after this.
+                M::fence_release_gpu();
+            }
+            let lies_at = self::token(end);
+            let found = self.token_word(end).max_relaxed_gpu(lies_at);
+            if found < lies_at {
+                return;
+            }
+            let (first, mut count) = (end, found - lies_at);
+            // At most a queue full: the NIC has not been told of these.
+            while count <= MOST_PUBLISHED && end - first <= self.mask() {
+                end += count;
+                let next = self.token_word(end).load_relaxed_gpu();
+                if next <= self::token(end) {
+                    break;
+                }
+                count = next - self::token(end);
+            }
+            M::fence_acquire_gpu();
+            hold = false;
+        }
+    }
+
+    /// Announces all entries below `end`. For who has the token.
+    #[inline(always)]
+    fn ring(&self, end: u64) {
+        self.words.at(word::RUNG).store_relaxed_gpu(end);
+        let record = (Record::send(end).memory() as u64) << 32 | Be32::new(0).memory() as u64;
+        self.record.store_relaxed_sys(record);
+        M::fence_release_sys();
+        self.doorbell.store_mmio(Doorbell::word(end, self.number));
+    }
+
+    /// Takes the token up if it lies at `end` and entries before were held back.
+    #[inline(always)]
+    fn pick_up(&self, end: u64) -> Option<Carried> {
+        let word = self.token_word(end);
+        let rung = self.words.at(word::RUNG).load_relaxed_gpu();
+        let taken = (end.wrapping_sub(rung) as i64) > 0
+            && word.load_relaxed_gpu() == token(end)
+            && word.cas_relaxed_gpu(token(end), away(end)) == token(end);
+        taken.then_some(Carried { end, hold: false })
+    }
+
+    /// What every wait does now and then for a queue pair that may have entries under way: rings for what was held back,
+    /// and takes completions.
+    #[inline(always)]
+    pub fn attend(&self, failed: &impl Fn(Failure) -> Fault) {
+        if let Some(token) = self.pick_up(self.position()) {
+            self.carry(token);
+        }
+        self.take(failed);
+    }
+
+    /// Takes completions, unless another thread does. `failed` makes the fault of an entry that failed, which is reported.
+    #[inline(always)]
+    pub fn take(&self, failed: &impl Fn(Failure) -> Fault) {
+        let taking = self.words.at(word::TAKING);
+        if taking.load_relaxed_gpu() != 0 || taking.cas_relaxed_gpu(0, 1) != 0 {
+            return;
+        }
+        // What who took before has stored.
+        M::fence_acquire_gpu();
+        let (mut taken, done) = (self.words.at(word::TAKEN).load_relaxed_gpu(), self.done());
+        let (mut end, mut left) = (done, TAKE);
+        let mut failure = None;
+        while left > 0 {
+            let at = self.completions.at((taken & self.mask()) * SLOT_WORDS);
+            let tail = Tail(at.at(TAIL_WORD as u64).load_relaxed_sys());
+            if !tail.is_in_place(taken, self.depth_log2) {
+                break;
+            }
+            if tail.opcode() != opcode::REQUEST {
+                failure = Some((tail, at));
+                break;
+            }
+            // Fewer entries than 16 bits count are under way.
+            end += 1 + tail.index().wrapping_sub(end as u16) as u64;
+            taken += 1;
+            left -= 1;
+        }
+        if end != done {
+            // What the NIC did before it completed these.
+            M::fence_acquire_sys();
+            self.raise_counters(done, end);
+            self.words.at(word::TAKEN).store_relaxed_gpu(taken);
+            self.words.at(word::DONE).store_release_gpu(end);
+        }
+        if let Some((tail, at)) = failure {
+            M::fence_acquire_sys();
+            self.status.report(failed((tail, at.at(SYNDROME_WORD as u64).load_relaxed_sys())));
+        }
+        taking.store_release_gpu(0);
+    }
+
+    /// Raises the counters of entries that are complete.
+    #[inline(always)]
+    fn raise_counters(&self, first: u64, end: u64) {
+        let tagged = self.words.at(word::TAGGED).load_relaxed_gpu();
+        if tagged <= first {
+            return;
+        }
+        // What the entries brought comes first.
+        M::fence_release_gpu();
+        let mut index = first;
+        while index < end {
+            let tag = self.tags.at(index & self.mask()).load_relaxed_gpu();
+            if tag >> TAG_SHIFT == (index + 1) & (u64::MAX >> TAG_SHIFT) {
+                self.counters.at(tag & ((1 << TAG_SHIFT) - 1)).add_relaxed_gpu(1);
+            }
+            index += 1;
+        }
+    }
+
+    /// The index below which all entries must be complete for a wait for those below `position`, if a completion will come
+    /// that says so; `dump` writes the entry that brings reads into view. Posts what is missing, if there is room and no
+    /// other thread does, and gives the token then if it lay there; never waits.
+    #[inline(always)]
+    fn cover(&self, position: u64, dump: &impl Fn(u64, Flags)) -> (Option<u64>, Option<Carried>) {
+        let covering = self.words.at(word::COVERING);
+        if let (Some(target), _) = self.covered(position) {
+            return (Some(target), None);
+        }
+        if covering.load_relaxed_gpu() != 0 || covering.cas_relaxed_gpu(0, 1) != 0 {
+            return (None, None);
+        }
+        // What who did it before has stored.
+        M::fence_acquire_gpu();
+        let (mut target, reads) = self.covered(position);
+        let (mut token, at) = (None, self.position());
+        if target.is_none() && self.fits(at + 1, self.done()) && self.claim_at(at, 1) {
+            if reads {
+                dump(at, Flags::COMPLETION.and(Flags::FENCE));
+                self.note_dump(at);
+            } else {
+                self.store(at, nop(self.head(at, Flags::COMPLETION)));
+            }
+            self.words.at(word::COVERED).max_relaxed_gpu(at + 1);
+            token = self.publish(at, 1, false, Sharing::Gpu);
+            target = Some(if reads { at + 1 } else { position });
+        }
+        // Publishing has released what the next one has to know.
+        covering.store_relaxed_gpu(0);
+        (target, token)
+    }
+
+    /// What [`cover`](Self::cover) gives, if nothing is to be posted; and whether reads are to be brought into view.
+    #[inline(always)]
+    fn covered(&self, position: u64) -> (Option<u64>, bool) {
+        let word = |index| self.words.at(index).load_relaxed_gpu();
+        let (got, dumped, covered) = (word(word::GOT), word(word::DUMPED), word(word::COVERED));
+        let reads = got > dumped;
+        let target = position.max(dumped);
+        let interval = 1u64 << self.interval_log2;
+        let turn = (target + interval - 1) & !(interval - 1);
+        let sure = (covered >= target) | (self.done() >= target) | (self.position() >= turn);
+        (if sure & !reads { Some(target) } else { None }, reads)
+    }
+
+    /// Waits until all entries below `position` are complete, and what reads among them brought is in view. Relaxed:
+    /// [`finish`] follows.
+    ///
+    /// # Errors
+    /// [`Stop`] if the wait ended early.
+    #[inline(always)]
+    pub fn wait(
+        &self,
+        position: u64,
+        deadline: Deadline,
+        dump: impl Fn(u64, Flags),
+        failed: impl Fn(Failure) -> Fault,
+    ) -> Result<(), Stop> {
+        let mut target = None;
+        self.status.poll_far(deadline, || {
+            let mut token = None;
+            if target.is_none() {
+                (target, token) = self.cover(position, &dump);
+            }
+            if token.is_none() {
+                token = self.pick_up(self.position());
+            }
+            if let Some(token) = token {
+                self.carry(token);
+            }
+            self.take(&failed);
+            target.is_some_and(|target| self.done() >= target)
+        })
+    }
+
+    /// Posts what a [`wait`](Self::wait) for everything that is posted will need, if it can be done at once, so that
+    /// several queue pairs work on it at a time.
+    #[inline(always)]
+    pub fn prepare(&self, dump: impl Fn(u64, Flags)) {
+        if let (_, Some(token)) = self.cover(self.position(), &dump) {
+            self.carry(token);
+        }
+    }
+
+    /// Takes the mark away that says that entries may be under way, if there are none.
+    #[inline(always)]
+    pub fn rest(&self) {
+        if self.position() != self.done() {
+            return;
+        }
+        self.busy.and_relaxed_gpu(!self.busy_bit);
+        // Who set it before that has claimed before; who claims after this sets it again.
+        M::fence_acquire_gpu();
+        if self.position() != self.done() {
+            self.busy.or_relaxed_gpu(self.busy_bit);
+        }
+    }
+}
