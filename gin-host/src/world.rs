@@ -15,16 +15,20 @@
 //! ```
 
 use crate::comm::{
-    Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, InProcess, Requirements, Routes,
+    Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, Doorbells, InProcess, NicChoice,
+    Requirements, Routes,
 };
 use crate::gpu::virt::VirtualDevice;
 use crate::gpu::{Device, Function, GpuError, ModuleSource, Stream};
 use crate::net::peer::Peer;
 use crate::net::{Endpoint, Network, NetworkFactory};
+use crate::nic::{NicConfig, SoftConfig, SoftFabric, SoftHca};
 use crate::placement::{Chosen, Placement, PlacementError, started_on};
 use crate::proxy::progress::{Pool, Progress, Running, Work};
 use crate::proxy::{Sabotage, Turn};
+use gin_soft_hca::Options;
 use gin_virtual::{DeviceConfig, EventLog, Policy, SeededConfig, ServiceStep, ThreadsConfig, World};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -69,6 +73,84 @@ impl fmt::Debug for Devices {
     }
 }
 
+/// The NICs that kernels of ranks drive, where the back end is GDAKI.
+#[derive(Clone, Debug)]
+pub enum Nics {
+    /// What this host has.
+    Probe(NicConfig),
+    /// Software NICs, one for each rank.
+    Soft(SoftNics),
+}
+
+impl Default for Nics {
+    fn default() -> Self {
+        Self::Probe(NicConfig::default())
+    }
+}
+
+/// Makes what the software NIC of a rank is like.
+type MakeNic = Arc<dyn Fn(u32) -> SoftConfig + Send + Sync>;
+
+/// Software NICs of the ranks of a job, on one network.
+///
+/// Copies share NICs and network. A world steps them as long as it runs; a second one on the same NICs finds them as the
+/// first left them, so whoever wants a run to be repeatable gives each its own.
+#[derive(Clone)]
+pub struct SoftNics {
+    fabric: SoftFabric,
+    hcas: Arc<Mutex<BTreeMap<u32, SoftHca>>>,
+    make: MakeNic,
+    config: NicConfig,
+}
+
+impl SoftNics {
+    /// NICs with one port on Ethernet.
+    pub fn new(options: Options) -> Self {
+        Self::with(options, NicConfig::default(), |rank| SoftConfig::ethernet(rank as u16))
+    }
+
+    /// NICs that `make` makes for each world rank, opened as `config` says.
+    pub fn with(options: Options, config: NicConfig, make: impl Fn(u32) -> SoftConfig + Send + Sync + 'static) -> Self {
+        Self { fabric: SoftFabric::new(options), hcas: Arc::default(), make: Arc::new(make), config }
+    }
+
+    /// Their network: for faults, and for what users did wrong.
+    pub fn fabric(&self) -> &SoftFabric {
+        &self.fabric
+    }
+
+    /// The NIC of a rank.
+    pub fn hca(&self, rank: u32) -> SoftHca {
+        let mut hcas = self.hcas.lock().unwrap_or_else(PoisonError::into_inner);
+        hcas.entry(rank).or_insert_with(|| self.fabric.add((self.make)(rank))).clone()
+    }
+
+    /// Has the NICs do what they are rung for, as long as the world runs.
+    fn serve(&self, world: &World) {
+        let fabric = self.fabric.clone();
+        world.spawn_service("gin-soft-hca", move || match fabric.step() {
+            gin_soft_hca::Progress::Idle => ServiceStep::Idle,
+            // Time passes for an answer by steps.
+            gin_soft_hca::Progress::Moved | gin_soft_hca::Progress::Waiting => ServiceStep::Busy,
+        });
+    }
+}
+
+impl fmt::Debug for SoftNics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SoftNics").field("fabric", &self.fabric).field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl Nics {
+    fn of(&self, rank: u32) -> NicChoice {
+        match self {
+            Self::Probe(config) => NicChoice::Probe(config.clone()),
+            Self::Soft(nics) => NicChoice::Hca(Arc::new(nics.hca(rank)), nics.config.clone()),
+        }
+    }
+}
+
 /// A job of several ranks in this process.
 #[derive(Clone)]
 pub struct WorldConfig {
@@ -82,6 +164,12 @@ pub struct WorldConfig {
     pub devices: Option<Devices>,
     /// The back end of the ranks' communicators.
     pub backend: Backend,
+    /// The NICs that kernels drive, where the back end is GDAKI.
+    pub nics: Nics,
+    /// Who rings their doorbells.
+    pub doorbells: Doorbells,
+    /// How long a rank may take to bring its queue pairs up.
+    pub connecting: Duration,
     /// Size of their LSA teams; the largest there can be by default.
     pub lsa_size: Option<u32>,
     /// Which ways operations can take.
@@ -112,6 +200,9 @@ impl WorldConfig {
             device: DeviceConfig::default(),
             devices: None,
             backend: Backend::Auto,
+            nics: Nics::default(),
+            doorbells: Doorbells::Automatic,
+            connecting: Duration::from_secs(30),
             lsa_size: None,
             routes: Routes::Automatic,
             network: Arc::new(|endpoint| Box::new(Peer::new(endpoint))),
@@ -169,6 +260,13 @@ impl WorldConfig {
     #[must_use]
     pub fn network(mut self, make: impl Fn(&Endpoint) -> Box<dyn Network> + Send + Sync + 'static) -> Self {
         self.network = Arc::new(make);
+        self
+    }
+
+    /// The same with kernels that drive these software NICs.
+    #[must_use]
+    pub fn soft_nics(mut self, nics: &SoftNics) -> Self {
+        (self.backend, self.nics) = (Backend::Gdaki, Nics::Soft(nics.clone()));
         self
     }
 
@@ -431,6 +529,9 @@ where
             device,
             config: CommConfig {
                 backend: config.backend,
+                nic: config.nics.of(bootstrap.rank()),
+                doorbells: config.doorbells,
+                connecting: config.connecting,
                 lsa_size: config.lsa_size,
                 routes: config.routes,
                 network: config.network.clone(),
@@ -453,6 +554,9 @@ where
         }
     });
     let hosts: Vec<_> = hosts.collect();
+    if let Nics::Soft(nics) = &config.nics {
+        nics.serve(world);
+    }
     let results = world.run(hosts);
     // A rank's own error says more than what came of it.
     if let Some((rank, error)) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {

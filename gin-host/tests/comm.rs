@@ -7,8 +7,8 @@ use common::{Poster, config, errors, network, peer, put, ranks, strong, with_com
 use gin_abi::{BackendKind, Descriptor, FaultKind, Transfer};
 use gin_device::status::Stop;
 use gin_host::comm::{
-    Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, InProcess, MAX_QUEUE_DEPTH, Requirements,
-    State, WindowFlags, probe_backends,
+    Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, InProcess, MAX_QUEUE_DEPTH, NicChoice,
+    Requirements, State, WindowFlags, probe_backends,
 };
 use gin_host::gpu::virt::VirtualDevice;
 use gin_host::gpu::{Device, Memory, MemoryKind};
@@ -121,15 +121,20 @@ fn a_failure_of_one_rank_is_told_to_all() {
 
 #[test]
 fn the_gdaki_back_end_is_refused_with_the_reason_and_auto_takes_the_proxy() {
+    let device = VirtualDevice::memory_only(0);
+    assert_eq!(Backend::Auto.choose(&*device, &NicChoice::default()).unwrap().kind(), BackendKind::Proxy);
+    let probed = probe_backends();
+    assert!(probed.iter().any(|probe| probe.backend == BackendKind::Proxy && probe.refusal.is_none()));
+    let gdaki = probed.iter().find(|probe| probe.backend == BackendKind::Gdaki).unwrap();
+    // Whoever has a NIC gets it.
+    let Some(why) = &gdaki.refusal else { return };
     let CommError::Backend { backend, reason } =
         refused(&Requirements::default(), &CommConfig { backend: Backend::Gdaki, ..config(peer()) })
     else {
         panic!("not refused")
     };
-    assert_eq!(backend, BackendKind::Gdaki);
-    assert!(reason.contains("NIC"), "{reason}");
-    assert_eq!(Backend::Auto.choose().unwrap(), BackendKind::Proxy);
-    assert!(probe_backends().iter().any(|probe| probe.refusal.is_none()));
+    assert_eq!((backend, &reason), (BackendKind::Gdaki, why));
+    assert!(reason.contains("mlx5"), "{reason}");
 }
 
 #[test]

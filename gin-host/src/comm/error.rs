@@ -4,6 +4,7 @@
 use super::{BootstrapError, State};
 use crate::gpu::GpuError;
 use crate::net::NetError;
+use crate::nic::NicError;
 use gin_abi::{BackendKind, Fault};
 
 /// What can go wrong with a communicator or a window.
@@ -205,4 +206,7 @@ pub enum CommError {
     /// The network reports an error.
     #[error(transparent)]
     Net(#[from] NetError),
+    /// The NIC that kernels drive cannot be had, or reports an error.
+    #[error(transparent)]
+    Nic(#[from] NicError),
 }

@@ -2,11 +2,13 @@
 //! How a communicator comes up and ends.
 
 use super::flat::{self, Flat};
+use super::gdaki::{self, Gdaki};
 use super::reach;
-use super::resources::Resources;
+use super::resources::{Engines, Resources};
 use super::window::Registered;
 use super::wire::{Reader, Writer, agree, garbled};
-use super::{BootstrapError, Channel, CommError, Communicator, Requirements, State};
+use super::{Backend, BootstrapError, Channel, Chosen, CommError, Communicator, Requirements, Routes, State};
+use crate::net::nothing::Nothing;
 use crate::net::{Capabilities, Endpoint, Key, Network};
 use crate::proxy::progress::Running;
 use crate::proxy::{Answer, Command, Counters, Limits, Parts, Proxy, answer};
@@ -28,6 +30,8 @@ pub(super) struct Live {
     pub(super) capabilities: Capabilities,
     pub(super) lsa_size: u32,
     pub(super) resources: Arc<Resources>,
+    /// There if kernels drive a NIC.
+    pub(super) gdaki: Option<Arc<Gdaki>>,
     pub(super) handle: CommHandle,
     pub(super) stats: Vec<Arc<Counters>>,
     pub(super) windows: Vec<Option<Arc<Registered>>>,
@@ -52,9 +56,16 @@ impl Live {
 
     /// Waits until everything that kernels have posted is finished; the number of requests that are not after `limit`.
     pub(super) fn drain(&self, limit: Duration) -> Result<u64, CommError> {
+        let until_ns = after(limit);
+        if let Some(gdaki) = &self.gdaki {
+            match gdaki.drain(&|| rt::clock_ns() >= until_ns)? {
+                Ok(0) => {}
+                Ok(left) => return Ok(left),
+                // It ends the communicator, which whoever drains learns when the ranks agree.
+                Err(fault) => self.channel.board().post(self.handle.rank, fault),
+            }
+        }
         let heads = self.resources.claims()?;
-        let limit = u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
-        let until_ns = rt::clock_ns().saturating_add(limit);
         self.ask(|to| Command::Drain { heads, until_ns, to })
     }
 
@@ -72,50 +83,17 @@ impl Communicator {
     /// The steps of `initialise`.
     pub(super) fn bring_up(&self, requirements: &Requirements) -> Result<Live, CommError> {
         const CALL: &str = "initialise";
-        let rank = self.rank();
-        let lsa_size = self.meet(CALL)?;
-        let prepared = self.prepare(requirements, lsa_size);
+        let (lsa_size, chosen) = self.meet(CALL, self.config.backend.choose(&*self.device, &self.config.nic))?;
+        let own = self.numbers(requirements, lsa_size, &chosen);
+        let prepared = chosen.and_then(|chosen| self.prepare(requirements, lsa_size, chosen));
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let own = self.numbers(requirements, lsa_size);
-        let message = prepared.as_ref().map_err(CommError::clone).map(|prepared| {
-            let mut message = Writer::default();
-            let signals = prepared.resources.signals_gpu().map(|memory| reach::offer_memory(memory).0);
-            message.word(number).bytes(&signals.unwrap_or_default()).bytes(&prepared.key.0);
-            flat::write(&mut message, &prepared.flat);
-            for (_, value) in &own {
-                message.word(*value);
-            }
-            message.0
-        });
+        let message = prepared.as_ref().map_err(CommError::clone).map(|prepared| prepared.message(number, &own));
         let all = agree(|bytes| self.bootstrap.all_gather(bytes), CALL, message)?;
         let mut prepared = prepared?;
-        let (mut keys, mut peer_signals, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
-        for (other, message) in (0..).zip(&all) {
-            let mut reader = Reader(message);
-            let first = (|| Some((reader.word()?, reader.bytes()?, reader.bytes()?)))();
-            let (number, signals, key) = first.ok_or_else(|| garbled(other))?;
-            let theirs = flat::take(other, &mut reader).ok_or_else(|| garbled(other))?;
-            if other == rank - rank % lsa_size && other != rank {
-                prepared.flat = theirs;
-            }
-            for (what, value) in &own {
-                let theirs = reader.word().ok_or_else(|| garbled(other))?;
-                if theirs != *value {
-                    return Err(CommError::Disagreement { what, rank: other, theirs, own: *value });
-                }
-            }
-            numbers.push(number);
-            keys.push(Key(key.to_vec()));
-            let near = other / lsa_size == rank / lsa_size && !signals.is_empty();
-            peer_signals.push(if near { Some((other, signals)) } else { None });
-        }
-        let taken: Result<Vec<_>, CommError> = peer_signals
-            .into_iter()
-            .map(|signals| signals.map(|(other, key)| reach::take_memory(other, key)).transpose())
-            .collect();
-        let connected = (prepared.network.connect_signals(&keys).map_err(CommError::from))
-            .and_then(|()| Ok(prepared.resources.fill_tables(taken?)?));
-        let channel = self.bootstrap.channel(numbers[0]);
+        let heard = (0..).zip(&all).map(|(rank, message)| Heard::read(rank, message, &own));
+        let heard = heard.collect::<Result<Vec<_>, _>>()?;
+        let channel = self.bootstrap.channel(heard[0].number);
+        let connected = self.connect(&mut prepared, heard, lsa_size);
         let board = channel.board().clone();
         agree(|bytes| self.bootstrap.all_gather(bytes), "finish initialising", connected.map(|()| Vec::new()))?;
         // From here on nothing can fail on one rank only, but for a thread that the system refuses.
@@ -130,37 +108,92 @@ impl Communicator {
         live
     }
 
-    /// Finds out which ranks reach each other; the size of LSA teams. Collective.
-    fn meet(&self, call: &'static str) -> Result<u32, CommError> {
+    /// Finds out which ranks reach each other, and whether all can drive a NIC where that is left open; the size of LSA
+    /// teams, and what serves the communicator. Collective.
+    fn meet(
+        &self,
+        call: &'static str,
+        chosen: Result<Chosen, CommError>,
+    ) -> Result<(u32, Result<Chosen, CommError>), CommError> {
         let gather = |bytes: Vec<u8>| agree(|bytes| self.bootstrap.all_gather(bytes), call, Ok(bytes));
         // Kept until all have looked.
         let (_place, key) = reach::offer_device(&self.device);
         let keys = gather(key.0)?;
-        let rows = gather(reach::row(&self.device, &keys))?;
-        reach::team_size(&rows, self.config.lsa_size)
+        let mut row = reach::row(&self.device, &keys);
+        row.push(u8::from(matches!(chosen, Ok(Chosen::Gdaki(_)))));
+        let mut rows = gather(row)?;
+        let drive = rows.iter_mut().all(|row| row.pop() == Some(1));
+        let chosen = match self.config.backend {
+            Backend::Auto if !drive => Ok(Chosen::Proxy),
+            _ => chosen,
+        };
+        Ok((reach::team_size(&rows, self.config.lsa_size)?, chosen))
     }
 
     /// What all ranks must ask for alike.
-    fn numbers(&self, requirements: &Requirements, lsa_size: u32) -> Vec<(&'static str, u64)> {
+    fn numbers(
+        &self,
+        requirements: &Requirements,
+        lsa_size: u32,
+        chosen: &Result<Chosen, CommError>,
+    ) -> Vec<(&'static str, u64)> {
         let mut numbers = requirements.named().to_vec();
         numbers.push(("lsa_size", u64::from(lsa_size)));
         numbers.push(("routes", self.config.routes as u64));
-        numbers.push(("backend", self.config.backend.choose().map_or(0, |backend| backend as u64)));
+        numbers.push(("backend", chosen.as_ref().map_or(0, |chosen| chosen.kind() as u64)));
         numbers
     }
 
     /// This rank's own part, before it meets the others.
-    fn prepare(&self, requirements: &Requirements, lsa_size: u32) -> Result<Prepared, CommError> {
-        requirements.check(self.ranks(), lsa_size)?;
-        let backend = self.config.backend.choose()?;
-        let endpoint = Endpoint { rank: self.rank(), ranks: self.ranks(), seed: self.config.seed };
-        let mut network = (self.config.network)(&endpoint);
-        let capabilities = network.capabilities();
+    fn prepare(&self, requirements: &Requirements, lsa_size: u32, chosen: Chosen) -> Result<Prepared, CommError> {
+        let (rank, ranks) = (self.rank(), self.ranks());
+        requirements.check(ranks, lsa_size)?;
+        let mut network: Box<dyn Network> = match &chosen {
+            Chosen::Proxy => (self.config.network)(&Endpoint { rank, ranks, seed: self.config.seed }),
+            Chosen::Gdaki(nic) => Box::new(Nothing::new(gdaki::capabilities(nic))),
+        };
+        let (backend, capabilities) = (chosen.kind(), network.capabilities());
         requirements.check_network(&capabilities)?;
-        let resources = Resources::new(&self.device, requirements, self.ranks(), lsa_size, self.config.routes)?;
-        let key = network.register_signals(&resources.local_signals())?;
-        let flat = flat::offer(&*self.device, self.rank(), lsa_size);
-        Ok(Prepared { backend, network, capabilities, resources, key, flat })
+        let gpu = lsa_size > 1 && self.config.routes == Routes::Automatic;
+        let engines = Engines { gpu, nic: backend == BackendKind::Gdaki };
+        let resources = Resources::new(&self.device, requirements, ranks, lsa_size, engines)?;
+        let signals = resources.local_signals().map(|signals| network.register_signals(&signals));
+        let key = signals.transpose()?.unwrap_or_default();
+        let gdaki = match chosen {
+            Chosen::Proxy => None,
+            Chosen::Gdaki(nic) => {
+                let relayed = self.config.doorbells.relayed(&*self.device);
+                let expired = until(self.config.connecting);
+                let place = (rank, ranks);
+                let gdaki = Gdaki::new(nic, &self.device, requirements, place, &resources, relayed, &expired)?;
+                Some(Arc::new(gdaki))
+            }
+        };
+        let flat = flat::offer(&*self.device, rank, lsa_size);
+        Ok(Prepared { backend, network, capabilities, resources, gdaki, key, flat })
+    }
+
+    /// Takes what the other ranks say.
+    fn connect(&self, prepared: &mut Prepared, heard: Vec<Heard<'_>>, lsa_size: u32) -> Result<(), CommError> {
+        let rank = self.rank();
+        let offers: Vec<&[u8]> = heard.iter().map(|heard| heard.gdaki).collect();
+        let (mut keys, mut peer_signals) = (Vec::new(), Vec::new());
+        for (other, heard) in (0..).zip(heard) {
+            if other == rank - rank % lsa_size && other != rank {
+                prepared.flat = heard.flat;
+            }
+            keys.push(heard.key);
+            let near = other / lsa_size == rank / lsa_size && !heard.signals.is_empty();
+            let taken = near.then(|| reach::take_memory(other, heard.signals));
+            peer_signals.push(taken.transpose()?);
+        }
+        prepared.network.connect_signals(&keys)?;
+        let gdaki = prepared.gdaki.as_ref();
+        if let Some(gdaki) = gdaki {
+            gdaki.connect(&offers, &until(self.config.connecting))?;
+        }
+        let busy = |context| gdaki.map_or(0, |gdaki| gdaki.busy(context));
+        Ok(prepared.resources.fill_tables(peer_signals, busy)?)
     }
 
     fn start(
@@ -170,7 +203,7 @@ impl Communicator {
         prepared: Prepared,
         channel: Arc<dyn Channel>,
     ) -> Result<Live, CommError> {
-        let Prepared { backend, network, capabilities, resources, flat, .. } = prepared;
+        let Prepared { backend, network, capabilities, resources, gdaki, flat, .. } = prepared;
         let (rank, ranks) = (self.rank(), self.ranks());
         let resources = Arc::new(resources);
         let stats: Vec<Arc<Counters>> = (0..requirements.contexts).map(|_| Arc::default()).collect();
@@ -183,6 +216,7 @@ impl Communicator {
             bits(capabilities.strong_signals, CAP_STRONG_SIGNALS) | bits(capabilities.va_signals, CAP_VA_SIGNALS),
             self.config.trap_on_fault,
         );
+        let handle = gdaki.as_ref().map_or(handle, |gdaki| gdaki.handle(handle));
         let (commands, receiver) = mpsc::channel();
         let cpu_reaches_device = self.device.kind() == crate::gpu::DeviceKind::Virtual;
         let parts = Parts {
@@ -202,11 +236,12 @@ impl Communicator {
             status: resources.status(),
             board: channel.board().clone(),
             network,
+            relay: gdaki.as_ref().and_then(|gdaki| gdaki.relay()),
             commands: receiver,
             sabotage: self.config.sabotage,
-            memory: resources.clone(),
+            memory: Arc::new((resources.clone(), gdaki.clone())),
         };
-        // Safety: the words lie in `resources`, which the proxy keeps alive; the queues were initialised for this index,
+        // Safety: the words lie in `resources`, which the proxy keeps alive, as it does the doorbells; the queues were initialised for this index,
         // and this is their only proxy.
         let proxy = unsafe { Proxy::new(parts) };
         let name = format!("gin-proxy-{rank}");
@@ -220,6 +255,7 @@ impl Communicator {
             capabilities,
             lsa_size,
             resources,
+            gdaki,
             handle,
             stats,
             windows: (0..requirements.windows).map(|_| None).collect(),
@@ -305,15 +341,71 @@ impl Communicator {
     }
 }
 
+/// The time after so long.
+fn after(limit: Duration) -> u64 {
+    rt::clock_ns().saturating_add(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// Whether that time is over.
+fn until(limit: Duration) -> impl Fn() -> bool {
+    let until_ns = after(limit);
+    move || rt::clock_ns() >= until_ns
+}
+
 /// What a rank has before it meets the others.
 struct Prepared {
     backend: BackendKind,
     network: Box<dyn Network>,
     capabilities: Capabilities,
     resources: Resources,
+    gdaki: Option<Arc<Gdaki>>,
     key: Key,
     /// Why there are no addresses for windows matters only to who allocates one.
     flat: Flat,
+}
+
+impl Prepared {
+    /// What it says to them; [`Heard::read`] reads it.
+    fn message(&self, number: u64, own: &[(&'static str, u64)]) -> Vec<u8> {
+        let mut message = Writer::default();
+        let signals = self.resources.signals_gpu().map(|memory| reach::offer_memory(memory).0);
+        message.word(number).bytes(&signals.unwrap_or_default()).bytes(&self.key.0);
+        flat::write(&mut message, &self.flat);
+        for (_, value) in own {
+            message.word(*value);
+        }
+        message.bytes(&self.gdaki.as_ref().map_or_else(Vec::new, |gdaki| gdaki.offer()));
+        message.0
+    }
+}
+
+/// What a rank hears of another one.
+struct Heard<'a> {
+    /// Its number for the communicator.
+    number: u64,
+    /// Key of the signal words that GPUs raise.
+    signals: &'a [u8],
+    key: Key,
+    flat: Flat,
+    gdaki: &'a [u8],
+}
+
+impl<'a> Heard<'a> {
+    /// What `rank` said. `own`: what all must ask for alike.
+    fn read(rank: u32, message: &'a [u8], own: &[(&'static str, u64)]) -> Result<Self, CommError> {
+        let mut reader = Reader(message);
+        let first = (|| Some((reader.word()?, reader.bytes()?, reader.bytes()?)))();
+        let (number, signals, key) = first.ok_or_else(|| garbled(rank))?;
+        let flat = flat::take(rank, &mut reader).ok_or_else(|| garbled(rank))?;
+        for &(what, own) in own {
+            let theirs = reader.word().ok_or_else(|| garbled(rank))?;
+            if theirs != own {
+                return Err(CommError::Disagreement { what, rank, theirs, own });
+            }
+        }
+        let gdaki = reader.bytes().ok_or_else(|| garbled(rank))?;
+        Ok(Self { number, signals, key: Key(key.to_vec()), flat, gdaki })
+    }
 }
 
 impl Drop for Communicator {
@@ -325,7 +417,7 @@ impl Drop for Communicator {
         self.shared.set(State::Destroyed);
         if self.device.running() > 0 {
             // Kernels may look at the tables until they have noticed the abort; nothing tells when that is.
-            std::mem::forget(live.resources.clone());
+            std::mem::forget((live.resources.clone(), live.gdaki.clone()));
             for window in live.windows.iter().flatten() {
                 std::mem::forget(window.clone());
             }

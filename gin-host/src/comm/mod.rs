@@ -12,10 +12,12 @@
 //! Calls that all ranks make together are called *collective*. If such a call fails on one rank, it fails on all, and the
 //! others are told which.
 
+mod backend;
 pub mod board;
 mod bootstrap;
 mod error;
 mod flat;
+mod gdaki;
 mod life;
 mod reach;
 mod requirements;
@@ -24,6 +26,7 @@ mod window;
 mod windows;
 mod wire;
 
+pub use backend::{Backend, BackendProbe, Chosen, Doorbells, NicChoice, probe_backends};
 pub use bootstrap::{Bootstrap, BootstrapError, Channel, InProcess};
 pub use error::CommError;
 pub use requirements::{MAX_MESSAGE, MAX_OUTSTANDING, MAX_QUEUE_DEPTH, Requirements};
@@ -31,6 +34,7 @@ pub use window::{Window, WindowFlags};
 
 use crate::gpu::{Argument, Device, KernelArg};
 use crate::net::NetworkFactory;
+use crate::nic::Nic;
 use crate::proxy::progress::Progress;
 use crate::proxy::{ContextStats, Sabotage};
 use board::{Board, Notice};
@@ -74,58 +78,6 @@ impl fmt::Display for State {
     }
 }
 
-/// Which back end a communicator uses.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
-pub enum Backend {
-    /// The best that can be had.
-    #[default]
-    Auto,
-    /// A CPU thread posts what kernels ask for.
-    Proxy,
-    /// The GPU writes the NIC's work-queue entries itself.
-    Gdaki,
-}
-
-/// A back end, and whether it can be had.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct BackendProbe {
-    /// The back end.
-    pub backend: BackendKind,
-    /// Why it cannot be had; `None` if it can.
-    pub refusal: Option<String>,
-}
-
-/// Looks which back ends can be had on this machine, the best first.
-pub fn probe_backends() -> Vec<BackendProbe> {
-    let gdaki = "this build drives no NIC from the GPU: no mlx5 device was looked for".to_owned();
-    vec![
-        BackendProbe { backend: BackendKind::Gdaki, refusal: Some(gdaki) },
-        BackendProbe { backend: BackendKind::Proxy, refusal: None },
-    ]
-}
-
-impl Backend {
-    /// The back end to use.
-    ///
-    /// # Errors
-    /// [`CommError::Backend`] with the reason why it cannot be had.
-    pub fn choose(self) -> Result<BackendKind, CommError> {
-        let wanted = |kind| match self {
-            Self::Auto => true,
-            Self::Proxy => kind == BackendKind::Proxy,
-            Self::Gdaki => kind == BackendKind::Gdaki,
-        };
-        let mut refused = (BackendKind::Proxy, "it is not known".to_owned());
-        for probe in probe_backends().into_iter().filter(|probe| wanted(probe.backend)) {
-            match probe.refusal {
-                None => return Ok(probe.backend),
-                Some(reason) => refused = (probe.backend, reason),
-            }
-        }
-        Err(CommError::Backend { backend: refused.0, reason: refused.1 })
-    }
-}
-
 /// Which ways the operations of a kernel can take that does not name its back end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum Routes {
@@ -141,12 +93,18 @@ pub enum Routes {
 pub struct CommConfig {
     /// The back end.
     pub backend: Backend,
+    /// The NIC that kernels drive, where the back end is GDAKI.
+    pub nic: NicChoice,
+    /// Who rings its doorbells.
+    pub doorbells: Doorbells,
+    /// How long a rank may take to bring its queue pairs up.
+    pub connecting: Duration,
     /// Ranks that reach each other by loads and stores: neighbours in the order of ranks, this many; by default the
     /// largest number for which the devices of all such neighbours reach each other, with atomics.
     pub lsa_size: Option<u32>,
     /// Which ways operations can take.
     pub routes: Routes,
-    /// What makes the network.
+    /// What makes the network of proxies.
     pub network: NetworkFactory,
     /// What drives the proxy.
     pub progress: Arc<dyn Progress>,
@@ -334,8 +292,8 @@ impl Communicator {
     /// Brings the communicator up. Collective; all ranks ask for the same.
     ///
     /// # Errors
-    /// [`CommError::State`] unless it is not initialised; what is past a limit; [`CommError::Backend`];
-    /// [`CommError::Capability`]; [`CommError::Disagreement`] if ranks ask for different things. The communicator is not
+    /// [`CommError::State`] unless it is not initialised; what is past a limit; [`CommError::Backend`] or
+    /// [`CommError::Nic`] if the back end cannot be had or does not come up; [`CommError::Capability`]; [`CommError::Disagreement`] if ranks ask for different things. The communicator is not
     /// initialised then.
     pub fn initialise(&self, requirements: &Requirements) -> Result<(), CommError> {
         const CALL: &str = "initialise";
@@ -388,6 +346,14 @@ impl Communicator {
     /// As [`device`](Self::device).
     pub fn network(&self) -> Result<crate::net::Capabilities, CommError> {
         self.with_up("name the network", |live| live.capabilities)
+    }
+
+    /// The NIC that its kernels drive; `None` if the back end is the proxy.
+    ///
+    /// # Errors
+    /// As [`device`](Self::device).
+    pub fn nic(&self) -> Result<Option<Arc<Nic>>, CommError> {
+        self.with_up("name the NIC", |live| live.gdaki.as_ref().map(|gdaki| gdaki.nic().clone()))
     }
 
     /// Figures of each context since the communicator was made.

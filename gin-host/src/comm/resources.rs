@@ -4,12 +4,12 @@
 //! Words that a CPU thread writes, and those that it reads, lie in pinned host memory; words that kernels poll or add to
 //! in the device. Words that different sides write are on cache lines of their own.
 
-use super::{Requirements, Routes};
-use crate::gpu::{Device, GpuError, Memory, MemoryKind};
+use super::Requirements;
+use crate::gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
 use crate::net::LocalSignals;
 use crate::proxy::{ContextPart, Counters};
 use gin_abi::descriptor::WORDS;
-use gin_abi::handle::{CAP_STRONG_SIGNALS, ENGINE_CPU, ENGINE_GPU, NEAR_WORDS, QUEUE_NEAR};
+use gin_abi::handle::{CAP_STRONG_SIGNALS, ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, QUEUE_NEAR};
 use gin_abi::{ABI_VERSION, BackendKind, CommHandle, ContextData, StatusBlock, WindowData};
 use gin_device::far;
 use gin_device::queue::Queue;
@@ -46,6 +46,23 @@ fn beside(first: u64, count: usize) -> Vec<u64> {
     words
 }
 
+/// Who raises words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Engines {
+    /// GPUs, by loads and stores.
+    pub(crate) gpu: bool,
+    /// The NIC, in place of CPU threads.
+    pub(crate) nic: bool,
+}
+
+impl Engines {
+    /// `ENGINE_*` bits.
+    fn bits(self) -> u32 {
+        let gpu = if self.gpu { ENGINE_GPU } else { 0 };
+        gpu | if self.nic { ENGINE_NIC } else { ENGINE_CPU }
+    }
+}
+
 /// Offsets of one context: those in pinned memory, then those in the device.
 #[derive(Debug)]
 struct ContextPlaces {
@@ -66,13 +83,18 @@ struct ContextPlaces {
 pub(crate) struct Resources {
     pinned: Arc<Memory>,
     device: Arc<Memory>,
-    signals: Arc<Memory>,
+    /// There if CPU threads raise words.
+    signals: Option<Arc<Memory>>,
+    /// There if the NIC raises words.
+    signals_nic: Option<Arc<Memory>>,
     /// There if GPUs raise words.
     signals_gpu: Option<Arc<Memory>>,
     /// Signal words of LSA peers that kernels of this rank raise.
     peers: Vec<Arc<Memory>>,
     contexts: Vec<ContextPlaces>,
+    engines: Engines,
     all_signals: u64,
+    counters: u64,
     host_status: u64,
     kernel_status: u64,
     status_copy: u64,
@@ -93,13 +115,14 @@ impl Resources {
         requirements: &Requirements,
         ranks: u32,
         lsa_size: u32,
-        routes: Routes,
+        engines: Engines,
     ) -> Result<Self, GpuError> {
         let all_signals = requirements.all_signals(ranks, lsa_size);
         let (counters, depth) = (u64::from(requirements.counters), u64::from(requirements.queue_depth));
         let contexts = u64::from(requirements.contexts);
         let ranks = u64::from(ranks);
-        let gpu_raises = lsa_size > 1 && routes == Routes::Automatic;
+        // Kernels raise counters where they take a NIC's completions, too.
+        let own_counters = engines.gpu || engines.nic;
         let (mut pinned, mut near) = (Layout::default(), Layout::default());
         let host_status = pinned.place(size_of::<StatusBlock>() as u64);
         let kernel_status = pinned.place(size_of::<StatusBlock>() as u64);
@@ -120,18 +143,22 @@ impl Resources {
                 signal_near: near.words(NEAR_WORDS * all_signals),
                 shadow: near.words(all_signals),
                 counter_near: near.words(NEAR_WORDS * counters),
-                counters_gpu: near.words(if gpu_raises { counters } else { 0 }),
+                counters_gpu: near.words(if own_counters { counters } else { 0 }),
             })
             .collect();
-        let signal_bytes = contexts * all_signals * 8;
+        let signal_words =
+            |there: bool, kind| there.then(|| Memory::new(device, kind, contexts * all_signals * 8)).transpose();
         let resources = Self {
             pinned: Memory::new(device, MemoryKind::Pinned, pinned.end)?,
             device: Memory::new(device, MemoryKind::Device, near.end)?,
-            signals: Memory::new(device, MemoryKind::Pinned, signal_bytes)?,
-            signals_gpu: gpu_raises.then(|| Memory::new(device, MemoryKind::Device, signal_bytes)).transpose()?,
+            signals: signal_words(!engines.nic, MemoryKind::Pinned)?,
+            signals_nic: signal_words(engines.nic, MemoryKind::Device)?,
+            signals_gpu: signal_words(engines.gpu, MemoryKind::Device)?,
             peers: Vec::new(),
             contexts: places,
+            engines,
             all_signals,
+            counters,
             host_status,
             kernel_status,
             status_copy,
@@ -162,13 +189,24 @@ impl Resources {
             self.device.write(places.claim + QUEUE_NEAR, &near)?;
             if requirements.first_counter != 0 {
                 let (counters, first) = (requirements.counters as usize, requirements.first_counter);
-                self.pinned.write(places.counters, &vec![first; counters])?;
-                self.device.write(places.counter_near, &beside(first, counters))?;
+                let words = vec![first; counters];
+                if self.engines.nic {
+                    self.device.write(places.counters_gpu, &words)?;
+                } else {
+                    self.pinned.write(places.counters, &words)?;
+                    self.device.write(places.counter_near, &beside(first, counters))?;
+                }
             }
             if requirements.first_signal != 0 {
                 let first = vec![requirements.first_signal; all_signals];
-                self.signals.write((context * all_signals * 8) as u64, &first)?;
-                self.device.write(places.signal_near, &beside(requirements.first_signal, all_signals))?;
+                let offset = (context * all_signals * 8) as u64;
+                if let Some(signals) = &self.signals_nic {
+                    signals.write(offset, &first)?;
+                }
+                if let Some(signals) = &self.signals {
+                    signals.write(offset, &first)?;
+                    self.device.write(places.signal_near, &beside(requirements.first_signal, all_signals))?;
+                }
                 self.device.write(places.shadow, &first)?;
             }
         }
@@ -208,13 +246,32 @@ impl Resources {
         }
     }
 
-    /// The signal words that CPU threads raise.
-    pub(crate) fn local_signals(&self) -> LocalSignals {
-        LocalSignals {
-            memory: self.signals.clone(),
+    /// The signal words that CPU threads raise, if they do.
+    pub(crate) fn local_signals(&self) -> Option<LocalSignals> {
+        Some(LocalSignals {
+            memory: self.signals.clone()?,
             contexts: self.contexts.len() as u32,
             per_context: self.all_signals as u32,
-        }
+        })
+    }
+
+    /// The signal words that the NIC raises, if it does.
+    pub(crate) fn signals_nic(&self) -> Option<&Arc<Memory>> {
+        self.signals_nic.as_ref()
+    }
+
+    /// Bytes of the signal words of one context.
+    pub(crate) fn signal_bytes(&self) -> u64 {
+        self.all_signals * 8
+    }
+
+    /// For each context the counter words that its own kernels raise, if there are any.
+    pub(crate) fn counters_gpu(&self) -> Result<Vec<Option<MemorySlice>>, GpuError> {
+        let words = |places: &ContextPlaces| {
+            let (start, bytes) = (places.counters_gpu, self.counters * 8);
+            (bytes != 0).then(|| self.device.slice(start..start + bytes)).transpose()
+        };
+        self.contexts.iter().map(words).collect()
     }
 
     /// The signal words that GPUs raise, if they do.
@@ -226,12 +283,12 @@ impl Resources {
     /// device memory may touch.
     pub(crate) fn context_parts(&self, stats: &[Arc<Counters>], bases: bool) -> Vec<ContextPart> {
         let parts = self.contexts.iter().zip(stats).enumerate().map(|(context, (places, stats))| {
-            let signals = self.signals.address() + context as u64 * self.all_signals * 8;
+            let first = |memory: &Arc<Memory>| memory.address() + context as u64 * self.all_signals * 8;
             ContextPart {
                 queue: self.queue(places),
                 counters: self.pinned_word(places.counters),
                 // Safety: the first word of this context in an allocation that is pinned and lives as long as `self`.
-                signals: unsafe { GlobalWord::new(signals) },
+                signals: self.signals.as_ref().map(|memory| unsafe { GlobalWord::new(first(memory)) }),
                 signal_near: bases.then(|| self.device_word(places.signal_near)),
                 stats: stats.clone(),
             }
@@ -249,12 +306,17 @@ impl Resources {
     }
 
     /// Fills the tables that kernels read. `peer_signals`: each rank's signal words that GPUs raise, where they can be
-    /// reached.
-    pub(crate) fn fill_tables(&mut self, peer_signals: Vec<Option<Arc<Memory>>>) -> Result<(), GpuError> {
+    /// reached. `busy`: for each context the address of its words of peers that may have entries under way, or 0.
+    pub(crate) fn fill_tables(
+        &mut self,
+        peer_signals: Vec<Option<Arc<Memory>>>,
+        busy: impl Fn(u32) -> u64,
+    ) -> Result<(), GpuError> {
         let (pinned, near) = (self.pinned.address(), self.device.address());
         let own_gpu = self.signals_gpu.as_ref().map_or(0, |memory| memory.address());
         for (context, places) in (0u64..).zip(&self.contexts) {
             let words = context * self.all_signals * 8;
+            let own = |memory: &Option<Arc<Memory>>| memory.as_ref().map_or(0, |memory| memory.address() + words);
             let table = self.peer_signals + context * self.ranks * 8;
             if own_gpu != 0 {
                 let address = |peer: &Option<Arc<Memory>>| peer.as_ref().map_or(0, |memory| memory.address() + words);
@@ -269,15 +331,15 @@ impl Resources {
                 oldest: pinned + places.oldest,
                 depth_log2: self.depth_log2,
                 depth_mask: (1 << self.depth_log2) - 1,
-                signal_gpu: if own_gpu == 0 { 0 } else { own_gpu + words },
-                signal_nic: 0,
-                signal_cpu: self.signals.address() + words,
+                signal_gpu: own(&self.signals_gpu),
+                signal_nic: own(&self.signals_nic),
+                signal_cpu: own(&self.signals),
                 signal_near: near + places.signal_near,
                 signal_shadow: near + places.shadow,
                 counters: pinned + places.counters,
                 counter_near: near + places.counter_near,
-                counters_gpu: if own_gpu == 0 { 0 } else { near + places.counters_gpu },
-                busy: 0,
+                counters_gpu: if self.engines.gpu || self.engines.nic { near + places.counters_gpu } else { 0 },
+                busy: busy(context as u32),
                 reserved: 0,
             };
             self.device.write(self.context_table + context * size_of::<ContextData>() as u64, &[data])?;
@@ -309,7 +371,7 @@ impl Resources {
             counters: requirements.counters,
             windows: requirements.windows,
             capabilities,
-            engines: ENGINE_CPU | if self.signals_gpu.is_some() { ENGINE_GPU } else { 0 },
+            engines: self.engines.bits(),
             world_barriers: requirements.world_barriers,
             rail_barriers: requirements.rail_barriers,
             lsa_barriers: requirements.lsa_barriers,

@@ -3,16 +3,16 @@
 
 use super::life::Live;
 use super::reach;
-use super::resources::Resources;
 use super::window::{Registered, Window, WindowFlags};
 use super::wire::{Reader, Writer, garbled};
 use super::{CommError, Communicator};
-use crate::gpu::{Device, Memory, MemoryKind, MemorySlice};
+use crate::gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
 use crate::net::{Key, LocalWindow};
 use crate::proxy::{Command, WindowInfo};
 use bytemuck::Pod;
-use gin_abi::handle::{ENGINE_GPU, NEAR_WORDS, STRIDE_SHIFT};
+use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, STRIDE_SHIFT};
 use gin_abi::{WindowData, WindowHandle};
+use gin_device::far;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -31,6 +31,8 @@ struct Prepared {
     plane_gpu: Option<Arc<Memory>>,
     plane_near: Option<Arc<Memory>>,
     key: Key,
+    /// What the NIC calls the own part, if kernels drive one and it has bytes; else 0.
+    nic_key: u32,
 }
 
 /// What kernels of this rank reach of the other ranks' parts of a window.
@@ -69,6 +71,35 @@ impl Peers {
         self.windows.push(if memory == 0 { 0 } else { memory + offset });
         self.planes.push(plane);
         Ok(())
+    }
+}
+
+/// Elements of a window that are looked at together.
+const CHUNK: usize = 1 << 16;
+
+/// Has signals at words of a window begin at 0 whatever the words hold: they are what the NIC raises.
+fn begin_at(window: &MemorySlice, near: &Memory) -> Result<(), GpuError> {
+    let words = window.bytes() / 8;
+    for first in (0..words).step_by(CHUNK) {
+        let mut held = vec![0u64; CHUNK.min((words - first) as usize)];
+        window.read(8 * first, &mut held)?;
+        if held.iter().all(|&word| word == 0) {
+            continue;
+        }
+        let mut beside = vec![0u64; held.len() * NEAR_WORDS as usize];
+        for (near, &word) in beside.chunks_exact_mut(NEAR_WORDS as usize).zip(&held) {
+            near[far::SPARE as usize] = word;
+        }
+        near.write(8 * NEAR_WORDS * first, &beside)?;
+    }
+    Ok(())
+}
+
+impl Live {
+    /// Has kernels and the NIC forget a window.
+    fn forget_window(&self, id: u32) -> Result<(), GpuError> {
+        let closed = self.gdaki.as_ref().map_or(Ok(()), |gdaki| gdaki.close_window(id));
+        self.resources.clear_window(id).and(closed)
     }
 }
 
@@ -129,7 +160,7 @@ impl Communicator {
             }
             Err(error) => {
                 if let Some(id) = id {
-                    live.resources.clear_window(id)?;
+                    live.forget_window(id)?;
                     live.ask(|to| Command::Close { window: id, to })?;
                 }
                 Err(error)
@@ -171,17 +202,26 @@ impl Communicator {
         let plane_bytes = bytes.next_multiple_of(8);
         let plane = |kind| Memory::new(&self.device, kind, plane_bytes);
         let plane_near = || Memory::new(&self.device, MemoryKind::Device, NEAR_WORDS * plane_bytes);
-        let gpu = live.handle.engines & ENGINE_GPU != 0;
+        let engine = |engine| live.handle.engines & engine != 0;
         let (plane_cpu, plane_gpu, plane_near) = if flags.signals {
-            let plane_gpu = if gpu { Some(plane(MemoryKind::Device)?) } else { None };
-            (Some(plane(MemoryKind::Pinned)?), plane_gpu, Some(plane_near()?))
+            let plane = |there: bool, kind| there.then(|| plane(kind)).transpose();
+            let near = plane_near()?;
+            if engine(ENGINE_NIC) {
+                begin_at(&memory, &near)?;
+            }
+            (plane(engine(ENGINE_CPU), MemoryKind::Pinned)?, plane(engine(ENGINE_GPU), MemoryKind::Device)?, Some(near))
         } else {
             (None, None, None)
         };
         let id = id as u32;
         let window = LocalWindow { id, memory: memory.clone(), plane: plane_cpu.clone() };
         let key = live.ask(|to| Command::Register { window, to })??;
-        Ok(Prepared { id, memory, stride, plane_cpu, plane_gpu, plane_near, key })
+        // Last, as nobody would take it back.
+        let nic_key = match &live.gdaki {
+            Some(gdaki) => gdaki.register(id, &memory, flags.signals)?,
+            None => 0,
+        };
+        Ok(Prepared { id, memory, stride, plane_cpu, plane_gpu, plane_near, key, nic_key })
     }
 
     /// The part that all ranks do together.
@@ -197,13 +237,13 @@ impl Communicator {
             message.word(u64::from(prepared.id)).word(u64::from(flags.bits())).word(prepared.memory.bytes());
             message.word(prepared.memory.offset()).bytes(&reach::offer_memory(prepared.memory.memory()).0);
             let plane = prepared.plane_gpu.as_ref().map(|plane| reach::offer_memory(plane).0);
-            message.bytes(&plane.unwrap_or_default()).bytes(&prepared.key.0);
+            message.bytes(&plane.unwrap_or_default()).bytes(&prepared.key.0).word(prepared.nic_key.into());
             message.0
         });
         let all = self.agree(live, CALL, message)?;
         let prepared = prepared?;
         let id = prepared.id;
-        let (mut lengths, mut keys) = (Vec::new(), Vec::new());
+        let (mut lengths, mut keys, mut nic_keys) = (Vec::new(), Vec::new(), Vec::new());
         let mut peers = Peers::default();
         let mut taken = Ok(());
         for (rank, message) in (0..).zip(&all) {
@@ -220,10 +260,16 @@ impl Communicator {
             let mut bytes = || reader.bytes().ok_or_else(|| garbled(rank));
             let (memory, plane) = (bytes()?, bytes()?);
             keys.push(Key(bytes()?.to_vec()));
+            let nic_key = reader.word().and_then(|key| u32::try_from(key).ok());
+            nic_keys.push(nic_key.ok_or_else(|| garbled(rank))?);
             let near = rank / live.lsa_size == self.rank() / live.lsa_size;
             taken = taken.and(peers.add(&*self.device, rank, near, offset, memory, plane));
         }
-        let connected = taken.and_then(|()| self.connect_window(live, prepared, flags, lengths, peers, keys));
+        let opened = taken.and_then(|()| match &live.gdaki {
+            Some(gdaki) => Ok(gdaki.open_window(id, &nic_keys)?),
+            None => Ok(()),
+        });
+        let connected = opened.and_then(|()| self.connect_window(live, prepared, flags, lengths, peers, keys));
         // Nobody uses the window before all can serve it.
         self.agree(live, "connect a window", connected.as_ref().map(|_| Vec::new()).map_err(CommError::clone))?;
         connected
@@ -328,7 +374,7 @@ impl Communicator {
             }
             self.settle(CALL, live)?;
             live.windows[id as usize] = None;
-            let cleared = Resources::clear_window(&live.resources, id).map_err(CommError::from);
+            let cleared = live.forget_window(id).map_err(CommError::from);
             let closed = live.ask(|to| Command::Close { window: id, to });
             // Nobody goes on, and perhaps frees the memory, before all have let go of it.
             self.agree(live, "close a window", cleared.and(closed).map(|()| Vec::new())).map(drop)

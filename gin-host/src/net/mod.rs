@@ -21,6 +21,7 @@
 //! - A request that fails raises no signal and is complete with an error. After it, whatever of the same context and peer
 //!   brings a strong signal fails too: what did not arrive is never covered.
 
+pub(crate) mod nothing;
 pub mod peer;
 pub(crate) mod registry;
 pub mod testing;

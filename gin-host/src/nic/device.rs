@@ -31,11 +31,17 @@ fn is_reached(device: DeviceKind, kind: MemoryKind, reaches_gpus: bool) -> bool 
     !in_gpu || reaches_gpus
 }
 
-fn check_reach(nic: &Nic, device: &dyn Device, kind: MemoryKind) -> Result<(), NicError> {
-    if is_reached(device.kind(), kind, nic.owner.hca.reaches_gpus()) {
-        return Ok(());
+impl Nic {
+    /// Makes sure that it reaches this kind of memory of a device.
+    ///
+    /// # Errors
+    /// [`NicError::Memory`].
+    pub fn check_reach(&self, device: &dyn Device, kind: MemoryKind) -> Result<(), NicError> {
+        if is_reached(device.kind(), kind, self.owner.hca.reaches_gpus()) {
+            return Ok(());
+        }
+        Err(NicError::Memory { nic: self.name().to_owned(), kind: kind.to_string(), device: device.name() })
     }
-    Err(NicError::Memory { nic: nic.name().to_owned(), kind: kind.to_string(), device: device.name() })
 }
 
 /// Queue pairs whose rings lie in memory of a device, for its kernels to post to.
@@ -57,7 +63,7 @@ impl DeviceQueues {
         specs: &[QueueSpec],
         expired: Expired<'_>,
     ) -> Result<Self, DeviceQueueError> {
-        check_reach(nic, &**device, MemoryKind::Device)?;
+        nic.check_reach(&**device, MemoryKind::Device)?;
         let layout = Layout::of(specs)?;
         // Allocations begin at a multiple of 256.
         let memory = Memory::new(device, MemoryKind::Device, layout.bytes + PAGE)?;
@@ -113,7 +119,7 @@ impl RegisteredSlice {
     /// # Errors
     /// What the NIC says, or [`NicError::Memory`].
     pub fn new(nic: &Arc<Nic>, slice: MemorySlice, start: u64, access: Access) -> Result<Self, NicError> {
-        check_reach(nic, &**slice.memory().device(), slice.memory().kind())?;
+        nic.check_reach(&**slice.memory().device(), slice.memory().kind())?;
         let extent = Extent { address: slice.address(), bytes: slice.bytes(), dma_buf: None };
         // Safety: the slice keeps the memory alive; who allocates memory for communication expects that peers use it.
         let region = unsafe { nic.register(&extent, start, access) }?;

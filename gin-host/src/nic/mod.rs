@@ -18,6 +18,8 @@
 
 mod address;
 mod device;
+mod drain;
+mod driven;
 mod error;
 pub mod hca;
 mod layout;
@@ -32,6 +34,8 @@ pub mod testing;
 
 pub use address::Address;
 pub use device::{DeviceQueueError, DeviceQueues, RegisteredSlice};
+pub use drain::DrainError;
+pub use driven::{DrivenQueues, Shape, Target};
 pub use error::{NicError, Peer, Step};
 pub use hca::{Hca, HcaError};
 pub use layout::{DEPTHS, Layout, QueuePlace, QueueSpec, Role};

@@ -146,6 +146,11 @@ impl Nic {
         &self.port
     }
 
+    /// How its queue pairs are connected.
+    pub fn config(&self) -> &NicConfig {
+        &self.config
+    }
+
     /// Its GID. On InfiniBand there is one too, whether it is used or not.
     pub fn gid(&self) -> OwnGid {
         self.gid

@@ -29,6 +29,7 @@ pub(crate) use stats::Counters;
 
 use crate::comm::board::Board;
 use crate::net::{Event, Network, Request, SignalArrival};
+use crate::nic::DoorbellRelay;
 use command::Waiting;
 use flow::Op;
 use gin_abi::descriptor::WORDS;
@@ -59,8 +60,8 @@ pub(crate) struct ContextPart {
     pub(crate) queue: Queue<Global, WORDS>,
     /// Words that kernels read: raised when a request has left its source.
     pub(crate) counters: GlobalWord,
-    /// Words that CPU threads raise for arrivals.
-    pub(crate) signals: GlobalWord,
+    /// Words that CPU threads raise for arrivals, if they do.
+    pub(crate) signals: Option<GlobalWord>,
     /// The words beside signals, baselines among them, for one kind of sabotage.
     pub(crate) signal_near: Option<GlobalWord>,
     pub(crate) stats: Arc<Counters>,
@@ -77,6 +78,8 @@ pub(crate) struct Parts {
     pub(crate) status: Status<Global>,
     pub(crate) board: Arc<Board>,
     pub(crate) network: Box<dyn Network>,
+    /// Doorbells that kernels leave to the host.
+    pub(crate) relay: Option<DoorbellRelay>,
     pub(crate) commands: Receiver<Command>,
     pub(crate) sabotage: Sabotage,
     /// Owners of the memory behind all the words above.
@@ -113,6 +116,7 @@ pub struct Proxy {
     /// The fault that ended the communicator.
     over: Option<Fault>,
     network: Box<dyn Network>,
+    relay: Option<DoorbellRelay>,
     commands: Receiver<Command>,
     waiting: Vec<Waiting>,
     finished: bool,
@@ -163,6 +167,7 @@ impl Proxy {
             heard: 0,
             over: None,
             network: parts.network,
+            relay: parts.relay,
             commands: parts.commands,
             waiting: Vec::new(),
             finished: false,
@@ -179,7 +184,8 @@ impl Proxy {
         if self.finished {
             return Turn::Finished;
         }
-        let mut worked = self.command();
+        let mut worked = self.relay.as_mut().is_some_and(DoorbellRelay::step);
+        worked |= self.command();
         worked |= self.listen();
         if self.sabotage == Sabotage::ResetByStore {
             self.reset_by_store();
@@ -350,7 +356,8 @@ impl Proxy {
         let word = match arrival.target {
             SignalTarget::Id(id) => {
                 let context = self.contexts.get(arrival.context as usize);
-                context.filter(|_| id < self.limits.signals).map(|context| context.part.signals.at(u64::from(id)))
+                let signals = context.filter(|_| id < self.limits.signals).and_then(|context| context.part.signals);
+                signals.map(|words| words.at(u64::from(id)))
             }
             SignalTarget::Address { window, offset } => {
                 let info = self.limits.windows.get(window as usize).and_then(Option::as_ref);
@@ -378,10 +385,10 @@ impl Proxy {
     /// there is one soon.
     fn reset_by_store(&mut self) {
         for (context, part) in (0u32..).zip(&self.contexts) {
-            let Some(near) = part.part.signal_near else { continue };
+            let (Some(near), Some(signals)) = (part.part.signal_near, part.part.signals) else { continue };
             for id in 0..self.limits.signals {
                 let base = near.at(far::WORDS * u64::from(id) + far::SPARE);
-                let word = part.part.signals.at(u64::from(id));
+                let word = signals.at(u64::from(id));
                 if base.load_relaxed_gpu() == 0 {
                     continue;
                 }

@@ -11,7 +11,8 @@ use gin_device::signal_words::Words;
 use gin_device::status::{Status, Stop};
 use gin_device::sys::{Global, GlobalWord};
 use gin_host::comm::{
-    Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, InProcess, Requirements, Routes,
+    Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, Doorbells, InProcess, NicChoice,
+    Requirements, Routes,
 };
 use gin_host::gpu::Device;
 use gin_host::gpu::virt::VirtualDevice;
@@ -36,6 +37,9 @@ pub fn network(make: impl Fn(&Endpoint) -> Box<dyn Network> + Send + Sync + 'sta
 pub fn config(network: NetworkFactory) -> CommConfig {
     CommConfig {
         backend: Backend::Auto,
+        nic: NicChoice::default(),
+        doorbells: Doorbells::Automatic,
+        connecting: Duration::from_secs(20),
         lsa_size: None,
         routes: Routes::Automatic,
         network,

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a communicator has where its kernels drive a NIC: queue pairs to all ranks, and what the NIC may reach.
+
+use super::resources::Resources;
+use super::wire::{Reader, Writer, garbled};
+use super::{CommError, Requirements};
+use crate::gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
+use crate::net::{Capabilities, Raises};
+use crate::nic::hca::Access;
+use crate::nic::{
+    Address, DeviceQueueError, DoorbellRelay, DrainError, DrivenQueues, Nic, Peer, RegisteredSlice, Shape, Target,
+};
+use gin_abi::gdaki::{LEAST_DEPTH_LOG2, MOST_DEPTH_LOG2};
+use gin_abi::mlx5::be::Be32;
+use gin_abi::mlx5::wqe::opcode;
+use gin_abi::{CommHandle, Fault, FaultKind, Operation};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Most bytes of one entry, whatever the NIC says.
+const MOST_BYTES: u64 = 1 << 30;
+
+impl From<DeviceQueueError> for CommError {
+    fn from(error: DeviceQueueError) -> Self {
+        match error {
+            DeviceQueueError::Gpu(error) => Self::Gpu(error),
+            DeviceQueueError::Nic(error) => Self::Nic(error),
+        }
+    }
+}
+
+/// What a NIC that kernels drive can do, in the words of networks.
+pub(super) fn capabilities(nic: &Nic) -> Capabilities {
+    Capabilities {
+        name: "mlx5",
+        strong_signals: true,
+        va_signals: true,
+        max_message: MOST_BYTES.min(1 << nic.capabilities().log_message.min(30)),
+        completion_is_arrival: false,
+        raises: Raises::Sender,
+        needs_make_visible: false,
+    }
+}
+
+/// What a rank tells the others.
+struct Offer<'a> {
+    peer: Peer,
+    /// Key of its signal words.
+    signals: u32,
+    /// By context and rank: where its queue pair is reached.
+    addresses: &'a [u8],
+}
+
+impl<'a> Offer<'a> {
+    fn read(rank: u32, bytes: &'a [u8]) -> Result<Self, CommError> {
+        let mut reader = Reader(bytes);
+        let mut read = || {
+            let host = String::from_utf8_lossy(reader.bytes()?).into_owned();
+            let port = u8::try_from(reader.word()?).ok()?;
+            let signals = u32::try_from(reader.word()?).ok()?;
+            Some(Self { peer: Peer { rank, host, port }, signals, addresses: reader.bytes()? })
+        };
+        read().ok_or_else(|| garbled(rank))
+    }
+
+    /// Its queue pair of a context for `rank`.
+    fn address(&self, shape: &Shape, context: u32, rank: u32) -> Result<Address, CommError> {
+        let index = context as usize * shape.ranks as usize + rank as usize;
+        let bytes = self.addresses.chunks(Address::BYTES).nth(index).unwrap_or_default();
+        Ok(Address::from_bytes(bytes, &self.peer)?)
+    }
+}
+
+/// This host's name, for people.
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    if name.trim().is_empty() { "unknown".to_owned() } else { name.trim().to_owned() }
+}
+
+/// A communicator's part of a NIC. Dropping it ends everything that it made there.
+#[derive(Debug)]
+pub(super) struct Gdaki {
+    queues: DrivenQueues,
+    /// There if there are signals.
+    signals: Option<RegisteredSlice>,
+    /// By window: the own part, unless it has no bytes.
+    windows: Mutex<Vec<Option<RegisteredSlice>>>,
+    keys: Arc<Memory>,
+    shape: Shape,
+    signal_bytes: u64,
+    most_bytes: u32,
+    nic: Arc<Nic>,
+}
+
+impl Gdaki {
+    /// Makes what does not depend on other ranks. `relayed`: the host passes doorbells on.
+    ///
+    /// # Errors
+    /// [`CommError::Limit`] for queues that are too long, what the NIC or the device reports; nothing is left behind.
+    pub(super) fn new(
+        nic: Arc<Nic>,
+        device: &Arc<dyn Device>,
+        requirements: &Requirements,
+        (rank, ranks): (u32, u32),
+        resources: &Resources,
+        relayed: bool,
+        expired: &dyn Fn() -> bool,
+    ) -> Result<Self, CommError> {
+        let asked = u64::from(requirements.queue_depth);
+        let limit = 1u64 << MOST_DEPTH_LOG2;
+        if asked > limit {
+            let what = "entries of a queue that kernels fill";
+            return Err(CommError::Limit { what, asked, least: 1, limit });
+        }
+        let depth = requirements.queue_depth.next_power_of_two().max(1 << LEAST_DEPTH_LOG2);
+        let shape = Shape { contexts: requirements.contexts, ranks, rank, depth };
+        let queues = DrivenQueues::new(&nic, device, shape, resources.counters_gpu()?, relayed, expired)?;
+        let signals = resources.signals_nic().filter(|memory| memory.bytes() > 0);
+        let register = |memory: &Arc<Memory>| RegisteredSlice::new(&nic, memory.whole(), 0, Access::SIGNALS);
+        let signals = signals.map(register).transpose()?;
+        let keys = u64::from(requirements.windows) * (u64::from(ranks) + 1);
+        // The limit is 2^30, so it fits.
+        let most_bytes = requirements.max_message.min(capabilities(&nic).max_message) as u32;
+        Ok(Self {
+            queues,
+            signals,
+            windows: Mutex::new((0..requirements.windows).map(|_| None).collect()),
+            keys: Memory::new(device, MemoryKind::Device, keys * 8)?,
+            shape,
+            signal_bytes: resources.signal_bytes(),
+            most_bytes,
+            nic,
+        })
+    }
+
+    /// The NIC.
+    pub(super) fn nic(&self) -> &Arc<Nic> {
+        &self.nic
+    }
+
+    /// What the other ranks have to know.
+    pub(super) fn offer(&self) -> Vec<u8> {
+        let Shape { contexts, ranks, .. } = self.shape;
+        let pairs = (0..contexts).flat_map(|context| (0..ranks).map(move |peer| (context, peer)));
+        let addresses = pairs.filter_map(|(context, peer)| self.queues.address(context, peer));
+        let addresses: Vec<u8> = addresses.flat_map(|address| address.to_bytes()).collect();
+        let key = self.signals.as_ref().map_or(0, RegisteredSlice::remote_key);
+        let mut message = Writer::default();
+        message.bytes(host_name().as_bytes()).word(self.nic.config().port.into()).word(key.into()).bytes(&addresses);
+        message.0
+    }
+
+    /// Connects the queue pairs to those of the ranks that made these offers, and fills the tables of kernels.
+    ///
+    /// # Errors
+    /// [`CommError::Nic`], with the peer; what the device reports.
+    pub(super) fn connect(&self, offers: &[&[u8]], expired: &dyn Fn() -> bool) -> Result<(), CommError> {
+        let offers = (0..).zip(offers).map(|(rank, bytes)| Offer::read(rank, bytes)).collect::<Result<Vec<_>, _>>()?;
+        for context in 0..self.shape.contexts {
+            for offer in &offers {
+                let address = offer.address(&self.shape, context, self.shape.rank)?;
+                self.queues.connect(context, &offer.peer, &address, expired)?;
+            }
+        }
+        let target = |context: u32, peer: u32| Target {
+            signal_key: offers[peer as usize].signals,
+            signals: u64::from(context) * self.signal_bytes,
+            most_bytes: self.most_bytes,
+        };
+        Ok(self.queues.fill(target)?)
+    }
+
+    /// The handle, with what kernels find their queue pairs by.
+    pub(super) fn handle(&self, handle: CommHandle) -> CommHandle {
+        CommHandle {
+            queue_pairs: self.queues.table(),
+            window_keys: self.keys.address(),
+            gdaki_contexts: self.shape.contexts,
+            ..handle
+        }
+    }
+
+    /// Address of a context's words of peers that may have entries under way.
+    pub(super) fn busy(&self, context: u32) -> u64 {
+        self.queues.busy(context)
+    }
+
+    /// See [`DrivenQueues::relay`].
+    pub(super) fn relay(&self) -> Option<DoorbellRelay> {
+        self.queues.relay()
+    }
+
+    fn windows(&self) -> MutexGuard<'_, Vec<Option<RegisteredSlice>>> {
+        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keys_of(&self, window: u32) -> u64 {
+        u64::from(window) * (u64::from(self.shape.ranks) + 1) * 8
+    }
+
+    /// Registers the own part of a window; its key for other ranks, 0 if it has no bytes.
+    ///
+    /// # Errors
+    /// [`CommError::Nic`].
+    pub(super) fn register(&self, window: u32, memory: &MemorySlice, signals: bool) -> Result<u32, CommError> {
+        if memory.bytes() == 0 {
+            return Ok(0);
+        }
+        // Words that the NIC raises in the window come into view behind what was put before.
+        let access = if signals { Access::SIGNALS } else { Access::PAYLOAD };
+        let region = RegisteredSlice::new(&self.nic, memory.clone(), 0, access)?;
+        let key = region.remote_key();
+        self.windows()[window as usize] = Some(region);
+        Ok(key)
+    }
+
+    /// Fills in the keys of a window that all ranks have registered. `remote`: by rank.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub(super) fn open_window(&self, window: u32, remote: &[u32]) -> Result<(), GpuError> {
+        let local = self.windows()[window as usize].as_ref().map_or(0, RegisteredSlice::local_key);
+        let words = remote.iter().copied().chain([local]).map(|key| u64::from(Be32::new(key).memory()));
+        self.keys.write(self.keys_of(window), &words.collect::<Vec<_>>())
+    }
+
+    /// Forgets a window: no peer reaches it from now on.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub(super) fn close_window(&self, window: u32) -> Result<(), GpuError> {
+        self.windows()[window as usize] = None;
+        self.keys.write(self.keys_of(window), &vec![0u64; self.shape.ranks as usize + 1])
+    }
+
+    /// Brings what kernels have posted to its end; none may run. Returns the number of entries that are not complete when
+    /// the time is over, or the fault that ends the communicator.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub(super) fn drain(&self, expired: &dyn Fn() -> bool) -> Result<Result<u64, Fault>, CommError> {
+        match self.queues.drain(expired) {
+            Ok(left) => Ok(Ok(left)),
+            Err(DrainError::Gpu(error)) => Err(error.into()),
+            Err(error) => Ok(Err(fault(&error))),
+        }
+    }
+}
+
+/// What kernels and other ranks are told.
+fn fault(error: &DrainError) -> Fault {
+    let at = |kind, operation, context, peer| Fault::new(kind, operation).context(context).peer(peer);
+    match *error {
+        DrainError::Failed { context, peer, operation, failure, .. } => {
+            let seen = u64::from(failure.syndrome) | u64::from(failure.vendor) << 8;
+            at(FaultKind::Network, operation_of(operation), context, peer).values(0, seen)
+        }
+        DrainError::Hole { context, peer, index } => {
+            at(FaultKind::QueueBroken, Operation::None, context, peer).values(index, 0)
+        }
+        DrainError::Senseless { context, peer } => at(FaultKind::Network, Operation::None, context, peer),
+        DrainError::Gpu(_) => Fault::new(FaultKind::Network, Operation::None),
+    }
+}
+
+fn operation_of(code: u32) -> Operation {
+    match code {
+        opcode::WRITE => Operation::Put,
+        opcode::READ => Operation::Get,
+        opcode::FETCH_ADD => Operation::Signal,
+        opcode::DUMP | opcode::NOP => Operation::Flush,
+        _ => Operation::None,
+    }
+}

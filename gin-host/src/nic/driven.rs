@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Queue pairs that kernels drive: for each context one to every rank, and the words beside them.
+//!
+//! Whatever kernels touch lies in memory of their device: rings, doorbell records and completions in one slab for each
+//! context, tokens, tags and the table of [`QueuePairData`] in another allocation. The pair that a rank has for itself is
+//! connected to one without a send queue, as a queue pair cannot be connected to itself.
+
+use super::address::Address;
+use super::device::{DeviceQueueError, DeviceQueues, RegisteredSlice};
+use super::drain::{self, DrainError, FIRST_TOKEN, IdleQueue};
+use super::error::{NicError, Peer};
+use super::hca::Access;
+use super::layout::{QueueSpec, Role};
+use super::open::Nic;
+use super::queues::{Expired, QueueInfo};
+use super::relay::{DoorbellRelay, RelayLine};
+use crate::gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
+use bytemuck::Zeroable;
+use gin_abi::gdaki::QueuePairData;
+use gin_abi::mlx5::be::Be32;
+use gin_abi::mlx5::cqe;
+use gin_abi::mlx5::wqe::{QueueNumber, SLOT_BYTES};
+use std::sync::Arc;
+
+/// Words that are written by different threads are on lines apart.
+const LINE: u64 = 128;
+/// log2 of the most entries from one that asks for a completion to the next.
+const MOST_INTERVAL_LOG2: u32 = 4;
+/// Bits of a word of peers that may have entries under way.
+const BUSY_BITS: u64 = 64;
+
+/// How many queue pairs, and how long.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Contexts.
+    pub contexts: u32,
+    /// Ranks, the own one included.
+    pub ranks: u32,
+    /// The own rank.
+    pub rank: u32,
+    /// Slots of each send queue: a power of two, log2 of it [`LEAST_DEPTH_LOG2`](gin_abi::gdaki::LEAST_DEPTH_LOG2) to
+    /// [`MOST_DEPTH_LOG2`](gin_abi::gdaki::MOST_DEPTH_LOG2).
+    pub depth: u32,
+}
+
+impl Shape {
+    fn queues(&self) -> u64 {
+        u64::from(self.contexts) * u64::from(self.ranks)
+    }
+
+    fn index(&self, context: u32, peer: u32) -> u64 {
+        u64::from(context) * u64::from(self.ranks) + u64::from(peer)
+    }
+}
+
+/// Where the words lie in their allocation.
+#[derive(Debug)]
+struct Places {
+    tokens: u64,
+    tags: u64,
+    busy: u64,
+    /// Bytes of one context.
+    busy_bytes: u64,
+    sink: u64,
+    end: u64,
+}
+
+impl Places {
+    /// The table comes first.
+    fn of(shape: &Shape) -> Self {
+        let table = shape.queues() * size_of::<QueuePairData>() as u64;
+        let ring_words = shape.queues() * u64::from(shape.depth) * 8;
+        let busy_bytes = (u64::from(shape.ranks).div_ceil(BUSY_BITS) * 8).next_multiple_of(LINE);
+        let tokens = table.next_multiple_of(LINE);
+        let tags = (tokens + ring_words).next_multiple_of(LINE);
+        let busy = (tags + ring_words).next_multiple_of(LINE);
+        let sink = busy + u64::from(shape.contexts) * busy_bytes;
+        Self { tokens, tags, busy, busy_bytes, sink, end: sink + LINE }
+    }
+}
+
+/// What kernels are told of a queue pair beside where it lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Target {
+    /// Key of the peer's signal words; 0 if it has none.
+    pub signal_key: u32,
+    /// Address, in the region of that key, of the context's first signal word.
+    pub signals: u64,
+    /// Most bytes of one entry.
+    pub most_bytes: u32,
+}
+
+/// Queue pairs of all contexts to all ranks.
+#[derive(Debug)]
+pub struct DrivenQueues {
+    /// By context: one queue pair for each rank, then the responder.
+    sets: Vec<DeviceQueues>,
+    sink: RegisteredSlice,
+    words: Arc<Memory>,
+    /// Where kernels store doorbells, if the host passes them on: a word for each queue pair.
+    relayed: Option<Arc<Memory>>,
+    /// By context.
+    counters: Vec<Option<MemorySlice>>,
+    places: Places,
+    shape: Shape,
+}
+
+impl DrivenQueues {
+    /// Makes the queue pairs and moves them to init. `counters`: the counter words of each context, in memory of the
+    /// device. `relayed`: the host passes doorbells on ([`relay`](Self::relay)).
+    ///
+    /// # Errors
+    /// [`DeviceQueueError`]; nothing is left behind.
+    pub fn new(
+        nic: &Arc<Nic>,
+        device: &Arc<dyn Device>,
+        shape: Shape,
+        counters: Vec<Option<MemorySlice>>,
+        relayed: bool,
+        expired: Expired<'_>,
+    ) -> Result<Self, DeviceQueueError> {
+        let Shape { contexts, ranks, depth, .. } = shape;
+        let sender = QueueSpec { role: Role::Sender, depth, completions: depth, collapsed: false };
+        let mut specs = vec![sender; ranks as usize];
+        specs.push(QueueSpec { role: Role::Responder, ..sender });
+        let places = Places::of(&shape);
+        let words = Memory::new(device, MemoryKind::Device, places.end)?;
+        let sink = RegisteredSlice::new(nic, words.slice(places.sink..places.sink + 8)?, 0, Access::RINGS)?;
+        let set = |_| DeviceQueues::new(nic, device, &specs, expired);
+        let sets = (0..contexts).map(set).collect::<Result<_, _>>()?;
+        let relayed = if relayed { Some(Memory::new(device, MemoryKind::Pinned, shape.queues() * 8)?) } else { None };
+        Ok(Self { sets, sink, words, relayed, counters, places, shape })
+    }
+
+    /// What to tell rank `peer` of the queue pair of a context that is to be connected to it.
+    pub fn address(&self, context: u32, peer: u32) -> Option<Address> {
+        self.sets.get(context as usize)?.address(peer as usize)
+    }
+
+    /// Connects the queue pair of a context to that of a peer. The address of the own rank's is not looked at.
+    ///
+    /// # Errors
+    /// [`NicError`], with the peer.
+    ///
+    /// # Panics
+    /// If there is no such context or peer.
+    pub fn connect(&self, context: u32, peer: &Peer, address: &Address, expired: Expired<'_>) -> Result<(), NicError> {
+        let set = &self.sets[context as usize];
+        let (own, responder) = (self.shape.rank as usize, self.shape.ranks as usize);
+        if peer.rank as usize != own {
+            return set.connect(peer.rank as usize, peer, address, expired);
+        }
+        let ends = set.address(own).zip(set.address(responder));
+        let (sender, answerer) = ends.expect("each set has one of each");
+        set.connect(responder, peer, &sender, expired)?;
+        set.connect(own, peer, &answerer, expired)
+    }
+
+    /// Fills the tables that kernels read. `target` says what there is at a context of a peer.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn fill(&self, target: impl Fn(u32, u32) -> Target) -> Result<(), GpuError> {
+        let mut table = Vec::with_capacity(self.shape.queues() as usize);
+        for (context, set) in (0..).zip(&self.sets) {
+            for (peer, info) in (0..self.shape.ranks).zip(set.infos()) {
+                table.push(self.data(context, peer, set.slab().address(), info, target(context, peer)));
+                let tokens = self.ring_words(self.places.tokens, context, peer);
+                self.words.write(tokens, &[FIRST_TOKEN])?;
+            }
+        }
+        self.words.write(0, &table)
+    }
+
+    fn data(&self, context: u32, peer: u32, slab: u64, info: &QueueInfo, target: Target) -> QueuePairData {
+        let words = self.words.address();
+        let place = info.place.expect("a sender has rings");
+        let counters = self.counters.get(context as usize).and_then(Option::as_ref);
+        QueuePairData {
+            ring: slab + place.ring,
+            tokens: words + self.ring_words(self.places.tokens, context, peer),
+            tags: words + self.ring_words(self.places.tags, context, peer),
+            completions: slab + place.completions,
+            record: slab + place.record,
+            doorbell: self.doorbell(context, peer, info),
+            number: bytemuck::cast(QueueNumber::new(info.queue)),
+            depth_log2: info.log_depth,
+            interval_log2: MOST_INTERVAL_LOG2.min(info.log_depth - 1),
+            most_bytes: target.most_bytes,
+            signal_key: Be32::new(target.signal_key).memory(),
+            sink_key: Be32::new(self.sink.local_key()).memory(),
+            signals: target.signals,
+            busy: self.busy(context) + u64::from(peer) / BUSY_BITS * 8,
+            busy_bit: 1 << (u64::from(peer) % BUSY_BITS),
+            counters: counters.map_or(0, MemorySlice::address),
+            counter_count: counters.map_or(0, |counters| counters.bytes() / 8),
+            ..QueuePairData::zeroed()
+        }
+    }
+
+    /// Offset of the words of a queue pair, of which there is one for each slot.
+    fn ring_words(&self, first: u64, context: u32, peer: u32) -> u64 {
+        first + self.shape.index(context, peer) * u64::from(self.shape.depth) * 8
+    }
+
+    fn doorbell(&self, context: u32, peer: u32, info: &QueueInfo) -> u64 {
+        let relayed = self.relayed.as_ref().map(|words| words.address() + 8 * self.shape.index(context, peer));
+        relayed.unwrap_or(info.doorbell)
+    }
+
+    /// Address of the table, for [`CommHandle::queue_pairs`](gin_abi::CommHandle::queue_pairs).
+    pub fn table(&self) -> u64 {
+        self.words.address()
+    }
+
+    /// Address of a context's words of peers that may have entries under way.
+    pub fn busy(&self, context: u32) -> u64 {
+        self.words.address() + self.places.busy + u64::from(context) * self.places.busy_bytes
+    }
+
+    /// Passes doorbells on, if kernels do not ring themselves. It must be stepped until the queue pairs end, and no longer.
+    pub fn relay(&self) -> Option<DoorbellRelay> {
+        self.relayed.as_ref()?;
+        let mut lines = Vec::new();
+        for (context, set) in (0..).zip(&self.sets) {
+            for (peer, info) in (0..self.shape.ranks).zip(set.infos()) {
+                lines.push(RelayLine { from: self.doorbell(context, peer, info), to: info.doorbell });
+            }
+        }
+        // Safety: the words and the pages are there as long as `self`; only kernels of one device, and the host while none
+        // runs, store to them.
+        Some(unsafe { DoorbellRelay::new(lines) })
+    }
+
+    /// Brings what kernels have posted to its end; none of them may run. Returns the number of entries that are not
+    /// complete when `expired` says that the time is over.
+    ///
+    /// # Errors
+    /// [`DrainError`].
+    pub fn drain(&self, expired: Expired<'_>) -> Result<u64, DrainError> {
+        drain::drain(self.idle()?, expired)
+    }
+
+    /// The queue pairs that have entries which are not known to be complete.
+    fn idle(&self) -> Result<Vec<IdleQueue>, GpuError> {
+        let mut table = vec![QueuePairData::zeroed(); self.shape.queues() as usize];
+        self.words.read(0, &mut table)?;
+        let mut queues = Vec::new();
+        for (context, set) in (0..).zip(&self.sets) {
+            for (peer, info) in (0..self.shape.ranks).zip(set.infos()) {
+                let data = table[self.shape.index(context, peer) as usize];
+                if data.claim != data.done {
+                    queues.push(self.idle_queue(context, peer, data, set.slab(), info)?);
+                }
+            }
+        }
+        Ok(queues)
+    }
+
+    fn idle_queue(
+        &self,
+        context: u32,
+        peer: u32,
+        data: QueuePairData,
+        slab: &MemorySlice,
+        info: &QueueInfo,
+    ) -> Result<IdleQueue, GpuError> {
+        let place = info.place.expect("a sender has rings");
+        let depth = u64::from(self.shape.depth);
+        let part = |memory: &Arc<Memory>, start: u64, bytes: u64| memory.slice(start..start + bytes);
+        let of_slab = |offset: u64, bytes| part(slab.memory(), slab.offset() + offset, bytes);
+        let bytes = size_of::<QueuePairData>() as u64;
+        Ok(IdleQueue {
+            context,
+            peer,
+            data,
+            home: part(&self.words, self.shape.index(context, peer) * bytes, bytes)?,
+            ring: of_slab(place.ring, depth * SLOT_BYTES)?,
+            completions: of_slab(place.completions, depth * cqe::BYTES)?,
+            record: of_slab(place.record, 8)?,
+            tokens: part(&self.words, self.ring_words(self.places.tokens, context, peer), depth * 8)?,
+            tags: part(&self.words, self.ring_words(self.places.tags, context, peer), depth * 8)?,
+            counters: self.counters.get(context as usize).cloned().flatten(),
+            closed: false,
+        })
+    }
+
+    /// The queue pair of a context to a peer, whatever its state.
+    #[cfg(test)]
+    pub(super) fn one(&self, context: u32, peer: u32) -> IdleQueue {
+        let set = &self.sets[context as usize];
+        let info = set.infos().nth(peer as usize).unwrap();
+        let mut data = [QueuePairData::zeroed()];
+        self.words.read(self.shape.index(context, peer) * size_of::<QueuePairData>() as u64, &mut data).unwrap();
+        self.idle_queue(context, peer, data[0], set.slab(), info).unwrap()
+    }
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Posts to the queue pairs of a communicator by its tables, as its kernels do.
+
+use gin_abi::gdaki::QueuePairData;
+use gin_abi::handle::NEAR_WORDS;
+use gin_abi::mlx5::be::Be32;
+use gin_abi::mlx5::doorbell::{Doorbell, Record};
+use gin_abi::mlx5::wqe::{self, Flags, Local, Post, QueueNumber, Remote, SLOT_BYTES, Segment};
+use gin_abi::{CommHandle, ContextData, WindowHandle};
+use gin_host::{Communicator, rt};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A word in memory of a virtual GPU.
+pub fn word(address: u64) -> &'static AtomicU64 {
+    assert!(address != 0 && address.is_multiple_of(8));
+    // Safety: an address of a table of the communicator, which outlives the test's body.
+    unsafe { AtomicU64::from_ptr(address as usize as *mut u64) }
+}
+
+/// What a kernel gets, and what it finds by that.
+#[derive(Clone, Copy)]
+pub struct Hand {
+    pub handle: CommHandle,
+}
+
+impl Hand {
+    pub fn new(comm: &Communicator) -> Self {
+        Self { handle: comm.device().unwrap().handle() }
+    }
+
+    pub fn context(&self, context: u32) -> ContextData {
+        assert!(context < self.handle.contexts);
+        // Safety: the table has so many entries.
+        unsafe { *(self.handle.context_table as usize as *const ContextData).add(context as usize) }
+    }
+
+    fn pair_address(&self, context: u32, peer: u32) -> u64 {
+        assert!(context < self.handle.gdaki_contexts && peer < self.handle.ranks);
+        let index = context * self.handle.ranks + peer;
+        self.handle.queue_pairs + u64::from(index) * size_of::<QueuePairData>() as u64
+    }
+
+    pub fn pair(&self, context: u32, peer: u32) -> QueuePairData {
+        // Safety: the table has an entry for each context and rank.
+        unsafe { *(self.pair_address(context, peer) as usize as *const QueuePairData) }
+    }
+
+    fn keep(&self, context: u32, peer: u32, offset: usize, value: u64) {
+        word(self.pair_address(context, peer) + offset as u64).store(value, Ordering::Relaxed);
+    }
+
+    /// A key of a window: of the part of `rank`, or the own one for local access.
+    fn key(&self, window: &WindowHandle, rank: u32) -> Be32 {
+        let index = u64::from(window.id) * (u64::from(self.handle.ranks) + 1) + u64::from(rank);
+        let key = word(self.handle.window_keys + 8 * index).load(Ordering::Relaxed);
+        assert_eq!(key >> 32, 0);
+        Be32::from_memory(key as u32)
+    }
+
+    pub fn remote_key(&self, window: &WindowHandle, rank: u32) -> u32 {
+        self.key(window, rank).get()
+    }
+
+    pub fn local_key(&self, window: &WindowHandle) -> u32 {
+        self.key(window, self.handle.ranks).get()
+    }
+
+    /// Writes an entry and announces it not yet.
+    pub fn post<const N: usize>(
+        &self,
+        context: u32,
+        peer: u32,
+        counter: Option<u64>,
+        entry: impl Fn(Post) -> [Segment; N],
+    ) {
+        let pair = self.pair(context, peer);
+        let (index, slot) = (pair.claim, pair.claim & ((1 << pair.depth_log2) - 1));
+        let flags = if (index + 1) % (1 << pair.interval_log2) == 0 { Flags::COMPLETION } else { Flags::NONE };
+        let queue: QueueNumber = bytemuck::cast(pair.number);
+        for (number, value) in entry(Post { index, queue, flags }).iter().flat_map(|segment| segment.words).enumerate()
+        {
+            word(pair.ring + slot * SLOT_BYTES + 8 * number as u64).store(value, Ordering::Relaxed);
+        }
+        assert_eq!(word(pair.tokens + 8 * slot).load(Ordering::Relaxed), index << 10 | 1, "the token is here");
+        let next = (index + 1) & ((1 << pair.depth_log2) - 1);
+        word(pair.tokens + 8 * slot).store(index << 10, Ordering::Relaxed);
+        word(pair.tokens + 8 * next).store((index + 1) << 10 | 1, Ordering::Relaxed);
+        if let Some(counter) = counter {
+            word(pair.tags + 8 * slot).store((index + 1) << 24 | counter, Ordering::Relaxed);
+            self.keep(context, peer, std::mem::offset_of!(QueuePairData, tagged), index + 1);
+        }
+        self.keep(context, peer, std::mem::offset_of!(QueuePairData, claim), index + 1);
+        word(pair.busy).fetch_or(pair.busy_bit, Ordering::Relaxed);
+    }
+
+    /// Announces all entries.
+    pub fn ring(&self, context: u32, peer: u32) {
+        let pair = self.pair(context, peer);
+        let record = Record { receive: Be32::new(0), send: Record::send(pair.claim) };
+        word(pair.record).store(bytemuck::cast(record), Ordering::Release);
+        word(pair.doorbell).store(Doorbell::word(pair.claim, bytemuck::cast(pair.number)), Ordering::Release);
+        self.keep(context, peer, std::mem::offset_of!(QueuePairData, rung), pair.claim);
+    }
+
+    /// Copies between windows.
+    pub fn put(
+        &self,
+        (context, peer): (u32, u32),
+        to: (&WindowHandle, u64),
+        from: (&WindowHandle, u64),
+        bytes: u32,
+        counter: Option<u64>,
+    ) {
+        let remote = Remote { address: to.1, key: self.key(to.0, peer) };
+        let local = Local { address: from.1, key: self.key(from.0, self.handle.ranks), bytes };
+        self.post(context, peer, counter, |post| wqe::write(post, remote, local));
+    }
+
+    fn sink(&self, context: u32, peer: u32) -> Local {
+        Local { address: 0, key: Be32::from_memory(self.pair(context, peer).sink_key), bytes: 8 }
+    }
+
+    /// Raises a signal.
+    pub fn signal(&self, context: u32, peer: u32, id: u64, amount: u64) {
+        let pair = self.pair(context, peer);
+        let remote = Remote { address: pair.signals + 8 * id, key: Be32::from_memory(pair.signal_key) };
+        let old = self.sink(context, peer);
+        self.post(context, peer, None, |post| wqe::fetch_add(post, remote, amount, old));
+    }
+
+    /// Raises a signal at a window's address.
+    pub fn signal_at(&self, context: u32, peer: u32, window: &WindowHandle, offset: u64, amount: u64) {
+        let remote = Remote { address: offset, key: self.key(window, peer) };
+        let old = self.sink(context, peer);
+        self.post(context, peer, None, |post| wqe::fetch_add(post, remote, amount, old));
+    }
+
+    /// An own signal, as raised by the NIC.
+    pub fn raised(&self, context: u32, id: u64) -> u64 {
+        word(self.context(context).signal_nic + 8 * id).load(Ordering::Acquire)
+    }
+
+    /// Waits until a signal was raised so far.
+    pub fn wait(&self, context: u32, id: u64, least: u64) {
+        rt::wait_until(|| self.raised(context, id) >= least);
+    }
+
+    pub fn counter(&self, context: u32, id: u64) -> u64 {
+        word(self.context(context).counters_gpu + 8 * id).load(Ordering::Acquire)
+    }
+
+    /// The value of a signal at a window's address.
+    pub fn value_at(&self, window: &WindowHandle, offset: u64) -> u64 {
+        // Safety: the table entry of a registered window.
+        let data = unsafe { &*(window.data as usize as *const gin_abi::WindowData) };
+        let base = word(data.va_near + NEAR_WORDS * offset + 8 * gin_device::far::SPARE).load(Ordering::Relaxed);
+        word(data.base + offset).load(Ordering::Acquire).wrapping_sub(base)
+    }
+}

@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Whatever is wrong with NICs, ports and peers is told by name, on every rank, and leaves nothing behind.
+
+use crate::common::{config, errors, peer, ranks};
+use gin_abi::BackendKind;
+use gin_abi::mlx5::command::Mtu;
+use gin_host::comm::{
+    Backend, Bootstrap, BootstrapError, Channel, CommConfig, CommError, Communicator, NicChoice, Requirements,
+    WindowFlags,
+};
+use gin_host::gpu::virt::VirtualDevice;
+use gin_host::gpu::{
+    Device, DeviceKind, Function, GpuError, LaunchConfig, Limits, MemoryKind, Module, ModuleSource, RawMemory, Stream,
+};
+use gin_host::nic::testing::FailingHca;
+use gin_host::nic::{Hca, NicConfig, NicError, SoftConfig, SoftFabric};
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+
+fn on(hca: impl Hca + 'static, settings: NicConfig) -> CommConfig {
+    let nic = NicChoice::Hca(Arc::new(hca), settings);
+    CommConfig { backend: Backend::Gdaki, nic, ..config(peer()) }
+}
+
+fn soft(config: SoftConfig) -> CommConfig {
+    on(SoftFabric::default().add(config), NicConfig::default())
+}
+
+/// What `initialise` says on a single rank.
+fn refused(config: &CommConfig, requirements: &Requirements) -> String {
+    let initialise = |bootstrap, device| Communicator::new(bootstrap, device, config.clone()).initialise(requirements);
+    errors(ranks(1, initialise)).remove(0).to_string()
+}
+
+#[test]
+fn a_nic_or_a_port_that_will_not_do_is_named() {
+    let with = |change: fn(&mut SoftConfig), settings: NicConfig| {
+        let mut config = SoftConfig::ethernet(0);
+        change(&mut config);
+        let fabric = SoftFabric::default();
+        let text = refused(&on(fabric.add(config), settings), &Requirements::default());
+        assert_eq!(fabric.objects(), 0);
+        text
+    };
+    let usual = NicConfig::default;
+    assert_eq!(with(|config| config.ports[0].active = false, usual()), "soft_0: port 1 is down");
+    let port = NicConfig { port: 2, ..usual() };
+    assert_eq!(with(|_| {}, port), "soft_0: asking for the port: there is no port 2; there are 1 to 1");
+    assert_eq!(with(|config| config.atomics = false, usual()), "soft_0 has no atomics");
+    let text = with(|config| config.objects = 3, usual());
+    assert!(text.contains("the NIC answered: out of resources"), "{text}");
+}
+
+#[test]
+fn queues_that_are_too_long_or_no_power_of_two_are_refused_with_the_limit() {
+    let with = |depth, log_max_queue| {
+        let config = soft(SoftConfig { log_max_queue, ..SoftConfig::ethernet(0) });
+        refused(&config, &Requirements { queue_depth: depth, ..Requirements::default() })
+    };
+    let text = "65536 entries of a queue that kernels fill were asked for; there can be 1 to 32768";
+    assert_eq!(with(1 << 16, 15), text);
+    assert_eq!(with(128, 6), "128 slots of a send queue were asked for; soft_0 has at most 64");
+    assert_eq!(with(100, 15), "queue_depth must be a power of two; 100 was asked for");
+    // A queue of one entry gets as many slots as it needs.
+    let depth = ranks(1, |bootstrap, device| {
+        let comm = Communicator::new(bootstrap, device, soft(SoftConfig::ethernet(0)));
+        comm.initialise(&Requirements { queue_depth: 1, ..Requirements::default() }).unwrap();
+        crate::Hand::new(&comm).pair(0, 0).depth_log2
+    });
+    assert_eq!(depth, [2]);
+}
+
+/// What each of two ranks says, by the NIC of each; then nothing is left.
+fn two(nics: [SoftConfig; 2], change: impl Fn(u32, CommConfig) -> CommConfig + Sync) -> Vec<Result<(), CommError>> {
+    let fabric = SoftFabric::default();
+    let hcas = nics.map(|config| fabric.add(config));
+    let results = ranks(2, |bootstrap, device| {
+        let rank = bootstrap.rank();
+        let config = change(rank, on(hcas[rank as usize].clone(), NicConfig::default()));
+        Communicator::new(bootstrap, device, config).initialise(&Requirements::default())
+    });
+    assert_eq!(fabric.objects(), 0);
+    results
+}
+
+#[test]
+fn peers_that_do_not_go_together_are_named_with_host_and_port() {
+    let results = two([SoftConfig::ethernet(0), SoftConfig::infiniband(1)], |_, config| config);
+    let texts: Vec<String> = errors(results).iter().map(ToString::to_string).collect();
+    assert!(
+        texts[0].starts_with("rank 1 (host ")
+            && texts[0].ends_with(", port 1) is on InfiniBand, this rank on Ethernet")
+    );
+    assert!(
+        texts[1].starts_with("rank 0 (host ")
+            && texts[1].ends_with(", port 1) is on Ethernet, this rank on InfiniBand")
+    );
+}
+
+#[test]
+fn peers_with_other_mtus_agree_on_the_smaller_one() {
+    let mut small = SoftConfig::ethernet(1);
+    small.ports[0].mtu = Mtu::B1024;
+    assert_eq!(two([SoftConfig::ethernet(0), small], |_, config| config), [Ok(()), Ok(())]);
+}
+
+#[test]
+fn ranks_with_different_back_ends_are_told() {
+    let results = two([SoftConfig::ethernet(0), SoftConfig::ethernet(1)], |rank, config| {
+        if rank == 0 { config } else { CommConfig { backend: Backend::Proxy, ..config } }
+    });
+    let expected = |rank, theirs, own| CommError::Disagreement { what: "backend", rank, theirs, own };
+    assert_eq!(errors(results), [expected(1, 1, 2), expected(0, 2, 1)]);
+}
+
+#[test]
+fn a_deadline_that_has_passed_is_told_with_the_step() {
+    let late = |rank, config| if rank == 0 { CommConfig { connecting: Duration::ZERO, ..config } } else { config };
+    let errors = errors(two([SoftConfig::ethernet(0), SoftConfig::ethernet(1)], late));
+    assert!(matches!(&errors[0], CommError::Nic(NicError::Deadline { .. })), "{:?}", errors[0]);
+    let CommError::OtherRank { rank: 0, reason } = &errors[1] else { panic!("{errors:?}") };
+    assert_eq!(reason, "soft_0: registering the memory of the rings: the deadline passed");
+}
+
+/// Makes the addresses that rank 1 sends those of another version.
+#[derive(Debug)]
+struct Newer(Arc<dyn Bootstrap>);
+
+impl Bootstrap for Newer {
+    fn rank(&self) -> u32 {
+        self.0.rank()
+    }
+
+    fn ranks(&self) -> u32 {
+        self.0.ranks()
+    }
+
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        let mut all = self.0.all_gather(bytes)?;
+        // Version 1, Ethernet, MTU 4096, no local identifier.
+        let begin = [1, 0, 0, 0, 2, 5, 0, 0];
+        for at in 0..all[1].len().saturating_sub(begin.len()) {
+            if all[1][at..].starts_with(&begin) {
+                all[1][at] = 9;
+            }
+        }
+        Ok(all)
+    }
+
+    fn channel(&self, communicator: u64) -> Arc<dyn Channel> {
+        self.0.channel(communicator)
+    }
+
+    fn abort(&self) {
+        self.0.abort();
+    }
+}
+
+#[test]
+fn a_peer_of_another_version_is_named() {
+    let fabric = SoftFabric::default();
+    let hcas = [0, 1].map(|rank| fabric.add(SoftConfig::ethernet(rank)));
+    let results = ranks(2, |bootstrap, device| {
+        let config = on(hcas[bootstrap.rank() as usize].clone(), NicConfig::default());
+        Communicator::new(Arc::new(Newer(bootstrap)), device, config).initialise(&Requirements::default())
+    });
+    let text = errors(results)[0].to_string();
+    assert!(
+        text.starts_with("rank 1 (host ") && text.ends_with("speaks version 9 of the exchange, this rank 1"),
+        "{text}"
+    );
+    assert_eq!(fabric.objects(), 0);
+}
+
+#[test]
+fn whichever_call_of_a_nic_fails_all_ranks_are_told_and_nothing_is_left() {
+    let requirements = Requirements { contexts: 2, ..Requirements::default() };
+    for call in 0.. {
+        let fabric = SoftFabric::default();
+        let hcas = [0, 1].map(|rank| fabric.add(SoftConfig::ethernet(rank)));
+        let failing = Arc::new(FailingHca::new(Arc::new(hcas[1].clone()), call));
+        let results = ranks(2, |bootstrap, device| {
+            let hca: Arc<dyn Hca> = if bootstrap.rank() == 1 { failing.clone() } else { Arc::new(hcas[0].clone()) };
+            let nic = NicChoice::Hca(hca, NicConfig::default());
+            let config = CommConfig { backend: Backend::Gdaki, nic, ..config(peer()) };
+            let comm = Communicator::new(bootstrap, device, config);
+            comm.initialise(&requirements)?;
+            comm.alloc_window::<u64>(5, WindowFlags::NONE)?;
+            comm.destroy()
+        });
+        assert_eq!(fabric.objects(), 0, "after call {call}");
+        if !failing.has_failed() {
+            assert_eq!(results, [Ok(()), Ok(())]);
+            assert!(call > 40, "only {call} calls were made");
+            break;
+        }
+        let errors = errors(results);
+        assert!(matches!(&errors[1], CommError::Nic(NicError::Step { nic, .. }) if nic == "soft_1"), "{:?}", errors[1]);
+        assert!(matches!(&errors[0], CommError::OtherRank { rank: 1, reason } if reason.contains("soft_1")));
+    }
+}
+
+#[test]
+fn a_window_that_one_nic_does_not_take_is_forgotten_by_all_and_its_place_is_free_again() {
+    let fabric = SoftFabric::default();
+    let hcas = [0, 1].map(|rank| fabric.add(SoftConfig::ethernet(rank)));
+    ranks(2, |bootstrap, device| {
+        let hca = hcas[bootstrap.rank() as usize].clone();
+        let comm = Communicator::new(bootstrap.clone(), device, on(hca, NicConfig::default()));
+        comm.initialise(&Requirements::default()).unwrap();
+        let first = comm.alloc_window::<u64>(5, WindowFlags::NONE).unwrap();
+        let before = fabric.objects();
+        bootstrap.barrier().unwrap();
+        if bootstrap.rank() == 1 {
+            fabric.change(&hcas[1], |config| config.objects = 0);
+        }
+        bootstrap.barrier().unwrap();
+        let error = comm.alloc_window::<u64>(5, WindowFlags::SIGNALS).unwrap_err();
+        match bootstrap.rank() {
+            0 => assert!(matches!(&error, CommError::OtherRank { rank: 1, .. }), "{error}"),
+            _ => assert!(matches!(&error, CommError::Nic(NicError::Step { .. })), "{error}"),
+        }
+        bootstrap.barrier().unwrap();
+        assert_eq!(fabric.objects(), before);
+        bootstrap.barrier().unwrap();
+        if bootstrap.rank() == 1 {
+            fabric.change(&hcas[1], |config| config.objects = 1000);
+        }
+        bootstrap.barrier().unwrap();
+        let second = comm.alloc_window::<u64>(5, WindowFlags::SIGNALS).unwrap();
+        assert_eq!(second.id(), first.id() + 1);
+        comm.destroy().unwrap();
+    });
+    assert_eq!(fabric.objects(), 0);
+}
+
+#[test]
+fn a_software_nic_is_taken_only_by_who_asks_for_it() {
+    ranks(1, |bootstrap, device| {
+        let config = CommConfig { backend: Backend::Auto, ..soft(SoftConfig::ethernet(0)) };
+        let comm = Communicator::new(bootstrap, device, config);
+        comm.initialise(&Requirements::default()).unwrap();
+        assert_eq!((comm.backend(), comm.nic().unwrap().is_none()), (Ok(BackendKind::Proxy), true));
+        comm.destroy().unwrap();
+    });
+}
+
+/// A virtual GPU that says it is a real one.
+#[derive(Debug)]
+struct Disguised(Arc<VirtualDevice>);
+
+impl Device for Disguised {
+    fn name(&self) -> String {
+        "a GPU".to_owned()
+    }
+
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Cuda
+    }
+
+    fn limits(&self) -> Limits {
+        self.0.limits()
+    }
+
+    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
+        self.0.allocate(kind, bytes)
+    }
+
+    unsafe fn copy_in(&self, destination: u64, source: &[u8]) -> Result<(), GpuError> {
+        // Safety: the caller's promise.
+        unsafe { self.0.copy_in(destination, source) }
+    }
+
+    unsafe fn copy_out(&self, destination: &mut [u8], source: u64) -> Result<(), GpuError> {
+        // Safety: the caller's promise.
+        unsafe { self.0.copy_out(destination, source) }
+    }
+
+    fn load(&self, source: ModuleSource<'_>) -> Result<Box<dyn Module>, GpuError> {
+        self.0.load(source)
+    }
+
+    fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {
+        self.0.stream()
+    }
+
+    fn reaches(&self, _other: &dyn Device) -> bool {
+        false
+    }
+
+    fn resident_blocks(&self, function: &Function, config: &LaunchConfig) -> Result<u64, GpuError> {
+        self.0.resident_blocks(function, config)
+    }
+
+    fn running(&self) -> usize {
+        0
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+#[test]
+fn memory_that_a_nic_does_not_reach_is_refused_and_auto_takes_the_proxy() {
+    let device = Disguised(VirtualDevice::memory_only(0));
+    let fabric = SoftFabric::default();
+    let nic = NicChoice::Hca(Arc::new(fabric.add(SoftConfig::ethernet(0))), NicConfig::default());
+    let error = Backend::Gdaki.choose(&device, &nic).unwrap_err();
+    assert_eq!(error.to_string(), "soft_0 does not reach device memory of a GPU");
+    assert_eq!(Backend::Auto.choose(&device, &nic).unwrap().kind(), BackendKind::Proxy);
+    assert_eq!(fabric.objects(), 0);
+}
