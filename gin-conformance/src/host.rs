@@ -7,13 +7,17 @@ use crate::scenario::{Control, NO_END, Outcome, Scenario};
 use crate::script::{RESET_BY_STORE, ROUTE_LSA, ROUTE_NETWORK, STOP_AT_ERROR, Script};
 use bytemuck::Zeroable;
 use gin_abi::WindowHandle;
+use gin_abi::mlx5::cqe::Syndrome;
 use gin_host::comm::{CommError, WindowFlags};
 use gin_host::gpu::{Memory, MemoryKind, Plain};
 use gin_host::net::testing::{Delay, FailOnDemand, FailSwitch, Reorder, SlowPeer, Trickle, WeakOnly, Withhold};
 use gin_host::net::{Endpoint, Network, peer::Peer};
+use gin_host::nic::SoftFabric;
 use gin_host::proxy::Sabotage;
-use gin_host::world::{Devices, LaunchError, Mode, Rank, WorldConfig, launch_logged};
+use gin_host::world::{Devices, LaunchError, Mode, Rank, SoftNics, WorldConfig, launch_logged};
 use gin_host::{LaunchConfig, Window};
+use gin_soft_hca::engine::Slow;
+use gin_soft_hca::{Fault, FaultKind};
 use gin_virtual::{EventLog, LogMode, Policy, SeededConfig};
 use std::boxed::Box;
 use std::format;
@@ -32,6 +36,8 @@ pub enum How {
     Lost,
     /// It is never complete.
     Silent,
+    /// It never begins, nor does what comes behind it to the same peer in the same context; for NICs that kernels drive.
+    Stuck,
 }
 
 /// Which request fails.
@@ -98,7 +104,7 @@ impl Net {
                     let how = match failure.how {
                         How::Error => gin_host::net::testing::Failure::Status(5),
                         How::Lost => gin_host::net::testing::Failure::PeerLost,
-                        How::Silent => gin_host::net::testing::Failure::Silence,
+                        How::Silent | How::Stuck => gin_host::net::testing::Failure::Silence,
                     };
                     switch.fail_after(failure.number, how);
                 }
@@ -107,6 +113,38 @@ impl Net {
             Self::SlowPeer { rank, ns } => Box::new(SlowPeer::new(peer, rank, Duration::from_nanos(ns))),
             Self::WeakOnly => Box::new(WeakOnly::new(peer, false, false)),
         }
+    }
+}
+
+impl Net {
+    /// Software NICs that behave like this, for so many ranks.
+    fn nics(self, seed: Option<u64>, ranks: u32) -> SoftNics {
+        // A NIC's time is steps; a step of another rank's kernel takes some tens of nanoseconds on the virtual clock.
+        let (delay, mixed) = match self {
+            Self::Delay { ns } => (ns / 100, true),
+            Self::WithholdLate => (300, true),
+            Self::Worst => (50, true),
+            Self::Reorder => (10, true),
+            _ => (0, false),
+        };
+        let seed = if mixed { seed.unwrap_or(0) | 1 } else { 0 };
+        let slow = match self {
+            Self::SlowPeer { rank, ns } => Some(Slow { device: rank, late: ns }),
+            _ => None,
+        };
+        let nics = SoftNics::new(gin_soft_hca::Options { delay, seed, slow, ..Default::default() });
+        // Their numbers are the ranks.
+        (0..ranks).for_each(|rank| drop(nics.hca(rank)));
+        if let Self::Fail(failure) = self {
+            let kind = match failure.how {
+                How::Error => FaultKind::Fail(Syndrome::LocalLength),
+                How::Lost => FaultKind::Drop,
+                How::Silent => FaultKind::Delay(u64::MAX),
+                How::Stuck => FaultKind::Stall,
+            };
+            nics.fabric().inject(Fault { device: Some(failure.from), queue: None, entry: failure.number, kind });
+        }
+        nics
     }
 }
 
@@ -130,6 +168,15 @@ pub enum SetupRoute {
     Auto,
     /// Loads and stores, in scenarios of one LSA team of several ranks; else as `Auto`.
     Lsa,
+}
+
+/// Who carries out what goes over the network.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SetupBackend {
+    /// A CPU thread.
+    Proxy,
+    /// The kernel, with a software NIC.
+    Gdaki,
 }
 
 /// Where windows come from that start their allocation; the others are part of memory that was registered.
@@ -157,6 +204,8 @@ pub struct Setup {
     pub resident_blocks: Option<u32>,
     /// The network, unless a case needs another.
     pub net: Net,
+    /// Who carries out what goes over it.
+    pub backend: SetupBackend,
     /// The route of operations that name none.
     pub route: SetupRoute,
     /// Where windows come from.
@@ -186,6 +235,7 @@ impl Setup {
             stall_steps: SeededConfig::default().stall_steps,
             resident_blocks: None,
             net: Net::Plain,
+            backend: SetupBackend::Proxy,
             route: SetupRoute::Network,
             windows: SetupWindows::Allocated,
             devices: None,
@@ -220,6 +270,17 @@ impl Setup {
         if self.seed.is_some() { ns } else { ns * 20 }
     }
 
+    /// How many values can be put to one peer, when none of them gets there, in scenarios that ask for queues of 2 and one
+    /// request to a peer at a time: one is under way and two are in the queue of a proxy; four are entries of a NIC, which
+    /// has no shorter queues.
+    #[must_use]
+    pub fn small_room(&self) -> usize {
+        match self.backend {
+            SetupBackend::Proxy => 3,
+            SetupBackend::Gdaki => 4,
+        }
+    }
+
     /// Whether GPUs can raise words of their LSA peers.
     #[must_use]
     pub fn gpu_raises(&self) -> bool {
@@ -242,11 +303,14 @@ impl Setup {
             SetupRoute::Auto => name.push_str(", route automatic"),
             SetupRoute::Lsa => name.push_str(", route LSA"),
         }
+        if self.backend == SetupBackend::Gdaki {
+            name.push_str(", GDAKI");
+        }
         if self.windows == SetupWindows::Registered {
             name.push_str(", memory of the user");
         }
         if self.named_backend {
-            name.push_str(", Gin<Proxy>");
+            name.push_str(", back end named");
         }
         if self.mistake != Mistake::None {
             name.push_str(&format!(", {:?}", self.mistake));
@@ -300,7 +364,13 @@ impl Setup {
     }
 
     fn run_in(&self, config: WorldConfig, scenario: &Scenario) -> Result<Outcome, String> {
-        let (results, log) = launch_logged(config, |rank| run_rank(&rank, scenario, self));
+        let nics = (self.backend == SetupBackend::Gdaki).then(|| self.net.nics(self.seed, scenario.ranks));
+        let config = match &nics {
+            Some(nics) => config.soft_nics(nics),
+            None => config,
+        };
+        let fabric = nics.as_ref().map(SoftNics::fabric);
+        let (results, log) = launch_logged(config, |rank| run_rank(&rank, scenario, self, fabric));
         if let Some(logs) = &self.logs {
             logs.lock().unwrap_or_else(PoisonError::into_inner).push(log);
         }
@@ -309,6 +379,9 @@ impl Setup {
             // On threads a grid is ended by its limit, which its rank reports.
             if stuck || text.contains("has not ended") { format!("{NO_END}: {text}") } else { text }
         })?;
+        if let Some((Some(violation), count)) = fabric.map(SoftFabric::violations) {
+            return Err(format!("the NIC was used wrongly {count} times, first: {violation:?}"));
+        }
         let mut outcome = Outcome { logs: Vec::new(), windows: Vec::new(), faults: Vec::new() };
         for (log, windows, fault) in ranks {
             outcome.logs.push(log);
@@ -321,7 +394,12 @@ impl Setup {
 
 type Collected = (Vec<Vec<Entry>>, Vec<Vec<u8>>, Option<(u32, gin_abi::Fault)>);
 
-fn run_rank(rank: &Rank, scenario: &Scenario, setup: &Setup) -> Result<Collected, CommError> {
+fn run_rank(
+    rank: &Rank,
+    scenario: &Scenario,
+    setup: &Setup,
+    fabric: Option<&SoftFabric>,
+) -> Result<Collected, CommError> {
     let me = rank.rank();
     let comm = rank.communicator(&scenario.requirements)?;
     let mut windows: Vec<Window<u8>> = Vec::new();
@@ -372,7 +450,7 @@ fn run_rank(rank: &Rank, scenario: &Scenario, setup: &Setup) -> Result<Collected
 
     let named = setup.named_backend && setup.route == SetupRoute::Network && !scenario.names_routes();
     let coop = if named { scenario.coop.with_named_backend() } else { scenario.coop };
-    let kernel = rank.kernel(coop.kernel())?;
+    let kernel = rank.kernel(coop.kernel(setup.backend))?;
     let stream = rank.stream()?;
     let shape =
         LaunchConfig { cooperative: scenario.cooperative, ..LaunchConfig::new(scenario.blocks, scenario.threads) };
@@ -385,6 +463,9 @@ fn run_rank(rank: &Rank, scenario: &Scenario, setup: &Setup) -> Result<Collected
     stream.synchronize()?;
     // Puts of others may still be on their way to this rank.
     rank.barrier()?;
+    if let Some(fabric) = fabric {
+        fabric.deliver();
+    }
 
     let mut entries = vec![Entry::zeroed(); threads * stride];
     log.read(0, &mut entries)?;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a case runs, and what came of it.
 
+use crate::host::SetupBackend;
 use crate::op::{Code, Entry, Op};
 use gin_abi::{Fault, FaultKind};
 use gin_host::Requirements;
@@ -16,7 +17,7 @@ pub enum CoopKind {
     /// Every thread by itself.
     Thread,
     /// The same, the back end compiled in alone.
-    ThreadProxy,
+    ThreadNamed,
     /// Tiles of [`crate::script::TILE`] lanes.
     Tile,
     /// Warps.
@@ -28,44 +29,61 @@ pub enum CoopKind {
     /// Blocks.
     Block,
     /// Blocks, the back end compiled in alone.
-    BlockProxy,
+    BlockNamed,
 }
 
 impl CoopKind {
     /// All of them.
     pub const ALL: [Self; 8] = [
         Self::Thread,
-        Self::ThreadProxy,
+        Self::ThreadNamed,
         Self::Tile,
         Self::Warp,
         Self::Lanes,
         Self::Span,
         Self::Block,
-        Self::BlockProxy,
+        Self::BlockNamed,
     ];
 
     /// The same groups with the back end compiled in alone, where there is such a kernel.
     #[must_use]
     pub const fn with_named_backend(self) -> Self {
         match self {
-            Self::Thread => Self::ThreadProxy,
-            Self::Block => Self::BlockProxy,
+            Self::Thread => Self::ThreadNamed,
+            Self::Block => Self::BlockNamed,
             other => other,
         }
     }
 
-    /// Name of the kernel.
+    /// Its name.
     #[must_use]
-    pub const fn kernel(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
-            Self::Thread => "script_thread",
-            Self::ThreadProxy => "script_thread_proxy",
-            Self::Tile => "script_tile",
-            Self::Warp => "script_warp",
-            Self::Lanes => "script_lanes",
-            Self::Span => "script_span",
-            Self::Block => "script_block",
-            Self::BlockProxy => "script_block_proxy",
+            Self::Thread => "thread",
+            Self::ThreadNamed => "thread_named",
+            Self::Tile => "tile",
+            Self::Warp => "warp",
+            Self::Lanes => "lanes",
+            Self::Span => "span",
+            Self::Block => "block",
+            Self::BlockNamed => "block_named",
+        }
+    }
+
+    /// Name of the kernel for communicators with this back end.
+    #[must_use]
+    pub const fn kernel(self, backend: SetupBackend) -> &'static str {
+        match (self, backend) {
+            (Self::Thread, _) => "script_thread",
+            (Self::ThreadNamed, SetupBackend::Proxy) => "script_thread_proxy",
+            (Self::ThreadNamed, SetupBackend::Gdaki) => "script_thread_gdaki",
+            (Self::Tile, _) => "script_tile",
+            (Self::Warp, _) => "script_warp",
+            (Self::Lanes, _) => "script_lanes",
+            (Self::Span, _) => "script_span",
+            (Self::Block, _) => "script_block",
+            (Self::BlockNamed, SetupBackend::Proxy) => "script_block_proxy",
+            (Self::BlockNamed, SetupBackend::Gdaki) => "script_block_gdaki",
         }
     }
 
@@ -73,11 +91,11 @@ impl CoopKind {
     #[must_use]
     pub const fn threads(self) -> u32 {
         match self {
-            Self::Thread | Self::ThreadProxy => 1,
+            Self::Thread | Self::ThreadNamed => 1,
             Self::Tile => crate::script::TILE,
             Self::Warp | Self::Lanes => 32,
             Self::Span => 32 * crate::script::SPAN_WARPS,
-            Self::Block | Self::BlockProxy => 96,
+            Self::Block | Self::BlockNamed => 96,
         }
     }
 
@@ -85,12 +103,12 @@ impl CoopKind {
     #[must_use]
     pub const fn groups(self, threads: u32) -> u32 {
         match self {
-            Self::Thread | Self::ThreadProxy => threads,
+            Self::Thread | Self::ThreadNamed => threads,
             Self::Tile => threads / crate::script::TILE,
             Self::Warp => threads.div_ceil(32),
             Self::Lanes => threads / 16,
             Self::Span => threads / (32 * crate::script::SPAN_WARPS),
-            Self::Block | Self::BlockProxy => 1,
+            Self::Block | Self::BlockNamed => 1,
         }
     }
 
@@ -98,12 +116,12 @@ impl CoopKind {
     #[must_use]
     pub const fn group_of(self, thread: u32) -> u32 {
         match self {
-            Self::Thread | Self::ThreadProxy => thread,
+            Self::Thread | Self::ThreadNamed => thread,
             Self::Tile => thread / crate::script::TILE,
             Self::Warp => thread / 32,
             Self::Lanes => 2 * (thread / 32) + thread % 2,
             Self::Span => thread / (32 * crate::script::SPAN_WARPS),
-            Self::Block | Self::BlockProxy => 0,
+            Self::Block | Self::BlockNamed => 0,
         }
     }
 }

@@ -183,6 +183,13 @@ impl Routed for Any {
     }
 }
 
+impl Routed for Gdaki {
+    #[inline(always)]
+    fn gin(comm: &Comm, _: &Script, op: &Op) -> Gin<Self> {
+        Gin::with_backend(comm, ContextId::new(op.context))
+    }
+}
+
 impl Routed for Proxy {
     #[inline(always)]
     fn gin(comm: &Comm, _: &Script, op: &Op) -> Gin<Self> {
@@ -562,6 +569,11 @@ script_kernel! {
 }
 
 script_kernel! {
+    /// The same, for kernels that drive a NIC.
+    script_thread_gdaki, |comm, script| run::<Gdaki, _>(comm, script, &Thread, number(Block.size(), Block.rank()))
+}
+
+script_kernel! {
     /// Groups of [`TILE`] threads. The block's size is a multiple of it.
     script_tile, |comm, script| {
         run::<Any, _>(comm, script, &Tile::<TILE>, number(Block.size() / TILE, Block.rank() / TILE))
@@ -602,4 +614,9 @@ script_kernel! {
 script_kernel! {
     /// A block is a group; the back end is compiled in alone.
     script_block_proxy, |comm, script| run::<Proxy, _>(comm, script, &Block, number(1, 0))
+}
+
+script_kernel! {
+    /// The same, for kernels that drive a NIC.
+    script_block_gdaki, |comm, script| run::<Gdaki, _>(comm, script, &Block, number(1, 0))
 }

@@ -4,6 +4,7 @@
 //! Reported as ignored where there is no compiler for it.
 
 use gin_build::{Arch, Assembly, Built, KernelBuilder, Limits, Ptxas, Toolchain, check};
+use gin_conformance::host::SetupBackend;
 use gin_conformance::scenario::CoopKind;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::path::Path;
@@ -26,9 +27,11 @@ fn built() -> Result<&'static Built, Failed> {
 
 fn rules() -> Result<Completion, Failed> {
     let module = &built()?.modules[0];
-    let missing = CoopKind::ALL.iter().find(|coop| !module.text.contains(&format!(".entry {}(", coop.kernel())));
-    if let Some(coop) = missing {
-        return Err(format!("there is no kernel {}", coop.kernel()).into());
+    let backends = [SetupBackend::Proxy, SetupBackend::Gdaki];
+    let mut kernels = backends.iter().flat_map(|backend| CoopKind::ALL.iter().map(|coop| coop.kernel(*backend)));
+    let missing = kernels.find(|kernel| !module.text.contains(&format!(".entry {kernel}(")));
+    if let Some(kernel) = missing {
+        return Err(format!("there is no kernel {kernel}").into());
     }
     let findings = check(&module.text, &Limits::default().max_bytes(MAX_BYTES));
     let lines: Vec<String> = findings.iter().take(20).map(ToString::to_string).collect();

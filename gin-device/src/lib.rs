@@ -111,7 +111,7 @@ pub use window::Window;
 
 /// What a kernel needs, in one line: `use gin_device::prelude::*;`.
 pub mod prelude {
-    pub use crate::backend::{Any, Backend, Proxy};
+    pub use crate::backend::{Any, Backend, Gdaki, Proxy};
     pub use crate::barrier::{BarrierSession, BarrierTeam, CombinedBarrier, Fence};
     pub use crate::comm::Comm;
     pub use crate::coop::{Block, Coop, LaneCoop, Lanes, Thread, Tile, Warp, WarpSpan};

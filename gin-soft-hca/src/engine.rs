@@ -13,7 +13,7 @@ use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::command::QpState;
 use gin_abi::mlx5::cqe::{self, Completion, Syndrome, Tail};
 use gin_abi::mlx5::doorbell::Doorbell;
-use gin_abi::mlx5::wqe::{Entry, EntryError, Local, Remote, SLOT_BYTES, SLOT_SEGMENTS, Segment, Slot, Work};
+use gin_abi::mlx5::wqe::{Entry, EntryError, Local, Remote, SLOT_BYTES, SLOT_SEGMENTS, Segment, Slot, Work, opcode};
 
 /// What the engine works on. All of it may be changed between two steps.
 #[derive(Debug)]
@@ -37,11 +37,22 @@ pub struct Options {
     pub seed: u64,
     /// Whether entries of queue pairs that are no core-direct masters may not wait for completion queues.
     pub wait_needs_master: bool,
+    /// A NIC to which everything is late.
+    pub slow: Option<Slow>,
+}
+
+/// What a queue pair sends to this NIC begins late.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Slow {
+    /// The NIC.
+    pub device: u32,
+    /// How long after the doorbell that found the queue pair with nothing to do, in units of [`Engine::tell_time`].
+    pub late: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { delay: 0, seed: 0, wait_needs_master: true }
+        Self { delay: 0, seed: 0, wait_needs_master: true, slow: None }
     }
 }
 
@@ -62,6 +73,7 @@ pub struct Engine {
     options: Options,
     random: u64,
     now: u64,
+    time: u64,
     turn: usize,
     violations: u64,
     first: Option<Violation>,
@@ -79,7 +91,12 @@ const NO_ANSWER: Refusal = Refusal { syndrome: Syndrome::RetryExceeded, peer_bre
 impl Engine {
     /// With nothing seen yet.
     pub const fn new(options: Options) -> Self {
-        Self { options, random: options.seed, now: 0, turn: 0, violations: 0, first: None }
+        Self { options, random: options.seed, now: 0, time: 0, turn: 0, violations: 0, first: None }
+    }
+
+    /// Says what time it is, for what is late.
+    pub const fn tell_time(&mut self, time: u64) {
+        self.time = time;
     }
 
     /// The first thing that its user did wrong, and how many there were.
@@ -137,8 +154,18 @@ impl Engine {
             }
             return self.violate(kind, number, expected, seen);
         }
+        if queue.started == queue.posted {
+            queue.rung_at = self.time;
+        }
         queue.posted += new;
         queue.recorded += recorded;
+    }
+
+    /// Whether what the queue pair sends next is late still.
+    fn is_late(&self, queue: &Queue) -> bool {
+        self.options
+            .slow
+            .is_some_and(|slow| slow.device == queue.peer_device && self.time < queue.rung_at.saturating_add(slow.late))
     }
 
     /// Does one thing.
@@ -276,7 +303,11 @@ impl Engine {
         memory: &mut impl Memory,
     ) -> bool {
         let Some(queue) = tables.queues.get_mut(number) else { return false };
-        if queue.started == queue.posted || queue.started - queue.finished >= WINDOW as u64 {
+        if queue.started == queue.posted
+            || queue.started - queue.finished >= WINDOW as u64
+            || queue.stalled
+            || self.is_late(queue)
+        {
             return false;
         }
         let index = queue.started;
@@ -336,7 +367,19 @@ impl Engine {
                 }
             }
         }
-        let (stage, peer_breaks) = self.execute(number as u32, index, entry.work, tables, held, memory);
+        // A signal belongs to its put.
+        let is_signal = matches!(entry.work, Work::FetchAdd { .. })
+            && index > 0
+            && queue.flight(index - 1).operation == opcode::WRITE;
+        let is_local = matches!(entry.work, Work::Nop | Work::Wait { .. } | Work::Dump { .. });
+        let moves = !matches!(entry.work, Work::FetchAdd { .. });
+        let (device, request) = (queue.device, (!is_signal && !is_local).then_some(moves));
+        let fault = take_fault(tables.faults, device, number as u32, index, request);
+        if fault == Some(FaultKind::Stall) {
+            queue.stalled = true;
+            return false;
+        }
+        let (stage, peer_breaks) = self.execute(number as u32, fault, entry.work, tables, held, memory);
         let Some(queue) = tables.queues.get_mut(number) else { return false };
         start(queue, Flight { operation: operation(&slot), completion: entry.flags.completion(), stage });
         if peer_breaks {
@@ -351,13 +394,12 @@ impl Engine {
     fn execute(
         &mut self,
         number: u32,
-        index: u64,
+        fault: Option<FaultKind>,
         work: Work,
         tables: &mut Tables<'_>,
         held: &mut Held<impl Items>,
         memory: &mut impl Memory,
     ) -> (Stage, bool) {
-        let fault = take_fault(tables.faults, number, index);
         if let Some(FaultKind::Fail(syndrome)) = fault {
             return (Stage::Failed { syndrome, vendor: vendor::SWITCH }, false);
         }
@@ -434,12 +476,23 @@ fn flush(queue: &mut Queue, memory: &mut impl Memory) -> bool {
     true
 }
 
-fn take_fault(faults: &mut [Option<Fault>], number: u32, index: u64) -> Option<FaultKind> {
-    let hit = |fault: &Fault| match fault.queue {
-        Some(queue) => queue == number && fault.entry == index,
-        None => fault.entry <= index,
-    };
-    faults.iter_mut().find(|fault| fault.as_ref().is_some_and(hit))?.take().map(|fault| fault.kind)
+/// The fault of an entry. `request`: it is one that counts where no queue pair is named, and moves more than a signal.
+fn take_fault(faults: &mut [Option<Fault>], device: u32, number: u32, index: u64, request: bool) -> Option<FaultKind> {
+    for place in faults {
+        let Some(fault) = place.as_mut().filter(|fault| fault.device.is_none_or(|it| it == device)) else { continue };
+        let request = request.is_some_and(|moves| moves || fault.kind != FaultKind::Stall);
+        let hit = match fault.queue {
+            Some(queue) => queue == number && fault.entry == index,
+            None => request && fault.entry == 0,
+        };
+        if hit {
+            return place.take().map(|fault| fault.kind);
+        }
+        if fault.queue.is_none() && request {
+            fault.entry -= 1;
+        }
+    }
+    None
 }
 
 fn region<'t>(tables: &'t Tables<'_>, key: Be32, device: u32, domain: u32) -> Option<&'t Region> {

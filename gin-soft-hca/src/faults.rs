@@ -6,9 +6,12 @@ use gin_abi::mlx5::cqe::Syndrome;
 /// Something to go wrong once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fault {
+    /// The NIC, or `None` for any.
+    pub device: Option<u32>,
     /// The queue pair, or `None` for whichever is first.
     pub queue: Option<u32>,
-    /// The entry, counted from 0 since the queue pair began; with no queue named, the first from there on.
+    /// The entry, counted from 0 since the queue pair began. With no queue named, the requests of the NIC that come before
+    /// it: entries that reach the peer, but a FETCH_ADD behind a WRITE, which is its signal.
     pub entry: u64,
     /// What happens to it.
     pub kind: FaultKind,
@@ -25,6 +28,8 @@ pub enum FaultKind {
     Delay(u64),
     /// It fails at once, for this reason.
     Fail(Syndrome),
+    /// It never begins, nor does what comes behind it. Where no queue pair is named, signals do not count.
+    Stall,
 }
 
 /// Vendor's part of a syndrome, of errors that the engine raises where hardware would not.

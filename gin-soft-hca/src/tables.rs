@@ -148,6 +148,10 @@ pub struct Queue {
     pub finished: u64,
     /// Index past the last entry that the doorbell record was seen to have.
     pub recorded: u64,
+    /// No entry begins any more: a fault switch said so.
+    pub stalled: bool,
+    /// When the doorbell rang that found nothing else to do.
+    pub rung_at: u64,
     /// What was begun and is not complete.
     pub flights: Flights,
 }
@@ -175,6 +179,8 @@ impl Default for Queue {
             started: 0,
             finished: 0,
             recorded: 0,
+            stalled: false,
+            rung_at: 0,
             flights: Flights::default(),
         }
     }

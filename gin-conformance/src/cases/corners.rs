@@ -3,7 +3,7 @@
 //! already.
 
 use super::{List, Verdict, expect_bytes, pattern, run_ok};
-use crate::host::{Net, Setup};
+use crate::host::{Net, Setup, SetupBackend};
 use crate::op::{Code, Op};
 use crate::scenario::{CoopKind, Scenario, WindowSpec};
 use gin_abi::FaultKind;
@@ -331,7 +331,7 @@ fn contexts_of_a_warp(setup: &Setup) -> Verdict {
 /// The queue is full for ever: those with a deadline get a timeout and leave no hole, the others wait.
 fn deadlines_of_a_warp(setup: &Setup) -> Verdict {
     let setup = setup.with_network(Net::SlowPeer { rank: 1, ns: super::completion::FOREVER });
-    let threads = 32;
+    let (threads, room) = (32, setup.small_room());
     for with in [0, 1] {
         let mut scenario = Scenario::new(2).shape(1, threads).require(|requirements| {
             requirements.queue_depth = 2;
@@ -342,14 +342,14 @@ fn deadlines_of_a_warp(setup: &Setup) -> Verdict {
             let mine = if thread % 2 == with { put.deadline_us(setup.scaled(20)) } else { put };
             // The last one to time out ends the others.
             let end = if thread < 2 && thread == with { Op::report(12) } else { Op::nop() };
-            let first = if thread == 0 { [put; 3] } else { [Op::nop(); 3] };
+            let first = vec![if thread == 0 { put } else { Op::nop() }; room];
             let after = [Op::block_sync(), mine, Op::pause(setup.scaled(400_000)), end];
             scenario = scenario.on_group(0, thread, [&first[..], &after].concat());
         }
         let outcome = setup.run(&scenario)?;
         for thread in 0..threads {
             let kind = if thread % 2 == with { FaultKind::Timeout } else { FaultKind::Reported };
-            outcome.check_fault(&scenario, 0, thread, 4, kind)?;
+            outcome.check_fault(&scenario, 0, thread, room + 1, kind)?;
         }
     }
     Ok(())
@@ -395,6 +395,8 @@ fn no_more(setup: &Setup) -> Verdict {
                 Op::get(1, 8).context(1).more().counter(0),
                 Op::wait_counter(0, 1).context(1),
                 Op::raise(1, 0).more(),
+                // Who posts for itself brings out by a flush, or a wait, what it has held back.
+                if setup.backend == SetupBackend::Gdaki { Op::flush() } else { Op::nop() },
             ],
         )
         .on(1, vec![Op::wait_signal(0, 1), Op::raise(0, 1).more(), Op::wait_signal(0, 2)]);

@@ -3,7 +3,7 @@
 
 use super::completion::FOREVER;
 use super::{List, Verdict};
-use crate::host::{Failure, How, Net, Setup};
+use crate::host::{Failure, How, Net, Setup, SetupBackend};
 use crate::op::{Code, Op};
 use crate::scenario::{CoopKind, Scenario, WindowSpec, fault};
 use gin_abi::fault::NONE;
@@ -16,9 +16,9 @@ pub(super) fn add(list: &mut List) {
     list.network_per_coop("abort_ends_a_wait_of_each_kind", aborted);
     list.network_per_coop("a_fault_of_another_rank_ends_a_wait_of_each_kind", elsewhere);
     list.network_per_coop("a_deadline_of_each_kind_of_wait_says_where_it_was", timed_out);
-    for coop in [CoopKind::Tile, CoopKind::Warp, CoopKind::Lanes, CoopKind::Span, CoopKind::Block, CoopKind::BlockProxy]
+    for coop in [CoopKind::Tile, CoopKind::Warp, CoopKind::Lanes, CoopKind::Span, CoopKind::Block, CoopKind::BlockNamed]
     {
-        let name = coop.kernel().trim_start_matches("script_");
+        let name = coop.name();
         list.network_case(&format!("what_one_thread_finds_in_a_barrier_all_threads_get_by_{name}"), move |setup| {
             one_finder(setup, coop)
         });
@@ -38,11 +38,12 @@ struct Wait {
 }
 
 /// Every kind of wait; whatever goes to rank 1 takes for ever.
-fn waits() -> Vec<Wait> {
+fn waits(setup: &Setup) -> Vec<Wait> {
     let wait = |before: &[Op], op, operation, peer| Wait { before: before.to_vec(), op, operation, peer };
     let signal = 6;
     let put = Op::put_value(1, 8, 1);
     let shadow = Op { signal, value: 1, ..Op::new(Code::IncreaseShadow) };
+    let full = vec![put; setup.small_room()];
     vec![
         wait(&[], Op::wait_signal(signal, 1), Operation::WaitSignal, NONE),
         wait(&[], Op::wait_signal(0, 1).at_address(2, 16), Operation::WaitSignal, NONE),
@@ -52,10 +53,9 @@ fn waits() -> Vec<Wait> {
         wait(&[], Op::barrier(), Operation::Barrier, 1),
         wait(&[put], Op::flush(), Operation::Flush, NONE),
         wait(&[put, Op::flush_async(1)], Op::wait_token(), Operation::Flush, 1),
-        // One is under way, two are in the queue.
-        wait(&[put, put, put], put, Operation::PutValue, 1),
-        wait(&[put, put, put], Op::get(1, 8), Operation::Get, 1),
-        wait(&[put, put, put], Op::raise(1, 0), Operation::Signal, 1),
+        wait(&full, put, Operation::PutValue, 1),
+        wait(&full, Op::get(1, 8), Operation::Get, 1),
+        wait(&full, Op::raise(1, 0), Operation::Signal, 1),
     ]
 }
 
@@ -73,7 +73,7 @@ const SOON: u64 = 1_000_000;
 
 /// A post that begins after the end finds room: the proxy throws away what is in the queue.
 fn may_be_late(setup: &Setup, wait: &Wait) -> bool {
-    setup.seed.is_none() && wait.before.len() == 3
+    setup.seed.is_none() && wait.before.len() == setup.small_room()
 }
 
 fn slow(setup: &Setup) -> Setup {
@@ -81,7 +81,7 @@ fn slow(setup: &Setup) -> Setup {
 }
 
 fn aborted(setup: &Setup, coop: CoopKind) -> Verdict {
-    for (number, wait) in waits().into_iter().enumerate() {
+    for (number, wait) in waits(setup).into_iter().enumerate() {
         // By each rank's host in turn.
         let by = number as u32 % 2;
         let (last, op, late) = (wait.before.len(), wait.op, may_be_late(setup, &wait));
@@ -109,7 +109,7 @@ fn aborted(setup: &Setup, coop: CoopKind) -> Verdict {
 }
 
 fn elsewhere(setup: &Setup, coop: CoopKind) -> Verdict {
-    for wait in waits() {
+    for wait in waits(setup) {
         let (last, op, late) = (wait.before.len(), wait.op, may_be_late(setup, &wait));
         let scenario =
             scenario(coop).on(0, [wait.before, vec![wait.op]].concat()).on(1, vec![Op::pause(SOON), Op::report(31)]);
@@ -125,7 +125,7 @@ fn elsewhere(setup: &Setup, coop: CoopKind) -> Verdict {
 }
 
 fn timed_out(setup: &Setup, coop: CoopKind) -> Verdict {
-    for wait in waits() {
+    for wait in waits(setup) {
         let (last, op) = (wait.before.len(), wait.op);
         let program = [wait.before, vec![op.deadline_us(30), Op::report(1)]].concat();
         let scenario = scenario(coop).on(0, program).on(1, vec![Op::wait_signal(5, 1)]);
@@ -156,14 +156,19 @@ fn timed_out(setup: &Setup, coop: CoopKind) -> Verdict {
 /// A barrier over many contexts, whose threads wait for one rank in one context each: rank 1's arrival in one context is
 /// held up behind a request of its own, so one thread of rank 0 misses it and no other does.
 fn one_finder(setup: &Setup, coop: CoopKind) -> Verdict {
-    let setup = setup.with_network(Net::SlowPeer { rank: 2, ns: FOREVER });
+    // What a kernel posts itself to one peer never holds up what it posts to another.
+    let (net, hindered) = match setup.backend {
+        SetupBackend::Proxy => (Net::SlowPeer { rank: 2, ns: FOREVER }, Op::put_value(2, 8, 1)),
+        SetupBackend::Gdaki => (Net::Fail(Failure { from: 1, number: 0, how: How::Stuck }), Op::put_value(0, 8, 1)),
+    };
+    let setup = setup.with_network(net);
     let ranks = 3;
     let threads = if coop == CoopKind::Lanes { 16 } else { coop.threads() };
     let contexts = threads / ranks;
     let barrier = Op::barrier().fence(5);
     let split = Op { source_offset: 5 * SOON, ..Op::new(Code::BarrierSplit) }.fence(5).deadline_us(100);
     for late in [0, 1, contexts / 2, contexts - 1] {
-        let hindered = Op::put_value(2, 8, 1).context(late);
+        let hindered = hindered.context(late);
         let scenario = Scenario::new(ranks)
             .coop(coop)
             .require(|requirements| {
@@ -216,13 +221,13 @@ fn different_times(setup: &Setup) -> Verdict {
 
 fn all_kinds_at_once(setup: &Setup) -> Verdict {
     // A barrier belongs to one group, and of those who wait for room each needs what the others need.
-    let kinds: Vec<Wait> = waits().into_iter().filter(|wait| wait.operation != Operation::Barrier).collect();
+    let kinds: Vec<Wait> = waits(setup).into_iter().filter(|wait| wait.operation != Operation::Barrier).collect();
     for by_kernel in [false, true] {
-        let threads = 44;
+        let (threads, room) = (44, setup.small_room());
         let mut scenario = scenario(CoopKind::Thread).shape(1, threads);
         for thread in 0..threads {
             let wait = &kinds[thread as usize % kinds.len()];
-            let fill = vec![Op::nop(); 3 - wait.before.len()];
+            let fill = vec![Op::nop(); room - wait.before.len()];
             let program = [&fill[..], &wait.before, &[wait.op, Op::block_sync(), Op::new(Code::Fault)]].concat();
             scenario = scenario.on_group(0, thread, program);
         }
@@ -241,11 +246,11 @@ fn all_kinds_at_once(setup: &Setup) -> Verdict {
         let outcome = slow(setup).run(&scenario)?;
         let kind = if by_kernel { FaultKind::Elsewhere } else { FaultKind::Aborted };
         for thread in 0..threads {
-            outcome.check_fault(&scenario, 0, thread, 5, kind)?;
+            outcome.check_fault(&scenario, 0, thread, room + 2, kind)?;
             if !may_be_late(setup, &kinds[thread as usize % kinds.len()]) {
-                outcome.check_fault(&scenario, 0, thread, 3, kind)?;
+                outcome.check_fault(&scenario, 0, thread, room, kind)?;
             }
-            outcome.check_value(&scenario, 0, thread, 4, 0)?;
+            outcome.check_value(&scenario, 0, thread, room + 1, 0)?;
         }
     }
     Ok(())
@@ -292,6 +297,7 @@ fn lost(setup: &Setup) -> Verdict {
 
 fn other_context(setup: &Setup) -> Verdict {
     let put = Op::put_value(1, 8, 1);
+    let room = setup.small_room();
     let answered = Op::put(2, 300).signal(0).counter(0).context(1);
     let scenario = Scenario::new(3)
         .require(|requirements| {
@@ -301,28 +307,29 @@ fn other_context(setup: &Setup) -> Verdict {
         })
         .on(
             0,
-            vec![
-                put,
-                put,
-                put,
-                put.deadline_us(10),
-                Op::fill(0, 0, 300, 9),
-                answered,
-                Op::wait_counter(0, 1).context(1),
-                Op::flush().context(1),
-                Op::wait_signal(1, 1).context(1),
-                Op::get(2, 300).to(1, 0).context(1),
-                Op::flush().context(1),
-                put.deadline_us(10),
-                Op::report(3),
-            ],
+            [
+                vec![put; room],
+                vec![
+                    put.deadline_us(10),
+                    Op::fill(0, 0, 300, 9),
+                    answered,
+                    Op::wait_counter(0, 1).context(1),
+                    Op::flush().context(1),
+                    Op::wait_signal(1, 1).context(1),
+                    Op::get(2, 300).to(1, 0).context(1),
+                    Op::flush().context(1),
+                    put.deadline_us(10),
+                    Op::report(3),
+                ],
+            ]
+            .concat(),
         )
         .on(2, vec![Op::wait_signal(0, 1).context(1), Op::check(1, 0, 300, 9), Op::raise(0, 1).context(1)]);
     let outcome = slow(setup).run(&scenario)?;
-    for index in [3, 11] {
+    for index in [room, room + 8] {
         outcome.check_fault(&scenario, 0, 0, index, FaultKind::Timeout)?;
     }
-    for index in [0, 1, 2, 4, 5, 6, 7, 8, 9, 10, 12] {
+    for index in (0..room + 10).filter(|index| ![room, room + 8].contains(index)) {
         outcome.check_value(&scenario, 0, 0, index, 0)?;
     }
     for index in 0..3 {

@@ -14,7 +14,7 @@ mod sync;
 mod transfer;
 mod wrap;
 
-use crate::host::{Setup, SetupRoute};
+use crate::host::{Setup, SetupBackend, SetupRoute};
 use crate::scenario::{CoopKind, Outcome, Scenario, WRONG_BYTES};
 use std::boxed::Box;
 use std::format;
@@ -30,6 +30,8 @@ pub struct Case {
     pub name: String,
     /// It is about the network: queues, requests and what becomes of them.
     pub network: bool,
+    /// It is about networks that can do less than others, which a NIC that kernels drive is not.
+    pub weak: bool,
     /// Runs it on a setup.
     pub run: Box<dyn Fn(&Setup) -> Verdict + Send + Sync>,
 }
@@ -41,12 +43,22 @@ pub(crate) struct List(Vec<Case>);
 impl List {
     /// Adds a case.
     pub(crate) fn case(&mut self, name: &str, run: impl Fn(&Setup) -> Verdict + Send + Sync + 'static) {
-        self.0.push(Case { name: name.into(), network: false, run: Box::new(run) });
+        self.0.push(Case { name: name.into(), network: false, weak: false, run: Box::new(run) });
     }
 
     /// Adds a case that is about the network.
     pub(crate) fn network_case(&mut self, name: &str, run: impl Fn(&Setup) -> Verdict + Send + Sync + 'static) {
-        self.0.push(Case { name: name.into(), network: true, run: Box::new(run) });
+        self.0.push(Case { name: name.into(), network: true, weak: false, run: Box::new(run) });
+    }
+
+    /// Adds a case that is about a network that can do less than others.
+    pub(crate) fn weak_case(&mut self, name: &str, run: impl Fn(&Setup) -> Verdict + Send + Sync + 'static) {
+        self.0.push(Case { name: name.into(), network: true, weak: true, run: Box::new(run) });
+    }
+
+    /// Adds a case about what such a network does not keep loads and stores from doing.
+    pub(crate) fn weak_lsa_case(&mut self, name: &str, run: impl Fn(&Setup) -> Verdict + Send + Sync + 'static) {
+        self.0.push(Case { name: name.into(), network: false, weak: true, run: Box::new(run) });
     }
 
     /// Adds a case that is about the network for each kind of group.
@@ -67,11 +79,10 @@ impl List {
         run: impl Fn(&Setup, CoopKind) -> Verdict + Send + Sync + Copy + 'static,
     ) {
         for coop in CoopKind::ALL {
-            let kernel = coop.kernel().trim_start_matches("script_");
-            let name = format!("{name}_by_{kernel}");
+            let name = format!("{name}_by_{}", coop.name());
             // A back end that is named knows the network only.
-            let network = coop.with_named_backend() == coop && coop.kernel().ends_with("_proxy");
-            self.0.push(Case { name, network, run: Box::new(move |setup: &Setup| run(setup, coop)) });
+            let network = matches!(coop, CoopKind::ThreadNamed | CoopKind::BlockNamed);
+            self.0.push(Case { name, network, weak: false, run: Box::new(move |setup: &Setup| run(setup, coop)) });
         }
     }
 }
@@ -111,10 +122,12 @@ pub(crate) fn pattern(seed: u64, len: u64) -> impl Iterator<Item = u8> {
     (0..len).map(move |index| crate::op::pattern(seed, index))
 }
 
-/// The cases that say something on a setup with this route, in a fixed order.
+/// The cases that say something on a setup with this back end and route, in a fixed order.
 #[must_use]
-pub fn for_route(route: SetupRoute) -> Vec<Case> {
-    all().into_iter().filter(|case| route == SetupRoute::Network || !case.network).collect()
+pub fn for_setup(backend: SetupBackend, route: SetupRoute) -> Vec<Case> {
+    let says =
+        |case: &Case| (route == SetupRoute::Network || !case.network) && (backend == SetupBackend::Proxy || !case.weak);
+    all().into_iter().filter(says).collect()
 }
 
 /// All cases, in a fixed order.

@@ -35,7 +35,7 @@ pub(super) fn add(list: &mut List) {
             counters(&setup.with_network(net))
         });
     }
-    list.network_case("without_strong_signals_strong_ones_are_refused_and_weak_ones_work", weak_only);
+    list.weak_case("without_strong_signals_strong_ones_are_refused_and_weak_ones_work", weak_only);
 }
 
 /// Many puts, then one strong signal; the signal comes with the last put in one round and alone in the next.

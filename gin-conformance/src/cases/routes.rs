@@ -37,7 +37,7 @@ pub(super) fn add(list: &mut List) {
 
 fn add_cases(list: &mut List) {
     for coop in COOPS {
-        let kernel = coop.kernel().trim_start_matches("script_");
+        let kernel = coop.name();
         list.case(&format!("puts_by_loads_and_stores_arrive_before_their_signal_by_{kernel}"), move |setup| {
             stores(setup, coop)
         });
@@ -54,7 +54,7 @@ fn add_cases(list: &mut List) {
     list.case("teams_smaller_than_the_world_use_both_routes_at_once", both_at_once);
     list.case("signals_and_counters_are_sums_over_both_routes_and_resets_cover_both", sums);
     list.case("a_barrier_for_all_routes_covers_puts_that_took_the_other_route", barrier_all_routes);
-    list.case("strong_signals_by_loads_and_stores_need_none_of_the_network", without_strong);
+    list.weak_lsa_case("strong_signals_by_loads_and_stores_need_none_of_the_network", without_strong);
     list.case("the_combined_barrier_keeps_everybody_until_all_are_there", combined);
     list.case("a_combined_barrier_that_timed_out_refuses_further_use", combined_broken);
     list.case("lsa_barriers_go_on_while_the_network_stands_still", without_network);

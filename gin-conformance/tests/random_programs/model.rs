@@ -78,7 +78,7 @@ fn value_word(seed: u64) -> u64 {
 
 fn shape(plan: &Plan) -> Scenario {
     let scenario = Scenario::new(plan.ranks).coop(plan.coop);
-    let per_block = if matches!(plan.coop, CoopKind::Block | CoopKind::BlockProxy) { 1 } else { plan.per_block };
+    let per_block = if matches!(plan.coop, CoopKind::Block | CoopKind::BlockNamed) { 1 } else { plan.per_block };
     let threads = plan.coop.threads() * per_block;
     scenario.shape(plan.blocks, threads).require(|requirements| {
         requirements.contexts = plan.contexts;

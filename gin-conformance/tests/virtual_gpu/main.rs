@@ -6,7 +6,7 @@
 mod residency;
 
 use gin_conformance::cases;
-use gin_conformance::host::{Net, Setup, SetupRoute, SetupWindows, judge};
+use gin_conformance::host::{Net, Setup, SetupBackend, SetupRoute, SetupWindows, judge};
 use gin_virtual::Policy;
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -51,6 +51,27 @@ fn ways() -> Vec<Way> {
         let windows = if net == Net::Plain { SetupWindows::Allocated } else { SetupWindows::Registered };
         ways.push((name.to_owned(), Setup { policy, net, route, windows, ..Setup::seeded(seed) }));
     }
+    for (name, policy, net, route) in [
+        ("gdaki_round_robin_plain", Policy::RoundRobin, Net::Plain, SetupRoute::Network),
+        ("gdaki_random_reorder", Policy::Random, Net::Reorder, SetupRoute::Network),
+        ("gdaki_random_worst", Policy::Random, Net::Worst, SetupRoute::Network),
+        ("gdaki_starve_delay", Policy::Starve, Net::Delay { ns: 10_000 }, SetupRoute::Network),
+        ("gdaki_warp_ahead_plain", Policy::WarpAhead, Net::Plain, SetupRoute::Network),
+        ("gdaki_random_plain_auto", Policy::Random, Net::Plain, SetupRoute::Auto),
+        ("gdaki_warp_ahead_worst_lsa", Policy::WarpAhead, Net::Worst, SetupRoute::Lsa),
+    ] {
+        seed += 1;
+        let named_backend = seed % 2 == 0;
+        let windows = if net == Net::Plain { SetupWindows::Allocated } else { SetupWindows::Registered };
+        let backend = SetupBackend::Gdaki;
+        ways.push((
+            name.to_owned(),
+            Setup { policy, net, backend, route, windows, named_backend, ..Setup::seeded(seed) },
+        ));
+    }
+    for (name, net) in [("gdaki_threads_plain", Net::Plain), ("gdaki_threads_worst", Net::Worst)] {
+        ways.push((name.to_owned(), Setup { net, backend: SetupBackend::Gdaki, ..Setup::threads() }));
+    }
     ways.push(("threads_plain_auto".to_owned(), Setup { route: SetupRoute::Auto, ..Setup::threads() }));
     for (name, net) in networks {
         ways.push((format!("threads_{name}"), Setup { net, named_backend: name == "worst", ..Setup::threads() }));
@@ -65,7 +86,7 @@ fn main() {
         if setup.seed.is_some() && seed.is_some() {
             setup.seed = seed;
         }
-        for case in cases::for_route(setup.route) {
+        for case in cases::for_setup(setup.backend, setup.route) {
             let name = format!("virtual/{way}/{}", case.name);
             let variable = setup.seed.map_or(String::new(), |seed| format!("GIN_SEED={seed} "));
             let repeat = format!("{variable}cargo test -p gin-conformance --test virtual_gpu -- --exact {name}");

@@ -370,9 +370,9 @@ models! {
             world.post(0);
             let other = {
                 let world = world.clone();
-                thread::spawn(move || world.pair.prepare(|index, flags| world.dump(index, flags)))
+                thread::spawn(move || world.pair.prepare(1, |index, flags| world.dump(index, flags)))
             };
-            world.pair.prepare(|index, flags| world.dump(index, flags));
+            world.pair.prepare(1, |index, flags| world.dump(index, flags));
             other.join().unwrap();
             assert_eq!(world.pair.position(), 2, "one NOP for both");
             let mut nic = world.nic();

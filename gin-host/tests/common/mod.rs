@@ -164,7 +164,7 @@ impl Poster {
     }
 
     pub fn wait_signal(&self, context: u32, id: u32, least: u64) -> Result<u64, Stop> {
-        self.signal_words(context, id).wait(&self.status(), least, 64, LIMIT).map_err(|(stop, _)| stop)
+        self.signal_words(context, id).wait(&self.status(), least, 64, LIMIT, || {}).map_err(|(stop, _)| stop)
     }
 
     pub fn signal(&self, context: u32, id: u32) -> u64 {
@@ -185,7 +185,7 @@ impl Poster {
     }
 
     pub fn wait_counter(&self, context: u32, id: u32, least: u64) -> Result<u64, Stop> {
-        self.counter_words(context, id).wait(&self.status(), least, 56, LIMIT).map_err(|(stop, _)| stop)
+        self.counter_words(context, id).wait(&self.status(), least, 56, LIMIT, || {}).map_err(|(stop, _)| stop)
     }
 
     pub fn counter(&self, context: u32, id: u32) -> u64 {
@@ -263,6 +263,6 @@ impl Poster {
                 near: GlobalWord::new(data.va_near + NEAR_WORDS * offset),
             }
         };
-        words.wait(&self.status(), least, 64, LIMIT).map_err(|(stop, _)| stop)
+        words.wait(&self.status(), least, 64, LIMIT, || {}).map_err(|(stop, _)| stop)
     }
 }

@@ -440,7 +440,7 @@ fn what_is_posted_to_a_broken_queue_pair_is_flushed() {
 fn switches_make_entries_fail_once() {
     let run = |kind| {
         let mut world = World::new(Options { delay: 10, ..Options::default() });
-        world.faults = vec![Some(Fault { queue: Some(QUEUE), entry: 1, kind })];
+        world.faults = vec![Some(Fault { device: None, queue: Some(QUEUE), entry: 1, kind })];
         for _ in 0..3 {
             let entry = wqe::fetch_add(world.post(0, C), World::remote(1, false, 0), 1, World::local(0, false, 64, 8));
             world.write(0, entry);

@@ -140,6 +140,8 @@ impl Link {
     #[inline(always)]
     fn failed(&self, (tail, syndromes): Failure) -> Fault {
         let operation = match tail.operation() {
+            // The entry is in its slot still.
+            opcode::WRITE if self.pair.is_inline(tail.index() as u64) => Operation::PutValue,
             opcode::WRITE => Operation::Put,
             opcode::READ => Operation::Get,
             opcode::FETCH_ADD => Operation::Signal,
@@ -339,7 +341,7 @@ impl Backend for Gdaki {
     #[inline(always)]
     fn position(core: &Core, peer: Option<u32>) -> u64 {
         match peer {
-            Some(peer) => Link::of(core, peer).pair.position(),
+            Some(peer) => Link::of(core, peer).position(),
             // Each queue pair has its own.
             None => 0,
         }
@@ -404,6 +406,14 @@ impl Link {
         }
     }
 
+    /// What is asked for its end gets an entry at once, so that it does not come behind later ones.
+    #[inline(always)]
+    fn position(&self) -> u64 {
+        let position = self.pair.position();
+        self.pair.prepare(position, |index, flags| self.dump(index, flags));
+        position
+    }
+
     #[inline(always)]
     fn wait(&self, position: u64, deadline: Deadline) -> Result<(), Stop> {
         let waited =
@@ -417,7 +427,7 @@ impl Link {
 fn wait_all(core: &Core, deadline: Deadline) -> Result<(), Stop> {
     let deadline = crate::status::Shared::start::<Global>(deadline);
     each_busy(core, |link| {
-        link.pair.prepare(|index, flags| link.dump(index, flags));
+        link.pair.prepare(link.pair.position(), |index, flags| link.dump(index, flags));
         Ok(())
     })?;
     each_busy(core, |link| link.wait(link.pair.position(), deadline.left::<Global>()))

@@ -48,7 +48,7 @@ use crate::sys::{Memory, Word};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::{SYNDROME_WORD, TAIL_WORD, Tail, opcode};
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
-use gin_abi::mlx5::wqe::{Flags, Post, QueueNumber, Segment, nop};
+use gin_abi::mlx5::wqe::{Flags, MAX_DATA_BYTES, Post, QueueNumber, Segment, nop};
 use gin_abi::{Deadline, Fault};
 
 /// Words of a slot, and of a completion.
@@ -212,6 +212,13 @@ impl<M: Memory> QueuePair<M> {
             slot.at(2 * number as u64).store_pair_relaxed_sys(low, high);
             number += 1;
         }
+    }
+
+    /// Whether entry `index`, which has three segments, carries its data.
+    #[inline(always)]
+    pub fn is_inline(&self, index: u64) -> bool {
+        let slot = self.ring.at((index & self.mask()) * SLOT_WORDS);
+        Be32::from_memory(slot.at(4).load_relaxed_sys() as u32).get() > MAX_DATA_BYTES
     }
 
     /// Notes that entry `index`, which was claimed and is not published, raises a counter once it is complete.
@@ -548,11 +555,10 @@ impl<M: Memory> QueuePair<M> {
         })
     }
 
-    /// Posts what a [`wait`](Self::wait) for everything that is posted will need, if it can be done at once, so that
-    /// several queue pairs work on it at a time.
+    /// Posts what a [`wait`](Self::wait) for the entries below `position` will need, if it can be done at once.
     #[inline(always)]
-    pub fn prepare(&self, dump: impl Fn(u64, Flags)) {
-        if let (_, Some(token)) = self.cover(self.position(), &dump) {
+    pub fn prepare(&self, position: u64, dump: impl Fn(u64, Flags)) {
+        if let (_, Some(token)) = self.cover(position, &dump) {
             self.carry(token);
         }
     }

@@ -70,9 +70,11 @@ impl SoftFabric {
 
     /// Looks at the doorbells and does one thing.
     pub fn step(&self) -> Progress {
+        // Others may run while a simulated clock is read, so not with the lock held.
+        let now_ns = crate::rt::clock_ns();
         let mut state = self.lock();
         let rang = state.look_at_doorbells();
-        match state.step() {
+        match state.step(now_ns) {
             Progress::Idle if rang => Progress::Moved,
             progress => progress,
         }
@@ -81,6 +83,11 @@ impl SoftFabric {
     /// Steps until nothing is to do.
     pub fn settle(&self) {
         while self.step() != Progress::Idle {}
+    }
+
+    /// Puts into view whatever was written and may be out of it still. In hardware that happens by itself, soon.
+    pub fn deliver(&self) {
+        self.lock().deliver();
     }
 
     /// Steps on a thread of its own, until what is returned is dropped.

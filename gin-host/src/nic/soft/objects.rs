@@ -131,9 +131,15 @@ impl State {
         rang
     }
 
-    pub(super) fn step(&mut self) -> Progress {
+    /// Does one thing, at this time.
+    pub(super) fn step(&mut self, now_ns: u64) -> Progress {
         let (engine, mut tables, held) = self.parts();
+        engine.tell_time(now_ns);
         engine.step(&mut tables, held, &mut ProcessMemory)
+    }
+
+    pub(super) fn deliver(&mut self) {
+        self.held.settle(&mut ProcessMemory, 0, u64::MAX);
     }
 
     fn parts(&mut self) -> (&mut Engine, Tables<'_>, &mut HeldBytes) {
