@@ -208,5 +208,11 @@ pub enum CommError {
     Net(#[from] NetError),
     /// The NIC that kernels drive cannot be had, or reports an error.
     #[error(transparent)]
-    Nic(#[from] NicError),
+    Nic(Box<NicError>),
+}
+
+impl From<NicError> for CommError {
+    fn from(error: NicError) -> Self {
+        Self::Nic(Box::new(error))
+    }
 }

@@ -23,7 +23,7 @@ impl From<DeviceQueueError> for CommError {
     fn from(error: DeviceQueueError) -> Self {
         match error {
             DeviceQueueError::Gpu(error) => Self::Gpu(error),
-            DeviceQueueError::Nic(error) => Self::Nic(error),
+            DeviceQueueError::Nic(error) => error.into(),
         }
     }
 }

@@ -122,9 +122,9 @@ impl Communicator {
         let mut row = reach::row(&self.device, &keys);
         row.push(u8::from(matches!(chosen, Ok(Chosen::Gdaki(_)))));
         let mut rows = gather(row)?;
-        let drive = rows.iter_mut().all(|row| row.pop() == Some(1));
+        let drive: Vec<_> = rows.iter_mut().map(Vec::pop).collect();
         let chosen = match self.config.backend {
-            Backend::Auto if !drive => Ok(Chosen::Proxy),
+            Backend::Auto if drive.contains(&Some(0)) => Ok(Chosen::Proxy),
             _ => chosen,
         };
         Ok((reach::team_size(&rows, self.config.lsa_size)?, chosen))

@@ -172,6 +172,7 @@ fn signals_at_addresses_are_raised_in_the_window_and_begin_at_0() {
             let window = comm.register::<u64>(&memory.slice(64..128)?, WindowFlags::SIGNALS)?;
             let (hand, handle) = (Hand::new(&comm), window.handle());
             assert!((0..8).all(|index| hand.value_at(&handle, 8 * index) == 0));
+            rank.barrier()?;
             hand.signal_at(0, 1 - rank.rank(), &handle, 56, 4);
             hand.ring(0, 1 - rank.rank());
             gin_host::rt::wait_until(|| hand.value_at(&handle, 56) == 4);

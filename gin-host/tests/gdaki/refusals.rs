@@ -23,6 +23,12 @@ fn on(hca: impl Hca + 'static, settings: NicConfig) -> CommConfig {
     CommConfig { backend: Backend::Gdaki, nic, ..config(peer()) }
 }
 
+/// What the NIC said.
+fn nic(error: &CommError) -> &NicError {
+    let CommError::Nic(error) = error else { panic!("{error:?}") };
+    error
+}
+
 fn soft(config: SoftConfig) -> CommConfig {
     on(SoftFabric::default().add(config), NicConfig::default())
 }
@@ -118,7 +124,7 @@ fn ranks_with_different_back_ends_are_told() {
 fn a_deadline_that_has_passed_is_told_with_the_step() {
     let late = |rank, config| if rank == 0 { CommConfig { connecting: Duration::ZERO, ..config } } else { config };
     let errors = errors(two([SoftConfig::ethernet(0), SoftConfig::ethernet(1)], late));
-    assert!(matches!(&errors[0], CommError::Nic(NicError::Deadline { .. })), "{:?}", errors[0]);
+    assert!(matches!(nic(&errors[0]), NicError::Deadline { .. }), "{:?}", errors[0]);
     let CommError::OtherRank { rank: 0, reason } = &errors[1] else { panic!("{errors:?}") };
     assert_eq!(reason, "soft_0: registering the memory of the rings: the deadline passed");
 }
@@ -196,7 +202,7 @@ fn whichever_call_of_a_nic_fails_all_ranks_are_told_and_nothing_is_left() {
             break;
         }
         let errors = errors(results);
-        assert!(matches!(&errors[1], CommError::Nic(NicError::Step { nic, .. }) if nic == "soft_1"), "{:?}", errors[1]);
+        assert!(matches!(nic(&errors[1]), NicError::Step { nic, .. } if nic == "soft_1"), "{:?}", errors[1]);
         assert!(matches!(&errors[0], CommError::OtherRank { rank: 1, reason } if reason.contains("soft_1")));
     }
 }
@@ -219,7 +225,7 @@ fn a_window_that_one_nic_does_not_take_is_forgotten_by_all_and_its_place_is_free
         let error = comm.alloc_window::<u64>(5, WindowFlags::SIGNALS).unwrap_err();
         match bootstrap.rank() {
             0 => assert!(matches!(&error, CommError::OtherRank { rank: 1, .. }), "{error}"),
-            _ => assert!(matches!(&error, CommError::Nic(NicError::Step { .. })), "{error}"),
+            _ => assert!(matches!(nic(&error), NicError::Step { .. }), "{error}"),
         }
         bootstrap.barrier().unwrap();
         assert_eq!(fabric.objects(), before);
