@@ -216,7 +216,6 @@ fn arguments_that_make_no_sense_are_refused_with_the_reason() {
 fn what_this_version_does_not_have_is_refused_with_the_reason() {
     refused("run ring --device cuda", &["--device cuda: ", no_gpu(), "use --device virtual"]);
     refused("demo --device cuda", &["--device cuda: ", no_gpu(), "use --device virtual"]);
-    refused("run ring --backend gdaki", &["--backend gdaki", "NIC"]);
     verified(&format!("run halo {SMALL} --bytes 64 --backend proxy"));
 }
 

@@ -14,21 +14,21 @@
 //! assert_eq!(lengths.unwrap(), [64, 64]);
 //! ```
 
+mod nics;
+
+pub use nics::{Nics, SoftNics};
+
 use crate::comm::{
-    Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, Doorbells, InProcess, NicChoice,
-    Requirements, Routes,
+    Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, Doorbells, InProcess, Requirements, Routes,
 };
 use crate::gpu::virt::VirtualDevice;
 use crate::gpu::{Device, Function, GpuError, ModuleSource, Stream};
 use crate::net::peer::Peer;
 use crate::net::{Endpoint, Network, NetworkFactory};
-use crate::nic::{NicConfig, SoftConfig, SoftFabric, SoftHca};
 use crate::placement::{Chosen, Placement, PlacementError, started_on};
 use crate::proxy::progress::{Pool, Progress, Running, Work};
 use crate::proxy::{Sabotage, Turn};
-use gin_soft_hca::Options;
 use gin_virtual::{DeviceConfig, EventLog, Policy, SeededConfig, ServiceStep, ThreadsConfig, World};
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -70,84 +70,6 @@ impl Devices {
 impl fmt::Debug for Devices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Devices").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
-/// The NICs that kernels of ranks drive, where the back end is GDAKI.
-#[derive(Clone, Debug)]
-pub enum Nics {
-    /// What this host has.
-    Probe(NicConfig),
-    /// Software NICs, one for each rank.
-    Soft(SoftNics),
-}
-
-impl Default for Nics {
-    fn default() -> Self {
-        Self::Probe(NicConfig::default())
-    }
-}
-
-/// Makes what the software NIC of a rank is like.
-type MakeNic = Arc<dyn Fn(u32) -> SoftConfig + Send + Sync>;
-
-/// Software NICs of the ranks of a job, on one network.
-///
-/// Copies share NICs and network. A world steps them as long as it runs; a second one on the same NICs finds them as the
-/// first left them, so whoever wants a run to be repeatable gives each its own.
-#[derive(Clone)]
-pub struct SoftNics {
-    fabric: SoftFabric,
-    hcas: Arc<Mutex<BTreeMap<u32, SoftHca>>>,
-    make: MakeNic,
-    config: NicConfig,
-}
-
-impl SoftNics {
-    /// NICs with one port on Ethernet.
-    pub fn new(options: Options) -> Self {
-        Self::with(options, NicConfig::default(), |rank| SoftConfig::ethernet(rank as u16))
-    }
-
-    /// NICs that `make` makes for each world rank, opened as `config` says.
-    pub fn with(options: Options, config: NicConfig, make: impl Fn(u32) -> SoftConfig + Send + Sync + 'static) -> Self {
-        Self { fabric: SoftFabric::new(options), hcas: Arc::default(), make: Arc::new(make), config }
-    }
-
-    /// Their network: for faults, and for what users did wrong.
-    pub fn fabric(&self) -> &SoftFabric {
-        &self.fabric
-    }
-
-    /// The NIC of a rank.
-    pub fn hca(&self, rank: u32) -> SoftHca {
-        let mut hcas = self.hcas.lock().unwrap_or_else(PoisonError::into_inner);
-        hcas.entry(rank).or_insert_with(|| self.fabric.add((self.make)(rank))).clone()
-    }
-
-    /// Has the NICs do what they are rung for, as long as the world runs.
-    fn serve(&self, world: &World) {
-        let fabric = self.fabric.clone();
-        world.spawn_service("gin-soft-hca", move || match fabric.step() {
-            gin_soft_hca::Progress::Idle => ServiceStep::Idle,
-            // Time passes for an answer by steps.
-            gin_soft_hca::Progress::Moved | gin_soft_hca::Progress::Waiting => ServiceStep::Busy,
-        });
-    }
-}
-
-impl fmt::Debug for SoftNics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SoftNics").field("fabric", &self.fabric).field("config", &self.config).finish_non_exhaustive()
-    }
-}
-
-impl Nics {
-    fn of(&self, rank: u32) -> NicChoice {
-        match self {
-            Self::Probe(config) => NicChoice::Probe(config.clone()),
-            Self::Soft(nics) => NicChoice::Hca(Arc::new(nics.hca(rank)), nics.config.clone()),
-        }
     }
 }
 

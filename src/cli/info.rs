@@ -18,6 +18,9 @@ pub(crate) fn print(out: &mut impl Write) -> Result<(), Failure> {
     for probe in probe_backends() {
         let name = format!("{:?}", probe.backend).to_lowercase();
         writeln!(out, "  {name}: {}", probe.refusal.as_deref().unwrap_or("available"))?;
+        for nic in &probe.nics {
+            writeln!(out, "    {nic}")?;
+        }
     }
     writeln!(out, "  multimem (NVLink SHARP): off: multicast objects are not set up yet")?;
     writeln!(out, "\nkernels")?;

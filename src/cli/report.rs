@@ -18,6 +18,8 @@ pub(crate) struct Report {
     pub gpus: Option<usize>,
     /// Back end.
     pub backend: String,
+    /// The NIC that each rank's kernels drove, by rank; none where a proxy served them.
+    pub nics: Option<Vec<String>>,
     /// How operations got to their peers: `network`, `lsa` (loads and stores) or, where these reach some of the peers,
     /// `both`.
     pub route: &'static str,
@@ -111,6 +113,11 @@ pub(crate) fn print(reports: &[Report], format: Format, note: Option<&str>, out:
                     writeln!(out, "{}: first difference: {difference}", report.workload)?;
                 }
             }
+            for report in reports {
+                if let Some(nics) = &report.nics {
+                    writeln!(out, "{}: kernels drove {}", report.workload, nics.join(", "))?;
+                }
+            }
             if reports.iter().any(|report| report.device == "virtual") {
                 writeln!(out, "\nTimes of virtual GPUs are those of their simulation on this machine's CPU.")?;
             }
@@ -133,6 +140,7 @@ mod tests {
             device_name: None,
             gpus: None,
             backend: "proxy".into(),
+            nics: None,
             route: "network",
             ranks: 4,
             bytes: 65536,
@@ -188,6 +196,15 @@ mod tests {
         assert!(alone.contains("cuda, 1 GPU ") && !alone.contains("simulation"), "{alone}");
         let both = text(&[report(), real]);
         assert!(both.contains("cuda, 2 GPUs ") && both.contains("simulation"), "{both}");
+    }
+
+    #[test]
+    fn the_nics_that_kernels_drove_are_named() {
+        let mut out = Vec::new();
+        let nics = Some(vec!["soft_0".to_owned(), "soft_1".to_owned()]);
+        print(&[Report { nics, ..report() }], Format::Table, None, &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.contains("ring: kernels drove soft_0, soft_1"), "{text}");
     }
 
     #[test]

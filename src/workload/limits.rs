@@ -3,7 +3,8 @@
 
 use super::Place;
 use crate::cli::{Mode, Options, Refused};
-use gin_host::CommError;
+use gin_abi::BackendKind;
+use gin_host::comm::{Backend, probe_backends};
 use gin_host::gpu::Limits;
 use std::fs;
 
@@ -58,13 +59,20 @@ pub(super) fn check(place: &Place, options: &Options) -> Result<(), Refused> {
         // What fits on a GPU it says itself.
         Place::Cuda(_) => {}
     }
-    match super::backend(options).choose() {
-        Ok(_) => Ok(()),
-        Err(CommError::Backend { backend, reason }) => {
-            refuse(format!("--backend {}: {reason}", format!("{backend:?}").to_lowercase()))
-        }
-        Err(error) => refuse(format!("--backend: {error}")),
+    match (place, super::backend(options)) {
+        // Virtual GPUs drive software NICs.
+        (Place::Cuda(_), Backend::Gdaki) => match gdaki_refusal() {
+            Some(reason) => refuse(format!("--backend gdaki: {reason}")),
+            None => Ok(()),
+        },
+        _ => Ok(()),
     }
+}
+
+/// Why no GPU can drive a NIC here.
+fn gdaki_refusal() -> Option<String> {
+    let mut probes = probe_backends().into_iter();
+    probes.find(|probe| probe.backend == BackendKind::Gdaki).and_then(|probe| probe.refusal)
 }
 
 /// Checks what only the virtual GPU limits.
@@ -158,7 +166,7 @@ fn available_in(meminfo: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{Backend, default_options};
+    use crate::cli::{self, default_options};
     use crate::workload::gpus::Gpus;
 
     fn refusal(change: impl FnOnce(&mut Options)) -> String {
@@ -188,7 +196,6 @@ mod tests {
         both(refusal(|options| (options.ranks, options.mode) = (65, Some(Mode::Threads))), "--ranks 65", "64");
         both(refusal(|options| options.blocks = 133), "--blocks 133", "132");
         both(refusal(|options| options.resident_blocks = Some(1)), "--blocks 2", "holds 1:");
-        both(refusal(|options| options.backend = Backend::Gdaki), "--backend gdaki", "NIC");
         let most = (mappings() - OTHER_MAPPINGS) / 2;
         let many = |options: &mut Options| {
             (options.resident_blocks, options.blocks, options.threads) = (Some(i32::MAX as u32), i32::MAX as u32, 1024);
@@ -210,6 +217,10 @@ mod tests {
         let Err(Refused(text)) = check(|options| options.ranks = 65) else { panic!("accepted") };
         assert!(text.contains("--ranks 65") && text.contains("at most 64"), "{text}");
         check(|options| options.threads = 1025).unwrap_err();
+        match (check(|options| options.backend = cli::Backend::Gdaki), gdaki_refusal()) {
+            (Err(Refused(text)), Some(reason)) => assert_eq!(text, format!("--backend gdaki: {reason}")),
+            (outcome, refusal) => assert!(outcome.is_ok() && refusal.is_none(), "{refusal:?}"),
+        }
     }
 
     #[test]

@@ -15,10 +15,14 @@ pub(crate) use place::{Place, one_place, places};
 use crate::cli::{self, Failure, Mode, Options, Refused, Report, Workload};
 use gin_host::comm::{Backend, Communicator, Requirements, Routes};
 use gin_host::gpu::{KernelArg, Memory, MemoryKind};
-use gin_host::world::{Rank, WorldConfig, launch};
+use gin_host::nic::soft::Options as NicOptions;
+use gin_host::world::{Rank, SoftNics, WorldConfig, launch};
 use gin_host::{CommError, LaunchConfig};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Steps of a software NIC until an answer comes, at most.
+const SOFT_DELAY: u64 = 4;
 
 /// What one rank found wrong.
 #[derive(Debug, Default)]
@@ -39,6 +43,16 @@ impl Check {
 struct Launched {
     time: Duration,
     check: Check,
+}
+
+/// What one rank did.
+struct Ran {
+    launches: Vec<Launched>,
+    backend: String,
+    /// Ranks that loads and stores reach.
+    reach: u32,
+    /// The NIC that its kernels drove.
+    nic: Option<String>,
 }
 
 /// A workload, as one rank runs it.
@@ -116,6 +130,10 @@ fn world(place: &Place, options: &Options) -> Result<WorldConfig, Failure> {
         threads.seed = options.seed();
     }
     config.backend = backend(options);
+    if let (Place::Virtual, Backend::Gdaki) = (place, config.backend) {
+        let nics = NicOptions { delay: SOFT_DELAY, seed: options.seed(), ..NicOptions::default() };
+        config = config.soft_nics(&SoftNics::new(nics));
+    }
     config.routes = match options.route() {
         cli::Route::Network => Routes::Network,
         cli::Route::Auto => Routes::Automatic,
@@ -146,14 +164,15 @@ pub(crate) fn run(
         gpus::check(gpus, options, workload.name())?;
     }
     let requirements = job.requirements();
-    let results = launch(world(place, options)?, |rank| -> Result<(Vec<Launched>, String, u32), CommError> {
+    let results = launch(world(place, options)?, |rank| -> Result<Ran, CommError> {
         let mut launches = Vec::new();
-        let (mut backend, mut reach) = (String::new(), 0);
+        let (mut backend, mut reach, mut nic) = (String::new(), 0, None);
         for _ in 0..options.repeats {
             // Signals and counters start at 0 in each launch.
             let comm = rank.communicator(&requirements)?;
             backend = format!("{:?}", comm.backend()?).to_lowercase();
             reach = comm.device()?.handle().lsa_reach;
+            nic = comm.nic()?.map(|nic| nic.name().to_owned());
             launches.push(job.launch(&rank, &comm)?);
             if let Some(notice) = comm.fault() {
                 return Err(CommError::Ended { call: "run", rank: notice.rank, fault: notice.fault });
@@ -163,19 +182,19 @@ pub(crate) fn run(
                 launched();
             }
         }
-        Ok((launches, backend, reach))
+        Ok(Ran { launches, backend, reach, nic })
     })
     .map_err(|error| error.to_string())?;
 
     let mut times: Vec<f64> = (0..options.repeats as usize)
         .map(|repeat| {
-            let slowest = results.iter().map(|(launches, ..)| launches[repeat].time).max().unwrap_or_default();
+            let slowest = results.iter().map(|ran| ran.launches[repeat].time).max().unwrap_or_default();
             slowest.as_secs_f64() * 1e6
         })
         .collect();
     times.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
-    let checks = || results.iter().flat_map(|(launches, ..)| launches).map(|launched| &launched.check);
+    let checks = || results.iter().flat_map(|ran| &ran.launches).map(|launched| &launched.check);
     let errors = checks().map(|check| check.errors).sum();
     let (simulated, device_name, gpus) = match place {
         Place::Virtual => (true, None, None),
@@ -186,8 +205,9 @@ pub(crate) fn run(
         device: place.name(),
         device_name,
         gpus,
-        backend: results.first().map(|(_, backend, _)| backend.clone()).unwrap_or_default(),
-        route: match results.first().map_or(0, |(.., reach)| *reach) {
+        backend: results.first().map(|ran| ran.backend.clone()).unwrap_or_default(),
+        nics: results.iter().map(|ran| ran.nic.clone()).collect(),
+        route: match results.first().map_or(0, |ran| ran.reach) {
             0 => "network",
             reach if reach == options.ranks => "lsa",
             _ => "both",

@@ -21,13 +21,14 @@ mod objects;
 pub use config::{SoftConfig, SoftGid, SoftPort};
 pub use device::SoftHca;
 pub use firmware::reason;
+pub use gin_soft_hca::{Fault, FaultKind, Options, Violation, ViolationKind};
 
 use self::memory::ProcessMemory;
 use self::objects::State;
 #[cfg(doc)]
 use super::hca::Hca;
+use gin_soft_hca::Progress;
 use gin_soft_hca::tables::{CompletionQueue, Queue};
-use gin_soft_hca::{Fault, Options, Progress, Violation};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
