@@ -237,6 +237,19 @@ fn options_of_the_virtual_gpu_choose_it_and_real_ones_refuse_them() {
 }
 
 #[test]
+fn kernels_drive_software_nics_on_virtual_gpus() {
+    for (workload, bytes) in [("ring", 4096), ("alltoall", 999), ("halo", 64)] {
+        for mode in ["seeded", "threads"] {
+            let run = format!("run {workload} {SMALL} --bytes {bytes} --mode {mode} --backend gdaki");
+            verified(&run);
+            let [report] = json(&run).try_into().unwrap();
+            assert_eq!(report["backend"], "gdaki");
+            assert_eq!(report["nics"], serde_json::json!(["soft_0", "soft_1", "soft_2"]));
+        }
+    }
+}
+
+#[test]
 fn progress_threads_go_where_the_variable_says_and_a_senseless_one_is_refused() {
     let run = |value: &str| {
         let arguments =

@@ -12,6 +12,7 @@ use crate::nic::{
 };
 use gin_abi::gdaki::{LEAST_DEPTH_LOG2, MOST_DEPTH_LOG2};
 use gin_abi::mlx5::be::Be32;
+use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::mlx5::wqe::opcode;
 use gin_abi::{CommHandle, Fault, FaultKind, Operation};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -246,13 +247,15 @@ impl Gdaki {
     }
 }
 
-/// What kernels and other ranks are told.
+/// What kernels and other ranks are told: the same as when a kernel finds it.
 fn fault(error: &DrainError) -> Fault {
     let at = |kind, operation, context, peer| Fault::new(kind, operation).context(context).peer(peer);
     match *error {
-        DrainError::Failed { context, peer, operation, failure, .. } => {
-            let seen = u64::from(failure.syndrome) | u64::from(failure.vendor) << 8;
-            at(FaultKind::Network, operation_of(operation), context, peer).values(0, seen)
+        DrainError::Failed { context, peer, index, operation, failure } => {
+            let gone = failure.syndrome == Syndrome::RetryExceeded.code();
+            let kind = if gone { FaultKind::PeerLost } else { FaultKind::Network };
+            let (index, syndrome) = (u64::from(index as u16), u64::from(failure.syndrome));
+            at(kind, operation_of(operation), context, peer).values(index, syndrome)
         }
         DrainError::Hole { context, peer, index } => {
             at(FaultKind::QueueBroken, Operation::None, context, peer).values(index, 0)
@@ -267,7 +270,6 @@ fn operation_of(code: u32) -> Operation {
         opcode::WRITE => Operation::Put,
         opcode::READ => Operation::Get,
         opcode::FETCH_ADD => Operation::Signal,
-        opcode::DUMP | opcode::NOP => Operation::Flush,
-        _ => Operation::None,
+        _ => Operation::Flush,
     }
 }

@@ -116,8 +116,8 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`register`](Self::register); [`CommError::NoPlace`] if no addresses are left for a window of that length;
-    /// [`CommError::Gpu`] with [`GpuError::Addresses`](crate::GpuError::Addresses) if there were none when the communicator
-    /// came up, or [`GpuError::OutOfMemory`](crate::GpuError::OutOfMemory).
+    /// [`CommError::Gpu`] with [`GpuError::Addresses`] if there were none when the communicator
+    /// came up, or [`GpuError::OutOfMemory`].
     pub fn alloc_window<T: Pod>(&self, len: usize, flags: WindowFlags) -> Result<Window<T>, CommError> {
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
         self.with_live("allocate a window", |live| {
@@ -134,7 +134,7 @@ impl Communicator {
     /// [`CommError::State`] or [`CommError::Ended`] unless the communicator is active; [`CommError::Misaligned`];
     /// [`CommError::AlreadyRegistered`] if part of the memory is in a window of this communicator;
     /// [`CommError::NotRegistrable`] for memory of another device; [`CommError::Gpu`] if a rank of the LSA team does not
-    /// reach memory that another one has [from elsewhere](crate::GpuError::Foreign); [`CommError::Limit`] if there are as many windows as
+    /// reach memory that another one has [from elsewhere](GpuError::Foreign); [`CommError::Limit`] if there are as many windows as
     /// were asked for; [`CommError::Disagreement`] if ranks use different flags; [`CommError::OtherRank`] if another rank
     /// failed.
     pub fn register<T: Pod>(&self, memory: &MemorySlice, flags: WindowFlags) -> Result<Window<T>, CommError> {

@@ -13,27 +13,24 @@ use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::{self, Completion, Failure, Tail};
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
 use gin_abi::mlx5::wqe::{self, Entry, Flags, Post, QueueNumber, SLOT_BYTES, Slot};
+use gin_device::backend::gdaki::pair::{TAG_SHIFT, TOKEN_SHIFT};
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Bits of a token's word that say what it is; the index is above.
-const TOKEN_BITS: u32 = 10;
 /// Codes of a token's word: somebody has taken the token away, and it is here.
 const TAKEN: u64 = 0;
 const HERE: u64 = 1;
-/// Bits of a tag that name the counter; the index, and 1, are above.
-const TAG_BITS: u32 = 24;
 
 /// The word of the first token: kernels expect it with the queue pair.
 pub(super) const FIRST_TOKEN: u64 = token(0, HERE);
 
 const fn token(index: u64, code: u64) -> u64 {
-    index << TOKEN_BITS | code
+    index << TOKEN_SHIFT | code
 }
 
 /// The counter that entry `index` raises, by its tag.
 const fn tagged(tag: u64, index: u64) -> Option<u64> {
-    if tag >> TAG_BITS == (index + 1) & (u64::MAX >> TAG_BITS) { Some(tag & ((1 << TAG_BITS) - 1)) } else { None }
+    if tag >> TAG_SHIFT == (index + 1) & (u64::MAX >> TAG_SHIFT) { Some(tag & ((1 << TAG_SHIFT) - 1)) } else { None }
 }
 
 /// What became of a queue pair.

@@ -3,6 +3,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod disguise;
 mod hand;
 mod refusals;
 
@@ -242,7 +243,8 @@ fn an_entry_that_fails_unseen_ends_the_communicator_when_a_window_is_to_end() {
             };
             assert_eq!((fault.kind, fault.operation), (FaultKind::Network, Operation::Put));
             assert_eq!((fault.context, fault.peer), (1, 0));
-            assert_eq!(fault.seen & 0xff, u64::from(gin_abi::mlx5::cqe::Syndrome::RemoteAccess.code()));
+            let syndrome = gin_abi::mlx5::cqe::Syndrome::RemoteAccess.code();
+            assert_eq!((fault.expected, fault.seen), (0, u64::from(syndrome)));
             comm.destroy()
         });
     }

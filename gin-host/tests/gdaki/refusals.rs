@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Whatever is wrong with NICs, ports and peers is told by name, on every rank, and leaves nothing behind.
 
+use crate::Hand;
 use crate::common::{config, errors, peer, ranks};
+use crate::disguise::{Disguised, Reaching};
 use gin_abi::BackendKind;
 use gin_abi::mlx5::command::Mtu;
 use gin_host::comm::{
@@ -9,12 +11,8 @@ use gin_host::comm::{
     WindowFlags,
 };
 use gin_host::gpu::virt::VirtualDevice;
-use gin_host::gpu::{
-    Device, DeviceKind, Function, GpuError, LaunchConfig, Limits, MemoryKind, Module, ModuleSource, RawMemory, Stream,
-};
 use gin_host::nic::testing::FailingHca;
 use gin_host::nic::{Hca, NicConfig, NicError, SoftConfig, SoftFabric};
-use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -72,7 +70,7 @@ fn queues_that_are_too_long_or_no_power_of_two_are_refused_with_the_limit() {
     let depth = ranks(1, |bootstrap, device| {
         let comm = Communicator::new(bootstrap, device, soft(SoftConfig::ethernet(0)));
         comm.initialise(&Requirements { queue_depth: 1, ..Requirements::default() }).unwrap();
-        crate::Hand::new(&comm).pair(0, 0).depth_log2
+        Hand::new(&comm).pair(0, 0).depth_log2
     });
     assert_eq!(depth, [2]);
 }
@@ -252,62 +250,6 @@ fn a_software_nic_is_taken_only_by_who_asks_for_it() {
     });
 }
 
-/// A virtual GPU that says it is a real one.
-#[derive(Debug)]
-struct Disguised(Arc<VirtualDevice>);
-
-impl Device for Disguised {
-    fn name(&self) -> String {
-        "a GPU".to_owned()
-    }
-
-    fn kind(&self) -> DeviceKind {
-        DeviceKind::Cuda
-    }
-
-    fn limits(&self) -> Limits {
-        self.0.limits()
-    }
-
-    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
-        self.0.allocate(kind, bytes)
-    }
-
-    unsafe fn copy_in(&self, destination: u64, source: &[u8]) -> Result<(), GpuError> {
-        // Safety: the caller's promise.
-        unsafe { self.0.copy_in(destination, source) }
-    }
-
-    unsafe fn copy_out(&self, destination: &mut [u8], source: u64) -> Result<(), GpuError> {
-        // Safety: the caller's promise.
-        unsafe { self.0.copy_out(destination, source) }
-    }
-
-    fn load(&self, source: ModuleSource<'_>) -> Result<Box<dyn Module>, GpuError> {
-        self.0.load(source)
-    }
-
-    fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {
-        self.0.stream()
-    }
-
-    fn reaches(&self, _other: &dyn Device) -> bool {
-        false
-    }
-
-    fn resident_blocks(&self, function: &Function, config: &LaunchConfig) -> Result<u64, GpuError> {
-        self.0.resident_blocks(function, config)
-    }
-
-    fn running(&self) -> usize {
-        0
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
-
 #[test]
 fn memory_that_a_nic_does_not_reach_is_refused_and_auto_takes_the_proxy() {
     let device = Disguised(VirtualDevice::memory_only(0));
@@ -317,4 +259,32 @@ fn memory_that_a_nic_does_not_reach_is_refused_and_auto_takes_the_proxy() {
     assert_eq!(error.to_string(), "soft_0 does not reach device memory of a GPU");
     assert_eq!(Backend::Auto.choose(&device, &nic).unwrap().kind(), BackendKind::Proxy);
     assert_eq!(fabric.objects(), 0);
+}
+
+#[test]
+fn auto_takes_gdaki_only_where_every_rank_can_drive_a_nic_and_the_host_rings_for_gpus() {
+    for all in [true, false] {
+        let fabric = SoftFabric::default();
+        let hcas = [0, 1].map(|rank| fabric.add(SoftConfig::ethernet(rank)));
+        let server = fabric.serve().unwrap();
+        ranks(2, |bootstrap, _| {
+            let (rank, hca) = (bootstrap.rank(), hcas[bootstrap.rank() as usize].clone());
+            let hca: Arc<dyn Hca> = if all || rank == 0 { Arc::new(Reaching(hca)) } else { Arc::new(hca) };
+            let config = CommConfig { nic: NicChoice::Hca(hca, NicConfig::default()), ..config(peer()) };
+            let device = Arc::new(Disguised(VirtualDevice::memory_only(rank)));
+            let comm = Communicator::new(bootstrap, device, config);
+            comm.initialise(&Requirements::default()).unwrap();
+            assert_eq!(comm.backend(), Ok(if all { BackendKind::Gdaki } else { BackendKind::Proxy }));
+            if all {
+                let hand = Hand::new(&comm);
+                assert_ne!(hand.pair(0, 0).doorbell % 4096, 0x800, "not a word of a doorbell page");
+                hand.signal(0, 1 - rank, 2, 5);
+                hand.ring(0, 1 - rank);
+                hand.wait(0, 2, 5);
+            }
+            comm.destroy().unwrap();
+        });
+        drop(server);
+        assert_eq!((fabric.objects(), fabric.violations()), (0, (None, 0)));
+    }
 }

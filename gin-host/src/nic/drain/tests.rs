@@ -71,7 +71,7 @@ impl Bench {
             let old = Local { address: 0, key: Be32::from_memory(queue.data.sink_key), bytes: 8 };
             queue.ring.write(queue.slot(index) * SLOT_BYTES, &wqe::fetch_add(post, word, 1, old)).unwrap();
             if let Some(counter) = tag {
-                queue.tags.write(8 * queue.slot(index), &[(index + 1) << TAG_BITS | counter]).unwrap();
+                queue.tags.write(8 * queue.slot(index), &[(index + 1) << TAG_SHIFT | counter]).unwrap();
                 queue.keep(offset_of!(QueuePairData, tagged), index + 1).unwrap();
             }
             queue.tokens.write(8 * queue.slot(index), &[token(index, TAKEN)]).unwrap();
@@ -202,10 +202,10 @@ fn each_completed_entry_raises_its_counter_once() {
 
 #[test]
 fn a_tag_is_of_its_entry_only() {
-    assert_eq!(tagged(1 << TAG_BITS | 7, 0), Some(7));
+    assert_eq!(tagged(1 << TAG_SHIFT | 7, 0), Some(7));
     assert_eq!(tagged(0, 0), None);
-    assert_eq!(tagged(1 << TAG_BITS | 7, 8), None);
-    assert_eq!(tagged(1 << TAG_BITS | 7, 1 << 40), Some(7), "after 2^40 entries");
+    assert_eq!(tagged(1 << TAG_SHIFT | 7, 8), None);
+    assert_eq!(tagged(1 << TAG_SHIFT | 7, 1 << 40), Some(7), "after 2^40 entries");
     assert_eq!(tagged(5, (1 << 40) - 1), Some(5));
 }
 
