@@ -477,7 +477,7 @@ fn flush(queue: &mut Queue, memory: &mut impl Memory) -> bool {
 }
 
 /// The fault of an entry. `request`: it is one that counts where no queue pair is named, and moves more than a signal.
-fn take_fault(faults: &mut [Option<Fault>], device: u32, number: u32, index: u64, request: bool) -> Option<FaultKind> {
+fn take_fault(faults: &mut [Option<Fault>], device: u32, number: u32, index: u64, request: Option<bool>) -> Option<FaultKind> {
     for place in faults {
         let Some(fault) = place.as_mut().filter(|fault| fault.device.is_none_or(|it| it == device)) else { continue };
         let request = request.is_some_and(|moves| moves || fault.kind != FaultKind::Stall);
