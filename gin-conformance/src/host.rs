@@ -118,7 +118,7 @@ impl Net {
 
 impl Net {
     /// Software NICs that behave like this, for so many ranks.
-    fn nics(self, seed: Option<u64>, ranks: u32) -> SoftNics {
+    fn nics(self, seed: Option<u64>, ranks: u32, mistake: Mistake) -> SoftNics {
         // A NIC's time is steps; a step of another rank's kernel takes some tens of nanoseconds on the virtual clock.
         let (delay, mixed) = match self {
             Self::Delay { ns } => (ns / 100, true),
@@ -132,7 +132,11 @@ impl Net {
             Self::SlowPeer { rank, ns } => Some(Slow { device: rank, late: ns }),
             _ => None,
         };
-        let nics = SoftNics::new(gin_soft_hca::Options { delay, seed, slow, ..Default::default() });
+        let mistake = match mistake {
+            Mistake::Nic(mistake) => mistake,
+            _ => gin_soft_hca::Mistake::None,
+        };
+        let nics = SoftNics::new(gin_soft_hca::Options { delay, seed, slow, mistake, ..Default::default() });
         // Their numbers are the ranks.
         (0..ranks).for_each(|rank| drop(nics.hca(rank)));
         if let Self::Fail(failure) = self {
@@ -157,6 +161,8 @@ pub enum Mistake {
     Proxy(Sabotage),
     /// Kernels reset a signal by storing 0 to its words.
     ResetByStore,
+    /// One of the software NICs, where kernels drive them.
+    Nic(gin_soft_hca::Mistake),
 }
 
 /// The route of operations that name none.
@@ -343,7 +349,7 @@ impl Setup {
         let config = config.network(move |endpoint| net.wrap(endpoint));
         match self.mistake {
             Mistake::Proxy(sabotage) => config.sabotage(sabotage),
-            Mistake::None | Mistake::ResetByStore => config,
+            Mistake::None | Mistake::ResetByStore | Mistake::Nic(_) => config,
         }
     }
 
@@ -364,7 +370,8 @@ impl Setup {
     }
 
     fn run_in(&self, config: WorldConfig, scenario: &Scenario) -> Result<Outcome, String> {
-        let nics = (self.backend == SetupBackend::Gdaki).then(|| self.net.nics(self.seed, scenario.ranks));
+        let nics =
+            (self.backend == SetupBackend::Gdaki).then(|| self.net.nics(self.seed, scenario.ranks, self.mistake));
         let config = match &nics {
             Some(nics) => config.soft_nics(nics),
             None => config,

@@ -72,6 +72,36 @@ pub fn all() -> Vec<Saboteur> {
     list
 }
 
+/// What software NICs do wrong, for kernels that drive them.
+#[must_use]
+pub fn of_nics() -> Vec<Saboteur> {
+    use gin_soft_hca::Mistake as Nic;
+    let of = |mistake| -> (&'static str, &'static str, &'static [&'static str]) {
+        match mistake {
+            Nic::None => ("nothing", NO_END, &[]),
+            Nic::IgnoreDumps => {
+                ("reads_that_no_dump_brings_into_view", WRONG_BYTES, &["a_get_of_every_size_is_visible"])
+            }
+            Nic::RelaxAll => (
+                "signals_that_overtake_what_they_cover",
+                WRONG_BYTES,
+                &["a_put_of_every_size_arrives_before_its_signal", "a_strong_signal_covers_all_earlier_puts"],
+            ),
+            Nic::AddTwice => {
+                ("atomics_that_add_twice", WRONG_VALUE, &["increments_and_additions", "raises_from_many_ranks"])
+            }
+            Nic::LoseWrites => {
+                ("writes_that_never_land", WRONG_BYTES, &["a_put_of_every_size_arrives_before_its_signal"])
+            }
+        }
+    };
+    let saboteur = |mistake| {
+        let (name, sign, catchers) = of(mistake);
+        Saboteur { name, mistake: Mistake::Nic(mistake), sign, catchers }
+    };
+    Nic::ALL.into_iter().map(saboteur).collect()
+}
+
 /// What the cases said.
 #[derive(Clone, Default, Debug)]
 pub struct Tally {

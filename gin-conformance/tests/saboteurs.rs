@@ -5,7 +5,7 @@
 //! One trial for each mistake, which prints the cases that caught it.
 
 use gin_conformance::cases;
-use gin_conformance::host::{Net, Setup, judge};
+use gin_conformance::host::{Net, Setup, SetupBackend, judge};
 use gin_conformance::saboteurs::{self, Saboteur, Tally};
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -31,11 +31,29 @@ fn prove(saboteur: &Saboteur) -> Result<(), Failed> {
     Ok(())
 }
 
+/// On software NICs, by the cases that are there to catch it.
+fn prove_on_nics(saboteur: &Saboteur) -> Result<(), Failed> {
+    let mut tally = Tally::default();
+    for setup in setups() {
+        let setup = Setup { backend: SetupBackend::Gdaki, ..setup };
+        for case in saboteur.cases() {
+            saboteur.run(&case, &setup, &mut tally);
+        }
+    }
+    println!("{}", saboteur.verdict(tally)?);
+    Ok(())
+}
+
 fn main() {
     let mut trials: Vec<Trial> = saboteurs::all()
         .into_iter()
         .map(|saboteur| Trial::test(format!("the_suite_notices/{}", saboteur.name), move || prove(&saboteur)))
         .collect();
+    trials.extend(
+        saboteurs::of_nics().into_iter().map(|saboteur| {
+            Trial::test(format!("the_suite_notices/{}", saboteur.name), move || prove_on_nics(&saboteur))
+        }),
+    );
     trials.push(Trial::test("without_a_mistake_the_same_runs_find_nothing", || {
         for setup in setups() {
             for case in cases::all() {

@@ -5,7 +5,7 @@
 //! atomic may be under way while later entries are executed; a fence waits for it. Queue pairs take turns, by a seed if
 //! there is one.
 
-use crate::faults::{Fault, FaultKind, Violation, ViolationKind, vendor};
+use crate::faults::{Fault, FaultKind, Mistake, Violation, ViolationKind, vendor};
 use crate::held::{Held, Items, Reason, Source};
 use crate::memory::Memory;
 use crate::tables::{Answer, CompletionQueue, Flight, Queue, Region, Rights, Stage, WINDOW};
@@ -39,6 +39,8 @@ pub struct Options {
     pub wait_needs_master: bool,
     /// A NIC to which everything is late.
     pub slow: Option<Slow>,
+    /// What it does wrong.
+    pub mistake: Mistake,
 }
 
 /// What a queue pair sends to this NIC begins late.
@@ -52,7 +54,7 @@ pub struct Slow {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { delay: 0, seed: 0, wait_needs_master: true, slow: None }
+        Self { delay: 0, seed: 0, wait_needs_master: true, slow: None, mistake: Mistake::None }
     }
 }
 
@@ -406,7 +408,9 @@ impl Engine {
         let local = match work {
             Work::Nop | Work::Wait { .. } => Some(Ok(())),
             Work::Dump { from, bytes } => Some(local_range(tables, number, from, bytes, false).map(|_| {
-                held.release_of(memory, Reason::Read(number));
+                if self.options.mistake != Mistake::IgnoreDumps {
+                    held.release_of(memory, Reason::Read(number));
+                }
             })),
             _ => None,
         };
@@ -419,7 +423,8 @@ impl Engine {
         }
         let answer = match fault {
             Some(FaultKind::Drop) => request(tables, number, work).and(Err(NO_ANSWER)),
-            _ => request(tables, number, work).and_then(|()| carry_out(tables, number, work, held, memory)),
+            _ => request(tables, number, work)
+                .and_then(|()| carry_out(tables, number, work, self.options.mistake, held, memory)),
         };
         let (answer, peer_breaks) = match (answer, fault) {
             (Ok(_), Some(FaultKind::LoseAnswer)) => {
@@ -477,7 +482,13 @@ fn flush(queue: &mut Queue, memory: &mut impl Memory) -> bool {
 }
 
 /// The fault of an entry. `request`: it is one that counts where no queue pair is named, and moves more than a signal.
-fn take_fault(faults: &mut [Option<Fault>], device: u32, number: u32, index: u64, request: Option<bool>) -> Option<FaultKind> {
+fn take_fault(
+    faults: &mut [Option<Fault>],
+    device: u32,
+    number: u32,
+    index: u64,
+    request: Option<bool>,
+) -> Option<FaultKind> {
     for place in faults {
         let Some(fault) = place.as_mut().filter(|fault| fault.device.is_none_or(|it| it == device)) else { continue };
         let request = request.is_some_and(|moves| moves || fault.kind != FaultKind::Stall);
@@ -561,6 +572,7 @@ fn carry_out(
     tables: &Tables<'_>,
     number: u32,
     work: Work,
+    mistake: Mistake,
     held: &mut Held<impl Items>,
     memory: &mut impl Memory,
 ) -> Result<Answer, Refusal> {
@@ -571,7 +583,9 @@ fn carry_out(
             let from = local_range(tables, number, from, bytes, false)
                 .map_err(|syndrome| Refusal { syndrome, peer_breaks: false })?;
             held.release_range(memory, from, bytes);
-            land(memory, held, (to, relaxed, peer), Source::Memory(from), bytes);
+            if mistake != Mistake::LoseWrites || bytes <= 8 {
+                land(memory, held, (to, relaxed, peer), Source::Memory(from), bytes);
+            }
             Ok(Answer::Acknowledged)
         }
         Work::WriteInline { to, bytes, words } => {
@@ -590,9 +604,10 @@ fn carry_out(
             if !place.is_multiple_of(8) || !word.address.is_multiple_of(8) {
                 return Err(Refusal { syndrome: Syndrome::RemoteInvalidRequest, peer_breaks: true });
             }
-            if !relaxed {
+            if !relaxed && mistake != Mistake::RelaxAll {
                 held.release_of(memory, Reason::Write(peer));
             }
+            let amount = if mistake == Mistake::AddTwice { amount.wrapping_mul(2) } else { amount };
             held.release_range(memory, place, 8);
             // Payload that is in place is so before the word changes.
             memory.fence_release();

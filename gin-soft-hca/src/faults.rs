@@ -32,6 +32,27 @@ pub enum FaultKind {
     Stall,
 }
 
+/// Something that the engine does wrong all the time, to prove that its users' tests notice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mistake {
+    /// Nothing.
+    #[default]
+    None,
+    /// DUMPs bring nothing into view.
+    IgnoreDumps,
+    /// Words that must come behind earlier writes do not.
+    RelaxAll,
+    /// Atomics add twice.
+    AddTwice,
+    /// Writes of more than 8 bytes never land.
+    LoseWrites,
+}
+
+impl Mistake {
+    /// All but none.
+    pub const ALL: [Self; 4] = [Self::IgnoreDumps, Self::RelaxAll, Self::AddTwice, Self::LoseWrites];
+}
+
 /// Vendor's part of a syndrome, of errors that the engine raises where hardware would not.
 pub mod vendor {
     /// As a fault switch says.

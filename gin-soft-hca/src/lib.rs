@@ -41,5 +41,5 @@ pub mod memory;
 pub mod tables;
 
 pub use engine::{Engine, Options, Progress, Tables};
-pub use faults::{Fault, FaultKind, Violation, ViolationKind};
+pub use faults::{Fault, FaultKind, Mistake, Violation, ViolationKind};
 pub use memory::Memory;

@@ -6,6 +6,7 @@ use crate::host::{Net, Setup, SetupWindows};
 use crate::op::{Code, Op, Reduction};
 use crate::scenario::{CoopKind, Outcome, Scenario, WindowSpec, fault};
 use gin_abi::FaultKind;
+use std::boxed::Box;
 use std::format;
 use std::vec;
 use std::vec::Vec;
@@ -26,12 +27,13 @@ const NETS: [Net; 4] = [Net::Plain, Net::Reorder, Net::Delay { ns: 20_000 }, Net
 pub(super) fn add(list: &mut List) {
     let mut own = List::default();
     add_cases(&mut own);
-    for Case { name, run, .. } in own.0 {
-        list.case(&name, move |setup| {
+    for Case { run, name, network, weak } in own.0 {
+        let run = move |setup: &Setup| {
             [SetupWindows::Allocated, SetupWindows::Registered].into_iter().try_for_each(|windows| {
                 run(&setup.with_windows(windows)).map_err(|error| format!("windows {windows:?}: {error}"))
             })
-        });
+        };
+        list.0.push(Case { name, network, weak, run: Box::new(run) });
     }
 }
 

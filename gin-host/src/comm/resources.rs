@@ -205,8 +205,8 @@ impl Resources {
                 }
                 if let Some(signals) = &self.signals {
                     signals.write(offset, &first)?;
-                    self.device.write(places.signal_near, &beside(requirements.first_signal, all_signals))?;
                 }
+                self.device.write(places.signal_near, &beside(requirements.first_signal, all_signals))?;
                 self.device.write(places.shadow, &first)?;
             }
         }
