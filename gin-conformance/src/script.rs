@@ -183,6 +183,7 @@ impl Routed for Any {
     }
 }
 
+#[cfg(not(target_arch = "nvptx64"))]
 impl Routed for Gdaki {
     #[inline(always)]
     fn gin(comm: &Comm, _: &Script, op: &Op) -> Gin<Self> {
@@ -569,7 +570,8 @@ script_kernel! {
 }
 
 script_kernel! {
-    /// The same, for kernels that drive a NIC.
+    /// The same, for kernels that drive a NIC; not for GPUs, as nothing there runs it yet.
+    #[cfg(not(target_arch = "nvptx64"))]
     script_thread_gdaki, |comm, script| run::<Gdaki, _>(comm, script, &Thread, number(Block.size(), Block.rank()))
 }
 
@@ -617,6 +619,7 @@ script_kernel! {
 }
 
 script_kernel! {
-    /// The same, for kernels that drive a NIC.
+    /// The same, for kernels that drive a NIC; not for GPUs, as nothing there runs it yet.
+    #[cfg(not(target_arch = "nvptx64"))]
     script_block_gdaki, |comm, script| run::<Gdaki, _>(comm, script, &Block, number(1, 0))
 }

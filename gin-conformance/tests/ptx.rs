@@ -27,8 +27,7 @@ fn built() -> Result<&'static Built, Failed> {
 
 fn rules() -> Result<Completion, Failed> {
     let module = &built()?.modules[0];
-    let backends = [SetupBackend::Proxy, SetupBackend::Gdaki];
-    let mut kernels = backends.iter().flat_map(|backend| CoopKind::ALL.iter().map(|coop| coop.kernel(*backend)));
+    let mut kernels = CoopKind::ALL.iter().map(|coop| coop.kernel(SetupBackend::Proxy));
     let missing = kernels.find(|kernel| !module.text.contains(&format!(".entry {kernel}(")));
     if let Some(kernel) = missing {
         return Err(format!("there is no kernel {kernel}").into());

@@ -27,12 +27,15 @@ pub(crate) fn print(_: &mut impl Write) -> Result<(), Failure> {
 /// NCCL's figures: SASS of sm_90, NOPs not counted, one back end compiled in, from the kernels in its wheels of PyPI, read
 /// on 2026-11-20; 0 where not known.
 #[cfg(feature = "cuda")]
-const PROBES: [(&str, &str, [u32; 4]); 7] = [
+const PROBES: [(&str, &str, [u32; 4]); 10] = [
     ("probe_put_signal", "put with signal, one thread", [106, 271, 28, 40]),
     ("probe_put_report", "the same, faults reported", [0, 0, 0, 0]),
     ("probe_put_value", "put_value, one thread", [0, 0, 0, 0]),
     ("probe_flush", "flush, a block", [38, 216, 0, 0]),
     ("probe_wait_signal", "wait_signal, a block", [25, 49, 0, 0]),
+    ("probe_gdaki_put_signal", "GDAKI put with signal", [370, 596, 0, 0]),
+    ("probe_gdaki_put_value", "GDAKI put_value", [0, 0, 0, 0]),
+    ("probe_gdaki_flush", "GDAKI flush, a block", [107, 816, 0, 0]),
     ("probe_lsa_put_signal", "put by stores, one thread", [0, 0, 0, 0]),
     ("probe_lsa_barrier", "LSA barrier, a warp", [0, 0, 0, 0]),
 ];

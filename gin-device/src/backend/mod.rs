@@ -67,6 +67,10 @@ pub trait Backend: sealed::Sealed + Copy {
 }
 
 /// Whichever back end the communicator has; to peers of the LSA team, loads and stores.
+///
+/// In kernels for GPUs it knows [`Gdaki`] only with the crate's feature `gdaki-any`, as each of its operations is long: a
+/// kernel without it tells [`FaultKind::NoBackend`](gin_abi::FaultKind::NoBackend) on a communicator of that back end, and
+/// `Gin<Gdaki>` is always there.
 #[derive(Clone, Copy, Debug)]
 pub struct Any;
 
@@ -75,7 +79,7 @@ impl Backend for Any {
 
     #[inline(always)]
     fn serves(comm: &Comm, context: u32) -> bool {
-        Proxy::serves(comm, context) || Gdaki::serves(comm, context)
+        Proxy::serves(comm, context) || (ANY_KNOWS_GDAKI && Gdaki::serves(comm, context))
     }
 
     #[inline(always)]
@@ -116,8 +120,11 @@ impl Backend for Any {
     }
 }
 
+/// Whether [`Any`] has the code of [`Gdaki`].
+const ANY_KNOWS_GDAKI: bool = cfg!(any(not(target_arch = "nvptx64"), feature = "gdaki-any"));
+
 /// Whether kernels drive the NIC themselves, for a context that is served.
 #[inline(always)]
 fn drives_nic(core: &Core) -> bool {
-    core.comm().gdaki_contexts() != 0
+    ANY_KNOWS_GDAKI && core.comm().gdaki_contexts() != 0
 }

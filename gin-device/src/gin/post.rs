@@ -412,8 +412,10 @@ macro_rules! builder {
             self
         }
 
-        /// Hints that more requests follow soon, so that the network may send them together. The last one, or a flush,
-        /// ends it; nothing is held back for ever.
+        /// Hints that more requests follow soon, so that the network may send them together. The next post to the same
+        /// peer without it sends them, and so does a flush, a wait for a token, a signal or a counter, and a barrier, of
+        /// the same context. With the proxy nothing is held back for long; where a kernel drives the NIC itself, a kernel
+        /// that does none of these leaves them unsent until a later one does, or the host ends window or communicator.
         #[inline(always)]
         pub fn more(mut self) -> Self {
             self.options.more = true;

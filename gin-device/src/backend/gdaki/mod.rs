@@ -325,15 +325,14 @@ impl Backend for Gdaki {
             Transfer::Put { source_window, source_offset, destination_window, destination_offset, bytes } => {
                 let (to, from) = (link.there(destination_window, destination_offset), source_offset);
                 let here = link.here(source_window, from, 0);
-                let entry = |head, to, from| wqe::write(head, to, from);
-                link.post_pieces(bytes, to, here, entry, behind, request, deadline)
+                link.post_pieces(bytes, to, here, wqe::write, behind, request, deadline)
             }
             Transfer::Get { source_window, source_offset, destination_window, destination_offset, bytes } => {
                 let from = link.there(source_window, source_offset);
                 let here = link.here(destination_window, destination_offset, 0);
                 // A counter says that the data is in view.
                 let then = if request.counter.is_some() { Then::Dump } else { Then::Nothing };
-                link.post_pieces(bytes, from, here, |head, from, to| wqe::read(head, from, to), then, request, deadline)
+                link.post_pieces(bytes, from, here, wqe::read, then, request, deadline)
             }
         }
     }
