@@ -431,6 +431,18 @@ fn bench_post_measures_puts_by_all_crowds_beside_bare_ones_and_none_is_lost() {
 }
 
 #[test]
+fn bench_gdaki_measures_puts_by_all_crowds_and_checks_each_entry() {
+    let tables = tables("gdaki");
+    assert_eq!(tables.len(), 2);
+    all_right(&tables);
+    for table in &tables {
+        let rows = table["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 6);
+        assert!(rows.iter().all(|row| row["wrong"] == 0), "{table}");
+    }
+}
+
+#[test]
 fn bench_measures_everything_unless_told_what_and_prints_tables_for_people() {
     let text = succeeds("bench --device virtual --repeats 1 --deadline-ms 60000");
     for words in

@@ -8,6 +8,7 @@ mod driver;
 #[cfg(not(feature = "cuda"))]
 #[path = "no_driver.rs"]
 mod driver;
+mod gdaki;
 mod lab;
 mod lsa;
 mod nowhere;
@@ -140,10 +141,12 @@ pub(crate) fn run(arguments: &BenchArgs, out: &mut impl Write) -> Result<End, Fa
             ("lsa put", bandwidth::puts),
             ("proxy", proxy::round_trips),
             ("post", post::posts),
+            ("gdaki", gdaki::posts),
         ],
         BenchWhat::Lsa => &[("lsa", lsa::round_trips), ("lsa barrier", lsa::barriers), ("lsa put", bandwidth::puts)],
         BenchWhat::Proxy => &[("proxy", proxy::round_trips)],
         BenchWhat::Post => &[("post", post::posts)],
+        BenchWhat::Gdaki => &[("gdaki", gdaki::posts)],
         BenchWhat::Sass => &[],
     };
     let mut right = true;

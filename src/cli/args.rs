@@ -35,7 +35,7 @@ pub(crate) enum Command {
 /// What to measure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum BenchWhat {
-    /// All of lsa, proxy and post.
+    /// All of lsa, proxy, post and gdaki.
     All,
     /// Loads and stores between GPUs: round trip, barrier, put by size.
     Lsa,
@@ -43,6 +43,8 @@ pub(crate) enum BenchWhat {
     Proxy,
     /// What it costs to issue a put over the proxy.
     Post,
+    /// What it costs to issue a put where the kernel drives the NIC. No NIC takes part.
+    Gdaki,
     /// Instructions and registers of the probe kernels, next to NCCL's. Needs the tools of CUDA, no GPU.
     Sass,
 }

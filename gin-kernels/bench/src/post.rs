@@ -58,8 +58,8 @@ fn time(posts: u64, marks: Marks, fresh: Fresh, mine: *mut u64, mut post: impl F
 }
 
 #[inline(always)]
-fn put(comm: &Comm, window: Window<u64>, posts: u64, peers: u32, marks: Marks, fresh: Fresh) {
-    let gin = Gin::<Proxy>::with_backend(comm, ContextId::new(0));
+fn put<B: Backend>(comm: &Comm, window: Window<u64>, posts: u64, peers: u32, marks: Marks, fresh: Fresh) {
+    let gin = Gin::<B>::with_backend(comm, ContextId::new(0));
     let place = thread() * (BYTES / 8);
     let mine = window.local_ptr().wrapping_add(place);
     let range = window.range(place, BYTES / 8);
@@ -111,7 +111,7 @@ macro_rules! kernels {
         #[kernel]
         pub unsafe fn $put(comm: Comm, window: Window<u64>, posts: u64, peers: u32, out: *mut u64) {
             // Safety: the kernel's promise.
-            put(&comm, window, posts, peers, unsafe { Marks::new(out) }, Fresh::$fresh);
+            put::<Proxy>(&comm, window, posts, peers, unsafe { Marks::new(out) }, Fresh::$fresh);
         }
 
         #[doc = concat!("Each thread claims and fills `posts` slots, ", $doc, ".")]
@@ -139,4 +139,23 @@ kernels! {
     bench_post_unreleased bare_post_unreleased Unreleased "after writing 16 bytes that are not released";
     bench_post_gpu bare_post_gpu Gpu "after writing 16 bytes, released to the GPU";
     bench_post_system bare_post_system System "after writing 16 bytes, released to the system";
+}
+
+macro_rules! gdaki_kernels {
+    ($($put:ident $fresh:ident $doc:literal;)*) => { $(
+        #[doc = concat!("Each thread posts `posts` puts with a signal to `peers` ranks, ", $doc, ", and drives the NIC.")]
+        ///
+        /// # Safety
+        /// - As for the kernels of the proxy.
+        #[kernel]
+        pub unsafe fn $put(comm: Comm, window: Window<u64>, posts: u64, peers: u32, out: *mut u64) {
+            // Safety: the kernel's promise.
+            put::<Gdaki>(&comm, window, posts, peers, unsafe { Marks::new(out) }, Fresh::$fresh);
+        }
+    )* };
+}
+
+gdaki_kernels! {
+    bench_gdaki_nothing Nothing "with nothing to release";
+    bench_gdaki_written System "after writing 16 bytes";
 }

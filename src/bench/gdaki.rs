@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What it costs to issue a put where the kernel drives the NIC itself.
+//!
+//! No NIC takes part: rings that are long enough lie in GPU memory, as they would, the doorbell in pinned host memory, and
+//! nobody reads them before a launch has ended. Then every entry, record and doorbell is checked.
+
+use super::driver::processors;
+use super::lab::{Figure, Lab, Shape, median};
+use super::table::{Goal, Row, Table};
+use super::{Bench, end};
+use crate::cli::Failure;
+use bytemuck::Zeroable;
+use gin_abi::gdaki::{MOST_DEPTH_LOG2, QueuePairData};
+use gin_abi::mlx5::be::Be32;
+use gin_abi::mlx5::doorbell::Doorbell;
+use gin_abi::mlx5::wqe::{Entry, QueueNumber, SLOT_BYTES, Slot};
+use gin_abi::{BackendKind, CommHandle};
+use gin_bench_kernels::post::BYTES;
+use gin_host::GpuError;
+use gin_host::comm::{CommError, Communicator, Requirements, Routes, Window, WindowFlags};
+use gin_host::gpu::{Memory, MemoryKind};
+use gin_host::world::Rank;
+use std::mem::offset_of;
+use std::sync::Arc;
+
+/// Ranks: one posts, to all of them in turn.
+const RANKS: u32 = 8;
+
+/// Who posts, and how often; NCCL's figures for it: nanoseconds a put, 2.28.9 and 2.32.3, and how much of the second one
+/// gin's may take. The source is `docs/benchmarks.md`.
+#[derive(Clone, Copy, Debug)]
+struct Crowd {
+    blocks: u32,
+    threads: u32,
+    peers: u32,
+    /// Posts of each thread in a launch.
+    posts: u64,
+    nccl: (f64, f64, Option<f64>),
+}
+
+impl Crowd {
+    /// Posts of all threads in a launch.
+    fn all(&self) -> u64 {
+        u64::from(self.blocks) * u64::from(self.threads) * self.posts
+    }
+
+    fn text(&self) -> String {
+        let plural = |count: u32, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        let blocks = if self.blocks == 1 { String::new() } else { format!("{} blocks x ", self.blocks) };
+        format!("put, {blocks}{}, {}", plural(self.threads, "thread"), plural(self.peers, "peer"))
+    }
+}
+
+/// The shapes that NCCL's figures are known for; smaller ones for virtual GPUs. `all`: blocks that fill the GPU.
+fn crowds(real: bool, all: u32) -> Vec<Crowd> {
+    let figures = [
+        (2731.0, 3179.0, Some(0.5)),
+        (2762.0, 3166.0, Some(0.05)),
+        (424.0, 450.0, None),
+        (175.0, 176.0, None),
+        (140.0, 138.0, Some(0.2)),
+        (253.0, 205.0, Some(0.2)),
+    ];
+    let shapes = if real {
+        [(1, 1, 1, 4096), (1, 32, 1, 256), (1, 32, 8, 512), (1, 256, 8, 256), (all, 1, 8, 512), (all, 32, 8, 16)]
+    } else {
+        [(1, 1, 1, 4), (1, 32, 1, 2), (1, 32, 8, 2), (1, 64, 8, 1), (3, 1, 8, 3), (2, 32, 8, 2)]
+    };
+    let crowd = |((blocks, threads, peers, posts), nccl)| Crowd { blocks, threads, peers, posts, nccl };
+    shapes.into_iter().zip(figures).map(crowd).collect()
+}
+
+/// What comes before each post: words, and the kernel.
+const KINDS: [(&str, &str); 2] =
+    [("nothing is written", "bench_gdaki_nothing"), ("16 bytes are written", "bench_gdaki_written")];
+
+/// Queue pairs to nowhere.
+struct Pairs {
+    table: Arc<Memory>,
+    ring: Arc<Memory>,
+    words: Arc<Memory>,
+    completions: Arc<Memory>,
+    records: Arc<Memory>,
+    doorbells: Arc<Memory>,
+    keys: Arc<Memory>,
+    depth_log2: u32,
+}
+
+impl Pairs {
+    fn new(lab: &Lab<'_>, depth_log2: u32, windows: u32) -> Result<Self, CommError> {
+        let ranks = u64::from(RANKS);
+        let slots = ranks << depth_log2;
+        let (device, pinned) = (MemoryKind::Device, MemoryKind::Pinned);
+        Ok(Self {
+            table: lab.memory(device, ranks * size_of::<QueuePairData>() as u64 / 8 + 1)?,
+            ring: lab.memory(device, slots * SLOT_BYTES / 8)?,
+            words: lab.memory(device, 2 * slots)?,
+            completions: lab.memory(device, slots * SLOT_BYTES / 8)?,
+            records: lab.memory(device, ranks * 8)?,
+            doorbells: lab.memory(pinned, ranks * 8)?,
+            keys: lab.memory(device, u64::from(windows) * (ranks + 1))?,
+            depth_log2,
+        })
+    }
+
+    fn number(rank: u64) -> QueueNumber {
+        QueueNumber::new(0x100 + rank as u32)
+    }
+
+    /// As new.
+    fn reset(&self) -> Result<(), GpuError> {
+        let depth = 1u64 << self.depth_log2;
+        let pair = |rank: u64| QueuePairData {
+            ring: self.ring.address() + rank * depth * SLOT_BYTES,
+            tokens: self.words.address() + rank * depth * 16,
+            tags: self.words.address() + rank * depth * 16 + depth * 8,
+            completions: self.completions.address() + rank * depth * SLOT_BYTES,
+            record: self.records.address() + rank * 64,
+            doorbell: self.doorbells.address() + rank * 64,
+            number: Self::number(rank).memory(),
+            depth_log2: self.depth_log2,
+            interval_log2: 4.min(self.depth_log2 - 1),
+            most_bytes: 1 << 30,
+            signal_key: Be32::new(0x1000 + rank as u32).memory(),
+            sink_key: Be32::new(0x2000).memory(),
+            signals: 0,
+            // Behind the table.
+            busy: self.table.address() + u64::from(RANKS) * size_of::<QueuePairData>() as u64,
+            busy_bit: 1 << rank,
+            ..QueuePairData::zeroed()
+        };
+        let pairs: Vec<QueuePairData> = (0..u64::from(RANKS)).map(pair).collect();
+        self.table.write(0, &pairs)?;
+        let mut words = vec![0u64; 2 * depth as usize];
+        words[0] = 1;
+        for rank in 0..u64::from(RANKS) {
+            self.words.write(rank * depth * 16, &words)?;
+            self.doorbells.write(rank * 64, &[0u64])?;
+        }
+        Ok(())
+    }
+
+    /// What a launch of `posts` puts with signals left wrong.
+    fn wrong(&self, posts: u64) -> Result<u64, GpuError> {
+        let depth = 1u64 << self.depth_log2;
+        let (mut wrong, mut entries) = (0, 0);
+        for rank in 0..u64::from(RANKS) {
+            let word = |name: usize| -> Result<u64, GpuError> {
+                let mut word = [0u64];
+                self.table.read(rank * size_of::<QueuePairData>() as u64 + name as u64, &mut word)?;
+                Ok(word[0])
+            };
+            let (claim, rung) = (word(offset_of!(QueuePairData, claim))?, word(offset_of!(QueuePairData, rung))?);
+            entries += claim;
+            let mut doorbell = [0u64];
+            self.doorbells.read(rank * 64, &mut doorbell)?;
+            let rings = if claim == 0 { 0 } else { Doorbell::word(claim, Self::number(rank)) };
+            wrong += u64::from(rung != claim) + u64::from(doorbell[0] != rings);
+            let mut slots = vec![Slot::default(); claim as usize];
+            self.ring.read(rank * depth * SLOT_BYTES, &mut slots)?;
+            let number = Self::number(rank).get();
+            wrong +=
+                (0..).zip(&slots).filter(|(index, slot)| Entry::read(slot, *index, number).is_err()).count() as u64;
+        }
+        Ok(wrong + entries.abs_diff(2 * posts))
+    }
+
+    /// The handle of a communicator whose kernels use them.
+    fn handle(&self, comm: &Communicator) -> Result<CommHandle, CommError> {
+        Ok(CommHandle {
+            backend: BackendKind::Gdaki as u32,
+            proxy_contexts: 0,
+            gdaki_contexts: 1,
+            queue_pairs: self.table.address(),
+            window_keys: self.keys.address(),
+            ..comm.device()?.handle()
+        })
+    }
+}
+
+/// Posts by all crowds.
+pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
+    let depth_log2 = bench.pick(MOST_DEPTH_LOG2, 8);
+    let mut config = bench.world(RANKS)?;
+    config.routes = Routes::Network;
+    let measure = |rank: &Rank| -> Result<Vec<Vec<Figure>>, CommError> {
+        let crowds = crowds(bench.is_real(), processors(&**rank.device()).unwrap_or(4));
+        let requirements = Requirements { signals: 1, counters: 0, windows: 1, ..Requirements::default() };
+        let comm = rank.communicator(&requirements)?;
+        let words = crowds.iter().map(|crowd| crowd.blocks * crowd.threads).max().unwrap_or(1) as usize * BYTES / 8;
+        let window = comm.alloc_window::<u64>(words, WindowFlags::NONE)?;
+        let mut figures = Vec::new();
+        if rank.rank() == 0 {
+            let lab = Lab::new(rank)?;
+            let pairs = Pairs::new(&lab, depth_log2, requirements.windows)?;
+            let handle = pairs.handle(&comm)?;
+            for crowd in &crowds {
+                let kinds =
+                    KINDS.iter().map(|(_, kernel)| puts(bench, &lab, &comm, &pairs, &handle, &window, crowd, kernel));
+                figures.push(kinds.collect::<Result<Vec<_>, CommError>>()?);
+            }
+        }
+        end(rank, &comm)?;
+        Ok(figures)
+    };
+    let measure = |rank: &Rank| measure(rank).map(|figures| (figures, processors(&**rank.device())));
+    let ranks = bench.on_ranks(config, measure)?;
+    let Some((figures, processors)) = ranks.into_iter().next() else { return Err("no rank brought figures".into()) };
+    let crowds = crowds(bench.is_real(), processors.unwrap_or(4));
+    let table = |(kind, (what, _)): (usize, &(&str, &str))| {
+        let row = |(crowd, figures): (&Crowd, &Vec<Figure>)| {
+            let row = Row::new(crowd.text(), figures[kind].ns, "ns", Some(figures[kind].wrong));
+            if !bench.is_real() {
+                return row;
+            }
+            let (old, new, goal) = crowd.nccl;
+            row.beside("NCCL 2.32.3, GDAKI", new, goal.map(Goal::AtMost), None).beside(
+                "NCCL 2.28.9, GDAKI",
+                old,
+                None,
+                None,
+            )
+        };
+        let rows = crowds.iter().zip(&figures).map(row).collect();
+        let mut table = bench.table("Issue of a GDAKI put of 64 bytes with signal", RANKS, rows);
+        table
+            .notes
+            .insert(0, format!("Before each {what}. No NIC takes part; each entry and doorbell is checked afterwards"));
+        // Only one of them runs kernels.
+        table.notes.retain(|note| !note.starts_with("Ranks share"));
+        table
+    };
+    Ok(KINDS.iter().enumerate().map(table).collect())
+}
+
+/// Nanoseconds a put, and what was wrong.
+#[expect(clippy::too_many_arguments, reason = "all that a launch needs")]
+fn puts(
+    bench: &Bench,
+    lab: &Lab<'_>,
+    comm: &Communicator,
+    pairs: &Pairs,
+    handle: &CommHandle,
+    window: &Window<u64>,
+    crowd: &Crowd,
+    kernel: &'static str,
+) -> Result<Figure, CommError> {
+    let shape = Shape { kernel, blocks: crowd.blocks, threads: crowd.threads, waits: false };
+    let (mut times, mut wrong) = (Vec::new(), 0);
+    for _ in 0..=bench.launches {
+        pairs.reset()?;
+        let figure = lab.timed(shape, Some(comm), &[handle, window, &crowd.posts, &crowd.peers])?;
+        times.push(figure.ns / crowd.all() as f64);
+        wrong += pairs.wrong(crowd.all())?;
+    }
+    // The first launch warms up.
+    Ok(Figure { ns: median(times.split_off(1)), wrong })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_launch_of_every_crowd_fits_into_the_rings() {
+        for (real, all, depth) in [(true, 132, 1 << MOST_DEPTH_LOG2), (false, 4, 1 << 8)] {
+            for crowd in crowds(real, all) {
+                // Neighbours begin with different peers, so each gets about the same.
+                let most = (crowd.all() / u64::from(crowd.peers) + u64::from(crowd.blocks * crowd.threads)) * 2;
+                assert!(most <= depth, "{crowd:?}");
+            }
+        }
+    }
+}
