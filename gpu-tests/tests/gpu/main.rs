@@ -8,7 +8,7 @@
 //! `GIN_GPU_SECONDS=N` seconds the trials that are left are ignored.
 
 use gin_conformance::cases;
-use gin_conformance::host::{Mistake, Net, Setup, SetupRoute, SetupWindows, judge};
+use gin_conformance::host::{Mistake, Net, Setup, SetupBackend, SetupRoute, SetupWindows, judge};
 use gin_conformance::saboteurs::{self, Saboteur, Tally};
 use gin_host::proxy::Sabotage;
 use gin_host::world::Devices;
@@ -115,14 +115,14 @@ fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run:
         ("auto/", SetupRoute::Auto, SetupWindows::Registered),
         ("lsa/", SetupRoute::Lsa, SetupWindows::Allocated),
     ] {
-        for case in cases::for_route(route) {
+        for case in cases::for_setup(SetupBackend::Proxy, route) {
             let name = format!("{place}/{text}{}", case.name);
             let setup = move |devices| Setup { devices: Some(devices), route, windows, ..Setup::threads() };
             add(name, Box::new(move |_, devices| judge(&case, &setup(devices))));
         }
     }
     for (text, net) in NETWORKS {
-        for case in cases::for_route(SetupRoute::Network) {
+        for case in cases::for_setup(SetupBackend::Proxy, SetupRoute::Network) {
             let name = format!("{place}/{text}/{}", case.name);
             let setup = move |devices| Setup { devices: Some(devices), net, ..Setup::threads() };
             add(name, Box::new(move |_, devices| judge(&case, &setup(devices))));
