@@ -3,6 +3,7 @@
 
 mod bench;
 mod cli;
+mod nic_check;
 mod workload;
 
 use cli::{End, Failure, Refused};

@@ -30,6 +30,51 @@ pub(crate) enum Command {
     Info,
     /// Measure what operations take, each beside the least that the same thing takes here.
     Bench(BenchArgs),
+    /// Check a ConnectX NIC from the host: queue pairs that send to themselves, and the entries that kernels write. Prints a
+    /// report that can be pasted into an issue.
+    NicCheck(NicCheck),
+}
+
+/// What a software NIC is part of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum SoftLink {
+    /// RoCE v2.
+    Ethernet,
+    /// InfiniBand.
+    Infiniband,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct NicCheck {
+    /// The NIC, as `ibv_devices` names it [default: the first that can serve GPUs].
+    #[arg(long, value_name = "NAME")]
+    pub nic: Option<String>,
+    /// Its port, from 1.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
+    pub port: u8,
+    /// Index of its GID [default: the first of RoCE v2 for an IPv4 address, else the first of v2; on InfiniBand 0].
+    #[arg(long, value_name = "INDEX")]
+    pub gid: Option<u32>,
+    /// Milliseconds after which a check has failed.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    pub deadline_ms: u64,
+    /// Check a software NIC of this process instead, no hardware: on Ethernet unless told otherwise.
+    #[arg(
+        long,
+        value_enum,
+        value_name = "LINK",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "ethernet",
+        conflicts_with = "nic"
+    )]
+    pub soft: Option<SoftLink>,
+    /// Print one JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
+    /// The request of all checks, from 0, that fails on the software NIC, for proving that failures are noticed.
+    #[arg(long, hide = true, requires = "soft")]
+    pub fault_at: Option<u64>,
 }
 
 /// What to measure.

@@ -9,7 +9,7 @@ pub(crate) mod size;
 
 #[cfg(test)]
 pub(crate) use args::default_options;
-pub(crate) use args::{Backend, BenchArgs, BenchWhat, Device, Mode, Options, Route, Workload};
+pub(crate) use args::{Backend, BenchArgs, BenchWhat, Device, Mode, NicCheck, Options, Route, SoftLink, Workload};
 pub(crate) use report::{Format, Report};
 
 use args::{Cli, Command};
@@ -68,6 +68,7 @@ pub(crate) fn run() -> Result<End, Failure> {
         Command::Bench(arguments) if arguments.what == BenchWhat::Sass => {
             sass::print(&mut io::stdout()).map(|()| End::Right)
         }
+        Command::NicCheck(arguments) => crate::nic_check::run(&arguments, &mut io::stdout()),
         Command::Bench(arguments) => crate::bench::run(&arguments, &mut io::stdout()),
     }
 }

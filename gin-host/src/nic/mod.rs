@@ -9,6 +9,7 @@
 //!
 //! | module | holds |
 //! | --- | --- |
+//! | [`loopback`] | whether a NIC does what kernels will ask of it |
 //! | [`hca`] | what the bring-up needs of a NIC, behind one trait |
 //! | [`mlx5`] | ConnectX NICs, through libibverbs and libmlx5 |
 //! | [`soft`] | a NIC in software |
@@ -23,6 +24,7 @@ mod driven;
 mod error;
 pub mod hca;
 mod layout;
+pub mod loopback;
 pub mod mlx5;
 mod open;
 mod owned;

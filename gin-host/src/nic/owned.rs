@@ -31,6 +31,11 @@ impl Owner {
         Owned { owner: self.clone(), what, handle }
     }
 
+    /// How many objects did not end, of which nobody was told yet.
+    pub(super) fn failures(&self) -> usize {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
     pub(super) fn take_failures(&self) -> Vec<HcaError> {
         std::mem::take(&mut self.failures.lock().unwrap_or_else(PoisonError::into_inner))
     }

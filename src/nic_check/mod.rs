@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `gin nic-check`: whether a NIC does what kernels will ask of it.
+
+mod report;
+
+use crate::cli::{End, Failure, NicCheck, SoftLink};
+use gin_abi::mlx5::cqe::Syndrome;
+use gin_host::nic::loopback::{self, Check, Failed};
+use gin_host::nic::mlx5::Libraries;
+use gin_host::nic::soft::{Fault, FaultKind};
+use gin_host::nic::{Mlx5, Nic, NicConfig, SoftConfig, SoftFabric, probe};
+use report::Report;
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Code of the time until an answer is asked for again, 0.3 s: with seven retries the NIC says that there is none before a
+/// check's deadline passes.
+const ACK_TIMEOUT: u8 = 16;
+
+/// Checks a NIC and prints what came of it; as a table each line once it is known.
+///
+/// # Errors
+/// Why there is no NIC to be checked; those of the writer.
+pub(crate) fn run(arguments: &NicCheck, out: &mut impl Write) -> Result<End, Failure> {
+    let config =
+        NicConfig { port: arguments.port, gid_index: arguments.gid, ack_timeout: ACK_TIMEOUT, ..NicConfig::default() };
+    let Some(link) = arguments.soft else {
+        let nic = match &arguments.nic {
+            Some(name) => Nic::open(Mlx5::open(&Libraries::default(), name)?, config)?,
+            None => first(&config)?,
+        };
+        return examine(&nic, None, arguments, out);
+    };
+    let fabric = SoftFabric::default();
+    let software = match link {
+        SoftLink::Ethernet => SoftConfig::ethernet(0),
+        SoftLink::Infiniband => SoftConfig::infiniband(0),
+    };
+    let nic = Nic::open(Arc::new(fabric.add(software)), config)?;
+    if let Some(entry) = arguments.fault_at {
+        let kind = FaultKind::Fail(Syndrome::RemoteOperation);
+        fabric.inject(Fault { device: None, queue: None, entry, kind });
+    }
+    let _server = fabric.serve()?;
+    examine(&nic, Some(&fabric), arguments, out)
+}
+
+/// The first NIC of this host that can serve GPUs.
+fn first(config: &NicConfig) -> Result<Arc<Nic>, Failure> {
+    let mut refusals = Vec::new();
+    for found in probe(&Libraries::default(), config)? {
+        match found.nic {
+            Ok(nic) => return Ok(nic),
+            Err(_) => refusals.push(found.to_string()),
+        }
+    }
+    Err(refusals.join("; ").into())
+}
+
+fn examine(
+    nic: &Arc<Nic>,
+    software: Option<&SoftFabric>,
+    arguments: &NicCheck,
+    out: &mut impl Write,
+) -> Result<End, Failure> {
+    let mut report = Report::new(nic, software.is_some());
+    let mut written = if arguments.json { Ok(()) } else { report.print_head(out) };
+    let mut note = |check: &Check| {
+        let check = report.add(check);
+        if !arguments.json && written.is_ok() {
+            written = check.print(out).and_then(|()| out.flush());
+        }
+    };
+    loopback::check(nic, Duration::from_millis(arguments.deadline_ms), &mut note);
+    if let Some(fabric) = software {
+        note(&rules(fabric));
+    }
+    written?;
+    if arguments.json {
+        serde_json::to_writer(&mut *out, report.end())?;
+        writeln!(out)?;
+    } else {
+        report.end().print_tail(out)?;
+    }
+    Ok(if report.passed { End::Right } else { End::Wrong })
+}
+
+/// What only a software NIC can tell: that its user kept to rules whose breach hardware would answer in no defined way.
+fn rules(fabric: &SoftFabric) -> Check {
+    let outcome = match fabric.violations() {
+        (None, _) => Ok("no doorbell, record or entry was out of order".to_owned()),
+        (Some(first), count) => {
+            let expected = "that no rule of the software NIC is broken".to_owned();
+            Err(Failed { expected, seen: format!("{count} breaches, the first: {first:?}") })
+        }
+    };
+    Check { name: report::RULES, outcome, took: Duration::ZERO }
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a check of a NIC found, to be pasted into an issue.
+
+use gin_host::nic::Nic;
+use gin_host::nic::hca::Link;
+use gin_host::nic::loopback::{CHECKS, Check};
+use serde::Serialize;
+use std::fs;
+use std::io::{self, Write};
+use std::net::Ipv6Addr;
+
+/// Name of the check that only software NICs have.
+pub(super) const RULES: &str = "rules";
+
+/// What a NIC can do.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+struct Abilities {
+    send_queue_slots: u64,
+    completion_queue_slots: u64,
+    reads_under_way: u64,
+    reads_answered: u64,
+    message_bytes: u64,
+    core_direct: bool,
+    udp_source_ports: Option<(u16, u16)>,
+}
+
+/// What came of one check.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub(super) struct Line {
+    name: &'static str,
+    passed: bool,
+    took_ms: f64,
+    /// What should have come, if it did not.
+    expected: Option<String>,
+    seen: String,
+}
+
+/// What a check of a NIC found.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub(super) struct Report {
+    version: &'static str,
+    abi_version: u32,
+    /// Not hardware, but a program of this process.
+    software: bool,
+    nic: String,
+    /// As the kernel tells it; so are the next two.
+    firmware: Option<String>,
+    board: Option<String>,
+    kernel: Option<String>,
+    port: u8,
+    link: String,
+    /// Local identifier, on InfiniBand.
+    lid: Option<u16>,
+    mtu: u32,
+    gid_index: u32,
+    gid: String,
+    capabilities: Abilities,
+    checks: Vec<Line>,
+    /// Checks that were not tried, as the queue pairs did not come up.
+    not_tried: Vec<&'static str>,
+    /// All checks were tried and passed.
+    pub(super) passed: bool,
+}
+
+/// The first line of a file of the kernel.
+fn told(path: &str) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    text.lines().next().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty())
+}
+
+impl Report {
+    pub(super) fn new(nic: &Nic, software: bool) -> Self {
+        let (name, port, can, gid) = (nic.name(), nic.port(), nic.capabilities(), nic.gid());
+        let of_device = |file| if software { None } else { told(&format!("/sys/class/infiniband/{name}/{file}")) };
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            abi_version: gin_abi::ABI_VERSION,
+            software,
+            nic: name.to_owned(),
+            firmware: of_device("fw_ver"),
+            board: of_device("board_id"),
+            kernel: told("/proc/sys/kernel/osrelease"),
+            port: nic.config().port,
+            link: port.link.to_string(),
+            lid: (port.link == Link::InfiniBand).then_some(port.lid),
+            mtu: nic.mtu().bytes(),
+            gid_index: gid.index,
+            gid: Ipv6Addr::from(gid.gid).to_string(),
+            capabilities: Abilities {
+                send_queue_slots: can.max_depth,
+                completion_queue_slots: can.max_completions,
+                reads_under_way: 1 << can.log_reads,
+                reads_answered: 1 << can.log_answers,
+                message_bytes: 1 << can.log_message,
+                core_direct: can.core_direct,
+                udp_source_ports: (port.link == Link::Ethernet).then(|| (*can.udp_ports.start(), *can.udp_ports.end())),
+            },
+            checks: Vec::new(),
+            not_tried: Vec::new(),
+            passed: false,
+        }
+    }
+
+    /// Adds what came of a check, and gives it back as it is printed.
+    pub(super) fn add(&mut self, check: &Check) -> Line {
+        let (expected, seen) = match &check.outcome {
+            Ok(seen) => (None, seen.clone()),
+            Err(failed) => (Some(failed.expected.clone()), failed.seen.clone()),
+        };
+        let took_ms = (check.took.as_secs_f64() * 1e4).round() / 10.0;
+        let line = Line { name: check.name, passed: check.outcome.is_ok(), took_ms, expected, seen };
+        self.checks.push(line.clone());
+        line
+    }
+
+    /// After the last check.
+    pub(super) fn end(&mut self) -> &Self {
+        let tried = |name: &&str| self.checks.iter().any(|check| check.name == *name);
+        self.not_tried = CHECKS.into_iter().filter(|name| !tried(name)).collect();
+        self.passed = self.not_tried.is_empty() && self.checks.iter().all(|check| check.passed);
+        self
+    }
+
+    pub(super) fn print_head(&self, out: &mut impl Write) -> io::Result<()> {
+        writeln!(out, "gin {}, shared layouts version {}: nic-check", self.version, self.abi_version)?;
+        if self.software {
+            writeln!(out, "SOFTWARE NIC: a program of this process, no hardware")?;
+        }
+        let known = |what: &Option<String>| what.clone().unwrap_or_else(|| "not known".to_owned());
+        writeln!(out, "\n  NIC           {}", self.nic)?;
+        if !self.software {
+            writeln!(out, "  firmware      {}, board {}", known(&self.firmware), known(&self.board))?;
+        }
+        writeln!(out, "  kernel        {}", known(&self.kernel))?;
+        let lid = self.lid.map_or(String::new(), |lid| format!(", LID {lid}"));
+        writeln!(out, "  port          {}: {}{lid}, MTU {}", self.port, self.link, self.mtu)?;
+        writeln!(out, "  GID           {}: {}", self.gid_index, self.gid)?;
+        let can = &self.capabilities;
+        writeln!(
+            out,
+            "  queues        send: up to {} slots, completion: up to {}",
+            can.send_queue_slots, can.completion_queue_slots
+        )?;
+        writeln!(
+            out,
+            "  reads         {} under way, {} answered; messages of up to {} bytes",
+            can.reads_under_way, can.reads_answered, can.message_bytes
+        )?;
+        writeln!(out, "  core-direct   {}", if can.core_direct { "yes" } else { "no" })?;
+        if let Some((first, last)) = can.udp_source_ports {
+            writeln!(out, "  UDP sources   {first} to {last}")?;
+        }
+        writeln!(out)
+    }
+
+    pub(super) fn print_tail(&self, out: &mut impl Write) -> io::Result<()> {
+        if !self.not_tried.is_empty() {
+            writeln!(out, "  not tried: {}", self.not_tried.join(", "))?;
+        }
+        let passed = self.checks.iter().filter(|check| check.passed).count();
+        let all = self.checks.len() + self.not_tried.len();
+        let whose = if self.software { " by a software NIC" } else { "" };
+        let verdict = if self.passed { "" } else { ": FAILED" };
+        writeln!(out, "\n{passed} of {all} checks passed{whose}{verdict}")
+    }
+}
+
+impl Line {
+    pub(super) fn print(&self, out: &mut impl Write) -> io::Result<()> {
+        let result = if self.passed { "ok" } else { "FAILED" };
+        write!(out, "  {:<20}{result:<8}{:>9.1} ms  ", self.name, self.took_ms)?;
+        match &self.expected {
+            None => writeln!(out, "{}", self.seen),
+            Some(expected) => writeln!(out, "expected {expected}; saw {}", self.seen),
+        }
+    }
+}
