@@ -168,7 +168,7 @@ impl Report {
 impl Line {
     pub(super) fn print(&self, out: &mut impl Write) -> io::Result<()> {
         let result = if self.passed { "ok" } else { "FAILED" };
-        write!(out, "  {:<20}{result:<8}{:>9.1} ms  ", self.name, self.took_ms)?;
+        write!(out, "  {:<21}{result:<8}{:>9.1} ms  ", self.name, self.took_ms)?;
         match &self.expected {
             None => writeln!(out, "{}", self.seen),
             Some(expected) => writeln!(out, "expected {expected}; saw {}", self.seen),
