@@ -333,6 +333,8 @@ fn info_tells_devices_back_ends_kernels_and_limits() {
     for word in ["virtual:", "cuda: none: ", no_gpu(), "gdaki: ", "proxy: available", "ring", "threads a block: 1024"] {
         assert!(text.contains(word), "{word:?} is not in {text}");
     }
+    let doorbells = text.lines().find(|line| line.contains("doorbells of GPUs: "));
+    assert!(doorbells.is_some_and(|line| line.contains("by the host (relay)")), "{text}");
     #[cfg(feature = "cuda")]
     assert!(text.contains("PTX for sm_90"), "{text}");
     #[cfg(not(feature = "cuda"))]

@@ -2,6 +2,7 @@
 //! `gin info`.
 
 use super::Failure;
+use gin_abi::BackendKind;
 use gin_host::comm::{MAX_MESSAGE, MAX_OUTSTANDING, MAX_QUEUE_DEPTH, probe_backends};
 use std::io::Write;
 
@@ -20,6 +21,12 @@ pub(crate) fn print(out: &mut impl Write) -> Result<(), Failure> {
         writeln!(out, "  {name}: {}", probe.refusal.as_deref().unwrap_or("available"))?;
         for nic in &probe.nics {
             writeln!(out, "    {nic}")?;
+        }
+        if probe.backend == BackendKind::Gdaki {
+            let text = "rung by the host (relay), as doorbell pages are not mapped into GPUs yet";
+            writeln!(out, "    doorbells of GPUs: {text}")?;
+            writeln!(out, "    virtual GPUs: drive software NICs, with `--backend gdaki`")?;
+            writeln!(out, "    `gin nic-check` checks a NIC of this machine, `gin nic-check --soft` a software NIC")?;
         }
     }
     writeln!(out, "  multimem (NVLink SHARP): off: multicast objects are not set up yet")?;
