@@ -251,7 +251,7 @@ fn signal_after_data(pair: &mut Loopback) -> Done {
             if seen == round {
                 break;
             }
-            if pair.until.passed() {
+            if seen > round || pair.until.passed() {
                 return Err(failed(format!("signal {round}"), format!("{seen}, {}", pair.late())));
             }
             // An error would keep the signal away for ever.

@@ -7,6 +7,7 @@ use super::super::testing::FailingHca;
 use super::*;
 use crate::nic::Hca;
 use gin_abi::mlx5::wqe;
+use gin_soft_hca::Mistake;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -70,6 +71,24 @@ fn whichever_request_fails_one_check_says_so_and_with_what() {
     }
     // Writes, inline writes, reads and sums, one write for each signal and one for each entry of a full queue.
     assert!(requests > 150, "only {requests} requests");
+}
+
+#[test]
+fn each_mistake_of_a_nic_fails_the_checks_that_are_there_for_it() {
+    let noticed: [(Mistake, &[&str]); 4] = [
+        (Mistake::IgnoreDumps, &["read and dump"]),
+        (Mistake::RelaxAll, &["signal after data"]),
+        (Mistake::AddTwice, &["fetch-and-add", "signal after data"]),
+        (Mistake::LoseWrites, &["write", "signal after data"]),
+    ];
+    assert!(noticed.iter().map(|(mistake, _)| *mistake).eq(Mistake::ALL));
+    for (mistake, names) in noticed {
+        let fabric = SoftFabric::new(Options { mistake, ..Options::default() });
+        // What never comes into view is waited for.
+        let checks = run(&fabric, fabric.add(SoftConfig::ethernet(0)), Duration::from_secs(3), &[LONG]);
+        let wrong = wrong(&checks);
+        assert!(wrong.iter().map(|(name, _)| name).eq(names), "{mistake:?}: {wrong:?}");
+    }
 }
 
 #[test]
