@@ -3,34 +3,58 @@
 
 use super::hca::{Access, Domain, Extent, Handle, Hca, HcaError, Port, Region, Uar, Umem};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// A NIC whose n-th call fails, counted from 0; calls that end objects work always and do not count.
+/// A NIC of which one call fails.
 #[derive(Debug)]
 pub struct FailingHca {
     inner: Arc<dyn Hca>,
-    left: AtomicU64,
+    /// How many calls of each kind go well before.
+    calls: AtomicU64,
+    ends: AtomicU64,
+    failed: AtomicBool,
 }
 
 impl FailingHca {
-    /// Over `inner`.
+    /// Over `inner`: the call of this number fails, counted from 0; calls that end objects do not count.
     pub fn new(inner: Arc<dyn Hca>, call: u64) -> Self {
-        Self { inner, left: AtomicU64::new(call) }
+        Self::of(inner, call, u64::MAX)
+    }
+
+    /// Over `inner`: of the calls that end objects, that of this number fails, counted from 0; the object stays.
+    pub fn at_end(inner: Arc<dyn Hca>, end: u64) -> Self {
+        Self::of(inner, u64::MAX, end)
+    }
+
+    fn of(inner: Arc<dyn Hca>, call: u64, end: u64) -> Self {
+        Self { inner, calls: AtomicU64::new(call), ends: AtomicU64::new(end), failed: AtomicBool::new(false) }
     }
 
     /// Whether the call that was to fail has been made.
     pub fn has_failed(&self) -> bool {
-        self.left.load(Ordering::Relaxed) == u64::MAX
+        self.failed.load(Ordering::Relaxed)
     }
 
     fn check(&self) -> Result<(), HcaError> {
-        let before = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| match left {
+        self.count(&self.calls)
+    }
+
+    fn check_end(&self) -> Result<(), HcaError> {
+        self.count(&self.ends)
+    }
+
+    fn count(&self, left: &AtomicU64) -> Result<(), HcaError> {
+        let before = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| match left {
             u64::MAX => None,
             0 => Some(u64::MAX),
             left => Some(left - 1),
         });
+        if before != Ok(0) {
+            return Ok(());
+        }
+        self.failed.store(true, Ordering::Relaxed);
         // 5 is EIO.
-        if before == Ok(0) { Err(HcaError::System { call: "a call that was to fail", errno: 5 }) } else { Ok(()) }
+        Err(HcaError::System { call: "a call that was to fail", errno: 5 })
     }
 }
 
@@ -68,6 +92,7 @@ impl Hca for FailingHca {
     }
 
     fn destroy(&self, object: Handle) -> Result<(), HcaError> {
+        self.check_end()?;
         self.inner.destroy(object)
     }
 
@@ -77,6 +102,7 @@ impl Hca for FailingHca {
     }
 
     fn free_domain(&self, domain: Handle) -> Result<(), HcaError> {
+        self.check_end()?;
         self.inner.free_domain(domain)
     }
 
@@ -93,6 +119,7 @@ impl Hca for FailingHca {
     }
 
     fn deregister_region(&self, region: Handle) -> Result<(), HcaError> {
+        self.check_end()?;
         self.inner.deregister_region(region)
     }
 
@@ -103,6 +130,7 @@ impl Hca for FailingHca {
     }
 
     fn deregister_umem(&self, umem: Handle) -> Result<(), HcaError> {
+        self.check_end()?;
         self.inner.deregister_umem(umem)
     }
 
@@ -112,6 +140,7 @@ impl Hca for FailingHca {
     }
 
     fn free_uar(&self, uar: Handle) -> Result<(), HcaError> {
+        self.check_end()?;
         self.inner.free_uar(uar)
     }
 

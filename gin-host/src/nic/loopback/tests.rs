@@ -123,6 +123,31 @@ fn a_bring_up_that_fails_is_the_only_check_that_there_is() {
 }
 
 #[test]
+fn an_object_that_does_not_end_fails_the_last_check() {
+    let fabric = SoftFabric::default();
+    let _server = fabric.serve().unwrap();
+    let mut ends = 0;
+    loop {
+        let failing = Arc::new(FailingHca::at_end(Arc::new(fabric.add(SoftConfig::ethernet(0))), ends));
+        let nic = open(failing.clone());
+        let mut pair = Loopback::new(&nic, Deadline::new(DEADLINE)).unwrap();
+        pair.post(Flags::COMPLETION, wqe::nop).unwrap();
+        pair.finish().unwrap();
+        drop(pair);
+        let begun = failing.has_failed();
+        assert_eq!(nic.owner.failures() > 0, begun, "end {ends}");
+        let checks = checks::check_but(&nic, DEADLINE, &CHECKS, &mut |_| ());
+        let [check] = &*checks else { panic!("{checks:?}") };
+        assert_eq!((check.name, check.outcome.is_err()), ("release", begun));
+        let Err(failed) = &check.outcome else { break };
+        assert!(failed.seen.contains("a call that was to fail failed: "), "{failed:?}");
+        ends += 1;
+    }
+    // Two regions, ring memory, a doorbell page, two completion queues, two queue pairs.
+    assert_eq!(ends, 8);
+}
+
+#[test]
 fn data_that_is_not_there_yet_is_noticed() {
     // A software NIC withholds what a read brings until a dump: without it the memory is as it was.
     let fabric = SoftFabric::default();
