@@ -483,6 +483,9 @@ fn run_rank(
         window.memory().read(0, &mut memory)?;
         bytes.push(memory);
     }
+    // Whoever asks tells the others what its own kernel has reported, if its proxy has not done so yet.
+    comm.fault();
+    rank.barrier()?;
     let fault = comm.fault().map(|notice| (notice.rank, notice.fault));
     rank.barrier()?;
     comm.destroy()?;

@@ -53,12 +53,10 @@ fn ways() -> Vec<Way> {
     }
     for (name, policy, net, route) in [
         ("gdaki_round_robin_plain", Policy::RoundRobin, Net::Plain, SetupRoute::Network),
-        ("gdaki_random_reorder", Policy::Random, Net::Reorder, SetupRoute::Network),
-        ("gdaki_random_worst", Policy::Random, Net::Worst, SetupRoute::Network),
+        ("gdaki_warp_ahead_worst", Policy::WarpAhead, Net::Worst, SetupRoute::Network),
         ("gdaki_starve_delay", Policy::Starve, Net::Delay { ns: 10_000 }, SetupRoute::Network),
-        ("gdaki_warp_ahead_plain", Policy::WarpAhead, Net::Plain, SetupRoute::Network),
         ("gdaki_random_plain_auto", Policy::Random, Net::Plain, SetupRoute::Auto),
-        ("gdaki_warp_ahead_worst_lsa", Policy::WarpAhead, Net::Worst, SetupRoute::Lsa),
+        ("gdaki_random_reorder_lsa", Policy::Random, Net::Reorder, SetupRoute::Lsa),
     ] {
         seed += 1;
         let named_backend = seed % 2 == 0;
