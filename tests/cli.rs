@@ -546,13 +546,11 @@ fn bench_post_measures_puts_by_all_crowds_beside_bare_ones_and_none_is_lost() {
 #[test]
 fn bench_gdaki_measures_puts_by_all_crowds_and_checks_each_entry() {
     let tables = tables("gdaki");
-    assert_eq!(tables.len(), 2);
+    assert_eq!(tables.len(), 1);
     all_right(&tables);
-    for table in &tables {
-        let rows = table["rows"].as_array().unwrap();
-        assert_eq!(rows.len(), 6);
-        assert!(rows.iter().all(|row| row["wrong"] == 0), "{table}");
-    }
+    let rows = tables[0]["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 6);
+    assert!(rows.iter().all(|row| row["wrong"] == 0), "{}", tables[0]);
 }
 
 #[test]

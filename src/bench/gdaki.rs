@@ -70,10 +70,6 @@ fn crowds(real: bool, all: u32) -> Vec<Crowd> {
     shapes.into_iter().zip(figures).map(crowd).collect()
 }
 
-/// What comes before each post: words, and the kernel.
-const KINDS: [(&str, &str); 2] =
-    [("nothing is written", "bench_gdaki_nothing"), ("16 bytes are written", "bench_gdaki_written")];
-
 /// Queue pairs to nowhere.
 struct Pairs {
     table: Arc<Memory>,
@@ -183,7 +179,7 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let depth_log2 = bench.pick(MOST_DEPTH_LOG2, 8);
     let mut config = bench.world(RANKS)?;
     config.routes = Routes::Network;
-    let measure = |rank: &Rank| -> Result<Vec<Vec<Figure>>, CommError> {
+    let measure = |rank: &Rank| -> Result<Vec<Figure>, CommError> {
         let crowds = crowds(bench.is_real(), processors(&**rank.device()).unwrap_or(4));
         let requirements = Requirements { signals: 1, counters: 0, windows: 1, ..Requirements::default() };
         let comm = rank.communicator(&requirements)?;
@@ -193,11 +189,8 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
         if rank.rank() == 0 {
             let lab = Lab::new(rank)?;
             let pairs = Pairs::new(&lab, depth_log2, requirements.windows)?;
-            let handle = pairs.handle(&comm)?;
             for crowd in &crowds {
-                let kinds =
-                    KINDS.iter().map(|(_, kernel)| puts(bench, &lab, &comm, &pairs, &handle, &window, crowd, kernel));
-                figures.push(kinds.collect::<Result<Vec<_>, CommError>>()?);
+                figures.push(puts(bench, &lab, &comm, &pairs, &window, crowd)?);
             }
         }
         end(rank, &comm)?;
@@ -206,50 +199,39 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let measure = |rank: &Rank| measure(rank).map(|figures| (figures, processors(&**rank.device())));
     let ranks = bench.on_ranks(config, measure)?;
     let Some((figures, processors)) = ranks.into_iter().next() else { return Err("no rank brought figures".into()) };
-    let crowds = crowds(bench.is_real(), processors.unwrap_or(4));
-    let table = |(kind, (what, _)): (usize, &(&str, &str))| {
-        let row = |(crowd, figures): (&Crowd, &Vec<Figure>)| {
-            let row = Row::new(crowd.text(), figures[kind].ns, "ns", Some(figures[kind].wrong));
-            if !bench.is_real() {
-                return row;
-            }
-            let (old, new, goal) = crowd.nccl;
-            row.beside("NCCL 2.32.3, GDAKI", new, goal.map(Goal::AtMost), None).beside(
-                "NCCL 2.28.9, GDAKI",
-                old,
-                None,
-                None,
-            )
-        };
-        let rows = crowds.iter().zip(&figures).map(row).collect();
-        let mut table = bench.table("Issue of a GDAKI put of 64 bytes with signal", RANKS, rows);
-        table
-            .notes
-            .insert(0, format!("Before each {what}. No NIC takes part; each entry and doorbell is checked afterwards"));
-        // Only one of them runs kernels.
-        table.notes.retain(|note| !note.starts_with("Ranks share"));
-        table
+    let row = |(crowd, figure): (Crowd, Figure)| {
+        let row = Row::new(crowd.text(), figure.ns, "ns", Some(figure.wrong));
+        if !bench.is_real() {
+            return row;
+        }
+        let (old, new, goal) = crowd.nccl;
+        let row = row.beside("NCCL 2.32.3, GDAKI", new, goal.map(Goal::AtMost), None);
+        row.beside("NCCL 2.28.9, GDAKI", old, None, None)
     };
-    Ok(KINDS.iter().enumerate().map(table).collect())
+    let crowds = crowds(bench.is_real(), processors.unwrap_or(4));
+    let rows = crowds.into_iter().zip(figures).map(row).collect();
+    let mut table = bench.table("Issue of a GDAKI put of 64 bytes with signal", RANKS, rows);
+    table.notes.insert(0, "No NIC takes part; each entry and doorbell is checked afterwards".to_owned());
+    // Only one of them runs kernels.
+    table.notes.retain(|note| !note.starts_with("Ranks share"));
+    Ok(vec![table])
 }
 
 /// Nanoseconds a put, and what was wrong.
-#[expect(clippy::too_many_arguments, reason = "all that a launch needs")]
 fn puts(
     bench: &Bench,
     lab: &Lab<'_>,
     comm: &Communicator,
     pairs: &Pairs,
-    handle: &CommHandle,
     window: &Window<u64>,
     crowd: &Crowd,
-    kernel: &'static str,
 ) -> Result<Figure, CommError> {
-    let shape = Shape { kernel, blocks: crowd.blocks, threads: crowd.threads, waits: false };
+    let handle = pairs.handle(comm)?;
+    let shape = Shape { kernel: "bench_gdaki", blocks: crowd.blocks, threads: crowd.threads, waits: false };
     let (mut times, mut wrong) = (Vec::new(), 0);
     for _ in 0..=bench.launches {
         pairs.reset()?;
-        let figure = lab.timed(shape, Some(comm), &[handle, window, &crowd.posts, &crowd.peers])?;
+        let figure = lab.timed(shape, Some(comm), &[&handle, window, &crowd.posts, &crowd.peers])?;
         times.push(figure.ns / crowd.all() as f64);
         wrong += pairs.wrong(crowd.all())?;
     }

@@ -141,21 +141,14 @@ kernels! {
     bench_post_system bare_post_system System "after writing 16 bytes, released to the system";
 }
 
-macro_rules! gdaki_kernels {
-    ($($put:ident $fresh:ident $doc:literal;)*) => { $(
-        #[doc = concat!("Each thread posts `posts` puts with a signal to `peers` ranks, ", $doc, ", and drives the NIC.")]
-        ///
-        /// # Safety
-        /// - As for the kernels of the proxy.
-        #[kernel]
-        pub unsafe fn $put(comm: Comm, window: Window<u64>, posts: u64, peers: u32, out: *mut u64) {
-            // Safety: the kernel's promise.
-            put::<Gdaki>(&comm, window, posts, peers, unsafe { Marks::new(out) }, Fresh::$fresh);
-        }
-    )* };
-}
-
-gdaki_kernels! {
-    bench_gdaki_nothing Nothing "with nothing to release";
-    bench_gdaki_written System "after writing 16 bytes";
+/// Each thread posts `posts` puts with a signal to `peers` ranks, with nothing to release, and drives the NIC.
+///
+/// The only kernel of its kind: of two LLVM would make one function that both call.
+///
+/// # Safety
+/// - As for the kernels of the proxy.
+#[kernel]
+pub unsafe fn bench_gdaki(comm: Comm, window: Window<u64>, posts: u64, peers: u32, out: *mut u64) {
+    // Safety: the kernel's promise.
+    put::<Gdaki>(&comm, window, posts, peers, unsafe { Marks::new(out) }, Fresh::Nothing);
 }
