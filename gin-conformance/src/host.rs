@@ -38,6 +38,8 @@ pub enum How {
     Silent,
     /// It never begins, nor does what comes behind it to the same peer in the same context; for NICs that kernels drive.
     Stuck,
+    /// It takes effect at the peer, and the answer is lost; for NICs that kernels drive.
+    Unanswered,
 }
 
 /// Which request fails.
@@ -104,7 +106,7 @@ impl Net {
                     let how = match failure.how {
                         How::Error => gin_host::net::testing::Failure::Status(5),
                         How::Lost => gin_host::net::testing::Failure::PeerLost,
-                        How::Silent | How::Stuck => gin_host::net::testing::Failure::Silence,
+                        How::Silent | How::Stuck | How::Unanswered => gin_host::net::testing::Failure::Silence,
                     };
                     switch.fail_after(failure.number, how);
                 }
@@ -145,6 +147,7 @@ impl Net {
                 How::Lost => FaultKind::Drop,
                 How::Silent => FaultKind::Delay(u64::MAX),
                 How::Stuck => FaultKind::Stall,
+                How::Unanswered => FaultKind::LoseAnswer,
             };
             nics.fabric().inject(Fault { device: Some(failure.from), queue: None, entry: failure.number, kind });
         }

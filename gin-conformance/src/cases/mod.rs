@@ -7,6 +7,7 @@ mod corners;
 mod endings;
 mod faults;
 mod limits;
+mod nics;
 mod ordering;
 mod routes;
 mod signals;
@@ -32,6 +33,8 @@ pub struct Case {
     pub network: bool,
     /// It is about networks that can do less than others, which a NIC that kernels drive is not.
     pub weak: bool,
+    /// It is about NICs that kernels drive.
+    pub nic: bool,
     /// Runs it on a setup.
     pub run: Box<dyn Fn(&Setup) -> Verdict + Send + Sync>,
 }
@@ -43,22 +46,27 @@ pub(crate) struct List(Vec<Case>);
 impl List {
     /// Adds a case.
     pub(crate) fn case(&mut self, name: &str, run: impl Fn(&Setup) -> Verdict + Send + Sync + 'static) {
-        self.0.push(Case { name: name.into(), network: false, weak: false, run: Box::new(run) });
+        self.0.push(Case { name: name.into(), network: false, weak: false, nic: false, run: Box::new(run) });
     }
 
     /// Adds a case that is about the network.
     pub(crate) fn network_case(&mut self, name: &str, run: impl Fn(&Setup) -> Verdict + Send + Sync + 'static) {
-        self.0.push(Case { name: name.into(), network: true, weak: false, run: Box::new(run) });
+        self.0.push(Case { name: name.into(), network: true, weak: false, nic: false, run: Box::new(run) });
     }
 
     /// Adds a case that is about a network that can do less than others.
     pub(crate) fn weak_case(&mut self, name: &str, run: impl Fn(&Setup) -> Verdict + Send + Sync + 'static) {
-        self.0.push(Case { name: name.into(), network: true, weak: true, run: Box::new(run) });
+        self.0.push(Case { name: name.into(), network: true, weak: true, nic: false, run: Box::new(run) });
+    }
+
+    /// Adds a case about a NIC that kernels drive.
+    pub(crate) fn nic_case(&mut self, name: &str, run: impl Fn(&Setup) -> Verdict + Send + Sync + 'static) {
+        self.0.push(Case { name: name.into(), network: true, weak: false, nic: true, run: Box::new(run) });
     }
 
     /// Adds a case about what such a network does not keep loads and stores from doing.
     pub(crate) fn weak_lsa_case(&mut self, name: &str, run: impl Fn(&Setup) -> Verdict + Send + Sync + 'static) {
-        self.0.push(Case { name: name.into(), network: false, weak: true, run: Box::new(run) });
+        self.0.push(Case { name: name.into(), network: false, weak: true, nic: false, run: Box::new(run) });
     }
 
     /// Adds a case that is about the network for each kind of group.
@@ -82,7 +90,13 @@ impl List {
             let name = format!("{name}_by_{}", coop.name());
             // A back end that is named knows the network only.
             let network = matches!(coop, CoopKind::ThreadNamed | CoopKind::BlockNamed);
-            self.0.push(Case { name, network, weak: false, run: Box::new(move |setup: &Setup| run(setup, coop)) });
+            self.0.push(Case {
+                name,
+                network,
+                weak: false,
+                nic: false,
+                run: Box::new(move |setup: &Setup| run(setup, coop)),
+            });
         }
     }
 }
@@ -125,14 +139,25 @@ pub(crate) fn pattern(seed: u64, len: u64) -> impl Iterator<Item = u8> {
 /// The cases that say something on a setup with this back end and route, in a fixed order.
 #[must_use]
 pub fn for_setup(backend: SetupBackend, route: SetupRoute) -> Vec<Case> {
-    let says =
-        |case: &Case| (route == SetupRoute::Network || !case.network) && (backend == SetupBackend::Proxy || !case.weak);
-    all().into_iter().filter(says).collect()
+    let says = |case: &Case| {
+        let backend_has = match backend {
+            SetupBackend::Proxy => !case.nic,
+            SetupBackend::Gdaki => !case.weak,
+        };
+        backend_has && (route == SetupRoute::Network || !case.network)
+    };
+    every().into_iter().filter(says).collect()
 }
 
-/// All cases, in a fixed order.
+/// All cases for the proxy, in a fixed order.
 #[must_use]
 pub fn all() -> Vec<Case> {
+    for_setup(SetupBackend::Proxy, SetupRoute::Network)
+}
+
+/// All cases of all back ends, in a fixed order.
+#[must_use]
+pub fn every() -> Vec<Case> {
     let mut list = List::default();
     transfer::add(&mut list);
     completion::add(&mut list);
@@ -146,5 +171,6 @@ pub fn all() -> Vec<Case> {
     limits::add(&mut list);
     faults::add(&mut list);
     endings::add(&mut list);
+    nics::add(&mut list);
     list.0
 }

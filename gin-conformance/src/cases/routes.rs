@@ -27,13 +27,13 @@ const NETS: [Net; 4] = [Net::Plain, Net::Reorder, Net::Delay { ns: 20_000 }, Net
 pub(super) fn add(list: &mut List) {
     let mut own = List::default();
     add_cases(&mut own);
-    for Case { run, name, network, weak } in own.0 {
+    for Case { run, name, network, weak, nic } in own.0 {
         let run = move |setup: &Setup| {
             [SetupWindows::Allocated, SetupWindows::Registered].into_iter().try_for_each(|windows| {
                 run(&setup.with_windows(windows)).map_err(|error| format!("windows {windows:?}: {error}"))
             })
         };
-        list.0.push(Case { name, network, weak, run: Box::new(run) });
+        list.0.push(Case { name, network, weak, nic, run: Box::new(run) });
     }
 }
 

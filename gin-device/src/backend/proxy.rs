@@ -72,6 +72,7 @@ impl Group {
     }
 }
 
+// Functions on a CPU, as those of `Gdaki`.
 impl Backend for Proxy {
     const LSA: bool = false;
 
@@ -80,7 +81,7 @@ impl Backend for Proxy {
         context < comm.proxy_contexts()
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), Stop> {
         let (producer, sharing) = (producer(core), core.sharing());
         let alone = sharing == Sharing::Thread;
@@ -131,7 +132,7 @@ impl Backend for Proxy {
         producer(core).position()
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), Stop> {
         let producer = producer(core);
         match peer {

@@ -288,6 +288,7 @@ impl Group {
     }
 }
 
+// On a CPU, where a call costs nothing that counts, these are functions: inlined at each use they take minutes to compile.
 impl Backend for Gdaki {
     const LSA: bool = false;
 
@@ -301,7 +302,7 @@ impl Backend for Gdaki {
         // Publishing releases what the poster has stored to the GPU, and ringing to the system what was published.
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn post(core: &Core, request: &Descriptor, _: Operation, deadline: Deadline) -> Result<(), Stop> {
         let link = Link::of(core, request.peer);
         let behind = match &request.signal {
@@ -337,7 +338,7 @@ impl Backend for Gdaki {
         }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn position(core: &Core, peer: Option<u32>) -> u64 {
         match peer {
             Some(peer) => Link::of(core, peer).position(),
@@ -346,7 +347,7 @@ impl Backend for Gdaki {
         }
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), Stop> {
         let waited = match peer {
             Some(peer) => Link::of(core, peer).wait(position, deadline),
@@ -355,7 +356,7 @@ impl Backend for Gdaki {
         pair::finish(waited, &core.status(), core.order())
     }
 
-    #[inline(always)]
+    #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn attend(core: &Core) {
         each_busy(core, |link| {
             link.pair.attend(&|failure| link.failed(failure));
