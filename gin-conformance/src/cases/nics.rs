@@ -31,7 +31,7 @@ fn unanswered(setup: &Setup) -> Verdict {
             {
                 Ok(())
             }
-            _ => Err(format!("a signal to rank 1 without an answer was expected")),
+            _ => Err("a signal to rank 1 without an answer was expected".into()),
         })?;
     }
     // The wait may find the fault first.
