@@ -73,8 +73,9 @@ pub fn publish<M: Memory>(given: Scope, signal: Option<(M::Word, u64)>, counter:
 /// # Safety
 /// - Both ranges are valid, in global memory, and do not overlap; nobody writes them meanwhile, nor reads the destination.
 /// - All threads of the coop bring the same.
+/// - Addresses are of memory that the GPU reaches: its own, pinned, or a peer's.
 #[inline(always)]
-pub(crate) unsafe fn copy(coop: &impl Coop, destination: u64, source: u64, bytes: u64) {
+pub unsafe fn copy(coop: &impl Coop, destination: u64, source: u64, bytes: u64) {
     let apart = destination ^ source;
     let width = if apart & 15 == 0 {
         16

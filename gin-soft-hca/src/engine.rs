@@ -5,8 +5,8 @@
 //! atomic may be under way while later entries are executed; a fence waits for it. Queue pairs take turns, by a seed if
 //! there is one.
 
-use crate::faults::{Fault, FaultKind, Mistake, Violation, ViolationKind, vendor};
-use crate::held::{Held, Items, Reason, Source};
+use crate::faults::{FaultKind, Mistake, Switch, Violation, ViolationKind, vendor};
+use crate::held::{Held, Reason, Source};
 use crate::memory::Memory;
 use crate::tables::{Answer, CompletionQueue, Flight, Queue, Region, Rights, Stage, WINDOW};
 use gin_abi::mlx5::be::Be32;
@@ -20,12 +20,15 @@ use gin_abi::mlx5::wqe::{Entry, EntryError, Local, Remote, SLOT_BYTES, SLOT_SEGM
 pub struct Tables<'a> {
     /// Queue pairs, by number.
     pub queues: &'a mut [Queue],
+    /// A bit for each queue pair, by number, of those that may have something to do; the engine's alone. Whoever adds
+    /// queue pairs sees to it that there are as many bits, zero at first.
+    pub busy: &'a mut [u64],
     /// Completion queues, by number.
     pub completions: &'a mut [CompletionQueue],
     /// Regions, by key without its low 8 bits.
     pub regions: &'a mut [Region],
-    /// What is to go wrong; the engine takes out what has.
-    pub faults: &'a mut [Option<Fault>],
+    /// What is to go wrong; the engine switches off what has.
+    pub faults: &'a mut [Switch],
 }
 
 /// How it behaves.
@@ -44,6 +47,7 @@ pub struct Options {
 }
 
 /// What a queue pair sends to this NIC begins late.
+#[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Slow {
     /// The NIC.
@@ -69,16 +73,23 @@ pub enum Progress {
     Idle,
 }
 
-/// What stays from step to step beside the tables.
+/// What stays from step to step beside the tables. It has the layout of C, as they do.
+#[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Engine {
-    options: Options,
+    delay: u64,
+    seed: u64,
+    /// Of a NIC that there is not, if none is slow.
+    slow: Slow,
     random: u64,
     now: u64,
     time: u64,
-    turn: usize,
+    turn: u64,
     violations: u64,
-    first: Option<Violation>,
+    /// There if `violations` is not 0.
+    first: Violation,
+    mistake: Mistake,
+    wait_needs_master: bool,
 }
 
 /// Why an operation fails: what the sender is told, and whether its peer breaks as well.
@@ -92,8 +103,21 @@ const NO_ANSWER: Refusal = Refusal { syndrome: Syndrome::RetryExceeded, peer_bre
 
 impl Engine {
     /// With nothing seen yet.
-    pub const fn new(options: Options) -> Self {
-        Self { options, random: options.seed, now: 0, time: 0, turn: 0, violations: 0, first: None }
+    pub fn new(options: Options) -> Self {
+        let Options { delay, seed, wait_needs_master, slow, mistake } = options;
+        Self {
+            delay,
+            seed,
+            slow: slow.unwrap_or(Slow { device: u32::MAX, late: 0 }),
+            random: seed,
+            now: 0,
+            time: 0,
+            turn: 0,
+            violations: 0,
+            first: Violation { kind: ViolationKind::UnknownQueue, queue: 0, expected: 0, seen: 0 },
+            mistake,
+            wait_needs_master,
+        }
     }
 
     /// Says what time it is, for what is late.
@@ -103,12 +127,14 @@ impl Engine {
 
     /// The first thing that its user did wrong, and how many there were.
     pub const fn violations(&self) -> (Option<Violation>, u64) {
-        (self.first, self.violations)
+        (if self.violations == 0 { None } else { Some(self.first) }, self.violations)
     }
 
     fn violate(&mut self, kind: ViolationKind, queue: u32, expected: u64, seen: u64) {
+        if self.violations == 0 {
+            self.first = Violation { kind, queue, expected, seen };
+        }
         self.violations += 1;
-        self.first = self.first.or(Some(Violation { kind, queue, expected, seen }));
     }
 
     /// A number below `limit`.
@@ -154,6 +180,7 @@ impl Engine {
             if queue.posted + new <= queue.finished + size {
                 queue.posted += new;
             }
+            mark(tables.busy, number as usize);
             return self.violate(kind, number, expected, seen);
         }
         if queue.started == queue.posted {
@@ -161,30 +188,38 @@ impl Engine {
         }
         queue.posted += new;
         queue.recorded += recorded;
+        mark(tables.busy, number as usize);
     }
 
     /// Whether what the queue pair sends next is late still.
     fn is_late(&self, queue: &Queue) -> bool {
-        self.options
-            .slow
-            .is_some_and(|slow| slow.device == queue.peer_device && self.time < queue.rung_at.saturating_add(slow.late))
+        self.slow.device == queue.peer_device && self.time < queue.rung_at.saturating_add(self.slow.late)
     }
 
     /// Does one thing.
-    pub fn step(&mut self, tables: &mut Tables<'_>, held: &mut Held<impl Items>, memory: &mut impl Memory) -> Progress {
+    pub fn step(&mut self, tables: &mut Tables<'_>, held: &mut Held<'_>, memory: &mut impl Memory) -> Progress {
         self.now += 1;
         let count = tables.queues.len();
-        let first = if self.options.seed == 0 { self.turn } else { self.draw(count as u64) as usize };
+        let first = if self.seed == 0 { self.turn as usize } else { self.draw(count as u64) as usize };
         let mut waiting = false;
-        for offset in 0..count {
-            let number = (first + offset) % count;
-            match self.advance(number, tables, held, memory) {
-                Progress::Moved => {
-                    self.turn = number + 1;
-                    return Progress::Moved;
+        // From `first` on to the last, then from the first on to that.
+        for (from, to) in [(first.min(count), count), (0, first.min(count))] {
+            let mut next = from;
+            while let Some(number) = next_marked(tables.busy, next).filter(|&number| number < to) {
+                next = number + 1;
+                match self.advance(number, tables, held, memory) {
+                    Progress::Moved => {
+                        self.turn = next as u64;
+                        return Progress::Moved;
+                    }
+                    Progress::Waiting => waiting = true,
+                    Progress::Idle => {
+                        let is_done = |queue: &Queue| !queue.live || queue.finished == queue.posted;
+                        if tables.queues.get(number).is_none_or(is_done) {
+                            unmark(tables.busy, number);
+                        }
+                    }
                 }
-                Progress::Waiting => waiting = true,
-                Progress::Idle => {}
             }
         }
         if waiting { Progress::Waiting } else { Progress::Idle }
@@ -195,7 +230,7 @@ impl Engine {
         &mut self,
         number: usize,
         tables: &mut Tables<'_>,
-        held: &mut Held<impl Items>,
+        held: &mut Held<'_>,
         memory: &mut impl Memory,
     ) -> Progress {
         let Some(queue) = tables.queues.get_mut(number).filter(|queue| queue.live) else { return Progress::Idle };
@@ -275,8 +310,8 @@ impl Engine {
     ) {
         // A queue that is used by a queue pair cannot be destroyed.
         let Some(queue) = tables.completions.get_mut(number as usize).filter(|queue| queue.live) else { return };
-        if let Some(record) = queue.record {
-            let consumed = u64::from(Be32::from_memory(memory.load_u32(record)).get());
+        if queue.record != 0 {
+            let consumed = u64::from(Be32::from_memory(memory.load_u32(queue.record)).get());
             let full = queue.produced.wrapping_sub(consumed) & 0xff_ffff;
             if full >= 1 << queue.log_size {
                 return self.violate(ViolationKind::Overrun, number, 1 << queue.log_size, full);
@@ -301,7 +336,7 @@ impl Engine {
         &mut self,
         number: usize,
         tables: &mut Tables<'_>,
-        held: &mut Held<impl Items>,
+        held: &mut Held<'_>,
         memory: &mut impl Memory,
     ) -> bool {
         let Some(queue) = tables.queues.get_mut(number) else { return false };
@@ -349,7 +384,7 @@ impl Engine {
             return false;
         }
         if let Work::Wait { queue: awaited, index: completion } = entry.work {
-            let master = queue.master || !self.options.wait_needs_master;
+            let master = queue.master || !self.wait_needs_master;
             let device = queue.device;
             let known = tables.completions.get(awaited as usize).filter(|queue| queue.live && queue.device == device);
             match known {
@@ -376,7 +411,8 @@ impl Engine {
         let is_local = matches!(entry.work, Work::Nop | Work::Wait { .. } | Work::Dump { .. });
         let moves = !matches!(entry.work, Work::FetchAdd { .. });
         let (device, request) = (queue.device, (!is_signal && !is_local).then_some(moves));
-        let fault = take_fault(tables.faults, device, number as u32, index, request);
+        let mut switches = tables.faults.iter_mut();
+        let fault = switches.find_map(|switch| switch.take(device, number as u32, index, request));
         if fault == Some(FaultKind::Stall) {
             queue.stalled = true;
             return false;
@@ -399,7 +435,7 @@ impl Engine {
         fault: Option<FaultKind>,
         work: Work,
         tables: &mut Tables<'_>,
-        held: &mut Held<impl Items>,
+        held: &mut Held<'_>,
         memory: &mut impl Memory,
     ) -> (Stage, bool) {
         if let Some(FaultKind::Fail(syndrome)) = fault {
@@ -408,7 +444,7 @@ impl Engine {
         let local = match work {
             Work::Nop | Work::Wait { .. } => Some(Ok(())),
             Work::Dump { from, bytes } => Some(local_range(tables, number, from, bytes, false).map(|_| {
-                if self.options.mistake != Mistake::IgnoreDumps {
+                if self.mistake != Mistake::IgnoreDumps {
                     held.release_of(memory, Reason::Read(number));
                 }
             })),
@@ -424,7 +460,7 @@ impl Engine {
         let answer = match fault {
             Some(FaultKind::Drop) => request(tables, number, work).and(Err(NO_ANSWER)),
             _ => request(tables, number, work)
-                .and_then(|()| carry_out(tables, number, work, self.options.mistake, held, memory)),
+                .and_then(|()| carry_out(tables, number, work, self.mistake, held, memory)),
         };
         let (answer, peer_breaks) = match (answer, fault) {
             (Ok(_), Some(FaultKind::LoseAnswer)) => {
@@ -433,7 +469,7 @@ impl Engine {
             (Ok(answer), _) => (answer, false),
             (Err(refusal), _) => (Answer::Refused { syndrome: refusal.syndrome, vendor: 0 }, refusal.peer_breaks),
         };
-        let mut delay = if self.options.seed == 0 { self.options.delay } else { self.draw(self.options.delay + 1) };
+        let mut delay = if self.seed == 0 { self.delay } else { self.draw(self.delay + 1) };
         if let Some(FaultKind::Delay(steps)) = fault {
             delay = steps;
         }
@@ -442,6 +478,31 @@ impl Engine {
         let due = if endless && unanswered { u64::MAX } else { self.now.saturating_add(delay) };
         (Stage::Pending { due, answer }, peer_breaks)
     }
+}
+
+fn mark(busy: &mut [u64], number: usize) {
+    if let Some(word) = busy.get_mut(number / 64) {
+        *word |= 1 << (number % 64);
+    }
+}
+
+fn unmark(busy: &mut [u64], number: usize) {
+    if let Some(word) = busy.get_mut(number / 64) {
+        *word &= !(1 << (number % 64));
+    }
+}
+
+/// The first number from `from` on that is marked.
+fn next_marked(busy: &[u64], from: usize) -> Option<usize> {
+    let mut mask = u64::MAX << (from % 64);
+    for (index, word) in busy.iter().enumerate().skip(from / 64) {
+        let left = word & mask;
+        if left != 0 {
+            return Some(64 * index + left.trailing_zeros() as usize);
+        }
+        mask = u64::MAX;
+    }
+    None
 }
 
 fn operation(slot: &Slot) -> u32 {
@@ -479,31 +540,6 @@ fn flush(queue: &mut Queue, memory: &mut impl Memory) -> bool {
     let slot = load_slot(queue, queue.started, memory);
     start(queue, Flight { operation: operation(&slot), completion: true, stage: Stage::Flushed });
     true
-}
-
-/// The fault of an entry. `request`: it is one that counts where no queue pair is named, and moves more than a signal.
-fn take_fault(
-    faults: &mut [Option<Fault>],
-    device: u32,
-    number: u32,
-    index: u64,
-    request: Option<bool>,
-) -> Option<FaultKind> {
-    for place in faults {
-        let Some(fault) = place.as_mut().filter(|fault| fault.device.is_none_or(|it| it == device)) else { continue };
-        let request = request.is_some_and(|moves| moves || fault.kind != FaultKind::Stall);
-        let hit = match fault.queue {
-            Some(queue) => queue == number && fault.entry == index,
-            None => request && fault.entry == 0,
-        };
-        if hit {
-            return place.take().map(|fault| fault.kind);
-        }
-        if fault.queue.is_none() && request {
-            fault.entry -= 1;
-        }
-    }
-    None
 }
 
 fn region<'t>(tables: &'t Tables<'_>, key: Be32, device: u32, domain: u32) -> Option<&'t Region> {
@@ -573,7 +609,7 @@ fn carry_out(
     number: u32,
     work: Work,
     mistake: Mistake,
-    held: &mut Held<impl Items>,
+    held: &mut Held<'_>,
     memory: &mut impl Memory,
 ) -> Result<Answer, Refusal> {
     match work {
@@ -620,7 +656,7 @@ fn carry_out(
 /// Writes to memory of the peer, or holds it back.
 fn land(
     memory: &mut impl Memory,
-    held: &mut Held<impl Items>,
+    held: &mut Held<'_>,
     (to, relaxed, peer): (u64, bool, u32),
     from: Source,
     bytes: u64,
@@ -639,7 +675,7 @@ fn answered(
     number: u32,
     answer: Answer,
     tables: &Tables<'_>,
-    held: &mut Held<impl Items>,
+    held: &mut Held<'_>,
     memory: &mut impl Memory,
 ) -> Stage {
     // What was there when the request was made may be gone by now.

@@ -17,7 +17,57 @@ pub struct Fault {
     pub kind: FaultKind,
 }
 
+/// Stands for any NIC or queue pair in a [`Switch`].
+const ANY: u32 = u32::MAX;
+
+/// A place for a [`Fault`], as the engine has it.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Switch {
+    on: bool,
+    device: u32,
+    queue: u32,
+    entry: u64,
+    kind: FaultKind,
+}
+
+impl Switch {
+    /// Nothing goes wrong.
+    pub const OFF: Self = Self { on: false, device: ANY, queue: ANY, entry: 0, kind: FaultKind::Drop };
+
+    /// This goes wrong.
+    pub fn on(fault: Fault) -> Self {
+        let Fault { device, queue, entry, kind } = fault;
+        Self { on: true, device: device.unwrap_or(ANY), queue: queue.unwrap_or(ANY), entry, kind }
+    }
+
+    /// Whether it is still to go wrong.
+    pub const fn is_on(&self) -> bool {
+        self.on
+    }
+
+    /// What happens to entry `index` of a queue pair; the switch is off then. `request`: the entry is one that counts
+    /// where no queue pair is named, and moves more than a signal.
+    pub(crate) fn take(&mut self, device: u32, queue: u32, index: u64, request: Option<bool>) -> Option<FaultKind> {
+        if !self.on || (self.device != ANY && self.device != device) {
+            return None;
+        }
+        let request = request.is_some_and(|moves| moves || self.kind != FaultKind::Stall);
+        let counted = self.queue == ANY;
+        let hit = if counted { request && self.entry == 0 } else { self.queue == queue && self.entry == index };
+        if hit {
+            self.on = false;
+            return Some(self.kind);
+        }
+        if counted && request {
+            self.entry -= 1;
+        }
+        None
+    }
+}
+
 /// What happens to an entry.
+#[repr(C, u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FaultKind {
     /// It never reaches the peer; the sender learns that there was no answer.
@@ -33,6 +83,7 @@ pub enum FaultKind {
 }
 
 /// Something that the engine does wrong all the time, to prove that its users' tests notice.
+#[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mistake {
     /// Nothing.
@@ -62,6 +113,7 @@ pub mod vendor {
 }
 
 /// Something that the user of the engine did wrong, and that hardware would let pass, or answer in no defined way.
+#[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Violation {
     /// What.
@@ -75,6 +127,7 @@ pub struct Violation {
 }
 
 /// What was wrong.
+#[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum ViolationKind {
     /// A doorbell for a queue pair that is not there, or is of another NIC.

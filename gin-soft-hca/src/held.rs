@@ -7,6 +7,7 @@
 use crate::memory::Memory;
 
 /// Why bytes are held.
+#[repr(C, u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reason {
     /// Data of a READ of this queue pair.
@@ -15,7 +16,8 @@ pub(crate) enum Reason {
     Write(u32),
 }
 
-/// A range that is held.
+/// A range that is held, or room for one.
+#[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Item {
     reason: Reason,
@@ -24,68 +26,76 @@ pub struct Item {
     bytes: u64,
 }
 
-/// Room for ranges that are held: a slice, or something that owns one.
-pub trait Items {
-    /// The room.
-    fn items(&mut self) -> &mut [Option<Item>];
+impl Item {
+    /// Room for a range.
+    pub const ROOM: Self = Self { reason: Reason::Read(0), to: 0, at: 0, bytes: 0 };
 }
 
-impl<T: AsMut<[Option<Item>]>> Items for T {
-    fn items(&mut self) -> &mut [Option<Item>] {
-        self.as_mut()
+/// How much is held.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Usage {
+    bytes: u64,
+    ranges: u64,
+}
+
+impl Usage {
+    /// Ranges that are held.
+    pub const fn ranges(&self) -> u64 {
+        self.ranges
     }
 }
 
 /// What is held, in the order in which it came.
 #[derive(Debug)]
-pub struct Held<I> {
-    items: I,
+pub struct Held<'a> {
+    items: &'a mut [Item],
+    usage: &'a mut Usage,
     stage: u64,
     stage_bytes: u64,
-    used: u64,
-    count: usize,
 }
 
-impl<I: Items> Held<I> {
-    /// At most as many ranges as `items` has, of at most `stage_bytes` bytes together, copied to `stage`.
-    pub fn new(mut items: I, stage: u64, stage_bytes: u64) -> Self {
-        items.items().fill(None);
-        Self { items, stage, stage_bytes, used: 0, count: 0 }
+impl<'a> Held<'a> {
+    /// At most as many ranges as `items` has, of at most `stage_bytes` bytes together, copied to `stage`. `usage` says how
+    /// many of them are held already.
+    pub const fn new(items: &'a mut [Item], usage: &'a mut Usage, stage: u64, stage_bytes: u64) -> Self {
+        Self { items, usage, stage, stage_bytes }
     }
 
     /// Holds back `bytes` bytes for `to`. Without room everything that is held comes into view first, and what is too
     /// long to hold at once.
     pub(crate) fn hold(&mut self, memory: &mut impl Memory, reason: Reason, to: u64, from: Source, bytes: u64) {
-        if self.count == self.items.items().len() || bytes > self.stage_bytes - self.used {
+        let rooms = self.items.len() as u64;
+        if self.usage.ranges == rooms || bytes > self.stage_bytes - self.usage.bytes {
             self.release(memory, |_| true);
         }
-        if self.count == self.items.items().len() || bytes > self.stage_bytes {
+        if self.usage.ranges == rooms || bytes > self.stage_bytes {
             return from.copy(memory, to, bytes);
         }
-        let at = self.stage + self.used;
+        let at = self.stage + self.usage.bytes;
         from.copy(memory, at, bytes);
-        self.used += bytes;
-        if let Some(item) = self.items.items().get_mut(self.count) {
-            *item = Some(Item { reason, to, at, bytes });
-            self.count += 1;
+        self.usage.bytes += bytes;
+        if let Some(item) = self.items.get_mut(self.usage.ranges as usize) {
+            *item = Item { reason, to, at, bytes };
+            self.usage.ranges += 1;
         }
     }
 
     /// Puts into place what `chosen` says, oldest first.
     pub(crate) fn release(&mut self, memory: &mut impl Memory, mut chosen: impl FnMut(&Item) -> bool) {
         let mut kept = 0;
-        for index in 0..self.count {
-            let Some(item) = self.items.items().get_mut(index).and_then(Option::take) else { continue };
+        for index in 0..self.usage.ranges as usize {
+            let Some(&item) = self.items.get(index) else { break };
             if chosen(&item) {
                 memory.copy(item.to, item.at, item.bytes);
-            } else if let Some(place) = self.items.items().get_mut(kept) {
-                *place = Some(item);
+            } else if let Some(place) = self.items.get_mut(kept) {
+                *place = item;
                 kept += 1;
             }
         }
-        self.count = kept;
+        self.usage.ranges = kept as u64;
         if kept == 0 {
-            self.used = 0;
+            self.usage.bytes = 0;
         }
     }
 
@@ -98,15 +108,8 @@ impl<I: Items> Held<I> {
     pub(crate) fn release_range(&mut self, memory: &mut impl Memory, first: u64, bytes: u64) {
         let overlaps =
             |item: &Item| item.to < first.saturating_add(bytes) && first < item.to.saturating_add(item.bytes);
-        let last = self
-            .items
-            .items()
-            .iter()
-            .take(self.count)
-            .flatten()
-            .filter(|item| overlaps(item))
-            .map(|item| item.at)
-            .max();
+        let held = self.items.iter().take(self.usage.ranges as usize);
+        let last = held.filter(|item| overlaps(item)).map(|item| item.at).max();
         if let Some(last) = last {
             self.release(memory, |item| item.at <= last);
         }
@@ -115,11 +118,6 @@ impl<I: Items> Held<I> {
     /// Puts into place what is held for this range of memory, before that memory goes.
     pub fn settle(&mut self, memory: &mut impl Memory, first: u64, bytes: u64) {
         self.release_range(memory, first, bytes);
-    }
-
-    /// Ranges that are held.
-    pub fn count(&self) -> usize {
-        self.count
     }
 }
 

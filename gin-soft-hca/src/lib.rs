@@ -3,7 +3,7 @@
 //! and doorbell records, and writes the same completions.
 //!
 //! It is `no_std` and has neither allocations nor threads: whoever runs it gives it [`Tables`] and a [`Memory`], and calls
-//! [`Engine::step`]. So one source can run on a CPU thread, be stepped by a scheduler, or become a kernel. The commands
+//! [`Engine::step`]. So one source runs on a CPU thread, is stepped by a scheduler, or is a kernel that stays. The commands
 //! that make the objects in the tables are `gin_host::nic`'s part.
 //!
 //! | module | holds |
@@ -13,6 +13,7 @@
 //! | [`engine`] | takes doorbells and executes entries |
 //! | [`held`] | what has been written but is not in view yet |
 //! | [`faults`] | what can be made to go wrong, and what the engine found wrong with its user |
+//! | [`kernel`] | the engine as a kernel |
 //!
 //! # Stricter than hardware
 //! What a real NIC lets pass, or does only sometimes, is refused or done always here, so that a program that relies on it
@@ -32,11 +33,13 @@
 //! Receive queues, other kinds of service than reliable connections, entries of more than 64 bytes, BlueFlame, events, time
 //! stamps, and packets: a message is carried out as a whole.
 #![no_std]
+#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 #![warn(missing_docs, unreachable_pub)]
 
 pub mod engine;
 pub mod faults;
 pub mod held;
+pub mod kernel;
 pub mod memory;
 pub mod tables;
 

@@ -3,6 +3,8 @@
 //!
 //! Number and slot are the same for queues; a region's slot is its key without the low 8 bits. Slot 0 is never used. An
 //! entry whose `live` is false is free.
+//!
+//! Everything here has the layout of C, as a host and a kernel hand it to each other, which two compilers have built.
 
 use gin_abi::mlx5::command::QpState;
 use gin_abi::mlx5::cqe::Syndrome;
@@ -12,6 +14,7 @@ use gin_abi::mlx5::wqe::Local;
 pub const WINDOW: usize = 16;
 
 /// What a peer, or the NIC itself, may do to a region or by a queue pair.
+#[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Rights {
     /// The NIC may write what it reads elsewhere.
@@ -25,6 +28,7 @@ pub struct Rights {
 }
 
 /// A memory region.
+#[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Region {
     /// It is there.
@@ -48,6 +52,7 @@ pub struct Region {
 }
 
 /// A completion queue.
+#[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CompletionQueue {
     /// It is there.
@@ -60,13 +65,14 @@ pub struct CompletionQueue {
     pub log_size: u32,
     /// All completions go to slot 0.
     pub collapsed: bool,
-    /// Where the consumer index lies; `None` if overruns are ignored.
-    pub record: Option<u64>,
+    /// Where the consumer index lies; 0 if overruns are ignored.
+    pub record: u64,
     /// Completions written so far.
     pub produced: u64,
 }
 
 /// Stage of an operation that was begun.
+#[repr(C, u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Stage {
     /// The answer is to come at this step; `u64::MAX` for never.
@@ -81,6 +87,7 @@ pub(crate) enum Stage {
 }
 
 /// What an answer brings.
+#[repr(C, u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Answer {
     /// That a write has arrived.
@@ -94,6 +101,7 @@ pub(crate) enum Answer {
 }
 
 /// An operation that was begun.
+#[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Flight {
     pub(crate) operation: u32,
@@ -102,10 +110,12 @@ pub(crate) struct Flight {
 }
 
 /// Operations of a queue pair that were begun and are not complete.
+#[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Flights([Flight; WINDOW]);
 
 /// A queue pair.
+#[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Queue {
     /// It is there.

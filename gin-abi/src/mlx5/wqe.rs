@@ -159,6 +159,7 @@ pub struct Post {
 }
 
 /// Memory at the other end of the connection.
+#[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Remote {
     /// Address in the region of the key.
@@ -168,6 +169,7 @@ pub struct Remote {
 }
 
 /// Memory at this end.
+#[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Local {
     /// Address in the region of the key.

@@ -6,9 +6,10 @@ use gin_abi::mlx5::command::QpState;
 use gin_abi::mlx5::cqe::{self, Completion, CompletionError, Outcome};
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
 use gin_abi::mlx5::wqe::{Flags, Local, Post, QueueNumber, Remote, Segment};
-use gin_soft_hca::held::{Held, Item};
+use gin_soft_hca::faults::Switch;
+use gin_soft_hca::held::{Held, Item, Usage};
 use gin_soft_hca::tables::{CompletionQueue, Queue, Region, Rights};
-use gin_soft_hca::{Engine, Fault, Memory, Options, Progress, Tables};
+use gin_soft_hca::{Engine, Memory, Options, Progress, Tables};
 
 /// Memory whose addresses are offsets; what lies outside is never touched, or a test fails.
 pub(crate) struct Flat(pub(crate) Vec<u8>);
@@ -90,11 +91,12 @@ pub(crate) const COMPLETION: u32 = 1;
 pub(crate) struct World {
     pub(crate) memory: Flat,
     pub(crate) queues: Vec<Queue>,
+    busy: Vec<u64>,
     pub(crate) completions: Vec<CompletionQueue>,
     pub(crate) regions: Vec<Region>,
-    pub(crate) faults: Vec<Option<Fault>>,
+    pub(crate) faults: Vec<Switch>,
     pub(crate) engine: Engine,
-    held: Held<Vec<Option<Item>>>,
+    held: (Vec<Item>, Usage),
     /// Index past the last entry that was written, and number of the next completion, of each side.
     pub(crate) next: [u64; 2],
     pub(crate) seen: [u64; 2],
@@ -153,9 +155,10 @@ impl World {
             queues,
             completions,
             regions,
+            busy: vec![0],
             faults: Vec::new(),
             engine: Engine::new(options),
-            held: Held::new(vec![None; 16], STAGE, STAGE_BYTES),
+            held: (vec![Item::ROOM; 16], Usage::default()),
             next: [0; 2],
             seen: [0; 2],
         }
@@ -203,6 +206,7 @@ impl World {
     pub(crate) fn ring_with(&mut self, side: u32, end: u64) {
         let mut tables = Tables {
             queues: &mut self.queues,
+            busy: &mut self.busy,
             completions: &mut self.completions,
             regions: &mut self.regions,
             faults: &mut self.faults,
@@ -221,11 +225,13 @@ impl World {
     pub(crate) fn step(&mut self) -> Progress {
         let mut tables = Tables {
             queues: &mut self.queues,
+            busy: &mut self.busy,
             completions: &mut self.completions,
             regions: &mut self.regions,
             faults: &mut self.faults,
         };
-        self.engine.step(&mut tables, &mut self.held, &mut self.memory)
+        let mut held = Held::new(&mut self.held.0, &mut self.held.1, STAGE, STAGE_BYTES);
+        self.engine.step(&mut tables, &mut held, &mut self.memory)
     }
 
     /// Steps until nothing is to do.

@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The engine as a kernel: one block that executes entries until it is asked to park.
+//!
+//! The tables have a home in pinned host memory. The block takes them to device memory when it begins and brings them
+//! back before it ends, so that the host can change them while no engine runs, and nothing that the engine looks at
+//! often is behind PCIe. Where it left off stands in the tables: a kernel that is launched again goes on there.
+//!
+//! One thread runs the engine; the first warp has nothing else to do. The other warps wait for orders and share copies
+//! that are too long for one thread. Orders go through words in device memory and not through a barrier, since the
+//! thread that gives them is in the midst of something. A block of one warp copies everything by that thread.
+
+use crate::engine::{Engine, Tables};
+use crate::faults::Switch;
+use crate::held::{Held, Item, Usage};
+use crate::memory::Memory;
+use crate::tables::{CompletionQueue, Queue, Region};
+use crate::Progress;
+use bytemuck::{Pod, Zeroable};
+use core::mem::size_of;
+use core::slice::from_raw_parts_mut;
+use gin_device::coop::{WARP_SIZE, WarpSpan, block_dim, thread_in_block};
+use gin_device::lsa;
+use gin_device::prelude::*;
+use gin_device::sys::data::{load_relaxed_sys_u32, store_weak_u8, store_weak_u32};
+use gin_device::sys::{Global, GlobalWord, Memory as _, Word};
+
+/// Most threads of the block, and a good number of them.
+pub const THREADS: u32 = 512;
+
+/// Longest copy, in bytes, that one thread makes by itself. The others take about two trips to L2 to begin.
+const ALONE: u64 = 256;
+/// Things that are done at most from one look at the doorbells to the next.
+const STEPS: u32 = 16;
+/// Nanoseconds from one look at the host's word to the next, which takes about one microsecond.
+const PARK_LOOK_NS: u64 = 20_000;
+/// Doorbells that are looked at together.
+const TOGETHER: u64 = 8;
+
+/// A table: where the host keeps it, and where the kernel works on it.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+pub struct Table {
+    /// Address in pinned host memory.
+    pub home: u64,
+    /// Address in memory of the device.
+    pub here: u64,
+    /// Elements that are used.
+    pub count: u64,
+}
+
+/// What the kernel works on.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+pub struct Residence {
+    /// Of [`Queue`].
+    pub queues: Table,
+    /// Of words: [`Tables::busy`].
+    pub busy: Table,
+    /// Of [`CompletionQueue`].
+    pub completions: Table,
+    /// Of [`Region`].
+    pub regions: Table,
+    /// Of [`Switch`].
+    pub faults: Table,
+    /// Of [`Item`]; all of them count, used or not.
+    pub items: Table,
+    /// One [`State`].
+    pub state: Table,
+    /// The NIC of each doorbell, as a word.
+    pub owners: Table,
+    /// Address of the doorbells, in memory of the device: one word for each of `owners`, and as many more as make their
+    /// number a multiple of 8.
+    pub doorbells: u64,
+    /// Address of as many words in memory of the device, the kernel's own: the last doorbells seen.
+    pub seen: u64,
+    /// Address of the staging area for what is held, in memory of the device.
+    pub stage: u64,
+    /// Its length.
+    pub stage_bytes: u64,
+    /// Address of [`ORDER_WORDS`] words in memory of the device, the kernel's own; all 0 whenever it is launched.
+    pub order: u64,
+    /// Address of a word in pinned host memory: not 0 when the kernel is to park.
+    pub park: u64,
+}
+
+/// Words for orders: see [`Residence::order`].
+pub const ORDER_WORDS: u64 = 5;
+
+/// What stays of the engine beside the tables.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct State {
+    /// The engine.
+    pub engine: Engine,
+    /// How much is held.
+    pub usage: Usage,
+}
+
+/// Executes entries until it is asked to park. One block of whole warps, at most [`THREADS`] threads.
+///
+/// # Safety
+/// - All addresses are as [`Residence`] says, the tables hold what they are said to, and nobody else uses them until the
+///   kernel has ended.
+/// - What the tables name is in reach of this device, and stays there while the kernel runs.
+#[kernel(launch_bounds(512, 1))]
+pub unsafe fn soft_hca(residence: Residence) {
+    // Safety: the caller's promise.
+    unsafe { bring(&residence, |table| (table.here, table.home)) };
+    Block.sync();
+    if thread_in_block() == 0 {
+        // Safety: the caller's promise; one thread, and the tables are here.
+        unsafe { lead(&residence) };
+    } else if thread_in_block() >= WARP_SIZE {
+        // Safety: the caller's promise; whole warps.
+        unsafe { help(&residence) };
+    }
+    Warp.sync();
+    Block.sync();
+    // Safety: the caller's promise.
+    unsafe { bring(&residence, |table| (table.home, table.here)) };
+}
+
+/// Copies all tables, by the whole block.
+///
+/// # Safety
+/// - As [`soft_hca`].
+unsafe fn bring(residence: &Residence, ends: impl Fn(Table) -> (u64, u64)) {
+    let copy = |table: Table, size: usize| {
+        let (to, from) = ends(table);
+        // Safety: the caller's promise.
+        unsafe { lsa::copy(&Block, to, from, table.count * size as u64) };
+    };
+    copy(residence.queues, size_of::<Queue>());
+    copy(residence.busy, size_of::<u64>());
+    copy(residence.completions, size_of::<CompletionQueue>());
+    copy(residence.regions, size_of::<Region>());
+    copy(residence.faults, size_of::<Switch>());
+    copy(residence.items, size_of::<Item>());
+    copy(residence.state, size_of::<State>());
+    copy(residence.owners, size_of::<u64>());
+}
+
+/// The elements of a table.
+///
+/// # Safety
+/// - They are here, and nobody else uses them as long as the slice.
+unsafe fn elements<'a, T>(table: Table) -> &'a mut [T] {
+    // Safety: the caller's promise.
+    unsafe { from_raw_parts_mut(table.here as usize as *mut T, table.count as usize) }
+}
+
+/// Runs the engine.
+///
+/// # Safety
+/// - As [`soft_hca`], with the tables here; one thread.
+unsafe fn lead(residence: &Residence) {
+    // Safety: the caller's promise, for all that follows.
+    let ([state], park) = (unsafe { elements::<State>(residence.state) }, unsafe { GlobalWord::new(residence.park) })
+    else {
+        return;
+    };
+    let mut tables = unsafe {
+        Tables {
+            queues: elements(residence.queues),
+            busy: elements(residence.busy),
+            completions: elements(residence.completions),
+            regions: elements(residence.regions),
+            faults: elements(residence.faults),
+        }
+    };
+    let items = unsafe { elements::<Item>(residence.items) };
+    let mut held = Held::new(items, &mut state.usage, residence.stage, residence.stage_bytes);
+    let helpers = u64::from(block_dim().count() / WARP_SIZE - 1);
+    let mut memory = unsafe { DeviceMemory { orders: Orders::new(residence.order), helpers, given: 0 } };
+    let mut looked = Global::clock_ns();
+    loop {
+        let now = Global::clock_ns();
+        state.engine.tell_time(now);
+        unsafe { look_at_doorbells(residence, &mut state.engine, &mut tables, &mut memory) };
+        for _ in 0..STEPS {
+            if state.engine.step(&mut tables, &mut held, &mut memory) != Progress::Moved {
+                break;
+            }
+        }
+        if now.wrapping_sub(looked) >= PARK_LOOK_NS {
+            if park.load_relaxed_sys() != 0 {
+                break;
+            }
+            looked = now;
+        }
+    }
+    memory.dismiss();
+}
+
+/// Tells the engine which doorbells rang.
+///
+/// # Safety
+/// - As [`lead`].
+unsafe fn look_at_doorbells(
+    residence: &Residence,
+    engine: &mut Engine,
+    tables: &mut Tables<'_>,
+    memory: &mut DeviceMemory,
+) {
+    // Safety: the caller's promise.
+    let (doorbells, owners) = unsafe { (GlobalWord::new(residence.doorbells), elements::<u64>(residence.owners)) };
+    let seen = residence.seen as usize as *mut u64;
+    let mut first = 0;
+    while first < residence.owners.count {
+        // All loads are under way before the first is looked at.
+        let words: [u64; TOGETHER as usize] = core::array::from_fn(|index| doorbells.at(first + index as u64).load_relaxed_sys());
+        for (index, word) in (first..).zip(words) {
+            let last = seen.wrapping_add(index as usize);
+            // Safety: there are as many as doorbells.
+            if word == unsafe { last.read() } {
+                continue;
+            }
+            // Safety: as above.
+            unsafe { last.write(word) };
+            if let (Some(&owner), true) = (owners.get(index as usize), word != 0) {
+                engine.ring(tables, memory, owner as u32, word);
+            }
+        }
+        first += TOGETHER;
+    }
+}
+
+/// Orders of the thread that runs the engine to the warps that help it.
+#[derive(Clone, Copy, Debug)]
+pub struct Orders<W> {
+    /// Number of the last order; its three words come before it.
+    number: W,
+    to: W,
+    from: W,
+    bytes: W,
+    /// Warps that have carried out an order, one after the other.
+    done: W,
+}
+
+/// Where a copy goes, where it comes from, and how long it is; 0 bytes: there is nothing more to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Order {
+    /// Address of the first byte that is written.
+    pub to: u64,
+    /// Address of the first byte that is read.
+    pub from: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl Orders<GlobalWord> {
+    /// In [`ORDER_WORDS`] words.
+    ///
+    /// # Safety
+    /// - They are there, all 0, and serve nothing else.
+    unsafe fn new(address: u64) -> Self {
+        // Safety: the caller's promise.
+        Self::in_words(unsafe { GlobalWord::new(address) })
+    }
+}
+
+impl<W: Word> Orders<W> {
+    /// In [`ORDER_WORDS`] adjacent words, all 0.
+    pub fn in_words(first: W) -> Self {
+        Self { number: first, to: first.at(1), from: first.at(2), bytes: first.at(3), done: first.at(4) }
+    }
+
+    /// Gives order `number`, counted from 1. All earlier ones were carried out.
+    pub fn give<M: gin_device::sys::Memory<Word = W>>(&self, number: u64, order: Order) {
+        self.to.store_relaxed_gpu(order.to);
+        self.from.store_relaxed_gpu(order.from);
+        self.bytes.store_relaxed_gpu(order.bytes);
+        // What is to be copied was written, or seen, by this thread.
+        M::fence_release_gpu();
+        self.number.store_relaxed_gpu(number);
+    }
+
+    /// Waits until `helpers` warps have carried out `number` orders.
+    pub fn wait<M: gin_device::sys::Memory<Word = W>>(&self, number: u64, helpers: u64) {
+        while self.done.load_relaxed_gpu() != number * helpers {
+            M::pause(0);
+        }
+        M::fence_acquire_gpu();
+    }
+
+    /// Whether an order after number `number` was given. If so, the thread that asked acquires it.
+    pub fn is_given<M: gin_device::sys::Memory<Word = W>>(&self, number: u64) -> bool {
+        if self.number.load_relaxed_gpu() == number {
+            return false;
+        }
+        M::fence_acquire_gpu();
+        true
+    }
+
+    /// The order that was given last.
+    pub fn read(&self) -> Order {
+        Order { to: self.to.load_relaxed_gpu(), from: self.from.load_relaxed_gpu(), bytes: self.bytes.load_relaxed_gpu() }
+    }
+
+    /// Says that the warp has carried out the order, once all its lanes have met.
+    pub fn carried_out<M: gin_device::sys::Memory<Word = W>>(&self) {
+        // What was copied may have gone to another GPU.
+        M::fence_release_sys();
+        self.done.add_relaxed_gpu(1);
+    }
+
+    /// Back to what it was at first.
+    fn clear(&self) {
+        self.number.store_relaxed_gpu(0);
+        self.done.store_relaxed_gpu(0);
+    }
+}
+
+/// Carries out orders, until there are no more.
+///
+/// # Safety
+/// - As [`soft_hca`]; all warps of the block but the first.
+unsafe fn help(residence: &Residence) {
+    // Safety: the caller's promise.
+    let orders = unsafe { Orders::new(residence.order) };
+    // Safety: it is never met.
+    let Some(crew) = (unsafe { WarpSpan::new(1, block_dim().count() / WARP_SIZE - 1, 1) }) else { return };
+    for number in 0.. {
+        while !Warp.sync_or(Warp.elect() && orders.is_given::<Global>(number)) {
+            Global::pause(0);
+        }
+        let order = orders.read();
+        // Safety: an order is for memory that the engine may reach.
+        unsafe { lsa::copy(&crew, order.to, order.from, order.bytes) };
+        Warp.sync();
+        if Warp.elect() {
+            orders.carried_out::<Global>();
+        }
+        if order.bytes == 0 {
+            break;
+        }
+    }
+}
+
+/// Memory of the device, and what it reaches.
+struct DeviceMemory {
+    orders: Orders<GlobalWord>,
+    helpers: u64,
+    /// Orders given so far.
+    given: u64,
+}
+
+impl DeviceMemory {
+    fn order(&mut self, order: Order) {
+        self.given += 1;
+        self.orders.give::<Global>(self.given, order);
+        self.orders.wait::<Global>(self.given, self.helpers);
+    }
+
+    /// Sends the helpers away.
+    fn dismiss(&mut self) {
+        if self.helpers > 0 {
+            self.order(Order { to: 0, from: 0, bytes: 0 });
+        }
+        self.orders.clear();
+    }
+
+    fn word(&self, address: u64) -> GlobalWord {
+        // Safety: the engine passes only addresses of what the tables say is there, and whoever launched the kernel
+        // promised that it is.
+        unsafe { GlobalWord::new(address) }
+    }
+}
+
+impl Memory for DeviceMemory {
+    fn load_u32(&mut self, address: u64) -> u32 {
+        // Safety: as above.
+        unsafe { load_relaxed_sys_u32(address as usize as *const u32) }
+    }
+
+    fn load_u64(&mut self, address: u64) -> u64 {
+        self.word(address).load_relaxed_sys()
+    }
+
+    fn store_u64(&mut self, address: u64, value: u64) {
+        self.word(address).store_relaxed_sys(value);
+    }
+
+    fn fence_acquire(&mut self) {
+        Global::fence_acquire_sys();
+    }
+
+    fn fence_release(&mut self) {
+        Global::fence_release_sys();
+    }
+
+    fn copy(&mut self, to: u64, from: u64, bytes: u64) {
+        if bytes <= ALONE || self.helpers == 0 {
+            // Safety: as above.
+            unsafe { lsa::copy(&Thread, to, from, bytes) };
+        } else {
+            self.order(Order { to, from, bytes });
+        }
+    }
+
+    fn store_words(&mut self, to: u64, words: [u32; 7], bytes: u32) {
+        let whole = if to.is_multiple_of(4) { bytes / 4 } else { 0 };
+        for (index, word) in (0..).zip(words) {
+            let at = to + 4 * index;
+            if index < u64::from(whole) {
+                // Safety: as above.
+                unsafe { store_weak_u32(at as usize as *mut u32, word) };
+                continue;
+            }
+            for (byte, value) in (4 * index..).zip(word.to_le_bytes()) {
+                if byte < u64::from(bytes) {
+                    // Safety: as above.
+                    unsafe { store_weak_u8((to + byte) as usize as *mut u8, value) };
+                }
+            }
+        }
+    }
+
+    fn fetch_add(&mut self, address: u64, amount: u64) -> u64 {
+        self.word(address).add_relaxed_sys(amount)
+    }
+}
