@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! With the feature `cuda`, compiles the kernels of `gin-kernels` and those that `gin bench` times to PTX and writes
-//! `ptx.rs` and `bench.rs`, tables of them, to `OUT_DIR`. Without it there is nothing to do.
+//! With the feature `cuda`, compiles the kernels of `gin-kernels`, those that `gin bench` times and the engine of software
+//! NICs to PTX and writes `ptx.rs`, `bench.rs` and `engine.rs`, tables of them, to `OUT_DIR`. Without it there is nothing
+//! to do.
 
 fn main() {
     #[cfg(feature = "cuda")]
@@ -32,7 +33,7 @@ fn embed() -> Result<(), Box<dyn std::error::Error>> {
     let archs = std::env::var("GIN_ARCHS").unwrap_or_else(|_| ARCHS.to_owned());
     let archs = archs.split(',').map(str::trim).map(str::parse).collect::<Result<Vec<Arch>, _>>()?;
     let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
-    for (kernels, table) in [("gin-kernels", "ptx"), ("gin-kernels/bench", "bench")] {
+    for (kernels, table) in [("gin-kernels", "ptx"), ("gin-kernels/bench", "bench"), ("gin-soft-hca", "engine")] {
         let place = out.join(table);
         std::fs::create_dir_all(&place)?;
         let builder = KernelBuilder::new(kernels).archs(archs.clone()).copy_to(&place);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! With the feature `cuda`, compiles the kernels of the conformance suite and those of the tests' own to PTX and writes
-//! `ptx.rs` and `hardware.rs`, tables of them, to `OUT_DIR`.
+//! With the feature `cuda`, compiles the kernels of the conformance suite, those of the tests' own and the engine of
+//! software NICs to PTX and writes `ptx.rs`, `hardware.rs` and `engine.rs`, tables of them, to `OUT_DIR`.
 
 fn main() {
     #[cfg(feature = "cuda")]
@@ -27,7 +27,7 @@ fn embed() -> Result<(), Box<dyn std::error::Error>> {
     };
     let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
     // A test of gin-conformance assembles them; here that would only cost minutes, since the driver compiles the PTX.
-    for (kernels, table) in [("../gin-conformance", "ptx"), ("kernels", "hardware")] {
+    for (kernels, table) in [("../gin-conformance", "ptx"), ("kernels", "hardware"), ("../gin-soft-hca", "engine")] {
         let place = out.join(table);
         std::fs::create_dir_all(&place)?;
         let builder = KernelBuilder::new(kernels).archs(archs.clone()).ptxas(UsePtxas::No);

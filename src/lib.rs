@@ -28,6 +28,13 @@ pub mod ptx {
         include!(concat!(env!("OUT_DIR"), "/bench.rs"));
     }
 
+    mod engine {
+        include!(concat!(env!("OUT_DIR"), "/engine.rs"));
+    }
+
+    /// The engine of software NICs, in the same form.
+    pub use engine::PTX as ENGINE;
+
     /// Those that `gin bench` times, in the same form.
     #[doc(hidden)]
     pub use bench::PTX as BENCH;

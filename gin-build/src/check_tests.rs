@@ -48,6 +48,15 @@ fn each_broken_rule_is_found_at_its_line() {
 }
 
 #[test]
+fn functions_of_a_back_end_that_is_too_long_to_be_inlined_may_be_called() {
+    let name = "_RNvNtNtCsk_10gin_device7backend8outlined4post";
+    let function = format!(".func {name}(\n\t.param .b64 p\n)\n{{\n\tret;\n}}\n.visible .entry");
+    let text = with(&format!("call.uni {name}, (p);")).replace(".visible .entry", &function);
+    assert_eq!(check(&text, &Limits::default()), []);
+    assert_eq!(rules(&text.replace("8outlined", "7another"), &Limits::default()).len(), 2);
+}
+
+#[test]
 fn panic_messages_are_found_in_the_bytes_that_spell_them() {
     let bytes: Vec<String> = "src/kernels.rs".bytes().map(|byte| byte.to_string()).collect();
     let array = format!(".global .align 1 .b8 alloc_1[{}] = {{{}}};", bytes.len(), bytes.join(", "));

@@ -12,7 +12,7 @@ use gin_host::comm::{CommError, WindowFlags};
 use gin_host::gpu::{Memory, MemoryKind, Plain};
 use gin_host::net::testing::{Delay, FailOnDemand, FailSwitch, Reorder, SlowPeer, Trickle, WeakOnly, Withhold};
 use gin_host::net::{Endpoint, Network, peer::Peer};
-use gin_host::nic::SoftFabric;
+use gin_host::nic::{SoftEngine, SoftFabric};
 use gin_host::proxy::Sabotage;
 use gin_host::world::{Devices, LaunchError, Mode, Rank, SoftNics, WorldConfig, launch_logged};
 use gin_host::{LaunchConfig, Window};
@@ -119,8 +119,9 @@ impl Net {
 }
 
 impl Net {
-    /// Software NICs that behave like this, for so many ranks.
-    fn nics(self, seed: Option<u64>, ranks: u32, mistake: Mistake) -> SoftNics {
+    /// Software NICs that behave like this, for so many ranks; in words why there can be none.
+    fn nics(self, setup: &Setup, ranks: u32) -> Result<SoftNics, String> {
+        let Setup { seed, mistake, engine, .. } = *setup;
         // A NIC's time is steps; a step of another rank's kernel takes some tens of nanoseconds on the virtual clock.
         let (delay, mixed) = match self {
             Self::Delay { ns } => (ns / 100, true),
@@ -138,7 +139,14 @@ impl Net {
             Mistake::Nic(mistake) => mistake,
             _ => gin_soft_hca::Mistake::None,
         };
-        let nics = SoftNics::new(gin_soft_hca::Options { delay, seed, slow, mistake, ..Default::default() });
+        let options = gin_soft_hca::Options { delay, seed, slow, mistake, ..Default::default() };
+        let nics = match &setup.devices {
+            None => SoftNics::new(options),
+            Some(devices) => {
+                let device = devices.device(0, ranks).map_err(|error| error.to_string())?;
+                SoftNics::placed(options, engine, &device).map_err(|error| error.to_string())?
+            }
+        };
         // Their numbers are the ranks.
         (0..ranks).for_each(|rank| drop(nics.hca(rank)));
         if let Self::Fail(failure) = self {
@@ -149,9 +157,10 @@ impl Net {
                 How::Stuck => FaultKind::Stall,
                 How::Unanswered => FaultKind::LoseAnswer,
             };
-            nics.fabric().inject(Fault { device: Some(failure.from), queue: None, entry: failure.number, kind });
+            let fault = Fault { device: Some(failure.from), queue: None, entry: failure.number, kind };
+            nics.fabric().inject(fault).map_err(|error| error.to_string())?;
         }
-        nics
+        Ok(nics)
     }
 }
 
@@ -215,6 +224,8 @@ pub struct Setup {
     pub net: Net,
     /// Who carries out what goes over it.
     pub backend: SetupBackend,
+    /// What runs the NICs' engine, where kernels drive NICs on other devices than the virtual GPU.
+    pub engine: SoftEngine,
     /// The route of operations that name none.
     pub route: SetupRoute,
     /// Where windows come from.
@@ -245,6 +256,7 @@ impl Setup {
             resident_blocks: None,
             net: Net::Plain,
             backend: SetupBackend::Proxy,
+            engine: SoftEngine::Process,
             route: SetupRoute::Network,
             windows: SetupWindows::Allocated,
             devices: None,
@@ -373,8 +385,10 @@ impl Setup {
     }
 
     fn run_in(&self, config: WorldConfig, scenario: &Scenario) -> Result<Outcome, String> {
-        let nics =
-            (self.backend == SetupBackend::Gdaki).then(|| self.net.nics(self.seed, scenario.ranks, self.mistake));
+        let nics = match self.backend {
+            SetupBackend::Proxy => None,
+            SetupBackend::Gdaki => Some(self.net.nics(self, scenario.ranks)?),
+        };
         let config = match &nics {
             Some(nics) => config.soft_nics(nics),
             None => config,
@@ -389,6 +403,9 @@ impl Setup {
             // On threads a grid is ended by its limit, which its rank reports.
             if stuck || text.contains("has not ended") { format!("{NO_END}: {text}") } else { text }
         })?;
+        if let Some(failure) = fabric.and_then(SoftFabric::failure) {
+            return Err(format!("the NIC's engine failed: {failure}"));
+        }
         if let Some((Some(violation), count)) = fabric.map(SoftFabric::violations) {
             return Err(format!("the NIC was used wrongly {count} times, first: {violation:?}"));
         }

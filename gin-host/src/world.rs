@@ -65,6 +65,14 @@ impl Devices {
     pub fn name(&self) -> &str {
         &self.name
     }
+
+    /// A device object of its own for what a world rank of so many would use.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn device(&self, rank: u32, ranks: u32) -> Result<Arc<dyn Device>, GpuError> {
+        (self.make)(rank, ranks)
+    }
 }
 
 impl fmt::Debug for Devices {
@@ -410,7 +418,7 @@ where
     let device = |rank| -> Result<Arc<dyn Device>, LaunchError<E>> {
         match (&config.mode, &config.devices) {
             (Mode::Threads(_), Some(devices)) => {
-                (devices.make)(rank, config.ranks).map_err(|error| LaunchError::Device { rank, error })
+                devices.device(rank, config.ranks).map_err(|error| LaunchError::Device { rank, error })
             }
             _ => Ok(VirtualDevice::new(world.device(config.device.clone()))),
         }

@@ -28,6 +28,12 @@ pub mod hardware_ptx {
     include!(concat!(env!("OUT_DIR"), "/hardware.rs"));
 }
 
+/// The engine of software NICs as PTX.
+#[cfg(feature = "cuda")]
+pub mod engine_ptx {
+    include!(concat!(env!("OUT_DIR"), "/engine.rs"));
+}
+
 /// The text of the tests' own kernels for a GPU.
 ///
 /// # Errors
@@ -82,7 +88,7 @@ pub fn devices(gpus: &[usize]) -> Result<Devices, String> {
     use gin_host::gpu::{Device, ModuleSource};
 
     let make = || -> Result<Devices, gin_host::GpuError> {
-        let kernels = [ptx::PTX, hardware_ptx::PTX];
+        let kernels = [ptx::PTX, hardware_ptx::PTX, engine_ptx::PTX];
         let devices = cuda::devices(gpus, &kernels, Some(KERNEL_LIMIT))?;
         for &ordinal in gpus {
             CudaDevice::new(ordinal, &kernels)?.load(ModuleSource::Linked)?;

@@ -40,7 +40,7 @@ pub(crate) fn run(arguments: &NicCheck, out: &mut impl Write) -> Result<End, Fai
     let nic = Nic::open(Arc::new(fabric.add(software)), config)?;
     if let Some(entry) = arguments.fault_at {
         let kind = FaultKind::Fail(Syndrome::RemoteOperation);
-        fabric.inject(Fault { device: None, queue: None, entry, kind });
+        fabric.inject(Fault { device: None, queue: None, entry, kind })?;
     }
     let _server = fabric.serve()?;
     examine(&nic, Some(&fabric), arguments, out)

@@ -92,7 +92,7 @@ impl Backend for Any {
     #[inline(always)]
     fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), Stop> {
         if drives_nic(core) {
-            Gdaki::post(core, request, operation, deadline)
+            outlined::post(core, request, operation, deadline)
         } else {
             Proxy::post(core, request, operation, deadline)
         }
@@ -100,13 +100,13 @@ impl Backend for Any {
 
     #[inline(always)]
     fn position(core: &Core, peer: Option<u32>) -> u64 {
-        if drives_nic(core) { Gdaki::position(core, peer) } else { Proxy::position(core, peer) }
+        if drives_nic(core) { outlined::position(core, peer) } else { Proxy::position(core, peer) }
     }
 
     #[inline(always)]
     fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), Stop> {
         if drives_nic(core) {
-            Gdaki::wait(core, peer, position, deadline)
+            outlined::wait(core, peer, position, deadline)
         } else {
             Proxy::wait(core, peer, position, deadline)
         }
@@ -115,8 +115,34 @@ impl Backend for Any {
     #[inline(always)]
     fn attend(core: &Core) {
         if drives_nic(core) {
-            Gdaki::attend(core);
+            outlined::attend(core);
         }
+    }
+}
+
+/// The operations of [`Gdaki`] as functions, for [`Any`]: each is long, and inlined beside those of the proxy it would take
+/// registers and a stack from kernels that never run it. `gin-build` lets a kernel call these and no others.
+mod outlined {
+    use super::{Backend, Core, Deadline, Descriptor, Gdaki, Operation, Stop};
+
+    #[inline(never)]
+    pub(super) fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), Stop> {
+        Gdaki::post(core, request, operation, deadline)
+    }
+
+    #[inline(never)]
+    pub(super) fn position(core: &Core, peer: Option<u32>) -> u64 {
+        Gdaki::position(core, peer)
+    }
+
+    #[inline(never)]
+    pub(super) fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), Stop> {
+        Gdaki::wait(core, peer, position, deadline)
+    }
+
+    #[inline(never)]
+    pub(super) fn attend(core: &Core) {
+        Gdaki::attend(core);
     }
 }
 

@@ -35,7 +35,7 @@ pub use memory::{Memory, MemoryKind, MemorySlice, RawMemory};
 use crate::placement::Locality;
 use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// What a device is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -234,8 +234,23 @@ pub trait Device: fmt::Debug + Send + Sync {
         false
     }
 
+    /// What this device object launches from now on is a kernel that stays: see [`Resident`].
+    fn keep_resident(&self, _resident: Weak<dyn Resident>) {}
+
     /// Itself, for the code that made it.
     fn as_any(&self) -> &dyn Any;
+}
+
+/// A kernel that stays, and ends when it is asked to; its owner launches it again.
+///
+/// A device that cannot free memory or unload modules while a kernel runs asks when nothing else does. The owner launches
+/// by a device object that launches nothing else, so that the device knows the kernel.
+pub trait Resident: Send + Sync + fmt::Debug {
+    /// Asks the kernel to end soon. It may be called with locks of the device held, and again and again.
+    fn ask_to_park(&self);
+
+    /// Whether its processors are kept for it while it does not run.
+    fn keeps_room(&self) -> bool;
 }
 
 /// A point in a stream.

@@ -44,7 +44,15 @@ impl Nic {
     }
 }
 
-/// Queue pairs whose rings lie in memory of a device, for its kernels to post to.
+impl Nic {
+    /// Where rings have to lie that a device fills.
+    pub(super) fn ring_memory(&self) -> MemoryKind {
+        self.owner.hca.ring_memory()
+    }
+}
+
+/// Queue pairs whose rings lie in memory of a device, or in pinned memory if the NIC demands that, for kernels of the
+/// device to post to.
 #[derive(Debug)]
 pub struct DeviceQueues {
     // Ends before its memory is freed.
@@ -63,10 +71,11 @@ impl DeviceQueues {
         specs: &[QueueSpec],
         expired: Expired<'_>,
     ) -> Result<Self, DeviceQueueError> {
-        nic.check_reach(&**device, MemoryKind::Device)?;
+        let kind = nic.ring_memory();
+        nic.check_reach(&**device, kind)?;
         let layout = Layout::of(specs)?;
         // Allocations begin at a multiple of 256.
-        let memory = Memory::new(device, MemoryKind::Device, layout.bytes + PAGE)?;
+        let memory = Memory::new(device, kind, layout.bytes + PAGE)?;
         let first = memory.address().next_multiple_of(PAGE) - memory.address();
         let slab = memory.slice(first..first + layout.bytes)?;
         for ring in layout.completion_rings() {

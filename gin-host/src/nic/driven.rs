@@ -61,7 +61,6 @@ struct Places {
     busy: u64,
     /// Bytes of one context.
     busy_bytes: u64,
-    sink: u64,
     end: u64,
 }
 
@@ -74,8 +73,7 @@ impl Places {
         let tokens = table.next_multiple_of(LINE);
         let tags = (tokens + ring_words).next_multiple_of(LINE);
         let busy = (tags + ring_words).next_multiple_of(LINE);
-        let sink = busy + u64::from(shape.contexts) * busy_bytes;
-        Self { tokens, tags, busy, busy_bytes, sink, end: sink + LINE }
+        Self { tokens, tags, busy, busy_bytes, end: busy + u64::from(shape.contexts) * busy_bytes }
     }
 }
 
@@ -95,6 +93,7 @@ pub struct Target {
 pub struct DrivenQueues {
     /// By context: one queue pair for each rank, then the responder.
     sets: Vec<DeviceQueues>,
+    /// Where old values of atomics go.
     sink: RegisteredSlice,
     words: Arc<Memory>,
     /// Where kernels store doorbells, if the host passes them on: a word for each queue pair.
@@ -125,7 +124,7 @@ impl DrivenQueues {
         specs.push(QueueSpec { role: Role::Responder, ..sender });
         let places = Places::of(&shape);
         let words = Memory::new(device, MemoryKind::Device, places.end)?;
-        let sink = RegisteredSlice::new(nic, words.slice(places.sink..places.sink + 8)?, 0, Access::RINGS)?;
+        let sink = RegisteredSlice::new(nic, Memory::new(device, nic.ring_memory(), 8)?.whole(), 0, Access::RINGS)?;
         let set = |_| DeviceQueues::new(nic, device, &specs, expired);
         let sets = (0..contexts).map(set).collect::<Result<_, _>>()?;
         let relayed = if relayed { Some(Memory::new(device, MemoryKind::Pinned, shape.queues() * 8)?) } else { None };

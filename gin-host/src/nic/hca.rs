@@ -2,8 +2,10 @@
 //! What the bring-up needs of a NIC.
 
 use gin_abi::mlx5::bits::TooWide;
+use crate::gpu::MemoryKind;
 use gin_abi::mlx5::command::{Mtu, Status};
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An object of a NIC. What it stands for is the NIC's business; it is good for the NIC that gave it only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -172,6 +174,12 @@ pub enum HcaError {
         /// Number of ports.
         ports: u8,
     },
+    /// A software NIC has nobody to execute what it is asked to.
+    #[error("the engine of the software NIC: {reason}")]
+    Engine {
+        /// Why.
+        reason: String,
+    },
     /// A handle that is none of this NIC's, or no longer.
     #[error("object {0:?} is not there")]
     NoObject(Handle),
@@ -202,6 +210,31 @@ pub trait Hca: Send + Sync + fmt::Debug {
     /// Whether memory of a GPU may be registered by its address. The software NIC reaches memory of this process only; a
     /// real one refuses by itself what it does not reach.
     fn reaches_gpus(&self) -> bool;
+
+    /// Whether its doorbells are words of memory that devices find at the address that this process has for them, as those
+    /// of a software NIC may be. Else they are on pages that are mapped into a device before its kernels ring.
+    fn doorbells_are_memory(&self) -> bool {
+        false
+    }
+
+    /// Where rings and doorbell records have to lie that a device fills.
+    fn ring_memory(&self) -> MemoryKind {
+        MemoryKind::Device
+    }
+
+    /// Stores a word to a doorbell, behind everything that the caller stored.
+    ///
+    /// # Safety
+    /// - The doorbell is one of this NIC's, and its page is still there.
+    ///
+    /// # Errors
+    /// [`HcaError::Engine`], of software NICs.
+    unsafe fn ring(&self, doorbell: u64, word: u64) -> Result<(), HcaError> {
+        let doorbell = std::ptr::with_exposed_provenance_mut(doorbell as usize);
+        // Safety: the caller's promise; doorbells are aligned words.
+        unsafe { AtomicU64::from_ptr(doorbell) }.store(word, Ordering::Release);
+        Ok(())
+    }
 
     /// A command that makes nothing and belongs to no object: capabilities, addresses.
     ///

@@ -46,4 +46,4 @@ pub use open::{Capabilities, Nic, NicConfig, OwnGid, RegisteredMemory};
 pub use probe::{Found, Refusal, probe};
 pub use queues::{Expired, QueueInfo, QueueSet};
 pub use relay::{DoorbellRelay, RelayLine};
-pub use soft::{SoftConfig, SoftFabric, SoftHca};
+pub use soft::{SoftConfig, SoftEngine, SoftFabric, SoftHca};

@@ -2,7 +2,9 @@
 //! NICs of the ranks of a job.
 
 use crate::comm::NicChoice;
-use crate::nic::{NicConfig, SoftConfig, SoftFabric, SoftHca};
+use crate::gpu::Device;
+use crate::nic::hca::HcaError;
+use crate::nic::{NicConfig, SoftConfig, SoftEngine, SoftFabric, SoftHca};
 use gin_soft_hca::Options;
 use gin_virtual::{ServiceStep, World};
 use std::collections::BTreeMap;
@@ -48,6 +50,16 @@ impl SoftNics {
     /// NICs that `make` makes for each world rank, opened as `config` says.
     pub fn with(options: Options, config: NicConfig, make: impl Fn(u32) -> SoftConfig + Send + Sync + 'static) -> Self {
         Self { fabric: SoftFabric::new(options), hcas: Arc::default(), make: Arc::new(make), config }
+    }
+
+    /// NICs with one port on Ethernet whose engine runs as `engine` says, with and for `device` and all devices that it
+    /// reaches. The device is made for this and launches nothing else.
+    ///
+    /// # Errors
+    /// As [`SoftFabric::place`].
+    pub fn placed(options: Options, engine: SoftEngine, device: &Arc<dyn Device>) -> Result<Self, HcaError> {
+        let nics = Self::new(options);
+        nics.fabric.place(engine, device).map(|()| nics)
     }
 
     /// Their network: for faults, and for what users did wrong.

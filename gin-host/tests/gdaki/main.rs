@@ -253,7 +253,7 @@ fn an_entry_that_fails_unseen_ends_the_communicator_when_a_window_is_to_end() {
 #[test]
 fn entries_that_do_not_end_in_time_keep_the_window_and_are_counted() {
     for (nics, config) in worlds(2) {
-        nics.fabric().inject(Fault { device: None, queue: None, entry: 0, kind: NicFault::Delay(1 << 50) });
+        nics.fabric().inject(Fault { device: None, queue: None, entry: 0, kind: NicFault::Delay(1 << 50) }).unwrap();
         let config = WorldConfig { drain: Duration::from_millis(5), ..config };
         run(&nics, config, |rank| {
             let comm = rank.communicator(&requirements())?;

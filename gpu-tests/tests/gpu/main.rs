@@ -10,6 +10,7 @@
 use gin_conformance::cases;
 use gin_conformance::host::{Mistake, Net, Setup, SetupBackend, SetupRoute, SetupWindows, judge};
 use gin_conformance::saboteurs::{self, Saboteur, Tally};
+use gin_host::nic::SoftEngine;
 use gin_host::proxy::Sabotage;
 use gin_host::world::Devices;
 use gpu_tests::gpus::{self, Gpus};
@@ -128,11 +129,28 @@ fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run:
             add(name, Box::new(move |_, devices| judge(&case, &setup(devices))));
         }
     }
+    for (text, engine) in ENGINES {
+        let setup = move |devices, net| {
+            let backend = SetupBackend::Gdaki;
+            Setup { devices: Some(devices), backend, engine, net, ..Setup::threads() }
+        };
+        for (net_text, net) in [("", Net::Plain)].into_iter().chain(NIC_NETWORKS) {
+            for case in cases::for_setup(SetupBackend::Gdaki, SetupRoute::Network) {
+                let name = format!("{place}/{text}{net_text}/{}", case.name);
+                add(name, Box::new(move |_, devices| judge(&case, &setup(devices, net))));
+            }
+        }
+        for saboteur in saboteurs::of_nics() {
+            let name = format!("{place}/{text}/the_suite_notices/{}", saboteur.name);
+            add(name, Box::new(move |_, devices| notices(&saboteur, &setup(devices, Net::Plain))));
+        }
+    }
     for saboteur in saboteurs::all() {
         // The proxy cannot store to a baseline that lies in a GPU.
         if saboteur.mistake != Mistake::Proxy(Sabotage::ResetByStore) {
             let name = format!("{place}/the_suite_notices/{}", saboteur.name);
-            add(name, Box::new(move |_, devices| notices(&saboteur, devices)));
+            let setup = |devices| Setup { devices: Some(devices), ..Setup::threads() };
+            add(name, Box::new(move |_, devices| notices(&saboteur, &setup(devices))));
         }
     }
     for (name, trial) in hardware::TRIALS {
@@ -154,15 +172,21 @@ const NETWORKS: [(&str, Net); 4] = [
     ("worst", Net::Worst),
 ];
 
+/// What runs the engine of the NICs that kernels drive.
+const ENGINES: [(&str, SoftEngine); 2] = [("gdaki_thread", SoftEngine::Thread), ("gdaki_kernel", SoftEngine::Kernel)];
+
+/// The same for NICs that kernels drive.
+const NIC_NETWORKS: [(&str, Net); 1] = [("_worst", Net::Worst)];
+
 /// Times that a case is tried to notice a mistake, as real time decides.
 const TRIES: usize = 5;
 
 /// Whether the cases that are there to notice a mistake do.
-fn notices(saboteur: &Saboteur, devices: Devices) -> Outcome {
+fn notices(saboteur: &Saboteur, setup: &Setup) -> Outcome {
     let mut tally = Tally::default();
     for _ in 0..TRIES {
         for net in [Net::Plain, Net::Delay { ns: 20_000 }] {
-            let setup = Setup { devices: Some(devices.clone()), net, ..Setup::threads() };
+            let setup = setup.with_network(net);
             for case in saboteur.cases() {
                 if !tally.right.contains(&case.name) {
                     saboteur.run(&case, &setup, &mut tally);

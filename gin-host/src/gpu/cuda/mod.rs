@@ -49,7 +49,8 @@ use self::module::{Handle, Image, Images};
 use super::copier::Copier;
 use super::flat::{Place, RawAddresses};
 use super::{
-    Device, DeviceKind, Function, GpuError, LaunchConfig, Limits, MemoryKind, Module, ModuleSource, RawMemory, Stream,
+    Device, DeviceKind, Function, GpuError, LaunchConfig, Limits, MemoryKind, Module, ModuleSource, RawMemory, Resident,
+    Stream,
 };
 use crate::copy::copy_shared;
 use crate::placement::Locality;
@@ -223,6 +224,10 @@ impl Device for CudaDevice {
 
     fn copier(&self) -> Result<Option<Box<dyn Copier>>, GpuError> {
         Ok(Some(Box::new(Copies::new(&self.context)?)))
+    }
+
+    fn keep_resident(&self, resident: Weak<dyn Resident>) {
+        quiet::keep_resident(self.id, resident);
     }
 
     fn locality(&self) -> Locality {

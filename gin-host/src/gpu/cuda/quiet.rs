@@ -9,13 +9,20 @@
 use super::context::{Context, lock};
 use super::driver::{BesideCaptures, check, describe};
 use super::lane::Lane;
-use crate::gpu::GpuError;
 use crate::gpu::flat::Place;
+use crate::gpu::{GpuError, Resident};
 use cudarc::driver::sys::{self, CUevent, CUmodule, CUresult, CUstream};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
 
 /// Most kernels that one GPU runs at a time.
 const MOST_KERNELS: usize = 128;
+
+/// No device object.
+const NOBODY: u64 = 0;
+
+/// How long a kernel that stays is waited for when it was asked to park.
+const PARKING: Duration = Duration::from_millis(100);
 
 /// Most failures of frees that are remembered.
 const MOST_FAILURES: usize = 16;
@@ -56,9 +63,20 @@ pub(super) enum Grave {
 // Safety: handles of the driver's, which any thread may use.
 unsafe impl Send for Grave {}
 
+/// A kernel that stays until it is asked to park.
+#[derive(Debug)]
+struct Stays {
+    /// The device object that launches it, and nothing else.
+    owner: u64,
+    resident: Weak<dyn Resident>,
+    /// GPU and shape of its last launch.
+    room: Option<(usize, u64, u64)>,
+}
+
 #[derive(Debug, Default)]
 struct State {
     running: Vec<Running>,
+    stays: Vec<Stays>,
     graves: Vec<Grave>,
     failures: Vec<GpuError>,
 }
@@ -129,17 +147,43 @@ impl State {
         });
     }
 
-    /// Blocks that fit beside what runs on GPU `ordinal`.
-    fn room(&self, ordinal: usize, fit: Fit) -> u64 {
+    /// Blocks that fit on GPU `ordinal` beside what runs, but for what `asks` has launched, and what will run again.
+    fn room(&self, ordinal: usize, fit: Fit, asks: u64) -> u64 {
         let running = self.running.iter().filter(|running| running.ordinal == ordinal);
-        room(running.map(|running| (running.blocks, running.per_processor)), fit)
+        let running = running.map(|running| (running.blocks, running.per_processor));
+        let parked = self.stays.iter().filter(|stays| {
+            let runs = self.running.iter().any(|running| running.owner == stays.owner);
+            stays.owner != asks && !runs && stays.resident.upgrade().is_some_and(|resident| resident.keeps_room())
+        });
+        let parked = parked.filter_map(|stays| stays.room).filter(|(there, ..)| *there == ordinal);
+        room(running.chain(parked.map(|(_, blocks, per_processor)| (blocks, per_processor))), fit)
+    }
+
+    /// Whether no kernel runs. Kernels that stay are asked to park if no other runs.
+    fn is_quiet(&mut self) -> bool {
+        self.stays.retain(|stays| stays.resident.strong_count() > 0);
+        let start = Instant::now();
+        loop {
+            self.reap();
+            let stays = |running: &Running| self.stays.iter().find(|stays| stays.owner == running.owner);
+            if self.running.is_empty() {
+                return true;
+            }
+            if self.running.iter().any(|running| stays(running).is_none()) || start.elapsed() > PARKING {
+                return false;
+            }
+            // Again and again, as its owner may be about to launch it.
+            for resident in self.running.iter().filter_map(stays).filter_map(|stays| stays.resident.upgrade()) {
+                resident.ask_to_park();
+            }
+            std::thread::yield_now();
+        }
     }
 
     /// The places that are free now. They are the caller's to drop, as that may put off their addresses.
     fn bury(&mut self) -> Vec<Place> {
         let mut places = Vec::new();
-        self.reap();
-        if !self.running.is_empty() || self.graves.is_empty() {
+        if self.graves.is_empty() || !self.is_quiet() {
             return places;
         }
         let copying = |grave: &Grave| matches!(grave, Grave::Lane(lane) if lane.is_idle() == Ok(false));
@@ -219,6 +263,11 @@ pub(super) fn failures() -> Vec<GpuError> {
     with(|state| std::mem::take(&mut state.failures))
 }
 
+/// What this device object launches from now on stays until it is asked to park.
+pub(super) fn keep_resident(owner: u64, resident: Weak<dyn Resident>) {
+    with(|state| state.stays.push(Stays { owner, resident, room: None }));
+}
+
 /// Number of kernels that a device object launched and that have not ended.
 pub(super) fn running(owner: u64) -> usize {
     with(|state| {
@@ -231,7 +280,7 @@ pub(super) fn running(owner: u64) -> usize {
 pub(super) fn free_blocks(context: &Context, fit: Fit) -> u64 {
     with(|state| {
         state.reap();
-        state.room(context.ordinal, fit)
+        state.room(context.ordinal, fit, NOBODY)
     })
 }
 
@@ -241,7 +290,7 @@ pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> R
         state.reap();
         let context = launch.context;
         if launch.cooperative {
-            let resident = state.room(context.ordinal, launch.fit);
+            let resident = state.room(context.ordinal, launch.fit, launch.owner);
             if launch.blocks > resident {
                 return Err(GpuError::NotResident { blocks: launch.blocks, resident, device: context.full_name() });
             }
@@ -275,6 +324,9 @@ pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> R
             return Err(GpuError::Driver { context: "launch a kernel", reason: describe(code) });
         }
         let &Launch { owner, blocks, fit: Fit { per_processor, .. }, .. } = launch;
+        if let Some(stays) = state.stays.iter_mut().find(|stays| stays.owner == owner) {
+            stays.room = Some((context.ordinal, blocks, per_processor));
+        }
         state.running.push(Running { ordinal: context.ordinal, owner, ended, blocks, per_processor });
         Ok(())
     })

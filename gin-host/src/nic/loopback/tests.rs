@@ -57,7 +57,7 @@ fn whichever_request_fails_one_check_says_so_and_with_what() {
     for entry in 0.. {
         let fabric = SoftFabric::default();
         let kind = FaultKind::Fail(Syndrome::RemoteOperation);
-        fabric.inject(Fault { device: None, queue: None, entry, kind });
+        fabric.inject(Fault { device: None, queue: None, entry, kind }).unwrap();
         let checks = run(&fabric, fabric.add(SoftConfig::ethernet(0)), DEADLINE, &[LONG]);
         let wrong = wrong(&checks);
         assert_eq!(fabric.objects(), 0);
@@ -94,7 +94,7 @@ fn each_mistake_of_a_nic_fails_the_checks_that_are_there_for_it() {
 #[test]
 fn a_nic_that_stalls_is_told_by_the_deadline_with_the_state_of_the_queue_pair() {
     let fabric = SoftFabric::default();
-    fabric.inject(Fault { device: None, queue: None, entry: 0, kind: FaultKind::Stall });
+    fabric.inject(Fault { device: None, queue: None, entry: 0, kind: FaultKind::Stall }).unwrap();
     let checks = run(&fabric, fabric.add(SoftConfig::ethernet(0)), Duration::from_secs(3), &[LONG]);
     let [(name, failed)] = wrong(&checks)[..] else { panic!("{checks:?}") };
     assert_eq!(name, "write");

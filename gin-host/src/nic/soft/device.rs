@@ -2,8 +2,9 @@
 //! One NIC, as the bring-up sees it.
 
 use super::config::SoftPort;
-use super::objects::{self, DOORBELL_WORD, Kind, Object, State};
+use super::objects::{self, Kind, Object, State};
 use super::{SoftFabric, firmware};
+use crate::gpu::MemoryKind;
 use crate::nic::hca::{Access, Domain, Extent, Handle, Hca, HcaError, Link, Port, Region, Uar, Umem};
 use gin_abi::mlx5::bits::{Layout, Mailbox};
 use gin_abi::mlx5::command::opcode;
@@ -66,7 +67,19 @@ impl Hca for SoftHca {
     }
 
     fn reaches_gpus(&self) -> bool {
-        false
+        self.fabric.lock_as_it_is().reaches_gpus()
+    }
+
+    fn doorbells_are_memory(&self) -> bool {
+        true
+    }
+
+    fn ring_memory(&self) -> MemoryKind {
+        self.fabric.lock_as_it_is().ring_memory()
+    }
+
+    unsafe fn ring(&self, doorbell: u64, word: u64) -> Result<(), HcaError> {
+        self.fabric.lock_as_it_is().store_doorbell(doorbell, word)
     }
 
     fn command(&self, input: &[u8], output: &mut [u8]) -> Result<(), HcaError> {
@@ -177,8 +190,7 @@ impl Hca for SoftHca {
         let mut answer = Mailbox::<AllocUarOut>::new();
         let handle = firmware::execute(&mut state, self.device, None, command.bytes()?, answer.bytes_mut())?;
         let number = answer.get(AllocUarOut::UAR) as u32;
-        let page = state.page(number).ok_or(HcaError::NoObject(Handle(0)))?;
-        let doorbell = (&raw const page.0[DOORBELL_WORD]) as u64;
+        let doorbell = state.doorbell(number).ok_or(HcaError::NoObject(Handle(0)))?;
         Ok(Uar { handle: handle.ok_or(HcaError::NoObject(Handle(0)))?, number, doorbell })
     }
 

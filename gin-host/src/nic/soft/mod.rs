@@ -17,16 +17,20 @@ mod device;
 mod firmware;
 mod memory;
 mod objects;
+mod place;
+mod table;
 
 pub use config::{SoftConfig, SoftGid, SoftPort};
 pub use device::SoftHca;
 pub use firmware::reason;
+pub use place::{Parked, SoftEngine};
 pub use gin_soft_hca::{Fault, FaultKind, Options, Violation, ViolationKind};
 
-use self::memory::ProcessMemory;
 use self::objects::State;
 #[cfg(doc)]
 use super::hca::Hca;
+use super::hca::HcaError;
+use crate::gpu::Device;
 use gin_soft_hca::Progress;
 use gin_soft_hca::tables::{CompletionQueue, Queue};
 use std::fmt;
@@ -62,6 +66,27 @@ impl SoftFabric {
         Self { state: Arc::new(Mutex::new(State::new(options))) }
     }
 
+    /// Has the engine run as `engine` says, with and for `device` and all devices that it reaches. There is no NIC yet.
+    ///
+    /// # Errors
+    /// [`HcaError::Engine`]: what the device reports; for [`SoftEngine::Kernel`] also if its linked kernels have no
+    /// `soft_hca`; if there are NICs already.
+    pub fn place(&self, engine: SoftEngine, device: &Arc<dyn Device>) -> Result<(), HcaError> {
+        self.lock().place(engine, device)
+    }
+
+    /// Keeps the engine parked, where it is a kernel, until what is returned is dropped.
+    pub fn park(&self) -> Parked {
+        // In this order nothing launches it in between: who does has the lock.
+        let state = self.lock();
+        Parked::new(state.bell())
+    }
+
+    /// Why the engine does nothing any more, if so.
+    pub fn failure(&self) -> Option<String> {
+        self.lock().broken()
+    }
+
     /// Adds a NIC.
     pub fn add(&self, config: SoftConfig) -> SoftHca {
         let mut state = self.lock();
@@ -69,11 +94,16 @@ impl SoftFabric {
         SoftHca { fabric: self.clone(), device: state.devices.len() as u32 - 1 }
     }
 
-    /// Looks at the doorbells and does one thing.
+    /// Looks at the doorbells and does one thing. Where the engine is a kernel, sees to it that it runs, unless a command
+    /// was sent just now.
     pub fn step(&self) -> Progress {
         // Others may run while a simulated clock is read, so not with the lock held.
         let now_ns = crate::rt::clock_ns();
-        let mut state = self.lock();
+        let mut state = self.lock_as_it_is();
+        if state.is_kernel() {
+            state.tend();
+            return Progress::Idle;
+        }
         let rang = state.look_at_doorbells();
         match state.step(now_ns) {
             Progress::Idle if rang => Progress::Moved,
@@ -81,7 +111,7 @@ impl SoftFabric {
         }
     }
 
-    /// Steps until nothing is to do.
+    /// Steps until nothing is to do. Where the engine is a kernel it goes on by itself.
     pub fn settle(&self) {
         while self.step() != Progress::Idle {}
     }
@@ -109,13 +139,16 @@ impl SoftFabric {
     }
 
     /// Makes something go wrong once.
-    pub fn inject(&self, fault: Fault) {
-        self.lock().faults.push(Some(fault));
+    ///
+    /// # Errors
+    /// [`HcaError::Engine`] if more is to go wrong at a time than the engine has room for.
+    pub fn inject(&self, fault: Fault) -> Result<(), HcaError> {
+        self.lock().inject(fault).map_err(|_| no_engine("there is no room for one more fault"))
     }
 
     /// The first thing that a user of the NICs did wrong, and how many there were.
     pub fn violations(&self) -> (Option<Violation>, u64) {
-        self.lock().engine.violations()
+        self.lock().engine().violations()
     }
 
     /// Number of objects of all NICs.
@@ -142,10 +175,22 @@ impl SoftFabric {
         self.lock().completions.get(number as usize).copied().filter(|queue| queue.live)
     }
 
+    /// The state, parked if the engine is a kernel.
     fn lock(&self) -> MutexGuard<'_, State> {
+        let mut state = self.lock_as_it_is();
+        state.park();
+        state
+    }
+
+    fn lock_as_it_is(&self) -> MutexGuard<'_, State> {
         // A test that failed with the lock held says more than a second panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// That the engine cannot be had, or not any more.
+fn no_engine(reason: impl fmt::Display) -> HcaError {
+    HcaError::Engine { reason: reason.to_string() }
 }
 
 /// Steps a [`SoftFabric`] until it is dropped.

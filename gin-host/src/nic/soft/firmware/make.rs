@@ -2,7 +2,8 @@
 //! Commands that make objects, and that end queues.
 
 use super::{Answer, Reason, check_reserved, reply_number, room};
-use crate::nic::soft::objects::{EVENT_QUEUE, Owned, PAGE, Page, RingMemory, State, Uses, add};
+use crate::nic::soft::objects::{EVENT_QUEUE, Owned, PAGE, RingMemory, State, Uses, add};
+use crate::nic::soft::table::Full;
 use gin_abi::mlx5::bits::{Layout, View};
 use gin_abi::mlx5::command::{QpState, RQ_TYPE_NONE, Status};
 use gin_abi::mlx5::cqe;
@@ -13,7 +14,6 @@ use gin_abi::mlx5::mailbox::{
 };
 use gin_abi::mlx5::wqe::SLOT_BYTES;
 use gin_soft_hca::tables::{CompletionQueue, Queue};
-use std::sync::atomic::AtomicU64;
 
 pub(super) fn create_umem(state: &mut State, device: u32, input: &[u8], output: &mut [u8]) -> Answer<u32> {
     room::<CreateUmemOut>(output)?;
@@ -60,8 +60,7 @@ pub(super) fn allocate_uar(
 ) -> Answer<u32> {
     room::<AllocUarOut>(output)?;
     state.check_room(device)?;
-    let page = Box::new(Page([const { AtomicU64::new(0) }; PAGE as usize / 8]));
-    let number = add(&mut state.uars, Owned { device, users: 0, what: page });
+    let number = state.add_doorbell(device)?;
     reply_number(output, AllocUarOut::UAR, number);
     Ok(number)
 }
@@ -130,23 +129,14 @@ pub(super) fn create_completions(
         ring,
         log_size,
         collapsed: context.get(Cqc::CC) == 1,
-        record: (!ignored).then_some(record),
+        record: if ignored { 0 } else { record },
         produced: 0,
     };
     let uses = Uses { umems: vec![ring_umem, record_umem], uar, completions: Vec::new(), domain: None };
+    let number = state.add_completions(queue, uses.clone()).map_err(|Full| Reason::Full.refuse(Status::NoResources))?;
     state.count(&uses, true);
-    let number = match state.completions.iter().skip(1).position(|queue| !queue.live) {
-        Some(free) => free + 1,
-        None => {
-            state.completions.push(CompletionQueue::default());
-            state.completion_uses.push(Default::default());
-            state.completions.len() - 1
-        }
-    };
-    state.completions[number] = queue;
-    state.completion_uses[number] = (uses, 0);
-    reply_number(output, CreateCqOut::CQN, number as u32);
-    Ok(number as u32)
+    reply_number(output, CreateCqOut::CQN, number);
+    Ok(number)
 }
 
 pub(super) fn destroy_completions(state: &mut State, number: u32) -> Answer<()> {
@@ -198,7 +188,7 @@ pub(super) fn create_queue(
     }
     let uar = check_uar(state, device, context.get(Qpc::UAR_PAGE))?;
     let sends = context.get(Qpc::NO_SQ) == 0;
-    if sends && state.queue_uses.iter().zip(&state.queues).any(|(uses, queue)| queue.live && uses.uar == uar) {
+    if sends && state.queue_uses.iter().zip(state.queues.iter()).any(|(uses, queue)| queue.live && uses.uar == uar) {
         return Err(Reason::UarShared.refuse(Status::ResourceBusy));
     }
     let mut queue =
@@ -219,19 +209,10 @@ pub(super) fn create_queue(
         (queue.ring, queue.record) = (ring, record + SEND_OFFSET);
         (uses.umems, uses.uar) = (vec![ring_umem, record_umem], uar);
     }
+    let number = state.add_queue(queue, uses.clone()).map_err(|Full| Reason::Full.refuse(Status::NoResources))?;
     state.count(&uses, true);
-    let number = match state.queues.iter().skip(1).position(|queue| !queue.live) {
-        Some(free) => free + 1,
-        None => {
-            state.queues.push(Queue::default());
-            state.queue_uses.push(Uses::default());
-            state.queues.len() - 1
-        }
-    };
-    state.queues[number] = queue;
-    state.queue_uses[number] = uses;
-    reply_number(output, CreateQpOut::QPN, number as u32);
-    Ok(number as u32)
+    reply_number(output, CreateQpOut::QPN, number);
+    Ok(number)
 }
 
 pub(super) fn destroy_queue(state: &mut State, number: u32) -> Answer<()> {

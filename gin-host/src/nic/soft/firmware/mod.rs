@@ -32,6 +32,7 @@ reasons! {
     OutputLength = "too little room for the answer",
     Reserved = "a reserved bit is set",
     Full = "too many objects",
+    Engine = "the engine has failed",
     WrongObject = "no such object, or of another kind",
     InUse = "object is in use",
     Access = "rights that do not go together",
