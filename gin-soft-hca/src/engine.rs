@@ -332,13 +332,7 @@ impl Engine {
     }
 
     /// Begins the next entry of a queue pair, if it can.
-    fn begin(
-        &mut self,
-        number: usize,
-        tables: &mut Tables<'_>,
-        held: &mut Held<'_>,
-        memory: &mut impl Memory,
-    ) -> bool {
+    fn begin(&mut self, number: usize, tables: &mut Tables<'_>, held: &mut Held<'_>, memory: &mut impl Memory) -> bool {
         let Some(queue) = tables.queues.get_mut(number) else { return false };
         if queue.started == queue.posted
             || queue.started - queue.finished >= WINDOW as u64
@@ -459,8 +453,9 @@ impl Engine {
         }
         let answer = match fault {
             Some(FaultKind::Drop) => request(tables, number, work).and(Err(NO_ANSWER)),
-            _ => request(tables, number, work)
-                .and_then(|()| carry_out(tables, number, work, self.mistake, held, memory)),
+            _ => {
+                request(tables, number, work).and_then(|()| carry_out(tables, number, work, self.mistake, held, memory))
+            }
         };
         let (answer, peer_breaks) = match (answer, fault) {
             (Ok(_), Some(FaultKind::LoseAnswer)) => {
@@ -671,13 +666,7 @@ fn land(
 }
 
 /// Takes an answer.
-fn answered(
-    number: u32,
-    answer: Answer,
-    tables: &Tables<'_>,
-    held: &mut Held<'_>,
-    memory: &mut impl Memory,
-) -> Stage {
+fn answered(number: u32, answer: Answer, tables: &Tables<'_>, held: &mut Held<'_>, memory: &mut impl Memory) -> Stage {
     // What was there when the request was made may be gone by now.
     let access = |to, bytes| {
         local_range(tables, number, to, bytes, true)

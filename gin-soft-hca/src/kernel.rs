@@ -9,12 +9,12 @@
 //! that are too long for one thread. Orders go through words in device memory and not through a barrier, since the
 //! thread that gives them is in the midst of something. A block of one warp copies everything by that thread.
 
+use crate::Progress;
 use crate::engine::{Engine, Tables};
 use crate::faults::Switch;
 use crate::held::{Held, Item, Usage};
 use crate::memory::Memory;
 use crate::tables::{CompletionQueue, Queue, Region};
-use crate::Progress;
 use bytemuck::{Pod, Zeroable};
 use core::mem::size_of;
 use core::slice::from_raw_parts_mut;
@@ -208,7 +208,8 @@ unsafe fn look_at_doorbells(
     let mut first = 0;
     while first < residence.owners.count {
         // All loads are under way before the first is looked at.
-        let words: [u64; TOGETHER as usize] = core::array::from_fn(|index| doorbells.at(first + index as u64).load_relaxed_sys());
+        let words: [u64; TOGETHER as usize] =
+            core::array::from_fn(|index| doorbells.at(first + index as u64).load_relaxed_sys());
         for (index, word) in (first..).zip(words) {
             let last = seen.wrapping_add(index as usize);
             // Safety: there are as many as doorbells.
@@ -294,7 +295,11 @@ impl<W: Word> Orders<W> {
 
     /// The order that was given last.
     pub fn read(&self) -> Order {
-        Order { to: self.to.load_relaxed_gpu(), from: self.from.load_relaxed_gpu(), bytes: self.bytes.load_relaxed_gpu() }
+        Order {
+            to: self.to.load_relaxed_gpu(),
+            from: self.from.load_relaxed_gpu(),
+            bytes: self.bytes.load_relaxed_gpu(),
+        }
     }
 
     /// Says that the warp has carried out the order, once all its lanes have met.

@@ -126,7 +126,12 @@ mod outlined {
     use super::{Backend, Core, Deadline, Descriptor, Gdaki, Operation, Stop};
 
     #[inline(never)]
-    pub(super) fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), Stop> {
+    pub(super) fn post(
+        core: &Core,
+        request: &Descriptor,
+        operation: Operation,
+        deadline: Deadline,
+    ) -> Result<(), Stop> {
         Gdaki::post(core, request, operation, deadline)
     }
 

@@ -261,7 +261,7 @@ fn fault(error: &DrainError) -> Fault {
             at(FaultKind::QueueBroken, Operation::None, context, peer).values(index, 0)
         }
         DrainError::Senseless { context, peer } => at(FaultKind::Network, Operation::None, context, peer),
-        DrainError::Gpu(_) => Fault::new(FaultKind::Network, Operation::None),
+        DrainError::Gpu(_) | DrainError::Nic(_) => Fault::new(FaultKind::Network, Operation::None),
     }
 }
 

@@ -6,7 +6,7 @@
 
 use super::Address;
 use super::error::{NicError, Peer};
-use super::hca::{Access, Extent};
+use super::hca::{Access, Extent, HcaError};
 use super::layout::{Layout, PAGE, QueueSpec};
 use super::open::{Nic, RegisteredMemory};
 use super::queues::{Expired, QueueInfo, QueueSet};
@@ -49,6 +49,18 @@ impl Nic {
     pub(super) fn ring_memory(&self) -> MemoryKind {
         self.owner.hca.ring_memory()
     }
+
+    /// See [`Hca::ring`](super::hca::Hca::ring).
+    ///
+    /// # Safety
+    /// - As there.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) unsafe fn ring(&self, doorbell: u64, word: u64) -> Result<(), HcaError> {
+        // Safety: the caller's promise.
+        unsafe { self.owner.hca.ring(doorbell, word) }
+    }
 }
 
 /// Queue pairs whose rings lie in memory of a device, or in pinned memory if the NIC demands that, for kernels of the
@@ -90,6 +102,11 @@ impl DeviceQueues {
     /// The queue pairs, in the order of their specs; their rings lie in [`slab`](Self::slab).
     pub fn infos(&self) -> impl Iterator<Item = &QueueInfo> {
         self.set.infos()
+    }
+
+    /// The NIC.
+    pub(super) fn nic(&self) -> &Arc<Nic> {
+        self.set.nic()
     }
 
     /// The memory with the rings.

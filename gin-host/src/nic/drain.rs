@@ -5,6 +5,8 @@
 //! announced. So the host posts one more entry behind them, which does nothing but complete, announces all, and takes
 //! completions until that one's is there. It leaves the words of the queue pair as the next kernel expects them.
 
+use super::hca::HcaError;
+use super::open::Nic;
 use super::queues::Expired;
 use crate::gpu::{GpuError, MemorySlice};
 use crate::rt;
@@ -15,7 +17,8 @@ use gin_abi::mlx5::doorbell::{Doorbell, Record};
 use gin_abi::mlx5::wqe::{self, Entry, Flags, Post, QueueNumber, SLOT_BYTES, Slot};
 use gin_device::backend::gdaki::pair::{TAG_SHIFT, TOKEN_SHIFT};
 use std::mem::offset_of;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 /// Codes of a token's word: somebody has taken the token away, and it is here.
 const TAKEN: u64 = 0;
@@ -40,6 +43,9 @@ pub enum DrainError {
     /// The device failed.
     #[error(transparent)]
     Gpu(#[from] GpuError),
+    /// The NIC cannot be rung.
+    #[error(transparent)]
+    Nic(#[from] HcaError),
     /// An entry failed, and the queue pair is broken.
     #[error(
         "entry {index} (operation {operation:#x}) of context {context} to rank {peer} failed: {}",
@@ -101,6 +107,8 @@ pub(super) struct IdleQueue {
     pub(super) tokens: MemorySlice,
     /// Another.
     pub(super) tags: MemorySlice,
+    /// The NIC.
+    pub(super) nic: Arc<Nic>,
     /// The counters, if there are any.
     pub(super) counters: Option<MemorySlice>,
     /// The host's last entry was posted.
@@ -165,8 +173,7 @@ impl IdleQueue {
         let end = self.data.claim;
         self.record.write(0, &[Record { receive: Be32::new(0), send: Record::send(end) }])?;
         // Safety: the doorbell is a word of a page, or of pinned memory, that is there as long as the queue pair.
-        let doorbell = unsafe { AtomicU64::from_ptr(self.data.doorbell as usize as *mut u64) };
-        doorbell.store(Doorbell::word(end, self.number()), Ordering::Release);
+        unsafe { self.nic.ring(self.data.doorbell, Doorbell::word(end, self.number())) }?;
         // A page may be mapped so that stores are gathered; this one leaves now.
         fence(Ordering::SeqCst);
         self.data.rung = end;

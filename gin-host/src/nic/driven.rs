@@ -249,7 +249,7 @@ impl DrivenQueues {
             for (peer, info) in (0..self.shape.ranks).zip(set.infos()) {
                 let data = table[self.shape.index(context, peer) as usize];
                 if data.claim != data.done {
-                    queues.push(self.idle_queue(context, peer, data, set.slab(), info)?);
+                    queues.push(self.idle_queue(context, peer, data, set, info)?);
                 }
             }
         }
@@ -261,10 +261,10 @@ impl DrivenQueues {
         context: u32,
         peer: u32,
         data: QueuePairData,
-        slab: &MemorySlice,
+        set: &DeviceQueues,
         info: &QueueInfo,
     ) -> Result<IdleQueue, GpuError> {
-        let place = info.place.expect("a sender has rings");
+        let (place, slab) = (info.place.expect("a sender has rings"), set.slab());
         let depth = u64::from(self.shape.depth);
         let part = |memory: &Arc<Memory>, start: u64, bytes: u64| memory.slice(start..start + bytes);
         let of_slab = |offset: u64, bytes| part(slab.memory(), slab.offset() + offset, bytes);
@@ -279,6 +279,7 @@ impl DrivenQueues {
             record: of_slab(place.record, 8)?,
             tokens: part(&self.words, self.ring_words(self.places.tokens, context, peer), depth * 8)?,
             tags: part(&self.words, self.ring_words(self.places.tags, context, peer), depth * 8)?,
+            nic: set.nic().clone(),
             counters: self.counters.get(context as usize).cloned().flatten(),
             closed: false,
         })
@@ -291,6 +292,6 @@ impl DrivenQueues {
         let info = set.infos().nth(peer as usize).unwrap();
         let mut data = [QueuePairData::zeroed()];
         self.words.read(self.shape.index(context, peer) * size_of::<QueuePairData>() as u64, &mut data).unwrap();
-        self.idle_queue(context, peer, data[0], set.slab(), info).unwrap()
+        self.idle_queue(context, peer, data[0], set, info).unwrap()
     }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What the bring-up needs of a NIC.
 
-use gin_abi::mlx5::bits::TooWide;
 use crate::gpu::MemoryKind;
+use gin_abi::mlx5::bits::TooWide;
 use gin_abi::mlx5::command::{Mtu, Status};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -98,6 +98,11 @@ impl QueueSet {
         Ok(Self { queues, _objects: maker.objects, nic: Arc::clone(nic) })
     }
 
+    /// The NIC.
+    pub(super) fn nic(&self) -> &Arc<Nic> {
+        &self.nic
+    }
+
     /// Number of queue pairs.
     pub fn len(&self) -> usize {
         self.queues.len()

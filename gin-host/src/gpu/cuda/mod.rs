@@ -49,8 +49,8 @@ use self::module::{Handle, Image, Images};
 use super::copier::Copier;
 use super::flat::{Place, RawAddresses};
 use super::{
-    Device, DeviceKind, Function, GpuError, LaunchConfig, Limits, MemoryKind, Module, ModuleSource, RawMemory, Resident,
-    Stream,
+    Device, DeviceKind, Function, GpuError, LaunchConfig, Limits, MemoryKind, Module, ModuleSource, RawMemory,
+    Resident, Stream,
 };
 use crate::copy::copy_shared;
 use crate::placement::Locality;

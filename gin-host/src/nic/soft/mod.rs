@@ -23,8 +23,8 @@ mod table;
 pub use config::{SoftConfig, SoftGid, SoftPort};
 pub use device::SoftHca;
 pub use firmware::reason;
-pub use place::{Parked, SoftEngine};
 pub use gin_soft_hca::{Fault, FaultKind, Options, Violation, ViolationKind};
+pub use place::{Parked, SoftEngine};
 
 use self::objects::State;
 #[cfg(doc)]

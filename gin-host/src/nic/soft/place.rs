@@ -211,7 +211,9 @@ impl State {
     pub(super) fn store_doorbell(&self, doorbell: u64, word: u64) -> Result<(), HcaError> {
         if let Place::Kernel(engine) = &self.place {
             let at = doorbell.wrapping_sub(engine.doorbells.address());
-            return engine.doorbells.write(at, &[word]).map_err(no_engine);
+            if at < engine.doorbells.bytes() {
+                return engine.doorbells.write(at, &[word]).map_err(no_engine);
+            }
         }
         // Safety: a word of a page, or of pinned memory, that is there as long as the doorbell.
         unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(doorbell as usize)) }

@@ -36,8 +36,7 @@ impl<T: Copy> Table<T> {
         let bytes = (capacity.max(self.len()) * size_of::<T>()) as u64;
         let (home, here) =
             (Memory::new(device, MemoryKind::Pinned, bytes)?, Memory::new(device, MemoryKind::Device, bytes)?);
-        let mut pinned =
-            Pinned { home, here, count: 0, capacity: capacity.max(self.len()), of: PhantomData };
+        let mut pinned = Pinned { home, here, count: 0, capacity: capacity.max(self.len()), of: PhantomData };
         for &element in self.iter() {
             pinned.add(element);
         }
