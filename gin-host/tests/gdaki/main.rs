@@ -5,6 +5,7 @@
 mod common;
 mod disguise;
 mod hand;
+mod kernel;
 mod refusals;
 
 use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS, ENGINE_GPU, ENGINE_NIC};

@@ -66,11 +66,12 @@ impl SoftFabric {
         Self { state: Arc::new(Mutex::new(State::new(options))) }
     }
 
-    /// Has the engine run as `engine` says, with and for `device` and all devices that it reaches. There is no NIC yet.
+    /// Has the engine run as `engine` says, with and for `device` and all devices that it reaches. No NIC has an
+    /// object yet.
     ///
     /// # Errors
     /// [`HcaError::Engine`]: what the device reports; for [`SoftEngine::Kernel`] also if its linked kernels have no
-    /// `soft_hca`; if there are NICs already.
+    /// `soft_hca`; if there are objects already.
     pub fn place(&self, engine: SoftEngine, device: &Arc<dyn Device>) -> Result<(), HcaError> {
         self.lock().place(engine, device)
     }

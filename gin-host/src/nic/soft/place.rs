@@ -3,7 +3,9 @@
 
 use super::objects::State;
 use super::{HcaError, no_engine};
-use crate::gpu::{Device, Function, LaunchConfig, Memory, MemoryKind, ModuleSource, Plain, Resident, Stream};
+use crate::gpu::{
+    Device, DeviceKind, Function, LaunchConfig, Memory, MemoryKind, ModuleSource, Plain, Resident, Stream,
+};
 use crate::rt;
 use gin_soft_hca::kernel::{ORDER_WORDS, Residence, THREADS};
 use std::sync::Arc;
@@ -29,6 +31,8 @@ const QUEUES: usize = 2048;
 const REGIONS: usize = 4096;
 pub(super) const DOORBELLS: usize = 2048;
 const FAULTS: usize = 64;
+/// Threads of the kernel on a virtual GPU.
+const VIRTUAL_THREADS: u32 = 96;
 /// The host's word for the kernel.
 const PARK: u64 = 1;
 /// How long nobody must have sent a command before the kernel goes on.
@@ -66,6 +70,7 @@ impl Resident for Bell {
 #[derive(Debug)]
 pub(super) struct KernelEngine {
     function: Function,
+    threads: u32,
     stream: Arc<dyn Stream>,
     bell: Arc<Bell>,
     order: Arc<Memory>,
@@ -99,13 +104,13 @@ impl Place {
 }
 
 impl State {
-    /// Has the engine run there from now on. There is no NIC yet.
+    /// Has the engine run there from now on.
     ///
     /// # Errors
-    /// What the device reports; [`HcaError::Engine`] if there are NICs already.
+    /// What the device reports; [`HcaError::Engine`] if there are objects already.
     pub(super) fn place(&mut self, engine: SoftEngine, device: &Arc<dyn Device>) -> Result<(), HcaError> {
-        if !self.devices.is_empty() || !matches!(self.place, Place::Process) {
-            return Err(no_engine("it has a place already, or there are NICs that would have to move"));
+        if !self.objects.is_empty() || !matches!(self.place, Place::Process) {
+            return Err(no_engine("it has a place already, or there are objects that would have to move"));
         }
         let bytes = self.stage_bytes();
         let new = |kind, bytes| Memory::new(device, kind, bytes).map_err(no_engine);
@@ -138,6 +143,8 @@ impl State {
                 device.keep_resident(Arc::downgrade(&resident));
                 let mut engine = KernelEngine {
                     function,
+                    // A virtual GPU's threads take turns: a few show all that there is to see.
+                    threads: if device.kind() == DeviceKind::Virtual { VIRTUAL_THREADS } else { THREADS },
                     stream: device.stream().map_err(no_engine)?,
                     bell,
                     order: new(MemoryKind::Device, 8 * ORDER_WORDS)?,
@@ -267,7 +274,7 @@ impl KernelEngine {
         self.bell.store(0);
         // Safety: the tables are pinned and long enough, and nobody touches them until the kernel has ended; what they
         // name was registered with that promise, and devices were asked whether they reach it.
-        unsafe { self.stream.launch(&self.function, LaunchConfig::new(1, THREADS), &[&Plain(residence)]) }
+        unsafe { self.stream.launch(&self.function, LaunchConfig::new(1, self.threads), &[&Plain(residence)]) }
             .map_err(no_engine)?;
         self.is_launched = true;
         Ok(())

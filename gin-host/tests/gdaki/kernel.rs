@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The engine of software NICs as a kernel, on a virtual GPU.
+
+use gin_abi::mlx5::be::Be32;
+use gin_abi::mlx5::cqe::{self, Completion};
+use gin_abi::mlx5::doorbell::{Doorbell, Record};
+use gin_abi::mlx5::wqe::{self, Flags, Local, Post, QueueNumber, Remote, SLOT_BYTES};
+use gin_host::gpu::{Memory, MemoryKind};
+use gin_host::nic::hca::{Access, Hca};
+use gin_host::nic::{
+    DeviceQueues, Nic, NicConfig, Peer, QueueSpec, RegisteredSlice, Role, SoftConfig, SoftEngine, SoftFabric,
+};
+use gin_host::world::{Rank, WorldConfig, launch};
+use gin_soft_hca::{Fault, FaultKind, Options};
+use std::error::Error;
+use std::sync::Arc;
+
+/// Slots of the ring.
+const DEPTH: u64 = 8;
+/// Bytes that are written: more than one thread copies by itself, and no multiple of anything.
+const BYTES: u64 = 5003;
+
+/// One queue pair of two that are connected to each other.
+struct Poster {
+    fabric: SoftFabric,
+    hca: Arc<dyn Hca>,
+    queues: DeviceQueues,
+    posted: u64,
+}
+
+impl Poster {
+    /// Posts an entry, and steps until the NIC has completed it; whether it did well.
+    fn post<const N: usize>(&mut self, entry: impl Fn(Post) -> [wqe::Segment; N]) -> Result<bool, Box<dyn Error>> {
+        let info = *self.queues.infos().next().ok_or("there is no queue pair")?;
+        let (place, queue) = (info.place.ok_or("it has no rings")?, QueueNumber::new(info.queue));
+        let (index, slab) = (self.posted, self.queues.slab());
+        self.posted += 1;
+        slab.write(place.ring + index % DEPTH * SLOT_BYTES, &entry(Post { index, queue, flags: Flags::COMPLETION }))?;
+        slab.write(place.record, &[Record { receive: Be32::new(0), send: Record::send(self.posted) }])?;
+        // Safety: the doorbell is there as long as the queue pairs.
+        unsafe { self.hca.ring(info.doorbell, Doorbell::word(self.posted, queue)) }?;
+        let mut completion = [Completion { words: [0; 8] }];
+        let mut outcome = None;
+        let ended = gin_virtual::block_on(|| {
+            self.fabric.step();
+            let read = slab.read(place.completions + index % DEPTH * cqe::BYTES, &mut completion);
+            outcome = completion[0].read(index, info.log_completions).ok();
+            read.is_err() || outcome.is_some() || self.fabric.failure().is_some()
+        });
+        if let (true, Some(failure)) = (ended, self.fabric.failure()) {
+            return Err(failure.into());
+        }
+        Ok(outcome.ok_or("no completion came")?.result.is_ok())
+    }
+}
+
+fn check(rank: &Rank) -> Result<(), Box<dyn Error>> {
+    let device = rank.device();
+    let fabric = SoftFabric::new(Options::default());
+    let hca: Arc<dyn Hca> = Arc::new(fabric.add(SoftConfig::ethernet(0)));
+    fabric.place(SoftEngine::Kernel, device)?;
+    let nic = Nic::open(hca.clone(), NicConfig::default())?;
+    let depth = DEPTH as u32;
+    let spec = QueueSpec { role: Role::Sender, depth, completions: depth, collapsed: false };
+    let queues = DeviceQueues::new(&nic, device, &[spec; 2], &|| false)?;
+    let me = Peer { rank: 0, host: "here".to_owned(), port: 1 };
+    for (own, other) in [(0, 1), (1, 0)] {
+        let address = queues.address(other).ok_or("a sender has an address")?;
+        queues.connect(own, &me, &address, &|| false)?;
+    }
+    let window = Memory::new(device, MemoryKind::Device, 4 * BYTES)?.whole();
+    let sent: Vec<u8> = (0..BYTES).map(|index| (index * 7 + 3) as u8).collect();
+    window.write(1, &sent)?;
+    let window = RegisteredSlice::new(&nic, window, 0, Access::SIGNALS)?;
+    let (word, landed) = (3 * BYTES.next_multiple_of(8), 2 * BYTES);
+    let remote = |address| Remote { address, key: Be32::new(window.remote_key()) };
+    let local = |address, bytes| Local { address, key: Be32::new(window.local_key()), bytes };
+    let mut poster = Poster { fabric: fabric.clone(), hca, queues, posted: 0 };
+
+    // More entries than slots, with the kernel parked in between, by commands and on request.
+    for round in 1..=DEPTH {
+        assert!(poster.post(|head| wqe::write(head, remote(landed), local(1, BYTES as u32)))?);
+        assert!(poster.post(|head| wqe::fetch_add(head, remote(word), 5, local(word + 8, 8)))?);
+        let (mut arrived, mut sum) = (vec![0; BYTES as usize], [0u64]);
+        window.slice().read(landed, &mut arrived)?;
+        window.slice().read(word, &mut sum)?;
+        assert_eq!((arrived == sent, sum), (true, [5 * round]), "round {round}");
+        window.slice().write(landed, &vec![0u8; BYTES as usize])?;
+        match round {
+            2 => drop(RegisteredSlice::new(&nic, window.slice().clone(), 0, Access::PAYLOAD)?),
+            4 => {
+                let parked = fabric.park();
+                gin_virtual::block_on(|| device.running() == 0);
+                (0..100).for_each(|_| {
+                    fabric.step();
+                });
+                assert_eq!(device.running(), 0, "it stays parked");
+                drop(parked);
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(fabric.violations(), (None, 0));
+    let fault = Fault { device: None, queue: None, entry: 0, kind: FaultKind::Drop };
+    fabric.inject(fault)?;
+    assert!(!poster.post(|head| wqe::write(head, remote(landed), local(1, 8)))?, "it was dropped");
+    drop((poster, window, nic));
+    assert_eq!(fabric.objects(), 0);
+    drop(fabric);
+    gin_virtual::block_on(|| device.running() == 0);
+    Ok(())
+}
+
+#[test]
+fn the_engine_runs_as_a_kernel_and_goes_on_after_it_was_parked() {
+    for config in [WorldConfig::seeded(1, 3), WorldConfig::seeded(1, 4), WorldConfig::threads(1)] {
+        launch(config, |rank| check(&rank).map_err(|error| error.to_string())).unwrap();
+    }
+}
