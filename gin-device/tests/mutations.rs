@@ -16,6 +16,7 @@ use sites::{Site, scan, scan_file};
 use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::Mutex;
+use std::sync::atomic::Ordering;
 
 /// A place that the models cannot tell from a weaker one.
 struct NotObservable {
@@ -165,11 +166,16 @@ fn run_models(mutation: Option<Mutation>) -> ExitCode {
         Some(Mutation::Swap(_)) => all_about("/queue/"),
         None => model::all(),
     };
-    for (name, model) in models {
-        println!("model {name}");
-        mutate(mutation.clone());
-        model();
-        *PASSED.lock().expect("one thread") += hits();
+    // Most mutations are caught with a preemption fewer, in a tenth of the time.
+    let searches: &[usize] = if mutation.is_some() { &[1, 0] } else { &[0] };
+    for &fewer in searches {
+        model::FEWER.store(fewer, Ordering::Relaxed);
+        for (name, model) in &models {
+            println!("model {name}");
+            mutate(mutation.clone());
+            model();
+            *PASSED.lock().expect("one thread") += hits();
+        }
     }
     println!("survived {}", *PASSED.lock().expect("one thread"));
     ExitCode::SUCCESS

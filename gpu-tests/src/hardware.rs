@@ -6,9 +6,12 @@
 use bytemuck::Zeroable;
 use gin_host::comm::{CommError, Communicator, Requirements, WindowFlags};
 use gin_host::gpu::{Memory, MemoryKind, Module, ModuleSource, Plain, Stream};
-use gin_host::world::{Devices, Rank, WorldConfig, launch};
+use gin_host::nic::SoftEngine;
+use gin_host::world::{Devices, Rank, SoftNics, WorldConfig, launch};
 use gin_host::{KernelArg, LaunchConfig, Window};
+use gin_soft_hca::Options;
 use gpu_tests_kernels::{Exchange, Flood, Stale, exchange_len, value};
+use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,6 +43,8 @@ pub struct Place {
     pub iterations: u64,
     /// Whether ranks are in one LSA team as far as their GPUs allow, and kernels take loads and stores.
     lsa: bool,
+    /// What runs the NICs, if kernels drive software NICs.
+    engine: Option<SoftEngine>,
 }
 
 impl Place {
@@ -47,17 +52,24 @@ impl Place {
     pub fn real(devices: Devices, gpus: usize) -> Self {
         let asked = std::env::var(ITERATIONS).ok().and_then(|text| text.parse().ok());
         let (gpus, iterations) = (gpus as u32, asked.unwrap_or(USUAL_ITERATIONS));
-        Self { devices: Some(devices), gpus, most_blocks: u32::MAX, iterations, lsa: false }
+        Self { devices: Some(devices), gpus, most_blocks: u32::MAX, iterations, lsa: false, engine: None }
     }
 
     /// The virtual GPU.
     pub fn simulated() -> Self {
-        Self { devices: None, gpus: 2, most_blocks: 6, iterations: 300, lsa: false }
+        Self { devices: None, gpus: 2, most_blocks: 6, iterations: 300, lsa: false, engine: None }
     }
 
     /// The same, with loads and stores.
     fn lsa(&self) -> Self {
         Self { lsa: true, ..self.clone() }
+    }
+
+    /// The same, with kernels that drive software NICs.
+    pub fn driving(self, engine: SoftEngine) -> Self {
+        // A copy that a CPU thread makes takes ten times as long as a kernel's.
+        let slower = if engine == SoftEngine::Thread { 10 } else { 1 };
+        Self { engine: Some(engine), iterations: self.iterations / slower, ..self }
     }
 
     /// At least two ranks, one on each GPU if there are so many.
@@ -70,14 +82,46 @@ impl Place {
         self.ranks().div_ceil(self.gpus)
     }
 
+    /// Software NICs, if kernels drive them.
+    pub(crate) fn nics(&self) -> Result<Option<SoftNics>, String> {
+        let Some(engine) = self.engine else { return Ok(None) };
+        let made = || -> Result<SoftNics, Box<dyn Error>> {
+            match &self.devices {
+                None => Ok(SoftNics::new(Options::default())),
+                Some(devices) => Ok(SoftNics::placed(Options::default(), engine, &devices.device(0, self.ranks())?)?),
+            }
+        };
+        made().map(Some).map_err(|error| error.to_string())
+    }
+
     fn run<T: Send>(&self, body: impl Fn(&Rank) -> Result<T, CommError> + Sync) -> Result<Vec<T>, String> {
+        self.run_with(self.nics()?.as_ref(), body)
+    }
+
+    /// Runs `body` on each rank, with these NICs.
+    pub(crate) fn run_with<T: Send>(
+        &self,
+        nics: Option<&SoftNics>,
+        body: impl Fn(&Rank) -> Result<T, CommError> + Sync,
+    ) -> Result<Vec<T>, String> {
         let mut config = WorldConfig::threads(self.ranks());
         config.devices = self.devices.clone();
         config.meeting = Some(MEETING);
         if self.gpus > 1 && !self.lsa {
             config.lsa_size = Some(1);
         }
-        launch(config, |rank| body(&rank)).map_err(|error| error.to_string())
+        let Some(nics) = nics else {
+            return launch(config, |rank| body(&rank)).map_err(|error| error.to_string());
+        };
+        let results = launch(config.soft_nics(nics), |rank| body(&rank));
+        if let Some(failure) = nics.fabric().failure() {
+            return Err(format!("the NIC's engine failed: {failure}"));
+        }
+        let results = results.map_err(|error| error.to_string())?;
+        match nics.fabric().violations() {
+            (None, _) => Ok(results),
+            (Some(first), count) => Err(format!("the NIC was used wrongly {count} times, first: {first:?}")),
+        }
     }
 
     /// Runs `body` on each rank, and expects that nothing was wrong.
@@ -103,7 +147,10 @@ impl Place {
 /// A trial: its name is the sentence that it proves.
 pub type Trial = (&'static str, fn(&Place) -> Result<(), String>);
 
-/// The trials that run on any devices.
+/// The trials that kernels pass which drive NICs, too.
+pub const NIC_TRIALS: &[Trial] = TRIALS.split_at(8).0;
+
+/// The trials that run on any devices; the last four need loads and stores.
 pub const TRIALS: [Trial; 12] = [
     ("lines_read_before_by_all_blocks_are_fresh_after_a_put_was_waited_for", |place| stale(place, false)),
     ("lines_read_before_by_all_blocks_are_fresh_after_a_get_was_flushed", |place| stale(place, true)),
@@ -256,7 +303,12 @@ impl Exchanges {
     }
 
     /// Starts the kernel of a context, from a module or as it is linked.
-    fn start(&self, rank: &Rank, context: u32, module: Option<&dyn Module>) -> Result<Arc<dyn Stream>, CommError> {
+    pub(crate) fn start(
+        &self,
+        rank: &Rank,
+        context: u32,
+        module: Option<&dyn Module>,
+    ) -> Result<Arc<dyn Stream>, CommError> {
         const NAME: &str = "hardware_exchange";
         let function = match module {
             Some(module) => module.function(NAME)?,
@@ -380,6 +432,13 @@ mod tests {
     fn the_trials_pass_on_virtual_gpus() {
         for (name, trial) in TRIALS {
             trial(&Place::simulated()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+    }
+
+    #[test]
+    fn the_trials_pass_with_kernels_that_drive_nics() {
+        for (name, trial) in NIC_TRIALS {
+            trial(&Place::simulated().driving(SoftEngine::Process)).unwrap_or_else(|error| panic!("{name}: {error}"));
         }
     }
 }

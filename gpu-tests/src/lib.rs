@@ -8,6 +8,7 @@
 //! | [`hardware`] | trials of what only hardware shows |
 //! | `interop` | trials of programs that call the driver themselves beside gin, with the feature `cuda` |
 //! | `raw` | trials that call the driver themselves, with the feature `cuda` |
+//! | `parking` | a trial of what happens while software NICs have a kernel, with the feature `cuda` |
 //! | [`journal`] | results of earlier runs, so that a run goes on where one was ended |
 //! | [`watchdog`] | ends the process when a trial gets no further |
 #![warn(missing_docs, unreachable_pub)]
@@ -19,6 +20,8 @@ pub mod hardware;
 #[cfg(feature = "cuda")]
 pub mod interop;
 pub mod journal;
+#[cfg(feature = "cuda")]
+pub mod parking;
 #[cfg(feature = "cuda")]
 pub mod raw;
 pub mod watchdog;

@@ -140,6 +140,11 @@ fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run:
                 add(name, Box::new(move |_, devices| judge(&case, &setup(devices, net))));
             }
         }
+        for (trial_name, trial) in hardware::NIC_TRIALS {
+            let name = format!("{place}/{text}/hardware/{trial_name}");
+            let trial = move |gpus: &[usize], devices| trial(&Place::real(devices, gpus.len()).driving(engine));
+            add(name, Box::new(trial));
+        }
         for saboteur in saboteurs::of_nics() {
             let name = format!("{place}/{text}/the_suite_notices/{}", saboteur.name);
             add(name, Box::new(move |_, devices| notices(&saboteur, &setup(devices, Net::Plain))));
@@ -209,7 +214,7 @@ type RawTrial = (&'static str, fn(&[usize], Devices) -> Outcome);
 
 /// Trials that call the driver themselves.
 #[cfg(feature = "cuda")]
-const RAW: [RawTrial; 8] = [
+const RAW: [RawTrial; 9] = [
     ("a_module_is_unloaded_and_loaded_again_between_kernels", gpu_tests::raw::reload),
     ("a_captured_graph_communicates_each_time_that_it_is_launched", gpu_tests::raw::graph),
     ("calls_made_while_kernels_run_do_not_wait_for_them", gpu_tests::calls::calls),
@@ -217,6 +222,7 @@ const RAW: [RawTrial; 8] = [
     ("memory_of_another_program_that_cannot_be_a_window_is_refused_with_the_reason", gpu_tests::interop::refused),
     ("memory_that_a_peer_does_not_reach_is_refused_on_all_ranks", gpu_tests::interop::unreached),
     ("a_launch_through_gin_into_a_captured_stream_becomes_part_of_the_graph", gpu_tests::interop::captured),
+    ("frees_reloads_and_grids_of_full_size_happen_while_nics_have_a_kernel", gpu_tests::parking::parks),
     ("clusters_run_whole_and_those_that_do_not_fit_are_refused", gpu_tests::interop::clusters),
 ];
 
