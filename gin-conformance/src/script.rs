@@ -570,8 +570,7 @@ script_kernel! {
 }
 
 script_kernel! {
-    /// The same, for kernels that drive a NIC; not for GPUs, as nothing there runs it yet.
-    #[cfg(not(target_arch = "nvptx64"))]
+    /// The same, for kernels that drive a NIC.
     script_thread_gdaki, |comm, script| run::<Gdaki, _>(comm, script, &Thread, number(Block.size(), Block.rank()))
 }
 
@@ -619,7 +618,6 @@ script_kernel! {
 }
 
 script_kernel! {
-    /// The same, for kernels that drive a NIC; not for GPUs, as nothing there runs it yet.
-    #[cfg(not(target_arch = "nvptx64"))]
+    /// The same, for kernels that drive a NIC.
     script_block_gdaki, |comm, script| run::<Gdaki, _>(comm, script, &Block, number(1, 0))
 }

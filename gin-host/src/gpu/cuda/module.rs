@@ -74,6 +74,7 @@ struct Loaded {
     raw: CUfunction,
     parameters: Vec<Parameter>,
     max_threads: u32,
+    local: u32,
 }
 
 impl Drop for Image {
@@ -216,8 +217,9 @@ impl Image {
                 let code = unsafe { sys::cuFuncSetAttribute(raw, what, (most - shared) as i32) };
                 check("allow a kernel shared memory", code)?;
             }
+            let local = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?;
             let parameters = parameters(&name, raw)?;
-            self.functions.insert(name, Loaded { raw, parameters, max_threads });
+            self.functions.insert(name, Loaded { raw, parameters, max_threads, local });
         }
         Ok(())
     }
@@ -263,6 +265,8 @@ fn parameters(name: &str, function: CUfunction) -> Result<Vec<Parameter>, GpuErr
 pub(super) struct Handle {
     pub(super) raw: CUfunction,
     pub(super) ordinal: usize,
+    /// Bytes of local memory that a thread takes.
+    pub(super) local: u32,
     pub(super) image: Arc<Image>,
 }
 
@@ -295,7 +299,12 @@ impl Module for Images {
             parameters: loaded.parameters.clone(),
             max_threads: Some(loaded.max_threads),
             abi: image.abi,
-            handle: Arc::new(Handle { raw: loaded.raw, ordinal: image.context.ordinal, image: image.clone() }),
+            handle: Arc::new(Handle {
+                raw: loaded.raw,
+                ordinal: image.context.ordinal,
+                local: loaded.local,
+                image: image.clone(),
+            }),
         })
     }
 

@@ -12,6 +12,7 @@ use super::lane::Lane;
 use crate::gpu::flat::Place;
 use crate::gpu::{GpuError, Resident};
 use cudarc::driver::sys::{self, CUevent, CUmodule, CUresult, CUstream};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -77,6 +78,8 @@ struct Stays {
 struct State {
     running: Vec<Running>,
     stays: Vec<Stays>,
+    /// By GPU: most local memory of a thread that a launch has asked for.
+    local: BTreeMap<usize, u32>,
     graves: Vec<Grave>,
     failures: Vec<GpuError>,
 }
@@ -118,6 +121,8 @@ pub(super) struct Launch<'a> {
     pub(super) fit: Fit,
     /// All blocks must be resident at once.
     pub(super) cooperative: bool,
+    /// Bytes of local memory that a thread takes.
+    pub(super) local: u32,
     /// It becomes part of a graph, and runs when that is launched, which is not seen here.
     pub(super) captured: bool,
 }
@@ -161,23 +166,49 @@ impl State {
 
     /// Whether no kernel runs. Kernels that stay are asked to park if no other runs.
     fn is_quiet(&mut self) -> bool {
+        self.reap();
+        let stays = |running: &Running| self.stays.iter().any(|stays| stays.owner == running.owner);
+        let all_stay = self.running.iter().all(stays);
+        all_stay && self.park(|_| true)
+    }
+
+    /// Asks kernels that stay, of those GPUs, to park. Whether they have.
+    fn park(&mut self, of: impl Fn(usize) -> bool) -> bool {
         self.stays.retain(|stays| stays.resident.strong_count() > 0);
         let start = Instant::now();
         loop {
             self.reap();
-            let stays = |running: &Running| self.stays.iter().find(|stays| stays.owner == running.owner);
-            if self.running.is_empty() {
-                return true;
-            }
-            if self.running.iter().any(|running| stays(running).is_none()) || start.elapsed() > PARKING {
-                return false;
-            }
+            let running = self.running.iter().filter(|running| of(running.ordinal));
+            let owners: Vec<u64> = running.map(|running| running.owner).collect();
+            let mut any = false;
             // Again and again, as its owner may be about to launch it.
-            for resident in self.running.iter().filter_map(stays).filter_map(|stays| stays.resident.upgrade()) {
-                resident.ask_to_park();
+            for stays in self.stays.iter().filter(|stays| owners.contains(&stays.owner)) {
+                if let Some(resident) = stays.resident.upgrade() {
+                    resident.ask_to_park();
+                    any = true;
+                }
+            }
+            if !any || start.elapsed() > PARKING {
+                return !any;
             }
             std::thread::yield_now();
         }
+    }
+
+    /// Makes sure that a launch which needs more local memory than any before does not wait for a kernel that stays.
+    fn make_way(&mut self, launch: &Launch<'_>) -> Result<(), GpuError> {
+        let ordinal = launch.context.ordinal;
+        let known = self.local.get(&ordinal).copied().unwrap_or(0);
+        if launch.local > known && !self.park(|gpu| gpu == ordinal) {
+            let reason = format!(
+                "it needs {} bytes of local memory a thread, more than any before it, and a kernel that stays has not \
+                 parked within {PARKING:?}",
+                launch.local
+            );
+            return Err(GpuError::Driver { context: "launch a kernel", reason });
+        }
+        self.local.insert(ordinal, known.max(launch.local));
+        Ok(())
     }
 
     /// The places that are free now. They are the caller's to drop, as that may put off their addresses.
@@ -304,6 +335,7 @@ pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> R
                 });
             }
         }
+        state.make_way(launch)?;
         context.enter()?;
         if launch.captured {
             // An event recorded now would be part of the graph too, and never say when a kernel ends.

@@ -166,6 +166,7 @@ impl Stream for CudaStream {
             blocks: config.blocks(),
             fit: fit(context, handle.raw, &config)?,
             cooperative: config.cooperative,
+            local: handle.local,
             captured: is_capturing(self.raw)?,
         };
         // The driver copies the values before it returns.
