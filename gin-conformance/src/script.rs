@@ -570,7 +570,9 @@ script_kernel! {
 }
 
 script_kernel! {
-    /// The same, for kernels that drive a NIC.
+    /// The same, for kernels that drive a NIC; not for GPUs: GDAKI in line at each operation of a
+    /// script would take minutes to compile.
+    #[cfg(not(target_arch = "nvptx64"))]
     script_thread_gdaki, |comm, script| run::<Gdaki, _>(comm, script, &Thread, number(Block.size(), Block.rank()))
 }
 
@@ -618,6 +620,8 @@ script_kernel! {
 }
 
 script_kernel! {
-    /// The same, for kernels that drive a NIC.
+    /// The same, for kernels that drive a NIC; not for GPUs: GDAKI in line at each operation of a
+    /// script would take minutes to compile.
+    #[cfg(not(target_arch = "nvptx64"))]
     script_block_gdaki, |comm, script| run::<Gdaki, _>(comm, script, &Block, number(1, 0))
 }

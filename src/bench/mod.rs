@@ -11,6 +11,7 @@ mod driver;
 mod gdaki;
 mod lab;
 mod lsa;
+mod nics;
 mod nowhere;
 mod post;
 mod proxy;
@@ -142,11 +143,12 @@ pub(crate) fn run(arguments: &BenchArgs, out: &mut impl Write) -> Result<End, Fa
             ("proxy", proxy::round_trips),
             ("post", post::posts),
             ("gdaki", gdaki::posts),
+            ("nics", nics::round_trips),
         ],
         BenchWhat::Lsa => &[("lsa", lsa::round_trips), ("lsa barrier", lsa::barriers), ("lsa put", bandwidth::puts)],
         BenchWhat::Proxy => &[("proxy", proxy::round_trips)],
         BenchWhat::Post => &[("post", post::posts)],
-        BenchWhat::Gdaki => &[("gdaki", gdaki::posts)],
+        BenchWhat::Gdaki => &[("gdaki", gdaki::posts), ("nics", nics::round_trips)],
         BenchWhat::Sass => &[],
     };
     let mut right = true;

@@ -152,7 +152,7 @@ pub(crate) fn world_with(place: &super::Place, ranks: u32, limit: std::time::Dur
     let mut config = WorldConfig::threads(ranks);
     if let super::Place::Cuda(gpus) = place {
         let ordinals: Vec<usize> = (0..gpus.used(ranks)).collect();
-        let kernels = [gin::ptx::PTX, gin::ptx::BENCH];
+        let kernels = [gin::ptx::PTX, gin::ptx::BENCH, gin::ptx::ENGINE];
         config.devices = Some(gin_host::gpu::cuda::devices(&ordinals, &kernels, Some(limit))?);
     }
     Ok(config)

@@ -6,7 +6,7 @@
 //! | --- | --- |
 //! | [`bare`] | round trips, copies, barriers and posts without gin |
 //! | [`lsa`] | put with signal, puts of many bytes and barriers by loads and stores |
-//! | [`proxy`] | round trips over the proxy |
+//! | [`proxy`] | round trips over the network: the proxy's, and those of kernels that drive NICs |
 //! | [`post`] | posts of which nobody waits for the end |
 //! | [`data`] | what is moved, and checks that it arrived |
 //!

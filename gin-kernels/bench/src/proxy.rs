@@ -1,43 +1,57 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Round trips over the proxy.
+//! Round trips over the network.
 
 use crate::{LATE, Limit, Marks, Plan, WRONG, payload, went, word};
 use gin_device::prelude::*;
 use gin_device::sys::{Global, Memory, Word};
 
-/// One thread puts 8 bytes with a signal and waits for the answer, again and again; ranks 0 and 1. With `plan.verify` what
-/// arrived is checked each time.
-///
-/// # Safety
-/// - Both ranks launch it with the same numbers, one thread each, resident; `window` has a word, `out` has
-///   [`MARKS`](crate::MARKS) words.
-#[kernel]
-pub unsafe fn bench_proxy_ping(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
-    // Safety: the kernel's promise.
-    let marks = unsafe { Marks::new(out) };
-    let gin = Gin::<Proxy>::with_backend(&comm, ContextId::new(0));
-    let (peer, first) = (comm.world().right(), comm.world().rank() == 0);
-    let signal = SignalId::new(0);
-    // Safety: the window's word, which the network and this thread use.
-    let here = unsafe { word(window.local_ptr()) };
-    plan.play(
-        first,
-        true,
-        marks,
-        |round| {
-            let put = gin.put_value(peer, window.at(0), payload(round, 0));
-            went(&comm, put.signal(signal.inc()).issue(&Thread))
-        },
-        |round| {
-            if !went(&comm, gin.wait_signal(&Thread, signal, round, plan.deadline())) {
-                return false;
-            }
-            if plan.verifies() {
-                marks.count(WRONG, u64::from(here.load_relaxed_sys() != payload(round, 0)));
-            }
-            true
-        },
-    );
+macro_rules! ping {
+    ($(#[$doc:meta])* $name:ident, $backend:ty) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// - Both ranks launch it with the same numbers, one thread each, resident; `window` has a word, `out` has
+        ///   [`MARKS`](crate::MARKS) words.
+        #[kernel]
+        pub unsafe fn $name(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
+            // Safety: the kernel's promise.
+            let marks = unsafe { Marks::new(out) };
+            let gin = Gin::<$backend>::with_backend(&comm, ContextId::new(0));
+            let (peer, first) = (comm.world().right(), comm.world().rank() == 0);
+            let signal = SignalId::new(0);
+            // Safety: the window's word, which the network and this thread use.
+            let here = unsafe { word(window.local_ptr()) };
+            plan.play(
+                first,
+                true,
+                marks,
+                |round| {
+                    let put = gin.put_value(peer, window.at(0), payload(round, 0));
+                    went(&comm, put.signal(signal.inc()).issue(&Thread))
+                },
+                |round| {
+                    if !went(&comm, gin.wait_signal(&Thread, signal, round, plan.deadline())) {
+                        return false;
+                    }
+                    if plan.verifies() {
+                        marks.count(WRONG, u64::from(here.load_relaxed_sys() != payload(round, 0)));
+                    }
+                    true
+                },
+            );
+        }
+    };
+}
+
+ping! {
+    /// One thread puts 8 bytes with a signal and waits for the answer, again and again; ranks 0 and 1. With `plan.verify`
+    /// what arrived is checked each time.
+    bench_proxy_ping, Proxy
+}
+
+ping! {
+    /// The same where the kernel drives the NIC itself.
+    bench_gdaki_ping, Gdaki
 }
 
 /// One thread stores the number of the round to `ask` and polls `answer` until it is there, again and again: trips to
