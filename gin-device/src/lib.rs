@@ -38,6 +38,7 @@
 //! | [`lsa`] | loads, stores and reductions on memory of peers over NVLink |
 //! | [`mod@shared`] | static and dynamic shared memory |
 //! | [`backend`] | who carries requests out |
+//! | [`orders`] | orders of one thread to other warps of its block |
 //! | [`queue`], [`signal_words`], [`status`] | the protocols between kernels and CPU threads, both halves, generic over the memory |
 //! | [`sys`] | every instruction of the memory model: PTX, CPU atomics, model checker |
 //! | `exec`, `kernel`, `misuse` | on a CPU only: the seam to the virtual GPU, the kernels of the program, what must not compile |
@@ -95,6 +96,7 @@ pub mod kernel;
 pub mod lsa;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod misuse;
+pub mod orders;
 pub mod queue;
 pub mod shared;
 pub mod signal;

@@ -141,6 +141,8 @@ fn all_about(file: &str) -> Vec<(&'static str, fn())> {
     if file.contains("/gdaki/") {
         // No other models pass there.
         model::gdaki::MODELS.to_vec()
+    } else if file.ends_with("/orders.rs") {
+        model::orders::MODELS.to_vec()
     } else if file.contains("/queue/") {
         [queue, status, signals].concat()
     } else if file.ends_with("/status.rs") {

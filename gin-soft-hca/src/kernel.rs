@@ -20,6 +20,7 @@ use core::mem::size_of;
 use core::slice::from_raw_parts_mut;
 use gin_device::coop::{WARP_SIZE, WarpSpan, block_dim, thread_in_block};
 use gin_device::lsa;
+use gin_device::orders::{Order, Orders};
 use gin_device::prelude::*;
 use gin_device::sys::data::{load_relaxed_sys_u32, store_weak_u8, store_weak_u32};
 use gin_device::sys::{Global, GlobalWord, Memory as _, Word};
@@ -77,14 +78,11 @@ pub struct Residence {
     pub stage: u64,
     /// Its length.
     pub stage_bytes: u64,
-    /// Address of [`ORDER_WORDS`] words in memory of the device, the kernel's own; all 0 whenever it is launched.
+    /// Address of [`orders::WORDS`](gin_device::orders::WORDS) words in memory of the device, the kernel's own; all 0 whenever it is launched.
     pub order: u64,
     /// Address of a word in pinned host memory: not 0 when the kernel is to park.
     pub park: u64,
 }
-
-/// Words for orders: see [`Residence::order`].
-pub const ORDER_WORDS: u64 = 5;
 
 /// What stays of the engine beside the tables.
 #[repr(C)]
@@ -171,7 +169,7 @@ unsafe fn lead(residence: &Residence) {
     let items = unsafe { elements::<Item>(residence.items) };
     let mut held = Held::new(items, &mut state.usage, residence.stage, residence.stage_bytes);
     let helpers = u64::from(block_dim().count() / WARP_SIZE - 1);
-    let mut memory = unsafe { DeviceMemory { orders: Orders::new(residence.order), helpers, given: 0 } };
+    let mut memory = unsafe { DeviceMemory { orders: orders(residence), helpers, given: 0 } };
     let mut looked = Global::clock_ns();
     loop {
         let now = Global::clock_ns();
@@ -226,94 +224,13 @@ unsafe fn look_at_doorbells(
     }
 }
 
-/// Orders of the thread that runs the engine to the warps that help it.
-#[derive(Clone, Copy, Debug)]
-pub struct Orders<W> {
-    /// Number of the last order; its three words come before it.
-    number: W,
-    to: W,
-    from: W,
-    bytes: W,
-    /// Warps that have carried out an order, one after the other.
-    done: W,
-}
-
-/// Where a copy goes, where it comes from, and how long it is; 0 bytes: there is nothing more to do.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Order {
-    /// Address of the first byte that is written.
-    pub to: u64,
-    /// Address of the first byte that is read.
-    pub from: u64,
-    /// Bytes.
-    pub bytes: u64,
-}
-
-impl Orders<GlobalWord> {
-    /// In [`ORDER_WORDS`] words.
-    ///
-    /// # Safety
-    /// - They are there, all 0, and serve nothing else.
-    unsafe fn new(address: u64) -> Self {
-        // Safety: the caller's promise.
-        Self::in_words(unsafe { GlobalWord::new(address) })
-    }
-}
-
-impl<W: Word> Orders<W> {
-    /// In [`ORDER_WORDS`] adjacent words, all 0.
-    pub fn in_words(first: W) -> Self {
-        Self { number: first, to: first.at(1), from: first.at(2), bytes: first.at(3), done: first.at(4) }
-    }
-
-    /// Gives order `number`, counted from 1. All earlier ones were carried out.
-    pub fn give<M: gin_device::sys::Memory<Word = W>>(&self, number: u64, order: Order) {
-        self.to.store_relaxed_gpu(order.to);
-        self.from.store_relaxed_gpu(order.from);
-        self.bytes.store_relaxed_gpu(order.bytes);
-        // What is to be copied was written, or seen, by this thread.
-        M::fence_release_gpu();
-        self.number.store_relaxed_gpu(number);
-    }
-
-    /// Waits until `helpers` warps have carried out `number` orders.
-    pub fn wait<M: gin_device::sys::Memory<Word = W>>(&self, number: u64, helpers: u64) {
-        while self.done.load_relaxed_gpu() != number * helpers {
-            M::pause(0);
-        }
-        M::fence_acquire_gpu();
-    }
-
-    /// Whether an order after number `number` was given. If so, the thread that asked acquires it.
-    pub fn is_given<M: gin_device::sys::Memory<Word = W>>(&self, number: u64) -> bool {
-        if self.number.load_relaxed_gpu() == number {
-            return false;
-        }
-        M::fence_acquire_gpu();
-        true
-    }
-
-    /// The order that was given last.
-    pub fn read(&self) -> Order {
-        Order {
-            to: self.to.load_relaxed_gpu(),
-            from: self.from.load_relaxed_gpu(),
-            bytes: self.bytes.load_relaxed_gpu(),
-        }
-    }
-
-    /// Says that the warp has carried out the order, once all its lanes have met.
-    pub fn carried_out<M: gin_device::sys::Memory<Word = W>>(&self) {
-        // What was copied may have gone to another GPU.
-        M::fence_release_sys();
-        self.done.add_relaxed_gpu(1);
-    }
-
-    /// Back to what it was at first.
-    fn clear(&self) {
-        self.number.store_relaxed_gpu(0);
-        self.done.store_relaxed_gpu(0);
-    }
+/// Where orders are given.
+///
+/// # Safety
+/// - As [`soft_hca`].
+unsafe fn orders(residence: &Residence) -> Orders<Global> {
+    // Safety: the caller's promise.
+    Orders::new(unsafe { GlobalWord::new(residence.order) })
 }
 
 /// Carries out orders, until there are no more.
@@ -322,11 +239,11 @@ impl<W: Word> Orders<W> {
 /// - As [`soft_hca`]; all warps of the block but the first.
 unsafe fn help(residence: &Residence) {
     // Safety: the caller's promise.
-    let orders = unsafe { Orders::new(residence.order) };
+    let orders = unsafe { orders(residence) };
     // Safety: it is never met.
     let Some(crew) = (unsafe { WarpSpan::new(1, block_dim().count() / WARP_SIZE - 1, 1) }) else { return };
     for number in 0.. {
-        while !Warp.sync_or(Warp.elect() && orders.is_given::<Global>(number)) {
+        while !Warp.sync_or(Warp.elect() && orders.is_given(number)) {
             Global::pause(0);
         }
         let order = orders.read();
@@ -334,7 +251,7 @@ unsafe fn help(residence: &Residence) {
         unsafe { lsa::copy(&crew, order.to, order.from, order.bytes) };
         Warp.sync();
         if Warp.elect() {
-            orders.carried_out::<Global>();
+            orders.carried_out();
         }
         if order.bytes == 0 {
             break;
@@ -344,7 +261,7 @@ unsafe fn help(residence: &Residence) {
 
 /// Memory of the device, and what it reaches.
 struct DeviceMemory {
-    orders: Orders<GlobalWord>,
+    orders: Orders<Global>,
     helpers: u64,
     /// Orders given so far.
     given: u64,
@@ -353,8 +270,8 @@ struct DeviceMemory {
 impl DeviceMemory {
     fn order(&mut self, order: Order) {
         self.given += 1;
-        self.orders.give::<Global>(self.given, order);
-        self.orders.wait::<Global>(self.given, self.helpers);
+        self.orders.give(self.given, order);
+        self.orders.wait(self.given, self.helpers);
     }
 
     /// Sends the helpers away.

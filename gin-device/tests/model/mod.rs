@@ -5,6 +5,7 @@
 //! program in every interleaving (up to a bound of preemptions) and with every value that each relaxed load may return.
 
 pub mod gdaki;
+pub mod orders;
 pub mod queue;
 pub mod signals;
 pub mod status;
@@ -26,7 +27,7 @@ pub const N: usize = 2;
 
 /// Every model, by its name.
 pub fn all() -> Vec<(&'static str, fn())> {
-    [status::MODELS, signals::MODELS, queue::MODELS, gdaki::MODELS].concat()
+    [status::MODELS, signals::MODELS, queue::MODELS, gdaki::MODELS, orders::MODELS].concat()
 }
 
 /// Declares models: each is a test, and an entry of `MODELS` for the mutation tests.

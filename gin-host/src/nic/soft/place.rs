@@ -7,7 +7,8 @@ use crate::gpu::{
     Device, DeviceKind, Function, LaunchConfig, Memory, MemoryKind, ModuleSource, Plain, Resident, Stream,
 };
 use crate::rt;
-use gin_soft_hca::kernel::{ORDER_WORDS, Residence, THREADS};
+use gin_device::orders;
+use gin_soft_hca::kernel::{Residence, THREADS};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -147,7 +148,7 @@ impl State {
                     threads: if device.kind() == DeviceKind::Virtual { VIRTUAL_THREADS } else { THREADS },
                     stream: device.stream().map_err(no_engine)?,
                     bell,
-                    order: new(MemoryKind::Device, 8 * ORDER_WORDS)?,
+                    order: new(MemoryKind::Device, 8 * orders::WORDS)?,
                     seen: new(MemoryKind::Device, words)?,
                     doorbells: new(MemoryKind::Device, words)?,
                     stage,
