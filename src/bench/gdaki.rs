@@ -4,6 +4,7 @@
 //! No NIC takes part: rings that are long enough lie in GPU memory, as they would, the doorbell in pinned host memory, and
 //! nobody reads them before a launch has ended. Then every entry, record and doorbell is checked.
 
+use super::crowd::{self, Crowd};
 use super::driver::processors;
 use super::lab::{Figure, Lab, Shape, median};
 use super::table::{Goal, Row, Table};
@@ -26,33 +27,12 @@ use std::sync::Arc;
 /// Ranks: one posts, to all of them in turn.
 const RANKS: u32 = 8;
 
-/// Who posts, and how often; NCCL's figures for it: nanoseconds a put, 2.28.9 and 2.32.3, and how much of the second one
-/// gin's may take. The source is `docs/benchmarks.md`.
-#[derive(Clone, Copy, Debug)]
-struct Crowd {
-    blocks: u32,
-    threads: u32,
-    peers: u32,
-    /// Posts of each thread in a launch.
-    posts: u64,
-    nccl: (f64, f64, Option<f64>),
-}
+/// NCCL's figures for a crowd: nanoseconds a put, 2.28.9 and 2.32.3, and how much of the second one gin's may take. The
+/// source is `docs/benchmarks.md`.
+type Nccl = (f64, f64, Option<f64>);
 
-impl Crowd {
-    /// Posts of all threads in a launch.
-    fn all(&self) -> u64 {
-        u64::from(self.blocks) * u64::from(self.threads) * self.posts
-    }
-
-    fn text(&self) -> String {
-        let plural = |count: u32, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
-        let blocks = if self.blocks == 1 { String::new() } else { format!("{} blocks x ", self.blocks) };
-        format!("put, {blocks}{}, {}", plural(self.threads, "thread"), plural(self.peers, "peer"))
-    }
-}
-
-/// The shapes that NCCL's figures are known for; smaller ones for virtual GPUs. `all`: blocks that fill the GPU.
-fn crowds(real: bool, all: u32) -> Vec<Crowd> {
+/// The crowds, and NCCL's figures for them.
+fn crowds(real: bool, all: u32) -> [(Crowd, Nccl); 6] {
     let figures = [
         (2731.0, 3179.0, Some(0.5)),
         (2762.0, 3166.0, Some(0.05)),
@@ -61,13 +41,8 @@ fn crowds(real: bool, all: u32) -> Vec<Crowd> {
         (140.0, 138.0, Some(0.2)),
         (253.0, 205.0, Some(0.2)),
     ];
-    let shapes = if real {
-        [(1, 1, 1, 4096), (1, 32, 1, 256), (1, 32, 8, 512), (1, 256, 8, 256), (all, 1, 8, 512), (all, 32, 8, 16)]
-    } else {
-        [(1, 1, 1, 4), (1, 32, 1, 2), (1, 32, 8, 2), (1, 64, 8, 1), (3, 1, 8, 3), (2, 32, 8, 2)]
-    };
-    let crowd = |((blocks, threads, peers, posts), nccl)| Crowd { blocks, threads, peers, posts, nccl };
-    shapes.into_iter().zip(figures).map(crowd).collect()
+    let crowds = crowd::crowds(real, all, [4096, 256, 512, 256, 512, 16]);
+    std::array::from_fn(|index| (crowds[index], figures[index]))
 }
 
 /// Queue pairs to nowhere.
@@ -183,13 +158,13 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
         let crowds = crowds(bench.is_real(), processors(&**rank.device()).unwrap_or(4));
         let requirements = Requirements { signals: 1, counters: 0, windows: 1, ..Requirements::default() };
         let comm = rank.communicator(&requirements)?;
-        let words = crowds.iter().map(|crowd| crowd.blocks * crowd.threads).max().unwrap_or(1) as usize * BYTES / 8;
+        let words = crowds.iter().map(|(crowd, _)| crowd.members()).max().unwrap_or(1) as usize * BYTES / 8;
         let window = comm.alloc_window::<u64>(words, WindowFlags::NONE)?;
         let mut figures = Vec::new();
         if rank.rank() == 0 {
             let lab = Lab::new(rank)?;
             let pairs = Pairs::new(&lab, depth_log2, requirements.windows)?;
-            for crowd in &crowds {
+            for (crowd, _) in &crowds {
                 figures.push(puts(bench, &lab, &comm, &pairs, &window, crowd)?);
             }
         }
@@ -199,12 +174,12 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let measure = |rank: &Rank| measure(rank).map(|figures| (figures, processors(&**rank.device())));
     let ranks = bench.on_ranks(config, measure)?;
     let Some((figures, processors)) = ranks.into_iter().next() else { return Err("no rank brought figures".into()) };
-    let row = |(crowd, figure): (Crowd, Figure)| {
-        let row = Row::new(crowd.text(), figure.ns, "ns", Some(figure.wrong));
+    let row = |((crowd, nccl), figure): ((Crowd, Nccl), Figure)| {
+        let row = Row::new(format!("put, {}", crowd.text()), figure.ns, "ns", Some(figure.wrong));
         if !bench.is_real() {
             return row;
         }
-        let (old, new, goal) = crowd.nccl;
+        let (old, new, goal) = nccl;
         let row = row.beside("NCCL 2.32.3, GDAKI", new, goal.map(Goal::AtMost), None);
         row.beside("NCCL 2.28.9, GDAKI", old, None, None)
     };
@@ -246,9 +221,9 @@ mod tests {
     #[test]
     fn a_launch_of_every_crowd_fits_into_the_rings() {
         for (real, all, depth) in [(true, 132, 1 << MOST_DEPTH_LOG2), (false, 4, 1 << 8)] {
-            for crowd in crowds(real, all) {
+            for (crowd, _) in crowds(real, all) {
                 // Neighbours begin with different peers, so each gets about the same.
-                let most = (crowd.all() / u64::from(crowd.peers) + u64::from(crowd.blocks * crowd.threads)) * 2;
+                let most = (crowd.all() / u64::from(crowd.peers) + u64::from(crowd.members())) * 2;
                 assert!(most <= depth, "{crowd:?}");
             }
         }

@@ -3,6 +3,7 @@
 //! in the same run. `docs/benchmarks.md` says how.
 
 mod bandwidth;
+mod crowd;
 #[cfg(feature = "cuda")]
 mod driver;
 #[cfg(not(feature = "cuda"))]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What it costs to issue a put over the proxy of which nobody waits for the end.
 
+use super::crowd::{self, Crowd};
 use super::driver::processors;
 use super::lab::{Figure, Lab, Shape, median};
 use super::nowhere::{Gate, Nowhere};
@@ -18,17 +19,6 @@ use std::sync::Arc;
 /// Ranks: one posts, to all of them in turn.
 const RANKS: u32 = 8;
 
-/// Who posts, and how often; NCCL's figures for it.
-#[derive(Clone, Copy, Debug)]
-struct Crowd {
-    blocks: u32,
-    threads: u32,
-    peers: u32,
-    /// Posts of each thread in a launch.
-    posts: u64,
-    nccl: Nccl,
-}
-
 /// Nanoseconds a put of NCCL's with the consumer index in host memory, 2.28.9 and 2.32.3, and in GPU memory, 2.32.3; and
 /// how much of the second one gin's may take. The source is `docs/benchmarks.md`.
 #[derive(Clone, Copy, Debug)]
@@ -39,26 +29,9 @@ struct Nccl {
     goal: Option<f64>,
 }
 
-impl Crowd {
-    /// Posts of all threads in a launch.
-    fn all(&self) -> u64 {
-        u64::from(self.blocks) * u64::from(self.threads) * self.posts
-    }
-
-    fn text(&self) -> String {
-        let plural = |count: u32, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
-        let who = match (self.blocks, self.threads) {
-            (1, threads) => plural(threads, "thread"),
-            (blocks, threads) => format!("{blocks} blocks x {}", plural(threads, "thread")),
-        };
-        format!("{who}, {}", plural(self.peers, "peer"))
-    }
-}
-
-/// The shapes that NCCL's figures are known for; smaller ones for virtual GPUs. `all`: blocks that fill the GPU.
-fn crowds(real: bool, all: u32) -> Vec<Crowd> {
+/// The crowds, and NCCL's figures for them.
+fn crowds(real: bool, all: u32) -> [(Crowd, Nccl); 6] {
     let nccl = |old, new, new_near, goal| Nccl { old, new, new_near, goal };
-    let crowd = |blocks, threads, peers, posts, nccl| Crowd { blocks, threads, peers, posts, nccl };
     let figures = [
         nccl(2224.0, 2112.0, 1079.0, Some(0.4)),
         nccl(71.6, 73.2, 42.0, Some(0.4)),
@@ -67,13 +40,8 @@ fn crowds(real: bool, all: u32) -> Vec<Crowd> {
         nccl(1091.0, 1041.0, 14.1, Some(0.1)),
         nccl(34.2, 33.0, 10.1, Some(0.1)),
     ];
-    let shapes = if real {
-        [(1, 1, 1, 4096), (1, 32, 1, 2048), (1, 32, 8, 2048), (1, 256, 8, 512), (all, 1, 8, 1024), (all, 32, 8, 64)]
-    } else {
-        [(1, 1, 1, 4), (1, 32, 1, 2), (1, 32, 8, 2), (1, 64, 8, 1), (3, 1, 8, 3), (2, 32, 8, 2)]
-    };
-    let crowds = shapes.into_iter().zip(figures);
-    crowds.map(|((blocks, threads, peers, posts), nccl)| crowd(blocks, threads, peers, posts, nccl)).collect()
+    let crowds = crowd::crowds(real, all, [4096, 2048, 2048, 512, 1024, 64]);
+    std::array::from_fn(|index| (crowds[index], figures[index]))
 }
 
 /// What comes before each post: words, gin's kernel and the bare one.
@@ -158,7 +126,7 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
             ..Requirements::default()
         };
         let comm = rank.communicator(&requirements)?;
-        let words = crowds.iter().map(|crowd| crowd.blocks * crowd.threads).max().unwrap_or(1) as usize * BYTES / 8;
+        let words = crowds.iter().map(|(crowd, _)| crowd.members()).max().unwrap_or(1) as usize * BYTES / 8;
         let window = comm.alloc_window::<u64>(words, WindowFlags::NONE)?;
         let mut figures = Vec::new();
         if rank.rank() == 0 {
@@ -167,7 +135,7 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
             let (claim, data) = (lab.memory(MemoryKind::Device, 1)?, lab.memory(MemoryKind::Device, words as u64)?);
             let depth = u64::from(depth);
             let poster = Poster { bench, lab, comm: &comm, window, gate: &gate, depth, slots, claim, data };
-            for crowd in &crowds {
+            for (crowd, _) in &crowds {
                 if crowd.all() > depth {
                     let reason = format!("{} posts are more than the {depth} slots of the queue", crowd.all());
                     return Err(GpuError::Kernel { kernel: KINDS[0].1.to_owned(), reason }.into());
@@ -187,14 +155,14 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let crowds = crowds(bench.is_real(), processors.unwrap_or(4));
     let mut tables = Vec::new();
     for (kind, (what, _, _)) in KINDS.iter().enumerate() {
-        let row = |(crowd, figures): (&Crowd, &Vec<(Figure, f64)>)| {
+        let row = |((crowd, nccl), figures): (&(Crowd, Nccl), &Vec<(Figure, f64)>)| {
             let (put, bare) = figures[kind];
             let row = Row::new(format!("put, {}", crowd.text()), put.ns, "ns", Some(put.wrong));
             let row = row.beside("bare", bare, bench.is_real().then_some(Goal::AtMost(1.3)), None);
             if !bench.is_real() {
                 return row;
             }
-            let Nccl { old, new, new_near, goal } = crowd.nccl;
+            let Nccl { old, new, new_near, goal } = *nccl;
             row.beside("NCCL 2.32.3, index in host memory", new, goal.map(Goal::AtMost), None)
                 .beside("NCCL 2.28.9, index in host memory", old, None, None)
                 .beside("NCCL 2.32.3, index in GPU memory", new_near, None, None)
@@ -215,19 +183,11 @@ mod tests {
 
     #[test]
     fn a_launch_of_every_crowd_fits_into_the_queue() {
-        for crowd in crowds(true, 132) {
+        for (crowd, _) in crowds(true, 132) {
             assert!(crowd.all() <= 1 << 20, "{crowd:?}");
         }
-        for crowd in crowds(false, 4) {
+        for (crowd, _) in crowds(false, 4) {
             assert!(crowd.all() <= 256, "{crowd:?}");
         }
-    }
-
-    #[test]
-    fn crowds_are_named_by_what_they_are() {
-        let names: Vec<String> = crowds(true, 132).iter().map(Crowd::text).collect();
-        assert_eq!(names[0], "1 thread, 1 peer");
-        assert_eq!(names[2], "32 threads, 8 peers");
-        assert_eq!(names[5], "132 blocks x 32 threads, 8 peers");
     }
 }
