@@ -96,7 +96,7 @@ pub struct WorldConfig {
     pub backend: Backend,
     /// The NICs that kernels drive, where the back end is GDAKI.
     pub nics: Nics,
-    /// Who rings their doorbells.
+    /// Who is to ring their doorbells.
     pub doorbells: Doorbells,
     /// How long a rank may take to bring its queue pairs up.
     pub connecting: Duration,

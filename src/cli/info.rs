@@ -4,6 +4,8 @@
 use super::Failure;
 use gin_abi::BackendKind;
 use gin_host::comm::{MAX_MESSAGE, MAX_OUTSTANDING, MAX_QUEUE_DEPTH, probe_backends};
+#[cfg(feature = "cuda")]
+use gin_host::nic::{NicConfig, mlx5::Libraries, probe};
 use std::io::Write;
 
 /// Prints devices, back ends, limits and versions.
@@ -23,8 +25,7 @@ pub(crate) fn print(out: &mut impl Write) -> Result<(), Failure> {
             writeln!(out, "    {nic}")?;
         }
         if probe.backend == BackendKind::Gdaki {
-            let text = "rung by the host (relay), as doorbell pages are not mapped into GPUs yet";
-            writeln!(out, "    doorbells of GPUs: {text}")?;
+            print_ringers(out)?;
             writeln!(out, "    virtual GPUs: drive software NICs, with `--backend gdaki`")?;
             writeln!(out, "    `gin nic-check` checks a NIC of this machine, `gin nic-check --soft` a software NIC")?;
         }
@@ -99,6 +100,26 @@ fn print_gpus(out: &mut impl Write) -> Result<(), Failure> {
         writeln!(out, "      progress threads: {threads}")?;
         if let Err(error) = gpu.check(gin::ptx::PTX) {
             writeln!(out, "      {error}")?;
+        }
+    }
+    Ok(())
+}
+
+/// Prints who rings doorbells: for each GPU and NIC that could serve it, what came of mapping a page.
+fn print_ringers(out: &mut impl Write) -> Result<(), Failure> {
+    let text = "rung by kernels where the driver maps the NIC's pages, else by the host (relay)";
+    writeln!(out, "    doorbells of GPUs: {text}")?;
+    #[cfg(feature = "cuda")]
+    for nic in
+        probe(&Libraries::default(), &NicConfig::default()).into_iter().flatten().filter_map(|found| found.nic.ok())
+    {
+        // Without a GPU, which was told above, there is nothing to say.
+        for gpu in gin_host::gpu::cuda::gpus().into_iter().flatten() {
+            let asked = gin_host::gpu::cuda::CudaDevice::new(gpu.ordinal, &[])
+                .map_err(Failure::from)
+                .and_then(|device| Ok(nic.ringer(&*device)?));
+            let answer = asked.map_or_else(|error| format!("not known: {error}"), |ringer| format!("rung by {ringer}"));
+            writeln!(out, "      {} by GPU {}: {answer}", nic.name(), gpu.ordinal)?;
         }
     }
     Ok(())

@@ -20,6 +20,8 @@ pub(crate) struct Report {
     pub backend: String,
     /// The NIC that each rank's kernels drove, by rank; none where a proxy served them.
     pub nics: Option<Vec<String>>,
+    /// Who rang those NICs' doorbells, each answer of a rank once; none where a proxy served them.
+    pub doorbells: Option<Vec<String>>,
     /// How operations got to their peers: `network`, `lsa` (loads and stores) or, where these reach some of the peers,
     /// `both`.
     pub route: &'static str,
@@ -117,6 +119,9 @@ pub(crate) fn print(reports: &[Report], format: Format, note: Option<&str>, out:
                 if let Some(nics) = &report.nics {
                     writeln!(out, "{}: kernels drove {}", report.workload, nics.join(", "))?;
                 }
+                if let Some(ringers) = &report.doorbells {
+                    writeln!(out, "{}: doorbells were rung by {}", report.workload, ringers.join("; by "))?;
+                }
             }
             if reports.iter().any(|report| report.device == "virtual") {
                 writeln!(out, "\nTimes of virtual GPUs are those of their simulation on this machine's CPU.")?;
@@ -141,6 +146,7 @@ mod tests {
             gpus: None,
             backend: "proxy".into(),
             nics: None,
+            doorbells: None,
             route: "network",
             ranks: 4,
             bytes: 65536,
@@ -199,12 +205,14 @@ mod tests {
     }
 
     #[test]
-    fn the_nics_that_kernels_drove_are_named() {
+    fn the_nics_that_kernels_drove_are_named_and_who_rang_their_doorbells() {
         let mut out = Vec::new();
         let nics = Some(vec!["soft_0".to_owned(), "soft_1".to_owned()]);
-        print(&[Report { nics, ..report() }], Format::Table, None, &mut out).unwrap();
+        let doorbells = Some(vec!["kernels".to_owned(), "the host: refused".to_owned()]);
+        print(&[Report { nics, doorbells, ..report() }], Format::Table, None, &mut out).unwrap();
         let text = String::from_utf8(out).unwrap();
         assert!(text.contains("ring: kernels drove soft_0, soft_1"), "{text}");
+        assert!(text.contains("ring: doorbells were rung by kernels; by the host: refused"), "{text}");
     }
 
     #[test]

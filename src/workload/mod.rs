@@ -53,6 +53,8 @@ struct Ran {
     reach: u32,
     /// The NIC that its kernels drove.
     nic: Option<String>,
+    /// Who rang its doorbells.
+    ringer: Option<String>,
 }
 
 /// A workload, as one rank runs it.
@@ -144,6 +146,14 @@ fn world(place: &Place, options: &Options) -> Result<WorldConfig, Failure> {
     Ok(config.sabotage(options.sabotage))
 }
 
+/// Who rang doorbells, each answer once; `None` where a proxy served the ranks.
+fn ringers(results: &[Ran]) -> Option<Vec<String>> {
+    let mut ringers: Vec<String> = results.iter().map(|ran| ran.ringer.clone()).collect::<Option<_>>()?;
+    ringers.sort_unstable();
+    ringers.dedup();
+    Some(ringers)
+}
+
 /// Runs a workload; `launched` is called after each launch.
 ///
 /// # Errors
@@ -166,13 +176,14 @@ pub(crate) fn run(
     let requirements = job.requirements();
     let results = launch(world(place, options)?, |rank| -> Result<Ran, CommError> {
         let mut launches = Vec::new();
-        let (mut backend, mut reach, mut nic) = (String::new(), 0, None);
+        let (mut backend, mut reach, mut nic, mut ringer) = (String::new(), 0, None, None);
         for _ in 0..options.repeats {
             // Signals and counters start at 0 in each launch.
             let comm = rank.communicator(&requirements)?;
             backend = format!("{:?}", comm.backend()?).to_lowercase();
             reach = comm.device()?.handle().lsa_reach;
             nic = comm.nic()?.map(|nic| nic.name().to_owned());
+            ringer = comm.ringer()?.map(|ringer| ringer.to_string());
             launches.push(job.launch(&rank, &comm)?);
             if let Some(notice) = comm.fault() {
                 return Err(CommError::Ended { call: "run", rank: notice.rank, fault: notice.fault });
@@ -182,7 +193,7 @@ pub(crate) fn run(
                 launched();
             }
         }
-        Ok(Ran { launches, backend, reach, nic })
+        Ok(Ran { launches, backend, reach, nic, ringer })
     })
     .map_err(|error| error.to_string())?;
 
@@ -207,6 +218,7 @@ pub(crate) fn run(
         gpus,
         backend: results.first().map(|ran| ran.backend.clone()).unwrap_or_default(),
         nics: results.iter().map(|ran| ran.nic.clone()).collect(),
+        doorbells: ringers(&results),
         route: match results.first().map_or(0, |ran| ran.reach) {
             0 => "network",
             reach if reach == options.ranks => "lsa",

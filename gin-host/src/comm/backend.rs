@@ -38,23 +38,6 @@ impl Default for NicChoice {
     }
 }
 
-/// Who rings the doorbells where kernels drive a NIC.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
-pub enum Doorbells {
-    /// Kernels, where they reach doorbell pages: on virtual GPUs. Else the host.
-    #[default]
-    Automatic,
-    /// The progress thread: kernels store doorbells to pinned memory, and it passes them on.
-    Host,
-}
-
-impl Doorbells {
-    pub(super) fn relayed(self, device: &dyn Device) -> bool {
-        // Doorbell pages are not mapped into the address space of GPUs yet.
-        self == Self::Host || device.kind() != DeviceKind::Virtual
-    }
-}
-
 /// A back end, and whether it can be had.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BackendProbe {

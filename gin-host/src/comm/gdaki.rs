@@ -8,7 +8,8 @@ use crate::gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
 use crate::net::{Capabilities, Raises};
 use crate::nic::hca::Access;
 use crate::nic::{
-    Address, DeviceQueueError, DoorbellRelay, DrainError, DrivenQueues, Nic, Peer, RegisteredSlice, Shape, Target,
+    Address, DeviceQueueError, DoorbellRelay, Doorbells, DrainError, DrivenQueues, Nic, Peer, RegisteredSlice, Ringer,
+    Shape, Target,
 };
 use gin_abi::gdaki::{LEAST_DEPTH_LOG2, MOST_DEPTH_LOG2};
 use gin_abi::mlx5::be::Be32;
@@ -93,7 +94,7 @@ pub(super) struct Gdaki {
 }
 
 impl Gdaki {
-    /// Makes what does not depend on other ranks. `relayed`: the host passes doorbells on.
+    /// Makes what does not depend on other ranks. `doorbells`: who is to ring.
     ///
     /// # Errors
     /// [`CommError::Limit`] for queues that are too long, what the NIC or the device reports; nothing is left behind.
@@ -103,7 +104,7 @@ impl Gdaki {
         requirements: &Requirements,
         (rank, ranks): (u32, u32),
         resources: &Resources,
-        relayed: bool,
+        doorbells: Doorbells,
         expired: &dyn Fn() -> bool,
     ) -> Result<Self, CommError> {
         let asked = u64::from(requirements.queue_depth);
@@ -114,7 +115,7 @@ impl Gdaki {
         }
         let depth = requirements.queue_depth.next_power_of_two().max(1 << LEAST_DEPTH_LOG2);
         let shape = Shape { contexts: requirements.contexts, ranks, rank, depth };
-        let queues = DrivenQueues::new(&nic, device, shape, resources.counters_gpu()?, relayed, expired)?;
+        let queues = DrivenQueues::new(&nic, device, shape, resources.counters_gpu()?, doorbells, expired)?;
         let signals = resources.signals_nic().filter(|memory| memory.bytes() > 0);
         let register = |memory: &Arc<Memory>| RegisteredSlice::new(&nic, memory.whole(), 0, Access::SIGNALS);
         let signals = signals.map(register).transpose()?;
@@ -183,6 +184,11 @@ impl Gdaki {
     /// Address of a context's words of peers that may have entries under way.
     pub(super) fn busy(&self, context: u32) -> u64 {
         self.queues.busy(context)
+    }
+
+    /// See [`DrivenQueues::ringer`].
+    pub(super) fn ringer(&self) -> Ringer {
+        self.queues.ringer()
     }
 
     /// See [`DrivenQueues::relay`].

@@ -162,10 +162,10 @@ impl Communicator {
         let gdaki = match chosen {
             Chosen::Proxy => None,
             Chosen::Gdaki(nic) => {
-                let relayed = self.config.doorbells.relayed(&*self.device);
+                let doorbells = self.config.doorbells;
                 let expired = until(self.config.connecting);
                 let place = (rank, ranks);
-                let gdaki = Gdaki::new(nic, &self.device, requirements, place, &resources, relayed, &expired)?;
+                let gdaki = Gdaki::new(nic, &self.device, requirements, place, &resources, doorbells, &expired)?;
                 Some(Arc::new(gdaki))
             }
         };

@@ -26,7 +26,8 @@ mod window;
 mod windows;
 mod wire;
 
-pub use backend::{Backend, BackendProbe, Chosen, Doorbells, NicChoice, probe_backends};
+pub use crate::nic::{Doorbells, Ringer};
+pub use backend::{Backend, BackendProbe, Chosen, NicChoice, probe_backends};
 pub use bootstrap::{Bootstrap, BootstrapError, Channel, InProcess};
 pub use error::CommError;
 pub use requirements::{MAX_MESSAGE, MAX_OUTSTANDING, MAX_QUEUE_DEPTH, Requirements};
@@ -95,7 +96,7 @@ pub struct CommConfig {
     pub backend: Backend,
     /// The NIC that kernels drive, where the back end is GDAKI.
     pub nic: NicChoice,
-    /// Who rings its doorbells.
+    /// Who is to ring its doorbells.
     pub doorbells: Doorbells,
     /// How long a rank may take to bring its queue pairs up.
     pub connecting: Duration,
@@ -354,6 +355,14 @@ impl Communicator {
     /// As [`device`](Self::device).
     pub fn nic(&self) -> Result<Option<Arc<Nic>>, CommError> {
         self.with_up("name the NIC", |live| live.gdaki.as_ref().map(|gdaki| gdaki.nic().clone()))
+    }
+
+    /// Who rings the doorbells of the NIC that its kernels drive; `None` if the back end is the proxy.
+    ///
+    /// # Errors
+    /// As [`device`](Self::device).
+    pub fn ringer(&self) -> Result<Option<Ringer>, CommError> {
+        self.with_up("say who rings doorbells", |live| live.gdaki.as_ref().map(|gdaki| gdaki.ringer()))
     }
 
     /// Figures of each context since the communicator was made.

@@ -11,6 +11,7 @@
 //! | [`KernelArg`] | what can be passed to a kernel |
 //! | [`virt`] | the virtual GPU |
 //! | `cuda` | NVIDIA GPUs, with the feature `cuda` |
+//! | [`MappedPages`], [`MemoryFile`] | what it shares with a NIC |
 //! | [`copier`] | copies that a progress thread starts |
 //!
 //! A launch checks the name, the number and the sizes of the parameters, and the limits of kernel and device, before
@@ -22,6 +23,7 @@ pub mod copier;
 pub mod cuda;
 mod error;
 pub mod flat;
+mod io;
 mod launch;
 mod mapped;
 mod memory;
@@ -29,6 +31,7 @@ pub mod virt;
 
 pub use arg::{Argument, KernelArg, Plain};
 pub use error::GpuError;
+pub use io::{Keep, MappedPages, MemoryFile, whole_pages};
 pub use launch::{LaunchConfig, check_launch};
 pub use memory::{Memory, MemoryKind, MemorySlice, RawMemory};
 
@@ -221,6 +224,26 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// What the device reports.
     fn copier(&self) -> Result<Option<Box<dyn copier::Copier>>, GpuError> {
         Ok(None)
+    }
+
+    /// Lets kernels store to doorbell pages that this process has mapped: `bytes` bytes from address `first` on.
+    ///
+    /// # Safety
+    /// - Both numbers are multiples of a page of the host, and the pages are mapped as long as `keep` is there.
+    ///
+    /// # Errors
+    /// [`GpuError::Unsupported`], or why the device's driver refuses; `keep` is let go then.
+    unsafe fn map_pages(&self, _first: u64, _bytes: u64, _keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {
+        Err(GpuError::Unsupported { device: self.name(), what: "store to doorbell pages" })
+    }
+
+    /// Memory of this device as a file that drivers share (DMA-BUF): `bytes` bytes from `address` on, at least one, in an
+    /// allocation that is alive. The file may hold more, as it is made of whole pages of the host.
+    ///
+    /// # Errors
+    /// [`GpuError::Unsupported`], or why the device's driver refuses.
+    fn export(&self, _address: u64, _bytes: u64) -> Result<MemoryFile, GpuError> {
+        Err(GpuError::Unsupported { device: self.name(), what: "give its memory as a DMA-BUF file" })
     }
 
     /// What is near it.

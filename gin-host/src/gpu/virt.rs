@@ -6,11 +6,12 @@
 //! concurrently.
 
 use super::flat::{Place, RawAddresses};
+use super::io::SamePages;
 use super::launch::similar;
 use super::mapped::{MappedMemory, Pages, page};
 use super::{
-    Argument, Device, DeviceKind, Event, Function, GpuError, LaunchConfig, Limits, Memory, MemoryKind, Module,
-    ModuleSource, Parameter, RawMemory, Stream,
+    Argument, Device, DeviceKind, Event, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, Memory,
+    MemoryKind, Module, ModuleSource, Parameter, RawMemory, Stream,
 };
 use crate::copy::copy_shared;
 use crate::rt;
@@ -175,6 +176,10 @@ impl Device for VirtualDevice {
 
     fn allocate_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
         Ok(Box::new(MappedMemory::new(place)?))
+    }
+
+    unsafe fn map_pages(&self, first: u64, _bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {
+        Ok(Box::new(SamePages::new(first, keep)))
     }
 
     unsafe fn copy_in(&self, destination: u64, source: &[u8]) -> Result<(), GpuError> {

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Queue pairs and registrations in memory of a device, which they keep alive.
-//!
-//! Memory of a GPU is registered by its address, which needs the driver's peer-memory module (nvidia-peermem); DMA-BUF
-//! files, which [`Extent`] can name, are not exported from GPUs here yet.
 
 use super::Address;
-use super::error::{NicError, Peer};
+use super::doorbells::DoorbellPage;
+use super::error::{NicError, Peer, Step};
 use super::hca::{Access, Extent, HcaError};
 use super::layout::{Layout, PAGE, QueueSpec};
 use super::open::{Nic, RegisteredMemory};
 use super::queues::{Expired, QueueInfo, QueueSet};
-use crate::gpu::{Device, DeviceKind, GpuError, Memory, MemoryKind, MemorySlice};
+use crate::gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
 use gin_abi::mlx5::cqe::INVALID_BYTE;
 use std::sync::Arc;
 
@@ -23,25 +21,6 @@ pub enum DeviceQueueError {
     /// The NIC failed, or something does not fit.
     #[error(transparent)]
     Nic(#[from] NicError),
-}
-
-/// Whether a NIC that reaches GPUs, or not, reaches this kind of memory.
-fn is_reached(device: DeviceKind, kind: MemoryKind, reaches_gpus: bool) -> bool {
-    let in_gpu = device == DeviceKind::Cuda && kind == MemoryKind::Device;
-    !in_gpu || reaches_gpus
-}
-
-impl Nic {
-    /// Makes sure that it reaches this kind of memory of a device.
-    ///
-    /// # Errors
-    /// [`NicError::Memory`].
-    pub fn check_reach(&self, device: &dyn Device, kind: MemoryKind) -> Result<(), NicError> {
-        if is_reached(device.kind(), kind, self.owner.hca.reaches_gpus()) {
-            return Ok(());
-        }
-        Err(NicError::Memory { nic: self.name().to_owned(), kind: kind.to_string(), device: device.name() })
-    }
 }
 
 impl Nic {
@@ -93,9 +72,8 @@ impl DeviceQueues {
         for ring in layout.completion_rings() {
             slab.write(ring.start, &vec![INVALID_BYTE; (ring.end - ring.start) as usize])?;
         }
-        let extent = Extent { address: slab.address(), bytes: slab.bytes(), dma_buf: None };
         // Safety: laid out and filled for these specs; the set is dropped before the slab.
-        let set = unsafe { QueueSet::new(nic, &extent, specs, expired) }?;
+        let set = unsafe { QueueSet::in_device(nic, &slab, specs, expired) }?;
         Ok(Self { set, slab })
     }
 
@@ -107,6 +85,11 @@ impl DeviceQueues {
     /// The NIC.
     pub(super) fn nic(&self) -> &Arc<Nic> {
         self.set.nic()
+    }
+
+    /// See [`QueueSet::doorbell_pages`].
+    pub(super) fn doorbell_pages(&self) -> impl Iterator<Item = DoorbellPage> {
+        self.set.doorbell_pages()
     }
 
     /// The memory with the rings.
@@ -143,12 +126,12 @@ impl RegisteredSlice {
     /// Registers memory; its first byte has the address `start` in entries.
     ///
     /// # Errors
-    /// What the NIC says, or [`NicError::Memory`].
+    /// What the NIC says; [`NicError::Memory`], [`NicError::Unreached`].
     pub fn new(nic: &Arc<Nic>, slice: MemorySlice, start: u64, access: Access) -> Result<Self, NicError> {
         nic.check_reach(&**slice.memory().device(), slice.memory().kind())?;
-        let extent = Extent { address: slice.address(), bytes: slice.bytes(), dma_buf: None };
         // Safety: the slice keeps the memory alive; who allocates memory for communication expects that peers use it.
-        let region = unsafe { nic.register(&extent, start, access) }?;
+        let take = |extent: &Extent| unsafe { nic.owner.hca.register_region(&nic.domain, extent, start, access) };
+        let region = nic.keep(nic.take_memory(Step::Region, &slice, take)?);
         Ok(Self { region, slice })
     }
 
@@ -171,7 +154,6 @@ impl RegisteredSlice {
 #[cfg(test)]
 mod tests {
     use super::super::NicConfig;
-    use super::super::hca::Hca;
     use super::super::layout::Role;
     use super::super::soft::{SoftConfig, SoftFabric};
     use super::*;
@@ -181,15 +163,6 @@ mod tests {
     use gin_abi::mlx5::doorbell::{Doorbell, Record};
     use gin_abi::mlx5::wqe::{self, Flags, Local, Post, QueueNumber, Remote};
     use std::sync::atomic::{AtomicU64, Ordering};
-
-    #[test]
-    fn memory_of_a_gpu_is_only_for_nics_that_reach_it() {
-        let cuda = |kind, reaches| is_reached(DeviceKind::Cuda, kind, reaches);
-        assert!(!cuda(MemoryKind::Device, false) && cuda(MemoryKind::Device, true));
-        assert!(cuda(MemoryKind::Pinned, false), "host memory");
-        assert!(is_reached(DeviceKind::Virtual, MemoryKind::Device, false), "memory of this process");
-        assert!(!SoftFabric::default().add(SoftConfig::ethernet(0)).reaches_gpus());
-    }
 
     #[test]
     fn queue_pairs_in_memory_of_a_device_carry_data_and_keep_it_alive() {

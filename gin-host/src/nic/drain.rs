@@ -5,6 +5,7 @@
 //! announced. So the host posts one more entry behind them, which does nothing but complete, announces all, and takes
 //! completions until that one's is there. It leaves the words of the queue pair as the next kernel expects them.
 
+use super::doorbells::HostBell;
 use super::hca::HcaError;
 use super::open::Nic;
 use super::queues::Expired;
@@ -18,7 +19,7 @@ use gin_abi::mlx5::wqe::{self, Entry, Flags, Post, QueueNumber, SLOT_BYTES, Slot
 use gin_device::backend::gdaki::pair::{TAG_SHIFT, TOKEN_SHIFT};
 use std::mem::offset_of;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Codes of a token's word: somebody has taken the token away, and it is here.
 const TAKEN: u64 = 0;
@@ -103,6 +104,8 @@ pub(super) struct IdleQueue {
     pub(super) completions: MemorySlice,
     /// The doorbell record.
     pub(super) record: MemorySlice,
+    /// Where the host rings.
+    pub(super) doorbell: HostBell,
     /// A word for each slot.
     pub(super) tokens: MemorySlice,
     /// Another.
@@ -172,8 +175,15 @@ impl IdleQueue {
     fn announce(&mut self) -> Result<(), DrainError> {
         let end = self.data.claim;
         self.record.write(0, &[Record { receive: Be32::new(0), send: Record::send(end) }])?;
-        // Safety: the doorbell is a word of a page, or of pinned memory, that is there as long as the queue pair.
-        unsafe { self.nic.ring(self.data.doorbell, Doorbell::word(end, self.number())) }?;
+        let word = Doorbell::word(end, self.number());
+        match self.doorbell {
+            // Safety: the doorbell is there as long as the queue pair.
+            HostBell::Nic(doorbell) => unsafe { self.nic.ring(doorbell, word) }?,
+            // Safety: so is the word, which lies in pinned memory.
+            HostBell::Word(address) => {
+                unsafe { AtomicU64::from_ptr(address as usize as *mut u64) }.store(word, Ordering::Release)
+            }
+        }
         // A page may be mapped so that stores are gathered; this one leaves now.
         fence(Ordering::SeqCst);
         self.data.rung = end;

@@ -7,6 +7,7 @@
 
 use super::address::Address;
 use super::device::{DeviceQueueError, DeviceQueues, RegisteredSlice};
+use super::doorbells::{Bells, Doorbells, Ringer};
 use super::drain::{self, DrainError, FIRST_TOKEN, IdleQueue};
 use super::error::{NicError, Peer};
 use super::hca::Access;
@@ -96,8 +97,8 @@ pub struct DrivenQueues {
     /// Where old values of atomics go.
     sink: RegisteredSlice,
     words: Arc<Memory>,
-    /// Where kernels store doorbells, if the host passes them on: a word for each queue pair.
-    relayed: Option<Arc<Memory>>,
+    // Ends after the queue pairs: pages that are mapped keep the NIC's.
+    bells: Bells,
     /// By context.
     counters: Vec<Option<MemorySlice>>,
     places: Places,
@@ -106,7 +107,7 @@ pub struct DrivenQueues {
 
 impl DrivenQueues {
     /// Makes the queue pairs and moves them to init. `counters`: the counter words of each context, in memory of the
-    /// device. `relayed`: the host passes doorbells on ([`relay`](Self::relay)).
+    /// device. `doorbells`: who is to ring; [`ringer`](Self::ringer) does.
     ///
     /// # Errors
     /// [`DeviceQueueError`]; nothing is left behind.
@@ -115,7 +116,7 @@ impl DrivenQueues {
         device: &Arc<dyn Device>,
         shape: Shape,
         counters: Vec<Option<MemorySlice>>,
-        relayed: bool,
+        doorbells: Doorbells,
         expired: Expired<'_>,
     ) -> Result<Self, DeviceQueueError> {
         let Shape { contexts, ranks, depth, .. } = shape;
@@ -126,9 +127,9 @@ impl DrivenQueues {
         let words = Memory::new(device, MemoryKind::Device, places.end)?;
         let sink = RegisteredSlice::new(nic, Memory::new(device, nic.ring_memory(), 8)?.whole(), 0, Access::RINGS)?;
         let set = |_| DeviceQueues::new(nic, device, &specs, expired);
-        let sets = (0..contexts).map(set).collect::<Result<_, _>>()?;
-        let relayed = if relayed { Some(Memory::new(device, MemoryKind::Pinned, shape.queues() * 8)?) } else { None };
-        Ok(Self { sets, sink, words, relayed, counters, places, shape })
+        let sets = (0..contexts).map(set).collect::<Result<Vec<_>, _>>()?;
+        let bells = Bells::new(nic, device, (&sets, shape.queues()), doorbells)?;
+        Ok(Self { sets, sink, words, bells, counters, places, shape })
     }
 
     /// What to tell rank `peer` of the queue pair of a context that is to be connected to it.
@@ -181,7 +182,7 @@ impl DrivenQueues {
             tags: words + self.ring_words(self.places.tags, context, peer),
             completions: slab + place.completions,
             record: slab + place.record,
-            doorbell: self.doorbell(context, peer, info),
+            doorbell: self.bells.address(self.shape.index(context, peer), info.doorbell),
             number: bytemuck::cast(QueueNumber::new(info.queue)),
             depth_log2: info.log_depth,
             interval_log2: MOST_INTERVAL_LOG2.min(info.log_depth - 1),
@@ -202,9 +203,9 @@ impl DrivenQueues {
         first + self.shape.index(context, peer) * u64::from(self.shape.depth) * 8
     }
 
-    fn doorbell(&self, context: u32, peer: u32, info: &QueueInfo) -> u64 {
-        let relayed = self.relayed.as_ref().map(|words| words.address() + 8 * self.shape.index(context, peer));
-        relayed.unwrap_or(info.doorbell)
+    /// Who rings the doorbells.
+    pub fn ringer(&self) -> Ringer {
+        self.bells.ringer()
     }
 
     /// Address of the table, for [`CommHandle::queue_pairs`](gin_abi::CommHandle::queue_pairs).
@@ -219,16 +220,18 @@ impl DrivenQueues {
 
     /// Passes doorbells on, if kernels do not ring themselves. It must be stepped until the queue pairs end, and no longer.
     pub fn relay(&self) -> Option<DoorbellRelay> {
-        self.relayed.as_ref()?;
+        let Bells::Relayed(words, _) = &self.bells else { return None };
         let mut lines = Vec::new();
         for (context, set) in (0..).zip(&self.sets) {
             for (peer, info) in (0..self.shape.ranks).zip(set.infos()) {
-                lines.push(RelayLine { from: self.doorbell(context, peer, info), to: info.doorbell });
+                let from = words.address() + 8 * self.shape.index(context, peer);
+                lines.push(RelayLine { from, to: info.doorbell });
             }
         }
         // Safety: the words and the pages are there as long as `self`; only kernels of one device, and the host while none
         // runs, store to them.
-        Some(unsafe { DoorbellRelay::new(lines) })
+        let relay = unsafe { DoorbellRelay::new(lines) };
+        self.sets.first().map(|set| relay.by(set.nic().clone()))
     }
 
     /// Brings what kernels have posted to its end; none of them may run. Returns the number of entries that are not
@@ -277,6 +280,7 @@ impl DrivenQueues {
             ring: of_slab(place.ring, depth * SLOT_BYTES)?,
             completions: of_slab(place.completions, depth * cqe::BYTES)?,
             record: of_slab(place.record, 8)?,
+            doorbell: self.bells.host(self.shape.index(context, peer), info.doorbell),
             tokens: part(&self.words, self.ring_words(self.places.tokens, context, peer), depth * 8)?,
             tags: part(&self.words, self.ring_words(self.places.tags, context, peer), depth * 8)?,
             nic: set.nic().clone(),

@@ -2,6 +2,7 @@
 //! What can go wrong when queue pairs are brought up.
 
 use super::hca::HcaError;
+use crate::gpu::GpuError;
 use std::fmt;
 
 /// Who is at the other end.
@@ -160,6 +161,33 @@ pub enum NicError {
         /// Name of its device.
         device: String,
     },
+    /// The NIC takes this memory of a GPU in neither way.
+    #[error(
+        "{nic}: {step}: memory of {device} can be reached neither as a DMA-BUF file ({by_file}) nor by its address \
+         ({by_address}; that needs the module nvidia-peermem)"
+    )]
+    Unreached {
+        /// Name of the NIC.
+        nic: String,
+        /// What was being done.
+        step: Step,
+        /// Name of the device.
+        device: String,
+        /// Why not as a file.
+        by_file: Box<FileRefusal>,
+        /// Why not by its address.
+        by_address: HcaError,
+    },
+    /// Kernels of the device are to ring doorbells, and cannot.
+    #[error("kernels of {device} cannot ring the doorbells of {nic}: {reason}")]
+    Doorbells {
+        /// Name of the NIC.
+        nic: String,
+        /// Name of the device.
+        device: String,
+        /// Why.
+        reason: Box<GpuError>,
+    },
     /// The peer runs another version of this library.
     #[error("{peer} speaks version {theirs} of the exchange, this rank {own}")]
     Version {
@@ -188,6 +216,17 @@ pub enum NicError {
         /// Why.
         reason: &'static str,
     },
+}
+
+/// Why memory of a GPU could not be given to a NIC as a file.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum FileRefusal {
+    /// The device gives none.
+    #[error(transparent)]
+    Device(GpuError),
+    /// The NIC does not take it.
+    #[error(transparent)]
+    Nic(HcaError),
 }
 
 fn to(peer: &Option<Peer>) -> String {

@@ -207,8 +207,8 @@ pub trait Hca: Send + Sync + fmt::Debug {
     /// Whether a doorbell page serves several queue pairs. A page of the software NIC holds one doorbell at a time.
     fn shares_doorbells(&self) -> bool;
 
-    /// Whether memory of a GPU may be registered by its address. The software NIC reaches memory of this process only; a
-    /// real one refuses by itself what it does not reach.
+    /// Whether memory of a GPU may be registered at all, be it as a file or by its address. The software NIC reaches memory
+    /// of this process only; a real one refuses by itself what it does not reach.
     fn reaches_gpus(&self) -> bool;
 
     /// Whether its doorbells are words of memory that devices find at the address that this process has for them, as those

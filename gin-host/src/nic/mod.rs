@@ -5,7 +5,8 @@
 //! context in one slab of memory ([`DeviceQueues::new`] allocates it in a device), ranks exchange their [`Address`]es, and [`QueueSet::connect`] makes each ready. Every
 //! step that fails says which NIC, which step and which peer; whatever was made until then is ended.
 //!
-//! Where a GPU cannot ring doorbells itself, a [`DoorbellRelay`] does it for it. [`probe`] says which NICs of this host can serve GPUs, and of each other one why not.
+//! Kernels ring doorbells themselves where the NIC's doorbell pages can be mapped into their device; where they cannot, or
+//! that is asked for ([`Doorbells`]), a [`DoorbellRelay`] does it for them. [`probe`] says which NICs of this host can serve GPUs, and of each other one why not.
 //!
 //! | module | holds |
 //! | --- | --- |
@@ -19,6 +20,7 @@
 
 mod address;
 mod device;
+mod doorbells;
 mod drain;
 mod driven;
 mod error;
@@ -30,15 +32,17 @@ mod open;
 mod owned;
 mod probe;
 mod queues;
+mod reach;
 mod relay;
 pub mod soft;
 pub mod testing;
 
 pub use address::Address;
 pub use device::{DeviceQueueError, DeviceQueues, RegisteredSlice};
+pub use doorbells::{Doorbells, Ringer};
 pub use drain::DrainError;
 pub use driven::{DrivenQueues, Shape, Target};
-pub use error::{NicError, Peer, Step};
+pub use error::{FileRefusal, NicError, Peer, Step};
 pub use hca::{Hca, HcaError};
 pub use layout::{DEPTHS, Layout, QueuePlace, QueueSpec, Role};
 pub use mlx5::{Absent, Mlx5};

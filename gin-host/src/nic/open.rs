@@ -2,7 +2,7 @@
 //! Opens a NIC: asks what it can do, and checks that it is enough.
 
 use super::error::{NicError, Peer, Step};
-use super::hca::{Access, Domain, Extent, Hca, HcaError, Link, Port};
+use super::hca::{Access, Domain, Extent, Hca, HcaError, Link, Port, Region};
 use super::owned::{Owned, Owner, What};
 use gin_abi::mlx5::bits::{Field, Mailbox};
 use gin_abi::mlx5::command::{Mtu, PORT_TYPE_ETHERNET, capability, opcode, roce_version};
@@ -180,17 +180,18 @@ impl Nic {
         access: Access,
     ) -> Result<RegisteredMemory, NicError> {
         // Safety: the caller's promise.
-        let region = unsafe { self.owner.hca.register_region(&self.domain, memory, start, access) }.map_err(failed(
-            &self.name,
-            Step::Region,
-            None,
-        ))?;
-        Ok(RegisteredMemory {
+        let region = unsafe { self.owner.hca.register_region(&self.domain, memory, start, access) };
+        region.map(|region| self.keep(region)).map_err(failed(&self.name, Step::Region, None))
+    }
+
+    /// Has a region end when it is dropped.
+    pub(super) fn keep(self: &Arc<Self>, region: Region) -> RegisteredMemory {
+        RegisteredMemory {
             _region: self.owner.own(What::Region, region.handle),
             _nic: Arc::clone(self),
             local_key: region.local_key,
             remote_key: region.remote_key,
-        })
+        }
     }
 }
 

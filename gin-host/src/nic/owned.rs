@@ -65,13 +65,13 @@ impl Drop for Owned {
     }
 }
 
-/// Objects that end in the reverse order of their making.
+/// Objects that end in the reverse order of their making; one that somebody else has too, when that one lets go of it.
 #[derive(Debug, Default)]
-pub(super) struct Stack(Vec<Owned>);
+pub(super) struct Stack(Vec<Arc<Owned>>);
 
 impl Stack {
-    pub(super) fn push(&mut self, object: Owned) {
-        self.0.push(object);
+    pub(super) fn push(&mut self, object: impl Into<Arc<Owned>>) {
+        self.0.push(object.into());
     }
 }
 

@@ -5,11 +5,13 @@
 //! [`Address`]es by whatever way they have, between [`QueueSet::new`] and [`QueueSet::connect`].
 
 use super::address::Address;
+use super::doorbells::DoorbellPage;
 use super::error::{NicError, Peer, Step};
-use super::hca::{Access, Extent, Handle, HcaError, Link, Umem};
+use super::hca::{Access, Extent, Handle, HcaError, Link, Uar, Umem};
 use super::layout::{Layout, PAGE, QueuePlace, QueueSpec, Role};
 use super::open::{Nic, failed};
 use super::owned::{Stack, What};
+use crate::gpu::MemorySlice;
 use gin_abi::mlx5::bits::Mailbox;
 use gin_abi::mlx5::command::{AtomicMode, PM_MIGRATED, QpState, RQ_TYPE_NONE, opcode};
 use gin_abi::mlx5::mailbox::{
@@ -58,6 +60,7 @@ pub struct QueueSet {
     queues: Vec<Made>,
     // Ends before the NIC's protection domain.
     _objects: Stack,
+    pages: Vec<DoorbellPage>,
     nic: Arc<Nic>,
 }
 
@@ -76,26 +79,54 @@ impl QueueSet {
         specs: &[QueueSpec],
         expired: Expired<'_>,
     ) -> Result<Self, NicError> {
-        let layout = Layout::of(specs)?;
         let begins = slab.dma_buf.map_or(slab.address, |file| file.offset);
-        if slab.bytes < layout.bytes || !begins.is_multiple_of(PAGE) {
-            let (needed, given, address) = (layout.bytes, slab.bytes, slab.address);
-            return Err(NicError::RingMemory { needed, given, address });
+        // Safety: the caller's promise.
+        let register = || unsafe { nic.owner.hca.register_umem(slab, Access::RINGS) };
+        Self::make(nic, (begins, slab.bytes), specs, expired, || {
+            register().map_err(failed(nic.name(), Step::Rings, None))
+        })
+    }
+
+    /// The same in memory of a device, which is registered in whatever way the NIC takes it.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); [`NicError::Unreached`].
+    ///
+    /// # Safety
+    /// - As [`new`](Self::new).
+    pub(super) unsafe fn in_device(
+        nic: &Arc<Nic>,
+        slab: &MemorySlice,
+        specs: &[QueueSpec],
+        expired: Expired<'_>,
+    ) -> Result<Self, NicError> {
+        // Safety: the caller's promise.
+        let take = |extent: &Extent| unsafe { nic.owner.hca.register_umem(extent, Access::RINGS) };
+        let place = (slab.address(), slab.bytes());
+        Self::make(nic, place, specs, expired, || nic.take_memory(Step::Rings, slab, take))
+    }
+
+    /// `register` registers the slab, which is so long and begins there.
+    fn make(
+        nic: &Arc<Nic>,
+        (address, given): (u64, u64),
+        specs: &[QueueSpec],
+        expired: Expired<'_>,
+        register: impl FnOnce() -> Result<Umem, NicError>,
+    ) -> Result<Self, NicError> {
+        let layout = Layout::of(specs)?;
+        if given < layout.bytes || !address.is_multiple_of(PAGE) {
+            return Err(NicError::RingMemory { needed: layout.bytes, given, address });
         }
         for spec in specs.iter().filter(|spec| spec.role != Role::Responder) {
             nic.check(spec)?;
         }
-        let mut maker = Maker { nic, objects: Stack::default(), expired };
+        let mut maker = Maker { nic, objects: Stack::default(), pages: Vec::new(), expired };
         maker.begin(Step::Rings)?;
-        // Safety: the caller's promise.
-        let umem = unsafe { nic.owner.hca.register_umem(slab, Access::RINGS) }.map_err(failed(
-            nic.name(),
-            Step::Rings,
-            None,
-        ))?;
+        let umem = register()?;
         maker.objects.push(nic.owner.own(What::Umem, umem.handle));
         let queues = maker.queues(&umem, &layout, specs)?;
-        Ok(Self { queues, _objects: maker.objects, nic: Arc::clone(nic) })
+        Ok(Self { queues, _objects: maker.objects, pages: maker.pages, nic: Arc::clone(nic) })
     }
 
     /// The NIC.
@@ -116,6 +147,11 @@ impl QueueSet {
     /// The queue pairs, in the order of their specs.
     pub fn infos(&self) -> impl Iterator<Item = &QueueInfo> {
         self.queues.iter().map(|made| &made.info)
+    }
+
+    /// The doorbell pages of the queue pairs, each once.
+    pub(super) fn doorbell_pages(&self) -> impl Iterator<Item = DoorbellPage> {
+        self.pages.iter().cloned()
     }
 
     /// What a peer has to know of a queue pair, if there is one of that index.
@@ -246,6 +282,13 @@ impl Nic {
         Err(NicError::Deadline { nic: self.name().to_owned(), step, peer: peer.cloned() })
     }
 
+    /// A new doorbell page.
+    pub(super) fn doorbell_page(&self) -> Result<(Uar, DoorbellPage), NicError> {
+        let uar = self.owner.hca.allocate_uar().map_err(failed(self.name(), Step::DoorbellPage, None))?;
+        let object = Arc::new(self.owner.own(What::Uar, uar.handle));
+        Ok((uar, DoorbellPage { doorbell: uar.doorbell, object }))
+    }
+
     fn check(&self, spec: &QueueSpec) -> Result<(), NicError> {
         let limits = [
             ("slots of a send queue", spec.depth, self.capabilities.max_depth),
@@ -289,6 +332,7 @@ impl Nic {
 struct Maker<'a> {
     nic: &'a Arc<Nic>,
     objects: Stack,
+    pages: Vec<DoorbellPage>,
     expired: Expired<'a>,
 }
 
@@ -375,10 +419,11 @@ impl Maker<'_> {
         Ok(queues)
     }
 
-    fn doorbell_page(&mut self) -> Result<super::hca::Uar, NicError> {
+    fn doorbell_page(&mut self) -> Result<Uar, NicError> {
         self.begin(Step::DoorbellPage)?;
-        let uar = self.nic.owner.hca.allocate_uar().map_err(failed(self.nic.name(), Step::DoorbellPage, None))?;
-        self.objects.push(self.nic.owner.own(What::Uar, uar.handle));
+        let (uar, page) = self.nic.doorbell_page()?;
+        self.objects.push(page.object.clone());
+        self.pages.push(page);
         Ok(uar)
     }
 

@@ -6,6 +6,8 @@
 //! the whole system before the next, then one store of the [word](gin_abi::mlx5::doorbell::Doorbell::word). Words in
 //! between may be skipped: a doorbell announces all entries up to its index.
 
+use super::open::Nic;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// A word, and where it is passed on to.
@@ -21,6 +23,8 @@ pub struct RelayLine {
 #[derive(Debug)]
 pub struct DoorbellRelay {
     lines: Vec<(RelayLine, u64)>,
+    /// Who is rung, if that takes more than a store.
+    nic: Option<Arc<Nic>>,
 }
 
 impl DoorbellRelay {
@@ -30,7 +34,12 @@ impl DoorbellRelay {
     /// - All addresses are of 8 bytes, aligned, that stay mapped in this process while the relay is used.
     /// - `from` is written by one GPU only, with whole words; nobody else rings `to`.
     pub unsafe fn new(lines: impl IntoIterator<Item = RelayLine>) -> Self {
-        Self { lines: lines.into_iter().map(|line| (line, 0)).collect() }
+        Self { lines: lines.into_iter().map(|line| (line, 0)).collect(), nic: None }
+    }
+
+    /// The same, whose doorbells are this NIC's.
+    pub(super) fn by(self, nic: Arc<Nic>) -> Self {
+        Self { nic: Some(nic), ..self }
     }
 
     /// Passes on what was stored since the last call. Returns whether there was anything.
@@ -42,10 +51,21 @@ impl DoorbellRelay {
             if word == *last {
                 continue;
             }
-            *last = word;
             any = true;
             // Safety: the promise of `new`.
-            unsafe { (line.to as usize as *mut u64).write_volatile(word) };
+            let rung = unsafe {
+                match &self.nic {
+                    Some(nic) => nic.ring(line.to, word),
+                    None => {
+                        (line.to as usize as *mut u64).write_volatile(word);
+                        Ok(())
+                    }
+                }
+            };
+            // A NIC that cannot be rung says so elsewhere; until then it is rung again and again.
+            if rung.is_ok() {
+                *last = word;
+            }
         }
         if any {
             // A page may be mapped so that stores are gathered; they leave now.

@@ -2,6 +2,7 @@
 //! A NIC that fails on demand, over any other.
 
 use super::hca::{Access, Domain, Extent, Handle, Hca, HcaError, Port, Region, Uar, Umem};
+use crate::gpu::MemoryKind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -69,6 +70,19 @@ impl Hca for FailingHca {
 
     fn reaches_gpus(&self) -> bool {
         self.inner.reaches_gpus()
+    }
+
+    fn doorbells_are_memory(&self) -> bool {
+        self.inner.doorbells_are_memory()
+    }
+
+    fn ring_memory(&self) -> MemoryKind {
+        self.inner.ring_memory()
+    }
+
+    unsafe fn ring(&self, doorbell: u64, word: u64) -> Result<(), HcaError> {
+        // Safety: the caller's promise.
+        unsafe { self.inner.ring(doorbell, word) }
     }
 
     fn command(&self, input: &[u8], output: &mut [u8]) -> Result<(), HcaError> {

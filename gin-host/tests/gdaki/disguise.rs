@@ -3,16 +3,122 @@
 
 use gin_host::gpu::virt::VirtualDevice;
 use gin_host::gpu::{
-    Device, DeviceKind, Function, GpuError, LaunchConfig, Limits, MemoryKind, Module, ModuleSource, RawMemory, Stream,
+    Device, DeviceKind, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, MemoryFile, MemoryKind, Module,
+    ModuleSource, RawMemory, Stream, whole_pages,
 };
 use gin_host::nic::hca::{Access, Domain, Extent, Handle, Port, Region, Uar, Umem};
 use gin_host::nic::{Hca, HcaError, SoftHca};
 use std::any::Any;
-use std::sync::Arc;
+use std::fmt;
+use std::io::{ErrorKind, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+const PAGE: u64 = 4096;
+
+/// What a device that looks like a GPU is asked for, and what it says.
+#[derive(Default)]
+pub struct Driver {
+    /// It maps doorbell pages, so far from where the host has them; else it refuses.
+    pub shift: Option<u64>,
+    /// It refuses the page after so many.
+    pub most_pages: usize,
+    /// It gives its memory as files.
+    pub exports: bool,
+    /// Calls that ask for pages.
+    pub asked: usize,
+    /// Addresses of pages that are mapped.
+    pub mapped: Vec<u64>,
+    /// What pages that are mapped no more were mapped by, until they are unregistered.
+    pub graves: Vec<Keep>,
+    /// The other ends of files: address and length of the memory, and where it begins.
+    pub files: Vec<(UnixStream, u64, u64)>,
+}
+
+/// One that several look at.
+#[derive(Clone, Default)]
+pub struct Shared(Arc<Mutex<Driver>>);
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub fn new(driver: Driver) -> Self {
+        Self(Arc::new(Mutex::new(driver)))
+    }
+
+    /// One that maps pages where the host has them.
+    pub fn mapping() -> Self {
+        Self::new(Driver { shift: Some(0), most_pages: usize::MAX, ..Driver::default() })
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, Driver> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether every file that was given is closed on the side that it was given to.
+    pub fn files_are_closed(&self) -> bool {
+        self.lock().files.iter_mut().all(|(end, ..)| {
+            end.set_nonblocking(true).unwrap();
+            match end.read(&mut [0]) {
+                Ok(count) => count == 0,
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                    false
+                }
+            }
+        })
+    }
+}
+
+struct Mapped {
+    driver: Shared,
+    page: u64,
+    shift: u64,
+    keep: Option<Keep>,
+}
+
+impl fmt::Debug for Mapped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mapped").field("page", &self.page).finish_non_exhaustive()
+    }
+}
+
+impl MappedPages for Mapped {
+    fn address(&self) -> u64 {
+        self.page + self.shift
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        let mut driver = self.driver.lock();
+        driver.mapped.retain(|page| *page != self.page);
+        driver.graves.extend(self.keep.take());
+    }
+}
 
 /// A virtual GPU that says it is a real one.
 #[derive(Debug)]
-pub struct Disguised(pub Arc<VirtualDevice>);
+pub struct Disguised {
+    device: Arc<VirtualDevice>,
+    driver: Shared,
+}
+
+impl Disguised {
+    /// One whose driver maps no pages and gives no files.
+    pub fn new(index: u32) -> Self {
+        Self::with(index, &Shared::default())
+    }
+
+    pub fn with(index: u32, driver: &Shared) -> Self {
+        Self { device: VirtualDevice::memory_only(index), driver: driver.clone() }
+    }
+}
 
 impl Device for Disguised {
     fn name(&self) -> String {
@@ -24,29 +130,52 @@ impl Device for Disguised {
     }
 
     fn limits(&self) -> Limits {
-        self.0.limits()
+        self.device.limits()
     }
 
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
-        self.0.allocate(kind, bytes)
+        self.device.allocate(kind, bytes)
     }
 
     unsafe fn copy_in(&self, destination: u64, source: &[u8]) -> Result<(), GpuError> {
         // Safety: the caller's promise.
-        unsafe { self.0.copy_in(destination, source) }
+        unsafe { self.device.copy_in(destination, source) }
     }
 
     unsafe fn copy_out(&self, destination: &mut [u8], source: u64) -> Result<(), GpuError> {
         // Safety: the caller's promise.
-        unsafe { self.0.copy_out(destination, source) }
+        unsafe { self.device.copy_out(destination, source) }
+    }
+
+    unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {
+        assert!(first.is_multiple_of(PAGE) && bytes == PAGE, "whole pages only");
+        let mut driver = self.driver.lock();
+        driver.asked += 1;
+        let Some(shift) = driver.shift.filter(|_| driver.mapped.len() < driver.most_pages) else {
+            return Err(GpuError::Driver { context: "map a page", reason: "not permitted".to_owned() });
+        };
+        assert!(!driver.mapped.contains(&first), "a page is mapped twice");
+        driver.mapped.push(first);
+        Ok(Box::new(Mapped { driver: self.driver.clone(), page: first, shift, keep: Some(keep) }))
+    }
+
+    fn export(&self, address: u64, bytes: u64) -> Result<MemoryFile, GpuError> {
+        let mut driver = self.driver.lock();
+        if !driver.exports {
+            return Err(GpuError::Unsupported { device: self.name(), what: "give files" });
+        }
+        let (_, _, offset) = whole_pages(address, bytes, PAGE).unwrap();
+        let (own, given) = UnixStream::pair().unwrap();
+        driver.files.push((own, address, bytes));
+        Ok(MemoryFile::new(OwnedFd::from(given), offset))
     }
 
     fn load(&self, source: ModuleSource<'_>) -> Result<Box<dyn Module>, GpuError> {
-        self.0.load(source)
+        self.device.load(source)
     }
 
     fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {
-        self.0.stream()
+        self.device.stream()
     }
 
     fn reaches(&self, _other: &dyn Device) -> bool {
@@ -54,7 +183,7 @@ impl Device for Disguised {
     }
 
     fn resident_blocks(&self, function: &Function, config: &LaunchConfig) -> Result<u64, GpuError> {
-        self.0.resident_blocks(function, config)
+        self.device.resident_blocks(function, config)
     }
 
     fn running(&self) -> usize {
@@ -66,92 +195,145 @@ impl Device for Disguised {
     }
 }
 
+/// How a NIC was told of memory of a GPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Told {
+    /// As a file, from this byte on.
+    File { offset: u64 },
+    /// By its address.
+    Address,
+}
+
 /// A software NIC that says it reaches memory of GPUs.
 #[derive(Debug)]
-pub struct Reaching(pub SoftHca);
+pub struct Reaching {
+    inner: SoftHca,
+    /// It takes memory of GPUs by its address.
+    pub by_address: bool,
+    /// Its doorbells need not be mapped.
+    pub in_memory: bool,
+    /// The address of all its doorbells, which cannot be rung then.
+    pub doorbell: Option<u64>,
+    /// How it was told of memory, with its address and length: of regions, and of memory for rings.
+    told: Mutex<Vec<(Told, u64, u64)>>,
+}
+
+impl Reaching {
+    pub fn new(inner: SoftHca) -> Self {
+        Self { inner, by_address: true, in_memory: false, doorbell: None, told: Mutex::default() }
+    }
+
+    pub fn told(&self) -> Vec<(Told, u64, u64)> {
+        self.told.lock().unwrap().clone()
+    }
+
+    /// Takes memory, or refuses it as a driver does that cannot pin it.
+    fn take(&self, memory: &Extent) -> Done {
+        let told = match memory.dma_buf {
+            Some(file) => {
+                assert_eq!(file.offset % PAGE, memory.address % PAGE);
+                Told::File { offset: file.offset }
+            }
+            None if self.by_address => Told::Address,
+            // 14 is EFAULT.
+            None => return Err(HcaError::System { call: "taking memory by its address", errno: 14 }),
+        };
+        self.told.lock().unwrap().push((told, memory.address, memory.bytes));
+        Ok(())
+    }
+}
 
 type Done<T = ()> = Result<T, HcaError>;
 
 impl Hca for Reaching {
     fn name(&self) -> String {
-        self.0.name()
+        self.inner.name()
     }
 
     fn shares_doorbells(&self) -> bool {
-        self.0.shares_doorbells()
+        self.inner.shares_doorbells()
     }
 
     fn reaches_gpus(&self) -> bool {
         true
     }
 
+    fn doorbells_are_memory(&self) -> bool {
+        self.in_memory
+    }
+
     fn command(&self, input: &[u8], output: &mut [u8]) -> Done {
-        self.0.command(input, output)
+        self.inner.command(input, output)
     }
 
     fn create(&self, input: &[u8], output: &mut [u8]) -> Done<Handle> {
-        self.0.create(input, output)
+        self.inner.create(input, output)
     }
 
     fn modify(&self, object: Handle, input: &[u8], output: &mut [u8]) -> Done {
-        self.0.modify(object, input, output)
+        self.inner.modify(object, input, output)
     }
 
     fn query(&self, object: Handle, input: &[u8], output: &mut [u8]) -> Done {
-        self.0.query(object, input, output)
+        self.inner.query(object, input, output)
     }
 
     fn destroy(&self, object: Handle) -> Done {
-        self.0.destroy(object)
+        self.inner.destroy(object)
     }
 
     fn allocate_domain(&self) -> Done<Domain> {
-        self.0.allocate_domain()
+        self.inner.allocate_domain()
     }
 
     fn free_domain(&self, domain: Handle) -> Done {
-        self.0.free_domain(domain)
+        self.inner.free_domain(domain)
     }
 
     unsafe fn register_region(&self, domain: &Domain, memory: &Extent, start: u64, access: Access) -> Done<Region> {
         // Safety: the caller's promise; what is disguised as a GPU has memory of this process.
-        unsafe { self.0.register_region(domain, memory, start, access) }
+        let region = unsafe { self.inner.register_region(domain, memory, start, access) }?;
+        self.take(memory).inspect_err(|_| self.inner.deregister_region(region.handle).unwrap())?;
+        Ok(region)
     }
 
     fn deregister_region(&self, region: Handle) -> Done {
-        self.0.deregister_region(region)
+        self.inner.deregister_region(region)
     }
 
     unsafe fn register_umem(&self, memory: &Extent, access: Access) -> Done<Umem> {
         // Safety: as above.
-        unsafe { self.0.register_umem(memory, access) }
+        let umem = unsafe { self.inner.register_umem(memory, access) }?;
+        self.take(memory).inspect_err(|_| self.inner.deregister_umem(umem.handle).unwrap())?;
+        Ok(umem)
     }
 
     fn deregister_umem(&self, umem: Handle) -> Done {
-        self.0.deregister_umem(umem)
+        self.inner.deregister_umem(umem)
     }
 
     fn allocate_uar(&self) -> Done<Uar> {
-        self.0.allocate_uar()
+        let uar = self.inner.allocate_uar()?;
+        Ok(Uar { doorbell: self.doorbell.unwrap_or(uar.doorbell), ..uar })
     }
 
     fn free_uar(&self, uar: Handle) -> Done {
-        self.0.free_uar(uar)
+        self.inner.free_uar(uar)
     }
 
     fn event_queue(&self) -> Done<u32> {
-        self.0.event_queue()
+        self.inner.event_queue()
     }
 
     fn port(&self, port: u8) -> Done<Port> {
-        self.0.port(port)
+        self.inner.port(port)
     }
 
     fn gid(&self, port: u8, index: u32) -> Done<[u8; 16]> {
-        self.0.gid(port, index)
+        self.inner.gid(port, index)
     }
 
     fn next_hop(&self, domain: &Domain, port: u8, gid_index: u32, gid: [u8; 16]) -> Done<[u8; 6]> {
-        self.0.next_hop(domain, port, gid_index, gid)
+        self.inner.next_hop(domain, port, gid_index, gid)
     }
 }

@@ -31,6 +31,8 @@ pub(super) struct Context {
     pub(super) granularity: Option<u64>,
     /// A NIC can reach memory at addresses of our choice.
     pub(super) nic_reaches: bool,
+    /// Its memory can be given as files that drivers share.
+    pub(super) dma_buf: bool,
     raw: CUcontext,
     device: CUdevice,
     /// Numbers of the other GPUs whose memory this one reaches.
@@ -127,6 +129,7 @@ impl Context {
             limits,
             granularity: None,
             nic_reaches: false,
+            dma_buf: attribute(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)? != 0,
             raw,
             device,
             neighbours: Mutex::default(),

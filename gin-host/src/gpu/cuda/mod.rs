@@ -12,7 +12,7 @@
 //! A kernel that waits for others keeps calls of the driver from returning, and those others may be waiting for whoever
 //! made the call. So:
 //! - All functions of a module are loaded when the module is.
-//! - Memory, streams, events and modules that are dropped are freed later, by an allocation or a
+//! - Memory, streams, events, modules and doorbell pages that are dropped are freed later, by an allocation or a
 //!   [`synchronize`](Stream::synchronize) while no kernel of this process runs on any of its GPUs. Failures are kept:
 //!   [`take_failures`].
 //! - Launches of all ranks on a GPU are added up; a cooperative one that does not fit beside those that run is refused.
@@ -26,12 +26,14 @@
 mod context;
 mod copies;
 mod driver;
+mod export;
 mod flat;
 mod import;
 mod info;
 mod lane;
 mod memory;
 mod module;
+mod pages;
 mod quiet;
 pub mod raw;
 mod stream;
@@ -46,11 +48,12 @@ use self::flat::{Addresses, PlacedMemory};
 use self::lane::Lane;
 use self::memory::{CudaMemory, is_pinned};
 use self::module::{Handle, Image, Images};
+use self::pages::CudaPages;
 use super::copier::Copier;
 use super::flat::{Place, RawAddresses};
 use super::{
-    Device, DeviceKind, Function, GpuError, LaunchConfig, Limits, MemoryKind, Module, ModuleSource, RawMemory,
-    Resident, Stream,
+    Device, DeviceKind, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, MemoryFile, MemoryKind, Module,
+    ModuleSource, RawMemory, Resident, Stream,
 };
 use crate::copy::copy_shared;
 use crate::placement::Locality;
@@ -228,6 +231,14 @@ impl Device for CudaDevice {
 
     fn keep_resident(&self, resident: Weak<dyn Resident>) {
         quiet::keep_resident(self.id, resident);
+    }
+
+    unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {
+        Ok(Box::new(CudaPages::new(&self.context, first, bytes, keep)?))
+    }
+
+    fn export(&self, address: u64, bytes: u64) -> Result<MemoryFile, GpuError> {
+        export::export(&self.context, address, bytes)
     }
 
     fn locality(&self) -> Locality {

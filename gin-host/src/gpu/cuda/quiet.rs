@@ -9,9 +9,11 @@
 use super::context::{Context, lock};
 use super::driver::{BesideCaptures, check, describe};
 use super::lane::Lane;
+use super::pages;
 use crate::gpu::flat::Place;
 use crate::gpu::{GpuError, Resident};
 use cudarc::driver::sys::{self, CUevent, CUmodule, CUresult, CUstream};
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -59,6 +61,8 @@ pub(super) enum Grave {
     Placed(Arc<Context>, Place),
     /// Addresses where nothing is mapped any more.
     Addresses(Arc<Context>, u64, u64),
+    /// A page of I/O memory, by its address in this process.
+    Pages(Arc<Context>, u64),
 }
 
 // Safety: handles of the driver's, which any thread may use.
@@ -211,37 +215,38 @@ impl State {
         Ok(())
     }
 
-    /// The places that are free now. They are the caller's to drop, as that may put off their addresses.
-    fn bury(&mut self) -> Vec<Place> {
-        let mut places = Vec::new();
+    /// What is free now and still to be dropped, which is the caller's to do, as that may put off more.
+    fn bury(&mut self) -> Vec<Box<dyn Any>> {
+        let mut rests = Vec::new();
         if self.graves.is_empty() || !self.is_quiet() {
-            return places;
+            return rests;
         }
         let copying = |grave: &Grave| matches!(grave, Grave::Lane(lane) if lane.is_idle() == Ok(false));
         if self.graves.iter().any(copying) {
             // Its copies may use what lies in the other graves.
-            return places;
+            return rests;
         }
         for grave in std::mem::take(&mut self.graves) {
             match free(grave) {
-                Ok(place) => places.extend(place),
+                Ok(rest) => rests.extend(rest),
                 Err(error) if self.failures.len() < MOST_FAILURES => self.failures.push(error),
                 Err(_) => {}
             }
         }
-        places
+        rests
     }
 }
 
-/// Frees it. A place is free then, and still to be dropped.
-fn free(grave: Grave) -> Result<Option<Place>, GpuError> {
+/// Frees it. What comes back is free then, and still to be dropped.
+fn free(grave: Grave) -> Result<Option<Box<dyn Any>>, GpuError> {
     let (Grave::Device(context, _)
     | Grave::Pinned(context, _)
     | Grave::Stream(context, _)
     | Grave::Event(context, _)
     | Grave::Module(context, _)
     | Grave::Placed(context, _)
-    | Grave::Addresses(context, ..)) = &grave
+    | Grave::Addresses(context, ..)
+    | Grave::Pages(context, _)) = &grave
     else {
         if let Grave::Lane(lane) = grave {
             lane.give_back();
@@ -249,6 +254,9 @@ fn free(grave: Grave) -> Result<Option<Place>, GpuError> {
         return Ok(None);
     };
     let entered = context.enter();
+    if let Grave::Pages(_, first) = &grave {
+        return entered.and_then(|()| pages::end(*first));
+    }
     // Safety: each handle came from the driver and is in one grave only; nobody uses it any more.
     let freed = entered.and_then(|()| unsafe {
         match &grave {
@@ -265,11 +273,11 @@ fn free(grave: Grave) -> Result<Option<Place>, GpuError> {
             Grave::Addresses(_, start, bytes) => {
                 check("give back addresses", sys::cuMemAddressFree(*start, *bytes as usize))
             }
-            Grave::Lane(_) => Ok(()),
+            Grave::Lane(_) | Grave::Pages(..) => Ok(()),
         }
     });
     match (grave, freed) {
-        (Grave::Placed(_, place), Ok(())) => Ok(Some(place)),
+        (Grave::Placed(_, place), Ok(())) => Ok(Some(Box::new(place))),
         (Grave::Placed(_, place), Err(error)) => {
             // The memory is still mapped: nobody gets this place again.
             place.leak();

@@ -2,6 +2,7 @@
 //! What a kernel left behind is brought to its end, and the next kernel finds the queue pair as it should be.
 
 use super::super::device::RegisteredSlice;
+use super::super::doorbells::Doorbells;
 use super::super::driven::{DrivenQueues, Shape, Target};
 use super::super::error::Peer;
 use super::super::hca::Access;
@@ -40,7 +41,7 @@ impl Bench {
             let (data, counters) = (memory(64), memory(8 * COUNTERS));
             let shape = Shape { contexts: 1, ranks: 2, rank, depth };
             let of_contexts = vec![Some(counters.clone())];
-            let queues = DrivenQueues::new(&nic, &device, shape, of_contexts, false, NEVER).unwrap();
+            let queues = DrivenQueues::new(&nic, &device, shape, of_contexts, Doorbells::Automatic, NEVER).unwrap();
             let data = RegisteredSlice::new(&nic, data, 0, Access::SIGNALS).unwrap();
             Side { queues, data, counters }
         };
