@@ -109,9 +109,10 @@ pub struct CommHandle {
     /// Table of [`QueuePairData`](crate::gdaki::QueuePairData), for each context `ranks`, in GPU memory; 0 unless kernels
     /// drive a NIC.
     pub queue_pairs: u64,
-    /// Keys of windows, in GPU memory, each in a word of its own, big-endian as it lies in entries: for each window `ranks`
-    /// keys of the ranks' parts for remote access, then that of the own part for local access. A window's part begins at
-    /// address 0 of its region. 0 unless kernels drive a NIC.
+    /// Keys of windows, in GPU memory, each in the lower half of a word of its own, big-endian as it lies in entries: for
+    /// each window `ranks` keys of the ranks' parts for remote access, then that of the own part for local access. The upper
+    /// half is the address of the part's first byte in its region, less than a page of the host. 0 unless kernels drive a
+    /// NIC.
     pub window_keys: u64,
     /// `contexts` if kernels drive a NIC, else 0.
     pub gdaki_contexts: u32,

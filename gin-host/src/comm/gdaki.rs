@@ -46,8 +46,8 @@ pub(super) fn capabilities(nic: &Nic) -> Capabilities {
 /// What a rank tells the others.
 struct Offer<'a> {
     peer: Peer,
-    /// Key of its signal words.
-    signals: u32,
+    /// Key of its signal words, and the address of the first one in their region.
+    signals: (u32, u64),
     /// By context and rank: where its queue pair is reached.
     addresses: &'a [u8],
 }
@@ -58,7 +58,7 @@ impl<'a> Offer<'a> {
         let mut read = || {
             let host = String::from_utf8_lossy(reader.bytes()?).into_owned();
             let port = u8::try_from(reader.word()?).ok()?;
-            let signals = u32::try_from(reader.word()?).ok()?;
+            let signals = (u32::try_from(reader.word()?).ok()?, reader.word()?);
             Some(Self { peer: Peer { rank, host, port }, signals, addresses: reader.bytes()? })
         };
         read().ok_or_else(|| garbled(rank))
@@ -69,6 +69,27 @@ impl<'a> Offer<'a> {
         let index = context as usize * shape.ranks as usize + rank as usize;
         let bytes = self.addresses.chunks(Address::BYTES).nth(index).unwrap_or_default();
         Ok(Address::from_bytes(bytes, &self.peer)?)
+    }
+}
+
+/// A part of a window, as entries name it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct RemotePart {
+    /// The key of its region; 0 if it has no bytes.
+    key: u32,
+    /// The address of its first byte there, less than a page of the host.
+    start: u32,
+}
+
+impl RemotePart {
+    /// As it is sent.
+    pub(super) fn word(self) -> u64 {
+        u64::from(self.start) << 32 | u64::from(self.key)
+    }
+
+    /// Reads what was sent.
+    pub(super) fn of_word(word: u64) -> Self {
+        Self { key: word as u32, start: (word >> 32) as u32 }
     }
 }
 
@@ -117,7 +138,7 @@ impl Gdaki {
         let shape = Shape { contexts: requirements.contexts, ranks, rank, depth };
         let queues = DrivenQueues::new(&nic, device, shape, resources.counters_gpu()?, doorbells, expired)?;
         let signals = resources.signals_nic().filter(|memory| memory.bytes() > 0);
-        let register = |memory: &Arc<Memory>| RegisteredSlice::new(&nic, memory.whole(), 0, Access::SIGNALS);
+        let register = |memory: &Arc<Memory>| RegisteredSlice::new(&nic, memory.whole(), Access::SIGNALS);
         let signals = signals.map(register).transpose()?;
         let keys = u64::from(requirements.windows) * (u64::from(ranks) + 1);
         // The limit is 2^30, so it fits.
@@ -145,9 +166,10 @@ impl Gdaki {
         let pairs = (0..contexts).flat_map(|context| (0..ranks).map(move |peer| (context, peer)));
         let addresses = pairs.filter_map(|(context, peer)| self.queues.address(context, peer));
         let addresses: Vec<u8> = addresses.flat_map(|address| address.to_bytes()).collect();
-        let key = self.signals.as_ref().map_or(0, RegisteredSlice::remote_key);
+        let (key, start) = self.signals.as_ref().map_or((0, 0), |signals| (signals.remote_key(), signals.start()));
         let mut message = Writer::default();
-        message.bytes(host_name().as_bytes()).word(self.nic.config().port.into()).word(key.into()).bytes(&addresses);
+        message.bytes(host_name().as_bytes()).word(self.nic.config().port.into());
+        message.word(key.into()).word(start).bytes(&addresses);
         message.0
     }
 
@@ -163,10 +185,9 @@ impl Gdaki {
                 self.queues.connect(context, &offer.peer, &address, expired)?;
             }
         }
-        let target = |context: u32, peer: u32| Target {
-            signal_key: offers[peer as usize].signals,
-            signals: u64::from(context) * self.signal_bytes,
-            most_bytes: self.most_bytes,
+        let target = |context: u32, peer: u32| {
+            let (signal_key, start) = offers[peer as usize].signals;
+            Target { signal_key, signals: start + u64::from(context) * self.signal_bytes, most_bytes: self.most_bytes }
         };
         Ok(self.queues.fill(target)?)
     }
@@ -204,29 +225,33 @@ impl Gdaki {
         u64::from(window) * (u64::from(self.shape.ranks) + 1) * 8
     }
 
-    /// Registers the own part of a window; its key for other ranks, 0 if it has no bytes.
+    /// Registers the own part of a window; what other ranks are told of it.
     ///
     /// # Errors
     /// [`CommError::Nic`].
-    pub(super) fn register(&self, window: u32, memory: &MemorySlice, signals: bool) -> Result<u32, CommError> {
+    pub(super) fn register(&self, window: u32, memory: &MemorySlice, signals: bool) -> Result<RemotePart, CommError> {
         if memory.bytes() == 0 {
-            return Ok(0);
+            return Ok(RemotePart::default());
         }
         // Words that the NIC raises in the window come into view behind what was put before.
         let access = if signals { Access::SIGNALS } else { Access::PAYLOAD };
-        let region = RegisteredSlice::new(&self.nic, memory.clone(), 0, access)?;
-        let key = region.remote_key();
+        let region = RegisteredSlice::new(&self.nic, memory.clone(), access)?;
+        let part = RemotePart { key: region.remote_key(), start: region.start() as u32 };
         self.windows()[window as usize] = Some(region);
-        Ok(key)
+        Ok(part)
     }
 
     /// Fills in the keys of a window that all ranks have registered. `remote`: by rank.
     ///
     /// # Errors
     /// What the device reports.
-    pub(super) fn open_window(&self, window: u32, remote: &[u32]) -> Result<(), GpuError> {
-        let local = self.windows()[window as usize].as_ref().map_or(0, RegisteredSlice::local_key);
-        let words = remote.iter().copied().chain([local]).map(|key| u64::from(Be32::new(key).memory()));
+    pub(super) fn open_window(&self, window: u32, remote: &[RemotePart]) -> Result<(), GpuError> {
+        let local = self.windows()[window as usize].as_ref().map_or(RemotePart::default(), |region| RemotePart {
+            key: region.local_key(),
+            start: region.start() as u32,
+        });
+        let parts = remote.iter().copied().chain([local]);
+        let words = parts.map(|part| u64::from(part.start) << 32 | u64::from(Be32::new(part.key).memory()));
         self.keys.write(self.keys_of(window), &words.collect::<Vec<_>>())
     }
 

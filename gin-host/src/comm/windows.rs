@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How windows come and go.
 
+use super::gdaki::RemotePart;
 use super::life::Live;
 use super::reach;
 use super::window::{Registered, Window, WindowFlags};
@@ -32,7 +33,7 @@ struct Prepared {
     plane_near: Option<Arc<Memory>>,
     key: Key,
     /// What the NIC calls the own part, if kernels drive one and it has bytes; else 0.
-    nic_key: u32,
+    nic_key: RemotePart,
 }
 
 /// What kernels of this rank reach of the other ranks' parts of a window.
@@ -219,7 +220,7 @@ impl Communicator {
         // Last, as nobody would take it back.
         let nic_key = match &live.gdaki {
             Some(gdaki) => gdaki.register(id, &memory, flags.signals)?,
-            None => 0,
+            None => RemotePart::default(),
         };
         Ok(Prepared { id, memory, stride, plane_cpu, plane_gpu, plane_near, key, nic_key })
     }
@@ -237,7 +238,7 @@ impl Communicator {
             message.word(u64::from(prepared.id)).word(u64::from(flags.bits())).word(prepared.memory.bytes());
             message.word(prepared.memory.offset()).bytes(&reach::offer_memory(prepared.memory.memory()).0);
             let plane = prepared.plane_gpu.as_ref().map(|plane| reach::offer_memory(plane).0);
-            message.bytes(&plane.unwrap_or_default()).bytes(&prepared.key.0).word(prepared.nic_key.into());
+            message.bytes(&plane.unwrap_or_default()).bytes(&prepared.key.0).word(prepared.nic_key.word());
             message.0
         });
         let all = self.agree(live, CALL, message)?;
@@ -260,8 +261,7 @@ impl Communicator {
             let mut bytes = || reader.bytes().ok_or_else(|| garbled(rank));
             let (memory, plane) = (bytes()?, bytes()?);
             keys.push(Key(bytes()?.to_vec()));
-            let nic_key = reader.word().and_then(|key| u32::try_from(key).ok());
-            nic_keys.push(nic_key.ok_or_else(|| garbled(rank))?);
+            nic_keys.push(RemotePart::of_word(reader.word().ok_or_else(|| garbled(rank))?));
             let near = rank / live.lsa_size == self.rank() / live.lsa_size;
             taken = taken.and(peers.add(&*self.device, rank, near, offset, memory, plane));
         }

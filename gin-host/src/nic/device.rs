@@ -120,19 +120,32 @@ pub struct RegisteredSlice {
     // Ends before its memory is freed.
     region: RegisteredMemory,
     slice: MemorySlice,
+    start: u64,
+}
+
+/// The place of an address in its page of the host.
+fn start(address: u64) -> u64 {
+    address % rustix::param::page_size() as u64
 }
 
 impl RegisteredSlice {
-    /// Registers memory; its first byte has the address `start` in entries.
+    /// Registers memory; in entries its first byte has the address [`start`](Self::start).
     ///
     /// # Errors
     /// What the NIC says; [`NicError::Memory`], [`NicError::Unreached`].
-    pub fn new(nic: &Arc<Nic>, slice: MemorySlice, start: u64, access: Access) -> Result<Self, NicError> {
+    pub fn new(nic: &Arc<Nic>, slice: MemorySlice, access: Access) -> Result<Self, NicError> {
+        let start = start(slice.address());
         nic.check_reach(&**slice.memory().device(), slice.memory().kind())?;
         // Safety: the slice keeps the memory alive; who allocates memory for communication expects that peers use it.
         let take = |extent: &Extent| unsafe { nic.owner.hca.register_region(&nic.domain, extent, start, access) };
         let region = nic.keep(nic.take_memory(Step::Region, &slice, take)?);
-        Ok(Self { region, slice })
+        Ok(Self { region, slice, start })
+    }
+
+    /// What address its first byte has in entries: less than a page of the host, as kernels register no memory under an
+    /// address with another place in its page than the memory's own.
+    pub fn start(&self) -> u64 {
+        self.start
     }
 
     /// Key for local access.
@@ -178,13 +191,13 @@ mod tests {
         }
         let window = Memory::new(&device, MemoryKind::Device, 64).unwrap().whole();
         window.write(0, &[42u64]).unwrap();
-        let window = RegisteredSlice::new(&nic, window, 0x100, Access::SIGNALS).unwrap();
+        let window = RegisteredSlice::new(&nic, window, Access::SIGNALS).unwrap();
 
         let info = *queues.infos().next().unwrap();
         let place = info.place.unwrap();
         let queue = QueueNumber::new(info.queue);
-        let to = Remote { address: 0x108, key: Be32::new(window.remote_key()) };
-        let from = Local { address: 0x100, key: Be32::new(window.local_key()), bytes: 8 };
+        let to = Remote { address: window.start() + 8, key: Be32::new(window.remote_key()) };
+        let from = Local { address: window.start(), key: Be32::new(window.local_key()), bytes: 8 };
         let entry = wqe::write(Post { index: 0, queue, flags: Flags::COMPLETION }, to, from);
         queues.slab().write(place.ring, &entry).unwrap();
         let record = Record { receive: Be32::new(0), send: Record::send(1) };

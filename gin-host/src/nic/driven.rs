@@ -125,7 +125,11 @@ impl DrivenQueues {
         specs.push(QueueSpec { role: Role::Responder, ..sender });
         let places = Places::of(&shape);
         let words = Memory::new(device, MemoryKind::Device, places.end)?;
-        let sink = RegisteredSlice::new(nic, Memory::new(device, nic.ring_memory(), 8)?.whole(), 0, Access::RINGS)?;
+        // At address 0 of its region, so at the beginning of a page.
+        let page = rustix::param::page_size() as u64;
+        let home = Memory::new(device, nic.ring_memory(), page + 8)?;
+        let first = home.address().next_multiple_of(page) - home.address();
+        let sink = RegisteredSlice::new(nic, home.slice(first..first + 8)?, Access::RINGS)?;
         let set = |_| DeviceQueues::new(nic, device, &specs, expired);
         let sets = (0..contexts).map(set).collect::<Result<Vec<_>, _>>()?;
         let bells = Bells::new(nic, device, (&sets, shape.queues()), doorbells)?;

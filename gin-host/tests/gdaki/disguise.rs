@@ -204,7 +204,8 @@ pub enum Told {
     Address,
 }
 
-/// A software NIC that says it reaches memory of GPUs.
+/// A software NIC that says it reaches memory of GPUs. Like a driver for a real one it takes memory only under an address
+/// with the memory's own place in a page.
 #[derive(Debug)]
 pub struct Reaching {
     inner: SoftHca,
@@ -291,6 +292,10 @@ impl Hca for Reaching {
     }
 
     unsafe fn register_region(&self, domain: &Domain, memory: &Extent, start: u64, access: Access) -> Done<Region> {
+        if start % PAGE != memory.address % PAGE {
+            // 22 is EINVAL.
+            return Err(HcaError::System { call: "taking memory under another address", errno: 22 });
+        }
         // Safety: the caller's promise; what is disguised as a GPU has memory of this process.
         let region = unsafe { self.inner.register_region(domain, memory, start, access) }?;
         self.take(memory).inspect_err(|_| self.inner.deregister_region(region.handle).unwrap())?;

@@ -49,20 +49,19 @@ impl Hand {
         word(self.pair_address(context, peer) + offset as u64).store(value, Ordering::Relaxed);
     }
 
-    /// A key of a window: of the part of `rank`, or the own one for local access.
-    fn key(&self, window: &WindowHandle, rank: u32) -> Be32 {
+    /// The address of a window's first byte, and the key for it: of the part of `rank`, or the own one for local access.
+    fn part(&self, window: &WindowHandle, rank: u32) -> (u64, Be32) {
         let index = u64::from(window.id) * (u64::from(self.handle.ranks) + 1) + u64::from(rank);
         let key = word(self.handle.window_keys + 8 * index).load(Ordering::Relaxed);
-        assert_eq!(key >> 32, 0);
-        Be32::from_memory(key as u32)
+        (key >> 32, Be32::from_memory(key as u32))
     }
 
     pub fn remote_key(&self, window: &WindowHandle, rank: u32) -> u32 {
-        self.key(window, rank).get()
+        self.part(window, rank).1.get()
     }
 
     pub fn local_key(&self, window: &WindowHandle) -> u32 {
-        self.key(window, self.handle.ranks).get()
+        self.part(window, self.handle.ranks).1.get()
     }
 
     /// Writes an entry and announces it not yet.
@@ -111,8 +110,9 @@ impl Hand {
         bytes: u32,
         counter: Option<u64>,
     ) {
-        let remote = Remote { address: to.1, key: self.key(to.0, peer) };
-        let local = Local { address: from.1, key: self.key(from.0, self.handle.ranks), bytes };
+        let (there, here) = (self.part(to.0, peer), self.part(from.0, self.handle.ranks));
+        let remote = Remote { address: there.0 + to.1, key: there.1 };
+        let local = Local { address: here.0 + from.1, key: here.1, bytes };
         self.post(context, peer, counter, |post| wqe::write(post, remote, local));
     }
 
@@ -130,7 +130,8 @@ impl Hand {
 
     /// Raises a signal at a window's address.
     pub fn signal_at(&self, context: u32, peer: u32, window: &WindowHandle, offset: u64, amount: u64) {
-        let remote = Remote { address: offset, key: self.key(window, peer) };
+        let (first, key) = self.part(window, peer);
+        let remote = Remote { address: first + offset, key };
         let old = self.sink(context, peer);
         self.post(context, peer, None, |post| wqe::fetch_add(post, remote, amount, old));
     }

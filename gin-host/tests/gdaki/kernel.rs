@@ -71,10 +71,11 @@ fn check(rank: &Rank) -> Result<(), Box<dyn Error>> {
     let window = Memory::new(device, MemoryKind::Device, 4 * BYTES)?.whole();
     let sent: Vec<u8> = (0..BYTES).map(|index| (index * 7 + 3) as u8).collect();
     window.write(1, &sent)?;
-    let window = RegisteredSlice::new(&nic, window, 0, Access::SIGNALS)?;
+    let window = RegisteredSlice::new(&nic, window, Access::SIGNALS)?;
     let (word, landed) = (3 * BYTES.next_multiple_of(8), 2 * BYTES);
-    let remote = |address| Remote { address, key: Be32::new(window.remote_key()) };
-    let local = |address, bytes| Local { address, key: Be32::new(window.local_key()), bytes };
+    let start = window.start();
+    let remote = |offset| Remote { address: start + offset, key: Be32::new(window.remote_key()) };
+    let local = |offset, bytes| Local { address: start + offset, key: Be32::new(window.local_key()), bytes };
     let mut poster = Poster { fabric: fabric.clone(), hca, queues, posted: 0 };
 
     // More entries than slots, with the kernel parked in between, by commands and on request.
@@ -87,7 +88,7 @@ fn check(rank: &Rank) -> Result<(), Box<dyn Error>> {
         assert_eq!((arrived == sent, sum), (true, [5 * round]), "round {round}");
         window.slice().write(landed, &vec![0u8; BYTES as usize])?;
         match round {
-            2 => drop(RegisteredSlice::new(&nic, window.slice().clone(), 0, Access::PAYLOAD)?),
+            2 => drop(RegisteredSlice::new(&nic, window.slice().clone(), Access::PAYLOAD)?),
             4 => {
                 let parked = fabric.park();
                 gin_virtual::block_on(|| device.running() == 0);

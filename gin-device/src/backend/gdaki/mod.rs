@@ -96,24 +96,28 @@ impl Link {
         (Be32::from_memory(keys as u32), sink)
     }
 
-    /// A key of a window: a rank's, or, for the number of ranks, the own local one.
+    /// The address of byte `offset` of a window, and the key for it: of a rank's part, or, for the number of ranks, of the
+    /// own part for local access.
     #[inline(always)]
-    fn window_key(&self, window: u32, rank: u32) -> Be32 {
+    fn in_window(&self, window: u32, rank: u32, offset: u64) -> (u64, Be32) {
         let handle = self.core.comm().handle();
         let index = window as usize * (handle.ranks as usize + 1) + rank as usize;
         let word = (handle.window_keys as usize as *const u64).wrapping_add(index);
         // Safety: the front end has the id from a handle of the host's, which keeps the table valid.
-        Be32::from_memory(unsafe { sys::read_word(word) } as u32)
+        let word = unsafe { sys::read_word(word) };
+        (offset + (word >> 32), Be32::from_memory(word as u32))
     }
 
     #[inline(always)]
-    fn there(&self, window: u32, address: u64) -> Remote {
-        Remote { address, key: self.window_key(window, self.peer) }
+    fn there(&self, window: u32, offset: u64) -> Remote {
+        let (address, key) = self.in_window(window, self.peer, offset);
+        Remote { address, key }
     }
 
     #[inline(always)]
-    fn here(&self, window: u32, address: u64, bytes: u32) -> Local {
-        Local { address, key: self.window_key(window, self.core.comm().handle().ranks), bytes }
+    fn here(&self, window: u32, offset: u64, bytes: u32) -> Local {
+        let (address, key) = self.in_window(window, self.core.comm().handle().ranks, offset);
+        Local { address, key, bytes }
     }
 
     /// The word that a signal raises.

@@ -42,7 +42,7 @@ impl Bench {
             let shape = Shape { contexts: 1, ranks: 2, rank, depth };
             let of_contexts = vec![Some(counters.clone())];
             let queues = DrivenQueues::new(&nic, &device, shape, of_contexts, Doorbells::Automatic, NEVER).unwrap();
-            let data = RegisteredSlice::new(&nic, data, 0, Access::SIGNALS).unwrap();
+            let data = RegisteredSlice::new(&nic, data, Access::SIGNALS).unwrap();
             Side { queues, data, counters }
         };
         let sides: Vec<Side> = (0..2).map(side).collect();
@@ -51,8 +51,10 @@ impl Bench {
                 let peer = Peer { rank, host: "here".to_owned(), port: 1 };
                 side.queues.connect(0, &peer, &other.queues.address(0, own).unwrap(), NEVER).unwrap();
             }
-            let signal_key = |peer: u32| sides[peer as usize].data.remote_key();
-            let target = |_, peer| Target { signal_key: signal_key(peer), signals: 0, most_bytes: 64 };
+            let target = |_, peer: u32| {
+                let data = &sides[peer as usize].data;
+                Target { signal_key: data.remote_key(), signals: data.start(), most_bytes: 64 }
+            };
             side.queues.fill(target).unwrap();
         }
         Self { sides, fabric }
