@@ -94,6 +94,8 @@ coded! {
         NotReachable = 24, "peer is not reachable by loads and stores";
         /// A fault that another rank reported.
         Elsewhere = 25, "another rank failed";
+        /// The communicator was made without a connection to this peer over the network.
+        NotConnected = 26, "no connection to the peer was asked for";
     }
 }
 

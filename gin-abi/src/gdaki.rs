@@ -12,7 +12,7 @@ use bytemuck::{Pod, Zeroable};
 #[derive(Clone, Copy, Pod, Zeroable, Debug, PartialEq, Eq)]
 pub struct QueuePairData {
     /// The send queue: `1 << depth_log2` slots of [`SLOT_BYTES`](crate::mlx5::wqe::SLOT_BYTES). 0 if there is no connection
-    /// to this peer.
+    /// to this peer: see [`unconnected`](QueuePairData::unconnected).
     pub ring: u64,
     /// One word for each slot, in GPU memory, 0 at first but for the first one, which is 1: the token that
     /// `gin_device::backend::gdaki` passes along.
@@ -76,6 +76,15 @@ pub struct QueuePairData {
     pub tagged: u64,
     /// Zero.
     pub rest_of_rung: [u64; 10],
+}
+
+impl QueuePairData {
+    /// Where there is no connection to a peer. Nothing but its own words may be used; whoever claims entries finds that there
+    /// is no room, as all slots seem to be taken, and so learns it where it has to wait anyway.
+    pub fn unconnected() -> Self {
+        // As far ahead of the claims as numbers go.
+        Self { done: (1u64 << 62).wrapping_neg(), ..Self::zeroed() }
+    }
 }
 
 /// log2 of the fewest slots: two entries for a put with its signal, and as many again so that an entry that asks for a

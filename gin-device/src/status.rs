@@ -8,7 +8,7 @@
 //! record.
 
 use crate::sys::{Memory, Word};
-use gin_abi::{Deadline, Fault};
+use gin_abi::{Deadline, Fault, FaultKind};
 
 /// How long a waiting thread naps between checks, in nanoseconds.
 pub(crate) const NAP_NS: u32 = 64;
@@ -71,6 +71,8 @@ pub enum Stop {
     Deadline,
     /// The communicator was aborted or has a fault.
     Fault,
+    /// There is no connection to the peer: nothing was waited for.
+    NotConnected,
 }
 
 impl<M: Memory> Status<M> {
@@ -162,12 +164,13 @@ impl<M: Memory> Status<M> {
         if self.is_stopped_near() { Err(Stop::Fault) } else { Ok(()) }
     }
 
-    /// The fault to return from an operation that was stopped; a deadline becomes `timeout`.
+    /// The fault to return from an operation that was stopped; a deadline becomes `timeout`, which says where it was.
     #[inline(always)]
     pub fn explain(&self, stop: Stop, timeout: Fault) -> Fault {
         match stop {
             Stop::Deadline => timeout,
             Stop::Fault => self.cause(),
+            Stop::NotConnected => Fault { kind: FaultKind::NotConnected, ..timeout },
         }
     }
 

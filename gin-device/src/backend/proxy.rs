@@ -116,7 +116,7 @@ impl Backend for Proxy {
         match producer.post(request.encode(), claim, sharing, deadline, ahead, any) {
             Ok(_) => Ok(()),
             Err((stop, None)) => Err(stop),
-            Err((Stop::Fault, Some(_))) => Err(Stop::Fault),
+            Err((stop @ (Stop::Fault | Stop::NotConnected), Some(_))) => Err(stop),
             Err((Stop::Deadline, Some(index))) => {
                 // The slot is claimed and stays empty: whatever comes behind it would wait for ever.
                 let fault = Fault::new(FaultKind::QueueBroken, operation).context(core.context()).peer(request.peer);

@@ -436,7 +436,8 @@ macro_rules! builder {
         ///
         /// # Errors
         /// The same in all threads: what is wrong with the arguments (nothing was posted);
-        /// [`FaultKind::Timeout`] if the queue had no room in time (nothing was posted);
+        /// [`FaultKind::NotConnected`] if a kernel that drives the NIC itself has no connection to the peer (nothing was
+        /// posted); [`FaultKind::Timeout`] if the queue had no room in time (nothing was posted);
         /// [`FaultKind::QueueBroken`] if the deadline passed after a slot was claimed, which ends the communicator;
         /// the fault or abort that ended the wait for room.
         #[inline(always)]
@@ -452,7 +453,8 @@ macro_rules! builder {
         ///
         /// # Errors
         /// The same in all threads: what is wrong with the arguments, [`FaultKind::NotReachable`] for a route that was
-        /// forced included (nothing was posted); [`FaultKind::Timeout`] if the queue had no room in time (nothing was
+        /// forced included, or [`FaultKind::NotConnected`] if a kernel that drives the NIC itself has no connection to the
+        /// peer (nothing was posted); [`FaultKind::Timeout`] if the queue had no room in time (nothing was
         /// posted); [`FaultKind::QueueBroken`] if the deadline passed after a slot was claimed, which ends the
         /// communicator; the fault or abort that ended the wait for room.
         #[inline(always)]

@@ -80,6 +80,7 @@ impl World {
         let block = |index: usize| arena.word(status + 6 * index);
         let status = Status { host: block(0), kernel: block(1), copy: block(2) };
         let pair = QueuePair {
+            connected: true,
             words: arena.word(0),
             ring: arena.word(ring),
             tokens: arena.word(tokens),

@@ -85,6 +85,19 @@ pub enum CommError {
         /// What this rank asked for.
         own: u64,
     },
+    /// Barriers over ranks that, with what connections were asked for, cannot all be reached.
+    #[error(
+        "{what} barriers were asked for: they meet {needed} ranks, and with connections along rails kernels reach \
+         {reached} of them"
+    )]
+    NotConnected {
+        /// Which barriers.
+        what: &'static str,
+        /// Ranks that they meet.
+        needed: u32,
+        /// How many of them kernels reach, over the network or otherwise.
+        reached: u32,
+    },
     /// The back end cannot be had.
     #[error("back end {backend:?} cannot be had: {reason}")]
     Backend {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a communicator has where its kernels drive a NIC: queue pairs to all ranks, and what the NIC may reach.
+//! What a communicator has where its kernels drive a NIC: queue pairs to the ranks that it needs, and what the NIC may
+//! reach.
 
 use super::resources::Resources;
 use super::wire::{Reader, Writer, garbled};
@@ -48,7 +49,7 @@ struct Offer<'a> {
     peer: Peer,
     /// Key of its signal words, and the address of the first one in their region.
     signals: (u32, u64),
-    /// By context and rank: where its queue pair is reached.
+    /// By context and rank that it has a queue pair to: where that is reached.
     addresses: &'a [u8],
 }
 
@@ -66,8 +67,9 @@ impl<'a> Offer<'a> {
 
     /// Its queue pair of a context for `rank`.
     fn address(&self, shape: &Shape, context: u32, rank: u32) -> Result<Address, CommError> {
-        let index = context as usize * shape.ranks as usize + rank as usize;
-        let bytes = self.addresses.chunks(Address::BYTES).nth(index).unwrap_or_default();
+        // Ranks that are connected have queue pairs to the same ranks.
+        let place = shape.place(rank).map(|place| (context * shape.count() + place) as usize);
+        let bytes = place.and_then(|place| self.addresses.chunks(Address::BYTES).nth(place)).unwrap_or_default();
         Ok(Address::from_bytes(bytes, &self.peer)?)
     }
 }
@@ -123,7 +125,7 @@ impl Gdaki {
         nic: Arc<Nic>,
         device: &Arc<dyn Device>,
         requirements: &Requirements,
-        (rank, ranks): (u32, u32),
+        (rank, ranks, lsa_size): (u32, u32, u32),
         resources: &Resources,
         doorbells: Doorbells,
         expired: &dyn Fn() -> bool,
@@ -135,7 +137,8 @@ impl Gdaki {
             return Err(CommError::Limit { what, asked, least: 1, limit });
         }
         let depth = requirements.queue_depth.next_power_of_two().max(1 << LEAST_DEPTH_LOG2);
-        let shape = Shape { contexts: requirements.contexts, ranks, rank, depth };
+        let step = requirements.connections.step(lsa_size);
+        let shape = Shape { contexts: requirements.contexts, ranks, rank, step, depth };
         let queues = DrivenQueues::new(&nic, device, shape, resources.counters_gpu()?, doorbells, expired)?;
         let signals = resources.signals_nic().filter(|memory| memory.bytes() > 0);
         let register = |memory: &Arc<Memory>| RegisteredSlice::new(&nic, memory.whole(), Access::SIGNALS);
@@ -162,8 +165,7 @@ impl Gdaki {
 
     /// What the other ranks have to know.
     pub(super) fn offer(&self) -> Vec<u8> {
-        let Shape { contexts, ranks, .. } = self.shape;
-        let pairs = (0..contexts).flat_map(|context| (0..ranks).map(move |peer| (context, peer)));
+        let pairs = (0..self.shape.contexts).flat_map(|context| self.shape.peers().map(move |peer| (context, peer)));
         let addresses = pairs.filter_map(|(context, peer)| self.queues.address(context, peer));
         let addresses: Vec<u8> = addresses.flat_map(|address| address.to_bytes()).collect();
         let (key, start) = self.signals.as_ref().map_or((0, 0), |signals| (signals.remote_key(), signals.start()));
@@ -180,7 +182,7 @@ impl Gdaki {
     pub(super) fn connect(&self, offers: &[&[u8]], expired: &dyn Fn() -> bool) -> Result<(), CommError> {
         let offers = (0..).zip(offers).map(|(rank, bytes)| Offer::read(rank, bytes)).collect::<Result<Vec<_>, _>>()?;
         for context in 0..self.shape.contexts {
-            for offer in &offers {
+            for offer in self.shape.peers().filter_map(|peer| offers.get(peer as usize)) {
                 let address = offer.address(&self.shape, context, self.shape.rank)?;
                 self.queues.connect(context, &offer.peer, &address, expired)?;
             }

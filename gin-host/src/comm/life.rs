@@ -148,6 +148,7 @@ impl Communicator {
     fn prepare(&self, requirements: &Requirements, lsa_size: u32, chosen: Chosen) -> Result<Prepared, CommError> {
         let (rank, ranks) = (self.rank(), self.ranks());
         requirements.check(ranks, lsa_size)?;
+        requirements.check_connections(ranks, lsa_size, self.config.routes)?;
         let mut network: Box<dyn Network> = match &chosen {
             Chosen::Proxy => (self.config.network)(&Endpoint { rank, ranks, seed: self.config.seed }),
             Chosen::Gdaki(nic) => Box::new(Nothing::new(gdaki::capabilities(nic))),
@@ -164,7 +165,7 @@ impl Communicator {
             Chosen::Gdaki(nic) => {
                 let doorbells = self.config.doorbells;
                 let expired = until(self.config.connecting);
-                let place = (rank, ranks);
+                let place = (rank, ranks, lsa_size);
                 let gdaki = Gdaki::new(nic, &self.device, requirements, place, &resources, doorbells, &expired)?;
                 Some(Arc::new(gdaki))
             }

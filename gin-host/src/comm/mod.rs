@@ -30,7 +30,7 @@ pub use crate::nic::{Doorbells, Ringer};
 pub use backend::{Backend, BackendProbe, Chosen, NicChoice, probe_backends};
 pub use bootstrap::{Bootstrap, BootstrapError, Channel, InProcess};
 pub use error::CommError;
-pub use requirements::{MAX_MESSAGE, MAX_OUTSTANDING, MAX_QUEUE_DEPTH, Requirements};
+pub use requirements::{Connections, MAX_MESSAGE, MAX_OUTSTANDING, MAX_QUEUE_DEPTH, Requirements};
 pub use window::{Window, WindowFlags};
 
 use crate::gpu::{Argument, Device, KernelArg};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a communicator is to have, checked against what there can be.
 
-use super::CommError;
+use super::{CommError, Routes};
 use crate::net::Capabilities;
 use gin_abi::{MAX_CONTEXTS, MAX_IDS};
 
@@ -14,6 +14,31 @@ pub const MAX_OUTSTANDING: u32 = 1 << 20;
 /// Most bytes of one message.
 pub const MAX_MESSAGE: u64 = 1 << 30;
 
+/// Which ranks kernels reach over the network, where they drive a NIC themselves. A proxy reaches all in either case.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+pub enum Connections {
+    /// All ranks: for each context a queue pair to each.
+    #[default]
+    All,
+    /// The ranks with the same place in their LSA teams, the own one among them: for each context a queue pair to each of
+    /// those. For kernels that reach others by loads and stores, or by way of a rank of their LSA team.
+    ///
+    /// A post over the network to another rank is refused ([`gin_abi::FaultKind::NotConnected`]), also a
+    /// `signal_all_routes` to a peer of the LSA team. Barriers whose arrivals would need it are refused, on every back end,
+    /// when the communicator is initialised.
+    Rail,
+}
+
+impl Connections {
+    /// Ranks that differ by a multiple of this are connected.
+    pub(super) fn step(self, lsa_size: u32) -> u32 {
+        match self {
+            Self::All => 1,
+            Self::Rail => lsa_size,
+        }
+    }
+}
+
 /// What a communicator is to have. All ranks ask for the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Requirements {
@@ -25,6 +50,8 @@ pub struct Requirements {
     pub counters: u32,
     /// Descriptors in the queue of a context: a power of two, 1 to [`MAX_QUEUE_DEPTH`].
     pub queue_depth: u32,
+    /// Which ranks kernels reach over the network.
+    pub connections: Connections,
     /// Barriers over all ranks.
     pub world_barriers: u32,
     /// Barriers over the ranks with the same place in their LSA teams.
@@ -61,6 +88,7 @@ impl Default for Requirements {
             signals: 16,
             counters: 16,
             queue_depth: 256,
+            connections: Connections::All,
             world_barriers: 0,
             rail_barriers: 0,
             lsa_barriers: 0,
@@ -116,6 +144,22 @@ impl Requirements {
     }
 
     /// # Errors
+    /// [`CommError::NotConnected`] for barriers that cannot meet.
+    pub(crate) fn check_connections(&self, ranks: u32, lsa_size: u32, routes: Routes) -> Result<(), CommError> {
+        if self.connections == Connections::All {
+            return Ok(());
+        }
+        // By loads and stores also the rest of the LSA team.
+        let near = if routes == Routes::Automatic { lsa_size } else { 1 };
+        let meet = |what, count: u32, needed, reached| match count > 0 && reached < needed {
+            true => Err(CommError::NotConnected { what, needed, reached }),
+            false => Ok(()),
+        };
+        meet("world", self.world_barriers, ranks, ranks / lsa_size + near - 1)?;
+        meet("LSA", self.lsa_barriers, lsa_size, near)
+    }
+
+    /// # Errors
     /// What is required and the network lacks.
     pub(crate) fn check_network(&self, network: &Capabilities) -> Result<(), CommError> {
         let lacks = |what| Err(CommError::Capability { network: network.name, what });
@@ -132,12 +176,13 @@ impl Requirements {
     }
 
     /// All numbers with their names, for comparing ranks.
-    pub(crate) fn named(&self) -> [(&'static str, u64); 15] {
+    pub(crate) fn named(&self) -> [(&'static str, u64); 16] {
         [
             ("contexts", u64::from(self.contexts)),
             ("signals", u64::from(self.signals)),
             ("counters", u64::from(self.counters)),
             ("queue_depth", u64::from(self.queue_depth)),
+            ("connections", self.connections as u64),
             ("world_barriers", u64::from(self.world_barriers)),
             ("rail_barriers", u64::from(self.rail_barriers)),
             ("lsa_barriers", u64::from(self.lsa_barriers)),

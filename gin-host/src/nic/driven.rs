@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Queue pairs that kernels drive: for each context one to every rank, and the words beside them.
+//! Queue pairs that kernels drive: for each context one to every rank that kernels reach, and the words beside them.
 //!
 //! Whatever kernels touch lies in memory of their device: rings, doorbell records and completions in one slab for each
 //! context, tokens, tags and the table of [`QueuePairData`] in another allocation. The pair that a rank has for itself is
@@ -39,18 +39,47 @@ pub struct Shape {
     pub ranks: u32,
     /// The own rank.
     pub rank: u32,
+    /// Which ranks there are queue pairs to: those that differ from the own one by a multiple of this, at least 1; that one
+    /// is among them.
+    pub step: u32,
     /// Slots of each send queue: a power of two, log2 of it [`LEAST_DEPTH_LOG2`](gin_abi::gdaki::LEAST_DEPTH_LOG2) to
     /// [`MOST_DEPTH_LOG2`](gin_abi::gdaki::MOST_DEPTH_LOG2).
     pub depth: u32,
 }
 
 impl Shape {
+    /// The ranks that there are queue pairs to, in each context.
+    pub fn peers(&self) -> impl Iterator<Item = u32> + use<> {
+        (self.rank % self.step..self.ranks).step_by(self.step as usize)
+    }
+
+    /// Their number.
+    pub fn count(&self) -> u32 {
+        self.ranks.saturating_sub(self.rank % self.step).div_ceil(self.step)
+    }
+
+    /// Which of them a rank is, if it is one.
+    pub fn place(&self, peer: u32) -> Option<u32> {
+        (peer < self.ranks && peer % self.step == self.rank % self.step).then_some(peer / self.step)
+    }
+
     fn queues(&self) -> u64 {
+        u64::from(self.contexts) * u64::from(self.count())
+    }
+
+    /// Entries of the table that kernels read.
+    fn entries(&self) -> u64 {
         u64::from(self.contexts) * u64::from(self.ranks)
     }
 
-    fn index(&self, context: u32, peer: u32) -> u64 {
+    /// Which of the entries is that of a rank.
+    fn entry(&self, context: u32, peer: u32) -> u64 {
         u64::from(context) * u64::from(self.ranks) + u64::from(peer)
+    }
+
+    /// Which of all queue pairs is that to a rank, of those that there is one to.
+    fn index(&self, context: u32, peer: u32) -> u64 {
+        u64::from(context) * u64::from(self.count()) + u64::from(peer / self.step)
     }
 }
 
@@ -68,7 +97,7 @@ struct Places {
 impl Places {
     /// The table comes first.
     fn of(shape: &Shape) -> Self {
-        let table = shape.queues() * size_of::<QueuePairData>() as u64;
+        let table = shape.entries() * size_of::<QueuePairData>() as u64;
         let ring_words = shape.queues() * u64::from(shape.depth) * 8;
         let busy_bytes = (u64::from(shape.ranks).div_ceil(BUSY_BITS) * 8).next_multiple_of(LINE);
         let tokens = table.next_multiple_of(LINE);
@@ -89,10 +118,10 @@ pub struct Target {
     pub most_bytes: u32,
 }
 
-/// Queue pairs of all contexts to all ranks.
+/// Queue pairs of all contexts.
 #[derive(Debug)]
 pub struct DrivenQueues {
-    /// By context: one queue pair for each rank, then the responder.
+    /// By context: one queue pair for each of the shape's peers, then the responder.
     sets: Vec<DeviceQueues>,
     /// Where old values of atomics go.
     sink: RegisteredSlice,
@@ -119,9 +148,9 @@ impl DrivenQueues {
         doorbells: Doorbells,
         expired: Expired<'_>,
     ) -> Result<Self, DeviceQueueError> {
-        let Shape { contexts, ranks, depth, .. } = shape;
+        let Shape { contexts, depth, .. } = shape;
         let sender = QueueSpec { role: Role::Sender, depth, completions: depth, collapsed: false };
-        let mut specs = vec![sender; ranks as usize];
+        let mut specs = vec![sender; shape.count() as usize];
         specs.push(QueueSpec { role: Role::Responder, ..sender });
         let places = Places::of(&shape);
         let words = Memory::new(device, MemoryKind::Device, places.end)?;
@@ -136,9 +165,9 @@ impl DrivenQueues {
         Ok(Self { sets, sink, words, bells, counters, places, shape })
     }
 
-    /// What to tell rank `peer` of the queue pair of a context that is to be connected to it.
+    /// What to tell rank `peer` of the queue pair of a context that is to be connected to it, if there is one.
     pub fn address(&self, context: u32, peer: u32) -> Option<Address> {
-        self.sets.get(context as usize)?.address(peer as usize)
+        self.sets.get(context as usize)?.address(self.shape.place(peer)? as usize)
     }
 
     /// Connects the queue pair of a context to that of a peer. The address of the own rank's is not looked at.
@@ -147,12 +176,13 @@ impl DrivenQueues {
     /// [`NicError`], with the peer.
     ///
     /// # Panics
-    /// If there is no such context or peer.
+    /// If there is no such context, or no queue pair to the peer.
     pub fn connect(&self, context: u32, peer: &Peer, address: &Address, expired: Expired<'_>) -> Result<(), NicError> {
         let set = &self.sets[context as usize];
-        let (own, responder) = (self.shape.rank as usize, self.shape.ranks as usize);
-        if peer.rank as usize != own {
-            return set.connect(peer.rank as usize, peer, address, expired);
+        let place = |rank| self.shape.place(rank).expect("a rank that there is a queue pair to") as usize;
+        let (own, responder) = (place(self.shape.rank), self.shape.count() as usize);
+        if peer.rank != self.shape.rank {
+            return set.connect(place(peer.rank), peer, address, expired);
         }
         let ends = set.address(own).zip(set.address(responder));
         let (sender, answerer) = ends.expect("each set has one of each");
@@ -160,15 +190,16 @@ impl DrivenQueues {
         set.connect(own, peer, &answerer, expired)
     }
 
-    /// Fills the tables that kernels read. `target` says what there is at a context of a peer.
+    /// Fills the tables that kernels read. `target` says what there is at a context of a peer that there is a queue pair to.
     ///
     /// # Errors
     /// What the device reports.
     pub fn fill(&self, target: impl Fn(u32, u32) -> Target) -> Result<(), GpuError> {
-        let mut table = Vec::with_capacity(self.shape.queues() as usize);
+        let mut table = vec![QueuePairData::unconnected(); self.shape.entries() as usize];
         for (context, set) in (0..).zip(&self.sets) {
-            for (peer, info) in (0..self.shape.ranks).zip(set.infos()) {
-                table.push(self.data(context, peer, set.slab().address(), info, target(context, peer)));
+            for (peer, info) in self.shape.peers().zip(set.infos()) {
+                table[self.shape.entry(context, peer) as usize] =
+                    self.data(context, peer, set.slab().address(), info, target(context, peer));
                 let tokens = self.ring_words(self.places.tokens, context, peer);
                 self.words.write(tokens, &[FIRST_TOKEN])?;
             }
@@ -227,7 +258,7 @@ impl DrivenQueues {
         let Bells::Relayed(words, _) = &self.bells else { return None };
         let mut lines = Vec::new();
         for (context, set) in (0..).zip(&self.sets) {
-            for (peer, info) in (0..self.shape.ranks).zip(set.infos()) {
+            for (peer, info) in self.shape.peers().zip(set.infos()) {
                 let from = words.address() + 8 * self.shape.index(context, peer);
                 lines.push(RelayLine { from, to: info.doorbell });
             }
@@ -249,12 +280,12 @@ impl DrivenQueues {
 
     /// The queue pairs that have entries which are not known to be complete.
     fn idle(&self) -> Result<Vec<IdleQueue>, GpuError> {
-        let mut table = vec![QueuePairData::zeroed(); self.shape.queues() as usize];
+        let mut table = vec![QueuePairData::zeroed(); self.shape.entries() as usize];
         self.words.read(0, &mut table)?;
         let mut queues = Vec::new();
         for (context, set) in (0..).zip(&self.sets) {
-            for (peer, info) in (0..self.shape.ranks).zip(set.infos()) {
-                let data = table[self.shape.index(context, peer) as usize];
+            for (peer, info) in self.shape.peers().zip(set.infos()) {
+                let data = table[self.shape.entry(context, peer) as usize];
                 if data.claim != data.done {
                     queues.push(self.idle_queue(context, peer, data, set, info)?);
                 }
@@ -280,7 +311,7 @@ impl DrivenQueues {
             context,
             peer,
             data,
-            home: part(&self.words, self.shape.index(context, peer) * bytes, bytes)?,
+            home: part(&self.words, self.shape.entry(context, peer) * bytes, bytes)?,
             ring: of_slab(place.ring, depth * SLOT_BYTES)?,
             completions: of_slab(place.completions, depth * cqe::BYTES)?,
             record: of_slab(place.record, 8)?,
@@ -297,9 +328,9 @@ impl DrivenQueues {
     #[cfg(test)]
     pub(super) fn one(&self, context: u32, peer: u32) -> IdleQueue {
         let set = &self.sets[context as usize];
-        let info = set.infos().nth(peer as usize).unwrap();
+        let info = set.infos().nth(self.shape.place(peer).unwrap() as usize).unwrap();
         let mut data = [QueuePairData::zeroed()];
-        self.words.read(self.shape.index(context, peer) * size_of::<QueuePairData>() as u64, &mut data).unwrap();
+        self.words.read(self.shape.entry(context, peer) * size_of::<QueuePairData>() as u64, &mut data).unwrap();
         self.idle_queue(context, peer, data[0], set, info).unwrap()
     }
 }

@@ -6,6 +6,7 @@ mod common;
 mod disguise;
 mod hand;
 mod kernel;
+mod rails;
 mod reach;
 mod refusals;
 

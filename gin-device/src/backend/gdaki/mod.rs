@@ -14,6 +14,9 @@
 //! takes the completion of its last entry: waits for counters take completions, so that needs no companion queue pair, no
 //! WAIT entry and no NIC that reaches itself. BlueFlame, which sends an entry along with the doorbell, is not used.
 //!
+//! A communicator may have connections along rails only. A post to another peer is refused
+//! ([`FaultKind::NotConnected`]), and a flush of one has nothing to wait for.
+//!
 //! [`pair`] has the protocol among the threads of a GPU.
 
 pub mod pair;
@@ -70,6 +73,7 @@ impl Link {
                 busy: GlobalWord::new(busy),
                 busy_bit,
                 counters: GlobalWord::new(sys::read_word(&raw const (*data).counters)),
+                connected: ring != 0,
                 number: QueueNumber::from_memory(numbers as u32),
                 depth_log2,
                 interval_log2,
@@ -413,6 +417,10 @@ impl Link {
     /// What is asked for its end gets an entry at once, so that it does not come behind later ones.
     #[inline(always)]
     fn position(&self) -> u64 {
+        // To a peer without a connection nothing is under way.
+        if !self.pair.connected {
+            return 0;
+        }
         let position = self.pair.position();
         self.pair.prepare(position, |index, flags| self.dump(index, flags));
         position
@@ -420,6 +428,9 @@ impl Link {
 
     #[inline(always)]
     fn wait(&self, position: u64, deadline: Deadline) -> Result<(), Stop> {
+        if !self.pair.connected {
+            return Ok(());
+        }
         let waited =
             self.pair.wait(position, deadline, |index, flags| self.dump(index, flags), |failure| self.failed(failure));
         waited.map(|()| self.pair.rest())

@@ -118,6 +118,8 @@ pub struct QueuePair<M: Memory> {
     pub busy_bit: u64,
     /// First counter word.
     pub counters: M::Word,
+    /// Whether it is there. If not, none of the words but [`words`](Self::words) may be used.
+    pub connected: bool,
     /// Its number.
     pub number: QueueNumber,
     /// log2 of the number of slots.
@@ -272,9 +274,12 @@ impl<M: Memory> QueuePair<M> {
     /// has and its first index: it gives, to one of those who claimed together, the first index and the number of entries
     /// that they have written since the last time; it orders memory among them.
     ///
+    /// A queue pair that is not there has no room for ever, so that its peer is told by the wait; a post that finds room does
+    /// not ask.
+    ///
     /// # Errors
     /// [`Stop::Deadline`] if there was no room in time: nothing was posted. [`Stop::Fault`] if the communicator is aborted
-    /// or has a fault.
+    /// or has a fault. [`Stop::NotConnected`].
     #[inline(always)]
     pub fn post(
         &self,
@@ -310,7 +315,11 @@ impl<M: Memory> QueuePair<M> {
                 None => None,
             };
             if waiting {
-                token = self.pick_up(if has { index } else { self.position() });
+                if self.connected {
+                    token = self.pick_up(if has { index } else { self.position() });
+                } else {
+                    stop = Some(Stop::NotConnected);
+                }
             }
             if let Some(token) = token {
                 self.carry(token);
@@ -324,7 +333,9 @@ impl<M: Memory> QueuePair<M> {
             }
             // All do the rest, so that they stay together.
             M::pause(NAP_NS);
-            self.take(&failed);
+            if self.connected {
+                self.take(&failed);
+            }
             done = self.done();
             let stopped = self.status.is_stopped();
             let over = !deadline.is_none() && M::clock_ns().wrapping_sub(start) >= deadline.ns();

@@ -39,7 +39,7 @@ impl Bench {
             let nic = Nic::open(Arc::new(fabric.add(SoftConfig::ethernet(rank as u16))), NicConfig::default()).unwrap();
             let memory = |bytes| Memory::new(&device, MemoryKind::Device, bytes).unwrap().whole();
             let (data, counters) = (memory(64), memory(8 * COUNTERS));
-            let shape = Shape { contexts: 1, ranks: 2, rank, depth };
+            let shape = Shape { contexts: 1, ranks: 2, rank, step: 1, depth };
             let of_contexts = vec![Some(counters.clone())];
             let queues = DrivenQueues::new(&nic, &device, shape, of_contexts, Doorbells::Automatic, NEVER).unwrap();
             let data = RegisteredSlice::new(&nic, data, Access::SIGNALS).unwrap();
