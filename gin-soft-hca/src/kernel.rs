@@ -26,7 +26,7 @@ use gin_device::sys::data::{load_relaxed_sys_u32, store_weak_u8, store_weak_u32}
 use gin_device::sys::{Global, GlobalWord, Memory as _, Word};
 
 /// Most threads of the block, and a good number of them.
-pub const THREADS: u32 = 512;
+pub const THREADS: u32 = 256;
 
 /// Longest copy, in bytes, that one thread makes by itself. The others take about two trips to L2 to begin.
 const ALONE: u64 = 256;
@@ -100,7 +100,7 @@ pub struct State {
 /// - All addresses are as [`Residence`] says, the tables hold what they are said to, and nobody else uses them until the
 ///   kernel has ended.
 /// - What the tables name is in reach of this device, and stays there while the kernel runs.
-#[kernel(launch_bounds(512, 1))]
+#[kernel(launch_bounds(256, 1))]
 pub unsafe fn soft_hca(residence: Residence) {
     // Safety: the caller's promise.
     unsafe { bring(&residence, |table| (table.here, table.home)) };

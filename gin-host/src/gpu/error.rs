@@ -68,6 +68,12 @@ pub enum GpuError {
         /// The host's version.
         host_abi: u32,
     },
+    /// Kernels that stay are kept from running for a moment, as something else needs that none runs.
+    #[error("{device}: kernels that stay are parked for a moment: launch again")]
+    Parked {
+        /// The device.
+        device: String,
+    },
     /// A number of a launch is past what the device, or the kernel, allows.
     #[error("{what} of {asked} is past the limit of {limit} of {whose}")]
     LaunchLimit {

@@ -15,6 +15,8 @@
 //! - Memory, streams, events, modules and doorbell pages that are dropped are freed later, by an allocation or a
 //!   [`synchronize`](Stream::synchronize) while no kernel of this process runs on any of its GPUs. Failures are kept:
 //!   [`take_failures`].
+//! - Kernels that stay until they are asked to park ([`Resident`](super::Resident)) are asked before something is freed,
+//!   before a module is loaded, and before a launch that needs more local memory than any before it.
 //! - Launches of all ranks on a GPU are added up; a cooperative one that does not fit beside those that run is refused.
 //!   The sum takes the worst placing of blocks, so it refuses some that would fit.
 //! - Memory is zeroed and copied through pinned buffers, by copy engines, which work also while every processor is taken.
@@ -49,6 +51,7 @@ use self::lane::Lane;
 use self::memory::{CudaMemory, is_pinned};
 use self::module::{Handle, Image, Images};
 use self::pages::CudaPages;
+use self::quiet::Hold;
 use super::copier::Copier;
 use super::flat::{Place, RawAddresses};
 use super::{
@@ -193,6 +196,8 @@ impl Device for CudaDevice {
     }
 
     fn load(&self, source: ModuleSource<'_>) -> Result<Box<dyn Module>, GpuError> {
+        // The driver waits for running kernels before it loads.
+        let _hold = Hold::new();
         let images = match source {
             ModuleSource::Linked => {
                 let image = |&embedded: &Embedded| Image::embedded(&self.context, embedded);

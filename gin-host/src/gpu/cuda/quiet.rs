@@ -82,6 +82,8 @@ struct Stays {
 struct State {
     running: Vec<Running>,
     stays: Vec<Stays>,
+    /// Number of those who want kernels that stay to be parked.
+    holds: u32,
     /// By GPU: most local memory of a thread that a launch has asked for.
     local: BTreeMap<usize, u32>,
     graves: Vec<Grave>,
@@ -307,6 +309,27 @@ pub(super) fn keep_resident(owner: u64, resident: Weak<dyn Resident>) {
     with(|state| state.stays.push(Stays { owner, resident, room: None }));
 }
 
+/// Keeps kernels that stay from running.
+#[derive(Debug)]
+pub(super) struct Hold(());
+
+impl Hold {
+    /// Until this is dropped. Kernels that have not parked in time run on.
+    pub(super) fn new() -> Self {
+        with(|state| {
+            state.holds += 1;
+            state.park(|_| true);
+        });
+        Self(())
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        with(|state| state.holds -= 1);
+    }
+}
+
 /// Number of kernels that a device object launched and that have not ended.
 pub(super) fn running(owner: u64) -> usize {
     with(|state| {
@@ -342,6 +365,9 @@ pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> R
                     whose: context.full_name(),
                 });
             }
+        }
+        if state.holds > 0 && state.stays.iter().any(|stays| stays.owner == launch.owner) {
+            return Err(GpuError::Parked { device: context.full_name() });
         }
         state.make_way(launch)?;
         context.enter()?;

@@ -4,7 +4,7 @@
 use super::objects::State;
 use super::{HcaError, no_engine};
 use crate::gpu::{
-    Device, DeviceKind, Function, LaunchConfig, Memory, MemoryKind, ModuleSource, Plain, Resident, Stream,
+    Device, DeviceKind, Function, GpuError, LaunchConfig, Memory, MemoryKind, ModuleSource, Plain, Resident, Stream,
 };
 use crate::rt;
 use gin_device::orders;
@@ -270,14 +270,19 @@ impl KernelEngine {
         })
     }
 
+    /// Launches it, unless the device keeps it parked.
     fn launch(&mut self, state: &State) -> Result<(), HcaError> {
         let residence = self.residence(state)?;
         self.bell.store(0);
         // Safety: the tables are pinned and long enough, and nobody touches them until the kernel has ended; what they
         // name was registered with that promise, and devices were asked whether they reach it.
-        unsafe { self.stream.launch(&self.function, LaunchConfig::new(1, self.threads), &[&Plain(residence)]) }
-            .map_err(no_engine)?;
-        self.is_launched = true;
+        let launched =
+            unsafe { self.stream.launch(&self.function, LaunchConfig::new(1, self.threads), &[&Plain(residence)]) };
+        match launched {
+            Ok(()) => self.is_launched = true,
+            Err(GpuError::Parked { .. }) => {}
+            Err(error) => return Err(no_engine(error)),
+        }
         Ok(())
     }
 
