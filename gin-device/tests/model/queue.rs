@@ -37,6 +37,7 @@ models! {
                         Ok(_) | Err((Stop::Deadline, None)) => {}
                         Err((Stop::Deadline, Some(_))) => world.status.report(hole),
                         Err((Stop::Fault, _)) => panic!("{}", world.status.cause()),
+                        Err((Stop::NotConnected, _)) => panic!("a proxy reaches all"),
                     }
                 })
             };

@@ -204,6 +204,14 @@ pub enum Told {
     Address,
 }
 
+/// Memory that a NIC was told of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Part {
+    pub told: Told,
+    pub address: u64,
+    pub bytes: u64,
+}
+
 /// A software NIC that says it reaches memory of GPUs. Like a driver for a real one it takes memory only under an address
 /// with the memory's own place in a page.
 #[derive(Debug)]
@@ -215,8 +223,8 @@ pub struct Reaching {
     pub in_memory: bool,
     /// The address of all its doorbells, which cannot be rung then.
     pub doorbell: Option<u64>,
-    /// How it was told of memory, with its address and length: of regions, and of memory for rings.
-    told: Mutex<Vec<(Told, u64, u64)>>,
+    /// What it was told of: regions, and memory for rings.
+    told: Mutex<Vec<Part>>,
 }
 
 impl Reaching {
@@ -224,7 +232,7 @@ impl Reaching {
         Self { inner, by_address: true, in_memory: false, doorbell: None, told: Mutex::default() }
     }
 
-    pub fn told(&self) -> Vec<(Told, u64, u64)> {
+    pub fn told(&self) -> Vec<Part> {
         self.told.lock().unwrap().clone()
     }
 
@@ -239,7 +247,7 @@ impl Reaching {
             // 14 is EFAULT.
             None => return Err(HcaError::System { call: "taking memory by its address", errno: 14 }),
         };
-        self.told.lock().unwrap().push((told, memory.address, memory.bytes));
+        self.told.lock().unwrap().push(Part { told, address: memory.address, bytes: memory.bytes });
         Ok(())
     }
 }

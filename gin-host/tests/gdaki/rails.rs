@@ -80,7 +80,7 @@ pub unsafe fn rails_test(
         let mut rail = BarrierSession::new(&gin, BarrierTeam::Rail, 0)?;
         note(rail.sync(&Block, Fence::PutGet, deadline));
         let mine = Block.rank() as usize;
-        let peer = if mine % 2 == 0 { stranger } else { friend };
+        let peer = if mine.is_multiple_of(2) { stranger } else { friend };
         let posted = gin.put_value(peer, window.range(2 + mine, 1), 7 + mine as u64).issue(&Thread);
         // Safety: the kernel's promise.
         unsafe { alone.add(mine).write(code(posted)) };
@@ -260,8 +260,8 @@ fn barriers_that_cannot_meet_along_rails_are_refused_on_every_back_end() {
         });
         results.unwrap().remove(0)
     };
-    let (world, rail, lsa): (fn(&mut Requirements), fn(&mut Requirements), fn(&mut Requirements)) =
-        (|asked| asked.world_barriers = 1, |asked| asked.rail_barriers = 1, |asked| asked.lsa_barriers = 1);
+    let [world, rail, lsa]: [fn(&mut Requirements); 3] =
+        [|asked| asked.world_barriers = 1, |asked| asked.rail_barriers = 1, |asked| asked.lsa_barriers = 1];
     let error = |what, needed, reached| Some(CommError::NotConnected { what, needed, reached });
     assert_eq!(refused(world, 2, Routes::Automatic), error("world", 4, 3));
     assert_eq!(refused(world, 4, Routes::Automatic), None);

@@ -4,7 +4,7 @@
 
 use crate::Hand;
 use crate::common::{config, errors, peer, ranks};
-use crate::disguise::{Disguised, Driver, Reaching, Shared, Told};
+use crate::disguise::{Disguised, Driver, Part, Reaching, Shared, Told};
 use gin_host::comm::{
     Backend, CommConfig, CommError, Communicator, Doorbells, NicChoice, Requirements, Ringer, WindowFlags,
 };
@@ -261,7 +261,7 @@ fn a_nic_can_be_asked_who_would_ring_for_a_device() {
 
 /// Registers windows and memory for rings on one rank; how the NIC was told of them, and what `initialise` or the window
 /// said.
-fn told(driver: &Shared, dma_buf: bool, by_address: bool) -> (Vec<(Told, u64, u64)>, Result<(), CommError>) {
+fn told(driver: &Shared, dma_buf: bool, by_address: bool) -> (Vec<Part>, Result<(), CommError>) {
     let fabric = SoftFabric::default();
     let mut hca = Reaching::new(fabric.add(SoftConfig { dma_buf, ..SoftConfig::ethernet(0) }));
     hca.by_address = by_address;
@@ -278,7 +278,11 @@ fn told(driver: &Shared, dma_buf: bool, by_address: bool) -> (Vec<(Told, u64, u6
                 comm.register::<u64>(&memory.slice(first + range.start..first + range.end)?, WindowFlags::NONE)?;
             assert!(driver.files_are_closed());
             let part = hca.told().pop().unwrap();
-            assert_eq!((part.1 % 4096, part.2), (range.start, range.end - range.start), "no more than the window");
+            assert_eq!(
+                (part.address % 4096, part.bytes),
+                (range.start, range.end - range.start),
+                "no more than the window"
+            );
             comm.deregister(&window)?;
         }
         assert!(driver.files_are_closed());
@@ -300,12 +304,12 @@ fn memory_of_a_gpu_is_told_of_as_a_file_where_both_can_do_that() {
     let driver = exporting();
     let (told, result) = told(&driver, true, true);
     assert_eq!((result, told.len()), (Ok(()), TOLD));
-    for (told, address, bytes) in &told {
-        assert_eq!(*told, Told::File { offset: address % 4096 }, "{bytes} bytes at {address:#x}");
+    for part in &told {
+        assert_eq!(part.told, Told::File { offset: part.address % 4096 }, "{part:?}");
     }
     assert!(driver.files_are_closed());
     let files: Vec<_> = driver.lock().files.iter().map(|(_, address, bytes)| (*address, *bytes)).collect();
-    assert_eq!(files, told.iter().map(|(_, address, bytes)| (*address, *bytes)).collect::<Vec<_>>());
+    assert_eq!(files, told.iter().map(|part| (part.address, part.bytes)).collect::<Vec<_>>());
 }
 
 #[test]
@@ -313,7 +317,7 @@ fn memory_of_a_gpu_is_told_of_by_its_address_where_gpu_or_nic_have_no_files() {
     for (driver, dma_buf) in [(Shared::default(), true), (exporting(), false)] {
         let (told, result) = told(&driver, dma_buf, true);
         assert_eq!((result, told.len()), (Ok(()), TOLD));
-        assert!(told.iter().all(|(told, ..)| *told == Told::Address));
+        assert!(told.iter().all(|part| part.told == Told::Address));
         assert!(driver.files_are_closed());
     }
 }

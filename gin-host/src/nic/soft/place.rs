@@ -316,10 +316,9 @@ impl KernelEngine {
         if self.is_launched && !self.look() {
             return;
         }
-        if self.broken.is_none() && self.bell.keeps_room() && self.used.elapsed() >= PAUSE {
-            if let Err(error) = self.launch(state) {
-                self.broken = Some(error.to_string());
-            }
+        let may_run = self.broken.is_none() && self.bell.keeps_room() && self.used.elapsed() >= PAUSE;
+        if may_run && let Err(error) = self.launch(state) {
+            self.broken = Some(error.to_string());
         }
     }
 }
