@@ -27,6 +27,9 @@ const NOBODY: u64 = 0;
 /// How long a kernel that stays is waited for when it was asked to park.
 const PARKING: Duration = Duration::from_millis(100);
 
+/// How long a launch waits for a kernel that stays to run again.
+const COMING_BACK: Duration = Duration::from_secs(2);
+
 /// Most failures of frees that are remembered.
 const MOST_FAILURES: usize = 16;
 
@@ -201,6 +204,16 @@ impl State {
         }
     }
 
+    /// Whether a kernel that stays on the GPU of a launch, and is to, does not run.
+    fn is_anyone_away(&self, launch: &Launch<'_>) -> bool {
+        self.stays.iter().any(|stays| {
+            stays.owner != launch.owner
+                && stays.room.is_some_and(|(ordinal, ..)| ordinal == launch.context.ordinal)
+                && !self.running.iter().any(|running| running.owner == stays.owner)
+                && stays.resident.upgrade().is_some_and(|resident| resident.keeps_room())
+        })
+    }
+
     /// Makes sure that a launch which needs more local memory than any before does not wait for a kernel that stays.
     fn make_way(&mut self, launch: &Launch<'_>) -> Result<(), GpuError> {
         let ordinal = launch.context.ordinal;
@@ -347,55 +360,75 @@ pub(super) fn free_blocks(context: &Context, fit: Fit) -> u64 {
 }
 
 /// Launches by `start` if there is room. Nothing is freed meanwhile.
+///
+/// A cooperative launch waits until the kernels that stay on its GPU run: blocks are spread over all processors that are
+/// free, and would leave no whole one to a kernel that comes later.
 pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> Result<(), GpuError> {
-    with(|state| {
-        state.reap();
-        let context = launch.context;
-        if launch.cooperative {
-            let resident = state.room(context.ordinal, launch.fit, launch.owner);
-            if launch.blocks > resident {
-                return Err(GpuError::NotResident { blocks: launch.blocks, resident, device: context.full_name() });
-            }
-            let beside = state.running.iter().filter(|running| running.ordinal == context.ordinal).count();
-            if beside >= MOST_KERNELS {
-                return Err(GpuError::LaunchLimit {
-                    what: "a number of kernels at a time",
-                    asked: beside as u64 + 1,
-                    limit: MOST_KERNELS as u64,
-                    whose: context.full_name(),
+    let (begun, mut start) = (Instant::now(), Some(start));
+    loop {
+        let done = with(|state| {
+            state.reap();
+            if launch.cooperative && state.is_anyone_away(launch) {
+                return (begun.elapsed() > COMING_BACK).then(|| {
+                    let reason = format!("a kernel that stays has not come back within {COMING_BACK:?}");
+                    Err(GpuError::Driver { context: "launch a kernel", reason })
                 });
             }
+            start.take().map(|start| launch_in(state, launch, start))
+        });
+        match done {
+            Some(done) => return done,
+            None => std::thread::sleep(Duration::from_micros(20)),
         }
-        if state.holds > 0 && state.stays.iter().any(|stays| stays.owner == launch.owner) {
-            return Err(GpuError::Parked { device: context.full_name() });
+    }
+}
+
+fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> Result<(), GpuError> {
+    let context = launch.context;
+    if launch.cooperative {
+        let resident = state.room(context.ordinal, launch.fit, launch.owner);
+        if launch.blocks > resident {
+            return Err(GpuError::NotResident { blocks: launch.blocks, resident, device: context.full_name() });
         }
-        state.make_way(launch)?;
-        context.enter()?;
-        if launch.captured {
-            // An event recorded now would be part of the graph too, and never say when a kernel ends.
-            return check("launch a kernel into a graph", start());
+        let beside = state.running.iter().filter(|running| running.ordinal == context.ordinal).count();
+        if beside >= MOST_KERNELS {
+            return Err(GpuError::LaunchLimit {
+                what: "a number of kernels at a time",
+                asked: beside as u64 + 1,
+                limit: MOST_KERNELS as u64,
+                whose: context.full_name(),
+            });
         }
-        let mut ended = std::ptr::null_mut();
-        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        // Safety: writes one pointer.
-        check("make an event", unsafe { sys::cuEventCreate(&raw mut ended, flags) })?;
-        // Safety: both handles are alive.
-        let code = match start() {
-            CUresult::CUDA_SUCCESS => unsafe { sys::cuEventRecord(ended, launch.stream) },
-            code => code,
-        };
-        if code != CUresult::CUDA_SUCCESS {
-            // Safety: the event is nobody else's.
-            unsafe { sys::cuEventDestroy_v2(ended) };
-            return Err(GpuError::Driver { context: "launch a kernel", reason: describe(code) });
-        }
-        let &Launch { owner, blocks, fit: Fit { per_processor, .. }, .. } = launch;
-        if let Some(stays) = state.stays.iter_mut().find(|stays| stays.owner == owner) {
-            stays.room = Some((context.ordinal, blocks, per_processor));
-        }
-        state.running.push(Running { ordinal: context.ordinal, owner, ended, blocks, per_processor });
-        Ok(())
-    })
+    }
+    if state.holds > 0 && state.stays.iter().any(|stays| stays.owner == launch.owner) {
+        return Err(GpuError::Parked { device: context.full_name() });
+    }
+    state.make_way(launch)?;
+    context.enter()?;
+    if launch.captured {
+        // An event recorded now would be part of the graph too, and never say when a kernel ends.
+        return check("launch a kernel into a graph", start());
+    }
+    let mut ended = std::ptr::null_mut();
+    let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+    // Safety: writes one pointer.
+    check("make an event", unsafe { sys::cuEventCreate(&raw mut ended, flags) })?;
+    // Safety: both handles are alive.
+    let code = match start() {
+        CUresult::CUDA_SUCCESS => unsafe { sys::cuEventRecord(ended, launch.stream) },
+        code => code,
+    };
+    if code != CUresult::CUDA_SUCCESS {
+        // Safety: the event is nobody else's.
+        unsafe { sys::cuEventDestroy_v2(ended) };
+        return Err(GpuError::Driver { context: "launch a kernel", reason: describe(code) });
+    }
+    let &Launch { owner, blocks, fit: Fit { per_processor, .. }, .. } = launch;
+    if let Some(stays) = state.stays.iter_mut().find(|stays| stays.owner == owner) {
+        stays.room = Some((context.ordinal, blocks, per_processor));
+    }
+    state.running.push(Running { ordinal: context.ordinal, owner, ended, blocks, per_processor });
+    Ok(())
 }
 
 #[cfg(test)]

@@ -286,6 +286,14 @@ impl KernelEngine {
         Ok(())
     }
 
+    /// It does nothing any more, and needs no room.
+    fn fail(&mut self, reason: String) {
+        if self.broken.is_none() {
+            self.bell.holds.fetch_add(1, Ordering::Relaxed);
+            self.broken = Some(reason);
+        }
+    }
+
     fn look(&mut self) -> bool {
         match self.stream.is_idle() {
             Ok(idle) => {
@@ -294,7 +302,7 @@ impl KernelEngine {
             }
             Err(error) => {
                 self.is_launched = false;
-                self.broken.get_or_insert(error.to_string());
+                self.fail(error.to_string());
                 true
             }
         }
@@ -306,7 +314,7 @@ impl KernelEngine {
             let start = Instant::now();
             rt::wait_until(|| self.look() || start.elapsed() > PARK_LIMIT);
             if self.is_launched {
-                self.broken.get_or_insert(format!("its kernel has not parked within {PARK_LIMIT:?}"));
+                self.fail(format!("its kernel has not parked within {PARK_LIMIT:?}"));
             }
         }
         self.used = Instant::now();
@@ -318,7 +326,7 @@ impl KernelEngine {
         }
         let may_run = self.broken.is_none() && self.bell.keeps_room() && self.used.elapsed() >= PAUSE;
         if may_run && let Err(error) = self.launch(state) {
-            self.broken = Some(error.to_string());
+            self.fail(error.to_string());
         }
     }
 }
