@@ -36,6 +36,11 @@ const SPECS: [QueueSpec; 2] = [
     QueueSpec { role: Role::Responder, depth: 0, completions: 0, collapsed: false },
 ];
 
+/// Bytes of a page, of the host's or of rings if these are larger.
+fn page() -> u64 {
+    PAGE.max(rustix::param::page_size() as u64)
+}
+
 /// Memory of this process that begins a page.
 struct Pages {
     words: Box<[AtomicU64]>,
@@ -45,9 +50,10 @@ struct Pages {
 
 impl Pages {
     fn new(bytes: u64) -> Self {
-        let words: Box<[AtomicU64]> = (0..(bytes + PAGE) / 8).map(|_| AtomicU64::new(0)).collect();
+        let page = page();
+        let words: Box<[AtomicU64]> = (0..(bytes + page) / 8).map(|_| AtomicU64::new(0)).collect();
         let address = words.as_ptr() as u64;
-        let first = ((address.next_multiple_of(PAGE) - address) / 8) as usize;
+        let first = ((address.next_multiple_of(page) - address) / 8) as usize;
         Self { words, first, bytes }
     }
 
@@ -152,7 +158,9 @@ impl Loopback {
     fn new(nic: &Arc<Nic>, until: Deadline) -> Result<Self, NicError> {
         let expired: Expired<'_> = &|| until.passed();
         let layout = Layout::of(&SPECS)?;
-        let memory = Pages::new(layout.bytes + 2 * BYTES);
+        // An area is registered under address 0, so it begins a page.
+        let areas = layout.bytes.next_multiple_of(page());
+        let memory = Pages::new(areas + 2 * BYTES.next_multiple_of(page()));
         for ring in layout.completion_rings() {
             for byte in memory.bytes(ring.start, ring.end - ring.start) {
                 byte.store(INVALID_BYTE, Ordering::Relaxed);
@@ -168,8 +176,8 @@ impl Loopback {
             held.regions.push(region);
             Ok::<_, NicError>(Area { at, local: keys.0, remote: keys.1 })
         };
-        let payload = area(layout.bytes, Access::PAYLOAD)?;
-        let words = area(layout.bytes + BYTES, Access::SIGNALS)?;
+        let payload = area(areas, Access::PAYLOAD)?;
+        let words = area(areas + BYTES.next_multiple_of(page()), Access::SIGNALS)?;
         // Safety: laid out and filled for these specs; `held` ends the set before it frees the memory.
         let set = held.set.insert(unsafe { QueueSet::new(nic, &extent(0, layout.bytes), &SPECS, expired) }?);
         let itself = Peer { rank: 0, host: "itself".to_owned(), port: nic.config.port };

@@ -77,6 +77,10 @@ impl DoorbellRelay {
 
 #[cfg(test)]
 mod tests {
+    use super::super::hca::Hca;
+    use super::super::open::NicConfig;
+    use super::super::soft::{SoftConfig, SoftFabric};
+    use super::super::testing::FailingHca;
     use super::*;
 
     #[test]
@@ -97,5 +101,26 @@ mod tests {
         words[1].store(8, Ordering::Relaxed);
         assert!(relay.step());
         assert_eq!((seen(2), seen(3)), (1, 8));
+    }
+
+    #[test]
+    fn a_nic_that_cannot_be_rung_is_rung_again() {
+        let hca: Arc<dyn Hca> = Arc::new(SoftFabric::default().add(SoftConfig::ethernet(0)));
+        let uar = hca.allocate_uar().unwrap();
+        let deaf = FailingHca::at_doorbells(hca.clone(), 2);
+        let nic = Nic::open(Arc::new(deaf), NicConfig::default()).unwrap();
+        let from = AtomicU64::new(9);
+        let line = RelayLine { from: (&raw const from) as u64, to: uar.doorbell };
+        // Safety: word and page outlive the relay.
+        let mut relay = unsafe { DoorbellRelay::new([line]) }.by(nic);
+        // Safety: a word of the page.
+        let seen = || unsafe { AtomicU64::from_ptr(uar.doorbell as usize as *mut u64) }.load(Ordering::Relaxed);
+        for rung in [0, 0, 9] {
+            assert!(relay.step());
+            assert_eq!(seen(), rung);
+        }
+        assert!(!relay.step(), "it was rung");
+        drop(relay);
+        hca.free_uar(uar.handle).unwrap();
     }
 }

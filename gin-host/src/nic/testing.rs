@@ -13,6 +13,8 @@ pub struct FailingHca {
     /// How many calls of each kind go well before.
     calls: AtomicU64,
     ends: AtomicU64,
+    /// Doorbells that are not rung yet.
+    deaf: AtomicU64,
     failed: AtomicBool,
 }
 
@@ -27,8 +29,14 @@ impl FailingHca {
         Self::of(inner, u64::MAX, end)
     }
 
+    /// Over `inner`: it cannot be rung so many times, and then it can.
+    pub fn at_doorbells(inner: Arc<dyn Hca>, times: u64) -> Self {
+        Self { deaf: AtomicU64::new(times), ..Self::of(inner, u64::MAX, u64::MAX) }
+    }
+
     fn of(inner: Arc<dyn Hca>, call: u64, end: u64) -> Self {
-        Self { inner, calls: AtomicU64::new(call), ends: AtomicU64::new(end), failed: AtomicBool::new(false) }
+        let (calls, ends, deaf) = (AtomicU64::new(call), AtomicU64::new(end), AtomicU64::new(0));
+        Self { inner, calls, ends, deaf, failed: AtomicBool::new(false) }
     }
 
     /// Whether the call that was to fail has been made.
@@ -81,6 +89,11 @@ impl Hca for FailingHca {
     }
 
     unsafe fn ring(&self, doorbell: u64, word: u64) -> Result<(), HcaError> {
+        let deaf = self.deaf.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        if deaf.is_ok() {
+            self.failed.store(true, Ordering::Relaxed);
+            return Err(HcaError::Engine { reason: "it was not to be rung".to_owned() });
+        }
         // Safety: the caller's promise.
         unsafe { self.inner.ring(doorbell, word) }
     }
