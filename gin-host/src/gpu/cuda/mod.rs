@@ -15,7 +15,7 @@
 //! - Memory, streams, events, modules and doorbell pages that are dropped are freed later, by an allocation or a
 //!   [`synchronize`](Stream::synchronize) while no kernel of this process runs on any of its GPUs. Failures are kept:
 //!   [`take_failures`].
-//! - Kernels that stay until they are asked to park ([`Resident`](super::Resident)) are asked before something is freed,
+//! - Kernels that stay until they are asked to park ([`Resident`]) are asked before something is freed,
 //!   before a module is loaded, and before a launch that needs more local memory than any before it.
 //! - Launches of all ranks on a GPU are added up; a cooperative one that does not fit beside those that run is refused.
 //!   The sum takes the worst placing of blocks, so it refuses some that would fit.
