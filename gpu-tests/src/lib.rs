@@ -10,6 +10,7 @@
 //! | `raw` | trials that call the driver themselves, with the feature `cuda` |
 //! | `parking` | a trial of what happens while software NICs have a kernel, with the feature `cuda` |
 //! | [`journal`] | results of earlier runs, so that a run goes on where one was ended |
+//! | `sharing` | a trial of what a GPU shares with a NIC, with the feature `cuda` |
 //! | [`watchdog`] | ends the process when a trial gets no further |
 #![warn(missing_docs, unreachable_pub)]
 
@@ -24,4 +25,6 @@ pub mod journal;
 pub mod parking;
 #[cfg(feature = "cuda")]
 pub mod raw;
+#[cfg(feature = "cuda")]
+pub mod sharing;
 pub mod watchdog;

@@ -217,7 +217,7 @@ type RawTrial = (&'static str, fn(&[usize], Devices) -> Outcome);
 
 /// Trials that call the driver themselves.
 #[cfg(feature = "cuda")]
-const RAW: [RawTrial; 9] = [
+const RAW: [RawTrial; 10] = [
     ("a_module_is_unloaded_and_loaded_again_between_kernels", gpu_tests::raw::reload),
     ("a_captured_graph_communicates_each_time_that_it_is_launched", gpu_tests::raw::graph),
     ("calls_made_while_kernels_run_do_not_wait_for_them", gpu_tests::calls::calls),
@@ -226,6 +226,7 @@ const RAW: [RawTrial; 9] = [
     ("memory_that_a_peer_does_not_reach_is_refused_on_all_ranks", gpu_tests::interop::unreached),
     ("a_launch_through_gin_into_a_captured_stream_becomes_part_of_the_graph", gpu_tests::interop::captured),
     ("frees_reloads_and_grids_of_full_size_happen_while_nics_have_a_kernel", gpu_tests::parking::parks),
+    ("memory_is_a_file_for_a_nic_and_pages_are_mapped_or_refused", gpu_tests::sharing::shares),
     ("clusters_run_whole_and_those_that_do_not_fit_are_refused", gpu_tests::interop::clusters),
 ];
 
