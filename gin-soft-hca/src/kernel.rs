@@ -182,6 +182,8 @@ unsafe fn lead(residence: &Residence) {
         }
         if now.wrapping_sub(looked) >= PARK_LOOK_NS {
             if park.load_relaxed_sys() != 0 {
+                // What rang before a command did so for the objects that there were then.
+                unsafe { look_at_doorbells(residence, &mut state.engine, &mut tables, &mut memory) };
                 break;
             }
             looked = now;

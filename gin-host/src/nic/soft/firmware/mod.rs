@@ -110,6 +110,10 @@ pub(super) fn execute(
     input: &[u8],
     output: &mut [u8],
 ) -> Result<Option<Handle>, HcaError> {
+    if !state.is_kernel() {
+        // What rang before a command did so for the objects that there were then. A kernel looks before it parks.
+        state.look_at_doorbells();
+    }
     output.fill(0);
     let done = dispatch(state, device, object, input, output);
     done.map(|made| made.map(|made| state.keep(made))).map_err(|refusal| {
