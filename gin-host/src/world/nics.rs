@@ -53,7 +53,8 @@ impl SoftNics {
     }
 
     /// NICs with one port on Ethernet whose engine runs as `engine` says, with and for `device` and all devices that it
-    /// reaches. The device is made for this and launches nothing else.
+    /// reaches. The device is made for this and launches nothing else; for [`SoftEngine::Kernel`] the kernel `soft_hca` is
+    /// among those that are linked to it (`gin::ptx::ENGINE`).
     ///
     /// # Errors
     /// As [`SoftFabric::place`].

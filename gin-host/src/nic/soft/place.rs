@@ -105,7 +105,7 @@ impl Place {
 }
 
 impl State {
-    /// Has the engine run there from now on.
+    /// Has the engine run there from now on. After an error it runs where it did.
     ///
     /// # Errors
     /// What the device reports; [`HcaError::Engine`] if there are objects already.
@@ -118,10 +118,9 @@ impl State {
         match engine {
             SoftEngine::Process => {}
             SoftEngine::Thread => {
-                let stage = new(MemoryKind::Pinned, bytes)?;
+                let (stage, doorbells) =
+                    (new(MemoryKind::Pinned, bytes)?, new(MemoryKind::Pinned, 8 * DOORBELLS as u64)?);
                 self.stage = stage.address();
-                self.memory.device = Some(device.clone());
-                let doorbells = new(MemoryKind::Pinned, 8 * DOORBELLS as u64)?;
                 self.place = Place::Thread { doorbells, _stage: stage };
             }
             SoftEngine::Kernel => {
@@ -137,8 +136,6 @@ impl State {
                 self.items.pin(device, 0).map_err(no_engine)?;
                 self.core.pin(device, 0).map_err(no_engine)?;
                 self.owners.pin(device, DOORBELLS).map_err(no_engine)?;
-                self.stage = stage.address();
-                self.memory.device = Some(device.clone());
                 let words = 8 * DOORBELLS as u64;
                 let resident: Arc<dyn Resident> = bell.clone();
                 device.keep_resident(Arc::downgrade(&resident));
@@ -158,8 +155,12 @@ impl State {
                 };
                 // So that its room is known.
                 engine.launch(self)?;
+                self.stage = engine.stage.address();
                 self.place = Place::Kernel(Box::new(engine));
             }
+        }
+        if self.reaches_gpus() {
+            self.memory.device = Some(device.clone());
         }
         Ok(())
     }
