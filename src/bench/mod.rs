@@ -83,6 +83,17 @@ impl Bench {
         }
     }
 
+    /// Rounds for what takes some tens of microseconds.
+    fn long_rounds(&self) -> Rounds {
+        Rounds {
+            launches: self.launches.min(self.pick(5, 1)),
+            warm: self.pick(50, 1),
+            timed: self.pick(1000, 3),
+            checked: self.pick(200, 3),
+            ..self.rounds()
+        }
+    }
+
     fn world(&self, ranks: u32) -> Result<WorldConfig, Failure> {
         let mut config = world_with(&self.place, ranks, self.limit * 2)?;
         config.meeting = Some(self.limit * 4);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Round trips of kernels that drive software NICs, by what executes the NICs' entries.
 
-use super::lab::{Figure, Lab, Rounds, Shape};
+use super::Bench;
+use super::lab::Lab;
+use super::proxy::pings;
 use super::table::{Row, Table};
-use super::{Bench, end};
 use crate::cli::Failure;
-use gin_host::comm::{CommError, Requirements, Routes, WindowFlags};
-use gin_host::gpu::MemoryKind;
+use gin_host::comm::Routes;
 use gin_host::nic::SoftEngine;
 use gin_host::world::{Rank, SoftNics};
 use gin_soft_hca::Options;
@@ -22,28 +22,8 @@ const ENGINES: [(SoftEngine, &str); 3] = [
 
 /// Puts of a value with a signal, and the same back.
 pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
-    let rounds = Rounds {
-        launches: bench.launches.min(bench.pick(5, 1)),
-        warm: bench.pick(50, 1),
-        timed: bench.pick(1000, 3),
-        checked: bench.pick(200, 3),
-        ..bench.rounds()
-    };
-    let measure = |rank: &Rank| -> Result<[Figure; 2], CommError> {
-        let lab = Lab::new(rank)?;
-        let comm = rank.communicator(&Requirements { signals: 1, counters: 0, ..Requirements::default() })?;
-        let handle = comm.device()?;
-        let near = comm.alloc_window::<u64>(1, WindowFlags::NONE)?;
-        let far = comm.register::<u64>(&lab.memory(MemoryKind::Pinned, 1)?.whole(), WindowFlags::NONE)?;
-        let mut signals = 0;
-        let mut play = |window| {
-            let shape = Shape::one("bench_gdaki_ping", 1);
-            lab.play(shape, Some(&comm), &[&handle, window], &rounds, &mut signals, true)
-        };
-        let trips = [play(&near)?, play(&far)?];
-        end(rank, &comm)?;
-        Ok(trips)
-    };
+    let rounds = bench.long_rounds();
+    let measure = |rank: &Rank| pings(&Lab::new(rank)?, "bench_gdaki_ping", &rounds);
     let mut rows = Vec::new();
     for (engine, text) in ENGINES.into_iter().filter(|(engine, _)| bench.is_real() == (*engine != SoftEngine::Process))
     {
@@ -54,6 +34,9 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
             Some(devices) => SoftNics::placed(Options::default(), engine, &devices.device(0, RANKS)?)?,
         };
         let ranks = bench.on_ranks(config.soft_nics(&nics), measure)?;
+        if let Some(failure) = nics.fabric().failure() {
+            return Err(format!("the NICs' engine failed: {failure}").into());
+        }
         let violations = nics.fabric().violations().1;
         for (which, memory) in [(0, "GPU"), (1, "pinned")] {
             let wrong = ranks.iter().map(|trips| trips[which].wrong).sum::<u64>() + violations;

@@ -255,15 +255,23 @@ struct Measured {
     trips: [Figure; 2],
 }
 
+/// Round trips of this kernel between two ranks, with windows in memory of the device and in pinned memory.
+pub(super) fn pings(lab: &Lab<'_>, kernel: &'static str, rounds: &Rounds) -> Result<[Figure; 2], CommError> {
+    let comm = lab.rank.communicator(&Requirements { signals: 1, counters: 0, ..Requirements::default() })?;
+    let handle = comm.device()?;
+    let near = comm.alloc_window::<u64>(1, WindowFlags::NONE)?;
+    let far = comm.register::<u64>(&lab.memory(MemoryKind::Pinned, 1)?.whole(), WindowFlags::NONE)?;
+    let mut signals = 0;
+    let mut play =
+        |window| lab.play(Shape::one(kernel, 1), Some(&comm), &[&handle, window], rounds, &mut signals, true);
+    let trips = [play(&near)?, play(&far)?];
+    end(lab.rank, &comm)?;
+    Ok(trips)
+}
+
 /// Puts of a value with a signal, and the same back.
 pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
-    let rounds = Rounds {
-        launches: bench.launches.min(bench.pick(5, 1)),
-        warm: bench.pick(50, 1),
-        timed: bench.pick(1000, 3),
-        checked: bench.pick(200, 3),
-        ..bench.rounds()
-    };
+    let rounds = bench.long_rounds();
     let measure = |rank: &Rank| -> Result<Measured, CommError> {
         let lab = Lab::new(rank)?;
         // From here on kernels wait.
@@ -274,17 +282,7 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
             bare = ways.map(|way| (way, trips(&lab, way, &rounds).map_err(|error| error.to_string()))).collect();
         }
         rank.barrier()?;
-        let comm = rank.communicator(&Requirements { signals: 1, counters: 0, ..Requirements::default() })?;
-        let handle = comm.device()?;
-        let near = comm.alloc_window::<u64>(1, WindowFlags::NONE)?;
-        let far = comm.register::<u64>(&lab.memory(MemoryKind::Pinned, 1)?.whole(), WindowFlags::NONE)?;
-        let mut signals = 0;
-        let mut play = |window| {
-            let shape = Shape::one("bench_proxy_ping", 1);
-            lab.play(shape, Some(&comm), &[&handle, window], &rounds, &mut signals, true)
-        };
-        let trips = [play(&near)?, play(&far)?];
-        end(rank, &comm)?;
+        let trips = pings(&lab, "bench_proxy_ping", &rounds)?;
         Ok(Measured { bare, trips })
     };
     let mut config = bench.world(RANKS)?;

@@ -363,7 +363,7 @@ fn many_raisers(setup: &Setup) -> Verdict {
     }
     let total = u64::from(3 * ranks * threads);
     // What was raised too often may come later.
-    let after = Op::pause(setup.scaled(500_000));
+    let after = Op::pause(setup.scaled(50_000));
     scenario.programs[0][0].1.extend([Op::wait_signal(5, total), after, Op::read_signal(5)]);
     let outcome = run_ok(setup, &scenario)?;
     outcome.check_value(&scenario, 0, 0, 4, total)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The conformance suite on the virtual GPU: one trial for each case and way of running.
 //!
-//! `GIN_SEED=n` takes that seed in all seeded ways. A trial that fails prints the command that repeats it.
+//! `GIN_SEED=n` takes that seed in all seeded ways, and with `GIN_ALL_WAYS` set every schedule meets every network. A trial that fails prints the command that repeats it.
 
 mod residency;
 
@@ -30,9 +30,14 @@ fn ways() -> Vec<Way> {
         ("worst", Net::Worst),
     ];
     let mut seed = 0;
-    for (policy_name, policy) in policies {
-        for (name, net) in networks {
+    let all = std::env::var_os("GIN_ALL_WAYS").is_some();
+    for (row, (policy_name, policy)) in policies.into_iter().enumerate() {
+        for (column, (name, net)) in networks.into_iter().enumerate() {
             seed += 1;
+            // Three networks with each schedule, and two or three schedules with each network.
+            if !all && ![0, 1, 3].contains(&((row + column) % networks.len())) {
+                continue;
+            }
             // No more blocks than needed, and the back end compiled in alone, on some of them.
             let (resident_blocks, named_backend) = ((seed % 3 == 0).then_some(1), seed % 2 == 0);
             let windows = if seed % 4 < 2 { SetupWindows::Allocated } else { SetupWindows::Registered };
