@@ -13,7 +13,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 /// A way of running all cases, and its name.
 type Way = (String, Setup);
 
-/// Schedules, networks and clocks, so combined that each is there a few times, and the whole takes about a minute.
+/// Schedules, networks and clocks, so combined that each is there a few times.
 fn ways() -> Vec<Way> {
     let mut ways = Vec::new();
     let policies = [

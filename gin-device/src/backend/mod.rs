@@ -120,8 +120,8 @@ impl Backend for Any {
     }
 }
 
-/// The operations of [`Gdaki`] as functions, for [`Any`]: each is long, and inlined beside those of the proxy it would take
-/// registers and a stack from kernels that never run it. `gin-build` lets a kernel call these and no others.
+/// The operations of [`Gdaki`] as functions, for [`Any`]: each is long, and is there once this way and not at each call beside
+/// that of the proxy. `gin-build` lets a kernel call these and no others.
 mod outlined {
     use super::{Backend, Core, Deadline, Descriptor, Gdaki, Operation, Stop};
 

@@ -20,7 +20,7 @@ use gin_device::sys::loom::{Arena, Loom, LoomWord, mutated};
 use gin_device::sys::{Memory, Word};
 use loom::cell::UnsafeCell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Words of a slot: one pair, so that a request can be torn.
 pub const N: usize = 2;
@@ -44,8 +44,8 @@ macro_rules! models {
 }
 pub(crate) use models;
 
-/// Preemptions fewer in each model, for a first search that takes a fraction of the time.
-pub static FEWER: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+/// Preemptions fewer in each model, for a first search that is short.
+pub static FEWER: AtomicUsize = AtomicUsize::new(0);
 
 /// Allows so many preemptions more in each model, for a longer search.
 const MORE_VARIABLE: &str = "GIN_MODEL_MORE_PREEMPTIONS";
@@ -58,7 +58,7 @@ pub fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     builder.max_threads = 4;
     builder.max_branches = 2_000;
     let more = std::env::var(MORE_VARIABLE).map_or(0, |more| more.parse().expect("a number of preemptions"));
-    let less = FEWER.load(std::sync::atomic::Ordering::Relaxed);
+    let less = FEWER.load(Ordering::Relaxed);
     builder.preemption_bound = Some((preemptions + more).saturating_sub(less));
     let start = std::time::Instant::now();
     builder.check(move || {

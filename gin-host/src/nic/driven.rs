@@ -265,8 +265,7 @@ impl DrivenQueues {
         }
         // Safety: the words and the pages are there as long as `self`; only kernels of one device, and the host while none
         // runs, store to them.
-        let relay = unsafe { DoorbellRelay::new(lines) };
-        self.sets.first().map(|set| relay.by(set.nic().clone()))
+        self.sets.first().map(|set| unsafe { DoorbellRelay::new(set.nic(), lines) })
     }
 
     /// Brings what kernels have posted to its end; none of them may run. Returns the number of entries that are not

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What the bring-up needs of a NIC.
 
-use crate::gpu::MemoryKind;
+use crate::gpu::{Device, MemoryKind};
 use gin_abi::mlx5::bits::TooWide;
 use gin_abi::mlx5::command::{Mtu, Status};
 use std::fmt;
@@ -207,9 +207,9 @@ pub trait Hca: Send + Sync + fmt::Debug {
     /// Whether a doorbell page serves several queue pairs. A page of the software NIC holds one doorbell at a time.
     fn shares_doorbells(&self) -> bool;
 
-    /// Whether memory of a GPU may be registered at all, be it as a file or by its address. The software NIC reaches memory
-    /// of this process only; a real one refuses by itself what it does not reach.
-    fn reaches_gpus(&self) -> bool;
+    /// Whether memory of this GPU may be registered at all, be it as a file or by its address. A software NIC reaches what
+    /// the device reaches that its engine runs on or copies through; a real one refuses by itself what it does not reach.
+    fn reaches(&self, gpu: &dyn Device) -> bool;
 
     /// Whether its doorbells are words of memory that devices find at the address that this process has for them, as those
     /// of a software NIC may be. Else they are on pages that are mapped into a device before its kernels ring.

@@ -15,12 +15,12 @@ fn is_in_gpu(device: DeviceKind, kind: MemoryKind) -> bool {
 }
 
 impl Nic {
-    /// Makes sure that it may reach this kind of memory of a device.
+    /// Makes sure that it may reach this kind of memory of this device.
     ///
     /// # Errors
     /// [`NicError::Memory`].
     pub fn check_reach(&self, device: &dyn Device, kind: MemoryKind) -> Result<(), NicError> {
-        if !is_in_gpu(device.kind(), kind) || self.owner.hca.reaches_gpus() {
+        if !is_in_gpu(device.kind(), kind) || self.owner.hca.reaches(device) {
             return Ok(());
         }
         Err(NicError::Memory { nic: self.name().to_owned(), kind: kind.to_string(), device: device.name() })

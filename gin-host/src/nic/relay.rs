@@ -23,23 +23,18 @@ pub struct RelayLine {
 #[derive(Debug)]
 pub struct DoorbellRelay {
     lines: Vec<(RelayLine, u64)>,
-    /// Who is rung, if that takes more than a store.
-    nic: Option<Arc<Nic>>,
+    nic: Arc<Nic>,
 }
 
 impl DoorbellRelay {
-    /// For these queue pairs.
+    /// For these queue pairs of a NIC.
     ///
     /// # Safety
-    /// - All addresses are of 8 bytes, aligned, that stay mapped in this process while the relay is used.
+    /// - `from` are addresses of aligned words that stay mapped in this process, and `to` doorbells of the NIC whose pages
+    ///   are there, while the relay is used.
     /// - `from` is written by one GPU only, with whole words; nobody else rings `to`.
-    pub unsafe fn new(lines: impl IntoIterator<Item = RelayLine>) -> Self {
-        Self { lines: lines.into_iter().map(|line| (line, 0)).collect(), nic: None }
-    }
-
-    /// The same, whose doorbells are this NIC's.
-    pub(super) fn by(self, nic: Arc<Nic>) -> Self {
-        Self { nic: Some(nic), ..self }
+    pub unsafe fn new(nic: &Arc<Nic>, lines: impl IntoIterator<Item = RelayLine>) -> Self {
+        Self { lines: lines.into_iter().map(|line| (line, 0)).collect(), nic: nic.clone() }
     }
 
     /// Passes on what was stored since the last call. Returns whether there was anything.
@@ -53,15 +48,7 @@ impl DoorbellRelay {
             }
             any = true;
             // Safety: the promise of `new`.
-            let rung = unsafe {
-                match &self.nic {
-                    Some(nic) => nic.ring(line.to, word),
-                    None => {
-                        (line.to as usize as *mut u64).write_volatile(word);
-                        Ok(())
-                    }
-                }
-            };
+            let rung = unsafe { self.nic.ring(line.to, word) };
             // A NIC that cannot be rung says so elsewhere; until then it is rung again and again.
             if rung.is_ok() {
                 *last = word;
@@ -88,8 +75,10 @@ mod tests {
         let words: Vec<AtomicU64> = (0..4).map(|_| AtomicU64::new(0)).collect();
         let address = |index: usize| (&raw const words[index]) as u64;
         let lines = [RelayLine { from: address(0), to: address(2) }, RelayLine { from: address(1), to: address(3) }];
-        // Safety: the words outlive the relay.
-        let mut relay = unsafe { DoorbellRelay::new(lines) };
+        let hca = SoftFabric::default().add(SoftConfig::ethernet(0));
+        let nic = Nic::open(Arc::new(hca), NicConfig::default()).unwrap();
+        // Safety: the words outlive the relay; this NIC's doorbells are words of the process.
+        let mut relay = unsafe { DoorbellRelay::new(&nic, lines) };
         let seen = |index: usize| words[index].swap(0, Ordering::Relaxed);
         assert!(!relay.step(), "nothing was stored yet");
         words[1].store(7, Ordering::Relaxed);
@@ -112,7 +101,7 @@ mod tests {
         let from = AtomicU64::new(9);
         let line = RelayLine { from: (&raw const from) as u64, to: uar.doorbell };
         // Safety: word and page outlive the relay.
-        let mut relay = unsafe { DoorbellRelay::new([line]) }.by(nic);
+        let mut relay = unsafe { DoorbellRelay::new(&nic, [line]) };
         // Safety: a word of the page.
         let seen = || unsafe { AtomicU64::from_ptr(uar.doorbell as usize as *mut u64) }.load(Ordering::Relaxed);
         for rung in [0, 0, 9] {

@@ -2,7 +2,7 @@
 //! A NIC that fails on demand, over any other.
 
 use super::hca::{Access, Domain, Extent, Handle, Hca, HcaError, Port, Region, Uar, Umem};
-use crate::gpu::MemoryKind;
+use crate::gpu::{Device, MemoryKind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -76,8 +76,8 @@ impl Hca for FailingHca {
         self.inner.shares_doorbells()
     }
 
-    fn reaches_gpus(&self) -> bool {
-        self.inner.reaches_gpus()
+    fn reaches(&self, gpu: &dyn Device) -> bool {
+        self.inner.reaches(gpu)
     }
 
     fn doorbells_are_memory(&self) -> bool {

@@ -263,7 +263,7 @@ impl Hca for Reaching {
         self.inner.shares_doorbells()
     }
 
-    fn reaches_gpus(&self) -> bool {
+    fn reaches(&self, _: &dyn Device) -> bool {
         true
     }
 

@@ -10,8 +10,10 @@ use gin_host::comm::{
     Backend, Bootstrap, BootstrapError, Channel, CommConfig, CommError, Communicator, NicChoice, Requirements, Ringer,
     WindowFlags,
 };
+use gin_host::gpu::{Device, Memory, MemoryKind};
+use gin_host::nic::hca::Access;
 use gin_host::nic::testing::FailingHca;
-use gin_host::nic::{Hca, NicConfig, NicError, SoftConfig, SoftFabric};
+use gin_host::nic::{Hca, Nic, NicConfig, NicError, RegisteredSlice, SoftConfig, SoftEngine, SoftFabric};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -285,5 +287,21 @@ fn auto_takes_gdaki_only_where_every_rank_can_drive_a_nic_and_the_host_rings_for
         });
         drop(server);
         assert_eq!((fabric.objects(), fabric.violations()), (0, (None, 0)));
+    }
+}
+
+#[test]
+fn a_software_nic_takes_memory_of_gpus_that_its_engines_device_reaches_only() {
+    for engine in [SoftEngine::Process, SoftEngine::Thread] {
+        let fabric = SoftFabric::default();
+        let device: Arc<dyn Device> = Arc::new(Disguised::new(0));
+        fabric.place(engine, &device).unwrap();
+        let nic = Nic::open(Arc::new(fabric.add(SoftConfig::ethernet(0))), NicConfig::default()).unwrap();
+        let other: Arc<dyn Device> = Arc::new(Disguised::new(1));
+        let memory = Memory::new(&other, MemoryKind::Device, 64).unwrap();
+        let refused = RegisteredSlice::new(&nic, memory.whole(), Access::PAYLOAD).unwrap_err();
+        assert!(matches!(&refused, NicError::Memory { device, .. } if device == "a GPU"), "{engine:?}: {refused}");
+        let pinned = Memory::new(&other, MemoryKind::Pinned, 64).unwrap();
+        RegisteredSlice::new(&nic, pinned.whole(), Access::PAYLOAD).unwrap();
     }
 }

@@ -165,12 +165,17 @@ impl State {
     fn room(&self, ordinal: usize, fit: Fit, asks: u64) -> u64 {
         let running = self.running.iter().filter(|running| running.ordinal == ordinal);
         let running = running.map(|running| (running.blocks, running.per_processor));
-        let parked = self.stays.iter().filter(|stays| {
+        room(running.chain(self.away(ordinal, asks)), fit)
+    }
+
+    /// Shapes of the kernels that stay on GPU `ordinal`, but for what `asks` launches, and are to run and do not.
+    fn away(&self, ordinal: usize, asks: u64) -> impl Iterator<Item = (u64, u64)> {
+        let away = self.stays.iter().filter(move |stays| {
             let runs = self.running.iter().any(|running| running.owner == stays.owner);
             stays.owner != asks && !runs && stays.resident.upgrade().is_some_and(|resident| resident.keeps_room())
         });
-        let parked = parked.filter_map(|stays| stays.room).filter(|(there, ..)| *there == ordinal);
-        room(running.chain(parked.map(|(_, blocks, per_processor)| (blocks, per_processor))), fit)
+        let there = away.filter_map(|stays| stays.room).filter(move |(there, ..)| *there == ordinal);
+        there.map(|(_, blocks, per_processor)| (blocks, per_processor))
     }
 
     /// Whether no kernel runs. Kernels that stay are asked to park if no other runs.
@@ -202,16 +207,6 @@ impl State {
             }
             std::thread::yield_now();
         }
-    }
-
-    /// Whether a kernel that stays on the GPU of a launch, and is to, does not run.
-    fn is_anyone_away(&self, launch: &Launch<'_>) -> bool {
-        self.stays.iter().any(|stays| {
-            stays.owner != launch.owner
-                && stays.room.is_some_and(|(ordinal, ..)| ordinal == launch.context.ordinal)
-                && !self.running.iter().any(|running| running.owner == stays.owner)
-                && stays.resident.upgrade().is_some_and(|resident| resident.keeps_room())
-        })
     }
 
     /// Makes sure that a launch which needs more local memory than any before does not wait for a kernel that stays.
@@ -368,7 +363,7 @@ pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> R
     loop {
         let done = with(|state| {
             state.reap();
-            if launch.cooperative && state.is_anyone_away(launch) {
+            if launch.cooperative && state.away(launch.context.ordinal, launch.owner).next().is_some() {
                 return (begun.elapsed() > COMING_BACK).then(|| {
                     let reason = format!("a kernel that stays has not come back within {COMING_BACK:?}");
                     Err(GpuError::Driver { context: "launch a kernel", reason })

@@ -15,6 +15,7 @@ use self::ffi::{
     MemoryRegion, PORT_ACTIVE, PortAttributes, ProtectionDomain, UAR_TYPES, UMEM_DMABUF,
 };
 use super::hca::{Access, DmaBuf, Domain, Extent, Handle, Hca, HcaError, Link, Port, Region, Uar, Umem};
+use crate::gpu;
 use gin_abi::mlx5::bits::{Mailbox, View};
 use gin_abi::mlx5::command::{Mtu, Status, capability, opcode};
 use gin_abi::mlx5::mailbox::{CommandOut, HcaCap, QueryHcaCapIn, QueryHcaCapOut};
@@ -273,7 +274,7 @@ impl Hca for Mlx5 {
         true
     }
 
-    fn reaches_gpus(&self) -> bool {
+    fn reaches(&self, _: &dyn gpu::Device) -> bool {
         true
     }
 

@@ -485,7 +485,7 @@ fn the_host_rings_for_a_gpu_that_cannot() {
     a.words = Some((0..3).map(|_| AtomicU64::new(0)).collect());
     let lines = (0..3).map(|index| RelayLine { from: a.doorbell(index), to: a.info(index).doorbell });
     // Safety: the words and the pages outlive the relay.
-    let mut relay = unsafe { DoorbellRelay::new(lines) };
+    let mut relay = unsafe { DoorbellRelay::new(&nics[0], lines) };
     for round in 1..=40 {
         for index in 0..3 {
             for _ in 0..2 {

@@ -4,7 +4,7 @@
 use super::config::SoftPort;
 use super::objects::{self, Kind, Object, State};
 use super::{SoftFabric, firmware};
-use crate::gpu::MemoryKind;
+use crate::gpu::{Device, MemoryKind};
 use crate::nic::hca::{Access, Domain, Extent, Handle, Hca, HcaError, Link, Port, Region, Uar, Umem};
 use gin_abi::mlx5::bits::{Layout, Mailbox};
 use gin_abi::mlx5::command::opcode;
@@ -70,8 +70,8 @@ impl Hca for SoftHca {
         false
     }
 
-    fn reaches_gpus(&self) -> bool {
-        self.fabric.lock_as_it_is().reaches_gpus()
+    fn reaches(&self, gpu: &dyn Device) -> bool {
+        self.fabric.lock_as_it_is().reaches(gpu)
     }
 
     fn doorbells_are_memory(&self) -> bool {

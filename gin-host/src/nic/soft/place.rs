@@ -159,7 +159,7 @@ impl State {
                 self.place = Place::Kernel(Box::new(engine));
             }
         }
-        if self.reaches_gpus() {
+        if !matches!(self.place, Place::Process) {
             self.memory.device = Some(device.clone());
         }
         Ok(())
@@ -200,9 +200,9 @@ impl State {
         }
     }
 
-    /// Whether the engine reaches memory of GPUs.
-    pub(super) fn reaches_gpus(&self) -> bool {
-        !matches!(self.place, Place::Process)
+    /// Whether the engine reaches memory of this GPU.
+    pub(super) fn reaches(&self, gpu: &dyn Device) -> bool {
+        self.memory.device.as_ref().is_some_and(|device| device.reaches(gpu))
     }
 
     /// Where rings and records have to lie that GPUs fill.
