@@ -31,7 +31,9 @@ pub struct QueuePairData {
     /// log2 of the number of slots, [`LEAST_DEPTH_LOG2`] to [`MOST_DEPTH_LOG2`].
     pub depth_log2: u32,
     /// Entry i asks for a completion if i + 1 is a multiple of 2 to this; less than `depth_log2`.
-    pub interval_log2: u32,
+    pub interval_log2: u16,
+    /// How far entries and payload are released before the doorbell: [`DOORBELL_SYSTEM`] or [`DOORBELL_GPU`].
+    pub doorbell_scope: u16,
     /// Most bytes that one entry moves, at least 1.
     pub most_bytes: u32,
     /// Key of the peer's signal words, big-endian, as it lies in entries.
@@ -86,6 +88,11 @@ impl QueuePairData {
         Self { done: (1u64 << 62).wrapping_neg(), ..Self::zeroed() }
     }
 }
+
+/// Entries and payload are released to the system before the doorbell.
+pub const DOORBELL_SYSTEM: u16 = 0;
+/// Entries and payload are released to the GPU before the doorbell: the NIC reads them through this GPU's L2 cache.
+pub const DOORBELL_GPU: u16 = 1;
 
 /// log2 of the fewest slots: two entries for a put with its signal, and as many again so that an entry that asks for a
 /// completion is among those under way.

@@ -32,7 +32,7 @@ pub use handle::{BackendKind, CommHandle, ContextData, StatusBlock, WindowData, 
 ///
 /// A kernel module carries the version that it was compiled with (the symbol [`ABI_SYMBOL`]); loading one of another
 /// version is refused. Raised by every change of a layout here.
-pub const ABI_VERSION: u32 = 6;
+pub const ABI_VERSION: u32 = 7;
 
 /// Name of the 32-bit variable in a kernel module that holds its [`ABI_VERSION`].
 pub const ABI_SYMBOL: &str = "gin_abi_version";

@@ -12,7 +12,7 @@ use gin_host::comm::{CommError, WindowFlags};
 use gin_host::gpu::{Memory, MemoryKind, Plain};
 use gin_host::net::testing::{Delay, FailOnDemand, FailSwitch, Reorder, SlowPeer, Trickle, WeakOnly, Withhold};
 use gin_host::net::{Endpoint, Network, peer::Peer};
-use gin_host::nic::{SoftEngine, SoftFabric};
+use gin_host::nic::{DoorbellRelease, SoftEngine, SoftFabric};
 use gin_host::proxy::Sabotage;
 use gin_host::world::{Devices, LaunchError, Mode, Rank, SoftNics, WorldConfig, launch_logged};
 use gin_host::{LaunchConfig, Window};
@@ -226,6 +226,8 @@ pub struct Setup {
     pub backend: SetupBackend,
     /// What runs the NICs' engine, where kernels drive NICs on other devices than the virtual GPU.
     pub engine: SoftEngine,
+    /// How far kernels that drive NICs release before they ring.
+    pub release: DoorbellRelease,
     /// The route of operations that name none.
     pub route: SetupRoute,
     /// Where windows come from.
@@ -257,6 +259,7 @@ impl Setup {
             net: Net::Plain,
             backend: SetupBackend::Proxy,
             engine: SoftEngine::Process,
+            release: DoorbellRelease::System,
             route: SetupRoute::Network,
             windows: SetupWindows::Allocated,
             devices: None,
@@ -327,6 +330,9 @@ impl Setup {
         if self.backend == SetupBackend::Gdaki {
             name.push_str(", GDAKI");
         }
+        if self.release == DoorbellRelease::Gpu {
+            name.push_str(", released to the GPU");
+        }
         if self.windows == SetupWindows::Registered {
             name.push_str(", memory of the user");
         }
@@ -353,6 +359,7 @@ impl Setup {
         }
         config = config.policy(self.policy);
         config.devices = self.devices.clone();
+        config.release = self.release;
         if let Some(size) = scenario.lsa_size {
             config = config.lsa_size(size);
         }

@@ -19,7 +19,8 @@ mod nics;
 pub use nics::{Nics, SoftNics};
 
 use crate::comm::{
-    Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, Doorbells, InProcess, Requirements, Routes,
+    Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, DoorbellRelease, Doorbells, InProcess,
+    Requirements, Routes,
 };
 use crate::gpu::virt::VirtualDevice;
 use crate::gpu::{Device, Function, GpuError, ModuleSource, Stream};
@@ -98,6 +99,8 @@ pub struct WorldConfig {
     pub nics: Nics,
     /// Who is to ring their doorbells.
     pub doorbells: Doorbells,
+    /// How far kernels release before they ring them.
+    pub release: DoorbellRelease,
     /// How long a rank may take to bring its queue pairs up.
     pub connecting: Duration,
     /// Size of their LSA teams; the largest there can be by default.
@@ -132,6 +135,7 @@ impl WorldConfig {
             backend: Backend::Auto,
             nics: Nics::default(),
             doorbells: Doorbells::Automatic,
+            release: DoorbellRelease::System,
             connecting: Duration::from_secs(30),
             lsa_size: None,
             routes: Routes::Automatic,
@@ -461,6 +465,7 @@ where
                 backend: config.backend,
                 nic: config.nics.of(bootstrap.rank()),
                 doorbells: config.doorbells,
+                release: config.release,
                 connecting: config.connecting,
                 lsa_size: config.lsa_size,
                 routes: config.routes,

@@ -11,7 +11,7 @@ use super::table::{Goal, Row, Table};
 use super::{Bench, end};
 use crate::cli::Failure;
 use bytemuck::Zeroable;
-use gin_abi::gdaki::{MOST_DEPTH_LOG2, QueuePairData};
+use gin_abi::gdaki::{DOORBELL_GPU, DOORBELL_SYSTEM, MOST_DEPTH_LOG2, QueuePairData};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::doorbell::Doorbell;
 use gin_abi::mlx5::wqe::{Entry, QueueNumber, SLOT_BYTES, Slot};
@@ -57,6 +57,9 @@ struct Pairs {
     depth_log2: u32,
 }
 
+/// How far kernels release before they ring: its name, and as queue pairs have it.
+const RELEASES: [(&str, u16); 2] = [("system", DOORBELL_SYSTEM), ("GPU", DOORBELL_GPU)];
+
 impl Pairs {
     fn new(lab: &Lab<'_>, depth_log2: u32, windows: u32) -> Result<Self, CommError> {
         let ranks = u64::from(RANKS);
@@ -79,7 +82,7 @@ impl Pairs {
     }
 
     /// As new.
-    fn reset(&self) -> Result<(), GpuError> {
+    fn reset(&self, doorbell_scope: u16) -> Result<(), GpuError> {
         let depth = 1u64 << self.depth_log2;
         let pair = |rank: u64| QueuePairData {
             ring: self.ring.address() + rank * depth * SLOT_BYTES,
@@ -90,7 +93,8 @@ impl Pairs {
             doorbell: self.doorbells.address() + rank * 64,
             number: Self::number(rank).memory(),
             depth_log2: self.depth_log2,
-            interval_log2: 4.min(self.depth_log2 - 1),
+            interval_log2: 4.min(self.depth_log2 - 1) as u16,
+            doorbell_scope,
             most_bytes: 1 << 30,
             signal_key: Be32::new(0x1000 + rank as u32).memory(),
             sink_key: Be32::new(0x2000).memory(),
@@ -164,8 +168,10 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
         if rank.rank() == 0 {
             let lab = Lab::new(rank)?;
             let pairs = Pairs::new(&lab, depth_log2, requirements.windows)?;
-            for (crowd, _) in &crowds {
-                figures.push(puts(bench, &lab, &comm, &pairs, &window, crowd)?);
+            for (_, release) in RELEASES {
+                for (crowd, _) in &crowds {
+                    figures.push(puts(bench, &lab, &comm, &pairs, &window, (crowd, release))?);
+                }
             }
         }
         end(rank, &comm)?;
@@ -184,12 +190,16 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
         row.beside("NCCL 2.28.9, GDAKI", old, None, None)
     };
     let crowds = crowds(bench.is_real(), processors.unwrap_or(4));
-    let rows = crowds.into_iter().zip(figures).map(row).collect();
-    let mut table = bench.table("Issue of a GDAKI put of 64 bytes with signal", RANKS, rows);
-    table.notes.insert(0, "No NIC takes part; each entry and doorbell is checked afterwards".to_owned());
-    // Only one of them runs kernels.
-    table.notes.retain(|note| !note.starts_with("Ranks share"));
-    Ok(vec![table])
+    let table = |((release, _), figures): ((&str, u16), &[Figure])| {
+        let rows = crowds.iter().copied().zip(figures.iter().copied()).map(row).collect();
+        let title = format!("Issue of a GDAKI put of 64 bytes with signal, released to the {release}");
+        let mut table = bench.table(&title, RANKS, rows);
+        table.notes.insert(0, "No NIC takes part; each entry and doorbell is checked afterwards".to_owned());
+        // Only one of them runs kernels.
+        table.notes.retain(|note| !note.starts_with("Ranks share"));
+        table
+    };
+    Ok(RELEASES.into_iter().zip(figures.chunks(crowds.len())).map(table).collect())
 }
 
 /// Nanoseconds a put, and what was wrong.
@@ -199,13 +209,13 @@ fn puts(
     comm: &Communicator,
     pairs: &Pairs,
     window: &Window<u64>,
-    crowd: &Crowd,
+    (crowd, release): (&Crowd, u16),
 ) -> Result<Figure, CommError> {
     let handle = pairs.handle(comm)?;
     let shape = Shape { kernel: "bench_gdaki", blocks: crowd.blocks, threads: crowd.threads, waits: false };
     let (mut times, mut wrong) = (Vec::new(), 0);
     for _ in 0..=bench.launches {
-        pairs.reset()?;
+        pairs.reset(release)?;
         let figure = lab.timed(shape, Some(comm), &[&handle, window, &crowd.posts, &crowd.peers])?;
         times.push(figure.ns / crowd.all() as f64);
         wrong += pairs.wrong(crowd.all())?;

@@ -7,6 +7,7 @@ mod residency;
 
 use gin_conformance::cases;
 use gin_conformance::host::{Net, Setup, SetupBackend, SetupRoute, SetupWindows, judge};
+use gin_host::nic::DoorbellRelease;
 use gin_virtual::Policy;
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -67,13 +68,17 @@ fn ways() -> Vec<Way> {
         let named_backend = seed % 2 == 0;
         let windows = if net == Net::Plain { SetupWindows::Allocated } else { SetupWindows::Registered };
         let backend = SetupBackend::Gdaki;
+        let release = if net == Net::Reorder { DoorbellRelease::Gpu } else { DoorbellRelease::System };
         ways.push((
             name.to_owned(),
-            Setup { policy, net, backend, route, windows, named_backend, ..Setup::seeded(seed) },
+            Setup { policy, net, backend, release, route, windows, named_backend, ..Setup::seeded(seed) },
         ));
     }
-    for (name, net) in [("gdaki_threads_plain", Net::Plain), ("gdaki_threads_worst", Net::Worst)] {
-        ways.push((name.to_owned(), Setup { net, backend: SetupBackend::Gdaki, ..Setup::threads() }));
+    for (name, net, release) in [
+        ("gdaki_threads_plain", Net::Plain, DoorbellRelease::System),
+        ("gdaki_threads_worst", Net::Worst, DoorbellRelease::Gpu),
+    ] {
+        ways.push((name.to_owned(), Setup { net, backend: SetupBackend::Gdaki, release, ..Setup::threads() }));
     }
     ways.push(("threads_plain_auto".to_owned(), Setup { route: SetupRoute::Auto, ..Setup::threads() }));
     for (name, net) in networks {

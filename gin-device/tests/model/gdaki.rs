@@ -61,6 +61,10 @@ fn write(post: wqe::Post) -> Segment {
 
 impl World {
     fn new(depth_log2: u32, interval_log2: u32, cells: usize) -> Arc<Self> {
+        Self::releasing(depth_log2, interval_log2, cells, false)
+    }
+
+    fn releasing(depth_log2: u32, interval_log2: u32, cells: usize, releases_to_gpu: bool) -> Arc<Self> {
         let depth = 1usize << depth_log2;
         let words = size_of::<QueuePairData>() / 8;
         let ring = words;
@@ -94,6 +98,7 @@ impl World {
             number: NUMBER,
             depth_log2,
             interval_log2,
+            releases_to_gpu,
             status,
         };
         let counter = Words { gpu: Some(arena.word(counters)), nic: None, cpu: None, near: arena.word(near) };
@@ -256,9 +261,11 @@ models! {
     }
 
     fn no_slot_is_overwritten_before_the_nic_is_done_with_it() {
-        for (preemptions, depth_log2, interval_log2, count) in [(2, 1, 0, 4), (1, 2, 1, 6)] {
+        for (preemptions, depth_log2, interval_log2, count, to_gpu) in
+            [(2, 1, 0, 4, false), (1, 1, 0, 4, true), (1, 2, 1, 6, false)]
+        {
             explore(preemptions, move || {
-                let world = World::new(depth_log2, interval_log2, count);
+                let world = World::releasing(depth_log2, interval_log2, count, to_gpu);
                 let poster = {
                     let world = world.clone();
                     thread::spawn(move || {

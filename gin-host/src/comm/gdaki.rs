@@ -9,8 +9,8 @@ use crate::gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
 use crate::net::{Capabilities, Raises};
 use crate::nic::hca::Access;
 use crate::nic::{
-    Address, DeviceQueueError, DoorbellRelay, Doorbells, DrainError, DrivenQueues, Nic, Peer, RegisteredSlice, Ringer,
-    Shape, Target,
+    Address, DeviceQueueError, DoorbellRelay, DoorbellRelease, Doorbells, DrainError, DrivenQueues, Nic, Peer,
+    RegisteredSlice, Ringer, Shape, Target,
 };
 use gin_abi::gdaki::{LEAST_DEPTH_LOG2, MOST_DEPTH_LOG2};
 use gin_abi::mlx5::be::Be32;
@@ -117,7 +117,7 @@ pub(super) struct Gdaki {
 }
 
 impl Gdaki {
-    /// Makes what does not depend on other ranks. `doorbells`: who is to ring.
+    /// Makes what does not depend on other ranks. `doorbells`: who is to ring, and how far kernels release before.
     ///
     /// # Errors
     /// [`CommError::Limit`] for queues that are too long, what the NIC or the device reports; nothing is left behind.
@@ -127,7 +127,7 @@ impl Gdaki {
         requirements: &Requirements,
         (rank, ranks, lsa_size): (u32, u32, u32),
         resources: &Resources,
-        doorbells: Doorbells,
+        (doorbells, release): (Doorbells, DoorbellRelease),
         expired: &dyn Fn() -> bool,
     ) -> Result<Self, CommError> {
         let asked = u64::from(requirements.queue_depth);
@@ -138,7 +138,7 @@ impl Gdaki {
         }
         let depth = requirements.queue_depth.next_power_of_two().max(1 << LEAST_DEPTH_LOG2);
         let step = requirements.connections.step(lsa_size);
-        let shape = Shape { contexts: requirements.contexts, ranks, rank, step, depth };
+        let shape = Shape { contexts: requirements.contexts, ranks, rank, step, depth, release };
         let queues = DrivenQueues::new(&nic, device, shape, resources.counters_gpu()?, doorbells, expired)?;
         let signals = resources.signals_nic().filter(|memory| memory.bytes() > 0);
         let register = |memory: &Arc<Memory>| RegisteredSlice::new(&nic, memory.whole(), Access::SIGNALS);
@@ -235,6 +235,7 @@ impl Gdaki {
         if memory.bytes() == 0 {
             return Ok(RemotePart::default());
         }
+        self.shape.release.check(&self.nic, "the window", memory.memory().kind())?;
         // Words that the NIC raises in the window come into view behind what was put before.
         let access = if signals { Access::SIGNALS } else { Access::PAYLOAD };
         let region = RegisteredSlice::new(&self.nic, memory.clone(), access)?;

@@ -163,7 +163,7 @@ impl Communicator {
         let gdaki = match chosen {
             Chosen::Proxy => None,
             Chosen::Gdaki(nic) => {
-                let doorbells = self.config.doorbells;
+                let doorbells = (self.config.doorbells, self.config.release);
                 let expired = until(self.config.connecting);
                 let place = (rank, ranks, lsa_size);
                 let gdaki = Gdaki::new(nic, &self.device, requirements, place, &resources, doorbells, &expired)?;

@@ -26,7 +26,7 @@ mod window;
 mod windows;
 mod wire;
 
-pub use crate::nic::{Doorbells, Ringer};
+pub use crate::nic::{DoorbellRelease, Doorbells, Ringer};
 pub use backend::{Backend, BackendProbe, Chosen, NicChoice, probe_backends};
 pub use bootstrap::{Bootstrap, BootstrapError, Channel, InProcess};
 pub use error::CommError;
@@ -98,6 +98,8 @@ pub struct CommConfig {
     pub nic: NicChoice,
     /// Who is to ring its doorbells.
     pub doorbells: Doorbells,
+    /// How far its kernels release before they ring.
+    pub release: DoorbellRelease,
     /// How long a rank may take to bring its queue pairs up.
     pub connecting: Duration,
     /// Ranks that reach each other by loads and stores: neighbours in the order of ranks, this many; by default the

@@ -6,6 +6,7 @@ use super::error::NicError;
 use super::open::Nic;
 use super::owned::Owned;
 use crate::gpu::{Device, GpuError, Keep, MappedPages, Memory, MemoryKind};
+use gin_abi::gdaki::{DOORBELL_GPU, DOORBELL_SYSTEM};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt;
@@ -21,6 +22,42 @@ pub enum Doorbells {
     Gpu,
     /// The progress thread: kernels store doorbells to pinned memory, and it passes them on.
     Host,
+}
+
+/// How far kernels release what a NIC is to read, before they ring its doorbell: the entries, and the payload that they
+/// name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
+pub enum DoorbellRelease {
+    /// To the system, as the memory model of PTX asks for where a device reads that is no thread of the GPU.
+    #[default]
+    System,
+    /// To the GPU only: what it has written is in its L2 cache then. That is right only if the NIC reads it through that
+    /// cache, as one on PCIe does that reads this GPU's own memory. No document promises that the cache has it before the
+    /// doorbell arrives; NCCL's kernels rely on it.
+    ///
+    /// Rings and windows must lie in memory of the GPU: pinned memory is refused.
+    Gpu,
+}
+
+impl DoorbellRelease {
+    /// As kernels read it.
+    pub(super) fn code(self) -> u16 {
+        match self {
+            Self::System => DOORBELL_SYSTEM,
+            Self::Gpu => DOORBELL_GPU,
+        }
+    }
+
+    /// Makes sure that it covers memory of this kind.
+    ///
+    /// # Errors
+    /// [`NicError::Unreleased`].
+    pub(crate) fn check(self, nic: &Nic, what: &'static str, kind: MemoryKind) -> Result<(), NicError> {
+        match (self, kind) {
+            (Self::Gpu, MemoryKind::Pinned) => Err(NicError::Unreleased { nic: nic.name().to_owned(), what }),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Who rings the doorbells of a communicator.

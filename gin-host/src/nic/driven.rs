@@ -7,7 +7,7 @@
 
 use super::address::Address;
 use super::device::{DeviceQueueError, DeviceQueues, RegisteredSlice};
-use super::doorbells::{Bells, Doorbells, Ringer};
+use super::doorbells::{Bells, DoorbellRelease, Doorbells, Ringer};
 use super::drain::{self, DrainError, FIRST_TOKEN, IdleQueue};
 use super::error::{NicError, Peer};
 use super::hca::Access;
@@ -45,6 +45,8 @@ pub struct Shape {
     /// Slots of each send queue: a power of two, log2 of it [`LEAST_DEPTH_LOG2`](gin_abi::gdaki::LEAST_DEPTH_LOG2) to
     /// [`MOST_DEPTH_LOG2`](gin_abi::gdaki::MOST_DEPTH_LOG2).
     pub depth: u32,
+    /// How far kernels release before they ring.
+    pub release: DoorbellRelease,
 }
 
 impl Shape {
@@ -148,7 +150,8 @@ impl DrivenQueues {
         doorbells: Doorbells,
         expired: Expired<'_>,
     ) -> Result<Self, DeviceQueueError> {
-        let Shape { contexts, depth, .. } = shape;
+        let Shape { contexts, depth, release, .. } = shape;
+        release.check(nic, "the send queue", nic.ring_memory())?;
         let sender = QueueSpec { role: Role::Sender, depth, completions: depth, collapsed: false };
         let mut specs = vec![sender; shape.count() as usize];
         specs.push(QueueSpec { role: Role::Responder, ..sender });
@@ -220,7 +223,8 @@ impl DrivenQueues {
             doorbell: self.bells.address(self.shape.index(context, peer), info.doorbell),
             number: bytemuck::cast(QueueNumber::new(info.queue)),
             depth_log2: info.log_depth,
-            interval_log2: MOST_INTERVAL_LOG2.min(info.log_depth - 1),
+            interval_log2: MOST_INTERVAL_LOG2.min(info.log_depth - 1) as u16,
+            doorbell_scope: self.shape.release.code(),
             most_bytes: target.most_bytes,
             signal_key: Be32::new(target.signal_key).memory(),
             sink_key: Be32::new(self.sink.local_key()).memory(),

@@ -188,6 +188,17 @@ pub enum NicError {
         /// Why.
         reason: Box<GpuError>,
     },
+    /// Kernels are to release to the GPU only, before they ring, and the NIC would read memory that this does not cover.
+    #[error(
+        "kernels that ring {nic} are to release to the GPU only, but {what} lies in pinned host memory: keep it in the GPU, \
+         or release to the system"
+    )]
+    Unreleased {
+        /// Name of the NIC.
+        nic: String,
+        /// What lies there.
+        what: &'static str,
+    },
     /// The peer runs another version of this library.
     #[error("{peer} speaks version {theirs} of the exchange, this rank {own}")]
     Version {

@@ -39,7 +39,7 @@ pub mod testing;
 
 pub use address::Address;
 pub use device::{DeviceQueueError, DeviceQueues, RegisteredSlice};
-pub use doorbells::{Doorbells, Ringer};
+pub use doorbells::{DoorbellRelease, Doorbells, Ringer};
 pub use drain::DrainError;
 pub use driven::{DrivenQueues, Shape, Target};
 pub use error::{FileRefusal, NicError, Peer, Step};

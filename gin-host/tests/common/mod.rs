@@ -11,8 +11,8 @@ use gin_device::signal_words::Words;
 use gin_device::status::{Status, Stop};
 use gin_device::sys::{Global, GlobalWord};
 use gin_host::comm::{
-    Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, Doorbells, InProcess, NicChoice,
-    Requirements, Routes,
+    Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, DoorbellRelease, Doorbells, InProcess,
+    NicChoice, Requirements, Routes,
 };
 use gin_host::gpu::Device;
 use gin_host::gpu::virt::VirtualDevice;
@@ -39,6 +39,7 @@ pub fn config(network: NetworkFactory) -> CommConfig {
         backend: Backend::Auto,
         nic: NicChoice::default(),
         doorbells: Doorbells::Automatic,
+        release: DoorbellRelease::System,
         connecting: Duration::from_secs(20),
         lsa_size: None,
         routes: Routes::Automatic,

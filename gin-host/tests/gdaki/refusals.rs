@@ -5,10 +5,11 @@ use crate::Hand;
 use crate::common::{config, errors, peer, ranks};
 use crate::disguise::{Disguised, Reaching};
 use gin_abi::BackendKind;
+use gin_abi::gdaki::{DOORBELL_GPU, DOORBELL_SYSTEM};
 use gin_abi::mlx5::command::Mtu;
 use gin_host::comm::{
-    Backend, Bootstrap, BootstrapError, Channel, CommConfig, CommError, Communicator, NicChoice, Requirements, Ringer,
-    WindowFlags,
+    Backend, Bootstrap, BootstrapError, Channel, CommConfig, CommError, Communicator, DoorbellRelease, NicChoice,
+    Requirements, Ringer, WindowFlags,
 };
 use gin_host::gpu::{Device, Memory, MemoryKind};
 use gin_host::nic::hca::Access;
@@ -304,4 +305,45 @@ fn a_software_nic_takes_memory_of_gpus_that_its_engines_device_reaches_only() {
         let pinned = Memory::new(&other, MemoryKind::Pinned, 64).unwrap();
         RegisteredSlice::new(&nic, pinned.whole(), Access::PAYLOAD).unwrap();
     }
+}
+
+#[test]
+fn kernels_that_release_to_the_gpu_use_no_pinned_memory() {
+    let released =
+        |release, hca: &gin_host::nic::SoftHca| CommConfig { release, ..on(hca.clone(), NicConfig::default()) };
+    let fabric = SoftFabric::default();
+    let hca = fabric.add(SoftConfig::ethernet(0));
+    for release in [DoorbellRelease::System, DoorbellRelease::Gpu] {
+        ranks(1, |bootstrap, device| {
+            let comm = Communicator::new(bootstrap, device, released(release, &hca));
+            comm.initialise(&Requirements::default()).unwrap();
+            let scope = match release {
+                DoorbellRelease::System => DOORBELL_SYSTEM,
+                DoorbellRelease::Gpu => DOORBELL_GPU,
+            };
+            assert_eq!(Hand::new(&comm).pair(0, 0).doorbell_scope, scope);
+            let pinned = Memory::new(comm.gpu(), MemoryKind::Pinned, 64).unwrap();
+            let registered = comm.register::<u64>(&pinned.whole(), WindowFlags::NONE).map(drop);
+            match release {
+                DoorbellRelease::System => registered.unwrap(),
+                DoorbellRelease::Gpu => assert_eq!(
+                    nic(&registered.unwrap_err()).to_string(),
+                    "kernels that ring soft_0 are to release to the GPU only, but the window lies in pinned host memory: keep \
+                     it in the GPU, or release to the system"
+                ),
+            }
+            drop(comm.alloc_window::<u64>(8, WindowFlags::SIGNALS).unwrap());
+            comm.destroy().unwrap();
+        });
+    }
+    // A CPU thread reads entries in memory of the host.
+    let fabric = SoftFabric::default();
+    let device: Arc<dyn Device> = Arc::new(Disguised::new(0));
+    fabric.place(SoftEngine::Thread, &device).unwrap();
+    let hca = fabric.add(SoftConfig::ethernet(0));
+    let text = ranks(1, |bootstrap, _| {
+        let comm = Communicator::new(bootstrap, device.clone(), released(DoorbellRelease::Gpu, &hca));
+        comm.initialise(&Requirements::default()).unwrap_err().to_string()
+    });
+    assert!(text[0].contains("but the send queue lies in pinned host memory"), "{text:?}");
 }

@@ -27,7 +27,7 @@ use crate::coop;
 use crate::gin::{Core, Scope, Sharing};
 use crate::status::Stop;
 use crate::sys::{self, Global, GlobalWord, Word};
-use gin_abi::gdaki::QueuePairData;
+use gin_abi::gdaki::{DOORBELL_GPU, QueuePairData};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::mlx5::wqe::{self, Flags, Local, QueueNumber, Remote, Segment, opcode};
@@ -60,7 +60,8 @@ impl Link {
             let (record, doorbell) = sys::read_pair(&raw const (*data).record);
             let (numbers, limits) = sys::read_pair((&raw const (*data).number).cast());
             let (busy, busy_bit) = sys::read_pair(&raw const (*data).busy);
-            let (depth_log2, interval_log2) = (sys::narrow((numbers >> 32) as u32), sys::narrow(limits as u32));
+            let (depth_log2, limits) = (sys::narrow((numbers >> 32) as u32), sys::narrow(limits as u32));
+            let (interval_log2, scope) = (limits & 0xffff, limits >> 16);
             core::hint::assert_unchecked(depth_log2 < 16 && interval_log2 < 16);
             let pair = QueuePair {
                 words: GlobalWord::new(data as usize as u64),
@@ -77,6 +78,7 @@ impl Link {
                 number: QueueNumber::from_memory(numbers as u32),
                 depth_log2,
                 interval_log2,
+                releases_to_gpu: scope == DOORBELL_GPU as u32,
                 status: core.status(),
             };
             Self { pair, data, core: *core, peer }

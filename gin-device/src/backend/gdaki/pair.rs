@@ -34,7 +34,9 @@
 //! [`queue`](crate::queue).
 //!
 //! *What is announced is whole.* Publishing is a release after the entries; the carrier acquires what it finds published,
-//! then stores the record, then releases to the system, then rings.
+//! then stores the record, then releases to the system, then rings. A NIC is no thread of this GPU, so the memory model asks
+//! for no less. Where the host says that the NIC reads entries and payload through this GPU's L2 cache
+//! ([`releases_to_gpu`](QueuePair::releases_to_gpu)), a release to the GPU has them there.
 //!
 //! *Doorbell and record never go backwards.* They are stored by who has the token, before it is laid down, with a release
 //! between; who takes it stores later, because these stores depend on the exchange that took it.
@@ -126,6 +128,8 @@ pub struct QueuePair<M: Memory> {
     pub depth_log2: u32,
     /// log2 of the distance of entries that ask for a completion.
     pub interval_log2: u32,
+    /// Entries and payload are released to the GPU only before the doorbell.
+    pub releases_to_gpu: bool,
     /// What ends waits.
     pub status: Status<M>,
 }
@@ -406,7 +410,11 @@ impl<M: Memory> QueuePair<M> {
         self.words.at(word::RUNG).store_relaxed_gpu(end);
         let record = (Record::send(end).memory() as u64) << 32 | Be32::new(0).memory() as u64;
         self.record.store_relaxed_sys(record);
-        M::fence_release_sys();
+        if self.releases_to_gpu {
+            M::fence_release_gpu();
+        } else {
+            M::fence_release_sys();
+        }
         self.doorbell.store_mmio(Doorbell::word(end, self.number));
     }
 

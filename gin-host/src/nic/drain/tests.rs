@@ -2,7 +2,7 @@
 //! What a kernel left behind is brought to its end, and the next kernel finds the queue pair as it should be.
 
 use super::super::device::RegisteredSlice;
-use super::super::doorbells::Doorbells;
+use super::super::doorbells::{DoorbellRelease, Doorbells};
 use super::super::driven::{DrivenQueues, Shape, Target};
 use super::super::error::Peer;
 use super::super::hca::Access;
@@ -39,7 +39,7 @@ impl Bench {
             let nic = Nic::open(Arc::new(fabric.add(SoftConfig::ethernet(rank as u16))), NicConfig::default()).unwrap();
             let memory = |bytes| Memory::new(&device, MemoryKind::Device, bytes).unwrap().whole();
             let (data, counters) = (memory(64), memory(8 * COUNTERS));
-            let shape = Shape { contexts: 1, ranks: 2, rank, step: 1, depth };
+            let shape = Shape { contexts: 1, ranks: 2, rank, step: 1, depth, release: DoorbellRelease::System };
             let of_contexts = vec![Some(counters.clone())];
             let queues = DrivenQueues::new(&nic, &device, shape, of_contexts, Doorbells::Automatic, NEVER).unwrap();
             let data = RegisteredSlice::new(&nic, data, Access::SIGNALS).unwrap();
