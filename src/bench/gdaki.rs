@@ -57,8 +57,11 @@ struct Pairs {
     depth_log2: u32,
 }
 
-/// How far kernels release before they ring: its name, and as queue pairs have it.
-const RELEASES: [(&str, u16); 2] = [("system", DOORBELL_SYSTEM), ("GPU", DOORBELL_GPU)];
+/// How far kernels release before they ring: the title of its table, and as queue pairs have it.
+const RELEASES: [(&str, u16); 2] = [
+    ("Issue of a GDAKI put of 64 bytes with signal, released to the system", DOORBELL_SYSTEM),
+    ("Issue of a GDAKI put of 64 bytes with signal, released to the GPU", DOORBELL_GPU),
+];
 
 impl Pairs {
     fn new(lab: &Lab<'_>, depth_log2: u32, windows: u32) -> Result<Self, CommError> {
@@ -190,10 +193,9 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
         row.beside("NCCL 2.28.9, GDAKI", old, None, None)
     };
     let crowds = crowds(bench.is_real(), processors.unwrap_or(4));
-    let table = |((release, _), figures): ((&str, u16), &[Figure])| {
+    let table = |((title, _), figures): ((&'static str, u16), &[Figure])| {
         let rows = crowds.iter().copied().zip(figures.iter().copied()).map(row).collect();
-        let title = format!("Issue of a GDAKI put of 64 bytes with signal, released to the {release}");
-        let mut table = bench.table(&title, RANKS, rows);
+        let mut table = bench.table(title, RANKS, rows);
         table.notes.insert(0, "No NIC takes part; each entry and doorbell is checked afterwards".to_owned());
         // Only one of them runs kernels.
         table.notes.retain(|note| !note.starts_with("Ranks share"));
