@@ -20,6 +20,7 @@ pub mod nic;
 pub mod placement;
 pub mod proxy;
 pub mod rt;
+mod share;
 pub mod world;
 
 pub use comm::{CommConfig, CommError, Communicator, DeviceComm, Requirements, Window, WindowFlags};

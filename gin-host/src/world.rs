@@ -238,6 +238,12 @@ pub enum LaunchError<E> {
         /// What it returned.
         error: E,
     },
+    /// Ranks cannot be processes like this.
+    #[error("{reason}")]
+    Processes {
+        /// Why not.
+        reason: String,
+    },
     /// The ranks cannot meet.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
@@ -404,13 +410,58 @@ where
         Mode::Seeded(seeded) => World::seeded(seeded.clone()),
         Mode::Threads(threads) => World::threads(threads.clone()),
     };
-    let results = run(&config, &world, &body);
+    let job = InProcess::job(config.ranks).map(|job| {
+        let limited = |bootstrap: InProcess| match config.meeting {
+            Some(limit) => bootstrap.with_timeout(limit),
+            None => bootstrap,
+        };
+        job.into_iter().map(|bootstrap| Arc::new(limited(bootstrap)) as Arc<dyn Bootstrap>).collect()
+    });
+    let results = job.map_err(LaunchError::from).and_then(|job| run(&config, &world, job, &body));
     (results, world.event_log())
 }
 
+/// Runs `body` as one rank of a job whose other ranks are other processes: the one that `bootstrap` says. Its device is the
+/// one that `config` has for that rank; how long ranks wait for each other is the bootstrap's.
+///
+/// If it returns an error, meetings of all ranks end.
+///
+/// # Errors
+/// [`LaunchError`]; [`LaunchError::Processes`] for a seeded world, or another number of ranks.
+///
+/// # Panics
+/// With the panic of `body`.
+pub fn join<T, E>(
+    config: WorldConfig,
+    bootstrap: Arc<dyn Bootstrap>,
+    body: impl Fn(Rank) -> Result<T, E> + Sync,
+) -> Result<T, LaunchError<E>>
+where
+    T: Send,
+    E: Send,
+{
+    let threads = match &config.mode {
+        Mode::Threads(threads) if bootstrap.ranks() == config.ranks => threads.clone(),
+        Mode::Threads(_) => {
+            let reason = format!("the job has {} ranks, not {}", bootstrap.ranks(), config.ranks);
+            return Err(LaunchError::Processes { reason });
+        }
+        Mode::Seeded(_) => {
+            let reason = "processes cannot take turns in a seeded world: use threads".to_owned();
+            return Err(LaunchError::Processes { reason });
+        }
+    };
+    let world = World::threads(threads);
+    let rank = bootstrap.rank();
+    let mut results = run(&config, &world, vec![bootstrap], &body)?;
+    results.pop().ok_or_else(|| LaunchError::Processes { reason: format!("rank {rank} brought nothing") })
+}
+
+/// Runs the ranks of `job`, which are all or one of those of `config`.
 fn run<T, E>(
     config: &WorldConfig,
     world: &World,
+    job: Vec<Arc<dyn Bootstrap>>,
     body: &(impl Fn(Rank) -> Result<T, E> + Sync),
 ) -> Result<Vec<T>, LaunchError<E>>
 where
@@ -418,7 +469,6 @@ where
     E: Send,
 {
     let failed: Mutex<Option<(u32, E)>> = Mutex::new(None);
-    let job = InProcess::job(config.ranks)?;
     let device = |rank| -> Result<Arc<dyn Device>, LaunchError<E>> {
         match (&config.mode, &config.devices) {
             (Mode::Threads(_), Some(devices)) => {
@@ -427,7 +477,7 @@ where
             _ => Ok(VirtualDevice::new(world.device(config.device.clone()))),
         }
     };
-    let devices = (0..config.ranks).map(device).collect::<Result<Vec<_>, _>>()?;
+    let devices = job.iter().map(|bootstrap| device(bootstrap.rank())).collect::<Result<Vec<_>, _>>()?;
     let places = match config.mode {
         Mode::Threads(_) => devices
             .iter()
@@ -447,17 +497,12 @@ where
         Some(pool) => Arc::new(pool),
         None => Arc::new(Services(world.clone())),
     };
-    let hosts = job.into_iter().zip(devices).map(|(bootstrap, device)| {
-        let cpus = places.get(bootstrap.rank() as usize).and_then(|place| place.cpus.clone());
+    let hosts = job.into_iter().zip(devices).enumerate().map(|(index, (bootstrap, device))| {
+        let cpus = places.get(index).and_then(|place| place.cpus.clone());
         let progress: Arc<dyn Progress> = match (cpus, config.progress_threads) {
             (Some(cpus), None) => Arc::new(Placed { inner: progress.clone(), cpus }),
             _ => progress.clone(),
         };
-        let bootstrap = match config.meeting {
-            Some(limit) => bootstrap.with_timeout(limit),
-            None => bootstrap,
-        };
-        let bootstrap: Arc<dyn Bootstrap> = Arc::new(bootstrap);
         let rank = Rank {
             bootstrap: bootstrap.clone(),
             device,

@@ -53,6 +53,11 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
     /// Number of ranks.
     fn ranks(&self) -> u32;
 
+    /// Whether ranks are processes of their own, so that what they share has to lie in files.
+    fn is_across_processes(&self) -> bool {
+        false
+    }
+
     /// Gives every rank the bytes of all, by rank. Waits for all ranks.
     ///
     /// # Errors

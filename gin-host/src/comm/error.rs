@@ -207,6 +207,9 @@ pub enum CommError {
         /// Elements that the window has.
         length: u64,
     },
+    /// Memory cannot be shared with other processes of the host.
+    #[error("ranks are processes, and this one cannot share memory with others: {0}")]
+    Share(String),
     /// The communicator's proxy is gone.
     #[error("the proxy of this rank is gone")]
     ProxyGone,

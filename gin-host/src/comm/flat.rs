@@ -14,34 +14,69 @@ use std::sync::Arc;
 /// The range of a team: `None` if its devices have ordinary memory only, or why there is none.
 pub(super) type Flat = Result<Option<Arc<FlatRange>>, CommError>;
 
-/// What the first rank of a team tells the others of its range.
+/// What a rank tells the others of its range.
 const NONE: u64 = 0;
 const KEY: u64 = 1;
 const REFUSED: u64 = 2;
+const STRIDE: u64 = 3;
 
-/// What a rank has before it meets the others: the range, on the first rank of a team.
-pub(super) fn offer(device: &dyn Device, rank: u32, lsa_size: u32) -> Flat {
-    if rank.is_multiple_of(lsa_size) { Ok(FlatRange::reserve(device, lsa_size)?) } else { Ok(None) }
+/// What a rank has before it meets the others: the range, on the first rank of a team; across processes each rank has its
+/// own.
+pub(super) fn offer(device: &dyn Device, rank: u32, lsa_size: u32, across: bool) -> Flat {
+    if across || rank.is_multiple_of(lsa_size) { Ok(FlatRange::reserve(device, lsa_size)?) } else { Ok(None) }
+}
+
+/// What a rank was told of another one's range.
+#[derive(Debug)]
+pub(super) enum Told {
+    /// The range, of this process.
+    Range(Flat),
+    /// Bytes from one slot to the next in a range of another process.
+    Stride(u64),
+}
+
+impl Told {
+    /// What rank `own` of a team has once it was told this by rank `rank` of the same team. Ranks of one process share the
+    /// range of their first.
+    pub(super) fn join(self, flat: Flat, rank: u32, is_first: bool, across: bool) -> Flat {
+        match self {
+            Self::Range(range) if is_first && !across => range,
+            Self::Range(_) if !across => flat,
+            // It has none, or says why.
+            Self::Range(range) => flat.and(range),
+            Self::Stride(theirs) => match flat {
+                Ok(Some(range)) if range.stride() != theirs => {
+                    let own = range.stride();
+                    let reason =
+                        format!("it has reserved {theirs} bytes of addresses for a rank's windows, this rank {own}");
+                    Err(CommError::OtherRank { rank, reason })
+                }
+                flat => flat,
+            },
+        }
+    }
 }
 
 /// Appends what [`take`] reads.
-pub(super) fn write(message: &mut Writer, flat: &Flat) {
+pub(super) fn write(message: &mut Writer, flat: &Flat, across: bool) {
     match flat {
         Ok(None) => message.word(NONE).bytes(&[]),
+        Ok(Some(range)) if across => message.word(STRIDE).bytes(&range.stride().to_le_bytes()),
         Ok(Some(range)) => message.word(KEY).bytes(&reach::offer_range(range).0),
         Err(error) => message.word(REFUSED).bytes(error.to_string().as_bytes()),
     };
 }
 
-/// What `rank` has, which is the first of the own team.
-pub(super) fn take(rank: u32, message: &mut Reader<'_>) -> Option<Flat> {
+/// What `rank` has.
+pub(super) fn take(rank: u32, message: &mut Reader<'_>) -> Option<Told> {
     let (kind, bytes) = (message.word()?, message.bytes()?);
     match kind {
-        NONE => Some(Ok(None)),
-        KEY => Some(reach::take_range(rank, bytes).map(Some)),
+        NONE => Some(Told::Range(Ok(None))),
+        KEY => Some(Told::Range(reach::take_range(rank, bytes).map(Some))),
+        STRIDE => Some(Told::Stride(u64::from_le_bytes(bytes.try_into().ok()?))),
         REFUSED => {
             let reason = String::from_utf8_lossy(bytes).into_owned();
-            Some(Err(CommError::OtherRank { rank, reason }))
+            Some(Told::Range(Err(CommError::OtherRank { rank, reason })))
         }
         _ => None,
     }
@@ -92,7 +127,9 @@ impl Communicator {
         const CALL: &str = "allocate a window";
         let slot = self.rank() % live.lsa_size;
         let wish = live.flat.as_ref().map_err(CommError::clone).map(|range| {
-            let taken = range.as_ref().map_or_else(Vec::new, |range| range.taken(slot));
+            // Across processes there is room only where nothing is mapped of other ranks either.
+            let slots = if self.is_across() { 0..live.lsa_size } else { slot..slot + 1 };
+            let taken = range.iter().flat_map(|range| slots.clone().flat_map(|slot| range.taken(slot))).collect();
             // A part without bytes has an address all the same.
             Wish { bytes: bytes.max(1), granularity: self.device.granularity(), taken }.write()
         });
@@ -102,7 +139,7 @@ impl Communicator {
 
     fn place_memory(&self, live: &Live, bytes: u64, slot: u32, all: &[Vec<u8>]) -> Result<Arc<Memory>, CommError> {
         let Ok(Some(range)) = &live.flat else {
-            return Ok(Memory::new(&self.device, MemoryKind::Device, bytes)?);
+            return Ok(Memory::for_ranks(&self.device, MemoryKind::Device, bytes, self.is_across())?);
         };
         let first = self.rank() - slot;
         let team = (first..first + live.lsa_size).map(|rank| {
@@ -112,7 +149,7 @@ impl Communicator {
         let offset = place(team.collect::<Result<_, _>>()?, range.stride())?;
         // As long a part as any rank's has room there, and slots end at multiples of every granularity.
         let room = bytes.max(1).next_multiple_of(self.device.granularity());
-        Ok(Memory::placed(&self.device, range.take(slot, offset, room)?, bytes)?)
+        Ok(Memory::placed_for_ranks(&self.device, range.take(slot, offset, room)?, bytes, self.is_across())?)
     }
 }
 
@@ -146,17 +183,51 @@ mod tests {
         assert!(error.to_string().contains("40 bytes") && error.to_string().contains("32"), "{error}");
     }
 
+    /// What is read of a message with this.
+    fn told(flat: &Flat, across: bool) -> Told {
+        let mut message = Writer::default();
+        write(&mut message, flat, across);
+        assert!(take(4, &mut Reader(&message.0[1..])).is_none());
+        take(4, &mut Reader(&message.0)).unwrap()
+    }
+
     #[test]
     fn a_range_that_was_refused_is_told_with_the_rank_and_the_reason() {
         let error = CommError::ProxyGone;
-        let mut message = Writer::default();
-        write(&mut message, &Err(error.clone()));
-        let told = take(4, &mut Reader(&message.0)).unwrap().unwrap_err();
-        assert_eq!(told, CommError::OtherRank { rank: 4, reason: error.to_string() });
-        let mut message = Writer::default();
-        write(&mut message, &Ok(None));
-        assert!(matches!(take(4, &mut Reader(&message.0)), Some(Ok(None))));
-        assert!(take(4, &mut Reader(&message.0[1..])).is_none());
+        let refused = CommError::OtherRank { rank: 4, reason: error.to_string() };
+        for across in [false, true] {
+            let Told::Range(Err(told)) = told(&Err(error.clone()), across) else { panic!("it is refused") };
+            assert_eq!(told, refused);
+        }
+        assert!(matches!(told(&Ok(None), false), Told::Range(Ok(None))));
         assert!(take(4, &mut Reader(&[9; 16])).is_none());
+    }
+
+    #[test]
+    fn across_processes_each_rank_has_a_range_and_all_are_alike() {
+        let device = crate::gpu::virt::VirtualDevice::memory_only(0);
+        let range = || offer(&*device, 1, 2, true);
+        let own = range().unwrap().unwrap();
+        let Told::Stride(stride) = told(&range(), true) else { panic!("it is another process's") };
+        assert_eq!(stride, own.stride());
+        let joined = Told::Stride(stride).join(Ok(Some(own.clone())), 4, true, true).unwrap().unwrap();
+        assert!(Arc::ptr_eq(&joined, &own));
+        let error = Told::Stride(2 * stride).join(Ok(Some(own.clone())), 4, false, true).unwrap_err();
+        assert!(matches!(&error, CommError::OtherRank { rank: 4, reason } if reason.contains("reserved")), "{error}");
+        // One rank without a range, and none has one.
+        assert!(matches!(Told::Range(Ok(None)).join(Ok(Some(own.clone())), 4, false, true), Ok(None)));
+        assert!(Told::Range(Err(CommError::ProxyGone)).join(Ok(Some(own)), 4, false, true).is_err());
+        assert!(Told::Stride(stride).join(Err(CommError::ProxyGone), 4, false, true).is_err());
+    }
+
+    #[test]
+    fn ranks_of_one_process_share_the_range_of_their_first() {
+        let device = crate::gpu::virt::VirtualDevice::memory_only(0);
+        let own = offer(&*device, 0, 2, false).unwrap().unwrap();
+        assert!(offer(&*device, 1, 2, false).unwrap().is_none());
+        let joined = told(&Ok(Some(own.clone())), false).join(Ok(None), 0, true, false);
+        assert!(Arc::ptr_eq(&joined.unwrap().unwrap(), &own));
+        let joined = told(&Ok(None), false).join(Ok(Some(own.clone())), 1, false, false);
+        assert!(Arc::ptr_eq(&joined.unwrap().unwrap(), &own));
     }
 }

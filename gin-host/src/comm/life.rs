@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How a communicator comes up and ends.
 
-use super::flat::{self, Flat};
+use super::flat::{self, Flat, Told};
 use super::gdaki::{self, Gdaki};
 use super::reach;
 use super::resources::{Engines, Resources};
@@ -13,6 +13,7 @@ use crate::net::{Capabilities, Endpoint, Key, Network};
 use crate::proxy::progress::Running;
 use crate::proxy::{Answer, Command, Counters, Limits, Parts, Proxy, answer};
 use crate::rt;
+use crate::share;
 use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS};
 use gin_abi::{BackendKind, CommHandle};
 use std::sync::Arc;
@@ -117,8 +118,9 @@ impl Communicator {
     ) -> Result<(u32, Result<Chosen, CommError>), CommError> {
         let gather = |bytes: Vec<u8>| agree(|bytes| self.bootstrap.all_gather(bytes), call, Ok(bytes));
         // Kept until all have looked.
-        let (_place, key) = reach::offer_device(&self.device);
-        let keys = gather(key.0)?;
+        let offered = reach::offer_device(&self.device, self.is_across());
+        let key = offered.as_ref().map(|(_, key)| key.0.clone()).map_err(CommError::clone);
+        let keys = agree(|bytes| self.bootstrap.all_gather(bytes), call, key)?;
         let mut row = reach::row(&self.device, &keys);
         row.push(u8::from(matches!(chosen, Ok(Chosen::Gdaki(_)))));
         let mut rows = gather(row)?;
@@ -157,7 +159,8 @@ impl Communicator {
         requirements.check_network(&capabilities)?;
         let gpu = lsa_size > 1 && self.config.routes == Routes::Automatic;
         let engines = Engines { gpu, nic: backend == BackendKind::Gdaki };
-        let resources = Resources::new(&self.device, requirements, ranks, lsa_size, engines)?;
+        let across = self.is_across();
+        let resources = Resources::new(&self.device, requirements, ranks, lsa_size, engines, across)?;
         let signals = resources.local_signals().map(|signals| network.register_signals(&signals));
         let key = signals.transpose()?.unwrap_or_default();
         let gdaki = match chosen {
@@ -170,8 +173,8 @@ impl Communicator {
                 Some(Arc::new(gdaki))
             }
         };
-        let flat = flat::offer(&*self.device, rank, lsa_size);
-        Ok(Prepared { backend, network, capabilities, resources, gdaki, key, flat })
+        let flat = flat::offer(&*self.device, rank, lsa_size, across);
+        Ok(Prepared { backend, network, capabilities, resources, gdaki, key, flat, across })
     }
 
     /// Takes what the other ranks say.
@@ -180,12 +183,14 @@ impl Communicator {
         let offers: Vec<&[u8]> = heard.iter().map(|heard| heard.gdaki).collect();
         let (mut keys, mut peer_signals) = (Vec::new(), Vec::new());
         for (other, heard) in (0..).zip(heard) {
-            if other == rank - rank % lsa_size && other != rank {
-                prepared.flat = heard.flat;
+            let near = other / lsa_size == rank / lsa_size;
+            if near && other != rank {
+                let own = std::mem::replace(&mut prepared.flat, Ok(None));
+                prepared.flat = heard.flat.join(own, other, other.is_multiple_of(lsa_size), self.is_across());
             }
             keys.push(heard.key);
-            let near = other / lsa_size == rank / lsa_size && !heard.signals.is_empty();
-            let taken = near.then(|| reach::take_memory(other, heard.signals));
+            let raised = near && !heard.signals.is_empty();
+            let taken = raised.then(|| reach::take_memory(other, heard.signals, &self.device));
             peer_signals.push(taken.transpose()?);
         }
         prepared.network.connect_signals(&keys)?;
@@ -363,15 +368,17 @@ struct Prepared {
     key: Key,
     /// Why there are no addresses for windows matters only to who allocates one.
     flat: Flat,
+    /// Ranks are processes of their own.
+    across: bool,
 }
 
 impl Prepared {
     /// What it says to them; [`Heard::read`] reads it.
     fn message(&self, number: u64, own: &[(&'static str, u64)]) -> Vec<u8> {
         let mut message = Writer::default();
-        let signals = self.resources.signals_gpu().map(|memory| reach::offer_memory(memory).0);
+        let signals = self.resources.signals_gpu().map(|memory| share::offer(memory).0);
         message.word(number).bytes(&signals.unwrap_or_default()).bytes(&self.key.0);
-        flat::write(&mut message, &self.flat);
+        flat::write(&mut message, &self.flat, self.across);
         for (_, value) in own {
             message.word(*value);
         }
@@ -387,7 +394,7 @@ struct Heard<'a> {
     /// Key of the signal words that GPUs raise.
     signals: &'a [u8],
     key: Key,
-    flat: Flat,
+    flat: Told,
     gdaki: &'a [u8],
 }
 

@@ -252,6 +252,11 @@ impl Communicator {
         &self.bootstrap
     }
 
+    /// Whether the ranks are processes of their own.
+    fn is_across(&self) -> bool {
+        self.bootstrap.is_across_processes()
+    }
+
     /// Where it is in its life.
     pub fn state(&self) -> State {
         self.shared.state()

@@ -6,33 +6,39 @@
 
 use super::CommError;
 use super::wire::garbled;
-use crate::gpu::flat::FlatRange;
+use crate::gpu::flat::{FlatRange, Place};
 use crate::gpu::{Device, Memory};
-use crate::net::{Key, registry::Registry};
+use crate::net::Key;
+use crate::net::registry::{Missing, Registry};
+use crate::share;
 use std::sync::Arc;
 
 /// A rank's device, for the other ranks of the process.
 #[derive(Debug)]
-pub(super) struct Place(Arc<dyn Device>);
+pub(super) struct Known(Arc<dyn Device>);
 
-static PLACES: Registry<Place> = Registry::new();
-static MEMORIES: Registry<Memory> = Registry::new();
+static PLACES: Registry<Known> = Registry::new();
 static RANGES: Registry<FlatRange> = Registry::new();
 
-/// Makes a device known to the other ranks, as long as the place lives.
-pub(super) fn offer_device(device: &Arc<dyn Device>) -> (Arc<Place>, Key) {
-    let place = Arc::new(Place(device.clone()));
-    let key = PLACES.publish(&place);
-    (place, key)
+/// Makes a device known to the other ranks, as long as the place lives; to other processes of the host too if ranks are
+/// `across` processes.
+pub(super) fn offer_device(device: &Arc<dyn Device>, across: bool) -> Result<(Arc<Known>, Key), CommError> {
+    let place = Arc::new(Known(device.clone()));
+    let mut key = PLACES.publish(&place);
+    if across {
+        key.0.extend(share::describe(&**device).map_err(CommError::Share)?);
+    }
+    Ok((place, key))
 }
 
 /// For each rank, by its key: 1 if kernels of `device` reach its device's memory, else 0.
 pub(super) fn row(device: &Arc<dyn Device>, keys: &[Vec<u8>]) -> Vec<u8> {
-    let reached = (0..).zip(keys).map(|(rank, key)| match PLACES.find(rank, &Key(key.clone())) {
-        Ok(place) => u8::from(device.reaches(&*place.0)),
-        Err(_) => 0,
+    let reached = keys.iter().map(|key| match PLACES.look(key) {
+        Ok(place) => device.reaches(&*place.0),
+        Err(Missing::Elsewhere) => share::reaches(&**device, key),
+        Err(Missing::Garbled | Missing::Gone) => false,
     });
-    reached.collect()
+    reached.map(u8::from).collect()
 }
 
 /// The first two ranks of a team of `size` neighbours of which one does not reach the other.
@@ -65,17 +71,25 @@ pub(super) fn team_size(rows: &[Vec<u8>], asked: Option<u32>) -> Result<u32, Com
     }
 }
 
-/// Makes memory known to the other ranks, as long as it lives.
-pub(super) fn offer_memory(memory: &Arc<Memory>) -> Key {
-    MEMORIES.publish(memory)
-}
-
-/// The memory that an LSA peer made known.
+/// The memory that an LSA peer made known ([`share::offer`]).
 ///
 /// # Errors
-/// [`CommError::OtherRank`] if it is not there any more.
-pub(super) fn take_memory(rank: u32, key: &[u8]) -> Result<Arc<Memory>, CommError> {
-    let found = MEMORIES.find(rank, &Key(key.to_vec()));
+/// [`CommError::OtherRank`] if it is not there any more, or cannot be mapped here.
+pub(super) fn take_memory(rank: u32, key: &[u8], device: &Arc<dyn Device>) -> Result<Arc<Memory>, CommError> {
+    take_memory_at(rank, key, device, |_| Ok(None))
+}
+
+/// The same; memory of another process comes to be where `place` says for its length in bytes.
+///
+/// # Errors
+/// As [`take_memory`].
+pub(super) fn take_memory_at(
+    rank: u32,
+    key: &[u8],
+    device: &Arc<dyn Device>,
+    place: impl FnOnce(u64) -> Result<Option<Place>, String>,
+) -> Result<Arc<Memory>, CommError> {
+    let found = share::take(rank, key, device, place);
     found.map_err(|error| CommError::OtherRank { rank, reason: error.to_string() })
 }
 

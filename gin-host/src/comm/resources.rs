@@ -109,13 +109,14 @@ pub(crate) struct Resources {
 }
 
 impl Resources {
-    /// Allocates and fills everything that does not depend on other ranks.
+    /// Allocates and fills everything that does not depend on other ranks. `across`: these are other processes.
     pub(crate) fn new(
         device: &Arc<dyn Device>,
         requirements: &Requirements,
         ranks: u32,
         lsa_size: u32,
         engines: Engines,
+        across: bool,
     ) -> Result<Self, GpuError> {
         let all_signals = requirements.all_signals(ranks, lsa_size);
         let (counters, depth) = (u64::from(requirements.counters), u64::from(requirements.queue_depth));
@@ -146,8 +147,9 @@ impl Resources {
                 counters_gpu: near.words(if own_counters { counters } else { 0 }),
             })
             .collect();
+        let words = contexts * all_signals * 8;
         let signal_words =
-            |there: bool, kind| there.then(|| Memory::new(device, kind, contexts * all_signals * 8)).transpose();
+            |there: bool, kind| there.then(|| Memory::for_ranks(device, kind, words, across)).transpose();
         let resources = Self {
             pinned: Memory::new(device, MemoryKind::Pinned, pinned.end)?,
             device: Memory::new(device, MemoryKind::Device, near.end)?,

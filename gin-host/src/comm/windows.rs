@@ -7,9 +7,11 @@ use super::reach;
 use super::window::{Registered, Window, WindowFlags};
 use super::wire::{Reader, Writer, garbled};
 use super::{CommError, Communicator};
+use crate::gpu::flat::Place;
 use crate::gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
 use crate::net::{Key, LocalWindow};
 use crate::proxy::{Command, WindowInfo};
+use crate::share;
 use bytemuck::Pod;
 use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, STRIDE_SHIFT};
 use gin_abi::{WindowData, WindowHandle};
@@ -48,29 +50,32 @@ struct Peers {
 }
 
 impl Peers {
-    /// Adds the next rank, whose part starts at `offset` of `memory`; both keys are of memory that it made known.
+    /// Adds the next rank, whose part starts at `offset` of `memory`; both keys are of memory that it made known. Memory of
+    /// another process comes to be where `place` says for its length.
     fn add(
         &mut self,
-        device: &dyn Device,
-        rank: u32,
-        near: bool,
-        offset: u64,
-        memory: &[u8],
+        device: &Arc<dyn Device>,
+        (rank, near): (u32, bool),
+        (memory, offset): (&[u8], u64),
         plane: &[u8],
+        place: impl FnOnce(u64) -> Result<Option<Place>, String>,
     ) -> Result<(), CommError> {
-        let mut address = |key: &[u8]| -> Result<u64, CommError> {
-            if !near || key.is_empty() {
-                return Ok(0);
-            }
-            let memory = reach::take_memory(rank, key)?;
-            memory.check_reach(device)?;
+        let mut address = |found: Result<Arc<Memory>, CommError>| -> Result<u64, CommError> {
+            let memory = found?;
+            memory.check_reach(&**device)?;
             let address = memory.address();
             self.memory.push(memory);
             Ok(address)
         };
-        let (memory, plane) = (address(memory)?, address(plane)?);
-        self.windows.push(if memory == 0 { 0 } else { memory + offset });
-        self.planes.push(plane);
+        let (mut window, mut words) = (0, 0);
+        if near && !memory.is_empty() {
+            window = address(reach::take_memory_at(rank, memory, device, place))? + offset;
+        }
+        if near && !plane.is_empty() {
+            words = address(reach::take_memory(rank, plane, device))?;
+        }
+        self.windows.push(window);
+        self.planes.push(words);
         Ok(())
     }
 }
@@ -201,7 +206,7 @@ impl Communicator {
             return Err(CommError::Limit { what: "windows", asked: limit + 1, least: 1, limit });
         };
         let plane_bytes = bytes.next_multiple_of(8);
-        let plane = |kind| Memory::new(&self.device, kind, plane_bytes);
+        let plane = |kind| Memory::for_ranks(&self.device, kind, plane_bytes, self.is_across());
         let plane_near = || Memory::new(&self.device, MemoryKind::Device, NEAR_WORDS * plane_bytes);
         let engine = |engine| live.handle.engines & engine != 0;
         let (plane_cpu, plane_gpu, plane_near) = if flags.signals {
@@ -236,8 +241,8 @@ impl Communicator {
         let message = prepared.as_ref().map_err(CommError::clone).map(|prepared| {
             let mut message = Writer::default();
             message.word(u64::from(prepared.id)).word(u64::from(flags.bits())).word(prepared.memory.bytes());
-            message.word(prepared.memory.offset()).bytes(&reach::offer_memory(prepared.memory.memory()).0);
-            let plane = prepared.plane_gpu.as_ref().map(|plane| reach::offer_memory(plane).0);
+            message.word(prepared.memory.offset()).bytes(&share::offer(prepared.memory.memory()).0);
+            let plane = prepared.plane_gpu.as_ref().map(|plane| share::offer(plane).0);
             message.bytes(&plane.unwrap_or_default()).bytes(&prepared.key.0).word(prepared.nic_key.word());
             message.0
         });
@@ -263,7 +268,8 @@ impl Communicator {
             keys.push(Key(bytes()?.to_vec()));
             nic_keys.push(RemotePart::of_word(reader.word().ok_or_else(|| garbled(rank))?));
             let near = rank / live.lsa_size == self.rank() / live.lsa_size;
-            taken = taken.and(peers.add(&*self.device, rank, near, offset, memory, plane));
+            let place = |bytes| self.peer_place(live, &prepared, rank, bytes);
+            taken = taken.and_then(|()| peers.add(&self.device, (rank, near), (memory, offset), plane, place));
         }
         let opened = taken.and_then(|()| match &live.gdaki {
             Some(gdaki) => Ok(gdaki.open_window(id, &nic_keys)?),
@@ -333,6 +339,17 @@ impl Communicator {
             lengths,
             _beside: beside.into_iter().flatten().chain(peers.memory).collect(),
         }))
+    }
+
+    /// Where the part of a rank of the team has to be mapped that is another process, for handles with a stride; `bytes`:
+    /// length of its memory.
+    fn peer_place(&self, live: &Live, own: &Prepared, rank: u32, bytes: u64) -> Result<Option<Place>, String> {
+        let (Ok(Some(range)), true) = (&live.flat, own.stride != 0) else { return Ok(None) };
+        let (slot, there) = (self.rank() % live.lsa_size, rank % live.lsa_size);
+        let offset = range.offset(slot, own.memory.address()).ok_or("the own part is not in its slot")?;
+        let room = bytes.max(1).checked_next_multiple_of(self.device.granularity()).ok_or("it is too long")?;
+        let place = range.take(there, offset, room);
+        place.map(Some).map_err(|error| format!("it cannot be mapped where kernels look for it: {error}"))
     }
 
     /// Makes sure that the parts of the team's ranks, which start at `peers`, are where kernels will take them to be.

@@ -62,6 +62,13 @@ impl FlatRange {
         u32::try_from(self.stride() >> STRIDE_SHIFT).unwrap_or(0)
     }
 
+    /// Where in a slot an address is; `None` if it is in none, or in another one.
+    pub(crate) fn offset(&self, slot: u32, address: u64) -> Option<u64> {
+        let start = u64::from(slot) * self.stride() + self.raw.start();
+        let in_range = (slot as usize) < self.slots.len();
+        address.checked_sub(start).filter(|offset| in_range && *offset < self.stride())
+    }
+
     /// What is taken of a slot, as offsets; nothing if there is no such slot.
     pub fn taken(&self, slot: u32) -> Vec<Range<u64>> {
         self.slots.get(slot as usize).map_or_else(Vec::new, |taken| lock(taken).clone())

@@ -2,9 +2,11 @@
 //! The virtual GPU's memory at fixed distances: address space of the process, where pages come and go.
 
 use super::flat::{Place, RawAddresses};
+use super::shared::{HostFile, HostPages};
 use super::{DeviceKind, GpuError, MemoryKind, RawMemory};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
 use std::ffi::c_void;
+use std::os::fd::OwnedFd;
 
 /// Bytes of a slot that are tried first. Many communicators fit into 128 TiB of addresses, and a slot into no machine.
 const LARGEST: u64 = 64 << 30;
@@ -70,6 +72,66 @@ impl Drop for Pages {
     fn drop(&mut self) {
         // Safety: reserved like this, and every place in it is gone. It fails only for addresses that were never mapped.
         let _ = unsafe { munmap(pointer(self.start), self.bytes) };
+    }
+}
+
+/// A file mapped at a place, which others of the host can map too.
+#[derive(Debug)]
+pub(super) struct PlacedFile {
+    /// Always there but in `drop`.
+    place: Option<Place>,
+    address: u64,
+    file: HostFile,
+}
+
+impl PlacedFile {
+    /// Maps the file at a place that is as long.
+    pub(super) fn new(place: Place, file: HostFile) -> Result<Self, GpuError> {
+        let (address, bytes) = (place.address(), place.bytes());
+        if file.length() != bytes {
+            return Err(GpuError::OutOfRange { offset: 0, end: file.length(), length: bytes });
+        }
+        // Safety: the place is in reserved addresses of this kind, nobody else's, and as long as the file.
+        let mapped = unsafe { file.map_at(address) };
+        mapped.map_err(|error| GpuError::OutOfMemory { bytes, kind: MemoryKind::Device, reason: error.to_string() })?;
+        Ok(Self { place: Some(place), address, file })
+    }
+}
+
+impl RawMemory for PlacedFile {
+    fn address(&self) -> u64 {
+        self.address
+    }
+
+    fn file(&self) -> Option<std::io::Result<OwnedFd>> {
+        Some(self.file.again().map_err(Into::into))
+    }
+}
+
+impl Drop for PlacedFile {
+    fn drop(&mut self) {
+        let Some(place) = self.place.take() else { return };
+        let (start, bytes) = (pointer(self.address), self.file.length() as usize);
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // Safety: what is there is used no more; the addresses stay reserved.
+        if unsafe { mmap_anonymous(start, bytes, ProtFlags::empty(), flags) }.is_err() {
+            // The file may still be there: nobody gets this place again.
+            place.leak();
+        }
+    }
+}
+
+/// Memory of the host in a file, which others of the host can map too.
+#[derive(Debug)]
+pub(super) struct FileMemory(pub(super) HostPages);
+
+impl RawMemory for FileMemory {
+    fn address(&self) -> u64 {
+        self.0.start()
+    }
+
+    fn file(&self) -> Option<std::io::Result<OwnedFd>> {
+        Some(self.0.file().again().map_err(Into::into))
     }
 }
 

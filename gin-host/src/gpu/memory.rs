@@ -2,11 +2,13 @@
 //! Memory of a device, and host memory that it can reach.
 
 use super::flat::Place;
-use super::{Device, GpuError};
+use super::{Device, GpuError, SharedFile};
+use crate::net::Key;
 use bytemuck::Pod;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock};
 
 /// Where memory lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -39,6 +41,11 @@ pub trait RawMemory: Send + Sync + fmt::Debug {
     fn check_reach(&self, _device: &dyn Device) -> Result<(), GpuError> {
         Ok(())
     }
+
+    /// A file that holds all of it, which other processes of the host can map; `None` if it is in none.
+    fn file(&self) -> Option<std::io::Result<OwnedFd>> {
+        None
+    }
 }
 
 /// One allocation, zeroed at first; freed when its last owner is dropped. Or memory that the program has from elsewhere,
@@ -49,16 +56,66 @@ pub struct Memory {
     bytes: u64,
     kind: MemoryKind,
     device: Arc<dyn Device>,
+    /// How other ranks find it, once they were told.
+    key: OnceLock<Key>,
 }
 
 impl Memory {
+    fn with(raw: Box<dyn RawMemory>, device: &Arc<dyn Device>, kind: MemoryKind, bytes: u64) -> Arc<Self> {
+        Arc::new(Self { raw, bytes, kind, device: device.clone(), key: OnceLock::new() })
+    }
+
     /// Allocates `bytes` bytes, at least one, aligned to 256.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
     pub fn new(device: &Arc<dyn Device>, kind: MemoryKind, bytes: u64) -> Result<Arc<Self>, GpuError> {
         let raw = device.allocate(kind, bytes.max(1))?;
-        Ok(Arc::new(Self { raw, bytes, kind, device: device.clone() }))
+        Ok(Self::with(raw, device, kind, bytes))
+    }
+
+    /// The same, in a file that other processes of the host can map: so ranks in processes of their own reach it. It takes
+    /// a whole number of the device's [granules](Device::granularity), or of pages.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`], [`GpuError::Unsupported`].
+    pub fn shared(device: &Arc<dyn Device>, kind: MemoryKind, bytes: u64) -> Result<Arc<Self>, GpuError> {
+        let raw = device.allocate_shared(kind, bytes.max(1))?;
+        Ok(Self::with(raw, device, kind, bytes))
+    }
+
+    /// [`shared`](Self::shared) or [`new`](Self::new).
+    pub(crate) fn for_ranks(
+        device: &Arc<dyn Device>,
+        kind: MemoryKind,
+        bytes: u64,
+        shared: bool,
+    ) -> Result<Arc<Self>, GpuError> {
+        if shared { Self::shared(device, kind, bytes) } else { Self::new(device, kind, bytes) }
+    }
+
+    /// Memory that another process of the host has, mapped here, at a place or anywhere.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub(crate) fn imported(
+        device: &Arc<dyn Device>,
+        file: SharedFile,
+        place: Option<Place>,
+    ) -> Result<Arc<Self>, GpuError> {
+        let (kind, bytes) = (file.kind, file.bytes);
+        Ok(Self::with(device.import(file, place)?, device, kind, bytes))
+    }
+
+    /// The file that holds it, if one does.
+    pub(crate) fn file(&self) -> Option<std::io::Result<SharedFile>> {
+        let file = self.raw.file()?;
+        Some(file.map(|file| SharedFile { file, bytes: self.bytes, kind: self.kind }))
+    }
+
+    /// How other ranks find it: what `publish` says the first time.
+    pub(crate) fn key(&self, publish: impl FnOnce() -> Key) -> &Key {
+        self.key.get_or_init(publish)
     }
 
     /// Allocates device memory at a place of its own; `bytes` of it are used.
@@ -68,6 +125,16 @@ impl Memory {
     /// its ends are no multiples of the device's [granularity](Device::granularity); [`GpuError::OutOfMemory`], or what the
     /// device reports.
     pub fn placed(device: &Arc<dyn Device>, place: Place, bytes: u64) -> Result<Arc<Self>, GpuError> {
+        Self::placed_for_ranks(device, place, bytes, false)
+    }
+
+    /// As [`placed`](Self::placed); in a file that other processes of the host can map if `shared`.
+    pub(crate) fn placed_for_ranks(
+        device: &Arc<dyn Device>,
+        place: Place,
+        bytes: u64,
+        shared: bool,
+    ) -> Result<Arc<Self>, GpuError> {
         if bytes > place.bytes() {
             return Err(GpuError::OutOfRange { offset: 0, end: bytes, length: place.bytes() });
         }
@@ -75,13 +142,13 @@ impl Memory {
             let what = "put memory there: it is for other devices, or no multiple of the granularity";
             return Err(GpuError::Unsupported { device: device.name(), what });
         }
-        let raw = device.allocate_at(place)?;
-        Ok(Arc::new(Self { raw, bytes, kind: MemoryKind::Device, device: device.clone() }))
+        let raw = if shared { device.allocate_shared_at(place)? } else { device.allocate_at(place)? };
+        Ok(Self::with(raw, device, MemoryKind::Device, bytes))
     }
 
     /// Memory that the program has from elsewhere.
     pub(super) fn foreign(device: Arc<dyn Device>, raw: Box<dyn RawMemory>, kind: MemoryKind, bytes: u64) -> Arc<Self> {
-        Arc::new(Self { raw, bytes, kind, device })
+        Self::with(raw, &device, kind, bytes)
     }
 
     /// Makes sure that kernels of `device`, which reaches this memory's device, reach this memory too.

@@ -12,6 +12,7 @@
 //! | [`virt`] | the virtual GPU |
 //! | `cuda` | NVIDIA GPUs, with the feature `cuda` |
 //! | [`MappedPages`], [`MemoryFile`] | what it shares with a NIC |
+//! | [`SharedFile`] | what it shares with other processes of the host |
 //! | [`copier`] | copies that a progress thread starts |
 //!
 //! A launch checks the name, the number and the sizes of the parameters, and the limits of kernel and device, before
@@ -27,6 +28,7 @@ mod io;
 mod launch;
 mod mapped;
 mod memory;
+mod shared;
 pub mod virt;
 
 pub use arg::{Argument, KernelArg, Plain};
@@ -34,6 +36,7 @@ pub use error::GpuError;
 pub use io::{Keep, MappedPages, MemoryFile, whole_pages};
 pub use launch::{LaunchConfig, check_launch};
 pub use memory::{Memory, MemoryKind, MemorySlice, RawMemory};
+pub use shared::SharedFile;
 
 use crate::placement::Locality;
 use std::any::Any;
@@ -173,6 +176,41 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// [`GpuError::Unsupported`], [`GpuError::OutOfMemory`], what the device reports.
     fn allocate_at(&self, _place: flat::Place) -> Result<Box<dyn RawMemory>, GpuError> {
         Err(GpuError::Unsupported { device: self.name(), what: "put memory at an address of the caller's choice" })
+    }
+
+    /// As [`allocate`](Self::allocate), in a file that other processes of the host can map. [`Memory::shared`] is the way for
+    /// users.
+    ///
+    /// # Errors
+    /// [`GpuError::Unsupported`], [`GpuError::OutOfMemory`].
+    fn allocate_shared(&self, _kind: MemoryKind, _bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
+        Err(GpuError::Unsupported { device: self.name(), what: "share memory with other processes" })
+    }
+
+    /// As [`allocate_at`](Self::allocate_at), in a file that other processes of the host can map.
+    ///
+    /// # Errors
+    /// As [`allocate_at`](Self::allocate_at).
+    fn allocate_shared_at(&self, _place: flat::Place) -> Result<Box<dyn RawMemory>, GpuError> {
+        Err(GpuError::Unsupported { device: self.name(), what: "share memory with other processes" })
+    }
+
+    /// Maps memory that a device of another process has in a file: at a place, which is as long, or anywhere.
+    ///
+    /// # Errors
+    /// [`GpuError::Unsupported`], [`GpuError::Foreign`] with the reason, [`GpuError::OutOfMemory`].
+    fn import(&self, _file: SharedFile, _place: Option<flat::Place>) -> Result<Box<dyn RawMemory>, GpuError> {
+        Err(GpuError::Unsupported { device: self.name(), what: "map memory of other processes" })
+    }
+
+    /// What devices of other processes know it by: which GPU it is.
+    fn identity(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// As [`reaches`](Self::reaches), for a device of this kind and identity in another process of the host.
+    fn reaches_elsewhere(&self, _kind: DeviceKind, _identity: &[u8]) -> bool {
+        false
     }
 
     /// Copies from the program to memory of the device; returns when it is done.

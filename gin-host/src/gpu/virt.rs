@@ -8,16 +8,18 @@
 use super::flat::{Place, RawAddresses};
 use super::io::SamePages;
 use super::launch::similar;
-use super::mapped::{MappedMemory, Pages, page};
+use super::mapped::{FileMemory, MappedMemory, Pages, PlacedFile, page};
+use super::shared::{HostFile, HostPages};
 use super::{
     Argument, Device, DeviceKind, Event, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, Memory,
-    MemoryKind, Module, ModuleSource, Parameter, RawMemory, Stream,
+    MemoryKind, Module, ModuleSource, Parameter, RawMemory, SharedFile, Stream,
 };
 use crate::copy::copy_shared;
 use crate::rt;
 use gin_device::exec::Dim3;
 use gin_device::kernel::{KERNELS, KernelEntry};
 use gin_virtual::{Grid, LaunchError, LaunchTicket, StreamId, VirtualGpu};
+use rustix::io::Errno;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::ptr::NonNull;
@@ -176,6 +178,31 @@ impl Device for VirtualDevice {
 
     fn allocate_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
         Ok(Box::new(MappedMemory::new(place)?))
+    }
+
+    fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
+        Ok(Box::new(FileMemory(HostPages::allocate(kind, bytes)?)))
+    }
+
+    fn allocate_shared_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
+        let bytes = place.bytes();
+        let refuse =
+            |error: Errno| GpuError::OutOfMemory { bytes, kind: MemoryKind::Device, reason: error.to_string() };
+        Ok(Box::new(PlacedFile::new(place, HostFile::new(bytes).map_err(refuse)?)?))
+    }
+
+    fn import(&self, file: SharedFile, place: Option<Place>) -> Result<Box<dyn RawMemory>, GpuError> {
+        let SharedFile { file, bytes, .. } = file;
+        let refuse = |reason| GpuError::Foreign { address: 0, bytes, device: self.name(), reason };
+        let file = HostFile::of_other(file, bytes).map_err(refuse)?;
+        Ok(match place {
+            Some(place) => Box::new(PlacedFile::new(place, file)?),
+            None => Box::new(FileMemory(HostPages::new(file).map_err(|error| refuse(error.to_string()))?)),
+        })
+    }
+
+    fn reaches_elsewhere(&self, kind: DeviceKind, _identity: &[u8]) -> bool {
+        kind == DeviceKind::Virtual
     }
 
     unsafe fn map_pages(&self, first: u64, _bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Copies between windows that this process can reach.
 //!
-//! A key names a region in a table of this process; whoever connects it holds the region, and with it the memory, from
-//! then on. So nothing is looked up, locked or shared when bytes move, and memory that a late request still writes to is
+//! A key names a region in a table of this process, or memory of another one that is mapped here; whoever connects it
+//! holds the region, and with it the memory, from then on. So nothing is looked up, locked or shared when bytes move, and memory that a late request still writes to is
 //! never freed under it.
 //!
 //! Where the CPU reaches all memory, every request is carried out whole when it is posted: the bytes are copied, then the
@@ -13,15 +13,16 @@
 mod late;
 
 use self::late::Later;
-use super::registry::Registry;
+use super::registry::{KEY_BYTES, Missing, Registry};
 use super::{Capabilities, Endpoint, Event, Key, LocalSignals, LocalWindow, NetError, Network, Raises, Request};
 use crate::copy::copy_shared;
-use crate::gpu::{GpuError, Memory, MemorySlice};
+use crate::gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
+use crate::share;
 use gin_abi::{RemoteSignal, SignalTarget, Transfer};
 use gin_device::signal_words::raise;
 use gin_device::sys::GlobalWord;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Most bytes of one request.
 pub const MAX_MESSAGE: u64 = 1 << 20;
@@ -37,31 +38,160 @@ struct Region {
     /// Signal words: those of the window, or the memory itself is such words (`plane` is `None` then).
     plane: Option<Arc<Memory>>,
     per_context: u64,
-    open: AtomicBool,
-    users: AtomicUsize,
+    gate: Gate,
 }
 
 impl Region {
     /// Uses the region until the result is dropped, unless it is closed; `close` waits for it.
     fn enter(self: &Arc<Self>) -> Option<Use> {
-        // As in `with`.
-        self.users.fetch_add(1, Ordering::SeqCst);
-        let used = Use(self.clone());
-        self.open.load(Ordering::SeqCst).then_some(used)
+        self.gate.enter().then(|| Use(self.clone()))
     }
 
     /// Runs `work` unless the region is closed; `close` waits for it.
     fn with<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
-        // Both sides store first and look then, so at least one of them sees the other.
-        self.users.fetch_add(1, Ordering::SeqCst);
-        let result = self.open.load(Ordering::SeqCst).then(work);
-        self.users.fetch_sub(1, Ordering::SeqCst);
+        let result = self.gate.enter().then(work);
+        if result.is_some() {
+            self.gate.leave();
+        }
         result
     }
 
     fn close(&self) -> bool {
-        self.open.store(false, Ordering::SeqCst);
-        self.users.load(Ordering::SeqCst) == 0
+        self.gate.close()
+    }
+
+    /// What other ranks are told of it.
+    fn key(self: &Arc<Self>) -> Key {
+        let mut key = REGIONS.publish(self);
+        if let Gate::Shared(words) = &self.gate {
+            let mut parts = Parts(&mut key.0);
+            parts.word(self.per_context).memory(&share::offer(self.memory.memory()));
+            parts.word(self.memory.offset()).word(self.memory.bytes());
+            let plane = self.plane.as_ref().map(share::offer).unwrap_or_default();
+            parts.memory(&plane).memory(&share::offer(words));
+        }
+        key
+    }
+
+    /// The region that `rank` has told of; one of another process is mapped, so that `device` reaches it.
+    fn find(rank: u32, key: &Key, device: &Arc<dyn Device>) -> Result<Arc<Self>, NetError> {
+        match REGIONS.look(&key.0) {
+            Ok(region) if key.0.len() >= KEY_BYTES => return Ok(region),
+            Err(Missing::Elsewhere) if key.0.len() > KEY_BYTES => {}
+            missing => {
+                let reason = missing.err().unwrap_or(Missing::Garbled).to_string();
+                return Err(NetError::Key { rank, reason });
+            }
+        }
+        let garbled = || NetError::Key { rank, reason: Missing::Garbled.to_string() };
+        let mut rest = &key.0[KEY_BYTES..];
+        let mut read = Told(&mut rest);
+        let told =
+            (|| Some((read.word()?, read.memory()?, read.word()?, read.word()?, read.memory()?, read.memory()?)))();
+        let (per_context, memory, offset, bytes, plane, gate) = told.ok_or_else(garbled)?;
+        let take = |key: &[u8]| share::take(rank, key, device, |_| Ok(None));
+        let end = offset.checked_add(bytes).ok_or_else(garbled)?;
+        let memory = take(memory)?.slice(offset..end).map_err(|_| garbled())?;
+        let plane = if plane.is_empty() { None } else { Some(take(plane)?) };
+        let gate = take(gate)?;
+        if gate.bytes() < Gate::BYTES || plane.as_ref().is_some_and(|plane| plane.bytes() < bytes) {
+            return Err(garbled());
+        }
+        Ok(Arc::new(Self { memory, plane, per_context, gate: Gate::Shared(gate) }))
+    }
+}
+
+/// Appends to a key.
+struct Parts<'a>(&'a mut Vec<u8>);
+
+impl Parts<'_> {
+    fn word(&mut self, word: u64) -> &mut Self {
+        self.0.extend_from_slice(&word.to_le_bytes());
+        self
+    }
+
+    fn memory(&mut self, key: &Key) -> &mut Self {
+        // Keys of memory have some dozens of bytes.
+        self.0.push(key.0.len() as u8);
+        self.0.extend_from_slice(&key.0);
+        self
+    }
+}
+
+/// Reads a key.
+struct Told<'a, 'b>(&'b mut &'a [u8]);
+
+impl<'a> Told<'a, '_> {
+    fn word(&mut self) -> Option<u64> {
+        let (word, rest) = self.0.split_first_chunk()?;
+        *self.0 = rest;
+        Some(u64::from_le_bytes(*word))
+    }
+
+    fn memory(&mut self) -> Option<&'a [u8]> {
+        let (length, rest) = self.0.split_first()?;
+        let (key, rest) = rest.split_at_checked(usize::from(*length))?;
+        *self.0 = rest;
+        Some(key)
+    }
+}
+
+/// Whether a region may be used, and by how many it is.
+#[derive(Debug)]
+enum Gate {
+    /// By ranks of this process.
+    Own { open: AtomicU64, users: AtomicU64 },
+    /// The same two words, in memory that other processes map too.
+    Shared(Arc<Memory>),
+}
+
+impl Gate {
+    /// Bytes of the two words.
+    const BYTES: u64 = 16;
+
+    /// An open one, for memory that others map if this is in a file.
+    fn new(memory: &Memory) -> Result<Self, GpuError> {
+        if memory.file().is_none() {
+            return Ok(Self::Own { open: AtomicU64::new(1), users: AtomicU64::new(0) });
+        }
+        let words = Memory::shared(memory.device(), MemoryKind::Pinned, Self::BYTES)?;
+        words.write(0, &[1u64, 0])?;
+        Ok(Self::Shared(words))
+    }
+
+    fn words(&self) -> (&AtomicU64, &AtomicU64) {
+        match self {
+            Self::Own { open, users } => (open, users),
+            // Safety: two aligned words of pinned memory, which the CPU reaches, as long as the memory, which is in `self`;
+            // all use them as atomic words only.
+            Self::Shared(memory) => unsafe {
+                let word = |at: u64| AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(at as usize));
+                (word(memory.address()), word(memory.address() + 8))
+            },
+        }
+    }
+
+    /// Whether it is open; `leave` follows then.
+    fn enter(&self) -> bool {
+        let (open, users) = self.words();
+        // Both sides store first and look then, so at least one of them sees the other.
+        users.fetch_add(1, Ordering::SeqCst);
+        let entered = open.load(Ordering::SeqCst) != 0;
+        if !entered {
+            self.leave();
+        }
+        entered
+    }
+
+    fn leave(&self) {
+        self.words().1.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Closes it. Whether nobody uses the region any more.
+    fn close(&self) -> bool {
+        let (open, users) = self.words();
+        open.store(0, Ordering::SeqCst);
+        users.load(Ordering::SeqCst) == 0
     }
 }
 
@@ -71,7 +201,7 @@ struct Use(Arc<Region>);
 
 impl Drop for Use {
     fn drop(&mut self) {
-        self.0.users.fetch_sub(1, Ordering::SeqCst);
+        self.0.gate.leave();
     }
 }
 
@@ -226,32 +356,27 @@ impl Network for Peer {
         let device = signals.memory.device();
         let unusable = |error: GpuError| NetError::Key { rank: self.rank, reason: error.to_string() };
         self.later = device.copier().map_err(unusable)?.map(Later::new);
-        let region = Arc::new(Region {
-            memory: signals.memory.whole(),
-            plane: None,
-            per_context: u64::from(signals.per_context),
-            open: AtomicBool::new(true),
-            users: AtomicUsize::new(0),
-        });
-        let key = REGIONS.publish(&region);
+        let gate = Gate::new(&signals.memory).map_err(unusable)?;
+        let per_context = u64::from(signals.per_context);
+        let region = Arc::new(Region { memory: signals.memory.whole(), plane: None, per_context, gate });
+        let key = region.key();
         self.signals = Some(region);
         Ok(key)
     }
 
     fn connect_signals(&mut self, keys: &[Key]) -> Result<(), NetError> {
-        self.all_signals = keys.iter().zip(0..).map(|(key, rank)| REGIONS.find(rank, key)).collect::<Result<_, _>>()?;
+        let Some(own) = &self.signals else { return Ok(()) };
+        let device = own.memory.memory().device();
+        let found = keys.iter().zip(0..).map(|(key, rank)| Region::find(rank, key, device));
+        self.all_signals = found.collect::<Result<_, _>>()?;
         Ok(())
     }
 
     fn register(&mut self, window: &LocalWindow) -> Result<Key, NetError> {
-        let own = Arc::new(Region {
-            memory: window.memory.clone(),
-            plane: window.plane.clone(),
-            per_context: 0,
-            open: AtomicBool::new(true),
-            users: AtomicUsize::new(0),
-        });
-        let (key, index) = (REGIONS.publish(&own), window.id as usize);
+        let unusable = |error: GpuError| NetError::Key { rank: self.rank, reason: error.to_string() };
+        let gate = Gate::new(window.memory.memory()).map_err(unusable)?;
+        let own = Arc::new(Region { memory: window.memory.clone(), plane: window.plane.clone(), per_context: 0, gate });
+        let (key, index) = (own.key(), window.id as usize);
         if self.windows.len() <= index {
             self.windows.resize_with(index + 1, || None);
         }
@@ -260,11 +385,12 @@ impl Network for Peer {
     }
 
     fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
-        let all = keys.iter().zip(0..).map(|(key, rank)| REGIONS.find(rank, key)).collect::<Result<_, _>>()?;
-        match self.windows.get_mut(window as usize).and_then(Option::as_mut) {
-            Some(entry) => entry.all = all,
-            None => return Err(NetError::UnknownWindow { window, rank: self.rank }),
-        }
+        let Some(entry) = self.windows.get_mut(window as usize).and_then(Option::as_mut) else {
+            return Err(NetError::UnknownWindow { window, rank: self.rank });
+        };
+        let device = entry.own.memory.memory().device();
+        let found = keys.iter().zip(0..).map(|(key, rank)| Region::find(rank, key, device));
+        entry.all = found.collect::<Result<_, _>>()?;
         Ok(())
     }
 

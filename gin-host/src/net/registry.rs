@@ -3,8 +3,51 @@
 
 use super::{Key, NetError};
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+/// Bytes of a key.
+pub(crate) const KEY_BYTES: usize = 24;
+
+/// A name of this process that no other one has, on any host: random bits.
+pub(crate) fn process() -> [u8; 16] {
+    static NAME: OnceLock<[u8; 16]> = OnceLock::new();
+    *NAME.get_or_init(random)
+}
+
+/// Bits that nobody can guess.
+pub(crate) fn random() -> [u8; 16] {
+    let mut bits = [0; 16];
+    let got = rustix::rand::getrandom(&mut bits, rustix::rand::GetRandomFlags::empty());
+    // The kernel gives up to 256 bytes whole, once it has started up.
+    assert_eq!(got, Ok(bits.len()), "the kernel gives random numbers");
+    bits
+}
+
+/// Why a key names nothing here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Missing {
+    /// It is too short.
+    Garbled,
+    /// It is of another process.
+    Elsewhere,
+    /// What it names is gone.
+    Gone,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Garbled => "it has the wrong length",
+            Self::Elsewhere => {
+                "its memory is in another process, and in no file that could be mapped: allocate it by alloc_window or \
+                 Memory::shared"
+            }
+            Self::Gone => "its memory is gone",
+        })
+    }
+}
 
 /// A table of this process. It keeps nothing alive.
 #[derive(Debug)]
@@ -18,33 +61,39 @@ impl<T> Registry<T> {
         Self { entries: Mutex::new(None), next: AtomicU64::new(1) }
     }
 
-    /// Puts something into the table; the key names it as long as it lives.
+    /// Puts something into the table; the key, of [`KEY_BYTES`], names it as long as it lives.
     pub(crate) fn publish(&self, entry: &Arc<T>) -> Key {
         let token = self.next.fetch_add(1, Ordering::Relaxed);
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let entries = entries.get_or_insert_default();
         entries.retain(|_, entry| entry.strong_count() > 0);
         entries.insert(token, Arc::downgrade(entry));
-        let mut key = u64::from(std::process::id()).to_le_bytes().to_vec();
+        let mut key = process().to_vec();
         key.extend_from_slice(&token.to_le_bytes());
         Key(key)
     }
 
+    /// What a key names that begins like this.
+    pub(crate) fn look(&self, key: &[u8]) -> Result<Arc<T>, Missing> {
+        let parts = key.split_first_chunk::<16>().and_then(|(process, token)| Some((process, token.first_chunk()?)));
+        let (owner, token) = parts.ok_or(Missing::Garbled)?;
+        if *owner != process() {
+            return Err(Missing::Elsewhere);
+        }
+        self.get(u64::from_le_bytes(*token)).ok_or(Missing::Gone)
+    }
+
+    /// What has this number.
+    pub(crate) fn get(&self, token: u64) -> Option<Arc<T>> {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.as_ref()?.get(&token)?.upgrade()
+    }
+
     /// What the key of `rank` names.
     pub(crate) fn find(&self, rank: u32, key: &Key) -> Result<Arc<T>, NetError> {
-        let error = |reason: &str| NetError::Key { rank, reason: reason.to_owned() };
-        let parts =
-            key.0.split_first_chunk::<8>().and_then(|(process, token)| Some((process, token.first_chunk::<8>()?)));
-        let Some((process, token)) = parts.filter(|_| key.0.len() == 16) else {
-            return Err(error("it has the wrong length"));
-        };
-        if u64::from_le_bytes(*process) != u64::from(std::process::id()) {
-            return Err(error("its memory is in another process"));
-        }
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry =
-            entries.as_ref().and_then(|entries| entries.get(&u64::from_le_bytes(*token))).and_then(Weak::upgrade);
-        entry.ok_or_else(|| error("its memory is gone"))
+        let whole = if key.0.len() == KEY_BYTES { Ok(&key.0[..]) } else { Err(Missing::Garbled) };
+        let found = whole.and_then(|key| self.look(key));
+        found.map_err(|missing| NetError::Key { rank, reason: missing.to_string() })
     }
 }
 

@@ -193,6 +193,11 @@ impl Context {
         check("make a GPU's context current", unsafe { sys::cuCtxSetCurrent(self.raw) })
     }
 
+    /// The GPU's number in the driver.
+    pub(super) fn device(&self) -> sys::CUdevice {
+        self.device
+    }
+
     /// Its handle in the driver.
     pub(super) fn raw(&self) -> CUcontext {
         self.raw

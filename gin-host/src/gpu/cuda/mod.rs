@@ -38,6 +38,7 @@ mod module;
 mod pages;
 mod quiet;
 pub mod raw;
+mod shared;
 mod stream;
 
 pub use info::{GpuInfo, gpus, kernel_module_version};
@@ -52,11 +53,12 @@ use self::memory::{CudaMemory, is_pinned};
 use self::module::{Handle, Image, Images};
 use self::pages::CudaPages;
 use self::quiet::Hold;
+use self::shared::{FileMemory, PinnedFile};
 use super::copier::Copier;
 use super::flat::{Place, RawAddresses};
 use super::{
     Device, DeviceKind, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, MemoryFile, MemoryKind, Module,
-    ModuleSource, RawMemory, Resident, Stream,
+    ModuleSource, RawMemory, Resident, SharedFile, Stream,
 };
 use crate::copy::copy_shared;
 use crate::placement::Locality;
@@ -165,6 +167,30 @@ impl Device for CudaDevice {
 
     fn allocate_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
         Ok(Box::new(PlacedMemory::new(&self.context, place)?))
+    }
+
+    fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
+        Ok(match kind {
+            MemoryKind::Device => Box::new(FileMemory::new(&self.context, bytes, None)?),
+            MemoryKind::Pinned => Box::new(PinnedFile::new(&self.context, bytes)?),
+        })
+    }
+
+    fn allocate_shared_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
+        let bytes = place.bytes();
+        Ok(Box::new(FileMemory::new(&self.context, bytes, Some(place))?))
+    }
+
+    fn import(&self, file: SharedFile, place: Option<Place>) -> Result<Box<dyn RawMemory>, GpuError> {
+        shared::import(&self.context, file, place)
+    }
+
+    fn identity(&self) -> Vec<u8> {
+        shared::identity(&self.context)
+    }
+
+    fn reaches_elsewhere(&self, kind: DeviceKind, identity: &[u8]) -> bool {
+        kind == DeviceKind::Cuda && shared::reaches(&self.context, identity)
     }
 
     unsafe fn copy_in(&self, destination: u64, source: &[u8]) -> Result<(), GpuError> {

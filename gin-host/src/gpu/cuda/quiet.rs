@@ -11,6 +11,7 @@ use super::driver::{BesideCaptures, check, describe};
 use super::lane::Lane;
 use super::pages;
 use crate::gpu::flat::Place;
+use crate::gpu::shared::HostPages;
 use crate::gpu::{GpuError, Resident};
 use cudarc::driver::sys::{self, CUevent, CUmodule, CUresult, CUstream};
 use std::any::Any;
@@ -62,6 +63,10 @@ pub(super) enum Grave {
     Lane(Lane),
     /// Memory that is mapped at a place.
     Placed(Arc<Context>, Place),
+    /// Memory that is mapped at addresses of its own: first byte, and bytes.
+    Alone(Arc<Context>, u64, u64),
+    /// Pinned memory in a file.
+    PinnedFile(Arc<Context>, HostPages),
     /// Addresses where nothing is mapped any more.
     Addresses(Arc<Context>, u64, u64),
     /// A page of I/O memory, by its address in this process.
@@ -255,6 +260,8 @@ fn free(grave: Grave) -> Result<Option<Box<dyn Any>>, GpuError> {
     | Grave::Event(context, _)
     | Grave::Module(context, _)
     | Grave::Placed(context, _)
+    | Grave::Alone(context, ..)
+    | Grave::PinnedFile(context, _)
     | Grave::Addresses(context, ..)
     | Grave::Pages(context, _)) = &grave
     else {
@@ -280,6 +287,12 @@ fn free(grave: Grave) -> Result<Option<Box<dyn Any>>, GpuError> {
             Grave::Placed(_, place) => {
                 check("unmap device memory", sys::cuMemUnmap(place.address(), place.bytes() as usize))
             }
+            Grave::Alone(_, start, bytes) => check("unmap device memory", sys::cuMemUnmap(*start, *bytes as usize))
+                .and_then(|()| check("give back addresses", sys::cuMemAddressFree(*start, *bytes as usize))),
+            Grave::PinnedFile(_, pages) => {
+                let start = std::ptr::with_exposed_provenance_mut(pages.start() as usize);
+                check("give back pinned memory", sys::cuMemHostUnregister(start))
+            }
             Grave::Addresses(_, start, bytes) => {
                 check("give back addresses", sys::cuMemAddressFree(*start, *bytes as usize))
             }
@@ -291,6 +304,11 @@ fn free(grave: Grave) -> Result<Option<Box<dyn Any>>, GpuError> {
         (Grave::Placed(_, place), Err(error)) => {
             // The memory is still mapped: nobody gets this place again.
             place.leak();
+            Err(error)
+        }
+        (Grave::PinnedFile(_, pages), Err(error)) => {
+            // GPUs may reach the pages still: they stay mapped.
+            std::mem::forget(pages);
             Err(error)
         }
         (_, freed) => freed.map(|()| None),

@@ -3,7 +3,7 @@
 
 use crate::copy::copy_shared;
 use crate::gpu::{DeviceKind, Memory, MemorySlice};
-use crate::net::registry::Registry;
+use crate::net::registry::{KEY_BYTES, Registry};
 use crate::net::{
     Capabilities, Event, Key, LocalSignals, LocalWindow, NetError, Network, Raises, Request, SignalArrival,
 };
@@ -160,7 +160,7 @@ impl<N: Network> Network for Withhold<N> {
     fn connect_signals(&mut self, keys: &[Key]) -> Result<(), NetError> {
         let mut below = Vec::new();
         for (key, rank) in keys.iter().zip(0..) {
-            let (inbox, rest) = split(rank, key, 16)?;
+            let (inbox, rest) = split(rank, key, KEY_BYTES)?;
             self.inboxes.push(INBOXES.find(rank, &inbox)?);
             below.push(rest);
         }

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Memory as a file that another process of the host can map.
+
+use super::{GpuError, MemoryKind};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use std::ffi::c_void;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// A file that holds all of an allocation, and what is in it.
+#[derive(Debug)]
+pub struct SharedFile {
+    /// The file.
+    pub file: OwnedFd,
+    /// Bytes of the allocation; the file may be longer.
+    pub bytes: u64,
+    /// Where they lie.
+    pub kind: MemoryKind,
+}
+
+/// The seals of memory files: nobody can shorten one under those who have it mapped, or take the seals away.
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// Memory of the host in a file that has no name.
+#[derive(Debug)]
+pub(super) struct HostFile {
+    file: OwnedFd,
+    length: u64,
+}
+
+impl HostFile {
+    /// A file of `length` zero bytes, a whole number of pages.
+    pub(super) fn new(length: u64) -> Result<Self, Errno> {
+        let file = memfd_create("gin", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, length)?;
+        fcntl_add_seals(&file, SEALS)?;
+        Ok(Self { file, length })
+    }
+
+    /// A file of another process, of which `bytes` bytes are to be mapped.
+    ///
+    /// # Errors
+    /// Why it cannot be mapped, in words: it could be shortened, or it is too short.
+    pub(super) fn of_other(file: OwnedFd, bytes: u64) -> Result<Self, String> {
+        let text = |error: Errno| format!("its file cannot be examined: {error}");
+        if !fcntl_get_seals(&file).map_err(text)?.contains(SealFlags::SHRINK) {
+            return Err("its file could be shortened while it is mapped".to_owned());
+        }
+        let page = super::mapped::page();
+        let length = bytes.max(1).checked_next_multiple_of(page).ok_or("its length makes no sense")?;
+        let there = u64::try_from(fstat(&file).map_err(text)?.st_size).unwrap_or(0);
+        if there < length {
+            return Err(format!("its file has {there} bytes, not {length}"));
+        }
+        Ok(Self { file, length })
+    }
+
+    pub(super) fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// The same file once more.
+    pub(super) fn again(&self) -> Result<OwnedFd, Errno> {
+        Ok(rustix::io::fcntl_dupfd_cloexec(&self.file, 0)?)
+    }
+
+    /// Maps all of it, at `address` if there is one.
+    ///
+    /// # Safety
+    /// - So many bytes from `address` on are the caller's to map over.
+    unsafe fn map(&self, address: Option<u64>) -> Result<u64, Errno> {
+        let (hint, fixed) = match address {
+            Some(address) => (std::ptr::with_exposed_provenance_mut(address as usize), MapFlags::FIXED),
+            None => (std::ptr::null_mut(), MapFlags::empty()),
+        };
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // Safety: the caller's promise, or the kernel chooses addresses that nobody uses.
+        let start = unsafe { mmap(hint, self.length as usize, protection, MapFlags::SHARED | fixed, &self.file, 0) }?;
+        Ok(start.expose_provenance() as u64)
+    }
+
+    /// Maps all of it over addresses that are the caller's.
+    ///
+    /// # Safety
+    /// - As many bytes as it has from `address` on are the caller's to map over.
+    pub(super) unsafe fn map_at(&self, address: u64) -> Result<(), Errno> {
+        // Safety: the caller's promise.
+        unsafe { self.map(Some(address)) }.map(drop)
+    }
+}
+
+impl AsFd for HostFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Memory of the host in a file, mapped where the kernel chose.
+#[derive(Debug)]
+pub(super) struct HostPages {
+    file: HostFile,
+    start: u64,
+}
+
+impl HostPages {
+    /// Maps a file.
+    pub(super) fn new(file: HostFile) -> Result<Self, Errno> {
+        // Safety: no address is asked for.
+        let start = unsafe { file.map(None) }?;
+        Ok(Self { file, start })
+    }
+
+    /// Zeroed pages for `bytes` bytes, in a file of their own.
+    pub(super) fn allocate(kind: MemoryKind, bytes: u64) -> Result<Self, GpuError> {
+        let refuse = |reason: String| GpuError::OutOfMemory { bytes, kind, reason };
+        let length = bytes.max(1).checked_next_multiple_of(super::mapped::page());
+        let length = length.ok_or_else(|| refuse("it is more than an address space".to_owned()))?;
+        let pages = HostFile::new(length).and_then(Self::new);
+        pages.map_err(|error| refuse(error.to_string()))
+    }
+
+    pub(super) fn file(&self) -> &HostFile {
+        &self.file
+    }
+
+    pub(super) fn start(&self) -> u64 {
+        self.start
+    }
+}
+
+impl Drop for HostPages {
+    fn drop(&mut self) {
+        let start: *mut c_void = std::ptr::with_exposed_provenance_mut(self.start as usize);
+        // Safety: mapped like this, and used no more. It fails only for addresses that were never mapped.
+        let _ = unsafe { munmap(start, self.file.length as usize) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_could_become_shorter_or_is_too_short_is_refused() {
+        let page = super::super::mapped::page();
+        let file = HostFile::new(2 * page).unwrap();
+        assert_eq!(ftruncate(&file, 0), Err(Errno::PERM));
+        assert_eq!(ftruncate(&file, 3 * page), Err(Errno::PERM));
+        assert!(HostFile::of_other(file.again().unwrap(), 2 * page).is_ok());
+        assert!(HostFile::of_other(file.again().unwrap(), 0).is_ok());
+        let reason = HostFile::of_other(file.again().unwrap(), 2 * page + 1).unwrap_err();
+        assert_eq!(reason, format!("its file has {} bytes, not {}", 2 * page, 3 * page));
+        assert!(HostFile::of_other(file.again().unwrap(), u64::MAX).is_err());
+        let open = memfd_create("open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        ftruncate(&open, page).unwrap();
+        assert!(HostFile::of_other(open, page).unwrap_err().contains("shortened"));
+    }
+
+    #[test]
+    fn two_mappings_of_a_file_show_the_same_bytes() {
+        let pages = HostPages::allocate(MemoryKind::Device, 10).unwrap();
+        let other = HostPages::new(HostFile::of_other(pages.file().again().unwrap(), 10).unwrap()).unwrap();
+        assert_ne!(pages.start(), other.start());
+        let word = |address: u64| std::ptr::with_exposed_provenance_mut::<u64>(address as usize);
+        // Safety: both mappings are a page long.
+        unsafe {
+            assert_eq!(word(other.start()).read_volatile(), 0);
+            word(pages.start()).write_volatile(7);
+            assert_eq!(word(other.start()).read_volatile(), 7);
+        }
+        drop(pages);
+        // Safety: the file lives as long as one of them.
+        assert_eq!(unsafe { word(other.start()).read_volatile() }, 7);
+    }
+}

@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How ranks get each other's memory: of their own process by a table, of other processes of the host as files.
+//!
+//! A process that has told others of memory in files listens on a Unix socket with an abstract name, which is its random
+//! name. The key of memory says that name, the number of the memory, and a random word that only those know who were told
+//! a key: whoever connects says number and word, and is sent the file. Keys go through the bootstrap, which is encrypted.
+//! Programs of other users are not listened to.
+//!
+//! What was mapped once is found again as long as somebody has it, so no memory has two addresses in a process.
+
+use crate::gpu::flat::Place;
+use crate::gpu::{Device, DeviceKind, Memory, MemoryKind, SharedFile};
+use crate::net::registry::{KEY_BYTES, Missing, Registry, process, random};
+use crate::net::{Key, NetError};
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+use std::collections::HashMap;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+/// Memory that ranks were told of.
+static MEMORIES: Registry<Memory> = Registry::new();
+
+/// Memory of other processes that is mapped here, by the key without its secret.
+static MAPPED: Mutex<Option<HashMap<[u8; KEY_BYTES], Weak<Memory>>>> = Mutex::new(None);
+
+/// How long a process may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long one that asks may take to say what it wants.
+const ASKING: Duration = Duration::from_secs(1);
+
+/// A question: the secret, then the number of the memory, 0 for nothing.
+const QUESTION: usize = 24;
+/// An answer: what came of it, the kind of memory, its length.
+const ANSWER: usize = 10;
+
+/// What came of a question.
+mod outcome {
+    pub(super) const HERE: u8 = 1;
+    pub(super) const GONE: u8 = 2;
+    pub(super) const FAILED: u8 = 3;
+}
+
+/// What this process tells others.
+struct Server {
+    secret: [u8; 16],
+}
+
+fn address(process: &[u8; 16]) -> io::Result<SocketAddr> {
+    let hex: String = process.iter().map(|byte| format!("{byte:02x}")).collect();
+    SocketAddr::from_abstract_name(format!("gin-{hex}"))
+}
+
+/// The server of this process, which is started when it is first needed and stays.
+fn server() -> Result<&'static Server, String> {
+    static SERVER: OnceLock<Result<Server, String>> = OnceLock::new();
+    let start = || -> io::Result<Server> {
+        let listener = UnixListener::bind_addr(&address(&process())?)?;
+        let secret = random();
+        std::thread::Builder::new().name("gin-share".to_owned()).spawn(move || serve(&listener, &secret))?;
+        Ok(Server { secret })
+    };
+    let started = SERVER.get_or_init(|| start().map_err(|error| format!("no socket to share memory by: {error}")));
+    started.as_ref().map_err(Clone::clone)
+}
+
+fn serve(listener: &UnixListener, secret: &[u8; 16]) {
+    for connection in listener.incoming() {
+        match connection {
+            // Whoever does not get an answer asks again, or says so.
+            Ok(connection) => drop(answer(&connection, secret)),
+            // Too many files are open, say: others may be closed soon.
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+}
+
+/// Whether the other end runs as the same user, or as the system's.
+fn is_ours(connection: &UnixStream) -> bool {
+    let user = rustix::process::getuid();
+    socket_peercred(connection).is_ok_and(|peer| peer.uid == user || peer.uid.is_root())
+}
+
+fn answer(mut connection: &UnixStream, secret: &[u8; 16]) -> io::Result<()> {
+    connection.set_read_timeout(Some(ASKING))?;
+    connection.set_write_timeout(Some(ASKING))?;
+    let mut question = [0; QUESTION];
+    connection.read_exact(&mut question)?;
+    let (said, token) = question.split_first_chunk::<16>().expect("it is longer");
+    if said != secret || !is_ours(connection) {
+        return Ok(());
+    }
+    let token = u64::from_le_bytes(*token.first_chunk().expect("8 bytes are left"));
+    let mut answer = [0; ANSWER];
+    let found = if token == 0 { None } else { MEMORIES.get(token).map(|memory| memory.file()) };
+    let file = match found {
+        None => {
+            answer[0] = if token == 0 { outcome::HERE } else { outcome::GONE };
+            None
+        }
+        Some(Some(Ok(shared))) => {
+            answer[0] = outcome::HERE;
+            answer[1] = u8::from(shared.kind == MemoryKind::Pinned);
+            answer[2..].copy_from_slice(&shared.bytes.to_le_bytes());
+            Some(shared.file)
+        }
+        Some(Some(Err(_)) | None) => {
+            answer[0] = outcome::FAILED;
+            None
+        }
+    };
+    match file {
+        None => connection.write_all(&answer),
+        Some(file) => {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut beside = SendAncillaryBuffer::new(&mut space);
+            let files = [file.as_fd()];
+            assert!(beside.push(SendAncillaryMessage::ScmRights(&files)), "there is room for one file");
+            // So few bytes go at once.
+            sendmsg(connection, &[IoSlice::new(&answer)], &mut beside, SendFlags::NOSIGNAL)?;
+            Ok(())
+        }
+    }
+}
+
+/// What a process answers: the answer, and the file that came with it.
+fn ask(key: &SharedKey, token: u64) -> Result<([u8; ANSWER], Option<OwnedFd>), String> {
+    let mut question = [0; QUESTION];
+    question[..16].copy_from_slice(&key.secret);
+    question[16..].copy_from_slice(&token.to_le_bytes());
+    let unreached = |error: io::Error| match error.kind() {
+        io::ErrorKind::ConnectionRefused => "its process has ended, or runs on another host".to_owned(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            format!("its process did not answer within {} s", PATIENCE.as_secs())
+        }
+        _ => format!("its process cannot be asked: {error}"),
+    };
+    let connect = || -> io::Result<UnixStream> {
+        let mut connection = UnixStream::connect_addr(&address(&key.process)?)?;
+        connection.set_read_timeout(Some(PATIENCE))?;
+        connection.set_write_timeout(Some(PATIENCE))?;
+        connection.write_all(&question)?;
+        Ok(connection)
+    };
+    let connection = connect().map_err(unreached)?;
+    if !is_ours(&connection) {
+        return Err("its process runs as another user".to_owned());
+    }
+    let (mut answer, mut space) = ([0; ANSWER], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
+    let mut beside = RecvAncillaryBuffer::new(&mut space);
+    let got = recvmsg(&connection, &mut [IoSliceMut::new(&mut answer)], &mut beside, RecvFlags::CMSG_CLOEXEC);
+    let got = got.map_err(|error| unreached(error.into()))?;
+    let mut files = beside.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+        _ => None,
+    });
+    let file = files.next();
+    if got.bytes != ANSWER {
+        return Err("its process refuses to answer: it was told another key".to_owned());
+    }
+    Ok((answer, file))
+}
+
+/// What another process is asked by.
+struct SharedKey {
+    process: [u8; 16],
+    token: u64,
+    secret: [u8; 16],
+}
+
+/// Bytes of a key of memory that other processes can map.
+const SHARED_KEY_BYTES: usize = KEY_BYTES + 16;
+
+impl SharedKey {
+    fn read(key: &[u8]) -> Option<Self> {
+        let (process, rest) = key.split_first_chunk()?;
+        let (token, rest) = rest.split_first_chunk()?;
+        let secret = rest.try_into().ok()?;
+        Some(Self { process: *process, token: u64::from_le_bytes(*token), secret })
+    }
+}
+
+/// Makes memory known to other ranks, as long as it lives: to those of this process, and to those of other processes of the
+/// host if it is in a file.
+pub(crate) fn offer(memory: &Arc<Memory>) -> Key {
+    let publish = || {
+        let mut key = MEMORIES.publish(memory);
+        // Without a socket it is known here only; who is told so cannot map it, and says why.
+        if memory.file().is_some()
+            && let Ok(server) = server()
+        {
+            key.0.extend_from_slice(&server.secret);
+        }
+        key
+    };
+    memory.key(publish).clone()
+}
+
+/// The memory that `rank` made known; what another process has is mapped, so that `device` reaches it, at `place` if there
+/// is one.
+///
+/// # Errors
+/// [`NetError::Key`] with the reason.
+pub(crate) fn take(
+    rank: u32,
+    key: &[u8],
+    device: &Arc<dyn Device>,
+    place: impl FnOnce(u64) -> Result<Option<Place>, String>,
+) -> Result<Arc<Memory>, NetError> {
+    match MEMORIES.look(key) {
+        Ok(memory) => return Ok(memory),
+        Err(Missing::Elsewhere) => {}
+        Err(missing) => return Err(NetError::Key { rank, reason: missing.to_string() }),
+    }
+    import(key, device, place).map_err(|reason| NetError::Key { rank, reason })
+}
+
+fn import(
+    key: &[u8],
+    device: &Arc<dyn Device>,
+    place: impl FnOnce(u64) -> Result<Option<Place>, String>,
+) -> Result<Arc<Memory>, String> {
+    let elsewhere = || Missing::Elsewhere.to_string();
+    let shared = SharedKey::read(key).ok_or_else(elsewhere)?;
+    let name = *key.first_chunk::<KEY_BYTES>().ok_or_else(elsewhere)?;
+    // Held meanwhile, so that nobody maps it a second time.
+    let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mapped = mapped.get_or_insert_default();
+    if let Some(memory) = mapped.get(&name).and_then(Weak::upgrade) {
+        return Ok(memory);
+    }
+    let (answer, file) = ask(&shared, shared.token)?;
+    let (kind, bytes) = (answer[1], u64::from_le_bytes(*answer[2..].first_chunk().expect("8 bytes are left")));
+    let file = match (answer[0], file) {
+        (outcome::HERE, Some(file)) => file,
+        (outcome::GONE, _) => return Err(Missing::Gone.to_string()),
+        _ => return Err("its process cannot give the memory as a file".to_owned()),
+    };
+    let kind = if kind == 0 { MemoryKind::Device } else { MemoryKind::Pinned };
+    let memory = Memory::imported(device, SharedFile { file, bytes, kind }, place(bytes)?);
+    let memory = memory.map_err(|error| error.to_string())?;
+    mapped.retain(|_, memory| memory.strong_count() > 0);
+    mapped.insert(name, Arc::downgrade(&memory));
+    Ok(memory)
+}
+
+/// Whether what the process of this key offers can be had here, and if not why: whether it answers.
+fn greet(key: &SharedKey) -> Result<(), String> {
+    match ask(key, 0)? {
+        ([outcome::HERE, ..], _) => Ok(()),
+        _ => Err("its process answers something else".to_owned()),
+    }
+}
+
+/// How a device is made known to other processes, behind its key in this process.
+///
+/// # Errors
+/// Why other processes cannot get memory of this one.
+pub(crate) fn describe(device: &dyn Device) -> Result<Vec<u8>, String> {
+    let mut bytes = server()?.secret.to_vec();
+    bytes.push(device.kind() as u8);
+    bytes.extend(device.identity());
+    Ok(bytes)
+}
+
+/// Whether `device` reaches the device that another process described by these bytes, key first.
+pub(crate) fn reaches(device: &dyn Device, described: &[u8]) -> bool {
+    let Some((key, device_bytes)) = described.split_at_checked(SHARED_KEY_BYTES) else { return false };
+    let Some((kind, identity)) = device_bytes.split_first() else { return false };
+    let kinds = [DeviceKind::Virtual, DeviceKind::Cuda];
+    let Some(kind) = kinds.into_iter().find(|known| *known as u8 == *kind) else { return false };
+    let Some(key) = SharedKey::read(key) else { return false };
+    device.reaches_elsewhere(kind, identity) && greet(&key).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::virt::VirtualDevice;
+
+    fn device() -> Arc<dyn Device> {
+        VirtualDevice::memory_only(0)
+    }
+
+    /// As another process would: past the table of this one.
+    fn elsewhere(key: &[u8]) -> Result<Arc<Memory>, String> {
+        import(key, &device(), |_| Ok(None))
+    }
+
+    #[test]
+    fn memory_in_a_file_is_mapped_once_and_shows_the_same_bytes() {
+        let memory = Memory::shared(&device(), MemoryKind::Pinned, 24).unwrap();
+        memory.write(0, &[1u64, 2, 3]).unwrap();
+        let key = offer(&memory);
+        assert_eq!((key.0.len(), &key), (SHARED_KEY_BYTES, &offer(&memory)));
+        let mapped = elsewhere(&key.0).unwrap();
+        assert_ne!(mapped.address(), memory.address());
+        assert_eq!((mapped.bytes(), mapped.kind()), (24, MemoryKind::Pinned));
+        mapped.write(8, &[7u64]).unwrap();
+        let mut words = [0u64; 3];
+        memory.read(0, &mut words).unwrap();
+        assert_eq!(words, [1, 7, 3]);
+        assert!(Arc::ptr_eq(&mapped, &elsewhere(&key.0).unwrap()));
+        assert!(Arc::ptr_eq(&memory, &take(0, &key.0, &device(), |_| Ok(None)).unwrap()));
+        // What is mapped outlives the memory; what is not cannot be had any more.
+        drop(memory);
+        assert!(elsewhere(&key.0).is_ok());
+        drop(mapped);
+        assert_eq!(elsewhere(&key.0).unwrap_err(), "its memory is gone");
+    }
+
+    #[test]
+    fn who_does_not_know_the_secret_gets_nothing() {
+        let memory = Memory::shared(&device(), MemoryKind::Device, 8).unwrap();
+        let mut key = offer(&memory).0;
+        *key.last_mut().unwrap() ^= 1;
+        assert!(elsewhere(&key).unwrap_err().contains("another key"));
+        let mut unknown = offer(&memory).0;
+        unknown[..16].copy_from_slice(&random());
+        assert!(elsewhere(&unknown).unwrap_err().contains("another host"));
+        for length in 0..SHARED_KEY_BYTES {
+            assert!(elsewhere(&key[..length]).is_err());
+        }
+    }
+
+    #[test]
+    fn who_asks_slowly_or_nonsense_does_not_keep_others_from_asking() {
+        let memory = Memory::shared(&device(), MemoryKind::Device, 8).unwrap();
+        let key = offer(&memory).0;
+        let silent = UnixStream::connect_addr(&address(&process()).unwrap()).unwrap();
+        let mut odd = UnixStream::connect_addr(&address(&process()).unwrap()).unwrap();
+        odd.write_all(&[0xff; 100]).unwrap();
+        assert!(elsewhere(&key).is_ok());
+        drop(silent);
+    }
+
+    #[test]
+    fn memory_in_no_file_says_how_to_allocate_it() {
+        let memory = Memory::new(&device(), MemoryKind::Device, 8).unwrap();
+        let key = offer(&memory);
+        assert_eq!(key.0.len(), KEY_BYTES);
+        assert!(elsewhere(&key.0).unwrap_err().contains("Memory::shared"));
+        assert!(take(3, &key.0, &device(), |_| Ok(None)).is_ok(), "ranks of this process find it");
+    }
+
+    #[test]
+    fn devices_of_other_processes_are_reached_if_these_answer() {
+        let mut described = MEMORIES.publish(&Memory::new(&device(), MemoryKind::Device, 8).unwrap()).0;
+        described.extend(describe(&*device()).unwrap());
+        assert!(reaches(&*device(), &described));
+        let mut other = described.clone();
+        other[0] ^= 1;
+        assert!(!reaches(&*device(), &other), "nobody listens there");
+        described[SHARED_KEY_BYTES] = DeviceKind::Cuda as u8;
+        assert!(!reaches(&*device(), &described), "a virtual GPU does not reach a real one");
+        for length in 0..SHARED_KEY_BYTES {
+            assert!(!reaches(&*device(), &described[..length]));
+        }
+    }
+}
