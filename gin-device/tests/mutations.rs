@@ -47,6 +47,10 @@ const NOT_OBSERVABLE: &[NotObservable] = &[
 
 /// Tells the second process what to change.
 const VARIABLE: &str = "GIN_MUTATION";
+/// Tells it to search with a preemption fewer only.
+const FEWER_VARIABLE: &str = "GIN_MUTATION_FEWER";
+/// Has every search be thorough, where most are that find nothing: takes minutes more.
+const ALL_VARIABLE: &str = "GIN_ALL_WAYS";
 
 fn main() -> ExitCode {
     if let Ok(mutation) = std::env::var(VARIABLE) {
@@ -55,7 +59,8 @@ fn main() -> ExitCode {
     let sites = scan(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
     let mut trials = vec![
         Trial::test("the scanner finds every ordered operation and nothing else", scanner),
-        Trial::test("without a mutation all models pass", || match verdict(None)? {
+        // With all their preemptions they run as tests of their own.
+        Trial::test("without a mutation all models pass", || match verdict(None, false)? {
             Verdict::Survived { .. } => Ok(()),
             Verdict::Caught(model) => Err(format!("{model} fails").into()),
         }),
@@ -79,7 +84,8 @@ fn main() -> ExitCode {
 /// Runs the models with this site mutated and judges the outcome.
 fn check(site: &Site) -> Result<(), Failed> {
     let known = NOT_OBSERVABLE.iter().find(|entry| entry.site == site.key);
-    match (verdict(Some(&site.mutation))?, known) {
+    let thorough = known.is_none() || std::env::var_os(ALL_VARIABLE).is_some();
+    match (verdict(Some(&site.mutation), thorough)?, known) {
         (Verdict::Caught(model), None) => {
             println!("{} is caught by {model}", site.key);
             Ok(())
@@ -101,14 +107,18 @@ enum Verdict {
     Survived { hits: u32 },
 }
 
-/// Runs the models in another process.
-fn verdict(mutation: Option<&Mutation>) -> Result<Verdict, Failed> {
+/// Runs the models in another process. `thorough`: with as many preemptions as they allow, if fewer find nothing.
+fn verdict(mutation: Option<&Mutation>, thorough: bool) -> Result<Verdict, Failed> {
     let text = match mutation {
         None => "none".to_owned(),
         Some(Mutation::Weaken { file, line }) => format!("weaken|{file}|{line}"),
         Some(Mutation::Swap(name)) => format!("swap|{name}"),
     };
-    let output = Command::new(std::env::current_exe()?).env(VARIABLE, text).output()?;
+    let mut command = Command::new(std::env::current_exe()?);
+    if !thorough {
+        command.env(FEWER_VARIABLE, "");
+    }
+    let output = command.env(VARIABLE, text).output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     let last = |start: &str| text.lines().rev().find_map(|line| line.strip_prefix(start)).map(str::to_owned);
     if let Some(hits) = last("survived ") {
@@ -169,7 +179,7 @@ fn run_models(mutation: Option<Mutation>) -> ExitCode {
         None => model::all(),
     };
     // Few preemptions first: the number of ways grows with each of them.
-    let searches: &[usize] = if mutation.is_some() { &[1, 0] } else { &[0] };
+    let searches: &[usize] = if std::env::var_os(FEWER_VARIABLE).is_some() { &[1] } else { &[1, 0] };
     for &fewer in searches {
         model::FEWER.store(fewer, Ordering::Relaxed);
         for (name, model) in &models {
