@@ -17,6 +17,8 @@
 pub use gin_build as build;
 pub use gin_device as device;
 pub use gin_host as host;
+pub use gin_host::UniqueId;
+
 pub use gin_kernels as kernels;
 
 /// The kernels of [`kernels`] as PTX: architecture (`sm_90`, ...) and text.

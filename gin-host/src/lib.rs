@@ -3,6 +3,7 @@
 //!
 //! | module | holds |
 //! | --- | --- |
+//! | [`boot`] | how the processes of a job meet |
 //! | [`world`] | runs one function per rank, each with a device and a way to meet the others |
 //! | [`comm`] | communicators and windows |
 //! | [`gpu`] | devices, streams, kernels and launches |
@@ -12,6 +13,7 @@
 //! | [`placement`] | which processors progress threads run on |
 #![warn(missing_docs, unreachable_pub)]
 
+pub mod boot;
 pub mod comm;
 mod copy;
 pub mod gpu;
@@ -23,6 +25,7 @@ pub mod rt;
 mod share;
 pub mod world;
 
+pub use boot::UniqueId;
 pub use comm::{CommConfig, CommError, Communicator, DeviceComm, Requirements, Window, WindowFlags};
 pub use gpu::{GpuError, KernelArg, LaunchConfig};
 pub use world::{Rank, WorldConfig, launch};

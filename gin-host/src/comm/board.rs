@@ -4,6 +4,7 @@
 //! Each rank has one place; the first fault that a rank posts stays. Nothing here waits, so proxies post and look.
 
 use gin_abi::{Fault, FaultKind, Operation};
+use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A fault, and the rank that found it.
@@ -35,10 +36,13 @@ struct Place {
 const WRITING: u32 = 1;
 const WRITTEN: u32 = 2;
 
+/// Told of every post.
+type Watch = Box<dyn Fn() + Send + Sync>;
+
 /// The places of all ranks of one communicator.
-#[derive(Debug)]
 pub struct Board {
     places: Vec<Place>,
+    watch: Option<Watch>,
     /// 1 + the rank that posted first; 0 while nobody did.
     first: AtomicU32,
     count: AtomicU32,
@@ -48,7 +52,12 @@ impl Board {
     /// A board for this many ranks.
     pub fn new(ranks: u32) -> Self {
         let places = (0..ranks).map(|_| Place::default()).collect();
-        Self { places, first: AtomicU32::new(0), count: AtomicU32::new(0) }
+        Self { places, watch: None, first: AtomicU32::new(0), count: AtomicU32::new(0) }
+    }
+
+    /// The same, and `watch` is called after each post that stays, by whoever posts: it must neither wait nor post.
+    pub fn watched(ranks: u32, watch: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { watch: Some(Box::new(watch)), ..Self::new(ranks) }
     }
 
     /// Posts a fault that `rank` found. Its first one stays.
@@ -63,6 +72,9 @@ impl Board {
         place.state.store(WRITTEN, Ordering::Release);
         let _ = self.first.compare_exchange(0, rank + 1, Ordering::Release, Ordering::Relaxed);
         self.count.fetch_add(1, Ordering::Release);
+        if let Some(watch) = &self.watch {
+            watch();
+        }
     }
 
     /// Number of ranks that posted; changes with every post.
@@ -84,6 +96,12 @@ impl Board {
         let words = [0, 1, 2, 3].map(|index: usize| place.words[index].load(Ordering::Relaxed));
         let fault = Fault::from_words(words).unwrap_or(Fault::new(FaultKind::AbiMismatch, Operation::None));
         Some(Notice { rank, fault })
+    }
+}
+
+impl fmt::Debug for Board {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Board").field("count", &self.count()).field("first", &self.first()).finish_non_exhaustive()
     }
 }
 

@@ -25,7 +25,7 @@ pub enum BootstrapError {
         rank: u32,
     },
     /// The ranks did not all come in time.
-    #[error("ranks {missing:?} did not come within {waited_ms} ms")]
+    #[error("{} did not come within {waited_ms} ms", missing_text(missing))]
     Timeout {
         /// Those that did not.
         missing: Vec<u32>,
@@ -43,6 +43,74 @@ pub enum BootstrapError {
         /// The most there can be.
         limit: u32,
     },
+    /// A rank that the job does not have.
+    #[error("there is no rank {rank} in a job of {ranks} ranks: they count from 0")]
+    NoSuchRank {
+        /// The rank.
+        rank: u32,
+        /// Number of ranks.
+        ranks: u32,
+    },
+    /// A rank was not to be reached over the network in time.
+    #[error("{reason}; check that the address is right, that the job runs there, and that no firewall is between")]
+    Unreachable {
+        /// Who cannot reach whom, where, and why.
+        reason: String,
+    },
+    /// This process and rank 0 were not given the same secret.
+    #[error("rank 0 has another secret than this rank: give all ranks the id, or the secret, of one job")]
+    Secret,
+    /// The processes were built with different versions of gin.
+    #[error(
+        "rank 0 speaks version {theirs} of the bootstrap, this rank version {own}: start one version of gin everywhere"
+    )]
+    Version {
+        /// This rank's.
+        own: u32,
+        /// Rank 0's.
+        theirs: u32,
+    },
+    /// Another process has this rank.
+    #[error(
+        "another process of the job is rank {rank} already: give each its own rank, and each job its own id or port"
+    )]
+    Duplicate {
+        /// The rank.
+        rank: u32,
+    },
+    /// The processes were told different numbers of ranks.
+    #[error("this rank was told that the job has {own} ranks, rank 0 that it has {theirs}")]
+    RanksDiffer {
+        /// What this rank was told.
+        own: u32,
+        /// What rank 0 was told.
+        theirs: u32,
+    },
+    /// More than a rank can give to one meeting.
+    #[error("{bytes} bytes are too many for one meeting, where each rank can give {limit}")]
+    TooLong {
+        /// What was to be given.
+        bytes: u64,
+        /// The most that can be.
+        limit: u64,
+    },
+    /// The system refused something.
+    #[error("cannot {what}: {reason}")]
+    System {
+        /// What was to be done.
+        what: &'static str,
+        /// What it says.
+        reason: String,
+    },
+}
+
+/// Who is missing, in words.
+fn missing_text(missing: &[u32]) -> String {
+    match missing {
+        [] => "all ranks are there, but their connections".to_owned(),
+        [rank] => format!("rank {rank}"),
+        ranks => format!("ranks {}", crate::boot::show_ranks(ranks)),
+    }
 }
 
 /// One rank's way to all ranks of the job, for setting up. All ranks make the same calls in the same order.

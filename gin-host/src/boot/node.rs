@@ -1,0 +1,579 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a rank knows of the job, and what it does about each message: no sockets and no waiting here.
+//!
+//! Whatever a rank gives to a meeting goes along every edge of the tree but the one it came by, piece by piece, and so do
+//! faults, losses and aborts: each edge carries each thing once, and no rank has more to do than another of as many
+//! neighbours. Things that one rank sends arrive in the order in which it sent them.
+
+use super::JOINING;
+use super::message::{LISTED, Message, PIECE, Registration, Round};
+use super::tree::{Behind, EDGES, PARENT, Place};
+use crate::comm::BootstrapError;
+use crate::comm::board::Board;
+use gin_abi::{Fault, FaultKind, Operation};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::Notify;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+/// Most bytes that one rank gives to one meeting.
+pub(super) const MAX_BYTES: usize = 1 << 30;
+
+/// Most channels that other ranks may use before this rank knows of them.
+const MAX_AHEAD: usize = 1 << 16;
+
+/// A message that a neighbour must not send.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Violation(pub(super) &'static str);
+
+/// What a rank gives to a meeting, as far as it is there.
+#[derive(Debug, Default)]
+struct Given {
+    bytes: Vec<u8>,
+    whole: bool,
+}
+
+#[derive(Debug, Default)]
+struct Meeting {
+    given: BTreeMap<u32, Given>,
+    /// How many are whole.
+    whole: u32,
+}
+
+/// The board of a channel, as far as other ranks are concerned.
+#[derive(Debug, Default)]
+struct Notices {
+    /// From when this rank asks for the channel to when nobody else has the board.
+    board: Option<Arc<Board>>,
+    /// What came before that.
+    early: Vec<(u32, Fault)>,
+    /// What this rank posted went to all.
+    told: bool,
+    /// Nobody meets on the channel any more.
+    closed: bool,
+}
+
+/// A way to a neighbour.
+#[derive(Debug)]
+enum Edge {
+    /// There is none, or no longer.
+    Down,
+    /// Not yet: what is to be sent then.
+    Waiting(UnboundedReceiver<Message>, UnboundedSender<Message>),
+    Up(UnboundedSender<Message>),
+}
+
+#[derive(Debug)]
+struct Gone {
+    rank: u32,
+    behind: Behind,
+}
+
+#[derive(Debug)]
+struct State {
+    edges: [Edge; EDGES],
+    meetings: HashMap<Round, Meeting>,
+    notices: HashMap<u64, Notices>,
+    /// Channels whose meetings this rank takes no part in any more.
+    closed: HashSet<u64>,
+    gone: Vec<Gone>,
+    /// Ranks that were lost, not those that left.
+    lost: Vec<u32>,
+    aborted: Option<u32>,
+    /// Why this rank cannot be in the job.
+    failed: Option<BootstrapError>,
+    /// Who did not come, as rank 0 said last, and how many in all.
+    missing: Option<(Vec<u32>, u32)>,
+    /// What this rank, or one that told it, has trouble with.
+    trouble: String,
+    /// At rank 0: who is there.
+    registered: BTreeMap<u32, [u8; 16]>,
+}
+
+/// One rank.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) rank: u32,
+    pub(super) ranks: u32,
+    pub(super) instance: [u8; 16],
+    pub(super) place: Place,
+    state: Mutex<State>,
+    /// Told whenever something changed that somebody may wait for.
+    pub(super) changed: Notify,
+    /// Told when something was posted on a board, and when this rank is to leave.
+    pub(super) posted: Arc<Notify>,
+    /// Children that are there, to be connected to.
+    connects: UnboundedSender<(usize, Registration)>,
+}
+
+/// What is to be sent to the neighbour at the other end of an edge.
+pub(super) type Outgoing = UnboundedReceiver<Message>;
+
+impl Node {
+    /// A rank that knows nobody, and where the children are told that are to be connected to.
+    pub(super) fn new(
+        rank: u32,
+        ranks: u32,
+        instance: [u8; 16],
+    ) -> (Arc<Self>, UnboundedReceiver<(usize, Registration)>) {
+        let place = Place::of(rank, ranks);
+        let edge = |there: Option<u32>| {
+            there.map_or(Edge::Down, |_| {
+                let (to, from) = unbounded_channel();
+                Edge::Waiting(from, to)
+            })
+        };
+        let state = State {
+            edges: place.neighbours().map(edge),
+            meetings: HashMap::new(),
+            notices: HashMap::new(),
+            closed: HashSet::new(),
+            gone: Vec::new(),
+            lost: Vec::new(),
+            aborted: None,
+            failed: None,
+            missing: None,
+            trouble: String::new(),
+            registered: BTreeMap::from([(0, instance)]),
+        };
+        let (connects, to_connect) = unbounded_channel();
+        let node = Self {
+            rank,
+            ranks,
+            instance,
+            place,
+            state: Mutex::new(state),
+            changed: Notify::new(),
+            posted: Arc::new(Notify::new()),
+            connects,
+        };
+        (Arc::new(node), to_connect)
+    }
+
+    // Held for a few operations and never while waiting.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The rank at the other end of an edge.
+    pub(super) fn neighbour(&self, edge: usize) -> Option<u32> {
+        self.place.neighbours()[edge]
+    }
+
+    /// Gives this rank's bytes to a meeting. Whoever gets them has got what this rank posted on boards before.
+    pub(super) fn give(&self, round: Round, bytes: &[u8]) {
+        self.tell();
+        let mut state = self.state();
+        let mut rest = bytes;
+        loop {
+            let (piece, after) = rest.split_at(rest.len().min(PIECE));
+            rest = after;
+            let last = rest.is_empty();
+            state.forward(&Message::Part { round, rank: self.rank, last, bytes: piece.into() }, None);
+            if last {
+                break;
+            }
+        }
+        let meeting = state.meetings.entry(round).or_default();
+        meeting.given.insert(self.rank, Given { bytes: bytes.to_vec(), whole: true });
+        meeting.whole += 1;
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    /// What came of a meeting that this rank gave to, if something did; the caller then does not ask again.
+    pub(super) fn look(&self, round: Round) -> Option<Result<Vec<Vec<u8>>, BootstrapError>> {
+        let mut state = self.state();
+        let meeting = state.meetings.get(&round)?;
+        if meeting.whole == self.ranks {
+            let meeting = state.meetings.remove(&round)?;
+            return Some(Ok(meeting.given.into_values().map(|given| given.bytes).collect()));
+        }
+        let error = if let Some(error) = &state.failed {
+            Some(error.clone())
+        } else if let Some(rank) = state.aborted {
+            Some(BootstrapError::Aborted { rank })
+        } else if state.gone.is_empty() {
+            None
+        } else {
+            let missing = meeting.missing(self.ranks);
+            let cut_off = |gone: &&Gone| missing.iter().any(|&rank| gone.behind.contains(rank));
+            state.gone.iter().find(cut_off).map(|gone| BootstrapError::Lost { rank: gone.rank })
+        };
+        if error.is_some() {
+            state.meetings.remove(&round);
+        }
+        error.map(Err)
+    }
+
+    /// Gives a meeting up: who has not come.
+    pub(super) fn give_up(&self, round: Round, waited: Duration) -> BootstrapError {
+        let missing = self.state().meetings.remove(&round).map(|meeting| meeting.missing(self.ranks));
+        timeout(missing.unwrap_or_default(), waited)
+    }
+
+    /// Who has not come to a meeting that goes on.
+    pub(super) fn missing(&self, round: Round) -> Vec<u32> {
+        self.state().meetings.get(&round).map(|meeting| meeting.missing(self.ranks)).unwrap_or_default()
+    }
+
+    /// The board of a channel, with what was posted on it so far.
+    pub(super) fn open(&self, channel: u64) -> Arc<Board> {
+        let posted = self.posted.clone();
+        let board = Arc::new(Board::watched(self.ranks, move || posted.notify_one()));
+        let mut state = self.state();
+        state.closed.remove(&channel);
+        for rank in state.lost.clone() {
+            board.post(self.rank, lost(rank));
+        }
+        let notices = state.notices.entry(channel).or_default();
+        for (rank, fault) in notices.early.drain(..) {
+            board.post(rank, fault);
+        }
+        notices.told = board.of(self.rank).is_some();
+        notices.board = Some(board.clone());
+        notices.closed = false;
+        board
+    }
+
+    /// This rank meets nobody on the channel any more; its board lasts as long as somebody has it.
+    pub(super) fn close(&self, channel: u64) {
+        let mut state = self.state();
+        state.closed.insert(channel);
+        state.meetings.retain(|round, _| round.channel != channel);
+        if let Some(notices) = state.notices.get_mut(&channel) {
+            notices.closed = true;
+        }
+        drop(state);
+        self.posted.notify_one();
+    }
+
+    /// Tells all of what this rank has posted on boards since the last time.
+    pub(super) fn tell(&self) {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let mut news = Vec::new();
+        state.notices.retain(|&channel, notices| {
+            let Some(board) = &notices.board else { return true };
+            if let (false, Some(notice)) = (notices.told, board.of(self.rank)) {
+                notices.told = true;
+                news.push(Message::Fault { channel, rank: self.rank, fault: notice.fault });
+            }
+            !(notices.closed && Arc::strong_count(board) == 1)
+        });
+        for message in news {
+            state.forward(&message, None);
+        }
+    }
+
+    /// Ends all meetings, on all ranks.
+    pub(super) fn abort(&self) {
+        let mut state = self.state();
+        if state.aborted.is_none() {
+            state.aborted = Some(self.rank);
+            state.forward(&Message::Abort { rank: self.rank }, None);
+        }
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    /// This rank cannot be in the job.
+    pub(super) fn fail(&self, error: BootstrapError) {
+        self.state().failed.get_or_insert(error);
+        self.changed.notify_waiters();
+    }
+
+    /// Why it cannot.
+    pub(super) fn failed(&self) -> Option<BootstrapError> {
+        self.state().failed.clone()
+    }
+
+    /// Tells all that this rank leaves, and sends nothing after that.
+    pub(super) fn leave(&self) {
+        let mut state = self.state();
+        state.forward(&Message::Gone { rank: self.rank, orderly: true, by: self.rank }, None);
+        for edge in &mut state.edges {
+            if matches!(edge, Edge::Up(_)) {
+                *edge = Edge::Down;
+            }
+        }
+    }
+
+    /// Gives joining up, as some did not come, and tells all: without this rank the others need not wait either.
+    pub(super) fn give_up_joining(&self, waited: Duration) {
+        let mut state = self.state();
+        let (mut ranks, mut count) = state.missing.clone().unwrap_or_default();
+        if count == 0 {
+            // All were there when rank 0 was last heard, or it never was.
+            ranks = state.meetings.get(&JOINING).map(|meeting| meeting.missing(self.ranks)).unwrap_or_default();
+            count = ranks.len() as u32;
+        }
+        let trouble = state.trouble.clone();
+        state.failed.get_or_insert(join_timeout(&ranks, &trouble, waited));
+        state.forward(&Message::Missing { ranks, count, trouble }, None);
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    /// An edge is there: what is to be sent along it; `None` if it is there already.
+    pub(super) fn edge_up(&self, edge: usize) -> Option<Outgoing> {
+        let mut state = self.state();
+        match std::mem::replace(&mut state.edges[edge], Edge::Down) {
+            Edge::Waiting(from, to) => {
+                state.edges[edge] = Edge::Up(to);
+                Some(from)
+            }
+            other => {
+                state.edges[edge] = other;
+                None
+            }
+        }
+    }
+
+    /// An edge is no more: unless it was to end, its neighbour is lost.
+    pub(super) fn edge_lost(&self, edge: usize) -> bool {
+        let Some(rank) = self.neighbour(edge) else { return false };
+        let mut state = self.state();
+        if matches!(state.edges[edge], Edge::Down) {
+            return false;
+        }
+        let news = state.gone(self, rank, false);
+        if news {
+            // To the lost rank too, should it only have been silent.
+            state.forward(&Message::Gone { rank, orderly: false, by: self.rank }, None);
+        }
+        state.edges[edge] = Edge::Down;
+        drop(state);
+        self.changed.notify_waiters();
+        news
+    }
+
+    /// A process says that it is a rank of the job.
+    ///
+    /// # Errors
+    /// Why it is not; the answer for it.
+    pub(super) fn register(&self, registration: &Registration) -> Result<(), super::message::Answer> {
+        use super::message::Answer;
+        if self.rank != 0 {
+            return Err(Answer::Unexpected);
+        }
+        if registration.ranks != self.ranks || registration.rank >= self.ranks {
+            return Err(Answer::Ranks(self.ranks));
+        }
+        let mut state = self.state();
+        match state.registered.get(&registration.rank) {
+            // Its answer got lost.
+            Some(instance) if *instance == registration.instance => return Ok(()),
+            Some(_) => return Err(Answer::Duplicate),
+            None => {}
+        }
+        state.registered.insert(registration.rank, registration.instance);
+        self.route(&mut state, registration.clone());
+        Ok(())
+    }
+
+    /// At rank 0: the first of the ranks that are not registered, and how many they are.
+    pub(super) fn unregistered(&self) -> (Vec<u32>, u32) {
+        let state = self.state();
+        let missing = (0..self.ranks).filter(|rank| !state.registered.contains_key(rank)).take(LISTED).collect();
+        (missing, self.ranks - state.registered.len() as u32)
+    }
+
+    /// Passes it on towards the rank's parent, or has it connected to.
+    fn route(&self, state: &mut State, registration: Registration) {
+        let Some(edge) = self.place.towards(registration.rank) else { return };
+        if self.neighbour(edge) == Some(registration.rank) {
+            // Nobody listens any more only when this rank leaves.
+            let _ = self.connects.send((edge, registration));
+        } else {
+            state.edges[edge].send(Message::Registered(registration));
+        }
+    }
+
+    /// Rank 0 says who is missing.
+    pub(super) fn set_missing(&self, missing: Vec<u32>, count: u32, trouble: &str) {
+        let mut state = self.state();
+        state.missing = Some((missing, count));
+        state.add_trouble(trouble);
+    }
+
+    /// Who rank 0 said is missing, and how many in all.
+    pub(super) fn told_missing(&self) -> Option<(Vec<u32>, u32)> {
+        self.state().missing.clone()
+    }
+
+    /// This rank, or another, has trouble with something. The first trouble is told.
+    pub(super) fn add_trouble(&self, trouble: &str) {
+        self.state().add_trouble(trouble);
+    }
+
+    /// What somebody has trouble with; empty if nobody does.
+    pub(super) fn trouble(&self) -> String {
+        self.state().trouble.clone()
+    }
+
+    /// Deals with what came along an edge.
+    ///
+    /// # Errors
+    /// [`Violation`]: the neighbour must not send that.
+    pub(super) fn receive(&self, edge: usize, message: Message) -> Result<(), Violation> {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        // What concerns a rank comes from where the rank is.
+        let from = |rank: u32| {
+            let there = rank < self.ranks && self.place.towards(rank) == Some(edge);
+            if there { Ok(()) } else { Err(Violation("it speaks for a rank that is not behind it")) }
+        };
+        match message {
+            Message::Ping => return Ok(()),
+            Message::Part { round, rank, last, ref bytes } => {
+                from(rank)?;
+                state.take_part(round, rank, last, bytes)?;
+                state.forward(&message, Some(edge));
+            }
+            Message::Fault { channel, rank, fault } => {
+                from(rank)?;
+                state.forward(&message, Some(edge));
+                if state.closed.contains(&channel) && !state.notices.contains_key(&channel) {
+                    return Ok(());
+                }
+                if !state.notices.contains_key(&channel) && state.notices.len() >= MAX_AHEAD {
+                    return Err(Violation("it uses too many channels"));
+                }
+                let notices = state.notices.entry(channel).or_default();
+                match &notices.board {
+                    Some(board) => board.post(rank, fault),
+                    None if notices.early.iter().any(|(early, _)| *early == rank) => {}
+                    None => notices.early.push((rank, fault)),
+                }
+            }
+            Message::Gone { rank, orderly, by } => {
+                // The one who noticed is there; a rank that is here but was silent is told so itself.
+                from(by)?;
+                if rank >= self.ranks {
+                    return Err(Violation("it speaks of a rank that there is not"));
+                }
+                if state.gone(self, rank, orderly) {
+                    state.forward(&message, Some(edge));
+                }
+                if self.neighbour(edge) == Some(rank) {
+                    state.edges[edge] = Edge::Down;
+                }
+            }
+            Message::Abort { rank } => {
+                from(rank)?;
+                if state.aborted.is_none() {
+                    state.aborted = Some(rank);
+                    state.forward(&message, Some(edge));
+                }
+            }
+            Message::Registered(registration) => {
+                if edge != PARENT || !self.place.subtree.contains(&registration.rank) || registration.rank == self.rank
+                {
+                    return Err(Violation("it registers a rank where it does not belong"));
+                }
+                self.route(state, registration);
+            }
+            Message::Missing { ref ranks, count, ref trouble } => {
+                if state.failed.is_some() {
+                    return Ok(());
+                }
+                state.forward(&message, Some(edge));
+                state.missing = Some((ranks.clone(), count));
+                state.add_trouble(trouble);
+                state.failed.get_or_insert(join_timeout(ranks, trouble, Duration::ZERO));
+            }
+        }
+        drop(guard);
+        self.changed.notify_waiters();
+        Ok(())
+    }
+}
+
+/// How joining ends when the time is over.
+fn join_timeout(missing: &[u32], trouble: &str, waited: Duration) -> BootstrapError {
+    if missing.is_empty() && !trouble.is_empty() {
+        return BootstrapError::Unreachable { reason: trouble.to_owned() };
+    }
+    timeout(missing.to_vec(), waited)
+}
+
+fn timeout(missing: Vec<u32>, waited: Duration) -> BootstrapError {
+    BootstrapError::Timeout { missing, waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX) }
+}
+
+/// What boards are told of a rank that was lost.
+fn lost(rank: u32) -> Fault {
+    Fault::new(FaultKind::PeerLost, Operation::None).peer(rank)
+}
+
+impl Meeting {
+    fn missing(&self, ranks: u32) -> Vec<u32> {
+        (0..ranks).filter(|rank| !self.given.get(rank).is_some_and(|given| given.whole)).collect()
+    }
+}
+
+impl Edge {
+    fn send(&self, message: Message) {
+        match self {
+            Self::Down => {}
+            // The other end is gone only when the edge is about to be taken down.
+            Self::Waiting(_, to) | Self::Up(to) => drop(to.send(message)),
+        }
+    }
+}
+
+impl State {
+    /// Sends it along all edges but one.
+    fn forward(&self, message: &Message, except: Option<usize>) {
+        for (index, edge) in self.edges.iter().enumerate() {
+            if Some(index) != except {
+                edge.send(message.clone());
+            }
+        }
+    }
+
+    fn take_part(&mut self, round: Round, rank: u32, last: bool, bytes: &[u8]) -> Result<(), Violation> {
+        if self.closed.contains(&round.channel) {
+            return Ok(());
+        }
+        let meeting = self.meetings.entry(round).or_default();
+        let given = meeting.given.entry(rank).or_default();
+        if given.whole {
+            return Err(Violation("it gives twice to one meeting"));
+        }
+        if given.bytes.len() + bytes.len() > MAX_BYTES {
+            return Err(Violation("it gives more to a meeting than it may"));
+        }
+        given.bytes.extend_from_slice(bytes);
+        given.whole = last;
+        meeting.whole += u32::from(last);
+        Ok(())
+    }
+
+    /// Notes that a rank is gone; false if that is known.
+    fn gone(&mut self, node: &Node, rank: u32, orderly: bool) -> bool {
+        if self.gone.iter().any(|gone| gone.rank == rank) {
+            return false;
+        }
+        self.gone.push(Gone { rank, behind: Behind::new(rank, node.rank, node.ranks) });
+        if !orderly {
+            self.lost.push(rank);
+            for notices in self.notices.values_mut() {
+                if let Some(board) = &notices.board {
+                    // All ranks hear of the loss as such, so this is told to nobody; what was posted before is.
+                    notices.told |= board.of(node.rank).is_none();
+                    board.post(node.rank, lost(rank));
+                }
+            }
+        }
+        true
+    }
+
+    fn add_trouble(&mut self, trouble: &str) {
+        if self.trouble.is_empty() {
+            trouble.clone_into(&mut self.trouble);
+        }
+    }
+}

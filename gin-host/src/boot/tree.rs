@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The tree along which ranks talk.
+//!
+//! A rank's subtree is an interval of ranks that begins with it: what follows it is halved between its children. So the
+//! tree of n ranks is log2(n) deep, nobody has more than three neighbours, ranks of one host mostly lie together, and
+//! whether a rank lies behind another is a comparison of numbers.
+
+use std::ops::Range;
+
+/// Most neighbours of a rank: its parent and two children.
+pub(super) const EDGES: usize = 3;
+
+/// Number of the edge to the parent; those to children follow.
+pub(super) const PARENT: usize = 0;
+
+/// Where a rank is in the tree.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Place {
+    /// Unless it is rank 0.
+    pub(super) parent: Option<u32>,
+    /// The rank and those below it.
+    pub(super) subtree: Range<u32>,
+}
+
+/// The intervals of the two children of the rank with this interval; they may be empty.
+fn children(subtree: &Range<u32>) -> [Range<u32>; 2] {
+    let first = subtree.start + 1;
+    let middle = first + (subtree.end - first).div_ceil(2);
+    [first..middle, middle..subtree.end]
+}
+
+impl Place {
+    /// The place of `rank` among `ranks`, of which it must be one.
+    pub(super) fn of(rank: u32, ranks: u32) -> Self {
+        let mut place = Self { parent: None, subtree: 0..ranks };
+        while place.subtree.start < rank {
+            let [left, right] = children(&place.subtree);
+            place =
+                Self { parent: Some(place.subtree.start), subtree: if left.contains(&rank) { left } else { right } };
+        }
+        place
+    }
+
+    /// The rank at the other end of each edge.
+    pub(super) fn neighbours(&self) -> [Option<u32>; EDGES] {
+        let [left, right] = children(&self.subtree).map(|range| (!range.is_empty()).then_some(range.start));
+        [self.parent, left, right]
+    }
+
+    /// The edge that leads to `rank`; `None` for the rank itself.
+    pub(super) fn towards(&self, rank: u32) -> Option<usize> {
+        if rank == self.subtree.start {
+            return None;
+        }
+        let [left, right] = children(&self.subtree);
+        Some(if left.contains(&rank) {
+            PARENT + 1
+        } else if right.contains(&rank) {
+            PARENT + 2
+        } else {
+            PARENT
+        })
+    }
+}
+
+/// The ranks that `from` reaches through one rank only, and that rank: what is cut off when it goes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Behind {
+    range: Range<u32>,
+    /// Whether those outside of the range are meant.
+    outside: bool,
+}
+
+impl Behind {
+    /// The ranks behind `gone`, seen from `from`.
+    pub(super) fn new(gone: u32, from: u32, ranks: u32) -> Self {
+        let place = Place::of(gone, ranks);
+        if from == gone || !place.subtree.contains(&from) {
+            return Self { range: place.subtree, outside: false };
+        }
+        let [left, right] = children(&place.subtree);
+        Self { range: if left.contains(&from) { left } else { right }, outside: true }
+    }
+
+    pub(super) fn contains(&self, rank: u32) -> bool {
+        self.range.contains(&rank) != self.outside
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZES: [u32; 9] = [1, 2, 3, 4, 7, 8, 33, 100, 1024];
+
+    #[test]
+    fn both_ends_of_an_edge_know_each_other_and_all_ranks_hang_together() {
+        for ranks in SIZES {
+            let mut edges = 0;
+            for rank in 0..ranks {
+                let place = Place::of(rank, ranks);
+                assert_eq!(place.subtree.start, rank);
+                for (edge, other) in place.neighbours().into_iter().enumerate() {
+                    let Some(other) = other else { continue };
+                    edges += 1;
+                    assert_eq!(place.towards(other), Some(edge));
+                    assert!(Place::of(other, ranks).neighbours().contains(&Some(rank)), "{rank} {other} of {ranks}");
+                }
+                assert_eq!(place.towards(rank), None);
+            }
+            assert_eq!(edges, 2 * (ranks - 1), "a tree of {ranks}");
+        }
+    }
+
+    #[test]
+    fn the_tree_is_as_deep_as_a_binary_tree_has_to_be() {
+        for (ranks, depth) in [(1, 0), (2, 1), (3, 1), (8, 3), (1024, 10), (1 << 24, 24)] {
+            let deepest = |rank| {
+                let (mut place, mut depth) = (Place::of(rank, ranks), 0);
+                while let Some(parent) = place.parent {
+                    (place, depth) = (Place::of(parent, ranks), depth + 1);
+                }
+                depth
+            };
+            let most = [0, 1, ranks / 2, ranks - 1].into_iter().filter(|&rank| rank < ranks).map(deepest).max();
+            assert!(most.is_some_and(|most| most <= depth), "{ranks}: {most:?}");
+        }
+    }
+
+    #[test]
+    fn who_is_behind_a_rank_is_who_is_reached_through_it() {
+        for ranks in [1, 2, 5, 16, 33] {
+            for from in 0..ranks {
+                for gone in 0..ranks {
+                    let behind = Behind::new(gone, from, ranks);
+                    for rank in 0..ranks {
+                        let mut at = from;
+                        let mut through = at == gone && rank == gone;
+                        while let (false, Some(edge)) = (through, Place::of(at, ranks).towards(rank)) {
+                            at = Place::of(at, ranks).neighbours()[edge].unwrap();
+                            through = at == gone;
+                        }
+                        if from != gone {
+                            assert_eq!(behind.contains(rank), through, "{from} to {rank} through {gone} of {ranks}");
+                        }
+                    }
+                    assert!(behind.contains(gone));
+                }
+            }
+        }
+    }
+}
