@@ -3,6 +3,7 @@
 
 use crate::cases::Case;
 use crate::op::{Entry, Op};
+use crate::processes::{Collected, NOT_HERE, Processes};
 use crate::scenario::{Control, NO_END, Outcome, Scenario};
 use crate::script::{RESET_BY_STORE, ROUTE_LSA, ROUTE_NETWORK, STOP_AT_ERROR, Script};
 use bytemuck::Zeroable;
@@ -14,7 +15,7 @@ use gin_host::net::testing::{Delay, FailOnDemand, FailSwitch, Reorder, SlowPeer,
 use gin_host::net::{Endpoint, Network, peer::Peer};
 use gin_host::nic::{DoorbellRelease, SoftEngine, SoftFabric};
 use gin_host::proxy::Sabotage;
-use gin_host::world::{Devices, LaunchError, Mode, Rank, SoftNics, WorldConfig, launch_logged};
+use gin_host::world::{Devices, LaunchError, Mode, Rank, SoftNics, WorldConfig, join, launch_logged};
 use gin_host::{LaunchConfig, Window};
 use gin_soft_hca::engine::Slow;
 use gin_soft_hca::{Fault, FaultKind};
@@ -85,6 +86,11 @@ pub enum Net {
 }
 
 impl Net {
+    /// Whether ranks tell each other something past the network, within a process.
+    fn is_of_one_process(self) -> bool {
+        matches!(self, Self::Withhold | Self::WithholdLate | Self::Worst)
+    }
+
     fn wrap(self, endpoint: &Endpoint) -> Box<dyn Network> {
         let peer = Peer::new(endpoint);
         match self {
@@ -234,6 +240,8 @@ pub struct Setup {
     pub windows: SetupWindows,
     /// Other devices than the virtual GPU, for real threads.
     pub devices: Option<Devices>,
+    /// The processes whose ranks run scenarios, one in each; threads of this one otherwise.
+    pub processes: Option<Processes>,
     /// Kernels with the back end compiled in alone, where there are any.
     pub named_backend: bool,
     /// A mistake to make.
@@ -263,6 +271,7 @@ impl Setup {
             route: SetupRoute::Network,
             windows: SetupWindows::Allocated,
             devices: None,
+            processes: None,
             named_backend: false,
             mistake: Mistake::None,
             repeat: None,
@@ -336,6 +345,9 @@ impl Setup {
         if self.windows == SetupWindows::Registered {
             name.push_str(", memory of the user");
         }
+        if self.processes.is_some() {
+            name.push_str(", ranks in processes");
+        }
         if self.named_backend {
             name.push_str(", back end named");
         }
@@ -401,15 +413,23 @@ impl Setup {
             None => config,
         };
         let fabric = nics.as_ref().map(SoftNics::fabric);
-        let (results, log) = launch_logged(config, |rank| run_rank(&rank, scenario, self, fabric));
-        if let Some(logs) = &self.logs {
-            logs.lock().unwrap_or_else(PoisonError::into_inner).push(log);
-        }
-        let ranks = results.map_err(|error| {
-            let (stuck, text) = (matches!(error, LaunchError::World(_)), error.to_string());
-            // On threads a grid is ended by its limit, which its rank reports.
-            if stuck || text.contains("has not ended") { format!("{NO_END}: {text}") } else { text }
-        })?;
+        let body = |rank: Rank| run_rank(&rank, scenario, self, fabric);
+        let ranks = match &self.processes {
+            None => {
+                let (results, log) = launch_logged(config, body);
+                if let Some(logs) = &self.logs {
+                    logs.lock().unwrap_or_else(PoisonError::into_inner).push(log);
+                }
+                results.map_err(in_words)?
+            }
+            Some(_) if self.net.is_of_one_process() => {
+                return Err(format!("{NOT_HERE}: what network {:?} withholds is known in one process", self.net));
+            }
+            Some(processes) => {
+                let own = processes.job(scenario.ranks)?.map(|job| join(config, job, body).map_err(in_words));
+                processes.gather(own)?
+            }
+        };
         if let Some(failure) = fabric.and_then(SoftFabric::failure) {
             return Err(format!("the NIC's engine failed: {failure}"));
         }
@@ -426,7 +446,12 @@ impl Setup {
     }
 }
 
-type Collected = (Vec<Vec<Entry>>, Vec<Vec<u8>>, Option<(u32, gin_abi::Fault)>);
+/// How a job failed, in words; with [`NO_END`] first if it got no further.
+fn in_words(error: LaunchError<CommError>) -> String {
+    let (stuck, text) = (matches!(error, LaunchError::World(_)), error.to_string());
+    // On threads a grid is ended by its limit, which its rank reports.
+    if stuck || text.contains("has not ended") { format!("{NO_END}: {text}") } else { text }
+}
 
 fn run_rank(
     rank: &Rank,
@@ -444,7 +469,12 @@ fn run_rank(
             windows.push(comm.alloc_window(bytes as usize, flags)?);
             continue;
         }
-        let memory = Memory::new(rank.device(), MemoryKind::Device, (spec.offset + bytes).max(1))?;
+        let bytes_there = (spec.offset + bytes).max(1);
+        let memory = if rank.bootstrap().is_across_processes() {
+            Memory::shared(rank.device(), MemoryKind::Device, bytes_there)?
+        } else {
+            Memory::new(rank.device(), MemoryKind::Device, bytes_there)?
+        };
         windows.push(comm.register(&memory.slice(spec.offset..spec.offset + bytes)?, flags)?);
     }
 

@@ -18,6 +18,8 @@ pub mod cases;
 pub mod host;
 pub mod op;
 #[cfg(not(target_arch = "nvptx64"))]
+pub mod processes;
+#[cfg(not(target_arch = "nvptx64"))]
 pub mod saboteurs;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod scenario;

@@ -341,6 +341,10 @@ impl Drop for Inner {
 }
 
 impl Bootstrap for TcpBootstrap {
+    fn is_across_processes(&self) -> bool {
+        true
+    }
+
     fn rank(&self) -> u32 {
         self.inner.node.rank
     }

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The conformance suite on virtual GPUs whose ranks are processes of their own: 2 and 4 of them.
+//!
+//! What a scenario needs more processes for is skipped with 2; 4 are enough for all.
+
+use gin_conformance::cases;
+use gin_conformance::host::{Net, Setup, SetupBackend, SetupRoute, SetupWindows};
+use gin_conformance::processes::{Group, Processes, Verdict, serve};
+use libtest_mimic::{Arguments, Completion, Trial};
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What a case may take; nothing takes as long that does not hang.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Processes, the name of a way to run the suite, and the way.
+const WAYS: [(u32, &str, Net, SetupRoute, SetupWindows); 5] = [
+    (2, "plain", Net::Plain, SetupRoute::Network, SetupWindows::Allocated),
+    (2, "lsa", Net::Plain, SetupRoute::Lsa, SetupWindows::Registered),
+    (4, "auto", Net::Plain, SetupRoute::Auto, SetupWindows::Registered),
+    (4, "lsa", Net::Plain, SetupRoute::Lsa, SetupWindows::Allocated),
+    (4, "reorder", Net::Reorder, SetupRoute::Network, SetupWindows::Registered),
+];
+
+/// A way by its name, which begins with the number of processes.
+fn setup(way: &str, processes: Processes) -> Option<Setup> {
+    let named = |(ranks, name, ..): &&(u32, &str, Net, SetupRoute, SetupWindows)| format!("{ranks}_{name}") == way;
+    let &(_, _, net, route, windows) = WAYS.iter().find(named)?;
+    Some(Setup { net, route, windows, processes: Some(processes), ..Setup::threads() })
+}
+
+fn main() -> ExitCode {
+    if let Some(code) = serve(setup) {
+        return code;
+    }
+    let mut trials = Vec::new();
+    let mut groups = BTreeMap::new();
+    for (ranks, name, _, route, _) in WAYS {
+        let group = groups.entry(ranks).or_insert_with(|| Arc::new(Group::new(ranks, LIMIT)));
+        let way = format!("{ranks}_{name}");
+        for case in cases::for_setup(SetupBackend::Proxy, route) {
+            let (group, way) = (group.clone(), way.clone());
+            trials.push(Trial::ignorable_test(format!("processes/{way}/{}", case.name), move || {
+                match group.run(&way, case.name.as_ref()) {
+                    Verdict::Passed => Ok(Completion::Completed),
+                    Verdict::Skipped(reason) => Ok(Completion::ignored_with(reason)),
+                    Verdict::Failed(text) => Err(text.into()),
+                }
+            }));
+        }
+    }
+    let mut arguments = Arguments::from_args();
+    // Each case has as many processes as there are ranks already.
+    arguments.test_threads.get_or_insert(1);
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
