@@ -14,12 +14,14 @@ use super::tree::PARENT;
 use crate::comm::BootstrapError;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc::{self, UnboundedReceiver, WeakSender};
 use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::error::Elapsed;
 use tokio::time::{sleep, timeout};
 
 /// How long whoever connects may take until it is known to have the secret.
@@ -36,6 +38,9 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_
 
 /// How long connecting fails before somebody is told.
 const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How much longer than the silence to listen for what is there already.
+const LATE: Duration = Duration::from_millis(100);
 
 /// How long rank 0 answers who is missing after it gave up.
 const ANSWERING: Duration = Duration::from_secs(3);
@@ -361,7 +366,7 @@ impl Io {
     /// Serves an edge until it ends.
     fn serve(&self, edge: usize, link: Link, outgoing: Outgoing) {
         let (node, silence, alive) = (self.node.clone(), self.config.silence, self.alive.upgrade());
-        let mut writer = tokio::spawn(write(link.outbound, outgoing, silence / 4));
+        let mut writer = tokio::spawn(write(node.clone(), edge, link.outbound, outgoing, silence / 4));
         tokio::spawn(async move {
             let reason = read(&node, edge, link.inbound, silence).await;
             let lost = node.edge_lost(edge);
@@ -379,7 +384,13 @@ impl Io {
 }
 
 /// Sends what is to be sent, and something now and then.
-async fn write(mut link: Outbound, mut outgoing: Outgoing, beat: Duration) -> Result<(), LinkError> {
+async fn write(
+    node: Arc<Node>,
+    edge: usize,
+    mut link: Outbound,
+    mut outgoing: Outgoing,
+    beat: Duration,
+) -> Result<(), LinkError> {
     let mut frame = Vec::new();
     loop {
         let mut next = match timeout(beat, outgoing.recv()).await {
@@ -388,19 +399,32 @@ async fn write(mut link: Outbound, mut outgoing: Outgoing, beat: Duration) -> Re
             Err(_) => Some(Message::Ping),
         };
         frame.clear();
+        let mut messages = 0;
         while let Some(message) = next {
             message.write(&mut frame);
+            messages += u64::from(message != Message::Ping);
             // A piece has a head of at most 40 bytes, and nothing is longer than a piece.
             next = if frame.len() + PIECE + 40 <= FRAME { outgoing.try_recv().ok() } else { None };
         }
         link.frame(&frame).await?;
+        node.note_sent(edge, messages);
+    }
+}
+
+/// What comes within this time. What has come by its end counts, however late that is seen: this process may have been
+/// stopped for longer, and what it blames its peers for then was its own silence.
+async fn heard<T>(silence: Duration, next: impl Future<Output = T>) -> Result<T, Elapsed> {
+    let mut next = pin!(next);
+    match timeout(silence, &mut next).await {
+        Ok(heard) => Ok(heard),
+        Err(_) => timeout(LATE.min(silence), next).await,
     }
 }
 
 /// Deals with what comes until nothing comes any more; why.
 async fn read(node: &Node, edge: usize, mut link: Inbound, silence: Duration) -> String {
     loop {
-        let frame = match timeout(silence, link.frame()).await {
+        let frame = match heard(silence, link.frame()).await {
             Ok(Ok(Some(frame))) => frame,
             Ok(Ok(None)) => return LinkError::Closed.to_string(),
             Ok(Err(error)) => return error.to_string(),

@@ -98,6 +98,9 @@ impl Default for TcpConfig {
     }
 }
 
+/// How long the end of a meeting waits for neighbours that are slow to take what comes.
+const FLUSH: Duration = Duration::from_secs(1);
+
 /// What a call to the system failed with.
 fn system(what: &'static str, error: impl ToString) -> BootstrapError {
     BootstrapError::System { what, reason: error.to_string() }
@@ -323,7 +326,17 @@ impl Inner {
             }
             outcome.is_some()
         });
+        if matches!(outcome, Some(Ok(_))) {
+            self.flush();
+        }
         outcome.unwrap_or(Err(BootstrapError::Lost { rank: self.node.rank }))
+    }
+
+    /// Waits until the system has taken what others need from this rank, so that a process that ends without a word, after
+    /// its last meeting, does not spoil it for them. A neighbour that takes nothing is not waited for.
+    fn flush(&self) {
+        let (queued, begun) = (self.node.queued(), Instant::now());
+        rt::wait_until(|| self.node.has_sent(&queued) || begun.elapsed() > FLUSH);
     }
 }
 

@@ -12,6 +12,7 @@ use crate::comm::BootstrapError;
 use crate::comm::board::Board;
 use gin_abi::{Fault, FaultKind, Operation};
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -89,7 +90,12 @@ struct State {
     trouble: String,
     /// At rank 0: who is there.
     registered: BTreeMap<u32, [u8; 16]>,
+    /// How many messages were to be sent along each edge so far.
+    queued: Sent,
 }
+
+/// A number of messages for each edge.
+pub(super) type Sent = [u64; EDGES];
 
 /// One rank.
 #[derive(Debug)]
@@ -103,6 +109,8 @@ pub(super) struct Node {
     pub(super) changed: Notify,
     /// Told when something was posted on a board, and when this rank is to leave.
     pub(super) posted: Arc<Notify>,
+    /// How many messages the system has taken, for each edge.
+    sent: [AtomicU64; EDGES],
     /// Children that are there, to be connected to.
     connects: UnboundedSender<(usize, Registration)>,
 }
@@ -136,6 +144,7 @@ impl Node {
             missing: None,
             trouble: String::new(),
             registered: BTreeMap::from([(0, instance)]),
+            queued: [0; EDGES],
         };
         let (connects, to_connect) = unbounded_channel();
         let node = Self {
@@ -146,6 +155,7 @@ impl Node {
             state: Mutex::new(state),
             changed: Notify::new(),
             posted: Arc::new(Notify::new()),
+            sent: Default::default(),
             connects,
         };
         (Arc::new(node), to_connect)
@@ -205,6 +215,25 @@ impl Node {
             state.meetings.remove(&round);
         }
         error.map(Err)
+    }
+
+    /// How many messages were to be sent so far.
+    pub(super) fn queued(&self) -> Sent {
+        self.state().queued
+    }
+
+    /// Whether the system has taken so many; those of an edge that has ended are not waited for.
+    pub(super) fn has_sent(&self, queued: &Sent) -> bool {
+        let sent = |edge: usize| self.sent[edge].load(Ordering::Acquire) >= queued[edge];
+        (0..EDGES).all(sent) || {
+            let state = self.state();
+            (0..EDGES).all(|edge| sent(edge) || matches!(state.edges[edge], Edge::Down))
+        }
+    }
+
+    /// The system has taken this many more.
+    pub(super) fn note_sent(&self, edge: usize, messages: u64) {
+        self.sent[edge].fetch_add(messages, Ordering::Release);
     }
 
     /// Gives a meeting up: who has not come.
@@ -387,7 +416,7 @@ impl Node {
             // Nobody listens any more only when this rank leaves.
             let _ = self.connects.send((edge, registration));
         } else {
-            state.edges[edge].send(Message::Registered(registration));
+            state.send(edge, Message::Registered(registration));
         }
     }
 
@@ -514,23 +543,22 @@ impl Meeting {
     }
 }
 
-impl Edge {
-    fn send(&self, message: Message) {
-        match self {
-            Self::Down => {}
+impl State {
+    fn send(&mut self, edge: usize, message: Message) {
+        match &self.edges[edge] {
+            Edge::Down => {}
             // The other end is gone only when the edge is about to be taken down.
-            Self::Waiting(_, to) | Self::Up(to) => drop(to.send(message)),
+            Edge::Waiting(_, to) | Edge::Up(to) => {
+                self.queued[edge] += 1;
+                let _ = to.send(message);
+            }
         }
     }
-}
 
-impl State {
     /// Sends it along all edges but one.
-    fn forward(&self, message: &Message, except: Option<usize>) {
-        for (index, edge) in self.edges.iter().enumerate() {
-            if Some(index) != except {
-                edge.send(message.clone());
-            }
+    fn forward(&mut self, message: &Message, except: Option<usize>) {
+        for edge in (0..EDGES).filter(|&edge| Some(edge) != except) {
+            self.send(edge, message.clone());
         }
     }
 

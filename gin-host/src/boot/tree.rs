@@ -72,10 +72,13 @@ pub(super) struct Behind {
 }
 
 impl Behind {
-    /// The ranks behind `gone`, seen from `from`.
+    /// The ranks behind `gone`, seen from `from`: all of them if it is that itself.
     pub(super) fn new(gone: u32, from: u32, ranks: u32) -> Self {
         let place = Place::of(gone, ranks);
-        if from == gone || !place.subtree.contains(&from) {
+        if from == gone {
+            return Self { range: 0..ranks, outside: false };
+        }
+        if !place.subtree.contains(&from) {
             return Self { range: place.subtree, outside: false };
         }
         let [left, right] = children(&place.subtree);
@@ -135,14 +138,12 @@ mod tests {
                     let behind = Behind::new(gone, from, ranks);
                     for rank in 0..ranks {
                         let mut at = from;
-                        let mut through = at == gone && rank == gone;
+                        let mut through = at == gone;
                         while let (false, Some(edge)) = (through, Place::of(at, ranks).towards(rank)) {
                             at = Place::of(at, ranks).neighbours()[edge].unwrap();
                             through = at == gone;
                         }
-                        if from != gone {
-                            assert_eq!(behind.contains(rank), through, "{from} to {rank} through {gone} of {ranks}");
-                        }
+                        assert_eq!(behind.contains(rank), through, "{from} to {rank} through {gone} of {ranks}");
                     }
                     assert!(behind.contains(gone));
                 }
