@@ -69,6 +69,12 @@ impl Processes {
         Ok(Some(Self { all: Arc::new(all.map_err(|error| text(&error))?) }))
     }
 
+    /// Which of them this is, from 0.
+    #[must_use]
+    pub fn rank(&self) -> u32 {
+        self.all.rank()
+    }
+
     /// A job of the first `ranks` of them; `None` in those that are not among them.
     pub(crate) fn job(&self, ranks: u32) -> Result<Option<Arc<dyn Bootstrap>>, String> {
         let (rank, there) = (self.all.rank(), self.all.ranks());

@@ -9,6 +9,7 @@
 
 use gin_conformance::cases;
 use gin_conformance::host::{Mistake, Net, Setup, SetupBackend, SetupRoute, SetupWindows, judge};
+use gin_conformance::processes::{Group, Processes, Verdict, serve};
 use gin_conformance::saboteurs::{self, Saboteur, Tally};
 use gin_host::nic::{DoorbellRelease, SoftEngine};
 use gin_host::proxy::Sabotage;
@@ -19,16 +20,66 @@ use gpu_tests::journal::{Journal, Outcome};
 use gpu_tests::watchdog::{self, Watchdog};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::path::Path;
-use std::sync::Arc;
+use std::process::ExitCode;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Longest trial.
 const TRIAL_LIMIT: Duration = Duration::from_secs(40);
 
+/// Longest trial of several processes; the first one loads the kernels in each.
+const PROCESS_LIMIT: Duration = Duration::from_secs(150);
+
 /// Most GPUs that ranks are spread over.
 const COUNTS: [usize; 4] = [1, 2, 4, 8];
 
-fn main() {
+/// Ways of running the suite with a process for each GPU.
+const PROCESS_WAYS: [(&str, Net, SetupRoute, SetupWindows); 4] = [
+    ("network", Net::Plain, SetupRoute::Network, SetupWindows::Allocated),
+    ("reorder", Net::Reorder, SetupRoute::Network, SetupWindows::Registered),
+    ("auto", Net::Plain, SetupRoute::Auto, SetupWindows::Registered),
+    ("lsa", Net::Plain, SetupRoute::Lsa, SetupWindows::Allocated),
+];
+
+/// What a process of a group runs a case on: the GPU with its number.
+fn process_setup(way: &str, processes: Processes) -> Option<Setup> {
+    static DEVICES: OnceLock<Result<Devices, String>> = OnceLock::new();
+    let &(_, net, route, windows) = PROCESS_WAYS.iter().find(|(name, ..)| *name == way)?;
+    let devices = DEVICES.get_or_init(|| gpus::devices(&[processes.rank() as usize]));
+    let devices = match devices {
+        Ok(devices) => devices.clone(),
+        Err(reason) => {
+            eprintln!("process {}: {reason}", processes.rank());
+            return None;
+        }
+    };
+    Some(Setup { devices: Some(devices), net, route, windows, processes: Some(processes), ..Setup::threads() })
+}
+
+/// Adds the suite with a process for each of so many GPUs.
+fn add_processes(trials: &mut Vec<Trial>, count: usize, run: &Run) {
+    let group = Arc::new(Group::new(count as u32, PROCESS_LIMIT));
+    for (way, _, route, _) in PROCESS_WAYS {
+        for case in cases::for_setup(SetupBackend::Proxy, route) {
+            let (group, end) = (group.clone(), run.end);
+            trials.push(Trial::ignorable_test(format!("cuda/{count}_processes/{way}/{}", case.name), move || {
+                if end.is_some_and(|end| Instant::now() > end) {
+                    return Ok(Completion::ignored_with("the time of this run is over"));
+                }
+                match group.run(way, &case.name) {
+                    Verdict::Passed => Ok(Completion::Completed),
+                    Verdict::Skipped(reason) => Ok(Completion::ignored_with(reason)),
+                    Verdict::Failed(text) => Err(text.into()),
+                }
+            }));
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    if let Some(code) = serve(process_setup) {
+        return code;
+    }
     let mut arguments = Arguments::from_args();
     // The GPU is shared, and the watchdog watches one trial.
     arguments.test_threads = Some(1);
@@ -54,8 +105,12 @@ fn main() {
     for count in COUNTS {
         let known = if arguments.list { &Err("only the names are wanted".to_owned()) } else { &found };
         add(&mut trials, count, known, &run);
+        // A process each; on one GPU they would take turns, and kernels that wait for each other with them.
+        if count > 1 && known.as_ref().is_ok_and(|gpus| gpus.count >= count) {
+            add_processes(&mut trials, count, &run);
+        }
     }
-    libtest_mimic::run(&arguments, trials).exit();
+    libtest_mimic::run(&arguments, trials).exit_code()
 }
 
 /// What goes around a trial.
