@@ -44,12 +44,15 @@
 
 mod id;
 mod io;
+mod job;
 mod link;
 mod message;
 mod node;
+mod slurm;
 mod tree;
 
 pub use id::{IdError, MIN_SECRET, Secret, UniqueId};
+pub use job::{Job, JobError, Launcher};
 
 use crate::comm::board::Board;
 use crate::comm::{Bootstrap, BootstrapError, Channel};
@@ -59,6 +62,7 @@ use message::Round;
 use node::{MAX_BYTES, Node};
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -167,6 +171,14 @@ impl Rendezvous {
     }
 }
 
+/// The socket, for who starts rank 0 as a process of its own: left open in that process, and named by its number in
+/// `GIN_LISTEN_FD` beside the id in `GIN_UNIQUE_ID`, it serves [`Job`].
+impl AsFd for Rendezvous {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
 /// Listens, with room for many that come at once.
 fn listen(address: SocketAddr) -> Result<TcpListener, BootstrapError> {
     let listener = TcpListener::bind(address)
@@ -246,6 +258,18 @@ impl TcpBootstrap {
     pub fn hosts(&self) -> &[String] {
         &self.hosts
     }
+
+    /// This rank's number among the ranks of its host, in the order of ranks.
+    pub fn local_rank(&self) -> u32 {
+        let rank = self.inner.node.rank as usize;
+        self.hosts[..rank].iter().filter(|host| **host == self.hosts[rank]).count() as u32
+    }
+
+    /// How many ranks its host has.
+    pub fn local_ranks(&self) -> u32 {
+        let own = &self.hosts[self.inner.node.rank as usize];
+        self.hosts.iter().filter(|host| *host == own).count() as u32
+    }
 }
 
 /// Tells whoever waits for the thread, or for what it does.
@@ -260,6 +284,11 @@ impl Drop for Ended {
     }
 }
 
+/// Name of this host, as its system has it.
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
 /// A rank that waits for the others.
 struct Joining {
     inner: Arc<Inner>,
@@ -269,8 +298,7 @@ struct Joining {
 impl Joining {
     fn wait(self) -> Result<TcpBootstrap, BootstrapError> {
         let node = &self.inner.node;
-        let host = rustix::system::uname().nodename().to_bytes().to_vec();
-        node.give(JOINING, &host);
+        node.give(JOINING, host_name().as_bytes());
         let mut outcome = None;
         rt::wait_until(|| {
             outcome = node.look(JOINING);
