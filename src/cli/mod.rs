@@ -3,6 +3,7 @@
 
 mod args;
 mod info;
+mod job;
 mod report;
 mod sass;
 pub(crate) mod size;
@@ -12,9 +13,11 @@ pub(crate) use args::default_options;
 pub(crate) use args::{Backend, BenchArgs, BenchWhat, Device, Mode, NicCheck, Options, Route, SoftLink, Workload};
 pub(crate) use report::{Format, Report};
 
+use self::job::ThisJob;
 use args::{Cli, Command};
-use clap::Parser;
 use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{CommandFactory, FromArgMatches};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::error::Error;
 use std::fmt;
@@ -51,8 +54,13 @@ pub(crate) enum End {
 /// # Errors
 /// What kept it from doing so.
 pub(crate) fn run() -> Result<End, Failure> {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
+    let parsed = Cli::command().try_get_matches().and_then(|matches| {
+        let run = matches.subcommand().filter(|(name, _)| *name == "run");
+        let given = run.is_some_and(|(_, run)| run.value_source("ranks") == Some(ValueSource::CommandLine));
+        Cli::from_arg_matches(&matches).map(|cli| (cli, given))
+    });
+    let (cli, ranks_given) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => {
             error.print()?;
             let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
@@ -60,9 +68,15 @@ pub(crate) fn run() -> Result<End, Failure> {
         }
     };
     match cli.command {
-        Command::Run(run) => run_workloads(&[run.workload], &run.options, false, run.format),
+        Command::Run(run) => match job::join()? {
+            None => run_workloads(&[run.workload], &run.options, false, run.format, None),
+            Some(job) => {
+                let options = job::fit(&run.options, job.bootstrap.ranks(), ranks_given)?;
+                run_workloads(&[run.workload], &options, false, run.format, Some(&job))
+            }
+        },
         Command::Demo(demo) => {
-            run_workloads(&[Workload::Ring, Workload::Alltoall, Workload::Halo], &demo.options, true, demo.format)
+            run_workloads(&[Workload::Ring, Workload::Alltoall, Workload::Halo], &demo.options, true, demo.format, None)
         }
         Command::Info => info::print(&mut io::stdout()).map(|()| End::Right),
         Command::Bench(arguments) if arguments.what == BenchWhat::Sass => {
@@ -73,15 +87,27 @@ pub(crate) fn run() -> Result<End, Failure> {
     }
 }
 
-/// Runs workloads, on every kind of device that there is and by every route if `every`, and prints what came of it.
-fn run_workloads(workloads: &[Workload], options: &Options, every: bool, format: Format) -> Result<End, Failure> {
-    let places = crate::workload::places(options, every)?;
+/// Runs workloads, on every kind of device that there is and by every route if `every`, and prints what came of it; as one
+/// rank of a `job` if there is one, of which the first prints.
+fn run_workloads(
+    workloads: &[Workload],
+    options: &Options,
+    every: bool,
+    format: Format,
+    job: Option<&ThisJob>,
+) -> Result<End, Failure> {
+    let mut places = crate::workload::places(options, every)?;
+    let options = &if job.is_some() { job::on_threads(options) } else { options.clone() };
+    if let Some(job) = job {
+        places.all = places.all.into_iter().map(|place| place.of_process(job.local_rank, job.local_ranks)).collect();
+    }
     let routes = match options.route {
         None if every => vec![Route::Network, Route::Auto],
         _ => vec![options.route()],
     };
     let total = (places.all.len() * routes.len() * workloads.len()) as u64 * u64::from(options.repeats);
-    let progress = if io::stderr().is_terminal() {
+    let prints = job.is_none_or(ThisJob::prints);
+    let progress = if prints && io::stderr().is_terminal() {
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
         bar.with_style(ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len} launches, {elapsed}")?)
     } else {
@@ -93,7 +119,8 @@ fn run_workloads(workloads: &[Workload], options: &Options, every: bool, format:
         let options = Options { route: Some(route), ..options.clone() };
         for workload in workloads {
             progress.set_message(format!("{}, {}", workload.name(), place.name()));
-            match crate::workload::run(*workload, place, &options, &|| progress.inc(1)) {
+            let bootstrap = job.map(|job| &job.bootstrap);
+            match crate::workload::run(*workload, place, &options, bootstrap, &|| progress.inc(1)) {
                 Ok(report) => reports.push(report),
                 Err(error) => {
                     failure = Some(error);
@@ -104,7 +131,7 @@ fn run_workloads(workloads: &[Workload], options: &Options, every: bool, format:
     }
     progress.finish_and_clear();
     // What was done before a failure is shown all the same.
-    if !reports.is_empty() {
+    if prints && !reports.is_empty() {
         report::print(&reports, format, places.note.as_deref(), &mut io::stdout().lock())?;
     }
     match failure {

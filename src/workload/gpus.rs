@@ -9,12 +9,52 @@ use gin_host::WorldConfig;
 pub(crate) struct Gpus {
     /// Their names, by number; at least one.
     names: Vec<String>,
+    /// The one of this process, if it is one rank of a job.
+    own: Option<Own>,
+}
+
+/// The GPU of a rank that is a process.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "without GPUs nobody asks"))]
+struct Own {
+    ordinal: usize,
+    /// Ranks of this host that use it.
+    sharing: u32,
 }
 
 impl Gpus {
     /// How many of them so many ranks use.
     pub(crate) fn used(&self, ranks: u32) -> usize {
         self.names.len().min(ranks as usize)
+    }
+
+    /// The same for one process of a job: its own GPU, by its number among the `ranks` ranks of its host. Neighbours share
+    /// one where there are fewer.
+    pub(crate) fn of_process(mut self, rank: u32, ranks: u32) -> Self {
+        let (gpus, ranks) = (self.names.len() as u64, u64::from(ranks.max(1)));
+        let gpu_of = |rank: u64| if ranks <= gpus { rank } else { rank * gpus / ranks };
+        let ordinal = gpu_of(u64::from(rank)).min(gpus.saturating_sub(1));
+        let sharing = (0..ranks).filter(|&rank| gpu_of(rank) == ordinal).count() as u32;
+        self.own = Some(Own { ordinal: ordinal as usize, sharing });
+        self
+    }
+
+    /// The GPUs that this process uses for so many ranks, by number.
+    #[cfg(any(feature = "cuda", test))]
+    fn ordinals(&self, ranks: u32) -> Vec<usize> {
+        match self.own {
+            Some(own) => vec![own.ordinal],
+            None => (0..self.used(ranks)).collect(),
+        }
+    }
+
+    /// Most of so many ranks on one of them: as [`gin_host::gpu::cuda::devices`] spreads them.
+    #[cfg(any(feature = "cuda", test))]
+    fn most_on_one(&self, ranks: u32) -> u32 {
+        match self.own {
+            Some(own) => own.sharing,
+            None => ranks.div_ceil(u32::try_from(self.names.len().max(1)).unwrap_or(u32::MAX)),
+        }
     }
 
     /// What they are, for people.
@@ -39,21 +79,15 @@ impl Gpus {
     /// Made-up ones.
     #[cfg(test)]
     pub(crate) fn for_tests(count: usize) -> Self {
-        Self { names: vec!["Some GPU".to_owned(); count] }
+        Self { names: vec!["Some GPU".to_owned(); count], own: None }
     }
-}
-
-/// Most ranks on one of so many GPUs: as [`gin_host::gpu::cuda::devices`] spreads them.
-#[cfg(any(feature = "cuda", test))]
-fn most_on_one(ranks: u32, gpus: usize) -> u32 {
-    ranks.div_ceil(u32::try_from(gpus.max(1)).unwrap_or(u32::MAX))
 }
 
 /// Refuses a grid that cannot be resident on all ranks at once.
 #[cfg(any(feature = "cuda", test))]
-fn check_room(options: &Options, gpus: usize, device: &str, resident: u64) -> Result<(), Refused> {
+fn check_room(options: &Options, gpus: &Gpus, device: &str, resident: u64) -> Result<(), Refused> {
     let (ranks, blocks, threads) = (options.ranks, options.blocks, options.threads);
-    let sharing = most_on_one(ranks, gpus);
+    let sharing = gpus.most_on_one(ranks);
     let needed = u64::from(sharing) * u64::from(blocks);
     if needed <= resident {
         return Ok(());
@@ -77,7 +111,7 @@ pub(crate) fn find() -> Result<Gpus, String> {
     for gpu in &found {
         gpu.check(gin::ptx::PTX).map_err(|error| error.to_string())?;
     }
-    Ok(Gpus { names: found.into_iter().map(|gpu| gpu.name).collect() })
+    Ok(Gpus { names: found.into_iter().map(|gpu| gpu.name).collect(), own: None })
 }
 
 /// There are none for this build.
@@ -97,8 +131,7 @@ pub(crate) fn find() -> Result<Gpus, String> {
 pub(crate) fn check(gpus: &Gpus, options: &Options, kernel: &str) -> Result<(), Failure> {
     use gin_host::gpu::cuda::CudaDevice;
     use gin_host::gpu::{Device, LaunchConfig, ModuleSource};
-    let used = gpus.used(options.ranks);
-    for ordinal in 0..used {
+    for ordinal in gpus.ordinals(options.ranks) {
         let device = CudaDevice::new(ordinal, &[gin::ptx::PTX])?;
         let function = device.load(ModuleSource::Linked)?.function(kernel)?;
         let most = function.max_threads.unwrap_or(u32::MAX).min(device.limits().threads_per_block);
@@ -109,7 +142,7 @@ pub(crate) fn check(gpus: &Gpus, options: &Options, kernel: &str) -> Result<(), 
             );
         }
         let shape = LaunchConfig::new(options.blocks, options.threads).cooperative();
-        check_room(options, used, &device.name(), device.resident_blocks(&function, &shape)?)?;
+        check_room(options, gpus, &device.name(), device.resident_blocks(&function, &shape)?)?;
     }
     Ok(())
 }
@@ -129,7 +162,7 @@ pub(crate) fn check(_gpus: &Gpus, _options: &Options, _kernel: &str) -> Result<(
 /// What the driver reports.
 #[cfg(feature = "cuda")]
 pub(crate) fn world(gpus: &Gpus, ranks: u32) -> Result<WorldConfig, Failure> {
-    let ordinals: Vec<usize> = (0..gpus.used(ranks)).collect();
+    let ordinals = gpus.ordinals(ranks);
     Ok(WorldConfig::cuda(&ordinals, ranks, &[gin::ptx::PTX])?)
 }
 
@@ -151,7 +184,7 @@ pub(crate) fn world(_gpus: &Gpus, _ranks: u32) -> Result<WorldConfig, Failure> {
 pub(crate) fn world_with(place: &super::Place, ranks: u32, limit: std::time::Duration) -> Result<WorldConfig, Failure> {
     let mut config = WorldConfig::threads(ranks);
     if let super::Place::Cuda(gpus) = place {
-        let ordinals: Vec<usize> = (0..gpus.used(ranks)).collect();
+        let ordinals = gpus.ordinals(ranks);
         let kernels = [gin::ptx::PTX, gin::ptx::BENCH, gin::ptx::ENGINE];
         config.devices = Some(gin_host::gpu::cuda::devices(&ordinals, &kernels, Some(limit))?);
     }
@@ -175,7 +208,7 @@ mod tests {
     #[test]
     fn gpus_are_told_by_kind_and_number() {
         let names = ["A", "B", "A"].map(String::from).to_vec();
-        let gpus = Gpus { names };
+        let gpus = Gpus { names, own: None };
         assert_eq!(gpus.text(), "2 x A, 1 x B");
         assert_eq!((gpus.used(2), gpus.used(8)), (2, 3));
         assert_eq!((gpus.name(1).as_deref(), gpus.name(3)), (Some("A"), None));
@@ -185,12 +218,25 @@ mod tests {
     fn grids_that_are_not_resident_together_are_refused_with_all_figures() {
         let mut options = default_options();
         (options.ranks, options.blocks, options.threads) = (8, 33, 1024);
-        check_room(&options, 4, "GPU 0", 66).unwrap();
-        let Refused(text) = check_room(&options, 3, "GPU 0", 66).unwrap_err();
+        check_room(&options, &Gpus::for_tests(4), "GPU 0", 66).unwrap();
+        let Refused(text) = check_room(&options, &Gpus::for_tests(3), "GPU 0", 66).unwrap_err();
         for figure in ["--ranks 8", "--blocks 33", "3 ranks", "99 blocks", "holds 66 of 1024", "--blocks 22 fit"] {
             assert!(text.contains(figure), "{figure}: {text}");
         }
-        let Refused(text) = check_room(&options, 1, "GPU 0", 7).unwrap_err();
+        let Refused(text) = check_room(&options, &Gpus::for_tests(1), "GPU 0", 7).unwrap_err();
         assert!(text.contains("fewer --ranks"), "{text}");
+    }
+
+    #[test]
+    fn a_process_has_one_gpu_which_neighbours_share_where_there_are_fewer() {
+        let own = |gpus, rank, ranks| {
+            let gpus = Gpus::for_tests(gpus).of_process(rank, ranks);
+            (gpus.ordinals(ranks), gpus.most_on_one(ranks))
+        };
+        assert_eq!(own(4, 3, 4), (vec![3], 1));
+        assert_eq!(own(8, 1, 2), (vec![1], 1));
+        assert_eq!((own(2, 0, 4), own(2, 1, 4), own(2, 3, 4)), ((vec![0], 2), (vec![0], 2), (vec![1], 2)));
+        assert_eq!((own(2, 1, 3), own(2, 2, 3)), ((vec![0], 2), (vec![1], 1)));
+        assert_eq!(own(1, 7, 8), (vec![0], 8));
     }
 }

@@ -13,11 +13,12 @@ pub(crate) use gpus::world_with;
 pub(crate) use place::{Place, one_place, places};
 
 use crate::cli::{self, Failure, Mode, Options, Refused, Report, Workload};
-use gin_host::comm::{Backend, Communicator, Requirements, Routes};
+use gin_host::comm::{Backend, Bootstrap, Communicator, Requirements, Routes};
 use gin_host::gpu::{KernelArg, Memory, MemoryKind};
 use gin_host::nic::soft::Options as NicOptions;
-use gin_host::world::{Rank, SoftNics, WorldConfig, launch};
+use gin_host::world::{Rank, SoftNics, WorldConfig, join, launch};
 use gin_host::{CommError, LaunchConfig};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,7 +26,7 @@ use std::time::{Duration, Instant};
 const SOFT_DELAY: u64 = 4;
 
 /// What one rank found wrong.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Check {
     errors: u64,
     first: Option<String>,
@@ -40,12 +41,14 @@ impl Check {
 }
 
 /// One launch of one rank.
+#[derive(Serialize, Deserialize)]
 struct Launched {
     time: Duration,
     check: Check,
 }
 
-/// What one rank did.
+/// What one rank did. Ranks in processes of their own tell each other.
+#[derive(Serialize, Deserialize)]
 struct Ran {
     launches: Vec<Launched>,
     backend: String,
@@ -154,7 +157,17 @@ fn ringers(results: &[Ran]) -> Option<Vec<String>> {
     Some(ringers)
 }
 
-/// Runs a workload; `launched` is called after each launch.
+/// Tells all processes of a job what each did, by rank.
+fn gather(job: &Arc<dyn Bootstrap>, own: &Ran) -> Result<Vec<Ran>, Failure> {
+    let all = job.all_gather(&serde_json::to_vec(own)?)?;
+    let read = |(rank, ran): (usize, &Vec<u8>)| {
+        serde_json::from_slice(ran)
+            .map_err(|error| format!("rank {rank} sent results that cannot be read: {error}").into())
+    };
+    all.iter().enumerate().map(read).collect()
+}
+
+/// Runs a workload; `launched` is called after each launch. With a `job` this process is one rank of it.
 ///
 /// # Errors
 /// What kept it from running. A wrong result is no error: the report says so.
@@ -162,10 +175,11 @@ pub(crate) fn run(
     workload: Workload,
     place: &Place,
     options: &Options,
+    job: Option<&Arc<dyn Bootstrap>>,
     launched: &(dyn Fn() + Sync),
 ) -> Result<Report, Failure> {
     limits::check(place, options)?;
-    let job: Box<dyn Job> = match workload {
+    let work: Box<dyn Job> = match workload {
         Workload::Ring => Box::new(ring::Ring::new(place, options)?),
         Workload::Alltoall => Box::new(alltoall::Alltoall::new(place, options)?),
         Workload::Halo => Box::new(halo::Halo::new(place, options)?),
@@ -173,8 +187,8 @@ pub(crate) fn run(
     if let Place::Cuda(gpus) = place {
         gpus::check(gpus, options, workload.name())?;
     }
-    let requirements = job.requirements();
-    let results = launch(world(place, options)?, |rank| -> Result<Ran, CommError> {
+    let requirements = work.requirements();
+    let body = |rank: Rank| -> Result<Ran, CommError> {
         let mut launches = Vec::new();
         let (mut backend, mut reach, mut nic, mut ringer) = (String::new(), 0, None, None);
         for _ in 0..options.repeats {
@@ -184,7 +198,7 @@ pub(crate) fn run(
             reach = comm.device()?.handle().lsa_reach;
             nic = comm.nic()?.map(|nic| nic.name().to_owned());
             ringer = comm.ringer()?.map(|ringer| ringer.to_string());
-            launches.push(job.launch(&rank, &comm)?);
+            launches.push(work.launch(&rank, &comm)?);
             if let Some(notice) = comm.fault() {
                 return Err(CommError::Ended { call: "run", rank: notice.rank, fault: notice.fault });
             }
@@ -194,8 +208,12 @@ pub(crate) fn run(
             }
         }
         Ok(Ran { launches, backend, reach, nic, ringer })
-    })
-    .map_err(|error| error.to_string())?;
+    };
+    let world = world(place, options)?;
+    let results = match job {
+        None => launch(world, body).map_err(|error| error.to_string())?,
+        Some(job) => gather(job, &join(world, job.clone(), body).map_err(|error| error.to_string())?)?,
+    };
 
     let mut times: Vec<f64> = (0..options.repeats as usize)
         .map(|repeat| {
@@ -239,6 +257,6 @@ pub(crate) fn run(
         errors,
         first_difference: checks().find_map(|check| check.first.clone()),
         time_us_median: median / options.iters as f64,
-        operations_per_second: job.operations() * f64::from(options.ranks) / (median * 1e-6),
+        operations_per_second: work.operations() * f64::from(options.ranks) / (median * 1e-6),
     })
 }

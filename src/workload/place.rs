@@ -14,6 +14,14 @@ pub(crate) enum Place {
 }
 
 impl Place {
+    /// The same for one process of a job, by its number among the `ranks` ranks of its host.
+    pub(crate) fn of_process(self, rank: u32, ranks: u32) -> Self {
+        match self {
+            Self::Virtual => Self::Virtual,
+            Self::Cuda(gpus) => Self::Cuda(gpus.of_process(rank, ranks)),
+        }
+    }
+
     /// As `--device` names it.
     pub(crate) fn name(&self) -> &'static str {
         match self {

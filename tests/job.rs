@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `gin run` as one rank of a job: processes that find each other by environment variables.
+
+use serde_json::Value;
+use std::net::TcpListener;
+use std::process::{Child, Command, Output, Stdio};
+
+/// A port that was free a moment ago.
+fn port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Starts one rank where no GPU is to be seen.
+fn start(arguments: &str, variables: &[(&str, String)]) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_gin"));
+    command.env("CUDA_VISIBLE_DEVICES", "").env_remove("GIN_PROXY_CPUS");
+    command.envs(variables.iter().map(|(name, value)| (name, value)));
+    command.args(arguments.split_whitespace()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().unwrap_or_else(|error| panic!("gin {arguments}: {error}"))
+}
+
+/// Runs the same on all ranks of a job; what each said.
+fn run(ranks: u32, arguments: &str, more: &[(&str, &str)]) -> Vec<Output> {
+    let port = port();
+    let children: Vec<Child> = (0..ranks)
+        .map(|rank| {
+            let mut variables = vec![
+                ("GIN_RANK", rank.to_string()),
+                ("GIN_RANKS", ranks.to_string()),
+                ("GIN_LOCAL_RANK", rank.to_string()),
+                ("GIN_LOCAL_RANKS", ranks.to_string()),
+                ("GIN_ADDR", "127.0.0.1".to_owned()),
+                ("GIN_PORT", port.to_string()),
+            ];
+            variables.extend(more.iter().map(|(name, value)| (*name, (*value).to_owned())));
+            start(arguments, &variables)
+        })
+        .collect();
+    children.into_iter().map(|child| child.wait_with_output().unwrap()).collect()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn every_workload_runs_across_processes_and_the_first_prints() {
+    for (workload, route) in [("ring", "auto"), ("alltoall", "network"), ("halo", "auto")] {
+        let arguments = format!(
+            "run {workload} --device virtual --route {route} --threads 32 --bytes 1KiB --iters 3 --repeats 2 --format json"
+        );
+        let outputs = run(3, &arguments, &[]);
+        for (rank, output) in outputs.iter().enumerate() {
+            assert!(output.status.success(), "rank {rank} of {workload}: {}\n{}", output.status, text(&output.stderr));
+            assert_eq!(text(&output.stderr), "", "rank {rank} of {workload}");
+            assert_eq!(output.stdout.is_empty(), rank > 0, "rank {rank} of {workload}");
+        }
+        let report: Value = serde_json::from_slice(&outputs[0].stdout).unwrap();
+        let expected = if route == "auto" { "lsa" } else { "network" };
+        assert_eq!((&report["ranks"], &report["verified"]), (&Value::from(3), &Value::from(true)), "{report}");
+        assert_eq!((&report["route"], &report["mode"]), (&Value::from(expected), &Value::from("threads")), "{report}");
+    }
+}
+
+#[test]
+fn a_wrong_result_on_any_rank_is_told_by_all_with_their_status() {
+    let arguments = "run alltoall --device virtual --threads 32 --bytes 1KiB --iters 3 --repeats 1 --deadline-ms 2000";
+    let outputs = run(2, &format!("{arguments} --sabotage lose-put"), &[]);
+    for (rank, output) in outputs.iter().enumerate() {
+        assert_eq!(output.status.code(), Some(1), "rank {rank}: {}{}", text(&output.stdout), text(&output.stderr));
+    }
+}
+
+#[test]
+fn what_a_job_cannot_do_is_refused_by_every_rank() {
+    for (options, word) in [("--ranks 5", "has 2"), ("--mode seeded", "processes"), ("--backend gdaki", "processes")] {
+        let outputs = run(2, &format!("run ring --device virtual {options}"), &[]);
+        for output in outputs {
+            assert_eq!(output.status.code(), Some(2), "{options}: {}", text(&output.stderr));
+            assert!(text(&output.stderr).contains(word), "{options}: {}", text(&output.stderr));
+        }
+    }
+}
+
+#[test]
+fn variables_that_make_no_sense_are_named() {
+    let child = start("run ring --device virtual", &[("GIN_RANK", "2".to_owned()), ("GIN_RANKS", "2".to_owned())]);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("GIN_RANK"), "{}", text(&output.stderr));
+}
