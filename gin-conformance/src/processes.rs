@@ -211,11 +211,16 @@ pub fn serve(setup: impl Fn(&str, Processes) -> Option<Setup>) -> Option<ExitCod
         match found.map(|(case, setup)| judge(&case, &setup)) {
             None => say(&format!("failed there is no case {line}")),
             Some(Ok(())) => say("passed"),
-            Some(Err(error)) if error.contains(NOT_HERE) => say(&format!("skipped {}", error.replace('\n', " "))),
+            Some(Err(error)) if error.contains(NOT_HERE) => say(&format!("skipped {}", finding(&error))),
             Some(Err(error)) => say(&format!("failed {error}")),
         }
     }
     Some(ExitCode::SUCCESS)
+}
+
+/// What was found, without the setup, which differs where each process has a GPU of its own.
+fn finding(text: &str) -> &str {
+    text.split("\n  on: ").next().unwrap_or(text)
 }
 
 /// What a group says of a case.
@@ -341,7 +346,7 @@ impl Group {
             (_, text) => Verdict::Failed(text.to_owned()),
         };
         let first = say(&answers[0]);
-        match (1..).zip(&answers[1..]).find(|(_, answer)| **answer != answers[0]) {
+        match (1..).zip(&answers[1..]).find(|(_, answer)| finding(answer) != finding(&answers[0])) {
             None => Ok(first),
             Some((rank, other)) => {
                 let text = format!("processes disagree:\n0: {}\n{rank}: {other}", answers[0]);
