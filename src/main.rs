@@ -3,6 +3,7 @@
 
 mod bench;
 mod cli;
+mod launch;
 mod nic_check;
 mod workload;
 
@@ -16,6 +17,7 @@ fn main() -> ExitCode {
         End::Right => 0,
         End::Wrong => 1,
         End::Refused => 2,
+        End::Code(code) => code,
     })
 }
 

@@ -5,6 +5,7 @@ use super::report::Format;
 use super::size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use gin_host::proxy::Sabotage;
+use std::ffi::OsString;
 
 /// GPU-initiated networking in Rust: workloads, benchmarks and what this machine has.
 #[derive(Parser, Debug)]
@@ -26,6 +27,8 @@ pub(crate) enum Command {
     Run(Run),
     /// Run all workloads on what this machine has, virtual GPUs and real ones, and print one table.
     Demo(Demo),
+    /// Run a program as the ranks of one job on this host, and end all of them when one fails.
+    Launch(LaunchArgs),
     /// Show devices, back ends (and why others are not to be had), limits and versions.
     Info,
     /// Measure what operations take, each beside the least that the same thing takes here.
@@ -33,6 +36,27 @@ pub(crate) enum Command {
     /// Check a ConnectX NIC from the host: queue pairs that send to themselves, and the entries that kernels write. Prints a
     /// report that can be pasted into an issue.
     NicCheck(NicCheck),
+}
+
+#[derive(Args, Clone, Debug)]
+#[command(
+    after_help = "Each rank gets GIN_RANK, GIN_RANKS, GIN_LOCAL_RANK, GIN_LOCAL_RANKS and GIN_UNIQUE_ID, and prints with \
+                        its rank before each line; lines of rank 0's standard output that are objects in JSON go through as \
+                        they are. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on.\n\n\
+                        Exit status: 0 if all ranks ended with 0, else that of the first that failed (128 and its number \
+                        for a signal); 127 if there is no such program, 126 if it cannot be started; 2 if the arguments \
+                        cannot be taken."
+)]
+pub(crate) struct LaunchArgs {
+    /// Number of ranks.
+    #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub ranks: u32,
+    /// Milliseconds between asking ranks to end (SIGTERM, or a signal that was passed on) and killing them.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(0..=3_600_000))]
+    pub grace_ms: u64,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    pub program: Vec<OsString>,
 }
 
 /// What a software NIC is part of.

@@ -10,7 +10,9 @@ pub(crate) mod size;
 
 #[cfg(test)]
 pub(crate) use args::default_options;
-pub(crate) use args::{Backend, BenchArgs, BenchWhat, Device, Mode, NicCheck, Options, Route, SoftLink, Workload};
+pub(crate) use args::{
+    Backend, BenchArgs, BenchWhat, Device, LaunchArgs, Mode, NicCheck, Options, Route, SoftLink, Workload,
+};
 pub(crate) use report::{Format, Report};
 
 use self::job::ThisJob;
@@ -47,6 +49,8 @@ pub(crate) enum End {
     Wrong,
     /// The arguments cannot be taken.
     Refused,
+    /// A program that was started failed like this.
+    Code(u8),
 }
 
 /// Does what the arguments say.
@@ -78,6 +82,7 @@ pub(crate) fn run() -> Result<End, Failure> {
         Command::Demo(demo) => {
             run_workloads(&[Workload::Ring, Workload::Alltoall, Workload::Halo], &demo.options, true, demo.format, None)
         }
+        Command::Launch(arguments) => crate::launch::run(&arguments),
         Command::Info => info::print(&mut io::stdout()).map(|()| End::Right),
         Command::Bench(arguments) if arguments.what == BenchWhat::Sass => {
             sass::print(&mut io::stdout()).map(|()| End::Right)

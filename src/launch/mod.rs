@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `gin launch`: the ranks of a job as processes of this host.
+
+mod output;
+
+use crate::cli::{End, Failure, LaunchArgs, Refused};
+use gin_host::boot::{Rendezvous, TcpConfig};
+use output::{Stream, pump};
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
+use std::ffi::OsStr;
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout};
+
+/// Other ways to meet, which the ranks must not take.
+const OTHER_WAYS: [&str; 5] = ["GIN_ADDR", "GIN_PORT", "GIN_SECRET", "GIN_SECRET_FILE", "GIN_INTERFACE"];
+
+/// How long output is waited for after the last rank has ended: something that it left behind may hold it open.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Runs the ranks and waits for them.
+///
+/// # Errors
+/// If there is no socket, or output cannot be written.
+pub(crate) fn run(arguments: &LaunchArgs) -> Result<End, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(launch(arguments))
+}
+
+/// The ranks' processes. Each leads a process group, so what it starts gets its signals, and a terminal's signals come
+/// here only.
+struct Ranks {
+    /// By rank; `None` once it has ended.
+    groups: Vec<Option<Pid>>,
+    ended: JoinSet<(usize, io::Result<ExitStatus>)>,
+    output: JoinSet<io::Result<()>>,
+}
+
+impl Ranks {
+    fn add(&mut self, mut child: Child) {
+        let rank = self.groups.len();
+        // A process that was started and not waited for has a number, which is positive.
+        self.groups.push(child.id().and_then(|id| Pid::from_raw(id.cast_signed())));
+        if let Some(stream) = child.stdout.take() {
+            self.output.spawn(pump(stream, rank, Stream::Output));
+        }
+        if let Some(stream) = child.stderr.take() {
+            self.output.spawn(pump(stream, rank, Stream::Error));
+        }
+        self.ended.spawn(async move { (rank, child.wait().await) });
+    }
+
+    /// Sends a signal to all that have not ended.
+    fn signal(&self, signal: Signal) {
+        for group in self.groups.iter().flatten() {
+            // It may have ended just now.
+            let _ = kill_process_group(*group, signal);
+        }
+    }
+}
+
+async fn launch(arguments: &LaunchArgs) -> Result<End, Failure> {
+    let Some((program, words)) = arguments.program.split_first() else {
+        return Err(Refused("a program is needed, after --".to_owned()).into());
+    };
+    let mut signals = signals()?;
+    let rendezvous = Rendezvous::new(TcpConfig { address: Some(Ipv4Addr::LOCALHOST.into()), ..TcpConfig::default() })?;
+    let mut ranks = Ranks { groups: Vec::new(), ended: JoinSet::new(), output: JoinSet::new() };
+    // What the command ends with: that of the first rank that failed.
+    let mut failed: Option<u8> = None;
+    for rank in 0..arguments.ranks {
+        let mut command = Command::new(program);
+        command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.process_group(0).kill_on_drop(true);
+        // Safety: between fork and exec it calls nothing but prctl, which is safe there.
+        unsafe {
+            // Should this command be killed itself, its ranks are not left behind.
+            command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
+        }
+        for other in OTHER_WAYS {
+            command.env_remove(other);
+        }
+        command.env("GIN_RANK", rank.to_string()).env("GIN_RANKS", arguments.ranks.to_string());
+        command.env("GIN_LOCAL_RANK", rank.to_string()).env("GIN_LOCAL_RANKS", arguments.ranks.to_string());
+        command.env("GIN_UNIQUE_ID", rendezvous.id().to_string());
+        if rank == 0 {
+            command.env("GIN_LISTEN_FD", rendezvous.as_fd().as_raw_fd().to_string());
+            // It stays open in this rank, and in no other.
+            fcntl_setfd(&rendezvous, FdFlags::empty())?;
+        } else {
+            command.env_remove("GIN_LISTEN_FD");
+        }
+        let started = command.spawn();
+        fcntl_setfd(&rendezvous, FdFlags::CLOEXEC)?;
+        match started {
+            Ok(child) => ranks.add(child),
+            Err(error) => {
+                eprintln!("gin: cannot start {}: {error}", quoted(program));
+                failed = Some(if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 });
+                break;
+            }
+        }
+    }
+    // Others cannot come to a rank 0 that is gone.
+    drop(rendezvous);
+    let mut all = Watched { ranks, failed: None, deadline: None, grace: Duration::from_millis(arguments.grace_ms) };
+    if let Some(code) = failed {
+        all.fail(code);
+    }
+    all.wait(&mut signals).await
+}
+
+struct Watched {
+    ranks: Ranks,
+    failed: Option<u8>,
+    /// When those that have not ended are killed.
+    deadline: Option<Instant>,
+    grace: Duration,
+}
+
+impl Watched {
+    /// Ends all, and the command with this, unless one failed before. Those that a signal was passed on to are ending.
+    fn fail(&mut self, code: u8) {
+        if self.failed.is_some() {
+            return;
+        }
+        self.failed = Some(code);
+        if self.deadline.is_none() {
+            self.ranks.signal(Signal::TERM);
+            // One that is stopped ends only when it goes on.
+            self.ranks.signal(Signal::CONT);
+            self.end_soon();
+        }
+    }
+
+    fn end_soon(&mut self) {
+        self.deadline.get_or_insert(Instant::now() + self.grace);
+    }
+
+    async fn wait(mut self, signals: &mut mpsc::UnboundedReceiver<Signal>) -> Result<End, Failure> {
+        let mut unwritten = None;
+        loop {
+            let deadline = self.deadline;
+            tokio::select! {
+                ended = self.ranks.ended.join_next() => match ended {
+                    None => break,
+                    Some(ended) => {
+                        let (rank, status) = ended?;
+                        let group = self.ranks.groups[rank].take();
+                        self.note(rank, group, status?);
+                    }
+                },
+                Some(signal) = signals.recv() => {
+                    self.ranks.signal(signal);
+                    if signal != Signal::USR1 && signal != Signal::USR2 {
+                        self.end_soon();
+                    }
+                }
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                    let left = self.ranks.groups.iter().flatten().count();
+                    eprintln!("gin: killing {left} ranks that have not ended after {:?}", self.grace);
+                    self.ranks.signal(Signal::KILL);
+                    // They end now; nothing is left to be done but to wait.
+                    self.deadline = Some(Instant::now() + Duration::from_secs(3600));
+                }
+                Some(written) = self.ranks.output.join_next() => {
+                    if let Err(error) = written? {
+                        unwritten.get_or_insert(error);
+                        self.fail(1);
+                    }
+                }
+            }
+        }
+        let rest = async {
+            while let Some(written) = self.ranks.output.join_next().await {
+                written??;
+            }
+            Ok::<_, Failure>(())
+        };
+        // Who holds a pipe open now has outlived its rank.
+        timeout(LAST_WORDS, rest).await.unwrap_or(Ok(()))?;
+        match (unwritten, self.failed) {
+            (Some(error), _) => Err(error.into()),
+            (None, None) => Ok(End::Right),
+            (None, Some(code)) => Ok(End::Code(code)),
+        }
+    }
+
+    /// A rank has ended, whose group this was.
+    fn note(&mut self, rank: usize, group: Option<Pid>, status: ExitStatus) {
+        let (code, how) = match (status.code(), status.signal()) {
+            (Some(0), _) => return,
+            (Some(code), _) => (u8::try_from(code).unwrap_or(1), format!("with status {code}")),
+            (None, Some(signal)) => {
+                // What shells give for it. Signals are numbers below 128.
+                (128 | (signal & 0x7f) as u8, format!("by signal {signal}"))
+            }
+            (None, None) => (1, "in a way that the system does not tell".to_owned()),
+        };
+        // What it started and left behind; mostly nothing.
+        if let Some(group) = group {
+            let _ = kill_process_group(group, Signal::TERM);
+        }
+        // Those that are ended on purpose need no words.
+        if self.failed.is_none() && self.deadline.is_none() {
+            let left = self.ranks.groups.iter().flatten().count();
+            let others = if left == 0 { String::new() } else { format!("; ending the other {left}") };
+            eprintln!("gin: rank {rank} ended {how}{others}");
+        }
+        self.fail(code);
+    }
+}
+
+/// Signals that are passed on.
+fn signals() -> io::Result<mpsc::UnboundedReceiver<Signal>> {
+    let (to, from) = mpsc::unbounded_channel();
+    let passed = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
+    for passed in passed {
+        let mut heard = signal(SignalKind::from_raw(passed.as_raw()))?;
+        let to = to.clone();
+        tokio::spawn(async move { while heard.recv().await.is_some() && to.send(passed).is_ok() {} });
+    }
+    Ok(from)
+}
+
+fn quoted(program: &OsStr) -> String {
+    format!("`{}`", program.display())
+}
