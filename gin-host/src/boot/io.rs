@@ -160,7 +160,7 @@ impl Io {
     /// Connects, says hello, and takes the answer.
     async fn call(&self, address: SocketAddr, hello: &Hello) -> Result<(Link, Answer), LinkError> {
         limited(GREETING, async {
-            let mut link = Link::connect(TcpStream::connect(address).await?, &self.key).await?;
+            let mut link = Link::connect(TcpStream::connect(address).await?, &self.key, &self.node.traffic).await?;
             link.send(hello).await?;
             let answer = link.take().await?;
             Ok((link, answer))
@@ -224,7 +224,7 @@ impl Io {
                     listener.insert(TcpListener::bind((ip, 0)).await?).local_addr()?
                 }
             };
-            let mut link = Link::connect(stream, &self.key).await?;
+            let mut link = Link::connect(stream, &self.key, &self.node.traffic).await?;
             let Node { rank, ranks, instance, .. } = *self.node;
             link.send(&Hello::Register(Registration { rank, ranks, instance, address: own })).await?;
             link.take().await
@@ -272,7 +272,7 @@ impl Io {
 
     async fn greet(&self, stream: TcpStream) -> Result<(), LinkError> {
         limited(GREETING, async {
-            let mut link = Link::accept(stream, &self.key).await?;
+            let mut link = Link::accept(stream, &self.key, &self.node.traffic).await?;
             let node = &self.node;
             match link.take().await? {
                 Hello::Register(registration) => {

@@ -11,6 +11,7 @@ use super::message::{FRAME, VERSION, Whole};
 use snow::{Builder, HandshakeState, StatelessTransportState};
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -47,6 +48,37 @@ impl From<snow::Error> for LinkError {
         Self::Malformed
     }
 }
+
+/// Bytes that went over connections, as TCP carries them.
+#[derive(Debug, Default)]
+pub(super) struct Traffic {
+    sent: AtomicU64,
+    received: AtomicU64,
+}
+
+impl Traffic {
+    /// Bytes sent, and bytes received.
+    pub(super) fn bytes(&self) -> (u64, u64) {
+        (self.sent.load(Ordering::Relaxed), self.received.load(Ordering::Relaxed))
+    }
+
+    /// Both together.
+    pub(super) fn both(&self) -> u64 {
+        let (sent, received) = self.bytes();
+        sent + received
+    }
+
+    fn sends(&self, bytes: usize) {
+        self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    fn receives(&self, bytes: usize) {
+        self.received.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+/// Bytes that each side sends until there is a connection.
+const BEGIN: usize = PREAMBLE.len() + 2 + HANDSHAKE;
 
 /// Reads exactly so many bytes.
 async fn exactly<const N: usize>(stream: &mut TcpStream) -> Result<[u8; N], LinkError> {
@@ -92,28 +124,37 @@ pub(super) struct Link {
 }
 
 impl Link {
-    fn new(stream: TcpStream, noise: HandshakeState) -> Result<Self, LinkError> {
+    fn new(stream: TcpStream, noise: HandshakeState, traffic: &Arc<Traffic>) -> Result<Self, LinkError> {
+        traffic.sends(BEGIN);
+        traffic.receives(BEGIN);
         let noise = Arc::new(noise.into_stateless_transport_mode()?);
         let (read, write) = stream.into_split();
         Ok(Self {
-            inbound: Inbound { half: read, noise: noise.clone(), nonce: 0, sealed: Vec::new(), plain: Vec::new() },
-            outbound: Outbound { half: write, noise, nonce: 0, sealed: Vec::new() },
+            inbound: Inbound {
+                half: read,
+                noise: noise.clone(),
+                nonce: 0,
+                sealed: Vec::new(),
+                plain: Vec::new(),
+                traffic: traffic.clone(),
+            },
+            outbound: Outbound { half: write, noise, nonce: 0, sealed: Vec::new(), traffic: traffic.clone() },
         })
     }
 
     /// As the side that connected.
-    pub(super) async fn connect(mut stream: TcpStream, key: &Key) -> Result<Self, LinkError> {
+    pub(super) async fn connect(mut stream: TcpStream, key: &Key, traffic: &Arc<Traffic>) -> Result<Self, LinkError> {
         stream.set_nodelay(true)?;
         stream.write_all(&PREAMBLE).await?;
         check(exactly(&mut stream).await?)?;
         let mut noise = builder(key)?.build_initiator()?;
         send_handshake(&mut stream, &mut noise).await?;
         take_handshake(&mut stream, &mut noise).await?;
-        Self::new(stream, noise)
+        Self::new(stream, noise, traffic)
     }
 
     /// As the side that was connected to. The peer is not known to have the key before it has sent a frame.
-    pub(super) async fn accept(mut stream: TcpStream, key: &Key) -> Result<Self, LinkError> {
+    pub(super) async fn accept(mut stream: TcpStream, key: &Key, traffic: &Arc<Traffic>) -> Result<Self, LinkError> {
         stream.set_nodelay(true)?;
         let heard = exactly(&mut stream).await?;
         // Who speaks something else is told nothing.
@@ -129,7 +170,7 @@ impl Link {
             return Err(error);
         }
         send_handshake(&mut stream, &mut noise).await?;
-        Self::new(stream, noise)
+        Self::new(stream, noise, traffic)
     }
 
     pub(super) async fn send<T: Whole>(&mut self, message: &T) -> Result<(), LinkError> {
@@ -155,6 +196,7 @@ pub(super) struct Inbound {
     nonce: u64,
     sealed: Vec<u8>,
     plain: Vec<u8>,
+    traffic: Arc<Traffic>,
 }
 
 impl Inbound {
@@ -172,6 +214,7 @@ impl Inbound {
         self.half.read_exact(&mut self.sealed).await?;
         self.noise.read_message(self.nonce, &self.sealed, &mut self.plain)?;
         self.nonce += 1;
+        self.traffic.receives(2 + length);
         Ok(Some(&self.plain))
     }
 }
@@ -183,6 +226,7 @@ pub(super) struct Outbound {
     noise: Arc<StatelessTransportState>,
     nonce: u64,
     sealed: Vec<u8>,
+    traffic: Arc<Traffic>,
 }
 
 impl Outbound {
@@ -197,7 +241,9 @@ impl Outbound {
         self.sealed[..2].copy_from_slice(&(length as u16).to_be_bytes());
         self.noise.write_message(self.nonce, plain, &mut self.sealed[2..])?;
         self.nonce += 1;
-        Ok(self.half.write_all(&self.sealed).await?)
+        self.half.write_all(&self.sealed).await?;
+        self.traffic.sends(self.sealed.len());
+        Ok(())
     }
 
     /// Says that nothing more comes.
@@ -234,7 +280,7 @@ mod tests {
         let sizes = [0, 1, 1000, FRAME];
         let (sent, received) = pair(
             async |stream| {
-                let mut link = Link::connect(stream, key.key()).await?;
+                let mut link = Link::connect(stream, key.key(), &Arc::default()).await?;
                 for size in sizes {
                     link.outbound.frame(&vec![7; size]).await?;
                 }
@@ -242,7 +288,7 @@ mod tests {
                 link.outbound.finish().await
             },
             async |stream| {
-                let mut link = Link::accept(stream, key.key()).await?;
+                let mut link = Link::accept(stream, key.key(), &Arc::default()).await?;
                 for size in sizes {
                     assert_eq!(link.inbound.frame().await?, Some(&vec![7; size][..]));
                 }
@@ -257,8 +303,12 @@ mod tests {
     #[test]
     fn both_sides_learn_that_the_secrets_differ() {
         let (client, server) = pair(
-            async |stream| Link::connect(stream, secret("what one side believes").key()).await.map(drop),
-            async |stream| Link::accept(stream, secret("what the other believes").key()).await.map(drop),
+            async |stream| {
+                Link::connect(stream, secret("what one side believes").key(), &Arc::default()).await.map(drop)
+            },
+            async |stream| {
+                Link::accept(stream, secret("what the other believes").key(), &Arc::default()).await.map(drop)
+            },
         );
         assert!(matches!(client, Err(LinkError::Key)), "{client:?}");
         assert!(matches!(server, Err(LinkError::Key)), "{server:?}");
@@ -273,12 +323,12 @@ mod tests {
                 stream.write_all(&other).await.unwrap();
                 exactly::<8>(&mut stream).await.unwrap()
             },
-            async |stream| Link::accept(stream, Secret::insecure().key()).await.map(drop),
+            async |stream| Link::accept(stream, Secret::insecure().key(), &Arc::default()).await.map(drop),
         );
         assert!(matches!(server, Err(LinkError::Version(version)) if version == VERSION + 1), "{server:?}");
         assert_eq!(heard, PREAMBLE);
         let (client, ()) = pair(
-            async |stream| Link::connect(stream, Secret::insecure().key()).await.map(drop),
+            async |stream| Link::connect(stream, Secret::insecure().key(), &Arc::default()).await.map(drop),
             async |mut stream| {
                 let mut other = PREAMBLE;
                 other[7] = VERSION + 1;
@@ -302,7 +352,7 @@ mod tests {
             let key = Secret::insecure();
             let (client, server) = pair(
                 async |stream| {
-                    let mut link = Link::connect(stream, key.key()).await?;
+                    let mut link = Link::connect(stream, key.key(), &Arc::default()).await?;
                     let mut frames = Vec::new();
                     for (nonce, text) in (0..).zip([b"first", b"secnd", b"third"]) {
                         let mut sealed = vec![0; 2 + text.len() + TAG];
@@ -315,7 +365,7 @@ mod tests {
                     Ok::<_, LinkError>(link)
                 },
                 async |stream| {
-                    let mut link = Link::accept(stream, key.key()).await?;
+                    let mut link = Link::accept(stream, key.key(), &Arc::default()).await?;
                     assert_eq!(link.inbound.frame().await?, Some(&b"first"[..]));
                     let second = link.inbound.frame().await.map(|frame| frame.map(<[u8]>::to_vec));
                     assert!(matches!(second, Err(LinkError::Malformed)), "{second:?}");

@@ -48,11 +48,13 @@ mod job;
 mod link;
 mod message;
 mod node;
+mod simulate;
 mod slurm;
 mod tree;
 
 pub use id::{IdError, MIN_SECRET, Secret, UniqueId};
 pub use job::{Job, JobError, Launcher};
+pub use simulate::{Simulated, Step, simulate};
 
 use crate::comm::board::Board;
 use crate::comm::{Bootstrap, BootstrapError, Channel};
@@ -257,6 +259,11 @@ impl TcpBootstrap {
     /// Name of the host of each rank, by rank, as its system has it.
     pub fn hosts(&self) -> &[String] {
         &self.hosts
+    }
+
+    /// Bytes that this rank has sent, and that it has received, to meet and to tell others of faults.
+    pub fn traffic(&self) -> (u64, u64) {
+        self.inner.node.traffic.bytes()
     }
 
     /// This rank's number among the ranks of its host, in the order of ranks.

@@ -6,6 +6,7 @@
 //! neighbours. Things that one rank sends arrive in the order in which it sent them.
 
 use super::JOINING;
+use super::link::Traffic;
 use super::message::{LISTED, Message, PIECE, Registration, Round};
 use super::tree::{Behind, EDGES, PARENT, Place};
 use crate::comm::BootstrapError;
@@ -111,6 +112,8 @@ pub(super) struct Node {
     pub(super) posted: Arc<Notify>,
     /// How many messages the system has taken, for each edge.
     sent: [AtomicU64; EDGES],
+    /// What went over its connections.
+    pub(super) traffic: Arc<Traffic>,
     /// Children that are there, to be connected to.
     connects: UnboundedSender<(usize, Registration)>,
 }
@@ -156,6 +159,7 @@ impl Node {
             changed: Notify::new(),
             posted: Arc::new(Notify::new()),
             sent: Default::default(),
+            traffic: Arc::default(),
             connects,
         };
         (Arc::new(node), to_connect)
@@ -497,12 +501,12 @@ impl Node {
                     state.forward(&message, Some(edge));
                 }
             }
-            Message::Registered(registration) => {
+            Message::Registered(ref registration) => {
                 if edge != PARENT || !self.place.subtree.contains(&registration.rank) || registration.rank == self.rank
                 {
                     return Err(Violation("it registers a rank where it does not belong"));
                 }
-                self.route(state, registration);
+                self.route(state, registration.clone());
             }
             Message::Missing { ref ranks, count, ref trouble } => {
                 if state.failed.is_some() {
@@ -514,8 +518,17 @@ impl Node {
                 state.failed.get_or_insert(join_timeout(ranks, trouble, Duration::ZERO));
             }
         }
+        // A part that ends no meeting is of no news to who waits.
+        let news = match message {
+            Message::Part { round, .. } => {
+                state.meetings.get(&round).is_some_and(|meeting| meeting.whole == self.ranks)
+            }
+            _ => true,
+        };
         drop(guard);
-        self.changed.notify_waiters();
+        if news {
+            self.changed.notify_waiters();
+        }
         Ok(())
     }
 }
