@@ -1,0 +1,301 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# Runs a program in a virtual machine that has RDMA devices: Linux's Soft-RoCE (rdma_rxe), so no NIC is needed. Debian's own
+# kernel is booted by QEMU in software emulation. The machine's files are the program, the libraries that it is linked
+# to, and what the image holds (see below); it has no disk and no network but its own.
+#
+# usage: soft-roce.sh [OPTION...] [--] PROGRAM [ARGUMENT...]
+#        soft-roce.sh --facts        what the machine's RDMA devices are, and a pingpong over each way
+#        soft-roce.sh --prepare      only makes the image
+#
+#   --seconds N      ends the machine after so long (600)
+#   --env NAME=VALUE puts a variable into the program's environment
+#   --file PATH      takes one more file or folder along, to the same place as here
+#   --setup COMMANDS shell commands that the machine runs first
+#   --memory MIB     its memory (2048)
+#   --no-facts       leaves the devices' facts and the pingpong out
+#
+# The exit status is the program's; 120 if the machine did not come so far, 124 if its time was over. What the kernel said
+# is in console.log of the folder that is named then.
+#
+# In the machine there are
+#   rxe0         on dummy0, 10.7.0.1: what it sends comes back inside the driver, nothing is ever lost
+#   rxe1, rxe2   on v1, 10.7.1.1, and v2, 10.7.2.1, the two ends of a wire (veth): packets really travel, so they can be
+#                lost, delayed and cut (tc, ip)
+#
+# As root on Debian it installs what it needs; otherwise it says what to install. The image is kept in target/soft-roce.
+
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# Beside QEMU and what makes the image: the programs and libraries that the image holds.
+PACKAGES=(qemu-system-x86 busybox-static cpio kmod iproute2 ibverbs-utils ibverbs-providers perftest)
+PROGRAMS=(/bin/busybox ip tc rdma ibv_devinfo ibv_rc_pingpong ib_write_bw ib_atomic_lat)
+MODULES=(crc32_generic rdma_rxe ib_uverbs veth dummy sch_netem virtio_pci virtio_net)
+cache="${CARGO_TARGET_DIR:-target}/soft-roce"
+
+fail() {
+    printf 'soft-roce: %s\n' "$*" >&2
+    exit 120
+}
+
+seconds=600 memory=2048 facts=1 prepare=
+environment=() files=() setup=
+while [ $# -gt 0 ]; do
+    case $1 in
+        --seconds) seconds=$2; shift 2 ;;
+        --memory) memory=$2; shift 2 ;;
+        --env) environment+=("$2"); shift 2 ;;
+        --file) files+=("$2"); shift 2 ;;
+        --setup) setup+="$2"$'\n'; shift 2 ;;
+        --facts) set -- --; facts=1 ;;
+        --no-facts) facts=; shift ;;
+        --prepare) prepare=1; shift ;;
+        --) shift; break ;;
+        -*) fail "no option $1; they are listed at the top of this script" ;;
+        *) break ;;
+    esac
+done
+
+install_packages() {
+    local missing=() package
+    for package in "${PACKAGES[@]}"; do
+        dpkg-query -W -f '${Status}\n' "$package" 2>/dev/null | grep -q '^install ok installed' || missing+=("$package")
+    done
+    [ ${#missing[@]} -gt 0 ] || return 0
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || fail "missing: on Debian, apt-get install ${missing[*]}"
+    printf 'soft-roce: installing Debian packages: %s\n' "${missing[*]}" >&2
+    apt-get update -qq </dev/null >&2 || true
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >&2 ||
+        fail "these packages could not be installed: ${missing[*]}"
+}
+
+# The kernel that the distribution's package `linux-image-amd64` stands for, unpacked and not installed.
+unpack_kernel() {
+    local package
+    package=$(apt-cache depends linux-image-amd64 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)
+    if [ -z "$package" ] && [ "$(id -u)" = 0 ]; then
+        apt-get update -qq </dev/null >&2 || true
+        package=$(apt-cache depends linux-image-amd64 | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)
+    fi
+    # Any kernel will do that was unpacked before.
+    if [ -z "$package" ]; then
+        version=$(ls "$cache/kernel/lib/modules" 2>/dev/null | sort -V | tail -1)
+        [ -n "$version" ] || fail "apt knows no package linux-image-amd64"
+        return 0
+    fi
+    version=${package#linux-image-}
+    [ ! -e "$cache/kernel/boot/vmlinuz-$version" ] || return 0
+    local folder="$cache/kernel.$$"
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    (cd "$folder" && apt-get download -qq "$package" </dev/null >&2) || fail "$package could not be fetched"
+    dpkg -x "$folder"/*.deb "$folder" || fail "$package could not be unpacked"
+    rm -f "$folder"/*.deb
+    depmod -b "$folder" "$version" || fail "depmod failed"
+    rm -rf "$cache/kernel"
+    mv "$folder" "$cache/kernel"
+}
+
+# with_libraries FOLDER PROGRAM...: copies programs to /bin, and what they are linked to, into the folder.
+with_libraries() {
+    local folder=$1 program library
+    shift
+    mkdir -p "$folder/bin"
+    for program in "$@"; do
+        cp -L "$program" "$folder/bin/"
+        # Not a dynamic program: no libraries.
+        ldd "$program" 2>/dev/null | sed -n 's/.*=> \(\/[^ ]*\).*/\1/p; s/^\t\(\/[^ ]*\) (.*/\1/p' || true
+    done | sort -u | while read -r library; do
+        mkdir -p "$folder$(dirname "$library")"
+        cp -L "$library" "$folder$library"
+    done
+}
+
+pack() {
+    (cd "$1" && find . -print0 | sort -z | cpio --null --create --format=newc --owner=0:0 --quiet)
+}
+
+# The part of the image that is the same for all programs.
+make_image() {
+    local key root programs=() program module line
+    key=$(cat "$0" <(echo "$version") | sha256sum | cut -c1-16)
+    image="$cache/image-$key.cpio.gz"
+    [ ! -e "$image" ] || return 0
+    root="$cache/root.$$"
+    rm -rf "$root"
+    mkdir -p "$root"/{bin,dev,etc,proc,sys,tmp,run,modules,usr/lib,root}
+    ln -s usr/lib "$root/lib"
+    ln -s bin "$root/sbin"
+    for program in "${PROGRAMS[@]}"; do
+        programs+=("$(PATH="$PATH:/usr/sbin:/sbin" command -v "$program")") || fail "there is no $program"
+    done
+    # The loader is asked for as /lib64/..., which is a link here.
+    mkdir -p "$root/lib64"
+    with_libraries "$root" "${programs[@]}"
+    local providers=/usr/lib/$(uname -m)-linux-gnu/libibverbs
+    mkdir -p "$root$providers" "$root/etc/libibverbs.d"
+    cp -L "$providers"/librxe* "$root$providers/"
+    cp /etc/libibverbs.d/rxe.driver "$root/etc/libibverbs.d/"
+    local number=100
+    for module in "${MODULES[@]}"; do
+        modprobe -d "$cache/kernel" -S "$version" --show-depends "$module"
+    done | sed -n 's/^insmod \([^ ]*\).*/\1/p' | awk '!seen[$0]++' >"$root/modules/list" || fail "modprobe failed"
+    while read -r line; do
+        cp "$line" "$root/modules/$number.ko"
+        number=$((number + 1))
+    done <"$root/modules/list"
+    cat >"$root/init" <<'INIT'
+#!/bin/busybox sh
+/bin/busybox mkdir -p /bin
+/bin/busybox --install -s /bin 2>/dev/null
+export PATH=/bin HOME=/root TMPDIR=/tmp
+# Busybox has a smaller one, which its shell would take.
+ip() { /bin/ip "$@"; }
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+ln -s /proc/self/fd /dev/fd
+mkdir -p /dev/shm /dev/pts
+mount -t tmpfs shm /dev/shm
+# What the program writes goes to the second line, its status to the third; the first is the kernel's.
+stty -F /dev/ttyS1 raw -echo
+stty -F /dev/ttyS2 raw -echo
+end() {
+    echo "$1" >/dev/ttyS2
+    sync
+    poweroff -f
+}
+exec >/dev/ttyS1 2>&1 </dev/null
+for module in /modules/*.ko; do insmod $module 2>/tmp/insmod || { cat /tmp/insmod; grep -q exists /tmp/insmod || end 120; }; done
+hostname "$(sed -n 's/.*gin.host=\([^ ]*\).*/\1/p' /proc/cmdline)"
+ip link set lo up
+# The module makes one by itself.
+ip addr add 10.7.0.1/24 dev dummy0
+ip link set dummy0 up
+# Both ends of the wire are in this machine. So that packets travel nevertheless, what is sent from here to either address
+# finds the wire before it finds that the address is local; what comes in does not.
+ip link add v1 type veth peer name v2
+ip addr add 10.7.1.1/32 dev v1
+ip addr add 10.7.2.1/32 dev v2
+ip link set v1 up
+ip link set v2 up
+ip neigh add 10.7.2.1 lladdr "$(cat /sys/class/net/v2/address)" dev v1 nud permanent
+ip neigh add 10.7.1.1 lladdr "$(cat /sys/class/net/v1/address)" dev v2 nud permanent
+for device in all v1 v2; do
+    echo 1 >/proc/sys/net/ipv4/conf/$device/accept_local
+    echo 0 >/proc/sys/net/ipv4/conf/$device/rp_filter
+done
+ip rule add pref 10 iif v1 lookup local
+ip rule add pref 11 iif v2 lookup local
+ip rule add pref 20 to 10.7.1.1 oif v2 lookup 100
+ip rule add pref 21 to 10.7.2.1 oif v1 lookup 100
+ip route add 10.7.1.1 dev v2 src 10.7.2.1 table 100
+ip route add 10.7.2.1 dev v1 src 10.7.1.1 table 100
+ip rule add pref 30 lookup local
+ip rule del pref 0
+rdma link add rxe0 type rxe netdev dummy0 || end 120
+rdma link add rxe1 type rxe netdev v1 || end 120
+rdma link add rxe2 type rxe netdev v2 || end 120
+export RDMAV_FORK_SAFE=0
+[ -x /run/setup ] && . /run/setup
+# pingpong NAME SERVER-DEVICE CLIENT-DEVICE: 500 round trips of 4 KiB
+pingpong() {
+    ibv_rc_pingpong -d $2 -g 1 -s 4096 -n 500 >/tmp/server 2>&1 &
+    sleep 1
+    ibv_rc_pingpong -d $3 -g 1 -s 4096 -n 500 127.0.0.1 >/tmp/client 2>&1
+    status=$?
+    echo "facts: pingpong $1: status $status, $(tail -1 /tmp/client)"
+    [ $status = 0 ] || { cat /tmp/server /tmp/client; end 120; }
+}
+if grep -q gin.facts /proc/cmdline; then
+    echo "facts: Linux $(uname -r), $(nproc) processors, up for $(cut -d. -f1 /proc/uptime) s"
+    for device in rxe0 rxe1 rxe2; do
+        ibv_devinfo -v -d $device | awk -v device=$device '
+            /state:|active_mtu:|link_layer:/ { facts = facts ", " $1 " " $2 }
+            /GID\[ *1\]/ { sub(/.*GID\[ *1\]:[ \t]*/, ""); facts = facts ", gid 1: " $0 }
+            END { print "facts: " device facts }'
+    done
+    pingpong loopback rxe0 rxe0
+    pingpong wire rxe1 rxe2
+fi
+status=0
+[ -x /run/program ] && { /run/program; status=$?; }
+end $status
+INIT
+    chmod +x "$root/init"
+    pack "$root" | gzip -1 >"$image.$$"
+    rm -rf "$root" "$cache"/image-*.cpio.gz
+    mv "$image.$$" "$image"
+}
+
+quoted() { printf '%q ' "$@"; }
+
+mkdir -p "$cache"
+exec 8>"$cache/.lock"
+flock 8
+install_packages
+unpack_kernel
+make_image
+exec 8>&-
+[ -z "$prepare" ] || { echo "$image"; exit 0; }
+
+run=$(mktemp -d "$cache/run.XXXXXX")
+root="$run/root"
+mkdir -p "$root/run"
+cleaned() {
+    [ -z "${machine:-}" ] || kill "$machine" 2>/dev/null || true
+    if [ -n "${keep:-}" ]; then
+        rm -rf "$root" "$run/initrd"
+        printf 'soft-roce: what the kernel said is in %s/console.log\n' "$run" >&2
+    else
+        rm -rf "$run"
+    fi
+}
+trap cleaned EXIT
+if [ $# -gt 0 ]; then
+    program=$(command -v "$1") || fail "there is no program $1"
+    shift
+    name=$(basename "$program")
+    with_libraries "$root" "$program"
+    # Symbols would only take memory; without lines a panic still names its place.
+    strip --strip-debug "$root/bin/$name" 2>/dev/null || true
+    {
+        echo '#!/bin/sh'
+        for variable in ${environment[@]+"${environment[@]}"}; do echo "export $(quoted "$variable")"; done
+        echo "exec /bin/$name $(quoted "$@")"
+    } | sed "s/ ''\$//" >"$root/run/program"
+    chmod +x "$root/run/program"
+fi
+if [ -n "$setup" ]; then
+    printf '%s' "$setup" >"$root/run/setup"
+    chmod +x "$root/run/setup"
+fi
+for file in ${files[@]+"${files[@]}"}; do
+    mkdir -p "$root$(dirname "$file")"
+    cp -rL "$file" "$root$file"
+done
+# A second archive adds to what the first holds.
+{ cat "$image"; pack "$root"; } >"$run/initrd"
+append="console=ttyS0 quiet panic=1 mitigations=off gin.host=guest${facts:+ gin.facts}"
+# With kvm the guest hangs at its first instruction on some hosts that are virtual machines themselves.
+start=$SECONDS
+qemu-system-x86_64 -accel tcg,thread=multi -cpu max -m "$memory" -smp 2 -display none -monitor none -no-reboot -nic none \
+    -kernel "$cache/kernel/boot/vmlinuz-$version" -initrd "$run/initrd" -append "$append" \
+    -serial "file:$run/console.log" -serial stdio -serial "file:$run/status" </dev/null &
+machine=$!
+( sleep "$seconds"; kill "$machine" 2>/dev/null ) </dev/null >/dev/null 2>&1 &
+watchdog=$!
+wait "$machine" || true
+machine=
+if kill "$watchdog" 2>/dev/null; then over=; else over=1; fi
+status=$(tr -cd '0-9' <"$run/status" 2>/dev/null || true)
+printf 'soft-roce: status %s after %d s\n' "${status:-unknown}" $((SECONDS - start)) >&2
+if [ -n "$status" ]; then
+    [ "$status" != 120 ] || keep=1
+    exit "$status"
+fi
+keep=1
+[ -z "$over" ] || exit 124
+exit 120
