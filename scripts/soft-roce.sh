@@ -150,7 +150,7 @@ make_image() {
 #!/bin/busybox sh
 /bin/busybox mkdir -p /bin
 /bin/busybox --install -s /bin 2>/dev/null
-export PATH=/bin HOME=/root TMPDIR=/tmp
+export PATH=/bin HOME=/root TMPDIR=/tmp TERM=dumb NO_COLOR=1
 # Busybox has a smaller one, which its shell would take.
 ip() { /bin/ip "$@"; }
 mount -t proc proc /proc
@@ -173,7 +173,7 @@ hostname "$(sed -n 's/.*gin.host=\([^ ]*\).*/\1/p' /proc/cmdline)"
 ip link set lo up
 # The module makes one by itself.
 ip addr add 10.7.0.1/24 dev dummy0
-ip link set dummy0 up
+ip link set dummy0 mtu 4500 up
 # Both ends of the wire are in this machine. So that packets travel nevertheless, what is sent from here to either address
 # finds the wire before it finds that the address is local; what comes in does not.
 ip link add v1 type veth peer name v2
@@ -226,6 +226,8 @@ end $status
 INIT
     chmod +x "$root/init"
     pack "$root" | gzip -1 >"$image.$$"
+    # What follows it must begin at a multiple of 4.
+    truncate -s %4 "$image.$$"
     rm -rf "$root" "$cache"/image-*.cpio.gz
     mv "$image.$$" "$image"
 }

@@ -12,7 +12,7 @@ use gin_abi::mlx5::cqe::Syndrome;
 use gin_host::comm::{CommError, WindowFlags};
 use gin_host::gpu::{Memory, MemoryKind, Plain};
 use gin_host::net::testing::{Delay, FailOnDemand, FailSwitch, Reorder, SlowPeer, Trickle, WeakOnly, Withhold};
-use gin_host::net::{Endpoint, Network, peer::Peer};
+use gin_host::net::{Endpoint, Network, NetworkFactory, peer::Peer};
 use gin_host::nic::{DoorbellRelease, SoftEngine, SoftFabric};
 use gin_host::proxy::Sabotage;
 use gin_host::world::{Devices, LaunchError, Mode, Rank, SoftNics, WorldConfig, join, launch_logged};
@@ -21,6 +21,7 @@ use gin_soft_hca::engine::Slow;
 use gin_soft_hca::{Fault, FaultKind};
 use gin_virtual::{EventLog, LogMode, Policy, SeededConfig};
 use std::boxed::Box;
+use std::fmt;
 use std::format;
 use std::string::{String, ToString};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -85,16 +86,43 @@ pub enum Net {
     WeakOnly,
 }
 
+/// The network that carries everything, below what [`Net`] adds.
+#[derive(Clone)]
+pub struct Carrier {
+    name: &'static str,
+    make: NetworkFactory,
+}
+
+impl Carrier {
+    /// The network that `make` makes for each rank; `name` is for people.
+    #[must_use]
+    pub fn new(name: &'static str, make: NetworkFactory) -> Self {
+        Self { name, make }
+    }
+}
+
+impl Default for Carrier {
+    fn default() -> Self {
+        Self::new("peer", Arc::new(|endpoint| Box::new(Peer::new(endpoint))))
+    }
+}
+
+impl fmt::Debug for Carrier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Carrier").field(&self.name).finish()
+    }
+}
+
 impl Net {
     /// Whether ranks tell each other something past the network, within a process.
     fn is_of_one_process(self) -> bool {
         matches!(self, Self::Withhold | Self::WithholdLate | Self::Worst)
     }
 
-    fn wrap(self, endpoint: &Endpoint) -> Box<dyn Network> {
-        let peer = Peer::new(endpoint);
+    fn wrap(self, endpoint: &Endpoint, carrier: &Carrier) -> Box<dyn Network> {
+        let peer = (carrier.make)(endpoint);
         match self {
-            Self::Plain => Box::new(peer),
+            Self::Plain => peer,
             Self::Delay { ns } => Box::new(Delay::new(peer, endpoint, Duration::from_nanos(ns))),
             Self::Reorder => Box::new(Reorder::new(peer, endpoint)),
             Self::Withhold => Box::new(Withhold::new(peer, endpoint.rank)),
@@ -228,6 +256,8 @@ pub struct Setup {
     pub resident_blocks: Option<u32>,
     /// The network, unless a case needs another.
     pub net: Net,
+    /// What carries it, where a CPU thread carries out what goes over the network.
+    pub carrier: Carrier,
     /// Who carries out what goes over it.
     pub backend: SetupBackend,
     /// What runs the NICs' engine, where kernels drive NICs on other devices than the virtual GPU.
@@ -265,6 +295,7 @@ impl Setup {
             stall_steps: SeededConfig::default().stall_steps,
             resident_blocks: None,
             net: Net::Plain,
+            carrier: Carrier::default(),
             backend: SetupBackend::Proxy,
             engine: SoftEngine::Process,
             release: DoorbellRelease::System,
@@ -328,6 +359,9 @@ impl Setup {
             (None, Some(devices)) => format!("{}, network {:?}", devices.name(), self.net),
             (None, None) => format!("virtual GPU, threads, network {:?}", self.net),
         };
+        if self.backend == SetupBackend::Proxy && self.carrier.name != "peer" {
+            name.push_str(&format!(" over {}", self.carrier.name));
+        }
         if let Some(blocks) = self.resident_blocks {
             name.push_str(&format!(", {blocks} resident blocks"));
         }
@@ -379,8 +413,8 @@ impl Setup {
             let least = if scenario.cooperative { scenario.blocks } else { 1 };
             config = config.resident_blocks(blocks.max(least));
         }
-        let net = self.net;
-        let config = config.network(move |endpoint| net.wrap(endpoint));
+        let (net, carrier) = (self.net, self.carrier.clone());
+        let config = config.network(move |endpoint| net.wrap(endpoint, &carrier));
         match self.mistake {
             Mistake::Proxy(sabotage) => config.sabotage(sabotage),
             Mistake::None | Mistake::ResetByStore | Mistake::Nic(_) => config,

@@ -17,6 +17,7 @@ pub mod boot;
 pub mod comm;
 mod copy;
 pub mod gpu;
+mod ibverbs;
 pub mod net;
 pub mod nic;
 pub mod placement;

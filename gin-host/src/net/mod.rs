@@ -8,6 +8,7 @@
 //! | module | holds |
 //! | --- | --- |
 //! | [`peer`] | copies between windows that this process can reach |
+//! | [`verbs`] | any RDMA NIC, through libibverbs |
 //! | [`testing`] | networks that delay, reorder, withhold and fail, over any other |
 //!
 //! # What a network promises
@@ -25,6 +26,7 @@ pub(crate) mod nothing;
 pub mod peer;
 pub(crate) mod registry;
 pub mod testing;
+pub mod verbs;
 
 use crate::gpu::{Memory, MemorySlice};
 use gin_abi::{Fault, FaultKind, RemoteSignal, SignalTarget, Transfer};
@@ -151,6 +153,14 @@ pub enum NetError {
         /// Why.
         reason: String,
     },
+    /// Something of this rank's own part of the network failed.
+    #[error("{what} failed: {reason}")]
+    Local {
+        /// What was being done.
+        what: &'static str,
+        /// Why.
+        reason: String,
+    },
     /// A request failed.
     #[error("{context} with rank {peer} failed, status {status}")]
     Failed {
@@ -171,7 +181,7 @@ impl NetError {
             Self::UnknownWindow { window, .. } => (FaultKind::UnknownWindow, 0, u64::from(window)),
             Self::OutOfRange { end, length, .. } => (FaultKind::OutOfRange, length, end),
             Self::UnknownSignal { .. } => (FaultKind::UnknownSignal, 0, 0),
-            Self::Key { .. } => (FaultKind::Network, 0, 0),
+            Self::Key { .. } | Self::Local { .. } => (FaultKind::Network, 0, 0),
             Self::Failed { status, .. } => (FaultKind::Network, 0, status),
         }
     }

@@ -4,19 +4,19 @@
 //!
 //! What needs the headers or a C compiler is reported as ignored without them; `scripts/setup.sh` installs them.
 
+#[path = "../common/c.rs"]
+mod c;
+
+use c::{compile, statements};
 use gin_host::nic::hca::{Access, DmaBuf, Extent, Hca, HcaError};
 use gin_host::nic::mlx5::{FOREIGN_FIELDS, FOREIGN_NUMBERS, FOREIGN_SIZES, Libraries, devices};
 use gin_host::nic::{Absent, Layout, Mlx5, Nic, NicConfig, NicError, Peer, QueueSet, QueueSpec, Role, probe};
 use libloading::Library;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::Arc;
 use tempfile::TempDir;
-
-const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 fn main() {
     let missing = missing();
@@ -41,19 +41,6 @@ fn main() {
         trial("the_probe_says_of_each_nic_what_it_is_or_why_not", probed),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
-}
-
-fn compiler(folder: &Path) -> Result<Command, String> {
-    // What cargo tells build scripts is not there when tests run.
-    let mut build = cc::Build::new();
-    build.target(TARGET).host(TARGET).opt_level(1).out_dir(folder).cargo_metadata(false).warnings(false);
-    build.try_get_compiler().map(|tool| tool.to_command()).map_err(|error| format!("no C compiler: {error}"))
-}
-
-fn compile(source: &Path, out: &Path, arguments: &[&str]) -> Result<(), String> {
-    let mut command = compiler(out.parent().ok_or("no folder")?)?;
-    let output = command.args(arguments).arg(source).arg("-o").arg(out).output().map_err(|error| error.to_string())?;
-    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into_owned()) }
 }
 
 /// Why the stand-in cannot be compiled here, if it cannot.
@@ -142,20 +129,9 @@ fn here() -> Result<(), Failed> {
 fn structures() -> Result<(), Failed> {
     let folder = tempfile::tempdir()?;
     let source = folder.path().join("layouts.c");
-    let mut body = String::new();
-    for field in FOREIGN_FIELDS {
-        let (structure, name, offset, size) = (field.structure, field.field, field.offset, field.size);
-        writeln!(body, "_Static_assert(offsetof({structure}, {name}) == {offset}, \"{structure} {name}\");")?;
-        writeln!(body, "_Static_assert(sizeof((({structure} *)0)->{name}) == {size}, \"{structure} {name}\");")?;
-    }
-    for (size, structure) in FOREIGN_SIZES {
-        // The library writes a port's attributes, so there may be more room than it needs; the others it may read whole.
-        let holds = if *structure == "struct ibv_port_attr" { "<=" } else { "==" };
-        writeln!(body, "_Static_assert(sizeof({structure}) {holds} {size}, \"{structure}\");")?;
-    }
-    for (value, name) in FOREIGN_NUMBERS {
-        writeln!(body, "_Static_assert({name} == {value}u, \"{name}\");")?;
-    }
+    // The library writes a port's attributes, so there may be more room than it needs; the others it may read whole.
+    let sizes = FOREIGN_SIZES.iter().map(|&(size, name)| (size, name, name != "struct ibv_port_attr"));
+    let body = statements(FOREIGN_FIELDS, sizes, FOREIGN_NUMBERS);
     let head = "#include <infiniband/mlx5dv.h>\n#include <infiniband/verbs.h>\n#include <stddef.h>\n";
     fs::write(&source, format!("{head}{body}"))?;
     compile(&source, &folder.path().join("layouts.o"), &["-c"])?;

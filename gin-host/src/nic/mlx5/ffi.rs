@@ -4,67 +4,22 @@
 //! Only fields that are used have names. A test compares their places with rdma-core's headers.
 
 use super::Absent;
-use libloading::Library;
+pub use crate::ibverbs::ForeignField;
+pub(super) use crate::ibverbs::{
+    ACCESS, AddressAttributes, Device, LINK_ETHERNET, MemoryRegion, PORT_ACTIVE, PortAttributes, ProtectionDomain,
+};
+use crate::ibverbs::{Loaded, foreign, functions};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// `struct ibv_device`, opaque.
-#[repr(C)]
-pub(super) struct Device(c_void);
 /// `struct ibv_context`, opaque.
 #[repr(C)]
 pub(super) struct Context(c_void);
-/// `struct ibv_pd`, opaque.
-#[repr(C)]
-pub(super) struct ProtectionDomain(c_void);
 /// `struct ibv_ah`, opaque.
 #[repr(C)]
 pub(super) struct AddressHandle(c_void);
 /// `struct mlx5dv_devx_obj`, opaque.
 #[repr(C)]
 pub(super) struct DevxObject(c_void);
-
-/// `struct ibv_mr`
-#[repr(C)]
-pub(super) struct MemoryRegion {
-    _before: [u64; 4],
-    _handle: u32,
-    pub(super) lkey: u32,
-    pub(super) rkey: u32,
-}
-
-/// `struct ibv_port_attr`, with room for what later versions add.
-#[repr(C)]
-pub(super) struct PortAttributes {
-    pub(super) state: u32,
-    _max_mtu: u32,
-    pub(super) active_mtu: u32,
-    pub(super) gid_tbl_len: c_int,
-    _flags: [u32; 4],
-    _pkey_tbl_len: u16,
-    pub(super) lid: u16,
-    _sm_lid: u16,
-    _small: [u8; 8],
-    pub(super) link_layer: u8,
-    _after: [u8; 81],
-}
-
-/// `struct ibv_ah_attr`
-#[repr(C)]
-#[derive(Default)]
-pub(super) struct AddressAttributes {
-    pub(super) dgid: [u8; 16],
-    pub(super) flow_label: u32,
-    pub(super) sgid_index: u8,
-    pub(super) hop_limit: u8,
-    pub(super) traffic_class: u8,
-    pub(super) _pad: u8,
-    pub(super) dlid: u16,
-    pub(super) sl: u8,
-    pub(super) _src_path_bits: u8,
-    pub(super) _static_rate: u8,
-    pub(super) is_global: u8,
-    pub(super) port_num: u8,
-}
 
 /// `struct mlx5dv_context_attr`
 #[repr(C)]
@@ -136,10 +91,6 @@ pub(super) struct DvObject(pub(super) [DvPair; 7]);
 pub(super) const DV_AH: (usize, u64) = (5, 1 << 5);
 /// Index of the pair for protection domains, and the bit that asks for it.
 pub(super) const DV_PD: (usize, u64) = (6, 1 << 6);
-/// `IBV_PORT_ACTIVE`
-pub(super) const PORT_ACTIVE: u32 = 4;
-/// `IBV_LINK_LAYER_ETHERNET`
-pub(super) const LINK_ETHERNET: u8 = 2;
 /// `MLX5DV_CONTEXT_FLAGS_DEVX`
 pub(super) const CONTEXT_DEVX: u32 = 1;
 /// `MLX5DV_UMEM_MASK_DMABUF`
@@ -147,33 +98,6 @@ pub(super) const UMEM_DMABUF: u64 = 1;
 /// Kinds of doorbell pages, best first: not cached and nobody else's (later than rdma-core's headers of 2023), not
 /// cached, BlueFlame.
 pub(super) const UAR_TYPES: [u32; 3] = [1 << 31, 1, 0];
-/// `IBV_ACCESS_*`: local write, remote write, remote read, remote atomic, relaxed ordering.
-pub(super) const ACCESS: [u32; 5] = [1, 1 << 1, 1 << 2, 1 << 3, 1 << 20];
-
-/// A library that was opened.
-struct Loaded {
-    library: Library,
-    file: String,
-}
-
-impl Loaded {
-    fn open(file: &str) -> Result<Self, Absent> {
-        // Safety: rdma-core's libraries may be loaded by any program; their initialisers do no more than register drivers.
-        let library = unsafe { Library::new(file) };
-        let file = file.to_owned();
-        match library {
-            Ok(library) => Ok(Self { library, file }),
-            Err(error) => Err(Absent::NoLibrary { library: file, reason: error.to_string() }),
-        }
-    }
-
-    fn find(&self, name: &str) -> Result<*mut c_void, Absent> {
-        // Safety: the address is only used under the type that the header declares for the name.
-        let found = unsafe { self.library.get::<*mut c_void>(name) };
-        let missing = |_| Absent::NoFunction { library: self.file.clone(), name: name.to_owned() };
-        found.map(|symbol| *symbol).map_err(missing)
-    }
-}
 
 /// The libraries.
 pub(super) struct Libraries {
@@ -181,37 +105,11 @@ pub(super) struct Libraries {
     mlx5: Loaded,
 }
 
-macro_rules! functions {
-    ($($library:ident $(? $optional:ident)? $name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions that are used, and the libraries that they are in.
-        pub(super) struct Functions {
-            $(pub(super) $name: functions!(@type $($optional)? unsafe extern "C" fn($($argument),*) $(-> $result)?),)*
-            // They stay open as long as somebody can call into them.
-            _libraries: Libraries,
-        }
-
-        impl Functions {
-            /// Opens the libraries of these names.
-            pub(super) fn open(verbs: &str, mlx5: &str) -> Result<Self, Absent> {
-                let libraries = Libraries { verbs: Loaded::open(verbs)?, mlx5: Loaded::open(mlx5)? };
-                Ok(Self {
-                    $($name: functions!(
-                        @found
-                        [unsafe extern "C" fn($($argument),*) $(-> $result)?]
-                        $($optional)? libraries.$library.find(stringify!($name))
-                    ),)*
-                    _libraries: libraries,
-                })
-            }
-        }
-    };
-    (@type $function:ty) => { $function };
-    (@type optional $function:ty) => { Option<$function> };
-    // Safety of both: the types are those that the headers declare.
-    (@found [$function:ty] optional $found:expr) => {
-        $found.ok().map(|found| unsafe { std::mem::transmute::<*mut c_void, $function>(found) })
-    };
-    (@found [$function:ty] $found:expr) => { unsafe { std::mem::transmute::<*mut c_void, $function>($found?) } };
+impl Functions {
+    /// Opens the libraries of these names.
+    pub(super) fn open(verbs: &str, mlx5: &str) -> Result<Self, Absent> {
+        Ok(Self::find(Libraries { verbs: Loaded::open(verbs)?, mlx5: Loaded::open(mlx5)? })?)
+    }
 }
 
 functions! {
@@ -242,35 +140,6 @@ functions! {
     mlx5 mlx5dv_devx_alloc_uar(*mut Context, u32) -> *mut DevxUar;
     mlx5 mlx5dv_devx_free_uar(*mut DevxUar);
     mlx5 mlx5dv_devx_query_eqn(*mut Context, u32, *mut u32) -> c_int;
-}
-
-/// A field of a structure of rdma-core's, as it is taken to be here.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ForeignField {
-    /// The structure, as C names it.
-    pub structure: &'static str,
-    /// The field, as C names it.
-    pub field: &'static str,
-    /// Its offset in bytes.
-    pub offset: usize,
-    /// Its size in bytes.
-    pub size: usize,
-}
-
-const fn size<T, F>(_: fn(&T) -> &F) -> usize {
-    size_of::<F>()
-}
-
-macro_rules! foreign {
-    ($($name:ident = $structure:literal { $($ours:ident = $field:literal),* })*) => {
-        /// Fields that are read or written here, for a test that compares them with rdma-core's headers.
-        pub const FOREIGN_FIELDS: &[ForeignField] = &[$($(ForeignField {
-            structure: $structure,
-            field: $field,
-            offset: std::mem::offset_of!($name, $ours),
-            size: size(|structure: &$name| &structure.$ours),
-        },)*)*];
-    };
 }
 
 foreign! {

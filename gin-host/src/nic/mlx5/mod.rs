@@ -16,6 +16,7 @@ use self::ffi::{
 };
 use super::hca::{Access, DmaBuf, Domain, Extent, Handle, Hca, HcaError, Link, Port, Region, Uar, Umem};
 use crate::gpu;
+use crate::ibverbs::{self, LoadError};
 use gin_abi::mlx5::bits::{Mailbox, View};
 use gin_abi::mlx5::command::{Mtu, Status, capability, opcode};
 use gin_abi::mlx5::mailbox::{CommandOut, HcaCap, QueryHcaCapIn, QueryHcaCapOut};
@@ -83,6 +84,15 @@ pub enum Absent {
     },
 }
 
+impl From<LoadError> for Absent {
+    fn from(error: LoadError) -> Self {
+        match error {
+            LoadError::NoLibrary { library, reason } => Self::NoLibrary { library, reason },
+            LoadError::NoFunction { library, name } => Self::NoFunction { library, name },
+        }
+    }
+}
+
 /// Where the libraries are.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Libraries {
@@ -95,7 +105,7 @@ pub struct Libraries {
 impl Default for Libraries {
     /// As every distribution names them.
     fn default() -> Self {
-        Self { verbs: "libibverbs.so.1".to_owned(), mlx5: "libmlx5.so.1".to_owned() }
+        Self { verbs: ibverbs::LIBRARY.to_owned(), mlx5: "libmlx5.so.1".to_owned() }
     }
 }
 
@@ -442,8 +452,7 @@ impl Hca for Mlx5 {
         if port == 0 || port > self.ports {
             return Err(HcaError::NoPort { port, ports: self.ports });
         }
-        // Safety: a structure of numbers.
-        let mut attributes: PortAttributes = unsafe { std::mem::zeroed() };
+        let mut attributes = PortAttributes::empty();
         // Safety: the context is open, and there is more room than the library writes.
         check("ibv_query_port", unsafe {
             (self.library.ibv_query_port)(self.context.as_ptr(), port, &raw mut attributes)

@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! One connection: that of a context with a peer.
+
+use super::config::VerbsConfig;
+use super::credits::{Credits, Returns};
+use super::ffi::{FLAG, OPCODE, SendRequest};
+use super::key::{End, Hello};
+use super::ledger::{Ended, Entry, Ledger, Outcome};
+use super::message;
+use super::objects::{Buffer, Chain, Depths, Queue};
+use super::windows::Windows;
+use crate::net::{NetError, Request};
+use gin_abi::Transfer;
+use std::collections::VecDeque;
+use std::time::Instant;
+
+/// Bytes of what an entry can send that is in no window: a signal, a value or a number of credits.
+const SLOT: usize = message::BYTES;
+
+/// Where the data of a request goes from and to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Move {
+    pub(super) reads: bool,
+    pub(super) local: u64,
+    pub(super) local_key: u32,
+    pub(super) remote: u64,
+    pub(super) remote_key: u32,
+    pub(super) bytes: u32,
+    pub(super) window: Option<u32>,
+    /// In place of memory of a window.
+    pub(super) value: Option<u64>,
+}
+
+/// Where a peer's credits are written, and its end.
+#[derive(Clone, Copy, Debug)]
+struct Connected {
+    credits: u64,
+    credits_key: u32,
+}
+
+/// Memory that all connections share.
+#[derive(Debug)]
+pub(super) struct Buffers {
+    /// A word for each connection, which peers write.
+    pub(super) credits: Buffer,
+    /// For each connection, buffers for signals that arrive and slots for what is sent.
+    pub(super) slots: Buffer,
+}
+
+/// Bytes of slots for one connection.
+pub(super) fn slot_bytes(depths: Depths) -> usize {
+    (depths.send + depths.receive) as usize * SLOT
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Line {
+    queue: Queue,
+    index: usize,
+    depths: Depths,
+    pub(super) context: u32,
+    pub(super) peer: u32,
+    ledger: Ledger,
+    credits: Credits,
+    returns: Returns,
+    connected: Option<Connected>,
+    backlog: VecDeque<Request>,
+    /// A request was refused, so that nothing that covers it may be signalled.
+    refused: bool,
+    /// Entries since the last that asked for a completion.
+    unsignalled: u32,
+    /// Since when it has had nothing under way and waits for the peer.
+    waiting: Option<Instant>,
+    /// It is in the list of those that have something to do.
+    pub(super) listed: bool,
+}
+
+/// What a connection works with while it is looked after.
+pub(super) struct Tools<'a> {
+    pub(super) buffers: &'a mut Buffers,
+    pub(super) windows: &'a mut Windows,
+    pub(super) chain: &'a mut Chain,
+    pub(super) ended: &'a mut Ended,
+    pub(super) config: &'a VerbsConfig,
+}
+
+impl Line {
+    pub(super) fn new(queue: Queue, index: usize, depths: Depths, (context, peer): (u32, u32)) -> Self {
+        Self {
+            queue,
+            index,
+            depths,
+            context,
+            peer,
+            ledger: Ledger::new(peer, depths.send),
+            // No credit until the peer says how much.
+            credits: Credits::new(0),
+            returns: Returns::new(depths.receive),
+            connected: None,
+            backlog: VecDeque::new(),
+            refused: false,
+            unsignalled: 0,
+            waiting: None,
+            listed: false,
+        }
+    }
+
+    pub(super) fn end(&self) -> End {
+        self.queue.end()
+    }
+
+    /// Posts its buffers and connects it. `own`: index of this rank's end among those of the peer.
+    pub(super) fn connect(&mut self, peer: &Hello, own: usize, buffers: &Buffers) -> Result<(), NetError> {
+        let Some(&end) = peer.ends.get(own) else {
+            return Err(NetError::Key { rank: self.peer, reason: "it has no such queue pair".to_owned() });
+        };
+        self.queue.begin()?;
+        for slot in 0..self.depths.receive {
+            self.receive(slot, buffers)?;
+        }
+        self.queue.connect(peer, end)?;
+        self.credits = Credits::new(peer.signal_depth);
+        let credits = peer.credits + 8 * own as u64;
+        self.connected = Some(Connected { credits, credits_key: peer.credits_key });
+        Ok(())
+    }
+
+    fn receive_slot(&self, slot: u32) -> usize {
+        self.index * slot_bytes(self.depths) + slot as usize * SLOT
+    }
+
+    fn send_slot(&self, number: u32) -> usize {
+        self.receive_slot(self.depths.receive + number % self.depths.send)
+    }
+
+    /// Has the NIC use a buffer.
+    fn receive(&self, slot: u32, buffers: &Buffers) -> Result<(), NetError> {
+        let id = (self.index as u64) << 32 | u64::from(slot);
+        // Safety: the owner of this line keeps the buffers longer.
+        unsafe { self.queue.receive(id, buffers.slots.piece(self.receive_slot(slot), SLOT)) }
+    }
+
+    /// Whether it takes one more request.
+    pub(super) fn has_room(&self, config: &VerbsConfig) -> bool {
+        self.backlog.len() < config.backlog
+    }
+
+    /// Takes a request.
+    pub(super) fn take(&mut self, request: Request) {
+        self.backlog.push_back(request);
+    }
+
+    /// Whether nothing of it is under way.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.backlog.is_empty() && self.ledger.is_empty()
+    }
+
+    /// Whether it has something to do that no completion will tell.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.backlog.is_empty() || (self.returns.is_due() && self.ledger.broken().is_none())
+    }
+
+    /// A completion of the send queue.
+    pub(super) fn complete(&mut self, number: u32, outcome: Outcome, ended: &mut Ended) {
+        self.ledger.complete(number, outcome, ended);
+    }
+
+    /// What has arrived in a buffer, which is given back to the NIC. `None` if it is no signal.
+    pub(super) fn arrive(&mut self, slot: u32, bytes: u32, buffers: &Buffers) -> Option<(gin_abi::SignalTarget, u64)> {
+        let message = buffers.slots.read(self.receive_slot(slot % self.depths.receive));
+        match self.receive(slot % self.depths.receive, buffers) {
+            Ok(()) => self.returns.receive(),
+            Err(error) => self.fail(error),
+        }
+        if bytes as usize == SLOT { message::from_bytes(&message) } else { None }
+    }
+
+    /// The peer does what cannot be, or this end is in error: nothing more comes of it.
+    pub(super) fn fail(&mut self, error: NetError) {
+        self.ledger.end(error);
+        // If it cannot be put into error it is in error already, or gone.
+        let _ = self.queue.fail();
+    }
+
+    /// This end was seen in error; why is told elsewhere.
+    pub(super) fn seen_in_error(&mut self, error: NetError) {
+        self.ledger.end(error);
+    }
+
+    /// Posts what there is room for.
+    pub(super) fn work(&mut self, tools: &mut Tools<'_>) {
+        if let Some(error) = self.ledger.broken() {
+            let refused = self.backlog.drain(..).map(|request| (request.id, Err(error.clone())));
+            tools.ended.requests.extend(refused);
+            return;
+        }
+        let Some(connected) = self.connected else { return };
+        tools.chain.clear();
+        if self.returns.is_due() {
+            self.tell(connected, tools);
+        }
+        self.credits.look(tools.buffers.credits.word(8 * self.index));
+        while let Some(request) = self.backlog.front() {
+            // Room first: then a request that is refused is so in the order of posting.
+            if !self.ledger.has_room(2) {
+                break;
+            }
+            if request.signal.is_some() && !self.credits.is_there() {
+                break;
+            }
+            let planned = self.plan(request, tools.windows);
+            let Some(request) = self.backlog.pop_front() else { break };
+            match planned {
+                Ok(plan) => self.put_in(&request, plan, tools),
+                Err(error) => {
+                    self.refused = true;
+                    tools.ended.requests.push((request.id, Err(error)));
+                }
+            }
+        }
+        self.ask(connected, tools);
+        tools.chain.signal_last();
+        if tools.chain.len() > 0 {
+            self.unsignalled = 0;
+        }
+        // Safety: windows stay registered while entries use them, which the ledger tells; slots are used again only once
+        // their entry has ended.
+        if let Err((posted, error)) = unsafe { self.queue.post(tools.chain) } {
+            self.ledger.abandon(tools.chain.len().saturating_sub(posted), &error, tools.ended);
+            self.fail(error);
+        }
+    }
+
+    /// What a request moves.
+    fn plan(&self, request: &Request, windows: &Windows) -> Result<Option<Move>, NetError> {
+        if self.refused && request.signal.is_some_and(|signal| signal.strong) {
+            return Err(NetError::behind(self.peer));
+        }
+        if let Some(signal) = &request.signal {
+            windows.check_signal(self.peer, signal)?;
+        }
+        let moved = |bytes| {
+            u32::try_from(bytes).map_err(|_| NetError::Failed {
+                context: "a message that is too long",
+                peer: self.peer,
+                status: bytes,
+            })
+        };
+        match request.transfer {
+            Transfer::Nothing => Ok(None),
+            Transfer::Put { source_window, source_offset, destination_window, destination_offset, bytes } => {
+                let (local, local_key) = windows.own(source_window, source_offset, bytes)?;
+                let (remote, remote_key) = windows.of(destination_window, self.peer, destination_offset, bytes)?;
+                let (bytes, window) = (moved(bytes)?, Some(source_window));
+                Ok(Some(Move { reads: false, local, local_key, remote, remote_key, bytes, window, value: None }))
+            }
+            Transfer::Get { source_window, source_offset, destination_window, destination_offset, bytes } => {
+                let (remote, remote_key) = windows.of(source_window, self.peer, source_offset, bytes)?;
+                let (local, local_key) = windows.own(destination_window, destination_offset, bytes)?;
+                let (bytes, window) = (moved(bytes)?, Some(destination_window));
+                Ok(Some(Move { reads: true, local, local_key, remote, remote_key, bytes, window, value: None }))
+            }
+            Transfer::PutValue { value, width_log2, destination_window, destination_offset } => {
+                let bytes = 1 << width_log2.min(3);
+                let (remote, remote_key) = windows.of(destination_window, self.peer, destination_offset, bytes)?;
+                let (bytes, value) = (moved(bytes)?, Some(value));
+                let (local, local_key, window) = (0, 0, None);
+                Ok(Some(Move { reads: false, local, local_key, remote, remote_key, bytes, window, value }))
+            }
+        }
+        .map(|plan| plan.filter(|plan| plan.bytes > 0))
+    }
+
+    /// Adds the entries of a request.
+    fn put_in(&mut self, request: &Request, plan: Option<Move>, tools: &mut Tools<'_>) {
+        let last = |signal: bool| Entry { request: (!signal).then_some(request.id), part: signal, window: None };
+        if let Some(plan) = plan {
+            let [write, _, read] = OPCODE;
+            let mut entry = SendRequest::new(if plan.reads { read } else { write });
+            (entry.remote_addr, entry.rkey) = (plan.remote, plan.remote_key);
+            let piece = match plan.value {
+                Some(value) => {
+                    let slot = self.send_slot(self.ledger.next());
+                    tools.buffers.slots.write(slot, &value.to_le_bytes());
+                    entry.send_flags |= self.queue.inline(plan.bytes as usize);
+                    tools.buffers.slots.piece(slot, plan.bytes as usize)
+                }
+                None => super::ffi::Piece { addr: plan.local, length: plan.bytes, lkey: plan.local_key },
+            };
+            if let Some(window) = plan.window {
+                tools.windows.enter(window);
+            }
+            let booked = Entry { window: plan.window, ..last(request.signal.is_some()) };
+            self.add(entry, Some(piece), booked, tools);
+        }
+        if let Some(signal) = &request.signal {
+            self.credits.take();
+            let mut entry = SendRequest::new(OPCODE[1]);
+            if plan.is_some_and(|plan| plan.reads) {
+                // Not before what is read has landed.
+                entry.send_flags |= FLAG[0];
+            }
+            self.add_slot(entry, &message::to_bytes(signal), last(false), tools);
+        } else if plan.is_none() {
+            tools.ended.requests.push((request.id, Ok(())));
+        }
+    }
+
+    /// Adds an entry that sends bytes of its own.
+    fn add_slot(&mut self, mut entry: SendRequest, bytes: &[u8], booked: Entry, tools: &mut Tools<'_>) {
+        let slot = self.send_slot(self.ledger.next());
+        tools.buffers.slots.write(slot, bytes);
+        entry.send_flags |= self.queue.inline(bytes.len());
+        let piece = tools.buffers.slots.piece(slot, bytes.len());
+        self.add(entry, Some(piece), booked, tools);
+    }
+
+    fn add(&mut self, mut entry: SendRequest, piece: Option<super::ffi::Piece>, booked: Entry, tools: &mut Tools<'_>) {
+        entry.wr_id = (self.index as u64) << 32 | u64::from(self.ledger.next());
+        self.unsignalled += 1;
+        if self.unsignalled >= tools.config.completion_every {
+            self.unsignalled = 0;
+            entry.send_flags |= FLAG[1];
+        }
+        self.ledger.push(booked);
+        tools.chain.push(entry, piece);
+    }
+
+    /// Tells the peer how many of its signals were dealt with, if there is room.
+    fn tell(&mut self, connected: Connected, tools: &mut Tools<'_>) {
+        if !self.ledger.has_room(1) {
+            return;
+        }
+        let mut entry = SendRequest::new(OPCODE[0]);
+        (entry.remote_addr, entry.rkey) = (connected.credits, connected.credits_key);
+        let word = self.returns.tell();
+        self.add_slot(entry, &word.to_le_bytes(), Entry::default(), tools);
+    }
+
+    /// If the peer's proxy has been waited for long, asks its NIC whether it is there: what is written changes nothing.
+    fn ask(&mut self, connected: Connected, tools: &mut Tools<'_>) {
+        if self.backlog.is_empty() || !self.ledger.is_empty() {
+            self.waiting = None;
+            return;
+        }
+        let since = *self.waiting.get_or_insert_with(Instant::now);
+        if since.elapsed() >= tools.config.ask_after {
+            self.waiting = None;
+            self.tell(connected, tools);
+        }
+    }
+}
