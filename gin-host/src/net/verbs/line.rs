@@ -182,6 +182,11 @@ impl Line {
         let _ = self.queue.fail();
     }
 
+    /// Puts the queue pair into error, and leaves it to completions to tell.
+    pub(super) fn force_error(&self) {
+        let _ = self.queue.fail();
+    }
+
     /// This end was seen in error; why is told elsewhere.
     pub(super) fn seen_in_error(&mut self, error: NetError) {
         self.ledger.end(error);

@@ -129,6 +129,15 @@ impl Verbs {
         })
     }
 
+    /// Puts the connection of a context with a peer into error, as a NIC may at any time; for tests.
+    #[doc(hidden)]
+    pub fn force_error(&mut self, context: u32, peer: u32) {
+        let lines = self.links.iter_mut().flat_map(|links| &mut links.lines);
+        for line in lines.filter(|line| (line.context, line.peer) == (context, peer)) {
+            line.force_error();
+        }
+    }
+
     /// As many entries as asked for, or as a device has room for.
     fn depths(&self) -> Result<Depths, NetError> {
         let (info, config) = (&self.device.info, &self.device.config);
@@ -335,7 +344,8 @@ impl Network for Verbs {
             let (what, reason) = ("registering memory", "signals come first".to_owned());
             return Err(NetError::Local { what, reason });
         };
-        if objects::is_in_gpu(&window.memory) && self.flush.is_none() {
+        let read_back = self.device.config.always_read_back || objects::is_in_gpu(&window.memory);
+        if read_back && self.flush.is_none() {
             self.flush = Some(Flush::new(&links.domain)?);
         }
         self.windows.register(&links.domain, window)
@@ -391,7 +401,7 @@ impl Network for Verbs {
     fn make_visible(&mut self) -> Result<(), NetError> {
         match &mut self.flush {
             None => Ok(()),
-            Some(flush) => flush.read(self.windows.in_gpu(), self.rank),
+            Some(flush) => flush.read(self.windows.behind_pcie(self.device.config.always_read_back), self.rank),
         }
     }
 

@@ -93,11 +93,11 @@ impl Windows {
         }
     }
 
-    /// Address and key of some memory of this rank that lies in its GPU.
-    pub(super) fn in_gpu(&self) -> Option<(u64, u32)> {
+    /// Address and key of some memory of this rank that lies in its GPU; or of any.
+    pub(super) fn behind_pcie(&self, any: bool) -> Option<(u64, u32)> {
         self.table.iter().flatten().find_map(|window| {
             let (region, memory) = (window.region.as_ref()?, &window.memory.memory);
-            is_in_gpu(memory).then(|| (memory.address(), region.remote_key))
+            (any || is_in_gpu(memory)).then(|| (memory.address(), region.remote_key))
         })
     }
 

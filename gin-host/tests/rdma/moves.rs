@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Requests that work, and requests that fail.
+
+use super::Body;
+use super::pair::{BYTES, Plan, ended, ensure, get, pair, put, raise, until};
+use gin_abi::{SignalTarget, Transfer};
+use gin_host::net::verbs::VerbsConfig;
+use gin_host::net::{NetError, Network};
+use libtest_mimic::Failed;
+use std::time::{Duration, Instant};
+
+pub const TRIALS: &[(&str, Body)] = &[
+    ("puts_gets_and_values_arrive_at_the_peer_and_at_oneself", everything),
+    ("a_signal_comes_behind_all_that_was_put_before_it", order),
+    ("a_signal_behind_a_get_comes_when_the_data_has_landed", fenced),
+    ("more_signals_than_buffers_are_held_back_and_none_is_lost", credits),
+    ("more_requests_than_entries_are_taken_and_all_end", backlog),
+    ("entries_without_room_for_bytes_fetch_them", not_inline),
+    ("arrivals_are_made_visible_by_a_read_over_the_loop_back_connection", visible),
+    ("a_wrong_key_fails_its_request_and_what_comes_behind_it_and_nothing_else", wrong_key),
+    ("a_part_that_its_rank_has_deregistered_is_refused", deregistered),
+    ("a_window_is_let_go_once_requests_that_use_it_have_ended", in_use),
+    ("a_range_past_the_end_is_refused_and_so_is_a_strong_signal_behind_it", out_of_range),
+    ("a_peer_that_is_gone_is_lost_in_time", gone),
+    ("a_peer_that_is_gone_is_noticed_by_who_waits_for_its_credit", gone_without_credit),
+    ("a_queue_pair_in_error_fails_what_is_under_way_and_all_that_follows", in_error),
+];
+
+/// Times that lose a peer within 0.5 s.
+fn soon() -> VerbsConfig {
+    VerbsConfig { timeout: 14, ask_after: Duration::from_millis(100), ..VerbsConfig::default() }
+}
+
+/// A lost peer is to be told by then: Soft-RoCE's timer may be late on a slow machine.
+const SOON: Duration = Duration::from_secs(10);
+
+fn everything(devices: &[String; 2]) -> Result<(), Failed> {
+    let mut sides = pair(&Plan::new(devices))?;
+    let bytes = [sides[0].fill(1)?, sides[1].fill(2)?];
+    let half = BYTES as u64 / 2;
+    for peer in [0, 1] {
+        let own = &bytes[0];
+        let before = sides[peer as usize].read(0, BYTES)?;
+        let ids = [
+            sides[0].put(peer, 100, half + 7, 50_001),
+            sides[0].put(peer, 5, half + 100_000, 1),
+            sides[0].post(1, put(0, half + 200_000, 70_000), None, peer),
+        ];
+        let value = Transfer::PutValue {
+            value: 0x1122_3344_5566_7788,
+            width_log2: 2,
+            destination_window: 0,
+            destination_offset: half + 400_000,
+        };
+        let value = sides[0].post(0, value, None, peer);
+        let nothing = sides[0].put(peer, 0, 0, 0);
+        until(&mut sides, "end", |[side, _]| {
+            ids.iter().chain([&value, &nothing]).all(|id| side.outcome(*id).is_some())
+        })?;
+        for (id, outcome) in &sides[0].completions {
+            ensure(outcome.is_ok(), || format!("request {id}: {outcome:?}"))?;
+        }
+        let half = half as usize;
+        let mut expected = before;
+        expected[half + 7..half + 50_008].copy_from_slice(&own[100..50_101]);
+        expected[half + 100_000] = own[5];
+        expected[half + 200_000..half + 270_000].copy_from_slice(&own[..70_000]);
+        expected[half + 400_000..half + 400_004].copy_from_slice(&0x5566_7788u32.to_le_bytes());
+        ensure(sides[peer as usize].read(0, BYTES)? == expected, || format!("wrong bytes at rank {peer}"))?;
+        // Back, from the peer.
+        let got = sides[0].post(0, get(half as u64 + 200_000, 3, 70_000), None, peer);
+        until(&mut sides, "get", |[side, _]| side.outcome(got).is_some())?;
+        ensure(sides[0].outcome(got) == Some(Ok(())), || format!("{:?}", sides[0].outcome(got)))?;
+        ensure(sides[0].read(3, 70_000)? == own[..70_000], || format!("a get from rank {peer} brought other bytes"))?;
+        sides[0].memory.write(0, own)?;
+        sides[0].completions.clear();
+    }
+    ensure(sides[1].read(0, 1000)? == bytes[1][..1000], || "bytes that nobody put to have changed".to_owned())?;
+    until(&mut sides, "quiet", |sides| sides.iter().all(|side| side.network.is_quiet()))?;
+    Ok(())
+}
+
+fn order(devices: &[String; 2]) -> Result<(), Failed> {
+    let mut sides = pair(&Plan::new(devices))?;
+    for round in 0..20u64 {
+        let bytes = sides[0].fill(round)?;
+        for part in 0..16 {
+            sides[0].put(1, part * 65_536, part * 65_536, 65_536);
+        }
+        sides[0].post(0, Transfer::Nothing, Some(raise(3, round + 1)), 1);
+        let seen = round as usize + 1;
+        until(&mut sides, "signal", |[_, side]| side.signals.len() == seen)?;
+        let arrival = sides[1].signals[round as usize];
+        let right = (arrival.context, arrival.from, arrival.target, arrival.amount);
+        ensure(right == (0, 0, SignalTarget::Id(3), round + 1), || format!("{arrival:?}"))?;
+        sides[1].network.make_visible()?;
+        ensure(sides[1].read(0, BYTES)? == bytes, || format!("round {round}: the signal was first"))?;
+        // Its completions, so that the source may change.
+        until(&mut sides, "quiet", |[side, _]| side.network.is_quiet())?;
+    }
+    Ok(())
+}
+
+fn fenced(devices: &[String; 2]) -> Result<(), Failed> {
+    let mut sides = pair(&Plan::new(devices))?;
+    let bytes = sides[1].fill(9)?;
+    let id = sides[0].post(0, get(0, 0, BYTES as u64 / 2), Some(raise(0, 1)), 1);
+    until(&mut sides, "signal", |[_, side]| side.signals.len() == 1)?;
+    ensure(sides[0].read(0, BYTES / 2)? == bytes[..BYTES / 2], || "the signal was first".to_owned())?;
+    until(&mut sides, "end", |[side, _]| side.outcome(id) == Some(Ok(())))?;
+    Ok(())
+}
+
+fn credits(devices: &[String; 2]) -> Result<(), Failed> {
+    for signal_depth in [2, 5] {
+        let config = VerbsConfig { signal_depth, ..VerbsConfig::default() };
+        let mut sides = pair(&Plan { config, ..Plan::new(devices) })?;
+        let count = 500;
+        for number in 0..count {
+            sides[0].post(0, Transfer::Nothing, Some(raise(number as u32 % 8, number + 1)), 1);
+        }
+        // Nobody takes them at the other side.
+        let begin = Instant::now();
+        while begin.elapsed() < Duration::from_millis(300) {
+            sides[0].poll();
+        }
+        let sent = sides[0].completions.len();
+        ensure(sent <= signal_depth as usize, || format!("{sent} sent, {signal_depth} buffers"))?;
+        until(&mut sides, "signals", |[_, side]| side.signals.len() == count as usize)?;
+        for (number, arrival) in (0..).zip(&sides[1].signals) {
+            let right = arrival.target == SignalTarget::Id(number as u32 % 8) && arrival.amount == number + 1;
+            ensure(right, || format!("signal {number} is {arrival:?}"))?;
+        }
+        until(&mut sides, "ends", |[side, _]| side.completions.len() == count as usize)?;
+        ensure(sides[0].completions.iter().all(|(_, outcome)| outcome.is_ok()), || "one failed".to_owned())?;
+    }
+    Ok(())
+}
+
+fn backlog(devices: &[String; 2]) -> Result<(), Failed> {
+    let config = VerbsConfig { send_depth: 4, backlog: 3, completion_every: 3, ..VerbsConfig::default() };
+    let mut sides = pair(&Plan { config, ..Plan::new(devices) })?;
+    let bytes = sides[0].fill(4)?;
+    let count = 400u64;
+    for number in 0..count {
+        // Both contexts, with and without a signal.
+        let signal = (number % 3 == 0).then(|| raise(1, 1));
+        sides[0].post(number as u32 % 2, put(number * 100, number * 100, 100), signal, 1);
+        sides[1].poll();
+    }
+    until(&mut sides, "ends", |[side, _]| side.completions.len() as u64 == count)?;
+    ensure(sides[0].completions.iter().all(|(_, outcome)| outcome.is_ok()), || "one failed".to_owned())?;
+    until(&mut sides, "signals", |[_, side]| side.signals.len() as u64 == count.div_ceil(3))?;
+    ensure(sides[1].read(0, 40_000)? == bytes[..40_000], || "wrong bytes".to_owned())
+}
+
+fn not_inline(devices: &[String; 2]) -> Result<(), Failed> {
+    let config = VerbsConfig { inline: 0, ..VerbsConfig::default() };
+    let mut sides = pair(&Plan { config, ..Plan::new(devices) })?;
+    for number in 0..300u64 {
+        let value =
+            Transfer::PutValue { value: number, width_log2: 3, destination_window: 0, destination_offset: 8 * number };
+        sides[0].post(0, value, Some(raise(2, number)), 1);
+        sides[1].poll();
+    }
+    until(&mut sides, "signals", |[_, side]| side.signals.len() == 300)?;
+    let expected: Vec<u8> = (0..300u64).flat_map(u64::to_le_bytes).collect();
+    ensure(sides[1].read(0, 2400)? == expected, || "wrong values".to_owned())?;
+    let sum: u64 = sides[1].signals.iter().map(|arrival| arrival.amount).sum();
+    ensure(sum == 299 * 150, || format!("the amounts are {sum} together"))
+}
+
+fn visible(devices: &[String; 2]) -> Result<(), Failed> {
+    let config = VerbsConfig { always_read_back: true, ..VerbsConfig::default() };
+    let mut sides = pair(&Plan { config, ..Plan::new(devices) })?;
+    for side in &mut sides {
+        for _ in 0..20 {
+            side.network.make_visible()?;
+        }
+    }
+    // Its region is gone, so that there is nothing to be made visible.
+    ensure(sides[0].network.deregister(0), || "a window that nobody uses is kept".to_owned())?;
+    Ok(sides[0].network.make_visible()?)
+}
+
+/// The outcome is that of a key that the peer's NIC does not take.
+fn is_refusal(outcome: &Result<(), NetError>) -> bool {
+    matches!(outcome, Err(NetError::Failed { context: "access to the peer's memory", peer: 1, status }) if status & 0xff == 10)
+}
+
+fn wrong_key(devices: &[String; 2]) -> Result<(), Failed> {
+    // The key is behind the four bytes that tell what it is.
+    let spoil: fn(&mut Vec<u8>) = |key| key[4] ^= 0x55;
+    let mut sides = pair(&Plan { spoil: Some(spoil), ..Plan::new(devices) })?;
+    let before = sides[1].fill(6)?;
+    sides[0].fill(7)?;
+    let fine = sides[0].post(0, Transfer::Nothing, Some(raise(0, 1)), 1);
+    let wrong = sides[0].post(0, put(0, 0, 100), Some(raise(0, 10)), 1);
+    let behind = sides[0].post(0, Transfer::Nothing, Some(raise(0, 100)), 1);
+    let other = sides[0].post(1, Transfer::Nothing, Some(raise(0, 1000)), 1);
+    until(&mut sides, "ends", |[side, _]| side.completions.len() == 4)?;
+    let outcome = |id| sides[0].outcome(id).unwrap_or(Ok(()));
+    ensure(outcome(fine).is_ok() && outcome(other).is_ok(), || format!("{:?}", sides[0].completions))?;
+    ensure(is_refusal(&outcome(wrong)), || format!("{:?}", outcome(wrong)))?;
+    ensure(outcome(behind).is_err(), || "what comes behind a failed request has gone".to_owned())?;
+    let late = sides[0].put(1, 0, 0, 8);
+    let (late, _) = ended(&mut sides[0], late)?;
+    ensure(late.is_err(), || "a later request has gone".to_owned())?;
+    until(&mut sides, "signals", |[_, side]| side.signals.len() == 2)?;
+    let sum: u64 = sides[1].signals.iter().map(|arrival| arrival.amount).sum();
+    ensure(sum == 1001, || format!("{sum} was raised"))?;
+    ensure(sides[1].read(0, BYTES)? == before, || "the put has changed something".to_owned())
+}
+
+fn deregistered(devices: &[String; 2]) -> Result<(), Failed> {
+    let mut sides = pair(&Plan::new(devices))?;
+    let before = sides[1].fill(3)?;
+    sides[0].fill(8)?;
+    ensure(sides[1].network.deregister(0), || "a window that nobody uses is kept".to_owned())?;
+    let id = sides[0].put(1, 0, 0, 1000);
+    until(&mut sides, "end", |[side, _]| side.outcome(id).is_some())?;
+    let outcome = sides[0].outcome(id).unwrap_or(Ok(()));
+    ensure(is_refusal(&outcome), || format!("{outcome:?}"))?;
+    ensure(sides[1].read(0, BYTES)? == before, || "the put has changed something".to_owned())?;
+    // Its own requests too.
+    let own = sides[1].put(1, 0, 0, 1);
+    let (own, _) = ended(&mut sides[1], own)?;
+    ensure(own == Err(NetError::UnknownWindow { window: 0, rank: 1 }), || format!("{own:?}"))
+}
+
+fn in_use(devices: &[String; 2]) -> Result<(), Failed> {
+    let mut sides = pair(&Plan::new(devices))?;
+    let ids: Vec<u64> = (0..8).map(|_| sides[0].put(1, 0, 0, BYTES as u64)).collect();
+    let mut was_kept = false;
+    let begin = Instant::now();
+    while !sides[0].network.deregister(0) {
+        was_kept = true;
+        ensure(begin.elapsed() < SOON, || "it is never let go".to_owned())?;
+        sides[0].poll();
+    }
+    ensure(was_kept, || "8 MiB were put in no time".to_owned())?;
+    // Those whose entries were posted are fine; those behind, in no hurry, are refused.
+    until(&mut sides, "ends", |[side, _]| side.completions.len() == ids.len())?;
+    let refused = Err(NetError::UnknownWindow { window: 0, rank: 1 });
+    let local = Err(NetError::UnknownWindow { window: 0, rank: 0 });
+    for (id, outcome) in &sides[0].completions {
+        ensure([&Ok(()), &refused, &local].contains(&outcome), || format!("request {id}: {outcome:?}"))?;
+    }
+    Ok(())
+}
+
+fn out_of_range(devices: &[String; 2]) -> Result<(), Failed> {
+    let mut sides = pair(&Plan::new(devices))?;
+    let (end, length) = (BYTES as u64 + 1, BYTES as u64);
+    let past = sides[0].put(1, 0, 1, BYTES as u64);
+    let strong = sides[0].post(0, Transfer::Nothing, Some(raise(0, 1)), 1);
+    let no_signal = sides[0].post(1, Transfer::Nothing, Some(raise(8, 1)), 1);
+    let no_rank = sides[0].put(2, 0, 0, 1);
+    until(&mut sides, "ends", |[side, _]| side.completions.len() == 4)?;
+    let outcome = |id| sides[0].outcome(id).unwrap_or(Ok(()));
+    let expected = NetError::OutOfRange { window: 0, rank: 1, end, length };
+    ensure(outcome(past) == Err(expected), || format!("{:?}", outcome(past)))?;
+    ensure(outcome(strong).is_err(), || "the signal covers what was refused".to_owned())?;
+    let unknown = NetError::UnknownSignal { rank: 1, signal: SignalTarget::Id(8) };
+    ensure(outcome(no_signal) == Err(unknown), || format!("{:?}", outcome(no_signal)))?;
+    ensure(outcome(no_rank).is_err(), || "there is a third rank".to_owned())?;
+    ensure(sides[1].signals.is_empty(), || format!("{:?}", sides[1].signals))
+}
+
+fn is_lost(outcome: &Result<(), NetError>) -> bool {
+    matches!(outcome, Err(NetError::PeerLost { peer: 1, .. }))
+}
+
+fn gone(devices: &[String; 2]) -> Result<(), Failed> {
+    let [mut first, second] = pair(&Plan { config: soon(), ..Plan::new(devices) })?;
+    let fine = first.put(1, 0, 0, 100);
+    ensure(ended(&mut first, fine)?.0.is_ok(), || "the first put failed".to_owned())?;
+    drop(second);
+    let ids = [first.put(1, 0, 0, 100), first.post(0, Transfer::Nothing, Some(raise(0, 1)), 1)];
+    for id in ids {
+        let (outcome, took) = ended(&mut first, id)?;
+        println!("{outcome:?} after {took:?}");
+        ensure(is_lost(&outcome), || format!("{outcome:?}"))?;
+        ensure(took < SOON, || format!("after {took:?}"))?;
+    }
+    let late = first.put(1, 0, 0, 100);
+    ensure(is_lost(&ended(&mut first, late)?.0), || "a later request is not told why".to_owned())?;
+    ensure(first.network.deregister(0), || "the window is kept".to_owned())
+}
+
+fn gone_without_credit(devices: &[String; 2]) -> Result<(), Failed> {
+    let config = VerbsConfig { signal_depth: 2, ..soon() };
+    let [mut first, second] = pair(&Plan { config, ..Plan::new(devices) })?;
+    let ids: Vec<u64> = (0..3).map(|_| first.post(0, Transfer::Nothing, Some(raise(0, 1)), 1)).collect();
+    ensure(ended(&mut first, ids[1])?.0.is_ok(), || "there are buffers for two".to_owned())?;
+    // A proxy that only takes its time is not lost.
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_millis(500) {
+        first.poll();
+    }
+    ensure(first.outcome(ids[2]).is_none(), || format!("{:?}", first.outcome(ids[2])))?;
+    drop(second);
+    let (outcome, took) = ended(&mut first, ids[2])?;
+    println!("{outcome:?} after {took:?}");
+    ensure(is_lost(&outcome) && took < SOON, || format!("{outcome:?} after {took:?}"))
+}
+
+fn in_error(devices: &[String; 2]) -> Result<(), Failed> {
+    let mut sides = pair(&Plan { config: soon(), ..Plan::new(devices) })?;
+    let under_way: Vec<u64> = (0..8).map(|_| sides[0].put(1, 0, 0, BYTES as u64)).collect();
+    sides[0].network.force_error(0, 1);
+    let late = sides[0].post(0, Transfer::Nothing, Some(raise(0, 1)), 1);
+    until(&mut sides, "ends", |[side, _]| side.completions.len() == 9)?;
+    ensure(sides[0].outcome(under_way[7]).is_some_and(|outcome| outcome.is_err()), || {
+        "the last put is fine".to_owned()
+    })?;
+    ensure(sides[0].outcome(late).is_some_and(|outcome| outcome.is_err()), || "the signal was sent".to_owned())?;
+    ensure(sides[1].signals.is_empty(), || format!("{:?}", sides[1].signals))?;
+    // The other context goes on, and so does the other direction of other connections.
+    let other = sides[0].post(1, put(0, 0, 100), Some(raise(0, 1)), 1);
+    until(&mut sides, "end", |[side, other_side]| side.outcome(other).is_some() && other_side.signals.len() == 1)?;
+    ensure(sides[0].outcome(other) == Some(Ok(())), || format!("{:?}", sides[0].outcome(other)))?;
+    // The peer's end is not in error by itself: its requests find nobody.
+    let (outcome, took) = {
+        let id = sides[1].put(0, 0, 0, 100);
+        ended(&mut sides[1], id)?
+    };
+    ensure(outcome.is_err() && took < SOON, || format!("{outcome:?} after {took:?}"))
+}

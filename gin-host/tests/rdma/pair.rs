@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Two endpoints of the network `verbs`, driven by hand: no proxy, no kernels.
+
+use gin_abi::{RemoteSignal, SignalTarget, Transfer};
+use gin_host::gpu::virt::VirtualDevice;
+use gin_host::gpu::{Device as Gpu, Memory, MemoryKind};
+use gin_host::net::verbs::{Device, Verbs, VerbsConfig};
+use gin_host::net::{Endpoint, Event, Key, LocalSignals, LocalWindow, NetError, Network, Request, SignalArrival};
+use libtest_mimic::Failed;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Bytes of window 0 of each rank.
+pub const BYTES: usize = 1 << 20;
+
+/// Ample: whatever is to end by itself does so much sooner.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// One rank.
+pub struct Side {
+    pub network: Verbs,
+    pub memory: Arc<Memory>,
+    pub completions: Vec<(u64, Result<(), NetError>)>,
+    pub signals: Vec<SignalArrival>,
+    // Kept as a communicator keeps them.
+    signal_words: Arc<Memory>,
+    next: u64,
+}
+
+impl Side {
+    /// Takes what has happened.
+    pub fn poll(&mut self) {
+        let mut events = Vec::new();
+        self.network.poll(&mut events);
+        for event in events {
+            match event {
+                Event::Completion { id, outcome } => self.completions.push((id, outcome)),
+                Event::Signal(arrival) => self.signals.push(arrival),
+            }
+        }
+    }
+
+    /// Has a request taken, polling while there is no room for it; its id.
+    pub fn post(&mut self, context: u32, transfer: Transfer, signal: Option<RemoteSignal>, peer: u32) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        let request = Request { id, context, peer, transfer, signal, more: false };
+        let begin = Instant::now();
+        while self.network.post(&[request]) == 0 {
+            assert!(begin.elapsed() < LIMIT, "request {id} is not taken");
+            self.poll();
+        }
+        id
+    }
+
+    pub fn put(&mut self, peer: u32, from: u64, to: u64, bytes: u64) -> u64 {
+        self.post(0, put(from, to, bytes), None, peer)
+    }
+
+    /// What came of a request.
+    pub fn outcome(&self, id: u64) -> Option<Result<(), NetError>> {
+        self.completions.iter().find(|(other, _)| *other == id).map(|(_, outcome)| outcome.clone())
+    }
+
+    pub fn fill(&self, seed: u64) -> Result<Vec<u8>, Failed> {
+        let bytes: Vec<u8> = (0..BYTES as u64).map(|at| pattern(seed, at)).collect();
+        self.memory.write(0, &bytes)?;
+        Ok(bytes)
+    }
+
+    pub fn read(&self, at: u64, bytes: usize) -> Result<Vec<u8>, Failed> {
+        let mut read = vec![0u8; bytes];
+        self.memory.read(at, &mut read)?;
+        Ok(read)
+    }
+}
+
+pub fn put(source_offset: u64, destination_offset: u64, bytes: u64) -> Transfer {
+    Transfer::Put { source_window: 0, source_offset, destination_window: 0, destination_offset, bytes }
+}
+
+pub fn get(source_offset: u64, destination_offset: u64, bytes: u64) -> Transfer {
+    Transfer::Get { source_window: 0, source_offset, destination_window: 0, destination_offset, bytes }
+}
+
+pub fn raise(id: u32, amount: u64) -> RemoteSignal {
+    RemoteSignal { target: SignalTarget::Id(id), amount, strong: true }
+}
+
+fn pattern(seed: u64, at: u64) -> u8 {
+    ((at + seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+/// How a pair is made.
+pub struct Plan {
+    pub config: VerbsConfig,
+    pub devices: [String; 2],
+    /// Changes what one rank says of window 0, before the other hears it.
+    pub spoil: Option<fn(&mut Vec<u8>)>,
+}
+
+impl Plan {
+    pub fn new(devices: &[String; 2]) -> Self {
+        Self { config: VerbsConfig::default(), devices: devices.clone(), spoil: None }
+    }
+}
+
+/// Two ranks with two contexts, signals 0 to 7 and window 0, connected.
+pub fn pair(plan: &Plan) -> Result<[Side; 2], Failed> {
+    let mut sides = Vec::new();
+    for (rank, name) in (0..).zip(&plan.devices) {
+        let device = Device::open(&VerbsConfig { device: Some(name.clone()), ..plan.config.clone() })?;
+        let gpu: Arc<dyn Gpu> = VirtualDevice::memory_only(rank);
+        sides.push(Side {
+            network: Verbs::new(&device, &Endpoint { rank, ranks: 2, seed: 1 }),
+            memory: Memory::new(&gpu, MemoryKind::Device, BYTES as u64)?,
+            completions: Vec::new(),
+            signals: Vec::new(),
+            signal_words: Memory::new(&gpu, MemoryKind::Pinned, 2 * 8 * 8)?,
+            next: 0,
+        });
+    }
+    let keys = sides.iter_mut().map(|side| {
+        let signals = LocalSignals { memory: side.signal_words.clone(), contexts: 2, per_context: 8 };
+        side.network.register_signals(&signals)
+    });
+    let keys = keys.collect::<Result<Vec<Key>, _>>()?;
+    for side in &mut sides {
+        side.network.connect_signals(&keys)?;
+    }
+    let keys = sides.iter_mut().map(|side| {
+        let window = LocalWindow { id: 0, memory: side.memory.whole(), plane: None };
+        side.network.register(&window)
+    });
+    let mut keys = keys.collect::<Result<Vec<Key>, _>>()?;
+    sides[1].network.connect(0, &keys)?;
+    if let Some(spoil) = plan.spoil {
+        spoil(&mut keys[1].0);
+    }
+    sides[0].network.connect(0, &keys)?;
+    sides.try_into().map_err(|_| "not two sides".into())
+}
+
+/// Polls both until `done`; how long it took.
+pub fn until(sides: &mut [Side; 2], what: &str, done: impl Fn(&[Side; 2]) -> bool) -> Result<Duration, Failed> {
+    let begin = Instant::now();
+    while !done(sides) {
+        if begin.elapsed() > LIMIT {
+            let [first, second] = &*sides;
+            let (sent, arrived) = (first.completions.len(), second.signals.len());
+            return Err(format!("no {what} after {LIMIT:?}: {sent} completions, {arrived} signals").into());
+        }
+        sides.iter_mut().for_each(Side::poll);
+    }
+    Ok(begin.elapsed())
+}
+
+/// Polls the first only until a request has ended; what came of it, and how long it took.
+pub fn ended(side: &mut Side, id: u64) -> Result<(Result<(), NetError>, Duration), Failed> {
+    let begin = Instant::now();
+    loop {
+        if let Some(outcome) = side.outcome(id) {
+            return Ok((outcome, begin.elapsed()));
+        }
+        if begin.elapsed() > LIMIT {
+            return Err(format!("request {id} has not ended after {LIMIT:?}").into());
+        }
+        side.poll();
+        std::thread::yield_now();
+    }
+}
+
+pub fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<(), Failed> {
+    if holds { Ok(()) } else { Err(why().into()) }
+}

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A wire that loses, delays and is cut. Each trial first runs `ib_write_bw` of perftest under the same, whose result is
+//! printed: where the driver itself fails, ours must end with an error in time.
+
+use super::pair::{Plan, ended, ensure, pair, put, raise, until};
+use gin_abi::Transfer;
+use gin_host::net::verbs::VerbsConfig;
+use gin_host::net::{NetError, Network};
+use libtest_mimic::Failed;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+type Body = fn(&[String; 2], &Wire) -> Result<(), Failed>;
+
+pub const TRIALS: &[(&str, Body)] = &[
+    ("wire/all_arrives_in_order_over_a_good_wire", |devices, wire| {
+        wire.log("good", devices);
+        stream(devices, 40, false)
+    }),
+    ("wire/all_arrives_in_order_though_1_packet_in_100_is_lost", |devices, wire| {
+        let _bad = wire.worsen(&["loss", "1%"])?;
+        wire.log("1 % lost", devices);
+        stream(devices, 20, true)
+    }),
+    ("wire/all_arrives_in_order_though_1_packet_in_20_is_lost_or_ends_with_an_error", |devices, wire| {
+        let _bad = wire.worsen(&["loss", "5%"])?;
+        wire.log("5 % lost", devices);
+        stream(devices, 10, true)
+    }),
+    ("wire/all_arrives_in_order_though_late", |devices, wire| {
+        let _bad = wire.worsen(&["delay", "5ms"])?;
+        wire.log("5 ms late", devices);
+        stream(devices, 10, false)
+    }),
+    // Packets overtake each other then, which Soft-RoCE of Linux 6.1 does not always get over.
+    ("wire/all_arrives_in_order_or_ends_with_an_error_where_packets_overtake_each_other", |devices, wire| {
+        let _bad = wire.worsen(&["delay", "5ms", "2ms"])?;
+        wire.log("5 ms late, more or less 2", devices);
+        stream(devices, 10, true)
+    }),
+    ("wire/a_cut_wire_loses_the_peer_in_time", cut),
+    ("wire/a_wire_that_is_cut_for_a_moment_loses_nothing_or_the_peer", moment),
+    ("wire/a_port_that_goes_down_ends_what_is_under_way", down),
+];
+
+/// Two interfaces that are joined.
+pub struct Wire([String; 2]);
+
+/// Undoes what was done to the wire when dropped.
+struct Worse<'a>(&'a Wire);
+
+impl Drop for Worse<'_> {
+    fn drop(&mut self) {
+        for interface in &self.0.0 {
+            // One that was taken down only has none.
+            let _ = run("tc", &["qdisc", "del", "dev", interface, "root"]);
+            let _ = run("ip", &["link", "set", interface, "up"]);
+        }
+    }
+}
+
+fn run(program: &str, arguments: &[&str]) -> Result<(), Failed> {
+    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output()?;
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure(output.status.success(), || format!("{program} {}: {text}", arguments.join(" ")))
+}
+
+impl Wire {
+    pub fn new(interfaces: &str) -> Result<Self, Failed> {
+        let names: Vec<String> = interfaces.split(',').map(str::to_owned).collect();
+        names.try_into().map(Self).map_err(|_| "GIN_VERBS_WIRE names two interfaces".into())
+    }
+
+    /// Makes it bad in both directions.
+    fn worsen(&self, how: &[&str]) -> Result<Worse<'_>, Failed> {
+        let worse = Worse(self);
+        for interface in &self.0 {
+            let arguments = [&["qdisc", "replace", "dev", interface.as_str(), "root", "netem"], how].concat();
+            run("tc", &arguments)?;
+        }
+        Ok(worse)
+    }
+
+    /// Lets nothing through, though both ports are up.
+    fn cut(&self) -> Result<Worse<'_>, Failed> {
+        self.worsen(&["loss", "100%"])
+    }
+
+    /// Takes one port down.
+    fn down(&self) -> Result<Worse<'_>, Failed> {
+        let worse = Worse(self);
+        run("ip", &["link", "set", &self.0[0], "down"])?;
+        Ok(worse)
+    }
+
+    /// Packets that have left it so far.
+    fn packets(&self) -> u64 {
+        let count = |interface: &String| {
+            let path = format!("/sys/class/net/{interface}/statistics/tx_packets");
+            std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse::<u64>().ok()).unwrap_or(0)
+        };
+        self.0.iter().map(count).sum()
+    }
+
+    /// Says what another program makes of it.
+    fn log(&self, name: &str, devices: &[String; 2]) {
+        let common = ["-x", "1", "-s", "65536", "-n", "50", "-F", "-d"];
+        let Ok(mut server) = run_quietly(Command::new("ib_write_bw").args(common).arg(&devices[0])).spawn() else {
+            println!("wire {name}: there is no ib_write_bw to compare with");
+            return;
+        };
+        std::thread::sleep(Duration::from_secs(1));
+        let begin = Instant::now();
+        let client = run_quietly(Command::new("ib_write_bw").args(common).arg(&devices[1]).arg("127.0.0.1")).spawn();
+        let mut said = "does not start".to_owned();
+        if let Ok(mut client) = client {
+            said = loop {
+                match client.try_wait() {
+                    Ok(Some(status)) => break format!("{status} after {:?}", begin.elapsed()),
+                    Ok(None) if begin.elapsed() < Duration::from_secs(20) => {
+                        std::thread::sleep(Duration::from_millis(20));
+                    }
+                    _ => break format!("not over after {:?}", begin.elapsed()),
+                }
+            };
+            let _ = client.kill();
+            let _ = client.wait();
+        }
+        let _ = server.kill();
+        let _ = server.wait();
+        println!("wire {name}: ib_write_bw, 50 writes of 64 KiB: {said}");
+    }
+}
+
+fn run_quietly(command: &mut Command) -> &mut Command {
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null())
+}
+
+/// Rounds of 8 puts of 32 KiB and a signal; the receiver looks at all bytes of each round before the next begins. If errors
+/// are allowed, one ends it, and what was signalled before has arrived.
+fn stream(devices: &[String; 2], rounds: u64, may_fail: bool) -> Result<(), Failed> {
+    let mut sides = pair(&Plan::new(devices))?;
+    let begin = Instant::now();
+    for round in 0..rounds {
+        let bytes = sides[0].fill(round)?;
+        let mut last = 0;
+        for part in 0..8 {
+            last = sides[0].put(1, part * 32_768, part * 32_768, 32_768);
+        }
+        let signal = sides[0].post(0, Transfer::Nothing, Some(raise(0, 1)), 1);
+        let seen = round as usize + 1;
+        until(&mut sides, "signal", |[first, second]| {
+            second.signals.len() == seen || first.outcome(signal).is_some_and(|outcome| outcome.is_err())
+        })?;
+        if sides[1].signals.len() == seen {
+            ensure(sides[1].read(0, 8 * 32_768)? == bytes[..8 * 32_768], || format!("wrong bytes in round {round}"))?;
+            until(&mut sides, "ends", |[side, _]| side.outcome(last).is_some() && side.outcome(signal).is_some())?;
+        }
+        if let Some((id, Err(error))) = sides[0].completions.iter().find(|(_, outcome)| outcome.is_err()) {
+            println!("round {round}: request {id}: {error}");
+            ensure(may_fail, || format!("request {id}: {error}"))?;
+            return Ok(());
+        }
+    }
+    println!("{rounds} rounds of 256 KiB in {:?}", begin.elapsed());
+    Ok(())
+}
+
+fn cut(devices: &[String; 2], wire: &Wire) -> Result<(), Failed> {
+    let config = VerbsConfig { timeout: 14, ..VerbsConfig::default() };
+    let mut sides = pair(&Plan { config: config.clone(), ..Plan::new(devices) })?;
+    let packets = wire.packets();
+    let fine = sides[0].put(1, 0, 0, 100_000);
+    ensure(ended(&mut sides[0], fine)?.0.is_ok(), || "the wire is cut already".to_owned())?;
+    let packets = wire.packets() - packets;
+    ensure(packets >= 100, || format!("100,000 bytes went in {packets} packets: they take another way"))?;
+    let _cut = wire.cut()?;
+    for side in [0, 1] {
+        let id = sides[side].put(1 - side as u32, 0, 0, 100);
+        let (outcome, took) = ended(&mut sides[side], id)?;
+        println!("rank {side}: {outcome:?} after {took:?}, expected after {:?}", config.lost_after());
+        ensure(matches!(outcome, Err(NetError::PeerLost { .. })), || format!("{outcome:?}"))?;
+        ensure(took < Duration::from_secs(10), || format!("after {took:?}"))?;
+        ensure(sides[side].network.deregister(0), || "the window is kept".to_owned())?;
+    }
+    Ok(())
+}
+
+fn down(devices: &[String; 2], wire: &Wire) -> Result<(), Failed> {
+    let config = VerbsConfig { timeout: 14, ..VerbsConfig::default() };
+    let mut sides = pair(&Plan { config, ..Plan::new(devices) })?;
+    let _down = wire.down()?;
+    for side in [0, 1] {
+        let id = sides[side].put(1 - side as u32, 0, 0, 100);
+        let (outcome, took) = ended(&mut sides[side], id)?;
+        println!("rank {side}: {outcome:?} after {took:?}");
+        ensure(outcome.is_err() && took < Duration::from_secs(10), || format!("{outcome:?} after {took:?}"))?;
+    }
+    Ok(())
+}
+
+fn moment(devices: &[String; 2], wire: &Wire) -> Result<(), Failed> {
+    let mut sides = pair(&Plan::new(devices))?;
+    let bytes = sides[0].fill(5)?;
+    let cut = wire.cut()?;
+    let ids: Vec<u64> = (0..4).map(|part| sides[0].post(0, put(part * 1000, part * 1000, 1000), None, 1)).collect();
+    let signal = sides[0].post(0, Transfer::Nothing, Some(raise(0, 1)), 1);
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(1) {
+        sides[0].poll();
+    }
+    drop(cut);
+    let took = until(&mut sides, "end", |[side, _]| side.outcome(signal).is_some())?;
+    let outcome = sides[0].outcome(signal);
+    println!("after a cut of 1 s: {outcome:?} {took:?} later");
+    if outcome == Some(Ok(())) {
+        until(&mut sides, "signal", |[_, side]| side.signals.len() == 1)?;
+        ensure(sides[1].read(0, 4000)? == bytes[..4000], || "wrong bytes".to_owned())?;
+        return ensure(ids.iter().all(|id| sides[0].outcome(*id) == Some(Ok(()))), || "a put is missing".to_owned());
+    }
+    ensure(sides[1].signals.is_empty(), || "what was not acknowledged was signalled, and told as failed".to_owned())?;
+    ensure(matches!(outcome, Some(Err(NetError::PeerLost { .. }))), || format!("{outcome:?}"))
+}
