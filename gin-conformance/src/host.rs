@@ -268,6 +268,8 @@ pub struct Setup {
     pub route: SetupRoute,
     /// Where windows come from.
     pub windows: SetupWindows,
+    /// How many times longer times are on a real clock than on a virtual one, since other programs use the processors too.
+    pub patience: u64,
     /// Other devices than the virtual GPU, for real threads.
     pub devices: Option<Devices>,
     /// The processes whose ranks run scenarios, one in each; threads of this one otherwise.
@@ -301,6 +303,7 @@ impl Setup {
             release: DoorbellRelease::System,
             route: SetupRoute::Network,
             windows: SetupWindows::Allocated,
+            patience: 20,
             devices: None,
             processes: None,
             named_backend: false,
@@ -328,10 +331,10 @@ impl Setup {
         Self { windows, ..self.clone() }
     }
 
-    /// So many nanoseconds of a virtual clock; on a real one more, since other programs use the processors too.
+    /// So many nanoseconds of a virtual clock; on a real one more.
     #[must_use]
     pub fn scaled(&self, ns: u64) -> u64 {
-        if self.seed.is_some() { ns } else { ns * 20 }
+        if self.seed.is_some() { ns } else { ns * self.patience }
     }
 
     /// How many values can be put to one peer, when none of them gets there, in scenarios that ask for queues of 2 and one

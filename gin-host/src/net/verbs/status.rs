@@ -59,7 +59,9 @@ mod tests {
     use super::*;
 
     fn completion(status: u32) -> WorkCompletion {
-        WorkCompletion { status, vendor_err: 0x81, ..WorkCompletion::default() }
+        let mut completion = WorkCompletion::default();
+        (completion.status, completion.vendor_err) = (status, 0x81);
+        completion
     }
 
     #[test]
