@@ -5,7 +5,7 @@ FEATURES ?=
 CARGO ?= cargo
 export FEATURES
 
-.PHONY: help setup run test gpu-test gpu-bundle bench doc fmt lint clean clean-tools
+.PHONY: help setup run test test-rdma gpu-test gpu-bundle bench doc fmt lint clean clean-tools
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,6 +18,9 @@ run: setup ## Runs the workloads on what this machine has and prints one table
 
 test: setup ## Runs all tests; those that lack a GPU or a tool are reported as ignored
 	@scripts/test.sh $(FEATURES)
+
+test-rdma: setup ## Runs the tests over RDMA in virtual machines with Soft-RoCE; SMOKE=smoke for some of them
+	@scripts/test-rdma.sh $(SMOKE)
 
 gpu-test: setup ## Runs the tests that need GPUs
 	@$(CARGO) test --release -p gpu-tests $(FEATURES)

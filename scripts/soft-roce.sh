@@ -15,6 +15,9 @@
 #   --setup COMMANDS shell commands that the machine runs first
 #   --memory MIB     its memory (2048)
 #   --no-facts       leaves the devices' facts and the pingpong out
+#   --input          passes what this script gets as input on to the program
+#   --host N WIRE    one of two machines, 1 or 2, that are joined: WIRE is where the first one, which must be there before the
+#                    second, makes a socket
 #
 # The exit status is the program's; 120 if the machine did not come so far, 124 if its time was over. What the kernel said
 # is in console.log of the folder that is named then.
@@ -23,6 +26,7 @@
 #   rxe0         on dummy0, 10.7.0.1: what it sends comes back inside the driver, nothing is ever lost
 #   rxe1, rxe2   on v1, 10.7.1.1, and v2, 10.7.2.1, the two ends of a wire (veth): packets really travel, so they can be
 #                lost, delayed and cut (tc, ip)
+#   rxe3         with --host, on eth0, 10.8.0.N: the way to the other machine
 #
 # As root on Debian it installs what it needs; otherwise it says what to install. The image is kept in target/soft-roce.
 
@@ -40,7 +44,7 @@ fail() {
     exit 120
 }
 
-seconds=600 memory=2048 facts=1 prepare=
+seconds=600 memory=2048 facts=1 prepare= input= host=1 wire=
 environment=() files=() setup=
 while [ $# -gt 0 ]; do
     case $1 in
@@ -51,6 +55,8 @@ while [ $# -gt 0 ]; do
         --setup) setup+="$2"$'\n'; shift 2 ;;
         --facts) set -- --; facts=1 ;;
         --no-facts) facts=; shift ;;
+        --input) input=1; shift ;;
+        --host) host=$2 wire=$3; shift 3 ;;
         --prepare) prepare=1; shift ;;
         --) shift; break ;;
         -*) fail "no option $1; they are listed at the top of this script" ;;
@@ -198,7 +204,11 @@ ip rule del pref 0
 rdma link add rxe0 type rxe netdev dummy0 || end 120
 rdma link add rxe1 type rxe netdev v1 || end 120
 rdma link add rxe2 type rxe netdev v2 || end 120
-export RDMAV_FORK_SAFE=0
+if [ -e /sys/class/net/eth0 ]; then
+    ip addr add "10.8.0.$(hostname | tr -cd 0-9)/24" dev eth0
+    ip link set eth0 up
+    rdma link add rxe3 type rxe netdev eth0 || end 120
+fi
 [ -x /run/setup ] && . /run/setup
 # pingpong NAME SERVER-DEVICE CLIENT-DEVICE: 500 round trips of 4 KiB
 pingpong() {
@@ -211,7 +221,7 @@ pingpong() {
 }
 if grep -q gin.facts /proc/cmdline; then
     echo "facts: Linux $(uname -r), $(nproc) processors, up for $(cut -d. -f1 /proc/uptime) s"
-    for device in rxe0 rxe1 rxe2; do
+    for device in $(ls /sys/class/infiniband); do
         ibv_devinfo -v -d $device | awk -v device=$device '
             /state:|active_mtu:|link_layer:/ { facts = facts ", " $1 " " $2 }
             /GID\[ *1\]/ { sub(/.*GID\[ *1\]:[ \t]*/, ""); facts = facts ", gid 1: " $0 }
@@ -221,6 +231,7 @@ if grep -q gin.facts /proc/cmdline; then
     pingpong wire rxe1 rxe2
 fi
 status=0
+grep -q gin.input /proc/cmdline && exec </dev/ttyS1
 [ -x /run/program ] && { /run/program; status=$?; }
 end $status
 INIT
@@ -243,11 +254,12 @@ make_image
 exec 8>&-
 [ -z "$prepare" ] || { echo "$image"; exit 0; }
 
+# Whoever was killed has left these.
+find "$cache" -maxdepth 1 -name 'run.*' -mmin +240 -exec rm -rf {} +
 run=$(mktemp -d "$cache/run.XXXXXX")
 root="$run/root"
 mkdir -p "$root/run"
 cleaned() {
-    [ -z "${machine:-}" ] || kill "$machine" 2>/dev/null || true
     if [ -n "${keep:-}" ]; then
         rm -rf "$root" "$run/initrd"
         printf 'soft-roce: what the kernel said is in %s/console.log\n' "$run" >&2
@@ -280,18 +292,23 @@ for file in ${files[@]+"${files[@]}"}; do
 done
 # A second archive adds to what the first holds.
 { cat "$image"; pack "$root"; } >"$run/initrd"
-append="console=ttyS0 quiet panic=1 mitigations=off gin.host=guest${facts:+ gin.facts}"
-# With kvm the guest hangs at its first instruction on some hosts that are virtual machines themselves.
-start=$SECONDS
-qemu-system-x86_64 -accel tcg,thread=multi -cpu max -m "$memory" -smp 2 -display none -monitor none -no-reboot -nic none \
+append="console=ttyS0 quiet panic=1 mitigations=off gin.host=gin$host${facts:+ gin.facts}${input:+ gin.input}"
+network=(-nic none)
+if [ -n "$wire" ]; then
+    side=on
+    [ "$host" = 1 ] || side=off
+    network=(-netdev "stream,id=wire,server=$side,addr.type=unix,addr.path=$wire"
+        -device "virtio-net-pci,netdev=wire,romfile=,mac=52:54:00:10:08:0$host")
+fi
+[ -n "$input" ] || exec </dev/null
+# With kvm the guest hangs at its first instruction on some hosts that are virtual machines themselves. The machine ends
+# with this script, however that ends.
+start=$SECONDS over=0
+setpriv --pdeathsig TERM timeout --foreground -k 5 "$seconds" \
+    setpriv --pdeathsig KILL qemu-system-x86_64 -accel tcg,thread=multi -cpu max -m "$memory" -smp 2 \
+    -display none -monitor none -no-reboot "${network[@]}" \
     -kernel "$cache/kernel/boot/vmlinuz-$version" -initrd "$run/initrd" -append "$append" \
-    -serial "file:$run/console.log" -serial stdio -serial "file:$run/status" </dev/null &
-machine=$!
-( sleep "$seconds"; kill "$machine" 2>/dev/null ) </dev/null >/dev/null 2>&1 &
-watchdog=$!
-wait "$machine" || true
-machine=
-if kill "$watchdog" 2>/dev/null; then over=; else over=1; fi
+    -serial "file:$run/console.log" -serial stdio -serial "file:$run/status" || over=$?
 status=$(tr -cd '0-9' <"$run/status" 2>/dev/null || true)
 printf 'soft-roce: status %s after %d s\n' "${status:-unknown}" $((SECONDS - start)) >&2
 if [ -n "$status" ]; then
@@ -299,5 +316,5 @@ if [ -n "$status" ]; then
     exit "$status"
 fi
 keep=1
-[ -z "$over" ] || exit 124
-exit 120
+# 137: it had to be killed.
+case $over in 124 | 137) exit 124 ;; *) exit 120 ;; esac

@@ -13,6 +13,7 @@ use gin_abi::Fault;
 use gin_host::boot::{Rendezvous, TcpBootstrap, TcpConfig, UniqueId};
 use gin_host::comm::Bootstrap;
 use std::borrow::ToOwned;
+use std::boxed::Box;
 use std::format;
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::Ipv4Addr;
@@ -30,6 +31,8 @@ const RANK: &str = "GIN_SUITE_RANK";
 const RANKS: &str = "GIN_SUITE_RANKS";
 /// Tells all but the first how to find it.
 const ID: &str = "GIN_SUITE_ID";
+/// Tells each where the first one listens; this host only, unless it is there.
+const ADDRESS: &str = "GIN_SUITE_ADDRESS";
 /// Starts a line of output that is for the group.
 const MARK: &str = "@@ ";
 /// In the text of a case that needs what processes do not have.
@@ -49,7 +52,13 @@ pub struct Processes {
 
 fn config() -> TcpConfig {
     let limit = Duration::from_secs(30);
-    TcpConfig { address: Some(Ipv4Addr::LOCALHOST.into()), joining: limit, meeting: Some(limit), ..Default::default() }
+    let address = std::env::var(ADDRESS).ok().and_then(|address| address.parse().ok());
+    TcpConfig {
+        address: Some(address.unwrap_or(Ipv4Addr::LOCALHOST.into())),
+        joining: limit,
+        meeting: Some(limit),
+        ..Default::default()
+    }
 }
 
 impl Processes {
@@ -242,9 +251,9 @@ struct Member {
 }
 
 impl Member {
-    fn start(rank: u32, ranks: u32, id: &str) -> io::Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.env(RANK, rank.to_string()).env(RANKS, ranks.to_string()).env(ID, id);
+    fn start(starter: &Starter, rank: u32, ranks: u32, id: &str) -> io::Result<Self> {
+        let variables = [(RANK, rank.to_string()), (RANKS, ranks.to_string()), (ID, id.to_owned())];
+        let mut command = starter(rank, &variables)?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn()?;
         let missing = || io::Error::other("a pipe is missing");
@@ -281,10 +290,14 @@ impl Drop for Member {
     }
 }
 
+/// Makes the command that starts this program once more: as this rank, with these variables.
+pub type Starter = dyn Fn(u32, &[(&str, String)]) -> io::Result<Command> + Send + Sync;
+
 /// Processes that run cases together. One that hangs or dies ends them all; the next case gets new ones.
 pub struct Group {
     ranks: u32,
     limit: Duration,
+    starter: Box<Starter>,
     members: Mutex<Vec<Member>>,
 }
 
@@ -292,7 +305,21 @@ impl Group {
     /// So many processes of this program, which must [`serve`]. A case may take `limit`.
     #[must_use]
     pub fn new(ranks: u32, limit: Duration) -> Self {
-        Self { ranks, limit, members: Mutex::default() }
+        Self::started_by(ranks, limit, |_, variables| {
+            let mut command = Command::new(std::env::current_exe()?);
+            command.envs(variables.iter().map(|(name, value)| (name, value)));
+            Ok(command)
+        })
+    }
+
+    /// The same, started otherwise: on other machines, say, to which input and output are passed on.
+    #[must_use]
+    pub fn started_by(
+        ranks: u32,
+        limit: Duration,
+        starter: impl Fn(u32, &[(&str, String)]) -> io::Result<Command> + Send + Sync + 'static,
+    ) -> Self {
+        Self { ranks, limit, starter: Box::new(starter), members: Mutex::default() }
     }
 
     fn start(&self) -> Result<Vec<Member>, String> {
@@ -301,7 +328,7 @@ impl Group {
         let mut members = Vec::new();
         let mut id = String::new();
         for rank in 0..self.ranks {
-            let member = Member::start(rank, self.ranks, &id).map_err(text)?;
+            let member = Member::start(&self.starter, rank, self.ranks, &id).map_err(text)?;
             if rank == 0 {
                 id = member.hear(until)?;
             }

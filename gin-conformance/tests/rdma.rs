@@ -1,5 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The conformance suite on virtual GPUs, whose ranks are threads, over RDMA devices: one trial for each case.
+//! The conformance suite on virtual GPUs over RDMA devices: one trial for each case and way of running.
+//!
+//! | trials | ranks are |
+//! | --- | --- |
+//! | `rdma/plain/`, `rdma/withhold/`, `rdma/worst/` | threads, over the network as it is and what tests add to it |
+//! | `rdma/smoke/` | threads, some of the cases |
+//! | `rdma/processes/` | two processes |
+//! | `rdma/hosts/` | processes in two virtual machines, which this program boots; only if `GIN_RDMA_HOSTS` is set |
 //!
 //! `GIN_VERBS_DEVICES=a,b` names the devices, rank `n` uses the `n`th of them; by default the first that is up. Without
 //! a device there is one trial, which is ignored with the reason. `scripts/soft-roce.sh` runs this in a virtual machine
@@ -7,9 +14,18 @@
 
 use gin_conformance::cases;
 use gin_conformance::host::{Carrier, Net, Setup, judge};
+use gin_conformance::processes::{Group, Processes, Verdict, serve};
+use gin_conformance::scenario::CoopKind;
 use gin_host::net::verbs::{Device, NoDevice, Verbs, VerbsConfig};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use std::path::Path;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// What a case may take in processes; nothing takes as long that does not hang.
+const LIMIT: Duration = Duration::from_secs(240);
 
 fn devices() -> Result<Vec<Arc<Device>>, NoDevice> {
     let named = std::env::var("GIN_VERBS_DEVICES").unwrap_or_default();
@@ -21,27 +37,102 @@ fn devices() -> Result<Vec<Arc<Device>>, NoDevice> {
     names.iter().map(open).collect()
 }
 
-fn main() {
-    let devices = match devices() {
-        Ok(devices) => devices,
-        Err(error) => {
-            let ignored = move || Ok(Completion::ignored_with(error.to_string()));
-            libtest_mimic::run(&Arguments::from_args(), vec![Trial::ignorable_test("rdma", ignored)]).exit();
-        }
-    };
-    let carrier = Carrier::new("verbs", Verbs::factory(&devices));
-    let mut trials = Vec::new();
-    for (way, net, named_backend) in
-        [("plain", Net::Plain, false), ("withhold", Net::Withhold, false), ("worst", Net::Worst, true)]
-    {
-        // A virtual machine without hardware support is slow.
-        let setup = Setup { net, named_backend, carrier: carrier.clone(), patience: 100, ..Setup::threads() };
-        for case in cases::all() {
-            let (setup, name) = (setup.clone(), format!("rdma/{way}/{}", case.name));
-            let run = move || judge(&case, &setup).map_err(Failed::from);
+/// Threads, over the devices. A virtual machine without hardware support is slow.
+fn setup(carrier: &Carrier) -> Setup {
+    Setup { carrier: carrier.clone(), patience: 100, ..Setup::threads() }
+}
 
-            trials.push(Trial::test(name, run));
+fn carrier() -> Result<Carrier, NoDevice> {
+    Ok(Carrier::new("verbs", Verbs::factory(&devices()?)))
+}
+
+/// One of the processes of a group.
+fn process(way: &str, processes: Processes) -> Option<Setup> {
+    ["processes", "hosts"].contains(&way).then_some(())?;
+    Some(Setup { processes: Some(processes), ..setup(&carrier().ok()?) })
+}
+
+/// The suite with two processes.
+fn across(trials: &mut Vec<Trial>, way: &'static str, group: Group) {
+    let group = Arc::new(group);
+    for case in cases::all() {
+        let group = group.clone();
+        trials.push(Trial::ignorable_test(format!("rdma/{way}/{}", case.name), move || {
+            match group.run(way, case.name.as_ref()) {
+                Verdict::Passed => Ok(Completion::Completed),
+                Verdict::Skipped(reason) => Ok(Completion::ignored_with(reason)),
+                Verdict::Failed(text) => Err(text.into()),
+            }
+        }));
+    }
+}
+
+/// Of the cases that are there for every kind of group those for warps; of the others all but those on networks of tests.
+fn is_smoke(name: &str) -> bool {
+    let coop = name.rsplit_once("_by_").map(|(_, coop)| coop);
+    match CoopKind::ALL.into_iter().find(|kind| Some(kind.name()) == coop) {
+        Some(kind) => kind == CoopKind::Warp,
+        None => !name.contains("_on_a_network_that_"),
+    }
+}
+
+/// Two virtual machines.
+fn hosts() -> Result<Group, String> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/soft-roce.sh");
+    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    // Each time that they are booted they have another wire.
+    let number = AtomicU32::new(0);
+    Ok(Group::started_by(2, LIMIT, move |rank, variables| {
+        let boot = number.fetch_add(1, Ordering::Relaxed) / 2;
+        let wire = std::env::temp_dir().join(format!("gin-wire-{}-{boot}", std::process::id()));
+        let mut command = Command::new(&script);
+        command.args(["--input", "--seconds", "3600", "--host", &(rank + 1).to_string()]).arg(wire);
+        let address = ("GIN_SUITE_ADDRESS", format!("10.8.0.{}", rank + 1));
+        let devices = ("GIN_VERBS_DEVICES", "rxe3".to_owned());
+        for (name, value) in variables.iter().chain([&address, &devices]) {
+            command.arg("--env").arg(format!("{name}={value}"));
+        }
+        command.arg("--").arg(&program);
+        Ok(command)
+    }))
+}
+
+fn main() -> ExitCode {
+    if let Some(code) = serve(process) {
+        return code;
+    }
+    let mut arguments = Arguments::from_args();
+    let mut trials = Vec::new();
+    if std::env::var_os("GIN_RDMA_HOSTS").is_some() {
+        match hosts() {
+            Ok(group) => across(&mut trials, "hosts", group),
+            Err(error) => trials.push(Trial::test("rdma/hosts", move || Err(Failed::from(error)))),
         }
     }
-    libtest_mimic::run(&Arguments::from_args(), trials).exit();
+    match carrier() {
+        Ok(carrier) => {
+            for (way, net, named_backend) in
+                [("plain", Net::Plain, false), ("withhold", Net::Withhold, false), ("worst", Net::Worst, true)]
+            {
+                let setup = Setup { net, named_backend, ..setup(&carrier) };
+                for case in cases::all() {
+                    let (setup, name) = (setup.clone(), format!("rdma/{way}/{}", case.name));
+                    trials.push(Trial::test(name, move || judge(&case, &setup).map_err(Failed::from)));
+                }
+            }
+            let setup = setup(&carrier);
+            for case in cases::all().into_iter().filter(|case| is_smoke(&case.name)) {
+                let (setup, name) = (setup.clone(), format!("rdma/smoke/{}", case.name));
+                trials.push(Trial::test(name, move || judge(&case, &setup).map_err(Failed::from)));
+            }
+            across(&mut trials, "processes", Group::new(2, LIMIT));
+        }
+        Err(error) => {
+            let ignored = move || Ok(Completion::ignored_with(error.to_string()));
+            trials.push(Trial::ignorable_test("rdma", ignored));
+        }
+    }
+    // Each case has several threads or processes already.
+    arguments.test_threads.get_or_insert(1);
+    libtest_mimic::run(&arguments, trials).exit_code()
 }
