@@ -605,3 +605,17 @@ fn output_that_nobody_reads_is_no_error_to_tell() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(err(&output), "");
 }
+
+#[test]
+fn simulated_jobs_tell_what_meeting_costs_as_ranks_become_more() {
+    let rows = json("bench bootstrap --most-ranks 20");
+    let ranks: Vec<u64> = rows.iter().filter_map(|row| row["ranks"].as_u64()).collect();
+    assert_eq!(ranks, [2, 16]);
+    for row in rows {
+        for figure in ["join_ms", "barrier_ms", "gather_ms", "join_bytes_rank_0", "gather_bytes_most"] {
+            assert!(row[figure].as_f64().is_some_and(|figure| figure > 0.0), "{row}");
+        }
+    }
+    assert!(succeeds("bench bootstrap --most-ranks 2").contains("rank 0 B"));
+    refused("bench bootstrap --most-ranks 1", &["--most-ranks", "2..=16384"]);
+}

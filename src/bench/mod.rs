@@ -3,6 +3,7 @@
 //! in the same run. `docs/benchmarks.md` says how.
 
 mod bandwidth;
+pub(crate) mod bootstrap;
 mod crowd;
 #[cfg(feature = "cuda")]
 mod driver;
@@ -161,7 +162,7 @@ pub(crate) fn run(arguments: &BenchArgs, out: &mut impl Write) -> Result<End, Fa
         BenchWhat::Proxy => &[("proxy", proxy::round_trips)],
         BenchWhat::Post => &[("post", post::posts)],
         BenchWhat::Gdaki => &[("gdaki", gdaki::posts), ("nics", nics::round_trips)],
-        BenchWhat::Sass => &[],
+        BenchWhat::Bootstrap | BenchWhat::Sass => &[],
     };
     let mut right = true;
     for (name, measure) in measures {

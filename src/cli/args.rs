@@ -114,6 +114,8 @@ pub(crate) enum BenchWhat {
     Post,
     /// What it costs to issue a put where the kernel drives the NIC. No NIC takes part.
     Gdaki,
+    /// How joining and meeting over TCP grow with the number of ranks, simulated on this machine. No GPU takes part.
+    Bootstrap,
     /// Instructions and registers of the probe kernels, next to NCCL's. Needs the tools of CUDA, no GPU.
     Sass,
 }
@@ -135,6 +137,9 @@ pub(crate) struct BenchArgs {
     /// Milliseconds after which a wait ends with an error.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     pub deadline_ms: u64,
+    /// Most ranks of the simulated jobs of `bootstrap`.
+    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(2..=16384))]
+    pub most_ranks: u32,
     /// How to print the figures.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub format: Format,

@@ -87,6 +87,10 @@ pub(crate) fn run() -> Result<End, Failure> {
         Command::Bench(arguments) if arguments.what == BenchWhat::Sass => {
             sass::print(&mut io::stdout()).map(|()| End::Right)
         }
+        Command::Bench(arguments) if arguments.what == BenchWhat::Bootstrap => {
+            crate::bench::bootstrap::run(arguments.most_ranks, arguments.format(), &mut io::stdout())
+                .map(|()| End::Right)
+        }
         Command::NicCheck(arguments) => crate::nic_check::run(&arguments, &mut io::stdout()),
         Command::Bench(arguments) => crate::bench::run(&arguments, &mut io::stdout()),
     }

@@ -149,7 +149,9 @@ async fn limited<T>(limit: Duration, work: impl Future<Output = Result<T, LinkEr
 
 impl Io {
     fn deadline(&self) -> Instant {
-        self.begun + self.config.joining
+        // Whoever waits for ever gets a year.
+        const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+        self.begun + self.config.joining.min(YEAR)
     }
 
     /// Whether it is still of use to try to join.

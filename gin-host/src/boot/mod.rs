@@ -85,10 +85,11 @@ pub struct TcpConfig {
     pub joining: Duration,
     /// How long a meeting waits for ranks that are alive; for ever by default.
     pub meeting: Option<Duration>,
-    /// A rank of which nothing was heard for so long is lost; 10 s by default. Each says something four times as often.
+    /// A rank of which nothing was heard for so long is lost; 10 s by default, at least 100 ms. Each says something four
+    /// times as often.
     pub silence: Duration,
     /// After how long, and then how often, a rank that waits for others tells who is missing (`tracing`, level info); 5 s
-    /// by default.
+    /// by default, at least 100 ms.
     pub progress: Duration,
 }
 
@@ -103,6 +104,9 @@ impl Default for TcpConfig {
         }
     }
 }
+
+/// Shortest time after which somebody is called silent.
+const SHORTEST: Duration = Duration::from_millis(100);
 
 /// How long the end of a meeting waits for neighbours that are slow to take what comes.
 const FLUSH: Duration = Duration::from_secs(1);
@@ -235,6 +239,8 @@ impl TcpBootstrap {
         start: Start,
     ) -> Result<Joining, BootstrapError> {
         check(rank, ranks)?;
+        let (silence, progress) = (config.silence.max(SHORTEST), config.progress.max(SHORTEST));
+        let config = TcpConfig { silence, progress, ..config };
         let instance = id::random().map_err(|error| system("make random numbers", error))?;
         let (node, connects) = Node::new(rank, ranks, instance);
         let wishes = Wishes::default();
@@ -306,8 +312,13 @@ impl Joining {
     fn wait(self) -> Result<TcpBootstrap, BootstrapError> {
         let node = &self.inner.node;
         node.give(JOINING, host_name().as_bytes());
+        // The tasks keep the time; this is for the case that they do not.
+        let limit = self.inner.config.joining.saturating_add(Duration::from_secs(20));
         let mut outcome = None;
         rt::wait_until(|| {
+            if self.begun.elapsed() > limit {
+                node.give_up_joining(limit);
+            }
             outcome = node.look(JOINING);
             outcome.is_some()
         });

@@ -60,8 +60,6 @@ impl Job {
         let begun = Instant::now();
         for node in &self.nodes {
             node.give(round, bytes);
-            // Tasks get their turn, as threads would.
-            tokio::task::yield_now().await;
         }
         for node in &self.nodes {
             let all = wait(node, round).await?;
@@ -69,7 +67,6 @@ impl Job {
                 return Err(system("simulate ranks", "a rank got what nobody gave"));
             }
         }
-        // Messages that were counted when they were sent and not yet when they arrived.
         Ok(self.step(begun))
     }
 }

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How joining and meeting over TCP grow with the number of ranks, which are tasks of one thread here.
+
+use crate::cli::{Failure, Format};
+use gin_host::boot::{Simulated, Step, simulate};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use serde::Serialize;
+use std::io::Write;
+use std::time::Duration;
+
+/// Numbers of ranks, of which those are tried that are asked for.
+const RANKS: [u32; 11] = [2, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384];
+
+/// Bytes that each rank gives: about what it says when a communicator is made.
+const BYTES: usize = 256;
+
+const BARRIERS: u32 = 11;
+
+#[derive(Serialize)]
+struct Row {
+    ranks: u32,
+    join_ms: f64,
+    join_bytes_rank_0: u64,
+    join_bytes_mean: u64,
+    barrier_ms: f64,
+    barrier_bytes_rank_0: u64,
+    barrier_bytes_most: u64,
+    gather_ms: f64,
+    gather_bytes_rank_0: u64,
+    gather_bytes_most: u64,
+}
+
+impl Row {
+    fn new(ranks: u32, measured: &Simulated) -> Self {
+        let ms = |time: Duration| (time.as_secs_f64() * 1e5).round() / 100.0;
+        let Simulated { join, barrier, gather, .. } = measured;
+        let Step { rank_0: barrier_bytes_rank_0, most: barrier_bytes_most, .. } = *barrier;
+        let Step { rank_0: gather_bytes_rank_0, most: gather_bytes_most, .. } = *gather;
+        Self {
+            ranks,
+            join_ms: ms(join.time),
+            join_bytes_rank_0: join.rank_0,
+            join_bytes_mean: join.mean,
+            barrier_ms: ms(barrier.time),
+            barrier_bytes_rank_0,
+            barrier_bytes_most,
+            gather_ms: ms(gather.time),
+            gather_bytes_rank_0,
+            gather_bytes_most,
+        }
+    }
+}
+
+/// Measures and prints each row when it is there.
+///
+/// # Errors
+/// Ranks that cannot meet, and those of the writer.
+pub(crate) fn run(most_ranks: u32, format: Format, out: &mut impl Write) -> Result<(), Failure> {
+    // Four descriptors for each rank are more than a process may have by default; the most that it may have are enough
+    // nearly everywhere, and the error says so where they are not.
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+    if format != Format::Json {
+        writeln!(
+            out,
+            "meeting over TCP: ranks as tasks of one thread, over the loopback; bytes sent and received, {BYTES} given"
+        )?;
+        writeln!(
+            out,
+            "{:>6} {:>10} {:>10} {:>10} | {:>10} {:>10} {:>10} | {:>10} {:>10} {:>10}",
+            "ranks",
+            "join ms",
+            "rank 0 B",
+            "mean B",
+            "barrier ms",
+            "rank 0 B",
+            "most B",
+            "gather ms",
+            "rank 0 B",
+            "most B"
+        )?;
+    }
+    for ranks in RANKS.into_iter().filter(|&ranks| ranks <= most_ranks) {
+        let row = Row::new(ranks, &simulate(ranks, BARRIERS, BYTES)?);
+        if format == Format::Json {
+            writeln!(out, "{}", serde_json::to_string(&row)?)?;
+            continue;
+        }
+        writeln!(
+            out,
+            "{:>6} {:>10.2} {:>10} {:>10} | {:>10.2} {:>10} {:>10} | {:>10.2} {:>10} {:>10}",
+            row.ranks,
+            row.join_ms,
+            row.join_bytes_rank_0,
+            row.join_bytes_mean,
+            row.barrier_ms,
+            row.barrier_bytes_rank_0,
+            row.barrier_bytes_most,
+            row.gather_ms,
+            row.gather_bytes_rank_0,
+            row.gather_bytes_most,
+        )?;
+    }
+    Ok(())
+}
