@@ -89,3 +89,30 @@ fn variables_that_make_no_sense_are_named() {
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("GIN_RANK"), "{}", text(&output.stderr));
 }
+
+#[test]
+fn a_job_goes_on_without_a_rank_that_was_killed() {
+    let options = "--device virtual --threads 32 --bytes 4KiB --iters 5 --repeats 1 --format json";
+    for (workload, route) in [("alltoall", "network"), ("ring", "auto")] {
+        let arguments = format!("run {workload} --ranks 4 --kill-rank 2 --shrink --route {route} {options}");
+        let output = start(&arguments, &[]).wait_with_output().unwrap();
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success(), "{}\n{out}{err}", output.status);
+        let reports: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let ranks: Vec<_> = reports.iter().map(|report| (&report["ranks"], &report["verified"])).collect();
+        let (four, three, yes) = (Value::from(4), Value::from(3), Value::from(true));
+        assert_eq!(ranks, [(&four, &yes), (&three, &yes)], "{out}");
+        assert!(err.contains("rank 2 ended by signal 9"), "{err}");
+        for rank in [0, 1, 3] {
+            let told = err.lines().find(|line| line.contains(&format!("gin: rank {rank} learned")));
+            assert!(told.is_some_and(|told| told.contains("rank 2")), "{err}");
+        }
+    }
+    let output = start(&format!("run ring --ranks 3 --kill-rank 1 {options}"), &[]).wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("--shrink"), "{}", text(&output.stderr));
+    for arguments in ["--ranks 3 --kill-rank 3", "--ranks 1 --kill-rank 0"] {
+        let output = start(&format!("run ring {arguments}"), &[]).wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    }
+}

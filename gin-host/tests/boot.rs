@@ -386,3 +386,60 @@ fn every_rank_hears_of_the_faults_of_all() {
         rank.barrier().unwrap();
     });
 }
+
+#[test]
+fn ranks_that_are_left_meet_again_without_those_that_are_lost() {
+    for lost in [vec![2], vec![0], vec![3, 1]] {
+        let told = all(5, &config(), |rank| {
+            let own = rank.rank();
+            if lost.contains(&own) {
+                let refused = rank.without(&lost, LONG).map(drop).unwrap_err();
+                assert_eq!(refused, BootstrapError::Lost { rank: own });
+                return None;
+            }
+            // In any order, and named twice.
+            let again: Vec<u32> = lost.iter().rev().chain(&lost).copied().collect();
+            let left = rank.without(&again, LONG).unwrap();
+            drop(rank);
+            let all = left.all_gather(&own.to_le_bytes()).unwrap();
+            let all: Vec<u32> = all.iter().map(|bytes| u32::from_le_bytes(bytes[..].try_into().unwrap())).collect();
+            assert_eq!(all[left.rank() as usize], own);
+            // And once more, as ranks count now.
+            let last = left.without(&[0], LONG).map(|last| (last.rank(), last.ranks()));
+            Some((all, last))
+        });
+        let expected: Vec<u32> = (0..5).filter(|rank| !lost.contains(rank)).collect();
+        for (index, (all, last)) in told.into_iter().flatten().enumerate() {
+            assert_eq!(all, expected);
+            match index {
+                0 => assert_eq!(last, Err(BootstrapError::Lost { rank: 0 })),
+                _ => assert_eq!(last, Ok((index as u32 - 1, expected.len() as u32 - 1))),
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_mean_others_to_be_lost_do_not_meet_and_can_try_again() {
+    let short = Duration::from_millis(700);
+    let told = all(4, &config(), |rank| {
+        let own = rank.rank();
+        if own > 1 {
+            // They wait until the others are done.
+            return rank.barrier().is_err();
+        }
+        let other = if own == 0 { 3 } else { 2 };
+        let refused = rank.without(&[other], short).map(drop).unwrap_err();
+        let expected = match refused {
+            BootstrapError::Timeout { .. } | BootstrapError::Secret | BootstrapError::Unreachable { .. } => true,
+            other => panic!("{other}"),
+        };
+        let left = rank.without(&[2, 3], LONG).unwrap();
+        left.barrier().unwrap();
+        rank.barrier().unwrap();
+        expected
+    });
+    assert_eq!(told, [true, true, false, false]);
+    let refused = all(1, &config(), |rank| rank.without(&[1], LONG).map(drop).unwrap_err());
+    assert_eq!(refused, [BootstrapError::NoSuchRank { rank: 1, ranks: 1 }]);
+}

@@ -54,6 +54,9 @@ pub(crate) struct LaunchArgs {
     /// Milliseconds between asking ranks to end (SIGTERM, or a signal that was passed on) and killing them.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(0..=3_600_000))]
     pub grace_ms: u64,
+    /// A rank whose end, however it comes, does not end the others, and is no failure. Can be given several times.
+    #[arg(long, value_name = "RANK")]
+    pub may_lose: Vec<u32>,
     /// The program and its arguments.
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     pub program: Vec<OsString>,
@@ -267,6 +270,13 @@ pub(crate) struct Options {
     /// Milliseconds after which a wait in a kernel ends with an error.
     #[arg(long, default_value_t = 60_000)]
     pub deadline_ms: u64,
+    /// Have this rank's process killed during a launch that follows the others, and see what the rest learn of it. Ranks are
+    /// processes then, which this command launches unless a launcher has.
+    #[arg(long, value_name = "RANK")]
+    pub kill_rank: Option<u32>,
+    /// Go on without the rank that was killed: a job of the others, with communicators and windows of its own.
+    #[arg(long, requires = "kill_rank")]
+    pub shrink: bool,
     /// A mistake for the proxies to make, for proving that wrong results are noticed.
     #[arg(long, hide = true, default_value = "none", value_parser = sabotage)]
     pub sabotage: Sabotage,

@@ -73,10 +73,16 @@ pub(crate) fn run() -> Result<End, Failure> {
     };
     match cli.command {
         Command::Run(run) => match job::join()? {
+            None if run.options.kill_rank.is_some() => job::launch_with_loss(&run.options),
             None => run_workloads(&[run.workload], &run.options, false, run.format, None),
             Some(job) => {
                 let options = job::fit(&run.options, job.bootstrap.ranks(), ranks_given)?;
-                run_workloads(&[run.workload], &options, false, run.format, Some(&job))
+                match options.kill_rank {
+                    None => run_workloads(&[run.workload], &options, false, run.format, Some(&job)),
+                    Some(rank) => job::run_with_loss(rank, &options, &job, |options, job| {
+                        run_workloads(&[run.workload], options, false, run.format, Some(job))
+                    }),
+                }
             }
         },
         Command::Demo(demo) => {

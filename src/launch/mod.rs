@@ -112,7 +112,8 @@ async fn launch(arguments: &LaunchArgs) -> Result<End, Failure> {
     }
     // Others cannot come to a rank 0 that is gone.
     drop(rendezvous);
-    let mut all = Watched { ranks, failed: None, deadline: None, grace: Duration::from_millis(arguments.grace_ms) };
+    let grace = Duration::from_millis(arguments.grace_ms);
+    let mut all = Watched { ranks, failed: None, deadline: None, grace, may_lose: arguments.may_lose.clone() };
     if let Some(code) = failed {
         all.fail(code);
     }
@@ -125,6 +126,8 @@ struct Watched {
     /// When those that have not ended are killed.
     deadline: Option<Instant>,
     grace: Duration,
+    /// Ranks whose end is no failure.
+    may_lose: Vec<u32>,
 }
 
 impl Watched {
@@ -209,6 +212,10 @@ impl Watched {
         // What it started and left behind; mostly nothing.
         if let Some(group) = group {
             let _ = kill_process_group(group, Signal::TERM);
+        }
+        if self.failed.is_none() && self.may_lose.iter().any(|&lost| lost as usize == rank) {
+            eprintln!("gin: rank {rank} ended {how}; the others go on");
+            return;
         }
         // Those that are ended on purpose need no words.
         if self.failed.is_none() && self.deadline.is_none() {

@@ -67,6 +67,12 @@ impl Secret {
     pub(super) fn key(&self) -> &Key {
         &self.0
     }
+
+    /// That of the job of those that are left when these ranks are lost.
+    pub(super) fn without(&self, lost: &[u32]) -> Self {
+        let lost = lost.iter().flat_map(|rank| rank.to_le_bytes());
+        Self(Key::new("without", &self.0.0.iter().copied().chain(lost).collect::<Vec<_>>()))
+    }
 }
 
 /// Where a job meets, and its secret of 128 random bits.

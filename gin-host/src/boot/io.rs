@@ -99,6 +99,10 @@ pub(super) async fn run(
     let mut tasks = JoinSet::new();
     match start {
         Start::Listen(listener) => {
+            if let Ok(own) = listener.local_addr() {
+                let ip = if own.ip().is_unspecified() { super::default_address() } else { own.ip() };
+                let _ = node.ip.set(io.config.address.unwrap_or(ip));
+            }
             match listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener)) {
                 Ok(listener) => drop(tasks.spawn(io.clone().accept(listener))),
                 Err(error) => node.fail(system("listen", error)),
@@ -186,7 +190,12 @@ impl Io {
             for &address in addresses {
                 let error = match self.try_register(address, &mut listener).await {
                     Ok(Answer::Welcome) => match listener.take() {
-                        Some(listener) => return Ok(listener),
+                        Some(listener) => {
+                            if let Ok(own) = listener.local_addr() {
+                                let _ = self.node.ip.set(own.ip());
+                            }
+                            return Ok(listener);
+                        }
                         None => continue,
                     },
                     Ok(Answer::Duplicate) => return Err(BootstrapError::Duplicate { rank: self.node.rank }),

@@ -48,6 +48,7 @@ mod job;
 mod link;
 mod message;
 mod node;
+mod shrink;
 mod simulate;
 mod slurm;
 mod tree;
@@ -62,6 +63,7 @@ use crate::rt;
 use io::{LINGERING, Start, Wishes};
 use message::Round;
 use node::{MAX_BYTES, Node};
+use shrink::Spares;
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -202,12 +204,14 @@ pub struct TcpBootstrap {
     inner: Arc<Inner>,
     rounds: AtomicU64,
     hosts: Vec<String>,
+    spares: Spares,
 }
 
 /// What the bootstrap and its channels share.
 #[derive(Debug)]
 struct Inner {
     node: Arc<Node>,
+    secret: Secret,
     config: TcpConfig,
     wishes: Wishes,
     /// Hears when the thread has ended.
@@ -259,7 +263,10 @@ impl TcpBootstrap {
                 runtime.block_on(run);
             })
             .map_err(|error| system("serve connections", error))?;
-        Ok(Joining { inner: Arc::new(Inner { node, config, wishes, ended: ended.into() }), begun: Instant::now() })
+        Ok(Joining {
+            inner: Arc::new(Inner { node, secret: secret.clone(), config, wishes, ended: ended.into() }),
+            begun: Instant::now(),
+        })
     }
 
     /// Name of the host of each rank, by rank, as its system has it.
@@ -332,7 +339,8 @@ impl Joining {
         };
         self.inner.wishes.joined.store(true, Ordering::Release);
         let hosts = hosts.iter().map(|host| String::from_utf8_lossy(host).into_owned()).collect();
-        Ok(TcpBootstrap { inner: self.inner, rounds: AtomicU64::new(0), hosts })
+        let spares = Spares::exchange(&self.inner)?;
+        Ok(TcpBootstrap { inner: self.inner, rounds: AtomicU64::new(0), hosts, spares })
     }
 }
 
@@ -400,6 +408,14 @@ impl Drop for Inner {
 }
 
 impl Bootstrap for TcpBootstrap {
+    fn lost(&self) -> Vec<u32> {
+        self.lost()
+    }
+
+    fn without(&self, lost: &[u32], joining: Duration) -> Result<Arc<dyn Bootstrap>, BootstrapError> {
+        Ok(Arc::new(self.without(lost, joining)?))
+    }
+
     fn is_across_processes(&self) -> bool {
         true
     }

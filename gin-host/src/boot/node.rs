@@ -13,8 +13,9 @@ use crate::comm::BootstrapError;
 use crate::comm::board::Board;
 use gin_abi::{Fault, FaultKind, Operation};
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -105,6 +106,8 @@ pub(super) struct Node {
     pub(super) ranks: u32,
     pub(super) instance: [u8; 16],
     pub(super) place: Place,
+    /// Where other hosts reach this rank, once it has joined.
+    pub(super) ip: OnceLock<IpAddr>,
     state: Mutex<State>,
     /// Told whenever something changed that somebody may wait for.
     pub(super) changed: Notify,
@@ -155,6 +158,7 @@ impl Node {
             ranks,
             instance,
             place,
+            ip: OnceLock::new(),
             state: Mutex::new(state),
             changed: Notify::new(),
             posted: Arc::new(Notify::new()),
@@ -362,6 +366,13 @@ impl Node {
                 None
             }
         }
+    }
+
+    /// Ranks that were lost, not those that left.
+    pub(super) fn lost(&self) -> Vec<u32> {
+        let mut lost = self.state().lost.clone();
+        lost.sort_unstable();
+        lost
     }
 
     /// An edge is no more: unless it was to end, its neighbour is lost.

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 /// What can go wrong when ranks meet.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -145,6 +146,21 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
 
     /// Ends every meeting of this job, on all ranks, with an error.
     fn abort(&self);
+
+    /// Ranks that this one knows to be lost, in order.
+    fn lost(&self) -> Vec<u32> {
+        Vec::new()
+    }
+
+    /// A job of the ranks that are left without `lost`, which all of them ask for: see
+    /// [`TcpBootstrap::without`](crate::boot::TcpBootstrap::without).
+    ///
+    /// # Errors
+    /// As there; [`BootstrapError::System`] where ranks are of one process, and end together.
+    fn without(&self, _lost: &[u32], _joining: Duration) -> Result<Arc<dyn Bootstrap>, BootstrapError> {
+        let reason = "the ranks are threads of one process, which end together".to_owned();
+        Err(BootstrapError::System { what: "go on without some ranks", reason })
+    }
 }
 
 /// How the ranks of one communicator meet while it lasts.

@@ -62,7 +62,7 @@ impl HostFile {
 
     /// The same file once more.
     pub(super) fn again(&self) -> Result<OwnedFd, Errno> {
-        Ok(rustix::io::fcntl_dupfd_cloexec(&self.file, 0)?)
+        rustix::io::fcntl_dupfd_cloexec(&self.file, 0)
     }
 
     /// Maps all of it, at `address` if there is one.
