@@ -204,7 +204,9 @@ ip rule del pref 0
 rdma link add rxe0 type rxe netdev dummy0 || end 120
 rdma link add rxe1 type rxe netdev v1 || end 120
 rdma link add rxe2 type rxe netdev v2 || end 120
-if [ -e /sys/class/net/eth0 ]; then
+if grep -q gin.wire /proc/cmdline; then
+    # Drivers find their devices in their own time.
+    for _ in $(seq 100); do [ -e /sys/class/net/eth0 ] && break; sleep 0.1; done
     ip addr add "10.8.0.$(hostname | tr -cd 0-9)/24" dev eth0
     ip link set eth0 up
     rdma link add rxe3 type rxe netdev eth0 || end 120
@@ -297,6 +299,7 @@ network=(-nic none)
 if [ -n "$wire" ]; then
     side=on
     [ "$host" = 1 ] || side=off
+    append+=" gin.wire"
     network=(-netdev "stream,id=wire,server=$side,addr.type=unix,addr.path=$wire"
         -device "virtio-net-pci,netdev=wire,romfile=,mac=52:54:00:10:08:0$host")
 fi

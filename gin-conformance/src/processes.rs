@@ -51,8 +51,9 @@ pub struct Processes {
 }
 
 fn config() -> TcpConfig {
-    let limit = Duration::from_secs(30);
     let address = std::env::var(ADDRESS).ok().and_then(|address| address.parse().ok());
+    // Other machines may have to be booted first.
+    let limit = Duration::from_secs(if address.is_some() { 120 } else { 30 });
     TcpConfig {
         address: Some(address.unwrap_or(Ipv4Addr::LOCALHOST.into())),
         joining: limit,
@@ -331,6 +332,9 @@ impl Group {
             let member = Member::start(&self.starter, rank, self.ranks, &id).map_err(text)?;
             if rank == 0 {
                 id = member.hear(until)?;
+                if let Some(error) = id.strip_prefix("failed ") {
+                    return Err(format!("process 0: {error}"));
+                }
             }
             members.push(member);
         }

@@ -343,7 +343,7 @@ fn deadlines_of_a_warp(setup: &Setup) -> Verdict {
             // The last one to time out ends the others.
             let end = if thread < 2 && thread == with { Op::report(12) } else { Op::nop() };
             let first = vec![if thread == 0 { put } else { Op::nop() }; room];
-            let after = [Op::block_sync(), mine, Op::pause(setup.scaled(400_000)), end];
+            let after = [Op::block_sync(), mine, Op::pause(setup.scaled(1_000_000)), end];
             scenario = scenario.on_group(0, thread, [&first[..], &after].concat());
         }
         let outcome = setup.run(&scenario)?;
