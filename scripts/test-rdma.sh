@@ -7,8 +7,8 @@
 #
 #   smoke    the network by itself, also over a wire that loses, delays and is cut, and the conformance suite's cases for
 #            warps: about five minutes on two processors
-#   (none)   the same, the whole suite with ranks as threads over three networks, as two processes, and on two hosts: hours
-#            less than one on a fast machine
+#   (none)   the same, the whole suite with ranks as threads over three networks, as two processes, and on two hosts: an
+#            hour or more
 #
 # Ends with the sum over all: N passed, N failed, N skipped. A stage that fails does not keep the others from running.
 

@@ -528,7 +528,10 @@ where
             Err(error) => {
                 let rank = bootstrap.rank();
                 failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert((rank, error));
-                bootstrap.abort();
+                // All hear of a rank that is lost, which says more than that one gave up because of it.
+                if bootstrap.lost().is_empty() {
+                    bootstrap.abort();
+                }
                 None
             }
         }
