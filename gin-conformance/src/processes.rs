@@ -181,7 +181,7 @@ fn read(message: &[u8]) -> Option<(u64, Part<Collected>)> {
         let count = u64::from_le_bytes(bytes()?.try_into().ok()?);
         (0..count).map(|_| bytes()).collect()
     };
-    let logs = list()?.into_iter().map(|log| bytemuck::pod_collect_to_vec(log)).collect();
+    let logs = list()?.into_iter().map(bytemuck::pod_collect_to_vec).collect();
     let windows = list()?.into_iter().map(<[u8]>::to_vec).collect();
     let fault = match (bytes(), bytes()) {
         (Some(rank), Some(words)) => {
