@@ -2,7 +2,7 @@
 //! The virtual GPU's memory at fixed distances: address space of the process, where pages come and go.
 
 use super::flat::{Place, RawAddresses};
-use super::shared::{HostFile, HostPages};
+use super::shared::{HostFile, HostPages, MappedFile};
 use super::{DeviceKind, GpuError, MemoryKind, RawMemory};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
 use std::ffi::c_void;
@@ -81,7 +81,7 @@ pub(super) struct PlacedFile {
     /// Always there but in `drop`.
     place: Option<Place>,
     address: u64,
-    file: HostFile,
+    file: MappedFile,
 }
 
 impl PlacedFile {
@@ -94,7 +94,7 @@ impl PlacedFile {
         // Safety: the place is in reserved addresses of this kind, nobody else's, and as long as the file.
         let mapped = unsafe { file.map_at(address) };
         mapped.map_err(|error| GpuError::OutOfMemory { bytes, kind: MemoryKind::Device, reason: error.to_string() })?;
-        Ok(Self { place: Some(place), address, file })
+        Ok(Self { place: Some(place), address, file: file.into() })
     }
 }
 
@@ -104,7 +104,7 @@ impl RawMemory for PlacedFile {
     }
 
     fn file(&self) -> Option<std::io::Result<OwnedFd>> {
-        Some(self.file.again().map_err(Into::into))
+        self.file.again().map(|file| file.map_err(Into::into))
     }
 }
 
@@ -131,7 +131,7 @@ impl RawMemory for FileMemory {
     }
 
     fn file(&self) -> Option<std::io::Result<OwnedFd>> {
-        Some(self.0.file().again().map_err(Into::into))
+        self.0.file().again().map(|file| file.map_err(Into::into))
     }
 }
 

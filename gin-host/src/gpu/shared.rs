@@ -6,7 +6,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat,
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::ffi::c_void;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 /// A file that holds all of an allocation, and what is in it.
 #[derive(Debug)]
@@ -27,6 +27,8 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 pub(super) struct HostFile {
     file: OwnedFd,
     length: u64,
+    /// It is another process's, which gives it to whoever wants it.
+    foreign: bool,
 }
 
 impl HostFile {
@@ -35,7 +37,7 @@ impl HostFile {
         let file = memfd_create("gin", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, length)?;
         fcntl_add_seals(&file, SEALS)?;
-        Ok(Self { file, length })
+        Ok(Self { file, length, foreign: false })
     }
 
     /// A file of another process, of which `bytes` bytes are to be mapped.
@@ -53,15 +55,15 @@ impl HostFile {
         if there < length {
             return Err(format!("its file has {there} bytes, not {length}"));
         }
-        Ok(Self { file, length })
+        Ok(Self { file, length, foreign: true })
     }
 
     pub(super) fn length(&self) -> u64 {
         self.length
     }
 
-    /// The same file once more.
-    pub(super) fn again(&self) -> Result<OwnedFd, Errno> {
+    #[cfg(test)]
+    fn again(&self) -> Result<OwnedFd, Errno> {
         rustix::io::fcntl_dupfd_cloexec(&self.file, 0)
     }
 
@@ -90,16 +92,35 @@ impl HostFile {
     }
 }
 
-impl AsFd for HostFile {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+/// What is left of a file that was mapped: files of other processes are closed, as there may be many.
+#[derive(Debug)]
+pub(super) struct MappedFile {
+    file: Option<OwnedFd>,
+    length: u64,
+}
+
+impl MappedFile {
+    pub(super) fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// The file once more, if it is this process's.
+    pub(super) fn again(&self) -> Option<Result<OwnedFd, Errno>> {
+        self.file.as_ref().map(|file| rustix::io::fcntl_dupfd_cloexec(file, 0))
+    }
+}
+
+impl From<HostFile> for MappedFile {
+    fn from(mapped: HostFile) -> Self {
+        let HostFile { file, length, foreign } = mapped;
+        Self { file: (!foreign).then_some(file), length }
     }
 }
 
 /// Memory of the host in a file, mapped where the kernel chose.
 #[derive(Debug)]
 pub(super) struct HostPages {
-    file: HostFile,
+    file: MappedFile,
     start: u64,
 }
 
@@ -108,7 +129,7 @@ impl HostPages {
     pub(super) fn new(file: HostFile) -> Result<Self, Errno> {
         // Safety: no address is asked for.
         let start = unsafe { file.map(None) }?;
-        Ok(Self { file, start })
+        Ok(Self { file: file.into(), start })
     }
 
     /// Zeroed pages for `bytes` bytes, in a file of their own.
@@ -120,7 +141,7 @@ impl HostPages {
         pages.map_err(|error| refuse(error.to_string()))
     }
 
-    pub(super) fn file(&self) -> &HostFile {
+    pub(super) fn file(&self) -> &MappedFile {
         &self.file
     }
 
@@ -145,8 +166,8 @@ mod tests {
     fn a_file_that_could_become_shorter_or_is_too_short_is_refused() {
         let page = super::super::mapped::page();
         let file = HostFile::new(2 * page).unwrap();
-        assert_eq!(ftruncate(&file, 0), Err(Errno::PERM));
-        assert_eq!(ftruncate(&file, 3 * page), Err(Errno::PERM));
+        assert_eq!(ftruncate(&file.file, 0), Err(Errno::PERM));
+        assert_eq!(ftruncate(&file.file, 3 * page), Err(Errno::PERM));
         assert!(HostFile::of_other(file.again().unwrap(), 2 * page).is_ok());
         assert!(HostFile::of_other(file.again().unwrap(), 0).is_ok());
         let reason = HostFile::of_other(file.again().unwrap(), 2 * page + 1).unwrap_err();
@@ -160,8 +181,9 @@ mod tests {
     #[test]
     fn two_mappings_of_a_file_show_the_same_bytes() {
         let pages = HostPages::allocate(MemoryKind::Device, 10).unwrap();
-        let other = HostPages::new(HostFile::of_other(pages.file().again().unwrap(), 10).unwrap()).unwrap();
+        let other = HostPages::new(HostFile::of_other(pages.file().again().unwrap().unwrap(), 10).unwrap()).unwrap();
         assert_ne!(pages.start(), other.start());
+        assert!(other.file().again().is_none(), "it is for its owner to give");
         let word = |address: u64| std::ptr::with_exposed_provenance_mut::<u64>(address as usize);
         // Safety: both mappings are a page long.
         unsafe {

@@ -74,7 +74,8 @@ pub(super) struct FileMemory {
     /// Always there but in `drop`.
     mapped: Option<Mapped>,
     address: u64,
-    file: OwnedFd,
+    /// There if it is this process's; files of others are closed, as there may be many.
+    file: Option<OwnedFd>,
 }
 
 impl FileMemory {
@@ -97,7 +98,7 @@ impl FileMemory {
         check("make a file of device memory", code)?;
         // Safety: the driver has just opened it, for the caller.
         let file = unsafe { OwnedFd::from_raw_fd(file) };
-        let memory = Self::map(context, &handle, length, place, file)?;
+        let memory = Self::map(context, &handle, length, place, Some(file))?;
         let mut lane = Lane::take(context)?;
         // Safety: so many bytes were just mapped.
         unsafe { lane.zero(memory.address, length)? };
@@ -116,7 +117,7 @@ impl FileMemory {
             sys::cuMemImportFromShareableHandle(&raw mut handle, std::ptr::without_provenance_mut(number), FILE)
         };
         check("take in device memory of another process", code)?;
-        Self::map(context, &Handle(handle), length, place, file)
+        Self::map(context, &Handle(handle), length, place, None)
     }
 
     fn map(
@@ -124,7 +125,7 @@ impl FileMemory {
         handle: &Handle,
         length: u64,
         place: Option<Place>,
-        file: OwnedFd,
+        file: Option<OwnedFd>,
     ) -> Result<Self, GpuError> {
         let (address, mapped) = match place {
             Some(place) => (place.address(), Mapped::At(place)),
@@ -184,7 +185,7 @@ impl RawMemory for FileMemory {
     }
 
     fn file(&self) -> Option<io::Result<OwnedFd>> {
-        Some(self.file.try_clone())
+        self.file.as_ref().map(OwnedFd::try_clone)
     }
 }
 
@@ -247,7 +248,7 @@ impl RawMemory for PinnedFile {
     }
 
     fn file(&self) -> Option<io::Result<OwnedFd>> {
-        self.pages.as_ref().map(|pages| pages.file().again().map_err(Into::into))
+        self.pages.as_ref()?.file().again().map(|file| file.map_err(Into::into))
     }
 }
 
