@@ -19,10 +19,10 @@ log=$(mktemp "${TMPDIR:-/tmp}/gin-rdma.XXXXXX")
 trap 'rm -f "$log"' EXIT
 failed=0
 
-# The program that a cargo command builds last.
+# Builds the tests that are named rdma, of the whole workspace: `make test` has built the same. A line each: package, program.
 built() {
-    "${CARGO:-cargo}" "$@" --message-format=json-render-diagnostics |
-        sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1
+    "${CARGO:-cargo}" test --workspace --test rdma --no-run --message-format=json-render-diagnostics |
+        sed -n 's/.*"package_id":"[^"]*\/\([a-z-]*\)#.*"executable":"\([^"]*\)".*/\1 \2/p'
 }
 
 # stage NAME COMMAND...
@@ -35,8 +35,9 @@ stage() {
     [ "$status" = 0 ] || failed=1
 }
 
-network=$(built test --no-run -p gin-host --test rdma)
-suite=$(built test --no-run -p gin-conformance --test rdma)
+programs=$(built)
+network=$(sed -n 's/^gin-host //p' <<<"$programs")
+suite=$(sed -n 's/^gin-conformance //p' <<<"$programs")
 if [ -z "$network" ] || [ -z "$suite" ]; then
     echo "test-rdma: cargo named no test binary" >&2
     exit 1

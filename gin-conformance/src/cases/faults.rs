@@ -261,10 +261,12 @@ fn full(setup: &Setup) -> Verdict {
 fn abort_full(setup: &Setup) -> Verdict {
     let setup = setup.with_network(Net::SlowPeer { rank: 1, ns: 10_000_000_000 });
     let program: Vec<Op> = (0..8).map(|slot| Op::put_value(1, 8, 1).to(1, 8 * slot)).collect();
-    let scenario = small(2).on(0, program).during(|control| {
+    // The kernel has to be at its wait: after an abort there is room, as requests are finished with its fault.
+    let pause = setup.scaled(200_000);
+    let scenario = small(2).on(0, program).during(move |control| {
         if control.rank == 0 {
             let start = gin_host::rt::clock_ns();
-            gin_host::rt::wait_until(move || gin_host::rt::clock_ns() - start > 200_000);
+            gin_host::rt::wait_until(move || gin_host::rt::clock_ns() - start > pause);
             // As in `abort`.
             let _ = control.comm.abort();
         }
