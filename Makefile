@@ -5,7 +5,11 @@ FEATURES ?=
 CARGO ?= cargo
 export FEATURES
 
-.PHONY: help setup run test test-rdma gpu-test gpu-bundle bench doc fmt lint clean clean-tools
+# Of `make stress` and `make soak`
+SECONDS_OF_STRESS ?= 300
+SECONDS_OF_SOAK ?= 600
+
+.PHONY: help setup run test test-rdma stress soak gpu-test gpu-bundle bench doc fmt lint clean clean-tools
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +25,12 @@ test: setup ## Runs all tests; those that lack a GPU or a tool are reported as i
 
 test-rdma: setup ## Runs the tests over RDMA in virtual machines with Soft-RoCE; SMOKE=smoke for some of them
 	@scripts/test-rdma.sh $(SMOKE)
+
+stress: setup ## Has processes be killed, stopped, aborted and failed at random for SECONDS_OF_STRESS (300); GIN_SEED repeats
+	@GIN_STRESS_SECONDS=$(SECONDS_OF_STRESS) $(CARGO) test -p gin-conformance $(FEATURES) --test faults -- random
+
+soak: setup ## Runs random operations across processes for SECONDS_OF_SOAK (600): memory, descriptors, threads stay flat
+	@GIN_SOAK_SECONDS=$(SECONDS_OF_SOAK) $(CARGO) test -p gin-conformance $(FEATURES) --test faults
 
 gpu-test: setup ## Runs the tests that need GPUs
 	@$(CARGO) test --release -p gpu-tests $(FEATURES)

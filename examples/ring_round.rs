@@ -83,9 +83,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
             }
         }
         stream.synchronize()?;
-        if let Some(notice) = comm.fault() {
-            return Err(CommError::Ended { call: "run the ring", rank: notice.rank, fault: notice.fault });
-        }
+        comm.check("run the ring")?;
         let values = send.read_all()?;
         comm.destroy()?;
         Ok(values)

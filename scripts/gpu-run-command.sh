@@ -36,6 +36,8 @@ step() {
     failed=$((failed + 1))
 }
 
+gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+
 step info info
 step demo demo
 for ranks in ${*:-1 2 4 8}; do
@@ -53,6 +55,22 @@ for ranks in ${*:-1 2 4 8}; do
         step "$workload-$ranks-lsa-many" run "$workload" --device cuda --ranks "$ranks" --format json --route auto \
             --bytes 4KiB --iters "${GIN_ITERATIONS:-10000}" --repeats 1
     done
+    # A process each, with a GPU of its own.
+    if [ "$ranks" -gt 1 ] && [ "$gpus" -ge "$ranks" ]; then
+        for workload in ring alltoall halo; do
+            for route in network auto; do
+                step "$workload-$ranks-processes-$route" launch -n "$ranks" -- ./gin run "$workload" --device cuda \
+                    --route "$route" --stats --format json --bytes 1MiB --blocks 8 --threads 256 --contexts 4 --iters 100
+            done
+        done
+        last=$((ranks - 1))
+        for route in network auto; do
+            step "alltoall-$ranks-killed-$route" run alltoall --device cuda --route "$route" --ranks "$ranks" \
+                --format json --kill-rank "$last" --shrink
+            step "alltoall-$ranks-stopped-$route" run alltoall --device cuda --route "$route" --ranks "$ranks" \
+                --format json --stop-rank "$last" --shrink
+        done
+    fi
 done
 
 {

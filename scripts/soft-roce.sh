@@ -12,6 +12,7 @@
 #   --seconds N      ends the machine after so long (600)
 #   --env NAME=VALUE puts a variable into the program's environment
 #   --file PATH      takes one more file or folder along, to the same place as here
+#   --with PROGRAM   takes one more program along, with the libraries that it is linked to, to /bin
 #   --setup COMMANDS shell commands that the machine runs first
 #   --memory MIB     its memory (2048)
 #   --no-facts       leaves the devices' facts and the pingpong out
@@ -45,13 +46,14 @@ fail() {
 }
 
 seconds=600 memory=2048 facts=1 prepare= input= host=1 wire=
-environment=() files=() setup=
+environment=() files=() more=() setup=
 while [ $# -gt 0 ]; do
     case $1 in
         --seconds) seconds=$2; shift 2 ;;
         --memory) memory=$2; shift 2 ;;
         --env) environment+=("$2"); shift 2 ;;
         --file) files+=("$2"); shift 2 ;;
+        --with) more+=("$2"); shift 2 ;;
         --setup) setup+="$2"$'\n'; shift 2 ;;
         --facts) set -- --; facts=1 ;;
         --no-facts) facts=; shift ;;
@@ -284,6 +286,10 @@ if [ $# -gt 0 ]; then
     } | sed "s/ ''\$//" >"$root/run/program"
     chmod +x "$root/run/program"
 fi
+for program in ${more[@]+"${more[@]}"}; do
+    with_libraries "$root" "$program"
+    strip --strip-debug "$root/bin/$(basename "$program")" 2>/dev/null || true
+done
 if [ -n "$setup" ]; then
     printf '%s' "$setup" >"$root/run/setup"
     chmod +x "$root/run/setup"

@@ -3,12 +3,16 @@
 #
 # Tests the network `verbs` on Soft-RoCE, in virtual machines (soft-roce.sh).
 #
-# usage: test-rdma.sh [smoke]
+# usage: test-rdma.sh [smoke | STAGE...]
 #
 #   smoke    the network by itself, also over a wire that loses, delays and is cut, and the conformance suite's cases for
 #            warps: about five minutes on two processors
-#   (none)   the same, the whole suite with ranks as threads over three networks, as two processes, and on two hosts: an
-#            hour or more
+#   (none)   the same, faults between processes and between hosts, `gin run` on two hosts, and the whole suite with ranks as
+#            threads over three networks, as two processes, and on two hosts; its cases for warps over two ports, and with
+#            signals raised by the NIC: two hours or more
+#   STAGE... these stages of it only
+#
+# FEATURES are those of cargo, as in the Makefile: with --no-default-features no kernels for GPUs are compiled.
 #
 # Ends with the sum over all: N passed, N failed, N skipped. A stage that fails does not keep the others from running.
 
@@ -21,38 +25,52 @@ failed=0
 
 # Builds the tests that are named rdma, of the whole workspace: `make test` has built the same. A line each: package, program.
 built() {
-    "${CARGO:-cargo}" test --workspace --test rdma --no-run --message-format=json-render-diagnostics |
-        sed -n 's/.*"package_id":"[^"]*\/\([a-z-]*\)#.*"executable":"\([^"]*\)".*/\1 \2/p'
+    # shellcheck disable=SC2086 # several words
+    "${CARGO:-cargo}" test --workspace ${FEATURES:-} --test rdma --no-run --message-format=json-render-diagnostics |
+        sed -n -e '/"kind":\["test"\]/!d' \
+            -e 's/.*"package_id":"[^"]*#gin@[^"]*".*"executable":"\([^"]*\)".*/gin \1/p' \
+            -e 's/.*"package_id":"[^"]*\/\([a-z-]*\)#[^"@]*".*"executable":"\([^"]*\)".*/\1 \2/p'
 }
 
-# stage NAME COMMAND...
+# stage NAME COMMAND...: unless others were asked for
 stage() {
     local name=$1 start=$SECONDS status=0
     shift
+    case $wanted in *" $name "*) ;; ?*) return 0 ;; esac
     printf '\n== %s: %s\n' "$name" "$*"
     "$@" </dev/null 2>&1 | tee -a "$log" || status=${PIPESTATUS[0]}
     printf '== %s: status %d after %d s\n' "$name" "$status" $((SECONDS - start))
     [ "$status" = 0 ] || failed=1
 }
 
+# With a space around each; empty if all are.
+wanted=
+[ $# = 0 ] || [ "$1" = smoke ] || wanted=" $* "
 programs=$(built)
 network=$(sed -n 's/^gin-host //p' <<<"$programs")
 suite=$(sed -n 's/^gin-conformance //p' <<<"$programs")
-if [ -z "$network" ] || [ -z "$suite" ]; then
+command=$(sed -n 's/^gin //p' <<<"$programs")
+if [ -z "$network" ] || [ -z "$suite" ] || [ -z "$command" ]; then
     echo "test-rdma: cargo named no test binary" >&2
     exit 1
 fi
 guest=scripts/soft-roce.sh
 wire=(--env GIN_VERBS_DEVICES=rxe1,rxe2 --env GIN_VERBS_WIRE=v1,v2)
 
-stage network "$guest" --seconds 400 "${wire[@]}" -- "$network" --nocapture
+stage network "$guest" --seconds 400 "${wire[@]}" -- "$network" --nocapture --skip faults/
 if [ "${1:-}" = smoke ]; then
     stage suite "$guest" --seconds 400 --no-facts --env GIN_VERBS_DEVICES=rxe0 -- "$suite" --test-threads 2 rdma/smoke/
 else
-    stage loopback "$guest" --seconds 300 --no-facts --env GIN_VERBS_DEVICES=rxe0 -- "$network" --nocapture
+    stage loopback "$guest" --seconds 300 --no-facts --env GIN_VERBS_DEVICES=rxe0 -- "$network" --nocapture --skip faults/
+    stage faults "$guest" --seconds 1200 --no-facts "${wire[@]}" -- "$network" --nocapture faults/
+    stage hosts-faults env GIN_RDMA_HOSTS=1 "$network" --nocapture
+    stage command env GIN_RDMA_HOSTS=1 "$command" --nocapture
     for way in plain withhold worst processes; do
         stage "$way" "$guest" --seconds 3000 --no-facts --env GIN_VERBS_DEVICES=rxe0 -- "$suite" --test-threads 2 "rdma/$way/"
     done
+    stage ports "$guest" --seconds 900 --no-facts --env GIN_VERBS_DEVICES=rxe1,rxe2 -- "$suite" --test-threads 2 rdma/smoke/
+    stage signals "$guest" --seconds 900 --no-facts --env GIN_VERBS_DEVICES=rxe0 --env GIN_VERBS_SIGNALS=nic -- \
+        "$suite" --test-threads 2 rdma/smoke/
     stage hosts env GIN_RDMA_HOSTS=1 "$suite" rdma/hosts/
 fi
 

@@ -4,6 +4,7 @@
 mod bench;
 mod cli;
 mod launch;
+mod log;
 mod nic_check;
 mod workload;
 
@@ -12,7 +13,7 @@ use std::io;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let end = cli::run().unwrap_or_else(|error| told(&error));
+    let end = log::start().and_then(|()| cli::run()).unwrap_or_else(|error| told(&error));
     ExitCode::from(match end {
         End::Right => 0,
         End::Wrong => 1,

@@ -67,6 +67,46 @@ fn every_workload_is_verified_in_the_seeded_and_in_the_threads_mode() {
 }
 
 #[test]
+fn figures_say_what_each_rank_asked_of_each_peer() {
+    let [report] = json(&format!("run alltoall {SMALL} --bytes 100 --contexts 1 --stats")).try_into().unwrap();
+    let stats = report["stats"].as_array().unwrap();
+    assert_eq!(stats.len(), 9, "{stats:?}");
+    for (place, row) in stats.iter().enumerate() {
+        assert_eq!((&row["rank"], &row["peer"]), (&Value::from(place / 3), &Value::from(place % 3)), "{row}");
+        for (name, value) in [("puts", 3), ("put_bytes", 300), ("signals", 3), ("finished", 3), ("failed", 0)] {
+            assert_eq!(row[name], value, "{name} of {row}");
+        }
+    }
+    let text = succeeds(&format!("run alltoall {SMALL} --bytes 100 --stats"));
+    let sums = text.lines().find(|line| line.starts_with("all ")).unwrap();
+    assert!(sums.contains(" 2700 "), "the bytes of all: {text}");
+    let [report] = json(&format!("run alltoall {SMALL} --backend gdaki --stats")).try_into().unwrap();
+    let entries: Vec<_> = report["stats"].as_array().unwrap().iter().map(|row| row["taken"].as_u64()).collect();
+    assert!(entries.len() == 9 && entries.iter().all(|entries| *entries > Some(0)), "{entries:?}");
+    let [report] = json(&format!("run alltoall {SMALL}")).try_into().unwrap();
+    assert_eq!(report["stats"], Value::Null);
+}
+
+#[test]
+fn what_happens_inside_is_told_if_asked_for_and_a_level_that_there_is_not_is_refused() {
+    let with = |level: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gin"));
+        command.env("CUDA_VISIBLE_DEVICES", "").env("GIN_LOG", level).stdin(Stdio::null());
+        command.args(format!("run ring {SMALL} --format json").split_whitespace()).output().unwrap()
+    };
+    let told = with("gin_host::comm=debug");
+    let text = err(&told);
+    for words in ["communicator is up", "backend=Proxy", "call=\"destroy\" rank=2", "close"] {
+        assert!(text.contains(words), "{words:?} is not in {text}");
+    }
+    assert_eq!(out(&told).lines().count(), 1, "results are for themselves");
+    assert_eq!(err(&with("warn")), "");
+    let refused = with("loud=very");
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(err(&refused).contains("GIN_LOG=loud=very") && err(&refused).contains("debug"), "{}", err(&refused));
+}
+
+#[test]
 fn a_run_in_json_is_one_object_on_one_line_with_the_promised_keys() {
     let [report] = json(&format!("run halo {SMALL} --bytes 64")).try_into().unwrap();
     let expected = [
@@ -333,6 +373,10 @@ fn info_tells_devices_back_ends_kernels_and_limits() {
     for word in ["virtual:", "cuda: none: ", no_gpu(), "gdaki: ", "proxy: available", "ring", "threads a block: 1024"] {
         assert!(text.contains(word), "{word:?} is not in {text}");
     }
+    // Devices that are up, or why none can be used.
+    let rdma: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("RDMA ")).skip(1).collect();
+    let told = |line: &&str| line.contains("no RDMA device") || line.contains("virtual GPU: rank 0 uses ");
+    assert!(rdma.iter().take_while(|line| line.starts_with("  ")).any(told), "{text}");
     let doorbells = text.lines().find(|line| line.contains("doorbells of GPUs: "));
     assert!(doorbells.is_some_and(|line| line.contains("by the host (relay)")), "{text}");
     #[cfg(feature = "cuda")]

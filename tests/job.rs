@@ -108,10 +108,23 @@ fn a_job_goes_on_without_a_rank_that_was_killed() {
             assert!(told.is_some_and(|told| told.contains("rank 2")), "{err}");
         }
     }
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let arguments = format!("run alltoall --ranks 4 --stop-rank 2 --shrink --route network {options}");
+    let output = start(&arguments, &[("GIN_SILENCE_MS", "2000".to_owned())]).wait_with_output().unwrap();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{}\n{out}{err}", output.status);
+    assert_eq!(out.lines().count(), 2, "{out}");
+    // It learns of it, too, and so does whoever reads what it says last.
+    for rank in 0..4 {
+        let told = err.lines().find(|line| line.contains(&format!("gin: rank {rank} learned")));
+        let lost = format!("rank 2 on host {host}");
+        assert!(told.is_some_and(|told| told.contains(&lost) && told.contains("for 2000 ms")), "{err}");
+    }
+    assert!(err.contains("rank 2 ended with status 1; the others go on"), "{err}");
     let output = start(&format!("run ring --ranks 3 --kill-rank 1 {options}"), &[]).wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("--shrink"), "{}", text(&output.stderr));
-    for arguments in ["--ranks 3 --kill-rank 3", "--ranks 1 --kill-rank 0"] {
+    for arguments in ["--ranks 3 --kill-rank 3", "--ranks 1 --kill-rank 0", "--ranks 3 --stop-rank 3", "--shrink"] {
         let output = start(&format!("run ring {arguments}"), &[]).wait_with_output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
     }

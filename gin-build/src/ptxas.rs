@@ -3,11 +3,15 @@
 //! Assembling PTX with `ptxas`, and what it says about each kernel.
 
 use std::fmt;
+use std::fs;
+use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::UNIX_EPOCH;
 
 use crate::arch::Arch;
 use crate::error::BuildError;
+use crate::sources;
 use crate::toolchain::Surroundings;
 
 /// Folder of the CUDA tools below a project's `target`, as `scripts/setup.sh` fills it.
@@ -129,13 +133,33 @@ impl Ptxas {
         &self.path
     }
 
+    /// What it is asked, on one line: which assembler it is, and the text.
+    fn asked(&self, arch: Arch, ptx: &Path) -> Option<String> {
+        let tool = fs::metadata(&self.path).ok()?;
+        let changed = tool.modified().ok()?.duration_since(UNIX_EPOCH).ok()?.as_nanos();
+        let mut text = DefaultHasher::new();
+        text.write(&fs::read(ptx).ok()?);
+        let (text, length) = (text.finish(), tool.len());
+        Some(format!("{arch}, text {text:016x}, {} of {length} bytes, {changed}", self.path.display()))
+    }
+
     /// Assembles a PTX file into `cubin`.
     ///
-    /// An assembler that is too old for the architecture or the PTX version gives [`Assembly::NotTried`].
+    /// An assembler that is too old for the architecture or the PTX version gives [`Assembly::NotTried`]. What it said is kept
+    /// beside `cubin`, ending in `.ptxas`: with the same text and the same assembler it is not run again, which for a large
+    /// text saves minutes.
     ///
     /// # Errors
     /// [`BuildError::Assemble`] if the text is refused, [`BuildError::Io`] if `ptxas` cannot be run.
     pub fn assemble(&self, arch: Arch, ptx: &Path, cubin: &Path) -> Result<Assembly, BuildError> {
+        let (kept, asked) = (cubin.with_extension("ptxas"), self.asked(arch, ptx));
+        let done = |said: String| {
+            let (tool, entries, cubin) = (self.path.clone(), parse_report(&said), cubin.to_owned());
+            Ok(Assembly::Done(Report { tool, entries, cubin, output: said }))
+        };
+        if let Some(said) = asked.as_ref().and_then(|asked| said_before(&kept, asked, cubin)) {
+            return done(said);
+        }
         let output = Command::new(&self.path)
             .arg("-v")
             .arg(format!("-arch={arch}"))
@@ -146,19 +170,28 @@ impl Ptxas {
             .map_err(BuildError::io("run", &self.path))?;
         let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         if output.status.success() {
-            let entries = parse_report(&said);
-            return Ok(Assembly::Done(Report {
-                tool: self.path.clone(),
-                entries,
-                cubin: cubin.to_owned(),
-                output: said,
-            }));
+            if let Some(note) = asked.zip(size(cubin)).map(|(asked, size)| format!("{asked}, {size}\n{said}")) {
+                // Without it the assembler runs again.
+                let _ = sources::replace(&kept, &note);
+            }
+            return done(said);
         }
         match too_old(&said) {
             Some(line) => Ok(Assembly::NotTried(format!("{} is too old: {line}", self.path.display()))),
             None => Err(BuildError::Assemble { arch, ptx: ptx.to_owned(), output: said }),
         }
     }
+}
+
+/// What an assembler said when it was asked the same and made this `cubin`.
+fn said_before(kept: &Path, asked: &str, cubin: &Path) -> Option<String> {
+    let note = fs::read_to_string(kept).ok()?;
+    let (head, said) = note.split_once('\n')?;
+    (head == format!("{asked}, {}", size(cubin)?)).then(|| said.to_owned())
+}
+
+fn size(file: &Path) -> Option<u64> {
+    fs::metadata(file).ok().map(|found| found.len())
 }
 
 impl fmt::Display for Ptxas {

@@ -91,3 +91,29 @@ fn an_assembler_that_is_too_old_is_told_from_one_that_refuses_the_text() {
     let text = refused.to_string();
     assert!(text.contains("sm_100, in.ptx") && text.contains("line 9; error"), "{text}");
 }
+
+#[test]
+fn what_was_assembled_is_not_assembled_again_unless_text_assembler_or_result_changed() {
+    let _alone = fakes::one_at_a_time();
+    let script = "echo run >> \"$(dirname \"$0\")/runs\"; cp \"$3\" \"$5\"; echo \"Compiling entry function 'k'\"";
+    let dir = with_ptxas("bin", script);
+    let at = |name: &str| dir.path().join(name);
+    let ptxas = Ptxas { path: at("bin/ptxas") };
+    let (ptx, cubin) = (at("in.ptx"), at("out.cubin"));
+    let runs_after = |arch| {
+        let Ok(Assembly::Done(report)) = ptxas.assemble(arch, &ptx, &cubin) else { panic!("not assembled") };
+        assert_eq!((report.entries.len(), report.cubin.is_file()), (1, true));
+        fs::read_to_string(at("bin/runs")).unwrap().lines().count()
+    };
+    fs::write(&ptx, "text").unwrap();
+    assert_eq!((runs_after(Arch::Sm90), runs_after(Arch::Sm90)), (1, 1));
+    assert_eq!(runs_after(Arch::Sm80), 2, "another architecture");
+    fs::write(&ptx, "another text").unwrap();
+    assert_eq!((runs_after(Arch::Sm80), runs_after(Arch::Sm80)), (3, 3));
+    fs::write(&cubin, "").unwrap();
+    assert_eq!(runs_after(Arch::Sm80), 4, "the result was cut short");
+    fs::remove_file(&cubin).unwrap();
+    assert_eq!(runs_after(Arch::Sm80), 5, "the result is gone");
+    fakes::program(&at("bin/ptxas"), &format!("{script}; true"));
+    assert_eq!((runs_after(Arch::Sm80), runs_after(Arch::Sm80)), (6, 6), "another assembler");
+}

@@ -274,6 +274,8 @@ pub struct Setup {
     pub devices: Option<Devices>,
     /// The processes whose ranks run scenarios, one in each; threads of this one otherwise.
     pub processes: Option<Processes>,
+    /// These are on hosts of their own, where loads and stores reach no other.
+    pub apart: bool,
     /// Kernels with the back end compiled in alone, where there are any.
     pub named_backend: bool,
     /// A mistake to make.
@@ -306,6 +308,7 @@ impl Setup {
             patience: 20,
             devices: None,
             processes: None,
+            apart: false,
             named_backend: false,
             mistake: Mistake::None,
             repeat: None,
@@ -461,6 +464,9 @@ impl Setup {
             }
             Some(_) if self.net.is_of_one_process() => {
                 return Err(format!("{NOT_HERE}: what network {:?} withholds is known in one process", self.net));
+            }
+            Some(_) if self.apart && scenario.loads_and_stores() => {
+                return Err(format!("{NOT_HERE}: hosts are not reached by loads and stores"));
             }
             Some(processes) => {
                 let own = processes.job(scenario.ranks)?.map(|job| join(config, job, body).map_err(in_words));

@@ -284,6 +284,24 @@ impl Scenario {
         self.programs.iter().flatten().flat_map(|(_, program)| program).any(|op| op.route != 0)
     }
 
+    /// Whether some operation, or a team, counts on loads and stores to other ranks.
+    #[must_use]
+    pub fn loads_and_stores(&self) -> bool {
+        const CODES: [Code; 8] = [
+            Code::RaiseByGpu,
+            Code::LoadPeer,
+            Code::WriteTotal,
+            Code::ReadTeam,
+            Code::CombinedBarrier,
+            Code::CopyFrom,
+            Code::CopyTo,
+            Code::Reduce,
+        ];
+        let counts = |op: &Op| op.team != 0 || op.route == 2 || CODES.iter().any(|code| *code as u32 == op.code);
+        let teams = self.lsa_size.is_some_and(|size| size > 1);
+        teams || self.programs.iter().flatten().flat_map(|(_, program)| program).any(counts)
+    }
+
     /// Most operations a group has.
     #[must_use]
     pub fn longest(&self) -> usize {

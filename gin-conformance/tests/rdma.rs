@@ -8,15 +8,16 @@
 //! | `rdma/processes/` | two processes |
 //! | `rdma/hosts/` | processes in two virtual machines, which this program boots; only if `GIN_RDMA_HOSTS` is set |
 //!
-//! `GIN_VERBS_DEVICES=a,b` names the devices, rank `n` uses the `n`th of them; by default the first that is up. Without
-//! a device there is one trial, which is ignored with the reason. `scripts/soft-roce.sh` runs this in a virtual machine
+//! `GIN_VERBS_DEVICES=a,b` names the devices: all ranks use all of them, rank `n` beginning with the `n`th; by default the
+//! first that is up. The variables of `VerbsConfig::from_env` choose how. Without a device there is one trial, which is
+//! ignored with the reason. `scripts/soft-roce.sh` runs this in a virtual machine
 //! that has devices.
 
 use gin_conformance::cases;
 use gin_conformance::host::{Carrier, Net, Setup, judge};
 use gin_conformance::processes::{Group, Processes, Verdict, serve};
 use gin_conformance::scenario::CoopKind;
-use gin_host::net::verbs::{Device, NoDevice, Verbs, VerbsConfig};
+use gin_host::net::verbs::{Device, Verbs, VerbsConfig};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -27,14 +28,15 @@ use std::time::Duration;
 /// What a case may take in processes; nothing takes as long that does not hang.
 const LIMIT: Duration = Duration::from_secs(240);
 
-fn devices() -> Result<Vec<Arc<Device>>, NoDevice> {
+fn devices() -> Result<Vec<Arc<Device>>, String> {
+    let config = VerbsConfig::from_env().map_err(|error| error.to_string())?;
     let named = std::env::var("GIN_VERBS_DEVICES").unwrap_or_default();
     let names: Vec<&str> = named.split(',').filter(|name| !name.is_empty()).collect();
     if names.is_empty() {
-        return Ok(vec![Device::open(&VerbsConfig::default())?]);
+        return Ok(vec![Device::open(&config).map_err(|error| error.to_string())?]);
     }
-    let open = |name: &&str| Device::open(&VerbsConfig { device: Some((*name).to_owned()), ..VerbsConfig::default() });
-    names.iter().map(open).collect()
+    let open = |name: &&str| Device::open(&VerbsConfig { device: Some((*name).to_owned()), ..config.clone() });
+    names.iter().map(open).collect::<Result<_, _>>().map_err(|error| error.to_string())
 }
 
 /// Threads, over the devices. A virtual machine without hardware support is slow.
@@ -42,14 +44,14 @@ fn setup(carrier: &Carrier) -> Setup {
     Setup { carrier: carrier.clone(), patience: 100, ..Setup::threads() }
 }
 
-fn carrier() -> Result<Carrier, NoDevice> {
+fn carrier() -> Result<Carrier, String> {
     Ok(Carrier::new("verbs", Verbs::factory(&devices()?)))
 }
 
 /// One of the processes of a group.
 fn process(way: &str, processes: Processes) -> Option<Setup> {
     ["processes", "hosts"].contains(&way).then_some(())?;
-    Some(Setup { processes: Some(processes), ..setup(&carrier().ok()?) })
+    Some(Setup { processes: Some(processes), apart: way == "hosts", ..setup(&carrier().ok()?) })
 }
 
 /// Whether kernels of a case load from and store to memory of other ranks, which hosts do not reach.
@@ -138,7 +140,7 @@ fn main() -> ExitCode {
             across(&mut trials, "processes", Group::new(2, LIMIT), true);
         }
         Err(error) => {
-            let ignored = move || Ok(Completion::ignored_with(error.to_string()));
+            let ignored = move || Ok(Completion::ignored_with(error.clone()));
             trials.push(Trial::ignorable_test("rdma", ignored));
         }
     }

@@ -24,6 +24,7 @@ pub mod placement;
 pub mod proxy;
 pub mod rt;
 mod share;
+mod wire;
 pub mod world;
 
 pub use boot::UniqueId;

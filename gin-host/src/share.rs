@@ -8,6 +8,8 @@
 //!
 //! What was mapped once is found again as long as somebody has it, so no memory has two addresses in a process.
 
+pub(crate) mod life;
+
 use crate::gpu::flat::Place;
 use crate::gpu::{Device, DeviceKind, Memory, MemoryKind, SharedFile};
 use crate::net::registry::{KEY_BYTES, Missing, Registry, process, random};
@@ -23,14 +25,25 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 /// Memory that ranks were told of.
 static MEMORIES: Registry<Memory> = Registry::new();
 
-/// Memory of other processes that is mapped here, by the key without its secret.
-static MAPPED: Mutex<Option<HashMap<[u8; KEY_BYTES], Weak<Memory>>>> = Mutex::new(None);
+/// Memory of other processes, by the key without its secret.
+static MAPPED: Mutex<Option<HashMap<[u8; KEY_BYTES], Import>>> = Mutex::new(None);
+/// Told when a process has been asked.
+static ASKED: Condvar = Condvar::new();
+
+/// What is known here of memory of another process.
+#[derive(Debug)]
+enum Import {
+    /// Some thread asks for it, and nobody else does meanwhile: no memory is mapped twice.
+    Asked,
+    /// It was mapped here.
+    Mapped(Weak<Memory>),
+}
 
 /// How long a process may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -154,6 +167,7 @@ fn ask(key: &SharedKey, token: u64) -> Result<([u8; ANSWER], Option<OwnedFd>), S
     if !is_ours(&connection) {
         return Err("its process runs as another user".to_owned());
     }
+    life::met(key.process, &connection);
     let (mut answer, mut space) = ([0; ANSWER], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
     let mut beside = RecvAncillaryBuffer::new(&mut space);
     let got = recvmsg(&connection, &mut [IoSliceMut::new(&mut answer)], &mut beside, RecvFlags::CMSG_CLOEXEC);
@@ -223,6 +237,31 @@ pub(crate) fn take(
     import(key, device, place).map_err(|reason| NetError::Key { rank, reason })
 }
 
+/// The same if it is here already; asks and waits for nobody.
+///
+/// # Errors
+/// [`NetError::Key`] with the reason.
+pub(crate) fn find(rank: u32, key: &[u8]) -> Result<Arc<Memory>, NetError> {
+    let reason = match MEMORIES.look(key) {
+        Ok(memory) => return Ok(memory),
+        Err(Missing::Elsewhere) => match mapped(key) {
+            Some(memory) => return Ok(memory),
+            None => "its memory has not been mapped here".to_owned(),
+        },
+        Err(missing) => missing.to_string(),
+    };
+    Err(NetError::Key { rank, reason })
+}
+
+/// Memory of another process that is mapped here.
+fn mapped(key: &[u8]) -> Option<Arc<Memory>> {
+    let mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    match mapped.as_ref()?.get(key.first_chunk::<KEY_BYTES>()?)? {
+        Import::Asked => None,
+        Import::Mapped(memory) => memory.upgrade(),
+    }
+}
+
 fn import(
     key: &[u8],
     device: &Arc<dyn Device>,
@@ -231,13 +270,58 @@ fn import(
     let elsewhere = || Missing::Elsewhere.to_string();
     let shared = SharedKey::read(key).ok_or_else(elsewhere)?;
     let name = *key.first_chunk::<KEY_BYTES>().ok_or_else(elsewhere)?;
-    // Held meanwhile, so that nobody maps it a second time.
     let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
-    let mapped = mapped.get_or_insert_default();
-    if let Some(memory) = mapped.get(&name).and_then(Weak::upgrade) {
-        return Ok(memory);
+    loop {
+        match mapped.get_or_insert_default().get(&name) {
+            // The thread that asks does not do so for ever.
+            Some(Import::Asked) => mapped = ASKED.wait(mapped).unwrap_or_else(PoisonError::into_inner),
+            Some(Import::Mapped(memory)) => match memory.upgrade() {
+                Some(memory) => return Ok(memory),
+                None => break,
+            },
+            None => break,
+        }
     }
-    let (answer, file) = ask(&shared, shared.token)?;
+    mapped.get_or_insert_default().insert(name, Import::Asked);
+    // Not held while a process is asked: others find what is mapped without waiting for that.
+    drop(mapped);
+    let asking = Asking { name, memory: None };
+    map(&shared, device, place).map(|memory| asking.done(memory))
+}
+
+/// Tells the other threads of this process what came of asking, however it ends.
+struct Asking {
+    name: [u8; KEY_BYTES],
+    memory: Option<Weak<Memory>>,
+}
+
+impl Asking {
+    fn done(mut self, memory: Arc<Memory>) -> Arc<Memory> {
+        self.memory = Some(Arc::downgrade(&memory));
+        memory
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mapped = mapped.get_or_insert_default();
+        mapped.remove(&self.name);
+        mapped.retain(|_, entry| !matches!(entry, Import::Mapped(memory) if memory.strong_count() == 0));
+        if let Some(memory) = self.memory.take() {
+            mapped.insert(self.name, Import::Mapped(memory));
+        }
+        ASKED.notify_all();
+    }
+}
+
+/// Asks for memory and maps it.
+fn map(
+    shared: &SharedKey,
+    device: &Arc<dyn Device>,
+    place: impl FnOnce(u64) -> Result<Option<Place>, String>,
+) -> Result<Arc<Memory>, String> {
+    let (answer, file) = ask(shared, shared.token)?;
     let (kind, bytes) = (answer[1], u64::from_le_bytes(*answer[2..].first_chunk().expect("8 bytes are left")));
     let file = match (answer[0], file) {
         (outcome::HERE, Some(file)) => file,
@@ -246,10 +330,7 @@ fn import(
     };
     let kind = if kind == 0 { MemoryKind::Device } else { MemoryKind::Pinned };
     let memory = Memory::imported(device, SharedFile { file, bytes, kind }, place(bytes)?);
-    let memory = memory.map_err(|error| error.to_string())?;
-    mapped.retain(|_, memory| memory.strong_count() > 0);
-    mapped.insert(name, Arc::downgrade(&memory));
-    Ok(memory)
+    memory.map_err(|error| error.to_string())
 }
 
 /// Whether what the process of this key offers can be had here, and if not why: whether it answers.
@@ -340,6 +421,28 @@ mod tests {
         odd.write_all(&[0xff; 100]).unwrap();
         assert!(elsewhere(&key).is_ok());
         drop(silent);
+    }
+
+    #[test]
+    fn what_is_mapped_is_found_while_a_process_that_does_not_answer_is_asked() {
+        let name = random();
+        let stopped = UnixListener::bind_addr(&address(&name).unwrap()).unwrap();
+        let memory = Memory::shared(&device(), MemoryKind::Device, 8).unwrap();
+        let key = offer(&memory).0;
+        let here = elsewhere(&key).unwrap();
+        let mut silent = key.clone();
+        silent[..16].copy_from_slice(&name);
+        let other = silent.clone();
+        let asking = std::thread::spawn(move || elsewhere(&other).unwrap_err());
+        let (connection, _) = stopped.accept().unwrap();
+        assert!(Arc::ptr_eq(&super::mapped(&key).unwrap(), &here));
+        assert!(find(3, &silent).is_err(), "it is not waited for either");
+        drop(connection);
+        let error = asking.join().unwrap();
+        assert!(error.contains("its process"), "{error}");
+        // Whoever asks next is not kept from it.
+        drop(stopped);
+        assert!(elsewhere(&silent).unwrap_err().contains("has ended"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! Ranks that are processes, and what the others learn when one is killed, stopped, or ends without a word.
 
 use gin_host::boot::{Rendezvous, TcpBootstrap, TcpConfig, UniqueId};
-use gin_host::comm::{Bootstrap, BootstrapError};
+use gin_host::comm::{Bootstrap, BootstrapError, LossCause};
 use libtest_mimic::{Arguments, Trial};
 use rustix::process::{Pid, Signal, kill_process};
 use std::env;
@@ -52,8 +52,9 @@ fn rank(rank: u32) -> Result<(), BootstrapError> {
         }
         std::thread::sleep(Duration::from_millis(5));
     };
-    let fault = channel.board().of(rank).map(|notice| (notice.fault.kind, notice.fault.peer));
-    println!("{error:?} {fault:?}");
+    let fault = channel.board().of(rank).map(|notice| (notice.fault.kind, notice.fault.peer, notice.fault.seen));
+    let cause = channel.board().cause(rank).unwrap_or_default();
+    println!("{error} {fault:?} {cause}");
     Ok(())
 }
 
@@ -96,8 +97,10 @@ fn job(ranks: u32, silence_ms: u64, more: &[(&'static str, String)]) -> Vec<Proc
     std::iter::once(first).chain(others).collect()
 }
 
-fn named(lost: u32) -> String {
-    format!("Lost {{ rank: {lost} }} Some((PeerLost, {lost}))")
+/// What ranks say of one that is lost: who, where, why.
+fn named(lost: u32, cause: &LossCause) -> String {
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    format!("rank {lost} on host {host} {cause} Some((PeerLost, {lost}, {})) {cause}", cause.code())
 }
 
 fn a_killed_rank_is_named_to_all_at_once() {
@@ -109,13 +112,14 @@ fn a_killed_rank_is_named_to_all_at_once() {
         }
         job[killed].signal(Signal::KILL);
         for (rank, process) in job.iter_mut().enumerate().filter(|(rank, _)| *rank != killed) {
-            assert_eq!(process.line(), named(killed as u32), "rank {rank}");
+            assert_eq!(process.line(), named(killed as u32, &LossCause::Closed), "rank {rank}");
             assert!(process.child.wait().unwrap().success());
         }
     }
 }
 
 fn a_stopped_rank_is_named_to_all_after_the_silence_and_told_so_when_it_goes_on() {
+    let silent = LossCause::Silent { ms: 2000 };
     for stopped in [1, 2] {
         let mut job = job(4, 2000, &[]);
         for process in &mut job {
@@ -123,10 +127,10 @@ fn a_stopped_rank_is_named_to_all_after_the_silence_and_told_so_when_it_goes_on(
         }
         job[stopped].signal(Signal::STOP);
         for (rank, process) in job.iter_mut().enumerate().filter(|(rank, _)| *rank != stopped) {
-            assert_eq!(process.line(), named(stopped as u32), "rank {rank}");
+            assert_eq!(process.line(), named(stopped as u32, &silent), "rank {rank}");
         }
         job[stopped].signal(Signal::CONT);
-        assert_eq!(job[stopped].line(), named(stopped as u32));
+        assert_eq!(job[stopped].line(), named(stopped as u32, &silent));
     }
 }
 

@@ -91,10 +91,7 @@ impl<'a> Lab<'a> {
         // wait are resident or refused.
         unsafe { self.stream.launch(&function, config, arguments)? };
         self.stream.synchronize()?;
-        match comm.and_then(Communicator::fault) {
-            Some(notice) => Err(CommError::Ended { call: "bench", rank: notice.rank, fault: notice.fault }),
-            None => Ok(()),
-        }
+        comm.map_or(Ok(()), |comm| comm.check("bench"))
     }
 
     /// As [`launch`](Self::launch), of a kernel whose last parameter is its marks, which it adds.

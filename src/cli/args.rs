@@ -205,6 +205,17 @@ pub(crate) enum Backend {
     Auto,
 }
 
+/// What carries the operations that proxies serve and loads and stores do not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Network {
+    /// Copies by the host, between ranks of one host.
+    Peer,
+    /// RDMA NICs, through libibverbs, also between hosts.
+    Verbs,
+    /// `verbs` in a job with ranks on several hosts, else `peer`.
+    Auto,
+}
+
 /// How operations get to their peers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Route {
@@ -239,6 +250,9 @@ pub(crate) struct Options {
     /// Back end.
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub backend: Backend,
+    /// What carries the operations that proxies serve and loads and stores do not.
+    #[arg(long, value_enum, default_value_t = Network::Auto)]
+    pub network: Network,
     /// How operations get to their peers [default: network; the demo shows both].
     #[arg(long, value_enum)]
     pub route: Option<Route>,
@@ -260,7 +274,7 @@ pub(crate) struct Options {
     /// Seed of the virtual GPU's schedule [default: 1].
     #[arg(long)]
     pub seed: Option<u64>,
-    /// How the virtual GPU runs [default: seeded].
+    /// How the virtual GPU runs [default: seeded; threads over RDMA NICs, and where ranks are processes].
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
     /// Most blocks that are resident on a virtual GPU at a time; a workload that needs more is refused. A real GPU has
@@ -270,13 +284,9 @@ pub(crate) struct Options {
     /// Milliseconds after which a wait in a kernel ends with an error.
     #[arg(long, default_value_t = 60_000)]
     pub deadline_ms: u64,
-    /// Have this rank's process killed during a launch that follows the others, and see what the rest learn of it. Ranks are
-    /// processes then, which this command launches unless a launcher has.
-    #[arg(long, value_name = "RANK")]
-    pub kill_rank: Option<u32>,
-    /// Go on without the rank that was killed: a job of the others, with communicators and windows of its own.
-    #[arg(long, requires = "kill_rank")]
-    pub shrink: bool,
+    /// Print what the communicators counted, by rank, context and peer, before they ended; over all launches.
+    #[arg(long)]
+    pub stats: bool,
     /// A mistake for the proxies to make, for proving that wrong results are noticed.
     #[arg(long, hide = true, default_value = "none", value_parser = sabotage)]
     pub sabotage: Sabotage,
@@ -285,7 +295,8 @@ pub(crate) struct Options {
 impl Options {
     /// How the virtual GPU runs.
     pub(crate) fn mode(&self) -> Mode {
-        self.mode.unwrap_or(Mode::Seeded)
+        // A NIC keeps no virtual time.
+        self.mode.unwrap_or(if self.network == Network::Verbs { Mode::Threads } else { Mode::Seeded })
     }
 
     /// How operations get to their peers.
@@ -322,6 +333,16 @@ pub(crate) struct Run {
     pub workload: Workload,
     #[command(flatten)]
     pub options: Options,
+    /// Have this rank's process killed during a launch that follows the others, and see what the rest learn of it. Ranks are
+    /// processes then, which this command launches unless a launcher has.
+    #[arg(long, value_name = "RANK", group = "lost")]
+    pub kill_rank: Option<u32>,
+    /// The same, but the process is only stopped, until the others have gone on; then it continues where it was.
+    #[arg(long, value_name = "RANK", group = "lost")]
+    pub stop_rank: Option<u32>,
+    /// Go on without the rank that was killed or stopped: a job of the others, with communicators and windows of its own.
+    #[arg(long, requires = "lost")]
+    pub shrink: bool,
     /// How to print the result.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub format: Format,

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `gin info`.
 
+mod rdma;
+
 use super::Failure;
 use gin_abi::BackendKind;
 use gin_host::comm::{MAX_MESSAGE, MAX_OUTSTANDING, MAX_QUEUE_DEPTH, probe_backends};
@@ -31,6 +33,7 @@ pub(crate) fn print(out: &mut impl Write) -> Result<(), Failure> {
         }
     }
     writeln!(out, "  multimem (NVLink SHARP): off: multicast objects are not set up yet")?;
+    rdma::print(out)?;
     writeln!(out, "\nkernels")?;
     #[cfg(feature = "cuda")]
     for (arch, text) in gin::ptx::PTX {

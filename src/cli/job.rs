@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A run as one rank of a job: what its launcher says, and what options mean then.
 
-use super::{Backend, End, Failure, LaunchArgs, Mode, Options, Refused};
+use super::args::Run;
+use super::{Backend, End, Failure, LaunchArgs, Mode, Network, Options, Refused};
 use gin_host::boot::{Job, TcpConfig};
 use gin_host::comm::Bootstrap;
+use rustix::process::{Pid, Signal, getpid, kill_process};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,6 +23,11 @@ impl ThisJob {
     /// Whether this rank prints results.
     pub(crate) fn prints(&self) -> bool {
         self.bootstrap.rank() == 0
+    }
+
+    /// Whether all ranks are on this rank's host.
+    pub(crate) fn is_on_one_host(&self) -> bool {
+        self.local_ranks == self.bootstrap.ranks()
     }
 }
 
@@ -47,7 +54,25 @@ pub(crate) fn fit(options: &Options, ranks: u32, given: bool) -> Result<Options,
     Ok(Options { ranks, ..options.clone() })
 }
 
-/// The same once it is known where they run: virtual GPUs run on threads.
+/// The same once it is known whether their ranks are on one host: NICs join hosts.
+///
+/// # Errors
+/// A network that does not reach from host to host.
+pub(crate) fn joined(options: Options, one_host: bool) -> Result<Options, Refused> {
+    let network = match (options.network, one_host) {
+        (Network::Auto, true) => Network::Peer,
+        (Network::Auto, false) => Network::Verbs,
+        (Network::Peer, false) => {
+            let text = "--network peer: the ranks of this job are on several hosts, and it reaches those of one only; \
+                        leave it out, or take --network verbs";
+            return Err(Refused(text.to_owned()));
+        }
+        (network, _) => network,
+    };
+    Ok(Options { network, ..options })
+}
+
+/// The same once it is known what they run on: virtual GPUs run on threads.
 pub(crate) fn on_threads(options: &Options) -> Options {
     Options { mode: Some(Mode::Threads), ..options.clone() }
 }
@@ -63,73 +88,133 @@ pub(crate) fn join() -> Result<Option<ThisJob>, Failure> {
     Ok(Some(ThisJob { bootstrap: Arc::new(bootstrap), local_rank, local_ranks }))
 }
 
-/// How much longer the launch is that a rank is killed in.
+/// How much longer the launch is that a rank is lost in.
 const LONGER: u64 = 10_000;
-/// When it is killed, after the launch before has ended on its own rank.
-const KILL_AFTER: Duration = Duration::from_millis(300);
+/// When it is killed or stopped, after the launch before has ended on its own rank.
+const LOSE_AFTER: Duration = Duration::from_millis(300);
 /// How long those that are left may take to meet.
 const MEETING: Duration = Duration::from_secs(30);
 
-/// Runs this command again as the ranks of a job, of which one is to be killed.
+/// What happens to one rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Loss {
+    rank: u32,
+    /// It is stopped, and continues later; else it is killed.
+    stopped: bool,
+}
+
+impl Loss {
+    /// What the options ask for.
+    pub(crate) fn of(run: &Run) -> Option<Self> {
+        let killed = run.kill_rank.map(|rank| Self { rank, stopped: false });
+        killed.or(run.stop_rank.map(|rank| Self { rank, stopped: true }))
+    }
+
+    /// Refuses a rank that there is not.
+    fn check(self, ranks: u32) -> Result<(), Refused> {
+        let Self { rank, stopped } = self;
+        let option = if stopped { "--stop-rank" } else { "--kill-rank" };
+        if rank >= ranks {
+            return Err(Refused(format!("{option} {rank}: there are ranks 0 to {}", ranks - 1)));
+        }
+        if ranks < 2 {
+            return Err(Refused(format!("{option} {rank}: nobody would be left; ask for more --ranks")));
+        }
+        Ok(())
+    }
+
+    /// Has it happen to this process soon.
+    fn begin(self) {
+        let signal = if self.stopped { Signal::STOP } else { Signal::KILL };
+        std::thread::spawn(move || {
+            std::thread::sleep(LOSE_AFTER);
+            // One that kills does not return.
+            let _ = kill_process(getpid(), signal);
+        });
+    }
+}
+
+/// Runs this command again as the ranks of a job, of which one is to be lost.
 ///
 /// # Errors
 /// A rank that there is not; what keeps the ranks from being launched.
-pub(crate) fn launch_with_loss(options: &Options) -> Result<End, Failure> {
-    let (ranks, lost) = (options.ranks, options.kill_rank.unwrap_or(0));
-    check_loss(lost, ranks)?;
+pub(crate) fn launch_with_loss(loss: Loss, ranks: u32) -> Result<End, Failure> {
+    loss.check(ranks)?;
     let program = std::env::current_exe()?.into_os_string();
     let program = std::iter::once(program).chain(std::env::args_os().skip(1)).collect();
-    crate::launch::run(&LaunchArgs { ranks, grace_ms: 10_000, may_lose: vec![lost], program })
+    crate::launch::run(&LaunchArgs { ranks, grace_ms: 10_000, may_lose: vec![loss.rank], program })
 }
 
-fn check_loss(lost: u32, ranks: u32) -> Result<(), Refused> {
-    if lost >= ranks {
-        return Err(Refused(format!("--kill-rank {lost}: there are ranks 0 to {}", ranks - 1)));
+/// The process that this one is to continue, once it is stopped: the first other rank of its host does that. `None` on all
+/// others. Collective.
+///
+/// # Errors
+/// No other rank is on its host; the ranks cannot meet.
+fn to_continue(loss: Loss, job: &ThisJob) -> Result<Option<Pid>, Failure> {
+    let (all, own) = (&job.bootstrap, job.bootstrap.rank());
+    let pids = all.all_gather(&getpid().as_raw_nonzero().get().to_le_bytes())?;
+    if !loss.stopped {
+        return Ok(None);
     }
-    if ranks < 2 {
-        return Err(Refused(format!("--kill-rank {lost}: nobody would be left; ask for more --ranks")));
-    }
-    Ok(())
+    let host = all.host(loss.rank);
+    let Some(first) = (0..all.ranks()).find(|&rank| rank != loss.rank && all.host(rank) == host) else {
+        let rank = loss.rank;
+        return Err(
+            Refused(format!("--stop-rank {rank}: no other rank is on its host, which would continue it")).into()
+        );
+    };
+    let pid =
+        pids[loss.rank as usize].as_slice().try_into().ok().and_then(|pid| Pid::from_raw(i32::from_le_bytes(pid)));
+    Ok(pid.filter(|_| own == first))
 }
 
-/// Runs as one rank of a job: once with all ranks, once in which rank `lost` is killed, and, if it is to shrink, once with
-/// those that are left.
+/// Runs as one rank of a job: once with all ranks, once in which one is lost, and, if the job is to shrink, once with those
+/// that are left. One that was stopped continues when these have met.
 ///
 /// # Errors
 /// What `run` says of the first or the last run; what the others learn of the loss, if the job is not to go on.
 pub(crate) fn run_with_loss(
-    lost: u32,
+    (loss, shrink): (Loss, bool),
     options: &Options,
     job: &ThisJob,
     run: impl Fn(&Options, &ThisJob) -> Result<End, Failure>,
 ) -> Result<End, Failure> {
-    check_loss(lost, job.bootstrap.ranks())?;
+    loss.check(job.bootstrap.ranks())?;
+    let Loss { rank: lost, stopped } = loss;
+    let lost_how = if stopped { "stopped" } else { "killed" };
+    let stopped = to_continue(loss, job)?;
     let first = run(options, job)?;
     if first != End::Right {
         return Ok(first);
     }
     if job.bootstrap.rank() == lost {
-        std::thread::spawn(|| {
-            std::thread::sleep(KILL_AFTER);
-            // It does not return.
-            let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-        });
+        loss.begin();
     }
     let longer = Options { iters: options.iters.saturating_mul(LONGER), repeats: 1, ..options.clone() };
     let begun = Instant::now();
     let error = match run(&longer, job) {
         Err(error) => error,
-        Ok(_) => return Err("the run ended before the rank was killed: ask for more --iters or --bytes".into()),
+        Ok(_) => {
+            let text = format!("the run ended before the rank was {lost_how}: ask for more --iters or --bytes");
+            return Err(text.into());
+        }
     };
     let (rank, after) = (job.bootstrap.rank(), begun.elapsed().as_secs_f64());
     eprintln!("gin: rank {rank} learned after {after:.3} s: {error}");
-    if !options.shrink {
-        return Err(format!("rank {lost} was killed; --shrink goes on without it").into());
+    let go_on = || {
+        if let Some(pid) = stopped {
+            // It is there: it has not been waited for, as it was only stopped.
+            let _ = kill_process(pid, Signal::CONT);
+        }
+    };
+    if !shrink {
+        go_on();
+        return Err(format!("rank {lost} was {lost_how}; --shrink goes on without it").into());
     }
     let bootstrap = job.bootstrap.without(&[lost], MEETING)?;
+    go_on();
     let before = |rank: u32| rank - u32::from(lost < rank);
-    let same_host = job.local_ranks == job.bootstrap.ranks();
-    let (local_rank, local_ranks) = match same_host {
+    let (local_rank, local_ranks) = match job.is_on_one_host() {
         true => (before(job.local_rank), job.local_ranks - 1),
         false => (job.local_rank, job.local_ranks),
     };
@@ -160,5 +245,23 @@ mod tests {
             assert!(text.starts_with(word) && text.contains("processes"), "{text}");
         }
         assert_eq!(on_threads(&fit(&default_options(), 2, false).unwrap()).mode, Some(Mode::Threads));
+    }
+
+    #[test]
+    fn ranks_of_one_host_copy_and_those_of_several_take_their_nics() {
+        let network = |network, one_host| {
+            joined(Options { network, ..default_options() }, one_host).map(|options| options.network)
+        };
+        for (asked, one_host, taken) in [
+            (Network::Auto, true, Network::Peer),
+            (Network::Auto, false, Network::Verbs),
+            (Network::Peer, true, Network::Peer),
+            (Network::Verbs, true, Network::Verbs),
+            (Network::Verbs, false, Network::Verbs),
+        ] {
+            assert_eq!(network(asked, one_host).unwrap(), taken, "{asked:?}, one host: {one_host}");
+        }
+        let Refused(text) = network(Network::Peer, false).unwrap_err();
+        assert!(text.starts_with("--network peer") && text.contains("--network verbs"), "{text}");
     }
 }

@@ -11,11 +11,11 @@ pub(crate) mod size;
 #[cfg(test)]
 pub(crate) use args::default_options;
 pub(crate) use args::{
-    Backend, BenchArgs, BenchWhat, Device, LaunchArgs, Mode, NicCheck, Options, Route, SoftLink, Workload,
+    Backend, BenchArgs, BenchWhat, Device, LaunchArgs, Mode, Network, NicCheck, Options, Route, SoftLink, Workload,
 };
 pub(crate) use report::{Format, Report};
 
-use self::job::ThisJob;
+use self::job::{Loss, ThisJob};
 use args::{Cli, Command};
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
@@ -73,15 +73,19 @@ pub(crate) fn run() -> Result<End, Failure> {
     };
     match cli.command {
         Command::Run(run) => match job::join()? {
-            None if run.options.kill_rank.is_some() => job::launch_with_loss(&run.options),
-            None => run_workloads(&[run.workload], &run.options, false, run.format, None),
+            None => match Loss::of(&run) {
+                None => run_workloads(&[run.workload], &run.options, false, run.format, None),
+                Some(loss) => job::launch_with_loss(loss, run.options.ranks),
+            },
             Some(job) => {
                 let options = job::fit(&run.options, job.bootstrap.ranks(), ranks_given)?;
-                match options.kill_rank {
-                    None => run_workloads(&[run.workload], &options, false, run.format, Some(&job)),
-                    Some(rank) => job::run_with_loss(rank, &options, &job, |options, job| {
-                        run_workloads(&[run.workload], options, false, run.format, Some(job))
-                    }),
+                let options = job::joined(options, job.is_on_one_host())?;
+                let as_rank = |options: &Options, job: &ThisJob| {
+                    run_workloads(&[run.workload], options, false, run.format, Some(job))
+                };
+                match Loss::of(&run) {
+                    None => as_rank(&options, &job),
+                    Some(loss) => job::run_with_loss((loss, run.shrink), &options, &job, as_rank),
                 }
             }
         },

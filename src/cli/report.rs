@@ -2,6 +2,8 @@
 //! Results of runs, as a table for people and as JSON for programs.
 
 use super::size;
+use crate::workload::Figures;
+use gin_host::comm::Stats;
 use serde::Serialize;
 use std::io::{self, Write};
 
@@ -18,6 +20,8 @@ pub(crate) struct Report {
     pub gpus: Option<usize>,
     /// Back end.
     pub backend: String,
+    /// The network that carried what proxies served; none where kernels drove NICs.
+    pub network: Option<String>,
     /// The NIC that each rank's kernels drove, by rank; none where a proxy served them.
     pub nics: Option<Vec<String>>,
     /// Who rang those NICs' doorbells, each answer of a rank once; none where a proxy served them.
@@ -41,6 +45,8 @@ pub(crate) struct Report {
     pub mode: Option<&'static str>,
     /// Seed of its schedule.
     pub seed: Option<u64>,
+    /// What communicators counted over all launches, if that was asked for, in the order of rank, context and peer.
+    pub stats: Option<Vec<Figures>>,
     /// Whether every result was as computed on the host.
     pub verified: bool,
     /// How many results were not.
@@ -83,6 +89,39 @@ fn cells(report: &Report) -> [String; 9] {
     ]
 }
 
+/// Rows of figures below their headings: whatever was counted for anybody, and the sum.
+fn figures(stats: &[Figures]) -> Vec<Vec<String>> {
+    let names = Stats::default().named().into_iter().map(|(name, _)| name);
+    let value = |row: &Figures, name: &str| row.figures.get(name).copied().unwrap_or(0);
+    let names: Vec<&str> = names.filter(|name| stats.iter().any(|row| value(row, name) > 0)).collect();
+    let headings = ["rank", "context", "peer"].iter().chain(&names).map(|name| name.replace('_', " "));
+    let mut rows = vec![headings.collect::<Vec<_>>()];
+    rows.extend(stats.iter().map(|row| {
+        let place = [row.rank, row.context, row.peer].map(|number| number.to_string());
+        place.into_iter().chain(names.iter().map(|name| value(row, name).to_string())).collect()
+    }));
+    let all = |name: &str| {
+        let values = stats.iter().map(|row| value(row, name));
+        // A depth is no amount.
+        if name == "deepest" { values.max() } else { Some(values.sum()) }
+    };
+    let sums = names.iter().map(|name| all(name).unwrap_or(0).to_string());
+    rows.push(["all", "", ""].map(String::from).into_iter().chain(sums).collect());
+    rows
+}
+
+/// Prints rows in columns.
+fn table(rows: Vec<Vec<String>>, out: &mut impl Write) -> io::Result<()> {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(String::len).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    for row in &rows {
+        let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        writeln!(out, "{}", cells.join("  ").trim_end())?;
+    }
+    Ok(())
+}
+
 /// Prints the results; a table ends with `note`, if there is one.
 ///
 /// # Errors
@@ -96,20 +135,8 @@ pub(crate) fn print(reports: &[Report], format: Format, note: Option<&str>, out:
             }
         }
         Format::Table => {
-            let rows: Vec<_> = reports.iter().map(cells).collect();
-            let width = |column: usize| {
-                rows.iter().map(|row| row[column].len()).chain([HEADINGS[column].len()]).max().unwrap_or(0)
-            };
-            let widths: Vec<usize> = (0..HEADINGS.len()).map(width).collect();
-            let mut line = |cells: &[String]| {
-                let cells: Vec<String> =
-                    cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
-                writeln!(out, "{}", cells.join("  ").trim_end())
-            };
-            line(&HEADINGS.map(String::from))?;
-            for row in &rows {
-                line(row)?;
-            }
+            let headings = [HEADINGS.map(String::from).to_vec()];
+            table(headings.into_iter().chain(reports.iter().map(|report| cells(report).to_vec())).collect(), out)?;
             for report in reports {
                 if let Some(difference) = &report.first_difference {
                     writeln!(out, "{}: first difference: {difference}", report.workload)?;
@@ -121,6 +148,16 @@ pub(crate) fn print(reports: &[Report], format: Format, note: Option<&str>, out:
                 }
                 if let Some(ringers) = &report.doorbells {
                     writeln!(out, "{}: doorbells were rung by {}", report.workload, ringers.join("; by "))?;
+                }
+            }
+            for report in reports {
+                match report.stats.as_deref() {
+                    None => {}
+                    Some([]) => writeln!(out, "\n{}: nothing was asked of the network", report.workload)?,
+                    Some(stats) => {
+                        writeln!(out, "\n{}: requests of the network, by rank, context and peer", report.workload)?;
+                        table(figures(stats), out)?;
+                    }
                 }
             }
             if reports.iter().any(|report| report.device == "virtual") {
@@ -145,6 +182,7 @@ mod tests {
             device_name: None,
             gpus: None,
             backend: "proxy".into(),
+            network: Some("peer".into()),
             nics: None,
             doorbells: None,
             route: "network",
@@ -156,6 +194,7 @@ mod tests {
             contexts: 1,
             mode: Some("seeded"),
             seed: Some(1),
+            stats: None,
             verified: false,
             errors: 2,
             first_difference: Some("rank 1, element 7: expected 3, got 4".into()),
@@ -213,6 +252,25 @@ mod tests {
         let text = String::from_utf8(out).unwrap();
         assert!(text.contains("ring: kernels drove soft_0, soft_1"), "{text}");
         assert!(text.contains("ring: doorbells were rung by kernels; by the host: refused"), "{text}");
+    }
+
+    #[test]
+    fn figures_stand_in_a_table_with_their_sum_and_none_are_said_to_be_none() {
+        let text = |stats| {
+            let mut out = Vec::new();
+            print(&[Report { stats: Some(stats), ..report() }], Format::Table, None, &mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let row = |peer, taken, deepest| {
+            let figures = [("taken", taken), ("deepest", deepest), ("failed", 0)];
+            let figures = figures.map(|(name, value)| (name.to_owned(), value)).into();
+            Figures { rank: 0, context: 1, peer, figures }
+        };
+        let shown = text(vec![row(2, 3, 7), row(3, 4, 5)]);
+        let lines: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert!(lines.contains(&vec!["rank", "context", "peer", "taken", "deepest"]), "{shown}");
+        assert!(lines.contains(&vec!["0", "1", "3", "4", "5"]) && lines.contains(&vec!["all", "7", "7"]), "{shown}");
+        assert!(text(Vec::new()).contains("ring: nothing was asked of the network"));
     }
 
     #[test]

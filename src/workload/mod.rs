@@ -5,6 +5,7 @@ mod alltoall;
 mod gpus;
 mod halo;
 pub(crate) mod limits;
+mod network;
 mod place;
 mod reference;
 mod ring;
@@ -13,12 +14,13 @@ pub(crate) use gpus::world_with;
 pub(crate) use place::{Place, one_place, places};
 
 use crate::cli::{self, Failure, Mode, Options, Refused, Report, Workload};
-use gin_host::comm::{Backend, Bootstrap, Communicator, Requirements, Routes};
+use gin_host::comm::{Backend, Bootstrap, Communicator, Requirements, Routes, Stats};
 use gin_host::gpu::{KernelArg, Memory, MemoryKind};
 use gin_host::nic::soft::Options as NicOptions;
 use gin_host::world::{Rank, SoftNics, WorldConfig, join, launch};
 use gin_host::{CommError, LaunchConfig};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -52,12 +54,30 @@ struct Launched {
 struct Ran {
     launches: Vec<Launched>,
     backend: String,
+    /// The network that its proxy served it by.
+    network: String,
     /// Ranks that loads and stores reach.
     reach: u32,
     /// The NIC that its kernels drove.
     nic: Option<String>,
     /// Who rang its doorbells.
     ringer: Option<String>,
+    /// What was counted, if that was asked for.
+    figures: Vec<Figures>,
+}
+
+/// What a rank's communicators counted of one context and peer.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Figures {
+    /// Rank.
+    pub rank: u32,
+    /// Context.
+    pub context: u32,
+    /// Rank of the peer.
+    pub peer: u32,
+    /// By name.
+    #[serde(flatten)]
+    pub figures: BTreeMap<String, u64>,
 }
 
 /// A workload, as one rank runs it.
@@ -139,6 +159,9 @@ fn world(place: &Place, options: &Options) -> Result<WorldConfig, Failure> {
         let nics = NicOptions { delay: SOFT_DELAY, seed: options.seed(), ..NicOptions::default() };
         config = config.soft_nics(&SoftNics::new(nics));
     }
+    if let Some(network) = network::choose(options)? {
+        config.network = network;
+    }
     config.routes = match options.route() {
         cli::Route::Network => Routes::Network,
         cli::Route::Auto => Routes::Automatic,
@@ -190,24 +213,34 @@ pub(crate) fn run(
     let requirements = work.requirements();
     let body = |rank: Rank| -> Result<Ran, CommError> {
         let mut launches = Vec::new();
-        let (mut backend, mut reach, mut nic, mut ringer) = (String::new(), 0, None, None);
+        let mut counted: BTreeMap<(u32, u32), Stats> = BTreeMap::new();
+        let (mut backend, mut network, mut reach, mut nic, mut ringer) = (String::new(), String::new(), 0, None, None);
         for _ in 0..options.repeats {
             // Signals and counters start at 0 in each launch.
             let comm = rank.communicator(&requirements)?;
             backend = format!("{:?}", comm.backend()?).to_lowercase();
+            network = comm.network()?.name.to_owned();
             reach = comm.device()?.handle().lsa_reach;
             nic = comm.nic()?.map(|nic| nic.name().to_owned());
             ringer = comm.ringer()?.map(|ringer| ringer.to_string());
             launches.push(work.launch(&rank, &comm)?);
-            if let Some(notice) = comm.fault() {
-                return Err(CommError::Ended { call: "run", rank: notice.rank, fault: notice.fault });
+            comm.check("run")?;
+            if options.stats {
+                for row in comm.peer_stats()? {
+                    let sum = counted.entry((row.context, row.peer)).or_default();
+                    *sum = *sum + row.stats;
+                }
             }
             comm.destroy()?;
             if rank.rank() == 0 {
                 launched();
             }
         }
-        Ok(Ran { launches, backend, reach, nic, ringer })
+        let figures = counted.into_iter().map(|((context, peer), stats)| {
+            let named = stats.named().into_iter().map(|(name, value)| (name.to_owned(), value));
+            Figures { rank: rank.rank(), context, peer, figures: named.collect() }
+        });
+        Ok(Ran { launches, backend, network, reach, nic, ringer, figures: figures.collect() })
     };
     let world = world(place, options)?;
     let results = match job {
@@ -235,6 +268,7 @@ pub(crate) fn run(
         device_name,
         gpus,
         backend: results.first().map(|ran| ran.backend.clone()).unwrap_or_default(),
+        network: results.first().filter(|ran| ran.nic.is_none()).map(|ran| ran.network.clone()),
         nics: results.iter().map(|ran| ran.nic.clone()).collect(),
         doorbells: ringers(&results),
         route: match results.first().map_or(0, |ran| ran.reach) {
@@ -253,6 +287,7 @@ pub(crate) fn run(
             Mode::Threads => "threads",
         }),
         seed: simulated.then_some(options.seed()),
+        stats: options.stats.then(|| results.iter().flat_map(|ran| ran.figures.clone()).collect()),
         verified: errors == 0,
         errors,
         first_difference: checks().find_map(|check| check.first.clone()),

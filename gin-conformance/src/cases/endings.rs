@@ -285,9 +285,9 @@ fn lost(setup: &Setup) -> Verdict {
             _ => Err("the loss of rank 2 in a put was expected".into()),
         })?;
     }
-    for (rank, index) in [(1, 2), (2, 0)] {
-        outcome.check_fault(&scenario, rank, 0, index, FaultKind::Elsewhere)?;
-    }
+    // It is lost to all, but to itself.
+    outcome.check_fault(&scenario, 1, 0, 2, FaultKind::PeerLost)?;
+    outcome.check_fault(&scenario, 2, 0, 0, FaultKind::Elsewhere)?;
     for fault in &outcome.faults {
         match fault {
             Some((0, fault)) if fault.kind == FaultKind::PeerLost && fault.peer == 2 => {}

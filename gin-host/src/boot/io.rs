@@ -11,7 +11,7 @@ use super::link::{Inbound, Link, LinkError, Outbound};
 use super::message::{Answer, FRAME, Hello, Message, PIECE, Reader, Registration};
 use super::node::{Node, Outgoing};
 use super::tree::PARENT;
-use crate::comm::BootstrapError;
+use crate::comm::{BootstrapError, LossCause};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -379,10 +379,10 @@ impl Io {
         let (node, silence, alive) = (self.node.clone(), self.config.silence, self.alive.upgrade());
         let mut writer = tokio::spawn(write(node.clone(), edge, link.outbound, outgoing, silence / 4));
         tokio::spawn(async move {
-            let reason = read(&node, edge, link.inbound, silence).await;
-            let lost = node.edge_lost(edge);
+            let cause = read(&node, edge, link.inbound, silence).await;
+            let lost = node.edge_lost(edge, cause.clone());
             if lost {
-                tracing::warn!(rank = node.rank, peer = node.neighbour(edge), reason, "a rank is lost");
+                tracing::warn!(rank = node.rank, peer = node.neighbour(edge), %cause, "a rank is lost");
             }
             // What is left to send; a peer that takes nothing is not waited for.
             let limit = if lost { GREETING.min(silence) } else { LINGERING };
@@ -432,14 +432,29 @@ async fn heard<T>(silence: Duration, next: impl Future<Output = T>) -> Result<T,
     }
 }
 
+/// What it means for a rank that the connection to it has ended like this.
+fn ended(error: &LinkError) -> LossCause {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    match error {
+        LinkError::Closed => LossCause::Closed,
+        // A process that is killed with something unread in its sockets is seen like this.
+        LinkError::Io(error)
+            if matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof) =>
+        {
+            LossCause::Closed
+        }
+        error => LossCause::Failed { reason: error.to_string() },
+    }
+}
+
 /// Deals with what comes until nothing comes any more; why.
-async fn read(node: &Node, edge: usize, mut link: Inbound, silence: Duration) -> String {
+async fn read(node: &Node, edge: usize, mut link: Inbound, silence: Duration) -> LossCause {
     loop {
         let frame = match heard(silence, link.frame()).await {
             Ok(Ok(Some(frame))) => frame,
-            Ok(Ok(None)) => return LinkError::Closed.to_string(),
-            Ok(Err(error)) => return error.to_string(),
-            Err(_) => return format!("nothing was heard of it for {silence:?}"),
+            Ok(Ok(None)) => return LossCause::Closed,
+            Ok(Err(error)) => return ended(&error),
+            Err(_) => return LossCause::Silent { ms: u64::try_from(silence.as_millis()).unwrap_or(u64::MAX) },
         };
         let mut reader = Reader(frame);
         while !reader.is_empty() {
@@ -448,7 +463,7 @@ async fn read(node: &Node, edge: usize, mut link: Inbound, silence: Duration) ->
                 None => Err("it sends what makes no sense"),
             };
             if let Err(reason) = received {
-                return reason.to_owned();
+                return LossCause::Failed { reason: reason.to_owned() };
             }
         }
     }

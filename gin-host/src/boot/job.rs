@@ -11,6 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddr
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::Mutex;
+use std::time::Duration;
 
 /// Where variables come from: the environment, or a table in tests.
 type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -113,6 +114,7 @@ pub struct Job {
     /// This has a secret, or does without by wish.
     open: bool,
     interface: Option<IpAddr>,
+    silence: Option<Duration>,
     /// A socket of the launcher's that listens already.
     listening: Mutex<Option<RawFd>>,
 }
@@ -178,8 +180,24 @@ impl Job {
             _ => None,
         };
         let interface = variables("GIN_INTERFACE").map(|name| interface(&name)).transpose()?;
+        let silence = match number(variables, "GIN_SILENCE_MS")? {
+            Some(ms) if ms < 100 => return Err(value("GIN_SILENCE_MS", format!("{ms} ms are too few: at least 100"))),
+            ms => ms.map(|ms| Duration::from_millis(ms.into())),
+        };
         let listening = Mutex::new(listening);
-        Ok(Some(Self { launcher, rank, ranks, local_rank, local_ranks, place, secret, open, interface, listening }))
+        Ok(Some(Self {
+            launcher,
+            rank,
+            ranks,
+            local_rank,
+            local_ranks,
+            place,
+            secret,
+            open,
+            interface,
+            silence,
+            listening,
+        }))
     }
 
     /// Who started it.
@@ -212,13 +230,15 @@ impl Job {
         super::host_name()
     }
 
-    /// Meets the other ranks. Waits for all of them. `config`: its address, unless `GIN_INTERFACE` says otherwise.
+    /// Meets the other ranks. Waits for all of them. `config`: its address, unless `GIN_INTERFACE` says otherwise, and its
+    /// silence, unless `GIN_SILENCE_MS` does.
     ///
     /// # Errors
     /// [`JobError::NotLoopback`]; [`JobError::Value`] for a name that is not to be resolved;
     /// [`JobError::Bootstrap`] as [`TcpBootstrap::join`].
     pub fn bootstrap(&self, mut config: TcpConfig) -> Result<TcpBootstrap, JobError> {
         config.address = self.interface.or(config.address);
+        config.silence = self.silence.unwrap_or(config.silence);
         let addresses = match &self.place {
             Place::Id(id) => id.addresses().to_vec(),
             Place::Host(name, port) => {

@@ -4,12 +4,13 @@
 //! Numbers are base 128, low groups first, with the top bit set on all bytes but the last. Texts and lists begin with
 //! their length. A reader believes no length: it takes what is there.
 
+use crate::comm::LossCause;
 use gin_abi::Fault;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 /// The version of all of this. Ranks of different versions do not talk.
-pub(super) const VERSION: u8 = 1;
+pub(super) const VERSION: u8 = 2;
 
 /// Most bytes of a frame before it is encrypted: what one message of Noise carries (65535 with a tag of 16).
 pub(super) const FRAME: usize = 65_535 - 16;
@@ -266,10 +267,10 @@ pub(super) enum Message {
     Ping,
     /// The next piece of what `rank` gives.
     Part { round: Round, rank: u32, last: bool, bytes: Arc<[u8]> },
-    /// `rank` posted a fault on the board of a channel.
-    Fault { channel: u64, rank: u32, fault: Fault },
-    /// `rank` has left (`orderly`), or was lost, which `by` noticed.
-    Gone { rank: u32, orderly: bool, by: u32 },
+    /// `rank` posted a fault on the board of a channel, with what it knows of the cause.
+    Fault { channel: u64, rank: u32, fault: Fault, cause: String },
+    /// `rank` has left, or was lost, which `by` noticed.
+    Gone { rank: u32, by: u32, cause: LossCause },
     /// `rank` ended all meetings.
     Abort { rank: u32 },
     /// Down the tree: a rank below is there.
@@ -290,14 +291,20 @@ impl Message {
                 to.number(1 + u64::from(*last)).number(round.channel).number(round.number);
                 to.number(u64::from(*rank)).bytes(bytes);
             }
-            Self::Fault { channel, rank, fault } => {
+            Self::Fault { channel, rank, fault, cause } => {
                 to.number(3).number(*channel).number(u64::from(*rank));
                 for word in fault.to_words() {
                     to.number(word);
                 }
+                to.text(cause);
             }
-            Self::Gone { rank, orderly, by } => {
-                to.number(4 + u64::from(*orderly)).number(u64::from(*rank)).number(u64::from(*by));
+            Self::Gone { rank, by, cause } => {
+                to.number(4).number(u64::from(*rank)).number(u64::from(*by)).number(cause.code());
+                match cause {
+                    LossCause::Left | LossCause::Closed => {}
+                    LossCause::Silent { ms } => drop(to.number(*ms)),
+                    LossCause::Failed { reason } => drop(to.text(reason)),
+                }
             }
             Self::Abort { rank } => {
                 to.number(6).number(u64::from(*rank));
@@ -322,9 +329,19 @@ impl Message {
             3 => {
                 let (channel, rank) = (from.number()?, from.small()?);
                 let words = [from.number()?, from.number()?, from.number()?, from.number()?];
-                Self::Fault { channel, rank, fault: Fault::read(words) }
+                Self::Fault { channel, rank, fault: Fault::read(words), cause: from.text()? }
             }
-            tag @ (4 | 5) => Self::Gone { rank: from.small()?, orderly: tag == 5, by: from.small()? },
+            4 => {
+                let (rank, by) = (from.small()?, from.small()?);
+                let cause = match from.number()? {
+                    LossCause::LEFT => LossCause::Left,
+                    LossCause::CLOSED => LossCause::Closed,
+                    LossCause::SILENT => LossCause::Silent { ms: from.number()? },
+                    LossCause::FAILED => LossCause::Failed { reason: from.text()? },
+                    _ => return None,
+                };
+                Self::Gone { rank, by, cause }
+            }
             6 => Self::Abort { rank: from.small()? },
             7 => Self::Registered(Registration::read(from)?),
             8 => Self::Missing { ranks: from.ranks()?, count: from.small()?, trouble: from.text()? },
@@ -383,6 +400,15 @@ mod tests {
         )
     }
 
+    fn cause() -> impl Strategy<Value = LossCause> {
+        prop_oneof![
+            Just(LossCause::Left),
+            Just(LossCause::Closed),
+            any::<u64>().prop_map(|ms| LossCause::Silent { ms }),
+            ".{0,40}".prop_map(|reason| LossCause::Failed { reason }),
+        ]
+    }
+
     fn message() -> impl Strategy<Value = Message> {
         prop_oneof![
             Just(Message::Ping),
@@ -394,8 +420,13 @@ mod tests {
                     bytes: bytes.into()
                 }
             ),
-            (any::<(u64, u32)>(), fault()).prop_map(|((channel, rank), fault)| Message::Fault { channel, rank, fault }),
-            any::<(u32, bool, u32)>().prop_map(|(rank, orderly, by)| Message::Gone { rank, orderly, by }),
+            (any::<(u64, u32)>(), fault(), ".{0,40}").prop_map(|((channel, rank), fault, cause)| Message::Fault {
+                channel,
+                rank,
+                fault,
+                cause
+            }),
+            (any::<(u32, u32)>(), cause()).prop_map(|((rank, by), cause)| Message::Gone { rank, by, cause }),
             any::<u32>().prop_map(|rank| Message::Abort { rank }),
             registration().prop_map(Message::Registered),
             (prop::collection::vec(any::<u32>(), 0..50), any::<u32>(), ".{0,40}")
@@ -444,6 +475,8 @@ mod tests {
                 let held = |message: &Message| match message {
                     Message::Part { bytes, .. } => bytes.len(),
                     Message::Missing { ranks, trouble, .. } => ranks.len() + trouble.len(),
+                    Message::Fault { cause, .. } => cause.len(),
+                    Message::Gone { cause: LossCause::Failed { reason }, .. } => reason.len(),
                     _ => 0,
                 };
                 if let Some(messages) = frame(&bytes) {

@@ -305,7 +305,7 @@ impl Drop for Ended {
 }
 
 /// Name of this host, as its system has it.
-fn host_name() -> String {
+pub(crate) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
@@ -335,10 +335,11 @@ impl Joining {
                 return Err(BootstrapError::Timeout { missing, waited_ms: millis(self.begun.elapsed()) });
             }
             Some(Err(error)) => return Err(error),
-            None => return Err(BootstrapError::Lost { rank: node.rank }),
+            None => return Err(node.unserved()),
         };
         self.inner.wishes.joined.store(true, Ordering::Release);
-        let hosts = hosts.iter().map(|host| String::from_utf8_lossy(host).into_owned()).collect();
+        let hosts: Vec<String> = hosts.iter().map(|host| String::from_utf8_lossy(host).into_owned()).collect();
+        let _ = node.hosts.set(hosts.clone());
         let spares = Spares::exchange(&self.inner)?;
         Ok(TcpBootstrap { inner: self.inner, rounds: AtomicU64::new(0), hosts, spares })
     }
@@ -383,7 +384,7 @@ impl Inner {
         if matches!(outcome, Some(Ok(_))) {
             self.flush();
         }
-        outcome.unwrap_or(Err(BootstrapError::Lost { rank: self.node.rank }))
+        outcome.unwrap_or_else(|| Err(self.node.unserved()))
     }
 
     /// Waits until the system has taken what others need from this rank, so that a process that ends without a word, after
@@ -418,6 +419,10 @@ impl Bootstrap for TcpBootstrap {
 
     fn is_across_processes(&self) -> bool {
         true
+    }
+
+    fn host(&self, rank: u32) -> String {
+        self.hosts.get(rank as usize).cloned().unwrap_or_default()
     }
 
     fn rank(&self) -> u32 {

@@ -9,8 +9,8 @@ use super::JOINING;
 use super::link::Traffic;
 use super::message::{LISTED, Message, PIECE, Registration, Round};
 use super::tree::{Behind, EDGES, PARENT, Place};
-use crate::comm::BootstrapError;
 use crate::comm::board::Board;
+use crate::comm::{BootstrapError, LossCause};
 use gin_abi::{Fault, FaultKind, Operation};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
@@ -50,7 +50,7 @@ struct Notices {
     /// From when this rank asks for the channel to when nobody else has the board.
     board: Option<Arc<Board>>,
     /// What came before that.
-    early: Vec<(u32, Fault)>,
+    early: Vec<(u32, Fault, String)>,
     /// What this rank posted went to all.
     told: bool,
     /// Nobody meets on the channel any more.
@@ -70,6 +70,7 @@ enum Edge {
 #[derive(Debug)]
 struct Gone {
     rank: u32,
+    cause: LossCause,
     behind: Behind,
 }
 
@@ -81,8 +82,6 @@ struct State {
     /// Channels whose meetings this rank takes no part in any more.
     closed: HashSet<u64>,
     gone: Vec<Gone>,
-    /// Ranks that were lost, not those that left.
-    lost: Vec<u32>,
     aborted: Option<u32>,
     /// Why this rank cannot be in the job.
     failed: Option<BootstrapError>,
@@ -106,6 +105,8 @@ pub(super) struct Node {
     pub(super) ranks: u32,
     pub(super) instance: [u8; 16],
     pub(super) place: Place,
+    /// Name of the host of each rank, once all have joined.
+    pub(super) hosts: OnceLock<Vec<String>>,
     /// Where other hosts reach this rank, once it has joined.
     pub(super) ip: OnceLock<IpAddr>,
     state: Mutex<State>,
@@ -144,7 +145,6 @@ impl Node {
             notices: HashMap::new(),
             closed: HashSet::new(),
             gone: Vec::new(),
-            lost: Vec::new(),
             aborted: None,
             failed: None,
             missing: None,
@@ -158,6 +158,7 @@ impl Node {
             ranks,
             instance,
             place,
+            hosts: OnceLock::new(),
             ip: OnceLock::new(),
             state: Mutex::new(state),
             changed: Notify::new(),
@@ -217,12 +218,31 @@ impl Node {
         } else {
             let missing = meeting.missing(self.ranks);
             let cut_off = |gone: &&Gone| missing.iter().any(|&rank| gone.behind.contains(rank));
-            state.gone.iter().find(cut_off).map(|gone| BootstrapError::Lost { rank: gone.rank })
+            state.gone.iter().find(cut_off).map(|gone| self.loss(gone.rank, gone.cause.clone()))
         };
         if error.is_some() {
             state.meetings.remove(&round);
         }
         error.map(Err)
+    }
+
+    /// The error of a rank that is gone.
+    fn loss(&self, rank: u32, cause: LossCause) -> BootstrapError {
+        let host = self.hosts.get().and_then(|hosts| hosts.get(rank as usize)).cloned().unwrap_or_default();
+        BootstrapError::Lost { rank, host, cause }
+    }
+
+    /// The error of this rank, which the others do without.
+    pub(super) fn left_out(&self) -> BootstrapError {
+        let state = self.state();
+        let told = state.gone.iter().find(|gone| gone.rank == self.rank).map(|gone| gone.cause.clone());
+        let cause = told.unwrap_or(LossCause::Failed { reason: "the others go on without it".to_owned() });
+        self.loss(self.rank, cause)
+    }
+
+    /// The error of this rank when its own thread is gone.
+    pub(super) fn unserved(&self) -> BootstrapError {
+        self.loss(self.rank, LossCause::Failed { reason: "its thread has ended".to_owned() })
     }
 
     /// How many messages were to be sent so far.
@@ -261,12 +281,12 @@ impl Node {
         let board = Arc::new(Board::watched(self.ranks, move || posted.notify_one()));
         let mut state = self.state();
         state.closed.remove(&channel);
-        for rank in state.lost.clone() {
-            board.post(self.rank, lost(rank));
+        for gone in state.gone.iter().filter(|gone| gone.cause != LossCause::Left) {
+            gone.cause.post(&board, self.rank, gone.rank);
         }
         let notices = state.notices.entry(channel).or_default();
-        for (rank, fault) in notices.early.drain(..) {
-            board.post(rank, fault);
+        for (rank, fault, cause) in notices.early.drain(..) {
+            board.post_because(rank, fault, &cause);
         }
         notices.told = board.of(self.rank).is_some();
         notices.board = Some(board.clone());
@@ -295,7 +315,8 @@ impl Node {
             let Some(board) = &notices.board else { return true };
             if let (false, Some(notice)) = (notices.told, board.of(self.rank)) {
                 notices.told = true;
-                news.push(Message::Fault { channel, rank: self.rank, fault: notice.fault });
+                let cause = board.cause(self.rank).unwrap_or_default().to_owned();
+                news.push(Message::Fault { channel, rank: self.rank, fault: notice.fault, cause });
             }
             !(notices.closed && Arc::strong_count(board) == 1)
         });
@@ -329,7 +350,7 @@ impl Node {
     /// Tells all that this rank leaves, and sends nothing after that.
     pub(super) fn leave(&self) {
         let mut state = self.state();
-        state.forward(&Message::Gone { rank: self.rank, orderly: true, by: self.rank }, None);
+        state.forward(&Message::Gone { rank: self.rank, by: self.rank, cause: LossCause::Left }, None);
         for edge in &mut state.edges {
             if matches!(edge, Edge::Up(_)) {
                 *edge = Edge::Down;
@@ -370,22 +391,24 @@ impl Node {
 
     /// Ranks that were lost, not those that left.
     pub(super) fn lost(&self) -> Vec<u32> {
-        let mut lost = self.state().lost.clone();
+        let state = self.state();
+        let lost = state.gone.iter().filter(|gone| gone.cause != LossCause::Left).map(|gone| gone.rank);
+        let mut lost: Vec<u32> = lost.collect();
         lost.sort_unstable();
         lost
     }
 
     /// An edge is no more: unless it was to end, its neighbour is lost.
-    pub(super) fn edge_lost(&self, edge: usize) -> bool {
+    pub(super) fn edge_lost(&self, edge: usize, cause: LossCause) -> bool {
         let Some(rank) = self.neighbour(edge) else { return false };
         let mut state = self.state();
         if matches!(state.edges[edge], Edge::Down) {
             return false;
         }
-        let news = state.gone(self, rank, false);
+        let news = state.gone(self, rank, &cause);
         if news {
             // To the lost rank too, should it only have been silent.
-            state.forward(&Message::Gone { rank, orderly: false, by: self.rank }, None);
+            state.forward(&Message::Gone { rank, by: self.rank, cause }, None);
         }
         state.edges[edge] = Edge::Down;
         drop(state);
@@ -476,7 +499,7 @@ impl Node {
                 state.take_part(round, rank, last, bytes)?;
                 state.forward(&message, Some(edge));
             }
-            Message::Fault { channel, rank, fault } => {
+            Message::Fault { channel, rank, fault, ref cause } => {
                 from(rank)?;
                 state.forward(&message, Some(edge));
                 if state.closed.contains(&channel) && !state.notices.contains_key(&channel) {
@@ -487,18 +510,18 @@ impl Node {
                 }
                 let notices = state.notices.entry(channel).or_default();
                 match &notices.board {
-                    Some(board) => board.post(rank, fault),
-                    None if notices.early.iter().any(|(early, _)| *early == rank) => {}
-                    None => notices.early.push((rank, fault)),
+                    Some(board) => board.post_because(rank, fault, cause),
+                    None if notices.early.iter().any(|(early, ..)| *early == rank) => {}
+                    None => notices.early.push((rank, fault, cause.clone())),
                 }
             }
-            Message::Gone { rank, orderly, by } => {
+            Message::Gone { rank, by, ref cause } => {
                 // The one who noticed is there; a rank that is here but was silent is told so itself.
                 from(by)?;
                 if rank >= self.ranks {
                     return Err(Violation("it speaks of a rank that there is not"));
                 }
-                if state.gone(self, rank, orderly) {
+                if state.gone(self, rank, cause) {
                     state.forward(&message, Some(edge));
                 }
                 if self.neighbour(edge) == Some(rank) {
@@ -556,9 +579,13 @@ fn timeout(missing: Vec<u32>, waited: Duration) -> BootstrapError {
     BootstrapError::Timeout { missing, waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX) }
 }
 
-/// What boards are told of a rank that was lost.
-fn lost(rank: u32) -> Fault {
-    Fault::new(FaultKind::PeerLost, Operation::None).peer(rank)
+impl LossCause {
+    /// Posts on a board of rank `own` that `rank` was lost.
+    fn post(&self, board: &Board, own: u32, rank: u32) {
+        let limit = if let Self::Silent { ms } = self { *ms } else { 0 };
+        let fault = Fault::new(FaultKind::PeerLost, Operation::None).peer(rank).values(limit, self.code());
+        board.post_because(own, fault, &self.to_string());
+    }
 }
 
 impl Meeting {
@@ -605,18 +632,17 @@ impl State {
     }
 
     /// Notes that a rank is gone; false if that is known.
-    fn gone(&mut self, node: &Node, rank: u32, orderly: bool) -> bool {
+    fn gone(&mut self, node: &Node, rank: u32, cause: &LossCause) -> bool {
         if self.gone.iter().any(|gone| gone.rank == rank) {
             return false;
         }
-        self.gone.push(Gone { rank, behind: Behind::new(rank, node.rank, node.ranks) });
-        if !orderly {
-            self.lost.push(rank);
+        self.gone.push(Gone { rank, cause: cause.clone(), behind: Behind::new(rank, node.rank, node.ranks) });
+        if *cause != LossCause::Left {
             for notices in self.notices.values_mut() {
                 if let Some(board) = &notices.board {
                     // All ranks hear of the loss as such, so this is told to nobody; what was posted before is.
                     notices.told |= board.of(node.rank).is_none();
-                    board.post(node.rank, lost(rank));
+                    cause.post(board, node.rank, rank);
                 }
             }
         }

@@ -63,7 +63,7 @@ impl TcpBootstrap {
             check(rank, ranks)?;
         }
         let left: Vec<u32> = (0..ranks).filter(|rank| lost.binary_search(rank).is_err()).collect();
-        let Ok(rank) = left.binary_search(&own) else { return Err(BootstrapError::Lost { rank: own }) };
+        let Ok(rank) = left.binary_search(&own) else { return Err(self.inner.node.left_out()) };
         // Who means other ranks has another secret, and does not get in.
         let secret = self.inner.secret.without(&lost);
         let begun = Instant::now();

@@ -5,6 +5,7 @@
 
 use gin_abi::{Fault, FaultKind, Operation};
 use std::fmt;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// A fault, and the rank that found it.
@@ -17,10 +18,11 @@ pub struct Notice {
 }
 
 impl Notice {
-    /// What the kernels of `rank` are told: an abort as such; a fault of another rank as [`FaultKind::Elsewhere`] with
-    /// that rank as peer, the code of its kind as what was expected, and what that rank saw.
+    /// What the kernels of `rank` are told: an abort, and the loss of a third rank, as such; another fault of another rank
+    /// as [`FaultKind::Elsewhere`] with that rank as peer, the code of its kind as what was expected, and what that rank saw.
     pub fn for_rank(&self, rank: u32) -> Fault {
-        if rank == self.rank || self.fault.kind == FaultKind::Aborted {
+        let lost = self.fault.kind == FaultKind::PeerLost && self.fault.peer != rank;
+        if rank == self.rank || self.fault.kind == FaultKind::Aborted || lost {
             return self.fault;
         }
         Fault { kind: FaultKind::Elsewhere, peer: self.rank, expected: u64::from(self.fault.kind.code()), ..self.fault }
@@ -31,6 +33,7 @@ impl Notice {
 struct Place {
     state: AtomicU32,
     words: [AtomicU64; 4],
+    cause: OnceLock<Box<str>>,
 }
 
 const WRITING: u32 = 1;
@@ -62,12 +65,21 @@ impl Board {
 
     /// Posts a fault that `rank` found. Its first one stays.
     pub fn post(&self, rank: u32, fault: Fault) {
+        self.post_because(rank, fault, "");
+    }
+
+    /// The same, with what is known of the cause, in words for people.
+    pub fn post_because(&self, rank: u32, fault: Fault, cause: &str) {
         let place = &self.places[rank as usize];
         if place.state.compare_exchange(0, WRITING, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return;
         }
         for (word, value) in place.words.iter().zip(fault.to_words()) {
             word.store(value, Ordering::Relaxed);
+        }
+        if !cause.is_empty() {
+            // Nobody else writes to this place.
+            let _ = place.cause.set(cause.into());
         }
         place.state.store(WRITTEN, Ordering::Release);
         let _ = self.first.compare_exchange(0, rank + 1, Ordering::Release, Ordering::Relaxed);
@@ -85,6 +97,12 @@ impl Board {
     /// What was posted first.
     pub fn first(&self) -> Option<Notice> {
         self.of(self.first.load(Ordering::Acquire).checked_sub(1)?)
+    }
+
+    /// What `rank` knew of the cause of what it posted.
+    pub fn cause(&self, rank: u32) -> Option<&str> {
+        self.of(rank)?;
+        self.places.get(rank as usize)?.cause.get().map(|cause| &**cause)
     }
 
     /// What `rank` posted.

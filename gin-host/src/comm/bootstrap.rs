@@ -2,6 +2,7 @@
 //! How ranks meet before they have a communicator.
 
 use super::board::Board;
+use crate::boot::host_name;
 use crate::rt;
 use std::collections::HashMap;
 use std::fmt;
@@ -20,10 +21,14 @@ pub enum BootstrapError {
         rank: u32,
     },
     /// A rank has ended without taking part.
-    #[error("rank {rank} has left the job")]
+    #[error("rank {rank}{} {cause}", on_host(host))]
     Lost {
         /// The rank.
         rank: u32,
+        /// Name of its host; empty while that is not known.
+        host: String,
+        /// Why it is not there any more.
+        cause: LossCause,
     },
     /// The ranks did not all come in time.
     #[error("{} did not come within {waited_ms} ms", missing_text(missing))]
@@ -105,6 +110,54 @@ pub enum BootstrapError {
     },
 }
 
+/// Why a rank is not there any more, as seen by the one that noticed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LossCause {
+    /// It left in an orderly way.
+    #[error("has left the job")]
+    Left,
+    /// Its connection was closed at its end.
+    #[error("is lost: its connection was closed, as when a process ends")]
+    Closed,
+    /// It was silent for too long.
+    #[error("is lost: nothing was heard of it for {ms} ms")]
+    Silent {
+        /// For how long.
+        ms: u64,
+    },
+    /// Something else.
+    #[error("is lost: {reason}")]
+    Failed {
+        /// What.
+        reason: String,
+    },
+}
+
+impl LossCause {
+    pub(crate) const LEFT: u64 = 0;
+    pub(crate) const CLOSED: u64 = 1;
+    pub(crate) const SILENT: u64 = 2;
+    pub(crate) const FAILED: u64 = 3;
+
+    /// Its number: what kernels see of it, as [`Fault::seen`](gin_abi::Fault) of
+    /// [`PeerLost`](gin_abi::FaultKind::PeerLost), with the limit in milliseconds as `expected` if it is 2. 0: left,
+    /// 1: closed, 2: silent, 3: something else.
+    pub fn code(&self) -> u64 {
+        match self {
+            Self::Left => Self::LEFT,
+            Self::Closed => Self::CLOSED,
+            Self::Silent { .. } => Self::SILENT,
+            Self::Failed { .. } => Self::FAILED,
+        }
+    }
+}
+
+/// The host in an error, if it is known.
+pub(crate) fn on_host(host: &str) -> String {
+    if host.is_empty() { String::new() } else { format!(" on host {host}") }
+}
+
 /// Who is missing, in words.
 fn missing_text(missing: &[u32]) -> String {
     match missing {
@@ -125,6 +178,11 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
     /// Whether ranks are processes of their own, so that what they share has to lie in files.
     fn is_across_processes(&self) -> bool {
         false
+    }
+
+    /// Name of the host of a rank, as its system has it; empty if there is no such rank.
+    fn host(&self, rank: u32) -> String {
+        if rank < self.ranks() { host_name() } else { String::new() }
     }
 
     /// Gives every rank the bytes of all, by rank. Waits for all ranks.
@@ -173,6 +231,11 @@ pub trait Channel: Send + Sync + fmt::Debug {
     /// # Errors
     /// [`BootstrapError::Ended`] after a fault; else as [`Bootstrap::all_gather`].
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError>;
+}
+
+/// The error of a rank of this process that is gone.
+fn left(rank: u32) -> BootstrapError {
+    BootstrapError::Lost { rank, host: host_name(), cause: LossCause::Left }
 }
 
 /// The number of the job's own channel; communicators count from 1.
@@ -233,7 +296,7 @@ impl Line {
             };
             outcome.is_some()
         });
-        outcome.unwrap_or(Err(BootstrapError::Lost { rank: self.rank }))
+        outcome.unwrap_or_else(|| Err(left(self.rank)))
     }
 
     /// What came of a round, if something did.
@@ -252,7 +315,7 @@ impl Line {
             return Some(Err(BootstrapError::Aborted { rank }));
         }
         if let Some(&rank) = missing.iter().find(|&&rank| hub.gone[rank as usize]) {
-            return Some(Err(BootstrapError::Lost { rank }));
+            return Some(Err(left(rank)));
         }
         let late = self.timeout_ns.is_some_and(|timeout| waited >= timeout);
         late.then_some(Err(BootstrapError::Timeout { missing, waited_ms: waited / 1_000_000 }))

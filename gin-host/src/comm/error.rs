@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What can go wrong with a communicator.
 
-use super::{BootstrapError, State};
+use super::{BootstrapError, FaultReport, State};
 use crate::gpu::GpuError;
 use crate::net::NetError;
 use crate::nic::NicError;
@@ -26,7 +26,7 @@ pub enum CommError {
         call: &'static str,
     },
     /// The communicator was aborted, or has a fault.
-    #[error("cannot {call}: rank {rank} ended the communicator: {fault}")]
+    #[error("cannot {call}: the communicator has ended: {report}")]
     Ended {
         /// What was to be done.
         call: &'static str,
@@ -34,6 +34,8 @@ pub enum CommError {
         rank: u32,
         /// What happened there.
         fault: Fault,
+        /// The same, with hosts, back end and cause.
+        report: Box<FaultReport>,
     },
     /// A number past its limit.
     #[error("{asked} {what} were asked for; there can be {least} to {limit}")]
@@ -168,6 +170,12 @@ pub enum CommError {
     NotRegistrable {
         /// Why.
         reason: &'static str,
+    },
+    /// Memory that a process which is not in the job any more may still write to.
+    #[error("this memory cannot be a window yet: {reason}")]
+    Quarantined {
+        /// Who may, and what to do.
+        reason: String,
     },
     /// A window that was deregistered, or belongs to another communicator.
     #[error("window {window} is not registered with this communicator")]

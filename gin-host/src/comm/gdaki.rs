@@ -4,7 +4,7 @@
 
 use super::resources::Resources;
 use super::wire::{Reader, Writer, garbled};
-use super::{CommError, Requirements};
+use super::{CommError, PeerStats, Requirements, Stats};
 use crate::gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
 use crate::net::{Capabilities, Raises};
 use crate::nic::hca::Access;
@@ -265,6 +265,20 @@ impl Gdaki {
     pub(super) fn close_window(&self, window: u32) -> Result<(), GpuError> {
         self.windows()[window as usize] = None;
         self.keys.write(self.keys_of(window), &vec![0u64; self.shape.ranks as usize + 1])
+    }
+
+    /// Figures of the queue pairs that something was posted to.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub(super) fn stats(&self) -> Result<Vec<PeerStats>, GpuError> {
+        let entries = self.queues.progress()?;
+        let stats = |(context, peer, posted, completed): (u32, u32, u64, u64)| PeerStats {
+            context,
+            peer,
+            stats: Stats { taken: posted, finished: completed, posted, completions: completed, ..Stats::default() },
+        };
+        Ok(entries.into_iter().map(stats).collect())
     }
 
     /// Brings what kernels have posted to its end; none may run. Returns the number of entries that are not complete when

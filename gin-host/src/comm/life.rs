@@ -3,13 +3,15 @@
 
 use super::flat::{self, Flat, Told};
 use super::gdaki::{self, Gdaki};
+use super::quarantine::{Company, Process};
 use super::reach;
+use super::report::Place;
 use super::resources::{Engines, Resources};
 use super::window::Registered;
 use super::wire::{Reader, Writer, agree, garbled};
 use super::{Backend, BootstrapError, Channel, Chosen, CommError, Communicator, Requirements, Routes, State};
 use crate::net::nothing::Nothing;
-use crate::net::{Capabilities, Endpoint, Key, Network};
+use crate::net::{Capabilities, Endpoint, Fetch, Key, Network, Raises};
 use crate::proxy::progress::Running;
 use crate::proxy::{Answer, Command, Counters, Limits, Parts, Proxy, answer};
 use crate::rt;
@@ -37,6 +39,10 @@ pub(super) struct Live {
     pub(super) stats: Vec<Arc<Counters>>,
     pub(super) windows: Vec<Option<Arc<Registered>>>,
     pub(super) flat: Flat,
+    /// What windows of other ranks need before they are connected.
+    pub(super) fetch: Option<Fetch>,
+    /// The processes of its ranks.
+    pub(super) company: Arc<Company>,
     channel: Arc<dyn Channel>,
     commands: Sender<Command>,
     progress: Option<Running>,
@@ -76,6 +82,7 @@ impl Live {
         if let Some(running) = self.progress.take() {
             rt::wait_until(|| running.is_finished());
             running.join();
+            self.company.close();
         }
     }
 }
@@ -84,7 +91,8 @@ impl Communicator {
     /// The steps of `initialise`.
     pub(super) fn bring_up(&self, requirements: &Requirements) -> Result<Live, CommError> {
         const CALL: &str = "initialise";
-        let (lsa_size, chosen) = self.meet(CALL, self.config.backend.choose(&*self.device, &self.config.nic))?;
+        let Met { lsa_size, chosen, processes } =
+            self.meet(CALL, self.config.backend.choose(&*self.device, &self.config.nic))?;
         let own = self.numbers(requirements, lsa_size, &chosen);
         let prepared = chosen.and_then(|chosen| self.prepare(requirements, lsa_size, chosen));
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -98,24 +106,24 @@ impl Communicator {
         let board = channel.board().clone();
         agree(|bytes| self.bootstrap.all_gather(bytes), "finish initialising", connected.map(|()| Vec::new()))?;
         // From here on nothing can fail on one rank only, but for a thread that the system refuses.
-        let live = self.start(requirements, lsa_size, prepared, channel);
+        let live = self.start(requirements, lsa_size, prepared, channel, processes);
         let started = live.as_ref().map(|_| Vec::new()).map_err(CommError::clone);
         agree(|bytes| self.bootstrap.all_gather(bytes), "start", started)?;
         // Set once: a communicator becomes active at most once.
         let _ = self.shared.board.set(board);
         if let Ok(live) = &live {
+            let Live { backend, lsa_size, .. } = *live;
+            let (network, contexts) = (live.capabilities.name, requirements.contexts);
+            tracing::debug!(rank = self.rank(), number, ?backend, network, lsa_size, contexts, "communicator is up");
+            let _ = self.shared.place.set(Place { backend, network, lsa_size });
             let _ = self.shared.resources.set(Arc::downgrade(&live.resources));
         }
         live
     }
 
     /// Finds out which ranks reach each other, and whether all can drive a NIC where that is left open; the size of LSA
-    /// teams, and what serves the communicator. Collective.
-    fn meet(
-        &self,
-        call: &'static str,
-        chosen: Result<Chosen, CommError>,
-    ) -> Result<(u32, Result<Chosen, CommError>), CommError> {
+    /// teams, what serves the communicator, and which processes the ranks are. Collective.
+    fn meet(&self, call: &'static str, chosen: Result<Chosen, CommError>) -> Result<Met, CommError> {
         let gather = |bytes: Vec<u8>| agree(|bytes| self.bootstrap.all_gather(bytes), call, Ok(bytes));
         // Kept until all have looked.
         let offered = reach::offer_device(&self.device, self.is_across());
@@ -129,7 +137,8 @@ impl Communicator {
             Backend::Auto if drive.contains(&Some(0)) => Ok(Chosen::Proxy),
             _ => chosen,
         };
-        Ok((reach::team_size(&rows, self.config.lsa_size)?, chosen))
+        let (lsa_size, processes) = (reach::team_size(&rows, self.config.lsa_size)?, reach::processes(&keys)?);
+        Ok(Met { lsa_size, chosen, processes })
     }
 
     /// What all ranks must ask for alike.
@@ -152,13 +161,17 @@ impl Communicator {
         requirements.check(ranks, lsa_size)?;
         requirements.check_connections(ranks, lsa_size, self.config.routes)?;
         let mut network: Box<dyn Network> = match &chosen {
-            Chosen::Proxy => (self.config.network)(&Endpoint { rank, ranks, seed: self.config.seed }),
+            Chosen::Proxy => {
+                let gpu = self.device.pci_address();
+                (self.config.network)(&Endpoint { rank, ranks, seed: self.config.seed, gpu })
+            }
             Chosen::Gdaki(nic) => Box::new(Nothing::new(gdaki::capabilities(nic))),
         };
         let (backend, capabilities) = (chosen.kind(), network.capabilities());
         requirements.check_network(&capabilities)?;
         let gpu = lsa_size > 1 && self.config.routes == Routes::Automatic;
-        let engines = Engines { gpu, nic: backend == BackendKind::Gdaki };
+        let gdaki = backend == BackendKind::Gdaki;
+        let engines = Engines { gpu, nic: gdaki || capabilities.raises == Raises::Nic, cpu: !gdaki };
         let across = self.is_across();
         let resources = Resources::new(&self.device, requirements, ranks, lsa_size, engines, across)?;
         let signals = resources.local_signals().map(|signals| network.register_signals(&signals));
@@ -208,11 +221,12 @@ impl Communicator {
         lsa_size: u32,
         prepared: Prepared,
         channel: Arc<dyn Channel>,
+        processes: Vec<Process>,
     ) -> Result<Live, CommError> {
         let Prepared { backend, network, capabilities, resources, gdaki, flat, .. } = prepared;
         let (rank, ranks) = (self.rank(), self.ranks());
-        let resources = Arc::new(resources);
-        let stats: Vec<Arc<Counters>> = (0..requirements.contexts).map(|_| Arc::default()).collect();
+        let (resources, fetch) = (Arc::new(resources), network.fetch());
+        let stats: Vec<Arc<Counters>> = (0..requirements.contexts).map(|_| Arc::new(Counters::new(ranks))).collect();
         let bits = |has, bit| if has { bit } else { 0 };
         let handle = resources.handle(
             requirements,
@@ -223,6 +237,7 @@ impl Communicator {
             self.config.trap_on_fault,
         );
         let handle = gdaki.as_ref().map_or(handle, |gdaki| gdaki.handle(handle));
+        let company = Company::new(channel.board().clone(), processes);
         let (commands, receiver) = mpsc::channel();
         let cpu_reaches_device = self.device.kind() == crate::gpu::DeviceKind::Virtual;
         let parts = Parts {
@@ -266,6 +281,8 @@ impl Communicator {
             stats,
             windows: (0..requirements.windows).map(|_| None).collect(),
             flat,
+            fetch,
+            company,
             channel,
             commands,
             progress: Some(progress),
@@ -280,20 +297,29 @@ impl Communicator {
     /// job; [`CommError::InFlight`] if requests do not finish in time. It stays as it was then.
     pub fn destroy(&self) -> Result<(), CommError> {
         const CALL: &str = "destroy";
-        let mut live = self.enter(CALL)?;
+        self.seen(CALL, || self.end(CALL))
+    }
+
+    fn end(&self, call: &'static str) -> Result<(), CommError> {
+        let mut live = self.enter(call)?;
         let state = self.shared.state();
         match state {
             State::Uninitialised => {
                 self.shared.set(State::Destroyed);
                 return Ok(());
             }
-            State::Initialising | State::Destroyed => return Err(CommError::State { call: CALL, state }),
-            State::Active => match live.as_ref().map_or(Ok(()), |live| self.settle(CALL, live)) {
+            State::Initialising | State::Destroyed => return Err(CommError::State { call, state }),
+            State::Active => match live.as_ref().map_or(Ok(()), |live| self.settle(call, live)) {
                 // It ended meanwhile: nobody has to agree any more.
-                Err(CommError::Ended { .. }) => self.no_kernels(CALL)?,
-                settled => settled?,
+                Err(CommError::Ended { .. }) => self.no_kernels(call)?,
+                settled => {
+                    settled?;
+                    if let Some(Live { windows, company, .. }) = live.as_ref() {
+                        windows.iter().flatten().for_each(|window| window.memory.memory().exposure().remove(company));
+                    }
+                }
             },
-            State::Aborted => self.no_kernels(CALL)?,
+            State::Aborted => self.no_kernels(call)?,
         }
         if let Some(mut live) = live.take() {
             live.stop();
@@ -319,9 +345,7 @@ impl Communicator {
         own: Result<Vec<u8>, CommError>,
     ) -> Result<Vec<Vec<u8>>, CommError> {
         match (agree(|bytes| live.channel.all_gather(bytes), call, own), live.channel.board().first()) {
-            (Err(CommError::Bootstrap(BootstrapError::Ended)), Some(notice)) => {
-                Err(CommError::Ended { call, rank: notice.rank, fault: notice.fault })
-            }
+            (Err(CommError::Bootstrap(BootstrapError::Ended)), Some(notice)) => Err(self.ended(call, notice)),
             (outcome, _) => outcome,
         }
     }
@@ -356,6 +380,14 @@ fn after(limit: Duration) -> u64 {
 fn until(limit: Duration) -> impl Fn() -> bool {
     let until_ns = after(limit);
     move || rt::clock_ns() >= until_ns
+}
+
+/// What ranks find out of each other first.
+struct Met {
+    lsa_size: u32,
+    chosen: Result<Chosen, CommError>,
+    /// By rank.
+    processes: Vec<Process>,
 }
 
 /// What a rank has before it meets the others.

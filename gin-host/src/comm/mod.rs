@@ -16,28 +16,34 @@ mod backend;
 pub mod board;
 mod bootstrap;
 mod error;
+mod figures;
 mod flat;
 mod gdaki;
 mod life;
+pub(crate) mod quarantine;
 mod reach;
+mod report;
 mod requirements;
 mod resources;
+mod seen;
 mod window;
 mod windows;
 mod wire;
 
 pub use crate::nic::{DoorbellRelease, Doorbells, Ringer};
+pub use crate::proxy::{PeerStats, Stats};
 pub use backend::{Backend, BackendProbe, Chosen, NicChoice, probe_backends};
-pub use bootstrap::{Bootstrap, BootstrapError, Channel, InProcess};
+pub use bootstrap::{Bootstrap, BootstrapError, Channel, InProcess, LossCause};
 pub use error::CommError;
+pub use report::FaultReport;
 pub use requirements::{Connections, MAX_MESSAGE, MAX_OUTSTANDING, MAX_QUEUE_DEPTH, Requirements};
 pub use window::{Window, WindowFlags};
 
 use crate::gpu::{Argument, Device, KernelArg};
 use crate::net::NetworkFactory;
 use crate::nic::Nic;
+use crate::proxy::Sabotage;
 use crate::proxy::progress::Progress;
-use crate::proxy::{ContextStats, Sabotage};
 use board::{Board, Notice};
 use gin_abi::{BackendKind, CommHandle, Fault, FaultKind, Operation};
 use life::Live;
@@ -154,6 +160,8 @@ struct Shared {
     rank: u32,
     state: AtomicU8,
     board: OnceLock<Arc<Board>>,
+    /// What serves it, once it is active.
+    place: OnceLock<report::Place>,
     /// Where kernels of this rank report.
     resources: OnceLock<Weak<Resources>>,
 }
@@ -227,6 +235,7 @@ impl Communicator {
             rank: bootstrap.rank(),
             state: AtomicU8::new(State::Uninitialised as u8),
             board: OnceLock::new(),
+            place: OnceLock::new(),
             resources: OnceLock::new(),
         };
         Self { shared: Arc::new(shared), bootstrap, device, config, live: Mutex::new(None) }
@@ -277,11 +286,25 @@ impl Communicator {
         match self.shared.state() {
             State::Active => Ok(()),
             State::Aborted => match self.shared.fault() {
-                Some(Notice { rank, fault }) => Err(CommError::Ended { call, rank, fault }),
+                Some(notice) => Err(self.ended(call, notice)),
                 None => Err(CommError::State { call, state: State::Aborted }),
             },
             state => Err(CommError::State { call, state }),
         }
+    }
+
+    /// What a call fails with once a fault has ended the communicator.
+    fn ended(&self, call: &'static str, notice: Notice) -> CommError {
+        CommError::Ended { call, rank: notice.rank, fault: notice.fault, report: Box::new(self.report(notice)) }
+    }
+
+    /// Makes sure that no fault has ended the communicator, as is to be done when a kernel has run; `call` is what the
+    /// error says could not be done.
+    ///
+    /// # Errors
+    /// [`CommError::Ended`].
+    pub fn check(&self, call: &'static str) -> Result<(), CommError> {
+        self.shared.fault().map_or(Ok(()), |notice| Err(self.ended(call, notice)))
     }
 
     fn with_live<T>(
@@ -311,7 +334,7 @@ impl Communicator {
             state => return Err(CommError::State { call: CALL, state }),
         }
         self.shared.set(State::Initialising);
-        match self.bring_up(requirements) {
+        match self.seen(CALL, || self.bring_up(requirements)) {
             Ok(new) => {
                 *live = Some(new);
                 self.shared.set(State::Active);
@@ -370,14 +393,6 @@ impl Communicator {
     /// As [`device`](Self::device).
     pub fn ringer(&self) -> Result<Option<Ringer>, CommError> {
         self.with_up("say who rings doorbells", |live| live.gdaki.as_ref().map(|gdaki| gdaki.ringer()))
-    }
-
-    /// Figures of each context since the communicator was made.
-    ///
-    /// # Errors
-    /// As [`device`](Self::device).
-    pub fn stats(&self) -> Result<Vec<ContextStats>, CommError> {
-        self.with_up("read figures", |live| live.stats.iter().map(|counters| counters.read()).collect())
     }
 
     /// Ends every wait of the communicator on every rank, within the time that a proxy sleeps (50 us).

@@ -5,6 +5,7 @@
 //! fault. So each rank holds on to the memory of its peers that its kernels have addresses of.
 
 use super::CommError;
+use super::quarantine::Process;
 use super::wire::garbled;
 use crate::gpu::flat::{FlatRange, Place};
 use crate::gpu::{Device, Memory};
@@ -39,6 +40,11 @@ pub(super) fn row(device: &Arc<dyn Device>, keys: &[Vec<u8>]) -> Vec<u8> {
         Err(Missing::Garbled | Missing::Gone) => false,
     });
     reached.map(u8::from).collect()
+}
+
+/// The processes of ranks, by the keys of their devices.
+pub(super) fn processes(keys: &[Vec<u8>]) -> Result<Vec<Process>, CommError> {
+    (0..).zip(keys).map(|(rank, key)| key.first_chunk().copied().ok_or_else(|| garbled(rank))).collect()
 }
 
 /// The first two ranks of a team of `size` neighbours of which one does not reach the other.

@@ -51,15 +51,17 @@ fn beside(first: u64, count: usize) -> Vec<u64> {
 pub(crate) struct Engines {
     /// GPUs, by loads and stores.
     pub(crate) gpu: bool,
-    /// The NIC, in place of CPU threads.
+    /// The NIC.
     pub(crate) nic: bool,
+    /// CPU threads.
+    pub(crate) cpu: bool,
 }
 
 impl Engines {
     /// `ENGINE_*` bits.
     fn bits(self) -> u32 {
-        let gpu = if self.gpu { ENGINE_GPU } else { 0 };
-        gpu | if self.nic { ENGINE_NIC } else { ENGINE_CPU }
+        let bit = |there: bool, bit| if there { bit } else { 0 };
+        bit(self.gpu, ENGINE_GPU) | bit(self.nic, ENGINE_NIC) | bit(self.cpu, ENGINE_CPU)
     }
 }
 
@@ -153,7 +155,7 @@ impl Resources {
         let resources = Self {
             pinned: Memory::new(device, MemoryKind::Pinned, pinned.end)?,
             device: Memory::new(device, MemoryKind::Device, near.end)?,
-            signals: signal_words(!engines.nic, MemoryKind::Pinned)?,
+            signals: signal_words(engines.cpu, MemoryKind::Pinned)?,
             signals_nic: signal_words(engines.nic, MemoryKind::Device)?,
             signals_gpu: signal_words(engines.gpu, MemoryKind::Device)?,
             peers: Vec::new(),
@@ -192,20 +194,18 @@ impl Resources {
             if requirements.first_counter != 0 {
                 let (counters, first) = (requirements.counters as usize, requirements.first_counter);
                 let words = vec![first; counters];
-                if self.engines.nic {
-                    self.device.write(places.counters_gpu, &words)?;
-                } else {
+                if self.engines.cpu {
                     self.pinned.write(places.counters, &words)?;
                     self.device.write(places.counter_near, &beside(first, counters))?;
+                } else {
+                    self.device.write(places.counters_gpu, &words)?;
                 }
             }
             if requirements.first_signal != 0 {
                 let first = vec![requirements.first_signal; all_signals];
                 let offset = (context * all_signals * 8) as u64;
-                if let Some(signals) = &self.signals_nic {
-                    signals.write(offset, &first)?;
-                }
-                if let Some(signals) = &self.signals {
+                // One word of each signal.
+                if let Some(signals) = self.signals.as_ref().or(self.signals_nic.as_ref()) {
                     signals.write(offset, &first)?;
                 }
                 self.device.write(places.signal_near, &beside(requirements.first_signal, all_signals))?;
@@ -252,6 +252,7 @@ impl Resources {
     pub(crate) fn local_signals(&self) -> Option<LocalSignals> {
         Some(LocalSignals {
             memory: self.signals.clone()?,
+            nic: self.signals_nic.clone(),
             contexts: self.contexts.len() as u32,
             per_context: self.all_signals as u32,
         })

@@ -14,7 +14,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct WindowFlags {
     /// Signals may be raised at words of the window; they begin at 0, whatever the words hold. It gets words beside it, 72
-    /// to 80 bytes for each 8 bytes of the window. Where kernels drive a NIC, that raises the words of the window itself, so
+    /// to 80 bytes for each 8 bytes of the window. Where a NIC raises signals, it raises the words of the window itself, so
     /// nothing else may write words that are used for signals; else the window's memory is not touched by that.
     pub signals: bool,
 }

@@ -9,7 +9,7 @@ use super::wire::{Reader, Writer, garbled};
 use super::{CommError, Communicator};
 use crate::gpu::flat::Place;
 use crate::gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
-use crate::net::{Key, LocalWindow};
+use crate::net::{Key, LocalWindow, NetError};
 use crate::proxy::{Command, WindowInfo};
 use crate::share;
 use bytemuck::Pod;
@@ -102,6 +102,13 @@ fn begin_at(window: &MemorySlice, near: &Memory) -> Result<(), GpuError> {
 }
 
 impl Live {
+    /// All ranks have let go of a window of this memory: unless another one has it, they have let go of the memory.
+    fn let_go_of(&self, memory: &Arc<Memory>) {
+        if !self.windows.iter().flatten().any(|window| Arc::ptr_eq(window.memory.memory(), memory)) {
+            memory.exposure().remove(&self.company);
+        }
+    }
+
     /// Has kernels and the NIC forget a window.
     fn forget_window(&self, id: u32) -> Result<(), GpuError> {
         let closed = self.gdaki.as_ref().map_or(Ok(()), |gdaki| gdaki.close_window(id));
@@ -126,11 +133,13 @@ impl Communicator {
     /// came up, or [`GpuError::OutOfMemory`].
     pub fn alloc_window<T: Pod>(&self, len: usize, flags: WindowFlags) -> Result<Window<T>, CommError> {
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
-        self.with_live("allocate a window", |live| {
+        const CALL: &str = "allocate a window";
+        let work = |live: &mut Live| {
             let memory = self.window_memory(live, bytes)?;
             let stride = live.flat.as_ref().ok().and_then(Option::as_ref).map_or(0, |range| range.handle_stride());
             self.register_outcome(live, memory.map(|memory| memory.whole()), stride, flags)
-        })
+        };
+        self.seen(CALL, || self.with_live(CALL, work))
     }
 
     /// Registers memory of this rank as its part of a window. Collective, and another call than
@@ -144,7 +153,8 @@ impl Communicator {
     /// were asked for; [`CommError::Disagreement`] if ranks use different flags; [`CommError::OtherRank`] if another rank
     /// failed.
     pub fn register<T: Pod>(&self, memory: &MemorySlice, flags: WindowFlags) -> Result<Window<T>, CommError> {
-        self.with_live("register a window", |live| self.register_outcome(live, Ok(memory.clone()), 0, flags))
+        const CALL: &str = "register a window";
+        self.seen(CALL, || self.with_live(CALL, |live| self.register_outcome(live, Ok(memory.clone()), 0, flags)))
     }
 
     /// `stride`: that of handles, if the parts of the team's ranks lie at a fixed distance.
@@ -201,6 +211,9 @@ impl Communicator {
                 return Err(CommError::AlreadyRegistered { address: start, end, window: window.handle.id });
             }
         }
+        if self.is_across() {
+            memory.memory().exposure().add(&live.company)?;
+        }
         let Some(id) = live.windows.iter().position(Option::is_none) else {
             let limit = live.windows.len() as u64;
             return Err(CommError::Limit { what: "windows", asked: limit + 1, least: 1, limit });
@@ -220,7 +233,8 @@ impl Communicator {
             (None, None, None)
         };
         let id = id as u32;
-        let window = LocalWindow { id, memory: memory.clone(), plane: plane_cpu.clone() };
+        let nic = flags.signals && engine(ENGINE_NIC);
+        let window = LocalWindow { id, memory: memory.clone(), plane: plane_cpu.clone(), nic };
         let key = live.ask(|to| Command::Register { window, to })??;
         // Last, as nobody would take it back.
         let nic_key = match &live.gdaki {
@@ -330,7 +344,13 @@ impl Communicator {
             lsa_reach: if stride == 0 { 0 } else { live.lsa_size },
         };
         let info = WindowInfo { lengths: lengths.clone(), signals: flags.signals, plane: plane_cpu.clone(), uses: 0 };
+        // By this thread, as another process may have to be asked, which the proxy must not wait for.
+        let fetch = |fetch: crate::net::Fetch| -> Result<Vec<_>, NetError> {
+            (0..).zip(&keys).map(|(rank, key)| fetch(rank, key, &self.device)).collect()
+        };
+        let fetched = live.fetch.map(fetch).transpose()?;
         live.ask(|to| Command::Connect { window: id, keys, info, to })??;
+        drop(fetched);
         let beside = [plane_cpu, plane_gpu, plane_near, lengths_table, peers_table, planes_table];
         Ok(Arc::new(Registered {
             handle,
@@ -373,7 +393,7 @@ impl Communicator {
     /// runs on a device of the job; [`CommError::InFlight`] if requests do not finish in time. The window stays then.
     pub fn deregister<T: Pod>(&self, window: &Window<T>) -> Result<(), CommError> {
         const CALL: &str = "deregister a window";
-        self.with_live(CALL, |live| {
+        let work = |live: &mut Live| {
             let id = window.id();
             let entry = live.windows.get(id as usize).and_then(Option::as_ref);
             let known = entry.is_some_and(|entry| entry.serial == window.inner.serial);
@@ -394,7 +414,10 @@ impl Communicator {
             let cleared = live.forget_window(id).map_err(CommError::from);
             let closed = live.ask(|to| Command::Close { window: id, to });
             // Nobody goes on, and perhaps frees the memory, before all have let go of it.
-            self.agree(live, "close a window", cleared.and(closed).map(|()| Vec::new())).map(drop)
-        })
+            self.agree(live, "close a window", cleared.and(closed).map(|()| Vec::new()))?;
+            live.let_go_of(window.memory().memory());
+            Ok(())
+        };
+        self.seen(CALL, || self.with_live(CALL, work))
     }
 }

@@ -1,43 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What ranks send each other when they set something up, and agreement on how it went.
+//! Agreement of ranks on how setting something up went.
 
 use super::{BootstrapError, CommError};
-
-/// Appends to a message.
-#[derive(Debug, Default)]
-pub(super) struct Writer(pub(super) Vec<u8>);
-
-impl Writer {
-    pub(super) fn word(&mut self, value: u64) -> &mut Self {
-        self.0.extend_from_slice(&value.to_le_bytes());
-        self
-    }
-
-    pub(super) fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
-        self.word(bytes.len() as u64);
-        self.0.extend_from_slice(bytes);
-        self
-    }
-}
-
-/// Reads a message; every read past its end gives `None`.
-#[derive(Debug)]
-pub(super) struct Reader<'a>(pub(super) &'a [u8]);
-
-impl<'a> Reader<'a> {
-    pub(super) fn word(&mut self) -> Option<u64> {
-        let (word, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(u64::from_le_bytes(*word))
-    }
-
-    pub(super) fn bytes(&mut self) -> Option<&'a [u8]> {
-        let length = usize::try_from(self.word()?).ok()?;
-        let (bytes, rest) = self.0.split_at_checked(length)?;
-        self.0 = rest;
-        Some(bytes)
-    }
-}
+pub(super) use crate::wire::{Reader, Writer};
 
 /// Exchanges the outcome of each rank's own part of the collective call `call`; all ranks succeed or all fail.
 ///
@@ -78,24 +43,4 @@ pub(super) fn agree(
 /// A message that does not have the form it should.
 pub(super) fn garbled(rank: u32) -> CommError {
     CommError::OtherRank { rank, reason: "its message is garbled".to_owned() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_message_that_is_cut_short_reads_as_nothing() {
-        let mut message = Writer::default();
-        message.word(7).bytes(b"abc");
-        let whole = message.0;
-        for length in 0..whole.len() {
-            let mut reader = Reader(&whole[..length]);
-            assert!(reader.word().and_then(|_| reader.bytes()).is_none(), "{length} bytes");
-        }
-        let mut reader = Reader(&whole);
-        assert_eq!((reader.word(), reader.bytes()), (Some(7), Some(&b"abc"[..])));
-        let mut huge = Reader(&[0xff; 16]);
-        assert_eq!(huge.bytes(), None);
-    }
 }

@@ -3,6 +3,7 @@
 
 use super::flat::Place;
 use super::{Device, GpuError, SharedFile};
+use crate::comm::quarantine::Exposure;
 use crate::net::Key;
 use bytemuck::Pod;
 use std::fmt;
@@ -58,11 +59,13 @@ pub struct Memory {
     device: Arc<dyn Device>,
     /// How other ranks find it, once they were told.
     key: OnceLock<Key>,
+    /// The communicators whose ranks were told of it.
+    exposure: Exposure,
 }
 
 impl Memory {
     fn with(raw: Box<dyn RawMemory>, device: &Arc<dyn Device>, kind: MemoryKind, bytes: u64) -> Arc<Self> {
-        Arc::new(Self { raw, bytes, kind, device: device.clone(), key: OnceLock::new() })
+        Arc::new(Self { raw, bytes, kind, device: device.clone(), key: OnceLock::new(), exposure: Exposure::default() })
     }
 
     /// Allocates `bytes` bytes, at least one, aligned to 256.
@@ -111,6 +114,11 @@ impl Memory {
     pub(crate) fn file(&self) -> Option<std::io::Result<SharedFile>> {
         let file = self.raw.file()?;
         Some(file.map(|file| SharedFile { file, bytes: self.bytes, kind: self.kind }))
+    }
+
+    /// The communicators whose ranks were told of it.
+    pub(crate) fn exposure(&self) -> &Exposure {
+        &self.exposure
     }
 
     /// How other ranks find it: what `publish` says the first time.

@@ -284,9 +284,14 @@ pub trait Device: fmt::Debug + Send + Sync {
         Err(GpuError::Unsupported { device: self.name(), what: "give its memory as a DMA-BUF file" })
     }
 
+    /// Its address on the PCI bus, such as `0000:18:00.0`, if it is there.
+    fn pci_address(&self) -> Option<String> {
+        None
+    }
+
     /// What is near it.
     fn locality(&self) -> Locality {
-        Locality::default()
+        self.pci_address().map_or_else(Locality::default, |address| Locality::of_pci(&address))
     }
 
     /// Whether another host thread or rank must be let run before this device goes on: true for a device that is

@@ -28,8 +28,9 @@ pub(crate) mod registry;
 pub mod testing;
 pub mod verbs;
 
-use crate::gpu::{Memory, MemorySlice};
+use crate::gpu::{Device, Memory, MemorySlice};
 use gin_abi::{Fault, FaultKind, RemoteSignal, SignalTarget, Transfer};
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -40,6 +41,9 @@ pub enum Raises {
     Sender,
     /// The receiver's proxy, when it gets a [`SignalArrival`].
     Receiver,
+    /// A NIC of the receiver, at words in its device's memory ([`LocalSignals::nic`]), or its proxy as above: each rank tells
+    /// the others which.
+    Nic,
 }
 
 /// What a network can do.
@@ -101,7 +105,7 @@ pub enum Event {
         /// Whether it worked.
         outcome: Result<(), NetError>,
     },
-    /// A signal for this rank has arrived; only where [`Raises::Receiver`].
+    /// A signal for this rank has arrived; not where [`Raises::Sender`].
     Signal(SignalArrival),
 }
 
@@ -207,6 +211,8 @@ pub struct LocalWindow {
     pub memory: MemorySlice,
     /// Words that CPU threads raise for it, one for each 8 bytes, in pinned memory; if it takes signals.
     pub plane: Option<Arc<Memory>>,
+    /// If it takes signals, a NIC may raise them at its own words.
+    pub nic: bool,
 }
 
 /// The signal words of this rank that CPU threads raise: `per_context` for each context, one context after the other,
@@ -215,6 +221,8 @@ pub struct LocalWindow {
 pub struct LocalSignals {
     /// The words.
     pub memory: Arc<Memory>,
+    /// As many words in the device's memory, which one NIC raises for each context; only where [`Raises::Nic`].
+    pub nic: Option<Arc<Memory>>,
     /// Number of contexts.
     pub contexts: u32,
     /// Words of one context.
@@ -224,6 +232,13 @@ pub struct LocalSignals {
 /// What one rank tells the others about memory that it registered.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Key(pub Vec<u8>);
+
+/// Gets, on a thread that may wait, what [`Network::connect`] will need of a rank that told this key: see
+/// [`Network::fetch`].
+///
+/// # Errors
+/// [`NetError::Key`].
+pub type Fetch = fn(rank: u32, key: &Key, device: &Arc<dyn Device>) -> Result<Arc<dyn Any + Send + Sync>, NetError>;
 
 /// The endpoint of one rank in a network. The promises are in the [module's documentation](self).
 ///
@@ -250,6 +265,12 @@ pub trait Network: Send + fmt::Debug {
     /// What the network reports.
     fn register(&mut self, window: &LocalWindow) -> Result<Key, NetError>;
 
+    /// What is to be called for each rank's key before [`connect`](Self::connect) if that needs something that a peer has
+    /// to be asked for, as this may take some seconds; what it gives is kept until `connect` has returned.
+    fn fetch(&self) -> Option<Fetch> {
+        None
+    }
+
     /// Takes the keys of all ranks for a window, by world rank.
     ///
     /// # Errors
@@ -272,6 +293,11 @@ pub trait Network: Send + fmt::Debug {
     /// What the network reports.
     fn make_visible(&mut self) -> Result<(), NetError> {
         Ok(())
+    }
+
+    /// What it goes over and how signals are raised, for people.
+    fn describe(&self) -> String {
+        self.capabilities().name.to_owned()
     }
 
     /// Whether requests that were posted have effects still to come, at this rank or at a peer, though they may be
@@ -298,6 +324,10 @@ impl Network for Box<dyn Network> {
         (**self).register(window)
     }
 
+    fn fetch(&self) -> Option<Fetch> {
+        (**self).fetch()
+    }
+
     fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
         (**self).connect(window, keys)
     }
@@ -318,6 +348,10 @@ impl Network for Box<dyn Network> {
         (**self).make_visible()
     }
 
+    fn describe(&self) -> String {
+        (**self).describe()
+    }
+
     fn is_quiet(&self) -> bool {
         (**self).is_quiet()
     }
@@ -332,6 +366,8 @@ pub struct Endpoint {
     pub ranks: u32,
     /// Seed for networks that choose.
     pub seed: u64,
+    /// Address of the rank's GPU on the PCI bus, such as `0000:18:00.0`, if it is there.
+    pub gpu: Option<String>,
 }
 
 /// Makes the network of a rank.

@@ -14,10 +14,11 @@ mod late;
 
 use self::late::Later;
 use super::registry::{KEY_BYTES, Missing, Registry};
-use super::{Capabilities, Endpoint, Event, Key, LocalSignals, LocalWindow, NetError, Network, Raises, Request};
+use super::{Capabilities, Endpoint, Event, Fetch, Key, LocalSignals, LocalWindow, NetError, Network, Raises, Request};
 use crate::copy::copy_shared;
 use crate::gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
 use crate::share;
+use crate::wire::{Reader, Writer};
 use gin_abi::{RemoteSignal, SignalTarget, Transfer};
 use gin_device::signal_words::raise;
 use gin_device::sys::GlobalWord;
@@ -64,32 +65,41 @@ impl Region {
     fn key(self: &Arc<Self>) -> Key {
         let mut key = REGIONS.publish(self);
         if let Gate::Shared(words) = &self.gate {
-            let mut parts = Parts(&mut key.0);
-            parts.word(self.per_context).memory(&share::offer(self.memory.memory()));
+            let mut parts = Writer(key.0);
+            parts.word(self.per_context).bytes(&share::offer(self.memory.memory()).0);
             parts.word(self.memory.offset()).word(self.memory.bytes());
             let plane = self.plane.as_ref().map(share::offer).unwrap_or_default();
-            parts.memory(&plane).memory(&share::offer(words));
+            parts.bytes(&plane.0).bytes(&share::offer(words).0);
+            key = Key(parts.0);
         }
         key
     }
 
-    /// The region that `rank` has told of; one of another process is mapped, so that `device` reaches it.
-    fn find(rank: u32, key: &Key, device: &Arc<dyn Device>) -> Result<Arc<Self>, NetError> {
+    /// The region that `rank` has told of; one of another process is mapped, so that `device` reaches it, for which that
+    /// process may have to be waited for.
+    fn fetch(rank: u32, key: &Key, device: &Arc<dyn Device>) -> Result<Arc<Self>, NetError> {
+        Self::with_memory(rank, key, |key| share::take(rank, key, device, |_| Ok(None)))
+    }
+
+    /// The same if all of it is mapped already.
+    fn find(rank: u32, key: &Key) -> Result<Arc<Self>, NetError> {
+        Self::with_memory(rank, key, |key| share::find(rank, key))
+    }
+
+    fn with_memory(
+        rank: u32,
+        key: &Key,
+        take: impl Fn(&[u8]) -> Result<Arc<Memory>, NetError>,
+    ) -> Result<Arc<Self>, NetError> {
         match REGIONS.look(&key.0) {
-            Ok(region) if key.0.len() >= KEY_BYTES => return Ok(region),
+            Ok(region) => return Ok(region),
             Err(Missing::Elsewhere) if key.0.len() > KEY_BYTES => {}
-            missing => {
-                let reason = missing.err().unwrap_or(Missing::Garbled).to_string();
-                return Err(NetError::Key { rank, reason });
-            }
+            Err(missing) => return Err(NetError::Key { rank, reason: missing.to_string() }),
         }
         let garbled = || NetError::Key { rank, reason: Missing::Garbled.to_string() };
-        let mut rest = &key.0[KEY_BYTES..];
-        let mut read = Told(&mut rest);
-        let told =
-            (|| Some((read.word()?, read.memory()?, read.word()?, read.word()?, read.memory()?, read.memory()?)))();
+        let mut read = Reader(&key.0[KEY_BYTES..]);
+        let told = (|| Some((read.word()?, read.bytes()?, read.word()?, read.word()?, read.bytes()?, read.bytes()?)))();
         let (per_context, memory, offset, bytes, plane, gate) = told.ok_or_else(garbled)?;
-        let take = |key: &[u8]| share::take(rank, key, device, |_| Ok(None));
         let end = offset.checked_add(bytes).ok_or_else(garbled)?;
         let memory = take(memory)?.slice(offset..end).map_err(|_| garbled())?;
         let plane = if plane.is_empty() { None } else { Some(take(plane)?) };
@@ -98,41 +108,6 @@ impl Region {
             return Err(garbled());
         }
         Ok(Arc::new(Self { memory, plane, per_context, gate: Gate::Shared(gate) }))
-    }
-}
-
-/// Appends to a key.
-struct Parts<'a>(&'a mut Vec<u8>);
-
-impl Parts<'_> {
-    fn word(&mut self, word: u64) -> &mut Self {
-        self.0.extend_from_slice(&word.to_le_bytes());
-        self
-    }
-
-    fn memory(&mut self, key: &Key) -> &mut Self {
-        // Keys of memory have some dozens of bytes.
-        self.0.push(key.0.len() as u8);
-        self.0.extend_from_slice(&key.0);
-        self
-    }
-}
-
-/// Reads a key.
-struct Told<'a, 'b>(&'b mut &'a [u8]);
-
-impl<'a> Told<'a, '_> {
-    fn word(&mut self) -> Option<u64> {
-        let (word, rest) = self.0.split_first_chunk()?;
-        *self.0 = rest;
-        Some(u64::from_le_bytes(*word))
-    }
-
-    fn memory(&mut self) -> Option<&'a [u8]> {
-        let (length, rest) = self.0.split_first()?;
-        let (key, rest) = rest.split_at_checked(usize::from(*length))?;
-        *self.0 = rest;
-        Some(key)
     }
 }
 
@@ -367,7 +342,8 @@ impl Network for Peer {
     fn connect_signals(&mut self, keys: &[Key]) -> Result<(), NetError> {
         let Some(own) = &self.signals else { return Ok(()) };
         let device = own.memory.memory().device();
-        let found = keys.iter().zip(0..).map(|(key, rank)| Region::find(rank, key, device));
+        // Before there is a proxy: whoever sets a communicator up may wait.
+        let found = keys.iter().zip(0..).map(|(key, rank)| Region::fetch(rank, key, device));
         self.all_signals = found.collect::<Result<_, _>>()?;
         Ok(())
     }
@@ -384,12 +360,15 @@ impl Network for Peer {
         Ok(key)
     }
 
+    fn fetch(&self) -> Option<Fetch> {
+        Some(|rank, key, device| Ok(Region::fetch(rank, key, device)?))
+    }
+
     fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
         let Some(entry) = self.windows.get_mut(window as usize).and_then(Option::as_mut) else {
             return Err(NetError::UnknownWindow { window, rank: self.rank });
         };
-        let device = entry.own.memory.memory().device();
-        let found = keys.iter().zip(0..).map(|(key, rank)| Region::find(rank, key, device));
+        let found = keys.iter().zip(0..).map(|(key, rank)| Region::find(rank, key));
         entry.all = found.collect::<Result<_, _>>()?;
         Ok(())
     }

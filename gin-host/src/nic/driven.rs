@@ -272,6 +272,22 @@ impl DrivenQueues {
         self.sets.first().map(|set| unsafe { DoorbellRelay::new(set.nic(), lines) })
     }
 
+    /// How far the queue pairs are that something was posted to, while kernels may run: context, peer, entries claimed, and
+    /// entries that are known to be complete. Each is a number that was right once.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn progress(&self) -> Result<Vec<(u32, u32, u64, u64)>, GpuError> {
+        let mut table = vec![QueuePairData::zeroed(); self.shape.entries() as usize];
+        self.words.read(0, &mut table)?;
+        let pairs = (0..self.shape.contexts).flat_map(|context| self.shape.peers().map(move |peer| (context, peer)));
+        let all = pairs.map(|(context, peer)| {
+            let data = &table[self.shape.entry(context, peer) as usize];
+            (context, peer, data.claim, data.done.min(data.claim))
+        });
+        Ok(all.filter(|&(_, _, claimed, _)| claimed > 0).collect())
+    }
+
     /// Brings what kernels have posted to its end; none of them may run. Returns the number of entries that are not
     /// complete when `expired` says that the time is over.
     ///

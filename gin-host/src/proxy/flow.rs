@@ -178,11 +178,22 @@ impl Proxy {
             }
             _ => {}
         }
-        let figures = &self.contexts[context as usize].part.stats;
+        let figures = self.contexts[context as usize].part.stats.of(Some(request.peer));
         let bytes = length(&request.transfer);
         match operation {
-            Operation::Get => stats::add(&figures.get_bytes, bytes),
-            _ => stats::add(&figures.put_bytes, bytes),
+            Operation::Get => {
+                stats::add(&figures.gets, 1);
+                stats::add(&figures.get_bytes, bytes);
+            }
+            Operation::Put => {
+                stats::add(&figures.puts, 1);
+                stats::add(&figures.put_bytes, bytes);
+            }
+            Operation::PutValue => {
+                stats::add(&figures.values, 1);
+                stats::add(&figures.put_bytes, bytes);
+            }
+            _ => {}
         }
         stats::add(&figures.signals, u64::from(request.signal.is_some()));
         if bytes == 0 {
@@ -240,7 +251,18 @@ impl Proxy {
             return false;
         }
         let taken = self.network.post(&self.batch);
-        self.batch.drain(..taken);
+        if taken > 0 {
+            self.batch.drain(..taken);
+            self.refused = false;
+        }
+        match self.batch.first() {
+            Some(request) if !self.refused => {
+                let stats = &self.contexts[request.context as usize].part.stats;
+                stats::add(&stats.of(Some(request.peer)).retries, 1);
+                self.refused = true;
+            }
+            _ => {}
+        }
         taken > 0
     }
 
@@ -251,6 +273,8 @@ impl Proxy {
             if let Some(slot) = self.late.pop_front() {
                 if let Some(op) = &mut self.ops[slot as usize] {
                     self.batch.push(op.next(slot, self.max_message, strong));
+                    let stats = &self.contexts[op.context as usize].part.stats;
+                    stats::add(&stats.of(Some(op.peer)).posted, 1);
                 }
                 continue;
             }
@@ -270,7 +294,7 @@ impl Proxy {
             if !list.is_empty() {
                 self.turns.push_back((context, peer));
             }
-            stats::add(&part.part.stats.posted, row as u64);
+            stats::add(&part.part.stats.of(Some(peer)).posted, row as u64);
         }
     }
 
@@ -279,12 +303,14 @@ impl Proxy {
         let slot = slot(id);
         let Some(op) = self.ops.get_mut(slot as usize).and_then(Option::as_mut) else { return };
         op.outstanding -= 1;
+        let stats = &self.contexts[op.context as usize].part.stats;
+        stats::add(&stats.of(Some(op.peer)).completions, 1);
         if let Err(error) = outcome {
             let fault = Fault::new(FaultKind::Network, op.operation).context(op.context).peer(op.peer);
             let fault = error.apply(fault);
             op.cancel();
             op.failure = Some(fault);
-            self.found(fault);
+            self.found_because(fault, &error.to_string());
         } else if op.outstanding == 0 && op.rest == Rest::LateSignal {
             self.late.push_back(slot);
         }

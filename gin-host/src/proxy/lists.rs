@@ -33,6 +33,11 @@ impl Lists {
         Self { done: first, finished: VecDeque::new(), peers }
     }
 
+    /// Number of requests from the oldest unfinished one on.
+    pub(crate) fn depth(&self) -> usize {
+        self.finished.len()
+    }
+
     /// Number of unfinished requests to `peer`.
     pub(crate) fn unfinished(&self, peer: u32) -> usize {
         self.peers[peer as usize].unfinished

@@ -24,8 +24,8 @@ mod stats;
 pub(crate) use check::{Limits, WindowInfo};
 pub(crate) use command::{Answer, Command, answer};
 pub use sabotage::Sabotage;
-pub use stats::ContextStats;
 pub(crate) use stats::Counters;
+pub use stats::{PeerStats, Stats};
 
 use crate::comm::board::Board;
 use crate::net::{Event, Network, Request, SignalArrival};
@@ -107,6 +107,8 @@ pub struct Proxy {
     /// Weak signals that follow their put once it has arrived.
     late: VecDeque<Slot>,
     batch: Vec<Request>,
+    /// The network had no room for the first of the batch, which was counted.
+    refused: bool,
     events: Vec<Event>,
     max_outstanding: usize,
     max_message: u64,
@@ -159,6 +161,7 @@ impl Proxy {
             turns: VecDeque::new(),
             late: VecDeque::new(),
             batch: Vec::new(),
+            refused: false,
             events: Vec::new(),
             max_outstanding: parts.max_outstanding,
             max_message: parts.max_message,
@@ -208,8 +211,9 @@ impl Proxy {
     /// Says that the proxy itself broke down, so that nobody waits for it.
     pub(crate) fn fail(&mut self) {
         let fault = Fault::new(FaultKind::Network, Operation::None);
-        self.board.post(self.limits.rank, fault);
+        self.board.post_because(self.limits.rank, fault, "the proxy of this rank broke down");
         self.status.post(fault);
+        tracing::error!(rank = self.limits.rank, "the proxy broke down; this is a defect of gin");
         self.finished = true;
     }
 
@@ -237,9 +241,14 @@ impl Proxy {
 
     /// A request failed, or cannot be understood: the fault is for all ranks.
     fn found(&mut self, fault: Fault) {
+        self.found_because(fault, "");
+    }
+
+    /// The same, with what is known of the cause.
+    fn found_because(&mut self, fault: Fault, cause: &str) {
         if self.over.is_none() {
             // Both before anything is completed because of it; the host knows it when a kernel does.
-            self.board.post(self.limits.rank, fault);
+            self.board.post_because(self.limits.rank, fault, cause);
             self.status.post(fault);
             self.end(fault);
         }
@@ -248,11 +257,21 @@ impl Proxy {
     /// From now on nothing is posted; what the network has not got is completed.
     fn end(&mut self, fault: Fault) {
         self.over = Some(fault);
+        let (rank, kind, operation) = (self.limits.rank, fault.kind, fault.operation);
+        let named = |number| (number != gin_abi::fault::NONE).then_some(number);
+        let (peer, context) = (named(fault.peer), named(fault.context));
+        match kind {
+            FaultKind::Aborted | FaultKind::Elsewhere => {
+                tracing::debug!(rank, ?kind, peer, "the communicator is ended from elsewhere");
+            }
+            _ => tracing::warn!(rank, ?kind, ?operation, context, peer, "a fault ends the communicator"),
+        }
         for slot in 0..self.ops.len() {
             if let Some(op) = &mut self.ops[slot] {
                 op.cancel();
             }
         }
+        self.refused = false;
         for request in std::mem::take(&mut self.batch) {
             if let Some(op) = &mut self.ops[flow::slot(request.id) as usize] {
                 op.outstanding -= 1;
@@ -284,14 +303,18 @@ impl Proxy {
             {
                 if !part.stalled {
                     part.stalled = true;
-                    stats::add(&part.part.stats.stalls, 1);
+                    stats::add(&part.part.stats.of(Some(peer)).stalls, 1);
                 }
                 return taken > 0;
             }
             part.stalled = false;
             let index = part.consumer.take(peer.filter(|&peer| part.lists.is_first(peer)));
             part.lists.add(index, peer);
-            stats::add(&part.part.stats.taken, 1);
+            let stats = &part.part.stats;
+            stats::add(&stats.of(peer).taken, 1);
+            if let Some(peer) = peer {
+                stats.depth(peer, part.lists.unfinished(peer) as u64, part.lists.depth() as u64);
+            }
             match checked {
                 Ok(request) => self.accept(context as u32, index, request),
                 Err(fault) => {
@@ -307,8 +330,9 @@ impl Proxy {
     fn publish(&mut self, context: u32, index: u64, peer: Option<u32>, fault: Option<Fault>, counter: Option<u32>) {
         let part = &mut self.contexts[context as usize];
         part.lists.finish(index, peer);
-        stats::add(&part.part.stats.finished, 1);
-        stats::add(&part.part.stats.failed, u64::from(fault.is_some()));
+        let stats = part.part.stats.of(peer);
+        stats::add(&stats.finished, 1);
+        stats::add(&stats.failed, u64::from(fault.is_some()));
         // A request without a peer has no list; its own rank's stays as it is.
         let listed = peer.unwrap_or(self.limits.rank);
         part.consumer.finish(Finished {
@@ -338,7 +362,7 @@ impl Proxy {
             visible = self.network.make_visible();
         }
         if let Err(error) = &visible {
-            self.found(error.apply(Fault::new(FaultKind::Network, Operation::None)));
+            self.found_because(error.apply(Fault::new(FaultKind::Network, Operation::None)), &error.to_string());
         }
         for event in events.drain(..) {
             match event {

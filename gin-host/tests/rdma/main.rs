@@ -6,12 +6,20 @@
 //! devices, whose packets may be lost, delayed and cut (`tc`, `ip`): without it those trials are ignored. In the virtual
 //! machine of `scripts/soft-roce.sh` all of it is there.
 
+mod faults;
+#[path = "../common/machines.rs"]
+mod machines;
+mod members;
 mod moves;
 mod pair;
+mod ports;
+mod pulse;
 mod wire;
+mod words;
 
 use gin_host::net::verbs::{Device, NoDevice, VerbsConfig, probe};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use std::process::ExitCode;
 
 /// Names of the devices of two ranks.
 fn devices() -> Result<[String; 2], NoDevice> {
@@ -29,13 +37,19 @@ fn devices() -> Result<[String; 2], NoDevice> {
 
 type Body = fn(&[String; 2]) -> Result<(), Failed>;
 
-fn main() {
-    let arguments = Arguments::from_args();
+fn main() -> ExitCode {
+    if let Some(code) = pulse::serve() {
+        return code;
+    }
+    let arguments = Arguments { test_threads: Some(1), ..Arguments::from_args() };
+    if std::env::var_os("GIN_RDMA_HOSTS").is_some() {
+        return faults::on_hosts(&arguments);
+    }
     let devices = match devices() {
         Ok(devices) => devices,
         Err(error) => {
             let ignored = move || Ok(Completion::ignored_with(error.to_string()));
-            libtest_mimic::run(&arguments, vec![Trial::ignorable_test("rdma", ignored)]).exit();
+            return libtest_mimic::run(&arguments, vec![Trial::ignorable_test("rdma", ignored)]).exit_code();
         }
     };
     let mut trials = Vec::new();
@@ -44,9 +58,14 @@ fn main() {
         let body: Body = *body;
         trials.push(Trial::test(*name, move || body(&devices)));
     }
+    for (name, body) in ports::TRIALS.iter().chain(words::TRIALS) {
+        let devices = devices.clone();
+        let body: Body = *body;
+        trials.push(Trial::test(*name, move || body(&devices)));
+    }
     trials.push(Trial::test("the_probe_tells_ports_packets_and_addresses", probed));
     let interfaces = std::env::var("GIN_VERBS_WIRE").ok();
-    for (name, body) in wire::TRIALS {
+    for (name, body) in wire::TRIALS.iter().chain(faults::TRIALS) {
         let (devices, interfaces) = (devices.clone(), interfaces.clone());
         trials.push(Trial::ignorable_test(*name, move || {
             let Some(interfaces) = &interfaces else {
@@ -56,8 +75,7 @@ fn main() {
         }));
     }
     // The wire is shared: one after the other.
-    let arguments = Arguments { test_threads: Some(1), ..arguments };
-    libtest_mimic::run(&arguments, trials).exit();
+    libtest_mimic::run(&arguments, trials).exit_code()
 }
 
 fn probed() -> Result<(), Failed> {

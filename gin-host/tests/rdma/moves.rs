@@ -2,7 +2,7 @@
 //! Requests that work, and requests that fail.
 
 use super::Body;
-use super::pair::{BYTES, Plan, ended, ensure, get, pair, put, raise, until};
+use super::pair::{BYTES, Plan, ended, ensure, get, pair, put, raise, spoil, until};
 use gin_abi::{SignalTarget, Transfer};
 use gin_host::net::verbs::VerbsConfig;
 use gin_host::net::{NetError, Network};
@@ -189,8 +189,6 @@ fn is_refusal(outcome: &Result<(), NetError>) -> bool {
 }
 
 fn wrong_key(devices: &[String; 2]) -> Result<(), Failed> {
-    // The key is behind the four bytes that tell what it is.
-    let spoil: fn(&mut Vec<u8>) = |key| key[4] ^= 0x55;
     let mut sides = pair(&Plan { spoil: Some(spoil), ..Plan::new(devices) })?;
     let before = sides[1].fill(6)?;
     sides[0].fill(7)?;

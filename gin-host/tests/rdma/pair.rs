@@ -4,8 +4,10 @@
 use gin_abi::{RemoteSignal, SignalTarget, Transfer};
 use gin_host::gpu::virt::VirtualDevice;
 use gin_host::gpu::{Device as Gpu, Memory, MemoryKind};
-use gin_host::net::verbs::{Device, Verbs, VerbsConfig};
-use gin_host::net::{Endpoint, Event, Key, LocalSignals, LocalWindow, NetError, Network, Request, SignalArrival};
+use gin_host::net::verbs::{PortName, Ports, SignalsBy, Verbs, VerbsConfig};
+use gin_host::net::{
+    Endpoint, Event, Key, LocalSignals, LocalWindow, NetError, Network, Raises, Request, SignalArrival,
+};
 use libtest_mimic::Failed;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,6 +26,7 @@ pub struct Side {
     pub signals: Vec<SignalArrival>,
     // Kept as a communicator keeps them.
     signal_words: Arc<Memory>,
+    nic_words: Arc<Memory>,
     next: u64,
 }
 
@@ -62,6 +65,12 @@ impl Side {
         self.completions.iter().find(|(other, _)| *other == id).map(|(_, outcome)| outcome.clone())
     }
 
+    /// A word that the NIC raises.
+    pub fn word(&self, context: u32, id: u32) -> u64 {
+        let mut word = [0u64];
+        self.nic_words.read(u64::from(8 * (8 * context + id)), &mut word).map_or(0, |()| word[0])
+    }
+
     pub fn fill(&self, seed: u64) -> Result<Vec<u8>, Failed> {
         let bytes: Vec<u8> = (0..BYTES as u64).map(|at| pattern(seed, at)).collect();
         self.memory.write(0, &bytes)?;
@@ -91,37 +100,61 @@ fn pattern(seed: u64, at: u64) -> u8 {
     ((at + seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
+/// All ports of a device.
+pub fn port(device: &str) -> PortName {
+    PortName { device: device.to_owned(), port: None }
+}
+
+/// Makes a key of a window one that its rank does not have.
+pub fn spoil(key: &mut [u8]) {
+    // The key for the port, the only one, ends it.
+    if let Some(last) = key.last_mut() {
+        *last ^= 0x55;
+    }
+}
+
 /// How a pair is made.
 pub struct Plan {
     pub config: VerbsConfig,
-    pub devices: [String; 2],
+    /// Names of the ports of each rank.
+    pub ports: [Vec<PortName>; 2],
+    /// Who raises signals of each rank. By its NIC: then window 0 takes some too.
+    pub by: [SignalsBy; 2],
     /// Changes what one rank says of window 0, before the other hears it.
-    pub spoil: Option<fn(&mut Vec<u8>)>,
+    pub spoil: Option<fn(&mut [u8])>,
 }
 
 impl Plan {
     pub fn new(devices: &[String; 2]) -> Self {
-        Self { config: VerbsConfig::default(), devices: devices.clone(), spoil: None }
+        Self {
+            config: VerbsConfig::default(),
+            ports: devices.each_ref().map(|name| vec![port(name)]),
+            by: Default::default(),
+            spoil: None,
+        }
     }
 }
 
 /// Two ranks with two contexts, signals 0 to 7 and window 0, connected.
 pub fn pair(plan: &Plan) -> Result<[Side; 2], Failed> {
     let mut sides = Vec::new();
-    for (rank, name) in (0..).zip(&plan.devices) {
-        let device = Device::open(&VerbsConfig { device: Some(name.clone()), ..plan.config.clone() })?;
+    for (rank, names) in (0..).zip(&plan.ports) {
+        let config = VerbsConfig { ports: names.clone(), signals: plan.by[rank as usize], ..plan.config.clone() };
+        let ports = Ports::open(&config)?;
         let gpu: Arc<dyn Gpu> = VirtualDevice::memory_only(rank);
         sides.push(Side {
-            network: Verbs::new(&device, &Endpoint { rank, ranks: 2, seed: 1 }),
+            network: Verbs::new(ports.all(), &Endpoint { rank, ranks: 2, seed: 1, gpu: None }),
             memory: Memory::new(&gpu, MemoryKind::Device, BYTES as u64)?,
             completions: Vec::new(),
             signals: Vec::new(),
             signal_words: Memory::new(&gpu, MemoryKind::Pinned, 2 * 8 * 8)?,
+            nic_words: Memory::new(&gpu, MemoryKind::Device, 2 * 8 * 8)?,
             next: 0,
         });
     }
     let keys = sides.iter_mut().map(|side| {
-        let signals = LocalSignals { memory: side.signal_words.clone(), contexts: 2, per_context: 8 };
+        let nic = (side.network.capabilities().raises == Raises::Nic).then(|| side.nic_words.clone());
+        let signals = LocalSignals { memory: side.signal_words.clone(), nic, contexts: 2, per_context: 8 };
         side.network.register_signals(&signals)
     });
     let keys = keys.collect::<Result<Vec<Key>, _>>()?;
@@ -129,7 +162,10 @@ pub fn pair(plan: &Plan) -> Result<[Side; 2], Failed> {
         side.network.connect_signals(&keys)?;
     }
     let keys = sides.iter_mut().map(|side| {
-        let window = LocalWindow { id: 0, memory: side.memory.whole(), plane: None };
+        let nic = side.network.capabilities().raises == Raises::Nic;
+        // Nobody raises words of this plane here.
+        let plane = nic.then(|| side.signal_words.clone());
+        let window = LocalWindow { id: 0, memory: side.memory.whole(), plane, nic };
         side.network.register(&window)
     });
     let mut keys = keys.collect::<Result<Vec<Key>, _>>()?;

@@ -105,7 +105,7 @@ fn main() -> ExitCode {
     for count in COUNTS {
         let known = if arguments.list { &Err("only the names are wanted".to_owned()) } else { &found };
         add(&mut trials, count, known, &run);
-        // A process each; on one GPU they would take turns, and kernels that wait for each other with them.
+        // A process each.
         if count > 1 && known.as_ref().is_ok_and(|gpus| gpus.count >= count) {
             add_processes(&mut trials, count, &run);
         }

@@ -61,7 +61,6 @@ use super::{
     ModuleSource, RawMemory, Resident, SharedFile, Stream,
 };
 use crate::copy::copy_shared;
-use crate::placement::Locality;
 use crate::world::{Devices, WorldConfig};
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -272,9 +271,9 @@ impl Device for CudaDevice {
         export::export(&self.context, address, bytes)
     }
 
-    fn locality(&self) -> Locality {
+    fn pci_address(&self) -> Option<String> {
         // What the driver does not tell is not known.
-        info::pci_address(self.ordinal()).map(|address| Locality::of_pci(&address)).unwrap_or_default()
+        info::pci_address(self.ordinal()).ok()
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -47,6 +47,10 @@ macro_rules! pass_on {
             self.inner.register(window)
         }
 
+        fn fetch(&self) -> Option<crate::net::Fetch> {
+            self.inner.fetch()
+        }
+
         fn connect(&mut self, window: u32, keys: &[crate::net::Key]) -> Result<(), crate::net::NetError> {
             self.inner.connect(window, keys)
         }

@@ -171,8 +171,8 @@ impl<N: Network> Network for Withhold<N> {
         let own = window.memory.memory();
         let memory = Memory::new(own.device(), own.kind(), window.memory.bytes())
             .map_err(|error| NetError::Key { rank: self.rank, reason: error.to_string() })?;
-        let read = LocalWindow { id: as_it_is(window.id), memory: window.memory.clone(), plane: None };
-        let write = LocalWindow { id: beside(window.id), memory: memory.whole(), plane: None };
+        let read = LocalWindow { id: as_it_is(window.id), memory: window.memory.clone(), plane: None, nic: false };
+        let write = LocalWindow { id: beside(window.id), memory: memory.whole(), plane: None, nic: false };
         let (read, write) = (self.inner.register(&read)?, self.inner.register(&write)?);
         let index = window.id as usize;
         if self.windows.len() <= index {

@@ -3,16 +3,94 @@
 
 use crate::ibverbs;
 use gin_abi::mlx5::command::Mtu;
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
+
+/// Who raises signals when they arrive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum SignalsBy {
+    /// The NIC, where the rank's device is a GPU, all its ports have atomics, and the GPU's memory can be registered for
+    /// them; else the proxy.
+    #[default]
+    Automatic,
+    /// The proxy.
+    Proxy,
+    /// The NIC, or nobody: a communicator fails to come up if it cannot. Also in memory of a host, where it need not be in
+    /// order behind data: it is where a NIC in software runs on x86.
+    Nic,
+}
+
+impl FromStr for SignalsBy {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "auto" => Ok(Self::Automatic),
+            "proxy" => Ok(Self::Proxy),
+            "nic" => Ok(Self::Nic),
+            _ => Err(()),
+        }
+    }
+}
+
+/// A port, or all ports of a device: `mlx5_0:1`, `mlx5_0`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PortName {
+    /// Name of the device.
+    pub device: String,
+    /// Number of the port, from 1; `None` for all of them.
+    pub port: Option<u8>,
+}
+
+impl FromStr for PortName {
+    type Err = NotAPort;
+
+    fn from_str(text: &str) -> Result<Self, NotAPort> {
+        let refuse = || NotAPort { text: text.to_owned() };
+        let (device, port) = match text.split_once(':') {
+            Some((device, port)) => (device, Some(port)),
+            None => (text, None),
+        };
+        let port = port.map(|port| port.parse::<u8>().ok().filter(|port| *port > 0).ok_or_else(refuse)).transpose()?;
+        let is_name = |byte: u8| byte.is_ascii_graphic() && byte != b'/' && byte != b',';
+        if device.is_empty() || !device.bytes().all(is_name) {
+            return Err(refuse());
+        }
+        Ok(Self { device: device.to_owned(), port })
+    }
+}
+
+impl fmt::Display for PortName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.device)?;
+        self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
+    }
+}
+
+/// A text that names no port.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "`{text}` is no port of an RDMA device: that is its name, and perhaps a colon and a number from 1 to 255, as in mlx5_0:1"
+)]
+pub struct NotAPort {
+    /// The text.
+    pub text: String,
+}
 
 /// What can be chosen of a device and its connections. Both ends of a connection should use the same times and depths.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VerbsConfig {
     /// libibverbs: a path, or a name that the loader looks for. `libibverbs.so.1`.
     pub library: String,
-    /// Name of the device; by default the first that has a port which is up.
+    /// The ports that [`Ports::open`](super::Ports::open) opens, all of which must be up; by default all that are.
+    pub ports: Vec<PortName>,
+    /// Most ports that a rank uses at a time; its contexts take them in turn. At least 1. 4.
+    pub most_ports: usize,
+    /// Name of the device that [`Device::open`](super::Device::open) opens; by default the first that has a port which is
+    /// up.
     pub device: Option<String>,
-    /// Number of the port, from 1; by default the first that is up.
+    /// Number of its port, from 1; by default the first that is up.
     pub port: Option<u8>,
     /// Index of the port's address; by default, on Ethernet, that of RoCE v2 with an IPv4 address if there is one, then any
     /// of RoCE v2, then the first; on InfiniBand 0.
@@ -51,6 +129,8 @@ pub struct VerbsConfig {
     /// How long a connection may wait for the peer's proxy without anything under way until the peer's NIC is asked whether
     /// it is there. 1 s.
     pub ask_after: Duration,
+    /// Who raises signals of this rank, and whether it has NICs of others raise theirs. [`SignalsBy::Automatic`].
+    pub signals: SignalsBy,
     /// Makes what arrives visible by a read over the loop-back connection also where memory is not a GPU's, which needs
     /// none; so tests can run it without one. False.
     pub always_read_back: bool,
@@ -60,6 +140,8 @@ impl Default for VerbsConfig {
     fn default() -> Self {
         Self {
             library: ibverbs::LIBRARY.to_owned(),
+            ports: Vec::new(),
+            most_ports: 4,
             device: None,
             port: None,
             gid_index: None,
@@ -77,6 +159,7 @@ impl Default for VerbsConfig {
             reads: 16,
             max_message: 1 << 30,
             ask_after: Duration::from_secs(1),
+            signals: SignalsBy::Automatic,
             always_read_back: false,
         }
     }
@@ -93,6 +176,7 @@ impl VerbsConfig {
     pub(super) fn wrong(&self) -> Option<(&'static str, u64, &'static str)> {
         let numbers = [
             ("port", u64::from(self.port.unwrap_or(1)), 1, 255, "1 to 255"),
+            ("number of ports", self.most_ports as u64, 1, u64::MAX, "1 or more"),
             ("GID index", u64::from(self.gid_index.unwrap_or(0)), 0, 255, "0 to 255"),
             ("service level", u64::from(self.service_level), 0, 15, "0 to 15"),
             ("timeout", u64::from(self.timeout), 1, 31, "1 to 31"),
@@ -119,6 +203,17 @@ mod tests {
         assert_eq!(config.wrong(), None);
         assert_eq!(config.lost_after(), Duration::from_nanos(4096 * 65536 * 7));
         assert!(config.lost_after() * 4 < Duration::from_secs(10));
+    }
+
+    #[test]
+    fn names_of_ports_are_read_as_they_are_shown() {
+        for text in ["mlx5_0", "mlx5_0:1", "rocep24s0f1:255"] {
+            assert_eq!(text.parse::<PortName>().unwrap().to_string(), text);
+        }
+        for text in ["", ":1", "mlx5_0:", "mlx5_0:0", "mlx5_0:256", "mlx5_0:1:2", "mlx5 0", "../mlx5_0", "a,b"] {
+            let error = text.parse::<PortName>().unwrap_err().to_string();
+            assert!(error.starts_with(&format!("`{text}` is no port")) && error.contains("mlx5_0:1"), "{error}");
+        }
     }
 
     #[test]

@@ -1,182 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! RDMA devices: what there are, and one that is opened.
 
-use super::config::VerbsConfig;
-use super::ffi::{self, Functions, LINK_ETHERNET, LoadError, PORT_ACTIVE, PortAttributes};
+use super::config::{PortName, VerbsConfig};
+use super::ffi::{self, ATOMICS, Functions, LINK_ETHERNET, PORT_ACTIVE, PortAttributes};
+use super::info::{DeviceInfo, Gid, GidKind, NoDevice, PortInfo};
+use super::objects::Domain;
+use super::region::{Reach, Region, Way};
+use super::topology::Place;
+use crate::gpu::MemorySlice;
+use crate::net::NetError;
 use crate::nic::hca::Link;
 use gin_abi::mlx5::command::Mtu;
 use std::ffi::{CStr, c_int};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::{fmt, fs, io};
-
-/// Why there is no device to be used.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum NoDevice {
-    /// A number of the configuration is out of its range.
-    #[error("no RDMA device: a {what} of {number} cannot be; it is {range}")]
-    Config {
-        /// Which number.
-        what: &'static str,
-        /// The number.
-        number: u64,
-        /// What it can be.
-        range: &'static str,
-    },
-    /// libibverbs cannot be opened.
-    #[error("no RDMA device: {library} cannot be opened ({reason}); it is part of rdma-core")]
-    NoLibrary {
-        /// The library.
-        library: String,
-        /// What the loader says.
-        reason: String,
-    },
-    /// libibverbs is too old.
-    #[error("no RDMA device: {library} has no function {name}; it is too old")]
-    NoFunction {
-        /// The library.
-        library: String,
-        /// What it lacks.
-        name: String,
-    },
-    /// The kernel has no RDMA devices, or its driver for programs is not loaded.
-    #[error("no RDMA device: asking the kernel for devices failed: {}", io::Error::from_raw_os_error(*errno))]
-    Kernel {
-        /// The error of the operating system.
-        errno: i32,
-    },
-    /// There are no RDMA devices.
-    #[error("no RDMA device: the kernel has none")]
-    None,
-    /// There is no device of this name.
-    #[error("no RDMA device {name}; there are: {}", known.join(", "))]
-    Unknown {
-        /// The name.
-        name: String,
-        /// The names that there are.
-        known: Vec<String>,
-    },
-    /// No port can be used.
-    #[error("no RDMA device with a port that is up{}; there are: {}", wanted(*port), known.join(", "))]
-    NoPort {
-        /// The port that was asked for.
-        port: Option<u8>,
-        /// The devices that were looked at.
-        known: Vec<String>,
-    },
-    /// A port has no such address.
-    #[error("port {port} of RDMA device {name} has no address of index {index}")]
-    NoAddress {
-        /// The device.
-        name: String,
-        /// The port.
-        port: u8,
-        /// The index.
-        index: u32,
-    },
-    /// A device does not do what it should.
-    #[error("RDMA device {name}: {call} failed: {}", io::Error::from_raw_os_error(*errno))]
-    Failed {
-        /// The device.
-        name: String,
-        /// The function.
-        call: &'static str,
-        /// The error of the operating system: 13 (permission denied) is a matter of `/dev/infiniband`.
-        errno: i32,
-    },
-}
-
-fn wanted(port: Option<u8>) -> String {
-    port.map_or_else(String::new, |port| format!(" and has number {port}"))
-}
-
-impl From<LoadError> for NoDevice {
-    fn from(error: LoadError) -> Self {
-        match error {
-            LoadError::NoLibrary { library, reason } => Self::NoLibrary { library, reason },
-            LoadError::NoFunction { library, name } => Self::NoFunction { library, name },
-        }
-    }
-}
-
-/// What an address of a port is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum GidKind {
-    /// Of InfiniBand, or of RoCE v1: packets are not routed by IP.
-    InfiniBand,
-    /// Of RoCE v2: packets are UDP.
-    RoceV2,
-    /// The kernel does not say.
-    Unknown,
-}
-
-/// An address of a port.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Gid {
-    /// Its index in the port's table.
-    pub index: u32,
-    /// The address.
-    pub bytes: [u8; 16],
-    /// What it is.
-    pub kind: GidKind,
-}
-
-impl Gid {
-    /// How well it serves: less is better.
-    fn rank(&self) -> u32 {
-        let is_ipv4 = self.bytes[..10] == [0; 10] && self.bytes[10..12] == [0xff; 2];
-        let is_link_local = self.bytes[..2] == [0xfe, 0x80];
-        match self.kind {
-            GidKind::RoceV2 if is_ipv4 => 0,
-            GidKind::RoceV2 if !is_link_local => 1,
-            GidKind::RoceV2 => 2,
-            GidKind::Unknown | GidKind::InfiniBand => 3,
-        }
-    }
-}
-
-impl fmt::Display for Gid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", std::net::Ipv6Addr::from(self.bytes))
-    }
-}
-
-/// A port of a device.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct PortInfo {
-    /// Its number, from 1.
-    pub number: u8,
-    /// Whether it is up.
-    pub is_up: bool,
-    /// What it is part of.
-    pub link: Link,
-    /// Largest packet now; `None` if the device says what is not known here.
-    pub mtu: Option<Mtu>,
-    /// Most bytes of one message.
-    pub max_message: u64,
-    /// Local identifier, on InfiniBand.
-    pub lid: u16,
-    /// Its addresses.
-    pub gids: Vec<Gid>,
-}
-
-/// A device.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct DeviceInfo {
-    /// Its name.
-    pub name: String,
-    /// Its ports.
-    pub ports: Vec<PortInfo>,
-    /// Most entries of a send or receive queue.
-    pub max_entries: u32,
-    /// Most entries of a completion queue.
-    pub max_completions: u32,
-    /// Reads at a time that a queue pair answers.
-    pub reads_answered: u8,
-    /// Reads at a time that a queue pair asks for.
-    pub reads_asked: u8,
-}
 
 /// The RDMA devices that this process can use, each with the reason if it cannot be asked.
 ///
@@ -283,6 +121,8 @@ impl Opened {
             max_completions: number(attributes.max_cqe),
             reads_answered: few(attributes.max_qp_rd_atom),
             reads_asked: few(attributes.max_qp_init_rd_atom),
+            has_atomics: attributes.atomic_cap != ATOMICS[0],
+            place: Place::of_rdma(&self.name),
         })
     }
 
@@ -309,20 +149,34 @@ impl Opened {
             link: if attributes.link_layer == LINK_ETHERNET { Link::Ethernet } else { Link::InfiniBand },
             mtu: Mtu::from_code(attributes.active_mtu.into()),
             max_message: u64::from(attributes.max_msg_sz),
+            rate: self.told(number, "rate").as_deref().and_then(rate).unwrap_or(0),
             lid: attributes.lid,
             gids,
         })
     }
 
+    /// What the kernel's folder of a port says.
+    fn told(&self, port: u8, file: &str) -> Option<String> {
+        fs::read_to_string(format!("/sys/class/infiniband/{}/ports/{port}/{file}", self.name)).ok()
+    }
+
     /// The library has no public function that says it; the kernel does.
     fn gid_kind(&self, port: u8, index: u32) -> GidKind {
-        let path = format!("/sys/class/infiniband/{}/ports/{port}/gid_attrs/types/{index}", self.name);
-        match fs::read_to_string(path).as_deref().map(str::trim) {
-            Ok("RoCE v2") => GidKind::RoceV2,
-            Ok("IB/RoCE v1") => GidKind::InfiniBand,
+        match self.told(port, &format!("gid_attrs/types/{index}")).as_deref().map(str::trim) {
+            Some("RoCE v2") => GidKind::RoceV2,
+            Some("IB/RoCE v1") => GidKind::InfiniBand,
             _ => GidKind::Unknown,
         }
     }
+}
+
+/// What the kernel says of a port's rate, such as `2.5 Gb/sec (1X SDR)`, in bits in a microsecond.
+fn rate(text: &str) -> Option<u64> {
+    let (number, unit) = text.trim().split_once(' ')?;
+    let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
+    let tenths = part.bytes().next().filter(u8::is_ascii_digit)? - b'0';
+    let whole = whole.parse::<u64>().ok()?.checked_mul(1000)?;
+    unit.starts_with("Gb/sec").then(|| whole.saturating_add(100 * u64::from(tenths)))
 }
 
 /// A device that is open, and the port of it that is used. Networks of several ranks can share it.
@@ -348,52 +202,89 @@ impl Device {
     /// # Errors
     /// [`NoDevice`].
     pub fn open(config: &VerbsConfig) -> Result<Arc<Self>, NoDevice> {
+        let named = config.device.iter().map(|device| PortName { device: device.clone(), port: config.port });
+        let found = Self::find(config, &named.collect::<Vec<_>>(), config.port, true)?;
+        found.into_iter().next().ok_or_else(|| NoDevice::NoPort { port: config.port, known: Vec::new() })
+    }
+
+    /// Opens ports that are up: those that are named, in that order, each of which must be there, or all, with this number;
+    /// perhaps only the first.
+    pub(super) fn find(
+        config: &VerbsConfig,
+        named: &[PortName],
+        number: Option<u8>,
+        one: bool,
+    ) -> Result<Vec<Arc<Self>>, NoDevice> {
         if let Some((what, number, range)) = config.wrong() {
             return Err(NoDevice::Config { what, number, range });
         }
         let functions = Arc::new(Functions::open(&config.library)?);
         let list = List::of(&functions)?;
         let all = list.devices()?;
-        let mut known: Vec<String> = all.iter().map(|(name, _)| name.clone()).collect();
-        if let Some(name) = &config.device {
-            if !known.contains(name) {
+        let known: Vec<String> = all.iter().map(|(name, _)| name.clone()).collect();
+        let any = known.iter().map(|name| PortName { device: name.clone(), port: number }).collect::<Vec<_>>();
+        let wanted = if named.is_empty() { &any } else { named };
+        let mut found: Vec<Arc<Self>> = Vec::new();
+        for PortName { device: name, port } in wanted {
+            let Some((_, device)) = all.iter().find(|(other, _)| other == name) else {
                 return Err(NoDevice::Unknown { name: name.clone(), known });
-            }
-            known = vec![name.clone()];
-        }
-        for (name, device) in all.iter().filter(|(name, _)| known.contains(name)) {
-            let opened = match Opened::open(&functions, name, *device) {
-                // Another one may do, unless it was asked for.
-                Err(_) if config.device.is_none() => continue,
-                opened => opened?,
             };
-            let info = opened.info()?;
-            let usable = |port: &&PortInfo| port.is_up && config.port.is_none_or(|number| number == port.number);
-            let Some(port) = info.ports.iter().find(usable).cloned() else { continue };
-            return Self::of(opened, info, port, config).map(Arc::new);
+            let open = || Opened::open(&functions, name, *device);
+            let info = match open().and_then(|opened| opened.info()) {
+                // Another one may do, unless it was asked for.
+                Err(_) if named.is_empty() => continue,
+                info => info?,
+            };
+            let usable = |up: &&PortInfo| up.is_up && port.is_none_or(|number| number == up.number);
+            let before = found.len();
+            for port in info.ports.iter().filter(usable) {
+                match Self::of(open()?, info.clone(), port.clone(), config) {
+                    Err(_) if named.is_empty() && !one => {}
+                    device => found.push(Arc::new(device?)),
+                }
+                if one {
+                    return Ok(found);
+                }
+            }
+            if found.len() == before && !named.is_empty() {
+                return Err(NoDevice::NoPort { port: *port, known: vec![name.clone()] });
+            }
         }
-        Err(NoDevice::NoPort { port: config.port, known })
+        if found.is_empty() { Err(NoDevice::NoPort { port: number, known }) } else { Ok(found) }
     }
 
     fn of(opened: Opened, info: DeviceInfo, port: PortInfo, config: &VerbsConfig) -> Result<Self, NoDevice> {
-        let gid = match (config.gid_index, port.link) {
-            (Some(index), _) => port.gids.iter().find(|gid| gid.index == index),
-            (None, Link::InfiniBand) => port.gids.first(),
-            // The first of the best.
-            (None, Link::Ethernet) => port.gids.iter().filter(|gid| gid.index <= 255).min_by_key(|gid| gid.rank()),
-        };
         let missing =
             || NoDevice::NoAddress { name: info.name.clone(), port: port.number, index: config.gid_index.unwrap_or(0) };
-        let gid = *gid.ok_or_else(missing)?;
+        let gid = port.address(config).ok_or_else(missing)?;
         // A code that is not known stands for more than is known.
         let mtu = port.mtu.unwrap_or(Mtu::B4096);
         let mtu = config.mtu.map_or(mtu, |wanted| if wanted.bytes() < mtu.bytes() { wanted } else { mtu });
         Ok(Self { opened, info, port, gid, mtu, config: config.clone() })
     }
 
+    /// Registers memory and lets it go again, to see how the NIC reaches it, and whether it adds to words there.
+    ///
+    /// # Errors
+    /// [`NetError::Local`](crate::net::NetError::Local), with the reason why it does not.
+    pub fn reach(self: &Arc<Self>, memory: &MemorySlice) -> Result<(Way, bool), NetError> {
+        let domain = Domain::new(self)?;
+        // Safety: the region is gone before this returns.
+        let register = |reach| unsafe { Region::of_slice(&domain, memory, reach) }.map(|region| region.way());
+        match register(Reach::PeersAdd) {
+            Ok(way) if self.info.has_atomics => Ok((way, true)),
+            _ => register(Reach::Peers).map(|way| (way, false)),
+        }
+    }
+
     /// What it is.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    /// Its name, and the number of the port that is used.
+    pub fn name(&self) -> PortName {
+        PortName { device: self.info.name.clone(), port: Some(self.port.number) }
     }
 
     /// The port that is used.
@@ -456,19 +347,11 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_roce_v2_and_ipv4_serve_best() {
-        let gid = |bytes, kind| Gid { index: 0, bytes, kind };
-        let ipv4 = std::net::Ipv4Addr::new(10, 7, 0, 1).to_ipv6_mapped().octets();
-        let global = [0x20, 1, 13, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
-        let mut local = global;
-        local[..2].copy_from_slice(&[0xfe, 0x80]);
-        let order = [
-            gid(ipv4, GidKind::RoceV2),
-            gid(global, GidKind::RoceV2),
-            gid(local, GidKind::RoceV2),
-            gid(ipv4, GidKind::InfiniBand),
-        ];
-        assert!(order.is_sorted_by(|better, worse| better.rank() < worse.rank()));
-        assert_eq!(order[0].to_string(), "::ffff:10.7.0.1");
+    fn rates_are_read_as_the_kernel_says_them() {
+        let texts = ["400 Gb/sec (4X NDR)\n", "2.5 Gb/sec (1X SDR)", "100 Gb/sec"];
+        assert_eq!(texts.map(rate), [Some(400_000), Some(2500), Some(100_000)]);
+        for text in ["", "400", "x Gb/sec", "4.x Gb/sec", "4 MB/sec", "99999999999999999999 Gb/sec"] {
+            assert_eq!(rate(text), None, "{text}");
+        }
     }
 }

@@ -60,7 +60,9 @@ pub(super) struct DeviceAttributes {
     pub(super) max_qp_rd_atom: c_int,
     _max_ee_rd_atom: [c_int; 2],
     pub(super) max_qp_init_rd_atom: c_int,
-    _after: [u32; 16],
+    _max_ee_init_rd_atom: c_int,
+    pub(super) atomic_cap: u32,
+    _after: [u32; 14],
     _max_pkeys: u16,
     _local_ca_ack_delay: u8,
     pub(super) phys_port_cnt: u8,
@@ -144,8 +146,12 @@ pub(super) struct SendRequest {
     pub(super) send_flags: c_uint,
     _imm_data: u32,
     pub(super) remote_addr: u64,
+    /// Of an atomic, the first half of what is added.
     pub(super) rkey: u32,
-    _rest_of_wr: [u32; 5],
+    rest_of_add: u32,
+    _swap: u64,
+    pub(super) atomic_rkey: u32,
+    _rest_of_wr: u32,
     _after: [u64; 7],
 }
 
@@ -162,9 +168,22 @@ impl SendRequest {
             _imm_data: 0,
             remote_addr: 0,
             rkey: 0,
-            _rest_of_wr: [0; 5],
+            rest_of_add: 0,
+            _swap: 0,
+            atomic_rkey: 0,
+            _rest_of_wr: 0,
             _after: [0; 7],
         }
+    }
+
+    /// A request to add to the word at an address of a peer's.
+    pub(super) fn add(address: u64, key: u32, amount: u64) -> Self {
+        let [first, .., last] = if cfg!(target_endian = "little") {
+            [amount as u32, (amount >> 32) as u32]
+        } else {
+            [(amount >> 32) as u32, amount as u32]
+        };
+        Self { remote_addr: address, rkey: first, rest_of_add: last, atomic_rkey: key, ..Self::new(OPCODE[3]) }
     }
 }
 
@@ -201,8 +220,10 @@ pub(super) struct WorkCompletion {
 pub(super) const RELIABLE: u32 = 2;
 /// `enum ibv_qp_state`: init, ready to receive, ready to send, error.
 pub(super) const STATE: [u32; 4] = [1, 2, 3, 6];
-/// `enum ibv_wr_opcode`: RDMA write, send, RDMA read.
-pub(super) const OPCODE: [u32; 3] = [0, 2, 4];
+/// `enum ibv_wr_opcode`: RDMA write, send, RDMA read, fetch and add.
+pub(super) const OPCODE: [u32; 4] = [0, 2, 4, 6];
+/// `enum ibv_atomic_cap`: none, atomic among those of this NIC, atomic also to what others do.
+pub(super) const ATOMICS: [u32; 3] = [0, 1, 2];
 /// `enum ibv_send_flags`: fence, signalled, inline.
 pub(super) const FLAG: [c_uint; 3] = [1, 1 << 1, 1 << 3];
 /// `enum ibv_qp_attr_mask`: what is given with the step to init, to ready to receive, and to ready to send.
@@ -255,7 +276,7 @@ foreign! {
     Queue = "struct ibv_qp" { qp_num = "qp_num" }
     DeviceAttributes = "struct ibv_device_attr" {
         max_qp_wr = "max_qp_wr", max_cqe = "max_cqe", max_qp_rd_atom = "max_qp_rd_atom",
-        max_qp_init_rd_atom = "max_qp_init_rd_atom", phys_port_cnt = "phys_port_cnt"
+        max_qp_init_rd_atom = "max_qp_init_rd_atom", atomic_cap = "atomic_cap", phys_port_cnt = "phys_port_cnt"
     }
     Limits = "struct ibv_qp_cap" {
         max_send_wr = "max_send_wr", max_recv_wr = "max_recv_wr", max_send_sge = "max_send_sge",
@@ -274,7 +295,8 @@ foreign! {
     Piece = "struct ibv_sge" { addr = "addr", length = "length", lkey = "lkey" }
     SendRequest = "struct ibv_send_wr" {
         wr_id = "wr_id", next = "next", sg_list = "sg_list", num_sge = "num_sge", opcode = "opcode",
-        send_flags = "send_flags", remote_addr = "wr.rdma.remote_addr", rkey = "wr.rdma.rkey"
+        send_flags = "send_flags", remote_addr = "wr.rdma.remote_addr", rkey = "wr.rdma.rkey",
+        atomic_rkey = "wr.atomic.rkey"
     }
     ReceiveRequest = "struct ibv_recv_wr" { wr_id = "wr_id", next = "next", sg_list = "sg_list", num_sge = "num_sge" }
     WorkCompletion = "struct ibv_wc" {
@@ -316,6 +338,12 @@ pub const FOREIGN_NUMBERS: &[(u64, &str)] = &[
     (OPCODE[0] as u64, "IBV_WR_RDMA_WRITE"),
     (OPCODE[1] as u64, "IBV_WR_SEND"),
     (OPCODE[2] as u64, "IBV_WR_RDMA_READ"),
+    (OPCODE[3] as u64, "IBV_WR_ATOMIC_FETCH_AND_ADD"),
+    (std::mem::offset_of!(SendRequest, remote_addr) as u64, "offsetof(struct ibv_send_wr, wr.atomic.remote_addr)"),
+    (std::mem::offset_of!(SendRequest, rkey) as u64, "offsetof(struct ibv_send_wr, wr.atomic.compare_add)"),
+    (ATOMICS[0] as u64, "IBV_ATOMIC_NONE"),
+    (ATOMICS[1] as u64, "IBV_ATOMIC_HCA"),
+    (ATOMICS[2] as u64, "IBV_ATOMIC_GLOB"),
     (FLAG[0] as u64, "IBV_SEND_FENCE"),
     (FLAG[1] as u64, "IBV_SEND_SIGNALED"),
     (FLAG[2] as u64, "IBV_SEND_INLINE"),
@@ -340,4 +368,5 @@ pub const FOREIGN_NUMBERS: &[(u64, &str)] = &[
     (ACCESS[0] as u64, "IBV_ACCESS_LOCAL_WRITE"),
     (ACCESS[1] as u64, "IBV_ACCESS_REMOTE_WRITE"),
     (ACCESS[2] as u64, "IBV_ACCESS_REMOTE_READ"),
+    (ACCESS[3] as u64, "IBV_ACCESS_REMOTE_ATOMIC"),
 ];

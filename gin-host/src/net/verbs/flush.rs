@@ -6,8 +6,8 @@
 //! pair that is connected to itself, as NCCL's does.
 
 use super::ffi::{FLAG, OPCODE, SendRequest, WorkCompletion};
-use super::key::Hello;
-use super::objects::{Buffer, Chain, Completions, Depths, Domain, Queue, Reach};
+use super::objects::{Chain, Completions, Depths, Domain, Queue};
+use super::region::{Buffer, Reach};
 use super::status;
 use crate::net::NetError;
 use crate::net::verbs::ledger::Outcome;
@@ -33,34 +33,24 @@ impl Flush {
         let depths = Depths { send: 2, receive: 1 };
         let completions = Completions::new(domain, depths.send + depths.receive)?;
         let queue = Queue::new(domain, (&completions, &completions), depths, 0)?;
-        let device = domain.device();
-        let myself = Hello {
-            per_context: 0,
-            signal_depth: 1,
-            link: device.port.link,
-            mtu: device.mtu,
-            reads: 1,
-            lid: device.port.lid,
-            gid: device.gid.bytes,
-            credits: 0,
-            credits_key: 0,
-            ends: vec![queue.end()],
-        };
         queue.begin()?;
-        queue.connect(&myself, queue.end())?;
-        let landing = Buffer::new(domain, 8, Reach::Own)?;
+        queue.connect(&domain.port(0, 0), queue.end())?;
+        let landing = Buffer::new(std::slice::from_ref(domain), 8, Reach::Own)?;
         Ok(Self { queue, completions, landing, chain: Chain::default() })
     }
 
-    /// Reads a byte of memory that the NIC reaches by this address and key, which its peers use, and waits for it.
-    pub(super) fn read(&mut self, place: Option<(u64, u32)>, rank: u32) -> Result<(), NetError> {
-        let Some((address, key)) = place else { return Ok(()) };
+    /// Begins to read a byte of memory that the NIC reaches by this address and key, which its peers use.
+    pub(super) fn begin(&mut self, (address, key): (u64, u32)) -> Result<(), NetError> {
         let mut request = SendRequest::new(OPCODE[2]);
         (request.remote_addr, request.rkey, request.send_flags) = (address, key, FLAG[1]);
         self.chain.clear();
-        self.chain.push(request, Some(self.landing.piece(0, 1)));
+        self.chain.push(request, Some(self.landing.piece(0, 1, 0)));
         // Safety: the landing place stays longer than the queue pair: fields are dropped in their order.
-        unsafe { self.queue.post(&mut self.chain) }.map_err(|(_, error)| error)?;
+        unsafe { self.queue.post(&mut self.chain) }.map_err(|(_, error)| error)
+    }
+
+    /// Waits until it has been read.
+    pub(super) fn end(&mut self, rank: u32) -> Result<(), NetError> {
         let (begin, mut room) = (Instant::now(), [WorkCompletion::default()]);
         loop {
             if let [completion] = self.completions.poll(&mut room)? {

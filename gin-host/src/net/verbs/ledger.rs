@@ -89,6 +89,16 @@ impl Ledger {
         }
     }
 
+    /// What a request is told that cannot be posted any more; nothing if it can.
+    pub(super) fn refusal(&mut self) -> Option<NetError> {
+        // What is under way may have failed for another reason, which is to be told then.
+        if self.entries.is_empty() && !self.known && self.broken.is_some() {
+            self.known = true;
+            return self.broken.clone();
+        }
+        self.broken()
+    }
+
     /// The queue pair is in error, for this reason unless another comes to be known.
     pub(super) fn end(&mut self, error: NetError) {
         self.broken.get_or_insert(error);
@@ -111,9 +121,10 @@ impl Ledger {
                 self.broken = Some(error.clone());
                 Err(error)
             }
-            Outcome::Flushed(error) if self.broken.is_none() => {
-                self.broken = Some(error.clone());
-                Err(error)
+            // Nothing failed before: the queue pair was put into error, and the first request behind that says so.
+            Outcome::Flushed(error) if !self.known => {
+                self.known = true;
+                Err(self.broken.get_or_insert(error).clone())
             }
             // Nothing is carried out behind what failed; whoever says so is not believed.
             _ => self.broken().map_or(Ok(()), Err),
@@ -222,6 +233,26 @@ mod tests {
         ledger.complete(0, Outcome::Failed(failure(10)), &mut ended);
         ledger.complete(1, Outcome::Flushed(failure(5)), &mut ended);
         assert_eq!(ended.requests, [(1, Err(failure(10))), (2, Err(NetError::behind(3)))]);
+    }
+
+    #[test]
+    fn the_first_request_behind_a_queue_pair_in_error_says_so() {
+        let behind = NetError::behind(3);
+        let mut ended = Ended::default();
+        let mut ledger = Ledger::new(3, 8);
+        ledger.push(end(1));
+        ledger.push(end(2));
+        ledger.end(failure(5));
+        assert_eq!(ledger.refusal(), Some(behind.clone()), "what is under way comes first");
+        ledger.complete(0, Outcome::Flushed(failure(6)), &mut ended);
+        ledger.complete(1, Outcome::Flushed(failure(6)), &mut ended);
+        assert_eq!(ended.requests, [(1, Err(failure(5))), (2, Err(behind.clone()))]);
+        assert_eq!(ledger.refusal(), Some(behind.clone()));
+
+        let mut quiet = Ledger::new(3, 8);
+        assert_eq!(quiet.refusal(), None);
+        quiet.end(failure(5));
+        assert_eq!([quiet.refusal(), quiet.refusal()], [Some(failure(5)), Some(behind)]);
     }
 
     #[test]

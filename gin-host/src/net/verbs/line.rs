@@ -7,10 +7,11 @@ use super::ffi::{FLAG, OPCODE, SendRequest};
 use super::key::{End, Hello};
 use super::ledger::{Ended, Entry, Ledger, Outcome};
 use super::message;
-use super::objects::{Buffer, Chain, Depths, Queue};
-use super::windows::Windows;
+use super::objects::{Chain, Depths, Queue};
+use super::region::Buffer;
+use super::windows::{There, Windows};
 use crate::net::{NetError, Request};
-use gin_abi::Transfer;
+use gin_abi::{SignalTarget, Transfer};
 use std::collections::VecDeque;
 use std::time::Instant;
 
@@ -29,6 +30,41 @@ pub(super) struct Move {
     pub(super) window: Option<u32>,
     /// In place of memory of a window.
     pub(super) value: Option<u64>,
+    /// The peer's memory lies in a GPU.
+    pub(super) in_gpu: bool,
+}
+
+/// How a signal is raised.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Raise {
+    /// The peer's NIC adds to a word.
+    Nic { address: u64, key: u32 },
+    /// The peer's proxy does it, when the message comes.
+    Message,
+}
+
+impl Move {
+    fn new(
+        reads: bool,
+        (local, local_key): (u64, u32),
+        there: There,
+        bytes: u32,
+        window: Option<u32>,
+        value: Option<u64>,
+    ) -> Self {
+        let There { address: remote, key: remote_key, in_gpu, .. } = there;
+        Self { reads, local, local_key, remote, remote_key, bytes, window, value, in_gpu }
+    }
+
+    /// Notes what memory it writes at the peer: a host's, a GPU's.
+    fn book(&self, has_put: &mut [bool; 2]) {
+        has_put[usize::from(self.in_gpu)] |= !self.reads;
+    }
+}
+
+/// Whether a word in a GPU, or in a host, is raised after all that was put: some of it to hosts, some to GPUs.
+fn is_ordered(has_put: [bool; 2], in_gpu: bool) -> bool {
+    !has_put[usize::from(!in_gpu)]
 }
 
 /// Where a peer's credits are written, and its end.
@@ -36,6 +72,10 @@ pub(super) struct Move {
 struct Connected {
     credits: u64,
     credits_key: u32,
+    /// Index of the peer's port.
+    rail: usize,
+    /// Words of the context that the peer's NIC raises, if it does.
+    words: Option<There>,
 }
 
 /// Memory that all connections share.
@@ -57,6 +97,8 @@ pub(super) fn slot_bytes(depths: Depths) -> usize {
 pub(super) struct Line {
     queue: Queue,
     index: usize,
+    /// Index of the own port.
+    rail: usize,
     depths: Depths,
     pub(super) context: u32,
     pub(super) peer: u32,
@@ -67,6 +109,10 @@ pub(super) struct Line {
     backlog: VecDeque<Request>,
     /// A request was refused, so that nothing that covers it may be signalled.
     refused: bool,
+    /// Of what was put: some went to memory of a host, some to that of a GPU.
+    has_put: [bool; 2],
+    /// Signals go as messages from now on.
+    by_message: bool,
     /// Entries since the last that asked for a completion.
     unsignalled: u32,
     /// Since when it has had nothing under way and waits for the peer.
@@ -85,10 +131,16 @@ pub(super) struct Tools<'a> {
 }
 
 impl Line {
-    pub(super) fn new(queue: Queue, index: usize, depths: Depths, (context, peer): (u32, u32)) -> Self {
+    pub(super) fn new(
+        queue: Queue,
+        (index, rail): (usize, usize),
+        depths: Depths,
+        (context, peer): (u32, u32),
+    ) -> Self {
         Self {
             queue,
             index,
+            rail,
             depths,
             context,
             peer,
@@ -99,6 +151,8 @@ impl Line {
             connected: None,
             backlog: VecDeque::new(),
             refused: false,
+            has_put: [false; 2],
+            by_message: false,
             unsignalled: 0,
             waiting: None,
             listed: false,
@@ -109,19 +163,27 @@ impl Line {
         self.queue.end()
     }
 
-    /// Posts its buffers and connects it. `own`: index of this rank's end among those of the peer.
-    pub(super) fn connect(&mut self, peer: &Hello, own: usize, buffers: &Buffers) -> Result<(), NetError> {
-        let Some(&end) = peer.ends.get(own) else {
+    /// Posts its buffers and connects it. `own`: index of this rank's end among those of the peer. `adds`: this end may have
+    /// the peer's NIC raise signals.
+    pub(super) fn connect(&mut self, peer: &Hello, own: usize, adds: bool, buffers: &Buffers) -> Result<(), NetError> {
+        let rail = peer.rail(self.context);
+        let (Some(&end), Some(port)) = (peer.ends.get(own), peer.ports.get(rail)) else {
             return Err(NetError::Key { rank: self.peer, reason: "it has no such queue pair".to_owned() });
         };
         self.queue.begin()?;
         for slot in 0..self.depths.receive {
             self.receive(slot, buffers)?;
         }
-        self.queue.connect(peer, end)?;
+        self.queue.connect(port, end)?;
         self.credits = Credits::new(peer.signal_depth);
         let credits = peer.credits + 8 * own as u64;
-        self.connected = Some(Connected { credits, credits_key: peer.credits_key });
+        let words = (adds && peer.words != 0).then(|| There {
+            address: peer.words + 8 * u64::from(self.context) * u64::from(peer.per_context),
+            key: port.words_key,
+            in_gpu: peer.words_in_gpu,
+            nic: true,
+        });
+        self.connected = Some(Connected { credits, credits_key: port.credits_key, rail, words });
         Ok(())
     }
 
@@ -137,7 +199,7 @@ impl Line {
     fn receive(&self, slot: u32, buffers: &Buffers) -> Result<(), NetError> {
         let id = (self.index as u64) << 32 | u64::from(slot);
         // Safety: the owner of this line keeps the buffers longer.
-        unsafe { self.queue.receive(id, buffers.slots.piece(self.receive_slot(slot), SLOT)) }
+        unsafe { self.queue.receive(id, buffers.slots.piece(self.receive_slot(slot), SLOT, self.rail)) }
     }
 
     /// Whether it takes one more request.
@@ -166,7 +228,7 @@ impl Line {
     }
 
     /// What has arrived in a buffer, which is given back to the NIC. `None` if it is no signal.
-    pub(super) fn arrive(&mut self, slot: u32, bytes: u32, buffers: &Buffers) -> Option<(gin_abi::SignalTarget, u64)> {
+    pub(super) fn arrive(&mut self, slot: u32, bytes: u32, buffers: &Buffers) -> Option<(SignalTarget, u64)> {
         let message = buffers.slots.read(self.receive_slot(slot % self.depths.receive));
         match self.receive(slot % self.depths.receive, buffers) {
             Ok(()) => self.returns.receive(),
@@ -194,9 +256,11 @@ impl Line {
 
     /// Posts what there is room for.
     pub(super) fn work(&mut self, tools: &mut Tools<'_>) {
-        if let Some(error) = self.ledger.broken() {
-            let refused = self.backlog.drain(..).map(|request| (request.id, Err(error.clone())));
-            tools.ended.requests.extend(refused);
+        if self.ledger.broken().is_some() {
+            for request in self.backlog.drain(..) {
+                let outcome = self.ledger.refusal().map_or(Ok(()), Err);
+                tools.ended.requests.push((request.id, outcome));
+            }
             return;
         }
         let Some(connected) = self.connected else { return };
@@ -210,13 +274,13 @@ impl Line {
             if !self.ledger.has_room(2) {
                 break;
             }
-            if request.signal.is_some() && !self.credits.is_there() {
+            let planned = self.plan(request, connected, tools.windows);
+            if matches!(planned, Ok((_, Some(Raise::Message)))) && !self.credits.is_there() {
                 break;
             }
-            let planned = self.plan(request, tools.windows);
             let Some(request) = self.backlog.pop_front() else { break };
             match planned {
-                Ok(plan) => self.put_in(&request, plan, tools),
+                Ok((plan, raise)) => self.put_in(&request, plan, raise, tools),
                 Err(error) => {
                     self.refused = true;
                     tools.ended.requests.push((request.id, Err(error)));
@@ -236,8 +300,13 @@ impl Line {
         }
     }
 
-    /// What a request moves.
-    fn plan(&self, request: &Request, windows: &Windows) -> Result<Option<Move>, NetError> {
+    /// What a request moves, and how its signal is raised.
+    fn plan(
+        &self,
+        request: &Request,
+        connected: Connected,
+        windows: &Windows,
+    ) -> Result<(Option<Move>, Option<Raise>), NetError> {
         if self.refused && request.signal.is_some_and(|signal| signal.strong) {
             return Err(NetError::behind(self.peer));
         }
@@ -251,36 +320,65 @@ impl Line {
                 status: bytes,
             })
         };
-        match request.transfer {
-            Transfer::Nothing => Ok(None),
+        let rail = connected.rail;
+        let plan = match request.transfer {
+            Transfer::Nothing => None,
             Transfer::Put { source_window, source_offset, destination_window, destination_offset, bytes } => {
-                let (local, local_key) = windows.own(source_window, source_offset, bytes)?;
-                let (remote, remote_key) = windows.of(destination_window, self.peer, destination_offset, bytes)?;
-                let (bytes, window) = (moved(bytes)?, Some(source_window));
-                Ok(Some(Move { reads: false, local, local_key, remote, remote_key, bytes, window, value: None }))
+                let own = windows.own(source_window, source_offset, bytes, self.rail)?;
+                let there = windows.of(destination_window, self.peer, destination_offset, bytes, rail)?;
+                Some(Move::new(false, own, there, moved(bytes)?, Some(source_window), None))
             }
             Transfer::Get { source_window, source_offset, destination_window, destination_offset, bytes } => {
-                let (remote, remote_key) = windows.of(source_window, self.peer, source_offset, bytes)?;
-                let (local, local_key) = windows.own(destination_window, destination_offset, bytes)?;
-                let (bytes, window) = (moved(bytes)?, Some(destination_window));
-                Ok(Some(Move { reads: true, local, local_key, remote, remote_key, bytes, window, value: None }))
+                let there = windows.of(source_window, self.peer, source_offset, bytes, rail)?;
+                let own = windows.own(destination_window, destination_offset, bytes, self.rail)?;
+                Some(Move::new(true, own, there, moved(bytes)?, Some(destination_window), None))
             }
             Transfer::PutValue { value, width_log2, destination_window, destination_offset } => {
                 let bytes = 1 << width_log2.min(3);
-                let (remote, remote_key) = windows.of(destination_window, self.peer, destination_offset, bytes)?;
-                let (bytes, value) = (moved(bytes)?, Some(value));
-                let (local, local_key, window) = (0, 0, None);
-                Ok(Some(Move { reads: false, local, local_key, remote, remote_key, bytes, window, value }))
+                let there = windows.of(destination_window, self.peer, destination_offset, bytes, rail)?;
+                Some(Move::new(false, (0, 0), there, moved(bytes)?, None, Some(value)))
             }
+        };
+        let plan = plan.filter(|plan| plan.bytes > 0);
+        let raise = request.signal.map(|signal| {
+            let word = match signal.target {
+                SignalTarget::Id(id) => {
+                    connected.words.map(|words| There { address: words.address + 8 * u64::from(id), ..words })
+                }
+                SignalTarget::Address { window, offset } => {
+                    let there = windows.of(window, self.peer, offset, 8, rail).ok();
+                    there.filter(|there| there.nic && connected.words.is_some())
+                }
+            };
+            self.raise(plan.as_ref(), word)
+        });
+        Ok((plan, raise))
+    }
+
+    /// How a signal behind a transfer is raised, for which the peer's NIC may raise this word.
+    ///
+    /// The NIC carries out what comes over a connection in order, and what it writes to one memory comes there in order. So
+    /// the word is raised after all that was put, if all of it went to where the word is, a GPU or the host; between the two
+    /// nothing is ordered. Once a signal goes as a message all do, since one that the NIC raises may overtake it.
+    fn raise(&self, plan: Option<&Move>, word: Option<There>) -> Raise {
+        let mut has_put = self.has_put;
+        if let Some(plan) = plan {
+            plan.book(&mut has_put);
         }
-        .map(|plan| plan.filter(|plan| plan.bytes > 0))
+        match word {
+            Some(There { address, key, in_gpu, .. }) if !self.by_message && is_ordered(has_put, in_gpu) => {
+                Raise::Nic { address, key }
+            }
+            _ => Raise::Message,
+        }
     }
 
     /// Adds the entries of a request.
-    fn put_in(&mut self, request: &Request, plan: Option<Move>, tools: &mut Tools<'_>) {
+    fn put_in(&mut self, request: &Request, plan: Option<Move>, raise: Option<Raise>, tools: &mut Tools<'_>) {
         let last = |signal: bool| Entry { request: (!signal).then_some(request.id), part: signal, window: None };
         if let Some(plan) = plan {
-            let [write, _, read] = OPCODE;
+            let [write, _, read, _] = OPCODE;
+            plan.book(&mut self.has_put);
             let mut entry = SendRequest::new(if plan.reads { read } else { write });
             (entry.remote_addr, entry.rkey) = (plan.remote, plan.remote_key);
             let piece = match plan.value {
@@ -288,7 +386,7 @@ impl Line {
                     let slot = self.send_slot(self.ledger.next());
                     tools.buffers.slots.write(slot, &value.to_le_bytes());
                     entry.send_flags |= self.queue.inline(plan.bytes as usize);
-                    tools.buffers.slots.piece(slot, plan.bytes as usize)
+                    tools.buffers.slots.piece(slot, plan.bytes as usize, self.rail)
                 }
                 None => super::ffi::Piece { addr: plan.local, length: plan.bytes, lkey: plan.local_key },
             };
@@ -298,14 +396,26 @@ impl Line {
             let booked = Entry { window: plan.window, ..last(request.signal.is_some()) };
             self.add(entry, Some(piece), booked, tools);
         }
-        if let Some(signal) = &request.signal {
-            self.credits.take();
-            let mut entry = SendRequest::new(OPCODE[1]);
-            if plan.is_some_and(|plan| plan.reads) {
-                // Not before what is read has landed.
-                entry.send_flags |= FLAG[0];
+        if let (Some(signal), Some(raise)) = (&request.signal, raise) {
+            // Not before what is read has landed.
+            let fence = if plan.is_some_and(|plan| plan.reads) { FLAG[0] } else { 0 };
+            match raise {
+                Raise::Message => {
+                    self.by_message = true;
+                    self.credits.take();
+                    let mut entry = SendRequest::new(OPCODE[1]);
+                    entry.send_flags |= fence;
+                    self.add_slot(entry, &message::to_bytes(signal), last(false), tools);
+                }
+                Raise::Nic { address, key } => {
+                    let mut entry = SendRequest::add(address, key, signal.amount);
+                    entry.send_flags |= fence;
+                    // What the word held before comes here, and is not looked at.
+                    let slot = self.send_slot(self.ledger.next());
+                    let piece = tools.buffers.slots.piece(slot, 8, self.rail);
+                    self.add(entry, Some(piece), last(false), tools);
+                }
             }
-            self.add_slot(entry, &message::to_bytes(signal), last(false), tools);
         } else if plan.is_none() {
             tools.ended.requests.push((request.id, Ok(())));
         }
@@ -316,7 +426,7 @@ impl Line {
         let slot = self.send_slot(self.ledger.next());
         tools.buffers.slots.write(slot, bytes);
         entry.send_flags |= self.queue.inline(bytes.len());
-        let piece = tools.buffers.slots.piece(slot, bytes.len());
+        let piece = tools.buffers.slots.piece(slot, bytes.len(), self.rail);
         self.add(entry, Some(piece), booked, tools);
     }
 
@@ -353,5 +463,24 @@ impl Line {
             self.waiting = None;
             self.tell(connected, tools);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_in_order_behind_what_was_put_to_memory_of_its_kind_only() {
+        let there = |in_gpu| There { address: 0, key: 0, in_gpu, nic: true };
+        let transfer = |reads, in_gpu| Move::new(reads, (0, 0), there(in_gpu), 8, None, None);
+        let mut has_put = [false; 2];
+        assert!(is_ordered(has_put, false) && is_ordered(has_put, true), "nothing was put");
+        // What is read writes nothing at the peer.
+        transfer(true, false).book(&mut has_put);
+        transfer(false, true).book(&mut has_put);
+        assert!(is_ordered(has_put, true) && !is_ordered(has_put, false));
+        transfer(false, false).book(&mut has_put);
+        assert!(!is_ordered(has_put, true) && !is_ordered(has_put, false), "both");
     }
 }

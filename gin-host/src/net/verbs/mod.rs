@@ -3,14 +3,20 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | `device` | devices: what there are, ports, addresses |
-//! | `config` | what can be chosen |
-//! | `objects` | what is made with a device: queue pairs, completion queues, registered memory |
-//! | `line` | one connection |
+//! | `device`, `info` | devices: what there are, ports, addresses |
+//! | `ports`, `topology` | which ports a rank uses: those near its GPU |
+//! | `config`, `variables` | what can be chosen, and how environment variables choose it |
+//! | `objects`, `region` | what is made with a device: queue pairs, completion queues; registered memory |
+//! | `links`, `line` | the connections, and one of them |
 //! | `ledger` | what is in a send queue, and what becomes of it |
 //! | `credits` | how many signals may be on their way |
 //! | `windows` | the table of windows |
 //! | `key`, `message` | what ranks tell each other |
+//!
+//! # Ports
+//! A rank uses one or several ports, and registers its memory with each. Context `c` uses the port of index `c` modulo
+//! their number, at each end, so both know what joins which: ranks with as many ports meet at ports of the same index. What
+//! arrives for a context arrives over one port.
 //!
 //! # How requests travel
 //! Each context has a reliable connection with each rank, also its own. A put is an RDMA write, a get an RDMA read, a value a
@@ -38,94 +44,131 @@ mod credits;
 mod device;
 mod ffi;
 mod flush;
+mod info;
 mod key;
 mod ledger;
 mod line;
+mod links;
 mod message;
 mod objects;
+mod ports;
+mod region;
 mod status;
+mod topology;
+mod variables;
 mod windows;
 
-pub use config::VerbsConfig;
-pub use device::{Device, DeviceInfo, Gid, GidKind, NoDevice, PortInfo, probe};
+pub use config::{NotAPort, PortName, SignalsBy, VerbsConfig};
+pub use device::{Device, probe};
 #[doc(hidden)]
 pub use ffi::{FOREIGN_FIELDS, FOREIGN_NUMBERS, FOREIGN_SIZES};
+pub use info::{DeviceInfo, Gid, GidKind, NoDevice, PortInfo};
+pub use ports::{Chosen, Ports};
+pub use region::Way;
+pub use topology::{Distance, Place};
+pub use variables::{VARIABLES, Variable, WrongVariable};
 
 use self::flush::Flush;
 use self::key::Hello;
-use self::ledger::{Ended, Outcome};
+use self::ledger::Ended;
 use self::line::{Buffers, Line, Tools, slot_bytes};
-use self::objects::{Buffer, Chain, Completions, Depths, Domain, Queue, Reach};
-use self::windows::Windows;
+use self::links::{Links, Rail, Words};
+use self::objects::{Chain, Completions, Depths, Domain, Queue};
+use self::region::{Buffer, Reach, is_in_gpu};
+use self::windows::{Peer, Windows};
 use super::{
     Capabilities, Endpoint, Event, Key, LocalSignals, LocalWindow, NetError, Network, NetworkFactory, Raises, Request,
-    SignalArrival,
 };
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
-/// Most completions that are taken from a queue at a time.
-const TAKE: usize = 32;
-
-/// Times that a queue is asked in one poll, so that the proxy gets to its other work.
-const ROUNDS: usize = 4;
-
 /// The endpoint of one rank.
 #[derive(Debug)]
 pub struct Verbs {
-    device: Arc<Device>,
+    devices: Vec<Arc<Device>>,
+    config: VerbsConfig,
     rank: u32,
     ranks: u32,
     // Before what its entries use.
     links: Option<Links>,
-    flush: Option<Flush>,
+    /// By port, if there is memory to be read back.
+    flushes: Vec<Flush>,
     windows: Windows,
     events: Vec<Event>,
     chain: Chain,
     ended: Ended,
-}
-
-/// The connections, and what they need. Dropped in this order.
-#[derive(Debug)]
-struct Links {
-    /// By context, then by rank.
-    lines: Vec<Line>,
-    /// Indices of those that have something to do.
-    busy: Vec<usize>,
-    /// By context.
-    completions: Vec<(Completions, Completions)>,
-    buffers: Buffers,
-    domain: Arc<Domain>,
+    /// NICs are to raise signals.
+    by_nic: bool,
+    /// Why this rank's does not, though it was to.
+    refusal: Option<String>,
 }
 
 impl Verbs {
-    /// The endpoint of `endpoint.rank` on a port.
-    pub fn new(device: &Arc<Device>, endpoint: &Endpoint) -> Self {
+    /// The endpoint of `endpoint.rank` on these ports: its contexts use them in turn. What the configurations say of
+    /// connections is taken from the first.
+    ///
+    /// # Panics
+    /// If there are no ports.
+    pub fn new(ports: &[Arc<Device>], endpoint: &Endpoint) -> Self {
         let Endpoint { rank, ranks, .. } = *endpoint;
+        let [first, ..] = ports else { panic!("no ports of RDMA devices were given") };
+        let by_nic = match first.config.signals {
+            SignalsBy::Automatic => endpoint.gpu.is_some() && ports.iter().all(|port| port.info.has_atomics),
+            SignalsBy::Proxy => false,
+            SignalsBy::Nic => true,
+        };
         Self {
-            device: device.clone(),
+            devices: ports.to_vec(),
+            config: first.config.clone(),
             rank,
             ranks,
             links: None,
-            flush: None,
+            flushes: Vec::new(),
             windows: Windows::new(rank),
             events: Vec::new(),
             chain: Chain::default(),
             ended: Ended::default(),
+            by_nic,
+            refusal: None,
         }
     }
 
-    /// Makes the endpoints of all ranks of this process: rank `n` uses the `n`th of these devices, from the beginning again
-    /// after the last.
+    /// Registers the words that the NIC is to raise, if it is to and can.
+    fn words(&mut self, domains: &[Arc<Domain>], signals: &LocalSignals) -> Result<Option<Words>, NetError> {
+        let Some(memory) = signals.nic.as_ref().filter(|memory| self.by_nic && memory.bytes() > 0) else {
+            return Ok(None);
+        };
+        let without = self.devices.iter().find(|device| !device.info.has_atomics);
+        let words = match without {
+            Some(device) => {
+                let reason = format!("{} has no atomics", device.info.name);
+                Err(NetError::Local { what: "having the NIC raise signals", reason })
+            }
+            None => Words::new(domains, memory.whole()),
+        };
+        match words {
+            Err(error) if self.config.signals == SignalsBy::Nic => Err(error),
+            Err(error) => {
+                self.refusal = Some(error.to_string());
+                Ok(None)
+            }
+            Ok(words) => Ok(Some(words)),
+        }
+    }
+
+    /// Makes the endpoints of all ranks of this process: all ranks use all these ports, rank `n` beginning with the `n`th,
+    /// wherever its GPU is. [`Ports::factory`] chooses by that.
     ///
     /// # Panics
-    /// If there are no devices.
-    pub fn factory(devices: &[Arc<Device>]) -> NetworkFactory {
-        assert!(!devices.is_empty(), "no RDMA devices were given");
-        let devices = devices.to_vec();
+    /// If there are no ports.
+    pub fn factory(ports: &[Arc<Device>]) -> NetworkFactory {
+        assert!(!ports.is_empty(), "no ports of RDMA devices were given");
+        let ports = ports.to_vec();
         Arc::new(move |endpoint| {
-            let device = &devices[endpoint.rank as usize % devices.len()];
-            Box::new(Self::new(device, endpoint))
+            let mut ports = ports.clone();
+            let first = endpoint.rank as usize % ports.len();
+            ports.rotate_left(first);
+            Box::new(Self::new(&ports, endpoint))
         })
     }
 
@@ -138,15 +181,18 @@ impl Verbs {
         }
     }
 
-    /// As many entries as asked for, or as a device has room for.
+    /// As many entries as asked for, or as all devices have room for.
     fn depths(&self) -> Result<Depths, NetError> {
-        let (info, config) = (&self.device.info, &self.device.config);
-        let most = info.max_entries.min(info.max_completions / self.ranks.max(1));
-        let depths = Depths { send: config.send_depth.min(most), receive: config.signal_depth.min(most) };
-        if depths.send < 4 || depths.receive < 2 {
-            let (what, entries) = ("making completion queues", info.max_completions);
-            let reason = format!("{} has {entries} entries, too few for {} ranks", info.name, self.ranks);
-            return Err(NetError::Local { what, reason });
+        let mut depths = Depths { send: self.config.send_depth, receive: self.config.signal_depth };
+        for device in &self.devices {
+            let info = &device.info;
+            let most = info.max_entries.min(info.max_completions / self.ranks.max(1));
+            depths = Depths { send: depths.send.min(most), receive: depths.receive.min(most) };
+            if depths.send < 4 || depths.receive < 2 {
+                let (what, entries) = ("making completion queues", info.max_completions);
+                let reason = format!("{} has {entries} entries, too few for {} ranks", info.name, self.ranks);
+                return Err(NetError::Local { what, reason });
+            }
         }
         Ok(depths)
     }
@@ -154,7 +200,7 @@ impl Verbs {
     /// Posts what connections have to post, and books what has ended.
     fn work(&mut self) {
         let Some(links) = &mut self.links else { return };
-        let config = &self.device.config;
+        let config = &self.config;
         let mut tools = Tools {
             buffers: &mut links.buffers,
             windows: &mut self.windows,
@@ -189,102 +235,43 @@ impl Verbs {
     }
 }
 
-impl Links {
-    fn list(&mut self, index: usize) {
-        if let Some(line) = self.lines.get_mut(index)
-            && !line.listed
-        {
-            line.listed = true;
-            self.busy.push(index);
-        }
-    }
-
-    /// Takes completions of what was posted.
-    fn sent(&mut self, ended: &mut Ended) -> Result<(), NetError> {
-        let mut room = [ffi::WorkCompletion::default(); TAKE];
-        for (sends, _) in &self.completions {
-            for _ in 0..ROUNDS {
-                let taken = sends.poll(&mut room)?;
-                for completion in taken {
-                    if let Some(line) = self.lines.get_mut((completion.wr_id >> 32) as usize) {
-                        line.complete(completion.wr_id as u32, status::outcome(line.peer, completion), ended);
-                    }
-                }
-                if taken.len() < TAKE {
-                    break;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes signals that have arrived.
-    fn received(&mut self, events: &mut Vec<Event>) -> Result<(), NetError> {
-        let mut room = [ffi::WorkCompletion::default(); TAKE];
-        for context in 0..self.completions.len() {
-            for _ in 0..ROUNDS {
-                let taken = self.completions[context].1.poll(&mut room)?;
-                for completion in taken {
-                    let index = (completion.wr_id >> 32) as usize;
-                    let Some(line) = self.lines.get_mut(index) else { continue };
-                    match status::outcome(line.peer, completion) {
-                        Outcome::Done => {}
-                        Outcome::Failed(error) | Outcome::Flushed(error) => {
-                            line.seen_in_error(error);
-                            continue;
-                        }
-                    }
-                    let arrived = line.arrive(completion.wr_id as u32, completion.byte_len, &self.buffers);
-                    match arrived {
-                        Some((target, amount)) => {
-                            let (context, from) = (line.context, line.peer);
-                            events.push(Event::Signal(SignalArrival { context, from, target, amount }));
-                        }
-                        None => {
-                            let (context, peer) = ("a message that is no signal", line.peer);
-                            line.fail(NetError::Failed { context, peer, status: 0 });
-                        }
-                    }
-                    if line.is_busy() {
-                        self.list(index);
-                    }
-                }
-                if taken.len() < TAKE {
-                    break;
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
 impl Network for Verbs {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             name: "verbs",
             strong_signals: true,
             va_signals: true,
-            max_message: self.device.config.max_message.min(self.device.port.max_message.max(8)),
+            max_message: self
+                .devices
+                .iter()
+                .map(|device| device.port.max_message.max(8))
+                .fold(self.config.max_message, u64::min),
             completion_is_arrival: true,
-            raises: Raises::Receiver,
+            raises: if self.by_nic { Raises::Nic } else { Raises::Receiver },
             needs_make_visible: true,
         }
     }
 
     fn register_signals(&mut self, signals: &LocalSignals) -> Result<Key, NetError> {
         let depths = self.depths()?;
-        let domain = Domain::new(&self.device)?;
         let (contexts, ranks) = (signals.contexts as usize, self.ranks as usize);
+        // More ports than contexts would not be used.
+        self.devices.truncate(contexts.max(1));
+        let domains = self.devices.iter().map(Domain::new).collect::<Result<Vec<_>, _>>()?;
         let count = contexts * ranks;
         let mut buffers = Buffers {
-            credits: Buffer::new(&domain, 8 * count, Reach::Peers)?,
-            slots: Buffer::new(&domain, slot_bytes(depths) * count, Reach::Own)?,
+            credits: Buffer::new(&domains, 8 * count, Reach::Peers)?,
+            slots: Buffer::new(&domains, slot_bytes(depths) * count, Reach::Own)?,
         };
         for line in 0..count {
             buffers.credits.write(8 * line, &credits::word(0).to_le_bytes());
         }
-        let queue = |entries: u32| Completions::new(&domain, entries.saturating_mul(self.ranks));
-        let completions = (0..contexts).map(|_| Ok((queue(depths.send)?, queue(depths.receive)?)));
+        let words = self.words(&domains, signals)?;
+        let rail = |context: usize| context % domains.len();
+        let completions = (0..contexts).map(|context| {
+            let queue = |entries: u32| Completions::new(&domains[rail(context)], entries.saturating_mul(self.ranks));
+            Ok((queue(depths.send)?, queue(depths.receive)?))
+        });
         let completions = completions.collect::<Result<Vec<_>, NetError>>()?;
         // A late packet of a queue pair that had the same number is told by it.
         let random = RandomState::new();
@@ -295,23 +282,27 @@ impl Network for Verbs {
                 let mut first_packet = random.build_hasher();
                 first_packet.write_usize(index);
                 let first_packet = first_packet.finish() as u32 & 0xff_ffff;
-                let queue = Queue::new(&domain, (&queues.0, &queues.1), depths, first_packet)?;
-                lines.push(Line::new(queue, index, depths, (context, peer)));
+                let rail = rail(context as usize);
+                let queue = Queue::new(&domains[rail], (&queues.0, &queues.1), depths, first_packet)?;
+                lines.push(Line::new(queue, (index, rail), depths, (context, peer)));
             }
         }
+        let ports = domains.iter().enumerate().zip(buffers.credits.remote_keys()).map(|((rail, domain), key)| {
+            let words_key = words.as_ref().map_or(0, |words| words.regions[rail].remote_key);
+            domain.port(key, words_key)
+        });
         let hello = Hello {
             per_context: signals.per_context,
             signal_depth: depths.receive,
-            link: self.device.port.link,
-            mtu: self.device.mtu,
-            reads: self.device.info.reads_answered.min(self.device.config.reads).max(1),
-            lid: self.device.port.lid,
-            gid: self.device.gid.bytes,
             credits: buffers.credits.address(0),
-            credits_key: buffers.credits.region().remote_key,
+            words: words.as_ref().map_or(0, |words| words.memory.address()),
+            words_in_gpu: words.as_ref().is_some_and(|words| is_in_gpu(&words.memory)),
+            ports: ports.collect(),
             ends: lines.iter().map(Line::end).collect(),
         };
-        self.links = Some(Links { lines, busy: Vec::new(), completions, buffers, domain });
+        let rails = domains.iter().map(|_| Rail::default()).collect();
+        self.links =
+            Some(Links { lines, busy: Vec::new(), in_error: Vec::new(), completions, words, buffers, rails, domains });
         Ok(hello.to_key(self.rank, self.ranks))
     }
 
@@ -328,14 +319,18 @@ impl Network for Verbs {
             let Some(hello) = hellos.get(rank as usize) else {
                 return Err(NetError::Key { rank, reason: "there is none".to_owned() });
             };
-            if hello.link != self.device.port.link {
-                let reason = format!("its port is on {}, this rank's on {}", hello.link, self.device.port.link);
+            let own = &self.devices[line.context as usize % self.devices.len()];
+            if let Some(port) = hello.ports.get(hello.rail(line.context))
+                && port.link != own.port.link
+            {
+                let reason = format!("its port is on {}, this rank's {} on {}", port.link, own.name(), own.port.link);
                 return Err(NetError::Key { rank, reason });
             }
             let own = line.context as usize * self.ranks as usize + self.rank as usize;
-            line.connect(hello, own, &links.buffers)?;
+            line.connect(hello, own, self.by_nic, &links.buffers)?;
         }
-        self.windows.set_signals(hellos.iter().map(|hello| hello.per_context).collect());
+        let peer = |hello: &Hello| Peer { signals: hello.per_context, ports: hello.ports.len() };
+        self.windows.set_peers(hellos.iter().map(peer).collect());
         Ok(())
     }
 
@@ -344,11 +339,13 @@ impl Network for Verbs {
             let (what, reason) = ("registering memory", "signals come first".to_owned());
             return Err(NetError::Local { what, reason });
         };
-        let read_back = self.device.config.always_read_back || objects::is_in_gpu(&window.memory);
-        if read_back && self.flush.is_none() {
-            self.flush = Some(Flush::new(&links.domain)?);
+        let read_back = self.config.always_read_back || is_in_gpu(&window.memory);
+        if read_back && self.flushes.is_empty() {
+            self.flushes = links.domains.iter().map(Flush::new).collect::<Result<_, _>>()?;
         }
-        self.windows.register(&links.domain, window)
+        // Words of a window are raised from every context: by one NIC only if there is one.
+        let nic = window.nic && links.words.is_some() && links.domains.len() == 1;
+        self.windows.register(&links.domains, window, nic)
     }
 
     fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
@@ -374,7 +371,7 @@ impl Network for Verbs {
                 taken += 1;
                 continue;
             };
-            if !links.lines[line].has_room(&self.device.config) {
+            if !links.lines[line].has_room(&self.config) {
                 break;
             }
             links.lines[line].take(*request);
@@ -387,8 +384,16 @@ impl Network for Verbs {
 
     fn poll(&mut self, events: &mut Vec<Event>) {
         if let Some(links) = &mut self.links {
-            // What was posted first: a queue pair in error has told why there.
             let polled = links.sent(&mut self.ended).and_then(|()| links.received(&mut self.events));
+            // Why a queue pair is in error was told where things are posted, before its buffers were given back; perhaps since
+            // that was asked.
+            let asked_again = if links.in_error.is_empty() { Ok(()) } else { links.sent(&mut self.ended) };
+            for (index, error) in links.in_error.drain(..) {
+                if let Some(line) = links.lines.get_mut(index) {
+                    line.seen_in_error(error);
+                }
+            }
+            let polled = polled.and(asked_again);
             if let Err(error) = polled {
                 self.fail_all(&error);
             }
@@ -399,10 +404,36 @@ impl Network for Verbs {
     }
 
     fn make_visible(&mut self) -> Result<(), NetError> {
-        match &mut self.flush {
-            None => Ok(()),
-            Some(flush) => flush.read(self.windows.behind_pcie(self.device.config.always_read_back), self.rank),
+        let Some(links) = &mut self.links else { return Ok(()) };
+        // All at once; then each is waited for, also if another one failed.
+        let mut outcome = Ok(());
+        let mut begun = Vec::with_capacity(self.flushes.len());
+        for (index, (rail, flush)) in links.rails.iter_mut().zip(&mut self.flushes).enumerate() {
+            let place = self.windows.behind_pcie(self.config.always_read_back, index).filter(|_| rail.has_written);
+            if let Some(place) = place {
+                match flush.begin(place) {
+                    Ok(()) => begun.push((rail, flush)),
+                    Err(error) => outcome = Err(error),
+                }
+            }
         }
+        for (rail, flush) in begun {
+            match flush.end(self.rank) {
+                Ok(()) => rail.has_written = false,
+                Err(error) => outcome = Err(error),
+            }
+        }
+        outcome
+    }
+
+    fn describe(&self) -> String {
+        let ports: Vec<String> = self.devices.iter().map(|device| device.name().to_string()).collect();
+        let by = match (&self.links, &self.refusal) {
+            (Some(Links { words: Some(_), .. }), _) => "signals raised by the NIC".to_owned(),
+            (_, Some(reason)) => format!("signals raised by the proxy ({reason})"),
+            (_, None) => "signals raised by the proxy".to_owned(),
+        };
+        format!("verbs over {}, {by}", ports.join(", "))
     }
 
     fn is_quiet(&self) -> bool {

@@ -6,31 +6,28 @@ use super::ffi::{
     self, ACCESS, AddressAttributes, FLAG, GIVEN, GIVEN_STATE, Limits, Piece, QueueAttributes, QueueInit, RELIABLE,
     STATE,
 };
-use super::key::{End, Hello};
-use crate::gpu::{DeviceKind, MemoryKind, MemorySlice};
+use super::key::{End, Port};
 use crate::net::NetError;
 use crate::nic::hca::Link;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 use std::{fmt, io};
 
 /// Why something cannot be done at this rank.
-fn local(what: &'static str, reason: impl fmt::Display) -> NetError {
+pub(super) fn local(what: &'static str, reason: impl fmt::Display) -> NetError {
     NetError::Local { what, reason: reason.to_string() }
 }
 
-fn system(what: &'static str, errno: i32) -> NetError {
+pub(super) fn system(what: &'static str, errno: i32) -> NetError {
     local(what, io::Error::from_raw_os_error(errno))
 }
 
-fn made<T>(what: &'static str, result: *mut T) -> Result<NonNull<T>, NetError> {
+pub(super) fn made<T>(what: &'static str, result: *mut T) -> Result<NonNull<T>, NetError> {
     NonNull::new(result).ok_or_else(|| system(what, last_errno()))
 }
 
-fn check(what: &'static str, result: c_int) -> Result<(), NetError> {
+pub(super) fn check(what: &'static str, result: c_int) -> Result<(), NetError> {
     match result {
         0 => Ok(()),
         -1 => Err(system(what, last_errno())),
@@ -53,12 +50,14 @@ macro_rules! shown {
     };
 }
 
-shown! { Domain Completions Queue Region Buffer }
+pub(super) use shown;
+
+shown! { Domain Completions Queue }
 
 /// A protection domain.
 pub(super) struct Domain {
     device: Arc<Device>,
-    domain: NonNull<ffi::ProtectionDomain>,
+    pub(super) domain: NonNull<ffi::ProtectionDomain>,
 }
 
 // Safety: libibverbs locks what threads share.
@@ -71,11 +70,14 @@ impl Domain {
         Ok(Arc::new(Self { device: device.clone(), domain: made("making a protection domain", domain)? }))
     }
 
-    pub(super) fn device(&self) -> &Device {
-        &self.device
+    /// What is told of its port.
+    pub(super) fn port(&self, credits_key: u32, words_key: u32) -> Port {
+        let Device { config, info, port, gid, mtu, .. } = &*self.device;
+        let reads = info.reads_answered.min(config.reads).max(1);
+        Port { link: port.link, mtu: *mtu, reads, lid: port.lid, gid: gid.bytes, credits_key, words_key }
     }
 
-    fn functions(&self) -> &ffi::Functions {
+    pub(super) fn functions(&self) -> &ffi::Functions {
         &self.device.opened.functions
     }
 
@@ -128,192 +130,6 @@ impl Drop for Completions {
     fn drop(&mut self) {
         // Safety: its owner ends the queue pairs that it serves first.
         unsafe { (self.domain.functions().ibv_destroy_cq)(self.queue.as_ptr()) };
-    }
-}
-
-/// Memory that the NIC reaches.
-pub(super) struct Region {
-    domain: Arc<Domain>,
-    region: NonNull<ffi::MemoryRegion>,
-    /// What requests of this rank call it.
-    pub(super) local_key: u32,
-    /// What requests of other ranks call it.
-    pub(super) remote_key: u32,
-}
-
-/// Whether memory lies in a GPU, not in a host.
-pub(super) fn is_in_gpu(slice: &MemorySlice) -> bool {
-    let memory = slice.memory();
-    memory.device().kind() == DeviceKind::Cuda && memory.kind() == MemoryKind::Device
-}
-
-/// Whether peers may write and read a region.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Reach {
-    /// This rank's own requests only.
-    Own,
-    /// Peers too.
-    Peers,
-}
-
-impl Reach {
-    fn flags(self) -> u32 {
-        let [local_write, remote_write, remote_read, ..] = ACCESS;
-        match self {
-            Self::Own => local_write,
-            Self::Peers => local_write | remote_write | remote_read,
-        }
-    }
-}
-
-impl Region {
-    /// Memory of this process.
-    ///
-    /// # Safety
-    /// - It is there as long as the region.
-    unsafe fn by_address(domain: &Arc<Domain>, address: u64, bytes: u64, reach: Reach) -> Result<Self, NetError> {
-        let first = address as usize as *mut c_void;
-        // Safety: the domain is there; the rest is the caller's promise.
-        let region = unsafe {
-            (domain.functions().ibv_reg_mr)(domain.domain.as_ptr(), first, bytes as usize, reach.flags() as c_int)
-        };
-        Self::of(domain, made("registering memory", region)?)
-    }
-
-    fn of(domain: &Arc<Domain>, region: NonNull<ffi::MemoryRegion>) -> Result<Self, NetError> {
-        // Safety: the library just made it.
-        let ffi::MemoryRegion { lkey, rkey, .. } = unsafe { region.as_ref() };
-        Ok(Self { domain: domain.clone(), region, local_key: *lkey, remote_key: *rkey })
-    }
-
-    /// Part of a window: its addresses are those that it has on its device.
-    ///
-    /// # Safety
-    /// - It is there as long as the region.
-    pub(super) unsafe fn of_slice(domain: &Arc<Domain>, slice: &MemorySlice) -> Result<Self, NetError> {
-        let (memory, address, bytes) = (slice.memory(), slice.address(), slice.bytes());
-        if !is_in_gpu(slice) {
-            // Safety: the caller's promise.
-            return unsafe { Self::by_address(domain, address, bytes, Reach::Peers) };
-        }
-        // A GPU's memory: as a file that drivers share, else by its address, which needs the GPU driver's peer-memory module.
-        // Safety: the caller's promise.
-        let by_file = match unsafe { Self::of_device(domain, slice) } {
-            Ok(region) => return Ok(region),
-            Err(reason) => reason,
-        };
-        // Safety: the caller's promise.
-        unsafe { Self::by_address(domain, address, bytes, Reach::Peers) }.map_err(|by_address| {
-            let device = memory.device().name();
-            let reason = format!(
-                "device memory of {device}: as a file (DMA-BUF): {by_file}; by its address (peer memory): {by_address}; \
-                 going through host memory instead is not there yet"
-            );
-            local("registering memory", reason)
-        })
-    }
-
-    /// # Safety
-    /// - As [`of_slice`](Self::of_slice).
-    unsafe fn of_device(domain: &Arc<Domain>, slice: &MemorySlice) -> Result<Self, String> {
-        let register = domain.functions().ibv_reg_dmabuf_mr.ok_or("libibverbs is too old")?;
-        let (address, bytes) = (slice.address(), slice.bytes());
-        let file = slice.memory().device().export(address, bytes).map_err(|error| error.to_string())?;
-        let flags = Reach::Peers.flags() as c_int;
-        // Safety: the domain is there, the file holds these bytes; the rest is the caller's promise.
-        let region =
-            unsafe { register(domain.domain.as_ptr(), file.offset(), bytes as usize, address, file.number(), flags) };
-        let region = made("registering a file", region).map_err(|error| error.to_string())?;
-        Self::of(domain, region).map_err(|error| error.to_string())
-    }
-}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        // Safety: it came from the library. Requests that use it from now on fail; its owner waits for its own.
-        unsafe { (self.domain.functions().ibv_dereg_mr)(self.region.as_ptr()) };
-    }
-}
-
-/// Memory of this network: what the NIC writes while this process reads.
-pub(super) struct Buffer {
-    region: Region,
-    first: NonNull<u8>,
-    bytes: usize,
-}
-
-impl Buffer {
-    /// So many bytes, all zero.
-    pub(super) fn new(domain: &Arc<Domain>, bytes: usize, reach: Reach) -> Result<Self, NetError> {
-        const WHAT: &str = "allocating memory";
-        let bytes = bytes.max(1);
-        // Safety: a new mapping of no place in particular.
-        let first =
-            unsafe { mmap_anonymous(ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) };
-        let first = first.map_err(|error| system(WHAT, error.raw_os_error()))?;
-        let first = NonNull::new(first.cast::<u8>()).ok_or_else(|| local(WHAT, "it would begin at 0"))?;
-        // Safety: `drop` unmaps it once the region is gone.
-        let region =
-            unsafe { Region::by_address(domain, first.as_ptr().expose_provenance() as u64, bytes as u64, reach) };
-        match region {
-            Ok(region) => Ok(Self { region, first, bytes }),
-            Err(error) => {
-                // Safety: it was just mapped, and nobody else knows it.
-                let _ = unsafe { munmap(first.as_ptr().cast(), bytes) };
-                Err(error)
-            }
-        }
-    }
-
-    pub(super) fn address(&self, at: usize) -> u64 {
-        self.first.as_ptr().addr() as u64 + at as u64
-    }
-
-    pub(super) fn region(&self) -> &Region {
-        &self.region
-    }
-
-    /// Part of it, for a request of this rank.
-    pub(super) fn piece(&self, at: usize, bytes: usize) -> Piece {
-        Piece { addr: self.address(at), length: bytes as u32, lkey: self.region.local_key }
-    }
-
-    /// The 8 bytes at `at`, which the NIC may be writing.
-    pub(super) fn word(&self, at: usize) -> u64 {
-        let [0, ..] = [at % 8] else { return 0 };
-        if at.checked_add(8).is_none_or(|end| end > self.bytes) {
-            return 0;
-        }
-        // Safety: in range and aligned, since mappings begin at a page.
-        let word = unsafe { self.first.as_ptr().add(at).cast::<u64>().read_volatile() };
-        fence(Ordering::Acquire);
-        word
-    }
-
-    /// Copies `N` bytes from `at`, which the NIC has written; zeros if there are no such bytes.
-    pub(super) fn read<const N: usize>(&self, at: usize) -> [u8; N] {
-        if at.checked_add(N).is_none_or(|end| end > self.bytes) {
-            return [0; N];
-        }
-        // Safety: in range; bytes have no alignment.
-        unsafe { self.first.as_ptr().add(at).cast::<[u8; N]>().read_volatile() }
-    }
-
-    /// Stores bytes at `at`, where the NIC reads nothing now. What is past the end is left out.
-    pub(super) fn write(&mut self, at: usize, bytes: &[u8]) {
-        if at.checked_add(bytes.len()).is_none_or(|end| end > self.bytes) {
-            return;
-        }
-        // Safety: in range; nobody else writes there.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.first.as_ptr().add(at), bytes.len()) };
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        // A mapping that is gone would fail the NIC's access, not harm other memory: the kernel holds its pages.
-        // Safety: mapped by `new`; nobody has references into it.
-        let _ = unsafe { munmap(self.first.as_ptr().cast(), self.bytes) };
     }
 }
 
@@ -391,18 +207,19 @@ impl Queue {
 
     /// Lets it have receive buffers.
     pub(super) fn begin(&self) -> Result<(), NetError> {
-        let [_, remote_write, remote_read, ..] = ACCESS;
+        let [_, remote_write, remote_read, remote_atomic, _] = ACCESS;
+        let remote_atomic = if self.domain.device.info.has_atomics { remote_atomic } else { 0 };
         let mut attributes = QueueAttributes {
             qp_state: STATE[0],
             port_num: self.domain.device.port.number,
-            qp_access_flags: remote_write | remote_read,
+            qp_access_flags: remote_write | remote_read | remote_atomic,
             ..QueueAttributes::default()
         };
         self.modify("readying a queue pair", &mut attributes, GIVEN[0])
     }
 
     /// Connects it to one end of another rank's.
-    pub(super) fn connect(&self, peer: &Hello, end: End) -> Result<(), NetError> {
+    pub(super) fn connect(&self, peer: &Port, end: End) -> Result<(), NetError> {
         let Device { config, info, port, gid, mtu, .. } = &*self.domain.device;
         let near = port.link == Link::InfiniBand && peer.lid != 0 && peer.gid[..8] == gid.bytes[..8];
         let mtu = if peer.mtu.bytes() < mtu.bytes() { peer.mtu } else { *mtu };

@@ -2,7 +2,8 @@
 //! The table of windows: own parts, which are registered with the NIC, and what other ranks say of theirs.
 
 use super::key::Part;
-use super::objects::{Domain, Region, is_in_gpu};
+use super::objects::Domain;
+use super::region::{Reach, Region, is_in_gpu};
 use crate::net::{Key, LocalWindow, NetError};
 use gin_abi::{RemoteSignal, SignalTarget};
 use std::sync::Arc;
@@ -11,15 +12,35 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub(super) struct Windows {
     rank: u32,
-    /// Signals of one context, by rank.
-    signals: Vec<u32>,
+    /// By rank.
+    peers: Vec<Peer>,
     table: Vec<Option<Window>>,
+}
+
+/// What is known of a rank.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Peer {
+    /// Its signals of one context.
+    pub(super) signals: u32,
+    /// Ports that it uses.
+    pub(super) ports: usize,
+}
+
+/// Memory of another rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct There {
+    pub(super) address: u64,
+    pub(super) key: u32,
+    pub(super) in_gpu: bool,
+    /// The NIC may raise signals there.
+    pub(super) nic: bool,
 }
 
 #[derive(Debug)]
 struct Window {
+    /// By port; none if it has no bytes.
     // Before the memory: dropped in this order.
-    region: Option<Region>,
+    regions: Vec<Region>,
     memory: LocalWindow,
     /// Entries under way that use it.
     uses: u64,
@@ -33,33 +54,44 @@ impl Windows {
         Self { rank, ..Self::default() }
     }
 
-    /// Takes how many signals each rank has in a context.
-    pub(super) fn set_signals(&mut self, signals: Vec<u32>) {
-        self.signals = signals;
+    /// Takes what is known of the ranks.
+    pub(super) fn set_peers(&mut self, peers: Vec<Peer>) {
+        self.peers = peers;
     }
 
-    /// Registers an own part.
-    pub(super) fn register(&mut self, domain: &Arc<Domain>, window: &LocalWindow) -> Result<Key, NetError> {
+    /// Registers an own part with all ports. `nic`: the NIC is to raise signals there, if it can.
+    pub(super) fn register(
+        &mut self,
+        domains: &[Arc<Domain>],
+        window: &LocalWindow,
+        nic: bool,
+    ) -> Result<Key, NetError> {
         let (address, bytes) = (window.memory.address(), window.memory.bytes());
-        let region = if bytes == 0 {
-            None
-        } else {
-            // Safety: the memory is kept beside the region, and dropped after it.
-            Some(unsafe { Region::of_slice(domain, &window.memory) }?)
+        let used = if bytes == 0 { &[] } else { domains };
+        let register = |reach| {
+            // Safety: the memory is kept beside the regions, and dropped after them.
+            let region = |domain| unsafe { Region::of_slice(domain, &window.memory, reach) };
+            used.iter().map(region).collect::<Result<Vec<_>, _>>()
         };
-        let key = region.as_ref().map_or(0, |region| region.remote_key);
+        let added_to = if nic { register(Reach::PeersAdd).ok() } else { None };
+        let nic = added_to.is_some();
+        let regions = added_to.map_or_else(|| register(Reach::Peers), Ok)?;
+        let mut keys: Vec<u32> = regions.iter().map(|region| region.remote_key).collect();
+        keys.resize(domains.len(), 0);
         let index = window.id as usize;
         if self.table.len() <= index {
             self.table.resize_with(index + 1, || None);
         }
-        let entry = Window { region, memory: window.clone(), uses: 0, is_closed: false, parts: Vec::new() };
+        let entry = Window { regions, memory: window.clone(), uses: 0, is_closed: false, parts: Vec::new() };
         self.table[index] = Some(entry);
-        Ok(Part { address, bytes, key, signals: window.plane.is_some() }.to_key())
+        let (signals, in_gpu) = (window.plane.is_some(), is_in_gpu(&window.memory));
+        Ok(Part { address, bytes, keys, signals, nic, in_gpu }.to_key())
     }
 
     /// Takes the keys of all ranks.
     pub(super) fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
-        let parts = keys.iter().zip(0..).map(|(key, rank)| Part::from_key(rank, key)).collect::<Result<_, _>>()?;
+        let ranks = keys.iter().zip(&self.peers).zip(0..);
+        let parts = ranks.map(|((key, peer), rank)| Part::from_key(rank, peer.ports, key)).collect::<Result<_, _>>()?;
         match self.table.get_mut(window as usize).and_then(Option::as_mut) {
             Some(entry) => entry.parts = parts,
             None => return Err(NetError::UnknownWindow { window, rank: self.rank }),
@@ -93,10 +125,10 @@ impl Windows {
         }
     }
 
-    /// Address and key of some memory of this rank that lies in its GPU; or of any.
-    pub(super) fn behind_pcie(&self, any: bool) -> Option<(u64, u32)> {
+    /// Address and key, for a port, of some memory of this rank that lies in its GPU; or of any.
+    pub(super) fn behind_pcie(&self, any: bool, rail: usize) -> Option<(u64, u32)> {
         self.table.iter().flatten().find_map(|window| {
-            let (region, memory) = (window.region.as_ref()?, &window.memory.memory);
+            let (region, memory) = (window.regions.get(rail)?, &window.memory.memory);
             (any || is_in_gpu(memory)).then(|| (memory.address(), region.remote_key))
         })
     }
@@ -106,27 +138,28 @@ impl Windows {
         entry.filter(|entry| !entry.is_closed).ok_or(NetError::UnknownWindow { window, rank })
     }
 
-    /// Address and key of a range of the own part.
-    pub(super) fn own(&self, window: u32, offset: u64, bytes: u64) -> Result<(u64, u32), NetError> {
+    /// Address and key of a range of the own part, for a request over one of this rank's ports.
+    pub(super) fn own(&self, window: u32, offset: u64, bytes: u64, rail: usize) -> Result<(u64, u32), NetError> {
         let rank = self.rank;
         let entry = self.open(window, rank)?;
         let (end, length) = (offset.saturating_add(bytes), entry.memory.memory.bytes());
         if end > length {
             return Err(NetError::OutOfRange { window, rank, end, length });
         }
-        let key = entry.region.as_ref().map_or(0, |region| region.local_key);
+        let key = entry.regions.get(rail).map_or(0, |region| region.local_key);
         Ok((entry.memory.memory.address() + offset, key))
     }
 
-    /// Address and key of a range of another rank's part.
-    pub(super) fn of(&self, window: u32, rank: u32, offset: u64, bytes: u64) -> Result<(u64, u32), NetError> {
+    /// A range of another rank's part, for a request that arrives over one of its ports.
+    pub(super) fn of(&self, window: u32, rank: u32, offset: u64, bytes: u64, rail: usize) -> Result<There, NetError> {
         let part = self.open(window, rank)?.parts.get(rank as usize);
         let part = part.ok_or(NetError::UnknownWindow { window, rank })?;
         let (end, length) = (offset.saturating_add(bytes), part.bytes);
         if end > length {
             return Err(NetError::OutOfRange { window, rank, end, length });
         }
-        Ok((part.address + offset, part.key))
+        let key = part.keys.get(rail).copied().unwrap_or(0);
+        Ok(There { address: part.address + offset, key, in_gpu: part.in_gpu, nic: part.nic })
     }
 
     /// Whether the rank has such a signal.
@@ -134,11 +167,11 @@ impl Windows {
         let unknown = NetError::UnknownSignal { rank, signal: signal.target };
         match signal.target {
             SignalTarget::Id(id) => {
-                let count = self.signals.get(rank as usize).copied().unwrap_or(0);
+                let count = self.peers.get(rank as usize).map_or(0, |peer| peer.signals);
                 if id < count { Ok(()) } else { Err(unknown) }
             }
             SignalTarget::Address { window, offset } => {
-                self.of(window, rank, offset, 8)?;
+                self.of(window, rank, offset, 8, 0)?;
                 let part = self.open(window, rank)?.parts.get(rank as usize);
                 let takes = part.is_some_and(|part| part.signals) && offset.is_multiple_of(8);
                 if takes { Ok(()) } else { Err(unknown) }

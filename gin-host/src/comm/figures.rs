@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a communicator has done, for whoever looks at it from outside.
+
+use super::{CommError, Communicator, PeerStats, Stats};
+
+impl Communicator {
+    /// Figures of each context since the communicator was made, of all peers together. They can be read at any time, also
+    /// while kernels run; each is then a number that was right once, and two may be of different times.
+    ///
+    /// Where kernels drive a NIC, only what its queue pairs tell: see [`peer_stats`](Self::peer_stats).
+    ///
+    /// # Errors
+    /// As [`device`](Self::device).
+    pub fn stats(&self) -> Result<Vec<Stats>, CommError> {
+        self.with_up("read figures", |live| {
+            let mut all: Vec<Stats> = live.stats.iter().map(|counters| counters.read()).collect();
+            if let Some(gdaki) = &live.gdaki {
+                for row in gdaki.stats()? {
+                    let stats = &mut all[row.context as usize];
+                    *stats = *stats + row.stats;
+                }
+            }
+            Ok(all)
+        })?
+    }
+
+    /// The same by context and peer: of those that something was posted to, in that order.
+    ///
+    /// Requests that name no rank of the communicator are in [`stats`](Self::stats) alone. What goes to a peer by loads and
+    /// stores is counted nowhere: kernels would have to. Where kernels drive a NIC, `taken` and `posted` count entries of
+    /// its queue, of which one operation may take several, `finished` and `completions` those that are known to be complete,
+    /// and the other figures are 0.
+    ///
+    /// # Errors
+    /// As [`device`](Self::device).
+    pub fn peer_stats(&self) -> Result<Vec<PeerStats>, CommError> {
+        self.with_up("read figures", |live| {
+            let counted = (0..).zip(&live.stats).flat_map(|(context, counters)| counters.peers(context));
+            let mut all: Vec<PeerStats> = counted.collect();
+            if let Some(gdaki) = &live.gdaki {
+                all.extend(gdaki.stats()?);
+                all.sort_by_key(|row| (row.context, row.peer));
+            }
+            Ok(all)
+        })?
+    }
+}

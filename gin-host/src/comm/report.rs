@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A fault with everything that its rank knows of it, for people.
+
+use super::bootstrap::on_host;
+use super::{Communicator, Notice, Routes};
+use gin_abi::{BackendKind, Fault, FaultKind, Operation};
+use std::fmt;
+
+/// What serves a communicator, as far as faults are concerned.
+#[derive(Debug)]
+pub(super) struct Place {
+    pub(super) backend: BackendKind,
+    /// The network of its proxy, or the kind of NIC that its kernels drive.
+    pub(super) network: &'static str,
+    /// Ranks of an LSA team.
+    pub(super) lsa_size: u32,
+}
+
+/// The fault that ended a communicator, in full: which rank found it, on which host, what it concerned, by which back end,
+/// and why.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct FaultReport {
+    /// World rank that found it, or called abort.
+    pub rank: u32,
+    /// Name of its host.
+    pub host: String,
+    /// What happened there.
+    pub fault: Fault,
+    /// Name of the host of the rank that it concerned, if it concerned one.
+    pub peer_host: Option<String>,
+    /// The back end, with its network or NIC, and whether the rank that it concerned is also reached by loads and stores.
+    pub back_end: String,
+    /// What is known of the cause, in words: what the network says, how a rank was lost.
+    pub cause: Option<String>,
+}
+
+impl fmt::Display for FaultReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, host, fault, peer_host, back_end, cause } = self;
+        match (peer_host, cause) {
+            (Some(peer), Some(cause)) if cause.starts_with("is lost") => {
+                let lost = format!("rank {}{} {cause}", fault.peer, on_host(peer));
+                return write!(f, "{lost} (told by rank {rank}{}; {back_end})", on_host(host));
+            }
+            _ => write!(f, "{}", fault.kind)?,
+        }
+        if fault.operation != Operation::None {
+            write!(f, " in {}", fault.operation)?;
+        }
+        if fault.context != gin_abi::fault::NONE {
+            write!(f, ", context {}", fault.context)?;
+        }
+        if let Some(peer) = peer_host {
+            write!(f, ", rank {}{}", fault.peer, on_host(peer))?;
+        }
+        match cause {
+            Some(cause) => write!(f, ": {cause}")?,
+            None if fault.kind == FaultKind::Aborted => {}
+            None => write!(f, ": expected {}, saw {}", fault.expected, fault.seen)?,
+        }
+        write!(f, " (told by rank {rank}{}; {back_end})", on_host(host))
+    }
+}
+
+impl Communicator {
+    /// The fault that ended the communicator, with hosts, back end and cause; `None` while all is well. Its text names
+    /// them all.
+    ///
+    /// As [`fault`](Self::fault), which is enough for programs that decide by it.
+    pub fn fault_report(&self) -> Option<FaultReport> {
+        self.shared.fault().map(|notice| self.report(notice))
+    }
+
+    /// What is known of a fault.
+    pub(super) fn report(&self, Notice { rank, fault }: Notice) -> FaultReport {
+        let concerned = (fault.peer < self.ranks()).then_some(fault.peer);
+        let place = self.shared.place.get();
+        let back_end = place.map_or("no back end".to_owned(), |place| {
+            let Place { backend, network, lsa_size } = place;
+            let near = |peer| self.config.routes == Routes::Automatic && peer / lsa_size == self.rank() / lsa_size;
+            let lsa = if *lsa_size > 1 && concerned.is_none_or(near) { ", loads and stores" } else { "" };
+            match backend {
+                BackendKind::Gdaki => format!("back end GDAKI over {network}{lsa}"),
+                _ => format!("back end proxy over {network}{lsa}"),
+            }
+        });
+        let cause = self.shared.board.get().and_then(|board| board.cause(rank)).map(str::to_owned);
+        FaultReport {
+            rank,
+            host: self.bootstrap.host(rank),
+            fault,
+            peer_host: concerned.map(|peer| self.bootstrap.host(peer)),
+            back_end,
+            cause,
+        }
+    }
+}

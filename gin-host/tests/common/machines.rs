@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Two virtual machines, joined by a wire, in each of which a shell listens (`scripts/soft-roce.sh`).
+//!
+//! What programs there say is told apart by numbers: a line for a listener begins with [`MARK`] and the listener's number.
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::collections::HashMap;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Begins a line for a listener.
+pub const MARK: &str = "@@ ";
+
+/// How long a machine may take to be up.
+const BOOTING: Duration = Duration::from_secs(300);
+
+/// A line, and when it came.
+type Line = (Instant, String);
+
+/// What a listener hears.
+pub type Lines = Receiver<Line>;
+
+/// Listeners, by number.
+#[derive(Clone, Default)]
+pub struct Listeners(Arc<Mutex<HashMap<u32, Sender<Line>>>>);
+
+impl Listeners {
+    /// One more, in place of the one that had the number.
+    pub fn listen(&self, number: u32) -> Lines {
+        let (to, from) = mpsc::channel();
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(number, to);
+        from
+    }
+
+    /// Passes on what there is for them, and prints the rest. At the end all hear that there is no more.
+    pub fn follow(&self, output: impl Read + Send + 'static) {
+        let listeners = self.0.clone();
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                let line = line.trim_end();
+                let told = line.strip_prefix(MARK).and_then(|told| {
+                    let (number, text) = told.split_once(' ').unwrap_or((told, ""));
+                    Some((number.parse::<u32>().ok()?, text.to_owned()))
+                });
+                let Some((number, text)) = told else {
+                    println!("{line}");
+                    continue;
+                };
+                if let Some(listener) = listeners.lock().unwrap_or_else(PoisonError::into_inner).get(&number) {
+                    // It may have heard enough.
+                    let _ = listener.send((Instant::now(), text));
+                }
+            }
+            listeners.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        });
+    }
+}
+
+/// Sends an empty line every second, as long as there is somebody else who can: the emulated serial line may keep what has
+/// come until more comes.
+fn nudge(input: &Arc<Mutex<ChildStdin>>) {
+    let input = Arc::downgrade(input);
+    std::thread::spawn(move || {
+        while let Some(input) = input.upgrade() {
+            if writeln!(input.lock().unwrap_or_else(PoisonError::into_inner)).is_err() {
+                break;
+            }
+            drop(input);
+            std::thread::sleep(Duration::from_secs(1));
+        }
+    });
+}
+
+/// The machines, `gin1` at 10.8.0.1 and `gin2` at 10.8.0.2, whose devices at the wire are called `rxe3`. They end when this
+/// is dropped.
+pub struct Machines {
+    machines: Vec<(Child, Arc<Mutex<ChildStdin>>)>,
+    listeners: Vec<Listeners>,
+    // Where the wire is.
+    _folder: tempfile::TempDir,
+}
+
+impl Machines {
+    /// Boots them, with a program in `/bin`, for at most so long.
+    ///
+    /// # Errors
+    /// In words, if one does not come up.
+    pub fn boot(script: &Path, program: &Path, limit: Duration) -> Result<Self, String> {
+        let text = |error: io::Error| format!("a virtual machine cannot be started: {error}");
+        let folder = tempfile::tempdir().map_err(text)?;
+        let mut all = Self { machines: Vec::new(), listeners: Vec::new(), _folder: folder };
+        for number in 1..=2 {
+            let mut command = Command::new(script);
+            command.args(["--input", "--no-facts", "--seconds", &limit.as_secs().to_string(), "--with"]).arg(program);
+            command.args(["--host", &number.to_string()]).arg(all._folder.path().join("wire"));
+            // What is told before somebody listens is lost; and a shell whose input is a terminal prompts.
+            command.args(["--", "/bin/sh", "-c", &format!("echo '{MARK}0 up'; cat | /bin/sh")]);
+            let mut machine = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(text)?;
+            let (Some(input), Some(output)) = (machine.stdin.take(), machine.stdout.take()) else {
+                return Err("a pipe is missing".to_owned());
+            };
+            let listeners = Listeners::default();
+            let lines = listeners.listen(0);
+            listeners.follow(output);
+            let input = Arc::new(Mutex::new(input));
+            all.machines.push((machine, input.clone()));
+            all.listeners.push(listeners);
+            // The second connects to a socket that the first makes.
+            lines.recv_timeout(BOOTING).map_err(|_| format!("machine {number} did not come up"))?;
+            nudge(&input);
+        }
+        Ok(all)
+    }
+
+    /// Has the shell of a machine, 0 or 1, run this; when it was told.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub fn tell(&mut self, machine: usize, line: &str) -> io::Result<Instant> {
+        let mut input = self.machines[machine].1.lock().unwrap_or_else(PoisonError::into_inner);
+        writeln!(input, "{line}")?;
+        input.flush()?;
+        Ok(Instant::now())
+    }
+
+    /// Has both do so.
+    ///
+    /// # Errors
+    /// As [`tell`](Self::tell).
+    pub fn tell_both(&mut self, line: &str) -> io::Result<Instant> {
+        self.tell(0, line)?;
+        self.tell(1, line)
+    }
+
+    /// What a machine says with this number from now on.
+    pub fn listen(&self, machine: usize, number: u32) -> Lines {
+        self.listeners[machine].listen(number)
+    }
+
+    /// Takes a machine's power; when.
+    ///
+    /// # Errors
+    /// Those of the system.
+    #[allow(dead_code, reason = "not every test does")]
+    pub fn power_off(&mut self, machine: usize) -> io::Result<Instant> {
+        self.machines[machine].0.kill()?;
+        Ok(Instant::now())
+    }
+}
+
+impl Drop for Machines {
+    fn drop(&mut self) {
+        for (machine, _) in &mut self.machines {
+            // The script ends its machine with itself.
+            let _ = machine.kill();
+            let _ = machine.wait();
+        }
+    }
+}
+
+/// Runs trials, one at a time, on what `boot` starts for the first of them and after each that failed.
+pub fn run_trials<T: Send + 'static>(
+    arguments: &Arguments,
+    boot: fn() -> Result<T, Failed>,
+    trials: &[(&str, fn(&mut T) -> Result<(), Failed>)],
+) -> ExitCode {
+    let booted: Arc<Mutex<Option<T>>> = Arc::default();
+    let trial = |&(name, body): &(&str, fn(&mut T) -> Result<(), Failed>)| {
+        let booted = booted.clone();
+        Trial::test(name, move || {
+            let mut booted = booted.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut used = booted.take().map_or_else(boot, Ok)?;
+            body(&mut used)?;
+            *booted = Some(used);
+            Ok(())
+        })
+    };
+    libtest_mimic::run(arguments, trials.iter().map(trial).collect()).exit_code()
+}

@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Faults through all that lies between two kernels: communicators, proxies, the network, in two processes. Each ends every
+//! wait that depends on it in time, with an error that says who and why, in the kernel and on the host; a communicator beside
+//! goes on; and where the fault heals all data is there.
+
+use super::machines::run_trials;
+use super::members::{Ended, Hosts, Pair, Seen, Words, ended_since};
+use super::pair::ensure;
+use super::pulse::{Plan, Wrong};
+use super::wire::Wire;
+use gin_abi::FaultKind;
+use libtest_mimic::{Arguments, Failed};
+use rustix::process::Signal;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+type Body = fn(&[String; 2], &Wire) -> Result<(), Failed>;
+
+pub const TRIALS: &[(&str, Body)] = &[
+    ("faults/pulses_go_round_though_1_packet_in_100_is_lost", |devices, wire| {
+        heals(devices, |pair| {
+            let _bad = wire.worsen(&["loss", "1%"])?;
+            rounds(pair, 30)
+        })
+    }),
+    ("faults/pulses_go_round_though_1_packet_in_20_is_lost_or_end_with_an_error", |devices, wire| {
+        worse(devices, wire, &["loss", "5%"])
+    }),
+    ("faults/pulses_go_round_though_late", |devices, wire| {
+        heals(devices, |pair| {
+            let _bad = wire.worsen(&["delay", "5ms"])?;
+            rounds(pair, 20)
+        })
+    }),
+    ("faults/pulses_go_round_where_packets_overtake_each_other_or_end_with_an_error", |devices, wire| {
+        worse(devices, wire, &["delay", "5ms", "2ms"])
+    }),
+    ("faults/a_wire_that_is_cut_for_a_second_loses_nothing", |devices, wire| {
+        heals(devices, |pair| {
+            let cut = wire.cut()?;
+            std::thread::sleep(Duration::from_secs(1));
+            drop(cut);
+            rounds(pair, 5)
+        })
+    }),
+    ("faults/a_process_that_is_stopped_for_a_second_loses_nothing", |devices, _| {
+        heals(devices, |pair| {
+            pair.signal(1, Signal::STOP)?;
+            std::thread::sleep(Duration::from_secs(1));
+            pair.signal(1, Signal::CONT)?;
+            rounds(pair, 5)
+        })
+    }),
+    ("faults/a_cut_wire_ends_waits_on_both_sides", |devices, wire| {
+        let pair = Pair::start(devices, watched)?;
+        pair.going()?;
+        let begin = Instant::now();
+        let _cut = wire.cut()?;
+        both_learn(&pair, begin, &[FaultKind::PeerLost])
+    }),
+    ("faults/a_killed_process_ends_the_waits_of_the_other", |devices, _| {
+        let pair = Pair::start(devices, watched)?;
+        pair.going()?;
+        let begin = Instant::now();
+        pair.signal(1, Signal::KILL)?;
+        first_learns(&pair.words[0], begin)
+    }),
+    ("faults/a_process_that_stays_stopped_is_lost_and_learns_so_when_it_goes_on", |devices, _| {
+        let soon = |plan: Plan| Plan { silence: Duration::from_secs(3), ..watched(plan) };
+        let pair = Pair::start(devices, soon)?;
+        pair.going()?;
+        let begin = Instant::now();
+        pair.signal(1, Signal::STOP)?;
+        first_learns(&pair.words[0], begin)?;
+        let begin = Instant::now();
+        pair.signal(1, Signal::CONT)?;
+        let (at, text) = pair.words[1].hear("ended", LIMIT)?;
+        println!("rank 1 after {:?}: {text}", at.saturating_duration_since(begin));
+        // It may hear that it was taken for lost itself.
+        let ended = Ended::read(&text)?;
+        let is_lost = |seen: Option<Seen>| seen.is_some_and(|seen| seen.kind == FaultKind::PeerLost);
+        ensure(ended.wrong == 0 && is_lost(ended.device) && is_lost(ended.host), || text.clone())?;
+        pair.words[1].hear("destroyed", LIMIT).map(drop)
+    }),
+    ("faults/a_queue_pair_in_error_ends_waits_on_both_sides", |devices, _| broken(devices, 0, Wrong::Queue(1))),
+    ("faults/a_part_that_its_rank_deregisters_early_ends_waits_on_both_sides", |devices, _| {
+        broken(devices, 1, Wrong::Early)
+    }),
+    ("faults/a_wrong_key_ends_waits_on_both_sides", |devices, _| {
+        let wrong = |plan: Plan| match plan.rank {
+            0 => Plan { wrong: Wrong::Key, ..watched(plan) },
+            _ => plan,
+        };
+        let pair = Pair::start(devices, wrong)?;
+        both_learn(&pair, Instant::now(), &[FaultKind::Network])
+    }),
+];
+
+type OnHosts = fn(&mut Hosts) -> Result<(), Failed>;
+
+/// On two machines, where what is lost on the way takes the processes' meetings along. The last takes one machine away.
+const ON_HOSTS: &[(&str, OnHosts)] = &[
+    ("hosts/pulses_go_round_though_1_packet_in_100_is_lost", |hosts| {
+        let (words, stop) = hosts.start(Plan::patient)?;
+        hosts.machines.tell_both("tc qdisc replace dev eth0 root netem loss 1%")?;
+        let more = far(&words, 30);
+        hosts.machines.tell_both("tc qdisc del dev eth0 root")?;
+        more?;
+        hosts.machines.tell(0, &format!("touch {}", stop.display()))?;
+        well(ended_since(&words, Instant::now(), LIMIT)?.map(|(_, ended)| ended))
+    }),
+    ("hosts/a_wire_that_is_cut_for_a_second_loses_nothing", |hosts| {
+        let (words, stop) = hosts.start(Plan::patient)?;
+        hosts
+            .machines
+            .tell_both("tc qdisc replace dev eth0 root netem loss 100%; sleep 1; tc qdisc del dev eth0 root")?;
+        far(&words, 10)?;
+        hosts.machines.tell(0, &format!("touch {}", stop.display()))?;
+        well(ended_since(&words, Instant::now(), LIMIT)?.map(|(_, ended)| ended))
+    }),
+    ("hosts/a_cut_wire_ends_waits_on_both_sides", |hosts| cut_hosts(hosts, false)),
+    ("hosts/a_cut_wire_ends_the_waits_of_a_rank_that_only_waits", |hosts| cut_hosts(hosts, true)),
+    ("hosts/a_killed_process_ends_the_waits_of_the_other", |hosts| {
+        let (words, _) = hosts.start(watched)?;
+        let begin = Instant::now();
+        hosts.machines.tell(1, "kill -9 $rank")?;
+        first_learns(&words[0], begin)
+    }),
+    ("hosts/a_machine_without_power_ends_the_waits_of_the_other", |hosts| {
+        let (words, _) = hosts.start(watched)?;
+        let begin = hosts.machines.power_off(1)?;
+        first_learns(&words[0], begin)
+    }),
+];
+
+/// Runs trials on two virtual machines, which are booted for the first of them.
+pub fn on_hosts(arguments: &Arguments) -> ExitCode {
+    run_trials(arguments, Hosts::boot, ON_HOSTS)
+}
+
+/// Ample for what is to come within ten seconds, on a slow machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// By then a fault is known to all: the network loses a peer after 1.9 s, meetings after the silence that was chosen, 3 or 10 s,
+/// and the emulation is slow.
+const LEARNED: Duration = Duration::from_secs(20);
+
+impl Plan {
+    /// One that loses nobody within a second or two.
+    fn patient(self) -> Self {
+        Self { timeout: 18, silence: Duration::from_secs(30), ..self }
+    }
+}
+
+/// Rank 0 has a communicator beside.
+fn watched(plan: Plan) -> Plan {
+    Plan { bystander: plan.rank == 0, ..plan }
+}
+
+/// Waits for so many rounds from now on.
+fn far(words: &[Words; 2], rounds: u64) -> Result<(), Failed> {
+    let (now, mut first) = (Instant::now(), None);
+    loop {
+        let (at, round) = words[0].hear("round", 2 * LIMIT)?;
+        let round: u64 = round.parse()?;
+        if at >= now && round >= *first.get_or_insert(round) + rounds {
+            return Ok(());
+        }
+        if at < now {
+            first = Some(round);
+        }
+    }
+}
+
+fn rounds(pair: &Pair, rounds: u64) -> Result<(), Failed> {
+    far(&pair.words, rounds)
+}
+
+fn well(ended: [Ended; 2]) -> Result<(), Failed> {
+    ensure(ended.iter().all(Ended::is_well), || format!("{ended:?}"))
+}
+
+/// Pulses go on after what `act` does, and end well.
+fn heals(devices: &[String; 2], act: impl FnOnce(&Pair) -> Result<(), Failed>) -> Result<(), Failed> {
+    let pair = Pair::start(devices, Plan::patient)?;
+    pair.going()?;
+    act(&pair)?;
+    well(pair.stop(LIMIT)?)
+}
+
+/// The same over a wire that may be too bad.
+fn worse(devices: &[String; 2], wire: &Wire, how: &[&str]) -> Result<(), Failed> {
+    let pair = Pair::start(devices, watched)?;
+    pair.going()?;
+    let _bad = wire.worsen(how)?;
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(20) {
+        match pair.words[0].hear("round", Duration::from_secs(20) - begin.elapsed()) {
+            Ok(_) => {}
+            // It has ended, or stands still for now.
+            Err(_) => break,
+        }
+    }
+    drop(_bad);
+    let ended = pair.stop(LIMIT)?;
+    if ended.iter().all(Ended::is_well) {
+        return Ok(());
+    }
+    println!("over a wire with {how:?}: {ended:?}");
+    let told = (0..).zip(&ended).all(|(rank, ended)| ended.tells(rank, &[FaultKind::PeerLost, FaultKind::Network]));
+    ensure(told, || format!("{ended:?}"))?;
+    aftermath(&pair.words[0])
+}
+
+/// The communicator beside goes on, and the one that has ended can be destroyed.
+fn aftermath(words: &Words) -> Result<(), Failed> {
+    words.hear("others go on", 2 * LIMIT)?;
+    words.hear("destroyed", LIMIT)?;
+    words.hear("others ended well", LIMIT).map(drop)
+}
+
+fn both_learn(pair: &Pair, begin: Instant, kinds: &[FaultKind]) -> Result<(), Failed> {
+    let ended = pair.ended_since(begin, LIMIT)?;
+    for (rank, (took, ended)) in (0..).zip(ended) {
+        ensure(ended.tells(rank, kinds), || format!("rank {rank}: {ended:?}"))?;
+        ensure(took < LEARNED, || format!("rank {rank}: after {took:?}"))?;
+    }
+    aftermath(&pair.words[0])?;
+    pair.words[1].hear("destroyed", LIMIT).map(drop)
+}
+
+/// Rank 0 learns that rank 1 is lost.
+fn first_learns(words: &Words, begin: Instant) -> Result<(), Failed> {
+    let (at, text) = words.hear("ended", LIMIT)?;
+    let took = at.saturating_duration_since(begin);
+    println!("rank 0 after {took:?}: {text}");
+    ensure(Ended::read(&text)?.tells(0, &[FaultKind::PeerLost]), || text.clone())?;
+    ensure(took < LEARNED, || format!("after {took:?}"))?;
+    aftermath(words)
+}
+
+/// Something of one rank's own network breaks while pulses go round.
+fn broken(devices: &[String; 2], whose: u32, wrong: Wrong) -> Result<(), Failed> {
+    let plan = |plan: Plan| match plan.rank == whose {
+        true => Plan { wrong, ..watched(plan) },
+        false => watched(plan),
+    };
+    let pair = Pair::start(devices, plan)?;
+    pair.going()?;
+    // Whoever posts next finds it, on either side; the peer after the network's retries.
+    both_learn(&pair, pair.pull()?, &[FaultKind::Network, FaultKind::UnknownWindow, FaultKind::PeerLost])
+}
+
+fn cut_hosts(hosts: &mut Hosts, one_way: bool) -> Result<(), Failed> {
+    let plan = |plan: Plan| Plan { bystander: true, one_way, silence: Duration::from_secs(5), ..plan };
+    let (words, _) = hosts.start(plan)?;
+    let begin = hosts.machines.tell_both("tc qdisc replace dev eth0 root netem loss 100%")?;
+    let ended = ended_since(&words, begin, LIMIT);
+    let rest = words.iter().try_for_each(aftermath);
+    hosts.machines.tell_both("tc qdisc del dev eth0 root")?;
+    for (rank, (took, ended)) in (0..).zip(ended?) {
+        ensure(ended.tells(rank, &[FaultKind::PeerLost]), || format!("rank {rank}: {ended:?}"))?;
+        ensure(took < LEARNED, || format!("rank {rank}: after {took:?}"))?;
+    }
+    rest
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What `gin info` tells of RDMA devices.
+
+use super::Failure;
+use gin_host::net::verbs::{DeviceInfo, GidKind, PortInfo, Ports, VerbsConfig, probe};
+use std::io::Write;
+
+/// Prints libibverbs's devices with their ports, and which of these each GPU would use; or why there are none.
+pub(super) fn print(out: &mut impl Write) -> Result<(), Failure> {
+    writeln!(out, "\nRDMA (network `verbs` of the proxy)")?;
+    let config = match VerbsConfig::from_env() {
+        Ok(config) => config,
+        // Told here too, and refused by a run.
+        Err(error) => return Ok(writeln!(out, "  {error}")?),
+    };
+    match probe(&config.library) {
+        Ok(found) => {
+            writeln!(out, "  libibverbs: {}", config.library)?;
+            for info in found {
+                match info {
+                    Ok(info) => print_device(out, &info, &config)?,
+                    Err(error) => writeln!(out, "  {error}")?,
+                }
+            }
+        }
+        Err(error) => return Ok(writeln!(out, "  {error}")?),
+    }
+    match Ports::open(&config) {
+        Ok(ports) => {
+            writeln!(out, "  virtual GPU: rank 0 uses {}", ports.choose(None, 0))?;
+            print_gpus(out, &ports)
+        }
+        Err(error) => Ok(writeln!(out, "  none can be used: {error}")?),
+    }
+}
+
+fn print_device(out: &mut impl Write, info: &DeviceInfo, config: &VerbsConfig) -> Result<(), Failure> {
+    let place = match &info.place {
+        Some(place) => {
+            let node = place.numa_node().map_or("not told".to_owned(), |node| node.to_string());
+            format!("PCI {}, NUMA node {node}", place.address())
+        }
+        None => "not on the PCI bus".to_owned(),
+    };
+    let atomics = if info.has_atomics { "atomics" } else { "no atomics" };
+    writeln!(out, "  {}: {place}, {atomics}", info.name)?;
+    for port in &info.ports {
+        writeln!(out, "    {}", port_line(port, config))?;
+    }
+    Ok(())
+}
+
+fn port_line(port: &PortInfo, config: &VerbsConfig) -> String {
+    let state = if port.is_up { "up" } else { "down" };
+    let mtu = port.mtu.map_or("not known".to_owned(), |mtu| mtu.bytes().to_string());
+    let rate = match port.rate {
+        0 => "a rate that is not told".to_owned(),
+        rate => format!("{} Gb/s", rate as f64 / 1000.0),
+    };
+    let address = match port.address(config) {
+        Some(gid) => {
+            let kind = match gid.kind {
+                GidKind::RoceV2 => " (RoCE v2)",
+                GidKind::InfiniBand | GidKind::Unknown => "",
+            };
+            format!("GID {}: {gid}{kind}", gid.index)
+        }
+        None => "no GID that can be used".to_owned(),
+    };
+    format!("port {}: {state}, {}, {rate}, MTU {mtu}, {address}", port.number, port.link)
+}
+
+/// Prints for each GPU the ports that it would use, and how they reach its memory.
+#[cfg(feature = "cuda")]
+fn print_gpus(out: &mut impl Write, ports: &Ports) -> Result<(), Failure> {
+    use gin_host::gpu::cuda::{CudaDevice, gpus};
+    use gin_host::gpu::{Device, GpuError, Memory, MemoryKind};
+    use std::sync::Arc;
+    // Without a GPU, which was told above, there is nothing to say.
+    for gpu in gpus().into_iter().flatten() {
+        let chosen = ports.choose(Some(&gpu.pci_address), gpu.ordinal as u32);
+        writeln!(out, "  GPU {}: rank {} uses {chosen}", gpu.ordinal, gpu.ordinal)?;
+        let memory = CudaDevice::new(gpu.ordinal, &[]).and_then(|device| -> Result<Arc<Memory>, GpuError> {
+            let device: Arc<dyn Device> = device;
+            Memory::new(&device, MemoryKind::Device, 1 << 21)
+        });
+        for port in &chosen.ports {
+            let way = match &memory {
+                Ok(memory) => match port.reach(&memory.whole()) {
+                    Ok((way, true)) => format!("{way}; the NIC can raise signals there"),
+                    Ok((way, false)) => format!("{way}; the proxy raises signals"),
+                    Err(error) => error.to_string(),
+                },
+                Err(error) => format!("not known: {error}"),
+            };
+            writeln!(out, "    its memory, for {}: {way}", port.name())?;
+        }
+    }
+    Ok(())
+}
+
+/// There are none.
+#[cfg(not(feature = "cuda"))]
+fn print_gpus(_out: &mut impl Write, _ports: &Ports) -> Result<(), Failure> {
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gin_host::net::verbs::Gid;
+    use gin_host::nic::hca::Link;
+
+    #[test]
+    fn a_port_is_told_with_its_state_its_rate_and_the_address_that_is_used() {
+        let ipv4 = std::net::Ipv4Addr::new(10, 7, 0, 1).to_ipv6_mapped().octets();
+        let gid = |index, kind| Gid { index, bytes: ipv4, kind };
+        let mut port = PortInfo {
+            number: 1,
+            is_up: true,
+            link: Link::Ethernet,
+            mtu: None,
+            max_message: 1 << 30,
+            rate: 2500,
+            lid: 0,
+            gids: vec![gid(0, GidKind::InfiniBand), gid(1, GidKind::RoceV2)],
+        };
+        let config = VerbsConfig::default();
+        let text = port_line(&port, &config);
+        assert_eq!(text, "port 1: up, Ethernet, 2.5 Gb/s, MTU not known, GID 1: ::ffff:10.7.0.1 (RoCE v2)");
+        let other = port_line(&port, &VerbsConfig { gid_index: Some(7), ..config.clone() });
+        assert!(other.ends_with("no GID that can be used"), "{other}");
+        (port.is_up, port.rate) = (false, 0);
+        let text = port_line(&port, &config);
+        assert!(text.starts_with("port 1: down, Ethernet, a rate that is not told"), "{text}");
+    }
+}

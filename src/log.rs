@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the command tells on standard error of what happens inside, as `GIN_LOG` says.
+
+use crate::cli::{Failure, Refused};
+use std::io::{self, IsTerminal};
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::fmt::{self, format::FmtSpan};
+use tracing_subscriber::prelude::*;
+
+/// What whoever runs a job waits for: faults end the command, which says them itself.
+const DEFAULT: &str = "error,gin_host::boot=info";
+
+/// Starts to listen.
+///
+/// # Errors
+/// A filter that cannot be understood.
+pub(crate) fn start() -> Result<(), Failure> {
+    let given = std::env::var("GIN_LOG").ok().filter(|text| !text.trim().is_empty());
+    let filter: Targets = given.as_deref().unwrap_or(DEFAULT).parse().map_err(|error| {
+        let text = given.as_deref().unwrap_or_default();
+        Refused(format!(
+            "GIN_LOG={text}: {error}; levels are error, warn, info, debug, trace, also as gin_host::comm=debug"
+        ))
+    })?;
+    let lines = fmt::layer().with_writer(io::stderr).with_ansi(io::stderr().is_terminal()).without_time();
+    // The end of a span says how long it took.
+    tracing_subscriber::registry().with(lines.with_span_events(FmtSpan::CLOSE).with_filter(filter)).try_init()?;
+    Ok(())
+}
