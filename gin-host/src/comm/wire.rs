@@ -2,12 +2,14 @@
 //! Agreement of ranks on how setting something up went.
 
 use super::{BootstrapError, CommError};
+use crate::net::NetError;
 pub(super) use crate::wire::{Reader, Writer};
 
 /// Exchanges the outcome of each rank's own part of the collective call `call`; all ranks succeed or all fail.
 ///
 /// # Errors
-/// This rank's own error; else that of the first rank that failed; or the ranks could not meet.
+/// This rank's own error; else that of the first rank that failed; or the ranks could not meet. What could not be had of a
+/// rank that is lost failed because of that, which then is the error.
 pub(super) fn agree(
     gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError>,
     call: &'static str,
@@ -20,7 +22,12 @@ pub(super) fn agree(
         Err(error) => message.word(0).bytes(error.to_string().as_bytes()),
     };
     let all = gather(&message.0);
-    own?;
+    match (&own, &all) {
+        (Err(CommError::Net(NetError::Key { rank, .. })), Err(BootstrapError::Lost { rank: lost, .. }))
+            if rank == lost => {}
+        (Err(CommError::Net(NetError::Key { .. })), Err(BootstrapError::Ended)) => {}
+        _ => drop(own?),
+    }
     let all = all?;
     let mut results = Vec::with_capacity(all.len());
     for (rank, message) in (0..).zip(&all) {
@@ -43,4 +50,22 @@ pub(super) fn agree(
 /// A message that does not have the form it should.
 pub(super) fn garbled(rank: u32) -> CommError {
     CommError::OtherRank { rank, reason: "its message is garbled".to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::LossCause;
+
+    #[test]
+    fn what_a_lost_rank_did_not_give_is_told_as_its_loss_and_nothing_else_is() {
+        let lost = || BootstrapError::Lost { rank: 2, host: "there".to_owned(), cause: LossCause::Silent { ms: 100 } };
+        let of = |rank| CommError::Net(NetError::Key { rank, reason: "no answer".to_owned() });
+        let ended = |own: CommError, how: BootstrapError| agree(|_| Err(how), "test", Err(own)).unwrap_err();
+        assert_eq!(ended(of(2), lost()), lost().into());
+        assert_eq!(ended(of(2), BootstrapError::Ended), BootstrapError::Ended.into());
+        assert_eq!(ended(of(1), lost()), of(1), "another rank's");
+        assert_eq!(ended(CommError::ProxyGone, lost()), CommError::ProxyGone, "this rank's own");
+        assert_eq!(ended(of(2), BootstrapError::Aborted { rank: 0 }), of(2), "nobody is known to be lost");
+    }
 }
