@@ -11,6 +11,7 @@ use gin_abi::WindowHandle;
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_host::comm::{CommError, WindowFlags};
 use gin_host::gpu::{Memory, MemoryKind, Plain};
+use gin_host::net::staged::{Staged, Staging};
 use gin_host::net::testing::{Delay, FailOnDemand, FailSwitch, Reorder, SlowPeer, Trickle, WeakOnly, Withhold};
 use gin_host::net::{Endpoint, Network, NetworkFactory, peer::Peer};
 use gin_host::nic::{DoorbellRelease, SoftEngine, SoftFabric};
@@ -73,6 +74,8 @@ pub enum Net {
     WithholdLate,
     /// All of that, and few requests are taken at a time.
     Worst,
+    /// Memory of devices goes through host memory, over a network that withholds, is late, and takes few requests at a time.
+    Staged,
     /// One request fails.
     Fail(Failure),
     /// Requests to one rank are late.
@@ -116,7 +119,7 @@ impl fmt::Debug for Carrier {
 impl Net {
     /// Whether ranks tell each other something past the network, within a process.
     fn is_of_one_process(self) -> bool {
-        matches!(self, Self::Withhold | Self::WithholdLate | Self::Worst)
+        matches!(self, Self::Withhold | Self::WithholdLate | Self::Worst | Self::Staged)
     }
 
     fn wrap(self, endpoint: &Endpoint, carrier: &Carrier) -> Box<dyn Network> {
@@ -133,6 +136,11 @@ impl Net {
             Self::Worst => {
                 let below = Trickle::new(Delay::new(peer, endpoint, Duration::from_micros(5)), 3);
                 Box::new(Reorder::new(Withhold::new(below, endpoint.rank), endpoint))
+            }
+            Self::Staged => {
+                let below = Trickle::new(Delay::new(peer, endpoint, Duration::from_micros(5)), 3);
+                let below = Withhold::new(below, endpoint.rank);
+                Box::new(Staged::new(below, endpoint.rank, Staging::Always("a test wants it")))
             }
             Self::Fail(failure) => {
                 let switch = FailSwitch::new();

@@ -5,6 +5,7 @@ use gin_abi::{Deadline, FaultKind};
 use gin_device::prelude::*;
 use gin_host::comm::{CommError, Requirements, Routes, State, WindowFlags};
 use gin_host::net::peer::Peer;
+use gin_host::net::staged::{Staged, Staging};
 use gin_host::net::testing::{Delay, FailOnDemand, FailSwitch, Failure, Reorder, Sabotage, Trickle, Withhold};
 use gin_host::net::{Endpoint, Network};
 use gin_host::world::{LaunchError, Mode, WorldConfig, launch, launch_logged};
@@ -203,6 +204,10 @@ fn networks() -> Vec<(&'static str, Make)> {
         ("all", |endpoint| {
             let below = Trickle::new(Delay::new(Peer::new(endpoint), endpoint, Duration::from_micros(5)), 3);
             Box::new(Reorder::new(Withhold::new(below, endpoint.rank), endpoint))
+        }),
+        ("staged", |endpoint| {
+            let below = Withhold::new(Peer::new(endpoint), endpoint.rank);
+            Box::new(Staged::new(below, endpoint.rank, Staging::Always("a test wants it")))
         }),
     ]
 }

@@ -47,6 +47,7 @@ fn ways() -> Vec<Way> {
         }
     }
     for (name, policy, net, route) in [
+        ("random_staged", Policy::Random, Net::Staged, SetupRoute::Network),
         ("random_plain_auto", Policy::Random, Net::Plain, SetupRoute::Auto),
         ("random_plain_lsa", Policy::Random, Net::Plain, SetupRoute::Lsa),
         ("starve_worst_auto", Policy::Starve, Net::Worst, SetupRoute::Auto),

@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | [`peer`] | copies between windows that this process can reach |
 //! | [`verbs`] | any RDMA NIC, through libibverbs |
+//! | [`staged`] | the way through host memory for what another network does not reach |
 //! | [`testing`] | networks that delay, reorder, withhold and fail, over any other |
 //!
 //! # What a network promises
@@ -25,6 +26,7 @@
 pub(crate) mod nothing;
 pub mod peer;
 pub(crate) mod registry;
+pub mod staged;
 pub mod testing;
 pub mod verbs;
 
@@ -78,8 +80,63 @@ pub struct Request {
     pub transfer: Transfer,
     /// What is raised at the peer afterwards.
     pub signal: Option<RemoteSignal>,
+    /// What the peer's endpoint is told afterwards, in place of a signal; only where the network below
+    /// [carries](Network::carries_notices) that.
+    pub notice: Option<Notice>,
     /// More requests follow soon.
     pub more: bool,
+}
+
+impl Request {
+    /// Whether it is in order behind every earlier put, signal and notice of its context and peer.
+    pub fn is_strong(&self) -> bool {
+        self.notice.is_some() || self.signal.is_some_and(|signal| signal.strong)
+    }
+}
+
+/// What endpoints tell each other, in order as strong signals are: see [`staged`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Notice {
+    /// Bytes of a window have arrived in host memory.
+    Arrived {
+        /// The window.
+        window: u32,
+        /// Where they belong in it.
+        offset: u64,
+        /// How many.
+        bytes: u64,
+    },
+    /// The sender wants to read bytes of a window from host memory.
+    Wanted {
+        /// The window.
+        window: u32,
+        /// Where they are in it.
+        offset: u64,
+        /// How many.
+        bytes: u64,
+        /// What the answer is called.
+        tag: u64,
+    },
+    /// What was wanted is in host memory; or the window has no such bytes.
+    Ready {
+        /// Which.
+        tag: u64,
+        /// It is there.
+        found: bool,
+    },
+    /// Nothing: who waits for an answer learns from it whether the peer is there.
+    Alive,
+}
+
+/// A notice, told to the endpoint of a rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NoticeArrival {
+    /// Context.
+    pub context: u32,
+    /// World rank of the sender.
+    pub from: u32,
+    /// What it says.
+    pub notice: Notice,
 }
 
 /// A signal to raise, told to the receiver's proxy.
@@ -107,6 +164,8 @@ pub enum Event {
     },
     /// A signal for this rank has arrived; not where [`Raises::Sender`].
     Signal(SignalArrival),
+    /// A notice for this endpoint has arrived: nothing for a proxy.
+    Notice(NoticeArrival),
 }
 
 /// What a network failed at.
@@ -300,6 +359,11 @@ pub trait Network: Send + fmt::Debug {
         self.capabilities().name.to_owned()
     }
 
+    /// Whether requests can bring a [`Notice`]. Others refuse those that do.
+    fn carries_notices(&self) -> bool {
+        false
+    }
+
     /// Whether requests that were posted have effects still to come, at this rank or at a peer, though they may be
     /// complete.
     fn is_quiet(&self) -> bool {
@@ -350,6 +414,10 @@ impl Network for Box<dyn Network> {
 
     fn describe(&self) -> String {
         (**self).describe()
+    }
+
+    fn carries_notices(&self) -> bool {
+        (**self).carries_notices()
     }
 
     fn is_quiet(&self) -> bool {

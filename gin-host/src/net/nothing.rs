@@ -68,7 +68,15 @@ mod tests {
     fn a_stray_request_is_taken_and_fails() {
         let peer = Peer::new(&Endpoint { rank: 0, ranks: 2, seed: 0, gpu: None });
         let mut nothing = Nothing::new(peer.capabilities());
-        let stray = Request { id: 7, context: 0, peer: 1, transfer: Transfer::Nothing, signal: None, more: false };
+        let stray = Request {
+            id: 7,
+            context: 0,
+            peer: 1,
+            transfer: Transfer::Nothing,
+            signal: None,
+            notice: None,
+            more: false,
+        };
         assert_eq!(nothing.post(&[stray]), 1);
         let mut events = Vec::new();
         nothing.poll(&mut events);

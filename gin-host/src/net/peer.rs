@@ -394,7 +394,7 @@ impl Network for Peer {
                 continue;
             }
             let line = (request.context, request.peer);
-            let strong = request.signal.is_some_and(|signal| signal.strong);
+            let strong = request.is_strong();
             let outcome = if strong && self.broken.contains(&line) {
                 Err(NetError::behind(request.peer))
             } else {

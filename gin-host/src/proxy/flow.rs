@@ -138,7 +138,7 @@ impl Op {
         self.messages = self.messages.wrapping_add(1);
         self.outstanding += 1;
         let more = self.request.more || self.rest == Rest::Payload;
-        Request { id, context: self.context, peer: self.peer, transfer, signal, more }
+        Request { id, context: self.context, peer: self.peer, transfer, signal, notice: None, more }
     }
 }
 

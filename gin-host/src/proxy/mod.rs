@@ -356,6 +356,7 @@ impl Proxy {
         let mut visible = Ok(());
         let brought = events.iter().any(|event| match event {
             Event::Signal(_) => true,
+            Event::Notice(_) => false,
             Event::Completion { id, .. } => self.op(*id).is_some_and(|op| op.operation == Operation::Get),
         });
         if brought && self.limits.capabilities.needs_make_visible && self.sabotage != Sabotage::DropMakeVisible {
@@ -368,7 +369,8 @@ impl Proxy {
             match event {
                 Event::Completion { id, outcome } => self.complete(id, outcome.and_then(|()| visible.clone())),
                 Event::Signal(arrival) if visible.is_ok() => self.raise(&arrival),
-                Event::Signal(_) => {}
+                // Of one network to another; the topmost keeps its own.
+                Event::Signal(_) | Event::Notice(_) => {}
             }
         }
         self.events = events;

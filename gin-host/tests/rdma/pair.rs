@@ -39,6 +39,7 @@ impl Side {
             match event {
                 Event::Completion { id, outcome } => self.completions.push((id, outcome)),
                 Event::Signal(arrival) => self.signals.push(arrival),
+                Event::Notice(arrival) => panic!("nobody sends {arrival:?}"),
             }
         }
     }
@@ -47,7 +48,7 @@ impl Side {
     pub fn post(&mut self, context: u32, transfer: Transfer, signal: Option<RemoteSignal>, peer: u32) -> u64 {
         let id = self.next;
         self.next += 1;
-        let request = Request { id, context, peer, transfer, signal, more: false };
+        let request = Request { id, context, peer, transfer, signal, notice: None, more: false };
         let begin = Instant::now();
         while self.network.post(&[request]) == 0 {
             assert!(begin.elapsed() < LIMIT, "request {id} is not taken");

@@ -233,11 +233,12 @@ fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run:
 }
 
 /// The networks that make the worst of what the contract allows.
-const NETWORKS: [(&str, Net); 4] = [
+const NETWORKS: [(&str, Net); 5] = [
     ("delay", Net::Delay { ns: 10_000 }),
     ("reorder", Net::Reorder),
     ("withhold", Net::Withhold),
     ("worst", Net::Worst),
+    ("staged", Net::Staged),
 ];
 
 /// What runs the engine of the NICs that kernels drive.

@@ -2,7 +2,11 @@
 //! What `gin info` tells of RDMA devices.
 
 use super::Failure;
+#[cfg(any(feature = "cuda", test))]
+use gin_host::net::NetError;
 use gin_host::net::verbs::{DeviceInfo, GidKind, PortInfo, Ports, VerbsConfig, probe};
+#[cfg(any(feature = "cuda", test))]
+use gin_host::net::verbs::{GpuMemory, Way};
 use std::io::Write;
 
 /// Prints libibverbs's devices with their ports, and which of these each GPU would use; or why there are none.
@@ -86,17 +90,27 @@ fn print_gpus(out: &mut impl Write, ports: &Ports) -> Result<(), Failure> {
         });
         for port in &chosen.ports {
             let way = match &memory {
-                Ok(memory) => match port.reach(&memory.whole()) {
-                    Ok((way, true)) => format!("{way}; the NIC can raise signals there"),
-                    Ok((way, false)) => format!("{way}; the proxy raises signals"),
-                    Err(error) => error.to_string(),
-                },
+                Ok(memory) => way(port.config().gpu_memory, port.reach(&memory.whole())),
                 Err(error) => format!("not known: {error}"),
             };
             writeln!(out, "    its memory, for {}: {way}", port.name())?;
         }
     }
     Ok(())
+}
+
+/// How a port reaches a GPU's memory, as was chosen and found.
+#[cfg(any(feature = "cuda", test))]
+fn way(chosen: GpuMemory, found: Result<(Way, bool), NetError>) -> String {
+    match (chosen, found) {
+        (GpuMemory::Host, _) => "through pinned host memory, as was chosen; the proxy raises signals".to_owned(),
+        (_, Ok((way, true))) => format!("{way}; the NIC can raise signals there"),
+        (_, Ok((way, false))) => format!("{way}; the proxy raises signals"),
+        (GpuMemory::Automatic, Err(error)) => {
+            format!("through pinned host memory, as {error}; the proxy raises signals")
+        }
+        (GpuMemory::Nic, Err(error)) => error.to_string(),
+    }
 }
 
 /// There are none.
@@ -110,6 +124,16 @@ mod tests {
     use super::*;
     use gin_host::net::verbs::Gid;
     use gin_host::nic::hca::Link;
+
+    #[test]
+    fn the_way_to_memory_of_a_gpu_is_told_with_why() {
+        let refused = || Err(NetError::Local { what: "registering memory", reason: "no".to_owned() });
+        assert_eq!(way(GpuMemory::Automatic, Ok((Way::DmaBuf, false))), "as a DMA-BUF file; the proxy raises signals");
+        let text = way(GpuMemory::Automatic, refused());
+        assert_eq!(text, "through pinned host memory, as registering memory failed: no; the proxy raises signals");
+        assert_eq!(way(GpuMemory::Nic, refused()), "registering memory failed: no", "it is refused then");
+        assert!(way(GpuMemory::Host, Ok((Way::DmaBuf, true))).starts_with("through pinned host memory, as was chosen"));
+    }
 
     #[test]
     fn a_port_is_told_with_its_state_its_rate_and_the_address_that_is_used() {

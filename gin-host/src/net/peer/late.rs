@@ -67,7 +67,7 @@ impl Peer {
         let mut late = Late {
             id: request.id,
             line: (request.context, request.peer),
-            strong: request.signal.is_some_and(|signal| signal.strong),
+            strong: request.is_strong(),
             outcome: Ok(()),
             copy: None,
             by_cpu: None,

@@ -62,6 +62,10 @@ macro_rules! pass_on {
         fn make_visible(&mut self) -> Result<(), crate::net::NetError> {
             self.inner.make_visible()
         }
+
+        fn carries_notices(&self) -> bool {
+            self.inner.carries_notices()
+        }
     };
 }
 use pass_on;

@@ -44,7 +44,7 @@ impl<N: Network> Reorder<N> {
     }
 
     fn part(&mut self, request: Request, after: Option<u64>, completes: bool) -> u64 {
-        let (id, strong) = (self.next, request.signal.is_some_and(|signal| signal.strong));
+        let (id, strong) = (self.next, request.is_strong());
         self.next += 1;
         self.parts.push(Part { id, request, after, strong, completes, posted: false });
         id

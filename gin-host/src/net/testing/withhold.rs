@@ -5,7 +5,8 @@ use crate::copy::copy_shared;
 use crate::gpu::{DeviceKind, Memory, MemorySlice};
 use crate::net::registry::{KEY_BYTES, Registry};
 use crate::net::{
-    Capabilities, Event, Key, LocalSignals, LocalWindow, NetError, Network, Raises, Request, SignalArrival,
+    Capabilities, Event, Key, LocalSignals, LocalWindow, NetError, Network, NoticeArrival, Raises, Request,
+    SignalArrival,
 };
 use gin_abi::{RemoteSignal, Transfer};
 use std::collections::{HashMap, VecDeque};
@@ -31,6 +32,7 @@ type Told = (u64, bool, Arrival);
 struct Arrival {
     part: Option<Part>,
     signal: Option<SignalArrival>,
+    notice: Option<NoticeArrival>,
 }
 
 /// Keeps payload in memory of its own beside each window, and copies it into the window when it is made visible; so does
@@ -101,7 +103,8 @@ impl<N: Network> Withhold<N> {
             target: signal.target,
             amount: signal.amount,
         };
-        Arrival { part, signal: request.signal.map(raise) }
+        let tell = |notice| NoticeArrival { context: request.context, from: self.rank, notice };
+        Arrival { part, signal: request.signal.map(raise), notice: request.notice.map(tell) }
     }
 
     /// What the network below is to do, what the peer is told, and where a get lands.
@@ -218,7 +221,7 @@ impl<N: Network> Network for Withhold<N> {
             }
             let (transfer, arrival, get) = self.translate(request);
             let nothing = transfer == Transfer::Nothing;
-            if !nothing && self.inner.post(&[Request { transfer, signal: None, ..*request }]) == 0 {
+            if !nothing && self.inner.post(&[Request { transfer, signal: None, notice: None, ..*request }]) == 0 {
                 return taken;
             }
             if let Some(part) = get {
@@ -270,6 +273,7 @@ impl<N: Network> Network for Withhold<N> {
         for arrival in arrived {
             self.unseen.extend(arrival.part);
             events.extend(arrival.signal.map(Event::Signal));
+            events.extend(arrival.notice.map(Event::Notice));
         }
     }
 
@@ -292,6 +296,10 @@ impl<N: Network> Network for Withhold<N> {
             copied.map_err(|_| NetError::Failed { context: "making visible", peer: self.rank, status: 0 })?;
         }
         Ok(())
+    }
+
+    fn carries_notices(&self) -> bool {
+        true
     }
 
     fn is_quiet(&self) -> bool {

@@ -34,6 +34,31 @@ impl FromStr for SignalsBy {
     }
 }
 
+/// How NICs reach memory of GPUs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum GpuMemory {
+    /// As DMA-BUF files, else by peer memory, else it goes through pinned host memory: what a probe finds out.
+    #[default]
+    Automatic,
+    /// As DMA-BUF files or by peer memory; where they do not, a communicator fails to come up.
+    Nic,
+    /// All memory of devices goes through pinned host memory, that of virtual GPUs too.
+    Host,
+}
+
+impl FromStr for GpuMemory {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "auto" => Ok(Self::Automatic),
+            "nic" => Ok(Self::Nic),
+            "host" => Ok(Self::Host),
+            _ => Err(()),
+        }
+    }
+}
+
 /// A port, or all ports of a device: `mlx5_0:1`, `mlx5_0`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortName {
@@ -131,6 +156,8 @@ pub struct VerbsConfig {
     pub ask_after: Duration,
     /// Who raises signals of this rank, and whether it has NICs of others raise theirs. [`SignalsBy::Automatic`].
     pub signals: SignalsBy,
+    /// How NICs reach memory of this rank's GPU. [`GpuMemory::Automatic`].
+    pub gpu_memory: GpuMemory,
     /// Makes what arrives visible by a read over the loop-back connection also where memory is not a GPU's, which needs
     /// none; so tests can run it without one. False.
     pub always_read_back: bool,
@@ -160,6 +187,7 @@ impl Default for VerbsConfig {
             max_message: 1 << 30,
             ask_after: Duration::from_secs(1),
             signals: SignalsBy::Automatic,
+            gpu_memory: GpuMemory::Automatic,
             always_read_back: false,
         }
     }

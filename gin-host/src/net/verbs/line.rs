@@ -6,7 +6,7 @@ use super::credits::{Credits, Returns};
 use super::ffi::{FLAG, OPCODE, SendRequest};
 use super::key::{End, Hello};
 use super::ledger::{Ended, Entry, Ledger, Outcome};
-use super::message;
+use super::message::{self, Message};
 use super::objects::{Chain, Depths, Queue};
 use super::region::Buffer;
 use super::windows::{There, Windows};
@@ -227,14 +227,14 @@ impl Line {
         self.ledger.complete(number, outcome, ended);
     }
 
-    /// What has arrived in a buffer, which is given back to the NIC. `None` if it is no signal.
-    pub(super) fn arrive(&mut self, slot: u32, bytes: u32, buffers: &Buffers) -> Option<(SignalTarget, u64)> {
+    /// What has arrived in a buffer, which is given back to the NIC. `None` if it is no message.
+    pub(super) fn arrive(&mut self, slot: u32, bytes: u32, buffers: &Buffers) -> Option<Message> {
         let message = buffers.slots.read(self.receive_slot(slot % self.depths.receive));
         match self.receive(slot % self.depths.receive, buffers) {
             Ok(()) => self.returns.receive(),
             Err(error) => self.fail(error),
         }
-        if bytes as usize == SLOT { message::from_bytes(&message) } else { None }
+        if bytes as usize == SLOT { Message::from_bytes(&message) } else { None }
     }
 
     /// The peer does what cannot be, or this end is in error: nothing more comes of it.
@@ -307,7 +307,7 @@ impl Line {
         connected: Connected,
         windows: &Windows,
     ) -> Result<(Option<Move>, Option<Raise>), NetError> {
-        if self.refused && request.signal.is_some_and(|signal| signal.strong) {
+        if self.refused && request.is_strong() {
             return Err(NetError::behind(self.peer));
         }
         if let Some(signal) = &request.signal {
@@ -352,7 +352,7 @@ impl Line {
             };
             self.raise(plan.as_ref(), word)
         });
-        Ok((plan, raise))
+        Ok((plan, raise.or(request.notice.map(|_| Raise::Message))))
     }
 
     /// How a signal behind a transfer is raised, for which the peer's NIC may raise this word.
@@ -393,10 +393,10 @@ impl Line {
             if let Some(window) = plan.window {
                 tools.windows.enter(window);
             }
-            let booked = Entry { window: plan.window, ..last(request.signal.is_some()) };
+            let booked = Entry { window: plan.window, ..last(raise.is_some()) };
             self.add(entry, Some(piece), booked, tools);
         }
-        if let (Some(signal), Some(raise)) = (&request.signal, raise) {
+        if let Some(raise) = raise {
             // Not before what is read has landed.
             let fence = if plan.is_some_and(|plan| plan.reads) { FLAG[0] } else { 0 };
             match raise {
@@ -405,10 +405,11 @@ impl Line {
                     self.credits.take();
                     let mut entry = SendRequest::new(OPCODE[1]);
                     entry.send_flags |= fence;
-                    self.add_slot(entry, &message::to_bytes(signal), last(false), tools);
+                    self.add_slot(entry, &message::of(request), last(false), tools);
                 }
                 Raise::Nic { address, key } => {
-                    let mut entry = SendRequest::add(address, key, signal.amount);
+                    let amount = request.signal.map_or(0, |signal| signal.amount);
+                    let mut entry = SendRequest::add(address, key, amount);
                     entry.send_flags |= fence;
                     // What the word held before comes here, and is not looked at.
                     let slot = self.send_slot(self.ledger.next());

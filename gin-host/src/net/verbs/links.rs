@@ -4,11 +4,12 @@
 use super::ffi;
 use super::ledger::{Ended, Outcome};
 use super::line::{Buffers, Line};
+use super::message::Message;
 use super::objects::{Completions, Domain};
 use super::region::{Reach, Region};
 use super::status;
 use crate::gpu::MemorySlice;
-use crate::net::{Event, NetError, SignalArrival};
+use crate::net::{Event, NetError, NoticeArrival, SignalArrival};
 use std::sync::Arc;
 
 /// Most completions that are taken from a queue at a time.
@@ -111,12 +112,16 @@ impl Links {
                     }
                     let arrived = line.arrive(completion.wr_id as u32, completion.byte_len, &self.buffers);
                     match arrived {
-                        Some((target, amount)) => {
+                        Some(Message::Signal(target, amount)) => {
                             let (context, from) = (line.context, line.peer);
                             events.push(Event::Signal(SignalArrival { context, from, target, amount }));
                         }
+                        Some(Message::Notice(notice)) => {
+                            let (context, from) = (line.context, line.peer);
+                            events.push(Event::Notice(NoticeArrival { context, from, notice }));
+                        }
                         None => {
-                            let (context, peer) = ("a message that is no signal", line.peer);
+                            let (context, peer) = ("a message that is none", line.peer);
                             line.fail(NetError::Failed { context, peer, status: 0 });
                         }
                     }

@@ -28,14 +28,16 @@
 //! in [`completion_every`](VerbsConfig::completion_every) and the last of a batch ask for a completion, which stands for
 //! those before it too.
 //!
+//! # Memory of GPUs
+//! It is registered as a DMA-BUF file, else by its address, where the GPU's driver has a peer-memory module. Where a probe
+//! finds neither, [`factory`](Verbs::factory) has it go through pinned host memory ([`staged`](super::staged)).
+//!
 //! # When something fails
 //! The first request that fails breaks its connection: whatever comes behind it on the same context and peer fails too.
 //! A peer whose NIC does not answer for [`lost_after`](VerbsConfig::lost_after) is lost. A rank that posts nothing to a
 //! peer does not learn that it is gone.
 //!
 //! # Limits
-//! - Memory of a GPU must be registered with the NIC, as a DMA-BUF file or by its address; it does not go through host
-//!   memory instead.
 //! - What a NIC wrote into a GPU is made visible by reading there over a loop-back connection. **This was never run with a
 //!   GPU, nor any of this with a NIC that is hardware**: it runs on Soft-RoCE.
 
@@ -58,7 +60,7 @@ mod topology;
 mod variables;
 mod windows;
 
-pub use config::{NotAPort, PortName, SignalsBy, VerbsConfig};
+pub use config::{GpuMemory, NotAPort, PortName, SignalsBy, VerbsConfig};
 pub use device::{Device, probe};
 #[doc(hidden)]
 pub use ffi::{FOREIGN_FIELDS, FOREIGN_NUMBERS, FOREIGN_SIZES};
@@ -76,9 +78,11 @@ use self::links::{Links, Rail, Words};
 use self::objects::{Chain, Completions, Depths, Domain, Queue};
 use self::region::{Buffer, Reach, is_in_gpu};
 use self::windows::{Peer, Windows};
+use super::staged::{Staged, Staging};
 use super::{
     Capabilities, Endpoint, Event, Key, LocalSignals, LocalWindow, NetError, Network, NetworkFactory, Raises, Request,
 };
+use crate::gpu::{Memory, MemoryKind};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
@@ -156,6 +160,25 @@ impl Verbs {
         }
     }
 
+    /// The endpoint of `endpoint.rank` on these ports, as [`new`](Self::new) makes it; memory of a GPU goes through host memory
+    /// where [`VerbsConfig::gpu_memory`] says so, or a probe when it comes up.
+    ///
+    /// # Panics
+    /// If there are no ports.
+    pub fn staged(ports: &[Arc<Device>], endpoint: &Endpoint) -> Staged<Self> {
+        let network = Self::new(ports, endpoint);
+        let staging = match network.config.gpu_memory {
+            GpuMemory::Host => Staging::Always("so it was chosen"),
+            GpuMemory::Automatic if endpoint.gpu.is_some() => {
+                let ports = ports.to_vec();
+                Staging::Unless(Arc::new(move |device| reach_all(&ports, device)))
+            }
+            // The CPU's own memory is registered by its address.
+            GpuMemory::Automatic | GpuMemory::Nic => Staging::Never,
+        };
+        Staged::new(network, endpoint.rank, staging)
+    }
+
     /// Makes the endpoints of all ranks of this process: all ranks use all these ports, rank `n` beginning with the `n`th,
     /// wherever its GPU is. [`Ports::factory`] chooses by that.
     ///
@@ -168,7 +191,7 @@ impl Verbs {
             let mut ports = ports.clone();
             let first = endpoint.rank as usize % ports.len();
             ports.rotate_left(first);
-            Box::new(Self::new(&ports, endpoint))
+            Box::new(Self::staged(&ports, endpoint))
         })
     }
 
@@ -233,6 +256,17 @@ impl Verbs {
             line.fail(error.clone());
         }
     }
+}
+
+/// Whether all ports reach memory of a device, or why one does not.
+fn reach_all(ports: &[Arc<Device>], device: &Arc<dyn crate::gpu::Device>) -> Result<(), String> {
+    // A granule of a GPU's memory.
+    const BYTES: u64 = 2 << 20;
+    let memory = Memory::new(device, MemoryKind::Device, BYTES).map_err(|error| error.to_string())?;
+    for port in ports {
+        port.reach(&memory.whole()).map_err(|error| format!("{}: {error}", port.name()))?;
+    }
+    Ok(())
 }
 
 impl Network for Verbs {
@@ -434,6 +468,10 @@ impl Network for Verbs {
             (_, None) => "signals raised by the proxy".to_owned(),
         };
         format!("verbs over {}, {by}", ports.join(", "))
+    }
+
+    fn carries_notices(&self) -> bool {
+        true
     }
 
     fn is_quiet(&self) -> bool {

@@ -81,7 +81,7 @@ impl Ports {
         let ports = self.clone();
         Arc::new(move |endpoint: &Endpoint| {
             let chosen = ports.choose(endpoint.gpu.as_deref(), endpoint.rank);
-            Box::new(Verbs::new(&chosen.ports, endpoint))
+            Box::new(Verbs::staged(&chosen.ports, endpoint))
         })
     }
 }

@@ -125,8 +125,7 @@ impl Region {
         by_address.map_err(|by_address| {
             let device = memory.device().name();
             let reason = format!(
-                "device memory of {device}: as a file (DMA-BUF): {by_file}; by its address (peer memory): {by_address}; \
-                 going through host memory instead is not there yet"
+                "device memory of {device}: as a file (DMA-BUF): {by_file}; by its address (peer memory): {by_address}"
             );
             local("registering memory", reason)
         })

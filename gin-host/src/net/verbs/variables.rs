@@ -89,6 +89,11 @@ pub const VARIABLES: &[Variable] = &[
         set: |config, text| put(&mut config.signals, text),
     },
     Variable {
+        name: "GIN_VERBS_GPU_MEMORY",
+        values: "how NICs reach memory of GPUs: auto, nic or host",
+        set: |config, text| put(&mut config.gpu_memory, text),
+    },
+    Variable {
         name: "GIN_VERBS_LIBRARY",
         values: "a path of libibverbs, or a name that the loader looks for",
         set: |config, text| put(&mut config.library, text),
@@ -139,7 +144,7 @@ impl VerbsConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::super::config::SignalsBy;
+    use super::super::config::{GpuMemory, SignalsBy};
     use super::*;
 
     fn with(pairs: &[(&str, &str)]) -> Result<VerbsConfig, WrongVariable> {
@@ -168,6 +173,7 @@ mod tests {
             ("GIN_VERBS_TIMEOUT", "18"),
             ("GIN_VERBS_RETRIES", "7"),
             ("GIN_VERBS_SIGNALS", "nic"),
+            ("GIN_VERBS_GPU_MEMORY", "host"),
             ("GIN_VERBS_LIBRARY", "/opt/libibverbs.so.1"),
         ]);
         let expected = VerbsConfig {
@@ -181,6 +187,7 @@ mod tests {
             timeout: 18,
             retries: 7,
             signals: SignalsBy::Nic,
+            gpu_memory: GpuMemory::Host,
             library: "/opt/libibverbs.so.1".to_owned(),
             ..VerbsConfig::default()
         };
@@ -204,6 +211,7 @@ mod tests {
             ("GIN_VERBS_TIMEOUT", "2 s"),
             ("GIN_VERBS_RETRIES", "8"),
             ("GIN_VERBS_SIGNALS", "gpu"),
+            ("GIN_VERBS_GPU_MEMORY", "dmabuf"),
         ];
         for (name, value) in wrong {
             let text = with(&[(name, value)]).unwrap_err().to_string();

@@ -1,0 +1,731 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The way through host memory, for memory of a GPU that the NIC does not reach.
+//!
+//! A window in such memory has pinned host memory in its place, twice as long, which is registered instead. What a rank puts
+//! is copied there first; what arrives there is copied into the window by the receiver, when the sender's [`Notice`] says
+//! that it is there, before any signal is raised that was sent later. What a rank gets from there it asks for: the owner
+//! copies it out of the window, says so, and then it is read. So bytes go once through host memory on each side that needs
+//! it, and the other side notices nothing.
+//!
+//! | | what a rank does that is staged | with a peer that is |
+//! | --- | --- | --- |
+//! | put | copies out of its window, then puts from there | puts, and tells it what has arrived |
+//! | get | gets, then copies into its window | asks for it, waits for the answer, then gets |
+//! | signal | has its proxy raise it, behind the copies of what arrived before | as ever |
+//!
+//! Each rank says for itself whether its memory is staged ([`Staging`]); endpoints of all ranks are of this kind. Where
+//! nobody's is, requests are passed on as they are. A put may be complete before it has arrived.
+
+mod mover;
+mod window;
+
+use self::mover::{ByCpu, Mover};
+use self::window::{Own, Part, Window};
+use super::{Capabilities, Event, Key, LocalSignals, LocalWindow, NetError, Network, Notice, NoticeArrival, Request};
+use crate::gpu::copier::Ticket;
+use crate::gpu::{Device, MemoryKind};
+use crate::rt;
+use gin_abi::Transfer;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+
+/// Most bytes of one request: while one is on its way the next is copied.
+pub const MAX_MESSAGE: u64 = 4 << 20;
+
+/// Most requests that wait for a copy, or behind one that does.
+const MOST: usize = 1024;
+
+/// How long an answer is waited for until the peer's NIC is asked whether it is there.
+const ASK_AFTER_NS: u64 = 1_000_000_000;
+
+/// Requests of its own have this in their names; a proxy's do not.
+const OWN: u64 = 1 << 63;
+
+/// Says whether the network below reaches memory of a device, or why not.
+pub type Probe = Arc<dyn Fn(&Arc<dyn Device>) -> Result<(), String> + Send + Sync>;
+
+/// Whether a rank's memory in its device goes through host memory.
+#[derive(Clone)]
+pub enum Staging {
+    /// No.
+    Never,
+    /// Yes, for this reason.
+    Always(&'static str),
+    /// If the network below does not reach it.
+    Unless(Probe),
+}
+
+impl fmt::Debug for Staging {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Never => "Never",
+            Self::Always(_) => "Always",
+            Self::Unless(_) => "Unless",
+        })
+    }
+}
+
+/// Context and peer.
+type Line = (u32, u32);
+
+/// A network, with a way through host memory. See the [module's documentation](self).
+#[derive(Debug)]
+pub struct Staged<N> {
+    inner: N,
+    rank: u32,
+    staging: Staging,
+    /// Why this rank's memory is staged, if it is.
+    reason: Option<String>,
+    /// Some part of some window is.
+    is_used: bool,
+    mover: Mover,
+    windows: Vec<Option<Window>>,
+    /// What waits for a copy, and what is posted behind that.
+    lines: BTreeMap<Line, VecDeque<Item>>,
+    /// Items of all lines.
+    held: usize,
+    /// Of no order, while the network below has no room.
+    outbox: VecDeque<(Request, Step)>,
+    /// What a request of the network below was for.
+    steps: HashMap<u64, Step>,
+    /// Requests that are not complete and are not passed on as they are.
+    open: HashMap<u64, Open>,
+    /// Gets whose owner was asked, by tag.
+    wanted: BTreeMap<u64, Wanted>,
+    /// Copies in order, and what has to wait for them.
+    late: VecDeque<Late>,
+    events: Vec<Event>,
+    below: Vec<Event>,
+    /// Contexts and peers of requests that failed.
+    broken: Vec<Line>,
+    /// What has arrived cannot be put into a window: nothing is visible any more.
+    failure: Option<NetError>,
+    next: u64,
+}
+
+/// Something for the network below, once its copy is done.
+#[derive(Debug)]
+struct Item {
+    request: Request,
+    step: Step,
+    copy: Option<Ticket>,
+    /// What is copied stays meanwhile.
+    _own: Option<Arc<Own>>,
+}
+
+/// What the network below does for a request, which is named.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// Part of it.
+    Send(u64),
+    /// It asks for what is to be read.
+    Want(u64, u64),
+    /// It reads: what has to be copied then.
+    Read(u64, Option<Landing>),
+    /// It answers a peer.
+    Answer,
+    /// It asks whether a peer is there.
+    Ask(Line),
+}
+
+/// Part of an own window that is staged.
+#[derive(Clone, Copy, Debug)]
+struct Landing {
+    window: u32,
+    offset: u64,
+    bytes: u64,
+}
+
+/// A request that is not complete.
+#[derive(Debug)]
+struct Open {
+    line: Line,
+    /// Steps that are not.
+    left: u32,
+    outcome: Result<(), NetError>,
+}
+
+/// A get whose owner was asked.
+#[derive(Debug)]
+struct Wanted {
+    line: Line,
+    request: u64,
+    /// What is read then.
+    read: Transfer,
+    landing: Option<Landing>,
+    since_ns: u64,
+}
+
+/// A copy, and what follows when it and all before it are done.
+#[derive(Debug)]
+struct Late {
+    copy: Option<Ticket>,
+    then: Then,
+    _own: Option<Arc<Own>>,
+}
+
+#[derive(Debug)]
+enum Then {
+    /// What a peer put is in its window.
+    Arrived,
+    /// What a request got is.
+    Got(u64),
+    /// A peer can read what it wanted.
+    Answer(Line, u64),
+    /// Something that is to be seen only now.
+    Tell(Event),
+}
+
+impl<N: Network> Staged<N> {
+    /// The endpoint of `rank` over `inner`, which needs nothing [fetched](Network::fetch).
+    pub fn new(inner: N, rank: u32, staging: Staging) -> Self {
+        Self {
+            inner,
+            rank,
+            staging,
+            reason: None,
+            is_used: false,
+            mover: Mover::Cpu(ByCpu::default()),
+            windows: Vec::new(),
+            lines: BTreeMap::new(),
+            held: 0,
+            outbox: VecDeque::new(),
+            steps: HashMap::new(),
+            open: HashMap::new(),
+            wanted: BTreeMap::new(),
+            late: VecDeque::new(),
+            events: Vec::new(),
+            below: Vec::new(),
+            broken: Vec::new(),
+            failure: None,
+            next: 0,
+        }
+    }
+
+    /// The network below.
+    pub fn inner(&mut self) -> &mut N {
+        &mut self.inner
+    }
+
+    fn own(&self, window: u32) -> Option<&Arc<Own>> {
+        self.windows.get(window as usize)?.as_ref()?.own.as_ref()
+    }
+
+    fn half(&self, window: u32, rank: u32) -> Option<u64> {
+        self.windows.get(window as usize)?.as_ref()?.parts.get(rank as usize)?.half
+    }
+
+    /// Whether a request goes through host memory here or at its peer.
+    fn is_staged(&self, request: &Request) -> bool {
+        let peer = request.peer;
+        match request.transfer {
+            Transfer::Nothing => false,
+            Transfer::Put { source_window, destination_window, .. } => {
+                self.own(source_window).is_some() || self.half(destination_window, peer).is_some()
+            }
+            Transfer::PutValue { destination_window, .. } => self.half(destination_window, peer).is_some(),
+            Transfer::Get { source_window, destination_window, .. } => {
+                self.half(source_window, peer).is_some() || self.own(destination_window).is_some()
+            }
+        }
+    }
+
+    /// Whether it is passed on as it is.
+    fn is_plain(&self, request: &Request) -> bool {
+        if !self.is_used {
+            return true;
+        }
+        let line = (request.context, request.peer);
+        !self.lines.contains_key(&line)
+            && !(request.is_strong() && self.broken.contains(&line))
+            && !self.is_staged(request)
+    }
+
+    fn name(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// A request for the network below.
+    fn request(&mut self, line: Line, transfer: Transfer, notice: Option<Notice>) -> Request {
+        let id = self.name() | OWN;
+        Request { id, context: line.0, peer: line.1, transfer, signal: None, notice, more: false }
+    }
+
+    /// Checks a range of a peer's part, which may be shorter than the memory in its place.
+    fn check(&self, window: u32, rank: u32, offset: u64, bytes: u64) -> Result<(), NetError> {
+        let entry = self.windows.get(window as usize).and_then(Option::as_ref).filter(|entry| !entry.is_closed);
+        let part = entry.and_then(|entry| entry.parts.get(rank as usize));
+        let length = part.ok_or(NetError::UnknownWindow { window, rank })?.bytes;
+        let end = offset.saturating_add(bytes);
+        if end > length { Err(NetError::OutOfRange { window, rank, end, length }) } else { Ok(()) }
+    }
+
+    /// The own part and where a range of it is: see [`Own::places`].
+    fn range(&self, landing: Landing) -> Result<(Arc<Own>, (u64, u64, u64)), NetError> {
+        let (rank, Landing { window, offset, bytes }) = (self.rank, landing);
+        let entry = self.windows.get(window as usize).and_then(Option::as_ref).filter(|entry| !entry.is_closed);
+        let own = entry.and_then(|entry| entry.own.clone()).ok_or(NetError::UnknownWindow { window, rank })?;
+        let length = own.memory.bytes();
+        let end = offset.saturating_add(bytes);
+        let places = own.places(offset, bytes).ok_or(NetError::OutOfRange { window, rank, end, length })?;
+        Ok((own, places))
+    }
+
+    /// Starts copying what has arrived into the window.
+    fn copy_in(&mut self, landing: Landing) -> Result<(Ticket, Arc<Own>), NetError> {
+        let (own, (window, arrival, _)) = self.range(landing)?;
+        // Safety: the ranges are in both; whoever waits for the copy keeps them.
+        let copy = unsafe { self.mover.copy((own.memory.memory(), window), (&own.stage, arrival), landing.bytes) }?;
+        Ok((copy, own))
+    }
+
+    /// Starts copying what is to leave out of the window.
+    fn copy_out(&mut self, landing: Landing) -> Result<(Ticket, Arc<Own>), NetError> {
+        let (own, (window, _, departure)) = self.range(landing)?;
+        // Safety: as above.
+        let copy = unsafe { self.mover.copy((&own.stage, departure), (own.memory.memory(), window), landing.bytes) }?;
+        Ok((copy, own))
+    }
+
+    /// Takes a request that is not passed on as it is.
+    fn begin(&mut self, request: &Request) {
+        let line = (request.context, request.peer);
+        let items = if request.is_strong() && self.broken.contains(&line) {
+            Err(NetError::behind(request.peer))
+        } else {
+            self.plan(request)
+        };
+        match items {
+            Ok((items, left)) => {
+                self.open.insert(request.id, Open { line, left, outcome: Ok(()) });
+                self.held += items.len();
+                self.lines.entry(line).or_default().extend(items);
+            }
+            Err(error) => {
+                self.broken.push(line);
+                self.events.push(Event::Completion { id: request.id, outcome: Err(error) });
+            }
+        }
+    }
+
+    /// What the network below has to do for it in order, and the number of steps until it is complete.
+    fn plan(&mut self, request: &Request) -> Result<(Vec<Item>, u32), NetError> {
+        let (id, peer, line) = (request.id, request.peer, (request.context, request.peer));
+        if !self.is_staged(request) {
+            let below = Request { id: self.name() | OWN, ..*request };
+            return Ok((vec![Item { request: below, step: Step::Send(id), copy: None, _own: None }], 1));
+        }
+        match request.transfer {
+            Transfer::Get { source_window, source_offset, destination_window, destination_offset, bytes } => {
+                self.check(source_window, peer, source_offset, bytes)?;
+                let landing = Landing { window: destination_window, offset: destination_offset, bytes };
+                let landing = if self.own(destination_window).is_some() {
+                    self.range(landing)?;
+                    Some(landing)
+                } else {
+                    None
+                };
+                let Some(half) = self.half(source_window, peer) else {
+                    let request = Request { id: self.name() | OWN, ..*request };
+                    return Ok((vec![Item { request, step: Step::Read(id, landing), copy: None, _own: None }], 1));
+                };
+                let source_offset_there = half + source_offset;
+                let read = Transfer::Get {
+                    source_window,
+                    source_offset: source_offset_there,
+                    destination_window,
+                    destination_offset,
+                    bytes,
+                };
+                let tag = self.name();
+                self.wanted.insert(tag, Wanted { line, request: id, read, landing, since_ns: rt::clock_ns() });
+                let notice = Notice::Wanted { window: source_window, offset: source_offset, bytes, tag };
+                let request = self.request(line, Transfer::Nothing, Some(notice));
+                Ok((vec![Item { request, step: Step::Want(id, tag), copy: None, _own: None }], 2))
+            }
+            transfer => self.plan_put(request, transfer),
+        }
+    }
+
+    /// The same for a put, or for that of a value.
+    fn plan_put(&mut self, request: &Request, mut transfer: Transfer) -> Result<(Vec<Item>, u32), NetError> {
+        let (id, peer, line) = (request.id, request.peer, (request.context, request.peer));
+        let (window, offset, bytes) = match transfer {
+            Transfer::PutValue { width_log2, destination_window, destination_offset, .. } => {
+                (destination_window, destination_offset, 1 << width_log2.min(3))
+            }
+            Transfer::Put { destination_window, destination_offset, bytes, .. } => {
+                (destination_window, destination_offset, bytes)
+            }
+            Transfer::Get { .. } | Transfer::Nothing => return Err(NetError::behind(peer)),
+        };
+        self.check(window, peer, offset, bytes)?;
+        let mut copied = (None, None);
+        if let Transfer::Put { source_window, source_offset, .. } = &mut transfer
+            && let Some(half) = self.own(*source_window).map(|own| own.half)
+        {
+            let (copy, own) = self.copy_out(Landing { window: *source_window, offset: *source_offset, bytes })?;
+            *source_offset += half;
+            copied = (Some(copy), Some(own));
+        }
+        let (copy, _own) = copied;
+        let notice = self.half(window, peer).map(|_| Notice::Arrived { window, offset, bytes });
+        let mut below = self.request(line, transfer, notice);
+        below.more = request.more;
+        let step = Step::Send(id);
+        let Some(signal) = request.signal else {
+            return Ok((vec![Item { request: below, step, copy, _own }], 1));
+        };
+        if notice.is_none() {
+            below.signal = Some(signal);
+            return Ok((vec![Item { request: below, step, copy, _own }], 1));
+        }
+        // Behind the notice, in whose order it is raised.
+        let mut raise = self.request(line, Transfer::Nothing, None);
+        raise.signal = Some(gin_abi::RemoteSignal { strong: true, ..signal });
+        let raise = Item { request: raise, step, copy: None, _own: None };
+        Ok((vec![Item { request: below, step, copy, _own }, raise], 2))
+    }
+
+    /// A step is over.
+    fn finish(&mut self, request: u64, outcome: Result<(), NetError>) {
+        let Some(open) = self.open.get_mut(&request) else { return };
+        open.left = open.left.saturating_sub(1);
+        if let Err(error) = outcome {
+            if !self.broken.contains(&open.line) {
+                self.broken.push(open.line);
+            }
+            if open.outcome.is_ok() {
+                open.outcome = Err(error);
+            }
+        }
+        if open.left == 0
+            && let Some(open) = self.open.remove(&request)
+        {
+            self.events.push(Event::Completion { id: request, outcome: open.outcome });
+        }
+    }
+
+    /// Nothing comes of what was asked for.
+    fn give_up(&mut self, tag: u64, error: &NetError) {
+        if let Some(wanted) = self.wanted.remove(&tag) {
+            self.finish(wanted.request, Err(error.clone()));
+        }
+    }
+
+    /// Posts below what can be.
+    fn pump(&mut self) {
+        while let Some((request, step)) = self.outbox.front() {
+            if self.inner.post(std::slice::from_ref(request)) == 0 {
+                break;
+            }
+            self.steps.insert(request.id, *step);
+            self.outbox.pop_front();
+        }
+        let lines: Vec<Line> = self.lines.keys().copied().collect();
+        for line in lines {
+            while let Some(item) = self.lines.get(&line).and_then(VecDeque::front) {
+                let copied = item.copy.map_or(Ok(true), |copy| self.mover.is_done(copy));
+                let refusal = match copied {
+                    Ok(false) => break,
+                    Ok(true) if item.request.is_strong() && self.broken.contains(&line) => {
+                        Some(NetError::behind(line.1))
+                    }
+                    Ok(true) => None,
+                    Err(error) => Some(error),
+                };
+                if refusal.is_none() && self.inner.post(std::slice::from_ref(&item.request)) == 0 {
+                    break;
+                }
+                let (id, step) = (item.request.id, item.step);
+                self.lines.get_mut(&line).map(VecDeque::pop_front);
+                self.held -= 1;
+                match refusal {
+                    None => drop(self.steps.insert(id, step)),
+                    Some(error) => self.over(step, Err(error)),
+                }
+            }
+            if self.lines.get(&line).is_some_and(VecDeque::is_empty) {
+                self.lines.remove(&line);
+            }
+        }
+    }
+
+    /// What the network below did is over.
+    fn over(&mut self, step: Step, outcome: Result<(), NetError>) {
+        match (step, outcome) {
+            (Step::Send(request), outcome) => self.finish(request, outcome),
+            (Step::Want(request, tag), outcome) => {
+                if let Err(error) = &outcome {
+                    self.give_up(tag, error);
+                }
+                self.finish(request, outcome);
+            }
+            (Step::Read(request, Some(landing)), Ok(())) => match self.copy_in(landing) {
+                Ok(copied) => self.late(copied, Then::Got(request)),
+                Err(error) => self.finish(request, Err(error)),
+            },
+            (Step::Read(request, _), outcome) => self.finish(request, outcome),
+            // Whoever waits for an answer that cannot be sent finds out itself.
+            (Step::Answer, _) | (Step::Ask(_), Ok(())) => {}
+            (Step::Ask(line), Err(error)) => {
+                let tags = self.wanted.iter().filter(|(_, wanted)| wanted.line == line);
+                for tag in tags.map(|(tag, _)| *tag).collect::<Vec<_>>() {
+                    self.give_up(tag, &error);
+                }
+            }
+        }
+    }
+
+    /// Has something follow a copy.
+    fn late(&mut self, (copy, own): (Ticket, Arc<Own>), then: Then) {
+        self.late.push_back(Late { copy: Some(copy), then, _own: Some(own) });
+    }
+
+    fn notice(&mut self, arrival: NoticeArrival) {
+        let NoticeArrival { context, from, notice } = arrival;
+        let line = (context, from);
+        match notice {
+            Notice::Alive => {}
+            Notice::Arrived { window, offset, bytes } => match self.copy_in(Landing { window, offset, bytes }) {
+                Ok(copied) => self.late(copied, Then::Arrived),
+                Err(error) => drop(self.failure.get_or_insert(error)),
+            },
+            Notice::Wanted { window, offset, bytes, tag } => match self.copy_out(Landing { window, offset, bytes }) {
+                Ok(copied) => self.late(copied, Then::Answer(line, tag)),
+                Err(_) => self.answer(line, tag, false),
+            },
+            Notice::Ready { tag, found } => {
+                if self.wanted.get(&tag).is_none_or(|wanted| wanted.line != line) {
+                    return;
+                }
+                let Some(Wanted { request, read, landing, .. }) = self.wanted.remove(&tag) else { return };
+                if found {
+                    let below = self.request(line, read, None);
+                    self.outbox.push_back((below, Step::Read(request, landing)));
+                } else {
+                    let context = "a get of what the peer could not give";
+                    self.finish(request, Err(NetError::Failed { context, peer: from, status: 0 }));
+                }
+            }
+        }
+    }
+
+    fn answer(&mut self, line: Line, tag: u64, found: bool) {
+        let below = self.request(line, Transfer::Nothing, Some(Notice::Ready { tag, found }));
+        self.outbox.push_back((below, Step::Answer));
+    }
+
+    /// Does what follows the copies that are done.
+    fn follow(&mut self) {
+        while let Some(late) = self.late.front() {
+            let copied = late.copy.map_or(Ok(true), |copy| self.mover.is_done(copy));
+            if copied == Ok(false) {
+                return;
+            }
+            let Some(late) = self.late.pop_front() else { return };
+            match (late.then, copied) {
+                (Then::Tell(event), _) => self.events.push(event),
+                (Then::Arrived, Ok(_)) => {}
+                (Then::Arrived, Err(error)) => drop(self.failure.get_or_insert(error)),
+                (Then::Got(request), copied) => self.finish(request, copied.map(drop)),
+                (Then::Answer(line, tag), copied) => self.answer(line, tag, copied.is_ok()),
+            }
+        }
+    }
+
+    /// Asks the NICs of those that have not answered for long.
+    fn ask(&mut self) {
+        if self.wanted.is_empty() {
+            return;
+        }
+        let now = rt::clock_ns();
+        let mut lines: Vec<Line> = Vec::new();
+        for wanted in self.wanted.values_mut() {
+            if now.saturating_sub(wanted.since_ns) >= ASK_AFTER_NS {
+                wanted.since_ns = now;
+                lines.push(wanted.line);
+            }
+        }
+        lines.dedup();
+        for line in lines {
+            let below = self.request(line, Transfer::Nothing, Some(Notice::Alive));
+            self.outbox.push_back((below, Step::Ask(line)));
+        }
+    }
+
+    /// Whether host memory now holds what has to be copied into a window.
+    fn brings(&self, event: &Event) -> bool {
+        match event {
+            Event::Notice(NoticeArrival { notice: Notice::Arrived { .. }, .. }) => true,
+            Event::Completion { id, .. } => matches!(self.steps.get(id), Some(Step::Read(_, Some(_)))),
+            _ => false,
+        }
+    }
+}
+
+impl<N: Network> Network for Staged<N> {
+    fn capabilities(&self) -> Capabilities {
+        let inner = self.inner.capabilities();
+        match self.staging {
+            Staging::Never => inner,
+            _ => {
+                Capabilities { max_message: inner.max_message.min(MAX_MESSAGE), completion_is_arrival: false, ..inner }
+            }
+        }
+    }
+
+    fn register_signals(&mut self, signals: &LocalSignals) -> Result<Key, NetError> {
+        let device = signals.memory.device();
+        self.reason = match &self.staging {
+            Staging::Never => None,
+            Staging::Always(reason) => Some((*reason).to_owned()),
+            Staging::Unless(probe) => probe(device).err(),
+        };
+        if let Some(reason) = &self.reason {
+            if !self.inner.carries_notices() {
+                let what = "going through host memory, which this network does not provide for,";
+                return Err(NetError::Local { what, reason: reason.clone() });
+            }
+            tracing::info!(rank = self.rank, reason, "memory of the device goes through host memory");
+            self.mover = Mover::of(&**device)?;
+            // A NIC would raise them before what they cover is in the device.
+            return self.inner.register_signals(&LocalSignals { nic: None, ..signals.clone() });
+        }
+        self.inner.register_signals(signals)
+    }
+
+    fn connect_signals(&mut self, keys: &[Key]) -> Result<(), NetError> {
+        self.inner.connect_signals(keys)
+    }
+
+    fn register(&mut self, window: &LocalWindow) -> Result<Key, NetError> {
+        let bytes = window.memory.bytes();
+        let is_staged = self.reason.is_some() && bytes > 0 && window.memory.memory().kind() == MemoryKind::Device;
+        let own = if is_staged { Some(Arc::new(Own::new(window)?)) } else { None };
+        let below = match &own {
+            None => self.inner.register(window)?,
+            Some(own) => {
+                self.inner.register(&LocalWindow { memory: own.stage.whole(), nic: false, ..window.clone() })?
+            }
+        };
+        let part = Part { bytes, half: own.as_ref().map(|own| own.half) };
+        self.is_used |= is_staged;
+        let index = window.id as usize;
+        if self.windows.len() <= index {
+            self.windows.resize_with(index + 1, || None);
+        }
+        self.windows[index] = Some(Window { own, is_closed: false, parts: Vec::new() });
+        Ok(part.to_key(&below))
+    }
+
+    fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
+        let parts = keys.iter().zip(0..).map(|(key, rank)| Part::from_key(rank, key));
+        let (parts, below): (Vec<_>, Vec<_>) = parts.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+        let Some(entry) = self.windows.get_mut(window as usize).and_then(Option::as_mut) else {
+            return Err(NetError::UnknownWindow { window, rank: self.rank });
+        };
+        self.is_used |= parts.iter().any(|part| part.half.is_some());
+        entry.parts = parts;
+        self.inner.connect(window, &below)
+    }
+
+    fn deregister(&mut self, window: u32) -> bool {
+        let mut entry = self.windows.get_mut(window as usize);
+        if let Some(Some(open)) = &mut entry {
+            open.is_closed = true;
+            // What waits for a copy, or is one, holds it too.
+            if open.own.as_ref().is_some_and(|own| Arc::strong_count(own) > 1) {
+                return false;
+            }
+        }
+        let closed = self.inner.deregister(window);
+        if let Some(entry) = entry
+            && closed
+        {
+            *entry = None;
+        }
+        closed
+    }
+
+    fn post(&mut self, requests: &[Request]) -> usize {
+        let mut taken = 0;
+        while let Some(request) = requests.get(taken) {
+            let run = requests[taken..].iter().take_while(|request| self.is_plain(request)).count();
+            if run > 0 {
+                let posted = self.inner.post(&requests[taken..taken + run]);
+                taken += posted;
+                if posted < run {
+                    break;
+                }
+                continue;
+            }
+            if self.held >= MOST {
+                break;
+            }
+            self.begin(request);
+            taken += 1;
+        }
+        if self.is_used {
+            self.pump();
+        }
+        taken
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) {
+        if !self.is_used {
+            return self.inner.poll(events);
+        }
+        let mut below = std::mem::take(&mut self.below);
+        self.inner.poll(&mut below);
+        if below.iter().any(|event| self.brings(event))
+            && self.inner.capabilities().needs_make_visible
+            && let Err(error) = self.inner.make_visible()
+        {
+            self.failure.get_or_insert(error);
+        }
+        for event in below.drain(..) {
+            match event {
+                Event::Notice(arrival) => self.notice(arrival),
+                Event::Completion { id, outcome } if id & OWN != 0 => {
+                    if let Some(step) = self.steps.remove(&id) {
+                        self.over(step, outcome);
+                    }
+                }
+                Event::Signal(_) if !self.late.is_empty() => {
+                    self.late.push_back(Late { copy: None, then: Then::Tell(event), _own: None });
+                }
+                event => self.events.push(event),
+            }
+        }
+        self.below = below;
+        self.mover.work();
+        self.follow();
+        self.ask();
+        self.pump();
+        events.append(&mut self.events);
+    }
+
+    fn make_visible(&mut self) -> Result<(), NetError> {
+        self.inner.make_visible()?;
+        self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    fn describe(&self) -> String {
+        let below = self.inner.describe();
+        match &self.reason {
+            Some(reason) => format!("{below}, memory of the device through host memory ({reason})"),
+            None => below,
+        }
+    }
+
+    fn carries_notices(&self) -> bool {
+        false
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.open.is_empty() && self.late.is_empty() && self.outbox.is_empty() && self.inner.is_quiet()
+    }
+}
