@@ -8,8 +8,8 @@
 #   smoke    the network by itself, also over a wire that loses, delays and is cut, and the conformance suite's cases for
 #            warps: about five minutes on two processors
 #   (none)   the same, faults between processes and between hosts, `gin run` on two hosts, and the whole suite with ranks as
-#            threads over three networks, as two processes, and on two hosts; its cases for warps over two ports, and with
-#            signals raised by the NIC: two hours or more
+#            threads over three networks, as two processes, and on two hosts; its cases for warps over two ports, with signals
+#            raised by the NIC, and with memory of devices that goes through host memory: an hour
 #   STAGE... these stages of it only
 #
 # FEATURES are those of cargo, as in the Makefile: with --no-default-features no kernels for GPUs are compiled.
@@ -70,6 +70,8 @@ else
     done
     stage ports "$guest" --seconds 900 --no-facts --env GIN_VERBS_DEVICES=rxe1,rxe2 -- "$suite" --test-threads 2 rdma/smoke/
     stage signals "$guest" --seconds 900 --no-facts --env GIN_VERBS_DEVICES=rxe0 --env GIN_VERBS_SIGNALS=nic -- \
+        "$suite" --test-threads 2 rdma/smoke/
+    stage staged "$guest" --seconds 900 --no-facts --env GIN_VERBS_DEVICES=rxe0 --env GIN_VERBS_GPU_MEMORY=host -- \
         "$suite" --test-threads 2 rdma/smoke/
     stage hosts env GIN_RDMA_HOSTS=1 "$suite" rdma/hosts/
 fi

@@ -4,6 +4,7 @@
 use gin_abi::{RemoteSignal, SignalTarget, Transfer};
 use gin_host::gpu::virt::VirtualDevice;
 use gin_host::gpu::{Device as Gpu, Memory, MemoryKind};
+use gin_host::net::staged::Staged;
 use gin_host::net::verbs::{PortName, Ports, SignalsBy, Verbs, VerbsConfig};
 use gin_host::net::{
     Endpoint, Event, Key, LocalSignals, LocalWindow, NetError, Network, Raises, Request, SignalArrival,
@@ -20,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// One rank.
 pub struct Side {
-    pub network: Verbs,
+    pub network: Staged<Verbs>,
     pub memory: Arc<Memory>,
     pub completions: Vec<(u64, Result<(), NetError>)>,
     pub signals: Vec<SignalArrival>,
@@ -144,7 +145,7 @@ pub fn pair(plan: &Plan) -> Result<[Side; 2], Failed> {
         let ports = Ports::open(&config)?;
         let gpu: Arc<dyn Gpu> = VirtualDevice::memory_only(rank);
         sides.push(Side {
-            network: Verbs::new(ports.all(), &Endpoint { rank, ranks: 2, seed: 1, gpu: None }),
+            network: Verbs::staged(ports.all(), &Endpoint { rank, ranks: 2, seed: 1, gpu: None }),
             memory: Memory::new(&gpu, MemoryKind::Device, BYTES as u64)?,
             completions: Vec::new(),
             signals: Vec::new(),

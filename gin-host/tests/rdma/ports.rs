@@ -20,7 +20,7 @@ fn packets(device: &str) -> Option<u64> {
 }
 
 /// A put with a signal from rank 0 to rank 1, and a get back, in each context; the bytes are looked at.
-fn everywhere(sides: &mut [Side; 2], contexts: u32) -> Result<(), Failed> {
+pub fn everywhere(sides: &mut [Side; 2], contexts: u32) -> Result<(), Failed> {
     let bytes = sides[0].fill(3)?;
     for context in 0..contexts {
         sides[1].memory.write(0, &vec![0u8; BYTES])?;
