@@ -204,6 +204,8 @@ pub struct TcpBootstrap {
     inner: Arc<Inner>,
     rounds: AtomicU64,
     hosts: Vec<String>,
+    /// What tells hosts apart, by rank: see [`this_system`].
+    systems: Vec<String>,
     spares: Spares,
 }
 
@@ -282,13 +284,13 @@ impl TcpBootstrap {
     /// This rank's number among the ranks of its host, in the order of ranks.
     pub fn local_rank(&self) -> u32 {
         let rank = self.inner.node.rank as usize;
-        self.hosts[..rank].iter().filter(|host| **host == self.hosts[rank]).count() as u32
+        self.systems[..rank].iter().filter(|system| **system == self.systems[rank]).count() as u32
     }
 
     /// How many ranks its host has.
     pub fn local_ranks(&self) -> u32 {
-        let own = &self.hosts[self.inner.node.rank as usize];
-        self.hosts.iter().filter(|host| *host == own).count() as u32
+        let own = &self.systems[self.inner.node.rank as usize];
+        self.systems.iter().filter(|system| *system == own).count() as u32
     }
 }
 
@@ -309,6 +311,12 @@ pub(crate) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
+/// Tells this host from others, also from one that has the same name: the name, and the number of this boot.
+fn this_system() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    format!("{}\n{}", host_name(), boot.trim())
+}
+
 /// A rank that waits for the others.
 struct Joining {
     inner: Arc<Inner>,
@@ -318,7 +326,7 @@ struct Joining {
 impl Joining {
     fn wait(self) -> Result<TcpBootstrap, BootstrapError> {
         let node = &self.inner.node;
-        node.give(JOINING, host_name().as_bytes());
+        node.give(JOINING, this_system().as_bytes());
         // The tasks keep the time; this is for the case that they do not.
         let limit = self.inner.config.joining.saturating_add(Duration::from_secs(20));
         let mut outcome = None;
@@ -338,10 +346,12 @@ impl Joining {
             None => return Err(node.unserved()),
         };
         self.inner.wishes.joined.store(true, Ordering::Release);
-        let hosts: Vec<String> = hosts.iter().map(|host| String::from_utf8_lossy(host).into_owned()).collect();
+        let systems: Vec<String> = hosts.iter().map(|host| String::from_utf8_lossy(host).into_owned()).collect();
+        let name = |system: &String| system.split_once('\n').map_or(&**system, |(name, _)| name).to_owned();
+        let hosts: Vec<String> = systems.iter().map(name).collect();
         let _ = node.hosts.set(hosts.clone());
         let spares = Spares::exchange(&self.inner)?;
-        Ok(TcpBootstrap { inner: self.inner, rounds: AtomicU64::new(0), hosts, spares })
+        Ok(TcpBootstrap { inner: self.inner, rounds: AtomicU64::new(0), hosts, systems, spares })
     }
 }
 
