@@ -8,6 +8,7 @@
 
 mod rank;
 mod soak;
+mod waits;
 mod work;
 
 use libtest_mimic::{Arguments, Trial};
@@ -27,6 +28,10 @@ const RANKS: usize = 4;
 const SILENCE: Duration = Duration::from_millis(2500);
 /// Who has not said by then what it should hangs.
 const LIMIT: Duration = Duration::from_secs(90);
+
+/// After [`SILENCE`] every wait for a rank that says nothing has ended; for a machine that is busy with other things, and
+/// has many ranks' threads to run, so much later.
+const MARGIN: Duration = Duration::from_secs(20);
 
 /// What went wrong, for people.
 type Failure = String;
@@ -278,6 +283,50 @@ fn a_stopped_rank_is_left_out_and_writes_nothing_to_the_job_that_goes_on() -> Re
     group.hear("idle", &[STOPPED]).map(drop)
 }
 
+/// A rank is stopped while all others are inside every wait of a task at once, and a communicator of two of them works.
+fn each_wait_ends(task: &str) -> Result<(), Failure> {
+    const STOPPED: usize = waits::STOPPED as usize;
+    let mut group = Group::start()?;
+    group.begin(seed(), SILENCE, &format!("plain auto {task}"))?;
+    group.hear("waiting", &[])?;
+    group.0[STOPPED].signal(Signal::STOP);
+    let begun = Instant::now();
+    let (lost, host) = (format!("rank {STOPPED} on host {}", host()), format!("on host {}", host()));
+    for (rank, process) in group.0.iter().enumerate().filter(|(rank, _)| *rank != STOPPED) {
+        for (name, has_comm) in waits::names(task) {
+            let end = process.hear("ended")?;
+            println!("rank {rank}, {end}");
+            let told = format!("told by rank {rank} {host}");
+            let comm = ["proxy over peer", &told];
+            let words =
+                [name, &lost, "nothing was heard of it for"].into_iter().chain(comm.into_iter().filter(|_| has_comm));
+            says(&[end], &words.collect::<Vec<_>>())?;
+        }
+    }
+    let took = begun.elapsed();
+    println!("all have ended {:.1} s after the rank was stopped", took.as_secs_f64());
+    if took > SILENCE + MARGIN {
+        return Err(format!("the waits took {took:?} to end, {SILENCE:?} after which a rank is lost included"));
+    }
+    for process in &group.0[..2] {
+        let launches = process.hear("beside")?;
+        println!("{launches} launches beside");
+        if launches == "0" {
+            return Err("the bystander did nothing meanwhile".to_owned());
+        }
+    }
+    // They let go of everything without it.
+    group.hear("idle", &[STOPPED]).map(drop)
+}
+
+fn every_kind_of_wait_of_a_kernel_ends_when_a_rank_is_stopped() -> Result<(), Failure> {
+    each_wait_ends(waits::KERNELS)
+}
+
+fn every_kind_of_wait_of_a_host_ends_when_a_rank_is_stopped() -> Result<(), Failure> {
+    each_wait_ends(waits::CALLS)
+}
+
 fn a_put_that_is_lost_though_it_was_signalled_is_noticed() -> Result<(), Failure> {
     let mut group = Group::start()?;
     // What the job comes to differs from rank to rank, but those that miss bytes say so.
@@ -307,6 +356,14 @@ fn main() -> ExitCode {
         trial(
             "a_stopped_rank_is_left_out_and_writes_nothing_to_the_job_that_goes_on",
             a_stopped_rank_is_left_out_and_writes_nothing_to_the_job_that_goes_on,
+        ),
+        trial(
+            "every_kind_of_wait_of_a_kernel_ends_when_a_rank_is_stopped",
+            every_kind_of_wait_of_a_kernel_ends_when_a_rank_is_stopped,
+        ),
+        trial(
+            "every_kind_of_wait_of_a_host_ends_when_a_rank_is_stopped",
+            every_kind_of_wait_of_a_host_ends_when_a_rank_is_stopped,
         ),
         trial(
             "a_put_that_is_lost_though_it_was_signalled_is_noticed",

@@ -2,6 +2,7 @@
 //! One process: it joins jobs as it is told to by its input, works until it is told that it is enough or something
 //! happens, and says what came of it.
 
+use crate::waits;
 use crate::work::{Came, Site, requirements, rng};
 use gin_host::boot::{Rendezvous, TcpBootstrap, TcpConfig, UniqueId};
 use gin_host::comm::{Bootstrap, CommError, Communicator, WindowFlags};
@@ -24,7 +25,7 @@ pub const MARK: &str = "@@ ";
 /// Launches until a communicator is destroyed, and another one made.
 const ANEW: u64 = 20;
 /// Launches of a job that goes on after a fault.
-const AFTER: u64 = 8;
+pub const AFTER: u64 = 8;
 /// Most time that setting up may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -36,7 +37,7 @@ fn switch() -> &'static FailSwitch {
     SWITCH.get_or_init(FailSwitch::new)
 }
 
-fn say(line: &str) {
+pub fn say(line: &str) {
     let mut output = io::stdout().lock();
     let _ = writeln!(output, "{MARK}{}", line.replace('\n', " "));
     let _ = output.flush();
@@ -73,16 +74,16 @@ fn listen() -> Receiver<String> {
 
 /// What the parent wants of a job.
 #[derive(Clone, Debug)]
-struct Wanted {
+pub struct Wanted {
     rank: u32,
     ranks: u32,
     id: Option<UniqueId>,
     seed: u64,
-    silence: Duration,
+    pub silence: Duration,
     network: String,
     network_only: bool,
-    /// Also tries what must not work after a rank was left out.
-    guarded: bool,
+    /// `plain`; `guarded`, which also tries what must not work after a rank was left out; [`waits::KERNELS`] or [`waits::CALLS`].
+    task: String,
 }
 
 impl Wanted {
@@ -90,10 +91,10 @@ impl Wanted {
         let mut words = line.strip_prefix("job ")?.split(' ');
         let mut number = || words.next()?.parse::<u64>().ok();
         let (rank, ranks, seed, silence) = (number()? as u32, number()? as u32, number()?, number()?);
-        let (network, route, guarded) = (words.next()?.to_owned(), words.next()?, words.next()? == "guarded");
+        let (network, route, task) = (words.next()?.to_owned(), words.next()?, words.next()?.to_owned());
         let id = words.next().and_then(|id| id.parse().ok());
         let silence = Duration::from_millis(silence);
-        Some(Self { rank, ranks, id, seed, silence, network, network_only: route == "network", guarded })
+        Some(Self { rank, ranks, id, seed, silence, network, network_only: route == "network", task })
     }
 
     fn config(&self) -> TcpConfig {
@@ -227,20 +228,33 @@ fn keep(rank: &Rank, job: &Arc<dyn Bootstrap>, memory: &Arc<Memory>, seed: u64) 
     Ok(site)
 }
 
-/// A job of the first two ranks, beside that of all.
-fn pair(rank: &Rank, wanted: &Wanted, job: &Arc<dyn Bootstrap>) -> Result<Option<Site>, Box<dyn Error>> {
+/// Another job of the first so many ranks, beside that of all; all ranks call it.
+pub fn beside(
+    wanted: &Wanted,
+    job: &Arc<dyn Bootstrap>,
+    ranks: u32,
+) -> Result<Option<Arc<dyn Bootstrap>>, Box<dyn Error>> {
     let first = if job.rank() == 0 { Some(Rendezvous::new(wanted.config())?) } else { None };
     let id = first.as_ref().map_or_else(String::new, |first| first.id().to_string());
     let told = job.all_gather(id.as_bytes())?;
-    let pair: Arc<dyn Bootstrap> = match (first, job.rank()) {
-        (Some(first), _) => Arc::new(first.join(2)?),
-        (None, 1) => {
+    Ok(match (first, job.rank()) {
+        (Some(first), _) => Some(Arc::new(first.join(ranks)?)),
+        (None, rank) if rank < ranks => {
             let id = String::from_utf8_lossy(&told[0]).parse()?;
-            Arc::new(TcpBootstrap::join(&id, 1, 2, wanted.config())?)
+            Some(Arc::new(TcpBootstrap::join(&id, rank, ranks, wanted.config())?))
         }
-        _ => return Ok(None),
-    };
-    Ok(Some(Site::new(communicator(rank, &pair), 5, false)?))
+        _ => None,
+    })
+}
+
+/// What two ranks work with beside the job of all.
+pub fn pair_site(rank: &Rank, pair: &Arc<dyn Bootstrap>) -> Result<Site, CommError> {
+    Site::new(communicator(rank, pair), 5, false)
+}
+
+/// A job of the first two ranks, beside that of all.
+fn pair(rank: &Rank, wanted: &Wanted, job: &Arc<dyn Bootstrap>) -> Result<Option<Site>, Box<dyn Error>> {
+    Ok(beside(wanted, job, 2)?.map(|pair| pair_site(rank, &pair)).transpose()?)
 }
 
 /// What registering it in a new job comes to.
@@ -253,7 +267,7 @@ fn register(rank: &Rank, job: &Arc<dyn Bootstrap>, memory: &Arc<Memory>) -> Resu
     Ok(text)
 }
 
-fn next(lines: &Mutex<Receiver<String>>) -> String {
+pub fn next(lines: &Mutex<Receiver<String>>) -> String {
     lines.lock().unwrap_or_else(PoisonError::into_inner).recv().unwrap_or_default()
 }
 
@@ -265,8 +279,9 @@ fn body(
     lines: &Mutex<Receiver<String>>,
 ) -> Result<(), String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
-    let mut pair = if wanted.guarded { pair(rank, wanted, bootstrap).map_err(|error| text(&error))? } else { None };
-    let kept = if wanted.guarded {
+    let guarded = wanted.task == "guarded";
+    let mut pair = if guarded { pair(rank, wanted, bootstrap).map_err(|error| text(&error))? } else { None };
+    let kept = if guarded {
         let memory = Memory::shared(rank.device(), MemoryKind::Device, 4096).map_err(|error| text(&error))?;
         let site = keep(rank, bootstrap, &memory, 1).map_err(|error| text(&error))?;
         Some(Kept { memory, site })
@@ -345,7 +360,11 @@ fn left_out(rank: &Rank, kept: Option<&Kept>, bootstrap: &Arc<dyn Bootstrap>, lo
 fn job(wanted: &Wanted, lines: &Mutex<Receiver<String>>) -> Result<(), String> {
     ENOUGH.store(false, Ordering::Release);
     let bootstrap: Arc<dyn Bootstrap> = Arc::new(wanted.join().map_err(|error| error.to_string())?);
-    let outcome = world::join(wanted.world(), bootstrap.clone(), |rank| body(&rank, wanted, &bootstrap, lines));
+    let outcome = world::join(wanted.world(), bootstrap.clone(), |rank| match wanted.task.as_str() {
+        waits::KERNELS => waits::kernels(&rank, wanted, &bootstrap, lines),
+        waits::CALLS => waits::calls(&rank, wanted, &bootstrap, lines),
+        _ => body(&rank, wanted, &bootstrap, lines),
+    });
     *CURRENT.lock().unwrap_or_else(PoisonError::into_inner) = None;
     outcome.map_err(|error| error.to_string())
 }

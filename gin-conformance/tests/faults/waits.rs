@@ -1,0 +1,618 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Every kind of wait, of kernels and of hosts, for a rank that is stopped meanwhile: two tables. Each rank that is left is
+//! inside all waits of a table at once, says so, and says of each of them what ended it.
+
+use crate::rank::{AFTER, Wanted, beside, next, pair_site, say};
+use crate::work::{Came, Site};
+use gin_abi::{Fault, FaultKind, WindowHandle};
+use gin_conformance::host::SetupBackend;
+use gin_conformance::op::{Code, Entry, Op};
+use gin_conformance::scenario::{CoopKind, fault, show};
+use gin_conformance::script::{ROUTE_NETWORK, STOP_AT_ERROR, Script};
+use gin_host::comm::{Bootstrap, BootstrapError, Channel, CommError, Communicator, LossCause};
+use gin_host::gpu::{Memory, MemoryKind, Plain, Stream};
+use gin_host::net::testing::SlowPeer;
+use gin_host::net::{Endpoint, Network, peer::Peer};
+use gin_host::world::{self, Rank, WorldConfig};
+use gin_host::{CommConfig, GpuError, LaunchConfig, Requirements, Window, WindowFlags};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The task of [`kernels`].
+pub const KERNELS: &str = "kernels";
+/// The task of [`calls`].
+pub const CALLS: &str = "calls";
+/// The rank that is to be stopped.
+pub const STOPPED: u32 = 2;
+/// Nothing that has to come takes so long; less than what the parent waits, so that it is told which wait does not end.
+const HANGS: Duration = Duration::from_secs(60);
+/// For what is never to happen in a test.
+const FOREVER: Duration = Duration::from_secs(3600);
+/// Slots of a queue, and unfinished requests to a peer that a proxy keeps: so many posts find room.
+const DEPTH: u32 = 4;
+const OUTSTANDING: u32 = 1;
+
+/// Requests to the rank that is to be stopped never arrive: memory of a process that is stopped could be written as any.
+fn slow(endpoint: &Endpoint) -> Box<dyn Network> {
+    Box::new(SlowPeer::new(Peer::new(endpoint), STOPPED, FOREVER))
+}
+
+/// A wait of a kernel, and what leads to it.
+pub struct Wait {
+    pub name: &'static str,
+    before: Vec<Op>,
+    op: Op,
+}
+
+/// A communicator, and a kernel that is inside all of these waits at once: each in a context and a thread group of its own,
+/// so that none of them ends by what ends another one.
+struct Way {
+    coop: CoopKind,
+    threads: u32,
+    flags: u32,
+    lsa_size: Option<u32>,
+    waits: Vec<Wait>,
+}
+
+/// The waits of kernels: over the network, each rank an LSA team; and by loads and stores.
+fn ways() -> [Way; 2] {
+    let wait = |name, before: &[Op], op| Wait { name, before: before.to_vec(), op };
+    let (signal, address) = (Op::wait_signal(6, 1), Op::wait_signal(0, 1).at_address(2, 16));
+    let (put, get) = (Op::put_value(STOPPED, 8, 1), Op::get(STOPPED, 8));
+    let shadow = Op { signal: 7, value: 1, ..Op::new(Code::IncreaseShadow) };
+    let meet = Op { signal: 7, ..Op::new(Code::MeetShadow) };
+    let follow = Op { signal: 8, value: 1, ..Op::new(Code::FollowShadow) };
+    let full = vec![put; (DEPTH + OUTSTANDING) as usize];
+    let barrier = |team, number| Op { team, value: number, ..Op::barrier() };
+    // Without a fence for puts it is two barriers, one after the other.
+    let combined = Op { value: 1, ..Op::new(Code::CombinedBarrier) };
+    let network = vec![
+        wait("signal", &[], signal),
+        wait("signal, some bits", &[], signal.bits(16)),
+        wait("signal at an address", &[], address),
+        wait("signal to meet its shadow", &[shadow], meet),
+        wait("signal to pass its shadow", &[], follow),
+        wait("counter of a put", &[put.counter(5)], Op::wait_counter(5, 1)),
+        wait("counter of a get", &[get.counter(6)], Op::wait_counter(6, 1)),
+        wait("flush of a put", &[put], Op::flush()),
+        wait("flush of a get", &[get], Op::flush()),
+        wait("token of a put", &[put, Op::flush_async(STOPPED)], Op::wait_token()),
+        wait("token of a get", &[get, Op::flush_async(STOPPED)], Op::wait_token()),
+        wait("room for a put", &full, Op::put(STOPPED, 8)),
+        wait("room for a value", &full, put),
+        wait("room for a get", &full, get),
+        wait("room for a signal", &full, Op::raise(STOPPED, 0)),
+        wait("room for what goes elsewhere", &full, Op::put_value(3, 8, 1)),
+        wait("world barrier", &[], barrier(0, 0)),
+        wait("rail barrier", &[], barrier(2, 0)),
+        wait("combined barrier, the rail", &[], combined),
+    ];
+    let near = vec![
+        wait("signal of an LSA peer", &[], signal),
+        wait("signal of an LSA peer at an address", &[], address),
+        wait("signal of an LSA peer to meet its shadow", &[shadow], meet),
+        wait("signal of an LSA peer to pass its shadow", &[], follow),
+        wait("LSA barrier", &[], barrier(1, 0)),
+        wait("world barrier by loads and stores", &[], barrier(0, 0)),
+        wait("world barrier of all contexts", &[], Op { fence: 3 | 4, ..barrier(0, 2) }),
+        wait("combined barrier, the LSA team", &[], combined),
+    ];
+    let one = Some(1);
+    [
+        Way { coop: CoopKind::Thread, threads: 1, flags: ROUTE_NETWORK, lsa_size: one, waits: network },
+        Way { coop: CoopKind::Block, threads: 8, flags: 0, lsa_size: None, waits: near },
+    ]
+}
+
+/// A communicator whose kernel waits.
+struct Waiting {
+    comm: Arc<Communicator>,
+    windows: Vec<WindowHandle>,
+    _windows: (Vec<Window<u8>>, Window<u64>),
+    way: Way,
+}
+
+/// The kernel of it, and what it looks into.
+struct Running {
+    stream: Arc<dyn Stream>,
+    log: Arc<Memory>,
+    stride: usize,
+    _tables: [Arc<Memory>; 3],
+}
+
+impl Waiting {
+    fn new(rank: &Rank, job: &Arc<dyn Bootstrap>, way: Way) -> Result<Self, CommError> {
+        let config = CommConfig { lsa_size: way.lsa_size, network: Arc::new(slow), ..rank.comm_config().clone() };
+        let comm = Arc::new(Communicator::new(job.clone(), rank.device().clone(), config));
+        comm.initialise(&Requirements {
+            contexts: way.waits.len() as u32,
+            queue_depth: DEPTH,
+            max_outstanding_per_peer: OUTSTANDING,
+            world_barriers: 3,
+            rail_barriers: 2,
+            lsa_barriers: 2,
+            ..Requirements::default()
+        })?;
+        let plain = (0..2).map(|_| comm.alloc_window::<u8>(64, WindowFlags::NONE)).collect::<Result<Vec<_>, _>>()?;
+        let signals = comm.alloc_window::<u64>(8, WindowFlags::SIGNALS)?;
+        let windows = plain.iter().map(Window::handle).chain([signals.handle()]).collect();
+        Ok(Self { comm, windows, _windows: (plain, signals), way })
+    }
+
+    /// Starts the kernel.
+    fn start(&self, rank: &Rank) -> Result<Running, CommError> {
+        let Way { coop, threads, flags, waits, .. } = &self.way;
+        let (mut operations, mut programs, mut stride) = (Vec::new(), Vec::new(), 0);
+        for (context, Wait { before, op, .. }) in (0..).zip(waits) {
+            // The log of what does nothing says that all before the wait is done.
+            let program = before.iter().copied().chain([Op::nop(), *op]).map(|op| op.context(context));
+            programs.extend([operations.len() as u64, before.len() as u64 + 2]);
+            operations.extend(program);
+            stride = stride.max(before.len() + 2);
+        }
+        let table = |bytes: &[u8]| -> Result<Arc<Memory>, CommError> {
+            let memory = Memory::new(rank.device(), MemoryKind::Device, bytes.len() as u64)?;
+            memory.write(0, bytes)?;
+            Ok(memory)
+        };
+        let (windows, operations) =
+            (table(bytemuck::cast_slice(&self.windows))?, table(bytemuck::cast_slice(&operations))?);
+        let programs = table(bytemuck::cast_slice(&programs))?;
+        let empty = vec![<Entry as bytemuck::Zeroable>::zeroed(); waits.len() * *threads as usize * stride];
+        let log = Memory::new(rank.device(), MemoryKind::Pinned, size_of_val(&*empty) as u64)?;
+        log.write(0, &empty)?;
+        let script = Script {
+            windows: windows.address(),
+            operations: operations.address(),
+            programs: programs.address(),
+            log: log.address(),
+            stride: stride as u64,
+            window_count: self.windows.len() as u32,
+            flags: STOP_AT_ERROR | flags,
+        };
+        let (kernel, stream) = (rank.kernel(coop.kernel(SetupBackend::Proxy))?, rank.stream()?);
+        let shape = LaunchConfig::new(waits.len() as u32, *threads);
+        // Safety: the tables are as the kernel wants them and live until it has ended, or the process has; so do
+        // communicator and windows.
+        unsafe { stream.launch(&kernel, shape, &[&self.comm.device()?, &Plain(script)])? };
+        Ok(Running { stream, log, stride, _tables: [windows, operations, programs] })
+    }
+
+    /// Place in the log of what a thread of a wait's group says of what comes so long before the end of its program.
+    fn entry(&self, running: &Running, wait: usize, thread: u32, before_end: usize) -> usize {
+        let row = wait * self.way.threads as usize + thread as usize;
+        row * running.stride + self.way.waits[wait].before.len() + 1 - before_end
+    }
+
+    /// The waits that not all threads of their groups have come to, or have left already.
+    fn not_inside(&self, running: &Running) -> Vec<&'static str> {
+        let outcome = |entry: usize| {
+            let address = running.log.address() as usize + entry * size_of::<Entry>();
+            // Safety: the first word of an entry of the log, which lives, in pinned memory; whoever may write it meanwhile
+            // writes the whole word at once.
+            unsafe { (*(address as *const AtomicU64)).load(Ordering::Acquire) }
+        };
+        let is_inside = |wait: usize| {
+            (0..self.way.threads).all(|thread| {
+                outcome(self.entry(running, wait, thread, 1)) == 1 && outcome(self.entry(running, wait, thread, 0)) == 0
+            })
+        };
+        let waits = self.way.waits.iter().enumerate();
+        waits.filter(|(index, _)| !is_inside(*index)).map(|(_, wait)| wait.name).collect()
+    }
+
+    /// The fault that each wait ended with, alike in all threads, which says that the rank is lost and how.
+    fn ends(&self, running: &Running, silence: Duration) -> Result<Vec<Fault>, String> {
+        let waits = &self.way.waits;
+        let mut log =
+            vec![<Entry as bytemuck::Zeroable>::zeroed(); waits.len() * self.way.threads as usize * running.stride];
+        running.log.read(0, &mut log).map_err(|error| error.to_string())?;
+        let ms = silence.as_millis() as u64;
+        let end = |(index, wait): (usize, &Wait)| {
+            let mut ended = None;
+            for thread in 0..self.way.threads {
+                let entry = &log[self.entry(running, index, thread, 0)];
+                match fault(entry) {
+                    Some(fault)
+                        if (fault.kind, fault.peer) == (FaultKind::PeerLost, STOPPED)
+                            && (fault.expected, fault.seen) == (ms, LossCause::Silent { ms }.code())
+                            && ended.is_none_or(|before| before == fault) =>
+                    {
+                        ended = Some(fault);
+                    }
+                    _ => return Err(format!("{}, thread {thread}: {}", wait.name, show(entry))),
+                }
+            }
+            ended.ok_or_else(|| format!("{}: no threads", wait.name))
+        };
+        waits.iter().enumerate().map(end).collect()
+    }
+}
+
+/// What does not end ends this process: threads and kernels that hang cannot be waited for.
+fn hangs(text: &str) -> ! {
+    say(&format!("failed {text}"));
+    std::process::exit(1)
+}
+
+/// Waits until nothing is missing of what has to be.
+fn until_none(what: &str, missing: impl Fn() -> Vec<&'static str>) {
+    let begun = Instant::now();
+    while !missing().is_empty() {
+        if begun.elapsed() > HANGS {
+            hangs(&format!("{what}: {}", missing().join(", ")));
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// What comes of each of these, whichever comes first; `name` says which is missing.
+fn all_ends<T>(from: &Receiver<(usize, T)>, count: usize, name: impl Fn(usize) -> String) -> Vec<T> {
+    let mut ends: Vec<Option<T>> = (0..count).map(|_| None).collect();
+    let begun = Instant::now();
+    while ends.iter().any(Option::is_none) {
+        match from.recv_timeout(HANGS.saturating_sub(begun.elapsed())) {
+            Ok((index, end)) => ends[index] = Some(end),
+            Err(_) => {
+                let left = ends.iter().enumerate().filter(|(_, end)| end.is_none());
+                let left: Vec<String> = left.map(|(index, _)| name(index)).collect();
+                hangs(&format!("does not end: {}", left.join("; ")));
+            }
+        }
+    }
+    ends.into_iter().flatten().collect()
+}
+
+/// How the bystander, a communicator of the first two ranks alone, gets on.
+#[derive(Default)]
+struct Bystander {
+    launches: AtomicU64,
+    /// This rank's waits have ended.
+    over: AtomicBool,
+}
+
+impl Bystander {
+    /// Has both ranks launch until the waits of both have ended, and some more.
+    fn go_on(&self, rank: &Rank, pair: &Arc<dyn Bootstrap>, site: &mut Site) -> Result<(), String> {
+        let mut after = 0;
+        while after < AFTER {
+            if site.launch(rank)? == Came::Ended {
+                return Err(format!("the bystander has ended: {:?}", site.comm.fault_report()));
+            }
+            self.launches.fetch_add(1, Ordering::Relaxed);
+            let votes = pair.all_gather(&[u8::from(self.over.load(Ordering::Acquire))]);
+            let votes = votes.map_err(|error| format!("the bystander cannot meet: {error}"))?;
+            // Both see the same votes, so both stop at the same launch.
+            after += u64::from(votes.iter().all(|vote| vote == &[1]));
+        }
+        site.comm.destroy().map_err(|error| format!("the bystander: {error}"))
+    }
+}
+
+fn text(error: &dyn std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// Kernels wait.
+pub fn kernels(
+    rank: &Rank,
+    wanted: &Wanted,
+    job: &Arc<dyn Bootstrap>,
+    lines: &Mutex<Receiver<String>>,
+) -> Result<(), String> {
+    let pair = beside(wanted, job, 2).map_err(|error| text(&error))?;
+    // On the same device as what ends.
+    let site = pair.as_ref().map(|pair| pair_site(rank, pair)).transpose().map_err(|error| text(&error))?;
+    let waiting = ways().into_iter().map(|way| Waiting::new(rank, job, way)).collect::<Result<Vec<_>, _>>();
+    let waiting = waiting.map_err(|error| text(&error))?;
+    if rank.rank() == STOPPED {
+        say("waiting");
+        next(lines);
+        return Ok(());
+    }
+    let running = waiting.iter().map(|waiting| waiting.start(rank)).collect::<Result<Vec<_>, _>>();
+    let running = running.map_err(|error| text(&error))?;
+    let bystander = Bystander::default();
+    let not_inside = |way: usize| waiting[way].not_inside(&running[way]);
+    thread::scope(|scope| {
+        let beside = pair.zip(site).map(|(pair, mut site)| {
+            let bystander = &bystander;
+            scope.spawn(move || bystander.go_on(rank, &pair, &mut site))
+        });
+        let (to, from) = mpsc::channel();
+        for (index, running) in running.iter().enumerate() {
+            let (stream, to) = (running.stream.clone(), to.clone());
+            thread::spawn(move || to.send((index, stream.synchronize())));
+        }
+        until_none("does not begin", || [not_inside(0), not_inside(1)].concat());
+        let begun = bystander.launches.load(Ordering::Relaxed);
+        say("waiting");
+        let ends: Vec<Result<(), GpuError>> = all_ends(&from, running.len(), |way| {
+            // Those that have left are not inside any more.
+            let left = not_inside(way);
+            let all = waiting[way].way.waits.iter().map(|wait| wait.name);
+            let stay: Vec<_> = all.filter(|name| !left.contains(name)).collect();
+            format!("a kernel's wait for: {}", stay.join(", "))
+        });
+        let launches = bystander.launches.load(Ordering::Relaxed) - begun;
+        bystander.over.store(true, Ordering::Release);
+        for ((waiting, running), end) in waiting.iter().zip(&running).zip(ends) {
+            end.map_err(|error| text(&error))?;
+            let faults = waiting.ends(running, wanted.silence)?;
+            let Err(error) = waiting.comm.check("go on") else { return Err("the host knows of no fault".to_owned()) };
+            for (wait, fault) in waiting.way.waits.iter().zip(faults) {
+                say(&format!("ended {}: {fault}; the host: {error}", wait.name));
+            }
+        }
+        if let Some(beside) = beside {
+            beside.join().map_err(|_| "the bystander panicked")??;
+            say(&format!("beside {launches}"));
+        }
+        Ok::<(), String>(())
+    })?;
+    waiting.iter().try_for_each(|waiting| waiting.comm.destroy()).map_err(|error| text(&error))
+}
+
+/// How often ranks have met by something.
+#[derive(Debug, Default)]
+struct Meetings {
+    begun: AtomicU64,
+    ended: AtomicU64,
+}
+
+impl Meetings {
+    fn count<T>(&self, meet: impl FnOnce() -> T) -> T {
+        self.begun.fetch_add(1, Ordering::AcqRel);
+        let outcome = meet();
+        self.ended.fetch_add(1, Ordering::AcqRel);
+        outcome
+    }
+}
+
+/// A job of which is known whether a call is inside a meeting, and which.
+#[derive(Debug)]
+struct Watched {
+    job: Arc<dyn Bootstrap>,
+    meetings: Arc<Meetings>,
+}
+
+impl Watched {
+    fn new(job: &Arc<dyn Bootstrap>) -> Arc<Self> {
+        Arc::new(Self { job: job.clone(), meetings: Arc::default() })
+    }
+}
+
+impl Bootstrap for Watched {
+    fn rank(&self) -> u32 {
+        self.job.rank()
+    }
+
+    fn ranks(&self) -> u32 {
+        self.job.ranks()
+    }
+
+    fn is_across_processes(&self) -> bool {
+        self.job.is_across_processes()
+    }
+
+    fn host(&self, rank: u32) -> String {
+        self.job.host(rank)
+    }
+
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        self.meetings.count(|| self.job.all_gather(bytes))
+    }
+
+    fn channel(&self, communicator: u64) -> Arc<dyn Channel> {
+        Arc::new(WatchedChannel { channel: self.job.channel(communicator), meetings: self.meetings.clone() })
+    }
+
+    fn abort(&self) {
+        self.job.abort();
+    }
+
+    fn lost(&self) -> Vec<u32> {
+        self.job.lost()
+    }
+}
+
+/// A channel of it.
+#[derive(Debug)]
+struct WatchedChannel {
+    channel: Arc<dyn Channel>,
+    meetings: Arc<Meetings>,
+}
+
+impl Channel for WatchedChannel {
+    fn board(&self) -> &Arc<gin_host::comm::board::Board> {
+        self.channel.board()
+    }
+
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        self.meetings.count(|| self.channel.all_gather(bytes))
+    }
+}
+
+/// What a call waits in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum In {
+    /// A meeting that the rank that is stopped does not come to.
+    Meeting,
+    /// The drain of requests to that rank, which itself is in the meeting that follows.
+    Drain,
+}
+
+/// A call of the host that waits.
+struct Call {
+    name: &'static str,
+    wait: In,
+    /// Meetings of the call before it waits.
+    past: u64,
+    /// Meetings before the call.
+    before: u64,
+    meetings: Arc<Meetings>,
+    comm: Option<Arc<Communicator>>,
+    run: Box<dyn FnOnce() -> Result<(), CommError> + Send>,
+}
+
+impl Call {
+    fn is_inside(&self, stopped: bool) -> bool {
+        let (ended, begun) = (self.meetings.ended.load(Ordering::Acquire), self.meetings.begun.load(Ordering::Acquire));
+        let past = self.before + self.past;
+        (ended, begun) == (past, past + u64::from(stopped || self.wait == In::Meeting))
+    }
+}
+
+/// Names of the waits of hosts, and whether there is a communicator, with a back end, that ends.
+pub const HOST_WAITS: [(&str, bool); 9] = [
+    ("initialise", false),
+    ("barrier of the job", false),
+    ("meeting of the job", false),
+    ("register", true),
+    ("allocate a window", true),
+    ("deregister", true),
+    ("destroy", true),
+    ("deregister, draining", true),
+    ("destroy, draining", true),
+];
+
+/// All of those, ready to be called; `jobs`: as many as there are calls that wait in a job's own meeting.
+fn host_waits(rank: &Rank, jobs: [&Arc<dyn Bootstrap>; 3]) -> Result<Vec<Call>, CommError> {
+    let config = CommConfig { network: Arc::new(slow), drain: FOREVER, ..rank.comm_config().clone() };
+    let new =
+        |watched: &Arc<Watched>| Arc::new(Communicator::new(watched.clone(), rank.device().clone(), config.clone()));
+    let site = |watched: &Arc<Watched>| Site::new(new(watched), 9, true);
+    let mut calls = Vec::new();
+    for (name, _) in HOST_WAITS {
+        let watched = Watched::new(if name == "barrier of the job" {
+            jobs[1]
+        } else if name == "meeting of the job" {
+            jobs[2]
+        } else {
+            jobs[0]
+        });
+        let draining = name.ends_with("draining");
+        let mut comm = None;
+        let run: Box<dyn FnOnce() -> Result<(), CommError> + Send> = match name {
+            "initialise" => {
+                let comm = new(&watched);
+                Box::new(move || comm.initialise(&Requirements::default()))
+            }
+            "barrier of the job" => {
+                let job = watched.clone();
+                Box::new(move || Ok(job.barrier()?))
+            }
+            "meeting of the job" => {
+                let job = watched.clone();
+                Box::new(move || Ok(job.all_gather(&[1]).map(drop)?))
+            }
+            _ => {
+                let site = site(&watched)?;
+                if draining && rank.rank() != STOPPED {
+                    site.run(rank, &[Op::put_value(STOPPED, 8, 1)])?;
+                }
+                comm = Some(site.comm.clone());
+                let memory = Memory::shared(rank.device(), MemoryKind::Device, 4096)?;
+                Box::new(move || match name {
+                    "register" => site.comm.register::<u8>(&memory.whole(), WindowFlags::NONE).map(drop),
+                    "allocate a window" => site.comm.alloc_window::<u8>(64, WindowFlags::NONE).map(drop),
+                    "destroy" | "destroy, draining" => site.comm.destroy(),
+                    _ => site.comm.deregister(&site.windows[0]),
+                })
+            }
+        };
+        let (wait, past) = match name {
+            "deregister, draining" => (In::Drain, 2),
+            "destroy, draining" => (In::Drain, 1),
+            _ => (In::Meeting, 0),
+        };
+        let (before, meetings) = (watched.meetings.ended.load(Ordering::Acquire), watched.meetings.clone());
+        calls.push(Call { name, wait, past, before, meetings, comm, run });
+    }
+    Ok(calls)
+}
+
+/// Hosts wait.
+pub fn calls(
+    rank: &Rank,
+    wanted: &Wanted,
+    job: &Arc<dyn Bootstrap>,
+    lines: &Mutex<Receiver<String>>,
+) -> Result<(), String> {
+    let beside = |ranks| beside(wanted, job, ranks).map_err(|error| text(&error));
+    let (pair, second, third) = (beside(2)?, beside(rank.ranks())?, beside(rank.ranks())?);
+    let (Some(second), Some(third)) = (second, third) else { return Err("all ranks are in these jobs".to_owned()) };
+    let mut calls = host_waits(rank, [job, &second, &third]).map_err(|error| text(&error))?;
+    let stopped = rank.rank() == STOPPED;
+    if stopped {
+        calls.retain(|call| call.wait == In::Drain);
+    }
+    let bystander = Bystander::default();
+    let (to, from) = mpsc::channel();
+    let mut waits = Vec::new();
+    for (index, call) in calls.into_iter().enumerate() {
+        let Call { name, wait, past, before, meetings, comm, run } = call;
+        let (to, of) = (to.clone(), comm.clone());
+        thread::spawn(move || {
+            let end = match (run(), of.as_ref().and_then(|comm| comm.fault_report())) {
+                (Err(error), _) => Ok(error.to_string()),
+                // What has ended can be destroyed without the others.
+                (Ok(()), Some(report)) if name.starts_with("destroy") => Ok(report.to_string()),
+                (Ok(()), _) => Err(format!("{name}: it went well, without rank {STOPPED}")),
+            };
+            to.send((index, end))
+        });
+        waits.push(Call { name, wait, past, before, meetings, comm, run: Box::new(|| Ok(())) });
+    }
+    let missing = || waits.iter().filter(|call| !call.is_inside(stopped)).map(|call| call.name).collect();
+    thread::scope(|scope| {
+        let beside = pair.map(|pair| {
+            let bystander = &bystander;
+            // On a device of its own, as windows are not deregistered while kernels run on their device.
+            scope.spawn(move || {
+                let config = WorldConfig::threads(2);
+                let body = |rank: Rank| {
+                    let mut site = pair_site(&rank, &pair).map_err(|error| text(&error))?;
+                    bystander.go_on(&rank, &pair, &mut site)
+                };
+                world::join(config, pair.clone(), body).map_err(|error| text(&error))
+            })
+        });
+        until_none("does not begin", missing);
+        let begun = bystander.launches.load(Ordering::Relaxed);
+        say("waiting");
+        if stopped {
+            next(lines);
+            return Ok(());
+        }
+        let ends = all_ends(&from, waits.len(), |index| waits[index].name.to_owned());
+        let launches = bystander.launches.load(Ordering::Relaxed) - begun;
+        bystander.over.store(true, Ordering::Release);
+        for (call, end) in waits.iter().zip(ends) {
+            say(&format!("ended {}: {}", call.name, end?));
+        }
+        if let Some(beside) = beside {
+            beside.join().map_err(|_| "the bystander panicked")??;
+            say(&format!("beside {launches}"));
+        }
+        Ok::<(), String>(())
+    })?;
+    for comm in waits.iter().filter_map(|call| call.comm.as_ref()) {
+        match comm.destroy() {
+            Ok(()) | Err(CommError::State { .. }) => {}
+            Err(error) => return Err(text(&error)),
+        }
+    }
+    Ok(())
+}
+
+/// Names of the waits of a task, in the order in which ranks tell of them, and whether there is a communicator.
+pub fn names(task: &str) -> Vec<(&'static str, bool)> {
+    if task == CALLS {
+        return HOST_WAITS.to_vec();
+    }
+    ways().iter().flat_map(|way| &way.waits).map(|wait| (wait.name, true)).collect()
+}
