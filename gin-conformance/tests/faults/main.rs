@@ -295,7 +295,6 @@ fn each_wait_ends(task: &str) -> Result<(), Failure> {
     for (rank, process) in group.0.iter().enumerate().filter(|(rank, _)| *rank != STOPPED) {
         for (name, has_comm) in waits::names(task) {
             let end = process.hear("ended")?;
-            println!("rank {rank}, {end}");
             let told = format!("told by rank {rank} {host}");
             let comm = ["proxy over peer", &told];
             let words =

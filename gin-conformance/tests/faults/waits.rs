@@ -545,11 +545,10 @@ pub fn calls(
     let beside = |ranks| beside(wanted, job, ranks).map_err(|error| text(&error));
     let (pair, second, third) = (beside(2)?, beside(rank.ranks())?, beside(rank.ranks())?);
     let (Some(second), Some(third)) = (second, third) else { return Err("all ranks are in these jobs".to_owned()) };
-    let mut calls = host_waits(rank, [job, &second, &third]).map_err(|error| text(&error))?;
+    let calls = host_waits(rank, [job, &second, &third]).map_err(|error| text(&error))?;
     let stopped = rank.rank() == STOPPED;
-    if stopped {
-        calls.retain(|call| call.wait == In::Drain);
-    }
+    // What is not called is kept: communicators that are dropped end.
+    let (calls, _kept): (Vec<_>, Vec<_>) = calls.into_iter().partition(|call| !stopped || call.wait == In::Drain);
     let bystander = Bystander::default();
     let (to, from) = mpsc::channel();
     let mut waits = Vec::new();

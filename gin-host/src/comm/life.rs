@@ -61,11 +61,12 @@ impl Live {
         outcome.ok().flatten().ok_or(CommError::ProxyGone)
     }
 
-    /// Waits until everything that kernels have posted is finished; the number of requests that are not after `limit`.
+    /// Waits until everything that kernels have posted is finished; the number of requests that are not after `limit`, or
+    /// when a fault has ended the communicator.
     pub(super) fn drain(&self, limit: Duration) -> Result<u64, CommError> {
         let until_ns = after(limit);
         if let Some(gdaki) = &self.gdaki {
-            match gdaki.drain(&|| rt::clock_ns() >= until_ns)? {
+            match gdaki.drain(&|| rt::clock_ns() >= until_ns || self.channel.board().count() != 0)? {
                 Ok(0) => {}
                 Ok(left) => return Ok(left),
                 // It ends the communicator, which whoever drains learns when the ranks agree.
@@ -359,10 +360,11 @@ impl Communicator {
             let limit = self.config.drain;
             let drained = live.drain(limit).and_then(|requests| {
                 let waited_ms = limit.as_millis() as u64;
-                if requests == 0 {
-                    Ok(Vec::new())
-                } else {
-                    Err(CommError::InFlight { call, rank: self.rank(), requests, waited_ms })
+                match (requests, live.channel.board().first()) {
+                    (0, _) => Ok(Vec::new()),
+                    // They may stay under way because of it.
+                    (_, Some(notice)) => Err(self.ended(call, notice)),
+                    (_, None) => Err(CommError::InFlight { call, rank: self.rank(), requests, waited_ms }),
                 }
             });
             self.agree(live, call, drained)?;

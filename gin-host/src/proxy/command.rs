@@ -90,7 +90,8 @@ impl Proxy {
                         .sum();
                     if left == 0 && self.network.is_quiet() {
                         let _ = to.try_send(0);
-                    } else if crate::rt::clock_ns() >= until_ns {
+                    } else if self.over.is_some() || crate::rt::clock_ns() >= until_ns {
+                        // After a fault nobody waits for what the network still has: a lost peer may never answer.
                         let _ = to.try_send(left.max(1));
                     } else {
                         self.waiting.push(Waiting::Drain { heads, until_ns, to });
