@@ -367,7 +367,11 @@ impl Communicator {
                     (_, None) => Err(CommError::InFlight { call, rank: self.rank(), requests, waited_ms }),
                 }
             });
-            self.agree(live, call, drained)?;
+            match (self.agree(live, call, drained), live.channel.board().first()) {
+                // That rank knew of the fault before it came; now this one does.
+                (Err(CommError::OtherRank { .. }), Some(notice)) => return Err(self.ended(call, notice)),
+                (outcome, _) => drop(outcome?),
+            }
         }
         Ok(())
     }
