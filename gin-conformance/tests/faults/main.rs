@@ -13,7 +13,7 @@ mod work;
 
 use libtest_mimic::{Arguments, Trial};
 use rank::{MARK, mixed};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
 use std::sync::mpsc::{self, Receiver};
@@ -70,6 +70,16 @@ impl Process {
 
     fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("it has not been waited for");
+    }
+
+    /// Stops it, and waits until all its threads are.
+    fn stop(&self) -> Result<(), Failure> {
+        self.signal(Signal::STOP);
+        let stopped = waitpid(Some(Pid::from_child(&self.child)), WaitOptions::UNTRACED);
+        match stopped {
+            Ok(Some((_, status))) if status.stopped() => Ok(()),
+            other => Err(format!("process {} does not stop: {other:?}", self.child.id())),
+        }
     }
 
     /// The rest of its next line, which is to begin with this word.
@@ -289,8 +299,11 @@ fn each_wait_ends(task: &str) -> Result<(), Failure> {
     let mut group = Group::start()?;
     group.begin(seed(), SILENCE, &format!("plain auto {task}"))?;
     group.hear("waiting", &[])?;
-    group.0[STOPPED].signal(Signal::STOP);
+    group.0[STOPPED].stop()?;
     let begun = Instant::now();
+    for (_, process) in group.0.iter_mut().enumerate().filter(|(rank, _)| *rank != STOPPED) {
+        process.tell("it is stopped");
+    }
     let (lost, host) = (format!("rank {STOPPED} on host {}", host()), format!("on host {}", host()));
     for (rank, process) in group.0.iter().enumerate().filter(|(rank, _)| *rank != STOPPED) {
         for (name, has_comm) in waits::names(task) {

@@ -17,7 +17,7 @@ use gin_host::world::{self, Rank, WorldConfig};
 use gin_host::{CommConfig, GpuError, LaunchConfig, Requirements, Window, WindowFlags};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -310,6 +310,7 @@ pub fn kernels(
     let waiting = waiting.map_err(|error| text(&error))?;
     if rank.rank() == STOPPED {
         say("waiting");
+        // It is stopped here, for good.
         next(lines);
         return Ok(());
     }
@@ -330,6 +331,7 @@ pub fn kernels(
         until_none("does not begin", || [not_inside(0), not_inside(1)].concat());
         let begun = bystander.launches.load(Ordering::Relaxed);
         say("waiting");
+        next(lines);
         let ends: Vec<Result<(), GpuError>> = all_ends(&from, running.len(), |way| {
             // Those that have left are not inside any more.
             let left = not_inside(way);
@@ -356,19 +358,30 @@ pub fn kernels(
     waiting.iter().try_for_each(|waiting| waiting.comm.destroy()).map_err(|error| text(&error))
 }
 
-/// How often ranks have met by something.
+/// How often ranks have met by something, and a meeting after which they are held up.
 #[derive(Debug, Default)]
 struct Meetings {
     begun: AtomicU64,
     ended: AtomicU64,
+    /// Number of the meeting, from 1; 0 for none.
+    hold: Mutex<u64>,
+    released: Condvar,
 }
 
 impl Meetings {
     fn count<T>(&self, meet: impl FnOnce() -> T) -> T {
         self.begun.fetch_add(1, Ordering::AcqRel);
         let outcome = meet();
-        self.ended.fetch_add(1, Ordering::AcqRel);
+        let number = 1 + self.ended.fetch_add(1, Ordering::AcqRel);
+        let hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(self.released.wait_while(hold, |hold| *hold == number));
         outcome
+    }
+
+    /// Holds up whoever has met this often, or nobody, 0.
+    fn hold(&self, number: u64) {
+        *self.hold.lock().unwrap_or_else(PoisonError::into_inner) = number;
+        self.released.notify_all();
     }
 }
 
@@ -443,6 +456,8 @@ enum In {
     Meeting,
     /// The drain of requests to that rank, which itself is in the meeting that follows.
     Drain,
+    /// The question to its process for its memory, which it has told of in the meeting before.
+    Asking,
 }
 
 /// A call of the host that waits.
@@ -467,8 +482,9 @@ impl Call {
 }
 
 /// Names of the waits of hosts, and whether there is a communicator, with a back end, that ends.
-pub const HOST_WAITS: [(&str, bool); 9] = [
+pub const HOST_WAITS: [(&str, bool); 11] = [
     ("initialise", false),
+    ("initialise, asking", false),
     ("barrier of the job", false),
     ("meeting of the job", false),
     ("register", true),
@@ -477,27 +493,27 @@ pub const HOST_WAITS: [(&str, bool); 9] = [
     ("destroy", true),
     ("deregister, draining", true),
     ("destroy, draining", true),
+    ("register, asking", true),
 ];
 
-/// All of those, ready to be called; `jobs`: as many as there are calls that wait in a job's own meeting.
-fn host_waits(rank: &Rank, jobs: [&Arc<dyn Bootstrap>; 3]) -> Result<Vec<Call>, CommError> {
+/// All of those, ready to be called; `jobs`: as many as there are calls that meet by a job itself.
+fn host_waits(rank: &Rank, jobs: [&Arc<dyn Bootstrap>; 4]) -> Result<Vec<Call>, CommError> {
     let config = CommConfig { network: Arc::new(slow), drain: FOREVER, ..rank.comm_config().clone() };
     let new =
         |watched: &Arc<Watched>| Arc::new(Communicator::new(watched.clone(), rank.device().clone(), config.clone()));
     let site = |watched: &Arc<Watched>| Site::new(new(watched), 9, true);
     let mut calls = Vec::new();
     for (name, _) in HOST_WAITS {
-        let watched = Watched::new(if name == "barrier of the job" {
-            jobs[1]
-        } else if name == "meeting of the job" {
-            jobs[2]
-        } else {
-            jobs[0]
+        let watched = Watched::new(match name {
+            "barrier of the job" => jobs[1],
+            "meeting of the job" => jobs[2],
+            "initialise, asking" => jobs[3],
+            _ => jobs[0],
         });
         let draining = name.ends_with("draining");
         let mut comm = None;
         let run: Box<dyn FnOnce() -> Result<(), CommError> + Send> = match name {
-            "initialise" => {
+            "initialise" | "initialise, asking" => {
                 let comm = new(&watched);
                 Box::new(move || comm.initialise(&Requirements::default()))
             }
@@ -517,7 +533,9 @@ fn host_waits(rank: &Rank, jobs: [&Arc<dyn Bootstrap>; 3]) -> Result<Vec<Call>, 
                 comm = Some(site.comm.clone());
                 let memory = Memory::shared(rank.device(), MemoryKind::Device, 4096)?;
                 Box::new(move || match name {
-                    "register" => site.comm.register::<u8>(&memory.whole(), WindowFlags::NONE).map(drop),
+                    "register" | "register, asking" => {
+                        site.comm.register::<u8>(&memory.whole(), WindowFlags::NONE).map(drop)
+                    }
                     "allocate a window" => site.comm.alloc_window::<u8>(64, WindowFlags::NONE).map(drop),
                     "destroy" | "destroy, draining" => site.comm.destroy(),
                     _ => site.comm.deregister(&site.windows[0]),
@@ -527,9 +545,15 @@ fn host_waits(rank: &Rank, jobs: [&Arc<dyn Bootstrap>; 3]) -> Result<Vec<Call>, 
         let (wait, past) = match name {
             "deregister, draining" => (In::Drain, 2),
             "destroy, draining" => (In::Drain, 1),
+            // What they can do, then what they have.
+            "initialise, asking" => (In::Asking, 2),
+            "register, asking" => (In::Asking, 1),
             _ => (In::Meeting, 0),
         };
         let (before, meetings) = (watched.meetings.ended.load(Ordering::Acquire), watched.meetings.clone());
+        if wait == In::Asking && rank.rank() != STOPPED {
+            meetings.hold(before + past);
+        }
         calls.push(Call { name, wait, past, before, meetings, comm, run });
     }
     Ok(calls)
@@ -543,12 +567,13 @@ pub fn calls(
     lines: &Mutex<Receiver<String>>,
 ) -> Result<(), String> {
     let beside = |ranks| beside(wanted, job, ranks).map_err(|error| text(&error));
-    let (pair, second, third) = (beside(2)?, beside(rank.ranks())?, beside(rank.ranks())?);
-    let (Some(second), Some(third)) = (second, third) else { return Err("all ranks are in these jobs".to_owned()) };
-    let calls = host_waits(rank, [job, &second, &third]).map_err(|error| text(&error))?;
+    let pair = beside(2)?;
+    let of_all = || beside(rank.ranks())?.ok_or_else(|| "all ranks are in these jobs".to_owned());
+    let (second, third, fourth) = (of_all()?, of_all()?, of_all()?);
+    let calls = host_waits(rank, [job, &second, &third, &fourth]).map_err(|error| text(&error))?;
     let stopped = rank.rank() == STOPPED;
     // What is not called is kept: communicators that are dropped end.
-    let (calls, _kept): (Vec<_>, Vec<_>) = calls.into_iter().partition(|call| !stopped || call.wait == In::Drain);
+    let (calls, _kept): (Vec<_>, Vec<_>) = calls.into_iter().partition(|call| !stopped || call.wait != In::Meeting);
     let bystander = Bystander::default();
     let (to, from) = mpsc::channel();
     let mut waits = Vec::new();
@@ -583,10 +608,9 @@ pub fn calls(
         until_none("does not begin", missing);
         let begun = bystander.launches.load(Ordering::Relaxed);
         say("waiting");
-        if stopped {
-            next(lines);
-            return Ok(());
-        }
+        // That the rank is stopped, which that rank itself never hears.
+        next(lines);
+        waits.iter().for_each(|call| call.meetings.hold(0));
         let ends = all_ends(&from, waits.len(), |index| waits[index].name.to_owned());
         let launches = bystander.launches.load(Ordering::Relaxed) - begun;
         bystander.over.store(true, Ordering::Release);

@@ -8,7 +8,7 @@ use super::reach;
 use super::report::Place;
 use super::resources::{Engines, Resources};
 use super::window::Registered;
-use super::wire::{Reader, Writer, agree, garbled};
+use super::wire::{Reader, Writer, agree, concerned, garbled};
 use super::{Backend, BootstrapError, Channel, Chosen, CommError, Communicator, Requirements, Routes, State};
 use crate::net::nothing::Nothing;
 use crate::net::{Capabilities, Endpoint, Fetch, Key, Network, Raises};
@@ -17,7 +17,7 @@ use crate::proxy::{Answer, Command, Counters, Limits, Parts, Proxy, answer};
 use crate::rt;
 use crate::share;
 use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS};
-use gin_abi::{BackendKind, CommHandle};
+use gin_abi::{BackendKind, CommHandle, FaultKind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
@@ -347,6 +347,12 @@ impl Communicator {
     ) -> Result<Vec<Vec<u8>>, CommError> {
         match (agree(|bytes| live.channel.all_gather(bytes), call, own), live.channel.board().first()) {
             (Err(CommError::Bootstrap(BootstrapError::Ended)), Some(notice)) => Err(self.ended(call, notice)),
+            // All have met, as the rank that is lost gave its part before.
+            (Err(error), Some(notice))
+                if notice.fault.kind == FaultKind::PeerLost && concerned(&error) == Some(notice.fault.peer) =>
+            {
+                Err(self.ended(call, notice))
+            }
             (outcome, _) => outcome,
         }
     }

@@ -23,9 +23,8 @@ pub(super) fn agree(
     };
     let all = gather(&message.0);
     match (&own, &all) {
-        (Err(CommError::Net(NetError::Key { rank, .. })), Err(BootstrapError::Lost { rank: lost, .. }))
-            if rank == lost => {}
-        (Err(CommError::Net(NetError::Key { .. })), Err(BootstrapError::Ended)) => {}
+        (Err(own), Err(BootstrapError::Lost { rank, .. })) if concerned(own) == Some(*rank) => {}
+        (Err(own), Err(BootstrapError::Ended)) if concerned(own).is_some() => {}
         _ => drop(own?),
     }
     let all = all?;
@@ -47,6 +46,14 @@ pub(super) fn agree(
     Ok(results)
 }
 
+/// The rank of which something could not be had: its memory, over the network or to be mapped.
+pub(super) fn concerned(error: &CommError) -> Option<u32> {
+    match error {
+        CommError::Net(NetError::Key { rank, .. }) | CommError::OtherRank { rank, .. } => Some(*rank),
+        _ => None,
+    }
+}
+
 /// A message that does not have the form it should.
 pub(super) fn garbled(rank: u32) -> CommError {
     CommError::OtherRank { rank, reason: "its message is garbled".to_owned() }
@@ -63,6 +70,9 @@ mod tests {
         let of = |rank| CommError::Net(NetError::Key { rank, reason: "no answer".to_owned() });
         let ended = |own: CommError, how: BootstrapError| agree(|_| Err(how), "test", Err(own)).unwrap_err();
         assert_eq!(ended(of(2), lost()), lost().into());
+        let unmapped = |rank| CommError::OtherRank { rank, reason: "no answer".to_owned() };
+        assert_eq!(ended(unmapped(2), lost()), lost().into());
+        assert_eq!(ended(unmapped(1), lost()), unmapped(1), "another rank's");
         assert_eq!(ended(of(2), BootstrapError::Ended), BootstrapError::Ended.into());
         assert_eq!(ended(of(1), lost()), of(1), "another rank's");
         assert_eq!(ended(CommError::ProxyGone, lost()), CommError::ProxyGone, "this rank's own");
