@@ -20,7 +20,8 @@ pub const TRIALS: &[(&str, Body)] = &[
     ("faults/pulses_go_round_though_1_packet_in_100_is_lost", |devices, wire| {
         heals(devices, |pair| {
             let _bad = wire.worsen(&["loss", "1%"])?;
-            rounds(pair, 30)
+            rounds(pair, 30)?;
+            Ok(Instant::now())
         })
     }),
     ("faults/pulses_go_round_though_1_packet_in_20_is_lost_or_end_with_an_error", |devices, wire| {
@@ -29,7 +30,8 @@ pub const TRIALS: &[(&str, Body)] = &[
     ("faults/pulses_go_round_though_late", |devices, wire| {
         heals(devices, |pair| {
             let _bad = wire.worsen(&["delay", "5ms"])?;
-            rounds(pair, 20)
+            rounds(pair, 20)?;
+            Ok(Instant::now())
         })
     }),
     ("faults/pulses_go_round_where_packets_overtake_each_other_or_end_with_an_error", |devices, wire| {
@@ -40,7 +42,9 @@ pub const TRIALS: &[(&str, Body)] = &[
             let cut = wire.cut()?;
             std::thread::sleep(Duration::from_secs(1));
             drop(cut);
-            rounds(pair, 5)
+            let healed = Instant::now();
+            rounds(pair, 5)?;
+            Ok(healed)
         })
     }),
     ("faults/a_process_that_is_stopped_for_a_second_loses_nothing", |devices, _| {
@@ -48,7 +52,9 @@ pub const TRIALS: &[(&str, Body)] = &[
             pair.signal(1, Signal::STOP)?;
             std::thread::sleep(Duration::from_secs(1));
             pair.signal(1, Signal::CONT)?;
-            rounds(pair, 5)
+            let healed = Instant::now();
+            rounds(pair, 5)?;
+            Ok(healed)
         })
     }),
     ("faults/a_cut_wire_ends_waits_on_both_sides", |devices, wire| {
@@ -101,22 +107,28 @@ type OnHosts = fn(&mut Hosts) -> Result<(), Failed>;
 /// On two machines, where what is lost on the way takes the processes' meetings along. The last takes one machine away.
 const ON_HOSTS: &[(&str, OnHosts)] = &[
     ("hosts/pulses_go_round_though_1_packet_in_100_is_lost", |hosts| {
-        let (words, stop) = hosts.start(Plan::patient)?;
+        let (words, stop) = hosts.start(|plan| watched(plan.patient()))?;
+        words[0].hear("beside", LIMIT)?;
+        let begin = Instant::now();
         hosts.machines.tell_both("tc qdisc replace dev eth0 root netem loss 1%")?;
         let more = far(&words, 30);
+        let healed = Instant::now();
         hosts.machines.tell_both("tc qdisc del dev eth0 root")?;
         more?;
         hosts.machines.tell(0, &format!("touch {}", stop.display()))?;
-        well(ended_since(&words, Instant::now(), LIMIT)?.map(|(_, ended)| ended))
+        well(&words, ended_since(&words, Instant::now(), LIMIT)?, begin, healed)
     }),
     ("hosts/a_wire_that_is_cut_for_a_second_loses_nothing", |hosts| {
-        let (words, stop) = hosts.start(Plan::patient)?;
+        let (words, stop) = hosts.start(|plan| watched(plan.patient()))?;
+        words[0].hear("beside", LIMIT)?;
+        let begin = Instant::now();
         hosts
             .machines
             .tell_both("tc qdisc replace dev eth0 root netem loss 100%; sleep 1; tc qdisc del dev eth0 root")?;
         far(&words, 10)?;
+        let healed = Instant::now();
         hosts.machines.tell(0, &format!("touch {}", stop.display()))?;
-        well(ended_since(&words, Instant::now(), LIMIT)?.map(|(_, ended)| ended))
+        well(&words, ended_since(&words, Instant::now(), LIMIT)?, begin, healed)
     }),
     ("hosts/a_cut_wire_ends_waits_on_both_sides", |hosts| cut_hosts(hosts, false)),
     ("hosts/a_cut_wire_ends_the_waits_of_a_rank_that_only_waits", |hosts| cut_hosts(hosts, true)),
@@ -176,22 +188,35 @@ fn rounds(pair: &Pair, rounds: u64) -> Result<(), Failed> {
     far(&pair.words, rounds)
 }
 
-fn well(ended: [Ended; 2]) -> Result<(), Failed> {
-    ensure(ended.iter().all(Ended::is_well), || format!("{ended:?}"))
+/// Both ended well, and the communicator beside went on from the begin of the fault until it was healed, and after it.
+fn well(words: &[Words; 2], ended: [(Duration, Ended); 2], begin: Instant, healed: Instant) -> Result<(), Failed> {
+    ensure(ended.iter().all(|(_, ended)| ended.is_well()), || format!("{ended:?}"))?;
+    went_on(words, begin, healed)?;
+    aftermath(&words[0])
 }
 
-/// Pulses go on after what `act` does, and end well.
-fn heals(devices: &[String; 2], act: impl FnOnce(&Pair) -> Result<(), Failed>) -> Result<(), Failed> {
-    let pair = Pair::start(devices, Plan::patient)?;
+fn went_on(words: &[Words; 2], begin: Instant, healed: Instant) -> Result<(), Failed> {
+    let rounds = words[0].beside_between(begin, healed);
+    println!("{rounds} rounds beside within {:?}", healed.saturating_duration_since(begin));
+    ensure(rounds > 0, || "the communicator beside stood still during the fault".to_owned())
+}
+
+/// Pulses go on after what `act` does, which says when that was over, and end well.
+fn heals(devices: &[String; 2], act: impl FnOnce(&Pair) -> Result<Instant, Failed>) -> Result<(), Failed> {
+    let pair = Pair::start(devices, |plan| watched(plan.patient()))?;
     pair.going()?;
-    act(&pair)?;
-    well(pair.stop(LIMIT)?)
+    pair.words[0].hear("beside", LIMIT)?;
+    let begin = Instant::now();
+    let healed = act(&pair)?;
+    pair.tell_to_stop()?;
+    well(&pair.words, pair.ended_since(Instant::now(), LIMIT)?, begin, healed)
 }
 
 /// The same over a wire that may be too bad.
 fn worse(devices: &[String; 2], wire: &Wire, how: &[&str]) -> Result<(), Failed> {
     let pair = Pair::start(devices, watched)?;
     pair.going()?;
+    pair.words[0].hear("beside", LIMIT)?;
     let _bad = wire.worsen(how)?;
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(20) {
@@ -202,9 +227,12 @@ fn worse(devices: &[String; 2], wire: &Wire, how: &[&str]) -> Result<(), Failed>
         }
     }
     drop(_bad);
-    let ended = pair.stop(LIMIT)?;
+    let healed = Instant::now();
+    pair.tell_to_stop()?;
+    let ended = pair.ended(LIMIT)?;
+    went_on(&pair.words, begin, healed)?;
     if ended.iter().all(Ended::is_well) {
-        return Ok(());
+        return aftermath(&pair.words[0]);
     }
     println!("over a wire with {how:?}: {ended:?}");
     let told = (0..).zip(&ended).all(|(rank, ended)| ended.tells(rank, &[FaultKind::PeerLost, FaultKind::Network]));

@@ -19,11 +19,13 @@ pub struct Words {
     lines: Lines,
     /// How its kernel ended, heard by who waited for something else.
     end: RefCell<Option<(Instant, String)>>,
+    /// When the communicator beside had made so many rounds.
+    beside: RefCell<Vec<(Instant, u64)>>,
 }
 
 impl Words {
     fn new(lines: Lines) -> Self {
-        Self { lines, end: RefCell::new(None) }
+        Self { lines, end: RefCell::default(), beside: RefCell::default() }
     }
 
     /// Waits for a line that begins like this, past others; when it came, and the rest of it. Does not wait past the end of
@@ -40,15 +42,25 @@ impl Words {
             if line.starts_with("request failed") {
                 println!("{line}");
             }
+            if let Some(rounds) = line.strip_prefix("beside ") {
+                self.beside.borrow_mut().push((at, rounds.parse()?));
+            }
             if let Some(rest) = line.strip_prefix(begin) {
                 return Ok((at, rest.trim().to_owned()));
             }
-            if line.starts_with("ended") && ["going", "round"].contains(&begin) {
+            if line.starts_with("ended") && ["going", "round", "beside"].contains(&begin) {
                 self.end.replace(Some((at, line.clone())));
                 return Err(format!("not `{begin}` but: {line}").into());
             }
             ensure(!line.starts_with("failed") && !line.starts_with("others:"), || line.clone())?;
         }
+    }
+
+    /// Rounds that the communicator beside made between two moments, of which everything was heard.
+    pub fn beside_between(&self, begin: Instant, end: Instant) -> u64 {
+        let beside = self.beside.borrow();
+        let mut between = beside.iter().filter(|(at, _)| (begin..=end).contains(at)).map(|(_, rounds)| *rounds);
+        between.next().map_or(0, |first| between.next_back().unwrap_or(first) - first)
     }
 }
 
@@ -190,10 +202,10 @@ impl Pair {
         Ok(Instant::now())
     }
 
-    /// Has them stop at the same round; how each ended.
-    pub fn stop(&self, limit: Duration) -> Result<[Ended; 2], Failed> {
+    /// Has them stop at the same round.
+    pub fn tell_to_stop(&self) -> Result<(), Failed> {
         File::create(&self.stop)?;
-        self.ended(limit)
+        Ok(())
     }
 
     pub fn ended(&self, limit: Duration) -> Result<[Ended; 2], Failed> {

@@ -444,12 +444,17 @@ fn rank(plan: &Plan) -> Result<(), Box<dyn Error>> {
     let config = WorldConfig { routes: Routes::Network, ..WorldConfig::threads(plan.ranks) }.network(network);
     let body = |rank: Rank| -> Result<(), CommError> {
         let comm = rank.communicator(&requirements())?;
-        let mut said = 0;
+        let (mut said, mut beside) = (0, 0);
         let words = pulse(&rank, &comm, plan.one_way, |words| {
             let rounds = words.get(ROUNDS);
             if rounds >= 3 && rounds != said {
                 say(plan.rank, &if said == 0 { "going".to_owned() } else { format!("round {rounds}") });
                 said = rounds;
+            }
+            let others = bystander.rounds.load(Ordering::Relaxed);
+            if others != beside {
+                say(plan.rank, &format!("beside {others}"));
+                beside = others;
             }
             now.store(plan.trigger.exists(), Ordering::Relaxed);
             words.word(STOP).store_relaxed_sys(u64::from(plan.stop.exists()));
