@@ -106,6 +106,7 @@ impl Communicator {
         let connected = self.connect(&mut prepared, heard, lsa_size);
         let board = channel.board().clone();
         agree(|bytes| self.bootstrap.all_gather(bytes), "finish initialising", connected.map(|()| Vec::new()))?;
+        let over = prepared.network.describe();
         // From here on nothing can fail on one rank only, but for a thread that the system refuses.
         let live = self.start(requirements, lsa_size, prepared, channel, processes);
         let started = live.as_ref().map(|_| Vec::new()).map_err(CommError::clone);
@@ -115,7 +116,8 @@ impl Communicator {
         if let Ok(live) = &live {
             let Live { backend, lsa_size, .. } = *live;
             let (network, contexts) = (live.capabilities.name, requirements.contexts);
-            tracing::debug!(rank = self.rank(), number, ?backend, network, lsa_size, contexts, "communicator is up");
+            let rank = self.rank();
+            tracing::debug!(rank, number, ?backend, network, over, lsa_size, contexts, "communicator is up");
             let _ = self.shared.place.set(Place { backend, network, lsa_size });
             let _ = self.shared.resources.set(Arc::downgrade(&live.resources));
         }
