@@ -59,8 +59,8 @@ impl Words {
     /// Rounds that the communicator beside made between two moments, of which everything was heard.
     pub fn beside_between(&self, begin: Instant, end: Instant) -> u64 {
         let beside = self.beside.borrow();
-        let mut between = beside.iter().filter(|(at, _)| (begin..=end).contains(at)).map(|(_, rounds)| *rounds);
-        between.next().map_or(0, |first| between.next_back().unwrap_or(first) - first)
+        let until = |end: Instant| beside.iter().rfind(|(at, _)| *at <= end).map_or(0, |(_, rounds)| *rounds);
+        until(end) - until(begin)
     }
 }
 
