@@ -415,7 +415,11 @@ impl Setup {
                 seeded.stall_steps = self.stall_steps;
                 seeded.log = if self.logs.is_some() { LogMode::Full } else { LogMode::Off };
             }
-            Mode::Threads(threads) => threads.grid_limit = Some(GRID_LIMIT),
+            Mode::Threads(threads) => {
+                threads.grid_limit = Some(GRID_LIMIT);
+                // With the patience of this machine as long as by default.
+                threads.watchdog = Some(Duration::from_millis(500 * self.patience));
+            }
         }
         config = config.policy(self.policy);
         config.devices = self.devices.clone();

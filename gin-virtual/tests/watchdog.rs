@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A coroutine that never yields is named, and the process ended; seen from outside, in a child process.
 
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gin_virtual::*;
 
@@ -101,4 +102,38 @@ fn a_world_that_yields_outlives_its_watchdog() {
     let world = World::seeded(SeededConfig { watchdog: Some(Duration::from_millis(500)), ..SeededConfig::default() });
     let started = std::time::Instant::now();
     world.run(vec![|| block_on(|| started.elapsed() > Duration::from_millis(1200))]).unwrap();
+}
+
+#[test]
+fn a_process_that_is_stopped_for_longer_than_that_goes_on() {
+    if is_child("stopped") {
+        let world = World::seeded(SeededConfig { watchdog: Some(Duration::from_secs(1)), ..SeededConfig::default() });
+        let busy = || {
+            eprintln!("busy");
+            // Until it has run for so long itself: what it was stopped for does not count.
+            let (mut run, mut last) = (Duration::ZERO, Instant::now());
+            while run < Duration::from_millis(200) {
+                let now = Instant::now();
+                run += (now - last).min(Duration::from_millis(1));
+                last = now;
+            }
+            eprintln!("went on");
+        };
+        world.run(vec![busy]).unwrap();
+        return;
+    }
+    let name = "a_process_that_is_stopped_for_longer_than_that_goes_on";
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", name, "--nocapture"]).env(CHILD, "stopped").stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut words = BufReader::new(child.stderr.take().unwrap()).lines();
+    assert_eq!(words.next().unwrap().unwrap(), "busy");
+    let signal =
+        |name: &str| assert!(Command::new("kill").args([name, &child.id().to_string()]).status().unwrap().success());
+    signal("-STOP");
+    std::thread::sleep(Duration::from_millis(2500));
+    signal("-CONT");
+    let rest: Vec<String> = words.map(Result::unwrap).collect();
+    assert!(child.wait().unwrap().success(), "{rest:?}");
+    assert!(rest.iter().any(|line| line == "went on"), "{rest:?}");
 }
