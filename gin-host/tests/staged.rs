@@ -34,6 +34,13 @@ impl Side {
         assert_eq!(self.network.post(&[request]), 1);
     }
 
+    /// Tells the peer's endpoint something past this one.
+    fn tell(&mut self, id: u64, notice: Notice) {
+        let (transfer, notice) = (Transfer::Nothing, Some(notice));
+        let request = Request { id, context: 0, peer: 1, transfer, signal: None, notice, more: false };
+        assert_eq!(self.network.inner().post(&[request]), 1);
+    }
+
     fn outcome(&self, id: u64) -> Option<&Result<(), NetError>> {
         self.events.iter().find_map(|event| match event {
             Event::Completion { id: other, outcome } if *other == id => Some(outcome),
@@ -267,17 +274,35 @@ fn who_waits_for_an_answer_learns_that_the_peer_is_gone() {
 #[test]
 fn notices_that_nobody_sent_for_change_nothing() {
     let mut sides = pair([true; 2], &FailSwitch::new());
-    for (id, tag) in [(1, 1), (2, 99)] {
-        let notice = Some(Notice::Ready { tag, found: true });
-        let request =
-            Request { id, context: 0, peer: 1, transfer: Transfer::Nothing, signal: None, notice, more: false };
-        assert_eq!(sides[0].network.inner().post(&[request]), 1);
+    let strange = [
+        Notice::Ready { tag: 1, found: true },
+        Notice::Ready { tag: 99, found: false },
+        Notice::Wanted { window: 0, offset: u64::MAX - 9, bytes: 5, tag: 1 },
+        Notice::Wanted { window: 0, offset: u64::MAX - 9, bytes: 50, tag: 2 },
+        Notice::Wanted { window: u32::MAX, offset: 0, bytes: 1, tag: 3 },
+        Notice::Alive,
+    ];
+    for (id, notice) in (1..).zip(strange) {
+        sides[0].tell(id, notice);
     }
     let before = sides[1].bytes();
     sides[0].post(3, Transfer::Nothing, Some(SIGNAL));
     until(&mut sides, |sides| sides[1].signals() == 1);
     assert_eq!(sides[1].bytes(), before);
     sides[1].network.make_visible().unwrap();
+}
+
+#[test]
+fn what_is_said_to_have_arrived_where_nothing_can_is_a_fault() {
+    for (window, offset, bytes) in [(0, u64::MAX - 9, 5), (0, BYTES, 1), (7, 0, 1), (u32::MAX, 0, 0)] {
+        let mut sides = pair([true; 2], &FailSwitch::new());
+        sides[0].tell(1, Notice::Arrived { window, offset, bytes });
+        sides[0].post(2, Transfer::Nothing, Some(SIGNAL));
+        until(&mut sides, |sides| sides[1].signals() == 1);
+        let seen = sides[1].network.make_visible();
+        let as_it_is = matches!(seen, Err(NetError::OutOfRange { .. } | NetError::UnknownWindow { .. }));
+        assert!(as_it_is, "{window}, {offset}, {bytes}: {seen:?}");
+    }
 }
 
 #[test]

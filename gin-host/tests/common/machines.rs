@@ -162,14 +162,17 @@ impl Drop for Machines {
     }
 }
 
+/// Name and body of a trial.
+pub type OnHosts<T> = (&'static str, fn(&mut T) -> Result<(), Failed>);
+
 /// Runs trials, one at a time, on what `boot` starts for the first of them and after each that failed.
 pub fn run_trials<T: Send + 'static>(
     arguments: &Arguments,
     boot: fn() -> Result<T, Failed>,
-    trials: &[(&str, fn(&mut T) -> Result<(), Failed>)],
+    trials: &[OnHosts<T>],
 ) -> ExitCode {
     let booted: Arc<Mutex<Option<T>>> = Arc::default();
-    let trial = |&(name, body): &(&str, fn(&mut T) -> Result<(), Failed>)| {
+    let trial = |&(name, body): &OnHosts<T>| {
         let booted = booted.clone();
         Trial::test(name, move || {
             let mut booted = booted.lock().unwrap_or_else(PoisonError::into_inner);

@@ -237,9 +237,8 @@ impl<N: Network> Staged<N> {
             return true;
         }
         let line = (request.context, request.peer);
-        !self.lines.contains_key(&line)
-            && !(request.is_strong() && self.broken.contains(&line))
-            && !self.is_staged(request)
+        let is_behind = self.lines.contains_key(&line) || request.is_strong() && self.broken.contains(&line);
+        !is_behind && !self.is_staged(request)
     }
 
     fn name(&mut self) -> u64 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What the network below is to do for a request, and what follows from what it says.
 
-use super::window::Own;
+use super::window::{Own, Places};
 use super::{ASK_AFTER_NS, Item, Landing, Late, Line, OWN, Open, Staged, Step, Then, Wanted};
 use crate::gpu::copier::Ticket;
 use crate::net::{Event, NetError, Network, Notice, NoticeArrival, Request};
@@ -21,7 +21,7 @@ impl<N: Network> Staged<N> {
     }
 
     /// The own part and where a range of it is: see [`Own::places`].
-    fn range(&self, landing: Landing) -> Result<(Arc<Own>, (u64, u64, u64)), NetError> {
+    fn range(&self, landing: Landing) -> Result<(Arc<Own>, Places), NetError> {
         let (rank, Landing { window, offset, bytes }) = (self.rank, landing);
         let entry = self.windows.get(window as usize).and_then(Option::as_ref).filter(|entry| !entry.is_closed);
         let own = entry.and_then(|entry| entry.own.clone()).ok_or(NetError::UnknownWindow { window, rank })?;
@@ -33,17 +33,17 @@ impl<N: Network> Staged<N> {
 
     /// Starts copying what has arrived into the window.
     fn copy_in(&mut self, landing: Landing) -> Result<(Ticket, Arc<Own>), NetError> {
-        let (own, (window, arrival, _)) = self.range(landing)?;
+        let (own, Places { device, arrival, .. }) = self.range(landing)?;
         // Safety: the ranges are in both; whoever waits for the copy keeps them.
-        let copy = unsafe { self.mover.copy((own.memory.memory(), window), (&own.stage, arrival), landing.bytes) }?;
+        let copy = unsafe { self.mover.copy((own.memory.memory(), device), (&own.stage, arrival), landing.bytes) }?;
         Ok((copy, own))
     }
 
     /// Starts copying what is to leave out of the window.
     fn copy_out(&mut self, landing: Landing) -> Result<(Ticket, Arc<Own>), NetError> {
-        let (own, (window, _, departure)) = self.range(landing)?;
+        let (own, Places { device, departure, .. }) = self.range(landing)?;
         // Safety: as above.
-        let copy = unsafe { self.mover.copy((&own.stage, departure), (own.memory.memory(), window), landing.bytes) }?;
+        let copy = unsafe { self.mover.copy((&own.stage, departure), (own.memory.memory(), device), landing.bytes) }?;
         Ok((copy, own))
     }
 

@@ -31,7 +31,7 @@ impl Own {
         // So that both begin alike.
         const ALIGN: u64 = 256;
         let half = window.memory.bytes().next_multiple_of(ALIGN);
-        let bytes = half.checked_mul(2).unwrap_or(u64::MAX);
+        let bytes = half.saturating_mul(2);
         let stage = Memory::new(window.memory.memory().device(), MemoryKind::Pinned, bytes).map_err(|error| {
             let reason = format!("{error}; a window in a GPU needs twice its length there");
             NetError::Local { what: "allocating host memory in place of a GPU's", reason }
@@ -39,12 +39,25 @@ impl Own {
         Ok(Self { memory: window.memory.clone(), stage, half })
     }
 
-    /// Addresses of a range in the device, where it arrives, and where it leaves; `None` if the part is shorter.
-    pub(super) fn places(&self, offset: u64, bytes: u64) -> Option<(u64, u64, u64)> {
-        let end = offset.checked_add(bytes)?;
+    /// Where a range is; `None` if the part is shorter.
+    pub(super) fn places(&self, offset: u64, bytes: u64) -> Option<Places> {
+        if offset.checked_add(bytes)? > self.memory.bytes() {
+            return None;
+        }
         let arrival = self.stage.address() + offset;
-        (end <= self.memory.bytes()).then(|| (self.memory.address() + offset, arrival, arrival + self.half))
+        Some(Places { device: self.memory.address() + offset, arrival, departure: arrival + self.half })
     }
+}
+
+/// Addresses of a range.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Places {
+    /// In the window.
+    pub(super) device: u64,
+    /// Where it arrives.
+    pub(super) arrival: u64,
+    /// Where it leaves.
+    pub(super) departure: u64,
 }
 
 /// What is known of a rank's part.
