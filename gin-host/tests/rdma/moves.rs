@@ -5,7 +5,7 @@ use super::Body;
 use super::pair::{BYTES, Plan, ended, ensure, get, pair, put, raise, spoil, until};
 use super::ports::everywhere;
 use gin_abi::{SignalTarget, Transfer};
-use gin_host::net::verbs::{GpuMemory, VerbsConfig};
+use gin_host::net::verbs::{GpuMemory, SignalsBy, VerbsConfig};
 use gin_host::net::{NetError, Network};
 use libtest_mimic::Failed;
 use std::time::{Duration, Instant};
@@ -94,7 +94,12 @@ fn through_host_memory(devices: &[String; 2]) -> Result<(), Failed> {
     ensure(sides[0].network.describe().contains("through host memory"), || sides[0].network.describe())?;
     everywhere(&mut sides, 2)?;
     until(&mut sides, "quiet", |sides| sides.iter().all(|side| side.network.is_quiet()))?;
-    ensure(sides.iter_mut().all(|side| side.network.deregister(0)), || "a window is kept".to_owned())
+    ensure(sides.iter_mut().all(|side| side.network.deregister(0)), || "a window is kept".to_owned())?;
+    // Nobody is told that NICs raise signals where they would raise them too soon.
+    let error = pair(&Plan { by: [SignalsBy::Nic; 2], ..plan })
+        .err()
+        .map(|error| error.message().unwrap_or_default().to_owned());
+    ensure(error.as_ref().is_some_and(|error| error.contains("through host memory")), || format!("{error:?}"))
 }
 
 fn in_order(plan: &Plan) -> Result<(), Failed> {

@@ -139,6 +139,10 @@ impl Verbs {
 
     /// Registers the words that the NIC is to raise, if it is to and can.
     fn words(&mut self, domains: &[Arc<Domain>], signals: &LocalSignals) -> Result<Option<Words>, NetError> {
+        if self.config.signals == SignalsBy::Nic && signals.nic.is_none() {
+            let reason = "memory of the device goes through host memory".to_owned();
+            return Err(NetError::Local { what: "having the NIC raise signals", reason });
+        }
         let Some(memory) = signals.nic.as_ref().filter(|memory| self.by_nic && memory.bytes() > 0) else {
             return Ok(None);
         };
