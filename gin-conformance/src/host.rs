@@ -74,7 +74,8 @@ pub enum Net {
     WithholdLate,
     /// All of that, and few requests are taken at a time.
     Worst,
-    /// Memory of devices goes through host memory, over a network that withholds, is late, and takes few requests at a time.
+    /// Memory of devices goes through host memory, over a network that withholds, is late, and takes few requests at a time;
+    /// what is handed to it is reordered.
     Staged,
     /// One request fails.
     Fail(Failure),
@@ -140,7 +141,8 @@ impl Net {
             Self::Staged => {
                 let below = Trickle::new(Delay::new(peer, endpoint, Duration::from_micros(5)), 3);
                 let below = Withhold::new(below, endpoint.rank);
-                Box::new(Staged::new(below, endpoint.rank, Staging::Always("a test wants it")))
+                let staged = Staged::new(below, endpoint.rank, Staging::Always("a test wants it"));
+                Box::new(Reorder::new(staged, endpoint))
             }
             Self::Fail(failure) => {
                 let switch = FailSwitch::new();

@@ -216,14 +216,14 @@ fn what_the_owner_has_closed_is_not_got() {
 fn a_put_into_a_closed_window_is_never_signalled() {
     let mut sides = pair([false, true], &FailSwitch::new());
     sides[0].post(1, put(0, 0, 8), Some(SIGNAL));
-    while sides[0].outcome(1).is_none() {
-        sides[0].poll();
-    }
+    (0..10).for_each(|_| sides[0].poll());
     let _ = sides[1].network.deregister(0);
     sides[1].poll();
     assert_eq!(sides[1].signals(), 1, "whether it counts is said when what has arrived is made visible");
     let told = sides[1].signals() > 0 && sides[1].network.make_visible().is_ok();
     assert!(!told, "{:?}", sides[1].events);
+    until(&mut sides, |sides| sides[0].outcome(1).is_some());
+    assert!(matches!(sides[0].outcome(1), Some(Err(NetError::Failed { peer: 1, .. }))), "{:?}", sides[0].outcome(1));
 }
 
 #[test]
@@ -255,20 +255,42 @@ fn a_failed_request_below_fails_what_is_behind_it() {
 
 #[test]
 fn who_waits_for_an_answer_learns_that_the_peer_is_gone() {
-    let switch = FailSwitch::new();
-    let mut sides = pair([false, true], &switch);
-    sides[0].post(1, get(0, 0, 8), None);
-    // It has asked, and the peer does not answer: it is not polled.
-    for _ in 0..10 {
-        sides[0].poll();
+    for transfer in [get(0, 0, 8), put(0, 0, 8)] {
+        let switch = FailSwitch::new();
+        let mut sides = pair([false, true], &switch);
+        sides[0].post(1, transfer, None);
+        // It has asked, or told, and the peer does not answer: it is not polled.
+        (0..10).for_each(|_| sides[0].poll());
+        switch.fail_peer(1, Failure::PeerLost);
+        let begin = std::time::Instant::now();
+        while sides[0].outcome(1).is_none() {
+            assert!(begin.elapsed().as_secs() < 60, "nobody says so");
+            sides[0].poll();
+        }
+        let outcome = sides[0].outcome(1);
+        assert!(matches!(outcome, Some(Err(NetError::PeerLost { peer: 1, .. }))), "{outcome:?}");
     }
-    switch.fail_peer(1, Failure::PeerLost);
-    let begin = std::time::Instant::now();
-    while sides[0].outcome(1).is_none() {
-        assert!(begin.elapsed().as_secs() < 60, "nobody says so");
-        sides[0].poll();
+}
+
+#[test]
+fn a_put_is_complete_once_it_is_in_the_window() {
+    for staged in EACH {
+        let mut sides = pair(staged, &FailSwitch::new());
+        sides[0].post(1, put(10, 1000, 500), None);
+        let mut expected = sides[1].bytes();
+        expected[1000..1500].copy_from_slice(&sides[0].bytes()[10..510]);
+        // One step after the other, so that it is looked at as soon as it is complete.
+        while sides[0].outcome(1).is_none() {
+            sides[1].poll();
+            sides[0].poll();
+        }
+        if staged[1] {
+            assert_eq!(sides[1].bytes(), expected, "{staged:?}");
+        }
+        sides[1].poll();
+        sides[1].network.make_visible().unwrap();
+        assert_eq!(sides[1].bytes(), expected, "{staged:?}");
     }
-    assert!(matches!(sides[0].outcome(1), Some(Err(NetError::PeerLost { peer: 1, .. }))), "{:?}", sides[0].outcome(1));
 }
 
 #[test]
@@ -296,7 +318,7 @@ fn notices_that_nobody_sent_for_change_nothing() {
 fn what_is_said_to_have_arrived_where_nothing_can_is_a_fault() {
     for (window, offset, bytes) in [(0, u64::MAX - 9, 5), (0, BYTES, 1), (7, 0, 1), (u32::MAX, 0, 0)] {
         let mut sides = pair([true; 2], &FailSwitch::new());
-        sides[0].tell(1, Notice::Arrived { window, offset, bytes });
+        sides[0].tell(1, Notice::Arrived { window, offset, bytes, tag: 5 });
         sides[0].post(2, Transfer::Nothing, Some(SIGNAL));
         until(&mut sides, |sides| sides[1].signals() == 1);
         let seen = sides[1].network.make_visible();

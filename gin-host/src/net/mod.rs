@@ -105,6 +105,8 @@ pub enum Notice {
         offset: u64,
         /// How many.
         bytes: u64,
+        /// What the answer is called.
+        tag: u64,
     },
     /// The sender wants to read bytes of a window from host memory.
     Wanted {
@@ -117,7 +119,7 @@ pub enum Notice {
         /// What the answer is called.
         tag: u64,
     },
-    /// What was wanted is in host memory; or the window has no such bytes.
+    /// What arrived is in the window, or what was wanted in host memory; or the window has no such bytes.
     Ready {
         /// Which.
         tag: u64,

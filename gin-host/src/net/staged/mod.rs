@@ -9,12 +9,12 @@
 //!
 //! | | what a rank does that is staged | with a peer that is |
 //! | --- | --- | --- |
-//! | put | copies out of its window, then puts from there | puts, and tells it what has arrived |
+//! | put | copies out of its window, then puts from there | puts, tells it what has arrived, waits for the answer |
 //! | get | gets, then copies into its window | asks for it, waits for the answer, then gets |
 //! | signal | has its proxy raise it, behind the copies of what arrived before | as ever |
 //!
 //! Each rank says for itself whether its memory is staged ([`Staging`]); endpoints of all ranks are of this kind. Where
-//! nobody's is, requests are passed on as they are. A put may be complete before it has arrived.
+//! nobody's is, requests are passed on as they are. A put is complete once it is in the peer's window.
 
 mod mover;
 mod steps;
@@ -91,7 +91,7 @@ pub struct Staged<N> {
     steps: HashMap<u64, Step>,
     /// Requests that are not complete and are not passed on as they are.
     open: HashMap<u64, Open>,
-    /// Gets whose owner was asked, by tag.
+    /// Answers that are waited for, by tag.
     wanted: BTreeMap<u64, Wanted>,
     /// Copies in order, and what has to wait for them.
     late: VecDeque<Late>,
@@ -119,8 +119,8 @@ struct Item {
 enum Step {
     /// Part of it.
     Send(u64),
-    /// It asks for what is to be read.
-    Want(u64, u64),
+    /// It tells the peer something that is answered.
+    Tell(u64, u64),
     /// It reads: what has to be copied then.
     Read(u64, Option<Landing>),
     /// It answers a peer.
@@ -146,14 +146,13 @@ struct Open {
     outcome: Result<(), NetError>,
 }
 
-/// A get whose owner was asked.
+/// A request whose peer has to answer.
 #[derive(Debug)]
 struct Wanted {
     line: Line,
     request: u64,
-    /// What is read then.
-    read: Transfer,
-    landing: Option<Landing>,
+    /// What is read then, and what has to be copied after that.
+    read: Option<(Transfer, Option<Landing>)>,
     since_ns: u64,
 }
 
@@ -168,7 +167,7 @@ struct Late {
 #[derive(Debug)]
 enum Then {
     /// What a peer put is in its window.
-    Arrived,
+    Arrived(Line, u64),
     /// What a request got is.
     Got(u64),
     /// A peer can read what it wanted.
@@ -258,9 +257,7 @@ impl<N: Network> Network for Staged<N> {
         let inner = self.inner.capabilities();
         match self.staging {
             Staging::Never => inner,
-            _ => {
-                Capabilities { max_message: inner.max_message.min(MAX_MESSAGE), completion_is_arrival: false, ..inner }
-            }
+            _ => Capabilities { max_message: inner.max_message.min(MAX_MESSAGE), ..inner },
         }
     }
 

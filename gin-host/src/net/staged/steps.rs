@@ -96,11 +96,10 @@ impl<N: Network> Staged<N> {
                     destination_offset,
                     bytes,
                 };
-                let tag = self.name();
-                self.wanted.insert(tag, Wanted { line, request: id, read, landing, since_ns: rt::clock_ns() });
+                let tag = self.want(line, id, Some((read, landing)));
                 let notice = Notice::Wanted { window: source_window, offset: source_offset, bytes, tag };
                 let request = self.request(line, Transfer::Nothing, Some(notice));
-                Ok((vec![Item { request, step: Step::Want(id, tag), copy: None, _own: None }], 2))
+                Ok((vec![Item { request, step: Step::Tell(id, tag), copy: None, _own: None }], 2))
             }
             transfer => self.plan_put(request, transfer),
         }
@@ -128,22 +127,29 @@ impl<N: Network> Staged<N> {
             copied = (Some(copy), Some(own));
         }
         let (copy, _own) = copied;
-        let notice = self.half(window, peer).map(|_| Notice::Arrived { window, offset, bytes });
-        let mut below = self.request(line, transfer, notice);
-        below.more = request.more;
-        let step = Step::Send(id);
-        let Some(signal) = request.signal else {
-            return Ok((vec![Item { request: below, step, copy, _own }], 1));
-        };
-        if notice.is_none() {
-            below.signal = Some(signal);
-            return Ok((vec![Item { request: below, step, copy, _own }], 1));
+        if self.half(window, peer).is_none() {
+            let below = Request { signal: request.signal, more: request.more, ..self.request(line, transfer, None) };
+            return Ok((vec![Item { request: below, step: Step::Send(id), copy, _own }], 1));
         }
-        // Behind the notice, in whose order it is raised.
-        let mut raise = self.request(line, Transfer::Nothing, None);
-        raise.signal = Some(RemoteSignal { strong: true, ..signal });
-        let raise = Item { request: raise, step, copy: None, _own: None };
-        Ok((vec![Item { request: below, step, copy, _own }, raise], 2))
+        let tag = self.want(line, id, None);
+        let notice = Some(Notice::Arrived { window, offset, bytes, tag });
+        let below = Request { more: request.more, ..self.request(line, transfer, notice) };
+        let mut items = vec![Item { request: below, step: Step::Tell(id, tag), copy, _own }];
+        if let Some(signal) = request.signal {
+            // Behind the notice, in whose order it is raised.
+            let signal = Some(RemoteSignal { strong: true, ..signal });
+            let raise = Request { signal, ..self.request(line, Transfer::Nothing, None) };
+            items.push(Item { request: raise, step: Step::Send(id), copy: None, _own: None });
+        }
+        let left = items.len() as u32 + 1;
+        Ok((items, left))
+    }
+
+    /// A request's peer will have to answer: the tag.
+    fn want(&mut self, line: Line, request: u64, read: Option<(Transfer, Option<Landing>)>) -> u64 {
+        let tag = self.name();
+        self.wanted.insert(tag, Wanted { line, request, read, since_ns: rt::clock_ns() });
+        tag
     }
 
     /// A step is over.
@@ -214,7 +220,7 @@ impl<N: Network> Staged<N> {
     pub(super) fn over(&mut self, step: Step, outcome: Result<(), NetError>) {
         match (step, outcome) {
             (Step::Send(request), outcome) => self.finish(request, outcome),
-            (Step::Want(request, tag), outcome) => {
+            (Step::Tell(request, tag), outcome) => {
                 if let Err(error) = &outcome {
                     self.give_up(tag, error);
                 }
@@ -246,9 +252,9 @@ impl<N: Network> Staged<N> {
         let line = (context, from);
         match notice {
             Notice::Alive => {}
-            Notice::Arrived { window, offset, bytes } => match self.copy_in(Landing { window, offset, bytes }) {
-                Ok(copied) => self.late(copied, Then::Arrived),
-                Err(error) => drop(self.failure.get_or_insert(error)),
+            Notice::Arrived { window, offset, bytes, tag } => match self.copy_in(Landing { window, offset, bytes }) {
+                Ok(copied) => self.late(copied, Then::Arrived(line, tag)),
+                Err(error) => self.refuse(line, tag, error),
             },
             Notice::Wanted { window, offset, bytes, tag } => match self.copy_out(Landing { window, offset, bytes }) {
                 Ok(copied) => self.late(copied, Then::Answer(line, tag)),
@@ -258,16 +264,29 @@ impl<N: Network> Staged<N> {
                 if self.wanted.get(&tag).is_none_or(|wanted| wanted.line != line) {
                     return;
                 }
-                let Some(Wanted { request, read, landing, .. }) = self.wanted.remove(&tag) else { return };
-                if found {
-                    let below = self.request(line, read, None);
-                    self.outbox.push_back((below, Step::Read(request, landing)));
-                } else {
-                    let context = "a get of what the peer could not give";
-                    self.finish(request, Err(NetError::Failed { context, peer: from, status: 0 }));
+                let Some(Wanted { request, read, .. }) = self.wanted.remove(&tag) else { return };
+                match (found, read) {
+                    (true, None) => self.finish(request, Ok(())),
+                    (true, Some((read, landing))) => {
+                        let below = self.request(line, read, None);
+                        self.outbox.push_back((below, Step::Read(request, landing)));
+                    }
+                    (false, read) => {
+                        let context = match read {
+                            Some(_) => "a get of what the peer could not give",
+                            None => "a put of what the peer could not take",
+                        };
+                        self.finish(request, Err(NetError::Failed { context, peer: from, status: 0 }));
+                    }
                 }
             }
         }
+    }
+
+    /// What a peer has put cannot be put into its window: nothing is visible any more.
+    fn refuse(&mut self, line: Line, tag: u64, error: NetError) {
+        self.failure.get_or_insert(error);
+        self.answer(line, tag, false);
     }
 
     fn answer(&mut self, line: Line, tag: u64, found: bool) {
@@ -285,10 +304,9 @@ impl<N: Network> Staged<N> {
             let Some(late) = self.late.pop_front() else { return };
             match (late.then, copied) {
                 (Then::Tell(event), _) => self.events.push(event),
-                (Then::Arrived, Ok(_)) => {}
-                (Then::Arrived, Err(error)) => drop(self.failure.get_or_insert(error)),
+                (Then::Arrived(line, tag), Err(error)) => self.refuse(line, tag, error),
                 (Then::Got(request), copied) => self.finish(request, copied.map(drop)),
-                (Then::Answer(line, tag), copied) => self.answer(line, tag, copied.is_ok()),
+                (Then::Arrived(line, tag) | Then::Answer(line, tag), copied) => self.answer(line, tag, copied.is_ok()),
             }
         }
     }

@@ -37,7 +37,7 @@ impl Message {
         let (kind, number, words) = match self {
             Self::Signal(SignalTarget::Id(id), amount) => (ID, id, [0, amount, 0]),
             Self::Signal(SignalTarget::Address { window, offset }, amount) => (ADDRESS, window, [offset, amount, 0]),
-            Self::Notice(Notice::Arrived { window, offset, bytes }) => (ARRIVED, window, [offset, bytes, 0]),
+            Self::Notice(Notice::Arrived { window, offset, bytes, tag }) => (ARRIVED, window, [offset, bytes, tag]),
             Self::Notice(Notice::Wanted { window, offset, bytes, tag }) => (WANTED, window, [offset, bytes, tag]),
             Self::Notice(Notice::Ready { tag, found }) => (READY, u32::from(found), [0, 0, tag]),
             Self::Notice(Notice::Alive) => (ALIVE, 0, [0; 3]),
@@ -59,7 +59,7 @@ impl Message {
         Some(match (kind, number, words) {
             (ID, id, [0, amount, 0]) => Self::Signal(SignalTarget::Id(id), amount),
             (ADDRESS, window, [offset, amount, 0]) => Self::Signal(SignalTarget::Address { window, offset }, amount),
-            (ARRIVED, window, [offset, bytes, 0]) => Self::Notice(Notice::Arrived { window, offset, bytes }),
+            (ARRIVED, window, [offset, bytes, tag]) => Self::Notice(Notice::Arrived { window, offset, bytes, tag }),
             (WANTED, window, [offset, bytes, tag]) => Self::Notice(Notice::Wanted { window, offset, bytes, tag }),
             (READY, found @ (0 | 1), [0, 0, tag]) => Self::Notice(Notice::Ready { tag, found: found == 1 }),
             (ALIVE, 0, [0, 0, 0]) => Self::Notice(Notice::Alive),
@@ -75,7 +75,12 @@ mod tests {
 
     fn any_message() -> impl Strategy<Value = Message> {
         let notice = prop_oneof![
-            any::<(u32, u64, u64)>().prop_map(|(window, offset, bytes)| Notice::Arrived { window, offset, bytes }),
+            any::<(u32, u64, u64, u64)>().prop_map(|(window, offset, bytes, tag)| Notice::Arrived {
+                window,
+                offset,
+                bytes,
+                tag
+            }),
             any::<(u32, u64, u64, u64)>().prop_map(|(window, offset, bytes, tag)| Notice::Wanted {
                 window,
                 offset,
