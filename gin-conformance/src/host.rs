@@ -74,8 +74,7 @@ pub enum Net {
     WithholdLate,
     /// All of that, and few requests are taken at a time.
     Worst,
-    /// Memory of devices goes through host memory, over a network that withholds, is late, and takes few requests at a time;
-    /// what is handed to it is reordered.
+    /// Memory of devices goes through host memory, over the worst network; what is handed to it is reordered too.
     Staged,
     /// One request fails.
     Fail(Failure),
@@ -140,7 +139,7 @@ impl Net {
             }
             Self::Staged => {
                 let below = Trickle::new(Delay::new(peer, endpoint, Duration::from_micros(5)), 3);
-                let below = Withhold::new(below, endpoint.rank);
+                let below = Reorder::new(Withhold::new(below, endpoint.rank), endpoint);
                 let staged = Staged::new(below, endpoint.rank, Staging::Always("a test wants it"));
                 Box::new(Reorder::new(staged, endpoint))
             }

@@ -206,7 +206,7 @@ fn networks() -> Vec<(&'static str, Make)> {
             Box::new(Reorder::new(Withhold::new(below, endpoint.rank), endpoint))
         }),
         ("staged", |endpoint| {
-            let below = Withhold::new(Peer::new(endpoint), endpoint.rank);
+            let below = Reorder::new(Withhold::new(Peer::new(endpoint), endpoint.rank), endpoint);
             Box::new(Staged::new(below, endpoint.rank, Staging::Always("a test wants it")))
         }),
     ]
