@@ -168,8 +168,8 @@ fn one_finder(setup: &Setup, coop: CoopKind) -> Verdict {
     let threads = if coop == CoopKind::Lanes { 16 } else { coop.threads() };
     let contexts = threads / ranks;
     let barrier = Op::barrier().fence(5);
-    // Virtual time costs little, and some schedules let one rank wait for long.
-    let between = if setup.seed.is_some() { 100 * SOON } else { 5 * SOON };
+    // Some schedules let a rank wait for long; what passes of virtual time takes choices, which may be few.
+    let between = if setup.seed.is_some() && setup.stall_steps > 1_000_000 { 20 * SOON } else { 5 * SOON };
     let split = Op { source_offset: between, ..Op::new(Code::BarrierSplit) }.fence(5).deadline_us(100);
     for late in [0, 1, contexts / 2, contexts - 1] {
         let hindered = hindered.context(late);
