@@ -4,29 +4,37 @@
 //! A process that has told others of memory in files listens on a Unix socket with an abstract name, which is its random
 //! name. The key of memory says that name, the number of the memory, and a random word that only those know who were told
 //! a key: whoever connects says number and word, and is sent the file. Keys go through the bootstrap, which is encrypted.
-//! Programs of other users are not listened to.
+//!
+//! Names are public, so anybody in the network namespace can connect. The server closes connections of other users before
+//! it reads a byte. It answers up to [`AT_ONCE`] others at a time and gives each [`ASKING`], however it sends its bytes.
 //!
 //! What was mapped once is found again as long as somebody has it, so no memory has two addresses in a process.
 
 pub(crate) mod life;
+mod peer;
 
 use crate::gpu::flat::Place;
 use crate::gpu::{Device, DeviceKind, Memory, MemoryKind, SharedFile};
 use crate::net::registry::{KEY_BYTES, Missing, Registry, process, random};
 use crate::net::{Key, NetError};
-use rustix::net::sockopt::socket_peercred;
+use peer::{Peer, is_ours, reach, socket_name};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
 };
 use std::collections::HashMap;
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use std::os::unix::net::{self, SocketAddr};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak, mpsc};
 use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
 
 /// Memory that ranks were told of.
 static MEMORIES: Registry<Memory> = Registry::new();
@@ -47,8 +55,12 @@ enum Import {
 
 /// How long a process may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long one that asks may take to say what it wants.
-const ASKING: Duration = Duration::from_secs(1);
+/// Why nobody answers under a name of this network namespace.
+const UNREACHED: &str = "its process has ended, or runs on another host";
+/// How long a question and its answer may take, all together.
+const ASKING: Duration = Duration::from_secs(2);
+/// Most questions that are answered at a time.
+const AT_ONCE: usize = 64;
 
 /// A question: the secret, then the number of the memory, 0 for nothing.
 const QUESTION: usize = 24;
@@ -67,48 +79,63 @@ struct Server {
     secret: [u8; 16],
 }
 
-fn address(process: &[u8; 16]) -> io::Result<SocketAddr> {
-    let hex: String = process.iter().map(|byte| format!("{byte:02x}")).collect();
-    SocketAddr::from_abstract_name(format!("gin-{hex}"))
-}
-
 /// The server of this process, which is started when it is first needed and stays.
 fn server() -> Result<&'static Server, String> {
     static SERVER: OnceLock<Result<Server, String>> = OnceLock::new();
     let start = || -> io::Result<Server> {
-        let listener = UnixListener::bind_addr(&address(&process())?)?;
         let secret = random();
-        std::thread::Builder::new().name("gin-share".to_owned()).spawn(move || serve(&listener, &secret))?;
+        let (tell, told) = mpsc::channel();
+        std::thread::Builder::new().name("gin-share".to_owned()).spawn(move || match listen() {
+            Ok((runtime, listener)) => {
+                let _ = tell.send(Ok(()));
+                runtime.block_on(serve(listener, secret));
+            }
+            Err(error) => drop(tell.send(Err(error))),
+        })?;
+        told.recv().unwrap_or_else(|_| Err(io::Error::other("its thread has ended")))?;
         Ok(Server { secret })
     };
     let started = SERVER.get_or_init(|| start().map_err(|error| format!("no socket to share memory by: {error}")));
     started.as_ref().map_err(Clone::clone)
 }
 
-fn serve(listener: &UnixListener, secret: &[u8; 16]) {
-    for connection in listener.incoming() {
-        match connection {
-            // Whoever does not get an answer asks again, or says so.
-            Ok(connection) => drop(answer(&connection, secret)),
+/// The socket of this process, and what serves it on the calling thread.
+fn listen() -> io::Result<(Runtime, UnixListener)> {
+    let listener = net::UnixListener::bind_addr(&SocketAddr::from_abstract_name(socket_name(&process()))?)?;
+    listener.set_nonblocking(true)?;
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let inside = runtime.enter();
+    let listener = UnixListener::from_std(listener)?;
+    drop(inside);
+    Ok((runtime, listener))
+}
+
+async fn serve(listener: UnixListener, secret: [u8; 16]) {
+    let places = Arc::new(Semaphore::new(AT_ONCE));
+    loop {
+        match listener.accept().await {
+            Ok((connection, _)) if is_ours(&connection) => {
+                // Each place becomes free in time, as each question has a deadline.
+                let place = places.clone().acquire_owned().await;
+                tokio::spawn(async move {
+                    // Who asks finds the connection closed, and reports it.
+                    let _ = timeout(ASKING, answer(connection, secret)).await;
+                    drop(place);
+                });
+            }
+            // A stranger: the connection is closed.
+            Ok(_) => {}
             // Too many files are open, say: others may be closed soon.
-            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            Err(_) => sleep(Duration::from_millis(1)).await,
         }
     }
 }
 
-/// Whether the other end runs as the same user, or as the system's.
-fn is_ours(connection: &UnixStream) -> bool {
-    let user = rustix::process::getuid();
-    socket_peercred(connection).is_ok_and(|peer| peer.uid == user || peer.uid.is_root())
-}
-
-fn answer(mut connection: &UnixStream, secret: &[u8; 16]) -> io::Result<()> {
-    connection.set_read_timeout(Some(ASKING))?;
-    connection.set_write_timeout(Some(ASKING))?;
+async fn answer(mut connection: UnixStream, secret: [u8; 16]) -> io::Result<()> {
     let mut question = [0; QUESTION];
-    connection.read_exact(&mut question)?;
+    connection.read_exact(&mut question).await?;
     let (said, token) = question.split_first_chunk::<16>().expect("it is longer");
-    if said != secret || !is_ours(connection) {
+    if *said != secret {
         return Ok(());
     }
     let token = u64::from_le_bytes(*token.first_chunk().expect("8 bytes are left"));
@@ -131,17 +158,22 @@ fn answer(mut connection: &UnixStream, secret: &[u8; 16]) -> io::Result<()> {
         }
     };
     match file {
-        None => connection.write_all(&answer),
+        None => connection.write_all(&answer).await,
         Some(file) => {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut beside = SendAncillaryBuffer::new(&mut space);
-            let files = [file.as_fd()];
-            assert!(beside.push(SendAncillaryMessage::ScmRights(&files)), "there is room for one file");
             // So few bytes go at once.
-            sendmsg(connection, &[IoSlice::new(&answer)], &mut beside, SendFlags::NOSIGNAL)?;
-            Ok(())
+            connection.async_io(Interest::WRITABLE, || send(&connection, &answer, &file)).await
         }
     }
+}
+
+/// Sends an answer, and a file with it.
+fn send(connection: &UnixStream, answer: &[u8; ANSWER], file: &OwnedFd) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut beside = SendAncillaryBuffer::new(&mut space);
+    let files = [file.as_fd()];
+    assert!(beside.push(SendAncillaryMessage::ScmRights(&files)), "there is room for one file");
+    sendmsg(connection, &[IoSlice::new(answer)], &mut beside, SendFlags::NOSIGNAL)?;
+    Ok(())
 }
 
 /// What a process answers: the answer, and the file that came with it.
@@ -149,25 +181,27 @@ fn ask(key: &SharedKey, token: u64) -> Result<([u8; ANSWER], Option<OwnedFd>), S
     let mut question = [0; QUESTION];
     question[..16].copy_from_slice(&key.secret);
     question[16..].copy_from_slice(&token.to_le_bytes());
+    let unanswered = || {
+        let seconds = ASKING.as_secs();
+        format!(
+            "its process gives no answer: it was told another key, waited {seconds} s for this one, or takes it for another \
+             user's"
+        )
+    };
     let unreached = |error: io::Error| match error.kind() {
-        io::ErrorKind::ConnectionRefused => "its process has ended, or runs on another host".to_owned(),
+        io::ErrorKind::ConnectionRefused => UNREACHED.to_owned(),
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => unanswered(),
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
             format!("its process did not answer within {} s", PATIENCE.as_secs())
         }
         _ => format!("its process cannot be asked: {error}"),
     };
-    let connect = || -> io::Result<UnixStream> {
-        let mut connection = UnixStream::connect_addr(&address(&key.process)?)?;
-        connection.set_read_timeout(Some(PATIENCE))?;
-        connection.set_write_timeout(Some(PATIENCE))?;
-        connection.write_all(&question)?;
-        Ok(connection)
-    };
-    let connection = connect().map_err(unreached)?;
-    if !is_ours(&connection) {
-        return Err("its process runs as another user".to_owned());
-    }
-    life::met(key.process, &connection);
+    let mut connection = reach(&key.process, PATIENCE).map_err(unreached)?;
+    // Before the secret is sent: a stranger may have taken the name of a process that has ended.
+    let peer = Peer::of(&connection).map_err(unreached)?;
+    peer.check()?;
+    let asked = life::Known::open(peer.pid);
+    connection.write_all(&question).map_err(unreached)?;
     let (mut answer, mut space) = ([0; ANSWER], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
     let mut beside = RecvAncillaryBuffer::new(&mut space);
     let got = recvmsg(&connection, &mut [IoSliceMut::new(&mut answer)], &mut beside, RecvFlags::CMSG_CLOEXEC);
@@ -178,8 +212,10 @@ fn ask(key: &SharedKey, token: u64) -> Result<([u8; ANSWER], Option<OwnedFd>), S
     });
     let file = files.next();
     if got.bytes != ANSWER {
-        return Err("its process refuses to answer: it was told another key".to_owned());
+        return Err(unanswered());
     }
+    // It has answered, so it lives: what was found out before is of it.
+    life::met(key.process, asked);
     Ok((answer, file))
 }
 
@@ -359,20 +395,30 @@ pub(crate) fn reaches(device: &dyn Device, described: &[u8]) -> bool {
     let kinds = [DeviceKind::Virtual, DeviceKind::Cuda];
     let Some(kind) = kinds.into_iter().find(|known| *known as u8 == *kind) else { return false };
     let Some(key) = SharedKey::read(key) else { return false };
-    device.reaches_elsewhere(kind, identity) && greet(&key).is_ok()
+    if !device.reaches_elsewhere(kind, identity) {
+        return false;
+    }
+    let greeted = greet(&key);
+    if let Some(reason) = greeted.as_ref().err().filter(|reason| *reason != UNREACHED) {
+        tracing::warn!(reason, "memory of another process of this host cannot be mapped");
+    }
+    greeted.is_ok()
 }
+
+#[cfg(test)]
+mod neighbours;
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::gpu::virt::VirtualDevice;
 
-    fn device() -> Arc<dyn Device> {
+    pub(super) fn device() -> Arc<dyn Device> {
         VirtualDevice::memory_only(0)
     }
 
     /// As another process would: past the table of this one.
-    fn elsewhere(key: &[u8]) -> Result<Arc<Memory>, String> {
+    pub(super) fn elsewhere(key: &[u8]) -> Result<Arc<Memory>, String> {
         import(key, &device(), |_| Ok(None))
     }
 
@@ -413,20 +459,10 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_slowly_or_nonsense_does_not_keep_others_from_asking() {
-        let memory = Memory::shared(&device(), MemoryKind::Device, 8).unwrap();
-        let key = offer(&memory).0;
-        let silent = UnixStream::connect_addr(&address(&process()).unwrap()).unwrap();
-        let mut odd = UnixStream::connect_addr(&address(&process()).unwrap()).unwrap();
-        odd.write_all(&[0xff; 100]).unwrap();
-        assert!(elsewhere(&key).is_ok());
-        drop(silent);
-    }
-
-    #[test]
     fn what_is_mapped_is_found_while_a_process_that_does_not_answer_is_asked() {
         let name = random();
-        let stopped = UnixListener::bind_addr(&address(&name).unwrap()).unwrap();
+        let stopped =
+            net::UnixListener::bind_addr(&SocketAddr::from_abstract_name(socket_name(&name)).unwrap()).unwrap();
         let memory = Memory::shared(&device(), MemoryKind::Device, 8).unwrap();
         let key = offer(&memory).0;
         let here = elsewhere(&key).unwrap();

@@ -1,31 +1,41 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Ranks that are processes, and what the others learn when one is killed, stopped, or ends without a word.
+//! Ranks that are processes: what the others learn when one is killed, stopped, or ends without a word, and that they
+//! lose nobody who is only late.
 
 use gin_host::boot::{Rendezvous, TcpBootstrap, TcpConfig, UniqueId};
 use gin_host::comm::{Bootstrap, BootstrapError, LossCause};
 use libtest_mimic::{Arguments, Trial};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, setpriority_process, waitpid};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::env;
-use std::io::{BufRead, BufReader, Lines};
+use std::fs;
+use std::io::{BufRead, BufReader, Lines, Write};
 use std::net::Ipv4Addr;
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 const RANK: &str = "GIN_TEST_RANK";
 const RANKS: &str = "GIN_TEST_RANKS";
 const ID: &str = "GIN_TEST_ID";
 const SILENCE_MS: &str = "GIN_TEST_SILENCE_MS";
 const QUIT: &str = "GIN_TEST_QUIT";
+/// Each rank listens at an address of its own, so no rank takes another one's word about its process.
+const APART: &str = "GIN_TEST_APART";
 
 fn number(name: &str) -> Option<u64> {
     env::var(name).ok()?.parse().ok()
 }
 
-/// One rank: joins, says so, and meets until that fails; then says what it learned.
+/// Rank 0 was told to end the job.
+static ENOUGH: AtomicBool = AtomicBool::new(false);
+
+/// One rank: joins, says so, and meets until rank 0 says that it is enough, or that fails; then says what it learned.
 fn rank(rank: u32) -> Result<(), BootstrapError> {
     let ranks = number(RANKS).unwrap() as u32;
     let config = TcpConfig {
-        address: Some(Ipv4Addr::LOCALHOST.into()),
+        address: Some(Ipv4Addr::new(127, 0, 0, if number(APART).is_some() { 1 + rank as u8 } else { 1 }).into()),
         joining: Duration::from_secs(60),
         meeting: Some(Duration::from_secs(60)),
         silence: Duration::from_millis(number(SILENCE_MS).unwrap()),
@@ -46,11 +56,20 @@ fn rank(rank: u32) -> Result<(), BootstrapError> {
         std::process::exit(0);
     }
     println!("ready");
+    thread::spawn(|| {
+        let line = std::io::stdin().lines().next();
+        ENOUGH.store(line.is_some_and(|line| line.is_ok()), Ordering::Relaxed);
+    });
     let error = loop {
-        if let Err(error) = bootstrap.barrier() {
-            break error;
+        match bootstrap.all_gather(&[u8::from(ENOUGH.load(Ordering::Relaxed))]) {
+            Ok(all) if all[0] == [1] => {
+                println!("whole");
+                return Ok(());
+            }
+            Ok(_) => {}
+            Err(error) => break error,
         }
-        std::thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(5));
     };
     let fault = channel.board().of(rank).map(|notice| (notice.fault.kind, notice.fault.peer, notice.fault.seen));
     let cause = channel.board().cause(rank).unwrap_or_default();
@@ -67,7 +86,7 @@ impl Process {
     fn start(rank: u32, ranks: u32, settings: &[(&str, String)]) -> Self {
         let mut command = Command::new(env::current_exe().unwrap());
         command.env(RANK, rank.to_string()).env(RANKS, ranks.to_string()).envs(settings.iter().cloned());
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Self { child, lines }
     }
@@ -78,6 +97,24 @@ impl Process {
 
     fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Stops it, and waits until all its threads are.
+    fn stop(&self) {
+        self.signal(Signal::STOP);
+        let (_, status) = waitpid(Some(Pid::from_child(&self.child)), WaitOptions::UNTRACED).unwrap().unwrap();
+        assert!(status.stopped());
+    }
+
+    /// Its threads, and how long each has waited for a processor.
+    fn waits(&self) -> Vec<(Pid, Duration)> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let wait = |path: std::path::PathBuf| {
+            let told = fs::read_to_string(path.join("schedstat")).ok()?;
+            let thread = path.file_name()?.to_str()?.parse().ok()?;
+            Some((Pid::from_raw(thread)?, Duration::from_nanos(told.split(' ').nth(1)?.parse().ok()?)))
+        };
+        tasks.filter_map(|task| wait(task.unwrap().path())).collect()
     }
 }
 
@@ -95,6 +132,16 @@ fn job(ranks: u32, silence_ms: u64, more: &[(&'static str, String)]) -> Vec<Proc
     settings.push((ID, first.line()));
     let others: Vec<_> = (1..ranks).map(|rank| Process::start(rank, ranks, &settings)).collect();
     std::iter::once(first).chain(others).collect()
+}
+
+/// Has a job end, which is whole.
+fn ends_whole(mut job: Vec<Process>) {
+    // One that has ended says why below.
+    let _ = writeln!(job[0].child.stdin.as_ref().unwrap(), "enough");
+    for (rank, process) in job.iter_mut().enumerate() {
+        assert_eq!(process.line(), "whole", "rank {rank}");
+        assert!(process.child.wait().unwrap().success());
+    }
 }
 
 /// What ranks say of one that is lost: who, where, why.
@@ -134,6 +181,67 @@ fn a_stopped_rank_is_named_to_all_after_the_silence_and_told_so_when_it_goes_on(
     }
 }
 
+fn time_in_which_all_ranks_stood_still_is_nobodys_silence() {
+    const SILENCE_MS: u64 = 2000;
+    // Ranks may see each other's processes, or not, as those of other hosts.
+    for settings in [&[][..], &[(APART, "1".to_owned())]] {
+        for order in [[0, 1, 2, 3], [3, 2, 1, 0]] {
+            let mut job = job(4, SILENCE_MS, settings);
+            for process in &mut job {
+                assert_eq!(process.line(), "ready");
+            }
+            job.iter().for_each(Process::stop);
+            thread::sleep(Duration::from_millis(SILENCE_MS + 500));
+            // One goes on after the other, as when all of them wait for a processor.
+            for rank in order {
+                job[rank].signal(Signal::CONT);
+                thread::sleep(Duration::from_millis(SILENCE_MS / 8));
+            }
+            thread::sleep(Duration::from_millis(SILENCE_MS / 2));
+            ends_whole(job);
+        }
+    }
+}
+
+fn a_rank_that_waits_for_a_processor_is_not_lost() {
+    const SILENCE_MS: u64 = 500;
+    /// Of as many threads that want the same processor, all of them before the rank.
+    const BUSY: usize = 100;
+    let all = sched_getaffinity(None).unwrap();
+    let mut one = CpuSet::new();
+    one.set((0..CpuSet::MAX_CPU).find(|&cpu| all.is_set(cpu)).unwrap());
+    for late in [0, 1, 2] {
+        let mut job = job(3, SILENCE_MS, &[]);
+        for process in &mut job {
+            assert_eq!(process.line(), "ready");
+        }
+        let waited = || job[late].waits().into_iter().map(|(_, wait)| wait).max().unwrap();
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..BUSY {
+                scope.spawn(|| {
+                    sched_setaffinity(None, &one).unwrap();
+                    while !over.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            for (thread, _) in job[late].waits() {
+                sched_setaffinity(Some(thread), &one).unwrap();
+                setpriority_process(Some(thread), 19).unwrap();
+            }
+            let (before, begun) = (waited(), Instant::now());
+            // Long enough to be taken for silent, had nobody looked at its process.
+            while waited() < before + 6 * Duration::from_millis(SILENCE_MS) {
+                assert!(begun.elapsed() < Duration::from_secs(60), "rank {late} gets a processor all the same");
+                thread::sleep(Duration::from_millis(20));
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        ends_whole(job);
+    }
+}
+
 fn a_process_that_exits_after_the_last_meeting_does_not_spoil_it() {
     for _ in 0..10 {
         for mut process in job(6, 3_600_000, &[(QUIT, "1".into())]) {
@@ -153,6 +261,11 @@ fn main() {
         })
     };
     let trials = vec![
+        trial(
+            "time_in_which_all_ranks_stood_still_is_nobodys_silence",
+            time_in_which_all_ranks_stood_still_is_nobodys_silence,
+        ),
+        trial("a_rank_that_waits_for_a_processor_is_not_lost", a_rank_that_waits_for_a_processor_is_not_lost),
         trial("a_killed_rank_is_named_to_all_at_once", a_killed_rank_is_named_to_all_at_once),
         trial(
             "a_stopped_rank_is_named_to_all_after_the_silence_and_told_so_when_it_goes_on",

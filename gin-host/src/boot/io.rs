@@ -1,27 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The sockets of a rank: tasks on one thread.
+//! The sockets of a rank: tasks on one thread, but for those of its edges ([`beat`](super::beat)).
 //!
 //! Whoever is not rank 0 connects to it, says where it listens, and is then connected to by its parent. So rank 0 holds
 //! no more connections than others, however many ranks there are. What it must pass on, where a child listens, goes down
 //! the tree.
 
-use super::TcpConfig;
+use super::beat::{AHEAD, Beats, Event, Late, Seat, Watch, read};
 use super::id::Key;
-use super::link::{Inbound, Link, LinkError, Outbound};
+use super::link::{Link, LinkError, Outbound};
 use super::message::{Answer, FRAME, Hello, Message, PIECE, Reader, Registration};
 use super::node::{Node, Outgoing};
 use super::tree::PARENT;
+use super::{TcpConfig, system};
 use crate::comm::{BootstrapError, LossCause};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc::{self, UnboundedReceiver, WeakSender};
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time::error::Elapsed;
 use tokio::time::{sleep, timeout};
 
 /// How long whoever connects may take until it is known to have the secret.
@@ -38,9 +37,6 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_
 
 /// How long connecting fails before somebody is told.
 const PATIENCE: Duration = Duration::from_secs(3);
-
-/// How much longer than the silence to listen for what is there already.
-const LATE: Duration = Duration::from_millis(100);
 
 /// How long rank 0 answers who is missing after it gave up.
 const ANSWERING: Duration = Duration::from_secs(3);
@@ -63,6 +59,7 @@ pub(super) struct Io {
     node: Arc<Node>,
     key: Key,
     config: TcpConfig,
+    beats: Beats,
     begun: Instant,
     joined: Arc<AtomicBool>,
     /// Held by each edge.
@@ -86,12 +83,14 @@ pub(super) async fn run(
     config: TcpConfig,
     start: Start,
     wishes: Wishes,
+    beats: Beats,
 ) {
     let (alive, mut ended) = mpsc::channel::<()>(1);
     let io = Arc::new(Io {
         node: node.clone(),
         key,
         config,
+        beats,
         begun: Instant::now(),
         joined: wishes.joined.clone(),
         alive: alive.downgrade(),
@@ -129,10 +128,6 @@ pub(super) async fn run(
     if node.rank == 0 && !wishes.joined.load(Ordering::Acquire) {
         sleep(ANSWERING).await;
     }
-}
-
-fn system(what: &'static str, error: impl ToString) -> BootstrapError {
-    BootstrapError::System { what, reason: error.to_string() }
 }
 
 /// Why a rank is not taken; `None` if it may be another time.
@@ -290,12 +285,12 @@ impl Io {
                     let answer = node.register(&registration).err().unwrap_or(Answer::Welcome);
                     link.send(&answer).await
                 }
-                Hello::Edge { from, to, ranks, instance } => {
+                Hello::Edge { from, to, ranks, instance, seat } => {
                     let own = (node.place.parent, node.rank, node.ranks, node.instance);
                     let up = if (Some(from), to, ranks, instance) == own { node.edge_up(PARENT) } else { None };
                     let Some(outgoing) = up else { return link.send(&Answer::Unexpected).await };
-                    let sent = link.send(&Answer::Welcome).await;
-                    self.serve(PARENT, link, outgoing);
+                    let sent = link.send(&Answer::Edge(self.beats.seat)).await;
+                    self.serve(PARENT, link, outgoing, seat);
                     sent
                 }
                 Hello::Status { trouble, .. } => {
@@ -312,13 +307,14 @@ impl Io {
     /// Connects to a child that has registered.
     async fn connect_child(self: Arc<Self>, edge: usize, child: Registration) {
         let Node { rank: from, ranks, .. } = *self.node;
-        let hello = Hello::Edge { from, to: child.rank, ranks, instance: child.instance };
+        let seat = self.beats.seat;
+        let hello = Hello::Edge { from, to: child.rank, ranks, instance: child.instance, seat };
         let (begun, mut pause) = (Instant::now(), PAUSES.0);
         while self.joining() {
             let error = match self.call(child.address, &hello).await {
-                Ok((link, Answer::Welcome)) => {
+                Ok((link, Answer::Edge(seat))) => {
                     if let Some(outgoing) = self.node.edge_up(edge) {
-                        self.serve(edge, link, outgoing);
+                        self.serve(edge, link, outgoing, seat);
                     }
                     return;
                 }
@@ -375,11 +371,25 @@ impl Io {
     }
 
     /// Serves an edge until it ends.
-    fn serve(&self, edge: usize, link: Link, outgoing: Outgoing) {
+    fn serve(&self, edge: usize, link: Link, outgoing: Outgoing, neighbour: Seat) {
         let (node, silence, alive) = (self.node.clone(), self.config.silence, self.alive.upgrade());
-        let mut writer = tokio::spawn(write(node.clone(), edge, link.outbound, outgoing, silence / 4));
+        let Beats { runtime, seat } = &self.beats;
+        let watch = Watch::new(silence, seat, neighbour, link.is_local());
+        let link = match link.onto(runtime) {
+            Ok(link) => link,
+            Err(error) => {
+                node.edge_lost(edge, LossCause::Failed { reason: error.to_string() });
+                return;
+            }
+        };
+        let (to, events) = mpsc::channel(AHEAD);
+        let reader = runtime.spawn(read(link.inbound, watch, to));
+        let mut writer = runtime.spawn(write(node.clone(), edge, link.outbound, outgoing, silence / 4));
         tokio::spawn(async move {
-            let cause = read(&node, edge, link.inbound, silence).await;
+            let Some(cause) = deal(&node, edge, events).await else {
+                return node.fail(system("serve connections", "the thread has ended"));
+            };
+            reader.abort();
             let lost = node.edge_lost(edge, cause.clone());
             if lost {
                 tracing::warn!(rank = node.rank, peer = node.neighbour(edge), %cause, "a rank is lost");
@@ -422,49 +432,33 @@ async fn write(
     }
 }
 
-/// What comes within this time. What has come by its end counts, however late that is seen: this process may have been
-/// stopped for longer, and what it blames its peers for then was its own silence.
-async fn heard<T>(silence: Duration, next: impl Future<Output = T>) -> Result<T, Elapsed> {
-    let mut next = pin!(next);
-    match timeout(silence, &mut next).await {
-        Ok(heard) => Ok(heard),
-        Err(_) => timeout(LATE.min(silence), next).await,
-    }
-}
-
-/// What it means for a rank that the connection to it has ended like this.
-fn ended(error: &LinkError) -> LossCause {
-    use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
-    match error {
-        LinkError::Closed => LossCause::Closed,
-        // A process that is killed with something unread in its sockets is seen like this.
-        LinkError::Io(error)
-            if matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof) =>
-        {
-            LossCause::Closed
-        }
-        error => LossCause::Failed { reason: error.to_string() },
-    }
-}
-
-/// Deals with what comes until nothing comes any more; why.
-async fn read(node: &Node, edge: usize, mut link: Inbound, silence: Duration) -> LossCause {
-    loop {
-        let frame = match heard(silence, link.frame()).await {
-            Ok(Ok(Some(frame))) => frame,
-            Ok(Ok(None)) => return LossCause::Closed,
-            Ok(Err(error)) => return ended(&error),
-            Err(_) => return LossCause::Silent { ms: u64::try_from(silence.as_millis()).unwrap_or(u64::MAX) },
+/// Deals with what comes until nothing comes any more; why, unless the thread that hears it has ended.
+async fn deal(node: &Node, edge: usize, mut events: mpsc::Receiver<Event>) -> Option<LossCause> {
+    let (rank, peer) = (node.rank, node.neighbour(edge));
+    while let Some(event) = events.recv().await {
+        let frame = match event {
+            Event::Frame(frame) => frame,
+            Event::Late(Late::Own(time)) => {
+                let ms = super::millis(time);
+                tracing::warn!(rank, peer, ms, "this rank did not run in time; no other is blamed for that");
+                continue;
+            }
+            Event::Late(Late::Neighbour) => {
+                tracing::warn!(rank, peer, "nothing is heard of a rank, which waits for a processor: it is not lost");
+                continue;
+            }
+            Event::Ended(cause) => return Some(cause),
         };
-        let mut reader = Reader(frame);
+        let mut reader = Reader(&frame);
         while !reader.is_empty() {
             let received = match Message::read(&mut reader) {
                 Some(message) => node.receive(edge, message).map_err(|violation| violation.0),
                 None => Err("it sends what makes no sense"),
             };
             if let Err(reason) = received {
-                return LossCause::Failed { reason: reason.to_owned() };
+                return Some(LossCause::Failed { reason: reason.to_owned() });
             }
         }
     }
+    None
 }

@@ -8,6 +8,7 @@
 
 use super::id::Key;
 use super::message::{FRAME, VERSION, Whole};
+use crate::comm::LossCause;
 use snow::{Builder, HandshakeState, StatelessTransportState};
 use std::io;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::runtime::Handle;
 
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 
@@ -41,6 +43,23 @@ pub(super) enum LinkError {
     Malformed,
     #[error("the peer closed the connection")]
     Closed,
+}
+
+/// What it means for a rank that the connection to it has ended like this.
+impl From<LinkError> for LossCause {
+    fn from(error: LinkError) -> Self {
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+        match error {
+            LinkError::Closed => Self::Closed,
+            // A process that is killed with something unread in its sockets is seen like this.
+            LinkError::Io(error)
+                if matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof) =>
+            {
+                Self::Closed
+            }
+            error => Self::Failed { reason: error.to_string() },
+        }
+    }
 }
 
 impl From<snow::Error> for LinkError {
@@ -140,6 +159,22 @@ impl Link {
             },
             outbound: Outbound { half: write, noise, nonce: 0, sealed: Vec::new(), traffic: traffic.clone() },
         })
+    }
+
+    /// Has another runtime serve it.
+    pub(super) fn onto(mut self, runtime: &Handle) -> io::Result<Self> {
+        let stream = self.inbound.half.reunite(self.outbound.half).map_err(io::Error::other)?.into_std()?;
+        let _entered = runtime.enter();
+        (self.inbound.half, self.outbound.half) = TcpStream::from_std(stream)?.into_split();
+        Ok(self)
+    }
+
+    /// Whether both ends have one address: then they are in one network namespace, and so on one system.
+    pub(super) fn is_local(&self) -> bool {
+        match (self.inbound.half.local_addr(), self.inbound.half.peer_addr()) {
+            (Ok(own), Ok(peer)) => own.ip() == peer.ip(),
+            _ => false,
+        }
     }
 
     /// As the side that connected.

@@ -4,13 +4,14 @@
 //! Numbers are base 128, low groups first, with the top bit set on all bytes but the last. Texts and lists begin with
 //! their length. A reader believes no length: it takes what is there.
 
+use super::beat::Seat;
 use crate::comm::LossCause;
 use gin_abi::Fault;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 /// The version of all of this. Ranks of different versions do not talk.
-pub(super) const VERSION: u8 = 2;
+pub(super) const VERSION: u8 = 3;
 
 /// Most bytes of a frame before it is encrypted: what one message of Noise carries (65535 with a tag of 16).
 pub(super) const FRAME: usize = 65_535 - 16;
@@ -50,6 +51,10 @@ impl Writer {
             IpAddr::V6(ip) => self.bytes(&ip.octets()),
         };
         self.number(u64::from(address.port()))
+    }
+
+    fn seat(&mut self, seat: &Seat) -> &mut Self {
+        self.number(seat.namespace).number(u64::from(seat.thread)).number(seat.began)
     }
 
     fn ranks(&mut self, ranks: &[u32]) -> &mut Self {
@@ -124,6 +129,10 @@ impl<'a> Reader<'a> {
         Some(SocketAddr::new(ip, port))
     }
 
+    fn seat(&mut self) -> Option<Seat> {
+        Some(Seat { namespace: self.number()?, thread: self.small()?, began: self.number()? })
+    }
+
     fn ranks(&mut self) -> Option<Vec<u32>> {
         let count = self.number().filter(|&count| count <= LISTED as u64)?;
         (0..count).map(|_| self.small()).collect()
@@ -150,7 +159,7 @@ pub(super) enum Hello {
     /// To rank 0: a rank is there.
     Register(Registration),
     /// To a child, from its parent: this is our edge.
-    Edge { from: u32, to: u32, ranks: u32, instance: [u8; 16] },
+    Edge { from: u32, to: u32, ranks: u32, instance: [u8; 16], seat: Seat },
     /// To rank 0, when it takes long: who is missing? With what this rank has trouble with, if anything.
     Status { rank: u32, trouble: String },
 }
@@ -182,9 +191,9 @@ impl Whole for Hello {
         let mut to = Writer::default();
         match self {
             Self::Register(registration) => registration.write(to.number(0)),
-            Self::Edge { from, to: child, ranks, instance } => {
+            Self::Edge { from, to: child, ranks, instance, seat } => {
                 to.number(1).number(u64::from(*from)).number(u64::from(*child)).number(u64::from(*ranks));
-                to.bytes(instance);
+                to.bytes(instance).seat(seat);
             }
             Self::Status { rank, trouble } => {
                 to.number(2).number(u64::from(*rank)).text(trouble);
@@ -197,7 +206,10 @@ impl Whole for Hello {
         let mut from = Reader(bytes);
         let hello = match from.byte()? {
             0 => Self::Register(Registration::read(&mut from)?),
-            1 => Self::Edge { from: from.small()?, to: from.small()?, ranks: from.small()?, instance: from.array()? },
+            1 => {
+                let (rank, to, ranks) = (from.small()?, from.small()?, from.small()?);
+                Self::Edge { from: rank, to, ranks, instance: from.array()?, seat: from.seat()? }
+            }
             2 => Self::Status { rank: from.small()?, trouble: from.text()? },
             _ => return None,
         };
@@ -208,8 +220,10 @@ impl Whole for Hello {
 /// The answer to a [`Hello`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Answer {
-    /// Agreed.
+    /// The rank is registered.
     Welcome,
+    /// The edge is there.
+    Edge(Seat),
     /// Another process has this rank already.
     Duplicate,
     /// The job has this many ranks.
@@ -231,6 +245,7 @@ impl Whole for Answer {
             Self::Status { missing, count, failed, trouble } => {
                 to.number(4).ranks(missing).number(u64::from(*count)).number(u64::from(*failed)).text(trouble)
             }
+            Self::Edge(seat) => to.number(5).seat(seat),
         };
         to.0
     }
@@ -247,6 +262,7 @@ impl Whole for Answer {
                 let failed = from.number().filter(|&failed| failed < 2)? == 1;
                 Self::Status { missing, count, failed, trouble: from.text()? }
             }
+            5 => Self::Edge(from.seat()?),
             _ => return None,
         };
         from.0.is_empty().then_some(answer)
@@ -317,6 +333,11 @@ impl Message {
         *bytes = to.0;
     }
 
+    /// Whether a frame has nothing but a [`Ping`](Self::Ping).
+    pub(super) fn is_ping(frame: &[u8]) -> bool {
+        frame == [0]
+    }
+
     /// The next of a frame; `None` if it is malformed.
     pub(super) fn read(from: &mut Reader<'_>) -> Option<Self> {
         Some(match from.byte()? {
@@ -366,14 +387,19 @@ mod tests {
             .prop_map(|(rank, ranks, instance, address)| Registration { rank, ranks, instance, address })
     }
 
+    fn seat() -> impl Strategy<Value = Seat> {
+        any::<(u64, u32, u64)>().prop_map(|(namespace, thread, began)| Seat { namespace, thread, began })
+    }
+
     fn hello() -> impl Strategy<Value = Hello> {
         prop_oneof![
             registration().prop_map(Hello::Register),
-            any::<(u32, u32, u32, [u8; 16])>().prop_map(|(from, to, ranks, instance)| Hello::Edge {
+            (any::<(u32, u32, u32, [u8; 16])>(), seat()).prop_map(|((from, to, ranks, instance), seat)| Hello::Edge {
                 from,
                 to,
                 ranks,
-                instance
+                instance,
+                seat
             }),
             (any::<u32>(), ".{0,40}").prop_map(|(rank, trouble)| Hello::Status { rank, trouble }),
         ]
@@ -382,6 +408,7 @@ mod tests {
     fn answer() -> impl Strategy<Value = Answer> {
         prop_oneof![
             Just(Answer::Welcome),
+            seat().prop_map(Answer::Edge),
             Just(Answer::Duplicate),
             Just(Answer::Unexpected),
             any::<u32>().prop_map(Answer::Ranks),
@@ -504,6 +531,15 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_frame_is_a_ping_if_it_has_nothing_else() {
+        let mut bytes = Vec::new();
+        Message::Ping.write(&mut bytes);
+        assert!(Message::is_ping(&bytes));
+        Message::Abort { rank: 0 }.write(&mut bytes);
+        assert!(!Message::is_ping(&bytes));
     }
 
     #[test]

@@ -42,6 +42,7 @@
 //! A rank that does not know the secret costs the others nothing but the time of a refusal: at most 128 such connections
 //! are open at a time, each for at most 5 s, and they make room for others after 1 s.
 
+mod beat;
 mod id;
 mod io;
 mod job;
@@ -60,6 +61,7 @@ pub use simulate::{Simulated, Step, simulate};
 use crate::comm::board::Board;
 use crate::comm::{Bootstrap, BootstrapError, Channel};
 use crate::rt;
+use beat::BeatThread;
 use io::{LINGERING, Start, Wishes};
 use message::Round;
 use node::{MAX_BYTES, Node};
@@ -88,7 +90,8 @@ pub struct TcpConfig {
     /// How long a meeting waits for ranks that are alive; for ever by default.
     pub meeting: Option<Duration>,
     /// A rank of which nothing was heard for so long is lost; 10 s by default, at least 100 ms. Each says something four
-    /// times as often.
+    /// times as often. Time in which this rank did not run itself does not count, and a rank of this host that waits for a
+    /// processor is not lost.
     pub silence: Duration,
     /// After how long, and then how often, a rank that waits for others tells who is missing (`tracing`, level info); 5 s
     /// by default, at least 100 ms.
@@ -197,8 +200,9 @@ fn listen(address: SocketAddr) -> Result<TcpListener, BootstrapError> {
 
 /// Ranks that are processes, on one host or many.
 ///
-/// It has a thread of its own, which serves its connections. The job's end is orderly for a rank when this value and all
-/// channels of it are dropped; that waits for the neighbours to have taken what was sent, at most a few seconds.
+/// It has two threads of its own: one sends heartbeats and listens for those of others, one deals with messages. The
+/// job's end is orderly for a rank when this value and all channels of it are dropped; that waits for the neighbours to
+/// have taken what was sent, at most a few seconds.
 #[derive(Debug)]
 pub struct TcpBootstrap {
     inner: Arc<Inner>,
@@ -236,7 +240,7 @@ impl TcpBootstrap {
         Self::begin(rank, ranks, &id.secret(), config, Start::Connect(id.addresses().to_vec()))?.wait()
     }
 
-    /// Starts the thread that does it.
+    /// Starts the threads that do it.
     fn begin(
         rank: u32,
         ranks: u32,
@@ -250,7 +254,9 @@ impl TcpBootstrap {
         let instance = id::random().map_err(|error| system("make random numbers", error))?;
         let (node, connects) = Node::new(rank, ranks, instance);
         let wishes = Wishes::default();
-        let run = io::run(node.clone(), connects, secret.key().clone(), config.clone(), start, wishes.clone());
+        let beats = BeatThread::start(rank).map_err(|error| system("send heartbeats", error))?;
+        let (key, to) = (secret.key().clone(), beats.beats.clone());
+        let run = io::run(node.clone(), connects, key, config.clone(), start, wishes.clone(), to);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -262,6 +268,7 @@ impl TcpBootstrap {
             .spawn(move || {
                 // Dropped when the thread ends, however it does.
                 let _ended = Ended(served, end);
+                let _beats = beats;
                 runtime.block_on(run);
             })
             .map_err(|error| system("serve connections", error))?;
@@ -503,4 +510,30 @@ pub(crate) fn show_ranks(ranks: &[u32]) -> String {
         (at, groups) = (at + run, groups + 1);
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_whose_messages_wait_to_be_dealt_with_is_not_lost() {
+        let silence = Duration::from_millis(500);
+        let address = Some(Ipv4Addr::LOCALHOST.into());
+        let config = TcpConfig { address, silence, ..TcpConfig::default() };
+        let first = Rendezvous::new(config.clone()).unwrap();
+        let id = first.id().clone();
+        let second = std::thread::spawn(move || TcpBootstrap::join(&id, 1, 2, config).unwrap());
+        let (first, second) = (first.join(2).unwrap(), second.join().unwrap());
+        std::thread::scope(|scope| {
+            let held = second.inner.node.state();
+            // Its message waits at the second rank.
+            let met = scope.spawn(|| first.barrier());
+            std::thread::sleep(4 * silence);
+            drop(held);
+            second.barrier().unwrap();
+            met.join().unwrap().unwrap();
+        });
+        assert_eq!((first.lost(), second.lost()), (vec![], vec![]));
+    }
 }

@@ -75,7 +75,7 @@ struct Gone {
 }
 
 #[derive(Debug)]
-struct State {
+pub(super) struct State {
     edges: [Edge; EDGES],
     meetings: HashMap<Round, Meeting>,
     notices: HashMap<u64, Notices>,
@@ -171,7 +171,7 @@ impl Node {
     }
 
     // Held for a few operations and never while waiting.
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

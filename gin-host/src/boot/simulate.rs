@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Many ranks as tasks of one thread, to see how meeting grows with their number.
 
+use super::beat::Beats;
 use super::io::{Start, Wishes, run};
 use super::message::Round;
 use super::node::{MAX_BYTES, Node};
@@ -110,13 +111,14 @@ async fn job(ranks: u32, barriers: u32, bytes: usize) -> Result<Simulated, Boots
     let key = id.secret().key().clone();
     let mut job = Job { nodes: Vec::new(), before: vec![0; ranks as usize] };
     let (mut tasks, mut all) = (JoinSet::new(), Vec::new());
+    let beats = Beats::here();
     let begun = Instant::now();
     for rank in 0..ranks {
         let instance = id::random().map_err(|error| system("make random numbers", error))?;
         let (node, connects) = Node::new(rank, ranks, instance);
         let wishes = Wishes::default();
         let start = listener.take().map_or_else(|| Start::Connect(id.addresses().to_vec()), Start::Listen);
-        tasks.spawn(run(node.clone(), connects, key.clone(), config.clone(), start, wishes.clone()));
+        tasks.spawn(run(node.clone(), connects, key.clone(), config.clone(), start, wishes.clone(), beats.clone()));
         node.give(JOINING, &[]);
         job.nodes.push(node);
         all.push(wishes);

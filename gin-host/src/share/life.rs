@@ -2,81 +2,68 @@
 //! Whether processes that have mapped memory of this one still live.
 //!
 //! A process that is lost to the job may have been stopped only, and goes on to write to what it has mapped as soon as it
-//! continues. What it has mapped is let go of by the kernel when it ends. That is seen in `/proc`: its entry is gone, or
-//! belongs to a process that began later, or is that of a zombie without further threads, which has closed its files.
+//! continues. What it has mapped is let go of by the kernel when it ends. A file of the process (pidfd) tells when: once all
+//! its threads have ended, each of which has closed its files before. A process of a PID namespace that this one does not
+//! see has no number to get such a file by. There its socket tells, which the kernel closes when the process ends.
 
-use super::address;
-use rustix::net::sockopt::socket_peercred;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use super::peer::{is_ours, reach};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::HashMap;
-use std::fs;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, PoisonError};
+use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-/// A process as `/proc` has it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Known {
+/// A process of this PID namespace.
+#[derive(Clone, Debug)]
+pub(super) struct Known {
     pid: i32,
-    /// When it began, in ticks since the system did.
-    began: u64,
+    file: Arc<OwnedFd>,
 }
 
 /// Processes that were met, by name.
 static MET: Mutex<Option<HashMap<[u8; 16], Known>>> = Mutex::new(None);
 
-/// State and begin of a process; `None` if there is none of that number.
-fn look(pid: i32) -> Option<(char, u64)> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may hold anything.
-    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
-    let state = fields.next()?.chars().next()?;
-    Some((state, fields.nth(18)?.parse().ok()?))
-}
-
 impl Known {
-    fn has_ended(self) -> bool {
-        match look(self.pid) {
-            None => true,
-            Some((_, began)) if began != self.began => true,
-            Some((state, _)) => {
-                let threads = || fs::read_dir(format!("/proc/{}/task", self.pid)).map_or(0, Iterator::count);
-                matches!(state, 'Z' | 'X') && threads() <= 1
-            }
-        }
+    /// The process of this number, if there is one and the kernel gives files of processes (Linux 5.3).
+    pub(super) fn open(pid: i32) -> Option<Self> {
+        let file = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
+        Some(Self { pid, file: Arc::new(file) })
+    }
+
+    fn has_ended(&self) -> bool {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&*self.file, PollFlags::IN)], Some(&at_once)) == Ok(1)
     }
 }
 
-/// Notes which process is at the other end, to which `name` belongs.
-pub(super) fn met(name: [u8; 16], connection: &UnixStream) {
-    let Ok(peer) = socket_peercred(connection) else { return };
-    let pid = peer.pid.as_raw_nonzero().get();
-    let Some((_, began)) = look(pid) else { return };
+/// Notes the process to which `name` belongs.
+pub(super) fn met(name: [u8; 16], process: Option<Known>) {
+    let Some(known) = process else { return };
     let mut met = MET.lock().unwrap_or_else(PoisonError::into_inner);
     let met = met.get_or_insert_default();
-    if met.insert(name, Known { pid, began }).is_none() {
+    if met.insert(name, known).is_none() {
         met.retain(|_, known| !known.has_ended());
     }
 }
 
 /// Whether the process of this name is known to have ended, or runs on another host; and its number, if that is known.
 pub(crate) fn has_ended(name: &[u8; 16]) -> (bool, Option<i32>) {
-    let known = MET.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(|met| met.get(name).copied());
+    let known = MET.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(|met| met.get(name).cloned());
     match known {
         Some(known) => (known.has_ended(), Some(known.pid)),
-        // Its socket lasts as long as it does. One that is stopped may have a full queue.
-        None => (refuses(name), None),
+        None => (is_unreached(name), None),
     }
 }
 
-fn refuses(name: &[u8; 16]) -> bool {
-    let attempt = || -> rustix::io::Result<()> {
-        let address = address(name).map_err(|_| rustix::io::Errno::INVAL)?;
-        let address = SocketAddrUnix::new_abstract_name(address.as_abstract_name().unwrap_or_default())?;
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        connect(&socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?, &address)
-    };
-    attempt() == Err(rustix::io::Errno::CONNREFUSED)
+/// Whether no socket has the name of a process any more, or that of a stranger has it. One that is stopped may have a full
+/// queue.
+fn is_unreached(name: &[u8; 16]) -> bool {
+    match reach(name, Duration::from_millis(1)) {
+        Ok(connection) => !is_ours(&connection),
+        Err(error) => error.kind() == ErrorKind::ConnectionRefused,
+    }
 }
 
 #[cfg(test)]
@@ -86,16 +73,13 @@ mod tests {
 
     #[test]
     fn a_process_has_ended_when_it_is_killed_and_not_when_it_is_stopped() {
-        use rustix::process::{Pid, Signal, kill_process};
+        use rustix::process::{Signal, kill_process};
         let mut child = Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap();
         let pid = child.id() as i32;
-        let known = Known { pid, began: look(pid).unwrap().1 };
         let name = [7; 16];
-        MET.lock().unwrap().get_or_insert_default().insert(name, known);
+        met(name, Known::open(pid));
         kill_process(Pid::from_child(&child), Signal::STOP).unwrap();
         assert_eq!(has_ended(&name), (false, Some(pid)));
-        // The number may belong to another process later.
-        assert!(Known { began: known.began + 1, ..known }.has_ended());
         child.kill().unwrap();
         // A zombie, as nobody has waited for it, and then nothing.
         let begun = std::time::Instant::now();
