@@ -42,10 +42,10 @@ pub struct QueuePairData {
     pub sink_key: u32,
     /// Address, in the region of `signal_key`, of the context's first signal word.
     pub signals: u64,
-    /// The word of GPU memory with the peer's bit among those of the peers that may have entries under way.
+    /// The word of GPU memory with the peer's marks, which say whether entries may be under way.
     pub busy: u64,
-    /// That bit.
-    pub busy_bit: u64,
+    /// These: [`busy_marks`] of the peer.
+    pub marks: u64,
     /// Counter words of the context, in GPU memory; 0 if it has no counters.
     pub counters: u64,
     /// The counters' number.
@@ -87,6 +87,16 @@ impl QueuePairData {
         // As far ahead of the claims as numbers go.
         Self { done: (1u64 << 62).wrapping_neg(), ..Self::zeroed() }
     }
+}
+
+/// Ranks whose marks one word holds.
+pub const BUSY_RANKS: u32 = 32;
+
+/// The marks of a rank in word `rank / BUSY_RANKS`: in the lower half a bit that is set while entries may be under way, in
+/// the upper half one that every post sets beside it.
+pub const fn busy_marks(rank: u32) -> u64 {
+    let bit = 1 << (rank % BUSY_RANKS);
+    bit | bit << 32
 }
 
 /// Entries and payload are released to the system before the doorbell.

@@ -179,8 +179,8 @@ pub struct ContextData {
     pub signal_shadow: u64,
     /// Counter words that this rank's own kernels raise: GPU memory; 0 if there are none.
     pub counters_gpu: u64,
-    /// Where kernels drive a NIC: words of bits, one bit for each rank, of the peers that may have entries under way; GPU
-    /// memory. Else 0.
+    /// Where kernels drive a NIC: words with the [marks](crate::gdaki::busy_marks) of the peers that may have entries under
+    /// way; GPU memory. Else 0.
     pub busy: u64,
     /// Zero: one context is one cache line.
     pub reserved: u64,

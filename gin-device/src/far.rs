@@ -23,7 +23,11 @@
 //! the word was raised happens before that.
 //!
 //! *Nobody waits in vain.* Whoever has the turn stores each time that it looks, also the same value again; when the turn
-//! is free, whoever waits takes it. So a store of an earlier turn that comes late is overwritten.
+//! is free, whoever waits takes it.
+//!
+//! *No store of an earlier turn comes late.* A turn that stored to `SEEN` is given back by a release, and each turn fences
+//! acquire before it stores to `SEEN`. A turn that stored nothing is given back by a plain store, which depends on the branch
+//! on having taken the turn; so it comes after the release before it, as in [`queue`](crate::queue).
 //!
 //! *What is seen is not older than what a wait before ended with.* `SEEN` counts only while a turn lasts, and only after
 //! the first store of that turn, which the 2 in `TURN` is a release for. A wait before had that turn or an earlier one, or
@@ -129,8 +133,12 @@ impl<M: Memory> Look<M> {
     /// Ends the looks.
     #[inline(always)]
     pub fn end(self) {
-        if self.mine {
-            self.far.near.at(TURN).store_relaxed_gpu(FREE);
+        let turn = self.far.near.at(TURN);
+        if self.mine && self.told {
+            turn.store_release_gpu(FREE);
+        } else if self.mine {
+            // After the branch on having the turn. An atomic would say so to the memory model too, and cost 0.2 us a wait.
+            turn.store_relaxed_sys(FREE);
         }
     }
 }

@@ -150,7 +150,7 @@ fn all_about(file: &str) -> Vec<(&'static str, fn())> {
     let (status, signals, queue) = (model::status::MODELS, model::signals::MODELS, model::queue::MODELS);
     if file.contains("/gdaki/") {
         // No other models pass there.
-        model::gdaki::MODELS.to_vec()
+        [model::gdaki::MODELS, model::gdaki::contention::MODELS].concat()
     } else if file.ends_with("/orders.rs") {
         model::orders::MODELS.to_vec()
     } else if file.contains("/queue/") {

@@ -563,9 +563,10 @@ fn remote_range(
     let refuse = |syndrome| Err(Refusal { syndrome, peer_breaks: true });
     let own = tables.queues.get(number as usize).ok_or(NO_ANSWER)?;
     let peer = tables.queues.get(own.peer as usize).ok_or(NO_ANSWER)?;
-    // A packet for a queue pair that expects another sender is dropped.
+    // A packet for a queue pair that expects another sender is dropped, and one with another number is not acknowledged.
     let connected = peer.device == own.peer_device && peer.peer == number && peer.peer_device == own.device;
-    if !peer.answers() || !connected || peer.mtu != own.mtu {
+    let in_sequence = peer.first_expected == own.first_sent;
+    if !peer.answers() || !connected || !in_sequence || peer.mtu != own.mtu {
         return Err(NO_ANSWER);
     }
     if !right(peer.rights) {

@@ -142,6 +142,10 @@ pub struct Queue {
     pub peer_device: u32,
     /// Its peer, once it is ready to receive.
     pub peer: u32,
+    /// Number of the first packet that it sends.
+    pub first_sent: u32,
+    /// Number of the first packet that it expects; a peer that begins with another is not understood.
+    pub first_expected: u32,
     /// Most bytes of payload in a packet; peers that differ do not understand each other.
     pub mtu: u32,
     /// log2 of the longest message in bytes.
@@ -181,6 +185,8 @@ impl Default for Queue {
             master: false,
             peer_device: 0,
             peer: 0,
+            first_sent: 0,
+            first_expected: 0,
             mtu: 0,
             log_message: 0,
             ack_timeout: 0,

@@ -3,7 +3,7 @@
 //! already.
 
 use super::{List, Verdict, expect_bytes, pattern, run_ok};
-use crate::host::{Net, Setup, SetupBackend};
+use crate::host::{Net, Setup};
 use crate::op::{Code, Op};
 use crate::scenario::{CoopKind, Scenario, WindowSpec};
 use gin_abi::FaultKind;
@@ -23,7 +23,6 @@ pub(super) fn add(list: &mut List) {
     list.case("threads_of_one_warp_post_to_different_contexts_at_once", contexts_of_a_warp);
     list.network_case("threads_of_one_warp_post_with_and_without_deadlines_at_once", deadlines_of_a_warp);
     list.case("every_scope_of_release_carries_the_payload", scopes);
-    list.case("nothing_is_held_back_when_more_was_promised_and_nothing_follows", no_more);
 }
 
 fn signal_window(ranks: usize) -> WindowSpec {
@@ -382,23 +381,4 @@ fn scopes(setup: &Setup) -> Verdict {
     receiver.push(Op::wait_signal(2, 4));
     let outcome = run_ok(setup, &Scenario::new(2).coop(CoopKind::Block).on(0, sender).on(1, receiver))?;
     expect_bytes(&outcome, 1, 1, 1000, [42u64; 4].into_iter().flat_map(u64::to_le_bytes))
-}
-
-fn no_more(setup: &Setup) -> Verdict {
-    let scenario = Scenario::new(2)
-        .require(|requirements| requirements.contexts = 2)
-        .on(
-            0,
-            vec![
-                Op::put_value(1, 8, 3).more().signal(0),
-                Op::wait_signal(1, 1),
-                Op::get(1, 8).context(1).more().counter(0),
-                Op::wait_counter(0, 1).context(1),
-                Op::raise(1, 0).more(),
-                // Who posts for itself brings out by a flush, or a wait, what it has held back.
-                if setup.backend == SetupBackend::Gdaki { Op::flush() } else { Op::nop() },
-            ],
-        )
-        .on(1, vec![Op::wait_signal(0, 1), Op::raise(0, 1).more(), Op::wait_signal(0, 2)]);
-    run_ok(setup, &scenario).map(|_| ())
 }

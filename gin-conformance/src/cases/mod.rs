@@ -3,6 +3,7 @@
 
 mod arguments;
 mod completion;
+mod contention;
 mod corners;
 mod endings;
 mod faults;
@@ -161,6 +162,7 @@ pub fn every() -> Vec<Case> {
     let mut list = List::default();
     transfer::add(&mut list);
     completion::add(&mut list);
+    contention::add(&mut list);
     signals::add(&mut list);
     ordering::add(&mut list);
     routes::add(&mut list);

@@ -4,7 +4,7 @@
 use super::{List, Verdict, run_ok};
 use crate::host::{Failure, How, Net, Setup};
 use crate::op::Op;
-use crate::scenario::{CoopKind, Scenario, fault};
+use crate::scenario::{Scenario, fault};
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::{FaultKind, Operation};
 use std::format;
@@ -12,7 +12,6 @@ use std::vec;
 
 pub(super) fn add(list: &mut List) {
     list.nic_case("an_atomic_whose_answer_is_lost_ends_the_sender_though_it_took_effect", unanswered);
-    list.nic_case("what_is_held_back_is_sent_by_every_kind_of_wait", held_back);
     list.nic_case("a_put_in_many_pieces_is_whole_and_signals_and_counts_once", pieces);
 }
 
@@ -37,32 +36,6 @@ fn unanswered(setup: &Setup) -> Verdict {
     // The wait may find the fault first.
     outcome.check_value(&scenario, 1, 0, 1, 1)?;
     outcome.check_fault(&scenario, 1, 0, 2, FaultKind::Elsewhere)
-}
-
-fn held_back(setup: &Setup) -> Verdict {
-    let more = Op::raise(1, 0).more();
-    let waits = [Op::flush(), Op::wait_signal(1, 2), Op::barrier()];
-    let sender = [
-        vec![more, waits[0]],
-        vec![more, waits[1]],
-        vec![Op::put(1, 8).counter(3).more(), Op::wait_counter(3, 1)],
-        vec![more, Op::flush_async(1), Op::wait_token()],
-        vec![more, waits[2]],
-    ]
-    .concat();
-    let receiver = vec![
-        Op::wait_signal(0, 1),
-        Op::raise(0, 1),
-        Op::wait_signal(0, 2),
-        Op::raise(0, 1),
-        Op::wait_signal(0, 3),
-        Op::barrier(),
-        Op::wait_signal(0, 4),
-    ];
-    for coop in [CoopKind::Thread, CoopKind::Warp, CoopKind::Block] {
-        run_ok(setup, &Scenario::new(2).coop(coop).on(0, sender.clone()).on(1, receiver.clone()))?;
-    }
-    Ok(())
 }
 
 fn pieces(setup: &Setup) -> Verdict {

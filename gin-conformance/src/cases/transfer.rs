@@ -23,7 +23,6 @@ pub(super) fn add(list: &mut List) {
     list.case("all_sharing_modes_carry_puts", sharing);
     list.case("contexts_up_to_64_carry_puts_independently", contexts);
     list.case("blocks_of_many_threads_post_together", blocks);
-    list.case("the_more_hint_holds_nothing_back", more);
 }
 
 fn put_sizes(setup: &Setup, coop: CoopKind) -> Verdict {
@@ -242,15 +241,6 @@ fn blocks(setup: &Setup) -> Verdict {
     let total = u64::from(blocks * threads);
     let outcome = run_ok(setup, &scenario.on(1, vec![Op::wait_signal(0, total)]))?;
     expect_bytes(&outcome, 1, 1, 0, (0..total).flat_map(|slot| (slot ^ 0xabcd).to_le_bytes()))
-}
-
-fn more(setup: &Setup) -> Verdict {
-    let hinted = |slot: u64| Op { more: 1, ..Op::put_value(1, 8, slot + 1).to(1, 8 * slot) };
-    let scenario = Scenario::new(2)
-        .on(0, vec![hinted(0), hinted(1), hinted(2).signal(0), Op { more: 1, ..Op::get(1, 8).to(1, 64) }, Op::flush()])
-        .on(1, vec![Op::wait_signal(0, 1)]);
-    let outcome = run_ok(setup, &scenario)?;
-    expect_bytes(&outcome, 1, 1, 0, [1u64, 2, 3].into_iter().flat_map(u64::to_le_bytes))
 }
 
 /// A window of its own length on each rank, for the other lists.

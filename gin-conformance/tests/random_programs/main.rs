@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Random programs on 2 to 4 ranks do what a simple model says: every byte, signal and counter.
 //!
-//! A failure is shrunk and printed with its programs; `GIN_SEED` repeats it. The same programs with a mistake in the
-//! proxy must fail, which shows that the model sees it.
+//! A failure is shrunk and printed with its programs; `GIN_SEED` repeats it. `GIN_PROGRAMS` is how many run, 100 by
+//! default. The same programs with a mistake in the proxy must fail, which shows that the model sees it.
 
 mod model;
 mod plan;
 
-use gin_conformance::host::{Mistake, Setup};
+use gin_conformance::host::{Mistake, Setup, SetupBackend};
 use gin_conformance::scenario::{WRONG_BYTES, WRONG_VALUE};
 use gin_host::proxy::Sabotage;
 use model::Compiled;
@@ -16,15 +16,13 @@ use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Programs of a test; about a twentieth of a second each.
-const PROGRAMS: u32 = 150;
-
 /// Runs a plan on real threads, or by its seed.
 fn run(plan: &Plan, threads: bool, mistake: Mistake) -> Result<(), String> {
     let base = if threads { Setup::threads() } else { Setup::seeded(plan.seed) };
-    let setup = Setup { net: plan.net, mistake, ..base };
+    let backend = if let Mistake::Proxy(_) = mistake { SetupBackend::Proxy } else { plan.backend };
     // A run that hangs is told of soon; without a mistake none comes near this.
-    let setup = if mistake == Mistake::None { setup } else { Setup { stall_steps: 300_000, ..setup } };
+    let stall_steps = if mistake == Mistake::None { 5_000_000 } else { 300_000 };
+    let setup = Setup { net: plan.net, backend, mistake, stall_steps, ..base };
     let compiled = Compiled::new(plan);
     let verdict = setup.run(&compiled.scenario).and_then(|outcome| compiled.check(&outcome));
     verdict.map_err(|error| format!("{error}\n  on: {}\n{}", setup.name(), compiled.listing()))
@@ -43,18 +41,33 @@ fn runner(seed: u64, cases: u32) -> TestRunner {
     TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
 }
 
+/// The number in a variable of the environment.
+fn number(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is a number, not {text:?}")))
+}
+
 /// Another seed each time, or that of `GIN_SEED`.
 fn seed() -> u64 {
-    match std::env::var("GIN_SEED") {
-        Ok(text) => text.parse().expect("GIN_SEED is a number"),
-        Err(_) => SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| now.as_nanos() as u64),
-    }
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| now.as_nanos() as u64);
+    number("GIN_SEED").unwrap_or_else(now)
+}
+
+/// Programs of a test: that many hundredths of `GIN_PROGRAMS`, of which there are 100 by default.
+fn programs(hundredths: u32) -> u32 {
+    let programs = number("GIN_PROGRAMS").unwrap_or(100) * u64::from(hundredths) / 100;
+    u32::try_from(programs).unwrap_or(u32::MAX).max(1)
 }
 
 /// Runs random plans. If one fails: what it finds when shrunk, and how many operations that draws.
-fn explore(seed: u64, cases: u32, threads: bool, mistake: Mistake) -> Result<(), (String, usize)> {
-    let outcome =
-        runner(seed, cases).run(&plan::plans(), |plan| run(&plan, threads, mistake).map_err(TestCaseError::fail));
+fn explore(
+    plans: impl Strategy<Value = Plan>,
+    seed: u64,
+    cases: u32,
+    threads: bool,
+    mistake: Mistake,
+) -> Result<(), (String, usize)> {
+    let outcome = runner(seed, cases).run(&plans, |plan| run(&plan, threads, mistake).map_err(TestCaseError::fail));
     match outcome {
         Ok(()) => Ok(()),
         Err(TestError::Abort(reason)) => Err((reason.to_string(), 0)),
@@ -68,18 +81,31 @@ fn explore(seed: u64, cases: u32, threads: bool, mistake: Mistake) -> Result<(),
     }
 }
 
-#[test]
-fn random_programs_do_what_the_model_says() {
-    if let Err((text, _)) = explore(seed(), PROGRAMS, false, Mistake::None) {
+/// Panics if a plan fails.
+fn hold(plans: impl Strategy<Value = Plan>, programs: u32, threads: bool) {
+    if let Err((text, _)) = explore(plans, seed(), programs, threads, Mistake::None) {
         panic!("{text}");
     }
 }
 
 #[test]
+fn random_programs_do_what_the_model_says() {
+    hold(plan::plans(), programs(120), false);
+}
+
+#[test]
+fn random_programs_of_many_groups_do_what_the_model_says() {
+    hold(plan::crowds(), programs(12), false);
+}
+
+#[test]
 fn random_programs_do_what_the_model_says_on_real_threads() {
-    if let Err((text, _)) = explore(seed(), PROGRAMS / 10, true, Mistake::None) {
-        panic!("{text}");
-    }
+    hold(plan::plans(), programs(10), true);
+}
+
+#[test]
+fn random_programs_of_many_groups_do_what_the_model_says_on_real_threads() {
+    hold(plan::crowds(), programs(4), true);
 }
 
 /// Some of the first plans of a fixed seed fails with this mistake, by wrong bytes or values, which it does not without;
@@ -112,7 +138,7 @@ fn every_mistake_of_the_proxy_is_noticed() {
 #[test]
 fn a_failure_is_shrunk_and_says_how_to_repeat_it() {
     let mistake = Mistake::Proxy(Sabotage::LosePut);
-    let Err((text, posts)) = explore(7, 20, false, mistake) else { panic!("nothing was lost") };
+    let Err((text, posts)) = explore(plan::plans(), 7, 20, false, mistake) else { panic!("nothing was lost") };
     // Every third put is lost, and a plan begins with up to 72 operations.
     assert!((1..10).contains(&posts), "{posts} operations: {text}");
     for part in [WRONG_BYTES, "rank 0, group 0:", "seed: ", "GIN_SEED=7 "] {

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a plan comes to: its programs, and what memory, signals and counters must be, by plain arithmetic.
 //!
-//! A round of a group: it fills its part of the source window anew; issues what was drawn; learns that its operations
-//! are done and compares what it got; waits until each signal of its rank has the value that all raises together give,
-//! reads it, and compares the puts that were made to it; then tells all groups of all ranks that it is through, and waits
-//! until all are. Nobody waits before it has issued everything, so none waits in vain. Every put is covered by its own
-//! signal or by a later strong one of its group, context and peer; where none was drawn, one is added.
+//! A round of a group: it fills its part of the source window anew; issues what was drawn; sends what it holds back;
+//! learns that its operations are done and compares what it got; waits until each signal of its rank has the value that
+//! all raises together give, reads it, and compares the puts that were made to it; then tells all groups of all ranks that
+//! it is through, and waits until all are. Nobody waits for others before it has issued and sent everything, so none waits
+//! in vain. Every put is covered by its own signal or by a later strong one of its group, context and peer; where none was
+//! drawn, one is added, by the group or by one of its block for all.
+//!
+//! An operation with more is held back. It is sent by the group's next post without to that peer, by its next flush or
+//! token, or by the wait for its counter; where there is none of these, one is added. In plans of one context none is:
+//! every wait is one of that context, and what tells that groups are through comes without.
 
-use crate::plan::{Completion, IDS, MOST_BYTES, MOST_SKEW, Plan, Post, Raise, Round, What};
-use gin_conformance::op::{Op, pattern};
+use crate::plan::{Completion, IDS, MOST_BYTES, MOST_SKEW, Plan, Post, Raise, Relay, Round, Sends, What};
+use gin_conformance::op::{NONE, Op, pattern};
 use gin_conformance::scenario::{CoopKind, Outcome, Scenario, WRONG_BYTES, WindowSpec};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,6 +31,8 @@ const STRIPE: u64 = 512;
 const SLOT: u64 = MOST_BYTES + MOST_SKEW + 1;
 /// The signal, of context 0, by which groups say that they are through.
 const THROUGH: u32 = IDS;
+/// The signal of relays.
+const RELAYED: u32 = IDS + 1;
 
 /// A window's bytes at the end.
 type Memory = Vec<u8>;
@@ -44,6 +51,12 @@ struct Compiler<'a> {
     groups: u32,
     /// Slots of each sending group at each rank, and of gets.
     slots: u64,
+    /// One group in so many waits for signals and counters, and compares what was put.
+    stride: u32,
+    /// Pattern of each group's part of the source window.
+    sources: BTreeMap<(u32, u32), u64>,
+    /// Times that a part of it was filled.
+    filled: u64,
     programs: BTreeMap<(u32, u32), Vec<Op>>,
     values: Vec<(u32, u32, usize, u64)>,
     windows: Vec<Vec<Memory>>,
@@ -56,14 +69,9 @@ struct Compiler<'a> {
 const NO_CONTEXT: u32 = u32::MAX;
 
 /// A part of a window that must hold a pattern from one of its bytes on.
-struct Held {
+struct Expected {
     group: u32,
     check: Op,
-}
-
-/// The seed of what a group puts in a round.
-fn source_seed(round: usize, rank: u32, group: u32) -> u64 {
-    1 + (round as u64) * 1000 + u64::from(rank) * 100 + u64::from(group)
 }
 
 /// The seed of what a rank offers to gets.
@@ -78,12 +86,17 @@ fn value_word(seed: u64) -> u64 {
 
 fn shape(plan: &Plan) -> Scenario {
     let scenario = Scenario::new(plan.ranks).coop(plan.coop);
-    let per_block = if matches!(plan.coop, CoopKind::Block | CoopKind::BlockNamed) { 1 } else { plan.per_block };
-    let threads = plan.coop.threads() * per_block;
-    scenario.shape(plan.blocks, threads).require(|requirements| {
+    let per_block = match plan.coop {
+        CoopKind::Block | CoopKind::BlockNamed => 1,
+        _ => plan.per_block,
+    };
+    let scenario = scenario.shape(plan.blocks, plan.coop.threads() * per_block);
+    let groups = scenario.groups();
+    scenario.require(|requirements| {
         requirements.contexts = plan.contexts;
-        requirements.signals = IDS + 1;
-        requirements.counters = IDS;
+        requirements.signals = IDS + 2;
+        // The last ones are the groups' own.
+        requirements.counters = IDS + groups;
         requirements.queue_depth = plan.queue_depth;
         requirements.max_outstanding_per_peer = plan.max_outstanding_per_peer;
         requirements.max_message = plan.max_message;
@@ -95,7 +108,10 @@ impl Compiled {
     pub fn new(plan: &Plan) -> Self {
         let mut scenario = shape(plan);
         let groups = scenario.groups();
-        let slots = plan.rounds.iter().map(|round| round.posts.len() as u64).max().unwrap_or(0).max(1);
+        let everybody = (0..plan.ranks).flat_map(|rank| (0..groups).map(move |group| (rank, group)));
+        let most = |round: &Round| everybody.clone().map(|who| posts(plan, groups, round, who).count()).max();
+        // One more for what is relayed.
+        let slots = plan.rounds.iter().filter_map(most).max().unwrap_or(0) as u64 + 1;
         let senders = u64::from(plan.ranks * groups);
         let sizes = [u64::from(groups) * STRIPE, senders * slots * SLOT, STRIPE, u64::from(groups) * slots * SLOT];
         let sizes = sizes.into_iter().chain([8 * u64::from(IDS)]);
@@ -108,6 +124,9 @@ impl Compiled {
             plan,
             groups,
             slots,
+            stride: groups.div_ceil(8),
+            sources: BTreeMap::new(),
+            filled: 0,
             programs: BTreeMap::new(),
             values: Vec::new(),
             windows: (0..plan.ranks).map(|_| memory()).collect(),
@@ -116,9 +135,7 @@ impl Compiled {
             through: 0,
         };
         compiler.begin();
-        for (number, round) in plan.rounds.iter().enumerate() {
-            compiler.round(number, round);
-        }
+        plan.rounds.iter().for_each(|round| compiler.round(round));
         compiler.end();
         let Compiler { programs, values, windows, .. } = compiler;
         for ((rank, group), program) in programs {
@@ -174,7 +191,8 @@ impl Compiler<'_> {
     }
 
     fn push(&mut self, rank: u32, group: u32, op: Op) {
-        self.programs.entry((rank, group)).or_default().push(op);
+        let sharing = u32::from(self.plan.by_block && self.plan.blocks == 1);
+        self.programs.entry((rank, group)).or_default().push(op.sharing(sharing));
     }
 
     /// Reads a value that the model knows.
@@ -192,14 +210,25 @@ impl Compiler<'_> {
         }
     }
 
-    /// All groups of all ranks have come here before any goes on.
+    /// All groups of all ranks have come here before any goes on. Where there are many, the first of each block tells and
+    /// waits for its block.
     fn meet(&mut self) {
-        self.through += u64::from(self.plan.ranks * self.groups);
+        let (many, per_block) = (self.stride > 1, self.groups / self.plan.blocks);
+        let tells = |group| !many || group % per_block == 0;
+        self.through += self.everybody().filter(|&(_, group)| tells(group)).count() as u64;
         for (rank, group) in self.everybody() {
-            for peer in 0..self.plan.ranks {
-                self.push(rank, group, Op::raise(peer, THROUGH).weak());
+            if many {
+                self.push(rank, group, Op::block_sync());
             }
-            self.push(rank, group, Op::wait_signal(THROUGH, self.through));
+            if tells(group) {
+                for peer in 0..self.plan.ranks {
+                    self.push(rank, group, Op::raise(peer, THROUGH).weak());
+                }
+                self.push(rank, group, Op::wait_signal(THROUGH, self.through));
+            }
+            if many {
+                self.push(rank, group, Op::block_sync());
+            }
         }
     }
 
@@ -211,20 +240,31 @@ impl Compiler<'_> {
         self.meet();
     }
 
-    fn round(&mut self, number: usize, round: &Round) {
-        for (rank, group) in self.everybody() {
-            let (at, seed) = (u64::from(group) * STRIPE, source_seed(number, rank, group));
-            self.push(rank, group, Op::fill(SOURCE, at, STRIPE, seed));
-            self.write(rank, SOURCE, at, STRIPE, seed, 0);
-        }
+    /// A group's part of the source window gets another pattern.
+    fn fill(&mut self, (rank, group): (u32, u32)) {
+        self.filled += 1;
+        let (at, seed) = (u64::from(group) * STRIPE, self.filled);
+        self.sources.insert((rank, group), seed);
+        self.push(rank, group, Op::fill(SOURCE, at, STRIPE, seed));
+        self.write(rank, SOURCE, at, STRIPE, seed, 0);
+    }
+
+    fn round(&mut self, round: &Round) {
+        self.everybody().for_each(|who| self.fill(who));
         // What each rank must hold at the end of the round, and who compares it.
-        let mut held: BTreeMap<u32, Vec<Held>> = BTreeMap::new();
+        let mut expected: BTreeMap<u32, Vec<Expected>> = BTreeMap::new();
         // Counters cover the operations of all groups of a rank, so all are issued first.
-        let issued: Vec<_> = self.everybody().map(|who| (who, self.issue(number, round, who, &mut held))).collect();
+        let mut issued: BTreeMap<_, _> = self.everybody().map(|who| (who, Issued::default())).collect();
+        if let Some(relay) = round.relay {
+            self.relay(relay, &mut expected, &mut issued);
+        }
+        issued.iter_mut().for_each(|(who, issued)| self.issue(round, *who, &mut expected, issued));
+        self.send(round, &issued);
         for ((rank, group), issued) in issued {
             self.complete(rank, group, round.completion, &issued);
         }
-        for (rank, group) in self.everybody() {
+        let stride = self.stride;
+        for (rank, group) in self.everybody().filter(|(_, group)| group % stride == 0) {
             let values: Vec<_> = self.signals.iter().filter(|(key, _)| key.0 == rank).map(|(k, v)| (*k, *v)).collect();
             for (key, value) in &values {
                 self.push(rank, group, of_signal(*key, Op::wait_signal(0, *value)));
@@ -237,8 +277,8 @@ impl Compiler<'_> {
                 self.push(rank, group, Op::wait_counter(counter, value).context(context));
                 self.read(rank, group, Op::read_counter(counter).context(context), value);
             }
-            for held in held.get(&rank).into_iter().flatten().filter(|held| held.group == group) {
-                self.push(rank, group, held.check);
+            for expected in expected.get(&rank).into_iter().flatten().filter(|expected| expected.group == group) {
+                self.push(rank, group, expected.check);
             }
         }
         self.meet();
@@ -271,62 +311,112 @@ impl Compiler<'_> {
         }
     }
 
-    /// Issues a group's operations of the round. What it must know when they are done is returned.
+    /// Nothing but the operation without more, which is alone in signalling, makes the answer come.
+    fn relay(
+        &mut self,
+        relay: Relay,
+        expected: &mut BTreeMap<u32, Vec<Expected>>,
+        issued: &mut BTreeMap<(u32, u32), Issued>,
+    ) {
+        let contexts = self.plan.contexts;
+        if contexts == 1 {
+            return;
+        }
+        let (rank, context) = (relay.rank % self.plan.ranks, relay.context % contexts);
+        let (peer, back, block) =
+            ((rank + 1) % self.plan.ranks, (context + 1) % contexts, self.groups / self.plan.blocks);
+        for group in 0..block {
+            self.filled += 1;
+            let (at, seed) = ((u64::from(rank * self.groups + group + 1) * self.slots - 1) * SLOT, self.filled);
+            self.write(peer, ARRIVAL, at, 8, seed, 0);
+            self.expect(expected, peer, Op::check(ARRIVAL, at, 8, seed));
+            let put = Op::put_value(peer, 8, value_word(seed)).to(ARRIVAL, at).context(context);
+            if group == relay.group % block {
+                self.push(rank, group, put.signal(RELAYED));
+            } else {
+                self.push(rank, group, put.more());
+                let issued = issued.entry((rank, group)).or_default();
+                issued.bare.insert((context, peer));
+                issued.held.insert((context, peer), false);
+            }
+        }
+        let mut relayed = |rank, context| {
+            let value = self.signals.entry((rank, context, RELAYED)).or_default();
+            *value += 1;
+            Op::wait_signal(RELAYED, *value).context(context)
+        };
+        let (there, here) = (relayed(peer, context), relayed(rank, back));
+        self.push(peer, 0, there);
+        self.push(peer, 0, Op::raise(rank, RELAYED).context(back));
+        self.push(rank, 0, here);
+        (0..block).for_each(|group| self.push(rank, group, Op::block_sync()));
+    }
+
+    /// Issues a group's operations of the round, and notes what it must know when they are done.
     fn issue(
         &mut self,
-        number: usize,
         round: &Round,
         (rank, group): (u32, u32),
-        held: &mut BTreeMap<u32, Vec<Held>>,
-    ) -> Issued {
-        let mut issued = Issued::default();
-        // Contexts and peers with puts that no strong signal has covered.
-        let mut bare = BTreeSet::new();
+        expected: &mut BTreeMap<u32, Vec<Expected>>,
+        issued: &mut Issued,
+    ) {
         // Slots taken at each peer, and by gets.
         let (mut puts, mut gets) = (BTreeMap::<u32, u64>::new(), 0);
-        let mine = |post: &&Post| post.rank % self.plan.ranks == rank && post.group % self.groups == group;
-        let posts: Vec<Post> = round.posts.iter().filter(mine).copied().collect();
+        let bit = 1 << (group % 32);
+        let posts: Vec<Post> = posts(self.plan, self.groups, round, (rank, group)).copied().collect();
         for post in posts {
             let (peer, context) = (post.peer % self.plan.ranks, post.context % self.plan.contexts);
             // The part of a group at each rank that it alone writes to.
             let part = u64::from(rank * self.groups + group) * self.slots * SLOT;
+            let stripe = u64::from(group) * STRIPE;
             let op = match post.what {
-                What::Put { bytes, from, skew } => {
+                What::Put { bytes, from, skew } | What::Reuse { bytes, from, skew } => {
+                    if let What::Reuse { .. } = post.what {
+                        self.finish_reads(rank, group, false, issued);
+                    }
                     let at = part + next(puts.entry(peer).or_default()) * SLOT + skew;
-                    let (stripe, seed) = (u64::from(group) * STRIPE, source_seed(number, rank, group));
+                    let seed = self.sources[&(rank, group)];
                     self.write(peer, ARRIVAL, at, bytes, seed, from);
-                    self.hold(held, peer, Op::check_from(ARRIVAL, at, bytes, seed, from));
+                    self.expect(expected, peer, Op::check_from(ARRIVAL, at, bytes, seed, from));
+                    issued.reads.entry(context).or_default().insert(peer);
                     Op::put(peer, bytes).from(SOURCE, stripe + from).to(ARRIVAL, at)
                 }
                 What::Value { bytes, skew, value } => {
                     let at = part + next(puts.entry(peer).or_default()) * SLOT + skew;
                     self.write(peer, ARRIVAL, at, bytes, value, 0);
-                    self.hold(held, peer, Op::check(ARRIVAL, at, bytes, value));
+                    self.expect(expected, peer, Op::check(ARRIVAL, at, bytes, value));
                     Op::put_value(peer, bytes, value_word(value)).to(ARRIVAL, at)
                 }
-                What::Get { bytes, from, skew } => {
+                What::Get { bytes, from, skew } | What::Fetch { bytes, from, skew, .. } => {
                     let at = (u64::from(group) * self.slots + next(&mut gets)) * SLOT + skew;
                     self.write(rank, FETCHED, at, bytes, offer_seed(peer), from);
                     issued.checks.push(Op::check_from(FETCHED, at, bytes, offer_seed(peer), from));
                     Op::get(peer, bytes).from(OFFER, from).to(FETCHED, at)
                 }
-                What::Raise => Op::raise(peer, gin_conformance::op::NONE),
+                What::Raise => Op::raise(peer, NONE),
                 What::Flush => {
-                    self.push(rank, group, Op::flush().context(context));
+                    self.flush(rank, group, context, issued);
                     continue;
                 }
                 What::Token => {
-                    self.push(rank, group, Op::flush_async(peer).context(context));
-                    self.push(rank, group, Op::wait_token().context(context));
+                    self.token(rank, group, context, peer, issued);
+                    continue;
+                }
+                What::Refill { tokens } => {
+                    self.finish_reads(rank, group, tokens, issued);
+                    self.fill((rank, group));
                     continue;
                 }
             };
-            let is_get = matches!(post.what, What::Get { .. });
-            let raise = if is_get { Raise::Nothing } else { post.raise };
+            let is_get = matches!(post.what, What::Get { .. } | What::Fetch { .. });
+            let raise = if is_get || post.raises & bit == 0 { Raise::Nothing } else { post.raise };
             if matches!((post.what, raise), (What::Raise, Raise::Nothing)) {
                 continue;
             }
-            let mut op = Op { more: u32::from(post.more), ..op.context(context) };
+            let more = post.more & bit != 0;
+            let own = if let What::Reuse { .. } = post.what { Some(IDS + group) } else { None };
+            let counter = own.or(post.counter);
+            let mut op = Op { more: u32::from(more), ..op.context(context) };
             let strong = match raise {
                 Raise::Nothing => None,
                 Raise::Id { id, amount, weak } => {
@@ -342,39 +432,131 @@ impl Compiler<'_> {
             };
             match strong {
                 Some(true) => {
-                    bare.remove(&(context, peer));
+                    issued.bare.remove(&(context, peer));
                 }
                 Some(false) => op = op.weak(),
                 None if !is_get => {
-                    bare.insert((context, peer));
+                    issued.bare.insert((context, peer));
                 }
                 None => {}
             }
-            if let Some(counter) = post.counter {
+            if more {
+                issued.held.insert((context, peer), counter.is_some());
+            } else {
+                issued.held.remove(&(context, peer));
+            }
+            if let Some(counter) = counter {
                 *self.counters.entry((rank, context, counter)).or_default() += 1;
+                issued.counters.entry(context).or_default().insert(counter);
                 op = op.counter(counter);
             }
             if !matches!(post.what, What::Raise) {
                 issued.peers.entry(context).or_default().insert(peer);
-                match post.counter {
-                    Some(counter) => issued.counters.entry(context).or_default().insert(counter),
-                    None => issued.uncounted.insert(context),
-                };
+                if counter.is_none() {
+                    issued.uncounted.insert(context);
+                }
             }
             self.push(rank, group, op);
+            if let Some(counter) = own {
+                let value = self.counters[&(rank, context, counter)];
+                self.push(rank, group, Op::wait_counter(counter, value).context(context));
+                issued.held.remove(&(context, peer));
+                issued.reads.clear();
+                self.fill((rank, group));
+            }
+            if let What::Fetch { token, .. } = post.what {
+                if token {
+                    self.token(rank, group, context, peer, issued);
+                } else {
+                    self.flush(rank, group, context, issued);
+                }
+                issued.checks.pop().into_iter().for_each(|check| self.push(rank, group, check));
+            }
         }
-        for (context, peer) in bare {
+    }
+
+    /// Waits until no put of the group reads its source any more.
+    fn finish_reads(&mut self, rank: u32, group: u32, tokens: bool, issued: &mut Issued) {
+        for (context, peers) in std::mem::take(&mut issued.reads) {
+            if tokens {
+                peers.into_iter().for_each(|peer| self.token(rank, group, context, peer, issued));
+            } else {
+                self.flush(rank, group, context, issued);
+            }
+        }
+    }
+
+    /// Flushes a context, which sends what is held back there.
+    fn flush(&mut self, rank: u32, group: u32, context: u32, issued: &mut Issued) {
+        self.push(rank, group, Op::flush().context(context));
+        issued.held.retain(|&(other, _), _| other != context);
+    }
+
+    /// Waits for what was posted to a peer, which sends what is held back from it.
+    fn token(&mut self, rank: u32, group: u32, context: u32, peer: u32, issued: &mut Issued) {
+        self.push(rank, group, Op::flush_async(peer).context(context));
+        self.push(rank, group, Op::wait_token().context(context));
+        issued.held.remove(&(context, peer));
+    }
+
+    /// Groups cover their puts and send what they hold back, or one group of each block does for all of its block.
+    fn send(&mut self, round: &Round, issued: &BTreeMap<(u32, u32), Issued>) {
+        let Some(leader) = round.leader else {
+            for (&(rank, group), issued) in issued {
+                let waited = |(&place, &counted): (&(u32, u32), &bool)| {
+                    (!issued.is_waited_for(round.completion, place, counted)).then_some(place)
+                };
+                self.send_by(rank, group, round.sends, &issued.bare, issued.held.iter().filter_map(waited).collect());
+            }
+            return;
+        };
+        let (mut bare, mut held) = (BTreeMap::<_, BTreeSet<_>>::new(), BTreeMap::<_, BTreeSet<_>>::new());
+        let per_block = self.groups / self.plan.blocks;
+        for (&(rank, group), issued) in issued {
+            self.push(rank, group, Op::block_sync());
+            let by = (rank, group / per_block * per_block + leader % per_block);
+            bare.entry(by).or_default().extend(&issued.bare);
+            held.entry(by).or_default().extend(issued.held.keys().copied());
+        }
+        for ((rank, group), bare) in bare {
+            self.send_by(rank, group, round.sends, &bare, held.remove(&(rank, group)).unwrap_or_default());
+        }
+    }
+
+    fn send_by(
+        &mut self,
+        rank: u32,
+        group: u32,
+        sends: Sends,
+        bare: &BTreeSet<(u32, u32)>,
+        mut held: BTreeSet<(u32, u32)>,
+    ) {
+        for &(context, peer) in bare {
+            held.remove(&(context, peer));
             *self.signals.entry((peer, context, 0)).or_default() += 1;
             self.push(rank, group, Op::raise(peer, 0).context(context));
         }
-        issued
+        if self.plan.contexts == 1 {
+            return;
+        }
+        let mut nothing = Issued::default();
+        for (context, peer) in held {
+            match sends {
+                Sends::Post => {
+                    *self.signals.entry((peer, context, 0)).or_default() += 1;
+                    self.push(rank, group, Op::raise(peer, 0).weak().context(context));
+                }
+                Sends::Flush => self.flush(rank, group, context, &mut nothing),
+                Sends::Token => self.token(rank, group, context, peer, &mut nothing),
+            }
+        }
     }
 
     /// Some group of the rank compares this when it has seen the signals.
-    fn hold(&self, held: &mut BTreeMap<u32, Vec<Held>>, rank: u32, check: Op) {
-        let all = held.entry(rank).or_default();
-        let group = all.len() as u32 % self.groups;
-        all.push(Held { group, check });
+    fn expect(&self, expected: &mut BTreeMap<u32, Vec<Expected>>, rank: u32, check: Op) {
+        let all = expected.entry(rank).or_default();
+        let group = all.len() as u32 % self.groups.div_ceil(self.stride) * self.stride;
+        all.push(Expected { group, check });
     }
 
     /// The group learns that its operations are done, and compares what it got.
@@ -402,7 +584,7 @@ impl Compiler<'_> {
     }
 }
 
-/// What a group has issued in a round, by context: peers and counters of puts and gets.
+/// What a group has issued in a round, by context: peers of puts and gets, and counters.
 #[derive(Default)]
 struct Issued {
     peers: BTreeMap<u32, BTreeSet<u32>>,
@@ -411,6 +593,36 @@ struct Issued {
     uncounted: BTreeSet<u32>,
     /// What its gets have brought.
     checks: Vec<Op>,
+    /// Peers whose puts read the group's source.
+    reads: BTreeMap<u32, BTreeSet<u32>>,
+    /// Contexts and peers with puts that no strong signal has covered.
+    bare: BTreeSet<(u32, u32)>,
+    /// Contexts and peers whose last operation has more to follow, and whether it has a counter.
+    held: BTreeMap<(u32, u32), bool>,
+}
+
+impl Issued {
+    /// True if the held-back posts to a peer are sent when the group learns that its operations are done.
+    fn is_waited_for(&self, completion: Completion, (context, peer): (u32, u32), counted: bool) -> bool {
+        self.peers.get(&context).is_some_and(|peers| match completion {
+            Completion::Tokens => peers.contains(&peer),
+            Completion::Counters => self.uncounted.contains(&context) || counted,
+            Completion::Flush => true,
+        })
+    }
+}
+
+/// The operations of a group in a round.
+fn posts<'a>(
+    plan: &'a Plan,
+    groups: u32,
+    round: &'a Round,
+    (rank, group): (u32, u32),
+) -> impl Iterator<Item = &'a Post> + use<'a> {
+    round
+        .posts
+        .iter()
+        .filter(move |post| post.rank % plan.ranks == rank && post.group.is_none_or(|number| number % groups == group))
 }
 
 fn next(count: &mut u64) -> u64 {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The conformance suite on the virtual GPU: one trial for each case and way of running.
 //!
-//! `GIN_SEED=n` takes that seed in all seeded ways, and with `GIN_ALL_WAYS` set every schedule meets every network. A trial that fails prints the command that repeats it.
+//! `GIN_SEED=n` takes that seed in all seeded ways, `GIN_SEEDS=m` that one and the next up to `m` in all, and with
+//! `GIN_ALL_WAYS` set every schedule meets every network. A trial that fails prints the command that repeats it.
 
 mod residency;
 
-use gin_conformance::cases;
+use gin_conformance::cases::{self, Case};
 use gin_conformance::host::{Net, Setup, SetupBackend, SetupRoute, SetupWindows, judge};
 use gin_host::nic::DoorbellRelease;
 use gin_virtual::Policy;
@@ -88,19 +89,46 @@ fn ways() -> Vec<Way> {
     ways
 }
 
+/// The number in a variable of the environment.
+fn number(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is a number, not {text:?}")))
+}
+
+/// Runs a case with `seeds` consecutive seeds, the setup's first; once if the setup has no seed.
+fn judge_seeds(case: &Case, setup: &Setup, name: &str, seeds: u64) -> Result<(), Failed> {
+    let repeat =
+        |variable: &str| format!("{variable}cargo test -p gin-conformance --test virtual_gpu -- --exact {name}");
+    let Some(first) = setup.seed else {
+        return Ok(judge(case, &Setup { repeat: Some(repeat("")), ..setup.clone() })?);
+    };
+    // Many runs that hang would take hours to tell; a run that does not comes nowhere near this.
+    let stall_steps = if seeds > 1 { 2_000_000 } else { setup.stall_steps };
+    let mut failures = Vec::new();
+    for seed in (0..seeds).map(|number| first.wrapping_add(number)) {
+        let repeat = Some(repeat(&format!("GIN_SEED={seed} ")));
+        if let Err(text) = judge(case, &Setup { seed: Some(seed), stall_steps, repeat, ..setup.clone() }) {
+            failures.push((seed, text));
+        }
+    }
+    let Some((_, text)) = failures.first() else { return Ok(()) };
+    if seeds == 1 {
+        return Err(text.into());
+    }
+    let list = failures.iter().map(|(seed, text)| format!("\n  {seed}: {}", text.lines().next().unwrap_or_default()));
+    Err(format!("{} of {seeds} seeds fail:{}\nthe first: {text}", failures.len(), list.collect::<String>()).into())
+}
+
 fn main() {
-    let seed: Option<u64> = std::env::var("GIN_SEED").ok().map(|seed| seed.parse().expect("GIN_SEED is a number"));
+    let (seed, seeds) = (number("GIN_SEED"), number("GIN_SEEDS").unwrap_or(1));
     let mut trials = residency::trials();
     for (way, mut setup) in ways() {
         if setup.seed.is_some() && seed.is_some() {
             setup.seed = seed;
         }
         for case in cases::for_setup(setup.backend, setup.route) {
-            let name = format!("virtual/{way}/{}", case.name);
-            let variable = setup.seed.map_or(String::new(), |seed| format!("GIN_SEED={seed} "));
-            let repeat = format!("{variable}cargo test -p gin-conformance --test virtual_gpu -- --exact {name}");
-            let setup = Setup { repeat: Some(repeat), ..setup.clone() };
-            trials.push(Trial::test(name, move || judge(&case, &setup).map_err(Failed::from)));
+            let (name, setup) = (format!("virtual/{way}/{}", case.name), setup.clone());
+            trials.push(Trial::test(name.clone(), move || judge_seeds(&case, &setup, &name, seeds)));
         }
     }
     libtest_mimic::run(&Arguments::from_args(), trials).exit();

@@ -199,15 +199,18 @@ impl Core {
 
     #[inline(always)]
     pub(crate) fn check(&self, operation: Operation) -> Result<(), Fault> {
-        if self.usable {
-            return Ok(());
-        }
+        if self.usable { Ok(()) } else { Err(self.unusable(operation)) }
+    }
+
+    /// Why a context is not usable.
+    #[inline(always)]
+    pub(crate) fn unusable(&self, operation: Operation) -> Fault {
         let (contexts, backend) = (self.comm.contexts(), self.comm.backend());
-        Err(if self.context < contexts {
+        if self.context < contexts {
             self.fault(FaultKind::NoBackend, operation).values(0, backend as u64)
         } else {
             self.fault(FaultKind::UnknownContext, operation).values(contexts as u64, self.context as u64)
-        })
+        }
     }
 }
 

@@ -82,36 +82,105 @@ fn takes_lsa<B: Backend>(core: &Core, peer: Rank, options: &Options) -> bool {
     core.takes_lsa::<B>(peer) && !options.all_routes
 }
 
-/// Whether context, route, signal and counter are right. [`examine`] says what is not.
-///
-/// Without branches, so that a post that is right passes one.
-#[inline(always)]
-fn is_right(core: &Core, peer: Rank, options: &Options, lsa: bool) -> bool {
-    let comm = core.comm();
-    let signal = match options.signal {
-        None => true,
-        Some(action) => match action.signal {
-            Signal::Id(_) if options.internal => true,
-            Signal::Id(id) => id < if action.strong && !lsa { comm.strong_signals() } else { comm.signals() },
-            Signal::Va(va) => {
-                is_strong_enough(core, &action, lsa)
-                    & takes_va_signals(core, &va, lsa)
-                    & va.offset.is_multiple_of(8)
-                    & va.fits_on(peer)
-            }
-        },
-    };
-    let counter = match options.counter {
-        None => true,
-        Some(counter) => counter.0 < comm.counters(),
-    };
-    core.usable() & signal & counter & (!lsa || comm.lsa_reaches(peer))
+/// Looks at the conditions of a post, which are written down once: [`Right`] joins them without branches, so that a post
+/// that is right passes one; [`Found`] says what is wrong.
+trait Judge {
+    /// `fault` says what is wrong if `met` is false.
+    fn condition(&mut self, met: bool, fault: impl FnOnce() -> Fault);
 }
 
-/// Loads and stores have strong signals, whatever the network has.
-#[inline(always)]
-fn is_strong_enough(core: &Core, action: &SignalAction, lsa: bool) -> bool {
-    lsa | !action.strong | (core.comm().capabilities() & CAP_STRONG_SIGNALS != 0)
+/// True while all conditions are met.
+struct Right(bool);
+
+impl Judge for Right {
+    #[inline(always)]
+    fn condition(&mut self, met: bool, _: impl FnOnce() -> Fault) {
+        self.0 &= met;
+    }
+}
+
+/// The first condition that is not met.
+struct Found(Option<Fault>);
+
+impl Judge for Found {
+    #[inline(always)]
+    fn condition(&mut self, met: bool, fault: impl FnOnce() -> Fault) {
+        if !met && self.0.is_none() {
+            self.0 = Some(fault());
+        }
+    }
+}
+
+/// What a post is to and of: context, route, signal and counter.
+#[derive(Clone, Copy)]
+struct Posted<'a> {
+    core: &'a Core,
+    peer: Rank,
+    options: &'a Options,
+    operation: Operation,
+    lsa: bool,
+}
+
+impl Posted<'_> {
+    #[inline(always)]
+    fn fault(&self, kind: FaultKind) -> Fault {
+        self.core.fault(kind, self.operation).peer(self.peer.world())
+    }
+
+    /// What is wrong with it, or else with what `ranges` looks at.
+    #[inline(always)]
+    fn check(&self, ranges: &impl Ranges) -> Result<(), Fault> {
+        let mut right = Right(true);
+        self.judge(&mut right);
+        ranges.judge(self, &mut right);
+        if right.0 {
+            return Ok(());
+        }
+        let mut found = Found(None);
+        self.judge(&mut found);
+        ranges.judge(self, &mut found);
+        // Nothing is found only if a table of the host's changed in between.
+        Err(found.0.unwrap_or(self.fault(FaultKind::BadDescriptor)))
+    }
+
+    #[inline(always)]
+    fn judge(&self, judge: &mut impl Judge) {
+        let Self { core, peer, options, lsa, .. } = *self;
+        let (comm, fault) = (core.comm(), |kind| self.fault(kind));
+        judge.condition(core.usable(), || core.unusable(self.operation));
+        judge.condition(!lsa || comm.lsa_reaches(peer), || fault(FaultKind::NotReachable));
+        if let Some(action) = options.signal {
+            // Loads and stores have strong signals, whatever the network has.
+            let strong = action.strong & !lsa;
+            let has_strong = || comm.capabilities() & CAP_STRONG_SIGNALS != 0;
+            match action.signal {
+                Signal::Id(_) if options.internal => {}
+                // There are as many strong signals as signals, or none.
+                Signal::Id(id) => {
+                    judge.condition(id < if strong { comm.strong_signals() } else { comm.signals() }, || {
+                        if strong && !has_strong() {
+                            fault(FaultKind::NoStrongSignals)
+                        } else {
+                            fault(FaultKind::UnknownSignal).values(comm.signals() as u64, id as u64)
+                        }
+                    });
+                }
+                Signal::Va(va) => {
+                    judge.condition(!strong | has_strong(), || fault(FaultKind::NoStrongSignals));
+                    judge.condition(takes_va_signals(core, &va, lsa), || fault(FaultKind::NoVaSignals));
+                    judge.condition(va.offset.is_multiple_of(8), || fault(FaultKind::Misaligned).values(8, va.offset));
+                    judge.condition(va.fits_on(peer), || {
+                        fault(FaultKind::OutOfRange).values(bytes_on(&va.window, peer), va.end())
+                    });
+                }
+            }
+        }
+        if let Some(counter) = options.counter {
+            judge.condition(counter.0 < comm.counters(), || {
+                fault(FaultKind::UnknownCounter).values(comm.counters() as u64, counter.0 as u64)
+            });
+        }
+    }
 }
 
 #[inline(always)]
@@ -119,62 +188,54 @@ fn takes_va_signals(core: &Core, va: &VaSignal, lsa: bool) -> bool {
     (lsa | (core.comm().capabilities() & CAP_VA_SIGNALS != 0)) & (va.window.flags & WINDOW_SIGNALS != 0)
 }
 
-/// What is wrong with context, route, signal or counter.
-#[inline(always)]
-fn examine(core: &Core, peer: Rank, options: &Options, operation: Operation, lsa: bool) -> Result<(), Fault> {
-    core.check(operation)?;
-    let comm = core.comm();
-    let fault = |kind| core.fault(kind, operation).peer(peer.world());
-    if lsa && !comm.lsa_reaches(peer) {
-        return Err(fault(FaultKind::NotReachable));
-    }
-    if let Some(action) = options.signal {
-        if !is_strong_enough(core, &action, lsa) {
-            return Err(fault(FaultKind::NoStrongSignals));
-        }
-        match action.signal {
-            Signal::Id(id) => {
-                if id >= comm.signals() {
-                    return Err(fault(FaultKind::UnknownSignal).values(comm.signals() as u64, id as u64));
-                }
-            }
-            Signal::Va(va) => {
-                if !takes_va_signals(core, &va, lsa) {
-                    return Err(fault(FaultKind::NoVaSignals));
-                }
-                if !va.offset.is_multiple_of(8) {
-                    return Err(fault(FaultKind::Misaligned).values(8, va.offset));
-                }
-                if !va.fits_on(peer) {
-                    return Err(fault(FaultKind::OutOfRange).values(bytes_on(&va.window, peer), va.end()));
-                }
-            }
-        }
-    }
-    if let Some(counter) = options.counter
-        && counter.0 >= comm.counters()
-    {
-        return Err(fault(FaultKind::UnknownCounter).values(comm.counters() as u64, counter.0 as u64));
-    }
-    Ok(())
+/// The ranges of a post.
+trait Ranges {
+    fn judge(&self, posted: &Posted<'_>, judge: &mut impl Judge);
 }
 
-/// What is wrong with the ranges of a transfer that is not right.
-#[inline(always)]
-fn examine_ranges<T: Pod>(
-    core: &Core,
-    peer: Rank,
-    there: &WindowRange<T>,
-    here: &WindowRange<T>,
-    operation: Operation,
-) -> Fault {
-    let fault = |kind| core.fault(kind, operation).peer(peer.world());
-    if there.bytes() != here.bytes() {
-        fault(FaultKind::LengthMismatch).values(there.bytes(), here.bytes())
-    } else if !there.fits_on(peer) {
-        fault(FaultKind::OutOfRange).values(there.length_on(peer), there.end())
-    } else {
-        fault(FaultKind::OutOfRange).values(here.own_length(), here.end())
+/// A post without ranges.
+struct NoRanges;
+
+impl Ranges for NoRanges {
+    #[inline(always)]
+    fn judge(&self, _: &Posted<'_>, _: &mut impl Judge) {}
+}
+
+/// The ranges of a transfer, at the peer and in the caller's own part.
+struct Both<'a, T> {
+    there: &'a WindowRange<T>,
+    here: &'a WindowRange<T>,
+}
+
+impl<T: Pod> Ranges for Both<'_, T> {
+    #[inline(always)]
+    fn judge(&self, posted: &Posted<'_>, judge: &mut impl Judge) {
+        let (Self { there, here }, peer, fault) = (self, posted.peer, |kind| posted.fault(kind));
+        judge.condition(there.place().1 == here.place().1, || {
+            fault(FaultKind::LengthMismatch).values(there.bytes(), here.bytes())
+        });
+        judge
+            .condition(there.fits_on(peer), || fault(FaultKind::OutOfRange).values(there.length_on(peer), there.end()));
+        judge.condition(here.fits_own(), || fault(FaultKind::OutOfRange).values(here.own_length(), here.end()));
+    }
+}
+
+/// Where a value of this many bytes goes.
+struct One<'a> {
+    there: &'a WindowRange<u8>,
+    width: u64,
+}
+
+impl Ranges for One<'_> {
+    #[inline(always)]
+    fn judge(&self, posted: &Posted<'_>, judge: &mut impl Judge) {
+        let (&Self { there, width }, fault) = (self, |kind| posted.fault(kind));
+        let (offset, bytes) = there.place();
+        judge.condition(bytes == width, || fault(FaultKind::LengthMismatch).values(width, there.bytes()));
+        judge.condition(offset.is_multiple_of(width), || fault(FaultKind::Misaligned).values(width, there.offset()));
+        judge.condition(there.fits_on(posted.peer), || {
+            fault(FaultKind::OutOfRange).values(there.length_on(posted.peer), there.end())
+        });
     }
 }
 
@@ -337,11 +398,9 @@ impl<B: Backend> Gin<B> {
     /// For barriers: looks up a signal whose id is past those of the user, at a peer that takes loads and stores.
     #[inline(always)]
     pub(crate) fn find_internal(&self, peer: Rank, action: SignalAction) -> Result<Raises, Fault> {
-        let (core, options) = (self.core(), Options { signal: Some(action), internal: true, ..Options::new() });
-        if !is_right(core, peer, &options, true) {
-            examine(core, peer, &options, Operation::Barrier, true)?;
-        }
-        Ok(Raises::of(core, peer, &options))
+        let (core, options) = (self.core(), &Options { signal: Some(action), internal: true, ..Options::new() });
+        Posted { core, peer, options, operation: Operation::Barrier, lsa: true }.check(&NoRanges)?;
+        Ok(Raises::of(core, peer, options))
     }
 
     /// For barriers: raises a signal whose id is past those of the user, for who has released to the system.
@@ -363,9 +422,7 @@ impl<B: Backend> Gin<B> {
             ..Options::new()
         };
         let lsa = takes_lsa::<B>(core, peer, &options);
-        if !is_right(core, peer, &options, lsa) {
-            return examine(core, peer, &options, operation, lsa);
-        }
+        Posted { core, peer, options: &options, operation, lsa }.check(&NoRanges)?;
         if lsa {
             Raises::of(core, peer, &options).publish(options.given);
             return Ok(());
@@ -412,10 +469,16 @@ macro_rules! builder {
             self
         }
 
-        /// Hints that more requests follow soon, so that the network may send them together. The next post to the same
-        /// peer without it sends them, and so does a flush, a wait for a token, a signal or a counter, and a barrier, of
-        /// the same context. With the proxy nothing is held back for long; where a kernel drives the NIC itself, a kernel
-        /// that does none of these leaves them unsent until a later one does, or the host ends window or communicator.
+        /// Says that another post of this context to this peer follows soon. This one may be held back until then, so that
+        /// the NIC is told of both at once.
+        ///
+        /// What is held back is sent when
+        /// - the context next posts to that peer without `more` (of lanes that post together, one without sends all), or
+        /// - a thread flushes the context or waits for one of its tokens, or
+        /// - a thread waits on the context for a signal, a counter or a barrier, as long as its wait lasts.
+        ///
+        /// Neither a wait on another context nor the end of the kernel sends it; the host sends it when window or
+        /// communicator end. The proxy holds nothing back.
         #[inline(always)]
         pub fn more(mut self) -> Self {
             self.options.more = true;
@@ -486,16 +549,9 @@ impl<B: Backend, T: Pod> Put<'_, B, T> {
 
     #[inline(always)]
     fn check(&self, lsa: bool) -> Result<(), Fault> {
-        let (core, operation) = (self.gin.core(), Operation::Put);
-        let right = is_right(core, self.peer, &self.options, lsa)
-            & (self.destination.place().1 == self.source.place().1)
-            & self.destination.fits_on(self.peer)
-            & self.source.fits_own();
-        if !right {
-            examine(core, self.peer, &self.options, operation, lsa)?;
-            return Err(examine_ranges(core, self.peer, &self.destination, &self.source, operation));
-        }
-        Ok(())
+        let Self { gin, peer, destination, source, options } = self;
+        let posted = Posted { core: gin.core(), peer: *peer, options, operation: Operation::Put, lsa };
+        posted.check(&Both { there: destination, here: source })
     }
 
     /// Stores to the peer.
@@ -540,16 +596,9 @@ impl<B: Backend, T: Pod> Get<'_, B, T> {
 
     #[inline(always)]
     fn check(&self, lsa: bool) -> Result<(), Fault> {
-        let (core, operation) = (self.gin.core(), Operation::Get);
-        let right = is_right(core, self.peer, &self.options, lsa)
-            & (self.destination.place().1 == self.source.place().1)
-            & self.source.fits_on(self.peer)
-            & self.destination.fits_own();
-        if !right {
-            examine(core, self.peer, &self.options, operation, lsa)?;
-            return Err(examine_ranges(core, self.peer, &self.source, &self.destination, operation));
-        }
-        Ok(())
+        let Self { gin, peer, destination, source, options } = self;
+        let posted = Posted { core: gin.core(), peer: *peer, options, operation: Operation::Get, lsa };
+        posted.check(&Both { there: source, here: destination })
     }
 
     /// Loads from the peer.
@@ -598,23 +647,9 @@ impl<B: Backend> PutValue<'_, B> {
     fn post(self) -> Result<(), Fault> {
         let (core, operation) = (self.gin.core(), Operation::PutValue);
         let width = 1u64 << self.width_log2;
-        let (offset, bytes) = self.destination.place();
         let lsa = takes_lsa::<B>(core, self.peer, &self.options);
-        let right = is_right(core, self.peer, &self.options, lsa)
-            & (bytes == width)
-            & offset.is_multiple_of(width)
-            & self.destination.fits_on(self.peer);
-        if !right {
-            examine(core, self.peer, &self.options, operation, lsa)?;
-            let fault = |kind| core.fault(kind, operation).peer(self.peer.world());
-            return Err(if bytes != width {
-                fault(FaultKind::LengthMismatch).values(width, self.destination.bytes())
-            } else if !offset.is_multiple_of(width) {
-                fault(FaultKind::Misaligned).values(width, self.destination.offset())
-            } else {
-                fault(FaultKind::OutOfRange).values(self.destination.length_on(self.peer), self.destination.end())
-            });
-        }
+        let posted = Posted { core, peer: self.peer, options: &self.options, operation, lsa };
+        posted.check(&One { there: &self.destination, width })?;
         if lsa {
             let raises = Raises::of(core, self.peer, &self.options);
             let (to, value) = (self.destination.address_on(self.peer) as usize, self.value);
@@ -657,16 +692,15 @@ impl<B: Backend> SignalPost<'_, B> {
 
     #[inline(always)]
     fn post(self) -> Result<(), Fault> {
-        let core = self.gin.core();
-        let lsa = takes_lsa::<B>(core, self.peer, &self.options);
-        if !is_right(core, self.peer, &self.options, lsa) {
-            return examine(core, self.peer, &self.options, Operation::Signal, lsa);
-        }
+        let Self { gin, peer, options } = &self;
+        let (core, peer, operation) = (gin.core(), *peer, Operation::Signal);
+        let lsa = takes_lsa::<B>(core, peer, options);
+        Posted { core, peer, options, operation, lsa }.check(&NoRanges)?;
         if lsa {
-            Raises::of(core, self.peer, &self.options).publish(self.options.given);
+            Raises::of(core, peer, options).publish(options.given);
             return Ok(());
         }
-        let posted = post::<B>(core, self.peer, Transfer::Nothing, &self.options, Operation::Signal);
-        posted.map_err(|stop| ended(core, self.peer, Operation::Signal, stop))
+        let posted = post::<B>(core, peer, Transfer::Nothing, options, operation);
+        posted.map_err(|stop| ended(core, peer, operation, stop))
     }
 }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Models of a queue pair: threads of a GPU against a NIC that reads entries up to the doorbell and no further.
 
+pub mod contention;
+
 use super::{Cell, Reached, await_word, explore, fault, models};
-use gin_abi::gdaki::QueuePairData;
+use gin_abi::gdaki::{QueuePairData, busy_marks};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::{INVALID_BYTE, SYNDROME_WORD, TAIL_WORD, Tail, opcode as outcome};
 use gin_abi::mlx5::doorbell::Doorbell;
@@ -19,7 +21,7 @@ use loom::thread;
 use std::sync::Arc;
 
 const NUMBER: QueueNumber = QueueNumber::new(0x0001_2345);
-/// The bit of the queue pair among those that may have entries under way.
+/// The bit that says that entries may be under way.
 const BUSY: u64 = 4;
 
 /// A queue pair, its NIC's side, and plain memory.
@@ -93,7 +95,7 @@ impl World {
             record: arena.word(record),
             doorbell: arena.word(doorbell),
             busy: arena.word(busy),
-            busy_bit: BUSY,
+            marks: busy_marks(2),
             counters: arena.word(counters),
             number: NUMBER,
             depth_log2,

@@ -27,7 +27,7 @@ pub const N: usize = 2;
 
 /// Every model, by its name.
 pub fn all() -> Vec<(&'static str, fn())> {
-    [status::MODELS, signals::MODELS, queue::MODELS, gdaki::MODELS, orders::MODELS].concat()
+    [status::MODELS, signals::MODELS, queue::MODELS, gdaki::MODELS, gdaki::contention::MODELS, orders::MODELS].concat()
 }
 
 /// Declares models: each is a test, and an entry of `MODELS` for the mutation tests.

@@ -3,7 +3,7 @@
 
 use super::{Reached, Setup, World, await_word, explore, fault, models};
 use gin_abi::{COUNTER_BITS, Deadline, SIGNAL_BITS, mask};
-use gin_device::far::{LAST, TURN, WANTED};
+use gin_device::far::{Far, LAST, Look, TURN, WANTED};
 use gin_device::gin::{Scope, release};
 use gin_device::grid::meet;
 use gin_device::lsa::publish;
@@ -112,6 +112,40 @@ models! {
         });
         looked.check();
         told.check();
+    }
+
+    fn a_turn_comes_after_what_turns_before_it_showed() {
+        let behind = Reached::new("turn behind another one");
+        let mark = behind.clone();
+        explore(2, move || {
+            let world = World::new(signals([by_one(CPU, 0)], 1));
+            let words = &world.signals[0];
+            let far = Far::<Loom> { word: word(&world, 0, CPU), near: words.near };
+            // Takes the turn if it is free, and gives it back. The cell is in the place of what a turn shows: loom fails a
+            // run in which two turns are not ordered that showed something.
+            let turn = {
+                let world = world.clone();
+                move || {
+                    let mut look = Look::new(far);
+                    look.now(None);
+                    // Its own store, if it has shown something.
+                    let shows = look.is_mine() && far.near.at(TURN).load_relaxed_gpu() == 2;
+                    if shows {
+                        world.cells[0].write(7);
+                    }
+                    look.end();
+                    shows
+                }
+            };
+            let others = [(); 2].map(|()| thread::spawn(turn.clone()));
+            far.near.at(WANTED).store_relaxed_gpu(1);
+            let own = turn();
+            let shown = others.map(|other| other.join().unwrap());
+            if own && shown.contains(&true) {
+                mark.mark();
+            }
+        });
+        behind.check();
     }
 
     fn a_wait_that_ends_by_what_another_one_saw_in_host_memory_shows_what_that_covers() {

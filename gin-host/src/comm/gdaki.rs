@@ -9,8 +9,8 @@ use crate::gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
 use crate::net::{Capabilities, Raises};
 use crate::nic::hca::Access;
 use crate::nic::{
-    Address, DeviceQueueError, DoorbellRelay, DoorbellRelease, Doorbells, DrainError, DrivenQueues, Nic, Peer,
-    RegisteredSlice, Ringer, Shape, Target,
+    Address, DeviceQueueError, DoorbellRelay, DoorbellRelease, Doorbells, DrainError, DrivenQueues, Nic, NicError,
+    Peer, RegisteredSlice, Ringer, Shape, Target,
 };
 use gin_abi::gdaki::{LEAST_DEPTH_LOG2, MOST_DEPTH_LOG2};
 use gin_abi::mlx5::be::Be32;
@@ -230,12 +230,14 @@ impl Gdaki {
     /// Registers the own part of a window; what other ranks are told of it.
     ///
     /// # Errors
-    /// [`CommError::Nic`].
+    /// [`CommError::Nic`], also for pinned memory.
     pub(super) fn register(&self, window: u32, memory: &MemorySlice, signals: bool) -> Result<RemotePart, CommError> {
         if memory.bytes() == 0 {
             return Ok(RemotePart::default());
         }
-        self.shape.release.check(&self.nic, "the window", memory.memory().kind())?;
+        if memory.memory().kind() == MemoryKind::Pinned {
+            return Err(NicError::HostWindow { nic: self.nic.name().to_owned() }.into());
+        }
         // Words that the NIC raises in the window come into view behind what was put before.
         let access = if signals { Access::SIGNALS } else { Access::PAYLOAD };
         let region = RegisteredSlice::new(&self.nic, memory.clone(), access)?;

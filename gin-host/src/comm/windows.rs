@@ -148,7 +148,8 @@ impl Communicator {
     /// # Errors
     /// [`CommError::State`] or [`CommError::Ended`] unless the communicator is active; [`CommError::Misaligned`];
     /// [`CommError::AlreadyRegistered`] if part of the memory is in a window of this communicator;
-    /// [`CommError::NotRegistrable`] for memory of another device; [`CommError::Gpu`] if a rank of the LSA team does not
+    /// [`CommError::NotRegistrable`] for memory of another device; [`CommError::Nic`] for pinned memory where kernels drive a
+    /// NIC ([`NicError::HostWindow`](crate::nic::NicError::HostWindow)); [`CommError::Gpu`] if a rank of the LSA team does not
     /// reach memory that another one has [from elsewhere](GpuError::Foreign); [`CommError::Limit`] if there are as many windows as
     /// were asked for; [`CommError::Disagreement`] if ranks use different flags; [`CommError::OtherRank`] if another rank
     /// failed.

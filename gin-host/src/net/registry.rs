@@ -25,6 +25,13 @@ pub(crate) fn random() -> [u8; 16] {
     bits
 }
 
+/// A number for the first packet of a connection, 24 bits: a late packet of an earlier queue pair of the same number is
+/// told by it.
+pub(crate) fn first_packet() -> u32 {
+    let [a, b, c, ..] = random();
+    u32::from_le_bytes([a, b, c, 0])
+}
+
 /// Why a key names nothing here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Missing {

@@ -17,6 +17,8 @@ pub struct Address {
     pub mtu: Mtu,
     /// Number of the queue pair.
     pub queue: u32,
+    /// Number of the first packet that it sends, 24 bits.
+    pub first_packet: u32,
     /// Local identifier of the port, on InfiniBand.
     pub lid: u16,
     /// GID of the port.
@@ -25,7 +27,7 @@ pub struct Address {
 
 impl Address {
     /// Version of the exchange.
-    pub const VERSION: u32 = 1;
+    pub const VERSION: u32 = 2;
     /// Length of an address as it is sent.
     pub const BYTES: usize = 32;
 
@@ -40,6 +42,7 @@ impl Address {
         bytes[5] = self.mtu.code() as u8;
         bytes[6..8].copy_from_slice(&self.lid.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.queue.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.first_packet.to_le_bytes());
         bytes[16..].copy_from_slice(&self.gid);
         bytes
     }
@@ -66,9 +69,13 @@ impl Address {
         if queue == 0 || queue >= 1 << 24 {
             return Err(wrong("there is no such queue pair"));
         }
+        let first_packet = u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]);
+        if first_packet >= 1 << 24 {
+            return Err(wrong("there is no such packet number"));
+        }
         let mut gid = [0; 16];
         gid.copy_from_slice(&bytes[16..]);
-        Ok(Self { link, mtu, queue, lid: u16::from_le_bytes([bytes[6], bytes[7]]), gid })
+        Ok(Self { link, mtu, queue, first_packet, lid: u16::from_le_bytes([bytes[6], bytes[7]]), gid })
     }
 }
 
@@ -83,9 +90,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_address_survives_the_exchange(ethernet: bool, mtu in 0..Mtu::ALL.len(), queue in 1..1u32 << 24, lid: u16, gid: [u8; 16]) {
+        fn an_address_survives_the_exchange(ethernet: bool, mtu in 0..Mtu::ALL.len(), queue in 1..1u32 << 24, first_packet in 0..1u32 << 24, lid: u16, gid: [u8; 16]) {
             let link = if ethernet { Link::Ethernet } else { Link::InfiniBand };
-            let address = Address { link, mtu: Mtu::ALL[mtu], queue, lid, gid };
+            let address = Address { link, mtu: Mtu::ALL[mtu], queue, first_packet, lid, gid };
             prop_assert_eq!(Address::from_bytes(&address.to_bytes(), &peer()), Ok(address));
         }
 
@@ -106,7 +113,7 @@ mod tests {
         let mut bytes = [0; BYTES];
         bytes[0] = 9;
         let error = Address::from_bytes(&bytes, &peer()).unwrap_err();
-        let text = "rank 3 (host far, port 2) speaks version 9 of the exchange, this rank 1";
+        let text = "rank 3 (host far, port 2) speaks version 9 of the exchange, this rank 2";
         assert_eq!(error.to_string(), text);
     }
 }

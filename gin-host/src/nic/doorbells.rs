@@ -35,7 +35,7 @@ pub enum DoorbellRelease {
     /// cache, as one on PCIe does that reads this GPU's own memory. No document promises that the cache has it before the
     /// doorbell arrives; NCCL's kernels rely on it.
     ///
-    /// Rings and windows must lie in memory of the GPU: pinned memory is refused.
+    /// Rings must lie in memory of the GPU: pinned memory is refused.
     Gpu,
 }
 
@@ -48,13 +48,13 @@ impl DoorbellRelease {
         }
     }
 
-    /// Makes sure that it covers memory of this kind.
+    /// Makes sure that it covers rings in memory of this kind.
     ///
     /// # Errors
     /// [`NicError::Unreleased`].
-    pub(crate) fn check(self, nic: &Nic, what: &'static str, kind: MemoryKind) -> Result<(), NicError> {
-        match (self, kind) {
-            (Self::Gpu, MemoryKind::Pinned) => Err(NicError::Unreleased { nic: nic.name().to_owned(), what }),
+    pub(super) fn check(self, nic: &Nic, rings: MemoryKind) -> Result<(), NicError> {
+        match (self, rings) {
+            (Self::Gpu, MemoryKind::Pinned) => Err(NicError::Unreleased { nic: nic.name().to_owned() }),
             _ => Ok(()),
         }
     }

@@ -17,7 +17,7 @@ use super::queues::{Expired, QueueInfo};
 use super::relay::{DoorbellRelay, RelayLine};
 use crate::gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
 use bytemuck::Zeroable;
-use gin_abi::gdaki::QueuePairData;
+use gin_abi::gdaki::{BUSY_RANKS, QueuePairData, busy_marks};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe;
 use gin_abi::mlx5::wqe::{QueueNumber, SLOT_BYTES};
@@ -27,8 +27,6 @@ use std::sync::Arc;
 const LINE: u64 = 128;
 /// log2 of the most entries from one that asks for a completion to the next.
 const MOST_INTERVAL_LOG2: u32 = 4;
-/// Bits of a word of peers that may have entries under way.
-const BUSY_BITS: u64 = 64;
 
 /// How many queue pairs, and how long.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -101,7 +99,7 @@ impl Places {
     fn of(shape: &Shape) -> Self {
         let table = shape.entries() * size_of::<QueuePairData>() as u64;
         let ring_words = shape.queues() * u64::from(shape.depth) * 8;
-        let busy_bytes = (u64::from(shape.ranks).div_ceil(BUSY_BITS) * 8).next_multiple_of(LINE);
+        let busy_bytes = (u64::from(shape.ranks.div_ceil(BUSY_RANKS)) * 8).next_multiple_of(LINE);
         let tokens = table.next_multiple_of(LINE);
         let tags = (tokens + ring_words).next_multiple_of(LINE);
         let busy = (tags + ring_words).next_multiple_of(LINE);
@@ -151,7 +149,7 @@ impl DrivenQueues {
         expired: Expired<'_>,
     ) -> Result<Self, DeviceQueueError> {
         let Shape { contexts, depth, release, .. } = shape;
-        release.check(nic, "the send queue", nic.ring_memory())?;
+        release.check(nic, nic.ring_memory())?;
         let sender = QueueSpec { role: Role::Sender, depth, completions: depth, collapsed: false };
         let mut specs = vec![sender; shape.count() as usize];
         specs.push(QueueSpec { role: Role::Responder, ..sender });
@@ -229,8 +227,8 @@ impl DrivenQueues {
             signal_key: Be32::new(target.signal_key).memory(),
             sink_key: Be32::new(self.sink.local_key()).memory(),
             signals: target.signals,
-            busy: self.busy(context) + u64::from(peer) / BUSY_BITS * 8,
-            busy_bit: 1 << (u64::from(peer) % BUSY_BITS),
+            busy: self.busy(context) + u64::from(peer / BUSY_RANKS) * 8,
+            marks: busy_marks(peer),
             counters: counters.map_or(0, MemorySlice::address),
             counter_count: counters.map_or(0, |counters| counters.bytes() / 8),
             ..QueuePairData::zeroed()

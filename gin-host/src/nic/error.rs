@@ -190,14 +190,22 @@ pub enum NicError {
     },
     /// Kernels are to release to the GPU only, before they ring, and the NIC would read memory that this does not cover.
     #[error(
-        "kernels that ring {nic} are to release to the GPU only, but {what} lies in pinned host memory: keep it in the GPU, \
-         or release to the system"
+        "kernels that ring {nic} are to release to the GPU only, but the send queue lies in pinned host memory: keep it in \
+         the GPU, or release to the system"
     )]
     Unreleased {
         /// Name of the NIC.
         nic: String,
-        /// What lies there.
-        what: &'static str,
+    },
+    /// A window in memory of the host, of a communicator whose kernels drive a NIC: the signal words lie in the GPU, and a
+    /// NIC does not order its writes to the host with its writes to the GPU.
+    #[error(
+        "kernels drive {nic}, which does not order data in host memory with signals in the GPU, but the window lies in \
+         pinned host memory: allocate it in the GPU, or choose the proxy back end"
+    )]
+    HostWindow {
+        /// Name of the NIC.
+        nic: String,
     },
     /// The peer runs another version of this library.
     #[error("{peer} speaks version {theirs} of the exchange, this rank {own}")]

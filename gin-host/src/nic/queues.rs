@@ -12,6 +12,7 @@ use super::layout::{Layout, PAGE, QueuePlace, QueueSpec, Role};
 use super::open::{Nic, failed};
 use super::owned::{Stack, What};
 use crate::gpu::MemorySlice;
+use crate::net::registry::first_packet;
 use gin_abi::mlx5::bits::Mailbox;
 use gin_abi::mlx5::command::{AtomicMode, PM_MIGRATED, QpState, RQ_TYPE_NONE, opcode};
 use gin_abi::mlx5::mailbox::{
@@ -52,6 +53,8 @@ pub struct QueueInfo {
 struct Made {
     info: QueueInfo,
     handle: Handle,
+    /// Number of the first packet that it sends.
+    first_packet: u32,
 }
 
 /// Queue pairs that share a slab. Dropping it ends them.
@@ -156,9 +159,16 @@ impl QueueSet {
 
     /// What a peer has to know of a queue pair, if there is one of that index.
     pub fn address(&self, index: usize) -> Option<Address> {
-        let queue = self.queues.get(index)?.info.queue;
+        let Made { info, first_packet, .. } = self.queues.get(index)?;
         let nic = &self.nic;
-        Some(Address { link: nic.port.link, mtu: nic.mtu(), queue, lid: nic.port.lid, gid: nic.gid.gid })
+        Some(Address {
+            link: nic.port.link,
+            mtu: nic.mtu(),
+            queue: info.queue,
+            first_packet: *first_packet,
+            lid: nic.port.lid,
+            gid: nic.gid.gid,
+        })
     }
 
     /// Connects the queue pair of that index, and makes it ready: to receive, and, if it sends, to send.
@@ -186,6 +196,7 @@ impl QueueSet {
             .set(context.field(Qpc::MTU), mtu.code())
             .set(context.field(Qpc::LOG_MSG_MAX), LOG_MESSAGE.min(nic.capabilities.log_message.into()))
             .set(context.field(Qpc::REMOTE_QPN), address.queue.into())
+            .set(context.field(Qpc::NEXT_RCV_PSN), address.first_packet.into())
             .set(context.field(Qpc::LOG_RRA_MAX), log_reads(nic.capabilities.log_answers))
             .set(context.field(Qpc::MIN_RNR_NAK), NOT_READY_TIMER);
         nic.change(made.handle, &command, Step::ReadyToReceive, Some(peer))?;
@@ -199,6 +210,7 @@ impl QueueSet {
             .set(path.field(Ads::ACK_TIMEOUT), nic.config.ack_timeout.into())
             .set(context.field(Qpc::RETRY_COUNT), nic.config.retries.into())
             .set(context.field(Qpc::RNR_RETRY), NOT_READY_RETRIES)
+            .set(context.field(Qpc::NEXT_SEND_PSN), made.first_packet.into())
             .set(context.field(Qpc::LOG_SRA_MAX), log_reads(nic.capabilities.log_reads));
         nic.change(made.handle, &command, Step::ReadyToSend, Some(peer))
     }
@@ -387,6 +399,7 @@ impl Maker<'_> {
                             doorbell: uar.doorbell,
                         },
                         handle,
+                        first_packet: first_packet(),
                     }
                 }
                 None => {
@@ -410,7 +423,7 @@ impl Maker<'_> {
                         place: None,
                         doorbell: 0,
                     };
-                    Made { info, handle }
+                    Made { info, handle, first_packet: first_packet() }
                 }
             };
             self.to_init(&made)?;

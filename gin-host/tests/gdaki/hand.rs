@@ -89,7 +89,7 @@ impl Hand {
             self.keep(context, peer, std::mem::offset_of!(QueuePairData, tagged), index + 1);
         }
         self.keep(context, peer, std::mem::offset_of!(QueuePairData, claim), index + 1);
-        word(pair.busy).fetch_or(pair.busy_bit, Ordering::Relaxed);
+        word(pair.busy).fetch_or(pair.marks, Ordering::Relaxed);
     }
 
     /// Announces all entries.

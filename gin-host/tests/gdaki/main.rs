@@ -10,6 +10,7 @@ mod rails;
 mod reach;
 mod refusals;
 
+use gin_abi::gdaki::busy_marks;
 use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS, ENGINE_GPU, ENGINE_NIC};
 use gin_abi::{BackendKind, FaultKind, Operation};
 use gin_host::comm::{Doorbells, Requirements, Ringer, WindowFlags};
@@ -83,7 +84,7 @@ fn check_handle(comm: &Communicator, rank: &Rank) {
         for peer in 0..ranks {
             let pair = hand.pair(context, peer);
             assert_eq!((pair.depth_log2, pair.interval_log2, pair.most_bytes), (4, 3, 1 << 30));
-            assert_eq!((pair.busy, pair.busy_bit), (data.busy, 1 << peer));
+            assert_eq!((pair.busy, pair.marks), (data.busy, busy_marks(peer)));
             assert_eq!((pair.counters, pair.counter_count), (data.counters_gpu, 16));
             assert_eq!((pair.claim, pair.done, pair.rung), (0, 0, 0));
             assert_eq!(word(pair.tokens).load(Ordering::Relaxed), 1);

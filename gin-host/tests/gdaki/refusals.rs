@@ -144,8 +144,8 @@ impl Bootstrap for Newer {
 
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         let mut all = self.0.all_gather(bytes)?;
-        // Version 1, Ethernet, MTU 4096, no local identifier.
-        let begin = [1, 0, 0, 0, 2, 5, 0, 0];
+        // Version 2, Ethernet, MTU 4096, no local identifier.
+        let begin = [2, 0, 0, 0, 2, 5, 0, 0];
         for at in 0..all[1].len().saturating_sub(begin.len()) {
             if all[1][at..].starts_with(&begin) {
                 all[1][at] = 9;
@@ -173,7 +173,7 @@ fn a_peer_of_another_version_is_named() {
     });
     let text = errors(results)[0].to_string();
     assert!(
-        text.starts_with("rank 1 (host ") && text.ends_with("speaks version 9 of the exchange, this rank 1"),
+        text.starts_with("rank 1 (host ") && text.ends_with("speaks version 9 of the exchange, this rank 2"),
         "{text}"
     );
     assert_eq!(fabric.objects(), 0);
@@ -308,7 +308,7 @@ fn a_software_nic_takes_memory_of_gpus_that_its_engines_device_reaches_only() {
 }
 
 #[test]
-fn kernels_that_release_to_the_gpu_use_no_pinned_memory() {
+fn pinned_memory_is_no_window_and_no_send_queue_of_kernels_that_release_to_the_gpu() {
     let released =
         |release, hca: &gin_host::nic::SoftHca| CommConfig { release, ..on(hca.clone(), NicConfig::default()) };
     let fabric = SoftFabric::default();
@@ -323,14 +323,14 @@ fn kernels_that_release_to_the_gpu_use_no_pinned_memory() {
             };
             assert_eq!(Hand::new(&comm).pair(0, 0).doorbell_scope, scope);
             let pinned = Memory::new(comm.gpu(), MemoryKind::Pinned, 64).unwrap();
-            let registered = comm.register::<u64>(&pinned.whole(), WindowFlags::NONE).map(drop);
-            match release {
-                DoorbellRelease::System => registered.unwrap(),
-                DoorbellRelease::Gpu => assert_eq!(
-                    nic(&registered.unwrap_err()).to_string(),
-                    "kernels that ring soft_0 are to release to the GPU only, but the window lies in pinned host memory: keep \
-                     it in the GPU, or release to the system"
-                ),
+            // The words of signals lie in the GPU, and nothing orders a NIC's writes there with those to the host.
+            for flags in [WindowFlags::NONE, WindowFlags::SIGNALS] {
+                let refused = comm.register::<u64>(&pinned.whole(), flags).map(drop).unwrap_err();
+                assert_eq!(
+                    nic(&refused).to_string(),
+                    "kernels drive soft_0, which does not order data in host memory with signals in the GPU, but the window \
+                     lies in pinned host memory: allocate it in the GPU, or choose the proxy back end"
+                );
             }
             drop(comm.alloc_window::<u64>(8, WindowFlags::SIGNALS).unwrap());
             comm.destroy().unwrap();

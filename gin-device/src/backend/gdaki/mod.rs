@@ -27,7 +27,7 @@ use crate::coop;
 use crate::gin::{Core, Scope, Sharing};
 use crate::status::Stop;
 use crate::sys::{self, Global, GlobalWord, Word};
-use gin_abi::gdaki::{DOORBELL_GPU, QueuePairData};
+use gin_abi::gdaki::{BUSY_RANKS, DOORBELL_GPU, QueuePairData};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::mlx5::wqe::{self, Flags, Local, QueueNumber, Remote, Segment, opcode};
@@ -59,7 +59,7 @@ impl Link {
             let (tags, completions) = sys::read_pair(&raw const (*data).tags);
             let (record, doorbell) = sys::read_pair(&raw const (*data).record);
             let (numbers, limits) = sys::read_pair((&raw const (*data).number).cast());
-            let (busy, busy_bit) = sys::read_pair(&raw const (*data).busy);
+            let (busy, marks) = sys::read_pair(&raw const (*data).busy);
             let (depth_log2, limits) = (sys::narrow((numbers >> 32) as u32), sys::narrow(limits as u32));
             let (interval_log2, scope) = (limits & 0xffff, limits >> 16);
             core::hint::assert_unchecked(depth_log2 < 16 && interval_log2 < 16);
@@ -72,7 +72,7 @@ impl Link {
                 record: GlobalWord::new(record),
                 doorbell: GlobalWord::new(doorbell),
                 busy: GlobalWord::new(busy),
-                busy_bit,
+                marks,
                 counters: GlobalWord::new(sys::read_word(&raw const (*data).counters)),
                 connected: ring != 0,
                 number: QueueNumber::from_memory(numbers as u32),
@@ -203,7 +203,7 @@ impl Link {
                 pair.tag(last, counter);
             }
         };
-        let posting = Posting { count: counts.all(), sharing, more: request.more, deadline };
+        let mut posting = Posting { count: counts.all(), sharing, more: request.more, deadline };
         let failed = |failure| self.failed(failure);
         if sharing == Sharing::Thread {
             let claim = || deadline.is_none().then(|| pair.claim_if(true, counts.all(), sharing));
@@ -213,6 +213,8 @@ impl Link {
         // Those with and without a deadline apart: the latter claim at once, all together.
         let here = if deadline.is_none() { coop::active_mask::<2>() } else { coop::active_mask::<3>() };
         let group = Group::of(here, pair, counts);
+        // One lane that has no more to come sends what all bring.
+        posting.more = coop::ballot_here(here, !request.more) & group.mask == 0;
         let claim = || {
             deadline.is_none().then(|| {
                 let first = pair.claim_if(group.leads(), group.all, sharing);
@@ -285,16 +287,15 @@ impl Group {
         self.mask & coop::lanes_until() == self.mask
     }
 
-    /// In the first of the lanes that have written entries, where these begin and how many they are.
+    /// In the first lane of each [`run`](pair::run) that has written entries, where these begin and how many they are.
     #[inline(always)]
     fn written(&self, here: u32, filled: bool, index: u64, counts: Counts) -> Option<(u64, u64)> {
         // The first lane releases what all have stored.
         coop::sync_here(here);
         let filled = coop::ballot_here(here, filled) & self.mask;
-        let last = if filled == 0 { coop::lanes_below().count_ones() } else { 31 - filled.leading_zeros() };
+        let (begins, last) = pair::run(self.mask, filled, coop::lanes_below());
         let end = coop::leader_shuffle(here, index + counts.all(), last);
-        let is_first = filled & coop::lanes_until() != 0 && filled & coop::lanes_below() == 0;
-        is_first.then(|| (index, end - index))
+        begins.then(|| (index, end - index))
     }
 }
 
@@ -458,12 +459,12 @@ fn each_busy(core: &Core, mut body: impl FnMut(Link) -> Result<(), Stop>) -> Res
     let ranks = sys::narrow(core.comm().handle().ranks);
     let mut first = 0;
     while first < ranks {
-        let mut bits = busy.at((first / 64) as u64).load_relaxed_gpu();
+        let mut bits = busy.at((first / BUSY_RANKS) as u64).load_relaxed_gpu() as u32;
         while bits != 0 {
             body(Link::of(core, first + bits.trailing_zeros()))?;
             bits &= bits - 1;
         }
-        first += 64;
+        first += BUSY_RANKS;
     }
     Ok(())
 }

@@ -15,12 +15,16 @@
 //! | --- | --- |
 //! | less than `i << 10` | what an earlier round left: nothing yet |
 //! | `i << 10` | the token lay here and was taken away, to ring for what was held back |
-//! | `(i << 10) + 1` | the token |
-//! | `(i << 10) + 1 + n` | n entries are published from here on |
+//! | `(i << 10) + 1` | the token; everything below i is announced |
+//! | `(i << 10) + 2` | the token; entries below i are held back |
+//! | `(i << 10) + 2 + n` | n entries are published from here on |
 //!
 //! Values of one word only grow, by atomic maxima, so publisher and carrier each learn which of them came first. Entries
 //! that a poster holds back ("more to come") are published, and the token laid down behind them with no doorbell; the next
 //! poster rings for them, and so does every wait ([`attend`](QueuePair::attend)).
+//!
+//! Lanes that post together publish in *runs*: a run has no lane of the group inside that has not written its entries. Each
+//! lane sees room by its own load, so a lane may find none though the lanes on both sides do.
 //!
 //! # Completions
 //! Entry i asks for one if i + 1 is a multiple of the interval, so there is always one to come among the entries of a full
@@ -34,7 +38,8 @@
 //! [`queue`](crate::queue).
 //!
 //! *What is announced is whole.* Publishing is a release after the entries; the carrier acquires what it finds published,
-//! then stores the record, then releases to the system, then rings. A NIC is no thread of this GPU, so the memory model asks
+//! and what it finds held back, then stores the record, then releases to the system, then rings. Who holds back behind others
+//! acquires and releases again before it lays the token down, so that it hands on what those have written. A NIC is no thread of this GPU, so the memory model asks
 //! for no less. Where the host says that the NIC reads entries and payload through this GPU's L2 cache
 //! ([`releases_to_gpu`](QueuePair::releases_to_gpu)), a release to the GPU has them there.
 //!
@@ -43,6 +48,12 @@
 //!
 //! *Nothing is held back for ever.* A publisher that meets no token has stored before the carrier's maximum at that word,
 //! so the carrier finds it; entries that are held back have the token behind them, where every wait looks.
+//!
+//! *A flush passes no queue pair by.* A bit says that entries may be under way, a second one that it was set since a thread
+//! last began to take the first away. A poster sets both, after its claim and with a release between. [`rest`](QueuePair::rest)
+//! clears the second, acquires, finds all that was claimed complete, and takes the first away only if the second is clear
+//! still. A poster that came before is seen by its claim, one that came between by the second bit, and one that comes later
+//! sets the first again. One thread at a time rests, as two would clear each other's second bit.
 
 use crate::gin::{Order, Sharing};
 use crate::status::{NAP_NS, Status, Stop};
@@ -61,7 +72,7 @@ const TAKE: u32 = 32;
 /// log2 of what an index is multiplied by in a token word.
 pub const TOKEN_SHIFT: u32 = 10;
 /// Most entries that are published at once.
-pub const MOST_PUBLISHED: u64 = (1 << TOKEN_SHIFT) - 2;
+pub const MOST_PUBLISHED: u64 = (1 << TOKEN_SHIFT) - 3;
 /// log2 of what a tag's index is multiplied by, in the word of its slot.
 pub const TAG_SHIFT: u32 = 24;
 
@@ -70,14 +81,19 @@ const fn away(index: u64) -> u64 {
     index << TOKEN_SHIFT
 }
 
-/// The token.
+/// The token, behind entries that are announced.
 const fn token(index: u64) -> u64 {
     index << TOKEN_SHIFT | 1
 }
 
-/// So many entries are published.
+/// The token, behind entries that are held back.
+const fn held(index: u64) -> u64 {
+    index << TOKEN_SHIFT | 2
+}
+
+/// `count` entries are published, at least one.
 const fn published(index: u64, count: u64) -> u64 {
-    index << TOKEN_SHIFT | (1 + count)
+    held(index) + count
 }
 
 /// Index of a word behind the first line of [`QueuePairData`](gin_abi::gdaki::QueuePairData).
@@ -114,10 +130,10 @@ pub struct QueuePair<M: Memory> {
     pub record: M::Word,
     /// The doorbell.
     pub doorbell: M::Word,
-    /// The word with the bit that says that entries may be under way.
+    /// The word with the marks that say that entries may be under way: see the module's docs.
     pub busy: M::Word,
-    /// That bit.
-    pub busy_bit: u64,
+    /// These two bits; the second lies in the upper half.
+    pub marks: u64,
     /// First counter word.
     pub counters: M::Word,
     /// Whether it is there. If not, none of the words but [`words`](Self::words) may be used.
@@ -141,6 +157,17 @@ struct Carried {
     end: u64,
     /// The doorbell is to wait for the next post.
     hold: bool,
+}
+
+/// The target of a wait for entries, and how far it is covered.
+#[derive(Clone, Copy, Debug)]
+struct Covered {
+    /// All entries below must be complete: those that are waited for, and the DUMP that brings reads among them into view.
+    target: u64,
+    /// A completion that says so has come or will come. The waiter posts nothing.
+    sure: bool,
+    /// Reads need a DUMP to come into view. The target does not include it yet.
+    reads: bool,
 }
 
 /// What a thread brings into a post.
@@ -170,6 +197,19 @@ pub fn finish<M: Memory>(waited: Result<(), Stop>, status: &Status<M>, order: Or
 
 /// A completion that says that an entry failed: its tail, and the word with the syndromes.
 pub type Failure = (Tail, u64);
+
+/// Runs of lanes that have written entries, in a group of lanes that claimed together. Says for a lane whether a run begins
+/// with it, and the run's last lane, which is the lane itself at least. `below`: the lanes before it, `group` and `filled` are
+/// lanes too, `filled` among `group`.
+#[inline(always)]
+pub fn run(group: u32, filled: u32, below: u32) -> (bool, u32) {
+    let own = below.wrapping_add(1);
+    let (missing, before) = (group & !filled & below, filled & below);
+    let gaps = group & !filled & !below;
+    // The lanes before the first gap, or all.
+    let run = filled & !below & (gaps & gaps.wrapping_neg()).wrapping_sub(1);
+    (filled & own != 0 && missing >= before, 31 - (run | own).leading_zeros())
+}
 
 impl<M: Memory> QueuePair<M> {
     #[inline(always)]
@@ -356,22 +396,29 @@ impl<M: Memory> QueuePair<M> {
         }
     }
 
-    /// Lets the NIC have `count` entries from `first` on, at most [`MOST_PUBLISHED`]. Gives the token if it lay there.
+    /// Lets the NIC have `count` entries from `first` on, 1 to [`MOST_PUBLISHED`]. Gives the token if it lay there.
     #[inline(always)]
     fn publish(&self, first: u64, count: u64, hold: bool, sharing: Sharing) -> Option<Carried> {
         let end = first + count;
         if sharing == Sharing::Thread && !hold {
             // Nobody else publishes, so the token is here, and stays. The doorbell's release is the entries' too.
-            self.busy.or_relaxed_gpu(self.busy_bit);
+            self.busy.or_relaxed_gpu(self.marks);
             self.ring(end);
             self.token_word(end).store_relaxed_gpu(token(end));
             return None;
         }
         // The entries come first, and what they refer to; to whom it concerns the carrier's release hands it on.
         M::fence_release_gpu();
-        self.busy.or_relaxed_gpu(self.busy_bit);
+        self.busy.or_relaxed_gpu(self.marks);
         let found = self.token_word(first).max_relaxed_gpu(published(first, count));
-        (found == token(first)).then_some(Carried { end, hold })
+        if found == held(first) {
+            // This thread announces the entries held back before its own, or hands them on behind its own.
+            M::fence_acquire_gpu();
+            if hold {
+                M::fence_release_gpu();
+            }
+        }
+        (found == token(first) || found == held(first)).then_some(Carried { end, hold })
     }
 
     /// Carries the token past what is published behind, and rings.
@@ -384,20 +431,20 @@ impl<M: Memory> QueuePair<M> {
                 // Who takes the token up rings after this.
                 M::fence_release_gpu();
             }
-            let lies_at = self::token(end);
+            let lies_at = if hold { held(end) } else { self::token(end) };
             let found = self.token_word(end).max_relaxed_gpu(lies_at);
             if found < lies_at {
                 return;
             }
-            let (first, mut count) = (end, found - lies_at);
+            let (first, mut count) = (end, found - held(end));
             // At most a queue full: the NIC has not been told of these.
             while count <= MOST_PUBLISHED && end - first <= self.mask() {
                 end += count;
                 let next = self.token_word(end).load_relaxed_gpu();
-                if next <= self::token(end) {
+                if next <= held(end) {
                     break;
                 }
-                count = next - self::token(end);
+                count = next - held(end);
             }
             M::fence_acquire_gpu();
             hold = false;
@@ -418,14 +465,15 @@ impl<M: Memory> QueuePair<M> {
         self.doorbell.store_mmio(Doorbell::word(end, self.number));
     }
 
-    /// Takes the token up if it lies at `end` and entries before were held back.
+    /// Takes the token up if it lies at `end` and entries before are held back.
     #[inline(always)]
     fn pick_up(&self, end: u64) -> Option<Carried> {
         let word = self.token_word(end);
-        let rung = self.words.at(word::RUNG).load_relaxed_gpu();
-        let taken = (end.wrapping_sub(rung) as i64) > 0
-            && word.load_relaxed_gpu() == token(end)
-            && word.cas_relaxed_gpu(token(end), away(end)) == token(end);
+        let taken = word.load_relaxed_gpu() == held(end) && word.cas_relaxed_gpu(held(end), away(end)) == held(end);
+        if taken {
+            // The entries that are held back.
+            M::fence_acquire_gpu();
+        }
         taken.then_some(Carried { end, hold: false })
     }
 
@@ -442,12 +490,9 @@ impl<M: Memory> QueuePair<M> {
     /// Takes completions, unless another thread does. `failed` makes the fault of an entry that failed, which is reported.
     #[inline(always)]
     pub fn take(&self, failed: &impl Fn(Failure) -> Fault) {
-        let taking = self.words.at(word::TAKING);
-        if taking.load_relaxed_gpu() != 0 || taking.cas_relaxed_gpu(0, 1) != 0 {
+        if !self.begin_taking() {
             return;
         }
-        // What who took before has stored.
-        M::fence_acquire_gpu();
         let (mut taken, done) = (self.words.at(word::TAKEN).load_relaxed_gpu(), self.done());
         let (mut end, mut left) = (done, TAKE);
         let mut failure = None;
@@ -477,7 +522,24 @@ impl<M: Memory> QueuePair<M> {
             M::fence_acquire_sys();
             self.status.report(failed((tail, at.at(SYNDROME_WORD as u64).load_relaxed_sys())));
         }
-        taking.store_release_gpu(0);
+        self.end_taking();
+    }
+
+    /// Tries to become the one thread that takes completions and clears marks. Returns false if another thread is.
+    #[inline(always)]
+    fn begin_taking(&self) -> bool {
+        let taking = self.words.at(word::TAKING);
+        if taking.load_relaxed_gpu() != 0 || taking.cas_relaxed_gpu(0, 1) != 0 {
+            return false;
+        }
+        // The stores of the thread that took before.
+        M::fence_acquire_gpu();
+        true
+    }
+
+    #[inline(always)]
+    fn end_taking(&self) {
+        self.words.at(word::TAKING).store_release_gpu(0);
     }
 
     /// Raises the counters of entries that are complete.
@@ -505,43 +567,46 @@ impl<M: Memory> QueuePair<M> {
     #[inline(always)]
     fn cover(&self, position: u64, dump: &impl Fn(u64, Flags)) -> (Option<u64>, Option<Carried>) {
         let covering = self.words.at(word::COVERING);
-        if let (Some(target), _) = self.covered(position) {
-            return (Some(target), None);
+        let covered = self.covered(position);
+        if covered.sure {
+            return (Some(covered.target), None);
         }
         if covering.load_relaxed_gpu() != 0 || covering.cas_relaxed_gpu(0, 1) != 0 {
             return (None, None);
         }
         // What who did it before has stored.
         M::fence_acquire_gpu();
-        let (mut target, reads) = self.covered(position);
+        let Covered { mut target, mut sure, reads } = self.covered(position);
         let (mut token, at) = (None, self.position());
-        if target.is_none() && self.fits(at + 1, self.done()) && self.claim_at(at, 1) {
+        if !sure && self.fits(at + 1, self.done()) && self.claim_at(at, 1) {
             if reads {
                 dump(at, Flags::COMPLETION.and(Flags::FENCE));
                 self.note_dump(at);
+                target = at + 1;
             } else {
+                // Behind the target: a DUMP that is noted has been claimed.
                 self.store(at, nop(self.head(at, Flags::COMPLETION)));
             }
             self.words.at(word::COVERED).max_relaxed_gpu(at + 1);
             token = self.publish(at, 1, false, Sharing::Gpu);
-            target = Some(if reads { at + 1 } else { position });
+            sure = true;
         }
         // Publishing has released what the next one has to know.
         covering.store_relaxed_gpu(0);
-        (target, token)
+        (sure.then_some(target), token)
     }
 
-    /// What [`cover`](Self::cover) gives, if nothing is to be posted; and whether reads are to be brought into view.
+    /// Finds the target of a wait for the entries below `position`, and whether a completion covers it.
     #[inline(always)]
-    fn covered(&self, position: u64) -> (Option<u64>, bool) {
+    fn covered(&self, position: u64) -> Covered {
         let word = |index| self.words.at(index).load_relaxed_gpu();
         let (got, dumped, covered) = (word(word::GOT), word(word::DUMPED), word(word::COVERED));
         let reads = got > dumped;
         let target = position.max(dumped);
         let interval = 1u64 << self.interval_log2;
         let turn = (target + interval - 1) & !(interval - 1);
-        let sure = (covered >= target) | (self.done() >= target) | (self.position() >= turn);
-        (if sure & !reads { Some(target) } else { None }, reads)
+        let comes = (covered >= target) | (self.done() >= target) | (self.position() >= turn);
+        Covered { target, sure: comes & !reads, reads }
     }
 
     /// Waits until all entries below `position` are complete, and what reads among them brought is in view. Relaxed:
@@ -582,17 +647,21 @@ impl<M: Memory> QueuePair<M> {
         }
     }
 
-    /// Takes the mark away that says that entries may be under way, if there are none.
+    /// Takes the mark away that says that entries may be under way, if there are none. It may also stay: then the next flush
+    /// looks at the queue pair and finds nothing to wait for.
     #[inline(always)]
     pub fn rest(&self) {
-        if self.position() != self.done() {
+        if self.position() != self.done() || !self.begin_taking() {
             return;
         }
-        self.busy.and_relaxed_gpu(!self.busy_bit);
-        // Who set it before that has claimed before; who claims after this sets it again.
+        let fresh = self.marks >> 32 << 32;
+        let rest = self.busy.and_relaxed_gpu(!fresh) & !fresh;
+        // The claims of those who have marked it before.
         M::fence_acquire_gpu();
-        if self.position() != self.done() {
-            self.busy.or_relaxed_gpu(self.busy_bit);
+        if self.position() == self.done() {
+            // Not if it was marked since.
+            self.busy.cas_relaxed_gpu(rest, rest & !self.marks);
         }
+        self.end_taking();
     }
 }

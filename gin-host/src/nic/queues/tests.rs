@@ -407,6 +407,36 @@ fn peers_of_another_kind_or_version_are_refused_by_name() {
 }
 
 #[test]
+fn connections_begin_with_packet_numbers_of_their_own_that_both_ends_know() {
+    let fabric = SoftFabric::default();
+    let nics = [0, 1].map(|rank| open(fabric.add(SoftConfig::ethernet(rank))));
+    let [a, b] = [0, 1].map(|rank: usize| Side::new(&nics[rank], &[SENDER; 3]));
+    let mut first = Vec::new();
+    for index in 0..3 {
+        connect(&a, &b, index);
+        let [a, b] = [&a, &b].map(|side| fabric.queue(side.info(index).queue).unwrap());
+        assert_eq!((a.first_sent, b.first_sent), (b.first_expected, a.first_expected));
+        first.extend([a.first_sent, b.first_sent]);
+    }
+    // All six are the same by chance once in 2^120 runs.
+    assert!(first.iter().any(|number| *number != first[0]), "{first:?}");
+}
+
+#[test]
+fn a_peer_that_begins_with_another_packet_number_is_noticed() {
+    let fabric = SoftFabric::default();
+    let nics = [0, 1].map(|rank| open(fabric.add(SoftConfig::ethernet(rank))));
+    let [a, b] = [0, 1].map(|rank: usize| Side::new(&nics[rank], &[SENDER]));
+    let mut wrong = a.set.address(0).unwrap();
+    wrong.first_packet ^= 1;
+    a.set.connect(0, &peer(1), &b.set.address(0).unwrap(), NEVER).unwrap();
+    b.set.connect(0, &peer(0), &wrong, NEVER).unwrap();
+    a.post(0, |post| wqe::write_value(post, b.remote(0), 5, 8));
+    fabric.settle();
+    assert_eq!(a.completion(0).unwrap().result.unwrap_err().syndrome, Syndrome::RetryExceeded.code());
+}
+
+#[test]
 fn peers_agree_on_the_smaller_mtu() {
     let fabric = SoftFabric::default();
     let mut small = SoftConfig::ethernet(1);

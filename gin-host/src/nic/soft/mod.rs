@@ -10,7 +10,8 @@
 //! - Doorbells are words of the pages that [`Hca::allocate_uar`] gives; a step looks at all of them. A page holds one
 //!   word, so queue pairs do not share pages ([`Hca::shares_doorbells`]).
 //! - Reserved bits of a command that are not zero are refused, which firmware may not do.
-//! - Packet numbers are not looked at.
+//! - Packets have no numbers. Only the first ones are compared: where a queue pair expects another than its peer begins
+//!   with, nothing is acknowledged.
 
 mod config;
 mod device;

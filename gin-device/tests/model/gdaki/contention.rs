@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Models of a queue pair under contention: the NIC executes while threads post, hold back, flush and rest, and lanes of a
+//! warp post together.
+
+use super::{BUSY, World, failed, write};
+use crate::model::{Reached, explore, models};
+use gin_abi::Deadline;
+use gin_abi::mlx5::doorbell::Doorbell;
+use gin_abi::mlx5::wqe::Flags;
+use gin_device::backend::gdaki::pair::{Posting, run};
+use gin_device::gin::Sharing;
+use gin_device::sys::loom::Loom;
+use gin_device::sys::{Memory, Word};
+use loom::sync::{Condvar, Mutex};
+use loom::thread;
+use std::sync::Arc;
+
+/// Lanes of the group in these models: the fewest that can leave one out in the middle.
+const LANES: usize = 3;
+
+/// Where the lanes of a group vote.
+#[derive(Default)]
+struct Ballot {
+    round: Mutex<Round>,
+    over: Condvar,
+}
+
+#[derive(Default)]
+struct Round {
+    number: u64,
+    arrived: usize,
+    votes: u32,
+    result: u32,
+}
+
+impl Ballot {
+    fn cast(&self, lane: usize, bit: bool) -> u32 {
+        let mut round = self.round.lock().unwrap();
+        round.votes |= u32::from(bit) << lane;
+        round.arrived += 1;
+        let number = round.number;
+        if round.arrived == LANES {
+            *round = Round { number: number + 1, arrived: 0, votes: 0, result: round.votes };
+            self.over.notify_all();
+        } else {
+            while round.number == number {
+                round = self.over.wait(round).unwrap();
+            }
+        }
+        round.result
+    }
+}
+
+const GPU: Posting = Posting { count: 1, sharing: Sharing::Gpu, more: false, deadline: Deadline::NONE };
+
+impl World {
+    /// One lane of a group posts cell `lane`, as the back end has lanes do it, at the index that was claimed for it.
+    fn post_lane(&self, lane: usize, first: u64, ballot: &Ballot) {
+        self.cells[lane].write(lane as u64 + 100);
+        let claim = || Some(first + lane as u64);
+        let together = |filled: bool, index: u64| {
+            let filled = ballot.cast(lane, filled);
+            let (begins, last) = run((1 << LANES) - 1, filled, (1 << lane) - 1);
+            let end = first + u64::from(last) + 1;
+            for index in if begins { index..end } else { 0..0 } {
+                assert!(self.is_written(index), "entry {index} is announced and nobody has written it");
+            }
+            begins.then(|| (index, end - index))
+        };
+        let any = |bit| ballot.cast(lane, bit) != 0;
+        let fill = |index| self.write_entry(index, lane, Flags::NONE);
+        self.pair.post(GPU, fill, claim, together, any, failed).unwrap();
+    }
+
+    fn is_written(&self, index: u64) -> bool {
+        let slot = self.pair.ring.at(8 * (index & ((1 << self.pair.depth_log2) - 1)));
+        let head = [slot.load_relaxed_sys(), slot.at(1).load_relaxed_sys()];
+        write(self.pair.head(index, Flags::NONE)).words == head
+    }
+
+    fn hold(&self, cell: usize) {
+        self.post_as(cell, Sharing::Gpu, true, Deadline::NONE).unwrap();
+    }
+
+    /// Waits for something else until this many entries are announced.
+    fn attend_until(&self, entries: u16) {
+        while Doorbell::read(self.pair.doorbell.load_relaxed_sys()).end < entries {
+            self.pair.attend(&failed);
+            Loom::pause(0);
+        }
+    }
+
+    /// Whether a flush of all peers looks at this queue pair.
+    fn is_marked(&self) -> bool {
+        self.pair.busy.load_relaxed_gpu() & BUSY != 0
+    }
+}
+
+/// What a thread of a model does.
+type Part = Box<dyn FnOnce(&World) + Send>;
+
+fn spawn<const N: usize>(world: &Arc<World>, parts: [Part; N]) -> [thread::JoinHandle<()>; N] {
+    parts.map(|part| {
+        let world = world.clone();
+        thread::spawn(move || {
+            part(&world);
+            world.finish();
+        })
+    })
+}
+
+/// Runs each part on a thread of its own beside a NIC, until that has executed this many entries. It learns of them by the
+/// doorbell alone: that a thread has ended tells it nothing.
+fn beside_a_nic<const N: usize>(world: &Arc<World>, entries: u64, parts: [Part; N]) {
+    let threads = spawn(world, parts);
+    let mut nic = world.nic();
+    while nic.executed < entries {
+        if !nic.step() {
+            Loom::pause(0);
+        }
+    }
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    assert_eq!(nic.executed, entries);
+}
+
+models! {
+    fn lanes_announce_what_they_have_written_and_nothing_else() {
+        explore(1, || {
+            let world = World::new(2, 0, LANES + 1);
+            // A full queue whose completions nobody has taken: each lane may see room, or not yet.
+            for _ in 0..4 {
+                world.post(LANES);
+            }
+            let mut nic = world.nic();
+            nic.step();
+            let first = world.pair.claim_if(true, LANES as u64, Sharing::Gpu);
+            let ballot = Arc::new(Ballot::default());
+            let lane = |lane: usize| {
+                let (world, ballot) = (world.clone(), ballot.clone());
+                thread::spawn(move || world.post_lane(lane, first, &ballot))
+            };
+            for lane in [lane(0), lane(1), lane(2)] {
+                lane.join().unwrap();
+            }
+            nic.step();
+            assert_eq!(nic.executed, 4 + LANES as u64, "an entry was not announced");
+        });
+    }
+
+    fn a_flush_looks_at_a_queue_pair_to_which_its_thread_has_posted() {
+        let rested = Reached::new("mark taken away");
+        let mark = rested.clone();
+        explore(2, move || {
+            let world = World::new(2, 0, 2);
+            world.post(0);
+            let mut nic = world.nic();
+            nic.step();
+            let rester = |mark: Option<Reached>| {
+                let world = world.clone();
+                thread::spawn(move || {
+                    world.pair.take(&failed);
+                    world.pair.rest();
+                    if let (Some(mark), false) = (mark, world.is_marked()) {
+                        mark.mark();
+                    }
+                })
+            };
+            let resters = [rester(Some(mark.clone())), rester(None)];
+            world.post(1);
+            // What a flush of this very thread looks at, before it waits for anything.
+            let seen = world.is_marked();
+            assert!(seen || world.pair.done() >= 2, "a flush of the poster would pass this queue pair by");
+            for rester in resters {
+                rester.join().unwrap();
+            }
+            assert!(world.is_marked(), "an entry is under way");
+        });
+        rested.check();
+    }
+
+    fn held_back_entries_are_whole_when_the_next_post_rings_for_them() {
+        explore(2, || {
+            let world = World::new(2, 1, 2);
+            let poster = |world: &World| {
+                world.post(1);
+                world.attend_until(2);
+            };
+            beside_a_nic(&world, 2, [Box::new(|world| world.hold(0)), Box::new(poster)]);
+        });
+    }
+
+    fn held_back_entries_are_whole_when_a_wait_rings_for_them() {
+        explore(2, || {
+            let world = World::new(2, 1, 1);
+            beside_a_nic(&world, 1, [Box::new(|world| world.hold(0)), Box::new(|world| world.attend_until(1))]);
+        });
+    }
+
+    fn held_back_entries_of_several_threads_are_whole() {
+        explore(1, || {
+            let world = World::new(2, 2, 2);
+            beside_a_nic(&world, 2, [
+                Box::new(|world| world.hold(0)),
+                Box::new(|world| world.hold(1)),
+                Box::new(|world| world.attend_until(2)),
+            ]);
+        });
+    }
+
+    fn a_flush_waits_for_the_dump_of_another() {
+        explore(1, || {
+            let world = World::new(2, 1, 3);
+            // A READ, whose data is hidden until a DUMP.
+            let read = |world: &World, index, cell| {
+                world.write_entry(index, cell, Flags::NONE);
+                world.pair.note_read(index);
+            };
+            world.cells[0].write(100);
+            world.post_filled(GPU, |index| read(&world, index, 0)).unwrap();
+            let threads = spawn(&world, [
+                Box::new(|world: &World| {
+                    world.wait(1).unwrap();
+                    assert_eq!(world.cells[2].read(), 7, "what the read brought");
+                }),
+                Box::new(move |world: &World| {
+                    // A get with a counter: its DUMP, entry 2, asks for a completion though it is not its turn.
+                    world.cells[1].write(101);
+                    let fill = |index| {
+                        read(world, index, 1);
+                        world.dump(index + 1, Flags::COMPLETION.and(Flags::FENCE));
+                        world.pair.note_dump(index + 1);
+                    };
+                    world.post_filled(Posting { count: 2, ..GPU }, fill).unwrap();
+                }),
+            ]);
+            let mut nic = world.nic();
+            nic.reads = Some(2);
+            nic.serve(2);
+            for thread in threads {
+                thread.join().unwrap();
+            }
+        });
+    }
+
+    fn two_posters_pass_the_token_on_while_the_nic_runs() {
+        explore(3, || {
+            let world = World::new(2, 1, 2);
+            beside_a_nic(&world, 2, [Box::new(|world| world.post(0)), Box::new(|world| world.post(1))]);
+        });
+    }
+}
+
+#[test]
+fn runs_are_of_neighbours_in_the_group_and_together_all_that_is_filled() {
+    for group in 1u32..1 << 7 {
+        let lanes = (0..7).filter(|lane| group >> lane & 1 != 0);
+        let mut filled = group;
+        loop {
+            let mut found = 0;
+            for lane in lanes.clone() {
+                let (begins, last) = run(group, filled, (1 << lane) - 1);
+                if begins {
+                    let run = group & (u32::MAX >> (31 - last)) & !((1 << lane) - 1);
+                    assert_eq!(run & !filled, 0, "{group:b} {filled:b}: lane {lane} announces what is not written");
+                    assert_eq!(run & found, 0, "{group:b} {filled:b}: lane {lane} announces twice");
+                    found |= run;
+                }
+            }
+            assert_eq!(found, filled, "{group:b}");
+            if filled == 0 {
+                break;
+            }
+            filled = (filled - 1) & group;
+        }
+    }
+    assert_eq!(run(u32::MAX, u32::MAX, 0), (true, 31));
+    assert_eq!(run(u32::MAX, 1 << 31, (1 << 31) - 1), (true, 31));
+}
