@@ -3,8 +3,9 @@
 //! missing, everyone learns of it and says who, where and why, nobody hangs, those that are left go on, and so does a
 //! communicator that the lost rank had no part in.
 //!
-//! `GIN_SEED` repeats the choices, though not their timing. `GIN_STRESS_SECONDS` has random faults go on for longer;
-//! `GIN_SOAK_SECONDS` runs the soak instead: operations without faults, while memory, descriptors and threads stay flat.
+//! `GIN_SEED` repeats the choices, though not their timing. `GIN_STRESS_SECONDS` has random faults, and random jobs on a
+//! busy machine, go on for longer; `GIN_SOAK_SECONDS` runs the soak instead: operations without faults, while memory,
+//! descriptors and threads stay flat.
 
 mod rank;
 mod soak;
@@ -13,10 +14,13 @@ mod work;
 
 use libtest_mimic::{Arguments, Trial};
 use rank::{MARK, mixed};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, setpriority_process, waitpid};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
-use std::sync::mpsc::{self, Receiver};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use work::rng;
 
@@ -28,10 +32,22 @@ const RANKS: usize = 4;
 const SILENCE: Duration = Duration::from_millis(2500);
 /// Who has not said by then what it should hangs.
 const LIMIT: Duration = Duration::from_secs(90);
+/// How often a wait looks at what came of it. Waits are as long as their looks: time in which this process did not run does
+/// not count.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// After [`SILENCE`] every wait for a rank that says nothing has ended; for a machine that is busy with other things, and
 /// has many ranks' threads to run, so much later.
 const MARGIN: Duration = Duration::from_secs(20);
+
+/// Busy threads beside a job, for each processor.
+const BUSY: usize = 4;
+/// Niceness of its ranks, which get a processor after those.
+const NICE: i32 = 10;
+/// Silence of such a job. Without a look at who waits for a processor that would be too short.
+const SHORT: Duration = Duration::from_millis(500);
+/// How long such jobs go on in the ordinary tests.
+const SHORTLY: Duration = Duration::from_secs(20);
 
 /// What went wrong, for people.
 type Failure = String;
@@ -51,7 +67,7 @@ impl Process {
         let input = child.stdin.take().expect("it was asked for");
         let output = child.stdout.take().expect("it was asked for");
         let (to, lines) = mpsc::channel();
-        std::thread::spawn(move || {
+        thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 match line.strip_prefix(MARK) {
                     Some(line) if to.send(line.to_owned()).is_err() => break,
@@ -82,11 +98,17 @@ impl Process {
         }
     }
 
+    /// Its next line, if that comes within [`LIMIT`].
+    fn line(&self) -> Result<String, RecvTimeoutError> {
+        let looks = LIMIT.as_millis() / LOOK.as_millis();
+        let mut came = (0..looks).map(|_| self.lines.recv_timeout(LOOK));
+        came.find(|line| *line != Err(RecvTimeoutError::Timeout)).unwrap_or(Err(RecvTimeoutError::Timeout))
+    }
+
     /// The rest of its next line, which is to begin with this word.
     fn hear(&self, word: &str) -> Result<String, Failure> {
         let pid = self.child.id();
-        let line = self.lines.recv_timeout(LIMIT);
-        let line = line.map_err(|error| format!("process {pid} does not say `{word}`: {error}"))?;
+        let line = self.line().map_err(|error| format!("process {pid} does not say `{word}`: {error}"))?;
         let (first, rest) = line.split_once(' ').unwrap_or((&line, ""));
         if first == word {
             Ok(rest.to_owned())
@@ -186,15 +208,21 @@ fn epoch(group: &mut Group, fault: Fault, seed: u64) -> Result<(), Failure> {
     let route = if by_network { "network" } else { "auto" };
     println!("{fault:?}, rank {victim}, network {network}, route {route}, seed {seed}");
     group.job(seed, SILENCE, &format!("{network} {route} plain"))?;
-    std::thread::sleep(Duration::from_micros(random.rand_range(0..400_000)));
+    thread::sleep(Duration::from_micros(random.rand_range(0..400_000)));
     let lost = format!("rank {victim} on host {}", host());
     let gone = [victim];
     match fault {
         Fault::None => group.0[0].tell("enough"),
         Fault::Paused => {
+            let begun = Instant::now();
             group.0[victim].signal(Signal::STOP);
-            std::thread::sleep(SILENCE / 10);
+            thread::sleep(SILENCE / 10);
             group.0[victim].signal(Signal::CONT);
+            if begun.elapsed() >= SILENCE / 2 {
+                println!("this process was late itself: the pause was too long, and nothing follows from it");
+                *group = Group::start()?;
+                return Ok(());
+            }
             group.0[0].tell("enough");
         }
         Fault::Killed | Fault::Stopped => {
@@ -260,6 +288,53 @@ fn random_faults_lose_nothing_and_nobody_hangs() -> Result<(), Failure> {
     Ok(())
 }
 
+/// One job in which nothing is wrong.
+fn healthy(group: &mut Group, seed: u64) -> Result<(), Failure> {
+    let mut random = rng(seed);
+    let way = ["plain auto", "plain network", "delay network", "reorder network"][random.rand_range(0..4) as usize];
+    println!("{way}, seed {seed}");
+    group.job(seed, SHORT, &format!("{way} plain"))?;
+    thread::sleep(SHORT * random.rand_range(2..8) as u32);
+    group.0[0].tell("enough");
+    group.hear("done", &[])?;
+    group.hear("idle", &[]).map(drop)
+}
+
+fn random_jobs_on_a_busy_machine_lose_nobody() -> Result<(), Failure> {
+    let (seed, begun) = (seed(), Instant::now());
+    let least = variable("GIN_STRESS_SECONDS").map_or(SHORTLY, Duration::from_secs);
+    let busy = BUSY * thread::available_parallelism().map_or(1, usize::from);
+    println!("GIN_SEED={seed}, {busy} busy threads");
+    let (over, mut number) = (AtomicBool::new(false), 0);
+    thread::scope(|scope| {
+        for _ in 0..busy {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let mut jobs = || -> Result<(), Failure> {
+            let mut group = Group::start()?;
+            for process in &group.0 {
+                // Their other threads come from this one. If all of this is nicer already, so are the busy threads.
+                let _ = setpriority_process(Some(Pid::from_child(&process.child)), NICE);
+            }
+            while begun.elapsed() < least {
+                healthy(&mut group, mixed(seed, number))
+                    .map_err(|error| format!("number {number} of GIN_SEED={seed}: {error}"))?;
+                number += 1;
+            }
+            Ok(())
+        };
+        let outcome = jobs();
+        over.store(true, Ordering::Relaxed);
+        outcome
+    })?;
+    println!("{number} jobs in {:.1} s", begun.elapsed().as_secs_f64());
+    Ok(())
+}
+
 fn a_stopped_rank_is_left_out_and_writes_nothing_to_the_job_that_goes_on() -> Result<(), Failure> {
     const STOPPED: usize = 2;
     let mut group = Group::start()?;
@@ -300,7 +375,14 @@ fn each_wait_ends(task: &str) -> Result<(), Failure> {
     group.begin(seed(), SILENCE, &format!("plain auto {task}"))?;
     group.hear("waiting", &[])?;
     group.0[STOPPED].stop()?;
-    let begun = Instant::now();
+    let looks = Arc::new(AtomicU32::new(0));
+    let clock = Arc::downgrade(&looks);
+    thread::spawn(move || {
+        while let Some(looks) = clock.upgrade() {
+            thread::sleep(LOOK);
+            looks.fetch_add(1, Ordering::Relaxed);
+        }
+    });
     for (_, process) in group.0.iter_mut().enumerate().filter(|(rank, _)| *rank != STOPPED) {
         process.tell("it is stopped");
     }
@@ -315,7 +397,7 @@ fn each_wait_ends(task: &str) -> Result<(), Failure> {
             says(&[end], &words.collect::<Vec<_>>())?;
         }
     }
-    let took = begun.elapsed();
+    let took = LOOK * looks.load(Ordering::Relaxed);
     println!("all have ended {:.1} s after the rank was stopped", took.as_secs_f64());
     if took > SILENCE + MARGIN {
         return Err(format!("the waits took {took:?} to end, {SILENCE:?} after which a rank is lost included"));
@@ -345,7 +427,7 @@ fn a_put_that_is_lost_though_it_was_signalled_is_noticed() -> Result<(), Failure
     group.begin(seed(), SILENCE, "lose-put network plain")?;
     let last = |process: &Process| -> Result<String, Failure> {
         loop {
-            let line = process.lines.recv_timeout(LIMIT).map_err(|error| error.to_string())?;
+            let line = process.line().map_err(|error| error.to_string())?;
             if let Some(error) = line.strip_prefix("failed ") {
                 return Ok(error.to_owned());
             }
@@ -365,6 +447,7 @@ fn main() -> ExitCode {
     let trial = |name: &str, run: fn() -> Result<(), Failure>| Trial::test(name, move || run().map_err(Into::into));
     let trials = vec![
         trial("random_faults_lose_nothing_and_nobody_hangs", random_faults_lose_nothing_and_nobody_hangs),
+        trial("random_jobs_on_a_busy_machine_lose_nobody", random_jobs_on_a_busy_machine_lose_nobody),
         trial(
             "a_stopped_rank_is_left_out_and_writes_nothing_to_the_job_that_goes_on",
             a_stopped_rank_is_left_out_and_writes_nothing_to_the_job_that_goes_on,

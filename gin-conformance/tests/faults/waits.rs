@@ -2,6 +2,7 @@
 //! Every kind of wait, of kernels and of hosts, for a rank that is stopped meanwhile: two tables. Each rank that is left is
 //! inside all waits of a table at once, says so, and says of each of them what ended it.
 
+use crate::LOOK;
 use crate::rank::{AFTER, Wanted, beside, next, pair_site, say};
 use crate::work::{Came, Site};
 use gin_abi::{Fault, FaultKind, WindowHandle};
@@ -16,10 +17,10 @@ use gin_host::net::{Endpoint, Network, peer::Peer};
 use gin_host::world::{self, Rank, WorldConfig};
 use gin_host::{CommConfig, GpuError, LaunchConfig, Requirements, Window, WindowFlags};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The task of [`kernels`].
 pub const KERNELS: &str = "kernels";
@@ -240,9 +241,11 @@ fn hangs(text: &str) -> ! {
 
 /// Waits until nothing is missing of what has to be.
 fn until_none(what: &str, missing: impl Fn() -> Vec<&'static str>) {
-    let begun = Instant::now();
+    let mut looks = HANGS.as_millis();
     while !missing().is_empty() {
-        if begun.elapsed() > HANGS {
+        // Time in which this process did not run does not count.
+        looks -= 1;
+        if looks == 0 {
             hangs(&format!("{what}: {}", missing().join(", ")));
         }
         thread::sleep(Duration::from_millis(1));
@@ -252,10 +255,11 @@ fn until_none(what: &str, missing: impl Fn() -> Vec<&'static str>) {
 /// What comes of each of these, whichever comes first; `name` says which is missing.
 fn all_ends<T>(from: &Receiver<(usize, T)>, count: usize, name: impl Fn(usize) -> String) -> Vec<T> {
     let mut ends: Vec<Option<T>> = (0..count).map(|_| None).collect();
-    let begun = Instant::now();
+    let mut looks = HANGS.as_millis() / LOOK.as_millis();
     while ends.iter().any(Option::is_none) {
-        match from.recv_timeout(HANGS.saturating_sub(begun.elapsed())) {
+        match from.recv_timeout(LOOK) {
             Ok((index, end)) => ends[index] = Some(end),
+            Err(RecvTimeoutError::Timeout) if looks > 0 => looks -= 1,
             Err(_) => {
                 let left = ends.iter().enumerate().filter(|(_, end)| end.is_none());
                 let left: Vec<String> = left.map(|(index, _)| name(index)).collect();

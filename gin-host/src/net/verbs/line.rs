@@ -89,7 +89,7 @@ pub(super) struct Buffers {
 
 /// Bytes of slots for one connection.
 pub(super) fn slot_bytes(depths: Depths) -> usize {
-    (depths.send + depths.receive) as usize * SLOT
+    (depths.send_slots() + depths.receive) as usize * SLOT
 }
 
 /// A connection.
@@ -192,7 +192,7 @@ impl Line {
     }
 
     fn send_slot(&self, number: u32) -> usize {
-        self.receive_slot(self.depths.receive + number % self.depths.send)
+        self.receive_slot(self.depths.receive + self.depths.send_slot(number))
     }
 
     /// Has the NIC use a buffer.
@@ -470,6 +470,19 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn entries_under_way_have_slots_of_their_own_also_where_their_numbers_wrap() {
+        for send in [4, 5, 48, 128, (1 << 15) - 1] {
+            let depths = Depths { send, receive: 2 };
+            let first = 0u32.wrapping_sub(send / 2);
+            let slots: BTreeSet<_> = (0..send).map(|entry| depths.send_slot(first.wrapping_add(entry))).collect();
+            assert_eq!(slots.len(), send as usize, "depth {send}");
+            let end = slots.last().map_or(0, |slot| (depths.receive + slot + 1) as usize * SLOT);
+            assert!(end <= slot_bytes(depths), "depth {send}");
+        }
+    }
 
     #[test]
     fn a_word_is_in_order_behind_what_was_put_to_memory_of_its_kind_only() {

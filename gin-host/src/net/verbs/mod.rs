@@ -78,12 +78,12 @@ use self::links::{Links, Rail, Words};
 use self::objects::{Chain, Completions, Depths, Domain, Queue};
 use self::region::{Buffer, Reach, is_in_gpu};
 use self::windows::{Peer, Windows};
+use super::registry::first_packet;
 use super::staged::{Staged, Staging};
 use super::{
     Capabilities, Endpoint, Event, Key, LocalSignals, LocalWindow, NetError, Network, NetworkFactory, Raises, Request,
 };
 use crate::gpu::{Memory, MemoryKind};
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
 /// The endpoint of one rank.
@@ -311,17 +311,12 @@ impl Network for Verbs {
             Ok((queue(depths.send)?, queue(depths.receive)?))
         });
         let completions = completions.collect::<Result<Vec<_>, NetError>>()?;
-        // A late packet of a queue pair that had the same number is told by it.
-        let random = RandomState::new();
         let mut lines = Vec::with_capacity(count);
         for (context, queues) in (0..signals.contexts).zip(&completions) {
             for peer in 0..self.ranks {
                 let index = lines.len();
-                let mut first_packet = random.build_hasher();
-                first_packet.write_usize(index);
-                let first_packet = first_packet.finish() as u32 & 0xff_ffff;
                 let rail = rail(context as usize);
-                let queue = Queue::new(&domains[rail], (&queues.0, &queues.1), depths, first_packet)?;
+                let queue = Queue::new(&domains[rail], (&queues.0, &queues.1), depths, first_packet())?;
                 lines.push(Line::new(queue, (index, rail), depths, (context, peer)));
             }
         }

@@ -149,6 +149,18 @@ pub(super) struct Depths {
     pub(super) receive: u32,
 }
 
+impl Depths {
+    /// Slots for what entries send: a power of two, as the numbers of entries wrap at 2^32.
+    pub(super) fn send_slots(self) -> u32 {
+        self.send.next_power_of_two()
+    }
+
+    /// The slot of an entry. No other entry under way has it, as at most `send` are, whose numbers follow each other.
+    pub(super) fn send_slot(self, number: u32) -> u32 {
+        number % self.send_slots()
+    }
+}
+
 /// The outcome of posting a chain: how many were posted, and the error that kept the rest from it.
 pub(super) type Posted = Result<(), (usize, NetError)>;
 
