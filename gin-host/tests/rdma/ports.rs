@@ -6,6 +6,8 @@ use super::pair::{BYTES, Plan, Side, ensure, get, pair, port, put, raise, until}
 use gin_host::net::verbs::{NoDevice, PortName, Ports, VerbsConfig};
 use libtest_mimic::Failed;
 use std::fs;
+use std::thread;
+use std::time::Duration;
 
 pub const TRIALS: &[(&str, Body)] = &[
     ("contexts_take_the_ports_of_their_rank_in_turn", in_turn),
@@ -13,10 +15,18 @@ pub const TRIALS: &[(&str, Body)] = &[
     ("ports_are_opened_as_they_are_named_and_ranks_begin_with_different_ones", named),
 ];
 
-/// Packets that a device has sent, if its driver counts them.
+/// Returns the packets that a device has sent, if its driver counts them.
+///
+/// The kernel gives the same values again to everyone who reads within `lifespan` milliseconds, so this waits that long
+/// first.
 fn packets(device: &str) -> Option<u64> {
-    let path = format!("/sys/class/infiniband/{device}/ports/1/hw_counters/sent_pkts");
-    fs::read_to_string(path).ok()?.trim().parse().ok()
+    let counter = |name: &str| -> Option<u64> {
+        let path = format!("/sys/class/infiniband/{device}/ports/1/hw_counters/{name}");
+        fs::read_to_string(path).ok()?.trim().parse().ok()
+    };
+    // The kernel rounds to ticks of up to 10 ms.
+    thread::sleep(Duration::from_millis(counter("lifespan").unwrap_or(10) + 20));
+    counter("sent_pkts")
 }
 
 /// A put with a signal from rank 0 to rank 1, and a get back, in each context; the bytes are looked at.
