@@ -8,8 +8,11 @@ export FEATURES
 # Of `make stress` and `make soak`
 SECONDS_OF_STRESS ?= 300
 SECONDS_OF_SOAK ?= 600
+# Of `make night`
+PROGRAMS_OF_NIGHT ?= 3000
+SEEDS_OF_NIGHT ?= 600
 
-.PHONY: help setup run test test-rdma stress soak gpu-test gpu-bundle bench doc fmt lint clean clean-tools
+.PHONY: help setup run test test-rdma stress soak night gpu-test gpu-bundle bench doc fmt lint clean clean-tools
 
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,11 +29,16 @@ test: setup ## Runs all tests; those that lack a GPU or a tool are reported as i
 test-rdma: setup ## Runs the tests over RDMA in virtual machines with Soft-RoCE; SMOKE=smoke for some of them
 	@scripts/test-rdma.sh $(SMOKE)
 
-stress: setup ## Has processes be killed, stopped, aborted and failed at random for SECONDS_OF_STRESS (300); GIN_SEED repeats
+stress: setup ## Random faults of processes, then healthy jobs on a busy machine, SECONDS_OF_STRESS (300) each; GIN_SEED repeats
 	@GIN_STRESS_SECONDS=$(SECONDS_OF_STRESS) $(CARGO) test -p gin-conformance $(FEATURES) --test faults -- random
 
 soak: setup ## Runs random operations across processes for SECONDS_OF_SOAK (600): memory, descriptors, threads stay flat
 	@GIN_SOAK_SECONDS=$(SECONDS_OF_SOAK) $(CARGO) test -p gin-conformance $(FEATURES) --test faults
+
+night: setup ## Searches for hours: random programs, seeds, all ways of the suite, deeper models, then stress and soak
+	@PROGRAMS=$(PROGRAMS_OF_NIGHT) SEEDS=$(SEEDS_OF_NIGHT) scripts/night.sh $(FEATURES)
+	@$(MAKE) stress
+	@$(MAKE) soak
 
 gpu-test: setup ## Runs the tests that need GPUs
 	@$(CARGO) test --release -p gpu-tests $(FEATURES)

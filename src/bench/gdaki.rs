@@ -11,7 +11,7 @@ use super::table::{Goal, Row, Table};
 use super::{Bench, end};
 use crate::cli::Failure;
 use bytemuck::Zeroable;
-use gin_abi::gdaki::{DOORBELL_GPU, DOORBELL_SYSTEM, MOST_DEPTH_LOG2, QueuePairData};
+use gin_abi::gdaki::{DOORBELL_GPU, DOORBELL_SYSTEM, MOST_DEPTH_LOG2, QueuePairData, busy_marks};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::doorbell::Doorbell;
 use gin_abi::mlx5::wqe::{Entry, QueueNumber, SLOT_BYTES, Slot};
@@ -104,7 +104,7 @@ impl Pairs {
             signals: 0,
             // Behind the table.
             busy: self.table.address() + u64::from(RANKS) * size_of::<QueuePairData>() as u64,
-            busy_bit: 1 << rank,
+            marks: busy_marks(rank as u32),
             ..QueuePairData::zeroed()
         };
         let pairs: Vec<QueuePairData> = (0..u64::from(RANKS)).map(pair).collect();

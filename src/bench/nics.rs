@@ -7,6 +7,7 @@ use super::proxy::pings;
 use super::table::{Row, Table};
 use crate::cli::Failure;
 use gin_host::comm::Routes;
+use gin_host::gpu::MemoryKind;
 use gin_host::nic::SoftEngine;
 use gin_host::world::{Rank, SoftNics};
 use gin_soft_hca::Options;
@@ -23,7 +24,7 @@ const ENGINES: [(SoftEngine, &str); 3] = [
 /// Puts of a value with a signal, and the same back.
 pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let rounds = bench.long_rounds();
-    let measure = |rank: &Rank| pings(&Lab::new(rank)?, "bench_gdaki_ping", &rounds);
+    let measure = |rank: &Rank| pings(&Lab::new(rank)?, "bench_gdaki_ping", &rounds, &[MemoryKind::Device]);
     let mut rows = Vec::new();
     for (engine, text) in ENGINES.into_iter().filter(|(engine, _)| bench.is_real() == (*engine != SoftEngine::Process))
     {
@@ -38,12 +39,12 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
             return Err(format!("the NICs' engine failed: {failure}").into());
         }
         let violations = nics.fabric().violations().1;
-        for (which, memory) in [(0, "GPU"), (1, "pinned")] {
-            let wrong = ranks.iter().map(|trips| trips[which].wrong).sum::<u64>() + violations;
-            let Some(first) = ranks.first() else { return Err("a rank brought no figures".into()) };
-            let text = format!("put_value with signal and back, {memory} memory, {text}");
-            rows.push(Row::new(text, first[which].ns / 1e3, "us", Some(wrong)));
-        }
+        let wrong = ranks.iter().flatten().map(|trips| trips.wrong).sum::<u64>() + violations;
+        let Some([first, ..]) = ranks.first().map(Vec::as_slice) else {
+            return Err("a rank brought no figures".into());
+        };
+        let text = format!("put_value with signal and back, {text}");
+        rows.push(Row::new(text, first.ns / 1e3, "us", Some(wrong)));
     }
     Ok(vec![bench.table("GDAKI round trip over software NICs", RANKS, rows)])
 }

@@ -252,19 +252,27 @@ fn trips(lab: &Lab<'_>, way: Way, rounds: &Rounds) -> Result<Figure, CommError> 
 /// What one rank measured: the bare ways, or why not; round trips with windows in GPU and in pinned memory.
 struct Measured {
     bare: Vec<(Way, Result<Figure, String>)>,
-    trips: [Figure; 2],
+    trips: Vec<Figure>,
 }
 
-/// Round trips of this kernel between two ranks, with windows in memory of the device and in pinned memory.
-pub(super) fn pings(lab: &Lab<'_>, kernel: &'static str, rounds: &Rounds) -> Result<[Figure; 2], CommError> {
+/// Round trips of this kernel between two ranks, with a window in each of these kinds of memory.
+pub(super) fn pings(
+    lab: &Lab<'_>,
+    kernel: &'static str,
+    rounds: &Rounds,
+    windows: &[MemoryKind],
+) -> Result<Vec<Figure>, CommError> {
     let comm = lab.rank.communicator(&Requirements { signals: 1, counters: 0, ..Requirements::default() })?;
     let handle = comm.device()?;
-    let near = comm.alloc_window::<u64>(1, WindowFlags::NONE)?;
-    let far = comm.register::<u64>(&lab.memory(MemoryKind::Pinned, 1)?.whole(), WindowFlags::NONE)?;
+    let window = |kind: &MemoryKind| match kind {
+        MemoryKind::Device => comm.alloc_window::<u64>(1, WindowFlags::NONE),
+        kind => comm.register::<u64>(&lab.memory(*kind, 1)?.whole(), WindowFlags::NONE),
+    };
+    let windows = windows.iter().map(window).collect::<Result<Vec<_>, _>>()?;
     let mut signals = 0;
     let mut play =
         |window| lab.play(Shape::one(kernel, 1), Some(&comm), &[&handle, window], rounds, &mut signals, true);
-    let trips = [play(&near)?, play(&far)?];
+    let trips = windows.iter().map(|window| play(window)).collect::<Result<_, _>>()?;
     end(lab.rank, &comm)?;
     Ok(trips)
 }
@@ -282,7 +290,7 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
             bare = ways.map(|way| (way, trips(&lab, way, &rounds).map_err(|error| error.to_string()))).collect();
         }
         rank.barrier()?;
-        let trips = pings(&lab, "bench_proxy_ping", &rounds)?;
+        let trips = pings(&lab, "bench_proxy_ping", &rounds, &[MemoryKind::Device, MemoryKind::Pinned])?;
         Ok(Measured { bare, trips })
     };
     let mut config = bench.world(RANKS)?;

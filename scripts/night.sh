@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# Searches for hours, with the arguments for `cargo test`. PROGRAMS: random programs; SEEDS: seeds of each case of threads
+# that post and flush at once. Every search runs, also after one that found something; the exit status is not 0 then, and
+# the last line names them.
+
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+arguments=("$@")
+found=()
+
+# One variable, then a package, a test and its filter.
+search() {
+    local variable=$1 package=$2 test=$3
+    shift 3
+    echo "== $variable $test $*"
+    env "$variable" "${CARGO:-cargo}" test "${arguments[@]}" -p "$package" --test "$test" -- "$@" || found+=("$test $*")
+}
+
+search GIN_PROGRAMS="${PROGRAMS:-3000}" gin-conformance random_programs
+for case in \
+    warps_with_and_without_signals_and_more lanes_that_post_with_more \
+    gets_have_arrived_after_a_flush_while sources_may_change_after_a_flush_while \
+    blocks_of_many_threads_post_together; do
+    search GIN_SEEDS="${SEEDS:-600}" gin-conformance virtual_gpu "$case"
+done
+search GIN_ALL_WAYS=1 gin-conformance virtual_gpu
+search GIN_ALL_WAYS=1 gin-device mutations
+search GIN_MODEL_MORE_PREEMPTIONS=1 gin-device loom_models
+
+[ ${#found[@]} -eq 0 ] || { printf 'failed:'; printf ' [%s]' "${found[@]}"; echo; exit 1; }
