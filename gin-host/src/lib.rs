@@ -1,33 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Host side of gin: devices, communicators, windows, the proxy and its networks.
+//! Host side of gin: communicators, the proxy, and jobs of several ranks.
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | [`boot`] | how the processes of a job meet |
-//! | [`world`] | runs one function per rank, each with a device and a way to meet the others |
+//! | [`world`] | runs one function per rank, each with a device and a bootstrap |
 //! | [`comm`] | communicators and windows |
-//! | [`gpu`] | devices, streams, kernels and launches |
-//! | [`proxy`] | carries out what kernels post |
-//! | [`net`] | what moves bytes between ranks |
-//! | [`nic`] | NICs that a GPU drives by itself |
-//! | [`placement`] | which processors progress threads run on |
+//! | [`proxy`] | executes the requests that kernels post |
 #![warn(missing_docs, unreachable_pub)]
 
-pub mod boot;
 pub mod comm;
-mod copy;
-pub mod gpu;
-mod ibverbs;
-pub mod net;
-pub mod nic;
-pub mod placement;
 pub mod proxy;
-pub mod rt;
-mod share;
-mod wire;
 pub mod world;
 
-pub use boot::UniqueId;
+pub use gin_boot::{self as boot, UniqueId, rt};
+pub use gin_gpu::{self as gpu, GpuError, KernelArg, LaunchConfig, placement};
+pub use gin_net as net;
+/// NICs that kernels drive.
+pub mod nic {
+    pub use gin_nic::*;
+    pub use gin_soft_hca_host::{self as soft, SoftConfig, SoftEngine, SoftFabric, SoftHca};
+}
 pub use comm::{CommConfig, CommError, Communicator, DeviceComm, Requirements, Window, WindowFlags};
-pub use gpu::{GpuError, KernelArg, LaunchConfig};
 pub use world::{Rank, WorldConfig, launch};

@@ -14,21 +14,24 @@
 //! assert_eq!(lengths.unwrap(), [64, 64]);
 //! ```
 
+#[cfg(feature = "cuda")]
+mod cuda;
 mod nics;
 
+pub use gin_gpu::Devices;
 pub use nics::{Nics, SoftNics};
 
 use crate::comm::{
     Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, DoorbellRelease, Doorbells, InProcess,
     Requirements, Routes,
 };
-use crate::gpu::virt::VirtualDevice;
-use crate::gpu::{Device, Function, GpuError, ModuleSource, Stream};
-use crate::net::peer::Peer;
-use crate::net::{Endpoint, Network, NetworkFactory};
-use crate::placement::{Chosen, Placement, PlacementError, started_on};
 use crate::proxy::progress::{Pool, Progress, Running, Work};
 use crate::proxy::{Sabotage, Turn};
+use gin_gpu::placement::{Chosen, Placement, PlacementError, started_on};
+use gin_gpu::virt::VirtualDevice;
+use gin_gpu::{Device, Function, GpuError, ModuleSource, Stream};
+use gin_net::peer::Peer;
+use gin_net::{Endpoint, Network, NetworkFactory};
 use gin_virtual::{DeviceConfig, EventLog, Policy, SeededConfig, ServiceStep, ThreadsConfig, World};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -41,45 +44,6 @@ pub enum Mode {
     Seeded(SeededConfig),
     /// Threads, in real time.
     Threads(ThreadsConfig),
-}
-
-/// Makes the device of a world rank, among so many ranks.
-type MakeDevice = Arc<dyn Fn(u32, u32) -> Result<Arc<dyn Device>, GpuError> + Send + Sync>;
-
-/// What makes the devices of ranks.
-#[derive(Clone)]
-pub struct Devices {
-    name: Arc<str>,
-    make: MakeDevice,
-}
-
-impl Devices {
-    /// Devices that `make` makes for each world rank, given also the number of ranks; `name` is for people.
-    pub fn new(
-        name: &str,
-        make: impl Fn(u32, u32) -> Result<Arc<dyn Device>, GpuError> + Send + Sync + 'static,
-    ) -> Self {
-        Self { name: name.into(), make: Arc::new(make) }
-    }
-
-    /// Their name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// A device object of its own for what a world rank of so many would use.
-    ///
-    /// # Errors
-    /// What the device reports.
-    pub fn device(&self, rank: u32, ranks: u32) -> Result<Arc<dyn Device>, GpuError> {
-        (self.make)(rank, ranks)
-    }
-}
-
-impl fmt::Debug for Devices {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Devices").field("name", &self.name).finish_non_exhaustive()
-    }
 }
 
 /// A job of several ranks in this process.
@@ -326,7 +290,7 @@ impl Rank {
     /// The kernel with this name among those that are linked into the program.
     ///
     /// # Errors
-    /// As [`Module::function`](crate::gpu::Module::function).
+    /// As [`Module::function`](gin_gpu::Module::function).
     pub fn kernel(&self, name: &str) -> Result<Function, GpuError> {
         self.device.load(ModuleSource::Linked)?.function(name)
     }

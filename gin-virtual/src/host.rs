@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Waiting and time for host code, the same words in a coroutine of a world and on a plain OS thread.
 
+use rustix::time::{ClockId, clock_gettime};
 use std::cell::RefCell;
 use std::panic::Location;
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use crate::hooks::{Why, engine, suspend, switch_point};
 use crate::world::Ended;
@@ -47,8 +48,12 @@ pub(crate) fn check_world() -> bool {
 /// Returns true when the condition held. If the world ends first, the caller is unwound and this does not return;
 /// called in a destructor during that unwinding, it returns false at once.
 #[track_caller]
-pub fn block_on(mut condition: impl FnMut() -> bool) -> bool {
-    let site = Location::caller();
+pub fn block_on(condition: impl FnMut() -> bool) -> bool {
+    block_on_at(Location::caller(), condition)
+}
+
+/// Waits as [`block_on`] does; reports name `site` as the place of the wait.
+pub fn block_on_at(site: &'static Location<'static>, mut condition: impl FnMut() -> bool) -> bool {
     let mut turns = 0_u32;
     loop {
         if condition() {
@@ -83,11 +88,16 @@ pub fn clock_ns() -> u64 {
     crate::hooks::clock_ns()
 }
 
-/// Real nanoseconds since the first call in this process.
+/// Returns the nanoseconds of `CLOCK_MONOTONIC`, so that code which knows no virtual GPU reads the same clock.
 pub(crate) fn real_clock_ns() -> u64 {
-    static START: OnceLock<Instant> = OnceLock::new();
+    let now = clock_gettime(ClockId::Monotonic);
     // 2^64 ns are 584 years.
-    START.get_or_init(Instant::now).elapsed().as_nanos() as u64
+    (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
+}
+
+/// Returns whether the caller is a coroutine of a world, or an OS thread that works for one.
+pub fn in_world() -> bool {
+    engine().is_some() || WORLD.with_borrow(Option::is_some)
 }
 
 /// Sleeps for so many nanoseconds of [`clock_ns`]. Returns early in a destructor during the unwinding of a world.

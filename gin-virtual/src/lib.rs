@@ -119,7 +119,7 @@ pub use error::{LaunchError, NotStarted, WaitKind, WaitReport, Waiter, Who, Worl
 pub use gin_device::exec::Dim3;
 pub use grid::{BLOCK_THREADS_LIMIT, Grid, LaunchTicket, SHARED_LIMIT, StreamId};
 pub use hooks::{executor, install};
-pub use host::{block_on, clock_ns, is_simulated, maybe_switch, sleep_ns, yield_now};
+pub use host::{block_on, block_on_at, clock_ns, in_world, is_simulated, maybe_switch, sleep_ns, yield_now};
 pub use log::EventLog;
 pub use service::{ServiceHandle, ServiceStep};
 pub use world::{VirtualGpu, World};

@@ -2,10 +2,10 @@
 //! Which back end a communicator uses, and which NIC.
 
 use super::CommError;
-use crate::gpu::{Device, DeviceKind, MemoryKind};
-use crate::nic::mlx5::Libraries;
-use crate::nic::{Found, Hca, Nic, NicConfig, probe};
 use gin_abi::BackendKind;
+use gin_gpu::{Device, DeviceKind, MemoryKind};
+use gin_nic::mlx5::Libraries;
+use gin_nic::{Found, Hca, Nic, NicConfig, probe};
 use std::sync::Arc;
 
 /// Which back end a communicator uses.

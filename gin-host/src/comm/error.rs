@@ -2,10 +2,12 @@
 //! What can go wrong with a communicator.
 
 use super::{BootstrapError, FaultReport, State};
-use crate::gpu::GpuError;
-use crate::net::NetError;
-use crate::nic::NicError;
 use gin_abi::{BackendKind, Fault};
+use gin_gpu::GpuError;
+use gin_gpu::quarantine::Quarantined;
+use gin_gpu::registry::KeyError;
+use gin_net::NetError;
+use gin_nic::NicError;
 
 /// What can go wrong with a communicator or a window.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -233,6 +235,18 @@ pub enum CommError {
     /// The NIC that kernels drive cannot be had, or reports an error.
     #[error(transparent)]
     Nic(Box<NicError>),
+}
+
+impl From<Quarantined> for CommError {
+    fn from(Quarantined { reason }: Quarantined) -> Self {
+        Self::Quarantined { reason }
+    }
+}
+
+impl From<KeyError> for CommError {
+    fn from(error: KeyError) -> Self {
+        Self::Net(error.into())
+    }
 }
 
 impl From<NicError> for CommError {

@@ -6,8 +6,8 @@ use super::life::Live;
 use super::reach;
 use super::wire::{Reader, Writer, garbled};
 use super::{CommError, Communicator};
-use crate::gpu::flat::{FlatRange, first_fit};
-use crate::gpu::{Device, Memory, MemoryKind};
+use gin_gpu::flat::{FlatRange, first_fit};
+use gin_gpu::{Device, Memory, MemoryKind};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn across_processes_each_rank_has_a_range_and_all_are_alike() {
-        let device = crate::gpu::virt::VirtualDevice::memory_only(0);
+        let device = gin_gpu::virt::VirtualDevice::memory_only(0);
         let range = || offer(&*device, 1, 2, true);
         let own = range().unwrap().unwrap();
         let Told::Stride(stride) = told(&range(), true) else { panic!("it is another process's") };
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn ranks_of_one_process_share_the_range_of_their_first() {
-        let device = crate::gpu::virt::VirtualDevice::memory_only(0);
+        let device = gin_gpu::virt::VirtualDevice::memory_only(0);
         let own = offer(&*device, 0, 2, false).unwrap().unwrap();
         assert!(offer(&*device, 1, 2, false).unwrap().is_none());
         let joined = told(&Ok(Some(own.clone())), false).join(Ok(None), 0, true, false);

@@ -5,18 +5,20 @@
 use super::resources::Resources;
 use super::wire::{Reader, Writer, garbled};
 use super::{CommError, PeerStats, Requirements, Stats};
-use crate::gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
-use crate::net::{Capabilities, Raises};
-use crate::nic::hca::Access;
-use crate::nic::{
-    Address, DeviceQueueError, DoorbellRelay, DoorbellRelease, Doorbells, DrainError, DrivenQueues, Nic, NicError,
-    Peer, RegisteredSlice, Ringer, Shape, Target,
-};
+use crate::proxy::Turn;
+use crate::proxy::progress::{Step, Work};
 use gin_abi::gdaki::{LEAST_DEPTH_LOG2, MOST_DEPTH_LOG2};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::mlx5::wqe::opcode;
 use gin_abi::{CommHandle, Fault, FaultKind, Operation};
+use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
+use gin_net::{Capabilities, Raises};
+use gin_nic::hca::Access;
+use gin_nic::{
+    Address, DeviceQueueError, DoorbellRelay, DoorbellRelease, Doorbells, DrainError, DrivenQueues, Nic, NicError,
+    Peer, RegisteredSlice, Ringer, Shape, Target,
+};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Most bytes of one entry, whatever the NIC says.
@@ -214,9 +216,9 @@ impl Gdaki {
         self.queues.ringer()
     }
 
-    /// See [`DrivenQueues::relay`].
-    pub(super) fn relay(&self) -> Option<DoorbellRelay> {
-        self.queues.relay()
+    /// Passes doorbells on, where kernels leave that to the host.
+    pub(super) fn relay(&self) -> Option<Work> {
+        self.queues.relay().map(|relay| Box::new(Relay(relay)) as Work)
     }
 
     fn windows(&self) -> MutexGuard<'_, Vec<Option<RegisteredSlice>>> {
@@ -297,6 +299,17 @@ impl Gdaki {
     }
 }
 
+/// Steps a relay beside the proxy.
+struct Relay(DoorbellRelay);
+
+impl Step for Relay {
+    fn step(&mut self) -> Turn {
+        if self.0.step() { Turn::Worked } else { Turn::Idle }
+    }
+
+    fn broke(&mut self) {}
+}
+
 /// What kernels and other ranks are told: the same as when a kernel finds it.
 fn fault(error: &DrainError) -> Fault {
     let at = |kind, operation, context, peer| Fault::new(kind, operation).context(context).peer(peer);
@@ -311,7 +324,8 @@ fn fault(error: &DrainError) -> Fault {
             at(FaultKind::QueueBroken, Operation::None, context, peer).values(index, 0)
         }
         DrainError::Senseless { context, peer } => at(FaultKind::Network, Operation::None, context, peer),
-        DrainError::Gpu(_) | DrainError::Nic(_) => Fault::new(FaultKind::Network, Operation::None),
+        // The device or the NIC failed.
+        _ => Fault::new(FaultKind::Network, Operation::None),
     }
 }
 

@@ -3,21 +3,21 @@
 
 use super::flat::{self, Flat, Told};
 use super::gdaki::{self, Gdaki};
-use super::quarantine::{Company, Process};
 use super::reach;
 use super::report::Place;
 use super::resources::{Engines, Resources};
 use super::window::Registered;
 use super::wire::{Reader, Writer, agree, concerned, garbled};
 use super::{Backend, BootstrapError, Channel, Chosen, CommError, Communicator, Requirements, Routes, State};
-use crate::net::nothing::Nothing;
-use crate::net::{Capabilities, Endpoint, Fetch, Key, Network, Raises};
-use crate::proxy::progress::Running;
+use crate::proxy::progress::{Running, Together};
 use crate::proxy::{Answer, Command, Counters, Limits, Parts, Proxy, answer};
-use crate::rt;
-use crate::share;
 use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS};
 use gin_abi::{BackendKind, CommHandle, FaultKind};
+use gin_boot::rt;
+use gin_gpu::quarantine::{Company, Process};
+use gin_gpu::share;
+use gin_net::nothing::Nothing;
+use gin_net::{Capabilities, Endpoint, Fetch, Key, Network, Raises};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
@@ -242,7 +242,7 @@ impl Communicator {
         let handle = gdaki.as_ref().map_or(handle, |gdaki| gdaki.handle(handle));
         let company = Company::new(channel.board().clone(), processes);
         let (commands, receiver) = mpsc::channel();
-        let cpu_reaches_device = self.device.kind() == crate::gpu::DeviceKind::Virtual;
+        let cpu_reaches_device = self.device.kind() == gin_gpu::DeviceKind::Virtual;
         let parts = Parts {
             limits: Limits {
                 rank,
@@ -260,7 +260,6 @@ impl Communicator {
             status: resources.status(),
             board: channel.board().clone(),
             network,
-            relay: gdaki.as_ref().and_then(|gdaki| gdaki.relay()),
             commands: receiver,
             sabotage: self.config.sabotage,
             memory: Arc::new((resources.clone(), gdaki.clone())),
@@ -268,11 +267,12 @@ impl Communicator {
         // Safety: the words lie in `resources`, which the proxy keeps alive, as it does the doorbells; the queues were initialised for this index,
         // and this is their only proxy.
         let proxy = unsafe { Proxy::new(parts) };
+        let beside = gdaki.as_ref().and_then(|gdaki| gdaki.relay()).into_iter().collect();
         let name = format!("gin-proxy-{rank}");
         let progress = self
             .config
             .progress
-            .start(&name, Box::new(proxy))
+            .start(&name, Box::new(Together::new(proxy, beside)))
             .map_err(|error| CommError::Backend { backend, reason: format!("no progress thread: {error}") })?;
         Ok(Live {
             backend,

@@ -13,14 +13,11 @@
 //! others are told which.
 
 mod backend;
-pub mod board;
-mod bootstrap;
 mod error;
 mod figures;
 mod flat;
 mod gdaki;
 mod life;
-pub(crate) mod quarantine;
 mod reach;
 mod report;
 mod requirements;
@@ -30,22 +27,22 @@ mod window;
 mod windows;
 mod wire;
 
-pub use crate::nic::{DoorbellRelease, Doorbells, Ringer};
 pub use crate::proxy::{PeerStats, Stats};
 pub use backend::{Backend, BackendProbe, Chosen, NicChoice, probe_backends};
-pub use bootstrap::{Bootstrap, BootstrapError, Channel, InProcess, LossCause};
 pub use error::CommError;
+pub use gin_boot::{Bootstrap, BootstrapError, Channel, InProcess, LossCause, board};
+pub use gin_nic::{DoorbellRelease, Doorbells, Ringer};
 pub use report::FaultReport;
 pub use requirements::{Connections, MAX_MESSAGE, MAX_OUTSTANDING, MAX_QUEUE_DEPTH, Requirements};
 pub use window::{Window, WindowFlags};
 
-use crate::gpu::{Argument, Device, KernelArg};
-use crate::net::NetworkFactory;
-use crate::nic::Nic;
 use crate::proxy::Sabotage;
 use crate::proxy::progress::Progress;
 use board::{Board, Notice};
 use gin_abi::{BackendKind, CommHandle, Fault, FaultKind, Operation};
+use gin_gpu::{Argument, Device, KernelArg};
+use gin_net::NetworkFactory;
+use gin_nic::Nic;
 use life::Live;
 use resources::Resources;
 use std::fmt;
@@ -375,7 +372,7 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`device`](Self::device).
-    pub fn network(&self) -> Result<crate::net::Capabilities, CommError> {
+    pub fn network(&self) -> Result<gin_net::Capabilities, CommError> {
         self.with_up("name the network", |live| live.capabilities)
     }
 

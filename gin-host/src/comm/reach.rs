@@ -5,13 +5,13 @@
 //! fault. So each rank holds on to the memory of its peers that its kernels have addresses of.
 
 use super::CommError;
-use super::quarantine::Process;
 use super::wire::garbled;
-use crate::gpu::flat::{FlatRange, Place};
-use crate::gpu::{Device, Memory};
-use crate::net::Key;
-use crate::net::registry::{Missing, Registry};
-use crate::share;
+use gin_gpu::flat::{FlatRange, Place};
+use gin_gpu::quarantine::Process;
+use gin_gpu::registry::{Missing, Registry};
+use gin_gpu::share;
+use gin_gpu::{Device, Memory};
+use gin_net::Key;
 use std::sync::Arc;
 
 /// A rank's device, for the other ranks of the process.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A fault with everything that its rank knows of it, for people.
 
-use super::bootstrap::on_host;
 use super::{Communicator, Notice, Routes};
 use gin_abi::{BackendKind, Fault, FaultKind, Operation};
+use gin_boot::on_host;
 use std::fmt;
 
 /// What serves a communicator, as far as faults are concerned.

@@ -2,8 +2,8 @@
 //! What a communicator is to have, checked against what there can be.
 
 use super::{CommError, Routes};
-use crate::net::Capabilities;
 use gin_abi::{MAX_CONTEXTS, MAX_IDS};
+use gin_net::Capabilities;
 
 /// Most descriptors in a queue.
 pub const MAX_QUEUE_DEPTH: u32 = 1 << 20;

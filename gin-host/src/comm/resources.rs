@@ -5,8 +5,6 @@
 //! in the device. Words that different sides write are on cache lines of their own.
 
 use super::Requirements;
-use crate::gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
-use crate::net::LocalSignals;
 use crate::proxy::{ContextPart, Counters};
 use gin_abi::descriptor::WORDS;
 use gin_abi::handle::{CAP_STRONG_SIGNALS, ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, QUEUE_NEAR};
@@ -15,6 +13,8 @@ use gin_device::far;
 use gin_device::queue::Queue;
 use gin_device::status::Status;
 use gin_device::sys::{Global, GlobalWord};
+use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
+use gin_net::LocalSignals;
 use std::sync::Arc;
 
 /// Cache lines are 64 bytes on CPUs and 128 on GPUs.

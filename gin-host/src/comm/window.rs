@@ -2,10 +2,10 @@
 //! A registered window on the host.
 
 use super::CommError;
-use crate::gpu::{Argument, KernelArg, Memory, MemorySlice};
 use bytemuck::Pod;
 use gin_abi::WindowHandle;
 use gin_abi::handle::STRIDE_SHIFT;
+use gin_gpu::{Argument, KernelArg, Memory, MemorySlice};
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;

@@ -7,15 +7,15 @@ use super::reach;
 use super::window::{Registered, Window, WindowFlags};
 use super::wire::{Reader, Writer, garbled};
 use super::{CommError, Communicator};
-use crate::gpu::flat::Place;
-use crate::gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
-use crate::net::{Key, LocalWindow, NetError};
 use crate::proxy::{Command, WindowInfo};
-use crate::share;
 use bytemuck::Pod;
 use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, STRIDE_SHIFT};
 use gin_abi::{WindowData, WindowHandle};
 use gin_device::far;
+use gin_gpu::flat::Place;
+use gin_gpu::share;
+use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
+use gin_net::{Key, LocalWindow, NetError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -125,7 +125,7 @@ impl Communicator {
     /// lengths, 0 included. The elements are zero at first.
     ///
     /// The parts of an LSA team's ranks lie at a fixed distance, [`Window::stride`], if their devices can do that; then each
-    /// takes a whole number of the device's [granules](crate::gpu::Device::granularity).
+    /// takes a whole number of the device's [granules](gin_gpu::Device::granularity).
     ///
     /// # Errors
     /// As [`register`](Self::register); [`CommError::NoPlace`] if no addresses are left for a window of that length;
@@ -149,7 +149,7 @@ impl Communicator {
     /// [`CommError::State`] or [`CommError::Ended`] unless the communicator is active; [`CommError::Misaligned`];
     /// [`CommError::AlreadyRegistered`] if part of the memory is in a window of this communicator;
     /// [`CommError::NotRegistrable`] for memory of another device; [`CommError::Nic`] for pinned memory where kernels drive a
-    /// NIC ([`NicError::HostWindow`](crate::nic::NicError::HostWindow)); [`CommError::Gpu`] if a rank of the LSA team does not
+    /// NIC ([`NicError::HostWindow`](gin_nic::NicError::HostWindow)); [`CommError::Gpu`] if a rank of the LSA team does not
     /// reach memory that another one has [from elsewhere](GpuError::Foreign); [`CommError::Limit`] if there are as many windows as
     /// were asked for; [`CommError::Disagreement`] if ranks use different flags; [`CommError::OtherRank`] if another rank
     /// failed.
@@ -346,7 +346,7 @@ impl Communicator {
         };
         let info = WindowInfo { lengths: lengths.clone(), signals: flags.signals, plane: plane_cpu.clone(), uses: 0 };
         // By this thread, as another process may have to be asked, which the proxy must not wait for.
-        let fetch = |fetch: crate::net::Fetch| -> Result<Vec<_>, NetError> {
+        let fetch = |fetch: gin_net::Fetch| -> Result<Vec<_>, NetError> {
             (0..).zip(&keys).map(|(rank, key)| fetch(rank, key, &self.device)).collect()
         };
         let fetched = live.fetch.map(fetch).transpose()?;

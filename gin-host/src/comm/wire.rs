@@ -2,8 +2,8 @@
 //! Agreement of ranks on how setting something up went.
 
 use super::{BootstrapError, CommError};
-use crate::net::NetError;
-pub(super) use crate::wire::{Reader, Writer};
+pub(super) use gin_boot::wire::{Reader, Writer};
+use gin_net::NetError;
 
 /// Exchanges the outcome of each rank's own part of the collective call `call`; all ranks succeed or all fail.
 ///

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The proxy's own check of every request: kernels check too, but a stray or late one must not reach the network.
 
-use crate::gpu::Memory;
-use crate::net::Capabilities;
 use gin_abi::{Descriptor, Fault, FaultKind, Operation, SignalTarget, Transfer};
+use gin_gpu::Memory;
+use gin_net::Capabilities;
 use std::sync::Arc;
 
 /// What the proxy knows of a registered window.

@@ -2,7 +2,7 @@
 //! What the communicator asks of its proxy, which owns the network and the table of windows.
 
 use super::{Proxy, WindowInfo};
-use crate::net::{Key, LocalWindow, NetError, Network};
+use gin_net::{Key, LocalWindow, NetError, Network};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 
 /// Where an answer comes in.
@@ -90,7 +90,7 @@ impl Proxy {
                         .sum();
                     if left == 0 && self.network.is_quiet() {
                         let _ = to.try_send(0);
-                    } else if self.over.is_some() || crate::rt::clock_ns() >= until_ns {
+                    } else if self.over.is_some() || gin_boot::rt::clock_ns() >= until_ns {
                         // After a fault nobody waits for what the network still has: a lost peer may never answer.
                         let _ = to.try_send(left.max(1));
                     } else {

@@ -4,10 +4,10 @@
 use super::check::{operation, windows};
 use super::lists::Slot;
 use super::{BATCH, Proxy, ROW, Sabotage, stats};
-use crate::net::{NetError, Request};
 use gin_abi::{Descriptor, Fault, FaultKind, Operation, RemoteSignal, Transfer};
 use gin_device::signal_words::raise;
 use gin_device::sys::Word;
+use gin_net::{NetError, Request};
 
 /// A request under way.
 #[derive(Debug)]

@@ -28,8 +28,6 @@ pub(crate) use stats::Counters;
 pub use stats::{PeerStats, Stats};
 
 use crate::comm::board::Board;
-use crate::net::{Event, Network, Request, SignalArrival};
-use crate::nic::DoorbellRelay;
 use command::Waiting;
 use flow::Op;
 use gin_abi::descriptor::WORDS;
@@ -39,6 +37,7 @@ use gin_device::queue::{Consumer, Finished, Queue};
 use gin_device::signal_words::raise;
 use gin_device::status::Status;
 use gin_device::sys::{Global, GlobalWord, Word};
+use gin_net::{Event, Network, Request, SignalArrival};
 use lists::{Lists, Slot};
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -78,8 +77,6 @@ pub(crate) struct Parts {
     pub(crate) status: Status<Global>,
     pub(crate) board: Arc<Board>,
     pub(crate) network: Box<dyn Network>,
-    /// Doorbells that kernels leave to the host.
-    pub(crate) relay: Option<DoorbellRelay>,
     pub(crate) commands: Receiver<Command>,
     pub(crate) sabotage: Sabotage,
     /// Owners of the memory behind all the words above.
@@ -118,7 +115,6 @@ pub struct Proxy {
     /// The fault that ended the communicator.
     over: Option<Fault>,
     network: Box<dyn Network>,
-    relay: Option<DoorbellRelay>,
     commands: Receiver<Command>,
     waiting: Vec<Waiting>,
     finished: bool,
@@ -170,7 +166,6 @@ impl Proxy {
             heard: 0,
             over: None,
             network: parts.network,
-            relay: parts.relay,
             commands: parts.commands,
             waiting: Vec::new(),
             finished: false,
@@ -187,8 +182,7 @@ impl Proxy {
         if self.finished {
             return Turn::Finished;
         }
-        let mut worked = self.relay.as_mut().is_some_and(DoorbellRelay::step);
-        worked |= self.command();
+        let mut worked = self.command();
         worked |= self.listen();
         if self.sabotage == Sabotage::ResetByStore {
             self.reset_by_store();

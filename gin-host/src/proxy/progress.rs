@@ -25,13 +25,32 @@ pub trait Step: Send {
     fn broke(&mut self);
 }
 
-impl Step for Proxy {
+/// A proxy, and work that is stepped beside it on the same thread and ends with it.
+pub(crate) struct Together {
+    proxy: Proxy,
+    beside: Vec<Work>,
+}
+
+impl Together {
+    pub(crate) fn new(proxy: Proxy, beside: Vec<Work>) -> Self {
+        Self { proxy, beside }
+    }
+}
+
+impl Step for Together {
     fn step(&mut self) -> Turn {
-        Proxy::step(self)
+        let mut worked = false;
+        for work in &mut self.beside {
+            worked |= work.step() == Turn::Worked;
+        }
+        match self.proxy.step() {
+            Turn::Idle if worked => Turn::Worked,
+            turn => turn,
+        }
     }
 
     fn broke(&mut self) {
-        self.fail();
+        self.proxy.fail();
     }
 }
 

@@ -2,10 +2,11 @@
 //! NICs of the ranks of a job.
 
 use crate::comm::NicChoice;
-use crate::gpu::Device;
-use crate::nic::hca::HcaError;
-use crate::nic::{NicConfig, SoftConfig, SoftEngine, SoftFabric, SoftHca};
+use gin_gpu::Device;
+use gin_nic::NicConfig;
+use gin_nic::hca::HcaError;
 use gin_soft_hca::Options;
+use gin_soft_hca_host::{SoftConfig, SoftEngine, SoftFabric, SoftHca};
 use gin_virtual::{ServiceStep, World};
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The thread that sends a rank's heartbeats and listens for those of its neighbours.
+//!
+//! It moves frames between sockets and queues and does nothing else: it deals with no message, takes no lock of the rank,
+//! and logs nothing. So a rank that is busy with its messages, or whose log is full, still says that it is there. The
+//! thread has a higher priority than others where the system allows that.
+//!
+//! # Who is silent
+//!
+//! A rank is not blamed for time in which this thread did not run itself: it looks at the clock sixteen times within
+//! [`TcpConfig::silence`](super::TcpConfig::silence), and a pause between two looks counts for two of them at most. So a
+//! machine that stands still, a process that is stopped and a processor that is busy make nobody silent.
+//!
+//! When the time is over and the neighbour's thread is one of this system, `/proc` has the last word:
+//!
+//! | its thread | the neighbour |
+//! | --- | --- |
+//! | waits for a processor, or runs | is late, and not lost as long as that lasts |
+//! | is stopped, traced, or there no more | is lost |
+//! | sleeps, say for a page or in a frozen container | is lost after the same time once more |
+//!
+//! A neighbour of another host, or of another PID or network namespace, is lost.
+
+use super::link::Inbound;
+use super::message::Message;
+use crate::LossCause;
+use rustix::process::{getpid, setpriority_process};
+use rustix::thread::gettid;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::pin::pin;
+use std::time::{Duration, Instant};
+use std::{fs, io, thread};
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+
+/// Looks at the clock within the silence.
+const LOOKS: u32 = 16;
+
+/// How much longer than the silence to listen for what is there already.
+const LATE: Duration = Duration::from_millis(100);
+
+/// Frames that wait to be dealt with; with more of them the neighbour's wait in the sockets.
+pub(super) const AHEAD: usize = 4;
+
+/// The thread that a rank's heartbeats come from. All zero if the system does not tell.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Seat {
+    /// Inode of its PID namespace, in which the next number counts.
+    pub(super) namespace: u64,
+    pub(super) thread: u32,
+    /// When it began, in ticks since the system did.
+    pub(super) began: u64,
+}
+
+/// State of a thread of this system.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// Runs, or waits for a processor.
+    Runnable,
+    /// Waits for something else.
+    Asleep,
+    /// Stopped, traced, or ended.
+    Stopped,
+}
+
+impl Seat {
+    /// The thread that calls this.
+    fn own() -> Self {
+        let (process, thread) = (getpid().as_raw_nonzero(), gettid().as_raw_nonzero());
+        let own = || {
+            // Its numbers are those of the namespace that it was mounted in.
+            let named = fs::read_link("/proc/thread-self").ok()?;
+            if named != Path::new(&format!("{process}/task/{thread}")) {
+                return None;
+            }
+            let namespace = fs::metadata("/proc/self/ns/pid").ok()?.ino();
+            let (_, began) = look(thread.get())?;
+            Some(Self { namespace, thread: thread.get().try_into().ok()?, began })
+        };
+        own().unwrap_or_default()
+    }
+
+    /// Whether this is a thread that `own`'s process sees; both are of one system.
+    fn is_beside(&self, own: &Self) -> bool {
+        *self != Self::default() && self.namespace == own.namespace && self.state() != State::Stopped
+    }
+
+    fn state(&self) -> State {
+        match i32::try_from(self.thread).ok().and_then(look) {
+            // Another thread may have its number later.
+            Some((state, began)) if began == self.began => match state {
+                'R' => State::Runnable,
+                'T' | 't' | 'Z' | 'X' => State::Stopped,
+                _ => State::Asleep,
+            },
+            _ => State::Stopped,
+        }
+    }
+}
+
+/// Where a rank's edges are served.
+#[derive(Clone, Debug)]
+pub(super) struct Beats {
+    pub(super) runtime: Handle,
+    pub(super) seat: Seat,
+}
+
+impl Beats {
+    /// The thread that calls this, in a runtime.
+    pub(super) fn here() -> Self {
+        Self { runtime: Handle::current(), seat: Seat::own() }
+    }
+}
+
+/// A thread of its own for that; ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct BeatThread {
+    pub(super) beats: Beats,
+    end: Option<oneshot::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+impl BeatThread {
+    pub(super) fn start(rank: u32) -> io::Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let (end, ended) = oneshot::channel();
+        let (tell, told) = std::sync::mpsc::channel();
+        let thread = thread::Builder::new().name(format!("gin-beat-{rank}")).spawn(move || {
+            raise_priority();
+            let beats = runtime.block_on(async { Beats::here() });
+            // Nobody hears that only if nobody started the thread.
+            let _ = tell.send(beats);
+            let _ = runtime.block_on(ended);
+        })?;
+        let beats = told.recv().map_err(io::Error::other)?;
+        Ok(Self { beats, end: Some(end), thread: Some(thread) })
+    }
+}
+
+impl Drop for BeatThread {
+    fn drop(&mut self) {
+        drop(self.end.take());
+        // Its tasks wait for nothing but sockets and queues, so it ends at once.
+        let _ = self.thread.take().map(thread::JoinHandle::join);
+    }
+}
+
+/// Gives this thread the highest priority that the system lets it have. Without privileges that is the one it has, which
+/// does no harm on a machine that is not overloaded.
+fn raise_priority() {
+    let _ = [-20, -15, -10, -5].into_iter().find(|&nice| setpriority_process(None, nice).is_ok());
+}
+
+/// Why this rank or a neighbour is late.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Late {
+    /// This rank's thread did not run for so long.
+    Own(Duration),
+    /// The neighbour's waits for a processor.
+    Neighbour,
+}
+
+/// How silence of a neighbour is found out.
+#[derive(Debug)]
+pub(super) struct Watch {
+    silence: Duration,
+    /// The neighbour's thread, if it is one of this system.
+    beside: Option<Seat>,
+}
+
+impl Watch {
+    /// `local`: whether `neighbour` is of this system.
+    pub(super) fn new(silence: Duration, own: &Seat, neighbour: Seat, local: bool) -> Self {
+        Self { silence, beside: Some(neighbour).filter(|seat| local && seat.is_beside(own)) }
+    }
+
+    /// What comes before the neighbour is silent; else `None`.
+    async fn heard<T>(&self, next: impl Future<Output = T>, mut late: impl FnMut(Late)) -> Option<T> {
+        let mut next = pin!(next);
+        let step = self.silence / LOOKS;
+        let (mut listened, mut asleep) = (Duration::ZERO, Duration::ZERO);
+        let mut told = false;
+        loop {
+            let begun = Instant::now();
+            if let Ok(heard) = timeout(step, &mut next).await {
+                return Some(heard);
+            }
+            let passed = begun.elapsed();
+            if passed >= step + self.silence / 4 {
+                late(Late::Own(passed - step));
+            }
+            let counts = passed.min(2 * step);
+            listened += counts;
+            if listened < self.silence {
+                continue;
+            }
+            match self.beside.map_or(State::Stopped, |seat| seat.state()) {
+                State::Runnable => {
+                    if !std::mem::replace(&mut told, true) {
+                        late(Late::Neighbour);
+                    }
+                    continue;
+                }
+                State::Asleep => {
+                    asleep += counts;
+                    if asleep < self.silence {
+                        continue;
+                    }
+                }
+                State::Stopped => {}
+            }
+            return timeout(LATE.min(step), next).await.ok();
+        }
+    }
+}
+
+/// What the thread tells of an edge.
+#[derive(Debug)]
+pub(super) enum Event {
+    Frame(Vec<u8>),
+    Late(Late),
+    /// Nothing comes any more.
+    Ended(LossCause),
+}
+
+/// Passes on what comes along an edge until nothing does. While nobody takes it, nobody is silent either.
+pub(super) async fn read(mut link: Inbound, watch: Watch, to: mpsc::Sender<Event>) {
+    let cause = loop {
+        // A rank that is late and busy says so another time.
+        let late = |late| drop(to.try_send(Event::Late(late)));
+        let frame = match watch.heard(link.frame(), late).await {
+            Some(Ok(Some(frame))) => frame,
+            Some(Ok(None)) => break LossCause::Closed,
+            Some(Err(error)) => break error.into(),
+            None => break LossCause::Silent { ms: u64::try_from(watch.silence.as_millis()).unwrap_or(u64::MAX) },
+        };
+        if !Message::is_ping(frame) && to.send(Event::Frame(frame.to_vec())).await.is_err() {
+            return;
+        }
+    };
+    // Whoever has stopped listening has ended the edge.
+    let _ = to.send(Event::Ended(cause)).await;
+}
+
+/// State and begin of a process, or of a thread; `None` if there is none of that number.
+fn look(pid: i32) -> Option<(char, u64)> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name, in parentheses, may hold anything.
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    let state = fields.next()?.chars().next()?;
+    Some((state, fields.nth(18)?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::{Pid, Signal, kill_process};
+    use std::process::{Child, Command, Stdio};
+    use tokio::time::sleep;
+
+    const SILENCE: Duration = Duration::from_millis(400);
+
+    fn run<T>(work: impl Future<Output = T>) -> T {
+        Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+    }
+
+    /// A process, and its only thread as its neighbour knows it.
+    struct Process(Child, Seat);
+
+    impl Process {
+        fn start(script: &str) -> Self {
+            let child = Command::new("sh").args(["-c", script]).stdin(Stdio::null()).spawn().unwrap();
+            let began = look(child.id() as i32).unwrap().1;
+            let seat = Seat { thread: child.id(), began, ..Seat::own() };
+            Self(child, seat)
+        }
+
+        fn signal(&self, signal: Signal) {
+            kill_process(Pid::from_child(&self.0), signal).unwrap();
+        }
+
+        fn is_in(&self, state: State) {
+            let begun = Instant::now();
+            while self.1.state() != state {
+                assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", self.1.state());
+                thread::yield_now();
+            }
+        }
+
+        /// How often a neighbour that listens for nothing is late, until this one is lost.
+        fn is_lost(&self) -> usize {
+            let mut late = 0;
+            let watch = Watch::new(SILENCE, &Seat::own(), self.1, true);
+            assert_eq!(watch.beside, Some(self.1));
+            let heard = watch.heard(std::future::pending::<()>(), |now| late += usize::from(now == Late::Neighbour));
+            assert_eq!(run(heard), None);
+            late
+        }
+    }
+
+    impl Drop for Process {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn time_in_which_the_own_thread_did_not_run_is_nobodys_silence() {
+        let watch = Watch { silence: SILENCE, beside: None };
+        let mut late = Vec::new();
+        let heard = run(async {
+            let word = async {
+                // Nothing else runs here meanwhile.
+                thread::sleep(3 * SILENCE);
+                sleep(SILENCE / 2).await;
+            };
+            watch.heard(word, |now| late.push(now)).await
+        });
+        assert_eq!(heard, Some(()));
+        assert!(matches!(late[..], [Late::Own(time), ..] if time > 2 * SILENCE), "{late:?}");
+    }
+
+    #[test]
+    fn a_neighbour_that_is_not_seen_is_lost_after_the_silence() {
+        let watch = Watch { silence: SILENCE, beside: None };
+        let begun = Instant::now();
+        assert_eq!(run(watch.heard(std::future::pending::<()>(), |_| ())), None);
+        assert!(begun.elapsed() >= SILENCE);
+    }
+
+    #[test]
+    fn a_neighbour_that_is_stopped_is_lost_and_one_that_sleeps_after_as_much_again() {
+        let process = Process::start("exec sleep 600");
+        process.is_in(State::Asleep);
+        let begun = Instant::now();
+        assert_eq!(process.is_lost(), 0);
+        assert!(begun.elapsed() >= 2 * SILENCE);
+        process.signal(Signal::STOP);
+        process.is_in(State::Stopped);
+        let watch = Watch { silence: SILENCE, beside: Some(process.1) };
+        assert_eq!(run(async { watch.heard(sleep(3 * SILENCE), |_| ()).await }), None);
+    }
+
+    #[test]
+    fn a_neighbour_that_waits_for_a_processor_is_lost_when_it_ends() {
+        let process = Process::start("while :; do :; done");
+        process.is_in(State::Runnable);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(3 * SILENCE);
+                process.signal(Signal::KILL);
+            });
+            let begun = Instant::now();
+            assert_eq!(process.is_lost(), 1);
+            assert!(begun.elapsed() >= 3 * SILENCE);
+        });
+    }
+
+    #[test]
+    fn numbers_of_other_namespaces_and_systems_and_of_threads_that_ended_are_not_trusted() {
+        let own = Seat::own();
+        assert_ne!(own, Seat::default());
+        let beside = |seat, local| Watch::new(SILENCE, &own, seat, local).beside;
+        assert_eq!(beside(own, true), Some(own));
+        assert_eq!(beside(own, false), None);
+        assert_eq!(beside(Seat { namespace: own.namespace + 1, ..own }, true), None);
+        assert_eq!(beside(Seat { began: own.began + 1, ..own }, true), None);
+        assert_eq!(Watch::new(SILENCE, &Seat::default(), Seat::default(), true).beside, None);
+        assert_eq!(beside(thread::spawn(Seat::own).join().unwrap(), true), None);
+    }
+}

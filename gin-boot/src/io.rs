@@ -1,0 +1,464 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The sockets of a rank: tasks on one thread, but for those of its edges ([`beat`](super::beat)).
+//!
+//! Whoever is not rank 0 connects to it, says where it listens, and is then connected to by its parent. So rank 0 holds
+//! no more connections than others, however many ranks there are. What it must pass on, where a child listens, goes down
+//! the tree.
+
+use super::beat::{AHEAD, Beats, Event, Late, Seat, Watch, read};
+use super::id::Key;
+use super::link::{Link, LinkError, Outbound};
+use super::message::{Answer, FRAME, Hello, Message, PIECE, Reader, Registration};
+use super::node::{Node, Outgoing};
+use super::tree::PARENT;
+use super::{TcpConfig, system};
+use crate::{BootstrapError, LossCause};
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc::{self, UnboundedReceiver, WeakSender};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{sleep, timeout};
+
+/// How long whoever connects may take until it is known to have the secret.
+const GREETING: Duration = Duration::from_secs(5);
+
+/// Most connections at a time of which that is not known.
+const STRANGERS: usize = 128;
+
+/// How long one of them has its place to itself, should more want one.
+const SURE: Duration = Duration::from_secs(1);
+
+/// Pauses between attempts to connect, the first and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
+
+/// How long connecting fails before somebody is told.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// How long rank 0 answers who is missing after it gave up.
+const ANSWERING: Duration = Duration::from_secs(3);
+
+/// How long a rank that leaves waits for its neighbours to have taken everything.
+pub(super) const LINGERING: Duration = Duration::from_secs(5);
+
+/// How a rank begins.
+#[derive(Debug)]
+pub(super) enum Start {
+    /// As rank 0, which listens here.
+    Listen(std::net::TcpListener),
+    /// As another, to which rank 0 listens at one of these.
+    Connect(Vec<SocketAddr>),
+}
+
+/// What a rank's tasks share.
+#[derive(Debug)]
+pub(super) struct Io {
+    node: Arc<Node>,
+    key: Key,
+    config: TcpConfig,
+    beats: Beats,
+    begun: Instant,
+    joined: Arc<AtomicBool>,
+    /// Held by each edge.
+    alive: WeakSender<()>,
+}
+
+/// What its owner tells a rank's tasks.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Wishes {
+    /// All ranks are there.
+    pub(super) joined: Arc<AtomicBool>,
+    /// The rank is to leave.
+    pub(super) leave: Arc<AtomicBool>,
+}
+
+/// Serves a rank until it has left.
+pub(super) async fn run(
+    node: Arc<Node>,
+    mut connects: UnboundedReceiver<(usize, Registration)>,
+    key: Key,
+    config: TcpConfig,
+    start: Start,
+    wishes: Wishes,
+    beats: Beats,
+) {
+    let (alive, mut ended) = mpsc::channel::<()>(1);
+    let io = Arc::new(Io {
+        node: node.clone(),
+        key,
+        config,
+        beats,
+        begun: Instant::now(),
+        joined: wishes.joined.clone(),
+        alive: alive.downgrade(),
+    });
+    let mut tasks = JoinSet::new();
+    match start {
+        Start::Listen(listener) => {
+            if let Ok(own) = listener.local_addr() {
+                let ip = if own.ip().is_unspecified() { super::default_address() } else { own.ip() };
+                let _ = node.ip.set(io.config.address.unwrap_or(ip));
+            }
+            match listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener)) {
+                Ok(listener) => drop(tasks.spawn(io.clone().accept(listener))),
+                Err(error) => node.fail(system("listen", error)),
+            }
+            tasks.spawn(io.clone().watch(Vec::new()));
+        }
+        Start::Connect(addresses) => drop(tasks.spawn(io.clone().enter(addresses))),
+    }
+    loop {
+        tokio::select! {
+            () = node.posted.notified() => {
+                node.tell();
+                if wishes.leave.load(Ordering::Acquire) {
+                    break;
+                }
+            }
+            Some((edge, child)) = connects.recv() => drop(tasks.spawn(io.clone().connect_child(edge, child))),
+        }
+    }
+    node.leave();
+    drop(alive);
+    // Edges that are not up yet would only be waited for.
+    let _ = timeout(LINGERING, ended.recv()).await;
+    if node.rank == 0 && !wishes.joined.load(Ordering::Acquire) {
+        sleep(ANSWERING).await;
+    }
+}
+
+/// Why a rank is not taken; `None` if it may be another time.
+fn final_error(error: &LinkError) -> Option<BootstrapError> {
+    match error {
+        LinkError::Key => Some(BootstrapError::Secret),
+        LinkError::Version(theirs) => {
+            Some(BootstrapError::Version { own: super::message::VERSION.into(), theirs: (*theirs).into() })
+        }
+        _ => None,
+    }
+}
+
+/// The same, with a limit to how long it may take.
+async fn limited<T>(limit: Duration, work: impl Future<Output = Result<T, LinkError>>) -> Result<T, LinkError> {
+    timeout(limit, work).await.unwrap_or_else(|_| Err(LinkError::Io(std::io::ErrorKind::TimedOut.into())))
+}
+
+impl Io {
+    fn deadline(&self) -> Instant {
+        // Whoever waits for ever gets a year.
+        const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+        self.begun + self.config.joining.min(YEAR)
+    }
+
+    /// Whether it is still of use to try to join.
+    fn joining(&self) -> bool {
+        !self.joined.load(Ordering::Acquire) && self.node.failed().is_none() && Instant::now() < self.deadline()
+    }
+
+    /// Connects, says hello, and takes the answer.
+    async fn call(&self, address: SocketAddr, hello: &Hello) -> Result<(Link, Answer), LinkError> {
+        limited(GREETING, async {
+            let mut link = Link::connect(TcpStream::connect(address).await?, &self.key, &self.node.traffic).await?;
+            link.send(hello).await?;
+            let answer = link.take().await?;
+            Ok((link, answer))
+        })
+        .await
+    }
+
+    /// Registers with rank 0, then serves its own listener.
+    async fn enter(self: Arc<Self>, addresses: Vec<SocketAddr>) {
+        match self.register(&addresses).await {
+            Ok(listener) => drop(tokio::join!(self.clone().accept(listener), self.watch(addresses))),
+            Err(error) => self.node.fail(error),
+        }
+    }
+
+    async fn register(&self, addresses: &[SocketAddr]) -> Result<TcpListener, BootstrapError> {
+        let mut listener = None;
+        let mut reason = "nothing was tried".to_owned();
+        let mut pause = PAUSES.0;
+        loop {
+            for &address in addresses {
+                let error = match self.try_register(address, &mut listener).await {
+                    Ok(Answer::Welcome) => match listener.take() {
+                        Some(listener) => {
+                            if let Ok(own) = listener.local_addr() {
+                                let _ = self.node.ip.set(own.ip());
+                            }
+                            return Ok(listener);
+                        }
+                        None => continue,
+                    },
+                    Ok(Answer::Duplicate) => return Err(BootstrapError::Duplicate { rank: self.node.rank }),
+                    Ok(Answer::Ranks(theirs)) => {
+                        return Err(BootstrapError::RanksDiffer { own: self.node.ranks, theirs });
+                    }
+                    Ok(_) => "it is not rank 0".to_owned(),
+                    Err(error) => match final_error(&error) {
+                        Some(error) => return Err(error),
+                        None => error.to_string(),
+                    },
+                };
+                reason = format!("rank {} cannot reach rank 0 at {address}: {error}", self.node.rank);
+            }
+            if !self.joining() {
+                return Err(BootstrapError::Unreachable { reason });
+            }
+            sleep(self.jitter(pause)).await;
+            pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+
+    /// Between half a pause and a whole one, so that ranks do not all come at once.
+    fn jitter(&self, pause: Duration) -> Duration {
+        let part = u32::from(self.node.instance[0]) ^ (Instant::now() - self.begun).subsec_nanos() & 0xff;
+        pause / 2 + pause * part / 512
+    }
+
+    async fn try_register(&self, address: SocketAddr, listener: &mut Option<TcpListener>) -> Result<Answer, LinkError> {
+        limited(GREETING, async {
+            let stream = TcpStream::connect(address).await?;
+            let own = match listener {
+                Some(listener) => listener.local_addr()?,
+                None => {
+                    // What rank 0 is reached from is where others reach this rank, unless told otherwise.
+                    let ip = self.config.address.map_or_else(|| stream.local_addr().map(|own| own.ip()), Ok)?;
+                    listener.insert(TcpListener::bind((ip, 0)).await?).local_addr()?
+                }
+            };
+            let mut link = Link::connect(stream, &self.key, &self.node.traffic).await?;
+            let Node { rank, ranks, instance, .. } = *self.node;
+            link.send(&Hello::Register(Registration { rank, ranks, instance, address: own })).await?;
+            link.take().await
+        })
+        .await
+    }
+
+    /// Takes whoever connects.
+    async fn accept(self: Arc<Self>, listener: TcpListener) {
+        // When each began; the oldest first.
+        let mut strangers: VecDeque<(Instant, AbortHandle)> = VecDeque::new();
+        let mut tasks = JoinSet::new();
+        loop {
+            let stream = match listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    // Too many descriptors, say; others may be closed meanwhile.
+                    tracing::warn!(rank = self.node.rank, %error, "cannot accept a connection");
+                    sleep(PAUSES.1).await;
+                    continue;
+                }
+            };
+            loop {
+                while tasks.try_join_next().is_some() {}
+                strangers.retain(|(_, task)| !task.is_finished());
+                match strangers.front() {
+                    Some((since, task)) if strangers.len() >= STRANGERS => match SURE.checked_sub(since.elapsed()) {
+                        // Whoever knows the secret is long done.
+                        None => task.abort(),
+                        Some(left) => sleep(left.min(PAUSES.0)).await,
+                    },
+                    _ => break,
+                }
+                tokio::task::yield_now().await;
+            }
+            let io = self.clone();
+            let task = tasks.spawn(async move {
+                if let Err(error) = io.greet(stream).await {
+                    tracing::debug!(rank = io.node.rank, %error, "a connection came to nothing");
+                }
+            });
+            strangers.push_back((Instant::now(), task));
+        }
+    }
+
+    async fn greet(&self, stream: TcpStream) -> Result<(), LinkError> {
+        limited(GREETING, async {
+            let mut link = Link::accept(stream, &self.key, &self.node.traffic).await?;
+            let node = &self.node;
+            match link.take().await? {
+                Hello::Register(registration) => {
+                    let answer = node.register(&registration).err().unwrap_or(Answer::Welcome);
+                    link.send(&answer).await
+                }
+                Hello::Edge { from, to, ranks, instance, seat } => {
+                    let own = (node.place.parent, node.rank, node.ranks, node.instance);
+                    let up = if (Some(from), to, ranks, instance) == own { node.edge_up(PARENT) } else { None };
+                    let Some(outgoing) = up else { return link.send(&Answer::Unexpected).await };
+                    let sent = link.send(&Answer::Edge(self.beats.seat)).await;
+                    self.serve(PARENT, link, outgoing, seat);
+                    sent
+                }
+                Hello::Status { trouble, .. } => {
+                    node.add_trouble(&trouble);
+                    let (missing, count) = node.unregistered();
+                    let failed = node.failed().is_some();
+                    link.send(&Answer::Status { missing, count, failed, trouble: node.trouble() }).await
+                }
+            }
+        })
+        .await
+    }
+
+    /// Connects to a child that has registered.
+    async fn connect_child(self: Arc<Self>, edge: usize, child: Registration) {
+        let Node { rank: from, ranks, .. } = *self.node;
+        let seat = self.beats.seat;
+        let hello = Hello::Edge { from, to: child.rank, ranks, instance: child.instance, seat };
+        let (begun, mut pause) = (Instant::now(), PAUSES.0);
+        while self.joining() {
+            let error = match self.call(child.address, &hello).await {
+                Ok((link, Answer::Edge(seat))) => {
+                    if let Some(outgoing) = self.node.edge_up(edge) {
+                        self.serve(edge, link, outgoing, seat);
+                    }
+                    return;
+                }
+                Ok(_) => "it does not expect this rank".to_owned(),
+                Err(error) => error.to_string(),
+            };
+            if begun.elapsed() > PATIENCE {
+                let trouble = format!("rank {from} cannot reach rank {} at {}: {error}", child.rank, child.address);
+                tracing::warn!("{trouble}");
+                self.node.add_trouble(&trouble);
+            }
+            sleep(self.jitter(pause)).await;
+            pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+
+    /// While joining takes long, finds out and tells who is missing, and ends it when the time is over.
+    async fn watch(self: Arc<Self>, rank_0: Vec<SocketAddr>) {
+        let node = &self.node;
+        // Many ranks ask less often.
+        let every = self.config.progress + Duration::from_millis(5) * node.ranks;
+        loop {
+            let left = self.deadline().saturating_duration_since(Instant::now());
+            sleep(self.jitter(every).min(left)).await;
+            if self.joined.load(Ordering::Acquire) || node.failed().is_some() {
+                return;
+            }
+            let over = if node.rank == 0 {
+                let (missing, count) = node.unregistered();
+                node.set_missing(missing, count, "");
+                false
+            } else {
+                self.ask(&rank_0).await.unwrap_or(false)
+            };
+            if over || Instant::now() >= self.deadline() {
+                return node.give_up_joining(self.begun.elapsed());
+            }
+            let (missing, count) = node.told_missing().unwrap_or_default();
+            let waited = self.begun.elapsed().as_secs();
+            tracing::info!(rank = node.rank, waited, count, ranks = %super::show_ranks(&missing), "waiting for ranks");
+        }
+    }
+
+    /// Asks rank 0 who is missing; whether it gave up, if it answers.
+    async fn ask(&self, rank_0: &[SocketAddr]) -> Option<bool> {
+        let hello = Hello::Status { rank: self.node.rank, trouble: self.node.trouble() };
+        for &address in rank_0 {
+            if let Ok((_, Answer::Status { missing, count, failed, trouble })) = self.call(address, &hello).await {
+                self.node.set_missing(missing, count, &trouble);
+                return Some(failed);
+            }
+        }
+        None
+    }
+
+    /// Serves an edge until it ends.
+    fn serve(&self, edge: usize, link: Link, outgoing: Outgoing, neighbour: Seat) {
+        let (node, silence, alive) = (self.node.clone(), self.config.silence, self.alive.upgrade());
+        let Beats { runtime, seat } = &self.beats;
+        let watch = Watch::new(silence, seat, neighbour, link.is_local());
+        let link = match link.onto(runtime) {
+            Ok(link) => link,
+            Err(error) => {
+                node.edge_lost(edge, LossCause::Failed { reason: error.to_string() });
+                return;
+            }
+        };
+        let (to, events) = mpsc::channel(AHEAD);
+        let reader = runtime.spawn(read(link.inbound, watch, to));
+        let mut writer = runtime.spawn(write(node.clone(), edge, link.outbound, outgoing, silence / 4));
+        tokio::spawn(async move {
+            let Some(cause) = deal(&node, edge, events).await else {
+                return node.fail(system("serve connections", "the thread has ended"));
+            };
+            reader.abort();
+            let lost = node.edge_lost(edge, cause.clone());
+            if lost {
+                tracing::warn!(rank = node.rank, peer = node.neighbour(edge), %cause, "a rank is lost");
+            }
+            // What is left to send; a peer that takes nothing is not waited for.
+            let limit = if lost { GREETING.min(silence) } else { LINGERING };
+            if timeout(limit, &mut writer).await.is_err() {
+                writer.abort();
+            }
+            drop(alive);
+        });
+    }
+}
+
+/// Sends what is to be sent, and something now and then.
+async fn write(
+    node: Arc<Node>,
+    edge: usize,
+    mut link: Outbound,
+    mut outgoing: Outgoing,
+    beat: Duration,
+) -> Result<(), LinkError> {
+    let mut frame = Vec::new();
+    loop {
+        let mut next = match timeout(beat, outgoing.recv()).await {
+            Ok(None) => return link.finish().await,
+            Ok(message) => message,
+            Err(_) => Some(Message::Ping),
+        };
+        frame.clear();
+        let mut messages = 0;
+        while let Some(message) = next {
+            message.write(&mut frame);
+            messages += u64::from(message != Message::Ping);
+            // A piece has a head of at most 40 bytes, and nothing is longer than a piece.
+            next = if frame.len() + PIECE + 40 <= FRAME { outgoing.try_recv().ok() } else { None };
+        }
+        link.frame(&frame).await?;
+        node.note_sent(edge, messages);
+    }
+}
+
+/// Deals with what comes until nothing comes any more; why, unless the thread that hears it has ended.
+async fn deal(node: &Node, edge: usize, mut events: mpsc::Receiver<Event>) -> Option<LossCause> {
+    let (rank, peer) = (node.rank, node.neighbour(edge));
+    while let Some(event) = events.recv().await {
+        let frame = match event {
+            Event::Frame(frame) => frame,
+            Event::Late(Late::Own(time)) => {
+                let ms = super::millis(time);
+                tracing::warn!(rank, peer, ms, "this rank did not run in time; no other is blamed for that");
+                continue;
+            }
+            Event::Late(Late::Neighbour) => {
+                tracing::warn!(rank, peer, "nothing is heard of a rank, which waits for a processor: it is not lost");
+                continue;
+            }
+            Event::Ended(cause) => return Some(cause),
+        };
+        let mut reader = Reader(&frame);
+        while !reader.is_empty() {
+            let received = match Message::read(&mut reader) {
+                Some(message) => node.receive(edge, message).map_err(|violation| violation.0),
+                None => Err("it sends what makes no sense"),
+            };
+            if let Err(reason) = received {
+                return Some(LossCause::Failed { reason: reason.to_owned() });
+            }
+        }
+    }
+    None
+}

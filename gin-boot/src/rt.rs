@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Waiting and time, for ranks that are threads and for ranks that are coroutines of a virtual world.
+//!
+//! This crate knows no virtual GPU. The crate that has one installs a [`VirtualWorld`] when it makes the first virtual device.
+//! A thread outside a virtual world takes the real path, also after that.
+
+use rustix::time::{ClockId, clock_gettime};
+use std::panic::Location;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+/// The functions by which threads of a virtual world wait and read the time.
+#[derive(Clone, Copy, Debug)]
+pub struct VirtualWorld {
+    /// Returns whether the caller is a coroutine or a thread of a virtual world.
+    pub is_inside: fn() -> bool,
+    /// Waits until the condition holds, while others of the world run. The location is that of the wait, for reports.
+    pub block_on: fn(&'static Location<'static>, &mut dyn FnMut() -> bool),
+    /// Returns the time in nanoseconds: virtual in a seeded world; else that of `CLOCK_MONOTONIC`.
+    pub clock_ns: fn() -> u64,
+}
+
+static VIRTUAL: OnceLock<VirtualWorld> = OnceLock::new();
+
+/// Longest nap of a plain thread between two looks at a condition.
+const NAP_LIMIT_NS: u64 = 50_000;
+
+/// Makes threads of virtual worlds wait by these functions. Calls after the first change nothing.
+pub fn install(world: VirtualWorld) {
+    let _ = VIRTUAL.set(world);
+}
+
+fn inside() -> Option<&'static VirtualWorld> {
+    VIRTUAL.get().filter(|world| (world.is_inside)())
+}
+
+/// Waits until `condition` holds.
+///
+/// In a virtual world others run meanwhile; a plain thread spins, then yields, then naps. Returns before `condition` holds only
+/// in a destructor, while a world is being ended. The caller holds no lock that `condition` or another rank needs.
+#[track_caller]
+pub fn wait_until(mut condition: impl FnMut() -> bool) {
+    if let Some(world) = inside() {
+        return (world.block_on)(Location::caller(), &mut condition);
+    }
+    let mut turns = 0_u32;
+    while !condition() {
+        match turns {
+            0..16 => std::hint::spin_loop(),
+            16..64 => std::thread::yield_now(),
+            _ => std::thread::sleep(Duration::from_nanos((1_000_u64 << (turns - 64).min(10)).min(NAP_LIMIT_NS))),
+        }
+        turns = turns.saturating_add(1);
+    }
+}
+
+/// Returns the time in nanoseconds on the clock of deadlines: virtual in a seeded world, else `CLOCK_MONOTONIC`.
+pub fn clock_ns() -> u64 {
+    match inside() {
+        Some(world) => (world.clock_ns)(),
+        None => {
+            let now = clock_gettime(ClockId::Monotonic);
+            // 2^64 ns are 584 years; the system's start is the zero.
+            (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plain_thread_waits_in_real_time() {
+        let before = clock_ns();
+        let start = std::time::Instant::now();
+        wait_until(|| start.elapsed() >= Duration::from_millis(3));
+        assert!(clock_ns() - before >= 3_000_000);
+    }
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Copies of memory that other threads may use at the same time.
+
+use gin_device::exec::switch_point;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// Number of pieces that a copy is cut into, with a place in between where another thread may be scheduled: whoever
+/// looks without waiting for a signal can see half of it.
+const PIECES: u64 = 4;
+
+/// Copies `bytes` bytes as relaxed atomic accesses, 8 bytes at a time where both addresses allow. The ranges may overlap.
+///
+/// Nothing orders the accesses; whoever announces the copy releases.
+///
+/// # Safety
+/// - Both ranges are valid; accesses of others to the destination meanwhile are atomic, or none.
+pub unsafe fn copy_shared(destination: u64, source: u64, bytes: u64) {
+    let piece = bytes.div_ceil(PIECES).next_multiple_of(8).max(8);
+    // Backwards when the destination lies behind the source, so that an overlap is read before it is written.
+    let backwards = destination > source && destination - source < bytes;
+    let pieces = bytes.div_ceil(piece);
+    for number in 0..pieces {
+        let offset = piece * if backwards { pieces - 1 - number } else { number };
+        if number > 0 {
+            switch_point();
+        }
+        let length = piece.min(bytes - offset);
+        // Safety: part of the caller's ranges.
+        unsafe { copy_piece(destination + offset, source + offset, length, backwards) };
+    }
+}
+
+/// The same at one go, with no place in between where another thread may be scheduled: for whoever holds a lock.
+///
+/// # Safety
+/// - As [`copy_shared`].
+pub unsafe fn copy_quietly(destination: u64, source: u64, bytes: u64) {
+    let backwards = destination > source && destination - source < bytes;
+    // Safety: the caller's promise.
+    unsafe { copy_piece(destination, source, bytes, backwards) };
+}
+
+unsafe fn copy_piece(destination: u64, source: u64, bytes: u64, backwards: bool) {
+    // An overlap of less than a word would be read and written within one of its words.
+    let near = destination.abs_diff(source) < 8;
+    if (destination ^ source).is_multiple_of(8) && !near {
+        let head = (destination.wrapping_neg() & 7).min(bytes);
+        let words = (bytes - head) / 8;
+        let tail = head + words * 8;
+        let ends = |from, to| {
+            for index in order(from, to, backwards) {
+                // Safety: the caller's promise.
+                unsafe { copy_byte(destination + index, source + index) };
+            }
+        };
+        if backwards {
+            ends(tail, bytes);
+        } else {
+            ends(0, head);
+        }
+        for index in order(0, words, backwards) {
+            let at = head + index * 8;
+            // Safety: the caller's promise; both are multiples of 8.
+            unsafe {
+                let value = AtomicU64::from_ptr((source + at) as usize as *mut u64).load(Ordering::Relaxed);
+                AtomicU64::from_ptr((destination + at) as usize as *mut u64).store(value, Ordering::Relaxed);
+            }
+        }
+        if backwards {
+            ends(0, head);
+        } else {
+            ends(tail, bytes);
+        }
+    } else {
+        for index in order(0, bytes, backwards) {
+            // Safety: the caller's promise.
+            unsafe { copy_byte(destination + index, source + index) };
+        }
+    }
+}
+
+fn order(from: u64, to: u64, backwards: bool) -> impl Iterator<Item = u64> {
+    (from..to).map(move |index| if backwards { to - 1 - (index - from) } else { index })
+}
+
+unsafe fn copy_byte(destination: u64, source: u64) {
+    // Safety: the caller's promise.
+    unsafe {
+        let value = AtomicU8::from_ptr(source as usize as *mut u8).load(Ordering::Relaxed);
+        AtomicU8::from_ptr(destination as usize as *mut u8).store(value, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_shared_copy_moves_what_memmove_moves(
+            source in 0usize..64, destination in 0usize..64, bytes in 0usize..200,
+        ) {
+            let mut words = [0u64; 40];
+            let memory: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+            for (index, byte) in memory.iter_mut().enumerate() {
+                *byte = index as u8 ^ 0x5a;
+            }
+            let mut expected = memory.to_vec();
+            expected.copy_within(source..source + bytes, destination);
+            let base = memory.as_mut_ptr() as u64;
+            // Safety: 64 + 200 bytes are less than the array has.
+            unsafe { copy_shared(base + destination as u64, base + source as u64, bytes as u64) };
+            prop_assert_eq!(&memory[..], &expected[..]);
+        }
+    }
+}

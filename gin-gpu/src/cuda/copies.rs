@@ -1,0 +1,201 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The copies of a progress thread.
+
+use super::CudaDevice;
+use super::context::Context;
+use super::driver::{BesideCaptures, check, error};
+use super::lane::{BUFFER, Lane, VALUES};
+use super::quiet::{Grave, put_off};
+use crate::copier::{Copier, Ticket};
+use crate::{GpuError, Memory, MemoryKind};
+use cudarc::driver::sys::{self, CUevent, CUresult};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Most values under way: each has a place until it is written.
+const MOST_VALUES: u64 = VALUES / 8;
+
+/// Copies on a lane of their own, in order.
+#[derive(Debug)]
+pub(super) struct Copies {
+    /// Always there but in `drop`.
+    lane: Option<Lane>,
+    context: Arc<Context>,
+    started: Ticket,
+    done: Ticket,
+    /// Copies that are under way.
+    ends: VecDeque<(Ticket, CUevent)>,
+    /// Events that nobody waits for.
+    spare: Vec<CUevent>,
+    /// Values written so far.
+    values: u64,
+    /// Values whose write is under way: the copy that writes them.
+    writing: VecDeque<Ticket>,
+}
+
+// Safety: handles of the driver's, which any thread may use.
+unsafe impl Send for Copies {}
+
+/// Where an address is.
+enum Place {
+    Host,
+    Device(Arc<Context>),
+}
+
+impl Copies {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self, GpuError> {
+        Ok(Self {
+            lane: Some(Lane::take(context)?),
+            context: context.clone(),
+            started: 0,
+            done: 0,
+            ends: VecDeque::new(),
+            spare: Vec::new(),
+            values: 0,
+            writing: VecDeque::new(),
+        })
+    }
+
+    fn unsupported(&self, what: &'static str) -> GpuError {
+        GpuError::Unsupported { device: self.context.full_name(), what }
+    }
+
+    fn lane(&mut self) -> Result<&mut Lane, GpuError> {
+        let missing = self.unsupported("copy after its end");
+        self.lane.as_mut().ok_or(missing)
+    }
+
+    fn place(&self, memory: &Memory) -> Result<Place, GpuError> {
+        let device = memory.device().as_any().downcast_ref::<CudaDevice>();
+        let device = device.ok_or_else(|| self.unsupported("copy memory of another kind of device"))?;
+        Ok(match memory.kind() {
+            MemoryKind::Pinned => Place::Host,
+            MemoryKind::Device => Place::Device(device.context.clone()),
+        })
+    }
+
+    /// Marks the end of what was started.
+    fn mark(&mut self) -> Result<Ticket, GpuError> {
+        let event = match self.spare.pop() {
+            Some(event) => event,
+            None => {
+                let mut event = std::ptr::null_mut();
+                let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+                // Safety: writes one pointer.
+                check("make an event", unsafe { sys::cuEventCreate(&raw mut event, flags) })?;
+                event
+            }
+        };
+        let stream = self.lane()?.stream();
+        // Safety: both are alive.
+        let code = unsafe { sys::cuEventRecord(event, stream) };
+        if code != CUresult::CUDA_SUCCESS {
+            self.spare.push(event);
+            return Err(error("record the end of a copy", code));
+        }
+        self.started += 1;
+        self.ends.push_back((self.started, event));
+        Ok(self.started)
+    }
+
+    /// Looks which copies are done.
+    fn look(&mut self) -> Result<(), GpuError> {
+        self.context.enter()?;
+        let _beside = BesideCaptures::begin();
+        while let Some(&(ticket, event)) = self.ends.front() {
+            // Safety: the event is alive.
+            match unsafe { sys::cuEventQuery(event) } {
+                CUresult::CUDA_SUCCESS => {
+                    self.done = ticket;
+                    self.spare.push(event);
+                    self.ends.pop_front();
+                }
+                CUresult::CUDA_ERROR_NOT_READY => break,
+                code => return Err(error("ask for the end of a copy", code)),
+            }
+        }
+        while self.writing.front().is_some_and(|&ticket| ticket <= self.done) {
+            self.writing.pop_front();
+        }
+        Ok(())
+    }
+}
+
+impl Copier for Copies {
+    unsafe fn copy(&mut self, to: (&Memory, u64), from: (&Memory, u64), bytes: u64) -> Result<Ticket, GpuError> {
+        self.context.enter()?;
+        let (to, to_address, from, from_address) = (self.place(to.0)?, to.1, self.place(from.0)?, from.1);
+        let lane = self.lane()?;
+        match (&to, &from) {
+            (Place::Device(to), Place::Device(from)) if to.ordinal != from.ordinal => {
+                let stream = lane.stream();
+                // Safety: the caller's promise.
+                let code = unsafe {
+                    sys::cuMemcpyPeerAsync(to_address, to.raw(), from_address, from.raw(), bytes as usize, stream)
+                };
+                check("copy between GPUs", code)?;
+            }
+            (Place::Device(_), Place::Host) | (Place::Host, Place::Device(_)) => {
+                // Safety: the caller's promise.
+                unsafe { lane.start(to_address, from_address, bytes)? };
+            }
+            (Place::Device(_), Place::Device(_)) | (Place::Host, Place::Host) => {
+                // A copy within the GPU would need a processor, and there may be none that is free. Pieces follow each
+                // other in the stream, so that one buffer is enough.
+                let (buffer, mut at) = (lane.buffer(), 0);
+                while at < bytes {
+                    let piece = BUFFER.min(bytes - at);
+                    // Safety: the caller's promise; the buffer lives as long as the lane.
+                    unsafe {
+                        lane.start(buffer, from_address + at, piece)?;
+                        lane.start(to_address + at, buffer, piece)?;
+                    }
+                    at += piece;
+                }
+            }
+        }
+        self.mark()
+    }
+
+    unsafe fn store(&mut self, to: (&Memory, u64), value: u64, bytes: u64) -> Result<Ticket, GpuError> {
+        if self.writing.len() as u64 >= MOST_VALUES {
+            self.look()?;
+        }
+        if self.writing.len() as u64 >= MOST_VALUES {
+            return Err(self.unsupported("hold more values that are on their way"));
+        }
+        self.context.enter()?;
+        // Also tells memory of another kind of device.
+        self.place(to.0)?;
+        let slot = self.values % MOST_VALUES;
+        let lane = self.lane()?;
+        let place = lane.values() + slot * 8;
+        // Safety: a place of the lane's buffer that no copy uses: the last value here is written.
+        unsafe { (place as usize as *mut u64).write_volatile(value.to_le()) };
+        // Safety: the caller's promise.
+        unsafe { lane.start(to.1, place, bytes.min(8))? };
+        let ticket = self.mark()?;
+        self.values += 1;
+        self.writing.push_back(ticket);
+        Ok(ticket)
+    }
+
+    fn is_done(&mut self, ticket: Ticket) -> Result<bool, GpuError> {
+        if ticket > self.done {
+            self.look()?;
+        }
+        Ok(ticket <= self.done)
+    }
+}
+
+impl Drop for Copies {
+    fn drop(&mut self) {
+        let events = self.ends.drain(..).map(|(_, event)| event).chain(self.spare.drain(..));
+        for event in events {
+            put_off(Grave::Event(self.context.clone(), event));
+        }
+        if let Some(lane) = self.lane.take() {
+            put_off(Grave::Lane(lane));
+        }
+    }
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The driver: whether there is one, and what it says.
+
+use crate::GpuError;
+use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
+use std::ffi::CStr;
+use std::sync::OnceLock;
+
+/// Oldest driver that has every call used here: that of CUDA 12.8.
+const OLDEST: i32 = 12_080;
+
+/// An error of a call.
+pub(super) fn check(context: &'static str, code: CUresult) -> Result<(), GpuError> {
+    if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(error(context, code)) }
+}
+
+/// The error of a call that returned `code`.
+pub(super) fn error(context: &'static str, code: CUresult) -> GpuError {
+    GpuError::Driver { context, reason: describe(code) }
+}
+
+/// What an error code means.
+pub(super) fn describe(code: CUresult) -> String {
+    let text = |call: unsafe fn(CUresult, *mut *const core::ffi::c_char) -> CUresult| {
+        let mut text = std::ptr::null();
+        // Safety: writes one pointer, to a string that lives for ever, or null.
+        let known = unsafe { call(code, &raw mut text) } == CUresult::CUDA_SUCCESS && !text.is_null();
+        // Safety: as above.
+        known.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+    };
+    let name = text(sys::cuGetErrorName).unwrap_or_else(|| "unknown error".to_owned());
+    let meaning = text(sys::cuGetErrorString).unwrap_or_default();
+    format!("{name} ({}): {meaning}", code as u32)
+}
+
+/// Version numbers as people write them.
+pub(super) fn version_text(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+/// That a driver shows no GPU.
+pub(super) fn no_device(version: i32) -> GpuError {
+    let visible = std::env::var_os("CUDA_VISIBLE_DEVICES").map(|value| value.to_string_lossy().into_owned());
+    GpuError::NoDevice { driver: version_text(version), visible }
+}
+
+/// Starts the driver, once, and gives the newest CUDA version that it knows.
+pub(super) fn start() -> Result<i32, GpuError> {
+    static STARTED: OnceLock<Result<i32, GpuError>> = OnceLock::new();
+    STARTED
+        .get_or_init(|| {
+            let none = |reason: String| GpuError::NoDriver { reason };
+            // Safety: loads a library whose initialisers are those of the driver.
+            if !unsafe { sys::is_culib_present() } {
+                return Err(none("there is no libcuda".to_owned()));
+            }
+            let mut version = 0;
+            // Safety: writes one integer.
+            check("ask for the driver's version", unsafe { sys::cuDriverGetVersion(&raw mut version) })?;
+            if version < OLDEST {
+                return Err(GpuError::DriverTooOld { found: version_text(version), needed: version_text(OLDEST) });
+            }
+            // Safety: takes no pointers.
+            match unsafe { sys::cuInit(0) } {
+                CUresult::CUDA_SUCCESS => Ok(version),
+                CUresult::CUDA_ERROR_NO_DEVICE => Err(no_device(version)),
+                code => Err(none(describe(code))),
+            }
+        })
+        .clone()
+}
+
+/// While this is alive, calls of this thread are not refused because a stream is captured somewhere in the process.
+///
+/// The driver takes asking for an event, or allocating, for a mistake in a capture that is going on. What is done here in
+/// between never depends on what is captured.
+#[derive(Debug)]
+pub(super) struct BesideCaptures(Option<CUstreamCaptureMode>);
+
+impl BesideCaptures {
+    pub(super) fn begin() -> Self {
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // Safety: reads and writes one value of the enumeration.
+        let code = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+        Self((code == CUresult::CUDA_SUCCESS).then_some(mode))
+    }
+}
+
+impl Drop for BesideCaptures {
+    fn drop(&mut self) {
+        if let Some(mut mode) = self.0 {
+            // Safety: as above. It fails for no mode that the driver has given.
+            let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+        }
+    }
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Memory at fixed distances, through the driver's virtual-memory calls.
+//!
+//! A place gets memory of its own, mapped there alone; the handle is given back at once, as the mapping keeps the memory.
+//! It is in reach of every GPU of the process that can reach its own, also of those outside the LSA team, because copies
+//! between GPUs read and write it too.
+
+use super::context::Context;
+use super::driver::{check, describe};
+use super::lane::Lane;
+use super::quiet::{Grave, bury, put_off};
+use crate::flat::{Place, RawAddresses};
+use crate::{DeviceKind, GpuError, MemoryKind, RawMemory};
+use cudarc::driver::sys::{self, CUresult};
+use std::sync::Arc;
+
+/// Bytes of a slot that are tried first: more than GPUs have, several times, so that places are found although windows
+/// come and go in any order; and 16 of them are an eighth of the addresses of a process.
+const LARGEST: u64 = 1 << 40;
+
+/// Least bytes of a slot.
+const SMALLEST: u64 = 1 << 32;
+
+/// Addresses of the driver's.
+#[derive(Debug)]
+pub(super) struct Addresses {
+    context: Arc<Context>,
+    start: u64,
+    stride: u64,
+    bytes: u64,
+}
+
+impl Addresses {
+    /// Reserves addresses for `slots` slots of memory of that `granularity`.
+    pub(super) fn reserve(context: &Arc<Context>, granularity: u64, slots: u32) -> Result<Self, GpuError> {
+        bury();
+        context.enter()?;
+        let mut stride = LARGEST;
+        loop {
+            let bytes = u64::from(slots.max(1)).saturating_mul(stride);
+            let mut start = 0;
+            // Safety: writes one integer.
+            let code = unsafe { sys::cuMemAddressReserve(&raw mut start, bytes as usize, granularity as usize, 0, 0) };
+            match code {
+                CUresult::CUDA_SUCCESS => return Ok(Self { context: context.clone(), start, stride, bytes }),
+                CUresult::CUDA_ERROR_OUT_OF_MEMORY | CUresult::CUDA_ERROR_INVALID_VALUE if stride > SMALLEST => {
+                    stride /= 2;
+                }
+                code => return Err(GpuError::Addresses { slots, least: SMALLEST, reason: describe(code) }),
+            }
+        }
+    }
+}
+
+impl RawAddresses for Addresses {
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Cuda
+    }
+
+    fn start(&self) -> u64 {
+        self.start
+    }
+
+    fn stride(&self) -> u64 {
+        self.stride
+    }
+}
+
+impl Drop for Addresses {
+    fn drop(&mut self) {
+        put_off(Grave::Addresses(self.context.clone(), self.start, self.bytes));
+    }
+}
+
+/// Memory at a place; unmapped when no kernel runs.
+#[derive(Debug)]
+pub(super) struct PlacedMemory {
+    context: Arc<Context>,
+    /// Always there but in `drop`.
+    place: Option<Place>,
+    address: u64,
+}
+
+impl PlacedMemory {
+    /// Zeroed memory.
+    pub(super) fn new(context: &Arc<Context>, place: Place) -> Result<Self, GpuError> {
+        bury();
+        context.enter()?;
+        let (address, bytes) = (place.address(), place.bytes());
+        let refuse =
+            |error: GpuError| GpuError::OutOfMemory { bytes, kind: MemoryKind::Device, reason: error.to_string() };
+        let mut handle = 0;
+        // Safety: writes one integer.
+        let code = unsafe { sys::cuMemCreate(&raw mut handle, bytes as usize, &context.memory_properties(), 0) };
+        check("make device memory", code).map_err(refuse)?;
+        // Safety: the place is in reserved addresses, nothing is mapped there, and the memory is as long.
+        let mapped = check("map device memory", unsafe { sys::cuMemMap(address, bytes as usize, 0, handle, 0) });
+        // Safety: made above. What is mapped stays until it is unmapped.
+        let released = check("let go of device memory", unsafe { sys::cuMemRelease(handle) });
+        mapped.map_err(refuse)?;
+        // From here on it is unmapped later, also where something fails.
+        let memory = Self { context: context.clone(), place: Some(place), address };
+        released?;
+        let access = context.access();
+        // Safety: so many descriptions, of a whole mapping.
+        let code = unsafe { sys::cuMemSetAccess(address, bytes as usize, access.as_ptr(), access.len()) };
+        check("let GPUs reach device memory", code)?;
+        let mut lane = Lane::take(context)?;
+        // Safety: so many bytes were just mapped.
+        unsafe { lane.zero(address, bytes)? };
+        lane.give_back();
+        Ok(memory)
+    }
+}
+
+impl RawMemory for PlacedMemory {
+    fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for PlacedMemory {
+    fn drop(&mut self) {
+        if let Some(place) = self.place.take() {
+            put_off(Grave::Placed(self.context.clone(), place));
+        }
+    }
+}

@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Memory that the program has from elsewhere: checked, used, and never freed here.
+
+use super::CudaDevice;
+use super::context::Context;
+use super::driver::describe;
+use super::memory::{forget_pinned, know_pinned};
+use crate::{Device, GpuError, MemoryKind, RawMemory};
+use cudarc::driver::sys::{
+    self, CUcontext, CUmemAccess_flags, CUmemoryPool, CUmemorytype, CUpointer_attribute as Attribute, CUresult,
+};
+use std::sync::Arc;
+
+/// Bytes that are mapped and protected together, at least, by the driver's virtual-memory calls.
+const GRANULE: u64 = 2 << 20;
+
+/// Who made memory, which says how it is found out who reaches it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Origin {
+    /// `cuMemAlloc`: reached by each GPU that peer access was enabled for.
+    Alloc,
+    /// `cuMemAllocAsync`: reached as its pool says.
+    Pool(CUmemoryPool),
+    /// `cuMemMap`: reached as was set for its pages.
+    Map,
+    /// Pinned host memory: reached by all GPUs, at the address that each says.
+    Host,
+}
+
+/// What the driver knows of an address. Words are as the driver leaves them, zero where it knows nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Facts {
+    memory_type: u64,
+    ordinal: u64,
+    managed: u64,
+    context: u64,
+    pool: u64,
+    buffer: u64,
+    start: u64,
+    size: u64,
+}
+
+impl Facts {
+    fn of(address: u64) -> Result<Self, CUresult> {
+        let mut facts = Self::default();
+        let mut attributes = [
+            Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
+            Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+            Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
+            Attribute::CU_POINTER_ATTRIBUTE_CONTEXT,
+            Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+            Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID,
+            Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
+            Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+        ];
+        let mut places = [
+            &raw mut facts.memory_type,
+            &raw mut facts.ordinal,
+            &raw mut facts.managed,
+            &raw mut facts.context,
+            &raw mut facts.pool,
+            &raw mut facts.buffer,
+            &raw mut facts.start,
+            &raw mut facts.size,
+        ]
+        .map(<*mut u64>::cast::<core::ffi::c_void>);
+        let count = attributes.len() as u32;
+        // Safety: a place of 8 bytes for each attribute, and none is longer; shorter ones fill the low bytes.
+        let code = unsafe { sys::cuPointerGetAttributes(count, attributes.as_mut_ptr(), places.as_mut_ptr(), address) };
+        if code == CUresult::CUDA_SUCCESS { Ok(facts) } else { Err(code) }
+    }
+
+    /// Why memory with these facts cannot be used by `context` on GPU `ordinal`.
+    fn refusal(&self, ordinal: usize, context: CUcontext) -> Option<String> {
+        let is = |kind: CUmemorytype| self.memory_type == kind as u64;
+        if self.managed != 0 {
+            return Some("it is managed memory, which moves between host and GPU".to_owned());
+        }
+        if is(CUmemorytype::CU_MEMORYTYPE_HOST) {
+            return None;
+        }
+        if !is(CUmemorytype::CU_MEMORYTYPE_DEVICE) {
+            let reason = "the driver does not know it: host memory must be pinned (cuMemHostRegister, cuMemHostAlloc)";
+            return Some(reason.to_owned());
+        }
+        // The number fills the low bytes.
+        let there = self.ordinal as u32;
+        if there as usize != ordinal {
+            return Some(format!("it is in GPU {there}"));
+        }
+        if self.context != 0 && self.context != context.expose_provenance() as u64 {
+            let reason = "it was allocated in another context than the GPU's primary one (cuDevicePrimaryCtxRetain)";
+            return Some(reason.to_owned());
+        }
+        None
+    }
+}
+
+/// What the driver says no to.
+fn refused(call: &str, code: CUresult) -> String {
+    format!("{call} says {}", describe(code))
+}
+
+/// Finds out who made the memory, and whether it is all there.
+fn examine(context: &Context, address: u64, bytes: u64) -> Result<Origin, String> {
+    if bytes == 0 || address == 0 {
+        return Err("it has no bytes".to_owned());
+    }
+    let end = address.checked_add(bytes).ok_or("it ends past the last address")?;
+    let enter = |error: GpuError| error.to_string();
+    context.enter().map_err(enter)?;
+    let facts = |address| Facts::of(address).map_err(|code| refused("cuPointerGetAttributes", code));
+    let (first, last) = (facts(address)?, facts(end - 1)?);
+    for facts in [first, last] {
+        if let Some(reason) = facts.refusal(context.ordinal, context.raw()) {
+            return Err(reason);
+        }
+    }
+    if first.memory_type != last.memory_type {
+        return Err("it begins in one kind of memory and ends in another".to_owned());
+    }
+    let part = |start: u64, size: u64| {
+        let whole = start <= address && end <= start.saturating_add(size);
+        let past = || {
+            format!("it is not all in one allocation: bytes {start:#x} to {:#x} are one", start.saturating_add(size))
+        };
+        if whole { Ok(()) } else { Err(past()) }
+    };
+    if first.memory_type == CUmemorytype::CU_MEMORYTYPE_HOST as u64 {
+        if first.buffer != last.buffer {
+            return Err("it is not all in one allocation".to_owned());
+        }
+        if first.size != 0 {
+            part(first.start, first.size)?;
+        }
+        return Ok(Origin::Host);
+    }
+    let mut handle = 0;
+    let pointer = std::ptr::with_exposed_provenance_mut(address as usize);
+    let pool = std::ptr::with_exposed_provenance_mut::<sys::CUmemPoolHandle_st>(first.pool as usize);
+    // Safety: writes an integer.
+    if pool.is_null() && unsafe { sys::cuMemRetainAllocationHandle(&raw mut handle, pointer) } == CUresult::CUDA_SUCCESS
+    {
+        // Safety: retained just now.
+        match unsafe { sys::cuMemRelease(handle) } {
+            // What is mapped there may be of several pieces; whether all are is asked page by page.
+            CUresult::CUDA_SUCCESS => return Ok(Origin::Map),
+            code => return Err(refused("cuMemRelease", code)),
+        }
+    }
+    let (mut start, mut size) = (0, 0);
+    // Safety: writes two integers.
+    match unsafe { sys::cuMemGetAddressRange_v2(&raw mut start, &raw mut size, address) } {
+        CUresult::CUDA_SUCCESS => part(start, size as u64)?,
+        // It may know only the usual kind of allocation.
+        _ if first.size != 0 => part(first.start, first.size)?,
+        code => return Err(refused("cuMemGetAddressRange", code)),
+    }
+    Ok(if pool.is_null() { Origin::Alloc } else { Origin::Pool(pool) })
+}
+
+/// Memory of the program's.
+#[derive(Debug)]
+struct ForeignMemory {
+    owner: Arc<Context>,
+    origin: Origin,
+    address: u64,
+    bytes: u64,
+}
+
+// Safety: addresses and a handle of the driver's, which any thread may use.
+unsafe impl Send for ForeignMemory {}
+// Safety: as above.
+unsafe impl Sync for ForeignMemory {}
+
+impl ForeignMemory {
+    /// Whether all of it can be read and written by `context`'s GPU at its address.
+    fn check(&self, context: &Context) -> Result<(), String> {
+        let mut location = context.location();
+        let full = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        match self.origin {
+            Origin::Alloc if context.copies_reach(&self.owner) => Ok(()),
+            Origin::Alloc => Err(format!("{} has no peer access to {}", context.full_name(), self.owner.full_name())),
+            Origin::Pool(pool) => {
+                let mut flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE;
+                // Safety: writes one integer of the enumeration; the caller of `import_memory` keeps the pool alive.
+                match unsafe { sys::cuMemPoolGetAccess(&raw mut flags, pool, &raw mut location) } {
+                    CUresult::CUDA_SUCCESS if flags == full => Ok(()),
+                    CUresult::CUDA_SUCCESS => {
+                        Err(format!("{} has no access to its pool (cuMemPoolSetAccess)", context.full_name()))
+                    }
+                    code => Err(refused("cuMemPoolGetAccess", code)),
+                }
+            }
+            Origin::Map => {
+                let mut at = self.address;
+                while at < self.address + self.bytes {
+                    let mut flags = 0;
+                    // Safety: writes one integer.
+                    match unsafe { sys::cuMemGetAccess(&raw mut flags, &raw const location, at) } {
+                        CUresult::CUDA_SUCCESS if flags == full as u64 => {}
+                        CUresult::CUDA_SUCCESS => {
+                            return Err(format!("{} has no access to {at:#x} (cuMemSetAccess)", context.full_name()));
+                        }
+                        code => return Err(format!("{at:#x}: {}", refused("cuMemGetAccess", code))),
+                    }
+                    at = (at + 1).next_multiple_of(GRANULE);
+                }
+                Ok(())
+            }
+            Origin::Host => {
+                context.enter().map_err(|error| error.to_string())?;
+                let mut seen = 0;
+                let pointer = std::ptr::with_exposed_provenance_mut(self.address as usize);
+                // Safety: writes one integer.
+                match unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut seen, pointer, 0) } {
+                    CUresult::CUDA_SUCCESS if seen == self.address => Ok(()),
+                    CUresult::CUDA_SUCCESS => Err(format!("{} sees it at {seen:#x}", context.full_name())),
+                    code => Err(refused("cuMemHostGetDevicePointer", code)),
+                }
+            }
+        }
+    }
+
+    fn refuse(&self, reason: String) -> GpuError {
+        GpuError::Foreign { address: self.address, bytes: self.bytes, device: self.owner.full_name(), reason }
+    }
+}
+
+impl RawMemory for ForeignMemory {
+    fn address(&self) -> u64 {
+        self.address
+    }
+
+    fn check_reach(&self, device: &dyn Device) -> Result<(), GpuError> {
+        match device.as_any().downcast_ref::<CudaDevice>() {
+            Some(device) => self.check(&device.context).map_err(|reason| self.refuse(reason)),
+            None => Err(self.refuse("another kind of device is to reach it".to_owned())),
+        }
+    }
+}
+
+impl Drop for ForeignMemory {
+    fn drop(&mut self) {
+        if self.origin == Origin::Host {
+            forget_pinned(self.address);
+        }
+    }
+}
+
+/// Memory of the program's, if kernels of this GPU can use it.
+pub(super) fn import(
+    context: &Arc<Context>,
+    address: u64,
+    bytes: u64,
+) -> Result<(Box<dyn RawMemory>, MemoryKind), GpuError> {
+    let examined = examine(context, address, bytes);
+    let memory = |origin| ForeignMemory { owner: context.clone(), origin, address, bytes };
+    let refuse = |reason| GpuError::Foreign { address, bytes, device: context.full_name(), reason };
+    let origin = examined.map_err(refuse)?;
+    if origin != Origin::Host {
+        let memory = memory(origin);
+        memory.check(context).map_err(refuse)?;
+        return Ok((Box::new(memory), MemoryKind::Device));
+    }
+    know_pinned(address, bytes);
+    let memory = memory(origin);
+    memory.check(context).map_err(refuse)?;
+    Ok((Box::new(memory), MemoryKind::Pinned))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_a_gpu_cannot_use_is_refused_with_the_reason() {
+        let (own, other) = (std::ptr::without_provenance_mut(16), 32);
+        let device = Facts { memory_type: CUmemorytype::CU_MEMORYTYPE_DEVICE as u64, ordinal: 3, ..Facts::default() };
+        let host = Facts { memory_type: CUmemorytype::CU_MEMORYTYPE_HOST as u64, ..device };
+        for usable in [device, host, Facts { context: 16, ..device }, Facts { context: other, ..host }] {
+            assert_eq!(usable.refusal(3, own), None, "{usable:?}");
+        }
+        for (facts, reason) in [
+            (Facts { managed: 1, ..device }, "managed"),
+            (Facts { managed: 1, ..host }, "managed"),
+            (Facts { ordinal: 2, ..device }, "in GPU 2"),
+            (Facts { context: other, ..device }, "another context"),
+            (Facts { memory_type: 0, ..device }, "pinned"),
+            (Facts { memory_type: CUmemorytype::CU_MEMORYTYPE_ARRAY as u64, ..device }, "does not know"),
+        ] {
+            let refusal = facts.refusal(3, own).unwrap_or_default();
+            assert!(refusal.contains(reason), "{facts:?}: {refusal}");
+        }
+    }
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What GPUs there are, without using them: no context is made, so none of their memory is taken.
+
+use super::context::count;
+use super::driver::check;
+use super::module::{Embedded, choose, no_text};
+use crate::GpuError;
+use crate::placement::Locality;
+use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute as Attribute};
+use std::ffi::CStr;
+
+/// A GPU, as the driver describes it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GpuInfo {
+    /// Its number, from 0.
+    pub ordinal: usize,
+    /// Its name.
+    pub name: String,
+    /// Compute capability times 10: 90 for sm_90.
+    pub capability: u32,
+    /// Number of its processors (SMs).
+    pub processors: u32,
+    /// Its memory in bytes.
+    pub memory: u64,
+    /// Its address on the PCI bus, such as `0000:18:00.0`.
+    pub pci_address: String,
+}
+
+impl GpuInfo {
+    /// What is near it.
+    pub fn locality(&self) -> Locality {
+        Locality::of_pci(&self.pci_address)
+    }
+
+    /// Whether these kernels can be loaded on it: some are for its architecture, or for an older one.
+    ///
+    /// # Errors
+    /// [`GpuError::Module`], with its architecture and those that there are kernels for.
+    pub fn check(&self, kernels: Embedded) -> Result<(), GpuError> {
+        match choose(kernels, self.capability) {
+            Some(_) => Ok(()),
+            None => Err(no_text(kernels, format!("{} (GPU {})", self.name, self.ordinal), self.capability)),
+        }
+    }
+}
+
+/// The GPUs that this process can use, at least one, by number.
+///
+/// # Errors
+/// [`GpuError::NoDriver`], [`GpuError::DriverTooOld`], [`GpuError::NoDevice`], what the driver reports.
+pub fn gpus() -> Result<Vec<GpuInfo>, GpuError> {
+    (0..count()?).map(describe).collect()
+}
+
+/// Version of the kernel's part of the driver, such as `580.159.04`, where the system tells it.
+pub fn kernel_module_version() -> Option<String> {
+    let text = std::fs::read_to_string("/sys/module/nvidia/version").ok()?;
+    Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+fn handle(ordinal: usize) -> Result<CUdevice, GpuError> {
+    let mut device = 0;
+    // Safety: writes one integer.
+    check("open a GPU", unsafe { sys::cuDeviceGet(&raw mut device, ordinal as i32) })?;
+    Ok(device)
+}
+
+/// A text of at most so many bytes, as a call writes it.
+fn text(
+    context: &'static str,
+    call: impl FnOnce(*mut core::ffi::c_char, i32) -> sys::CUresult,
+) -> Result<String, GpuError> {
+    let mut text = [0; 128];
+    // One byte is kept back, so that it ends with 0 whatever the call writes.
+    check(context, call(text.as_mut_ptr(), text.len() as i32 - 1))?;
+    // Safety: the last byte is 0.
+    Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
+}
+
+/// Where a GPU is on the PCI bus.
+pub(super) fn pci_address(ordinal: usize) -> Result<String, GpuError> {
+    let device = handle(ordinal)?;
+    // Safety: writes at most so many bytes and ends them with 0.
+    text("ask where a GPU is", |to, length| unsafe { sys::cuDeviceGetPCIBusId(to, length, device) })
+}
+
+fn describe(ordinal: usize) -> Result<GpuInfo, GpuError> {
+    let device = handle(ordinal)?;
+    let attribute = |attribute: Attribute| {
+        let mut value = 0;
+        // Safety: writes one integer.
+        let code = unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, device) };
+        check("ask for a property of a GPU", code).map(|()| value as u32)
+    };
+    let mut memory = 0;
+    // Safety: writes one integer.
+    check("ask for a GPU's memory", unsafe { sys::cuDeviceTotalMem_v2(&raw mut memory, device) })?;
+    Ok(GpuInfo {
+        ordinal,
+        // Safety: writes at most so many bytes and ends them with 0.
+        name: text("ask for a GPU's name", |to, length| unsafe { sys::cuDeviceGetName(to, length, device) })?,
+        capability: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? * 10
+            + attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        memory: memory as u64,
+        pci_address: pci_address(ordinal)?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_fit_a_gpu_of_their_architecture_and_newer_ones() {
+        let gpu = |capability| GpuInfo {
+            ordinal: 3,
+            name: "Some GPU".to_owned(),
+            capability,
+            processors: 1,
+            memory: 1,
+            pci_address: String::new(),
+        };
+        const KERNELS: Embedded = &[("sm_90", "text")];
+        assert_eq!(gpu(90).check(KERNELS), Ok(()));
+        assert_eq!(gpu(100).check(KERNELS), Ok(()));
+        let error = gpu(80).check(KERNELS).unwrap_err().to_string();
+        assert!(error.contains("Some GPU (GPU 3)") && error.contains("sm_90") && error.contains("sm_80"), "{error}");
+    }
+
+    #[test]
+    fn a_text_that_fills_its_place_still_ends() {
+        let full = text("test", |to, length| {
+            // Safety: so many bytes are there.
+            unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), length as usize) }.fill(b'x');
+            sys::CUresult::CUDA_SUCCESS
+        });
+        assert_eq!(full.unwrap().len(), 127);
+    }
+}

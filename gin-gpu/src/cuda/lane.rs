@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A stream for copies, with a pinned buffer.
+//!
+//! Kernels that wait for each other may fill the GPU. Copies between host and device run beside them on engines of their
+//! own; copies within a GPU and memsets need a free processor and would never start. So everything here goes through
+//! pinned memory, also from the device to itself.
+
+use super::context::{Context, lock};
+use super::driver::{BesideCaptures, check, error};
+use crate::GpuError;
+use cudarc::driver::sys::{self, CUresult, CUstream};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Bytes of a buffer: as many as the longest message of the network between ranks.
+pub(super) const BUFFER: u64 = 1 << 20;
+
+/// Bytes beside the buffer, for values.
+pub(super) const VALUES: u64 = 64 << 10;
+
+/// A stream that waits for no other, and its buffer.
+#[derive(Debug)]
+pub(super) struct Lane {
+    context: Arc<Context>,
+    stream: CUstream,
+    buffer: u64,
+}
+
+// Safety: a stream may be used from any thread.
+unsafe impl Send for Lane {}
+// Safety: all methods that start something take `&mut self`.
+unsafe impl Sync for Lane {}
+
+impl Lane {
+    /// A lane that nobody uses, or a new one.
+    pub(super) fn take(context: &Arc<Context>) -> Result<Self, GpuError> {
+        if let Some(lane) = lock(&context.lanes).pop() {
+            return Ok(lane);
+        }
+        context.enter()?;
+        Ok(Self { context: context.clone(), stream: new_stream()?, buffer: host_alloc(BUFFER + VALUES)? })
+    }
+
+    /// Keeps it for the next user. All its copies must be done.
+    pub(super) fn give_back(self) {
+        lock(&self.context.clone().lanes).push(self);
+    }
+
+    /// Address of the buffer, on host and device.
+    pub(super) fn buffer(&self) -> u64 {
+        self.buffer
+    }
+
+    /// Address of the place for values.
+    pub(super) fn values(&self) -> u64 {
+        self.buffer + BUFFER
+    }
+
+    pub(super) fn stream(&self) -> CUstream {
+        self.stream
+    }
+
+    /// Starts a copy between the host's pinned memory and the device.
+    ///
+    /// # Safety
+    /// - Both ranges are alive until it is done.
+    pub(super) unsafe fn start(&mut self, to: u64, from: u64, bytes: u64) -> Result<(), GpuError> {
+        // Safety: the caller's promise.
+        let code = unsafe { sys::cuMemcpyAsync(to, from, bytes as usize, self.stream) };
+        check("copy between host and GPU", code)
+    }
+
+    /// Whether all copies are done.
+    pub(super) fn is_idle(&self) -> Result<bool, GpuError> {
+        self.context.enter()?;
+        let _beside = BesideCaptures::begin();
+        // Safety: the stream is alive.
+        match unsafe { sys::cuStreamQuery(self.stream) } {
+            CUresult::CUDA_SUCCESS => Ok(true),
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            code => Err(error("ask for the end of a copy", code)),
+        }
+    }
+
+    /// Waits until all copies are done. It asks again and again: a call of the driver's that waits could hold up others.
+    fn finish(&self) -> Result<(), GpuError> {
+        let start = Instant::now();
+        while !self.is_idle()? {
+            if start.elapsed().as_micros() < 50 {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies from the program to the device.
+    ///
+    /// # Safety
+    /// - The destination is alive, and nobody else uses it meanwhile.
+    pub(super) unsafe fn write(&mut self, to: u64, from: &[u8]) -> Result<(), GpuError> {
+        self.context.enter()?;
+        let mut at = to;
+        for piece in from.chunks(BUFFER as usize) {
+            // Safety: the buffer is as long as the longest piece, and no copy uses it.
+            unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), self.buffer as usize as *mut u8, piece.len()) };
+            // Safety: the caller's promise.
+            unsafe { self.start(at, self.buffer, piece.len() as u64)? };
+            self.finish()?;
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Copies from the device to the program.
+    ///
+    /// # Safety
+    /// - The source is alive.
+    pub(super) unsafe fn read(&mut self, to: &mut [u8], from: u64) -> Result<(), GpuError> {
+        self.context.enter()?;
+        let mut at = from;
+        for piece in to.chunks_mut(BUFFER as usize) {
+            // Safety: the caller's promise.
+            unsafe { self.start(self.buffer, at, piece.len() as u64)? };
+            self.finish()?;
+            // Safety: the buffer is as long as the longest piece, and no copy uses it.
+            unsafe {
+                std::ptr::copy_nonoverlapping(self.buffer as usize as *const u8, piece.as_mut_ptr(), piece.len())
+            };
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Writes zeros to the device.
+    ///
+    /// # Safety
+    /// - The range is alive, and nobody else uses it meanwhile.
+    pub(super) unsafe fn zero(&mut self, to: u64, bytes: u64) -> Result<(), GpuError> {
+        self.context.enter()?;
+        // Safety: the buffer is as long, and no copy uses it.
+        unsafe { std::ptr::write_bytes(self.buffer as usize as *mut u8, 0, BUFFER.min(bytes) as usize) };
+        let mut at = 0;
+        while at < bytes {
+            let piece = BUFFER.min(bytes - at);
+            // Safety: the caller's promise.
+            unsafe { self.start(to + at, self.buffer, piece)? };
+            at += piece;
+        }
+        self.finish()
+    }
+}
+
+/// A new stream that does not wait for the default one. The context must be current.
+pub(super) fn new_stream() -> Result<CUstream, GpuError> {
+    let mut stream = std::ptr::null_mut();
+    let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+    // Safety: writes one pointer.
+    check("make a stream", unsafe { sys::cuStreamCreate(&raw mut stream, flags) })?;
+    Ok(stream)
+}
+
+/// Pinned memory that every GPU reaches at the address that the CPU uses. The context must be current.
+pub(super) fn host_alloc(bytes: u64) -> Result<u64, GpuError> {
+    const CALL: &str = "allocate pinned memory";
+    let mut start = std::ptr::null_mut();
+    let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+    // Safety: writes one pointer.
+    check(CALL, unsafe { sys::cuMemHostAlloc(&raw mut start, bytes as usize, flags) })?;
+    let mut address = 0;
+    // Safety: writes one integer.
+    let code = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut address, start, 0) };
+    let start = start.expose_provenance() as u64;
+    check(CALL, code)?;
+    if address != start {
+        return Err(GpuError::Driver {
+            context: CALL,
+            reason: format!("the GPU sees {address:#x} where the CPU sees {start:#x}"),
+        });
+    }
+    Ok(start)
+}

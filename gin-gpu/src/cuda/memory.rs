@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Allocations.
+
+use super::context::Context;
+use super::driver::check;
+use super::lane::{Lane, host_alloc};
+use super::quiet::{Grave, bury, put_off};
+use crate::{GpuError, MemoryKind, RawMemory};
+use cudarc::driver::sys;
+use std::collections::BTreeMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Pinned memory that is used here: start and length.
+static PINNED: RwLock<BTreeMap<u64, u64>> = RwLock::new(BTreeMap::new());
+
+/// Whether all bytes are in pinned memory that is known here. Where it is not known, copies take the longer way.
+pub(super) fn is_pinned(address: u64, bytes: u64) -> bool {
+    let pinned = PINNED.read().unwrap_or_else(PoisonError::into_inner);
+    let before = pinned.range(..=address).next_back();
+    before.is_some_and(|(start, length)| address - start <= *length && bytes <= length - (address - start))
+}
+
+/// From now on these bytes are pinned.
+pub(super) fn know_pinned(address: u64, bytes: u64) {
+    PINNED.write().unwrap_or_else(PoisonError::into_inner).insert(address, bytes);
+}
+
+/// The bytes that start here may not be pinned any more.
+pub(super) fn forget_pinned(address: u64) {
+    PINNED.write().unwrap_or_else(PoisonError::into_inner).remove(&address);
+}
+
+/// Device memory or pinned memory; freed when no kernel runs.
+#[derive(Debug)]
+pub(super) struct CudaMemory {
+    context: Arc<Context>,
+    kind: MemoryKind,
+    address: u64,
+}
+
+impl CudaMemory {
+    /// Zeroed memory.
+    pub(super) fn new(context: &Arc<Context>, kind: MemoryKind, bytes: u64) -> Result<Self, GpuError> {
+        bury();
+        context.enter()?;
+        let refuse = |error: GpuError| GpuError::OutOfMemory { bytes, kind, reason: error.to_string() };
+        let address = match kind {
+            MemoryKind::Pinned => {
+                let address = host_alloc(bytes).map_err(refuse)?;
+                // Safety: so many bytes were just allocated.
+                unsafe { std::ptr::write_bytes(address as usize as *mut u8, 0, bytes as usize) };
+                know_pinned(address, bytes);
+                address
+            }
+            MemoryKind::Device => {
+                let mut address = 0;
+                // Safety: writes one integer.
+                let code = unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes as usize) };
+                check("allocate device memory", code).map_err(refuse)?;
+                address
+            }
+        };
+        let memory = Self { context: context.clone(), kind, address };
+        if kind == MemoryKind::Device {
+            let mut lane = Lane::take(context)?;
+            // Safety: so many bytes were just allocated.
+            unsafe { lane.zero(address, bytes)? };
+            lane.give_back();
+        }
+        Ok(memory)
+    }
+}
+
+impl RawMemory for CudaMemory {
+    fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for CudaMemory {
+    fn drop(&mut self) {
+        let context = self.context.clone();
+        put_off(match self.kind {
+            MemoryKind::Device => Grave::Device(context, self.address),
+            MemoryKind::Pinned => {
+                forget_pinned(self.address);
+                Grave::Pinned(context, self.address)
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_pinned_if_one_allocation_holds_all_of_it() {
+        let start = u64::MAX - (1 << 20);
+        PINNED.write().unwrap().insert(start, 64);
+        for (address, bytes, expected) in [
+            (start, 64, true),
+            (start + 8, 56, true),
+            (start + 64, 0, true),
+            (start, 65, false),
+            (start + 60, 5, false),
+            (start - 1, 2, false),
+            (start + 65, 0, false),
+            (start + 8, u64::MAX, false),
+        ] {
+            assert_eq!(is_pinned(address, bytes), expected, "{bytes} bytes at {address:#x}");
+        }
+        PINNED.write().unwrap().remove(&start);
+    }
+}

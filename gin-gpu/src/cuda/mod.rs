@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! NVIDIA GPUs, through the CUDA driver (feature `cuda`).
+//!
+//! The driver is loaded when the first device is made; without one, or with one that is too old or shows no GPU, that fails
+//! with [`GpuError::NoDriver`], [`GpuError::DriverTooOld`] or [`GpuError::NoDevice`]. Ranks are threads of one process, and
+//! several may share a GPU: each has a [`CudaDevice`] of its own over the GPU's primary context.
+//!
+//! Streams, memory and modules of a program that calls the driver itself, or by way of `cust` or C++, can be used too, and
+//! ours handed to it: [`raw`].
+//!
+//! # Kernels that wait
+//! A kernel that waits for others keeps calls of the driver from returning, and those others may be waiting for whoever
+//! made the call. So:
+//! - All functions of a module are loaded when the module is.
+//! - Memory, streams, events, modules and doorbell pages that are dropped are freed later, by an allocation or a
+//!   [`synchronize`](Stream::synchronize) while no kernel of this process runs on any of its GPUs. Failures are kept:
+//!   [`take_failures`].
+//! - Kernels that stay until they are asked to park ([`Resident`]) are asked before something is freed,
+//!   before a module is loaded, and before a launch that needs more local memory than any before it.
+//! - Launches of all ranks on a GPU are added up; a cooperative one that does not fit beside those that run is refused.
+//!   The sum takes the worst placing of blocks, so it refuses some that would fit.
+//! - Memory is zeroed and copied through pinned buffers, by copy engines, which work also while every processor is taken.
+//!   What is put on a stream by [`Stream::copy`] between addresses of one GPU is not: it needs a free
+//!   processor.
+//! - Kernels that are part of CUDA graphs are not seen here: see [`CudaStream`].
+//! - Nothing waits inside the driver: streams and events are asked again and again.
+
+mod context;
+mod copies;
+mod driver;
+mod export;
+mod flat;
+mod import;
+mod info;
+mod lane;
+mod memory;
+mod module;
+mod pages;
+mod quiet;
+pub mod raw;
+mod shared;
+mod stream;
+
+pub use info::{GpuInfo, gpus, kernel_module_version};
+pub use module::Embedded;
+pub use stream::CudaStream;
+
+use self::context::Context;
+use self::copies::Copies;
+use self::flat::{Addresses, PlacedMemory};
+use self::lane::Lane;
+use self::memory::{CudaMemory, is_pinned};
+use self::module::{Handle, Image, Images};
+use self::pages::CudaPages;
+use self::quiet::Hold;
+use self::shared::{FileMemory, PinnedFile};
+use super::copier::Copier;
+use super::flat::{Place, RawAddresses};
+use super::{
+    Device, DeviceKind, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, MemoryFile, MemoryKind, Module,
+    ModuleSource, RawMemory, Resident, SharedFile, Stream,
+};
+use crate::Devices;
+use crate::copy::copy_shared;
+use std::any::Any;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// Number of GPUs that this process can use, at least one.
+///
+/// # Errors
+/// [`GpuError::NoDriver`], [`GpuError::DriverTooOld`], [`GpuError::NoDevice`].
+pub fn device_count() -> Result<usize, GpuError> {
+    context::count()
+}
+
+/// Newest CUDA version that the driver knows, such as `13.0`.
+///
+/// # Errors
+/// As [`device_count`].
+pub fn driver_version() -> Result<String, GpuError> {
+    driver::start().map(driver::version_text)
+}
+
+/// What went wrong when memory, streams and modules were freed, since the last call.
+pub fn take_failures() -> Vec<GpuError> {
+    quiet::failures()
+}
+
+/// A GPU as one rank sees it.
+#[derive(Debug)]
+pub struct CudaDevice {
+    context: Arc<Context>,
+    /// Unique in this process: launches are counted by it.
+    id: u64,
+    kernels: Vec<Embedded>,
+    limit: Option<Duration>,
+    this: Weak<Self>,
+}
+
+impl CudaDevice {
+    /// GPU number `ordinal` of those the driver shows, with kernels that [`ModuleSource::Linked`] stands for.
+    ///
+    /// # Errors
+    /// As [`device_count`]; [`GpuError::NoSuchDevice`]; [`GpuError::Unsupported`] for a GPU that lacks something gin needs;
+    /// what the driver reports.
+    pub fn new(ordinal: usize, kernels: &[Embedded]) -> Result<Arc<Self>, GpuError> {
+        Self::with_limit(ordinal, kernels, None)
+    }
+
+    /// As [`new`](Self::new), and waiting for a stream ends with an error after `limit`.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn with_limit(ordinal: usize, kernels: &[Embedded], limit: Option<Duration>) -> Result<Arc<Self>, GpuError> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let context = Context::get(ordinal)?;
+        // Clocks and pauses of the host work with it.
+        crate::virt::install();
+        let (id, kernels) = (NEXT.fetch_add(1, Ordering::Relaxed), kernels.to_vec());
+        Ok(Arc::new_cyclic(|this| Self { context, id, kernels, limit, this: this.clone() }))
+    }
+
+    /// Its number.
+    pub fn ordinal(&self) -> usize {
+        self.context.ordinal
+    }
+
+    /// Compute capability times 10: 90 for sm_90.
+    pub fn capability(&self) -> u32 {
+        self.context.capability
+    }
+
+    /// Number of its processors (SMs).
+    pub fn processors(&self) -> u32 {
+        self.context.processors
+    }
+}
+
+impl Device for CudaDevice {
+    fn name(&self) -> String {
+        self.context.full_name()
+    }
+
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Cuda
+    }
+
+    fn limits(&self) -> Limits {
+        self.context.limits
+    }
+
+    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
+        Ok(Box::new(CudaMemory::new(&self.context, kind, bytes)?))
+    }
+
+    fn reserve_addresses(&self, slots: u32) -> Result<Option<Box<dyn RawAddresses>>, GpuError> {
+        let Some(granularity) = self.context.granularity else { return Ok(None) };
+        Ok(Some(Box::new(Addresses::reserve(&self.context, granularity, slots)?)))
+    }
+
+    fn granularity(&self) -> u64 {
+        self.context.granularity.unwrap_or(1)
+    }
+
+    fn allocate_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
+        Ok(Box::new(PlacedMemory::new(&self.context, place)?))
+    }
+
+    fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
+        Ok(match kind {
+            MemoryKind::Device => Box::new(FileMemory::new(&self.context, bytes, None)?),
+            MemoryKind::Pinned => Box::new(PinnedFile::new(&self.context, bytes)?),
+        })
+    }
+
+    fn allocate_shared_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
+        let bytes = place.bytes();
+        Ok(Box::new(FileMemory::new(&self.context, bytes, Some(place))?))
+    }
+
+    fn import(&self, file: SharedFile, place: Option<Place>) -> Result<Box<dyn RawMemory>, GpuError> {
+        shared::import(&self.context, file, place)
+    }
+
+    fn identity(&self) -> Vec<u8> {
+        shared::identity(&self.context)
+    }
+
+    fn reaches_elsewhere(&self, kind: DeviceKind, identity: &[u8]) -> bool {
+        kind == DeviceKind::Cuda && shared::reaches(&self.context, identity)
+    }
+
+    unsafe fn copy_in(&self, destination: u64, source: &[u8]) -> Result<(), GpuError> {
+        let bytes = source.len() as u64;
+        if is_pinned(destination, bytes) {
+            // Safety: the caller's promise.
+            unsafe { copy_shared(destination, source.as_ptr().expose_provenance() as u64, bytes) };
+            return Ok(());
+        }
+        let mut lane = Lane::take(&self.context)?;
+        // Safety: the caller's promise.
+        unsafe { lane.write(destination, source)? };
+        lane.give_back();
+        Ok(())
+    }
+
+    unsafe fn copy_out(&self, destination: &mut [u8], source: u64) -> Result<(), GpuError> {
+        let bytes = destination.len() as u64;
+        if is_pinned(source, bytes) {
+            // Safety: the caller's promise.
+            unsafe { copy_shared(destination.as_mut_ptr().expose_provenance() as u64, source, bytes) };
+            return Ok(());
+        }
+        let mut lane = Lane::take(&self.context)?;
+        // Safety: the caller's promise.
+        unsafe { lane.read(destination, source)? };
+        lane.give_back();
+        Ok(())
+    }
+
+    fn load(&self, source: ModuleSource<'_>) -> Result<Box<dyn Module>, GpuError> {
+        // The driver waits for running kernels before it loads.
+        let _hold = Hold::new();
+        let images = match source {
+            ModuleSource::Linked => {
+                let image = |&embedded: &Embedded| Image::embedded(&self.context, embedded);
+                self.kernels.iter().map(image).collect::<Result<_, _>>()?
+            }
+            ModuleSource::Ptx(text) => vec![Arc::new(Image::ptx(&self.context, text)?)],
+            ModuleSource::Cubin(image) => vec![Arc::new(Image::load(&self.context, image)?)],
+        };
+        Ok(Box::new(Images(images)))
+    }
+
+    fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {
+        Ok(Arc::new(CudaStream::new(self.shared()?)?))
+    }
+
+    fn reaches(&self, other: &dyn Device) -> bool {
+        other.as_any().downcast_ref::<Self>().is_some_and(|other| self.context.reaches(&other.context))
+    }
+
+    fn resident_blocks(&self, function: &Function, config: &LaunchConfig) -> Result<u64, GpuError> {
+        let Some(handle) = function.handle.downcast_ref::<Handle>() else {
+            let what = "run a kernel that was loaded for another kind of device";
+            return Err(GpuError::Unsupported { device: self.name(), what });
+        };
+        let fit = stream::fit(&self.context, handle.raw, config)?;
+        Ok(quiet::free_blocks(&self.context, fit))
+    }
+
+    fn running(&self) -> usize {
+        quiet::running(self.id)
+    }
+
+    fn copier(&self) -> Result<Option<Box<dyn Copier>>, GpuError> {
+        Ok(Some(Box::new(Copies::new(&self.context)?)))
+    }
+
+    fn keep_resident(&self, resident: Weak<dyn Resident>) {
+        quiet::keep_resident(self.id, resident);
+    }
+
+    unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {
+        Ok(Box::new(CudaPages::new(&self.context, first, bytes, keep)?))
+    }
+
+    fn export(&self, address: u64, bytes: u64) -> Result<MemoryFile, GpuError> {
+        export::export(&self.context, address, bytes)
+    }
+
+    fn pci_address(&self) -> Option<String> {
+        // What the driver does not tell is not known.
+        info::pci_address(self.ordinal()).ok()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Real GPUs for the ranks of a job, which share `gpus`: neighbours the same one where there are more ranks than GPUs.
+/// Waiting for a stream ends with an error after `limit`.
+///
+/// # Errors
+/// As [`CudaDevice::new`]; [`GpuError::NoSuchDevice`] if `gpus` is empty.
+pub fn devices(gpus: &[usize], kernels: &[Embedded], limit: Option<Duration>) -> Result<Devices, GpuError> {
+    let there = device_count()?;
+    if gpus.is_empty() {
+        return Err(GpuError::NoSuchDevice { ordinal: there, there });
+    }
+    for &ordinal in gpus {
+        // Before any kernel runs: GPUs that come up later would wait for it.
+        Context::get(ordinal)?;
+    }
+    let (gpus, kernels) = (gpus.to_vec(), kernels.to_vec());
+    let name = format!("GPUs {gpus:?}");
+    Ok(Devices::new(&name, move |rank, ranks| {
+        let index = u64::from(rank) * gpus.len() as u64 / u64::from(ranks.max(1));
+        let ordinal = gpus[(index as usize).min(gpus.len() - 1)];
+        let device: Arc<dyn Device> = CudaDevice::with_limit(ordinal, &kernels, limit)?;
+        Ok(device)
+    }))
+}

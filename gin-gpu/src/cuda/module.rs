@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Kernels: PTX and machine code, loaded whole.
+
+use super::context::{Context, lock};
+use super::driver::{check, describe, start, version_text};
+use super::lane::Lane;
+use super::quiet::{Grave, put_off};
+use crate::launch::similar;
+use crate::{Function, GpuError, Module, Parameter};
+use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute as Attribute, CUjit_option, CUmodule, CUresult};
+use gin_abi::{ABI_SYMBOL, ABI_VERSION};
+use gin_device::kernel::KERNELS;
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString};
+use std::sync::Arc;
+
+/// Kernels as PTX: pairs of architecture (`sm_90`) and text, as `gin-build` writes them into a program.
+pub type Embedded = &'static [(&'static str, &'static str)];
+
+/// Most bytes of what the driver's compiler says.
+const LOG: usize = 16 << 10;
+
+/// Most dynamic shared memory that a launch may have without the function being told.
+const SHARED_UNASKED: u32 = 48 << 10;
+
+/// The text for a GPU of this compute capability (times 10): that of the newest architecture that it is not older than.
+/// One with instructions of a single architecture (`sm_90a`) serves that one only.
+pub(super) fn choose(embedded: Embedded, capability: u32) -> Option<&'static str> {
+    let fits = embedded.iter().filter_map(|&(arch, text)| {
+        let number = arch.strip_prefix("sm_")?;
+        let only = number.strip_suffix('a');
+        let version: u32 = only.unwrap_or(number).parse().ok()?;
+        let fits = if only.is_some() { version == capability } else { version <= capability };
+        fits.then_some(((version, only.is_some()), text))
+    });
+    fits.max_by_key(|(version, _)| *version).map(|(_, text)| text)
+}
+
+/// That a GPU gets none of these texts: there are none for it.
+pub(super) fn no_text(embedded: Embedded, device: String, capability: u32) -> GpuError {
+    let archs: Vec<&str> = embedded.iter().map(|(arch, _)| *arch).collect();
+    GpuError::Module {
+        device,
+        reason: format!("there are kernels for {}, and it is sm_{capability}", archs.join(", ")),
+        log: String::new(),
+    }
+}
+
+/// The version that a PTX text says it is of.
+fn ptx_version(image: &[u8]) -> Option<String> {
+    let text = std::str::from_utf8(image.strip_suffix(&[0]).unwrap_or(image)).ok()?;
+    let line = text.lines().find_map(|line| line.trim().strip_prefix(".version"))?;
+    line.split_whitespace().next().map(str::to_owned)
+}
+
+/// A loaded module and its functions.
+#[derive(Debug)]
+pub(super) struct Image {
+    context: Arc<Context>,
+    raw: CUmodule,
+    /// It is not the program's.
+    owned: bool,
+    functions: BTreeMap<String, Loaded>,
+    abi: u32,
+}
+
+// Safety: handles of the driver's, which any thread may use.
+unsafe impl Send for Image {}
+// Safety: as above.
+unsafe impl Sync for Image {}
+
+#[derive(Debug)]
+struct Loaded {
+    raw: CUfunction,
+    parameters: Vec<Parameter>,
+    max_threads: u32,
+    local: u32,
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        if self.owned {
+            put_off(Grave::Module(self.context.clone(), self.raw));
+        }
+    }
+}
+
+impl Image {
+    /// The module of a text that lives for ever, loaded once for each GPU.
+    pub(super) fn embedded(context: &Arc<Context>, embedded: Embedded) -> Result<Arc<Self>, GpuError> {
+        let Some(text) = choose(embedded, context.capability) else {
+            return Err(no_text(embedded, context.full_name(), context.capability));
+        };
+        let mut images = lock(&context.images);
+        if let Some(image) = images.get(&text.as_ptr().addr()) {
+            return Ok(image.clone());
+        }
+        let image = Arc::new(Self::ptx(context, text)?);
+        images.insert(text.as_ptr().addr(), image.clone());
+        Ok(image)
+    }
+
+    /// The module of a PTX text.
+    pub(super) fn ptx(context: &Arc<Context>, text: &str) -> Result<Self, GpuError> {
+        let text = CString::new(text).map_err(|_| GpuError::Module {
+            device: context.full_name(),
+            reason: "its PTX has a zero byte".to_owned(),
+            log: String::new(),
+        })?;
+        Self::load(context, text.as_bytes_with_nul())
+    }
+
+    /// The module of a compiled image, or of PTX that ends with a zero byte.
+    pub(super) fn load(context: &Arc<Context>, image: &[u8]) -> Result<Self, GpuError> {
+        context.enter()?;
+        let mut log = vec![0u8; LOG];
+        let mut options = [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        // The driver takes numbers in the place of pointers.
+        let mut values = [log.as_mut_ptr().cast(), std::ptr::without_provenance_mut::<core::ffi::c_void>(LOG)];
+        let mut raw = std::ptr::null_mut();
+        // Safety: the image is whole, the buffer as long as is said, and as many options as values.
+        let code = unsafe {
+            sys::cuModuleLoadDataEx(
+                &raw mut raw,
+                image.as_ptr().cast(),
+                options.len() as u32,
+                options.as_mut_ptr(),
+                values.as_mut_ptr(),
+            )
+        };
+        if code != CUresult::CUDA_SUCCESS {
+            let end = log.iter().position(|&byte| byte == 0).unwrap_or(LOG);
+            let mut reason = describe(code);
+            if code == CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
+                && let (Some(ptx), Ok(driver)) = (ptx_version(image), start())
+            {
+                reason.push_str(&format!("; it is PTX {ptx}, and the driver is that of CUDA {}", version_text(driver)));
+            }
+            return Err(GpuError::Module {
+                device: context.full_name(),
+                reason,
+                log: String::from_utf8_lossy(&log[..end]).trim().to_owned(),
+            });
+        }
+        Self { context: context.clone(), raw, owned: true, functions: BTreeMap::new(), abi: 0 }.read()
+    }
+
+    /// A module of the program's, which it keeps loaded.
+    ///
+    /// # Safety
+    /// - The module is loaded in this context, as long as what is returned is used.
+    pub(super) unsafe fn foreign(context: &Arc<Context>, raw: CUmodule) -> Result<Self, GpuError> {
+        context.enter()?;
+        Self { context: context.clone(), raw, owned: false, functions: BTreeMap::new(), abi: 0 }.read()
+    }
+
+    /// Its handle in the driver.
+    pub(super) fn raw(&self) -> CUmodule {
+        self.raw
+    }
+
+    fn read(mut self) -> Result<Self, GpuError> {
+        self.abi = self.read_abi()?;
+        self.read_functions()?;
+        Ok(self)
+    }
+
+    fn read_abi(&self) -> Result<u32, GpuError> {
+        let foreign = |reason: &str| GpuError::Module {
+            device: self.context.full_name(),
+            reason: reason.to_owned(),
+            log: String::new(),
+        };
+        let name = CString::new(ABI_SYMBOL).map_err(|_| foreign("the version's name has a zero byte"))?;
+        let (mut address, mut bytes) = (0, 0);
+        // Safety: writes two integers; the name ends with 0.
+        let code = unsafe { sys::cuModuleGetGlobal_v2(&raw mut address, &raw mut bytes, self.raw, name.as_ptr()) };
+        if code != CUresult::CUDA_SUCCESS || bytes != size_of::<u32>() {
+            return Err(foreign("it has no `gin_abi_version`: it was not built with gin-device"));
+        }
+        let mut version = [0; size_of::<u32>()];
+        let mut lane = Lane::take(&self.context)?;
+        // Safety: so many bytes are there.
+        unsafe { lane.read(&mut version, address)? };
+        lane.give_back();
+        match u32::from_ne_bytes(version) {
+            ABI_VERSION => Ok(ABI_VERSION),
+            kernel_abi => {
+                Err(GpuError::AbiMismatch { kernel: self.context.full_name(), kernel_abi, host_abi: ABI_VERSION })
+            }
+        }
+    }
+
+    /// Loads all functions: one loaded later would wait for the kernels that run then.
+    fn read_functions(&mut self) -> Result<(), GpuError> {
+        const CALL: &str = "list the kernels of a module";
+        let mut count = 0;
+        // Safety: writes one integer.
+        check(CALL, unsafe { sys::cuModuleGetFunctionCount(&raw mut count, self.raw) })?;
+        let mut functions = vec![std::ptr::null_mut(); count as usize];
+        // Safety: as much room as is said.
+        check(CALL, unsafe { sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, self.raw) })?;
+        for raw in functions {
+            let mut name = std::ptr::null();
+            // Safety: writes a pointer to a string that lives as long as the module.
+            check(CALL, unsafe { sys::cuFuncGetName(&raw mut name, raw) })?;
+            // Safety: as above.
+            let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
+            // Safety: the function is of a module that is loaded.
+            check("load a kernel", unsafe { sys::cuFuncLoad(raw) })?;
+            let max_threads = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
+            let (shared, most) =
+                (attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?, self.context.limits.dynamic_shared);
+            if most.saturating_sub(shared) > SHARED_UNASKED {
+                let what = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                // Safety: as above.
+                let code = unsafe { sys::cuFuncSetAttribute(raw, what, (most - shared) as i32) };
+                check("allow a kernel shared memory", code)?;
+            }
+            let local = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?;
+            let parameters = parameters(&name, raw)?;
+            self.functions.insert(name, Loaded { raw, parameters, max_threads, local });
+        }
+        Ok(())
+    }
+}
+
+fn attribute(function: CUfunction, attribute: Attribute) -> Result<u32, GpuError> {
+    let mut value = 0;
+    // Safety: writes one integer; the function's module is loaded.
+    let code = unsafe { sys::cuFuncGetAttribute(&raw mut value, attribute, function) };
+    check("ask for a property of a kernel", code).map(|()| value as u32)
+}
+
+/// What a kernel takes. The module knows sizes only; names come from the kernel of the same name and the same sizes that
+/// is linked into the program, if there is one.
+fn parameters(name: &str, function: CUfunction) -> Result<Vec<Parameter>, GpuError> {
+    let mut sizes = Vec::new();
+    loop {
+        let (mut offset, mut size) = (0, 0);
+        // Safety: writes two integers.
+        match unsafe { sys::cuFuncGetParamInfo(function, sizes.len(), &raw mut offset, &raw mut size) } {
+            CUresult::CUDA_SUCCESS => sizes.push(size),
+            // Past the last one.
+            CUresult::CUDA_ERROR_INVALID_VALUE => break,
+            code => check("ask for a kernel's parameters", code)?,
+        }
+    }
+    let linked = KERNELS.iter().find(|entry| {
+        entry.name == name && entry.params.iter().map(|parameter| parameter.size).eq(sizes.iter().copied())
+    });
+    let parameter = |(index, size): (usize, usize)| {
+        let linked = linked.map(|entry| entry.params[index]);
+        Parameter {
+            name: linked.map_or(String::new(), |linked| linked.name.to_owned()),
+            type_name: linked.map_or(String::new(), |linked| linked.type_name.to_owned()),
+            size,
+        }
+    };
+    Ok(sizes.into_iter().enumerate().map(parameter).collect())
+}
+
+/// What a [`Function`] of a GPU is known by.
+#[derive(Debug)]
+pub(super) struct Handle {
+    pub(super) raw: CUfunction,
+    pub(super) ordinal: usize,
+    /// Bytes of local memory that a thread takes.
+    pub(super) local: u32,
+    pub(super) image: Arc<Image>,
+}
+
+// Safety: handles of the driver's, which any thread may use.
+unsafe impl Send for Handle {}
+// Safety: as above.
+unsafe impl Sync for Handle {}
+
+/// Modules that kernels are looked up in together.
+#[derive(Debug)]
+pub(super) struct Images(pub(super) Vec<Arc<Image>>);
+
+impl Module for Images {
+    fn function(&self, name: &str) -> Result<Function, GpuError> {
+        let mut found = self.0.iter().filter_map(|image| Some((image, image.functions.get(name)?)));
+        let Some((image, loaded)) = found.next() else {
+            let names = self.0.iter().flat_map(|image| image.functions.keys());
+            return Err(GpuError::UnknownKernel {
+                name: name.to_owned(),
+                similar: similar(name, names.map(|name| &**name)),
+            });
+        };
+        let others = found.count();
+        if others > 0 {
+            let modules = vec!["a PTX module".to_owned(); others + 1];
+            return Err(GpuError::AmbiguousKernel { name: name.to_owned(), modules });
+        }
+        Ok(Function {
+            name: name.to_owned(),
+            parameters: loaded.parameters.clone(),
+            max_threads: Some(loaded.max_threads),
+            abi: image.abi,
+            handle: Arc::new(Handle {
+                raw: loaded.raw,
+                ordinal: image.context.ordinal,
+                local: loaded.local,
+                image: image.clone(),
+            }),
+        })
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.0.iter().flat_map(|image| image.functions.keys().cloned()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gpu_gets_the_newest_text_that_it_is_not_older_than() {
+        let all: Embedded = &[("sm_80", "80"), ("sm_90", "90"), ("sm_90a", "90a"), ("sm_100", "100"), ("x", "x")];
+        for (capability, expected) in [
+            (75, None),
+            (80, Some("80")),
+            (89, Some("80")),
+            (90, Some("90a")),
+            (100, Some("100")),
+            (103, Some("100")),
+            (120, Some("100")),
+        ] {
+            assert_eq!(choose(all, capability), expected, "sm_{capability}");
+        }
+        assert_eq!(choose(&[("sm_90a", "90a")], 100), None);
+    }
+
+    #[test]
+    fn a_gpu_that_no_text_is_for_is_told_with_both_architectures() {
+        let error = no_text(&[("sm_90", ""), ("sm_100", "")], "Some GPU (GPU 0)".to_owned(), 75).to_string();
+        assert!(error.contains("kernels for sm_90, sm_100") && error.contains("it is sm_75"), "{error}");
+    }
+
+    #[test]
+    fn the_version_of_a_text_is_read_and_machine_code_has_none() {
+        assert_eq!(ptx_version(b"//\n.version 8.6\n.target sm_90\n\0").as_deref(), Some("8.6"));
+        assert_eq!(ptx_version(b"\x7fELF\xff\x00"), None);
+    }
+}

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Pages of I/O memory that kernels store to: doorbell pages of NICs.
+//!
+//! The driver registers a page once for all GPUs, and a NIC may give the same page to several users; so pages are counted
+//! here. A page is unregistered when nobody uses it and no kernel runs; until then it stays mapped in this process.
+
+use super::context::{Context, lock};
+use super::driver::{check, describe};
+use super::quiet::{Grave, bury, put_off};
+use crate::{GpuError, Keep, MappedPages};
+use cudarc::driver::sys::{self, CUresult};
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+/// A registered page.
+#[derive(Default)]
+struct Page {
+    users: usize,
+    /// What keeps it mapped while it has no users and is registered still.
+    keep: Option<Keep>,
+}
+
+/// Pages by their addresses in this process.
+#[derive(Default)]
+struct Table(BTreeMap<u64, Page>);
+
+static PAGES: Mutex<Table> = Mutex::new(Table(BTreeMap::new()));
+
+impl Table {
+    /// One more user of a page, which `register` registers if it is not yet. Gives what kept it mapped without users, which
+    /// need not any more.
+    fn enter<E>(&mut self, first: u64, register: impl FnOnce() -> Result<(), E>) -> Result<Option<Keep>, E> {
+        if !self.0.contains_key(&first) {
+            register()?;
+        }
+        let page = self.0.entry(first).or_default();
+        page.users += 1;
+        Ok(page.keep.take())
+    }
+
+    /// One user less; gives back what kept the page mapped for it if there are others. Else the page is to be unregistered
+    /// by and by.
+    fn leave(&mut self, first: u64, keep: Keep) -> Option<Keep> {
+        // A user has entered.
+        let page = self.0.entry(first).or_default();
+        page.users = page.users.saturating_sub(1);
+        if page.users > 0 {
+            return Some(keep);
+        }
+        page.keep = Some(keep);
+        None
+    }
+
+    /// Has `unregister` unregister a page, unless it has users again or is gone already. Gives what kept it mapped.
+    fn end<E>(&mut self, first: u64, unregister: impl FnOnce() -> Result<(), E>) -> Result<Option<Keep>, E> {
+        if self.0.get(&first).is_none_or(|page| page.users > 0) {
+            return Ok(None);
+        }
+        // On an error it stays as it is: registered, and mapped.
+        unregister()?;
+        Ok(self.0.remove(&first).and_then(|page| page.keep))
+    }
+}
+
+fn pointer(first: u64) -> *mut core::ffi::c_void {
+    std::ptr::with_exposed_provenance_mut(first as usize)
+}
+
+/// Unregisters a page that nobody uses, if so. What comes back is to be dropped when no lock is held.
+pub(super) fn end(first: u64) -> Result<Option<Box<dyn Any>>, GpuError> {
+    // Safety: registered by `CudaPages::new`, and no kernel runs.
+    let unregister = || check("take a doorbell page from GPUs", unsafe { sys::cuMemHostUnregister(pointer(first)) });
+    let keep = lock(&PAGES).end(first, unregister)?;
+    Ok(keep.map(|keep| Box::new(keep) as Box<dyn Any>))
+}
+
+/// Pages, as one user has them.
+pub(super) struct CudaPages {
+    context: Arc<Context>,
+    first: u64,
+    address: u64,
+    /// Always there but in `drop`.
+    keep: Option<Keep>,
+}
+
+impl fmt::Debug for CudaPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaPages").field("first", &self.first).field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl CudaPages {
+    /// Lets the GPU store to `bytes` bytes from `first` on, both multiples of a page, which are mapped as long as `keep`
+    /// is there.
+    pub(super) fn new(context: &Arc<Context>, first: u64, bytes: u64, keep: Keep) -> Result<Self, GpuError> {
+        bury();
+        context.enter()?;
+        let flags =
+            sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_IOMEMORY;
+        let register = || {
+            // Safety: the pages are mapped until they are unregistered.
+            match unsafe { sys::cuMemHostRegister_v2(pointer(first), bytes as usize, flags) } {
+                CUresult::CUDA_SUCCESS => Ok(()),
+                code => Err(refused(code)),
+            }
+        };
+        let before = lock(&PAGES).enter(first, register)?;
+        drop(before);
+        // From here on they are unregistered later, also where something fails.
+        let mut pages = Self { context: context.clone(), first, address: 0, keep: Some(keep) };
+        // Safety: writes one integer.
+        let code = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut pages.address, pointer(first), 0) };
+        check("find a doorbell page in a GPU", code)?;
+        Ok(pages)
+    }
+}
+
+/// The driver does not map I/O memory.
+fn refused(code: CUresult) -> GpuError {
+    let hint = "some drivers map I/O memory only with their module's option PeerMappingOverride";
+    GpuError::Driver { context: "let a GPU store to a doorbell page", reason: format!("{}; {hint}", describe(code)) }
+}
+
+impl MappedPages for CudaPages {
+    fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for CudaPages {
+    fn drop(&mut self) {
+        let Some(keep) = self.keep.take() else { return };
+        // In a statement of its own, so that the lock is free again.
+        let left = lock(&PAGES).leave(self.first, keep);
+        if left.is_none() {
+            put_off(Grave::Pages(self.context.clone(), self.first));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keep() -> (Keep, std::sync::Weak<u32>) {
+        let keep = Arc::new(7u32);
+        (keep.clone(), Arc::downgrade(&keep))
+    }
+
+    const GOOD: fn() -> Result<(), u32> = || Ok(());
+    const NEVER: fn() -> Result<(), u32> = || panic!("the driver is not to be called");
+
+    #[test]
+    fn a_page_is_registered_for_its_first_user_and_unregistered_after_its_last() {
+        let mut table = Table::default();
+        let ((first, first_there), (second, second_there)) = (keep(), keep());
+        assert!(table.enter(8, GOOD).unwrap().is_none());
+        assert!(table.enter(8, NEVER).unwrap().is_none());
+        drop(table.leave(8, first));
+        assert!(first_there.upgrade().is_none(), "the other user keeps the page");
+        assert!(table.end(8, NEVER).unwrap().is_none(), "it is in use");
+        assert!(table.leave(8, second).is_none());
+        assert!(second_there.upgrade().is_some(), "it is registered still");
+        drop(table.end(8, GOOD).unwrap());
+        assert!(second_there.upgrade().is_none());
+        assert!(table.end(8, NEVER).unwrap().is_none(), "it is gone");
+        assert!(table.0.is_empty());
+    }
+
+    #[test]
+    fn a_page_that_is_used_again_before_it_was_unregistered_stays() {
+        let mut table = Table::default();
+        let ((first, first_there), (second, _there)) = (keep(), keep());
+        table.enter(8, GOOD).unwrap();
+        assert!(table.leave(8, first).is_none());
+        drop(table.enter(8, NEVER).unwrap());
+        assert!(first_there.upgrade().is_none(), "the new user keeps it");
+        assert!(table.end(8, NEVER).unwrap().is_none());
+        assert!(table.leave(8, second).is_none());
+        assert!(table.end(8, GOOD).unwrap().is_some());
+    }
+
+    #[test]
+    fn what_the_driver_refuses_changes_nothing() {
+        let mut table = Table::default();
+        assert_eq!(table.enter(8, || Err(1)).err(), Some(1));
+        assert!(table.0.is_empty());
+        table.enter(8, GOOD).unwrap();
+        let (keep, there) = keep();
+        assert!(table.leave(8, keep).is_none());
+        assert_eq!(table.end(8, || Err(2)).err(), Some(2));
+        assert!(there.upgrade().is_some(), "it is mapped as long as it is registered");
+        table.enter(8, NEVER).unwrap();
+    }
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Handles of the driver's, in and out: what a program that calls the driver itself, or by way of `cust` or C++, shares
+//! with gin.
+//!
+//! | is | out | in |
+//! | --- | --- | --- |
+//! | `CUcontext` | [`CudaDevice::raw_context`] | always the GPU's primary one |
+//! | `CUstream` | [`CudaStream::raw`] | [`CudaDevice::stream_from_raw`] |
+//! | `CUdeviceptr`, host memory | [`Memory::address`] | [`CudaDevice::import_memory`] |
+//! | `CUmodule` | [`raw_module`] | [`CudaDevice::module_from_raw`] |
+//! | `CUfunction` | [`raw_function`] | through its module |
+//!
+//! Handles are untyped pointers here, so that they fit whichever bindings the program has. What comes in stays its
+//! maker's: nothing here frees it. What goes out stays ours: it is valid while the object lives that it came from.
+//!
+//! Kernels that the program launches by itself are not in [`Device::running`], nor in the sum that cooperative launches
+//! are checked against.
+
+use super::driver::{check, describe};
+use super::import::import;
+use super::module::{Handle, Image, Images};
+use super::stream::CudaStream;
+use super::{CudaDevice, Device, GpuError, Module, Stream};
+use crate::{Function, Memory};
+use cudarc::driver::sys::{self, CUresult};
+use std::sync::Arc;
+
+/// A handle of the driver's: `CUcontext`, `CUstream`, `CUmodule` or `CUfunction`.
+pub type RawHandle = *mut core::ffi::c_void;
+
+/// Streams that have a number instead of an address: the default ones, of a context and of a thread.
+const DEFAULT_STREAMS: usize = 2;
+
+/// What a kernel is known by in the driver, a `CUfunction`; `None` if it is not one of a GPU. Valid while the function's
+/// module is loaded, which `function` sees to.
+pub fn raw_function(function: &Function) -> Option<RawHandle> {
+    Some(function.handle.downcast_ref::<Handle>()?.raw.cast())
+}
+
+/// The module that a kernel is in, a `CUmodule`; else as [`raw_function`].
+pub fn raw_module(function: &Function) -> Option<RawHandle> {
+    Some(function.handle.downcast_ref::<Handle>()?.image.raw().cast())
+}
+
+impl CudaDevice {
+    /// The GPU behind a device, if it is one.
+    pub fn of(device: &dyn Device) -> Option<&Self> {
+        device.as_any().downcast_ref()
+    }
+
+    /// Its context, a `CUcontext`: the GPU's primary one, which lives until the process ends.
+    pub fn raw_context(&self) -> RawHandle {
+        self.context.raw().cast()
+    }
+
+    fn refuse(&self, what: &'static str, reason: String) -> GpuError {
+        GpuError::ForeignHandle { what, device: self.name(), reason }
+    }
+
+    /// A stream, a `CUstream`, that the program has made. It is not destroyed by this.
+    ///
+    /// Launches go by the same checks as on streams made here, and are counted. Into a stream that is being captured they
+    /// go as well: see [`CudaStream`].
+    ///
+    /// # Safety
+    /// - The stream is alive, and stays so until what is returned is gone and what was put on it is done.
+    ///
+    /// # Errors
+    /// [`GpuError::ForeignHandle`] for a default stream, which waits for all others, and for a stream of another context
+    /// than the GPU's primary one.
+    pub unsafe fn stream_from_raw(&self, stream: RawHandle) -> Result<Arc<dyn Stream>, GpuError> {
+        const WHAT: &str = "stream";
+        if stream.addr() <= DEFAULT_STREAMS {
+            return Err(self.refuse(WHAT, "it is a default stream, which waits for all others".to_owned()));
+        }
+        self.context.enter()?;
+        let mut context = std::ptr::null_mut();
+        // Safety: writes one pointer; the stream is alive.
+        match unsafe { sys::cuStreamGetCtx(stream.cast(), &raw mut context) } {
+            CUresult::CUDA_SUCCESS if context == self.context.raw() => {}
+            CUresult::CUDA_SUCCESS => {
+                let reason = "it is of another context than the GPU's primary one (cuDevicePrimaryCtxRetain)";
+                return Err(self.refuse(WHAT, reason.to_owned()));
+            }
+            code => return Err(self.refuse(WHAT, describe(code))),
+        }
+        Ok(Arc::new(CudaStream::foreign(self.shared()?, stream.cast())))
+    }
+
+    /// Memory of the program's: device memory of this GPU, or pinned host memory. Nothing is copied, cleared or freed.
+    ///
+    /// Device memory may come from `cuMemAlloc`, `cuMemAllocAsync` or `cuMemMap`; the latter may be of several pieces that
+    /// follow each other. Where ranks are to reach it by loads and stores it must be accessible to their GPUs, which is
+    /// asked when it is registered: memory from `cuMemAlloc` is, memory of a pool or that was mapped is if the program says
+    /// so (`cuMemPoolSetAccess`, `cuMemSetAccess`).
+    ///
+    /// # Safety
+    /// - The memory stays allocated and mapped, its host memory pinned and its pool alive, until what is returned, windows
+    ///   that it is registered in, and communicators that have had such windows are gone on all ranks, and no kernel runs
+    ///   that uses them.
+    /// - Meanwhile the program accesses it only as it may access memory of a window.
+    ///
+    /// # Errors
+    /// [`GpuError::Foreign`] with the reason: no bytes; memory of another GPU or context; bytes outside an allocation;
+    /// managed memory; host memory that is not pinned, or has another address on the GPU.
+    pub unsafe fn import_memory(&self, address: u64, bytes: u64) -> Result<Arc<Memory>, GpuError> {
+        let (raw, kind) = import(&self.context, address, bytes)?;
+        Ok(Memory::foreign(self.shared()?, raw, kind, bytes))
+    }
+
+    /// Kernels of a module, a `CUmodule`, that the program has loaded in the GPU's primary context. It is not unloaded by
+    /// this.
+    ///
+    /// All its functions are loaded now, and each is allowed as much dynamic shared memory as the GPU has, as for modules
+    /// loaded here.
+    ///
+    /// # Safety
+    /// - The module is loaded, and stays so until what is returned, and functions of it, are gone and none of its kernels
+    ///   runs.
+    ///
+    /// # Errors
+    /// [`GpuError::Module`] if it was not built with gin-device, [`GpuError::AbiMismatch`], what the driver reports.
+    pub unsafe fn module_from_raw(&self, module: RawHandle) -> Result<Box<dyn Module>, GpuError> {
+        if module.is_null() {
+            return Err(self.refuse("module", "there is none".to_owned()));
+        }
+        // Safety: the caller's promise.
+        Ok(Box::new(Images(vec![Arc::new(unsafe { Image::foreign(&self.context, module.cast())? })])))
+    }
+
+    pub(super) fn shared(&self) -> Result<Arc<Self>, GpuError> {
+        let what = "be used while it is dropped";
+        self.this.upgrade().ok_or_else(|| GpuError::Unsupported { device: self.name(), what })
+    }
+}
+
+/// Whether launches into a stream are being captured.
+pub(super) fn is_capturing(stream: sys::CUstream) -> Result<bool, GpuError> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // Safety: writes one value of the enumeration; the stream is alive.
+    check("ask whether a stream is captured", unsafe { sys::cuStreamIsCapturing(stream, &raw mut status) })?;
+    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}

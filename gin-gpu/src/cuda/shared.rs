@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Memory that other processes of the host map: GPU memory as files of the driver's, pinned memory as files of the kernel's.
+
+use super::context::Context;
+use super::driver::{check, describe};
+use super::lane::Lane;
+use super::memory::{forget_pinned, know_pinned};
+use super::quiet::{Grave, bury, put_off};
+use crate::flat::Place;
+use crate::shared::{HostFile, HostPages};
+use crate::{GpuError, MemoryKind, RawMemory, SharedFile};
+use cudarc::driver::sys::{
+    self, CUdevice_P2PAttribute as P2P, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUresult, CUuuid,
+};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+/// How memory of a GPU is given to other processes.
+const FILE: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+fn pointer(address: u64) -> *mut core::ffi::c_void {
+    std::ptr::with_exposed_provenance_mut(address as usize)
+}
+
+/// What identifies a GPU to other processes, whatever numbers they see it by.
+pub(super) fn identity(context: &Context) -> Vec<u8> {
+    uuid(context.device()).map_or_else(|_| Vec::new(), Vec::from)
+}
+
+fn uuid(device: sys::CUdevice) -> Result<[u8; 16], GpuError> {
+    let mut uuid = CUuuid { bytes: [0; 16] };
+    // Safety: writes 16 bytes.
+    check("ask for a GPU's identity", unsafe { sys::cuDeviceGetUuid_v2(&raw mut uuid, device) })?;
+    Ok(uuid.bytes.map(|byte| byte as u8))
+}
+
+/// Whether kernels of this GPU reach memory of the GPU with this identity, with atomics. One that this process does not see
+/// they do not.
+pub(super) fn reaches(context: &Context, other: &[u8]) -> bool {
+    let there = |ordinal: i32| -> Option<sys::CUdevice> {
+        let mut device = 0;
+        // Safety: writes one integer.
+        (unsafe { sys::cuDeviceGet(&raw mut device, ordinal) } == CUresult::CUDA_SUCCESS).then_some(device)
+    };
+    let mut devices = (0..).map_while(there);
+    let Some(device) = devices.find(|&device| uuid(device).is_ok_and(|uuid| uuid[..] == *other)) else { return false };
+    if device == context.device() {
+        return true;
+    }
+    let (mut can, mut atomics) = (0, 0);
+    let which = P2P::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+    // Safety: each writes one integer.
+    let asked = unsafe {
+        let can = sys::cuDeviceCanAccessPeer(&raw mut can, context.device(), device);
+        (can, sys::cuDeviceGetP2PAttribute(&raw mut atomics, which, context.device(), device))
+    };
+    asked == (CUresult::CUDA_SUCCESS, CUresult::CUDA_SUCCESS) && can != 0 && atomics != 0
+}
+
+/// Where GPU memory is mapped.
+#[derive(Debug)]
+enum Mapped {
+    /// At a place of a range.
+    At(Place),
+    /// At addresses of its own: so many bytes.
+    Alone(u64),
+}
+
+/// GPU memory in a file; unmapped when no kernel runs.
+#[derive(Debug)]
+pub(super) struct FileMemory {
+    context: Arc<Context>,
+    /// Always there but in `drop`.
+    mapped: Option<Mapped>,
+    address: u64,
+    /// There if it is this process's; files of others are closed, as there may be many.
+    file: Option<OwnedFd>,
+}
+
+impl FileMemory {
+    /// Zeroed memory, at a place or anywhere.
+    pub(super) fn new(context: &Arc<Context>, bytes: u64, place: Option<Place>) -> Result<Self, GpuError> {
+        bury();
+        context.enter()?;
+        let length = length(context, bytes, place.as_ref())?;
+        let refuse =
+            |error: GpuError| GpuError::OutOfMemory { bytes, kind: MemoryKind::Device, reason: error.to_string() };
+        let properties = sys::CUmemAllocationProp { requestedHandleTypes: FILE, ..context.memory_properties() };
+        let mut handle = 0;
+        // Safety: writes one integer.
+        let code = unsafe { sys::cuMemCreate(&raw mut handle, length as usize, &raw const properties, 0) };
+        check("make device memory that processes share", code).map_err(refuse)?;
+        let handle = Handle(handle);
+        let mut file = -1i32;
+        // Safety: writes one integer, the number of a file.
+        let code = unsafe { sys::cuMemExportToShareableHandle((&raw mut file).cast(), handle.0, FILE, 0) };
+        check("make a file of device memory", code)?;
+        // Safety: the driver has just opened it, for the caller.
+        let file = unsafe { OwnedFd::from_raw_fd(file) };
+        let memory = Self::map(context, &handle, length, place, Some(file))?;
+        let mut lane = Lane::take(context)?;
+        // Safety: so many bytes were just mapped.
+        unsafe { lane.zero(memory.address, length)? };
+        lane.give_back();
+        Ok(memory)
+    }
+
+    /// Memory of a GPU of another process.
+    fn import(context: &Arc<Context>, file: OwnedFd, bytes: u64, place: Option<Place>) -> Result<Self, GpuError> {
+        bury();
+        context.enter()?;
+        let length = length(context, bytes, place.as_ref())?;
+        let (mut handle, number) = (0, file.as_raw_fd() as usize);
+        // Safety: reads the number of a file, which it gets by value, and writes one integer.
+        let code = unsafe {
+            sys::cuMemImportFromShareableHandle(&raw mut handle, std::ptr::without_provenance_mut(number), FILE)
+        };
+        check("take in device memory of another process", code)?;
+        Self::map(context, &Handle(handle), length, place, None)
+    }
+
+    fn map(
+        context: &Arc<Context>,
+        handle: &Handle,
+        length: u64,
+        place: Option<Place>,
+        file: Option<OwnedFd>,
+    ) -> Result<Self, GpuError> {
+        let (address, mapped) = match place {
+            Some(place) => (place.address(), Mapped::At(place)),
+            None => {
+                let (mut start, align) = (0, context.granularity.unwrap_or(0) as usize);
+                // Safety: writes one integer.
+                let code = unsafe { sys::cuMemAddressReserve(&raw mut start, length as usize, align, 0, 0) };
+                check("reserve addresses", code)?;
+                (start, Mapped::Alone(length))
+            }
+        };
+        // Safety: the addresses are reserved, nothing is mapped there, and the memory is as long, or the driver says so.
+        let code = unsafe { sys::cuMemMap(address, length as usize, 0, handle.0, 0) };
+        if let Err(error) = check("map device memory", code) {
+            if let Mapped::Alone(bytes) = mapped {
+                put_off(Grave::Addresses(context.clone(), address, bytes));
+            }
+            return Err(error);
+        }
+        // From here on it is unmapped later, also where something fails.
+        let memory = Self { context: context.clone(), mapped: Some(mapped), address, file };
+        let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let access = CUmemAccessDesc { location: context.location(), flags };
+        // Safety: one description, of a whole mapping.
+        let code = unsafe { sys::cuMemSetAccess(address, length as usize, &raw const access, 1) };
+        check("let a GPU reach device memory", code)?;
+        Ok(memory)
+    }
+}
+
+/// Bytes that are mapped for an allocation of `bytes`.
+fn length(context: &Context, bytes: u64, place: Option<&Place>) -> Result<u64, GpuError> {
+    let cannot = || GpuError::Unsupported { device: context.full_name(), what: "share memory with other processes" };
+    let granularity = context.granularity.ok_or_else(cannot)?;
+    let length = bytes.max(1).checked_next_multiple_of(granularity).ok_or_else(cannot)?;
+    match place {
+        Some(place) if place.bytes() != length => {
+            Err(GpuError::OutOfRange { offset: 0, end: length, length: place.bytes() })
+        }
+        _ => Ok(length),
+    }
+}
+
+/// Memory of the driver's, which stays as long as it is mapped.
+struct Handle(u64);
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // Safety: made or taken in once. It fails for handles only that there never were.
+        let _ = unsafe { sys::cuMemRelease(self.0) };
+    }
+}
+
+impl RawMemory for FileMemory {
+    fn address(&self) -> u64 {
+        self.address
+    }
+
+    fn file(&self) -> Option<io::Result<OwnedFd>> {
+        self.file.as_ref().map(OwnedFd::try_clone)
+    }
+}
+
+impl Drop for FileMemory {
+    fn drop(&mut self) {
+        match self.mapped.take() {
+            Some(Mapped::At(place)) => put_off(Grave::Placed(self.context.clone(), place)),
+            Some(Mapped::Alone(bytes)) => put_off(Grave::Alone(self.context.clone(), self.address, bytes)),
+            None => {}
+        }
+    }
+}
+
+/// Pinned memory in a file; given back when no kernel runs.
+#[derive(Debug)]
+pub(super) struct PinnedFile {
+    context: Arc<Context>,
+    /// Always there but in `drop`.
+    pages: Option<HostPages>,
+    start: u64,
+}
+
+impl PinnedFile {
+    /// Zeroed memory.
+    pub(super) fn new(context: &Arc<Context>, bytes: u64) -> Result<Self, GpuError> {
+        Self::pin(context, HostPages::allocate(MemoryKind::Pinned, bytes)?, bytes)
+    }
+
+    fn pin(context: &Arc<Context>, pages: HostPages, bytes: u64) -> Result<Self, GpuError> {
+        bury();
+        context.enter()?;
+        let (start, length) = (pages.start(), pages.file().length());
+        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+        // Safety: the pages stay mapped until they are unregistered.
+        match unsafe { sys::cuMemHostRegister_v2(pointer(start), length as usize, flags) } {
+            CUresult::CUDA_SUCCESS => {}
+            code => {
+                let reason = format!("cuMemHostRegister says {}", describe(code));
+                return Err(GpuError::OutOfMemory { bytes, kind: MemoryKind::Pinned, reason });
+            }
+        }
+        know_pinned(start, length);
+        // From here on it is unregistered later, also where something fails.
+        let memory = Self { context: context.clone(), pages: Some(pages), start };
+        let mut seen = 0;
+        // Safety: writes one integer.
+        let code = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut seen, pointer(start), 0) };
+        check("find pinned memory in a GPU", code)?;
+        if seen != start {
+            let what = "share pinned memory: it sees it at another address than the CPU";
+            return Err(GpuError::Unsupported { device: context.full_name(), what });
+        }
+        Ok(memory)
+    }
+}
+
+impl RawMemory for PinnedFile {
+    fn address(&self) -> u64 {
+        self.start
+    }
+
+    fn file(&self) -> Option<io::Result<OwnedFd>> {
+        self.pages.as_ref()?.file().again().map(|file| file.map_err(Into::into))
+    }
+}
+
+impl Drop for PinnedFile {
+    fn drop(&mut self) {
+        if let Some(pages) = self.pages.take() {
+            forget_pinned(self.start);
+            put_off(Grave::PinnedFile(self.context.clone(), pages));
+        }
+    }
+}
+
+/// Memory of another process, mapped so that this GPU reaches it.
+pub(super) fn import(
+    context: &Arc<Context>,
+    shared: SharedFile,
+    place: Option<Place>,
+) -> Result<Box<dyn RawMemory>, GpuError> {
+    let SharedFile { file, bytes, kind } = shared;
+    if kind == MemoryKind::Device {
+        return Ok(Box::new(FileMemory::import(context, file, bytes, place)?));
+    }
+    let refuse = |reason| GpuError::Foreign { address: 0, bytes, device: context.full_name(), reason };
+    let file = HostFile::of_other(file, bytes).map_err(refuse)?;
+    let pages = HostPages::new(file).map_err(|error| refuse(error.to_string()))?;
+    Ok(Box::new(PinnedFile::pin(context, pages, bytes)?))
+}

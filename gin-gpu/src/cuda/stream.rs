@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Streams, events and launches.
+
+use super::CudaDevice;
+use super::context::{Context, lock};
+use super::driver::{check, describe, error};
+use super::lane::new_stream;
+use super::module::Handle;
+use super::quiet::{self, Fit, Grave, bury, put_off};
+use super::raw::{RawHandle, is_capturing};
+use crate::{Argument, Device, Event, Function, GpuError, LaunchConfig, Stream};
+use cudarc::driver::sys::{self, CUevent, CUfunction, CUresult, CUstream};
+use gin_boot::rt;
+use gin_device::exec::Dim3;
+use std::any::Any;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// Work of a GPU in order, on a stream that waits for no other, or on one that the program has made.
+///
+/// # Captured launches
+/// While the stream is captured into a CUDA graph, a launch becomes part of the graph. A cooperative one is refused if it
+/// does not fit beside what runs at that moment, as always. When the graph is launched nothing is checked, and its kernels
+/// are not in [`Device::running`]. Who launches graphs with kernels that wait sees to it that all of them fit at once, and
+/// drops nothing that they use, and destroys no communicator, before they have ended.
+#[derive(Debug)]
+pub struct CudaStream {
+    device: Arc<CudaDevice>,
+    raw: CUstream,
+    /// It is not the program's.
+    owned: bool,
+    /// The kernel that was launched last, to be named when something fails.
+    last: Mutex<String>,
+}
+
+// Safety: a stream may be used from any thread, from several at the same time.
+unsafe impl Send for CudaStream {}
+// Safety: as above.
+unsafe impl Sync for CudaStream {}
+
+/// A launch's shape as the driver takes it.
+struct Shape {
+    attributes: Vec<sys::CUlaunchAttribute>,
+    config: sys::CUlaunchConfig,
+}
+
+impl Shape {
+    fn new(config: &LaunchConfig, stream: CUstream) -> Self {
+        let attribute = |id, value| sys::CUlaunchAttribute { id, pad: [0; 4], value };
+        let mut attributes = Vec::new();
+        if config.cooperative {
+            let value = sys::CUlaunchAttributeValue { cooperative: 1 };
+            attributes.push(attribute(sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value));
+        }
+        // Left out where there are none, as GPUs without clusters do not know of them.
+        if config.cluster_blocks() > 1 {
+            let Dim3 { x, y, z } = config.cluster;
+            let cluster = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };
+            let value = sys::CUlaunchAttributeValue { clusterDim: cluster };
+            attributes.push(attribute(sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, value));
+        }
+        let config = sys::CUlaunchConfig {
+            gridDimX: config.grid.x,
+            gridDimY: config.grid.y,
+            gridDimZ: config.grid.z,
+            blockDimX: config.block.x,
+            blockDimY: config.block.y,
+            blockDimZ: config.block.z,
+            sharedMemBytes: config.dynamic_shared,
+            hStream: stream,
+            attrs: std::ptr::null_mut(),
+            numAttrs: attributes.len() as u32,
+        };
+        Self { attributes, config }
+    }
+
+    /// Valid as long as the shape stays where it is.
+    fn config(&mut self) -> *const sys::CUlaunchConfig {
+        if !self.attributes.is_empty() {
+            self.config.attrs = self.attributes.as_mut_ptr();
+        }
+        &raw const self.config
+    }
+}
+
+/// How many blocks of a shape the GPU holds.
+pub(super) fn fit(context: &Context, function: CUfunction, config: &LaunchConfig) -> Result<Fit, GpuError> {
+    context.enter()?;
+    let mut blocks = 0;
+    let (threads, shared) = (config.threads() as i32, config.dynamic_shared as usize);
+    // Safety: writes one integer; the function's module is loaded.
+    let code = unsafe { sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, function, threads, shared) };
+    check("ask how many blocks fit", code)?;
+    let (per_processor, cluster) = (blocks as u64, config.cluster_blocks());
+    if cluster <= 1 {
+        return Ok(Fit { per_processor, cluster, clusters: u64::from(context.processors) * per_processor });
+    }
+    // What is cooperative is asked here.
+    let alone = LaunchConfig { cooperative: false, ..*config };
+    let (mut clusters, mut shape) = (0, Shape::new(&alone, std::ptr::null_mut()));
+    // Safety: writes one integer; the shape is alive.
+    let code = unsafe { sys::cuOccupancyMaxActiveClusters(&raw mut clusters, function, shape.config()) };
+    check("ask how many clusters fit", code)?;
+    Ok(Fit { per_processor, cluster, clusters: clusters as u64 })
+}
+
+impl CudaStream {
+    pub(super) fn new(device: Arc<CudaDevice>) -> Result<Self, GpuError> {
+        device.context.enter()?;
+        Ok(Self { raw: new_stream()?, owned: true, device, last: Mutex::default() })
+    }
+
+    /// A stream of the program's, which it keeps alive.
+    pub(super) fn foreign(device: Arc<CudaDevice>, raw: CUstream) -> Self {
+        Self { raw, owned: false, device, last: Mutex::default() }
+    }
+
+    /// The stream of a GPU behind a stream, if it is one.
+    pub fn of(stream: &dyn Stream) -> Option<&Self> {
+        stream.as_any().downcast_ref()
+    }
+
+    /// Its handle in the driver, a `CUstream`; valid as long as this.
+    pub fn raw(&self) -> RawHandle {
+        self.raw.cast()
+    }
+
+    fn enter(&self) -> Result<(), GpuError> {
+        self.device.context.enter()
+    }
+
+    fn failed(&self, code: CUresult) -> GpuError {
+        GpuError::Kernel { kernel: lock(&self.last).clone(), reason: describe(code) }
+    }
+}
+
+impl Drop for CudaStream {
+    fn drop(&mut self) {
+        if self.owned {
+            put_off(Grave::Stream(self.device.context.clone(), self.raw));
+        }
+    }
+}
+
+impl Stream for CudaStream {
+    fn device(&self) -> Arc<dyn Device> {
+        self.device.clone()
+    }
+
+    unsafe fn enqueue(
+        &self,
+        function: &Function,
+        config: LaunchConfig,
+        arguments: Vec<Argument>,
+    ) -> Result<(), GpuError> {
+        let context = &self.device.context;
+        let handle = function.handle.downcast_ref::<Handle>().filter(|handle| handle.ordinal == context.ordinal);
+        let Some(handle) = handle else {
+            let what = "run a kernel that was loaded for another device";
+            return Err(GpuError::Unsupported { device: context.full_name(), what });
+        };
+        let launch = quiet::Launch {
+            context,
+            owner: self.device.id,
+            stream: self.raw,
+            blocks: config.blocks(),
+            fit: fit(context, handle.raw, &config)?,
+            cooperative: config.cooperative,
+            local: handle.local,
+            captured: is_capturing(self.raw)?,
+        };
+        // The driver copies the values before it returns.
+        let mut values: Vec<*mut core::ffi::c_void> =
+            arguments.iter().map(|argument| argument.as_ptr().cast_mut().cast()).collect();
+        let mut shape = Shape::new(&config, self.raw);
+        lock(&self.last).clone_from(&function.name);
+        quiet::launch(&launch, || {
+            // Safety: the caller promised that the values are what the kernel takes; the rest lives until the call
+            // returns.
+            unsafe { sys::cuLaunchKernelEx(shape.config(), handle.raw, values.as_mut_ptr(), std::ptr::null_mut()) }
+        })
+    }
+
+    unsafe fn copy(&self, destination: u64, source: u64, bytes: u64) -> Result<(), GpuError> {
+        self.enter()?;
+        // Safety: the caller's promise.
+        let code = unsafe { sys::cuMemcpyAsync(destination, source, bytes as usize, self.raw) };
+        check("copy in a stream", code)
+    }
+
+    fn record(&self) -> Result<Box<dyn Event>, GpuError> {
+        self.enter()?;
+        let mut raw = std::ptr::null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DEFAULT as u32;
+        // Safety: writes one pointer.
+        check("make an event", unsafe { sys::cuEventCreate(&raw mut raw, flags) })?;
+        let event = CudaEvent { context: self.device.context.clone(), raw };
+        // Safety: both are alive.
+        check("record an event", unsafe { sys::cuEventRecord(raw, self.raw) })?;
+        Ok(Box::new(event))
+    }
+
+    fn wait_for(&self, event: &dyn Event) -> Result<(), GpuError> {
+        let Some(event) = event.as_any().downcast_ref::<CudaEvent>() else {
+            let what = "wait for an event of another kind of device";
+            return Err(GpuError::Unsupported { device: self.device.context.full_name(), what });
+        };
+        self.enter()?;
+        // Safety: both are alive.
+        check("wait for an event", unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) })
+    }
+
+    fn is_idle(&self) -> Result<bool, GpuError> {
+        self.enter()?;
+        // Safety: the stream is alive.
+        match unsafe { sys::cuStreamQuery(self.raw) } {
+            CUresult::CUDA_SUCCESS => Ok(true),
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            code => Err(self.failed(code)),
+        }
+    }
+
+    fn synchronize(&self) -> Result<(), GpuError> {
+        // The driver's own call that waits could hold up calls of other ranks, which this one waits for.
+        let start = Instant::now();
+        let mut outcome = Ok(true);
+        rt::wait_until(|| {
+            outcome = self.is_idle();
+            let late = self.device.limit.is_some_and(|limit| start.elapsed() > limit);
+            outcome != Ok(false) || late
+        });
+        bury();
+        match outcome {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                let reason = format!("it has not ended after {:.0?}", start.elapsed());
+                Err(GpuError::Kernel { kernel: lock(&self.last).clone(), reason })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+#[derive(Debug)]
+struct CudaEvent {
+    context: Arc<Context>,
+    raw: CUevent,
+}
+
+// Safety: an event may be used from any thread.
+unsafe impl Send for CudaEvent {}
+// Safety: as above.
+unsafe impl Sync for CudaEvent {}
+
+impl Drop for CudaEvent {
+    fn drop(&mut self) {
+        put_off(Grave::Event(self.context.clone(), self.raw));
+    }
+}
+
+impl Event for CudaEvent {
+    fn is_done(&self) -> Result<bool, GpuError> {
+        self.context.enter()?;
+        // Safety: the event is alive.
+        match unsafe { sys::cuEventQuery(self.raw) } {
+            CUresult::CUDA_SUCCESS => Ok(true),
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            code => Err(error("ask for an event", code)),
+        }
+    }
+
+    fn since(&self, earlier: &dyn Event) -> Option<u64> {
+        let earlier = earlier.as_any().downcast_ref::<Self>()?;
+        self.context.enter().ok()?;
+        let mut milliseconds = 0f32;
+        // Safety: writes one number; both events are alive.
+        let code = unsafe { sys::cuEventElapsedTime_v2(&raw mut milliseconds, earlier.raw, self.raw) };
+        (code == CUresult::CUDA_SUCCESS).then_some((f64::from(milliseconds) * 1e6) as u64)
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Memory of a device, and host memory that it can reach.
+
+use super::flat::Place;
+use super::{Device, GpuError, SharedFile};
+use crate::quarantine::Exposure;
+use crate::registry::Key;
+use bytemuck::Pod;
+use std::fmt;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock};
+
+/// Where memory lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum MemoryKind {
+    /// In the device.
+    Device,
+    /// In the host, pinned: device and CPU reach it at the same address.
+    Pinned,
+}
+
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Device => "device",
+            Self::Pinned => "pinned host",
+        })
+    }
+}
+
+/// What a device gives for an allocation: dropping it frees the memory.
+pub trait RawMemory: Send + Sync + fmt::Debug {
+    /// Device address of the first byte; for pinned memory also that of the CPU.
+    fn address(&self) -> u64;
+
+    /// Makes sure that kernels of `device`, which reaches the memory's own device, reach this memory too. What a device
+    /// allocates itself they do.
+    ///
+    /// # Errors
+    /// [`GpuError::Foreign`] with the reason.
+    fn check_reach(&self, _device: &dyn Device) -> Result<(), GpuError> {
+        Ok(())
+    }
+
+    /// A file that holds all of it, which other processes of the host can map; `None` if it is in none.
+    fn file(&self) -> Option<std::io::Result<OwnedFd>> {
+        None
+    }
+}
+
+/// One allocation, zeroed at first; freed when its last owner is dropped. Or memory that the program has from elsewhere,
+/// which is as it was and is never freed by this.
+#[derive(Debug)]
+pub struct Memory {
+    raw: Box<dyn RawMemory>,
+    bytes: u64,
+    kind: MemoryKind,
+    device: Arc<dyn Device>,
+    /// How other ranks find it, once they were told.
+    key: OnceLock<Key>,
+    /// The communicators whose ranks were told of it.
+    exposure: Exposure,
+}
+
+impl Memory {
+    fn with(raw: Box<dyn RawMemory>, device: &Arc<dyn Device>, kind: MemoryKind, bytes: u64) -> Arc<Self> {
+        Arc::new(Self { raw, bytes, kind, device: device.clone(), key: OnceLock::new(), exposure: Exposure::default() })
+    }
+
+    /// Allocates `bytes` bytes, at least one, aligned to 256.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`].
+    pub fn new(device: &Arc<dyn Device>, kind: MemoryKind, bytes: u64) -> Result<Arc<Self>, GpuError> {
+        let raw = device.allocate(kind, bytes.max(1))?;
+        Ok(Self::with(raw, device, kind, bytes))
+    }
+
+    /// The same, in a file that other processes of the host can map: so ranks in processes of their own reach it. It takes
+    /// a whole number of the device's [granules](Device::granularity), or of pages.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`], [`GpuError::Unsupported`].
+    pub fn shared(device: &Arc<dyn Device>, kind: MemoryKind, bytes: u64) -> Result<Arc<Self>, GpuError> {
+        let raw = device.allocate_shared(kind, bytes.max(1))?;
+        Ok(Self::with(raw, device, kind, bytes))
+    }
+
+    /// [`shared`](Self::shared) or [`new`](Self::new).
+    #[doc(hidden)]
+    pub fn for_ranks(
+        device: &Arc<dyn Device>,
+        kind: MemoryKind,
+        bytes: u64,
+        shared: bool,
+    ) -> Result<Arc<Self>, GpuError> {
+        if shared { Self::shared(device, kind, bytes) } else { Self::new(device, kind, bytes) }
+    }
+
+    /// Memory that another process of the host has, mapped here, at a place or anywhere.
+    ///
+    /// # Errors
+    /// What the device reports.
+    #[doc(hidden)]
+    pub fn imported(device: &Arc<dyn Device>, file: SharedFile, place: Option<Place>) -> Result<Arc<Self>, GpuError> {
+        let (kind, bytes) = (file.kind, file.bytes);
+        Ok(Self::with(device.import(file, place)?, device, kind, bytes))
+    }
+
+    /// The file that holds it, if one does.
+    #[doc(hidden)]
+    pub fn file(&self) -> Option<std::io::Result<SharedFile>> {
+        let file = self.raw.file()?;
+        Some(file.map(|file| SharedFile { file, bytes: self.bytes, kind: self.kind }))
+    }
+
+    /// The communicators whose ranks were told of it.
+    #[doc(hidden)]
+    pub fn exposure(&self) -> &Exposure {
+        &self.exposure
+    }
+
+    /// How other ranks find it: what `publish` says the first time.
+    #[doc(hidden)]
+    pub fn key(&self, publish: impl FnOnce() -> Key) -> &Key {
+        self.key.get_or_init(publish)
+    }
+
+    /// Allocates device memory at a place of its own; `bytes` of it are used.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfRange`] if the place is shorter; [`GpuError::Unsupported`] if it is for another kind of device, or
+    /// its ends are no multiples of the device's [granularity](Device::granularity); [`GpuError::OutOfMemory`], or what the
+    /// device reports.
+    pub fn placed(device: &Arc<dyn Device>, place: Place, bytes: u64) -> Result<Arc<Self>, GpuError> {
+        Self::placed_for_ranks(device, place, bytes, false)
+    }
+
+    /// As [`placed`](Self::placed); in a file that other processes of the host can map if `shared`.
+    #[doc(hidden)]
+    pub fn placed_for_ranks(
+        device: &Arc<dyn Device>,
+        place: Place,
+        bytes: u64,
+        shared: bool,
+    ) -> Result<Arc<Self>, GpuError> {
+        if bytes > place.bytes() {
+            return Err(GpuError::OutOfRange { offset: 0, end: bytes, length: place.bytes() });
+        }
+        if !place.fits(&**device) {
+            let what = "put memory there: it is for other devices, or no multiple of the granularity";
+            return Err(GpuError::Unsupported { device: device.name(), what });
+        }
+        let raw = if shared { device.allocate_shared_at(place)? } else { device.allocate_at(place)? };
+        Ok(Self::with(raw, device, MemoryKind::Device, bytes))
+    }
+
+    /// Memory that the program has from elsewhere.
+    pub(super) fn foreign(device: Arc<dyn Device>, raw: Box<dyn RawMemory>, kind: MemoryKind, bytes: u64) -> Arc<Self> {
+        Self::with(raw, &device, kind, bytes)
+    }
+
+    /// Makes sure that kernels of `device`, which reaches this memory's device, reach this memory too.
+    ///
+    /// # Errors
+    /// [`GpuError::Foreign`] with the reason.
+    pub fn check_reach(&self, device: &dyn Device) -> Result<(), GpuError> {
+        self.raw.check_reach(device)
+    }
+
+    /// Device address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.raw.address()
+    }
+
+    /// Length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Where it lies.
+    pub fn kind(&self) -> MemoryKind {
+        self.kind
+    }
+
+    /// The device that it belongs to.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    fn range(&self, offset: u64, bytes: u64) -> Result<u64, GpuError> {
+        let end = offset.saturating_add(bytes);
+        if end > self.bytes {
+            return Err(GpuError::OutOfRange { offset, end, length: self.bytes });
+        }
+        Ok(self.address() + offset)
+    }
+
+    /// Copies values to byte `offset`. No kernel may use those bytes meanwhile.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfRange`], or what the device reports.
+    pub fn write<T: Pod>(&self, offset: u64, values: &[T]) -> Result<(), GpuError> {
+        let bytes = bytemuck::cast_slice(values);
+        let address = self.range(offset, bytes.len() as u64)?;
+        // Safety: in range of an allocation that is alive.
+        unsafe { self.device.copy_in(address, bytes) }
+    }
+
+    /// Copies values from byte `offset`.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfRange`], or what the device reports.
+    pub fn read<T: Pod>(&self, offset: u64, values: &mut [T]) -> Result<(), GpuError> {
+        let bytes = bytemuck::cast_slice_mut(values);
+        let address = self.range(offset, bytes.len() as u64)?;
+        // Safety: in range of an allocation that is alive.
+        unsafe { self.device.copy_out(bytes, address) }
+    }
+
+    /// The bytes `range` of this allocation.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfRange`].
+    pub fn slice(self: &Arc<Self>, range: Range<u64>) -> Result<MemorySlice, GpuError> {
+        let bytes = range.end.checked_sub(range.start).unwrap_or(u64::MAX);
+        self.range(range.start, bytes)?;
+        Ok(MemorySlice { memory: self.clone(), offset: range.start, bytes })
+    }
+
+    /// All of it.
+    pub fn whole(self: &Arc<Self>) -> MemorySlice {
+        MemorySlice { memory: self.clone(), offset: 0, bytes: self.bytes }
+    }
+}
+
+/// Part of an allocation, which it keeps alive.
+#[derive(Clone, Debug)]
+pub struct MemorySlice {
+    memory: Arc<Memory>,
+    offset: u64,
+    bytes: u64,
+}
+
+impl MemorySlice {
+    /// The allocation.
+    pub fn memory(&self) -> &Arc<Memory> {
+        &self.memory
+    }
+
+    /// Where it starts in the allocation.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Device address of its first byte.
+    pub fn address(&self) -> u64 {
+        self.memory.address() + self.offset
+    }
+
+    /// Length in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn range(&self, offset: u64, bytes: u64) -> Result<u64, GpuError> {
+        let end = offset.saturating_add(bytes);
+        if end > self.bytes {
+            return Err(GpuError::OutOfRange { offset, end, length: self.bytes });
+        }
+        Ok(self.offset + offset)
+    }
+
+    /// Copies values to byte `offset` of the slice.
+    ///
+    /// # Errors
+    /// As [`Memory::write`].
+    pub fn write<T: Pod>(&self, offset: u64, values: &[T]) -> Result<(), GpuError> {
+        self.memory.write(self.range(offset, size_of_val(values) as u64)?, values)
+    }
+
+    /// Copies values from byte `offset` of the slice.
+    ///
+    /// # Errors
+    /// As [`Memory::read`].
+    pub fn read<T: Pod>(&self, offset: u64, values: &mut [T]) -> Result<(), GpuError> {
+        self.memory.read(self.range(offset, size_of_val(values) as u64)?, values)
+    }
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Memory that a lost process may still write to.
+//!
+//! What a process has mapped it keeps until it lets go of it or ends. One that is taken for lost, because it is silent, may
+//! have been stopped only, and its kernels and its proxy go on where they were when it continues. Memory that a
+//! communicator allocates is safe from that: each has its own, and what another process has mapped is not used for
+//! something else by the system before that process has ended. Memory of the program's, which was in a window of a
+//! communicator that a fault has ended, is not: it is refused as a window of another communicator until each process that
+//! was told of it is a rank of that one too, or is known to have ended.
+
+use crate::share::life;
+use gin_boot::board::Board;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Memory that a process which is not in the job any more may still write to.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("this memory cannot be a window yet: {reason}")]
+pub struct Quarantined {
+    /// Which process may, and what to do.
+    pub reason: String,
+}
+
+/// Name of a process.
+pub type Process = [u8; 16];
+
+/// The processes of a communicator, which are told of the memory of its windows.
+#[derive(Debug)]
+pub struct Company {
+    board: Arc<Board>,
+    /// By rank.
+    processes: Vec<Process>,
+    /// Nothing of this process touches windows for it any more.
+    closed: AtomicBool,
+}
+
+impl Company {
+    pub fn new(board: Arc<Board>, processes: Vec<Process>) -> Arc<Self> {
+        Arc::new(Self { board, processes, closed: AtomicBool::new(false) })
+    }
+
+    /// This rank's part of the communicator is gone.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    /// Why memory that was told to these cannot be in a window of those in `new`; `None` if it can.
+    fn objection(&self, new: &Company) -> Option<String> {
+        if self.board.count() == 0 {
+            // It goes on, or has ended in order: its ranks do with the memory what the program has them do.
+            return None;
+        }
+        let lost = (0..).zip(&self.processes).filter(|(_, process)| !new.processes.contains(process));
+        let mut lost = lost.map(|(rank, process)| (rank, life::has_ended(process))).peekable();
+        lost.peek()?;
+        if !self.closed.load(Ordering::Acquire) {
+            return Some("a communicator that a fault has ended still has it: destroy that first".to_owned());
+        }
+        let (rank, (_, pid)) = lost.find(|(_, (ended, _))| !ended)?;
+        let process = pid.map_or(String::new(), |pid| format!(", process {pid}"));
+        Some(format!(
+            "rank {rank} of an earlier communicator{process}, which was left out, has mapped it and is not known to have \
+             ended: end that process, or take other memory"
+        ))
+    }
+}
+
+/// The communicators that memory was in windows of, and that have not let go of it in order.
+#[derive(Default)]
+pub struct Exposure(Mutex<Vec<Arc<Company>>>);
+
+impl Exposure {
+    fn companies(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Company>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its memory is about to be told to these.
+    ///
+    /// # Errors
+    /// [`Quarantined`] if others may still write to it.
+    pub fn add(&self, new: &Arc<Company>) -> Result<(), Quarantined> {
+        let mut companies = self.companies();
+        if let Some(reason) = companies.iter().find_map(|company| company.objection(new)) {
+            return Err(Quarantined { reason });
+        }
+        // Of those that a fault has ended, nobody is left who may write and is none of these.
+        companies.retain(|company| company.board.count() == 0 || !company.closed.load(Ordering::Acquire));
+        if !companies.iter().any(|company| Arc::ptr_eq(company, new)) {
+            companies.push(new.clone());
+        }
+        Ok(())
+    }
+
+    /// All ranks of the communicator have let go of it.
+    pub fn remove(&self, company: &Arc<Company>) {
+        self.companies().retain(|other| !Arc::ptr_eq(other, company));
+    }
+}
+
+impl fmt::Debug for Exposure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Exposure").field(&self.companies().len()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::process;
+    use gin_abi::{Fault, FaultKind, Operation};
+
+    /// A process that there is: its socket is this one's, as it was never asked.
+    fn alive() -> Process {
+        let device: Arc<dyn crate::Device> = crate::virt::VirtualDevice::memory_only(0);
+        crate::share::describe(&*device).unwrap();
+        process()
+    }
+
+    fn company(processes: &[Process]) -> Arc<Company> {
+        Company::new(Arc::new(Board::new(processes.len() as u32)), processes.to_vec())
+    }
+
+    fn end(company: &Company) {
+        company.board.post(0, Fault::new(FaultKind::PeerLost, Operation::None).peer(1));
+    }
+
+    fn refused(exposure: &Exposure, new: &Arc<Company>) -> String {
+        match exposure.add(new) {
+            Err(Quarantined { reason }) => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn memory_that_a_process_left_out_may_write_to_is_in_no_window_until_it_has_ended() {
+        let (gone, here, other) = ([3; 16], alive(), [4; 16]);
+        let exposure = Exposure::default();
+        let first = company(&[other, here]);
+        exposure.add(&first).unwrap();
+        // Two communicators at a time are the program's business.
+        exposure.add(&company(&[other])).unwrap();
+        end(&first);
+        assert!(refused(&exposure, &company(&[other])).contains("destroy"));
+        first.close();
+        assert!(refused(&exposure, &company(&[other])).contains("rank 1"));
+        // It is one of them again, or all have let go of it.
+        exposure.add(&company(&[here, other])).unwrap();
+        exposure.remove(&first);
+        exposure.add(&company(&[other])).unwrap();
+        // One that has ended writes nothing.
+        let exposure = Exposure::default();
+        let first = company(&[other, gone]);
+        exposure.add(&first).unwrap();
+        end(&first);
+        first.close();
+        exposure.add(&company(&[other])).unwrap();
+    }
+}

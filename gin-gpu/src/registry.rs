@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Things of this process that ranks find by a key.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+/// What one rank sends the others about memory that it shares.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Key(pub Vec<u8>);
+
+/// A key of another rank that cannot be used.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("key of rank {rank} cannot be used: {reason}")]
+pub struct KeyError {
+    /// The rank.
+    pub rank: u32,
+    /// Why.
+    pub reason: String,
+}
+
+/// Bytes of a key.
+pub const KEY_BYTES: usize = 24;
+
+/// A name of this process that no other one has, on any host: random bits.
+pub fn process() -> [u8; 16] {
+    static NAME: OnceLock<[u8; 16]> = OnceLock::new();
+    *NAME.get_or_init(random)
+}
+
+/// Bits that nobody can guess.
+pub fn random() -> [u8; 16] {
+    let mut bits = [0; 16];
+    let got = rustix::rand::getrandom(&mut bits, rustix::rand::GetRandomFlags::empty());
+    // The kernel gives up to 256 bytes whole, once it has started up.
+    assert_eq!(got, Ok(bits.len()), "the kernel gives random numbers");
+    bits
+}
+
+/// A number for the first packet of a connection, 24 bits: a late packet of an earlier queue pair of the same number is
+/// told by it.
+pub fn first_packet() -> u32 {
+    let [a, b, c, ..] = random();
+    u32::from_le_bytes([a, b, c, 0])
+}
+
+/// Why a key names nothing here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Missing {
+    /// It is too short.
+    Garbled,
+    /// It is of another process.
+    Elsewhere,
+    /// What it names is gone.
+    Gone,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Garbled => "it has the wrong length",
+            Self::Elsewhere => {
+                "its memory is in another process, and in no file that could be mapped: allocate it by alloc_window or \
+                 Memory::shared"
+            }
+            Self::Gone => "its memory is gone",
+        })
+    }
+}
+
+/// A table of this process. It keeps nothing alive.
+#[derive(Debug)]
+pub struct Registry<T> {
+    entries: Mutex<Option<HashMap<u64, Weak<T>>>>,
+    next: AtomicU64,
+}
+
+impl<T> Registry<T> {
+    pub const fn new() -> Self {
+        Self { entries: Mutex::new(None), next: AtomicU64::new(1) }
+    }
+
+    /// Puts something into the table; the key, of [`KEY_BYTES`], names it as long as it lives.
+    pub fn publish(&self, entry: &Arc<T>) -> Key {
+        let token = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = entries.get_or_insert_default();
+        entries.retain(|_, entry| entry.strong_count() > 0);
+        entries.insert(token, Arc::downgrade(entry));
+        let mut key = process().to_vec();
+        key.extend_from_slice(&token.to_le_bytes());
+        Key(key)
+    }
+
+    /// What a key names that begins like this.
+    pub fn look(&self, key: &[u8]) -> Result<Arc<T>, Missing> {
+        let parts = key.split_first_chunk::<16>().and_then(|(process, token)| Some((process, token.first_chunk()?)));
+        let (owner, token) = parts.ok_or(Missing::Garbled)?;
+        if *owner != process() {
+            return Err(Missing::Elsewhere);
+        }
+        self.get(u64::from_le_bytes(*token)).ok_or(Missing::Gone)
+    }
+
+    /// What has this number.
+    pub fn get(&self, token: u64) -> Option<Arc<T>> {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.as_ref()?.get(&token)?.upgrade()
+    }
+
+    /// What the key of `rank` names.
+    pub fn find(&self, rank: u32, key: &Key) -> Result<Arc<T>, KeyError> {
+        let whole = if key.0.len() == KEY_BYTES { Ok(&key.0[..]) } else { Err(Missing::Garbled) };
+        let found = whole.and_then(|key| self.look(key));
+        found.map_err(|missing| KeyError { rank, reason: missing.to_string() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_names_a_thing_while_it_lives_and_nothing_else() {
+        static TABLE: Registry<u32> = Registry::new();
+        let thing = Arc::new(7);
+        let key = TABLE.publish(&thing);
+        assert_eq!(TABLE.find(1, &key), Ok(thing.clone()));
+        let reason = |key: &Key| match TABLE.find(1, key) {
+            Err(KeyError { rank: 1, reason }) => reason,
+            other => panic!("{other:?}"),
+        };
+        drop(thing);
+        assert!(reason(&key).contains("gone"));
+        assert!(reason(&Key(key.0[..12].to_vec())).contains("length"));
+        assert!(reason(&Key(Vec::new())).contains("length"));
+        let mut elsewhere = key.clone();
+        elsewhere.0[3] ^= 0x80;
+        assert!(reason(&elsewhere).contains("process"));
+    }
+}

@@ -1,0 +1,506 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How ranks get each other's memory: of their own process by a table, of other processes of the host as files.
+//!
+//! A process that has told others of memory in files listens on a Unix socket with an abstract name, which is its random
+//! name. The key of memory says that name, the number of the memory, and a random word that only those know who were told
+//! a key: whoever connects says number and word, and is sent the file. Keys go through the bootstrap, which is encrypted.
+//!
+//! Names are public, so anybody in the network namespace can connect. The server closes connections of other users before
+//! it reads a byte. It answers up to [`AT_ONCE`] others at a time and gives each [`ASKING`], however it sends its bytes.
+//!
+//! What was mapped once is found again as long as somebody has it, so no memory has two addresses in a process.
+
+pub mod life;
+mod peer;
+
+use crate::flat::Place;
+use crate::registry::{KEY_BYTES, Key, KeyError, Missing, Registry, process, random};
+use crate::{Device, DeviceKind, Memory, MemoryKind, SharedFile};
+use peer::{Peer, is_ours, reach, socket_name};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+use std::collections::HashMap;
+use std::io::{self, IoSlice, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{self, SocketAddr};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak, mpsc};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+
+/// Memory that ranks were told of.
+static MEMORIES: Registry<Memory> = Registry::new();
+
+/// Memory of other processes, by the key without its secret.
+static MAPPED: Mutex<Option<HashMap<[u8; KEY_BYTES], Import>>> = Mutex::new(None);
+/// Told when a process has been asked.
+static ASKED: Condvar = Condvar::new();
+
+/// What is known here of memory of another process.
+#[derive(Debug)]
+enum Import {
+    /// Some thread asks for it, and nobody else does meanwhile: no memory is mapped twice.
+    Asked,
+    /// It was mapped here.
+    Mapped(Weak<Memory>),
+}
+
+/// How long a process may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Why nobody answers under a name of this network namespace.
+const UNREACHED: &str = "its process has ended, or runs on another host";
+/// How long a question and its answer may take, all together.
+const ASKING: Duration = Duration::from_secs(2);
+/// Most questions that are answered at a time.
+const AT_ONCE: usize = 64;
+
+/// A question: the secret, then the number of the memory, 0 for nothing.
+const QUESTION: usize = 24;
+/// An answer: what came of it, the kind of memory, its length.
+const ANSWER: usize = 10;
+
+/// What came of a question.
+mod outcome {
+    pub(super) const HERE: u8 = 1;
+    pub(super) const GONE: u8 = 2;
+    pub(super) const FAILED: u8 = 3;
+}
+
+/// What this process tells others.
+struct Server {
+    secret: [u8; 16],
+}
+
+/// The server of this process, which is started when it is first needed and stays.
+fn server() -> Result<&'static Server, String> {
+    static SERVER: OnceLock<Result<Server, String>> = OnceLock::new();
+    let start = || -> io::Result<Server> {
+        let secret = random();
+        let (tell, told) = mpsc::channel();
+        std::thread::Builder::new().name("gin-share".to_owned()).spawn(move || match listen() {
+            Ok((runtime, listener)) => {
+                let _ = tell.send(Ok(()));
+                runtime.block_on(serve(listener, secret));
+            }
+            Err(error) => drop(tell.send(Err(error))),
+        })?;
+        told.recv().unwrap_or_else(|_| Err(io::Error::other("its thread has ended")))?;
+        Ok(Server { secret })
+    };
+    let started = SERVER.get_or_init(|| start().map_err(|error| format!("no socket to share memory by: {error}")));
+    started.as_ref().map_err(Clone::clone)
+}
+
+/// The socket of this process, and what serves it on the calling thread.
+fn listen() -> io::Result<(Runtime, UnixListener)> {
+    let listener = net::UnixListener::bind_addr(&SocketAddr::from_abstract_name(socket_name(&process()))?)?;
+    listener.set_nonblocking(true)?;
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let inside = runtime.enter();
+    let listener = UnixListener::from_std(listener)?;
+    drop(inside);
+    Ok((runtime, listener))
+}
+
+async fn serve(listener: UnixListener, secret: [u8; 16]) {
+    let places = Arc::new(Semaphore::new(AT_ONCE));
+    loop {
+        match listener.accept().await {
+            Ok((connection, _)) if is_ours(&connection) => {
+                // Each place becomes free in time, as each question has a deadline.
+                let place = places.clone().acquire_owned().await;
+                tokio::spawn(async move {
+                    // Who asks finds the connection closed, and reports it.
+                    let _ = timeout(ASKING, answer(connection, secret)).await;
+                    drop(place);
+                });
+            }
+            // A stranger: the connection is closed.
+            Ok(_) => {}
+            // Too many files are open, say: others may be closed soon.
+            Err(_) => sleep(Duration::from_millis(1)).await,
+        }
+    }
+}
+
+async fn answer(mut connection: UnixStream, secret: [u8; 16]) -> io::Result<()> {
+    let mut question = [0; QUESTION];
+    connection.read_exact(&mut question).await?;
+    let (said, token) = question.split_first_chunk::<16>().expect("it is longer");
+    if *said != secret {
+        return Ok(());
+    }
+    let token = u64::from_le_bytes(*token.first_chunk().expect("8 bytes are left"));
+    let mut answer = [0; ANSWER];
+    let found = if token == 0 { None } else { MEMORIES.get(token).map(|memory| memory.file()) };
+    let file = match found {
+        None => {
+            answer[0] = if token == 0 { outcome::HERE } else { outcome::GONE };
+            None
+        }
+        Some(Some(Ok(shared))) => {
+            answer[0] = outcome::HERE;
+            answer[1] = u8::from(shared.kind == MemoryKind::Pinned);
+            answer[2..].copy_from_slice(&shared.bytes.to_le_bytes());
+            Some(shared.file)
+        }
+        Some(Some(Err(_)) | None) => {
+            answer[0] = outcome::FAILED;
+            None
+        }
+    };
+    match file {
+        None => connection.write_all(&answer).await,
+        Some(file) => {
+            // So few bytes go at once.
+            connection.async_io(Interest::WRITABLE, || send(&connection, &answer, &file)).await
+        }
+    }
+}
+
+/// Sends an answer, and a file with it.
+fn send(connection: &UnixStream, answer: &[u8; ANSWER], file: &OwnedFd) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut beside = SendAncillaryBuffer::new(&mut space);
+    let files = [file.as_fd()];
+    assert!(beside.push(SendAncillaryMessage::ScmRights(&files)), "there is room for one file");
+    sendmsg(connection, &[IoSlice::new(answer)], &mut beside, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// What a process answers: the answer, and the file that came with it.
+fn ask(key: &SharedKey, token: u64) -> Result<([u8; ANSWER], Option<OwnedFd>), String> {
+    let mut question = [0; QUESTION];
+    question[..16].copy_from_slice(&key.secret);
+    question[16..].copy_from_slice(&token.to_le_bytes());
+    let unanswered = || {
+        let seconds = ASKING.as_secs();
+        format!(
+            "its process gives no answer: it was told another key, waited {seconds} s for this one, or takes it for another \
+             user's"
+        )
+    };
+    let unreached = |error: io::Error| match error.kind() {
+        io::ErrorKind::ConnectionRefused => UNREACHED.to_owned(),
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => unanswered(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            format!("its process did not answer within {} s", PATIENCE.as_secs())
+        }
+        _ => format!("its process cannot be asked: {error}"),
+    };
+    let mut connection = reach(&key.process, PATIENCE).map_err(unreached)?;
+    // Before the secret is sent: a stranger may have taken the name of a process that has ended.
+    let peer = Peer::of(&connection).map_err(unreached)?;
+    peer.check()?;
+    let asked = life::Known::open(peer.pid);
+    connection.write_all(&question).map_err(unreached)?;
+    let (mut answer, mut space) = ([0; ANSWER], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
+    let mut beside = RecvAncillaryBuffer::new(&mut space);
+    let got = recvmsg(&connection, &mut [IoSliceMut::new(&mut answer)], &mut beside, RecvFlags::CMSG_CLOEXEC);
+    let got = got.map_err(|error| unreached(error.into()))?;
+    let mut files = beside.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+        _ => None,
+    });
+    let file = files.next();
+    if got.bytes != ANSWER {
+        return Err(unanswered());
+    }
+    // It has answered, so it lives: what was found out before is of it.
+    life::met(key.process, asked);
+    Ok((answer, file))
+}
+
+/// What another process is asked by.
+struct SharedKey {
+    process: [u8; 16],
+    token: u64,
+    secret: [u8; 16],
+}
+
+/// Bytes of a key of memory that other processes can map.
+const SHARED_KEY_BYTES: usize = KEY_BYTES + 16;
+
+impl SharedKey {
+    fn read(key: &[u8]) -> Option<Self> {
+        let (process, rest) = key.split_first_chunk()?;
+        let (token, rest) = rest.split_first_chunk()?;
+        let secret = rest.try_into().ok()?;
+        Some(Self { process: *process, token: u64::from_le_bytes(*token), secret })
+    }
+}
+
+/// Makes memory known to other ranks, as long as it lives: to those of this process, and to those of other processes of the
+/// host if it is in a file.
+pub fn offer(memory: &Arc<Memory>) -> Key {
+    let publish = || {
+        let mut key = MEMORIES.publish(memory);
+        // Without a socket it is known here only; who is told so cannot map it, and says why.
+        if memory.file().is_some()
+            && let Ok(server) = server()
+        {
+            key.0.extend_from_slice(&server.secret);
+        }
+        key
+    };
+    memory.key(publish).clone()
+}
+
+/// The memory that `rank` made known; what another process has is mapped, so that `device` reaches it, at `place` if there
+/// is one.
+///
+/// # Errors
+/// [`KeyError`].
+pub fn take(
+    rank: u32,
+    key: &[u8],
+    device: &Arc<dyn Device>,
+    place: impl FnOnce(u64) -> Result<Option<Place>, String>,
+) -> Result<Arc<Memory>, KeyError> {
+    match MEMORIES.look(key) {
+        Ok(memory) => return Ok(memory),
+        Err(Missing::Elsewhere) => {}
+        Err(missing) => return Err(KeyError { rank, reason: missing.to_string() }),
+    }
+    import(key, device, place).map_err(|reason| KeyError { rank, reason })
+}
+
+/// The same if it is here already; asks and waits for nobody.
+///
+/// # Errors
+/// [`KeyError`].
+pub fn find(rank: u32, key: &[u8]) -> Result<Arc<Memory>, KeyError> {
+    let reason = match MEMORIES.look(key) {
+        Ok(memory) => return Ok(memory),
+        Err(Missing::Elsewhere) => match mapped(key) {
+            Some(memory) => return Ok(memory),
+            None => "its memory has not been mapped here".to_owned(),
+        },
+        Err(missing) => missing.to_string(),
+    };
+    Err(KeyError { rank, reason })
+}
+
+/// Memory of another process that is mapped here.
+fn mapped(key: &[u8]) -> Option<Arc<Memory>> {
+    let mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    match mapped.as_ref()?.get(key.first_chunk::<KEY_BYTES>()?)? {
+        Import::Asked => None,
+        Import::Mapped(memory) => memory.upgrade(),
+    }
+}
+
+fn import(
+    key: &[u8],
+    device: &Arc<dyn Device>,
+    place: impl FnOnce(u64) -> Result<Option<Place>, String>,
+) -> Result<Arc<Memory>, String> {
+    let elsewhere = || Missing::Elsewhere.to_string();
+    let shared = SharedKey::read(key).ok_or_else(elsewhere)?;
+    let name = *key.first_chunk::<KEY_BYTES>().ok_or_else(elsewhere)?;
+    let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    loop {
+        match mapped.get_or_insert_default().get(&name) {
+            // The thread that asks does not do so for ever.
+            Some(Import::Asked) => mapped = ASKED.wait(mapped).unwrap_or_else(PoisonError::into_inner),
+            Some(Import::Mapped(memory)) => match memory.upgrade() {
+                Some(memory) => return Ok(memory),
+                None => break,
+            },
+            None => break,
+        }
+    }
+    mapped.get_or_insert_default().insert(name, Import::Asked);
+    // Not held while a process is asked: others find what is mapped without waiting for that.
+    drop(mapped);
+    let asking = Asking { name, memory: None };
+    map(&shared, device, place).map(|memory| asking.done(memory))
+}
+
+/// Tells the other threads of this process what came of asking, however it ends.
+struct Asking {
+    name: [u8; KEY_BYTES],
+    memory: Option<Weak<Memory>>,
+}
+
+impl Asking {
+    fn done(mut self, memory: Arc<Memory>) -> Arc<Memory> {
+        self.memory = Some(Arc::downgrade(&memory));
+        memory
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mapped = mapped.get_or_insert_default();
+        mapped.remove(&self.name);
+        mapped.retain(|_, entry| !matches!(entry, Import::Mapped(memory) if memory.strong_count() == 0));
+        if let Some(memory) = self.memory.take() {
+            mapped.insert(self.name, Import::Mapped(memory));
+        }
+        ASKED.notify_all();
+    }
+}
+
+/// Asks for memory and maps it.
+fn map(
+    shared: &SharedKey,
+    device: &Arc<dyn Device>,
+    place: impl FnOnce(u64) -> Result<Option<Place>, String>,
+) -> Result<Arc<Memory>, String> {
+    let (answer, file) = ask(shared, shared.token)?;
+    let (kind, bytes) = (answer[1], u64::from_le_bytes(*answer[2..].first_chunk().expect("8 bytes are left")));
+    let file = match (answer[0], file) {
+        (outcome::HERE, Some(file)) => file,
+        (outcome::GONE, _) => return Err(Missing::Gone.to_string()),
+        _ => return Err("its process cannot give the memory as a file".to_owned()),
+    };
+    let kind = if kind == 0 { MemoryKind::Device } else { MemoryKind::Pinned };
+    let memory = Memory::imported(device, SharedFile { file, bytes, kind }, place(bytes)?);
+    memory.map_err(|error| error.to_string())
+}
+
+/// Whether what the process of this key offers can be had here, and if not why: whether it answers.
+fn greet(key: &SharedKey) -> Result<(), String> {
+    match ask(key, 0)? {
+        ([outcome::HERE, ..], _) => Ok(()),
+        _ => Err("its process answers something else".to_owned()),
+    }
+}
+
+/// How a device is made known to other processes, behind its key in this process.
+///
+/// # Errors
+/// Why other processes cannot get memory of this one.
+pub fn describe(device: &dyn Device) -> Result<Vec<u8>, String> {
+    let mut bytes = server()?.secret.to_vec();
+    bytes.push(device.kind() as u8);
+    bytes.extend(device.identity());
+    Ok(bytes)
+}
+
+/// Whether `device` reaches the device that another process described by these bytes, key first.
+pub fn reaches(device: &dyn Device, described: &[u8]) -> bool {
+    let Some((key, device_bytes)) = described.split_at_checked(SHARED_KEY_BYTES) else { return false };
+    let Some((kind, identity)) = device_bytes.split_first() else { return false };
+    let kinds = [DeviceKind::Virtual, DeviceKind::Cuda];
+    let Some(kind) = kinds.into_iter().find(|known| *known as u8 == *kind) else { return false };
+    let Some(key) = SharedKey::read(key) else { return false };
+    if !device.reaches_elsewhere(kind, identity) {
+        return false;
+    }
+    let greeted = greet(&key);
+    if let Some(reason) = greeted.as_ref().err().filter(|reason| *reason != UNREACHED) {
+        tracing::warn!(reason, "memory of another process of this host cannot be mapped");
+    }
+    greeted.is_ok()
+}
+
+#[cfg(test)]
+mod neighbours;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::virt::VirtualDevice;
+
+    pub(super) fn device() -> Arc<dyn Device> {
+        VirtualDevice::memory_only(0)
+    }
+
+    /// As another process would: past the table of this one.
+    pub(super) fn elsewhere(key: &[u8]) -> Result<Arc<Memory>, String> {
+        import(key, &device(), |_| Ok(None))
+    }
+
+    #[test]
+    fn memory_in_a_file_is_mapped_once_and_shows_the_same_bytes() {
+        let memory = Memory::shared(&device(), MemoryKind::Pinned, 24).unwrap();
+        memory.write(0, &[1u64, 2, 3]).unwrap();
+        let key = offer(&memory);
+        assert_eq!((key.0.len(), &key), (SHARED_KEY_BYTES, &offer(&memory)));
+        let mapped = elsewhere(&key.0).unwrap();
+        assert_ne!(mapped.address(), memory.address());
+        assert_eq!((mapped.bytes(), mapped.kind()), (24, MemoryKind::Pinned));
+        mapped.write(8, &[7u64]).unwrap();
+        let mut words = [0u64; 3];
+        memory.read(0, &mut words).unwrap();
+        assert_eq!(words, [1, 7, 3]);
+        assert!(Arc::ptr_eq(&mapped, &elsewhere(&key.0).unwrap()));
+        assert!(Arc::ptr_eq(&memory, &take(0, &key.0, &device(), |_| Ok(None)).unwrap()));
+        // What is mapped outlives the memory; what is not cannot be had any more.
+        drop(memory);
+        assert!(elsewhere(&key.0).is_ok());
+        drop(mapped);
+        assert_eq!(elsewhere(&key.0).unwrap_err(), "its memory is gone");
+    }
+
+    #[test]
+    fn who_does_not_know_the_secret_gets_nothing() {
+        let memory = Memory::shared(&device(), MemoryKind::Device, 8).unwrap();
+        let mut key = offer(&memory).0;
+        *key.last_mut().unwrap() ^= 1;
+        assert!(elsewhere(&key).unwrap_err().contains("another key"));
+        let mut unknown = offer(&memory).0;
+        unknown[..16].copy_from_slice(&random());
+        assert!(elsewhere(&unknown).unwrap_err().contains("another host"));
+        for length in 0..SHARED_KEY_BYTES {
+            assert!(elsewhere(&key[..length]).is_err());
+        }
+    }
+
+    #[test]
+    fn what_is_mapped_is_found_while_a_process_that_does_not_answer_is_asked() {
+        let name = random();
+        let stopped =
+            net::UnixListener::bind_addr(&SocketAddr::from_abstract_name(socket_name(&name)).unwrap()).unwrap();
+        let memory = Memory::shared(&device(), MemoryKind::Device, 8).unwrap();
+        let key = offer(&memory).0;
+        let here = elsewhere(&key).unwrap();
+        let mut silent = key.clone();
+        silent[..16].copy_from_slice(&name);
+        let other = silent.clone();
+        let asking = std::thread::spawn(move || elsewhere(&other).unwrap_err());
+        let (connection, _) = stopped.accept().unwrap();
+        assert!(Arc::ptr_eq(&super::mapped(&key).unwrap(), &here));
+        assert!(find(3, &silent).is_err(), "it is not waited for either");
+        drop(connection);
+        let error = asking.join().unwrap();
+        assert!(error.contains("its process"), "{error}");
+        // Whoever asks next is not kept from it.
+        drop(stopped);
+        assert!(elsewhere(&silent).unwrap_err().contains("has ended"));
+    }
+
+    #[test]
+    fn memory_in_no_file_says_how_to_allocate_it() {
+        let memory = Memory::new(&device(), MemoryKind::Device, 8).unwrap();
+        let key = offer(&memory);
+        assert_eq!(key.0.len(), KEY_BYTES);
+        assert!(elsewhere(&key.0).unwrap_err().contains("Memory::shared"));
+        assert!(take(3, &key.0, &device(), |_| Ok(None)).is_ok(), "ranks of this process find it");
+    }
+
+    #[test]
+    fn devices_of_other_processes_are_reached_if_these_answer() {
+        let mut described = MEMORIES.publish(&Memory::new(&device(), MemoryKind::Device, 8).unwrap()).0;
+        described.extend(describe(&*device()).unwrap());
+        assert!(reaches(&*device(), &described));
+        let mut other = described.clone();
+        other[0] ^= 1;
+        assert!(!reaches(&*device(), &other), "nobody listens there");
+        described[SHARED_KEY_BYTES] = DeviceKind::Cuda as u8;
+        assert!(!reaches(&*device(), &described), "a virtual GPU does not reach a real one");
+        for length in 0..SHARED_KEY_BYTES {
+            assert!(!reaches(&*device(), &described[..length]));
+        }
+    }
+}

@@ -1,0 +1,474 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The virtual GPU as a device.
+//!
+//! Its memory is memory of this process, so every virtual GPU reaches every other one and the CPU reaches all. Its
+//! kernels are those that are linked into the program. A stream runs its work in order, work of different streams
+//! concurrently.
+
+use super::flat::{Place, RawAddresses};
+use super::io::SamePages;
+use super::launch::similar;
+use super::mapped::{FileMemory, MappedMemory, Pages, PlacedFile, page};
+use super::shared::{HostFile, HostPages};
+use super::{
+    Argument, Device, DeviceKind, Event, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, Memory,
+    MemoryKind, Module, ModuleSource, Parameter, RawMemory, SharedFile, Stream,
+};
+use crate::copy::copy_shared;
+use gin_boot::rt::{self, VirtualWorld};
+use gin_device::exec::Dim3;
+use gin_device::kernel::{KERNELS, KernelEntry};
+use gin_virtual::{Grid, LaunchError, LaunchTicket, StreamId, VirtualGpu};
+use rustix::io::Errno;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// Alignment of allocations, that of CUDA.
+const ALIGN: usize = 256;
+
+/// Limits of the virtual GPU: those of CUDA GPUs.
+const LIMITS: Limits = Limits { dynamic_shared: gin_virtual::SHARED_LIMIT as u32, ..Limits::CUDA };
+
+/// Memory of this process.
+#[derive(Debug)]
+struct VirtualMemory {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// Safety: an address; who accesses the memory, and how, is for its users to agree on.
+unsafe impl Send for VirtualMemory {}
+// Safety: as above.
+unsafe impl Sync for VirtualMemory {}
+
+impl RawMemory for VirtualMemory {
+    fn address(&self) -> u64 {
+        self.start.as_ptr().expose_provenance() as u64
+    }
+}
+
+impl Drop for VirtualMemory {
+    fn drop(&mut self) {
+        // Safety: allocated with this layout.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
+
+/// Memory of the program's.
+#[derive(Debug)]
+struct ForeignMemory(u64);
+
+impl RawMemory for ForeignMemory {
+    fn address(&self) -> u64 {
+        self.0
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes host code wait and read the time by the virtual world where it runs in one. Every device calls it when it is made.
+pub fn install() {
+    // Clocks and pauses of device code work on the host too, where no kernel runs.
+    gin_virtual::install();
+    rt::install(VirtualWorld {
+        is_inside: gin_virtual::in_world,
+        block_on: |site, condition| {
+            gin_virtual::block_on_at(site, condition);
+        },
+        clock_ns: gin_virtual::clock_ns,
+    });
+}
+
+/// A virtual GPU.
+#[derive(Debug)]
+pub struct VirtualDevice {
+    index: u32,
+    resident_blocks: u32,
+    /// `None`: it has memory and runs no kernels.
+    engine: Option<VirtualGpu>,
+    running: Mutex<Vec<LaunchTicket>>,
+    streams: AtomicU32,
+    this: Weak<Self>,
+}
+
+impl VirtualDevice {
+    /// The device that `engine` runs.
+    pub fn new(engine: VirtualGpu) -> Arc<Self> {
+        let (index, resident_blocks) = (engine.index(), engine.config().resident_blocks);
+        Self::with(index, resident_blocks, Some(engine))
+    }
+
+    /// A device that has memory but runs no kernels, for code that needs none.
+    pub fn memory_only(index: u32) -> Arc<Self> {
+        Self::with(index, 0, None)
+    }
+
+    fn with(index: u32, resident_blocks: u32, engine: Option<VirtualGpu>) -> Arc<Self> {
+        install();
+        Arc::new_cyclic(|this| Self {
+            index,
+            resident_blocks,
+            engine,
+            running: Mutex::new(Vec::new()),
+            streams: AtomicU32::new(0),
+            this: this.clone(),
+        })
+    }
+
+    /// Memory of the program's, used and never freed by this device.
+    ///
+    /// # Safety
+    /// - The `bytes` bytes at `address` are valid for reads and writes, and stay so until what is returned, windows that
+    ///   it is registered in, and communicators that have had such windows are gone on all ranks.
+    /// - Meanwhile the program accesses them only as it may access memory of a window.
+    ///
+    /// # Errors
+    /// [`GpuError::Foreign`] if there are no bytes.
+    pub unsafe fn import_memory(&self, address: u64, bytes: u64) -> Result<Arc<Memory>, GpuError> {
+        if address == 0 || bytes == 0 {
+            let reason = "it has no bytes".to_owned();
+            return Err(GpuError::Foreign { address, bytes, device: self.name(), reason });
+        }
+        let device = self.this.upgrade().ok_or_else(|| self.unsupported("take memory while it is dropped"))?;
+        Ok(Memory::foreign(device, Box::new(ForeignMemory(address)), MemoryKind::Device, bytes))
+    }
+
+    fn unsupported(&self, what: &'static str) -> GpuError {
+        GpuError::Unsupported { device: self.name(), what }
+    }
+
+    fn launch(&self, stream: StreamId, grid: Grid) -> Result<LaunchTicket, GpuError> {
+        let engine = self.engine.as_ref().ok_or_else(|| self.unsupported("run kernels"))?;
+        let name = grid.name.clone();
+        let ticket = engine.launch(stream, grid).map_err(|error| failed(&name, &error))?;
+        let mut running = lock(&self.running);
+        running.retain(|ticket| !ticket.is_done());
+        running.push(ticket.clone());
+        Ok(ticket)
+    }
+}
+
+fn failed(kernel: &str, error: &LaunchError) -> GpuError {
+    GpuError::Kernel { kernel: kernel.to_owned(), reason: error.to_string() }
+}
+
+impl Device for VirtualDevice {
+    fn name(&self) -> String {
+        format!("virtual GPU {}", self.index)
+    }
+
+    fn kind(&self) -> DeviceKind {
+        DeviceKind::Virtual
+    }
+
+    fn limits(&self) -> Limits {
+        LIMITS
+    }
+
+    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
+        let refuse = |reason: &str| GpuError::OutOfMemory { bytes, kind, reason: reason.to_owned() };
+        let size = usize::try_from(bytes).map_err(|_| refuse("it is more than an address space"))?;
+        let layout =
+            Layout::from_size_align(size.max(1), ALIGN).map_err(|_| refuse("it is more than an address space"))?;
+        // Safety: the layout's size is not 0.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| refuse("the system has no more"))?;
+        Ok(Box::new(VirtualMemory { start, layout }))
+    }
+
+    fn reserve_addresses(&self, slots: u32) -> Result<Option<Box<dyn RawAddresses>>, GpuError> {
+        Ok(Some(Box::new(Pages::reserve(slots)?)))
+    }
+
+    fn granularity(&self) -> u64 {
+        page()
+    }
+
+    fn allocate_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
+        Ok(Box::new(MappedMemory::new(place)?))
+    }
+
+    fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
+        Ok(Box::new(FileMemory(HostPages::allocate(kind, bytes)?)))
+    }
+
+    fn allocate_shared_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
+        let bytes = place.bytes();
+        let refuse =
+            |error: Errno| GpuError::OutOfMemory { bytes, kind: MemoryKind::Device, reason: error.to_string() };
+        Ok(Box::new(PlacedFile::new(place, HostFile::new(bytes).map_err(refuse)?)?))
+    }
+
+    fn import(&self, file: SharedFile, place: Option<Place>) -> Result<Box<dyn RawMemory>, GpuError> {
+        let SharedFile { file, bytes, .. } = file;
+        let refuse = |reason| GpuError::Foreign { address: 0, bytes, device: self.name(), reason };
+        let file = HostFile::of_other(file, bytes).map_err(refuse)?;
+        Ok(match place {
+            Some(place) => Box::new(PlacedFile::new(place, file)?),
+            None => Box::new(FileMemory(HostPages::new(file).map_err(|error| refuse(error.to_string()))?)),
+        })
+    }
+
+    fn reaches_elsewhere(&self, kind: DeviceKind, _identity: &[u8]) -> bool {
+        kind == DeviceKind::Virtual
+    }
+
+    unsafe fn map_pages(&self, first: u64, _bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {
+        Ok(Box::new(SamePages::new(first, keep)))
+    }
+
+    unsafe fn copy_in(&self, destination: u64, source: &[u8]) -> Result<(), GpuError> {
+        // Safety: the caller's promise.
+        unsafe { copy_shared(destination, source.as_ptr().expose_provenance() as u64, source.len() as u64) };
+        Ok(())
+    }
+
+    unsafe fn copy_out(&self, destination: &mut [u8], source: u64) -> Result<(), GpuError> {
+        let bytes = destination.len() as u64;
+        // Safety: the caller's promise.
+        unsafe { copy_shared(destination.as_mut_ptr().expose_provenance() as u64, source, bytes) };
+        Ok(())
+    }
+
+    fn load(&self, source: ModuleSource<'_>) -> Result<Box<dyn Module>, GpuError> {
+        match source {
+            ModuleSource::Linked => Ok(Box::new(Linked)),
+            ModuleSource::Ptx(_) | ModuleSource::Cubin(_) => {
+                Err(self.unsupported("run PTX or machine code: it runs kernels that are linked into the program"))
+            }
+        }
+    }
+
+    fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {
+        let device = self.this.upgrade().ok_or_else(|| self.unsupported("make a stream while it is dropped"))?;
+        let id = StreamId(self.streams.fetch_add(1, Ordering::Relaxed));
+        Ok(Arc::new(VirtualStream { device, id, tickets: Mutex::new(Vec::new()), gates: Mutex::new(Vec::new()) }))
+    }
+
+    fn reaches(&self, other: &dyn Device) -> bool {
+        other.kind() == DeviceKind::Virtual
+    }
+
+    fn resident_blocks(&self, _function: &Function, _config: &LaunchConfig) -> Result<u64, GpuError> {
+        Ok(u64::from(self.resident_blocks))
+    }
+
+    fn running(&self) -> usize {
+        let mut running = lock(&self.running);
+        running.retain(|ticket| !ticket.is_done());
+        running.len()
+    }
+
+    fn is_stepped(&self) -> bool {
+        true
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// The kernels that are linked into this program.
+#[derive(Debug)]
+struct Linked;
+
+impl Module for Linked {
+    fn function(&self, name: &str) -> Result<Function, GpuError> {
+        let mut found = KERNELS.iter().filter(|entry| entry.name == name);
+        let Some(entry) = found.next() else {
+            let similar = similar(name, KERNELS.iter().map(|entry| entry.name));
+            return Err(GpuError::UnknownKernel { name: name.to_owned(), similar });
+        };
+        let mut modules: Vec<String> = found.map(|other| other.module.to_owned()).collect();
+        if !modules.is_empty() {
+            modules.insert(0, entry.module.to_owned());
+            return Err(GpuError::AmbiguousKernel { name: name.to_owned(), modules });
+        }
+        Ok(function(entry))
+    }
+
+    fn names(&self) -> Vec<String> {
+        KERNELS.iter().map(|entry| entry.name.to_owned()).collect()
+    }
+}
+
+/// The function of a kernel that is linked into this program.
+pub fn function(entry: &'static KernelEntry) -> Function {
+    let parameter = |parameter: &gin_device::kernel::KernelParam| Parameter {
+        name: parameter.name.to_owned(),
+        type_name: parameter.type_name.to_owned(),
+        size: parameter.size,
+    };
+    Function {
+        name: entry.name.to_owned(),
+        parameters: entry.params.iter().map(parameter).collect(),
+        max_threads: entry.launch_bounds.map(|(threads, _)| threads),
+        abi: entry.abi,
+        handle: Arc::new(entry),
+    }
+}
+
+/// The values of a launch, and where each is.
+struct Values {
+    _owners: Vec<Argument>,
+    pointers: Vec<*const u8>,
+}
+
+// Safety: the pointers lead into `_owners`, which nobody changes.
+unsafe impl Send for Values {}
+// Safety: as above.
+unsafe impl Sync for Values {}
+
+impl Values {
+    fn pointers(&self) -> *const *const u8 {
+        self.pointers.as_ptr()
+    }
+}
+
+#[derive(Debug)]
+struct VirtualStream {
+    device: Arc<VirtualDevice>,
+    id: StreamId,
+    /// Work that nobody has asked about.
+    tickets: Mutex<Vec<LaunchTicket>>,
+    /// What later work must wait for.
+    gates: Mutex<Vec<LaunchTicket>>,
+}
+
+impl VirtualStream {
+    fn launch_grid(&self, grid: Grid) -> Result<LaunchTicket, GpuError> {
+        let gates = std::mem::take(&mut *lock(&self.gates));
+        rt::wait_until(|| gates.iter().all(LaunchTicket::is_done));
+        let ticket = self.device.launch(self.id, grid)?;
+        lock(&self.tickets).push(ticket.clone());
+        Ok(ticket)
+    }
+
+    /// How the work that is done ended; the first failure counts.
+    fn outcome(&self) -> Result<(), GpuError> {
+        let mut outcome = Ok(());
+        lock(&self.tickets).retain(|ticket| match ticket.result() {
+            None => true,
+            Some(Ok(())) => false,
+            Some(Err(error)) => {
+                if outcome.is_ok() {
+                    outcome = Err(failed(ticket.name(), &error));
+                }
+                false
+            }
+        });
+        outcome
+    }
+
+    fn is_done(&self) -> bool {
+        lock(&self.tickets).iter().all(LaunchTicket::is_done)
+    }
+}
+
+impl Stream for VirtualStream {
+    fn device(&self) -> Arc<dyn Device> {
+        self.device.clone()
+    }
+
+    unsafe fn enqueue(
+        &self,
+        function: &Function,
+        config: LaunchConfig,
+        arguments: Vec<Argument>,
+    ) -> Result<(), GpuError> {
+        let Some(&entry) = function.handle.downcast_ref::<&'static KernelEntry>() else {
+            return Err(self.device.unsupported("run a kernel that was loaded for another kind of device"));
+        };
+        let pointers = arguments.iter().map(Argument::as_ptr).collect();
+        let values = Values { _owners: arguments, pointers };
+        let grid = Grid {
+            name: entry.name.into(),
+            grid_dim: config.grid,
+            block_dim: config.block,
+            dynamic_shared: config.dynamic_shared as usize,
+            cooperative: config.cooperative,
+            // Safety: the caller promised that these are the parameters that the kernel takes.
+            body: Arc::new(move || unsafe { (entry.call)(values.pointers()) }),
+        };
+        self.launch_grid(grid).map(drop)
+    }
+
+    unsafe fn copy(&self, destination: u64, source: u64, bytes: u64) -> Result<(), GpuError> {
+        // Safety: the caller's promise.
+        let body = move || unsafe { copy_shared(destination, source, bytes) };
+        self.launch_grid(one_thread("copy", body)).map(drop)
+    }
+
+    fn record(&self) -> Result<Box<dyn Event>, GpuError> {
+        let time = Arc::new(AtomicU64::new(0));
+        let stamp = time.clone();
+        let ticket = self.launch_grid(one_thread("event", move || stamp.store(rt::clock_ns(), Ordering::Release)))?;
+        Ok(Box::new(VirtualEvent { ticket, time }))
+    }
+
+    fn wait_for(&self, event: &dyn Event) -> Result<(), GpuError> {
+        match event.as_any().downcast_ref::<VirtualEvent>() {
+            Some(event) => {
+                lock(&self.gates).push(event.ticket.clone());
+                Ok(())
+            }
+            None => Err(self.device.unsupported("wait for an event of another kind of device")),
+        }
+    }
+
+    fn is_idle(&self) -> Result<bool, GpuError> {
+        let done = self.is_done();
+        self.outcome()?;
+        Ok(done)
+    }
+
+    fn synchronize(&self) -> Result<(), GpuError> {
+        rt::wait_until(|| self.is_done());
+        self.outcome()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+fn one_thread(name: &str, body: impl Fn() + Send + Sync + 'static) -> Grid {
+    let one = Dim3 { x: 1, y: 1, z: 1 };
+    Grid {
+        name: name.into(),
+        grid_dim: one,
+        block_dim: one,
+        dynamic_shared: 0,
+        cooperative: false,
+        body: Arc::new(body),
+    }
+}
+
+/// A small grid of its own, at this place of the stream.
+#[derive(Debug)]
+struct VirtualEvent {
+    ticket: LaunchTicket,
+    time: Arc<AtomicU64>,
+}
+
+impl Event for VirtualEvent {
+    fn is_done(&self) -> Result<bool, GpuError> {
+        Ok(self.ticket.is_done())
+    }
+
+    fn since(&self, earlier: &dyn Event) -> Option<u64> {
+        let earlier = earlier.as_any().downcast_ref::<Self>()?;
+        if !self.ticket.is_done() || !earlier.ticket.is_done() {
+            return None;
+        }
+        Some(self.time.load(Ordering::Acquire).saturating_sub(earlier.time.load(Ordering::Acquire)))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}

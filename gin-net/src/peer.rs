@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Copies between windows that this process can reach.
+//!
+//! A key names a region in a table of this process, or memory of another one that is mapped here; whoever connects it
+//! holds the region, and with it the memory, from then on. So nothing is looked up, locked or shared when bytes move, and memory that a late request still writes to is
+//! never freed under it.
+//!
+//! Where the CPU reaches all memory, every request is carried out whole when it is posted: the bytes are copied, then the
+//! sender adds to the receiver's signal word with release. Where it does not, the device's
+//! [copier](gin_gpu::copier::Copier) copies, and the rest follows, in the order of posting, once its copy is done. So
+//! signals are strong, and a completed put has arrived.
+
+mod late;
+
+use self::late::Later;
+use super::{Capabilities, Endpoint, Event, Fetch, Key, LocalSignals, LocalWindow, NetError, Network, Raises, Request};
+use gin_abi::{RemoteSignal, SignalTarget, Transfer};
+use gin_device::signal_words::raise;
+use gin_device::sys::GlobalWord;
+use gin_gpu::copy::copy_shared;
+use gin_gpu::registry::{KEY_BYTES, Missing, Registry};
+use gin_gpu::share;
+use gin_gpu::wire::{Reader, Writer};
+use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Most bytes of one request.
+pub const MAX_MESSAGE: u64 = 1 << 20;
+
+/// Most bytes that one call of `post` copies, so that the proxy gets to its other work; the request that crosses it is
+/// still done.
+const POST_BYTES: u64 = 4 << 20;
+
+/// Memory of a rank that others reach.
+#[derive(Debug)]
+struct Region {
+    memory: MemorySlice,
+    /// Signal words: those of the window, or the memory itself is such words (`plane` is `None` then).
+    plane: Option<Arc<Memory>>,
+    per_context: u64,
+    gate: Gate,
+}
+
+impl Region {
+    /// Uses the region until the result is dropped, unless it is closed; `close` waits for it.
+    fn enter(self: &Arc<Self>) -> Option<Use> {
+        self.gate.enter().then(|| Use(self.clone()))
+    }
+
+    /// Runs `work` unless the region is closed; `close` waits for it.
+    fn with<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
+        let result = self.gate.enter().then(work);
+        if result.is_some() {
+            self.gate.leave();
+        }
+        result
+    }
+
+    fn close(&self) -> bool {
+        self.gate.close()
+    }
+
+    /// What other ranks are told of it.
+    fn key(self: &Arc<Self>) -> Key {
+        let mut key = REGIONS.publish(self);
+        if let Gate::Shared(words) = &self.gate {
+            let mut parts = Writer(key.0);
+            parts.word(self.per_context).bytes(&share::offer(self.memory.memory()).0);
+            parts.word(self.memory.offset()).word(self.memory.bytes());
+            let plane = self.plane.as_ref().map(share::offer).unwrap_or_default();
+            parts.bytes(&plane.0).bytes(&share::offer(words).0);
+            key = Key(parts.0);
+        }
+        key
+    }
+
+    /// The region that `rank` has told of; one of another process is mapped, so that `device` reaches it, for which that
+    /// process may have to be waited for.
+    fn fetch(rank: u32, key: &Key, device: &Arc<dyn Device>) -> Result<Arc<Self>, NetError> {
+        Self::with_memory(rank, key, |key| Ok(share::take(rank, key, device, |_| Ok(None))?))
+    }
+
+    /// The same if all of it is mapped already.
+    fn find(rank: u32, key: &Key) -> Result<Arc<Self>, NetError> {
+        Self::with_memory(rank, key, |key| Ok(share::find(rank, key)?))
+    }
+
+    fn with_memory(
+        rank: u32,
+        key: &Key,
+        take: impl Fn(&[u8]) -> Result<Arc<Memory>, NetError>,
+    ) -> Result<Arc<Self>, NetError> {
+        match REGIONS.look(&key.0) {
+            Ok(region) => return Ok(region),
+            Err(Missing::Elsewhere) if key.0.len() > KEY_BYTES => {}
+            Err(missing) => return Err(NetError::Key { rank, reason: missing.to_string() }),
+        }
+        let garbled = || NetError::Key { rank, reason: Missing::Garbled.to_string() };
+        let mut read = Reader(&key.0[KEY_BYTES..]);
+        let told = (|| Some((read.word()?, read.bytes()?, read.word()?, read.word()?, read.bytes()?, read.bytes()?)))();
+        let (per_context, memory, offset, bytes, plane, gate) = told.ok_or_else(garbled)?;
+        let end = offset.checked_add(bytes).ok_or_else(garbled)?;
+        let memory = take(memory)?.slice(offset..end).map_err(|_| garbled())?;
+        let plane = if plane.is_empty() { None } else { Some(take(plane)?) };
+        let gate = take(gate)?;
+        if gate.bytes() < Gate::BYTES || plane.as_ref().is_some_and(|plane| plane.bytes() < bytes) {
+            return Err(garbled());
+        }
+        Ok(Arc::new(Self { memory, plane, per_context, gate: Gate::Shared(gate) }))
+    }
+}
+
+/// Whether a region may be used, and by how many it is.
+#[derive(Debug)]
+enum Gate {
+    /// By ranks of this process.
+    Own { open: AtomicU64, users: AtomicU64 },
+    /// The same two words, in memory that other processes map too.
+    Shared(Arc<Memory>),
+}
+
+impl Gate {
+    /// Bytes of the two words.
+    const BYTES: u64 = 16;
+
+    /// An open one, for memory that others map if this is in a file.
+    fn new(memory: &Memory) -> Result<Self, GpuError> {
+        if memory.file().is_none() {
+            return Ok(Self::Own { open: AtomicU64::new(1), users: AtomicU64::new(0) });
+        }
+        let words = Memory::shared(memory.device(), MemoryKind::Pinned, Self::BYTES)?;
+        words.write(0, &[1u64, 0])?;
+        Ok(Self::Shared(words))
+    }
+
+    fn words(&self) -> (&AtomicU64, &AtomicU64) {
+        match self {
+            Self::Own { open, users } => (open, users),
+            // Safety: two aligned words of pinned memory, which the CPU reaches, as long as the memory, which is in `self`;
+            // all use them as atomic words only.
+            Self::Shared(memory) => unsafe {
+                let word = |at: u64| AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(at as usize));
+                (word(memory.address()), word(memory.address() + 8))
+            },
+        }
+    }
+
+    /// Whether it is open; `leave` follows then.
+    fn enter(&self) -> bool {
+        let (open, users) = self.words();
+        // Both sides store first and look then, so at least one of them sees the other.
+        users.fetch_add(1, Ordering::SeqCst);
+        let entered = open.load(Ordering::SeqCst) != 0;
+        if !entered {
+            self.leave();
+        }
+        entered
+    }
+
+    fn leave(&self) {
+        self.words().1.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Closes it. Whether nobody uses the region any more.
+    fn close(&self) -> bool {
+        let (open, users) = self.words();
+        open.store(0, Ordering::SeqCst);
+        users.load(Ordering::SeqCst) == 0
+    }
+}
+
+/// A region in use.
+#[derive(Debug)]
+struct Use(Arc<Region>);
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.0.gate.leave();
+    }
+}
+
+static REGIONS: Registry<Region> = Registry::new();
+
+/// The endpoint of one rank.
+#[derive(Debug)]
+pub struct Peer {
+    rank: u32,
+    windows: Vec<Option<Window>>,
+    signals: Option<Arc<Region>>,
+    all_signals: Vec<Arc<Region>>,
+    done: Vec<Event>,
+    /// Contexts and peers of requests that failed.
+    broken: Vec<(u32, u32)>,
+    /// What follows copies, where the CPU does not copy.
+    later: Option<Later>,
+}
+
+#[derive(Debug)]
+struct Window {
+    own: Arc<Region>,
+    /// By world rank; empty until connected.
+    all: Vec<Arc<Region>>,
+}
+
+impl Peer {
+    /// The endpoint of `endpoint.rank`.
+    pub fn new(endpoint: &Endpoint) -> Self {
+        Self {
+            rank: endpoint.rank,
+            windows: Vec::new(),
+            signals: None,
+            all_signals: Vec::new(),
+            done: Vec::new(),
+            broken: Vec::new(),
+            later: None,
+        }
+    }
+
+    /// Window `window` of rank `rank`, if the range is in it; and the address of its first byte.
+    fn range(&self, window: u32, rank: u32, offset: u64, bytes: u64) -> Result<(&Arc<Region>, u64), NetError> {
+        let all = self.windows.get(window as usize).and_then(Option::as_ref).map(|window| &window.all);
+        let Some(region) = all.and_then(|all| all.get(rank as usize)) else {
+            return Err(NetError::UnknownWindow { window, rank });
+        };
+        let (end, length) = (offset.saturating_add(bytes), region.memory.bytes());
+        if end > length {
+            return Err(NetError::OutOfRange { window, rank, end, length });
+        }
+        Ok((region, region.memory.address() + offset))
+    }
+
+    /// The word of a signal, and the region that keeps it alive.
+    fn word(&self, request: &Request, signal: &RemoteSignal) -> Result<(&Arc<Region>, GlobalWord), NetError> {
+        let unknown = NetError::UnknownSignal { rank: request.peer, signal: signal.target };
+        let (region, address) = match signal.target {
+            SignalTarget::Id(id) => {
+                let Some(region) = self.all_signals.get(request.peer as usize) else { return Err(unknown) };
+                let index = u64::from(request.context) * region.per_context + u64::from(id);
+                if u64::from(id) >= region.per_context || (index + 1) * 8 > region.memory.bytes() {
+                    return Err(unknown);
+                }
+                (region, region.memory.address() + index * 8)
+            }
+            SignalTarget::Address { window, offset } => {
+                let (region, _) = self.range(window, request.peer, offset, 8)?;
+                let Some(plane) = region.plane.as_ref().filter(|_| offset.is_multiple_of(8)) else {
+                    return Err(unknown);
+                };
+                (region, plane.address() + offset)
+            }
+        };
+        // Safety: in range of memory that the region keeps alive, aligned, and used as atomic words only.
+        Ok((region, unsafe { GlobalWord::new(address) }))
+    }
+
+    /// Copies between two ranges.
+    fn transfer(&self, from: (u32, u32, u64), to: (u32, u32, u64), bytes: u64) -> Result<(), NetError> {
+        let (source, source_address) = self.range(from.0, from.1, from.2, bytes)?;
+        let (destination, destination_address) = self.range(to.0, to.1, to.2, bytes)?;
+        let copied = source.with(|| {
+            // Safety: both ranges are in memory that their regions keep alive.
+            destination.with(|| unsafe { copy_shared(destination_address, source_address, bytes) })
+        });
+        match copied {
+            Some(Some(())) => Ok(()),
+            Some(None) => Err(NetError::UnknownWindow { window: to.0, rank: to.1 }),
+            None => Err(NetError::UnknownWindow { window: from.0, rank: from.1 }),
+        }
+    }
+
+    fn carry_out(&self, request: &Request) -> Result<(), NetError> {
+        // Found before anything is moved: a request that fails leaves no trace.
+        let word = request.signal.as_ref().map(|signal| self.word(request, signal)).transpose()?;
+        match request.transfer {
+            Transfer::Nothing => {}
+            Transfer::Put { source_window, source_offset, destination_window, destination_offset, bytes } => self
+                .transfer(
+                    (source_window, self.rank, source_offset),
+                    (destination_window, request.peer, destination_offset),
+                    bytes,
+                )?,
+            Transfer::Get { source_window, source_offset, destination_window, destination_offset, bytes } => self
+                .transfer(
+                    (source_window, request.peer, source_offset),
+                    (destination_window, self.rank, destination_offset),
+                    bytes,
+                )?,
+            Transfer::PutValue { value, width_log2, destination_window, destination_offset } => {
+                let (value, bytes) = (value.to_le_bytes(), 1 << width_log2);
+                let (region, address) = self.range(destination_window, request.peer, destination_offset, bytes)?;
+                // Safety: the range is in memory that the region keeps alive; the source is a local value.
+                let copied = region.with(|| unsafe { copy_shared(address, value.as_ptr().addr() as u64, bytes) });
+                if copied.is_none() {
+                    return Err(NetError::UnknownWindow { window: destination_window, rank: request.peer });
+                }
+            }
+        }
+        if let (Some((region, word)), Some(signal)) = (word, &request.signal) {
+            let raised = region.with(|| raise(word, signal.amount));
+            if raised.is_none() {
+                return Err(NetError::UnknownSignal { rank: request.peer, signal: signal.target });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn bytes_of(transfer: &Transfer) -> u64 {
+    match *transfer {
+        Transfer::Put { bytes, .. } | Transfer::Get { bytes, .. } => bytes,
+        Transfer::PutValue { width_log2, .. } => 1 << width_log2,
+        Transfer::Nothing => 0,
+    }
+}
+
+impl Network for Peer {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            name: "peer",
+            strong_signals: true,
+            va_signals: true,
+            max_message: MAX_MESSAGE,
+            completion_is_arrival: true,
+            raises: Raises::Sender,
+            needs_make_visible: false,
+        }
+    }
+
+    fn register_signals(&mut self, signals: &LocalSignals) -> Result<Key, NetError> {
+        let device = signals.memory.device();
+        let unusable = |error: GpuError| NetError::Key { rank: self.rank, reason: error.to_string() };
+        self.later = device.copier().map_err(unusable)?.map(Later::new);
+        let gate = Gate::new(&signals.memory).map_err(unusable)?;
+        let per_context = u64::from(signals.per_context);
+        let region = Arc::new(Region { memory: signals.memory.whole(), plane: None, per_context, gate });
+        let key = region.key();
+        self.signals = Some(region);
+        Ok(key)
+    }
+
+    fn connect_signals(&mut self, keys: &[Key]) -> Result<(), NetError> {
+        let Some(own) = &self.signals else { return Ok(()) };
+        let device = own.memory.memory().device();
+        // Before there is a proxy: whoever sets a communicator up may wait.
+        let found = keys.iter().zip(0..).map(|(key, rank)| Region::fetch(rank, key, device));
+        self.all_signals = found.collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    fn register(&mut self, window: &LocalWindow) -> Result<Key, NetError> {
+        let unusable = |error: GpuError| NetError::Key { rank: self.rank, reason: error.to_string() };
+        let gate = Gate::new(window.memory.memory()).map_err(unusable)?;
+        let own = Arc::new(Region { memory: window.memory.clone(), plane: window.plane.clone(), per_context: 0, gate });
+        let (key, index) = (own.key(), window.id as usize);
+        if self.windows.len() <= index {
+            self.windows.resize_with(index + 1, || None);
+        }
+        self.windows[index] = Some(Window { own, all: Vec::new() });
+        Ok(key)
+    }
+
+    fn fetch(&self) -> Option<Fetch> {
+        Some(|rank, key, device| Ok(Region::fetch(rank, key, device)?))
+    }
+
+    fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
+        let Some(entry) = self.windows.get_mut(window as usize).and_then(Option::as_mut) else {
+            return Err(NetError::UnknownWindow { window, rank: self.rank });
+        };
+        let found = keys.iter().zip(0..).map(|(key, rank)| Region::find(rank, key));
+        entry.all = found.collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    fn deregister(&mut self, window: u32) -> bool {
+        let Some(entry) = self.windows.get_mut(window as usize) else { return true };
+        let closed = entry.as_ref().is_none_or(|entry| entry.own.close());
+        if closed {
+            *entry = None;
+        }
+        closed
+    }
+
+    fn post(&mut self, requests: &[Request]) -> usize {
+        let mut bytes = 0;
+        for (taken, request) in requests.iter().enumerate() {
+            if bytes >= POST_BYTES || self.later.as_ref().is_some_and(Later::is_full) {
+                return taken;
+            }
+            bytes += bytes_of(&request.transfer);
+            if self.later.is_some() {
+                self.begin(request);
+                continue;
+            }
+            let line = (request.context, request.peer);
+            let strong = request.is_strong();
+            let outcome = if strong && self.broken.contains(&line) {
+                Err(NetError::behind(request.peer))
+            } else {
+                self.carry_out(request)
+            };
+            if outcome.is_err() && !self.broken.contains(&line) {
+                self.broken.push(line);
+            }
+            self.done.push(Event::Completion { id: request.id, outcome });
+        }
+        requests.len()
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) {
+        self.follow();
+        events.append(&mut self.done);
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        for window in self.windows.iter().flatten() {
+            window.own.close();
+        }
+        if let Some(signals) = &self.signals {
+            signals.close();
+        }
+    }
+}

@@ -1,0 +1,415 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The way through host memory, for memory of a GPU that the NIC does not reach.
+//!
+//! A window in such memory has pinned host memory in its place, twice as long, which is registered instead. What a rank puts
+//! is copied there first; what arrives there is copied into the window by the receiver, when the sender's [`Notice`] says
+//! that it is there, before any signal is raised that was sent later. What a rank gets from there it asks for: the owner
+//! copies it out of the window, says so, and then it is read. So bytes go once through host memory on each side that needs
+//! it, and the other side notices nothing.
+//!
+//! | | what a rank does that is staged | with a peer that is |
+//! | --- | --- | --- |
+//! | put | copies out of its window, then puts from there | puts, tells it what has arrived, waits for the answer |
+//! | get | gets, then copies into its window | asks for it, waits for the answer, then gets |
+//! | signal | has its proxy raise it, behind the copies of what arrived before | as ever |
+//!
+//! Each rank says for itself whether its memory is staged ([`Staging`]); endpoints of all ranks are of this kind. Where
+//! nobody's is, requests are passed on as they are. A put is complete once it is in the peer's window.
+
+mod mover;
+mod steps;
+mod window;
+
+use self::mover::{ByCpu, Mover};
+use self::window::{Own, Part, Window};
+use super::{Capabilities, Event, Key, LocalSignals, LocalWindow, NetError, Network, Notice, Request};
+use gin_abi::Transfer;
+use gin_gpu::copier::Ticket;
+use gin_gpu::{Device, MemoryKind};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+
+/// Most bytes of one request: while one is on its way the next is copied.
+pub const MAX_MESSAGE: u64 = 4 << 20;
+
+/// Most requests that wait for a copy, or behind one that does.
+const MOST: usize = 1024;
+
+/// How long an answer is waited for until the peer's NIC is asked whether it is there.
+const ASK_AFTER_NS: u64 = 1_000_000_000;
+
+/// Requests of its own have this in their names; a proxy's do not.
+const OWN: u64 = 1 << 63;
+
+/// Says whether the network below reaches memory of a device, or why not.
+pub type Probe = Arc<dyn Fn(&Arc<dyn Device>) -> Result<(), String> + Send + Sync>;
+
+/// Whether a rank's memory in its device goes through host memory.
+#[derive(Clone)]
+pub enum Staging {
+    /// No.
+    Never,
+    /// Yes, for this reason.
+    Always(&'static str),
+    /// If the network below does not reach it.
+    Unless(Probe),
+}
+
+impl fmt::Debug for Staging {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Never => "Never",
+            Self::Always(_) => "Always",
+            Self::Unless(_) => "Unless",
+        })
+    }
+}
+
+/// Context and peer.
+type Line = (u32, u32);
+
+/// A network, with a way through host memory. See the [module's documentation](self).
+#[derive(Debug)]
+pub struct Staged<N> {
+    inner: N,
+    rank: u32,
+    staging: Staging,
+    /// Why this rank's memory is staged, if it is.
+    reason: Option<String>,
+    /// Some part of some window is.
+    is_used: bool,
+    mover: Mover,
+    windows: Vec<Option<Window>>,
+    /// What waits for a copy, and what is posted behind that.
+    lines: BTreeMap<Line, VecDeque<Item>>,
+    /// Items of all lines.
+    held: usize,
+    /// Of no order, while the network below has no room.
+    outbox: VecDeque<(Request, Step)>,
+    /// What a request of the network below was for.
+    steps: HashMap<u64, Step>,
+    /// Requests that are not complete and are not passed on as they are.
+    open: HashMap<u64, Open>,
+    /// Answers that are waited for, by tag.
+    wanted: BTreeMap<u64, Wanted>,
+    /// Copies in order, and what has to wait for them.
+    late: VecDeque<Late>,
+    events: Vec<Event>,
+    below: Vec<Event>,
+    /// Contexts and peers of requests that failed.
+    broken: Vec<Line>,
+    /// What has arrived cannot be put into a window: nothing is visible any more.
+    failure: Option<NetError>,
+    next: u64,
+}
+
+/// Something for the network below, once its copy is done.
+#[derive(Debug)]
+struct Item {
+    request: Request,
+    step: Step,
+    copy: Option<Ticket>,
+    /// What is copied stays meanwhile.
+    _own: Option<Arc<Own>>,
+}
+
+/// What the network below does for a request, which is named.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    /// Part of it.
+    Send(u64),
+    /// It tells the peer something that is answered.
+    Tell(u64, u64),
+    /// It reads: what has to be copied then.
+    Read(u64, Option<Landing>),
+    /// It answers a peer.
+    Answer,
+    /// It asks whether a peer is there.
+    Ask(Line),
+}
+
+/// Part of an own window that is staged.
+#[derive(Clone, Copy, Debug)]
+struct Landing {
+    window: u32,
+    offset: u64,
+    bytes: u64,
+}
+
+/// A request that is not complete.
+#[derive(Debug)]
+struct Open {
+    line: Line,
+    /// Steps that are not.
+    left: u32,
+    outcome: Result<(), NetError>,
+}
+
+/// A request whose peer has to answer.
+#[derive(Debug)]
+struct Wanted {
+    line: Line,
+    request: u64,
+    /// What is read then, and what has to be copied after that.
+    read: Option<(Transfer, Option<Landing>)>,
+    since_ns: u64,
+}
+
+/// A copy, and what follows when it and all before it are done.
+#[derive(Debug)]
+struct Late {
+    copy: Option<Ticket>,
+    then: Then,
+    _own: Option<Arc<Own>>,
+}
+
+#[derive(Debug)]
+enum Then {
+    /// What a peer put is in its window.
+    Arrived(Line, u64),
+    /// What a request got is.
+    Got(u64),
+    /// A peer can read what it wanted.
+    Answer(Line, u64),
+    /// Something that is to be seen only now.
+    Tell(Event),
+}
+
+impl<N: Network> Staged<N> {
+    /// The endpoint of `rank` over `inner`, which needs nothing [fetched](Network::fetch).
+    pub fn new(inner: N, rank: u32, staging: Staging) -> Self {
+        Self {
+            inner,
+            rank,
+            staging,
+            reason: None,
+            is_used: false,
+            mover: Mover::Cpu(ByCpu::default()),
+            windows: Vec::new(),
+            lines: BTreeMap::new(),
+            held: 0,
+            outbox: VecDeque::new(),
+            steps: HashMap::new(),
+            open: HashMap::new(),
+            wanted: BTreeMap::new(),
+            late: VecDeque::new(),
+            events: Vec::new(),
+            below: Vec::new(),
+            broken: Vec::new(),
+            failure: None,
+            next: 0,
+        }
+    }
+
+    /// The network below.
+    pub fn inner(&mut self) -> &mut N {
+        &mut self.inner
+    }
+
+    fn own(&self, window: u32) -> Option<&Arc<Own>> {
+        self.windows.get(window as usize)?.as_ref()?.own.as_ref()
+    }
+
+    fn half(&self, window: u32, rank: u32) -> Option<u64> {
+        self.windows.get(window as usize)?.as_ref()?.parts.get(rank as usize)?.half
+    }
+
+    /// Whether a request goes through host memory here or at its peer.
+    fn is_staged(&self, request: &Request) -> bool {
+        let peer = request.peer;
+        match request.transfer {
+            Transfer::Nothing => false,
+            Transfer::Put { source_window, destination_window, .. } => {
+                self.own(source_window).is_some() || self.half(destination_window, peer).is_some()
+            }
+            Transfer::PutValue { destination_window, .. } => self.half(destination_window, peer).is_some(),
+            Transfer::Get { source_window, destination_window, .. } => {
+                self.half(source_window, peer).is_some() || self.own(destination_window).is_some()
+            }
+        }
+    }
+
+    /// Whether it is passed on as it is.
+    fn is_plain(&self, request: &Request) -> bool {
+        if !self.is_used {
+            return true;
+        }
+        let line = (request.context, request.peer);
+        let is_behind = self.lines.contains_key(&line) || request.is_strong() && self.broken.contains(&line);
+        !is_behind && !self.is_staged(request)
+    }
+
+    fn name(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// A request for the network below.
+    fn request(&mut self, line: Line, transfer: Transfer, notice: Option<Notice>) -> Request {
+        let id = self.name() | OWN;
+        Request { id, context: line.0, peer: line.1, transfer, signal: None, notice, more: false }
+    }
+}
+
+impl<N: Network> Network for Staged<N> {
+    fn capabilities(&self) -> Capabilities {
+        let inner = self.inner.capabilities();
+        match self.staging {
+            Staging::Never => inner,
+            _ => Capabilities { max_message: inner.max_message.min(MAX_MESSAGE), ..inner },
+        }
+    }
+
+    fn register_signals(&mut self, signals: &LocalSignals) -> Result<Key, NetError> {
+        let device = signals.memory.device();
+        self.reason = match &self.staging {
+            Staging::Never => None,
+            Staging::Always(reason) => Some((*reason).to_owned()),
+            Staging::Unless(probe) => probe(device).err(),
+        };
+        if let Some(reason) = &self.reason {
+            if !self.inner.carries_notices() {
+                let what = "going through host memory, which this network does not provide for,";
+                return Err(NetError::Local { what, reason: reason.clone() });
+            }
+            tracing::info!(rank = self.rank, reason, "memory of the device goes through host memory");
+            self.mover = Mover::of(&**device)?;
+            // A NIC would raise them before what they cover is in the device.
+            return self.inner.register_signals(&LocalSignals { nic: None, ..signals.clone() });
+        }
+        self.inner.register_signals(signals)
+    }
+
+    fn connect_signals(&mut self, keys: &[Key]) -> Result<(), NetError> {
+        self.inner.connect_signals(keys)
+    }
+
+    fn register(&mut self, window: &LocalWindow) -> Result<Key, NetError> {
+        let bytes = window.memory.bytes();
+        let is_staged = self.reason.is_some() && bytes > 0 && window.memory.memory().kind() == MemoryKind::Device;
+        let own = if is_staged { Some(Arc::new(Own::new(window)?)) } else { None };
+        let below = match &own {
+            None => self.inner.register(window)?,
+            Some(own) => {
+                self.inner.register(&LocalWindow { memory: own.stage.whole(), nic: false, ..window.clone() })?
+            }
+        };
+        let part = Part { bytes, half: own.as_ref().map(|own| own.half) };
+        self.is_used |= is_staged;
+        let index = window.id as usize;
+        if self.windows.len() <= index {
+            self.windows.resize_with(index + 1, || None);
+        }
+        self.windows[index] = Some(Window { own, is_closed: false, parts: Vec::new() });
+        Ok(part.to_key(&below))
+    }
+
+    fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
+        let parts = keys.iter().zip(0..).map(|(key, rank)| Part::from_key(rank, key));
+        let (parts, below): (Vec<_>, Vec<_>) = parts.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+        let Some(entry) = self.windows.get_mut(window as usize).and_then(Option::as_mut) else {
+            return Err(NetError::UnknownWindow { window, rank: self.rank });
+        };
+        self.is_used |= parts.iter().any(|part| part.half.is_some());
+        entry.parts = parts;
+        self.inner.connect(window, &below)
+    }
+
+    fn deregister(&mut self, window: u32) -> bool {
+        let mut entry = self.windows.get_mut(window as usize);
+        if let Some(Some(open)) = &mut entry {
+            open.is_closed = true;
+            // What waits for a copy, or is one, holds it too.
+            if open.own.as_ref().is_some_and(|own| Arc::strong_count(own) > 1) {
+                return false;
+            }
+        }
+        let closed = self.inner.deregister(window);
+        if let Some(entry) = entry
+            && closed
+        {
+            *entry = None;
+        }
+        closed
+    }
+
+    fn post(&mut self, requests: &[Request]) -> usize {
+        let mut taken = 0;
+        while let Some(request) = requests.get(taken) {
+            let run = requests[taken..].iter().take_while(|request| self.is_plain(request)).count();
+            if run > 0 {
+                let posted = self.inner.post(&requests[taken..taken + run]);
+                taken += posted;
+                if posted < run {
+                    break;
+                }
+                continue;
+            }
+            if self.held >= MOST {
+                break;
+            }
+            self.begin(request);
+            taken += 1;
+        }
+        if self.is_used {
+            self.pump();
+        }
+        taken
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) {
+        if !self.is_used {
+            return self.inner.poll(events);
+        }
+        let mut below = std::mem::take(&mut self.below);
+        self.inner.poll(&mut below);
+        if below.iter().any(|event| self.brings(event))
+            && self.inner.capabilities().needs_make_visible
+            && let Err(error) = self.inner.make_visible()
+        {
+            self.failure.get_or_insert(error);
+        }
+        for event in below.drain(..) {
+            match event {
+                Event::Notice(arrival) => self.notice(arrival),
+                Event::Completion { id, outcome } if id & OWN != 0 => {
+                    if let Some(step) = self.steps.remove(&id) {
+                        self.over(step, outcome);
+                    }
+                }
+                Event::Signal(_) if !self.late.is_empty() => {
+                    self.late.push_back(Late { copy: None, then: Then::Tell(event), _own: None });
+                }
+                event => self.events.push(event),
+            }
+        }
+        self.below = below;
+        self.mover.work();
+        self.follow();
+        self.ask();
+        self.pump();
+        events.append(&mut self.events);
+    }
+
+    fn make_visible(&mut self) -> Result<(), NetError> {
+        self.inner.make_visible()?;
+        self.failure.clone().map_or(Ok(()), Err)
+    }
+
+    fn describe(&self) -> String {
+        let below = self.inner.describe();
+        match &self.reason {
+            Some(reason) => format!("{below}, memory of the device through host memory ({reason})"),
+            None => below,
+        }
+    }
+
+    fn carries_notices(&self) -> bool {
+        false
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.open.is_empty() && self.late.is_empty() && self.outbox.is_empty() && self.inner.is_quiet()
+    }
+}

@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the network below is to do for a request, and what follows from what it says.
+
+use super::window::{Own, Places};
+use super::{ASK_AFTER_NS, Item, Landing, Late, Line, OWN, Open, Staged, Step, Then, Wanted};
+use crate::{Event, NetError, Network, Notice, NoticeArrival, Request};
+use gin_abi::{RemoteSignal, Transfer};
+use gin_gpu::copier::Ticket;
+use gin_gpu::rt;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+impl<N: Network> Staged<N> {
+    /// Checks a range of a peer's part, which may be shorter than the memory in its place.
+    fn check(&self, window: u32, rank: u32, offset: u64, bytes: u64) -> Result<(), NetError> {
+        let entry = self.windows.get(window as usize).and_then(Option::as_ref).filter(|entry| !entry.is_closed);
+        let part = entry.and_then(|entry| entry.parts.get(rank as usize));
+        let length = part.ok_or(NetError::UnknownWindow { window, rank })?.bytes;
+        let end = offset.saturating_add(bytes);
+        if end > length { Err(NetError::OutOfRange { window, rank, end, length }) } else { Ok(()) }
+    }
+
+    /// The own part and where a range of it is: see [`Own::places`].
+    fn range(&self, landing: Landing) -> Result<(Arc<Own>, Places), NetError> {
+        let (rank, Landing { window, offset, bytes }) = (self.rank, landing);
+        let entry = self.windows.get(window as usize).and_then(Option::as_ref).filter(|entry| !entry.is_closed);
+        let own = entry.and_then(|entry| entry.own.clone()).ok_or(NetError::UnknownWindow { window, rank })?;
+        let length = own.memory.bytes();
+        let end = offset.saturating_add(bytes);
+        let places = own.places(offset, bytes).ok_or(NetError::OutOfRange { window, rank, end, length })?;
+        Ok((own, places))
+    }
+
+    /// Starts copying what has arrived into the window.
+    fn copy_in(&mut self, landing: Landing) -> Result<(Ticket, Arc<Own>), NetError> {
+        let (own, Places { device, arrival, .. }) = self.range(landing)?;
+        // Safety: the ranges are in both; whoever waits for the copy keeps them.
+        let copy = unsafe { self.mover.copy((own.memory.memory(), device), (&own.stage, arrival), landing.bytes) }?;
+        Ok((copy, own))
+    }
+
+    /// Starts copying what is to leave out of the window.
+    fn copy_out(&mut self, landing: Landing) -> Result<(Ticket, Arc<Own>), NetError> {
+        let (own, Places { device, departure, .. }) = self.range(landing)?;
+        // Safety: as above.
+        let copy = unsafe { self.mover.copy((&own.stage, departure), (own.memory.memory(), device), landing.bytes) }?;
+        Ok((copy, own))
+    }
+
+    /// Takes a request that is not passed on as it is.
+    pub(super) fn begin(&mut self, request: &Request) {
+        let line = (request.context, request.peer);
+        let items = if request.is_strong() && self.broken.contains(&line) {
+            Err(NetError::behind(request.peer))
+        } else {
+            self.plan(request)
+        };
+        match items {
+            Ok((items, left)) => {
+                self.open.insert(request.id, Open { line, left, outcome: Ok(()) });
+                self.held += items.len();
+                self.lines.entry(line).or_default().extend(items);
+            }
+            Err(error) => {
+                self.broken.push(line);
+                self.events.push(Event::Completion { id: request.id, outcome: Err(error) });
+            }
+        }
+    }
+
+    /// What the network below has to do for it in order, and the number of steps until it is complete.
+    fn plan(&mut self, request: &Request) -> Result<(Vec<Item>, u32), NetError> {
+        let (id, peer, line) = (request.id, request.peer, (request.context, request.peer));
+        if !self.is_staged(request) {
+            let below = Request { id: self.name() | OWN, ..*request };
+            return Ok((vec![Item { request: below, step: Step::Send(id), copy: None, _own: None }], 1));
+        }
+        match request.transfer {
+            Transfer::Get { source_window, source_offset, destination_window, destination_offset, bytes } => {
+                self.check(source_window, peer, source_offset, bytes)?;
+                let landing = Landing { window: destination_window, offset: destination_offset, bytes };
+                let landing = if self.own(destination_window).is_some() {
+                    self.range(landing)?;
+                    Some(landing)
+                } else {
+                    None
+                };
+                let Some(half) = self.half(source_window, peer) else {
+                    let request = Request { id: self.name() | OWN, ..*request };
+                    return Ok((vec![Item { request, step: Step::Read(id, landing), copy: None, _own: None }], 1));
+                };
+                let read = Transfer::Get {
+                    source_window,
+                    source_offset: half + source_offset,
+                    destination_window,
+                    destination_offset,
+                    bytes,
+                };
+                let tag = self.want(line, id, Some((read, landing)));
+                let notice = Notice::Wanted { window: source_window, offset: source_offset, bytes, tag };
+                let request = self.request(line, Transfer::Nothing, Some(notice));
+                Ok((vec![Item { request, step: Step::Tell(id, tag), copy: None, _own: None }], 2))
+            }
+            transfer => self.plan_put(request, transfer),
+        }
+    }
+
+    /// The same for a put, or for that of a value.
+    fn plan_put(&mut self, request: &Request, mut transfer: Transfer) -> Result<(Vec<Item>, u32), NetError> {
+        let (id, peer, line) = (request.id, request.peer, (request.context, request.peer));
+        let (window, offset, bytes) = match transfer {
+            Transfer::PutValue { width_log2, destination_window, destination_offset, .. } => {
+                (destination_window, destination_offset, 1 << width_log2.min(3))
+            }
+            Transfer::Put { destination_window, destination_offset, bytes, .. } => {
+                (destination_window, destination_offset, bytes)
+            }
+            Transfer::Get { .. } | Transfer::Nothing => return Err(NetError::behind(peer)),
+        };
+        self.check(window, peer, offset, bytes)?;
+        let mut copied = (None, None);
+        if let Transfer::Put { source_window, source_offset, .. } = &mut transfer
+            && let Some(half) = self.own(*source_window).map(|own| own.half)
+        {
+            let (copy, own) = self.copy_out(Landing { window: *source_window, offset: *source_offset, bytes })?;
+            *source_offset += half;
+            copied = (Some(copy), Some(own));
+        }
+        let (copy, _own) = copied;
+        if self.half(window, peer).is_none() {
+            let below = Request { signal: request.signal, more: request.more, ..self.request(line, transfer, None) };
+            return Ok((vec![Item { request: below, step: Step::Send(id), copy, _own }], 1));
+        }
+        let tag = self.want(line, id, None);
+        let notice = Some(Notice::Arrived { window, offset, bytes, tag });
+        let below = Request { more: request.more, ..self.request(line, transfer, notice) };
+        let mut items = vec![Item { request: below, step: Step::Tell(id, tag), copy, _own }];
+        if let Some(signal) = request.signal {
+            // Behind the notice, in whose order it is raised.
+            let signal = Some(RemoteSignal { strong: true, ..signal });
+            let raise = Request { signal, ..self.request(line, Transfer::Nothing, None) };
+            items.push(Item { request: raise, step: Step::Send(id), copy: None, _own: None });
+        }
+        let left = items.len() as u32 + 1;
+        Ok((items, left))
+    }
+
+    /// A request's peer will have to answer: the tag.
+    fn want(&mut self, line: Line, request: u64, read: Option<(Transfer, Option<Landing>)>) -> u64 {
+        let tag = self.name();
+        self.wanted.insert(tag, Wanted { line, request, read, since_ns: rt::clock_ns() });
+        tag
+    }
+
+    /// A step is over.
+    fn finish(&mut self, request: u64, outcome: Result<(), NetError>) {
+        let Some(open) = self.open.get_mut(&request) else { return };
+        open.left = open.left.saturating_sub(1);
+        if let Err(error) = outcome {
+            if !self.broken.contains(&open.line) {
+                self.broken.push(open.line);
+            }
+            if open.outcome.is_ok() {
+                open.outcome = Err(error);
+            }
+        }
+        if open.left == 0
+            && let Some(open) = self.open.remove(&request)
+        {
+            self.events.push(Event::Completion { id: request, outcome: open.outcome });
+        }
+    }
+
+    /// Nothing comes of what was asked for.
+    fn give_up(&mut self, tag: u64, error: &NetError) {
+        if let Some(wanted) = self.wanted.remove(&tag) {
+            self.finish(wanted.request, Err(error.clone()));
+        }
+    }
+
+    /// Posts below what can be.
+    pub(super) fn pump(&mut self) {
+        while let Some((request, step)) = self.outbox.front() {
+            if self.inner.post(std::slice::from_ref(request)) == 0 {
+                break;
+            }
+            self.steps.insert(request.id, *step);
+            self.outbox.pop_front();
+        }
+        let lines: Vec<Line> = self.lines.keys().copied().collect();
+        for line in lines {
+            while let Some(item) = self.lines.get(&line).and_then(VecDeque::front) {
+                let copied = item.copy.map_or(Ok(true), |copy| self.mover.is_done(copy));
+                let refusal = match copied {
+                    Ok(false) => break,
+                    Ok(true) if item.request.is_strong() && self.broken.contains(&line) => {
+                        Some(NetError::behind(line.1))
+                    }
+                    Ok(true) => None,
+                    Err(error) => Some(error),
+                };
+                if refusal.is_none() && self.inner.post(std::slice::from_ref(&item.request)) == 0 {
+                    break;
+                }
+                let (id, step) = (item.request.id, item.step);
+                self.lines.get_mut(&line).map(VecDeque::pop_front);
+                self.held -= 1;
+                match refusal {
+                    None => drop(self.steps.insert(id, step)),
+                    Some(error) => self.over(step, Err(error)),
+                }
+            }
+            if self.lines.get(&line).is_some_and(VecDeque::is_empty) {
+                self.lines.remove(&line);
+            }
+        }
+    }
+
+    /// What the network below did is over.
+    pub(super) fn over(&mut self, step: Step, outcome: Result<(), NetError>) {
+        match (step, outcome) {
+            (Step::Send(request), outcome) => self.finish(request, outcome),
+            (Step::Tell(request, tag), outcome) => {
+                if let Err(error) = &outcome {
+                    self.give_up(tag, error);
+                }
+                self.finish(request, outcome);
+            }
+            (Step::Read(request, Some(landing)), Ok(())) => match self.copy_in(landing) {
+                Ok(copied) => self.late(copied, Then::Got(request)),
+                Err(error) => self.finish(request, Err(error)),
+            },
+            (Step::Read(request, _), outcome) => self.finish(request, outcome),
+            // Whoever waits for an answer that cannot be sent finds out itself.
+            (Step::Answer, _) | (Step::Ask(_), Ok(())) => {}
+            (Step::Ask(line), Err(error)) => {
+                let tags = self.wanted.iter().filter(|(_, wanted)| wanted.line == line);
+                for tag in tags.map(|(tag, _)| *tag).collect::<Vec<_>>() {
+                    self.give_up(tag, &error);
+                }
+            }
+        }
+    }
+
+    /// Has something follow a copy.
+    fn late(&mut self, (copy, own): (Ticket, Arc<Own>), then: Then) {
+        self.late.push_back(Late { copy: Some(copy), then, _own: Some(own) });
+    }
+
+    pub(super) fn notice(&mut self, arrival: NoticeArrival) {
+        let NoticeArrival { context, from, notice } = arrival;
+        let line = (context, from);
+        match notice {
+            Notice::Alive => {}
+            Notice::Arrived { window, offset, bytes, tag } => match self.copy_in(Landing { window, offset, bytes }) {
+                Ok(copied) => self.late(copied, Then::Arrived(line, tag)),
+                Err(error) => self.refuse(line, tag, error),
+            },
+            Notice::Wanted { window, offset, bytes, tag } => match self.copy_out(Landing { window, offset, bytes }) {
+                Ok(copied) => self.late(copied, Then::Answer(line, tag)),
+                Err(_) => self.answer(line, tag, false),
+            },
+            Notice::Ready { tag, found } => {
+                if self.wanted.get(&tag).is_none_or(|wanted| wanted.line != line) {
+                    return;
+                }
+                let Some(Wanted { request, read, .. }) = self.wanted.remove(&tag) else { return };
+                match (found, read) {
+                    (true, None) => self.finish(request, Ok(())),
+                    (true, Some((read, landing))) => {
+                        let below = self.request(line, read, None);
+                        self.outbox.push_back((below, Step::Read(request, landing)));
+                    }
+                    (false, read) => {
+                        let context = match read {
+                            Some(_) => "a get of what the peer could not give",
+                            None => "a put of what the peer could not take",
+                        };
+                        self.finish(request, Err(NetError::Failed { context, peer: from, status: 0 }));
+                    }
+                }
+            }
+        }
+    }
+
+    /// What a peer has put cannot be put into its window: nothing is visible any more.
+    fn refuse(&mut self, line: Line, tag: u64, error: NetError) {
+        self.failure.get_or_insert(error);
+        self.answer(line, tag, false);
+    }
+
+    fn answer(&mut self, line: Line, tag: u64, found: bool) {
+        let below = self.request(line, Transfer::Nothing, Some(Notice::Ready { tag, found }));
+        self.outbox.push_back((below, Step::Answer));
+    }
+
+    /// Does what follows the copies that are done.
+    pub(super) fn follow(&mut self) {
+        while let Some(late) = self.late.front() {
+            let copied = late.copy.map_or(Ok(true), |copy| self.mover.is_done(copy));
+            if copied == Ok(false) {
+                return;
+            }
+            let Some(late) = self.late.pop_front() else { return };
+            match (late.then, copied) {
+                (Then::Tell(event), _) => self.events.push(event),
+                (Then::Arrived(line, tag), Err(error)) => self.refuse(line, tag, error),
+                (Then::Got(request), copied) => self.finish(request, copied.map(drop)),
+                (Then::Arrived(line, tag) | Then::Answer(line, tag), copied) => self.answer(line, tag, copied.is_ok()),
+            }
+        }
+    }
+
+    /// Asks the NICs of those that have not answered for long.
+    pub(super) fn ask(&mut self) {
+        if self.wanted.is_empty() {
+            return;
+        }
+        let now = rt::clock_ns();
+        let mut lines: Vec<Line> = Vec::new();
+        for wanted in self.wanted.values_mut() {
+            if now.saturating_sub(wanted.since_ns) >= ASK_AFTER_NS {
+                wanted.since_ns = now;
+                lines.push(wanted.line);
+            }
+        }
+        lines.dedup();
+        for line in lines {
+            let below = self.request(line, Transfer::Nothing, Some(Notice::Alive));
+            self.outbox.push_back((below, Step::Ask(line)));
+        }
+    }
+
+    /// Whether host memory now holds what has to be copied into a window.
+    pub(super) fn brings(&self, event: &Event) -> bool {
+        match event {
+            Event::Notice(NoticeArrival { notice: Notice::Arrived { .. }, .. }) => true,
+            Event::Completion { id, .. } => matches!(self.steps.get(id), Some(Step::Read(_, Some(_)))),
+            _ => false,
+        }
+    }
+}

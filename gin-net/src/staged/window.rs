@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Windows whose memory has host memory in its place, here or at a peer.
+
+use crate::{Key, LocalWindow, NetError};
+use gin_gpu::wire::{Reader, Writer};
+use gin_gpu::{Memory, MemoryKind, MemorySlice};
+use std::sync::Arc;
+
+/// A window of this rank.
+#[derive(Debug)]
+pub(super) struct Window {
+    /// There if the own part is staged.
+    pub(super) own: Option<Arc<Own>>,
+    pub(super) is_closed: bool,
+    /// By world rank; empty until connected.
+    pub(super) parts: Vec<Part>,
+}
+
+/// The own part of a window, and the host memory in its place: first what arrives, then what leaves, each as long as the
+/// part. What leaves never covers what has arrived and was not moved yet.
+#[derive(Debug)]
+pub(super) struct Own {
+    pub(super) memory: MemorySlice,
+    pub(super) stage: Arc<Memory>,
+    /// Where that begins which leaves.
+    pub(super) half: u64,
+}
+
+impl Own {
+    pub(super) fn new(window: &LocalWindow) -> Result<Self, NetError> {
+        // So that both begin alike.
+        const ALIGN: u64 = 256;
+        let half = window.memory.bytes().next_multiple_of(ALIGN);
+        let bytes = half.saturating_mul(2);
+        let stage = Memory::new(window.memory.memory().device(), MemoryKind::Pinned, bytes).map_err(|error| {
+            let reason = format!("{error}; a window in a GPU needs twice its length there");
+            NetError::Local { what: "allocating host memory in place of a GPU's", reason }
+        })?;
+        Ok(Self { memory: window.memory.clone(), stage, half })
+    }
+
+    /// Where a range is; `None` if the part is shorter.
+    pub(super) fn places(&self, offset: u64, bytes: u64) -> Option<Places> {
+        if offset.checked_add(bytes)? > self.memory.bytes() {
+            return None;
+        }
+        let arrival = self.stage.address() + offset;
+        Some(Places { device: self.memory.address() + offset, arrival, departure: arrival + self.half })
+    }
+}
+
+/// Addresses of a range.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Places {
+    /// In the window.
+    pub(super) device: u64,
+    /// Where it arrives.
+    pub(super) arrival: u64,
+    /// Where it leaves.
+    pub(super) departure: u64,
+}
+
+/// What is known of a rank's part.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Part {
+    pub(super) bytes: u64,
+    /// Where what leaves begins in the memory that is reached; `None` if that is the window's own.
+    pub(super) half: Option<u64>,
+}
+
+impl Part {
+    /// The key of a part, given that of the network below.
+    pub(super) fn to_key(self, below: &Key) -> Key {
+        let mut key = Writer::default();
+        key.word(u64::from(self.half.is_some())).word(self.half.unwrap_or(0)).word(self.bytes).bytes(&below.0);
+        Key(key.0)
+    }
+
+    /// The part of a rank, and the key for the network below.
+    pub(super) fn from_key(rank: u32, key: &Key) -> Result<(Self, Key), NetError> {
+        let mut read = Reader(&key.0);
+        let told = (|| Some((read.word()?, read.word()?, read.word()?, read.bytes()?)))();
+        match told {
+            Some((staged @ (0 | 1), half, bytes, below)) if read.0.is_empty() => {
+                Ok((Self { bytes, half: (staged == 1).then_some(half) }, Key(below.to_vec())))
+            }
+            _ => Err(NetError::Key { rank, reason: "it is garbled".to_owned() }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_key_is_read_as_it_was_written_and_no_other(
+            bytes: u64, half in proptest::option::of(any::<u64>()), below: Vec<u8>, cut: prop::sample::Index,
+        ) {
+            let part = Part { bytes, half };
+            let key = part.to_key(&Key(below.clone()));
+            prop_assert_eq!(Part::from_key(3, &key), Ok((part, Key(below))));
+            let cut = Key(key.0[..cut.index(key.0.len())].to_vec());
+            prop_assert!(Part::from_key(3, &cut).is_err());
+            let mut long = key;
+            long.0.push(0);
+            prop_assert!(Part::from_key(3, &long).is_err());
+        }
+    }
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Queue pairs and registrations in memory of a device, which they keep alive.
+
+use super::Address;
+use super::doorbells::DoorbellPage;
+use super::error::{NicError, Peer, Step};
+use super::hca::{Access, Extent, HcaError};
+use super::layout::{Layout, PAGE, QueueSpec};
+use super::open::{Nic, RegisteredMemory};
+use super::queues::{Expired, QueueInfo, QueueSet};
+use gin_abi::mlx5::cqe::INVALID_BYTE;
+use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
+use std::sync::Arc;
+
+/// What can go wrong with queue pairs in memory of a device.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DeviceQueueError {
+    /// The device failed.
+    #[error("memory of the rings: {0}")]
+    Gpu(#[from] GpuError),
+    /// The NIC failed, or something does not fit.
+    #[error(transparent)]
+    Nic(#[from] NicError),
+}
+
+impl Nic {
+    /// Where rings have to lie that a device fills.
+    pub(super) fn ring_memory(&self) -> MemoryKind {
+        self.owner.hca.ring_memory()
+    }
+
+    /// See [`Hca::ring`](super::hca::Hca::ring).
+    ///
+    /// # Safety
+    /// - As there.
+    ///
+    /// # Errors
+    /// As there.
+    pub(super) unsafe fn ring(&self, doorbell: u64, word: u64) -> Result<(), HcaError> {
+        // Safety: the caller's promise.
+        unsafe { self.owner.hca.ring(doorbell, word) }
+    }
+}
+
+/// Queue pairs whose rings lie in memory of a device, or in pinned memory if the NIC demands that, for kernels of the
+/// device to post to.
+#[derive(Debug)]
+pub struct DeviceQueues {
+    // Ends before its memory is freed.
+    set: QueueSet,
+    slab: MemorySlice,
+}
+
+impl DeviceQueues {
+    /// Allocates the slab, fills it, makes the queue pairs and moves them to init.
+    ///
+    /// # Errors
+    /// [`DeviceQueueError`]; nothing is left behind.
+    pub fn new(
+        nic: &Arc<Nic>,
+        device: &Arc<dyn Device>,
+        specs: &[QueueSpec],
+        expired: Expired<'_>,
+    ) -> Result<Self, DeviceQueueError> {
+        let kind = nic.ring_memory();
+        nic.check_reach(&**device, kind)?;
+        let layout = Layout::of(specs)?;
+        // Allocations begin at a multiple of 256.
+        let memory = Memory::new(device, kind, layout.bytes + PAGE)?;
+        let first = memory.address().next_multiple_of(PAGE) - memory.address();
+        let slab = memory.slice(first..first + layout.bytes)?;
+        for ring in layout.completion_rings() {
+            slab.write(ring.start, &vec![INVALID_BYTE; (ring.end - ring.start) as usize])?;
+        }
+        // Safety: laid out and filled for these specs; the set is dropped before the slab.
+        let set = unsafe { QueueSet::in_device(nic, &slab, specs, expired) }?;
+        Ok(Self { set, slab })
+    }
+
+    /// The queue pairs, in the order of their specs; their rings lie in [`slab`](Self::slab).
+    pub fn infos(&self) -> impl Iterator<Item = &QueueInfo> {
+        self.set.infos()
+    }
+
+    /// The NIC.
+    pub(super) fn nic(&self) -> &Arc<Nic> {
+        self.set.nic()
+    }
+
+    /// See [`QueueSet::doorbell_pages`].
+    pub(super) fn doorbell_pages(&self) -> impl Iterator<Item = DoorbellPage> {
+        self.set.doorbell_pages()
+    }
+
+    /// The memory with the rings.
+    pub fn slab(&self) -> &MemorySlice {
+        &self.slab
+    }
+
+    /// See [`QueueSet::address`].
+    pub fn address(&self, index: usize) -> Option<Address> {
+        self.set.address(index)
+    }
+
+    /// See [`QueueSet::connect`].
+    ///
+    /// # Errors
+    /// As there.
+    ///
+    /// # Panics
+    /// As there.
+    pub fn connect(&self, index: usize, peer: &Peer, address: &Address, expired: Expired<'_>) -> Result<(), NicError> {
+        self.set.connect(index, peer, address, expired)
+    }
+}
+
+/// Memory of a device that entries can name.
+#[derive(Debug)]
+pub struct RegisteredSlice {
+    // Ends before its memory is freed.
+    region: RegisteredMemory,
+    slice: MemorySlice,
+    start: u64,
+}
+
+/// The place of an address in its page of the host.
+fn start(address: u64) -> u64 {
+    address % rustix::param::page_size() as u64
+}
+
+impl RegisteredSlice {
+    /// Registers memory; in entries its first byte has the address [`start`](Self::start).
+    ///
+    /// # Errors
+    /// What the NIC says; [`NicError::Memory`], [`NicError::Unreached`].
+    pub fn new(nic: &Arc<Nic>, slice: MemorySlice, access: Access) -> Result<Self, NicError> {
+        let start = start(slice.address());
+        nic.check_reach(&**slice.memory().device(), slice.memory().kind())?;
+        // Safety: the slice keeps the memory alive; who allocates memory for communication expects that peers use it.
+        let take = |extent: &Extent| unsafe { nic.owner.hca.register_region(&nic.domain, extent, start, access) };
+        let region = nic.keep(nic.take_memory(Step::Region, &slice, take)?);
+        Ok(Self { region, slice, start })
+    }
+
+    /// What address its first byte has in entries: less than a page of the host, as kernels register no memory under an
+    /// address with another place in its page than the memory's own.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// Key for local access.
+    pub fn local_key(&self) -> u32 {
+        self.region.local_key
+    }
+
+    /// Key for remote access.
+    pub fn remote_key(&self) -> u32 {
+        self.region.remote_key
+    }
+
+    /// The memory.
+    pub fn slice(&self) -> &MemorySlice {
+        &self.slice
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::NicConfig;
+    use super::super::layout::Role;
+    use super::super::soft::{SoftConfig, SoftFabric};
+    use super::*;
+    use gin_abi::mlx5::be::Be32;
+    use gin_abi::mlx5::cqe::Completion;
+    use gin_abi::mlx5::doorbell::{Doorbell, Record};
+    use gin_abi::mlx5::wqe::{self, Flags, Local, Post, QueueNumber, Remote};
+    use gin_gpu::virt::VirtualDevice;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    #[test]
+    fn queue_pairs_in_memory_of_a_device_carry_data_and_keep_it_alive() {
+        let fabric = SoftFabric::default();
+        let device = VirtualDevice::memory_only(0);
+        let device: Arc<dyn Device> = device;
+        let nic = Nic::open(Arc::new(fabric.add(SoftConfig::ethernet(0))), NicConfig::default()).unwrap();
+        let spec = QueueSpec { role: Role::Sender, depth: 8, completions: 8, collapsed: false };
+        let queues = DeviceQueues::new(&nic, &device, &[spec; 2], &|| false).unwrap();
+        let me = Peer { rank: 0, host: "here".to_owned(), port: 1 };
+        for (own, other) in [(0, 1), (1, 0)] {
+            queues.connect(own, &me, &queues.address(other).unwrap(), &|| false).unwrap();
+        }
+        let window = Memory::new(&device, MemoryKind::Device, 64).unwrap().whole();
+        window.write(0, &[42u64]).unwrap();
+        let window = RegisteredSlice::new(&nic, window, Access::SIGNALS).unwrap();
+
+        let info = *queues.infos().next().unwrap();
+        let place = info.place.unwrap();
+        let queue = QueueNumber::new(info.queue);
+        let to = Remote { address: window.start() + 8, key: Be32::new(window.remote_key()) };
+        let from = Local { address: window.start(), key: Be32::new(window.local_key()), bytes: 8 };
+        let entry = wqe::write(Post { index: 0, queue, flags: Flags::COMPLETION }, to, from);
+        queues.slab().write(place.ring, &entry).unwrap();
+        let record = Record { receive: Be32::new(0), send: Record::send(1) };
+        queues.slab().write(place.record, &[record]).unwrap();
+        // Safety: the page is there as long as the queue pairs are.
+        let doorbell = unsafe { AtomicU64::from_ptr(info.doorbell as usize as *mut u64) };
+        doorbell.store(Doorbell::word(1, queue), Ordering::Release);
+        fabric.settle();
+
+        let mut completion = [Completion { words: [0; 8] }];
+        queues.slab().read(place.completions, &mut completion).unwrap();
+        assert!(completion[0].read(0, info.log_completions).unwrap().result.is_ok());
+        let mut seen = [0u64; 2];
+        window.slice().read(0, &mut seen).unwrap();
+        assert_eq!(seen, [42, 42]);
+        drop((queues, window, nic));
+        assert_eq!(fabric.objects(), 0);
+    }
+}

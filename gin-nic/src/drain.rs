@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Brings what kernels have posted to its end, after they themselves have ended.
+//!
+//! A kernel may leave entries that nobody waited for: some are with the NIC and ask for no completion, some were never
+//! announced. So the host posts one more entry behind them, which does nothing but complete, announces all, and takes
+//! completions until that one's is there. It leaves the words of the queue pair as the next kernel expects them.
+
+use super::doorbells::HostBell;
+use super::hca::HcaError;
+use super::open::Nic;
+use super::queues::Expired;
+use gin_abi::gdaki::QueuePairData;
+use gin_abi::mlx5::be::Be32;
+use gin_abi::mlx5::cqe::{self, Completion, Failure, Tail};
+use gin_abi::mlx5::doorbell::{Doorbell, Record};
+use gin_abi::mlx5::wqe::{self, Entry, Flags, Post, QueueNumber, SLOT_BYTES, Slot};
+use gin_device::backend::gdaki::pair::{TAG_SHIFT, TOKEN_SHIFT};
+use gin_gpu::rt;
+use gin_gpu::{GpuError, MemorySlice};
+use std::mem::offset_of;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+/// Codes of a token's word: somebody has taken the token away, and it is here.
+const TAKEN: u64 = 0;
+const HERE: u64 = 1;
+
+/// The word of the first token: kernels expect it with the queue pair.
+pub(super) const FIRST_TOKEN: u64 = token(0, HERE);
+
+const fn token(index: u64, code: u64) -> u64 {
+    index << TOKEN_SHIFT | code
+}
+
+/// The counter that entry `index` raises, by its tag.
+const fn tagged(tag: u64, index: u64) -> Option<u64> {
+    if tag >> TAG_SHIFT == (index + 1) & (u64::MAX >> TAG_SHIFT) { Some(tag & ((1 << TAG_SHIFT) - 1)) } else { None }
+}
+
+/// What became of a queue pair.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DrainError {
+    /// The device failed.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+    /// The NIC cannot be rung.
+    #[error(transparent)]
+    Nic(#[from] HcaError),
+    /// An entry failed, and the queue pair is broken.
+    #[error(
+        "entry {index} (operation {operation:#x}) of context {context} to rank {peer} failed: {}",
+        syndrome(failure)
+    )]
+    Failed {
+        /// The context.
+        context: u32,
+        /// World rank of the peer.
+        peer: u32,
+        /// The entry.
+        index: u64,
+        /// Its operation, of [`wqe::opcode`].
+        operation: u32,
+        /// Why.
+        failure: Failure,
+    },
+    /// An entry was claimed and never written, so those behind it can never be announced.
+    #[error("entry {index} of context {context} to rank {peer} was never written")]
+    Hole {
+        /// The context.
+        context: u32,
+        /// World rank of the peer.
+        peer: u32,
+        /// The entry.
+        index: u64,
+    },
+    /// The NIC did what it should not.
+    #[error("completions of context {context} to rank {peer} make no sense")]
+    Senseless {
+        /// The context.
+        context: u32,
+        /// World rank of the peer.
+        peer: u32,
+    },
+}
+
+fn syndrome(failure: &Failure) -> String {
+    let text = cqe::Syndrome::from_code(failure.syndrome).map_or("unknown syndrome", cqe::Syndrome::text);
+    format!("{text} (syndrome {:#x}, vendor's {:#x})", failure.syndrome, failure.vendor)
+}
+
+/// A queue pair that no kernel uses at the moment, as the host reaches it.
+#[derive(Debug)]
+pub(super) struct IdleQueue {
+    pub(super) context: u32,
+    pub(super) peer: u32,
+    /// Its words, as they are now.
+    pub(super) data: QueuePairData,
+    /// Where they lie.
+    pub(super) home: MemorySlice,
+    /// The send queue.
+    pub(super) ring: MemorySlice,
+    /// The completion queue.
+    pub(super) completions: MemorySlice,
+    /// The doorbell record.
+    pub(super) record: MemorySlice,
+    /// Where the host rings.
+    pub(super) doorbell: HostBell,
+    /// A word for each slot.
+    pub(super) tokens: MemorySlice,
+    /// Another.
+    pub(super) tags: MemorySlice,
+    /// The NIC.
+    pub(super) nic: Arc<Nic>,
+    /// The counters, if there are any.
+    pub(super) counters: Option<MemorySlice>,
+    /// The host's last entry was posted.
+    pub(super) closed: bool,
+}
+
+impl IdleQueue {
+    /// Entries that are not complete.
+    pub(super) fn left(&self) -> u64 {
+        self.data.claim - self.data.done
+    }
+
+    fn slot(&self, index: u64) -> u64 {
+        index & ((1 << self.data.depth_log2) - 1)
+    }
+
+    fn number(&self) -> QueueNumber {
+        bytemuck::cast(self.data.number)
+    }
+
+    fn keep(&self, offset: usize, value: u64) -> Result<(), GpuError> {
+        self.home.write(offset as u64, &[value])
+    }
+
+    /// Makes sure that all that was claimed was written.
+    fn check(&self) -> Result<(), DrainError> {
+        for index in self.data.rung.max(self.data.done)..self.data.claim {
+            let mut slot: [Slot; 1] = [Slot::default()];
+            self.ring.read(self.slot(index) * SLOT_BYTES, &mut slot)?;
+            if Entry::read(&slot[0], index, self.number().get()).is_err() {
+                return Err(DrainError::Hole { context: self.context, peer: self.peer, index });
+            }
+        }
+        Ok(())
+    }
+
+    /// Announces what was posted, and posts the last entry if there is room.
+    pub(super) fn begin(&mut self) -> Result<(), DrainError> {
+        self.check()?;
+        self.close()?;
+        if self.data.rung < self.data.claim { self.announce() } else { Ok(()) }
+    }
+
+    /// Posts an entry that completes behind all others, if there is room and one is needed still.
+    fn close(&mut self) -> Result<(), DrainError> {
+        let (index, depth) = (self.data.claim, 1 << self.data.depth_log2);
+        if self.closed || self.left() == 0 || self.left() >= depth {
+            return Ok(());
+        }
+        let entry = wqe::nop(Post { index, queue: self.number(), flags: Flags::COMPLETION });
+        self.ring.write(self.slot(index) * SLOT_BYTES, &entry)?;
+        self.tokens.write(8 * self.slot(index), &[token(index, TAKEN)])?;
+        self.tokens.write(8 * self.slot(index + 1), &[token(index + 1, HERE)])?;
+        (self.data.claim, self.data.covered, self.closed) = (index + 1, index + 1, true);
+        self.keep(offset_of!(QueuePairData, claim), index + 1)?;
+        self.keep(offset_of!(QueuePairData, covered), index + 1)?;
+        self.announce()
+    }
+
+    /// Tells the NIC of all that was posted.
+    fn announce(&mut self) -> Result<(), DrainError> {
+        let end = self.data.claim;
+        self.record.write(0, &[Record { receive: Be32::new(0), send: Record::send(end) }])?;
+        let word = Doorbell::word(end, self.number());
+        match self.doorbell {
+            // Safety: the doorbell is there as long as the queue pair.
+            HostBell::Nic(doorbell) => unsafe { self.nic.ring(doorbell, word) }?,
+            // Safety: so is the word, which lies in pinned memory.
+            HostBell::Word(address) => {
+                unsafe { AtomicU64::from_ptr(address as usize as *mut u64) }.store(word, Ordering::Release)
+            }
+        }
+        // A page may be mapped so that stores are gathered; this one leaves now.
+        fence(Ordering::SeqCst);
+        self.data.rung = end;
+        Ok(self.keep(offset_of!(QueuePairData, rung), end)?)
+    }
+
+    /// Takes the completions that are there. Returns whether everything is complete.
+    pub(super) fn poll(&mut self) -> Result<bool, DrainError> {
+        let log_depth = self.data.depth_log2;
+        loop {
+            let at = self.slot(self.data.taken) * cqe::BYTES;
+            let mut tail = [0u64];
+            self.completions.read(at + 8 * cqe::TAIL_WORD as u64, &mut tail)?;
+            if !Tail(tail[0]).is_in_place(self.data.taken, log_depth) {
+                break;
+            }
+            fence(Ordering::Acquire);
+            let mut completion = [Completion { words: [0; 8] }];
+            self.completions.read(at, &mut completion)?;
+            self.take(&completion[0])?;
+        }
+        self.close()?;
+        Ok(self.left() == 0)
+    }
+
+    fn take(&mut self, completion: &Completion) -> Result<(), DrainError> {
+        let (context, peer) = (self.context, self.peer);
+        let senseless = DrainError::Senseless { context, peer };
+        let outcome = completion.read(self.data.taken, self.data.depth_log2).map_err(|_| senseless.clone())?;
+        // Completions come in the order of their entries, so this is the first of that number from `done` on.
+        let index = self.data.done + u64::from(outcome.index.wrapping_sub(self.data.done as u16));
+        if index >= self.data.claim {
+            return Err(senseless);
+        }
+        if let Err(failure) = outcome.result {
+            return Err(DrainError::Failed { context, peer, index, operation: outcome.operation, failure });
+        }
+        self.raise(index + 1)?;
+        (self.data.taken, self.data.done) = (self.data.taken + 1, index + 1);
+        self.keep(offset_of!(QueuePairData, taken), self.data.taken)?;
+        Ok(self.keep(offset_of!(QueuePairData, done), self.data.done)?)
+    }
+
+    /// Raises the counters of the entries from `done` to `end`.
+    fn raise(&self, end: u64) -> Result<(), DrainError> {
+        let Some(counters) = &self.counters else { return Ok(()) };
+        for index in self.data.done..end.min(self.data.tagged) {
+            let mut tag = [0u64];
+            self.tags.read(8 * self.slot(index), &mut tag)?;
+            let Some(counter) = tagged(tag[0], index).filter(|&counter| counter < self.data.counter_count) else {
+                continue;
+            };
+            let mut word = [0u64];
+            counters.read(8 * counter, &mut word)?;
+            counters.write(8 * counter, &[word[0].wrapping_add(1)])?;
+        }
+        Ok(())
+    }
+}
+
+/// Brings all of them to their end. Returns the number of entries that are not complete when `expired` says that the time
+/// is over.
+///
+/// # Errors
+/// The first [`DrainError`]; nothing more is waited for then.
+pub(super) fn drain(mut queues: Vec<IdleQueue>, expired: Expired<'_>) -> Result<u64, DrainError> {
+    queues.iter_mut().try_for_each(IdleQueue::begin)?;
+    let mut failed = None;
+    rt::wait_until(|| {
+        queues.retain_mut(|queue| match queue.poll() {
+            Ok(complete) => !complete,
+            Err(error) => {
+                failed.get_or_insert(error);
+                false
+            }
+        });
+        queues.is_empty() || failed.is_some() || expired()
+    });
+    failed.map_or_else(|| Ok(queues.iter().map(IdleQueue::left).sum()), Err)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Queue pairs that kernels drive: for each context one to every rank that kernels reach, and the words beside them.
+//!
+//! Whatever kernels touch lies in memory of their device: rings, doorbell records and completions in one slab for each
+//! context, tokens, tags and the table of [`QueuePairData`] in another allocation. The pair that a rank has for itself is
+//! connected to one without a send queue, as a queue pair cannot be connected to itself.
+
+use super::address::Address;
+use super::device::{DeviceQueueError, DeviceQueues, RegisteredSlice};
+use super::doorbells::{Bells, DoorbellRelease, Doorbells, Ringer};
+use super::drain::{self, DrainError, FIRST_TOKEN, IdleQueue};
+use super::error::{NicError, Peer};
+use super::hca::Access;
+use super::layout::{QueueSpec, Role};
+use super::open::Nic;
+use super::queues::{Expired, QueueInfo};
+use super::relay::{DoorbellRelay, RelayLine};
+use bytemuck::Zeroable;
+use gin_abi::gdaki::{BUSY_RANKS, QueuePairData, busy_marks};
+use gin_abi::mlx5::be::Be32;
+use gin_abi::mlx5::cqe;
+use gin_abi::mlx5::wqe::{QueueNumber, SLOT_BYTES};
+use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
+use std::sync::Arc;
+
+/// Words that are written by different threads are on lines apart.
+const LINE: u64 = 128;
+/// log2 of the most entries from one that asks for a completion to the next.
+const MOST_INTERVAL_LOG2: u32 = 4;
+
+/// How many queue pairs, and how long.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Contexts.
+    pub contexts: u32,
+    /// Ranks, the own one included.
+    pub ranks: u32,
+    /// The own rank.
+    pub rank: u32,
+    /// Which ranks there are queue pairs to: those that differ from the own one by a multiple of this, at least 1; that one
+    /// is among them.
+    pub step: u32,
+    /// Slots of each send queue: a power of two, log2 of it [`LEAST_DEPTH_LOG2`](gin_abi::gdaki::LEAST_DEPTH_LOG2) to
+    /// [`MOST_DEPTH_LOG2`](gin_abi::gdaki::MOST_DEPTH_LOG2).
+    pub depth: u32,
+    /// How far kernels release before they ring.
+    pub release: DoorbellRelease,
+}
+
+impl Shape {
+    /// The ranks that there are queue pairs to, in each context.
+    pub fn peers(&self) -> impl Iterator<Item = u32> + use<> {
+        (self.rank % self.step..self.ranks).step_by(self.step as usize)
+    }
+
+    /// Their number.
+    pub fn count(&self) -> u32 {
+        self.ranks.saturating_sub(self.rank % self.step).div_ceil(self.step)
+    }
+
+    /// Which of them a rank is, if it is one.
+    pub fn place(&self, peer: u32) -> Option<u32> {
+        (peer < self.ranks && peer % self.step == self.rank % self.step).then_some(peer / self.step)
+    }
+
+    fn queues(&self) -> u64 {
+        u64::from(self.contexts) * u64::from(self.count())
+    }
+
+    /// Entries of the table that kernels read.
+    fn entries(&self) -> u64 {
+        u64::from(self.contexts) * u64::from(self.ranks)
+    }
+
+    /// Which of the entries is that of a rank.
+    fn entry(&self, context: u32, peer: u32) -> u64 {
+        u64::from(context) * u64::from(self.ranks) + u64::from(peer)
+    }
+
+    /// Which of all queue pairs is that to a rank, of those that there is one to.
+    fn index(&self, context: u32, peer: u32) -> u64 {
+        u64::from(context) * u64::from(self.count()) + u64::from(peer / self.step)
+    }
+}
+
+/// Where the words lie in their allocation.
+#[derive(Debug)]
+struct Places {
+    tokens: u64,
+    tags: u64,
+    busy: u64,
+    /// Bytes of one context.
+    busy_bytes: u64,
+    end: u64,
+}
+
+impl Places {
+    /// The table comes first.
+    fn of(shape: &Shape) -> Self {
+        let table = shape.entries() * size_of::<QueuePairData>() as u64;
+        let ring_words = shape.queues() * u64::from(shape.depth) * 8;
+        let busy_bytes = (u64::from(shape.ranks.div_ceil(BUSY_RANKS)) * 8).next_multiple_of(LINE);
+        let tokens = table.next_multiple_of(LINE);
+        let tags = (tokens + ring_words).next_multiple_of(LINE);
+        let busy = (tags + ring_words).next_multiple_of(LINE);
+        Self { tokens, tags, busy, busy_bytes, end: busy + u64::from(shape.contexts) * busy_bytes }
+    }
+}
+
+/// What kernels are told of a queue pair beside where it lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Target {
+    /// Key of the peer's signal words; 0 if it has none.
+    pub signal_key: u32,
+    /// Address, in the region of that key, of the context's first signal word.
+    pub signals: u64,
+    /// Most bytes of one entry.
+    pub most_bytes: u32,
+}
+
+/// Queue pairs of all contexts.
+#[derive(Debug)]
+pub struct DrivenQueues {
+    /// By context: one queue pair for each of the shape's peers, then the responder.
+    sets: Vec<DeviceQueues>,
+    /// Where old values of atomics go.
+    sink: RegisteredSlice,
+    words: Arc<Memory>,
+    // Ends after the queue pairs: pages that are mapped keep the NIC's.
+    bells: Bells,
+    /// By context.
+    counters: Vec<Option<MemorySlice>>,
+    places: Places,
+    shape: Shape,
+}
+
+impl DrivenQueues {
+    /// Makes the queue pairs and moves them to init. `counters`: the counter words of each context, in memory of the
+    /// device. `doorbells`: who is to ring; [`ringer`](Self::ringer) does.
+    ///
+    /// # Errors
+    /// [`DeviceQueueError`]; nothing is left behind.
+    pub fn new(
+        nic: &Arc<Nic>,
+        device: &Arc<dyn Device>,
+        shape: Shape,
+        counters: Vec<Option<MemorySlice>>,
+        doorbells: Doorbells,
+        expired: Expired<'_>,
+    ) -> Result<Self, DeviceQueueError> {
+        let Shape { contexts, depth, release, .. } = shape;
+        release.check(nic, nic.ring_memory())?;
+        let sender = QueueSpec { role: Role::Sender, depth, completions: depth, collapsed: false };
+        let mut specs = vec![sender; shape.count() as usize];
+        specs.push(QueueSpec { role: Role::Responder, ..sender });
+        let places = Places::of(&shape);
+        let words = Memory::new(device, MemoryKind::Device, places.end)?;
+        // At address 0 of its region, so at the beginning of a page.
+        let page = rustix::param::page_size() as u64;
+        let home = Memory::new(device, nic.ring_memory(), page + 8)?;
+        let first = home.address().next_multiple_of(page) - home.address();
+        let sink = RegisteredSlice::new(nic, home.slice(first..first + 8)?, Access::RINGS)?;
+        let set = |_| DeviceQueues::new(nic, device, &specs, expired);
+        let sets = (0..contexts).map(set).collect::<Result<Vec<_>, _>>()?;
+        let bells = Bells::new(nic, device, (&sets, shape.queues()), doorbells)?;
+        Ok(Self { sets, sink, words, bells, counters, places, shape })
+    }
+
+    /// What to tell rank `peer` of the queue pair of a context that is to be connected to it, if there is one.
+    pub fn address(&self, context: u32, peer: u32) -> Option<Address> {
+        self.sets.get(context as usize)?.address(self.shape.place(peer)? as usize)
+    }
+
+    /// Connects the queue pair of a context to that of a peer. The address of the own rank's is not looked at.
+    ///
+    /// # Errors
+    /// [`NicError`], with the peer.
+    ///
+    /// # Panics
+    /// If there is no such context, or no queue pair to the peer.
+    pub fn connect(&self, context: u32, peer: &Peer, address: &Address, expired: Expired<'_>) -> Result<(), NicError> {
+        let set = &self.sets[context as usize];
+        let place = |rank| self.shape.place(rank).expect("a rank that there is a queue pair to") as usize;
+        let (own, responder) = (place(self.shape.rank), self.shape.count() as usize);
+        if peer.rank != self.shape.rank {
+            return set.connect(place(peer.rank), peer, address, expired);
+        }
+        let ends = set.address(own).zip(set.address(responder));
+        let (sender, answerer) = ends.expect("each set has one of each");
+        set.connect(responder, peer, &sender, expired)?;
+        set.connect(own, peer, &answerer, expired)
+    }
+
+    /// Fills the tables that kernels read. `target` says what there is at a context of a peer that there is a queue pair to.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn fill(&self, target: impl Fn(u32, u32) -> Target) -> Result<(), GpuError> {
+        let mut table = vec![QueuePairData::unconnected(); self.shape.entries() as usize];
+        for (context, set) in (0..).zip(&self.sets) {
+            for (peer, info) in self.shape.peers().zip(set.infos()) {
+                table[self.shape.entry(context, peer) as usize] =
+                    self.data(context, peer, set.slab().address(), info, target(context, peer));
+                let tokens = self.ring_words(self.places.tokens, context, peer);
+                self.words.write(tokens, &[FIRST_TOKEN])?;
+            }
+        }
+        self.words.write(0, &table)
+    }
+
+    fn data(&self, context: u32, peer: u32, slab: u64, info: &QueueInfo, target: Target) -> QueuePairData {
+        let words = self.words.address();
+        let place = info.place.expect("a sender has rings");
+        let counters = self.counters.get(context as usize).and_then(Option::as_ref);
+        QueuePairData {
+            ring: slab + place.ring,
+            tokens: words + self.ring_words(self.places.tokens, context, peer),
+            tags: words + self.ring_words(self.places.tags, context, peer),
+            completions: slab + place.completions,
+            record: slab + place.record,
+            doorbell: self.bells.address(self.shape.index(context, peer), info.doorbell),
+            number: bytemuck::cast(QueueNumber::new(info.queue)),
+            depth_log2: info.log_depth,
+            interval_log2: MOST_INTERVAL_LOG2.min(info.log_depth - 1) as u16,
+            doorbell_scope: self.shape.release.code(),
+            most_bytes: target.most_bytes,
+            signal_key: Be32::new(target.signal_key).memory(),
+            sink_key: Be32::new(self.sink.local_key()).memory(),
+            signals: target.signals,
+            busy: self.busy(context) + u64::from(peer / BUSY_RANKS) * 8,
+            marks: busy_marks(peer),
+            counters: counters.map_or(0, MemorySlice::address),
+            counter_count: counters.map_or(0, |counters| counters.bytes() / 8),
+            ..QueuePairData::zeroed()
+        }
+    }
+
+    /// Offset of the words of a queue pair, of which there is one for each slot.
+    fn ring_words(&self, first: u64, context: u32, peer: u32) -> u64 {
+        first + self.shape.index(context, peer) * u64::from(self.shape.depth) * 8
+    }
+
+    /// Who rings the doorbells.
+    pub fn ringer(&self) -> Ringer {
+        self.bells.ringer()
+    }
+
+    /// Address of the table, for [`CommHandle::queue_pairs`](gin_abi::CommHandle::queue_pairs).
+    pub fn table(&self) -> u64 {
+        self.words.address()
+    }
+
+    /// Address of a context's words of peers that may have entries under way.
+    pub fn busy(&self, context: u32) -> u64 {
+        self.words.address() + self.places.busy + u64::from(context) * self.places.busy_bytes
+    }
+
+    /// Passes doorbells on, if kernels do not ring themselves. It must be stepped until the queue pairs end, and no longer.
+    pub fn relay(&self) -> Option<DoorbellRelay> {
+        let Bells::Relayed(words, _) = &self.bells else { return None };
+        let mut lines = Vec::new();
+        for (context, set) in (0..).zip(&self.sets) {
+            for (peer, info) in self.shape.peers().zip(set.infos()) {
+                let from = words.address() + 8 * self.shape.index(context, peer);
+                lines.push(RelayLine { from, to: info.doorbell });
+            }
+        }
+        // Safety: the words and the pages are there as long as `self`; only kernels of one device, and the host while none
+        // runs, store to them.
+        self.sets.first().map(|set| unsafe { DoorbellRelay::new(set.nic(), lines) })
+    }
+
+    /// How far the queue pairs are that something was posted to, while kernels may run: context, peer, entries claimed, and
+    /// entries that are known to be complete. Each is a number that was right once.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub fn progress(&self) -> Result<Vec<(u32, u32, u64, u64)>, GpuError> {
+        let mut table = vec![QueuePairData::zeroed(); self.shape.entries() as usize];
+        self.words.read(0, &mut table)?;
+        let pairs = (0..self.shape.contexts).flat_map(|context| self.shape.peers().map(move |peer| (context, peer)));
+        let all = pairs.map(|(context, peer)| {
+            let data = &table[self.shape.entry(context, peer) as usize];
+            (context, peer, data.claim, data.done.min(data.claim))
+        });
+        Ok(all.filter(|&(_, _, claimed, _)| claimed > 0).collect())
+    }
+
+    /// Brings what kernels have posted to its end; none of them may run. Returns the number of entries that are not
+    /// complete when `expired` says that the time is over.
+    ///
+    /// # Errors
+    /// [`DrainError`].
+    pub fn drain(&self, expired: Expired<'_>) -> Result<u64, DrainError> {
+        drain::drain(self.idle()?, expired)
+    }
+
+    /// The queue pairs that have entries which are not known to be complete.
+    fn idle(&self) -> Result<Vec<IdleQueue>, GpuError> {
+        let mut table = vec![QueuePairData::zeroed(); self.shape.entries() as usize];
+        self.words.read(0, &mut table)?;
+        let mut queues = Vec::new();
+        for (context, set) in (0..).zip(&self.sets) {
+            for (peer, info) in self.shape.peers().zip(set.infos()) {
+                let data = table[self.shape.entry(context, peer) as usize];
+                if data.claim != data.done {
+                    queues.push(self.idle_queue(context, peer, data, set, info)?);
+                }
+            }
+        }
+        Ok(queues)
+    }
+
+    fn idle_queue(
+        &self,
+        context: u32,
+        peer: u32,
+        data: QueuePairData,
+        set: &DeviceQueues,
+        info: &QueueInfo,
+    ) -> Result<IdleQueue, GpuError> {
+        let (place, slab) = (info.place.expect("a sender has rings"), set.slab());
+        let depth = u64::from(self.shape.depth);
+        let part = |memory: &Arc<Memory>, start: u64, bytes: u64| memory.slice(start..start + bytes);
+        let of_slab = |offset: u64, bytes| part(slab.memory(), slab.offset() + offset, bytes);
+        let bytes = size_of::<QueuePairData>() as u64;
+        Ok(IdleQueue {
+            context,
+            peer,
+            data,
+            home: part(&self.words, self.shape.entry(context, peer) * bytes, bytes)?,
+            ring: of_slab(place.ring, depth * SLOT_BYTES)?,
+            completions: of_slab(place.completions, depth * cqe::BYTES)?,
+            record: of_slab(place.record, 8)?,
+            doorbell: self.bells.host(self.shape.index(context, peer), info.doorbell),
+            tokens: part(&self.words, self.ring_words(self.places.tokens, context, peer), depth * 8)?,
+            tags: part(&self.words, self.ring_words(self.places.tags, context, peer), depth * 8)?,
+            nic: set.nic().clone(),
+            counters: self.counters.get(context as usize).cloned().flatten(),
+            closed: false,
+        })
+    }
+
+    /// The queue pair of a context to a peer, whatever its state.
+    #[cfg(test)]
+    pub(super) fn one(&self, context: u32, peer: u32) -> IdleQueue {
+        let set = &self.sets[context as usize];
+        let info = set.infos().nth(self.shape.place(peer).unwrap() as usize).unwrap();
+        let mut data = [QueuePairData::zeroed()];
+        self.words.read(self.shape.entry(context, peer) * size_of::<QueuePairData>() as u64, &mut data).unwrap();
+        self.idle_queue(context, peer, data[0], set, info).unwrap()
+    }
+}

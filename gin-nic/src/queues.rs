@@ -1,0 +1,522 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Brings queue pairs up: makes them, and connects each to its peer.
+//!
+//! Nothing here sends a packet, so a NIC need not reach its own host, and no step waits for a peer: peers exchange
+//! [`Address`]es by whatever way they have, between [`QueueSet::new`] and [`QueueSet::connect`].
+
+use super::address::Address;
+use super::doorbells::DoorbellPage;
+use super::error::{NicError, Peer, Step};
+use super::hca::{Access, Extent, Handle, HcaError, Link, Uar, Umem};
+use super::layout::{Layout, PAGE, QueuePlace, QueueSpec, Role};
+use super::open::{Nic, failed};
+use super::owned::{Stack, What};
+use gin_abi::mlx5::bits::Mailbox;
+use gin_abi::mlx5::command::{AtomicMode, PM_MIGRATED, QpState, RQ_TYPE_NONE, opcode};
+use gin_abi::mlx5::mailbox::{
+    Ads, Cqc, CreateCqIn, CreateCqOut, CreateQpIn, CreateQpOut, ModifyQpIn, ModifyQpOut, Qpc, QueryQpIn, QueryQpOut,
+};
+use gin_gpu::MemorySlice;
+use gin_gpu::registry::first_packet;
+use std::sync::Arc;
+
+/// log2 of the longest message in bytes: devices cut longer ones.
+const LOG_MESSAGE: u64 = 30;
+/// How long a peer shall wait when this end is not ready: code 12 is 0.64 ms.
+const NOT_READY_TIMER: u64 = 12;
+/// Not-ready answers are retried for ever; without receive queues there are none.
+const NOT_READY_RETRIES: u64 = 7;
+
+/// Whether the time for a bring-up is over.
+pub type Expired<'a> = &'a dyn Fn() -> bool;
+
+/// A queue pair, as a kernel needs to know it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QueueInfo {
+    /// What it is for.
+    pub role: Role,
+    /// Its number.
+    pub queue: u32,
+    /// Number of its completion queue.
+    pub completion_queue: u32,
+    /// log2 of the slots of its send queue; 0 for a responder.
+    pub log_depth: u32,
+    /// log2 of the slots of its completion queue; 0 for a responder.
+    pub log_completions: u32,
+    /// Where its rings lie in the slab; `None` for a responder.
+    pub place: Option<QueuePlace>,
+    /// Where its doorbell is stored, in this process; 0 for a responder.
+    pub doorbell: u64,
+}
+
+#[derive(Debug)]
+struct Made {
+    info: QueueInfo,
+    handle: Handle,
+    /// Number of the first packet that it sends.
+    first_packet: u32,
+}
+
+/// Queue pairs that share a slab. Dropping it ends them.
+#[derive(Debug)]
+pub struct QueueSet {
+    queues: Vec<Made>,
+    // Ends before the NIC's protection domain.
+    _objects: Stack,
+    pages: Vec<DoorbellPage>,
+    nic: Arc<Nic>,
+}
+
+impl QueueSet {
+    /// Makes the queue pairs and moves them to init.
+    ///
+    /// # Errors
+    /// What the NIC says, which limit was exceeded, or [`NicError::Deadline`]; nothing is left behind.
+    ///
+    /// # Safety
+    /// - `slab` is laid out as [`Layout::of`] the same specs says, its completion rings filled as it says, the rest zero.
+    /// - It is there until the set is dropped, and nobody writes to it but the owner of the queue pairs.
+    pub unsafe fn new(
+        nic: &Arc<Nic>,
+        slab: &Extent,
+        specs: &[QueueSpec],
+        expired: Expired<'_>,
+    ) -> Result<Self, NicError> {
+        let begins = slab.dma_buf.map_or(slab.address, |file| file.offset);
+        // Safety: the caller's promise.
+        let register = || unsafe { nic.owner.hca.register_umem(slab, Access::RINGS) };
+        Self::make(nic, (begins, slab.bytes), specs, expired, || {
+            register().map_err(failed(nic.name(), Step::Rings, None))
+        })
+    }
+
+    /// The same in memory of a device, which is registered in whatever way the NIC takes it.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new); [`NicError::Unreached`].
+    ///
+    /// # Safety
+    /// - As [`new`](Self::new).
+    pub(super) unsafe fn in_device(
+        nic: &Arc<Nic>,
+        slab: &MemorySlice,
+        specs: &[QueueSpec],
+        expired: Expired<'_>,
+    ) -> Result<Self, NicError> {
+        // Safety: the caller's promise.
+        let take = |extent: &Extent| unsafe { nic.owner.hca.register_umem(extent, Access::RINGS) };
+        let place = (slab.address(), slab.bytes());
+        Self::make(nic, place, specs, expired, || nic.take_memory(Step::Rings, slab, take))
+    }
+
+    /// `register` registers the slab, which is so long and begins there.
+    fn make(
+        nic: &Arc<Nic>,
+        (address, given): (u64, u64),
+        specs: &[QueueSpec],
+        expired: Expired<'_>,
+        register: impl FnOnce() -> Result<Umem, NicError>,
+    ) -> Result<Self, NicError> {
+        let layout = Layout::of(specs)?;
+        if given < layout.bytes || !address.is_multiple_of(PAGE) {
+            return Err(NicError::RingMemory { needed: layout.bytes, given, address });
+        }
+        for spec in specs.iter().filter(|spec| spec.role != Role::Responder) {
+            nic.check(spec)?;
+        }
+        let mut maker = Maker { nic, objects: Stack::default(), pages: Vec::new(), expired };
+        maker.begin(Step::Rings)?;
+        let umem = register()?;
+        maker.objects.push(nic.owner.own(What::Umem, umem.handle));
+        let queues = maker.queues(&umem, &layout, specs)?;
+        Ok(Self { queues, _objects: maker.objects, pages: maker.pages, nic: Arc::clone(nic) })
+    }
+
+    /// The NIC.
+    pub(super) fn nic(&self) -> &Arc<Nic> {
+        &self.nic
+    }
+
+    /// Number of queue pairs.
+    pub fn len(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.queues.is_empty()
+    }
+
+    /// The queue pairs, in the order of their specs.
+    pub fn infos(&self) -> impl Iterator<Item = &QueueInfo> {
+        self.queues.iter().map(|made| &made.info)
+    }
+
+    /// The doorbell pages of the queue pairs, each once.
+    pub(super) fn doorbell_pages(&self) -> impl Iterator<Item = DoorbellPage> {
+        self.pages.iter().cloned()
+    }
+
+    /// What a peer has to know of a queue pair, if there is one of that index.
+    pub fn address(&self, index: usize) -> Option<Address> {
+        let Made { info, first_packet, .. } = self.queues.get(index)?;
+        let nic = &self.nic;
+        Some(Address {
+            link: nic.port.link,
+            mtu: nic.mtu(),
+            queue: info.queue,
+            first_packet: *first_packet,
+            lid: nic.port.lid,
+            gid: nic.gid.gid,
+        })
+    }
+
+    /// Connects the queue pair of that index, and makes it ready: to receive, and, if it sends, to send.
+    ///
+    /// # Errors
+    /// What the NIC says, what does not fit, or [`NicError::Deadline`]; with the peer.
+    ///
+    /// # Panics
+    /// If there is no queue pair of that index.
+    pub fn connect(&self, index: usize, peer: &Peer, address: &Address, expired: Expired<'_>) -> Result<(), NicError> {
+        let nic = &self.nic;
+        let made = &self.queues[index];
+        if address.link != nic.port.link {
+            let (theirs, own) = (address.link.to_string(), nic.port.link.to_string());
+            return Err(NicError::Link { peer: peer.clone(), theirs, own });
+        }
+        let begin = |step| nic.begin(step, Some(peer), expired);
+        let path = self.path(made.info.queue, peer, address, expired)?;
+        begin(Step::ReadyToReceive)?;
+        let context = ModifyQpIn::QPC;
+        let mtu = nic.mtu().min(address.mtu);
+        let mut command = modify(opcode::INIT2RTR_QP, made.info.queue);
+        command
+            .set_part(context.part(Qpc::PRIMARY_ADDRESS_PATH), &path)
+            .set(context.field(Qpc::MTU), mtu.code())
+            .set(context.field(Qpc::LOG_MSG_MAX), LOG_MESSAGE.min(nic.capabilities.log_message.into()))
+            .set(context.field(Qpc::REMOTE_QPN), address.queue.into())
+            .set(context.field(Qpc::NEXT_RCV_PSN), address.first_packet.into())
+            .set(context.field(Qpc::LOG_RRA_MAX), log_reads(nic.capabilities.log_answers))
+            .set(context.field(Qpc::MIN_RNR_NAK), NOT_READY_TIMER);
+        nic.change(made.handle, &command, Step::ReadyToReceive, Some(peer))?;
+        if made.info.role == Role::Responder {
+            return Ok(());
+        }
+        begin(Step::ReadyToSend)?;
+        let path = context.part(Qpc::PRIMARY_ADDRESS_PATH);
+        let mut command = modify(opcode::RTR2RTS_QP, made.info.queue);
+        command
+            .set(path.field(Ads::ACK_TIMEOUT), nic.config.ack_timeout.into())
+            .set(context.field(Qpc::RETRY_COUNT), nic.config.retries.into())
+            .set(context.field(Qpc::RNR_RETRY), NOT_READY_RETRIES)
+            .set(context.field(Qpc::NEXT_SEND_PSN), made.first_packet.into())
+            .set(context.field(Qpc::LOG_SRA_MAX), log_reads(nic.capabilities.log_reads));
+        nic.change(made.handle, &command, Step::ReadyToSend, Some(peer))
+    }
+
+    /// The state of the queue pair of that index.
+    ///
+    /// # Errors
+    /// What the NIC says.
+    ///
+    /// # Panics
+    /// If there is no queue pair of that index.
+    pub fn state(&self, index: usize) -> Result<QpState, NicError> {
+        let made = &self.queues[index];
+        let ask = || {
+            let mut command = Mailbox::<QueryQpIn>::new();
+            command.set(QueryQpIn::OPCODE, opcode::QUERY_QP).set(QueryQpIn::QPN, made.info.queue.into());
+            let mut answer = Mailbox::<QueryQpOut>::new();
+            self.nic.owner.hca.query(made.handle, command.bytes()?, answer.bytes_mut())?;
+            let code = answer.get(QueryQpOut::QPC.field(Qpc::STATE));
+            QpState::from_code(code).ok_or_else(|| HcaError::Unsupported {
+                what: "state of the queue pair",
+                reason: format!("its code is {code}"),
+            })
+        };
+        ask().map_err(failed(self.nic.name(), Step::State, None))
+    }
+
+    /// The way to a peer.
+    fn path(&self, queue: u32, peer: &Peer, address: &Address, expired: Expired<'_>) -> Result<Mailbox<Ads>, NicError> {
+        let nic = &self.nic;
+        let config = &nic.config;
+        let mut path = Mailbox::<Ads>::new();
+        path.set(Ads::VHCA_PORT_NUM, config.port.into()).set(Ads::PKEY_INDEX, config.partition_key.into());
+        match nic.port.link {
+            Link::InfiniBand => {
+                path.set(Ads::RLID, address.lid.into()).set(Ads::SL, config.service_level.into());
+                // Another prefix is another subnet.
+                if config.global_header || address.gid[..8] != nic.gid.gid[..8] {
+                    path.set(Ads::GRH, 1)
+                        .set(Ads::SRC_ADDR_INDEX, nic.gid.index.into())
+                        .set(Ads::HOP_LIMIT, 255)
+                        .set(Ads::TCLASS, config.traffic_class.into())
+                        .set_bytes(Ads::RGID_RIP, address.gid);
+                }
+            }
+            Link::Ethernet => {
+                nic.begin(Step::NextHop, Some(peer), expired)?;
+                let hop = nic.owner.hca.next_hop(&nic.domain, config.port, nic.gid.index, address.gid);
+                let [a, b, c, d, e, f] = hop.map_err(failed(nic.name(), Step::NextHop, Some(peer)))?.map(u64::from);
+                path.set(Ads::SRC_ADDR_INDEX, nic.gid.index.into())
+                    .set(Ads::HOP_LIMIT, 255)
+                    .set(Ads::DSCP, u64::from(config.traffic_class) >> 2)
+                    .set(Ads::UDP_SPORT, nic.udp_port(queue, address.queue).into())
+                    .set(Ads::ETH_PRIO, u64::from(config.service_level) & 7)
+                    .set_bytes(Ads::RGID_RIP, address.gid)
+                    .set(Ads::RMAC_47_32, a << 8 | b)
+                    .set(Ads::RMAC_31_0, c << 24 | d << 16 | e << 8 | f);
+            }
+        }
+        Ok(path)
+    }
+}
+
+/// The field has 3 bits.
+fn log_reads(log: u32) -> u64 {
+    log.min(7).into()
+}
+
+fn modify(code: u64, queue: u32) -> Mailbox<ModifyQpIn> {
+    let mut command = Mailbox::new();
+    command.set(ModifyQpIn::OPCODE, code).set(ModifyQpIn::QPN, queue.into());
+    command
+}
+
+impl Nic {
+    /// Whether there is time for a step.
+    fn begin(&self, step: Step, peer: Option<&Peer>, expired: Expired<'_>) -> Result<(), NicError> {
+        if !expired() {
+            return Ok(());
+        }
+        Err(NicError::Deadline { nic: self.name().to_owned(), step, peer: peer.cloned() })
+    }
+
+    /// A new doorbell page.
+    pub(super) fn doorbell_page(&self) -> Result<(Uar, DoorbellPage), NicError> {
+        let uar = self.owner.hca.allocate_uar().map_err(failed(self.name(), Step::DoorbellPage, None))?;
+        let object = Arc::new(self.owner.own(What::Uar, uar.handle));
+        Ok((uar, DoorbellPage { doorbell: uar.doorbell, object }))
+    }
+
+    fn check(&self, spec: &QueueSpec) -> Result<(), NicError> {
+        let limits = [
+            ("slots of a send queue", spec.depth, self.capabilities.max_depth),
+            ("slots of a completion queue", spec.completions, self.capabilities.max_completions),
+        ];
+        for (what, asked, limit) in limits {
+            if u64::from(asked) > limit {
+                return Err(NicError::Limit { nic: self.name().to_owned(), what, asked: asked.into(), limit });
+            }
+        }
+        if spec.role == Role::Master && !self.capabilities.core_direct {
+            let what = "entries that wait for completion queues";
+            return Err(NicError::NotCapable { nic: self.name().to_owned(), what });
+        }
+        Ok(())
+    }
+
+    fn change(
+        &self,
+        queue: Handle,
+        command: &Mailbox<ModifyQpIn>,
+        step: Step,
+        peer: Option<&Peer>,
+    ) -> Result<(), NicError> {
+        let mut answer = Mailbox::<ModifyQpOut>::new();
+        let mut send = || self.owner.hca.modify(queue, command.bytes()?, answer.bytes_mut());
+        send().map_err(failed(self.name(), step, peer))
+    }
+
+    /// UDP source port of a connection: switches choose a way by it, so it differs from queue pair to queue pair.
+    fn udp_port(&self, own: u32, other: u32) -> u16 {
+        let ports = &self.capabilities.udp_ports;
+        let count = u64::from(ports.end() - ports.start()) + 1;
+        // Multiplicative hashing, after Knuth; the top bits are the mixed ones.
+        let mixed = (u64::from(own) << 24 | u64::from(other)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        ports.start() + (mixed % count) as u16
+    }
+}
+
+/// Makes the objects of a set, and ends them if one cannot be made.
+struct Maker<'a> {
+    nic: &'a Arc<Nic>,
+    objects: Stack,
+    pages: Vec<DoorbellPage>,
+    expired: Expired<'a>,
+}
+
+/// What a queue needs to know of the slab.
+#[derive(Clone, Copy)]
+struct Ring {
+    umem: u32,
+    uar: u32,
+    offset: u64,
+    record: u64,
+    log_size: u32,
+}
+
+impl Maker<'_> {
+    fn begin(&self, step: Step) -> Result<(), NicError> {
+        self.nic.begin(step, None, self.expired)
+    }
+
+    fn queues(&mut self, umem: &Umem, layout: &Layout, specs: &[QueueSpec]) -> Result<Vec<Made>, NicError> {
+        let shared = self.nic.owner.hca.shares_doorbells();
+        let mut page = None;
+        let mut unused = None;
+        let mut queues = Vec::with_capacity(specs.len());
+        for (spec, place) in specs.iter().zip(&layout.places) {
+            let uar = match page {
+                // A responder rings no doorbell, so it takes whatever page there is.
+                Some(uar) if shared || place.is_none() => uar,
+                _ => *page.insert(self.doorbell_page()?),
+            };
+            let made = match place {
+                Some(place) => {
+                    let (depth, completions) = (spec.depth.ilog2(), spec.completions.ilog2());
+                    let ring = |offset, record, log_size| Ring {
+                        umem: umem.number,
+                        uar: uar.number,
+                        offset,
+                        record,
+                        log_size,
+                    };
+                    let completion_ring = ring(place.completions, place.completion_record, completions);
+                    let completion_queue = self.completion_queue(completion_ring, spec.collapsed)?;
+                    let ring = ring(place.ring, place.record, depth);
+                    let (queue, handle) = self.queue_pair(spec.role, Some(ring), uar.number, completion_queue)?;
+                    Made {
+                        info: QueueInfo {
+                            role: spec.role,
+                            queue,
+                            completion_queue,
+                            log_depth: depth,
+                            log_completions: completions,
+                            place: Some(*place),
+                            doorbell: uar.doorbell,
+                        },
+                        handle,
+                        first_packet: first_packet(),
+                    }
+                }
+                None => {
+                    let completion_queue = match (unused, layout.unused) {
+                        (Some(number), _) => number,
+                        (None, Some((offset, record))) => {
+                            let log_size = Layout::log_unused();
+                            let ring = Ring { umem: umem.number, uar: uar.number, offset, record, log_size };
+                            *unused.insert(self.completion_queue(ring, false)?)
+                        }
+                        // The layout has one where there are responders.
+                        (None, None) => 0,
+                    };
+                    let (queue, handle) = self.queue_pair(spec.role, None, uar.number, completion_queue)?;
+                    let info = QueueInfo {
+                        role: spec.role,
+                        queue,
+                        completion_queue,
+                        log_depth: 0,
+                        log_completions: 0,
+                        place: None,
+                        doorbell: 0,
+                    };
+                    Made { info, handle, first_packet: first_packet() }
+                }
+            };
+            self.to_init(&made)?;
+            queues.push(made);
+        }
+        Ok(queues)
+    }
+
+    fn doorbell_page(&mut self) -> Result<Uar, NicError> {
+        self.begin(Step::DoorbellPage)?;
+        let (uar, page) = self.nic.doorbell_page()?;
+        self.objects.push(page.object.clone());
+        self.pages.push(page);
+        Ok(uar)
+    }
+
+    fn completion_queue(&mut self, ring: Ring, collapsed: bool) -> Result<u32, NicError> {
+        self.begin(Step::CompletionQueue)?;
+        let context = CreateCqIn::CQ_CONTEXT;
+        let mut command = Mailbox::<CreateCqIn>::new();
+        command
+            .set(CreateCqIn::OPCODE, opcode::CREATE_CQ)
+            .set(CreateCqIn::CQ_UMEM_VALID, 1)
+            .set(CreateCqIn::CQ_UMEM_ID, ring.umem.into())
+            .set(CreateCqIn::CQ_UMEM_OFFSET, ring.offset)
+            .set(context.field(Cqc::CC), collapsed.into())
+            .set(context.field(Cqc::OI), 1)
+            .set(context.field(Cqc::LOG_CQ_SIZE), ring.log_size.into())
+            .set(context.field(Cqc::UAR_PAGE), ring.uar.into())
+            .set(context.field(Cqc::C_EQN), self.nic.event_queue.into())
+            .set(context.field(Cqc::DBR_UMEM_VALID), 1)
+            .set(context.field(Cqc::DBR_UMEM_ID), ring.umem.into())
+            .set(context.field(Cqc::DBR_ADDR), ring.record);
+        let mut answer = Mailbox::<CreateCqOut>::new();
+        let mut create = || self.nic.owner.hca.create(command.bytes()?, answer.bytes_mut());
+        let handle = create().map_err(failed(self.nic.name(), Step::CompletionQueue, None))?;
+        self.objects.push(self.nic.owner.own(What::Queue, handle));
+        Ok(answer.get(CreateCqOut::CQN) as u32)
+    }
+
+    fn queue_pair(
+        &mut self,
+        role: Role,
+        ring: Option<Ring>,
+        uar: u32,
+        completions: u32,
+    ) -> Result<(u32, Handle), NicError> {
+        self.begin(Step::QueuePair)?;
+        let context = CreateQpIn::QPC;
+        let mut command = Mailbox::<CreateQpIn>::new();
+        command
+            .set(CreateQpIn::OPCODE, opcode::CREATE_QP)
+            .set(context.field(Qpc::PM_STATE), PM_MIGRATED)
+            .set(context.field(Qpc::PD), self.nic.domain.number.into())
+            .set(context.field(Qpc::UAR_PAGE), uar.into())
+            .set(context.field(Qpc::CQN_SND), completions.into())
+            .set(context.field(Qpc::RQ_TYPE), RQ_TYPE_NONE)
+            .set(context.field(Qpc::CD_MASTER), (role == Role::Master).into());
+        match ring {
+            Some(ring) => command
+                .set(CreateQpIn::WQ_UMEM_VALID, 1)
+                .set(CreateQpIn::WQ_UMEM_ID, ring.umem.into())
+                .set(CreateQpIn::WQ_UMEM_OFFSET, ring.offset)
+                .set(context.field(Qpc::LOG_SQ_SIZE), ring.log_size.into())
+                .set(context.field(Qpc::DBR_UMEM_VALID), 1)
+                .set(context.field(Qpc::DBR_UMEM_ID), ring.umem.into())
+                .set(context.field(Qpc::DBR_ADDR), ring.record),
+            None => command.set(context.field(Qpc::NO_SQ), 1),
+        };
+        let mut answer = Mailbox::<CreateQpOut>::new();
+        let mut create = || self.nic.owner.hca.create(command.bytes()?, answer.bytes_mut());
+        let handle = create().map_err(failed(self.nic.name(), Step::QueuePair, None))?;
+        self.objects.push(self.nic.owner.own(What::Queue, handle));
+        Ok((answer.get(CreateQpOut::QPN) as u32, handle))
+    }
+
+    fn to_init(&self, made: &Made) -> Result<(), NicError> {
+        self.begin(Step::Init)?;
+        // What a peer may do is set here, where it counts without a mask of optional fields.
+        let context = ModifyQpIn::QPC;
+        let path = context.part(Qpc::PRIMARY_ADDRESS_PATH);
+        let mut command = modify(opcode::RST2INIT_QP, made.info.queue);
+        command
+            .set(context.field(Qpc::PM_STATE), PM_MIGRATED)
+            .set(path.field(Ads::VHCA_PORT_NUM), self.nic.config.port.into())
+            .set(path.field(Ads::PKEY_INDEX), self.nic.config.partition_key.into())
+            .set(context.field(Qpc::RRE), 1)
+            .set(context.field(Qpc::RWE), 1)
+            .set(context.field(Qpc::RAE), 1)
+            .set(context.field(Qpc::ATOMIC_MODE), AtomicMode::Specification.code());
+        self.nic.change(made.handle, &command, Step::Init, None)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How a NIC is told of memory: by its address, or, memory of a GPU, as a file that drivers share (DMA-BUF).
+//!
+//! A GPU's memory is tried as a file first, which needs support by GPU, kernel and NIC's library, but no module beside the
+//! drivers; then by its address, which needs the GPU driver's peer-memory module (nvidia-peermem).
+
+use super::error::{FileRefusal, NicError, Step};
+use super::hca::{DmaBuf, Extent, HcaError};
+use super::open::{Nic, failed};
+use gin_gpu::{Device, DeviceKind, MemoryKind, MemorySlice};
+
+/// Whether this kind of memory lies in a GPU.
+fn is_in_gpu(device: DeviceKind, kind: MemoryKind) -> bool {
+    device == DeviceKind::Cuda && kind == MemoryKind::Device
+}
+
+impl Nic {
+    /// Makes sure that it may reach this kind of memory of this device.
+    ///
+    /// # Errors
+    /// [`NicError::Memory`].
+    pub fn check_reach(&self, device: &dyn Device, kind: MemoryKind) -> Result<(), NicError> {
+        if !is_in_gpu(device.kind(), kind) || self.owner.hca.reaches(device) {
+            return Ok(());
+        }
+        Err(NicError::Memory { nic: self.name().to_owned(), kind: kind.to_string(), device: device.name() })
+    }
+
+    /// Has `take` register memory, in the way that is best among those that do. A file is closed afterwards.
+    ///
+    /// # Errors
+    /// [`NicError::Step`], or [`NicError::Unreached`] with what was wrong with either way.
+    pub(super) fn take_memory<T>(
+        &self,
+        step: Step,
+        slice: &MemorySlice,
+        take: impl Fn(&Extent) -> Result<T, HcaError>,
+    ) -> Result<T, NicError> {
+        let device = slice.memory().device();
+        let extent = Extent { address: slice.address(), bytes: slice.bytes(), dma_buf: None };
+        if !is_in_gpu(device.kind(), slice.memory().kind()) {
+            return take(&extent).map_err(failed(self.name(), step, None));
+        }
+        let as_file = device.export(extent.address, extent.bytes).map_err(FileRefusal::Device).and_then(|file| {
+            let dma_buf = Some(DmaBuf { file: file.number(), offset: file.offset() });
+            take(&Extent { dma_buf, ..extent }).map_err(FileRefusal::Nic)
+        });
+        let by_file = match as_file {
+            Ok(taken) => return Ok(taken),
+            Err(refusal) => refusal,
+        };
+        take(&extent).map_err(|by_address| {
+            let (nic, device) = (self.name().to_owned(), device.name());
+            NicError::Unreached { nic, step, device, by_file: Box::new(by_file), by_address }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_device_memory_of_real_gpus_lies_in_one() {
+        assert!(is_in_gpu(DeviceKind::Cuda, MemoryKind::Device));
+        assert!(!is_in_gpu(DeviceKind::Cuda, MemoryKind::Pinned), "host memory");
+        assert!(!is_in_gpu(DeviceKind::Virtual, MemoryKind::Device), "memory of this process");
+    }
+}

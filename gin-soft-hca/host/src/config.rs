@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a software NIC is like.
+
+use gin_abi::mlx5::command::Mtu;
+use gin_nic::hca::Link;
+
+/// A GID of a software NIC.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SoftGid {
+    /// The GID.
+    pub gid: [u8; 16],
+    /// Of [`roce_version`](gin_abi::mlx5::command::roce_version).
+    pub version: u64,
+}
+
+/// A port of a software NIC.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SoftPort {
+    /// It is up.
+    pub active: bool,
+    /// Most bytes of payload in a packet.
+    pub mtu: Mtu,
+    /// Local identifier, on InfiniBand.
+    pub lid: u16,
+    /// Hardware address, on Ethernet.
+    pub mac: [u8; 6],
+    /// Its GIDs; one of zeros only is an empty place.
+    pub gids: Vec<SoftGid>,
+}
+
+/// What a software NIC is like.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SoftConfig {
+    /// Its name.
+    pub name: String,
+    /// What its ports are part of.
+    pub link: Link,
+    /// Its ports, at least one.
+    pub ports: Vec<SoftPort>,
+    /// log2 of the most slots of a send queue.
+    pub log_max_queue: u32,
+    /// log2 of the most slots of a completion queue.
+    pub log_max_completions: u32,
+    /// log2 of the most reads and atomics under way.
+    pub log_max_reads: u32,
+    /// It has reliable connections.
+    pub reliable: bool,
+    /// It has atomics.
+    pub atomics: bool,
+    /// Its entries may wait for completion queues.
+    pub core_direct: bool,
+    /// Its completion queues may ignore overruns.
+    pub ignore_overrun: bool,
+    /// It takes memory by DMA-BUF.
+    pub dma_buf: bool,
+    /// UDP source ports that it takes, both ends included.
+    pub udp_ports: (u16, u16),
+    /// Most objects, of all kinds together.
+    pub objects: usize,
+}
+
+impl SoftConfig {
+    fn new(number: u16, link: Link) -> Self {
+        let [high, low] = number.to_be_bytes();
+        let mapped = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, high, low];
+        let local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, high, low];
+        let gids = match link {
+            Link::InfiniBand => vec![SoftGid { gid: local, version: 0 }],
+            // As Linux fills its table: each address in both versions.
+            Link::Ethernet => vec![
+                SoftGid { gid: local, version: 0 },
+                SoftGid { gid: local, version: 2 },
+                SoftGid { gid: mapped, version: 0 },
+                SoftGid { gid: mapped, version: 2 },
+            ],
+        };
+        let port = SoftPort {
+            active: true,
+            mtu: Mtu::B4096,
+            lid: if link == Link::InfiniBand { number + 1 } else { 0 },
+            mac: [2, 0, 0, 0, high, low],
+            gids,
+        };
+        Self {
+            name: format!("soft_{number}"),
+            link,
+            ports: vec![port],
+            log_max_queue: 15,
+            log_max_completions: 22,
+            log_max_reads: 4,
+            reliable: true,
+            atomics: true,
+            core_direct: true,
+            ignore_overrun: true,
+            dma_buf: false,
+            udp_ports: (0xc000, 0xffff),
+            objects: 1 << 20,
+        }
+    }
+
+    /// A NIC with one port on Ethernet; `number` makes its addresses.
+    pub fn ethernet(number: u16) -> Self {
+        Self::new(number, Link::Ethernet)
+    }
+
+    /// A NIC with one port on InfiniBand; `number` makes its addresses.
+    pub fn infiniband(number: u16) -> Self {
+        Self::new(number, Link::InfiniBand)
+    }
+}

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Commands, as firmware takes them.
+
+mod make;
+mod query;
+mod states;
+
+use super::objects::{Kind, Object, State, remove};
+use super::{SoftConfig, SoftPort};
+use gin_abi::mlx5::bits::{Field, Layout, Mailbox, RowKind, View};
+use gin_abi::mlx5::command::{Status, opcode};
+use gin_abi::mlx5::mailbox::{CommandIn, CommandOut, QueryHcaCapIn, TABLES};
+use gin_nic::hca::{Handle, HcaError};
+
+/// Added to the number of a [`Reason`]; the syndromes of a real NIC look different.
+const SYNDROMES: u32 = 0x50f7_0000;
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $variant:ident = $text:literal,)*) => {
+        /// Why a command is refused.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub(crate) enum Reason { $($variant,)* }
+
+        const REASONS: &[(Reason, &str)] = &[$((Reason::$variant, $text),)*];
+    };
+}
+
+reasons! {
+    Operation = "no such command, or not here",
+    Variant = "no such variant of the command",
+    InputLength = "wrong length of the command",
+    OutputLength = "too little room for the answer",
+    Reserved = "a reserved bit is set",
+    Full = "too many objects",
+    Engine = "the engine has failed",
+    WrongObject = "no such object, or of another kind",
+    InUse = "object is in use",
+    Access = "rights that do not go together",
+    Pages = "pages that do not follow each other",
+    PageOffset = "offset past the first page",
+    UmemMissing = "no memory named for the ring or the record",
+    UmemUnknown = "no such memory",
+    UmemReadOnly = "memory that the NIC may not write",
+    UmemRange = "ring or record reaches past its memory",
+    Alignment = "ring or record is not aligned",
+    EntrySize = "size of entries",
+    QueueSize = "size of the queue",
+    Uar = "no such doorbell page",
+    UarShared = "doorbell page serves another queue pair",
+    EventQueue = "no such event queue",
+    Overrun = "overruns cannot be ignored",
+    Service = "kind of service",
+    ReceiveQueue = "receive queues are not there",
+    DoorbellMode = "send queues need doorbell records",
+    Domain = "no such protection domain",
+    CompletionQueue = "no such completion queue",
+    CoreDirect = "entries cannot wait for completion queues",
+    State = "queue pair is in another state",
+    Port = "no such port",
+    Path = "state of path migration",
+    PartitionKey = "no such partition key",
+    Atomics = "atomics that the NIC does not have",
+    Mtu = "no such MTU",
+    Message = "longest message",
+    Reads = "reads and atomics under way",
+    GidIndex = "no such GID",
+    UdpPort = "UDP source port out of range",
+    Hops = "no hops",
+    Lid = "no such local identifier",
+    Header = "global route header on Ethernet",
+    Optional = "optional fields that this change does not take",
+}
+
+/// What a syndrome of a software NIC stands for.
+pub fn reason(syndrome: u32) -> Option<&'static str> {
+    let number = syndrome.checked_sub(SYNDROMES)?;
+    REASONS.get(number as usize).map(|(_, text)| *text)
+}
+
+impl Reason {
+    pub(crate) fn refuse(self, status: Status) -> Refusal {
+        Refusal { status, syndrome: SYNDROMES + self as u32 }
+    }
+
+    fn parameter(self) -> Refusal {
+        self.refuse(Status::BadParameter)
+    }
+}
+
+/// What is answered instead.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Refusal {
+    status: Status,
+    syndrome: u32,
+}
+
+impl Refusal {
+    pub(crate) fn error(self) -> HcaError {
+        HcaError::Refused { status: self.status as u8, syndrome: self.syndrome }
+    }
+}
+
+type Answer<T> = Result<T, Refusal>;
+
+/// Executes a command about the object, or about none. Gives the handle of what it made.
+pub(super) fn execute(
+    state: &mut State,
+    device: u32,
+    object: Option<Object>,
+    input: &[u8],
+    output: &mut [u8],
+) -> Result<Option<Handle>, HcaError> {
+    if !state.is_kernel() {
+        // What rang before a command did so for the objects that there were then. A kernel looks before it parks.
+        state.look_at_doorbells();
+    }
+    output.fill(0);
+    let done = dispatch(state, device, object, input, output);
+    done.map(|made| made.map(|made| state.keep(made))).map_err(|refusal| {
+        if let Some(head) = output.get_mut(..CommandOut::LENGTH) {
+            let mut answer = Mailbox::<CommandOut>::new();
+            answer.set(CommandOut::STATUS, refusal.status.code()).set(CommandOut::SYNDROME, refusal.syndrome.into());
+            head.copy_from_slice(answer.view().bytes());
+        }
+        refusal.error()
+    })
+}
+
+fn dispatch(
+    state: &mut State,
+    device: u32,
+    object: Option<Object>,
+    input: &[u8],
+    output: &mut [u8],
+) -> Answer<Option<Object>> {
+    let head = View::<CommandIn>::new(input).ok_or(Reason::InputLength.refuse(Status::BadInputLength))?;
+    if output.len() < CommandOut::LENGTH {
+        return Err(Reason::OutputLength.refuse(Status::BadOutputLength));
+    }
+    let code = head.get(CommandIn::OPCODE);
+    let made = |kind, number| Ok(Some(Object { kind, device, number }));
+    let about = |kind| match object {
+        Some(object) if object.kind == kind => Ok(object.number),
+        _ => Err(Reason::WrongObject.refuse(Status::BadResource)),
+    };
+    if object.is_none() {
+        return match code {
+            opcode::QUERY_HCA_CAP => {
+                query::query_capabilities(state.config(device), parse(input)?, output).map(|()| None)
+            }
+            opcode::QUERY_ROCE_ADDRESS => {
+                query::query_address(state.config(device), parse(input)?, output).map(|()| None)
+            }
+            opcode::CREATE_CQ => {
+                made(Kind::Completions, make::create_completions(state, device, parse(input)?, output)?)
+            }
+            opcode::CREATE_QP => made(Kind::Queue, make::create_queue(state, device, parse(input)?, output)?),
+            opcode::CREATE_UMEM => made(Kind::Umem, make::create_umem(state, device, input, output)?),
+            opcode::ALLOC_UAR => made(Kind::Uar, make::allocate_uar(state, device, parse(input)?, output)?),
+            _ => Err(Reason::Operation.refuse(Status::BadOperation)),
+        };
+    }
+    let number = head.get(CommandIn::NUMBER) as u32;
+    if object.is_some_and(|object| object.number != number) {
+        return Err(Reason::WrongObject.refuse(Status::BadResource));
+    }
+    match code {
+        opcode::RST2INIT_QP => states::to_init(state, about(Kind::Queue)?, parse(input)?),
+        opcode::INIT2RTR_QP => states::to_ready_to_receive(state, about(Kind::Queue)?, parse(input)?),
+        opcode::RTR2RTS_QP => states::to_ready_to_send(state, about(Kind::Queue)?, parse(input)?),
+        opcode::TO_ERR_QP | opcode::TO_RST_QP => states::stop(state, about(Kind::Queue)?, parse(input)?),
+        opcode::QUERY_QP => query::query_queue(state, about(Kind::Queue)?, parse(input)?, output),
+        opcode::QUERY_CQ => query::query_completions(state, about(Kind::Completions)?, parse(input)?, output),
+        opcode::DESTROY_QP => make::destroy_queue(state, about(Kind::Queue)?),
+        opcode::DESTROY_CQ => make::destroy_completions(state, about(Kind::Completions)?),
+        opcode::DESTROY_UMEM => remove(&mut state.umems, about(Kind::Umem)?),
+        opcode::DEALLOC_UAR => remove(&mut state.uars, about(Kind::Uar)?),
+        _ => Err(Reason::Operation.refuse(Status::BadOperation)),
+    }
+    .map(|()| None)
+}
+
+/// A command of the one length that it has, with nothing but known fields.
+fn parse<L: Layout>(input: &[u8]) -> Answer<View<'_, L>> {
+    if input.len() != L::LENGTH {
+        return Err(Reason::InputLength.refuse(Status::BadInputLength));
+    }
+    let view = View::new(input).ok_or(Reason::InputLength.refuse(Status::BadInputLength))?;
+    check_reserved::<L>(input)?;
+    // The variant is in the same place everywhere.
+    let head = View::<CommandIn>::new(input).map_or(0, |head| head.get(CommandIn::OP_MOD));
+    if head != 0 && L::NAME != QueryHcaCapIn::NAME {
+        return Err(Reason::Variant.refuse(Status::BadOperation));
+    }
+    Ok(view)
+}
+
+fn check_reserved<L: Layout>(input: &[u8]) -> Answer<()> {
+    let mut left = input[..L::LENGTH].to_vec();
+    clear(L::NAME, &mut left);
+    if left.iter().all(|&byte| byte == 0) { Ok(()) } else { Err(Reason::Reserved.parameter()) }
+}
+
+/// Clears the fields that a table knows.
+fn clear(table: &str, bytes: &mut [u8]) {
+    for row in TABLES.iter().filter(|known| known.name == table).flat_map(|table| table.rows) {
+        let place = row.offset as usize / 8;
+        let within = place..place + row.width as usize / 8;
+        match row.kind {
+            RowKind::Number => row.set(bytes, 0),
+            RowKind::Bytes => bytes[within].fill(0),
+            RowKind::Part(part) => clear(part, &mut bytes[within]),
+        }
+    }
+}
+
+fn room<L: Layout>(output: &[u8]) -> Answer<()> {
+    if output.len() < L::LENGTH { Err(Reason::OutputLength.refuse(Status::BadOutputLength)) } else { Ok(()) }
+}
+
+fn reply<L: Layout>(output: &mut [u8], answer: &Mailbox<L>) {
+    output[..L::LENGTH].copy_from_slice(answer.view().bytes());
+}
+
+fn reply_number<L: Layout>(output: &mut [u8], field: Field<L>, number: u32) {
+    let mut answer = Mailbox::<L>::new();
+    answer.set(field, number.into());
+    reply(output, &answer);
+}
+
+fn port_of(config: &SoftConfig, port: u64) -> Answer<&SoftPort> {
+    let found = usize::try_from(port).ok().and_then(|port| config.ports.get(port.wrapping_sub(1)));
+    found.ok_or(Reason::Port.parameter())
+}

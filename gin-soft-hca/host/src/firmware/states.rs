@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Changes of the state of a queue pair.
+
+use super::{Answer, Reason, port_of};
+use crate::objects::State;
+use crate::{SoftConfig, SoftPort};
+use gin_abi::mlx5::bits::View;
+use gin_abi::mlx5::command::{AtomicMode, Mtu, PM_MIGRATED, QpState, Status, opcode, opt_param, roce_version};
+use gin_abi::mlx5::mailbox::{Ads, ModifyQpIn, Qpc, StopQpIn};
+use gin_nic::hca::Link;
+use gin_soft_hca::tables::{Queue, Rights};
+
+/// The queue pair, if it is in this state.
+fn in_state(state: &mut State, number: u32, expected: QpState) -> Answer<&mut Queue> {
+    let queue = &mut state.queues[number as usize];
+    if queue.state == expected { Ok(queue) } else { Err(Reason::State.refuse(Status::BadQpState)) }
+}
+
+/// What a peer may do, of the fields whose bits are in the mask.
+fn rights(config: &SoftConfig, context: View<'_, Qpc>, before: Rights, mask: u64) -> Answer<Rights> {
+    let mut rights = before;
+    if mask & opt_param::RRE != 0 {
+        rights.remote_read = context.get(Qpc::RRE) == 1;
+    }
+    if mask & opt_param::RWE != 0 {
+        rights.remote_write = context.get(Qpc::RWE) == 1;
+    }
+    if mask & opt_param::RAE != 0 {
+        rights.remote_atomic = context.get(Qpc::RAE) == 1;
+        let mode = AtomicMode::from_code(context.get(Qpc::ATOMIC_MODE));
+        if rights.remote_atomic && (mode.is_none() || !config.atomics) {
+            return Err(Reason::Atomics.parameter());
+        }
+    }
+    Ok(rights)
+}
+
+fn check_optional(mask: u64, allowed: u64) -> Answer<()> {
+    if mask & !allowed == 0 { Ok(()) } else { Err(Reason::Optional.parameter()) }
+}
+
+pub(super) fn to_init(state: &mut State, number: u32, command: View<'_, ModifyQpIn>) -> Answer<()> {
+    in_state(state, number, QpState::Reset)?;
+    let context = command.part(ModifyQpIn::QPC);
+    let device = state.queues[number as usize].device;
+    let config = state.config(device);
+    check_optional(command.get(ModifyQpIn::OPT_PARAM_MASK), 0)?;
+    let path = context.part(Qpc::PRIMARY_ADDRESS_PATH);
+    port_of(config, path.get(Ads::VHCA_PORT_NUM))?;
+    if context.get(Qpc::PM_STATE) != PM_MIGRATED {
+        return Err(Reason::Path.parameter());
+    }
+    if path.get(Ads::PKEY_INDEX) != 0 {
+        return Err(Reason::PartitionKey.refuse(Status::Index));
+    }
+    let all = opt_param::RRE | opt_param::RWE | opt_param::RAE;
+    let rights = rights(config, context, Rights::default(), all)?;
+    let queue = in_state(state, number, QpState::Reset)?;
+    (queue.rights, queue.state) = (rights, QpState::Init);
+    Ok(())
+}
+
+pub(super) fn to_ready_to_receive(state: &mut State, number: u32, command: View<'_, ModifyQpIn>) -> Answer<()> {
+    let queue = *in_state(state, number, QpState::Init)?;
+    let context = command.part(ModifyQpIn::QPC);
+    let config = state.config(queue.device);
+    let mask = command.get(ModifyQpIn::OPT_PARAM_MASK);
+    let rights_bits = opt_param::RRE | opt_param::RWE | opt_param::RAE;
+    check_optional(mask, rights_bits | opt_param::PKEY_INDEX)?;
+    let mtu = Mtu::from_code(context.get(Qpc::MTU)).ok_or(Reason::Mtu.parameter())?;
+    let log_message = context.get(Qpc::LOG_MSG_MAX);
+    if log_message > 30 {
+        return Err(Reason::Message.parameter());
+    }
+    if context.get(Qpc::LOG_RRA_MAX) > config.log_max_reads.into() {
+        return Err(Reason::Reads.refuse(Status::Limit));
+    }
+    let path = context.part(Qpc::PRIMARY_ADDRESS_PATH);
+    if mask & opt_param::PKEY_INDEX != 0 && path.get(Ads::PKEY_INDEX) != 0 {
+        return Err(Reason::PartitionKey.refuse(Status::Index));
+    }
+    let (port, peer_device) = resolve(state, config, path)?;
+    let rights = rights(config, context, queue.rights, mask)?;
+    // Packets that are longer than the port takes never arrive.
+    let fits = mtu <= port.mtu;
+    let changed = &mut state.queues[number as usize];
+    changed.rights = rights;
+    changed.mtu = if fits { mtu.bytes() } else { 0 };
+    changed.log_message = log_message as u32;
+    changed.peer = context.get(Qpc::REMOTE_QPN) as u32;
+    changed.first_expected = context.get(Qpc::NEXT_RCV_PSN) as u32;
+    changed.peer_device = peer_device.unwrap_or(u32::MAX);
+    changed.state = QpState::ReadyToReceive;
+    Ok(())
+}
+
+/// The own port of a path, and the NIC at its other end, if there is one.
+fn resolve<'s>(state: &State, config: &'s SoftConfig, path: View<'_, Ads>) -> Answer<(&'s SoftPort, Option<u32>)> {
+    let port = port_of(config, path.get(Ads::VHCA_PORT_NUM))?;
+    let gid = path.get_bytes(Ads::RGID_RIP);
+    let has = |port: &SoftPort, gid: [u8; 16]| port.gids.iter().any(|entry| entry.gid == gid);
+    let numbered = || state.devices.iter().enumerate();
+    let mac = path.get(Ads::RMAC_47_32) << 32 | path.get(Ads::RMAC_31_0);
+    let found = match config.link {
+        Link::InfiniBand => {
+            let lid = path.get(Ads::RLID) as u16;
+            if lid == 0 {
+                return Err(Reason::Lid.parameter());
+            }
+            let global = path.get(Ads::GRH) == 1;
+            if global && path.get(Ads::HOP_LIMIT) == 0 {
+                return Err(Reason::Hops.parameter());
+            }
+            numbered().find(|(_, device)| {
+                let there = |port: &SoftPort| port.active && port.lid == lid && (!global || has(port, gid));
+                device.link == Link::InfiniBand && device.ports.iter().any(there)
+            })
+        }
+        Link::Ethernet => {
+            if path.get(Ads::GRH) == 1 || path.get(Ads::RLID) != 0 {
+                return Err(Reason::Header.parameter());
+            }
+            let own = port.gids.get(path.get(Ads::SRC_ADDR_INDEX) as usize);
+            let own = own.filter(|entry| entry.gid != [0; 16]).ok_or(Reason::GidIndex.refuse(Status::Index))?;
+            if own.version == roce_version::V2 {
+                let udp = path.get(Ads::UDP_SPORT) as u16;
+                if !(config.udp_ports.0..=config.udp_ports.1).contains(&udp) {
+                    return Err(Reason::UdpPort.parameter());
+                }
+            }
+            if path.get(Ads::HOP_LIMIT) == 0 {
+                return Err(Reason::Hops.parameter());
+            }
+            numbered().find(|(_, device)| {
+                let address = |port: &SoftPort| port.mac.iter().fold(0, |all, &byte| all << 8 | u64::from(byte));
+                let there = |port: &SoftPort| port.active && has(port, gid) && address(port) == mac;
+                device.link == Link::Ethernet && device.ports.iter().any(there)
+            })
+        }
+    };
+    Ok((port, found.map(|(number, _)| number as u32).filter(|_| port.active)))
+}
+
+pub(super) fn to_ready_to_send(state: &mut State, number: u32, command: View<'_, ModifyQpIn>) -> Answer<()> {
+    let queue = *in_state(state, number, QpState::ReadyToReceive)?;
+    let context = command.part(ModifyQpIn::QPC);
+    let config = state.config(queue.device);
+    let mask = command.get(ModifyQpIn::OPT_PARAM_MASK);
+    let rights_bits = opt_param::RRE | opt_param::RWE | opt_param::RAE;
+    check_optional(mask, rights_bits | opt_param::RNR_TIMEOUT)?;
+    let reads = context.get(Qpc::LOG_SRA_MAX);
+    if reads > config.log_max_reads.into() {
+        return Err(Reason::Reads.refuse(Status::Limit));
+    }
+    let rights = rights(config, context, queue.rights, mask)?;
+    let changed = &mut state.queues[number as usize];
+    changed.rights = rights;
+    changed.reads = 1 << reads;
+    changed.first_sent = context.get(Qpc::NEXT_SEND_PSN) as u32;
+    changed.ack_timeout = context.part(Qpc::PRIMARY_ADDRESS_PATH).get(Ads::ACK_TIMEOUT) as u32;
+    changed.state = QpState::ReadyToSend;
+    Ok(())
+}
+
+pub(super) fn stop(state: &mut State, number: u32, command: View<'_, StopQpIn>) -> Answer<()> {
+    let queue = &mut state.queues[number as usize];
+    if command.get(StopQpIn::OPCODE) == opcode::TO_RST_QP {
+        queue.reset();
+    } else if queue.state == QpState::Reset {
+        return Err(Reason::State.refuse(Status::BadQpState));
+    } else {
+        queue.state = QpState::Error;
+    }
+    Ok(())
+}

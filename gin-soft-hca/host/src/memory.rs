@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Memory as an engine reaches it that runs on a CPU.
+
+use gin_gpu::copy::copy_quietly;
+use gin_gpu::{Device, GpuError};
+use gin_soft_hca::Memory;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// Bytes that are copied at a time from memory of a device to memory of a device.
+const PIECE: u64 = 64 << 10;
+
+/// Memory of this process, by its addresses, and of devices, through one of them. Whoever registered the ranges that the
+/// tables name has promised that they are there.
+#[derive(Debug, Default)]
+pub(super) struct HostMemory {
+    /// Copies what the CPU may not reach. Without it, all that is registered is memory of this process.
+    pub(super) device: Option<Arc<dyn Device>>,
+    /// The first copy that failed.
+    pub(super) failure: Option<GpuError>,
+}
+
+impl HostMemory {
+    fn note<T>(&mut self, done: Result<T, GpuError>) {
+        if let Err(error) = done {
+            self.failure.get_or_insert(error);
+        }
+    }
+}
+
+impl Memory for HostMemory {
+    fn load_u32(&mut self, address: u64) -> u32 {
+        // Safety: rings and records lie where the CPU reaches them; within a registered range, and aligned: the tables
+        // name no other.
+        unsafe { AtomicU32::from_ptr(address as usize as *mut u32) }.load(Ordering::Relaxed)
+    }
+
+    fn load_u64(&mut self, address: u64) -> u64 {
+        // Safety: as above.
+        unsafe { AtomicU64::from_ptr(address as usize as *mut u64) }.load(Ordering::Relaxed)
+    }
+
+    fn store_u64(&mut self, address: u64, value: u64) {
+        // Safety: as above.
+        unsafe { AtomicU64::from_ptr(address as usize as *mut u64) }.store(value, Ordering::Relaxed);
+    }
+
+    fn fence_acquire(&mut self) {
+        fence(Ordering::Acquire);
+    }
+
+    fn fence_release(&mut self) {
+        fence(Ordering::Release);
+    }
+
+    fn copy(&mut self, to: u64, from: u64, bytes: u64) {
+        let Some(device) = self.device.clone() else {
+            // Safety: both within registered ranges, or the staging area.
+            return unsafe { copy_quietly(to, from, bytes) };
+        };
+        let mut buffer = vec![0; bytes.min(PIECE) as usize];
+        for at in (0..bytes).step_by(PIECE as usize) {
+            let piece = &mut buffer[..(bytes - at).min(PIECE) as usize];
+            // Safety: as above; whoever else uses those bytes meanwhile expects what a NIC does to them.
+            let done = unsafe { device.copy_out(piece, from + at).and_then(|()| device.copy_in(to + at, piece)) };
+            self.note(done);
+        }
+    }
+
+    fn store_words(&mut self, to: u64, words: [u32; 7], bytes: u32) {
+        let bytes = u64::from(bytes.min(28));
+        match &self.device {
+            // Safety: to is within a registered range; `words` has 28 bytes, and no more are asked for.
+            None => unsafe { copy_quietly(to, words.as_ptr() as u64, bytes) },
+            Some(device) => {
+                // Safety: as above.
+                let done = unsafe { device.copy_in(to, &bytemuck::bytes_of(&words)[..bytes as usize]) };
+                self.note(done);
+            }
+        }
+    }
+
+    fn fetch_add(&mut self, address: u64, amount: u64) -> u64 {
+        let Some(device) = self.device.clone() else {
+            // Safety: within a registered range, and aligned.
+            return unsafe { AtomicU64::from_ptr(address as usize as *mut u64) }.fetch_add(amount, Ordering::Relaxed);
+        };
+        // Nobody but this engine raises the word, as with a NIC whose atomics are its own.
+        let mut old = [0; 8];
+        // Safety: as above.
+        let done = unsafe {
+            device
+                .copy_out(&mut old, address)
+                .and_then(|()| device.copy_in(address, &u64::from_le_bytes(old).wrapping_add(amount).to_le_bytes()))
+        };
+        self.note(done);
+        u64::from_le_bytes(old)
+    }
+}

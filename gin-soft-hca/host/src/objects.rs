@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What software NICs own, and who uses what.
+
+use super::SoftConfig;
+use super::firmware::{Reason, Refusal};
+use super::memory::HostMemory;
+use super::place::{DOORBELLS, Place};
+use super::table::{Full, Table};
+use gin_abi::mlx5::command::Status;
+use gin_nic::hca::{Access, Extent, Handle, HcaError};
+use gin_soft_hca::faults::Switch;
+use gin_soft_hca::held::{Held, Item, Usage};
+use gin_soft_hca::kernel;
+use gin_soft_hca::tables::{CompletionQueue, Queue, Region, Rights};
+use gin_soft_hca::{Engine, Fault, Options, Progress, Tables};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Pages of memory, and doorbell pages.
+pub(super) const PAGE: u64 = 4096;
+/// Index of the word of a doorbell page that doorbells are stored to; at byte 0x800, as on a NIC.
+pub(super) const DOORBELL_WORD: usize = 0x100;
+/// The event queue that completion queues have to name.
+pub(super) const EVENT_QUEUE: u32 = 5;
+/// Ranges that may be held back, and bytes of them.
+const HELD: usize = 256;
+const STAGE_BYTES: usize = 1 << 20;
+
+/// What an object is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    Domain,
+    Region,
+    Umem,
+    Uar,
+    Completions,
+    Queue,
+}
+
+/// An object, by its number among those of its kind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Object {
+    pub(super) kind: Kind,
+    pub(super) device: u32,
+    pub(super) number: u32,
+}
+
+/// A doorbell page.
+#[repr(align(4096))]
+pub(super) struct Page(pub(super) [AtomicU64; PAGE as usize / 8]);
+
+/// Where a doorbell is stored.
+pub(super) struct Doorbell {
+    address: u64,
+    /// The page, if it is one of this process.
+    _page: Option<Box<Page>>,
+}
+
+/// Something with users, that cannot go before them.
+pub(super) struct Owned<T> {
+    pub(super) device: u32,
+    pub(super) users: u32,
+    pub(super) what: T,
+}
+
+/// Memory for rings and records.
+pub(super) struct RingMemory {
+    pub(super) address: u64,
+    pub(super) bytes: u64,
+    pub(super) written: bool,
+}
+
+/// What a queue pair or a completion queue uses.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Uses {
+    pub(super) umems: Vec<u32>,
+    pub(super) uar: u32,
+    pub(super) completions: Vec<u32>,
+    pub(super) domain: Option<u32>,
+}
+
+/// Numbered things; number 0 is never given.
+pub(super) type Slots<T> = Vec<Option<Owned<T>>>;
+
+pub(super) struct State {
+    pub(super) devices: Vec<SoftConfig>,
+    /// By handle.
+    pub(super) objects: BTreeMap<u64, Object>,
+    pub(super) domains: Slots<()>,
+    pub(super) umems: Slots<RingMemory>,
+    pub(super) uars: Slots<Doorbell>,
+    pub(super) queues: Table<Queue>,
+    /// Of the engine.
+    pub(super) busy: Table<u64>,
+    pub(super) queue_uses: Vec<Uses>,
+    pub(super) completions: Table<CompletionQueue>,
+    pub(super) completion_uses: Vec<(Uses, u32)>,
+    pub(super) regions: Table<Region>,
+    pub(super) faults: Table<Switch>,
+    /// Room for what was written by a NIC and is not in view yet.
+    pub(super) items: Table<Item>,
+    /// One: the engine, and how much is held.
+    pub(super) core: Table<kernel::State>,
+    /// By number of a doorbell: its NIC.
+    pub(super) owners: Table<u64>,
+    /// Address of the staging area for what is held.
+    pub(super) stage: u64,
+    _stage: Box<[AtomicU64]>,
+    pub(super) memory: HostMemory,
+    pub(super) place: Place,
+    serial: u64,
+}
+
+impl State {
+    pub(super) fn new(options: Options) -> Self {
+        let stage: Box<[AtomicU64]> = (0..STAGE_BYTES / 8).map(|_| AtomicU64::new(0)).collect();
+        Self {
+            devices: Vec::new(),
+            objects: BTreeMap::new(),
+            domains: vec![None],
+            umems: vec![None],
+            uars: vec![None],
+            queues: Table::Own(vec![Queue::default()]),
+            busy: Table::Own(vec![0]),
+            queue_uses: vec![Uses::default()],
+            completions: Table::Own(vec![CompletionQueue::default()]),
+            completion_uses: vec![Default::default()],
+            regions: Table::Own(vec![Region::default()]),
+            faults: Table::Own(Vec::new()),
+            items: Table::Own(vec![Item::ROOM; HELD]),
+            core: Table::Own(vec![kernel::State { engine: Engine::new(options), usage: Usage::default() }]),
+            owners: Table::Own(vec![0]),
+            stage: stage.as_ptr() as u64,
+            _stage: stage,
+            memory: HostMemory::default(),
+            place: Place::Process,
+            serial: 0,
+        }
+    }
+
+    /// Whether a doorbell rang.
+    pub(super) fn look_at_doorbells(&mut self) -> bool {
+        let mut rang = false;
+        for number in 0..self.uars.len() {
+            let Some(uar) = &self.uars[number] else { continue };
+            // Safety: the word is there as long as the doorbell.
+            let word = unsafe { AtomicU64::from_ptr(uar.what.address as usize as *mut u64) };
+            if word.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            let (device, word) = (uar.device, word.swap(0, Ordering::Acquire));
+            rang = true;
+            self.with_engine(|engine, tables, _, memory| engine.ring(tables, memory, device, word));
+        }
+        rang
+    }
+
+    /// Does one thing, at this time.
+    pub(super) fn step(&mut self, now_ns: u64) -> Progress {
+        if self.memory.failure.is_some() {
+            return Progress::Idle;
+        }
+        self.with_engine(|engine, tables, held, memory| {
+            engine.tell_time(now_ns);
+            engine.step(tables, held, memory)
+        })
+    }
+
+    pub(super) fn deliver(&mut self) {
+        self.settle(0, u64::MAX);
+    }
+
+    /// Puts into place what is held for this range of memory.
+    fn settle(&mut self, first: u64, bytes: u64) {
+        self.with_engine(|_, _, held, memory| held.settle(memory, first, bytes));
+    }
+
+    fn with_engine<T>(
+        &mut self,
+        work: impl FnOnce(&mut Engine, &mut Tables<'_>, &mut Held<'_>, &mut HostMemory) -> T,
+    ) -> T {
+        let stage_bytes = self.stage_bytes();
+        let mut tables = Tables {
+            queues: &mut self.queues,
+            busy: &mut self.busy,
+            completions: &mut self.completions,
+            regions: &mut self.regions,
+            faults: &mut self.faults,
+        };
+        let core = &mut self.core[0];
+        let mut held = Held::new(&mut self.items, &mut core.usage, self.stage, stage_bytes);
+        work(&mut core.engine, &mut tables, &mut held, &mut self.memory)
+    }
+
+    pub(super) fn engine(&self) -> &Engine {
+        &self.core[0].engine
+    }
+
+    pub(super) fn stage_bytes(&self) -> u64 {
+        STAGE_BYTES as u64
+    }
+
+    /// Makes something go wrong once.
+    ///
+    /// # Errors
+    /// [`Full`] if too much is to go wrong at a time.
+    pub(super) fn inject(&mut self, fault: Fault) -> Result<(), Full> {
+        match self.faults.iter_mut().find(|switch| !switch.is_on()) {
+            Some(free) => {
+                *free = Switch::on(fault);
+                Ok(())
+            }
+            None => self.faults.push(Switch::on(fault)),
+        }
+    }
+
+    /// A queue pair that was not there.
+    pub(super) fn add_queue(&mut self, queue: Queue, uses: Uses) -> Result<u32, Full> {
+        let number = free_slot(&mut self.queues, |queue| !queue.live, queue)?;
+        if self.queue_uses.len() <= number {
+            self.queue_uses.push(uses);
+        } else {
+            self.queue_uses[number] = uses;
+        }
+        while self.busy.len() * 64 < self.queues.len() {
+            self.busy.push(0)?;
+        }
+        Ok(number as u32)
+    }
+
+    /// A completion queue that was not there.
+    pub(super) fn add_completions(&mut self, queue: CompletionQueue, uses: Uses) -> Result<u32, Full> {
+        let number = free_slot(&mut self.completions, |queue| !queue.live, queue)?;
+        if self.completion_uses.len() <= number {
+            self.completion_uses.push((uses, 0));
+        } else {
+            self.completion_uses[number] = (uses, 0);
+        }
+        Ok(number as u32)
+    }
+
+    /// A doorbell that was not there.
+    pub(super) fn add_doorbell(&mut self, device: u32) -> Result<u32, Refusal> {
+        let number = add(&mut self.uars, Owned { device, users: 0, what: Doorbell { address: 0, _page: None } });
+        let placed = match self.place.doorbell(number) {
+            Some(_) if number as usize >= DOORBELLS => Err(Reason::Full.refuse(Status::NoResources)),
+            Some(address) => Ok(Doorbell { address, _page: None }),
+            None => {
+                let page = Box::new(Page([const { AtomicU64::new(0) }; PAGE as usize / 8]));
+                Ok(Doorbell { address: (&raw const page.0[DOORBELL_WORD]) as u64, _page: Some(page) })
+            }
+        };
+        let cleared = self.clear_doorbell(number).map_err(|_| Reason::Engine.refuse(Status::Internal));
+        match cleared.and(placed) {
+            Ok(doorbell) => {
+                if let Some(Some(uar)) = self.uars.get_mut(number as usize) {
+                    uar.what = doorbell;
+                }
+            }
+            Err(refusal) => {
+                self.uars[number as usize] = None;
+                return Err(refusal);
+            }
+        }
+        while self.owners.len() <= number as usize {
+            self.owners.push(0).map_err(|Full| Reason::Full.refuse(Status::NoResources))?;
+        }
+        self.owners[number as usize] = device.into();
+        Ok(number)
+    }
+
+    pub(super) fn config(&self, device: u32) -> &SoftConfig {
+        &self.devices[device as usize]
+    }
+
+    /// The object of this device.
+    pub(super) fn find(&self, handle: Handle, device: u32) -> Result<Object, HcaError> {
+        let found = self.objects.get(&handle.0).copied().filter(|object| object.device == device);
+        found.ok_or(HcaError::NoObject(handle))
+    }
+
+    /// A handle for a new object.
+    pub(super) fn keep(&mut self, object: Object) -> Handle {
+        self.serial += 1;
+        self.objects.insert(self.serial, object);
+        Handle(self.serial)
+    }
+
+    /// Whether the device may have one more object.
+    pub(super) fn check_room(&self, device: u32) -> Result<(), Refusal> {
+        let count = self.objects.values().filter(|object| object.device == device).count();
+        if count < self.config(device).objects { Ok(()) } else { Err(Reason::Full.refuse(Status::NoResources)) }
+    }
+
+    pub(super) fn add_domain(&mut self, device: u32) -> Result<u32, Refusal> {
+        self.check_room(device)?;
+        Ok(add(&mut self.domains, Owned { device, users: 0, what: () }))
+    }
+
+    pub(super) fn remove_domain(&mut self, object: Object) -> Result<(), Refusal> {
+        if object.kind != Kind::Domain {
+            return Err(Reason::WrongObject.refuse(Status::BadResource));
+        }
+        remove(&mut self.domains, object.number)
+    }
+
+    pub(super) fn add_region(
+        &mut self,
+        domain: Object,
+        memory: &Extent,
+        start: u64,
+        access: Access,
+    ) -> Result<u32, Refusal> {
+        self.check_room(domain.device)?;
+        if domain.kind != Kind::Domain {
+            return Err(Reason::WrongObject.refuse(Status::BadResource));
+        }
+        // As the verbs demand.
+        if (access.remote_write || access.remote_atomic) && !access.local_write {
+            return Err(Reason::Access.refuse(Status::BadParameter));
+        }
+        let number = free_slot(&mut self.regions, |region| !region.live, Region::default())
+            .map_err(|Full| Reason::Full.refuse(Status::NoResources))?;
+        // The low bits differ from use to use of a slot, so that a stale key is noticed.
+        let key = (number as u32) << 8 | (self.serial as u32 & 0xff);
+        self.regions[number] = Region {
+            live: true,
+            key,
+            device: domain.device,
+            domain: domain.number,
+            start,
+            memory: memory.address,
+            bytes: memory.bytes,
+            rights: Rights {
+                local_write: access.local_write,
+                remote_read: access.remote_read,
+                remote_write: access.remote_write,
+                remote_atomic: access.remote_atomic,
+            },
+            relaxed: access.relaxed_ordering,
+        };
+        use_one(&mut self.domains, domain.number);
+        Ok(key)
+    }
+
+    pub(super) fn remove_region(&mut self, object: Object) -> Result<(), Refusal> {
+        if object.kind != Kind::Region {
+            return Err(Reason::WrongObject.refuse(Status::BadResource));
+        }
+        // What is on its way into the region arrives before the memory may go.
+        let region = self.regions[object.number as usize];
+        self.settle(region.memory, region.bytes);
+        self.regions[object.number as usize].live = false;
+        release(&mut self.domains, region.domain);
+        Ok(())
+    }
+
+    pub(super) fn trim_umem(&mut self, number: u32, bytes: u64) {
+        if let Some(Some(umem)) = self.umems.get_mut(number as usize) {
+            umem.what.bytes = umem.what.bytes.min(bytes);
+        }
+    }
+
+    /// Where a doorbell is stored.
+    pub(super) fn doorbell(&self, number: u32) -> Option<u64> {
+        self.uars.get(number as usize)?.as_ref().map(|uar| uar.what.address)
+    }
+
+    /// Counts, or counts off, the users of everything that `uses` names.
+    pub(super) fn count(&mut self, uses: &Uses, more: bool) {
+        let count = |users: &mut u32| *users = if more { *users + 1 } else { *users - 1 };
+        for &umem in &uses.umems {
+            if let Some(Some(umem)) = self.umems.get_mut(umem as usize) {
+                count(&mut umem.users);
+            }
+        }
+        if let Some(Some(uar)) = self.uars.get_mut(uses.uar as usize) {
+            count(&mut uar.users);
+        }
+        for &queue in &uses.completions {
+            count(&mut self.completion_uses[queue as usize].1);
+        }
+        if let Some(Some(domain)) = uses.domain.and_then(|domain| self.domains.get_mut(domain as usize)) {
+            count(&mut domain.users);
+        }
+    }
+}
+
+/// Puts an element into the first place but 0 that is free, or behind the last one; its number.
+fn free_slot<T: Copy>(table: &mut Table<T>, is_free: impl Fn(&T) -> bool, element: T) -> Result<usize, Full> {
+    match table.iter().skip(1).position(is_free) {
+        Some(free) => {
+            table[free + 1] = element;
+            Ok(free + 1)
+        }
+        None => table.push(element).map(|()| table.len() - 1),
+    }
+}
+
+/// Puts a thing into the first free place.
+pub(super) fn add<T>(slots: &mut Slots<T>, thing: Owned<T>) -> u32 {
+    match slots.iter().skip(1).position(Option::is_none) {
+        Some(free) => {
+            slots[free + 1] = Some(thing);
+            free as u32 + 1
+        }
+        None => {
+            slots.push(Some(thing));
+            slots.len() as u32 - 1
+        }
+    }
+}
+
+/// Takes a thing out that nobody uses.
+pub(super) fn remove<T>(slots: &mut Slots<T>, number: u32) -> Result<(), Refusal> {
+    let Some(slot) = slots.get_mut(number as usize) else {
+        return Err(Reason::WrongObject.refuse(Status::BadResource));
+    };
+    match slot {
+        Some(thing) if thing.users > 0 => Err(Reason::InUse.refuse(Status::ResourceBusy)),
+        Some(_) => {
+            *slot = None;
+            Ok(())
+        }
+        None => Err(Reason::WrongObject.refuse(Status::BadResource)),
+    }
+}
+
+fn use_one<T>(slots: &mut Slots<T>, number: u32) {
+    if let Some(Some(thing)) = slots.get_mut(number as usize) {
+        thing.users += 1;
+    }
+}
+
+fn release<T>(slots: &mut Slots<T>, number: u32) {
+    if let Some(Some(thing)) = slots.get_mut(number as usize) {
+        thing.users -= 1;
+    }
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Tables of the engine, which the host changes while no kernel uses them.
+
+use super::{HcaError, no_engine};
+use gin_gpu::{Device, GpuError, Memory, MemoryKind};
+use gin_soft_hca::kernel;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+/// Elements of plain data with the layout of C.
+#[derive(Debug)]
+pub(super) enum Table<T> {
+    /// Ordinary memory.
+    Own(Vec<T>),
+    /// Pinned memory, for a kernel to take.
+    Pinned(Pinned<T>),
+}
+
+/// Elements in pinned memory, with room for them in the device.
+#[derive(Debug)]
+pub(super) struct Pinned<T> {
+    home: Arc<Memory>,
+    here: Arc<Memory>,
+    count: usize,
+    capacity: usize,
+    of: PhantomData<T>,
+}
+
+impl<T: Copy> Table<T> {
+    /// Moves what there is to pinned memory with room for `capacity` elements.
+    ///
+    /// # Errors
+    /// What the device reports.
+    pub(super) fn pin(&mut self, device: &Arc<dyn Device>, capacity: usize) -> Result<(), GpuError> {
+        let bytes = (capacity.max(self.len()) * size_of::<T>()) as u64;
+        let (home, here) =
+            (Memory::new(device, MemoryKind::Pinned, bytes)?, Memory::new(device, MemoryKind::Device, bytes)?);
+        let mut pinned = Pinned { home, here, count: 0, capacity: capacity.max(self.len()), of: PhantomData };
+        for &element in self.iter() {
+            pinned.add(element);
+        }
+        *self = Self::Pinned(pinned);
+        Ok(())
+    }
+
+    /// Adds an element.
+    ///
+    /// # Errors
+    /// [`Full`].
+    pub(super) fn push(&mut self, element: T) -> Result<(), Full> {
+        match self {
+            Self::Own(elements) => {
+                elements.push(element);
+                Ok(())
+            }
+            Self::Pinned(pinned) if pinned.count < pinned.capacity => {
+                pinned.add(element);
+                Ok(())
+            }
+            Self::Pinned(_) => Err(Full),
+        }
+    }
+
+    /// Where a kernel finds it.
+    ///
+    /// # Errors
+    /// If it was not pinned.
+    pub(super) fn place(&self) -> Result<kernel::Table, HcaError> {
+        match self {
+            Self::Own(_) => Err(no_engine("a table is not where a kernel reaches it")),
+            Self::Pinned(Pinned { home, here, count, .. }) => {
+                Ok(kernel::Table { home: home.address(), here: here.address(), count: *count as u64 })
+            }
+        }
+    }
+}
+
+/// There is no room for more objects of a kind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Full;
+
+impl<T> Pinned<T> {
+    fn start(&self) -> *mut T {
+        std::ptr::with_exposed_provenance_mut(self.home.address() as usize)
+    }
+
+    /// There is room.
+    fn add(&mut self, element: T) {
+        // Safety: within the allocation, which is aligned to 256, and nobody else's while no kernel runs.
+        unsafe { self.start().add(self.count).write(element) };
+        self.count += 1;
+    }
+}
+
+impl<T> Deref for Table<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match self {
+            Self::Own(elements) => elements,
+            // Safety: so many elements were written, and a kernel that had them in between put back such elements.
+            Self::Pinned(pinned) => unsafe { std::slice::from_raw_parts(pinned.start(), pinned.count) },
+        }
+    }
+}
+
+impl<T> DerefMut for Table<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        match self {
+            Self::Own(elements) => elements,
+            // Safety: as above; whoever has the table has it alone while no kernel runs.
+            Self::Pinned(pinned) => unsafe { std::slice::from_raw_parts_mut(pinned.start(), pinned.count) },
+        }
+    }
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A slow network.
+
+use super::pass_on;
+use gin_gpu::rt;
+use gin_net::{Capabilities, Endpoint, Event, Network, Request};
+use oorandom::Rand64;
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+
+/// Carries each request out some time later, at most a given one; the requests of one context to one peer in order.
+#[derive(Debug)]
+pub struct Delay<N> {
+    inner: N,
+    random: Rand64,
+    most_ns: u64,
+    /// By context and peer: when, and what.
+    held: HashMap<(u32, u32), VecDeque<(u64, Request)>>,
+    batch: Vec<Request>,
+}
+
+impl<N: Network> Delay<N> {
+    /// Delays what goes through `inner` by up to `most`.
+    pub fn new(inner: N, endpoint: &Endpoint, most: Duration) -> Self {
+        let random = Rand64::new(u128::from(endpoint.seed ^ u64::from(endpoint.rank) << 48 ^ 0x0de1_a700));
+        let most_ns = u64::try_from(most.as_nanos()).unwrap_or(u64::MAX - 1);
+        Self { inner, random, most_ns, held: HashMap::new(), batch: Vec::new() }
+    }
+}
+
+impl<N: Network> Network for Delay<N> {
+    pass_on!();
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn post(&mut self, requests: &[Request]) -> usize {
+        let now = rt::clock_ns();
+        for request in requests {
+            let due = now.saturating_add(self.random.rand_range(0..self.most_ns + 1));
+            let line = self.held.entry((request.context, request.peer)).or_default();
+            line.push_back((due, *request));
+        }
+        requests.len()
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) {
+        let now = rt::clock_ns();
+        let mut lines: Vec<_> = self.held.iter_mut().filter(|(_, line)| !line.is_empty()).collect();
+        // A map's order differs from run to run.
+        lines.sort_unstable_by_key(|(name, _)| **name);
+        for (_, line) in lines {
+            while let Some((due, request)) = line.front()
+                && *due <= now
+            {
+                self.batch.push(*request);
+                line.pop_front();
+            }
+        }
+        if !self.batch.is_empty() {
+            let taken = self.inner.post(&self.batch);
+            self.batch.drain(..taken);
+        }
+        self.inner.poll(events);
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.batch.is_empty() && self.held.values().all(VecDeque::is_empty) && self.inner.is_quiet()
+    }
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Networks that can do less.
+
+use super::pass_on;
+use gin_net::{Capabilities, Event, Network, Request};
+
+/// Says that it has no strong signals, or none at window addresses, or neither.
+#[derive(Debug)]
+pub struct WeakOnly<N> {
+    inner: N,
+    strong: bool,
+    va: bool,
+}
+
+impl<N: Network> WeakOnly<N> {
+    /// `inner` with strong signals, and signals at window addresses, only where both it and these say so.
+    pub fn new(inner: N, strong: bool, va: bool) -> Self {
+        Self { inner, strong, va }
+    }
+}
+
+impl<N: Network> Network for WeakOnly<N> {
+    pass_on!();
+
+    fn capabilities(&self) -> Capabilities {
+        let inner = self.inner.capabilities();
+        Capabilities {
+            strong_signals: inner.strong_signals && self.strong,
+            va_signals: inner.va_signals && self.va,
+            ..inner
+        }
+    }
+
+    fn post(&mut self, requests: &[Request]) -> usize {
+        self.inner.post(requests)
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) {
+        self.inner.poll(events)
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.inner.is_quiet()
+    }
+}
+
+/// Takes few requests at a time.
+#[derive(Debug)]
+pub struct Trickle<N> {
+    inner: N,
+    most: usize,
+    turn: bool,
+}
+
+impl<N: Network> Trickle<N> {
+    /// Takes at most `most` requests, at every second call only.
+    pub fn new(inner: N, most: usize) -> Self {
+        Self { inner, most: most.max(1), turn: false }
+    }
+}
+
+impl<N: Network> Network for Trickle<N> {
+    pass_on!();
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn post(&mut self, requests: &[Request]) -> usize {
+        self.turn = !self.turn;
+        if self.turn { self.inner.post(&requests[..requests.len().min(self.most)]) } else { 0 }
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) {
+        self.inner.poll(events)
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.inner.is_quiet()
+    }
+}

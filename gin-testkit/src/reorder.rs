@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A network that keeps no order but what the contract asks for.
+
+use super::pass_on;
+use gin_abi::Transfer;
+use gin_net::{Capabilities, Endpoint, Event, Network, Request};
+use oorandom::Rand64;
+use std::collections::HashMap;
+
+/// Reorders puts, gets and weak signals at will; a request may be complete before its signal is raised.
+///
+/// A payload and its signal travel apart: the signal once the payload has arrived, a strong one once everything earlier
+/// of its context and peer has. So the network below must be one whose completed puts have arrived; over others nothing
+/// is reordered.
+#[derive(Debug)]
+pub struct Reorder<N> {
+    inner: N,
+    random: Rand64,
+    /// In the order of posting.
+    parts: Vec<Part>,
+    next: u64,
+    chosen: Vec<Request>,
+}
+
+/// A payload, or a signal, on its way.
+#[derive(Debug)]
+struct Part {
+    /// What the network below calls it.
+    id: u64,
+    request: Request,
+    /// The payload that it must follow.
+    after: Option<u64>,
+    strong: bool,
+    /// Its arrival completes the request.
+    completes: bool,
+    posted: bool,
+}
+
+impl<N: Network> Reorder<N> {
+    /// Reorders what goes through `inner`.
+    pub fn new(inner: N, endpoint: &Endpoint) -> Self {
+        let random = Rand64::new(u128::from(endpoint.seed ^ u64::from(endpoint.rank) << 48 ^ 0x5e0_4de4));
+        Self { inner, random, parts: Vec::new(), next: 0, chosen: Vec::new() }
+    }
+
+    fn part(&mut self, request: Request, after: Option<u64>, completes: bool) -> u64 {
+        let (id, strong) = (self.next, request.is_strong());
+        self.next += 1;
+        self.parts.push(Part { id, request, after, strong, completes, posted: false });
+        id
+    }
+
+    /// Posts about half of what may go now, in any order.
+    fn choose(&mut self) {
+        let mut ready = Vec::new();
+        // By context and peer: something earlier has not arrived.
+        let mut behind: HashMap<(u32, u32), ()> = HashMap::new();
+        for (index, part) in self.parts.iter().enumerate() {
+            let line = (part.request.context, part.request.peer);
+            let held = part.strong && behind.contains_key(&line)
+                || part.after.is_some_and(|payload| self.parts.iter().any(|other| other.id == payload));
+            if !part.posted && !held {
+                ready.push(index);
+            }
+            behind.insert(line, ());
+        }
+        while !ready.is_empty() {
+            let index = ready.swap_remove(self.random.rand_range(0..ready.len() as u64) as usize);
+            if self.random.rand_u64() & 1 == 0 {
+                let part = &mut self.parts[index];
+                part.posted = true;
+                self.chosen.push(Request { id: part.id, ..part.request });
+            }
+        }
+    }
+}
+
+impl<N: Network> Network for Reorder<N> {
+    pass_on!();
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn post(&mut self, requests: &[Request]) -> usize {
+        if !self.inner.capabilities().completion_is_arrival {
+            return self.inner.post(requests);
+        }
+        for request in requests {
+            let nothing = request.transfer == Transfer::Nothing;
+            match request.signal {
+                Some(_) if !nothing => {
+                    let payload = self.part(Request { signal: None, ..*request }, None, true);
+                    self.part(Request { transfer: Transfer::Nothing, ..*request }, Some(payload), false);
+                }
+                _ => {
+                    self.part(*request, None, true);
+                }
+            }
+        }
+        requests.len()
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) {
+        if !self.inner.capabilities().completion_is_arrival {
+            return self.inner.poll(events);
+        }
+        self.choose();
+        if !self.chosen.is_empty() {
+            let taken = self.inner.post(&self.chosen);
+            self.chosen.drain(..taken);
+        }
+        let from = events.len();
+        self.inner.poll(events);
+        let mut index = from;
+        while let Some(event) = events.get_mut(index) {
+            index += 1;
+            let Event::Completion { id, outcome } = event else { continue };
+            let Some(place) = self.parts.iter().position(|part| part.id == *id) else { continue };
+            let part = self.parts.remove(place);
+            if outcome.is_err() {
+                // A failed request raises nothing.
+                self.parts.retain(|other| other.after != Some(part.id));
+            }
+            if part.completes {
+                *id = part.request.id;
+            } else {
+                index -= 1;
+                events.remove(index);
+            }
+        }
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.parts.is_empty() && self.inner.is_quiet()
+    }
+}

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A network whose payload is in view only once it is made visible.
+
+use gin_abi::{RemoteSignal, Transfer};
+use gin_gpu::copy::copy_shared;
+use gin_gpu::registry::{KEY_BYTES, Registry};
+use gin_gpu::{DeviceKind, Memory, MemorySlice};
+use gin_net::{
+    Capabilities, Event, Key, LocalSignals, LocalWindow, NetError, Network, NoticeArrival, Raises, Request,
+    SignalArrival,
+};
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What is on its way to a rank's proxy.
+type Inbox = Mutex<VecDeque<Arrival>>;
+
+static INBOXES: Registry<Inbox> = Registry::new();
+
+/// Part of a window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Part {
+    window: u32,
+    offset: u64,
+    bytes: u64,
+}
+
+/// A request that the peer is told of: its id, whether it is complete, and what the peer is told.
+type Told = (u64, bool, Arrival);
+
+#[derive(Clone, Copy, Debug)]
+struct Arrival {
+    part: Option<Part>,
+    signal: Option<SignalArrival>,
+    notice: Option<NoticeArrival>,
+}
+
+/// Keeps payload in memory of its own beside each window, and copies it into the window when it is made visible; so does
+/// a NIC whose writes wait on their way into a GPU. Signals are raised by the receiver's proxy.
+///
+/// The network below gets each window twice: as it is, to read from, and the memory beside it, to write to. Ranks tell
+/// each other within this process what has arrived.
+#[derive(Debug)]
+pub struct Withhold<N> {
+    inner: N,
+    rank: u32,
+    inbox: Arc<Inbox>,
+    inboxes: Vec<Arc<Inbox>>,
+    windows: Vec<Option<(MemorySlice, Arc<Memory>)>>,
+    /// Under way below, by id: for a get, where it lands.
+    gets: HashMap<u64, Part>,
+    /// By context and peer, in order: what the peer is told once it and all before are complete.
+    lines: HashMap<(u32, u32), VecDeque<Told>>,
+    /// Requests without a transfer, complete at once.
+    events: Vec<Event>,
+    unseen: Vec<Part>,
+    /// Contexts and peers of requests that failed.
+    broken: Vec<(u32, u32)>,
+}
+
+/// Where the network below reads a window.
+fn as_it_is(window: u32) -> u32 {
+    window * 2
+}
+
+/// Where the network below writes for a window.
+fn beside(window: u32) -> u32 {
+    window * 2 + 1
+}
+
+impl<N: Network> Withhold<N> {
+    /// Withholds what `inner` brings to `rank`, and has what it brings to others withheld there.
+    pub fn new(inner: N, rank: u32) -> Self {
+        Self {
+            inner,
+            rank,
+            inbox: Arc::default(),
+            inboxes: Vec::new(),
+            windows: Vec::new(),
+            gets: HashMap::new(),
+            lines: HashMap::new(),
+            events: Vec::new(),
+            unseen: Vec::new(),
+            broken: Vec::new(),
+        }
+    }
+
+    /// Tells peers what is complete, in the order of posting.
+    fn tell(&mut self, line: (u32, u32)) {
+        let Some(queue) = self.lines.get_mut(&line) else { return };
+        while let Some((_, true, arrival)) = queue.front() {
+            if let Some(inbox) = self.inboxes.get(line.1 as usize) {
+                inbox.lock().unwrap_or_else(PoisonError::into_inner).push_back(*arrival);
+            }
+            queue.pop_front();
+        }
+    }
+
+    fn arrival(&self, request: &Request, part: Option<Part>) -> Arrival {
+        let raise = |signal: RemoteSignal| SignalArrival {
+            context: request.context,
+            from: self.rank,
+            target: signal.target,
+            amount: signal.amount,
+        };
+        let tell = |notice| NoticeArrival { context: request.context, from: self.rank, notice };
+        Arrival { part, signal: request.signal.map(raise), notice: request.notice.map(tell) }
+    }
+
+    /// What the network below is to do, what the peer is told, and where a get lands.
+    fn translate(&self, request: &Request) -> (Transfer, Option<Arrival>, Option<Part>) {
+        match request.transfer {
+            Transfer::Nothing => (Transfer::Nothing, Some(self.arrival(request, None)), None),
+            Transfer::Put { source_window, source_offset, destination_window, destination_offset, bytes } => {
+                let part = Part { window: destination_window, offset: destination_offset, bytes };
+                let transfer = Transfer::Put {
+                    source_window: as_it_is(source_window),
+                    source_offset,
+                    destination_window: beside(destination_window),
+                    destination_offset,
+                    bytes,
+                };
+                (transfer, Some(self.arrival(request, Some(part))), None)
+            }
+            Transfer::PutValue { value, width_log2, destination_window, destination_offset } => {
+                let part = Part { window: destination_window, offset: destination_offset, bytes: 1 << width_log2 };
+                let destination_window = beside(destination_window);
+                let transfer = Transfer::PutValue { value, width_log2, destination_window, destination_offset };
+                (transfer, Some(self.arrival(request, Some(part))), None)
+            }
+            Transfer::Get { source_window, source_offset, destination_window, destination_offset, bytes } => {
+                let part = Part { window: destination_window, offset: destination_offset, bytes };
+                let transfer = Transfer::Get {
+                    source_window: as_it_is(source_window),
+                    source_offset,
+                    destination_window: beside(destination_window),
+                    destination_offset,
+                    bytes,
+                };
+                (transfer, None, Some(part))
+            }
+        }
+    }
+}
+
+impl<N: Network> Network for Withhold<N> {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            strong_signals: true,
+            va_signals: true,
+            raises: Raises::Receiver,
+            needs_make_visible: true,
+            ..self.inner.capabilities()
+        }
+    }
+
+    fn register_signals(&mut self, signals: &LocalSignals) -> Result<Key, NetError> {
+        let mut key = INBOXES.publish(&self.inbox);
+        key.0.extend(self.inner.register_signals(signals)?.0);
+        Ok(key)
+    }
+
+    fn connect_signals(&mut self, keys: &[Key]) -> Result<(), NetError> {
+        let mut below = Vec::new();
+        for (key, rank) in keys.iter().zip(0..) {
+            let (inbox, rest) = split(rank, key, KEY_BYTES)?;
+            self.inboxes.push(INBOXES.find(rank, &inbox)?);
+            below.push(rest);
+        }
+        self.inner.connect_signals(&below)
+    }
+
+    fn register(&mut self, window: &LocalWindow) -> Result<Key, NetError> {
+        let own = window.memory.memory();
+        let memory = Memory::new(own.device(), own.kind(), window.memory.bytes())
+            .map_err(|error| NetError::Key { rank: self.rank, reason: error.to_string() })?;
+        let read = LocalWindow { id: as_it_is(window.id), memory: window.memory.clone(), plane: None, nic: false };
+        let write = LocalWindow { id: beside(window.id), memory: memory.whole(), plane: None, nic: false };
+        let (read, write) = (self.inner.register(&read)?, self.inner.register(&write)?);
+        let index = window.id as usize;
+        if self.windows.len() <= index {
+            self.windows.resize_with(index + 1, || None);
+        }
+        self.windows[index] = Some((window.memory.clone(), memory));
+        let mut key = (read.0.len() as u64).to_le_bytes().to_vec();
+        key.extend(read.0);
+        key.extend(write.0);
+        Ok(Key(key))
+    }
+
+    fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
+        let (mut read, mut write) = (Vec::new(), Vec::new());
+        for (key, rank) in keys.iter().zip(0..) {
+            let (length, rest) = split(rank, key, 8)?;
+            let length = length.0.iter().rev().fold(0, |value, byte| value << 8 | usize::from(*byte));
+            let (first, second) = split(rank, &rest, length)?;
+            read.push(first);
+            write.push(second);
+        }
+        self.inner.connect(as_it_is(window), &read)?;
+        self.inner.connect(beside(window), &write)
+    }
+
+    fn deregister(&mut self, window: u32) -> bool {
+        // What has arrived is left in the window, as a NIC would.
+        let seen = self.make_visible();
+        if let Some(entry) = self.windows.get_mut(window as usize) {
+            *entry = None;
+        }
+        let (read, write) = (self.inner.deregister(as_it_is(window)), self.inner.deregister(beside(window)));
+        seen.is_ok() && read && write
+    }
+
+    fn post(&mut self, requests: &[Request]) -> usize {
+        for (taken, request) in requests.iter().enumerate() {
+            let line = (request.context, request.peer);
+            if self.broken.contains(&line) {
+                let outcome = Err(NetError::behind(request.peer));
+                self.events.push(Event::Completion { id: request.id, outcome });
+                continue;
+            }
+            let (transfer, arrival, get) = self.translate(request);
+            let nothing = transfer == Transfer::Nothing;
+            if !nothing && self.inner.post(&[Request { transfer, signal: None, notice: None, ..*request }]) == 0 {
+                return taken;
+            }
+            if let Some(part) = get {
+                self.gets.insert(request.id, part);
+            }
+            if let Some(arrival) = arrival {
+                self.lines.entry(line).or_default().push_back((request.id, nothing, arrival));
+            }
+            if nothing {
+                self.events.push(Event::Completion { id: request.id, outcome: Ok(()) });
+                self.tell(line);
+            }
+        }
+        requests.len()
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) {
+        let from = events.len();
+        self.inner.poll(events);
+        let mut lines = Vec::new();
+        for event in &events[from..] {
+            let Event::Completion { id, outcome } = event else { continue };
+            if let Some(part) = self.gets.remove(id) {
+                if outcome.is_ok() {
+                    self.unseen.push(part);
+                }
+                continue;
+            }
+            for (&line, queue) in &mut self.lines {
+                // The id of one that was complete at once may have been given to another while it still waits here.
+                let under_way = |(other, complete, _): &Told| other == id && !complete;
+                let Some(place) = queue.iter().position(under_way) else { continue };
+                if outcome.is_ok() {
+                    queue[place].1 = true;
+                } else {
+                    // Nothing behind it is told to the peer.
+                    queue.truncate(place);
+                    self.broken.push(line);
+                }
+                lines.push(line);
+            }
+        }
+        // In the order of completion, not in that of a map.
+        for line in lines {
+            self.tell(line);
+        }
+        events.append(&mut self.events);
+        let arrived = std::mem::take(&mut *self.inbox.lock().unwrap_or_else(PoisonError::into_inner));
+        for arrival in arrived {
+            self.unseen.extend(arrival.part);
+            events.extend(arrival.signal.map(Event::Signal));
+            events.extend(arrival.notice.map(Event::Notice));
+        }
+    }
+
+    fn make_visible(&mut self) -> Result<(), NetError> {
+        self.inner.make_visible()?;
+        for part in std::mem::take(&mut self.unseen) {
+            let Some(Some((memory, beside))) = self.windows.get(part.window as usize) else { continue };
+            let (destination, source) = (memory.address() + part.offset, beside.address() + part.offset);
+            let device = beside.device();
+            if device.kind() == DeviceKind::Virtual {
+                // Safety: the network below checked the range against the memory beside, which is as long as the window;
+                // both are alive.
+                unsafe { copy_shared(destination, source, part.bytes) };
+                continue;
+            }
+            let mut bytes = vec![0u8; part.bytes as usize];
+            // Safety: as above.
+            let copied =
+                unsafe { device.copy_out(&mut bytes, source).and_then(|()| device.copy_in(destination, &bytes)) };
+            copied.map_err(|_| NetError::Failed { context: "making visible", peer: self.rank, status: 0 })?;
+        }
+        Ok(())
+    }
+
+    fn carries_notices(&self) -> bool {
+        true
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.lines.values().all(VecDeque::is_empty)
+            && self.inbox.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+            && self.inner.is_quiet()
+    }
+}
+
+/// The first `length` bytes of a key, and the rest.
+fn split(rank: u32, key: &Key, length: usize) -> Result<(Key, Key), NetError> {
+    match key.0.split_at_checked(length) {
+        Some((first, rest)) => Ok((Key(first.to_vec()), Key(rest.to_vec()))),
+        None => Err(NetError::Key { rank, reason: "it has the wrong length".to_owned() }),
+    }
+}
