@@ -318,26 +318,6 @@ fn an_automatic_device_says_what_it_took() {
 }
 
 #[test]
-fn a_wrong_result_ends_with_status_1_and_shows_the_first_difference() {
-    for workload in ["ring", "alltoall", "halo"] {
-        let arguments = format!("run {workload} {SMALL} --bytes 4KiB --sabotage lose-put");
-        let output = gin(&arguments);
-        let table = out(&output);
-        assert_eq!(output.status.code(), Some(1), "gin {arguments}: {table}{}", err(&output));
-        assert!(table.contains(" wrong)"), "{table}");
-        let line = table.lines().find(|line| line.starts_with(&format!("{workload}: first difference: rank ")));
-        assert!(line.is_some_and(|line| line.contains("expected ")), "{table}");
-
-        let output = gin(&format!("{arguments} --format json"));
-        assert_eq!(output.status.code(), Some(1));
-        let report: Value = serde_json::from_str(&out(&output)).unwrap();
-        assert_eq!(report["verified"], false);
-        assert!(report["errors"].as_u64().is_some_and(|errors| errors > 0), "{report}");
-        assert!(report["first_difference"].as_str().is_some_and(|text| text.starts_with("rank ")), "{report}");
-    }
-}
-
-#[test]
 fn a_wait_that_passes_its_deadline_fails_the_run_and_says_which() {
     let output = gin("run ring --ranks 2 --threads 32 --deadline-ms 0 --repeats 1");
     assert_eq!(output.status.code(), Some(1));
@@ -356,10 +336,7 @@ fn a_seed_gives_the_same_run_but_for_its_times() {
         }
         report
     };
-    // What goes wrong depends on the schedule, so equal reports say more than two right results would.
-    let arguments = |seed: u32| {
-        format!("run alltoall {SMALL} --bytes 999 --format json --sabotage signal-before-payload --seed {seed}")
-    };
+    let arguments = |seed: u32| format!("run alltoall {SMALL} --bytes 999 --format json --seed {seed}");
     let (first, again, other) =
         (without_times(&arguments(7)), without_times(&arguments(7)), without_times(&arguments(8)));
     assert_eq!(first, again);
@@ -606,15 +583,6 @@ fn bench_measures_everything_unless_told_what_and_prints_tables_for_people() {
         ["LSA round trip: 2 ranks, virtual", "LSA put by size", "Proxy round trip", "Issue of a proxy put", "ratio"]
     {
         assert!(text.contains(words), "{words:?} is not in {text}");
-    }
-}
-
-#[test]
-fn bench_notices_values_that_are_lost() {
-    for what in ["proxy", "post"] {
-        let output = gin(&format!("bench {what} --device virtual --repeats 1 --deadline-ms 60000 --sabotage lose-put"));
-        assert_eq!(output.status.code(), Some(1), "{what}: {}", out(&output));
-        assert!(out(&output).contains("NO ("), "{what}: {}", out(&output));
     }
 }
 

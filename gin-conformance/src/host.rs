@@ -12,14 +12,14 @@ use gin_abi::mlx5::cqe::Syndrome;
 use gin_host::comm::{CommError, WindowFlags};
 use gin_host::gpu::{Memory, MemoryKind, Plain};
 use gin_host::net::staged::{Staged, Staging};
-use gin_host::net::testing::{Delay, FailOnDemand, FailSwitch, Reorder, SlowPeer, Trickle, WeakOnly, Withhold};
 use gin_host::net::{Endpoint, Network, NetworkFactory, peer::Peer};
 use gin_host::nic::{DoorbellRelease, SoftEngine, SoftFabric};
-use gin_host::proxy::Sabotage;
 use gin_host::world::{Devices, LaunchError, Mode, Rank, SoftNics, WorldConfig, join, launch_logged};
 use gin_host::{LaunchConfig, Window};
 use gin_soft_hca::engine::Slow;
 use gin_soft_hca::{Fault, FaultKind};
+use gin_testkit::Sabotage;
+use gin_testkit::{Delay, FailOnDemand, FailSwitch, Reorder, SlowPeer, Trickle, WeakOnly, Withhold};
 use gin_virtual::{EventLog, LogMode, Policy, SeededConfig};
 use std::boxed::Box;
 use std::fmt;
@@ -147,9 +147,9 @@ impl Net {
                 let switch = FailSwitch::new();
                 if endpoint.rank == failure.from {
                     let how = match failure.how {
-                        How::Error => gin_host::net::testing::Failure::Status(5),
-                        How::Lost => gin_host::net::testing::Failure::PeerLost,
-                        How::Silent | How::Stuck | How::Unanswered => gin_host::net::testing::Failure::Silence,
+                        How::Error => gin_testkit::Failure::Status(5),
+                        How::Lost => gin_testkit::Failure::PeerLost,
+                        How::Silent | How::Stuck | How::Unanswered => gin_testkit::Failure::Silence,
                     };
                     switch.fail_after(failure.number, how);
                 }
@@ -435,7 +435,7 @@ impl Setup {
         let (net, carrier) = (self.net, self.carrier.clone());
         let config = config.network(move |endpoint| net.wrap(endpoint, &carrier));
         match self.mistake {
-            Mistake::Proxy(sabotage) => config.sabotage(sabotage),
+            Mistake::Proxy(sabotage) => sabotage.apply(config),
             Mistake::None | Mistake::ResetByStore | Mistake::Nic(_) => config,
         }
     }

@@ -4,7 +4,7 @@
 use crate::cases::{self, Case};
 use crate::host::{Mistake, Setup, judge};
 use crate::scenario::{NO_END, WRONG_BYTES, WRONG_VALUE};
-use gin_host::proxy::Sabotage;
+use gin_testkit::Sabotage;
 use std::format;
 use std::string::String;
 use std::vec;
@@ -48,16 +48,24 @@ pub fn all() -> Vec<Saboteur> {
             Sabotage::RaiseTwice => {
                 ("a_signal_raised_twice", WRONG_VALUE, &["increments_and_additions", "raises_from_many_ranks"])
             }
-            Sabotage::FlushEarly => (
-                "a_flush_that_ends_early",
-                WRONG_BYTES,
-                &["a_source_may_change_after_a_flush", "a_get_of_every_size_is_visible", "a_token_waits_for"],
-            ),
-            Sabotage::CountBeforeSource => (
-                "a_counter_before_the_source_is_read",
-                WRONG_BYTES,
-                &["a_source_may_change_after_its_counter", "counters_count_finished_reads_only"],
-            ),
+            // A flush and a counter end early by the same mistake; each has cases of its own to catch it.
+            Sabotage::CompleteEarly => {
+                list.push(Saboteur {
+                    name: "a_flush_that_ends_early",
+                    mistake: Mistake::Proxy(sabotage),
+                    sign: WRONG_BYTES,
+                    catchers: &[
+                        "a_source_may_change_after_a_flush",
+                        "a_get_of_every_size_is_visible",
+                        "a_token_waits_for",
+                    ],
+                });
+                (
+                    "a_counter_before_the_source_is_read",
+                    WRONG_BYTES,
+                    &["a_source_may_change_after_its_counter", "counters_count_finished_reads_only"],
+                )
+            }
             Sabotage::ResetByStore => {
                 ("a_proxy_that_stores_0_after_a_reset", WRONG_VALUE, &["a_raise_after_a_reset_counts"])
             }

@@ -25,8 +25,8 @@ use crate::comm::{
     Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, DoorbellRelease, Doorbells, InProcess,
     Requirements, Routes,
 };
+use crate::proxy::Turn;
 use crate::proxy::progress::{Pool, Progress, Running, Work};
-use crate::proxy::{Sabotage, Turn};
 use gin_gpu::placement::{Chosen, Placement, PlacementError, started_on};
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device, Function, GpuError, ModuleSource, Stream};
@@ -84,9 +84,10 @@ pub struct WorldConfig {
     pub meeting: Option<Duration>,
     /// A fault that a kernel reports stops it at once.
     pub trap_on_fault: bool,
-    /// A mistake for the proxies to make.
+    /// Proxies store 0 to the words of signals that a kernel resets: a mistake, for tests.
+    #[cfg(feature = "reset-by-store")]
     #[doc(hidden)]
-    pub sabotage: Sabotage,
+    pub resets_by_store: bool,
 }
 
 impl WorldConfig {
@@ -109,7 +110,8 @@ impl WorldConfig {
             drain: Duration::from_secs(10),
             meeting: None,
             trap_on_fault: false,
-            sabotage: Sabotage::None,
+            #[cfg(feature = "reset-by-store")]
+            resets_by_store: false,
         }
     }
 
@@ -168,11 +170,12 @@ impl WorldConfig {
         self
     }
 
-    /// The same with proxies that make a mistake.
+    /// The same with proxies that store 0 to the words of signals that a kernel resets: a mistake, for tests.
+    #[cfg(feature = "reset-by-store")]
     #[doc(hidden)]
     #[must_use]
-    pub fn sabotage(mut self, sabotage: Sabotage) -> Self {
-        self.sabotage = sabotage;
+    pub fn reset_by_store(mut self) -> Self {
+        self.resets_by_store = true;
         self
     }
 
@@ -483,7 +486,8 @@ where
                 seed: config.seed(),
                 drain: config.drain,
                 trap_on_fault: config.trap_on_fault,
-                sabotage: config.sabotage,
+                #[cfg(feature = "reset-by-store")]
+                resets_by_store: config.resets_by_store,
             },
         };
         let failed = &failed;

@@ -13,8 +13,8 @@ use gin_host::comm::{
 use gin_host::gpu::virt::VirtualDevice;
 use gin_host::gpu::{Device, Memory, MemoryKind};
 use gin_host::net::peer::Peer;
-use gin_host::net::testing::{Delay, FailOnDemand, FailSwitch, Failure, WeakOnly};
 use gin_host::proxy::progress::Pool;
+use gin_testkit::{Delay, FailOnDemand, FailSwitch, Failure, WeakOnly};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -10,8 +10,8 @@ use gin_device::gin::Order;
 use gin_device::status::Stop;
 use gin_host::comm::{CommConfig, Communicator, Requirements, WindowFlags};
 use gin_host::net::peer::Peer;
-use gin_host::net::testing::{Delay, FailOnDemand, FailSwitch, Failure, Reorder, Trickle, WeakOnly, Withhold};
 use gin_host::net::{Endpoint, Network};
+use gin_testkit::{Delay, FailOnDemand, FailSwitch, Failure, Reorder, Trickle, WeakOnly, Withhold};
 use std::time::Duration;
 
 fn byte(rank: u32, index: usize) -> u8 {

@@ -6,10 +6,10 @@ use gin_device::prelude::*;
 use gin_host::comm::{CommError, Requirements, Routes, State, WindowFlags};
 use gin_host::net::peer::Peer;
 use gin_host::net::staged::{Staged, Staging};
-use gin_host::net::testing::{Delay, FailOnDemand, FailSwitch, Failure, Reorder, Sabotage, Trickle, Withhold};
 use gin_host::net::{Endpoint, Network};
 use gin_host::world::{LaunchError, Mode, WorldConfig, launch, launch_logged};
 use gin_host::{LaunchConfig, rt};
+use gin_testkit::{Delay, FailOnDemand, FailSwitch, Failure, Reorder, Sabotage, Trickle, Withhold};
 use gin_virtual::{EventLog, LogMode, Policy};
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
@@ -261,14 +261,14 @@ fn every_mistake_of_a_proxy_shows() {
     let plain: Make = |endpoint| Box::new(Peer::new(endpoint));
     let slow: Make = |endpoint| Box::new(Delay::new(Peer::new(endpoint), endpoint, Duration::from_micros(30)));
     let withheld: Make = |endpoint| Box::new(Withhold::new(Peer::new(endpoint), endpoint.rank));
-    let ended = |make: Make, sabotage, seed| {
-        let config = WorldConfig::seeded(3, seed).network(make).sabotage(sabotage);
+    let ended = |make: Make, sabotage: Sabotage, seed| {
+        let config = sabotage.apply(WorldConfig::seeded(3, seed).network(make));
         pass_on(config, Deadline::after_ms(5)).0
     };
     for sabotage in Sabotage::ALL {
         let make = match sabotage {
             Sabotage::DropMakeVisible => withheld,
-            Sabotage::FlushEarly | Sabotage::CountBeforeSource => slow,
+            Sabotage::CompleteEarly => slow,
             _ => plain,
         };
         assert_eq!(ended(make, Sabotage::None, 0), [Ok(0); 3], "without a mistake");

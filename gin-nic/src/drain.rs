@@ -22,18 +22,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 /// Codes of a token's word: somebody has taken the token away, and it is here.
-const TAKEN: u64 = 0;
-const HERE: u64 = 1;
+pub const TAKEN: u64 = 0;
+pub const HERE: u64 = 1;
 
 /// The word of the first token: kernels expect it with the queue pair.
-pub(super) const FIRST_TOKEN: u64 = token(0, HERE);
+pub const FIRST_TOKEN: u64 = token(0, HERE);
 
-const fn token(index: u64, code: u64) -> u64 {
+pub const fn token(index: u64, code: u64) -> u64 {
     index << TOKEN_SHIFT | code
 }
 
 /// The counter that entry `index` raises, by its tag.
-const fn tagged(tag: u64, index: u64) -> Option<u64> {
+pub const fn tagged(tag: u64, index: u64) -> Option<u64> {
     if tag >> TAG_SHIFT == (index + 1) & (u64::MAX >> TAG_SHIFT) { Some(tag & ((1 << TAG_SHIFT) - 1)) } else { None }
 }
 
@@ -91,48 +91,48 @@ fn syndrome(failure: &Failure) -> String {
 
 /// A queue pair that no kernel uses at the moment, as the host reaches it.
 #[derive(Debug)]
-pub(super) struct IdleQueue {
-    pub(super) context: u32,
-    pub(super) peer: u32,
+pub struct IdleQueue {
+    pub context: u32,
+    pub peer: u32,
     /// Its words, as they are now.
-    pub(super) data: QueuePairData,
+    pub data: QueuePairData,
     /// Where they lie.
-    pub(super) home: MemorySlice,
+    pub home: MemorySlice,
     /// The send queue.
-    pub(super) ring: MemorySlice,
+    pub ring: MemorySlice,
     /// The completion queue.
-    pub(super) completions: MemorySlice,
+    pub completions: MemorySlice,
     /// The doorbell record.
-    pub(super) record: MemorySlice,
+    pub record: MemorySlice,
     /// Where the host rings.
-    pub(super) doorbell: HostBell,
+    pub(crate) doorbell: HostBell,
     /// A word for each slot.
-    pub(super) tokens: MemorySlice,
+    pub tokens: MemorySlice,
     /// Another.
-    pub(super) tags: MemorySlice,
+    pub tags: MemorySlice,
     /// The NIC.
-    pub(super) nic: Arc<Nic>,
+    pub nic: Arc<Nic>,
     /// The counters, if there are any.
-    pub(super) counters: Option<MemorySlice>,
+    pub counters: Option<MemorySlice>,
     /// The host's last entry was posted.
-    pub(super) closed: bool,
+    pub closed: bool,
 }
 
 impl IdleQueue {
     /// Entries that are not complete.
-    pub(super) fn left(&self) -> u64 {
+    pub fn left(&self) -> u64 {
         self.data.claim - self.data.done
     }
 
-    fn slot(&self, index: u64) -> u64 {
+    pub fn slot(&self, index: u64) -> u64 {
         index & ((1 << self.data.depth_log2) - 1)
     }
 
-    fn number(&self) -> QueueNumber {
+    pub fn number(&self) -> QueueNumber {
         bytemuck::cast(self.data.number)
     }
 
-    fn keep(&self, offset: usize, value: u64) -> Result<(), GpuError> {
+    pub fn keep(&self, offset: usize, value: u64) -> Result<(), GpuError> {
         self.home.write(offset as u64, &[value])
     }
 
@@ -149,7 +149,7 @@ impl IdleQueue {
     }
 
     /// Announces what was posted, and posts the last entry if there is room.
-    pub(super) fn begin(&mut self) -> Result<(), DrainError> {
+    pub fn begin(&mut self) -> Result<(), DrainError> {
         self.check()?;
         self.close()?;
         if self.data.rung < self.data.claim { self.announce() } else { Ok(()) }
@@ -172,7 +172,7 @@ impl IdleQueue {
     }
 
     /// Tells the NIC of all that was posted.
-    fn announce(&mut self) -> Result<(), DrainError> {
+    pub fn announce(&mut self) -> Result<(), DrainError> {
         let end = self.data.claim;
         self.record.write(0, &[Record { receive: Be32::new(0), send: Record::send(end) }])?;
         let word = Doorbell::word(end, self.number());
@@ -191,7 +191,7 @@ impl IdleQueue {
     }
 
     /// Takes the completions that are there. Returns whether everything is complete.
-    pub(super) fn poll(&mut self) -> Result<bool, DrainError> {
+    pub fn poll(&mut self) -> Result<bool, DrainError> {
         let log_depth = self.data.depth_log2;
         loop {
             let at = self.slot(self.data.taken) * cqe::BYTES;
@@ -249,7 +249,7 @@ impl IdleQueue {
 ///
 /// # Errors
 /// The first [`DrainError`]; nothing more is waited for then.
-pub(super) fn drain(mut queues: Vec<IdleQueue>, expired: Expired<'_>) -> Result<u64, DrainError> {
+pub fn drain(mut queues: Vec<IdleQueue>, expired: Expired<'_>) -> Result<u64, DrainError> {
     queues.iter_mut().try_for_each(IdleQueue::begin)?;
     let mut failed = None;
     rt::wait_until(|| {
@@ -264,6 +264,3 @@ pub(super) fn drain(mut queues: Vec<IdleQueue>, expired: Expired<'_>) -> Result<
     });
     failed.map_or_else(|| Ok(queues.iter().map(IdleQueue::left).sum()), Err)
 }
-
-#[cfg(test)]
-mod tests;

@@ -342,8 +342,8 @@ impl DrivenQueues {
     }
 
     /// The queue pair of a context to a peer, whatever its state.
-    #[cfg(test)]
-    pub(super) fn one(&self, context: u32, peer: u32) -> IdleQueue {
+    #[doc(hidden)]
+    pub fn one(&self, context: u32, peer: u32) -> IdleQueue {
         let set = &self.sets[context as usize];
         let info = set.infos().nth(self.shape.place(peer).unwrap() as usize).unwrap();
         let mut data = [QueuePairData::zeroed()];

@@ -10,7 +10,7 @@ use gin_abi::mlx5::wqe::SLOT_BYTES;
 use std::ops::Range;
 
 /// Rings begin at a multiple of this: firmware takes them by pages of 4 KiB.
-pub(super) const PAGE: u64 = 4096;
+pub const PAGE: u64 = 4096;
 /// Records begin at a multiple of this.
 const LINE: u64 = 64;
 /// Least and most slots of a send queue: a full queue must fit into the 16 bits of an index, with a bit to spare.

@@ -17,22 +17,35 @@
 //! No real NIC has been brought up by this yet.
 #![warn(missing_docs, unreachable_pub)]
 
-mod address;
-mod device;
-mod doorbells;
-mod drain;
-mod driven;
-mod error;
+#[doc(hidden)]
+pub mod address;
+#[doc(hidden)]
+pub mod device;
+#[doc(hidden)]
+pub mod doorbells;
+#[doc(hidden)]
+pub mod drain;
+#[doc(hidden)]
+pub mod driven;
+#[doc(hidden)]
+pub mod error;
 pub mod hca;
-mod layout;
+#[doc(hidden)]
+pub mod layout;
 pub mod loopback;
 pub mod mlx5;
-mod open;
-mod owned;
-mod probe;
-mod queues;
-mod reach;
-mod relay;
+#[doc(hidden)]
+pub mod open;
+#[doc(hidden)]
+pub mod owned;
+#[doc(hidden)]
+pub mod probe;
+#[doc(hidden)]
+pub mod queues;
+#[doc(hidden)]
+pub mod reach;
+#[doc(hidden)]
+pub mod relay;
 
 pub use address::Address;
 pub use device::{DeviceQueueError, DeviceQueues, RegisteredSlice};

@@ -6,7 +6,8 @@
 //! many completions as entries, a completion for one entry in 16, record and doorbell behind the entries. It needs a NIC
 //! that reaches itself, which communicators do not.
 
-mod checks;
+#[doc(hidden)]
+pub mod checks;
 
 pub use checks::{CHECKS, Check, Failed, check};
 
@@ -42,7 +43,8 @@ fn page() -> u64 {
 }
 
 /// Memory of this process that begins a page.
-struct Pages {
+#[doc(hidden)]
+pub struct Pages {
     words: Box<[AtomicU64]>,
     first: usize,
     bytes: u64,
@@ -62,7 +64,7 @@ impl Pages {
     }
 
     /// The word at a byte offset that is a multiple of 8.
-    fn word(&self, offset: u64) -> &AtomicU64 {
+    pub fn word(&self, offset: u64) -> &AtomicU64 {
         debug_assert!(offset.is_multiple_of(8) && offset < self.bytes);
         &self.words[self.first + (offset / 8) as usize]
     }
@@ -97,7 +99,8 @@ impl Drop for Held {
 
 /// A registered range. What entries name is an offset in it.
 #[derive(Clone, Copy)]
-struct Area {
+#[doc(hidden)]
+pub struct Area {
     /// Where it lies in the memory.
     at: u64,
     local: Be32,
@@ -105,21 +108,22 @@ struct Area {
 }
 
 impl Area {
-    fn remote(&self, offset: u64) -> Remote {
+    pub fn remote(&self, offset: u64) -> Remote {
         Remote { address: offset, key: self.remote }
     }
 
-    fn local(&self, offset: u64, bytes: u64) -> Local {
+    pub fn local(&self, offset: u64, bytes: u64) -> Local {
         Local { address: offset, key: self.local, bytes: bytes as u32 }
     }
 }
 
 /// A queue pair that is connected to another of the same NIC.
-struct Loopback {
+#[doc(hidden)]
+pub struct Loopback {
     /// Ranges as windows have them, where writes come into view in any order.
-    payload: Area,
+    pub payload: Area,
     /// As signals have them: in order behind everything.
-    words: Area,
+    pub words: Area,
     info: QueueInfo,
     /// Offsets of ring, completions and record.
     ring: u64,
@@ -139,23 +143,24 @@ struct Loopback {
 
 /// When a check is over.
 #[derive(Clone, Copy)]
-struct Deadline {
+#[doc(hidden)]
+pub struct Deadline {
     at: Instant,
     after: Duration,
 }
 
 impl Deadline {
-    fn new(after: Duration) -> Self {
+    pub fn new(after: Duration) -> Self {
         Self { at: Instant::now() + after, after }
     }
 
-    fn passed(&self) -> bool {
+    pub fn passed(&self) -> bool {
         Instant::now() >= self.at
     }
 }
 
 impl Loopback {
-    fn new(nic: &Arc<Nic>, until: Deadline) -> Result<Self, NicError> {
+    pub fn new(nic: &Arc<Nic>, until: Deadline) -> Result<Self, NicError> {
         let expired: Expired<'_> = &|| until.passed();
         let layout = Layout::of(&SPECS)?;
         // An area is registered under address 0, so it begins a page.
@@ -218,12 +223,12 @@ impl Loopback {
         self.memory().bytes(area.at + offset, bytes)
     }
 
-    fn word(&self, area: Area, offset: u64) -> &AtomicU64 {
+    pub fn word(&self, area: Area, offset: u64) -> &AtomicU64 {
         self.memory().word(area.at + offset)
     }
 
     /// Writes an entry, once there is room. The NIC does not know of it before [`ring`](Self::ring).
-    fn post<const N: usize>(
+    pub fn post<const N: usize>(
         &mut self,
         flags: Flags,
         entry: impl FnOnce(Post) -> [Segment; N],
@@ -247,7 +252,7 @@ impl Loopback {
     }
 
     /// Announces all entries: entries, record and doorbell, each visible before the next.
-    fn ring(&mut self) {
+    pub fn ring(&mut self) {
         if self.rung == self.posted {
             return;
         }
@@ -263,7 +268,7 @@ impl Loopback {
     }
 
     /// The next completion, if it is there.
-    fn poll(&mut self) -> Option<Result<Outcome, u8>> {
+    pub fn poll(&mut self) -> Option<Result<Outcome, u8>> {
         let at = self.completions + self.taken % DEPTH * cqe::BYTES;
         let load = |word: usize| self.memory().word(at + 8 * word as u64).load(Ordering::Acquire);
         // The last word is written last, so it is read first.
@@ -280,7 +285,7 @@ impl Loopback {
     }
 
     /// Waits for the next completion.
-    fn completion(&mut self, expected: &dyn Fn() -> String) -> Result<Outcome, Box<Failed>> {
+    pub fn completion(&mut self, expected: &dyn Fn() -> String) -> Result<Outcome, Box<Failed>> {
         self.ring();
         let fail = |seen| Box::new(Failed { expected: expected(), seen });
         loop {
@@ -294,14 +299,14 @@ impl Loopback {
     }
 
     /// How long was waited, and what the queue pair says.
-    fn late(&self) -> String {
+    pub fn late(&self) -> String {
         let state = self.state(0).map_or_else(|seen| seen, |state| state.text().to_owned());
         let (after, done, posted) = (self.until.after.as_millis(), self.done, self.posted);
         format!("after {after} ms; {done} of {posted} entries are complete, state of the queue pair: {state}")
     }
 
     /// What the next completion has to be.
-    fn next_good(&self) -> String {
+    pub fn next_good(&self) -> String {
         let queue = self.info.queue;
         match self.asked.front() {
             Some(index) => format!("queue pair {queue:#x}: completion of entry {index}"),
@@ -310,7 +315,7 @@ impl Loopback {
     }
 
     /// A completion has to be that of the next entry that asked for one.
-    fn judge(&mut self, outcome: &Outcome) -> Result<(), Box<Failed>> {
+    pub fn judge(&mut self, outcome: &Outcome) -> Result<(), Box<Failed>> {
         match self.asked.front().copied() {
             Some(index) if is_of(outcome, self.info.queue, index) && outcome.result.is_ok() => {
                 self.asked.pop_front();
@@ -322,14 +327,14 @@ impl Loopback {
     }
 
     /// Waits for the next completion, which has to be a good one.
-    fn good(&mut self) -> Result<(), Box<Failed>> {
+    pub fn good(&mut self) -> Result<(), Box<Failed>> {
         let expected = self.next_good();
         let outcome = self.completion(&|| expected.clone())?;
         self.judge(&outcome)
     }
 
     /// Takes the next completion if it is there; it has to be a good one.
-    fn attend(&mut self) -> Result<(), Box<Failed>> {
+    pub fn attend(&mut self) -> Result<(), Box<Failed>> {
         match self.poll() {
             None => Ok(()),
             Some(Ok(outcome)) => self.judge(&outcome),
@@ -340,7 +345,7 @@ impl Loopback {
     }
 
     /// Announces all entries, and waits for all completions that were asked for.
-    fn finish(&mut self) -> Result<(), Box<Failed>> {
+    pub fn finish(&mut self) -> Result<(), Box<Failed>> {
         self.ring();
         while !self.asked.is_empty() {
             self.good()?;
@@ -349,7 +354,7 @@ impl Loopback {
     }
 
     /// The state of the sender (0) or of the responder (1), or why it is not known.
-    fn state(&self, index: usize) -> Result<gin_abi::mlx5::command::QpState, String> {
+    pub fn state(&self, index: usize) -> Result<gin_abi::mlx5::command::QpState, String> {
         match &self.held.set {
             Some(set) => set.state(index).map_err(|error| error.to_string()),
             None => unreachable!("queue pairs end in the destructor only"),
@@ -373,6 +378,3 @@ fn show(outcome: &Outcome) -> String {
     };
     format!("queue pair {queue:#x}: completion of entry {index} (16 bits): {result}")
 }
-
-#[cfg(test)]
-mod tests;

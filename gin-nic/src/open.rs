@@ -112,6 +112,12 @@ pub(super) fn failed(nic: &str, step: Step, peer: Option<&Peer>) -> impl FnOnce(
 }
 
 impl Nic {
+    /// Number of objects that the NIC did not release.
+    #[doc(hidden)]
+    pub fn failures(&self) -> usize {
+        self.owner.failures().try_into().unwrap()
+    }
+
     /// Opens a NIC.
     ///
     /// # Errors

@@ -239,7 +239,14 @@ impl QueueSet {
     }
 
     /// The way to a peer.
-    fn path(&self, queue: u32, peer: &Peer, address: &Address, expired: Expired<'_>) -> Result<Mailbox<Ads>, NicError> {
+    #[doc(hidden)]
+    pub fn path(
+        &self,
+        queue: u32,
+        peer: &Peer,
+        address: &Address,
+        expired: Expired<'_>,
+    ) -> Result<Mailbox<Ads>, NicError> {
         let nic = &self.nic;
         let config = &nic.config;
         let mut path = Mailbox::<Ads>::new();
@@ -331,7 +338,8 @@ impl Nic {
     }
 
     /// UDP source port of a connection: switches choose a way by it, so it differs from queue pair to queue pair.
-    fn udp_port(&self, own: u32, other: u32) -> u16 {
+    #[doc(hidden)]
+    pub fn udp_port(&self, own: u32, other: u32) -> u16 {
         let ports = &self.capabilities.udp_ports;
         let count = u64::from(ports.end() - ports.start()) + 1;
         // Multiplicative hashing, after Knuth; the top bits are the mixed ones.
@@ -517,6 +525,3 @@ impl Maker<'_> {
         self.nic.change(made.handle, &command, Step::Init, None)
     }
 }
-
-#[cfg(test)]
-mod tests;

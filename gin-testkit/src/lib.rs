@@ -20,6 +20,7 @@ mod fail;
 mod hca;
 mod limits;
 mod reorder;
+mod sabotage;
 mod slow;
 mod withhold;
 
@@ -28,12 +29,20 @@ pub use fail::{FailOnDemand, FailSwitch, Failure};
 pub use hca::FailingHca;
 pub use limits::{Trickle, WeakOnly};
 pub use reorder::Reorder;
+pub use sabotage::Sabotage;
 pub use slow::SlowPeer;
 pub use withhold::Withhold;
 
 /// Implements the calls of [`Network`](gin_net::Network) that a wrapper passes on as they are.
 macro_rules! pass_on {
     () => {
+        pass_on!(but make_visible);
+
+        fn make_visible(&mut self) -> Result<(), gin_net::NetError> {
+            self.inner.make_visible()
+        }
+    };
+    (but make_visible) => {
         fn register_signals(&mut self, signals: &gin_net::LocalSignals) -> Result<gin_net::Key, gin_net::NetError> {
             self.inner.register_signals(signals)
         }
@@ -56,10 +65,6 @@ macro_rules! pass_on {
 
         fn deregister(&mut self, window: u32) -> bool {
             self.inner.deregister(window)
-        }
-
-        fn make_visible(&mut self) -> Result<(), gin_net::NetError> {
-            self.inner.make_visible()
         }
 
         fn carries_notices(&self) -> bool {

@@ -22,7 +22,6 @@ mod table;
 use crate::cli::{BenchArgs, BenchWhat, End, Failure};
 use crate::workload::{Place, one_place, world_with};
 use gin_host::comm::{CommError, Communicator};
-use gin_host::proxy::Sabotage;
 use gin_host::world::{Rank, WorldConfig, launch};
 use lab::Rounds;
 use std::io::Write;
@@ -39,8 +38,6 @@ struct Bench {
     limit: Duration,
     /// Most bytes that are put.
     most_bytes: u64,
-    /// A mistake for the proxies to make.
-    sabotage: Sabotage,
 }
 
 /// Figures of one kind, as they are measured.
@@ -98,7 +95,7 @@ impl Bench {
     fn world(&self, ranks: u32) -> Result<WorldConfig, Failure> {
         let mut config = world_with(&self.place, ranks, self.limit * 2)?;
         config.meeting = Some(self.limit * 4);
-        Ok(config.sabotage(self.sabotage))
+        Ok(config)
     }
 
     /// Runs `body` on each rank.
@@ -145,7 +142,6 @@ pub(crate) fn run(arguments: &BenchArgs, out: &mut impl Write) -> Result<End, Fa
         launches: arguments.repeats as usize,
         limit: Duration::from_millis(arguments.deadline_ms),
         most_bytes: arguments.most_bytes,
-        sabotage: arguments.sabotage,
     };
     let format = arguments.format();
     let measures: &[(&str, Measure)] = match arguments.what {

@@ -4,7 +4,6 @@
 use super::report::Format;
 use super::size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use gin_host::proxy::Sabotage;
 use std::ffi::OsString;
 
 /// GPU-initiated networking in Rust: workloads, benchmarks and what this machine has.
@@ -149,9 +148,6 @@ pub(crate) struct BenchArgs {
     /// The same as --format json: one object for each table.
     #[arg(long, conflicts_with = "format")]
     pub json: bool,
-    /// A mistake for the proxies to make, for proving that wrong results are noticed.
-    #[arg(long, hide = true, default_value = "none", value_parser = sabotage)]
-    pub sabotage: Sabotage,
 }
 
 impl BenchArgs {
@@ -287,9 +283,6 @@ pub(crate) struct Options {
     /// Print what the communicators counted, by rank, context and peer, before they ended; over all launches.
     #[arg(long)]
     pub stats: bool,
-    /// A mistake for the proxies to make, for proving that wrong results are noticed.
-    #[arg(long, hide = true, default_value = "none", value_parser = sabotage)]
-    pub sabotage: Sabotage,
 }
 
 impl Options {
@@ -308,22 +301,6 @@ impl Options {
     pub(crate) fn seed(&self) -> u64 {
         self.seed.unwrap_or(1)
     }
-}
-
-/// The mistake with this name: `LosePut` is `lose-put`.
-fn sabotage(text: &str) -> Result<Sabotage, String> {
-    let name = |sabotage: Sabotage| {
-        let mut name = String::new();
-        for letter in format!("{sabotage:?}").chars() {
-            if letter.is_uppercase() && !name.is_empty() {
-                name.push('-');
-            }
-            name.push(letter.to_ascii_lowercase());
-        }
-        name
-    };
-    let all = || [Sabotage::None].into_iter().chain(Sabotage::ALL);
-    all().find(|sabotage| name(*sabotage) == text).ok_or_else(|| all().map(name).collect::<Vec<_>>().join(", "))
 }
 
 #[derive(Args, Debug)]
@@ -384,14 +361,5 @@ mod tests {
         assert!(error(&["--bytes", "12 parsecs"]).contains("parsecs"));
         assert!(error(&["--device", "abacus"]).contains("possible values"));
         assert!(error(&["--iters", "4294967296"]).contains("1..=4294967295"));
-    }
-
-    #[test]
-    fn mistakes_are_named_like_other_options_and_not_told_in_the_help() {
-        assert_eq!(sabotage("none"), Ok(Sabotage::None));
-        assert_eq!(sabotage("signal-before-payload"), Ok(Sabotage::SignalBeforePayload));
-        assert!(sabotage("LosePut").unwrap_err().contains("lose-put"));
-        let help = Cli::try_parse_from(["gin", "run", "--help"]).map(|_| ()).unwrap_err().to_string();
-        assert!(help.contains("--deadline-ms") && !help.contains("sabotage"), "{help}");
     }
 }

@@ -169,7 +169,7 @@ fn world(place: &Place, options: &Options) -> Result<WorldConfig, Failure> {
     if let Some(blocks) = options.resident_blocks {
         config = config.resident_blocks(blocks);
     }
-    Ok(config.sabotage(options.sabotage))
+    Ok(config)
 }
 
 /// Who rang doorbells, each answer once; `None` where a proxy served the ranks.

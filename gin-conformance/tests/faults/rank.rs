@@ -7,10 +7,10 @@ use crate::work::{Came, Site, requirements, rng};
 use gin_host::boot::{Rendezvous, TcpBootstrap, TcpConfig, UniqueId};
 use gin_host::comm::{Bootstrap, CommError, Communicator, WindowFlags};
 use gin_host::gpu::{Memory, MemoryKind};
-use gin_host::net::testing::{Delay, FailOnDemand, FailSwitch, Failure, Reorder};
 use gin_host::net::{Endpoint, Network, peer::Peer};
-use gin_host::proxy::Sabotage;
 use gin_host::world::{self, Rank, WorldConfig};
+use gin_testkit::Sabotage;
+use gin_testkit::{Delay, FailOnDemand, FailSwitch, Failure, Reorder};
 use std::error::Error;
 use std::io::{self, BufRead, Write};
 use std::net::Ipv4Addr;
@@ -121,7 +121,7 @@ impl Wanted {
     fn world(&self) -> WorldConfig {
         let network = self.network.clone();
         let sabotage = if network == "lose-put" { Sabotage::LosePut } else { Sabotage::None };
-        WorldConfig::threads(self.ranks).sabotage(sabotage).network(move |endpoint: &Endpoint| {
+        let config = WorldConfig::threads(self.ranks).network(move |endpoint: &Endpoint| {
             let peer = Peer::new(endpoint);
             let below: Box<dyn Network> = match network.as_str() {
                 "delay" => Box::new(Delay::new(peer, endpoint, Duration::from_micros(300))),
@@ -129,7 +129,8 @@ impl Wanted {
                 _ => Box::new(peer),
             };
             Box::new(FailOnDemand::new(below, switch().clone()))
-        })
+        });
+        sabotage.apply(config)
     }
 }
 

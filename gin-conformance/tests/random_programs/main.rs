@@ -9,7 +9,7 @@ mod plan;
 
 use gin_conformance::host::{Mistake, Setup, SetupBackend};
 use gin_conformance::scenario::{WRONG_BYTES, WRONG_VALUE};
-use gin_host::proxy::Sabotage;
+use gin_testkit::Sabotage;
 use model::Compiled;
 use plan::Plan;
 use proptest::strategy::{Strategy, ValueTree};

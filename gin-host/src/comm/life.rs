@@ -242,7 +242,6 @@ impl Communicator {
         let handle = gdaki.as_ref().map_or(handle, |gdaki| gdaki.handle(handle));
         let company = Company::new(channel.board().clone(), processes);
         let (commands, receiver) = mpsc::channel();
-        let cpu_reaches_device = self.device.kind() == gin_gpu::DeviceKind::Virtual;
         let parts = Parts {
             limits: Limits {
                 rank,
@@ -253,7 +252,11 @@ impl Communicator {
                 capabilities,
                 windows: (0..requirements.windows).map(|_| None).collect(),
             },
-            contexts: resources.context_parts(&stats, cpu_reaches_device),
+            contexts: resources.context_parts(
+                &stats,
+                #[cfg(feature = "reset-by-store")]
+                (self.device.kind() == gin_gpu::DeviceKind::Virtual),
+            ),
             first_index: requirements.first_index,
             max_outstanding: requirements.max_outstanding_per_peer as usize,
             max_message: requirements.max_message.min(capabilities.max_message),
@@ -261,7 +264,8 @@ impl Communicator {
             board: channel.board().clone(),
             network,
             commands: receiver,
-            sabotage: self.config.sabotage,
+            #[cfg(feature = "reset-by-store")]
+            resets_by_store: self.config.resets_by_store,
             memory: Arc::new((resources.clone(), gdaki.clone())),
         };
         // Safety: the words lie in `resources`, which the proxy keeps alive, as it does the doorbells; the queues were initialised for this index,

@@ -36,7 +36,6 @@ pub use report::FaultReport;
 pub use requirements::{Connections, MAX_MESSAGE, MAX_OUTSTANDING, MAX_QUEUE_DEPTH, Requirements};
 pub use window::{Window, WindowFlags};
 
-use crate::proxy::Sabotage;
 use crate::proxy::progress::Progress;
 use board::{Board, Notice};
 use gin_abi::{BackendKind, CommHandle, Fault, FaultKind, Operation};
@@ -120,9 +119,9 @@ pub struct CommConfig {
     pub drain: Duration,
     /// A reported fault stops the kernel at once, for debugging.
     pub trap_on_fault: bool,
-    /// A mistake for the proxy to make.
-    #[doc(hidden)]
-    pub sabotage: Sabotage,
+    /// The proxy stores 0 to the words of signals that a kernel resets: a mistake, for tests.
+    #[cfg(feature = "reset-by-store")]
+    pub resets_by_store: bool,
 }
 
 impl fmt::Debug for CommConfig {

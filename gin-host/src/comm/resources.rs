@@ -284,7 +284,11 @@ impl Resources {
 
     /// What the proxy needs of each context. `bases`: also the baselines of signals, which only a CPU that reaches
     /// device memory may touch.
-    pub(crate) fn context_parts(&self, stats: &[Arc<Counters>], bases: bool) -> Vec<ContextPart> {
+    pub(crate) fn context_parts(
+        &self,
+        stats: &[Arc<Counters>],
+        #[cfg(feature = "reset-by-store")] bases: bool,
+    ) -> Vec<ContextPart> {
         let parts = self.contexts.iter().zip(stats).enumerate().map(|(context, (places, stats))| {
             let first = |memory: &Arc<Memory>| memory.address() + context as u64 * self.all_signals * 8;
             ContextPart {
@@ -292,6 +296,7 @@ impl Resources {
                 counters: self.pinned_word(places.counters),
                 // Safety: the first word of this context in an allocation that is pinned and lives as long as `self`.
                 signals: self.signals.as_ref().map(|memory| unsafe { GlobalWord::new(first(memory)) }),
+                #[cfg(feature = "reset-by-store")]
                 signal_near: bases.then(|| self.device_word(places.signal_near)),
                 stats: stats.clone(),
             }

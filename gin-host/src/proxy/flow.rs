@@ -3,10 +3,8 @@
 
 use super::check::{operation, windows};
 use super::lists::Slot;
-use super::{BATCH, Proxy, ROW, Sabotage, stats};
+use super::{BATCH, Proxy, ROW, stats};
 use gin_abi::{Descriptor, Fault, FaultKind, Operation, RemoteSignal, Transfer};
-use gin_device::signal_words::raise;
-use gin_device::sys::Word;
 use gin_net::{NetError, Request};
 
 /// A request under way.
@@ -27,14 +25,10 @@ pub(super) struct Op {
     pub(super) outstanding: u32,
     failure: Option<Fault>,
     canceled: bool,
-    /// Its end was published ahead of time (sabotage).
-    published: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Rest {
-    /// The signal alone, ahead of its payload (sabotage).
-    SignalFirst,
     /// The payload from `moved` on, and the signal with its last message.
     Payload,
     /// A weak signal, once all messages have arrived.
@@ -90,18 +84,13 @@ impl Op {
 
     /// Whether it has something for the network now.
     fn has_message(&self) -> bool {
-        matches!(self.rest, Rest::SignalFirst | Rest::Payload)
+        self.rest == Rest::Payload
     }
 
     /// The next message. `strong`: the network has strong signals.
     fn next(&mut self, slot: Slot, max_message: u64, strong: bool) -> Request {
         let total = length(&self.request.transfer);
         let (transfer, signal) = match self.rest {
-            Rest::SignalFirst => {
-                self.rest = if total > 0 { Rest::Payload } else { Rest::Nothing };
-                let signal = self.request.signal.take().map(|signal| RemoteSignal { strong: false, ..signal });
-                (Transfer::Nothing, signal)
-            }
             Rest::LateSignal | Rest::Nothing => {
                 self.rest = Rest::Nothing;
                 (Transfer::Nothing, self.request.signal)
@@ -154,30 +143,6 @@ impl Proxy {
             return;
         }
         let operation = operation(&request.transfer);
-        let mut rest = Rest::Payload;
-        match self.sabotage {
-            Sabotage::SignalBeforePayload if request.signal.is_some() => rest = Rest::SignalFirst,
-            Sabotage::LosePut if operation == Operation::Put || operation == Operation::PutValue => {
-                self.puts += 1;
-                if self.puts.is_multiple_of(3) {
-                    request.transfer = Transfer::Nothing;
-                }
-            }
-            Sabotage::RaiseTwice => {
-                if let Some(signal) = &mut request.signal {
-                    self.raised += 1;
-                    if self.raised.is_multiple_of(3) {
-                        signal.amount = signal.amount.wrapping_mul(2);
-                    }
-                }
-            }
-            Sabotage::CountBeforeSource => {
-                if let Some(counter) = request.counter.take() {
-                    raise(self.contexts[context as usize].part.counters.at(u64::from(counter)), 1);
-                }
-            }
-            _ => {}
-        }
         let figures = self.contexts[context as usize].part.stats.of(Some(request.peer));
         let bytes = length(&request.transfer);
         match operation {
@@ -203,11 +168,6 @@ impl Proxy {
             }
             request.transfer = Transfer::Nothing;
         }
-        let mut published = false;
-        if self.sabotage == Sabotage::FlushEarly {
-            self.publish(context, index, Some(request.peer), None, None);
-            published = true;
-        }
         for window in windows(&request) {
             if let Some(info) = &mut self.limits.windows[window as usize] {
                 info.uses += 1;
@@ -219,13 +179,12 @@ impl Proxy {
             peer: request.peer,
             operation,
             request,
-            rest,
+            rest: Rest::Payload,
             moved: 0,
             messages: 0,
             outstanding: 0,
             failure: None,
             canceled: false,
-            published,
         };
         let slot = match self.free.pop() {
             Some(slot) => {
@@ -330,11 +289,7 @@ impl Proxy {
         }
         let fault = op.failure.or(self.over.filter(|_| op.canceled));
         let counter = op.request.counter.filter(|_| fault.is_none());
-        if !op.published {
-            self.publish(op.context, op.index, Some(op.peer), fault, counter);
-        } else if let Some(counter) = counter {
-            raise(self.contexts[op.context as usize].part.counters.at(u64::from(counter)), 1);
-        }
+        self.publish(op.context, op.index, Some(op.peer), fault, counter);
     }
 }
 
@@ -360,7 +315,6 @@ mod tests {
             outstanding: 0,
             failure: None,
             canceled: false,
-            published: false,
         }
     }
 

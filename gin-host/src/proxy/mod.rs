@@ -18,12 +18,12 @@ mod command;
 mod flow;
 mod lists;
 pub mod progress;
+#[cfg(feature = "reset-by-store")]
 mod sabotage;
 mod stats;
 
 pub(crate) use check::{Limits, WindowInfo};
 pub(crate) use command::{Answer, Command, answer};
-pub use sabotage::Sabotage;
 pub(crate) use stats::Counters;
 pub use stats::{PeerStats, Stats};
 
@@ -32,7 +32,6 @@ use command::Waiting;
 use flow::Op;
 use gin_abi::descriptor::WORDS;
 use gin_abi::{Descriptor, DescriptorError, Fault, FaultKind, Operation, SignalTarget};
-use gin_device::far;
 use gin_device::queue::{Consumer, Finished, Queue};
 use gin_device::signal_words::raise;
 use gin_device::status::Status;
@@ -40,7 +39,7 @@ use gin_device::sys::{Global, GlobalWord, Word};
 use gin_net::{Event, Network, Request, SignalArrival};
 use lists::{Lists, Slot};
 use std::any::Any;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
@@ -61,7 +60,8 @@ pub(crate) struct ContextPart {
     pub(crate) counters: GlobalWord,
     /// Words that CPU threads raise for arrivals, if they do.
     pub(crate) signals: Option<GlobalWord>,
-    /// The words beside signals, baselines among them, for one kind of sabotage.
+    /// The words beside signals, baselines among them.
+    #[cfg(feature = "reset-by-store")]
     pub(crate) signal_near: Option<GlobalWord>,
     pub(crate) stats: Arc<Counters>,
 }
@@ -78,7 +78,8 @@ pub(crate) struct Parts {
     pub(crate) board: Arc<Board>,
     pub(crate) network: Box<dyn Network>,
     pub(crate) commands: Receiver<Command>,
-    pub(crate) sabotage: Sabotage,
+    #[cfg(feature = "reset-by-store")]
+    pub(crate) resets_by_store: bool,
     /// Owners of the memory behind all the words above.
     pub(crate) memory: Arc<dyn Any + Send + Sync>,
 }
@@ -118,11 +119,8 @@ pub struct Proxy {
     commands: Receiver<Command>,
     waiting: Vec<Waiting>,
     finished: bool,
-    sabotage: Sabotage,
-    puts: u64,
-    raised: u64,
-    /// Resets that were seen (sabotage): the word then, and how often it was looked at since.
-    resets: HashMap<(u32, u32), (u64, u32)>,
+    #[cfg(feature = "reset-by-store")]
+    resets: Option<sabotage::Resets>,
     _memory: Arc<dyn Any + Send + Sync>,
 }
 
@@ -169,10 +167,8 @@ impl Proxy {
             commands: parts.commands,
             waiting: Vec::new(),
             finished: false,
-            sabotage: parts.sabotage,
-            puts: 0,
-            raised: 0,
-            resets: HashMap::new(),
+            #[cfg(feature = "reset-by-store")]
+            resets: parts.resets_by_store.then(sabotage::Resets::new),
             _memory: parts.memory,
         }
     }
@@ -184,9 +180,8 @@ impl Proxy {
         }
         let mut worked = self.command();
         worked |= self.listen();
-        if self.sabotage == Sabotage::ResetByStore {
-            self.reset_by_store();
-        }
+        #[cfg(feature = "reset-by-store")]
+        self.reset_by_store();
         for context in 0..self.contexts.len() {
             worked |= self.take(context);
         }
@@ -353,7 +348,7 @@ impl Proxy {
             Event::Notice(_) => false,
             Event::Completion { id, .. } => self.op(*id).is_some_and(|op| op.operation == Operation::Get),
         });
-        if brought && self.limits.capabilities.needs_make_visible && self.sabotage != Sabotage::DropMakeVisible {
+        if brought && self.limits.capabilities.needs_make_visible {
             visible = self.network.make_visible();
         }
         if let Err(error) = &visible {
@@ -397,29 +392,6 @@ impl Proxy {
                     SignalTarget::Address { offset, .. } => offset,
                 };
                 self.found(fault.peer(arrival.from).values(u64::from(self.limits.signals), id));
-            }
-        }
-    }
-
-    /// The mistake of resetting a signal by storing 0 to its word, where the store lands late: after the next raise, if
-    /// there is one soon.
-    fn reset_by_store(&mut self) {
-        for (context, part) in (0u32..).zip(&self.contexts) {
-            let (Some(near), Some(signals)) = (part.part.signal_near, part.part.signals) else { continue };
-            for id in 0..self.limits.signals {
-                let base = near.at(far::WORDS * u64::from(id) + far::SPARE);
-                let word = signals.at(u64::from(id));
-                if base.load_relaxed_gpu() == 0 {
-                    continue;
-                }
-                let value = word.load_relaxed_sys();
-                let (before, looks) = self.resets.entry((context, id)).or_insert((value, 0));
-                *looks += 1;
-                if *before != value || *looks > 200 {
-                    self.resets.remove(&(context, id));
-                    word.store_relaxed_sys(0);
-                    base.store_relaxed_gpu(0);
-                }
             }
         }
     }

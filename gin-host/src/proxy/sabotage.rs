@@ -1,38 +1,36 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Mistakes that a proxy can be told to make, for proving that tests notice them.
+//! A mistake that a proxy can be told to make, to prove that tests notice it.
 
-/// A mistake that the proxy makes on purpose.
-#[doc(hidden)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
-pub enum Sabotage {
-    /// None.
-    #[default]
-    None,
-    /// The signal of a put goes out before its payload.
-    SignalBeforePayload,
-    /// Every third put loses its payload; its signal is raised.
-    LosePut,
-    /// Every third signal is raised twice.
-    RaiseTwice,
-    /// A request is finished for flushes and tokens as soon as it is taken; its counter waits.
-    FlushEarly,
-    /// The counter is raised as soon as the request is taken.
-    CountBeforeSource,
-    /// A reset of a signal is turned into a store of 0 to its word, which lands late.
-    ResetByStore,
-    /// What arrives is never made visible.
-    DropMakeVisible,
-}
+use super::Proxy;
+use gin_device::far;
+use gin_device::sys::Word;
+use std::collections::HashMap;
 
-impl Sabotage {
-    /// All mistakes.
-    pub const ALL: [Self; 7] = [
-        Self::SignalBeforePayload,
-        Self::LosePut,
-        Self::RaiseTwice,
-        Self::FlushEarly,
-        Self::CountBeforeSource,
-        Self::ResetByStore,
-        Self::DropMakeVisible,
-    ];
+/// Resets that were seen, by context and signal: the word then, and how often it was looked at since.
+pub(super) type Resets = HashMap<(u32, u32), (u64, u32)>;
+
+impl Proxy {
+    /// Makes the mistake of resetting a signal by storing 0 to its word. The store lands late: after the next raise, if there
+    /// is one soon.
+    pub(super) fn reset_by_store(&mut self) {
+        let Some(resets) = &mut self.resets else { return };
+        for (context, part) in (0u32..).zip(&self.contexts) {
+            let (Some(near), Some(signals)) = (part.part.signal_near, part.part.signals) else { continue };
+            for id in 0..self.limits.signals {
+                let base = near.at(far::WORDS * u64::from(id) + far::SPARE);
+                let word = signals.at(u64::from(id));
+                if base.load_relaxed_gpu() == 0 {
+                    continue;
+                }
+                let value = word.load_relaxed_sys();
+                let (before, looks) = resets.entry((context, id)).or_insert((value, 0));
+                *looks += 1;
+                if *before != value || *looks > 200 {
+                    resets.remove(&(context, id));
+                    word.store_relaxed_sys(0);
+                    base.store_relaxed_gpu(0);
+                }
+            }
+        }
+    }
 }

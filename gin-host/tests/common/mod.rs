@@ -17,7 +17,6 @@ use gin_host::comm::{
 use gin_host::gpu::Device;
 use gin_host::gpu::virt::VirtualDevice;
 use gin_host::net::peer::Peer;
-use gin_host::net::testing::Sabotage;
 use gin_host::net::{Endpoint, Network, NetworkFactory};
 use gin_host::proxy::progress::OwnThreads;
 use std::sync::Arc;
@@ -48,7 +47,7 @@ pub fn config(network: NetworkFactory) -> CommConfig {
         seed: 1,
         drain: Duration::from_secs(20),
         trap_on_fault: false,
-        sabotage: Sabotage::None,
+        resets_by_store: false,
     }
 }
 

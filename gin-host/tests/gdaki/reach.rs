@@ -9,8 +9,8 @@ use gin_host::comm::{
     Backend, CommConfig, CommError, Communicator, Doorbells, NicChoice, Requirements, Ringer, WindowFlags,
 };
 use gin_host::gpu::{GpuError, Memory, MemoryKind};
-use gin_host::nic::testing::FailingHca;
 use gin_host::nic::{FileRefusal, Hca, NicConfig, NicError, SoftConfig, SoftFabric};
+use gin_testkit::FailingHca;
 use std::sync::Arc;
 
 /// Two contexts, so that there are four queue pairs between two ranks.

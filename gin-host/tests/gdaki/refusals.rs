@@ -13,8 +13,8 @@ use gin_host::comm::{
 };
 use gin_host::gpu::{Device, Memory, MemoryKind};
 use gin_host::nic::hca::Access;
-use gin_host::nic::testing::FailingHca;
 use gin_host::nic::{Hca, Nic, NicConfig, NicError, RegisteredSlice, SoftConfig, SoftEngine, SoftFabric};
+use gin_testkit::FailingHca;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -69,7 +69,7 @@ pub fn check(nic: &Arc<Nic>, deadline: Duration, tell: &mut dyn FnMut(&Check)) -
 }
 
 /// All but those with these names.
-pub(super) fn check_but(nic: &Arc<Nic>, deadline: Duration, but: &[&str], tell: &mut dyn FnMut(&Check)) -> Vec<Check> {
+pub fn check_but(nic: &Arc<Nic>, deadline: Duration, but: &[&str], tell: &mut dyn FnMut(&Check)) -> Vec<Check> {
     let mut checks = Vec::new();
     let mut note = |name, begun: Instant, outcome: Result<String, Box<Failed>>| {
         let check = Check { name, outcome: outcome.map_err(|failed| *failed), took: begun.elapsed() };

@@ -5,9 +5,9 @@ use bytemuck::Zeroable;
 use gin_host::comm::{CommError, Communicator, Requirements, WindowFlags};
 use gin_host::gpu::virt::VirtualDevice;
 use gin_host::gpu::{Memory, MemoryKind, Plain};
-use gin_host::proxy::Sabotage;
 use gin_host::world::{LaunchError, Rank, WorldConfig, launch};
 use gin_host::{KernelArg, LaunchConfig};
+use gin_testkit::Sabotage;
 use gpu_tests_kernels::{Exchange, Flood, Stale, exchange_len, pass_len, value};
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ fn faults(rank: &Rank, comm: &Communicator) -> Result<u64, CommError> {
 }
 
 fn wrong_values(ranks: u32, sabotage: Sabotage, work: Work) -> Result<u64, LaunchError<CommError>> {
-    let config = WorldConfig::seeded(ranks, 3).sabotage(sabotage);
+    let config = sabotage.apply(WorldConfig::seeded(ranks, 3));
     Ok(launch(config, |rank| work(&rank))?.into_iter().sum())
 }
 

@@ -12,8 +12,8 @@ use gin_conformance::host::{Mistake, Net, Setup, SetupBackend, SetupRoute, Setup
 use gin_conformance::processes::{Group, Processes, Verdict, serve};
 use gin_conformance::saboteurs::{self, Saboteur, Tally};
 use gin_host::nic::{DoorbellRelease, SoftEngine};
-use gin_host::proxy::Sabotage;
 use gin_host::world::Devices;
+use gin_testkit::Sabotage;
 use gpu_tests::gpus::{self, Gpus};
 use gpu_tests::hardware::{self, Place};
 use gpu_tests::journal::{Journal, Outcome};

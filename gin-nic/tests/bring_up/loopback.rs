@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The checks pass on a software NIC, and each thing that goes wrong fails one.
 
-use super::super::open::NicConfig;
-use super::super::soft::{Fault, FaultKind, Options, SoftConfig, SoftFabric, SoftHca};
-use super::super::testing::FailingHca;
-use super::*;
-use crate::Hca;
+use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::mlx5::wqe;
+use gin_abi::mlx5::wqe::Flags;
+use gin_nic::Hca;
+use gin_nic::loopback::*;
+use gin_nic::open::Nic;
+use gin_nic::open::NicConfig;
 use gin_soft_hca::Mistake;
+use gin_soft_hca_host::{Fault, FaultKind, Options, SoftConfig, SoftFabric, SoftHca};
+use gin_testkit::FailingHca;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -135,7 +141,7 @@ fn an_object_that_does_not_end_fails_the_last_check() {
         pair.finish().unwrap();
         drop(pair);
         let begun = failing.has_failed();
-        assert_eq!(nic.owner.failures() > 0, begun, "end {ends}");
+        assert_eq!(nic.failures() > 0, begun, "end {ends}");
         let checks = checks::check_but(&nic, DEADLINE, &CHECKS, &mut |_| ());
         let [check] = &*checks else { panic!("{checks:?}") };
         assert_eq!((check.name, check.outcome.is_err()), ("release", begun));

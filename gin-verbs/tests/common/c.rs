@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! C that is compiled while tests run, against headers that are installed.
 
-use gin_host::nic::mlx5::ForeignField;
+use gin_verbs::ForeignField;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;

@@ -2,8 +2,8 @@
 //! Ranks that are processes: what the others learn when one is killed, stopped, or ends without a word, and that they
 //! lose nobody who is only late.
 
-use gin_host::boot::{Rendezvous, TcpBootstrap, TcpConfig, UniqueId};
-use gin_host::comm::{Bootstrap, BootstrapError, LossCause};
+use gin_boot::{Bootstrap, BootstrapError, LossCause};
+use gin_boot::{Rendezvous, TcpBootstrap, TcpConfig, UniqueId};
 use libtest_mimic::{Arguments, Trial};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, setpriority_process, waitpid};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};

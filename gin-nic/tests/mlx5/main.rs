@@ -4,13 +4,13 @@
 //!
 //! What needs the headers or a C compiler is reported as ignored without them; `scripts/setup.sh` installs them.
 
-#[path = "../common/c.rs"]
+#[path = "../../../gin-verbs/tests/common/c.rs"]
 mod c;
 
 use c::{compile, statements};
-use gin_host::nic::hca::{Access, DmaBuf, Extent, Hca, HcaError};
-use gin_host::nic::mlx5::{FOREIGN_FIELDS, FOREIGN_NUMBERS, FOREIGN_SIZES, Libraries, devices};
-use gin_host::nic::{Absent, Layout, Mlx5, Nic, NicConfig, NicError, Peer, QueueSet, QueueSpec, Role, probe};
+use gin_nic::hca::{Access, DmaBuf, Extent, Hca, HcaError};
+use gin_nic::mlx5::{FOREIGN_FIELDS, FOREIGN_NUMBERS, FOREIGN_SIZES, Libraries, devices};
+use gin_nic::{Absent, Layout, Mlx5, Nic, NicConfig, NicError, Peer, QueueSet, QueueSpec, Role, probe};
 use libloading::Library;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::fs;

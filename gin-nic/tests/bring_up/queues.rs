@@ -1,18 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Queue pairs are brought up on software NICs, carry data, and leave nothing behind when a step fails.
 
-use super::super::hca::Hca;
-use super::super::open::NicConfig;
-use super::super::relay::{DoorbellRelay, RelayLine};
-use super::super::soft::{SoftConfig, SoftFabric, SoftHca};
-use super::super::testing::FailingHca;
-use super::*;
 use gin_abi::mlx5::be::Be32;
+use gin_abi::mlx5::command::QpState;
 use gin_abi::mlx5::cqe::{self, Completion, Outcome, Syndrome};
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
+use gin_abi::mlx5::mailbox::Ads;
 use gin_abi::mlx5::wqe::{self, Flags, Local, Post, QueueNumber, Remote, Segment};
+use gin_nic::address::Address;
+use gin_nic::error::{NicError, Peer, Step};
+use gin_nic::hca::Hca;
+use gin_nic::hca::{Access, Extent, Handle, HcaError};
+use gin_nic::layout::{Layout, PAGE, QueueSpec, Role};
+use gin_nic::open::Nic;
+use gin_nic::open::NicConfig;
+use gin_nic::queues::*;
+use gin_nic::relay::{DoorbellRelay, RelayLine};
 use gin_soft_hca::Options;
+use gin_soft_hca_host::{SoftConfig, SoftFabric, SoftHca};
+use gin_testkit::FailingHca;
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const NEVER: Expired<'static> = &|| false;
@@ -67,7 +75,7 @@ struct Side {
     set: QueueSet,
     slab: Slab,
     data: Slab,
-    region: super::super::open::RegisteredMemory,
+    region: gin_nic::open::RegisteredMemory,
     /// Entries posted and completions seen, by queue pair.
     posted: Vec<Cell<u64>>,
     seen: Vec<Cell<u64>>,
@@ -352,11 +360,11 @@ fn a_nic_that_is_not_enough_is_refused_with_the_reason() {
 fn the_gid_is_the_first_that_stands_for_an_ipv4_address() {
     let fabric = SoftFabric::default();
     let mut config = SoftConfig::ethernet(0);
-    config.ports[0].gids.insert(0, super::super::soft::SoftGid { gid: [0; 16], version: 2 });
+    config.ports[0].gids.insert(0, gin_soft_hca_host::SoftGid { gid: [0; 16], version: 2 });
     assert_eq!(open(fabric.add(config)).gid().index, 4);
     let mut config = SoftConfig::ethernet(1);
     config.ports[0].gids.truncate(2);
-    config.ports[0].gids.insert(0, super::super::soft::SoftGid { gid: [0; 16], version: 2 });
+    config.ports[0].gids.insert(0, gin_soft_hca_host::SoftGid { gid: [0; 16], version: 2 });
     assert_eq!(open(fabric.add(config)).gid().index, 2, "one of IPv6, if there is no other");
 }
 
@@ -384,7 +392,7 @@ fn limits_and_memory_are_checked_before_anything_is_made() {
     assert!(matches!(refuse(SENDER, Some(short)).as_str(), text if text.starts_with("the rings need 8192 bytes")));
     let crooked = Extent { address: slab.address() + 64, ..slab.extent() };
     assert!(refuse(SENDER, Some(crooked)).contains("from the beginning of a page"));
-    let device = Extent { dma_buf: Some(super::super::hca::DmaBuf { file: 3, offset: 0 }), ..slab.extent() };
+    let device = Extent { dma_buf: Some(gin_nic::hca::DmaBuf { file: 3, offset: 0 }), ..slab.extent() };
     let text = "soft_0: registering the memory of the rings: memory of a device is not supported: soft_0 has no DMA-BUF support";
     assert_eq!(refuse(SENDER, Some(device)), text);
 }

@@ -1,19 +1,28 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a kernel left behind is brought to its end, and the next kernel finds the queue pair as it should be.
 
-use super::super::device::RegisteredSlice;
-use super::super::doorbells::{DoorbellRelease, Doorbells};
-use super::super::driven::{DrivenQueues, Shape, Target};
-use super::super::error::Peer;
-use super::super::hca::Access;
-use super::super::open::{Nic, NicConfig};
-use super::super::soft::{SoftConfig, SoftFabric};
-use super::*;
+use gin_abi::gdaki::QueuePairData;
+use gin_abi::mlx5::be::Be32;
+use gin_abi::mlx5::cqe::{Completion, Tail};
 use gin_abi::mlx5::cqe::{Syndrome, opcode};
+use gin_abi::mlx5::doorbell::Record;
+use gin_abi::mlx5::wqe::{self, Flags, Post, SLOT_BYTES};
 use gin_abi::mlx5::wqe::{Local, Remote};
+use gin_device::backend::gdaki::pair::TAG_SHIFT;
+use gin_gpu::MemorySlice;
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device, Memory, MemoryKind};
+use gin_nic::device::RegisteredSlice;
+use gin_nic::doorbells::{DoorbellRelease, Doorbells};
+use gin_nic::drain::*;
+use gin_nic::driven::{DrivenQueues, Shape, Target};
+use gin_nic::error::Peer;
+use gin_nic::hca::Access;
+use gin_nic::open::{Nic, NicConfig};
+use gin_nic::queues::Expired;
+use gin_soft_hca_host::{SoftConfig, SoftFabric};
 use std::cell::Cell;
+use std::mem::offset_of;
 use std::sync::Arc;
 
 const NEVER: Expired<'static> = &|| false;

@@ -2,8 +2,8 @@
 //! Ranks that meet over TCP, here all in one process.
 
 use gin_abi::{Fault, FaultKind, Operation};
-use gin_host::boot::{Rendezvous, TcpBootstrap, TcpConfig, UniqueId};
-use gin_host::comm::{Bootstrap, BootstrapError, LossCause};
+use gin_boot::{Bootstrap, BootstrapError, LossCause};
+use gin_boot::{Rendezvous, TcpBootstrap, TcpConfig, UniqueId};
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
 use std::thread;

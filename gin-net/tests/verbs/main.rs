@@ -3,11 +3,11 @@
 //!
 //! What needs the headers or a C compiler is reported as ignored without them; `scripts/setup.sh` installs them.
 
-#[path = "../common/c.rs"]
+#[path = "../../../gin-verbs/tests/common/c.rs"]
 mod c;
 
 use c::{compile, statements};
-use gin_host::net::verbs::{FOREIGN_FIELDS, FOREIGN_NUMBERS, FOREIGN_SIZES};
+use gin_net::verbs::{FOREIGN_FIELDS, FOREIGN_NUMBERS, FOREIGN_SIZES};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::fs;
 

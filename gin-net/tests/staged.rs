@@ -2,12 +2,12 @@
 //! Memory that goes through host memory: two endpoints that are driven by hand, over a network of this process.
 
 use gin_abi::{RemoteSignal, SignalTarget, Transfer};
-use gin_host::gpu::virt::VirtualDevice;
-use gin_host::gpu::{Device, Memory, MemoryKind};
-use gin_host::net::peer::Peer;
-use gin_host::net::staged::{Staged, Staging};
-use gin_host::net::testing::{FailOnDemand, FailSwitch, Failure, Withhold};
-use gin_host::net::{Endpoint, Event, Key, LocalSignals, LocalWindow, NetError, Network, Notice, Request};
+use gin_gpu::virt::VirtualDevice;
+use gin_gpu::{Device, Memory, MemoryKind};
+use gin_net::peer::Peer;
+use gin_net::staged::{Staged, Staging};
+use gin_net::{Endpoint, Event, Key, LocalSignals, LocalWindow, NetError, Network, Notice, Request};
+use gin_testkit::{FailOnDemand, FailSwitch, Failure, Withhold};
 use std::sync::Arc;
 
 const BYTES: u64 = 4096;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Jobs as launchers describe them in environment variables.
 
-use gin_host::boot::{Job, JobError, Launcher, Rendezvous, TcpBootstrap, TcpConfig};
-use gin_host::comm::{Bootstrap, BootstrapError};
+use gin_boot::{Bootstrap, BootstrapError};
+use gin_boot::{Job, JobError, Launcher, Rendezvous, TcpBootstrap, TcpConfig};
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd};
