@@ -424,7 +424,7 @@ impl Setup {
         }
         config = config.policy(self.policy);
         config.devices = self.devices.clone();
-        config.release = self.release;
+        config.comm.release = self.release;
         if let Some(size) = scenario.lsa_size {
             config = config.lsa_size(size);
         }

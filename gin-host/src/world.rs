@@ -22,16 +22,14 @@ pub use gin_gpu::Devices;
 pub use nics::{Nics, SoftNics};
 
 use crate::comm::{
-    Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, DoorbellRelease, Doorbells, InProcess,
-    Requirements, Routes,
+    Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, InProcess, Requirements, Routes,
 };
 use crate::proxy::Turn;
 use crate::proxy::progress::{Pool, Progress, Running, Work};
 use gin_gpu::placement::{Chosen, Placement, PlacementError, started_on};
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device, Function, GpuError, ModuleSource, Stream};
-use gin_net::peer::Peer;
-use gin_net::{Endpoint, Network, NetworkFactory};
+use gin_net::{Endpoint, Network};
 use gin_virtual::{DeviceConfig, EventLog, Policy, SeededConfig, ServiceStep, ThreadsConfig, World};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -48,6 +46,7 @@ pub enum Mode {
 
 /// A job of several ranks in this process.
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct WorldConfig {
     /// Number of ranks.
     pub ranks: u32,
@@ -57,37 +56,17 @@ pub struct WorldConfig {
     pub device: DeviceConfig,
     /// Other devices in their place, for ranks as threads.
     pub devices: Option<Devices>,
-    /// The back end of the ranks' communicators.
-    pub backend: Backend,
-    /// The NICs that kernels drive, where the back end is GDAKI.
+    /// The ranks' communicators. Each rank's NIC, progress threads and seed come from this world.
+    pub comm: CommConfig,
+    /// The NICs of the ranks, where the back end is GDAKI.
     pub nics: Nics,
-    /// Who is to ring their doorbells.
-    pub doorbells: Doorbells,
-    /// How far kernels release before they ring them.
-    pub release: DoorbellRelease,
-    /// How long a rank may take to bring its queue pairs up.
-    pub connecting: Duration,
-    /// Size of their LSA teams; the largest there can be by default.
-    pub lsa_size: Option<u32>,
-    /// Which ways operations can take.
-    pub routes: Routes,
-    /// What makes their networks.
-    pub network: NetworkFactory,
     /// Progress threads for all ranks together; one for each by default. In a seeded world there are none.
     pub progress_threads: Option<usize>,
     /// Which processors progress threads run on. Threads that serve several ranks run on the processors of all these
     /// ranks. In a seeded world it means nothing.
     pub placement: Placement,
-    /// How long deregistration and destruction wait for requests under way.
-    pub drain: Duration,
     /// How long ranks wait for each other when they meet; for ever by default.
     pub meeting: Option<Duration>,
-    /// A fault that a kernel reports stops it at once.
-    pub trap_on_fault: bool,
-    /// Proxies store 0 to the words of signals that a kernel resets: a mistake, for tests.
-    #[cfg(feature = "reset-by-store")]
-    #[doc(hidden)]
-    pub resets_by_store: bool,
 }
 
 impl WorldConfig {
@@ -97,21 +76,11 @@ impl WorldConfig {
             mode,
             device: DeviceConfig::default(),
             devices: None,
-            backend: Backend::Auto,
+            comm: CommConfig::default(),
             nics: Nics::default(),
-            doorbells: Doorbells::Automatic,
-            release: DoorbellRelease::System,
-            connecting: Duration::from_secs(30),
-            lsa_size: None,
-            routes: Routes::Automatic,
-            network: Arc::new(|endpoint| Box::new(Peer::new(endpoint))),
             progress_threads: None,
             placement: Placement::Automatic,
-            drain: Duration::from_secs(10),
             meeting: None,
-            trap_on_fault: false,
-            #[cfg(feature = "reset-by-store")]
-            resets_by_store: false,
         }
     }
 
@@ -138,14 +107,28 @@ impl WorldConfig {
     /// The same with LSA teams of this size.
     #[must_use]
     pub fn lsa_size(mut self, size: u32) -> Self {
-        self.lsa_size = Some(size);
+        self.comm.lsa_size = Some(size);
         self
     }
 
     /// The same with these ways for operations.
     #[must_use]
     pub fn routes(mut self, routes: Routes) -> Self {
-        self.routes = routes;
+        self.comm.routes = routes;
+        self
+    }
+
+    /// The same with communicators as `change` makes them.
+    #[must_use]
+    pub fn with_comm(mut self, change: impl FnOnce(CommConfig) -> CommConfig) -> Self {
+        self.comm = change(self.comm);
+        self
+    }
+
+    /// The same with this back end.
+    #[must_use]
+    pub fn backend(mut self, backend: Backend) -> Self {
+        self.comm.backend = backend;
         self
     }
 
@@ -159,14 +142,14 @@ impl WorldConfig {
     /// The same with another network.
     #[must_use]
     pub fn network(mut self, make: impl Fn(&Endpoint) -> Box<dyn Network> + Send + Sync + 'static) -> Self {
-        self.network = Arc::new(make);
+        self.comm.network = Arc::new(make);
         self
     }
 
     /// The same with kernels that drive these software NICs.
     #[must_use]
     pub fn soft_nics(mut self, nics: &SoftNics) -> Self {
-        (self.backend, self.nics) = (Backend::Gdaki, Nics::Soft(nics.clone()));
+        (self.comm.backend, self.nics) = (Backend::Gdaki, Nics::Soft(nics.clone()));
         self
     }
 
@@ -175,7 +158,7 @@ impl WorldConfig {
     #[doc(hidden)]
     #[must_use]
     pub fn reset_by_store(mut self) -> Self {
-        self.resets_by_store = true;
+        self.comm.resets_by_store = true;
         self
     }
 
@@ -474,20 +457,10 @@ where
             bootstrap: bootstrap.clone(),
             device,
             config: CommConfig {
-                backend: config.backend,
                 nic: config.nics.of(bootstrap.rank()),
-                doorbells: config.doorbells,
-                release: config.release,
-                connecting: config.connecting,
-                lsa_size: config.lsa_size,
-                routes: config.routes,
-                network: config.network.clone(),
                 progress,
                 seed: config.seed(),
-                drain: config.drain,
-                trap_on_fault: config.trap_on_fault,
-                #[cfg(feature = "reset-by-store")]
-                resets_by_store: config.resets_by_store,
+                ..config.comm.clone()
             },
         };
         let failed = &failed;

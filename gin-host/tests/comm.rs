@@ -79,7 +79,7 @@ fn the_most_contexts_and_the_least_queue_work() {
 #[test]
 fn lsa_teams_that_do_not_divide_the_ranks_are_refused() {
     for lsa_size in [0, 2, 4] {
-        let config = CommConfig { lsa_size: Some(lsa_size), ..config(peer()) };
+        let config = config(peer()).lsa_size(Some(lsa_size));
         let results = ranks(3, |bootstrap, device| {
             Communicator::new(bootstrap, device, config.clone()).initialise(&Requirements::default())
         });
@@ -129,7 +129,7 @@ fn the_gdaki_back_end_is_refused_with_the_reason_and_auto_takes_the_proxy() {
     // Whoever has a NIC gets it.
     let Some(why) = &gdaki.refusal else { return };
     let CommError::Backend { backend, reason } =
-        refused(&Requirements::default(), &CommConfig { backend: Backend::Gdaki, ..config(peer()) })
+        refused(&Requirements::default(), &config(peer()).backend(Backend::Gdaki))
     else {
         panic!("not refused")
     };
@@ -223,7 +223,7 @@ fn after_an_abort_the_ranks_can_make_a_new_communicator() {
 #[test]
 fn a_communicator_that_is_dropped_is_aborted_and_leaves_nobody_waiting() {
     with_one_dropped(&config(peer()));
-    with_one_dropped(&CommConfig { progress: Arc::new(Pool::new(2).unwrap()), ..config(peer()) });
+    with_one_dropped(&config(peer()).progress(Arc::new(Pool::new(2).unwrap())));
 }
 
 fn with_one_dropped(config: &CommConfig) {
@@ -431,7 +431,7 @@ fn deregistration_that_would_wait_for_ever_is_refused_with_the_figures() {
     let switch = FailSwitch::new();
     let shared = switch.clone();
     let network = network(move |endpoint| Box::new(FailOnDemand::new(Peer::new(endpoint), shared.clone())));
-    let config = CommConfig { drain: Duration::from_millis(20), ..config(network) };
+    let config = config(network).drain(Duration::from_millis(20));
     let results = with_comm(2, &config, &Requirements::default(), |comm| {
         let window = comm.alloc_window::<u8>(64, WindowFlags::NONE).unwrap();
         let poster = Poster::new(comm);
@@ -475,7 +475,7 @@ fn two_communicators_of_the_same_ranks_do_not_see_each_other() {
 
 #[test]
 fn proxies_that_share_threads_serve_all_ranks() {
-    let config = CommConfig { progress: Arc::new(Pool::new(1).unwrap()), ..config(peer()) };
+    let config = config(peer()).progress(Arc::new(Pool::new(1).unwrap()));
     with_comm(4, &config, &Requirements::default(), |comm| {
         let poster = Poster::new(comm);
         for round in 1..=50 {

@@ -5,7 +5,7 @@ mod common;
 
 use common::{config, peer, with_comm};
 use gin_host::GpuError;
-use gin_host::comm::{CommConfig, CommError, Requirements, WindowFlags};
+use gin_host::comm::{CommError, Requirements, WindowFlags};
 use gin_host::gpu::virt::VirtualDevice;
 use gin_host::gpu::{Memory, MemoryKind};
 
@@ -37,7 +37,7 @@ fn parts_of_an_allocated_window_lie_at_a_fixed_distance_whatever_their_lengths()
 
 #[test]
 fn each_team_has_addresses_of_its_own() {
-    let config = CommConfig { lsa_size: Some(2), ..config(peer()) };
+    let config = config(peer()).lsa_size(Some(2));
     with_comm(4, &config, &Requirements::default(), |comm| {
         let window = comm.alloc_window::<u8>(1, WindowFlags::SIGNALS).unwrap();
         let (handle, first) = (window.handle(), comm.rank() / 2 * 2);

@@ -133,7 +133,7 @@ pub unsafe fn host_test_two_sessions(comm: Comm, codes: *mut u64, deadline: Dead
 #[test]
 fn a_barrier_that_broke_in_one_session_is_refused_in_another_that_was_there_before() {
     for routes in [Routes::Automatic, Routes::Network] {
-        let config = WorldConfig { routes, ..WorldConfig::seeded(2, 5) };
+        let config = WorldConfig::seeded(2, 5).routes(routes);
         let codes = launch(config, |rank| -> Result<Vec<u64>, CommError> {
             let comm = rank.communicator(&Requirements { world_barriers: 1, ..Requirements::default() })?;
             let codes = comm.alloc_window::<u64>(2, WindowFlags::NONE)?;
@@ -233,7 +233,8 @@ fn lsa_teams_of_any_size_and_shared_progress_threads_change_nothing() {
         let (ended, _) = pass_on(WorldConfig::seeded(4, 9).lsa_size(lsa_size), LONG);
         assert_eq!(ended, [Ok(0); 4], "{lsa_size}");
     }
-    let config = WorldConfig { progress_threads: Some(1), ..WorldConfig::threads(4) };
+    let mut config = WorldConfig::threads(4);
+    config.progress_threads = Some(1);
     assert_eq!(pass_on(config, LONG).0, [Ok(0); 4]);
 }
 

@@ -45,7 +45,7 @@ impl Sabotage {
             Self::None => config,
             Self::ResetByStore => config.reset_by_store(),
             mistake => {
-                let make = config.network.clone();
+                let make = config.comm.network.clone();
                 config.network(move |endpoint| Box::new(Saboteur::new(make(endpoint), mistake)))
             }
         }

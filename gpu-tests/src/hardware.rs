@@ -108,7 +108,7 @@ impl Place {
         config.devices = self.devices.clone();
         config.meeting = Some(MEETING);
         if self.gpus > 1 && !self.lsa {
-            config.lsa_size = Some(1);
+            config.comm.lsa_size = Some(1);
         }
         let Some(nics) = nics else {
             return launch(config, |rank| body(&rank)).map_err(|error| error.to_string());

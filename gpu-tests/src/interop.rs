@@ -226,7 +226,7 @@ fn world(devices: &Devices, gpus: &[usize], lsa_size: Option<u32>) -> WorldConfi
     let mut config = WorldConfig::threads(gpus.len().max(2) as u32);
     config.devices = Some(devices.clone());
     config.meeting = Some(Duration::from_secs(20));
-    config.lsa_size = lsa_size;
+    config.comm.lsa_size = lsa_size;
     config
 }
 

@@ -105,7 +105,7 @@ pub fn graph(gpus: &[usize], devices: Devices) -> Outcome {
     config.devices = Some(devices);
     config.meeting = Some(Duration::from_secs(20));
     if gpus.len() > 1 {
-        config.lsa_size = Some(1);
+        config.comm.lsa_size = Some(1);
     }
     let results = launch(config, |rank| -> Result<Vec<String>, CommError> {
         let exchanges = Exchanges::new(&rank, 1, 1, 16, ROUNDS)?;

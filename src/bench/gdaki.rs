@@ -160,7 +160,7 @@ impl Pairs {
 pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let depth_log2 = bench.pick(MOST_DEPTH_LOG2, 8);
     let mut config = bench.world(RANKS)?;
-    config.routes = Routes::Network;
+    config.comm.routes = Routes::Network;
     let measure = |rank: &Rank| -> Result<Vec<Figure>, CommError> {
         let crowds = crowds(bench.is_real(), processors(&**rank.device()).unwrap_or(4));
         let requirements = Requirements { signals: 1, counters: 0, windows: 1, ..Requirements::default() };

@@ -29,7 +29,7 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
     for (engine, text) in ENGINES.into_iter().filter(|(engine, _)| bench.is_real() == (*engine != SoftEngine::Process))
     {
         let mut config = bench.world(RANKS)?;
-        config.routes = Routes::Network;
+        config.comm.routes = Routes::Network;
         let nics = match &config.devices {
             None => SoftNics::new(Options::default()),
             Some(devices) => SoftNics::placed(Options::default(), engine, &devices.device(0, RANKS)?)?,

@@ -111,7 +111,7 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let gate = Arc::new(Gate::default());
     let depth = bench.pick(1 << 20, 256);
     let mut config = bench.world(RANKS)?;
-    config.routes = Routes::Network;
+    config.comm.routes = Routes::Network;
     let shared = gate.clone();
     let config = config.network(move |endpoint| Box::new(Nowhere::new(endpoint, &shared)));
     let measure = |rank: &Rank| -> Result<Vec<Vec<(Figure, f64)>>, CommError> {

@@ -294,7 +294,7 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
         Ok(Measured { bare, trips })
     };
     let mut config = bench.world(RANKS)?;
-    config.routes = Routes::Network;
+    config.comm.routes = Routes::Network;
     let ranks = bench.on_ranks(config, measure)?;
     let Some(first) = ranks.first() else { return Err("a rank brought no figures".into()) };
     let wrong = |which: usize| Some(ranks.iter().map(|rank| rank.trips[which].wrong).sum());

@@ -154,15 +154,15 @@ fn world(place: &Place, options: &Options) -> Result<WorldConfig, Failure> {
     if let gin_host::world::Mode::Threads(threads) = &mut config.mode {
         threads.seed = options.seed();
     }
-    config.backend = backend(options);
-    if let (Place::Virtual, Backend::Gdaki) = (place, config.backend) {
+    config.comm.backend = backend(options);
+    if let (Place::Virtual, Backend::Gdaki) = (place, config.comm.backend) {
         let nics = NicOptions { delay: SOFT_DELAY, seed: options.seed(), ..NicOptions::default() };
         config = config.soft_nics(&SoftNics::new(nics));
     }
     if let Some(network) = network::choose(options)? {
-        config.network = network;
+        config.comm.network = network;
     }
-    config.routes = match options.route() {
+    config.comm.routes = match options.route() {
         cli::Route::Network => Routes::Network,
         cli::Route::Auto => Routes::Automatic,
     };

@@ -14,7 +14,7 @@ use gin_host::comm::{Bootstrap, BootstrapError, Channel, CommError, Communicator
 use gin_host::gpu::{Memory, MemoryKind, Plain, Stream};
 use gin_host::net::{Endpoint, Network, peer::Peer};
 use gin_host::world::{self, Rank, WorldConfig};
-use gin_host::{CommConfig, GpuError, LaunchConfig, Requirements, Window, WindowFlags};
+use gin_host::{GpuError, LaunchConfig, Requirements, Window, WindowFlags};
 use gin_testkit::SlowPeer;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -126,7 +126,7 @@ struct Running {
 
 impl Waiting {
     fn new(rank: &Rank, job: &Arc<dyn Bootstrap>, way: Way) -> Result<Self, CommError> {
-        let config = CommConfig { lsa_size: way.lsa_size, network: Arc::new(slow), ..rank.comm_config().clone() };
+        let config = rank.comm_config().clone().lsa_size(way.lsa_size).network(Arc::new(slow));
         let comm = Arc::new(Communicator::new(job.clone(), rank.device().clone(), config));
         comm.initialise(&Requirements {
             contexts: way.waits.len() as u32,
@@ -502,7 +502,7 @@ pub const HOST_WAITS: [(&str, bool); 11] = [
 
 /// All of those, ready to be called; `jobs`: as many as there are calls that meet by a job itself.
 fn host_waits(rank: &Rank, jobs: [&Arc<dyn Bootstrap>; 4]) -> Result<Vec<Call>, CommError> {
-    let config = CommConfig { network: Arc::new(slow), drain: FOREVER, ..rank.comm_config().clone() };
+    let config = rank.comm_config().clone().network(Arc::new(slow)).drain(FOREVER);
     let new =
         |watched: &Arc<Watched>| Arc::new(Communicator::new(watched.clone(), rank.device().clone(), config.clone()));
     let site = |watched: &Arc<Watched>| Site::new(new(watched), 9, true);

@@ -36,11 +36,12 @@ pub use report::FaultReport;
 pub use requirements::{Connections, MAX_MESSAGE, MAX_OUTSTANDING, MAX_QUEUE_DEPTH, Requirements};
 pub use window::{Window, WindowFlags};
 
-use crate::proxy::progress::Progress;
+use crate::proxy::progress::{OwnThreads, Progress};
 use board::{Board, Notice};
 use gin_abi::{BackendKind, CommHandle, Fault, FaultKind, Operation};
 use gin_gpu::{Argument, Device, KernelArg};
 use gin_net::NetworkFactory;
+use gin_net::peer::Peer;
 use gin_nic::Nic;
 use life::Live;
 use resources::Resources;
@@ -93,6 +94,7 @@ pub enum Routes {
 
 /// How a communicator works; what it has is in [`Requirements`].
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct CommConfig {
     /// The back end.
     pub backend: Backend,
@@ -122,6 +124,69 @@ pub struct CommConfig {
     /// The proxy stores 0 to the words of signals that a kernel resets: a mistake, for tests.
     #[cfg(feature = "reset-by-store")]
     pub resets_by_store: bool,
+}
+
+/// Defines methods that set a field each.
+macro_rules! setters {
+    ($($(#[$doc:meta])* $name:ident: $type:ty,)*) => {
+        $($(#[$doc])*
+        #[must_use]
+        pub fn $name(mut self, $name: $type) -> Self {
+            self.$name = $name;
+            self
+        })*
+    };
+}
+
+impl CommConfig {
+    setters! {
+        /// Sets the back end.
+        backend: Backend,
+        /// Sets the NIC of GDAKI.
+        nic: NicChoice,
+        /// Sets how doorbells are rung.
+        doorbells: Doorbells,
+        /// Sets the scope of the fence before a doorbell.
+        release: DoorbellRelease,
+        /// Sets the limit for bringing queue pairs up.
+        connecting: Duration,
+        /// Sets the size of LSA teams; `None` is the largest that the devices allow.
+        lsa_size: Option<u32>,
+        /// Sets the routes that operations may take.
+        routes: Routes,
+        /// Sets what drives the proxy.
+        progress: Arc<dyn Progress>,
+        /// Sets the seed of networks that choose.
+        seed: u64,
+        /// Sets how long deregistration and destruction wait for requests under way.
+        drain: Duration,
+        /// Sets whether a reported fault stops the kernel at once.
+        trap_on_fault: bool,
+        /// Sets what makes the network of proxies.
+        network: NetworkFactory,
+    }
+}
+
+impl Default for CommConfig {
+    /// The back end that the host probes, one progress thread, and copies within the host as the network.
+    fn default() -> Self {
+        Self {
+            backend: Backend::Auto,
+            nic: NicChoice::default(),
+            doorbells: Doorbells::Automatic,
+            release: DoorbellRelease::System,
+            connecting: Duration::from_secs(30),
+            lsa_size: None,
+            routes: Routes::Automatic,
+            network: Arc::new(|endpoint| Box::new(Peer::new(endpoint))),
+            progress: Arc::new(OwnThreads),
+            seed: 0,
+            drain: Duration::from_secs(10),
+            trap_on_fault: false,
+            #[cfg(feature = "reset-by-store")]
+            resets_by_store: false,
+        }
+    }
 }
 
 impl fmt::Debug for CommConfig {

@@ -10,15 +10,11 @@ use gin_device::queue::{Producer, Queue};
 use gin_device::signal_words::Words;
 use gin_device::status::{Status, Stop};
 use gin_device::sys::{Global, GlobalWord};
-use gin_host::comm::{
-    Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, DoorbellRelease, Doorbells, InProcess,
-    NicChoice, Requirements, Routes,
-};
+use gin_host::comm::{Bootstrap, BootstrapError, CommConfig, CommError, Communicator, InProcess, Requirements};
 use gin_host::gpu::Device;
 use gin_host::gpu::virt::VirtualDevice;
 use gin_host::net::peer::Peer;
 use gin_host::net::{Endpoint, Network, NetworkFactory};
-use gin_host::proxy::progress::OwnThreads;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,21 +30,8 @@ pub fn network(make: impl Fn(&Endpoint) -> Box<dyn Network> + Send + Sync + 'sta
 }
 
 pub fn config(network: NetworkFactory) -> CommConfig {
-    CommConfig {
-        backend: Backend::Auto,
-        nic: NicChoice::default(),
-        doorbells: Doorbells::Automatic,
-        release: DoorbellRelease::System,
-        connecting: Duration::from_secs(20),
-        lsa_size: None,
-        routes: Routes::Automatic,
-        network,
-        progress: Arc::new(OwnThreads),
-        seed: 1,
-        drain: Duration::from_secs(20),
-        trap_on_fault: false,
-        resets_by_store: false,
-    }
+    let limit = Duration::from_secs(20);
+    CommConfig::default().connecting(limit).drain(limit).seed(1).network(network)
 }
 
 /// Runs `body` as each of `ranks` ranks; what each returned, by rank.

@@ -138,7 +138,7 @@ fn entries_written_by_hand_reach_every_rank_by_every_context() {
 #[test]
 fn doorbells_that_the_host_passes_on_do_the_same() {
     for (nics, config) in worlds(2) {
-        let config = WorldConfig { doorbells: Doorbells::Host, ..config };
+        let config = config.with_comm(|comm| comm.doorbells(Doorbells::Host));
         run(&nics, config, |rank| {
             let comm = rank.communicator(&requirements())?;
             assert_eq!(comm.ringer(), Ok(Some(Ringer::Host(None))));
@@ -257,7 +257,7 @@ fn an_entry_that_fails_unseen_ends_the_communicator_when_a_window_is_to_end() {
 fn entries_that_do_not_end_in_time_keep_the_window_and_are_counted() {
     for (nics, config) in worlds(2) {
         nics.fabric().inject(Fault { device: None, queue: None, entry: 0, kind: NicFault::Delay(1 << 50) }).unwrap();
-        let config = WorldConfig { drain: Duration::from_millis(5), ..config };
+        let config = config.with_comm(|comm| comm.drain(Duration::from_millis(5)));
         run(&nics, config, |rank| {
             let comm = rank.communicator(&requirements())?;
             let window = comm.alloc_window::<u64>(4, WindowFlags::NONE)?;

@@ -249,7 +249,7 @@ fn ranks_that_want_other_connections_are_told() {
 #[test]
 fn barriers_that_cannot_meet_along_rails_are_refused_on_every_back_end() {
     let refused = |change: fn(&mut Requirements), lsa_size: u32, routes: Routes| {
-        let config = WorldConfig { routes, ..WorldConfig::seeded(RANKS, 3).lsa_size(lsa_size) };
+        let config = WorldConfig::seeded(RANKS, 3).lsa_size(lsa_size).routes(routes);
         let results = launch(config, |rank| -> Result<Option<CommError>, CommError> {
             let mut asked = Requirements { connections: Connections::Rail, ..Requirements::default() };
             change(&mut asked);

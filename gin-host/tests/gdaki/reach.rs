@@ -20,7 +20,7 @@ fn requirements() -> Requirements {
 
 fn on(hca: Arc<dyn Hca>, doorbells: Doorbells) -> CommConfig {
     let nic = NicChoice::Hca(hca, NicConfig::default());
-    CommConfig { backend: Backend::Gdaki, nic, doorbells, ..config(peer()) }
+    config(peer()).backend(Backend::Gdaki).nic(nic).doorbells(doorbells)
 }
 
 /// Two ranks with a NIC and a device each; `body` runs with their communicators. Afterwards the NICs have no objects and

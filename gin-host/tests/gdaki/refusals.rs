@@ -20,7 +20,7 @@ use std::time::Duration;
 
 fn on(hca: impl Hca + 'static, settings: NicConfig) -> CommConfig {
     let nic = NicChoice::Hca(Arc::new(hca), settings);
-    CommConfig { backend: Backend::Gdaki, nic, ..config(peer()) }
+    config(peer()).backend(Backend::Gdaki).nic(nic)
 }
 
 /// What the NIC said.
@@ -114,7 +114,7 @@ fn peers_with_other_mtus_agree_on_the_smaller_one() {
 #[test]
 fn ranks_with_different_back_ends_are_told() {
     let results = two([SoftConfig::ethernet(0), SoftConfig::ethernet(1)], |rank, config| {
-        if rank == 0 { config } else { CommConfig { backend: Backend::Proxy, ..config } }
+        if rank == 0 { config } else { config.backend(Backend::Proxy) }
     });
     let expected = |rank, theirs, own| CommError::Disagreement { what: "backend", rank, theirs, own };
     assert_eq!(errors(results), [expected(1, 1, 2), expected(0, 2, 1)]);
@@ -122,7 +122,7 @@ fn ranks_with_different_back_ends_are_told() {
 
 #[test]
 fn a_deadline_that_has_passed_is_told_with_the_step() {
-    let late = |rank, config| if rank == 0 { CommConfig { connecting: Duration::ZERO, ..config } } else { config };
+    let late = |rank, config: CommConfig| if rank == 0 { config.connecting(Duration::ZERO) } else { config };
     let errors = errors(two([SoftConfig::ethernet(0), SoftConfig::ethernet(1)], late));
     assert!(matches!(nic(&errors[0]), NicError::Deadline { .. }), "{:?}", errors[0]);
     let CommError::OtherRank { rank: 0, reason } = &errors[1] else { panic!("{errors:?}") };
@@ -189,7 +189,7 @@ fn whichever_call_of_a_nic_fails_all_ranks_are_told_and_nothing_is_left() {
         let results = ranks(2, |bootstrap, device| {
             let hca: Arc<dyn Hca> = if bootstrap.rank() == 1 { failing.clone() } else { Arc::new(hcas[0].clone()) };
             let nic = NicChoice::Hca(hca, NicConfig::default());
-            let config = CommConfig { backend: Backend::Gdaki, nic, ..config(peer()) };
+            let config = config(peer()).backend(Backend::Gdaki).nic(nic);
             let comm = Communicator::new(bootstrap, device, config);
             comm.initialise(&requirements)?;
             comm.alloc_window::<u64>(5, WindowFlags::NONE)?;
@@ -244,7 +244,7 @@ fn a_window_that_one_nic_does_not_take_is_forgotten_by_all_and_its_place_is_free
 #[test]
 fn a_software_nic_is_taken_only_by_who_asks_for_it() {
     ranks(1, |bootstrap, device| {
-        let config = CommConfig { backend: Backend::Auto, ..soft(SoftConfig::ethernet(0)) };
+        let config = soft(SoftConfig::ethernet(0)).backend(Backend::Auto);
         let comm = Communicator::new(bootstrap, device, config);
         comm.initialise(&Requirements::default()).unwrap();
         assert_eq!((comm.backend(), comm.nic().unwrap().is_none()), (Ok(BackendKind::Proxy), true));
@@ -272,7 +272,7 @@ fn auto_takes_gdaki_only_where_every_rank_can_drive_a_nic_and_the_host_rings_for
         ranks(2, |bootstrap, _| {
             let (rank, hca) = (bootstrap.rank(), hcas[bootstrap.rank() as usize].clone());
             let hca: Arc<dyn Hca> = if all || rank == 0 { Arc::new(Reaching::new(hca)) } else { Arc::new(hca) };
-            let config = CommConfig { nic: NicChoice::Hca(hca, NicConfig::default()), ..config(peer()) };
+            let config = config(peer()).nic(NicChoice::Hca(hca, NicConfig::default()));
             let device = Arc::new(Disguised::new(rank));
             let comm = Communicator::new(bootstrap, device, config);
             comm.initialise(&Requirements::default()).unwrap();
@@ -309,8 +309,7 @@ fn a_software_nic_takes_memory_of_gpus_that_its_engines_device_reaches_only() {
 
 #[test]
 fn pinned_memory_is_no_window_and_no_send_queue_of_kernels_that_release_to_the_gpu() {
-    let released =
-        |release, hca: &gin_host::nic::SoftHca| CommConfig { release, ..on(hca.clone(), NicConfig::default()) };
+    let released = |release, hca: &gin_host::nic::SoftHca| on(hca.clone(), NicConfig::default()).release(release);
     let fabric = SoftFabric::default();
     let hca = fabric.add(SoftConfig::ethernet(0));
     for release in [DoorbellRelease::System, DoorbellRelease::Gpu] {

@@ -363,7 +363,7 @@ struct Bystander {
 impl Bystander {
     fn run(&self, device: &Arc<Device>) -> Result<(), String> {
         let factory = Verbs::factory(std::slice::from_ref(device));
-        let config = WorldConfig { routes: Routes::Network, network: factory, ..WorldConfig::threads(2) };
+        let config = WorldConfig::threads(2).routes(Routes::Network).with_comm(|comm| comm.network(factory));
         let wrong = launch(config, |rank| -> Result<u64, CommError> {
             let comm = rank.communicator(&requirements())?;
             let words = pulse(&rank, &comm, false, |words| {
@@ -441,7 +441,7 @@ fn rank(plan: &Plan) -> Result<(), Box<dyn Error>> {
             Box::new(Breaking { inner, wrong, rank, right, now: now.clone(), failed: false })
         }
     };
-    let config = WorldConfig { routes: Routes::Network, ..WorldConfig::threads(plan.ranks) }.network(network);
+    let config = WorldConfig::threads(plan.ranks).routes(Routes::Network).network(network);
     let body = |rank: Rank| -> Result<(), CommError> {
         let comm = rank.communicator(&requirements())?;
         let (mut said, mut beside) = (0, 0);
