@@ -81,7 +81,7 @@ impl Secret {
 /// program has. `Display` and `FromStr` are its printed form: **whoever reads that can join.** `Debug` hides the secret.
 ///
 /// ```
-/// use gin_host::boot::UniqueId;
+/// use gin_boot::UniqueId;
 /// let id: UniqueId = "gin1:000102030405060708090a0b0c0d0e0f@192.0.2.7:4000,[2001:db8::7]:4000".parse().unwrap();
 /// assert_eq!(id.addresses().len(), 2);
 /// assert_eq!(id.to_string().parse(), Ok(id.clone()));

@@ -9,7 +9,7 @@
 //! Which offset is free on all ranks is for them to find out together ([`first_fit`]); a [`Place`] stays taken until the
 //! memory there is unmapped, which may be later than it was dropped.
 
-use super::{Device, DeviceKind, GpuError};
+use super::{Device, DeviceKind, GpuError, MemorySharing};
 use gin_abi::handle::STRIDE_SHIFT;
 use std::fmt;
 use std::ops::Range;
@@ -45,7 +45,8 @@ impl FlatRange {
     /// # Errors
     /// [`GpuError::Addresses`] if there are not so many addresses.
     pub fn reserve(device: &dyn Device, slots: u32) -> Result<Option<Arc<Self>>, GpuError> {
-        let Some(raw) = device.reserve_addresses(slots)? else {
+        let reserve = |sharing: &dyn MemorySharing| sharing.reserve_addresses(slots);
+        let Some(raw) = device.sharing().map(reserve).transpose()?.flatten() else {
             return Ok(None);
         };
         let slots = (0..slots).map(|_| Mutex::default()).collect();

@@ -4,6 +4,7 @@
 //! | trait or type | is |
 //! | --- | --- |
 //! | [`Device`] | one GPU: memory, copies, functions, streams |
+//! | [`MemorySharing`], [`NicAccess`] | what it shares with other ranks and with a NIC |
 //! | [`Memory`], [`MemorySlice`] | an allocation, and part of one |
 //! | [`flat`] | memory of several devices at fixed distances |
 //! | [`Function`] | a kernel that can be launched, and what it takes |
@@ -37,6 +38,8 @@ pub mod quarantine;
 #[doc(hidden)]
 pub mod registry;
 #[doc(hidden)]
+pub mod resident;
+#[doc(hidden)]
 pub mod share;
 mod shared;
 pub mod virt;
@@ -57,7 +60,7 @@ pub use gin_boot::wire;
 use placement::Locality;
 use std::any::Any;
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 /// What a device is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -170,65 +173,6 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// [`GpuError::OutOfMemory`].
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError>;
 
-    /// Reserves addresses for memory of so many ranks, whose devices reach each other, at fixed distances; `None` if the
-    /// device has ordinary memory only. [`FlatRange::reserve`](flat::FlatRange::reserve) is the way for users.
-    ///
-    /// # Errors
-    /// [`GpuError::Addresses`].
-    fn reserve_addresses(&self, _slots: u32) -> Result<Option<Box<dyn flat::RawAddresses>>, GpuError> {
-        Ok(None)
-    }
-
-    /// Bytes that the length and the offset of a [`Place`](flat::Place) for memory of this device must be multiples of: a
-    /// power of two.
-    fn granularity(&self) -> u64 {
-        1
-    }
-
-    /// Puts zeroed memory of this device at a place, in reach of all devices that reach this one. [`Memory::placed`] is
-    /// the way for users. The place is kept until the memory is unmapped.
-    ///
-    /// # Errors
-    /// [`GpuError::Unsupported`], [`GpuError::OutOfMemory`], what the device reports.
-    fn allocate_at(&self, _place: flat::Place) -> Result<Box<dyn RawMemory>, GpuError> {
-        Err(GpuError::Unsupported { device: self.name(), what: "put memory at an address of the caller's choice" })
-    }
-
-    /// As [`allocate`](Self::allocate), in a file that other processes of the host can map. [`Memory::shared`] is the way for
-    /// users.
-    ///
-    /// # Errors
-    /// [`GpuError::Unsupported`], [`GpuError::OutOfMemory`].
-    fn allocate_shared(&self, _kind: MemoryKind, _bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
-        Err(GpuError::Unsupported { device: self.name(), what: "share memory with other processes" })
-    }
-
-    /// As [`allocate_at`](Self::allocate_at), in a file that other processes of the host can map.
-    ///
-    /// # Errors
-    /// As [`allocate_at`](Self::allocate_at).
-    fn allocate_shared_at(&self, _place: flat::Place) -> Result<Box<dyn RawMemory>, GpuError> {
-        Err(GpuError::Unsupported { device: self.name(), what: "share memory with other processes" })
-    }
-
-    /// Maps memory that a device of another process has in a file: at a place, which is as long, or anywhere.
-    ///
-    /// # Errors
-    /// [`GpuError::Unsupported`], [`GpuError::Foreign`] with the reason, [`GpuError::OutOfMemory`].
-    fn import(&self, _file: SharedFile, _place: Option<flat::Place>) -> Result<Box<dyn RawMemory>, GpuError> {
-        Err(GpuError::Unsupported { device: self.name(), what: "map memory of other processes" })
-    }
-
-    /// What devices of other processes know it by: which GPU it is.
-    fn identity(&self) -> Vec<u8> {
-        Vec::new()
-    }
-
-    /// As [`reaches`](Self::reaches), for a device of this kind and identity in another process of the host.
-    fn reaches_elsewhere(&self, _kind: DeviceKind, _identity: &[u8]) -> bool {
-        false
-    }
-
     /// Copies from the program to memory of the device; returns when it is done.
     ///
     /// # Safety
@@ -280,24 +224,14 @@ pub trait Device: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Lets kernels store to doorbell pages that this process has mapped: `bytes` bytes from address `first` on.
-    ///
-    /// # Safety
-    /// - Both numbers are multiples of a page of the host, and the pages are mapped as long as `keep` is there.
-    ///
-    /// # Errors
-    /// [`GpuError::Unsupported`], or why the device's driver refuses; `keep` is let go then.
-    unsafe fn map_pages(&self, _first: u64, _bytes: u64, _keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {
-        Err(GpuError::Unsupported { device: self.name(), what: "store to doorbell pages" })
+    /// Memory of this device that ranks share, by itself or across processes; `None` if it has ordinary memory only.
+    fn sharing(&self) -> Option<&dyn MemorySharing> {
+        None
     }
 
-    /// Memory of this device as a file that drivers share (DMA-BUF): `bytes` bytes from `address` on, at least one, in an
-    /// allocation that is alive. The file may hold more, as it is made of whole pages of the host.
-    ///
-    /// # Errors
-    /// [`GpuError::Unsupported`], or why the device's driver refuses.
-    fn export(&self, _address: u64, _bytes: u64) -> Result<MemoryFile, GpuError> {
-        Err(GpuError::Unsupported { device: self.name(), what: "give its memory as a DMA-BUF file" })
+    /// What this device gives to a NIC and takes from one; `None` if it does neither.
+    fn nic_access(&self) -> Option<&dyn NicAccess> {
+        None
     }
 
     /// Its address on the PCI bus, such as `0000:18:00.0`, if it is there.
@@ -316,23 +250,113 @@ pub trait Device: fmt::Debug + Send + Sync {
         false
     }
 
-    /// What this device object launches from now on is a kernel that stays: see [`Resident`].
-    fn keep_resident(&self, _resident: Weak<dyn Resident>) {}
-
     /// Itself, for the code that made it.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// A kernel that stays, and ends when it is asked to; its owner launches it again.
-///
-/// A device that cannot free memory or unload modules while a kernel runs asks when nothing else does. The owner launches
-/// by a device object that launches nothing else, so that the device knows the kernel.
-pub trait Resident: Send + Sync + fmt::Debug {
-    /// Asks the kernel to end soon. It may be called with locks of the device held, and again and again.
-    fn ask_to_park(&self);
+/// Memory at addresses of the caller's choice, and in files that other processes of the host map.
+pub trait MemorySharing {
+    /// Reserves addresses for memory of `slots` ranks, whose devices reach each other, at a fixed distance; `None` if this
+    /// GPU cannot. Users call [`FlatRange::reserve`](flat::FlatRange::reserve).
+    ///
+    /// # Errors
+    /// [`GpuError::Addresses`].
+    fn reserve_addresses(&self, slots: u32) -> Result<Option<Box<dyn flat::RawAddresses>>, GpuError>;
 
-    /// Whether its processors are kept for it while it does not run.
-    fn keeps_room(&self) -> bool;
+    /// The unit, in bytes, of length and offset of a [`Place`](flat::Place): a power of two.
+    fn granularity(&self) -> u64;
+
+    /// Maps zeroed memory at a place, within reach of all devices that reach this one. The place is kept until the memory is
+    /// unmapped. Users call [`Memory::placed`].
+    ///
+    /// # Errors
+    /// [`GpuError::Unsupported`], [`GpuError::OutOfMemory`], errors of the driver.
+    fn allocate_at(&self, place: flat::Place) -> Result<Box<dyn RawMemory>, GpuError>;
+
+    /// Allocates as [`Device::allocate`] does, in a file that other processes of the host can map. Users call
+    /// [`Memory::shared`].
+    ///
+    /// # Errors
+    /// [`GpuError::Unsupported`], [`GpuError::OutOfMemory`].
+    fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError>;
+
+    /// Allocates as [`allocate_at`](Self::allocate_at) does, in a file that other processes of the host can map.
+    ///
+    /// # Errors
+    /// As [`allocate_at`](Self::allocate_at).
+    fn allocate_shared_at(&self, place: flat::Place) -> Result<Box<dyn RawMemory>, GpuError>;
+
+    /// Maps memory of a device of another process: at `place`, which has its length, or anywhere.
+    ///
+    /// # Errors
+    /// [`GpuError::Unsupported`], [`GpuError::Foreign`] with the reason, [`GpuError::OutOfMemory`].
+    fn import(&self, file: SharedFile, place: Option<flat::Place>) -> Result<Box<dyn RawMemory>, GpuError>;
+
+    /// Bytes by which other processes recognise this GPU.
+    fn identity(&self) -> Vec<u8>;
+
+    /// Returns what [`Device::reaches`] would for a device of this kind and identity in another process of the host.
+    fn reaches_elsewhere(&self, kind: DeviceKind, identity: &[u8]) -> bool;
+}
+
+/// Memory and doorbell pages that a device shares with a NIC.
+pub trait NicAccess {
+    /// Lets kernels store to `bytes` bytes of doorbell pages from address `first` on, which this process has mapped.
+    ///
+    /// # Safety
+    /// - Both numbers are multiples of a page of the host, and the pages stay mapped while `keep` exists.
+    ///
+    /// # Errors
+    /// [`GpuError::Unsupported`], or the reason of the driver; then `keep` is dropped.
+    unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError>;
+
+    /// Exports `bytes` bytes from `address` on as a DMA-BUF file: at least one byte, in an allocation that is alive. The file
+    /// may hold more, because it consists of whole pages of the host.
+    ///
+    /// # Errors
+    /// [`GpuError::Unsupported`], or the reason of the driver.
+    fn export(&self, address: u64, bytes: u64) -> Result<MemoryFile, GpuError>;
+}
+
+impl dyn Device + '_ {
+    /// Returns [`sharing`](Device::sharing), or an error that names what the caller wanted.
+    pub(crate) fn shares(&self, what: &'static str) -> Result<&dyn MemorySharing, GpuError> {
+        self.sharing().ok_or_else(|| GpuError::Unsupported { device: self.name(), what })
+    }
+
+    /// The unit, in bytes, of memory at addresses of the caller's choice; 1 if there is none.
+    #[doc(hidden)]
+    pub fn granularity(&self) -> u64 {
+        self.sharing().map_or(1, MemorySharing::granularity)
+    }
+
+    /// Maps doorbell pages: see [`NicAccess::map_pages`].
+    ///
+    /// # Safety
+    /// - As there.
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(hidden)]
+    pub unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {
+        match self.nic_access() {
+            // Safety: the caller's promise.
+            Some(access) => unsafe { access.map_pages(first, bytes, keep) },
+            None => Err(GpuError::Unsupported { device: self.name(), what: "store to doorbell pages" }),
+        }
+    }
+
+    /// Exports memory: see [`NicAccess::export`].
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(hidden)]
+    pub fn export(&self, address: u64, bytes: u64) -> Result<MemoryFile, GpuError> {
+        match self.nic_access() {
+            Some(access) => access.export(address, bytes),
+            None => Err(GpuError::Unsupported { device: self.name(), what: "give its memory as a DMA-BUF file" }),
+        }
+    }
 }
 
 /// A point in a stream.
@@ -411,8 +435,8 @@ impl dyn Stream {
     ///
     /// ```
     /// use gin_device::prelude::*;
-    /// use gin_host::gpu::{Memory, MemoryKind};
-    /// use gin_host::{GpuError, LaunchConfig, WorldConfig, launch};
+    /// use gin_gpu::{GpuError, LaunchConfig, Memory, MemoryKind};
+    /// use gin_host::{WorldConfig, launch};
     ///
     /// /// # Safety
     /// /// - `out` has a word for each thread of the block.

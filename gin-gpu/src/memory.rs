@@ -83,7 +83,7 @@ impl Memory {
     /// # Errors
     /// [`GpuError::OutOfMemory`], [`GpuError::Unsupported`].
     pub fn shared(device: &Arc<dyn Device>, kind: MemoryKind, bytes: u64) -> Result<Arc<Self>, GpuError> {
-        let raw = device.allocate_shared(kind, bytes.max(1))?;
+        let raw = device.shares("share memory with other processes")?.allocate_shared(kind, bytes.max(1))?;
         Ok(Self::with(raw, device, kind, bytes))
     }
 
@@ -105,7 +105,7 @@ impl Memory {
     #[doc(hidden)]
     pub fn imported(device: &Arc<dyn Device>, file: SharedFile, place: Option<Place>) -> Result<Arc<Self>, GpuError> {
         let (kind, bytes) = (file.kind, file.bytes);
-        Ok(Self::with(device.import(file, place)?, device, kind, bytes))
+        Ok(Self::with(device.shares("map memory of other processes")?.import(file, place)?, device, kind, bytes))
     }
 
     /// The file that holds it, if one does.
@@ -152,7 +152,8 @@ impl Memory {
             let what = "put memory there: it is for other devices, or no multiple of the granularity";
             return Err(GpuError::Unsupported { device: device.name(), what });
         }
-        let raw = if shared { device.allocate_shared_at(place)? } else { device.allocate_at(place)? };
+        let sharing = device.shares("put memory at an address of the caller's choice")?;
+        let raw = if shared { sharing.allocate_shared_at(place)? } else { sharing.allocate_at(place)? };
         Ok(Self::with(raw, device, MemoryKind::Device, bytes))
     }
 

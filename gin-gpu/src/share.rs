@@ -15,7 +15,7 @@ mod peer;
 
 use crate::flat::Place;
 use crate::registry::{KEY_BYTES, Key, KeyError, Missing, Registry, process, random};
-use crate::{Device, DeviceKind, Memory, MemoryKind, SharedFile};
+use crate::{Device, DeviceKind, Memory, MemoryKind, MemorySharing, SharedFile};
 use peer::{Peer, is_ours, reach, socket_name};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -383,7 +383,7 @@ fn greet(key: &SharedKey) -> Result<(), String> {
 pub fn describe(device: &dyn Device) -> Result<Vec<u8>, String> {
     let mut bytes = server()?.secret.to_vec();
     bytes.push(device.kind() as u8);
-    bytes.extend(device.identity());
+    bytes.extend(device.sharing().map(MemorySharing::identity).unwrap_or_default());
     Ok(bytes)
 }
 
@@ -394,7 +394,7 @@ pub fn reaches(device: &dyn Device, described: &[u8]) -> bool {
     let kinds = [DeviceKind::Virtual, DeviceKind::Cuda];
     let Some(kind) = kinds.into_iter().find(|known| *known as u8 == *kind) else { return false };
     let Some(key) = SharedKey::read(key) else { return false };
-    if !device.reaches_elsewhere(kind, identity) {
+    if !device.sharing().is_some_and(|sharing| sharing.reaches_elsewhere(kind, identity)) {
         return false;
     }
     let greeted = greet(&key);

@@ -12,7 +12,7 @@ use super::mapped::{FileMemory, MappedMemory, Pages, PlacedFile, page};
 use super::shared::{HostFile, HostPages};
 use super::{
     Argument, Device, DeviceKind, Event, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, Memory,
-    MemoryKind, Module, ModuleSource, Parameter, RawMemory, SharedFile, Stream,
+    MemoryFile, MemoryKind, MemorySharing, Module, ModuleSource, NicAccess, Parameter, RawMemory, SharedFile, Stream,
 };
 use crate::copy::copy_shared;
 use gin_boot::rt::{self, VirtualWorld};
@@ -180,45 +180,12 @@ impl Device for VirtualDevice {
         Ok(Box::new(VirtualMemory { start, layout }))
     }
 
-    fn reserve_addresses(&self, slots: u32) -> Result<Option<Box<dyn RawAddresses>>, GpuError> {
-        Ok(Some(Box::new(Pages::reserve(slots)?)))
+    fn sharing(&self) -> Option<&dyn MemorySharing> {
+        Some(self)
     }
 
-    fn granularity(&self) -> u64 {
-        page()
-    }
-
-    fn allocate_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
-        Ok(Box::new(MappedMemory::new(place)?))
-    }
-
-    fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
-        Ok(Box::new(FileMemory(HostPages::allocate(kind, bytes)?)))
-    }
-
-    fn allocate_shared_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
-        let bytes = place.bytes();
-        let refuse =
-            |error: Errno| GpuError::OutOfMemory { bytes, kind: MemoryKind::Device, reason: error.to_string() };
-        Ok(Box::new(PlacedFile::new(place, HostFile::new(bytes).map_err(refuse)?)?))
-    }
-
-    fn import(&self, file: SharedFile, place: Option<Place>) -> Result<Box<dyn RawMemory>, GpuError> {
-        let SharedFile { file, bytes, .. } = file;
-        let refuse = |reason| GpuError::Foreign { address: 0, bytes, device: self.name(), reason };
-        let file = HostFile::of_other(file, bytes).map_err(refuse)?;
-        Ok(match place {
-            Some(place) => Box::new(PlacedFile::new(place, file)?),
-            None => Box::new(FileMemory(HostPages::new(file).map_err(|error| refuse(error.to_string()))?)),
-        })
-    }
-
-    fn reaches_elsewhere(&self, kind: DeviceKind, _identity: &[u8]) -> bool {
-        kind == DeviceKind::Virtual
-    }
-
-    unsafe fn map_pages(&self, first: u64, _bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {
-        Ok(Box::new(SamePages::new(first, keep)))
+    fn nic_access(&self) -> Option<&dyn NicAccess> {
+        Some(self)
     }
 
     unsafe fn copy_in(&self, destination: u64, source: &[u8]) -> Result<(), GpuError> {
@@ -269,6 +236,59 @@ impl Device for VirtualDevice {
 
     fn as_any(&self) -> &dyn Any {
         self
+    }
+}
+
+impl MemorySharing for VirtualDevice {
+    fn reserve_addresses(&self, slots: u32) -> Result<Option<Box<dyn RawAddresses>>, GpuError> {
+        Ok(Some(Box::new(Pages::reserve(slots)?)))
+    }
+
+    fn granularity(&self) -> u64 {
+        page()
+    }
+
+    fn allocate_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
+        Ok(Box::new(MappedMemory::new(place)?))
+    }
+
+    fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
+        Ok(Box::new(FileMemory(HostPages::allocate(kind, bytes)?)))
+    }
+
+    fn allocate_shared_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
+        let bytes = place.bytes();
+        let refuse =
+            |error: Errno| GpuError::OutOfMemory { bytes, kind: MemoryKind::Device, reason: error.to_string() };
+        Ok(Box::new(PlacedFile::new(place, HostFile::new(bytes).map_err(refuse)?)?))
+    }
+
+    fn import(&self, file: SharedFile, place: Option<Place>) -> Result<Box<dyn RawMemory>, GpuError> {
+        let SharedFile { file, bytes, .. } = file;
+        let refuse = |reason| GpuError::Foreign { address: 0, bytes, device: self.name(), reason };
+        let file = HostFile::of_other(file, bytes).map_err(refuse)?;
+        Ok(match place {
+            Some(place) => Box::new(PlacedFile::new(place, file)?),
+            None => Box::new(FileMemory(HostPages::new(file).map_err(|error| refuse(error.to_string()))?)),
+        })
+    }
+
+    fn reaches_elsewhere(&self, kind: DeviceKind, _identity: &[u8]) -> bool {
+        kind == DeviceKind::Virtual
+    }
+
+    fn identity(&self) -> Vec<u8> {
+        Vec::new()
+    }
+}
+
+impl NicAccess for VirtualDevice {
+    unsafe fn map_pages(&self, first: u64, _bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {
+        Ok(Box::new(SamePages::new(first, keep)))
+    }
+
+    fn export(&self, _address: u64, _bytes: u64) -> Result<MemoryFile, GpuError> {
+        Err(self.unsupported("give its memory as a DMA-BUF file"))
     }
 }
 

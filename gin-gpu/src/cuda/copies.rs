@@ -3,9 +3,10 @@
 
 use super::CudaDevice;
 use super::context::Context;
+use super::deferred::DeferredFree;
 use super::driver::{BesideCaptures, check, error};
 use super::lane::{BUFFER, Lane, VALUES};
-use super::quiet::{Grave, put_off};
+use super::launches::defer;
 use crate::copier::{Copier, Ticket};
 use crate::{GpuError, Memory, MemoryKind};
 use cudarc::driver::sys::{self, CUevent, CUresult};
@@ -192,10 +193,10 @@ impl Drop for Copies {
     fn drop(&mut self) {
         let events = self.ends.drain(..).map(|(_, event)| event).chain(self.spare.drain(..));
         for event in events {
-            put_off(Grave::Event(self.context.clone(), event));
+            defer(DeferredFree::Event(self.context.clone(), event));
         }
         if let Some(lane) = self.lane.take() {
-            put_off(Grave::Lane(lane));
+            defer(DeferredFree::Lane(lane));
         }
     }
 }

@@ -6,9 +6,10 @@
 //! between GPUs read and write it too.
 
 use super::context::Context;
+use super::deferred::DeferredFree;
 use super::driver::{check, describe};
 use super::lane::Lane;
-use super::quiet::{Grave, bury, put_off};
+use super::launches::{defer, free_deferred};
 use crate::flat::{Place, RawAddresses};
 use crate::{DeviceKind, GpuError, MemoryKind, RawMemory};
 use cudarc::driver::sys::{self, CUresult};
@@ -33,7 +34,7 @@ pub(super) struct Addresses {
 impl Addresses {
     /// Reserves addresses for `slots` slots of memory of that `granularity`.
     pub(super) fn reserve(context: &Arc<Context>, granularity: u64, slots: u32) -> Result<Self, GpuError> {
-        bury();
+        free_deferred();
         context.enter()?;
         let mut stride = LARGEST;
         loop {
@@ -68,7 +69,7 @@ impl RawAddresses for Addresses {
 
 impl Drop for Addresses {
     fn drop(&mut self) {
-        put_off(Grave::Addresses(self.context.clone(), self.start, self.bytes));
+        defer(DeferredFree::Addresses(self.context.clone(), self.start, self.bytes));
     }
 }
 
@@ -84,7 +85,7 @@ pub(super) struct PlacedMemory {
 impl PlacedMemory {
     /// Zeroed memory.
     pub(super) fn new(context: &Arc<Context>, place: Place) -> Result<Self, GpuError> {
-        bury();
+        free_deferred();
         context.enter()?;
         let (address, bytes) = (place.address(), place.bytes());
         let refuse =
@@ -122,7 +123,7 @@ impl RawMemory for PlacedMemory {
 impl Drop for PlacedMemory {
     fn drop(&mut self) {
         if let Some(place) = self.place.take() {
-            put_off(Grave::Placed(self.context.clone(), place));
+            defer(DeferredFree::Placed(self.context.clone(), place));
         }
     }
 }

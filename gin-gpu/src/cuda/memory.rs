@@ -2,9 +2,10 @@
 //! Allocations.
 
 use super::context::Context;
+use super::deferred::DeferredFree;
 use super::driver::check;
 use super::lane::{Lane, host_alloc};
-use super::quiet::{Grave, bury, put_off};
+use super::launches::{defer, free_deferred};
 use crate::{GpuError, MemoryKind, RawMemory};
 use cudarc::driver::sys;
 use std::collections::BTreeMap;
@@ -41,7 +42,7 @@ pub(super) struct CudaMemory {
 impl CudaMemory {
     /// Zeroed memory.
     pub(super) fn new(context: &Arc<Context>, kind: MemoryKind, bytes: u64) -> Result<Self, GpuError> {
-        bury();
+        free_deferred();
         context.enter()?;
         let refuse = |error: GpuError| GpuError::OutOfMemory { bytes, kind, reason: error.to_string() };
         let address = match kind {
@@ -80,11 +81,11 @@ impl RawMemory for CudaMemory {
 impl Drop for CudaMemory {
     fn drop(&mut self) {
         let context = self.context.clone();
-        put_off(match self.kind {
-            MemoryKind::Device => Grave::Device(context, self.address),
+        defer(match self.kind {
+            MemoryKind::Device => DeferredFree::Device(context, self.address),
             MemoryKind::Pinned => {
                 forget_pinned(self.address);
-                Grave::Pinned(context, self.address)
+                DeferredFree::Pinned(context, self.address)
             }
         });
     }

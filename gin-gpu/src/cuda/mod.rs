@@ -27,17 +27,19 @@
 
 mod context;
 mod copies;
+mod deferred;
 mod driver;
 mod export;
 mod flat;
 mod import;
 mod info;
 mod lane;
+mod launches;
 mod memory;
 mod module;
 mod pages;
-mod quiet;
 pub mod raw;
+mod resident;
 mod shared;
 mod stream;
 
@@ -52,16 +54,17 @@ use self::lane::Lane;
 use self::memory::{CudaMemory, is_pinned};
 use self::module::{Handle, Image, Images};
 use self::pages::CudaPages;
-use self::quiet::Hold;
+use self::resident::Hold;
 use self::shared::{FileMemory, PinnedFile};
 use super::copier::Copier;
 use super::flat::{Place, RawAddresses};
 use super::{
-    Device, DeviceKind, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, MemoryFile, MemoryKind, Module,
-    ModuleSource, RawMemory, Resident, SharedFile, Stream,
+    Device, DeviceKind, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, MemoryFile, MemoryKind,
+    MemorySharing, Module, ModuleSource, NicAccess, RawMemory, SharedFile, Stream,
 };
 use crate::Devices;
 use crate::copy::copy_shared;
+use crate::resident::Resident;
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -85,7 +88,7 @@ pub fn driver_version() -> Result<String, GpuError> {
 
 /// What went wrong when memory, streams and modules were freed, since the last call.
 pub fn take_failures() -> Vec<GpuError> {
-    quiet::failures()
+    launches::failures()
 }
 
 /// A GPU as one rank sees it.
@@ -138,6 +141,13 @@ impl CudaDevice {
     }
 }
 
+impl CudaDevice {
+    /// What this device object launches from now on stays until it is asked to park.
+    pub(crate) fn keep_resident(&self, resident: Weak<dyn Resident>) {
+        resident::keep(self.id, resident);
+    }
+}
+
 impl Device for CudaDevice {
     fn name(&self) -> String {
         self.context.full_name()
@@ -155,41 +165,12 @@ impl Device for CudaDevice {
         Ok(Box::new(CudaMemory::new(&self.context, kind, bytes)?))
     }
 
-    fn reserve_addresses(&self, slots: u32) -> Result<Option<Box<dyn RawAddresses>>, GpuError> {
-        let Some(granularity) = self.context.granularity else { return Ok(None) };
-        Ok(Some(Box::new(Addresses::reserve(&self.context, granularity, slots)?)))
+    fn sharing(&self) -> Option<&dyn MemorySharing> {
+        Some(self)
     }
 
-    fn granularity(&self) -> u64 {
-        self.context.granularity.unwrap_or(1)
-    }
-
-    fn allocate_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
-        Ok(Box::new(PlacedMemory::new(&self.context, place)?))
-    }
-
-    fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
-        Ok(match kind {
-            MemoryKind::Device => Box::new(FileMemory::new(&self.context, bytes, None)?),
-            MemoryKind::Pinned => Box::new(PinnedFile::new(&self.context, bytes)?),
-        })
-    }
-
-    fn allocate_shared_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
-        let bytes = place.bytes();
-        Ok(Box::new(FileMemory::new(&self.context, bytes, Some(place))?))
-    }
-
-    fn import(&self, file: SharedFile, place: Option<Place>) -> Result<Box<dyn RawMemory>, GpuError> {
-        shared::import(&self.context, file, place)
-    }
-
-    fn identity(&self) -> Vec<u8> {
-        shared::identity(&self.context)
-    }
-
-    fn reaches_elsewhere(&self, kind: DeviceKind, identity: &[u8]) -> bool {
-        kind == DeviceKind::Cuda && shared::reaches(&self.context, identity)
+    fn nic_access(&self) -> Option<&dyn NicAccess> {
+        Some(self)
     }
 
     unsafe fn copy_in(&self, destination: u64, source: &[u8]) -> Result<(), GpuError> {
@@ -248,27 +229,15 @@ impl Device for CudaDevice {
             return Err(GpuError::Unsupported { device: self.name(), what });
         };
         let fit = stream::fit(&self.context, handle.raw, config)?;
-        Ok(quiet::free_blocks(&self.context, fit))
+        Ok(launches::free_blocks(&self.context, fit))
     }
 
     fn running(&self) -> usize {
-        quiet::running(self.id)
+        launches::running(self.id)
     }
 
     fn copier(&self) -> Result<Option<Box<dyn Copier>>, GpuError> {
         Ok(Some(Box::new(Copies::new(&self.context)?)))
-    }
-
-    fn keep_resident(&self, resident: Weak<dyn Resident>) {
-        quiet::keep_resident(self.id, resident);
-    }
-
-    unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {
-        Ok(Box::new(CudaPages::new(&self.context, first, bytes, keep)?))
-    }
-
-    fn export(&self, address: u64, bytes: u64) -> Result<MemoryFile, GpuError> {
-        export::export(&self.context, address, bytes)
     }
 
     fn pci_address(&self) -> Option<String> {
@@ -278,6 +247,55 @@ impl Device for CudaDevice {
 
     fn as_any(&self) -> &dyn Any {
         self
+    }
+}
+
+impl MemorySharing for CudaDevice {
+    fn reserve_addresses(&self, slots: u32) -> Result<Option<Box<dyn RawAddresses>>, GpuError> {
+        let Some(granularity) = self.context.granularity else { return Ok(None) };
+        Ok(Some(Box::new(Addresses::reserve(&self.context, granularity, slots)?)))
+    }
+
+    fn granularity(&self) -> u64 {
+        self.context.granularity.unwrap_or(1)
+    }
+
+    fn allocate_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
+        Ok(Box::new(PlacedMemory::new(&self.context, place)?))
+    }
+
+    fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
+        Ok(match kind {
+            MemoryKind::Device => Box::new(FileMemory::new(&self.context, bytes, None)?),
+            MemoryKind::Pinned => Box::new(PinnedFile::new(&self.context, bytes)?),
+        })
+    }
+
+    fn allocate_shared_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
+        let bytes = place.bytes();
+        Ok(Box::new(FileMemory::new(&self.context, bytes, Some(place))?))
+    }
+
+    fn import(&self, file: SharedFile, place: Option<Place>) -> Result<Box<dyn RawMemory>, GpuError> {
+        shared::import(&self.context, file, place)
+    }
+
+    fn identity(&self) -> Vec<u8> {
+        shared::identity(&self.context)
+    }
+
+    fn reaches_elsewhere(&self, kind: DeviceKind, identity: &[u8]) -> bool {
+        kind == DeviceKind::Cuda && shared::reaches(&self.context, identity)
+    }
+}
+
+impl NicAccess for CudaDevice {
+    unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {
+        Ok(Box::new(CudaPages::new(&self.context, first, bytes, keep)?))
+    }
+
+    fn export(&self, address: u64, bytes: u64) -> Result<MemoryFile, GpuError> {
+        export::export(&self.context, address, bytes)
     }
 }
 

@@ -2,9 +2,10 @@
 //! Kernels: PTX and machine code, loaded whole.
 
 use super::context::{Context, lock};
+use super::deferred::DeferredFree;
 use super::driver::{check, describe, start, version_text};
 use super::lane::Lane;
-use super::quiet::{Grave, put_off};
+use super::launches::defer;
 use crate::launch::similar;
 use crate::{Function, GpuError, Module, Parameter};
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute as Attribute, CUjit_option, CUmodule, CUresult};
@@ -80,7 +81,7 @@ struct Loaded {
 impl Drop for Image {
     fn drop(&mut self) {
         if self.owned {
-            put_off(Grave::Module(self.context.clone(), self.raw));
+            defer(DeferredFree::Module(self.context.clone(), self.raw));
         }
     }
 }

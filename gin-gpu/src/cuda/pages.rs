@@ -5,8 +5,9 @@
 //! here. A page is unregistered when nobody uses it and no kernel runs; until then it stays mapped in this process.
 
 use super::context::{Context, lock};
+use super::deferred::DeferredFree;
 use super::driver::{check, describe};
-use super::quiet::{Grave, bury, put_off};
+use super::launches::{defer, free_deferred};
 use crate::{GpuError, Keep, MappedPages};
 use cudarc::driver::sys::{self, CUresult};
 use std::any::Any;
@@ -95,7 +96,7 @@ impl CudaPages {
     /// Lets the GPU store to `bytes` bytes from `first` on, both multiples of a page, which are mapped as long as `keep`
     /// is there.
     pub(super) fn new(context: &Arc<Context>, first: u64, bytes: u64, keep: Keep) -> Result<Self, GpuError> {
-        bury();
+        free_deferred();
         context.enter()?;
         let flags =
             sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_IOMEMORY;
@@ -135,7 +136,7 @@ impl Drop for CudaPages {
         // In a statement of its own, so that the lock is free again.
         let left = lock(&PAGES).leave(self.first, keep);
         if left.is_none() {
-            put_off(Grave::Pages(self.context.clone(), self.first));
+            defer(DeferredFree::Pages(self.context.clone(), self.first));
         }
     }
 }

@@ -2,10 +2,11 @@
 //! Memory that other processes of the host map: GPU memory as files of the driver's, pinned memory as files of the kernel's.
 
 use super::context::Context;
+use super::deferred::DeferredFree;
 use super::driver::{check, describe};
 use super::lane::Lane;
+use super::launches::{defer, free_deferred};
 use super::memory::{forget_pinned, know_pinned};
-use super::quiet::{Grave, bury, put_off};
 use crate::flat::Place;
 use crate::shared::{HostFile, HostPages};
 use crate::{GpuError, MemoryKind, RawMemory, SharedFile};
@@ -81,7 +82,7 @@ pub(super) struct FileMemory {
 impl FileMemory {
     /// Zeroed memory, at a place or anywhere.
     pub(super) fn new(context: &Arc<Context>, bytes: u64, place: Option<Place>) -> Result<Self, GpuError> {
-        bury();
+        free_deferred();
         context.enter()?;
         let length = length(context, bytes, place.as_ref())?;
         let refuse =
@@ -108,7 +109,7 @@ impl FileMemory {
 
     /// Memory of a GPU of another process.
     fn import(context: &Arc<Context>, file: OwnedFd, bytes: u64, place: Option<Place>) -> Result<Self, GpuError> {
-        bury();
+        free_deferred();
         context.enter()?;
         let length = length(context, bytes, place.as_ref())?;
         let (mut handle, number) = (0, file.as_raw_fd() as usize);
@@ -141,7 +142,7 @@ impl FileMemory {
         let code = unsafe { sys::cuMemMap(address, length as usize, 0, handle.0, 0) };
         if let Err(error) = check("map device memory", code) {
             if let Mapped::Alone(bytes) = mapped {
-                put_off(Grave::Addresses(context.clone(), address, bytes));
+                defer(DeferredFree::Addresses(context.clone(), address, bytes));
             }
             return Err(error);
         }
@@ -192,8 +193,8 @@ impl RawMemory for FileMemory {
 impl Drop for FileMemory {
     fn drop(&mut self) {
         match self.mapped.take() {
-            Some(Mapped::At(place)) => put_off(Grave::Placed(self.context.clone(), place)),
-            Some(Mapped::Alone(bytes)) => put_off(Grave::Alone(self.context.clone(), self.address, bytes)),
+            Some(Mapped::At(place)) => defer(DeferredFree::Placed(self.context.clone(), place)),
+            Some(Mapped::Alone(bytes)) => defer(DeferredFree::Alone(self.context.clone(), self.address, bytes)),
             None => {}
         }
     }
@@ -215,7 +216,7 @@ impl PinnedFile {
     }
 
     fn pin(context: &Arc<Context>, pages: HostPages, bytes: u64) -> Result<Self, GpuError> {
-        bury();
+        free_deferred();
         context.enter()?;
         let (start, length) = (pages.start(), pages.file().length());
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
@@ -256,7 +257,7 @@ impl Drop for PinnedFile {
     fn drop(&mut self) {
         if let Some(pages) = self.pages.take() {
             forget_pinned(self.start);
-            put_off(Grave::PinnedFile(self.context.clone(), pages));
+            defer(DeferredFree::PinnedFile(self.context.clone(), pages));
         }
     }
 }

@@ -3,10 +3,11 @@
 
 use super::CudaDevice;
 use super::context::{Context, lock};
+use super::deferred::DeferredFree;
 use super::driver::{check, describe, error};
 use super::lane::new_stream;
+use super::launches::{self, Fit, defer, free_deferred};
 use super::module::Handle;
-use super::quiet::{self, Fit, Grave, bury, put_off};
 use super::raw::{RawHandle, is_capturing};
 use crate::{Argument, Device, Event, Function, GpuError, LaunchConfig, Stream};
 use cudarc::driver::sys::{self, CUevent, CUfunction, CUresult, CUstream};
@@ -137,7 +138,7 @@ impl CudaStream {
 impl Drop for CudaStream {
     fn drop(&mut self) {
         if self.owned {
-            put_off(Grave::Stream(self.device.context.clone(), self.raw));
+            defer(DeferredFree::Stream(self.device.context.clone(), self.raw));
         }
     }
 }
@@ -159,7 +160,7 @@ impl Stream for CudaStream {
             let what = "run a kernel that was loaded for another device";
             return Err(GpuError::Unsupported { device: context.full_name(), what });
         };
-        let launch = quiet::Launch {
+        let launch = launches::Launch {
             context,
             owner: self.device.id,
             stream: self.raw,
@@ -174,7 +175,7 @@ impl Stream for CudaStream {
             arguments.iter().map(|argument| argument.as_ptr().cast_mut().cast()).collect();
         let mut shape = Shape::new(&config, self.raw);
         lock(&self.last).clone_from(&function.name);
-        quiet::launch(&launch, || {
+        launches::launch(&launch, || {
             // Safety: the caller promised that the values are what the kernel takes; the rest lives until the call
             // returns.
             unsafe { sys::cuLaunchKernelEx(shape.config(), handle.raw, values.as_mut_ptr(), std::ptr::null_mut()) }
@@ -229,7 +230,7 @@ impl Stream for CudaStream {
             let late = self.device.limit.is_some_and(|limit| start.elapsed() > limit);
             outcome != Ok(false) || late
         });
-        bury();
+        free_deferred();
         match outcome {
             Ok(true) => Ok(()),
             Ok(false) => {
@@ -258,7 +259,7 @@ unsafe impl Sync for CudaEvent {}
 
 impl Drop for CudaEvent {
     fn drop(&mut self) {
-        put_off(Grave::Event(self.context.clone(), self.raw));
+        defer(DeferredFree::Event(self.context.clone(), self.raw));
     }
 }
 

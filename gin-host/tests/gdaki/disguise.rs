@@ -4,7 +4,7 @@
 use gin_host::gpu::virt::VirtualDevice;
 use gin_host::gpu::{
     Device, DeviceKind, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, MemoryFile, MemoryKind, Module,
-    ModuleSource, RawMemory, Stream, whole_pages,
+    ModuleSource, NicAccess, RawMemory, Stream, whole_pages,
 };
 use gin_host::nic::hca::{Access, Domain, Extent, Handle, Port, Region, Uar, Umem};
 use gin_host::nic::{Hca, HcaError, SoftHca};
@@ -147,27 +147,8 @@ impl Device for Disguised {
         unsafe { self.device.copy_out(destination, source) }
     }
 
-    unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {
-        assert!(first.is_multiple_of(PAGE) && bytes == PAGE, "whole pages only");
-        let mut driver = self.driver.lock();
-        driver.asked += 1;
-        let Some(shift) = driver.shift.filter(|_| driver.mapped.len() < driver.most_pages) else {
-            return Err(GpuError::Driver { context: "map a page", reason: "not permitted".to_owned() });
-        };
-        assert!(!driver.mapped.contains(&first), "a page is mapped twice");
-        driver.mapped.push(first);
-        Ok(Box::new(Mapped { driver: self.driver.clone(), page: first, shift, keep: Some(keep) }))
-    }
-
-    fn export(&self, address: u64, bytes: u64) -> Result<MemoryFile, GpuError> {
-        let mut driver = self.driver.lock();
-        if !driver.exports {
-            return Err(GpuError::Unsupported { device: self.name(), what: "give files" });
-        }
-        let (_, _, offset) = whole_pages(address, bytes, PAGE).unwrap();
-        let (own, given) = UnixStream::pair().unwrap();
-        driver.files.push((own, address, bytes));
-        Ok(MemoryFile::new(OwnedFd::from(given), offset))
+    fn nic_access(&self) -> Option<&dyn NicAccess> {
+        Some(self)
     }
 
     fn load(&self, source: ModuleSource<'_>) -> Result<Box<dyn Module>, GpuError> {
@@ -192,6 +173,31 @@ impl Device for Disguised {
 
     fn as_any(&self) -> &dyn Any {
         self
+    }
+}
+
+impl NicAccess for Disguised {
+    unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {
+        assert!(first.is_multiple_of(PAGE) && bytes == PAGE, "whole pages only");
+        let mut driver = self.driver.lock();
+        driver.asked += 1;
+        let Some(shift) = driver.shift.filter(|_| driver.mapped.len() < driver.most_pages) else {
+            return Err(GpuError::Driver { context: "map a page", reason: "not permitted".to_owned() });
+        };
+        assert!(!driver.mapped.contains(&first), "a page is mapped twice");
+        driver.mapped.push(first);
+        Ok(Box::new(Mapped { driver: self.driver.clone(), page: first, shift, keep: Some(keep) }))
+    }
+
+    fn export(&self, address: u64, bytes: u64) -> Result<MemoryFile, GpuError> {
+        let mut driver = self.driver.lock();
+        if !driver.exports {
+            return Err(GpuError::Unsupported { device: self.name(), what: "give files" });
+        }
+        let (_, _, offset) = whole_pages(address, bytes, PAGE).unwrap();
+        let (own, given) = UnixStream::pair().unwrap();
+        driver.files.push((own, address, bytes));
+        Ok(MemoryFile::new(OwnedFd::from(given), offset))
     }
 }
 

@@ -13,12 +13,12 @@ use std::sync::Arc;
 /// Ports that are open. Each rank uses those that are nearest to its GPU.
 ///
 /// ```no_run
-/// use gin_host::net::verbs::{NoDevice, Ports, VerbsConfig};
+/// use gin_net::verbs::{NoDevice, Ports, VerbsConfig};
 /// use gin_host::world::WorldConfig;
 ///
 /// fn over_rdma(ranks: u32) -> Result<WorldConfig, NoDevice> {
 ///     let ports = Ports::open(&VerbsConfig::default())?;
-///     Ok(WorldConfig { network: ports.factory(), ..WorldConfig::threads(ranks) })
+/// XX
 /// }
 /// ```
 #[derive(Clone, Debug)]

@@ -4,10 +4,9 @@
 use super::objects::State;
 use super::{HcaError, no_engine};
 use gin_device::orders;
+use gin_gpu::resident::Resident;
 use gin_gpu::rt;
-use gin_gpu::{
-    Device, DeviceKind, Function, GpuError, LaunchConfig, Memory, MemoryKind, ModuleSource, Plain, Resident, Stream,
-};
+use gin_gpu::{Device, DeviceKind, Function, GpuError, LaunchConfig, Memory, MemoryKind, ModuleSource, Plain, Stream};
 use gin_soft_hca::kernel::{Residence, THREADS};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -138,7 +137,7 @@ impl State {
                 self.owners.pin(device, DOORBELLS).map_err(no_engine)?;
                 let words = 8 * DOORBELLS as u64;
                 let resident: Arc<dyn Resident> = bell.clone();
-                device.keep_resident(Arc::downgrade(&resident));
+                gin_gpu::resident::keep(&**device, Arc::downgrade(&resident));
                 let mut engine = KernelEngine {
                     function,
                     // A virtual GPU's threads take turns: a few show all that there is to see.

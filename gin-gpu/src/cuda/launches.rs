@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The kernels that run on the GPUs of this process.
+//!
+//! The driver accepts kernels that cannot be resident together; one of them then never starts. So this module adds up the
+//! launches and refuses what does not fit. It also knows when no kernel runs, which is when [deferred frees](super::deferred)
+//! are carried out.
+
+use super::context::{Context, lock};
+use super::deferred::{DeferredFree, free};
+use super::driver::{BesideCaptures, check, describe};
+use super::resident::Residents;
+use crate::GpuError;
+use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
+use std::any::Any;
+use std::sync::{Arc, Mutex};
+
+/// Most kernels that one GPU runs at a time.
+const MOST_KERNELS: usize = 128;
+
+/// Most failures of frees that are remembered.
+const MOST_FAILURES: usize = 16;
+
+/// A kernel that was launched.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) ordinal: usize,
+    /// Which device object launched it.
+    pub(super) owner: u64,
+    ended: CUevent,
+    blocks: u64,
+    /// Blocks of its shape that one processor holds.
+    per_processor: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) running: Vec<Running>,
+    /// Kernels that stay; `None` in programs that have none.
+    pub(super) residents: Option<Box<Residents>>,
+    /// Number of [`Hold`](super::resident::Hold)s.
+    pub(super) holds: u32,
+    deferred: Vec<DeferredFree>,
+    failures: Vec<GpuError>,
+}
+
+// Safety: handles of the driver's, which any thread may use.
+unsafe impl Send for State {}
+
+static STATE: Mutex<Option<State>> = Mutex::new(None);
+
+pub(super) fn with<T>(work: impl FnOnce(&mut State) -> T) -> T {
+    let mut state = lock(&STATE);
+    let state = state.get_or_insert_default();
+    if state.running.is_empty() && state.deferred.is_empty() {
+        // Nothing to ask the driver.
+        return work(state);
+    }
+    let _beside = BesideCaptures::begin();
+    work(state)
+}
+
+/// How many blocks of a shape a GPU holds when nothing else runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Fit {
+    /// Blocks that one processor holds.
+    pub(super) per_processor: u64,
+    /// Blocks of a cluster; 1 if there are none.
+    pub(super) cluster: u64,
+    /// Clusters that the GPU holds.
+    pub(super) clusters: u64,
+}
+
+/// A launch that is about to happen.
+#[derive(Debug)]
+pub(super) struct Launch<'a> {
+    pub(super) context: &'a Arc<Context>,
+    pub(super) owner: u64,
+    pub(super) stream: CUstream,
+    pub(super) blocks: u64,
+    pub(super) fit: Fit,
+    /// All blocks must be resident at once.
+    pub(super) cooperative: bool,
+    /// Bytes of local memory that a thread takes.
+    pub(super) local: u32,
+    /// It becomes part of a graph, and runs when that is launched, which is not seen here.
+    pub(super) captured: bool,
+}
+
+/// Blocks that fit beside what runs, wherever its blocks are: each of them takes a whole number of places from one
+/// processor, at most as many as its share of the processor needs, and each place may be of another cluster. `running`:
+/// blocks, and how many of their shape one processor holds.
+fn room(running: impl Iterator<Item = (u64, u64)>, fit: Fit) -> u64 {
+    let taken = running.map(|(blocks, per_processor)| {
+        let each = fit.per_processor.div_ceil(per_processor.max(1));
+        blocks.saturating_mul(each).min(fit.clusters)
+    });
+    fit.clusters.saturating_sub(taken.fold(0, u64::saturating_add)).saturating_mul(fit.cluster)
+}
+
+impl State {
+    /// Forgets kernels that have ended. A kernel that failed has ended.
+    pub(super) fn reap(&mut self) {
+        self.running.retain(|running| {
+            // Safety: the event is alive as long as it is in the list.
+            let busy = unsafe { sys::cuEventQuery(running.ended) } == CUresult::CUDA_ERROR_NOT_READY;
+            if !busy {
+                // Safety: as above; it is in the list no more.
+                unsafe { sys::cuEventDestroy_v2(running.ended) };
+            }
+            busy
+        });
+    }
+
+    /// Returns how many blocks fit on GPU `ordinal` beside what runs and, unless `asks` launches those, beside the kernels that
+    /// stay and will run again.
+    fn room(&self, ordinal: usize, fit: Fit, asks: Option<u64>) -> u64 {
+        let running = self.running.iter().filter(|running| running.ordinal == ordinal);
+        let running = running.map(|running| (running.blocks, running.per_processor));
+        let away = self.residents.iter().flat_map(|residents| residents.away(&self.running, ordinal, asks));
+        room(running.chain(away), fit)
+    }
+
+    /// Returns whether no kernel runs. Asks kernels that stay to park if no other runs.
+    fn is_quiet(&mut self) -> bool {
+        self.reap();
+        match &self.residents {
+            None => self.running.is_empty(),
+            Some(residents) => {
+                self.running.iter().all(|running| residents.launches(running.owner)) && self.park(|_| true)
+            }
+        }
+    }
+
+    /// Frees what was deferred, if no kernel runs. The caller drops what this returns without the lock, because that may defer
+    /// more.
+    fn free_deferred(&mut self) -> Vec<Box<dyn Any>> {
+        let mut rests = Vec::new();
+        if self.deferred.is_empty() || !self.is_quiet() {
+            return rests;
+        }
+        let copying =
+            |deferred: &DeferredFree| matches!(deferred, DeferredFree::Lane(lane) if lane.is_idle() == Ok(false));
+        if self.deferred.iter().any(copying) {
+            // Its copies may use memory that is deferred too.
+            return rests;
+        }
+        for deferred in std::mem::take(&mut self.deferred) {
+            match free(deferred) {
+                Ok(rest) => rests.extend(rest),
+                Err(error) if self.failures.len() < MOST_FAILURES => self.failures.push(error),
+                Err(_) => {}
+            }
+        }
+        rests
+    }
+}
+
+/// Frees it later, when no kernel runs.
+pub(super) fn defer(deferred: DeferredFree) {
+    with(|state| state.deferred.push(deferred));
+}
+
+/// Frees what was deferred, if no kernel runs.
+pub(super) fn free_deferred() {
+    drop(with(State::free_deferred));
+}
+
+/// Returns the failures of frees since the last call.
+pub(super) fn failures() -> Vec<GpuError> {
+    with(|state| std::mem::take(&mut state.failures))
+}
+
+/// Number of kernels that a device object launched and that have not ended.
+pub(super) fn running(owner: u64) -> usize {
+    with(|state| {
+        state.reap();
+        state.running.iter().filter(|running| running.owner == owner).count()
+    })
+}
+
+/// Blocks of a shape that fit beside what runs now.
+pub(super) fn free_blocks(context: &Context, fit: Fit) -> u64 {
+    with(|state| {
+        state.reap();
+        state.room(context.ordinal, fit, None)
+    })
+}
+
+/// Launches by `start` if there is room. Nothing is freed meanwhile.
+pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> Result<(), GpuError> {
+    let (mut start, mut wait) = (Some(start), super::resident::ComingBack::default());
+    loop {
+        let done = with(|state| {
+            state.reap();
+            match &state.residents {
+                Some(residents) if residents.must_wait(&state.running, launch, &mut wait)? => Ok(None),
+                _ => start.take().map(|start| launch_in(state, launch, start)).transpose(),
+            }
+        });
+        match done? {
+            Some(()) => return Ok(()),
+            None => wait.nap(),
+        }
+    }
+}
+
+fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> Result<(), GpuError> {
+    let context = launch.context;
+    if launch.cooperative {
+        let resident = state.room(context.ordinal, launch.fit, Some(launch.owner));
+        if launch.blocks > resident {
+            return Err(GpuError::NotResident { blocks: launch.blocks, resident, device: context.full_name() });
+        }
+        let beside = state.running.iter().filter(|running| running.ordinal == context.ordinal).count();
+        if beside >= MOST_KERNELS {
+            return Err(GpuError::LaunchLimit {
+                what: "a number of kernels at a time",
+                asked: beside as u64 + 1,
+                limit: MOST_KERNELS as u64,
+                whose: context.full_name(),
+            });
+        }
+    }
+    state.make_way(launch)?;
+    context.enter()?;
+    if launch.captured {
+        // An event recorded now would be part of the graph too, and never say when a kernel ends.
+        return check("launch a kernel into a graph", start());
+    }
+    let mut ended = std::ptr::null_mut();
+    let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+    // Safety: writes one pointer.
+    check("make an event", unsafe { sys::cuEventCreate(&raw mut ended, flags) })?;
+    // Safety: both handles are alive.
+    let code = match start() {
+        CUresult::CUDA_SUCCESS => unsafe { sys::cuEventRecord(ended, launch.stream) },
+        code => code,
+    };
+    if code != CUresult::CUDA_SUCCESS {
+        // Safety: the event is nobody else's.
+        unsafe { sys::cuEventDestroy_v2(ended) };
+        return Err(GpuError::Driver { context: "launch a kernel", reason: describe(code) });
+    }
+    let &Launch { owner, blocks, fit: Fit { per_processor, .. }, .. } = launch;
+    if let Some(residents) = &mut state.residents {
+        residents.launched(owner, (context.ordinal, blocks, per_processor));
+    }
+    state.running.push(Running { ordinal: context.ordinal, owner, ended, blocks, per_processor });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_runs_takes_the_most_room_that_it_may() {
+        let fit = |per_processor, cluster, clusters| Fit { per_processor, cluster, clusters };
+        for (running, fit, expected) in [
+            // 132 processors.
+            (&[][..], fit(2, 1, 264), 264),
+            (&[(4, 2)], fit(2, 1, 264), 260),
+            // One block that fills a processor takes both places of it.
+            (&[(4, 1)], fit(2, 1, 264), 256),
+            (&[(4, 32)], fit(2, 1, 264), 260),
+            (&[(1000, 1), (1000, 1)], fit(2, 1, 264), 0),
+            (&[(u64::MAX, 1), (u64::MAX, 1)], fit(2, 1, 264), 0),
+            // Each of them may be in the way of another cluster.
+            (&[], fit(1, 4, 32), 128),
+            (&[(3, 1)], fit(1, 4, 32), 116),
+            (&[(40, 1)], fit(1, 4, 32), 0),
+            (&[(2, 1)], fit(0, 1, 0), 0),
+        ] {
+            assert_eq!(room(running.iter().copied(), fit), expected, "{running:?}, {fit:?}");
+        }
+    }
+}
