@@ -36,48 +36,58 @@ pub const MAX_OFFSET: u64 = (1 << 63) - 1;
 
 const ID_MASK: u64 = (1 << 24) - 1;
 
+/// A byte offset in a window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WindowOffset {
+    /// Id of the window.
+    pub window: u32,
+    /// Offset in bytes.
+    pub offset: u64,
+}
+
 /// What a descriptor moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transfer {
-    /// `bytes` bytes from the own window to the peer's.
+    /// Writes `bytes` bytes of an own window to one of the peer.
     Put {
-        /// Id of the own window.
-        source_window: u32,
-        /// Byte offset in it.
-        source_offset: u64,
-        /// Id of the peer's window.
-        destination_window: u32,
-        /// Byte offset in it.
-        destination_offset: u64,
+        /// First byte in the own window.
+        source: WindowOffset,
+        /// First byte in the peer's window.
+        destination: WindowOffset,
         /// Length in bytes; may be 0.
         bytes: u64,
     },
-    /// The low `1 << width_log2` bytes of `value` to the peer's window.
+    /// Writes the low `1 << width_log2` bytes of `value` to a window of the peer.
     PutValue {
         /// The value, little-endian.
         value: u64,
         /// 0, 1, 2 or 3 for 1, 2, 4 or 8 bytes.
         width_log2: u32,
-        /// Id of the peer's window.
-        destination_window: u32,
-        /// Byte offset in it.
-        destination_offset: u64,
+        /// First byte in the peer's window.
+        destination: WindowOffset,
     },
-    /// `bytes` bytes from the peer's window to the own one.
+    /// Reads `bytes` bytes of a window of the peer into an own one.
     Get {
-        /// Id of the peer's window.
-        source_window: u32,
-        /// Byte offset in it.
-        source_offset: u64,
-        /// Id of the own window.
-        destination_window: u32,
-        /// Byte offset in it.
-        destination_offset: u64,
+        /// First byte in the peer's window.
+        source: WindowOffset,
+        /// First byte in the own window.
+        destination: WindowOffset,
         /// Length in bytes; may be 0.
         bytes: u64,
     },
-    /// Nothing: only a signal.
+    /// Moves nothing: the descriptor only raises a signal.
     Nothing,
+}
+
+impl Transfer {
+    /// Returns the number of bytes that it moves.
+    pub const fn bytes(&self) -> u64 {
+        match *self {
+            Self::Put { bytes, .. } | Self::Get { bytes, .. } => bytes,
+            Self::PutValue { width_log2, .. } => 1 << width_log2,
+            Self::Nothing => 0,
+        }
+    }
 }
 
 /// Which word a signal raises.
@@ -157,25 +167,25 @@ impl Descriptor {
     pub const fn encode(&self) -> [u64; WORDS] {
         let mut w = [0u64; WORDS];
         let (operation, width, value_top) = match self.transfer {
-            Transfer::Put { source_window, source_offset, destination_window, destination_offset, bytes } => {
+            Transfer::Put { source, destination, bytes } => {
                 w[1] = bytes << 1;
-                w[2] = source_offset << 1;
-                w[3] = destination_offset << 1;
-                w[4] = (source_window << 1) as u64 | (destination_window as u64) << 25;
+                w[2] = source.offset << 1;
+                w[3] = destination.offset << 1;
+                w[4] = (source.window << 1) as u64 | (destination.window as u64) << 25;
                 (1, 0, 0)
             }
-            Transfer::PutValue { value, width_log2, destination_window, destination_offset } => {
+            Transfer::PutValue { value, width_log2, destination } => {
                 w[1] = 1 << (width_log2 + 1);
                 w[2] = value << 1;
-                w[3] = destination_offset << 1;
-                w[4] = (destination_window as u64) << 25;
+                w[3] = destination.offset << 1;
+                w[4] = (destination.window as u64) << 25;
                 (2, width_log2 as u64 & 3, value >> 63)
             }
-            Transfer::Get { source_window, source_offset, destination_window, destination_offset, bytes } => {
+            Transfer::Get { source, destination, bytes } => {
                 w[1] = bytes << 1;
-                w[2] = source_offset << 1;
-                w[3] = destination_offset << 1;
-                w[4] = (source_window << 1) as u64 | (destination_window as u64) << 25;
+                w[2] = source.offset << 1;
+                w[3] = destination.offset << 1;
+                w[4] = (source.window << 1) as u64 | (destination.window as u64) << 25;
                 (3, 0, 0)
             }
             Transfer::Nothing => (4, 0, 0),
@@ -248,9 +258,9 @@ impl Descriptor {
         } else {
             None
         };
-        let source_window = (w[4] >> 1 & low) as u32;
-        let destination_window = (w[4] >> 25 & low) as u32;
-        let (source_offset, destination_offset, bytes) = (w[2] >> 1, w[3] >> 1, w[1] >> 1);
+        let source = WindowOffset { window: (w[4] >> 1 & low) as u32, offset: w[2] >> 1 };
+        let destination = WindowOffset { window: (w[4] >> 25 & low) as u32, offset: w[3] >> 1 };
+        let bytes = w[1] >> 1;
         let width_log2 = (w[0] >> 10 & 3) as u32;
         let value_top = w[0] >> 13 & 1;
         let operation = (w[0] >> 1 & 15) as u32;
@@ -258,19 +268,19 @@ impl Descriptor {
             return Err(DescriptorError::Reserved(0));
         }
         let transfer = match operation {
-            1 => Transfer::Put { source_window, source_offset, destination_window, destination_offset, bytes },
+            1 => Transfer::Put { source, destination, bytes },
             2 => {
-                if source_window != 0 || bytes != 1 << width_log2 {
+                if source.window != 0 || bytes != 1 << width_log2 {
                     return Err(DescriptorError::Reserved(1));
                 }
-                let value = source_offset | value_top << 63;
-                Transfer::PutValue { value, width_log2, destination_window, destination_offset }
+                let value = source.offset | value_top << 63;
+                Transfer::PutValue { value, width_log2, destination }
             }
             3 => {
                 if signal.is_some() {
                     return Err(DescriptorError::Combination);
                 }
-                Transfer::Get { source_window, source_offset, destination_window, destination_offset, bytes }
+                Transfer::Get { source, destination, bytes }
             }
             4 => {
                 if signal.is_none() {
@@ -307,23 +317,18 @@ mod tests {
     fn transfer() -> impl Strategy<Value = Transfer> {
         prop_oneof![
             (id(), offset(), id(), offset(), offset()).prop_map(|(sw, so, dw, d, bytes)| Transfer::Put {
-                source_window: sw,
-                source_offset: so,
-                destination_window: dw,
-                destination_offset: d,
+                source: WindowOffset { window: sw, offset: so },
+                destination: WindowOffset { window: dw, offset: d },
                 bytes
             }),
             (word(), 0..4u32, id(), offset()).prop_map(|(value, width_log2, dw, d)| Transfer::PutValue {
                 value,
                 width_log2,
-                destination_window: dw,
-                destination_offset: d
+                destination: WindowOffset { window: dw, offset: d }
             }),
             (id(), offset(), id(), offset(), offset()).prop_map(|(sw, so, dw, d, bytes)| Transfer::Get {
-                source_window: sw,
-                source_offset: so,
-                destination_window: dw,
-                destination_offset: d,
+                source: WindowOffset { window: sw, offset: so },
+                destination: WindowOffset { window: dw, offset: d },
                 bytes
             }),
             Just(Transfer::Nothing),
@@ -370,10 +375,8 @@ mod tests {
         let descriptor = Descriptor {
             peer: 1,
             transfer: Transfer::Put {
-                source_window: 0,
-                source_offset: 0,
-                destination_window: 0,
-                destination_offset: 0,
+                source: WindowOffset { window: 0, offset: 0 },
+                destination: WindowOffset { window: 0, offset: 0 },
                 bytes: 8,
             },
             signal: None,

@@ -24,7 +24,7 @@ pub mod handle;
 pub mod mlx5;
 
 pub use deadline::Deadline;
-pub use descriptor::{Descriptor, DescriptorError, RemoteSignal, SignalTarget, Transfer};
+pub use descriptor::{Descriptor, DescriptorError, RemoteSignal, SignalTarget, Transfer, WindowOffset};
 pub use fault::{Fault, FaultKind, FaultRecord, Operation};
 pub use handle::{BackendKind, CommHandle, ContextData, StatusBlock, WindowData, WindowHandle};
 

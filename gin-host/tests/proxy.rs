@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Poster, config, get, network, peer, put, request, strong, weak, with_comm};
-use gin_abi::descriptor::{RemoteSignal, SignalTarget, Transfer};
+use gin_abi::descriptor::{RemoteSignal, SignalTarget, Transfer, WindowOffset};
 use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation};
 use gin_device::gin::Order;
 use gin_device::status::Stop;
@@ -153,8 +153,7 @@ fn values_of_all_widths_and_signals_at_addresses_arrive() {
                 let transfer = Transfer::PutValue {
                     value: value & (u64::MAX >> (64 - (8 << width_log2))),
                     width_log2,
-                    destination_window: window.id(),
-                    destination_offset: u64::from(width_log2) * 8,
+                    destination: WindowOffset { window: window.id(), offset: u64::from(width_log2) * 8 },
                 };
                 poster.post(0, request(other, transfer)).unwrap();
             }
@@ -242,7 +241,7 @@ fn a_request_that_is_wrong_is_a_fault_on_all_ranks_that_says_what_was_wrong() {
             "value",
             |w| {
                 let transfer =
-                    Transfer::PutValue { value: 1, width_log2: 3, destination_window: w, destination_offset: 12 };
+                    Transfer::PutValue { value: 1, width_log2: 3, destination: WindowOffset { window: w, offset: 12 } };
                 request(1, transfer)
             },
             FaultKind::Misaligned,
@@ -414,8 +413,8 @@ fn figures_are_kept_by_context_and_peer() {
                 poster.post(0, Descriptor { signal: strong(0, 1), ..put(2, place(0), place(32), 20) }).unwrap();
             }
             poster.post(0, get(0, place(0), place(32), 7)).unwrap();
-            let (destination_window, destination_offset) = place(8);
-            let value = Transfer::PutValue { destination_window, destination_offset, width_log2: 3, value: 5 };
+            let (window, offset) = place(8);
+            let value = Transfer::PutValue { destination: WindowOffset { window, offset }, width_log2: 3, value: 5 };
             poster.post(1, Descriptor { counter: Some(0), ..request(2, value) }).unwrap();
             for context in [0, 1] {
                 poster.flush(context).unwrap();

@@ -14,7 +14,7 @@ mod late;
 
 use self::late::Later;
 use super::{Capabilities, Endpoint, Event, Fetch, Key, LocalSignals, LocalWindow, NetError, Network, Raises, Request};
-use gin_abi::{RemoteSignal, SignalTarget, Transfer};
+use gin_abi::{RemoteSignal, SignalTarget, Transfer, WindowOffset};
 use gin_device::signal_words::raise;
 use gin_device::sys::GlobalWord;
 use gin_gpu::copy::copy_shared;
@@ -46,15 +46,6 @@ impl Region {
     /// Uses the region until the result is dropped, unless it is closed; `close` waits for it.
     fn enter(self: &Arc<Self>) -> Option<Use> {
         self.gate.enter().then(|| Use(self.clone()))
-    }
-
-    /// Runs `work` unless the region is closed; `close` waits for it.
-    fn with<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
-        let result = self.gate.enter().then(work);
-        if result.is_some() {
-            self.gate.leave();
-        }
-        result
     }
 
     fn close(&self) -> bool {
@@ -254,63 +245,103 @@ impl Peer {
         Ok((region, unsafe { GlobalWord::new(address) }))
     }
 
-    /// Copies between two ranges.
-    fn transfer(&self, from: (u32, u32, u64), to: (u32, u32, u64), bytes: u64) -> Result<(), NetError> {
-        let (source, source_address) = self.range(from.0, from.1, from.2, bytes)?;
-        let (destination, destination_address) = self.range(to.0, to.1, to.2, bytes)?;
-        let copied = source.with(|| {
-            // Safety: both ranges are in memory that their regions keep alive.
-            destination.with(|| unsafe { copy_shared(destination_address, source_address, bytes) })
-        });
-        match copied {
-            Some(Some(())) => Ok(()),
-            Some(None) => Err(NetError::UnknownWindow { window: to.0, rank: to.1 }),
-            None => Err(NetError::UnknownWindow { window: from.0, rank: from.1 }),
+    /// Reports a request of this context and peer as complete. After a failure strong requests behind it fail.
+    fn complete(&mut self, id: u64, order: (u32, u32), outcome: Result<(), NetError>) {
+        if outcome.is_err() && !self.broken.contains(&order) {
+            self.broken.push(order);
         }
+        self.done.push(Event::Completion { id, outcome });
     }
 
-    fn carry_out(&self, request: &Request) -> Result<(), NetError> {
-        // Found before anything is moved: a request that fails leaves no trace.
-        let word = request.signal.as_ref().map(|signal| self.word(request, signal)).transpose()?;
-        match request.transfer {
-            Transfer::Nothing => {}
-            Transfer::Put { source_window, source_offset, destination_window, destination_offset, bytes } => self
-                .transfer(
-                    (source_window, self.rank, source_offset),
-                    (destination_window, request.peer, destination_offset),
-                    bytes,
-                )?,
-            Transfer::Get { source_window, source_offset, destination_window, destination_offset, bytes } => self
-                .transfer(
-                    (source_window, request.peer, source_offset),
-                    (destination_window, self.rank, destination_offset),
-                    bytes,
-                )?,
-            Transfer::PutValue { value, width_log2, destination_window, destination_offset } => {
-                let (value, bytes) = (value.to_le_bytes(), 1 << width_log2);
-                let (region, address) = self.range(destination_window, request.peer, destination_offset, bytes)?;
-                // Safety: the range is in memory that the region keeps alive; the source is a local value.
-                let copied = region.with(|| unsafe { copy_shared(address, value.as_ptr().addr() as u64, bytes) });
-                if copied.is_none() {
-                    return Err(NetError::UnknownWindow { window: destination_window, rank: request.peer });
-                }
-            }
+    /// Returns what a request does, with the regions that it uses. A request that fails here has left no trace.
+    ///
+    /// # Errors
+    /// [`NetError::UnknownSignal`], [`NetError::UnknownWindow`], [`NetError::OutOfRange`].
+    fn resolve(&self, request: &Request) -> Result<Plan, NetError> {
+        let peer = request.peer;
+        let mut plan = Plan { work: Work::Nothing, raise: None, uses: [None, None, None] };
+        if let Some(signal) = &request.signal {
+            let (region, word) = self.word(request, signal)?;
+            let unknown = NetError::UnknownSignal { rank: peer, signal: signal.target };
+            plan.uses[0] = Some(region.enter().ok_or(unknown)?);
+            plan.raise = Some((word, signal.amount));
         }
-        if let (Some((region, word)), Some(signal)) = (word, &request.signal) {
-            let raised = region.with(|| raise(word, signal.amount));
-            if raised.is_none() {
-                return Err(NetError::UnknownSignal { rank: request.peer, signal: signal.target });
+        let mut part = |at: WindowOffset, rank, bytes, slot: usize| {
+            let (region, address) = self.range(at.window, rank, at.offset, bytes)?;
+            let gone = NetError::UnknownWindow { window: at.window, rank };
+            plan.uses[slot] = Some(region.enter().ok_or(gone)?);
+            Ok::<_, NetError>((region.memory.memory().clone(), address))
+        };
+        plan.work = match request.transfer {
+            Transfer::Nothing => Work::Nothing,
+            Transfer::Put { source, destination, bytes } => {
+                let from = part(source, self.rank, bytes, 1)?;
+                Work::Copy { to: part(destination, peer, bytes, 2)?, from, bytes }
             }
-        }
-        Ok(())
+            Transfer::Get { source, destination, bytes } => {
+                let from = part(source, peer, bytes, 1)?;
+                Work::Copy { to: part(destination, self.rank, bytes, 2)?, from, bytes }
+            }
+            Transfer::PutValue { value, width_log2, destination } => {
+                let bytes = 1 << width_log2;
+                Work::Store { to: part(destination, peer, bytes, 1)?, value, bytes }
+            }
+        };
+        Ok(plan)
     }
 }
 
-fn bytes_of(transfer: &Transfer) -> u64 {
-    match *transfer {
-        Transfer::Put { bytes, .. } | Transfer::Get { bytes, .. } => bytes,
-        Transfer::PutValue { width_log2, .. } => 1 << width_log2,
-        Transfer::Nothing => 0,
+/// Memory, and an address in it.
+type At = (Arc<Memory>, u64);
+
+/// What a request does before it raises its signal.
+#[derive(Debug)]
+enum Work {
+    Nothing,
+    Copy { to: At, from: At, bytes: u64 },
+    Store { to: At, value: u64, bytes: u64 },
+}
+
+impl Work {
+    /// Carries it out by the CPU.
+    ///
+    /// # Safety
+    /// - The addresses are in range, and nothing frees the memory meanwhile.
+    unsafe fn carry_out(&self) {
+        match self {
+            Self::Nothing => {}
+            // Safety: the caller's promise.
+            Self::Copy { to, from, bytes } => unsafe { copy_shared(to.1, from.1, *bytes) },
+            Self::Store { to, value, bytes } => {
+                let value = value.to_le_bytes();
+                // Safety: the caller's promise; the source is a local value.
+                unsafe { copy_shared(to.1, value.as_ptr().expose_provenance() as u64, *bytes) };
+            }
+        }
+    }
+}
+
+/// A request, resolved to addresses.
+#[derive(Debug)]
+struct Plan {
+    work: Work,
+    raise: Option<(GlobalWord, u64)>,
+    /// The regions that it uses.
+    uses: [Option<Use>; 3],
+}
+
+impl Plan {
+    /// Carries it out by the CPU, and raises its signal.
+    fn carry_out(&self) {
+        // Safety: the ranges were checked, and `uses` keeps their memory.
+        unsafe { self.work.carry_out() };
+        self.raise();
+    }
+
+    fn raise(&self) {
+        if let Some((word, amount)) = self.raise {
+            raise(word, amount);
+        }
     }
 }
 
@@ -388,22 +419,18 @@ impl Network for Peer {
             if bytes >= POST_BYTES || self.later.as_ref().is_some_and(Later::is_full) {
                 return taken;
             }
-            bytes += bytes_of(&request.transfer);
+            bytes += request.transfer.bytes();
             if self.later.is_some() {
                 self.begin(request);
                 continue;
             }
-            let line = (request.context, request.peer);
-            let strong = request.is_strong();
-            let outcome = if strong && self.broken.contains(&line) {
+            let order = (request.context, request.peer);
+            let outcome = if request.is_strong() && self.broken.contains(&order) {
                 Err(NetError::behind(request.peer))
             } else {
-                self.carry_out(request)
+                self.resolve(request).map(|plan| plan.carry_out())
             };
-            if outcome.is_err() && !self.broken.contains(&line) {
-                self.broken.push(line);
-            }
-            self.done.push(Event::Completion { id: request.id, outcome });
+            self.complete(request.id, order, outcome);
         }
         requests.len()
     }

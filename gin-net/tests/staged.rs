@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory that goes through host memory: two endpoints that are driven by hand, over a network of this process.
 
-use gin_abi::{RemoteSignal, SignalTarget, Transfer};
+use gin_abi::{RemoteSignal, SignalTarget, Transfer, WindowOffset};
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device, Memory, MemoryKind};
 use gin_net::peer::Peer;
@@ -102,11 +102,19 @@ fn until(sides: &mut [Side; 2], done: impl Fn(&[Side; 2]) -> bool) {
 }
 
 fn put(from: u64, to: u64, bytes: u64) -> Transfer {
-    Transfer::Put { source_window: 0, source_offset: from, destination_window: 0, destination_offset: to, bytes }
+    Transfer::Put {
+        source: WindowOffset { window: 0, offset: from },
+        destination: WindowOffset { window: 0, offset: to },
+        bytes,
+    }
 }
 
 fn get(from: u64, to: u64, bytes: u64) -> Transfer {
-    Transfer::Get { source_window: 0, source_offset: from, destination_window: 0, destination_offset: to, bytes }
+    Transfer::Get {
+        source: WindowOffset { window: 0, offset: from },
+        destination: WindowOffset { window: 0, offset: to },
+        bytes,
+    }
 }
 
 const SIGNAL: RemoteSignal = RemoteSignal { target: SignalTarget::Id(3), amount: 7, strong: true };
@@ -119,7 +127,8 @@ fn puts_and_values_are_in_the_window_when_their_signal_is_told() {
         let mut sides = pair(staged, &FailSwitch::new());
         sides[0].post(1, put(10, 1000, 500), None);
         sides[0].post(2, put(700, 2001, 1), None);
-        let value = Transfer::PutValue { value: 0x0807, width_log2: 1, destination_window: 0, destination_offset: 64 };
+        let value =
+            Transfer::PutValue { value: 0x0807, width_log2: 1, destination: WindowOffset { window: 0, offset: 64 } };
         sides[0].post(3, value, Some(SIGNAL));
         let mut expected = sides[1].bytes();
         expected[1000..1500].copy_from_slice(&sides[0].bytes()[10..510]);

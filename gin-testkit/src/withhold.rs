@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A network whose payload is in view only once it is made visible.
 
-use gin_abi::{RemoteSignal, Transfer};
+use gin_abi::{RemoteSignal, Transfer, WindowOffset};
 use gin_gpu::copy::copy_shared;
 use gin_gpu::registry::{KEY_BYTES, Registry};
 use gin_gpu::{DeviceKind, Memory, MemorySlice};
@@ -109,35 +109,23 @@ impl<N: Network> Withhold<N> {
 
     /// What the network below is to do, what the peer is told, and where a get lands.
     fn translate(&self, request: &Request) -> (Transfer, Option<Arrival>, Option<Part>) {
+        let real = |at: WindowOffset| WindowOffset { window: as_it_is(at.window), ..at };
+        let view = |at: WindowOffset| WindowOffset { window: beside(at.window), ..at };
         match request.transfer {
             Transfer::Nothing => (Transfer::Nothing, Some(self.arrival(request, None)), None),
-            Transfer::Put { source_window, source_offset, destination_window, destination_offset, bytes } => {
-                let part = Part { window: destination_window, offset: destination_offset, bytes };
-                let transfer = Transfer::Put {
-                    source_window: as_it_is(source_window),
-                    source_offset,
-                    destination_window: beside(destination_window),
-                    destination_offset,
-                    bytes,
-                };
+            Transfer::Put { source, destination, bytes } => {
+                let part = Part { window: destination.window, offset: destination.offset, bytes };
+                let (source, destination) = (real(source), view(destination));
+                (Transfer::Put { source, destination, bytes }, Some(self.arrival(request, Some(part))), None)
+            }
+            Transfer::PutValue { value, width_log2, destination } => {
+                let part = Part { window: destination.window, offset: destination.offset, bytes: 1 << width_log2 };
+                let transfer = Transfer::PutValue { value, width_log2, destination: view(destination) };
                 (transfer, Some(self.arrival(request, Some(part))), None)
             }
-            Transfer::PutValue { value, width_log2, destination_window, destination_offset } => {
-                let part = Part { window: destination_window, offset: destination_offset, bytes: 1 << width_log2 };
-                let destination_window = beside(destination_window);
-                let transfer = Transfer::PutValue { value, width_log2, destination_window, destination_offset };
-                (transfer, Some(self.arrival(request, Some(part))), None)
-            }
-            Transfer::Get { source_window, source_offset, destination_window, destination_offset, bytes } => {
-                let part = Part { window: destination_window, offset: destination_offset, bytes };
-                let transfer = Transfer::Get {
-                    source_window: as_it_is(source_window),
-                    source_offset,
-                    destination_window: beside(destination_window),
-                    destination_offset,
-                    bytes,
-                };
-                (transfer, None, Some(part))
+            Transfer::Get { source, destination, bytes } => {
+                let part = Part { window: destination.window, offset: destination.offset, bytes };
+                (Transfer::Get { source: real(source), destination: view(destination), bytes }, None, Some(part))
             }
         }
     }

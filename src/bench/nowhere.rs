@@ -45,8 +45,8 @@ impl Nowhere {
     }
 
     fn is_right(&self, request: &Request) -> bool {
-        let whole = matches!(request.transfer, Transfer::Put { bytes, source_offset, destination_offset, .. }
-            if bytes == BYTES as u64 && source_offset == destination_offset);
+        let whole = matches!(request.transfer, Transfer::Put { bytes, source, destination }
+            if bytes == BYTES as u64 && source.offset == destination.offset);
         let raises = request.signal.is_some_and(|signal| signal.amount == 1 && signal.strong);
         whole && raises && request.peer < self.ranks
     }

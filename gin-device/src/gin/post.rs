@@ -15,7 +15,7 @@ use crate::team::Rank;
 use crate::window::{WindowRange, bytes_on};
 use bytemuck::Pod;
 use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS, WINDOW_SIGNALS};
-use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation, Transfer, WindowData};
+use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation, Transfer, WindowData, WindowOffset};
 
 mod sealed {
     pub trait Sealed {}
@@ -567,10 +567,8 @@ impl<B: Backend, T: Pod> Put<'_, B, T> {
         let (core, operation) = (self.gin.core(), Operation::Put);
         self.check(false)?;
         let transfer = Transfer::Put {
-            source_window: self.source.window_id(),
-            source_offset: self.source.place().0,
-            destination_window: self.destination.window_id(),
-            destination_offset: self.destination.place().0,
+            source: WindowOffset { window: self.source.window_id(), offset: self.source.place().0 },
+            destination: WindowOffset { window: self.destination.window_id(), offset: self.destination.place().0 },
             bytes: self.source.place().1,
         };
         let posted = post::<B>(core, self.peer, transfer, &self.options, operation);
@@ -614,10 +612,8 @@ impl<B: Backend, T: Pod> Get<'_, B, T> {
         let (core, operation) = (self.gin.core(), Operation::Get);
         self.check(false)?;
         let transfer = Transfer::Get {
-            source_window: self.source.window_id(),
-            source_offset: self.source.place().0,
-            destination_window: self.destination.window_id(),
-            destination_offset: self.destination.place().0,
+            source: WindowOffset { window: self.source.window_id(), offset: self.source.place().0 },
+            destination: WindowOffset { window: self.destination.window_id(), offset: self.destination.place().0 },
             bytes: self.source.place().1,
         };
         let posted = post::<B>(core, self.peer, transfer, &self.options, operation);
@@ -668,8 +664,7 @@ impl<B: Backend> PutValue<'_, B> {
         let transfer = Transfer::PutValue {
             value: self.value,
             width_log2: self.width_log2,
-            destination_window: self.destination.window_id(),
-            destination_offset: self.destination.place().0,
+            destination: WindowOffset { window: self.destination.window_id(), offset: self.destination.place().0 },
         };
         let posted = post::<B>(core, self.peer, transfer, &self.options, operation);
         posted.map_err(|stop| ended(core, self.peer, operation, stop))

@@ -44,9 +44,10 @@ pub(crate) fn operation(transfer: &Transfer) -> Operation {
 /// The windows that a request uses.
 pub(crate) fn windows(request: &Descriptor) -> impl Iterator<Item = u32> {
     let (source, destination) = match request.transfer {
-        Transfer::Put { source_window, destination_window, .. }
-        | Transfer::Get { source_window, destination_window, .. } => (Some(source_window), Some(destination_window)),
-        Transfer::PutValue { destination_window, .. } => (None, Some(destination_window)),
+        Transfer::Put { source, destination, .. } | Transfer::Get { source, destination, .. } => {
+            (Some(source.window), Some(destination.window))
+        }
+        Transfer::PutValue { destination, .. } => (None, Some(destination.window)),
         Transfer::Nothing => (None, None),
     };
     let signal = request.signal.and_then(|signal| match signal.target {
@@ -79,20 +80,20 @@ impl Limits {
             Ok(info)
         };
         match request.transfer {
-            Transfer::Put { source_window, source_offset, destination_window, destination_offset, bytes } => {
-                range(source_window, self.rank, source_offset, bytes)?;
-                range(destination_window, request.peer, destination_offset, bytes)?;
+            Transfer::Put { source, destination, bytes } => {
+                range(source.window, self.rank, source.offset, bytes)?;
+                range(destination.window, request.peer, destination.offset, bytes)?;
             }
-            Transfer::Get { source_window, source_offset, destination_window, destination_offset, bytes } => {
-                range(source_window, request.peer, source_offset, bytes)?;
-                range(destination_window, self.rank, destination_offset, bytes)?;
+            Transfer::Get { source, destination, bytes } => {
+                range(source.window, request.peer, source.offset, bytes)?;
+                range(destination.window, self.rank, destination.offset, bytes)?;
             }
-            Transfer::PutValue { width_log2, destination_window, destination_offset, .. } => {
+            Transfer::PutValue { width_log2, destination, .. } => {
                 let width = 1u64 << width_log2;
-                if !destination_offset.is_multiple_of(width) {
-                    return Err(fault(FaultKind::Misaligned).values(width, destination_offset));
+                if !destination.offset.is_multiple_of(width) {
+                    return Err(fault(FaultKind::Misaligned).values(width, destination.offset));
                 }
-                range(destination_window, request.peer, destination_offset, width)?;
+                range(destination.window, request.peer, destination.offset, width)?;
             }
             Transfer::Nothing => {}
         }

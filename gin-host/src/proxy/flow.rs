@@ -4,7 +4,7 @@
 use super::check::{operation, windows};
 use super::lists::Slot;
 use super::{BATCH, Proxy, ROW, stats};
-use gin_abi::{Descriptor, Fault, FaultKind, Operation, RemoteSignal, Transfer};
+use gin_abi::{Descriptor, Fault, FaultKind, Operation, RemoteSignal, Transfer, WindowOffset};
 use gin_net::{NetError, Request};
 
 /// A request under way.
@@ -41,31 +41,16 @@ pub(super) fn slot(id: u64) -> Slot {
     (id >> 32) as Slot
 }
 
-fn length(transfer: &Transfer) -> u64 {
-    match *transfer {
-        Transfer::Put { bytes, .. } | Transfer::Get { bytes, .. } => bytes,
-        Transfer::PutValue { width_log2, .. } => 1 << width_log2,
-        Transfer::Nothing => 0,
-    }
-}
-
 /// The part of a transfer that starts `from` bytes in and is `length` bytes long.
 fn part(transfer: Transfer, from: u64, length: u64) -> Transfer {
+    let at = |start: WindowOffset| WindowOffset { offset: start.offset + from, ..start };
     match transfer {
-        Transfer::Put { source_window, source_offset, destination_window, destination_offset, .. } => Transfer::Put {
-            source_window,
-            source_offset: source_offset + from,
-            destination_window,
-            destination_offset: destination_offset + from,
-            bytes: length,
-        },
-        Transfer::Get { source_window, source_offset, destination_window, destination_offset, .. } => Transfer::Get {
-            source_window,
-            source_offset: source_offset + from,
-            destination_window,
-            destination_offset: destination_offset + from,
-            bytes: length,
-        },
+        Transfer::Put { source, destination, .. } => {
+            Transfer::Put { source: at(source), destination: at(destination), bytes: length }
+        }
+        Transfer::Get { source, destination, .. } => {
+            Transfer::Get { source: at(source), destination: at(destination), bytes: length }
+        }
         whole @ (Transfer::PutValue { .. } | Transfer::Nothing) => whole,
     }
 }
@@ -89,7 +74,7 @@ impl Op {
 
     /// The next message. `strong`: the network has strong signals.
     fn next(&mut self, slot: Slot, max_message: u64, strong: bool) -> Request {
-        let total = length(&self.request.transfer);
+        let total = self.request.transfer.bytes();
         let (transfer, signal) = match self.rest {
             Rest::LateSignal | Rest::Nothing => {
                 self.rest = Rest::Nothing;
@@ -144,7 +129,7 @@ impl Proxy {
         }
         let operation = operation(&request.transfer);
         let figures = self.contexts[context as usize].part.stats.of(Some(request.peer));
-        let bytes = length(&request.transfer);
+        let bytes = request.transfer.bytes();
         match operation {
             Operation::Get => {
                 stats::add(&figures.gets, 1);
@@ -300,8 +285,11 @@ mod tests {
     use proptest::prelude::*;
 
     fn op(bytes: u64, strong: Option<bool>) -> Op {
-        let transfer =
-            Transfer::Put { source_window: 1, source_offset: 100, destination_window: 2, destination_offset: 7, bytes };
+        let transfer = Transfer::Put {
+            source: WindowOffset { window: 1, offset: 100 },
+            destination: WindowOffset { window: 2, offset: 7 },
+            bytes,
+        };
         let signal = strong.map(|strong| RemoteSignal { target: SignalTarget::Id(3), amount: 5, strong });
         Op {
             context: 4,
@@ -334,10 +322,10 @@ mod tests {
             let (mut at, count) = (0, requests.len());
             for (number, request) in requests.iter().enumerate() {
                 prop_assert_eq!((request.context, request.peer, slot(request.id)), (4, 6, 11));
-                let Transfer::Put { source_offset, destination_offset, bytes: length, .. } = request.transfer else {
+                let Transfer::Put { source, destination, bytes: length } = request.transfer else {
                     panic!("{request:?}")
                 };
-                prop_assert_eq!((source_offset, destination_offset), (100 + at, 7 + at));
+                prop_assert_eq!((source.offset, destination.offset), (100 + at, 7 + at));
                 prop_assert!(length > 0 && length <= max_message);
                 at += length;
                 prop_assert!(request.signal.is_none() || number + 1 == count);

@@ -2,7 +2,7 @@
 //! Ranks as plain threads, and a host-side poster that stands in for a kernel.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-use gin_abi::descriptor::{Descriptor, RemoteSignal, SignalTarget, Transfer, WORDS};
+use gin_abi::descriptor::{Descriptor, RemoteSignal, SignalTarget, Transfer, WORDS, WindowOffset};
 use gin_abi::handle::{NEAR_WORDS, QUEUE_NEAR};
 use gin_abi::{CommHandle, ContextData, Deadline};
 use gin_device::gin::{Order, Sharing};
@@ -184,10 +184,8 @@ pub fn request(peer: u32, transfer: Transfer) -> Descriptor {
 /// `bytes` bytes from `from` to `to`, each window and offset.
 pub fn put(peer: u32, to: (u32, u64), from: (u32, u64), bytes: u64) -> Descriptor {
     let transfer = Transfer::Put {
-        source_window: from.0,
-        source_offset: from.1,
-        destination_window: to.0,
-        destination_offset: to.1,
+        source: WindowOffset { window: from.0, offset: from.1 },
+        destination: WindowOffset { window: to.0, offset: to.1 },
         bytes,
     };
     request(peer, transfer)
@@ -195,10 +193,8 @@ pub fn put(peer: u32, to: (u32, u64), from: (u32, u64), bytes: u64) -> Descripto
 
 pub fn get(peer: u32, to: (u32, u64), from: (u32, u64), bytes: u64) -> Descriptor {
     let transfer = Transfer::Get {
-        source_window: from.0,
-        source_offset: from.1,
-        destination_window: to.0,
-        destination_offset: to.1,
+        source: WindowOffset { window: from.0, offset: from.1 },
+        destination: WindowOffset { window: to.0, offset: to.1 },
         bytes,
     };
     request(peer, transfer)

@@ -4,7 +4,7 @@
 use super::Body;
 use super::pair::{BYTES, Plan, ended, ensure, get, pair, put, raise, spoil, until};
 use super::ports::everywhere;
-use gin_abi::{SignalTarget, Transfer};
+use gin_abi::{SignalTarget, Transfer, WindowOffset};
 use gin_host::net::verbs::{GpuMemory, SignalsBy, VerbsConfig};
 use gin_host::net::{NetError, Network};
 use libtest_mimic::Failed;
@@ -51,8 +51,7 @@ fn everything(devices: &[String; 2]) -> Result<(), Failed> {
         let value = Transfer::PutValue {
             value: 0x1122_3344_5566_7788,
             width_log2: 2,
-            destination_window: 0,
-            destination_offset: half + 400_000,
+            destination: WindowOffset { window: 0, offset: half + 400_000 },
         };
         let value = sides[0].post(0, value, None, peer);
         let nothing = sides[0].put(peer, 0, 0, 0);
@@ -180,8 +179,11 @@ fn not_inline(devices: &[String; 2]) -> Result<(), Failed> {
     let config = VerbsConfig { inline: 0, ..VerbsConfig::default() };
     let mut sides = pair(&Plan { config, ..Plan::new(devices) })?;
     for number in 0..300u64 {
-        let value =
-            Transfer::PutValue { value: number, width_log2: 3, destination_window: 0, destination_offset: 8 * number };
+        let value = Transfer::PutValue {
+            value: number,
+            width_log2: 3,
+            destination: WindowOffset { window: 0, offset: 8 * number },
+        };
         sides[0].post(0, value, Some(raise(2, number)), 1);
         sides[1].poll();
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Two endpoints of the network `verbs`, driven by hand: no proxy, no kernels.
 
-use gin_abi::{RemoteSignal, SignalTarget, Transfer};
+use gin_abi::{RemoteSignal, SignalTarget, Transfer, WindowOffset};
 use gin_host::gpu::virt::VirtualDevice;
 use gin_host::gpu::{Device as Gpu, Memory, MemoryKind};
 use gin_host::net::staged::Staged;
@@ -87,11 +87,19 @@ impl Side {
 }
 
 pub fn put(source_offset: u64, destination_offset: u64, bytes: u64) -> Transfer {
-    Transfer::Put { source_window: 0, source_offset, destination_window: 0, destination_offset, bytes }
+    Transfer::Put {
+        source: WindowOffset { window: 0, offset: source_offset },
+        destination: WindowOffset { window: 0, offset: destination_offset },
+        bytes,
+    }
 }
 
 pub fn get(source_offset: u64, destination_offset: u64, bytes: u64) -> Transfer {
-    Transfer::Get { source_window: 0, source_offset, destination_window: 0, destination_offset, bytes }
+    Transfer::Get {
+        source: WindowOffset { window: 0, offset: source_offset },
+        destination: WindowOffset { window: 0, offset: destination_offset },
+        bytes,
+    }
 }
 
 pub fn raise(id: u32, amount: u64) -> RemoteSignal {

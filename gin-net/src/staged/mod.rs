@@ -220,12 +220,12 @@ impl<N: Network> Staged<N> {
         let peer = request.peer;
         match request.transfer {
             Transfer::Nothing => false,
-            Transfer::Put { source_window, destination_window, .. } => {
-                self.own(source_window).is_some() || self.half(destination_window, peer).is_some()
+            Transfer::Put { source, destination, .. } => {
+                self.own(source.window).is_some() || self.half(destination.window, peer).is_some()
             }
-            Transfer::PutValue { destination_window, .. } => self.half(destination_window, peer).is_some(),
-            Transfer::Get { source_window, destination_window, .. } => {
-                self.half(source_window, peer).is_some() || self.own(destination_window).is_some()
+            Transfer::PutValue { destination, .. } => self.half(destination.window, peer).is_some(),
+            Transfer::Get { source, destination, .. } => {
+                self.half(source.window, peer).is_some() || self.own(destination.window).is_some()
             }
         }
     }

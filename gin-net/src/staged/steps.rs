@@ -4,7 +4,7 @@
 use super::window::{Own, Places};
 use super::{ASK_AFTER_NS, Item, Landing, Late, Line, OWN, Open, Staged, Step, Then, Wanted};
 use crate::{Event, NetError, Network, Notice, NoticeArrival, Request};
-use gin_abi::{RemoteSignal, Transfer};
+use gin_abi::{RemoteSignal, Transfer, WindowOffset};
 use gin_gpu::copier::Ticket;
 use gin_gpu::rt;
 use std::collections::VecDeque;
@@ -76,28 +76,26 @@ impl<N: Network> Staged<N> {
             return Ok((vec![Item { request: below, step: Step::Send(id), copy: None, _own: None }], 1));
         }
         match request.transfer {
-            Transfer::Get { source_window, source_offset, destination_window, destination_offset, bytes } => {
-                self.check(source_window, peer, source_offset, bytes)?;
-                let landing = Landing { window: destination_window, offset: destination_offset, bytes };
-                let landing = if self.own(destination_window).is_some() {
+            Transfer::Get { source, destination, bytes } => {
+                self.check(source.window, peer, source.offset, bytes)?;
+                let landing = Landing { window: destination.window, offset: destination.offset, bytes };
+                let landing = if self.own(destination.window).is_some() {
                     self.range(landing)?;
                     Some(landing)
                 } else {
                     None
                 };
-                let Some(half) = self.half(source_window, peer) else {
+                let Some(half) = self.half(source.window, peer) else {
                     let request = Request { id: self.name() | OWN, ..*request };
                     return Ok((vec![Item { request, step: Step::Read(id, landing), copy: None, _own: None }], 1));
                 };
                 let read = Transfer::Get {
-                    source_window,
-                    source_offset: half + source_offset,
-                    destination_window,
-                    destination_offset,
+                    source: WindowOffset { window: source.window, offset: half + source.offset },
+                    destination,
                     bytes,
                 };
                 let tag = self.want(line, id, Some((read, landing)));
-                let notice = Notice::Wanted { window: source_window, offset: source_offset, bytes, tag };
+                let notice = Notice::Wanted { window: source.window, offset: source.offset, bytes, tag };
                 let request = self.request(line, Transfer::Nothing, Some(notice));
                 Ok((vec![Item { request, step: Step::Tell(id, tag), copy: None, _own: None }], 2))
             }
@@ -109,21 +107,19 @@ impl<N: Network> Staged<N> {
     fn plan_put(&mut self, request: &Request, mut transfer: Transfer) -> Result<(Vec<Item>, u32), NetError> {
         let (id, peer, line) = (request.id, request.peer, (request.context, request.peer));
         let (window, offset, bytes) = match transfer {
-            Transfer::PutValue { width_log2, destination_window, destination_offset, .. } => {
-                (destination_window, destination_offset, 1 << width_log2.min(3))
+            Transfer::PutValue { width_log2, destination, .. } => {
+                (destination.window, destination.offset, 1 << width_log2.min(3))
             }
-            Transfer::Put { destination_window, destination_offset, bytes, .. } => {
-                (destination_window, destination_offset, bytes)
-            }
+            Transfer::Put { destination, bytes, .. } => (destination.window, destination.offset, bytes),
             Transfer::Get { .. } | Transfer::Nothing => return Err(NetError::behind(peer)),
         };
         self.check(window, peer, offset, bytes)?;
         let mut copied = (None, None);
-        if let Transfer::Put { source_window, source_offset, .. } = &mut transfer
-            && let Some(half) = self.own(*source_window).map(|own| own.half)
+        if let Transfer::Put { source, .. } = &mut transfer
+            && let Some(half) = self.own(source.window).map(|own| own.half)
         {
-            let (copy, own) = self.copy_out(Landing { window: *source_window, offset: *source_offset, bytes })?;
-            *source_offset += half;
+            let (copy, own) = self.copy_out(Landing { window: source.window, offset: source.offset, bytes })?;
+            source.offset += half;
             copied = (Some(copy), Some(own));
         }
         let (copy, _own) = copied;

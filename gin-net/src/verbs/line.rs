@@ -323,19 +323,19 @@ impl Line {
         let rail = connected.rail;
         let plan = match request.transfer {
             Transfer::Nothing => None,
-            Transfer::Put { source_window, source_offset, destination_window, destination_offset, bytes } => {
-                let own = windows.own(source_window, source_offset, bytes, self.rail)?;
-                let there = windows.of(destination_window, self.peer, destination_offset, bytes, rail)?;
-                Some(Move::new(false, own, there, moved(bytes)?, Some(source_window), None))
+            Transfer::Put { source, destination, bytes } => {
+                let own = windows.own(source.window, source.offset, bytes, self.rail)?;
+                let there = windows.of(destination.window, self.peer, destination.offset, bytes, rail)?;
+                Some(Move::new(false, own, there, moved(bytes)?, Some(source.window), None))
             }
-            Transfer::Get { source_window, source_offset, destination_window, destination_offset, bytes } => {
-                let there = windows.of(source_window, self.peer, source_offset, bytes, rail)?;
-                let own = windows.own(destination_window, destination_offset, bytes, self.rail)?;
-                Some(Move::new(true, own, there, moved(bytes)?, Some(destination_window), None))
+            Transfer::Get { source, destination, bytes } => {
+                let there = windows.of(source.window, self.peer, source.offset, bytes, rail)?;
+                let own = windows.own(destination.window, destination.offset, bytes, self.rail)?;
+                Some(Move::new(true, own, there, moved(bytes)?, Some(destination.window), None))
             }
-            Transfer::PutValue { value, width_log2, destination_window, destination_offset } => {
+            Transfer::PutValue { value, width_log2, destination } => {
                 let bytes = 1 << width_log2.min(3);
-                let there = windows.of(destination_window, self.peer, destination_offset, bytes, rail)?;
+                let there = windows.of(destination.window, self.peer, destination.offset, bytes, rail)?;
                 Some(Move::new(false, (0, 0), there, moved(bytes)?, None, Some(value)))
             }
         };

@@ -18,7 +18,7 @@ use std::sync::Arc;
 ///
 /// fn over_rdma(ranks: u32) -> Result<WorldConfig, NoDevice> {
 ///     let ports = Ports::open(&VerbsConfig::default())?;
-/// XX
+///     Ok(WorldConfig::threads(ranks).with_comm(|comm| comm.network(ports.factory())))
 /// }
 /// ```
 #[derive(Clone, Debug)]

@@ -330,18 +330,18 @@ impl Backend for Gdaki {
                     deadline,
                 )
             }
-            Transfer::PutValue { value, width_log2, destination_window, destination_offset } => {
-                let to = link.there(destination_window, destination_offset);
+            Transfer::PutValue { value, width_log2, destination } => {
+                let to = link.there(destination.window, destination.offset);
                 link.post(|head| wqe::write_value(head, to, value, 1 << width_log2), behind, request, deadline)
             }
-            Transfer::Put { source_window, source_offset, destination_window, destination_offset, bytes } => {
-                let (to, from) = (link.there(destination_window, destination_offset), source_offset);
-                let here = link.here(source_window, from, 0);
+            Transfer::Put { source, destination, bytes } => {
+                let (to, from) = (link.there(destination.window, destination.offset), source.offset);
+                let here = link.here(source.window, from, 0);
                 link.post_pieces(bytes, to, here, wqe::write, behind, request, deadline)
             }
-            Transfer::Get { source_window, source_offset, destination_window, destination_offset, bytes } => {
-                let from = link.there(source_window, source_offset);
-                let here = link.here(destination_window, destination_offset, 0);
+            Transfer::Get { source, destination, bytes } => {
+                let from = link.there(source.window, source.offset);
+                let here = link.here(destination.window, destination.offset, 0);
                 // A counter says that the data is in view.
                 let then = if request.counter.is_some() { Then::Dump } else { Then::Nothing };
                 link.post_pieces(bytes, from, here, wqe::read, then, request, deadline)
