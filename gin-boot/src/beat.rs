@@ -26,6 +26,7 @@ use super::message::Message;
 use crate::LossCause;
 use rustix::process::{getpid, setpriority_process};
 use rustix::thread::gettid;
+use serde::{Deserialize, Serialize};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::pin::pin;
@@ -45,7 +46,7 @@ const LATE: Duration = Duration::from_millis(100);
 pub(super) const AHEAD: usize = 4;
 
 /// The thread that a rank's heartbeats come from. All zero if the system does not tell.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub(super) struct Seat {
     /// Inode of its PID namespace, in which the next number counts.
     pub(super) namespace: u64,

@@ -4,6 +4,7 @@
 use crate::board::Board;
 use crate::host_name;
 use crate::rt;
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -111,7 +112,7 @@ pub enum BootstrapError {
 }
 
 /// Why a rank is not there any more, as seen by the one that noticed.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum LossCause {
     /// It left in an orderly way.
@@ -130,25 +131,21 @@ pub enum LossCause {
     #[error("is lost: {reason}")]
     Failed {
         /// What.
+        #[serde(with = "crate::message::text")]
         reason: String,
     },
 }
 
 impl LossCause {
-    pub(crate) const LEFT: u64 = 0;
-    pub(crate) const CLOSED: u64 = 1;
-    pub(crate) const SILENT: u64 = 2;
-    pub(crate) const FAILED: u64 = 3;
-
     /// Its number: what kernels see of it, as [`Fault::seen`](gin_abi::Fault) of
     /// [`PeerLost`](gin_abi::FaultKind::PeerLost), with the limit in milliseconds as `expected` if it is 2. 0: left,
     /// 1: closed, 2: silent, 3: something else.
     pub fn code(&self) -> u64 {
         match self {
-            Self::Left => Self::LEFT,
-            Self::Closed => Self::CLOSED,
-            Self::Silent { .. } => Self::SILENT,
-            Self::Failed { .. } => Self::FAILED,
+            Self::Left => 0,
+            Self::Closed => 1,
+            Self::Silent { .. } => 2,
+            Self::Failed { .. } => 3,
         }
     }
 }

@@ -8,7 +8,7 @@
 use super::beat::{AHEAD, Beats, Event, Late, Seat, Watch, read};
 use super::id::Key;
 use super::link::{Link, LinkError, Outbound};
-use super::message::{Answer, FRAME, Hello, Message, PIECE, Reader, Registration};
+use super::message::{Answer, FRAME, Hello, Message, PIECE, Registration};
 use super::node::{Node, Outgoing};
 use super::tree::PARENT;
 use super::{TcpConfig, system};
@@ -449,9 +449,9 @@ async fn deal(node: &Node, edge: usize, mut events: mpsc::Receiver<Event>) -> Op
             }
             Event::Ended(cause) => return Some(cause),
         };
-        let mut reader = Reader(&frame);
-        while !reader.is_empty() {
-            let received = match Message::read(&mut reader) {
+        let mut rest = &frame[..];
+        while !rest.is_empty() {
+            let received = match Message::read(&mut rest) {
                 Some(message) => node.receive(edge, message).map_err(|violation| violation.0),
                 None => Err("it sends what makes no sense"),
             };

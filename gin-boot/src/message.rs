@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What ranks say to each other, as bytes.
+//! The messages of the bootstrap, as bytes.
 //!
-//! Numbers are base 128, low groups first, with the top bit set on all bytes but the last. Texts and lists begin with
-//! their length. A reader believes no length: it takes what is there.
+//! `postcard` encodes them. A reader takes at most what a frame holds; texts, lists and pieces have limits of their own.
 
 use super::beat::Seat;
 use crate::LossCause;
 use gin_abi::Fault;
-use std::net::{IpAddr, SocketAddr};
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// The version of all of this. Ranks of different versions do not talk.
-pub(super) const VERSION: u8 = 3;
+/// The version of all messages. Ranks of different versions refuse each other.
+pub(super) const VERSION: u8 = 4;
 
 /// Most bytes of a frame before it is encrypted: what one message of Noise carries (65535 with a tag of 16).
 pub(super) const FRAME: usize = 65_535 - 16;
@@ -25,349 +26,203 @@ pub(super) const LISTED: usize = 1024;
 /// Most bytes of a text.
 const TEXT: usize = 512;
 
-/// Appends to a message.
-#[derive(Debug, Default)]
-struct Writer(Vec<u8>);
+/// Texts of at most [`TEXT`] bytes; longer ones are cut when they are sent and refused when they are read.
+pub(super) mod text {
+    use super::*;
 
-impl Writer {
-    fn number(&mut self, mut value: u64) -> &mut Self {
-        while value >= 0x80 {
-            // The low seven bits.
-            self.0.push(value as u8 | 0x80);
-            value >>= 7;
-        }
-        self.0.push(value as u8);
-        self
+    pub(crate) fn serialize<S: Serializer>(text: &str, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&text[..text.floor_char_boundary(TEXT)])
     }
 
-    fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
-        self.number(bytes.len() as u64).0.extend_from_slice(bytes);
-        self
-    }
-
-    fn address(&mut self, address: &SocketAddr) -> &mut Self {
-        match address.ip() {
-            IpAddr::V4(ip) => self.bytes(&ip.octets()),
-            IpAddr::V6(ip) => self.bytes(&ip.octets()),
-        };
-        self.number(u64::from(address.port()))
-    }
-
-    fn seat(&mut self, seat: &Seat) -> &mut Self {
-        self.number(seat.namespace).number(u64::from(seat.thread)).number(seat.began)
-    }
-
-    fn ranks(&mut self, ranks: &[u32]) -> &mut Self {
-        let listed = &ranks[..ranks.len().min(LISTED)];
-        self.number(listed.len() as u64);
-        for rank in listed {
-            self.number(u64::from(*rank));
-        }
-        self
-    }
-
-    fn text(&mut self, text: &str) -> &mut Self {
-        let end = (0..=text.len().min(TEXT)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-        self.bytes(&text.as_bytes()[..end])
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+        let text = <&str>::deserialize(from)?;
+        if text.len() > TEXT { Err(D::Error::custom("a text is too long")) } else { Ok(text.to_owned()) }
     }
 }
 
-/// Reads messages; what is not there, or makes no sense, gives `None`.
-#[derive(Clone, Debug)]
-pub(super) struct Reader<'a>(pub(super) &'a [u8]);
+/// Lists of at most [`LISTED`] ranks, cut and refused likewise.
+mod ranks {
+    use super::*;
 
-impl<'a> Reader<'a> {
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    pub(super) fn serialize<S: Serializer>(ranks: &[u32], to: S) -> Result<S::Ok, S::Error> {
+        ranks[..ranks.len().min(LISTED)].serialize(to)
     }
 
-    fn byte(&mut self) -> Option<u8> {
-        let (byte, rest) = self.0.split_first()?;
-        self.0 = rest;
-        Some(*byte)
-    }
-
-    fn number(&mut self) -> Option<u64> {
-        let mut value = 0;
-        for group in 0..10 {
-            let byte = self.byte()?;
-            let bits = u64::from(byte & 0x7f);
-            // The tenth group has one bit; and each number has one form.
-            if (group == 9 && bits > 1) || (group > 0 && byte == 0) {
-                return None;
-            }
-            value |= bits << (7 * group);
-            if byte & 0x80 == 0 {
-                return Some(value);
-            }
-        }
-        None
-    }
-
-    fn small(&mut self) -> Option<u32> {
-        self.number()?.try_into().ok()
-    }
-
-    fn bytes(&mut self) -> Option<&'a [u8]> {
-        let length = usize::try_from(self.number()?).ok()?;
-        let (bytes, rest) = self.0.split_at_checked(length)?;
-        self.0 = rest;
-        Some(bytes)
-    }
-
-    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
-        self.bytes()?.try_into().ok()
-    }
-
-    fn address(&mut self) -> Option<SocketAddr> {
-        let octets = self.bytes()?;
-        let ip = match octets.len() {
-            4 => IpAddr::from(<[u8; 4]>::try_from(octets).ok()?),
-            _ => IpAddr::from(<[u8; 16]>::try_from(octets).ok()?),
-        };
-        let port = u16::try_from(self.number()?).ok().filter(|&port| port != 0)?;
-        Some(SocketAddr::new(ip, port))
-    }
-
-    fn seat(&mut self) -> Option<Seat> {
-        Some(Seat { namespace: self.number()?, thread: self.small()?, began: self.number()? })
-    }
-
-    fn ranks(&mut self) -> Option<Vec<u32>> {
-        let count = self.number().filter(|&count| count <= LISTED as u64)?;
-        (0..count).map(|_| self.small()).collect()
-    }
-
-    fn text(&mut self) -> Option<String> {
-        let bytes = self.bytes().filter(|bytes| bytes.len() <= TEXT)?;
-        String::from_utf8(bytes.to_vec()).ok()
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u32>, D::Error> {
+        let ranks = Vec::deserialize(from)?;
+        if ranks.len() > LISTED { Err(D::Error::custom("a list is too long")) } else { Ok(ranks) }
     }
 }
 
-/// A message that is a whole frame of its own.
-pub(super) trait Whole: Sized {
-    /// As bytes.
-    fn to_bytes(&self) -> Vec<u8>;
+/// Pieces of at most [`PIECE`] bytes.
+mod piece {
+    use super::*;
 
-    /// From what `to_bytes` made; `None` for anything else.
-    fn from_bytes(bytes: &[u8]) -> Option<Self>;
+    pub(super) fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_bytes(bytes)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Arc<[u8]>, D::Error> {
+        let bytes = <&[u8]>::deserialize(from)?;
+        if bytes.len() > PIECE { Err(D::Error::custom("a piece is too long")) } else { Ok(bytes.into()) }
+    }
 }
 
-/// What whoever connects says first.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// Faults, by their words.
+mod fault {
+    use super::*;
+
+    pub(super) fn serialize<S: Serializer>(fault: &Fault, to: S) -> Result<S::Ok, S::Error> {
+        fault.to_words().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Fault, D::Error> {
+        Deserialize::deserialize(from).map(Fault::read)
+    }
+}
+
+/// A port that a rank can listen at.
+fn listening<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
+    let address = SocketAddr::deserialize(from)?;
+    if address.port() == 0 { Err(D::Error::custom("a port is 0")) } else { Ok(address) }
+}
+
+/// A message that is a whole frame.
+pub(super) trait Whole: Serialize + DeserializeOwned {
+    /// Encodes it.
+    fn to_bytes(&self) -> Vec<u8> {
+        encode(self, Vec::new())
+    }
+
+    /// Decodes it; `None` for anything that `to_bytes` does not make.
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (message, rest) = postcard::take_from_bytes(bytes).ok()?;
+        rest.is_empty().then_some(message)
+    }
+}
+
+/// Appends a message.
+fn encode(message: &impl Serialize, bytes: Vec<u8>) -> Vec<u8> {
+    // The only error is one of a serializer with a limit, which a vector is not.
+    postcard::to_extend(message, bytes).expect("a vector takes any message")
+}
+
+/// The first message on a connection.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Hello {
-    /// To rank 0: a rank is there.
+    /// To rank 0: registers the sender.
     Register(Registration),
-    /// To a child, from its parent: this is our edge.
+    /// From a parent to its child: opens their edge.
     Edge { from: u32, to: u32, ranks: u32, instance: [u8; 16], seat: Seat },
-    /// To rank 0, when it takes long: who is missing? With what this rank has trouble with, if anything.
-    Status { rank: u32, trouble: String },
+    /// To rank 0, when joining takes long: asks which ranks are missing, and reports the sender's trouble, if any.
+    Status {
+        rank: u32,
+        #[serde(with = "text")]
+        trouble: String,
+    },
 }
 
-/// A rank that is there.
-#[derive(Clone, PartialEq, Eq, Debug)]
+impl Whole for Hello {}
+
+/// A rank that has come.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Registration {
     pub(super) rank: u32,
     pub(super) ranks: u32,
-    /// Random: another process of the same rank has another one.
+    /// Random: tells processes of the same rank apart.
     pub(super) instance: [u8; 16],
-    /// Where it listens.
+    /// The address that it listens at.
+    #[serde(deserialize_with = "listening")]
     pub(super) address: SocketAddr,
 }
 
-impl Registration {
-    fn write(&self, to: &mut Writer) {
-        to.number(u64::from(self.rank)).number(u64::from(self.ranks)).bytes(&self.instance).address(&self.address);
-    }
-
-    fn read(from: &mut Reader<'_>) -> Option<Self> {
-        let (rank, ranks) = (from.small()?, from.small()?);
-        Some(Self { rank, ranks, instance: from.array()?, address: from.address()? })
-    }
-}
-
-impl Whole for Hello {
-    fn to_bytes(&self) -> Vec<u8> {
-        let mut to = Writer::default();
-        match self {
-            Self::Register(registration) => registration.write(to.number(0)),
-            Self::Edge { from, to: child, ranks, instance, seat } => {
-                to.number(1).number(u64::from(*from)).number(u64::from(*child)).number(u64::from(*ranks));
-                to.bytes(instance).seat(seat);
-            }
-            Self::Status { rank, trouble } => {
-                to.number(2).number(u64::from(*rank)).text(trouble);
-            }
-        }
-        to.0
-    }
-
-    fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let mut from = Reader(bytes);
-        let hello = match from.byte()? {
-            0 => Self::Register(Registration::read(&mut from)?),
-            1 => {
-                let (rank, to, ranks) = (from.small()?, from.small()?, from.small()?);
-                Self::Edge { from: rank, to, ranks, instance: from.array()?, seat: from.seat()? }
-            }
-            2 => Self::Status { rank: from.small()?, trouble: from.text()? },
-            _ => return None,
-        };
-        from.0.is_empty().then_some(hello)
-    }
-}
-
 /// The answer to a [`Hello`].
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
     /// The rank is registered.
     Welcome,
-    /// The edge is there.
+    /// The edge is open.
     Edge(Seat),
     /// Another process has this rank already.
     Duplicate,
     /// The job has this many ranks.
     Ranks(u32),
-    /// Nothing that this rank was waiting for.
+    /// This rank did not expect the greeting.
     Unexpected,
-    /// Who has not registered yet: the first of them, and how many; and what somebody has trouble with.
-    Status { missing: Vec<u32>, count: u32, failed: bool, trouble: String },
+    /// The first ranks that have not registered, their number, and the trouble of some rank.
+    Status {
+        #[serde(with = "ranks")]
+        missing: Vec<u32>,
+        count: u32,
+        failed: bool,
+        #[serde(with = "text")]
+        trouble: String,
+    },
 }
 
-impl Whole for Answer {
-    fn to_bytes(&self) -> Vec<u8> {
-        let mut to = Writer::default();
-        match self {
-            Self::Welcome => to.number(0),
-            Self::Duplicate => to.number(1),
-            Self::Ranks(ranks) => to.number(2).number(u64::from(*ranks)),
-            Self::Unexpected => to.number(3),
-            Self::Status { missing, count, failed, trouble } => {
-                to.number(4).ranks(missing).number(u64::from(*count)).number(u64::from(*failed)).text(trouble)
-            }
-            Self::Edge(seat) => to.number(5).seat(seat),
-        };
-        to.0
-    }
+impl Whole for Answer {}
 
-    fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let mut from = Reader(bytes);
-        let answer = match from.byte()? {
-            0 => Self::Welcome,
-            1 => Self::Duplicate,
-            2 => Self::Ranks(from.small()?),
-            3 => Self::Unexpected,
-            4 => {
-                let (missing, count) = (from.ranks()?, from.small()?);
-                let failed = from.number().filter(|&failed| failed < 2)? == 1;
-                Self::Status { missing, count, failed, trouble: from.text()? }
-            }
-            5 => Self::Edge(from.seat()?),
-            _ => return None,
-        };
-        from.0.is_empty().then_some(answer)
-    }
-}
-
-/// What a rank gives to all, at the meeting with this number on this channel.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+/// The number of a collective operation on a channel.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub(super) struct Round {
     pub(super) channel: u64,
     pub(super) number: u64,
 }
 
-/// What goes along an edge. Several of them may be in one frame.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// A message along an edge. A frame holds one or several.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Message {
-    /// Nothing: somebody is there.
+    /// Nothing: the sender is alive.
     Ping,
     /// The next piece of what `rank` gives.
-    Part { round: Round, rank: u32, last: bool, bytes: Arc<[u8]> },
+    Part {
+        round: Round,
+        rank: u32,
+        last: bool,
+        #[serde(with = "piece")]
+        bytes: Arc<[u8]>,
+    },
     /// `rank` posted a fault on the board of a channel, with what it knows of the cause.
-    Fault { channel: u64, rank: u32, fault: Fault, cause: String },
-    /// `rank` has left, or was lost, which `by` noticed.
+    Fault {
+        channel: u64,
+        rank: u32,
+        #[serde(with = "fault")]
+        fault: Fault,
+        #[serde(with = "text")]
+        cause: String,
+    },
+    /// `rank` has left or was lost; `by` noticed.
     Gone { rank: u32, by: u32, cause: LossCause },
-    /// `rank` ended all meetings.
+    /// `rank` ended all collective operations.
     Abort { rank: u32 },
-    /// Down the tree: a rank below is there.
+    /// Down the tree: a rank below has come.
     Registered(Registration),
-    /// While all join: a rank gives up, as these, and so many in all, did not come.
-    Missing { ranks: Vec<u32>, count: u32, trouble: String },
+    /// While all join: a rank gives up, because these did not come. `count` is the number of all that did not.
+    Missing {
+        #[serde(with = "ranks")]
+        ranks: Vec<u32>,
+        count: u32,
+        #[serde(with = "text")]
+        trouble: String,
+    },
 }
 
 impl Message {
-    /// Appends it. It has at most [`PIECE`] bytes and a bit.
+    /// Appends it: at most [`PIECE`] bytes and a head.
     pub(super) fn write(&self, bytes: &mut Vec<u8>) {
-        let mut to = Writer(std::mem::take(bytes));
-        match self {
-            Self::Ping => {
-                to.number(0);
-            }
-            Self::Part { round, rank, last, bytes } => {
-                to.number(1 + u64::from(*last)).number(round.channel).number(round.number);
-                to.number(u64::from(*rank)).bytes(bytes);
-            }
-            Self::Fault { channel, rank, fault, cause } => {
-                to.number(3).number(*channel).number(u64::from(*rank));
-                for word in fault.to_words() {
-                    to.number(word);
-                }
-                to.text(cause);
-            }
-            Self::Gone { rank, by, cause } => {
-                to.number(4).number(u64::from(*rank)).number(u64::from(*by)).number(cause.code());
-                match cause {
-                    LossCause::Left | LossCause::Closed => {}
-                    LossCause::Silent { ms } => drop(to.number(*ms)),
-                    LossCause::Failed { reason } => drop(to.text(reason)),
-                }
-            }
-            Self::Abort { rank } => {
-                to.number(6).number(u64::from(*rank));
-            }
-            Self::Registered(registration) => registration.write(to.number(7)),
-            Self::Missing { ranks, count, trouble } => {
-                to.number(8).ranks(ranks).number(u64::from(*count)).text(trouble);
-            }
-        }
-        *bytes = to.0;
+        *bytes = encode(self, std::mem::take(bytes));
     }
 
-    /// Whether a frame has nothing but a [`Ping`](Self::Ping).
+    /// Returns whether a frame holds a [`Ping`](Self::Ping) and nothing else.
     pub(super) fn is_ping(frame: &[u8]) -> bool {
         frame == [0]
     }
 
-    /// The next of a frame; `None` if it is malformed.
-    pub(super) fn read(from: &mut Reader<'_>) -> Option<Self> {
-        Some(match from.byte()? {
-            0 => Self::Ping,
-            tag @ (1 | 2) => {
-                let round = Round { channel: from.number()?, number: from.number()? };
-                let (rank, bytes) = (from.small()?, from.bytes().filter(|bytes| bytes.len() <= PIECE)?);
-                Self::Part { round, rank, last: tag == 2, bytes: bytes.into() }
-            }
-            3 => {
-                let (channel, rank) = (from.number()?, from.small()?);
-                let words = [from.number()?, from.number()?, from.number()?, from.number()?];
-                Self::Fault { channel, rank, fault: Fault::read(words), cause: from.text()? }
-            }
-            4 => {
-                let (rank, by) = (from.small()?, from.small()?);
-                let cause = match from.number()? {
-                    LossCause::LEFT => LossCause::Left,
-                    LossCause::CLOSED => LossCause::Closed,
-                    LossCause::SILENT => LossCause::Silent { ms: from.number()? },
-                    LossCause::FAILED => LossCause::Failed { reason: from.text()? },
-                    _ => return None,
-                };
-                Self::Gone { rank, by, cause }
-            }
-            6 => Self::Abort { rank: from.small()? },
-            7 => Self::Registered(Registration::read(from)?),
-            8 => Self::Missing { ranks: from.ranks()?, count: from.small()?, trouble: from.text()? },
-            _ => return None,
-        })
+    /// Takes the next message off a frame; `None` if it is malformed.
+    pub(super) fn read(frame: &mut &[u8]) -> Option<Self> {
+        let (message, rest) = postcard::take_from_bytes(frame).ok()?;
+        *frame = rest;
+        Some(message)
     }
 }
 
@@ -376,6 +231,7 @@ mod tests {
     use super::*;
     use gin_abi::{FaultKind, Operation};
     use proptest::prelude::*;
+    use std::net::IpAddr;
 
     fn address() -> impl Strategy<Value = SocketAddr> {
         let ip = prop_oneof![any::<[u8; 4]>().prop_map(IpAddr::from), any::<[u16; 8]>().prop_map(IpAddr::from)];
@@ -463,10 +319,10 @@ mod tests {
 
     /// Reads a frame as the reader of an edge does.
     fn frame(bytes: &[u8]) -> Option<Vec<Message>> {
-        let mut reader = Reader(bytes);
+        let mut frame = bytes;
         let mut all = Vec::new();
-        while !reader.0.is_empty() {
-            all.push(Message::read(&mut reader)?);
+        while !frame.is_empty() {
+            all.push(Message::read(&mut frame)?);
         }
         Some(all)
     }
@@ -543,15 +399,27 @@ mod tests {
     }
 
     #[test]
-    fn lengths_that_are_not_there_allocate_nothing() {
+    fn lengths_that_are_not_there_and_past_the_limits_are_refused() {
         let huge = [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01];
-        assert_eq!(Reader(&huge).number(), Some(u64::MAX));
-        assert_eq!(Reader(&huge).bytes(), None);
-        assert_eq!(Reader(&huge).ranks(), None);
-        assert_eq!(Message::read(&mut Reader(&[&[1, 0, 0, 0][..], &huge].concat())), None);
-        // Longer than any number, and a number in a longer form than it needs.
-        assert_eq!(Reader(&[0xff; 11]).number(), None);
-        assert_eq!(Reader(&[0x80, 0x00]).number(), None);
+        let refused = |bytes: Vec<u8>| Message::read(&mut &bytes[..]).is_none();
+        // A part, and missing ranks.
+        assert!(refused([&[1, 0, 0, 0, 1][..], &huge].concat()));
+        assert!(refused([&[6][..], &huge].concat()));
+        // Longer than any number.
+        assert!(refused([&[4][..], &[0xff; 11]].concat()));
+        let longer = |head: &[u8], length: usize, rest: &[u8]| {
+            let mut bytes = head.to_vec();
+            bytes = postcard::to_extend(&length, bytes).unwrap();
+            bytes.extend(vec![1; length]);
+            bytes.extend_from_slice(rest);
+            bytes
+        };
+        assert!(!refused(longer(&[1, 0, 0, 0, 1], PIECE, &[])));
+        assert!(refused(longer(&[1, 0, 0, 0, 1], PIECE + 1, &[])));
+        assert!(!refused(longer(&[6], LISTED, &[5, 0])));
+        assert!(refused(longer(&[6], LISTED + 1, &[5, 0])));
+        assert!(!refused(longer(&[6, 0, 5], TEXT, &[])));
+        assert!(refused(longer(&[6, 0, 5], TEXT + 1, &[])));
     }
 
     #[test]
