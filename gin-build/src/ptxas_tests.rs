@@ -35,7 +35,7 @@ fn the_figures_of_each_kernel_are_read_and_those_of_functions_are_not_mixed_in()
     assert_eq!(parse_report(SAID), [plain, busy]);
 }
 
-/// A folder with a `ptxas` at `place` that runs `script`.
+/// Creates a folder with a `ptxas` at `place` that runs `script`.
 fn with_ptxas(place: &str, script: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     fakes::program(&dir.path().join(place).join("ptxas"), script);
@@ -69,7 +69,7 @@ fn a_variable_that_names_no_assembler_is_not_passed_over() {
     let _alone = fakes::one_at_a_time();
     let dir = with_ptxas("target/cuda-tools/nvidia/cu13/bin", "");
     let reason = Ptxas::find_in(&around("GIN_PTXAS", Path::new("/nowhere/ptxas")), dir.path()).unwrap_err();
-    assert_eq!(reason, "GIN_PTXAS names /nowhere/ptxas, which is no file");
+    assert_eq!(reason, "GIN_PTXAS=/nowhere/ptxas is not a file");
 }
 
 fn assemble(script: &str) -> Result<Assembly, BuildError> {

@@ -5,7 +5,7 @@ use std::sync::MutexGuard;
 use super::*;
 use crate::fakes;
 
-/// A folder of made-up toolchains, whose `rustc` is a shell script that says what a real one would.
+/// A folder of fake toolchains. Their `rustc` is a shell script that prints what a real one would.
 struct Machine {
     dir: tempfile::TempDir,
     _alone: MutexGuard<'static, ()>,
@@ -129,7 +129,7 @@ fn a_variable_that_names_no_compiler_is_an_error_and_not_passed_over() {
     let mut around = machine.around();
     around.vars.insert("GIN_RUSTC".into(), "/nowhere/rustc".into());
     let text = Toolchain::find_in(&around).unwrap_err().to_string();
-    assert!(text.starts_with("GIN_RUSTC=/nowhere/rustc cannot be used: there is no /nowhere/rustc"), "{text}");
+    assert!(text.starts_with("GIN_RUSTC=/nowhere/rustc cannot be used: /nowhere/rustc does not exist"), "{text}");
 }
 
 #[test]

@@ -11,10 +11,10 @@ use libtest_mimic::{Failed, Trial};
 use crate::support::{self, builder, ensure, needs_compiler, needs_ptxas};
 
 const ARCHS: [Arch; 3] = [Arch::Sm80, Arch::Sm90, Arch::Sm100];
-/// Largest text of the kernels of a crate together, for one architecture.
+/// Largest total text of a crate's kernels, in bytes, for one architecture.
 const MAX_BYTES: usize = 512 << 10;
 
-/// Folders of the crates that are embedded in the command.
+/// Folders of the crates that the command embeds.
 const CRATES: [&str; 2] = ["gin-kernels", "gin-kernels/bench"];
 
 pub(crate) fn trials() -> Vec<Trial> {
