@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Two NICs with a queue pair each, connected to one another, over memory that is an array.
+//! Two NICs with one queue pair each, connected to each other, over memory that is an array.
 
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::command::QpState;
@@ -11,7 +11,7 @@ use gin_soft_hca::held::{Held, Item, Usage};
 use gin_soft_hca::tables::{CompletionQueue, Queue, Region, Rights};
 use gin_soft_hca::{Engine, Memory, Options, Progress, Tables};
 
-/// Memory whose addresses are offsets; what lies outside is never touched, or a test fails.
+/// Memory whose addresses are offsets. An access outside fails the test.
 pub(crate) struct Flat(pub(crate) Vec<u8>);
 
 impl Flat {
@@ -63,17 +63,17 @@ impl Memory for Flat {
     }
 }
 
-/// Slots of each ring.
+/// log2 of the slots of each ring.
 pub(crate) const LOG_SIZE: u32 = 3;
 pub(crate) const SIZE: u64 = 1 << LOG_SIZE;
 
-/// What a side has in memory, one behind the other.
+/// Layout of a side's memory.
 const RING: u64 = 0;
 const RECORD: u64 = 0x400;
 const COMPLETIONS: u64 = 0x800;
 /// A region with relaxed ordering.
 const RELAXED: u64 = 0x1000;
-/// One without.
+/// A region without relaxed ordering.
 const STRICT: u64 = 0x3000;
 const SIDE: u64 = 0x5000;
 /// Length of each region.
@@ -97,7 +97,7 @@ pub(crate) struct World {
     pub(crate) faults: Vec<Switch>,
     pub(crate) engine: Engine,
     held: (Vec<Item>, Usage),
-    /// Index past the last entry that was written, and number of the next completion, of each side.
+    /// Index past the last entry written, and number of the next completion, of each side.
     pub(crate) next: [u64; 2],
     pub(crate) seen: [u64; 2],
 }
@@ -173,7 +173,7 @@ impl World {
         0x7000_0000 * u64::from(side + 1) + 0x10_0000 * u64::from(relaxed)
     }
 
-    /// Where that byte lies.
+    /// Place of that byte in memory.
     pub(crate) fn place(side: u32, relaxed: bool) -> u64 {
         u64::from(side) * SIDE + if relaxed { RELAXED } else { STRICT }
     }
@@ -191,7 +191,7 @@ impl World {
         Post { index: self.next[side as usize], queue: QueueNumber::new(QUEUE + side), flags }
     }
 
-    /// Writes an entry into the next slot, over whatever is there.
+    /// Writes an entry into the next slot, over its old contents.
     pub(crate) fn write<const N: usize>(&mut self, side: u32, entry: [Segment; N]) {
         let slot = self.next[side as usize] % SIZE;
         let at = u64::from(side) * SIDE + RING + slot * 64;
@@ -215,7 +215,7 @@ impl World {
         self.engine.ring(&mut tables, &mut self.memory, side, word);
     }
 
-    /// Announces all that was written.
+    /// Announces all entries written.
     pub(crate) fn ring(&mut self, side: u32) {
         let end = self.next[side as usize];
         self.record(side, end);
@@ -234,7 +234,7 @@ impl World {
         self.engine.step(&mut tables, &mut held, &mut self.memory)
     }
 
-    /// Steps until nothing is to do.
+    /// Steps until there is nothing to do.
     pub(crate) fn settle(&mut self) {
         for _ in 0..100_000 {
             if self.step() == Progress::Idle {
@@ -244,7 +244,7 @@ impl World {
         panic!("the engine never comes to rest");
     }
 
-    /// The next completion of a side, if it is there.
+    /// Returns the next completion of a side, if there is one.
     pub(crate) fn completion(&mut self, side: u32) -> Option<Outcome> {
         let number = self.seen[side as usize];
         let at = u64::from(side) * SIDE + COMPLETIONS + number % SIZE * cqe::BYTES;
@@ -260,7 +260,7 @@ impl World {
         }
     }
 
-    /// Syndromes of the completions of a side that are there, `None` for good ones.
+    /// Returns the syndromes of a side's new completions, `None` for successful ones.
     pub(crate) fn syndromes(&mut self, side: u32) -> Vec<Option<u8>> {
         std::iter::from_fn(|| self.completion(side))
             .map(|outcome| outcome.result.err().map(|bad| bad.syndrome))
