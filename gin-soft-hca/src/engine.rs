@@ -53,7 +53,7 @@ pub struct Options {
 pub struct Slow {
     /// The NIC.
     pub device: u32,
-    /// Delay after the doorbell that found the queue pair without work, in units of [`Engine::tell_time`].
+    /// Delay after the doorbell that found the queue pair without work, in units of [`Engine::set_time`].
     pub late: u64,
 }
 
@@ -122,7 +122,7 @@ impl Engine {
     }
 
     /// Sets the time, for delays.
-    pub const fn tell_time(&mut self, time: u64) {
+    pub const fn set_time(&mut self, time: u64) {
         self.time = time;
     }
 
@@ -567,7 +567,7 @@ fn remote_range(
     // The peer drops a packet from another sender than it expects, and does not acknowledge one with another sequence
     // number.
     let connected = peer.device == own.peer_device && peer.peer == number && peer.peer_device == own.device;
-    let in_sequence = peer.first_expected == own.first_sent;
+    let in_sequence = peer.initial_receive_psn == own.initial_send_psn;
     if !peer.answers() || !connected || !in_sequence || peer.mtu != own.mtu {
         return Err(NO_ANSWER);
     }

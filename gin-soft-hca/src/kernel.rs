@@ -29,13 +29,13 @@ use gin_device::sys::{Global, GlobalWord, Memory as _, Word};
 pub const THREADS: u32 = 256;
 
 /// Longest copy, in bytes, that one thread makes alone. The others need about two trips to L2 to begin.
-const ALONE: u64 = 256;
+const SINGLE_THREAD_BYTES: u64 = 256;
 /// Largest number of actions between two looks at the doorbells.
 const STEPS: u32 = 16;
 /// Nanoseconds between two looks at the host's word, each of which takes about one microsecond.
-const PARK_LOOK_NS: u64 = 20_000;
+const PARK_POLL_NS: u64 = 20_000;
 /// Number of doorbells loaded together.
-const TOGETHER: u64 = 8;
+const DOORBELL_BATCH: u64 = 8;
 
 /// A table: its home at the host, and the kernel's copy.
 #[repr(C)]
@@ -65,7 +65,7 @@ pub struct Residence {
     pub faults: Table,
     /// Table of [`Item`]; `count` includes unused ones.
     pub items: Table,
-    /// Table of one [`State`].
+    /// Table of one [`KernelState`].
     pub state: Table,
     /// Table of words: the NIC of each doorbell.
     pub owners: Table,
@@ -87,7 +87,7 @@ pub struct Residence {
 /// The engine's state beside the tables.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct State {
+pub struct KernelState {
     /// The engine.
     pub engine: Engine,
     /// The amount held back.
@@ -103,7 +103,7 @@ pub struct State {
 #[kernel(launch_bounds(256, 1))]
 pub unsafe fn soft_hca(residence: Residence) {
     // Safety: guaranteed by the caller.
-    unsafe { bring(&residence, |table| (table.here, table.home)) };
+    unsafe { copy_tables(&residence, |table| (table.here, table.home)) };
     Block.sync();
     if thread_in_block() == 0 {
         // Safety: guaranteed by the caller; one thread, and the tables are copied.
@@ -115,14 +115,14 @@ pub unsafe fn soft_hca(residence: Residence) {
     Warp.sync();
     Block.sync();
     // Safety: guaranteed by the caller.
-    unsafe { bring(&residence, |table| (table.home, table.here)) };
+    unsafe { copy_tables(&residence, |table| (table.home, table.here)) };
 }
 
 /// Copies all tables, by the whole block.
 ///
 /// # Safety
 /// - The same as for [`soft_hca`].
-unsafe fn bring(residence: &Residence, ends: impl Fn(Table) -> (u64, u64)) {
+unsafe fn copy_tables(residence: &Residence, ends: impl Fn(Table) -> (u64, u64)) {
     let copy = |table: Table, size: usize| {
         let (to, from) = ends(table);
         // Safety: guaranteed by the caller.
@@ -134,7 +134,7 @@ unsafe fn bring(residence: &Residence, ends: impl Fn(Table) -> (u64, u64)) {
     copy(residence.regions, size_of::<Region>());
     copy(residence.faults, size_of::<Switch>());
     copy(residence.items, size_of::<Item>());
-    copy(residence.state, size_of::<State>());
+    copy(residence.state, size_of::<KernelState>());
     copy(residence.owners, size_of::<u64>());
 }
 
@@ -153,7 +153,8 @@ unsafe fn elements<'a, T>(table: Table) -> &'a mut [T] {
 /// - The same as for [`soft_hca`], with the tables copied; one thread.
 unsafe fn lead(residence: &Residence) {
     // Safety: guaranteed by the caller, for this block and the following ones.
-    let ([state], park) = (unsafe { elements::<State>(residence.state) }, unsafe { GlobalWord::new(residence.park) })
+    let ([state], park) =
+        (unsafe { elements::<KernelState>(residence.state) }, unsafe { GlobalWord::new(residence.park) })
     else {
         return;
     };
@@ -173,17 +174,17 @@ unsafe fn lead(residence: &Residence) {
     let mut looked = Global::clock_ns();
     loop {
         let now = Global::clock_ns();
-        state.engine.tell_time(now);
-        unsafe { look_at_doorbells(residence, &mut state.engine, &mut tables, &mut memory) };
+        state.engine.set_time(now);
+        unsafe { poll_doorbells(residence, &mut state.engine, &mut tables, &mut memory) };
         for _ in 0..STEPS {
             if state.engine.step(&mut tables, &mut held, &mut memory) != Progress::Moved {
                 break;
             }
         }
-        if now.wrapping_sub(looked) >= PARK_LOOK_NS {
+        if now.wrapping_sub(looked) >= PARK_POLL_NS {
             if park.load_relaxed_sys() != 0 {
                 // Doorbells that rang before a command refer to the objects that existed then.
-                unsafe { look_at_doorbells(residence, &mut state.engine, &mut tables, &mut memory) };
+                unsafe { poll_doorbells(residence, &mut state.engine, &mut tables, &mut memory) };
                 break;
             }
             looked = now;
@@ -196,7 +197,7 @@ unsafe fn lead(residence: &Residence) {
 ///
 /// # Safety
 /// - The same as for [`lead`].
-unsafe fn look_at_doorbells(
+unsafe fn poll_doorbells(
     residence: &Residence,
     engine: &mut Engine,
     tables: &mut Tables<'_>,
@@ -208,7 +209,7 @@ unsafe fn look_at_doorbells(
     let mut first = 0;
     while first < residence.owners.count {
         // All loads are issued before the first result is used.
-        let words: [u64; TOGETHER as usize] =
+        let words: [u64; DOORBELL_BATCH as usize] =
             core::array::from_fn(|index| doorbells.at(first + index as u64).load_relaxed_sys());
         for (index, word) in (first..).zip(words) {
             let last = seen.wrapping_add(index as usize);
@@ -222,7 +223,7 @@ unsafe fn look_at_doorbells(
                 engine.ring(tables, memory, owner as u32, word);
             }
         }
-        first += TOGETHER;
+        first += DOORBELL_BATCH;
     }
 }
 
@@ -314,7 +315,7 @@ impl Memory for DeviceMemory {
     }
 
     fn copy(&mut self, to: u64, from: u64, bytes: u64) {
-        if bytes <= ALONE || self.helpers == 0 {
+        if bytes <= SINGLE_THREAD_BYTES || self.helpers == 0 {
             // Safety: as above.
             unsafe { lsa::copy(&Thread, to, from, bytes) };
         } else {

@@ -143,9 +143,9 @@ pub struct Queue {
     /// Queue pair of the peer, once this one is ready to receive.
     pub peer: u32,
     /// Initial packet sequence number of packets sent.
-    pub first_sent: u32,
+    pub initial_send_psn: u32,
     /// Initial packet sequence number of packets expected. A peer that begins with another receives no answer.
-    pub first_expected: u32,
+    pub initial_receive_psn: u32,
     /// Largest payload of a packet in bytes. Peers with different values do not communicate.
     pub mtu: u32,
     /// log2 of the longest message in bytes.
@@ -185,8 +185,8 @@ impl Default for Queue {
             master: false,
             peer_device: 0,
             peer: 0,
-            first_sent: 0,
-            first_expected: 0,
+            initial_send_psn: 0,
+            initial_receive_psn: 0,
             mtu: 0,
             log_message: 0,
             ack_timeout: 0,

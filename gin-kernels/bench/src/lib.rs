@@ -199,7 +199,7 @@ impl Plan {
 
 /// Reports a fault, if there is one. Returns true if there is none.
 #[inline(always)]
-fn went(comm: &Comm, outcome: Result<(), Fault>) -> bool {
+fn succeeded(comm: &Comm, outcome: Result<(), Fault>) -> bool {
     match outcome {
         Ok(()) => true,
         Err(fault) => {

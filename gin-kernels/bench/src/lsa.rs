@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Operations by loads and stores.
 
-use crate::{END, LATE, Limit, Marks, PAYLOAD, PAYLOAD_WORDS, Plan, SOURCE, START, WRONG, payload, went, word};
+use crate::{END, LATE, Limit, Marks, PAYLOAD, PAYLOAD_WORDS, Plan, SOURCE, START, WRONG, payload, succeeded, word};
 use gin_device::coop::{block_in_grid, grid_dim};
 use gin_device::prelude::*;
 use gin_device::sys::Word;
@@ -54,10 +54,10 @@ unsafe fn ping(coop: &impl Coop, comm: &Comm, window: Window<u64>, plan: Plan, m
                 }
             }
             let put = gin.put(peer, window.range(PAYLOAD, PAYLOAD_WORDS), window.range(SOURCE, PAYLOAD_WORDS));
-            went(comm, put.signal(signal.inc()).issue(coop))
+            succeeded(comm, put.signal(signal.inc()).issue(coop))
         },
         |round| {
-            if !went(comm, gin.wait_signal(coop, signal, round, plan.deadline())) {
+            if !succeeded(comm, gin.wait_signal(coop, signal, round, plan.deadline())) {
                 return false;
             }
             if plan.verifies() {
@@ -96,7 +96,7 @@ pub unsafe fn bench_lsa_put(comm: Comm, to: Window<u64>, from: Window<u64>, len:
     let mut time = 0;
     while time < times {
         let put = gin.put(peer, to.range(start, part), from.range(start, part));
-        if !went(&comm, put.signal(SignalId::new(0).inc()).issue(&Block)) {
+        if !succeeded(&comm, put.signal(SignalId::new(0).inc()).issue(&Block)) {
             return;
         }
         time += 1;
@@ -139,7 +139,7 @@ pub unsafe fn bench_lsa_barrier(comm: Comm, window: Window<u64>, plan: Plan, out
             }
             Warp.sync();
         }
-        if !went(&comm, barrier.sync(&Warp, Fence::None, plan.deadline())) {
+        if !succeeded(&comm, barrier.sync(&Warp, Fence::None, plan.deadline())) {
             return false;
         }
         if plan.verifies() {

@@ -4,7 +4,7 @@
 //! Each thread repeatedly puts [`BYTES`] bytes with a signal. Its peers take turns, and neighbouring threads begin with
 //! different ones.
 
-use crate::{END, Marks, START, went};
+use crate::{END, Marks, START, succeeded};
 use gin_device::coop::block_in_grid;
 use gin_device::prelude::*;
 use gin_device::sys::data::store_weak_pair;
@@ -74,7 +74,7 @@ fn put<B: Backend>(comm: &Comm, window: Window<u64>, posts: u64, peers: u32, mar
             Fresh::System => put,
         };
         peer = if peer + 1 == peers { 0 } else { peer + 1 };
-        went(comm, put.issue(&Thread))
+        succeeded(comm, put.issue(&Thread))
     });
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Round trips over the network.
 
-use crate::{LATE, Limit, Marks, Plan, WRONG, payload, went, word};
+use crate::{LATE, Limit, Marks, Plan, WRONG, payload, succeeded, word};
 use gin_device::prelude::*;
 use gin_device::sys::{Global, Memory, Word};
 
@@ -27,10 +27,10 @@ macro_rules! ping {
                 marks,
                 |round| {
                     let put = gin.put_value(peer, window.at(0), payload(round, 0));
-                    went(&comm, put.signal(signal.inc()).issue(&Thread))
+                    succeeded(&comm, put.signal(signal.inc()).issue(&Thread))
                 },
                 |round| {
-                    if !went(&comm, gin.wait_signal(&Thread, signal, round, plan.deadline())) {
+                    if !succeeded(&comm, gin.wait_signal(&Thread, signal, round, plan.deadline())) {
                         return false;
                     }
                     if plan.verifies() {

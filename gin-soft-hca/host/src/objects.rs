@@ -100,7 +100,7 @@ pub(super) struct State {
     /// Room for what was written by a NIC and is not in view yet.
     pub(super) items: Table<Item>,
     /// One: the engine, and how much is held.
-    pub(super) core: Table<kernel::State>,
+    pub(super) core: Table<kernel::KernelState>,
     /// By number of a doorbell: its NIC.
     pub(super) owners: Table<u64>,
     /// Address of the staging area for what is held.
@@ -128,7 +128,7 @@ impl State {
             regions: Table::Own(vec![Region::default()]),
             faults: Table::Own(Vec::new()),
             items: Table::Own(vec![Item::ROOM; HELD]),
-            core: Table::Own(vec![kernel::State { engine: Engine::new(options), usage: Usage::default() }]),
+            core: Table::Own(vec![kernel::KernelState { engine: Engine::new(options), usage: Usage::default() }]),
             owners: Table::Own(vec![0]),
             stage: stage.as_ptr() as u64,
             _stage: stage,
@@ -161,7 +161,7 @@ impl State {
             return Progress::Idle;
         }
         self.with_engine(|engine, tables, held, memory| {
-            engine.tell_time(now_ns);
+            engine.set_time(now_ns);
             engine.step(tables, held, memory)
         })
     }

@@ -395,8 +395,8 @@ fn each_refusal_has_the_syndrome_of_hardware_and_breaks_what_hardware_breaks() {
     assert_eq!(refusal(|world| world.queue(1).peer_device = 7, write(0, 8)), sender(Syndrome::RetryExceeded));
     assert_eq!(refusal(|world| world.queue(1).mtu = 4096, write(0, 8)), sender(Syndrome::RetryExceeded));
     assert_eq!(refusal(|world| world.queue(1).peer = 77, write(0, 8)), sender(Syndrome::RetryExceeded));
-    assert_eq!(refusal(|world| world.queue(1).first_expected = 1, write(0, 8)), sender(Syndrome::RetryExceeded));
-    assert_eq!(refusal(|world| world.queue(0).first_sent = 1, read), sender(Syndrome::RetryExceeded));
+    assert_eq!(refusal(|world| world.queue(1).initial_receive_psn = 1, write(0, 8)), sender(Syndrome::RetryExceeded));
+    assert_eq!(refusal(|world| world.queue(0).initial_send_psn = 1, read), sender(Syndrome::RetryExceeded));
     let (syndromes, ..) = refusal(|world| world.queue(1).state = QpState::Init, read);
     assert_eq!(syndromes[0], failed(Syndrome::RetryExceeded));
 }
