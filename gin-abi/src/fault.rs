@@ -51,7 +51,7 @@ coded! {
         PeerLost = 3, "peer is lost";
         /// The network reported an error for an operation.
         Network = 4, "network failed an operation";
-        /// A post gave up after it had claimed a slot. It leaves a hole in the queue that nobody can fill.
+        /// A post gave up after it had claimed a slot. It leaves a hole in the queue that cannot be filled.
         QueueBroken = 5, "queue has a hole: a post gave up after its claim";
         /// The team or the communicator has no such rank (`expected` is the number of ranks).
         UnknownRank = 6, "no such rank";
@@ -95,7 +95,7 @@ coded! {
         /// A fault that another rank reported.
         Elsewhere = 25, "another rank failed";
         /// The communicator was created without a network connection to this peer.
-        NotConnected = 26, "no connection to the peer was asked for";
+        NotConnected = 26, "communicator has no connection to the peer";
     }
 }
 

@@ -39,7 +39,7 @@ pub struct QueuePairData {
     pub most_bytes: u32,
     /// Remote key of the peer's signal words, big-endian, as entries hold it.
     pub signal_key: u32,
-    /// Local key of 8 bytes at address 0 that nobody reads, big-endian. Atomics return their old value there.
+    /// Local key of 8 bytes at address 0 that no code reads, big-endian. Atomics return their old value there.
     pub sink_key: u32,
     /// Address of the context's first signal word, in the region of `signal_key`.
     pub signals: u64,
@@ -105,6 +105,10 @@ pub const BUSY_RANKS: u32 = 32;
 ///
 /// The lower half has a bit that is set while entries may be outstanding. The upper half has a bit that every post sets
 /// beside it.
+///
+/// ```
+/// assert_eq!(gin_abi::gdaki::busy_marks(33), 1 << 1 | 1 << 33);
+/// ```
 pub const fn busy_marks(rank: u32) -> u64 {
     let bit = 1 << (rank % BUSY_RANKS);
     bit | bit << 32

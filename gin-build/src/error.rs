@@ -18,7 +18,7 @@ pub const INSTALL_COMMANDS: [&str; 2] =
 pub struct Rejected {
     /// The `rustc`, or the folder where one was expected.
     pub path: PathBuf,
-    /// What the compiler lacks.
+    /// The missing requirement.
     pub reason: String,
 }
 
@@ -37,7 +37,7 @@ pub enum BuildError {
         variable: &'static str,
         /// Value of the variable.
         value: PathBuf,
-        /// What is wrong with the compiler.
+        /// The reason.
         reason: String,
     },
     /// The folder of the kernel crate has no readable `Cargo.toml`.
@@ -88,7 +88,7 @@ pub enum BuildError {
     Marker {
         /// Architecture of the module.
         arch: Arch,
-        /// What is wrong with the marker.
+        /// The fault of the marker.
         error: MarkerError,
     },
     /// `ptxas` refused the PTX.

@@ -260,7 +260,7 @@ impl KernelBuilder {
 
     fn find_ptxas(&self, around: &Surroundings, manifest: &Manifest) -> Result<Result<Ptxas, String>, BuildError> {
         match self.ptxas {
-            UsePtxas::No => Ok(Err("it was not asked for".to_owned())),
+            UsePtxas::No => Ok(Err("ptxas was not requested".to_owned())),
             UsePtxas::IfFound => Ok(Ptxas::find_in(around, &manifest.dir)),
             UsePtxas::Required => {
                 Ptxas::find_in(around, &manifest.dir).map(Ok).map_err(|reason| BuildError::NoPtxas { reason })

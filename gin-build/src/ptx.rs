@@ -168,7 +168,7 @@ pub struct MarkerError {
     pub line: usize,
     /// Text of the marker.
     pub text: String,
-    /// What is wrong with the marker.
+    /// The fault of the marker.
     pub reason: String,
 }
 

@@ -75,7 +75,7 @@ impl Assembly {
     }
 }
 
-/// When a build runs `ptxas`.
+/// Choice of the builds that run `ptxas`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UsePtxas {
     /// If it is found.

@@ -49,7 +49,7 @@ fn check(function: &ItemFn) -> Result<()> {
     if signature.unsafety.is_none() {
         return Err(Error::new(
             signature.fn_token.span(),
-            "a kernel must be `unsafe fn`: its caller guarantees what its pointers and windows require",
+            "a kernel must be `unsafe fn`: its caller must guarantee that its pointers and windows are valid",
         ));
     }
     if !signature.generics.params.is_empty() {

@@ -183,6 +183,17 @@ impl GridRun {
 ///
 /// Dropping the ticket does not end the grid. A failure that no ticket has read ends `World::run` with
 /// [`WorldError::UnseenFailure`](crate::WorldError::UnseenFailure).
+///
+/// ```
+/// use gin_virtual::{DeviceConfig, Grid, LaunchError, SeededConfig, StreamId, World};
+///
+/// let world = World::seeded(SeededConfig::new(1));
+/// let gpu = world.device(DeviceConfig::default());
+/// let host = || gpu.launch(StreamId(0), Grid::new("bad", 1, 1, || panic!("no")))?.wait();
+/// let results = world.run(vec![host])?;
+/// assert!(matches!(results[..], [Err(LaunchError::Panicked { .. })]));
+/// # Ok::<(), gin_virtual::WorldError>(())
+/// ```
 #[derive(Clone)]
 pub struct LaunchTicket(pub(crate) Arc<GridRun>);
 

@@ -52,7 +52,7 @@ pub fn block_on(condition: impl FnMut() -> bool) -> bool {
     block_on_at(Location::caller(), condition)
 }
 
-/// Waits as [`block_on`] does; reports name `site` as the place of the wait.
+/// Waits as [`block_on`] does. Reports name `site` as the place of the wait.
 pub fn block_on_at(site: &'static Location<'static>, mut condition: impl FnMut() -> bool) -> bool {
     let mut turns = 0_u32;
     loop {

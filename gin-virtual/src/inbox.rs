@@ -148,8 +148,8 @@ impl DeviceCore {
     fn check_resident(&self, grids: &DeviceGrids, stream: StreamId, grid: &Grid) -> Result<(), LaunchError> {
         let limit = u64::from(self.config.resident_blocks.max(1));
         let others = grids.running.iter().filter(|run| run.stream != stream);
-        let taken: u64 = others.map(|run| run.grid.blocks().min(limit)).fold(0, u64::saturating_add);
-        let (blocks, free) = (grid.blocks(), limit.saturating_sub(taken));
+        let used: u64 = others.map(|run| run.grid.blocks().min(limit)).fold(0, u64::saturating_add);
+        let (blocks, free) = (grid.blocks(), limit.saturating_sub(used));
         if blocks <= free {
             return Ok(());
         }

@@ -297,6 +297,16 @@ impl<L: Layout> Mailbox<L> {
 }
 
 /// Bytes that another party wrote, read by the layout `L`.
+///
+/// ```
+/// use gin_abi::mlx5::bits::View;
+/// use gin_abi::mlx5::mailbox::CommandOut;
+///
+/// let answer = [0x50, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0];
+/// let view = View::<CommandOut>::new(&answer).unwrap();
+/// assert_eq!((view.get(CommandOut::STATUS), view.get(CommandOut::SYNDROME)), (0x50, 7));
+/// assert!(View::<CommandOut>::new(&answer[..15]).is_none());
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a, L> {
     bytes: &'a [u8],

@@ -131,7 +131,7 @@ numbers! {
         /// A field has an invalid value.
         BadParameter = 0x3, "bad parameter";
         /// The device is in the wrong state.
-        BadSystemState = 0x4, "bad state of the device";
+        BadSystemState = 0x4, "device is in the wrong state";
         /// An object that the command names does not exist.
         BadResource = 0x5, "no such object";
         /// An object that the command names is in use.

@@ -81,23 +81,23 @@ macro_rules! syndromes {
 
 syndromes! {
     /// The message is longer than the queue pair may send, or a buffer is too short.
-    LocalLength = 0x01, "length of the message";
+    LocalLength = 0x01, "invalid length of the message";
     /// The entry has an invalid operation, number of segments, index or queue pair.
-    LocalOperation = 0x02, "entry that makes no sense";
+    LocalOperation = 0x02, "invalid entry";
     /// A local key is unknown, or its region does not contain the range or does not allow the access.
-    LocalProtection = 0x04, "local key or range";
+    LocalProtection = 0x04, "invalid local key or range";
     /// An earlier entry failed, so this one was never executed.
     Flushed = 0x05, "flushed behind a failed entry";
     /// Binding a memory window failed.
-    WindowBind = 0x06, "memory window";
+    WindowBind = 0x06, "memory window not bound";
     /// The peer's response is invalid.
-    BadResponse = 0x10, "senseless response";
+    BadResponse = 0x10, "invalid response";
     /// The response could not be written to local memory.
-    LocalAccess = 0x11, "local access";
+    LocalAccess = 0x11, "response not writable to local memory";
     /// The peer refused the request for its operation, length or alignment.
     RemoteInvalidRequest = 0x12, "request refused by the peer";
     /// The peer's key is unknown, or its region does not contain the range or does not allow the access.
-    RemoteAccess = 0x13, "remote key or range";
+    RemoteAccess = 0x13, "invalid remote key or range";
     /// The peer could not finish the request.
     RemoteOperation = 0x14, "peer could not finish the request";
     /// The peer did not answer after all retries.
@@ -182,6 +182,11 @@ impl Tail {
 }
 
 /// Returns the owner bit of completion number `number` of a ring of 2^`log_size`.
+///
+/// ```
+/// use gin_abi::mlx5::cqe::owner;
+/// assert_eq!([15, 16, 31, 32].map(|number| owner(number, 4)), [0, 1, 1, 0]);
+/// ```
 #[inline(always)]
 pub const fn owner(number: u64, log_size: u32) -> u32 {
     (number >> (log_size & 63)) as u32 & 1

@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_lie_within_their_tables_and_do_not_overlap() {
+    fn fields_are_within_their_tables_and_do_not_overlap() {
         for table in TABLES {
             let mut taken = vec![None; table.length * 8];
             for row in table.rows {
@@ -527,7 +527,7 @@ mod tests {
                     continue;
                 }
                 for bit in &mut taken[row.offset as usize..end as usize] {
-                    assert_eq!(*bit, None, "{}.{} lies over another field", table.name, row.name);
+                    assert_eq!(*bit, None, "{}.{} overlaps another field", table.name, row.name);
                     *bit = Some(row.name);
                 }
             }

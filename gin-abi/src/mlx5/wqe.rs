@@ -91,6 +91,13 @@ impl Segment {
 }
 
 /// Number of a queue pair, in the form used in control segments and doorbells.
+///
+/// ```
+/// use gin_abi::mlx5::wqe::QueueNumber;
+/// let queue = QueueNumber::new(0x0102_03);
+/// assert_eq!(bytemuck::bytes_of(&queue), [1, 2, 3, 0]);
+/// assert_eq!(QueueNumber::from_memory(queue.memory()).get(), 0x0102_03);
+/// ```
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 pub struct QueueNumber(Be32);

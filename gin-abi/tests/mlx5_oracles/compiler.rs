@@ -33,7 +33,7 @@ pub(crate) fn missing(header: &str) -> Option<String> {
         let mut command = compiler(folder.path())?;
         let output = command.arg("-fsyntax-only").arg(&source).output();
         let output = output.map_err(|error| format!("the C compiler does not run: {error}"))?;
-        if output.status.success() { Ok(()) } else { Err(format!("there is no {header}: run scripts/setup.sh")) }
+        if output.status.success() { Ok(()) } else { Err(format!("{header} is not installed: run scripts/setup.sh")) }
     };
     probe().err()
 }

@@ -48,7 +48,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     for (name, check) in checks {
         if folders.is_empty() {
-            let reason = "there is no linux/mlx5/mlx5_ifc.h below /usr/src: run scripts/setup.sh".to_owned();
+            let reason = "linux/mlx5/mlx5_ifc.h is not installed below /usr/src: run scripts/setup.sh".to_owned();
             trials.push(needing(name, Some(reason), || Ok(())));
         }
         for folder in &folders {
@@ -166,7 +166,7 @@ fn reserved(headers: &Path) -> Result<(), Failed> {
             first >= offset && end <= offset + width && (!named || (first == offset && end == offset + width))
         });
         if !within {
-            wrong.push(format!("{table}.{field} lies elsewhere, or over a field of the kernel's"));
+            wrong.push(format!("{table}.{field} is elsewhere, or overlaps a field of the kernel's"));
         }
     }
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
@@ -198,7 +198,7 @@ fn capability_tables(folder: &Path) -> Result<BTreeMap<String, u64>, Failed> {
     let body = text.split("enum mlx5_cap_type {").nth(1).and_then(|rest| rest.split("};").next());
     let mut next = 0;
     let mut tables = BTreeMap::new();
-    for line in body.ok_or("there is no list of capabilities")?.lines() {
+    for line in body.ok_or("the header has no list of capabilities")?.lines() {
         let Some(item) = line.trim().strip_suffix(',') else { continue };
         let (name, code) = item.split_once('=').map_or((item, None), |(name, code)| (name, Some(code.trim())));
         if let Some(code) = code {
@@ -291,7 +291,7 @@ fn numbers(headers: &Path) -> Result<(), Failed> {
         // The lowest bit requests the values in force.
         let found = tables.get(name).map(|table| table << 1 | 1);
         if found != Some(code) {
-            wrong.push(format!("{name} is asked for by {found:x?} there, {code:#x} here"));
+            wrong.push(format!("{name} has code {found:x?} there, {code:#x} here"));
         }
     }
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }

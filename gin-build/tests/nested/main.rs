@@ -82,7 +82,7 @@ fn bare_built() -> Result<&'static Built, Failed> {
 }
 
 fn bare(arch: Arch) -> Result<&'static Module, Failed> {
-    bare_built()?.module(arch).ok_or_else(|| format!("there is no module for {arch}").into())
+    bare_built()?.module(arch).ok_or_else(|| format!("no module for {arch}").into())
 }
 
 fn becomes_a_module(arch: Arch) -> Result<(), Failed> {

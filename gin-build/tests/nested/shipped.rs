@@ -51,5 +51,5 @@ fn shipped(folder: &str, arch: Arch) -> Result<&'static Module, Failed> {
     };
     let index = CRATES.iter().position(|&known| known == folder).unwrap_or(0);
     let built = BUILT[index].get_or_init(build).as_ref()?;
-    built.module(arch).ok_or_else(|| format!("there is no module for {arch}").into())
+    built.module(arch).ok_or_else(|| format!("no module for {arch}").into())
 }

@@ -64,7 +64,7 @@ impl Workspace {
 
     fn add(&self, name: &str) {
         let from = Path::new(HERE).join("tests/crates").join(name);
-        let root = Path::new(HERE).parent().expect("the crate lies in the project");
+        let root = Path::new(HERE).parent().expect("the crate is in the project");
         let manifest = read(&from.join("Cargo.toml.in")).replace("GIN/", &format!("{}/", root.display()));
         write(&self.dir.join(name).join("Cargo.toml"), &manifest);
         write(&self.dir.join(name).join("src/lib.rs"), &read(&from.join("src/lib.rs")));
@@ -100,7 +100,7 @@ fn write(path: &Path, text: &str) {
     if fs::read_to_string(path).is_ok_and(|old| old == text) {
         return;
     }
-    let parent = path.parent().expect("a file lies in a folder");
+    let parent = path.parent().expect("a file is in a folder");
     fs::create_dir_all(parent).and_then(|()| fs::write(path, text)).unwrap_or_else(|error| panic!("{error}"));
 }
 
@@ -163,7 +163,7 @@ impl Cuda {
     fn find() -> Result<Cuda, String> {
         let root = Path::new(HERE).join("../target/cuda-tools/nvidia/cu13");
         let nvcc = root.join("bin/nvcc");
-        if nvcc.is_file() { Ok(Cuda { root }) } else { Err(format!("there is no {}", nvcc.display())) }
+        if nvcc.is_file() { Ok(Cuda { root }) } else { Err(format!("{} does not exist", nvcc.display())) }
     }
 
     fn run(&self, tool: &str, args: &[&str]) -> Result<String, Failed> {

@@ -191,7 +191,7 @@ mod tests {
         let mut ready = ready(policy, seed);
         let mut counts = [0; THREADS as usize];
         for now in 0..choices {
-            let chosen = ready.pop(now, None).expect("somebody can always run");
+            let chosen = ready.pop(now, None).expect("a task can always run");
             counts[chosen.key.id as usize] += 1;
             ready.push(chosen, now);
             look(&counts);
@@ -234,10 +234,10 @@ mod tests {
     }
 
     #[test]
-    fn somebody_held_back_runs_when_the_clock_would_pass_the_end_of_its_epoch() {
+    fn a_task_held_back_runs_when_the_clock_would_pass_the_end_of_its_epoch() {
         let mut ready = ready(Policy::Starve, 3);
         while ready.held.is_none() {
-            let chosen = ready.pop(0, None).expect("somebody can always run");
+            let chosen = ready.pop(0, None).expect("a task can always run");
             ready.push(chosen, 0);
         }
         while !ready.bag.is_empty() {

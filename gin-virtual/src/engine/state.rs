@@ -201,7 +201,7 @@ impl EngineState {
 
     fn actor_of(&self, kind: &TaskKind) -> Actor {
         match kind {
-            TaskKind::Free => Actor::Service { name: "nobody".into() },
+            TaskKind::Free => Actor::Service { name: "unknown".into() },
             TaskKind::Host { rank } => Actor::Host { rank: *rank },
             TaskKind::Service { name } => Actor::Service { name: name.clone() },
             TaskKind::Thread { block, thread } => {
