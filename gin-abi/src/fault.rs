@@ -1,48 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Error values that travel between kernel and host.
 
+use crate::codes::codes;
 use bytemuck::{Pod, Zeroable};
 
-macro_rules! coded {
-    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $code:literal, $text:literal;)* }) => {
-        $(#[$meta])*
-        #[repr(u32)]
-        #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-        pub enum $name { $($(#[$doc])* $variant = $code,)* }
-
-        impl $name {
-            /// Every variant, in the order of its code.
-            pub const ALL: &'static [$name] = &[$($name::$variant,)*];
-
-            /// Returns the variant with this code, if there is one.
-            pub const fn from_code(code: u32) -> Option<Self> {
-                match code { $($code => Some($name::$variant),)* _ => None }
-            }
-
-            /// Returns the code that stands for this variant in memory.
-            #[inline(always)]
-            pub const fn code(self) -> u32 {
-                self as u32
-            }
-
-            /// Returns the description in words.
-            pub const fn text(self) -> &'static str {
-                match self { $($name::$variant => $text,)* }
-            }
-        }
-
-        #[cfg(not(target_arch = "nvptx64"))]
-        impl core::fmt::Display for $name {
-            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-                f.write_str(self.text())
-            }
-        }
-    };
-}
-
-coded! {
+codes! {
     /// The kind of a fault.
-    FaultKind {
+    FaultKind: u32 as u32 {
         /// The deadline of this wait passed. Only the caller learns of it; the communicator stays usable.
         Timeout = 1, "deadline passed";
         /// The host called `abort`.
@@ -99,9 +63,9 @@ coded! {
     }
 }
 
-coded! {
+codes! {
     /// The operation in which a fault occurred.
-    Operation {
+    Operation: u32 as u32 {
         /// No particular operation.
         None = 0, "nothing";
         /// A put from a window.
@@ -211,14 +175,7 @@ impl Fault {
             Some(operation) => operation,
             None => Operation::None,
         };
-        Self {
-            kind,
-            operation,
-            context: words[1] as u32,
-            peer: (words[1] >> 32) as u32,
-            expected: words[2],
-            seen: words[3],
-        }
+        Self::of(kind, operation, words)
     }
 
     /// Decodes the form stored in memory, or returns `None` if a code is unknown.
@@ -229,14 +186,14 @@ impl Fault {
         else {
             return None;
         };
-        Some(Self {
-            kind,
-            operation,
-            context: words[1] as u32,
-            peer: (words[1] >> 32) as u32,
-            expected: words[2],
-            seen: words[3],
-        })
+        Some(Self::of(kind, operation, words))
+    }
+
+    /// Takes all fields but the codes from `words`.
+    #[inline(always)]
+    const fn of(kind: FaultKind, operation: Operation, words: [u64; 4]) -> Self {
+        let [_, place, expected, seen] = words;
+        Self { kind, context: place as u32, peer: (place >> 32) as u32, operation, expected, seen }
     }
 }
 

@@ -16,6 +16,7 @@
 #![no_std]
 #![warn(missing_docs, unreachable_pub)]
 
+mod codes;
 pub mod deadline;
 pub mod descriptor;
 pub mod fault;

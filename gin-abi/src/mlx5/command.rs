@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Numbers used in command mailboxes.
 
+use crate::codes::codes;
+
 #[cfg(doc)]
 use super::mailbox::{HcaCap, Qpc};
 
@@ -83,45 +85,10 @@ pub const RQ_TYPE_NONE: u64 = 3;
 /// [`HcaCap::PORT_TYPE`] of Ethernet.
 pub const PORT_TYPE_ETHERNET: u64 = 1;
 
-macro_rules! numbers {
-    ($($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $code:literal, $text:literal;)* })*) => {$(
-        $(#[$meta])*
-        #[repr(u8)]
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
-        pub enum $name { $($(#[$doc])* $variant = $code,)* }
-
-        impl $name {
-            /// Every variant.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// Returns the variant with this code, if there is one.
-            pub const fn from_code(code: u64) -> Option<Self> {
-                match code { $($code => Some(Self::$variant),)* _ => None }
-            }
-
-            /// Returns the code used in mailboxes.
-            pub const fn code(self) -> u64 {
-                self as u64
-            }
-
-            /// Returns the description in words.
-            pub const fn text(self) -> &'static str {
-                match self { $(Self::$variant => $text,)* }
-            }
-        }
-
-        #[cfg(not(target_arch = "nvptx64"))]
-        impl core::fmt::Display for $name {
-            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-                f.write_str(self.text())
-            }
-        }
-    )*};
-}
-
-numbers! {
+codes! {
     /// Status of a finished command.
-    Status {
+    #[derive(PartialOrd, Ord)]
+    Status: u8 as u64 {
         /// The command succeeded.
         Ok = 0x0, "done";
         /// The firmware failed.
@@ -152,7 +119,8 @@ numbers! {
         BadOutputLength = 0x51, "wrong length of the answer";
     }
     /// State of a queue pair.
-    QpState {
+    #[derive(PartialOrd, Ord)]
+    QpState: u8 as u64 {
         /// New.
         Reset = 0, "reset";
         /// Assigned to a port.
@@ -169,7 +137,8 @@ numbers! {
         Error = 6, "error";
     }
     /// Largest payload of a packet.
-    Mtu {
+    #[derive(PartialOrd, Ord)]
+    Mtu: u8 as u64 {
         /// 256 bytes.
         B256 = 1, "256 bytes";
         /// 512 bytes.
@@ -182,7 +151,8 @@ numbers! {
         B4096 = 5, "4096 bytes";
     }
     /// Atomics that a queue pair executes for its peer.
-    AtomicMode {
+    #[derive(PartialOrd, Ord)]
+    AtomicMode: u8 as u64 {
         /// Those of the InfiniBand specification, 8 bytes.
         Specification = 1, "as in the specification";
         /// Operands of up to 8 bytes.

@@ -29,6 +29,7 @@
 //! ```
 
 use super::be::Be32;
+use crate::codes::codes;
 use bytemuck::{Pod, Zeroable};
 
 /// Size of a completion in bytes.
@@ -49,69 +50,35 @@ pub mod opcode {
     pub const INVALID: u8 = 15;
 }
 
-macro_rules! syndromes {
-    ($($(#[$doc:meta])* $variant:ident = $code:literal, $text:literal;)*) => {
-        /// The cause of an entry's failure.
-        #[repr(u8)]
-        #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-        pub enum Syndrome { $($(#[$doc])* $variant = $code,)* }
-
-        impl Syndrome {
-            /// Every syndrome.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// Returns the syndrome with this code, if it is known.
-            pub const fn from_code(code: u8) -> Option<Self> {
-                match code { $($code => Some(Self::$variant),)* _ => None }
-            }
-
-            /// Returns the code used in completions.
-            #[inline(always)]
-            pub const fn code(self) -> u8 {
-                self as u8
-            }
-
-            /// Returns the description in words.
-            pub const fn text(self) -> &'static str {
-                match self { $(Self::$variant => $text,)* }
-            }
-        }
-    };
-}
-
-syndromes! {
-    /// The message is longer than the queue pair may send, or a buffer is too short.
-    LocalLength = 0x01, "invalid length of the message";
-    /// The entry has an invalid operation, number of segments, index or queue pair.
-    LocalOperation = 0x02, "invalid entry";
-    /// A local key is unknown, or its region does not contain the range or does not allow the access.
-    LocalProtection = 0x04, "invalid local key or range";
-    /// An earlier entry failed, so this one was never executed.
-    Flushed = 0x05, "flushed behind a failed entry";
-    /// Binding a memory window failed.
-    WindowBind = 0x06, "memory window not bound";
-    /// The peer's response is invalid.
-    BadResponse = 0x10, "invalid response";
-    /// The response could not be written to local memory.
-    LocalAccess = 0x11, "response not writable to local memory";
-    /// The peer refused the request for its operation, length or alignment.
-    RemoteInvalidRequest = 0x12, "request refused by the peer";
-    /// The peer's key is unknown, or its region does not contain the range or does not allow the access.
-    RemoteAccess = 0x13, "invalid remote key or range";
-    /// The peer could not finish the request.
-    RemoteOperation = 0x14, "peer could not finish the request";
-    /// The peer did not answer after all retries.
-    RetryExceeded = 0x15, "no answer from the peer";
-    /// The peer was not ready after all retries.
-    NotReadyExceeded = 0x16, "peer was never ready";
-    /// The peer aborted the request.
-    RemoteAborted = 0x22, "aborted by the peer";
-}
-
-#[cfg(not(target_arch = "nvptx64"))]
-impl core::fmt::Display for Syndrome {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str(self.text())
+codes! {
+    /// The cause of an entry's failure.
+    Syndrome: u8 as u8 {
+        /// The message is longer than the queue pair may send, or a buffer is too short.
+        LocalLength = 0x01, "invalid length of the message";
+        /// The entry has an invalid operation, number of segments, index or queue pair.
+        LocalOperation = 0x02, "invalid entry";
+        /// A local key is unknown, or its region does not contain the range or does not allow the access.
+        LocalProtection = 0x04, "invalid local key or range";
+        /// An earlier entry failed, so this one was never executed.
+        Flushed = 0x05, "flushed behind a failed entry";
+        /// Binding a memory window failed.
+        WindowBind = 0x06, "memory window not bound";
+        /// The peer's response is invalid.
+        BadResponse = 0x10, "invalid response";
+        /// The response could not be written to local memory.
+        LocalAccess = 0x11, "response not writable to local memory";
+        /// The peer refused the request for its operation, length or alignment.
+        RemoteInvalidRequest = 0x12, "request refused by the peer";
+        /// The peer's key is unknown, or its region does not contain the range or does not allow the access.
+        RemoteAccess = 0x13, "invalid remote key or range";
+        /// The peer could not finish the request.
+        RemoteOperation = 0x14, "peer could not finish the request";
+        /// The peer did not answer after all retries.
+        RetryExceeded = 0x15, "no answer from the peer";
+        /// The peer was not ready after all retries.
+        NotReadyExceeded = 0x16, "peer was never ready";
+        /// The peer aborted the request.
+        RemoteAborted = 0x22, "aborted by the peer";
     }
 }
 
