@@ -78,7 +78,7 @@ pub use toolchain::{TARGET, Toolchain};
 
 use command::{Plan, Request};
 use manifest::Manifest;
-use toolchain::Surroundings;
+use toolchain::Environment;
 
 /// Variables whose change makes a build script run again.
 const VARIABLES: [&str; 4] = ["GIN_RUSTC", "GIN_CARGO", "GIN_PTXAS", "GIN_CODEGEN_BACKEND"];
@@ -205,8 +205,8 @@ impl KernelBuilder {
     /// Fails with a [`BuildError`], one variant for each cause. If there is no compiler, the error says how to install
     /// one. If the kernel crate has an error or `ptxas` refuses the PTX, it holds the tool's output.
     pub fn build(&self) -> Result<Built, BuildError> {
-        let around = Surroundings::of_this_process();
-        let in_build_script = !self.quiet && around.var("CARGO_CFG_TARGET_ARCH").is_some();
+        let environment = Environment::of_this_process();
+        let in_build_script = !self.quiet && environment.var("CARGO_CFG_TARGET_ARCH").is_some();
         if in_build_script {
             for variable in VARIABLES {
                 println!("cargo::rerun-if-env-changed={variable}");
@@ -220,13 +220,13 @@ impl KernelBuilder {
             return Err(BuildError::OneFileForMany { path: path.clone(), archs: self.archs.len() });
         }
         let manifest = Manifest::read(&self.path)?;
-        let toolchain = Toolchain::find_in(&around)?;
+        let toolchain = Toolchain::find_in(&environment)?;
         for &arch in &self.archs {
             toolchain.require(arch)?;
         }
-        let backend = self.backend.clone().unwrap_or_else(|| backend_of(&around));
-        let target_dir = self.target_dir.clone().unwrap_or_else(|| default_target_dir(&around, &manifest));
-        let ptxas = self.find_ptxas(&around, &manifest)?;
+        let backend = self.backend.clone().unwrap_or_else(|| backend_of(&environment));
+        let target_dir = self.target_dir.clone().unwrap_or_else(|| default_target_dir(&environment, &manifest));
+        let ptxas = self.find_ptxas(&environment, &manifest)?;
 
         let compile = |arch: Arch| {
             let request = Request {
@@ -235,7 +235,7 @@ impl KernelBuilder {
                 features: &self.features,
                 default_features: self.default_features,
                 target_dir: &target_dir,
-                jobs: around.var("NUM_JOBS").and_then(|jobs| jobs.to_str()),
+                jobs: environment.var("NUM_JOBS").and_then(|jobs| jobs.to_str()),
                 arch,
             };
             let plan = Plan::new(&toolchain, &backend, &request);
@@ -258,12 +258,12 @@ impl KernelBuilder {
         Ok(Built { crate_name: manifest.package, modules, sources, toolchain })
     }
 
-    fn find_ptxas(&self, around: &Surroundings, manifest: &Manifest) -> Result<Result<Ptxas, String>, BuildError> {
+    fn find_ptxas(&self, environment: &Environment, manifest: &Manifest) -> Result<Result<Ptxas, String>, BuildError> {
         match self.ptxas {
             UsePtxas::No => Ok(Err("ptxas was not requested".to_owned())),
-            UsePtxas::IfFound => Ok(Ptxas::find_in(around, &manifest.dir)),
+            UsePtxas::IfFound => Ok(Ptxas::find_in(environment, &manifest.dir)),
             UsePtxas::Required => {
-                Ptxas::find_in(around, &manifest.dir).map(Ok).map_err(|reason| BuildError::NoPtxas { reason })
+                Ptxas::find_in(environment, &manifest.dir).map(Ok).map_err(|reason| BuildError::NoPtxas { reason })
             }
         }
     }
@@ -378,15 +378,15 @@ impl Built {
     }
 }
 
-fn backend_of(around: &Surroundings) -> Backend {
-    around.var("GIN_CODEGEN_BACKEND").map_or(Backend::Llvm, |library| Backend::Nvvm(library.into()))
+fn backend_of(environment: &Environment) -> Backend {
+    environment.var("GIN_CODEGEN_BACKEND").map_or(Backend::Llvm, |library| Backend::Nvvm(library.into()))
 }
 
 /// Returns the folder that the nested builds share: `gin-build` in the caller's target folder.
-fn default_target_dir(around: &Surroundings, manifest: &Manifest) -> PathBuf {
-    let target = if let Some(out) = around.var("OUT_DIR") {
+fn default_target_dir(environment: &Environment, manifest: &Manifest) -> PathBuf {
+    let target = if let Some(out) = environment.var("OUT_DIR") {
         target_above(Path::new(out))
-    } else if let Some(target) = around.var("CARGO_TARGET_DIR") {
+    } else if let Some(target) = environment.var("CARGO_TARGET_DIR") {
         PathBuf::from(target)
     } else {
         let targets: Vec<PathBuf> = manifest.dir.ancestors().map(|dir| dir.join("target")).collect();

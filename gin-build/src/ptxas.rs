@@ -12,7 +12,7 @@ use std::time::UNIX_EPOCH;
 use crate::arch::Arch;
 use crate::error::BuildError;
 use crate::sources;
-use crate::toolchain::Surroundings;
+use crate::toolchain::Environment;
 
 /// Folder of the CUDA tools below a project's `target`, where `scripts/setup.sh` installs them.
 const TOOLS_BELOW_TARGET: &str = "cuda-tools/nvidia/cu13/bin";
@@ -100,11 +100,11 @@ impl Ptxas {
     /// # Errors
     /// Fails with a text that names the places searched.
     pub fn find(start: &Path) -> Result<Ptxas, String> {
-        Self::find_in(&Surroundings::of_this_process(), start)
+        Self::find_in(&Environment::of_this_process(), start)
     }
 
-    pub(crate) fn find_in(around: &Surroundings, start: &Path) -> Result<Ptxas, String> {
-        if let Some(named) = around.var("GIN_PTXAS") {
+    pub(crate) fn find_in(environment: &Environment, start: &Path) -> Result<Ptxas, String> {
+        if let Some(named) = environment.var("GIN_PTXAS") {
             let path = PathBuf::from(named);
             return if path.is_file() {
                 Ok(Ptxas { path })
@@ -113,7 +113,7 @@ impl Ptxas {
             };
         }
         let tools = start.ancestors().map(|dir| dir.join("target").join(TOOLS_BELOW_TARGET));
-        let path_var = around.var("PATH").map(|path| std::env::split_paths(path).collect()).unwrap_or_default();
+        let path_var = environment.var("PATH").map(|path| std::env::split_paths(path).collect()).unwrap_or_default();
         let path_dirs: Vec<PathBuf> = path_var;
         tools
             .chain(path_dirs)

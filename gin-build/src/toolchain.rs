@@ -27,15 +27,15 @@ const DEBIAN: (&str, &str) = ("/usr/bin/rustc", "/usr/bin/cargo");
 
 /// The variables and folders that the search reads. Tests construct their own.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Surroundings {
+pub(crate) struct Environment {
     pub(crate) vars: BTreeMap<OsString, OsString>,
     /// Compiler and cargo of the distribution; `None` excludes them.
     pub(crate) distribution: Option<(PathBuf, PathBuf)>,
 }
 
-impl Surroundings {
+impl Environment {
     pub(crate) fn of_this_process() -> Self {
-        Surroundings { vars: std::env::vars_os().collect(), distribution: Some((DEBIAN.0.into(), DEBIAN.1.into())) }
+        Environment { vars: std::env::vars_os().collect(), distribution: Some((DEBIAN.0.into(), DEBIAN.1.into())) }
     }
 
     pub(crate) fn var(&self, name: &str) -> Option<&OsStr> {
@@ -76,16 +76,16 @@ impl Toolchain {
     /// [`BuildError::BadVariable`] if a variable names an unusable compiler. A compiler named by a variable may be
     /// older than 1.96; all other requirements hold.
     pub fn find() -> Result<Self, BuildError> {
-        Self::find_in(&Surroundings::of_this_process())
+        Self::find_in(&Environment::of_this_process())
     }
 
-    pub(crate) fn find_in(around: &Surroundings) -> Result<Self, BuildError> {
-        if let Some(chosen) = Self::from_variables(around)? {
+    pub(crate) fn find_in(environment: &Environment) -> Result<Self, BuildError> {
+        if let Some(chosen) = Self::from_variables(environment)? {
             return Ok(chosen);
         }
         let mut rejected = Vec::new();
         let mut candidates: Vec<(Candidate, Version)> = Vec::new();
-        for candidate in rustup_candidates(around).into_iter().chain(distribution_candidate(around)) {
+        for candidate in rustup_candidates(environment).into_iter().chain(distribution_candidate(environment)) {
             // Most toolchains lack the sources, and this test starts no process.
             match candidate.version() {
                 Ok(version) => candidates.push((candidate, version)),
@@ -104,8 +104,8 @@ impl Toolchain {
         Err(BuildError::NoCompiler { rejected })
     }
 
-    fn from_variables(around: &Surroundings) -> Result<Option<Self>, BuildError> {
-        let (rustc, cargo) = (around.path_var("GIN_RUSTC"), around.path_var("GIN_CARGO"));
+    fn from_variables(environment: &Environment) -> Result<Option<Self>, BuildError> {
+        let (rustc, cargo) = (environment.path_var("GIN_RUSTC"), environment.path_var("GIN_CARGO"));
         let (variable, value) = match (&rustc, &cargo) {
             (Some(rustc), _) => ("GIN_RUSTC", rustc.clone()),
             (None, Some(cargo)) => ("GIN_CARGO", cargo.clone()),
@@ -205,8 +205,8 @@ impl Candidate {
 }
 
 /// Returns the toolchains that rustup has installed.
-fn rustup_candidates(around: &Surroundings) -> Vec<Candidate> {
-    let Some(dir) = around.toolchains_dir() else {
+fn rustup_candidates(environment: &Environment) -> Vec<Candidate> {
+    let Some(dir) = environment.toolchains_dir() else {
         return Vec::new();
     };
     let Ok(entries) = fs::read_dir(dir) else {
@@ -221,8 +221,8 @@ fn candidate_at(root: &Path) -> Candidate {
     Candidate { rustc: root.join("bin/rustc"), cargo: root.join("bin/cargo"), distribution: false }
 }
 
-fn distribution_candidate(around: &Surroundings) -> Option<Candidate> {
-    let (rustc, cargo) = around.distribution.clone()?;
+fn distribution_candidate(environment: &Environment) -> Option<Candidate> {
+    let (rustc, cargo) = environment.distribution.clone()?;
     // If neither package is installed, there is nothing to report.
     rustc.is_file().then_some(Candidate { rustc, cargo, distribution: true })
 }

@@ -2,13 +2,13 @@
 //! Reads doorbells and executes entries.
 //!
 //! Entries of a queue pair begin in order, each after a doorbell has announced it, and complete in order. A READ or an
-//! atomic may be outstanding while later entries execute; a fence waits for it. Queue pairs take turns, in an order
+//! atomic may be outstanding while later entries execute; a fence waits for it. QueuePair pairs take turns, in an order
 //! drawn from the seed if there is one.
 
 use crate::faults::{FaultKind, Mistake, Switch, Violation, ViolationKind, vendor};
 use crate::held::{Held, Reason, Source};
 use crate::memory::Memory;
-use crate::tables::{Answer, CompletionQueue, Flight, Queue, Region, Rights, Stage, WINDOW};
+use crate::tables::{Answer, CompletionQueue, Flight, QueuePair, Region, Rights, Stage, WINDOW};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::command::QpState;
 use gin_abi::mlx5::cqe::{self, Completion, Syndrome, Tail};
@@ -18,8 +18,8 @@ use gin_abi::mlx5::wqe::{Entry, EntryError, Local, Remote, SLOT_BYTES, SLOT_SEGM
 /// The tables that the engine works on. All of them may change between two steps.
 #[derive(Debug)]
 pub struct Tables<'a> {
-    /// Queue pairs, by number.
-    pub queues: &'a mut [Queue],
+    /// QueuePair pairs, by number.
+    pub queues: &'a mut [QueuePair],
     /// One bit per queue pair, by number, set if the queue pair may have work. Only the engine uses them. Code that
     /// adds queue pairs adds as many bits, zero at first.
     pub busy: &'a mut [u64],
@@ -193,7 +193,7 @@ impl Engine {
     }
 
     /// Returns true if the next request of the queue pair is still delayed.
-    fn is_late(&self, queue: &Queue) -> bool {
+    fn is_late(&self, queue: &QueuePair) -> bool {
         self.slow.device == queue.peer_device && self.time < queue.rung_at.saturating_add(self.slow.late)
     }
 
@@ -215,7 +215,7 @@ impl Engine {
                     }
                     Progress::Waiting => waiting = true,
                     Progress::Idle => {
-                        let is_done = |queue: &Queue| !queue.live || queue.finished == queue.posted;
+                        let is_done = |queue: &QueuePair| !queue.live || queue.finished == queue.posted;
                         if tables.queues.get(number).is_none_or(is_done) {
                             unmark(tables.busy, number);
                         }
@@ -505,13 +505,13 @@ fn operation(slot: &Slot) -> u32 {
     (slot[0].words[0] >> 24) as u32 & 0xff
 }
 
-fn start(queue: &mut Queue, flight: Flight) {
+fn start(queue: &mut QueuePair, flight: Flight) {
     let index = queue.started;
     *queue.flight(index) = flight;
     queue.started += 1;
 }
 
-fn load_slot(queue: &Queue, index: u64, memory: &mut impl Memory) -> Slot {
+fn load_slot(queue: &QueuePair, index: u64, memory: &mut impl Memory) -> Slot {
     let at = queue.ring + (index & ((1 << queue.log_size) - 1)) * SLOT_BYTES;
     let mut slot = [Segment::default(); SLOT_SEGMENTS];
     for (number, segment) in slot.iter_mut().enumerate() {
@@ -523,7 +523,7 @@ fn load_slot(queue: &Queue, index: u64, memory: &mut impl Memory) -> Slot {
 }
 
 /// Flushes the posted and outstanding entries of a broken queue pair.
-fn flush(queue: &mut Queue, memory: &mut impl Memory) -> bool {
+fn flush(queue: &mut QueuePair, memory: &mut impl Memory) -> bool {
     for index in queue.finished..queue.started {
         if let Stage::Pending { .. } = queue.flight(index).stage {
             queue.flight(index).stage = Stage::Flushed;

@@ -14,7 +14,7 @@ use crate::engine::{Engine, Tables};
 use crate::faults::Switch;
 use crate::held::{Held, Item, Usage};
 use crate::memory::Memory;
-use crate::tables::{CompletionQueue, Queue, Region};
+use crate::tables::{CompletionQueue, QueuePair, Region};
 use bytemuck::{Pod, Zeroable};
 use core::mem::size_of;
 use core::slice::from_raw_parts_mut;
@@ -53,7 +53,7 @@ pub struct Table {
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 pub struct Residence {
-    /// Table of [`Queue`].
+    /// Table of [`QueuePair`].
     pub queues: Table,
     /// Table of words: [`Tables::busy`].
     pub busy: Table,
@@ -128,7 +128,7 @@ unsafe fn copy_tables(residence: &Residence, ends: impl Fn(Table) -> (u64, u64))
         // Safety: guaranteed by the caller.
         unsafe { lsa::copy(&Block, to, from, table.count * size as u64) };
     };
-    copy(residence.queues, size_of::<Queue>());
+    copy(residence.queues, size_of::<QueuePair>());
     copy(residence.busy, size_of::<u64>());
     copy(residence.completions, size_of::<CompletionQueue>());
     copy(residence.regions, size_of::<Region>());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Queue pairs, completion queues and memory regions, as the engine sees them.
+//! QueuePair pairs, completion queues and memory regions, as the engine sees them.
 //!
 //! The number of a queue is its slot. A region's slot is its key without the low 8 bits. Slot 0 is never used. An
 //! element whose `live` is false is free.
@@ -117,7 +117,7 @@ pub struct Flights([Flight; WINDOW]);
 /// A queue pair.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Queue {
+pub struct QueuePair {
     /// True if the slot is in use.
     pub live: bool,
     /// NIC of the queue pair.
@@ -140,7 +140,7 @@ pub struct Queue {
     pub master: bool,
     /// NIC of the peer.
     pub peer_device: u32,
-    /// Queue pair of the peer, once this one is ready to receive.
+    /// QueuePair pair of the peer, once this one is ready to receive.
     pub peer: u32,
     /// Initial packet sequence number of packets sent.
     pub initial_send_psn: u32,
@@ -170,7 +170,7 @@ pub struct Queue {
     pub flights: Flights,
 }
 
-impl Default for Queue {
+impl Default for QueuePair {
     fn default() -> Self {
         Self {
             live: false,
@@ -202,7 +202,7 @@ impl Default for Queue {
     }
 }
 
-impl Queue {
+impl QueuePair {
     /// Drops all posted entries, as a change to the reset state does. The ring begins at index 0 again.
     pub fn reset(&mut self) {
         (self.posted, self.started, self.finished, self.recorded) = (0, 0, 0, 0);

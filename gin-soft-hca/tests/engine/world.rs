@@ -8,7 +8,7 @@ use gin_abi::mlx5::doorbell::{Doorbell, Record};
 use gin_abi::mlx5::wqe::{Flags, Local, Post, QueueNumber, Remote, Segment};
 use gin_soft_hca::faults::Switch;
 use gin_soft_hca::held::{Held, Item, Usage};
-use gin_soft_hca::tables::{CompletionQueue, Queue, Region, Rights};
+use gin_soft_hca::tables::{CompletionQueue, QueuePair, Region, Rights};
 use gin_soft_hca::{Engine, Memory, Options, Progress, Tables};
 
 /// Memory whose addresses are offsets. An access outside fails the test.
@@ -83,14 +83,14 @@ const STAGE_BYTES: u64 = 0x4000;
 
 pub(crate) const ALL: Rights = Rights { local_write: true, remote_read: true, remote_write: true, remote_atomic: true };
 
-/// Queue pair of side 0; side 1 has the next.
+/// QueuePair pair of side 0; side 1 has the next.
 pub(crate) const QUEUE: u32 = 3;
 /// Completion queue of side 0; side 1 has the next.
 pub(crate) const COMPLETION: u32 = 1;
 
 pub(crate) struct World {
     pub(crate) memory: Flat,
-    pub(crate) queues: Vec<Queue>,
+    pub(crate) queues: Vec<QueuePair>,
     busy: Vec<u64>,
     pub(crate) completions: Vec<CompletionQueue>,
     pub(crate) regions: Vec<Region>,
@@ -105,13 +105,13 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(options: Options) -> Self {
         let mut memory = Flat(vec![0; (STAGE + STAGE_BYTES) as usize]);
-        let mut queues = vec![Queue::default(); 8];
+        let mut queues = vec![QueuePair::default(); 8];
         let mut completions = vec![CompletionQueue::default(); 4];
         let mut regions = vec![Region::default(); 8];
         for side in 0..2u32 {
             let base = u64::from(side) * SIDE;
             memory.0[(base + COMPLETIONS) as usize..][..(SIZE * cqe::BYTES) as usize].fill(cqe::INVALID_BYTE);
-            queues[(QUEUE + side) as usize] = Queue {
+            queues[(QUEUE + side) as usize] = QueuePair {
                 live: true,
                 device: side,
                 domain: 10 + side,
@@ -126,7 +126,7 @@ impl World {
                 log_message: 30,
                 ack_timeout: 14,
                 reads: 4,
-                ..Queue::default()
+                ..QueuePair::default()
             };
             completions[(COMPLETION + side) as usize] = CompletionQueue {
                 live: true,
@@ -267,7 +267,7 @@ impl World {
             .collect()
     }
 
-    pub(crate) fn queue(&mut self, side: u32) -> &mut Queue {
+    pub(crate) fn queue(&mut self, side: u32) -> &mut QueuePair {
         &mut self.queues[(QUEUE + side) as usize]
     }
 

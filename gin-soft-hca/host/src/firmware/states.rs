@@ -8,10 +8,10 @@ use gin_abi::mlx5::bits::View;
 use gin_abi::mlx5::command::{AtomicMode, Mtu, PM_MIGRATED, QpState, Status, opcode, opt_param, roce_version};
 use gin_abi::mlx5::mailbox::{Ads, ModifyQpIn, Qpc, StopQpIn};
 use gin_nic::hca::Link;
-use gin_soft_hca::tables::{Queue, Rights};
+use gin_soft_hca::tables::{QueuePair, Rights};
 
 /// The queue pair, if it is in this state.
-fn in_state(state: &mut State, number: u32, expected: QpState) -> Answer<&mut Queue> {
+fn in_state(state: &mut State, number: u32, expected: QpState) -> Answer<&mut QueuePair> {
     let queue = &mut state.queues[number as usize];
     if queue.state == expected { Ok(queue) } else { Err(Reason::State.refuse(Status::BadQpState)) }
 }
