@@ -252,7 +252,7 @@ pub struct WindowHandle {
     pub base: u64,
     /// Length of this rank's memory in bytes.
     pub own_length: u64,
-    /// Length in bytes that every rank registered at least; 0 is always valid. Kernels look up longer ranges in the
+    /// Length in bytes that every rank registered at least; 0 is always valid. Kernels look up ranges past it in the
     /// table.
     pub least_length: u64,
     /// Address of the window's [`WindowData`].

@@ -86,7 +86,6 @@ impl Toolchain {
         let mut rejected = Vec::new();
         let mut candidates: Vec<(Candidate, Version)> = Vec::new();
         for candidate in rustup_candidates(environment).into_iter().chain(distribution_candidate(environment)) {
-            // Most toolchains lack the sources, and this test starts no process.
             match candidate.version() {
                 Ok(version) => candidates.push((candidate, version)),
                 Err(reason) => rejected.push(Rejected { path: candidate.rustc, reason }),

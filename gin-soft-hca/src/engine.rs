@@ -70,7 +70,7 @@ pub enum Progress {
     Moved,
     /// The engine did nothing, but time passed for a pending answer.
     Waiting,
-    /// There is nothing to do until a doorbell rings or a completion of another NIC arrives.
+    /// There is nothing to do until a doorbell rings or a completion of another queue arrives.
     Idle,
 }
 

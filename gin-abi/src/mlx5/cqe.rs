@@ -44,7 +44,7 @@ pub mod opcode {
     pub const REQUEST: u8 = 0;
     /// An entry of the send queue failed.
     pub const REQUEST_ERROR: u8 = 13;
-    /// An entry of the receive queue failed.
+    /// An operation of the receive queue failed.
     pub const RESPONSE_ERROR: u8 = 14;
     /// The slot was never written.
     pub const INVALID: u8 = 15;
