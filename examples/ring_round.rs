@@ -43,12 +43,12 @@ const RANKS: u32 = 4;
 const ROUNDS: u64 = 5;
 const LEN: usize = 1000;
 
-/// What a rank has at the start.
+/// Returns a rank's initial value.
 fn input(rank: u32, index: usize) -> f32 {
     (rank as usize * 100 + index % 100) as f32
 }
 
-/// What all ranks have after the rounds, computed without gin.
+/// Returns the values of all ranks after the rounds, computed without gin.
 fn expected() -> Vec<Vec<f32>> {
     let mut now: Vec<Vec<f32>> = (0..RANKS).map(|rank| (0..LEN).map(|index| input(rank, index)).collect()).collect();
     for _ in 0..ROUNDS {
@@ -61,7 +61,7 @@ fn expected() -> Vec<Vec<f32>> {
     now
 }
 
-/// Runs the ring and checks what it came to.
+/// Runs the ring and checks the result.
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let results = launch(WorldConfig::seeded(RANKS, 1), |rank| -> Result<Vec<f32>, CommError> {
         let comm = rank.communicator(&Requirements { signals: 2, counters: 1, ..Requirements::default() })?;
@@ -73,7 +73,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
         let (stream, kernel) = (rank.stream()?, rank.kernel("ring_round")?);
         let handle = comm.device()?;
         for round in 1..=ROUNDS {
-            // Safety: one block on every rank, all rounds in order; the windows live until the stream is done.
+            // Safety: one block on every rank, all rounds in order. The windows live until the stream is done.
             unsafe {
                 stream.launch(
                     &kernel,
@@ -89,7 +89,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
         Ok(values)
     })?;
     if results != expected() {
-        return Err("the ranks do not have what they should".into());
+        return Err("the ranks' values differ from the expected ones".into());
     }
     println!("ok: {RANKS} ranks, {ROUNDS} rounds of {LEN} elements");
     Ok(())

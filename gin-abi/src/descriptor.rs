@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The 64-byte request that a kernel posts to the proxy.
 //!
-//! Eight 8-byte words. Bit 0 of each is the *phase bit* of the queue (whoever stores the words sets it, this module
-//! leaves it 0), so a reader knows of each word by itself whether it belongs to the round it expects. That leaves 63
-//! bits a word; two fields of 64 bits have their top bit in word 0.
+//! A descriptor has eight 8-byte words. Bit 0 of each is the *phase bit* of the queue: the code that stores the words
+//! sets it, and this module leaves it 0. A reader therefore knows for each single word whether it belongs to the
+//! expected round. That leaves 63 bits per word. Two fields of 64 bits have their top bit in word 0.
 //!
 //! | word | bits | field |
 //! | --- | --- | --- |
@@ -26,7 +26,20 @@
 //! | 6 | 1..64 | offset of the signal in its window, in bytes |
 //! | 7 | 1..64 | bits 0..63 of the amount that the signal is raised by |
 //!
-//! For a get, source is the peer's window and destination the own one. Bits that no field uses are zero.
+//! For a get, the source is the peer's window and the destination is the poster's window. Bits that no field uses are
+//! zero.
+//!
+//! ```
+//! use gin_abi::{Descriptor, RemoteSignal, SignalTarget, Transfer};
+//!
+//! let signal = RemoteSignal { target: SignalTarget::Id(3), amount: 1, strong: true };
+//! let posted =
+//!     Descriptor { peer: 7, transfer: Transfer::Nothing, signal: Some(signal), counter: None, more: false };
+//! let words = posted.encode();
+//! assert_eq!(words[0] >> 14 & 0xff_ffff, 7); // the peer
+//! assert_eq!(Descriptor::decode(&words), Ok(posted));
+//! assert!(Descriptor::decode(&[0; 8]).is_err());
+//! ```
 
 /// Number of 8-byte words in a descriptor.
 pub const WORDS: usize = 8;
@@ -45,19 +58,19 @@ pub struct WindowOffset {
     pub offset: u64,
 }
 
-/// What a descriptor moves.
+/// The data that a descriptor moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transfer {
-    /// Writes `bytes` bytes of an own window to one of the peer.
+    /// Writes `bytes` bytes from the poster's window to the peer's.
     Put {
-        /// First byte in the own window.
+        /// First byte in the poster's window.
         source: WindowOffset,
         /// First byte in the peer's window.
         destination: WindowOffset,
         /// Length in bytes; may be 0.
         bytes: u64,
     },
-    /// Writes the low `1 << width_log2` bytes of `value` to a window of the peer.
+    /// Writes the low `1 << width_log2` bytes of `value` to the peer's window.
     PutValue {
         /// The value, little-endian.
         value: u64,
@@ -66,11 +79,11 @@ pub enum Transfer {
         /// First byte in the peer's window.
         destination: WindowOffset,
     },
-    /// Reads `bytes` bytes of a window of the peer into an own one.
+    /// Reads `bytes` bytes from the peer's window into the poster's.
     Get {
         /// First byte in the peer's window.
         source: WindowOffset,
-        /// First byte in the own window.
+        /// First byte in the poster's window.
         destination: WindowOffset,
         /// Length in bytes; may be 0.
         bytes: u64,
@@ -80,7 +93,7 @@ pub enum Transfer {
 }
 
 impl Transfer {
-    /// Returns the number of bytes that it moves.
+    /// Returns the number of bytes moved.
     pub const fn bytes(&self) -> u64 {
         match *self {
             Self::Put { bytes, .. } | Self::Get { bytes, .. } => bytes,
@@ -90,7 +103,7 @@ impl Transfer {
     }
 }
 
-/// Which word a signal raises.
+/// The word that a signal raises.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SignalTarget {
     /// The peer's signal with this id, of the context that the descriptor is posted to.
@@ -99,47 +112,47 @@ pub enum SignalTarget {
     Address {
         /// Id of the window.
         window: u32,
-        /// Byte offset in it, a multiple of 8.
+        /// Byte offset in the window, a multiple of 8.
         offset: u64,
     },
 }
 
-/// What happens at the peer after the transfer.
+/// A signal raised at the peer after the transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RemoteSignal {
-    /// Which word.
+    /// The word to raise.
     pub target: SignalTarget,
-    /// What is added to it, modulo 2^64.
+    /// Amount added to the word, modulo 2^64.
     pub amount: u64,
-    /// Whether it also covers all earlier puts of this context to this peer.
+    /// True if the signal also covers all earlier puts of this context to this peer.
     pub strong: bool,
 }
 
-/// One request, decoded.
+/// A decoded request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Descriptor {
     /// World rank of the peer.
     pub peer: u32,
-    /// What is moved.
+    /// The data to move.
     pub transfer: Transfer,
-    /// What is raised at the peer.
+    /// The signal to raise at the peer.
     pub signal: Option<RemoteSignal>,
-    /// Own counter to raise by one once the source may be reused.
+    /// The poster's counter to raise by one once the source may be reused.
     pub counter: Option<u32>,
     /// Hint: more requests follow soon, so the network may wait for them.
     pub more: bool,
 }
 
-/// Why eight words are no descriptor.
+/// The reason why eight words are not a descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DescriptorError {
-    /// Word 0 names an operation that there is not.
+    /// Word 0 names an unknown operation.
     Operation(u32),
-    /// Word 0 names a kind of signal that there is not.
+    /// Word 0 names an unknown kind of signal.
     Signal(u32),
     /// Neither a transfer nor a signal, or a signal on a get.
     Combination,
-    /// Bits that no field uses are set in this word.
+    /// Reserved bits are set in this word.
     Reserved(usize),
 }
 
@@ -147,10 +160,10 @@ pub enum DescriptorError {
 impl core::fmt::Display for DescriptorError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            Self::Operation(code) => write!(f, "descriptor names operation {code}; there are 1 to 4"),
-            Self::Signal(code) => write!(f, "descriptor names signal kind {code}; there are 0 to 2"),
-            Self::Combination => f.write_str("descriptor combines an operation with a signal that it cannot have"),
-            Self::Reserved(word) => write!(f, "descriptor has unused bits set in word {word}"),
+            Self::Operation(code) => write!(f, "descriptor names unknown operation {code}; valid are 1 to 4"),
+            Self::Signal(code) => write!(f, "descriptor names unknown signal kind {code}; valid are 0 to 2"),
+            Self::Combination => f.write_str("descriptor is a get with a signal, or has neither transfer nor signal"),
+            Self::Reserved(word) => write!(f, "descriptor has reserved bits set in word {word}"),
         }
     }
 }
@@ -159,10 +172,10 @@ impl core::fmt::Display for DescriptorError {
 impl core::error::Error for DescriptorError {}
 
 impl Descriptor {
-    /// The eight words, all phase bits 0.
+    /// Returns the eight words, all phase bits 0.
     ///
-    /// Ids and ranks must be below 2^24 and offsets below 2^63: callers check them first (the host refuses to create
-    /// more, and windows are shorter).
+    /// Ids and ranks must be below 2^24 and offsets below 2^63. Callers check them first: the host refuses to create
+    /// more, and windows are shorter.
     #[inline(always)]
     pub const fn encode(&self) -> [u64; WORDS] {
         let mut w = [0u64; WORDS];
@@ -212,10 +225,10 @@ impl Descriptor {
         w
     }
 
-    /// Reads eight words; phase bits are ignored.
+    /// Decodes eight words; phase bits are ignored.
     ///
     /// # Errors
-    /// Words that [`encode`](Self::encode) never gives are refused, so that a stray store into the queue is noticed.
+    /// Fails on words that [`encode`](Self::encode) never produces, so that a stray store into the queue is noticed.
     pub const fn decode(w: &[u64; WORDS]) -> Result<Self, DescriptorError> {
         let low = ID_MASK;
         let amount = w[7] >> 1 | ((w[0] >> 12) & 1) << 63;

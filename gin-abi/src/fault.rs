@@ -1,108 +1,72 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Error values that travel between kernel and host.
 
+use crate::codes::codes;
 use bytemuck::{Pod, Zeroable};
 
-macro_rules! coded {
-    ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $code:literal, $text:literal;)* }) => {
-        $(#[$meta])*
-        #[repr(u32)]
-        #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-        pub enum $name { $($(#[$doc])* $variant = $code,)* }
-
-        impl $name {
-            /// Every variant, in the order of its code.
-            pub const ALL: &'static [$name] = &[$($name::$variant,)*];
-
-            /// The variant with this code, if there is one.
-            pub const fn from_code(code: u32) -> Option<Self> {
-                match code { $($code => Some($name::$variant),)* _ => None }
-            }
-
-            /// The code that stands for this variant in memory.
-            #[inline(always)]
-            pub const fn code(self) -> u32 {
-                self as u32
-            }
-
-            /// What it says, in words.
-            pub const fn text(self) -> &'static str {
-                match self { $($name::$variant => $text,)* }
-            }
-        }
-
-        #[cfg(not(target_arch = "nvptx64"))]
-        impl core::fmt::Display for $name {
-            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-                f.write_str(self.text())
-            }
-        }
-    };
-}
-
-coded! {
-    /// What went wrong.
-    FaultKind {
-        /// The deadline of this wait passed. Only the caller is told; the communicator stays usable.
+codes! {
+    /// The kind of a fault.
+    FaultKind: u32 as u32 {
+        /// The deadline of this wait passed. Only the caller learns of it; the communicator stays usable.
         Timeout = 1, "deadline passed";
         /// The host called `abort`.
         Aborted = 2, "communicator was aborted";
-        /// The peer is known to be gone.
+        /// The peer is known to be lost.
         PeerLost = 3, "peer is lost";
         /// The network reported an error for an operation.
         Network = 4, "network failed an operation";
-        /// A post gave up after it had claimed a slot, which leaves a hole that nobody can fill.
+        /// A post gave up after it had claimed a slot. It leaves a hole in the queue that cannot be filled.
         QueueBroken = 5, "queue has a hole: a post gave up after its claim";
-        /// A rank that the team or the communicator does not have (`expected` is the number of ranks).
+        /// The team or the communicator has no such rank (`expected` is the number of ranks).
         UnknownRank = 6, "no such rank";
         /// A rank that is not a member of the team.
         NotInTeam = 7, "rank is not in the team";
-        /// A range that reaches past the end of the window (`expected` is the length in bytes, `seen` the offset of
-        /// the first byte past the end of the range, `u64::MAX` when that overflows).
+        /// A range that reaches past the end of the window. `expected` is the window's length in bytes. `seen` is the
+        /// offset of the first byte past the end of the range, or `u64::MAX` if that overflows.
         OutOfRange = 8, "range reaches past the end of the window";
-        /// An offset or address that is not a multiple of what the type or operation needs.
+        /// An offset or address that is not a multiple of the alignment of the type or operation.
         Misaligned = 9, "offset is not aligned";
         /// Source and destination of a transfer differ in length.
         LengthMismatch = 10, "source and destination differ in length";
-        /// A signal id past the number of signals that was asked for.
+        /// A signal id past the number of signals that the communicator requested.
         UnknownSignal = 11, "no such signal";
-        /// A counter id past the number of counters that was asked for.
+        /// A counter id past the number of counters that the communicator requested.
         UnknownCounter = 12, "no such counter";
-        /// A context id past the number of contexts that was asked for.
+        /// A context id past the number of contexts that the communicator requested.
         UnknownContext = 13, "no such context";
         /// A window that is not, or no longer, registered.
         UnknownWindow = 14, "window is not registered";
-        /// A barrier index past the number of barriers that was asked for.
+        /// A barrier index past the number of barriers that the communicator requested.
         UnknownBarrier = 15, "no such barrier";
-        /// The network cannot give signals that cover all earlier puts.
+        /// The network has no signals that cover all earlier puts.
         NoStrongSignals = 16, "network has no strong signals";
-        /// The network or the window cannot take signals at window addresses.
+        /// The network or the window does not support signals at window addresses.
         NoVaSignals = 17, "no signals at addresses of this window: register it with the flag `signals`";
         /// A width in bits that is 0 or more than the word has.
         BadWidth = 18, "width in bits is out of range";
-        /// A barrier that ended with a fault before cannot be used again.
+        /// The barrier ended with a fault before and cannot be used again.
         BarrierBroken = 19, "barrier ended with a fault before";
-        /// A descriptor that the proxy could not make sense of.
+        /// The proxy could not decode a descriptor.
         BadDescriptor = 20, "malformed descriptor";
         /// The kernel has no code for the communicator's back end.
         NoBackend = 21, "kernel was built without this communicator's back end";
-        /// Kernel and host disagree on the layouts they share.
+        /// Kernel and host disagree about the shared layouts.
         AbiMismatch = 22, "kernel and host were built with different versions of the shared layouts";
-        /// A kernel reported an error of its own (`seen` is the kernel's number for it).
+        /// A kernel reported its own error (`seen` is the kernel's number for it).
         Reported = 23, "reported by the kernel";
         /// A peer cannot be reached by loads and stores.
         NotReachable = 24, "peer is not reachable by loads and stores";
         /// A fault that another rank reported.
         Elsewhere = 25, "another rank failed";
-        /// The communicator was made without a connection to this peer over the network.
-        NotConnected = 26, "no connection to the peer was asked for";
+        /// The communicator was created without a network connection to this peer.
+        NotConnected = 26, "communicator has no connection to the peer";
     }
 }
 
-coded! {
-    /// What was being done.
-    Operation {
-        /// Nothing in particular.
+codes! {
+    /// The operation in which a fault occurred.
+    Operation: u32 as u32 {
+        /// No particular operation.
         None = 0, "nothing";
         /// A put from a window.
         Put = 1, "put";
@@ -127,52 +91,60 @@ coded! {
     }
 }
 
-/// Stands in [`Fault::context`] and [`Fault::peer`] where there is none.
+/// Value of [`Fault::context`] and [`Fault::peer`] where there is none.
 pub const NONE: u32 = u32::MAX;
 
-/// What happened, where, what was expected and what was seen.
+/// A fault: its kind, where it occurred, the expected value and the value seen.
 ///
-/// This is the error of every device call and of every host call that learns of a device's fault. It is `Copy` and has
+/// This is the error of every device call, and of every host call that learns of a device's fault. It is `Copy` and has
 /// 32 bytes.
+///
+/// ```
+/// use gin_abi::{Fault, FaultKind, Operation};
+///
+/// let fault = Fault::new(FaultKind::Timeout, Operation::WaitSignal).context(0).peer(3).values(5, 4);
+/// assert_eq!(fault.to_string(), "deadline passed in wait_signal, context 0, rank 3 (expected 5, saw 4)");
+/// assert_eq!(Fault::from_words(fault.to_words()), Some(fault));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[must_use]
 pub struct Fault {
-    /// What went wrong.
+    /// The kind.
     pub kind: FaultKind,
     /// The context, or [`NONE`].
     pub context: u32,
     /// World rank of the peer, or [`NONE`].
     pub peer: u32,
-    /// What was being done.
+    /// The operation that failed.
     pub operation: Operation,
-    /// What was waited for, or the limit that was crossed.
+    /// The value waited for, or the limit exceeded.
     pub expected: u64,
-    /// What was there instead.
+    /// The value found instead.
     pub seen: u64,
 }
 
 impl Fault {
-    /// A fault of this kind in this operation, with no context or peer.
+    /// Returns a fault of this kind in this operation, with no context or peer.
     #[inline(always)]
     pub const fn new(kind: FaultKind, operation: Operation) -> Self {
         Self { kind, context: NONE, peer: NONE, operation, expected: 0, seen: 0 }
     }
 
-    /// The same, at this context.
+    /// Sets the context.
     #[inline(always)]
     pub const fn context(mut self, context: u32) -> Self {
         self.context = context;
         self
     }
 
-    /// The same, concerning this world rank.
+    /// Sets the peer to this world rank.
     #[inline(always)]
     pub const fn peer(mut self, peer: u32) -> Self {
         self.peer = peer;
         self
     }
 
-    /// The same, with what was expected and what was seen.
+    /// Sets the expected value and the value seen.
     #[inline(always)]
     pub const fn values(mut self, expected: u64, seen: u64) -> Self {
         self.expected = expected;
@@ -180,7 +152,7 @@ impl Fault {
         self
     }
 
-    /// The form that lies in memory.
+    /// Returns the form stored in memory.
     #[inline(always)]
     pub const fn to_words(self) -> [u64; 4] {
         [
@@ -191,8 +163,8 @@ impl Fault {
         ]
     }
 
-    /// The fault that lies in memory. A kind that is not known becomes [`FaultKind::AbiMismatch`], an operation that is
-    /// not known [`Operation::None`].
+    /// Decodes the form stored in memory. An unknown kind becomes [`FaultKind::AbiMismatch`], an unknown operation
+    /// [`Operation::None`].
     #[inline(always)]
     pub const fn read(words: [u64; 4]) -> Self {
         let kind = match FaultKind::from_code(words[0] as u32) {
@@ -203,17 +175,10 @@ impl Fault {
             Some(operation) => operation,
             None => Operation::None,
         };
-        Self {
-            kind,
-            operation,
-            context: words[1] as u32,
-            peer: (words[1] >> 32) as u32,
-            expected: words[2],
-            seen: words[3],
-        }
+        Self::of(kind, operation, words)
     }
 
-    /// The fault that lies in memory, if its codes are known.
+    /// Decodes the form stored in memory, or returns `None` if a code is unknown.
     #[inline]
     pub const fn from_words(words: [u64; 4]) -> Option<Self> {
         let (Some(kind), Some(operation)) =
@@ -221,14 +186,14 @@ impl Fault {
         else {
             return None;
         };
-        Some(Self {
-            kind,
-            operation,
-            context: words[1] as u32,
-            peer: (words[1] >> 32) as u32,
-            expected: words[2],
-            seen: words[3],
-        })
+        Some(Self::of(kind, operation, words))
+    }
+
+    /// Takes all fields but the codes from `words`.
+    #[inline(always)]
+    const fn of(kind: FaultKind, operation: Operation, words: [u64; 4]) -> Self {
+        let [_, place, expected, seen] = words;
+        Self { kind, context: place as u32, peer: (place >> 32) as u32, operation, expected, seen }
     }
 }
 
@@ -249,7 +214,7 @@ impl core::fmt::Display for Fault {
 #[cfg(not(target_arch = "nvptx64"))]
 impl core::error::Error for Fault {}
 
-/// A [`Fault`] as it lies in shared memory: [`Fault::to_words`].
+/// A [`Fault`] in the form stored in shared memory: [`Fault::to_words`].
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable, Debug, PartialEq, Eq)]
 pub struct FaultRecord {

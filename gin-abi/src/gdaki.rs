@@ -1,76 +1,78 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a kernel knows of a queue pair that it drives itself.
+//! Device-driven NIC queue pairs, as a kernel sees them.
 //!
-//! One [`QueuePairData`] per context and peer, in GPU memory, in a table by context and world rank. Its first line says
-//! where things are and does not change; the words behind it change and start at 0, but for the completions' ring, which is
-//! filled with [`INVALID_BYTE`](crate::mlx5::cqe::INVALID_BYTE).
+//! There is one [`QueuePairData`] per context and peer, in GPU memory, in a table indexed by context and world rank.
+//! Its first cache line holds addresses and limits and does not change. The words behind it change and start at 0. The
+//! completion ring starts filled with [`INVALID_BYTE`](crate::mlx5::cqe::INVALID_BYTE).
 
 use bytemuck::{Pod, Zeroable};
 
-/// A queue pair. Kernels read its first line two words at a time.
+/// A device-driven queue pair. Kernels read its first line two words at a time.
 #[repr(C, align(128))]
 #[derive(Clone, Copy, Pod, Zeroable, Debug, PartialEq, Eq)]
 pub struct QueuePairData {
-    /// The send queue: `1 << depth_log2` slots of [`SLOT_BYTES`](crate::mlx5::wqe::SLOT_BYTES). 0 if there is no connection
-    /// to this peer: see [`unconnected`](QueuePairData::unconnected).
+    /// Address of the send queue: `1 << depth_log2` slots of [`SLOT_BYTES`](crate::mlx5::wqe::SLOT_BYTES). 0 if this
+    /// peer has no connection: see [`unconnected`](QueuePairData::unconnected).
     pub ring: u64,
-    /// One word for each slot, in GPU memory, 0 at first but for the first one, which is 1: the token that
-    /// `gin_device::backend::gdaki` passes along.
+    /// Address of one word per slot, in GPU memory: the token that `gin_device::backend::gdaki` passes along. The first
+    /// word starts at 1, all others at 0.
     pub tokens: u64,
-    /// One word for each slot, in GPU memory, 0 at first: which counter the entry raises.
+    /// Address of one word per slot, in GPU memory, 0 at first: the counter that the entry raises.
     pub tags: u64,
-    /// The completion queue, a ring of `1 << depth_log2` completions: as many as entries can be under way, so it cannot
-    /// overrun.
+    /// Address of the completion queue, a ring of `1 << depth_log2` completions. It holds as many completions as
+    /// entries can be outstanding, so it cannot overrun.
     pub completions: u64,
     /// Address of the doorbell record, 8 bytes.
     pub record: u64,
-    /// Where its doorbell is stored.
+    /// Address that the doorbell is stored to.
     pub doorbell: u64,
-    /// Number of the queue pair, as [`QueueNumber`](crate::mlx5::wqe::QueueNumber) has it in memory.
+    /// Number of the queue pair, in the memory form of [`QueueNumber`](crate::mlx5::wqe::QueueNumber).
     pub number: u32,
     /// log2 of the number of slots, [`LEAST_DEPTH_LOG2`] to [`MOST_DEPTH_LOG2`].
     pub depth_log2: u32,
-    /// Entry i asks for a completion if i + 1 is a multiple of 2 to this; less than `depth_log2`.
+    /// log2 of the completion interval, less than `depth_log2`: entry i asks for a completion if i + 1 is a multiple of
+    /// `1 << interval_log2`.
     pub interval_log2: u16,
-    /// How far entries and payload are released before the doorbell: [`DOORBELL_SYSTEM`] or [`DOORBELL_GPU`].
+    /// Scope to which entries and payload are released before the doorbell: [`DOORBELL_SYSTEM`] or [`DOORBELL_GPU`].
     pub doorbell_scope: u16,
-    /// Most bytes that one entry moves, at least 1.
+    /// Largest number of bytes that one entry moves, at least 1.
     pub most_bytes: u32,
-    /// Key of the peer's signal words, big-endian, as it lies in entries.
+    /// Remote key of the peer's signal words, big-endian, as entries hold it.
     pub signal_key: u32,
-    /// Local key of 8 bytes at address 0 that nobody reads, big-endian: what atomics bring goes there.
+    /// Local key of 8 bytes at address 0 that no code reads, big-endian. Atomics return their old value there.
     pub sink_key: u32,
-    /// Address, in the region of `signal_key`, of the context's first signal word.
+    /// Address of the context's first signal word, in the region of `signal_key`.
     pub signals: u64,
-    /// The word of GPU memory with the peer's marks, which say whether entries may be under way.
+    /// Address of the word in GPU memory that holds the peer's marks, which say whether entries may be outstanding.
     pub busy: u64,
-    /// These: [`busy_marks`] of the peer.
+    /// Marks of the peer in that word: [`busy_marks`] of the peer.
     pub marks: u64,
-    /// Counter words of the context, in GPU memory; 0 if it has no counters.
+    /// Address of the context's counter words, in GPU memory; 0 if it has no counters.
     pub counters: u64,
-    /// The counters' number.
+    /// Number of counters.
     pub counter_count: u64,
     /// Zero.
     pub reserved: [u64; 2],
     /// Index of the next entry to claim.
     pub claim: u64,
-    /// Zero: words that are written apart are on lines apart.
+    /// Zero. Words with different writers are on different lines.
     pub rest_of_claim: [u64; 15],
-    /// All entries below are complete, and what their completions ask of the GPU is done.
+    /// Completion index: all entries below it are complete, and the GPU has done the work that their completions ask
+    /// for.
     pub done: u64,
-    /// Number of completions taken.
+    /// Number of completions consumed.
     pub taken: u64,
-    /// 1 while a thread takes completions, else 0.
+    /// 1 while a thread consumes completions, else 0.
     pub taking: u64,
     /// Zero.
     pub rest_of_done: [u64; 13],
-    /// All entries below have been announced to the NIC.
+    /// Index past the last entry announced to the NIC.
     pub rung: u64,
     /// Index past the last READ.
     pub got: u64,
-    /// Index past the last DUMP: what READs before it bring is in view once it is complete.
+    /// Index past the last DUMP. Once that DUMP is complete, data of all earlier READs is visible.
     pub dumped: u64,
-    /// Index past the last entry that asked for a completion because somebody waited.
+    /// Index past the last entry that asked for a completion on behalf of a waiting thread.
     pub covered: u64,
     /// 1 while a thread posts such an entry, else 0.
     pub covering: u64,
@@ -81,19 +83,32 @@ pub struct QueuePairData {
 }
 
 impl QueuePairData {
-    /// Where there is no connection to a peer. Nothing but its own words may be used; whoever claims entries finds that there
-    /// is no room, as all slots seem to be taken, and so learns it where it has to wait anyway.
+    /// Returns the queue pair of a peer without a connection.
+    ///
+    /// Only the queue pair's own words may be used. A thread that claims entries finds that there is no room, because
+    /// all slots seem to be in use. It learns so at the point where it has to wait anyway.
+    ///
+    /// ```
+    /// let pair = gin_abi::gdaki::QueuePairData::unconnected();
+    /// assert_eq!(pair.ring, 0);
+    /// ```
     pub fn unconnected() -> Self {
-        // As far ahead of the claims as numbers go.
+        // The completion index is as far behind the producer index as index arithmetic allows.
         Self { done: (1u64 << 62).wrapping_neg(), ..Self::zeroed() }
     }
 }
 
-/// Ranks whose marks one word holds.
+/// Number of ranks whose marks one word holds.
 pub const BUSY_RANKS: u32 = 32;
 
-/// The marks of a rank in word `rank / BUSY_RANKS`: in the lower half a bit that is set while entries may be under way, in
-/// the upper half one that every post sets beside it.
+/// Returns the marks of a rank in word `rank / BUSY_RANKS`.
+///
+/// The lower half has a bit that is set while entries may be outstanding. The upper half has a bit that every post sets
+/// beside it.
+///
+/// ```
+/// assert_eq!(gin_abi::gdaki::busy_marks(33), 1 << 1 | 1 << 33);
+/// ```
 pub const fn busy_marks(rank: u32) -> u64 {
     let bit = 1 << (rank % BUSY_RANKS);
     bit | bit << 32
@@ -104,8 +119,8 @@ pub const DOORBELL_SYSTEM: u16 = 0;
 /// Entries and payload are released to the GPU before the doorbell: the NIC reads them through this GPU's L2 cache.
 pub const DOORBELL_GPU: u16 = 1;
 
-/// log2 of the fewest slots: two entries for a put with its signal, and as many again so that an entry that asks for a
-/// completion is among those under way.
+/// log2 of the fewest slots. A put with its signal takes two entries. Twice that many slots ensure that the outstanding
+/// entries include one that asks for a completion.
 pub const LEAST_DEPTH_LOG2: u32 = 2;
 /// log2 of the most slots: completions name entries by 16 bits.
 pub const MOST_DEPTH_LOG2: u32 = 15;
@@ -115,7 +130,7 @@ const _: () = {
     assert!(size_of::<QueuePairData>() == 512);
     assert!(offset_of!(QueuePairData, claim) == 128 && offset_of!(QueuePairData, done) == 256);
     assert!(offset_of!(QueuePairData, rung) == 384);
-    // The first words of the pairs.
+    // The first word of each pair is 16-byte aligned.
     assert!(offset_of!(QueuePairData, ring).is_multiple_of(16) && offset_of!(QueuePairData, tags).is_multiple_of(16));
     assert!(offset_of!(QueuePairData, record).is_multiple_of(16));
     assert!(offset_of!(QueuePairData, number).is_multiple_of(16));

@@ -1,41 +1,43 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a kernel gets by value, and the tables behind it.
+//! Handles that a kernel receives by value, and the tables behind them.
 //!
-//! Addresses are device addresses in `u64`. Where a word lies matters: words that a GPU polls or adds to lie in that
-//! GPU's memory, words that a CPU thread writes lie in pinned host memory, because no word is raised by two kinds of
-//! engine (GPU, NIC and CPU atomics on one word are not atomic to each other).
+//! Addresses are device addresses in `u64`. The location of a word matters. Words that a GPU polls or adds to are in
+//! that GPU's memory. Words that a CPU thread writes are in pinned host memory. No word is raised by two kinds of
+//! engine, because GPU, NIC and CPU atomics on one word are not atomic to each other.
 
 use crate::fault::FaultRecord;
 use bytemuck::{Pod, Zeroable};
 
-/// Engine bit: GPUs raise the word with native peer atomics; the word lies in the owner's GPU memory.
+/// Engine bit: GPUs raise the word with native peer atomics. The word is in the owner's GPU memory.
 pub const ENGINE_GPU: u32 = 1;
-/// Engine bit: the one NIC of the context raises the word; it lies in the owner's GPU memory.
+/// Engine bit: the one NIC of the context raises the word. The word is in the owner's GPU memory.
 pub const ENGINE_NIC: u32 = 2;
-/// Engine bit: CPU threads raise the word by `fetch_add`; it lies in the owner's pinned host memory.
+/// Engine bit: CPU threads raise the word with `fetch_add`. The word is in the owner's pinned host memory.
 pub const ENGINE_CPU: u32 = 4;
 
-/// Capability bit: the network gives signals that cover all earlier puts of the same context to the same peer.
+/// Capability bit: the network offers signals that cover all earlier puts of the same context to the same peer.
 pub const CAP_STRONG_SIGNALS: u32 = 1;
-/// Capability bit: the network gives signals at window addresses.
+/// Capability bit: the network offers signals at window addresses.
 pub const CAP_VA_SIGNALS: u32 = 2;
 /// Capability bit: windows have an address that stores to all ranks of the LSA team at once (multimem, NVLink SHARP).
 ///
-/// No host sets it yet. A multicast object needs a GPU of its own for each rank and switches that are set up for it, and
-/// that such a store is visible at every rank before a signal that follows it has not been shown.
+/// No host sets it yet, for two reasons. A multicast object needs a separate GPU for each rank, and switches configured
+/// for it. Nothing has shown yet that such a store is visible at every rank before a signal that follows it.
 pub const CAP_MULTIMEM: u32 = 4;
 
-/// Words in GPU memory beside a word in host memory that many threads wait for: what was seen, whether somebody looks,
-/// one that is free for other use, whether somebody wants to know, what a wait ended with; the rest is free.
+/// Number of words in GPU memory that accompany a word in host memory which many threads wait for.
+///
+/// In order: the value last seen, whether a thread is polling, a word free for other use, whether a thread wants to
+/// know, the result that ended a wait. The rest is free.
 pub const NEAR_WORDS: u64 = 8;
-/// Bytes from the index of the next slot to the words beside `taken`, which many threads poll: a cache line.
+/// Byte offset from the producer index to the words that accompany `taken`, which many threads poll: one cache line.
 pub const QUEUE_NEAR: u64 = 128;
 
-/// Who serves the posts of a communicator.
+/// The engine that serves the posts of a communicator.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum BackendKind {
-    /// A CPU thread takes descriptors from a queue and posts them to a network.
+    /// A CPU thread reads descriptors from a queue and posts them to a network.
     Proxy = 1,
     /// The GPU writes the NIC's work-queue entries itself.
     Gdaki = 2,
@@ -47,21 +49,21 @@ pub enum BackendKind {
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable, Debug, PartialEq, Eq)]
 pub struct CommHandle {
-    /// [`crate::ABI_VERSION`] of the host that made it.
+    /// [`crate::ABI_VERSION`] of the host that created it.
     pub abi: u32,
     /// A [`BackendKind`].
     pub backend: u32,
-    /// Own world rank.
+    /// World rank of this rank.
     pub rank: u32,
     /// Number of ranks in the world.
     pub ranks: u32,
-    /// Own rank in the LSA team: the ranks that reach each other by loads and stores.
+    /// This rank's rank in the LSA team, which holds the ranks that reach each other by loads and stores.
     pub lsa_rank: u32,
     /// Size of the LSA team; divides `ranks`.
     pub lsa_size: u32,
     /// Number of contexts.
     pub contexts: u32,
-    /// Number of signals a user may name, per context; the ids above belong to barriers.
+    /// Number of signals per context that a user may name. Higher ids belong to barriers.
     pub signals: u32,
     /// Number of counters per context.
     pub counters: u32,
@@ -69,50 +71,49 @@ pub struct CommHandle {
     pub windows: u32,
     /// `CAP_*` bits.
     pub capabilities: u32,
-    /// `ENGINE_*` bits: which words a signal has.
+    /// `ENGINE_*` bits: the words that each signal has.
     pub engines: u32,
-    /// Number of barriers over the world team; their signals start at `signals`.
+    /// Number of barriers over the world team. Their signals start at id `signals`.
     pub world_barriers: u32,
-    /// Number of barriers over the rail team; their signals follow those of the world.
+    /// Number of barriers over the rail team. Their signals follow those of the world team.
     pub rail_barriers: u32,
-    /// Number of barriers over the LSA team; their signals follow those of the rail.
+    /// Number of barriers over the LSA team. Their signals follow those of the rail team.
     pub lsa_barriers: u32,
     /// 1 if a reported fault must stop the kernel at once (`trap`), for debugging; else 0.
     pub trap_on_fault: u32,
-    /// `contexts` if `backend` is the proxy, else 0: one comparison checks a context's number and who serves it.
+    /// `contexts` if `backend` is the proxy, else 0. One comparison checks both a context's number and its back end.
     pub proxy_contexts: u32,
-    /// `signals` if `capabilities` has `CAP_STRONG_SIGNALS`, else 0: one comparison checks a strong signal.
+    /// `signals` if `capabilities` has `CAP_STRONG_SIGNALS`, else 0. One comparison checks a strong signal.
     pub strong_signals: u32,
     /// World rank of the first member of the LSA team.
     pub lsa_first: u32,
-    /// Ranks from `lsa_first` on that operations reach by loads and stores: `lsa_size`, or 0 if the communicator has no
-    /// such route. One comparison tells the route to a peer.
+    /// Number of ranks from `lsa_first` on that operations reach by loads and stores: `lsa_size`, or 0 if the
+    /// communicator has no such route. One comparison selects the route to a peer.
     pub lsa_reach: u32,
     /// Table of [`ContextData`], `contexts` long, in GPU memory.
     pub context_table: u64,
     /// Table of [`WindowData`], `windows` long, in GPU memory.
     pub window_table: u64,
-    /// [`StatusBlock`] in pinned host memory, written by the host only.
+    /// [`StatusBlock`] in pinned host memory. Only the host writes it.
     pub host_status: u64,
-    /// [`StatusBlock`] in pinned host memory, written by this rank's kernels only, once.
+    /// [`StatusBlock`] in pinned host memory. Only this rank's kernels write it, once.
     pub kernel_status: u64,
-    /// [`StatusBlock`] in GPU memory: the copy of `kernel_status` that kernels poll. Word: 0 none, 1 being written, 2
-    /// valid.
+    /// [`StatusBlock`] in GPU memory: the copy of `kernel_status` that kernels poll. Its word is 0 for none, 1 while a
+    /// thread writes the record, 2 once the record is valid.
     pub kernel_status_copy: u64,
-    /// One word per barrier (world, rail, LSA, in the order of their signals) in GPU memory: the epoch; its top bit
+    /// One word per barrier (world, rail, LSA, in the order of their signals) in GPU memory: the epoch. Its top bit
     /// says that the barrier is broken.
     pub barrier_state: u64,
-    /// For each context `ranks` addresses: where a rank's `signal_gpu` of that context lies, 0 where it cannot be reached;
-    /// GPU memory. 0 if no rank can. Here, and not in [`ContextData`], so that raising a signal by loads and stores takes
-    /// one trip to memory to find it.
+    /// For each context, `ranks` addresses: the address of a rank's `signal_gpu` of that context, 0 if that rank cannot
+    /// be reached. In GPU memory; 0 if no rank can be reached. The table is here, not in [`ContextData`], so that a
+    /// signal raised by loads and stores finds its word in one memory access.
     pub peer_signals: u64,
-    /// Table of [`QueuePairData`](crate::gdaki::QueuePairData), for each context `ranks`, in GPU memory; 0 unless kernels
-    /// drive a NIC.
+    /// Table of [`QueuePairData`](crate::gdaki::QueuePairData), `ranks` for each context, in GPU memory; 0 unless
+    /// kernels drive a NIC.
     pub queue_pairs: u64,
-    /// Keys of windows, in GPU memory, each in the lower half of a word of its own, big-endian as it lies in entries: for
-    /// each window `ranks` keys of the ranks' parts for remote access, then that of the own part for local access. The upper
-    /// half is the address of the part's first byte in its region, less than a page of the host. 0 unless kernels drive a
-    /// NIC.
+    /// Keys of windows, in GPU memory; 0 unless kernels drive a NIC. For each window: `ranks` remote keys of the ranks'
+    /// parts, then the local key of this rank's part. Each key is in the lower half of its word, big-endian, as entries
+    /// hold it. The upper half is the address of the part's first byte in its region, less than a host page.
     pub window_keys: u64,
     /// `contexts` if kernels drive a NIC, else 0.
     pub gdaki_contexts: u32,
@@ -122,19 +123,19 @@ pub struct CommHandle {
 
 const _: () = assert!(size_of::<CommHandle>() == 160 && align_of::<CommHandle>() == 8);
 
-/// Something that ended the normal course of a communicator, or not yet.
+/// An event that ended the normal course of a communicator, if there was one.
 ///
-/// `word` is stored last, with release; a reader that finds it non-zero acquires and reads `record`. Aligned for stores
-/// of two words at a time.
+/// The writer stores `word` last, with release. A reader that finds it non-zero acquires and reads `record`. Aligned
+/// for stores of two words at a time.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Pod, Zeroable, Debug, PartialEq, Eq)]
 pub struct StatusBlock {
-    /// 0 while all is well.
+    /// 0 while the communicator is healthy.
     pub word: u64,
-    /// In the copy that kernels poll, what they know of the host's block: 1 if it has a record, else the even time of
-    /// their last look at it, in nanoseconds. Zero elsewhere.
+    /// In the copy that kernels poll: 1 if the host's block has a record, else the time of the kernels' last look at
+    /// it, an even number of nanoseconds. Zero in every other block.
     pub host: u64,
-    /// What happened.
+    /// The fault.
     pub record: FaultRecord,
 }
 
@@ -142,61 +143,64 @@ const _: () = assert!(size_of::<StatusBlock>() == 48);
 
 /// Queue, signals and counters of one context of one rank.
 ///
-/// Kernels read it two words at a time; words that are needed together are pairs.
+/// Kernels read it two words at a time. Words that are needed together form pairs.
 #[repr(C, align(16))]
 #[derive(Clone, Copy, Pod, Zeroable, Debug, PartialEq, Eq)]
 pub struct ContextData {
-    /// Index of the next slot to claim, in GPU memory. [`QUEUE_NEAR`] bytes further on follow the words beside `taken`,
-    /// then those beside `done`, then those beside each `oldest`: [`NEAR_WORDS`] words each.
+    /// Address of the producer index, the index of the next slot to claim; GPU memory. [`QUEUE_NEAR`] bytes further on
+    /// follow the words that accompany `taken`, then those of `done`, then those of each `oldest`: [`NEAR_WORDS`] words
+    /// each.
     pub claim: u64,
-    /// Number of slots that the consumer has emptied; pinned host memory, written by the consumer.
+    /// Address of the consumer index, the number of slots that the consumer has emptied; pinned host memory, written by
+    /// the consumer.
     pub taken: u64,
-    /// Slots: `1 << depth_log2` descriptors of [`crate::descriptor::WORDS`] words; pinned host memory.
+    /// Address of the slots: `1 << depth_log2` descriptors of [`crate::descriptor::WORDS`] words; pinned host memory.
     pub slots: u64,
     /// log2 of the number of slots; at most 31.
     pub depth_log2: u32,
     /// Number of slots, less one.
     pub depth_mask: u32,
-    /// Per peer: index of the oldest unfinished request, `u64::MAX` if none; pinned host memory, written by the
-    /// consumer.
+    /// Address of one word per peer: the oldest incomplete request, `u64::MAX` if none; pinned host memory, written by
+    /// the consumer.
     pub oldest: u64,
-    /// All requests below this index are complete; pinned host memory, written by the consumer.
+    /// Address of the completion index: all requests below it are complete; pinned host memory, written by the
+    /// consumer.
     pub done: u64,
-    /// Counter words that CPU threads raise: pinned host memory.
+    /// Address of the counter words that CPU threads raise; pinned host memory.
     pub counters: u64,
-    /// Beside each counter: [`NEAR_WORDS`] words, of which the third is its baseline; GPU memory.
+    /// Address of [`NEAR_WORDS`] words per counter, of which the third is its baseline; GPU memory.
     pub counter_near: u64,
-    /// Signal words raised by GPUs: one per signal, GPU memory; 0 if there are none.
+    /// Address of the signal words that GPUs raise: one per signal, GPU memory; 0 if there are none.
     pub signal_gpu: u64,
-    /// Signal words raised by the NIC: one per signal, GPU memory; 0 if there are none.
+    /// Address of the signal words that the NIC raises: one per signal, GPU memory; 0 if there are none.
     pub signal_nic: u64,
-    /// Signal words raised by CPU threads: one per signal, pinned host memory; 0 if there are none.
+    /// Address of the signal words that CPU threads raise: one per signal, pinned host memory; 0 if there are none.
     pub signal_cpu: u64,
-    /// Beside each signal: [`NEAR_WORDS`] words, of which the third is its baseline, the sum of its words at the last
-    /// reset; GPU memory.
+    /// Address of [`NEAR_WORDS`] words per signal; GPU memory. The third is the signal's baseline, the sum of its words
+    /// at the last reset.
     pub signal_near: u64,
-    /// Shadow of each signal; GPU memory.
+    /// Address of the shadow of each signal; GPU memory.
     pub signal_shadow: u64,
-    /// Counter words that this rank's own kernels raise: GPU memory; 0 if there are none.
+    /// Address of the counter words that this rank's kernels raise; GPU memory; 0 if there are none.
     pub counters_gpu: u64,
-    /// Where kernels drive a NIC: words with the [marks](crate::gdaki::busy_marks) of the peers that may have entries under
-    /// way; GPU memory. Else 0.
+    /// Address of the words with the [marks](crate::gdaki::busy_marks) of peers that may have outstanding entries; GPU
+    /// memory; 0 unless kernels drive a NIC.
     pub busy: u64,
-    /// Zero: one context is one cache line.
+    /// Zero. It completes the cache line.
     pub reserved: u64,
 }
 
 const _: () = {
     use core::mem::offset_of;
     assert!(size_of::<ContextData>() == 128);
-    // The first words of the pairs.
+    // The first word of each pair is 16-byte aligned.
     assert!(offset_of!(ContextData, claim).is_multiple_of(16) && offset_of!(ContextData, slots).is_multiple_of(16));
     assert!(offset_of!(ContextData, oldest).is_multiple_of(16) && offset_of!(ContextData, counters).is_multiple_of(16));
     assert!(offset_of!(ContextData, signal_gpu).is_multiple_of(16));
     assert!(offset_of!(ContextData, signal_cpu).is_multiple_of(16));
 };
 
-/// What is known of one registered window on one rank.
+/// A registered window, as one rank sees it.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable, Debug, PartialEq, Eq)]
 pub struct WindowData {
@@ -204,24 +208,24 @@ pub struct WindowData {
     pub active: u32,
     /// `WINDOW_*` bits.
     pub flags: u32,
-    /// Address of the own memory.
+    /// Address of this rank's memory.
     pub base: u64,
-    /// Own length in bytes.
+    /// Length of this rank's memory in bytes.
     pub length: u64,
-    /// Per world rank: length in bytes; GPU memory.
+    /// Address of one word per world rank: its length in bytes; GPU memory.
     pub lengths: u64,
-    /// Per world rank: device address of that rank's memory, 0 where it cannot be reached; GPU memory. 0 if no other
-    /// rank can.
+    /// Address of one word per world rank: the device address of its memory, 0 if it cannot be reached; GPU memory. 0
+    /// if no other rank can be reached.
     pub peers: u64,
-    /// Plane of signal words raised by GPUs, one for each 8 bytes of the window; 0 if there is none.
+    /// Plane of signal words that GPUs raise, one for each 8 bytes of the window; 0 if there is none.
     pub va_gpu: u64,
-    /// Plane of signal words raised by CPU threads, one for each 8 bytes of the window, pinned host memory; 0 if there
+    /// Plane of signal words that CPU threads raise, one for each 8 bytes of the window; pinned host memory; 0 if there
     /// is none.
     pub va_cpu: u64,
-    /// Plane of what lies beside signals, [`NEAR_WORDS`] words for each 8 bytes of the window, of which the third is the
-    /// baseline; GPU memory. 0 if the window takes no signals.
+    /// Plane of the words that accompany signals: [`NEAR_WORDS`] words for each 8 bytes of the window, of which the
+    /// third is the baseline; GPU memory. 0 if the window takes no signals.
     pub va_near: u64,
-    /// Per world rank: device address of that rank's `va_gpu`; GPU memory. 0 if there is none.
+    /// Address of one word per world rank: the device address of its `va_gpu`; GPU memory. 0 if there is none.
     pub peer_va_gpu: u64,
     /// [`WindowHandle::stride`].
     pub stride: u32,
@@ -231,11 +235,11 @@ pub struct WindowData {
 
 const _: () = assert!(size_of::<WindowData>() == 80);
 
-/// log2 of the unit of [`WindowHandle::stride`]: 4 GiB. The lower half of an address is the same on all ranks then, and a
-/// peer's address takes one multiply-add of 32 bits.
+/// log2 of the unit of [`WindowHandle::stride`]: 4 GiB. All ranks then share the lower half of an address, and a 32-bit
+/// multiply-add yields a peer's address.
 pub const STRIDE_SHIFT: u32 = 32;
 
-/// Window flag: words in the window may be raised by signals, so it has side planes of words.
+/// Window flag: signals may raise words in the window, so it has side planes of words.
 pub const WINDOW_SIGNALS: u32 = 1;
 
 /// Window handle: a kernel parameter, passed by value.
@@ -244,28 +248,28 @@ pub const WINDOW_SIGNALS: u32 = 1;
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable, Debug, PartialEq, Eq)]
 pub struct WindowHandle {
-    /// Address of the own memory.
+    /// Address of this rank's memory.
     pub base: u64,
-    /// Own length in bytes.
+    /// Length of this rank's memory in bytes.
     pub own_length: u64,
-    /// Length in bytes that every rank registered at least; 0 is always right. What reaches past it is looked up in the
+    /// Length in bytes that every rank registered at least; 0 is always valid. Kernels look up ranges past it in the
     /// table.
     pub least_length: u64,
     /// Address of the window's [`WindowData`].
     pub data: u64,
-    /// Index in the window table; what descriptors carry.
+    /// Index in the window table, which descriptors carry.
     pub id: u32,
     /// `WINDOW_*` bits.
     pub flags: u32,
-    /// Distance of the parts of neighbouring ranks of the LSA team, in units of `1 << STRIDE_SHIFT` bytes: the part of
-    /// rank `p` starts at `base + ((p - rank) * stride << STRIDE_SHIFT)`, in wrapping arithmetic. 0 if the parts lie
-    /// anywhere: their addresses are in the table.
+    /// Distance between the parts of neighbouring ranks of the LSA team, in units of `1 << STRIDE_SHIFT` bytes. The
+    /// part of rank `p` starts at `base + ((p - rank) * stride << STRIDE_SHIFT)`, in wrapping arithmetic. 0 if the
+    /// parts have unrelated addresses, which the table holds.
     pub stride: u32,
-    /// Own world rank.
+    /// World rank of this rank.
     pub rank: u32,
     /// World rank of the first member of the LSA team.
     pub lsa_first: u32,
-    /// Ranks from `lsa_first` on whose parts lie at that distance: the LSA team's size; 0 if `stride` is.
+    /// Number of ranks from `lsa_first` on whose parts have that distance: the LSA team's size, or 0 if `stride` is 0.
     pub lsa_reach: u32,
 }
 

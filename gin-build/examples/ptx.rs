@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Compiles a kernel crate and shows what each kernel takes: `ptx [--check] FOLDER [ARCH ...]`, sm_90 if none is named.
+//! Compiles a kernel crate and prints the resources of each kernel: `ptx [--check] FOLDER [ARCH ...]`, sm_90 by
+//! default.
 //!
 //! With `--check` the exit status is 1 if a module breaks a rule or was not assembled, or if a kernel whose name starts
 //! with `probe_` has a stack or spills.
@@ -10,7 +11,7 @@ use std::time::Instant;
 
 use gin_build::{Arch, Assembly, KernelBuilder, Limits, Module, check};
 
-/// Largest module that the shipped kernels may become.
+/// Largest allowed module of the shipped kernels, in bytes.
 const MAX_BYTES: usize = 512 << 10;
 
 fn main() -> ExitCode {
@@ -29,7 +30,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Shows the modules and gives the faults that `--check` asks for.
+/// Prints the modules. Returns the faults if `--check` is given.
 fn run() -> Result<Vec<String>, Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1).peekable();
     let must_hold = args.next_if_eq("--check").is_some();

@@ -1,18 +1,25 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! GPU architectures and the PTX version each is compiled for.
+//! GPU architectures, and the PTX version for each.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Newest PTX version a module may carry: the driver of CUDA 13.0 (580.x) takes no later one.
+/// Newest PTX version that a module may have: the driver of CUDA 13.0 (580.x) accepts no later one.
 pub const MAX_PTX_VERSION: (u32, u32) = (9, 0);
 
 /// A GPU architecture that kernels are compiled for.
 ///
-/// The PTX version goes with it. sm_80 to sm_89 get 8.2, the first with `st.mmio` and too old for `fence.acquire`,
-/// which those GPUs lack anyway; sm_90 and sm_100 get 8.6, the first with `fence.acquire` and `fence.release`.
+/// The architecture determines the PTX version. sm_80 to sm_89 get 8.2, the first with `st.mmio`; it lacks
+/// `fence.acquire`, as those GPUs do. sm_90 and sm_100 get 8.6, the first with `fence.acquire` and `fence.release`.
 /// Later architectures get the oldest version that LLVM allows for them.
+///
+/// ```
+/// use gin_build::Arch;
+/// assert_eq!("sm_90".parse(), Ok(Arch::Sm90));
+/// assert_eq!(Arch::Sm90.compute_name(), "compute_90");
+/// assert!("sm_42".parse::<Arch>().is_err());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Arch {
@@ -37,7 +44,7 @@ pub enum Arch {
 }
 
 impl Arch {
-    /// All architectures known here, oldest first.
+    /// All known architectures, oldest first.
     pub const ALL: [Arch; 9] = [
         Arch::Sm80,
         Arch::Sm86,
@@ -50,7 +57,7 @@ impl Arch {
         Arch::Sm120,
     ];
 
-    /// Name as `ptxas -arch` and `-Ctarget-cpu` take it, such as `sm_90`.
+    /// Returns the name that `ptxas -arch` and `-Ctarget-cpu` take, such as `sm_90`.
     pub const fn name(self) -> &'static str {
         match self {
             Arch::Sm80 => "sm_80",
@@ -65,12 +72,12 @@ impl Arch {
         }
     }
 
-    /// Name as libNVVM takes it, such as `compute_90`.
+    /// Returns the name that libNVVM takes, such as `compute_90`.
     pub fn compute_name(self) -> String {
         self.name().replacen("sm_", "compute_", 1)
     }
 
-    /// LLVM feature that sets the PTX version, or `None` where LLVM's own minimum is right.
+    /// Returns the LLVM feature that sets the PTX version, or `None` where LLVM's own minimum is right.
     pub(crate) const fn ptx_feature(self) -> Option<&'static str> {
         match self {
             Arch::Sm80 | Arch::Sm86 | Arch::Sm89 => Some("+ptx82"),
@@ -86,7 +93,7 @@ impl fmt::Display for Arch {
     }
 }
 
-/// The name is none of [`Arch::ALL`].
+/// Error: the name is none of [`Arch::ALL`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownArch(pub String);
 

@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Checks of PTX text for what device code must not contain.
+//! Checks PTX text for constructs that device code must not contain.
 
 use std::fmt;
 
 use crate::arch::MAX_PTX_VERSION;
 use crate::ptx::{Module, strip_comment};
 
-/// What a module may contain.
+/// Limits of a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Most bytes of PTX text.
+    /// Largest size of the PTX text in bytes.
     pub max_bytes: usize,
-    /// Device functions that may stay functions because other modules link to them.
+    /// Device functions that may remain because other modules link to them.
     pub exported: Vec<String>,
 }
 
 impl Default for Limits {
-    /// 256 KiB and no exported function.
+    /// Returns 256 KiB and no exported function.
     fn default() -> Self {
         Limits { max_bytes: 256 << 10, exported: Vec::new() }
     }
 }
 
 impl Limits {
-    /// Sets the most bytes that the text may have.
+    /// Sets the largest size of the text in bytes.
     #[must_use]
     pub fn max_bytes(mut self, bytes: usize) -> Self {
         self.max_bytes = bytes;
@@ -46,17 +46,17 @@ impl Limits {
 pub enum Rule {
     /// No formatting code of `core::fmt`.
     Formatting,
-    /// No panic machinery and none of its messages.
+    /// No panic machinery and no panic messages.
     Panic,
     /// No call: everything is inlined into the kernels.
     Call,
     /// No device function other than the exported ones.
     Function,
-    /// No load through the read-only cache, which never sees what a peer has written.
+    /// No load through the read-only cache, which never sees a peer's writes.
     NonCoherentLoad,
-    /// No read-modify-write without an ordering and a scope, which is what `core::sync::atomic` compiles to.
+    /// No read-modify-write without an ordering and a scope. `core::sync::atomic` compiles to such.
     UnscopedAtomic,
-    /// No PTX version that the drivers in use do not take.
+    /// No PTX version that the drivers in use refuse.
     Version,
     /// No more text than the limit.
     Size,
@@ -68,7 +68,7 @@ impl fmt::Display for Rule {
             Rule::Formatting => "formatting code (core::fmt)",
             Rule::Panic => "panic machinery",
             Rule::Call => "a call that was not inlined",
-            Rule::Function => "a device function that nobody exports",
+            Rule::Function => "a device function that is not exported",
             Rule::NonCoherentLoad => "a load through the read-only cache",
             Rule::UnscopedAtomic => "an atomic without ordering and scope (core::sync::atomic)",
             Rule::Version => "a PTX version that drivers may refuse",
@@ -82,9 +82,9 @@ impl fmt::Display for Rule {
 pub struct Finding {
     /// The rule.
     pub rule: Rule,
-    /// The line, counted from 1.
+    /// Number of the line, counted from 1.
     pub line: usize,
-    /// The text of the line, or what its bytes spell.
+    /// Text of the line, or the string that its bytes encode.
     pub text: String,
 }
 
@@ -94,15 +94,23 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Part of the names of the functions that kernels may call: those that `gin_device::backend::Any` has for a back end whose
-/// code is too long to be inlined beside another's.
+/// Part of the names of functions that kernels may call: those of `gin_device::backend::Any` for a back end whose code
+/// is too long to be inlined beside another's.
 const OUTLINED: &str = "10gin_device7backend8outlined";
 
-/// Words that only panic messages and their source locations have.
+/// Words that only panic messages and their source locations contain.
 const PANIC_WORDS: [&str; 8] =
     ["attempt to ", "out of bounds", "out of range", "called `", "panicked", "assertion ", "unreachable code", ".rs"];
 
 /// Finds every line of a module that breaks a rule, in the order of the text.
+///
+/// ```
+/// use gin_build::{Limits, Rule, check};
+///
+/// let text = ".version 8.6\n.target sm_90\n.visible .entry k()\n{\n\tatom.global.add.u64 %rd1, [%rd0], 1;\n}\n";
+/// let findings = check(text, &Limits::default());
+/// assert_eq!((findings[0].rule, findings[0].line), (Rule::UnscopedAtomic, 5));
+/// ```
 pub fn check(text: &str, limits: &Limits) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut add = |rule, line, text: &str| findings.push(Finding { rule, line, text: text.trim().to_owned() });
@@ -156,12 +164,13 @@ pub fn check(text: &str, limits: &Limits) -> Vec<Finding> {
     findings
 }
 
-/// First word of a statement, after a label or a predicate.
+/// Returns the first word of a statement, after a label or a predicate.
 fn opcode(statement: &str) -> Option<&str> {
     statement.split_whitespace().find(|word| !word.starts_with('@') && !word.ends_with(':'))
 }
 
-/// Shared memory of one block needs neither: no other agent can see it.
+/// Returns true for an atomic without ordering or scope. Shared memory of one block needs neither: no other agent can
+/// see it.
 fn is_unscoped_atomic(opcode: &str) -> bool {
     let mut parts = opcode.split('.');
     let kind = parts.next();
@@ -172,7 +181,7 @@ fn is_unscoped_atomic(opcode: &str) -> bool {
         && !(any(&["relaxed", "acquire", "release", "acq_rel"]) && any(&["cta", "cluster", "gpu", "sys"]))
 }
 
-/// Text of a byte array with an initialiser, as LLVM prints strings: `.b8 name[3] = {102, 109, 116};`.
+/// Returns the text of a byte array with an initialiser, as LLVM prints strings: `.b8 name[3] = {102, 109, 116};`.
 fn spelled_by(line: &str) -> Option<String> {
     let (declaration, values) = line.split_once('{')?;
     if !declaration.contains(".b8") || !declaration.contains('=') {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Command lines of the nested cargo, and the environment it may see.
+//! Command lines of the nested cargo, and the environment that it may see.
 
 use std::ffi::{OsStr, OsString};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -10,19 +10,19 @@ use std::process::Command;
 use crate::arch::Arch;
 use crate::toolchain::{TARGET, Toolchain};
 
-/// Separates flags in `CARGO_ENCODED_RUSTFLAGS`; unlike a space it may not occur in a path.
+/// Separator of flags in `CARGO_ENCODED_RUSTFLAGS`. Unlike a space it may not occur in a path.
 const FLAG_SEPARATOR: &str = "\u{1f}";
 
-/// What turns Rust into PTX.
+/// The code generator that turns Rust into PTX.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Backend {
     /// rustc's own LLVM.
     Llvm,
-    /// rust-cuda's `librustc_codegen_nvvm.so` at this path; the compiler must be the very nightly it was built for.
+    /// rust-cuda's `librustc_codegen_nvvm.so` at this path. The compiler must be the nightly that it was built for.
     Nvvm(PathBuf),
 }
 
-/// One crate, one architecture: all that the command line depends on.
+/// A request to build one crate for one architecture: everything that the command line depends on.
 #[derive(Clone, Debug)]
 pub(crate) struct Request<'a> {
     pub(crate) manifest: &'a Path,
@@ -34,7 +34,7 @@ pub(crate) struct Request<'a> {
     pub(crate) arch: Arch,
 }
 
-/// A nested cargo, ready to be run.
+/// A nested cargo command, ready to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) program: PathBuf,
@@ -42,9 +42,9 @@ pub(crate) struct Plan {
     pub(crate) env: Vec<(&'static str, OsString)>,
     /// Cargo's folder for this target and profile.
     pub(crate) release: PathBuf,
-    /// Where the PTX appears.
+    /// Path of the PTX.
     pub(crate) ptx: PathBuf,
-    /// Where cargo lists the sources that the PTX was made of.
+    /// Path of cargo's list of the sources that the PTX depends on.
     pub(crate) dep_info: PathBuf,
 }
 
@@ -68,7 +68,8 @@ impl Plan {
 
         let release = target_dir(request).join(TARGET).join("release");
         // The path is an argument of the compiler, so cargo compiles again when it changes. It must differ for
-        // whatever else tells two builds apart: a build that cargo finds fresh does not write the file again.
+        // everything else that distinguishes two builds: a build that cargo considers fresh does not write the file
+        // again.
         let mut hasher = DefaultHasher::new();
         (request.manifest, request.features, request.default_features, &flags, &toolchain.version).hash(&mut hasher);
         let ptx = release.join(format!("{}-{:016x}.s", request.lib_name, hasher.finish()));
@@ -77,7 +78,7 @@ impl Plan {
         let mut emit = OsString::from("--emit=asm=");
         emit.push(&ptx);
         args.extend(["--".into(), emit]);
-        // So that a kernel crate need not name the unstable features that `#[kernel]` expands to, and may.
+        // A kernel crate then need not name the unstable features that `#[kernel]` expands to, but may.
         args.push("-Zcrate-attr=feature(abi_gpu_kernel,abi_ptx,asm_experimental_arch)".into());
         args.extend(["-Aduplicate-features".into(), "-Aunused-features".into()]);
         Plan {
@@ -99,7 +100,7 @@ impl Plan {
             "-Zsaturating_float_casts=false".to_owned(),
             "-Zunstable-options".to_owned(),
             "-Cpanic=immediate-abort".to_owned(),
-            // This code generator gives `llvm-args` a meaning of its own: options of libNVVM.
+            // This code generator interprets `llvm-args` as options of libNVVM.
             format!("-Cllvm-args=-arch={}", request.arch.compute_name()),
         ];
         let release = target_dir(request).join(TARGET).join("release");
@@ -114,7 +115,7 @@ impl Plan {
         }
     }
 
-    /// The command, with nothing of the outer cargo's environment.
+    /// Returns the command, without the outer cargo's environment.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         scrub(&mut command);
@@ -122,10 +123,10 @@ impl Plan {
         command
     }
 
-    /// The command as a line for a shell, for error messages.
+    /// Returns the command as a line for a shell, for error messages.
     pub(crate) fn shell_line(&self) -> String {
         let env = self.env.iter().map(|(name, value)| match *name {
-            // The same flags in the form that can be typed.
+            // The same flags in a form that can be typed.
             "CARGO_ENCODED_RUSTFLAGS" => {
                 format!("RUSTFLAGS={}", quote(value.to_string_lossy().replace(FLAG_SEPARATOR, " ")))
             }
@@ -136,7 +137,8 @@ impl Plan {
     }
 }
 
-/// One folder for each architecture: cargo keeps one build of `core` a folder, and a change of flags replaces it.
+/// Returns the target folder of an architecture. Cargo keeps one build of `core` per folder, and a change of flags
+/// replaces it.
 fn target_dir(request: &Request<'_>) -> PathBuf {
     request.target_dir.join(request.arch.name())
 }
@@ -165,25 +167,25 @@ fn common_env(toolchain: &Toolchain, flags: &[String]) -> Vec<(&'static str, OsS
         ("CARGO_ENCODED_RUSTFLAGS", flags.join(FLAG_SEPARATOR).into()),
         ("CARGO_INCREMENTAL", "0".into()),
         ("CARGO_TERM_COLOR", "never".into()),
-        // The profile comes from here, so that a kernel crate needs none and cannot have a wrong one.
+        // The profile is set here, so that a kernel crate needs none and cannot have a wrong one.
         ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "3".into()),
         ("CARGO_PROFILE_RELEASE_LTO", "fat".into()),
         ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1".into()),
         ("CARGO_PROFILE_RELEASE_DEBUG", "false".into()),
         ("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "false".into()),
         ("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "false".into()),
-        // The flags above have the last word; this makes crates of different profiles share one build of `core`.
+        // The flags above override this. It makes crates of different profiles share one build of `core`.
         ("CARGO_PROFILE_RELEASE_PANIC", "abort".into()),
     ]
 }
 
-/// Takes the environment of an outer cargo away from a command.
+/// Removes the environment of an outer cargo from a command.
 ///
-/// What a user sets for all of cargo (its home, network and registries) stays.
+/// A user's settings for all of cargo (its home, network and registries) stay.
 pub(crate) fn scrub(command: &mut Command) {
     for (name, value) in std::env::vars_os() {
         if name == "LD_LIBRARY_PATH" {
-            // An outer cargo puts its own compiler's libraries here, which another compiler must not load.
+            // An outer cargo adds its own compiler's libraries here, which another compiler must not load.
             let kept = std::env::split_paths(&value).filter(|path| !is_of_a_toolchain(path));
             match std::env::join_paths(kept) {
                 Ok(paths) if !paths.is_empty() => command.env(&name, paths),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! What can go wrong between a kernel crate and its PTX.
+//! Errors between a kernel crate and its PTX.
 
 use std::fmt;
 use std::io;
@@ -9,20 +9,20 @@ use std::path::{Path, PathBuf};
 use crate::arch::{Arch, MAX_PTX_VERSION};
 use crate::ptx::MarkerError;
 
-/// Commands that install a usable compiler, as the errors print them.
+/// Commands that install a usable compiler. The errors print them.
 pub const INSTALL_COMMANDS: [&str; 2] =
     ["rustup toolchain install nightly --component rust-src", "apt-get install rustc-web rust-web-src cargo-web"];
 
-/// A compiler that was looked at and not taken.
+/// A compiler that was found and rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejected {
     /// The `rustc`, or the folder where one was expected.
     pub path: PathBuf,
-    /// What it lacks.
+    /// The missing requirement.
     pub reason: String,
 }
 
-/// Why no PTX was produced.
+/// The reason why no PTX was produced.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BuildError {
@@ -35,19 +35,19 @@ pub enum BuildError {
     BadVariable {
         /// Name of the variable.
         variable: &'static str,
-        /// Its value.
+        /// Value of the variable.
         value: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// There is no readable `Cargo.toml` in the folder of the kernel crate.
+    /// The folder of the kernel crate has no readable `Cargo.toml`.
     NoManifest {
-        /// The manifest that was expected.
+        /// Path of the expected manifest.
         path: PathBuf,
     },
-    /// No architecture was asked for.
+    /// No architecture was requested.
     NoArch,
-    /// A single `.ptx` file was named as the destination of several architectures.
+    /// A single `.ptx` file was given as the destination of several architectures.
     OneFileForMany {
         /// The destination.
         path: PathBuf,
@@ -63,18 +63,18 @@ pub enum BuildError {
     },
     /// The nested cargo failed.
     Compile {
-        /// Architecture that was being compiled for.
+        /// Architecture of the build.
         arch: Arch,
         /// The command, as a line for a shell.
         command: String,
-        /// Everything cargo and the compiler said.
+        /// Output of cargo and the compiler.
         output: String,
     },
-    /// The nested cargo succeeded and left no PTX.
+    /// The nested cargo succeeded but left no PTX.
     NoPtx {
-        /// Architecture that was being compiled for.
+        /// Architecture of the build.
         arch: Arch,
-        /// Where the PTX was expected.
+        /// Expected path of the PTX.
         path: PathBuf,
     },
     /// The PTX is newer than [`MAX_PTX_VERSION`], or its version cannot be read.
@@ -84,11 +84,11 @@ pub enum BuildError {
         /// The version found.
         found: Option<(u32, u32)>,
     },
-    /// A launch-bounds marker cannot be carried out.
+    /// A launch-bounds marker cannot be applied.
     Marker {
         /// Architecture of the module.
         arch: Arch,
-        /// What is wrong with the marker.
+        /// The fault of the marker.
         error: MarkerError,
     },
     /// `ptxas` refused the PTX.
@@ -97,26 +97,26 @@ pub enum BuildError {
         arch: Arch,
         /// The PTX file.
         ptx: PathBuf,
-        /// What `ptxas` said.
+        /// Output of `ptxas`.
         output: String,
     },
     /// `cuobjdump` did not disassemble a kernel.
     Disassemble {
         /// The kernel.
         kernel: String,
-        /// What `cuobjdump` said.
+        /// Output of `cuobjdump`.
         output: String,
     },
-    /// `ptxas` was required and there is none that can be used.
+    /// `ptxas` was required, but no usable one was found.
     NoPtxas {
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// A file or a process could not be handled.
+    /// A file or process operation failed.
     Io {
-        /// What was being done.
+        /// The operation.
         action: &'static str,
-        /// To which file.
+        /// The file.
         path: PathBuf,
         /// The error of the operating system.
         source: io::Error,
@@ -134,7 +134,7 @@ impl fmt::Display for BuildError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             BuildError::NoCompiler { rejected } => {
-                writeln!(f, "no Rust compiler here can build `core` for nvptx64-nvidia-cuda. Install one with")?;
+                writeln!(f, "found no Rust compiler that can build `core` for nvptx64-nvidia-cuda. Install one with")?;
                 for (i, command) in INSTALL_COMMANDS.iter().enumerate() {
                     writeln!(f, "{}    {command}", if i == 0 { "" } else { "or, on Debian,\n" })?;
                 }
@@ -148,14 +148,14 @@ impl fmt::Display for BuildError {
                 write!(f, "{variable}={} cannot be used: {reason}", value.display())
             }
             BuildError::NoManifest { path } => {
-                write!(f, "no kernel crate there: cannot read {}", path.display())
+                write!(f, "found no kernel crate: cannot read {}", path.display())
             }
-            BuildError::NoArch => write!(f, "no GPU architecture was asked for; call `arch` or `archs`"),
+            BuildError::NoArch => write!(f, "no GPU architecture was requested; call `arch` or `archs`"),
             BuildError::OneFileForMany { path, archs } => {
-                write!(f, "{} is one file, but {archs} architectures were asked for; name a folder", path.display())
+                write!(f, "{} is one file, but {archs} architectures were requested; name a folder", path.display())
             }
             BuildError::ArchUnknownToCompiler { arch, rustc } => {
-                write!(f, "{} does not know {arch}; a newer compiler is needed", rustc.display())
+                write!(f, "{} does not know {arch}; use a newer compiler", rustc.display())
             }
             BuildError::Compile { arch, command, output } => {
                 write!(f, "compiling the kernels for {arch} failed.\n  {command}\n{output}")
@@ -165,7 +165,7 @@ impl fmt::Display for BuildError {
             }
             BuildError::PtxVersion { arch, found: Some((major, minor)) } => write!(
                 f,
-                "the PTX for {arch} has version {major}.{minor}; drivers are only sure to take up to {}.{}",
+                "the PTX for {arch} has version {major}.{minor}; drivers may refuse versions above {}.{}",
                 MAX_PTX_VERSION.0, MAX_PTX_VERSION.1
             ),
             BuildError::PtxVersion { arch, found: None } => {

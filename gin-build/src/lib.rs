@@ -13,35 +13,35 @@
 //! # }
 //! ```
 //!
-//! The kernel crate is an ordinary `no_std` library in any workspace; it needs no profile, no linker and no settings.
-//! A nested cargo compiles it with `core` from source: fat LTO, one codegen unit, `opt-level = 3`, panics that only
-//! trap. It has a target folder of its own for each architecture and sees nothing of the outer cargo's environment, so
-//! that neither waits for the other's lock or takes over its flags.
+//! The kernel crate is an ordinary `no_std` library in any workspace. It needs no profile, no linker and no settings. A
+//! nested cargo compiles it with `core` from source: fat LTO, one codegen unit, `opt-level = 3`, panics that only trap.
+//! Each architecture has a separate target folder, and the nested cargo sees nothing of the outer cargo's environment.
+//! So neither cargo waits for the other's lock or inherits its flags.
 //!
 //! # The compiler
 //!
-//! [`Toolchain::find`] looks for one that can build `core` for `nvptx64-nvidia-cuda`, version 1.96 or later. Nightly
-//! is not required: `RUSTC_BOOTSTRAP=1` is set for the nested build alone.
+//! [`Toolchain::find`] looks for a compiler that can build `core` for `nvptx64-nvidia-cuda`, version 1.96 or later.
+//! Nightly is not required: `RUSTC_BOOTSTRAP=1` is set for the nested build alone.
 //!
 //! # Variables
 //!
 //! | variable | meaning |
 //! | --- | --- |
-//! | `GIN_RUSTC`, `GIN_CARGO` | compiler and cargo to take instead of searching; either stands beside the other if only one is given; may be older than 1.96 |
+//! | `GIN_RUSTC`, `GIN_CARGO` | compiler and cargo to use instead of searching; if only one is given, the other must be in the same folder; may be older than 1.96 |
 //! | `GIN_PTXAS` | `ptxas` to check the PTX with |
-//! | `GIN_CODEGEN_BACKEND` | path of rust-cuda's `librustc_codegen_nvvm.so`; `GIN_RUSTC` then has to name the nightly that it was built for |
+//! | `GIN_CODEGEN_BACKEND` | path of rust-cuda's `librustc_codegen_nvvm.so`; `GIN_RUSTC` must then name the nightly that it was built for |
 //!
 //! # Markers
 //!
-//! rustc has no syntax for launch bounds. A kernel crate asks for them by a comment that its module-level assembly
-//! carries into the PTX, and this crate turns it into `.maxntid` and `.minnctapersm` of the kernel named:
+//! rustc has no syntax for launch bounds. A kernel crate requests them by a comment that its module-level assembly
+//! carries into the PTX. This crate turns it into `.maxntid` and `.minnctapersm` of the named kernel:
 //!
 //! ```text
 //! core::arch::global_asm!("// gin.launch_bounds KERNEL MAX_THREADS MIN_BLOCKS");
 //! ```
 //!
-//! `MIN_BLOCKS` is 0 when there is no such demand. Shared memory is declared by `global_asm!` too, in any crate, and
-//! read through `cvta.shared`; LLVM passes both on as they are:
+//! `MIN_BLOCKS` is 0 for no minimum. Shared memory is declared by `global_asm!` too, in any crate, and read through
+//! `cvta.shared`. LLVM passes both on unchanged:
 //!
 //! ```text
 //! core::arch::global_asm!(".extern .shared .align 16 .b8 gin_dynamic_shared[];");
@@ -78,12 +78,12 @@ pub use toolchain::{TARGET, Toolchain};
 
 use command::{Plan, Request};
 use manifest::Manifest;
-use toolchain::Surroundings;
+use toolchain::Environment;
 
 /// Variables whose change makes a build script run again.
 const VARIABLES: [&str; 4] = ["GIN_RUSTC", "GIN_CARGO", "GIN_PTXAS", "GIN_CODEGEN_BACKEND"];
 
-/// Compiles one kernel crate to PTX.
+/// A builder that compiles one kernel crate to PTX.
 #[derive(Clone, Debug)]
 pub struct KernelBuilder {
     path: PathBuf,
@@ -98,7 +98,7 @@ pub struct KernelBuilder {
 }
 
 impl KernelBuilder {
-    /// Starts with the folder of a kernel crate, the one that holds its `Cargo.toml`.
+    /// Creates a builder for the kernel crate in a folder, the one that holds its `Cargo.toml`.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         KernelBuilder {
             path: path.into(),
@@ -119,7 +119,7 @@ impl KernelBuilder {
         self.archs([arch])
     }
 
-    /// Adds architectures; one that is there already is not compiled twice.
+    /// Adds architectures. Duplicates are compiled once.
     #[must_use]
     pub fn archs(mut self, archs: impl IntoIterator<Item = Arch>) -> Self {
         for arch in archs {
@@ -137,17 +137,17 @@ impl KernelBuilder {
         self
     }
 
-    /// Whether the default features of the kernel crate are on; they are unless this says otherwise.
+    /// Sets whether the default features of the kernel crate are on. They are on by default.
     #[must_use]
     pub fn default_features(mut self, on: bool) -> Self {
         self.default_features = on;
         self
     }
 
-    /// Copies the PTX there.
+    /// Copies the PTX to `path`.
     ///
-    /// A path that ends in `.ptx` names the file and goes with a single architecture; any other is a folder, which
-    /// gets `CRATE.ARCH.ptx` for each.
+    /// A path that ends in `.ptx` names a file and requires a single architecture. Any other path is a folder, which
+    /// receives `CRATE.ARCH.ptx` for each architecture.
     #[must_use]
     pub fn copy_to(mut self, path: impl Into<PathBuf>) -> Self {
         self.copy_to = Some(path.into());
@@ -156,17 +156,17 @@ impl KernelBuilder {
 
     /// Sets the folder of the nested builds.
     ///
-    /// By default it is `gin-build` in the target folder that `OUT_DIR` lies in, so that all profiles share it, or in
-    /// `OUT_DIR` itself if that cannot be told. Outside build scripts it lies in `CARGO_TARGET_DIR`, in the target folder
-    /// of the workspace, or in `target` of the kernel crate.
+    /// In a build script the default is `gin-build` in the target folder that contains `OUT_DIR`, so that all profiles
+    /// share it. If no target folder can be found, it is in `OUT_DIR` itself. Outside build scripts the default is in
+    /// `CARGO_TARGET_DIR`, in the target folder of the workspace, or in `target` of the kernel crate.
     #[must_use]
     pub fn target_dir(mut self, path: impl Into<PathBuf>) -> Self {
         self.target_dir = Some(path.into());
         self
     }
 
-    /// Sets the folder of the nested builds to the one that build scripts use by default, for tests: with what they build,
-    /// `core` is compiled once. `tests` is `env!("CARGO_TARGET_TMPDIR")`, which lies in the target folder.
+    /// Sets the folder of the nested builds to the default of build scripts. Tests use it so that they share the build
+    /// of `core` with build scripts. `tests` is `env!("CARGO_TARGET_TMPDIR")`, a folder of the target folder.
     #[must_use]
     pub fn target_dir_of_build_scripts(self, tests: &str) -> Self {
         match Path::new(tests).parent() {
@@ -175,21 +175,21 @@ impl KernelBuilder {
         }
     }
 
-    /// Sets the code generator; without this call `GIN_CODEGEN_BACKEND` decides.
+    /// Sets the code generator. Without this call `GIN_CODEGEN_BACKEND` selects it.
     #[must_use]
     pub fn backend(mut self, backend: Backend) -> Self {
         self.backend = Some(backend);
         self
     }
 
-    /// Sets whether `ptxas` assembles the result; by default it does when there is one.
+    /// Sets whether `ptxas` assembles the result. By default it does if it is installed.
     #[must_use]
     pub fn ptxas(mut self, ptxas: UsePtxas) -> Self {
         self.ptxas = ptxas;
         self
     }
 
-    /// Prints no `cargo::rerun-if-changed` lines, for a build script that prints its own.
+    /// Suppresses the `cargo::rerun-if-changed` lines, for a build script that prints its own.
     #[must_use]
     pub fn quiet(mut self) -> Self {
         self.quiet = true;
@@ -198,15 +198,15 @@ impl KernelBuilder {
 
     /// Compiles the crate for every architecture.
     ///
-    /// In a build script it also prints what the result depends on: the sources of the kernel crate and of its path
+    /// In a build script it also prints the dependencies of the result: the sources of the kernel crate and of its path
     /// dependencies, their manifests, the lock file, the compiler and the variables above.
     ///
     /// # Errors
-    /// [`BuildError`], one variant for each way to fail; no compiler, an error of the kernel crate and a refusal by
-    /// `ptxas` each say what to do or what was said.
+    /// Fails with a [`BuildError`], one variant for each cause. If there is no compiler, the error says how to install
+    /// one. If the kernel crate has an error or `ptxas` refuses the PTX, it holds the tool's output.
     pub fn build(&self) -> Result<Built, BuildError> {
-        let around = Surroundings::of_this_process();
-        let in_build_script = !self.quiet && around.var("CARGO_CFG_TARGET_ARCH").is_some();
+        let environment = Environment::of_this_process();
+        let in_build_script = !self.quiet && environment.var("CARGO_CFG_TARGET_ARCH").is_some();
         if in_build_script {
             for variable in VARIABLES {
                 println!("cargo::rerun-if-env-changed={variable}");
@@ -220,13 +220,13 @@ impl KernelBuilder {
             return Err(BuildError::OneFileForMany { path: path.clone(), archs: self.archs.len() });
         }
         let manifest = Manifest::read(&self.path)?;
-        let toolchain = Toolchain::find_in(&around)?;
+        let toolchain = Toolchain::find_in(&environment)?;
         for &arch in &self.archs {
             toolchain.require(arch)?;
         }
-        let backend = self.backend.clone().unwrap_or_else(|| backend_of(&around));
-        let target_dir = self.target_dir.clone().unwrap_or_else(|| default_target_dir(&around, &manifest));
-        let ptxas = self.find_ptxas(&around, &manifest)?;
+        let backend = self.backend.clone().unwrap_or_else(|| backend_of(&environment));
+        let target_dir = self.target_dir.clone().unwrap_or_else(|| default_target_dir(&environment, &manifest));
+        let ptxas = self.find_ptxas(&environment, &manifest)?;
 
         let compile = |arch: Arch| {
             let request = Request {
@@ -235,7 +235,7 @@ impl KernelBuilder {
                 features: &self.features,
                 default_features: self.default_features,
                 target_dir: &target_dir,
-                jobs: around.var("NUM_JOBS").and_then(|jobs| jobs.to_str()),
+                jobs: environment.var("NUM_JOBS").and_then(|jobs| jobs.to_str()),
                 arch,
             };
             let plan = Plan::new(&toolchain, &backend, &request);
@@ -258,12 +258,12 @@ impl KernelBuilder {
         Ok(Built { crate_name: manifest.package, modules, sources, toolchain })
     }
 
-    fn find_ptxas(&self, around: &Surroundings, manifest: &Manifest) -> Result<Result<Ptxas, String>, BuildError> {
+    fn find_ptxas(&self, environment: &Environment, manifest: &Manifest) -> Result<Result<Ptxas, String>, BuildError> {
         match self.ptxas {
-            UsePtxas::No => Ok(Err("it was not asked for".to_owned())),
-            UsePtxas::IfFound => Ok(Ptxas::find_in(around, &manifest.dir)),
+            UsePtxas::No => Ok(Err("ptxas was not requested".to_owned())),
+            UsePtxas::IfFound => Ok(Ptxas::find_in(environment, &manifest.dir)),
             UsePtxas::Required => {
-                Ptxas::find_in(around, &manifest.dir).map(Ok).map_err(|reason| BuildError::NoPtxas { reason })
+                Ptxas::find_in(environment, &manifest.dir).map(Ok).map_err(|reason| BuildError::NoPtxas { reason })
             }
         }
     }
@@ -284,7 +284,7 @@ impl KernelBuilder {
             }
             match fs::read_to_string(&plan.ptx) {
                 Ok(raw) => break (raw, log),
-                // Somebody deleted the file and cargo, which does not know of it, found nothing to do.
+                // The file was deleted. Cargo does not know of it and found nothing to do.
                 Err(_) if attempts == 0 => sources::forget(&plan.release, &manifest.package)?,
                 Err(_) => {
                     return Err(BuildError::NoPtx { arch, path: plan.ptx.clone() });
@@ -333,11 +333,11 @@ pub struct Module {
     pub arch: Arch,
     /// The PTX file.
     pub path: PathBuf,
-    /// Its text.
+    /// The PTX text.
     pub text: String,
-    /// What `ptxas` made of it.
+    /// The result of `ptxas`.
     pub assembly: Assembly,
-    /// What the compiler said, its warnings included.
+    /// The compiler's output, including warnings.
     pub log: String,
 }
 
@@ -346,16 +346,16 @@ pub struct Module {
 pub struct Built {
     /// Name of the kernel crate.
     pub crate_name: String,
-    /// One module for each architecture, in the order they were asked for.
+    /// One module for each architecture, in the order of the request.
     pub modules: Vec<Module>,
-    /// Every file that the PTX was made of.
+    /// Every file that the PTX depends on.
     pub sources: Vec<PathBuf>,
-    /// The compiler that made it.
+    /// The compiler used.
     pub toolchain: Toolchain,
 }
 
 impl Built {
-    /// The module of that architecture.
+    /// Returns the module of that architecture.
     pub fn module(&self, arch: Arch) -> Option<&Module> {
         self.modules.iter().find(|module| module.arch == arch)
     }
@@ -363,7 +363,7 @@ impl Built {
     /// Writes Rust source that embeds all modules: `pub static PTX: &[(&str, &str)]`, pairs of architecture and text.
     ///
     /// # Errors
-    /// [`BuildError::Io`] if the file cannot be written.
+    /// Fails with [`BuildError::Io`] if the file cannot be written.
     pub fn write_table(&self, path: &Path) -> Result<(), BuildError> {
         let mut table = String::from("/// PTX of the kernels: pairs of architecture and text, oldest first.\n");
         table.push_str("pub static PTX: &[(&str, &str)] = &[\n");
@@ -378,15 +378,15 @@ impl Built {
     }
 }
 
-fn backend_of(around: &Surroundings) -> Backend {
-    around.var("GIN_CODEGEN_BACKEND").map_or(Backend::Llvm, |library| Backend::Nvvm(library.into()))
+fn backend_of(environment: &Environment) -> Backend {
+    environment.var("GIN_CODEGEN_BACKEND").map_or(Backend::Llvm, |library| Backend::Nvvm(library.into()))
 }
 
-/// The folder that the nested builds share: `gin-build` in the target folder of whoever asked.
-fn default_target_dir(around: &Surroundings, manifest: &Manifest) -> PathBuf {
-    let target = if let Some(out) = around.var("OUT_DIR") {
+/// Returns the folder that the nested builds share: `gin-build` in the caller's target folder.
+fn default_target_dir(environment: &Environment, manifest: &Manifest) -> PathBuf {
+    let target = if let Some(out) = environment.var("OUT_DIR") {
         target_above(Path::new(out))
-    } else if let Some(target) = around.var("CARGO_TARGET_DIR") {
+    } else if let Some(target) = environment.var("CARGO_TARGET_DIR") {
         PathBuf::from(target)
     } else {
         let targets: Vec<PathBuf> = manifest.dir.ancestors().map(|dir| dir.join("target")).collect();
@@ -396,14 +396,15 @@ fn default_target_dir(around: &Surroundings, manifest: &Manifest) -> PathBuf {
     target.join("gin-build")
 }
 
-/// Whether cargo marked this folder as its target folder, which it does if it made the folder.
+/// Returns true if cargo marked this folder as its target folder. Cargo marks a folder that it creates.
 fn is_target(dir: &Path) -> bool {
     dir.join("CACHEDIR.TAG").is_file()
 }
 
-/// The target folder that a build script's output folder lies in; that itself if there is none.
+/// Returns the target folder that contains a build script's output folder, or the output folder itself if there is
+/// none.
 fn target_above(out: &Path) -> PathBuf {
-    // Not marked if somebody else made it. The way from there is PROFILE/build/PACKAGE/out.
+    // The folder has no mark if cargo did not create it. The path below it is PROFILE/build/PACKAGE/out.
     let by_layout =
         || out.ancestors().nth(4).filter(|_| out.ancestors().nth(2).is_some_and(|dir| dir.ends_with("build")));
     out.ancestors().find(|dir| is_target(dir)).or_else(by_layout).unwrap_or(out).to_owned()
@@ -446,7 +447,7 @@ mod tests {
         let out = target.join("debug/build/gin-0123456789abcdef/out");
         fs::create_dir_all(&out).unwrap();
         assert_eq!(target_above(&out), target);
-        // With `--target`, builds lie one deeper; the mark says so.
+        // With `--target`, builds are one level deeper; the mark identifies the folder.
         let out = target.join("x86_64-unknown-linux-gnu/debug/build/gin-0123456789abcdef/out");
         fs::create_dir_all(&out).unwrap();
         fs::write(target.join("CACHEDIR.TAG"), "").unwrap();

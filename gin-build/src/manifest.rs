@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! The little that has to be known of a kernel crate's `Cargo.toml`: its names.
+//! The names in a kernel crate's `Cargo.toml`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,13 +28,13 @@ impl Manifest {
         Ok(Manifest { path, dir, package, lib_name })
     }
 
-    /// Lock file of the workspace, if there is one; a build makes it if there is none yet.
+    /// Returns the lock file of the workspace, if there is one. A build creates it if there is none yet.
     pub(crate) fn lock(&self) -> Option<PathBuf> {
         self.dir.ancestors().map(|dir| dir.join("Cargo.lock")).find(|lock| lock.is_file())
     }
 }
 
-/// The string that `key` has in a section, for keys that stand on a line of their own, as cargo itself writes them.
+/// Returns the string that `key` has in a section. Keys must be on separate lines, as cargo writes them.
 fn value(text: &str, section: &str, key: &str) -> Option<String> {
     let mut inside = false;
     for line in text.lines().map(str::trim) {

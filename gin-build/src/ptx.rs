@@ -1,40 +1,40 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Reading PTX text, and adding launch bounds to it.
+//! Reads PTX text and adds launch bounds to it.
 //!
-//! This is no parser of PTX: it knows the lines that LLVM and libNVVM print at the top level of a module, one
-//! directive a line, and leaves bodies alone.
+//! This is not a full parser of PTX. It knows the lines that LLVM and libNVVM print at the top level of a module, one
+//! directive per line, and ignores bodies.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Start of the comment line by which a kernel asks for launch bounds.
+/// Start of the comment line by which a kernel requests launch bounds.
 ///
 /// `#[kernel]` emits it as `global_asm!("// gin.launch_bounds NAME MAX_THREADS MIN_BLOCKS")`.
 pub const LAUNCH_BOUNDS_MARKER: &str = "// gin.launch_bounds";
 
-/// Most threads that a block can have (PTX ISA, `.maxntid`; the same on every architecture so far).
+/// Largest number of threads of a block (PTX ISA, `.maxntid`; the same on every architecture so far).
 const MAX_THREADS_PER_BLOCK: u32 = 1024;
-/// Most blocks that are resident on one multiprocessor of any architecture so far.
+/// Largest number of blocks resident on one multiprocessor of any architecture so far.
 const MAX_BLOCKS_PER_SM: u32 = 32;
 
-/// How large the blocks of a kernel get, and how many of them must fit on one multiprocessor.
+/// The largest block of a kernel, and the number of blocks that must fit on one multiprocessor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchBounds {
-    /// Most threads a block is launched with.
+    /// Largest number of threads per block.
     pub max_threads: u32,
-    /// Blocks that must be resident on a multiprocessor together, or 0 for no such demand.
+    /// Number of blocks that must be resident on a multiprocessor together, or 0 for no minimum.
     pub min_blocks: u32,
 }
 
 /// A kernel in a PTX module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Name as the driver knows it.
+    /// Name that the driver uses.
     pub name: String,
-    /// Line of its `.entry`, counted from 1.
+    /// Line of the `.entry`, counted from 1.
     pub line: usize,
-    /// Number of its parameters.
+    /// Number of parameters.
     pub params: usize,
     /// Launch bounds from `.maxntid` and `.minnctapersm`.
     pub launch_bounds: Option<LaunchBounds>,
@@ -45,11 +45,11 @@ pub struct Entry {
 pub struct Function {
     /// Name of the function.
     pub name: String,
-    /// Line of its `.func`, counted from 1.
+    /// Line of the `.func`, counted from 1.
     pub line: usize,
-    /// Other modules can link to it.
+    /// True if other modules can link to the function.
     pub visible: bool,
-    /// Declared only: some other module has to define it.
+    /// True if the function is only declared, and another module must define it.
     pub external: bool,
 }
 
@@ -58,13 +58,21 @@ pub struct Function {
 pub struct Shared {
     /// Name of the variable.
     pub name: String,
-    /// Line of its declaration, counted from 1.
+    /// Line of the declaration, counted from 1.
     pub line: usize,
-    /// Size, or `None` for dynamic shared memory, which is sized at launch.
+    /// Size in bytes, or `None` for dynamic shared memory, which is sized at launch.
     pub bytes: Option<u64>,
 }
 
-/// What stands at the top level of a PTX module.
+/// The top level of a PTX module.
+///
+/// ```
+/// use gin_build::ptx::Module;
+///
+/// let module = Module::parse(".version 8.6\n.target sm_90\n.visible .entry k(.param .u64 p)\n{\n\tret;\n}\n");
+/// assert_eq!((module.version, module.target.as_deref()), (Some((8, 6)), Some("sm_90")));
+/// assert_eq!(module.entry("k").map(|kernel| kernel.params), Some(1));
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Module {
     /// PTX version, as (major, minor).
@@ -114,12 +122,12 @@ impl Module {
         module
     }
 
-    /// The kernel of that name.
+    /// Returns the kernel of that name.
     pub fn entry(&self, name: &str) -> Option<&Entry> {
         self.entries.iter().find(|entry| entry.name == name)
     }
 
-    /// The shared variable of that name.
+    /// Returns the shared variable of that name.
     pub fn shared(&self, name: &str) -> Option<&Shared> {
         self.shared.iter().find(|shared| shared.name == name)
     }
@@ -153,14 +161,14 @@ impl Module {
     }
 }
 
-/// A marker that cannot be carried out.
+/// Error: a marker cannot be applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MarkerError {
     /// Line of the marker, counted from 1.
     pub line: usize,
-    /// The marker.
+    /// Text of the marker.
     pub text: String,
-    /// What is wrong with it.
+    /// The fault of the marker.
     pub reason: String,
 }
 
@@ -172,12 +180,19 @@ impl fmt::Display for MarkerError {
 
 impl std::error::Error for MarkerError {}
 
-/// Carries out the launch-bounds markers: adds `.maxntid` and `.minnctapersm` to the kernels that they name.
+/// Applies the launch-bounds markers: adds `.maxntid` and `.minnctapersm` to the kernels that they name.
 ///
 /// The markers stay in the text, and a second pass changes nothing.
 ///
 /// # Errors
-/// A marker that is malformed, asks for more than a GPU has, names no kernel of this module, or contradicts another.
+/// Fails on a marker that is malformed, exceeds a GPU's limits, names no kernel of this module, or contradicts another.
+///
+/// ```
+/// let text = "// gin.launch_bounds k 128 0\n.visible .entry k()\n{\n\tret;\n}\n";
+/// let bounded = gin_build::ptx::apply_launch_bounds(text)?;
+/// assert!(bounded.contains(".visible .entry k()\n.maxntid 128, 1, 1\n{"));
+/// # Ok::<(), gin_build::ptx::MarkerError>(())
+/// ```
 pub fn apply_launch_bounds(text: &str) -> Result<String, MarkerError> {
     let mut wanted: BTreeMap<&str, (LaunchBounds, MarkerError)> = BTreeMap::new();
     for (index, line) in text.lines().enumerate() {
@@ -239,7 +254,7 @@ fn directives(bounds: LaunchBounds) -> String {
 fn parse_marker(rest: &str) -> Result<(&str, LaunchBounds), String> {
     let words: Vec<&str> = rest.split_whitespace().collect();
     let [name, max_threads, min_blocks] = words[..] else {
-        return Err("it needs a kernel, the most threads a block has, and the blocks a multiprocessor holds".to_owned());
+        return Err("it needs a kernel, the threads per block, and the blocks per multiprocessor".to_owned());
     };
     let number = |word: &str| word.parse::<u32>().map_err(|_| format!("`{word}` is not a number"));
     let bounds = LaunchBounds { max_threads: number(max_threads)?, min_blocks: number(min_blocks)? };
@@ -307,7 +322,7 @@ fn parse_shared(line: &str, number: usize) -> Option<Shared> {
     Some(Shared { name, line: number, bytes })
 }
 
-/// Size of a PTX type, such as `.b8` or `.u64`.
+/// Returns the size in bytes of a PTX type, such as `.b8` or `.u64`.
 fn element_bytes(word: &str) -> Option<u64> {
     let bits: u64 = word.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().ok()?;
     Some(bits / 8)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Assembling PTX with `ptxas`, and what it says about each kernel.
+//! Assembly of PTX with `ptxas`, and its figures for each kernel.
 
 use std::fmt;
 use std::fs;
@@ -12,61 +12,61 @@ use std::time::UNIX_EPOCH;
 use crate::arch::Arch;
 use crate::error::BuildError;
 use crate::sources;
-use crate::toolchain::Surroundings;
+use crate::toolchain::Environment;
 
-/// Folder of the CUDA tools below a project's `target`, as `scripts/setup.sh` fills it.
+/// Folder of the CUDA tools below a project's `target`, where `scripts/setup.sh` installs them.
 const TOOLS_BELOW_TARGET: &str = "cuda-tools/nvidia/cu13/bin";
 
-/// What one kernel takes, from `ptxas -v`.
+/// Resources that one kernel uses, from `ptxas -v`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EntryReport {
     /// Name of the kernel.
     pub name: String,
-    /// Registers a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Bytes of stack a thread.
+    /// Bytes of stack per thread.
     pub stack: u32,
-    /// Bytes of registers spilled to memory by stores, a thread.
+    /// Bytes of registers spilled to memory by stores, per thread.
     pub spill_stores: u32,
-    /// Bytes of registers brought back by loads, a thread.
+    /// Bytes of registers restored by loads, per thread.
     pub spill_loads: u32,
-    /// Bytes of static shared memory a block.
+    /// Bytes of static shared memory per block.
     pub shared: u32,
-    /// Barriers that it uses.
+    /// Number of barriers used.
     pub barriers: u32,
 }
 
-/// What `ptxas` made of a module.
+/// Result of assembling a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// The assembler that was run.
+    /// The assembler used.
     pub tool: PathBuf,
     /// The kernels, in the order of the assembler's messages.
     pub entries: Vec<EntryReport>,
-    /// The machine code.
+    /// The file with the machine code.
     pub cubin: PathBuf,
-    /// Everything that the assembler said.
+    /// The assembler's output.
     pub output: String,
 }
 
 impl Report {
-    /// The kernel of that name.
+    /// Returns the kernel of that name.
     pub fn entry(&self, name: &str) -> Option<&EntryReport> {
         self.entries.iter().find(|entry| entry.name == name)
     }
 }
 
-/// Whether a module was assembled.
+/// Outcome of assembling a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Assembly {
-    /// `ptxas` took it.
+    /// `ptxas` accepted it.
     Done(Report),
-    /// It was not tried, for this reason.
+    /// `ptxas` did not run on it, for this reason.
     NotTried(String),
 }
 
 impl Assembly {
-    /// The report, if the module was assembled.
+    /// Returns the report, if the module was assembled.
     pub fn report(&self) -> Option<&Report> {
         match self {
             Assembly::Done(report) => Some(report),
@@ -75,44 +75,45 @@ impl Assembly {
     }
 }
 
-/// Whether a build runs `ptxas`.
+/// Choice of the builds that run `ptxas`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UsePtxas {
-    /// When there is one.
+    /// If it is found.
     #[default]
     IfFound,
-    /// Always; a build without one fails.
+    /// Always; a build without `ptxas` fails.
     Required,
     /// Never.
     No,
 }
 
-/// An assembler.
+/// A `ptxas` program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ptxas {
     path: PathBuf,
 }
 
 impl Ptxas {
-    /// Finds `ptxas`: `GIN_PTXAS`, then `target/cuda-tools` of the folders around `start`, `PATH`, `/usr/local/cuda`.
+    /// Finds `ptxas`: `GIN_PTXAS`, then `target/cuda-tools` of `start` and the folders above it, `PATH`,
+    /// `/usr/local/cuda`.
     ///
     /// # Errors
-    /// Where it was looked for, as text.
+    /// Fails with a text that names the places searched.
     pub fn find(start: &Path) -> Result<Ptxas, String> {
-        Self::find_in(&Surroundings::of_this_process(), start)
+        Self::find_in(&Environment::of_this_process(), start)
     }
 
-    pub(crate) fn find_in(around: &Surroundings, start: &Path) -> Result<Ptxas, String> {
-        if let Some(named) = around.var("GIN_PTXAS") {
+    pub(crate) fn find_in(environment: &Environment, start: &Path) -> Result<Ptxas, String> {
+        if let Some(named) = environment.var("GIN_PTXAS") {
             let path = PathBuf::from(named);
             return if path.is_file() {
                 Ok(Ptxas { path })
             } else {
-                Err(format!("GIN_PTXAS names {}, which is no file", path.display()))
+                Err(format!("GIN_PTXAS={} is not a file", path.display()))
             };
         }
         let tools = start.ancestors().map(|dir| dir.join("target").join(TOOLS_BELOW_TARGET));
-        let path_var = around.var("PATH").map(|path| std::env::split_paths(path).collect()).unwrap_or_default();
+        let path_var = environment.var("PATH").map(|path| std::env::split_paths(path).collect()).unwrap_or_default();
         let path_dirs: Vec<PathBuf> = path_var;
         tools
             .chain(path_dirs)
@@ -128,12 +129,12 @@ impl Ptxas {
             })
     }
 
-    /// Where it is.
+    /// Returns the path of the program.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it is asked, on one line: which assembler it is, and the text.
+    /// Describes a run on one line: the assembler and a hash of the text.
     fn asked(&self, arch: Arch, ptx: &Path) -> Option<String> {
         let tool = fs::metadata(&self.path).ok()?;
         let changed = tool.modified().ok()?.duration_since(UNIX_EPOCH).ok()?.as_nanos();
@@ -145,12 +146,12 @@ impl Ptxas {
 
     /// Assembles a PTX file into `cubin`.
     ///
-    /// An assembler that is too old for the architecture or the PTX version gives [`Assembly::NotTried`]. What it said is kept
-    /// beside `cubin`, ending in `.ptxas`: with the same text and the same assembler it is not run again, which for a large
-    /// text saves minutes.
+    /// An assembler that is too old for the architecture or the PTX version gives [`Assembly::NotTried`]. The output is
+    /// kept beside `cubin`, in a file ending in `.ptxas`. With the same text and the same assembler it does not run
+    /// again, which saves minutes for a large text.
     ///
     /// # Errors
-    /// [`BuildError::Assemble`] if the text is refused, [`BuildError::Io`] if `ptxas` cannot be run.
+    /// Fails with [`BuildError::Assemble`] if `ptxas` refuses the text, and with [`BuildError::Io`] if it cannot run.
     pub fn assemble(&self, arch: Arch, ptx: &Path, cubin: &Path) -> Result<Assembly, BuildError> {
         let (kept, asked) = (cubin.with_extension("ptxas"), self.asked(arch, ptx));
         let done = |said: String| {
@@ -171,7 +172,7 @@ impl Ptxas {
         let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         if output.status.success() {
             if let Some(note) = asked.zip(size(cubin)).map(|(asked, size)| format!("{asked}, {size}\n{said}")) {
-                // Without it the assembler runs again.
+                // Without this file the assembler runs again.
                 let _ = sources::replace(&kept, &note);
             }
             return done(said);
@@ -183,7 +184,7 @@ impl Ptxas {
     }
 }
 
-/// What an assembler said when it was asked the same and made this `cubin`.
+/// Returns the output of an earlier run with the same input that produced this `cubin`.
 fn said_before(kept: &Path, asked: &str, cubin: &Path) -> Option<String> {
     let note = fs::read_to_string(kept).ok()?;
     let (head, said) = note.split_once('\n')?;
@@ -200,7 +201,7 @@ impl fmt::Display for Ptxas {
     }
 }
 
-/// The complaint of an assembler that knows neither the architecture nor the PTX version.
+/// Returns the message of an assembler that lacks the architecture or the PTX version.
 fn too_old(said: &str) -> Option<&str> {
     let complaint =
         |line: &&str| line.contains("is not defined for option 'gpu-name'") || line.contains("Unsupported .version");
@@ -208,9 +209,16 @@ fn too_old(said: &str) -> Option<&str> {
 }
 
 /// Reads the messages of `ptxas -v`.
+///
+/// ```
+/// let said = "ptxas info    : Compiling entry function 'k' for 'sm_90'\n\
+///             ptxas info    : Used 8 registers, used 1 barriers";
+/// let report = gin_build::parse_report(said);
+/// assert_eq!((report[0].name.as_str(), report[0].registers, report[0].barriers), ("k", 8, 1));
+/// ```
 pub fn parse_report(said: &str) -> Vec<EntryReport> {
     let mut entries: Vec<EntryReport> = Vec::new();
-    // Properties of device functions come in the same form; only those of the kernel at hand count.
+    // Properties of device functions have the same form. Only those of the current kernel count.
     let mut of_entry = false;
     for line in said.lines() {
         if let Some((_, rest)) = line.split_once("Compiling entry function '") {

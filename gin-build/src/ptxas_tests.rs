@@ -35,15 +35,15 @@ fn the_figures_of_each_kernel_are_read_and_those_of_functions_are_not_mixed_in()
     assert_eq!(parse_report(SAID), [plain, busy]);
 }
 
-/// A folder with a `ptxas` at `place` that runs `script`.
+/// Creates a folder with a `ptxas` at `place` that runs `script`.
 fn with_ptxas(place: &str, script: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     fakes::program(&dir.path().join(place).join("ptxas"), script);
     dir
 }
 
-fn around(name: &str, value: &Path) -> Surroundings {
-    Surroundings { vars: BTreeMap::from([(name.into(), value.into())]), distribution: None }
+fn environment(name: &str, value: &Path) -> Environment {
+    Environment { vars: BTreeMap::from([(name.into(), value.into())]), distribution: None }
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn the_tools_of_an_enclosing_project_are_found() {
     let _alone = fakes::one_at_a_time();
     let dir = with_ptxas("target/cuda-tools/nvidia/cu13/bin", "");
     let inner = dir.path().join("a/b");
-    let found = Ptxas::find_in(&Surroundings::default(), &inner).unwrap();
+    let found = Ptxas::find_in(&Environment::default(), &inner).unwrap();
     assert_eq!(found.path(), dir.path().join("target/cuda-tools/nvidia/cu13/bin/ptxas"));
 }
 
@@ -60,7 +60,7 @@ fn the_path_is_searched() {
     let _alone = fakes::one_at_a_time();
     let dir = with_ptxas("bin", "");
     let bin = dir.path().join("bin");
-    let found = Ptxas::find_in(&around("PATH", &bin), Path::new("/nowhere")).unwrap();
+    let found = Ptxas::find_in(&environment("PATH", &bin), Path::new("/nowhere")).unwrap();
     assert_eq!(found.path(), bin.join("ptxas"));
 }
 
@@ -68,8 +68,8 @@ fn the_path_is_searched() {
 fn a_variable_that_names_no_assembler_is_not_passed_over() {
     let _alone = fakes::one_at_a_time();
     let dir = with_ptxas("target/cuda-tools/nvidia/cu13/bin", "");
-    let reason = Ptxas::find_in(&around("GIN_PTXAS", Path::new("/nowhere/ptxas")), dir.path()).unwrap_err();
-    assert_eq!(reason, "GIN_PTXAS names /nowhere/ptxas, which is no file");
+    let reason = Ptxas::find_in(&environment("GIN_PTXAS", Path::new("/nowhere/ptxas")), dir.path()).unwrap_err();
+    assert_eq!(reason, "GIN_PTXAS=/nowhere/ptxas is not a file");
 }
 
 fn assemble(script: &str) -> Result<Assembly, BuildError> {

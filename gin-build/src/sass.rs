@@ -9,11 +9,12 @@ use crate::error::BuildError;
 use crate::ptxas::Report;
 
 impl Report {
-    /// The instructions of a kernel in the order of their addresses, NOPs left out, each as `@P0 LDG.E.64.STRONG.SYS R4,
-    /// desc[UR8][R2.64]`: `cuobjdump`, which lies beside the assembler, disassembles them.
+    /// Returns the instructions of a kernel in the order of their addresses, without NOPs, each as `@P0
+    /// LDG.E.64.STRONG.SYS R4, desc[UR8][R2.64]`. `cuobjdump`, from the assembler's folder, disassembles them.
     ///
     /// # Errors
-    /// [`BuildError::Disassemble`] if there is no such kernel, [`BuildError::Io`] if `cuobjdump` cannot be run.
+    /// Fails with [`BuildError::Disassemble`] if there is no such kernel, and with [`BuildError::Io`] if `cuobjdump`
+    /// cannot run.
     pub fn instructions(&self, kernel: &str) -> Result<Vec<String>, BuildError> {
         let tool = self.tool.with_file_name("cuobjdump");
         // It runs `nvdisasm` from `PATH`.
@@ -33,10 +34,10 @@ impl Report {
     }
 }
 
-/// The instruction on a line of a listing: `/*0010*/   EXIT ;   /* encoding */`.
+/// Returns the instruction on a line of a listing: `/*0010*/   EXIT ;   /* encoding */`.
 fn instruction(line: &str) -> Option<String> {
     let (address, rest) = line.trim_start().strip_prefix("/*")?.split_once("*/")?;
-    // The second half of an encoding stands on a line of its own and begins with `0x`.
+    // The second half of an encoding is on a separate line and begins with `0x`.
     if address.len() < 4 || !address.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
     }

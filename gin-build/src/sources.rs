@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Which files a build depends on, and writing files so that nobody reads half of one.
+//! The files that a build depends on, and writing of files such that no reader sees half of one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::BuildError;
 
-/// The files in a dep-info file of cargo, and the manifest of each package among them.
+/// Returns the files in a dep-info file of cargo, and the manifest of each package among them.
 ///
-/// Cargo lists the sources of the crate and of its path dependencies; what comes from a registry does not change.
+/// Cargo lists the sources of the crate and of its path dependencies. Sources from a registry do not change.
 pub(crate) fn of_dep_info(path: &Path) -> Result<Vec<PathBuf>, BuildError> {
     let text = fs::read_to_string(path).map_err(BuildError::io("read", path))?;
     let sources = parse_dep_info(&text);
@@ -23,7 +23,7 @@ fn manifest_of(source: &Path) -> Option<PathBuf> {
     source.ancestors().skip(1).map(|dir| dir.join("Cargo.toml")).find(|manifest| manifest.is_file())
 }
 
-/// Reads the first rule of a makefile; a space in a name is written `\ `.
+/// Reads the first rule of a makefile, in which a space in a name is written `\ `.
 fn parse_dep_info(text: &str) -> Vec<PathBuf> {
     let Some((_, names)) = text.lines().next().and_then(|rule| rule.split_once(": ")) else {
         return Vec::new();
@@ -46,12 +46,12 @@ fn parse_dep_info(text: &str) -> Vec<PathBuf> {
     paths
 }
 
-/// Makes cargo forget that it has compiled a package, so that the next build does.
+/// Makes cargo forget that it has compiled a package, so that the next build compiles it.
 pub(crate) fn forget(release: &Path, package: &str) -> Result<(), BuildError> {
     let fingerprints = release.join(".fingerprint");
     for entry in fs::read_dir(&fingerprints).map_err(BuildError::io("read", &fingerprints))?.flatten() {
         let name = entry.file_name();
-        // Cargo appends a dash and a hash, so that no other package is hit whose name starts alike.
+        // Cargo appends a dash and a hash. Comparing the rest spares other packages with the same start of the name.
         if name.to_str().and_then(|name| name.rsplit_once('-')).is_some_and(|(name, _)| name == package) {
             fs::remove_dir_all(entry.path()).map_err(BuildError::io("remove", &entry.path()))?;
         }
@@ -59,7 +59,7 @@ pub(crate) fn forget(release: &Path, package: &str) -> Result<(), BuildError> {
     Ok(())
 }
 
-/// Writes a file in one step; one that has this text already keeps its time.
+/// Writes a file in one step. A file that has this text already keeps its modification time.
 pub(crate) fn replace(path: &Path, text: &str) -> Result<(), BuildError> {
     if fs::read_to_string(path).is_ok_and(|old| old == text) {
         return Ok(());

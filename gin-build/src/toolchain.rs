@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Finding a compiler that can build `core` for `nvptx64-nvidia-cuda`.
+//! The search for a compiler that can build `core` for `nvptx64-nvidia-cuda`.
 //!
-//! Three things are needed: the sources of `core` beside the compiler, an LLVM with the NVPTX target, and a rustc that
-//! marks every function of a GPU target `convergent`. The last came with 1.96; an older rustc compiles the same
-//! kernels without a word and lets LLVM move barriers and shuffles into divergent code.
+//! It needs the sources of `core` beside the compiler, an LLVM with the NVPTX target, and a rustc that marks every
+//! function of a GPU target `convergent`. rustc does so since 1.96. An older rustc compiles the same kernels without a
+//! message and lets LLVM move barriers and shuffles into divergent code.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -19,23 +19,23 @@ use crate::error::{BuildError, Rejected};
 /// The target that kernels are compiled for.
 pub const TARGET: &str = "nvptx64-nvidia-cuda";
 
-/// Oldest minor version of rustc 1.x whose GPU functions are all convergent.
+/// Oldest minor version of rustc 1.x that marks all GPU functions convergent.
 const MIN_MINOR: u32 = 96;
 
-/// Where Debian's packages `rustc-web` and `cargo-web` put their programs.
+/// Programs of Debian's packages `rustc-web` and `cargo-web`.
 const DEBIAN: (&str, &str) = ("/usr/bin/rustc", "/usr/bin/cargo");
 
-/// The variables and folders that the search looks at; a value of its own, so that tests can make one up.
+/// The variables and folders that the search reads. Tests construct their own.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Surroundings {
+pub(crate) struct Environment {
     pub(crate) vars: BTreeMap<OsString, OsString>,
-    /// Compiler and cargo of the distribution, if they are to be considered.
+    /// Compiler and cargo of the distribution; `None` excludes them.
     pub(crate) distribution: Option<(PathBuf, PathBuf)>,
 }
 
-impl Surroundings {
+impl Environment {
     pub(crate) fn of_this_process() -> Self {
-        Surroundings { vars: std::env::vars_os().collect(), distribution: Some((DEBIAN.0.into(), DEBIAN.1.into())) }
+        Environment { vars: std::env::vars_os().collect(), distribution: Some((DEBIAN.0.into(), DEBIAN.1.into())) }
     }
 
     pub(crate) fn var(&self, name: &str) -> Option<&OsStr> {
@@ -52,40 +52,40 @@ impl Surroundings {
     }
 }
 
-/// A compiler that can build kernels, with the cargo that goes with it.
+/// A compiler that can build kernels, with its cargo.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Toolchain {
     /// The compiler.
     pub rustc: PathBuf,
-    /// The cargo that runs it.
+    /// The cargo that runs the compiler.
     pub cargo: PathBuf,
     /// First line of `rustc -vV`, such as `rustc 1.96.0 (ac68faa20 2026-05-25)`.
     pub version: String,
-    /// GPU architectures its LLVM knows, as `rustc --print target-cpus` names them.
+    /// GPU architectures that the compiler's LLVM supports, as `rustc --print target-cpus` names them.
     pub target_cpus: Vec<String>,
 }
 
 impl Toolchain {
     /// Finds a compiler: `GIN_RUSTC`/`GIN_CARGO`, then a rustup toolchain with `rust-src`, then Debian's.
     ///
-    /// Among rustup's toolchains the newest release comes first, nightlies after all releases: a release was tested
-    /// as such, and `RUSTC_BOOTSTRAP=1` opens it as far as the kernels need.
+    /// Among rustup's toolchains the newest release comes first, and nightlies come after all releases. A release was
+    /// tested as such, and `RUSTC_BOOTSTRAP=1` enables the unstable features that the kernels need.
     ///
     /// # Errors
-    /// [`BuildError::NoCompiler`] with the fault of each compiler seen; [`BuildError::BadVariable`] if a variable names
-    /// one that cannot work. A compiler named by a variable may be older than 1.96; everything else is still required.
+    /// Fails with [`BuildError::NoCompiler`], which gives the fault of each compiler found. Fails with
+    /// [`BuildError::BadVariable`] if a variable names an unusable compiler. A compiler named by a variable may be
+    /// older than 1.96; all other requirements hold.
     pub fn find() -> Result<Self, BuildError> {
-        Self::find_in(&Surroundings::of_this_process())
+        Self::find_in(&Environment::of_this_process())
     }
 
-    pub(crate) fn find_in(around: &Surroundings) -> Result<Self, BuildError> {
-        if let Some(chosen) = Self::from_variables(around)? {
+    pub(crate) fn find_in(environment: &Environment) -> Result<Self, BuildError> {
+        if let Some(chosen) = Self::from_variables(environment)? {
             return Ok(chosen);
         }
         let mut rejected = Vec::new();
         let mut candidates: Vec<(Candidate, Version)> = Vec::new();
-        for candidate in rustup_candidates(around).into_iter().chain(distribution_candidate(around)) {
-            // A toolchain without the sources is by far the most common, and this test starts no process.
+        for candidate in rustup_candidates(environment).into_iter().chain(distribution_candidate(environment)) {
             match candidate.version() {
                 Ok(version) => candidates.push((candidate, version)),
                 Err(reason) => rejected.push(Rejected { path: candidate.rustc, reason }),
@@ -103,8 +103,8 @@ impl Toolchain {
         Err(BuildError::NoCompiler { rejected })
     }
 
-    fn from_variables(around: &Surroundings) -> Result<Option<Self>, BuildError> {
-        let (rustc, cargo) = (around.path_var("GIN_RUSTC"), around.path_var("GIN_CARGO"));
+    fn from_variables(environment: &Environment) -> Result<Option<Self>, BuildError> {
+        let (rustc, cargo) = (environment.path_var("GIN_RUSTC"), environment.path_var("GIN_CARGO"));
         let (variable, value) = match (&rustc, &cargo) {
             (Some(rustc), _) => ("GIN_RUSTC", rustc.clone()),
             (None, Some(cargo)) => ("GIN_CARGO", cargo.clone()),
@@ -120,7 +120,7 @@ impl Toolchain {
         candidate.examine(&version, true).map(Some).map_err(bad)
     }
 
-    /// Refuses an architecture that the compiler's LLVM lacks.
+    /// Fails if the compiler's LLVM lacks an architecture.
     pub(crate) fn require(&self, arch: Arch) -> Result<(), BuildError> {
         if self.target_cpus.iter().any(|cpu| cpu == arch.name()) {
             return Ok(());
@@ -153,11 +153,11 @@ impl Candidate {
     fn version(&self) -> Result<Version, String> {
         for program in [&self.rustc, &self.cargo] {
             if !program.is_file() {
-                return Err(format!("there is no {}", program.display()));
+                return Err(format!("{} does not exist", program.display()));
             }
         }
         let said = self.ask(&["-vV"])?;
-        parse_version(&said).ok_or_else(|| format!("`rustc -vV` says nothing that can be understood: {}", said.trim()))
+        parse_version(&said).ok_or_else(|| format!("`rustc -vV` printed no known version: {}", said.trim()))
     }
 
     fn examine(&self, version: &Version, trusted: bool) -> Result<Toolchain, String> {
@@ -203,9 +203,9 @@ impl Candidate {
     }
 }
 
-/// Toolchains that rustup holds, those with the sources of `core` only.
-fn rustup_candidates(around: &Surroundings) -> Vec<Candidate> {
-    let Some(dir) = around.toolchains_dir() else {
+/// Returns the toolchains that rustup has installed.
+fn rustup_candidates(environment: &Environment) -> Vec<Candidate> {
+    let Some(dir) = environment.toolchains_dir() else {
         return Vec::new();
     };
     let Ok(entries) = fs::read_dir(dir) else {
@@ -220,9 +220,9 @@ fn candidate_at(root: &Path) -> Candidate {
     Candidate { rustc: root.join("bin/rustc"), cargo: root.join("bin/cargo"), distribution: false }
 }
 
-fn distribution_candidate(around: &Surroundings) -> Option<Candidate> {
-    let (rustc, cargo) = around.distribution.clone()?;
-    // With neither package installed there is nothing to report.
+fn distribution_candidate(environment: &Environment) -> Option<Candidate> {
+    let (rustc, cargo) = environment.distribution.clone()?;
+    // If neither package is installed, there is nothing to report.
     rustc.is_file().then_some(Candidate { rustc, cargo, distribution: true })
 }
 

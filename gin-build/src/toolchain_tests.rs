@@ -5,7 +5,7 @@ use std::sync::MutexGuard;
 use super::*;
 use crate::fakes;
 
-/// A folder of made-up toolchains, whose `rustc` is a shell script that says what a real one would.
+/// A folder of fake toolchains. Their `rustc` is a shell script that prints what a real one would.
 struct Machine {
     dir: tempfile::TempDir,
     _alone: MutexGuard<'static, ()>,
@@ -48,9 +48,9 @@ impl Machine {
         self
     }
 
-    fn around(&self) -> Surroundings {
+    fn environment(&self) -> Environment {
         let home = self.dir.path().as_os_str().to_owned();
-        Surroundings { vars: BTreeMap::from([("RUSTUP_HOME".into(), home)]), distribution: None }
+        Environment { vars: BTreeMap::from([("RUSTUP_HOME".into(), home)]), distribution: None }
     }
 
     fn rustc(&self, name: &str) -> PathBuf {
@@ -65,7 +65,7 @@ fn the_newest_release_with_sources_is_taken_before_any_nightly() {
         .with("b", Fake { release: "1.97.1", ..GOOD })
         .with("c", Fake { release: "1.98.0", sources: false, ..GOOD })
         .with("d", Fake { release: "1.99.0-nightly", ..GOOD });
-    let found = Toolchain::find_in(&machine.around()).unwrap();
+    let found = Toolchain::find_in(&machine.environment()).unwrap();
     assert_eq!(found.rustc, machine.rustc("b"));
     assert_eq!(found.cargo, machine.root("b").join("bin/cargo"));
     assert_eq!(found.target_cpus, ["sm_80", "sm_90"]);
@@ -76,11 +76,11 @@ fn rustups_toolchains_come_before_the_distributions() {
     let machine = Machine::new()
         .with("nightly", Fake { release: "1.96.0-nightly", ..GOOD })
         .with("debian", Fake { release: "1.97.0", ..GOOD });
-    let mut around = machine.around();
+    let mut environment = machine.environment();
     let debian = machine.dir.path().join("usr");
     fs::rename(machine.root("debian"), &debian).unwrap();
-    around.distribution = Some((debian.join("bin/rustc"), debian.join("bin/cargo")));
-    let found = Toolchain::find_in(&around).unwrap();
+    environment.distribution = Some((debian.join("bin/rustc"), debian.join("bin/cargo")));
+    let found = Toolchain::find_in(&environment).unwrap();
     assert_eq!(found.rustc, machine.rustc("nightly"));
 }
 
@@ -90,7 +90,7 @@ fn without_a_usable_compiler_the_error_names_what_each_lacks_and_the_commands_th
         .with("no-source", Fake { sources: false, ..GOOD })
         .with("old", Fake { release: "1.95.0", ..GOOD })
         .with("no-nvptx", Fake { nvptx: false, ..GOOD });
-    let text = Toolchain::find_in(&machine.around()).unwrap_err().to_string();
+    let text = Toolchain::find_in(&machine.environment()).unwrap_err().to_string();
     for command in crate::INSTALL_COMMANDS {
         assert!(text.contains(command), "{text}");
     }
@@ -107,9 +107,9 @@ fn without_a_usable_compiler_the_error_names_what_each_lacks_and_the_commands_th
 #[test]
 fn a_compiler_named_by_a_variable_may_be_old_and_is_taken_before_all_others() {
     let machine = Machine::new().with("new", GOOD).with("old", Fake { release: "1.95.0", ..GOOD });
-    let mut around = machine.around();
-    around.vars.insert("GIN_RUSTC".into(), machine.rustc("old").into());
-    let found = Toolchain::find_in(&around).unwrap();
+    let mut environment = machine.environment();
+    environment.vars.insert("GIN_RUSTC".into(), machine.rustc("old").into());
+    let found = Toolchain::find_in(&environment).unwrap();
     assert_eq!(found.rustc, machine.rustc("old"));
     assert_eq!(found.cargo, machine.root("old").join("bin/cargo"));
 }
@@ -117,25 +117,25 @@ fn a_compiler_named_by_a_variable_may_be_old_and_is_taken_before_all_others() {
 #[test]
 fn a_cargo_named_by_a_variable_brings_the_compiler_beside_it() {
     let machine = Machine::new().with("one", GOOD).with("two", GOOD);
-    let mut around = machine.around();
+    let mut environment = machine.environment();
     let cargo = machine.root("two").join("bin/cargo");
-    around.vars.insert("GIN_CARGO".into(), cargo.into());
-    assert_eq!(Toolchain::find_in(&around).unwrap().rustc, machine.rustc("two"));
+    environment.vars.insert("GIN_CARGO".into(), cargo.into());
+    assert_eq!(Toolchain::find_in(&environment).unwrap().rustc, machine.rustc("two"));
 }
 
 #[test]
 fn a_variable_that_names_no_compiler_is_an_error_and_not_passed_over() {
     let machine = Machine::new().with("good", GOOD);
-    let mut around = machine.around();
-    around.vars.insert("GIN_RUSTC".into(), "/nowhere/rustc".into());
-    let text = Toolchain::find_in(&around).unwrap_err().to_string();
-    assert!(text.starts_with("GIN_RUSTC=/nowhere/rustc cannot be used: there is no /nowhere/rustc"), "{text}");
+    let mut environment = machine.environment();
+    environment.vars.insert("GIN_RUSTC".into(), "/nowhere/rustc".into());
+    let text = Toolchain::find_in(&environment).unwrap_err().to_string();
+    assert!(text.starts_with("GIN_RUSTC=/nowhere/rustc cannot be used: /nowhere/rustc does not exist"), "{text}");
 }
 
 #[test]
 fn an_architecture_that_the_compiler_lacks_is_refused() {
     let machine = Machine::new().with("one", GOOD);
-    let found = Toolchain::find_in(&machine.around()).unwrap();
+    let found = Toolchain::find_in(&machine.environment()).unwrap();
     assert!(found.require(Arch::Sm90).is_ok());
     let text = found.require(Arch::Sm120).unwrap_err().to_string();
     assert!(text.contains("does not know sm_120"), "{text}");

@@ -1,39 +1,39 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! All-to-all: every rank puts a block of bytes to every rank, itself included, and folds what arrives into a checksum.
+//! All-to-all: every rank puts a block of bytes to every rank, itself included, and folds the arrivals into a checksum.
 //!
 //! Block `b` of the grid serves the peers `p` with `p % blocks == b`: it sends to them and receives from them. Signal
-//! `p` counts what came from rank `p`, counter `p` what has left for it. Arrivals are double-buffered, which is all the
-//! flow control that is needed: whoever has sent round `k + 1` has read what came in round `k`.
+//! `p` counts arrivals from rank `p`; counter `p` counts puts that have left for it. Arrivals are double-buffered, and
+//! no other flow control is needed: a rank that has sent round `k + 1` has read the arrivals of round `k`.
 
 use gin_device::coop::{block_in_grid, grid_dim};
 use gin_device::prelude::*;
 
-/// Buffers for arrivals.
+/// Number of buffers for arrivals.
 pub const BUFFERS: usize = 2;
 
-/// Byte `index` of what `from` sends to `to` in round `round`.
+/// Returns byte `index` of the data that `from` sends to `to` in round `round`.
 #[inline(always)]
 #[must_use]
 pub const fn payload(from: u32, to: u32, round: u64, index: usize) -> u8 {
     (from as u64 * 37 + to as u64 * 101 + round * 17 + index as u64 * 3 + (index as u64 >> 8)) as u8
 }
 
-/// What byte `byte` at `index` of a block from rank `from` adds to the checksum of a round.
+/// Returns the contribution of byte `byte`, at `index` of a block from rank `from`, to the checksum of a round.
 #[inline(always)]
 #[must_use]
 pub const fn checksum(byte: u8, from: u32, round: u64, index: usize) -> u64 {
     (byte as u64 + 1).wrapping_mul(index as u64 % 251 + 1).wrapping_mul(from as u64 + round + 1)
 }
 
-/// Exchanges `rounds` times `bytes` bytes with every rank.
+/// Exchanges `bytes` bytes with every rank, `rounds` times.
 ///
-/// Needs as many signals and counters as there are ranks, in `contexts` contexts (what goes to rank `p` uses context
-/// `p % blocks % contexts`). `outbox` has `ranks * bytes` bytes, `inbox` [`BUFFERS`] times that. `sums` has one word for
+/// Needs as many signals and counters as there are ranks, in `contexts` contexts (data for rank `p` uses context `p %
+/// blocks % contexts`). `outbox` has `ranks * bytes` bytes, `inbox` [`BUFFERS`] times that. `sums` has one word for
 /// each thread of the grid: `sums[block * threads + thread]` is that thread's part of the checksum of all rounds.
 ///
 /// # Safety
-/// - `sums` is that long and in memory that this device can write.
-/// - The grid is resident as a whole, on every rank; all ranks launch the same shape.
+/// - `sums` has that length and is in memory that this device can write.
+/// - The whole grid is resident, on every rank; all ranks launch the same shape.
 #[kernel]
 pub unsafe fn alltoall(
     comm: Comm,
@@ -47,7 +47,7 @@ pub unsafe fn alltoall(
     match run(&comm, outbox, inbox, bytes, rounds, deadline) {
         Ok(sum) => {
             let place = block_in_grid() as usize * Block.size() as usize + Block.rank() as usize;
-            // Safety: the kernel's promise.
+            // Safety: guaranteed by the kernel's caller.
             unsafe { sums.add(place).write(sum) };
         }
         Err(fault) => comm.report(fault),
@@ -72,7 +72,7 @@ fn run(
     let mut sum = 0u64;
     for round in 0..rounds {
         let buffer = round as usize % BUFFERS * ranks as usize;
-        // Start with the right neighbour, so that not everybody sends to the same rank first.
+        // Start with the right neighbour, so that not all ranks send to the same rank first.
         for distance in 1..=ranks {
             let peer = world.after(distance);
             let to = peer.world();
@@ -80,7 +80,7 @@ fn run(
                 continue;
             }
             let (gin, counter) = (Gin::new(comm, context(to)), CounterId::new(to));
-            // What was sent in the last round must have left before it is overwritten.
+            // The puts of the last round must have left before their source is overwritten.
             gin.wait_counter(&Block, counter, round, deadline)?;
             let start = to as usize * bytes;
             for i in Block.stripe(bytes) {
@@ -103,7 +103,7 @@ fn run(
                 sum = sum.wrapping_add(checksum(inbox.read(start + i), from, round, i));
             }
         }
-        // All threads have read this round's arrivals before one of them tells a peer so by sending the next round.
+        // All threads have read this round's arrivals before the next round's put tells a peer so.
         Block.sync();
     }
     Ok(sum)

@@ -1,37 +1,37 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A 2-D stencil whose kernel exchanges its borders each step.
 //!
-//! Each rank owns `rows` rows of `columns` cells; the ranks' parts lie below each other and close to a torus. A cell
-//! becomes the mean of its four neighbours. There are two buffers with a border row above and below; in each step a rank
-//! computes into the other buffer, then puts its first and last row into its neighbours' borders of that buffer.
+//! Each rank owns `rows` rows of `columns` cells. The ranks' parts are below each other and close to a torus. A cell
+//! becomes the mean of its four neighbours. There are two buffers with a border row above and below. In each step a
+//! rank computes into the other buffer, then puts its first and last row into its neighbours' borders of that buffer.
 //!
-//! Signal 0 counts rows that came from above, signal 1 those from below; counter 0 rows that have left.
+//! Signal 0 counts rows that arrived from above, signal 1 those from below; counter 0 counts rows that have left.
 
 use gin_device::coop::{block_in_grid, grid_dim};
 use gin_device::grid::GridBarrier;
 use gin_device::prelude::*;
 
-/// Cell `index` of rank `rank`'s part at the start.
+/// Returns the initial value of cell `index` of rank `rank`'s part.
 #[inline(always)]
 #[must_use]
 pub const fn input(rank: u32, index: usize) -> f32 {
     ((rank as u64 * 59 + index as u64 * 11) % 256) as f32
 }
 
-/// The new value of a cell with these neighbours. The order of the sums is part of the definition.
+/// Returns the new value of a cell with these neighbours. The order of the sums is part of the definition.
 #[inline(always)]
 #[must_use]
 pub const fn stencil(above: f32, below: f32, left: f32, right: f32) -> f32 {
     0.25 * ((above + below) + (left + right))
 }
 
-/// Elements that the window needs: two buffers of `rows + 2` rows.
+/// Returns the number of elements that the window needs: two buffers of `rows + 2` rows.
 #[must_use]
 pub const fn window_len(rows: usize, columns: usize) -> usize {
     2 * (rows + 2) * columns
 }
 
-/// Start of row `row` (0 is the border above) of buffer `buffer`.
+/// Returns the start of row `row` (0 is the border above) of buffer `buffer`.
 #[inline(always)]
 #[must_use]
 pub const fn row_start(buffer: usize, row: usize, rows: usize, columns: usize) -> usize {
@@ -40,24 +40,24 @@ pub const fn row_start(buffer: usize, row: usize, rows: usize, columns: usize) -
 
 /// Computes `steps` steps. The result is in buffer `steps % 2` of `grid`, rows 1 to `rows`.
 ///
-/// Needs two signals and a counter in context 0. `grid` has [`window_len`] elements; `meeting` is a word for the
-/// blocks of the grid to meet at, 0 at the launch.
+/// Needs two signals and a counter in context 0. `grid` has [`window_len`] elements. `barrier_word` is the word of the
+/// grid's barrier, 0 at the launch.
 ///
 /// # Safety
-/// - `meeting` is valid, in this device's memory.
-/// - The grid of threads is resident as a whole, on every rank.
+/// - `barrier_word` is valid, in this device's memory.
+/// - The whole grid of threads is resident, on every rank.
 #[kernel]
 pub unsafe fn halo(
     comm: Comm,
     grid: Window<f32>,
     rows: usize,
     columns: usize,
-    meeting: *mut u64,
+    barrier_word: *mut u64,
     steps: u64,
     deadline: Deadline,
 ) {
-    // Safety: the kernel's promise.
-    let barrier = unsafe { GridBarrier::new(&comm, meeting) };
+    // Safety: guaranteed by the kernel's caller.
+    let barrier = unsafe { GridBarrier::new(&comm, barrier_word) };
     if let Err(fault) = run(&comm, grid, rows, columns, barrier, steps, deadline) {
         comm.report(fault);
     }
@@ -80,7 +80,7 @@ fn run(
     let cells = rows * columns;
     let mine = (block * threads + Block.rank() as usize..cells).step_by(blocks * threads);
 
-    // Round 0 makes the input; one loop for it and the steps, so that the code of the exchange is there once.
+    // Round 0 creates the input. One loop serves both it and the steps, so that the code of the exchange exists once.
     for round in 0..steps + 1 {
         let (now, next) = ((round as usize + 1) % 2, round as usize % 2);
         for cell in mine.clone() {
@@ -104,7 +104,7 @@ fn run(
     Ok(())
 }
 
-/// Puts the first and the last row into the neighbours' borders and waits for theirs; the `round`-th time, from 1.
+/// Puts the first and the last row into the neighbours' borders and waits for theirs. `round` counts from 1.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "the state of the kernel, passed on once")]
 fn exchange(
@@ -119,9 +119,10 @@ fn exchange(
 ) -> Result<(), Fault> {
     let (from_above, from_below, left_us) = (SignalId::new(0), SignalId::new(1), CounterId::new(0));
     let row = |row| grid.range(row_start(buffer, row, rows, columns), columns);
-    // Loops, so that the code of a put and of a wait is there once.
+    // Loops, so that the code of a put and of a wait exists once.
     for down in [false, true] {
-        // My first row is the border below the part above me, and the other way round.
+        // This rank's first row is the border below the part above it, and its last row the border above the part
+        // below.
         let (peer, there, here, signal) =
             if down { (world.right(), 0, rows, from_above) } else { (world.left(), rows + 1, 1, from_below) };
         let put = gin.put(peer, row(there), row(here)).signal(signal.inc()).counter(left_us);

@@ -3,13 +3,13 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | [`ring`] | ring all-reduce, fused: add what came, pass it on |
-//! | [`alltoall`] | every rank puts a block to every other and folds what arrives into a checksum |
+//! | [`ring`] | fused ring all-reduce: adds the arrivals and passes them on |
+//! | [`alltoall`] | all-to-all: every rank puts a block to every other and folds the arrivals into a checksum |
 //! | [`halo`] | a 2-D stencil that exchanges its borders each step |
-//! | [`probe`] | single operations, to look at what the compiler makes of them |
+//! | [`probe`] | single operations, to inspect the compiled code |
 //!
-//! The workloads run all their steps in one launch. The functions that say what they compute ([`ring::input`] and so
-//! on) are plain Rust that the host uses to check the results.
+//! The workloads run all their steps in one launch. The functions that define their data ([`ring::input`] and so on)
+//! are plain Rust, so the host uses them to check the results.
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 #![warn(missing_docs, unreachable_pub)]

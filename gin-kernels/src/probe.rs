@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Single operations of each back end and by loads and stores, to look at what the compiler makes of them.
+//! Single operations of each back end and by loads and stores, to inspect the compiled code.
 //!
-//! Their shapes are those that NCCL's figures are known for: put and put_value by one thread, flush and wait by a
-//! block, one back end compiled in, bounds checks on.
+//! Their shapes are those of NCCL's published figures: put and put_value by one thread, flush and wait by a block, one
+//! back end compiled in, bounds checks on.
 
 use gin_device::prelude::*;
 use gin_device::sys;
 
-/// One thread puts `bytes` bytes to world rank `peer` and raises signal 0; ends the grid if that fails.
+/// Puts `bytes` bytes to world rank `peer` by one thread and raises signal 0. Ends the grid if that fails.
 ///
 /// # Safety
 /// - The communicator has a rank `peer`.
 #[kernel]
 pub unsafe fn probe_put_signal(comm: Comm, peer: u32, to: Window<u8>, from: Window<u8>, bytes: usize) {
     let gin = Gin::<Proxy>::with_backend(&comm, ContextId::new(0));
-    // Safety: the kernel's promise.
+    // Safety: guaranteed by the kernel's caller.
     let peer = unsafe { Rank::new_unchecked(peer) };
     let put = gin.put(peer, to.range(0, bytes), from.range(0, bytes));
     if put.signal(SignalId::new(0).inc()).issue(&Thread).is_err() {
@@ -22,10 +22,10 @@ pub unsafe fn probe_put_signal(comm: Comm, peer: u32, to: Window<u8>, from: Wind
     }
 }
 
-/// One thread puts `len` elements and raises signal 0.
+/// Puts `len` elements by one thread and raises signal 0.
 ///
 /// # Safety
-/// - None beyond the handles being right.
+/// - The handles are valid.
 #[kernel]
 pub unsafe fn probe_put_report(comm: Comm, to: Window<u32>, from: Window<u32>, len: usize) {
     let gin = Gin::<Proxy>::with_backend(&comm, ContextId::new(0));
@@ -35,24 +35,24 @@ pub unsafe fn probe_put_report(comm: Comm, to: Window<u32>, from: Window<u32>, l
     }
 }
 
-/// One thread puts a value to world rank `peer`; ends the grid if that fails.
+/// Puts a value to world rank `peer` by one thread. Ends the grid if that fails.
 ///
 /// # Safety
 /// - The communicator has a rank `peer`.
 #[kernel]
 pub unsafe fn probe_put_value(comm: Comm, peer: u32, to: Window<u64>, index: usize, value: u64) {
     let gin = Gin::<Proxy>::with_backend(&comm, ContextId::new(0));
-    // Safety: the kernel's promise.
+    // Safety: guaranteed by the kernel's caller.
     let peer = unsafe { Rank::new_unchecked(peer) };
     if gin.put_value(peer, to.at(index), value).issue(&Thread).is_err() {
         sys::trap();
     }
 }
 
-/// A block flushes.
+/// Flushes by a block.
 ///
 /// # Safety
-/// - None beyond the handles being right.
+/// - The handles are valid.
 #[kernel]
 pub unsafe fn probe_flush(comm: Comm, deadline: Deadline) {
     let gin = Gin::<Proxy>::with_backend(&comm, ContextId::new(0));
@@ -61,10 +61,10 @@ pub unsafe fn probe_flush(comm: Comm, deadline: Deadline) {
     }
 }
 
-/// A block waits for signal 0.
+/// Waits for signal 0 by a block.
 ///
 /// # Safety
-/// - None beyond the handles being right.
+/// - The handles are valid.
 #[kernel]
 pub unsafe fn probe_wait_signal(comm: Comm, least: u64, deadline: Deadline) {
     let gin = Gin::<Proxy>::with_backend(&comm, ContextId::new(0));
@@ -73,14 +73,15 @@ pub unsafe fn probe_wait_signal(comm: Comm, least: u64, deadline: Deadline) {
     }
 }
 
-/// One thread puts `bytes` bytes to world rank `peer` by loads and stores and raises signal 0; ends the grid if that fails.
+/// Puts `bytes` bytes to world rank `peer` by one thread's loads and stores and raises signal 0. Ends the grid if that
+/// fails.
 ///
 /// # Safety
 /// - The communicator has a rank `peer`.
 #[kernel]
 pub unsafe fn probe_lsa_put_signal(comm: Comm, peer: u32, to: Window<u8>, from: Window<u8>, bytes: usize) {
     let gin = Gin::new(&comm, ContextId::new(0)).route(Route::Lsa);
-    // Safety: the kernel's promise.
+    // Safety: guaranteed by the kernel's caller.
     let peer = unsafe { Rank::new_unchecked(peer) };
     let put = gin.put(peer, to.range(0, bytes), from.range(0, bytes));
     if put.signal(SignalId::new(0).inc()).issue(&Thread).is_err() {
@@ -88,10 +89,10 @@ pub unsafe fn probe_lsa_put_signal(comm: Comm, peer: u32, to: Window<u8>, from: 
     }
 }
 
-/// A warp meets the LSA team at barrier 0, with loads and stores.
+/// Synchronises a warp with the LSA team at barrier 0, by loads and stores.
 ///
 /// # Safety
-/// - None beyond the handles being right.
+/// - The handles are valid.
 #[kernel]
 pub unsafe fn probe_lsa_barrier(comm: Comm, deadline: Deadline) {
     let gin = Gin::new(&comm, ContextId::new(0)).route(Route::Lsa);
@@ -102,14 +103,14 @@ pub unsafe fn probe_lsa_barrier(comm: Comm, deadline: Deadline) {
     }
 }
 
-/// As [`probe_put_signal`], where the kernel drives the NIC.
+/// Does the same as [`probe_put_signal`] by device-driven NIC queue pairs.
 ///
 /// # Safety
 /// - The communicator has a rank `peer`.
 #[kernel]
 pub unsafe fn probe_gdaki_put_signal(comm: Comm, peer: u32, to: Window<u8>, from: Window<u8>, bytes: usize) {
     let gin = Gin::<Gdaki>::with_backend(&comm, ContextId::new(0));
-    // Safety: the kernel's promise.
+    // Safety: guaranteed by the kernel's caller.
     let peer = unsafe { Rank::new_unchecked(peer) };
     let put = gin.put(peer, to.range(0, bytes), from.range(0, bytes));
     if put.signal(SignalId::new(0).inc()).issue(&Thread).is_err() {
@@ -117,24 +118,24 @@ pub unsafe fn probe_gdaki_put_signal(comm: Comm, peer: u32, to: Window<u8>, from
     }
 }
 
-/// As [`probe_put_value`], where the kernel drives the NIC.
+/// Does the same as [`probe_put_value`] by device-driven NIC queue pairs.
 ///
 /// # Safety
 /// - The communicator has a rank `peer`.
 #[kernel]
 pub unsafe fn probe_gdaki_put_value(comm: Comm, peer: u32, to: Window<u64>, index: usize, value: u64) {
     let gin = Gin::<Gdaki>::with_backend(&comm, ContextId::new(0));
-    // Safety: the kernel's promise.
+    // Safety: guaranteed by the kernel's caller.
     let peer = unsafe { Rank::new_unchecked(peer) };
     if gin.put_value(peer, to.at(index), value).issue(&Thread).is_err() {
         sys::trap();
     }
 }
 
-/// As [`probe_flush`], where the kernel drives the NIC.
+/// Does the same as [`probe_flush`] by device-driven NIC queue pairs.
 ///
 /// # Safety
-/// - None beyond the handles being right.
+/// - The handles are valid.
 #[kernel]
 pub unsafe fn probe_gdaki_flush(comm: Comm, deadline: Deadline) {
     let gin = Gin::<Gdaki>::with_backend(&comm, ContextId::new(0));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The machine code of the probe kernels: what peers, CPUs and other blocks see is accessed at the scope that is meant,
-//! in the order that is meant, and nothing lies on the stack.
+//! The machine code of the probe kernels. Memory that peers, CPUs and other blocks see is accessed at the intended
+//! scope and in the intended order, and nothing is on the stack.
 //!
-//! Reported as ignored where there is no compiler or no assembler.
+//! The trials report as ignored if there is no compiler or no assembler.
 
 use gin_build::{Arch, Assembly, Built, KernelBuilder, Ptxas, Toolchain};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -11,11 +11,11 @@ use std::sync::OnceLock;
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
-/// A kernel, and what its way without waits and errors does, in this order among other things.
+/// A kernel, and the accesses of its path without waits and errors, in this order among others.
 struct Probe {
     kernel: &'static str,
     order: &'static [&'static str],
-    /// Payload is stored weakly; the release before the signal covers it.
+    /// Payload is stored weakly. The release before the signal covers it.
     stores_payload: bool,
 }
 
@@ -23,14 +23,14 @@ const RELEASE: &str = "MEMBAR.ALL.SYS";
 const ACQUIRE: &str = "CCTL.IVALL";
 const CLAIM: &str = "ATOMG.E.ADD.64.STRONG.GPU";
 const RAISE: &str = "ATOMG.E.ADD.64.STRONG.SYS";
-/// The same, where nothing would come back.
+/// The same operation without a result.
 const RAISE_ONLY: &str = "REDG.E.ADD.64.STRONG.SYS";
-/// A word in host memory, or one that a peer raises.
+/// A load of a word in host memory, or of one that a peer raises.
 const POLL: &str = "LDG.E.64.STRONG.SYS";
-/// A quarter of a descriptor.
+/// A store of a quarter of a descriptor.
 const FILL: &str = "STG.E.128.STRONG.SYS";
 
-/// What a put does: release the payload, claim a slot, fill it.
+/// The accesses of a put: release the payload, claim a slot, fill it.
 const POST: &[&str] = &[RELEASE, CLAIM, FILL, FILL, FILL, FILL];
 
 const PROBES: [Probe; 6] = [
@@ -56,12 +56,12 @@ fn built() -> Result<&'static Built, Failed> {
     Ok(BUILT.get_or_init(build).as_ref()?)
 }
 
-/// The operation of an instruction, without its predicate.
+/// Returns the operation of an instruction, without its predicate.
 fn operation(instruction: &str) -> &str {
     instruction.split_whitespace().find(|word| !word.starts_with('@')).unwrap_or_default()
 }
 
-/// What is wrong with the accesses of a kernel.
+/// Returns the faults in the accesses of a kernel.
 fn wrong(operations: &[&str], probe: &Probe) -> Vec<String> {
     let mut wrong = Vec::new();
     for operation in operations {
@@ -72,9 +72,7 @@ fn wrong(operations: &[&str], probe: &Probe) -> Vec<String> {
                 wrong.push(format!("{operation} has no scope that peers share"))
             }
             "ST" | "STG" if !strong && !probe.stores_payload => wrong.push(format!("{operation} is a weak store")),
-            "LD" | "LDG" if operation.contains("CONSTANT") => {
-                wrong.push(format!("{operation} never sees what changes"))
-            }
+            "LD" | "LDG" if operation.contains("CONSTANT") => wrong.push(format!("{operation} never sees changes")),
             "LDL" | "STL" => wrong.push(format!("{operation} is on the stack")),
             _ => {}
         }
@@ -103,12 +101,12 @@ fn look(probe: &Probe) -> Result<Completion, Failed> {
     if wrong.is_empty() { Ok(Completion::Completed) } else { Err(wrong.join("\n").into()) }
 }
 
-/// What the rules are for must break them.
+/// Checks that each rule finds code that breaks it.
 fn rules() -> Result<Completion, Failed> {
     let right = ["MEMBAR.ALL.SYS", "LDG.E.64", CLAIM, FILL, FILL, "LDC.64", FILL, FILL, "EXIT"];
     let probe = Probe { kernel: "", order: POST, stores_payload: false };
     if !wrong(&right, &probe).is_empty() {
-        return Err("what is right is called wrong".into());
+        return Err("correct code is reported as wrong".into());
     }
     for (index, other) in [
         (0, "MEMBAR.ALL.GPU"),

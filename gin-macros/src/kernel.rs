@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `#[kernel]`.
+//! Expansion of `#[kernel]`.
 
 use proc_macro2::TokenStream;
 use quote::{ToTokens, format_ident, quote};
 use syn::spanned::Spanned;
 use syn::{Error, FnArg, ItemFn, LitInt, Pat, Result, ReturnType, Token, Type};
 
-/// Most threads in a block: CUDA's limit for every architecture.
+/// Largest number of threads of a block: CUDA's limit for every architecture.
 const MAX_THREADS: u32 = 1024;
 
 #[derive(Default)]
@@ -43,13 +43,13 @@ impl syn::parse::Parse for Arguments {
     }
 }
 
-/// Rejects what a PTX entry cannot take; layout is asserted by the expansion.
+/// Rejects signatures that a PTX entry cannot have. The expansion asserts the layout of parameters.
 fn check(function: &ItemFn) -> Result<()> {
     let signature = &function.sig;
     if signature.unsafety.is_none() {
         return Err(Error::new(
             signature.fn_token.span(),
-            "a kernel must be `unsafe fn`: whoever launches it promises what its pointers and windows need",
+            "a kernel must be `unsafe fn`: its caller must guarantee that its pointers and windows are valid",
         ));
     }
     if !signature.generics.params.is_empty() {
@@ -75,7 +75,7 @@ fn check(function: &ItemFn) -> Result<()> {
             Type::Reference(_) => {
                 return Err(Error::new(
                     parameter.ty.span(),
-                    "a kernel cannot take references: the compiler would assume that nobody else writes there; take a `Window` or a raw pointer",
+                    "a kernel cannot take references: the compiler would assume that no one else writes to the memory; take a `Window` or a raw pointer",
                 ));
             }
             Type::Slice(_) => {

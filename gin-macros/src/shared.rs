@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `shared!`.
+//! Expansion of `shared!`.
 
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote};
@@ -29,7 +29,7 @@ impl syn::parse::Parse for Declaration {
 pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let Declaration { attributes, visibility, name, ty } = syn::parse2(item)?;
-    // PTX symbols are global: the crate's name and a running number keep two declarations apart.
+    // PTX symbols are global: the crate's name and a running number distinguish two declarations.
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let package = std::env::var("CARGO_CRATE_NAME").unwrap_or_default();
     let symbol = format!("gin_shared_{package}_{number}_{name}");
@@ -51,7 +51,7 @@ pub(crate) fn expand(item: TokenStream) -> Result<TokenStream> {
         #visibility const #name: #hidden = #hidden;
 
         impl #hidden {
-            /// The block's own copy; zeroed on a CPU, not initialised on a GPU.
+            /// Returns the block's copy; zeroed on a CPU, not initialised on a GPU.
             #[inline(always)]
             #visibility fn as_mut_ptr(self) -> *mut #ty {
                 const { ::core::assert!(::core::mem::align_of::<#ty>() <= 16, "shared memory is aligned to 16 bytes at most") }

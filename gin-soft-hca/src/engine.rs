@@ -1,58 +1,59 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Takes doorbells and executes entries.
+//! Reads doorbells and executes entries.
 //!
-//! Entries of a queue pair begin in order, each when a doorbell has announced it, and complete in order. A READ or an
-//! atomic may be under way while later entries are executed; a fence waits for it. Queue pairs take turns, by a seed if
-//! there is one.
+//! Entries of a queue pair begin in order, each after a doorbell has announced it, and complete in order. A READ or an
+//! atomic may be outstanding while later entries execute; a fence waits for it. QueuePair pairs take turns, in an order
+//! drawn from the seed if there is one.
 
 use crate::faults::{FaultKind, Mistake, Switch, Violation, ViolationKind, vendor};
 use crate::held::{Held, Reason, Source};
 use crate::memory::Memory;
-use crate::tables::{Answer, CompletionQueue, Flight, Queue, Region, Rights, Stage, WINDOW};
+use crate::tables::{Answer, CompletionQueue, Flight, QueuePair, Region, Rights, Stage, WINDOW};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::command::QpState;
 use gin_abi::mlx5::cqe::{self, Completion, Syndrome, Tail};
 use gin_abi::mlx5::doorbell::Doorbell;
 use gin_abi::mlx5::wqe::{Entry, EntryError, Local, Remote, SLOT_BYTES, SLOT_SEGMENTS, Segment, Slot, Work, opcode};
 
-/// What the engine works on. All of it may be changed between two steps.
+/// The tables that the engine works on. All of them may change between two steps.
 #[derive(Debug)]
 pub struct Tables<'a> {
-    /// Queue pairs, by number.
-    pub queues: &'a mut [Queue],
-    /// A bit for each queue pair, by number, of those that may have something to do; the engine's alone. Whoever adds
-    /// queue pairs sees to it that there are as many bits, zero at first.
+    /// QueuePair pairs, by number.
+    pub queues: &'a mut [QueuePair],
+    /// One bit per queue pair, by number, set if the queue pair may have work. Only the engine uses them. Code that
+    /// adds queue pairs adds as many bits, zero at first.
     pub busy: &'a mut [u64],
     /// Completion queues, by number.
     pub completions: &'a mut [CompletionQueue],
     /// Regions, by key without its low 8 bits.
     pub regions: &'a mut [Region],
-    /// What is to go wrong; the engine switches off what has.
+    /// Faults to inject. The engine switches off those that have occurred.
     pub faults: &'a mut [Switch],
 }
 
-/// How it behaves.
+/// Options of an engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Steps from the beginning of a READ, an atomic or a WRITE until its answer, at most; the number is drawn for each.
+    /// Largest number of steps from the beginning of a READ, an atomic or a WRITE to its answer. The number is drawn
+    /// for each.
     pub delay: u64,
-    /// Seed for the order of queue pairs and for delays; 0 for turns and for the longest delay.
+    /// Seed of the order of queue pairs and of delays. With 0, queue pairs take turns and every delay is the longest.
     pub seed: u64,
-    /// Whether entries of queue pairs that are no core-direct masters may not wait for completion queues.
+    /// True if entries of queue pairs that are not core-direct masters may not wait for completion queues.
     pub wait_needs_master: bool,
-    /// A NIC to which everything is late.
+    /// A NIC that receives everything late.
     pub slow: Option<Slow>,
-    /// What it does wrong.
+    /// The mistake that the engine makes.
     pub mistake: Mistake,
 }
 
-/// What a queue pair sends to this NIC begins late.
+/// A NIC to which all requests are delayed.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Slow {
     /// The NIC.
     pub device: u32,
-    /// How long after the doorbell that found the queue pair with nothing to do, in units of [`Engine::tell_time`].
+    /// Delay after the doorbell that found the queue pair without work, in units of [`Engine::set_time`].
     pub late: u64,
 }
 
@@ -62,37 +63,37 @@ impl Default for Options {
     }
 }
 
-/// What a step did.
+/// The result of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Progress {
-    /// Something happened.
+    /// The engine did something.
     Moved,
-    /// Nothing, but time passed for an answer that is to come.
+    /// The engine did nothing, but time passed for a pending answer.
     Waiting,
-    /// Nothing is to do, until a doorbell rings or somebody else's completion arrives.
+    /// There is nothing to do until a doorbell rings or a completion of another queue arrives.
     Idle,
 }
 
-/// What stays from step to step beside the tables. It has the layout of C, as they do.
+/// The engine's state beside the tables. It has the layout of C, as they do.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Engine {
     delay: u64,
     seed: u64,
-    /// Of a NIC that there is not, if none is slow.
+    /// Names a NIC that does not exist if none is slow.
     slow: Slow,
     random: u64,
     now: u64,
     time: u64,
     turn: u64,
     violations: u64,
-    /// There if `violations` is not 0.
+    /// Valid if `violations` is not 0.
     first: Violation,
     mistake: Mistake,
     wait_needs_master: bool,
 }
 
-/// Why an operation fails: what the sender is told, and whether its peer breaks as well.
+/// The reason why an operation fails: the sender's syndrome, and whether its peer breaks as well.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Refusal {
     syndrome: Syndrome,
@@ -102,7 +103,7 @@ struct Refusal {
 const NO_ANSWER: Refusal = Refusal { syndrome: Syndrome::RetryExceeded, peer_breaks: false };
 
 impl Engine {
-    /// With nothing seen yet.
+    /// Creates an engine.
     pub fn new(options: Options) -> Self {
         let Options { delay, seed, wait_needs_master, slow, mistake } = options;
         Self {
@@ -120,12 +121,12 @@ impl Engine {
         }
     }
 
-    /// Says what time it is, for what is late.
-    pub const fn tell_time(&mut self, time: u64) {
+    /// Sets the time, for delays.
+    pub const fn set_time(&mut self, time: u64) {
         self.time = time;
     }
 
-    /// The first thing that its user did wrong, and how many there were.
+    /// Returns the user's first violation, and the number of violations.
     pub const fn violations(&self) -> (Option<Violation>, u64) {
         (if self.violations == 0 { None } else { Some(self.first) }, self.violations)
     }
@@ -137,7 +138,7 @@ impl Engine {
         self.violations += 1;
     }
 
-    /// A number below `limit`.
+    /// Returns a number below `limit`.
     fn draw(&mut self, limit: u64) -> u64 {
         // Marsaglia's xorshift; good enough to mix turns.
         self.random ^= self.random << 13;
@@ -146,7 +147,7 @@ impl Engine {
         self.random % limit.max(1)
     }
 
-    /// A doorbell of the NIC `device` rang with this word. A word that says nothing new is no mistake.
+    /// Handles a doorbell of the NIC `device` with this word. A word that announces nothing new is not a mistake.
     pub fn ring(&mut self, tables: &mut Tables<'_>, memory: &mut impl Memory, device: u32, word: u64) {
         let Doorbell { end, queue: number } = Doorbell::read(word);
         let known = tables.queues.get_mut(number as usize).filter(|queue| queue.live && queue.device == device);
@@ -159,7 +160,7 @@ impl Engine {
         let size = 1u64 << queue.log_size;
         let ahead = |from: u64, to: u16| u64::from(to.wrapping_sub(from as u16));
         let new = ahead(queue.posted, end);
-        // The record first: its store came before the doorbell's.
+        // Read the record first: its store came before the doorbell's.
         memory.fence_acquire();
         let record = Be32::from_memory(memory.load_u32(queue.record)).get();
         let recorded = ahead(queue.recorded, record as u16);
@@ -176,7 +177,7 @@ impl Engine {
         };
         if let Some((kind, expected, seen)) = broken {
             queue.state = QpState::Error;
-            // Whoever waits for these entries learns that they were given up.
+            // A thread that waits for these entries then learns that they were flushed.
             if queue.posted + new <= queue.finished + size {
                 queue.posted += new;
             }
@@ -191,18 +192,18 @@ impl Engine {
         mark(tables.busy, number as usize);
     }
 
-    /// Whether what the queue pair sends next is late still.
-    fn is_late(&self, queue: &Queue) -> bool {
+    /// Returns true if the next request of the queue pair is still delayed.
+    fn is_late(&self, queue: &QueuePair) -> bool {
         self.slow.device == queue.peer_device && self.time < queue.rung_at.saturating_add(self.slow.late)
     }
 
-    /// Does one thing.
+    /// Executes one action.
     pub fn step(&mut self, tables: &mut Tables<'_>, held: &mut Held<'_>, memory: &mut impl Memory) -> Progress {
         self.now += 1;
         let count = tables.queues.len();
         let first = if self.seed == 0 { self.turn as usize } else { self.draw(count as u64) as usize };
         let mut waiting = false;
-        // From `first` on to the last, then from the first on to that.
+        // From `first` to the last queue pair, then from the start to `first`.
         for (from, to) in [(first.min(count), count), (0, first.min(count))] {
             let mut next = from;
             while let Some(number) = next_marked(tables.busy, next).filter(|&number| number < to) {
@@ -214,7 +215,7 @@ impl Engine {
                     }
                     Progress::Waiting => waiting = true,
                     Progress::Idle => {
-                        let is_done = |queue: &Queue| !queue.live || queue.finished == queue.posted;
+                        let is_done = |queue: &QueuePair| !queue.live || queue.finished == queue.posted;
                         if tables.queues.get(number).is_none_or(is_done) {
                             unmark(tables.busy, number);
                         }
@@ -225,7 +226,7 @@ impl Engine {
         if waiting { Progress::Waiting } else { Progress::Idle }
     }
 
-    /// Does one thing of a queue pair: the oldest that can be done.
+    /// Executes one action of a queue pair: the oldest that is possible.
     fn advance(
         &mut self,
         number: usize,
@@ -242,7 +243,7 @@ impl Engine {
                 _ => return self.retire(number, flight, tables, memory),
             }
         }
-        // Answers come in the order of the questions.
+        // Answers arrive in the order of the requests.
         let mut waiting = false;
         for index in finished..started {
             if let Stage::Pending { due, answer } = queue.flight(index).stage {
@@ -277,7 +278,7 @@ impl Engine {
         let failure = match flight.stage {
             Stage::Failed { syndrome, vendor } => {
                 queue.state = QpState::Error;
-                // What was begun behind it is given up, whatever became of it at the peer.
+                // Operations begun after it are flushed, whatever their effect at the peer.
                 for later in index + 1..queue.started {
                     queue.flight(later).stage = Stage::Flushed;
                 }
@@ -308,7 +309,7 @@ impl Engine {
         number: u32,
         make: impl FnOnce(u64, u32) -> Completion,
     ) {
-        // A queue that is used by a queue pair cannot be destroyed.
+        // A completion queue in use by a queue pair cannot be destroyed.
         let Some(queue) = tables.completions.get_mut(number as usize).filter(|queue| queue.live) else { return };
         if queue.record != 0 {
             let consumed = u64::from(Be32::from_memory(memory.load_u32(queue.record)).get());
@@ -321,7 +322,7 @@ impl Engine {
         let slot = if queue.collapsed { 0 } else { queue.produced & ((1 << queue.log_size) - 1) };
         let at = queue.ring + slot * cqe::BYTES;
         let (tail, words) = (completion.words[cqe::TAIL_WORD], completion.words.iter().take(cqe::TAIL_WORD));
-        // Whatever the operation did comes before.
+        // All effects of the operation come before its completion.
         memory.fence_release();
         for (index, word) in words.enumerate() {
             memory.store_u64(at + 8 * index as u64, *word);
@@ -331,7 +332,7 @@ impl Engine {
         queue.produced += 1;
     }
 
-    /// Begins the next entry of a queue pair, if it can.
+    /// Begins the next entry of a queue pair, if possible.
     fn begin(&mut self, number: usize, tables: &mut Tables<'_>, held: &mut Held<'_>, memory: &mut impl Memory) -> bool {
         let Some(queue) = tables.queues.get_mut(number) else { return false };
         if queue.started == queue.posted
@@ -367,13 +368,13 @@ impl Engine {
         for earlier in queue.finished..index {
             let flight = queue.flight(earlier);
             reads += u32::from(is_read(flight));
-            // A peer drops what comes behind a request that it has not taken.
+            // A peer drops requests that follow one that it has not accepted.
             if let Stage::Pending { answer: Answer::Refused { vendor: 0, .. }, .. } = flight.stage {
                 return false;
             }
         }
         let reading = matches!(entry.work, Work::Read { .. } | Work::FetchAdd { .. });
-        // Fence modes but the local one wait; local operations are done when they were begun.
+        // All fence modes except the local one wait. Local operations finish when they begin.
         if (entry.flags.fence() > 1 && reads > 0) || (reading && reads >= queue.reads) {
             return false;
         }
@@ -487,7 +488,7 @@ fn unmark(busy: &mut [u64], number: usize) {
     }
 }
 
-/// The first number from `from` on that is marked.
+/// Returns the first marked number from `from` on.
 fn next_marked(busy: &[u64], from: usize) -> Option<usize> {
     let mut mask = u64::MAX << (from % 64);
     for (index, word) in busy.iter().enumerate().skip(from / 64) {
@@ -504,13 +505,13 @@ fn operation(slot: &Slot) -> u32 {
     (slot[0].words[0] >> 24) as u32 & 0xff
 }
 
-fn start(queue: &mut Queue, flight: Flight) {
+fn start(queue: &mut QueuePair, flight: Flight) {
     let index = queue.started;
     *queue.flight(index) = flight;
     queue.started += 1;
 }
 
-fn load_slot(queue: &Queue, index: u64, memory: &mut impl Memory) -> Slot {
+fn load_slot(queue: &QueuePair, index: u64, memory: &mut impl Memory) -> Slot {
     let at = queue.ring + (index & ((1 << queue.log_size) - 1)) * SLOT_BYTES;
     let mut slot = [Segment::default(); SLOT_SEGMENTS];
     for (number, segment) in slot.iter_mut().enumerate() {
@@ -521,8 +522,8 @@ fn load_slot(queue: &Queue, index: u64, memory: &mut impl Memory) -> Slot {
     slot
 }
 
-/// Gives up what was posted to a queue pair that is broken, and what was under way.
-fn flush(queue: &mut Queue, memory: &mut impl Memory) -> bool {
+/// Flushes the posted and outstanding entries of a broken queue pair.
+fn flush(queue: &mut QueuePair, memory: &mut impl Memory) -> bool {
     for index in queue.finished..queue.started {
         if let Stage::Pending { .. } = queue.flight(index).stage {
             queue.flight(index).stage = Stage::Flushed;
@@ -542,7 +543,7 @@ fn region<'t>(tables: &'t Tables<'_>, key: Be32, device: u32, domain: u32) -> Op
     (region.live && region.key == key.get() && region.device == device && region.domain == domain).then_some(region)
 }
 
-/// Where a range of this end lies.
+/// Returns the place of a local range.
 fn local_range(tables: &Tables<'_>, number: u32, local: Local, bytes: u64, written: bool) -> Result<u64, Syndrome> {
     let queue = tables.queues.get(number as usize).ok_or(Syndrome::LocalOperation)?;
     let region = region(tables, local.key, queue.device, queue.domain).ok_or(Syndrome::LocalProtection)?;
@@ -552,7 +553,7 @@ fn local_range(tables: &Tables<'_>, number: u32, local: Local, bytes: u64, writt
     region.place(local.address, bytes).ok_or(Syndrome::LocalProtection)
 }
 
-/// Where a range of the other end lies, whether writes to it are relaxed in order, and who is there.
+/// Returns the place of a remote range, whether writes to it have relaxed order, and the peer's queue pair.
 fn remote_range(
     tables: &Tables<'_>,
     number: u32,
@@ -563,9 +564,10 @@ fn remote_range(
     let refuse = |syndrome| Err(Refusal { syndrome, peer_breaks: true });
     let own = tables.queues.get(number as usize).ok_or(NO_ANSWER)?;
     let peer = tables.queues.get(own.peer as usize).ok_or(NO_ANSWER)?;
-    // A packet for a queue pair that expects another sender is dropped, and one with another number is not acknowledged.
+    // The peer drops a packet from another sender than it expects, and does not acknowledge one with another sequence
+    // number.
     let connected = peer.device == own.peer_device && peer.peer == number && peer.peer_device == own.device;
-    let in_sequence = peer.first_expected == own.first_sent;
+    let in_sequence = peer.initial_receive_psn == own.initial_send_psn;
     if !peer.answers() || !connected || !in_sequence || peer.mtu != own.mtu {
         return Err(NO_ANSWER);
     }
@@ -581,7 +583,7 @@ fn remote_range(
     }
 }
 
-/// Checks what the sender's NIC checks before it sends anything.
+/// Performs the checks of the sender's NIC before it sends anything.
 fn request(tables: &Tables<'_>, number: u32, work: Work) -> Result<(), Refusal> {
     let local = |syndrome| Refusal { syndrome, peer_breaks: false };
     let longest = tables.queues.get(number as usize).map_or(0, |queue| 1u64 << queue.log_message.min(31));
@@ -599,7 +601,7 @@ fn request(tables: &Tables<'_>, number: u32, work: Work) -> Result<(), Refusal> 
     local_range(tables, number, range, bytes, written).map(|_| ()).map_err(local)
 }
 
-/// What the peer's NIC does with a request.
+/// Executes a request as the peer's NIC does.
 fn carry_out(
     tables: &Tables<'_>,
     number: u32,
@@ -611,7 +613,7 @@ fn carry_out(
     match work {
         Work::Write { to, from, bytes } => {
             let (to, relaxed, peer) = remote_range(tables, number, to, bytes, |rights| rights.remote_write)?;
-            // It was there when the request was checked.
+            // The range was valid when the request was checked.
             let from = local_range(tables, number, from, bytes, false)
                 .map_err(|syndrome| Refusal { syndrome, peer_breaks: false })?;
             held.release_range(memory, from, bytes);
@@ -641,7 +643,7 @@ fn carry_out(
             }
             let amount = if mistake == Mistake::AddTwice { amount.wrapping_mul(2) } else { amount };
             held.release_range(memory, place, 8);
-            // Payload that is in place is so before the word changes.
+            // Payload that is in place becomes visible before the word changes.
             memory.fence_release();
             Ok(Answer::Old { to: old, value: memory.fetch_add(place, amount) })
         }
@@ -649,7 +651,7 @@ fn carry_out(
     }
 }
 
-/// Writes to memory of the peer, or holds it back.
+/// Writes to the peer's memory, or holds the write back.
 fn land(
     memory: &mut impl Memory,
     held: &mut Held<'_>,
@@ -666,9 +668,9 @@ fn land(
     from.copy(memory, to, bytes);
 }
 
-/// Takes an answer.
+/// Processes an answer.
 fn answered(number: u32, answer: Answer, tables: &Tables<'_>, held: &mut Held<'_>, memory: &mut impl Memory) -> Stage {
-    // What was there when the request was made may be gone by now.
+    // A range that existed when the request was made may be gone by now.
     let access = |to, bytes| {
         local_range(tables, number, to, bytes, true)
             .map_err(|_| Stage::Failed { syndrome: Syndrome::LocalAccess, vendor: 0 })

@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What can be made to go wrong, and what the engine found wrong with its user.
+//! Faults to inject, and violations by the engine's user.
 
 use gin_abi::mlx5::cqe::Syndrome;
 
-/// Something to go wrong once.
+/// A fault to inject once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fault {
     /// The NIC, or `None` for any.
     pub device: Option<u32>,
-    /// The queue pair, or `None` for whichever is first.
+    /// The queue pair, or `None` for the first that matches.
     pub queue: Option<u32>,
-    /// The entry, counted from 0 since the queue pair began. With no queue named, the requests of the NIC that come before
-    /// it: entries that reach the peer, but a FETCH_ADD behind a WRITE, which is its signal.
+    /// The entry, counted from 0 since the queue pair began. If no queue pair is named: the number of the NIC's
+    /// requests before it. Requests are entries that reach the peer, except a FETCH_ADD behind a WRITE, which is its
+    /// signal.
     pub entry: u64,
-    /// What happens to it.
+    /// The effect on the entry.
     pub kind: FaultKind,
 }
 
-/// Stands for any NIC or queue pair in a [`Switch`].
+/// Value for any NIC or queue pair in a [`Switch`].
 const ANY: u32 = u32::MAX;
 
-/// A place for a [`Fault`], as the engine has it.
+/// A slot for a [`Fault`], in the engine's form.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Switch {
@@ -32,22 +33,22 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// Nothing goes wrong.
+    /// A switch without a fault.
     pub const OFF: Self = Self { on: false, device: ANY, queue: ANY, entry: 0, kind: FaultKind::Drop };
 
-    /// This goes wrong.
+    /// Creates a switch that injects this fault.
     pub fn on(fault: Fault) -> Self {
         let Fault { device, queue, entry, kind } = fault;
         Self { on: true, device: device.unwrap_or(ANY), queue: queue.unwrap_or(ANY), entry, kind }
     }
 
-    /// Whether it is still to go wrong.
+    /// Returns true if the fault has not occurred yet.
     pub const fn is_on(&self) -> bool {
         self.on
     }
 
-    /// What happens to entry `index` of a queue pair; the switch is off then. `request`: the entry is one that counts
-    /// where no queue pair is named, and moves more than a signal.
+    /// Returns the fault of entry `index` of a queue pair, and switches it off. `request` is `Some` if the entry counts
+    /// where no queue pair is named, and true if it moves more than a signal.
     pub(crate) fn take(&mut self, device: u32, queue: u32, index: u64, request: Option<bool>) -> Option<FaultKind> {
         if !self.on || (self.device != ANY && self.device != device) {
             return None;
@@ -66,87 +67,88 @@ impl Switch {
     }
 }
 
-/// What happens to an entry.
+/// The effect of a fault on an entry.
 #[repr(C, u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FaultKind {
-    /// It never reaches the peer; the sender learns that there was no answer.
+    /// The entry never reaches the peer. The sender receives no answer.
     Drop,
-    /// It takes effect at the peer, but the sender learns that there was no answer.
+    /// The entry takes effect at the peer, but the sender receives no answer.
     LoseAnswer,
-    /// Its answer comes so many steps later.
+    /// The answer arrives this many steps later.
     Delay(u64),
-    /// It fails at once, for this reason.
+    /// The entry fails at once with this syndrome.
     Fail(Syndrome),
-    /// It never begins, nor does what comes behind it. Where no queue pair is named, signals do not count.
+    /// The entry never begins, and neither do later ones. If no queue pair is named, signals do not count.
     Stall,
 }
 
-/// Something that the engine does wrong all the time, to prove that its users' tests notice.
+/// A mistake that the engine makes all the time, to prove that the tests of its users notice.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mistake {
-    /// Nothing.
+    /// No mistake.
     #[default]
     None,
-    /// DUMPs bring nothing into view.
+    /// DUMPs make no data visible.
     IgnoreDumps,
-    /// Words that must come behind earlier writes do not.
+    /// Words that must follow earlier writes overtake them.
     RelaxAll,
     /// Atomics add twice.
     AddTwice,
-    /// Writes of more than 8 bytes never land.
+    /// Writes of more than 8 bytes never take effect.
     LoseWrites,
 }
 
 impl Mistake {
-    /// All but none.
+    /// All mistakes.
     pub const ALL: [Self; 4] = [Self::IgnoreDumps, Self::RelaxAll, Self::AddTwice, Self::LoseWrites];
 }
 
-/// Vendor's part of a syndrome, of errors that the engine raises where hardware would not.
+/// Vendor syndromes of errors that the engine raises where hardware would not.
 pub mod vendor {
-    /// As a fault switch says.
+    /// The error comes from a fault switch.
     pub const SWITCH: u8 = 0xf0;
-    /// See [`Violation`](super::Violation).
+    /// The error comes from a [`Violation`](super::Violation).
     pub const VIOLATION: u8 = 0xf1;
 }
 
-/// Something that the user of the engine did wrong, and that hardware would let pass, or answer in no defined way.
+/// A mistake of the engine's user that hardware would ignore or handle in an undefined way.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Violation {
-    /// What.
+    /// The kind.
     pub kind: ViolationKind,
     /// The queue pair, or the completion queue of [`ViolationKind::Overrun`].
     pub queue: u32,
-    /// What it should have been, or the limit.
+    /// The expected value or the limit.
     pub expected: u64,
-    /// What it was.
+    /// The value found.
     pub seen: u64,
 }
 
-/// What was wrong.
+/// The kind of a violation.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum ViolationKind {
-    /// A doorbell for a queue pair that is not there, or is of another NIC.
+    /// A doorbell names a queue pair that does not exist, or of another NIC.
     UnknownQueue,
-    /// A doorbell for a queue pair that does not send.
+    /// A doorbell names a queue pair that does not send.
     NotReady,
-    /// A doorbell announced fewer entries than one before, or more than the queue holds: 16 bits do not tell these apart.
+    /// A doorbell announced fewer entries than an earlier one, or more than the queue holds. 16 bits do not distinguish
+    /// the two.
     DoorbellRange,
-    /// The doorbell record went backwards, or past what the queue holds.
+    /// The doorbell record went backwards, or past the capacity of the queue.
     RecordRange,
-    /// A doorbell announced entries that its record does not have.
+    /// A doorbell announced entries that its record does not include.
     DoorbellBeforeRecord,
     /// An entry was posted over one that is not complete.
     Overwritten,
-    /// A slot that was announced holds no entry that can be executed; `seen` is the number of an
+    /// An announced slot holds no executable entry. `seen` is the number of an
     /// [`EntryError`](gin_abi::mlx5::wqe::EntryError), in the order of its declaration.
     BadEntry,
-    /// A completion queue without room, where overruns are not ignored.
+    /// A completion queue has no room, and overruns are not ignored.
     Overrun,
-    /// An entry waits for a completion queue, but its queue pair is no core-direct master.
+    /// An entry waits for a completion queue, but its queue pair is not a core-direct master.
     NotMaster,
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What has been written but is not in view yet.
+//! Writes that have completed but are not visible yet.
 //!
-//! Bytes that a NIC wrote may sit in its way to memory, behind its completion. They are copied to a staging area, as their
-//! source may change, and put into place when something pushes them there, oldest first.
+//! Bytes that a NIC wrote may still be on their way to memory when its completion is visible. The engine copies them to
+//! a staging area, as their source may change, and puts them into place when something pushes them, oldest first.
 
 use crate::memory::Memory;
 
-/// Why bytes are held.
+/// The reason why bytes are held back.
 #[repr(C, u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reason {
@@ -16,7 +16,7 @@ pub(crate) enum Reason {
     Write(u32),
 }
 
-/// A range that is held, or room for one.
+/// A range held back, or a free slot for one.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Item {
@@ -27,11 +27,11 @@ pub struct Item {
 }
 
 impl Item {
-    /// Room for a range.
+    /// A free slot.
     pub const ROOM: Self = Self { reason: Reason::Read(0), to: 0, at: 0, bytes: 0 };
 }
 
-/// How much is held.
+/// The amount held back.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
@@ -40,13 +40,13 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Ranges that are held.
+    /// Returns the number of ranges held back.
     pub const fn ranges(&self) -> u64 {
         self.ranges
     }
 }
 
-/// What is held, in the order in which it came.
+/// The ranges held back, in the order of their arrival.
 #[derive(Debug)]
 pub struct Held<'a> {
     items: &'a mut [Item],
@@ -56,14 +56,14 @@ pub struct Held<'a> {
 }
 
 impl<'a> Held<'a> {
-    /// At most as many ranges as `items` has, of at most `stage_bytes` bytes together, copied to `stage`. `usage` says how
-    /// many of them are held already.
+    /// Creates a store for at most `items.len()` ranges of at most `stage_bytes` bytes in total, copied to `stage`.
+    /// `usage` is the amount held back already.
     pub const fn new(items: &'a mut [Item], usage: &'a mut Usage, stage: u64, stage_bytes: u64) -> Self {
         Self { items, usage, stage, stage_bytes }
     }
 
-    /// Holds back `bytes` bytes for `to`. Without room everything that is held comes into view first, and what is too
-    /// long to hold at once.
+    /// Holds back `bytes` bytes for `to`. If there is no room, everything held back becomes visible first. A range that
+    /// is too long becomes visible at once.
     pub(crate) fn hold(&mut self, memory: &mut impl Memory, reason: Reason, to: u64, from: Source, bytes: u64) {
         let rooms = self.items.len() as u64;
         if self.usage.ranges == rooms || bytes > self.stage_bytes - self.usage.bytes {
@@ -81,7 +81,7 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// Puts into place what `chosen` says, oldest first.
+    /// Puts the ranges that `chosen` selects into place, oldest first.
     pub(crate) fn release(&mut self, memory: &mut impl Memory, mut chosen: impl FnMut(&Item) -> bool) {
         let mut kept = 0;
         for index in 0..self.usage.ranges as usize {
@@ -99,12 +99,12 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// Puts into place what is held for this reason.
+    /// Puts the ranges held for this reason into place.
     pub(crate) fn release_of(&mut self, memory: &mut impl Memory, reason: Reason) {
         self.release(memory, |item| item.reason == reason);
     }
 
-    /// Puts into place what is held for this range, and all that came before: a read pushes what was written.
+    /// Puts the ranges that overlap this range into place, and all earlier ones: a read pushes earlier writes.
     pub(crate) fn release_range(&mut self, memory: &mut impl Memory, first: u64, bytes: u64) {
         let overlaps =
             |item: &Item| item.to < first.saturating_add(bytes) && first < item.to.saturating_add(item.bytes);
@@ -115,18 +115,18 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// Puts into place what is held for this range of memory, before that memory goes.
+    /// Puts the ranges that overlap this range of memory into place, before the memory is freed.
     pub fn settle(&mut self, memory: &mut impl Memory, first: u64, bytes: u64) {
         self.release_range(memory, first, bytes);
     }
 }
 
-/// Where bytes come from.
+/// The source of bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Source {
-    /// Memory.
+    /// Memory at this address.
     Memory(u64),
-    /// An entry.
+    /// The words of an entry.
     Inline([u32; 7]),
 }
 

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The engine as a kernel: one block that executes entries until it is asked to park.
+//! The engine as a kernel: one block that executes entries until the host asks it to park.
 //!
-//! The tables have a home in pinned host memory. The block takes them to device memory when it begins and brings them
-//! back before it ends, so that the host can change them while no engine runs, and nothing that the engine looks at
-//! often is behind PCIe. Where it left off stands in the tables: a kernel that is launched again goes on there.
+//! The tables have a home in pinned host memory. The block copies them to device memory when it begins and back before
+//! it ends. So the host can change them while no engine runs, and no word that the engine reads often is behind PCIe.
+//! The tables hold the engine's whole state: a kernel that is launched again continues from there.
 //!
-//! One thread runs the engine; the first warp has nothing else to do. The other warps wait for orders and share copies
-//! that are too long for one thread. Orders go through words in device memory and not through a barrier, since the
-//! thread that gives them is in the midst of something. A block of one warp copies everything by that thread.
+//! One thread runs the engine; the first warp does nothing else. The other warps wait for orders and share copies that
+//! are too long for one thread. Orders use words in device memory instead of a barrier, because the thread that gives
+//! them is in the middle of an operation. In a block of one warp that thread makes all copies.
 
 use crate::Progress;
 use crate::engine::{Engine, Tables};
 use crate::faults::Switch;
 use crate::held::{Held, Item, Usage};
 use crate::memory::Memory;
-use crate::tables::{CompletionQueue, Queue, Region};
+use crate::tables::{CompletionQueue, QueuePair, Region};
 use bytemuck::{Pod, Zeroable};
 use core::mem::size_of;
 use core::slice::from_raw_parts_mut;
@@ -25,19 +25,19 @@ use gin_device::prelude::*;
 use gin_device::sys::data::{load_relaxed_sys_u32, store_weak_u8, store_weak_u32};
 use gin_device::sys::{Global, GlobalWord, Memory as _, Word};
 
-/// Most threads of the block, and a good number of them.
+/// Largest number of threads of the block, and a good choice.
 pub const THREADS: u32 = 256;
 
-/// Longest copy, in bytes, that one thread makes by itself. The others take about two trips to L2 to begin.
-const ALONE: u64 = 256;
-/// Things that are done at most from one look at the doorbells to the next.
+/// Longest copy, in bytes, that one thread makes alone. The others need about two trips to L2 to begin.
+const SINGLE_THREAD_BYTES: u64 = 256;
+/// Largest number of actions between two looks at the doorbells.
 const STEPS: u32 = 16;
-/// Nanoseconds from one look at the host's word to the next, which takes about one microsecond.
-const PARK_LOOK_NS: u64 = 20_000;
-/// Doorbells that are looked at together.
-const TOGETHER: u64 = 8;
+/// Nanoseconds between two looks at the host's word, each of which takes about one microsecond.
+const PARK_POLL_NS: u64 = 20_000;
+/// Number of doorbells loaded together.
+const DOORBELL_BATCH: u64 = 8;
 
-/// A table: where the host keeps it, and where the kernel works on it.
+/// A table: its home at the host, and the kernel's copy.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 pub struct Table {
@@ -45,115 +45,116 @@ pub struct Table {
     pub home: u64,
     /// Address in memory of the device.
     pub here: u64,
-    /// Elements that are used.
+    /// Number of elements in use.
     pub count: u64,
 }
 
-/// What the kernel works on.
+/// Addresses of everything that the kernel works on.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
 pub struct Residence {
-    /// Of [`Queue`].
+    /// Table of [`QueuePair`].
     pub queues: Table,
-    /// Of words: [`Tables::busy`].
+    /// Table of words: [`Tables::busy`].
     pub busy: Table,
-    /// Of [`CompletionQueue`].
+    /// Table of [`CompletionQueue`].
     pub completions: Table,
-    /// Of [`Region`].
+    /// Table of [`Region`].
     pub regions: Table,
-    /// Of [`Switch`].
+    /// Table of [`Switch`].
     pub faults: Table,
-    /// Of [`Item`]; all of them count, used or not.
+    /// Table of [`Item`]; `count` includes unused ones.
     pub items: Table,
-    /// One [`State`].
+    /// Table of one [`KernelState`].
     pub state: Table,
-    /// The NIC of each doorbell, as a word.
+    /// Table of words: the NIC of each doorbell.
     pub owners: Table,
-    /// Address of the doorbells, in memory of the device: one word for each of `owners`, and as many more as make their
-    /// number a multiple of 8.
+    /// Address of the doorbells, in device memory: one word for each of `owners`, rounded up to a multiple of 8.
     pub doorbells: u64,
-    /// Address of as many words in memory of the device, the kernel's own: the last doorbells seen.
+    /// Address of as many words in device memory, which only the kernel uses: the last doorbells seen.
     pub seen: u64,
-    /// Address of the staging area for what is held, in memory of the device.
+    /// Address of the staging area for held ranges, in device memory.
     pub stage: u64,
-    /// Its length.
+    /// Length of the staging area in bytes.
     pub stage_bytes: u64,
-    /// Address of [`orders::WORDS`](gin_device::orders::WORDS) words in memory of the device, the kernel's own; all 0 whenever it is launched.
+    /// Address of [`orders::WORDS`](gin_device::orders::WORDS) words in device memory, which only the kernel uses; all
+    /// 0 at each launch.
     pub order: u64,
-    /// Address of a word in pinned host memory: not 0 when the kernel is to park.
+    /// Address of a word in pinned host memory: not 0 to park the kernel.
     pub park: u64,
 }
 
-/// What stays of the engine beside the tables.
+/// The engine's state beside the tables.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct State {
+pub struct KernelState {
     /// The engine.
     pub engine: Engine,
-    /// How much is held.
+    /// The amount held back.
     pub usage: Usage,
 }
 
-/// Executes entries until it is asked to park. One block of whole warps, at most [`THREADS`] threads.
+/// Executes entries until the host asks it to park. Runs as one block of whole warps, at most [`THREADS`] threads.
 ///
 /// # Safety
-/// - All addresses are as [`Residence`] says, the tables hold what they are said to, and nobody else uses them until the
+/// - All addresses are as [`Residence`] documents, the tables hold valid elements, and nothing else uses them until the
 ///   kernel has ended.
-/// - What the tables name is in reach of this device, and stays there while the kernel runs.
+/// - This device can reach all memory that the tables name, and that memory stays valid while the kernel runs.
 #[kernel(launch_bounds(256, 1))]
 pub unsafe fn soft_hca(residence: Residence) {
-    // Safety: the caller's promise.
-    unsafe { bring(&residence, |table| (table.here, table.home)) };
+    // Safety: guaranteed by the caller.
+    unsafe { copy_tables(&residence, |table| (table.here, table.home)) };
     Block.sync();
     if thread_in_block() == 0 {
-        // Safety: the caller's promise; one thread, and the tables are here.
+        // Safety: guaranteed by the caller; one thread, and the tables are copied.
         unsafe { lead(&residence) };
     } else if thread_in_block() >= WARP_SIZE {
-        // Safety: the caller's promise; whole warps.
+        // Safety: guaranteed by the caller; whole warps.
         unsafe { help(&residence) };
     }
     Warp.sync();
     Block.sync();
-    // Safety: the caller's promise.
-    unsafe { bring(&residence, |table| (table.home, table.here)) };
+    // Safety: guaranteed by the caller.
+    unsafe { copy_tables(&residence, |table| (table.home, table.here)) };
 }
 
 /// Copies all tables, by the whole block.
 ///
 /// # Safety
-/// - As [`soft_hca`].
-unsafe fn bring(residence: &Residence, ends: impl Fn(Table) -> (u64, u64)) {
+/// - The same as for [`soft_hca`].
+unsafe fn copy_tables(residence: &Residence, ends: impl Fn(Table) -> (u64, u64)) {
     let copy = |table: Table, size: usize| {
         let (to, from) = ends(table);
-        // Safety: the caller's promise.
+        // Safety: guaranteed by the caller.
         unsafe { lsa::copy(&Block, to, from, table.count * size as u64) };
     };
-    copy(residence.queues, size_of::<Queue>());
+    copy(residence.queues, size_of::<QueuePair>());
     copy(residence.busy, size_of::<u64>());
     copy(residence.completions, size_of::<CompletionQueue>());
     copy(residence.regions, size_of::<Region>());
     copy(residence.faults, size_of::<Switch>());
     copy(residence.items, size_of::<Item>());
-    copy(residence.state, size_of::<State>());
+    copy(residence.state, size_of::<KernelState>());
     copy(residence.owners, size_of::<u64>());
 }
 
-/// The elements of a table.
+/// Returns the elements of a table.
 ///
 /// # Safety
-/// - They are here, and nobody else uses them as long as the slice.
+/// - They are copied to the device, and nothing else uses them as long as the slice lives.
 unsafe fn elements<'a, T>(table: Table) -> &'a mut [T] {
-    // Safety: the caller's promise.
+    // Safety: guaranteed by the caller.
     unsafe { from_raw_parts_mut(table.here as usize as *mut T, table.count as usize) }
 }
 
 /// Runs the engine.
 ///
 /// # Safety
-/// - As [`soft_hca`], with the tables here; one thread.
+/// - The same as for [`soft_hca`], with the tables copied; one thread.
 unsafe fn lead(residence: &Residence) {
-    // Safety: the caller's promise, for all that follows.
-    let ([state], park) = (unsafe { elements::<State>(residence.state) }, unsafe { GlobalWord::new(residence.park) })
+    // Safety: guaranteed by the caller, for this block and the following ones.
+    let ([state], park) =
+        (unsafe { elements::<KernelState>(residence.state) }, unsafe { GlobalWord::new(residence.park) })
     else {
         return;
     };
@@ -173,17 +174,17 @@ unsafe fn lead(residence: &Residence) {
     let mut looked = Global::clock_ns();
     loop {
         let now = Global::clock_ns();
-        state.engine.tell_time(now);
-        unsafe { look_at_doorbells(residence, &mut state.engine, &mut tables, &mut memory) };
+        state.engine.set_time(now);
+        unsafe { poll_doorbells(residence, &mut state.engine, &mut tables, &mut memory) };
         for _ in 0..STEPS {
             if state.engine.step(&mut tables, &mut held, &mut memory) != Progress::Moved {
                 break;
             }
         }
-        if now.wrapping_sub(looked) >= PARK_LOOK_NS {
+        if now.wrapping_sub(looked) >= PARK_POLL_NS {
             if park.load_relaxed_sys() != 0 {
-                // What rang before a command did so for the objects that there were then.
-                unsafe { look_at_doorbells(residence, &mut state.engine, &mut tables, &mut memory) };
+                // Doorbells that rang before a command refer to the objects that existed then.
+                unsafe { poll_doorbells(residence, &mut state.engine, &mut tables, &mut memory) };
                 break;
             }
             looked = now;
@@ -192,27 +193,27 @@ unsafe fn lead(residence: &Residence) {
     memory.dismiss();
 }
 
-/// Tells the engine which doorbells rang.
+/// Passes new doorbells to the engine.
 ///
 /// # Safety
-/// - As [`lead`].
-unsafe fn look_at_doorbells(
+/// - The same as for [`lead`].
+unsafe fn poll_doorbells(
     residence: &Residence,
     engine: &mut Engine,
     tables: &mut Tables<'_>,
     memory: &mut DeviceMemory,
 ) {
-    // Safety: the caller's promise.
+    // Safety: guaranteed by the caller.
     let (doorbells, owners) = unsafe { (GlobalWord::new(residence.doorbells), elements::<u64>(residence.owners)) };
     let seen = residence.seen as usize as *mut u64;
     let mut first = 0;
     while first < residence.owners.count {
-        // All loads are under way before the first is looked at.
-        let words: [u64; TOGETHER as usize] =
+        // All loads are issued before the first result is used.
+        let words: [u64; DOORBELL_BATCH as usize] =
             core::array::from_fn(|index| doorbells.at(first + index as u64).load_relaxed_sys());
         for (index, word) in (first..).zip(words) {
             let last = seen.wrapping_add(index as usize);
-            // Safety: there are as many as doorbells.
+            // Safety: there are as many words as doorbells.
             if word == unsafe { last.read() } {
                 continue;
             }
@@ -222,34 +223,34 @@ unsafe fn look_at_doorbells(
                 engine.ring(tables, memory, owner as u32, word);
             }
         }
-        first += TOGETHER;
+        first += DOORBELL_BATCH;
     }
 }
 
-/// Where orders are given.
+/// Returns the words that carry orders.
 ///
 /// # Safety
-/// - As [`soft_hca`].
+/// - The same as for [`soft_hca`].
 unsafe fn orders(residence: &Residence) -> Orders<Global> {
-    // Safety: the caller's promise.
+    // Safety: guaranteed by the caller.
     Orders::new(unsafe { GlobalWord::new(residence.order) })
 }
 
-/// Carries out orders, until there are no more.
+/// Executes orders until dismissed.
 ///
 /// # Safety
-/// - As [`soft_hca`]; all warps of the block but the first.
+/// - The same as for [`soft_hca`]; all warps of the block except the first.
 unsafe fn help(residence: &Residence) {
-    // Safety: the caller's promise.
+    // Safety: guaranteed by the caller.
     let orders = unsafe { orders(residence) };
-    // Safety: it is never met.
+    // Safety: no thread waits at its barrier.
     let Some(crew) = (unsafe { WarpSpan::new(1, block_dim().count() / WARP_SIZE - 1, 1) }) else { return };
     for number in 0.. {
         while !Warp.sync_or(Warp.elect() && orders.is_given(number)) {
             Global::pause(0);
         }
         let order = orders.read();
-        // Safety: an order is for memory that the engine may reach.
+        // Safety: an order names memory that the engine may access.
         unsafe { lsa::copy(&crew, order.to, order.from, order.bytes) };
         Warp.sync();
         if Warp.elect() {
@@ -261,11 +262,11 @@ unsafe fn help(residence: &Residence) {
     }
 }
 
-/// Memory of the device, and what it reaches.
+/// Memory of the device, and all that it can reach.
 struct DeviceMemory {
     orders: Orders<Global>,
     helpers: u64,
-    /// Orders given so far.
+    /// Number of orders given.
     given: u64,
 }
 
@@ -276,7 +277,7 @@ impl DeviceMemory {
         self.orders.wait(self.given, self.helpers);
     }
 
-    /// Sends the helpers away.
+    /// Dismisses the helpers.
     fn dismiss(&mut self) {
         if self.helpers > 0 {
             self.order(Order { to: 0, from: 0, bytes: 0 });
@@ -285,8 +286,8 @@ impl DeviceMemory {
     }
 
     fn word(&self, address: u64) -> GlobalWord {
-        // Safety: the engine passes only addresses of what the tables say is there, and whoever launched the kernel
-        // promised that it is.
+        // Safety: the engine passes only addresses of ranges that the tables name, and the kernel's caller guaranteed
+        // that they are valid.
         unsafe { GlobalWord::new(address) }
     }
 }
@@ -314,7 +315,7 @@ impl Memory for DeviceMemory {
     }
 
     fn copy(&mut self, to: u64, from: u64, bytes: u64) {
-        if bytes <= ALONE || self.helpers == 0 {
+        if bytes <= SINGLE_THREAD_BYTES || self.helpers == 0 {
             // Safety: as above.
             unsafe { lsa::copy(&Thread, to, from, bytes) };
         } else {

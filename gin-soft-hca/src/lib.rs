@@ -1,37 +1,37 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Engine of a software mlx5 NIC: executes the work-queue entries that a ConnectX would, from the same rings, doorbells
-//! and doorbell records, and writes the same completions.
+//! The engine of a software mlx5 NIC. It executes the work-queue entries that a ConnectX would, from the same rings,
+//! doorbells and doorbell records, and writes the same completions.
 //!
-//! It is `no_std` and has neither allocations nor threads: whoever runs it gives it [`Tables`] and a [`Memory`], and calls
-//! [`Engine::step`]. So one source runs on a CPU thread, is stepped by a scheduler, or is a kernel that stays. The commands
-//! that make the objects in the tables are `gin_host::nic`'s part.
+//! It is `no_std` and has neither allocations nor threads. Its runner passes [`Tables`] and a [`Memory`] and calls
+//! [`Engine::step`]. So one source runs on a CPU thread, is stepped by a scheduler, or is a resident kernel. The
+//! commands that create the objects in the tables belong to the command side, a host crate.
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | [`memory`] | how the engine reaches memory |
+//! | [`memory`] | the engine's access to memory |
 //! | [`tables`] | queue pairs, completion queues and memory regions, as the engine sees them |
-//! | [`engine`] | takes doorbells and executes entries |
-//! | [`held`] | what has been written but is not in view yet |
-//! | [`faults`] | what can be made to go wrong, and what the engine found wrong with its user |
+//! | [`engine`] | reads doorbells and executes entries |
+//! | [`held`] | writes that have completed but are not visible yet |
+//! | [`faults`] | faults to inject, and violations by the engine's user |
 //! | [`kernel`] | the engine as a kernel |
 //!
 //! # Stricter than hardware
-//! What a real NIC lets pass, or does only sometimes, is refused or done always here, so that a program that relies on it
-//! is noticed:
+//! The engine always refuses what a real NIC ignores, and always does what a real NIC does only sometimes. A program
+//! that relies on such behaviour is thus noticed:
 //!
-//! - A doorbell that goes backwards, that announces more than the queue holds, or that comes before its record is a
-//!   [violation](faults::Violation) and breaks the queue pair, as does an entry with reserved bytes that are not zero.
-//! - Data of a READ comes into view only by a DUMP of the same queue pair that was executed after the READ was complete
-//!   (so it has [`FENCE`](gin_abi::mlx5::wqe::Flags::FENCE), or was posted after the completion was seen). Data of a WRITE
-//!   to a region with relaxed ordering comes into view only by a later write of the same queue pair to a region without.
-//!   Both may happen earlier when there is no room to hold more.
-//! - A READ takes its data when it is answered, which may be after later entries without a fence have been executed.
-//! - An entry may wait for a completion queue only if its queue pair was made a core-direct master
+//! - A doorbell that goes backwards, that announces more than the queue holds, or that precedes its record is a
+//!   [violation](faults::Violation) and breaks the queue pair. So does an entry with reserved bytes that are not zero.
+//! - Data of a READ becomes visible only by a DUMP of the same queue pair that executes after the READ has completed.
+//!   The DUMP has [`FENCE`](gin_abi::mlx5::wqe::Flags::FENCE), or was posted after the completion was seen. Data of a
+//!   WRITE to a region with relaxed ordering becomes visible only by a later write of the same queue pair to a region
+//!   without. Both may happen earlier if there is no room to hold more.
+//! - A READ takes its data when it is answered. Later entries without a fence may have executed before.
+//! - An entry may wait for a completion queue only if its queue pair was created as a core-direct master
 //!   ([`Options::wait_needs_master`](engine::Options::wait_needs_master)).
 //!
-//! # Not there
-//! Receive queues, other kinds of service than reliable connections, entries of more than 64 bytes, BlueFlame, events, time
-//! stamps, and packets: a message is carried out as a whole.
+//! # Not supported
+//! Receive queues, service types other than reliable connections, entries of more than 64 bytes, BlueFlame, events,
+//! time stamps, and packets: a message executes as a whole.
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 #![warn(missing_docs, unreachable_pub)]

@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Queue pairs, completion queues and memory regions, as the engine sees them.
+//! QueuePair pairs, completion queues and memory regions, as the engine sees them.
 //!
-//! Number and slot are the same for queues; a region's slot is its key without the low 8 bits. Slot 0 is never used. An
-//! entry whose `live` is false is free.
+//! The number of a queue is its slot. A region's slot is its key without the low 8 bits. Slot 0 is never used. An
+//! element whose `live` is false is free.
 //!
-//! Everything here has the layout of C, as a host and a kernel hand it to each other, which two compilers have built.
+//! All types have the layout of C: a host and a kernel exchange them, and two compilers built these.
 
 use gin_abi::mlx5::command::QpState;
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::mlx5::wqe::Local;
 
-/// Operations of one queue pair that may be under way at a time.
+/// Largest number of operations of one queue pair that may be outstanding.
 pub const WINDOW: usize = 16;
 
-/// What a peer, or the NIC itself, may do to a region or by a queue pair.
+/// Permissions of a region or a queue pair.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Rights {
-    /// The NIC may write what it reads elsewhere.
+    /// The NIC may write data that it reads elsewhere.
     pub local_write: bool,
     /// A peer may read.
     pub remote_read: bool,
     /// A peer may write.
     pub remote_write: bool,
-    /// A peer may add.
+    /// A peer may execute atomics.
     pub remote_atomic: bool,
 }
 
@@ -31,23 +31,23 @@ pub struct Rights {
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Region {
-    /// It is there.
+    /// True if the slot is in use.
     pub live: bool,
-    /// Its key, for local and remote access alike.
+    /// Key for both local and remote access.
     pub key: u32,
-    /// The NIC that it is registered with.
+    /// NIC that the region is registered with.
     pub device: u32,
-    /// Its protection domain.
+    /// Protection domain.
     pub domain: u32,
     /// Address that entries use for its first byte.
     pub start: u64,
-    /// Where that byte lies.
+    /// Address of that byte in memory.
     pub memory: u64,
     /// Length in bytes.
     pub bytes: u64,
-    /// What may be done to it.
+    /// Permissions.
     pub rights: Rights,
-    /// Writes to it may come into view in any order.
+    /// True if writes may become visible in any order.
     pub relaxed: bool,
 }
 
@@ -55,44 +55,44 @@ pub struct Region {
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CompletionQueue {
-    /// It is there.
+    /// True if the slot is in use.
     pub live: bool,
-    /// Its NIC.
+    /// NIC of the queue.
     pub device: u32,
-    /// Where the ring lies.
+    /// Address of the ring.
     pub ring: u64,
     /// log2 of the number of slots.
     pub log_size: u32,
-    /// All completions go to slot 0.
+    /// True if all completions go to slot 0.
     pub collapsed: bool,
-    /// Where the consumer index lies; 0 if overruns are ignored.
+    /// Address of the consumer index; 0 if overruns are ignored.
     pub record: u64,
-    /// Completions written so far.
+    /// Number of completions written.
     pub produced: u64,
 }
 
-/// Stage of an operation that was begun.
+/// The stage of an operation that has begun.
 #[repr(C, u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Stage {
-    /// The answer is to come at this step; `u64::MAX` for never.
+    /// The answer arrives at this step; `u64::MAX` for never.
     Pending { due: u64, answer: Answer },
-    /// It is done, with so many bytes brought.
+    /// The operation is done and returned this many bytes.
     Done { bytes: u32 },
-    /// It failed.
+    /// The operation failed.
     Failed { syndrome: Syndrome, vendor: u8 },
-    /// It was given up, since an earlier one failed.
+    /// The operation was flushed, since an earlier one failed.
     #[default]
     Flushed,
 }
 
-/// What an answer brings.
+/// The answer to a request.
 #[repr(C, u32)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Answer {
-    /// That a write has arrived.
+    /// A write has arrived.
     Acknowledged,
-    /// What a read asked for, which is taken only now.
+    /// The data of a read, which is copied only now.
     Data { from: gin_abi::mlx5::wqe::Remote, to: Local, bytes: u64 },
     /// The old value of an atomic.
     Old { to: Local, value: u64 },
@@ -100,7 +100,7 @@ pub(crate) enum Answer {
     Refused { syndrome: Syndrome, vendor: u8 },
 }
 
-/// An operation that was begun.
+/// An operation that has begun.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Flight {
@@ -109,7 +109,7 @@ pub(crate) struct Flight {
     pub(crate) stage: Stage,
 }
 
-/// Operations of a queue pair that were begun and are not complete.
+/// The operations of a queue pair that have begun and are not complete.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Flights([Flight; WINDOW]);
@@ -117,42 +117,42 @@ pub struct Flights([Flight; WINDOW]);
 /// A queue pair.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Queue {
-    /// It is there.
+pub struct QueuePair {
+    /// True if the slot is in use.
     pub live: bool,
-    /// Its NIC.
+    /// NIC of the queue pair.
     pub device: u32,
-    /// Its protection domain.
+    /// Protection domain.
     pub domain: u32,
-    /// Its state; the engine changes it to [`QpState::Error`].
+    /// State; the engine changes it to [`QpState::Error`].
     pub state: QpState,
-    /// Its completion queue.
+    /// Number of the completion queue.
     pub completions: u32,
-    /// Where its ring lies.
+    /// Address of the ring.
     pub ring: u64,
     /// log2 of the number of slots; 0 to 15.
     pub log_size: u32,
-    /// Where the send half of its doorbell record lies.
+    /// Address of the send half of the doorbell record.
     pub record: u64,
-    /// What its peer may do.
+    /// Permissions of the peer.
     pub rights: Rights,
-    /// Its entries may wait for completion queues.
+    /// True if entries may wait for completion queues.
     pub master: bool,
-    /// The NIC of its peer.
+    /// NIC of the peer.
     pub peer_device: u32,
-    /// Its peer, once it is ready to receive.
+    /// QueuePair pair of the peer, once this one is ready to receive.
     pub peer: u32,
-    /// Number of the first packet that it sends.
-    pub first_sent: u32,
-    /// Number of the first packet that it expects; a peer that begins with another is not understood.
-    pub first_expected: u32,
-    /// Most bytes of payload in a packet; peers that differ do not understand each other.
+    /// Initial packet sequence number of packets sent.
+    pub initial_send_psn: u32,
+    /// Initial packet sequence number of packets expected. A peer that begins with another receives no answer.
+    pub initial_receive_psn: u32,
+    /// Largest payload of a packet in bytes. Peers with different values do not communicate.
     pub mtu: u32,
     /// log2 of the longest message in bytes.
     pub log_message: u32,
-    /// Whether an answer is ever given up: 0 stands for an endless time-out.
+    /// Time-out of answers; 0 for none, otherwise an unanswered request fails.
     pub ack_timeout: u32,
-    /// Reads and atomics that may be under way.
+    /// Largest number of outstanding reads and atomics.
     pub reads: u32,
     /// Index past the last entry that a doorbell announced.
     pub posted: u64,
@@ -160,17 +160,17 @@ pub struct Queue {
     pub started: u64,
     /// Index of the oldest entry that is not complete.
     pub finished: u64,
-    /// Index past the last entry that the doorbell record was seen to have.
+    /// Index past the last entry seen in the doorbell record.
     pub recorded: u64,
-    /// No entry begins any more: a fault switch said so.
+    /// True if no further entry begins, because of a fault switch.
     pub stalled: bool,
-    /// When the doorbell rang that found nothing else to do.
+    /// Time of the doorbell that found the queue pair without work.
     pub rung_at: u64,
-    /// What was begun and is not complete.
+    /// Operations that have begun and are not complete.
     pub flights: Flights,
 }
 
-impl Default for Queue {
+impl Default for QueuePair {
     fn default() -> Self {
         Self {
             live: false,
@@ -185,8 +185,8 @@ impl Default for Queue {
             master: false,
             peer_device: 0,
             peer: 0,
-            first_sent: 0,
-            first_expected: 0,
+            initial_send_psn: 0,
+            initial_receive_psn: 0,
             mtu: 0,
             log_message: 0,
             ack_timeout: 0,
@@ -202,15 +202,15 @@ impl Default for Queue {
     }
 }
 
-impl Queue {
-    /// Forgets what was posted, as a change to reset does. Its ring begins at index 0 again.
+impl QueuePair {
+    /// Drops all posted entries, as a change to the reset state does. The ring begins at index 0 again.
     pub fn reset(&mut self) {
         (self.posted, self.started, self.finished, self.recorded) = (0, 0, 0, 0);
         self.flights = Flights::default();
         self.state = QpState::Reset;
     }
 
-    /// Whether it answers its peer.
+    /// Returns true if the queue pair answers its peer.
     pub(crate) fn answers(&self) -> bool {
         self.live && matches!(self.state, QpState::ReadyToReceive | QpState::ReadyToSend)
     }
@@ -222,7 +222,7 @@ impl Queue {
 }
 
 impl Region {
-    /// Where `bytes` bytes at `address` lie, if the region has them.
+    /// Returns the place in memory of `bytes` bytes at `address`, if the region contains them.
     pub(crate) fn place(&self, address: u64, bytes: u64) -> Option<u64> {
         let offset = address.checked_sub(self.start)?;
         (offset <= self.bytes && bytes <= self.bytes - offset).then(|| self.memory.wrapping_add(offset))

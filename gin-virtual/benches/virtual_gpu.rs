@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What threads, switches, barriers and exchanges of the virtual GPU cost.
+//! Costs of threads, switches, barriers and exchanges of the virtual GPU.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use gin_device::coop::{Block, Coop, Warp};
 use gin_virtual::{DeviceConfig, Grid, Policy, SeededConfig, StreamId, World, executor, yield_now};
 
-/// Time of a grid in a seeded world, from its launch to its end, in which each thread does `body` so many times.
+/// Measures a grid in a seeded world, from its launch to its end, in which each thread calls `body` `times` times.
 fn time(policy: Policy, blocks: u32, threads: u32, times: u64, body: fn()) -> Duration {
     let world = World::seeded(SeededConfig::new(1).policy(policy));
     let gpu = world.device(DeviceConfig::default());

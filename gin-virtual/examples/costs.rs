@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Prints what the virtual GPU costs on this machine: threads a second, switches a second, bytes a thread.
+//! Prints costs of the virtual GPU on this machine: threads per second, switches per second, bytes per thread.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use gin_device::coop::{Block, Coop};
 use gin_device::exec;
 use gin_virtual::{DeviceConfig, Grid, LaunchError, Policy, SeededConfig, StreamId, World};
 
-/// Runs a grid in a world of its own and returns how long that took.
+/// Runs a grid in its own world and returns the time taken.
 fn time(
     policy: Policy,
     blocks: u32,
@@ -24,7 +24,7 @@ fn time(
     Ok(started.elapsed())
 }
 
-/// Resident memory of this process in bytes, where the system tells it.
+/// Returns the resident memory of this process in bytes, if the system reports it.
 fn resident() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find(|line| line.starts_with("VmRSS:"))?;

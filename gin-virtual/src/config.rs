@@ -3,31 +3,31 @@
 
 use std::time::Duration;
 
-/// How a world chooses who runs next, and for how long.
+/// The choice of the next coroutine, and of the length of its turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Policy {
-    /// One after the other, a fixed number of accesses each.
+    /// Each coroutine in turn, for a fixed number of accesses.
     RoundRobin,
-    /// Anyone who can run, for a random number of accesses, often one.
+    /// Any coroutine that can run, for a random number of accesses, often one.
     Random,
-    /// As `Random`, but one device thread is passed over for up to 4,096 choices or 200 us of the clock at a time.
+    /// As `Random`, but passes one device thread over for up to 4,096 choices or 200 us of the clock at a time.
     Starve,
-    /// As `Random`, but the threads of one warp are preferred for up to 4,096 choices at a time.
+    /// As `Random`, but prefers the threads of one warp for up to 4,096 choices at a time.
     WarpAhead,
-    /// One of the other four, by the seed.
+    /// One of the other four; the seed selects it.
     #[default]
     Mixed,
 }
 
 impl Policy {
-    /// The policies that are not derived from the seed.
+    /// The policies that the seed does not select.
     pub const PLAIN: [Policy; 4] = [Policy::RoundRobin, Policy::Random, Policy::Starve, Policy::WarpAhead];
 }
 
-/// What a seeded world remembers of its run.
+/// The record that a seeded world keeps of its run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LogMode {
-    /// Nothing.
+    /// No record.
     #[default]
     Off,
     /// A hash and the number of events.
@@ -37,40 +37,48 @@ pub enum LogMode {
 }
 
 /// Settings of a seeded world.
+///
+/// ```
+/// use gin_virtual::{LogMode, Policy, SeededConfig};
+///
+/// let config = SeededConfig::new(7).policy(Policy::Starve).log(LogMode::Hash);
+/// assert_eq!((config.seed, config.policy), (7, Policy::Starve));
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SeededConfig {
-    /// Where all decisions come from.
+    /// Source of all decisions.
     pub seed: u64,
-    /// How they are made.
+    /// Scheduling policy.
     pub policy: Policy,
-    /// What is remembered.
+    /// Record to keep.
     pub log: LogMode,
     /// Virtual nanoseconds that an access to a shared word takes.
     pub step_ns: u64,
-    /// Choices after which a run is ended as making no progress.
+    /// Number of choices after which a run ends as making no progress.
     pub max_steps: u64,
-    /// Choices without a thread beginning or ending, a busy service or a host going on, after which a run is ended.
+    /// Number of choices without progress after which a run ends. Progress means that a thread begins or ends, a
+    /// service is busy, or a host continues.
     pub stall_steps: u64,
-    /// Virtual nanoseconds after which a run is ended.
+    /// Virtual nanoseconds after which a run ends.
     pub max_virtual_ns: u64,
-    /// Stack of a host function or a service, in bytes.
+    /// Stack size of a host function or a service, in bytes.
     pub host_stack_bytes: usize,
-    /// Real time that one coroutine may run without yielding before the process is ended; `None` for ever.
+    /// Real time that one coroutine may run without yielding before the process is ended; `None` for no limit.
     pub watchdog: Option<Duration>,
 }
 
 impl SeededConfig {
-    /// The usual settings with this seed.
+    /// Returns the default settings with this seed.
     pub fn new(seed: u64) -> Self {
         SeededConfig { seed, ..Self::default() }
     }
 
-    /// The same with this policy.
+    /// Sets the policy.
     pub fn policy(self, policy: Policy) -> Self {
         SeededConfig { policy, ..self }
     }
 
-    /// The same with this log.
+    /// Sets the record to keep.
     pub fn log(self, log: LogMode) -> Self {
         SeededConfig { log, ..self }
     }
@@ -95,17 +103,17 @@ impl Default for SeededConfig {
 /// Settings of a world of OS threads.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ThreadsConfig {
-    /// Seed of each device's choices; there is no promise of repetition.
+    /// Seed of each device's choices. Runs are not repeatable.
     pub seed: u64,
-    /// How a device chooses which of its threads runs next.
+    /// Policy by which a device chooses the next of its threads.
     pub policy: Policy,
-    /// Accesses to shared words after which a device thread yields; at least 1.
+    /// Number of accesses to shared words after which a device thread yields; at least 1.
     pub quantum: u32,
-    /// Real time after which a grid that has not ended is reported as making no progress; `None` for ever.
+    /// Real time after which a grid that has not ended fails as making no progress; `None` for no limit.
     pub grid_limit: Option<Duration>,
-    /// Stack of a host function or a service, in bytes.
+    /// Stack size of a host function or a service, in bytes.
     pub host_stack_bytes: usize,
-    /// Real time that one coroutine may run without yielding before the process is ended; `None` for ever.
+    /// Real time that one coroutine may run without yielding before the process is ended; `None` for no limit.
     pub watchdog: Option<Duration>,
 }
 
@@ -123,23 +131,28 @@ impl Default for ThreadsConfig {
 }
 
 /// Settings of a virtual GPU.
+///
+/// ```
+/// use gin_virtual::DeviceConfig;
+/// assert_eq!(DeviceConfig::resident(4), DeviceConfig { resident_blocks: 4, ..DeviceConfig::default() });
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceConfig {
-    /// Blocks that can be resident at a time; block K+1 begins only when one has exited. At least 1.
+    /// Number of blocks that can be resident at a time; block K+1 begins only when one has exited. At least 1.
     pub resident_blocks: u32,
-    /// Stack of a device thread, in bytes, beside its guard page; at least 16 KiB.
+    /// Stack size of a device thread in bytes, without its guard page; at least 16 KiB.
     pub stack_bytes: usize,
 }
 
 impl DeviceConfig {
-    /// The usual settings with this residency limit.
+    /// Returns the default settings with this residency limit.
     pub fn resident(resident_blocks: u32) -> Self {
         DeviceConfig { resident_blocks, ..Self::default() }
     }
 }
 
 impl Default for DeviceConfig {
-    /// As many blocks as an H200 has multiprocessors (132), stacks of 64 KiB.
+    /// Returns 132 resident blocks, as many as an H200 has multiprocessors, and stacks of 64 KiB.
     fn default() -> Self {
         DeviceConfig { resident_blocks: 132, stack_bytes: 64 << 10 }
     }

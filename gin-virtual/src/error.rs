@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What can go wrong, and who was waiting where when it did.
+//! Errors, and the report of all waiters at the time of an error.
 
 use std::fmt;
 use std::panic::Location;
@@ -8,9 +8,9 @@ use std::sync::Arc;
 use gin_device::exec::Dim3;
 use thiserror::Error;
 
-/// Someone who runs in a world.
+/// A coroutine or OS thread of a world.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Who {
+pub enum Actor {
     /// The host function of a rank.
     Host {
         /// Index of the function in the list given to `World::run`.
@@ -18,7 +18,7 @@ pub enum Who {
     },
     /// A service.
     Service {
-        /// Its name.
+        /// Name of the service.
         name: Arc<str>,
     },
     /// A thread of a grid.
@@ -36,42 +36,42 @@ pub enum Who {
     },
 }
 
-impl fmt::Display for Who {
+impl fmt::Display for Actor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Who::Host { rank } => write!(f, "host of rank {rank}"),
-            Who::Service { name } => write!(f, "service `{name}`"),
-            Who::Thread { rank, grid, launch, block, thread } => {
+            Actor::Host { rank } => write!(f, "host of rank {rank}"),
+            Actor::Service { name } => write!(f, "service `{name}`"),
+            Actor::Thread { rank, grid, launch, block, thread } => {
                 write!(f, "rank {rank}, grid `{grid}` (launch {launch}), block {block}, thread {thread}")
             }
         }
     }
 }
 
-/// What somebody waits for.
+/// The reason why an actor waits.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum WaitKind {
-    /// Nothing: it could run, or was running.
+    /// It does not wait: it could run, or was running.
     Ready,
-    /// It sits in a polling loop, between two polls.
+    /// It is in a polling loop, between two polls.
     Pause,
-    /// A barrier of its block.
+    /// It waits at a barrier of its block.
     Barrier {
         /// Barrier number, 0 to 15.
         id: u32,
-        /// Threads that the barrier needs; `None` for the whole block.
+        /// Number of threads that the barrier needs; `None` for the whole block.
         threads: Option<u32>,
     },
-    /// An exchange among lanes: a shuffle, a vote or a warp barrier.
+    /// It waits in an exchange among lanes: a shuffle, a vote or a warp barrier.
     Exchange {
-        /// The lanes that must come.
+        /// The lanes that must arrive.
         mask: u32,
     },
-    /// The set of lanes that run together, which is about to be decided.
+    /// It waits for the set of lanes that run together, which is about to be decided.
     ActiveMask,
-    /// A condition of `block_on`.
+    /// It waits for a condition of `block_on`.
     BlockOn,
-    /// A sleep.
+    /// It sleeps.
     Sleep,
 }
 
@@ -95,33 +95,33 @@ impl fmt::Display for WaitKind {
 /// One entry of a [`WaitReport`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Waiter {
-    /// Who.
-    pub who: Who,
-    /// For what.
+    /// The actor that waits.
+    pub actor: Actor,
+    /// The reason.
     pub wait: WaitKind,
-    /// Where in the source the wait stands; for a pause, the last place known before it, if any.
+    /// Source location of the wait; for a pause, the last location known before it, if any.
     pub site: Option<&'static Location<'static>>,
 }
 
 /// Blocks of a grid that have not begun.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NotStarted {
-    /// Device.
+    /// Device of the grid.
     pub rank: u32,
     /// Name of the grid.
     pub grid: Arc<str>,
-    /// The first block that has not begun; all after it have not either.
+    /// The first block that has not begun; no later block has begun either.
     pub first_block: u64,
-    /// Blocks of the grid.
+    /// Number of blocks of the grid.
     pub blocks: u64,
-    /// Why, with the figures.
+    /// The reason, with the figures.
     pub reason: String,
 }
 
-/// Who waits where, in the order hosts, services, threads.
+/// Every waiter and its location, in the order hosts, services, threads.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct WaitReport {
-    /// Everyone who has not ended.
+    /// All actors that have not ended.
     pub waiters: Vec<Waiter>,
     /// Blocks that wait for room.
     pub not_started: Vec<NotStarted>,
@@ -129,19 +129,19 @@ pub struct WaitReport {
 
 impl WaitReport {
     pub(crate) fn sort(&mut self) {
-        self.waiters.sort_by(|a, b| a.who.cmp(&b.who));
+        self.waiters.sort_by(|a, b| a.actor.cmp(&b.actor));
     }
 }
 
-/// Prints runs of threads that wait alike as one line.
+/// Prints consecutive threads with equal waits as one line.
 impl fmt::Display for WaitReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut at = 0;
         while let Some(first) = self.waiters.get(at) {
             let mut end = at + 1;
-            if let Who::Thread { block, thread, launch, rank, .. } = &first.who {
+            if let Actor::Thread { block, thread, launch, rank, .. } = &first.actor {
                 while let Some(next) = self.waiters.get(end) {
-                    let Who::Thread { block: b, thread: t, launch: l, rank: r, .. } = &next.who else { break };
+                    let Actor::Thread { block: b, thread: t, launch: l, rank: r, .. } = &next.actor else { break };
                     let follows = (r, l, b) == (rank, launch, block) && *t as usize == *thread as usize + (end - at);
                     if !follows || next.wait != first.wait || next.site != first.site {
                         break;
@@ -149,8 +149,8 @@ impl fmt::Display for WaitReport {
                     end += 1;
                 }
             }
-            write!(f, "\n  {}", first.who)?;
-            if let (true, Some(Waiter { who: Who::Thread { thread, .. }, .. })) =
+            write!(f, "\n  {}", first.actor)?;
+            if let (true, Some(Waiter { actor: Actor::Thread { thread, .. }, .. })) =
                 (end - at > 1, self.waiters.get(end - 1))
             {
                 write!(f, " to {thread}")?;
@@ -176,7 +176,7 @@ impl fmt::Display for WaitReport {
     }
 }
 
-/// Why a grid was refused or ended badly.
+/// The reason why a grid was refused or failed.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum LaunchError {
@@ -185,15 +185,15 @@ pub enum LaunchError {
     ZeroExtent {
         /// "grid" or "block".
         what: &'static str,
-        /// Its extents.
+        /// The extents.
         dim: Dim3,
     },
-    /// Too many threads a block.
-    #[error("{threads} threads a block, the limit is {limit}")]
+    /// A block has too many threads.
+    #[error("block of {threads} threads exceeds the limit of {limit}")]
     BlockTooLarge {
-        /// What was asked.
+        /// Number requested.
         threads: u64,
-        /// What there is.
+        /// Largest number allowed.
         limit: u64,
     },
     /// One extent of the grid or of the block is too large.
@@ -203,17 +203,17 @@ pub enum LaunchError {
         what: &'static str,
         /// 'x', 'y' or 'z'.
         axis: char,
-        /// What was asked.
+        /// Extent requested.
         asked: u32,
-        /// What there is.
+        /// Largest extent allowed.
         limit: u32,
     },
-    /// Too much dynamic shared memory.
-    #[error("{asked} bytes of dynamic shared memory a block, the limit is {limit}")]
+    /// A block has too much dynamic shared memory.
+    #[error("{asked} bytes of dynamic shared memory per block, the limit is {limit}")]
     DynamicShared {
-        /// What was asked, in bytes.
+        /// Bytes requested.
         asked: usize,
-        /// What there is, in bytes.
+        /// Largest number of bytes allowed.
         limit: usize,
     },
     /// A cooperative grid cannot be wholly resident.
@@ -223,77 +223,75 @@ pub enum LaunchError {
     NotResident {
         /// Name of the grid.
         grid: Arc<str>,
-        /// Device.
+        /// Device that refused the launch.
         rank: u32,
-        /// Blocks of the grid.
+        /// Number of blocks of the grid.
         blocks: u64,
-        /// Blocks that other grids of the device leave.
+        /// Number of blocks that other grids of the device leave free.
         free: u64,
-        /// Blocks that can be resident on the device at a time.
+        /// Number of blocks that can be resident on the device at a time.
         limit: u64,
     },
     /// The machine has no memory, or no mappings, for the stacks of a block.
-    #[error(
-        "no stacks for block {block} of grid `{grid}` ({threads} threads): {cause}; fewer resident blocks need fewer"
-    )]
+    #[error("no stacks for block {block} of grid `{grid}` ({threads} threads): {cause}; lower `resident_blocks`")]
     OutOfStacks {
         /// Name of the grid.
         grid: Arc<str>,
         /// Linear index of the block.
         block: u64,
-        /// Threads of the block.
+        /// Number of threads of the block.
         threads: u32,
-        /// What the operating system said.
+        /// The operating system's error.
         cause: String,
     },
     /// A thread panicked.
-    #[error("{who} panicked: {message}")]
+    #[error("{actor} panicked: {message}")]
     Panicked {
         /// The thread.
-        who: Who,
-        /// Message and place of the panic.
+        actor: Actor,
+        /// Message and location of the panic.
         message: String,
     },
     /// A thread trapped.
-    #[error("{who} trapped: {message}")]
+    #[error("{actor} trapped: {message}")]
     Trapped {
         /// The thread.
-        who: Who,
+        actor: Actor,
         /// The text of the trap.
         message: String,
     },
-    /// A barrier, an exchange or shared memory was used in a way that a GPU does not define.
-    #[error("{who}: {message}{report}")]
+    /// A kernel used a barrier, an exchange or shared memory in a way that a GPU does not define.
+    #[error("{actor}: {message}{report}")]
     Misuse {
-        /// The thread that was seen doing it.
-        who: Who,
-        /// What is wrong.
+        /// The thread whose call revealed it.
+        actor: Actor,
+        /// Description of the misuse.
         message: String,
-        /// Who waits where in that block.
+        /// The waiters of that block.
         report: WaitReport,
     },
-    /// All threads left in a block wait for each other.
+    /// All remaining threads of a block wait for each other.
     #[error("rank {rank}, grid `{grid}`, block {block}: no thread can ever run again{report}")]
     Stuck {
-        /// Device.
+        /// Device of the grid.
         rank: u32,
         /// Name of the grid.
         grid: Arc<str>,
         /// Linear index of the block.
         block: u64,
-        /// Who waits where in that block.
+        /// The waiters of that block.
         report: WaitReport,
     },
     /// The grid did not end within the limit of its world (threads mode).
     #[error("rank {rank}, grid `{grid}`: has not ended after {limit_ns} ns{report}")]
     NoProgress {
-        /// Device.
+        /// Device of the grid.
         rank: u32,
         /// Name of the grid.
         grid: Arc<str>,
         /// The limit, in nanoseconds.
         limit_ns: u64,
-        /// Who waits where on that device.
+        /// The waiters of that device.
         report: WaitReport,
     },
     /// The world ended before the grid did.
@@ -301,43 +299,43 @@ pub enum LaunchError {
     WorldEnded {
         /// Name of the grid.
         grid: Arc<str>,
-        /// Why the world ended.
+        /// The reason why the world ended.
         reason: String,
     },
 }
 
-/// Why a world ended badly.
+/// The reason why a world failed.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum WorldError {
-    /// Nobody can run, or nobody got any further for too long.
+    /// No coroutine can run, or none has made progress for too long.
     #[error("no progress: {reason}{report}")]
     NoProgress {
-        /// Which limit was reached.
+        /// The limit that was reached.
         reason: String,
-        /// Who waits where.
+        /// The waiters.
         report: WaitReport,
     },
     /// A service panicked.
     #[error("service `{name}` panicked: {message}")]
     ServicePanicked {
-        /// Its name.
+        /// Name of the service.
         name: Arc<str>,
         /// Message of the panic.
         message: String,
     },
-    /// A grid failed and nobody looked at its ticket.
-    #[error("a grid failed and nobody asked for its result: {0}")]
+    /// A grid failed and no ticket read its result.
+    #[error("a grid failed and no ticket read its result: {0}")]
     UnseenFailure(LaunchError),
-    /// The operating system gave no stack for a host function or a service, or no thread.
-    #[error("cannot start {who}: {cause}")]
+    /// The operating system provided no stack for a host function or a service, or no thread.
+    #[error("cannot start {actor}: {cause}")]
     NoResources {
-        /// For whom.
-        who: Who,
-        /// What the operating system said.
+        /// The host function or service.
+        actor: Actor,
+        /// The operating system's error.
         cause: String,
     },
     /// `World::run` was called inside a world, or twice at a time.
-    #[error("World::run was called while a world was running here")]
+    #[error("World::run was called inside a world, or while this world runs")]
     Nested,
 }

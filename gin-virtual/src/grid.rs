@@ -1,46 +1,57 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Grids, their limits, and tickets for launched ones.
+//! Grids, their limits, and tickets of launched grids.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use gin_device::exec::Dim3;
 
 use crate::error::LaunchError;
 use crate::host::block_on;
+use crate::lock::lock;
 
-/// Shared memory that a block can have, static and dynamic together, in bytes (CUDA C++ programming guide, compute
+/// Largest shared memory of a block, static and dynamic together, in bytes (CUDA C++ programming guide, compute
 /// capability 9.0).
 pub const SHARED_LIMIT: usize = 227 << 10;
-/// Threads that a block can have.
+/// Largest number of threads of a block.
 pub const BLOCK_THREADS_LIMIT: u64 = 1024;
 const BLOCK_LIMITS: [u32; 3] = [1024, 1024, 64];
 const GRID_LIMITS: [u32; 3] = [0x7fff_ffff, 65_535, 65_535];
 
-/// A queue of grids of one device: they run one after the other. Grids of different streams run concurrently.
+/// A stream of a device. Its grids run one after the other; grids of different streams run concurrently.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct StreamId(pub u32);
 
-/// A grid of threads to be launched.
+/// A grid of threads to launch.
+///
+/// ```
+/// use gin_virtual::Grid;
+///
+/// let grid = Grid::new("kernel", 2, 64, || ()).dynamic_shared(1 << 10);
+/// assert_eq!((grid.blocks(), grid.threads()), (2, 64));
+/// assert!(grid.check().is_ok());
+/// let wide = Grid::new("kernel", 1, 2048, || ()).check().unwrap_err();
+/// assert_eq!(wide.to_string(), "block extent x is 2048, the limit is 1024");
+/// ```
 #[derive(Clone)]
 pub struct Grid {
-    /// Name in reports: the kernel's.
+    /// Name of the kernel, used in reports.
     pub name: Arc<str>,
-    /// Blocks.
+    /// Number of blocks in each dimension.
     pub grid_dim: Dim3,
-    /// Threads a block.
+    /// Number of threads per block in each dimension.
     pub block_dim: Dim3,
-    /// Dynamic shared memory a block, in bytes. It is aligned to 128 bytes and filled with `0xcd`.
+    /// Dynamic shared memory per block in bytes. It is aligned to 128 bytes and filled with `0xcd`.
     pub dynamic_shared: usize,
-    /// Whether all blocks must be resident together; the launch is refused if they cannot be.
+    /// True if all blocks must be resident together. The launch fails if they cannot be.
     pub cooperative: bool,
-    /// What each thread does, called once in each.
+    /// Body of the kernel, called once in each thread.
     pub body: Arc<dyn Fn() + Send + Sync>,
 }
 
 impl Grid {
-    /// A grid of `blocks` blocks of `threads` threads in one dimension, without dynamic shared memory.
+    /// Creates a one-dimensional grid of `blocks` blocks of `threads` threads, without dynamic shared memory.
     pub fn new(name: &str, blocks: u32, threads: u32, body: impl Fn() + Send + Sync + 'static) -> Self {
         Grid {
             name: name.into(),
@@ -52,22 +63,22 @@ impl Grid {
         }
     }
 
-    /// The same with so many bytes of dynamic shared memory a block.
+    /// Sets the bytes of dynamic shared memory per block.
     pub fn dynamic_shared(self, bytes: usize) -> Self {
         Grid { dynamic_shared: bytes, ..self }
     }
 
-    /// The same as a cooperative grid.
+    /// Makes the grid cooperative.
     pub fn cooperative(self) -> Self {
         Grid { cooperative: true, ..self }
     }
 
-    /// Blocks of the grid.
+    /// Returns the number of blocks of the grid.
     pub fn blocks(&self) -> u64 {
         volume(self.grid_dim)
     }
 
-    /// Threads of a block.
+    /// Returns the number of threads of a block.
     pub fn threads(&self) -> u64 {
         volume(self.block_dim)
     }
@@ -75,7 +86,7 @@ impl Grid {
     /// Checks the limits of a launch as a GPU does.
     ///
     /// # Errors
-    /// An extent that is zero or too large, too many threads a block, too much dynamic shared memory.
+    /// Fails if an extent is zero or too large, or if a block has too many threads or too much dynamic shared memory.
     pub fn check(&self) -> Result<(), LaunchError> {
         let sides = [("grid", self.grid_dim, GRID_LIMITS), ("block", self.block_dim, BLOCK_LIMITS)];
         for (what, dim, limits) in sides {
@@ -112,7 +123,7 @@ impl fmt::Debug for Grid {
 }
 
 pub(crate) fn volume(dim: Dim3) -> u64 {
-    // The limits of `Grid::check` keep this below 2^63; before the check it must not overflow either.
+    // The limits of `Grid::check` keep this below 2^63. Before the check it must not overflow either.
     u64::from(dim.x).saturating_mul(u64::from(dim.y)).saturating_mul(u64::from(dim.z))
 }
 
@@ -122,12 +133,12 @@ pub(crate) fn unflatten(linear: u64, dim: Dim3) -> Dim3 {
     Dim3 { x: (linear % x) as u32, y: (linear / x % y) as u32, z: (linear / x / y) as u32 }
 }
 
-/// A launched grid, shared by the ticket and the engine that runs it.
+/// A launched grid, shared by its ticket and the engine that runs it.
 pub(crate) struct GridRun {
     pub(crate) grid: Grid,
     pub(crate) device: u32,
     pub(crate) stream: StreamId,
-    /// Number on its device, from 1.
+    /// Number of the launch on its device, from 1.
     pub(crate) launch: u32,
     pub(crate) stack_bytes: usize,
     outcome: Mutex<Option<Result<(), LaunchError>>>,
@@ -150,12 +161,12 @@ impl GridRun {
     }
 
     pub(crate) fn finish(&self, outcome: Result<(), LaunchError>) {
-        let mut slot = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = lock(&self.outcome);
         slot.get_or_insert(outcome);
         self.done.store(true, Ordering::Release);
     }
 
-    /// Whether nobody needs to hear of it any more.
+    /// Returns true once the grid has ended and any failure has been read.
     pub(crate) fn is_settled(&self) -> bool {
         self.done.load(Ordering::Acquire) && self.unseen_failure().is_none()
     }
@@ -164,41 +175,52 @@ impl GridRun {
         if self.seen.load(Ordering::Acquire) {
             return None;
         }
-        self.outcome.lock().unwrap_or_else(PoisonError::into_inner).clone()?.err()
+        lock(&self.outcome).clone()?.err()
     }
 }
 
-/// A launched grid, to wait for.
+/// A launched grid to wait for.
 ///
-/// Dropping it does not end the grid; a failure that no ticket was asked about ends `World::run` with
+/// Dropping the ticket does not end the grid. A failure that no ticket has read ends `World::run` with
 /// [`WorldError::UnseenFailure`](crate::WorldError::UnseenFailure).
+///
+/// ```
+/// use gin_virtual::{DeviceConfig, Grid, LaunchError, SeededConfig, StreamId, World};
+///
+/// let world = World::seeded(SeededConfig::new(1));
+/// let gpu = world.device(DeviceConfig::default());
+/// let host = || gpu.launch(StreamId(0), Grid::new("bad", 1, 1, || panic!("no")))?.wait();
+/// let results = world.run(vec![host])?;
+/// assert!(matches!(results[..], [Err(LaunchError::Panicked { .. })]));
+/// # Ok::<(), gin_virtual::WorldError>(())
+/// ```
 #[derive(Clone)]
 pub struct LaunchTicket(pub(crate) Arc<GridRun>);
 
 impl LaunchTicket {
-    /// Whether the grid has ended, well or badly.
+    /// Returns true once the grid has ended, with success or failure.
     pub fn is_done(&self) -> bool {
         self.0.done.load(Ordering::Acquire)
     }
 
-    /// How the grid ended; `None` while it runs.
+    /// Returns the grid's result; `None` while it runs.
     pub fn result(&self) -> Option<Result<(), LaunchError>> {
         if !self.is_done() {
             return None;
         }
         self.0.seen.store(true, Ordering::Release);
-        self.0.outcome.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.0.outcome).clone()
     }
 
     /// Waits until the grid has ended, as [`block_on`] does.
     ///
     /// # Errors
-    /// Why the grid ended badly.
+    /// Fails with the error that ended the grid.
     #[track_caller]
     pub fn wait(&self) -> Result<(), LaunchError> {
         block_on(|| self.is_done());
         self.result().unwrap_or_else(|| {
-            // Only while this coroutine is being unwound does `block_on` return early.
+            // `block_on` returns early only while this coroutine is being unwound.
             Err(LaunchError::WorldEnded {
                 grid: self.0.grid.name.clone(),
                 reason: "the waiting function was ended".into(),
@@ -206,7 +228,7 @@ impl LaunchTicket {
         })
     }
 
-    /// Name of the grid.
+    /// Returns the name of the grid.
     pub fn name(&self) -> &str {
         &self.0.grid.name
     }

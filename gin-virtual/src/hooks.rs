@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The executor's functions, and the thread-local words through which they find the coroutine that runs.
+//! The executor's functions, and the thread-local words that lead them to the running coroutine.
 
 use std::cell::{Cell, RefCell};
 use std::panic::{Location, PanicHookInfo};
@@ -8,41 +8,41 @@ use std::sync::Once;
 use corosensei::Yielder;
 use gin_device::exec::{self, BarrierCall, ExchangeCall, Executor, Position, Reduction, SharedKey};
 
-use crate::engine::{Engine, Key};
+use crate::engine::{Engine, TaskKey};
 use crate::host::real_clock_ns;
-use crate::shared::Pieces;
+use crate::shared::SharedSegments;
 
-/// Why a coroutine gives up the processor.
+/// The reason why a coroutine gives up the processor.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Why {
-    /// It could go on.
+pub(crate) enum SuspendReason {
+    /// It could continue.
     Switch,
-    /// It polls; it wants to be woken after so many nanoseconds.
+    /// It polls, and continues after this many nanoseconds.
     Pause(u64),
-    /// It waits for a condition, and wants to look again after so many nanoseconds.
+    /// It waits for a condition, and evaluates it again after this many nanoseconds.
     BlockOn(u64, &'static Location<'static>),
-    /// It sleeps until the clock shows this.
+    /// It sleeps until the clock shows this time.
     SleepUntil(u64),
-    /// Somebody else will wake it, and knows that already.
+    /// Another coroutine or a timer wakes it, and is registered to do so.
     Parked,
 }
 
-/// How a device thread trapped; the payload of its unwinding.
+/// Text of a device thread's trap, the payload of its unwinding.
 pub(crate) struct TrapPayload(pub(crate) String);
 
-/// What the hooks of this OS thread need; filled in whenever a coroutine is resumed.
+/// State that the hooks of this OS thread need; set whenever a coroutine is resumed.
 pub(crate) struct Current {
     /// Switch points that the coroutine may still pass.
     pub(crate) budget: Cell<u32>,
-    /// The budget that it began with.
+    /// The budget at the start of the turn.
     pub(crate) slice: Cell<u32>,
     /// The engine while a coroutine runs, else null.
     pub(crate) engine: Cell<*const Engine>,
-    pub(crate) yielder: Cell<*const Yielder<(), Why>>,
-    pub(crate) key: Cell<Key>,
-    /// Whether the coroutine is a device thread.
+    pub(crate) yielder: Cell<*const Yielder<(), SuspendReason>>,
+    pub(crate) key: Cell<TaskKey>,
+    /// True if the coroutine is a device thread.
     pub(crate) device: Cell<bool>,
-    /// Whether the coroutine is being unwound from outside.
+    /// True while the engine unwinds the coroutine.
     pub(crate) dying: Cell<bool>,
     pub(crate) position: Cell<Position>,
 }
@@ -54,42 +54,43 @@ thread_local! {
             slice: Cell::new(0),
             engine: Cell::new(std::ptr::null()),
             yielder: Cell::new(std::ptr::null()),
-            key: Cell::new(Key::NONE),
+            key: Cell::new(TaskKey::NONE),
             device: Cell::new(false),
             dying: Cell::new(false),
             position: Cell::new(Position::ALONE),
         }
     };
-    /// Shared memory of an OS thread that is no coroutine.
-    static ALONE: RefCell<Pieces> = RefCell::new(Pieces::default());
+    /// Shared memory of an OS thread that is not a coroutine.
+    static ALONE: RefCell<SharedSegments> = RefCell::new(SharedSegments::default());
     /// Message of the last panic in a device thread of this OS thread.
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// A coroutine never leaves the OS thread that its engine runs on, so the reference stays right across a switch.
+/// Calls `use_it` with the state of this OS thread. A coroutine never leaves the OS thread of its engine, so the
+/// reference stays valid across a switch.
 #[inline(always)]
 pub(crate) fn current<R>(use_it: impl FnOnce(&Current) -> R) -> R {
     CURRENT.with(use_it)
 }
 
-/// The engine whose coroutine calls, if one does.
+/// Returns the engine if the caller is one of its coroutines.
 #[inline]
 pub(crate) fn engine() -> Option<&'static Engine> {
     // Safety: the pointer is set only while the engine resumes a coroutine, which is the caller, and the engine
-    // outlives that. The lifetime is not handed outside of the hooks.
+    // outlives that. The lifetime does not leave the hooks.
     unsafe { current(|current| current.engine.get()).as_ref() }
 }
 
-/// Gives up the processor. Returns false at once, without a switch, in a destructor that runs because the coroutine
-/// is being unwound: nothing can be waited for then.
-pub(crate) fn suspend(why: Why) -> bool {
+/// Gives up the processor. Returns false at once, without a switch, in a destructor that runs because the coroutine is
+/// being unwound: it cannot wait then.
+pub(crate) fn suspend(reason: SuspendReason) -> bool {
     let (yielder, dying) = current(|current| (current.yielder.get(), current.dying.get()));
     if dying && std::thread::panicking() {
         return false;
     }
-    // Safety: the yielder lives on the stack of the running coroutine, which is the caller. If the coroutine is dying
-    // but not unwinding, it has swallowed the unwinding, and suspending begins it anew.
-    unsafe { (*yielder).suspend(why) };
+    // Safety: the yielder is on the stack of the running coroutine, which is the caller. If the coroutine is dying but
+    // not unwinding, it has swallowed the unwinding, and suspending starts it again.
+    unsafe { (*yielder).suspend(reason) };
     true
 }
 
@@ -97,7 +98,7 @@ pub(crate) fn suspend(why: Why) -> bool {
 #[inline(never)]
 fn switch_slow() {
     if engine().is_some() {
-        suspend(Why::Switch);
+        suspend(SuspendReason::Switch);
     }
 }
 
@@ -114,18 +115,18 @@ pub(crate) fn switch_point() {
 
 fn pause(ns: u32) {
     if engine().is_some() {
-        suspend(if ns == 0 { Why::Switch } else { Why::Pause(u64::from(ns)) });
+        suspend(if ns == 0 { SuspendReason::Switch } else { SuspendReason::Pause(u64::from(ns)) });
     } else if ns < 200 {
         std::hint::spin_loop();
     } else {
-        // Whoever is waited for may need this processor.
+        // The awaited thread may need this processor.
         std::thread::yield_now();
     }
 }
 
 pub(crate) fn clock_ns() -> u64 {
     match engine() {
-        // A loop that only looks at the clock must not keep it from going on.
+        // A loop that only reads the clock must not stop it.
         Some(engine) => {
             switch_point();
             engine.now()
@@ -138,7 +139,7 @@ fn cycles() -> u64 {
     clock_ns().wrapping_mul(2)
 }
 
-/// The engine, if the caller is a device thread.
+/// Returns the engine if the caller is a device thread.
 fn device() -> Option<&'static Engine> {
     if current(|current| current.device.get()) { engine() } else { None }
 }
@@ -171,7 +172,7 @@ fn active_mask(site: &'static Location<'static>) -> u32 {
 fn shared(key: SharedKey) -> *mut u8 {
     match device() {
         Some(engine) => engine.shared(current(|current| current.key.get()), key),
-        None => match ALONE.with_borrow_mut(|pieces| pieces.get(key)) {
+        None => match ALONE.with_borrow_mut(|segments| segments.get(key)) {
             Ok(pointer) => pointer,
             Err(message) => panic!("{message}"),
         },
@@ -210,24 +211,24 @@ static EXECUTOR: Executor = Executor {
     trap,
 };
 
-/// The functions that `gin-device` calls once a world was made, for code that wants to call them itself.
+/// Returns the functions that `gin-device` calls once a world exists, for code that calls them directly.
 ///
-/// Called outside of a coroutine they behave as if there were no executor: a block of one thread, the real clock.
+/// Called outside of a coroutine they behave as without an executor: a block of one thread, the real clock.
 pub fn executor() -> &'static Executor {
     &EXECUTOR
 }
 
-/// Makes the virtual GPU the executor of this process, as every world does when it is made.
+/// Makes the virtual GPU the executor of this process. Creating a world does so too.
 ///
 /// # Panics
-/// If another executor was installed before.
+/// Panics if another executor was installed before.
 pub fn install() {
     static ONCE: Once = Once::new();
     assert!(exec::install(&EXECUTOR), "another executor is installed in this process");
     ONCE.call_once(|| {
         let previous = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            // The panic of a device thread becomes the error of its grid, and its stack is small for printing.
+            // The panic of a device thread becomes the error of its grid. Its stack is too small for printing.
             if device().is_some() {
                 PANIC.set(Some(describe(info)));
             } else {
@@ -238,7 +239,7 @@ pub fn install() {
 }
 
 fn describe(info: &PanicHookInfo<'_>) -> String {
-    let text = info.payload_as_str().unwrap_or("a payload that is no text");
+    let text = info.payload_as_str().unwrap_or("a payload that is not text");
     match info.location() {
         Some(place) => format!("{text}, at {place}"),
         None => text.into(),

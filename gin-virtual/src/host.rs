@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Waiting and time for host code, the same words in a coroutine of a world and on a plain OS thread.
+//! Waiting and time for host code. The functions work in a coroutine of a world and on a plain OS thread.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::cell::RefCell;
@@ -7,29 +7,29 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::hooks::{Why, engine, suspend, switch_point};
-use crate::world::Ended;
+use crate::hooks::{SuspendReason, engine, suspend, switch_point};
+use crate::world::WorldEnd;
 
 /// Longest nap between two looks at a condition, in nanoseconds of the virtual clock.
 const VIRTUAL_NAP_NS: u64 = 10_000;
-/// The same on an OS thread, in real nanoseconds.
+/// Longest nap between two looks at a condition on an OS thread, in real nanoseconds.
 const REAL_NAP_NS: u64 = 50_000;
 
 thread_local! {
     /// The world that this OS thread works for, in the threads mode.
-    static WORLD: RefCell<Option<Arc<Ended>>> = const { RefCell::new(None) };
+    static WORLD: RefCell<Option<Arc<WorldEnd>>> = const { RefCell::new(None) };
 }
 
-/// Payload of the unwinding of an OS thread whose world has ended.
+/// Payload that unwinds an OS thread whose world has ended.
 pub(crate) struct WorldOver;
 
-pub(crate) fn work_for(world: Option<Arc<Ended>>) {
+pub(crate) fn work_for(world: Option<Arc<WorldEnd>>) {
     WORLD.set(world);
 }
 
-/// Ends this OS thread by unwinding if its world has ended. False if that cannot be, since it unwinds already.
+/// Unwinds this OS thread if its world has ended. Returns false if the world has ended but the thread already unwinds.
 pub(crate) fn check_world() -> bool {
-    // Coroutines are ended by their engine.
+    // The engine ends coroutines.
     if engine().is_some() || !WORLD.with_borrow(|world| world.as_ref().is_some_and(|world| world.is_ended())) {
         return true;
     }
@@ -41,18 +41,18 @@ pub(crate) fn check_world() -> bool {
 
 /// Waits until `condition` holds.
 ///
-/// In a coroutine of a world others run meanwhile; on a plain OS thread it spins, then naps. The condition is looked
-/// at again and again, so it should be cheap. No lock may be held across the call: in a seeded world the one who needs
-/// it runs on the same OS thread.
+/// In a coroutine of a world, other coroutines run meanwhile. A plain OS thread spins, then naps. The condition is
+/// evaluated repeatedly, so it should be cheap. The caller may hold no lock across the call: in a seeded world the
+/// coroutine that needs it runs on the same OS thread.
 ///
-/// Returns true when the condition held. If the world ends first, the caller is unwound and this does not return;
-/// called in a destructor during that unwinding, it returns false at once.
+/// Returns true when the condition held. If the world ends first, the call does not return but unwinds the caller.
+/// Called in a destructor during that unwinding, it returns false at once.
 #[track_caller]
 pub fn block_on(condition: impl FnMut() -> bool) -> bool {
     block_on_at(Location::caller(), condition)
 }
 
-/// Waits as [`block_on`] does; reports name `site` as the place of the wait.
+/// Waits as [`block_on`] does. Reports name `site` as the place of the wait.
 pub fn block_on_at(site: &'static Location<'static>, mut condition: impl FnMut() -> bool) -> bool {
     let mut turns = 0_u32;
     loop {
@@ -64,7 +64,7 @@ pub fn block_on_at(site: &'static Location<'static>, mut condition: impl FnMut()
         }
         if engine().is_some() {
             let nap = (200_u64 << turns.min(10)).min(VIRTUAL_NAP_NS);
-            if !suspend(Why::BlockOn(nap, site)) {
+            if !suspend(SuspendReason::BlockOn(nap, site)) {
                 return false;
             }
         } else {
@@ -81,9 +81,21 @@ pub fn block_on_at(site: &'static Location<'static>, mut condition: impl FnMut()
     }
 }
 
-/// Nanoseconds on the clock that deadlines are measured with: virtual in a coroutine of a seeded world, else real.
+/// Returns the nanoseconds on the clock that deadlines use: virtual in a coroutine of a seeded world, else real.
 ///
-/// Its zero is arbitrary. Both kinds never go back.
+/// Its zero is arbitrary. Neither clock goes back.
+///
+/// ```
+/// use gin_virtual::{SeededConfig, World, clock_ns, sleep_ns};
+///
+/// let host = || {
+///     let start = clock_ns();
+///     sleep_ns(3_600_000_000); // an hour takes no real time
+///     clock_ns() - start >= 3_600_000_000
+/// };
+/// assert_eq!(World::seeded(SeededConfig::new(1)).run(vec![host])?, [true]);
+/// # Ok::<(), gin_virtual::WorldError>(())
+/// ```
 pub fn clock_ns() -> u64 {
     crate::hooks::clock_ns()
 }
@@ -95,16 +107,16 @@ pub(crate) fn real_clock_ns() -> u64 {
     (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
 }
 
-/// Returns whether the caller is a coroutine of a world, or an OS thread that works for one.
+/// Returns true if the caller is a coroutine of a world, or an OS thread that works for one.
 pub fn in_world() -> bool {
     engine().is_some() || WORLD.with_borrow(Option::is_some)
 }
 
-/// Sleeps for so many nanoseconds of [`clock_ns`]. Returns early in a destructor during the unwinding of a world.
+/// Sleeps for this many nanoseconds of [`clock_ns`]. Returns early in a destructor during the unwinding of a world.
 pub fn sleep_ns(ns: u64) {
     match engine() {
         Some(engine) => {
-            suspend(Why::SleepUntil(engine.now().saturating_add(ns)));
+            suspend(SuspendReason::SleepUntil(engine.now().saturating_add(ns)));
         }
         None => {
             check_world();
@@ -113,21 +125,21 @@ pub fn sleep_ns(ns: u64) {
     }
 }
 
-/// Lets others run: a switch point that is always taken.
+/// Lets other coroutines or OS threads run: a switch point that is always taken.
 pub fn yield_now() {
     if engine().is_some() {
-        suspend(Why::Switch);
+        suspend(SuspendReason::Switch);
     } else {
         std::thread::yield_now();
     }
 }
 
-/// A place where a seeded world may switch, for host code whose races with others shall be explored.
+/// Marks a place where a seeded world may switch, for host code whose races should be explored.
 pub fn maybe_switch() {
     switch_point();
 }
 
-/// Whether the caller is a coroutine of a seeded world (and so shares its OS thread with everyone in it).
+/// Returns true if the caller is a coroutine of a seeded world, and so shares its OS thread with the whole world.
 pub fn is_simulated() -> bool {
     engine().is_some_and(|engine| engine.is_virtual())
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How work reaches an engine: from its own coroutines, and in the threads mode from other OS threads.
+//! Delivery of work to an engine, from its own coroutines and, in the threads mode, from other OS threads.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,8 +8,9 @@ use std::time::Duration;
 use crate::config::DeviceConfig;
 use crate::error::LaunchError;
 use crate::grid::{Grid, GridRun, StreamId};
+use crate::lock::lock;
 
-/// Naps of a device whose threads all poll in vain end at this, so that a host's answer is not missed for long.
+/// Longest nap of a device whose threads all poll in vain, so that it does not miss a host's answer for long.
 const IDLE_NAP_NS: u64 = 50_000;
 /// Rounds of vain polling during which the device only yields.
 const EAGER_TURNS: u32 = 16;
@@ -26,17 +27,17 @@ pub(crate) struct ServiceSpec {
 }
 
 pub(crate) enum Mail {
-    Launch(Arc<GridRun>, Arc<Device>),
+    Launch(Arc<GridRun>, Arc<DeviceCore>),
     Host(HostSpec),
     Service(ServiceSpec),
-    /// End all grids, for this reason.
+    /// Ends all grids, for this reason.
     EndGrids(String),
 }
 
 #[derive(Default)]
 pub(crate) struct Inbox {
     mail: Mutex<Vec<Mail>>,
-    /// Whether there may be mail, read without the lock at every turn.
+    /// True if there may be mail; read without the lock at every turn.
     any: AtomicBool,
     closed: AtomicBool,
     arrived: Condvar,
@@ -44,7 +45,7 @@ pub(crate) struct Inbox {
 
 impl Inbox {
     fn lock(&self) -> MutexGuard<'_, Vec<Mail>> {
-        self.mail.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.mail)
     }
 
     pub(crate) fn post(&self, mail: Mail) {
@@ -73,7 +74,7 @@ impl Inbox {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Waits for mail, or until the inbox is closed.
+    /// Waits until mail arrives or the inbox is closed.
     pub(crate) fn wait(&self) {
         let mut list = self.lock();
         while list.is_empty() && !self.is_closed() {
@@ -81,7 +82,7 @@ impl Inbox {
         }
     }
 
-    /// Lets other OS threads run for about `ns`, longer after many idle turns, at most until mail comes.
+    /// Lets other OS threads run for about `ns`, longer after many idle turns, at most until mail arrives.
     pub(crate) fn nap(&self, ns: u64, idle_turns: u32) {
         if idle_turns < EAGER_TURNS && ns < IDLE_NAP_NS {
             std::thread::yield_now();
@@ -90,7 +91,7 @@ impl Inbox {
         let list = self.lock();
         if list.is_empty() && !self.is_closed() {
             let ns = ns.max((u64::from(idle_turns) * 1000).min(IDLE_NAP_NS));
-            // Being woken early or late is the same to the caller.
+            // The caller does not depend on the length of the nap.
             let _ = self.arrived.wait_timeout(list, Duration::from_nanos(ns));
         }
     }
@@ -98,38 +99,38 @@ impl Inbox {
 
 /// Grids of a device that have not ended.
 #[derive(Default)]
-struct Book {
+struct DeviceGrids {
     launches: u32,
     running: Vec<Arc<GridRun>>,
 }
 
-/// A device, as its world, its handles and its engine see it.
-pub(crate) struct Device {
+/// A device, shared by its world, its handles and its engine.
+pub(crate) struct DeviceCore {
     pub(crate) index: u32,
     pub(crate) config: DeviceConfig,
     pub(crate) inbox: Arc<Inbox>,
-    book: Mutex<Book>,
+    grids: Mutex<DeviceGrids>,
 }
 
-impl Device {
+impl DeviceCore {
     pub(crate) fn new(index: u32, config: DeviceConfig, inbox: Arc<Inbox>) -> Self {
-        Device { index, config, inbox, book: Mutex::default() }
+        DeviceCore { index, config, inbox, grids: Mutex::default() }
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    fn grids(&self) -> MutexGuard<'_, DeviceGrids> {
+        lock(&self.grids)
     }
 
     pub(crate) fn launch(self: &Arc<Self>, stream: StreamId, grid: Grid) -> Result<Arc<GridRun>, LaunchError> {
         grid.check()?;
         let run = {
-            let mut book = self.book();
+            let mut grids = self.grids();
             if grid.cooperative {
-                self.check_resident(&book, stream, &grid)?;
+                self.check_resident(&grids, stream, &grid)?;
             }
-            book.launches += 1;
-            let run = Arc::new(GridRun::new(grid, self.index, stream, book.launches, self.config.stack_bytes));
-            book.running.push(run.clone());
+            grids.launches += 1;
+            let run = Arc::new(GridRun::new(grid, self.index, stream, grids.launches, self.config.stack_bytes));
+            grids.running.push(run.clone());
             run
         };
         if self.inbox.is_closed() {
@@ -142,24 +143,25 @@ impl Device {
         Ok(run)
     }
 
-    /// Grids of the same stream end before this one begins; all others may stay as long as it runs.
-    fn check_resident(&self, book: &Book, stream: StreamId, grid: &Grid) -> Result<(), LaunchError> {
+    /// Fails if a cooperative grid cannot be wholly resident. Grids of its stream end before it begins; grids of all
+    /// other streams may run as long as it does.
+    fn check_resident(&self, grids: &DeviceGrids, stream: StreamId, grid: &Grid) -> Result<(), LaunchError> {
         let limit = u64::from(self.config.resident_blocks.max(1));
-        let others = book.running.iter().filter(|run| run.stream != stream);
-        let taken: u64 = others.map(|run| run.grid.blocks().min(limit)).fold(0, u64::saturating_add);
-        let (blocks, free) = (grid.blocks(), limit.saturating_sub(taken));
+        let others = grids.running.iter().filter(|run| run.stream != stream);
+        let used: u64 = others.map(|run| run.grid.blocks().min(limit)).fold(0, u64::saturating_add);
+        let (blocks, free) = (grid.blocks(), limit.saturating_sub(used));
         if blocks <= free {
             return Ok(());
         }
         Err(LaunchError::NotResident { grid: grid.name.clone(), rank: self.index, blocks, free, limit })
     }
 
-    /// The engine has ended this grid.
+    /// Removes a grid that the engine has ended.
     pub(crate) fn finished(&self, run: &Arc<GridRun>) {
-        self.book().running.retain(|other| !Arc::ptr_eq(other, run));
+        self.grids().running.retain(|other| !Arc::ptr_eq(other, run));
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.book().running.is_empty()
+        self.grids().running.is_empty()
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What happened in a seeded run, as logical events: never an address, never real time.
+//! The event log of a seeded run: logical events, never an address or real time.
 
 use std::fmt;
 
@@ -81,7 +81,7 @@ impl fmt::Display for Code {
 
 /// The events of a seeded world so far.
 ///
-/// Two runs with the same seed and the same program have equal logs.
+/// Two runs of the same program with the same seed have equal logs.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct EventLog {
     events: Vec<[u64; 3]>,
@@ -90,17 +90,17 @@ pub struct EventLog {
 }
 
 impl EventLog {
-    /// Number of events, kept with [`LogMode::Hash`] and [`LogMode::Full`].
+    /// Returns the number of events; counted with [`LogMode::Hash`] and [`LogMode::Full`].
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// A hash of all events, kept with [`LogMode::Hash`] and [`LogMode::Full`].
+    /// Returns a hash of all events; computed with [`LogMode::Hash`] and [`LogMode::Full`].
     pub fn hash(&self) -> u64 {
         self.hash
     }
 
-    /// All events, 24 bytes each, little-endian; empty unless the mode is [`LogMode::Full`].
+    /// Returns all events, 24 bytes each, little-endian; empty unless the mode is [`LogMode::Full`].
     pub fn to_bytes(&self) -> Vec<u8> {
         self.events.iter().flatten().flat_map(|word| word.to_le_bytes()).collect()
     }
@@ -111,7 +111,7 @@ impl EventLog {
         }
         let words = [(event as u64) << 56 | detail & ((1 << 56) - 1), code.0, now];
         for word in words {
-            // The multiplier of splitmix64; any odd constant with mixed bits serves.
+            // The multiplier of splitmix64; any odd constant with mixed bits works.
             self.hash = (self.hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
         }
         self.count += 1;
@@ -121,7 +121,7 @@ impl EventLog {
     }
 }
 
-/// One line an event: virtual nanoseconds, who, what, detail.
+/// Prints one line per event: virtual nanoseconds, coroutine, event, detail.
 impl fmt::Display for EventLog {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for [what, code, now] in &self.events {

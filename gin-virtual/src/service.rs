@@ -1,28 +1,29 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Services: what runs beside the ranks and never waits, such as proxies.
+//! Services, such as proxies: functions that run beside the ranks and never wait.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::hooks::{self, Why, suspend};
+use crate::hooks::{self, SuspendReason, suspend};
 use crate::host::{block_on, sleep_ns};
 
-/// Longest nap of an idle service, in real nanoseconds.
+/// Longest nap of an idle service, in real microseconds.
 const REAL_NAP_US: u64 = 50;
 /// Longest nap of an idle service, in nanoseconds of the virtual clock.
 const VIRTUAL_NAP_NS: u64 = 20_000;
 
-/// What a service did in one step.
+/// The result of one step of a service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ServiceStep {
-    /// Something: it is called again soon.
+    /// The service did work and runs again soon.
     Busy,
-    /// Nothing: it naps, a little longer after each idle step, at most 50 us (20 us of a virtual clock).
+    /// The service found no work. It naps, a little longer after each idle step, at most 50 us (20 us of a virtual
+    /// clock).
     Idle,
-    /// Nothing, and it has nothing to do for so many nanoseconds of [`clock_ns`](crate::clock_ns).
+    /// The service found no work and sleeps for this many nanoseconds of [`clock_ns`](crate::clock_ns).
     IdleFor(u64),
-    /// It is finished.
+    /// The service is finished.
     Stop,
 }
 
@@ -46,27 +47,41 @@ impl ServiceState {
     }
 }
 
-/// A service that was spawned. Dropping the handle does not stop it.
+/// A spawned service. Dropping the handle does not stop it.
+///
+/// ```
+/// use gin_virtual::{SeededConfig, ServiceStep, World, sleep_ns};
+///
+/// let world = World::seeded(SeededConfig::new(1));
+/// let service = world.spawn_service("ticker", || ServiceStep::Idle);
+/// let host = || {
+///     sleep_ns(1_000);
+///     service.stop_and_wait();
+///     service.is_finished()
+/// };
+/// assert_eq!(world.run(vec![host])?, [true]);
+/// # Ok::<(), gin_virtual::WorldError>(())
+/// ```
 #[derive(Clone)]
 pub struct ServiceHandle(pub(crate) Arc<ServiceState>);
 
 impl ServiceHandle {
-    /// Its name.
+    /// Returns the service's name.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// Asks it to end before its next step. Does not wait.
+    /// Asks the service to end before its next step. Does not wait.
     pub fn stop(&self) {
         self.0.stop();
     }
 
-    /// Whether it has ended and its function has been dropped.
+    /// Returns true if the service has ended and its function has been dropped.
     pub fn is_finished(&self) -> bool {
         self.0.is_finished()
     }
 
-    /// Asks it to end and waits until it has.
+    /// Asks the service to end and waits until it has.
     #[track_caller]
     pub fn stop_and_wait(&self) {
         self.stop();
@@ -80,7 +95,7 @@ impl std::fmt::Debug for ServiceHandle {
     }
 }
 
-/// Marks the service as finished when its function has been dropped, however it ended.
+/// Marks the service as finished once its function has been dropped, whatever ended it.
 struct Running<F> {
     step: Option<F>,
     state: Arc<ServiceState>,
@@ -99,7 +114,7 @@ where
 {
     let mut running = Running { step: Some(step), state };
     Box::new(move || {
-        // The closure must own all of it, so that `finished` is set after the function is dropped.
+        // The closure must own all of `running`, so that `finished` is set after the function is dropped.
         let running = &mut running;
         let Some(step) = &mut running.step else { return };
         let mut idle = 0_u32;
@@ -123,13 +138,13 @@ where
 fn busy() {
     if let Some(engine) = hooks::engine() {
         engine.note_progress();
-        suspend(Why::Switch);
+        suspend(SuspendReason::Switch);
     }
 }
 
 fn nap(idle: u32) {
     if hooks::engine().is_some() {
-        suspend(Why::Pause((250_u64 << idle.min(10)).min(VIRTUAL_NAP_NS)));
+        suspend(SuspendReason::Pause((250_u64 << idle.min(10)).min(VIRTUAL_NAP_NS)));
     } else if idle < 64 {
         std::thread::yield_now();
     } else {

@@ -8,64 +8,64 @@ use gin_device::exec::SharedKey;
 
 use crate::grid::SHARED_LIMIT;
 
-/// What dynamic shared memory holds at the start of a block: as on a GPU, nothing that a kernel may rely on.
+/// Byte that fills dynamic shared memory when a block starts. As on a GPU, a kernel may not rely on its contents.
 const DYNAMIC_FILL: u8 = 0xcd;
 const DYNAMIC_ALIGN: usize = 128;
 
-struct Piece {
+struct Segment {
     key: usize,
     pointer: NonNull<u8>,
     layout: Layout,
 }
 
-impl Drop for Piece {
+impl Drop for Segment {
     fn drop(&mut self) {
         // Safety: `pointer` was allocated with this layout.
         unsafe { dealloc(self.pointer.as_ptr(), self.layout) }
     }
 }
 
-/// The shared memory of one block: its static pieces by key, and the dynamic one.
+/// The shared memory of one block: its static segments by key, and the dynamic segment.
 #[derive(Default)]
-pub(crate) struct Pieces {
-    pieces: Vec<Piece>,
-    dynamic: Option<(Piece, usize)>,
+pub(crate) struct SharedSegments {
+    segments: Vec<Segment>,
+    dynamic: Option<(Segment, usize)>,
     bytes: usize,
 }
 
-impl Pieces {
-    /// A block with so many bytes of dynamic shared memory, which is within the limit.
+impl SharedSegments {
+    /// Allocates `bytes` bytes of dynamic shared memory. The caller has checked the limit.
     pub(crate) fn with_dynamic(bytes: usize) -> Self {
-        let mut pieces = Pieces { bytes, ..Pieces::default() };
+        let mut segments = SharedSegments { bytes, ..SharedSegments::default() };
         if bytes > 0 {
-            // Safety of `from_size_align_unchecked` is not needed: size and alignment are small and valid.
-            let Ok(layout) = Layout::from_size_align(bytes, DYNAMIC_ALIGN) else { return Pieces::default() };
+            // An invalid layout cannot occur: size and alignment are small and valid.
+            let Ok(layout) = Layout::from_size_align(bytes, DYNAMIC_ALIGN) else { return SharedSegments::default() };
             // Safety: the size is not zero.
             let Some(pointer) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
-            // Safety: `bytes` bytes were just allocated there.
+            // Safety: `bytes` bytes were just allocated here.
             unsafe { pointer.write_bytes(DYNAMIC_FILL, bytes) };
-            pieces.dynamic = Some((Piece { key: 0, pointer, layout }, bytes));
+            segments.dynamic = Some((Segment { key: 0, pointer, layout }, bytes));
         }
-        pieces
+        segments
     }
 
     pub(crate) fn dynamic(&self) -> (*mut u8, usize) {
         match &self.dynamic {
-            Some((piece, bytes)) => (piece.pointer.as_ptr(), *bytes),
+            Some((segment, bytes)) => (segment.pointer.as_ptr(), *bytes),
             None => (NonNull::<u128>::dangling().as_ptr().cast(), 0),
         }
     }
 
-    /// The piece of this key, zeroed when it is new.
+    /// Returns the segment of this key, zeroed when it is new.
     pub(crate) fn get(&mut self, SharedKey { key, bytes, align }: SharedKey) -> Result<*mut u8, String> {
-        if let Some(piece) = self.pieces.iter().find(|piece| piece.key == key) {
-            if piece.layout.size() != bytes.max(1) || piece.layout.align() != align {
-                let (had, had_align) = (piece.layout.size(), piece.layout.align());
+        if let Some(segment) = self.segments.iter().find(|segment| segment.key == key) {
+            if segment.layout.size() != bytes.max(1) || segment.layout.align() != align {
+                let (had, had_align) = (segment.layout.size(), segment.layout.align());
                 return Err(format!(
                     "static shared memory of {bytes} bytes aligned to {align} was declared with {had} bytes aligned to {had_align} before"
                 ));
             }
-            return Ok(piece.pointer.as_ptr());
+            return Ok(segment.pointer.as_ptr());
         }
         let total = self.bytes.saturating_add(bytes);
         if total > SHARED_LIMIT {
@@ -80,7 +80,7 @@ impl Pieces {
         // Safety: the size is not zero.
         let Some(pointer) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
         self.bytes = total;
-        self.pieces.push(Piece { key, pointer, layout });
+        self.segments.push(Segment { key, pointer, layout });
         Ok(pointer.as_ptr())
     }
 }

@@ -8,16 +8,17 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle, Scope};
 
 use crate::config::{LogMode, ThreadsConfig};
-use crate::engine::{Engine, Failure, Settings, text_of};
-use crate::error::{Who, WorldError};
+use crate::engine::{Engine, Failure, Settings, panic_text};
+use crate::error::{Actor, WorldError};
 use crate::host::{WorldOver, work_for};
-use crate::inbox::{Device, Mail};
+use crate::inbox::{DeviceCore, Mail};
+use crate::lock::lock;
 use crate::log::EventLog;
-use crate::watchdog::Beat;
-use crate::world::{Ended, Inner, lock};
+use crate::watchdog::Heartbeat;
+use crate::world::{WorldEnd, WorldInner};
 
 /// Starts the OS thread that runs the grids of a device.
-pub(crate) fn start_device(device: &Arc<Device>, config: &ThreadsConfig) -> io::Result<JoinHandle<()>> {
+pub(crate) fn start_device(device: &Arc<DeviceCore>, config: &ThreadsConfig) -> io::Result<JoinHandle<()>> {
     let settings = Settings {
         seed: config.seed ^ u64::from(device.index) << 32,
         policy: config.policy,
@@ -31,14 +32,14 @@ pub(crate) fn start_device(device: &Arc<Device>, config: &ThreadsConfig) -> io::
         grid_limit_ns: config.grid_limit.map(|limit| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)),
         host_stack_bytes: config.host_stack_bytes,
     };
-    let (inbox, beat) = (device.inbox.clone(), Beat::new(config.watchdog, config.seed));
+    let (inbox, beat) = (device.inbox.clone(), Heartbeat::new(config.watchdog, config.seed));
     Builder::new()
         .name(format!("virtual GPU {}", device.index))
-        // The engine is made on the thread that it runs on: its coroutines cannot move.
+        // The engine is created on the thread that it runs on, because its coroutines cannot move.
         .spawn(move || Engine::new(settings, inbox, beat).serve())
 }
 
-/// What an OS thread's panic means for its world: nothing if the world itself ended the thread.
+/// Returns the failure that an OS thread's panic means for its world; none if the world itself ended the thread.
 fn failure_of(payload: Box<dyn Any + Send>, make: impl FnOnce(Box<dyn Any + Send>) -> Failure) -> Option<Failure> {
     if payload.is::<WorldOver>() { None } else { Some(make(payload)) }
 }
@@ -46,7 +47,7 @@ fn failure_of(payload: Box<dyn Any + Send>, make: impl FnOnce(Box<dyn Any + Send
 pub(crate) fn start_service(
     name: &str,
     stack_bytes: usize,
-    ended: &Arc<Ended>,
+    ended: &Arc<WorldEnd>,
     body: Box<dyn FnOnce() + Send>,
 ) -> Result<JoinHandle<()>, WorldError> {
     let (ended, service): (_, Arc<str>) = (ended.clone(), name.into());
@@ -54,21 +55,23 @@ pub(crate) fn start_service(
         work_for(Some(ended.clone()));
         if let Err(payload) = catch_unwind(AssertUnwindSafe(body)) {
             let failure = failure_of(payload, |payload| {
-                Failure::World(WorldError::ServicePanicked { name: service, message: text_of(&*payload) })
+                Failure::World(WorldError::ServicePanicked { name: service, message: panic_text(&*payload) })
             });
             ended.end(failure);
         }
     };
     let spawned = Builder::new().name(name.into()).stack_size(stack_bytes).spawn(run);
-    spawned
-        .map_err(|cause| WorldError::NoResources { who: Who::Service { name: name.into() }, cause: cause.to_string() })
+    spawned.map_err(|cause| WorldError::NoResources {
+        actor: Actor::Service { name: name.into() },
+        cause: cause.to_string(),
+    })
 }
 
 fn start_host<'scope>(
     scope: &'scope Scope<'scope, '_>,
     rank: u32,
     stack_bytes: usize,
-    ended: &Arc<Ended>,
+    ended: &Arc<WorldEnd>,
     body: Box<dyn FnOnce() + Send + 'scope>,
 ) {
     let shared = ended.clone();
@@ -79,14 +82,14 @@ fn start_host<'scope>(
         }
     };
     if let Err(cause) = Builder::new().name(format!("rank {rank}")).stack_size(stack_bytes).spawn_scoped(scope, run) {
-        let error = WorldError::NoResources { who: Who::Host { rank }, cause: cause.to_string() };
+        let error = WorldError::NoResources { actor: Actor::Host { rank }, cause: cause.to_string() };
         ended.end(Some(Failure::World(error)));
     }
 }
 
 /// Runs host functions on OS threads until they have returned and all grids have ended, then ends the services.
 pub(crate) fn run(
-    inner: &Inner,
+    inner: &WorldInner,
     config: &ThreadsConfig,
     bodies: Vec<Box<dyn FnOnce() + Send + '_>>,
 ) -> Result<(), Failure> {

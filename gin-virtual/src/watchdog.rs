@@ -1,44 +1,46 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Names a coroutine that never yields, and ends the process: nothing else can get the processor back from it.
+//! The watchdog, which names a coroutine that never yields and ends the process. Nothing else can take the processor
+//! from such a coroutine.
 
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use crate::lock::lock;
 use crate::log::Code;
 
 /// The heartbeat of an engine.
-pub(crate) struct Beat {
+pub(crate) struct Heartbeat {
     limit: Option<Duration>,
     seed: u64,
     /// Changes whenever a coroutine is resumed.
     count: AtomicU64,
-    /// The coroutine that runs; 0 while none does.
+    /// The running coroutine; 0 while none runs.
     code: AtomicU64,
-    /// Of grids and services.
+    /// Names of grids and services.
     names: Mutex<BTreeMap<u64, Arc<str>>>,
-    /// Its thread, where Linux tells of it.
+    /// The engine's thread in `/proc`, if Linux provides it.
     task: OnceLock<Option<PathBuf>>,
 }
 
-static ENGINES: Mutex<Vec<Weak<Beat>>> = Mutex::new(Vec::new());
+static ENGINES: Mutex<Vec<Weak<Heartbeat>>> = Mutex::new(Vec::new());
 
-fn engines() -> MutexGuard<'static, Vec<Weak<Beat>>> {
-    ENGINES.lock().unwrap_or_else(PoisonError::into_inner)
+fn engines() -> MutexGuard<'static, Vec<Weak<Heartbeat>>> {
+    lock(&ENGINES)
 }
 
-impl Beat {
+impl Heartbeat {
     pub(crate) fn new(limit: Option<Duration>, seed: u64) -> Arc<Self> {
         let (count, code, names) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::default());
-        let beat = Arc::new(Beat { limit, seed, count, code, names, task: OnceLock::new() });
+        let beat = Arc::new(Heartbeat { limit, seed, count, code, names, task: OnceLock::new() });
         if limit.is_some() {
             engines().push(Arc::downgrade(&beat));
             static ONCE: Once = Once::new();
             ONCE.call_once(|| {
-                // Without the thread a coroutine that never yields goes unnamed; everything else works.
+                // Without the watchdog thread a coroutine that never yields is not named; everything else works.
                 let _ = std::thread::Builder::new().name("gin-virtual watchdog".into()).spawn(watch);
             });
         }
@@ -46,10 +48,10 @@ impl Beat {
     }
 
     fn names(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<str>>> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.names)
     }
 
-    /// Gives a grid or a service a name in reports.
+    /// Sets the name of a grid or a service in reports.
     pub(crate) fn name(&self, code: Code, name: Arc<str>) {
         self.names().insert(code.0, name);
     }
@@ -59,16 +61,16 @@ impl Beat {
     }
 
     pub(crate) fn enter(&self, code: Code) {
-        // One writer: no read-modify-write is needed.
+        // There is one writer, so no read-modify-write is needed.
         self.count.store(self.count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         self.code.store(code.0, Ordering::Relaxed);
         self.task.get_or_init(|| std::fs::canonicalize("/proc/thread-self").ok());
     }
 
-    /// How long its thread has had a processor; `None` where Linux does not tell.
+    /// Returns the processor time of the engine's thread; `None` if Linux does not provide it.
     fn ran(&self) -> Option<Duration> {
-        let told = std::fs::read_to_string(self.task.get()?.as_ref()?.join("schedstat")).ok()?;
-        told.split(' ').next()?.parse().ok().map(Duration::from_nanos)
+        let text = std::fs::read_to_string(self.task.get()?.as_ref()?.join("schedstat")).ok()?;
+        text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
     }
 
     pub(crate) fn leave(&self) {
@@ -84,19 +86,19 @@ impl Beat {
     }
 }
 
-/// What was seen of an engine whose coroutine has not changed since.
+/// The watchdog's record of an engine whose coroutine has not changed since.
 #[derive(Default)]
 struct Silence {
     count: u64,
-    /// For how long.
+    /// Time for which the watchdog has watched it.
     watched: Duration,
-    /// How long its thread had run by then.
+    /// Processor time of its thread when the record began.
     ran: Option<Duration>,
 }
 
 impl Silence {
-    /// Whether its thread ran for half of the limit, so that it is not the machine that is busy; or waits for something
-    /// outside, and has for much longer.
+    /// Returns true if the coroutine loops. Either its thread ran for half of the limit, so the cause is not a busy
+    /// machine. Or it waits for something outside, for much longer than the limit.
     fn is_a_loop(&self, ran: Option<Duration>, limit: Duration) -> bool {
         const MUCH_LONGER: u32 = 12;
         match (self.ran, ran) {
@@ -107,10 +109,10 @@ impl Silence {
 }
 
 fn watch() {
-    let mut seen: Vec<(Weak<Beat>, Silence)> = Vec::new();
+    let mut seen: Vec<(Weak<Heartbeat>, Silence)> = Vec::new();
     let (mut last, mut nap) = (Instant::now(), Duration::ZERO);
     loop {
-        // Time in which this thread did not run either, as of a process that was stopped, is nobody's silence.
+        // Time in which this thread did not run either, as when the process was stopped, does not count.
         let passed = last.elapsed().min(2 * nap);
         last = Instant::now();
         nap = Duration::from_secs(1);
@@ -143,8 +145,8 @@ fn watch() {
     }
 }
 
-fn end_process(beat: &Beat, code: Code, limit: Duration) -> ! {
-    // Not `eprintln!`: a test harness would swallow what this thread prints.
+fn end_process(beat: &Heartbeat, code: Code, limit: Duration) -> ! {
+    // Not `eprintln!`, since a test harness captures what this thread prints with it.
     let _ = writeln!(
         std::io::stderr(),
         "gin-virtual: {} has not yielded for {limit:?} (seed {}): it loops without touching shared words, pausing or \

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Worlds: who runs together, on one OS thread by a seed or on many in real time.
+//! Worlds: devices, host functions and services that run together, on one OS thread by a seed or on many in real time.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::config::{DeviceConfig, SeededConfig, ThreadsConfig};
@@ -11,24 +11,25 @@ use crate::engine::{Engine, Failure, Settings};
 use crate::error::{LaunchError, WorldError};
 use crate::grid::{Grid, GridRun, LaunchTicket, StreamId};
 use crate::hooks;
-use crate::inbox::{Device, HostSpec, Inbox, Mail, ServiceSpec};
+use crate::inbox::{DeviceCore, HostSpec, Inbox, Mail, ServiceSpec};
+use crate::lock::lock;
 use crate::log::EventLog;
 use crate::service::{ServiceHandle, ServiceState, ServiceStep, service_body};
-use crate::watchdog::Beat;
+use crate::watchdog::Heartbeat;
 
-pub(crate) enum Mode {
+pub(crate) enum WorldMode {
     Seeded(SeededConfig),
     Threads(ThreadsConfig),
 }
 
-/// Whether a world of OS threads is to end, and why.
+/// The end of a world of OS threads, once it was requested, and its cause.
 #[derive(Default)]
-pub(crate) struct Ended {
+pub(crate) struct WorldEnd {
     flag: AtomicBool,
     failure: Mutex<Option<Failure>>,
 }
 
-impl Ended {
+impl WorldEnd {
     pub(crate) fn is_ended(&self) -> bool {
         self.flag.load(Ordering::Acquire)
     }
@@ -41,7 +42,7 @@ impl Ended {
         self.flag.store(true, Ordering::Release);
     }
 
-    /// Why it was to end; from here on it is not any more.
+    /// Withdraws the request to end and returns its cause.
     pub(crate) fn reset(&self) -> Option<Failure> {
         let failure = lock(&self.failure).take();
         self.flag.store(false, Ordering::Release);
@@ -49,19 +50,15 @@ impl Ended {
     }
 }
 
-pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A service, with its OS thread if it has one.
 pub(crate) type Service = (Arc<ServiceState>, Option<JoinHandle<()>>);
 
-pub(crate) struct Inner {
-    pub(crate) mode: Mode,
-    /// Of the one engine of a seeded world.
+pub(crate) struct WorldInner {
+    pub(crate) mode: WorldMode,
+    /// Inbox of the one engine of a seeded world.
     inbox: Arc<Inbox>,
-    pub(crate) devices: Mutex<Vec<Arc<Device>>>,
-    pub(crate) ended: Arc<Ended>,
+    pub(crate) devices: Mutex<Vec<Arc<DeviceCore>>>,
+    pub(crate) ended: Arc<WorldEnd>,
     pub(crate) services: Mutex<Vec<Service>>,
     device_threads: Mutex<Vec<JoinHandle<()>>>,
     service_count: AtomicU32,
@@ -69,33 +66,33 @@ pub(crate) struct Inner {
     runs: AtomicU64,
     clock: AtomicU64,
     log: Mutex<EventLog>,
-    /// Grids whose failure somebody must have seen by the end of a run.
+    /// Grids whose failure must have been read by the end of a run.
     launched: Mutex<Vec<Arc<GridRun>>>,
 }
 
-/// Virtual GPUs, host functions and services that run together.
+/// A set of virtual GPUs, host functions and services that run together.
 ///
 /// Cloning gives another handle to the same world.
 #[derive(Clone)]
 pub struct World {
-    pub(crate) inner: Arc<Inner>,
+    pub(crate) inner: Arc<WorldInner>,
 }
 
 impl World {
-    /// A world that one OS thread steps, every decision drawn from the seed.
+    /// Creates a world that one OS thread steps. The seed determines every decision.
     pub fn seeded(config: SeededConfig) -> Self {
-        Self::new(Mode::Seeded(config))
+        Self::new(WorldMode::Seeded(config))
     }
 
-    /// A world in which ranks, services and devices are OS threads, in real time.
+    /// Creates a world whose ranks, services and devices are OS threads, in real time.
     pub fn threads(config: ThreadsConfig) -> Self {
-        Self::new(Mode::Threads(config))
+        Self::new(WorldMode::Threads(config))
     }
 
-    fn new(mode: Mode) -> Self {
+    fn new(mode: WorldMode) -> Self {
         hooks::install();
         World {
-            inner: Arc::new(Inner {
+            inner: Arc::new(WorldInner {
                 mode,
                 inbox: Arc::default(),
                 devices: Mutex::default(),
@@ -112,30 +109,30 @@ impl World {
         }
     }
 
-    /// Whether the world is a seeded one.
+    /// Returns true for a seeded world.
     pub fn is_seeded(&self) -> bool {
-        matches!(self.inner.mode, Mode::Seeded(_))
+        matches!(self.inner.mode, WorldMode::Seeded(_))
     }
 
-    /// The seed of its decisions.
+    /// Returns the seed of the world's decisions.
     pub fn seed(&self) -> u64 {
         match &self.inner.mode {
-            Mode::Seeded(config) => config.seed,
-            Mode::Threads(config) => config.seed,
+            WorldMode::Seeded(config) => config.seed,
+            WorldMode::Threads(config) => config.seed,
         }
     }
 
-    /// Adds a virtual GPU. They are numbered from 0 in the order of these calls, and reports call that number its rank.
+    /// Adds a virtual GPU. GPUs are numbered from 0 in the order of these calls. Reports call that number the rank.
     pub fn device(&self, config: DeviceConfig) -> VirtualGpu {
         let inner = &self.inner;
         let mut devices = lock(&inner.devices);
         let index = devices.len() as u32;
         let inbox = if self.is_seeded() { inner.inbox.clone() } else { Arc::default() };
-        let device = Arc::new(Device::new(index, config, inbox));
-        if let Mode::Threads(config) = &inner.mode {
+        let device = Arc::new(DeviceCore::new(index, config, inbox));
+        if let WorldMode::Threads(config) = &inner.mode {
             match crate::threads::start_device(&device, config) {
                 Ok(thread) => lock(&inner.device_threads).push(thread),
-                // Its launches end with the error that says so.
+                // Every launch then fails with the error that the device has been shut down.
                 Err(_) => device.inbox.close(),
             }
         }
@@ -143,27 +140,27 @@ impl World {
         VirtualGpu { inner: inner.clone(), device }
     }
 
-    /// The devices so far, in order.
+    /// Returns the devices added so far, in order.
     pub fn devices(&self) -> Vec<VirtualGpu> {
         let devices = lock(&self.inner.devices);
         devices.iter().map(|device| VirtualGpu { inner: self.inner.clone(), device: device.clone() }).collect()
     }
 
-    /// Adds a service: `step` is called again and again until it says [`ServiceStep::Stop`], its handle stops it, or
-    /// the run ends that it takes part in.
+    /// Adds a service: `step` is called repeatedly until it returns [`ServiceStep::Stop`], its handle stops it, or the
+    /// run that it takes part in ends.
     ///
-    /// In a seeded world it is a coroutine, which begins with the next run if none is on; in the threads mode it is an
-    /// OS thread, which begins at once.
+    /// In a seeded world the service is a coroutine, which begins with the next run if none is in progress. In the
+    /// threads mode it is an OS thread, which begins at once.
     pub fn spawn_service(&self, name: &str, step: impl FnMut() -> ServiceStep + Send + 'static) -> ServiceHandle {
         let state = Arc::new(ServiceState::new(name.into()));
         let body = service_body(state.clone(), step);
         let thread = match &self.inner.mode {
-            Mode::Seeded(_) => {
+            WorldMode::Seeded(_) => {
                 let index = self.inner.service_count.fetch_add(1, Ordering::Relaxed);
                 self.inner.inbox.post(Mail::Service(ServiceSpec { index, name: name.into(), body }));
                 None
             }
-            Mode::Threads(config) => {
+            WorldMode::Threads(config) => {
                 match crate::threads::start_service(name, config.host_stack_bytes, &self.inner.ended, body) {
                     Ok(thread) => Some(thread),
                     Err(error) => {
@@ -179,16 +176,18 @@ impl World {
         ServiceHandle(state)
     }
 
-    /// Runs one host function for each rank, with the services and whatever they launch, until all functions have
-    /// returned and all grids have ended; then ends the services. The results come in the order of the functions.
+    /// Runs one host function for each rank, with the services and all grids they launch. The run lasts until all
+    /// functions have returned and all grids have ended; then the services are ended. Returns the results in the order
+    /// of the functions.
     ///
-    /// A seeded world runs here, on the calling thread, and only during this call.
+    /// A seeded world runs on the calling thread, and only during this call.
     ///
     /// # Errors
-    /// Nobody gets any further, a service panicked, a grid failed and nobody looked, or the call is nested.
+    /// Fails if the world makes no progress, if a service panics, if a grid fails and no ticket reads its result, or if
+    /// the call is nested.
     ///
     /// # Panics
-    /// With the panic of the first host function that panicked, after all others were ended.
+    /// Panics with the panic of the first host function that panicked, after all others were ended.
     pub fn run<'env, T, F>(&self, hosts: Vec<F>) -> Result<Vec<T>, WorldError>
     where
         T: Send + 'env,
@@ -208,8 +207,8 @@ impl World {
             body
         });
         let outcome = match &self.inner.mode {
-            Mode::Seeded(config) => self.run_seeded(config, bodies.collect()),
-            Mode::Threads(config) => crate::threads::run(&self.inner, config, bodies.collect()),
+            WorldMode::Seeded(config) => self.run_seeded(config, bodies.collect()),
+            WorldMode::Threads(config) => crate::threads::run(&self.inner, config, bodies.collect()),
         };
         lock(&self.inner.services).clear();
         self.inner.running.store(false, Ordering::Release);
@@ -217,35 +216,35 @@ impl World {
         match outcome {
             Ok(()) => {}
             Err(Failure::World(error)) => {
-                self.say_seed();
+                self.print_seed();
                 return Err(error);
             }
             Err(Failure::HostPanic { rank, payload }) => {
                 eprintln!("gin-virtual: the host of rank {rank} panicked");
-                self.say_seed();
+                self.print_seed();
                 std::panic::resume_unwind(payload);
             }
         }
         if let Some(error) = launched.iter().find_map(|run| run.unseen_failure()) {
-            self.say_seed();
+            self.print_seed();
             return Err(WorldError::UnseenFailure(error));
         }
         Ok(results.into_inner().unwrap_or_else(PoisonError::into_inner).into_iter().flatten().collect())
     }
 
-    fn say_seed(&self) {
-        if let Mode::Seeded(SeededConfig { seed, policy, .. }) = &self.inner.mode {
+    fn print_seed(&self) {
+        if let WorldMode::Seeded(SeededConfig { seed, policy, .. }) = &self.inner.mode {
             eprintln!("gin-virtual: seed {seed}, policy {policy:?}");
         }
     }
 
     fn run_seeded(&self, config: &SeededConfig, bodies: Vec<Box<dyn FnOnce() + Send + '_>>) -> Result<(), Failure> {
         let inner = &self.inner;
-        // Nothing stays in the inbox: neither what was posted while everything was being ended, nor, if the engine
-        // itself fails, a host that has not begun.
+        // Empties the inbox at the end: of mail posted while the world was being ended and, if the engine itself fails,
+        // of a host that has not begun.
         let _cleared = Cleared(&inner.inbox);
         for (rank, body) in (0_u32..).zip(bodies) {
-            // Safety: `run_world` ends every host coroutine before it returns; if it unwinds, the engine ends them when
+            // Safety: `run_world` ends every host coroutine before it returns. If it unwinds, the engine ends them when
             // it is dropped, and `Cleared` drops those that have not begun. So nothing borrowed for '_ is used after
             // this function.
             let body = unsafe { std::mem::transmute::<Box<dyn FnOnce() + Send + '_>, Box<dyn FnOnce() + Send>>(body) };
@@ -254,7 +253,7 @@ impl World {
         let run = inner.runs.fetch_add(1, Ordering::Relaxed);
         let engine = Engine::new(
             Settings {
-                // The multiplier of splitmix64 keeps the runs of one world apart.
+                // The multiplier of splitmix64 gives each run of one world different decisions.
                 seed: config.seed ^ run.wrapping_mul(0x9e37_79b9_7f4a_7c15),
                 policy: config.policy,
                 quantum: None,
@@ -268,7 +267,7 @@ impl World {
                 host_stack_bytes: config.host_stack_bytes,
             },
             inner.inbox.clone(),
-            Beat::new(config.watchdog, config.seed),
+            Heartbeat::new(config.watchdog, config.seed),
         );
         let outcome = engine.run_world();
         inner.clock.store(engine.clock(), Ordering::Relaxed);
@@ -276,7 +275,20 @@ impl World {
         outcome
     }
 
-    /// The events of the runs so far; empty in the threads mode.
+    /// Returns the events of the runs so far; empty in the threads mode.
+    ///
+    /// ```
+    /// use gin_virtual::{LogMode, SeededConfig, World, yield_now};
+    ///
+    /// let run = |seed| {
+    ///     let world = World::seeded(SeededConfig::new(seed).log(LogMode::Full));
+    ///     let hosts = (0..4).map(|_| || (0..10).for_each(|_| yield_now())).collect();
+    ///     world.run(hosts).map(|_| world.event_log())
+    /// };
+    /// assert_eq!(run(7)?.to_bytes(), run(7)?.to_bytes());
+    /// assert_ne!(run(7)?.hash(), run(8)?.hash());
+    /// # Ok::<(), gin_virtual::WorldError>(())
+    /// ```
     pub fn event_log(&self) -> EventLog {
         lock(&self.inner.log).clone()
     }
@@ -296,7 +308,7 @@ impl std::fmt::Debug for World {
     }
 }
 
-impl Drop for Inner {
+impl Drop for WorldInner {
     fn drop(&mut self) {
         self.ended.end(None);
         for (state, _) in lock(&self.services).iter() {
@@ -308,7 +320,7 @@ impl Drop for Inner {
         let me = std::thread::current().id();
         let services = std::mem::take(&mut *lock(&self.services)).into_iter().filter_map(|(_, thread)| thread);
         for thread in services.chain(std::mem::take(&mut *lock(&self.device_threads))) {
-            // The last handle may have been dropped by a grid or a service.
+            // A grid or a service may have dropped the last handle.
             if thread.thread().id() != me {
                 let _: Result<(), Box<dyn Any + Send>> = thread.join();
             }
@@ -321,34 +333,34 @@ impl Drop for Inner {
 /// Cloning gives another handle to the same device.
 #[derive(Clone)]
 pub struct VirtualGpu {
-    inner: Arc<Inner>,
-    device: Arc<Device>,
+    inner: Arc<WorldInner>,
+    device: Arc<DeviceCore>,
 }
 
 impl VirtualGpu {
-    /// Its number in the world, from 0: what reports call its rank.
+    /// Returns the device's number in the world, from 0. Reports call it the rank.
     pub fn index(&self) -> u32 {
         self.device.index
     }
 
-    /// Its settings.
+    /// Returns the device's settings.
     pub fn config(&self) -> &DeviceConfig {
         &self.device.config
     }
 
-    /// The world it belongs to.
+    /// Returns the world that the device belongs to.
     pub fn world(&self) -> World {
         World { inner: self.inner.clone() }
     }
 
-    /// Launches a grid: it begins when all grids launched before it on `stream` have ended and there is room for its
-    /// blocks. Never waits.
+    /// Launches a grid. It begins once all earlier grids of `stream` have ended and there is room for its blocks. Never
+    /// waits.
     ///
-    /// In a seeded world grids run during [`World::run`] only.
+    /// In a seeded world grids run only during [`World::run`].
     ///
     /// # Errors
-    /// A limit of launches is exceeded, or a cooperative grid cannot be wholly resident beside the grids of the other
-    /// streams that have not ended.
+    /// Fails if the grid exceeds a limit of launches, or if a cooperative grid cannot be wholly resident beside the
+    /// running grids of the other streams.
     pub fn launch(&self, stream: StreamId, grid: Grid) -> Result<LaunchTicket, LaunchError> {
         let run = self.device.launch(stream, grid)?;
         if self.inner.running.load(Ordering::Acquire) {
@@ -359,12 +371,12 @@ impl VirtualGpu {
         Ok(LaunchTicket(run))
     }
 
-    /// Whether all grids launched so far have ended.
+    /// Returns true if all grids launched so far have ended.
     pub fn is_idle(&self) -> bool {
         self.device.is_idle()
     }
 
-    /// Waits until all grids launched so far have ended. Their tickets tell how.
+    /// Waits until all grids launched so far have ended. Their tickets hold the results.
     #[track_caller]
     pub fn synchronize(&self) {
         crate::host::block_on(|| self.is_idle());

@@ -236,12 +236,12 @@ fn limits_of_a_launch_are_checked_as_on_a_gpu() {
     let wrong = |message: &str| Err(message.to_owned());
     assert_eq!(grid([1, 0, 1], one, 0), wrong("grid of 1x0x1 has an extent of zero"));
     assert_eq!(grid(one, [32, 1, 0], 0), wrong("block of 32x1x0 has an extent of zero"));
-    assert_eq!(grid(one, [513, 2, 1], 0), wrong("1026 threads a block, the limit is 1024"));
+    assert_eq!(grid(one, [513, 2, 1], 0), wrong("block of 1026 threads exceeds the limit of 1024"));
     assert_eq!(grid(one, [1025, 1, 1], 0), wrong("block extent x is 1025, the limit is 1024"));
     assert_eq!(grid(one, [1, 1, 65], 0), wrong("block extent z is 65, the limit is 64"));
     assert_eq!(grid([1, 65_536, 1], one, 0), wrong("grid extent y is 65536, the limit is 65535"));
     assert_eq!(grid([1 << 31, 1, 1], one, 0), wrong("grid extent x is 2147483648, the limit is 2147483647"));
-    let shared = "232449 bytes of dynamic shared memory a block, the limit is 232448";
+    let shared = "232449 bytes of dynamic shared memory per block, the limit is 232448";
     assert_eq!(grid(one, one, (227 << 10) + 1), wrong(shared));
 }
 

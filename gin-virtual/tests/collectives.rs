@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What threads of a block do together: barriers, exchanges, votes, the active mask, shared memory.
+//! Operations that threads of a block do together: barriers, exchanges, votes, the active mask, shared memory.
 
 mod common;
 
@@ -83,7 +83,7 @@ fn ballots_and_shuffles_of_the_device_api_hold_for_full_partial_and_masked_group
             assert!(Tile::<4>.any(thread % 4 == 2) && !Tile::<4>.all(thread % 4 == 2));
             if lane % 4 == 1 {
                 let mask = 0x2222_2222 & exist;
-                // Safety: exactly these lanes come here.
+                // Safety: exactly these lanes arrive here.
                 let lanes = unsafe { Lanes::new(mask) };
                 assert_eq!(lanes.ballot(true), mask);
                 assert_eq!(lanes.broadcast(u64::from(thread), 1), u64::from(thread / 32 * 32 + 5));
@@ -131,7 +131,7 @@ fn a_partial_last_warp_counts_as_a_whole_one_at_a_barrier_with_a_count() {
             if thread() >= 32 {
                 assert_eq!(barrier(5, 64, Reduction::Count, true), 40);
             }
-            // A count for all warps and none at all are the same barrier.
+            // A count of all warps and no count name the same barrier.
             barrier(0, if thread() < 32 { 0 } else { 96 }, Reduction::None, false);
         })
     });
@@ -159,7 +159,7 @@ fn the_active_mask_is_the_same_set_in_all_its_lanes_and_sets_are_disjoint() {
             for _ in 0..5 {
                 let mask = (executor().active_mask)(Location::caller());
                 assert_eq!(mask >> (thread() % 32) & 1, 1);
-                // It would be an error if a lane of the mask came with another one, or not at all.
+                // A lane of the mask that came with another mask, or not at all, would be an error.
                 let values = exchange(mask, u64::from(mask));
                 for lane in (0..32).filter(|lane| mask >> lane & 1 == 1) {
                     assert_eq!(values[lane], u64::from(mask));
@@ -221,7 +221,7 @@ fn static_shared_memory_is_one_zeroed_piece_for_each_block_and_declaration() {
             let (first, second) = (shared(&FIRST, 64), shared(&SECOND, 64));
             assert_ne!(first, second);
             assert_eq!(first.addr() % 16, 0);
-            // Safety: each thread uses a byte of its own; the pieces live as long as the block.
+            // Safety: each thread uses its own byte; the segments live as long as the block.
             unsafe {
                 let (mine, other) = (first.add(thread() as usize), second.add(thread() as usize));
                 assert_eq!((mine.read(), other.read()), (0, 0));
@@ -252,7 +252,7 @@ fn dynamic_shared_memory_has_the_size_of_the_launch_and_holds_nothing_to_rely_on
         Grid::new("dynamic", 2, 32, || {
             let (place, bytes) = (executor().dynamic_shared)();
             assert_eq!((bytes, place.addr() % 128), (4096, 0));
-            // Safety: each thread has 128 bytes of its own.
+            // Safety: each thread has its own 128 bytes.
             unsafe {
                 let mine = place.add(thread() as usize * 128);
                 assert_eq!(mine.read(), 0xcd);
@@ -299,7 +299,7 @@ fn spans_at_all_15_barriers_of_a_block_keep_their_broadcasts_apart_and_there_is_
     everywhere(|| {
         Grid::new("spans", 1, 16 * 32, || {
             let warp = thread() / 32;
-            // Safety: each warp is a span of its own with a barrier of its own.
+            // Safety: each warp is its own span with its own barrier.
             let (span, none) = unsafe { (WarpSpan::new(warp, 1, 1 + warp), WarpSpan::new(0, 1, 0)) };
             assert!(none.is_none());
             let Some(span) = span else {

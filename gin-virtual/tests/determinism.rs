@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A seed gives the same run, byte for byte, and another seed another one.
+//! A seed gives the same run, byte for byte; another seed gives another run.
 
 mod common;
 
@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use common::*;
 use gin_virtual::*;
 
-/// Four ranks that pass a token through a service, with kernels that use all that can switch. Returns what the host
-/// functions saw and the log.
+/// Runs four ranks that pass a token through a service, with kernels that use everything that can switch. Returns the
+/// values that the host functions saw, and the log.
 fn busy_world(seed: u64, policy: Policy, log: LogMode) -> (Vec<u64>, EventLog) {
     let world = World::seeded(SeededConfig::new(seed).policy(policy).log(log));
     // Memory whose addresses differ from run to run.

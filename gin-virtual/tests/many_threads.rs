@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use common::*;
 use gin_virtual::*;
 
-/// Four ranks, each with 8 blocks of 256 threads that meet at their block's barrier ten times.
+/// Runs four ranks, each with 8 blocks of 256 threads that meet at their block's barrier ten times.
 fn four_ranks(world: &World) {
     let hosts = (0..4).map(|_| {
         let gpu = world.device(DeviceConfig::default());
@@ -61,7 +61,7 @@ fn stacks_that_the_machine_does_not_have_are_an_error_of_the_grid_or_of_the_run(
         for stack_bytes in [1 << 50, usize::MAX] {
             let gpu = world.device(DeviceConfig { stack_bytes, ..DeviceConfig::resident(1) });
             let host = || [1, 2].map(|_| gpu.launch(StreamId(0), Grid::new("huge", 1, 33, || ())).unwrap().wait());
-            // Twice: the first one leaves the room of its block free.
+            // Twice, because the first one must leave the room of its block free.
             for result in world.run(vec![host]).unwrap().remove(0) {
                 let text = result.unwrap_err().to_string();
                 assert!(text.starts_with("no stacks for block 0 of grid `huge` (33 threads): "), "{text}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Everything that would hang or be undefined on a GPU is reported with who waits where.
+//! Programs that would hang or be undefined on a GPU are reported with every waiter and its place.
 
 mod common;
 
@@ -11,7 +11,7 @@ use gin_device::coop::{Block, Coop, Warp};
 use gin_device::exec::Reduction;
 use gin_virtual::*;
 
-/// The error of a grid in every world; the message must contain all of `parts`.
+/// Checks the error of a grid in every world: the message must contain all of `parts`.
 fn wrong(grid: impl Fn() -> Grid, parts: &[&str]) {
     for world in worlds() {
         let error = run_grid(&world, DeviceConfig::default(), &grid()).unwrap_err();
@@ -138,13 +138,13 @@ fn barrier_numbers_and_counts_are_checked() {
             })
         }
     };
-    wrong(grid(16, 0), &["barrier 16, a block has 16"]);
-    wrong(grid(1, 33), &["barrier 1 for 33 threads, which is no multiple of 32"]);
+    wrong(grid(16, 0), &["barrier 16 does not exist; a block has 16"]);
+    wrong(grid(1, 33), &["barrier 1 for 33 threads, not a multiple of 32"]);
 }
 
 #[test]
 fn more_arrivals_than_a_barrier_is_for_are_reported() {
-    // 40 threads of whole warps wait when the 16 of the partial last warp come, which count as 32.
+    // 40 threads of whole warps wait when the 16 of the partial last warp arrive, which count as 32.
     wrong(
         || {
             let waiting = Arc::new(AtomicU32::new(0));
@@ -166,7 +166,7 @@ fn more_arrivals_than_a_barrier_is_for_are_reported() {
                 }
             })
         },
-        &["barrier 1 for 64 threads, 72 came, counted in warps"],
+        &["barrier 1 for 64 threads, 72 arrived, counted in warps"],
     );
 }
 
@@ -201,7 +201,7 @@ fn a_lane_outside_of_its_own_mask_is_reported() {
                 exchange(0xffff, 0);
             })
         },
-        &["calls an exchange of lanes 0x0000ffff, which it is not one of"],
+        &["calls an exchange of lanes 0x0000ffff, which do not include it"],
     );
 }
 
@@ -213,7 +213,7 @@ fn lanes_that_wait_for_each_other_with_different_masks_are_reported() {
                 if thread() < 32 {
                     exchange(if thread() == 3 { 0x0f } else { u32::MAX }, 0);
                 } else {
-                    // The block is not stuck: these go on until the grid is ended.
+                    // The block is not stuck: these threads continue until the grid is ended.
                     loop {
                         pause(1000);
                     }
@@ -221,7 +221,7 @@ fn lanes_that_wait_for_each_other_with_different_masks_are_reported() {
             })
         },
         &[
-            "and that for this",
+            "which waits for it",
             "waiting in an exchange of lanes 0x0000000f",
             "waiting in an exchange of lanes 0xffffffff",
         ],
@@ -241,7 +241,7 @@ fn three_exchanges_that_wait_in_a_circle_are_reported() {
                 },
             })
         },
-        &["and that for this"],
+        &["which waits for it"],
     );
 }
 
@@ -263,7 +263,7 @@ fn lanes_in_an_exchange_and_threads_at_a_barrier_that_wait_for_each_other_are_st
 
 #[test]
 fn a_thread_that_panics_ends_its_grid_with_its_message_and_place_and_leaves_other_grids_alone() {
-    /// Counts those that were made and those that live.
+    /// Counts the values created and those alive.
     struct Counted(Arc<[AtomicU32; 2]>);
     impl Counted {
         fn new(counts: &Arc<[AtomicU32; 2]>) -> Self {
@@ -295,8 +295,8 @@ fn a_thread_that_panics_ends_its_grid_with_its_message_and_place_and_leaves_othe
             let (bad, good) = (gpu.launch(StreamId(0), bad).unwrap(), gpu.launch(StreamId(1), good).unwrap());
             let after = gpu.launch(StreamId(0), Grid::new("after", 1, 32, sync)).unwrap();
             let error = bad.wait().unwrap_err();
-            let LaunchError::Panicked { who, message } = &error else { panic!("{error}") };
-            assert_eq!(who.to_string(), "rank 0, grid `bad` (launch 1), block 1, thread 40");
+            let LaunchError::Panicked { actor, message } = &error else { panic!("{error}") };
+            assert_eq!(actor.to_string(), "rank 0, grid `bad` (launch 1), block 1, thread 40");
             assert!(message.starts_with("thread 40 fails, at gin-virtual/tests/misuse.rs:"), "{message}");
             good.wait().unwrap();
             after.wait().unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A coroutine that never yields is named, and the process ended; seen from outside, in a child process.
+//! The watchdog names a coroutine that never yields and ends the process. Observed from outside, in a child process.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -26,7 +26,7 @@ fn spinning_grid() -> Grid {
     })
 }
 
-/// Runs the named test of this binary again as a child that does `what`; what it printed.
+/// Runs the named test of this binary again as a child that does `what`. Returns its standard error.
 fn child(test: &str, what: &str) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture"]).env(CHILD, what).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -110,7 +110,7 @@ fn a_process_that_is_stopped_for_longer_than_that_goes_on() {
         let world = World::seeded(SeededConfig { watchdog: Some(Duration::from_secs(1)), ..SeededConfig::default() });
         let busy = || {
             eprintln!("busy");
-            // Until it has run for so long itself: what it was stopped for does not count.
+            // Until it has run for this long itself: the time for which it was stopped does not count.
             let (mut run, mut last) = (Duration::ZERO, Instant::now());
             while run < Duration::from_millis(200) {
                 let now = Instant::now();

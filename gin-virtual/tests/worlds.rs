@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Hosts, services, clocks, and how worlds end.
+//! Hosts, services, clocks, and the ends of worlds.
 
 mod common;
 
@@ -117,7 +117,7 @@ fn services_run_beside_the_hosts_until_they_are_stopped() {
         let host = || {
             let count = Arc::new(AtomicU32::new(0));
             let counter = count.clone();
-            // Spawned inside of the run; ends by itself.
+            // Spawned during the run; ends by itself.
             let finite = world.spawn_service("finite", move || match counter.fetch_add(1, SeqCst) {
                 9 => ServiceStep::Stop,
                 even if even % 2 == 0 => ServiceStep::Busy,
@@ -222,7 +222,7 @@ fn hosts_that_wait_for_each_other_for_ever_are_reported_with_their_places() {
         world.spawn_service("idler", || ServiceStep::Idle);
         let error = world.run(vec![|| block_on(|| false), || block_on(|| false)]).unwrap_err();
         let text = error.to_string();
-        assert!(text.starts_with("no progress: 5000 choices passed and nobody got any further\n"), "{text}");
+        assert!(text.starts_with("no progress: 5000 choices passed without progress\n"), "{text}");
         let line = line!() - 3;
         assert!(
             text.contains(&format!("host of rank 0: blocked on a condition at gin-virtual/tests/worlds.rs:{line}")),

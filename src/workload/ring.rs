@@ -5,7 +5,7 @@ use super::{Check, Job, Launched, Options, Place, Refused, Shape, limits, refere
 use gin_host::CommError;
 use gin_host::comm::{Communicator, Requirements, WindowFlags};
 use gin_host::world::Rank;
-use gin_kernels::ring::{inbox_len, piece};
+use gin_kernels::ring::{chunk, inbox_len};
 
 pub(super) struct Ring {
     shape: Shape,
@@ -64,7 +64,7 @@ impl Job for Ring {
         for (number, parts) in parts.chunks(threads).enumerate() {
             let (iteration, block) = ((number / blocks) as u64, number % blocks);
             let sum = parts.iter().fold(0u64, |sum, part| sum.wrapping_add(*part));
-            let (start, len) = piece(self.len, blocks, block);
+            let (start, len) = chunk(self.len, blocks, block);
             let expected = reference::ring_checksum(shape.ranks, start, len, iteration);
             if sum != expected {
                 check.wrong(|| {

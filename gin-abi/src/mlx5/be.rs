@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Big-endian numbers, of the bytes that lie in memory.
+//! Big-endian numbers, stored as the bytes of memory.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -11,25 +11,25 @@ macro_rules! big_endian {
         pub struct $name($native);
 
         impl $name {
-            /// The big-endian form of a native number.
+            /// Converts a native number to big-endian form.
             #[inline(always)]
             pub const fn new(value: $native) -> Self {
                 Self(value.to_be())
             }
 
-            /// What lies in memory, as a native load gives it.
+            /// Wraps the value that a native load of the memory returns.
             #[inline(always)]
             pub const fn from_memory(raw: $native) -> Self {
                 Self(raw)
             }
 
-            /// The native number.
+            /// Returns the native number.
             #[inline(always)]
             pub const fn get(self) -> $native {
                 <$native>::from_be(self.0)
             }
 
-            /// What a native store has to put into memory.
+            /// Returns the value that a native store must write to memory.
             #[inline(always)]
             pub const fn memory(self) -> $native {
                 self.0
@@ -46,8 +46,8 @@ big_endian! {
     /// assert_eq!(bytemuck::bytes_of(&Be16::new(0x0102)), [1, 2]);
     /// ```
     Be16: u16;
-    /// 32 bits, most significant byte first. Keys of memory regions are kept in this form, so that a kernel need not turn
-    /// them round.
+    /// 32 bits, most significant byte first. Keys of memory regions are kept in this form, so that a kernel need not
+    /// swap their bytes.
     ///
     /// ```
     /// use gin_abi::mlx5::be::Be32;

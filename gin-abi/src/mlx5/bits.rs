@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Fields of command mailboxes.
 //!
-//! A command is a string of big-endian bits. A [`Layout`] is a table of fields, each with its first bit, counted from the
-//! most significant bit of byte 0, and its width; from that one place come the setters ([`Mailbox::set`]), the getters
-//! ([`Mailbox::get`], [`View::get`]) and the checks of the tests. A field belongs to its layout by type, so it cannot be
-//! used with another; a layout inside another is a [`Part`].
+//! A command is a string of big-endian bits. A [`Layout`] is a table of fields. Each row gives the width of a field and
+//! its first bit, counted from the most significant bit of byte 0. Setters ([`Mailbox::set`]), getters
+//! ([`Mailbox::get`], [`View::get`]) and the checks of the tests all use that one row. A field belongs to its layout by
+//! type, so it cannot be used with another. A layout inside another is a [`Part`].
 //!
 //! ```
 //! use gin_abi::mlx5::bits::Mailbox;
@@ -25,44 +25,44 @@ use core::marker::PhantomData;
 
 /// A table of fields.
 pub trait Layout: Copy + 'static {
-    /// Name that Linux' `mlx5_ifc.h` has for it, less what all have around it.
+    /// Name in Linux' `mlx5_ifc.h`, without the common prefix `mlx5_ifc_` and suffix `_bits`.
     const NAME: &'static str;
     /// Length in bytes.
     const LENGTH: usize;
-    /// Its fields and parts.
+    /// Fields and parts.
     const ROWS: &'static [Row];
-    /// Its bytes.
+    /// Byte array of this length.
     type Bytes: Copy + AsRef<[u8]> + AsMut<[u8]>;
-    /// All zero.
+    /// An array of zeros.
     const ZERO: Self::Bytes;
 }
 
-/// A line of a table.
+/// A row of a table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Row {
-    /// Name that Linux' `mlx5_ifc.h` has for it.
+    /// Name in Linux' `mlx5_ifc.h`.
     pub name: &'static str,
     /// First bit.
     pub offset: u32,
     /// Width in bits.
     pub width: u32,
-    /// Whether it is a number, a string of bytes, or a layout of its own.
+    /// Number, string of bytes, or another layout.
     pub kind: RowKind,
 }
 
 impl Row {
-    /// The number that lies there in `bytes`, at most 64 bits; bits past the end of `bytes` are 0.
+    /// Returns the number at this place in `bytes`, at most 64 bits. Bits past the end of `bytes` are 0.
     pub fn get(&self, bytes: &[u8]) -> u64 {
         read_bits(bytes, self.offset, self.width)
     }
 
-    /// Puts a number there; bits of it that do not fit, and bits past the end of `bytes`, are dropped.
+    /// Stores a number at this place. Bits that do not fit, and bits past the end of `bytes`, are dropped.
     pub fn set(&self, bytes: &mut [u8], value: u64) {
         write_bits(bytes, self.offset, self.width, value);
     }
 }
 
-/// What a line of a table stands for.
+/// The type of a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RowKind {
     /// A number of at most 64 bits.
@@ -124,17 +124,17 @@ impl<L> Field<L> {
         Self { offset, width, name, layout: PhantomData }
     }
 
-    /// First bit.
+    /// Returns the first bit.
     pub const fn offset(self) -> u32 {
         self.offset
     }
 
-    /// Width in bits.
+    /// Returns the width in bits.
     pub const fn width(self) -> u32 {
         self.width
     }
 
-    /// Largest number that fits.
+    /// Returns the largest number that fits.
     pub const fn max(self) -> u64 {
         crate::mask(self.width)
     }
@@ -153,30 +153,30 @@ impl<L: Layout, P: Layout> Part<L, P> {
         Self { offset, layouts: PhantomData }
     }
 
-    /// The field of the inner layout, as a field of the outer one.
+    /// Returns the field of the inner layout as a field of the outer one.
     pub const fn field(self, inner: Field<P>) -> Field<L> {
         Field { offset: self.offset + inner.offset, width: inner.width, name: inner.name, layout: PhantomData }
     }
 
-    /// The same for a string of bytes.
+    /// Returns the string of bytes of the inner layout as one of the outer layout.
     pub const fn bytes<const N: usize>(self, inner: ByteField<P, N>) -> ByteField<L, N> {
         ByteField { offset: self.offset + inner.offset, layout: PhantomData }
     }
 
-    /// The same for a layout inside the inner one.
+    /// Returns the layout inside the inner one as a part of the outer layout.
     pub const fn part<Q: Layout>(self, inner: Part<P, Q>) -> Part<L, Q> {
         Part { offset: self.offset + inner.offset, layouts: PhantomData }
     }
 }
 
-/// A number did not fit into its field.
+/// Error: a number does not fit into its field.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TooWide {
     /// Name of the layout.
     pub layout: &'static str,
     /// Name of the field.
     pub field: &'static str,
-    /// Its width in bits.
+    /// Width of the field in bits.
     pub width: u32,
     /// The number.
     pub value: u64,
@@ -234,12 +234,13 @@ impl<L: Layout> fmt::Debug for Mailbox<L> {
 }
 
 impl<L: Layout> Mailbox<L> {
-    /// All zero.
+    /// Returns a mailbox of zeros.
     pub const fn new() -> Self {
         Self { bytes: L::ZERO, error: None }
     }
 
-    /// Sets a field. A number that does not fit is kept as an error for [`bytes`](Self::bytes), and the field stays.
+    /// Sets a field. If the number does not fit, the field keeps its value, and [`bytes`](Self::bytes) reports the
+    /// error.
     pub fn set(&mut self, field: Field<L>, value: u64) -> &mut Self {
         if value <= field.max() {
             write_bits(self.bytes.as_mut(), field.offset, field.width, value);
@@ -268,20 +269,20 @@ impl<L: Layout> Mailbox<L> {
         self
     }
 
-    /// A field.
+    /// Returns a field.
     pub fn get(&self, field: Field<L>) -> u64 {
         self.view().get(field)
     }
 
-    /// To read from.
+    /// Returns a view to read from.
     pub fn view(&self) -> View<'_, L> {
         View { bytes: self.bytes.as_ref(), layout: PhantomData }
     }
 
-    /// What is sent.
+    /// Returns the bytes to send.
     ///
     /// # Errors
-    /// The first number that did not fit into its field.
+    /// Fails with the first number that did not fit into its field.
     pub fn bytes(&self) -> Result<&[u8], TooWide> {
         match self.error {
             None => Ok(self.bytes.as_ref()),
@@ -289,13 +290,23 @@ impl<L: Layout> Mailbox<L> {
         }
     }
 
-    /// Where an answer is written.
+    /// Returns the buffer that an answer is written to.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         self.bytes.as_mut()
     }
 }
 
-/// Bytes that somebody else wrote, read by the layout `L`.
+/// Bytes that another party wrote, read by the layout `L`.
+///
+/// ```
+/// use gin_abi::mlx5::bits::View;
+/// use gin_abi::mlx5::mailbox::CommandOut;
+///
+/// let answer = [0x50, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 0];
+/// let view = View::<CommandOut>::new(&answer).unwrap();
+/// assert_eq!((view.get(CommandOut::STATUS), view.get(CommandOut::SYNDROME)), (0x50, 7));
+/// assert!(View::<CommandOut>::new(&answer[..15]).is_none());
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct View<'a, L> {
     bytes: &'a [u8],
@@ -303,17 +314,17 @@ pub struct View<'a, L> {
 }
 
 impl<'a, L: Layout> View<'a, L> {
-    /// Over the first bytes of `bytes`, if there are as many as the layout has.
+    /// Views the first bytes of `bytes`; returns `None` if the layout is longer.
     pub fn new(bytes: &'a [u8]) -> Option<Self> {
         bytes.get(..L::LENGTH).map(|bytes| Self { bytes, layout: PhantomData })
     }
 
-    /// A field.
+    /// Returns a field.
     pub fn get(self, field: Field<L>) -> u64 {
         read_bits(self.bytes, field.offset, field.width)
     }
 
-    /// A string of bytes.
+    /// Returns a string of bytes.
     pub fn get_bytes<const N: usize>(self, field: ByteField<L, N>) -> [u8; N] {
         let at = field.offset as usize / 8;
         let mut value = [0; N];
@@ -323,14 +334,14 @@ impl<'a, L: Layout> View<'a, L> {
         value
     }
 
-    /// A part.
+    /// Returns a view of a part.
     pub fn part<P: Layout>(self, part: Part<L, P>) -> View<'a, P> {
         let at = part.offset as usize / 8;
-        // The tables say that the part lies within; a test checks them.
+        // The tables place every part within its layout, and a test checks it.
         View { bytes: self.bytes.get(at..at + P::LENGTH).unwrap_or(&[]), layout: PhantomData }
     }
 
-    /// Its bytes.
+    /// Returns the bytes.
     pub fn bytes(self) -> &'a [u8] {
         self.bytes
     }
@@ -364,14 +375,14 @@ macro_rules! layouts {
             }
         )*
 
-        /// A table, by name.
+        /// A layout's table, under its name.
         #[derive(Clone, Copy, Debug)]
         pub struct Table {
-            /// Name that Linux' `mlx5_ifc.h` has for it, less what all have around it.
+            /// Name in Linux' `mlx5_ifc.h`, without the common prefix `mlx5_ifc_` and suffix `_bits`.
             pub name: &'static str,
             /// Length in bytes.
             pub length: usize,
-            /// Its fields and parts.
+            /// Fields and parts.
             pub rows: &'static [$crate::mlx5::bits::Row],
         }
 

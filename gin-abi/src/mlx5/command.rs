@@ -1,48 +1,50 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Numbers that go into command mailboxes.
+//! Numbers used in command mailboxes.
+
+use crate::codes::codes;
 
 #[cfg(doc)]
 use super::mailbox::{HcaCap, Qpc};
 
-/// Which commands there are.
+/// Opcodes of commands.
 pub mod opcode {
-    /// Capabilities.
+    /// Returns capabilities.
     pub const QUERY_HCA_CAP: u64 = 0x100;
-    /// New completion queue.
+    /// Creates a completion queue.
     pub const CREATE_CQ: u64 = 0x400;
-    /// Its end.
+    /// Destroys a completion queue.
     pub const DESTROY_CQ: u64 = 0x401;
-    /// Its context.
+    /// Returns the context of a completion queue.
     pub const QUERY_CQ: u64 = 0x402;
-    /// New queue pair.
+    /// Creates a queue pair.
     pub const CREATE_QP: u64 = 0x500;
-    /// Its end.
+    /// Destroys a queue pair.
     pub const DESTROY_QP: u64 = 0x501;
-    /// Reset to init.
+    /// Moves a queue pair from reset to init.
     pub const RST2INIT_QP: u64 = 0x502;
-    /// Init to ready to receive.
+    /// Moves a queue pair from init to ready to receive.
     pub const INIT2RTR_QP: u64 = 0x503;
-    /// Ready to receive to ready to send.
+    /// Moves a queue pair from ready to receive to ready to send.
     pub const RTR2RTS_QP: u64 = 0x504;
-    /// Any state to error.
+    /// Moves a queue pair from any state to error.
     pub const TO_ERR_QP: u64 = 0x507;
-    /// Any state to reset.
+    /// Moves a queue pair from any state to reset.
     pub const TO_RST_QP: u64 = 0x50a;
-    /// Its context.
+    /// Returns the context of a queue pair.
     pub const QUERY_QP: u64 = 0x50b;
-    /// An entry of the table of GIDs.
+    /// Returns an entry of the GID table.
     pub const QUERY_ROCE_ADDRESS: u64 = 0x760;
-    /// New doorbell page.
+    /// Allocates a doorbell page.
     pub const ALLOC_UAR: u64 = 0x802;
-    /// Its end.
+    /// Frees a doorbell page.
     pub const DEALLOC_UAR: u64 = 0x803;
-    /// New registered memory.
+    /// Registers memory.
     pub const CREATE_UMEM: u64 = 0xa08;
-    /// Its end.
+    /// Deregisters memory.
     pub const DESTROY_UMEM: u64 = 0xa0a;
 }
 
-/// Variants of [`opcode::QUERY_HCA_CAP`]: twice the number of the table, plus 1 for what is in force.
+/// Variants of [`opcode::QUERY_HCA_CAP`]: twice the table's number, plus 1 for the values in force.
 pub mod capability {
     /// [`HcaCap`](super::super::mailbox::HcaCap)
     pub const GENERAL: u64 = 0x01;
@@ -54,25 +56,25 @@ pub mod capability {
     pub const GENERAL_2: u64 = 0x41;
 }
 
-/// Bits of `opt_param_mask`.
+/// Bits of `opt_param_mask`, which say that a field is valid.
 pub mod opt_param {
-    /// `rre` counts.
+    /// `rre` is valid.
     pub const RRE: u64 = 1 << 1;
-    /// `rae` counts.
+    /// `rae` is valid.
     pub const RAE: u64 = 1 << 2;
-    /// `rwe` counts.
+    /// `rwe` is valid.
     pub const RWE: u64 = 1 << 3;
-    /// `pkey_index` counts.
+    /// `pkey_index` is valid.
     pub const PKEY_INDEX: u64 = 1 << 4;
-    /// `min_rnr_nak` counts.
+    /// `min_rnr_nak` is valid.
     pub const RNR_TIMEOUT: u64 = 1 << 6;
 }
 
 /// Codes of RoCE versions.
 pub mod roce_version {
-    /// Over Ethernet.
+    /// RoCE v1, over Ethernet.
     pub const V1: u64 = 0;
-    /// Over UDP.
+    /// RoCE v2, over UDP.
     pub const V2: u64 = 2;
 }
 
@@ -83,115 +85,88 @@ pub const RQ_TYPE_NONE: u64 = 3;
 /// [`HcaCap::PORT_TYPE`] of Ethernet.
 pub const PORT_TYPE_ETHERNET: u64 = 1;
 
-macro_rules! numbers {
-    ($($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $code:literal, $text:literal;)* })*) => {$(
-        $(#[$meta])*
-        #[repr(u8)]
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
-        pub enum $name { $($(#[$doc])* $variant = $code,)* }
-
-        impl $name {
-            /// Every one that there is.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// The one with this code, if there is one.
-            pub const fn from_code(code: u64) -> Option<Self> {
-                match code { $($code => Some(Self::$variant),)* _ => None }
-            }
-
-            /// What stands for it in a mailbox.
-            pub const fn code(self) -> u64 {
-                self as u64
-            }
-
-            /// What it says, in words.
-            pub const fn text(self) -> &'static str {
-                match self { $(Self::$variant => $text,)* }
-            }
-        }
-
-        #[cfg(not(target_arch = "nvptx64"))]
-        impl core::fmt::Display for $name {
-            fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-                f.write_str(self.text())
-            }
-        }
-    )*};
-}
-
-numbers! {
-    /// How a command ended.
-    Status {
-        /// Done.
+codes! {
+    /// Status of a finished command.
+    #[derive(PartialOrd, Ord)]
+    Status: u8 as u64 {
+        /// The command succeeded.
         Ok = 0x0, "done";
         /// The firmware failed.
         Internal = 0x1, "internal error";
-        /// No such command.
+        /// The command or variant does not exist.
         BadOperation = 0x2, "no such command or variant";
-        /// A field that makes no sense.
+        /// A field has an invalid value.
         BadParameter = 0x3, "bad parameter";
-        /// The device is not in a state for it.
-        BadSystemState = 0x4, "bad state of the device";
-        /// An object that it names is not there.
+        /// The device is in the wrong state.
+        BadSystemState = 0x4, "device is in the wrong state";
+        /// An object that the command names does not exist.
         BadResource = 0x5, "no such object";
-        /// An object that it names is in use.
+        /// An object that the command names is in use.
         ResourceBusy = 0x6, "object is in use";
         /// A limit is reached.
         Limit = 0x8, "limit exceeded";
-        /// An object that it names is not in a state for it.
+        /// An object that the command names is in the wrong state.
         BadResourceState = 0x9, "object is in the wrong state";
-        /// An index past its table.
+        /// An index exceeds its table.
         Index = 0xa, "index out of range";
-        /// No room for another object.
+        /// The device has no room for another object.
         NoResources = 0xf, "out of resources";
-        /// A queue pair is not in a state for it.
+        /// A queue pair is in the wrong state.
         BadQpState = 0x10, "queue pair is in the wrong state";
         /// The command is too short or too long.
         BadInputLength = 0x50, "wrong length of the command";
-        /// There is too little room for the answer.
+        /// The buffer for the answer has the wrong length.
         BadOutputLength = 0x51, "wrong length of the answer";
     }
     /// State of a queue pair.
-    QpState {
+    #[derive(PartialOrd, Ord)]
+    QpState: u8 as u64 {
         /// New.
         Reset = 0, "reset";
-        /// It has a port.
+        /// Assigned to a port.
         Init = 1, "init";
-        /// It knows its peer, and answers it.
+        /// Connected to its peer, and answers it.
         ReadyToReceive = 2, "ready to receive";
-        /// It sends.
+        /// Sends.
         ReadyToSend = 3, "ready to send";
-        /// Its send queue failed.
+        /// The send queue failed.
         SendError = 4, "send queue error";
-        /// Its send queue is drained.
+        /// The send queue is drained.
         Drained = 5, "drained";
-        /// It failed.
+        /// The queue pair failed.
         Error = 6, "error";
     }
-    /// Most bytes of payload in a packet.
-    Mtu {
-        /// 256.
+    /// Largest payload of a packet.
+    #[derive(PartialOrd, Ord)]
+    Mtu: u8 as u64 {
+        /// 256 bytes.
         B256 = 1, "256 bytes";
-        /// 512.
+        /// 512 bytes.
         B512 = 2, "512 bytes";
-        /// 1,024.
+        /// 1,024 bytes.
         B1024 = 3, "1024 bytes";
-        /// 2,048.
+        /// 2,048 bytes.
         B2048 = 4, "2048 bytes";
-        /// 4,096.
+        /// 4,096 bytes.
         B4096 = 5, "4096 bytes";
     }
-    /// What atomics a queue pair answers.
-    AtomicMode {
+    /// Atomics that a queue pair executes for its peer.
+    #[derive(PartialOrd, Ord)]
+    AtomicMode: u8 as u64 {
         /// Those of the InfiniBand specification, 8 bytes.
         Specification = 1, "as in the specification";
-        /// Up to 8 bytes.
+        /// Operands of up to 8 bytes.
         EightBytes = 3, "up to 8 bytes";
     }
 }
 
 impl Mtu {
-    /// In bytes.
+    /// Returns the payload in bytes.
+    ///
+    /// ```
+    /// use gin_abi::mlx5::command::Mtu;
+    /// assert_eq!(Mtu::B1024.bytes(), 1024);
+    /// ```
     pub const fn bytes(self) -> u32 {
         128 << self as u32
     }

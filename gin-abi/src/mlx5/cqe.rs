@@ -1,116 +1,92 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Completion-queue entries.
 //!
-//! 64 bytes each, in a ring of a power of two. Of the requester's completions, which are all that ours have, these bytes
-//! count; numbers are big-endian:
+//! Completions have 64 bytes each and form a ring whose size is a power of two. gin's completion queues hold
+//! completions of requesters only. Their bytes, with big-endian numbers:
 //!
-//! | bytes | a good one | one of an error |
+//! | bytes | success | error |
 //! | --- | --- | --- |
 //! | 44..48 | length in bytes, of a read or an atomic | - |
-//! | 48..56 | time stamp, 0 where there is no clock | 54: vendor's syndrome, 55: [`Syndrome`] |
+//! | 48..56 | time stamp, 0 without a clock | 54: vendor's syndrome, 55: [`Syndrome`] |
 //! | 56..60 | operation of the entry (8 bits), queue pair (24 bits) | the same |
 //! | 60..62 | index of the entry, low 16 bits | the same |
 //! | 62 | signature | the same |
 //! | 63 | [`opcode`] (4 bits), format (2), solicited (1), owner (1) | the same |
 //!
-//! The owner bit of completion i of a ring of 2^n is bit n of i: it flips from round to round, so nobody clears a slot. A
-//! ring is filled with [`INVALID_BYTE`] before its first round. The last 8 bytes, a [`Tail`], say all that there is to say
-//! of a good one, and a NIC writes them last.
+//! The owner bit of completion i of a ring of 2^n is bit n of i. It flips from round to round, so no slot needs
+//! clearing. Software fills a ring with [`INVALID_BYTE`] before its first round. The last 8 bytes, a [`Tail`], describe
+//! a successful completion fully, and a NIC writes them last.
 //!
-//! A *collapsed* queue has every completion written to slot 0; the owner bit goes by its size all the same.
+//! A *collapsed* queue receives every completion in slot 0. The owner bit still follows the queue's size.
+//!
+//! ```
+//! use gin_abi::mlx5::cqe::{Completion, CompletionError, Tail, opcode};
+//!
+//! let completion = Completion::good(Tail::new(opcode::REQUEST, 0x10, 42, 7, 0, 4), 64);
+//! let outcome = completion.read(0, 4).unwrap();
+//! assert_eq!((outcome.queue, outcome.index, outcome.result), (42, 7, Ok(64)));
+//! assert_eq!(completion.read(16, 4), Err(CompletionError::NotYet)); // the next round of the ring
+//! ```
 
 use super::be::Be32;
+use crate::codes::codes;
 use bytemuck::{Pod, Zeroable};
 
-/// Bytes of a completion.
+/// Size of a completion in bytes.
 pub const BYTES: u64 = 64;
 
-/// What every byte of a ring is before its first round: an invalid opcode, and the owner of the round before.
+/// Value of every byte of a ring before its first round: an invalid opcode and the owner of the previous round.
 pub const INVALID_BYTE: u8 = 0xf1;
 
-/// What a completion is about.
+/// Opcodes of completions.
 pub mod opcode {
-    /// An entry of the send queue was carried out.
+    /// An entry of the send queue completed.
     pub const REQUEST: u8 = 0;
     /// An entry of the send queue failed.
     pub const REQUEST_ERROR: u8 = 13;
-    /// Something of the receive queue failed.
+    /// An operation of the receive queue failed.
     pub const RESPONSE_ERROR: u8 = 14;
-    /// None was ever written here.
+    /// The slot was never written.
     pub const INVALID: u8 = 15;
 }
 
-macro_rules! syndromes {
-    ($($(#[$doc:meta])* $variant:ident = $code:literal, $text:literal;)*) => {
-        /// Why an entry failed.
-        #[repr(u8)]
-        #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-        pub enum Syndrome { $($(#[$doc])* $variant = $code,)* }
-
-        impl Syndrome {
-            /// Every one that there is.
-            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
-
-            /// The one with this code, if it is known.
-            pub const fn from_code(code: u8) -> Option<Self> {
-                match code { $($code => Some(Self::$variant),)* _ => None }
-            }
-
-            /// The code that lies in a completion.
-            #[inline(always)]
-            pub const fn code(self) -> u8 {
-                self as u8
-            }
-
-            /// What it says, in words.
-            pub const fn text(self) -> &'static str {
-                match self { $(Self::$variant => $text,)* }
-            }
-        }
-    };
-}
-
-syndromes! {
-    /// The message is longer than the queue pair may send, or a buffer is too short.
-    LocalLength = 0x01, "length of the message";
-    /// The entry makes no sense: operation, number of segments, index or queue pair.
-    LocalOperation = 0x02, "entry that makes no sense";
-    /// A local key is unknown, or its region does not hold the range or does not allow the access.
-    LocalProtection = 0x04, "local key or range";
-    /// An earlier entry failed, so this one was never carried out.
-    Flushed = 0x05, "flushed behind a failed entry";
-    /// Binding a memory window failed.
-    WindowBind = 0x06, "memory window";
-    /// The peer answered with nonsense.
-    BadResponse = 0x10, "senseless response";
-    /// The response could not be written to local memory.
-    LocalAccess = 0x11, "local access";
-    /// The peer refused the request as such: operation, length or alignment.
-    RemoteInvalidRequest = 0x12, "request refused by the peer";
-    /// The peer's key is unknown, or its region does not hold the range or does not allow the access.
-    RemoteAccess = 0x13, "remote key or range";
-    /// The peer could not finish the request.
-    RemoteOperation = 0x14, "peer could not finish the request";
-    /// No answer, after all retries.
-    RetryExceeded = 0x15, "no answer from the peer";
-    /// The peer was not ready, after all retries.
-    NotReadyExceeded = 0x16, "peer was never ready";
-    /// The peer gave the request up.
-    RemoteAborted = 0x22, "aborted by the peer";
-}
-
-#[cfg(not(target_arch = "nvptx64"))]
-impl core::fmt::Display for Syndrome {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str(self.text())
+codes! {
+    /// The cause of an entry's failure.
+    Syndrome: u8 as u8 {
+        /// The message is longer than the queue pair may send, or a buffer is too short.
+        LocalLength = 0x01, "invalid length of the message";
+        /// The entry has an invalid operation, number of segments, index or queue pair.
+        LocalOperation = 0x02, "invalid entry";
+        /// A local key is unknown, or its region does not contain the range or does not allow the access.
+        LocalProtection = 0x04, "invalid local key or range";
+        /// An earlier entry failed, so this one was never executed.
+        Flushed = 0x05, "flushed behind a failed entry";
+        /// Binding a memory window failed.
+        WindowBind = 0x06, "memory window not bound";
+        /// The peer's response is invalid.
+        BadResponse = 0x10, "invalid response";
+        /// The response could not be written to local memory.
+        LocalAccess = 0x11, "response not writable to local memory";
+        /// The peer refused the request for its operation, length or alignment.
+        RemoteInvalidRequest = 0x12, "request refused by the peer";
+        /// The peer's key is unknown, or its region does not contain the range or does not allow the access.
+        RemoteAccess = 0x13, "invalid remote key or range";
+        /// The peer could not finish the request.
+        RemoteOperation = 0x14, "peer could not finish the request";
+        /// The peer did not answer after all retries.
+        RetryExceeded = 0x15, "no answer from the peer";
+        /// The peer was not ready after all retries.
+        NotReadyExceeded = 0x16, "peer was never ready";
+        /// The peer aborted the request.
+        RemoteAborted = 0x22, "aborted by the peer";
     }
 }
 
-/// A completion, as it lies in memory.
+/// A completion in its memory form.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 pub struct Completion {
-    /// Its words, as native loads give them.
+    /// Words, as native loads return them.
     pub words: [u64; 8],
 }
 
@@ -127,7 +103,7 @@ pub const SYNDROME_WORD: usize = 6;
 pub struct Tail(pub u64);
 
 impl Tail {
-    /// The tail of a completion for entry `index` of `queue`, number `number` in a ring of 2^`log_size`.
+    /// Creates the tail of the completion with this `number`, in a ring of 2^`log_size`, for entry `index` of `queue`.
     #[inline(always)]
     pub const fn new(opcode: u8, operation: u32, queue: u32, index: u64, number: u64, log_size: u32) -> Self {
         let head = Be32::new(operation << 24 | queue & 0xff_ffff).memory() as u64;
@@ -135,51 +111,57 @@ impl Tail {
         Self(head | ((index as u16).to_be() as u64) << 32 | last << 56)
     }
 
-    /// What it is about, of [`opcode`].
+    /// Returns the opcode, of [`opcode`].
     #[inline(always)]
     pub const fn opcode(self) -> u8 {
         (self.0 >> 60) as u8
     }
 
-    /// The owner bit.
+    /// Returns the owner bit.
     #[inline(always)]
     pub const fn owner(self) -> u32 {
         (self.0 >> 56 & 1) as u32
     }
 
-    /// Low 16 bits of the index of the entry.
+    /// Returns the low 16 bits of the index of the entry.
     #[inline(always)]
     pub const fn index(self) -> u16 {
         u16::from_be((self.0 >> 32) as u16)
     }
 
-    /// The queue pair.
+    /// Returns the queue pair.
     #[inline(always)]
     pub const fn queue(self) -> u32 {
         Be32::from_memory(self.0 as u32).get() & 0xff_ffff
     }
 
-    /// The operation of the entry.
+    /// Returns the operation of the entry.
     #[inline(always)]
     pub const fn operation(self) -> u32 {
         Be32::from_memory(self.0 as u32).get() >> 24
     }
 
-    /// Whether completion number `number`, of a ring of 2^`log_size`, is in the slot that this was loaded from.
+    /// Returns true if the slot that this was loaded from holds completion number `number` of a ring of 2^`log_size`.
     #[inline(always)]
     pub const fn is_in_place(self, number: u64, log_size: u32) -> bool {
         (self.owner() == owner(number, log_size)) & (self.opcode() != opcode::INVALID)
     }
 }
 
-/// The owner bit of completion number `number` of a ring of 2^`log_size`.
+/// Returns the owner bit of completion number `number` of a ring of 2^`log_size`.
+///
+/// ```
+/// use gin_abi::mlx5::cqe::owner;
+/// assert_eq!([15, 16, 31, 32].map(|number| owner(number, 4)), [0, 1, 1, 0]);
+/// ```
 #[inline(always)]
 pub const fn owner(number: u64, log_size: u32) -> u32 {
     (number >> (log_size & 63)) as u32 & 1
 }
 
 impl Completion {
-    /// One of an entry that was carried out; `bytes` is what a read or an atomic brought.
+    /// Creates the completion of a successful entry. `bytes` is the length of the data that a read or an atomic
+    /// returned.
     pub const fn good(tail: Tail, bytes: u32) -> Self {
         let mut words = [0; 8];
         words[5] = (Be32::new(bytes).memory() as u64) << 32;
@@ -187,7 +169,7 @@ impl Completion {
         Self { words }
     }
 
-    /// One of an entry that failed.
+    /// Creates the completion of a failed entry.
     pub const fn error(tail: Tail, syndrome: Syndrome, vendor: u8) -> Self {
         let mut words = [0; 8];
         words[SYNDROME_WORD] = (syndrome.code() as u64) << 56 | (vendor as u64) << 48;
@@ -195,26 +177,26 @@ impl Completion {
         Self { words }
     }
 
-    /// Its last 8 bytes.
+    /// Returns the last 8 bytes.
     #[inline(always)]
     pub const fn tail(&self) -> Tail {
         Tail(self.words[TAIL_WORD])
     }
 
-    /// What a read or an atomic brought, in bytes.
+    /// Returns the number of bytes that a read or an atomic returned.
     #[inline(always)]
     pub const fn bytes(&self) -> u32 {
         Be32::from_memory((self.words[5] >> 32) as u32).get()
     }
 
-    /// Of an error: the code of its [`Syndrome`], and the vendor's.
+    /// Returns the code of the [`Syndrome`] and the vendor's syndrome of a failed entry.
     #[inline(always)]
     pub const fn syndromes(&self) -> (u8, u8) {
         ((self.words[SYNDROME_WORD] >> 56) as u8, (self.words[SYNDROME_WORD] >> 48) as u8)
     }
 }
 
-/// A completion, decoded.
+/// A decoded completion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outcome {
     /// The queue pair.
@@ -223,33 +205,33 @@ pub struct Outcome {
     pub index: u16,
     /// Operation of the entry.
     pub operation: u32,
-    /// Length of what was read, or why it failed.
+    /// Number of bytes read, or the failure.
     pub result: Result<u32, Failure>,
 }
 
-/// Why an entry failed.
+/// The cause of an entry's failure, as codes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Failure {
-    /// Code of a [`Syndrome`], if it is one that is known.
+    /// Code of a [`Syndrome`], if it is known.
     pub syndrome: u8,
-    /// What the vendor adds.
+    /// The vendor's syndrome.
     pub vendor: u8,
 }
 
-/// Why 64 bytes are no completion of a send queue.
+/// The reason why 64 bytes are not a completion of a send queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CompletionError {
-    /// The slot holds no completion, or one of the round before.
+    /// The slot holds no completion, or one of the previous round.
     NotYet,
-    /// A completion that send queues do not have.
+    /// An opcode that send queues do not produce.
     Opcode(u8),
 }
 
 impl Completion {
-    /// What completion number `number` of a ring of 2^`log_size` says.
+    /// Decodes completion number `number` of a ring of 2^`log_size`.
     ///
     /// # Errors
-    /// [`CompletionError`].
+    /// Fails if the slot does not hold that completion yet, or if its opcode is not one of a send queue.
     #[inline]
     pub const fn read(&self, number: u64, log_size: u32) -> Result<Outcome, CompletionError> {
         let tail = self.tail();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Layouts of the commands that bring a queue pair up. The numbers that go into them are in [`command`](super::command).
+//! Layouts of the commands that bring a queue pair up. [`command`](super::command) has the numbers used in them.
 //!
-//! Names are those of Linux' `mlx5_ifc.h`. Every command begins as [`CommandIn`] does and every answer as [`CommandOut`].
+//! Names are those of Linux' `mlx5_ifc.h`. Every command begins like [`CommandIn`] and every answer like
+//! [`CommandOut`].
 
 use super::bits::layouts;
 #[cfg(doc)]
@@ -10,39 +11,39 @@ use super::command::{
 };
 
 layouts! {
-    /// What all commands begin with.
+    /// Common start of all commands.
     CommandIn: "destroy_qp_in", 16 {
-        /// Of [`opcode`].
+        /// Command: one of [`opcode`].
         OPCODE: number "opcode", 0, 16;
-        /// Whose objects it is about; the kernel's driver fills it in.
+        /// User context that owns the objects; the kernel's driver fills it in.
         UID: number "uid", 16, 16;
-        /// What variant of the command.
+        /// Variant of the command.
         OP_MOD: number "op_mod", 48, 16;
-        /// Number of the object, for commands about one.
+        /// Number of the object, in commands that name one.
         NUMBER: number "qpn", 72, 24;
     }
-    /// What all answers begin with.
+    /// Common start of all answers.
     CommandOut: "create_qp_out", 16 {
         /// A [`Status`].
         STATUS: number "status", 0, 8;
-        /// Why, for the vendor.
+        /// Vendor's code of the cause.
         SYNDROME: number "syndrome", 32, 32;
-        /// Number of the new object, of commands that make one.
+        /// Number of the new object, in answers to commands that create one.
         NUMBER: number "qpn", 72, 24;
     }
     /// Context of a completion queue.
     Cqc: "cqc", 64 {
         /// State.
         STATUS: number "status", 0, 4;
-        /// The doorbell record is in the memory that `DBR_UMEM_ID` names.
+        /// 1 if the doorbell record is in the memory that `DBR_UMEM_ID` names.
         DBR_UMEM_VALID: number "dbr_umem_valid", 6, 1;
-        /// 0: 64 bytes each.
+        /// Size of a completion: 0 for 64 bytes.
         CQE_SZ: number "cqe_sz", 8, 3;
-        /// Collapsed: all completions are written to slot 0.
+        /// 1 if collapsed: the device writes all completions to slot 0.
         CC: number "cc", 11, 1;
-        /// Overruns are ignored: there is no consumer index.
+        /// 1 if the device ignores overruns: there is no consumer index.
         OI: number "oi", 14, 1;
-        /// Memory with the doorbell record.
+        /// Number of the memory that holds the doorbell record.
         DBR_UMEM_ID: number "dbr_umem_id", 32, 32;
         /// log2 of the number of slots.
         LOG_CQ_SIZE: number "log_cq_size", 99, 5;
@@ -52,56 +53,56 @@ layouts! {
         C_EQN: number "c_eqn_or_apu_element", 160, 32;
         /// log2 of the page size in units of 4 KiB.
         LOG_PAGE_SIZE: number "log_page_size", 195, 5;
-        /// Consumer index, as the device knows it.
+        /// Consumer index known to the device.
         CONSUMER_COUNTER: number "consumer_counter", 328, 24;
-        /// Number of completions written.
+        /// Producer index: the number of completions written.
         PRODUCER_COUNTER: number "producer_counter", 360, 24;
         /// Offset of the doorbell record in its memory.
         DBR_ADDR: number "dbr_addr", 448, 64;
     }
-    /// Makes a completion queue.
+    /// Command that creates a completion queue.
     CreateCqIn: "create_cq_in", 272 {
         /// [`opcode::CREATE_CQ`].
         OPCODE: number "opcode", 0, 16;
         /// See [`CommandIn::UID`].
         UID: number "uid", 16, 16;
-        /// 0.
+        /// Always 0.
         OP_MOD: number "op_mod", 48, 16;
         /// The context.
         CQ_CONTEXT: part<Cqc> "cq_context", 128, 512;
         /// Offset of the ring in its memory.
         CQ_UMEM_OFFSET: number "cq_umem_offset", 640, 64;
-        /// Memory with the ring.
+        /// Number of the memory that holds the ring.
         CQ_UMEM_ID: number "cq_umem_id", 704, 32;
-        /// The ring is in that memory.
+        /// 1 if the ring is in that memory.
         CQ_UMEM_VALID: number "cq_umem_valid", 736, 1;
     }
-    /// Answer to it.
+    /// Answer to [`CreateCqIn`].
     CreateCqOut: "create_cq_out", 16 {
         /// A [`Status`].
         STATUS: number "status", 0, 8;
-        /// Why, for the vendor.
+        /// Vendor's code of the cause.
         SYNDROME: number "syndrome", 32, 32;
         /// Number of the completion queue.
         CQN: number "cqn", 72, 24;
     }
     /// Path to the peer.
     Ads: "ads", 44 {
-        /// Index in the table of partition keys.
+        /// Index in the partition key table.
         PKEY_INDEX: number "pkey_index", 16, 16;
-        /// The packets have a global route header.
+        /// 1 if packets have a global route header.
         GRH: number "grh", 40, 1;
-        /// Low bits of the own LID.
+        /// Low bits of the local LID.
         MLID: number "mlid", 41, 7;
         /// LID of the peer.
         RLID: number "rlid", 48, 16;
-        /// How long to wait for an answer: 4.096 us * 2^n; 0 for ever.
+        /// Time to wait for an acknowledgement: 4.096 us * 2^n; 0 waits for ever.
         ACK_TIMEOUT: number "ack_timeout", 64, 5;
-        /// Index of the own GID.
+        /// Index of the local GID.
         SRC_ADDR_INDEX: number "src_addr_index", 72, 8;
-        /// Limit of the rate; 0 for none.
+        /// Rate limit; 0 for none.
         STAT_RATE: number "stat_rate", 84, 4;
-        /// Most hops.
+        /// Hop limit.
         HOP_LIMIT: number "hop_limit", 88, 8;
         /// Traffic class.
         TCLASS: number "tclass", 100, 8;
@@ -109,9 +110,9 @@ layouts! {
         FLOW_LABEL: number "flow_label", 108, 20;
         /// GID of the peer, or its address.
         RGID_RIP: bytes "rgid_rip", 128, 128;
-        /// Service class, of RoCE v2.
+        /// DSCP service class of RoCE v2.
         DSCP: number "dscp", 266, 6;
-        /// UDP source port, of RoCE v2.
+        /// UDP source port of RoCE v2.
         UDP_SPORT: number "udp_sport", 272, 16;
         /// Ethernet priority.
         ETH_PRIO: number "eth_prio", 289, 3;
@@ -119,9 +120,9 @@ layouts! {
         SL: number "sl", 292, 4;
         /// Port, from 1.
         VHCA_PORT_NUM: number "vhca_port_num", 296, 8;
-        /// First 16 bits of the peer's hardware address.
+        /// First 16 bits of the peer's MAC address.
         RMAC_47_32: number "rmac_47_32", 304, 16;
-        /// The rest.
+        /// Remaining 32 bits of the MAC address.
         RMAC_31_0: number "rmac_31_0", 320, 32;
     }
     /// Context of a queue pair.
@@ -140,57 +141,57 @@ layouts! {
         LOG_MSG_MAX: number "log_msg_max", 67, 5;
         /// log2 of the slots of the receive queue.
         LOG_RQ_SIZE: number "log_rq_size", 73, 4;
-        /// log2 of the bytes of such a slot, less 4.
+        /// log2 of the bytes of a receive slot, less 4.
         LOG_RQ_STRIDE: number "log_rq_stride", 77, 3;
-        /// There is no send queue.
+        /// 1 if there is no send queue.
         NO_SQ: number "no_sq", 80, 1;
         /// log2 of the slots of the send queue.
         LOG_SQ_SIZE: number "log_sq_size", 81, 4;
-        /// Form of time stamps.
+        /// Format of time stamps.
         TS_FORMAT: number "ts_format", 88, 2;
         /// Doorbell page.
         UAR_PAGE: number "uar_page", 104, 24;
-        /// Whether the send queue has a doorbell record: 0 yes.
+        /// 0 if the send queue has a doorbell record.
         SEND_DBR_MODE: number "send_dbr_mode", 128, 2;
-        /// A number of the user's, for completions.
+        /// User's number for the queue pair, reported in completions.
         USER_INDEX: number "user_index", 136, 24;
         /// log2 of the page size in units of 4 KiB.
         LOG_PAGE_SIZE: number "log_page_size", 163, 5;
         /// Queue pair of the peer.
         REMOTE_QPN: number "remote_qpn", 168, 24;
-        /// Path to it.
+        /// Path to the peer.
         PRIMARY_ADDRESS_PATH: part<Ads> "primary_address_path", 192, 352;
-        /// log2 of how many packets ask for an answer.
+        /// log2 of the number of packets per acknowledgement request.
         LOG_ACK_REQ_FREQ: number "log_ack_req_freq", 896, 4;
-        /// log2 of the reads and atomics that may be under way.
+        /// log2 of the number of reads and atomics that may be outstanding.
         LOG_SRA_MAX: number "log_sra_max", 904, 3;
-        /// How often an answer is asked for again.
+        /// Number of retries without an acknowledgement.
         RETRY_COUNT: number "retry_count", 909, 3;
-        /// The same when the peer is not ready; 7 for ever.
+        /// Number of retries while the peer is not ready; 7 retries for ever.
         RNR_RETRY: number "rnr_retry", 912, 3;
-        /// Number of the next packet sent.
+        /// Packet sequence number of the next packet sent.
         NEXT_SEND_PSN: number "next_send_psn", 968, 24;
         /// Completion queue of the send queue.
         CQN_SND: number "cqn_snd", 1000, 24;
-        /// log2 of the reads and atomics that the peer may have under way.
+        /// log2 of the number of reads and atomics that the peer may have outstanding.
         LOG_RRA_MAX: number "log_rra_max", 1160, 3;
         /// An [`AtomicMode`].
         ATOMIC_MODE: number "atomic_mode", 1164, 4;
-        /// The peer may read.
+        /// 1 if the peer may read.
         RRE: number "rre", 1168, 1;
-        /// The peer may write.
+        /// 1 if the peer may write.
         RWE: number "rwe", 1169, 1;
-        /// The peer may add.
+        /// 1 if the peer may execute atomics.
         RAE: number "rae", 1170, 1;
-        /// Entries of the receive queue wait for a master.
+        /// 1 if entries of the receive queue wait for a master.
         CD_SLAVE_RECEIVE: number "cd_slave_receive", 1181, 1;
-        /// Entries of the send queue wait for a master.
+        /// 1 if entries of the send queue wait for a master.
         CD_SLAVE_SEND: number "cd_slave_send", 1182, 1;
-        /// Its entries may wait for completions of other queues, and start those of slaves.
+        /// 1 if entries may wait for completions of other queues, and start entries of slaves.
         CD_MASTER: number "cd_master", 1183, 1;
-        /// How long a peer shall wait when this end is not ready.
+        /// Time that a peer waits when this end is not ready.
         MIN_RNR_NAK: number "min_rnr_nak", 1187, 5;
-        /// Number of the next packet received.
+        /// Packet sequence number of the next packet received.
         NEXT_RCV_PSN: number "next_rcv_psn", 1192, 24;
         /// Completion queue of the receive queue.
         CQN_RCV: number "cqn_rcv", 1256, 24;
@@ -202,105 +203,105 @@ layouts! {
         HW_SQ_WQEBB_COUNTER: number "hw_sq_wqebb_counter", 1440, 16;
         /// Index past the last entry that was posted.
         SW_SQ_WQEBB_COUNTER: number "sw_sq_wqebb_counter", 1456, 16;
-        /// The doorbell record is in the memory that `DBR_UMEM_ID` names.
+        /// 1 if the doorbell record is in the memory that `DBR_UMEM_ID` names.
         DBR_UMEM_VALID: number "dbr_umem_valid", 1667, 1;
-        /// Memory with the doorbell record.
+        /// Number of the memory that holds the doorbell record.
         DBR_UMEM_ID: number "dbr_umem_id", 1824, 32;
     }
-    /// Makes a queue pair.
+    /// Command that creates a queue pair.
     CreateQpIn: "create_qp_in", 272 {
         /// [`opcode::CREATE_QP`].
         OPCODE: number "opcode", 0, 16;
         /// See [`CommandIn::UID`].
         UID: number "uid", 16, 16;
-        /// 0.
+        /// Always 0.
         OP_MOD: number "op_mod", 48, 16;
-        /// Which optional fields of the context count.
+        /// Mask of the valid optional fields of the context.
         OPT_PARAM_MASK: number "opt_param_mask", 128, 32;
         /// The context.
         QPC: part<Qpc> "qpc", 192, 1856;
         /// Offset of the ring in its memory.
         WQ_UMEM_OFFSET: number "wq_umem_offset", 2048, 64;
-        /// Memory with the ring.
+        /// Number of the memory that holds the ring.
         WQ_UMEM_ID: number "wq_umem_id", 2112, 32;
-        /// The ring is in that memory.
+        /// 1 if the ring is in that memory.
         WQ_UMEM_VALID: number "wq_umem_valid", 2144, 1;
     }
-    /// Answer to it.
+    /// Answer to [`CreateQpIn`].
     CreateQpOut: "create_qp_out", 16 {
         /// A [`Status`].
         STATUS: number "status", 0, 8;
-        /// Why, for the vendor.
+        /// Vendor's code of the cause.
         SYNDROME: number "syndrome", 32, 32;
         /// Number of the queue pair.
         QPN: number "qpn", 72, 24;
     }
-    /// The three changes of state on the way up: [`opcode::RST2INIT_QP`], [`opcode::INIT2RTR_QP`],
+    /// Command of the three state changes on the way up: [`opcode::RST2INIT_QP`], [`opcode::INIT2RTR_QP`],
     /// [`opcode::RTR2RTS_QP`].
     ModifyQpIn: "init2rtr_qp_in", 272 {
-        /// Which of them.
+        /// One of those opcodes.
         OPCODE: number "opcode", 0, 16;
         /// See [`CommandIn::UID`].
         UID: number "uid", 16, 16;
-        /// 0.
+        /// Always 0.
         OP_MOD: number "op_mod", 48, 16;
         /// The queue pair.
         QPN: number "qpn", 72, 24;
-        /// Which optional fields of the context count, of [`opt_param`].
+        /// Mask of the valid optional fields of the context: bits of [`opt_param`].
         OPT_PARAM_MASK: number "opt_param_mask", 128, 32;
         /// The context.
         QPC: part<Qpc> "qpc", 192, 1856;
     }
-    /// Answer to a command that makes nothing.
+    /// Answer to a command that creates nothing.
     ModifyQpOut: "qp_2err_out", 16 {
         /// A [`Status`].
         STATUS: number "status", 0, 8;
-        /// Why, for the vendor.
+        /// Vendor's code of the cause.
         SYNDROME: number "syndrome", 32, 32;
     }
-    /// To the error state ([`opcode::TO_ERR_QP`]) or back to reset ([`opcode::TO_RST_QP`]).
+    /// Command that moves a queue pair to error ([`opcode::TO_ERR_QP`]) or to reset ([`opcode::TO_RST_QP`]).
     StopQpIn: "qp_2err_in", 16 {
-        /// Which of them.
+        /// One of those opcodes.
         OPCODE: number "opcode", 0, 16;
         /// See [`CommandIn::UID`].
         UID: number "uid", 16, 16;
-        /// 0.
+        /// Always 0.
         OP_MOD: number "op_mod", 48, 16;
         /// The queue pair.
         QPN: number "qpn", 72, 24;
     }
-    /// Asks for the context of a queue pair.
+    /// Command that returns the context of a queue pair.
     QueryQpIn: "query_qp_in", 16 {
         /// [`opcode::QUERY_QP`].
         OPCODE: number "opcode", 0, 16;
-        /// 0.
+        /// Always 0.
         OP_MOD: number "op_mod", 48, 16;
         /// The queue pair.
         QPN: number "qpn", 72, 24;
     }
-    /// Answer to it.
+    /// Answer to [`QueryQpIn`].
     QueryQpOut: "query_qp_out", 272 {
         /// A [`Status`].
         STATUS: number "status", 0, 8;
-        /// Why, for the vendor.
+        /// Vendor's code of the cause.
         SYNDROME: number "syndrome", 32, 32;
         /// The context.
         QPC: part<Qpc> "qpc", 192, 1856;
     }
-    /// Asks for the context of a completion queue.
+    /// Command that returns the context of a completion queue.
     QueryCqIn: "query_cq_in", 16 {
         /// [`opcode::QUERY_CQ`].
         OPCODE: number "opcode", 0, 16;
-        /// 0.
+        /// Always 0.
         OP_MOD: number "op_mod", 48, 16;
         /// The completion queue.
         CQN: number "cqn", 72, 24;
     }
-    /// Answer to it.
+    /// Answer to [`QueryCqIn`].
     QueryCqOut: "query_cq_out", 272 {
         /// A [`Status`].
         STATUS: number "status", 0, 8;
-        /// Why, for the vendor.
+        /// Vendor's code of the cause.
         SYNDROME: number "syndrome", 32, 32;
         /// The context.
         CQ_CONTEXT: part<Cqc> "cq_context", 128, 512;
@@ -309,7 +310,7 @@ layouts! {
     Umem: "umem", 32 {
         /// log2 of the page size in units of 4 KiB.
         LOG_PAGE_SIZE: number "log_page_size", 155, 5;
-        /// Where it begins in its first page.
+        /// Offset of the memory in its first page.
         PAGE_OFFSET: number "page_offset", 160, 32;
         /// Number of pages.
         NUM_OF_MTT: number "num_of_mtt", 192, 64;
@@ -318,181 +319,181 @@ layouts! {
     Mtt: "mtt", 8 {
         /// First 32 bits.
         PTAG_63_32: number "ptag_63_32", 0, 32;
-        /// The next 24; the last 8 are zero.
+        /// Next 24 bits; the last 8 are zero.
         PTAG_31_8: number "ptag_31_8", 32, 24;
-        /// The device may write.
+        /// 1 if the device may write.
         WR_EN: number "wr_en", 62, 1;
-        /// The device may read.
+        /// 1 if the device may read.
         RD_EN: number "rd_en", 63, 1;
     }
-    /// Registers memory for rings and doorbell records; the kernel's driver sends it.
+    /// Command that registers memory for rings and doorbell records; the kernel's driver sends it.
     CreateUmemIn: "create_umem_in", 48 {
         /// [`opcode::CREATE_UMEM`].
         OPCODE: number "opcode", 0, 16;
         /// See [`CommandIn::UID`].
         UID: number "uid", 16, 16;
-        /// 0.
+        /// Always 0.
         OP_MOD: number "op_mod", 48, 16;
         /// The memory.
         UMEM: part<Umem> "umem", 128, 256;
     }
-    /// Answer to it.
+    /// Answer to [`CreateUmemIn`].
     CreateUmemOut: "create_umem_out", 16 {
         /// A [`Status`].
         STATUS: number "status", 0, 8;
-        /// Why, for the vendor.
+        /// Vendor's code of the cause.
         SYNDROME: number "syndrome", 32, 32;
         /// Number of the memory.
         UMEM_ID: number "umem_id", 72, 24;
     }
-    /// Makes a doorbell page; the kernel's driver sends it.
+    /// Command that allocates a doorbell page; the kernel's driver sends it.
     AllocUarIn: "alloc_uar_in", 16 {
         /// [`opcode::ALLOC_UAR`].
         OPCODE: number "opcode", 0, 16;
         /// See [`CommandIn::UID`].
         UID: number "uid", 16, 16;
-        /// 0.
+        /// Always 0.
         OP_MOD: number "op_mod", 48, 16;
     }
-    /// Answer to it.
+    /// Answer to [`AllocUarIn`].
     AllocUarOut: "alloc_uar_out", 16 {
         /// A [`Status`].
         STATUS: number "status", 0, 8;
-        /// Why, for the vendor.
+        /// Vendor's code of the cause.
         SYNDROME: number "syndrome", 32, 32;
         /// Number of the page.
         UAR: number "uar", 72, 24;
     }
-    /// Asks what the device can do.
+    /// Command that returns capabilities.
     QueryHcaCapIn: "query_hca_cap_in", 16 {
         /// [`opcode::QUERY_HCA_CAP`].
         OPCODE: number "opcode", 0, 16;
-        /// Of [`capability`].
+        /// Table to return: one of [`capability`].
         OP_MOD: number "op_mod", 48, 16;
     }
-    /// Answer to it: then 4,096 bytes of one of the tables below.
+    /// Answer to [`QueryHcaCapIn`]: a head, then 4,096 bytes that hold one of the tables below.
     QueryHcaCapOut: "query_hca_cap_out", 4112 {
         /// A [`Status`].
         STATUS: number "status", 0, 8;
-        /// Why, for the vendor.
+        /// Vendor's code of the cause.
         SYNDROME: number "syndrome", 32, 32;
-        /// As a [`capability::GENERAL`] table.
+        /// The [`capability::GENERAL`] table.
         GENERAL: part<HcaCap> "capability.cmd_hca_cap", 128, 2048;
-        /// As a [`capability::GENERAL_2`] table.
+        /// The [`capability::GENERAL_2`] table.
         GENERAL_2: part<HcaCap2> "capability.cmd_hca_cap_2", 128, 2048;
-        /// As a [`capability::ROCE`] table.
+        /// The [`capability::ROCE`] table.
         ROCE: part<RoceCap> "capability.roce_cap", 128, 2048;
-        /// As a [`capability::ATOMIC`] table.
+        /// The [`capability::ATOMIC`] table.
         ATOMIC: part<AtomicCap> "capability.atomic_caps", 128, 2048;
     }
-    /// What the device can do in general.
+    /// General capabilities.
     HcaCap: "cmd_hca_cap", 256 {
-        /// There is a second table.
+        /// 1 if there is a second table.
         HCA_CAP_2: number "hca_cap_2", 32, 1;
-        /// log2 of the most slots of a queue.
+        /// log2 of the largest number of slots of a queue.
         LOG_MAX_QP_SZ: number "log_max_qp_sz", 136, 8;
-        /// log2 of the most queue pairs.
+        /// log2 of the largest number of queue pairs.
         LOG_MAX_QP: number "log_max_qp", 155, 5;
-        /// log2 of the most slots of a completion queue.
+        /// log2 of the largest number of slots of a completion queue.
         LOG_MAX_CQ_SZ: number "log_max_cq_sz", 200, 8;
-        /// log2 of the most completion queues.
+        /// log2 of the largest number of completion queues.
         LOG_MAX_CQ: number "log_max_cq", 219, 5;
-        /// Writes to memory may be relaxed in order.
+        /// 1 if writes to memory may have relaxed order.
         RELAXED_ORDERING_WRITE: number "relaxed_ordering_write", 232, 1;
-        /// log2 of the most reads and atomics that a queue pair may have under way.
+        /// log2 of the largest number of reads and atomics that a queue pair may have outstanding.
         LOG_MAX_RA_REQ_QP: number "log_max_ra_req_qp", 330, 6;
-        /// The same of its peer.
+        /// log2 of the largest number of reads and atomics that its peer may have outstanding.
         LOG_MAX_RA_RES_QP: number "log_max_ra_res_qp", 346, 6;
-        /// 0 InfiniBand, 1 Ethernet.
+        /// Link layer: 0 InfiniBand, 1 Ethernet.
         PORT_TYPE: number "port_type", 438, 2;
         /// Number of ports.
         NUM_PORTS: number "num_ports", 440, 8;
         /// log2 of the longest message in bytes.
         LOG_MAX_MSG: number "log_max_msg", 451, 5;
-        /// RoCE.
+        /// 1 if the device has RoCE.
         ROCE: number "roce", 541, 1;
-        /// Atomics.
+        /// 1 if the device has atomics.
         ATOMIC: number "atomic", 542, 1;
-        /// Completion queues may ignore overruns.
+        /// 1 if completion queues may ignore overruns.
         CQ_OI: number "cq_oi", 544, 1;
-        /// Entries may wait for completions of other queues.
+        /// 1 if entries may wait for completions of other queues.
         CD: number "cd", 556, 1;
-        /// Reliable connections.
+        /// 1 if the device has reliable connections.
         RC: number "rc", 575, 1;
         /// log2 of the page size in bytes.
         LOG_PG_SZ: number "log_pg_sz", 600, 8;
-        /// Most bytes of an entry of a send queue.
+        /// Largest size of a send queue entry in bytes.
         MAX_WQE_SZ_SQ: number "max_wqe_sz_sq", 656, 16;
-        /// log2 of the most registered memories for rings.
+        /// log2 of the largest number of registered memories for rings.
         LOG_MAX_UMEM: number "log_max_umem", 1131, 5;
         /// log2 of the page size of doorbell pages, in units of 4 KiB.
         LOG_UAR_PAGE_SZ: number "log_uar_page_sz", 1168, 16;
     }
-    /// The second table.
+    /// General capabilities, second table.
     HcaCap2: "cmd_hca_cap_2", 256 {
-        /// Send queues can do without doorbell records.
+        /// 1 if send queues work without doorbell records.
         SEND_DBR_MODE_NO_DBR_EXT: number "send_dbr_mode_no_dbr_ext", 737, 1;
     }
-    /// What it can do of RoCE.
+    /// RoCE capabilities.
     RoceCap: "roce_cap", 256 {
-        /// Bit n: RoCE version of code n, of [`roce_version`].
+        /// Bit n is set if the device has the RoCE version with code n of [`roce_version`].
         ROCE_VERSION: number "roce_version", 152, 8;
         /// Largest UDP source port.
         R_ROCE_MAX_SRC_UDP_PORT: number "r_roce_max_src_udp_port", 192, 16;
-        /// Least UDP source port.
+        /// Smallest UDP source port.
         R_ROCE_MIN_SRC_UDP_PORT: number "r_roce_min_src_udp_port", 208, 16;
         /// Number of GIDs.
         ROCE_ADDRESS_TABLE_SIZE: number "roce_address_table_size", 240, 16;
     }
-    /// What it can do of atomics.
+    /// Atomic capabilities.
     AtomicCap: "atomic_caps", 256 {
-        /// Whose byte order 8-byte atomics have: 1 the host's.
+        /// Byte order of 8-byte atomics: 1 for the host's.
         ENDIANNESS_MODE: number "atomic_req_8B_endianness_mode", 64, 2;
-        /// Operations: bit 1 fetch and add.
+        /// Mask of operations: bit 1 is fetch and add.
         OPERATIONS: number "atomic_operations", 144, 16;
-        /// Sizes: bit n for 2^n bytes.
+        /// Mask of sizes: bit n is 2^n bytes.
         SIZE_QP: number "atomic_size_qp", 176, 16;
     }
-    /// Asks for an entry of the table of GIDs.
+    /// Command that returns an entry of the GID table.
     QueryRoceAddressIn: "query_roce_address_in", 16 {
         /// [`opcode::QUERY_ROCE_ADDRESS`].
         OPCODE: number "opcode", 0, 16;
-        /// 0.
+        /// Always 0.
         OP_MOD: number "op_mod", 48, 16;
-        /// Which entry.
+        /// Index of the entry.
         ROCE_ADDRESS_INDEX: number "roce_address_index", 64, 16;
-        /// Of which port, from 1.
+        /// Port, from 1.
         VHCA_PORT_NUM: number "vhca_port_num", 92, 4;
     }
-    /// Answer to it.
+    /// Answer to [`QueryRoceAddressIn`].
     QueryRoceAddressOut: "query_roce_address_out", 48 {
         /// A [`Status`].
         STATUS: number "status", 0, 8;
-        /// Why, for the vendor.
+        /// Vendor's code of the cause.
         SYNDROME: number "syndrome", 32, 32;
         /// The entry.
         ROCE_ADDRESS: part<RoceAddress> "roce_address", 128, 256;
     }
-    /// An entry of the table of GIDs.
+    /// An entry of the GID table.
     RoceAddress: "roce_addr_layout", 32 {
         /// The GID.
         SOURCE_L3_ADDRESS: bytes "source_l3_address", 0, 128;
-        /// There is a VLAN.
+        /// 1 if the entry has a VLAN.
         VLAN_VALID: number "vlan_valid", 131, 1;
-        /// Which.
+        /// VLAN id.
         VLAN_ID: number "vlan_id", 132, 12;
-        /// First 16 bits of the own hardware address.
+        /// First 16 bits of the local MAC address.
         SOURCE_MAC_47_32: number "source_mac_47_32", 144, 16;
-        /// The rest.
+        /// Remaining 32 bits of the MAC address.
         SOURCE_MAC_31_0: number "source_mac_31_0", 160, 32;
-        /// 0: IPv4, 1: IPv6.
+        /// Network layer: 0 IPv4, 1 IPv6.
         ROCE_L3_TYPE: number "roce_l3_type", 212, 4;
-        /// Of [`roce_version`].
+        /// One of [`roce_version`].
         ROCE_VERSION: number "roce_version", 216, 8;
     }
 }
 
-// A queue pair, a completion queue and a change of state are commands of one length.
+// The commands that create a queue pair, create a completion queue and change a state have one length.
 const _: () = {
     use super::bits::Layout;
     assert!(CreateQpIn::LENGTH == 272 && ModifyQpIn::LENGTH == 272 && CreateCqIn::LENGTH == 272);
@@ -510,13 +511,13 @@ mod tests {
     use std::vec;
     use std::vec::Vec;
 
-    /// The views of a capability answer share their place.
+    /// Returns true for the views of a capability answer, which overlap.
     fn may_overlap(name: &str) -> bool {
         name.starts_with("capability.")
     }
 
     #[test]
-    fn fields_lie_within_their_tables_and_do_not_overlap() {
+    fn fields_are_within_their_tables_and_do_not_overlap() {
         for table in TABLES {
             let mut taken = vec![None; table.length * 8];
             for row in table.rows {
@@ -526,7 +527,7 @@ mod tests {
                     continue;
                 }
                 for bit in &mut taken[row.offset as usize..end as usize] {
-                    assert_eq!(*bit, None, "{}.{} lies over another field", table.name, row.name);
+                    assert_eq!(*bit, None, "{}.{} overlaps another field", table.name, row.name);
                     *bit = Some(row.name);
                 }
             }

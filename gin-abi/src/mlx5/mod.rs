@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What an mlx5 NIC (ConnectX) and its driver exchange in memory.
+//! Formats that an mlx5 NIC (ConnectX) and its driver exchange in memory.
 //!
 //! | module | holds |
 //! | --- | --- |
@@ -7,16 +7,16 @@
 //! | [`wqe`] | work-queue entries: what a GPU writes, and how a device reads it |
 //! | [`cqe`] | completion-queue entries |
 //! | [`doorbell`] | the doorbell word and the doorbell record |
-//! | [`bits`] | fields of command mailboxes: one place says where each lies, and both setter and getter come from it |
+//! | [`bits`] | fields of command mailboxes: one table row defines a field's place, its setter and its getter |
 //! | [`mailbox`] | the tables of those fields |
-//! | [`command`] | the numbers that go into them: commands, states, how a command ended |
+//! | [`command`] | numbers used in mailboxes: opcodes, states, statuses of commands |
 //!
-//! What kernels use ([`be`], [`wqe`], [`cqe`], [`doorbell`]) has no branches, no panics and no formatting; it gives and
-//! takes whole 8-byte words as they lie in memory. [`bits`] and [`mailbox`] are for hosts and not there in
-//! kernels.
+//! The modules that kernels use ([`be`], [`wqe`], [`cqe`], [`doorbell`]) have no branches, no panics and no formatting.
+//! They take and return whole 8-byte words as memory holds them. [`bits`] and [`mailbox`] are for hosts and not
+//! compiled for kernels.
 //!
-//! The tests compare offsets, widths and numbers with two independent sources, rdma-core's `infiniband/mlx5dv.h` and Linux'
-//! `mlx5_ifc.h`, and list what neither has. No real NIC has run what is encoded here yet.
+//! The tests compare offsets, widths and numbers with two independent sources, rdma-core's `infiniband/mlx5dv.h` and
+//! Linux' `mlx5_ifc.h`, and list the fields that neither has. No real NIC has executed these encodings yet.
 
 pub mod be;
 #[cfg(not(target_arch = "nvptx64"))]
@@ -28,5 +28,5 @@ pub mod doorbell;
 pub mod mailbox;
 pub mod wqe;
 
-// Entries are made as native words that hold the bytes of memory.
+// Entries are built as native words that hold the bytes of memory.
 const _: () = assert!(cfg!(target_endian = "little"), "GPUs and the hosts that they are in are little-endian");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Work-queue entries.
 //!
-//! A send queue is a ring of 64-byte slots. An entry takes one, in up to four [`Segment`]s of 16 bytes:
+//! A send queue is a ring of 64-byte slots. An entry takes one slot, in up to four [`Segment`]s of 16 bytes:
 //!
 //! | operation | code | segments |
 //! | --- | --- | --- |
@@ -10,10 +10,10 @@
 //! | [`write_value`], [`write_words`] | 0x08 | control, remote address, 1 or 2 of inline data |
 //! | [`wait`] | 0x0f | control, wait |
 //! | [`read`] | 0x10 | control, remote address, data |
-//! | [`fetch_add`] | 0x12 | control, remote address, atomic, data (where the old value goes) |
+//! | [`fetch_add`] | 0x12 | control, remote address, atomic, data (destination of the old value) |
 //! | [`dump`] | 0x23 | control, data |
 //!
-//! Bytes of a segment, all numbers big-endian, what is not named is zero:
+//! Bytes of a segment; all numbers are big-endian, and bytes not listed are zero:
 //!
 //! | segment | bytes |
 //! | --- | --- |
@@ -21,25 +21,39 @@
 //! | remote address | 0..8: address, 8..12: key |
 //! | data | 0..4: length (31 bits; 0 stands for 2^31), 4..8: key, 8..16: address |
 //! | inline data | 0..4: 2^31 + length, then the bytes |
-//! | atomic | 0..8: what is added, 8..16: zero |
+//! | atomic | 0..8: amount to add, 8..16: zero |
 //! | wait | 8..12: index of a completion, 12..16: completion queue |
 //!
-//! The encoders give the segments of one entry, as words to be stored 16 bytes at a time; what a slot held behind them may
-//! stay, a device does not look at it. [`Entry::read`] is what a device makes of a slot.
+//! The encoders return the segments of one entry, as words to be stored 16 bytes at a time. Stale segments behind them
+//! in the slot may stay, because a device ignores them. [`Entry::read`] decodes a slot as a device does.
+//!
+//! ```
+//! use gin_abi::mlx5::be::Be32;
+//! use gin_abi::mlx5::wqe::{self, Entry, Flags, Post, QueueNumber, Remote, Slot, Work};
+//!
+//! let post = Post { index: 7, queue: QueueNumber::new(42), flags: Flags::COMPLETION };
+//! let to = Remote { address: 0x1000, key: Be32::new(0x77) };
+//! let mut slot = Slot::default();
+//! slot[..3].copy_from_slice(&wqe::write_value(post, to, 0x0102, 2));
+//! let entry = Entry::read(&slot, 7, 42).unwrap();
+//! assert!(entry.flags.completion());
+//! assert!(matches!(entry.work, Work::WriteInline { bytes: 2, words: [0x0102, ..], .. }));
+//! assert!(Entry::read(&slot, 8, 42).is_err()); // another entry
+//! ```
 
 use super::be::{Be32, Be64};
 use bytemuck::{Pod, Zeroable};
 
-/// Bytes of a slot.
+/// Size of a slot in bytes.
 pub const SLOT_BYTES: u64 = 64;
-/// Segments of a slot.
+/// Number of segments of a slot.
 pub const SLOT_SEGMENTS: usize = 4;
-/// Most bytes that one data segment can name.
+/// Largest number of bytes that one data segment can name.
 pub const MAX_DATA_BYTES: u32 = (1 << 31) - 1;
-/// Most bytes that [`write_words`] carries.
+/// Largest number of bytes that [`write_words`] carries.
 pub const MAX_INLINE_BYTES: u32 = 28;
 
-/// Set in the length of inline data.
+/// Bit of the length that marks inline data.
 const INLINE: u32 = 1 << 31;
 
 /// 16 bytes of an entry, as two words of memory.
@@ -52,7 +66,7 @@ pub struct Segment {
 
 const _: () = assert!(size_of::<Segment>() * SLOT_SEGMENTS == SLOT_BYTES as usize && align_of::<Segment>() == 16);
 
-/// A slot.
+/// A slot of a send queue.
 pub type Slot = [Segment; SLOT_SEGMENTS];
 
 impl Segment {
@@ -61,14 +75,14 @@ impl Segment {
         Self { words: [halves[0] as u64 | (halves[1] as u64) << 32, halves[2] as u64 | (halves[3] as u64) << 32] }
     }
 
-    /// A big-endian number of 32 bits at byte `4 * INDEX`.
+    /// Returns the big-endian 32-bit number at byte `4 * INDEX`.
     #[inline(always)]
     const fn be32<const INDEX: usize>(self) -> u32 {
         const { assert!(INDEX < 4) };
         Be32::from_memory((self.words[INDEX / 2] >> (INDEX % 2 * 32)) as u32).get()
     }
 
-    /// A big-endian number of 64 bits at byte `8 * INDEX`.
+    /// Returns the big-endian 64-bit number at byte `8 * INDEX`.
     #[inline(always)]
     const fn be64<const INDEX: usize>(self) -> u64 {
         const { assert!(INDEX < 2) };
@@ -76,85 +90,92 @@ impl Segment {
     }
 }
 
-/// Number of a queue pair, in the form that control segments and doorbells have it.
+/// Number of a queue pair, in the form used in control segments and doorbells.
+///
+/// ```
+/// use gin_abi::mlx5::wqe::QueueNumber;
+/// let queue = QueueNumber::new(0x0102_03);
+/// assert_eq!(bytemuck::bytes_of(&queue), [1, 2, 3, 0]);
+/// assert_eq!(QueueNumber::from_memory(queue.memory()).get(), 0x0102_03);
+/// ```
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
 pub struct QueueNumber(Be32);
 
 impl QueueNumber {
-    /// From a number of 24 bits; higher bits are dropped.
+    /// Converts a number of 24 bits; higher bits are dropped.
     #[inline(always)]
     pub const fn new(number: u32) -> Self {
         Self(Be32::new(number << 8))
     }
 
-    /// What lies in memory, as a native load gives it.
+    /// Wraps the value that a native load of the memory returns.
     #[inline(always)]
     pub const fn from_memory(raw: u32) -> Self {
         Self(Be32::from_memory(raw))
     }
 
-    /// What a native store has to put into memory.
+    /// Returns the value that a native store must write to memory.
     #[inline(always)]
     pub const fn memory(self) -> u32 {
         self.0.memory()
     }
 
-    /// The number.
+    /// Returns the number.
     #[inline(always)]
     pub const fn get(self) -> u32 {
         self.0.get() >> 8
     }
 
-    /// Beside it, in the last byte, how many segments an entry has.
+    /// Returns the queue number's word with an entry's number of segments in its last byte.
     #[inline(always)]
     pub const fn with_segments(self, count: u32) -> Be32 {
         Be32::from_memory(self.0.memory() | count << 24)
     }
 }
 
-/// What an entry asks for beside its operation.
+/// Completion and ordering requests of an entry.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Flags(pub u8);
 
 impl Flags {
-    /// Nothing: there is a completion only if the entry fails.
+    /// No requests: the entry produces a completion only if it fails.
     pub const NONE: Self = Self(0);
-    /// A completion, also when it succeeds.
+    /// Produces a completion also on success.
     pub const COMPLETION: Self = Self(2 << 2);
-    /// Begins only after all earlier reads and atomics of its queue pair are complete.
+    /// Begins only after all earlier reads and atomics of the queue pair are complete.
     pub const FENCE: Self = Self(4 << 5);
-    /// Begins only after all earlier local operations of its queue pair are complete.
+    /// Begins only after all earlier local operations of the queue pair are complete.
     pub const LOCAL_FENCE: Self = Self(1 << 5);
 
-    /// Both.
+    /// Combines two sets of flags.
     #[inline(always)]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether there is to be a completion when it succeeds.
+    /// Returns true if the entry produces a completion on success.
     #[inline(always)]
     pub const fn completion(self) -> bool {
         self.0 >> 2 & 3 >= 2
     }
 
-    /// How it is ordered behind earlier entries, as the number of the fence mode: 0 not at all.
+    /// Returns the fence mode, which orders the entry behind earlier ones; 0 for no order.
     #[inline(always)]
     pub const fn fence(self) -> u8 {
         self.0 >> 5
     }
 }
 
-/// Where an entry is posted, and what it asks for.
+/// Queue pair, index and flags of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Post {
-    /// Index of the entry in its queue since the queue began; the low 16 bits count.
+    /// Index of the entry, counted since the queue was created. Entries hold the low 16 bits.
     pub index: u64,
     /// The queue pair.
     pub queue: QueueNumber,
-    /// What it asks for.
+    /// Completion and ordering requests.
     pub flags: Flags,
 }
 
@@ -176,11 +197,12 @@ pub struct Local {
     pub address: u64,
     /// The region's key for local access.
     pub key: Be32,
-    /// Length in bytes, 1 to [`MAX_DATA_BYTES`]: 0 would stand for 2^31, so whoever moves nothing posts a [`nop`].
+    /// Length in bytes, 1 to [`MAX_DATA_BYTES`]. 0 would stand for 2^31, so a poster that moves nothing posts a
+    /// [`nop`].
     pub bytes: u32,
 }
 
-/// Operation codes.
+/// Operation codes of entries.
 pub mod opcode {
     /// [`nop`](super::nop)
     pub const NOP: u32 = 0x00;
@@ -218,19 +240,19 @@ impl Local {
     }
 }
 
-/// Does nothing, but completes in its turn.
+/// Encodes an entry that does nothing and completes in its turn.
 #[inline(always)]
 pub const fn nop(post: Post) -> [Segment; 1] {
     [control(post, opcode::NOP, 1)]
 }
 
-/// Copies local memory to remote memory.
+/// Encodes an entry that copies local memory to remote memory.
 #[inline(always)]
 pub const fn write(post: Post, to: Remote, from: Local) -> [Segment; 3] {
     [control(post, opcode::WRITE, 3), to.segment(), from.segment()]
 }
 
-/// Stores the low `bytes` bytes of `value`, 1 to 8, to remote memory, least significant first.
+/// Encodes an entry that stores the low `bytes` bytes of `value`, 1 to 8, to remote memory, least significant first.
 #[inline(always)]
 pub const fn write_value(post: Post, to: Remote, value: u64, bytes: u32) -> [Segment; 3] {
     let value = value & (u64::MAX >> (64u32.wrapping_sub(bytes.wrapping_mul(8)) & 63));
@@ -239,10 +261,10 @@ pub const fn write_value(post: Post, to: Remote, value: u64, bytes: u32) -> [Seg
     [control(post, opcode::WRITE, 3), to.segment(), inline]
 }
 
-/// Stores the first `bytes` bytes of `words`, 13 to [`MAX_INLINE_BYTES`], to remote memory; each word lies in memory as a
-/// native store would put it.
+/// Encodes an entry that stores the first `bytes` bytes of `words`, 13 to [`MAX_INLINE_BYTES`], to remote memory. Each
+/// word has the byte order of a native store.
 ///
-/// What `words` holds behind them goes into the entry and is ignored.
+/// The rest of `words` goes into the entry, and the device ignores it.
 #[inline(always)]
 pub const fn write_words(post: Post, to: Remote, words: [u32; 7], bytes: u32) -> [Segment; 4] {
     let length = Be32::new(INLINE | bytes).memory();
@@ -250,75 +272,79 @@ pub const fn write_words(post: Post, to: Remote, words: [u32; 7], bytes: u32) ->
     [control(post, opcode::WRITE, 4), to.segment(), first, Segment::of_halves([words[3], words[4], words[5], words[6]])]
 }
 
-/// Copies remote memory to local memory.
+/// Encodes an entry that copies remote memory to local memory.
 #[inline(always)]
 pub const fn read(post: Post, from: Remote, to: Local) -> [Segment; 3] {
     [control(post, opcode::READ, 3), from.segment(), to.segment()]
 }
 
-/// Adds to 8 bytes of remote memory, at an address that is a multiple of 8; the old value goes to `old`, 8 bytes long.
+/// Encodes an entry that adds to 8 bytes of remote memory, at an address that is a multiple of 8. The old value goes to
+/// `old`, 8 bytes long.
 #[inline(always)]
 pub const fn fetch_add(post: Post, word: Remote, amount: u64, old: Local) -> [Segment; 4] {
     let atomic = Segment { words: [Be64::new(amount).memory(), 0] };
     [control(post, opcode::FETCH_ADD, 4), word.segment(), atomic, old.segment()]
 }
 
-/// Begins, and lets later entries of its queue pair begin, only once the completion queue `queue` holds the completion
-/// number `index`, counted from 0 since it was made. Numbers are compared on a circle of 2^24.
+/// Encodes an entry that waits for a completion.
 ///
-/// That `index` is the number of a completion, not a count, is as NCCL's GIN and DOCA GPUNetIO use it; the open reference
-/// manual does not say.
+/// It begins only once the completion queue `queue` holds completion number `index`, counted from 0 since the queue was
+/// created. Later entries of its queue pair begin only after it. Numbers are compared on a circle of 2^24.
+///
+/// NCCL's GIN and DOCA GPUNetIO use `index` as the number of a completion, not a count, and so does gin. The open
+/// reference manual does not define it.
 #[inline(always)]
 pub const fn wait(post: Post, queue: u32, index: u32) -> [Segment; 2] {
     let wait = Segment::of_halves([0, 0, Be32::new(index).memory(), Be32::new(queue).memory()]);
     [control(post, opcode::WAIT, 2), wait]
 }
 
-/// Reads local memory and drops what it read. What the NIC wrote into that memory's device before is then in place there.
+/// Encodes an entry that reads local memory and drops the data. Once it completes, all earlier writes of the NIC to
+/// that memory's device are in place.
 #[inline(always)]
 pub const fn dump(post: Post, from: Local) -> [Segment; 2] {
     [control(post, opcode::DUMP, 2), from.segment()]
 }
 
-/// What an entry does, as a device reads it.
+/// The work of an entry, decoded as a device does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Work {
     /// Nothing.
     Nop,
-    /// Local to remote. `bytes` is 64 bits wide, since a length of 0 in memory stands for 2^31.
+    /// Copies local memory to remote memory. `bytes` is 64 bits wide, since a length of 0 in the entry stands for 2^31.
     Write {
-        /// To there.
+        /// Destination.
         to: Remote,
-        /// From address and key; its length is in `bytes`.
+        /// Source address and key; `bytes` holds its length.
         from: Local,
-        /// Length.
+        /// Length in bytes.
         bytes: u64,
     },
-    /// Bytes of the entry to remote.
+    /// Stores bytes of the entry to remote memory.
     WriteInline {
-        /// To there.
+        /// Destination.
         to: Remote,
-        /// How many, at most [`MAX_INLINE_BYTES`].
+        /// Length in bytes, at most [`MAX_INLINE_BYTES`].
         bytes: u32,
-        /// They lie here, as native stores would put them; zero behind the last.
+        /// The data, in the byte order of native stores; zero behind the last byte.
         words: [u32; 7],
     },
-    /// Remote to local.
+    /// Copies remote memory to local memory.
     Read {
-        /// From there.
+        /// Source.
         from: Remote,
-        /// To address and key; its length is in `bytes`.
+        /// Destination address and key; `bytes` holds its length.
         to: Local,
-        /// Length.
+        /// Length in bytes.
         bytes: u64,
     },
     /// Adds to remote memory.
     FetchAdd {
         /// The word.
         word: Remote,
-        /// What is added.
+        /// Amount to add.
         amount: u64,
-        /// Where the old value goes.
+        /// Destination of the old value.
         old: Local,
     },
     /// Waits for a completion.
@@ -328,36 +354,37 @@ pub enum Work {
         /// Number of the completion.
         index: u32,
     },
-    /// Reads local memory for nothing.
+    /// Reads local memory and drops the data.
     Dump {
-        /// From address and key; its length is in `bytes`.
+        /// Source address and key; `bytes` holds its length.
         from: Local,
-        /// Length.
+        /// Length in bytes.
         bytes: u64,
     },
 }
 
-/// Why a slot holds no entry that a device can execute.
+/// The reason why a slot holds no entry that a device can execute.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum EntryError {
-    /// It has another index than the slot should hold: the device came round too far, or the entry was never written.
+    /// The entry has another index than the slot should hold: the device is a round ahead, or the entry was never
+    /// written.
     Index,
-    /// It names another queue pair.
+    /// The entry names another queue pair.
     Queue,
-    /// An operation that this module does not know, or a modifier of one.
+    /// The operation or its modifier is unknown.
     Operation,
-    /// A number of segments that the operation does not have, or inline data that they do not hold.
+    /// The operation does not have that number of segments, or they do not hold that much inline data.
     Segments,
-    /// A byte that is reserved is not zero.
+    /// A reserved byte is not zero.
     Reserved,
 }
 
-/// An entry, decoded.
+/// A decoded entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
-    /// What it asks for.
+    /// Completion and ordering requests.
     pub flags: Flags,
-    /// What it does.
+    /// The work.
     pub work: Work,
 }
 
@@ -370,7 +397,7 @@ impl Segment {
         Ok(Remote { address: self.be64::<0>(), key: Be32::from_memory(self.words[1] as u32) })
     }
 
-    /// With its length as the device takes it.
+    /// Returns the memory of a data segment, with the length that the device applies.
     #[inline(always)]
     const fn local(self) -> Result<(Local, u64), EntryError> {
         let bytes = self.be32::<0>();
@@ -384,19 +411,19 @@ impl Segment {
 }
 
 impl Entry {
-    /// The number of segments that a slot's control segment names; 0 and more than [`SLOT_SEGMENTS`] are errors of
-    /// [`read`](Self::read).
+    /// Returns the number of segments in a slot's control segment. [`read`](Self::read) reports 0, and numbers above
+    /// [`SLOT_SEGMENTS`], as errors.
     #[inline(always)]
     pub const fn segments(slot: &Slot) -> u32 {
         slot[0].be32::<1>() & 0x3f
     }
 
-    /// Reads the slot that should hold entry `index` of the queue pair `queue`. Segments past those that the entry has are
+    /// Decodes the slot that should hold entry `index` of the queue pair `queue`. Segments past those of the entry are
     /// ignored.
     ///
     /// # Errors
-    /// [`EntryError`]; reserved bytes that are not zero are among them, so that an encoder that leaves them as they were
-    /// is noticed.
+    /// Fails on every malformed entry ([`EntryError`]). Reserved bytes that are not zero are an error, so that an
+    /// encoder that leaves stale bytes is noticed.
     #[inline]
     pub const fn read(slot: &Slot, index: u64, queue: u32) -> Result<Self, EntryError> {
         let head = slot[0].be32::<0>();
@@ -416,7 +443,7 @@ impl Entry {
             return Err(EntryError::Reserved);
         }
         let flags = Flags((slot[0].words[1] >> 24) as u8);
-        // The modifier is in the top byte; none of these operations has one.
+        // The top byte holds the modifier. None of these operations has one.
         let operation = head & 0xff00_00ff;
         let work = match (operation, segments) {
             (opcode::NOP, 1) => Work::Nop,
@@ -464,7 +491,7 @@ impl Entry {
     }
 }
 
-/// The first `bytes` bytes of inline data, and zeros.
+/// Returns the first `bytes` bytes of inline data, followed by zeros.
 #[inline(always)]
 const fn inline_words(slot: &Slot, bytes: u32) -> [u32; 7] {
     let [_, _, first, second] = slot;
@@ -517,7 +544,7 @@ mod tests {
         })
     }
 
-    /// A slot that held something else before.
+    /// Returns a slot with these segments in front of stale ones.
     fn slot(segments: &[Segment], stale: Slot) -> Slot {
         let mut slot = stale;
         slot[..segments.len()].copy_from_slice(segments);
@@ -578,7 +605,7 @@ mod tests {
         #[test]
         fn no_bytes_make_the_reader_panic(stale in slots(), index: u64, queue: u32) {
             let _ = Entry::read(&stale, index, queue);
-            // The same with a head that is right, so that the rest is reached.
+            // Repeats the check with a valid head, so that the decoder reaches the rest.
             for operation in [opcode::NOP, opcode::WRITE, opcode::WAIT, opcode::READ, opcode::FETCH_ADD, opcode::DUMP] {
                 for segments in 0..=5 {
                     let mut slot = stale;

@@ -6,9 +6,9 @@ use std::process::Command;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// A command of the C compiler.
+/// Returns a command that runs the C compiler.
 fn compiler(out: &Path) -> Result<Command, String> {
-    // What cargo tells build scripts is not there when tests run.
+    // Cargo's variables for build scripts are not set while tests run.
     let tool = cc::Build::new()
         .target(TARGET)
         .host(TARGET)
@@ -21,7 +21,7 @@ fn compiler(out: &Path) -> Result<Command, String> {
     Ok(tool.to_command())
 }
 
-/// Why C cannot be compiled against `header` here, if it cannot.
+/// Returns the reason why C cannot be compiled against `header` here, if there is one.
 pub(crate) fn missing(header: &str) -> Option<String> {
     if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
         return Some("the oracles are compiled on x86-64 Linux only".to_owned());
@@ -33,12 +33,12 @@ pub(crate) fn missing(header: &str) -> Option<String> {
         let mut command = compiler(folder.path())?;
         let output = command.arg("-fsyntax-only").arg(&source).output();
         let output = output.map_err(|error| format!("the C compiler does not run: {error}"))?;
-        if output.status.success() { Ok(()) } else { Err(format!("there is no {header}: run scripts/setup.sh")) }
+        if output.status.success() { Ok(()) } else { Err(format!("{header} is not installed: run scripts/setup.sh")) }
     };
     probe().err()
 }
 
-/// Compiles `source` with more arguments into `out`.
+/// Compiles `source` into `out` with additional arguments.
 pub(crate) fn compile(source: &Path, out: &Path, arguments: &[&str]) -> Result<PathBuf, String> {
     let folder = out.parent().ok_or("no folder")?;
     let output = compiler(folder)?.args(["-Wall", "-Werror"]).args(arguments).arg(source).arg("-o").arg(out).output();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Against the kernel's `linux/mlx5/mlx5_ifc.h`, and numbers that only the headers beside it have.
+//! Comparisons with the kernel's `linux/mlx5/mlx5_ifc.h`, and with numbers that only the headers beside it have.
 
 use super::{compiler, needing};
 use gin_abi::mlx5::bits::Row;
@@ -15,7 +15,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Fields that the header of Linux 6.1 does not name, with the reason; they must lie where it has reserved bits.
+/// Fields that the header of Linux 6.1 does not name, with the reason. They must be in its reserved bits.
 const UNNAMED: [(&str, &str, &str); 9] = [
     ("cqc", "dbr_umem_id", "the kernel itself never puts a doorbell record into registered memory"),
     ("qpc", "dbr_umem_id", "the same"),
@@ -25,18 +25,18 @@ const UNNAMED: [(&str, &str, &str); 9] = [
     ("create_qp_in", "wq_umem_id", "the same"),
     ("qpc", "send_dbr_mode", "the kernel uses no send queue without a doorbell record"),
     ("cmd_hca_cap_2", "send_dbr_mode_no_dbr_ext", "the same"),
-    // The union of all tables; each is compared by itself.
+    // The union of all tables; each table is compared separately.
     ("query_hca_cap_out", "capability.", "a union, whose members are compared by themselves"),
 ];
 
-/// Headers that hold further numbers, too entangled with the kernel to be compiled.
+/// Headers with further numbers, too entangled with the kernel to be compiled.
 ///
-/// No header has `wqe::opcode::WAIT` and the segment of that entry; they are as NCCL's GIN and DOCA GPUNetIO have them.
+/// No header has `wqe::opcode::WAIT` or the segment of that entry. They follow NCCL's GIN and DOCA GPUNetIO.
 const SOURCES: [&str; 3] = ["device.h", "driver.h", "qp.h"];
 
 type Check = fn(&Path) -> Result<(), Failed>;
 
-/// Each check against the headers of each kernel that is installed.
+/// Returns each check, once per installed kernel's headers.
 pub(crate) fn trials() -> Vec<Trial> {
     let folders = headers();
     let compiler = compiler::missing("stdint.h");
@@ -48,7 +48,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     for (name, check) in checks {
         if folders.is_empty() {
-            let reason = "there is no linux/mlx5/mlx5_ifc.h below /usr/src: run scripts/setup.sh".to_owned();
+            let reason = "linux/mlx5/mlx5_ifc.h is not installed below /usr/src: run scripts/setup.sh".to_owned();
             trials.push(needing(name, Some(reason), || Ok(())));
         }
         for folder in &folders {
@@ -61,7 +61,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials
 }
 
-/// The folders with the kernel's headers for mlx5.
+/// Returns the folders with the kernel's headers for mlx5.
 fn headers() -> Vec<PathBuf> {
     let installed = fs::read_dir("/usr/src").into_iter().flatten().flatten();
     let folders = installed.map(|entry| entry.path().join("include/linux/mlx5"));
@@ -70,7 +70,7 @@ fn headers() -> Vec<PathBuf> {
     found
 }
 
-/// Compiles a program that includes the header and runs it; returns the lines that it prints, by their first word.
+/// Compiles and runs a program that includes the header. Returns the lines it prints, keyed by their first word.
 fn ask(headers: &Path, body: &str) -> Result<BTreeMap<String, Vec<u64>>, Failed> {
     let folder = tempfile::tempdir()?;
     let source = folder.path().join("ask.c");
@@ -123,7 +123,7 @@ fn fields(headers: &Path) -> Result<(), Failed> {
     let mut wrong = Vec::new();
     for table in TABLES {
         let (ours, theirs) = (table.length as u64 * 8, theirs.get(table.name).map_or(0, |found| found[0]));
-        // Answers grow from kernel to kernel; a device fills in as much as there is room for.
+        // Answers grow from kernel to kernel. A device fills in as much as there is room for.
         if theirs != ours && !(table.name.ends_with("_out") && theirs > ours) {
             wrong.push(format!("{} has {ours} bits here, {theirs} there", table.name));
         }
@@ -138,7 +138,7 @@ fn fields(headers: &Path) -> Result<(), Failed> {
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
 }
 
-/// Names of the fields of a structure, as they stand in the header.
+/// Returns the names of a structure's fields, as the header spells them.
 fn names(header: &str, table: &str) -> Vec<String> {
     let start = format!("struct mlx5_ifc_{table}_bits {{");
     let body = header.split(&start).nth(1).and_then(|rest| rest.split("\n};").next()).unwrap_or("");
@@ -155,7 +155,7 @@ fn reserved(headers: &Path) -> Result<(), Failed> {
             .ok_or_else(|| format!("{table}.{field} is listed ({reason}) but there is none"))?;
         let mut body = String::new();
         let names = names(&header, table);
-        // A newer kernel may name it after all.
+        // A newer kernel may name the field.
         let named = names.iter().any(|name| name == field);
         for name in names.iter().filter(|name| if named { name == field } else { name.starts_with("reserved_at_") }) {
             writeln!(body, "\tprintf(\"{name} %zu %zu\\n\", BITS({table}, {name}));")?;
@@ -166,13 +166,13 @@ fn reserved(headers: &Path) -> Result<(), Failed> {
             first >= offset && end <= offset + width && (!named || (first == offset && end == offset + width))
         });
         if !within {
-            wrong.push(format!("{table}.{field} lies elsewhere, or over a field of the kernel's"));
+            wrong.push(format!("{table}.{field} is elsewhere, or overlaps a field of the kernel's"));
         }
     }
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }
 }
 
-/// The number that a header beside `mlx5_ifc.h` gives to a name, by `NAME = number` or `NAME = 1 << number`.
+/// Returns the number that a header beside `mlx5_ifc.h` assigns to a name, by `NAME = number` or `NAME = 1 << number`.
 fn in_text(folder: &Path, name: &str) -> Option<u64> {
     let number = |text: &str| match text.strip_prefix("0x") {
         Some(digits) => u64::from_str_radix(digits, 16).ok(),
@@ -192,13 +192,13 @@ fn in_text(folder: &Path, name: &str) -> Option<u64> {
     })
 }
 
-/// The enumeration of tables of capabilities, which counts by itself.
+/// Returns the values of the enumeration of capability tables, which counts implicitly.
 fn capability_tables(folder: &Path) -> Result<BTreeMap<String, u64>, Failed> {
     let text = fs::read_to_string(folder.join("device.h"))?;
     let body = text.split("enum mlx5_cap_type {").nth(1).and_then(|rest| rest.split("};").next());
     let mut next = 0;
     let mut tables = BTreeMap::new();
-    for line in body.ok_or("there is no list of capabilities")?.lines() {
+    for line in body.ok_or("the header has no list of capabilities")?.lines() {
         let Some(item) = line.trim().strip_suffix(',') else { continue };
         let (name, code) = item.split_once('=').map_or((item, None), |(name, code)| (name, Some(code.trim())));
         if let Some(code) = code {
@@ -288,10 +288,10 @@ fn numbers(headers: &Path) -> Result<(), Failed> {
         ("MLX5_CAP_ROCE", capability::ROCE),
         ("MLX5_CAP_GENERAL_2", capability::GENERAL_2),
     ] {
-        // The lowest bit asks for what is in force.
+        // The lowest bit requests the values in force.
         let found = tables.get(name).map(|table| table << 1 | 1);
         if found != Some(code) {
-            wrong.push(format!("{name} is asked for by {found:x?} there, {code:#x} here"));
+            wrong.push(format!("{name} has code {found:x?} there, {code:#x} here"));
         }
     }
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n").into()) }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `gin_abi::mlx5` encodes is what two independent sources say: rdma-core's headers, whose own builders make the same
-//! entries and completions, and the kernel's `mlx5_ifc.h`, which knows where the fields of mailboxes lie.
+//! Compares the encodings of `gin_abi::mlx5` with two independent sources. rdma-core's headers build the same entries
+//! and completions with their own functions. The kernel's `mlx5_ifc.h` defines the fields of mailboxes.
 //!
-//! Both are compiled here and never part of the project. Reported as ignored where a header or the C compiler is missing;
-//! `scripts/setup.sh` installs them.
+//! The tests compile both; neither is part of the project. A test reports as ignored if a header or the C compiler is
+//! missing. `scripts/setup.sh` installs them.
 
 mod compiler;
 mod kernel;
@@ -11,7 +11,7 @@ mod rdma_core;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
-/// A trial that needs something which may be missing, with the reason.
+/// Creates a trial that is ignored with the reason in `missing`, if there is one.
 fn needing(name: &str, missing: Option<String>, run: impl FnOnce() -> Result<(), Failed> + Send + 'static) -> Trial {
     Trial::ignorable_test(name, move || match missing {
         Some(reason) => Ok(Completion::ignored_with(reason)),

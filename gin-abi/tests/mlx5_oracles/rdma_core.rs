@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Against rdma-core's `infiniband/mlx5dv.h` and `infiniband/verbs.h`.
+//! Comparisons with rdma-core's `infiniband/mlx5dv.h` and `infiniband/verbs.h`.
 
 use super::{compiler, needing};
 use gin_abi::mlx5::be::Be32;
@@ -87,19 +87,19 @@ fn load() -> Result<Oracle, String> {
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mlx5_oracles/rdma_core.c");
     let object = compiler::compile(&source, &folder.path().join("oracle.so"), &["-shared", "-fPIC"])?;
-    // Safety: the library is the one just compiled; it has no initialisers.
+    // Safety: the library was just compiled and has no initialisers.
     let library = unsafe { Library::new(object) }.map_err(|error| error.to_string())?;
     macro_rules! function {
         ($name:literal) => {
-            // Safety: the type is that of the function in `rdma_core.c`, and the library stays loaded.
+            // Safety: the type matches the function in `rdma_core.c`, and the library stays loaded.
             *unsafe { library.get($name) }.map_err(|error| error.to_string())?
         };
     }
     let list: unsafe extern "C" fn(*mut usize) -> *const Constant = function!(b"oracle_constants");
     let mut count = 0;
-    // Safety: `count` may be written.
+    // Safety: `count` is writable.
     let first = unsafe { list(&raw mut count) };
-    // Safety: the function says how many there are, and they are static.
+    // Safety: the function returns their number, and they are static.
     let constants = unsafe { std::slice::from_raw_parts(first, count) };
     // Safety: names are static strings.
     let named =
@@ -115,7 +115,7 @@ fn load() -> Result<Oracle, String> {
     })
 }
 
-/// Runs a property; the seed is fixed, since a failure here is no matter of luck.
+/// Runs a property with a fixed seed, since a failure here does not depend on luck.
 fn property<S: Strategy>(inputs: S, check: impl Fn(S::Value) -> Result<(), TestCaseError>) -> Result<(), Failed> {
     let config = Config { cases: 4096, failure_persistence: None, ..Config::default() };
     TestRunner::new(config).run(&inputs, check).map_err(|error| error.to_string().into())
@@ -140,7 +140,7 @@ fn entry() -> impl Strategy<Value = Entry> {
 
 fn ours(entry: &Entry) -> Vec<Segment> {
     let (queue, flags) = (QueueNumber::new(entry.queue), Flags(entry.flags as u8));
-    // The index of a queue has 64 bits; those past 16 are not in the entry.
+    // A queue's index has 64 bits; the entry holds the low 16.
     let post = Post { index: u64::from(entry.index) | 0xabcd << 16, queue, flags };
     let remote = Remote { address: entry.remote, key: Be32::new(entry.rkey) };
     let local = Local { address: entry.local, key: Be32::new(entry.lkey), bytes: entry.bytes };
@@ -152,7 +152,7 @@ fn ours(entry: &Entry) -> Vec<Segment> {
             data[..entry.bytes as usize].copy_from_slice(&entry.data[..entry.bytes as usize]);
             let words: [u32; 7] = bytemuck::cast(data);
             if entry.bytes <= 8 {
-                // More than the value's bytes: they must not show.
+                // The value has more bytes than are sent; the others must not show.
                 let value = u64::from_le_bytes(std::array::from_fn(|at| entry.data[at]));
                 wqe::write_value(post, remote, value, entry.bytes).to_vec()
             } else {
@@ -170,10 +170,10 @@ fn entries() -> Result<(), Failed> {
     let oracle = oracle()?;
     property(entry(), |entry| {
         let mut theirs = Slot::default();
-        // Safety: both are of the types that the function takes.
+        // Safety: both pointers have the types that the function takes.
         let count = unsafe { (oracle.entry)(&raw mut theirs, &raw const entry) } as usize;
         let mut ours = ours(&entry);
-        // `write_words` says that it has four segments whatever fits into them.
+        // `write_words` always announces four segments.
         if entry.kind == 2 && (9..=12).contains(&entry.bytes) {
             ours[0].words[0] = ours[0].words[0] & !(0xff << 56) | 3 << 56;
         }
@@ -214,7 +214,7 @@ fn completions_written() -> Result<(), Failed> {
     property(completion(), |(number, log_size, expected)| {
         let ours = written(number, log_size, &expected);
         let mut seen = Seen::default();
-        // Safety: both are of the types that the function takes.
+        // Safety: both pointers have the types that the function takes.
         unsafe { (oracle.read_completion)(&raw const ours, &raw mut seen) };
         prop_assert_eq!(seen, expected);
         Ok(())
@@ -225,7 +225,7 @@ fn completions_read() -> Result<(), Failed> {
     let oracle = oracle()?;
     property(completion(), |(number, log_size, expected)| {
         let mut theirs = Completion { words: [u64::MAX; 8] };
-        // Safety: both are of the types that the function takes.
+        // Safety: both pointers have the types that the function takes.
         unsafe { (oracle.write_completion)(&raw mut theirs, &raw const expected) };
         prop_assert_eq!(theirs, written(number, log_size, &expected), "byte for byte");
         let result = match expected.opcode as u8 {
@@ -240,7 +240,7 @@ fn completions_read() -> Result<(), Failed> {
     })
 }
 
-/// Room for the longest table, aligned as devx wants it.
+/// Room for the longest table, aligned as devx requires.
 type Room = [u64; 1024];
 
 fn fields() -> Result<(), Failed> {
@@ -258,7 +258,7 @@ fn fields() -> Result<(), Failed> {
             let (mut ours, mut theirs): (Room, Room) = ([background; 1024], [background; 1024]);
             let value = value & gin_abi::mask(row.width);
             row.set(bytemuck::bytes_of_mut(&mut ours), value);
-            // Safety: the field lies within the room.
+            // Safety: the field is within the room.
             let read = unsafe {
                 (oracle.set)(theirs.as_mut_ptr().cast(), value, row.offset as usize, row.width as usize);
                 (oracle.get)(ours.as_ptr().cast(), row.offset as usize, row.width as usize)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Builds kernel crates of other workspaces, links one to CUDA C++, and checks the kernels that are shipped.
+//! Builds kernel crates of other workspaces, links one to CUDA C++, and checks the shipped kernels.
 //!
-//! Trials that need a compiler for kernels, `ptxas` or `nvcc` report themselves as ignored where there is none.
+//! Trials that need a compiler for kernels, `ptxas` or `nvcc` report as ignored if it is missing.
 
 mod shipped;
 mod support;
@@ -71,7 +71,7 @@ fn main() {
     libtest_mimic::run(&args, trials).exit();
 }
 
-/// The crate without gin, built once for all trials.
+/// Returns the crate without gin, built once for all trials.
 fn bare_built() -> Result<&'static Built, Failed> {
     static BUILT: OnceLock<Result<Built, String>> = OnceLock::new();
     let build = || {
@@ -82,7 +82,7 @@ fn bare_built() -> Result<&'static Built, Failed> {
 }
 
 fn bare(arch: Arch) -> Result<&'static Module, Failed> {
-    bare_built()?.module(arch).ok_or_else(|| format!("there is no module for {arch}").into())
+    bare_built()?.module(arch).ok_or_else(|| format!("no module for {arch}").into())
 }
 
 fn becomes_a_module(arch: Arch) -> Result<(), Failed> {
@@ -171,7 +171,7 @@ fn rebuilds() -> Result<(), Failed> {
     let third = build()?;
     ensure(third.modules[0].text.contains("77;"), third.modules[0].text.clone())?;
 
-    // What cargo knows nothing of may get lost.
+    // Files that cargo does not track may get lost.
     fs::remove_file(path)?;
     fs::remove_file(path.with_extension("").with_extension("s"))?;
     let fourth = build()?;

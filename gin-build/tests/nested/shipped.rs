@@ -11,10 +11,10 @@ use libtest_mimic::{Failed, Trial};
 use crate::support::{self, builder, ensure, needs_compiler, needs_ptxas};
 
 const ARCHS: [Arch; 3] = [Arch::Sm80, Arch::Sm90, Arch::Sm100];
-/// Largest text of the kernels of a crate together, for one architecture.
+/// Largest total text of a crate's kernels, in bytes, for one architecture.
 const MAX_BYTES: usize = 512 << 10;
 
-/// Folders of the crates that are embedded in the command.
+/// Folders of the crates that the command embeds.
 const CRATES: [&str; 2] = ["gin-kernels", "gin-kernels/bench"];
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -51,5 +51,5 @@ fn shipped(folder: &str, arch: Arch) -> Result<&'static Module, Failed> {
     };
     let index = CRATES.iter().position(|&known| known == folder).unwrap_or(0);
     let built = BUILT[index].get_or_init(build).as_ref()?;
-    built.module(arch).ok_or_else(|| format!("there is no module for {arch}").into())
+    built.module(arch).ok_or_else(|| format!("no module for {arch}").into())
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! What the tests of nested builds share: crates written to disk, trials that can be ignored, the CUDA tools.
+//! Helpers of the nested builds: crates written to disk, trials that can be ignored, the CUDA tools.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,8 @@ use libtest_mimic::{Completion, Failed, Trial};
 /// This crate's folder.
 pub(crate) const HERE: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Sets what an outer cargo may set, all of it wrong, so that every build here shows that none of it is passed on.
+/// Sets the variables that an outer cargo may set, all to wrong values. Every build here then shows that none is passed
+/// on.
 pub(crate) fn spoil_environment() {
     for (name, value) in [
         ("RUSTFLAGS", "--no-such-flag"),
@@ -31,7 +32,7 @@ pub(crate) fn spoil_environment() {
     }
 }
 
-/// Names this project's `ptxas`: the crates built here lie wherever cargo's target folder does.
+/// Names this project's `ptxas`, because the crates built here are wherever cargo's target folder is.
 pub(crate) fn name_ptxas() {
     if let Ok(ptxas) = Ptxas::find(Path::new(HERE)) {
         // SAFETY: called in `main`, before there is a second thread.
@@ -39,19 +40,14 @@ pub(crate) fn name_ptxas() {
     }
 }
 
-/// A builder whose nested builds share their `core` with those of this project's build script.
+/// Returns a builder whose nested builds share their `core` with those of this project's build script.
 pub(crate) fn builder(path: &Path) -> KernelBuilder {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().map(|target| target.join("gin-build"));
-    let builder = KernelBuilder::new(path);
-    match target {
-        Some(target) => builder.target_dir(target),
-        None => builder,
-    }
+    KernelBuilder::new(path).target_dir_of_build_scripts(env!("CARGO_TARGET_TMPDIR"))
 }
 
-/// A workspace outside this project, with crates out of `tests/crates`.
+/// A workspace outside this project, with crates copied from `tests/crates`.
 ///
-/// It lies in cargo's folder for temporary files under a fixed name, so that a second run finds its builds again.
+/// It is in cargo's folder for temporary files under a fixed name, so that a second run finds its builds again.
 pub(crate) struct Workspace {
     dir: PathBuf,
 }
@@ -68,7 +64,7 @@ impl Workspace {
 
     fn add(&self, name: &str) {
         let from = Path::new(HERE).join("tests/crates").join(name);
-        let root = Path::new(HERE).parent().expect("the crate lies in the project");
+        let root = Path::new(HERE).parent().expect("the crate is in the project");
         let manifest = read(&from.join("Cargo.toml.in")).replace("GIN/", &format!("{}/", root.display()));
         write(&self.dir.join(name).join("Cargo.toml"), &manifest);
         write(&self.dir.join(name).join("src/lib.rs"), &read(&from.join("src/lib.rs")));
@@ -86,7 +82,7 @@ impl Workspace {
         self.dir.join("user")
     }
 
-    /// Replaces text that must be there.
+    /// Replaces text in a file. Panics if the text is missing.
     pub(crate) fn edit(&self, file: &str, from: &str, to: &str) {
         let path = self.dir.join(file);
         let text = read(&path);
@@ -99,12 +95,12 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Leaves a file that has the text already alone, so that cargo does not take it for changed.
+/// Writes a file. Leaves a file that has the text already alone, so that cargo does not consider it changed.
 fn write(path: &Path, text: &str) {
     if fs::read_to_string(path).is_ok_and(|old| old == text) {
         return;
     }
-    let parent = path.parent().expect("a file lies in a folder");
+    let parent = path.parent().expect("a file is in a folder");
     fs::create_dir_all(parent).and_then(|()| fs::write(path, text)).unwrap_or_else(|error| panic!("{error}"));
 }
 
@@ -167,7 +163,7 @@ impl Cuda {
     fn find() -> Result<Cuda, String> {
         let root = Path::new(HERE).join("../target/cuda-tools/nvidia/cu13");
         let nvcc = root.join("bin/nvcc");
-        if nvcc.is_file() { Ok(Cuda { root }) } else { Err(format!("there is no {}", nvcc.display())) }
+        if nvcc.is_file() { Ok(Cuda { root }) } else { Err(format!("{} does not exist", nvcc.display())) }
     }
 
     fn run(&self, tool: &str, args: &[&str]) -> Result<String, Failed> {
@@ -177,7 +173,7 @@ impl Cuda {
     }
 }
 
-/// Links `tests/link/main.cu`, and the device code of a PTX file if there is one, to a program.
+/// Links `tests/link/main.cu`, and the device code of a PTX file if there is one, into a program.
 pub(crate) fn link(dir: &Path, ptx: Option<&Path>) -> Result<PathBuf, Failed> {
     let cuda = Cuda::find()?;
     let source = Path::new(HERE).join("tests/link/main.cu");
@@ -188,7 +184,7 @@ pub(crate) fn link(dir: &Path, ptx: Option<&Path>) -> Result<PathBuf, Failed> {
     nvcc(&["-std=c++17", "-dc", text(&source)?, "-o", text(&caller)?])?;
     let mut objects = vec![text(&caller)?];
     if let Some(ptx) = ptx {
-        // A relocatable object: assembled, and wrapped so that the host linker carries it along.
+        // A relocatable object: assembled, and wrapped so that the host linker includes it.
         nvcc(&["-dc", text(ptx)?, "-o", text(&device)?])?;
         objects.push(text(&device)?);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Round trips and copies between GPUs without gin: the least that these take.
+//! Round trips and copies between GPUs without gin: lower bounds for gin's operations.
 
 use crate::{END, FLAG, LATE, Limit, Marks, PAYLOAD, PAYLOAD_WORDS, Plan, SOURCE, START, WRONG, payload, word};
 use gin_device::coop::{block_in_grid, grid_dim};
@@ -7,7 +7,7 @@ use gin_device::prelude::*;
 use gin_device::sys::data::{load_relaxed_sys_pair, load_relaxed_sys_u64, load_weak_pair, store_weak_pair};
 use gin_device::sys::{Global, GlobalWord, Memory, Word};
 
-/// Addresses of a round trip: the own part of the window, and the peer's.
+/// Addresses of a round trip: this rank's part of the window, and the peer's.
 #[derive(Clone, Copy)]
 struct Sides {
     here: *mut u64,
@@ -16,7 +16,7 @@ struct Sides {
 }
 
 impl Sides {
-    /// Of the two ranks; reports it if the other one is not reached.
+    /// Returns the addresses of the two ranks. Reports a fault if the peer cannot be reached.
     #[inline(always)]
     fn new(comm: &Comm, window: Window<u64>) -> Option<Self> {
         match window.peer_ptr(comm.world().right()) {
@@ -30,16 +30,16 @@ impl Sides {
 
     #[inline(always)]
     fn flag(side: *mut u64) -> GlobalWord {
-        // Safety: the kernels' promise: a word of the window, used as such only.
+        // Safety: guaranteed by the kernels' callers: a word of the window, used only as a flag.
         unsafe { word(side.wrapping_add(FLAG)) }
     }
 
-    /// Counts what of the payload is not that of the round.
+    /// Counts the payload words that are not those of the round.
     #[inline(always)]
     fn check(self, round: u64, marks: Marks) {
         let (mut index, mut wrong) = (0, 0);
         while index < PAYLOAD_WORDS {
-            // Safety: inside of the window.
+            // Safety: within the window.
             let found = unsafe { load_relaxed_sys_u64(self.here.wrapping_add(PAYLOAD + index)) };
             wrong += u64::from(found != payload(round, index as u64));
             index += 1;
@@ -48,15 +48,15 @@ impl Sides {
     }
 }
 
-/// One thread stores a word to the peer and polls for the answer, again and again, all relaxed; ranks 0 and 1.
+/// Stores a word to the peer and polls for the answer, repeatedly, all relaxed, by one thread; ranks 0 and 1.
 ///
 /// # Safety
-/// - Both ranks launch it with the same numbers, one thread each, resident; `window` has
-///   [`PING_WORDS`](crate::PING_WORDS) words, 0 at first, and `out` [`MARKS`](crate::MARKS).
+/// - Both ranks launch it with the same numbers, one thread each, resident. `window` has
+///   [`PING_WORDS`](crate::PING_WORDS) words, 0 at first, and `out` has [`MARKS`](crate::MARKS).
 #[kernel]
 pub unsafe fn bare_ping_word(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
     let Some(sides) = Sides::new(&comm, window) else { return };
-    // Safety: the kernel's promise.
+    // Safety: guaranteed by the kernel's caller.
     let (marks, limit) = (unsafe { Marks::new(out) }, Limit::new(plan.limit_ns));
     let (here, there) = (Sides::flag(sides.here), Sides::flag(sides.there));
     plan.play(
@@ -78,15 +78,15 @@ pub unsafe fn bare_ping_word(comm: Comm, window: Window<u64>, plan: Plan, out: *
     );
 }
 
-/// One thread stores 64 bytes from registers to the peer, then a flag with release, and polls with acquire for the
-/// answer; else as [`bare_ping_word`].
+/// Stores 64 bytes from registers to the peer, then a flag with release, and polls with acquire for the answer.
+/// Otherwise the same as [`bare_ping_word`].
 ///
 /// # Safety
-/// - As there.
+/// - The same as for [`bare_ping_word`].
 #[kernel]
 pub unsafe fn bare_ping_payload(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
     let Some(sides) = Sides::new(&comm, window) else { return };
-    // Safety: the kernel's promise.
+    // Safety: guaranteed by the kernel's caller.
     let (marks, limit) = (unsafe { Marks::new(out) }, Limit::new(plan.limit_ns));
     let (here, there) = (Sides::flag(sides.here), Sides::flag(sides.there));
     plan.play(
@@ -97,7 +97,7 @@ pub unsafe fn bare_ping_payload(comm: Comm, window: Window<u64>, plan: Plan, out
             let mut index = 0;
             while index < PAYLOAD_WORDS {
                 let (low, high) = (payload(round, index as u64), payload(round, index as u64 + 1));
-                // Safety: inside of the peer's window.
+                // Safety: within the peer's window.
                 unsafe { store_weak_pair(sides.there.wrapping_add(PAYLOAD + index), low, high) };
                 index += 2;
             }
@@ -115,15 +115,15 @@ pub unsafe fn bare_ping_payload(comm: Comm, window: Window<u64>, plan: Plan, out
     );
 }
 
-/// The lanes of a warp copy 64 bytes from own memory to the peer, then one stores a flag with release and polls with
-/// acquire for the answer; else as [`bare_ping_word`].
+/// Copies 64 bytes from this rank's memory to the peer by the lanes of a warp. Then one lane stores a flag with release
+/// and polls with acquire for the answer. Otherwise the same as [`bare_ping_word`].
 ///
 /// # Safety
-/// - As there, but for a block of one warp.
+/// - The same as for [`bare_ping_word`], with a block of one warp.
 #[kernel]
 pub unsafe fn bare_ping_copy(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
     let Some(sides) = Sides::new(&comm, window) else { return };
-    // Safety: the kernel's promise.
+    // Safety: guaranteed by the kernel's caller.
     let (marks, limit) = (unsafe { Marks::new(out) }, Limit::new(plan.limit_ns));
     let (here, there) = (Sides::flag(sides.here), Sides::flag(sides.there));
     let (leads, lane) = (Warp.elect(), Warp.rank() as usize);
@@ -135,7 +135,7 @@ pub unsafe fn bare_ping_copy(comm: Comm, window: Window<u64>, plan: Plan, out: *
         |round| {
             if lane < PAYLOAD_WORDS / 2 {
                 let index = 2 * lane as u64;
-                // Safety: inside of both windows; each lane has its own words.
+                // Safety: within both windows; each lane has separate words.
                 unsafe {
                     if plan.verifies() {
                         store_weak_pair(mine, payload(round, index), payload(round, index + 1));
@@ -164,11 +164,11 @@ pub unsafe fn bare_ping_copy(comm: Comm, window: Window<u64>, plan: Plan, out: *
     );
 }
 
-/// Copies `len` words to the peer `times` times, all threads of the grid striding together, `UNROLL` units of 16 bytes
-/// under way in each.
+/// Copies `len` words to the peer `times` times. All threads of the grid stride together, each with `UNROLL` units of
+/// 16 bytes in flight.
 ///
 /// # Safety
-/// - `load` loads 16 bytes of an address that is valid; both sides have `len` words, aligned to 16 bytes.
+/// - `load` loads 16 bytes of a valid address. Both sides have `len` words, aligned to 16 bytes.
 #[inline(always)]
 unsafe fn copy<const UNROLL: usize>(
     to: *mut u64,
@@ -211,7 +211,7 @@ unsafe fn copy<const UNROLL: usize>(
         }
         time += 1;
     }
-    // All has arrived when the time is taken.
+    // All data has arrived before the end time is taken.
     Global::fence_release_sys();
     Block.sync();
     if Block.elect() {
@@ -224,7 +224,7 @@ macro_rules! copies {
         #[doc = concat!("Copies `len` words to the next rank `times` times, ", $doc, ".")]
         ///
         /// # Safety
-        /// - Both windows have `len` words, aligned to 16 bytes, which nobody else uses meanwhile; `out` has
+        /// - Both windows have `len` words, aligned to 16 bytes, with no other users meanwhile. `out` has
         ///   [`MARKS`](crate::MARKS) words for each block.
         #[kernel(launch_bounds($threads))]
         pub unsafe fn $name(comm: Comm, to: Window<u64>, from: Window<u64>, len: usize, times: u64, out: *mut u64) {
@@ -232,7 +232,7 @@ macro_rules! copies {
                 Ok(there) => there,
                 Err(fault) => return comm.report(fault),
             };
-            // Safety: the kernel's promise.
+            // Safety: guaranteed by the kernel's caller.
             unsafe {
                 copy::<$unroll>(there, from.local_ptr(), len, times, Marks::new(out), |unit| $load(unit));
             }

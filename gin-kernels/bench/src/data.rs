@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is moved, and checks that it arrived.
+//! The data of transfers, and checks of its arrival.
 
 use crate::{MARKS, Marks, WRONG};
 use gin_device::coop::{block_in_grid, grid_dim};
 use gin_device::prelude::*;
 use gin_device::sys::data::{load_relaxed_sys_u64, store_weak_u64};
 
-/// Word `index` of the data with this seed: all bits change from word to word and from seed to seed.
+/// Returns word `index` of the data with this seed. All bits change from word to word and from seed to seed.
 #[inline(always)]
 #[must_use]
 pub const fn value(seed: u64, index: u64) -> u64 {
@@ -14,7 +14,7 @@ pub const fn value(seed: u64, index: u64) -> u64 {
     (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9)
 }
 
-/// The words of the calling thread among `len`, shared by all threads of the grid.
+/// Returns the calling thread's words among `len`, which all threads of the grid share.
 #[inline(always)]
 fn mine(len: usize) -> impl Iterator<Item = usize> {
     let (threads, blocks) = (Block.size() as usize, grid_dim().count() as usize);
@@ -24,34 +24,34 @@ fn mine(len: usize) -> impl Iterator<Item = usize> {
 /// Writes the data of a seed to `len` words.
 ///
 /// # Safety
-/// - `to` has `len` words, which nobody else uses meanwhile.
+/// - `to` has `len` words, with no other users meanwhile.
 #[kernel]
 pub unsafe fn bench_fill(to: *mut u64, len: usize, seed: u64) {
     for index in mine(len) {
-        // Safety: the kernel's promise.
+        // Safety: guaranteed by the kernel's caller.
         unsafe { store_weak_u64(to.wrapping_add(index), value(seed, index as u64)) };
     }
 }
 
-/// Counts the words that are not the data of a seed, in the marks of each block.
+/// Counts the words that differ from the data of a seed, in the marks of each block.
 ///
 /// # Safety
-/// - `from` has `len` words, which nobody writes meanwhile; `out` has [`MARKS`] words for each block.
+/// - `from` has `len` words, with no writers meanwhile. `out` has [`MARKS`] words for each block.
 #[kernel]
 pub unsafe fn bench_check(from: *const u64, len: usize, seed: u64, out: *mut u64) {
     const { assert!(MARKS > WRONG) };
-    // Safety: the kernel's promise.
+    // Safety: guaranteed by the kernel's caller.
     let marks = unsafe { Marks::new(out) };
     let mut wrong = 0;
     for index in mine(len) {
-        // Safety: the kernel's promise.
+        // Safety: guaranteed by the kernel's caller.
         let found = unsafe { load_relaxed_sys_u64(from.wrapping_add(index)) };
         wrong += u64::from(found != value(seed, index as u64));
     }
     marks.count(WRONG, wrong);
 }
 
-/// Writes the value of signal 0 of context 0 to the first word of `out`; one thread.
+/// Writes the value of signal 0 of context 0 to the first word of `out`, by one thread.
 ///
 /// # Safety
 /// - `out` has a word.
@@ -59,16 +59,16 @@ pub unsafe fn bench_check(from: *const u64, len: usize, seed: u64, out: *mut u64
 pub unsafe fn bench_signal(comm: Comm, out: *mut u64) {
     let gin = Gin::new(&comm, ContextId::new(0));
     match gin.read_signal(SignalId::new(0)) {
-        // Safety: the kernel's promise.
+        // Safety: guaranteed by the kernel's caller.
         Ok(value) => unsafe { store_weak_u64(out, value) },
         Err(fault) => comm.report(fault),
     }
 }
 
-/// Waits until everything that was posted in context 0 is finished; one thread.
+/// Waits until all posts in context 0 are complete, by one thread.
 ///
 /// # Safety
-/// - None beyond the handle being right.
+/// - The handle is valid.
 #[kernel]
 pub unsafe fn bench_flush(comm: Comm, deadline: Deadline) {
     let gin = Gin::<Proxy>::with_backend(&comm, ContextId::new(0));

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Kernels that `gin bench` times: operations of gin, and beside them bare loops that do the least that the same thing
-//! takes, as floors. A crate of their own, so that no workload loads them.
+//! Kernels that `gin bench` times: operations of gin, and bare loops that do the least work for the same effect, as
+//! lower bounds. They form a separate crate, so that no workload loads them.
 //!
 //! | module | holds |
 //! | --- | --- |
 //! | [`bare`] | round trips, copies, barriers and posts without gin |
 //! | [`lsa`] | put with signal, puts of many bytes and barriers by loads and stores |
-//! | [`proxy`] | round trips over the network: the proxy's, and those of kernels that drive NICs |
-//! | [`post`] | posts of which nobody waits for the end |
-//! | [`data`] | what is moved, and checks that it arrived |
+//! | [`proxy`] | round trips over the network: by the proxy, and by device-driven NIC queue pairs |
+//! | [`post`] | posts without waiting for completion |
+//! | [`data`] | the data of transfers, and checks of its arrival |
 //!
-//! Each kernel writes [`MARKS`] words for each of its blocks: when it began and when it ended what is timed, in
-//! nanoseconds of one clock, and what went wrong. Every wait has a limit.
+//! Each kernel writes [`MARKS`] words for each of its blocks: the start and the end of the timed part, in nanoseconds
+//! of one clock, and the numbers of errors. Every wait has a limit.
 
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
@@ -28,42 +28,42 @@ use gin_device::coop::block_in_grid;
 use gin_device::prelude::*;
 use gin_device::sys::{self, GlobalWord, Word};
 
-/// Words that a block writes: [`START`], [`END`], [`WRONG`], [`LATE`].
+/// Number of words that a block writes: [`START`], [`END`], [`WRONG`], [`LATE`].
 pub const MARKS: usize = 4;
-/// When the block began what is timed, in nanoseconds.
+/// Index of the time at which the block began the timed part, in nanoseconds.
 pub const START: usize = 0;
-/// When it had done it.
+/// Index of the time at which it ended the timed part.
 pub const END: usize = 1;
-/// Values that were not what they should be.
+/// Index of the number of wrong values.
 pub const WRONG: usize = 2;
-/// Waits that ended at their limit.
+/// Index of the number of waits that ended at their limit.
 pub const LATE: usize = 3;
 
-/// Index of the flag in the window that round trips use. Their payload is on another line of the cache.
+/// Index of the flag in the window of round trips. The payload is on another cache line.
 pub const FLAG: usize = 0;
-/// Index of the first word of the payload that arrives.
+/// Index of the first word of the arriving payload.
 pub const PAYLOAD: usize = 16;
-/// Words of the payload of a round trip: 64 bytes.
+/// Number of words of a round trip's payload: 64 bytes.
 pub const PAYLOAD_WORDS: usize = 8;
-/// Index of the first word of the payload that is sent.
+/// Index of the first word of the payload to send.
 pub const SOURCE: usize = 32;
-/// Words of the window that round trips use.
+/// Number of words of the window of round trips.
 pub const PING_WORDS: usize = 48;
 
-/// Word `index` of what is sent in round `round`.
+/// Returns word `index` of the payload of round `round`.
 #[inline(always)]
 #[must_use]
 pub const fn payload(round: u64, index: u64) -> u64 {
     round.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ index
 }
 
-/// What the calling block writes for the host.
+/// The calling block's words for the host.
 #[derive(Clone, Copy)]
 struct Marks(*mut u64);
 
 impl Marks {
     /// # Safety
-    /// - `table` has [`MARKS`] words for each block of the grid, which nobody else uses meanwhile.
+    /// - `table` has [`MARKS`] words for each block of the grid, with no other users meanwhile.
     #[inline(always)]
     unsafe fn new(table: *mut u64) -> Self {
         Self(table.wrapping_add(MARKS * block_in_grid() as usize))
@@ -71,7 +71,7 @@ impl Marks {
 
     #[inline(always)]
     fn word(self, which: usize) -> GlobalWord {
-        // Safety: one of the block's words, by the promise of `new`.
+        // Safety: one of the block's words, guaranteed by the caller of `new`.
         unsafe { GlobalWord::new(self.0.wrapping_add(which).addr() as u64) }
     }
 
@@ -88,17 +88,17 @@ impl Marks {
     }
 }
 
-/// A word of a window or table.
+/// Returns a word of a window or table.
 ///
 /// # Safety
-/// - Valid, aligned, and used by atomic accesses only.
+/// - The word is valid, aligned, and only accessed by atomics.
 #[inline(always)]
 unsafe fn word(pointer: *mut u64) -> GlobalWord {
-    // Safety: the caller's promise.
+    // Safety: guaranteed by the caller.
     unsafe { GlobalWord::new(pointer.addr() as u64) }
 }
 
-/// When a kernel gives up.
+/// The time limit of a kernel.
 #[derive(Clone, Copy)]
 struct Limit {
     start: u64,
@@ -111,7 +111,7 @@ impl Limit {
         Self { start: sys::clock_ns(), ns }
     }
 
-    /// Looks until `test` holds; `false` if the limit came first.
+    /// Polls until `test` holds. Returns `false` if the limit passed first.
     #[inline(always)]
     fn wait(self, test: impl Fn() -> bool) -> bool {
         let mut looks = 0u32;
@@ -127,17 +127,17 @@ impl Limit {
     }
 }
 
-/// Rounds of a round trip or of barriers.
+/// The rounds of a round trip or of barriers.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable, Debug)]
 pub struct Plan {
-    /// Rounds of earlier launches: numbers go on from here, as words and signals do.
+    /// Number of rounds of earlier launches. Round numbers, words and signals continue from here.
     pub before: u64,
-    /// Rounds that are not timed.
+    /// Number of rounds that are not timed.
     pub warm: u64,
-    /// Rounds that are.
+    /// Number of timed rounds.
     pub timed: u64,
-    /// Not 0: what arrives is new in each round, and checked.
+    /// Not 0 if each round's data is new and checked.
     pub verify: u64,
     /// Nanoseconds after which a wait gives up.
     pub limit_ns: u64,
@@ -154,7 +154,8 @@ impl Plan {
         Deadline::after_ns(self.limit_ns)
     }
 
-    /// Does `step` with the number of each round; it says whether to go on. `leads`: the calling thread takes the times.
+    /// Calls `step` with the number of each round, until it returns false. The calling thread takes the times if
+    /// `leads`.
     #[inline(always)]
     fn each(&self, leads: bool, marks: Marks, mut step: impl FnMut(u64) -> bool) {
         let (first, last) = (self.before + self.warm, self.before + self.warm + self.timed);
@@ -173,8 +174,8 @@ impl Plan {
         }
     }
 
-    /// Plays ping-pong: who is first sends and waits, the other one waits and sends. Both get the number of the round and
-    /// say whether to go on. Each stands in the code once, so that both are inlined.
+    /// Plays ping-pong: the first rank sends and waits, the other one waits and sends. `send` and `wait` receive the
+    /// number of the round and return false to stop. Each has one call site, so that both are inlined.
     #[inline(always)]
     fn play(&self, first: bool, leads: bool, marks: Marks, send: impl Fn(u64) -> bool, wait: impl Fn(u64) -> bool) {
         let (start, last) = (2 * self.warm, 2 * (self.warm + self.timed));
@@ -196,9 +197,9 @@ impl Plan {
     }
 }
 
-/// Reports a fault, if there is one; whether there is none.
+/// Reports a fault, if there is one. Returns true if there is none.
 #[inline(always)]
-fn went(comm: &Comm, outcome: Result<(), Fault>) -> bool {
+fn succeeded(comm: &Comm, outcome: Result<(), Fault>) -> bool {
     match outcome {
         Ok(()) => true,
         Err(fault) => {

@@ -1,39 +1,40 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Operations by loads and stores.
 
-use crate::{END, LATE, Limit, Marks, PAYLOAD, PAYLOAD_WORDS, Plan, SOURCE, START, WRONG, payload, went, word};
+use crate::{END, LATE, Limit, Marks, PAYLOAD, PAYLOAD_WORDS, Plan, SOURCE, START, WRONG, payload, succeeded, word};
 use gin_device::coop::{block_in_grid, grid_dim};
 use gin_device::prelude::*;
 use gin_device::sys::Word;
 use gin_device::sys::data::{load_relaxed_sys_u64, store_weak_u64};
 
-/// One thread puts 64 bytes with a signal and waits for the answer, again and again; ranks 0 and 1, a block of one warp
+/// Puts 64 bytes with a signal and waits for the answer, repeatedly, by one thread; ranks 0 and 1, a block of one warp
 /// each.
 ///
 /// `window` has [`PING_WORDS`](crate::PING_WORDS) words. With `plan.verify` every payload is new and checked.
 ///
 /// # Safety
-/// - Both ranks launch it with the same numbers, and their blocks are resident; `out` has [`MARKS`](crate::MARKS) words.
+/// - Both ranks launch it with the same numbers, and their blocks are resident. `out` has [`MARKS`](crate::MARKS)
+///   words.
 #[kernel]
 pub unsafe fn bench_lsa_ping_thread(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
     if Block.rank() == 0 {
-        // Safety: the kernel's promise.
+        // Safety: guaranteed by the kernel's caller.
         unsafe { ping(&Thread, &comm, window, plan, Marks::new(out)) };
     }
 }
 
-/// As [`bench_lsa_ping_thread`], by the threads of a warp together.
+/// Does the same as [`bench_lsa_ping_thread`] by the threads of a warp together.
 ///
 /// # Safety
-/// - As there.
+/// - The same as for [`bench_lsa_ping_thread`].
 #[kernel]
 pub unsafe fn bench_lsa_ping_warp(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
-    // Safety: the kernel's promise.
+    // Safety: guaranteed by the kernel's caller.
     unsafe { ping(&Warp, &comm, window, plan, Marks::new(out)) };
 }
 
 /// # Safety
-/// - As the kernels.
+/// - The same as for the kernels.
 #[inline(always)]
 unsafe fn ping(coop: &impl Coop, comm: &Comm, window: Window<u64>, plan: Plan, marks: Marks) {
     let gin = Gin::new(comm, ContextId::new(0));
@@ -48,21 +49,21 @@ unsafe fn ping(coop: &impl Coop, comm: &Comm, window: Window<u64>, plan: Plan, m
         |round| {
             if plan.verifies() {
                 for index in coop.stripe(PAYLOAD_WORDS) {
-                    // Safety: inside of the window; whoever put what is overwritten has been answered.
+                    // Safety: within the window; the put that used the overwritten words has been answered.
                     unsafe { store_weak_u64(own.wrapping_add(SOURCE + index), payload(round, index as u64)) };
                 }
             }
             let put = gin.put(peer, window.range(PAYLOAD, PAYLOAD_WORDS), window.range(SOURCE, PAYLOAD_WORDS));
-            went(comm, put.signal(signal.inc()).issue(coop))
+            succeeded(comm, put.signal(signal.inc()).issue(coop))
         },
         |round| {
-            if !went(comm, gin.wait_signal(coop, signal, round, plan.deadline())) {
+            if !succeeded(comm, gin.wait_signal(coop, signal, round, plan.deadline())) {
                 return false;
             }
             if plan.verifies() {
                 let mut wrong = 0;
                 for index in coop.stripe(PAYLOAD_WORDS) {
-                    // Safety: inside of the window; the signal covers it.
+                    // Safety: within the window; the signal covers it.
                     let found = unsafe { load_relaxed_sys_u64(own.wrapping_add(PAYLOAD + index)) };
                     wrong += u64::from(found != payload(round, index as u64));
                 }
@@ -73,18 +74,18 @@ unsafe fn ping(coop: &impl Coop, comm: &Comm, window: Window<u64>, plan: Plan, m
     );
 }
 
-/// Every block puts its part of `len` words to the next rank `times` times, each time with a signal.
+/// Puts each block's part of `len` words to the next rank `times` times, each time with a signal.
 ///
 /// # Safety
-/// - Both windows have `len` words, which nobody else uses meanwhile; `out` has [`MARKS`](crate::MARKS) words for each
+/// - Both windows have `len` words, with no other users meanwhile. `out` has [`MARKS`](crate::MARKS) words for each
 ///   block.
 #[kernel(launch_bounds(512))]
 pub unsafe fn bench_lsa_put(comm: Comm, to: Window<u64>, from: Window<u64>, len: usize, times: u64, out: *mut u64) {
     let gin = Gin::new(&comm, ContextId::new(0)).route(Route::Lsa);
     let peer = comm.world().right();
-    // Safety: the kernel's promise.
+    // Safety: guaranteed by the kernel's caller.
     let marks = unsafe { Marks::new(out) };
-    // Whole units of 16 bytes, which the host sees to.
+    // Whole units of 16 bytes; the host ensures that `len` is even.
     let (block, blocks, pairs) = (block_in_grid() as usize, grid_dim().count() as usize, len / 2);
     let start = 2 * (pairs * block / blocks);
     let part = 2 * (pairs * (block + 1) / blocks) - start;
@@ -95,7 +96,7 @@ pub unsafe fn bench_lsa_put(comm: Comm, to: Window<u64>, from: Window<u64>, len:
     let mut time = 0;
     while time < times {
         let put = gin.put(peer, to.range(start, part), from.range(start, part));
-        if !went(&comm, put.signal(SignalId::new(0).inc()).issue(&Block)) {
+        if !succeeded(&comm, put.signal(SignalId::new(0).inc()).issue(&Block)) {
             return;
         }
         time += 1;
@@ -105,17 +106,17 @@ pub unsafe fn bench_lsa_put(comm: Comm, to: Window<u64>, from: Window<u64>, len:
     }
 }
 
-/// One warp goes through barriers of the LSA team, one after the other. With `plan.verify` each rank tells every other its
-/// round before each, and looks at what it was told after.
+/// Passes barriers of the LSA team one after the other, by one warp. With `plan.verify` each rank sends its round to
+/// every other before each barrier, and checks the received rounds after it.
 ///
 /// `window` has two words for each rank.
 ///
 /// # Safety
-/// - All ranks of the team launch it with the same numbers, and their blocks are resident; `out` has
+/// - All ranks of the team launch it with the same numbers, and their blocks are resident. `out` has
 ///   [`MARKS`](crate::MARKS) words.
 #[kernel]
 pub unsafe fn bench_lsa_barrier(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
-    // Safety: the kernel's promise.
+    // Safety: guaranteed by the kernel's caller.
     let marks = unsafe { Marks::new(out) };
     let gin = Gin::new(&comm, ContextId::new(0));
     let team = comm.lsa();
@@ -125,7 +126,7 @@ pub unsafe fn bench_lsa_barrier(comm: Comm, window: Window<u64>, plan: Plan, out
         Err(fault) => return comm.report(fault),
     };
     plan.each(Warp.elect(), marks, |round| {
-        // Two sets of words: what is told in a round may still be looked at when the next one begins.
+        // Two sets of words: ranks may still read those of one round when the next one begins.
         let set = ranks * (round % 2) as usize;
         if plan.verifies() {
             for other in Warp.stripe(ranks) {
@@ -138,15 +139,15 @@ pub unsafe fn bench_lsa_barrier(comm: Comm, window: Window<u64>, plan: Plan, out
             }
             Warp.sync();
         }
-        if !went(&comm, barrier.sync(&Warp, Fence::None, plan.deadline())) {
+        if !succeeded(&comm, barrier.sync(&Warp, Fence::None, plan.deadline())) {
             return false;
         }
         if plan.verifies() {
             let mut wrong = 0;
             for other in Warp.stripe(ranks) {
-                // Safety: a word of the own window.
-                let told = unsafe { load_relaxed_sys_u64(window.local_ptr().wrapping_add(set + other)) };
-                wrong += u64::from(told != round);
+                // Safety: a word of this rank's window.
+                let received = unsafe { load_relaxed_sys_u64(window.local_ptr().wrapping_add(set + other)) };
+                wrong += u64::from(received != round);
             }
             marks.count(WRONG, wrong);
             Warp.sync();
@@ -155,21 +156,21 @@ pub unsafe fn bench_lsa_barrier(comm: Comm, window: Window<u64>, plan: Plan, out
     });
 }
 
-/// The least that a barrier takes: each lane stores to one rank and polls what that one stores. Otherwise as
-/// [`bench_lsa_barrier`], with the first word of `window` for each rank.
+/// Passes the cheapest possible barriers: each lane stores to one rank and polls the word that this rank stores.
+/// Otherwise the same as [`bench_lsa_barrier`], with the first word of `window` for each rank.
 ///
 /// # Safety
-/// - As there; `window` is 0 at first, and the team has at most 32 ranks.
+/// - The same as for [`bench_lsa_barrier`]. `window` is 0 at first, and the team has at most 32 ranks.
 #[kernel]
 pub unsafe fn bare_barrier(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
-    // Safety: the kernel's promise.
+    // Safety: guaranteed by the kernel's caller.
     let marks = unsafe { Marks::new(out) };
     let limit = Limit::new(plan.limit_ns);
     let team = comm.lsa();
     let (ranks, me) = (team.size(), team.rank() as usize);
     let other = Warp.rank();
     let there = match team.member(other.min(ranks - 1)).and_then(|peer| window.peer_ptr(peer)) {
-        // Safety: words of the windows, used here only.
+        // Safety: words of the windows, used only here.
         Ok(there) => unsafe { word(there.wrapping_add(me)) },
         Err(fault) => return comm.report(fault),
     };

@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Posts of which nobody waits for the end: what it costs to issue one.
+//! Posts without waiting for completion: the cost of issuing one.
 //!
-//! Each thread puts [`BYTES`] bytes with a signal again and again; its peers take turns, and neighbouring threads begin
-//! with different ones.
+//! Each thread repeatedly puts [`BYTES`] bytes with a signal. Its peers take turns, and neighbouring threads begin with
+//! different ones.
 
-use crate::{END, Marks, START, went};
+use crate::{END, Marks, START, succeeded};
 use gin_device::coop::block_in_grid;
 use gin_device::prelude::*;
 use gin_device::sys::data::store_weak_pair;
 use gin_device::sys::{Global, GlobalWord, Memory, Word};
 
-/// Bytes of a put.
+/// Number of bytes of a put.
 pub const BYTES: usize = 64;
 
-/// Number of the calling thread in the grid.
+/// Returns the number of the calling thread in the grid.
 #[inline(always)]
 fn thread() -> usize {
     block_in_grid() as usize * Block.size() as usize + Block.rank() as usize
 }
 
-/// What comes before a post.
+/// The writes before a post.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fresh {
-    /// Nothing, and nothing is released.
+    /// No write and no release.
     Nothing,
-    /// 16 bytes are written, and not released.
+    /// 16 bytes are written but not released.
     Unreleased,
     /// 16 bytes are written and released to the GPU.
     Gpu,
@@ -32,8 +32,8 @@ enum Fresh {
     System,
 }
 
-/// Posts `posts` times, as long as a post goes well, and has one thread of the block note when it began and when the block
-/// was done. `mine`: 16 bytes of the thread's own, to write before each.
+/// Posts `posts` times, as long as posts succeed. One thread of the block records the start and the end of the block.
+/// `mine` is 16 bytes of the thread's, which it writes before each post.
 #[inline(always)]
 fn time(posts: u64, marks: Marks, fresh: Fresh, mine: *mut u64, mut post: impl FnMut(u64) -> bool) {
     Block.sync();
@@ -65,7 +65,7 @@ fn put<B: Backend>(comm: &Comm, window: Window<u64>, posts: u64, peers: u32, mar
     let range = window.range(place, BYTES / 8);
     let mut peer = thread() as u32 % peers;
     time(posts, marks, fresh, mine, |_| {
-        // Safety: the kernel's promise: there are so many ranks.
+        // Safety: guaranteed by the kernel's caller: there are that many ranks.
         let to = unsafe { Rank::new_unchecked(peer) };
         let put = gin.put(to, range, range).signal(SignalId::new(0).inc());
         let put = match fresh {
@@ -74,15 +74,15 @@ fn put<B: Backend>(comm: &Comm, window: Window<u64>, posts: u64, peers: u32, mar
             Fresh::System => put,
         };
         peer = if peer + 1 == peers { 0 } else { peer + 1 };
-        went(comm, put.issue(&Thread))
+        succeeded(comm, put.issue(&Thread))
     });
 }
 
-/// The least that a post takes: a slot claimed by an atomic in GPU memory, and 64 bytes stored to it.
+/// Does the least that a post takes: claims a slot by an atomic in GPU memory, and stores 64 bytes to it.
 #[inline(always)]
-fn bare(slots: *mut u64, claim: *mut u64, mask: u64, data: *mut u64, posts: u64, marks: Marks, fresh: Fresh) {
-    // Safety: the kernels' promise.
-    let (slots, claim) = unsafe { (crate::word(slots), crate::word(claim)) };
+fn bare(slots: *mut u64, producer: *mut u64, mask: u64, data: *mut u64, posts: u64, marks: Marks, fresh: Fresh) {
+    // Safety: guaranteed by the kernels' callers.
+    let (slots, producer) = unsafe { (crate::word(slots), crate::word(producer)) };
     let mine = data.wrapping_add(thread() * (BYTES / 8));
     time(posts, marks, fresh, mine, |post| {
         match fresh {
@@ -90,7 +90,7 @@ fn bare(slots: *mut u64, claim: *mut u64, mask: u64, data: *mut u64, posts: u64,
             Fresh::Gpu => Global::fence_release_gpu(),
             Fresh::System => Global::fence_release_sys(),
         }
-        let index = claim.add_relaxed_gpu(1);
+        let index = producer.add_relaxed_gpu(1);
         let slot: GlobalWord = slots.at((index & mask) * 8);
         let mut pair = 0;
         while pair < 4 {
@@ -106,30 +106,30 @@ macro_rules! kernels {
         #[doc = concat!("Each thread posts `posts` puts with a signal to `peers` ranks, ", $doc, ".")]
         ///
         /// # Safety
-        /// - There are `peers` ranks; `window` has [`BYTES`] bytes for each thread; `out` has
-        ///   [`MARKS`](crate::MARKS) words for each block.
+        /// - There are `peers` ranks. `window` has [`BYTES`] bytes for each thread. `out` has [`MARKS`](crate::MARKS)
+        ///   words for each block.
         #[kernel]
         pub unsafe fn $put(comm: Comm, window: Window<u64>, posts: u64, peers: u32, out: *mut u64) {
-            // Safety: the kernel's promise.
+            // Safety: guaranteed by the kernel's caller.
             put::<Proxy>(&comm, window, posts, peers, unsafe { Marks::new(out) }, Fresh::$fresh);
         }
 
         #[doc = concat!("Each thread claims and fills `posts` slots, ", $doc, ".")]
         ///
         /// # Safety
-        /// - `slots` has 8 words for each slot, `mask` of them and one more, a power of two; `claim` is a word; `data` has
-        ///   [`BYTES`] bytes for each thread; `out` has [`MARKS`](crate::MARKS) words for each block.
+        /// - `slots` has 8 words for each of `mask + 1` slots, a power of two. `producer` is a word. `data` has
+        ///   [`BYTES`] bytes for each thread. `out` has [`MARKS`](crate::MARKS) words for each block.
         #[kernel]
         pub unsafe fn $bare(
             slots: *mut u64,
-            claim: *mut u64,
+            producer: *mut u64,
             mask: u64,
             data: *mut u64,
             posts: u64,
             out: *mut u64,
         ) {
-            // Safety: the kernel's promise.
-            bare(slots, claim, mask, data, posts, unsafe { Marks::new(out) }, Fresh::$fresh);
+            // Safety: guaranteed by the kernel's caller.
+            bare(slots, producer, mask, data, posts, unsafe { Marks::new(out) }, Fresh::$fresh);
         }
     )* };
 }
@@ -141,14 +141,15 @@ kernels! {
     bench_post_system bare_post_system System "after writing 16 bytes, released to the system";
 }
 
-/// Each thread posts `posts` puts with a signal to `peers` ranks, with nothing to release, and drives the NIC.
+/// Each thread posts `posts` puts with a signal to `peers` ranks, with nothing to release, by device-driven NIC queue
+/// pairs.
 ///
-/// The only kernel of its kind: of two LLVM would make one function that both call.
+/// It is the only kernel of its kind: for two, LLVM would create one function that both call.
 ///
 /// # Safety
-/// - As for the kernels of the proxy.
+/// - The same as for the kernels of the proxy.
 #[kernel]
 pub unsafe fn bench_gdaki(comm: Comm, window: Window<u64>, posts: u64, peers: u32, out: *mut u64) {
-    // Safety: the kernel's promise.
+    // Safety: guaranteed by the kernel's caller.
     put::<Gdaki>(&comm, window, posts, peers, unsafe { Marks::new(out) }, Fresh::Nothing);
 }

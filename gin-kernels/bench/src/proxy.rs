@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Round trips over the network.
 
-use crate::{LATE, Limit, Marks, Plan, WRONG, payload, went, word};
+use crate::{LATE, Limit, Marks, Plan, WRONG, payload, succeeded, word};
 use gin_device::prelude::*;
 use gin_device::sys::{Global, Memory, Word};
 
@@ -10,16 +10,16 @@ macro_rules! ping {
         $(#[$doc])*
         ///
         /// # Safety
-        /// - Both ranks launch it with the same numbers, one thread each, resident; `window` has a word, `out` has
+        /// - Both ranks launch it with the same numbers, one thread each, resident. `window` has a word, `out` has
         ///   [`MARKS`](crate::MARKS) words.
         #[kernel]
         pub unsafe fn $name(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
-            // Safety: the kernel's promise.
+            // Safety: guaranteed by the kernel's caller.
             let marks = unsafe { Marks::new(out) };
             let gin = Gin::<$backend>::with_backend(&comm, ContextId::new(0));
             let (peer, first) = (comm.world().right(), comm.world().rank() == 0);
             let signal = SignalId::new(0);
-            // Safety: the window's word, which the network and this thread use.
+            // Safety: the window's word, which only the network and this thread use.
             let here = unsafe { word(window.local_ptr()) };
             plan.play(
                 first,
@@ -27,10 +27,10 @@ macro_rules! ping {
                 marks,
                 |round| {
                     let put = gin.put_value(peer, window.at(0), payload(round, 0));
-                    went(&comm, put.signal(signal.inc()).issue(&Thread))
+                    succeeded(&comm, put.signal(signal.inc()).issue(&Thread))
                 },
                 |round| {
-                    if !went(&comm, gin.wait_signal(&Thread, signal, round, plan.deadline())) {
+                    if !succeeded(&comm, gin.wait_signal(&Thread, signal, round, plan.deadline())) {
                         return false;
                     }
                     if plan.verifies() {
@@ -44,26 +44,26 @@ macro_rules! ping {
 }
 
 ping! {
-    /// One thread puts 8 bytes with a signal and waits for the answer, again and again; ranks 0 and 1. With `plan.verify`
-    /// what arrived is checked each time.
+    /// Puts 8 bytes with a signal and waits for the answer, repeatedly, by one thread; ranks 0 and 1. With
+    /// `plan.verify` the arrivals are checked each time.
     bench_proxy_ping, Proxy
 }
 
 ping! {
-    /// The same where the kernel drives the NIC itself.
+    /// Does the same as [`bench_proxy_ping`] by device-driven NIC queue pairs.
     bench_gdaki_ping, Gdaki
 }
 
-/// One thread stores the number of the round to `ask` and polls `answer` until it is there, again and again: trips to
-/// whoever answers. With a `payload`, what was brought before the answer is acquired; with `plan.verify` it is checked to be
-/// the number of the round.
+/// Stores the number of the round to `ask` and polls `answer` until it has that number, repeatedly, by one thread:
+/// trips to an answering party. With a `payload`, acquires the data written before the answer. With `plan.verify`,
+/// checks that it is the number of the round.
 ///
 /// # Safety
-/// - `ask`, `answer` and, unless it is null, `payload` are words that are valid; whoever answers uses them by atomic
-///   accesses and copies. `out` has [`MARKS`](crate::MARKS) words.
+/// - `ask`, `answer` and, unless it is null, `payload` are valid words. The answering party accesses them by atomics
+///   and copies. `out` has [`MARKS`](crate::MARKS) words.
 #[kernel]
 pub unsafe fn bare_trips(ask: *mut u64, answer: *mut u64, payload: *mut u64, plan: Plan, out: *mut u64) {
-    // Safety: the kernel's promise.
+    // Safety: guaranteed by the kernel's caller.
     let (marks, ask, answer) = unsafe { (Marks::new(out), word(ask), word(answer)) };
     let limit = Limit::new(plan.limit_ns);
     plan.play(
@@ -82,7 +82,7 @@ pub unsafe fn bare_trips(ask: *mut u64, answer: *mut u64, payload: *mut u64, pla
             if !payload.is_null() {
                 Global::fence_acquire_sys();
                 if plan.verifies() {
-                    // Safety: the kernel's promise.
+                    // Safety: guaranteed by the kernel's caller.
                     let found = unsafe { word(payload) }.load_relaxed_sys();
                     marks.count(WRONG, u64::from(found != round));
                 }

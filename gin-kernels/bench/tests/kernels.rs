@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! That what is measured is checked, and ends.
+//! The measurements are checked, and they end.
 
 use gin_bench_kernels::data::value;
 use gin_bench_kernels::{END, LATE, MARKS, Plan, START, WRONG};
@@ -9,7 +9,7 @@ use gin_host::world::Rank;
 use gin_host::{KernelArg, LaunchConfig, WorldConfig, launch};
 use std::sync::Arc;
 
-/// Launches a kernel on a device of its own, and gives its marks.
+/// Launches a kernel on a separate device, and returns its marks.
 fn marks(
     kernel: &str,
     blocks: u32,
@@ -23,7 +23,7 @@ fn marks(
         let table = pointer(&out);
         let all: Vec<&dyn KernelArg> = arguments.iter().map(|argument| &**argument).chain([&table as _]).collect();
         let (stream, function) = (rank.stream()?, rank.kernel(kernel)?);
-        // Safety: memory as the kernel's docs ask for it.
+        // Safety: the memory is as the kernel's docs require.
         unsafe { stream.launch(&function, LaunchConfig::new(blocks, 32), &all)? };
         stream.synchronize()?;
         out.read(0, &mut marks)?;
@@ -76,7 +76,7 @@ fn a_trip_that_nobody_answers_ends_at_its_limit_and_says_so() {
         });
         marks[0]
     };
-    // Every thread of the block tries, and each gives up in the round that has no answer.
+    // Every thread of the block polls, and each gives up in the round without an answer.
     let late = run(3);
     assert!(late[LATE] == 32 && late[START] != 0 && late[END] == 0, "{late:?}");
     let answered = run(5);

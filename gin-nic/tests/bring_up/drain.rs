@@ -250,7 +250,7 @@ fn an_entry_that_failed_is_named_and_nothing_is_waited_for() {
         panic!("{error:?}")
     };
     assert_eq!(failure.syndrome, Syndrome::RemoteAccess.code());
-    assert!(error.to_string().contains("context 0 to rank 1 failed: remote key or range"), "{error}");
+    assert!(error.to_string().contains("context 0 to rank 1 failed: invalid remote key or range"), "{error}");
     assert_eq!(bench.counters(), [0; 4], "what failed is not counted");
 }
 

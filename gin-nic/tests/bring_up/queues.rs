@@ -423,8 +423,8 @@ fn connections_begin_with_packet_numbers_of_their_own_that_both_ends_know() {
     for index in 0..3 {
         connect(&a, &b, index);
         let [a, b] = [&a, &b].map(|side| fabric.queue(side.info(index).queue).unwrap());
-        assert_eq!((a.first_sent, b.first_sent), (b.first_expected, a.first_expected));
-        first.extend([a.first_sent, b.first_sent]);
+        assert_eq!((a.initial_send_psn, b.initial_send_psn), (b.initial_receive_psn, a.initial_receive_psn));
+        first.extend([a.initial_send_psn, b.initial_send_psn]);
     }
     // All six are the same by chance once in 2^120 runs.
     assert!(first.iter().any(|number| *number != first[0]), "{first:?}");

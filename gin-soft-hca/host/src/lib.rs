@@ -34,7 +34,7 @@ use gin_gpu::Device;
 use gin_nic::hca::Hca;
 use gin_nic::hca::HcaError;
 use gin_soft_hca::Progress;
-use gin_soft_hca::tables::{CompletionQueue, Queue};
+use gin_soft_hca::tables::{CompletionQueue, QueuePair};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -169,7 +169,7 @@ impl SoftFabric {
     }
 
     /// A queue pair as it is now, by its number.
-    pub fn queue(&self, number: u32) -> Option<Queue> {
+    pub fn queue(&self, number: u32) -> Option<QueuePair> {
         self.lock().queues.get(number as usize).copied().filter(|queue| queue.live)
     }
 

@@ -11,7 +11,7 @@ use gin_nic::hca::{Access, Extent, Handle, HcaError};
 use gin_soft_hca::faults::Switch;
 use gin_soft_hca::held::{Held, Item, Usage};
 use gin_soft_hca::kernel;
-use gin_soft_hca::tables::{CompletionQueue, Queue, Region, Rights};
+use gin_soft_hca::tables::{CompletionQueue, QueuePair, Region, Rights};
 use gin_soft_hca::{Engine, Fault, Options, Progress, Tables};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -89,7 +89,7 @@ pub(super) struct State {
     pub(super) domains: Slots<()>,
     pub(super) umems: Slots<RingMemory>,
     pub(super) uars: Slots<Doorbell>,
-    pub(super) queues: Table<Queue>,
+    pub(super) queues: Table<QueuePair>,
     /// Of the engine.
     pub(super) busy: Table<u64>,
     pub(super) queue_uses: Vec<Uses>,
@@ -100,7 +100,7 @@ pub(super) struct State {
     /// Room for what was written by a NIC and is not in view yet.
     pub(super) items: Table<Item>,
     /// One: the engine, and how much is held.
-    pub(super) core: Table<kernel::State>,
+    pub(super) core: Table<kernel::KernelState>,
     /// By number of a doorbell: its NIC.
     pub(super) owners: Table<u64>,
     /// Address of the staging area for what is held.
@@ -120,7 +120,7 @@ impl State {
             domains: vec![None],
             umems: vec![None],
             uars: vec![None],
-            queues: Table::Own(vec![Queue::default()]),
+            queues: Table::Own(vec![QueuePair::default()]),
             busy: Table::Own(vec![0]),
             queue_uses: vec![Uses::default()],
             completions: Table::Own(vec![CompletionQueue::default()]),
@@ -128,7 +128,7 @@ impl State {
             regions: Table::Own(vec![Region::default()]),
             faults: Table::Own(Vec::new()),
             items: Table::Own(vec![Item::ROOM; HELD]),
-            core: Table::Own(vec![kernel::State { engine: Engine::new(options), usage: Usage::default() }]),
+            core: Table::Own(vec![kernel::KernelState { engine: Engine::new(options), usage: Usage::default() }]),
             owners: Table::Own(vec![0]),
             stage: stage.as_ptr() as u64,
             _stage: stage,
@@ -161,7 +161,7 @@ impl State {
             return Progress::Idle;
         }
         self.with_engine(|engine, tables, held, memory| {
-            engine.tell_time(now_ns);
+            engine.set_time(now_ns);
             engine.step(tables, held, memory)
         })
     }
@@ -215,7 +215,7 @@ impl State {
     }
 
     /// A queue pair that was not there.
-    pub(super) fn add_queue(&mut self, queue: Queue, uses: Uses) -> Result<u32, Full> {
+    pub(super) fn add_queue(&mut self, queue: QueuePair, uses: Uses) -> Result<u32, Full> {
         let number = free_slot(&mut self.queues, |queue| !queue.live, queue)?;
         if self.queue_uses.len() <= number {
             self.queue_uses.push(uses);

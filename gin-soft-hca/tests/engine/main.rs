@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The engine executes what is posted, shows data no sooner than it must, and refuses what a NIC refuses.
+//! The engine executes posted entries, shows data no sooner than it must, and refuses what a NIC refuses.
 
 mod properties;
 mod world;
@@ -19,7 +19,7 @@ fn world() -> World {
     World::new(Options::default())
 }
 
-/// Puts a pattern into the strict region of a side.
+/// Fills the strict region of a side with a pattern.
 fn pattern(world: &mut World, side: u32, count: u64) -> Vec<u8> {
     let bytes: Vec<u8> = (0..count).map(|at| (at * 7 + 3) as u8).collect();
     world.memory.put(World::place(side, false), &bytes);
@@ -107,7 +107,8 @@ fn data_of_a_relaxed_region_comes_into_view_by_a_strict_write_of_its_queue_pair_
     world.settle();
     assert_eq!(world.syndromes(0), [None]);
     assert_eq!(world.memory.bytes(view, 32), [0; 32], "complete, but not in view");
-    // Another write to the relaxed region, an atomic on it, and a strict write of the other direction change nothing.
+    // None of these changes anything: another write to the relaxed region, an atomic on it, a strict write of the other
+    // direction.
     let entry = wqe::write_value(world.post(0, C), World::remote(1, true, 256), 1, 8);
     world.write(0, entry);
     let entry = wqe::fetch_add(world.post(0, C), World::remote(1, true, 512), 1, World::local(0, false, 512, 8));
@@ -200,7 +201,7 @@ fn a_fence_waits_for_reads_and_atomics_and_others_overtake_them() {
         world.memory.put(World::place(1, false), &7u64.to_le_bytes());
         let read = wqe::read(world.post(0, N), World::remote(1, false, 0), World::local(0, true, 0, 8));
         world.write(0, read);
-        // Changes what the read is to bring, at the peer.
+        // Changes, at the peer, the data that the read returns.
         let entry = wqe::write_value(world.post(0, flags), World::remote(1, false, 0), 9, 8);
         world.write(0, entry);
         world.write(0, wqe::dump(world.post(0, C.and(Flags::FENCE)), World::local(0, false, 0, 1)));
@@ -319,7 +320,8 @@ fn waiting_for_a_queue_that_is_not_there_fails() {
     }
 }
 
-/// What becomes of one entry after `change`, with a signalled one behind it, and of the two queue pairs.
+/// Posts one entry after `change`, with another entry behind it. Returns the syndromes and the states of the two queue
+/// pairs.
 fn refusal<const K: usize>(
     change: impl Fn(&mut World),
     entry: impl Fn(&World) -> [Segment; K],
@@ -368,7 +370,7 @@ fn each_refusal_has_the_syndrome_of_hardware_and_breaks_what_hardware_breaks() {
     assert_eq!(refusal(without(Rights { remote_write: false, ..ALL }), write(0, 8)), both(Syndrome::RemoteAccess));
     assert_eq!(refusal(without(Rights { remote_atomic: false, ..ALL }), add(0, 8)), both(Syndrome::RemoteAccess));
     assert_eq!(refusal(without(Rights { remote_read: false, ..ALL }), read), both(Syndrome::RemoteAccess));
-    // What its queue pair allows, and alignment.
+    // Permissions of the peer's queue pair, and alignment.
     let no_rights = |world: &mut World| world.queue(1).rights = Rights::default();
     assert_eq!(refusal(no_rights, write(0, 8)), both(Syndrome::RemoteInvalidRequest));
     assert_eq!(refusal(no_rights, add(0, 8)), both(Syndrome::RemoteInvalidRequest));
@@ -386,15 +388,15 @@ fn each_refusal_has_the_syndrome_of_hardware_and_breaks_what_hardware_breaks() {
     assert_eq!(refusal(same, add(0, 4)), sender(Syndrome::LocalLength));
     assert_eq!(refusal(|world| world.queue(0).log_message = 4, write(0, 17)), sender(Syndrome::LocalLength));
     assert_eq!(refusal(same, write(0, 0)), sender(Syndrome::LocalLength), "a length of 0 is 2 GiB");
-    // No peer: gone, not ready, connected to another.
+    // No peer: destroyed, not ready, connected to another.
     assert_eq!(refusal(|world| world.queue(1).live = false, write(0, 8)), sender(Syndrome::RetryExceeded));
     assert_eq!(refusal(|world| world.queue(0).peer = 77, write(0, 8)), sender(Syndrome::RetryExceeded));
     assert_eq!(refusal(|world| world.queue(0).peer_device = 7, write(0, 8)), sender(Syndrome::RetryExceeded));
     assert_eq!(refusal(|world| world.queue(1).peer_device = 7, write(0, 8)), sender(Syndrome::RetryExceeded));
     assert_eq!(refusal(|world| world.queue(1).mtu = 4096, write(0, 8)), sender(Syndrome::RetryExceeded));
     assert_eq!(refusal(|world| world.queue(1).peer = 77, write(0, 8)), sender(Syndrome::RetryExceeded));
-    assert_eq!(refusal(|world| world.queue(1).first_expected = 1, write(0, 8)), sender(Syndrome::RetryExceeded));
-    assert_eq!(refusal(|world| world.queue(0).first_sent = 1, read), sender(Syndrome::RetryExceeded));
+    assert_eq!(refusal(|world| world.queue(1).initial_receive_psn = 1, write(0, 8)), sender(Syndrome::RetryExceeded));
+    assert_eq!(refusal(|world| world.queue(0).initial_send_psn = 1, read), sender(Syndrome::RetryExceeded));
     let (syndromes, ..) = refusal(|world| world.queue(1).state = QpState::Init, read);
     assert_eq!(syndromes[0], failed(Syndrome::RetryExceeded));
 }
@@ -456,7 +458,7 @@ fn switches_make_entries_fail_once() {
     let (bad, flushed) = (failed(Syndrome::RetryExceeded), failed(Syndrome::Flushed));
     let (syndromes, value) = run(FaultKind::Drop);
     assert_eq!((syndromes, value), (vec![None, bad, flushed], 1), "nor does what comes behind it arrive");
-    // The one behind was begun before the failure was known: it took effect, and is flushed all the same.
+    // The next entry began before the failure was known. It took effect and is flushed all the same.
     let (syndromes, value) = run(FaultKind::LoseAnswer);
     assert_eq!((syndromes, value), (vec![None, bad, flushed], 3));
     assert_eq!(run(FaultKind::Delay(100)), (vec![None; 3], 3));
@@ -464,7 +466,7 @@ fn switches_make_entries_fail_once() {
     assert_eq!(syndromes, [None, failed(Syndrome::NotReadyExceeded), flushed]);
 }
 
-/// The first violation of a world with one entry written, after `ring`, and its completions.
+/// Returns the first violation of a world with one entry written, after `ring`, and its completions.
 fn violation(ring: impl Fn(&mut World)) -> (Option<ViolationKind>, Vec<Option<u8>>) {
     let mut world = world();
     for _ in 0..2 {
@@ -490,7 +492,7 @@ fn doorbells_are_checked_against_their_record_and_what_came_before() {
     assert_eq!(violation(ring(3, 3)), (None, vec![None]));
     assert_eq!(violation(ring(3, 2)), (None, vec![]), "nothing new");
     assert_eq!(violation(ring(2, 3)).0, Some(ViolationKind::DoorbellBeforeRecord));
-    assert_eq!(violation(ring(2, 3)).1, [failed(Syndrome::Flushed)], "whoever waits is told");
+    assert_eq!(violation(ring(2, 3)).1, [failed(Syndrome::Flushed)], "a waiting thread sees a completion");
     assert_eq!(violation(ring(3, 1)).0, Some(ViolationKind::DoorbellRange));
     assert_eq!(violation(ring(1, 3)).0, Some(ViolationKind::RecordRange));
     assert_eq!(violation(ring(3 + 4 * SIZE, 3 + 4 * SIZE)).0, Some(ViolationKind::DoorbellRange));
@@ -532,7 +534,7 @@ fn an_announced_slot_that_was_not_written_is_noticed() {
     world.ring(0);
     world.settle();
     assert_eq!(world.syndromes(0), [None; SIZE as usize]);
-    // The slot still holds the entry of the round before.
+    // The slot still holds the entry of the previous round.
     world.record(0, SIZE + 1);
     world.ring_with(0, SIZE + 1);
     world.settle();

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Random programs do to memory what a simple model says; random bytes do no harm.
+//! Random programs have the effect on memory that a simple model predicts; random bytes do no harm.
 
 use crate::world::{COMPLETION, REGION, SIZE, World};
 use gin_abi::mlx5::wqe::{self, Flags, Segment};
 use gin_soft_hca::{Memory, Options};
 use proptest::prelude::*;
 
-/// Length of the part of a region that an operation of its own touches.
+/// Length of the part of a region that each operation touches.
 const PART: u64 = 64;
 
 #[derive(Clone, Copy, Debug)]
@@ -33,17 +33,17 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-// Of each region: 8 parts that the peer writes to, 8 that its owner sends from, 8 that it reads into, words.
+// Parts of each region: 8 that the peer writes to, 8 that its owner sends from, 8 that it reads into, words.
 const SOURCES: u64 = 8 * PART;
 const READS: u64 = 16 * PART;
 const WORDS: u64 = 24 * PART;
 const OLD: u64 = 24 * PART + 8;
 
-/// What the four regions should hold, `[side][relaxed]`.
+/// The expected contents of the four regions, `[side][relaxed]`.
 type Model = [[Vec<u8>; 2]; 2];
 
-/// Posts one operation and says what it does to memory. Each is complete before the next of its queue pair that touches
-/// the same bytes, since all fence.
+/// Posts one operation and applies its effect to the model. Each is complete before the next of its queue pair that
+/// touches the same bytes, since all fence.
 fn carry_out(world: &mut World, model: &mut Model, step: Step) {
     let both = Flags::COMPLETION.and(Flags::FENCE);
     match step {
@@ -88,7 +88,7 @@ fn carry_out(world: &mut World, model: &mut Model, step: Step) {
     world.settle();
 }
 
-/// Bytes of all four regions.
+/// Returns the bytes of all four regions.
 fn regions(world: &World) -> Model {
     [0u32, 1].map(|side| [false, true].map(|relaxed| world.memory.bytes(World::place(side, relaxed), REGION).to_vec()))
 }
@@ -112,7 +112,7 @@ proptest! {
             }
         }
         prop_assert_eq!(completions, world.next, "each entry has its completion");
-        // What pushes everything into view.
+        // These operations push everything into view.
         for side in 0..2u32 {
             let entry = wqe::dump(world.post(side, Flags::COMPLETION), World::local(side, false, 0, 1));
             world.write(side, entry);
@@ -140,7 +140,7 @@ proptest! {
         for (index, slot) in slots.iter().enumerate() {
             let mut slot = slot.map(|words| Segment { words });
             if heads {
-                // A head that is right, so that the rest is looked at.
+                // A valid head, so that the engine decodes the rest.
                 let nop = wqe::nop(world.post(0, Flags::NONE))[0];
                 let operation = [0u64, 0x08, 0x0f, 0x10, 0x12, 0x23][index % 6];
                 let segments = [1u64, 3, 2, 3, 4, 2][index % 6];

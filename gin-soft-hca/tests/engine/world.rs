@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Two NICs with a queue pair each, connected to one another, over memory that is an array.
+//! Two NICs with one queue pair each, connected to each other, over memory that is an array.
 
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::command::QpState;
@@ -8,10 +8,10 @@ use gin_abi::mlx5::doorbell::{Doorbell, Record};
 use gin_abi::mlx5::wqe::{Flags, Local, Post, QueueNumber, Remote, Segment};
 use gin_soft_hca::faults::Switch;
 use gin_soft_hca::held::{Held, Item, Usage};
-use gin_soft_hca::tables::{CompletionQueue, Queue, Region, Rights};
+use gin_soft_hca::tables::{CompletionQueue, QueuePair, Region, Rights};
 use gin_soft_hca::{Engine, Memory, Options, Progress, Tables};
 
-/// Memory whose addresses are offsets; what lies outside is never touched, or a test fails.
+/// Memory whose addresses are offsets. An access outside fails the test.
 pub(crate) struct Flat(pub(crate) Vec<u8>);
 
 impl Flat {
@@ -63,17 +63,17 @@ impl Memory for Flat {
     }
 }
 
-/// Slots of each ring.
+/// log2 of the slots of each ring.
 pub(crate) const LOG_SIZE: u32 = 3;
 pub(crate) const SIZE: u64 = 1 << LOG_SIZE;
 
-/// What a side has in memory, one behind the other.
+/// Layout of a side's memory.
 const RING: u64 = 0;
 const RECORD: u64 = 0x400;
 const COMPLETIONS: u64 = 0x800;
 /// A region with relaxed ordering.
 const RELAXED: u64 = 0x1000;
-/// One without.
+/// A region without relaxed ordering.
 const STRICT: u64 = 0x3000;
 const SIDE: u64 = 0x5000;
 /// Length of each region.
@@ -83,21 +83,21 @@ const STAGE_BYTES: u64 = 0x4000;
 
 pub(crate) const ALL: Rights = Rights { local_write: true, remote_read: true, remote_write: true, remote_atomic: true };
 
-/// Queue pair of side 0; side 1 has the next.
+/// QueuePair pair of side 0; side 1 has the next.
 pub(crate) const QUEUE: u32 = 3;
 /// Completion queue of side 0; side 1 has the next.
 pub(crate) const COMPLETION: u32 = 1;
 
 pub(crate) struct World {
     pub(crate) memory: Flat,
-    pub(crate) queues: Vec<Queue>,
+    pub(crate) queues: Vec<QueuePair>,
     busy: Vec<u64>,
     pub(crate) completions: Vec<CompletionQueue>,
     pub(crate) regions: Vec<Region>,
     pub(crate) faults: Vec<Switch>,
     pub(crate) engine: Engine,
     held: (Vec<Item>, Usage),
-    /// Index past the last entry that was written, and number of the next completion, of each side.
+    /// Index past the last entry written, and number of the next completion, of each side.
     pub(crate) next: [u64; 2],
     pub(crate) seen: [u64; 2],
 }
@@ -105,13 +105,13 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(options: Options) -> Self {
         let mut memory = Flat(vec![0; (STAGE + STAGE_BYTES) as usize]);
-        let mut queues = vec![Queue::default(); 8];
+        let mut queues = vec![QueuePair::default(); 8];
         let mut completions = vec![CompletionQueue::default(); 4];
         let mut regions = vec![Region::default(); 8];
         for side in 0..2u32 {
             let base = u64::from(side) * SIDE;
             memory.0[(base + COMPLETIONS) as usize..][..(SIZE * cqe::BYTES) as usize].fill(cqe::INVALID_BYTE);
-            queues[(QUEUE + side) as usize] = Queue {
+            queues[(QUEUE + side) as usize] = QueuePair {
                 live: true,
                 device: side,
                 domain: 10 + side,
@@ -126,7 +126,7 @@ impl World {
                 log_message: 30,
                 ack_timeout: 14,
                 reads: 4,
-                ..Queue::default()
+                ..QueuePair::default()
             };
             completions[(COMPLETION + side) as usize] = CompletionQueue {
                 live: true,
@@ -173,7 +173,7 @@ impl World {
         0x7000_0000 * u64::from(side + 1) + 0x10_0000 * u64::from(relaxed)
     }
 
-    /// Where that byte lies.
+    /// Place of that byte in memory.
     pub(crate) fn place(side: u32, relaxed: bool) -> u64 {
         u64::from(side) * SIDE + if relaxed { RELAXED } else { STRICT }
     }
@@ -191,7 +191,7 @@ impl World {
         Post { index: self.next[side as usize], queue: QueueNumber::new(QUEUE + side), flags }
     }
 
-    /// Writes an entry into the next slot, over whatever is there.
+    /// Writes an entry into the next slot, over its old contents.
     pub(crate) fn write<const N: usize>(&mut self, side: u32, entry: [Segment; N]) {
         let slot = self.next[side as usize] % SIZE;
         let at = u64::from(side) * SIDE + RING + slot * 64;
@@ -215,7 +215,7 @@ impl World {
         self.engine.ring(&mut tables, &mut self.memory, side, word);
     }
 
-    /// Announces all that was written.
+    /// Announces all entries written.
     pub(crate) fn ring(&mut self, side: u32) {
         let end = self.next[side as usize];
         self.record(side, end);
@@ -234,7 +234,7 @@ impl World {
         self.engine.step(&mut tables, &mut held, &mut self.memory)
     }
 
-    /// Steps until nothing is to do.
+    /// Steps until there is nothing to do.
     pub(crate) fn settle(&mut self) {
         for _ in 0..100_000 {
             if self.step() == Progress::Idle {
@@ -244,7 +244,7 @@ impl World {
         panic!("the engine never comes to rest");
     }
 
-    /// The next completion of a side, if it is there.
+    /// Returns the next completion of a side, if there is one.
     pub(crate) fn completion(&mut self, side: u32) -> Option<Outcome> {
         let number = self.seen[side as usize];
         let at = u64::from(side) * SIDE + COMPLETIONS + number % SIZE * cqe::BYTES;
@@ -260,14 +260,14 @@ impl World {
         }
     }
 
-    /// Syndromes of the completions of a side that are there, `None` for good ones.
+    /// Returns the syndromes of a side's new completions, `None` for successful ones.
     pub(crate) fn syndromes(&mut self, side: u32) -> Vec<Option<u8>> {
         std::iter::from_fn(|| self.completion(side))
             .map(|outcome| outcome.result.err().map(|bad| bad.syndrome))
             .collect()
     }
 
-    pub(crate) fn queue(&mut self, side: u32) -> &mut Queue {
+    pub(crate) fn queue(&mut self, side: u32) -> &mut QueuePair {
         &mut self.queues[(QUEUE + side) as usize]
     }
 

@@ -5,27 +5,27 @@ use std::panic::Location;
 
 use gin_device::exec::{BarrierCall, Reduction};
 
-use super::Key;
-use crate::shared::Pieces;
+use super::TaskKey;
+use crate::shared::SharedSegments;
 
-/// Barriers of a block, as on every NVIDIA GPU (PTX ISA, `barrier`).
+/// Number of barriers of a block, as on every NVIDIA GPU (PTX ISA, `barrier`).
 pub(super) const BARRIERS: u32 = 16;
-/// Lanes of a warp.
+/// Number of lanes of a warp.
 pub(super) const LANES: u32 = 32;
 
 /// One of the sixteen barriers.
 pub(super) struct Barrier {
-    /// Arrivals that complete it; 0 while nobody waits.
+    /// Number of arrivals that complete the barrier; 0 while no thread waits.
     expected: u32,
     whole: bool,
     arrived: u32,
-    /// Arrived lanes of the last warp, when that is partial.
+    /// Number of arrived lanes of the last warp, if that is partial.
     tail: u32,
     reduction: Reduction,
     any: bool,
     all: bool,
     count: u32,
-    pub(super) waiters: Vec<Key>,
+    pub(super) waiters: Vec<TaskKey>,
 }
 
 impl Barrier {
@@ -44,12 +44,12 @@ impl Barrier {
     }
 }
 
-/// Lanes that meet to exchange values.
+/// An exchange of values among lanes.
 pub(super) struct Exchange {
     pub(super) mask: u32,
     pub(super) arrived: u32,
     pub(super) values: [u64; 32],
-    /// Where each waiting lane wants the values: on the stack of its parked coroutine.
+    /// Destination of the values for each waiting lane, on the stack of its parked coroutine.
     pub(super) outs: [*mut [u64; 32]; 32],
 }
 
@@ -63,7 +63,7 @@ impl Exchange {
 pub(super) struct Gathering {
     pub(super) site: &'static Location<'static>,
     pub(super) lanes: u32,
-    /// Names this gathering in timers.
+    /// Identifies this gathering in timers.
     pub(super) serial: u64,
 }
 
@@ -77,10 +77,11 @@ pub(super) struct Warp {
 }
 
 impl Warp {
-    /// Whether exchange `start` waits for a lane that waits, over any number of others, for `start`: the mask of the
-    /// first of them. Exchanges with different masks may be under way together as long as one of them can end.
+    /// Looks for a circle of waits. Returns the mask of the first exchange that `start` waits for, if a lane in that
+    /// exchange waits, over any number of others, for `start`. Exchanges with different masks may be in progress
+    /// together as long as one of them can complete.
     pub(super) fn waits_in_a_circle(&self, start: usize) -> Option<u32> {
-        // An exchange is named by its mask: there is one at a time for each.
+        // The mask identifies an exchange: there is one at a time for each.
         let missing = |exchange: &Exchange| exchange.mask & self.exists & !exchange.arrived;
         let waited_for = |lanes: u32| self.exchanges.iter().filter(move |exchange| exchange.arrived & lanes != 0);
         let target = &self.exchanges[start];
@@ -98,9 +99,9 @@ impl Warp {
     }
 }
 
-/// How an arrival at a barrier went.
+/// The result of an arrival at a barrier.
 pub(super) enum Arrival {
-    /// The barrier is complete with this result, and the waiters are to be woken.
+    /// The barrier is complete with this result; the caller wakes the waiters.
     Complete(u32),
     Wait,
     Misuse(String),
@@ -111,16 +112,16 @@ pub(super) struct Block {
     pub(super) grid: usize,
     /// Linear index in the grid.
     pub(super) index: u64,
-    /// Unique in the engine's life.
+    /// Unique during the engine's life.
     pub(super) serial: u64,
-    pub(super) tasks: Vec<Key>,
+    pub(super) tasks: Vec<TaskKey>,
     pub(super) threads: u32,
     pub(super) live: u32,
-    /// Threads that wait at a barrier or in an exchange.
+    /// Number of threads that wait at a barrier or in an exchange.
     pub(super) parked: u32,
     pub(super) barriers: Vec<Barrier>,
     pub(super) warps: Vec<Warp>,
-    pub(super) shared: Pieces,
+    pub(super) shared: SharedSegments,
 }
 
 impl Block {
@@ -140,11 +141,11 @@ impl Block {
             parked: 0,
             barriers: (0..BARRIERS).map(|_| Barrier::new()).collect(),
             warps: warps.collect(),
-            shared: Pieces::with_dynamic(dynamic_shared),
+            shared: SharedSegments::with_dynamic(dynamic_shared),
         }
     }
 
-    /// Threads of the block, the lanes that the last warp lacks included: the hardware counts whole warps.
+    /// Returns the number of threads, including the lanes that the last warp lacks: the hardware counts whole warps.
     fn padded(&self) -> u32 {
         self.threads.next_multiple_of(LANES)
     }
@@ -153,7 +154,7 @@ impl Block {
         self.padded() - self.threads
     }
 
-    /// Arrivals that can still come together.
+    /// Returns the number of arrivals that can still meet.
     fn reachable(&self) -> u32 {
         let tail_whole = self.warps.last().is_some_and(|warp| warp.exited == 0);
         self.live + if tail_whole { self.pad() } else { 0 }
@@ -178,14 +179,14 @@ impl Block {
         })
     }
 
-    /// One thread arrives. The caller adds it to the waiters on `Wait`.
+    /// Records the arrival of one thread. On `Wait` the caller adds it to the waiters.
     pub(super) fn arrive(&mut self, thread: u32, call: &BarrierCall) -> Arrival {
         let BarrierCall { id, threads, reduction, predicate, .. } = *call;
         if id >= BARRIERS {
-            return Arrival::Misuse(format!("barrier {id}, a block has {BARRIERS}"));
+            return Arrival::Misuse(format!("barrier {id} does not exist; a block has {BARRIERS}"));
         }
         if !threads.is_multiple_of(LANES) {
-            return Arrival::Misuse(format!("barrier {id} for {threads} threads, which is no multiple of {LANES}"));
+            return Arrival::Misuse(format!("barrier {id} for {threads} threads, not a multiple of {LANES}"));
         }
         let (padded, pad) = (self.padded(), self.pad());
         let expected = if threads == 0 { padded } else { threads };
@@ -213,7 +214,9 @@ impl Block {
         barrier.count += u32::from(predicate);
         if barrier.arrived > expected {
             let arrived = barrier.arrived;
-            return Arrival::Misuse(format!("barrier {id} for {expected} threads, {arrived} came, counted in warps"));
+            return Arrival::Misuse(format!(
+                "barrier {id} for {expected} threads, {arrived} arrived, counted in warps"
+            ));
         }
         if barrier.arrived == expected {
             let result = match reduction {
@@ -232,7 +235,7 @@ impl Block {
         }
     }
 
-    /// One thread exits; what is wrong with that, if others wait for it.
+    /// Records the exit of one thread. Returns the misuse if other threads wait for it.
     pub(super) fn exit(&mut self, thread: u32) -> Option<String> {
         self.live -= 1;
         let (warp, lane) = (thread / LANES, thread % LANES);
@@ -244,7 +247,7 @@ impl Block {
         (0..BARRIERS).filter(|id| self.barriers[*id as usize].expected != 0).find_map(|id| self.unreachable(id))
     }
 
-    /// Whether all threads that are left wait for each other.
+    /// Returns true if all remaining threads wait for each other.
     pub(super) fn is_stuck(&self) -> bool {
         self.live > 0 && self.parked == self.live
     }

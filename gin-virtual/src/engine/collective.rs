@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What threads of a block do together: barriers, exchanges, the active mask, shared memory.
+//! Operations that threads of a block do together: barriers, exchanges, the active mask, shared memory.
 
 use std::panic::Location;
 
 use gin_device::exec::{BarrierCall, ExchangeCall, SharedKey};
 
 use super::block::{Arrival, Exchange, Gathering, LANES};
-use super::state::State;
+use super::state::EngineState;
 use super::timers::Alarm;
-use super::{Engine, Key};
+use super::{Engine, TaskKey};
 use crate::error::WaitKind;
-use crate::hooks::{Why, suspend, switch_point, trap_with};
+use crate::hooks::{SuspendReason, suspend, switch_point, trap_with};
 use crate::log::Event;
 
-/// Longest time that a lane waits for others to come to the same `active_mask`, in nanoseconds.
+/// Longest time that a lane waits for others at the same `active_mask`, in nanoseconds.
 const GATHERING_NS: u32 = 2_000;
 
-/// What becomes of the caller.
+/// The caller's next step.
 enum Then<T> {
     Go(T),
     Park,
-    /// Its grid is to be ended, and it with it.
+    /// The engine ends the caller's grid, and the caller with it.
     End,
 }
 
@@ -29,67 +29,67 @@ impl Engine {
         match then {
             Then::Go(result) => result,
             Then::Park => {
-                suspend(Why::Parked);
+                suspend(SuspendReason::Parked);
                 woken()
             }
             Then::End => loop {
                 // The engine unwinds this coroutine before it could be resumed.
-                suspend(Why::Parked);
+                suspend(SuspendReason::Parked);
             },
         }
     }
 
-    fn result(&self, key: Key) -> u32 {
+    fn result(&self, key: TaskKey) -> u32 {
         self.state.borrow().tasks[key.id as usize].result
     }
 
-    /// A thread arrives at a barrier of its block; returns the reduction.
-    pub(crate) fn barrier(&self, key: Key, call: BarrierCall) -> u32 {
+    /// Arrives at a barrier of the caller's block and returns the reduction.
+    pub(crate) fn barrier(&self, key: TaskKey, call: BarrierCall) -> u32 {
         switch_point();
         let then = barrier(&mut self.state.borrow_mut(), key, &call, self.now());
         self.park(then, || self.result(key))
     }
 
-    /// A lane brings its value to the others of the mask.
-    pub(crate) fn exchange(&self, key: Key, call: ExchangeCall, out: &mut [u64; 32]) {
+    /// Exchanges the caller's value with the other lanes of the mask.
+    pub(crate) fn exchange(&self, key: TaskKey, call: ExchangeCall, out: &mut [u64; 32]) {
         switch_point();
         let then = exchange(&mut self.state.borrow_mut(), key, &call, out, self.now());
         self.park(then, || ());
     }
 
-    /// A set of lanes that are at `site` together.
-    pub(crate) fn active_mask(&self, key: Key, site: &'static Location<'static>) -> u32 {
+    /// Returns a set of lanes that are at `site` together.
+    pub(crate) fn active_mask(&self, key: TaskKey, site: &'static Location<'static>) -> u32 {
         switch_point();
         let then = gather(&mut self.state.borrow_mut(), key, site, self.now());
         self.park(then, || self.result(key))
     }
 
-    /// Static shared memory of the caller's block.
-    pub(crate) fn shared(&self, key: Key, piece: SharedKey) -> *mut u8 {
+    /// Returns static shared memory of the caller's block.
+    pub(crate) fn shared(&self, key: TaskKey, segment: SharedKey) -> *mut u8 {
         let found = {
             let mut state = self.state.borrow_mut();
-            let (block, _) = state.place(key);
-            state.block(block).shared.get(piece)
+            let (block, _) = state.block_and_thread(key);
+            state.block(block).shared.get(segment)
         };
         found.unwrap_or_else(|message| trap_with(message))
     }
 
-    /// Dynamic shared memory of the caller's block.
-    pub(crate) fn dynamic_shared(&self, key: Key) -> (*mut u8, usize) {
+    /// Returns dynamic shared memory of the caller's block.
+    pub(crate) fn dynamic_shared(&self, key: TaskKey) -> (*mut u8, usize) {
         let mut state = self.state.borrow_mut();
-        let (block, _) = state.place(key);
+        let (block, _) = state.block_and_thread(key);
         state.block(block).shared.dynamic()
     }
 }
 
-fn note(state: &mut State, key: Key, wait: WaitKind, site: &'static Location<'static>) {
+fn note(state: &mut EngineState, key: TaskKey, wait: WaitKind, site: &'static Location<'static>) {
     let task = &mut state.tasks[key.id as usize];
     task.wait = wait;
     task.site = Some(site);
 }
 
-fn barrier(state: &mut State, key: Key, call: &BarrierCall, now: u64) -> Then<u32> {
-    let (block, thread) = state.place(key);
+fn barrier(state: &mut EngineState, key: TaskKey, call: &BarrierCall, now: u64) -> Then<u32> {
+    let (block, thread) = state.block_and_thread(key);
     let threads = (call.threads != 0).then_some(call.threads);
     note(state, key, WaitKind::Barrier { id: call.id, threads }, call.site);
     match state.block(block).arrive(thread, call) {
@@ -121,15 +121,15 @@ fn barrier(state: &mut State, key: Key, call: &BarrierCall, now: u64) -> Then<u3
     }
 }
 
-fn exchange(state: &mut State, key: Key, call: &ExchangeCall, out: &mut [u64; 32], now: u64) -> Then<()> {
-    let (block, thread) = state.place(key);
+fn exchange(state: &mut EngineState, key: TaskKey, call: &ExchangeCall, out: &mut [u64; 32], now: u64) -> Then<()> {
+    let (block, thread) = state.block_and_thread(key);
     let (warp, lane) = ((thread / LANES) as usize, thread % LANES);
     let me = 1_u32 << lane;
     note(state, key, WaitKind::Exchange { mask: call.mask }, call.site);
     let warp_state = &state.block(block).warps[warp];
     let gone = call.mask & warp_state.exited;
     let wrong = if call.mask & me == 0 {
-        Some(format!("lane {lane} calls an exchange of lanes {:#010x}, which it is not one of", call.mask))
+        Some(format!("lane {lane} calls an exchange of lanes {:#010x}, which do not include it", call.mask))
     } else if gone != 0 {
         Some(format!("an exchange of lanes {:#010x} needs lanes {gone:#010x}, which have exited", call.mask))
     } else {
@@ -140,7 +140,7 @@ fn exchange(state: &mut State, key: Key, call: &ExchangeCall, out: &mut [u64; 32
         return Then::End;
     }
 
-    // Lanes that the last warp lacks are nobody: as on a GPU, a mask may name them.
+    // A mask may name lanes that the last warp lacks, as on a GPU. They take no part.
     let needed = call.mask & warp_state.exists;
     if needed == me {
         out[lane as usize] = call.value;
@@ -157,15 +157,15 @@ fn exchange(state: &mut State, key: Key, call: &ExchangeCall, out: &mut [u64; 32
             exchanges.len() - 1
         }
     };
-    let meeting = &mut state.block(block).warps[warp].exchanges[at];
-    meeting.arrived |= me;
-    meeting.values[lane as usize] = call.value;
-    meeting.outs[lane as usize] = out;
-    if meeting.arrived != needed {
+    let joined = &mut state.block(block).warps[warp].exchanges[at];
+    joined.arrived |= me;
+    joined.values[lane as usize] = call.value;
+    joined.outs[lane as usize] = out;
+    if joined.arrived != needed {
         state.block(block).parked += 1;
         if let Some(other) = state.block(block).warps[warp].waits_in_a_circle(at) {
             let message = format!(
-                "lane {lane} calls an exchange of lanes {:#010x}, which waits for one of lanes {other:#010x}, and that for this",
+                "lane {lane} calls an exchange of lanes {:#010x}; it waits for one of lanes {other:#010x}, which waits for it",
                 call.mask
             );
             state.misuse(key, message);
@@ -173,13 +173,13 @@ fn exchange(state: &mut State, key: Key, call: &ExchangeCall, out: &mut [u64; 32
         }
         return if state.check_stuck(block) { Then::End } else { Then::Park };
     }
-    let meeting = state.block(block).warps[warp].exchanges.swap_remove(at);
+    let joined = state.block(block).warps[warp].exchanges.swap_remove(at);
     for lane in lanes(needed) {
-        // Safety: each lane gave a reference to memory of its own stack, and waits until it is woken below, or is the
-        // caller, whose `out` is not used otherwise from here on.
-        let out = unsafe { &mut *meeting.outs[lane as usize] };
+        // Safety: each lane gave a reference to memory of its own stack, and waits until it is woken below. The
+        // exception is the caller, whose `out` is not used otherwise from here on.
+        let out = unsafe { &mut *joined.outs[lane as usize] };
         for from in lanes(needed) {
-            out[from as usize] = meeting.values[from as usize];
+            out[from as usize] = joined.values[from as usize];
         }
     }
     for other in lanes(needed & !me) {
@@ -188,7 +188,7 @@ fn exchange(state: &mut State, key: Key, call: &ExchangeCall, out: &mut [u64; 32
         let other = block_state.tasks[warp * LANES as usize + other as usize];
         state.wake(other, now);
     }
-    state.spare.push(meeting);
+    state.spare.push(joined);
     let task = &mut state.tasks[key.id as usize];
     task.wait = WaitKind::Ready;
     let code = task.code;
@@ -206,8 +206,8 @@ fn lanes(mut mask: u32) -> impl Iterator<Item = u32> {
     })
 }
 
-fn gather(state: &mut State, key: Key, site: &'static Location<'static>, now: u64) -> Then<u32> {
-    let (block, thread) = state.place(key);
+fn gather(state: &mut EngineState, key: TaskKey, site: &'static Location<'static>, now: u64) -> Then<u32> {
+    let (block, thread) = state.block_and_thread(key);
     let (warp, me) = (thread / LANES, 1_u32 << (thread % LANES));
     let block_state = state.block(block);
     let block_serial = block_state.serial;
@@ -221,12 +221,12 @@ fn gather(state: &mut State, key: Key, site: &'static Location<'static>, now: u6
         let (all_here, serial) = (gathering.lanes == live, gathering.serial);
         note(state, key, WaitKind::ActiveMask, site);
         if all_here {
-            // The caller is woken like the others; it is parked by the time that anyone looks.
+            // The caller is woken like the others. It is parked before the engine looks.
             release(state, block, block_serial, warp, serial, now);
         }
         return Then::Park;
     }
-    // Now and then a lane goes alone though others are near.
+    // Now and then a lane continues alone although others are near.
     if state.ready.rng().rand_range(0..8) == 0 {
         return Then::Go(me);
     }
@@ -239,8 +239,8 @@ fn gather(state: &mut State, key: Key, site: &'static Location<'static>, now: u6
     Then::Park
 }
 
-/// Lets a random part of the lanes of a gathering go together; the rest goes on waiting, for a bounded time.
-pub(super) fn release(state: &mut State, block: u32, block_serial: u64, warp: u32, serial: u64, now: u64) {
+/// Releases a random part of the lanes of a gathering together. The rest waits on, for a bounded time.
+pub(super) fn release(state: &mut EngineState, block: u32, block_serial: u64, warp: u32, serial: u64, now: u64) {
     let Some(Some(block_state)) = state.blocks.get_mut(block as usize) else { return };
     if block_state.serial != block_serial {
         return;

@@ -1,24 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Grids on a device: which blocks begin when, and how threads, blocks and grids end.
+//! Grids on a device: the start of blocks, and the end of threads, blocks and grids.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use corosensei::Coroutine;
 use gin_device::exec::Position;
 
 use super::block::{Block, LANES};
-use super::state::{ActiveGrid, DeviceState, Kind, State};
-use super::{Co, Engine, Key, Outcome, text_of};
+use super::state::{ActiveGrid, DeviceState, EngineState, TaskKind};
+use super::{Engine, Outcome, TaskKey, new_coroutine, panic_text};
 use crate::error::LaunchError;
 use crate::grid::{GridRun, unflatten};
-use crate::hooks::{TrapPayload, current, take_panic_message};
-use crate::inbox::Device;
+use crate::hooks::{TrapPayload, take_panic_message};
+use crate::inbox::DeviceCore;
 use crate::log::{Code, Event};
-use crate::stack::{Stack, take_stacks};
+use crate::stack::take_stacks;
 
 impl Engine {
-    pub(super) fn add_grid(&self, run: Arc<GridRun>, device: Arc<Device>) {
+    pub(super) fn add_grid(&self, run: Arc<GridRun>, device: Arc<DeviceCore>) {
         let now = self.now.get();
         let code = Code::thread(run.device, run.launch, 0, 0);
         self.beat.name(code.grid(), run.grid.name.clone());
@@ -45,7 +43,7 @@ impl Engine {
         state.can_start = true;
     }
 
-    /// Begins all blocks that there is room for: grids in launch order, the blocks of each in theirs.
+    /// Starts all blocks that there is room for: grids in launch order, and the blocks of each in order.
     pub(super) fn start_blocks(&self) {
         if !std::mem::take(&mut self.state.borrow_mut().can_start) {
             return;
@@ -105,24 +103,25 @@ impl Engine {
             let code = Code::thread(run.device, run.launch, block, thread);
             // Blocks have 1 to 32 warps.
             let warp = serial << 5 | u64::from(thread / LANES);
-            let key = state.add_task(Kind::Thread { block: slot, thread }, code, warp, position);
+            let key = state.add_task(TaskKind::Thread { block: slot, thread }, code, warp, position);
             state.block(slot).tasks.push(key);
-            self.put_coroutine(key, thread_coroutine(stack, &run));
+            let thread_run = run.clone();
+            self.put_coroutine(key, new_coroutine(stack, move || (thread_run.grid.body)()));
             state.wake(key, now);
         }
     }
 
-    pub(super) fn thread_ended(&self, key: Key, block: u32, thread: u32, outcome: Outcome) {
+    pub(super) fn thread_ended(&self, key: TaskKey, block: u32, thread: u32, outcome: Outcome) {
         let now = self.now.get();
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
         if let Outcome::Panic(payload) = outcome {
-            let who = state.who(key);
+            let actor = state.actor(key);
             let error = match payload.downcast::<TrapPayload>() {
-                Ok(trap) => LaunchError::Trapped { who, message: trap.0 },
+                Ok(trap) => LaunchError::Trapped { actor, message: trap.0 },
                 Err(payload) => {
-                    let message = take_panic_message().unwrap_or_else(|| text_of(&*payload));
-                    LaunchError::Panicked { who, message }
+                    let message = take_panic_message().unwrap_or_else(|| panic_text(&*payload));
+                    LaunchError::Panicked { actor, message }
                 }
             };
             state.doom(block, error);
@@ -196,7 +195,7 @@ impl Engine {
         }
     }
 
-    /// In the threads mode: ends grids that have run for too long.
+    /// Ends grids that have run for too long. Used in the threads mode.
     pub(super) fn check_grid_limits(&self) {
         let Some(limit) = self.settings.grid_limit_ns else { return };
         let now = self.now.get();
@@ -223,8 +222,8 @@ impl Engine {
     }
 }
 
-impl State {
-    /// Frees a block; its device, if that is known.
+impl EngineState {
+    /// Frees a block. Returns its device, if that is known.
     fn release_block(&mut self, slot: u32) -> Option<&mut DeviceState> {
         let block = self.blocks[slot as usize].take()?;
         self.free_blocks.push(slot);
@@ -233,7 +232,7 @@ impl State {
         self.devices.get_mut(grid.run.device as usize)
     }
 
-    /// Ends a grid; its name for the watchdog, which can be forgotten.
+    /// Ends a grid. Returns its name in the watchdog, which the caller removes.
     fn finish_grid(&mut self, index: usize, outcome: Result<(), LaunchError>, now: u64) -> Option<Code> {
         let grid = self.grids[index].take()?;
         let run = grid.run;
@@ -248,14 +247,14 @@ impl State {
 }
 
 /// Ends a grid that never reached its device.
-pub(super) fn refuse(run: &Arc<GridRun>, device: &Device, reason: &str) {
+pub(super) fn refuse(run: &Arc<GridRun>, device: &DeviceCore, reason: &str) {
     device.finished(run);
     run.finish(Err(LaunchError::WorldEnded { grid: run.grid.name.clone(), reason: reason.into() }));
 }
 
-/// The next block for which there is room.
-fn next_block(state: &mut State, now: u64) -> Option<(usize, u64)> {
-    let State { devices, grids, .. } = state;
+/// Returns the next block for which there is room.
+fn next_block(state: &mut EngineState, now: u64) -> Option<(usize, u64)> {
+    let EngineState { devices, grids, .. } = state;
     for device in devices {
         let mut busy_streams = Vec::new();
         for index in &device.order {
@@ -283,15 +282,4 @@ fn next_block(state: &mut State, now: u64) -> Option<(usize, u64)> {
         }
     }
     None
-}
-
-fn thread_coroutine(stack: Stack, run: &Arc<GridRun>) -> Co {
-    let run = run.clone();
-    Coroutine::with_stack(stack, move |yielder, ()| {
-        current(|current| current.yielder.set(yielder));
-        match catch_unwind(AssertUnwindSafe(|| (run.grid.body)())) {
-            Ok(()) => Outcome::Done,
-            Err(payload) => Outcome::Panic(payload),
-        }
-    })
 }

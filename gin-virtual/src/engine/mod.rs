@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The scheduler of one OS thread: coroutines, the clock, and the loop that chooses among them.
+//! The scheduler of one OS thread: coroutines, the clock, and the loop that chooses the next coroutine.
 //!
-//! A seeded world has one engine for everything; in the threads mode each device has one for its grids. The coroutine
-//! that runs reaches its engine through thread-local words (`hooks`), changes the state in short borrows, and never
+//! A seeded world has one engine for everything. In the threads mode each device has one for its grids. The running
+//! coroutine reaches its engine through thread-local words (`hooks`). It changes the state in short borrows and never
 //! holds one across a switch.
 
 mod block;
@@ -24,63 +24,63 @@ use oorandom::Rand32;
 use self::grids::refuse;
 use self::ready::Ready;
 pub(crate) use self::state::Failure;
-use self::state::{Kind, State};
+use self::state::{EngineState, TaskKind};
 use self::timers::Alarm;
 use crate::config::{LogMode, Policy};
 use crate::error::{WaitKind, WorldError};
-use crate::hooks::{Current, Why, current};
+use crate::hooks::{Current, SuspendReason, current};
 use crate::host::real_clock_ns;
 use crate::inbox::{HostSpec, Inbox, Mail, ServiceSpec};
 use crate::log::{Code, Event, EventLog};
 use crate::stack::{Stack, give_stack, take_stack};
-use crate::watchdog::Beat;
+use crate::watchdog::Heartbeat;
 
-/// Names a coroutine of an engine.
+/// Name of a coroutine of an engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Key {
+pub(crate) struct TaskKey {
     pub(crate) id: u32,
     pub(crate) generation: u32,
 }
 
-impl Key {
-    pub(crate) const NONE: Key = Key { id: u32::MAX, generation: 0 };
+impl TaskKey {
+    pub(crate) const NONE: TaskKey = TaskKey { id: u32::MAX, generation: 0 };
 }
 
-/// How a coroutine ended.
+/// The end of a coroutine.
 enum Outcome {
     Done,
     Panic(Box<dyn Any + Send>),
 }
 
-/// Switches after a pause for which a coroutine still counts as polling.
+/// Number of switches after a pause for which a coroutine still counts as polling.
 const POLL_SWITCHES: u32 = 16;
 
-type Co = Coroutine<(), Why, Outcome, Stack>;
+type TaskCoroutine = Coroutine<(), SuspendReason, Outcome, Stack>;
 
 /// Settings of an engine.
 pub(crate) struct Settings {
     pub(crate) seed: u64,
     pub(crate) policy: Policy,
     pub(crate) quantum: Option<u32>,
-    /// The virtual clock's start and what an access takes; `None` for the real clock.
+    /// Start of the virtual clock and the duration of an access; `None` for the real clock.
     pub(crate) virtual_clock: Option<(u64, u64)>,
     pub(crate) log: EventLog,
     pub(crate) log_mode: LogMode,
     pub(crate) max_steps: u64,
     pub(crate) stall_steps: u64,
-    /// On the engine's clock, from now.
+    /// Time limit of a run on the engine's clock, counted from its start.
     pub(crate) max_ns: u64,
-    /// On the engine's clock, for each grid.
+    /// Time limit of each grid on the engine's clock.
     pub(crate) grid_limit_ns: Option<u64>,
     pub(crate) host_stack_bytes: usize,
 }
 
-/// What the loop finds to do.
+/// The next action of the loop.
 enum Turn {
-    Resume(Key),
-    /// Nobody can run before the clock shows this.
+    Resume(TaskKey),
+    /// No coroutine can run before the clock shows this time.
     IdleUntil(u64),
-    /// Nobody will ever run.
+    /// No coroutine will ever run.
     Dead,
 }
 
@@ -88,18 +88,18 @@ pub(crate) struct Engine {
     settings: Settings,
     now: Cell<u64>,
     start: u64,
-    state: RefCell<State>,
-    /// By task id.
-    coroutines: RefCell<Vec<Option<Co>>>,
+    state: RefCell<EngineState>,
+    /// Indexed by task id.
+    coroutines: RefCell<Vec<Option<TaskCoroutine>>>,
     inbox: Arc<Inbox>,
-    beat: Arc<Beat>,
+    beat: Arc<Heartbeat>,
 }
 
 impl Engine {
-    pub(crate) fn new(mut settings: Settings, inbox: Arc<Inbox>, beat: Arc<Beat>) -> Self {
+    pub(crate) fn new(mut settings: Settings, inbox: Arc<Inbox>, beat: Arc<Heartbeat>) -> Self {
         let rng = Rand32::new(settings.seed);
         let log = std::mem::take(&mut settings.log);
-        let state = State::new(Ready::new(settings.policy, rng, settings.quantum), log, settings.log_mode);
+        let state = EngineState::new(Ready::new(settings.policy, rng, settings.quantum), log, settings.log_mode);
         let now = settings.virtual_clock.map_or_else(real_clock_ns, |(start, _)| start);
         Engine {
             settings,
@@ -116,12 +116,12 @@ impl Engine {
         self.settings.virtual_clock.is_some()
     }
 
-    /// The clock between two turns.
+    /// Returns the clock between two turns.
     pub(crate) fn clock(&self) -> u64 {
         self.now.get()
     }
 
-    /// The clock, the switch points that the running coroutine has passed included.
+    /// Returns the clock, including the switch points that the running coroutine has passed.
     pub(crate) fn now(&self) -> u64 {
         match self.settings.virtual_clock {
             Some((_, step)) => {
@@ -157,7 +157,7 @@ impl Engine {
             match self.turn() {
                 Turn::Resume(key) => self.resume(key),
                 Turn::IdleUntil(at) => self.jump(at),
-                Turn::Dead => break Err(self.no_progress("nobody can ever run again".into())),
+                Turn::Dead => break Err(self.no_progress("no coroutine can ever run again".into())),
             }
             if let Some(reason) = self.limit_reached() {
                 break Err(self.no_progress(reason));
@@ -181,7 +181,8 @@ impl Engine {
             match self.turn() {
                 Turn::Resume(key) => self.resume(key),
                 Turn::IdleUntil(at) => {
-                    // Nobody got further since the last time that all napped: others need the processor more.
+                    // No coroutine has made progress since all of them last napped: other OS threads need the processor
+                    // more.
                     let progress = self.state.borrow().progress_step;
                     idle_turns = if progress == idle_progress { idle_turns + 1 } else { 0 };
                     idle_progress = progress;
@@ -208,7 +209,7 @@ impl Engine {
             return Some(format!("the limit of {max_steps} choices was reached"));
         }
         if state.steps - state.progress_step >= stall_steps {
-            return Some(format!("{stall_steps} choices passed and nobody got any further"));
+            return Some(format!("{stall_steps} choices passed without progress"));
         }
         (self.now.get() - self.start >= max_ns).then(|| format!("the limit of {max_ns} ns of virtual time was reached"))
     }
@@ -219,7 +220,7 @@ impl Engine {
         let state = &mut *state;
         while let Some(alarm) = state.timers.due(now) {
             match alarm {
-                // What it waited for stays noted: it has not yet looked again.
+                // The task keeps the record of its wait, because it has not yet looked again.
                 Alarm::Task(key) if state.alive(key) => state.make_ready(key, now),
                 Alarm::Task(_) => {}
                 Alarm::Gathering { block, block_serial, warp, serial } => {
@@ -247,7 +248,7 @@ impl Engine {
         state.record(Event::Jump, Code::default(), at, 0);
     }
 
-    fn resume(&self, key: Key) {
+    fn resume(&self, key: TaskKey) {
         let at = key.id as usize;
         let now = self.now.get();
         let (slice, code) = {
@@ -259,7 +260,7 @@ impl Engine {
             current(|current| {
                 current.yielder.set(task.yielder);
                 current.position.set(task.position);
-                current.device.set(matches!(task.kind, Kind::Thread { .. }));
+                current.device.set(matches!(task.kind, TaskKind::Thread { .. }));
             });
             state.record(Event::Resume, code, now, u64::from(slice));
             (slice, code)
@@ -286,21 +287,21 @@ impl Engine {
             self.now.set(now + (u64::from(passed) + 1) * step);
         }
         match result {
-            CoroutineResult::Yield(why) => self.yielded(key, why),
+            CoroutineResult::Yield(reason) => self.yielded(key, reason),
             CoroutineResult::Return(outcome) => self.ended(key, outcome),
         }
         self.end_doomed();
     }
 
-    fn yielded(&self, key: Key, why: Why) {
+    fn yielded(&self, key: TaskKey, reason: SuspendReason) {
         let now = self.now.get();
         let mut state = self.state.borrow_mut();
         let state = &mut *state;
         let task = &mut state.tasks[key.id as usize];
         task.yielder = current(|current| current.yielder.get());
-        let until = match why {
-            Why::Switch => {
-                // A polling loop is cut at its loads too.
+        let until = match reason {
+            SuspendReason::Switch => {
+                // The schedule interrupts a polling loop at its loads too.
                 task.switches = task.switches.saturating_add(1);
                 if task.switches > POLL_SWITCHES {
                     task.wait = WaitKind::Ready;
@@ -308,18 +309,18 @@ impl Engine {
                 state.make_ready(key, now);
                 return;
             }
-            Why::Parked => return,
-            Why::Pause(ns) => {
+            SuspendReason::Parked => return,
+            SuspendReason::Pause(ns) => {
                 task.wait = WaitKind::Pause;
                 task.switches = 0;
                 now + state.ready.nap(ns)
             }
-            Why::BlockOn(ns, site) => {
+            SuspendReason::BlockOn(ns, site) => {
                 task.wait = WaitKind::BlockOn;
                 task.site = Some(site);
                 now + state.ready.nap(ns)
             }
-            Why::SleepUntil(at) => {
+            SuspendReason::SleepUntil(at) => {
                 task.wait = WaitKind::Sleep;
                 at.max(now + 1)
             }
@@ -327,7 +328,7 @@ impl Engine {
         state.timers.add(until, Alarm::Task(key));
     }
 
-    fn ended(&self, key: Key, outcome: Outcome) {
+    fn ended(&self, key: TaskKey, outcome: Outcome) {
         let now = self.now.get();
         let kind = {
             let mut state = self.state.borrow_mut();
@@ -336,8 +337,8 @@ impl Engine {
             state.tasks[key.id as usize].kind.clone()
         };
         match kind {
-            Kind::Thread { block, thread } => self.thread_ended(key, block, thread, outcome),
-            Kind::Host { rank } => {
+            TaskKind::Thread { block, thread } => self.thread_ended(key, block, thread, outcome),
+            TaskKind::Host { rank } => {
                 let mut state = self.state.borrow_mut();
                 state.hosts -= 1;
                 state.record(Event::HostEnd, Code::host(rank), now, 0);
@@ -346,18 +347,18 @@ impl Engine {
                     state.failure.get_or_insert(Failure::HostPanic { rank, payload });
                 }
             }
-            Kind::Service { name } => {
+            TaskKind::Service { name } => {
                 let mut state = self.state.borrow_mut();
                 state.services -= 1;
                 let code = state.tasks[key.id as usize].code;
                 state.record(Event::ServiceEnd, code, now, 0);
                 state.free_task(key);
                 if let Outcome::Panic(payload) = outcome {
-                    let message = text_of(&*payload);
+                    let message = panic_text(&*payload);
                     state.failure.get_or_insert(Failure::World(WorldError::ServicePanicked { name, message }));
                 }
             }
-            Kind::Free => {}
+            TaskKind::Free => {}
         }
     }
 
@@ -373,19 +374,19 @@ impl Engine {
     }
 
     fn add_host(&self, HostSpec { rank, body }: HostSpec) {
-        self.add_root(Kind::Host { rank }, Code::host(rank), body);
+        self.add_root(TaskKind::Host { rank }, Code::host(rank), body);
         self.state.borrow_mut().hosts += 1;
     }
 
     fn add_service(&self, ServiceSpec { index, name, body }: ServiceSpec) {
-        self.add_root(Kind::Service { name }, Code::service(index), body);
+        self.add_root(TaskKind::Service { name }, Code::service(index), body);
         self.state.borrow_mut().services += 1;
     }
 
-    /// Adds a coroutine that is no device thread.
-    fn add_root(&self, kind: Kind, code: Code, body: Box<dyn FnOnce() + Send>) {
+    /// Adds a coroutine that is not a device thread.
+    fn add_root(&self, kind: TaskKind, code: Code, body: Box<dyn FnOnce() + Send>) {
         let mut state = self.state.borrow_mut();
-        if let Kind::Service { name } = &kind {
+        if let TaskKind::Service { name } = &kind {
             self.beat.name(code, name.clone());
         }
         let key = state.add_task(kind, code, 0, Position::ALONE);
@@ -395,14 +396,14 @@ impl Engine {
                 state.wake(key, self.now.get());
             }
             Err(cause) => {
-                let error = WorldError::NoResources { who: state.who(key), cause: cause.to_string() };
+                let error = WorldError::NoResources { actor: state.actor(key), cause: cause.to_string() };
                 state.failure.get_or_insert(Failure::World(error));
                 state.may_be_over = true;
             }
         }
     }
 
-    fn put_coroutine(&self, key: Key, coroutine: Co) {
+    fn put_coroutine(&self, key: TaskKey, coroutine: TaskCoroutine) {
         let mut coroutines = self.coroutines.borrow_mut();
         let at = key.id as usize;
         if coroutines.len() <= at {
@@ -411,8 +412,8 @@ impl Engine {
         coroutines[at] = Some(coroutine);
     }
 
-    /// Unwinds a coroutine and forgets it.
-    fn kill(&self, key: Key) {
+    /// Unwinds a coroutine and removes it.
+    fn kill(&self, key: TaskKey) {
         let at = key.id as usize;
         let coroutine = self.coroutines.borrow_mut().get_mut(at).and_then(Option::take);
         self.state.borrow_mut().may_be_over = true;
@@ -425,7 +426,7 @@ impl Engine {
                 current.yielder.set(yielder);
                 current.position.set(position);
             });
-            // A destructor that panics has printed its message; there is nobody else to tell.
+            // A destructor that panics has printed its message. There is nobody else to report it to.
             if catch_unwind(AssertUnwindSafe(|| coroutine.force_unwind())).is_ok() && coroutine.done() {
                 give_stack(coroutine.into_stack());
             }
@@ -433,16 +434,16 @@ impl Engine {
         self.state.borrow_mut().free_task(key);
     }
 
-    /// Ends all that is left, in the order hosts, grids, services: the reverse of who serves whom.
+    /// Ends all remaining hosts, then grids, then services: each before those that serve it.
     fn end_everything(&self, outcome: &Result<(), Failure>) {
         let reason = match outcome {
             Ok(()) => "the world is over".to_owned(),
             Err(Failure::HostPanic { rank, .. }) => format!("the host of rank {rank} panicked"),
             Err(Failure::World(error)) => error.to_string().lines().next().unwrap_or_default().to_owned(),
         };
-        self.kill_roots(|kind| matches!(kind, Kind::Host { .. }));
+        self.kill_roots(|kind| matches!(kind, TaskKind::Host { .. }));
         self.end_grids(&reason);
-        self.kill_roots(|kind| matches!(kind, Kind::Service { .. }));
+        self.kill_roots(|kind| matches!(kind, TaskKind::Service { .. }));
         for mail in self.inbox.take() {
             if let Mail::Launch(run, device) = mail {
                 refuse(&run, &device, &reason);
@@ -452,13 +453,13 @@ impl Engine {
         (state.hosts, state.services) = (0, 0);
     }
 
-    fn kill_roots(&self, which: impl Fn(&Kind) -> bool) {
+    fn kill_roots(&self, which: impl Fn(&TaskKind) -> bool) {
         let count = self.state.borrow().tasks.len();
         for id in 0..count {
             let key = {
                 let state = self.state.borrow();
                 let task = &state.tasks[id];
-                which(&task.kind).then_some(Key { id: id as u32, generation: task.generation })
+                which(&task.kind).then_some(TaskKey { id: id as u32, generation: task.generation })
             };
             if let Some(key) = key {
                 self.kill(key);
@@ -467,13 +468,14 @@ impl Engine {
     }
 }
 
-/// Text of a panic's payload.
-pub(crate) fn text_of(payload: &(dyn Any + Send)) -> String {
+/// Returns the text of a panic's payload.
+pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().copied();
-    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("a payload that is no text").into()
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("a payload that is not text").into()
 }
 
-fn new_coroutine(stack: Stack, body: Box<dyn FnOnce() + Send>) -> Co {
+/// Creates a coroutine that runs `body` and catches its panic.
+fn new_coroutine(stack: Stack, body: impl FnOnce() + 'static) -> TaskCoroutine {
     Coroutine::with_stack(stack, move |yielder, ()| {
         current(|current| current.yielder.set(yielder));
         match catch_unwind(AssertUnwindSafe(body)) {
@@ -483,13 +485,13 @@ fn new_coroutine(stack: Stack, body: Box<dyn FnOnce() + Send>) -> Co {
     })
 }
 
-/// While it lives, this OS thread runs a coroutine of the engine.
+/// Marks this OS thread as running a coroutine of the engine, until dropped.
 struct Entered {
-    before: (*const Engine, Key, bool),
+    before: (*const Engine, TaskKey, bool),
 }
 
 impl Entered {
-    fn new(engine: &Engine, key: Key, slice: u32, dying: bool) -> Self {
+    fn new(engine: &Engine, key: TaskKey, slice: u32, dying: bool) -> Self {
         current(|current: &Current| {
             let before = (current.engine.replace(engine), current.key.replace(key), current.dying.replace(dying));
             current.slice.set(slice);

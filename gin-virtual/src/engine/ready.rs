@@ -1,54 +1,54 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who can run, and the policies that choose among them.
+//! The tasks that can run, and the policies that choose among them.
 
 use std::collections::VecDeque;
 
 use oorandom::Rand32;
 
-use super::Key;
+use super::TaskKey;
 use crate::config::Policy;
 
-/// Choices for which one thread is passed over, or one warp preferred, at most.
+/// Largest number of choices for which one thread is passed over, or one warp preferred.
 const EPOCH_CHOICES: u32 = 4096;
-/// Virtual time for which one thread is passed over at most.
+/// Longest virtual time for which one thread is passed over.
 const EPOCH_NS: u64 = 200_000;
-/// One in so many choices begins a new epoch.
+/// One in this many choices begins a new epoch.
 const EPOCH_CHANCE: u32 = 64;
-/// Accesses of one turn under round robin.
+/// Number of accesses of one turn under round robin.
 const ROUND_ROBIN_SLICE: u32 = 8;
 
-/// Somebody who can run. `warp` is 0 for hosts and services, else unique to the warp.
+/// A task that can run. `warp` is 0 for hosts and services, else unique to the warp.
 #[derive(Clone, Copy)]
-pub(super) struct Entry {
-    pub(super) key: Key,
+pub(super) struct ReadyTask {
+    pub(super) key: TaskKey,
     pub(super) warp: u64,
 }
 
 struct Held {
-    entry: Entry,
+    entry: ReadyTask,
     until_ns: u64,
 }
 
-/// The set of those who can run.
+/// The set of tasks that can run.
 pub(super) struct Ready {
     policy: Policy,
     rng: Rand32,
     quantum: Option<u32>,
-    /// Round robin.
-    queue: VecDeque<Entry>,
-    /// All other policies.
-    bag: Vec<Entry>,
-    /// Those of the preferred warp.
-    ahead: VecDeque<Entry>,
+    /// Tasks under round robin.
+    queue: VecDeque<ReadyTask>,
+    /// Tasks under all other policies.
+    bag: Vec<ReadyTask>,
+    /// Tasks of the preferred warp.
+    ahead: VecDeque<ReadyTask>,
     preferred: u64,
-    /// Choices left in the epoch.
+    /// Number of choices left in the epoch.
     left: u32,
-    victim: Key,
+    victim: TaskKey,
     held: Option<Held>,
 }
 
 impl Ready {
-    /// `quantum` fixes the length of a turn.
+    /// Creates an empty set. `quantum` fixes the length of a turn.
     pub(super) fn new(policy: Policy, mut rng: Rand32, quantum: Option<u32>) -> Self {
         let policy = match policy {
             Policy::Mixed => Policy::PLAIN[rng.rand_range(0..4) as usize],
@@ -63,7 +63,7 @@ impl Ready {
             ahead: VecDeque::new(),
             preferred: 0,
             left: 0,
-            victim: Key::NONE,
+            victim: TaskKey::NONE,
             held: None,
         }
     }
@@ -72,7 +72,7 @@ impl Ready {
         &mut self.rng
     }
 
-    pub(super) fn push(&mut self, entry: Entry, now: u64) {
+    pub(super) fn push(&mut self, entry: ReadyTask, now: u64) {
         if self.policy == Policy::RoundRobin {
             self.queue.push_back(entry);
         } else if entry.key == self.victim && self.left > 0 {
@@ -84,9 +84,9 @@ impl Ready {
         }
     }
 
-    /// Who runs next. `idle_until` is when the next sleeper wakes: somebody held back is let go when the clock would
-    /// have to pass the end of the epoch otherwise.
-    pub(super) fn pop(&mut self, now: u64, idle_until: Option<u64>) -> Option<Entry> {
+    /// Returns the task that runs next. `idle_until` is the time at which the next sleeper wakes. A task that is held
+    /// back runs if the clock would otherwise have to pass the end of its epoch.
+    pub(super) fn pop(&mut self, now: u64, idle_until: Option<u64>) -> Option<ReadyTask> {
         match self.policy {
             Policy::RoundRobin => self.queue.pop_front(),
             Policy::Starve => self.pop_starve(now, idle_until),
@@ -95,7 +95,7 @@ impl Ready {
         }
     }
 
-    fn draw(&mut self) -> Option<Entry> {
+    fn draw(&mut self) -> Option<ReadyTask> {
         let len = self.bag.len() as u32;
         (len > 0).then(|| {
             let at = self.rng.rand_range(0..len) as usize;
@@ -103,12 +103,12 @@ impl Ready {
         })
     }
 
-    fn pop_starve(&mut self, now: u64, idle_until: Option<u64>) -> Option<Entry> {
+    fn pop_starve(&mut self, now: u64, idle_until: Option<u64>) -> Option<ReadyTask> {
         self.left = self.left.saturating_sub(1);
         if let Some(held) = &self.held {
             let nobody_else = self.bag.is_empty() && idle_until.is_none_or(|wake| wake > held.until_ns);
             if self.left == 0 || now >= held.until_ns || nobody_else {
-                self.victim = Key::NONE;
+                self.victim = TaskKey::NONE;
                 self.left = 0;
                 return self.held.take().map(|held| held.entry);
             }
@@ -123,7 +123,7 @@ impl Ready {
         Some(entry)
     }
 
-    fn pop_ahead(&mut self) -> Option<Entry> {
+    fn pop_ahead(&mut self) -> Option<ReadyTask> {
         if self.left > 0 {
             self.left -= 1;
             if let Some(entry) = self.ahead.pop_front() {
@@ -141,7 +141,7 @@ impl Ready {
         Some(entry)
     }
 
-    /// Switch points that the one chosen may pass before the next choice.
+    /// Returns the number of switch points that the chosen task may pass before the next choice.
     pub(super) fn slice(&mut self) -> u32 {
         if let Some(quantum) = self.quantum {
             return quantum;
@@ -159,7 +159,7 @@ impl Ready {
         }
     }
 
-    /// How long somebody naps who asked for `ns`.
+    /// Returns the length of a nap for which a task asked for `ns`.
     pub(super) fn nap(&mut self, ns: u64) -> u64 {
         if self.policy == Policy::RoundRobin || self.quantum.is_some() {
             return ns;
@@ -175,8 +175,8 @@ mod tests {
 
     const THREADS: u32 = 64;
 
-    fn entry(id: u32) -> Entry {
-        Entry { key: Key { id, generation: 1 }, warp: 100 + u64::from(id / 32) }
+    fn entry(id: u32) -> ReadyTask {
+        ReadyTask { key: TaskKey { id, generation: 1 }, warp: 100 + u64::from(id / 32) }
     }
 
     fn ready(policy: Policy, seed: u64) -> Ready {
@@ -185,12 +185,13 @@ mod tests {
         ready
     }
 
-    /// Lets 64 threads of two warps run for so many choices and tells how often each was chosen, choice by choice.
+    /// Lets 64 threads of two warps run for `choices` choices. Passes the number of times each was chosen to `look`,
+    /// choice by choice.
     fn play(policy: Policy, seed: u64, choices: u64, mut look: impl FnMut(&[u64; THREADS as usize])) {
         let mut ready = ready(policy, seed);
         let mut counts = [0; THREADS as usize];
         for now in 0..choices {
-            let chosen = ready.pop(now, None).expect("somebody can always run");
+            let chosen = ready.pop(now, None).expect("a task can always run");
             counts[chosen.key.id as usize] += 1;
             ready.push(chosen, now);
             look(&counts);
@@ -233,10 +234,10 @@ mod tests {
     }
 
     #[test]
-    fn somebody_held_back_runs_when_the_clock_would_pass_the_end_of_its_epoch() {
+    fn a_task_held_back_runs_when_the_clock_would_pass_the_end_of_its_epoch() {
         let mut ready = ready(Policy::Starve, 3);
         while ready.held.is_none() {
-            let chosen = ready.pop(0, None).expect("somebody can always run");
+            let chosen = ready.pop(0, None).expect("a task can always run");
             ready.push(chosen, 0);
         }
         while !ready.bag.is_empty() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What an engine knows of its coroutines, grids and blocks.
+//! An engine's record of its coroutines, grids and blocks.
 
 use std::any::Any;
 use std::panic::Location;
@@ -8,19 +8,19 @@ use std::sync::Arc;
 use corosensei::Yielder;
 use gin_device::exec::Position;
 
-use super::Key;
+use super::TaskKey;
 use super::block::{Block, Exchange};
-use super::ready::{Entry, Ready};
+use super::ready::{Ready, ReadyTask};
 use super::timers::Timers;
 use crate::config::LogMode;
-use crate::error::{LaunchError, NotStarted, WaitKind, WaitReport, Waiter, Who, WorldError};
+use crate::error::{Actor, LaunchError, NotStarted, WaitKind, WaitReport, Waiter, WorldError};
 use crate::grid::GridRun;
-use crate::hooks::Why;
-use crate::inbox::Device;
+use crate::hooks::SuspendReason;
+use crate::inbox::DeviceCore;
 use crate::log::{Code, Event, EventLog};
 
 #[derive(Clone)]
-pub(super) enum Kind {
+pub(super) enum TaskKind {
     Free,
     Host { rank: u32 },
     Service { name: Arc<str> },
@@ -29,27 +29,27 @@ pub(super) enum Kind {
 
 pub(super) struct Task {
     pub(super) generation: u32,
-    pub(super) kind: Kind,
+    pub(super) kind: TaskKind,
     pub(super) code: Code,
     /// 0 for hosts and services, else unique to the warp.
     pub(super) warp: u64,
     pub(super) wait: WaitKind,
     pub(super) site: Option<&'static Location<'static>>,
-    /// Switches since it last paused.
+    /// Number of switches since the last pause.
     pub(super) switches: u32,
-    /// What the one who wakes it tells it.
+    /// Result that the waker leaves for the task.
     pub(super) result: u32,
-    pub(super) yielder: *const Yielder<(), Why>,
+    pub(super) yielder: *const Yielder<(), SuspendReason>,
     pub(super) position: Position,
 }
 
 pub(super) struct ActiveGrid {
     pub(super) run: Arc<GridRun>,
-    pub(super) device: Arc<Device>,
+    pub(super) device: Arc<DeviceCore>,
     pub(super) next_block: u64,
-    /// Indices of its resident blocks.
+    /// Indices of the resident blocks.
     pub(super) resident: Vec<u32>,
-    /// On the engine's clock.
+    /// Start on the engine's clock.
     pub(super) started_ns: Option<u64>,
 }
 
@@ -57,17 +57,17 @@ pub(super) struct ActiveGrid {
 pub(super) struct DeviceState {
     pub(super) limit: u64,
     pub(super) resident: u64,
-    /// Indices of its grids in launch order.
+    /// Indices of the device's grids in launch order.
     pub(super) order: Vec<usize>,
 }
 
-/// What ends a run.
+/// The cause that ends a run.
 pub(crate) enum Failure {
     HostPanic { rank: u32, payload: Box<dyn Any + Send> },
     World(WorldError),
 }
 
-pub(super) struct State {
+pub(super) struct EngineState {
     pub(super) tasks: Vec<Task>,
     pub(super) free_tasks: Vec<u32>,
     pub(super) blocks: Vec<Option<Box<Block>>>,
@@ -78,7 +78,7 @@ pub(super) struct State {
     pub(super) timers: Timers,
     #[expect(clippy::vec_box, reason = "taken out and put back for each exchange, which moves the box only")]
     pub(super) spare: Vec<Box<Exchange>>,
-    /// Grids that are to be ended, by index.
+    /// Grids to end, by index.
     pub(super) doomed: Vec<(usize, LaunchError)>,
     pub(super) failure: Option<Failure>,
     pub(super) log: EventLog,
@@ -88,15 +88,15 @@ pub(super) struct State {
     pub(super) serial: u64,
     pub(super) hosts: u32,
     pub(super) services: u32,
-    /// Whether a block may be able to begin.
+    /// True if a block may be able to begin.
     pub(super) can_start: bool,
-    /// Whether something has ended or failed since that was last looked at.
+    /// True if something has ended or failed since the last check.
     pub(super) may_be_over: bool,
 }
 
-impl State {
+impl EngineState {
     pub(super) fn new(ready: Ready, log: EventLog, log_mode: LogMode) -> Self {
-        State {
+        EngineState {
             tasks: Vec::new(),
             free_tasks: Vec::new(),
             blocks: Vec::new(),
@@ -128,11 +128,11 @@ impl State {
         self.progress_step = self.steps;
     }
 
-    pub(super) fn alive(&self, key: Key) -> bool {
+    pub(super) fn alive(&self, key: TaskKey) -> bool {
         self.tasks.get(key.id as usize).is_some_and(|task| task.generation == key.generation)
     }
 
-    pub(super) fn add_task(&mut self, kind: Kind, code: Code, warp: u64, position: Position) -> Key {
+    pub(super) fn add_task(&mut self, kind: TaskKind, code: Code, warp: u64, position: Position) -> TaskKey {
         let generation = match self.free_tasks.last() {
             Some(id) => self.tasks[*id as usize].generation,
             None => 1,
@@ -159,25 +159,25 @@ impl State {
                 self.tasks.len() as u32 - 1
             }
         };
-        Key { id, generation }
+        TaskKey { id, generation }
     }
 
-    pub(super) fn free_task(&mut self, key: Key) {
+    pub(super) fn free_task(&mut self, key: TaskKey) {
         let task = &mut self.tasks[key.id as usize];
         task.generation = task.generation.wrapping_add(1).max(1);
-        task.kind = Kind::Free;
+        task.kind = TaskKind::Free;
         self.free_tasks.push(key.id);
     }
 
-    pub(super) fn wake(&mut self, key: Key, now: u64) {
+    pub(super) fn wake(&mut self, key: TaskKey, now: u64) {
         self.tasks[key.id as usize].wait = WaitKind::Ready;
         self.make_ready(key, now);
     }
 
-    /// As `wake`, but what it waited for stays noted.
-    pub(super) fn make_ready(&mut self, key: Key, now: u64) {
+    /// Makes a task ready as `wake` does, but keeps the record of its wait.
+    pub(super) fn make_ready(&mut self, key: TaskKey, now: u64) {
         let warp = self.tasks[key.id as usize].warp;
-        self.ready.push(Entry { key, warp }, now);
+        self.ready.push(ReadyTask { key, warp }, now);
     }
 
     pub(super) fn block(&mut self, index: u32) -> &mut Block {
@@ -187,28 +187,28 @@ impl State {
         }
     }
 
-    /// The block and the number in it of a device thread.
-    pub(super) fn place(&self, key: Key) -> (u32, u32) {
+    /// Returns the block of a device thread, and its number in it.
+    pub(super) fn block_and_thread(&self, key: TaskKey) -> (u32, u32) {
         match self.tasks[key.id as usize].kind {
-            Kind::Thread { block, thread } => (block, thread),
+            TaskKind::Thread { block, thread } => (block, thread),
             _ => unreachable!("only device threads use blocks"),
         }
     }
 
-    pub(super) fn who(&self, key: Key) -> Who {
-        self.who_is(&self.tasks[key.id as usize].kind)
+    pub(super) fn actor(&self, key: TaskKey) -> Actor {
+        self.actor_of(&self.tasks[key.id as usize].kind)
     }
 
-    fn who_is(&self, kind: &Kind) -> Who {
+    fn actor_of(&self, kind: &TaskKind) -> Actor {
         match kind {
-            Kind::Free => Who::Service { name: "nobody".into() },
-            Kind::Host { rank } => Who::Host { rank: *rank },
-            Kind::Service { name } => Who::Service { name: name.clone() },
-            Kind::Thread { block, thread } => {
+            TaskKind::Free => Actor::Service { name: "unknown".into() },
+            TaskKind::Host { rank } => Actor::Host { rank: *rank },
+            TaskKind::Service { name } => Actor::Service { name: name.clone() },
+            TaskKind::Thread { block, thread } => {
                 let block = self.blocks.get(*block as usize).and_then(Option::as_ref);
                 let run = block.and_then(|block| self.grids[block.grid].as_ref()).map(|grid| &grid.run);
                 match (block, run) {
-                    (Some(block), Some(run)) => Who::Thread {
+                    (Some(block), Some(run)) => Actor::Thread {
                         rank: run.device,
                         grid: run.grid.name.clone(),
                         launch: run.launch,
@@ -221,17 +221,21 @@ impl State {
         }
     }
 
-    /// Who waits where: everyone, or the threads of one block.
+    /// Returns a report of all waiters, or of the threads of one block.
     pub(super) fn report(&self, only_block: Option<u32>) -> WaitReport {
         let mut report = WaitReport::default();
         for task in &self.tasks {
             let wanted = match (&task.kind, only_block) {
-                (Kind::Free, _) => false,
-                (Kind::Thread { block, .. }, Some(only)) => *block == only,
+                (TaskKind::Free, _) => false,
+                (TaskKind::Thread { block, .. }, Some(only)) => *block == only,
                 (_, only) => only.is_none(),
             };
             if wanted {
-                report.waiters.push(Waiter { who: self.who_is(&task.kind), wait: task.wait.clone(), site: task.site });
+                report.waiters.push(Waiter {
+                    actor: self.actor_of(&task.kind),
+                    wait: task.wait.clone(),
+                    site: task.site,
+                });
             }
         }
         if only_block.is_none() {
@@ -268,15 +272,15 @@ impl State {
         }
     }
 
-    /// Marks the grid of a block as failed; it is ended when the coroutine that runs has been left.
+    /// Marks the grid of a block as failed. The engine ends it once it has left the running coroutine.
     pub(super) fn doom(&mut self, block: u32, error: LaunchError) {
         let grid = self.block(block).grid;
         self.doomed.push((grid, error));
     }
 
-    pub(super) fn misuse(&mut self, key: Key, message: String) {
-        let (block, _) = self.place(key);
-        let error = LaunchError::Misuse { who: self.who(key), message, report: self.report(Some(block)) };
+    pub(super) fn misuse(&mut self, key: TaskKey, message: String) {
+        let (block, _) = self.block_and_thread(key);
+        let error = LaunchError::Misuse { actor: self.actor(key), message, report: self.report(Some(block)) };
         self.doom(block, error);
     }
 

@@ -1,41 +1,41 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who wakes when.
+//! Timers of an engine, ordered by time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::Key;
+use super::TaskKey;
 
 #[derive(Clone, Copy)]
 pub(super) enum Alarm {
-    /// A coroutine that naps.
-    Task(Key),
-    /// The lanes of a warp that asked for the active mask.
+    /// Wakes a coroutine that naps.
+    Task(TaskKey),
+    /// Releases the lanes of a warp that asked for the active mask.
     Gathering { block: u32, block_serial: u64, warp: u32, serial: u64 },
 }
 
-struct Entry {
+struct TimerEntry {
     at: u64,
     /// Order among alarms of one time.
     order: u64,
     alarm: Alarm,
 }
 
-impl PartialEq for Entry {
+impl PartialEq for TimerEntry {
     fn eq(&self, other: &Self) -> bool {
         (self.at, self.order) == (other.at, other.order)
     }
 }
 
-impl Eq for Entry {}
+impl Eq for TimerEntry {}
 
-impl PartialOrd for Entry {
+impl PartialOrd for TimerEntry {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Entry {
+impl Ord for TimerEntry {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         (self.at, self.order).cmp(&(other.at, other.order))
     }
@@ -43,14 +43,14 @@ impl Ord for Entry {
 
 #[derive(Default)]
 pub(super) struct Timers {
-    heap: BinaryHeap<Reverse<Entry>>,
+    heap: BinaryHeap<Reverse<TimerEntry>>,
     order: u64,
 }
 
 impl Timers {
     pub(super) fn add(&mut self, at: u64, alarm: Alarm) {
         self.order += 1;
-        self.heap.push(Reverse(Entry { at, order: self.order, alarm }));
+        self.heap.push(Reverse(TimerEntry { at, order: self.order, alarm }));
     }
 
     pub(super) fn next(&self) -> Option<u64> {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the tests share. Each uses a part of it.
+//! Helpers shared by the tests.
 #![allow(dead_code, reason = "every test binary uses a part")]
 
 use std::panic::Location;
@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use gin_device::exec::{BarrierCall, ExchangeCall, Position, Reduction};
 use gin_virtual::*;
 
-/// Seeded worlds of every policy with several seeds, and one of OS threads.
+/// Returns seeded worlds of every policy with several seeds, and one of OS threads.
 pub fn worlds() -> Vec<World> {
     let mut worlds = seeded_worlds(4);
     worlds.push(World::threads(ThreadsConfig::default()));
@@ -20,27 +20,27 @@ pub fn seeded_worlds(seeds: u64) -> Vec<World> {
     Policy::PLAIN.into_iter().flat_map(each).collect()
 }
 
-/// Runs one grid on one device and gives back how it ended.
+/// Runs one grid on one device and returns its result.
 pub fn run_grid(world: &World, config: DeviceConfig, grid: &Grid) -> Result<(), LaunchError> {
     let gpu = world.device(config);
     let host = || gpu.launch(StreamId(0), grid.clone())?.wait();
     world.run(vec![host]).unwrap().remove(0)
 }
 
-/// Runs one grid in each of the worlds; it must end well.
+/// Runs one grid in each of the worlds. It must succeed.
 pub fn everywhere(grid: impl Fn() -> Grid) {
     for world in worlds() {
         run_grid(&world, DeviceConfig::default(), &grid()).unwrap();
     }
 }
 
-/// Linear number of the calling thread in its block.
+/// Returns the linear number of the calling thread in its block.
 pub fn thread() -> u32 {
     let Position { thread, block_dim, .. } = (executor().position)();
     thread.x + block_dim.x * (thread.y + block_dim.y * thread.z)
 }
 
-/// Linear number of the calling thread's block.
+/// Returns the linear number of the calling thread's block.
 pub fn block() -> u32 {
     let Position { block, grid_dim, .. } = (executor().position)();
     block.x + grid_dim.x * (block.y + grid_dim.y * block.z)

@@ -13,7 +13,7 @@ use gin_abi::mlx5::mailbox::{
     Qpc, Umem,
 };
 use gin_abi::mlx5::wqe::SLOT_BYTES;
-use gin_soft_hca::tables::{CompletionQueue, Queue};
+use gin_soft_hca::tables::{CompletionQueue, QueuePair};
 
 pub(super) fn create_umem(state: &mut State, device: u32, input: &[u8], output: &mut [u8]) -> Answer<u32> {
     room::<CreateUmemOut>(output)?;
@@ -192,7 +192,7 @@ pub(super) fn create_queue(
         return Err(Reason::UarShared.refuse(Status::ResourceBusy));
     }
     let mut queue =
-        Queue { live: true, device, domain, completions, master, state: QpState::Reset, ..Queue::default() };
+        QueuePair { live: true, device, domain, completions, master, state: QpState::Reset, ..QueuePair::default() };
     // A queue pair that only answers has neither ring nor record, and rings no doorbell.
     let mut uses = Uses { umems: Vec::new(), uar: 0, completions: vec![completions], domain: Some(domain) };
     if sends {

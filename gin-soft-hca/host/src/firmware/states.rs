@@ -8,10 +8,10 @@ use gin_abi::mlx5::bits::View;
 use gin_abi::mlx5::command::{AtomicMode, Mtu, PM_MIGRATED, QpState, Status, opcode, opt_param, roce_version};
 use gin_abi::mlx5::mailbox::{Ads, ModifyQpIn, Qpc, StopQpIn};
 use gin_nic::hca::Link;
-use gin_soft_hca::tables::{Queue, Rights};
+use gin_soft_hca::tables::{QueuePair, Rights};
 
 /// The queue pair, if it is in this state.
-fn in_state(state: &mut State, number: u32, expected: QpState) -> Answer<&mut Queue> {
+fn in_state(state: &mut State, number: u32, expected: QpState) -> Answer<&mut QueuePair> {
     let queue = &mut state.queues[number as usize];
     if queue.state == expected { Ok(queue) } else { Err(Reason::State.refuse(Status::BadQpState)) }
 }
@@ -88,7 +88,7 @@ pub(super) fn to_ready_to_receive(state: &mut State, number: u32, command: View<
     changed.mtu = if fits { mtu.bytes() } else { 0 };
     changed.log_message = log_message as u32;
     changed.peer = context.get(Qpc::REMOTE_QPN) as u32;
-    changed.first_expected = context.get(Qpc::NEXT_RCV_PSN) as u32;
+    changed.initial_receive_psn = context.get(Qpc::NEXT_RCV_PSN) as u32;
     changed.peer_device = peer_device.unwrap_or(u32::MAX);
     changed.state = QpState::ReadyToReceive;
     Ok(())
@@ -156,7 +156,7 @@ pub(super) fn to_ready_to_send(state: &mut State, number: u32, command: View<'_,
     let changed = &mut state.queues[number as usize];
     changed.rights = rights;
     changed.reads = 1 << reads;
-    changed.first_sent = context.get(Qpc::NEXT_SEND_PSN) as u32;
+    changed.initial_send_psn = context.get(Qpc::NEXT_SEND_PSN) as u32;
     changed.ack_timeout = context.part(Qpc::PRIMARY_ADDRESS_PATH).get(Ads::ACK_TIMEOUT) as u32;
     changed.state = QpState::ReadyToSend;
     Ok(())

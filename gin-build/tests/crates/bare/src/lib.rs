@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Kernels that use nothing of gin, spelled out as `#[kernel]` would.
+//! Kernels that use nothing of gin, written as `#[kernel]` would expand.
 
 #![no_std]
 
@@ -38,7 +38,7 @@ pub unsafe extern "gpu-kernel" fn scale(value: *mut u32, factor: u32) {
 /// `values` points to `count` words.
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn plain(values: *mut u32, count: usize) {
-    // SAFETY: as the caller says. The bounds check must leave no message behind.
+    // SAFETY: guaranteed by the caller. The bounds check must leave no message behind.
     let values = unsafe { core::slice::from_raw_parts_mut(values, count) };
     values[3] = 2;
 }
@@ -47,13 +47,13 @@ pub unsafe extern "gpu-kernel" fn plain(values: *mut u32, count: usize) {
 #[unsafe(no_mangle)]
 pub unsafe extern "gpu-kernel" fn more() {}
 
-/// For other people's device code.
+/// A device function for other modules.
 ///
 /// # Safety
 /// `word` points to one word.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bare_add(value: u64, word: *mut u64) -> u64 {
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         *word += value;
         *word * 3

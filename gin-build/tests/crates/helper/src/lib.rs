@@ -10,7 +10,7 @@ use core::arch::{asm, global_asm};
 global_asm!(".extern .shared .align 16 .b8 helper_dynamic[];");
 global_asm!(".shared .align 16 .b8 helper_static[256];");
 
-/// Start of the shared memory that the launch asked for.
+/// Returns the start of the shared memory that the launch requested.
 #[inline(always)]
 pub fn dynamic() -> *mut u32 {
     let address: u64;
@@ -22,7 +22,7 @@ pub fn dynamic() -> *mut u32 {
     address as *mut u32
 }
 
-/// Start of this crate's 256 bytes.
+/// Returns the start of this crate's 256 bytes.
 #[inline(always)]
 pub fn fixed() -> *mut u32 {
     let address: u64;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! A user's kernel: nothing but the device crate and its attribute, no feature and no panic handler.
+//! A user's kernel: only the device crate and its attribute, no feature and no panic handler.
 
 #![no_std]
 
@@ -11,7 +11,7 @@ gin_device::shared! { static SCRATCH: [u32; 32]; }
 /// Keeps a word in shared memory, puts `len` elements to the right neighbour and raises signal 0 there.
 ///
 /// # Safety
-/// - None beyond the handles being right.
+/// - The handles are valid.
 #[kernel(launch_bounds(128, 4))]
 pub unsafe fn pass_on(comm: Comm, to: Window<u32>, from: Window<u32>, len: usize) {
     let scratch = SCRATCH.as_mut_ptr().cast::<u32>();
