@@ -54,14 +54,14 @@ pub struct QueuePairData {
     /// Zero.
     pub reserved: [u64; 2],
     /// Index of the next entry to claim.
-    pub claim: u64,
+    pub producer_index: u64,
     /// Zero. Words with different writers are on different lines.
     pub rest_of_claim: [u64; 15],
     /// Completion index: all entries below it are complete, and the GPU has done the work that their completions ask
     /// for.
-    pub done: u64,
+    pub completion_index: u64,
     /// Number of completions consumed.
-    pub taken: u64,
+    pub cq_consumer_index: u64,
     /// 1 while a thread consumes completions, else 0.
     pub taking: u64,
     /// Zero.
@@ -94,7 +94,7 @@ impl QueuePairData {
     /// ```
     pub fn unconnected() -> Self {
         // The completion index is as far behind the producer index as index arithmetic allows.
-        Self { done: (1u64 << 62).wrapping_neg(), ..Self::zeroed() }
+        Self { completion_index: (1u64 << 62).wrapping_neg(), ..Self::zeroed() }
     }
 }
 
@@ -128,7 +128,7 @@ pub const MOST_DEPTH_LOG2: u32 = 15;
 const _: () = {
     use core::mem::offset_of;
     assert!(size_of::<QueuePairData>() == 512);
-    assert!(offset_of!(QueuePairData, claim) == 128 && offset_of!(QueuePairData, done) == 256);
+    assert!(offset_of!(QueuePairData, producer_index) == 128 && offset_of!(QueuePairData, completion_index) == 256);
     assert!(offset_of!(QueuePairData, rung) == 384);
     // The first word of each pair is 16-byte aligned.
     assert!(offset_of!(QueuePairData, ring).is_multiple_of(16) && offset_of!(QueuePairData, tags).is_multiple_of(16));

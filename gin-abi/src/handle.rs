@@ -30,7 +30,7 @@ pub const CAP_MULTIMEM: u32 = 4;
 /// In order: the value last seen, whether a thread is polling, a word free for other use, whether a thread wants to
 /// know, the result that ended a wait. The rest is free.
 pub const NEAR_WORDS: u64 = 8;
-/// Byte offset from the producer index to the words that accompany `taken`, which many threads poll: one cache line.
+/// Byte offset from the producer index to the words that accompany `consumer_index`, which many threads poll: one cache line.
 pub const QUEUE_NEAR: u64 = 128;
 
 /// The engine that serves the posts of a communicator.
@@ -148,12 +148,12 @@ const _: () = assert!(size_of::<StatusBlock>() == 48);
 #[derive(Clone, Copy, Pod, Zeroable, Debug, PartialEq, Eq)]
 pub struct ContextData {
     /// Address of the producer index, the index of the next slot to claim; GPU memory. [`QUEUE_NEAR`] bytes further on
-    /// follow the words that accompany `taken`, then those of `done`, then those of each `oldest`: [`NEAR_WORDS`] words
+    /// follow the words that accompany `consumer_index`, then those of `completion_index`, then those of each `oldest_incomplete`: [`NEAR_WORDS`] words
     /// each.
-    pub claim: u64,
+    pub producer_index: u64,
     /// Address of the consumer index, the number of slots that the consumer has emptied; pinned host memory, written by
     /// the consumer.
-    pub taken: u64,
+    pub consumer_index: u64,
     /// Address of the slots: `1 << depth_log2` descriptors of [`crate::descriptor::WORDS`] words; pinned host memory.
     pub slots: u64,
     /// log2 of the number of slots; at most 31.
@@ -162,10 +162,10 @@ pub struct ContextData {
     pub depth_mask: u32,
     /// Address of one word per peer: the oldest incomplete request, `u64::MAX` if none; pinned host memory, written by
     /// the consumer.
-    pub oldest: u64,
+    pub oldest_incomplete: u64,
     /// Address of the completion index: all requests below it are complete; pinned host memory, written by the
     /// consumer.
-    pub done: u64,
+    pub completion_index: u64,
     /// Address of the counter words that CPU threads raise; pinned host memory.
     pub counters: u64,
     /// Address of [`NEAR_WORDS`] words per counter, of which the third is its baseline; GPU memory.
@@ -194,8 +194,13 @@ const _: () = {
     use core::mem::offset_of;
     assert!(size_of::<ContextData>() == 128);
     // The first word of each pair is 16-byte aligned.
-    assert!(offset_of!(ContextData, claim).is_multiple_of(16) && offset_of!(ContextData, slots).is_multiple_of(16));
-    assert!(offset_of!(ContextData, oldest).is_multiple_of(16) && offset_of!(ContextData, counters).is_multiple_of(16));
+    assert!(
+        offset_of!(ContextData, producer_index).is_multiple_of(16) && offset_of!(ContextData, slots).is_multiple_of(16)
+    );
+    assert!(
+        offset_of!(ContextData, oldest_incomplete).is_multiple_of(16)
+            && offset_of!(ContextData, counters).is_multiple_of(16)
+    );
     assert!(offset_of!(ContextData, signal_gpu).is_multiple_of(16));
     assert!(offset_of!(ContextData, signal_cpu).is_multiple_of(16));
 };

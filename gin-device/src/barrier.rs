@@ -23,8 +23,9 @@
 
 use crate::backend::Backend;
 use crate::coop::Coop;
-use crate::far::LAST;
-use crate::gin::{Gin, Raises, Scope, look_around, release, signal_tables};
+use crate::gin::{Gin, Raises, look_around, signal_tables};
+use crate::host_word::LAST;
+use crate::order::{Scope, release};
 use crate::signal::{ContextId, SignalAction, SignalId};
 use crate::signal_words::Words;
 use crate::status::Shared;

@@ -5,14 +5,14 @@
 
 use crate::comm::Comm;
 use crate::coop::{Block, Coop, block_in_grid, grid_dim, lead};
-use crate::status::{Status, Stop};
+use crate::status::{Status, WaitError};
 use crate::sys::{GlobalWord, Memory, Word};
 use gin_abi::{Deadline, Fault, FaultKind, Operation};
 
 /// Arrives at `word` and waits until `expected` arrivals are counted there.
 #[doc(hidden)]
 #[inline(always)]
-pub fn meet<M: Memory>(word: M::Word, status: &Status<M>, expected: u64, deadline: Deadline) -> Result<(), Stop> {
+pub fn meet<M: Memory>(word: M::Word, status: &Status<M>, expected: u64, deadline: Deadline) -> Result<(), WaitError> {
     M::fence_release_gpu();
     word.add_relaxed_gpu(1);
     status.poll(deadline, || (word.load_relaxed_gpu() >= expected).then_some(()))?;

@@ -85,17 +85,20 @@ macro_rules! ordered {
 pub mod backend;
 pub mod barrier;
 pub mod comm;
+#[doc(hidden)]
+pub mod context;
 pub mod coop;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod exec;
-pub mod far;
 pub mod gin;
 pub mod grid;
+pub mod host_word;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod kernel;
 pub mod lsa;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod misuse;
+pub mod order;
 pub mod orders;
 pub mod queue;
 pub mod shared;

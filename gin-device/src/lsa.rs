@@ -23,7 +23,7 @@
 //! host has destroyed its communicator after a fault.
 
 use crate::coop::Coop;
-use crate::gin::{Scope, release};
+use crate::order::{Scope, release};
 use crate::sys::data::{
     load_relaxed_sys_pair, load_relaxed_sys_u8, load_relaxed_sys_u32, red_add_relaxed_sys_f32, red_add_relaxed_sys_u32,
     red_add_relaxed_sys_u64, red_and_relaxed_sys_u32, red_and_relaxed_sys_u64, red_max_relaxed_sys_u32,

@@ -14,7 +14,7 @@
 //! the payload is visible then: each word that contributed was read before the fence, and a word's later adds carry on
 //! the release sequence of the earlier ones.
 //!
-//! At the word in host memory one thread looks for all, see [`far`](crate::far). What a wait takes for its value may be
+//! At the word in host memory one thread looks for all, see [`host_word`](crate::host_word). What a wait takes for its value may be
 //! older than at its first load then, but no older than at the end of any wait before (but see the next section).
 //!
 //! # Signals that GPUs raise
@@ -24,8 +24,8 @@
 //! often only if that has ever been raised. What is so old can be taken for something ahead only if half the circle was
 //! raised since, so this is for values of [`WIDE`] bits and more.
 
-use crate::far::{Far, LAST, Look, SPARE};
-use crate::status::{Status, Stop};
+use crate::host_word::{HostWord, LAST, Look, SPARE};
+use crate::status::{Status, WaitError};
 use crate::sys::{Memory, Word};
 use gin_abi::{Deadline, mask, rolling_le};
 
@@ -38,7 +38,7 @@ pub struct Words<M: Memory> {
     pub nic: Option<M::Word>,
     /// Raised by CPU threads.
     pub cpu: Option<M::Word>,
-    /// [`far::WORDS`](crate::far::WORDS) words in GPU memory: those beside `cpu`, at [`SPARE`] the baseline, the sum of the
+    /// [`host_word::WORDS`](crate::host_word::WORDS) words in GPU memory: those beside `cpu`, at [`SPARE`] the baseline, the sum of the
     /// words at the last reset, and at [`LAST`] what `cpu` held once, which at first is what it began with.
     pub near: M::Word,
 }
@@ -54,7 +54,7 @@ pub fn raise<W: Word>(word: W, by: u64) {
 /// Looks at the words in GPU memory between two looks at the word in host memory, when there are both and the latter has
 /// been raised before.
 const GPU_LOOKS: u32 = 8;
-/// From so many bits on, values so far apart that they change places on the circle do not come up: it would take 2^47
+/// From so many bits on, values so host apart that they change places on the circle do not come up: it would take 2^47
 /// raises between two looks.
 pub const WIDE: u32 = 48;
 
@@ -71,7 +71,7 @@ impl<M: Memory> Words<M> {
     }
 
     #[inline(always)]
-    fn far(&self) -> u64 {
+    fn host(&self) -> u64 {
         self.cpu.map_or(0, |word| word.load_relaxed_sys())
     }
 
@@ -84,7 +84,7 @@ impl<M: Memory> Words<M> {
     /// The value now, relaxed.
     #[inline(always)]
     pub fn value(&self, bits: u32) -> u64 {
-        self.own().wrapping_add(self.far()).wrapping_sub(self.base().load_relaxed_gpu()) & mask(bits)
+        self.own().wrapping_add(self.host()).wrapping_sub(self.base().load_relaxed_gpu()) & mask(bits)
     }
 
     /// The value now. Ordering: acquire, at system scope.
@@ -110,7 +110,7 @@ impl<M: Memory> Words<M> {
         bits: u32,
         deadline: Deadline,
         attend: impl FnMut(),
-    ) -> Result<u64, (Stop, u64)> {
+    ) -> Result<u64, (WaitError, u64)> {
         let value = self.wait_relaxed(status, least, bits, deadline, attend)?;
         M::fence_acquire_sys();
         Ok(value)
@@ -128,14 +128,14 @@ impl<M: Memory> Words<M> {
         bits: u32,
         deadline: Deadline,
         mut attend: impl FnMut(),
-    ) -> Result<u64, (Stop, u64)> {
+    ) -> Result<u64, (WaitError, u64)> {
         let base = self.base().load_relaxed_gpu();
         // What would look at another word than `cpu` is not used.
-        let mut look: Look<M> = Look::new(Far { word: self.cpu.unwrap_or(self.near), near: self.near });
+        let mut look: Look<M> = Look::new(HostWord { word: self.cpu.unwrap_or(self.near), near: self.near });
         let near = self.gpu.is_some() || self.nic.is_some();
         let remembers = self.cpu.is_some() && near && bits >= WIDE;
         let last = if remembers { self.near.at(LAST).load_relaxed_gpu() } else { 0 };
-        let mut far = if self.cpu.is_none() || remembers { Some(last) } else { None };
+        let mut host = if self.cpu.is_none() || remembers { Some(last) } else { None };
         let mut until = match (remembers, last) {
             (false, _) => 0,
             (true, 0) => Self::LOOKS_ALONE,
@@ -150,20 +150,20 @@ impl<M: Memory> Words<M> {
             looks += 1;
             if until == 0 {
                 if self.cpu.is_some() {
-                    far = look.now(None).or(far);
+                    host = look.now(None).or(host);
                 }
-                until = match (near, far) {
+                until = match (near, host) {
                     (false, _) => 1,
                     (true, Some(0)) => Self::LOOKS_ALONE,
                     (true, _) => GPU_LOOKS,
                 };
             }
             until -= 1;
-            let value = self.own().wrapping_add(far?).wrapping_sub(base) & mask(bits);
+            let value = self.own().wrapping_add(host?).wrapping_sub(base) & mask(bits);
             rolling_le(least, value, bits).then_some(value)
         });
         look.end();
-        if let (true, Some(now)) = (remembers && outcome.is_ok(), far)
+        if let (true, Some(now)) = (remembers && outcome.is_ok(), host)
             && now != last
         {
             // Who takes it sees what these raises cover, as this thread would.
@@ -178,6 +178,6 @@ impl<M: Memory> Words<M> {
     /// Ordering: relaxed; threads that use the signal afterwards must be synchronised with this one.
     #[inline(always)]
     pub fn reset(&self) {
-        self.base().store_relaxed_gpu(self.own().wrapping_add(self.far()));
+        self.base().store_relaxed_gpu(self.own().wrapping_add(self.host()));
     }
 }

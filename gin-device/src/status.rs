@@ -66,7 +66,7 @@ pub struct Status<M: Memory> {
 ///
 /// A fault is comm-wide and stays, so it is not carried along: [`Status::cause`] reads it where it is told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stop {
+pub enum WaitError {
     /// Its deadline passed.
     Deadline,
     /// The communicator was aborted or has a fault.
@@ -85,7 +85,7 @@ impl<M: Memory> Status<M> {
     }
 
     /// The same, with a look at the host's block once in [`Memory::LOOK_NS`] nanoseconds by one of all threads that ask:
-    /// see [`far`](crate::far) for why not by each.
+    /// see [`host_word`](crate::host_word) for why not by each.
     #[inline(always)]
     pub(crate) fn is_stopped(&self) -> bool {
         if M::LOOK_NS == 0 {
@@ -119,7 +119,7 @@ impl<M: Memory> Status<M> {
         (host as u32 != 0) | (copy as u32 == WRITTEN as u32)
     }
 
-    /// The abort or fault that ended a wait with [`Stop::Fault`].
+    /// The abort or fault that ended a wait with [`WaitError::Fault`].
     ///
     /// Ordering: whatever the writer did before it posted the fault is visible afterwards.
     #[inline(always)]
@@ -146,13 +146,13 @@ impl<M: Memory> Status<M> {
         }
     }
 
-    /// [`Stop::Fault`] if the communicator was aborted or has a fault.
+    /// [`WaitError::Fault`] if the communicator was aborted or has a fault.
     ///
     /// # Errors
     /// That.
     #[inline(always)]
-    pub fn check(&self) -> Result<(), Stop> {
-        if self.is_stopped_now() { Err(Stop::Fault) } else { Ok(()) }
+    pub fn check(&self) -> Result<(), WaitError> {
+        if self.is_stopped_now() { Err(WaitError::Fault) } else { Ok(()) }
     }
 
     /// The same, as far as kernels know: a fault of the host's once a thread has [looked](Self::look).
@@ -160,17 +160,17 @@ impl<M: Memory> Status<M> {
     /// # Errors
     /// As [`check`](Self::check).
     #[inline(always)]
-    pub fn check_near(&self) -> Result<(), Stop> {
-        if self.is_stopped_near() { Err(Stop::Fault) } else { Ok(()) }
+    pub fn check_near(&self) -> Result<(), WaitError> {
+        if self.is_stopped_near() { Err(WaitError::Fault) } else { Ok(()) }
     }
 
     /// The fault to return from an operation that was stopped; a deadline becomes `timeout`, which says where it was.
     #[inline(always)]
-    pub fn explain(&self, stop: Stop, timeout: Fault) -> Fault {
+    pub fn explain(&self, stop: WaitError, timeout: Fault) -> Fault {
         match stop {
-            Stop::Deadline => timeout,
-            Stop::Fault => self.cause(),
-            Stop::NotConnected => Fault { kind: FaultKind::NotConnected, ..timeout },
+            WaitError::Deadline => timeout,
+            WaitError::Fault => self.cause(),
+            WaitError::NotConnected => Fault { kind: FaultKind::NotConnected, ..timeout },
         }
     }
 
@@ -230,17 +230,17 @@ impl<M: Memory> Status<M> {
     /// # Errors
     /// [`Stop`] says what ended the wait.
     #[inline(always)]
-    pub fn poll<T>(&self, deadline: Deadline, mut test: impl FnMut() -> Option<T>) -> Result<T, Stop> {
+    pub fn poll<T>(&self, deadline: Deadline, mut test: impl FnMut() -> Option<T>) -> Result<T, WaitError> {
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
         let mut left = M::POLLS_PER_CHECK;
         // In this order, with the test last, so that LLVM does not copy the test before the loop.
         loop {
             if left == 0 {
                 if self.is_stopped() {
-                    return Err(Stop::Fault);
+                    return Err(WaitError::Fault);
                 }
                 if !deadline.is_none() && M::clock_ns().wrapping_sub(start) >= deadline.ns() {
-                    return Err(Stop::Deadline);
+                    return Err(WaitError::Deadline);
                 }
                 M::pause(NAP_NS);
                 left = M::POLLS_PER_CHECK;
@@ -258,7 +258,7 @@ impl<M: Memory> Status<M> {
     /// # Errors
     /// As [`poll`](Self::poll).
     #[inline(always)]
-    pub fn poll_far(&self, deadline: Deadline, mut test: impl FnMut() -> bool) -> Result<(), Stop> {
+    pub fn poll_far(&self, deadline: Deadline, mut test: impl FnMut() -> bool) -> Result<(), WaitError> {
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
         // One block of code with one exit, which is short and which LLVM leaves as it is.
         loop {
@@ -269,8 +269,8 @@ impl<M: Memory> Status<M> {
             if met | stopped | over {
                 return match (met, over & !stopped) {
                     (true, _) => Ok(()),
-                    (false, true) => Err(Stop::Deadline),
-                    (false, false) => Err(Stop::Fault),
+                    (false, true) => Err(WaitError::Deadline),
+                    (false, false) => Err(WaitError::Fault),
                 };
             }
         }

@@ -2,10 +2,10 @@
 //! The queue from every start offset, round after round, on the CPU's words, one thread being both ends.
 
 use gin_abi::Deadline;
-use gin_device::far;
 use gin_device::gin::{Order, Sharing};
+use gin_device::host_word;
 use gin_device::queue::{Consumer, Finished, NOTHING, Producer, Queue, initial_word, phase};
-use gin_device::status::{Status, Stop};
+use gin_device::status::{Status, WaitError};
 use gin_device::sys::{Global, GlobalWord, Word};
 
 const N: usize = 2;
@@ -32,18 +32,18 @@ fn for_each_start(mut test: impl FnMut(u32, u64)) {
 /// Calls `test` with both ends of a new queue and its status.
 fn with_queue(depth_log2: u32, first: u64, test: impl FnOnce(Producer<Global, N>, Consumer<Global, N>)) {
     #[repr(align(16))]
-    struct Words([u64; NEAR + (2 + RANKS) * far::WORDS as usize]);
+    struct Words([u64; NEAR + (2 + RANKS) * host_word::WORDS as usize]);
     // What a queue's memory holds before it is made must not matter.
-    let mut words = Words([u64::MAX; NEAR + (2 + RANKS) * far::WORDS as usize]);
+    let mut words = Words([u64::MAX; NEAR + (2 + RANKS) * host_word::WORDS as usize]);
     // Safety: every handle is one of the array's words, and none is used after it.
     let mut word = |index: usize| unsafe { GlobalWord::new(&raw mut words.0[index] as u64) };
     let queue: Queue<Global, N> = Queue {
         slots: word(0),
-        claim: word(16),
+        producer_index: word(16),
         near: word(NEAR),
-        taken: word(18),
-        done: word(19),
-        oldest: word(20),
+        consumer_index: word(18),
+        completion_index: word(19),
+        oldest_incomplete: word(20),
         depth_log2,
         depth_mask: (1 << depth_log2) - 1,
     };
@@ -63,7 +63,7 @@ fn request(index: u64) -> [u64; N] {
 }
 
 /// Fills the claimed slot `index` at once.
-fn fill(producer: &Producer<Global, N>, index: u64) -> Result<u64, (Stop, Option<u64>)> {
+fn fill(producer: &Producer<Global, N>, index: u64) -> Result<u64, (WaitError, Option<u64>)> {
     producer.post(request(index), || Some(index), Sharing::Gpu, NOW, |_| 0, |bit| bit)
 }
 
@@ -94,32 +94,41 @@ fn requests_come_out_whole_and_in_order_for_many_rounds_whatever_index_the_queue
                 let depth = producer.queue.depth();
                 let mut index = first;
                 for _ in 0..8 * depth / burst {
-                    let claimed = producer.claim(burst, Sharing::Gpu);
+                    let claimed = producer.claim(true, burst, Sharing::Gpu);
                     assert_eq!(claimed, index);
                     for offset in 0..burst {
                         fill(&producer, index + offset).expect("room for the claim");
                     }
                     let full = producer.post([0; N], || None, Sharing::Gpu, NOW, |_| depth - burst, |bit| bit);
-                    assert_eq!(full, Err((Stop::Deadline, None)));
+                    assert_eq!(full, Err((WaitError::Deadline, None)));
                     for offset in 0..burst {
                         let words = consumer.peek().expect("a request that was posted");
                         assert_eq!(without_phase(words), request(index + offset), "depth {depth}, first {first}");
                         assert_eq!(consumer.take(Some(1)), index + offset);
                     }
                     assert_eq!(consumer.peek(), None, "a request of an earlier round");
-                    assert_eq!(producer.wait_done(index + burst, NOW, Order::Acquire), Err(Stop::Deadline));
-                    assert_eq!(producer.wait_peer(1, index + burst, NOW, Order::Acquire), Err(Stop::Deadline));
+                    assert_eq!(producer.wait_done(index + burst, NOW, Order::Acquire), Err(WaitError::Deadline));
+                    assert_eq!(producer.wait_peer(1, index + burst, NOW, Order::Acquire), Err(WaitError::Deadline));
                     assert_eq!(
                         producer.wait_peer(0, index + burst, NOW, Order::Acquire),
                         Ok(()),
                         "nothing went to this peer"
                     );
                     index += burst;
-                    consumer.finish(Finished { fault: None, counter: None, peer: 1, oldest: None, done: index });
+                    consumer.finish(Finished {
+                        fault: None,
+                        counter: None,
+                        peer: 1,
+                        oldest_incomplete: None,
+                        completion_index: index,
+                    });
                     assert_eq!(producer.wait_done(index, NOW, Order::Acquire), Ok(()));
                     assert_eq!(producer.wait_peer(1, index, NOW, Order::Acquire), Ok(()));
-                    assert_eq!(producer.queue.oldest.at(1).load_relaxed_sys(), NOTHING);
-                    assert_eq!((consumer.head(), consumer.done(), producer.position()), (index, index, index));
+                    assert_eq!(producer.queue.oldest_incomplete.at(1).load_relaxed_sys(), NOTHING);
+                    assert_eq!(
+                        (consumer.head(), consumer.completion_index(), producer.position()),
+                        (index, index, index)
+                    );
                 }
             });
         }
@@ -132,7 +141,7 @@ fn a_half_written_request_is_not_taken_in_any_round() {
         with_queue(depth_log2, first, |producer, mut consumer| {
             let depth = producer.queue.depth();
             for index in first..first + 6 * depth {
-                producer.claim(1, Sharing::Gpu);
+                producer.claim(true, 1, Sharing::Gpu);
                 let slot = producer.queue.slots.at((index & (depth - 1)) * N as u64);
                 // Each word alone, the other one still being that of the round before.
                 for written in 0..N as u64 {

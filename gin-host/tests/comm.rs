@@ -5,7 +5,7 @@ mod common;
 
 use common::{Poster, config, errors, network, peer, put, ranks, strong, with_comm};
 use gin_abi::{BackendKind, Descriptor, FaultKind, Transfer};
-use gin_device::status::Stop;
+use gin_device::status::WaitError;
 use gin_host::comm::{
     Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, InProcess, LossCause, MAX_QUEUE_DEPTH,
     NicChoice, Requirements, State, WindowFlags, probe_backends,
@@ -191,7 +191,7 @@ fn abort_ends_every_wait_on_every_rank_and_every_collective_call() {
             }
             _ => {}
         }
-        assert_eq!(poster.wait_signal(0, 0, 1), Err(Stop::Fault), "no abort came");
+        assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no abort came");
         let fault = poster.status().cause();
         assert_eq!(fault.kind, FaultKind::Aborted);
         assert_eq!(comm.state(), State::Aborted);
@@ -232,7 +232,7 @@ fn with_one_dropped(config: &CommConfig) {
         comm.initialise(&Requirements::default()).unwrap();
         let poster = Poster::new(&comm);
         if bootstrap.rank() != 1 {
-            assert_eq!(poster.wait_signal(0, 0, 1), Err(Stop::Fault), "no abort came");
+            assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no abort came");
             let fault = poster.status().cause();
             assert_eq!(fault.kind, FaultKind::Aborted);
             assert_eq!(comm.fault().map(|notice| notice.rank), Some(1));
@@ -393,7 +393,7 @@ fn a_request_to_a_window_that_was_deregistered_is_a_fault_and_moves_nothing() {
         if comm.rank() == 0 {
             poster.post(0, put(1, (window.id(), 32), (window.id(), 0), 8)).unwrap();
         }
-        assert_eq!(poster.wait_signal(0, 0, 1), Err(Stop::Fault), "no fault came");
+        assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no fault came");
         let fault = poster.status().cause();
         let mut all = [0u8; 64];
         memory.read(0, &mut all).unwrap();

@@ -7,7 +7,7 @@ use common::{Poster, config, get, network, peer, put, request, strong, weak, wit
 use gin_abi::descriptor::{RemoteSignal, SignalTarget, Transfer, WindowOffset};
 use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation};
 use gin_device::gin::Order;
-use gin_device::status::Stop;
+use gin_device::status::WaitError;
 use gin_host::comm::{CommConfig, Communicator, Requirements, WindowFlags};
 use gin_host::net::peer::Peer;
 use gin_host::net::{Endpoint, Network};
@@ -178,7 +178,7 @@ fn fault_of(request: impl Fn(u32) -> Descriptor + Sync, config: &CommConfig) -> 
         if comm.rank() == 0 {
             poster.post(0, request(window.id())).unwrap();
         }
-        assert_eq!(poster.wait_signal(0, 3, 1), Err(Stop::Fault), "no fault came");
+        assert_eq!(poster.wait_signal(0, 3, 1), Err(WaitError::Fault), "no fault came");
         let seen = poster.status().cause();
         let notice = comm.fault().unwrap();
         (seen, notice.rank, notice.fault)
@@ -269,7 +269,7 @@ fn words_that_are_no_descriptor_are_a_fault() {
             poster.post_words(0, [15 << 1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
             assert!(poster.flush(0).is_err());
         }
-        assert_eq!(poster.wait_signal(0, 0, 1), Err(Stop::Fault), "no fault came");
+        assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no fault came");
         poster.status().cause()
     });
     assert_eq!((results[1].kind, results[1].context), (FaultKind::BadDescriptor, 0));
@@ -299,10 +299,10 @@ fn a_request_that_the_network_fails_raises_no_counter_and_ends_every_wait() {
                         assert_eq!(poster.counter(0, 0), 2);
                     }
                 }
-                assert!(matches!(poster.flush(0), Err(Stop::Fault)));
+                assert!(matches!(poster.flush(0), Err(WaitError::Fault)));
                 assert_eq!(poster.counter(0, 0), 2);
             }
-            assert_eq!(poster.wait_signal(0, 0, 1), Err(Stop::Fault), "no fault came");
+            assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no fault came");
             let seen = poster.status().cause();
             (seen, poster.signal(0, 1))
         });
@@ -339,12 +339,12 @@ fn a_peer_whose_list_is_full_holds_up_the_queue_and_is_counted() {
             }
             let producer = poster.producer(0);
             let outcome = producer.wait_peer(0, producer.position(), Deadline::after_ms(50), Order::Acquire);
-            assert_eq!(outcome, Err(Stop::Deadline), "the list of rank 1 is full, so nothing behind it is taken");
+            assert_eq!(outcome, Err(WaitError::Deadline), "the list of rank 1 is full, so nothing behind it is taken");
             let stats = comm.stats().unwrap()[0];
             assert_eq!((stats.stalls, stats.taken, stats.finished), (1, 4, 2));
             comm.abort().unwrap();
         }
-        assert_eq!(poster.wait_signal(0, 0, 1), Err(Stop::Fault), "no abort came");
+        assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no abort came");
         let seen = poster.status().cause();
         assert_eq!(seen.kind, FaultKind::Aborted);
         comm.destroy().unwrap();
@@ -447,7 +447,7 @@ fn a_fault_that_a_kernel_reports_reaches_all_ranks_and_the_host() {
         if comm.rank() == 2 {
             poster.status().report(fault);
         }
-        assert_eq!(poster.wait_signal(0, 0, 1), Err(Stop::Fault), "no fault came");
+        assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no fault came");
         let seen = poster.status().cause();
         while comm.fault().is_none() {
             std::thread::yield_now();

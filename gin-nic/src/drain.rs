@@ -121,7 +121,7 @@ pub struct IdleQueue {
 impl IdleQueue {
     /// Entries that are not complete.
     pub fn left(&self) -> u64 {
-        self.data.claim - self.data.done
+        self.data.producer_index - self.data.completion_index
     }
 
     pub fn slot(&self, index: u64) -> u64 {
@@ -138,7 +138,7 @@ impl IdleQueue {
 
     /// Makes sure that all that was claimed was written.
     fn check(&self) -> Result<(), DrainError> {
-        for index in self.data.rung.max(self.data.done)..self.data.claim {
+        for index in self.data.rung.max(self.data.completion_index)..self.data.producer_index {
             let mut slot: [Slot; 1] = [Slot::default()];
             self.ring.read(self.slot(index) * SLOT_BYTES, &mut slot)?;
             if Entry::read(&slot[0], index, self.number().get()).is_err() {
@@ -152,12 +152,12 @@ impl IdleQueue {
     pub fn begin(&mut self) -> Result<(), DrainError> {
         self.check()?;
         self.close()?;
-        if self.data.rung < self.data.claim { self.announce() } else { Ok(()) }
+        if self.data.rung < self.data.producer_index { self.announce() } else { Ok(()) }
     }
 
     /// Posts an entry that completes behind all others, if there is room and one is needed still.
     fn close(&mut self) -> Result<(), DrainError> {
-        let (index, depth) = (self.data.claim, 1 << self.data.depth_log2);
+        let (index, depth) = (self.data.producer_index, 1 << self.data.depth_log2);
         if self.closed || self.left() == 0 || self.left() >= depth {
             return Ok(());
         }
@@ -165,15 +165,15 @@ impl IdleQueue {
         self.ring.write(self.slot(index) * SLOT_BYTES, &entry)?;
         self.tokens.write(8 * self.slot(index), &[token(index, TAKEN)])?;
         self.tokens.write(8 * self.slot(index + 1), &[token(index + 1, HERE)])?;
-        (self.data.claim, self.data.covered, self.closed) = (index + 1, index + 1, true);
-        self.keep(offset_of!(QueuePairData, claim), index + 1)?;
+        (self.data.producer_index, self.data.covered, self.closed) = (index + 1, index + 1, true);
+        self.keep(offset_of!(QueuePairData, producer_index), index + 1)?;
         self.keep(offset_of!(QueuePairData, covered), index + 1)?;
         self.announce()
     }
 
     /// Tells the NIC of all that was posted.
     pub fn announce(&mut self) -> Result<(), DrainError> {
-        let end = self.data.claim;
+        let end = self.data.producer_index;
         self.record.write(0, &[Record { receive: Be32::new(0), send: Record::send(end) }])?;
         let word = Doorbell::word(end, self.number());
         match self.doorbell {
@@ -194,10 +194,10 @@ impl IdleQueue {
     pub fn poll(&mut self) -> Result<bool, DrainError> {
         let log_depth = self.data.depth_log2;
         loop {
-            let at = self.slot(self.data.taken) * cqe::BYTES;
+            let at = self.slot(self.data.cq_consumer_index) * cqe::BYTES;
             let mut tail = [0u64];
             self.completions.read(at + 8 * cqe::TAIL_WORD as u64, &mut tail)?;
-            if !Tail(tail[0]).is_in_place(self.data.taken, log_depth) {
+            if !Tail(tail[0]).is_in_place(self.data.cq_consumer_index, log_depth) {
                 break;
             }
             fence(Ordering::Acquire);
@@ -212,25 +212,27 @@ impl IdleQueue {
     fn take(&mut self, completion: &Completion) -> Result<(), DrainError> {
         let (context, peer) = (self.context, self.peer);
         let senseless = DrainError::Senseless { context, peer };
-        let outcome = completion.read(self.data.taken, self.data.depth_log2).map_err(|_| senseless.clone())?;
-        // Completions come in the order of their entries, so this is the first of that number from `done` on.
-        let index = self.data.done + u64::from(outcome.index.wrapping_sub(self.data.done as u16));
-        if index >= self.data.claim {
+        let outcome =
+            completion.read(self.data.cq_consumer_index, self.data.depth_log2).map_err(|_| senseless.clone())?;
+        // Completions come in the order of their entries, so this is the first of that number from `completion_index` on.
+        let index =
+            self.data.completion_index + u64::from(outcome.index.wrapping_sub(self.data.completion_index as u16));
+        if index >= self.data.producer_index {
             return Err(senseless);
         }
         if let Err(failure) = outcome.result {
             return Err(DrainError::Failed { context, peer, index, operation: outcome.operation, failure });
         }
         self.raise(index + 1)?;
-        (self.data.taken, self.data.done) = (self.data.taken + 1, index + 1);
-        self.keep(offset_of!(QueuePairData, taken), self.data.taken)?;
-        Ok(self.keep(offset_of!(QueuePairData, done), self.data.done)?)
+        (self.data.cq_consumer_index, self.data.completion_index) = (self.data.cq_consumer_index + 1, index + 1);
+        self.keep(offset_of!(QueuePairData, cq_consumer_index), self.data.cq_consumer_index)?;
+        Ok(self.keep(offset_of!(QueuePairData, completion_index), self.data.completion_index)?)
     }
 
-    /// Raises the counters of the entries from `done` to `end`.
+    /// Raises the counters of the entries from `completion_index` to `end`.
     fn raise(&self, end: u64) -> Result<(), DrainError> {
         let Some(counters) = &self.counters else { return Ok(()) };
-        for index in self.data.done..end.min(self.data.tagged) {
+        for index in self.data.completion_index..end.min(self.data.tagged) {
             let mut tag = [0u64];
             self.tags.read(8 * self.slot(index), &mut tag)?;
             let Some(counter) = tagged(tag[0], index).filter(|&counter| counter < self.data.counter_count) else {

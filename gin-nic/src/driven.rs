@@ -281,7 +281,7 @@ impl DrivenQueues {
         let pairs = (0..self.shape.contexts).flat_map(|context| self.shape.peers().map(move |peer| (context, peer)));
         let all = pairs.map(|(context, peer)| {
             let data = &table[self.shape.entry(context, peer) as usize];
-            (context, peer, data.claim, data.done.min(data.claim))
+            (context, peer, data.producer_index, data.completion_index.min(data.producer_index))
         });
         Ok(all.filter(|&(_, _, claimed, _)| claimed > 0).collect())
     }
@@ -303,7 +303,7 @@ impl DrivenQueues {
         for (context, set) in (0..).zip(&self.sets) {
             for (peer, info) in self.shape.peers().zip(set.infos()) {
                 let data = table[self.shape.entry(context, peer) as usize];
-                if data.claim != data.done {
+                if data.producer_index != data.completion_index {
                     queues.push(self.idle_queue(context, peer, data, set, info)?);
                 }
             }

@@ -128,13 +128,14 @@ impl Pairs {
                 self.table.read(rank * size_of::<QueuePairData>() as u64 + name as u64, &mut word)?;
                 Ok(word[0])
             };
-            let (claim, rung) = (word(offset_of!(QueuePairData, claim))?, word(offset_of!(QueuePairData, rung))?);
-            entries += claim;
+            let (producer_index, rung) =
+                (word(offset_of!(QueuePairData, producer_index))?, word(offset_of!(QueuePairData, rung))?);
+            entries += producer_index;
             let mut doorbell = [0u64];
             self.doorbells.read(rank * 64, &mut doorbell)?;
-            let rings = if claim == 0 { 0 } else { Doorbell::word(claim, Self::number(rank)) };
-            wrong += u64::from(rung != claim) + u64::from(doorbell[0] != rings);
-            let mut slots = vec![Slot::default(); claim as usize];
+            let rings = if producer_index == 0 { 0 } else { Doorbell::word(producer_index, Self::number(rank)) };
+            wrong += u64::from(rung != producer_index) + u64::from(doorbell[0] != rings);
+            let mut slots = vec![Slot::default(); producer_index as usize];
             self.ring.read(rank * depth * SLOT_BYTES, &mut slots)?;
             let number = Self::number(rank).get();
             wrong +=

@@ -11,8 +11,9 @@ pub use gdaki::Gdaki;
 pub use proxy::Proxy;
 
 use crate::comm::Comm;
-use crate::gin::{Core, Scope, release};
-use crate::status::Stop;
+use crate::context::Core;
+use crate::order::{Scope, release};
+use crate::status::WaitError;
 use crate::sys::Global;
 use gin_abi::{Deadline, Descriptor, Operation};
 
@@ -43,10 +44,10 @@ pub trait Backend: sealed::Sealed + Copy {
     /// Posts one request of the calling thread; `operation` is what the user called. The payload has been released.
     ///
     /// # Errors
-    /// [`Stop::Deadline`] if there was no room in time; nothing was posted then. [`Stop::Fault`] if the communicator has
+    /// [`WaitError::Deadline`] if there was no room in time; nothing was posted then. [`WaitError::Fault`] if the communicator has
     /// one, which may be that of this very post, when it gave up after its claim.
     #[doc(hidden)]
-    fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), Stop>;
+    fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), WaitError>;
 
     /// The place in the order of posts that the next one, to `peer` if one is named, will get.
     #[doc(hidden)]
@@ -58,7 +59,7 @@ pub trait Backend: sealed::Sealed + Copy {
     /// # Errors
     /// [`Stop`] if the wait ended early or one of the posts failed.
     #[doc(hidden)]
-    fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), Stop>;
+    fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), WaitError>;
 
     /// What waits for signals and counters do now and then: whatever has to be done so that these come.
     #[doc(hidden)]
@@ -90,7 +91,7 @@ impl Backend for Any {
     }
 
     #[inline(always)]
-    fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), Stop> {
+    fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), WaitError> {
         if drives_nic(core) {
             outlined::post(core, request, operation, deadline)
         } else {
@@ -104,7 +105,7 @@ impl Backend for Any {
     }
 
     #[inline(always)]
-    fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), Stop> {
+    fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), WaitError> {
         if drives_nic(core) {
             outlined::wait(core, peer, position, deadline)
         } else {
@@ -123,7 +124,7 @@ impl Backend for Any {
 /// The operations of [`Gdaki`] as functions, for [`Any`]: each is long, and is there once this way and not at each call beside
 /// that of the proxy. `gin-build` lets a kernel call these and no others.
 mod outlined {
-    use super::{Backend, Core, Deadline, Descriptor, Gdaki, Operation, Stop};
+    use super::{Backend, Core, Deadline, Descriptor, Gdaki, Operation, WaitError};
 
     #[inline(never)]
     pub(super) fn post(
@@ -131,7 +132,7 @@ mod outlined {
         request: &Descriptor,
         operation: Operation,
         deadline: Deadline,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), WaitError> {
         Gdaki::post(core, request, operation, deadline)
     }
 
@@ -141,7 +142,7 @@ mod outlined {
     }
 
     #[inline(never)]
-    pub(super) fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), Stop> {
+    pub(super) fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), WaitError> {
         Gdaki::wait(core, peer, position, deadline)
     }
 

@@ -3,10 +3,11 @@
 
 use super::Backend;
 use crate::comm::Comm;
+use crate::context::Core;
 use crate::coop;
-use crate::gin::{Core, Sharing};
+use crate::order::Sharing;
 use crate::queue::{Producer, Queue};
-use crate::status::Stop;
+use crate::status::WaitError;
 use crate::sys::{self, Global, GlobalWord};
 use gin_abi::descriptor::WORDS;
 use gin_abi::handle::QUEUE_NEAR;
@@ -22,19 +23,19 @@ fn producer(core: &Core) -> Producer<Global, WORDS> {
     // Safety: the front end checked that the context exists; the host keeps its data and its words valid and its layout
     // is that of `ContextData`.
     unsafe {
-        let (claim, taken) = sys::read_pair(&raw const (*data).claim);
+        let (producer_index, consumer_index) = sys::read_pair(&raw const (*data).producer_index);
         let (slots, depth) = sys::read_pair(&raw const (*data).slots);
-        let (oldest, done) = sys::read_pair(&raw const (*data).oldest);
+        let (oldest_incomplete, completion_index) = sys::read_pair(&raw const (*data).oldest_incomplete);
         let (depth_log2, depth_mask) = (sys::narrow(depth as u32), sys::narrow((depth >> 32) as u32));
         core::hint::assert_unchecked(depth_log2 < 32);
         Producer {
             queue: Queue {
                 slots: GlobalWord::new(slots),
-                claim: GlobalWord::new(claim),
-                near: GlobalWord::new(claim + QUEUE_NEAR),
-                taken: GlobalWord::new(taken),
-                done: GlobalWord::new(done),
-                oldest: GlobalWord::new(oldest),
+                producer_index: GlobalWord::new(producer_index),
+                near: GlobalWord::new(producer_index + QUEUE_NEAR),
+                consumer_index: GlobalWord::new(consumer_index),
+                completion_index: GlobalWord::new(completion_index),
+                oldest_incomplete: GlobalWord::new(oldest_incomplete),
                 depth_log2,
                 depth_mask,
             },
@@ -53,7 +54,7 @@ struct Group {
 impl Group {
     #[inline(always)]
     fn of(here: u32, producer: &Producer<Global, WORDS>) -> Self {
-        let mask = coop::alike(here, producer.queue.claim.address());
+        let mask = coop::alike(here, producer.queue.producer_index.address());
         Self { mask, until: mask & coop::lanes_until() }
     }
 
@@ -62,7 +63,7 @@ impl Group {
     fn claim(&self, producer: &Producer<Global, WORDS>, sharing: Sharing) -> u64 {
         // Not the lanes of `mask`, which are as many in the lane that leads: what is the same in all lanes, the assembler,
         // which cannot know that one of them is left, adds for "all" of them together once more.
-        producer.add_if(self.until == self.mask, self.until.count_ones() as u64, sharing)
+        producer.claim(self.until == self.mask, self.until.count_ones() as u64, sharing)
     }
 
     /// What the lane that leads brings.
@@ -82,7 +83,7 @@ impl Backend for Proxy {
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), Stop> {
+    fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), WaitError> {
         let (producer, sharing) = (producer(core), core.sharing());
         let alone = sharing == Sharing::Thread;
         // Lanes wait together, as one may wait for what another has yet to do; those with and without a deadline apart,
@@ -99,7 +100,7 @@ impl Backend for Proxy {
                 return None;
             }
             if alone {
-                return Some(producer.claim(1, sharing));
+                return Some(producer.claim(true, 1, sharing));
             }
             let group = Group::of(here, &producer);
             let first = group.claim(&producer, sharing);
@@ -109,20 +110,20 @@ impl Backend for Proxy {
             if alone {
                 return 0;
             }
-            let before = coop::alike(here, producer.queue.claim.address()) & coop::lanes_below();
+            let before = coop::alike(here, producer.queue.producer_index.address()) & coop::lanes_below();
             (coop::ballot_here(here, bit) & before).count_ones() as u64
         };
         let any = |bit| if alone { bit } else { coop::any_here(here, bit) };
         match producer.post(request.encode(), claim, sharing, deadline, ahead, any) {
             Ok(_) => Ok(()),
             Err((stop, None)) => Err(stop),
-            Err((stop @ (Stop::Fault | Stop::NotConnected), Some(_))) => Err(stop),
-            Err((Stop::Deadline, Some(index))) => {
+            Err((stop @ (WaitError::Fault | WaitError::NotConnected), Some(_))) => Err(stop),
+            Err((WaitError::Deadline, Some(index))) => {
                 // The slot is claimed and stays empty: whatever comes behind it would wait for ever.
                 let fault = Fault::new(FaultKind::QueueBroken, operation).context(core.context()).peer(request.peer);
                 producer.status.report(fault.values(index, producer.queue.depth()));
                 producer.status.await_stop();
-                Err(Stop::Fault)
+                Err(WaitError::Fault)
             }
         }
     }
@@ -133,7 +134,7 @@ impl Backend for Proxy {
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), Stop> {
+    fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), WaitError> {
         let producer = producer(core);
         match peer {
             Some(peer) => producer.wait_peer(peer, position, deadline, core.order()),

@@ -4,10 +4,10 @@
 use super::{Core, Gin, Order};
 use crate::backend::Backend;
 use crate::coop::{Coop, lead};
-use crate::far;
+use crate::host_word;
 use crate::signal::CounterView;
 use crate::signal_words::Words;
-use crate::status::Stop;
+use crate::status::WaitError;
 use crate::sys::{self, Global, GlobalWord};
 use crate::team::Rank;
 use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC};
@@ -161,7 +161,7 @@ fn counter_words(core: &Core, id: u32) -> Words<Global> {
             gpu: gpus.then(|| GlobalWord::new(sys::read_word(&raw const (*core.data()).counters_gpu) + offset)),
             nic: None,
             cpu: (engines & ENGINE_CPU != 0).then(|| GlobalWord::new(counters + offset)),
-            near: GlobalWord::new(near + far::WORDS * offset),
+            near: GlobalWord::new(near + host_word::WORDS * offset),
         }
     }
 }
@@ -183,7 +183,7 @@ pub(super) fn wait<B: Backend>(
     least: u64,
     bits: u32,
     deadline: Deadline,
-) -> Result<u64, (Stop, u64)> {
+) -> Result<u64, (WaitError, u64)> {
     let value = match core.order() {
         Order::Acquire => words.wait(&core.status(), least, bits, deadline, || B::attend(core)),
         Order::Relaxed => words.wait_relaxed(&core.status(), least, bits, deadline, || B::attend(core)),
@@ -203,9 +203,9 @@ const NOW_AND_THEN: u64 = 63 << 8;
 /// pass signals that way might never have to wait long enough to look. A look each time would take a trip to the host.
 ///
 /// # Errors
-/// [`Stop::Fault`].
+/// [`WaitError::Fault`].
 #[inline(always)]
-pub(crate) fn look_around<B: Backend>(core: &Core) -> Result<(), Stop> {
+pub(crate) fn look_around<B: Backend>(core: &Core) -> Result<(), WaitError> {
     if B::LSA && core.comm().lsa_reach() != 0 && sys::cycles() & NOW_AND_THEN == 0 {
         return core.status().check();
     }
@@ -214,6 +214,6 @@ pub(crate) fn look_around<B: Backend>(core: &Core) -> Result<(), Stop> {
 
 /// The fault of a wait that was stopped.
 #[inline(always)]
-pub(super) fn ended(core: &Core, stop: Stop, operation: Operation, expected: u64, seen: u64) -> Fault {
+pub(super) fn ended(core: &Core, stop: WaitError, operation: Operation, expected: u64, seen: u64) -> Fault {
     core.status().explain(stop, core.fault(FaultKind::Timeout, operation).values(expected, seen))
 }

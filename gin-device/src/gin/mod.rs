@@ -51,62 +51,13 @@ pub use completion::FlushToken;
 pub(crate) use post::Raises;
 pub use post::{Get, Put, PutValue, SignalPost, Value};
 
+pub use crate::order::{Order, Route, Scope, Sharing};
+
 use crate::backend::{Any, Backend};
 use crate::comm::Comm;
+use crate::context::Core;
 use crate::signal::ContextId;
-use crate::status::Status;
-use crate::sys::{self, Global, Memory};
-use crate::team::Rank;
 use core::marker::PhantomData;
-use gin_abi::{ContextData, Fault, FaultKind, Operation};
-
-/// How far a release of memory reaches.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Scope {
-    /// The calling thread only: nothing was released.
-    Thread,
-    /// The threads of the block.
-    Block,
-    /// The threads of the GPU, and engines that read GPU memory through its L2 cache.
-    Gpu,
-    /// Everything: other GPUs, CPUs, NICs.
-    System,
-}
-
-/// Who uses a context at the same time, through this value or another one. Narrower is cheaper.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Sharing {
-    /// All threads of the GPU.
-    Gpu,
-    /// The threads of one block.
-    Block,
-    /// One thread.
-    Thread,
-}
-
-/// How operations get to a peer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Route {
-    /// By loads and stores to peers of the LSA team, over the network to others.
-    Auto,
-    /// By loads and stores. Operations to peers that these do not reach are refused
-    /// ([`FaultKind::NotReachable`]).
-    Lsa,
-    /// Over the network, to whomever.
-    Network,
-}
-
-/// What a wait, a read or a flush makes visible.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Order {
-    /// Nothing yet: the payload may be read after a later wait of order [`Acquire`](Order::Acquire), or after a fence of
-    /// the kernel's own. For those that look at several signals and want to pay for one fence.
-    ///
-    /// A flush of this order can return `Ok` although a request has failed; the next call that acquires tells.
-    Relaxed,
-    /// All that the signal, the counter or the finished operations cover, at system scope.
-    Acquire,
-}
 
 /// One context of a communicator.
 ///
@@ -115,103 +66,6 @@ pub enum Order {
 pub struct Gin<B: Backend = Any> {
     core: Core,
     backend: PhantomData<B>,
-}
-
-/// What back ends see of a [`Gin`].
-#[doc(hidden)]
-#[derive(Clone, Copy, Debug)]
-pub struct Core {
-    comm: Comm,
-    context: u32,
-    /// Whether the context exists and the back end is the communicator's.
-    usable: bool,
-    sharing: Sharing,
-    order: Order,
-    route: Route,
-}
-
-impl Core {
-    #[inline(always)]
-    pub(crate) fn context(&self) -> u32 {
-        self.context
-    }
-
-    #[inline(always)]
-    pub(crate) fn sharing(&self) -> Sharing {
-        self.sharing
-    }
-
-    #[inline(always)]
-    pub(crate) fn order(&self) -> Order {
-        self.order
-    }
-
-    /// Whether an operation to `peer` takes loads and stores.
-    #[inline(always)]
-    pub(crate) fn takes_lsa<B: Backend>(&self, peer: Rank) -> bool {
-        B::LSA
-            && match self.route {
-                Route::Auto => self.comm.lsa_reaches(peer),
-                Route::Lsa => true,
-                Route::Network => false,
-            }
-    }
-
-    /// Whether operations take loads and stores or are refused.
-    #[inline(always)]
-    pub(crate) fn forces_lsa(&self) -> bool {
-        self.route == Route::Lsa
-    }
-
-    #[inline(always)]
-    pub(crate) fn data(&self) -> *const ContextData {
-        self.comm.context_data(self.context)
-    }
-
-    /// Where it says where the context's signal words that GPUs raise lie on `peer`, which loads and stores reach.
-    #[inline(always)]
-    pub(crate) fn peer_signals(&self, peer: Rank) -> *const u64 {
-        let handle = self.comm.handle();
-        let index = sys::narrow(self.context).wrapping_mul(sys::narrow(handle.ranks)).wrapping_add(peer.world());
-        (handle.peer_signals as usize as *const u64).wrapping_add(index as usize)
-    }
-
-    #[inline(always)]
-    pub(crate) fn usable(&self) -> bool {
-        self.usable
-    }
-
-    #[inline(always)]
-    pub(crate) fn status(&self) -> Status<Global> {
-        self.comm.status()
-    }
-
-    #[inline(always)]
-    pub(crate) fn comm(&self) -> &Comm {
-        &self.comm
-    }
-
-    /// A fault of this context.
-    #[inline(always)]
-    pub(crate) fn fault(&self, kind: FaultKind, operation: Operation) -> Fault {
-        Fault::new(kind, operation).context(self.context)
-    }
-
-    #[inline(always)]
-    pub(crate) fn check(&self, operation: Operation) -> Result<(), Fault> {
-        if self.usable { Ok(()) } else { Err(self.unusable(operation)) }
-    }
-
-    /// Why a context is not usable.
-    #[inline(always)]
-    pub(crate) fn unusable(&self, operation: Operation) -> Fault {
-        let (contexts, backend) = (self.comm.contexts(), self.comm.backend());
-        if self.context < contexts {
-            self.fault(FaultKind::NoBackend, operation).values(0, backend as u64)
-        } else {
-            self.fault(FaultKind::UnknownContext, operation).values(contexts as u64, self.context as u64)
-        }
-    }
 }
 
 impl Gin<Any> {
@@ -296,20 +150,5 @@ impl<B: Backend> Gin<B> {
     #[inline(always)]
     pub(crate) fn core(&self) -> &Core {
         &self.core
-    }
-}
-
-/// Releases what this thread, and those that it synchronised with, wrote, unless the caller says that it is done.
-#[doc(hidden)]
-#[inline(always)]
-pub fn release<M: Memory>(given: Scope, required: Scope) {
-    if given >= required {
-        return;
-    }
-    match required {
-        Scope::System => M::fence_release_sys(),
-        Scope::Gpu => M::fence_release_gpu(),
-        // Order within a block comes with the coop's barrier.
-        Scope::Block | Scope::Thread => {}
     }
 }

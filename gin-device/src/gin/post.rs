@@ -8,7 +8,7 @@ use crate::backend::Backend;
 use crate::coop::{Coop, lead};
 use crate::lsa::{copy, publish};
 use crate::signal::{CounterId, Signal, SignalAction, VaSignal};
-use crate::status::Stop;
+use crate::status::WaitError;
 use crate::sys::data::{store_weak_u8, store_weak_u16, store_weak_u32, store_weak_u64};
 use crate::sys::{self, Global, GlobalWord};
 use crate::team::Rank;
@@ -246,7 +246,7 @@ fn post<B: Backend>(
     transfer: Transfer,
     options: &Options,
     operation: Operation,
-) -> Result<(), Stop> {
+) -> Result<(), WaitError> {
     // What was stored at a peer takes the whole way.
     let required = if options.all_routes { Scope::System } else { options.required };
     B::release(core, options.given, required);
@@ -339,7 +339,7 @@ unsafe fn move_bytes(
 
 /// The fault of a post that was right and ended early.
 #[inline(always)]
-fn ended(core: &Core, peer: Rank, operation: Operation, stop: Stop) -> Fault {
+fn ended(core: &Core, peer: Rank, operation: Operation, stop: WaitError) -> Fault {
     core.status().explain(stop, core.fault(FaultKind::Timeout, operation).peer(peer.world()))
 }
 

@@ -5,7 +5,7 @@ use super::completion::{self, ended};
 use super::{Core, Gin};
 use crate::backend::Backend;
 use crate::coop::{Coop, lead};
-use crate::far;
+use crate::host_word;
 use crate::signal::{Signal, SignalId, SignalView};
 use crate::signal_words::Words;
 use crate::sys::{self, Global, GlobalWord, Word};
@@ -42,7 +42,7 @@ fn signal_words(core: &Core, id: u32) -> Words<Global> {
             gpu: word(engines, ENGINE_GPU, gpu, id),
             nic: word(engines, ENGINE_NIC, nic, id),
             cpu: word(engines, ENGINE_CPU, cpu, id),
-            near: GlobalWord::new(near + 8 * far::WORDS * id),
+            near: GlobalWord::new(near + 8 * host_word::WORDS * id),
         }
     }
 }
@@ -87,7 +87,7 @@ impl<B: Backend> Gin<B> {
                         gpu: word(engines, ENGINE_GPU, data.va_gpu, index),
                         nic: word(engines, ENGINE_NIC, data.base, index),
                         cpu: word(engines, ENGINE_CPU, data.va_cpu, index),
-                        near: GlobalWord::new(data.va_near + 8 * far::WORDS * index),
+                        near: GlobalWord::new(data.va_near + 8 * host_word::WORDS * index),
                     })
                 }
             }

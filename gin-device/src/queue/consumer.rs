@@ -12,7 +12,7 @@ use gin_abi::Fault;
 pub struct Consumer<M: Memory, const N: usize> {
     queue: Queue<M, N>,
     head: u64,
-    done: u64,
+    completion_index: u64,
 }
 
 impl<M: Memory, const N: usize> Consumer<M, N> {
@@ -21,7 +21,7 @@ impl<M: Memory, const N: usize> Consumer<M, N> {
     /// # Safety
     /// - The queue was initialised for `first`, and there is no other consumer of it.
     pub unsafe fn new(queue: Queue<M, N>, first: u64) -> Self {
-        Self { queue, head: first, done: first }
+        Self { queue, head: first, completion_index: first }
     }
 
     /// Index of the next request.
@@ -30,8 +30,8 @@ impl<M: Memory, const N: usize> Consumer<M, N> {
     }
 
     /// All requests below are finished.
-    pub fn done(&self) -> u64 {
-        self.done
+    pub fn completion_index(&self) -> u64 {
+        self.completion_index
     }
 
     /// The next request, if it is there whole; phase bits are left in. Does not take it: see [`take`](Self::take).
@@ -56,17 +56,17 @@ impl<M: Memory, const N: usize> Consumer<M, N> {
     /// `first_of` names the peer if the request is the only unfinished one to it.
     pub fn take(&mut self, first_of: Option<u32>) -> u64 {
         let index = self.head;
-        // Before `taken`: a flush that sees the slot taken must see this request as unfinished.
+        // Before `consumer_index`: a flush that sees the slot taken must see this request as unfinished.
         ordered! {
-            "oldest before taken":
+            "oldest_incomplete before consumer_index":
             {
                 if let Some(peer) = first_of {
                     // Release, because a flush of earlier requests may see this value and not the one before, which
                     // said that they are finished.
-                    self.queue.oldest.at(peer as u64).store_release_sys(index);
+                    self.queue.oldest_incomplete.at(peer as u64).store_release_sys(index);
                 }
             } then {
-                self.queue.taken.store_release_sys(index.wrapping_add(1));
+                self.queue.consumer_index.store_release_sys(index.wrapping_add(1));
             }
         }
         self.head = index.wrapping_add(1);
@@ -75,11 +75,11 @@ impl<M: Memory, const N: usize> Consumer<M, N> {
 
     /// Publishes that a request, or several, are finished.
     ///
-    /// In this order: the fault, the counter, `oldest`, `done`. What gets brought must be visible before. Whoever sees
+    /// In this order: the fault, the counter, `oldest_incomplete`, `completion_index`. What gets brought must be visible before. Whoever sees
     /// one of the last three sees what came before it.
     pub fn finish(&mut self, finished: Finished<'_, M>) {
         ordered! {
-            "fault before done":
+            "fault before completion_index":
             {
                 if let Some((status, fault)) = finished.fault {
                     status.post(fault);
@@ -88,10 +88,10 @@ impl<M: Memory, const N: usize> Consumer<M, N> {
                 if let Some(counter) = finished.counter {
                     raise(counter, 1);
                 }
-                self.queue.oldest.at(finished.peer as u64).store_release_sys(finished.oldest.unwrap_or(NOTHING));
-                if finished.done != self.done {
-                    self.done = finished.done;
-                    self.queue.done.store_release_sys(finished.done);
+                self.queue.oldest_incomplete.at(finished.peer as u64).store_release_sys(finished.oldest_incomplete.unwrap_or(NOTHING));
+                if finished.completion_index != self.completion_index {
+                    self.completion_index = finished.completion_index;
+                    self.queue.completion_index.store_release_sys(finished.completion_index);
                 }
             }
         }
@@ -108,7 +108,7 @@ pub struct Finished<'a, M: Memory> {
     /// The request's peer.
     pub peer: u32,
     /// Index of the oldest request to that peer that is still unfinished.
-    pub oldest: Option<u64>,
+    pub oldest_incomplete: Option<u64>,
     /// All requests below are finished.
-    pub done: u64,
+    pub completion_index: u64,
 }

@@ -13,11 +13,11 @@
 //! # Words
 //! | word | lies in | written by | says |
 //! | --- | --- | --- | --- |
-//! | `claim` | GPU memory | producers, `add` | the next index to claim |
-//! | `near` | GPU memory | producers | a recent `taken`; who looks at `taken`, `done` and `oldest`, and what it saw |
-//! | `taken` | pinned host memory | consumer | all slots below are empty again |
+//! | `producer_index` | GPU memory | producers, `add` | the next index to claim |
+//! | `near` | GPU memory | producers | a recent `consumer_index`; who looks at `consumer_index`, `completion_index` and `oldest_incomplete`, and what it saw |
+//! | `consumer_index` | pinned host memory | consumer | all slots below are empty again |
 //! | `oldest[peer]` | pinned host memory | consumer | the oldest unfinished request to this peer, or [`NOTHING`] |
-//! | `done` | pinned host memory | consumer | all requests below are finished |
+//! | `completion_index` | pinned host memory | consumer | all requests below are finished |
 //!
 //! # Why it is right
 //! *A request is read whole.* Its words are stored relaxed and read relaxed; each carries its phase, so mixing two
@@ -26,21 +26,21 @@
 //! fence.
 //!
 //! *A slot is not overwritten too early.* A producer stores into slot `i` only after it read `taken > i - depth`, and
-//! the consumer stores `taken` with release after it read the slot. The producer's read needs no acquire: its stores
+//! the consumer stores `consumer_index` with release after it read the slot. The producer's read needs no acquire: its stores
 //! depend on the branch that the read decides, and stores are not done speculatively. For the same reason they come
 //! after the stores of the round before in the order of the words' values, though no language says so: what stood in
-//! the slot had reached the consumer before `taken` moved, and a store that is issued after that read lands later. (The
+//! the slot had reached the consumer before `consumer_index` moved, and a store that is issued after that read lands later. (The
 //! model checker is told so: `sys::loom`.)
 //!
-//! *The guess at `taken` may be stale.* It is only ever a value that `taken` had, so it errs towards "no room", and then
-//! one thread looks at the real word for all: see [`far`].
+//! *The guess at `consumer_index` may be stale.* It is only ever a value that `consumer_index` had, so it errs towards "no room", and then
+//! one thread looks at the real word for all: see [`host_word`].
 //!
 //! *A flush of one peer sees every earlier request.* The consumer stores `oldest[peer] = i` before it stores
 //! `taken = i + 1`; the flush reads `taken >= s` with acquire before it reads `oldest[peer]`. So for each request `i < s`
 //! to that peer it sees `oldest[peer]` as it was set for `i` or later. Whatever value of `oldest[peer]` says that they
 //! are finished was stored with release after they were, also when it is the index of a later request.
 //!
-//! *A flush knows of failures.* The fault is posted before `oldest` and `done` move; the flush reads it after its
+//! *A flush knows of failures.* The fault is posted before `oldest_incomplete` and `completion_index` move; the flush reads it after its
 //! acquire. Who looks for others reads it in between and tells them first.
 
 mod consumer;
@@ -49,7 +49,7 @@ mod producer;
 pub use consumer::{Consumer, Finished};
 pub use producer::Producer;
 
-use crate::far::{self, Far};
+use crate::host_word::{self, HostWord};
 use crate::sys::{Memory, Word};
 
 /// `oldest[peer]` when there is no unfinished request: larger than any index.
@@ -61,15 +61,15 @@ pub struct Queue<M: Memory, const N: usize> {
     /// First word of slot 0; slots follow each other, `N` words each, aligned to 16 bytes.
     pub slots: M::Word,
     /// Next index to claim.
-    pub claim: M::Word,
-    /// The words beside `taken`, then those beside `done`, then those beside each `oldest`: [`far::WORDS`] each.
+    pub producer_index: M::Word,
+    /// The words beside `consumer_index`, then those beside `completion_index`, then those beside each `oldest_incomplete`: [`host_word::WORDS`] each.
     pub near: M::Word,
     /// Number of slots emptied.
-    pub taken: M::Word,
+    pub consumer_index: M::Word,
     /// All requests below are finished.
-    pub done: M::Word,
+    pub completion_index: M::Word,
     /// First word of the table of oldest unfinished requests, one per world rank.
-    pub oldest: M::Word,
+    pub oldest_incomplete: M::Word,
     /// log2 of the number of slots, at most 31.
     pub depth_log2: u32,
     /// Number of slots, less one.
@@ -104,28 +104,28 @@ impl<M: Memory, const N: usize> Queue<M, N> {
         self.depth_mask as u64 + 1
     }
 
-    /// `taken`, for many threads.
+    /// `consumer_index`, for many threads.
     #[inline(always)]
-    fn far_taken(&self) -> Far<M> {
-        Far { word: self.taken, near: self.near }
+    fn consumer_host_word(&self) -> HostWord<M> {
+        HostWord { word: self.consumer_index, near: self.near }
     }
 
-    /// A value that `taken` had; may go backwards.
+    /// A value that `consumer_index` had; may go backwards.
     #[inline(always)]
     pub fn guess(&self) -> M::Word {
-        self.near.at(far::SPARE)
+        self.near.at(host_word::SPARE)
     }
 
-    /// `done`, for many threads.
+    /// `completion_index`, for many threads.
     #[inline(always)]
-    fn far_done(&self) -> Far<M> {
-        Far { word: self.done, near: self.near.at(far::WORDS) }
+    fn completion_host_word(&self) -> HostWord<M> {
+        HostWord { word: self.completion_index, near: self.near.at(host_word::WORDS) }
     }
 
-    /// `oldest` of a peer, for many threads.
+    /// `oldest_incomplete` of a peer, for many threads.
     #[inline(always)]
-    fn far_oldest(&self, peer: u64) -> Far<M> {
-        Far { word: self.oldest.at(peer), near: self.near.at((2 + peer) * far::WORDS) }
+    fn oldest_host_word(&self, peer: u64) -> HostWord<M> {
+        HostWord { word: self.oldest_incomplete.at(peer), near: self.near.at((2 + peer) * host_word::WORDS) }
     }
 
     #[inline(always)]
@@ -142,15 +142,15 @@ impl<M: Memory, const N: usize> Queue<M, N> {
                 self.slots.at(slot * N as u64 + word).store_relaxed_sys(value);
             }
         }
-        for word in [self.claim, self.taken, self.done] {
+        for word in [self.producer_index, self.consumer_index, self.completion_index] {
             word.store_relaxed_sys(first);
         }
-        for word in 0..(2 + ranks) * far::WORDS {
+        for word in 0..(2 + ranks) * host_word::WORDS {
             self.near.at(word).store_relaxed_sys(0);
         }
         self.guess().store_relaxed_sys(first);
         for rank in 0..ranks {
-            self.oldest.at(rank).store_relaxed_sys(NOTHING);
+            self.oldest_incomplete.at(rank).store_relaxed_sys(NOTHING);
         }
     }
 }

@@ -2,9 +2,9 @@
 //! The kernel's half of the queue.
 
 use super::Queue;
-use crate::far::{Far, Look};
-use crate::gin::{Order, Sharing};
-use crate::status::{Shared, Status, Stop};
+use crate::host_word::{HostWord, Look};
+use crate::order::{self, Order, Sharing};
+use crate::status::{Shared, Status, WaitError};
 use crate::sys::{Memory, Word};
 use gin_abi::Deadline;
 
@@ -18,37 +18,22 @@ pub struct Producer<M: Memory, const N: usize> {
 }
 
 impl<M: Memory, const N: usize> Producer<M, N> {
-    /// Whether slot `index` is empty when `taken` slots are known to have been emptied.
+    /// Whether slot `index` is empty when `consumer_index` slots are known to have been emptied.
     ///
-    /// Signed, because an index that was read a while ago may lie behind `taken`.
+    /// Signed, because an index that was read a while ago may lie behind `consumer_index`.
     #[inline(always)]
-    fn is_empty(&self, index: u64, taken: u64) -> bool {
-        (index.wrapping_sub(taken) as i64) <= self.queue.depth_mask as i64
+    fn is_empty(&self, index: u64, consumer_index: u64) -> bool {
+        (index.wrapping_sub(consumer_index) as i64) <= self.queue.depth_mask as i64
     }
 
-    /// Claims `count` slots, whether there is room or not; gives the index of the first. All of them must be filled.
+    /// Claims `count` slots if `leads`, whether there is room or not, and returns the index of the first. All of them must be
+    /// filled.
     #[inline(always)]
-    pub fn claim(&self, count: u64, sharing: Sharing) -> u64 {
-        self.add_if(true, count, sharing)
+    pub fn claim(&self, leads: bool, count: u64, sharing: Sharing) -> u64 {
+        order::claim(self.queue.producer_index, leads, count, sharing)
     }
 
-    /// Claims `count` slots if `leads`; gives the first one's index then.
-    #[inline(always)]
-    pub(crate) fn add_if(&self, leads: bool, count: u64, sharing: Sharing) -> u64 {
-        let claim = self.queue.claim;
-        match sharing {
-            Sharing::Gpu => claim.add_relaxed_gpu_if(leads, count),
-            Sharing::Block if leads => claim.add_relaxed_cta(count),
-            Sharing::Thread if leads => {
-                let first = claim.load_relaxed_gpu();
-                claim.store_relaxed_gpu(first.wrapping_add(count));
-                first
-            }
-            Sharing::Block | Sharing::Thread => 0,
-        }
-    }
-
-    /// Waits until a slot that `claim` gives is empty and stores a request into it; or, if it gives none, waits until there
+    /// Waits until a slot that `producer_index` gives is empty and stores a request into it; or, if it gives none, waits until there
     /// is room, claims one slot and does that, so that a post that finds no room in time leaves the queue as it was. Gives
     /// the index of the slot. Bit 0 of each word is ignored.
     ///
@@ -74,11 +59,11 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         deadline: Deadline,
         ahead: impl Fn(bool) -> u64,
         any: impl Fn(bool) -> bool,
-    ) -> Result<u64, (Stop, Option<u64>)> {
+    ) -> Result<u64, (WaitError, Option<u64>)> {
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
-        let mut look = Look::new(self.queue.far_taken());
+        let mut look = Look::new(self.queue.consumer_host_word());
         // Only if this does not do is something read over PCIe. Before the claim, so that the two trips to L2 are one.
-        let mut taken = self.queue.guess().load_relaxed_gpu();
+        let mut consumer_index = self.queue.guess().load_relaxed_gpu();
         let claimed = claim();
         let (mut has, mut index) = (claimed.is_some(), claimed.unwrap_or(0));
         let (mut waiting, mut stop, mut failed) = (true, None, None);
@@ -86,11 +71,11 @@ impl<M: Memory, const N: usize> Producer<M, N> {
             if claimed.is_none() {
                 let wants = waiting & !has;
                 let ahead = ahead(wants);
-                if wants && self.is_empty(self.position().wrapping_add(ahead), taken) {
-                    (has, index) = (true, self.add_if(true, 1, sharing));
+                if wants && self.is_empty(self.position().wrapping_add(ahead), consumer_index) {
+                    (has, index) = (true, self.claim(true, 1, sharing));
                 }
             }
-            let filling = waiting & has & self.is_empty(index, taken);
+            let filling = waiting & has & self.is_empty(index, consumer_index);
             self.store_if(filling, index, words);
             waiting &= !filling;
             // What the look before found is tried first: what ended meanwhile counts.
@@ -102,11 +87,11 @@ impl<M: Memory, const N: usize> Producer<M, N> {
             }
             // All do the rest, so that they stay together.
             let stopped;
-            (taken, stopped) = self.look_again(&mut look, taken);
+            (consumer_index, stopped) = self.look_again(&mut look, consumer_index);
             let over = !deadline.is_none() && M::clock_ns().wrapping_sub(start) >= deadline.ns();
             stop = match (stopped, over) {
-                (true, _) => Some(Stop::Fault),
-                (false, true) => Some(Stop::Deadline),
+                (true, _) => Some(WaitError::Fault),
+                (false, true) => Some(WaitError::Deadline),
                 (false, false) => None,
             };
         }
@@ -120,19 +105,19 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     /// The number of slots emptied, if somebody knows. Only here is something read over PCIe for a post.
     #[inline(always)]
     fn look(&self, look: &mut Look<M>) -> Option<u64> {
-        let taken = look.now(None)?;
+        let consumer_index = look.now(None)?;
         if look.is_mine() {
-            self.queue.guess().store_relaxed_gpu(taken);
+            self.queue.guess().store_relaxed_gpu(consumer_index);
         }
-        Some(taken)
+        Some(consumer_index)
     }
 
-    /// The same, where `taken` was known before; whether the communicator has a fault.
+    /// The same, where `consumer_index` was known before; whether the communicator has a fault.
     #[inline(always)]
-    fn look_again(&self, look: &mut Look<M>, taken: u64) -> (u64, bool) {
+    fn look_again(&self, look: &mut Look<M>, consumer_index: u64) -> (u64, bool) {
         M::pause_far();
         let stopped = self.status.is_stopped();
-        (self.look(look).unwrap_or(taken), stopped)
+        (self.look(look).unwrap_or(consumer_index), stopped)
     }
 
     #[inline(always)]
@@ -150,7 +135,7 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     /// The index that the next claim will get: everything posted before has a smaller one.
     #[inline(always)]
     pub fn position(&self) -> u64 {
-        self.queue.claim.load_relaxed_gpu()
+        self.queue.producer_index.load_relaxed_gpu()
     }
 
     /// Waits until all requests below `position` are finished.
@@ -161,8 +146,8 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     /// # Errors
     /// [`Stop`] if the wait ended early, or if the communicator has a fault when it ends.
     #[inline(always)]
-    pub fn wait_done(&self, position: u64, deadline: Deadline, order: Order) -> Result<(), Stop> {
-        let looked = self.wait_past(self.queue.far_done(), position, deadline)?;
+    pub fn wait_done(&self, position: u64, deadline: Deadline, order: Order) -> Result<(), WaitError> {
+        let looked = self.wait_past(self.queue.completion_host_word(), position, deadline)?;
         self.finish(looked, order)
     }
 
@@ -173,14 +158,14 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     /// # Errors
     /// As [`wait_done`](Self::wait_done).
     #[inline(always)]
-    pub fn wait_peer(&self, peer: u32, position: u64, deadline: Deadline, order: Order) -> Result<(), Stop> {
+    pub fn wait_peer(&self, peer: u32, position: u64, deadline: Deadline, order: Order) -> Result<(), WaitError> {
         let looked = self.wait_oldest(peer, position, deadline)?;
         self.finish(looked, order)
     }
 
     /// What ends a wait whose condition is met.
     #[inline(always)]
-    fn finish(&self, looked: bool, order: Order) -> Result<(), Stop> {
+    fn finish(&self, looked: bool, order: Order) -> Result<(), WaitError> {
         if order == Order::Acquire {
             M::fence_acquire_sys();
         }
@@ -189,24 +174,24 @@ impl<M: Memory, const N: usize> Producer<M, N> {
 
     /// Whether a request that is finished failed, for who looked at the word that says so or had it from another thread.
     #[inline(always)]
-    fn no_fault(&self, looked: bool) -> Result<(), Stop> {
+    fn no_fault(&self, looked: bool) -> Result<(), WaitError> {
         if looked { self.status.check() } else { self.status.check_near() }
     }
 
     /// The waits for one peer; says what [`wait_past`](Self::wait_past) says of the last. Does not fence after it.
     #[inline(always)]
-    fn wait_oldest(&self, peer: u32, position: u64, deadline: Deadline) -> Result<bool, Stop> {
+    fn wait_oldest(&self, peer: u32, position: u64, deadline: Deadline) -> Result<bool, WaitError> {
         let deadline = Shared::start::<M>(deadline);
-        let oldest = self.queue.far_oldest(peer as u64);
+        let oldest_incomplete = self.queue.oldest_host_word(peer as u64);
         let looked;
-        // The consumer stores `oldest` before `taken`, so they are read the other way round, with a fence between.
+        // The consumer stores `oldest_incomplete` before `consumer_index`, so they are read the other way round, with a fence between.
         ordered! {
-            "taken read before oldest":
+            "consumer_index read before oldest_incomplete":
             {
-                self.wait_past(self.queue.far_taken(), position, deadline.left::<M>())?;
+                self.wait_past(self.queue.consumer_host_word(), position, deadline.left::<M>())?;
                 M::fence_acquire_sys();
             } then {
-                looked = self.wait_past(oldest, position, deadline.left::<M>())?;
+                looked = self.wait_past(oldest_incomplete, position, deadline.left::<M>())?;
             }
         }
         Ok(looked)
@@ -215,8 +200,8 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     /// Waits until an index that the consumer publishes has reached `position`; says whether this thread has looked at the
     /// word itself. Does not fence.
     #[inline(always)]
-    fn wait_past(&self, far: Far<M>, position: u64, deadline: Deadline) -> Result<bool, Stop> {
-        let mut look = Look::new(far);
+    fn wait_past(&self, host: HostWord<M>, position: u64, deadline: Deadline) -> Result<bool, WaitError> {
+        let mut look = Look::new(host);
         let outcome =
             self.status.poll_far(deadline, || look.now(Some(&self.status)).is_some_and(|now| now >= position));
         let looked = look.is_mine();

@@ -13,7 +13,7 @@ use gin_abi::{COUNTER_BITS, Deadline, Fault};
 use gin_device::backend::gdaki::pair::{Failure, Posting, QueuePair, finish};
 use gin_device::gin::{Order, Sharing};
 use gin_device::signal_words::Words;
-use gin_device::status::{Status, Stop};
+use gin_device::status::{Status, WaitError};
 use gin_device::sys::loom::{Arena, Loom, LoomWord};
 use gin_device::sys::{Memory, Word};
 use loom::cell::UnsafeCell;
@@ -109,15 +109,15 @@ impl World {
     }
 
     /// Writes cell `cell` and posts an entry that says so.
-    fn post_as(&self, cell: usize, sharing: Sharing, more: bool, deadline: Deadline) -> Result<(), Stop> {
+    fn post_as(&self, cell: usize, sharing: Sharing, more: bool, deadline: Deadline) -> Result<(), WaitError> {
         self.cells[cell].write(cell as u64 + 100);
         let posting = Posting { count: 1, sharing, more, deadline };
         let fill = |index| self.write_entry(index, cell, Flags::NONE);
         self.post_filled(posting, fill)
     }
 
-    fn post_filled(&self, posting: Posting, fill: impl Fn(u64)) -> Result<(), Stop> {
-        let claim = || posting.deadline.is_none().then(|| self.pair.claim_if(true, posting.count, posting.sharing));
+    fn post_filled(&self, posting: Posting, fill: impl Fn(u64)) -> Result<(), WaitError> {
+        let claim = || posting.deadline.is_none().then(|| self.pair.claim(true, posting.count, posting.sharing));
         let together = |filled: bool, index| filled.then_some((index, posting.count));
         self.pair.post(posting, fill, claim, together, |bit| bit, failed)
     }
@@ -137,7 +137,7 @@ impl World {
         self.pair.store(index, wqe::dump(self.pair.head(index, flags), sink));
     }
 
-    fn wait(&self, position: u64) -> Result<(), Stop> {
+    fn wait(&self, position: u64) -> Result<(), WaitError> {
         let waited = self.pair.wait(position, Deadline::NONE, |index, flags| self.dump(index, flags), failed);
         finish(waited, &self.pair.status, Order::Acquire)
     }
@@ -316,7 +316,7 @@ models! {
                 let world = world.clone();
                 thread::spawn(move || {
                     let posted = world.post_as(2, Sharing::Gpu, false, Deadline::after_ns(0));
-                    assert!(matches!(posted, Ok(()) | Err(Stop::Deadline)));
+                    assert!(matches!(posted, Ok(()) | Err(WaitError::Deadline)));
                     world.finish();
                     posted.is_ok()
                 })
@@ -463,7 +463,7 @@ models! {
                 let world = world.clone();
                 thread::spawn(move || {
                     world.post(cell);
-                    assert_eq!(world.wait(world.pair.position()), Err(Stop::Fault));
+                    assert_eq!(world.wait(world.pair.position()), Err(WaitError::Fault));
                     assert_eq!(world.pair.status.cause(), fault(1));
                     world.finish();
                 })

@@ -11,11 +11,11 @@ pub mod signals;
 pub mod status;
 
 use gin_abi::{Deadline, Fault, FaultKind, Operation};
-use gin_device::far;
-use gin_device::gin::{Scope, Sharing, release};
+use gin_device::host_word;
+use gin_device::order::{Scope, Sharing, release};
 use gin_device::queue::{Consumer, Producer, Queue};
 use gin_device::signal_words::Words;
-use gin_device::status::{Status, Stop};
+use gin_device::status::{Status, WaitError};
 use gin_device::sys::loom::{Arena, Loom, LoomWord, mutated};
 use gin_device::sys::{Memory, Word};
 use loom::cell::UnsafeCell;
@@ -136,7 +136,7 @@ impl World {
         const STATUS_WORDS: usize = 6;
         let slots = N << setup.depth_log2;
         let near = slots + 4;
-        let oldest = near + (2 + setup.peers as usize) * far::WORDS as usize;
+        let oldest = near + (2 + setup.peers as usize) * host_word::WORDS as usize;
         let status = oldest + setup.peers as usize;
         let signals = status + 3 * STATUS_WORDS;
         let near_signals = signals + 3 * setup.signals.len();
@@ -147,12 +147,12 @@ impl World {
         let arena = Arena::new(values);
         let queue = Queue {
             slots: arena.word(0),
-            claim: arena.word(slots),
+            producer_index: arena.word(slots),
             near: arena.word(near),
-            taken: arena.word(slots + 2),
-            done: arena.word(slots + 3),
+            consumer_index: arena.word(slots + 2),
+            completion_index: arena.word(slots + 3),
             // Without peers there is no queue, and this is not used.
-            oldest: arena.word(oldest - usize::from(setup.peers == 0)),
+            oldest_incomplete: arena.word(oldest - usize::from(setup.peers == 0)),
             depth_log2: setup.depth_log2,
             depth_mask: (1 << setup.depth_log2) - 1,
         };
@@ -162,7 +162,7 @@ impl World {
         let block = |index| arena.word(status + index * STATUS_WORDS);
         let words = setup.signals.iter().enumerate().map(|(index, values)| {
             let word = |engine: usize| values[engine].map(|_| arena.word(signals + 3 * index + engine));
-            let near = arena.word(near_signals + far::WORDS as usize * index);
+            let near = arena.word(near_signals + host_word::WORDS as usize * index);
             Words { gpu: word(0), nic: word(1), cpu: word(2), near }
         });
         Arc::new(Self {
@@ -176,8 +176,8 @@ impl World {
     }
 
     /// The fault that ended a wait.
-    pub fn fault_of<T: std::fmt::Debug>(&self, outcome: Result<T, Stop>) -> Fault {
-        assert_eq!(outcome.err(), Some(Stop::Fault));
+    pub fn fault_of<T: std::fmt::Debug>(&self, outcome: Result<T, WaitError>) -> Fault {
+        assert_eq!(outcome.err(), Some(WaitError::Fault));
         self.status.cause()
     }
 
@@ -213,13 +213,13 @@ impl World {
     pub fn post(&self, cell: usize) -> u64 {
         let producer = self.producer();
         self.write(cell);
-        let index = producer.claim(1, Sharing::Gpu);
+        let index = producer.claim(true, 1, Sharing::Gpu);
         self.fill(index, self.request(cell), Deadline::NONE).expect("nothing stops a fill");
         index
     }
 
     /// Fills a claimed slot.
-    pub fn fill(&self, index: u64, words: [u64; N], deadline: Deadline) -> Result<u64, Stop> {
+    pub fn fill(&self, index: u64, words: [u64; N], deadline: Deadline) -> Result<u64, WaitError> {
         let posted = self.producer().post(words, || Some(index), Sharing::Gpu, deadline, |_| 0, |bit| bit);
         posted.map_err(|(stop, claimed)| {
             assert_eq!(claimed, Some(index));
@@ -228,7 +228,7 @@ impl World {
     }
 
     /// Claims a slot once there is room, and fills it; looks for room once. Without room, what it claimed if it did.
-    pub fn post_now(&self, cell: usize) -> Result<u64, (Stop, Option<u64>)> {
+    pub fn post_now(&self, cell: usize) -> Result<u64, (WaitError, Option<u64>)> {
         let deadline = Deadline::after_ns(0);
         self.producer().post(self.request(cell), || None, Sharing::Gpu, deadline, |_| 0, |bit| bit)
     }

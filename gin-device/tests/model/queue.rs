@@ -5,7 +5,7 @@ use super::{Reached, Setup, World, explore, fault, models};
 use gin_abi::{Deadline, Fault, FaultKind, Operation};
 use gin_device::gin::{Order, Sharing};
 use gin_device::queue::{Finished, NOTHING};
-use gin_device::status::Stop;
+use gin_device::status::WaitError;
 use gin_device::sys::Word;
 use gin_device::sys::loom::Loom;
 use loom::thread;
@@ -18,8 +18,8 @@ fn queue(depth_log2: u32, first: u64, peers: u64, cells: usize) -> Setup {
 }
 
 /// What is published of a request to `peer` that went well, when nothing else to that peer is unfinished.
-fn finished(peer: u32, done: u64) -> Finished<'static, Loom> {
-    Finished { fault: None, counter: None, peer, oldest: None, done }
+fn finished(peer: u32, completion_index: u64) -> Finished<'static, Loom> {
+    Finished { fault: None, counter: None, peer, oldest_incomplete: None, completion_index }
 }
 
 models! {
@@ -34,10 +34,10 @@ models! {
                 let world = world.clone();
                 thread::spawn(move || {
                     match world.post_now(cell) {
-                        Ok(_) | Err((Stop::Deadline, None)) => {}
-                        Err((Stop::Deadline, Some(_))) => world.status.report(hole),
-                        Err((Stop::Fault, _)) => panic!("{}", world.status.cause()),
-                        Err((Stop::NotConnected, _)) => panic!("a proxy reaches all"),
+                        Ok(_) | Err((WaitError::Deadline, None)) => {}
+                        Err((WaitError::Deadline, Some(_))) => world.status.report(hole),
+                        Err((WaitError::Fault, _)) => panic!("{}", world.status.cause()),
+                        Err((WaitError::NotConnected, _)) => panic!("a proxy reaches all"),
                     }
                 })
             };
@@ -48,7 +48,7 @@ models! {
             if producer.position() == 2 {
                 mark.mark();
                 assert_eq!(world.fault_of(producer.wait_done(2, Deadline::NONE, Order::Acquire)), hole);
-                assert_eq!(world.post_now(0), Err((Stop::Fault, None)));
+                assert_eq!(world.post_now(0), Err((WaitError::Fault, None)));
                 assert_eq!(world.fault_of(world.fill(2, [0; 2], Deadline::NONE)), hole);
                 assert_eq!(world.status.reported(), Some(hole), "what the host reads");
             } else {
@@ -188,7 +188,7 @@ models! {
             // Request 0, to the other peer, is never finished.
             consumer.finish(finished(1, 0));
             flusher.join().unwrap();
-            assert_eq!(world.queue.oldest.load_relaxed_sys(), 0);
+            assert_eq!(world.queue.oldest_incomplete.load_relaxed_sys(), 0);
         });
     }
 
@@ -210,7 +210,7 @@ models! {
             world.next(&consumer);
             consumer.take(None);
             world.cells[2].write(7);
-            consumer.finish(Finished { oldest: Some(1), ..finished(0, 1) });
+            consumer.finish(Finished { oldest_incomplete: Some(1), ..finished(0, 1) });
             world.cells[3].write(8);
             consumer.finish(finished(0, 2));
             flusher.join().unwrap();
@@ -269,9 +269,9 @@ models! {
                 consumer.take(Some(0));
                 world.next(&consumer);
                 consumer.take(None);
-                consumer.finish(Finished { oldest: Some(1), ..finished(0, 1) });
+                consumer.finish(Finished { oldest_incomplete: Some(1), ..finished(0, 1) });
                 consumer.finish(Finished { fault: Some((&world.status, fault(1))), ..finished(0, 2) });
-                assert_eq!(world.queue.oldest.load_relaxed_sys(), NOTHING);
+                assert_eq!(world.queue.oldest_incomplete.load_relaxed_sys(), NOTHING);
                 flusher.join().unwrap();
             });
             spared.check();
@@ -308,9 +308,9 @@ models! {
                         for cell in 0..count {
                             world.write(cell);
                             let posted = world.post_now(cell).or_else(|(stop, claimed)| {
-                                assert_eq!((stop, claimed), (Stop::Deadline, None), "it is the only one who claims");
+                                assert_eq!((stop, claimed), (WaitError::Deadline, None), "it is the only one who claims");
                                 mark.mark();
-                                Ok::<_, Stop>(world.post(cell))
+                                Ok::<_, WaitError>(world.post(cell))
                             });
                             assert_eq!(posted, Ok(first.wrapping_add(cell as u64)));
                         }
@@ -336,7 +336,7 @@ models! {
                 let group = {
                     let world = world.clone();
                     thread::spawn(move || {
-                        let first = world.producer().claim(count as u64, Sharing::Gpu);
+                        let first = world.producer().claim(true, count as u64, Sharing::Gpu);
                         for cell in 0..count {
                             let index = first.wrapping_add(cell as u64);
                             world.write(cell);
@@ -441,7 +441,7 @@ models! {
                         world.write(1);
                         match world.post_now(1) {
                             Err((stop, None)) => {
-                                assert_eq!(stop, Stop::Deadline);
+                                assert_eq!(stop, WaitError::Deadline);
                                 marks.0.mark();
                                 0
                             }

@@ -3,10 +3,10 @@
 
 use super::{Reached, Setup, World, await_word, explore, fault, models};
 use gin_abi::{COUNTER_BITS, Deadline, SIGNAL_BITS, mask};
-use gin_device::far::{Far, LAST, Look, TURN, WANTED};
-use gin_device::gin::{Scope, release};
 use gin_device::grid::meet;
+use gin_device::host_word::{HostWord, LAST, Look, TURN, WANTED};
 use gin_device::lsa::publish;
+use gin_device::order::{Scope, release};
 use gin_device::signal_words::{Words, raise};
 use gin_device::sys::loom::{Loom, LoomWord};
 use gin_device::sys::{Memory, Word};
@@ -120,16 +120,16 @@ models! {
         explore(2, move || {
             let world = World::new(signals([by_one(CPU, 0)], 1));
             let words = &world.signals[0];
-            let far = Far::<Loom> { word: word(&world, 0, CPU), near: words.near };
+            let host = HostWord::<Loom> { word: word(&world, 0, CPU), near: words.near };
             // Takes the turn if it is free, and gives it back. The cell is in the place of what a turn shows: loom fails a
             // run in which two turns are not ordered that showed something.
             let turn = {
                 let world = world.clone();
                 move || {
-                    let mut look = Look::new(far);
+                    let mut look = Look::new(host);
                     look.now(None);
                     // Its own store, if it has shown something.
-                    let shows = look.is_mine() && far.near.at(TURN).load_relaxed_gpu() == 2;
+                    let shows = look.is_mine() && host.near.at(TURN).load_relaxed_gpu() == 2;
                     if shows {
                         world.cells[0].write(7);
                     }
@@ -138,7 +138,7 @@ models! {
                 }
             };
             let others = [(); 2].map(|()| thread::spawn(turn.clone()));
-            far.near.at(WANTED).store_relaxed_gpu(1);
+            host.near.at(WANTED).store_relaxed_gpu(1);
             let own = turn();
             let shown = others.map(|other| other.join().unwrap());
             if own && shown.contains(&true) {
@@ -152,7 +152,7 @@ models! {
         let remembered = Reached::new("wait that ended without a look of its own");
         let mark = remembered.clone();
         explore(2, move || {
-            // It begins far from 0, and the sum wraps around.
+            // It begins host from 0, and the sum wraps around.
             let world = World::new(signals([by_both(5, u64::MAX - 2)], 1));
             let looker = {
                 let world = world.clone();

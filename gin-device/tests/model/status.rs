@@ -3,7 +3,7 @@
 
 use super::{Reached, Setup, World, explore, fault, models};
 use gin_abi::{Deadline, Fault};
-use gin_device::status::Stop;
+use gin_device::status::WaitError;
 use gin_device::sys::Memory;
 use gin_device::sys::loom::Loom;
 use loom::thread;
@@ -176,7 +176,7 @@ models! {
             };
             assert_eq!(world.status.poll(Deadline::after_ns(0), || Some(7)), Ok(7));
             match world.status.poll(Deadline::after_ns(0), || None::<()>) {
-                Err(Stop::Deadline) => {}
+                Err(WaitError::Deadline) => {}
                 other => assert_eq!(world.fault_of(other), fault(0)),
             }
             host.join().unwrap();

@@ -9,7 +9,7 @@ use crate::proxy::{ContextPart, Counters};
 use gin_abi::descriptor::WORDS;
 use gin_abi::handle::{CAP_STRONG_SIGNALS, ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, QUEUE_NEAR};
 use gin_abi::{ABI_VERSION, BackendKind, CommHandle, ContextData, StatusBlock, WindowData};
-use gin_device::far;
+use gin_device::host_word;
 use gin_device::queue::Queue;
 use gin_device::status::Status;
 use gin_device::sys::{Global, GlobalWord};
@@ -42,7 +42,7 @@ impl Layout {
 /// What lies beside `count` words in pinned memory that begin with `first`.
 fn beside(first: u64, count: usize) -> Vec<u64> {
     let mut words = vec![0; count * NEAR_WORDS as usize];
-    words.chunks_exact_mut(NEAR_WORDS as usize).for_each(|near| near[far::LAST as usize] = first);
+    words.chunks_exact_mut(NEAR_WORDS as usize).for_each(|near| near[host_word::LAST as usize] = first);
     words
 }
 
@@ -69,11 +69,11 @@ impl Engines {
 #[derive(Debug)]
 struct ContextPlaces {
     slots: u64,
-    taken: u64,
-    done: u64,
-    oldest: u64,
+    consumer_index: u64,
+    completion_index: u64,
+    oldest_incomplete: u64,
     counters: u64,
-    claim: u64,
+    producer_index: u64,
     signal_near: u64,
     shadow: u64,
     counter_near: u64,
@@ -138,11 +138,11 @@ impl Resources {
         let places: Vec<ContextPlaces> = (0..contexts)
             .map(|_| ContextPlaces {
                 slots: pinned.words(depth * WORDS as u64),
-                taken: pinned.words(1),
-                done: pinned.words(1),
-                oldest: pinned.words(ranks),
+                consumer_index: pinned.words(1),
+                completion_index: pinned.words(1),
+                oldest_incomplete: pinned.words(ranks),
                 counters: pinned.words(counters),
-                claim: near.place(QUEUE_NEAR + (2 + ranks) * NEAR_WORDS * 8),
+                producer_index: near.place(QUEUE_NEAR + (2 + ranks) * NEAR_WORDS * 8),
                 signal_near: near.words(NEAR_WORDS * all_signals),
                 shadow: near.words(all_signals),
                 counter_near: near.words(NEAR_WORDS * counters),
@@ -187,10 +187,10 @@ impl Resources {
             let (mut claim, mut near) = ([0u64], vec![0u64; ((2 + self.ranks) * NEAR_WORDS) as usize]);
             // Safety: local words that live until the end of this block.
             let word = |words: &mut [u64]| unsafe { GlobalWord::new(words.as_mut_ptr().addr() as u64) };
-            (queue.claim, queue.near) = (word(&mut claim), word(&mut near));
+            (queue.producer_index, queue.near) = (word(&mut claim), word(&mut near));
             queue.initialise(self.first_index, self.ranks);
-            self.device.write(places.claim, &claim)?;
-            self.device.write(places.claim + QUEUE_NEAR, &near)?;
+            self.device.write(places.producer_index, &claim)?;
+            self.device.write(places.producer_index + QUEUE_NEAR, &near)?;
             if requirements.first_counter != 0 {
                 let (counters, first) = (requirements.counters as usize, requirements.first_counter);
                 let words = vec![first; counters];
@@ -229,11 +229,11 @@ impl Resources {
     fn queue(&self, places: &ContextPlaces) -> Queue<Global, WORDS> {
         Queue {
             slots: self.pinned_word(places.slots),
-            claim: self.device_word(places.claim),
-            near: self.device_word(places.claim + QUEUE_NEAR),
-            taken: self.pinned_word(places.taken),
-            done: self.pinned_word(places.done),
-            oldest: self.pinned_word(places.oldest),
+            producer_index: self.device_word(places.producer_index),
+            near: self.device_word(places.producer_index + QUEUE_NEAR),
+            consumer_index: self.pinned_word(places.consumer_index),
+            completion_index: self.pinned_word(places.completion_index),
+            oldest_incomplete: self.pinned_word(places.oldest_incomplete),
             depth_log2: self.depth_log2,
             depth_mask: (1 << self.depth_log2) - 1,
         }
@@ -308,7 +308,7 @@ impl Resources {
     pub(crate) fn claims(&self) -> Result<Vec<u64>, GpuError> {
         let claim = |places: &ContextPlaces| {
             let mut claim = [0u64];
-            self.device.read(places.claim, &mut claim).map(|()| claim[0])
+            self.device.read(places.producer_index, &mut claim).map(|()| claim[0])
         };
         self.contexts.iter().map(claim).collect()
     }
@@ -333,10 +333,10 @@ impl Resources {
             }
             let data = ContextData {
                 slots: pinned + places.slots,
-                claim: near + places.claim,
-                taken: pinned + places.taken,
-                done: pinned + places.done,
-                oldest: pinned + places.oldest,
+                producer_index: near + places.producer_index,
+                consumer_index: pinned + places.consumer_index,
+                completion_index: pinned + places.completion_index,
+                oldest_incomplete: pinned + places.oldest_incomplete,
                 depth_log2: self.depth_log2,
                 depth_mask: (1 << self.depth_log2) - 1,
                 signal_gpu: own(&self.signals_gpu),

@@ -11,7 +11,7 @@ use crate::proxy::{Command, WindowInfo};
 use bytemuck::Pod;
 use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, STRIDE_SHIFT};
 use gin_abi::{WindowData, WindowHandle};
-use gin_device::far;
+use gin_device::host_word;
 use gin_gpu::flat::Place;
 use gin_gpu::share;
 use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
@@ -94,7 +94,7 @@ fn begin_at(window: &MemorySlice, near: &Memory) -> Result<(), GpuError> {
         }
         let mut beside = vec![0u64; held.len() * NEAR_WORDS as usize];
         for (near, &word) in beside.chunks_exact_mut(NEAR_WORDS as usize).zip(&held) {
-            near[far::SPARE as usize] = word;
+            near[host_word::SPARE as usize] = word;
         }
         near.write(8 * NEAR_WORDS * first, &beside)?;
     }

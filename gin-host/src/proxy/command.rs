@@ -86,7 +86,7 @@ impl Proxy {
             match waiting {
                 Waiting::Drain { heads, until_ns, to } => {
                     let left: u64 = (self.contexts.iter().zip(&heads))
-                        .map(|(context, &head)| head.saturating_sub(context.lists.done()))
+                        .map(|(context, &head)| head.saturating_sub(context.lists.completion_index()))
                         .sum();
                     if left == 0 && self.network.is_quiet() {
                         let _ = to.try_send(0);

@@ -10,8 +10,8 @@ pub(crate) type Slot = u32;
 #[derive(Debug)]
 pub(crate) struct Lists {
     /// Index of the first entry of `finished`.
-    done: u64,
-    /// For each request from `done` on: whether it is finished.
+    completion_index: u64,
+    /// For each request from `completion_index` on: whether it is finished.
     finished: VecDeque<bool>,
     peers: Vec<PeerList>,
 }
@@ -30,7 +30,7 @@ impl Lists {
     /// Lists of a queue whose first index is `first`.
     pub(crate) fn new(first: u64, ranks: u32) -> Self {
         let peers = (0..ranks).map(|_| PeerList::default()).collect();
-        Self { done: first, finished: VecDeque::new(), peers }
+        Self { completion_index: first, finished: VecDeque::new(), peers }
     }
 
     /// Number of requests from the oldest unfinished one on.
@@ -50,7 +50,7 @@ impl Lists {
 
     /// Adds the request with the next index; `None` if it names no peer that there is.
     pub(crate) fn add(&mut self, index: u64, peer: Option<u32>) {
-        debug_assert_eq!(index, self.done.wrapping_add(self.finished.len() as u64));
+        debug_assert_eq!(index, self.completion_index.wrapping_add(self.finished.len() as u64));
         self.finished.push_back(false);
         if let Some(peer) = peer {
             let list = &mut self.peers[peer as usize];
@@ -61,31 +61,31 @@ impl Lists {
 
     /// Notes that a request is finished.
     pub(crate) fn finish(&mut self, index: u64, peer: Option<u32>) {
-        self.finished[index.wrapping_sub(self.done) as usize] = true;
+        self.finished[index.wrapping_sub(self.completion_index) as usize] = true;
         if let Some(peer) = peer {
             let list = &mut self.peers[peer as usize];
             list.unfinished -= 1;
-            // Those below `done` are all finished.
+            // Those below `completion_index` are all finished.
             while let Some(&oldest) = list.indices.front()
-                && self.finished[oldest.wrapping_sub(self.done) as usize]
+                && self.finished[oldest.wrapping_sub(self.completion_index) as usize]
             {
                 list.indices.pop_front();
             }
         }
         while self.finished.front() == Some(&true) {
             self.finished.pop_front();
-            self.done = self.done.wrapping_add(1);
+            self.completion_index = self.completion_index.wrapping_add(1);
         }
     }
 
     /// Index of the oldest unfinished request to `peer`.
-    pub(crate) fn oldest(&self, peer: u32) -> Option<u64> {
+    pub(crate) fn oldest_incomplete(&self, peer: u32) -> Option<u64> {
         self.peers[peer as usize].indices.front().copied()
     }
 
     /// All requests below are finished.
-    pub(crate) fn done(&self) -> u64 {
-        self.done
+    pub(crate) fn completion_index(&self) -> u64 {
+        self.completion_index
     }
 
     /// The requests to `peer` that the network has not got yet.
@@ -101,7 +101,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn oldest_and_done_are_the_minima_of_what_is_unfinished(
+        fn oldest_incomplete_and_completion_index_are_the_minima_of_what_is_unfinished(
             first in prop_oneof![Just(0u64), Just(u64::from(u32::MAX) - 3), Just((1 << 63) - 3)],
             peers in proptest::collection::vec(proptest::option::of(0u32..3), 1..40),
             order in proptest::collection::vec(any::<prop::sample::Index>(), 40),
@@ -119,10 +119,10 @@ mod tests {
                 }
                 let (index, peer) = unfinished.remove(choice.index(unfinished.len()));
                 lists.finish(index, peer);
-                prop_assert_eq!(lists.done(), unfinished.iter().map(|u| u.0).min().unwrap_or(end));
+                prop_assert_eq!(lists.completion_index(), unfinished.iter().map(|u| u.0).min().unwrap_or(end));
                 for rank in 0..3 {
                     let mine = || unfinished.iter().filter(|u| u.1 == Some(rank));
-                    prop_assert_eq!(lists.oldest(rank), mine().map(|u| u.0).min());
+                    prop_assert_eq!(lists.oldest_incomplete(rank), mine().map(|u| u.0).min());
                     prop_assert_eq!(lists.unfinished(rank), mine().count());
                 }
             }

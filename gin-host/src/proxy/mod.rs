@@ -328,8 +328,8 @@ impl Proxy {
             fault: fault.map(|fault| (&self.status, fault)),
             counter: counter.map(|id| part.part.counters.at(u64::from(id))),
             peer: listed,
-            oldest: part.lists.oldest(listed),
-            done: part.lists.done(),
+            oldest_incomplete: part.lists.oldest_incomplete(listed),
+            completion_index: part.lists.completion_index(),
         });
     }
 

@@ -2,7 +2,7 @@
 //! A mistake that a proxy can be told to make, to prove that tests notice it.
 
 use super::Proxy;
-use gin_device::far;
+use gin_device::host_word;
 use gin_device::sys::Word;
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ impl Proxy {
         for (context, part) in (0u32..).zip(&self.contexts) {
             let (Some(near), Some(signals)) = (part.part.signal_near, part.part.signals) else { continue };
             for id in 0..self.limits.signals {
-                let base = near.at(far::WORDS * u64::from(id) + far::SPARE);
+                let base = near.at(host_word::WORDS * u64::from(id) + host_word::SPARE);
                 let word = signals.at(u64::from(id));
                 if base.load_relaxed_gpu() == 0 {
                     continue;

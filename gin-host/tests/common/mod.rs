@@ -8,7 +8,7 @@ use gin_abi::{CommHandle, ContextData, Deadline};
 use gin_device::gin::{Order, Sharing};
 use gin_device::queue::{Producer, Queue};
 use gin_device::signal_words::Words;
-use gin_device::status::{Status, Stop};
+use gin_device::status::{Status, WaitError};
 use gin_device::sys::{Global, GlobalWord};
 use gin_host::comm::{Bootstrap, BootstrapError, CommConfig, CommError, Communicator, InProcess, Requirements};
 use gin_host::gpu::Device;
@@ -101,11 +101,11 @@ impl Poster {
         unsafe {
             let queue = Queue {
                 slots: GlobalWord::new(data.slots),
-                claim: GlobalWord::new(data.claim),
-                near: GlobalWord::new(data.claim + QUEUE_NEAR),
-                taken: GlobalWord::new(data.taken),
-                done: GlobalWord::new(data.done),
-                oldest: GlobalWord::new(data.oldest),
+                producer_index: GlobalWord::new(data.producer_index),
+                near: GlobalWord::new(data.producer_index + QUEUE_NEAR),
+                consumer_index: GlobalWord::new(data.consumer_index),
+                completion_index: GlobalWord::new(data.completion_index),
+                oldest_incomplete: GlobalWord::new(data.oldest_incomplete),
                 depth_log2: data.depth_log2,
                 depth_mask: data.depth_mask,
             };
@@ -113,22 +113,22 @@ impl Poster {
         }
     }
 
-    pub fn post(&self, context: u32, request: Descriptor) -> Result<(), Stop> {
+    pub fn post(&self, context: u32, request: Descriptor) -> Result<(), WaitError> {
         self.post_words(context, request.encode())
     }
 
-    pub fn post_words(&self, context: u32, words: [u64; WORDS]) -> Result<(), Stop> {
+    pub fn post_words(&self, context: u32, words: [u64; WORDS]) -> Result<(), WaitError> {
         let producer = self.producer(context);
         let posted = producer.post(words, || None, Sharing::Gpu, LIMIT, |_| 0, |bit| bit);
         posted.map(|_| ()).map_err(|(stop, _)| stop)
     }
 
-    pub fn flush(&self, context: u32) -> Result<(), Stop> {
+    pub fn flush(&self, context: u32) -> Result<(), WaitError> {
         let producer = self.producer(context);
         producer.wait_done(producer.position(), LIMIT, Order::Acquire)
     }
 
-    pub fn flush_peer(&self, context: u32, peer: u32) -> Result<(), Stop> {
+    pub fn flush_peer(&self, context: u32, peer: u32) -> Result<(), WaitError> {
         let producer = self.producer(context);
         producer.wait_peer(peer, producer.position(), LIMIT, Order::Acquire)
     }
@@ -146,7 +146,7 @@ impl Poster {
         }
     }
 
-    pub fn wait_signal(&self, context: u32, id: u32, least: u64) -> Result<u64, Stop> {
+    pub fn wait_signal(&self, context: u32, id: u32, least: u64) -> Result<u64, WaitError> {
         self.signal_words(context, id).wait(&self.status(), least, 64, LIMIT, || {}).map_err(|(stop, _)| stop)
     }
 
@@ -167,7 +167,7 @@ impl Poster {
         }
     }
 
-    pub fn wait_counter(&self, context: u32, id: u32, least: u64) -> Result<u64, Stop> {
+    pub fn wait_counter(&self, context: u32, id: u32, least: u64) -> Result<u64, WaitError> {
         self.counter_words(context, id).wait(&self.status(), least, 56, LIMIT, || {}).map_err(|(stop, _)| stop)
     }
 
@@ -230,7 +230,7 @@ impl Poster {
         window: &gin_host::Window<T>,
         offset: u64,
         least: u64,
-    ) -> Result<u64, Stop> {
+    ) -> Result<u64, WaitError> {
         // Safety: the window is registered, and the offset is in it.
         let words = unsafe {
             let data = &*(window.handle().data as usize as *const gin_abi::WindowData);

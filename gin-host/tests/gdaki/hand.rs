@@ -73,7 +73,7 @@ impl Hand {
         entry: impl Fn(Post) -> [Segment; N],
     ) {
         let pair = self.pair(context, peer);
-        let (index, slot) = (pair.claim, pair.claim & ((1 << pair.depth_log2) - 1));
+        let (index, slot) = (pair.producer_index, pair.producer_index & ((1 << pair.depth_log2) - 1));
         let flags = if (index + 1) % (1 << pair.interval_log2) == 0 { Flags::COMPLETION } else { Flags::NONE };
         let queue: QueueNumber = bytemuck::cast(pair.number);
         for (number, value) in entry(Post { index, queue, flags }).iter().flat_map(|segment| segment.words).enumerate()
@@ -88,17 +88,17 @@ impl Hand {
             word(pair.tags + 8 * slot).store((index + 1) << 24 | counter, Ordering::Relaxed);
             self.keep(context, peer, std::mem::offset_of!(QueuePairData, tagged), index + 1);
         }
-        self.keep(context, peer, std::mem::offset_of!(QueuePairData, claim), index + 1);
+        self.keep(context, peer, std::mem::offset_of!(QueuePairData, producer_index), index + 1);
         word(pair.busy).fetch_or(pair.marks, Ordering::Relaxed);
     }
 
     /// Announces all entries.
     pub fn ring(&self, context: u32, peer: u32) {
         let pair = self.pair(context, peer);
-        let record = Record { receive: Be32::new(0), send: Record::send(pair.claim) };
+        let record = Record { receive: Be32::new(0), send: Record::send(pair.producer_index) };
         word(pair.record).store(bytemuck::cast(record), Ordering::Release);
-        word(pair.doorbell).store(Doorbell::word(pair.claim, bytemuck::cast(pair.number)), Ordering::Release);
-        self.keep(context, peer, std::mem::offset_of!(QueuePairData, rung), pair.claim);
+        word(pair.doorbell).store(Doorbell::word(pair.producer_index, bytemuck::cast(pair.number)), Ordering::Release);
+        self.keep(context, peer, std::mem::offset_of!(QueuePairData, rung), pair.producer_index);
     }
 
     /// Copies between windows.
@@ -154,7 +154,7 @@ impl Hand {
     pub fn value_at(&self, window: &WindowHandle, offset: u64) -> u64 {
         // Safety: the table entry of a registered window.
         let data = unsafe { &*(window.data as usize as *const gin_abi::WindowData) };
-        let base = word(data.va_near + NEAR_WORDS * offset + 8 * gin_device::far::SPARE).load(Ordering::Relaxed);
+        let base = word(data.va_near + NEAR_WORDS * offset + 8 * gin_device::host_word::SPARE).load(Ordering::Relaxed);
         word(data.base + offset).load(Ordering::Acquire).wrapping_sub(base)
     }
 }

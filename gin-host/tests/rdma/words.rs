@@ -73,7 +73,7 @@ fn several(devices: &[String; 2]) -> Result<(), Failed> {
 
 fn alone(devices: &[String; 2]) -> Result<(), Failed> {
     let mut sides = pair(&plan(devices))?;
-    // Far more than there are buffers for messages; the receiver does not look once.
+    // HostWord more than there are buffers for messages; the receiver does not look once.
     let ids: Vec<u64> = (0..500).map(|_| sides[0].post(0, Transfer::Nothing, Some(raise(0, 1)), 1)).collect();
     let begin = std::time::Instant::now();
     while sides[0].outcome(ids[499]).is_none() {

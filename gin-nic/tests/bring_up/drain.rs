@@ -74,7 +74,7 @@ impl Bench {
     fn post(&self, peer: u32, count: u64, ring: bool, tag: Option<u64>) {
         let side = &self.sides[0];
         let queue = side.queues.one(0, peer);
-        let first = queue.data.claim;
+        let first = queue.data.producer_index;
         for index in first..first + count {
             let interval = 1 << queue.data.interval_log2;
             let flags = if (index + 1) % interval == 0 { Flags::COMPLETION } else { Flags::NONE };
@@ -89,7 +89,7 @@ impl Bench {
             queue.tokens.write(8 * queue.slot(index), &[token(index, TAKEN)]).unwrap();
         }
         queue.tokens.write(8 * queue.slot(first + count), &[token(first + count, HERE)]).unwrap();
-        queue.keep(offset_of!(QueuePairData, claim), first + count).unwrap();
+        queue.keep(offset_of!(QueuePairData, producer_index), first + count).unwrap();
         if ring {
             side.queues.one(0, peer).announce().unwrap();
         }
@@ -128,15 +128,18 @@ impl Bench {
     fn check_settled(&self, peer: u32) {
         let queue = self.sides[0].queues.one(0, peer);
         let data = queue.data;
-        assert_eq!((data.done, data.rung, data.covered), (data.claim, data.claim, data.claim));
+        assert_eq!(
+            (data.completion_index, data.rung, data.covered),
+            (data.producer_index, data.producer_index, data.producer_index)
+        );
         let mut tokens = [0u64; 2];
-        for (word, index) in tokens.iter_mut().zip([data.claim - 1, data.claim]) {
+        for (word, index) in tokens.iter_mut().zip([data.producer_index - 1, data.producer_index]) {
             queue.tokens.read(8 * queue.slot(index), std::slice::from_mut(word)).unwrap();
         }
-        assert_eq!(tokens, [token(data.claim - 1, TAKEN), token(data.claim, HERE)]);
+        assert_eq!(tokens, [token(data.producer_index - 1, TAKEN), token(data.producer_index, HERE)]);
         let mut record = [Record::default()];
         queue.record.read(0, &mut record).unwrap();
-        assert_eq!(record[0].send.get(), data.claim as u32 & 0xffff);
+        assert_eq!(record[0].send.get(), data.producer_index as u32 & 0xffff);
         assert_eq!(self.fabric.violations(), (None, 0));
     }
 }
@@ -149,7 +152,7 @@ fn a_fresh_queue_pair_has_the_first_token_and_nothing_to_drain() {
     let mut tokens = [9u64; 8];
     queue.tokens.read(0, &mut tokens).unwrap();
     assert_eq!(tokens, [FIRST_TOKEN, 0, 0, 0, 0, 0, 0, 0]);
-    assert_eq!((queue.data.claim, queue.data.done, queue.data.taken), (0, 0, 0));
+    assert_eq!((queue.data.producer_index, queue.data.completion_index, queue.data.cq_consumer_index), (0, 0, 0));
     assert_eq!((queue.data.depth_log2, queue.data.interval_log2), (3, 2));
 }
 
@@ -166,7 +169,7 @@ fn entries_that_nobody_waited_for_are_complete_afterwards_and_the_next_kernel_go
             bench.check_settled(peer);
         }
         let data = bench.data(peer);
-        assert_eq!(data.claim, sent + 6, "one more entry each time");
+        assert_eq!(data.producer_index, sent + 6, "one more entry each time");
         assert_eq!(bench.drain(), Ok(0));
         assert_eq!(bench.data(peer), data, "and none when there is nothing to bring to its end");
     }
@@ -184,7 +187,7 @@ fn a_full_ring_makes_room_first() {
         }
         // The host's entry comes only after the last one that asks for a completion, if any is behind that.
         let data = bench.data(1);
-        assert_eq!((data.done, data.rung), (data.claim, data.claim));
+        assert_eq!((data.completion_index, data.rung), (data.producer_index, data.producer_index));
     }
 }
 
@@ -204,9 +207,9 @@ fn each_completed_entry_raises_its_counter_once() {
     bench.post(1, 7, true, Some(0));
     bench.fabric.settle();
     let queue = bench.sides[0].queues.one(0, 1);
-    assert_eq!((queue.data.done, queue.data.interval_log2), (26, 3));
-    queue.keep(offset_of!(QueuePairData, done), 32).unwrap();
-    queue.keep(offset_of!(QueuePairData, taken), queue.data.taken + 1).unwrap();
+    assert_eq!((queue.data.completion_index, queue.data.interval_log2), (26, 3));
+    queue.keep(offset_of!(QueuePairData, completion_index), 32).unwrap();
+    queue.keep(offset_of!(QueuePairData, cq_consumer_index), queue.data.cq_consumer_index + 1).unwrap();
     assert_eq!(bench.drain(), Ok(0));
     assert_eq!(bench.counters(), [1, 3, 0, 4]);
     bench.check_settled(1);
@@ -225,7 +228,7 @@ fn a_tag_is_of_its_entry_only() {
 fn indices_past_16_bits_are_told_apart() {
     let bench = Bench::new(1 << 12);
     let mut sent = 0;
-    while bench.data(1).claim < (1 << 16) + 5000 {
+    while bench.data(1).producer_index < (1 << 16) + 5000 {
         bench.post(1, 4095, true, None);
         sent += 4095;
         assert_eq!(bench.drain(), Ok(0));
@@ -258,7 +261,7 @@ fn an_entry_that_failed_is_named_and_nothing_is_waited_for() {
 fn an_entry_that_was_never_written_is_named_and_not_announced() {
     let bench = Bench::new(8);
     bench.post(1, 2, false, None);
-    bench.sides[0].queues.one(0, 1).keep(offset_of!(QueuePairData, claim), 4).unwrap();
+    bench.sides[0].queues.one(0, 1).keep(offset_of!(QueuePairData, producer_index), 4).unwrap();
     assert_eq!(bench.drain(), Err(DrainError::Hole { context: 0, peer: 1, index: 2 }));
     bench.fabric.settle();
     assert_eq!((bench.arrived(1), bench.data(1).rung), (0, 0));
@@ -266,7 +269,7 @@ fn an_entry_that_was_never_written_is_named_and_not_announced() {
     let bench = Bench::new(4);
     bench.post(1, 3, true, None);
     assert_eq!(bench.drain(), Ok(0));
-    bench.sides[0].queues.one(0, 1).keep(offset_of!(QueuePairData, claim), 5).unwrap();
+    bench.sides[0].queues.one(0, 1).keep(offset_of!(QueuePairData, producer_index), 5).unwrap();
     assert_eq!(bench.drain(), Err(DrainError::Hole { context: 0, peer: 1, index: 4 }));
 }
 

@@ -23,9 +23,10 @@ pub mod pair;
 
 use super::Backend;
 use crate::comm::Comm;
+use crate::context::Core;
 use crate::coop;
-use crate::gin::{Core, Scope, Sharing};
-use crate::status::Stop;
+use crate::order::{Scope, Sharing};
+use crate::status::WaitError;
 use crate::sys::{self, Global, GlobalWord, Word};
 use gin_abi::gdaki::{BUSY_RANKS, DOORBELL_GPU, QueuePairData};
 use gin_abi::mlx5::be::Be32;
@@ -171,7 +172,7 @@ impl Link {
         then: Then<'_>,
         request: &Descriptor,
         deadline: Deadline,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), WaitError> {
         let (pair, sharing) = (&self.pair, self.core.sharing());
         let counts = Counts { first: !matches!(then, Then::SignalAlone(_)), second: !matches!(then, Then::Nothing) };
         let fill = |index: u64| {
@@ -206,7 +207,7 @@ impl Link {
         let mut posting = Posting { count: counts.all(), sharing, more: request.more, deadline };
         let failed = |failure| self.failed(failure);
         if sharing == Sharing::Thread {
-            let claim = || deadline.is_none().then(|| pair.claim_if(true, counts.all(), sharing));
+            let claim = || deadline.is_none().then(|| pair.claim(true, counts.all(), sharing));
             let together = |filled: bool, index| filled.then_some((index, counts.all()));
             return pair.post(posting, fill, claim, together, |bit| bit, failed);
         }
@@ -217,7 +218,7 @@ impl Link {
         posting.more = coop::ballot_here(here, !request.more) & group.mask == 0;
         let claim = || {
             deadline.is_none().then(|| {
-                let first = pair.claim_if(group.leads(), group.all, sharing);
+                let first = pair.claim(group.leads(), group.all, sharing);
                 coop::leader_shuffle(here, first, group.last()) + group.before
             })
         };
@@ -314,7 +315,7 @@ impl Backend for Gdaki {
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn post(core: &Core, request: &Descriptor, _: Operation, deadline: Deadline) -> Result<(), Stop> {
+    fn post(core: &Core, request: &Descriptor, _: Operation, deadline: Deadline) -> Result<(), WaitError> {
         let link = Link::of(core, request.peer);
         let behind = match &request.signal {
             Some(signal) => Then::Signal(signal),
@@ -359,7 +360,7 @@ impl Backend for Gdaki {
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
-    fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), Stop> {
+    fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), WaitError> {
         let waited = match peer {
             Some(peer) => Link::of(core, peer).wait(position, deadline),
             None => wait_all(core, deadline),
@@ -390,7 +391,7 @@ impl Link {
         then: Then<'_>,
         request: &Descriptor,
         deadline: Deadline,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), WaitError> {
         let most = self.most_bytes();
         let (mut there, mut here, mut left, mut deadline) = (there, here, bytes, deadline);
         // A loop with one post in it, as that is long.
@@ -430,7 +431,7 @@ impl Link {
     }
 
     #[inline(always)]
-    fn wait(&self, position: u64, deadline: Deadline) -> Result<(), Stop> {
+    fn wait(&self, position: u64, deadline: Deadline) -> Result<(), WaitError> {
         if !self.pair.connected {
             return Ok(());
         }
@@ -442,7 +443,7 @@ impl Link {
 
 /// Waits for everything that was posted to any peer.
 #[inline(always)]
-fn wait_all(core: &Core, deadline: Deadline) -> Result<(), Stop> {
+fn wait_all(core: &Core, deadline: Deadline) -> Result<(), WaitError> {
     let deadline = crate::status::Shared::start::<Global>(deadline);
     each_busy(core, |link| {
         link.pair.prepare(link.pair.position(), |index, flags| link.dump(index, flags));
@@ -453,7 +454,7 @@ fn wait_all(core: &Core, deadline: Deadline) -> Result<(), Stop> {
 
 /// Calls `body` for each peer that may have entries under way.
 #[inline(always)]
-fn each_busy(core: &Core, mut body: impl FnMut(Link) -> Result<(), Stop>) -> Result<(), Stop> {
+fn each_busy(core: &Core, mut body: impl FnMut(Link) -> Result<(), WaitError>) -> Result<(), WaitError> {
     // Safety: the front end checked the context; the host keeps its data valid.
     let busy = unsafe { GlobalWord::new(sys::read_word(&raw const (*core.data()).busy)) };
     let ranks = sys::narrow(core.comm().handle().ranks);

@@ -29,11 +29,11 @@
 //! # Completions
 //! Entry i asks for one if i + 1 is a multiple of the interval, so there is always one to come among the entries of a full
 //! queue. Who waits for an entry that none covers posts a NOP that asks for one, or a DUMP if reads are to be brought into
-//! view; one does it for all. One thread at a time *takes* completions for all: it moves `done`, after it has raised the
+//! view; one does it for all. One thread at a time *takes* completions for all: it moves `completion_index`, after it has raised the
 //! counters of the entries that completed. A completion that says that an entry failed becomes the communicator's fault.
 //!
 //! # Why it is right
-//! *A slot is not overwritten too early.* It is written only after `done` was read past the entry before, whose completion
+//! *A slot is not overwritten too early.* It is written only after `completion_index` was read past the entry before, whose completion
 //! a NIC writes after it has read the entry; the stores depend on the branch that this read decides, as in
 //! [`queue`](crate::queue).
 //!
@@ -55,8 +55,8 @@
 //! still. A poster that came before is seen by its claim, one that came between by the second bit, and one that comes later
 //! sets the first again. One thread at a time rests, as two would clear each other's second bit.
 
-use crate::gin::{Order, Sharing};
-use crate::status::{NAP_NS, Status, Stop};
+use crate::order::{self, Order, Sharing};
+use crate::status::{NAP_NS, Status, WaitError};
 use crate::sys::{Memory, Word};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::{SYNDROME_WORD, TAIL_WORD, Tail, opcode};
@@ -101,9 +101,9 @@ mod word {
     use core::mem::offset_of;
     use gin_abi::gdaki::QueuePairData as Data;
 
-    pub(super) const CLAIM: u64 = offset_of!(Data, claim) as u64 / 8;
-    pub(super) const DONE: u64 = offset_of!(Data, done) as u64 / 8;
-    pub(super) const TAKEN: u64 = offset_of!(Data, taken) as u64 / 8;
+    pub(super) const PRODUCER_INDEX: u64 = offset_of!(Data, producer_index) as u64 / 8;
+    pub(super) const COMPLETION_INDEX: u64 = offset_of!(Data, completion_index) as u64 / 8;
+    pub(super) const CQ_CONSUMER_INDEX: u64 = offset_of!(Data, cq_consumer_index) as u64 / 8;
     pub(super) const TAKING: u64 = offset_of!(Data, taking) as u64 / 8;
     pub(super) const RUNG: u64 = offset_of!(Data, rung) as u64 / 8;
     pub(super) const GOT: u64 = offset_of!(Data, got) as u64 / 8;
@@ -188,7 +188,7 @@ pub struct Posting {
 /// # Errors
 /// [`Stop`] of the wait, or if the communicator has a fault.
 #[inline(always)]
-pub fn finish<M: Memory>(waited: Result<(), Stop>, status: &Status<M>, order: Order) -> Result<(), Stop> {
+pub fn finish<M: Memory>(waited: Result<(), WaitError>, status: &Status<M>, order: Order) -> Result<(), WaitError> {
     if order == Order::Acquire {
         M::fence_acquire_sys();
     }
@@ -217,10 +217,10 @@ impl<M: Memory> QueuePair<M> {
         (1 << self.depth_log2) - 1
     }
 
-    /// Whether the slots of all entries below `end` are free or in use by these, when all below `done` are complete.
+    /// Whether the slots of all entries below `end` are free or in use by these, when all below `completion_index` are complete.
     #[inline(always)]
-    fn fits(&self, end: u64, done: u64) -> bool {
-        end.wrapping_sub(done) as i64 <= 1 << self.depth_log2
+    fn fits(&self, end: u64, completion_index: u64) -> bool {
+        end.wrapping_sub(completion_index) as i64 <= 1 << self.depth_log2
     }
 
     #[inline(always)]
@@ -231,13 +231,13 @@ impl<M: Memory> QueuePair<M> {
     /// The index that the next claim will get.
     #[inline(always)]
     pub fn position(&self) -> u64 {
-        self.words.at(word::CLAIM).load_relaxed_gpu()
+        self.words.at(word::PRODUCER_INDEX).load_relaxed_gpu()
     }
 
     /// All entries below are complete.
     #[inline(always)]
-    pub fn done(&self) -> u64 {
-        self.words.at(word::DONE).load_relaxed_gpu()
+    pub fn completion_index(&self) -> u64 {
+        self.words.at(word::COMPLETION_INDEX).load_relaxed_gpu()
     }
 
     /// The head of entry `index`; it asks for a completion if it is its turn or `flags` says so.
@@ -287,29 +287,19 @@ impl<M: Memory> QueuePair<M> {
         self.words.at(word::DUMPED).max_relaxed_gpu(index + 1);
     }
 
-    /// Claims `count` indices, whether there is room or not, if `leads`; gives the first then.
+    /// Claims `count` indices if `leads`, whether there is room or not, and returns the first.
     #[inline(always)]
-    pub fn claim_if(&self, leads: bool, count: u64, sharing: Sharing) -> u64 {
-        let claim = self.words.at(word::CLAIM);
-        match sharing {
-            Sharing::Gpu => claim.add_relaxed_gpu_if(leads, count),
-            Sharing::Block if leads => claim.add_relaxed_cta(count),
-            Sharing::Thread if leads => {
-                let first = claim.load_relaxed_gpu();
-                claim.store_relaxed_gpu(first + count);
-                first
-            }
-            Sharing::Block | Sharing::Thread => 0,
-        }
+    pub fn claim(&self, leads: bool, count: u64, sharing: Sharing) -> u64 {
+        order::claim(self.words.at(word::PRODUCER_INDEX), leads, count, sharing)
     }
 
     /// Claims `count` indices if the next one is `at` still.
     #[inline(always)]
     fn claim_at(&self, at: u64, count: u64) -> bool {
-        self.words.at(word::CLAIM).cas_relaxed_gpu(at, at + count) == at
+        self.words.at(word::PRODUCER_INDEX).cas_relaxed_gpu(at, at + count) == at
     }
 
-    /// Waits until the slots that `claim` gives are free, has `fill` write entries there and publishes them; or, if it
+    /// Waits until the slots that `producer_index` gives are free, has `fill` write entries there and publishes them; or, if it
     /// gives none, waits until there is room and claims then, so that a post that finds no room in time leaves the queue
     /// as it was.
     ///
@@ -322,8 +312,8 @@ impl<M: Memory> QueuePair<M> {
     /// not ask.
     ///
     /// # Errors
-    /// [`Stop::Deadline`] if there was no room in time: nothing was posted. [`Stop::Fault`] if the communicator is aborted
-    /// or has a fault. [`Stop::NotConnected`].
+    /// [`WaitError::Deadline`] if there was no room in time: nothing was posted. [`WaitError::Fault`] if the communicator is aborted
+    /// or has a fault. [`WaitError::NotConnected`].
     #[inline(always)]
     pub fn post(
         &self,
@@ -333,11 +323,11 @@ impl<M: Memory> QueuePair<M> {
         together: impl Fn(bool, u64) -> Option<(u64, u64)>,
         any: impl Fn(bool) -> bool,
         failed: impl Fn(Failure) -> Fault,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), WaitError> {
         let Posting { count, sharing, more, deadline } = posting;
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
         // Before the claim, so that the two trips to L2 are one.
-        let mut done = self.done();
+        let mut completion_index = self.completion_index();
         let claimed = claim();
         let (mut has, mut index) = (claimed.is_some(), claimed.unwrap_or(0));
         let (mut waiting, mut stop, mut ended) = (true, None, None);
@@ -345,11 +335,11 @@ impl<M: Memory> QueuePair<M> {
             if claimed.is_none() {
                 let at = self.position();
                 // A claim that finds its place taken is tried again; one that succeeds has its room for certain.
-                if waiting & !has & self.fits(at + count, done) && self.claim_at(at, count) {
+                if waiting & !has & self.fits(at + count, completion_index) && self.claim_at(at, count) {
                     (has, index) = (true, at);
                 }
             }
-            let filling = waiting & has & self.fits(index + count, done);
+            let filling = waiting & has & self.fits(index + count, completion_index);
             if filling {
                 fill(index);
             }
@@ -362,7 +352,7 @@ impl<M: Memory> QueuePair<M> {
                 if self.connected {
                     token = self.pick_up(if has { index } else { self.position() });
                 } else {
-                    stop = Some(Stop::NotConnected);
+                    stop = Some(WaitError::NotConnected);
                 }
             }
             if let Some(token) = token {
@@ -380,13 +370,13 @@ impl<M: Memory> QueuePair<M> {
             if self.connected {
                 self.take(&failed);
             }
-            done = self.done();
+            completion_index = self.completion_index();
             let stopped = self.status.is_stopped();
             let over = !deadline.is_none() && M::clock_ns().wrapping_sub(start) >= deadline.ns();
             stop = match (stopped, over) {
-                (true, _) => Some(Stop::Fault),
+                (true, _) => Some(WaitError::Fault),
                 // What is claimed has room, or gets it without anybody's help but the NIC's.
-                (false, true) if !has => Some(Stop::Deadline),
+                (false, true) if !has => Some(WaitError::Deadline),
                 (false, _) => None,
             };
         }
@@ -493,13 +483,14 @@ impl<M: Memory> QueuePair<M> {
         if !self.begin_taking() {
             return;
         }
-        let (mut taken, done) = (self.words.at(word::TAKEN).load_relaxed_gpu(), self.done());
-        let (mut end, mut left) = (done, TAKE);
+        let (mut consumed, completion_index) =
+            (self.words.at(word::CQ_CONSUMER_INDEX).load_relaxed_gpu(), self.completion_index());
+        let (mut end, mut left) = (completion_index, TAKE);
         let mut failure = None;
         while left > 0 {
-            let at = self.completions.at((taken & self.mask()) * SLOT_WORDS);
+            let at = self.completions.at((consumed & self.mask()) * SLOT_WORDS);
             let tail = Tail(at.at(TAIL_WORD as u64).load_relaxed_sys());
-            if !tail.is_in_place(taken, self.depth_log2) {
+            if !tail.is_in_place(consumed, self.depth_log2) {
                 break;
             }
             if tail.opcode() != opcode::REQUEST {
@@ -508,15 +499,15 @@ impl<M: Memory> QueuePair<M> {
             }
             // Fewer entries than 16 bits count are under way.
             end += 1 + tail.index().wrapping_sub(end as u16) as u64;
-            taken += 1;
+            consumed += 1;
             left -= 1;
         }
-        if end != done {
+        if end != completion_index {
             // What the NIC did before it completed these.
             M::fence_acquire_sys();
-            self.raise_counters(done, end);
-            self.words.at(word::TAKEN).store_relaxed_gpu(taken);
-            self.words.at(word::DONE).store_release_gpu(end);
+            self.raise_counters(completion_index, end);
+            self.words.at(word::CQ_CONSUMER_INDEX).store_relaxed_gpu(consumed);
+            self.words.at(word::COMPLETION_INDEX).store_release_gpu(end);
         }
         if let Some((tail, at)) = failure {
             M::fence_acquire_sys();
@@ -578,7 +569,7 @@ impl<M: Memory> QueuePair<M> {
         M::fence_acquire_gpu();
         let Covered { mut target, mut sure, reads } = self.covered(position);
         let (mut token, at) = (None, self.position());
-        if !sure && self.fits(at + 1, self.done()) && self.claim_at(at, 1) {
+        if !sure && self.fits(at + 1, self.completion_index()) && self.claim_at(at, 1) {
             if reads {
                 dump(at, Flags::COMPLETION.and(Flags::FENCE));
                 self.note_dump(at);
@@ -605,7 +596,7 @@ impl<M: Memory> QueuePair<M> {
         let target = position.max(dumped);
         let interval = 1u64 << self.interval_log2;
         let turn = (target + interval - 1) & !(interval - 1);
-        let comes = (covered >= target) | (self.done() >= target) | (self.position() >= turn);
+        let comes = (covered >= target) | (self.completion_index() >= target) | (self.position() >= turn);
         Covered { target, sure: comes & !reads, reads }
     }
 
@@ -621,7 +612,7 @@ impl<M: Memory> QueuePair<M> {
         deadline: Deadline,
         dump: impl Fn(u64, Flags),
         failed: impl Fn(Failure) -> Fault,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), WaitError> {
         let mut target = None;
         self.status.poll_far(deadline, || {
             let mut token = None;
@@ -635,7 +626,7 @@ impl<M: Memory> QueuePair<M> {
                 self.carry(token);
             }
             self.take(&failed);
-            target.is_some_and(|target| self.done() >= target)
+            target.is_some_and(|target| self.completion_index() >= target)
         })
     }
 
@@ -651,14 +642,14 @@ impl<M: Memory> QueuePair<M> {
     /// looks at the queue pair and finds nothing to wait for.
     #[inline(always)]
     pub fn rest(&self) {
-        if self.position() != self.done() || !self.begin_taking() {
+        if self.position() != self.completion_index() || !self.begin_taking() {
             return;
         }
         let fresh = self.marks >> 32 << 32;
         let rest = self.busy.and_relaxed_gpu(!fresh) & !fresh;
         // The claims of those who have marked it before.
         M::fence_acquire_gpu();
-        if self.position() == self.done() {
+        if self.position() == self.completion_index() {
             // Not if it was marked since.
             self.busy.cas_relaxed_gpu(rest, rest & !self.marks);
         }

@@ -135,7 +135,7 @@ models! {
             }
             let mut nic = world.nic();
             nic.step();
-            let first = world.pair.claim_if(true, LANES as u64, Sharing::Gpu);
+            let first = world.pair.claim(true, LANES as u64, Sharing::Gpu);
             let ballot = Arc::new(Ballot::default());
             let lane = |lane: usize| {
                 let (world, ballot) = (world.clone(), ballot.clone());
@@ -171,7 +171,7 @@ models! {
             world.post(1);
             // What a flush of this very thread looks at, before it waits for anything.
             let seen = world.is_marked();
-            assert!(seen || world.pair.done() >= 2, "a flush of the poster would pass this queue pair by");
+            assert!(seen || world.pair.completion_index() >= 2, "a flush of the poster would pass this queue pair by");
             for rester in resters {
                 rester.join().unwrap();
             }

@@ -58,7 +58,7 @@ const SHOWN: u64 = 2;
 
 /// A word in host memory.
 #[derive(Clone, Copy, Debug)]
-pub struct Far<M: Memory> {
+pub struct HostWord<M: Memory> {
     /// The word itself.
     pub word: M::Word,
     /// The first of [`WORDS`] words in GPU memory, all 0 at first.
@@ -69,7 +69,7 @@ pub struct Far<M: Memory> {
 #[derive(Debug)]
 #[must_use]
 pub struct Look<M: Memory> {
-    far: Far<M>,
+    host: HostWord<M>,
     mine: bool,
     /// Has asked for values, if it is not its turn; has shown one, if it is.
     told: bool,
@@ -78,8 +78,8 @@ pub struct Look<M: Memory> {
 impl<M: Memory> Look<M> {
     /// No look yet.
     #[inline(always)]
-    pub fn new(far: Far<M>) -> Self {
-        Self { far, mine: false, told: false }
+    pub fn new(host: HostWord<M>) -> Self {
+        Self { host, mine: false, told: false }
     }
 
     /// The value of the word, by a look at it or by somebody else's; `None` if it is somebody else's turn, who has not
@@ -89,8 +89,8 @@ impl<M: Memory> Look<M> {
     /// one before the word got that value.
     #[inline(always)]
     pub fn now(&mut self, status: Option<&Status<M>>) -> Option<u64> {
-        let (seen, turn) = (self.far.near.at(SEEN), self.far.near.at(TURN));
-        let wanted = self.far.near.at(WANTED);
+        let (seen, turn) = (self.host.near.at(SEEN), self.host.near.at(TURN));
+        let wanted = self.host.near.at(WANTED);
         if !self.mine {
             let state = turn.load_relaxed_gpu();
             if state == FREE && turn.cas_relaxed_gpu(FREE, TAKEN) == FREE {
@@ -109,7 +109,7 @@ impl<M: Memory> Look<M> {
             }
         }
         let wanted = wanted.load_relaxed_gpu() != 0;
-        let now = self.far.word.load_relaxed_sys();
+        let now = self.host.word.load_relaxed_sys();
         if wanted {
             M::fence_acquire_sys();
             if let Some(status) = status {
@@ -133,7 +133,7 @@ impl<M: Memory> Look<M> {
     /// Ends the looks.
     #[inline(always)]
     pub fn end(self) {
-        let turn = self.far.near.at(TURN);
+        let turn = self.host.near.at(TURN);
         if self.mine && self.told {
             turn.store_release_gpu(FREE);
         } else if self.mine {

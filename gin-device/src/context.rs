@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A context of a communicator, as back ends see it.
+
+use crate::backend::Backend;
+use crate::comm::Comm;
+use crate::order::{Order, Route, Sharing};
+use crate::status::Status;
+use crate::sys::{self, Global};
+use crate::team::Rank;
+use gin_abi::{ContextData, Fault, FaultKind, Operation};
+
+/// What back ends see of a [`Gin`].
+#[doc(hidden)]
+#[derive(Clone, Copy, Debug)]
+pub struct Core {
+    pub(crate) comm: Comm,
+    pub(crate) context: u32,
+    /// Whether the context exists and the back end is the communicator's.
+    pub(crate) usable: bool,
+    pub(crate) sharing: Sharing,
+    pub(crate) order: Order,
+    pub(crate) route: Route,
+}
+
+impl Core {
+    #[inline(always)]
+    pub(crate) fn context(&self) -> u32 {
+        self.context
+    }
+
+    #[inline(always)]
+    pub(crate) fn sharing(&self) -> Sharing {
+        self.sharing
+    }
+
+    #[inline(always)]
+    pub(crate) fn order(&self) -> Order {
+        self.order
+    }
+
+    /// Whether an operation to `peer` takes loads and stores.
+    #[inline(always)]
+    pub(crate) fn takes_lsa<B: Backend>(&self, peer: Rank) -> bool {
+        B::LSA
+            && match self.route {
+                Route::Auto => self.comm.lsa_reaches(peer),
+                Route::Lsa => true,
+                Route::Network => false,
+            }
+    }
+
+    /// Whether operations take loads and stores or are refused.
+    #[inline(always)]
+    pub(crate) fn forces_lsa(&self) -> bool {
+        self.route == Route::Lsa
+    }
+
+    #[inline(always)]
+    pub(crate) fn data(&self) -> *const ContextData {
+        self.comm.context_data(self.context)
+    }
+
+    /// Where it says where the context's signal words that GPUs raise lie on `peer`, which loads and stores reach.
+    #[inline(always)]
+    pub(crate) fn peer_signals(&self, peer: Rank) -> *const u64 {
+        let handle = self.comm.handle();
+        let index = sys::narrow(self.context).wrapping_mul(sys::narrow(handle.ranks)).wrapping_add(peer.world());
+        (handle.peer_signals as usize as *const u64).wrapping_add(index as usize)
+    }
+
+    #[inline(always)]
+    pub(crate) fn usable(&self) -> bool {
+        self.usable
+    }
+
+    #[inline(always)]
+    pub(crate) fn status(&self) -> Status<Global> {
+        self.comm.status()
+    }
+
+    #[inline(always)]
+    pub(crate) fn comm(&self) -> &Comm {
+        &self.comm
+    }
+
+    /// A fault of this context.
+    #[inline(always)]
+    pub(crate) fn fault(&self, kind: FaultKind, operation: Operation) -> Fault {
+        Fault::new(kind, operation).context(self.context)
+    }
+
+    #[inline(always)]
+    pub(crate) fn check(&self, operation: Operation) -> Result<(), Fault> {
+        if self.usable { Ok(()) } else { Err(self.unusable(operation)) }
+    }
+
+    /// Why a context is not usable.
+    #[inline(always)]
+    pub(crate) fn unusable(&self, operation: Operation) -> Fault {
+        let (contexts, backend) = (self.comm.contexts(), self.comm.backend());
+        if self.context < contexts {
+            self.fault(FaultKind::NoBackend, operation).values(0, backend as u64)
+        } else {
+            self.fault(FaultKind::UnknownContext, operation).values(contexts as u64, self.context as u64)
+        }
+    }
+}
