@@ -13,11 +13,11 @@
 //! The command `gin` runs the workloads on what a machine has; see the README.
 #![warn(missing_docs, unreachable_pub)]
 
+pub use gin_boot::UniqueId;
 #[cfg(feature = "cuda")]
 pub use gin_build as build;
 pub use gin_device as device;
 pub use gin_host as host;
-pub use gin_host::UniqueId;
 
 pub use gin_kernels as kernels;
 

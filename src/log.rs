@@ -8,7 +8,7 @@ use tracing_subscriber::fmt::{self, format::FmtSpan};
 use tracing_subscriber::prelude::*;
 
 /// What whoever runs a job waits for: faults end the command, which says them itself.
-const DEFAULT: &str = "error,gin_host::boot=info";
+const DEFAULT: &str = "error,gin_boot=info";
 
 /// Starts to listen.
 ///

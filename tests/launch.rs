@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `gin launch` with small programs, among them this one, as a rank.
 
-use gin_host::boot::{Job, TcpConfig};
-use gin_host::comm::Bootstrap;
+use gin_boot::Bootstrap;
+use gin_boot::{Job, TcpConfig};
 use libtest_mimic::{Arguments, Trial};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use std::io::{BufRead, BufReader, Read};

@@ -17,7 +17,7 @@ use gin_conformance::cases;
 use gin_conformance::host::{Carrier, Net, Setup, judge};
 use gin_conformance::processes::{Group, Processes, Verdict, serve};
 use gin_conformance::scenario::CoopKind;
-use gin_host::net::verbs::{Device, Verbs, VerbsConfig};
+use gin_net::verbs::{Device, Verbs, VerbsConfig};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::path::Path;
 use std::process::{Command, ExitCode};

@@ -12,13 +12,5 @@ pub mod comm;
 pub mod proxy;
 pub mod world;
 
-pub use gin_boot::{self as boot, UniqueId, rt};
-pub use gin_gpu::{self as gpu, GpuError, KernelArg, LaunchConfig, placement};
-pub use gin_net as net;
-/// NICs that kernels drive.
-pub mod nic {
-    pub use gin_nic::*;
-    pub use gin_soft_hca_host::{self as soft, SoftConfig, SoftEngine, SoftFabric, SoftHca};
-}
 pub use comm::{CommConfig, CommError, Communicator, DeviceComm, Requirements, Window, WindowFlags};
 pub use world::{Rank, WorldConfig, launch};

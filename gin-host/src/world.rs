@@ -18,17 +18,15 @@
 mod cuda;
 mod nics;
 
-pub use gin_gpu::Devices;
 pub use nics::{Nics, SoftNics};
 
-use crate::comm::{
-    Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, InProcess, Requirements, Routes,
-};
+use crate::comm::{Backend, CommConfig, CommError, Communicator, Requirements, Routes};
 use crate::proxy::Turn;
 use crate::proxy::progress::{Pool, Progress, Running, Work};
+use gin_boot::{Bootstrap, BootstrapError, InProcess};
 use gin_gpu::placement::{Chosen, Placement, PlacementError, started_on};
 use gin_gpu::virt::VirtualDevice;
-use gin_gpu::{Device, Function, GpuError, ModuleSource, Stream};
+use gin_gpu::{Device, Devices, Function, GpuError, ModuleSource, Stream};
 use gin_net::{Endpoint, Network};
 use gin_virtual::{DeviceConfig, EventLog, Policy, SeededConfig, ServiceStep, ThreadsConfig, World};
 use std::fmt;

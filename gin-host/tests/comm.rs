@@ -5,15 +5,16 @@ mod common;
 
 use common::{Poster, config, errors, network, peer, put, ranks, strong, with_comm};
 use gin_abi::{BackendKind, Descriptor, FaultKind, Transfer};
+use gin_boot::{Bootstrap, BootstrapError, InProcess, LossCause};
 use gin_device::status::WaitError;
+use gin_gpu::virt::VirtualDevice;
+use gin_gpu::{Device, Memory, MemoryKind};
 use gin_host::comm::{
-    Backend, Bootstrap, BootstrapError, CommConfig, CommError, Communicator, InProcess, LossCause, MAX_QUEUE_DEPTH,
-    NicChoice, Requirements, State, WindowFlags, probe_backends,
+    Backend, CommConfig, CommError, Communicator, MAX_QUEUE_DEPTH, NicChoice, Requirements, State, WindowFlags,
+    probe_backends,
 };
-use gin_host::gpu::virt::VirtualDevice;
-use gin_host::gpu::{Device, Memory, MemoryKind};
-use gin_host::net::peer::Peer;
 use gin_host::proxy::progress::Pool;
+use gin_net::peer::Peer;
 use gin_testkit::{Delay, FailOnDemand, FailSwitch, Failure, WeakOnly};
 use std::sync::Arc;
 use std::time::Duration;

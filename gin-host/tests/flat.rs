@@ -4,10 +4,10 @@
 mod common;
 
 use common::{config, peer, with_comm};
-use gin_host::GpuError;
+use gin_gpu::GpuError;
+use gin_gpu::virt::VirtualDevice;
+use gin_gpu::{Memory, MemoryKind};
 use gin_host::comm::{CommError, Requirements, WindowFlags};
-use gin_host::gpu::virt::VirtualDevice;
-use gin_host::gpu::{Memory, MemoryKind};
 
 /// Address of each rank's part, by rank.
 fn addresses(comm: &gin_host::Communicator, own: u64) -> Vec<u64> {

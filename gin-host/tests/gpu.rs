@@ -6,12 +6,10 @@ use gin_device::coop::{block_in_grid, grid_dim};
 use gin_device::exec::Dim3;
 use gin_device::kernel::{KernelEntry, KernelParam};
 use gin_device::prelude::*;
-use gin_host::gpu::virt::{VirtualDevice, function};
-use gin_host::gpu::{
-    Argument, Device, Function, GpuError, Limits, Memory, MemoryKind, ModuleSource, Plain, check_launch,
-};
+use gin_gpu::virt::{VirtualDevice, function};
+use gin_gpu::{Argument, Device, Function, GpuError, Limits, Memory, MemoryKind, ModuleSource, Plain, check_launch};
+use gin_gpu::{KernelArg, LaunchConfig};
 use gin_host::world::{Rank as WorldRank, WorldConfig, launch};
-use gin_host::{KernelArg, LaunchConfig};
 use std::sync::Arc;
 
 /// Stores what each thread is, and the parameters.

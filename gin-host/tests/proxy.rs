@@ -9,8 +9,8 @@ use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation};
 use gin_device::gin::Order;
 use gin_device::status::WaitError;
 use gin_host::comm::{CommConfig, Communicator, Requirements, WindowFlags};
-use gin_host::net::peer::Peer;
-use gin_host::net::{Endpoint, Network};
+use gin_net::peer::Peer;
+use gin_net::{Endpoint, Network};
 use gin_testkit::{Delay, FailOnDemand, FailSwitch, Failure, Reorder, Trickle, WeakOnly, Withhold};
 use std::time::Duration;
 

@@ -2,13 +2,14 @@
 //! Kernels on the virtual GPU, from launch to result, in seeded worlds and in threads.
 
 use gin_abi::{Deadline, FaultKind};
+use gin_boot::rt;
 use gin_device::prelude::*;
+use gin_gpu::LaunchConfig;
 use gin_host::comm::{CommError, Requirements, Routes, State, WindowFlags};
-use gin_host::net::peer::Peer;
-use gin_host::net::staged::{Staged, Staging};
-use gin_host::net::{Endpoint, Network};
 use gin_host::world::{LaunchError, Mode, WorldConfig, launch, launch_logged};
-use gin_host::{LaunchConfig, rt};
+use gin_net::peer::Peer;
+use gin_net::staged::{Staged, Staging};
+use gin_net::{Endpoint, Network};
 use gin_testkit::{Delay, FailOnDemand, FailSwitch, Failure, Reorder, Sabotage, Trickle, Withhold};
 use gin_virtual::{EventLog, LogMode, Policy};
 use std::panic::AssertUnwindSafe;

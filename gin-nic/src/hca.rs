@@ -182,7 +182,7 @@ fn status_text(status: u8) -> &'static str {
 ///
 /// Commands and answers are mailboxes of [`gin_abi::mlx5::mailbox`]. A call may take as long as the firmware does, which
 /// nothing can cut short. Objects that were made are there until they are destroyed, even if the `Hca` is dropped first;
-/// `gin_host::nic` wraps them so that dropping destroys them.
+/// `gin_nic` wraps them so that dropping destroys them.
 pub trait Hca: Send + Sync + fmt::Debug {
     /// Its name, for people.
     fn name(&self) -> String;

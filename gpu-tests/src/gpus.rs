@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The GPUs there are.
 
-use gin_host::world::Devices;
+use gin_gpu::Devices;
 use std::time::Duration;
 
 /// How long a kernel may run before its rank gives up: the communicator is aborted then, and the kernel ends.
@@ -40,8 +40,7 @@ pub mod engine_ptx {
 /// There is none for it, in words.
 #[cfg(feature = "cuda")]
 pub fn hardware_text(ordinal: usize) -> Result<&'static str, String> {
-    let capability =
-        gin_host::gpu::cuda::CudaDevice::new(ordinal, &[]).map_err(|error| error.to_string())?.capability();
+    let capability = gin_gpu::cuda::CudaDevice::new(ordinal, &[]).map_err(|error| error.to_string())?.capability();
     let version = |arch: &str| arch.strip_prefix("sm_").and_then(|number| number.parse::<u32>().ok());
     let fits = hardware_ptx::PTX.iter().filter(|(arch, _)| version(arch).is_some_and(|version| version <= capability));
     fits.max_by_key(|(arch, _)| version(arch)).map(|(_, text)| *text).ok_or(format!("no kernels for sm_{capability}"))
@@ -53,10 +52,10 @@ pub fn hardware_text(ordinal: usize) -> Result<&'static str, String> {
 /// Why there are none, in words.
 #[cfg(feature = "cuda")]
 pub fn find() -> Result<Gpus, String> {
-    use gin_host::gpu::Device;
-    use gin_host::gpu::cuda::{CudaDevice, device_count, driver_version};
+    use gin_gpu::Device;
+    use gin_gpu::cuda::{CudaDevice, device_count, driver_version};
 
-    let look = || -> Result<Gpus, gin_host::GpuError> {
+    let look = || -> Result<Gpus, gin_gpu::GpuError> {
         let mut text = format!("driver of CUDA {}", driver_version()?);
         let count = device_count()?;
         for ordinal in 0..count {
@@ -84,10 +83,10 @@ pub fn find() -> Result<Gpus, String> {
 /// What the driver says, in words.
 #[cfg(feature = "cuda")]
 pub fn devices(gpus: &[usize]) -> Result<Devices, String> {
-    use gin_host::gpu::cuda::{self, CudaDevice};
-    use gin_host::gpu::{Device, ModuleSource};
+    use gin_gpu::cuda::{self, CudaDevice};
+    use gin_gpu::{Device, ModuleSource};
 
-    let make = || -> Result<Devices, gin_host::GpuError> {
+    let make = || -> Result<Devices, gin_gpu::GpuError> {
         let kernels = [ptx::PTX, hardware_ptx::PTX, engine_ptx::PTX];
         let devices = cuda::devices(gpus, &kernels, Some(KERNEL_LIMIT))?;
         for &ordinal in gpus {
@@ -101,8 +100,8 @@ pub fn devices(gpus: &[usize]) -> Result<Devices, String> {
 /// Whether the GPUs can still be used: after a kernel that failed none can by this process.
 #[cfg(feature = "cuda")]
 pub fn work(gpus: &[usize]) -> bool {
-    use gin_host::gpu::cuda::CudaDevice;
-    use gin_host::gpu::{Device, MemoryKind};
+    use gin_gpu::cuda::CudaDevice;
+    use gin_gpu::{Device, MemoryKind};
 
     gpus.iter().all(|&ordinal| {
         CudaDevice::new(ordinal, &[]).is_ok_and(|device| device.allocate(MemoryKind::Device, 1).is_ok())

@@ -4,12 +4,14 @@
 //! They run on any devices; on virtual ones they prove that the trials themselves are right.
 
 use bytemuck::Zeroable;
+use gin_gpu::Devices;
+use gin_gpu::{KernelArg, LaunchConfig};
+use gin_gpu::{Memory, MemoryKind, Module, ModuleSource, Plain, Stream};
+use gin_host::Window;
 use gin_host::comm::{CommError, Communicator, Requirements, WindowFlags};
-use gin_host::gpu::{Memory, MemoryKind, Module, ModuleSource, Plain, Stream};
-use gin_host::nic::SoftEngine;
-use gin_host::world::{Devices, Rank, SoftNics, WorldConfig, launch};
-use gin_host::{KernelArg, LaunchConfig, Window};
+use gin_host::world::{Rank, SoftNics, WorldConfig, launch};
 use gin_soft_hca::Options;
+use gin_soft_hca_host::SoftEngine;
 use gpu_tests_kernels::{Exchange, Flood, Stale, exchange_len, value};
 use std::error::Error;
 use std::sync::Arc;

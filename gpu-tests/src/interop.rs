@@ -9,12 +9,14 @@ use cudarc::driver::sys::{
     self, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUmodule,
 };
+use gin_gpu::Devices;
+use gin_gpu::cuda::raw::{raw_function, raw_module};
+use gin_gpu::cuda::{CudaDevice, CudaStream};
+use gin_gpu::{Device, GpuError, Memory, MemoryKind};
+use gin_gpu::{KernelArg, LaunchConfig};
+use gin_host::Window;
 use gin_host::comm::{CommError, Requirements, WindowFlags};
-use gin_host::gpu::cuda::raw::{raw_function, raw_module};
-use gin_host::gpu::cuda::{CudaDevice, CudaStream};
-use gin_host::gpu::{Device, GpuError, Memory, MemoryKind};
-use gin_host::world::{Devices, Rank, WorldConfig, launch};
-use gin_host::{KernelArg, LaunchConfig, Window};
+use gin_host::world::{Rank, WorldConfig, launch};
 use gpu_tests_kernels::{pass_len, value};
 use std::time::Duration;
 
@@ -253,7 +255,7 @@ fn wrong_values(rank: &Rank, what: &str, round: u64, seen: &[u64]) -> Option<Str
 /// # Errors
 /// What was wrong.
 pub fn share(gpus: &[usize], devices: Devices) -> Outcome {
-    gin_host::gpu::cuda::take_failures();
+    gin_gpu::cuda::take_failures();
     for lsa_size in [None, Some(1)] {
         let results = launch(world(&devices, gpus, lsa_size), |rank| shared(&rank, gpus));
         let wrong: Vec<String> = results.map_err(|error| error.to_string())?.into_iter().flatten().collect();
@@ -261,7 +263,7 @@ pub fn share(gpus: &[usize], devices: Devices) -> Outcome {
             return Err(format!("LSA teams of {lsa_size:?}: {}", wrong.join("\n")));
         }
     }
-    match gin_host::gpu::cuda::take_failures().as_slice() {
+    match gin_gpu::cuda::take_failures().as_slice() {
         [] => Ok(()),
         failures => Err(format!("freeing failed: {failures:?}")),
     }

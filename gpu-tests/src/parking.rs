@@ -6,11 +6,12 @@ use crate::hardware::{Exchanges, Place};
 use crate::journal::Outcome;
 use crate::raw::{enter, ok};
 use cudarc::driver::sys;
+use gin_gpu::Devices;
+use gin_gpu::{GpuError, Memory, MemoryKind, ModuleSource};
+use gin_gpu::{KernelArg, LaunchConfig};
 use gin_host::comm::CommError;
-use gin_host::gpu::{GpuError, Memory, MemoryKind, ModuleSource};
-use gin_host::nic::{SoftEngine, SoftFabric};
-use gin_host::world::{Devices, Rank};
-use gin_host::{KernelArg, LaunchConfig};
+use gin_host::world::Rank;
+use gin_soft_hca_host::{SoftEngine, SoftFabric};
 
 /// Bytes that are allocated and freed.
 const BYTES: u64 = 1 << 30;

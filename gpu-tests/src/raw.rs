@@ -5,12 +5,13 @@ use crate::gpus::hardware_text;
 use crate::hardware::{Exchanges, Place, reload as reload_on};
 use crate::journal::Outcome;
 use cudarc::driver::sys::{self, CUcontext, CUfunction, CUmodule, CUresult, CUstream};
-use gin_host::KernelArg;
+use gin_gpu::Devices;
+use gin_gpu::GpuError;
+use gin_gpu::KernelArg;
+use gin_gpu::Plain;
+use gin_gpu::cuda::{CudaDevice, take_failures};
 use gin_host::comm::CommError;
-use gin_host::gpu::GpuError;
-use gin_host::gpu::Plain;
-use gin_host::gpu::cuda::{CudaDevice, take_failures};
-use gin_host::world::{Devices, WorldConfig, launch};
+use gin_host::world::{WorldConfig, launch};
 use std::ffi::CString;
 use std::time::{Duration, Instant};
 

@@ -4,10 +4,10 @@
 use crate::journal::Outcome;
 use crate::raw::ok;
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
-use gin_host::GpuError;
-use gin_host::gpu::cuda::CudaDevice;
-use gin_host::gpu::{Device, Memory, MemoryKind};
-use gin_host::world::Devices;
+use gin_gpu::Devices;
+use gin_gpu::GpuError;
+use gin_gpu::cuda::CudaDevice;
+use gin_gpu::{Device, Memory, MemoryKind};
 use std::sync::Arc;
 
 /// Whether the driver says that it gives memory of a GPU as files.

@@ -6,10 +6,11 @@ use super::lab::{Lab, Shape, median};
 use super::table::{Goal, Row, Table};
 use super::{Bench, end};
 use crate::cli::{Failure, size};
+use gin_gpu::GpuError;
+use gin_gpu::MemoryKind;
+use gin_host::DeviceComm;
 use gin_host::comm::{CommError, Communicator, Requirements, Window, WindowFlags};
-use gin_host::gpu::MemoryKind;
 use gin_host::world::Rank;
-use gin_host::{DeviceComm, GpuError};
 
 const RANKS: u32 = 2;
 

@@ -2,7 +2,7 @@
 //! How joining and meeting over TCP grow with the number of ranks, which are tasks of one thread here.
 
 use crate::cli::{Failure, Format};
-use gin_host::boot::{Simulated, Step, simulate};
+use gin_boot::{Simulated, Step, simulate};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 use std::io::Write;

@@ -6,9 +6,9 @@ use cudarc::driver::sys::{
     CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st as WriteValue,
     CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as Value, CUstreamBatchMemOpType,
 };
-use gin_host::GpuError;
-use gin_host::gpu::Device;
-use gin_host::gpu::cuda::CudaDevice;
+use gin_gpu::Device;
+use gin_gpu::GpuError;
+use gin_gpu::cuda::CudaDevice;
 use std::time::{Duration, Instant};
 
 fn ok(context: &'static str, code: CUresult) -> Result<(), GpuError> {

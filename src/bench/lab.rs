@@ -2,10 +2,10 @@
 //! Launches of kernels that are timed.
 
 use gin_bench_kernels::{END, LATE, MARKS, Plan, START, WRONG};
+use gin_gpu::{GpuError, LaunchConfig};
+use gin_gpu::{KernelArg, Memory, MemoryKind, Plain, Stream};
 use gin_host::comm::{CommError, Communicator};
-use gin_host::gpu::{KernelArg, Memory, MemoryKind, Plain, Stream};
 use gin_host::world::Rank;
-use gin_host::{GpuError, LaunchConfig};
 use std::sync::Arc;
 
 /// The middle of some figures, of which there is at least one.

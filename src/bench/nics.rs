@@ -6,11 +6,11 @@ use super::lab::Lab;
 use super::proxy::pings;
 use super::table::{Row, Table};
 use crate::cli::Failure;
+use gin_gpu::MemoryKind;
 use gin_host::comm::Routes;
-use gin_host::gpu::MemoryKind;
-use gin_host::nic::SoftEngine;
 use gin_host::world::{Rank, SoftNics};
 use gin_soft_hca::Options;
+use gin_soft_hca_host::SoftEngine;
 
 const RANKS: u32 = 2;
 

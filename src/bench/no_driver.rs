@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! In place of the driver, where this build knows no real GPUs: there is never an engine.
 
-use gin_host::GpuError;
-use gin_host::gpu::Device;
+use gin_gpu::Device;
+use gin_gpu::GpuError;
 use std::time::Duration;
 
 pub(super) fn processors(_: &dyn Device) -> Option<u32> {

@@ -3,9 +3,7 @@
 
 use gin_abi::Transfer;
 use gin_bench_kernels::post::BYTES;
-use gin_host::net::{
-    Capabilities, Endpoint, Event, Key, LocalSignals, LocalWindow, NetError, Network, Raises, Request,
-};
+use gin_net::{Capabilities, Endpoint, Event, Key, LocalSignals, LocalWindow, NetError, Network, Raises, Request};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

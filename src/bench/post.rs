@@ -10,9 +10,9 @@ use super::{Bench, end};
 use crate::cli::Failure;
 use gin_abi::Deadline;
 use gin_bench_kernels::post::BYTES;
-use gin_host::GpuError;
+use gin_gpu::GpuError;
+use gin_gpu::{Memory, MemoryKind};
 use gin_host::comm::{CommError, Communicator, Requirements, Routes, Window, WindowFlags};
-use gin_host::gpu::{Memory, MemoryKind};
 use gin_host::world::Rank;
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@ use super::Failure;
 use gin_abi::BackendKind;
 use gin_host::comm::{MAX_MESSAGE, MAX_OUTSTANDING, MAX_QUEUE_DEPTH, probe_backends};
 #[cfg(feature = "cuda")]
-use gin_host::nic::{NicConfig, mlx5::Libraries, probe};
+use gin_nic::{NicConfig, probe};
 use std::io::Write;
 
 /// Prints devices, back ends, limits and versions.
@@ -57,7 +57,7 @@ pub(crate) fn print(out: &mut impl Write) -> Result<(), Failure> {
         ("bytes of one message (longer transfers are cut)", MAX_MESSAGE),
         ("bits of a signal", u64::from(gin_abi::SIGNAL_BITS)),
         ("bits of a counter", u64::from(gin_abi::COUNTER_BITS)),
-        ("threads a block", u64::from(gin_host::gpu::Limits::CUDA.threads_per_block)),
+        ("threads a block", u64::from(gin_gpu::Limits::CUDA.threads_per_block)),
     ];
     for (what, limit) in limits {
         writeln!(out, "  {what}: {limit}")?;
@@ -68,8 +68,8 @@ pub(crate) fn print(out: &mut impl Write) -> Result<(), Failure> {
 /// Prints the GPUs, or why there are none.
 #[cfg(feature = "cuda")]
 fn print_gpus(out: &mut impl Write) -> Result<(), Failure> {
-    use gin_host::gpu::cuda::{driver_version, gpus, kernel_module_version};
-    use gin_host::placement::{Placement, show_cpus};
+    use gin_gpu::cuda::{driver_version, gpus, kernel_module_version};
+    use gin_gpu::placement::{Placement, show_cpus};
     let found = match gpus() {
         Ok(found) => found,
         Err(error) => {
@@ -117,8 +117,8 @@ fn print_ringers(out: &mut impl Write) -> Result<(), Failure> {
         probe(&Libraries::default(), &NicConfig::default()).into_iter().flatten().filter_map(|found| found.nic.ok())
     {
         // Without a GPU, which was told above, there is nothing to say.
-        for gpu in gin_host::gpu::cuda::gpus().into_iter().flatten() {
-            let asked = gin_host::gpu::cuda::CudaDevice::new(gpu.ordinal, &[])
+        for gpu in gin_gpu::cuda::gpus().into_iter().flatten() {
+            let asked = gin_gpu::cuda::CudaDevice::new(gpu.ordinal, &[])
                 .map_err(Failure::from)
                 .and_then(|device| Ok(nic.ringer(&*device)?));
             let answer = asked.map_or_else(|error| format!("not known: {error}"), |ringer| format!("rung by {ringer}"));

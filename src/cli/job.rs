@@ -3,8 +3,8 @@
 
 use super::args::Run;
 use super::{Backend, End, Failure, LaunchArgs, Mode, Network, Options, Refused};
-use gin_host::boot::{Job, TcpConfig};
-use gin_host::comm::Bootstrap;
+use gin_boot::Bootstrap;
+use gin_boot::{Job, TcpConfig};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -4,7 +4,7 @@
 mod output;
 
 use crate::cli::{End, Failure, LaunchArgs, Refused};
-use gin_host::boot::{Rendezvous, TcpConfig};
+use gin_boot::{Rendezvous, TcpConfig};
 use output::{Stream, pump};
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};

@@ -5,10 +5,11 @@ mod report;
 
 use crate::cli::{End, Failure, NicCheck, SoftLink};
 use gin_abi::mlx5::cqe::Syndrome;
-use gin_host::nic::loopback::{self, Check, Failed};
-use gin_host::nic::mlx5::Libraries;
-use gin_host::nic::soft::{Fault, FaultKind};
-use gin_host::nic::{Mlx5, Nic, NicConfig, SoftConfig, SoftFabric, probe};
+use gin_nic::loopback::{self, Check, Failed};
+use gin_nic::mlx5::Libraries;
+use gin_nic::{Mlx5, Nic, NicConfig, probe};
+use gin_soft_hca_host::{Fault, FaultKind};
+use gin_soft_hca_host::{SoftConfig, SoftFabric};
 use report::Report;
 use std::io::Write;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a check of a NIC found, to be pasted into an issue.
 
-use gin_host::nic::Nic;
-use gin_host::nic::hca::Link;
-use gin_host::nic::loopback::{CHECKS, Check};
+use gin_nic::Nic;
+use gin_nic::hca::Link;
+use gin_nic::loopback::{CHECKS, Check};
 use serde::Serialize;
 use std::fs;
 use std::io::{self, Write};

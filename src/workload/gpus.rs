@@ -48,7 +48,7 @@ impl Gpus {
         }
     }
 
-    /// Most of so many ranks on one of them: as [`gin_host::gpu::cuda::devices`] spreads them.
+    /// Most of so many ranks on one of them: as [`gin_gpu::cuda::devices`] spreads them.
     #[cfg(any(feature = "cuda", test))]
     fn most_on_one(&self, ranks: u32) -> u32 {
         match self.own {
@@ -106,7 +106,7 @@ fn check_room(options: &Options, gpus: &Gpus, device: &str, resident: u64) -> Re
 /// Why there are none, in words.
 #[cfg(feature = "cuda")]
 pub(crate) fn find() -> Result<Gpus, String> {
-    use gin_host::gpu::cuda::gpus;
+    use gin_gpu::cuda::gpus;
     let found = gpus().map_err(|error| error.to_string())?;
     for gpu in &found {
         gpu.check(gin::ptx::PTX).map_err(|error| error.to_string())?;
@@ -129,8 +129,8 @@ pub(crate) fn find() -> Result<Gpus, String> {
 /// [`Refused`] with the figures; what the driver reports.
 #[cfg(feature = "cuda")]
 pub(crate) fn check(gpus: &Gpus, options: &Options, kernel: &str) -> Result<(), Failure> {
-    use gin_host::gpu::cuda::CudaDevice;
-    use gin_host::gpu::{Device, LaunchConfig, ModuleSource};
+    use gin_gpu::cuda::CudaDevice;
+    use gin_gpu::{Device, LaunchConfig, ModuleSource};
     for ordinal in gpus.ordinals(options.ranks) {
         let device = CudaDevice::new(ordinal, &[gin::ptx::PTX])?;
         let function = device.load(ModuleSource::Linked)?.function(kernel)?;
@@ -186,7 +186,7 @@ pub(crate) fn world_with(place: &super::Place, ranks: u32, limit: std::time::Dur
     if let super::Place::Cuda(gpus) = place {
         let ordinals = gpus.ordinals(ranks);
         let kernels = [gin::ptx::PTX, gin::ptx::BENCH, gin::ptx::ENGINE];
-        config.devices = Some(gin_host::gpu::cuda::devices(&ordinals, &kernels, Some(limit))?);
+        config.devices = Some(gin_gpu::cuda::devices(&ordinals, &kernels, Some(limit))?);
     }
     Ok(config)
 }

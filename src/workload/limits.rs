@@ -4,8 +4,8 @@
 use super::Place;
 use crate::cli::{Mode, Options, Refused};
 use gin_abi::BackendKind;
+use gin_gpu::Limits;
 use gin_host::comm::{Backend, probe_backends};
-use gin_host::gpu::Limits;
 use std::fs;
 
 /// Most ranks in the seeded mode. Past it a run takes minutes for a few steps: each rank's threads are switched among

@@ -14,11 +14,13 @@ pub(crate) use gpus::world_with;
 pub(crate) use place::{Place, one_place, places};
 
 use crate::cli::{self, Failure, Mode, Options, Refused, Report, Workload};
-use gin_host::comm::{Backend, Bootstrap, Communicator, Requirements, Routes, Stats};
-use gin_host::gpu::{KernelArg, Memory, MemoryKind};
-use gin_host::nic::soft::Options as NicOptions;
+use gin_boot::Bootstrap;
+use gin_gpu::LaunchConfig;
+use gin_gpu::{KernelArg, Memory, MemoryKind};
+use gin_host::CommError;
+use gin_host::comm::{Backend, Communicator, Requirements, Routes, Stats};
 use gin_host::world::{Rank, SoftNics, WorldConfig, join, launch};
-use gin_host::{CommError, LaunchConfig};
+use gin_soft_hca_host::Options as NicOptions;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -2,8 +2,8 @@
 //! What `--network` comes to.
 
 use crate::cli::{Backend, Mode, Network, Options, Refused};
-use gin_host::net::NetworkFactory;
-use gin_host::net::verbs::{Ports, VerbsConfig};
+use gin_net::NetworkFactory;
+use gin_net::verbs::{Ports, VerbsConfig};
 
 /// The network that was chosen; `None` for what a world has by itself, which are copies between ranks of one host.
 ///
@@ -50,7 +50,7 @@ fn decide(
 mod tests {
     use super::*;
     use crate::cli::default_options;
-    use gin_host::net::verbs::NoDevice;
+    use gin_net::verbs::NoDevice;
 
     fn chosen(options: &Options) -> Result<bool, String> {
         decide(options, || Err(NoDevice::None.to_string()))

@@ -90,8 +90,8 @@ fn aborted(setup: &Setup, coop: CoopKind) -> Verdict {
             .on(1, vec![Op::wait_signal(5, 1)])
             .during(move |control| {
                 if control.rank == by {
-                    let start = gin_host::rt::clock_ns();
-                    gin_host::rt::wait_until(move || gin_host::rt::clock_ns() - start > SOON);
+                    let start = gin_boot::rt::clock_ns();
+                    gin_boot::rt::wait_until(move || gin_boot::rt::clock_ns() - start > SOON);
                     // Refused only if the communicator is gone, which the logs will show.
                     let _ = control.comm.abort();
                 }
@@ -240,8 +240,8 @@ fn all_kinds_at_once(setup: &Setup) -> Verdict {
         } else {
             scenario.during(|control| {
                 if control.rank == 1 {
-                    let start = gin_host::rt::clock_ns();
-                    gin_host::rt::wait_until(move || gin_host::rt::clock_ns() - start > SOON);
+                    let start = gin_boot::rt::clock_ns();
+                    gin_boot::rt::wait_until(move || gin_boot::rt::clock_ns() - start > SOON);
                     // As above.
                     let _ = control.comm.abort();
                 }

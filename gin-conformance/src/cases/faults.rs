@@ -81,9 +81,9 @@ fn abort(setup: &Setup, coop: CoopKind) -> Verdict {
     let program = |rank| [waits(rank), vec![Op::put(1, 8), Op::new(Code::Fault)]].concat();
     let scenario = with_signals(3).coop(coop).all(program).during(|control| {
         if control.rank == 2 {
-            gin_host::rt::wait_until({
-                let start = gin_host::rt::clock_ns();
-                move || gin_host::rt::clock_ns() - start > 100_000
+            gin_boot::rt::wait_until({
+                let start = gin_boot::rt::clock_ns();
+                move || gin_boot::rt::clock_ns() - start > 100_000
             });
             // Refused only if the communicator is gone, which the logs will show.
             let _ = control.comm.abort();
@@ -270,8 +270,8 @@ fn abort_full(setup: &Setup) -> Verdict {
     let pause = setup.scaled(200_000);
     let scenario = small(2).on(0, program).during(move |control| {
         if control.rank == 0 {
-            let start = gin_host::rt::clock_ns();
-            gin_host::rt::wait_until(move || gin_host::rt::clock_ns() - start > pause);
+            let start = gin_boot::rt::clock_ns();
+            gin_boot::rt::wait_until(move || gin_boot::rt::clock_ns() - start > pause);
             // As in `abort`.
             let _ = control.comm.abort();
         }

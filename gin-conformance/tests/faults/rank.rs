@@ -4,11 +4,13 @@
 
 use crate::waits;
 use crate::work::{Came, Site, requirements, rng};
-use gin_host::boot::{Rendezvous, TcpBootstrap, TcpConfig, UniqueId};
-use gin_host::comm::{Bootstrap, CommError, Communicator, WindowFlags};
-use gin_host::gpu::{Memory, MemoryKind};
-use gin_host::net::{Endpoint, Network, peer::Peer};
+use gin_boot::Bootstrap;
+use gin_boot::{Rendezvous, TcpBootstrap, TcpConfig, UniqueId};
+use gin_gpu::{Memory, MemoryKind};
+use gin_host::comm::{CommError, Communicator, WindowFlags};
 use gin_host::world::{self, Rank, WorldConfig};
+use gin_net::peer::Peer;
+use gin_net::{Endpoint, Network};
 use gin_testkit::Sabotage;
 use gin_testkit::{Delay, FailOnDemand, FailSwitch, Failure, Reorder};
 use std::error::Error;

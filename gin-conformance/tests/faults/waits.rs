@@ -6,15 +6,18 @@ use crate::LOOK;
 use crate::rank::{AFTER, Wanted, beside, next, pair_site, say};
 use crate::work::{Came, Site};
 use gin_abi::{Fault, FaultKind, WindowHandle};
+use gin_boot::{Bootstrap, BootstrapError, Channel, LossCause};
 use gin_conformance::host::SetupBackend;
 use gin_conformance::op::{Code, Entry, Op};
 use gin_conformance::scenario::{CoopKind, fault, show};
 use gin_conformance::script::{ROUTE_NETWORK, STOP_AT_ERROR, Script};
-use gin_host::comm::{Bootstrap, BootstrapError, Channel, CommError, Communicator, LossCause};
-use gin_host::gpu::{Memory, MemoryKind, Plain, Stream};
-use gin_host::net::{Endpoint, Network, peer::Peer};
+use gin_gpu::{GpuError, LaunchConfig};
+use gin_gpu::{Memory, MemoryKind, Plain, Stream};
+use gin_host::comm::{CommError, Communicator};
 use gin_host::world::{self, Rank, WorldConfig};
-use gin_host::{GpuError, LaunchConfig, Requirements, Window, WindowFlags};
+use gin_host::{Requirements, Window, WindowFlags};
+use gin_net::peer::Peer;
+use gin_net::{Endpoint, Network};
 use gin_testkit::SlowPeer;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -444,7 +447,7 @@ struct WatchedChannel {
 }
 
 impl Channel for WatchedChannel {
-    fn board(&self) -> &Arc<gin_host::comm::board::Board> {
+    fn board(&self) -> &Arc<gin_boot::board::Board> {
         self.channel.board()
     }
 

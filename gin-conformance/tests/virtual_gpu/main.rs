@@ -8,7 +8,7 @@ mod residency;
 
 use gin_conformance::cases::{self, Case};
 use gin_conformance::host::{Net, Setup, SetupBackend, SetupRoute, SetupWindows, judge};
-use gin_host::nic::DoorbellRelease;
+use gin_nic::DoorbellRelease;
 use gin_virtual::Policy;
 use libtest_mimic::{Arguments, Failed, Trial};
 

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What can go wrong with a communicator.
 
-use super::{BootstrapError, FaultReport, State};
+use super::{FaultReport, State};
 use gin_abi::{BackendKind, Fault};
+use gin_boot::BootstrapError;
 use gin_gpu::GpuError;
 use gin_gpu::quarantine::Quarantined;
 use gin_gpu::registry::KeyError;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Agreement of ranks on how setting something up went.
 
-use super::{BootstrapError, CommError};
+use super::CommError;
+use gin_boot::BootstrapError;
 pub(super) use gin_boot::wire::{Reader, Writer};
 use gin_net::NetError;
 
@@ -62,7 +63,7 @@ pub(super) fn garbled(rank: u32) -> CommError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::LossCause;
+    use gin_boot::LossCause;
 
     #[test]
     fn what_a_lost_rank_did_not_give_is_told_as_its_loss_and_nothing_else_is() {

@@ -10,7 +10,7 @@
 //! [`Consumer::finish`](gin_device::queue::Consumer::finish).
 //!
 //! A fault, whoever finds it, is for the whole communicator and stays: the proxy posts it where its rank's kernels look,
-//! tells the other ranks through the [board](crate::comm::board), posts nothing more, and completes what is left with
+//! tells the other ranks through the [board](gin_boot::board), posts nothing more, and completes what is left with
 //! that fault.
 
 mod check;
@@ -27,11 +27,11 @@ pub(crate) use command::{Answer, Command, answer};
 pub(crate) use stats::Counters;
 pub use stats::{PeerStats, Stats};
 
-use crate::comm::board::Board;
 use command::Waiting;
 use flow::Op;
 use gin_abi::descriptor::WORDS;
 use gin_abi::{Descriptor, DescriptorError, Fault, FaultKind, Operation, SignalTarget};
+use gin_boot::board::Board;
 use gin_device::queue::{Consumer, Finished, Queue};
 use gin_device::signal_words::raise;
 use gin_device::status::Status;

@@ -5,16 +5,17 @@
 use gin_abi::descriptor::{Descriptor, RemoteSignal, SignalTarget, Transfer, WORDS, WindowOffset};
 use gin_abi::handle::{NEAR_WORDS, QUEUE_NEAR};
 use gin_abi::{CommHandle, ContextData, Deadline};
+use gin_boot::{Bootstrap, BootstrapError, InProcess};
 use gin_device::gin::{Order, Sharing};
 use gin_device::queue::{Producer, Queue};
 use gin_device::signal_words::Words;
 use gin_device::status::{Status, WaitError};
 use gin_device::sys::{Global, GlobalWord};
-use gin_host::comm::{Bootstrap, BootstrapError, CommConfig, CommError, Communicator, InProcess, Requirements};
-use gin_host::gpu::Device;
-use gin_host::gpu::virt::VirtualDevice;
-use gin_host::net::peer::Peer;
-use gin_host::net::{Endpoint, Network, NetworkFactory};
+use gin_gpu::Device;
+use gin_gpu::virt::VirtualDevice;
+use gin_host::comm::{CommConfig, CommError, Communicator, Requirements};
+use gin_net::peer::Peer;
+use gin_net::{Endpoint, Network, NetworkFactory};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What looks like a GPU and a NIC that reaches it, and is memory of this process.
 
-use gin_host::gpu::virt::VirtualDevice;
-use gin_host::gpu::{
+use gin_gpu::virt::VirtualDevice;
+use gin_gpu::{
     Device, DeviceKind, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, MemoryFile, MemoryKind, Module,
     ModuleSource, NicAccess, RawMemory, Stream, whole_pages,
 };
-use gin_host::nic::hca::{Access, Domain, Extent, Handle, Port, Region, Uar, Umem};
-use gin_host::nic::{Hca, HcaError, SoftHca};
+use gin_nic::hca::{Access, Domain, Extent, Handle, Port, Region, Uar, Umem};
+use gin_nic::{Hca, HcaError};
+use gin_soft_hca_host::SoftHca;
 use std::any::Any;
 use std::fmt;
 use std::io::{ErrorKind, Read};

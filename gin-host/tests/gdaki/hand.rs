@@ -7,7 +7,8 @@ use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
 use gin_abi::mlx5::wqe::{self, Flags, Local, Post, QueueNumber, Remote, SLOT_BYTES, Segment};
 use gin_abi::{CommHandle, ContextData, WindowHandle};
-use gin_host::{Communicator, rt};
+use gin_boot::rt;
+use gin_host::Communicator;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A word in memory of a virtual GPU.

@@ -5,13 +5,12 @@ use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::{self, Completion};
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
 use gin_abi::mlx5::wqe::{self, Flags, Local, Post, QueueNumber, Remote, SLOT_BYTES};
-use gin_host::gpu::{Memory, MemoryKind};
-use gin_host::nic::hca::{Access, Hca};
-use gin_host::nic::{
-    DeviceQueues, Nic, NicConfig, Peer, QueueSpec, RegisteredSlice, Role, SoftConfig, SoftEngine, SoftFabric,
-};
+use gin_gpu::{Memory, MemoryKind};
 use gin_host::world::{Mode, Rank, WorldConfig, launch};
+use gin_nic::hca::{Access, Hca};
+use gin_nic::{DeviceQueues, Nic, NicConfig, Peer, QueueSpec, RegisteredSlice, Role};
 use gin_soft_hca::{Fault, FaultKind, Options};
+use gin_soft_hca_host::{SoftConfig, SoftEngine, SoftFabric};
 use gin_virtual::{Policy, SeededConfig};
 use std::error::Error;
 use std::sync::Arc;

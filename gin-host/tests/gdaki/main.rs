@@ -13,10 +13,11 @@ mod refusals;
 use gin_abi::gdaki::busy_marks;
 use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS, ENGINE_GPU, ENGINE_NIC};
 use gin_abi::{BackendKind, FaultKind, Operation};
-use gin_host::comm::{Doorbells, Requirements, Ringer, WindowFlags};
-use gin_host::gpu::{Memory, MemoryKind};
+use gin_gpu::{Memory, MemoryKind};
+use gin_host::comm::{Requirements, WindowFlags};
 use gin_host::world::{Rank, SoftNics, launch, launch_logged};
 use gin_host::{CommError, Communicator, WorldConfig};
+use gin_nic::{Doorbells, Ringer};
 use gin_soft_hca::{Fault, FaultKind as NicFault, Options};
 use gin_virtual::LogMode;
 use hand::{Hand, word};
@@ -179,7 +180,7 @@ fn signals_at_addresses_are_raised_in_the_window_and_begin_at_0() {
             rank.barrier()?;
             hand.signal_at(0, 1 - rank.rank(), &handle, 56, 4);
             hand.ring(0, 1 - rank.rank());
-            gin_host::rt::wait_until(|| hand.value_at(&handle, 56) == 4);
+            gin_boot::rt::wait_until(|| hand.value_at(&handle, 56) == 4);
             assert_eq!(window.read_all()?, [9, 9, 9, 9, 9, 9, 9, 13]);
             comm.destroy()
         });

@@ -7,7 +7,7 @@ use crate::common::errors;
 use crate::{Hand, nics, run, worlds};
 use gin_abi::{FaultKind, Operation};
 use gin_device::prelude::*;
-use gin_host::LaunchConfig;
+use gin_gpu::LaunchConfig;
 use gin_host::comm::{CommError, Communicator, Connections, Requirements, Routes, WindowFlags};
 use gin_host::world::{Rank as HostRank, WorldConfig, launch};
 
@@ -119,7 +119,7 @@ pub unsafe fn rails_test_near(comm: Comm, window: gin_device::Window<u64>, notes
 const LONG: Deadline = Deadline::after_ms(20_000);
 
 /// Runs `kernel` on one block; whatever it reports is a failure.
-fn play(rank: &HostRank, comm: &Communicator, kernel: &str, arguments: &[&dyn gin_host::gpu::KernelArg]) {
+fn play(rank: &HostRank, comm: &Communicator, kernel: &str, arguments: &[&dyn gin_gpu::KernelArg]) {
     let (stream, kernel) = (rank.stream().unwrap(), rank.kernel(kernel).unwrap());
     // Safety: one block; communicator, windows and words live until it has ended.
     unsafe { stream.launch(&kernel, LaunchConfig::new(1, THREADS), arguments) }.unwrap();

@@ -5,11 +5,11 @@
 use crate::Hand;
 use crate::common::{config, errors, peer, ranks};
 use crate::disguise::{Disguised, Driver, Part, Reaching, Shared, Told};
-use gin_host::comm::{
-    Backend, CommConfig, CommError, Communicator, Doorbells, NicChoice, Requirements, Ringer, WindowFlags,
-};
-use gin_host::gpu::{GpuError, Memory, MemoryKind};
-use gin_host::nic::{FileRefusal, Hca, NicConfig, NicError, SoftConfig, SoftFabric};
+use gin_gpu::{GpuError, Memory, MemoryKind};
+use gin_host::comm::{Backend, CommConfig, CommError, Communicator, NicChoice, Requirements, WindowFlags};
+use gin_nic::{Doorbells, Ringer};
+use gin_nic::{FileRefusal, Hca, NicConfig, NicError};
+use gin_soft_hca_host::{SoftConfig, SoftFabric};
 use gin_testkit::FailingHca;
 use std::sync::Arc;
 
@@ -247,7 +247,7 @@ fn whichever_call_of_a_nic_fails_no_page_stays_mapped_and_no_object_stays() {
 fn a_nic_can_be_asked_who_would_ring_for_a_device() {
     let fabric = SoftFabric::default();
     let hca = Reaching::new(fabric.add(SoftConfig::ethernet(0)));
-    let nic = gin_host::nic::Nic::open(Arc::new(hca), NicConfig::default()).unwrap();
+    let nic = gin_nic::Nic::open(Arc::new(hca), NicConfig::default()).unwrap();
     let before = fabric.objects();
     let driver = Shared::mapping();
     assert_eq!(nic.ringer(&Disguised::with(0, &driver)), Ok(Ringer::Kernels));

@@ -17,7 +17,7 @@ mod pulse;
 mod wire;
 mod words;
 
-use gin_host::net::verbs::{Device, NoDevice, VerbsConfig, probe};
+use gin_net::verbs::{Device, NoDevice, VerbsConfig, probe};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::process::ExitCode;
 

@@ -5,8 +5,8 @@ use super::Body;
 use super::pair::{BYTES, Plan, ended, ensure, get, pair, put, raise, spoil, until};
 use super::ports::everywhere;
 use gin_abi::{SignalTarget, Transfer, WindowOffset};
-use gin_host::net::verbs::{GpuMemory, SignalsBy, VerbsConfig};
-use gin_host::net::{NetError, Network};
+use gin_net::verbs::{GpuMemory, SignalsBy, VerbsConfig};
+use gin_net::{NetError, Network};
 use libtest_mimic::Failed;
 use std::time::{Duration, Instant};
 

@@ -2,13 +2,11 @@
 //! Two endpoints of the network `verbs`, driven by hand: no proxy, no kernels.
 
 use gin_abi::{RemoteSignal, SignalTarget, Transfer, WindowOffset};
-use gin_host::gpu::virt::VirtualDevice;
-use gin_host::gpu::{Device as Gpu, Memory, MemoryKind};
-use gin_host::net::staged::Staged;
-use gin_host::net::verbs::{PortName, Ports, SignalsBy, Verbs, VerbsConfig};
-use gin_host::net::{
-    Endpoint, Event, Key, LocalSignals, LocalWindow, NetError, Network, Raises, Request, SignalArrival,
-};
+use gin_gpu::virt::VirtualDevice;
+use gin_gpu::{Device as Gpu, Memory, MemoryKind};
+use gin_net::staged::Staged;
+use gin_net::verbs::{PortName, Ports, SignalsBy, Verbs, VerbsConfig};
+use gin_net::{Endpoint, Event, Key, LocalSignals, LocalWindow, NetError, Network, Raises, Request, SignalArrival};
 use libtest_mimic::Failed;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -3,7 +3,7 @@
 
 use super::Body;
 use super::pair::{BYTES, Plan, Side, ensure, get, pair, port, put, raise, until};
-use gin_host::net::verbs::{NoDevice, PortName, Ports, VerbsConfig};
+use gin_net::verbs::{NoDevice, PortName, Ports, VerbsConfig};
 use libtest_mimic::Failed;
 use std::fs;
 use std::thread;
@@ -58,7 +58,7 @@ fn in_turn(devices: &[String; 2]) -> Result<(), Failed> {
     everywhere(&mut sides, 2)?;
     for side in &mut sides {
         // Over both.
-        gin_host::net::Network::make_visible(&mut side.network)?;
+        gin_net::Network::make_visible(&mut side.network)?;
     }
     let (Some(_), true) = (packets(first), first != second) else { return Ok(()) };
     // Data leaves by the port of its context; what comes back is a few acknowledgements.

@@ -7,15 +7,17 @@
 
 use super::machines::MARK;
 use gin_abi::{Deadline, Fault, FaultKind};
+use gin_boot::Bootstrap;
+use gin_boot::{Rendezvous, TcpBootstrap, TcpConfig};
 use gin_device::prelude::*;
 use gin_device::sys::{GlobalWord, Word};
-use gin_host::boot::{Rendezvous, TcpBootstrap, TcpConfig};
-use gin_host::comm::{Bootstrap, CommError, Communicator, Requirements, Routes, WindowFlags};
-use gin_host::gpu::{Memory, MemoryKind};
-use gin_host::net::verbs::{Device, Verbs, VerbsConfig};
-use gin_host::net::{Capabilities, Event, Key, LocalSignals, LocalWindow, NetError, Network, Request};
+use gin_gpu::LaunchConfig;
+use gin_gpu::{Memory, MemoryKind};
+use gin_host::Window as HostWindow;
+use gin_host::comm::{CommError, Communicator, Requirements, Routes, WindowFlags};
 use gin_host::world::{Rank, WorldConfig, join, launch};
-use gin_host::{LaunchConfig, Window as HostWindow};
+use gin_net::verbs::{Device, Verbs, VerbsConfig};
+use gin_net::{Capabilities, Event, Key, LocalSignals, LocalWindow, NetError, Network, Request};
 use std::env;
 use std::error::Error;
 use std::io::Write;

@@ -4,8 +4,8 @@
 
 use super::pair::{Plan, ended, ensure, pair, put, raise, until};
 use gin_abi::Transfer;
-use gin_host::net::verbs::VerbsConfig;
-use gin_host::net::{NetError, Network};
+use gin_net::verbs::VerbsConfig;
+use gin_net::{NetError, Network};
 use libtest_mimic::Failed;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

@@ -4,8 +4,8 @@
 use super::Body;
 use super::pair::{BYTES, Plan, Side, ensure, get, pair, port, put, raise, until};
 use gin_abi::{RemoteSignal, SignalTarget, Transfer};
-use gin_host::net::Network;
-use gin_host::net::verbs::SignalsBy;
+use gin_net::Network;
+use gin_net::verbs::SignalsBy;
 use libtest_mimic::Failed;
 
 pub const TRIALS: &[(&str, Body)] = &[

@@ -3,10 +3,11 @@
 
 use gin_bench_kernels::data::value;
 use gin_bench_kernels::{END, LATE, MARKS, Plan, START, WRONG};
+use gin_gpu::{KernelArg, LaunchConfig};
+use gin_gpu::{Memory, MemoryKind, Plain};
 use gin_host::comm::CommError;
-use gin_host::gpu::{Memory, MemoryKind, Plain};
 use gin_host::world::Rank;
-use gin_host::{KernelArg, LaunchConfig, WorldConfig, launch};
+use gin_host::{WorldConfig, launch};
 use std::sync::Arc;
 
 /// Launches a kernel on a separate device, and returns its marks.

@@ -2,11 +2,11 @@
 //! The kernels do on virtual GPUs what they are to show on real ones, and notice mistakes.
 
 use bytemuck::Zeroable;
+use gin_gpu::virt::VirtualDevice;
+use gin_gpu::{KernelArg, LaunchConfig};
+use gin_gpu::{Memory, MemoryKind, Plain};
 use gin_host::comm::{CommError, Communicator, Requirements, WindowFlags};
-use gin_host::gpu::virt::VirtualDevice;
-use gin_host::gpu::{Memory, MemoryKind, Plain};
 use gin_host::world::{LaunchError, Rank, WorldConfig, launch};
-use gin_host::{KernelArg, LaunchConfig};
 use gin_testkit::Sabotage;
 use gpu_tests_kernels::{Exchange, Flood, Stale, exchange_len, pass_len, value};
 use std::sync::Arc;

@@ -3,10 +3,10 @@
 
 use super::Failure;
 #[cfg(any(feature = "cuda", test))]
-use gin_host::net::NetError;
-use gin_host::net::verbs::{DeviceInfo, GidKind, PortInfo, Ports, VerbsConfig, probe};
+use gin_net::NetError;
+use gin_net::verbs::{DeviceInfo, GidKind, PortInfo, Ports, VerbsConfig, probe};
 #[cfg(any(feature = "cuda", test))]
-use gin_host::net::verbs::{GpuMemory, Way};
+use gin_net::verbs::{GpuMemory, Way};
 use std::io::Write;
 
 /// Prints libibverbs's devices with their ports, and which of these each GPU would use; or why there are none.
@@ -77,8 +77,8 @@ fn port_line(port: &PortInfo, config: &VerbsConfig) -> String {
 /// Prints for each GPU the ports that it would use, and how they reach its memory.
 #[cfg(feature = "cuda")]
 fn print_gpus(out: &mut impl Write, ports: &Ports) -> Result<(), Failure> {
-    use gin_host::gpu::cuda::{CudaDevice, gpus};
-    use gin_host::gpu::{Device, GpuError, Memory, MemoryKind};
+    use gin_gpu::cuda::{CudaDevice, gpus};
+    use gin_gpu::{Device, GpuError, Memory, MemoryKind};
     use std::sync::Arc;
     // Without a GPU, which was told above, there is nothing to say.
     for gpu in gpus().into_iter().flatten() {
@@ -122,8 +122,8 @@ fn print_gpus(_out: &mut impl Write, _ports: &Ports) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gin_host::net::verbs::Gid;
-    use gin_host::nic::hca::Link;
+    use gin_net::verbs::Gid;
+    use gin_nic::hca::Link;
 
     #[test]
     fn the_way_to_memory_of_a_gpu_is_told_with_why() {
