@@ -3,10 +3,8 @@
 //!
 //! `cargo run --example ring_round`
 
+use gin::prelude::*;
 use gin_device::prelude::*;
-use gin_gpu::LaunchConfig;
-use gin_host::comm::{CommError, Requirements, WindowFlags};
-use gin_host::{WorldConfig, launch};
 use std::error::Error;
 
 /// One round of a ring: pass mine on, add what the left neighbour sent.

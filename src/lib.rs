@@ -1,27 +1,91 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! gin: GPU-initiated networking in Rust.
+//! gin: GPU-initiated networking in Rust, for programs.
 //!
-//! This is the facade over the crates of the workspace:
+//! A kernel crate depends on `gin-device`; the program that launches its kernels depends on this crate.
 //!
-//! | module | for |
+//! | module | holds |
 //! | --- | --- |
-//! | [`device`] | kernels: what they call |
-//! | [`host`] | programs: devices, communicators, windows, launches |
-//! | [`kernels`] | kernels that ship |
-//! | `build` | build scripts: kernel crates to PTX (feature `cuda`) |
+//! | [`launch`] | jobs: one function per rank |
+//! | [`comm`] | communicators, windows, faults |
+//! | [`device`] | devices, memory, streams, launches |
+//! | [`boot`] | how processes become the ranks of a job |
+//! | [`net`] | networks and NICs, where the defaults do not do |
+//! | `ptx` | the kernels that ship, as PTX (feature `cuda`) |
+//! | `build` | kernel crates to PTX, from build scripts (feature `cuda`) |
 //!
-//! The command `gin` runs the workloads on what a machine has; see the README.
+//! ```
+//! use gin::prelude::*;
+//!
+//! // Two ranks on virtual GPUs share a window; no GPU is needed.
+//! let lengths = launch(WorldConfig::seeded(2, 7), |rank| -> Result<usize, CommError> {
+//!     let comm = rank.communicator(&Requirements::default())?;
+//!     let window = comm.alloc_window::<f32>(64, WindowFlags::NONE)?;
+//!     comm.destroy()?;
+//!     Ok(window.len())
+//! })?;
+//! assert_eq!(lengths, [64, 64]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! `docs/versions.md` says what may change when. `docs/public-items.txt` lists the items of this crate; a test compares it.
+//! The command `gin` runs the workloads on the devices of a machine: see the README.
 #![warn(missing_docs, unreachable_pub)]
 
-pub use gin_boot::UniqueId;
+/// Communicators: what they require, their windows, and how they end.
+pub mod comm {
+    pub use gin_abi::{Deadline, Fault, FaultKind};
+    pub use gin_host::comm::{
+        Backend, CommConfig, CommError, Communicator, Connections, DeviceComm, FaultReport, PeerStats, Requirements,
+        Routes, State, Stats, Window, WindowFlags,
+    };
+}
+
+/// Jobs: one function per rank, as threads of this process or as one rank of a job of processes.
+pub mod launch {
+    pub use gin_gpu::placement::{Placement, PlacementError};
+    pub use gin_host::world::{LaunchError, Mode, Nics, Rank, SoftNics, WorldConfig, join, launch};
+}
+
+/// Devices: memory, streams, kernels and launches.
+pub mod device {
+    pub use gin_gpu::{
+        Device, DeviceKind, Devices, Event, Function, GpuError, KernelArg, LaunchConfig, Memory, MemoryKind,
+        MemorySlice, Module, ModuleSource, Stream,
+    };
+
+    /// NVIDIA GPUs, and handles shared with other users of the CUDA driver.
+    #[cfg(feature = "cuda")]
+    pub mod cuda {
+        pub use gin_gpu::cuda::{CudaDevice, CudaStream, Embedded, device_count, raw};
+    }
+}
+
+/// How processes become the ranks of a job.
+pub mod boot {
+    pub use gin_boot::{
+        Bootstrap, BootstrapError, InProcess, Job, JobError, LossCause, Rendezvous, TcpBootstrap, TcpConfig, UniqueId,
+    };
+}
+
+/// Networks of proxies and NICs of kernels.
+pub mod net {
+    pub use gin_net::verbs::{NoDevice, PortName, Ports, VerbsConfig};
+    pub use gin_net::{Endpoint, Network, NetworkFactory};
+    pub use gin_nic::{DoorbellRelease, Doorbells, NicConfig, Ringer};
+}
+
+/// The names that most programs use. None of them is a name of `gin_device::prelude`, so one file can use both.
+pub mod prelude {
+    pub use crate::boot::{Bootstrap, Job};
+    pub use crate::comm::{CommError, Communicator, Requirements, WindowFlags};
+    pub use crate::device::{GpuError, LaunchConfig, Memory, MemoryKind, Stream};
+    pub use crate::launch::{WorldConfig, launch};
+}
+
 #[cfg(feature = "cuda")]
 pub use gin_build as build;
-pub use gin_device as device;
-pub use gin_host as host;
 
-pub use gin_kernels as kernels;
-
-/// The kernels of [`kernels`] as PTX: architecture (`sm_90`, ...) and text.
+/// The kernels that ship, as PTX for each architecture: architecture (`sm_90`, ...) and text.
 #[cfg(feature = "cuda")]
 pub mod ptx {
     include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
@@ -37,7 +101,7 @@ pub mod ptx {
     /// The engine of software NICs, in the same form.
     pub use engine::PTX as ENGINE;
 
-    /// Those that `gin bench` times, in the same form.
+    /// The kernels that `gin bench` times, in the same form.
     #[doc(hidden)]
     pub use bench::PTX as BENCH;
 }
