@@ -22,11 +22,11 @@ pub mod address;
 #[doc(hidden)]
 pub mod device;
 #[doc(hidden)]
+pub mod device_queue_pairs;
+#[doc(hidden)]
 pub mod doorbells;
 #[doc(hidden)]
 pub mod drain;
-#[doc(hidden)]
-pub mod driven;
 #[doc(hidden)]
 pub mod error;
 pub mod hca;
@@ -49,9 +49,9 @@ pub mod relay;
 
 pub use address::Address;
 pub use device::{DeviceQueueError, DeviceQueues, RegisteredSlice};
+pub use device_queue_pairs::{DeviceQueuePairs, Shape, Target};
 pub use doorbells::{DoorbellRelease, Doorbells, Ringer};
 pub use drain::DrainError;
-pub use driven::{DrivenQueues, Shape, Target};
 pub use error::{FileRefusal, NicError, Peer, Step};
 pub use hca::{Hca, HcaError};
 pub use layout::{DEPTHS, Layout, QueuePlace, QueueSpec, Role};

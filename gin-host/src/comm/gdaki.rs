@@ -16,7 +16,7 @@ use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
 use gin_net::{Capabilities, Raises};
 use gin_nic::hca::Access;
 use gin_nic::{
-    Address, DeviceQueueError, DoorbellRelay, DoorbellRelease, Doorbells, DrainError, DrivenQueues, Nic, NicError,
+    Address, DeviceQueueError, DeviceQueuePairs, DoorbellRelay, DoorbellRelease, Doorbells, DrainError, Nic, NicError,
     Peer, RegisteredSlice, Ringer, Shape, Target,
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -106,7 +106,7 @@ fn host_name() -> String {
 /// A communicator's part of a NIC. Dropping it ends everything that it made there.
 #[derive(Debug)]
 pub(super) struct Gdaki {
-    queues: DrivenQueues,
+    queues: DeviceQueuePairs,
     /// There if there are signals.
     signals: Option<RegisteredSlice>,
     /// By window: the own part, unless it has no bytes.
@@ -141,7 +141,7 @@ impl Gdaki {
         let depth = requirements.queue_depth.next_power_of_two().max(1 << LEAST_DEPTH_LOG2);
         let step = requirements.connections.step(lsa_size);
         let shape = Shape { contexts: requirements.contexts, ranks, rank, step, depth, release };
-        let queues = DrivenQueues::new(&nic, device, shape, resources.counters_gpu()?, doorbells, expired)?;
+        let queues = DeviceQueuePairs::new(&nic, device, shape, resources.counters_gpu()?, doorbells, expired)?;
         let signals = resources.signals_nic().filter(|memory| memory.bytes() > 0);
         let register = |memory: &Arc<Memory>| RegisteredSlice::new(&nic, memory.whole(), Access::SIGNALS);
         let signals = signals.map(register).transpose()?;
@@ -211,7 +211,7 @@ impl Gdaki {
         self.queues.busy(context)
     }
 
-    /// See [`DrivenQueues::ringer`].
+    /// See [`DeviceQueuePairs::ringer`].
     pub(super) fn ringer(&self) -> Ringer {
         self.queues.ringer()
     }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How a communicator comes up and ends.
 
-use super::flat::{self, Flat, Told};
 use super::gdaki::{self, Gdaki};
 use super::reach;
 use super::report::Place;
 use super::resources::{Engines, Resources};
+use super::symmetric::{self, Flat, Told};
 use super::window::Registered;
 use super::wire::{Reader, Writer, agree, concerned, garbled};
 use super::{Backend, Chosen, CommError, Communicator, Requirements, Routes, State};
@@ -190,7 +190,7 @@ impl Communicator {
                 Some(Arc::new(gdaki))
             }
         };
-        let flat = flat::offer(&*self.device, rank, lsa_size, across);
+        let flat = symmetric::offer(&*self.device, rank, lsa_size, across);
         Ok(Prepared { backend, network, capabilities, resources, gdaki, key, flat, across })
     }
 
@@ -429,7 +429,7 @@ impl Prepared {
         let mut message = Writer::default();
         let signals = self.resources.signals_gpu().map(|memory| share::offer(memory).0);
         message.word(number).bytes(&signals.unwrap_or_default()).bytes(&self.key.0);
-        flat::write(&mut message, &self.flat, self.across);
+        symmetric::write(&mut message, &self.flat, self.across);
         for (_, value) in own {
             message.word(*value);
         }
@@ -455,7 +455,7 @@ impl<'a> Heard<'a> {
         let mut reader = Reader(message);
         let first = (|| Some((reader.word()?, reader.bytes()?, reader.bytes()?)))();
         let (number, signals, key) = first.ok_or_else(|| garbled(rank))?;
-        let flat = flat::take(rank, &mut reader).ok_or_else(|| garbled(rank))?;
+        let flat = symmetric::take(rank, &mut reader).ok_or_else(|| garbled(rank))?;
         for &(what, own) in own {
             let theirs = reader.word().ok_or_else(|| garbled(rank))?;
             if theirs != own {

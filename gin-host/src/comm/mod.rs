@@ -15,7 +15,6 @@
 mod backend;
 mod error;
 mod figures;
-mod flat;
 mod gdaki;
 mod life;
 mod reach;
@@ -23,6 +22,7 @@ mod report;
 mod requirements;
 mod resources;
 mod seen;
+mod symmetric;
 mod window;
 mod windows;
 mod wire;

@@ -13,9 +13,9 @@ use gin_gpu::MemorySlice;
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device, Memory, MemoryKind};
 use gin_nic::device::RegisteredSlice;
+use gin_nic::device_queue_pairs::{DeviceQueuePairs, Shape, Target};
 use gin_nic::doorbells::{DoorbellRelease, Doorbells};
 use gin_nic::drain::*;
-use gin_nic::driven::{DrivenQueues, Shape, Target};
 use gin_nic::error::Peer;
 use gin_nic::hca::Access;
 use gin_nic::open::{Nic, NicConfig};
@@ -30,7 +30,7 @@ const COUNTERS: u64 = 4;
 
 /// A rank: its queue pairs to both ranks, and memory that both reach.
 struct Side {
-    queues: DrivenQueues,
+    queues: DeviceQueuePairs,
     data: RegisteredSlice,
     counters: MemorySlice,
 }
@@ -50,7 +50,7 @@ impl Bench {
             let (data, counters) = (memory(64), memory(8 * COUNTERS));
             let shape = Shape { contexts: 1, ranks: 2, rank, step: 1, depth, release: DoorbellRelease::System };
             let of_contexts = vec![Some(counters.clone())];
-            let queues = DrivenQueues::new(&nic, &device, shape, of_contexts, Doorbells::Automatic, NEVER).unwrap();
+            let queues = DeviceQueuePairs::new(&nic, &device, shape, of_contexts, Doorbells::Automatic, NEVER).unwrap();
             let data = RegisteredSlice::new(&nic, data, Access::SIGNALS).unwrap();
             Side { queues, data, counters }
         };

@@ -120,7 +120,7 @@ pub struct Target {
 
 /// Queue pairs of all contexts.
 #[derive(Debug)]
-pub struct DrivenQueues {
+pub struct DeviceQueuePairs {
     /// By context: one queue pair for each of the shape's peers, then the responder.
     sets: Vec<DeviceQueues>,
     /// Where old values of atomics go.
@@ -134,7 +134,7 @@ pub struct DrivenQueues {
     shape: Shape,
 }
 
-impl DrivenQueues {
+impl DeviceQueuePairs {
     /// Makes the queue pairs and moves them to init. `counters`: the counter words of each context, in memory of the
     /// device. `doorbells`: who is to ring; [`ringer`](Self::ringer) does.
     ///
