@@ -49,7 +49,7 @@
 //! asm!("{{ .reg .u64 t; mov.u64 t, tile; cvta.shared.u64 {0}, t; }}", out(reg64) address, options(nostack, nomem));
 //! ```
 
-#![warn(missing_docs, unreachable_pub)]
+#![warn(unreachable_pub)]
 
 mod arch;
 mod check;

@@ -7,7 +7,7 @@
 //! programs can be run against a model.
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
-#![warn(missing_docs, unreachable_pub)]
+#![warn(unreachable_pub)]
 
 #[cfg(not(target_arch = "nvptx64"))]
 extern crate std;

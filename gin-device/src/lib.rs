@@ -61,7 +61,7 @@
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, link_llvm_intrinsics, stdarch_nvptx))]
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 #![no_std]
-#![warn(missing_docs, unreachable_pub)]
+#![warn(unreachable_pub)]
 
 // The macros name this crate; so they work inside it too.
 extern crate self as gin_device;

@@ -6,7 +6,7 @@
 //! | [`world`] | runs one function per rank, each with a device and a bootstrap |
 //! | [`comm`] | communicators and windows |
 //! | [`proxy`] | executes the requests that kernels post |
-#![warn(missing_docs, unreachable_pub)]
+#![warn(unreachable_pub)]
 
 pub mod comm;
 pub mod proxy;

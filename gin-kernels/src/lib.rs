@@ -12,7 +12,7 @@
 //! are plain Rust, so the host uses them to check the results.
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
-#![warn(missing_docs, unreachable_pub)]
+#![warn(unreachable_pub)]
 
 pub mod alltoall;
 pub mod halo;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Macros of gin's device API; use them through `gin_device`, which documents them.
-#![warn(missing_docs, unreachable_pub)]
+#![warn(unreachable_pub)]
 
 mod kernel;
 mod shared;

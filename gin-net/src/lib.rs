@@ -21,7 +21,7 @@
 //!   [`Network::make_visible`], called afterwards at the receiver, puts it in view of the receiver's GPU.
 //! - A request that fails raises no signal and is complete with an error. After it, whatever of the same context and peer
 //!   brings a strong signal fails too: what did not arrive is never covered.
-#![warn(missing_docs, unreachable_pub)]
+#![warn(unreachable_pub)]
 
 #[doc(hidden)]
 pub mod nothing;

@@ -15,7 +15,7 @@
 //! | [`mlx5`] | ConnectX NICs, through libibverbs and libmlx5 |
 //!
 //! No real NIC has been brought up by this yet.
-#![warn(missing_docs, unreachable_pub)]
+#![warn(unreachable_pub)]
 
 #[doc(hidden)]
 pub mod address;

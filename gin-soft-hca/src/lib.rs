@@ -34,7 +34,7 @@
 //! time stamps, and packets: a message executes as a whole.
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
-#![warn(missing_docs, unreachable_pub)]
+#![warn(unreachable_pub)]
 
 pub mod engine;
 pub mod faults;

@@ -12,7 +12,7 @@
 //! | [`journal`] | results of earlier runs, so that a run goes on where one was ended |
 //! | `sharing` | a trial of what a GPU shares with a NIC, with the feature `cuda` |
 //! | [`watchdog`] | ends the process when a trial gets no further |
-#![warn(missing_docs, unreachable_pub)]
+#![warn(unreachable_pub)]
 
 #[cfg(feature = "cuda")]
 pub mod calls;

@@ -11,7 +11,7 @@
 //! | `hardware_spin` | takes processors until the host says otherwise |
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
-#![warn(missing_docs, unreachable_pub)]
+#![warn(unreachable_pub)]
 
 use bytemuck::{Pod, Zeroable};
 use gin_device::coop::{block_in_grid, grid_dim};
