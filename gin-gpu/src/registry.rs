@@ -77,6 +77,7 @@ pub struct Registry<T> {
 }
 
 impl<T> Registry<T> {
+    #[expect(clippy::new_without_default, reason = "tables are statics")]
     pub const fn new() -> Self {
         Self { entries: Mutex::new(None), next: AtomicU64::new(1) }
     }

@@ -115,7 +115,7 @@ impl Nic {
     /// Number of objects that the NIC did not release.
     #[doc(hidden)]
     pub fn failures(&self) -> usize {
-        self.owner.failures().try_into().unwrap()
+        self.owner.failures()
     }
 
     /// Opens a NIC.

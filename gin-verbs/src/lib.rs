@@ -5,6 +5,7 @@
 //! Only fields that are used have names. Tests compare their places with rdma-core's headers.
 
 #![warn(unreachable_pub)]
+#![allow(missing_docs)]
 
 pub mod mlx5;
 pub mod verbs;
