@@ -319,8 +319,9 @@ impl Drop for Ended {
     }
 }
 
-/// Name of this host, as its system has it.
-pub(crate) fn host_name() -> String {
+/// Returns the name of this host, as its system has it.
+#[doc(hidden)]
+pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 

@@ -20,7 +20,7 @@ use gin_device::sys::GlobalWord;
 use gin_gpu::copy::copy_shared;
 use gin_gpu::registry::{KEY_BYTES, Missing, Registry};
 use gin_gpu::share;
-use gin_gpu::wire::{Reader, Writer};
+use gin_gpu::wire::{decode, encode};
 use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -56,12 +56,9 @@ impl Region {
     fn key(self: &Arc<Self>) -> Key {
         let mut key = REGIONS.publish(self);
         if let Gate::Shared(words) = &self.gate {
-            let mut parts = Writer(key.0);
-            parts.word(self.per_context).bytes(&share::offer(self.memory.memory()).0);
-            parts.word(self.memory.offset()).word(self.memory.bytes());
             let plane = self.plane.as_ref().map(share::offer).unwrap_or_default();
-            parts.bytes(&plane.0).bytes(&share::offer(words).0);
-            key = Key(parts.0);
+            let (memory, range) = (share::offer(self.memory.memory()), (self.memory.offset(), self.memory.bytes()));
+            key.0.extend(encode(&(self.per_context, memory.0, range, plane.0, share::offer(words).0)));
         }
         key
     }
@@ -88,9 +85,9 @@ impl Region {
             Err(missing) => return Err(NetError::Key { rank, reason: missing.to_string() }),
         }
         let garbled = || NetError::Key { rank, reason: Missing::Garbled.to_string() };
-        let mut read = Reader(&key.0[KEY_BYTES..]);
-        let told = (|| Some((read.word()?, read.bytes()?, read.word()?, read.word()?, read.bytes()?, read.bytes()?)))();
-        let (per_context, memory, offset, bytes, plane, gate) = told.ok_or_else(garbled)?;
+        type Parts<'a> = (u64, &'a [u8], (u64, u64), &'a [u8], &'a [u8]);
+        let parts = decode::<Parts<'_>>(&key.0[KEY_BYTES..]).ok_or_else(garbled)?;
+        let (per_context, memory, (offset, bytes), plane, gate) = parts;
         let end = offset.checked_add(bytes).ok_or_else(garbled)?;
         let memory = take(memory)?.slice(offset..end).map_err(|_| garbled())?;
         let plane = if plane.is_empty() { None } else { Some(take(plane)?) };

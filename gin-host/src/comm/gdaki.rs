@@ -3,7 +3,7 @@
 //! reach.
 
 use super::resources::Resources;
-use super::wire::{Reader, Writer, garbled};
+use super::wire::{decode, encode, garbled};
 use super::{CommError, PeerStats, Requirements, Stats};
 use crate::proxy::Turn;
 use crate::proxy::progress::{Step, Work};
@@ -19,6 +19,7 @@ use gin_nic::{
     Address, DeviceQueueError, DeviceQueuePairs, DoorbellRelay, DoorbellRelease, Doorbells, DrainError, Nic, NicError,
     Peer, RegisteredSlice, Ringer, Shape, Target,
 };
+use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Most bytes of one entry, whatever the NIC says.
@@ -57,14 +58,8 @@ struct Offer<'a> {
 
 impl<'a> Offer<'a> {
     fn read(rank: u32, bytes: &'a [u8]) -> Result<Self, CommError> {
-        let mut reader = Reader(bytes);
-        let mut read = || {
-            let host = String::from_utf8_lossy(reader.bytes()?).into_owned();
-            let port = u8::try_from(reader.word()?).ok()?;
-            let signals = (u32::try_from(reader.word()?).ok()?, reader.word()?);
-            Some(Self { peer: Peer { rank, host, port }, signals, addresses: reader.bytes()? })
-        };
-        read().ok_or_else(|| garbled(rank))
+        let (host, port, signals, addresses): (String, _, _, _) = decode(bytes).ok_or_else(|| garbled(rank))?;
+        Ok(Self { peer: Peer { rank, host, port }, signals, addresses })
     }
 
     /// Its queue pair of a context for `rank`.
@@ -77,30 +72,12 @@ impl<'a> Offer<'a> {
 }
 
 /// A part of a window, as entries name it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(super) struct RemotePart {
     /// The key of its region; 0 if it has no bytes.
     key: u32,
     /// The address of its first byte there, less than a page of the host.
     start: u32,
-}
-
-impl RemotePart {
-    /// As it is sent.
-    pub(super) fn word(self) -> u64 {
-        u64::from(self.start) << 32 | u64::from(self.key)
-    }
-
-    /// Reads what was sent.
-    pub(super) fn of_word(word: u64) -> Self {
-        Self { key: word as u32, start: (word >> 32) as u32 }
-    }
-}
-
-/// This host's name, for people.
-fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    if name.trim().is_empty() { "unknown".to_owned() } else { name.trim().to_owned() }
 }
 
 /// A communicator's part of a NIC. Dropping it ends everything that it made there.
@@ -170,11 +147,8 @@ impl Gdaki {
         let pairs = (0..self.shape.contexts).flat_map(|context| self.shape.peers().map(move |peer| (context, peer)));
         let addresses = pairs.filter_map(|(context, peer)| self.queues.address(context, peer));
         let addresses: Vec<u8> = addresses.flat_map(|address| address.to_bytes()).collect();
-        let (key, start) = self.signals.as_ref().map_or((0, 0), |signals| (signals.remote_key(), signals.start()));
-        let mut message = Writer::default();
-        message.bytes(host_name().as_bytes()).word(self.nic.config().port.into());
-        message.word(key.into()).word(start).bytes(&addresses);
-        message.0
+        let signals = self.signals.as_ref().map_or((0, 0), |signals| (signals.remote_key(), signals.start()));
+        encode(&(gin_boot::host_name(), self.nic.config().port, signals, addresses))
     }
 
     /// Connects the queue pairs to those of the ranks that made these offers, and fills the tables of kernels.

@@ -5,9 +5,9 @@ use super::gdaki::{self, Gdaki};
 use super::reach;
 use super::report::Place;
 use super::resources::{Engines, Resources};
-use super::symmetric::{self, Flat, Told};
+use super::symmetric::{self, Flat, Offered, Told};
 use super::window::Registered;
-use super::wire::{Reader, Writer, agree, concerned, garbled};
+use super::wire::{agree, concerned, decode, encode, garbled};
 use super::{Backend, Chosen, CommError, Communicator, Requirements, Routes, State};
 use crate::proxy::progress::{Running, Together};
 use crate::proxy::{Answer, Command, Counters, Limits, Parts, Proxy, answer};
@@ -426,15 +426,11 @@ struct Prepared {
 impl Prepared {
     /// What it says to them; [`Heard::read`] reads it.
     fn message(&self, number: u64, own: &[(&'static str, u64)]) -> Vec<u8> {
-        let mut message = Writer::default();
-        let signals = self.resources.signals_gpu().map(|memory| share::offer(memory).0);
-        message.word(number).bytes(&signals.unwrap_or_default()).bytes(&self.key.0);
-        symmetric::write(&mut message, &self.flat, self.across);
-        for (_, value) in own {
-            message.word(*value);
-        }
-        message.bytes(&self.gdaki.as_ref().map_or_else(Vec::new, |gdaki| gdaki.offer()));
-        message.0
+        let signals = self.resources.signals_gpu().map(|memory| share::offer(memory).0).unwrap_or_default();
+        let own: Vec<u64> = own.iter().map(|(_, value)| *value).collect();
+        let gdaki = self.gdaki.as_ref().map(|gdaki| gdaki.offer()).unwrap_or_default();
+        let range = symmetric::key(&self.flat);
+        encode(&(number, signals, &self.key.0, Offered::new(&self.flat, &range, self.across), own, gdaki))
     }
 }
 
@@ -452,18 +448,15 @@ struct Heard<'a> {
 impl<'a> Heard<'a> {
     /// What `rank` said. `own`: what all must ask for alike.
     fn read(rank: u32, message: &'a [u8], own: &[(&'static str, u64)]) -> Result<Self, CommError> {
-        let mut reader = Reader(message);
-        let first = (|| Some((reader.word()?, reader.bytes()?, reader.bytes()?)))();
-        let (number, signals, key) = first.ok_or_else(|| garbled(rank))?;
-        let flat = symmetric::take(rank, &mut reader).ok_or_else(|| garbled(rank))?;
-        for &(what, own) in own {
-            let theirs = reader.word().ok_or_else(|| garbled(rank))?;
+        type Message<'a> = (u64, &'a [u8], &'a [u8], Offered<'a>, Vec<u64>, &'a [u8]);
+        let read = decode::<Message<'_>>(message).filter(|message| message.4.len() == own.len());
+        let (number, signals, key, flat, values, gdaki) = read.ok_or_else(|| garbled(rank))?;
+        for (&(what, own), theirs) in own.iter().zip(values) {
             if theirs != own {
                 return Err(CommError::Disagreement { what, rank, theirs, own });
             }
         }
-        let gdaki = reader.bytes().ok_or_else(|| garbled(rank))?;
-        Ok(Self { number, signals, key: Key(key.to_vec()), flat, gdaki })
+        Ok(Self { number, signals, key: Key(key.to_vec()), flat: flat.take(rank), gdaki })
     }
 }
 

@@ -4,21 +4,56 @@
 
 use super::life::Live;
 use super::reach;
-use super::wire::{Reader, Writer, garbled};
+use super::wire::{decode, encode, garbled};
 use super::{CommError, Communicator};
 use gin_gpu::flat::{FlatRange, first_fit};
 use gin_gpu::{Device, Memory, MemoryKind};
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
 
 /// The range of a team: `None` if its devices have ordinary memory only, or why there is none.
 pub(super) type Flat = Result<Option<Arc<FlatRange>>, CommError>;
 
-/// What a rank tells the others of its range.
-const NONE: u64 = 0;
-const KEY: u64 = 1;
-const REFUSED: u64 = 2;
-const STRIDE: u64 = 3;
+/// What a rank sends the others about its range.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Offered<'a> {
+    /// It has none.
+    None,
+    /// The range has this key in its process.
+    Key(&'a [u8]),
+    /// Why it has none.
+    Refused(String),
+    /// Ranks are processes: bytes from one slot to the next.
+    Stride(u64),
+}
+
+/// The key by which other ranks of this process find a range; empty if there is none.
+pub(super) fn key(flat: &Flat) -> Vec<u8> {
+    flat.as_ref().ok().and_then(Option::as_ref).map_or_else(Vec::new, |range| reach::offer_range(range).0)
+}
+
+impl<'a> Offered<'a> {
+    /// What is sent about a range with this [`key`].
+    pub(super) fn new(flat: &Flat, key: &'a [u8], across: bool) -> Self {
+        match flat {
+            Ok(None) => Self::None,
+            Ok(Some(range)) if across => Self::Stride(range.stride()),
+            Ok(Some(_)) => Self::Key(key),
+            Err(error) => Self::Refused(error.to_string()),
+        }
+    }
+
+    /// Takes what `rank` sent.
+    pub(super) fn take(self, rank: u32) -> Told {
+        match self {
+            Self::None => Told::Range(Ok(None)),
+            Self::Key(key) => Told::Range(reach::take_range(rank, key).map(Some)),
+            Self::Stride(stride) => Told::Stride(stride),
+            Self::Refused(reason) => Told::Range(Err(CommError::OtherRank { rank, reason })),
+        }
+    }
+}
 
 /// What a rank has before it meets the others: the range, on the first rank of a team; across processes each rank has its
 /// own.
@@ -57,59 +92,13 @@ impl Told {
     }
 }
 
-/// Appends what [`take`] reads.
-pub(super) fn write(message: &mut Writer, flat: &Flat, across: bool) {
-    match flat {
-        Ok(None) => message.word(NONE).bytes(&[]),
-        Ok(Some(range)) if across => message.word(STRIDE).bytes(&range.stride().to_le_bytes()),
-        Ok(Some(range)) => message.word(KEY).bytes(&reach::offer_range(range).0),
-        Err(error) => message.word(REFUSED).bytes(error.to_string().as_bytes()),
-    };
-}
-
-/// What `rank` has.
-pub(super) fn take(rank: u32, message: &mut Reader<'_>) -> Option<Told> {
-    let (kind, bytes) = (message.word()?, message.bytes()?);
-    match kind {
-        NONE => Some(Told::Range(Ok(None))),
-        KEY => Some(Told::Range(reach::take_range(rank, bytes).map(Some))),
-        STRIDE => Some(Told::Stride(u64::from_le_bytes(bytes.try_into().ok()?))),
-        REFUSED => {
-            let reason = String::from_utf8_lossy(bytes).into_owned();
-            Some(Told::Range(Err(CommError::OtherRank { rank, reason })))
-        }
-        _ => None,
-    }
-}
-
 /// What a rank says before a window's memory is made.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Wish {
     bytes: u64,
     granularity: u64,
     /// What is taken of its slot.
     taken: Vec<Range<u64>>,
-}
-
-impl Wish {
-    fn write(&self) -> Vec<u8> {
-        let mut message = Writer::default();
-        message.word(self.bytes).word(self.granularity);
-        for taken in &self.taken {
-            message.word(taken.start).word(taken.end);
-        }
-        message.0
-    }
-
-    fn read(message: &[u8]) -> Option<Self> {
-        let mut reader = Reader(message);
-        let (bytes, granularity) = (reader.word()?, reader.word()?);
-        let mut taken = Vec::new();
-        while !reader.0.is_empty() {
-            taken.push(reader.word()?..reader.word()?);
-        }
-        Some(Self { bytes, granularity, taken })
-    }
 }
 
 /// Where the longest part of a window of a team has room: the same on all ranks, as all know the same wishes.
@@ -131,7 +120,7 @@ impl Communicator {
             let slots = if self.is_across() { 0..live.lsa_size } else { slot..slot + 1 };
             let taken = range.iter().flat_map(|range| slots.clone().flat_map(|slot| range.taken(slot))).collect();
             // A part without bytes has an address all the same.
-            Wish { bytes: bytes.max(1), granularity: self.device.granularity(), taken }.write()
+            encode(&Wish { bytes: bytes.max(1), granularity: self.device.granularity(), taken })
         });
         let all = self.agree(live, CALL, wish)?;
         Ok(self.place_memory(live, bytes, slot, &all))
@@ -144,7 +133,7 @@ impl Communicator {
         let first = self.rank() - slot;
         let team = (first..first + live.lsa_size).map(|rank| {
             let message = all.get(rank as usize).map(Vec::as_slice);
-            message.and_then(Wish::read).ok_or_else(|| garbled(rank))
+            message.and_then(decode::<Wish>).ok_or_else(|| garbled(rank))
         });
         let offset = place(team.collect::<Result<_, _>>()?, range.stride())?;
         // As long a part as any rank's has room there, and slots end at multiples of every granularity.
@@ -163,16 +152,6 @@ mod tests {
     }
 
     #[test]
-    fn what_a_rank_wishes_is_read_as_it_was_written() {
-        for wish in [wish(7, &[]), wish(u64::MAX, &[0..5, 16..32])] {
-            let mut message = wish.write();
-            assert_eq!(Wish::read(&message), Some(wish));
-            message.pop();
-            assert_eq!(Wish::read(&message), None);
-        }
-    }
-
-    #[test]
     fn the_longest_part_gets_a_place_that_is_free_on_all_ranks() {
         let wishes = || vec![wish(1, &[0..16]), wish(40, &[32..48]), wish(16, &[])];
         assert_eq!(place(wishes(), 96), Ok(48));
@@ -183,12 +162,11 @@ mod tests {
         assert!(error.to_string().contains("40 bytes") && error.to_string().contains("32"), "{error}");
     }
 
-    /// What is read of a message with this.
+    /// What rank 4 has, as another rank hears of it.
     fn told(flat: &Flat, across: bool) -> Told {
-        let mut message = Writer::default();
-        write(&mut message, flat, across);
-        assert!(take(4, &mut Reader(&message.0[1..])).is_none());
-        take(4, &mut Reader(&message.0)).unwrap()
+        let key = key(flat);
+        let message = encode(&Offered::new(flat, &key, across));
+        decode::<Offered<'_>>(&message).unwrap().take(4)
     }
 
     #[test]
@@ -200,7 +178,7 @@ mod tests {
             assert_eq!(told, refused);
         }
         assert!(matches!(told(&Ok(None), false), Told::Range(Ok(None))));
-        assert!(take(4, &mut Reader(&[9; 16])).is_none());
+        assert!(decode::<Offered<'_>>(&[9; 16]).is_none());
     }
 
     #[test]

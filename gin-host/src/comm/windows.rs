@@ -5,7 +5,7 @@ use super::gdaki::RemotePart;
 use super::life::Live;
 use super::reach;
 use super::window::{Registered, Window, WindowFlags};
-use super::wire::{Reader, Writer, garbled};
+use super::wire::{decode, encode, garbled};
 use super::{CommError, Communicator};
 use crate::proxy::{Command, WindowInfo};
 use bytemuck::Pod;
@@ -254,12 +254,10 @@ impl Communicator {
     ) -> Result<Arc<Registered>, CommError> {
         const CALL: &str = "register a window";
         let message = prepared.as_ref().map_err(CommError::clone).map(|prepared| {
-            let mut message = Writer::default();
-            message.word(u64::from(prepared.id)).word(u64::from(flags.bits())).word(prepared.memory.bytes());
-            message.word(prepared.memory.offset()).bytes(&share::offer(prepared.memory.memory()).0);
-            let plane = prepared.plane_gpu.as_ref().map(|plane| share::offer(plane).0);
-            message.bytes(&plane.unwrap_or_default()).bytes(&prepared.key.0).word(prepared.nic_key.word());
-            message.0
+            let memory = share::offer(prepared.memory.memory()).0;
+            let plane = prepared.plane_gpu.as_ref().map(|plane| share::offer(plane).0).unwrap_or_default();
+            let (bytes, offset) = (prepared.memory.bytes(), prepared.memory.offset());
+            encode(&(prepared.id, flags.bits(), bytes, offset, memory, plane, &prepared.key.0, prepared.nic_key))
         });
         let all = self.agree(live, CALL, message)?;
         let prepared = prepared?;
@@ -268,20 +266,17 @@ impl Communicator {
         let mut peers = Peers::default();
         let mut taken = Ok(());
         for (rank, message) in (0..).zip(&all) {
-            let mut reader = Reader(message);
-            let mut word = || reader.word().ok_or_else(|| garbled(rank));
-            for (what, own) in [("window id", u64::from(id)), ("window flags", u64::from(flags.bits()))] {
-                let theirs = word()?;
+            type Message<'a> = (u32, u32, u64, u64, &'a [u8], &'a [u8], &'a [u8], RemotePart);
+            let read = decode::<Message<'_>>(message).ok_or_else(|| garbled(rank))?;
+            let (their_id, their_flags, bytes, offset, memory, plane, key, nic_key) = read;
+            for (what, own, theirs) in [("window id", id, their_id), ("window flags", flags.bits(), their_flags)] {
                 if theirs != own {
-                    return Err(CommError::Disagreement { what, rank, theirs, own });
+                    return Err(CommError::Disagreement { what, rank, theirs: theirs.into(), own: own.into() });
                 }
             }
-            lengths.push(word()?);
-            let offset = word()?;
-            let mut bytes = || reader.bytes().ok_or_else(|| garbled(rank));
-            let (memory, plane) = (bytes()?, bytes()?);
-            keys.push(Key(bytes()?.to_vec()));
-            nic_keys.push(RemotePart::of_word(reader.word().ok_or_else(|| garbled(rank))?));
+            lengths.push(bytes);
+            keys.push(Key(key.to_vec()));
+            nic_keys.push(nic_key);
             let near = rank / live.lsa_size == self.rank() / live.lsa_size;
             let place = |bytes| self.peer_place(live, &prepared, rank, bytes);
             taken = taken.and_then(|()| peers.add(&self.device, (rank, near), (memory, offset), plane, place));
@@ -398,16 +393,13 @@ impl Communicator {
             let id = window.id();
             let entry = live.windows.get(id as usize).and_then(Option::as_ref);
             let known = entry.is_some_and(|entry| entry.serial == window.inner.serial);
-            let own = if known {
-                Ok(u64::from(id).to_le_bytes().to_vec())
-            } else {
-                Err(CommError::WindowGone { window: id })
-            };
+            let own = if known { Ok(encode(&id)) } else { Err(CommError::WindowGone { window: id }) };
             let all = self.agree(live, CALL, own)?;
             for (rank, theirs) in (0..).zip(&all) {
-                let theirs = Reader(theirs).word().ok_or_else(|| garbled(rank))?;
-                if theirs != u64::from(id) {
-                    return Err(CommError::Disagreement { what: "window id", rank, theirs, own: u64::from(id) });
+                let theirs: u32 = decode(theirs).ok_or_else(|| garbled(rank))?;
+                if theirs != id {
+                    let (theirs, own) = (theirs.into(), id.into());
+                    return Err(CommError::Disagreement { what: "window id", rank, theirs, own });
                 }
             }
             self.settle(CALL, live)?;

@@ -3,7 +3,7 @@
 
 use super::CommError;
 use gin_boot::BootstrapError;
-pub(super) use gin_boot::wire::{Reader, Writer};
+pub(super) use gin_boot::wire::{decode, encode};
 use gin_net::NetError;
 
 /// Exchanges the outcome of each rank's own part of the collective call `call`; all ranks succeed or all fail.
@@ -16,13 +16,8 @@ pub(super) fn agree(
     call: &'static str,
     own: Result<Vec<u8>, CommError>,
 ) -> Result<Vec<Vec<u8>>, CommError> {
-    let mut message = Writer::default();
-    message.bytes(call.as_bytes());
-    match &own {
-        Ok(bytes) => message.word(1).bytes(bytes),
-        Err(error) => message.word(0).bytes(error.to_string().as_bytes()),
-    };
-    let all = gather(&message.0);
+    let said = own.as_ref().map(Vec::as_slice).map_err(CommError::to_string);
+    let all = gather(&encode(&(call, said)));
     match (&own, &all) {
         (Err(own), Err(BootstrapError::Lost { rank, .. })) if concerned(own) == Some(*rank) => {}
         (Err(own), Err(BootstrapError::Ended)) if concerned(own).is_some() => {}
@@ -31,17 +26,13 @@ pub(super) fn agree(
     let all = all?;
     let mut results = Vec::with_capacity(all.len());
     for (rank, message) in (0..).zip(&all) {
-        let mut reader = Reader(message);
-        let parts = (|| Some((reader.bytes()?, reader.word()?, reader.bytes()?)))();
-        let Some((theirs, worked, bytes)) = parts else {
+        let Some((theirs, said)) = decode::<(&str, Result<&[u8], &str>)>(message) else {
             return Err(garbled(rank));
         };
-        if theirs != call.as_bytes() {
-            return Err(CommError::OutOfStep { rank, theirs: String::from_utf8_lossy(theirs).into_owned(), own: call });
+        if theirs != call {
+            return Err(CommError::OutOfStep { rank, theirs: theirs.to_owned(), own: call });
         }
-        if worked == 0 {
-            return Err(CommError::OtherRank { rank, reason: String::from_utf8_lossy(bytes).into_owned() });
-        }
+        let bytes = said.map_err(|reason| CommError::OtherRank { rank, reason: reason.to_owned() })?;
         results.push(bytes.to_vec());
     }
     Ok(results)

@@ -2,7 +2,7 @@
 //! Windows whose memory has host memory in its place, here or at a peer.
 
 use crate::{Key, LocalWindow, NetError};
-use gin_gpu::wire::{Reader, Writer};
+use gin_gpu::wire::{decode, encode};
 use gin_gpu::{Memory, MemoryKind, MemorySlice};
 use std::sync::Arc;
 
@@ -71,21 +71,14 @@ pub(super) struct Part {
 impl Part {
     /// The key of a part, given that of the network below.
     pub(super) fn to_key(self, below: &Key) -> Key {
-        let mut key = Writer::default();
-        key.word(u64::from(self.half.is_some())).word(self.half.unwrap_or(0)).word(self.bytes).bytes(&below.0);
-        Key(key.0)
+        Key(encode(&(self.half, self.bytes, &below.0)))
     }
 
     /// The part of a rank, and the key for the network below.
     pub(super) fn from_key(rank: u32, key: &Key) -> Result<(Self, Key), NetError> {
-        let mut read = Reader(&key.0);
-        let told = (|| Some((read.word()?, read.word()?, read.word()?, read.bytes()?)))();
-        match told {
-            Some((staged @ (0 | 1), half, bytes, below)) if read.0.is_empty() => {
-                Ok((Self { bytes, half: (staged == 1).then_some(half) }, Key(below.to_vec())))
-            }
-            _ => Err(NetError::Key { rank, reason: "it is garbled".to_owned() }),
-        }
+        let garbled = || NetError::Key { rank, reason: "it is garbled".to_owned() };
+        let (half, bytes, below): (_, _, &[u8]) = decode(&key.0).ok_or_else(garbled)?;
+        Ok((Self { bytes, half }, Key(below.to_vec())))
     }
 }
 
