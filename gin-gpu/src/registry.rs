@@ -40,7 +40,7 @@ pub fn random() -> [u8; 16] {
 
 /// A number for the first packet of a connection, 24 bits: a late packet of an earlier queue pair of the same number is
 /// told by it.
-pub fn first_packet() -> u32 {
+pub fn initial_psn() -> u32 {
     let [a, b, c, ..] = random();
     u32::from_le_bytes([a, b, c, 0])
 }

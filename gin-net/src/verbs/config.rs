@@ -111,7 +111,7 @@ pub struct VerbsConfig {
     pub ports: Vec<PortName>,
     /// Most ports that a rank uses at a time; its contexts take them in turn. At least 1. 4.
     pub most_ports: usize,
-    /// Name of the device that [`Device::open`](super::Device::open) opens; by default the first that has a port which is
+    /// Name of the device that [`RdmaDevice::open`](super::RdmaDevice::open) opens; by default the first that has a port which is
     /// up.
     pub device: Option<String>,
     /// Number of its port, from 1; by default the first that is up.
@@ -165,7 +165,7 @@ pub struct VerbsConfig {
 impl Default for VerbsConfig {
     fn default() -> Self {
         Self {
-            library: gin_verbs::LIBRARY.to_owned(),
+            library: gin_verbs::verbs::LIBRARY.to_owned(),
             ports: Vec::new(),
             most_ports: 4,
             device: None,

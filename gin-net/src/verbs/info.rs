@@ -2,10 +2,9 @@
 //! What devices and their ports are, and why there is none.
 
 use super::config::VerbsConfig;
-use super::topology::Place;
+use super::topology::PciPlace;
 use gin_abi::mlx5::command::Mtu;
-use gin_verbs::Link;
-use gin_verbs::verbs::LoadError;
+use gin_verbs::{Link, LoadError};
 use std::{fmt, io};
 
 /// Why there is no device to be used.
@@ -192,7 +191,7 @@ pub struct DeviceInfo {
     /// It adds to words in memory, at once as far as its own adding goes; other engines may add elsewhere only.
     pub has_atomics: bool,
     /// Where it is, if the system says.
-    pub place: Option<Place>,
+    pub place: Option<PciPlace>,
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 //! The ports that ranks of this process use, and which rank uses which.
 
 use super::config::VerbsConfig;
-use super::device::Device;
+use super::device::RdmaDevice;
 use super::info::NoDevice;
-use super::topology::{Candidate, Distance, Place, choose};
+use super::topology::{Candidate, Distance, PciPlace, choose};
 use super::{Endpoint, NetworkFactory, Verbs};
 use gin_verbs::Link;
 use std::fmt;
@@ -13,17 +13,16 @@ use std::sync::Arc;
 /// Ports that are open. Each rank uses those that are nearest to its GPU.
 ///
 /// ```no_run
-/// use gin_host::net::verbs::{NoDevice, Ports, VerbsConfig};
-/// use gin_host::world::WorldConfig;
+/// use gin_net::NetworkFactory;
+/// use gin_net::verbs::{NoDevice, Ports, VerbsConfig};
 ///
-/// fn over_rdma(ranks: u32) -> Result<WorldConfig, NoDevice> {
-///     let ports = Ports::open(&VerbsConfig::default())?;
-///     Ok(WorldConfig { network: ports.factory(), ..WorldConfig::threads(ranks) })
+/// fn over_rdma() -> Result<NetworkFactory, NoDevice> {
+///     Ok(Ports::open(&VerbsConfig::default())?.factory())
 /// }
 /// ```
 #[derive(Clone, Debug)]
 pub struct Ports {
-    all: Vec<Arc<Device>>,
+    all: Vec<Arc<RdmaDevice>>,
     most: usize,
 }
 
@@ -31,7 +30,7 @@ pub struct Ports {
 #[derive(Clone, Debug)]
 pub struct Chosen {
     /// The ports: its first context uses the first, the next context the next one, from the beginning again after the last.
-    pub ports: Vec<Arc<Device>>,
+    pub ports: Vec<Arc<RdmaDevice>>,
     /// How near they are to its GPU, if that is known.
     pub distance: Option<Distance>,
 }
@@ -51,7 +50,7 @@ impl Ports {
     /// # Errors
     /// [`NoDevice`]: there are none, or one that was named cannot be used.
     pub fn open(config: &VerbsConfig) -> Result<Self, NoDevice> {
-        let mut all = Device::find(config, &config.ports, None, false)?;
+        let mut all = RdmaDevice::find(config, &config.ports, None, false)?;
         if config.ports.is_empty() {
             let of = |link| all.iter().filter(|port| port.port().link == link).count();
             let kept = if of(Link::Ethernet) > of(Link::InfiniBand) { Link::Ethernet } else { Link::InfiniBand };
@@ -61,7 +60,7 @@ impl Ports {
     }
 
     /// All of them.
-    pub fn all(&self) -> &[Arc<Device>] {
+    pub fn all(&self) -> &[Arc<RdmaDevice>] {
         &self.all
     }
 
@@ -69,8 +68,8 @@ impl Ports {
     /// [`VerbsConfig::most_ports`]. Without an address, or where the system does not say what is near, all are as near.
     /// Ranks begin with different ones of those that serve as well.
     pub fn choose(&self, gpu: Option<&str>, rank: u32) -> Chosen {
-        let gpu = gpu.and_then(Place::of_pci);
-        let merits = |port: &Arc<Device>| Candidate { place: port.info().place.clone(), rate: port.port().rate };
+        let gpu = gpu.and_then(PciPlace::of_pci);
+        let merits = |port: &Arc<RdmaDevice>| Candidate { place: port.info().place.clone(), rate: port.port().rate };
         let candidates: Vec<Candidate> = self.all.iter().map(merits).collect();
         let (chosen, distance) = choose(gpu.as_ref(), &candidates, rank, self.most);
         Chosen { ports: chosen.into_iter().map(|port| self.all[port].clone()).collect(), distance }

@@ -41,13 +41,13 @@ impl fmt::Display for Distance {
 
 /// Where a PCI device is.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Place {
+pub struct PciPlace {
     /// The host bridge, the bridges below it, and the device.
     path: Vec<String>,
     numa_node: Option<u32>,
 }
 
-impl Place {
+impl PciPlace {
     /// Where the PCI device of this address is, such as `0000:18:00.0`. `None` if the system does not say.
     pub fn of_pci(address: &str) -> Option<Self> {
         Self::of_pci_in(Path::new("/sys"), address)
@@ -139,7 +139,7 @@ fn is_name(name: &str) -> bool {
 /// What decides between ports.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<PciPlace>,
     /// Bits in a microsecond.
     pub(super) rate: u64,
 }
@@ -148,7 +148,7 @@ pub(super) struct Candidate {
 /// fastest, at most `most`. Where nothing is known of the GPU all are as near. Ranks begin with different ones of those
 /// that serve as well, so that ranks with one context do not meet at the first.
 pub(super) fn choose(
-    gpu: Option<&Place>,
+    gpu: Option<&PciPlace>,
     ports: &[Candidate],
     rank: u32,
     most: usize,
@@ -213,12 +213,12 @@ mod tests {
             self
         }
 
-        fn gpu(&self, address: &str) -> Option<Place> {
-            Place::of_pci_in(self.0.path(), address)
+        fn gpu(&self, address: &str) -> Option<PciPlace> {
+            PciPlace::of_pci_in(self.0.path(), address)
         }
 
-        fn port(&self, name: &str) -> Option<Place> {
-            Place::of_rdma_in(self.0.path(), name)
+        fn port(&self, name: &str) -> Option<PciPlace> {
+            PciPlace::of_rdma_in(self.0.path(), name)
         }
 
         /// Names of the ports that a rank with this GPU uses.
@@ -262,7 +262,7 @@ mod tests {
         let gpu = sys.gpu("0000:00:03.0").unwrap();
         assert_eq!(gpu.distance(&sys.port("a").unwrap()), Distance::HostBridge);
         assert_eq!(gpu.distance(&sys.port("b").unwrap()), Distance::Node, "there is one node only");
-        let unlike = Place { numa_node: Some(0), ..sys.port("b").unwrap() };
+        let unlike = PciPlace { numa_node: Some(0), ..sys.port("b").unwrap() };
         assert_eq!(gpu.distance(&unlike), Distance::Unknown);
         let order = [
             Distance::Bridge { links: 2 },
