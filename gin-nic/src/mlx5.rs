@@ -24,7 +24,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::{fmt, io};
 
-/// Why there is no NIC to be driven.
+/// Why no NIC can be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Absent {
@@ -33,7 +33,7 @@ pub enum Absent {
     NoLibrary {
         /// The library.
         library: String,
-        /// What the loader says.
+        /// The loader's reason.
         reason: String,
     },
     /// A library is too old.
@@ -41,27 +41,27 @@ pub enum Absent {
     NoFunction {
         /// The library.
         library: String,
-        /// What it lacks.
+        /// Name of the function.
         name: String,
     },
-    /// The kernel has no RDMA devices, or its driver for programs is not loaded.
+    /// The kernel has no RDMA support, or its `ib_uverbs` module is not loaded.
     #[error("no mlx5 device: asking the kernel for RDMA devices failed: {}", io::Error::from_raw_os_error(*errno))]
     Kernel {
-        /// The error of the operating system.
+        /// Error number of the operating system.
         errno: i32,
     },
-    /// There are no RDMA devices.
+    /// The kernel has no RDMA devices.
     #[error("no mlx5 device: the kernel has no RDMA devices")]
     NoDevice,
-    /// There are RDMA devices, but others.
-    #[error("no mlx5 device: the RDMA devices here are others: {}", .0.join(", "))]
+    /// The RDMA devices are not ConnectX NICs.
+    #[error("no mlx5 device: libmlx5 does not support the RDMA devices {}", .0.join(", "))]
     OtherDevices(Vec<String>),
-    /// There is no device of this name.
+    /// No ConnectX NIC has this name.
     #[error("no mlx5 device {name}; there are: {}", known.join(", "))]
     Unknown {
         /// The name.
         name: String,
-        /// The names that there are.
+        /// Names of the ConnectX NICs.
         known: Vec<String>,
     },
     /// The device cannot be opened.
@@ -69,8 +69,8 @@ pub enum Absent {
     Closed {
         /// Its name.
         name: String,
-        /// The error of the operating system: 13 (permission denied) is a matter of `/dev/infiniband`, 95 (not supported)
-        /// of the firmware or the driver.
+        /// Error number of the operating system. 13 (permission denied): this process may not open `/dev/infiniband`. 95 (not
+        /// supported): the firmware or the driver lacks DevX.
         errno: i32,
     },
     /// The device was opened but does not answer.
@@ -78,7 +78,7 @@ pub enum Absent {
     Silent {
         /// Its name.
         name: String,
-        /// What happened.
+        /// Error of the first command.
         error: HcaError,
     },
 }

@@ -4,7 +4,6 @@
 use crate::library::functions;
 use crate::verbs::{DeviceContext, VerbsDevice};
 use std::ffi::{c_int, c_void};
-use std::ptr;
 
 /// Name of libmlx5 in every distribution.
 pub const LIBRARY: &str = "libmlx5.so.1";
@@ -86,18 +85,12 @@ pub struct WqeAddressVector {
 
 /// One object of `struct mlx5dv_obj`.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Default, Debug)]
 pub struct DvPair {
     /// C's field `in`: the object of libibverbs.
     pub input: *mut c_void,
     /// C's field `out`: the `mlx5dv` structure that the library fills.
     pub output: *mut c_void,
-}
-
-impl Default for DvPair {
-    fn default() -> Self {
-        Self { input: ptr::null_mut(), output: ptr::null_mut() }
-    }
 }
 
 /// `struct mlx5dv_obj`: objects that `mlx5dv_init_obj` describes.
@@ -147,8 +140,7 @@ functions! {
         fn mlx5dv_devx_obj_query(*mut DevxObject, *const c_void, usize, *mut c_void, usize) -> c_int;
         fn mlx5dv_devx_obj_destroy(*mut DevxObject) -> c_int;
         fn mlx5dv_devx_umem_reg(*mut DeviceContext, *mut c_void, usize, u32) -> *mut DevxUmem;
-        #[optional]
-        fn mlx5dv_devx_umem_reg_ex(*mut DeviceContext, *mut DevxUmemIn) -> *mut DevxUmem;
+        #[optional] fn mlx5dv_devx_umem_reg_ex(*mut DeviceContext, *mut DevxUmemIn) -> *mut DevxUmem;
         fn mlx5dv_devx_umem_dereg(*mut DevxUmem) -> c_int;
         fn mlx5dv_devx_alloc_uar(*mut DeviceContext, u32) -> *mut DevxUar;
         fn mlx5dv_devx_free_uar(*mut DevxUar);

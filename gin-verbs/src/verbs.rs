@@ -220,6 +220,7 @@ pub struct QueuePairCapabilities {
 
 /// `struct ibv_qp_init_attr`: how to create a queue pair.
 #[repr(C)]
+#[derive(Clone, Copy, Default, Debug)]
 pub struct QueuePairInitAttributes {
     /// A pointer of the caller's.
     pub qp_context: *mut c_void,
@@ -392,7 +393,7 @@ impl SendWorkRequest {
 
 /// `struct ibv_recv_wr`: a receive request.
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Default, Debug)]
 pub struct ReceiveWorkRequest {
     /// A number of the caller's, which the completion carries.
     pub wr_id: u64,
@@ -428,120 +429,88 @@ pub struct WorkCompletion {
     _dlid_path_bits: u8,
 }
 
-/// Defines constants of an enumeration of `infiniband/verbs.h`.
-macro_rules! constants {
-    ($($enumeration:literal: $type:ty { $($(#[$doc:meta])* $name:ident = $value:expr;)* })*) => {
-        $($(
-            $(#[$doc])*
-            #[doc = concat!("(`enum ", $enumeration, "`)")]
-            pub const $name: $type = $value;
-        )*)*
-    };
-}
-
-constants! {
-    "ibv_port_state": u32 {
-        /// The port is up.
-        IBV_PORT_ACTIVE = 4;
-    }
-    "ibv_access_flags": u32 {
-        /// The NIC may write what this process's requests fetch.
-        IBV_ACCESS_LOCAL_WRITE = 1;
-        /// Peers may write.
-        IBV_ACCESS_REMOTE_WRITE = 1 << 1;
-        /// Peers may read.
-        IBV_ACCESS_REMOTE_READ = 1 << 2;
-        /// Peers may use atomics.
-        IBV_ACCESS_REMOTE_ATOMIC = 1 << 3;
-        /// Writes may become visible in any order.
-        IBV_ACCESS_RELAXED_ORDERING = 1 << 20;
-    }
-    "ibv_atomic_cap": u32 {
-        /// The device has no atomics.
-        IBV_ATOMIC_NONE = 0;
-        /// Operations are atomic with respect to each other.
-        IBV_ATOMIC_HCA = 1;
-        /// Operations are atomic also with respect to CPUs and other devices.
-        IBV_ATOMIC_GLOB = 2;
-    }
-    "ibv_qp_type": u32 {
-        /// Reliable connection.
-        IBV_QPT_RC = 2;
-    }
-    "ibv_qp_state": u32 {
-        /// Initialised: takes receive requests.
-        IBV_QPS_INIT = 1;
-        /// Ready to receive.
-        IBV_QPS_RTR = 2;
-        /// Ready to send.
-        IBV_QPS_RTS = 3;
-        /// In error: every request fails.
-        IBV_QPS_ERR = 6;
-    }
-    "ibv_qp_attr_mask": c_int {
-        /// [`QueuePairAttributes::qp_state`] is valid.
-        IBV_QP_STATE = 1;
-        /// [`QueuePairAttributes::qp_access_flags`] is valid.
-        IBV_QP_ACCESS_FLAGS = 1 << 3;
-        /// [`QueuePairAttributes::pkey_index`] is valid.
-        IBV_QP_PKEY_INDEX = 1 << 4;
-        /// [`QueuePairAttributes::port_num`] is valid.
-        IBV_QP_PORT = 1 << 5;
-        /// [`QueuePairAttributes::ah_attr`] is valid.
-        IBV_QP_AV = 1 << 7;
-        /// [`QueuePairAttributes::path_mtu`] is valid.
-        IBV_QP_PATH_MTU = 1 << 8;
-        /// [`QueuePairAttributes::timeout`] is valid.
-        IBV_QP_TIMEOUT = 1 << 9;
-        /// [`QueuePairAttributes::retry_cnt`] is valid.
-        IBV_QP_RETRY_CNT = 1 << 10;
-        /// [`QueuePairAttributes::rnr_retry`] is valid.
-        IBV_QP_RNR_RETRY = 1 << 11;
-        /// [`QueuePairAttributes::rq_psn`] is valid.
-        IBV_QP_RQ_PSN = 1 << 12;
-        /// [`QueuePairAttributes::max_rd_atomic`] is valid.
-        IBV_QP_MAX_QP_RD_ATOMIC = 1 << 13;
-        /// [`QueuePairAttributes::min_rnr_timer`] is valid.
-        IBV_QP_MIN_RNR_TIMER = 1 << 15;
-        /// [`QueuePairAttributes::sq_psn`] is valid.
-        IBV_QP_SQ_PSN = 1 << 16;
-        /// [`QueuePairAttributes::max_dest_rd_atomic`] is valid.
-        IBV_QP_MAX_DEST_RD_ATOMIC = 1 << 17;
-        /// [`QueuePairAttributes::dest_qp_num`] is valid.
-        IBV_QP_DEST_QPN = 1 << 20;
-    }
-    "ibv_wr_opcode": u32 {
-        /// Write to remote memory.
-        IBV_WR_RDMA_WRITE = 0;
-        /// Send a message to a receive buffer.
-        IBV_WR_SEND = 2;
-        /// Read remote memory.
-        IBV_WR_RDMA_READ = 4;
-        /// Add to a remote word and fetch what it held.
-        IBV_WR_ATOMIC_FETCH_AND_ADD = 6;
-    }
-    "ibv_send_flags": c_uint {
-        /// Start after all earlier reads and atomics of the queue pair.
-        IBV_SEND_FENCE = 1;
-        /// Ask for a completion.
-        IBV_SEND_SIGNALED = 1 << 1;
-        /// Copy the data into the request when it is posted.
-        IBV_SEND_INLINE = 1 << 3;
-    }
-    "ibv_wc_status": u32 {
-        /// The request was carried out.
-        IBV_WC_SUCCESS = 0;
-        /// The queue pair was in error before the request was carried out.
-        IBV_WC_WR_FLUSH_ERR = 5;
-        /// The peer's NIC did not acknowledge in time, however often the packet was sent.
-        IBV_WC_RETRY_EXC_ERR = 12;
-        /// The peer had no receive buffer, however often the packet was sent.
-        IBV_WC_RNR_RETRY_EXC_ERR = 13;
-        /// The peer's NIC did not answer in time.
-        IBV_WC_RESP_TIMEOUT_ERR = 20;
-    }
-}
-
+/// `enum ibv_port_state`: the port is up.
+pub const IBV_PORT_ACTIVE: u32 = 4;
+/// `enum ibv_access_flags`: the NIC may write what this process's requests fetch.
+pub const IBV_ACCESS_LOCAL_WRITE: u32 = 1;
+/// `enum ibv_access_flags`: peers may write.
+pub const IBV_ACCESS_REMOTE_WRITE: u32 = 1 << 1;
+/// `enum ibv_access_flags`: peers may read.
+pub const IBV_ACCESS_REMOTE_READ: u32 = 1 << 2;
+/// `enum ibv_access_flags`: peers may use atomics.
+pub const IBV_ACCESS_REMOTE_ATOMIC: u32 = 1 << 3;
+/// `enum ibv_access_flags`: writes may become visible in any order.
+pub const IBV_ACCESS_RELAXED_ORDERING: u32 = 1 << 20;
+/// `enum ibv_atomic_cap`: the device has no atomics.
+pub const IBV_ATOMIC_NONE: u32 = 0;
+/// `enum ibv_atomic_cap`: operations are atomic with respect to each other.
+pub const IBV_ATOMIC_HCA: u32 = 1;
+/// `enum ibv_atomic_cap`: operations are atomic also with respect to CPUs and other devices.
+pub const IBV_ATOMIC_GLOB: u32 = 2;
+/// `enum ibv_qp_type`: reliable connection.
+pub const IBV_QPT_RC: u32 = 2;
+/// `enum ibv_qp_state`: initialised: takes receive requests.
+pub const IBV_QPS_INIT: u32 = 1;
+/// `enum ibv_qp_state`: ready to receive.
+pub const IBV_QPS_RTR: u32 = 2;
+/// `enum ibv_qp_state`: ready to send.
+pub const IBV_QPS_RTS: u32 = 3;
+/// `enum ibv_qp_state`: in error: every request fails.
+pub const IBV_QPS_ERR: u32 = 6;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::qp_state`] is valid.
+pub const IBV_QP_STATE: c_int = 1;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::qp_access_flags`] is valid.
+pub const IBV_QP_ACCESS_FLAGS: c_int = 1 << 3;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::pkey_index`] is valid.
+pub const IBV_QP_PKEY_INDEX: c_int = 1 << 4;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::port_num`] is valid.
+pub const IBV_QP_PORT: c_int = 1 << 5;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::ah_attr`] is valid.
+pub const IBV_QP_AV: c_int = 1 << 7;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::path_mtu`] is valid.
+pub const IBV_QP_PATH_MTU: c_int = 1 << 8;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::timeout`] is valid.
+pub const IBV_QP_TIMEOUT: c_int = 1 << 9;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::retry_cnt`] is valid.
+pub const IBV_QP_RETRY_CNT: c_int = 1 << 10;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::rnr_retry`] is valid.
+pub const IBV_QP_RNR_RETRY: c_int = 1 << 11;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::rq_psn`] is valid.
+pub const IBV_QP_RQ_PSN: c_int = 1 << 12;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::max_rd_atomic`] is valid.
+pub const IBV_QP_MAX_QP_RD_ATOMIC: c_int = 1 << 13;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::min_rnr_timer`] is valid.
+pub const IBV_QP_MIN_RNR_TIMER: c_int = 1 << 15;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::sq_psn`] is valid.
+pub const IBV_QP_SQ_PSN: c_int = 1 << 16;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::max_dest_rd_atomic`] is valid.
+pub const IBV_QP_MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::dest_qp_num`] is valid.
+pub const IBV_QP_DEST_QPN: c_int = 1 << 20;
+/// `enum ibv_wr_opcode`: write to remote memory.
+pub const IBV_WR_RDMA_WRITE: u32 = 0;
+/// `enum ibv_wr_opcode`: send a message to a receive buffer.
+pub const IBV_WR_SEND: u32 = 2;
+/// `enum ibv_wr_opcode`: read remote memory.
+pub const IBV_WR_RDMA_READ: u32 = 4;
+/// `enum ibv_wr_opcode`: add to a remote word and fetch what it held.
+pub const IBV_WR_ATOMIC_FETCH_AND_ADD: u32 = 6;
+/// `enum ibv_send_flags`: start after all earlier reads and atomics of the queue pair.
+pub const IBV_SEND_FENCE: c_uint = 1;
+/// `enum ibv_send_flags`: ask for a completion.
+pub const IBV_SEND_SIGNALED: c_uint = 1 << 1;
+/// `enum ibv_send_flags`: copy the data into the request when it is posted.
+pub const IBV_SEND_INLINE: c_uint = 1 << 3;
+/// `enum ibv_wc_status`: the request was carried out.
+pub const IBV_WC_SUCCESS: u32 = 0;
+/// `enum ibv_wc_status`: the queue pair was in error before the request was carried out.
+pub const IBV_WC_WR_FLUSH_ERR: u32 = 5;
+/// `enum ibv_wc_status`: the peer's NIC did not acknowledge in time, however often the packet was sent.
+pub const IBV_WC_RETRY_EXC_ERR: u32 = 12;
+/// `enum ibv_wc_status`: the peer had no receive buffer, however often the packet was sent.
+pub const IBV_WC_RNR_RETRY_EXC_ERR: u32 = 13;
+/// `enum ibv_wc_status`: the peer's NIC did not answer in time.
+pub const IBV_WC_RESP_TIMEOUT_ERR: u32 = 20;
 /// Ethernet, in [`PortAttributes::link_layer`].
 pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
 
@@ -559,10 +528,8 @@ functions! {
         fn ibv_alloc_pd(*mut DeviceContext) -> *mut ProtectionDomain;
         fn ibv_dealloc_pd(*mut ProtectionDomain) -> c_int;
         fn ibv_reg_mr(*mut ProtectionDomain, *mut c_void, usize, c_int) -> *mut MemoryRegion;
-        #[optional]
-        fn ibv_reg_mr_iova2(*mut ProtectionDomain, *mut c_void, usize, u64, c_uint) -> *mut MemoryRegion;
-        #[optional]
-        fn ibv_reg_dmabuf_mr(*mut ProtectionDomain, u64, usize, u64, c_int, c_int) -> *mut MemoryRegion;
+        #[optional] fn ibv_reg_mr_iova2(*mut ProtectionDomain, *mut c_void, usize, u64, c_uint) -> *mut MemoryRegion;
+        #[optional] fn ibv_reg_dmabuf_mr(*mut ProtectionDomain, u64, usize, u64, c_int, c_int) -> *mut MemoryRegion;
         fn ibv_dereg_mr(*mut MemoryRegion) -> c_int;
         fn ibv_create_ah(*mut ProtectionDomain, *mut AddressHandleAttributes) -> *mut AddressHandle;
         fn ibv_destroy_ah(*mut AddressHandle) -> c_int;

@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_library_that_is_not_there_is_named() {
+    fn a_missing_library_is_named() {
         let error = probe("libnowhere.so.1").unwrap_err();
         let text = error.to_string();
         assert!(matches!(error, NoDevice::NoLibrary { .. }), "{text}");
@@ -243,10 +243,10 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_that_cannot_be_is_refused_before_anything_is_opened() {
+    fn a_number_out_of_range_is_refused_before_anything_is_opened() {
         let config = VerbsConfig { library: "libnowhere.so.1".to_owned(), timeout: 0, ..VerbsConfig::default() };
         let text = RdmaDevice::open(&config).unwrap_err().to_string();
-        assert_eq!(text, "no RDMA device: a timeout of 0 cannot be; it is 1 to 31");
+        assert_eq!(text, "no RDMA device: timeout 0 is out of range; use 1 to 31");
     }
 
     #[test]
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_read_as_the_kernel_says_them() {
+    fn rates_are_parsed_as_the_kernel_writes_them() {
         let texts = ["400 Gb/sec (4X NDR)\n", "2.5 Gb/sec (1X SDR)", "100 Gb/sec"];
         assert_eq!(texts.map(rate), [Some(400_000), Some(2500), Some(100_000)]);
         for text in ["", "400", "x Gb/sec", "4.x Gb/sec", "4 MB/sec", "99999999999999999999 Gb/sec"] {

@@ -124,15 +124,15 @@ impl Port {
         let link = match link {
             1 => Link::InfiniBand,
             2 => Link::Ethernet,
-            _ => return Err(refuse(rank, "its kind of network is unknown")),
+            _ => return Err(refuse(rank, "its link layer is unknown")),
         };
         let mtu = Mtu::from_code(mtu.into()).ok_or_else(|| refuse(rank, "its MTU is unknown"))?;
         let lid = reader.u32().ok_or_else(short)?;
-        let lid = u16::try_from(lid).map_err(|_| refuse(rank, "it has no LID"))?;
+        let lid = u16::try_from(lid).map_err(|_| refuse(rank, "its LID has more than 16 bits"))?;
         let (credits_key, gid) = (reader.u32().ok_or_else(short)?, reader.take().ok_or_else(short)?);
         let words_key = reader.u32().ok_or_else(short)?;
         if reads == 0 {
-            return Err(refuse(rank, "it takes nothing"));
+            return Err(refuse(rank, "a port answers no reads"));
         }
         Ok(Self { link, mtu, reads, lid, gid, credits_key, words_key })
     }
@@ -165,20 +165,20 @@ impl Hello {
         let mut reader = Reader(&key.0);
         let mut number = || reader.u32().ok_or_else(short);
         if number()? != HELLO {
-            return Err(refuse(rank, "it is not one of this version of the network `verbs`"));
+            return Err(refuse(rank, "this version of the network `verbs` did not make it"));
         }
         if (number()?, number()?) != (rank, ranks) {
-            return Err(refuse(rank, "it is of another rank"));
+            return Err(refuse(rank, "it belongs to another rank or world size"));
         }
         let (per_context, signal_depth, ports) = (number()?, number()?, number()? as usize);
         let mut word = || reader.u64().ok_or_else(short);
         let (credits, words, words_in_gpu, count) = (word()?, word()?, word()?, word()?);
-        // So that no address of a word overflows.
+        // Ensures that no address of a word overflows.
         if words > u64::MAX >> 1 || words_in_gpu > 1 {
-            return Err(refuse(rank, "there are no such words"));
+            return Err(refuse(rank, "the address of its signal words is invalid"));
         }
         if signal_depth == 0 || !(1..=MOST_PORTS).contains(&ports) {
-            return Err(refuse(rank, "it takes nothing"));
+            return Err(refuse(rank, format!("its {signal_depth} receive buffers or {ports} ports are out of range")));
         }
         if count != ends as u64 || reader.0.len() != ports * PORT_BYTES + ends * 8 {
             return Err(refuse(rank, format!("it has {count} queue pairs instead of {ends}")));
@@ -187,7 +187,7 @@ impl Hello {
         let mut list = Vec::with_capacity(ends);
         while let (Some(queue), Some(initial_psn)) = (reader.u32(), reader.u32()) {
             if queue == 0 || queue >> 24 != 0 || initial_psn >> 24 != 0 {
-                return Err(refuse(rank, "there is no such queue pair"));
+                return Err(refuse(rank, "a queue pair or packet sequence number is out of range"));
             }
             list.push(End { queue, initial_psn });
         }
@@ -221,12 +221,12 @@ impl Part {
         };
         let (numbers, address, bytes, rest) = read().ok_or_else(|| refuse(rank, "it has the wrong length"))?;
         let (WINDOW, count, flags @ 0..=7, 0) = numbers else {
-            return Err(refuse(rank, "it is not one of this version of the network `verbs`"));
+            return Err(refuse(rank, "this version of the network `verbs` did not make it"));
         };
         if count as usize != ports || rest.len() != 4 * ports {
             return Err(refuse(rank, format!("it is for {count} ports instead of {ports}")));
         }
-        // So that no sum of an address in it and a length overflows.
+        // Ensures that the sum of an address in it and a length does not overflow.
         if address.checked_add(bytes).is_none() {
             return Err(refuse(rank, "its memory reaches past the last address"));
         }
@@ -333,9 +333,9 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let error = reason(Hello::from_key(2, 4, 0, &Key(vec![0; 72])).unwrap_err());
-        assert_eq!(error, "it is not one of this version of the network `verbs`");
+        assert_eq!(error, "this version of the network `verbs` did not make it");
         let error = reason(Part::from_key(2, 1, &Key(vec![0; 32])).unwrap_err());
-        assert_eq!(error, "it is not one of this version of the network `verbs`");
+        assert_eq!(error, "this version of the network `verbs` did not make it");
         assert_eq!(reason(Part::from_key(2, 1, &Key(vec![0; 31])).unwrap_err()), "it has the wrong length");
     }
 }

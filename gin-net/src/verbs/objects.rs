@@ -182,13 +182,11 @@ impl QueuePair {
                 max_inline_data: inline,
             };
             let mut init = QueuePairInitAttributes {
-                qp_context: ptr::null_mut(),
                 send_cq: sends.queue.as_ptr(),
                 recv_cq: receives.queue.as_ptr(),
-                srq: ptr::null_mut(),
                 cap,
                 qp_type: IBV_QPT_RC,
-                sq_sig_all: 0,
+                ..QueuePairInitAttributes::default()
             };
             // Safety: the domain and both completion queues exist; the library may write `init`.
             let queue = unsafe { (domain.verbs().ibv_create_qp)(domain.domain.as_ptr(), &raw mut init) };
@@ -315,7 +313,8 @@ impl QueuePair {
     pub(super) unsafe fn receive(&self, id: u64, mut sge: ScatterGatherEntry) -> Result<(), NetError> {
         const WHAT: &str = "posting a receive buffer";
         let post = self.domain.operations().post_recv.ok_or_else(|| no_function(WHAT))?;
-        let mut request = ReceiveWorkRequest { wr_id: id, next: ptr::null_mut(), sg_list: &raw mut sge, num_sge: 1 };
+        let mut request =
+            ReceiveWorkRequest { wr_id: id, sg_list: &raw mut sge, num_sge: 1, ..ReceiveWorkRequest::default() };
         let mut bad = ptr::null_mut();
         // Safety: the queue pair exists, and the request outlives the call; the rest is the caller's promise.
         Ok(check(WHAT, unsafe { post(self.queue.as_ptr(), &raw mut request, &raw mut bad) })?)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The ports that ranks of this process use, and which rank uses which.
+//! The ports that ranks of this process use, and the choice of each rank.
 
 use super::config::VerbsConfig;
 use super::device::RdmaDevice;
@@ -10,7 +10,7 @@ use gin_verbs::Link;
 use std::fmt;
 use std::sync::Arc;
 
-/// Ports that are open. Each rank uses those that are nearest to its GPU.
+/// Open ports. Each rank uses those nearest to its GPU.
 ///
 /// ```no_run
 /// use gin_net::NetworkFactory;
@@ -26,12 +26,12 @@ pub struct Ports {
     most: usize,
 }
 
-/// The ports of a rank, at least one.
+/// The ports that a rank uses.
 #[derive(Clone, Debug)]
 pub struct Chosen {
-    /// The ports: its first context uses the first, the next context the next one, from the beginning again after the last.
+    /// Ports, at least one. Contexts use them in turn.
     pub ports: Vec<Arc<RdmaDevice>>,
-    /// How near they are to its GPU, if that is known.
+    /// Distance to the rank's GPU, if known.
     pub distance: Option<Distance>,
 }
 
@@ -44,11 +44,11 @@ impl fmt::Display for Chosen {
 }
 
 impl Ports {
-    /// Opens the ports that [`VerbsConfig::ports`] names. Otherwise all that are up and have an address, of InfiniBand or of
-    /// Ethernet, whichever has more of them, since the two do not reach each other.
+    /// Opens the ports that [`VerbsConfig::ports`] names. If it is empty, opens all ports that are up and have a GID, of the
+    /// link layer that has more of them: InfiniBand and Ethernet do not reach each other.
     ///
     /// # Errors
-    /// [`NoDevice`]: there are none, or one that was named cannot be used.
+    /// [`NoDevice`]: no port can be used, or one of the named ports cannot.
     pub fn open(config: &VerbsConfig) -> Result<Self, NoDevice> {
         let mut all = RdmaDevice::find(config, &config.ports, None, false)?;
         if config.ports.is_empty() {
@@ -59,14 +59,14 @@ impl Ports {
         Ok(Self { all, most: config.most_ports })
     }
 
-    /// All of them.
+    /// Returns all open ports.
     pub fn all(&self) -> &[Arc<RdmaDevice>] {
         &self.all
     }
 
-    /// Those that `rank` uses, whose GPU has this address on the PCI bus: the nearest, of these the fastest, at most
-    /// [`VerbsConfig::most_ports`]. Without an address, or where the system does not say what is near, all are as near.
-    /// Ranks begin with different ones of those that serve as well.
+    /// Chooses the ports of `rank`, whose GPU has this address on the PCI bus: the nearest, of these the fastest, at most
+    /// [`VerbsConfig::most_ports`]. Without an address, or if the system reports no locations, all ports are equally near.
+    /// Among equally good ports, ranks start with different ones.
     pub fn choose(&self, gpu: Option<&str>, rank: u32) -> Chosen {
         let gpu = gpu.and_then(PciPlace::of_pci);
         let merits = |port: &Arc<RdmaDevice>| Candidate { place: port.info().place.clone(), rate: port.port().rate };
@@ -75,7 +75,8 @@ impl Ports {
         Chosen { ports: chosen.into_iter().map(|port| self.all[port].clone()).collect(), distance }
     }
 
-    /// Makes the endpoints of all ranks of this process, each with the ports that [`choose`](Self::choose) gives it.
+    /// Returns a factory for the endpoints of all ranks of this process, each with the ports that [`choose`](Self::choose)
+    /// returns.
     pub fn factory(&self) -> NetworkFactory {
         let ports = self.clone();
         Arc::new(move |endpoint: &Endpoint| {
