@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! ConnectX NICs, through libibverbs and libmlx5.
 //!
-//! [`devices`] and [`Mlx5::open`] open the libraries, so programs start without them; [`Absent`] says what is missing. No real
-//! NIC has been driven by this yet.
+//! [`devices`] and [`Mlx5::open`] open the libraries, so programs start without them; [`Absent`] says what is missing.
+//! No real NIC has been driven by this yet.
+
+pub use gin_verbs::LoadError;
 
 use super::hca::{Access, DmaBuf, Domain, Extent, Handle, Hca, HcaError, Port, Region, Uar, Umem};
 use gin_abi::mlx5::bits::{Mailbox, View};
@@ -18,7 +20,7 @@ use gin_verbs::verbs::{
     IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, MemoryRegion, ProtectionDomain, Verbs,
     VerbsDevice,
 };
-use gin_verbs::{CallError, DeviceList, LoadError, OpenDevice, check, non_null};
+use gin_verbs::{CallError, DeviceList, OpenDevice, check, non_null};
 use std::ffi::{c_int, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
@@ -28,22 +30,9 @@ use std::{fmt, io};
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Absent {
-    /// A library cannot be opened.
-    #[error("no mlx5 device: {library} cannot be opened ({reason}); it is part of rdma-core")]
-    NoLibrary {
-        /// The library.
-        library: String,
-        /// The loader's reason.
-        reason: String,
-    },
-    /// A library is too old.
-    #[error("no mlx5 device: {library} has no function {name}; it is too old")]
-    NoFunction {
-        /// The library.
-        library: String,
-        /// Name of the function.
-        name: String,
-    },
+    /// A library cannot be used.
+    #[error("no mlx5 device: {0}")]
+    Library(#[from] LoadError),
     /// The kernel has no RDMA support, or its `ib_uverbs` module is not loaded.
     #[error("no mlx5 device: asking the kernel for RDMA devices failed: {}", io::Error::from_raw_os_error(*errno))]
     Kernel {
@@ -69,8 +58,8 @@ pub enum Absent {
     Closed {
         /// Its name.
         name: String,
-        /// Error number of the operating system. 13 (permission denied): this process may not open `/dev/infiniband`. 95 (not
-        /// supported): the firmware or the driver lacks DevX.
+        /// Error number of the operating system. 13 (permission denied): this process may not open `/dev/infiniband`.
+        /// 95 (not supported): the firmware or the driver lacks DevX.
         errno: i32,
     },
     /// The device was opened but does not answer.
@@ -81,15 +70,6 @@ pub enum Absent {
         /// Error of the first command.
         error: HcaError,
     },
-}
-
-impl From<LoadError> for Absent {
-    fn from(error: LoadError) -> Self {
-        match error {
-            LoadError::NoLibrary { library, reason } => Self::NoLibrary { library, reason },
-            LoadError::NoFunction { library, name } => Self::NoFunction { library, name },
-        }
-    }
 }
 
 /// Paths of the libraries, or names that the loader searches for.
@@ -112,7 +92,8 @@ impl Libraries {
     fn open(&self) -> Result<(Arc<Verbs>, Mlx5dv), Absent> {
         let (verbs, dv) = (Verbs::open(&self.verbs)?, Mlx5dv::open(&self.mlx5)?);
         if verbs.ibv_reg_mr_iova2.is_none() {
-            return Err(Absent::NoFunction { library: self.verbs.clone(), name: "ibv_reg_mr_iova2".to_owned() });
+            let (library, name) = (self.verbs.clone(), "ibv_reg_mr_iova2".to_owned());
+            return Err(LoadError::NoFunction { library, name }.into());
         }
         Ok((Arc::new(verbs), dv))
     }
@@ -135,7 +116,7 @@ fn device_list(verbs: &Verbs) -> Result<DeviceList<'_>, Absent> {
 fn supported(list: &DeviceList<'_>, dv: &Mlx5dv) -> Result<Vec<(String, *mut VerbsDevice)>, Absent> {
     // Safety: devices of the list.
     let is_supported = |device: &(_, *mut VerbsDevice)| unsafe { (dv.mlx5dv_is_supported)(device.1) };
-    let (supported, others): (Vec<_>, Vec<_>) = list.iter().partition(is_supported);
+    let (supported, others): (Vec<_>, Vec<_>) = list.devices().iter().cloned().partition(is_supported);
     match (supported.is_empty(), others.is_empty()) {
         (true, true) => Err(Absent::NoDevice),
         (true, false) => Err(Absent::OtherDevices(others.into_iter().map(|(name, _)| name).collect())),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub struct DeviceList<'a> {
     verbs: &'a Verbs,
     first: NonNull<*mut VerbsDevice>,
-    count: usize,
+    devices: Vec<(String, *mut VerbsDevice)>,
 }
 
 impl<'a> DeviceList<'a> {
@@ -24,18 +24,19 @@ impl<'a> DeviceList<'a> {
         let mut count: c_int = 0;
         // Safety: the library may write `count`.
         let first = non_null("ibv_get_device_list", unsafe { (verbs.ibv_get_device_list)(&raw mut count) })?;
-        Ok(Self { verbs, first, count: usize::try_from(count).unwrap_or(0) })
+        // Safety: the list has `count` devices.
+        let all = unsafe { std::slice::from_raw_parts(first.as_ptr(), usize::try_from(count).unwrap_or(0)) };
+        let devices = all.iter().map(|&device| {
+            // Safety: a device of the list; its name is a string that lives as long.
+            let name = unsafe { CStr::from_ptr((verbs.ibv_get_device_name)(device)) };
+            (name.to_string_lossy().into_owned(), device)
+        });
+        Ok(Self { verbs, first, devices: devices.collect() })
     }
 
-    /// Returns each device with its name. A device may be used until the list is dropped.
-    pub fn iter(&self) -> impl Iterator<Item = (String, *mut VerbsDevice)> {
-        // Safety: the list has `count` devices, which stay until it is freed.
-        let devices = unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) };
-        devices.iter().map(|&device| {
-            // Safety: a device of the list; its name is a string that lives as long.
-            let name = unsafe { CStr::from_ptr((self.verbs.ibv_get_device_name)(device)) };
-            (name.to_string_lossy().into_owned(), device)
-        })
+    /// Returns each device with its name. The pointers are valid until the list is dropped.
+    pub fn devices(&self) -> &[(String, *mut VerbsDevice)] {
+        &self.devices
     }
 }
 

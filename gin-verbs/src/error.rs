@@ -6,9 +6,11 @@ use std::io;
 use std::ptr::NonNull;
 
 /// Why a library cannot be used.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum LoadError {
     /// The loader cannot open the library.
+    #[error("{library} cannot be opened ({reason}); it is part of rdma-core")]
     NoLibrary {
         /// Name or path of the library.
         library: String,
@@ -16,6 +18,7 @@ pub enum LoadError {
         reason: String,
     },
     /// The library is too old: it lacks a function.
+    #[error("{library} has no function {name}; it is too old")]
     NoFunction {
         /// Name or path of the library.
         library: String,
@@ -44,7 +47,8 @@ impl CallError {
     }
 }
 
-/// Converts the result of a function that returns 0, or an error number of either sign, or -1 with the number in `errno`.
+/// Converts the result of a function that returns 0, or an error number of either sign, or -1 with the number in
+/// `errno`.
 ///
 /// # Errors
 /// [`CallError`], if the result is not 0.

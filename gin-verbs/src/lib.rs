@@ -8,9 +8,9 @@
 //! | `device` | the list of RDMA devices ([`DeviceList`]) and an open one ([`OpenDevice`]) |
 //! | `error` | why a library cannot be used ([`LoadError`]) and why a call failed ([`CallError`]) |
 //!
-//! Structures have Rust names; their docs give the C names. Fields, functions and constants keep the header's names.
-//! Each structure is declared whole, or has room for what later versions append. The test `headers` compares offsets, sizes
-//! and numbers with rdma-core's headers.
+//! Structures have Rust names; their docs give the C names. Fields, functions and constants keep the header's names. A
+//! structure that callers allocate is declared whole, or has room for what later versions append; of other structures
+//! the beginning is declared. The test `headers` compares offsets, sizes and numbers with rdma-core's headers.
 #![warn(missing_docs, unreachable_pub)]
 
 mod device;

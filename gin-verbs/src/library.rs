@@ -20,7 +20,8 @@ pub(crate) fn find(library: &Library, file: &str, name: &str) -> Result<*mut c_v
     found.map(|symbol| *symbol).map_err(missing)
 }
 
-/// Defines the table of a library's functions, as C declares them. A function marked `#[optional]` is absent from older versions.
+/// Defines the table of a library's functions, as C declares them. A function marked `#[optional]` is absent from older
+/// versions.
 macro_rules! functions {
     (
         $(#[$doc:meta])*

@@ -324,9 +324,9 @@ pub struct RdmaOperands {
 pub struct AtomicOperands {
     /// Address of the word.
     pub remote_addr: u64,
-    /// What to add, or to compare with.
+    /// Summand, or the value to compare with.
     pub compare_add: u64,
-    /// What a compare-and-swap stores.
+    /// New value of a compare-and-swap.
     pub swap: u64,
     /// Remote key of the memory region.
     pub rkey: u32,

@@ -122,8 +122,8 @@ fn fields() -> Vec<String> {
     }
 }
 
-/// Lists conditions on sizes of structures that the library reads or writes whole. A structure that only the library writes
-/// may be larger than C's (`<=`).
+/// Lists conditions on sizes of structures that the library reads or writes whole. A structure that only the library
+/// writes may be larger than C's (`<=`).
 fn sizes() -> Vec<String> {
     macro_rules! sizes {
         ($($c:literal $compare:tt $structure:ident;)*) => {

@@ -9,14 +9,14 @@ use std::time::Duration;
 /// Engine that raises arriving signals.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SignalsBy {
-    /// The NIC if the rank's device is a GPU, all its ports have atomics and the GPU's memory can be registered for them;
-    /// else the proxy.
+    /// The NIC if the rank's device is a GPU, all its ports have atomics and the GPU's memory can be registered for
+    /// them; else the proxy.
     #[default]
     Automatic,
     /// The proxy.
     Proxy,
-    /// The NIC. A communicator fails to start if the NIC cannot raise signals. Also applies to host memory, where signals need
-    /// not be ordered behind data; they are with a software NIC on x86.
+    /// The NIC. A communicator fails to start if the NIC cannot raise signals. Also applies to host memory, where
+    /// signals need not be ordered behind data; they are with a software NIC on x86.
     Nic,
 }
 
@@ -111,12 +111,13 @@ pub struct VerbsConfig {
     pub ports: Vec<PortName>,
     /// Maximum number of ports that a rank uses, at least 1; its contexts use them in turn. Default: 4.
     pub most_ports: usize,
-    /// Name of the device that [`RdmaDevice::open`](super::RdmaDevice::open) opens. Default: the first with a port that is up.
+    /// Name of the device that [`RdmaDevice::open`](super::RdmaDevice::open) opens. Default: the first with a port that
+    /// is up.
     pub device: Option<String>,
     /// Number of its port, from 1. Default: the first that is up.
     pub port: Option<u8>,
-    /// Index of the port's GID. Default on Ethernet: the first of RoCE v2 with an IPv4 address, else of RoCE v2, else of any
-    /// kind. Default on InfiniBand: 0.
+    /// Index of the port's GID. Default on Ethernet: the first of RoCE v2 with an IPv4 address, else of RoCE v2, else
+    /// of any kind. Default on InfiniBand: 0.
     pub gid_index: Option<u32>,
     /// Largest packet; limited by the smaller of both ports' current MTUs, which is the default.
     pub mtu: Option<Mtu>,
@@ -129,36 +130,37 @@ pub struct VerbsConfig {
     /// Code, 1 to 31, of the time after which the NIC repeats an unacknowledged packet: 4.096 us times 2 to this power.
     /// Default: 16, that is 268 ms. Hardware may wait up to four times as long.
     pub timeout: u8,
-    /// How often the NIC repeats a packet before the peer counts as lost, 0 to 7. Default: 6. With the default `timeout` a
-    /// peer is lost after 1.9 s, with hardware after up to 7.5 s. Soft-RoCE takes 7 as for ever, and then loses no peer.
+    /// How often the NIC repeats a packet before the peer counts as lost, 0 to 7. Default: 6. With the default
+    /// `timeout` a peer is lost after 1.9 s, with hardware after up to 7.5 s. Soft-RoCE takes 7 as for ever, and then
+    /// loses no peer.
     pub retries: u8,
-    /// Entries of a connection's send queue, at least 4; reduced if the device has less room. A request takes one, and one more
-    /// if it has data and a signal. Default: 128.
+    /// Entries of a connection's send queue, at least 4; reduced if the device has less room. A request takes one, and
+    /// one more if it has data and a signal. Default: 128.
     pub send_depth: u32,
-    /// Signals that may be outstanding on a connection before the peer's proxy has handled them, at least 2; reduced if the
-    /// device has less room. Default: 64.
+    /// Signals that may be outstanding on a connection before the peer's proxy has handled them, at least 2; reduced if
+    /// the device has less room. Default: 64.
     pub signal_depth: u32,
     /// Number of entries, at least 1, of which one asks for a completion. The last of a batch does so too. Default: 16.
     pub completion_every: u32,
     /// Requests that a connection accepts while its send queue is full, so that others can proceed. Default: 1,024.
     pub backlog: usize,
-    /// Bytes that an entry should hold itself, so that the NIC need not fetch them: signals have 32, values up to 8. If the
-    /// device refuses, the NIC fetches them. Default: 32.
+    /// Bytes that an entry should hold itself, so that the NIC need not fetch them: signals have 32, values up to 8. If
+    /// the device refuses, the NIC fetches them. Default: 32.
     pub inline: u32,
     /// Outstanding RDMA reads on a connection, in each direction; reduced to the device's limit. Default: 16.
     pub reads: u8,
     /// Maximum length of a message in bytes; reduced to the port's limit. Default: 1 GiB.
     pub max_message: u64,
-    /// How long a connection without outstanding entries waits for the peer's proxy before it checks that the peer's NIC
-    /// answers. Default: 1 s.
+    /// How long a connection without outstanding entries waits for the peer's proxy before it checks that the peer's
+    /// NIC answers. Default: 1 s.
     pub ask_after: Duration,
     /// Engine that raises this rank's signals; also decides whether this rank has NICs of peers raise theirs. Default:
     /// [`SignalsBy::Automatic`].
     pub signals: SignalsBy,
     /// How NICs reach memory of this rank's GPU. Default: [`GpuMemory::Automatic`].
     pub gpu_memory: GpuMemory,
-    /// Makes arrivals visible by a read over the loop-back connection also in host memory, which does not need it. So tests
-    /// run the read without a GPU. Default: false.
+    /// Makes arrivals visible by a read over the loop-back connection also in host memory, which does not need it. So
+    /// tests run the read without a GPU. Default: false.
     pub always_read_back: bool,
 }
 

@@ -49,8 +49,8 @@ impl Move {
     }
 }
 
-/// Returns whether the NIC raises a word, in a GPU or in a host, after every earlier put. `has_put`: some puts went to host
-/// memory, some to GPU memory.
+/// Returns whether the NIC raises a word, in a GPU or in a host, after every earlier put. `has_put`: some puts went to
+/// host memory, some to GPU memory.
 fn is_ordered(has_put: [bool; 2], in_gpu: bool) -> bool {
     !has_put[usize::from(!in_gpu)]
 }
@@ -110,7 +110,7 @@ pub(super) struct Connection {
     pub(super) listed: bool,
 }
 
-/// What a connection uses while it works.
+/// State that all connections share, lent to one while it works.
 pub(super) struct Tools<'a> {
     pub(super) buffers: &'a mut Buffers,
     pub(super) windows: &'a mut Windows,
@@ -153,8 +153,8 @@ impl Connection {
         self.queue_pair.end()
     }
 
-    /// Posts the receive buffers and connects. `own`: index of this rank's end among those of the peer. `adds`: this end may
-    /// have the peer's NIC raise signals.
+    /// Posts the receive buffers and connects. `own`: index of this rank's end among those of the peer. `adds`: this
+    /// end may have the peer's NIC raise signals.
     pub(super) fn connect(&mut self, peer: &Hello, own: usize, adds: bool, buffers: &Buffers) -> Result<(), NetError> {
         let port_index = peer.port_index(self.context);
         let (Some(&end), Some(port)) = (peer.ends.get(own), peer.ports.get(port_index)) else {
@@ -283,8 +283,8 @@ impl Connection {
         if tools.chain.len() > 0 {
             self.unsignalled = 0;
         }
-        // Safety: windows stay registered while entries use them, which `enter` and `leave` count; a slot is reused only
-        // after its entry has ended.
+        // Safety: windows stay registered while entries use them, which `enter` and `leave` count; a slot is reused
+        // only after its entry has ended.
         if let Err((posted, error)) = unsafe { self.queue_pair.post(tools.chain) } {
             self.send_queue.abandon(tools.chain.len().saturating_sub(posted), &error, tools.ended);
             self.fail(error);
@@ -306,8 +306,8 @@ impl Connection {
         }
         let plan = |reads, (local, local_key), remote, bytes, window, value| -> Result<_, NetError> {
             let (context, peer) = ("a message that is too long", self.peer);
-            let short = u32::try_from(bytes).map_err(|_| NetError::Failed { context, peer, status: bytes })?;
-            Ok(Some(Move { reads, local, local_key, remote, bytes: short, window, value }))
+            let length = u32::try_from(bytes).map_err(|_| NetError::Failed { context, peer, status: bytes })?;
+            Ok(Some(Move { reads, local, local_key, remote, bytes: length, window, value }))
         };
         let of = |window, offset, bytes| windows.of(window, self.peer, offset, bytes, connected.port);
         let moved = match request.transfer {
@@ -345,10 +345,10 @@ impl Connection {
 
     /// Returns how a signal behind a transfer is raised. `word`: the word that the peer's NIC may raise.
     ///
-    /// The NIC carries out the requests of a connection in order, and its writes to one memory arrive there in order. So
-    /// the word is raised after every earlier put, if all of them went to the memory of the word: the GPU or the host.
-    /// Between the two nothing is ordered. Once one signal is sent as a message all are, because a signal that the NIC
-    /// raises may overtake a message.
+    /// The NIC carries out the requests of a connection in order, and its writes to one memory arrive there in order.
+    /// So the word is raised after every earlier put, if all of them went to the memory of the word: the GPU or the
+    /// host. Between the two nothing is ordered. Once one signal is sent as a message all are, because a signal that
+    /// the NIC raises may overtake a message.
     fn raise(&self, plan: Option<&Move>, word: Option<RemoteRange>) -> Raise {
         let mut has_put = self.has_put;
         if let Some(plan) = plan {
@@ -434,7 +434,8 @@ impl Connection {
         self.add_bytes(work, &word.to_le_bytes(), Entry::default(), tools);
     }
 
-    /// Checks that the peer's NIC answers, if its proxy has been waited for long: writes credits, which changes nothing.
+    /// Checks that the peer's NIC answers, if its proxy has been waited for long: writes credits, which changes
+    /// nothing.
     fn ask(&mut self, connected: Connected, tools: &mut Tools<'_>) {
         if self.backlog.is_empty() || !self.send_queue.is_empty() {
             self.waiting = None;

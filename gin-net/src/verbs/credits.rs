@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Credits limit how many signals may be outstanding, so that a receive buffer waits for each.
 //!
-//! The receiver has `depth` buffers for a connection. The sender counts the signals that it sends. The receiver counts the
-//! signals that it has handled, with their buffers posted again. Whenever at least half of the buffers are not returned yet,
-//! the receiver writes its count into a word of the sender's memory. That is an RDMA write, which needs no buffer there. Both
-//! counts wrap.
+//! The receiver has `depth` buffers for a connection. The sender counts the signals that it sends. The receiver counts
+//! the signals that it has handled, with their buffers posted again. Whenever at least half of the buffers are not
+//! returned yet, the receiver writes its count into a word of the sender's memory. That is an RDMA write, which needs
+//! no buffer there. Both counts wrap.
 //!
 //! No rank waits for ever as long as both NICs and both proxies work:
-//! - A sender without credit has `depth` signals whose credits were not returned. They all arrive, because a buffer waits for
-//!   each.
-//! - The receiver handles them whether or not it has credit itself. Then at least half of the credits are due for return.
-//! - The write that returns them needs room in the receiver's send queue. NICs alone complete the entries there, because
-//!   none of them waits for a buffer.
+//! - A sender without credit has `depth` signals whose credits were not returned. They all arrive, because a buffer
+//!   waits for each.
+//! - The receiver handles them whether or not it has credit itself. Then at least half of the credits are due for
+//!   return.
+//! - The write that returns them needs room in the receiver's send queue. NICs alone complete the entries there,
+//!   because none of them waits for a buffer.
 //!
-//! The NIC may not write 8 bytes at once (Soft-RoCE copies them). So the word holds the count and its complement, and is valid
-//! only if they match.
+//! The NIC may not write 8 bytes at once (Soft-RoCE copies them). So the word holds the count and its complement, and
+//! is valid only if they match.
 
 /// The sender's side.
 #[derive(Clone, Copy, Debug)]

@@ -21,16 +21,14 @@ use std::sync::Arc;
 /// [`NoDevice`], if there are none.
 pub fn probe(library: &str) -> Result<Vec<Result<DeviceInfo, NoDevice>>, NoDevice> {
     let verbs = Arc::new(Verbs::open(library)?);
-    let (_list, all) = devices(&verbs)?;
-    Ok(all.iter().map(|(name, device)| info(&open(&verbs, name, *device)?)).collect())
+    let list = devices(&verbs)?;
+    Ok(list.devices().iter().map(|(name, device)| info(&open(&verbs, name, *device)?)).collect())
 }
 
-/// Returns the kernel's list of devices, and each device with its name; the list keeps the devices alive.
-#[expect(clippy::type_complexity, reason = "used in this file only")]
-fn devices(verbs: &Verbs) -> Result<(DeviceList<'_>, Vec<(String, *mut VerbsDevice)>), NoDevice> {
+/// Returns the kernel's list of devices, which is not empty.
+fn devices(verbs: &Verbs) -> Result<DeviceList<'_>, NoDevice> {
     let list = DeviceList::new(verbs).map_err(|CallError { errno, .. }| NoDevice::Kernel { errno })?;
-    let all: Vec<_> = list.iter().collect();
-    if all.is_empty() { Err(NoDevice::None) } else { Ok((list, all)) }
+    if list.devices().is_empty() { Err(NoDevice::None) } else { Ok(list) }
 }
 
 fn failed(name: &str) -> impl Fn(CallError) -> NoDevice {
@@ -120,8 +118,8 @@ impl RdmaDevice {
         found.into_iter().next().ok_or_else(|| NoDevice::NoPort { port: config.port, known: Vec::new() })
     }
 
-    /// Opens ports that are up. `named` lists the ports, in order; each must exist. If it is empty, opens the ports of all
-    /// devices, with this number if there is one. `one`: opens only the first.
+    /// Opens ports that are up. `named` lists the ports, in order; each must exist. If it is empty, opens the ports of
+    /// all devices, with this number if there is one. `one`: opens only the first.
     pub(super) fn find(
         config: &VerbsConfig,
         named: &[PortName],
@@ -132,18 +130,18 @@ impl RdmaDevice {
             return Err(NoDevice::Config { what, number, range });
         }
         let verbs = Arc::new(Verbs::open(&config.library)?);
-        let (_list, all) = devices(&verbs)?;
-        let known: Vec<String> = all.iter().map(|(name, _)| name.clone()).collect();
+        let list = devices(&verbs)?;
+        let known: Vec<String> = list.devices().iter().map(|(name, _)| name.clone()).collect();
         let any = known.iter().map(|name| PortName { device: name.clone(), port: number }).collect::<Vec<_>>();
         let wanted = if named.is_empty() { &any } else { named };
         let mut found: Vec<Arc<Self>> = Vec::new();
         for PortName { device: name, port } in wanted {
-            let Some((_, device)) = all.iter().find(|(other, _)| other == name) else {
+            let Some((_, device)) = list.devices().iter().find(|(other, _)| other == name) else {
                 return Err(NoDevice::Unknown { name: name.clone(), known });
             };
             let open = || open(&verbs, name, *device);
             let info = match open().and_then(|device| info(&device)) {
-                // Skips a device that nobody asked for; another one may do.
+                // Skips a device that the configuration does not name; another one may work.
                 Err(_) if named.is_empty() => continue,
                 info => info?,
             };
@@ -169,16 +167,17 @@ impl RdmaDevice {
         let missing =
             || NoDevice::NoAddress { name: info.name.clone(), port: port.number, index: config.gid_index.unwrap_or(0) };
         let gid = port.address(config).ok_or_else(missing)?;
-        // An unknown code stands for a larger packet than any known one.
+        // An unknown code means a larger packet than any known code.
         let mtu = port.mtu.unwrap_or(Mtu::B4096);
         let mtu = config.mtu.map_or(mtu, |wanted| if wanted.bytes() < mtu.bytes() { wanted } else { mtu });
         Ok(Self { open, info, port, gid, mtu, config: config.clone() })
     }
 
-    /// Registers memory and releases it again. Returns how the NIC reaches the memory, and whether it can add to words there.
+    /// Registers memory and releases it again. Returns how the NIC reaches the memory, and whether it can add to words
+    /// there.
     ///
     /// # Errors
-    /// [`NetError::Local`](crate::NetError::Local), with the reason why the NIC does not reach the memory.
+    /// [`NetError::Local`], with the reason why the NIC does not reach the memory.
     pub fn reach(self: &Arc<Self>, memory: &MemorySlice) -> Result<(Way, bool), NetError> {
         let domain = Domain::new(self)?;
         // Safety: the region is gone before this returns.
@@ -228,7 +227,7 @@ mod tests {
     fn a_missing_library_is_named() {
         let error = probe("libnowhere.so.1").unwrap_err();
         let text = error.to_string();
-        assert!(matches!(error, NoDevice::NoLibrary { .. }), "{text}");
+        assert!(matches!(error, NoDevice::Library(_)), "{text}");
         assert!(text.starts_with("no RDMA device: libnowhere.so.1 cannot be opened ("), "{text}");
         assert!(text.ends_with("it is part of rdma-core"), "{text}");
         let config = VerbsConfig { library: "libnowhere.so.1".to_owned(), ..VerbsConfig::default() };

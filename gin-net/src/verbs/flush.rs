@@ -2,8 +2,8 @@
 //! Makes visible what the NIC has written into a GPU.
 //!
 //! A completion means that the data has left the NIC, not that it has reached the GPU: PCIe may still delay writes. A
-//! read of the GPU's memory by the same NIC is ordered behind them, so when its response arrives they have arrived too. The
-//! read uses a queue pair that is connected to itself, as in NCCL.
+//! read of the GPU's memory by the same NIC is ordered behind them, so when its response arrives they have arrived too.
+//! The read uses a queue pair that is connected to itself, as in NCCL.
 
 use super::objects::{Chain, CompletionQueue, Depths, Domain, QueuePair, local};
 use super::region::{Buffer, Reach};

@@ -21,22 +21,9 @@ pub enum NoDevice {
         /// The range.
         range: &'static str,
     },
-    /// libibverbs cannot be opened.
-    #[error("no RDMA device: {library} cannot be opened ({reason}); it is part of rdma-core")]
-    NoLibrary {
-        /// The library.
-        library: String,
-        /// The loader's reason.
-        reason: String,
-    },
-    /// libibverbs is too old.
-    #[error("no RDMA device: {library} has no function {name}; it is too old")]
-    NoFunction {
-        /// The library.
-        library: String,
-        /// Name of the function.
-        name: String,
-    },
+    /// libibverbs cannot be used.
+    #[error("no RDMA device: {0}")]
+    Library(#[from] LoadError),
     /// The kernel has no RDMA support, or its `ib_uverbs` module is not loaded.
     #[error("no RDMA device: asking the kernel for devices failed: {}", io::Error::from_raw_os_error(*errno))]
     Kernel {
@@ -86,15 +73,6 @@ pub enum NoDevice {
 
 fn wanted(port: Option<u8>) -> String {
     port.map_or_else(String::new, |port| format!(" and has number {port}"))
-}
-
-impl From<LoadError> for NoDevice {
-    fn from(error: LoadError) -> Self {
-        match error {
-            LoadError::NoLibrary { library, reason } => Self::NoLibrary { library, reason },
-            LoadError::NoFunction { library, name } => Self::NoFunction { library, name },
-        }
-    }
 }
 
 /// Kind of a GID.
@@ -188,8 +166,8 @@ pub struct DeviceInfo {
     pub reads_answered: u8,
     /// Outstanding reads that a queue pair initiates.
     pub reads_asked: u8,
-    /// The device has atomics. They may be atomic only with respect to each other, so no other engine may add to the same
-    /// words.
+    /// The device has atomics. They may be atomic only with respect to each other, so no other engine may add to the
+    /// same words.
     pub has_atomics: bool,
     /// Location, if the system reports it.
     pub place: Option<PciPlace>,

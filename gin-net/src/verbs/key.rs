@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Keys that ranks exchange: one for queue pairs and signal words, and one for each window.
 //!
-//! Every rank receives all keys, so a rank's first key holds a queue pair for every context and every rank: 8 bytes each.
+//! Every rank receives all keys, so a rank's first key holds a queue pair for every context and every rank: 8 bytes
+//! each.
 
 use crate::{Key, NetError};
 use gin_abi::mlx5::command::Mtu;
@@ -14,7 +15,7 @@ const HELLO_BYTES: usize = 56;
 const PORT_BYTES: usize = 32;
 /// Bytes before the keys.
 const WINDOW_BYTES: usize = 32;
-/// Maximum number of ports in a key; no rank uses so many.
+/// Maximum number of ports in a key, more than any rank uses.
 const MOST_PORTS: usize = 256;
 
 /// One end of a connection.

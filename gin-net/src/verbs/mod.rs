@@ -14,32 +14,36 @@
 //! | `key`, `message` | what ranks send each other |
 //!
 //! # Ports
-//! A rank uses one or several ports, and registers its memory with each. At each end, context `c` uses the port of index `c`
-//! modulo the number of ports, so both ends know which ports a connection joins. Ranks with equally many ports connect ports
-//! of the same index. Everything that arrives for a context arrives over one port.
+//! A rank uses one or several ports, and registers its memory with each. At each end, context `c` uses the port of
+//! index `c` modulo the number of ports, so both ends know which ports a connection joins. Ranks with equally many
+//! ports connect ports of the same index. Everything that arrives for a context arrives over one port.
 //!
 //! # How requests travel
-//! Each context has a reliable connection with each rank, including its own. A put is an RDMA write, a get is an RDMA read, and a
-//! value is a write whose entry holds it. A signal is a message of 32 bytes behind the data. The connection carries out
-//! everything in order, so when the message arrives, everything before it has arrived, and the receiver's proxy raises the
-//! word. So all signals are strong, and no word is raised by two kinds of engine.
+//! Each context has a reliable connection with each rank, including its own. A put is an RDMA write, a get is an RDMA
+//! read, and a value is a write whose entry holds it. A signal is a message of 32 bytes behind the data. The connection
+//! carries out everything in order, so when the message arrives, everything before it has arrived, and the receiver's
+//! proxy raises the word. So all signals are strong, and no word is raised by two kinds of engine.
 //!
-//! A request is complete when the peer's NIC has acknowledged it. The network posts entries in batches, each with one doorbell.
-//! One entry in [`completion_every`](VerbsConfig::completion_every) and the last of a batch ask for a completion, which also
-//! covers the entries before it.
+//! If the NIC raises signals ([`SignalsBy`]), a signal is a fetch-and-add behind the data instead, as long as the NIC
+//! keeps the two in order. It raises a word in device memory.
+//!
+//! A request is complete when the peer's NIC has acknowledged it. The network posts entries in batches, each with one
+//! doorbell. One entry in [`completion_every`](VerbsConfig::completion_every) and the last of a batch ask for a
+//! completion, which also covers the entries before it.
 //!
 //! # Memory of GPUs
-//! GPU memory is registered as a DMA-BUF file, or else by its address if the GPU driver has a peer-memory module. Where a probe
-//! finds neither, [`factory`](Verbs::factory) sends GPU memory through pinned host memory ([`staged`](super::staged)).
+//! GPU memory is registered as a DMA-BUF file, or else by its address if the GPU driver has a peer-memory module. Where
+//! a probe finds neither, [`factory`](Verbs::factory) sends GPU memory through pinned host memory
+//! ([`staged`](super::staged)).
 //!
 //! # When something fails
-//! The first request that fails breaks its connection: every later request of the same context and peer fails too. A peer
-//! is lost if its NIC does not answer for [`lost_after`](VerbsConfig::lost_after). A rank that posts nothing to a peer does
-//! not detect its loss.
+//! The first request that fails breaks its connection: every later request of the same context and peer fails too. A
+//! peer is lost if its NIC does not answer for [`lost_after`](VerbsConfig::lost_after). A rank that posts nothing to a
+//! peer does not detect its loss.
 //!
 //! # Limits
-//! - A read over a loop-back connection makes visible what a NIC wrote into a GPU. **This has never run with a GPU, nor any of
-//!   this module with a hardware NIC**: it runs on Soft-RoCE.
+//! - A read over a loop-back connection makes visible what a NIC wrote into a GPU. **This has never run with a GPU, nor
+//!   any of this module with a hardware NIC**: it runs on Soft-RoCE.
 
 mod config;
 mod connection;
@@ -61,6 +65,7 @@ mod windows;
 
 pub use config::{GpuMemory, NotAPort, PortName, SignalsBy, VerbsConfig};
 pub use device::{RdmaDevice, probe};
+pub use gin_verbs::{Link, LoadError};
 pub use info::{DeviceInfo, Gid, GidKind, NoDevice, PortInfo};
 pub use ports::{Chosen, Ports};
 pub use region::Way;
@@ -105,8 +110,8 @@ pub struct Verbs {
 }
 
 impl Verbs {
-    /// Creates the endpoint of `endpoint.rank` on these ports: its contexts use them in turn. The first port's configuration
-    /// applies to all connections.
+    /// Creates the endpoint of `endpoint.rank` on these ports: its contexts use them in turn. The first port's
+    /// configuration applies to all connections.
     ///
     /// # Panics
     /// If there are no ports.
@@ -158,8 +163,8 @@ impl Verbs {
         }
     }
 
-    /// Creates the endpoint of `endpoint.rank` on these ports like [`new`](Self::new). Sends GPU memory through host memory if
-    /// [`VerbsConfig::gpu_memory`] or the probe at start-up requires it.
+    /// Creates the endpoint of `endpoint.rank` on these ports like [`new`](Self::new). Sends GPU memory through host
+    /// memory if [`VerbsConfig::gpu_memory`] or the probe at start-up requires it.
     ///
     /// # Panics
     /// If there are no ports.
@@ -177,8 +182,8 @@ impl Verbs {
         Staged::new(network, endpoint.rank, staging)
     }
 
-    /// Returns a factory for the endpoints of all ranks of this process. Every rank uses all these ports, wherever its GPU
-    /// is; rank `n` starts with the `n`th. [`Ports::factory`] chooses ports by the GPU.
+    /// Returns a factory for the endpoints of all ranks of this process. Every rank uses all these ports, wherever its
+    /// GPU is; rank `n` starts with the `n`th. [`Ports::factory`] chooses ports by the GPU.
     ///
     /// # Panics
     /// If there are no ports.
@@ -410,8 +415,8 @@ impl Network for Verbs {
     fn poll(&mut self, events: &mut Vec<Event>) {
         if let Some(links) = &mut self.links {
             let polled = links.sent(&mut self.ended).and_then(|()| links.received(&mut self.events));
-            // The send queue's completion carries the cause, and precedes those of the flushed receive buffers. It may have
-            // arrived since the send queues were polled, so polls them again.
+            // The send queue's completion carries the cause, and precedes those of the flushed receive buffers. It may
+            // have arrived since the send queues were polled, so polls them again.
             let asked_again = if links.in_error.is_empty() { Ok(()) } else { links.sent(&mut self.ended) };
             for (index, error) in links.in_error.drain(..) {
                 if let Some(connection) = links.connections.get_mut(index) {

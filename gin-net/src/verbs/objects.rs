@@ -154,8 +154,8 @@ impl Depths {
         self.send.next_power_of_two()
     }
 
-    /// Returns the slot of an entry. No other outstanding entry has it: at most `send` entries are outstanding, and their
-    /// numbers are consecutive.
+    /// Returns the slot of an entry. No other outstanding entry has it: at most `send` entries are outstanding, and
+    /// their numbers are consecutive.
     pub(super) fn send_slot(self, number: u32) -> u32 {
         number % self.send_slots()
     }
@@ -291,8 +291,8 @@ impl QueuePair {
     /// Posts requests, in order, with one doorbell.
     ///
     /// # Safety
-    /// - Each scatter-gather entry is in a region of this rank that stays until the request completes, or the request holds
-    ///   the data itself.
+    /// - Each scatter-gather entry is in a region of this rank that stays until the request completes, or the request
+    ///   holds the data itself.
     pub(super) unsafe fn post(&self, chain: &mut Chain) -> Posted {
         let Some(first) = chain.link() else { return Ok(()) };
         const WHAT: &str = "posting requests";
@@ -309,7 +309,8 @@ impl QueuePair {
     /// Posts one receive buffer, whose completion carries `id`.
     ///
     /// # Safety
-    /// - The scatter-gather entry is in a region of this rank that stays until the buffer is used or the queue pair is gone.
+    /// - The scatter-gather entry is in a region of this rank that stays until the buffer is used or the queue pair is
+    ///   gone.
     pub(super) unsafe fn receive(&self, id: u64, mut sge: ScatterGatherEntry) -> Result<(), NetError> {
         const WHAT: &str = "posting a receive buffer";
         let post = self.domain.operations().post_recv.ok_or_else(|| no_function(WHAT))?;
@@ -360,7 +361,8 @@ impl Chain {
         self.entries.clear();
     }
 
-    /// Links the requests to each other and to their scatter-gather entries; returns the first request, if there is one.
+    /// Links the requests to each other and to their scatter-gather entries; returns the first request, if there is
+    /// one.
     fn link(&mut self) -> Option<*mut SendWorkRequest> {
         let count = self.requests.len();
         let first = self.requests.as_mut_ptr();

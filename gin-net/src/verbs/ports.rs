@@ -44,8 +44,8 @@ impl fmt::Display for Chosen {
 }
 
 impl Ports {
-    /// Opens the ports that [`VerbsConfig::ports`] names. If it is empty, opens all ports that are up and have a GID, of the
-    /// link layer that has more of them: InfiniBand and Ethernet do not reach each other.
+    /// Opens the ports that [`VerbsConfig::ports`] names. If it is empty, opens all ports that are up and have a GID,
+    /// of the link layer that has more of them: InfiniBand and Ethernet do not reach each other.
     ///
     /// # Errors
     /// [`NoDevice`]: no port can be used, or one of the named ports cannot.
@@ -64,9 +64,9 @@ impl Ports {
         &self.all
     }
 
-    /// Chooses the ports of `rank`, whose GPU has this address on the PCI bus: the nearest, of these the fastest, at most
-    /// [`VerbsConfig::most_ports`]. Without an address, or if the system reports no locations, all ports are equally near.
-    /// Among equally good ports, ranks start with different ones.
+    /// Chooses the ports of `rank`, whose GPU has this address on the PCI bus: the nearest, of these the fastest, at
+    /// most [`VerbsConfig::most_ports`]. Without an address, or if the system reports no locations, all ports are
+    /// equally near. Among equally good ports, ranks start with different ones.
     pub fn choose(&self, gpu: Option<&str>, rank: u32) -> Chosen {
         let gpu = gpu.and_then(PciPlace::of_pci);
         let merits = |port: &Arc<RdmaDevice>| Candidate { place: port.info().place.clone(), rate: port.port().rate };
@@ -75,8 +75,8 @@ impl Ports {
         Chosen { ports: chosen.into_iter().map(|port| self.all[port].clone()).collect(), distance }
     }
 
-    /// Returns a factory for the endpoints of all ranks of this process, each with the ports that [`choose`](Self::choose)
-    /// returns.
+    /// Returns a factory for the endpoints of all ranks of this process, each with the ports that
+    /// [`choose`](Self::choose) returns.
     pub fn factory(&self) -> NetworkFactory {
         let ports = self.clone();
         Arc::new(move |endpoint: &Endpoint| {

@@ -56,7 +56,7 @@ pub(super) fn is_in_gpu(slice: &MemorySlice) -> bool {
     memory.device().kind() == DeviceKind::Cuda && memory.kind() == MemoryKind::Device
 }
 
-/// Who may access a region.
+/// Access to a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Reach {
     /// Only requests of this rank.

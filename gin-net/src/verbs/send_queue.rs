@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Outstanding entries of a send queue, and the outcomes that completions give their requests.
 //!
-//! A reliable connection carries out its entries in order, and they complete in order. So a completion also covers every
-//! earlier entry that asked for none. The first entry that fails puts the queue pair into error: the NIC carries out nothing
-//! more, and every later entry is flushed, each with its own completion. Only then is its memory released.
+//! A reliable connection carries out its entries in order, and they complete in order. So a completion also covers
+//! every earlier entry that asked for none. The first entry that fails puts the queue pair into error: the NIC carries
+//! out nothing more, and every later entry is flushed, each with its own completion. Only then is its memory released.
 
 use crate::NetError;
 use std::collections::VecDeque;

@@ -8,7 +8,7 @@ use gin_verbs::verbs::{
     WorkCompletion,
 };
 
-/// What failed, by status.
+/// Names of failed operations, by status.
 const NAMES: [&str; 22] = [
     "nothing",
     "a message of a length that this NIC refuses",
@@ -34,8 +34,8 @@ const NAMES: [&str; 22] = [
     "the transport",
 ];
 
-/// Returns the outcome of a request to `peer`. The number of a [`NetError::Failed`] is the status, and above 32 bits the
-/// vendor's error number.
+/// Returns the outcome of a request to `peer`. The number of a [`NetError::Failed`] is the status, and above 32 bits
+/// the vendor's error number.
 pub(super) fn outcome(peer: u32, completion: &WorkCompletion) -> Outcome {
     let WorkCompletion { status, vendor_err, .. } = *completion;
     let context = NAMES.get(status as usize).copied().unwrap_or("a request");

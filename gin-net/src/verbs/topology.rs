@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Distance of RDMA devices to a GPU, as Linux reports it in `/sys`.
 //!
-//! The path of a device's folder there names all bridges above it. So the common beginning of two paths is the part of the
-//! way that both devices share. A software device has no such folder; its location is that of its network interface.
+//! The path of a device's folder there names all bridges above it. So the common beginning of two paths is the part of
+//! the way that both devices share. A software device has no such folder; its location is that of its network
+//! interface.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -48,7 +49,8 @@ pub struct PciPlace {
 }
 
 impl PciPlace {
-    /// Returns the location of the PCI device of this address, such as `0000:18:00.0`. `None` if the system does not report it.
+    /// Returns the location of the PCI device of this address, such as `0000:18:00.0`. `None` if the system does not
+    /// report it.
     pub fn of_pci(address: &str) -> Option<Self> {
         Self::of_pci_in(Path::new("/sys"), address)
     }
@@ -144,9 +146,10 @@ pub(super) struct Candidate {
     pub(super) rate: u64,
 }
 
-/// Chooses the ports of a rank, in the order of its contexts: those nearest to its GPU, of these the fastest, at most `most`.
-/// Returns their indices and their distance, if known. If the GPU's location is unknown, all ports are equally near. Among
-/// equally good ports, ranks start with different ones, so that ranks with one context do not all use the first.
+/// Chooses the ports of a rank, in the order of its contexts: those nearest to its GPU, of these the fastest, at most
+/// `most`. Returns their indices and their distance, if known. If the GPU's location is unknown, all ports are equally
+/// near. Among equally good ports, ranks start with different ones, so that ranks with one context do not all use the
+/// first.
 pub(super) fn choose(
     gpu: Option<&PciPlace>,
     ports: &[Candidate],

@@ -115,7 +115,8 @@ fn put_some<T: FromStr>(place: &mut Option<T>, text: &str) -> bool {
 }
 
 impl VerbsConfig {
-    /// Returns the defaults, replaced by the values of [environment variables](VARIABLES). An empty variable counts as unset.
+    /// Returns the defaults, replaced by the values of [environment variables](VARIABLES). An empty variable counts as
+    /// unset.
     ///
     /// # Errors
     /// [`WrongVariable`]: a variable has an invalid value.

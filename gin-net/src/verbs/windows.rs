@@ -17,7 +17,7 @@ pub(super) struct Windows {
     table: Vec<Option<RegisteredWindow>>,
 }
 
-/// What this rank knows of a peer.
+/// A peer's attributes, from its first key.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peer {
     /// Number of its signals per context.
@@ -54,7 +54,7 @@ impl Windows {
         Self { rank, ..Self::default() }
     }
 
-    /// Sets what this rank knows of its peers.
+    /// Sets the attributes of all ranks.
     pub(super) fn set_peers(&mut self, peers: Vec<Peer>) {
         self.peers = peers;
     }
@@ -99,8 +99,8 @@ impl Windows {
         Ok(())
     }
 
-    /// Refuses further requests of this rank for the window. Once none of this rank's entries uses it, removes the window,
-    /// so that the NIC refuses peers too, and returns true.
+    /// Refuses further requests of this rank for the window. Once none of this rank's entries uses it, removes the
+    /// window, so that the NIC refuses peers too, and returns true.
     pub(super) fn close(&mut self, window: u32) -> bool {
         let Some(entry) = self.table.get_mut(window as usize) else { return true };
         let Some(open) = entry else { return true };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The back end of libibverbs and libmlx5: brings up and releases a stand-in for the libraries, which is compiled against
-//! rdma-core's headers, and checks that errors name what is missing.
+//! The back end of libibverbs and libmlx5: brings up and releases a stand-in for the libraries, which is compiled
+//! against rdma-core's headers, and checks that errors name what is missing.
 //!
 //! Tests that need the headers or a C compiler are ignored without them; `scripts/setup.sh` installs them.
 
@@ -132,7 +132,8 @@ fn no_function() -> Result<(), Failed> {
     compile(&source, &path, &["-shared", "-fPIC"])?;
     let path = path.to_string_lossy().into_owned();
     let Err(absent) = devices(&Libraries { verbs: path.clone(), mlx5: path }) else { return Err("a device".into()) };
-    ensure(matches!(&absent, Absent::NoFunction { name, .. } if name == "ibv_get_device_list"), || absent.to_string())
+    let text = "has no function ibv_get_device_list; it is too old";
+    ensure(matches!(absent, Absent::Library(_)) && absent.to_string().ends_with(text), || absent.to_string())
 }
 
 fn no_device() -> Result<(), Failed> {

@@ -73,7 +73,8 @@ bool mlx5dv_is_supported(struct ibv_device *it) { return mode != OTHER_DEVICE; }
 struct ibv_context *ibv_open_device(struct ibv_device *it) { return fail(ENOSYS); }
 int ibv_query_device(struct ibv_context *it, struct ibv_device_attr *out) { return ENOSYS; }
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access) { return fail(ENOSYS); }
-struct ibv_cq *ibv_create_cq(struct ibv_context *it, int entries, void *user, struct ibv_comp_channel *channel, int number)
+struct ibv_cq *ibv_create_cq(struct ibv_context *it, int entries, void *user, struct ibv_comp_channel *channel,
+			     int vector_number)
 {
 	return fail(ENOSYS);
 }
