@@ -17,7 +17,7 @@ use gin_conformance::cases;
 use gin_conformance::host::{Carrier, Net, Setup, judge};
 use gin_conformance::processes::{Group, Processes, Verdict, serve};
 use gin_conformance::scenario::CoopKind;
-use gin_net::verbs::{Device, Verbs, VerbsConfig};
+use gin_net::verbs::{RdmaDevice, Verbs, VerbsConfig};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -28,14 +28,14 @@ use std::time::Duration;
 /// What a case may take in processes; nothing takes as long that does not hang.
 const LIMIT: Duration = Duration::from_secs(240);
 
-fn devices() -> Result<Vec<Arc<Device>>, String> {
+fn devices() -> Result<Vec<Arc<RdmaDevice>>, String> {
     let config = VerbsConfig::from_env().map_err(|error| error.to_string())?;
     let named = std::env::var("GIN_VERBS_DEVICES").unwrap_or_default();
     let names: Vec<&str> = named.split(',').filter(|name| !name.is_empty()).collect();
     if names.is_empty() {
-        return Ok(vec![Device::open(&config).map_err(|error| error.to_string())?]);
+        return Ok(vec![RdmaDevice::open(&config).map_err(|error| error.to_string())?]);
     }
-    let open = |name: &&str| Device::open(&VerbsConfig { device: Some((*name).to_owned()), ..config.clone() });
+    let open = |name: &&str| RdmaDevice::open(&VerbsConfig { device: Some((*name).to_owned()), ..config.clone() });
     names.iter().map(open).collect::<Result<_, _>>().map_err(|error| error.to_string())
 }
 

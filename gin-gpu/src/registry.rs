@@ -38,9 +38,9 @@ pub fn random() -> [u8; 16] {
     bits
 }
 
-/// A number for the first packet of a connection, 24 bits: a late packet of an earlier queue pair of the same number is
-/// told by it.
-pub fn first_packet() -> u32 {
+/// Returns a random initial packet sequence number for a connection, 24 bits. It lets a NIC recognise a late packet of
+/// an earlier queue pair of the same number.
+pub fn initial_psn() -> u32 {
     let [a, b, c, ..] = random();
     u32::from_le_bytes([a, b, c, 0])
 }

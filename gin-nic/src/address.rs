@@ -18,7 +18,7 @@ pub struct Address {
     /// Number of the queue pair.
     pub queue: u32,
     /// Number of the first packet that it sends, 24 bits.
-    pub first_packet: u32,
+    pub initial_psn: u32,
     /// Local identifier of the port, on InfiniBand.
     pub lid: u16,
     /// GID of the port.
@@ -42,7 +42,7 @@ impl Address {
         bytes[5] = self.mtu.code() as u8;
         bytes[6..8].copy_from_slice(&self.lid.to_le_bytes());
         bytes[8..12].copy_from_slice(&self.queue.to_le_bytes());
-        bytes[12..16].copy_from_slice(&self.first_packet.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.initial_psn.to_le_bytes());
         bytes[16..].copy_from_slice(&self.gid);
         bytes
     }
@@ -69,13 +69,13 @@ impl Address {
         if queue == 0 || queue >= 1 << 24 {
             return Err(wrong("there is no such queue pair"));
         }
-        let first_packet = u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]);
-        if first_packet >= 1 << 24 {
+        let initial_psn = u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]);
+        if initial_psn >= 1 << 24 {
             return Err(wrong("there is no such packet number"));
         }
         let mut gid = [0; 16];
         gid.copy_from_slice(&bytes[16..]);
-        Ok(Self { link, mtu, queue, first_packet, lid: u16::from_le_bytes([bytes[6], bytes[7]]), gid })
+        Ok(Self { link, mtu, queue, initial_psn, lid: u16::from_le_bytes([bytes[6], bytes[7]]), gid })
     }
 }
 
@@ -90,9 +90,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_address_survives_the_exchange(ethernet: bool, mtu in 0..Mtu::ALL.len(), queue in 1..1u32 << 24, first_packet in 0..1u32 << 24, lid: u16, gid: [u8; 16]) {
+        fn an_address_survives_the_exchange(ethernet: bool, mtu in 0..Mtu::ALL.len(), queue in 1..1u32 << 24, initial_psn in 0..1u32 << 24, lid: u16, gid: [u8; 16]) {
             let link = if ethernet { Link::Ethernet } else { Link::InfiniBand };
-            let address = Address { link, mtu: Mtu::ALL[mtu], queue, first_packet, lid, gid };
+            let address = Address { link, mtu: Mtu::ALL[mtu], queue, initial_psn, lid, gid };
             prop_assert_eq!(Address::from_bytes(&address.to_bytes(), &peer()), Ok(address));
         }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which NICs of this host can serve GPUs.
+//! Probe for NICs of this host that can serve GPUs.
 
 use super::error::NicError;
 use super::mlx5::{Absent, Libraries, Mlx5, devices};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub struct Found {
     /// Its name.
     pub name: String,
-    /// The NIC, open, or why it cannot serve GPUs.
+    /// The open NIC, or why it cannot serve GPUs.
     pub nic: Result<Arc<Nic>, Refusal>,
 }
 
@@ -22,7 +22,7 @@ pub enum Refusal {
     /// It cannot be opened.
     #[error(transparent)]
     Absent(#[from] Absent),
-    /// It is not enough.
+    /// It lacks a capability, or a step failed.
     #[error(transparent)]
     Nic(#[from] NicError),
 }
@@ -45,11 +45,11 @@ impl fmt::Display for Found {
     }
 }
 
-/// Opens every NIC of this host that could serve GPUs, each by the same settings. Asks only the kernel and the NICs: no
-/// packet is sent.
+/// Opens every ConnectX NIC of this host, each with the same settings. Asks only the kernel and the NICs, and sends no
+/// packet.
 ///
 /// # Errors
-/// [`Absent`], if there is none.
+/// [`Absent`], if there are none.
 pub fn probe(libraries: &Libraries, config: &NicConfig) -> Result<Vec<Found>, Absent> {
     let open = |name: &str| Ok(Nic::open(Mlx5::open(libraries, name)?, config.clone())?);
     Ok(devices(libraries)?.into_iter().map(|name| Found { nic: open(&name), name }).collect())

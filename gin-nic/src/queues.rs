@@ -17,7 +17,7 @@ use gin_abi::mlx5::mailbox::{
     Ads, Cqc, CreateCqIn, CreateCqOut, CreateQpIn, CreateQpOut, ModifyQpIn, ModifyQpOut, Qpc, QueryQpIn, QueryQpOut,
 };
 use gin_gpu::MemorySlice;
-use gin_gpu::registry::first_packet;
+use gin_gpu::registry::initial_psn;
 use std::sync::Arc;
 
 /// log2 of the longest message in bytes: devices cut longer ones.
@@ -54,7 +54,7 @@ struct Made {
     info: QueueInfo,
     handle: Handle,
     /// Number of the first packet that it sends.
-    first_packet: u32,
+    initial_psn: u32,
 }
 
 /// Queue pairs that share a slab. Dropping it ends them.
@@ -159,13 +159,13 @@ impl QueueSet {
 
     /// What a peer has to know of a queue pair, if there is one of that index.
     pub fn address(&self, index: usize) -> Option<Address> {
-        let Made { info, first_packet, .. } = self.queues.get(index)?;
+        let Made { info, initial_psn, .. } = self.queues.get(index)?;
         let nic = &self.nic;
         Some(Address {
             link: nic.port.link,
             mtu: nic.mtu(),
             queue: info.queue,
-            first_packet: *first_packet,
+            initial_psn: *initial_psn,
             lid: nic.port.lid,
             gid: nic.gid.gid,
         })
@@ -196,7 +196,7 @@ impl QueueSet {
             .set(context.field(Qpc::MTU), mtu.code())
             .set(context.field(Qpc::LOG_MSG_MAX), LOG_MESSAGE.min(nic.capabilities.log_message.into()))
             .set(context.field(Qpc::REMOTE_QPN), address.queue.into())
-            .set(context.field(Qpc::NEXT_RCV_PSN), address.first_packet.into())
+            .set(context.field(Qpc::NEXT_RCV_PSN), address.initial_psn.into())
             .set(context.field(Qpc::LOG_RRA_MAX), log_reads(nic.capabilities.log_answers))
             .set(context.field(Qpc::MIN_RNR_NAK), NOT_READY_TIMER);
         nic.change(made.handle, &command, Step::ReadyToReceive, Some(peer))?;
@@ -210,7 +210,7 @@ impl QueueSet {
             .set(path.field(Ads::ACK_TIMEOUT), nic.config.ack_timeout.into())
             .set(context.field(Qpc::RETRY_COUNT), nic.config.retries.into())
             .set(context.field(Qpc::RNR_RETRY), NOT_READY_RETRIES)
-            .set(context.field(Qpc::NEXT_SEND_PSN), made.first_packet.into())
+            .set(context.field(Qpc::NEXT_SEND_PSN), made.initial_psn.into())
             .set(context.field(Qpc::LOG_SRA_MAX), log_reads(nic.capabilities.log_reads));
         nic.change(made.handle, &command, Step::ReadyToSend, Some(peer))
     }
@@ -407,7 +407,7 @@ impl Maker<'_> {
                             doorbell: uar.doorbell,
                         },
                         handle,
-                        first_packet: first_packet(),
+                        initial_psn: initial_psn(),
                     }
                 }
                 None => {
@@ -431,7 +431,7 @@ impl Maker<'_> {
                         place: None,
                         doorbell: 0,
                     };
-                    Made { info, handle, first_packet: first_packet() }
+                    Made { info, handle, initial_psn: initial_psn() }
                 }
             };
             self.to_init(&made)?;

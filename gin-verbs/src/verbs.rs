@@ -1,209 +1,423 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is used of libibverbs beside [what others use too](crate).
+//! Structures, constants and functions of `infiniband/verbs.h`, as far as gin uses them.
 //!
-//! The calls that move data are inline functions in C's header: they go through a table of the context, whose entries are
-//! the device driver's.
+//! In C the calls that move data are inline functions: they go through a table of the context ([`ContextOperations`]),
+//! whose entries belong to the device driver.
 
-pub use crate::{
-    ACCESS, AddressAttributes, Device, LINK_ETHERNET, LoadError, MemoryRegion, PORT_ACTIVE, PortAttributes,
-    ProtectionDomain,
-};
-use crate::{Loaded, foreign, functions};
+use crate::library::functions;
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::fmt;
 
-/// A function of another type.
-type Other = *const c_void;
+/// Name of libibverbs in every distribution.
+pub const LIBRARY: &str = "libibverbs.so.1";
 
-/// `struct ibv_context_ops`
+/// `struct ibv_device`: an entry of the device list; opaque.
 #[repr(C)]
-pub struct ContextOperations {
-    _before: [Other; 11],
-    pub poll_cq: Option<unsafe extern "C" fn(*mut CompletionQueue, c_int, *mut WorkCompletion) -> c_int>,
-    _between: [Other; 13],
-    pub post_send: Option<unsafe extern "C" fn(*mut Queue, *mut SendRequest, *mut *mut SendRequest) -> c_int>,
-    pub post_recv: Option<unsafe extern "C" fn(*mut Queue, *mut ReceiveRequest, *mut *mut ReceiveRequest) -> c_int>,
-    _after: [Other; 5],
-}
+pub struct VerbsDevice(c_void);
 
-/// `struct ibv_context`, its beginning.
+/// `struct ibv_pd`: a protection domain; opaque.
 #[repr(C)]
-pub struct Context {
-    _device: *mut Device,
-    pub ops: ContextOperations,
-}
+pub struct ProtectionDomain(c_void);
 
-/// `struct ibv_cq`, opaque.
+/// `struct ibv_ah`: an address handle; opaque.
+#[repr(C)]
+pub struct AddressHandle(c_void);
+
+/// `struct ibv_cq`: a completion queue; opaque.
 #[repr(C)]
 pub struct CompletionQueue(c_void);
 
-/// `struct ibv_qp`, its beginning.
+/// A function that gin does not call.
+type Unused = *const c_void;
+
+/// `struct ibv_context_ops`: the driver's functions.
 #[repr(C)]
-pub struct Queue {
+pub struct ContextOperations {
+    _before: [Unused; 11],
+    /// Takes completions from a queue; returns their number, or a negative number.
+    pub poll_cq: Option<unsafe extern "C" fn(*mut CompletionQueue, c_int, *mut WorkCompletion) -> c_int>,
+    _between: [Unused; 13],
+    /// Posts a list of send requests; on failure stores the first one that it did not post.
+    pub post_send:
+        Option<unsafe extern "C" fn(*mut QueuePair, *mut SendWorkRequest, *mut *mut SendWorkRequest) -> c_int>,
+    /// Posts a list of receive requests; on failure stores the first one that it did not post.
+    pub post_recv:
+        Option<unsafe extern "C" fn(*mut QueuePair, *mut ReceiveWorkRequest, *mut *mut ReceiveWorkRequest) -> c_int>,
+    _after: [Unused; 5],
+}
+
+/// `struct ibv_context`: an open device; its beginning.
+#[repr(C)]
+pub struct DeviceContext {
+    _device: *mut VerbsDevice,
+    /// The driver's functions.
+    pub ops: ContextOperations,
+}
+
+/// `struct ibv_qp`: a queue pair; its beginning.
+#[repr(C)]
+pub struct QueuePair {
     _before: [*mut c_void; 6],
     _handle: u32,
+    /// Number of the queue pair.
     pub qp_num: u32,
 }
 
-/// `struct ibv_device_attr`
+/// `struct ibv_mr`: a memory region; its beginning.
+#[repr(C)]
+pub struct MemoryRegion {
+    _before: [u64; 4],
+    _handle: u32,
+    /// Key for requests of this process.
+    pub lkey: u32,
+    /// Key for requests of peers.
+    pub rkey: u32,
+}
+
+/// `struct ibv_device_attr`, with room for what later versions append.
 #[repr(C)]
 pub struct DeviceAttributes {
     _fw_ver: [u8; 64],
     _before: [u64; 4],
     _numbers: [u32; 3],
     _max_qp: c_int,
+    /// Maximum number of entries of a send or receive queue.
     pub max_qp_wr: c_int,
     _flags: [u32; 3],
     _max_cq: c_int,
+    /// Maximum number of entries of a completion queue.
     pub max_cqe: c_int,
     _max_mr: [c_int; 2],
+    /// Maximum number of outstanding reads and atomics that a queue pair answers.
     pub max_qp_rd_atom: c_int,
     _max_ee_rd_atom: [c_int; 2],
+    /// Maximum number of outstanding reads and atomics that a queue pair initiates.
     pub max_qp_init_rd_atom: c_int,
     _max_ee_init_rd_atom: c_int,
+    /// `IBV_ATOMIC_*`
     pub atomic_cap: u32,
     _after: [u32; 14],
     _max_pkeys: u16,
     _local_ca_ack_delay: u8,
+    /// Number of ports.
     pub phys_port_cnt: u8,
-    // What later versions may add.
     _room: [u64; 8],
 }
 
-/// `struct ibv_qp_cap`
+/// `struct ibv_port_attr`, with room for what later versions append.
+#[repr(C)]
+pub struct PortAttributes {
+    /// `IBV_PORT_*`
+    pub state: u32,
+    _max_mtu: u32,
+    /// Code of the largest packet's size.
+    pub active_mtu: u32,
+    /// Number of entries of the GID table.
+    pub gid_tbl_len: c_int,
+    _port_cap_flags: u32,
+    /// Maximum length of a message in bytes.
+    pub max_msg_sz: u32,
+    _counters: [u32; 2],
+    _pkey_tbl_len: u16,
+    /// Local identifier, on InfiniBand.
+    pub lid: u16,
+    _sm_lid: u16,
+    _small: [u8; 8],
+    /// `IBV_LINK_LAYER_*`
+    pub link_layer: u8,
+    _after: [u8; 81],
+}
+
+/// Implements `Default` as all zeros.
+macro_rules! zeros {
+    ($($name:ident)*) => {
+        $(impl Default for $name {
+            fn default() -> Self {
+                // Safety: a structure of numbers and pointers.
+                unsafe { std::mem::zeroed() }
+            }
+        })*
+    };
+}
+
+zeros! { DeviceAttributes PortAttributes SendWorkRequest }
+
+impl PortAttributes {
+    /// Returns whether the port is up.
+    pub fn is_active(&self) -> bool {
+        self.state == IBV_PORT_ACTIVE
+    }
+
+    /// Returns the port's link layer.
+    pub fn link(&self) -> Link {
+        if self.link_layer == IBV_LINK_LAYER_ETHERNET { Link::Ethernet } else { Link::InfiniBand }
+    }
+}
+
+/// Link layer of a port.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Link {
+    /// InfiniBand: ports have local identifiers.
+    InfiniBand,
+    /// Ethernet: RoCE.
+    Ethernet,
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::InfiniBand => "InfiniBand",
+            Self::Ethernet => "Ethernet",
+        })
+    }
+}
+
+/// `struct ibv_ah_attr`: the way to a peer. C's structure begins with a union of 8-byte words.
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Default, Debug)]
+pub struct AddressHandleAttributes {
+    /// `grh.dgid`: GID of the peer.
+    pub dgid: [u8; 16],
+    /// `grh.flow_label`
+    pub flow_label: u32,
+    /// `grh.sgid_index`: index of the own GID.
+    pub sgid_index: u8,
+    /// `grh.hop_limit`: how often a packet may be forwarded.
+    pub hop_limit: u8,
+    /// `grh.traffic_class`
+    pub traffic_class: u8,
+    /// Padding of `grh`.
+    pub grh_padding: u8,
+    /// Local identifier of the peer, on InfiniBand.
+    pub dlid: u16,
+    /// Service level.
+    pub sl: u8,
+    /// Low bits of the own local identifier.
+    pub src_path_bits: u8,
+    /// Limit of the rate.
+    pub static_rate: u8,
+    /// 1 if packets have a global header (`grh`).
+    pub is_global: u8,
+    /// Number of the own port.
+    pub port_num: u8,
+}
+
+/// `struct ibv_qp_cap`: sizes of a queue pair.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Limits {
+pub struct QueuePairCapabilities {
+    /// Entries of the send queue.
     pub max_send_wr: u32,
+    /// Entries of the receive queue.
     pub max_recv_wr: u32,
+    /// Scatter-gather entries of a send request.
     pub max_send_sge: u32,
+    /// Scatter-gather entries of a receive request.
     pub max_recv_sge: u32,
+    /// Bytes that a send request can hold itself.
     pub max_inline_data: u32,
 }
 
-/// `struct ibv_qp_init_attr`
+/// `struct ibv_qp_init_attr`: how to create a queue pair.
 #[repr(C)]
-pub struct QueueInit {
+#[derive(Clone, Copy, Default, Debug)]
+pub struct QueuePairInitAttributes {
+    /// A pointer of the caller's.
     pub qp_context: *mut c_void,
+    /// Completion queue of the send queue.
     pub send_cq: *mut CompletionQueue,
+    /// Completion queue of the receive queue.
     pub recv_cq: *mut CompletionQueue,
+    /// Shared receive queue, or null.
     pub srq: *mut c_void,
-    pub cap: Limits,
+    /// Wanted sizes; the library stores the actual ones.
+    pub cap: QueuePairCapabilities,
+    /// `IBV_QPT_*`
     pub qp_type: u32,
+    /// 1 if every send request asks for a completion.
     pub sq_sig_all: c_int,
 }
 
-/// `struct ibv_qp_attr`
-#[repr(C)]
-#[derive(Default)]
-pub struct QueueAttributes {
-    pub qp_state: u32,
-    pub _cur_qp_state: u32,
-    pub path_mtu: u32,
-    pub _path_mig_state: u32,
-    pub _qkey: u32,
-    pub rq_psn: u32,
-    pub sq_psn: u32,
-    pub dest_qp_num: u32,
-    pub qp_access_flags: c_uint,
-    pub _cap: Limits,
-    pub ah_attr: AddressAttributes,
-    pub _alt_ah_attr: AddressAttributes,
-    pub pkey_index: u16,
-    pub _alt_pkey_index: u16,
-    pub _en_sqd_async_notify: u8,
-    pub _sq_draining: u8,
-    pub max_rd_atomic: u8,
-    pub max_dest_rd_atomic: u8,
-    pub min_rnr_timer: u8,
-    pub port_num: u8,
-    pub timeout: u8,
-    pub retry_cnt: u8,
-    pub rnr_retry: u8,
-    pub _alt_port_num: u8,
-    pub _alt_timeout: u8,
-    pub _rate_limit: u32,
-}
-
-/// `struct ibv_sge`
+/// `struct ibv_qp_attr`: attributes that a change of a queue pair's state sets.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Piece {
+pub struct QueuePairAttributes {
+    /// `IBV_QPS_*`: the new state.
+    pub qp_state: u32,
+    /// `IBV_QPS_*`: the state that the caller assumes.
+    pub cur_qp_state: u32,
+    /// Code of the connection's largest packet.
+    pub path_mtu: u32,
+    /// State of path migration.
+    pub path_mig_state: u32,
+    /// Key of datagrams.
+    pub qkey: u32,
+    /// Packet sequence number at which the receive queue starts, 24 bits.
+    pub rq_psn: u32,
+    /// Packet sequence number at which the send queue starts, 24 bits.
+    pub sq_psn: u32,
+    /// Number of the peer's queue pair.
+    pub dest_qp_num: u32,
+    /// `IBV_ACCESS_*`: what peers may do.
+    pub qp_access_flags: c_uint,
+    /// Sizes.
+    pub cap: QueuePairCapabilities,
+    /// The way to the peer.
+    pub ah_attr: AddressHandleAttributes,
+    /// The alternate way.
+    pub alt_ah_attr: AddressHandleAttributes,
+    /// Index of the partition key.
+    pub pkey_index: u16,
+    /// Index of the alternate way's partition key.
+    pub alt_pkey_index: u16,
+    /// 1 if an event reports that the send queue is drained.
+    pub en_sqd_async_notify: u8,
+    /// 1 if the send queue is draining.
+    pub sq_draining: u8,
+    /// Outstanding reads and atomics that this end initiates.
+    pub max_rd_atomic: u8,
+    /// Outstanding reads and atomics that this end answers.
+    pub max_dest_rd_atomic: u8,
+    /// Code of the time after which a peer without a receive buffer is tried again.
+    pub min_rnr_timer: u8,
+    /// Number of the port.
+    pub port_num: u8,
+    /// Code of the time after which an unacknowledged packet is sent again.
+    pub timeout: u8,
+    /// How often an unacknowledged packet is sent again.
+    pub retry_cnt: u8,
+    /// How often a peer without a receive buffer is tried again; 7 is for ever.
+    pub rnr_retry: u8,
+    /// Port of the alternate way.
+    pub alt_port_num: u8,
+    /// Timeout of the alternate way.
+    pub alt_timeout: u8,
+    /// Limit of the rate in kilobits per second.
+    pub rate_limit: u32,
+}
+
+/// `struct ibv_sge`: a scatter-gather entry.
+#[repr(C)]
+#[derive(Clone, Copy, Default, Debug)]
+pub struct ScatterGatherEntry {
+    /// Address of the first byte.
     pub addr: u64,
+    /// Length in bytes.
     pub length: u32,
+    /// Local key of the memory region.
     pub lkey: u32,
 }
 
-/// `struct ibv_send_wr`
+/// `wr.rdma` of `struct ibv_send_wr`: remote memory of a write or read.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct SendRequest {
+pub struct RdmaOperands {
+    /// Address of the first byte.
+    pub remote_addr: u64,
+    /// Remote key of the memory region.
+    pub rkey: u32,
+}
+
+/// `wr.atomic` of `struct ibv_send_wr`: remote word and operands of an atomic.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct AtomicOperands {
+    /// Address of the word.
+    pub remote_addr: u64,
+    /// Summand, or the value to compare with.
+    pub compare_add: u64,
+    /// New value of a compare-and-swap.
+    pub swap: u64,
+    /// Remote key of the memory region.
+    pub rkey: u32,
+}
+
+/// `wr` of `struct ibv_send_wr`: operands by opcode.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union Operands {
+    /// Of `IBV_WR_RDMA_WRITE` and `IBV_WR_RDMA_READ`.
+    pub rdma: RdmaOperands,
+    /// Of `IBV_WR_ATOMIC_*`.
+    pub atomic: AtomicOperands,
+}
+
+/// `struct ibv_send_wr`: a send request.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct SendWorkRequest {
+    /// A number of the caller's, which the completion carries.
     pub wr_id: u64,
-    pub next: *mut SendRequest,
-    pub sg_list: *mut Piece,
+    /// The next request of the list, or null.
+    pub next: *mut SendWorkRequest,
+    /// Scatter-gather entries.
+    pub sg_list: *mut ScatterGatherEntry,
+    /// Number of scatter-gather entries.
     pub num_sge: c_int,
+    /// `IBV_WR_*`
     pub opcode: u32,
+    /// `IBV_SEND_*`
     pub send_flags: c_uint,
     _imm_data: u32,
-    pub remote_addr: u64,
-    /// Of an atomic, the first half of what is added.
-    pub rkey: u32,
-    rest_of_add: u32,
-    _swap: u64,
-    pub atomic_rkey: u32,
-    _rest_of_wr: u32,
+    /// Operands by opcode.
+    pub wr: Operands,
     _after: [u64; 7],
 }
 
-impl SendRequest {
-    /// A request of this kind without pieces.
-    pub fn new(opcode: u32) -> Self {
-        Self {
-            wr_id: 0,
-            next: std::ptr::null_mut(),
-            sg_list: std::ptr::null_mut(),
-            num_sge: 0,
-            opcode,
-            send_flags: 0,
-            _imm_data: 0,
-            remote_addr: 0,
-            rkey: 0,
-            rest_of_add: 0,
-            _swap: 0,
-            atomic_rkey: 0,
-            _rest_of_wr: 0,
-            _after: [0; 7],
-        }
-    }
-
-    /// A request to add to the word at an address of a peer's.
-    pub fn add(address: u64, key: u32, amount: u64) -> Self {
-        let [first, .., last] = if cfg!(target_endian = "little") {
-            [amount as u32, (amount >> 32) as u32]
-        } else {
-            [(amount >> 32) as u32, amount as u32]
-        };
-        Self { remote_addr: address, rkey: first, rest_of_add: last, atomic_rkey: key, ..Self::new(OPCODE[3]) }
+impl fmt::Debug for SendWorkRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SendWorkRequest")
+            .field("wr_id", &self.wr_id)
+            .field("opcode", &self.opcode)
+            .finish_non_exhaustive()
     }
 }
 
-/// `struct ibv_recv_wr`
+impl SendWorkRequest {
+    /// Returns a message of no bytes.
+    pub fn send() -> Self {
+        Self { opcode: IBV_WR_SEND, ..Self::default() }
+    }
+
+    /// Returns an RDMA write or read (`opcode`) of no bytes.
+    pub fn rdma(opcode: u32, remote_addr: u64, rkey: u32) -> Self {
+        Self { opcode, wr: Operands { rdma: RdmaOperands { remote_addr, rkey } }, ..Self::default() }
+    }
+
+    /// Returns a request to add to a remote word.
+    pub fn fetch_and_add(remote_addr: u64, rkey: u32, amount: u64) -> Self {
+        let atomic = AtomicOperands { remote_addr, compare_add: amount, swap: 0, rkey };
+        Self { opcode: IBV_WR_ATOMIC_FETCH_AND_ADD, wr: Operands { atomic }, ..Self::default() }
+    }
+}
+
+/// `struct ibv_recv_wr`: a receive request.
 #[repr(C)]
-pub struct ReceiveRequest {
+#[derive(Clone, Copy, Default, Debug)]
+pub struct ReceiveWorkRequest {
+    /// A number of the caller's, which the completion carries.
     pub wr_id: u64,
-    pub next: *mut ReceiveRequest,
-    pub sg_list: *mut Piece,
+    /// The next request of the list, or null.
+    pub next: *mut ReceiveWorkRequest,
+    /// Scatter-gather entries.
+    pub sg_list: *mut ScatterGatherEntry,
+    /// Number of scatter-gather entries.
     pub num_sge: c_int,
 }
 
-/// `struct ibv_wc`
+/// `struct ibv_wc`: a completion.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
 pub struct WorkCompletion {
+    /// The number that the caller gave the request.
     pub wr_id: u64,
+    /// `IBV_WC_*`
     pub status: u32,
-    /// Means something only where `status` is 0.
+    /// `enum ibv_wc_opcode`; valid only if `status` is [`IBV_WC_SUCCESS`].
     pub opcode: u32,
+    /// Error number of the vendor.
     pub vendor_err: u32,
+    /// Received bytes; valid only if `status` is [`IBV_WC_SUCCESS`].
     pub byte_len: u32,
     _imm_data: u32,
     _qp_num: u32,
@@ -215,157 +429,114 @@ pub struct WorkCompletion {
     _dlid_path_bits: u8,
 }
 
-/// `IBV_QPT_RC`
-pub const RELIABLE: u32 = 2;
-/// `enum ibv_qp_state`: init, ready to receive, ready to send, error.
-pub const STATE: [u32; 4] = [1, 2, 3, 6];
-/// `enum ibv_wr_opcode`: RDMA write, send, RDMA read, fetch and add.
-pub const OPCODE: [u32; 4] = [0, 2, 4, 6];
-/// `enum ibv_atomic_cap`: none, atomic among those of this NIC, atomic also to what others do.
-pub const ATOMICS: [u32; 3] = [0, 1, 2];
-/// `enum ibv_send_flags`: fence, signalled, inline.
-pub const FLAG: [c_uint; 3] = [1, 1 << 1, 1 << 3];
-/// `enum ibv_qp_attr_mask`: what is given with the step to init, to ready to receive, and to ready to send.
-pub const GIVEN: [c_int; 3] = [
-    1 | 1 << 4 | 1 << 5 | 1 << 3,
-    1 | 1 << 7 | 1 << 8 | 1 << 20 | 1 << 12 | 1 << 17 | 1 << 15,
-    1 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 16 | 1 << 13,
-];
-/// `IBV_QP_STATE`
-pub const GIVEN_STATE: c_int = 1;
-/// `enum ibv_wc_status`: success, flushed, retries exceeded, retries after "not ready" exceeded, no answer in time.
-pub const COMPLETED: [u32; 5] = [0, 5, 12, 13, 20];
-
-/// The library.
-pub struct Libraries {
-    verbs: Loaded,
-}
-
-impl Functions {
-    /// Opens the library of this name.
-    pub fn open(verbs: &str) -> Result<Self, LoadError> {
-        Self::find(Libraries { verbs: Loaded::open(verbs)? })
-    }
-}
+/// `enum ibv_port_state`: the port is up.
+pub const IBV_PORT_ACTIVE: u32 = 4;
+/// `enum ibv_access_flags`: the NIC may write what this process's requests fetch.
+pub const IBV_ACCESS_LOCAL_WRITE: u32 = 1;
+/// `enum ibv_access_flags`: peers may write.
+pub const IBV_ACCESS_REMOTE_WRITE: u32 = 1 << 1;
+/// `enum ibv_access_flags`: peers may read.
+pub const IBV_ACCESS_REMOTE_READ: u32 = 1 << 2;
+/// `enum ibv_access_flags`: peers may use atomics.
+pub const IBV_ACCESS_REMOTE_ATOMIC: u32 = 1 << 3;
+/// `enum ibv_access_flags`: writes may become visible in any order.
+pub const IBV_ACCESS_RELAXED_ORDERING: u32 = 1 << 20;
+/// `enum ibv_atomic_cap`: the device has no atomics.
+pub const IBV_ATOMIC_NONE: u32 = 0;
+/// `enum ibv_atomic_cap`: operations are atomic with respect to each other.
+pub const IBV_ATOMIC_HCA: u32 = 1;
+/// `enum ibv_atomic_cap`: operations are atomic also with respect to CPUs and other devices.
+pub const IBV_ATOMIC_GLOB: u32 = 2;
+/// `enum ibv_qp_type`: reliable connection.
+pub const IBV_QPT_RC: u32 = 2;
+/// `enum ibv_qp_state`: initialised: takes receive requests.
+pub const IBV_QPS_INIT: u32 = 1;
+/// `enum ibv_qp_state`: ready to receive.
+pub const IBV_QPS_RTR: u32 = 2;
+/// `enum ibv_qp_state`: ready to send.
+pub const IBV_QPS_RTS: u32 = 3;
+/// `enum ibv_qp_state`: in error: every request fails.
+pub const IBV_QPS_ERR: u32 = 6;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::qp_state`] is valid.
+pub const IBV_QP_STATE: c_int = 1;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::qp_access_flags`] is valid.
+pub const IBV_QP_ACCESS_FLAGS: c_int = 1 << 3;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::pkey_index`] is valid.
+pub const IBV_QP_PKEY_INDEX: c_int = 1 << 4;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::port_num`] is valid.
+pub const IBV_QP_PORT: c_int = 1 << 5;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::ah_attr`] is valid.
+pub const IBV_QP_AV: c_int = 1 << 7;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::path_mtu`] is valid.
+pub const IBV_QP_PATH_MTU: c_int = 1 << 8;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::timeout`] is valid.
+pub const IBV_QP_TIMEOUT: c_int = 1 << 9;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::retry_cnt`] is valid.
+pub const IBV_QP_RETRY_CNT: c_int = 1 << 10;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::rnr_retry`] is valid.
+pub const IBV_QP_RNR_RETRY: c_int = 1 << 11;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::rq_psn`] is valid.
+pub const IBV_QP_RQ_PSN: c_int = 1 << 12;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::max_rd_atomic`] is valid.
+pub const IBV_QP_MAX_QP_RD_ATOMIC: c_int = 1 << 13;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::min_rnr_timer`] is valid.
+pub const IBV_QP_MIN_RNR_TIMER: c_int = 1 << 15;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::sq_psn`] is valid.
+pub const IBV_QP_SQ_PSN: c_int = 1 << 16;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::max_dest_rd_atomic`] is valid.
+pub const IBV_QP_MAX_DEST_RD_ATOMIC: c_int = 1 << 17;
+/// `enum ibv_qp_attr_mask`: [`QueuePairAttributes::dest_qp_num`] is valid.
+pub const IBV_QP_DEST_QPN: c_int = 1 << 20;
+/// `enum ibv_wr_opcode`: write to remote memory.
+pub const IBV_WR_RDMA_WRITE: u32 = 0;
+/// `enum ibv_wr_opcode`: send a message to a receive buffer.
+pub const IBV_WR_SEND: u32 = 2;
+/// `enum ibv_wr_opcode`: read remote memory.
+pub const IBV_WR_RDMA_READ: u32 = 4;
+/// `enum ibv_wr_opcode`: add to a remote word and fetch what it held.
+pub const IBV_WR_ATOMIC_FETCH_AND_ADD: u32 = 6;
+/// `enum ibv_send_flags`: start after all earlier reads and atomics of the queue pair.
+pub const IBV_SEND_FENCE: c_uint = 1;
+/// `enum ibv_send_flags`: ask for a completion.
+pub const IBV_SEND_SIGNALED: c_uint = 1 << 1;
+/// `enum ibv_send_flags`: copy the data into the request when it is posted.
+pub const IBV_SEND_INLINE: c_uint = 1 << 3;
+/// `enum ibv_wc_status`: the request was carried out.
+pub const IBV_WC_SUCCESS: u32 = 0;
+/// `enum ibv_wc_status`: the queue pair was in error before the request was carried out.
+pub const IBV_WC_WR_FLUSH_ERR: u32 = 5;
+/// `enum ibv_wc_status`: the peer's NIC did not acknowledge in time, however often the packet was sent.
+pub const IBV_WC_RETRY_EXC_ERR: u32 = 12;
+/// `enum ibv_wc_status`: the peer had no receive buffer, however often the packet was sent.
+pub const IBV_WC_RNR_RETRY_EXC_ERR: u32 = 13;
+/// `enum ibv_wc_status`: the peer's NIC did not answer in time.
+pub const IBV_WC_RESP_TIMEOUT_ERR: u32 = 20;
+/// Ethernet, in [`PortAttributes::link_layer`].
+pub const IBV_LINK_LAYER_ETHERNET: u8 = 2;
 
 functions! {
-    verbs ibv_get_device_list(*mut c_int) -> *mut *mut Device;
-    verbs ibv_free_device_list(*mut *mut Device);
-    verbs ibv_get_device_name(*mut Device) -> *const c_char;
-    verbs ibv_open_device(*mut Device) -> *mut Context;
-    verbs ibv_close_device(*mut Context) -> c_int;
-    verbs ibv_query_device(*mut Context, *mut DeviceAttributes) -> c_int;
-    verbs ibv_query_port(*mut Context, u8, *mut PortAttributes) -> c_int;
-    verbs ibv_query_gid(*mut Context, u8, c_int, *mut [u8; 16]) -> c_int;
-    verbs ibv_alloc_pd(*mut Context) -> *mut ProtectionDomain;
-    verbs ibv_dealloc_pd(*mut ProtectionDomain) -> c_int;
-    verbs ibv_reg_mr(*mut ProtectionDomain, *mut c_void, usize, c_int) -> *mut MemoryRegion;
-    verbs ?optional ibv_reg_dmabuf_mr(*mut ProtectionDomain, u64, usize, u64, c_int, c_int) -> *mut MemoryRegion;
-    verbs ibv_dereg_mr(*mut MemoryRegion) -> c_int;
-    verbs ibv_create_cq(*mut Context, c_int, *mut c_void, *mut c_void, c_int) -> *mut CompletionQueue;
-    verbs ibv_destroy_cq(*mut CompletionQueue) -> c_int;
-    verbs ibv_create_qp(*mut ProtectionDomain, *mut QueueInit) -> *mut Queue;
-    verbs ibv_modify_qp(*mut Queue, *mut QueueAttributes, c_int) -> c_int;
-    verbs ibv_destroy_qp(*mut Queue) -> c_int;
-}
-
-foreign! {
-    Context = "struct ibv_context" { ops = "ops" }
-    ContextOperations = "struct ibv_context_ops" { poll_cq = "poll_cq", post_send = "post_send", post_recv = "post_recv" }
-    Queue = "struct ibv_qp" { qp_num = "qp_num" }
-    DeviceAttributes = "struct ibv_device_attr" {
-        max_qp_wr = "max_qp_wr", max_cqe = "max_cqe", max_qp_rd_atom = "max_qp_rd_atom",
-        max_qp_init_rd_atom = "max_qp_init_rd_atom", atomic_cap = "atomic_cap", phys_port_cnt = "phys_port_cnt"
-    }
-    Limits = "struct ibv_qp_cap" {
-        max_send_wr = "max_send_wr", max_recv_wr = "max_recv_wr", max_send_sge = "max_send_sge",
-        max_recv_sge = "max_recv_sge", max_inline_data = "max_inline_data"
-    }
-    QueueInit = "struct ibv_qp_init_attr" {
-        qp_context = "qp_context", send_cq = "send_cq", recv_cq = "recv_cq", srq = "srq", cap = "cap", qp_type = "qp_type",
-        sq_sig_all = "sq_sig_all"
-    }
-    QueueAttributes = "struct ibv_qp_attr" {
-        qp_state = "qp_state", path_mtu = "path_mtu", rq_psn = "rq_psn", sq_psn = "sq_psn", dest_qp_num = "dest_qp_num",
-        qp_access_flags = "qp_access_flags", ah_attr = "ah_attr", pkey_index = "pkey_index",
-        max_rd_atomic = "max_rd_atomic", max_dest_rd_atomic = "max_dest_rd_atomic", min_rnr_timer = "min_rnr_timer",
-        port_num = "port_num", timeout = "timeout", retry_cnt = "retry_cnt", rnr_retry = "rnr_retry"
-    }
-    Piece = "struct ibv_sge" { addr = "addr", length = "length", lkey = "lkey" }
-    SendRequest = "struct ibv_send_wr" {
-        wr_id = "wr_id", next = "next", sg_list = "sg_list", num_sge = "num_sge", opcode = "opcode",
-        send_flags = "send_flags", remote_addr = "wr.rdma.remote_addr", rkey = "wr.rdma.rkey",
-        atomic_rkey = "wr.atomic.rkey"
-    }
-    ReceiveRequest = "struct ibv_recv_wr" { wr_id = "wr_id", next = "next", sg_list = "sg_list", num_sge = "num_sge" }
-    WorkCompletion = "struct ibv_wc" {
-        wr_id = "wr_id", status = "status", opcode = "opcode", vendor_err = "vendor_err", byte_len = "byte_len"
-    }
-    MemoryRegion = "struct ibv_mr" { lkey = "lkey", rkey = "rkey" }
-    PortAttributes = "struct ibv_port_attr" {
-        state = "state", active_mtu = "active_mtu", gid_tbl_len = "gid_tbl_len", max_msg_sz = "max_msg_sz", lid = "lid",
-        link_layer = "link_layer"
-    }
-    AddressAttributes = "struct ibv_ah_attr" {
-        dgid = "grh.dgid", flow_label = "grh.flow_label", sgid_index = "grh.sgid_index", hop_limit = "grh.hop_limit",
-        traffic_class = "grh.traffic_class", dlid = "dlid", sl = "sl", is_global = "is_global", port_num = "port_num"
+    /// Functions of libibverbs.
+    pub struct Verbs {
+        fn ibv_get_device_list(*mut c_int) -> *mut *mut VerbsDevice;
+        fn ibv_free_device_list(*mut *mut VerbsDevice);
+        fn ibv_get_device_name(*mut VerbsDevice) -> *const c_char;
+        fn ibv_open_device(*mut VerbsDevice) -> *mut DeviceContext;
+        fn ibv_close_device(*mut DeviceContext) -> c_int;
+        fn ibv_query_device(*mut DeviceContext, *mut DeviceAttributes) -> c_int;
+        fn ibv_query_port(*mut DeviceContext, u8, *mut PortAttributes) -> c_int;
+        fn ibv_query_gid(*mut DeviceContext, u8, c_int, *mut [u8; 16]) -> c_int;
+        fn ibv_alloc_pd(*mut DeviceContext) -> *mut ProtectionDomain;
+        fn ibv_dealloc_pd(*mut ProtectionDomain) -> c_int;
+        fn ibv_reg_mr(*mut ProtectionDomain, *mut c_void, usize, c_int) -> *mut MemoryRegion;
+        #[optional] fn ibv_reg_mr_iova2(*mut ProtectionDomain, *mut c_void, usize, u64, c_uint) -> *mut MemoryRegion;
+        #[optional] fn ibv_reg_dmabuf_mr(*mut ProtectionDomain, u64, usize, u64, c_int, c_int) -> *mut MemoryRegion;
+        fn ibv_dereg_mr(*mut MemoryRegion) -> c_int;
+        fn ibv_create_ah(*mut ProtectionDomain, *mut AddressHandleAttributes) -> *mut AddressHandle;
+        fn ibv_destroy_ah(*mut AddressHandle) -> c_int;
+        fn ibv_create_cq(*mut DeviceContext, c_int, *mut c_void, *mut c_void, c_int) -> *mut CompletionQueue;
+        fn ibv_destroy_cq(*mut CompletionQueue) -> c_int;
+        fn ibv_create_qp(*mut ProtectionDomain, *mut QueuePairInitAttributes) -> *mut QueuePair;
+        fn ibv_modify_qp(*mut QueuePair, *mut QueuePairAttributes, c_int) -> c_int;
+        fn ibv_destroy_qp(*mut QueuePair) -> c_int;
     }
 }
-
-/// Sizes of structures that the library reads or writes whole: ours, the name in C, and whether ours must be just as long;
-/// it may be longer where only the library writes.
-pub const FOREIGN_SIZES: &[(usize, &str, bool)] = &[
-    (size_of::<DeviceAttributes>(), "struct ibv_device_attr", false),
-    (size_of::<PortAttributes>(), "struct ibv_port_attr", false),
-    (size_of::<AddressAttributes>(), "struct ibv_ah_attr", true),
-    (size_of::<Limits>(), "struct ibv_qp_cap", true),
-    (size_of::<QueueInit>(), "struct ibv_qp_init_attr", true),
-    (size_of::<QueueAttributes>(), "struct ibv_qp_attr", true),
-    (size_of::<Piece>(), "struct ibv_sge", true),
-    (size_of::<SendRequest>(), "struct ibv_send_wr", true),
-    (size_of::<ReceiveRequest>(), "struct ibv_recv_wr", true),
-    (size_of::<WorkCompletion>(), "struct ibv_wc", true),
-];
-
-/// Numbers that are used here, with their names in C.
-pub const FOREIGN_NUMBERS: &[(u64, &str)] = &[
-    (RELIABLE as u64, "IBV_QPT_RC"),
-    (STATE[0] as u64, "IBV_QPS_INIT"),
-    (STATE[1] as u64, "IBV_QPS_RTR"),
-    (STATE[2] as u64, "IBV_QPS_RTS"),
-    (STATE[3] as u64, "IBV_QPS_ERR"),
-    (OPCODE[0] as u64, "IBV_WR_RDMA_WRITE"),
-    (OPCODE[1] as u64, "IBV_WR_SEND"),
-    (OPCODE[2] as u64, "IBV_WR_RDMA_READ"),
-    (OPCODE[3] as u64, "IBV_WR_ATOMIC_FETCH_AND_ADD"),
-    (std::mem::offset_of!(SendRequest, remote_addr) as u64, "offsetof(struct ibv_send_wr, wr.atomic.remote_addr)"),
-    (std::mem::offset_of!(SendRequest, rkey) as u64, "offsetof(struct ibv_send_wr, wr.atomic.compare_add)"),
-    (ATOMICS[0] as u64, "IBV_ATOMIC_NONE"),
-    (ATOMICS[1] as u64, "IBV_ATOMIC_HCA"),
-    (ATOMICS[2] as u64, "IBV_ATOMIC_GLOB"),
-    (FLAG[0] as u64, "IBV_SEND_FENCE"),
-    (FLAG[1] as u64, "IBV_SEND_SIGNALED"),
-    (FLAG[2] as u64, "IBV_SEND_INLINE"),
-    (GIVEN[0] as u64, "(IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS)"),
-    (
-        GIVEN[1] as u64,
-        "(IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | \
-         IBV_QP_MIN_RNR_TIMER)",
-    ),
-    (
-        GIVEN[2] as u64,
-        "(IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC)",
-    ),
-    (GIVEN_STATE as u64, "IBV_QP_STATE"),
-    (COMPLETED[0] as u64, "IBV_WC_SUCCESS"),
-    (COMPLETED[1] as u64, "IBV_WC_WR_FLUSH_ERR"),
-    (COMPLETED[2] as u64, "IBV_WC_RETRY_EXC_ERR"),
-    (COMPLETED[3] as u64, "IBV_WC_RNR_RETRY_EXC_ERR"),
-    (COMPLETED[4] as u64, "IBV_WC_RESP_TIMEOUT_ERR"),
-    (PORT_ACTIVE as u64, "IBV_PORT_ACTIVE"),
-    (LINK_ETHERNET as u64, "IBV_LINK_LAYER_ETHERNET"),
-    (ACCESS[0] as u64, "IBV_ACCESS_LOCAL_WRITE"),
-    (ACCESS[1] as u64, "IBV_ACCESS_REMOTE_WRITE"),
-    (ACCESS[2] as u64, "IBV_ACCESS_REMOTE_READ"),
-    (ACCESS[3] as u64, "IBV_ACCESS_REMOTE_ATOMIC"),
-];

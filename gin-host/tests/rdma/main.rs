@@ -17,7 +17,7 @@ mod pulse;
 mod wire;
 mod words;
 
-use gin_net::verbs::{Device, NoDevice, VerbsConfig, probe};
+use gin_net::verbs::{NoDevice, RdmaDevice, VerbsConfig, probe};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::process::ExitCode;
 
@@ -29,7 +29,7 @@ fn devices() -> Result<[String; 2], NoDevice> {
         (Some(first), Some(second)) => Ok([first, second]),
         (Some(both), None) => Ok([both.clone(), both]),
         _ => {
-            let name = Device::open(&VerbsConfig::default())?.info().name.clone();
+            let name = RdmaDevice::open(&VerbsConfig::default())?.info().name.clone();
             Ok([name.clone(), name])
         }
     }

@@ -16,7 +16,7 @@ use gin_gpu::{Memory, MemoryKind};
 use gin_host::Window as HostWindow;
 use gin_host::comm::{CommError, Communicator, Requirements, Routes, WindowFlags};
 use gin_host::world::{Rank, WorldConfig, join, launch};
-use gin_net::verbs::{Device, Verbs, VerbsConfig};
+use gin_net::verbs::{RdmaDevice, Verbs, VerbsConfig};
 use gin_net::{Capabilities, Event, Key, LocalSignals, LocalWindow, NetError, Network, Request};
 use std::env;
 use std::error::Error;
@@ -363,7 +363,7 @@ struct Bystander {
 }
 
 impl Bystander {
-    fn run(&self, device: &Arc<Device>) -> Result<(), String> {
+    fn run(&self, device: &Arc<RdmaDevice>) -> Result<(), String> {
         let factory = Verbs::factory(std::slice::from_ref(device));
         let config = WorldConfig::threads(2).routes(Routes::Network).with_comm(|comm| comm.network(factory));
         let wrong = launch(config, |rank| -> Result<u64, CommError> {
@@ -433,7 +433,7 @@ fn rank(plan: &Plan) -> Result<(), Box<dyn Error>> {
     };
     let bootstrap: Arc<dyn Bootstrap> = Arc::new(bootstrap);
     let verbs = VerbsConfig { device: Some(plan.device.clone()), timeout: plan.timeout, ..VerbsConfig::default() };
-    let device = Device::open(&verbs)?;
+    let device = RdmaDevice::open(&verbs)?;
     let (bystander, now) = (Bystander::default(), Arc::new(AtomicBool::new(false)));
     let network = {
         let (device, wrong, now) = (device.clone(), plan.wrong, now.clone());

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What can be chosen.
+//! Configuration of the network.
 
 use gin_abi::mlx5::command::Mtu;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Who raises signals when they arrive.
+/// Engine that raises arriving signals.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SignalsBy {
-    /// The NIC, where the rank's device is a GPU, all its ports have atomics, and the GPU's memory can be registered for
+    /// The NIC if the rank's device is a GPU, all its ports have atomics and the GPU's memory can be registered for
     /// them; else the proxy.
     #[default]
     Automatic,
     /// The proxy.
     Proxy,
-    /// The NIC, or nobody: a communicator fails to come up if it cannot. Also in memory of a host, where it need not be in
-    /// order behind data: it is where a NIC in software runs on x86.
+    /// The NIC. A communicator fails to start if the NIC cannot raise signals. Also applies to host memory, where
+    /// signals need not be ordered behind data; they are with a software NIC on x86.
     Nic,
 }
 
@@ -33,15 +33,15 @@ impl FromStr for SignalsBy {
     }
 }
 
-/// How NICs reach memory of GPUs.
+/// How NICs reach GPU memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum GpuMemory {
-    /// As DMA-BUF files, else by peer memory, else it goes through pinned host memory: what a probe finds out.
+    /// A probe chooses the first that works: DMA-BUF files, peer memory, pinned host memory.
     #[default]
     Automatic,
-    /// As DMA-BUF files or by peer memory; where they do not, a communicator fails to come up.
+    /// DMA-BUF files or peer memory. A communicator fails to start if neither works.
     Nic,
-    /// All memory of devices goes through pinned host memory, that of virtual GPUs too.
+    /// All device memory is sent through pinned host memory, also that of virtual GPUs.
     Host,
 }
 
@@ -58,7 +58,7 @@ impl FromStr for GpuMemory {
     }
 }
 
-/// A port, or all ports of a device: `mlx5_0:1`, `mlx5_0`.
+/// Name of a port, or of all ports of a device: `mlx5_0:1`, `mlx5_0`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortName {
     /// Name of the device.
@@ -92,80 +92,82 @@ impl fmt::Display for PortName {
     }
 }
 
-/// A text that names no port.
+/// A text that does not name a port.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "`{text}` is no port of an RDMA device: that is its name, and perhaps a colon and a number from 1 to 255, as in mlx5_0:1"
+    "`{text}` does not name a port; write the device's name, and if needed a colon and a number from 1 to 255, as in mlx5_0:1"
 )]
 pub struct NotAPort {
     /// The text.
     pub text: String,
 }
 
-/// What can be chosen of a device and its connections. Both ends of a connection should use the same times and depths.
+/// Configuration of devices and connections. Both ends of a connection should use the same times and depths.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VerbsConfig {
-    /// libibverbs: a path, or a name that the loader looks for. `libibverbs.so.1`.
+    /// Path of libibverbs, or a name that the loader searches for. Default: `libibverbs.so.1`.
     pub library: String,
-    /// The ports that [`Ports::open`](super::Ports::open) opens, all of which must be up; by default all that are.
+    /// Ports that [`Ports::open`](super::Ports::open) opens; all must be up. Default: all ports that are up.
     pub ports: Vec<PortName>,
-    /// Most ports that a rank uses at a time; its contexts take them in turn. At least 1. 4.
+    /// Maximum number of ports that a rank uses, at least 1; its contexts use them in turn. Default: 4.
     pub most_ports: usize,
-    /// Name of the device that [`Device::open`](super::Device::open) opens; by default the first that has a port which is
-    /// up.
+    /// Name of the device that [`RdmaDevice::open`](super::RdmaDevice::open) opens. Default: the first with a port that
+    /// is up.
     pub device: Option<String>,
-    /// Number of its port, from 1; by default the first that is up.
+    /// Number of its port, from 1. Default: the first that is up.
     pub port: Option<u8>,
-    /// Index of the port's address; by default, on Ethernet, that of RoCE v2 with an IPv4 address if there is one, then any
-    /// of RoCE v2, then the first; on InfiniBand 0.
+    /// Index of the port's GID. Default on Ethernet: the first of RoCE v2 with an IPv4 address, else of RoCE v2, else
+    /// of any kind. Default on InfiniBand: 0.
     pub gid_index: Option<u32>,
-    /// Largest packet; never more than the smaller of what both ports have now, which is the default.
+    /// Largest packet; limited by the smaller of both ports' current MTUs, which is the default.
     pub mtu: Option<Mtu>,
-    /// Traffic class of packets on Ethernet: the IP header's DSCP and ECN bits. 0.
+    /// Traffic class of packets on Ethernet: the IP header's DSCP and ECN bits. Default: 0.
     pub traffic_class: u8,
-    /// Service level, 0 to 15. 0.
+    /// Service level, 0 to 15. Default: 0.
     pub service_level: u8,
-    /// How often packets may be forwarded. 64.
+    /// How often a packet may be forwarded. Default: 64.
     pub hop_limit: u8,
-    /// How long to wait for an acknowledgement before a packet is sent again: 4.096 us times 2 to this power, 1 to 31. 16,
-    /// that is 268 ms. Hardware may wait up to four times as long.
+    /// Code, 1 to 31, of the time after which the NIC repeats an unacknowledged packet: 4.096 us times 2 to this power.
+    /// Default: 16, that is 268 ms. Hardware may wait up to four times as long.
     pub timeout: u8,
-    /// How often a packet is sent again before the peer is taken for lost, 0 to 7. 6: with the default of `timeout` that
-    /// is after 1.9 s, by hardware after up to 7.5 s. Soft-RoCE takes 7 for ever and never loses a peer then.
+    /// How often the NIC repeats a packet before the peer counts as lost, 0 to 7. Default: 6. With the default
+    /// `timeout` a peer is lost after 1.9 s, with hardware after up to 7.5 s. Soft-RoCE takes 7 as for ever, and then
+    /// loses no peer.
     pub retries: u8,
-    /// Entries of the send queue of a connection, at least 4; a request takes one, and one more if it brings data and a
-    /// signal. Fewer if the device has not room for so many. 128.
+    /// Entries of a connection's send queue, at least 4; reduced if the device has less room. A request takes one, and
+    /// one more if it has data and a signal. Default: 128.
     pub send_depth: u32,
-    /// Signals that can be on their way over a connection before the peer's proxy has dealt with them, at least 2. Fewer if
-    /// the device has not room for so many. 64.
+    /// Signals that may be outstanding on a connection before the peer's proxy has handled them, at least 2; reduced if
+    /// the device has less room. Default: 64.
     pub signal_depth: u32,
-    /// Every so many entries one asks for a completion, as does the last of a batch; at least 1. 16.
+    /// Number of entries, at least 1, of which one asks for a completion. The last of a batch does so too. Default: 16.
     pub completion_every: u32,
-    /// Requests of a connection that are taken while its send queue is full, so that others can go on. 1,024.
+    /// Requests that a connection accepts while its send queue is full, so that others can proceed. Default: 1,024.
     pub backlog: usize,
-    /// Bytes that entries should hold themselves, so that the NIC need not fetch them: signals have 32, values up to 8. Where
-    /// the device refuses, they are fetched. 32.
+    /// Bytes that an entry should hold itself, so that the NIC need not fetch them: signals have 32, values up to 8. If
+    /// the device refuses, the NIC fetches them. Default: 32.
     pub inline: u32,
-    /// RDMA reads under way at a time on a connection, in each direction. Fewer if the device allows less. 16.
+    /// Outstanding RDMA reads on a connection, in each direction; reduced to the device's limit. Default: 16.
     pub reads: u8,
-    /// Most bytes of one message; fewer if the port allows less. 1 GiB.
+    /// Maximum length of a message in bytes; reduced to the port's limit. Default: 1 GiB.
     pub max_message: u64,
-    /// How long a connection may wait for the peer's proxy without anything under way until the peer's NIC is asked whether
-    /// it is there. 1 s.
+    /// How long a connection without outstanding entries waits for the peer's proxy before it checks that the peer's
+    /// NIC answers. Default: 1 s.
     pub ask_after: Duration,
-    /// Who raises signals of this rank, and whether it has NICs of others raise theirs. [`SignalsBy::Automatic`].
+    /// Engine that raises this rank's signals; also decides whether this rank has NICs of peers raise theirs. Default:
+    /// [`SignalsBy::Automatic`].
     pub signals: SignalsBy,
-    /// How NICs reach memory of this rank's GPU. [`GpuMemory::Automatic`].
+    /// How NICs reach memory of this rank's GPU. Default: [`GpuMemory::Automatic`].
     pub gpu_memory: GpuMemory,
-    /// Makes what arrives visible by a read over the loop-back connection also where memory is not a GPU's, which needs
-    /// none; so tests can run it without one. False.
+    /// Makes arrivals visible by a read over the loop-back connection also in host memory, which does not need it. So
+    /// tests run the read without a GPU. Default: false.
     pub always_read_back: bool,
 }
 
 impl Default for VerbsConfig {
     fn default() -> Self {
         Self {
-            library: gin_verbs::LIBRARY.to_owned(),
+            library: gin_verbs::verbs::LIBRARY.to_owned(),
             ports: Vec::new(),
             most_ports: 4,
             device: None,
@@ -193,13 +195,13 @@ impl Default for VerbsConfig {
 }
 
 impl VerbsConfig {
-    /// After how long without an answer a peer is lost; hardware may wait up to four times as long.
+    /// Returns the time without an answer after which a peer is lost. Hardware may wait up to four times as long.
     pub fn lost_after(&self) -> Duration {
         let unanswered = Duration::from_nanos(4096 << self.timeout.min(31));
         unanswered * (u32::from(self.retries) + 1)
     }
 
-    /// The number that is out of its range: its name, itself, and the range.
+    /// Returns the first number that is out of range: its name, its value and its range.
     pub(super) fn wrong(&self) -> Option<(&'static str, u64, &'static str)> {
         let numbers = [
             ("port", u64::from(self.port.unwrap_or(1)), 1, 255, "1 to 255"),
@@ -233,13 +235,16 @@ mod tests {
     }
 
     #[test]
-    fn names_of_ports_are_read_as_they_are_shown() {
+    fn port_names_are_parsed_as_they_are_shown() {
         for text in ["mlx5_0", "mlx5_0:1", "rocep24s0f1:255"] {
             assert_eq!(text.parse::<PortName>().unwrap().to_string(), text);
         }
         for text in ["", ":1", "mlx5_0:", "mlx5_0:0", "mlx5_0:256", "mlx5_0:1:2", "mlx5 0", "../mlx5_0", "a,b"] {
             let error = text.parse::<PortName>().unwrap_err().to_string();
-            assert!(error.starts_with(&format!("`{text}` is no port")) && error.contains("mlx5_0:1"), "{error}");
+            assert!(
+                error.starts_with(&format!("`{text}` does not name a port")) && error.contains("mlx5_0:1"),
+                "{error}"
+            );
         }
     }
 

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How many signals may be on their way, so that a receive buffer waits for each.
+//! Credits limit how many signals may be outstanding, so that a receive buffer waits for each.
 //!
-//! The receiver has `depth` buffers for a connection. The sender counts what it sends; the receiver counts what it has
-//! dealt with, buffers posted again, and writes that number into a word of the sender's memory (an RDMA write, which
-//! needs no buffer there) whenever half of the buffers, or more, have not been told of. Both numbers wrap.
+//! The receiver has `depth` buffers for a connection. The sender counts the signals that it sends. The receiver counts
+//! the signals that it has handled, with their buffers posted again. Whenever at least half of the buffers are not
+//! returned yet, the receiver writes its count into a word of the sender's memory. That is an RDMA write, which needs
+//! no buffer there. Both counts wrap.
 //!
-//! Nobody waits for ever as long as both NICs and both proxies work. A sender without credit has `depth` signals that it
-//! has not been told of. They all arrive, since a buffer waits for each. The receiver deals with them whether or not it
-//! has credit itself, and then there are at least half of them to tell of. The write that tells needs room in the
-//! receiver's send queue; what is in there is ended by NICs alone, as none of it waits for a buffer.
+//! No rank waits for ever as long as both NICs and both proxies work:
+//! - A sender without credit has `depth` signals whose credits were not returned. They all arrive, because a buffer
+//!   waits for each.
+//! - The receiver handles them whether or not it has credit itself. Then at least half of the credits are due for
+//!   return.
+//! - The write that returns them needs room in the receiver's send queue. NICs alone complete the entries there,
+//!   because none of them waits for a buffer.
 //!
-//! The NIC may not write 8 bytes at once (Soft-RoCE copies them), so the word holds the number and its complement, and
-//! counts only where they match.
+//! The NIC may not write 8 bytes at once (Soft-RoCE copies them). So the word holds the count and its complement, and
+//! is valid only if they match.
 
 /// The sender's side.
 #[derive(Clone, Copy, Debug)]
@@ -22,22 +26,22 @@ pub(super) struct Credits {
 }
 
 impl Credits {
-    /// The receiver has so many buffers.
+    /// Creates credits for a receiver with `depth` buffers.
     pub(super) fn new(depth: u32) -> Self {
         Self { depth, sent: 0, returned: 0 }
     }
 
-    /// Whether a signal may be sent.
+    /// Returns whether a signal may be sent.
     pub(super) fn is_there(&self) -> bool {
         self.sent.wrapping_sub(self.returned) < self.depth
     }
 
-    /// A signal is sent.
+    /// Counts a signal that is sent.
     pub(super) fn take(&mut self) {
         self.sent = self.sent.wrapping_add(1);
     }
 
-    /// Takes the word as it is now. What cannot be right is left for the next look.
+    /// Reads the word. Ignores an impossible value until the next look.
     pub(super) fn look(&mut self, word: u64) {
         let (number, complement) = (word as u32, (word >> 32) as u32);
         let outstanding = self.sent.wrapping_sub(self.returned);
@@ -52,33 +56,33 @@ impl Credits {
 pub(super) struct Returns {
     depth: u32,
     received: u32,
-    told: u32,
+    published: u32,
 }
 
 impl Returns {
-    /// There are so many buffers, at least two.
+    /// Creates the count for `depth` buffers, at least two.
     pub(super) fn new(depth: u32) -> Self {
-        Self { depth, received: 0, told: 0 }
+        Self { depth, received: 0, published: 0 }
     }
 
-    /// A signal was dealt with, and its buffer posted again.
+    /// Counts a signal that was handled, with its buffer posted again.
     pub(super) fn receive(&mut self) {
         self.received = self.received.wrapping_add(1);
     }
 
-    /// Whether the sender should be told.
+    /// Returns whether the credits are due for return.
     pub(super) fn is_due(&self) -> bool {
-        self.received.wrapping_sub(self.told) >= self.depth / 2
+        self.received.wrapping_sub(self.published) >= self.depth / 2
     }
 
-    /// The word to be written at the sender, which has then been told.
-    pub(super) fn tell(&mut self) -> u64 {
-        self.told = self.received;
+    /// Returns the word to write to the sender, and takes it as published.
+    pub(super) fn publish(&mut self) -> u64 {
+        self.published = self.received;
         word(self.received)
     }
 }
 
-/// What the word is for a number of signals.
+/// Returns the word for a number of signals.
 pub(super) fn word(number: u32) -> u64 {
     u64::from(!number) << 32 | u64::from(number)
 }
@@ -95,7 +99,7 @@ mod tests {
             choices in proptest::collection::vec(0u8..4, 1..300),
         ) {
             let mut credits = Credits { depth, sent: start, returned: start };
-            let mut returns = Returns { depth, received: start, told: start };
+            let mut returns = Returns { depth, received: start, published: start };
             let (mut memory, mut under_way, mut on_wire) = (word(start), 0u32, None);
             let mut sent = 0;
             let mut step = |choice: u8| {
@@ -109,7 +113,7 @@ mod tests {
                         under_way -= 1;
                         returns.receive();
                     }
-                    2 if on_wire.is_none() && returns.is_due() => on_wire = Some(returns.tell()),
+                    2 if on_wire.is_none() && returns.is_due() => on_wire = Some(returns.publish()),
                     3 => {
                         memory = on_wire.take().unwrap_or(memory);
                         credits.look(memory);
@@ -122,7 +126,7 @@ mod tests {
                 let (under_way, _) = step(choice);
                 prop_assert!(under_way <= depth, "{under_way} signals for {depth} buffers");
             }
-            // However it stands now, fair turns let more and more be sent.
+            // From any state, fair turns let the sender send more and more.
             let (_, before) = step(3);
             let mut after = before;
             for _ in 0..4 * depth {

@@ -1,29 +1,27 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Making visible what the NIC has written into a GPU.
+//! Makes visible what the NIC has written into a GPU.
 //!
-//! A completion says that the data has left the NIC, not that the GPU has it: writes may wait on their way over PCIe. A read
-//! of the GPU's memory by the same NIC comes behind them, so when it is answered they are there. It goes over a queue
-//! pair that is connected to itself, as NCCL's does.
+//! A completion means that the data has left the NIC, not that it has reached the GPU: PCIe may still delay writes. A
+//! read of the GPU's memory by the same NIC is ordered behind them, so when its response arrives they have arrived too.
+//! The read uses a queue pair that is connected to itself, as in NCCL.
 
-use super::objects::{Chain, Completions, Depths, Domain, Queue};
+use super::objects::{Chain, CompletionQueue, Depths, Domain, QueuePair, local};
 use super::region::{Buffer, Reach};
+use super::send_queue::Outcome;
 use super::status;
 use crate::NetError;
-use crate::verbs::ledger::Outcome;
-use gin_verbs::verbs::{FLAG, OPCODE, SendRequest, WorkCompletion};
+use gin_verbs::verbs::{IBV_WR_RDMA_READ, SendWorkRequest, WorkCompletion};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A read of the own NIC takes microseconds; after so long it will not come any more.
+/// A read by the own NIC takes microseconds; after this time no response is expected any more.
 const LIMIT: Duration = Duration::from_secs(1);
 
-const WHAT: &str = "reading over the loop-back connection";
-
-/// The connection.
+/// A loop-back connection.
 #[derive(Debug)]
 pub(super) struct Flush {
-    queue: Queue,
-    completions: Completions,
+    queue_pair: QueuePair,
+    completions: CompletionQueue,
     landing: Buffer,
     chain: Chain,
 }
@@ -31,25 +29,24 @@ pub(super) struct Flush {
 impl Flush {
     pub(super) fn new(domain: &Arc<Domain>) -> Result<Self, NetError> {
         let depths = Depths { send: 2, receive: 1 };
-        let completions = Completions::new(domain, depths.send + depths.receive)?;
-        let queue = Queue::new(domain, (&completions, &completions), depths, 0)?;
-        queue.begin()?;
-        queue.connect(&domain.port(0, 0), queue.end())?;
+        let completions = CompletionQueue::new(domain, depths.send + depths.receive)?;
+        let queue_pair = QueuePair::new(domain, (&completions, &completions), depths, 0)?;
+        queue_pair.begin()?;
+        queue_pair.connect(&domain.port(0, 0), queue_pair.end())?;
         let landing = Buffer::new(std::slice::from_ref(domain), 8, Reach::Own)?;
-        Ok(Self { queue, completions, landing, chain: Chain::default() })
+        Ok(Self { queue_pair, completions, landing, chain: Chain::default() })
     }
 
-    /// Begins to read a byte of memory that the NIC reaches by this address and key, which its peers use.
+    /// Starts reading a byte of memory, by its address and remote key.
     pub(super) fn begin(&mut self, (address, key): (u64, u32)) -> Result<(), NetError> {
-        let mut request = SendRequest::new(OPCODE[2]);
-        (request.remote_addr, request.rkey, request.send_flags) = (address, key, FLAG[1]);
         self.chain.clear();
-        self.chain.push(request, Some(self.landing.piece(0, 1, 0)));
-        // Safety: the landing place stays longer than the queue pair: fields are dropped in their order.
-        unsafe { self.queue.post(&mut self.chain) }.map_err(|(_, error)| error)
+        self.chain.push(SendWorkRequest::rdma(IBV_WR_RDMA_READ, address, key), self.landing.sge(0, 1, 0));
+        self.chain.signal_last();
+        // Safety: `landing` outlives the queue pair, as fields are dropped in order.
+        unsafe { self.queue_pair.post(&mut self.chain) }.map_err(|(_, error)| error)
     }
 
-    /// Waits until it has been read.
+    /// Waits until the byte has been read.
     pub(super) fn end(&mut self, rank: u32) -> Result<(), NetError> {
         let (begin, mut room) = (Instant::now(), [WorkCompletion::default()]);
         loop {
@@ -60,9 +57,12 @@ impl Flush {
                 };
             }
             if begin.elapsed() > LIMIT {
-                // Its answer would be taken for that of the next.
-                self.queue.fail()?;
-                return Err(NetError::Local { what: WHAT, reason: format!("no answer within {LIMIT:?}") });
+                // Otherwise a late response would be taken for that of the next read.
+                self.queue_pair.fail()?;
+                return Err(local(
+                    "reading over the loop-back connection",
+                    format_args!("no response within {LIMIT:?}"),
+                ));
             }
             std::hint::spin_loop();
         }

@@ -1,70 +1,56 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What devices and their ports are, and why there is none.
+//! Attributes of RDMA devices and their ports, and why none can be used.
 
 use super::config::VerbsConfig;
-use super::topology::Place;
+use super::topology::PciPlace;
 use gin_abi::mlx5::command::Mtu;
-use gin_verbs::Link;
-use gin_verbs::verbs::LoadError;
+use gin_verbs::{Link, LoadError};
 use std::{fmt, io};
 
-/// Why there is no device to be used.
+/// Why no RDMA device can be used.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoDevice {
     /// A number of the configuration is out of its range.
-    #[error("no RDMA device: a {what} of {number} cannot be; it is {range}")]
+    #[error("no RDMA device: {what} {number} is out of range; use {range}")]
     Config {
-        /// Which number.
+        /// Name of the number.
         what: &'static str,
         /// The number.
         number: u64,
-        /// What it can be.
+        /// The range.
         range: &'static str,
     },
-    /// libibverbs cannot be opened.
-    #[error("no RDMA device: {library} cannot be opened ({reason}); it is part of rdma-core")]
-    NoLibrary {
-        /// The library.
-        library: String,
-        /// What the loader says.
-        reason: String,
-    },
-    /// libibverbs is too old.
-    #[error("no RDMA device: {library} has no function {name}; it is too old")]
-    NoFunction {
-        /// The library.
-        library: String,
-        /// What it lacks.
-        name: String,
-    },
-    /// The kernel has no RDMA devices, or its driver for programs is not loaded.
+    /// libibverbs cannot be used.
+    #[error("no RDMA device: {0}")]
+    Library(#[from] LoadError),
+    /// The kernel has no RDMA support, or its `ib_uverbs` module is not loaded.
     #[error("no RDMA device: asking the kernel for devices failed: {}", io::Error::from_raw_os_error(*errno))]
     Kernel {
-        /// The error of the operating system.
+        /// Error number of the operating system.
         errno: i32,
     },
-    /// There are no RDMA devices.
+    /// The kernel has no RDMA devices.
     #[error("no RDMA device: the kernel has none")]
     None,
-    /// There is no device of this name.
+    /// No device has this name.
     #[error("no RDMA device {name}; there are: {}", known.join(", "))]
     Unknown {
         /// The name.
         name: String,
-        /// The names that there are.
+        /// Names of the devices.
         known: Vec<String>,
     },
-    /// No port can be used.
+    /// No port is up.
     #[error("no RDMA device with a port that is up{}; there are: {}", wanted(*port), known.join(", "))]
     NoPort {
-        /// The port that was asked for.
+        /// The port that the configuration names.
         port: Option<u8>,
-        /// The devices that were looked at.
+        /// Names of the devices that were searched.
         known: Vec<String>,
     },
-    /// A port has no such address.
-    #[error("port {port} of RDMA device {name} has no address of index {index}")]
+    /// A port has no GID of this index.
+    #[error("port {port} of RDMA device {name} has no GID of index {index}")]
     NoAddress {
         /// The device.
         name: String,
@@ -73,14 +59,14 @@ pub enum NoDevice {
         /// The index.
         index: u32,
     },
-    /// A device does not do what it should.
+    /// A call of libibverbs failed.
     #[error("RDMA device {name}: {call} failed: {}", io::Error::from_raw_os_error(*errno))]
     Failed {
         /// The device.
         name: String,
         /// The function.
         call: &'static str,
-        /// The error of the operating system: 13 (permission denied) is a matter of `/dev/infiniband`.
+        /// Error number of the operating system. 13 (permission denied): this process may not open `/dev/infiniband`.
         errno: i32,
     },
 }
@@ -89,39 +75,30 @@ fn wanted(port: Option<u8>) -> String {
     port.map_or_else(String::new, |port| format!(" and has number {port}"))
 }
 
-impl From<LoadError> for NoDevice {
-    fn from(error: LoadError) -> Self {
-        match error {
-            LoadError::NoLibrary { library, reason } => Self::NoLibrary { library, reason },
-            LoadError::NoFunction { library, name } => Self::NoFunction { library, name },
-        }
-    }
-}
-
-/// What an address of a port is.
+/// Kind of a GID.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GidKind {
-    /// Of InfiniBand, or of RoCE v1: packets are not routed by IP.
+    /// InfiniBand or RoCE v1: IP does not route packets.
     InfiniBand,
-    /// Of RoCE v2: packets are UDP.
+    /// RoCE v2: packets are UDP.
     RoceV2,
-    /// The kernel does not say.
+    /// The kernel does not report it.
     Unknown,
 }
 
-/// An address of a port.
+/// A GID: an address of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gid {
     /// Its index in the port's table.
     pub index: u32,
     /// The address.
     pub bytes: [u8; 16],
-    /// What it is.
+    /// Its kind.
     pub kind: GidKind,
 }
 
 impl Gid {
-    /// How well it serves: less is better.
+    /// Returns its order of preference: less is better.
     fn rank(&self) -> u32 {
         let is_ipv4 = self.bytes[..10] == [0; 10] && self.bytes[10..12] == [0xff; 2];
         let is_link_local = self.bytes[..2] == [0xfe, 0x80];
@@ -145,29 +122,29 @@ impl fmt::Display for Gid {
 pub struct PortInfo {
     /// Its number, from 1.
     pub number: u8,
-    /// Whether it is up.
+    /// The port is up.
     pub is_up: bool,
-    /// What it is part of.
+    /// Link layer.
     pub link: Link,
-    /// Largest packet now; `None` if the device says what is not known here.
+    /// Size of the largest packet now; `None` if gin does not know the code that the device reports.
     pub mtu: Option<Mtu>,
-    /// Most bytes of one message.
+    /// Maximum length of a message in bytes.
     pub max_message: u64,
-    /// Bits in a microsecond, as the kernel says it; 0 if it does not.
+    /// Rate in bits per microsecond; 0 if the kernel does not report it.
     pub rate: u64,
     /// Local identifier, on InfiniBand.
     pub lid: u16,
-    /// Its addresses.
+    /// GIDs.
     pub gids: Vec<Gid>,
 }
 
 impl PortInfo {
-    /// The address that connections use by this configuration, if there is such a one.
+    /// Returns the GID that connections use under this configuration, if the port has it.
     pub fn address(&self, config: &VerbsConfig) -> Option<Gid> {
         let gid = match (config.gid_index, self.link) {
             (Some(index), _) => self.gids.iter().find(|gid| gid.index == index),
             (None, Link::InfiniBand) => self.gids.first(),
-            // The first of the best.
+            // The first of the most preferred kind.
             (None, Link::Ethernet) => self.gids.iter().filter(|gid| gid.index <= 255).min_by_key(|gid| gid.rank()),
         };
         gid.copied()
@@ -181,18 +158,19 @@ pub struct DeviceInfo {
     pub name: String,
     /// Its ports.
     pub ports: Vec<PortInfo>,
-    /// Most entries of a send or receive queue.
+    /// Maximum number of entries of a send or receive queue.
     pub max_entries: u32,
-    /// Most entries of a completion queue.
+    /// Maximum number of entries of a completion queue.
     pub max_completions: u32,
-    /// Reads at a time that a queue pair answers.
+    /// Outstanding reads that a queue pair answers.
     pub reads_answered: u8,
-    /// Reads at a time that a queue pair asks for.
+    /// Outstanding reads that a queue pair initiates.
     pub reads_asked: u8,
-    /// It adds to words in memory, at once as far as its own adding goes; other engines may add elsewhere only.
+    /// The device has atomics. They may be atomic only with respect to each other, so no other engine may add to the
+    /// same words.
     pub has_atomics: bool,
-    /// Where it is, if the system says.
-    pub place: Option<Place>,
+    /// Location, if the system reports it.
+    pub place: Option<PciPlace>,
 }
 
 #[cfg(test)]
@@ -200,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_roce_v2_and_ipv4_serve_best() {
+    fn gids_of_roce_v2_and_ipv4_are_preferred() {
         let gid = |bytes, kind| Gid { index: 0, bytes, kind };
         let ipv4 = std::net::Ipv4Addr::new(10, 7, 0, 1).to_ipv6_mapped().octets();
         let global = [0x20, 1, 13, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What ranks tell each other: of their queue pairs, with the keys of signal words, and of their windows.
+//! Keys that ranks exchange: one for queue pairs and signal words, and one for each window.
 //!
-//! All ranks get the keys of all, so a rank's first key holds a queue pair for every context and every rank: 8 bytes each.
+//! Every rank receives all keys, so a rank's first key holds a queue pair for every context and every rank: 8 bytes
+//! each.
 
 use crate::{Key, NetError};
 use gin_abi::mlx5::command::Mtu;
@@ -9,12 +10,12 @@ use gin_verbs::Link;
 
 const HELLO: u32 = u32::from_le_bytes(*b"gvh3");
 const WINDOW: u32 = u32::from_le_bytes(*b"gvw3");
-/// What stands before the ports.
+/// Bytes before the ports.
 const HELLO_BYTES: usize = 56;
 const PORT_BYTES: usize = 32;
-/// What stands before the keys.
+/// Bytes before the keys.
 const WINDOW_BYTES: usize = 32;
-/// More ports than any rank uses.
+/// Maximum number of ports in a key, more than any rank uses.
 const MOST_PORTS: usize = 256;
 
 /// One end of a connection.
@@ -22,67 +23,67 @@ const MOST_PORTS: usize = 256;
 pub(super) struct End {
     /// Number of the queue pair, 24 bits.
     pub(super) queue: u32,
-    /// Number of its first packet, 24 bits.
-    pub(super) first_packet: u32,
+    /// Packet sequence number of its first packet, 24 bits.
+    pub(super) initial_psn: u32,
 }
 
-/// What a rank says of a port that it uses.
+/// A port, as its rank publishes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Port {
     pub(super) link: Link,
     pub(super) mtu: Mtu,
-    /// Reads at a time that each of its queue pairs answers.
+    /// Outstanding reads that each of its queue pairs answers.
     pub(super) reads: u8,
     pub(super) lid: u16,
     pub(super) gid: [u8; 16],
-    /// What the memory of credits is called over this port.
+    /// Remote key of the words for credits over this port.
     pub(super) credits_key: u32,
-    /// The same of the words that the NIC raises.
+    /// Remote key of the signal words that the NIC raises, over this port.
     pub(super) words_key: u32,
 }
 
-/// What a rank says of itself.
+/// A rank's queue pairs and signal words.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Hello {
-    /// Signals of one context.
+    /// Number of signals per context.
     pub(super) per_context: u32,
-    /// Buffers for signals of each connection.
+    /// Number of receive buffers of each connection.
     pub(super) signal_depth: u32,
-    /// Where credits are written: a word for each context and rank.
+    /// Address of the words for credits, one for each context and rank.
     pub(super) credits: u64,
-    /// Signal words that the NIC raises, one context after the other; 0 if the proxy raises all.
+    /// Address of the signal words that the NIC raises, one context after the other; 0 if the proxy raises all.
     pub(super) words: u64,
-    /// They lie in a GPU.
+    /// These words are in a GPU.
     pub(super) words_in_gpu: bool,
-    /// Contexts use these in turn.
+    /// Ports, which contexts use in turn.
     pub(super) ports: Vec<Port>,
-    /// By context, then by rank.
+    /// Ends of connections, by context, then by rank.
     pub(super) ends: Vec<End>,
 }
 
 impl Hello {
-    /// Index of the port that a context uses.
-    pub(super) fn rail(&self, context: u32) -> usize {
+    /// Returns the index of the port that a context uses.
+    pub(super) fn port_index(&self, context: u32) -> usize {
         context as usize % self.ports.len().max(1)
     }
 }
 
-/// What a rank says of its part of a window.
+/// A rank's part of a window, as it publishes it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Part {
     pub(super) address: u64,
     pub(super) bytes: u64,
-    /// What it is called over each port of the rank.
+    /// Remote keys, by port of the rank.
     pub(super) keys: Vec<u32>,
-    /// It takes signals at its addresses.
+    /// It accepts signals at its addresses.
     pub(super) signals: bool,
     /// The NIC may raise them there.
     pub(super) nic: bool,
-    /// It lies in a GPU.
+    /// It is in a GPU.
     pub(super) in_gpu: bool,
 }
 
-/// Takes apart what was put together.
+/// Reads the fields of a key.
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
@@ -124,22 +125,22 @@ impl Port {
         let link = match link {
             1 => Link::InfiniBand,
             2 => Link::Ethernet,
-            _ => return Err(refuse(rank, "its kind of network is unknown")),
+            _ => return Err(refuse(rank, "its link layer is unknown")),
         };
         let mtu = Mtu::from_code(mtu.into()).ok_or_else(|| refuse(rank, "its MTU is unknown"))?;
         let lid = reader.u32().ok_or_else(short)?;
-        let lid = u16::try_from(lid).map_err(|_| refuse(rank, "it has no LID"))?;
+        let lid = u16::try_from(lid).map_err(|_| refuse(rank, "its LID has more than 16 bits"))?;
         let (credits_key, gid) = (reader.u32().ok_or_else(short)?, reader.take().ok_or_else(short)?);
         let words_key = reader.u32().ok_or_else(short)?;
         if reads == 0 {
-            return Err(refuse(rank, "it takes nothing"));
+            return Err(refuse(rank, "a port answers no reads"));
         }
         Ok(Self { link, mtu, reads, lid, gid, credits_key, words_key })
     }
 }
 
 impl Hello {
-    /// As it is sent by `rank` of `ranks`.
+    /// Encodes the key of `rank` of `ranks`.
     pub(super) fn to_key(&self, rank: u32, ranks: u32) -> Key {
         let mut bytes = Vec::with_capacity(HELLO_BYTES + PORT_BYTES * self.ports.len() + 8 * self.ends.len());
         for number in [HELLO, rank, ranks, self.per_context, self.signal_depth, self.ports.len() as u32] {
@@ -154,42 +155,42 @@ impl Hello {
         }
         for end in &self.ends {
             bytes.extend(end.queue.to_le_bytes());
-            bytes.extend(end.first_packet.to_le_bytes());
+            bytes.extend(end.initial_psn.to_le_bytes());
         }
         Key(bytes)
     }
 
-    /// What `rank` of `ranks` said; it must have `ends` queue pairs.
+    /// Decodes the key of `rank` of `ranks`, which must have `ends` queue pairs.
     pub(super) fn from_key(rank: u32, ranks: u32, ends: usize, key: &Key) -> Result<Self, NetError> {
         let short = || refuse(rank, "it is too short");
         let mut reader = Reader(&key.0);
         let mut number = || reader.u32().ok_or_else(short);
         if number()? != HELLO {
-            return Err(refuse(rank, "it is not one of this version of the network `verbs`"));
+            return Err(refuse(rank, "this version of the network `verbs` did not make it"));
         }
         if (number()?, number()?) != (rank, ranks) {
-            return Err(refuse(rank, "it is of another rank"));
+            return Err(refuse(rank, "it belongs to another rank or world size"));
         }
         let (per_context, signal_depth, ports) = (number()?, number()?, number()? as usize);
         let mut word = || reader.u64().ok_or_else(short);
         let (credits, words, words_in_gpu, count) = (word()?, word()?, word()?, word()?);
-        // So that no address of a word overflows.
+        // Ensures that no address of a word overflows.
         if words > u64::MAX >> 1 || words_in_gpu > 1 {
-            return Err(refuse(rank, "there are no such words"));
+            return Err(refuse(rank, "the address of its signal words is invalid"));
         }
         if signal_depth == 0 || !(1..=MOST_PORTS).contains(&ports) {
-            return Err(refuse(rank, "it takes nothing"));
+            return Err(refuse(rank, format!("its {signal_depth} receive buffers or {ports} ports are out of range")));
         }
         if count != ends as u64 || reader.0.len() != ports * PORT_BYTES + ends * 8 {
             return Err(refuse(rank, format!("it has {count} queue pairs instead of {ends}")));
         }
         let ports = (0..ports).map(|_| Port::read(rank, &mut reader)).collect::<Result<_, _>>()?;
         let mut list = Vec::with_capacity(ends);
-        while let (Some(queue), Some(first_packet)) = (reader.u32(), reader.u32()) {
-            if queue == 0 || queue >> 24 != 0 || first_packet >> 24 != 0 {
-                return Err(refuse(rank, "there is no such queue pair"));
+        while let (Some(queue), Some(initial_psn)) = (reader.u32(), reader.u32()) {
+            if queue == 0 || queue >> 24 != 0 || initial_psn >> 24 != 0 {
+                return Err(refuse(rank, "a queue pair or packet sequence number is out of range"));
             }
-            list.push(End { queue, first_packet });
+            list.push(End { queue, initial_psn });
         }
         let words_in_gpu = words_in_gpu == 1;
         Ok(Self { per_context, signal_depth, credits, words, words_in_gpu, ports, ends: list })
@@ -197,7 +198,7 @@ impl Hello {
 }
 
 impl Part {
-    /// As it is sent.
+    /// Encodes the key.
     pub(super) fn to_key(&self) -> Key {
         let mut bytes = Vec::with_capacity(WINDOW_BYTES + 4 * self.keys.len());
         let flags = u32::from(self.signals) | u32::from(self.nic) << 1 | u32::from(self.in_gpu) << 2;
@@ -212,7 +213,7 @@ impl Part {
         Key(bytes)
     }
 
-    /// What `rank` said, which uses so many ports.
+    /// Decodes the key of `rank`, which uses `ports` ports.
     pub(super) fn from_key(rank: u32, ports: usize, key: &Key) -> Result<Self, NetError> {
         let read = || {
             let mut reader = Reader(&key.0);
@@ -221,12 +222,12 @@ impl Part {
         };
         let (numbers, address, bytes, rest) = read().ok_or_else(|| refuse(rank, "it has the wrong length"))?;
         let (WINDOW, count, flags @ 0..=7, 0) = numbers else {
-            return Err(refuse(rank, "it is not one of this version of the network `verbs`"));
+            return Err(refuse(rank, "this version of the network `verbs` did not make it"));
         };
         if count as usize != ports || rest.len() != 4 * ports {
             return Err(refuse(rank, format!("it is for {count} ports instead of {ports}")));
         }
-        // So that no sum of an address in it and a length overflows.
+        // Ensures that the sum of an address in it and a length does not overflow.
         if address.checked_add(bytes).is_none() {
             return Err(refuse(rank, "its memory reaches past the last address"));
         }
@@ -251,7 +252,7 @@ mod tests {
     }
 
     fn hello() -> impl Strategy<Value = Hello> {
-        let end = (1u32..1 << 24, 0u32..1 << 24).prop_map(|(queue, first_packet)| End { queue, first_packet });
+        let end = (1u32..1 << 24, 0u32..1 << 24).prop_map(|(queue, initial_psn)| End { queue, initial_psn });
         let lists = (proptest::collection::vec(port(), 1..4), proptest::collection::vec(end, 0..20));
         let numbers = (any::<u32>(), 1u32.., any::<u64>(), 0..u64::MAX >> 1, any::<bool>());
         (numbers, lists).prop_map(|((per_context, signal_depth, credits, words, words_in_gpu), (ports, ends))| Hello {
@@ -271,7 +272,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_a_rank_says_of_itself_is_understood(hello in hello(), rank: u32, ranks: u32) {
+        fn a_decoded_hello_equals_the_sent_one(hello in hello(), rank: u32, ranks: u32) {
             let key = hello.to_key(rank, ranks);
             prop_assert_eq!(key.0.len(), HELLO_BYTES + PORT_BYTES * hello.ports.len() + 8 * hello.ends.len());
             prop_assert_eq!(Hello::from_key(rank, ranks, hello.ends.len(), &key), Ok(hello.clone()));
@@ -282,7 +283,7 @@ mod tests {
         }
 
         #[test]
-        fn what_a_rank_says_of_a_window_is_understood(
+        fn a_decoded_part_equals_the_sent_one(
             address: u64, bytes: u64, keys in proptest::collection::vec(any::<u32>(), 1..5), flags: [bool; 3],
         ) {
             let ports = keys.len();
@@ -297,7 +298,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_the_readers_panic(bytes in proptest::collection::vec(any::<u8>(), 0..120), ends in 0usize..6) {
+        fn no_bytes_make_decoding_panic(bytes in proptest::collection::vec(any::<u8>(), 0..120), ends in 0usize..6) {
             let mut bytes = bytes;
             let key = Key(bytes.clone());
             let _ = (Part::from_key(0, 1, &key), Hello::from_key(0, 1, ends, &key));
@@ -333,9 +334,9 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let error = reason(Hello::from_key(2, 4, 0, &Key(vec![0; 72])).unwrap_err());
-        assert_eq!(error, "it is not one of this version of the network `verbs`");
+        assert_eq!(error, "this version of the network `verbs` did not make it");
         let error = reason(Part::from_key(2, 1, &Key(vec![0; 32])).unwrap_err());
-        assert_eq!(error, "it is not one of this version of the network `verbs`");
+        assert_eq!(error, "this version of the network `verbs` did not make it");
         assert_eq!(reason(Part::from_key(2, 1, &Key(vec![0; 31])).unwrap_err()), "it has the wrong length");
     }
 }

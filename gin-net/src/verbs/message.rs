@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is sent behind the data that it covers: signals, which the receiver's proxy raises, and notices.
+//! Messages behind the data that they cover: signals, which the receiver's proxy raises, and notices.
 
 use crate::{Notice, Request};
 use gin_abi::{RemoteSignal, SignalTarget};
@@ -17,13 +17,13 @@ const ALIVE: u32 = 6;
 /// A message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Message {
-    /// A word is raised by so much.
+    /// Adds an amount to a signal.
     Signal(SignalTarget, u64),
-    /// The endpoint is told something.
+    /// Notifies the peer's endpoint.
     Notice(Notice),
 }
 
-/// What a request brings, as it is sent.
+/// Returns the message of a request's signal or notice.
 pub(super) fn of(request: &Request) -> [u8; BYTES] {
     match (&request.signal, &request.notice) {
         (Some(RemoteSignal { target, amount, .. }), _) => Message::Signal(*target, *amount).to_bytes(),
@@ -51,7 +51,7 @@ impl Message {
         bytes
     }
 
-    /// `None` if these bytes are no message.
+    /// Parses a message; `None` if the bytes are not one.
     pub(super) fn from_bytes(bytes: &[u8; BYTES]) -> Option<Self> {
         let word = |at: usize| bytes[at..].first_chunk().map(|word| u64::from_le_bytes(*word));
         let (first, words) = (word(0)?, [word(8)?, word(16)?, word(24)?]);
@@ -101,7 +101,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_message_survives_the_way(message in any_message()) {
+        fn a_parsed_message_equals_the_sent_one(message in any_message()) {
             prop_assert_eq!(Message::from_bytes(&message.to_bytes()), Some(message));
         }
 

@@ -1,44 +1,39 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is made with a device, each ended when it is dropped and kept from being used without what it needs.
+//! RAII wrappers for protection domain, completion queue and queue pair; each keeps its parents alive.
 
-use super::device::{Device, last_errno};
+use super::device::RdmaDevice;
 use super::key::{End, Port};
 use crate::NetError;
-use gin_verbs::Link;
 use gin_verbs::verbs::{
-    self as ffi, ACCESS, AddressAttributes, FLAG, GIVEN, GIVEN_STATE, Limits, Piece, QueueAttributes, QueueInit,
-    RELIABLE, STATE,
+    self, AddressHandleAttributes, ContextOperations, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ,
+    IBV_ACCESS_REMOTE_WRITE, IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN, IBV_QP_MAX_DEST_RD_ATOMIC,
+    IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT, IBV_QP_RETRY_CNT,
+    IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT,
+    IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_RC, IBV_SEND_INLINE, IBV_SEND_SIGNALED, Link, ProtectionDomain,
+    QueuePairAttributes, QueuePairCapabilities, QueuePairInitAttributes, ReceiveWorkRequest, ScatterGatherEntry,
+    SendWorkRequest, Verbs, WorkCompletion,
 };
+use gin_verbs::{CallError, check, non_null};
 use std::ffi::c_int;
+use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::{fmt, io};
 
-/// Why something cannot be done at this rank.
+/// Returns the error of an operation that failed at this rank.
 pub(super) fn local(what: &'static str, reason: impl fmt::Display) -> NetError {
     NetError::Local { what, reason: reason.to_string() }
 }
 
-pub(super) fn system(what: &'static str, errno: i32) -> NetError {
-    local(what, io::Error::from_raw_os_error(errno))
-}
-
-pub(super) fn made<T>(what: &'static str, result: *mut T) -> Result<NonNull<T>, NetError> {
-    NonNull::new(result).ok_or_else(|| system(what, last_errno()))
-}
-
-pub(super) fn check(what: &'static str, result: c_int) -> Result<(), NetError> {
-    match result {
-        0 => Ok(()),
-        -1 => Err(system(what, last_errno())),
-        errno => Err(system(what, errno.saturating_abs())),
+impl From<CallError> for NetError {
+    fn from(error: CallError) -> Self {
+        local(error.call, error.reason())
     }
 }
 
 macro_rules! shown {
     ($($name:ident)*) => {
         $(
-            // Safety: libibverbs locks what threads share, and the object is used by one thread at a time.
+            // Safety: libibverbs locks what threads share, and one thread at a time uses the object.
             unsafe impl Send for $name {}
 
             impl fmt::Debug for $name {
@@ -52,97 +47,101 @@ macro_rules! shown {
 
 pub(super) use shown;
 
-shown! { Domain Completions Queue }
+shown! { Domain CompletionQueue QueuePair }
 
 /// A protection domain.
 pub(super) struct Domain {
-    device: Arc<Device>,
-    pub(super) domain: NonNull<ffi::ProtectionDomain>,
+    device: Arc<RdmaDevice>,
+    pub(super) domain: NonNull<ProtectionDomain>,
 }
 
 // Safety: libibverbs locks what threads share.
 unsafe impl Sync for Domain {}
 
 impl Domain {
-    pub(super) fn new(device: &Arc<Device>) -> Result<Arc<Self>, NetError> {
+    pub(super) fn new(device: &Arc<RdmaDevice>) -> Result<Arc<Self>, NetError> {
         // Safety: the context is open.
-        let domain = unsafe { (device.opened.functions.ibv_alloc_pd)(device.opened.context.as_ptr()) };
-        Ok(Arc::new(Self { device: device.clone(), domain: made("making a protection domain", domain)? }))
+        let domain = unsafe { (device.open.verbs.ibv_alloc_pd)(device.open.context().as_ptr()) };
+        Ok(Arc::new(Self { device: device.clone(), domain: non_null("making a protection domain", domain)? }))
     }
 
-    /// What is told of its port.
+    /// Returns what this rank publishes of its port.
     pub(super) fn port(&self, credits_key: u32, words_key: u32) -> Port {
-        let Device { config, info, port, gid, mtu, .. } = &*self.device;
+        let RdmaDevice { config, info, port, gid, mtu, .. } = &*self.device;
         let reads = info.reads_answered.min(config.reads).max(1);
         Port { link: port.link, mtu: *mtu, reads, lid: port.lid, gid: gid.bytes, credits_key, words_key }
     }
 
-    pub(super) fn functions(&self) -> &ffi::Functions {
-        &self.device.opened.functions
+    pub(super) fn verbs(&self) -> &Verbs {
+        &self.device.open.verbs
     }
 
-    /// The driver's calls.
-    fn operations(&self) -> &ffi::ContextOperations {
+    /// Returns the driver's functions.
+    fn operations(&self) -> &ContextOperations {
         // Safety: the context is open, and its table does not change.
-        unsafe { &self.device.opened.context.as_ref().ops }
+        unsafe { &self.device.open.context().as_ref().ops }
     }
 }
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // Safety: everything that was made with it kept it alive.
-        unsafe { (self.functions().ibv_dealloc_pd)(self.domain.as_ptr()) };
+        // Safety: every object of the domain kept it alive, so none is left.
+        unsafe { (self.verbs().ibv_dealloc_pd)(self.domain.as_ptr()) };
     }
+}
+
+fn no_function(what: &'static str) -> NetError {
+    local(what, "the driver has no such function")
 }
 
 /// A completion queue.
-pub(super) struct Completions {
+pub(super) struct CompletionQueue {
     domain: Arc<Domain>,
-    queue: NonNull<ffi::CompletionQueue>,
+    queue: NonNull<verbs::CompletionQueue>,
 }
 
-impl Completions {
-    /// One of at least so many entries.
+impl CompletionQueue {
+    /// Creates a queue of at least `entries` entries.
     pub(super) fn new(domain: &Arc<Domain>, entries: u32) -> Result<Self, NetError> {
-        let context = domain.device.opened.context.as_ptr();
+        let context = domain.device.open.context().as_ptr();
         let entries = c_int::try_from(entries).unwrap_or(c_int::MAX);
         let none = ptr::null_mut();
-        // Safety: the context is open. Vector 0 is always there.
-        let queue = unsafe { (domain.functions().ibv_create_cq)(context, entries, none, none, 0) };
-        Ok(Self { domain: domain.clone(), queue: made("making a completion queue", queue)? })
+        // Safety: the context is open. Every device has vector 0.
+        let queue = unsafe { (domain.verbs().ibv_create_cq)(context, entries, none, none, 0) };
+        Ok(Self { domain: domain.clone(), queue: non_null("making a completion queue", queue)? })
     }
 
-    /// Takes what is there, as much as there is room for.
-    pub(super) fn poll<'a>(&self, room: &'a mut [ffi::WorkCompletion]) -> Result<&'a [ffi::WorkCompletion], NetError> {
+    /// Takes the completions that have arrived, as far as there is room.
+    pub(super) fn poll<'a>(&self, room: &'a mut [WorkCompletion]) -> Result<&'a [WorkCompletion], NetError> {
         const WHAT: &str = "asking for completions";
-        let poll = self.domain.operations().poll_cq.ok_or_else(|| local(WHAT, "the driver has no such call"))?;
+        let poll = self.domain.operations().poll_cq.ok_or_else(|| no_function(WHAT))?;
         let most = c_int::try_from(room.len()).unwrap_or(c_int::MAX);
-        // Safety: the queue is there, and so is the room.
+        // Safety: the queue exists, and `room` has `most` entries.
         let count = unsafe { poll(self.queue.as_ptr(), most, room.as_mut_ptr()) };
         match usize::try_from(count) {
             Ok(count) => Ok(&room[..count.min(room.len())]),
-            Err(_) => Err(local(WHAT, format_args!("the driver says {count}"))),
+            Err(_) => Err(local(WHAT, format_args!("the driver returned {count}"))),
         }
     }
 }
 
-impl Drop for Completions {
+impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // Safety: its owner ends the queue pairs that it serves first.
-        unsafe { (self.domain.functions().ibv_destroy_cq)(self.queue.as_ptr()) };
+        // Safety: its owner destroys the queue's queue pairs first.
+        unsafe { (self.domain.verbs().ibv_destroy_cq)(self.queue.as_ptr()) };
     }
 }
 
 /// A queue pair.
-pub(super) struct Queue {
+pub(super) struct QueuePair {
     domain: Arc<Domain>,
-    queue: NonNull<ffi::Queue>,
-    first_packet: u32,
-    /// Most bytes that an entry holds itself.
+    queue: NonNull<verbs::QueuePair>,
+    initial_psn: u32,
+    /// Maximum bytes that an entry holds itself.
     inline: u32,
 }
 
-/// Sizes of a queue pair.
+/// Sizes of a queue pair, in entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Depths {
     pub(super) send: u32,
@@ -150,177 +149,194 @@ pub(super) struct Depths {
 }
 
 impl Depths {
-    /// Slots for what entries send: a power of two, as the numbers of entries wrap at 2^32.
+    /// Returns the number of slots for data of send entries: a power of two, because entry numbers wrap at 2^32.
     pub(super) fn send_slots(self) -> u32 {
         self.send.next_power_of_two()
     }
 
-    /// The slot of an entry. No other entry under way has it, as at most `send` are, whose numbers follow each other.
+    /// Returns the slot of an entry. No other outstanding entry has it: at most `send` entries are outstanding, and
+    /// their numbers are consecutive.
     pub(super) fn send_slot(self, number: u32) -> u32 {
         number % self.send_slots()
     }
 }
 
-/// The outcome of posting a chain: how many were posted, and the error that kept the rest from it.
+/// Outcome of posting a chain. An error carries the number of requests that were posted before it.
 pub(super) type Posted = Result<(), (usize, NetError)>;
 
-impl Queue {
-    /// One whose completions go there; `first_packet` has 24 bits.
+impl QueuePair {
+    /// Creates a queue pair with these completion queues for sends and receives. `initial_psn` has 24 bits.
     pub(super) fn new(
         domain: &Arc<Domain>,
-        (sends, receives): (&Completions, &Completions),
+        (sends, receives): (&CompletionQueue, &CompletionQueue),
         depths: Depths,
-        first_packet: u32,
+        initial_psn: u32,
     ) -> Result<Self, NetError> {
         let wanted = domain.device.config.inline;
         let create = |inline: u32| {
-            let cap = Limits {
+            let cap = QueuePairCapabilities {
                 max_send_wr: depths.send,
                 max_recv_wr: depths.receive,
                 max_send_sge: 1,
                 max_recv_sge: 1,
                 max_inline_data: inline,
             };
-            let mut init = QueueInit {
-                qp_context: ptr::null_mut(),
+            let mut init = QueuePairInitAttributes {
                 send_cq: sends.queue.as_ptr(),
                 recv_cq: receives.queue.as_ptr(),
-                srq: ptr::null_mut(),
                 cap,
-                qp_type: RELIABLE,
-                sq_sig_all: 0,
+                qp_type: IBV_QPT_RC,
+                ..QueuePairInitAttributes::default()
             };
-            // Safety: the domain and both completion queues are there; `init` may be written.
-            let queue = unsafe { (domain.functions().ibv_create_qp)(domain.domain.as_ptr(), &raw mut init) };
-            made("making a queue pair", queue).map(|queue| (queue, init.cap.max_inline_data.min(inline)))
+            // Safety: the domain and both completion queues exist; the library may write `init`.
+            let queue = unsafe { (domain.verbs().ibv_create_qp)(domain.domain.as_ptr(), &raw mut init) };
+            non_null("making a queue pair", queue).map(|queue| (queue, init.cap.max_inline_data.min(inline)))
         };
         let (queue, inline) = match create(wanted) {
             Err(_) if wanted > 0 => create(0)?,
-            made => made?,
+            created => created?,
         };
-        Ok(Self { domain: domain.clone(), queue, first_packet, inline })
+        Ok(Self { domain: domain.clone(), queue, initial_psn, inline })
     }
 
-    /// What the other end needs to know.
+    /// Returns what the peer needs to know to connect.
     pub(super) fn end(&self) -> End {
-        // Safety: the queue pair is there.
-        End { queue: unsafe { self.queue.as_ref() }.qp_num, first_packet: self.first_packet }
+        // Safety: the queue pair exists.
+        End { queue: unsafe { self.queue.as_ref() }.qp_num, initial_psn: self.initial_psn }
     }
 
-    /// The flag for a request of so many bytes that may be held by its entry.
+    /// Returns the flag for a request of `bytes` bytes whose entry may hold them.
     pub(super) fn inline(&self, bytes: usize) -> u32 {
-        if bytes <= self.inline as usize { FLAG[2] } else { 0 }
+        if bytes <= self.inline as usize { IBV_SEND_INLINE } else { 0 }
     }
 
-    fn modify(&self, what: &'static str, attributes: &mut QueueAttributes, given: c_int) -> Result<(), NetError> {
-        // Safety: the queue pair is there.
-        check(what, unsafe { (self.domain.functions().ibv_modify_qp)(self.queue.as_ptr(), attributes, given) })
+    /// Sets the attributes that `mask` selects.
+    fn modify(&self, what: &'static str, mut attributes: QueuePairAttributes, mask: c_int) -> Result<(), NetError> {
+        // Safety: the queue pair exists.
+        let result = unsafe { (self.domain.verbs().ibv_modify_qp)(self.queue.as_ptr(), &raw mut attributes, mask) };
+        Ok(check(what, result)?)
     }
 
-    /// Lets it have receive buffers.
+    /// Enters the state in which the queue pair takes receive buffers.
     pub(super) fn begin(&self) -> Result<(), NetError> {
-        let [_, remote_write, remote_read, remote_atomic, _] = ACCESS;
-        let remote_atomic = if self.domain.device.info.has_atomics { remote_atomic } else { 0 };
-        let mut attributes = QueueAttributes {
-            qp_state: STATE[0],
+        let atomic = if self.domain.device.info.has_atomics { IBV_ACCESS_REMOTE_ATOMIC } else { 0 };
+        let attributes = QueuePairAttributes {
+            qp_state: IBV_QPS_INIT,
             port_num: self.domain.device.port.number,
-            qp_access_flags: remote_write | remote_read | remote_atomic,
-            ..QueueAttributes::default()
+            qp_access_flags: IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | atomic,
+            ..QueuePairAttributes::default()
         };
-        self.modify("readying a queue pair", &mut attributes, GIVEN[0])
+        let mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+        self.modify("readying a queue pair", attributes, mask)
     }
 
-    /// Connects it to one end of another rank's.
+    /// Connects the queue pair to that of another rank.
     pub(super) fn connect(&self, peer: &Port, end: End) -> Result<(), NetError> {
-        let Device { config, info, port, gid, mtu, .. } = &*self.domain.device;
-        let near = port.link == Link::InfiniBand && peer.lid != 0 && peer.gid[..8] == gid.bytes[..8];
+        let RdmaDevice { config, info, port, gid, mtu, .. } = &*self.domain.device;
+        let same_subnet = port.link == Link::InfiniBand && peer.lid != 0 && peer.gid[..8] == gid.bytes[..8];
         let mtu = if peer.mtu.bytes() < mtu.bytes() { peer.mtu } else { *mtu };
-        let mut attributes = QueueAttributes {
-            qp_state: STATE[1],
+        let attributes = QueuePairAttributes {
+            qp_state: IBV_QPS_RTR,
             path_mtu: mtu.code() as u32,
             dest_qp_num: end.queue,
-            rq_psn: end.first_packet,
+            rq_psn: end.initial_psn,
             max_dest_rd_atomic: info.reads_answered.min(config.reads),
-            // 0.64 ms. It does not come to this: there is a buffer for each signal.
+            // 0.64 ms. Never used in practice: each signal has a buffer.
             min_rnr_timer: 12,
-            ah_attr: AddressAttributes {
+            ah_attr: AddressHandleAttributes {
                 dgid: peer.gid,
                 sgid_index: gid.index as u8,
                 hop_limit: config.hop_limit,
                 traffic_class: config.traffic_class,
                 dlid: peer.lid,
                 sl: config.service_level,
-                is_global: u8::from(!near),
+                is_global: u8::from(!same_subnet),
                 port_num: port.number,
-                ..AddressAttributes::default()
+                ..AddressHandleAttributes::default()
             },
-            ..QueueAttributes::default()
+            ..QueuePairAttributes::default()
         };
-        self.modify("connecting a queue pair", &mut attributes, GIVEN[1])?;
-        let mut attributes = QueueAttributes {
-            qp_state: STATE[2],
+        let mask = IBV_QP_STATE
+            | IBV_QP_AV
+            | IBV_QP_PATH_MTU
+            | IBV_QP_DEST_QPN
+            | IBV_QP_RQ_PSN
+            | IBV_QP_MAX_DEST_RD_ATOMIC
+            | IBV_QP_MIN_RNR_TIMER;
+        self.modify("connecting a queue pair", attributes, mask)?;
+        let attributes = QueuePairAttributes {
+            qp_state: IBV_QPS_RTS,
             timeout: config.timeout,
             retry_cnt: config.retries,
             rnr_retry: 6,
-            sq_psn: self.first_packet,
+            sq_psn: self.initial_psn,
             max_rd_atomic: info.reads_asked.min(peer.reads).min(config.reads).max(1),
-            ..QueueAttributes::default()
+            ..QueuePairAttributes::default()
         };
-        self.modify("starting a queue pair", &mut attributes, GIVEN[2])
+        let mask = IBV_QP_STATE
+            | IBV_QP_TIMEOUT
+            | IBV_QP_RETRY_CNT
+            | IBV_QP_RNR_RETRY
+            | IBV_QP_SQ_PSN
+            | IBV_QP_MAX_QP_RD_ATOMIC;
+        self.modify("starting a queue pair", attributes, mask)
     }
 
-    /// Has all its requests end with an error.
+    /// Puts the queue pair into error, so that all its requests complete with an error.
     pub(super) fn fail(&self) -> Result<(), NetError> {
-        let mut attributes = QueueAttributes { qp_state: STATE[3], ..QueueAttributes::default() };
-        self.modify("ending a queue pair", &mut attributes, GIVEN_STATE)
+        let attributes = QueuePairAttributes { qp_state: IBV_QPS_ERR, ..QueuePairAttributes::default() };
+        self.modify("ending a queue pair", attributes, IBV_QP_STATE)
     }
 
     /// Posts requests, in order, with one doorbell.
     ///
     /// # Safety
-    /// - Their pieces lie in regions of this rank that stay until the requests are complete, or are held by the entries.
+    /// - Each scatter-gather entry is in a region of this rank that stays until the request completes, or the request
+    ///   holds the data itself.
     pub(super) unsafe fn post(&self, chain: &mut Chain) -> Posted {
         let Some(first) = chain.link() else { return Ok(()) };
         const WHAT: &str = "posting requests";
-        let post = self.domain.operations().post_send.ok_or_else(|| (0, local(WHAT, "the driver has no such call")))?;
+        let post = self.domain.operations().post_send.ok_or_else(|| (0, no_function(WHAT)))?;
         let mut bad = ptr::null_mut();
-        // Safety: the queue pair is there, the chain is linked; the rest is the caller's promise.
+        // Safety: the queue pair exists, and the chain is linked; the rest is the caller's promise.
         let result = unsafe { post(self.queue.as_ptr(), first, &raw mut bad) };
         check(WHAT, result).map_err(|error| {
-            let place = chain.requests.iter().position(|request| ptr::eq(request, bad));
-            (place.unwrap_or(0), error)
+            let posted = chain.requests.iter().position(|request| ptr::eq(request, bad));
+            (posted.unwrap_or(0), error.into())
         })
     }
 
-    /// Posts one receive buffer, called `id`.
+    /// Posts one receive buffer, whose completion carries `id`.
     ///
     /// # Safety
-    /// - The piece lies in a region of this rank that stays until the buffer is used or the queue pair is gone.
-    pub(super) unsafe fn receive(&self, id: u64, mut piece: Piece) -> Result<(), NetError> {
+    /// - The scatter-gather entry is in a region of this rank that stays until the buffer is used or the queue pair is
+    ///   gone.
+    pub(super) unsafe fn receive(&self, id: u64, mut sge: ScatterGatherEntry) -> Result<(), NetError> {
         const WHAT: &str = "posting a receive buffer";
-        let post = self.domain.operations().post_recv.ok_or_else(|| local(WHAT, "the driver has no such call"))?;
-        let mut request = ffi::ReceiveRequest { wr_id: id, next: ptr::null_mut(), sg_list: &raw mut piece, num_sge: 1 };
+        let post = self.domain.operations().post_recv.ok_or_else(|| no_function(WHAT))?;
+        let mut request =
+            ReceiveWorkRequest { wr_id: id, sg_list: &raw mut sge, num_sge: 1, ..ReceiveWorkRequest::default() };
         let mut bad = ptr::null_mut();
-        // Safety: the queue pair is there, as is the request during the call; the rest is the caller's promise.
-        check(WHAT, unsafe { post(self.queue.as_ptr(), &raw mut request, &raw mut bad) })
+        // Safety: the queue pair exists, and the request outlives the call; the rest is the caller's promise.
+        Ok(check(WHAT, unsafe { post(self.queue.as_ptr(), &raw mut request, &raw mut bad) })?)
     }
 }
 
-impl Drop for Queue {
+impl Drop for QueuePair {
     fn drop(&mut self) {
-        // Safety: its owner drops it before its completion queues. The NIC is done with its memory afterwards.
-        unsafe { (self.domain.functions().ibv_destroy_qp)(self.queue.as_ptr()) };
+        // Safety: its owner drops it before its completion queues. Afterwards the NIC no longer uses its memory.
+        unsafe { (self.domain.verbs().ibv_destroy_qp)(self.queue.as_ptr()) };
     }
 }
 
-/// Requests to be posted together.
+/// Send requests to post together.
 #[derive(Debug, Default)]
 pub(super) struct Chain {
-    requests: Vec<ffi::SendRequest>,
-    pieces: Vec<Option<Piece>>,
+    requests: Vec<SendWorkRequest>,
+    entries: Vec<ScatterGatherEntry>,
 }
 
-// Safety: its pointers are null but during a call.
+// Safety: its pointers point into its own lists; `link` sets them before each use.
 unsafe impl Send for Chain {}
 
 impl Chain {
@@ -328,34 +344,32 @@ impl Chain {
         self.requests.len()
     }
 
-    pub(super) fn push(&mut self, request: ffi::SendRequest, piece: Option<Piece>) {
+    pub(super) fn push(&mut self, request: SendWorkRequest, entry: ScatterGatherEntry) {
         self.requests.push(request);
-        self.pieces.push(piece);
+        self.entries.push(entry);
     }
 
-    /// Asks for a completion of the last.
+    /// Asks for a completion of the last request.
     pub(super) fn signal_last(&mut self) {
         if let Some(last) = self.requests.last_mut() {
-            last.send_flags |= FLAG[1];
+            last.send_flags |= IBV_SEND_SIGNALED;
         }
     }
 
     pub(super) fn clear(&mut self) {
         self.requests.clear();
-        self.pieces.clear();
+        self.entries.clear();
     }
 
-    /// Connects them; the first, if there is one.
-    fn link(&mut self) -> Option<*mut ffi::SendRequest> {
+    /// Links the requests to each other and to their scatter-gather entries; returns the first request, if there is
+    /// one.
+    fn link(&mut self) -> Option<*mut SendWorkRequest> {
         let count = self.requests.len();
         let first = self.requests.as_mut_ptr();
-        for (index, piece) in self.pieces.iter_mut().enumerate() {
-            // Safety: `index` is in range, as both lists are of the same length.
+        for (index, entry) in self.entries.iter_mut().enumerate() {
+            // Safety: `index` is in range, as both lists have the same length.
             let request = unsafe { &mut *first.add(index) };
-            if let Some(piece) = piece {
-                request.sg_list = piece;
-                request.num_sge = 1;
-            }
+            (request.sg_list, request.num_sge) = (entry, 1);
             if index + 1 < count {
                 request.next = first.wrapping_add(index + 1);
             }

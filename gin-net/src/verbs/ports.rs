@@ -1,38 +1,37 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The ports that ranks of this process use, and which rank uses which.
+//! The ports that ranks of this process use, and the choice of each rank.
 
 use super::config::VerbsConfig;
-use super::device::Device;
+use super::device::RdmaDevice;
 use super::info::NoDevice;
-use super::topology::{Candidate, Distance, Place, choose};
+use super::topology::{Candidate, Distance, PciPlace, choose};
 use super::{Endpoint, NetworkFactory, Verbs};
 use gin_verbs::Link;
 use std::fmt;
 use std::sync::Arc;
 
-/// Ports that are open. Each rank uses those that are nearest to its GPU.
+/// Open ports. Each rank uses those nearest to its GPU.
 ///
 /// ```no_run
+/// use gin_net::NetworkFactory;
 /// use gin_net::verbs::{NoDevice, Ports, VerbsConfig};
-/// use gin_host::world::WorldConfig;
 ///
-/// fn over_rdma(ranks: u32) -> Result<WorldConfig, NoDevice> {
-///     let ports = Ports::open(&VerbsConfig::default())?;
-///     Ok(WorldConfig::threads(ranks).with_comm(|comm| comm.network(ports.factory())))
+/// fn over_rdma() -> Result<NetworkFactory, NoDevice> {
+///     Ok(Ports::open(&VerbsConfig::default())?.factory())
 /// }
 /// ```
 #[derive(Clone, Debug)]
 pub struct Ports {
-    all: Vec<Arc<Device>>,
+    all: Vec<Arc<RdmaDevice>>,
     most: usize,
 }
 
-/// The ports of a rank, at least one.
+/// The ports that a rank uses.
 #[derive(Clone, Debug)]
 pub struct Chosen {
-    /// The ports: its first context uses the first, the next context the next one, from the beginning again after the last.
-    pub ports: Vec<Arc<Device>>,
-    /// How near they are to its GPU, if that is known.
+    /// Ports, at least one. Contexts use them in turn.
+    pub ports: Vec<Arc<RdmaDevice>>,
+    /// Distance to the rank's GPU, if known.
     pub distance: Option<Distance>,
 }
 
@@ -45,13 +44,13 @@ impl fmt::Display for Chosen {
 }
 
 impl Ports {
-    /// Opens the ports that [`VerbsConfig::ports`] names. Otherwise all that are up and have an address, of InfiniBand or of
-    /// Ethernet, whichever has more of them, since the two do not reach each other.
+    /// Opens the ports that [`VerbsConfig::ports`] names. If it is empty, opens all ports that are up and have a GID,
+    /// of the link layer that has more of them: InfiniBand and Ethernet do not reach each other.
     ///
     /// # Errors
-    /// [`NoDevice`]: there are none, or one that was named cannot be used.
+    /// [`NoDevice`]: no port can be used, or one of the named ports cannot.
     pub fn open(config: &VerbsConfig) -> Result<Self, NoDevice> {
-        let mut all = Device::find(config, &config.ports, None, false)?;
+        let mut all = RdmaDevice::find(config, &config.ports, None, false)?;
         if config.ports.is_empty() {
             let of = |link| all.iter().filter(|port| port.port().link == link).count();
             let kept = if of(Link::Ethernet) > of(Link::InfiniBand) { Link::Ethernet } else { Link::InfiniBand };
@@ -60,23 +59,24 @@ impl Ports {
         Ok(Self { all, most: config.most_ports })
     }
 
-    /// All of them.
-    pub fn all(&self) -> &[Arc<Device>] {
+    /// Returns all open ports.
+    pub fn all(&self) -> &[Arc<RdmaDevice>] {
         &self.all
     }
 
-    /// Those that `rank` uses, whose GPU has this address on the PCI bus: the nearest, of these the fastest, at most
-    /// [`VerbsConfig::most_ports`]. Without an address, or where the system does not say what is near, all are as near.
-    /// Ranks begin with different ones of those that serve as well.
+    /// Chooses the ports of `rank`, whose GPU has this address on the PCI bus: the nearest, of these the fastest, at
+    /// most [`VerbsConfig::most_ports`]. Without an address, or if the system reports no locations, all ports are
+    /// equally near. Among equally good ports, ranks start with different ones.
     pub fn choose(&self, gpu: Option<&str>, rank: u32) -> Chosen {
-        let gpu = gpu.and_then(Place::of_pci);
-        let merits = |port: &Arc<Device>| Candidate { place: port.info().place.clone(), rate: port.port().rate };
+        let gpu = gpu.and_then(PciPlace::of_pci);
+        let merits = |port: &Arc<RdmaDevice>| Candidate { place: port.info().place.clone(), rate: port.port().rate };
         let candidates: Vec<Candidate> = self.all.iter().map(merits).collect();
         let (chosen, distance) = choose(gpu.as_ref(), &candidates, rank, self.most);
         Chosen { ports: chosen.into_iter().map(|port| self.all[port].clone()).collect(), distance }
     }
 
-    /// Makes the endpoints of all ranks of this process, each with the ports that [`choose`](Self::choose) gives it.
+    /// Returns a factory for the endpoints of all ranks of this process, each with the ports that
+    /// [`choose`](Self::choose) returns.
     pub fn factory(&self) -> NetworkFactory {
         let ports = self.clone();
         Arc::new(move |endpoint: &Endpoint| {

@@ -1,57 +1,54 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a completion with an error means (`enum ibv_wc_status`).
+//! Outcome of a completion, by its status (`enum ibv_wc_status`).
 
-use super::ledger::Outcome;
+use super::send_queue::Outcome;
 use crate::NetError;
-use gin_verbs::verbs::{COMPLETED, WorkCompletion};
+use gin_verbs::verbs::{
+    IBV_WC_RESP_TIMEOUT_ERR, IBV_WC_RETRY_EXC_ERR, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WC_SUCCESS, IBV_WC_WR_FLUSH_ERR,
+    WorkCompletion,
+};
 
+/// Names of failed operations, by status.
 const NAMES: [&str; 22] = [
     "nothing",
-    "a message of a length that this NIC does not take",
-    "a request that this queue pair does not take",
-    "a request of a context that there is not",
+    "a message of a length that this NIC refuses",
+    "a request that this queue pair refuses",
+    "a request of an end-to-end context that does not exist",
     "access to this rank's memory",
-    "a queue pair in error",
+    "a request on a queue pair in error",
     "binding a memory window",
-    "an answer that is none",
-    "writing what has arrived",
-    "a request that the peer's NIC does not take",
+    "an invalid response",
+    "writing received data",
+    "a request that the peer's NIC refuses",
     "access to the peer's memory",
     "an operation of the peer's NIC",
-    "sending again and again without an answer",
-    "sending again and again to a peer that is not ready",
-    "a request of another domain",
-    "a datagram that is none",
-    "a request that the peer ended",
-    "a request of a context that is none",
-    "a context in a wrong state",
+    "repeated sending without an acknowledgement",
+    "repeated sending to a peer without receive buffers",
+    "a request of another reliable-datagram domain",
+    "an invalid reliable-datagram request",
+    "a request that the peer aborted",
+    "a request with an invalid end-to-end context",
+    "an end-to-end context in a wrong state",
     "the NIC",
-    "waiting for an answer",
+    "waiting for a response",
     "the transport",
 ];
 
-/// The number that a [`NetError::Failed`] has for it: status, and above 32 bits the NIC's own number.
-fn number(completion: &WorkCompletion) -> u64 {
-    u64::from(completion.vendor_err) << 32 | u64::from(completion.status)
-}
-
-/// What came of a request to `peer`.
+/// Returns the outcome of a request to `peer`. The number of a [`NetError::Failed`] is the status, and above 32 bits
+/// the vendor's error number.
 pub(super) fn outcome(peer: u32, completion: &WorkCompletion) -> Outcome {
-    let [success, flushed, retries, not_ready, silent] = COMPLETED;
-    let status = completion.status;
-    if status == success {
-        return Outcome::Done;
-    }
+    let WorkCompletion { status, vendor_err, .. } = *completion;
     let context = NAMES.get(status as usize).copied().unwrap_or("a request");
-    let failed = NetError::Failed { context, peer, status: number(completion) };
-    if status == flushed {
-        return Outcome::Flushed(failed);
+    let failed = NetError::Failed { context, peer, status: u64::from(vendor_err) << 32 | u64::from(status) };
+    match status {
+        IBV_WC_SUCCESS => Outcome::Done,
+        IBV_WC_WR_FLUSH_ERR => Outcome::Flushed(failed),
+        IBV_WC_RETRY_EXC_ERR | IBV_WC_RNR_RETRY_EXC_ERR | IBV_WC_RESP_TIMEOUT_ERR => {
+            let reason = format!("{context} (completion status {status}, NIC's number {vendor_err:#x})");
+            Outcome::Failed(NetError::PeerLost { peer, reason })
+        }
+        _ => Outcome::Failed(failed),
     }
-    if [retries, not_ready, silent].contains(&status) {
-        let reason = format!("{context} (completion status {status}, NIC's number {:#x})", completion.vendor_err);
-        return Outcome::Failed(NetError::PeerLost { peer, reason });
-    }
-    Outcome::Failed(failed)
 }
 
 #[cfg(test)]
@@ -65,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_does_not_answer_is_lost_and_others_say_what_failed() {
+    fn a_peer_that_does_not_answer_is_lost_and_other_errors_name_what_failed() {
         assert_eq!(outcome(4, &completion(0)), Outcome::Done);
         for status in [12, 13, 20] {
             let Outcome::Failed(error) = outcome(4, &completion(status)) else { panic!("{status}") };

@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How near RDMA devices are to a GPU, as Linux tells it in `/sys`.
+//! Distance of RDMA devices to a GPU, as Linux reports it in `/sys`.
 //!
-//! A device's folder there names all bridges that lead to it, so what two folders have in common is the way that both
-//! share. A device in software has none; it is where the network interface is that it sends by.
+//! The path of a device's folder there names all bridges above it. So the common beginning of two paths is the part of
+//! the way that both devices share. A software device has no such folder; its location is that of its network
+//! interface.
 
 use std::cmp::Reverse;
 use std::fmt;
 use std::fs;
 use std::path::Path;
 
-/// How far it is from one PCI device to another, the nearest first.
+/// Distance between two PCI devices, the nearest first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Distance {
-    /// Below a bridge that both share, so that data need not come by the processor.
+    /// Both are below a shared bridge, so data need not pass the processor.
     Bridge {
-        /// Links on the way up to that bridge and down again, beside those that both have anyway.
+        /// Number of links up to that bridge and down again.
         links: u32,
     },
-    /// At the same host bridge of a processor.
+    /// Both are at the same host bridge of a processor.
     HostBridge,
-    /// At the same NUMA node.
+    /// Both are at the same NUMA node.
     Node,
-    /// At another NUMA node.
+    /// They are at different NUMA nodes.
     Far,
-    /// The system does not say, or one of them is in software.
+    /// The system does not report it, or one of them is a software device.
     Unknown,
 }
 
@@ -39,28 +40,29 @@ impl fmt::Display for Distance {
     }
 }
 
-/// Where a PCI device is.
+/// Location of a PCI device.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Place {
+pub struct PciPlace {
     /// The host bridge, the bridges below it, and the device.
     path: Vec<String>,
     numa_node: Option<u32>,
 }
 
-impl Place {
-    /// Where the PCI device of this address is, such as `0000:18:00.0`. `None` if the system does not say.
+impl PciPlace {
+    /// Returns the location of the PCI device of this address, such as `0000:18:00.0`. `None` if the system does not
+    /// report it.
     pub fn of_pci(address: &str) -> Option<Self> {
         Self::of_pci_in(Path::new("/sys"), address)
     }
 
-    /// Where an RDMA device is. `None` if it is in software only, or the system does not say.
+    /// Returns the location of an RDMA device. `None` if it has no hardware, or the system does not report it.
     pub fn of_rdma(name: &str) -> Option<Self> {
         Self::of_rdma_in(Path::new("/sys"), name)
     }
 
-    /// As [`of_pci`](Self::of_pci), with another folder in the place of `/sys`.
+    /// Works like [`of_pci`](Self::of_pci), with another folder in place of `/sys`.
     pub(super) fn of_pci_in(sys: &Path, address: &str) -> Option<Self> {
-        // The GPU's driver writes addresses in capitals, and some with eight digits in front.
+        // The GPU driver writes addresses in capitals, and some with a domain of eight digits.
         let address = address.trim().to_ascii_lowercase();
         let address = match address.split_once(':') {
             Some((domain, rest)) => format!("{:0>4}:{rest}", domain.trim_start_matches('0')),
@@ -69,14 +71,14 @@ impl Place {
         is_address(&address).then(|| Self::of_folder(&sys.join("bus/pci/devices").join(&address))).flatten()
     }
 
-    /// As [`of_rdma`](Self::of_rdma), with another folder in the place of `/sys`.
+    /// Works like [`of_rdma`](Self::of_rdma), with another folder in place of `/sys`.
     pub(super) fn of_rdma_in(sys: &Path, name: &str) -> Option<Self> {
         if !is_name(name) {
             return None;
         }
         let device = sys.join("class/infiniband").join(name);
         Self::of_folder(&device.join("device")).or_else(|| {
-            // Soft-RoCE names the network interface that it sends by.
+            // Soft-RoCE names its network interface in `parent`.
             let interface = fs::read_to_string(device.join("parent")).ok()?;
             let interface = interface.trim();
             is_name(interface).then(|| Self::of_folder(&sys.join("class/net").join(interface).join("device")))?
@@ -89,23 +91,23 @@ impl Place {
         let is_root = |part: &str| part.strip_prefix("pci").is_some_and(|rest| rest.contains(':'));
         let path: Vec<String> = parts.filter(|part| is_address(part) || is_root(part)).map(str::to_owned).collect();
         path.iter().any(|part| is_address(part)).then_some(())?;
-        // -1 where there is one node only.
+        // -1 if the host has only one node.
         let node = fs::read_to_string(folder.join("numa_node")).ok();
         let numa_node = node.and_then(|text| text.trim().parse().ok());
         Some(Self { path, numa_node })
     }
 
-    /// Its address on the PCI bus.
+    /// Returns the device's address on the PCI bus.
     pub fn address(&self) -> &str {
         self.path.last().map_or("", String::as_str)
     }
 
-    /// Its NUMA node, if there are several.
+    /// Returns the device's NUMA node, if the host has several.
     pub fn numa_node(&self) -> Option<u32> {
         self.numa_node
     }
 
-    /// How far it is to another device.
+    /// Returns the distance to another device.
     pub fn distance(&self, other: &Self) -> Distance {
         let shared = self.path.iter().zip(&other.path).take_while(|(own, other)| own == other).count();
         if self.path[..shared].iter().any(|part| is_address(part)) {
@@ -121,7 +123,7 @@ impl Place {
     }
 }
 
-/// Whether it is like `0000:18:00.0`.
+/// Returns whether a text is a PCI address, such as `0000:18:00.0`.
 fn is_address(part: &str) -> bool {
     let mut fields = part.split([':', '.']);
     let mut field = |digits: std::ops::RangeInclusive<usize>| {
@@ -131,24 +133,25 @@ fn is_address(part: &str) -> bool {
     right && fields.next().is_none() && part.rfind(':') < part.find('.')
 }
 
-/// Whether it is a name in a folder, and none that leads elsewhere.
+/// Returns whether a text is a name in a folder, and does not lead elsewhere.
 fn is_name(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('.') && !name.contains('/')
 }
 
-/// What decides between ports.
+/// A port to choose from.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
-    pub(super) place: Option<Place>,
-    /// Bits in a microsecond.
+    pub(super) place: Option<PciPlace>,
+    /// Rate in bits per microsecond.
     pub(super) rate: u64,
 }
 
-/// Which of several ports a rank should use, the first for its first context: those nearest to its GPU, of these the
-/// fastest, at most `most`. Where nothing is known of the GPU all are as near. Ranks begin with different ones of those
-/// that serve as well, so that ranks with one context do not meet at the first.
+/// Chooses the ports of a rank, in the order of its contexts: those nearest to its GPU, of these the fastest, at most
+/// `most`. Returns their indices and their distance, if known. If the GPU's location is unknown, all ports are equally
+/// near. Among equally good ports, ranks start with different ones, so that ranks with one context do not all use the
+/// first.
 pub(super) fn choose(
-    gpu: Option<&Place>,
+    gpu: Option<&PciPlace>,
     ports: &[Candidate],
     rank: u32,
     most: usize,
@@ -173,7 +176,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// A folder like `/sys`.
+    /// A folder that imitates `/sys`.
     struct Sys(tempfile::TempDir);
 
     impl Sys {
@@ -181,7 +184,7 @@ mod tests {
             Self(tempfile::tempdir().unwrap())
         }
 
-        /// A PCI device below these bridges.
+        /// Adds a PCI device below these bridges.
         fn pci(&self, path: &str, node: i32) -> &Self {
             let folder = self.0.path().join("devices").join(path);
             fs::create_dir_all(&folder).unwrap();
@@ -192,7 +195,7 @@ mod tests {
             self
         }
 
-        /// An RDMA device of that PCI device.
+        /// Adds an RDMA device of that PCI device.
         fn rdma(&self, name: &str, path: &str) -> &Self {
             let folder = self.0.path().join("class/infiniband").join(name);
             fs::create_dir_all(&folder).unwrap();
@@ -200,7 +203,7 @@ mod tests {
             self
         }
 
-        /// One in software, which sends by a network interface; that of a PCI device, or none.
+        /// Adds a software device with this network interface, which belongs to a PCI device or to none.
         fn soft(&self, name: &str, interface: &str, path: Option<&str>) -> &Self {
             let folder = self.0.path().join("class/infiniband").join(name);
             fs::create_dir_all(&folder).unwrap();
@@ -213,15 +216,15 @@ mod tests {
             self
         }
 
-        fn gpu(&self, address: &str) -> Option<Place> {
-            Place::of_pci_in(self.0.path(), address)
+        fn gpu(&self, address: &str) -> Option<PciPlace> {
+            PciPlace::of_pci_in(self.0.path(), address)
         }
 
-        fn port(&self, name: &str) -> Option<Place> {
-            Place::of_rdma_in(self.0.path(), name)
+        fn port(&self, name: &str) -> Option<PciPlace> {
+            PciPlace::of_rdma_in(self.0.path(), name)
         }
 
-        /// Names of the ports that a rank with this GPU uses.
+        /// Returns the names of the ports that a rank with this GPU uses.
         fn chosen<'a>(&self, gpu: &str, ports: &[&'a str], rank: u32, most: usize) -> Vec<&'a str> {
             let rate = |port: &str| if port.ends_with("slow") { 25_000 } else { 400_000 };
             let ports_there: Vec<Candidate> =
@@ -231,7 +234,7 @@ mod tests {
         }
     }
 
-    /// As in a server for 8 GPUs: two sockets with two switches each, which have a NIC and two GPUs.
+    /// Imitates a server for 8 GPUs: two sockets with two switches each; each switch has a NIC and two GPUs.
     fn server() -> Sys {
         let sys = Sys::new();
         for (switch, node) in [(0x10, 0), (0x40, 0), (0x80, 1), (0xc0, 1)] {
@@ -250,7 +253,7 @@ mod tests {
     const PORTS: [&str; 5] = ["mlx5_00", "mlx5_10", "mlx5_40", "mlx5_80", "mlx5_c0"];
 
     #[test]
-    fn distances_are_those_of_the_way_over_bridges_and_nodes() {
+    fn distances_follow_bridges_and_nodes() {
         let sys = server();
         let distance = |gpu: &str, port: &str| sys.gpu(gpu).unwrap().distance(&sys.port(port).unwrap());
         assert_eq!(distance("0000:13:00.0", "mlx5_10"), Distance::Bridge { links: 4 });
@@ -261,8 +264,8 @@ mod tests {
         sys.rdma("a", "pci0000:00/0000:00:04.0").rdma("b", "pci0000:80/0000:80:04.0");
         let gpu = sys.gpu("0000:00:03.0").unwrap();
         assert_eq!(gpu.distance(&sys.port("a").unwrap()), Distance::HostBridge);
-        assert_eq!(gpu.distance(&sys.port("b").unwrap()), Distance::Node, "there is one node only");
-        let unlike = Place { numa_node: Some(0), ..sys.port("b").unwrap() };
+        assert_eq!(gpu.distance(&sys.port("b").unwrap()), Distance::Node, "the host has only one node");
+        let unlike = PciPlace { numa_node: Some(0), ..sys.port("b").unwrap() };
         assert_eq!(gpu.distance(&unlike), Distance::Unknown);
         let order = [
             Distance::Bridge { links: 2 },
@@ -276,21 +279,21 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_takes_the_port_at_its_own_switch() {
+    fn a_gpu_uses_the_port_at_its_own_switch() {
         let sys = server();
         for (gpu, port) in [("0000:13:00.0", 1), ("0000:14:00.0", 1), ("0000:43:00.0", 2), ("0000:C4:00.0", 4)] {
             for rank in 0..4 {
                 assert_eq!(sys.chosen(gpu, &PORTS, rank, 4), [PORTS[port]], "{gpu} of rank {rank}");
             }
         }
-        // The driver of GPUs writes eight digits in places.
+        // The GPU driver writes some domains with eight digits.
         assert_eq!(sys.chosen("00000000:84:00.0", &PORTS, 0, 4), ["mlx5_80"]);
     }
 
     #[test]
-    fn ports_that_are_as_near_are_all_taken_and_ranks_begin_with_different_ones() {
+    fn equally_near_ports_are_all_used_and_ranks_start_with_different_ones() {
         let sys = server();
-        // The nearest of those that may be used.
+        // The nearest of the ports that may be used.
         let ports = ["mlx5_00", "mlx5_40", "mlx5_80"];
         assert_eq!(sys.chosen("0000:13:00.0", &ports, 0, 4), ["mlx5_00", "mlx5_40"]);
         assert_eq!(sys.chosen("0000:14:00.0", &ports, 1, 4), ["mlx5_40", "mlx5_00"]);
@@ -299,17 +302,21 @@ mod tests {
     }
 
     #[test]
-    fn of_ports_that_are_as_near_the_fastest_are_taken() {
+    fn of_equally_near_ports_the_fastest_are_used() {
         let sys = server();
         let beside = "pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:03.0/0000:16:00.0";
         sys.pci(beside, 0).rdma("mlx5_slow", beside);
         assert_eq!(sys.chosen("0000:13:00.0", &["mlx5_slow", "mlx5_10"], 0, 4), ["mlx5_10"]);
-        assert_eq!(sys.chosen("0000:13:00.0", &["mlx5_slow", "mlx5_40"], 0, 4), ["mlx5_slow"], "near comes first");
+        assert_eq!(
+            sys.chosen("0000:13:00.0", &["mlx5_slow", "mlx5_40"], 0, 4),
+            ["mlx5_slow"],
+            "distance decides before rate"
+        );
         assert_eq!(sys.chosen("", &["mlx5_slow", "mlx5_40"], 0, 4), ["mlx5_40"]);
     }
 
     #[test]
-    fn without_a_gpu_on_the_bus_all_ports_are_taken_in_turn() {
+    fn without_a_gpu_on_the_bus_all_ports_are_used_in_turn() {
         let sys = server();
         assert_eq!(sys.chosen("", &PORTS, 0, 5), PORTS);
         assert_eq!(sys.chosen("", &PORTS, 6, 2), ["mlx5_10", "mlx5_40"]);
@@ -319,18 +326,22 @@ mod tests {
     }
 
     #[test]
-    fn a_port_in_software_is_where_its_interface_is() {
+    fn a_software_port_has_the_location_of_its_interface() {
         let sys = server();
         let path = "pci0000:80/0000:80:01.0/0000:81:00.0/0000:82:02.0/0000:85:00.0";
         sys.soft("rxe0", "eth0", Some(path)).soft("rxe1", "dummy0", None);
         assert_eq!(sys.port("rxe0").unwrap().address(), "0000:85:00.0");
         assert_eq!(sys.port("rxe1"), None);
         assert_eq!(sys.chosen("0000:13:00.0", &["rxe1", "rxe0", "mlx5_40"], 0, 4), ["mlx5_40"]);
-        assert_eq!(sys.chosen("0000:13:00.0", &["rxe1", "rxe0"], 0, 4), ["rxe0"], "a port of no place comes last");
+        assert_eq!(
+            sys.chosen("0000:13:00.0", &["rxe1", "rxe0"], 0, 4),
+            ["rxe0"],
+            "a port without a location comes last"
+        );
     }
 
     #[test]
-    fn what_is_no_address_or_no_name_leads_to_no_file() {
+    fn invalid_addresses_and_names_lead_to_no_file() {
         let sys = server();
         for address in ["", "..", "0000:13:00.0/..", "0000:13:00", "0000:13:00.0.0", "0000.13:00:0", "gpu"] {
             assert_eq!(sys.gpu(address), None, "{address}");

@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The configuration as whoever runs a program chooses it, by environment variables.
+//! Configuration by environment variables.
 
 use super::config::VerbsConfig;
 use gin_abi::mlx5::command::Mtu;
 use std::ffi::OsString;
 use std::str::FromStr;
 
-/// An environment variable that [`VerbsConfig::from_env`] takes.
+/// An environment variable that [`VerbsConfig::from_env`] reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
     /// Its name.
     pub name: &'static str,
-    /// What it can be, for people.
+    /// Its valid values, for people.
     pub values: &'static str,
-    /// Takes a value, without spaces around it; false if that cannot be.
+    /// Sets the value, without surrounding spaces; returns false if it is invalid.
     set: fn(&mut VerbsConfig, &str) -> bool,
 }
 
-/// A variable has a value that it cannot have.
+/// An environment variable has an invalid value.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{name}={value}: it is {values}")]
+#[error("{name}={value} is invalid; use {values}")]
 pub struct WrongVariable {
     /// Its name.
     pub name: &'static str,
     /// Its value.
     pub value: String,
-    /// What it can be.
+    /// Its valid values.
     pub values: &'static str,
 }
 
@@ -33,7 +33,7 @@ pub struct WrongVariable {
 pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "GIN_VERBS_PORTS",
-        values: "names of devices between commas, perhaps each with a port: mlx5_0,mlx5_1:2",
+        values: "names of devices separated by commas, each with a port if needed: mlx5_0,mlx5_1:2",
         set: |config, text| {
             let names = text.split(',').map(|name| name.trim().parse()).collect::<Result<Vec<_>, _>>();
             names.map(|names| config.ports = names).is_ok()
@@ -46,7 +46,7 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "GIN_VERBS_GID_INDEX",
-        values: "an index in the port's table of addresses, 0 to 255",
+        values: "an index in the port's GID table, 0 to 255",
         set: |config, text| put_some(&mut config.gid_index, text),
     },
     Variable {
@@ -75,7 +75,7 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "GIN_VERBS_TIMEOUT",
-        values: "a number from 1 to 31: acknowledgements are waited for 4.096 us times 2 to this power",
+        values: "a number from 1 to 31: the NIC waits for acknowledgements 4.096 us times 2 to this power",
         set: |config, text| put(&mut config.timeout, text),
     },
     Variable {
@@ -85,7 +85,7 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "GIN_VERBS_SIGNALS",
-        values: "who raises signals: auto, proxy or nic",
+        values: "the engine that raises signals: auto, proxy or nic",
         set: |config, text| put(&mut config.signals, text),
     },
     Variable {
@@ -95,12 +95,12 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: "GIN_VERBS_LIBRARY",
-        values: "a path of libibverbs, or a name that the loader looks for",
+        values: "a path of libibverbs, or a name that the loader searches for",
         set: |config, text| put(&mut config.library, text),
     },
 ];
 
-/// Digits only: no sign.
+/// Parses a value; refuses a sign.
 fn parse<T: FromStr>(text: &str) -> Option<T> {
     text.parse().ok().filter(|_| !text.starts_with('+'))
 }
@@ -115,10 +115,11 @@ fn put_some<T: FromStr>(place: &mut Option<T>, text: &str) -> bool {
 }
 
 impl VerbsConfig {
-    /// The defaults, and in their place what [environment variables](VARIABLES) say. One that is empty says nothing.
+    /// Returns the defaults, replaced by the values of [environment variables](VARIABLES). An empty variable counts as
+    /// unset.
     ///
     /// # Errors
-    /// [`WrongVariable`]: one has a value that it cannot have.
+    /// [`WrongVariable`]: a variable has an invalid value.
     pub fn from_env() -> Result<Self, WrongVariable> {
         Self::from_variables(|name| std::env::var_os(name))
     }
@@ -132,7 +133,7 @@ impl VerbsConfig {
             if text.is_empty() {
                 continue;
             }
-            // A number may fit its type and still be out of its range.
+            // A number may fit its type and still be out of range.
             if !(variable.set)(&mut config, text) || config.wrong().is_some() {
                 let (name, values) = (variable.name, variable.values);
                 return Err(WrongVariable { name, value: text.to_owned(), values });
@@ -154,14 +155,14 @@ mod tests {
     }
 
     #[test]
-    fn without_variables_all_is_as_by_default() {
+    fn without_variables_the_defaults_hold() {
         assert_eq!(with(&[]), Ok(VerbsConfig::default()));
         let empty: Vec<(&str, &str)> = VARIABLES.iter().map(|variable| (variable.name, " ")).collect();
         assert_eq!(with(&empty), Ok(VerbsConfig::default()));
     }
 
     #[test]
-    fn each_variable_sets_what_it_is_named_after() {
+    fn each_variable_sets_its_field() {
         let config = with(&[
             ("GIN_VERBS_PORTS", "mlx5_0, mlx5_1:2"),
             ("GIN_VERBS_MOST_PORTS", "2"),
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_cannot_be_is_refused_with_its_variable_and_what_can_be() {
+    fn an_invalid_value_is_refused_with_its_variable_and_the_valid_values() {
         let wrong = [
             ("GIN_VERBS_PORTS", "mlx5_0,"),
             ("GIN_VERBS_PORTS", "mlx5_0:x"),
@@ -215,10 +216,10 @@ mod tests {
         ];
         for (name, value) in wrong {
             let text = with(&[(name, value)]).unwrap_err().to_string();
-            assert!(text.starts_with(&format!("{name}={value}: it is ")), "{text}");
+            assert!(text.starts_with(&format!("{name}={value} is invalid; use ")), "{text}");
         }
         let text = with(&[("GIN_VERBS_TIMEOUT", "32")]).unwrap_err().to_string();
-        assert!(text.starts_with("GIN_VERBS_TIMEOUT=32: it is a number from 1 to 31"), "{text}");
+        assert!(text.starts_with("GIN_VERBS_TIMEOUT=32 is invalid; use a number from 1 to 31"), "{text}");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The table of windows: own parts, which are registered with the NIC, and what other ranks say of theirs.
+//! The table of windows: this rank's parts, which are registered with the NIC, and the parts that peers published.
 
 use super::key::Part;
 use super::objects::Domain;
@@ -14,21 +14,21 @@ pub(super) struct Windows {
     rank: u32,
     /// By rank.
     peers: Vec<Peer>,
-    table: Vec<Option<Window>>,
+    table: Vec<Option<RegisteredWindow>>,
 }
 
-/// What is known of a rank.
+/// A peer's attributes, from its first key.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peer {
-    /// Its signals of one context.
+    /// Number of its signals per context.
     pub(super) signals: u32,
-    /// Ports that it uses.
+    /// Number of its ports.
     pub(super) ports: usize,
 }
 
-/// Memory of another rank.
+/// Memory of a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct There {
+pub(super) struct RemoteRange {
     pub(super) address: u64,
     pub(super) key: u32,
     pub(super) in_gpu: bool,
@@ -37,12 +37,12 @@ pub(super) struct There {
 }
 
 #[derive(Debug)]
-struct Window {
+struct RegisteredWindow {
     /// By port; none if it has no bytes.
     // Before the memory: dropped in this order.
     regions: Vec<Region>,
     memory: LocalWindow,
-    /// Entries under way that use it.
+    /// Number of outstanding entries that use it.
     uses: u64,
     is_closed: bool,
     /// By rank; empty until connected.
@@ -54,12 +54,12 @@ impl Windows {
         Self { rank, ..Self::default() }
     }
 
-    /// Takes what is known of the ranks.
+    /// Sets the attributes of all ranks.
     pub(super) fn set_peers(&mut self, peers: Vec<Peer>) {
         self.peers = peers;
     }
 
-    /// Registers an own part with all ports. `nic`: the NIC is to raise signals there, if it can.
+    /// Registers this rank's part with all ports. `nic`: lets the NIC raise signals there, if it can.
     pub(super) fn register(
         &mut self,
         domains: &[Arc<Domain>],
@@ -69,7 +69,7 @@ impl Windows {
         let (address, bytes) = (window.memory.address(), window.memory.bytes());
         let used = if bytes == 0 { &[] } else { domains };
         let register = |reach| {
-            // Safety: the memory is kept beside the regions, and dropped after them.
+            // Safety: the table keeps the memory beside the regions, and drops it after them.
             let region = |domain| unsafe { Region::of_slice(domain, &window.memory, reach) };
             used.iter().map(region).collect::<Result<Vec<_>, _>>()
         };
@@ -82,13 +82,13 @@ impl Windows {
         if self.table.len() <= index {
             self.table.resize_with(index + 1, || None);
         }
-        let entry = Window { regions, memory: window.clone(), uses: 0, is_closed: false, parts: Vec::new() };
+        let entry = RegisteredWindow { regions, memory: window.clone(), uses: 0, is_closed: false, parts: Vec::new() };
         self.table[index] = Some(entry);
         let (signals, in_gpu) = (window.plane.is_some(), is_in_gpu(&window.memory));
         Ok(Part { address, bytes, keys, signals, nic, in_gpu }.to_key())
     }
 
-    /// Takes the keys of all ranks.
+    /// Stores the parts that all ranks published.
     pub(super) fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
         let ranks = keys.iter().zip(&self.peers).zip(0..);
         let parts = ranks.map(|((key, peer), rank)| Part::from_key(rank, peer.ports, key)).collect::<Result<_, _>>()?;
@@ -99,8 +99,8 @@ impl Windows {
         Ok(())
     }
 
-    /// Refuses requests of this rank that use it; those of others too, from when none of this rank is under way. Then it is
-    /// gone, and the result is true.
+    /// Refuses further requests of this rank for the window. Once none of this rank's entries uses it, removes the
+    /// window, so that the NIC refuses peers too, and returns true.
     pub(super) fn close(&mut self, window: u32) -> bool {
         let Some(entry) = self.table.get_mut(window as usize) else { return true };
         let Some(open) = entry else { return true };
@@ -111,58 +111,65 @@ impl Windows {
         entry.is_none()
     }
 
-    /// An entry uses the own part.
+    /// Counts an entry that uses this rank's part.
     pub(super) fn enter(&mut self, window: u32) {
         if let Some(Some(entry)) = self.table.get_mut(window as usize) {
             entry.uses += 1;
         }
     }
 
-    /// It has ended.
+    /// Ends the use of an entry.
     pub(super) fn leave(&mut self, window: u32) {
         if let Some(Some(entry)) = self.table.get_mut(window as usize) {
             entry.uses = entry.uses.saturating_sub(1);
         }
     }
 
-    /// Address and key, for a port, of some memory of this rank that lies in its GPU; or of any.
-    pub(super) fn behind_pcie(&self, any: bool, rail: usize) -> Option<(u64, u32)> {
+    /// Returns address and remote key, for a port, of some registered memory in this rank's GPU, or of `any` memory.
+    pub(super) fn behind_pcie(&self, any: bool, port: usize) -> Option<(u64, u32)> {
         self.table.iter().flatten().find_map(|window| {
-            let (region, memory) = (window.regions.get(rail)?, &window.memory.memory);
+            let (region, memory) = (window.regions.get(port)?, &window.memory.memory);
             (any || is_in_gpu(memory)).then(|| (memory.address(), region.remote_key))
         })
     }
 
-    fn open(&self, window: u32, rank: u32) -> Result<&Window, NetError> {
+    fn open(&self, window: u32, rank: u32) -> Result<&RegisteredWindow, NetError> {
         let entry = self.table.get(window as usize).and_then(Option::as_ref);
         entry.filter(|entry| !entry.is_closed).ok_or(NetError::UnknownWindow { window, rank })
     }
 
-    /// Address and key of a range of the own part, for a request over one of this rank's ports.
-    pub(super) fn own(&self, window: u32, offset: u64, bytes: u64, rail: usize) -> Result<(u64, u32), NetError> {
+    /// Returns address and local key of a range of this rank's part, for a request over one of its ports.
+    pub(super) fn own(&self, window: u32, offset: u64, bytes: u64, port: usize) -> Result<(u64, u32), NetError> {
         let rank = self.rank;
         let entry = self.open(window, rank)?;
         let (end, length) = (offset.saturating_add(bytes), entry.memory.memory.bytes());
         if end > length {
             return Err(NetError::OutOfRange { window, rank, end, length });
         }
-        let key = entry.regions.get(rail).map_or(0, |region| region.local_key);
+        let key = entry.regions.get(port).map_or(0, |region| region.local_key);
         Ok((entry.memory.memory.address() + offset, key))
     }
 
-    /// A range of another rank's part, for a request that arrives over one of its ports.
-    pub(super) fn of(&self, window: u32, rank: u32, offset: u64, bytes: u64, rail: usize) -> Result<There, NetError> {
+    /// Returns a range of a peer's part, for a request that arrives over one of the peer's ports.
+    pub(super) fn of(
+        &self,
+        window: u32,
+        rank: u32,
+        offset: u64,
+        bytes: u64,
+        port: usize,
+    ) -> Result<RemoteRange, NetError> {
         let part = self.open(window, rank)?.parts.get(rank as usize);
         let part = part.ok_or(NetError::UnknownWindow { window, rank })?;
         let (end, length) = (offset.saturating_add(bytes), part.bytes);
         if end > length {
             return Err(NetError::OutOfRange { window, rank, end, length });
         }
-        let key = part.keys.get(rail).copied().unwrap_or(0);
-        Ok(There { address: part.address + offset, key, in_gpu: part.in_gpu, nic: part.nic })
+        let key = part.keys.get(port).copied().unwrap_or(0);
+        Ok(RemoteRange { address: part.address + offset, key, in_gpu: part.in_gpu, nic: part.nic })
     }
 
-    /// Whether the rank has such a signal.
+    /// Checks that the rank has this signal.
     pub(super) fn check_signal(&self, rank: u32, signal: &RemoteSignal) -> Result<(), NetError> {
         let unknown = NetError::UnknownSignal { rank, signal: signal.target };
         match signal.target {

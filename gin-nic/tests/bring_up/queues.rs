@@ -436,7 +436,7 @@ fn a_peer_that_begins_with_another_packet_number_is_noticed() {
     let nics = [0, 1].map(|rank| open(fabric.add(SoftConfig::ethernet(rank))));
     let [a, b] = [0, 1].map(|rank: usize| Side::new(&nics[rank], &[SENDER]));
     let mut wrong = a.set.address(0).unwrap();
-    wrong.first_packet ^= 1;
+    wrong.initial_psn ^= 1;
     a.set.connect(0, &peer(1), &b.set.address(0).unwrap(), NEVER).unwrap();
     b.set.connect(0, &peer(0), &wrong, NEVER).unwrap();
     a.post(0, |post| wqe::write_value(post, b.remote(0), 5, 8));

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #undef ibv_query_port
+#undef ibv_reg_mr
 
 enum mode {
 	WORKS,
@@ -67,6 +68,20 @@ struct ibv_device **ibv_get_device_list(int *count)
 void ibv_free_device_list(struct ibv_device **devices) {}
 const char *ibv_get_device_name(struct ibv_device *it) { return mode == OTHER_DEVICE ? "rxe0" : "mlx5_0"; }
 bool mlx5dv_is_supported(struct ibv_device *it) { return mode != OTHER_DEVICE; }
+
+// gin-verbs looks these up; gin-nic does not call them.
+struct ibv_context *ibv_open_device(struct ibv_device *it) { return fail(ENOSYS); }
+int ibv_query_device(struct ibv_context *it, struct ibv_device_attr *out) { return ENOSYS; }
+struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access) { return fail(ENOSYS); }
+struct ibv_cq *ibv_create_cq(struct ibv_context *it, int entries, void *user, struct ibv_comp_channel *channel,
+			     int vector_number)
+{
+	return fail(ENOSYS);
+}
+int ibv_destroy_cq(struct ibv_cq *cq) { return ENOSYS; }
+struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attributes) { return fail(ENOSYS); }
+int ibv_modify_qp(struct ibv_qp *qp, struct ibv_qp_attr *attributes, int mask) { return ENOSYS; }
+int ibv_destroy_qp(struct ibv_qp *qp) { return ENOSYS; }
 
 struct ibv_context *mlx5dv_open_device(struct ibv_device *it, struct mlx5dv_context_attr *attributes)
 {
