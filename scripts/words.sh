@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# Checks the words of the repository: retired names, habits of prose that are hard to read, lines that are too long, and
+# paths and links of documents that do not exist. The patterns, their replacements and their exceptions are in words.txt.
+#
+# usage: words.sh [--count] [FILE...]
+#        words.sh --test
+#
+# Without files it checks all tracked ones of the kinds that words.awk knows. It prints one line for each finding, as
+# path:line: found "word": advice. --count prints the number of findings in each folder and of each rule instead.
+# --test checks lines that must be found and lines that must not be, given at the end of this file.
+# The exit status is 1 if there is a finding, and 2 if a line of words.txt cannot be read.
+
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+count= test=
+case "${1:-}" in
+--count) count=1; shift ;;
+--test) test=1; shift ;;
+esac
+
+list=$(mktemp "${TMPDIR:-/tmp}/gin-words.XXXXXX")
+tests=
+trap 'rm -rf "$list" ${tests:+"$tests"}' EXIT
+# New files count for paths in documents before they are added.
+git ls-files --cached --others --exclude-standard >"$list"
+
+if [ $# -eq 0 ]; then
+    mapfile -t files < <(git ls-files -- '*.rs' '*.md' '*.sh' '*.toml' '*.yml' Makefile .ci/run ':!scripts/words.*')
+    # A file may be deleted and its deletion not committed.
+    present=()
+    for file in "${files[@]}"; do
+        [ ! -f "$file" ] || present+=("$file")
+    done
+    set -- "${present[@]}"
+fi
+
+# Bytes, so that every awk reads every file; words.awk counts characters of UTF-8 itself.
+check() {
+    LC_ALL=C awk -v count="$count" -v root="${tests:+$tests/}" -f scripts/words.awk scripts/words.txt "$list" "$@"
+}
+
+# Writes each sample below to a file of its own and compares the found words with the expected ones.
+self_test() {
+    local kind wanted text found file number=0 failed=0
+    tests=$(mktemp -d "${TMPDIR:-/tmp}/gin-words.XXXXXX")
+    while IFS='|' read -r kind wanted text; do
+        number=$((number + 1))
+        file="$tests/$number.$kind"
+        printf '%b\n' "$text" >"$file"
+        echo "$number.$kind" >>"$list"
+        found=$(check "$file" | sed -n 's/^[^ ]*: found "\([^"]*\)": .*/\1/p' | paste -sd, -) || true
+        if [ "$found" != "$wanted" ]; then
+            echo "sample $number: found \"$found\" instead of \"$wanted\" in: $text"
+            failed=$((failed + 1))
+        fi
+    done < <(sed -e "1,/^# KIND.WANTED/d" "$0" | sed -n "s/^#| //p" | sed "s/LONG/$(printf 'x%.0s' {1..131})/")
+    echo "words: $number samples, $failed failed"
+    [ $number -gt 0 ] && [ $failed -eq 0 ]
+}
+
+if [ "$test" ]; then self_test; else check "$@"; fi
+exit
+
+# KIND|WANTED (found words, separated by commas)|TEXT (\n is the end of a line)
+#| rs||/// Returns the queue.\nfn queue() {}
+#| rs|whoever|/// Rings for whoever has published.
+#| rs|is told|fn f() { panic!("it is told twice") } // fine
+#| rs|is told|/// The host is\n/// told of it.
+#| rs|is to be|/// A window that is to\n/// be freed.
+#| rs||let is_told = told("a // b", '"'); // Counts.
+#| rs|who|let x = r#"a " b"#; // one who waits
+#| rs|who|let x = "a\n    who"; let y = "b";
+#| rs||/// See `who` and `is told`.\n/// ```\n/// let whoever = 1;\n/// ```
+#| rs|What|/// What a rank gives.
+#| rs|Whether|x(); // Whether it is done.
+#| rs|who,Who|/// - Who comes first.
+#| rs||/// # What works\n///\n/// It works.
+#| rs|what is|/// what is left
+#| rs||/// Returns the number of\n/// what is left.
+#| rs|Ledger|struct Ledger;
+#| rs|first_packet|let first_packet = 1;
+#| rs||/// accompany, rail team
+#| rs|`taken`|/// stores `taken` with release
+#| rs|Stop::Fault|return Err(Stop::Fault(x));
+#| rs||send(Command::Stop);
+#| rs|135 characters|/// LONG
+#| rs||let x = "LONG";
+#| md||A link [to it](https://example.org/LONG).
+#| md||| table | LONG |
+#| md||```text\nLONG who\n```
+#| md|131 characters|LONG
+#| md|so many|There are so\nmany of them.
+#| md|What|Text.\n\nWhat follows.
+#| md||## What works on what
+#| md||For people who write kernels.
+#| md|README2.md|See [it](/README2.md).
+#| md|scripts/no-such.sh|See `scripts/no-such.sh` and `scripts/words.sh`, `a/b`.
+#| md|#nowhere|## Some heading\n[a](#some-heading) [b](#nowhere)
+#| sh|who|echo who\n# for one who waits
+#| toml|Meetings|a = 1 # Meetings of ranks
