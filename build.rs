@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! With the feature `cuda`, compiles the kernels of `gin-kernels`, those that `gin bench` times and the engine of software
-//! NICs to PTX and writes `ptx.rs`, `bench.rs` and `engine.rs`, tables of them, to `OUT_DIR`. Without it there is nothing
-//! to do.
+//! With the feature `cuda`, compiles the kernels of `gin-kernels`, those that `gin bench` times and the engine of
+//! software NICs to PTX and writes `ptx.rs`, `bench.rs` and `engine.rs`, tables of them, to `OUT_DIR`. Without it there
+//! is nothing to do.
 
 fn main() {
     #[cfg(feature = "cuda")]

@@ -36,7 +36,8 @@ fn embed() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Architectures for the GPUs of this machine, as `nvidia-smi` names them; without any, for those that gin was tried on.
+/// Architectures for the GPUs of this machine, as `nvidia-smi` names them; without any, for those that gin was tried
+/// on.
 #[cfg(feature = "cuda")]
 fn archs_here() -> Vec<gin_build::Arch> {
     use gin_build::Arch;

@@ -27,8 +27,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! `docs/versions.md` says what may change when. `docs/public-items.txt` lists the items of this crate; a test compares it.
-//! The command `gin` runs the workloads on the devices of a machine: see the README.
+//! `docs/versions.md` says what may change when. `docs/public-items.txt` lists the items of this crate; a test compares
+//! it. The command `gin` runs the workloads on the devices of a machine: see the README.
 #![warn(unreachable_pub)]
 
 /// Communicators: what they require, their windows, and how they end.

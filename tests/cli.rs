@@ -259,8 +259,8 @@ fn what_this_version_does_not_have_is_refused_with_the_reason() {
     verified(&format!("run halo {SMALL} --bytes 64 --backend proxy"));
 }
 
-/// What the command says where it sees no GPU, among other things: there is no CUDA driver, or it is too old, or it shows
-/// none.
+/// What the command says where it sees no GPU, among other things: there is no CUDA driver, or it is too old, or it
+/// shows none.
 fn no_gpu() -> &'static str {
     if cfg!(feature = "cuda") { "CUDA driver" } else { "built without the feature `cuda`" }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `gin run` as a job of two hosts: the command in two virtual machines, started there as a person starts it, by variables and
-//! a secret. Only if `GIN_RDMA_HOSTS` is set: the machines take a while to boot (`scripts/soft-roce.sh`).
+//! `gin run` as a job of two hosts: the command in two virtual machines, started there as a person starts it, by
+//! variables and a secret. Only if `GIN_RDMA_HOSTS` is set: the machines take a while to boot (`scripts/soft-roce.sh`).
 
 #[path = "../gin-host/tests/common/machines.rs"]
 mod machines;

@@ -30,7 +30,8 @@ pub const CAP_MULTIMEM: u32 = 4;
 /// In order: the value last seen, whether a thread is polling, a word free for other use, whether a thread wants to
 /// know, the result that ended a wait. The rest is free.
 pub const NEAR_WORDS: u64 = 8;
-/// Byte offset from the producer index to the words that accompany `consumer_index`, which many threads poll: one cache line.
+/// Byte offset from the producer index to the words that accompany `consumer_index`, which many threads poll: one cache
+/// line.
 pub const QUEUE_NEAR: u64 = 128;
 
 /// The engine that serves the posts of a communicator.
@@ -148,8 +149,8 @@ const _: () = assert!(size_of::<StatusBlock>() == 48);
 #[derive(Clone, Copy, Pod, Zeroable, Debug, PartialEq, Eq)]
 pub struct ContextData {
     /// Address of the producer index, the index of the next slot to claim; GPU memory. [`QUEUE_NEAR`] bytes further on
-    /// follow the words that accompany `consumer_index`, then those of `completion_index`, then those of each `oldest_incomplete`: [`NEAR_WORDS`] words
-    /// each.
+    /// follow the words that accompany `consumer_index`, then those of `completion_index`, then those of each
+    /// `oldest_incomplete`: [`NEAR_WORDS`] words each.
     pub producer_index: u64,
     /// Address of the consumer index, the number of slots that the consumer has emptied; pinned host memory, written by
     /// the consumer.

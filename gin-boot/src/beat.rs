@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The thread that sends a rank's heartbeats and listens for those of its neighbours.
 //!
-//! It moves frames between sockets and queues and does nothing else: it deals with no message, takes no lock of the rank,
-//! and logs nothing. So a rank that is busy with its messages, or whose log is full, still says that it is there. The
-//! thread has a higher priority than others where the system allows that.
+//! It moves frames between sockets and queues and does nothing else: it deals with no message, takes no lock of the
+//! rank, and logs nothing. So a rank that is busy with its messages, or whose log is full, still says that it is there.
+//! The thread has a higher priority than others where the system allows that.
 //!
 //! # Who is silent
 //!
 //! A rank is not blamed for time in which this thread did not run itself: it looks at the clock sixteen times within
-//! [`TcpConfig::silence`](super::TcpConfig::silence), and a pause between two looks counts for two of them at most. So a
-//! machine that stands still, a process that is stopped and a processor that is busy make nobody silent.
+//! [`TcpConfig::silence`](super::TcpConfig::silence), and a pause between two looks counts for two of them at most. So
+//! a machine that stands still, a process that is stopped and a processor that is busy make nobody silent.
 //!
 //! When the time is over and the neighbour's thread is one of this system, `/proc` has the last word:
 //!
@@ -148,8 +148,8 @@ impl Drop for BeatThread {
     }
 }
 
-/// Gives this thread the highest priority that the system lets it have. Without privileges that is the one it has, which
-/// does no harm on a machine that is not overloaded.
+/// Gives this thread the highest priority that the system lets it have. Without privileges that is the one it has,
+/// which does no harm on a machine that is not overloaded.
 fn raise_priority() {
     let _ = [-20, -15, -10, -5].into_iter().find(|&nice| setpriority_process(None, nice).is_ok());
 }

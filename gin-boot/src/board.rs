@@ -18,8 +18,9 @@ pub struct Notice {
 }
 
 impl Notice {
-    /// What the kernels of `rank` are told: an abort, and the loss of a third rank, as such; another fault of another rank
-    /// as [`FaultKind::Elsewhere`] with that rank as peer, the code of its kind as what was expected, and what that rank saw.
+    /// What the kernels of `rank` are told: an abort, and the loss of a third rank, as such; another fault of another
+    /// rank as [`FaultKind::Elsewhere`] with that rank as peer, the code of its kind as what was expected, and what
+    /// that rank saw.
     pub fn for_rank(&self, rank: u32) -> Fault {
         let lost = self.fault.kind == FaultKind::PeerLost && self.fault.peer != rank;
         if rank == self.rank || self.fault.kind == FaultKind::Aborted || lost {

@@ -46,8 +46,8 @@ impl fmt::Debug for Secret {
 pub const MIN_SECRET: usize = 16;
 
 impl Secret {
-    /// A secret that somebody made up. An attacker who hears a connection can try guesses at leisure: it should come from
-    /// random numbers (`openssl rand -hex 16`).
+    /// A secret that somebody made up. An attacker who hears a connection can try guesses at leisure: it should come
+    /// from random numbers (`openssl rand -hex 16`).
     ///
     /// # Errors
     /// Its length in bytes, if that is less than [`MIN_SECRET`].
@@ -58,8 +58,8 @@ impl Secret {
         Ok(Self(Key::new("secret", text)))
     }
 
-    /// No secret: whoever reaches the address can join and end the job. Traffic is encrypted all the same, against those
-    /// who only listen.
+    /// No secret: whoever reaches the address can join and end the job. Traffic is encrypted all the same, against
+    /// those who only listen.
     pub fn insecure() -> Self {
         Self(Key::new("insecure", &[]))
     }
@@ -77,8 +77,9 @@ impl Secret {
 
 /// Where a job meets, and its secret of 128 random bits.
 ///
-/// The rank that listens makes it ([`Rendezvous::id`](super::Rendezvous::id)), and all others get it, by whatever way the
-/// program has. `Display` and `FromStr` are its printed form: **whoever reads that can join.** `Debug` hides the secret.
+/// The rank that listens makes it ([`Rendezvous::id`](super::Rendezvous::id)), and all others get it, by whatever way
+/// the program has. `Display` and `FromStr` are its printed form: **whoever reads that can join.** `Debug` hides the
+/// secret.
 ///
 /// ```
 /// use gin_boot::UniqueId;

@@ -2,8 +2,8 @@
 //! The sockets of a rank: tasks on one thread, but for those of its edges ([`beat`](super::beat)).
 //!
 //! Whoever is not rank 0 connects to it, says where it listens, and is then connected to by its parent. So rank 0 holds
-//! no more connections than others, however many ranks there are. What it must pass on, where a child listens, goes down
-//! the tree.
+//! no more connections than others, however many ranks there are. What it must pass on, where a child listens, goes
+//! down the tree.
 
 use super::beat::{AHEAD, Beats, Event, Late, Seat, Watch, read};
 use super::id::Key;

@@ -215,7 +215,8 @@ impl Job {
         self.ranks
     }
 
-    /// The rank's number among those of its host, as the launcher counts; [`TcpBootstrap::local_rank`] counts for itself.
+    /// The rank's number among those of its host, as the launcher counts; [`TcpBootstrap::local_rank`] counts for
+    /// itself.
     pub fn local_rank(&self) -> Option<u32> {
         self.local_rank
     }
@@ -230,8 +231,8 @@ impl Job {
         super::host_name()
     }
 
-    /// Meets the other ranks. Waits for all of them. `config`: its address, unless `GIN_INTERFACE` says otherwise, and its
-    /// silence, unless `GIN_SILENCE_MS` does.
+    /// Meets the other ranks. Waits for all of them. `config`: its address, unless `GIN_INTERFACE` says otherwise, and
+    /// its silence, unless `GIN_SILENCE_MS` does.
     ///
     /// # Errors
     /// [`JobError::NotLoopback`]; [`JobError::Value`] for a name that is not to be resolved;
@@ -302,8 +303,8 @@ fn inherited(fd: RawFd, addresses: &[SocketAddr]) -> Result<TcpListener, JobErro
     if fd < 3 || rustix_listens(fd) != Some(true) {
         return Err(refused("it is no socket that listens; `gin launch` sets this variable, nobody else should"));
     }
-    // Safety: the descriptor is open and a listening socket, so it is what the launcher left for this purpose: nothing of
-    // this process has opened one at an address of the id, which is checked next; and it is taken once.
+    // Safety: the descriptor is open and a listening socket, so it is what the launcher left for this purpose: nothing
+    // of this process has opened one at an address of the id, which is checked next; and it is taken once.
     let owned = unsafe { OwnedFd::from_raw_fd(fd) };
     let listener = TcpListener::from(owned);
     let local = listener.local_addr().map_err(|error| refused(&error.to_string()))?;
@@ -432,8 +433,8 @@ fn port(variables: Variables<'_>, launcher: Launcher) -> Result<u16, JobError> {
             .ok_or(missing)?
             .checked_add(1)
             .ok_or_else(|| value("MASTER_PORT", "there is no port after 65535: set GIN_PORT")),
-        // All ranks of a step compute the same, other steps most likely another one, and none from which the system takes
-        // ports by itself (32768 and up).
+        // All ranks of a step compute the same, other steps most likely another one, and none from which the system
+        // takes ports by itself (32768 and up).
         Launcher::Slurm => {
             let step = number(variables, "SLURM_JOB_ID")?.ok_or(missing)?;
             let part = number(variables, "SLURM_STEP_ID")?.unwrap_or(0);

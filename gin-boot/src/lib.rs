@@ -24,9 +24,9 @@
 //! # What goes where
 //!
 //! Ranks are the nodes of a binary tree; each has at most three connections, on which both sides proved that they know
-//! the secret (Noise, `NNpsk0_25519_ChaChaPoly_BLAKE2s`) and everything is encrypted. What a rank gives to a meeting goes
-//! along each edge once, so n ranks that give b bytes each put n·b bytes on each edge, and rank 0 has no more to do than
-//! others. To join, each rank speaks with rank 0 for a moment (about 300 bytes).
+//! the secret (Noise, `NNpsk0_25519_ChaChaPoly_BLAKE2s`) and everything is encrypted. What a rank gives to a meeting
+//! goes along each edge once, so n ranks that give b bytes each put n·b bytes on each edge, and rank 0 has no more to
+//! do than others. To join, each rank speaks with rank 0 for a moment (about 300 bytes).
 //!
 //! # What ends a meeting
 //!
@@ -39,8 +39,8 @@
 //!
 //! Faults that a rank posts on its [`Board`] are on the boards of all ranks a few milliseconds later.
 //!
-//! A rank that does not know the secret costs the others nothing but the time of a refusal: at most 128 such connections
-//! are open at a time, each for at most 5 s, and they make room for others after 1 s.
+//! A rank that does not know the secret costs the others nothing but the time of a refusal: at most 128 such
+//! connections are open at a time, each for at most 5 s, and they make room for others after 1 s.
 
 mod beat;
 pub mod board;
@@ -95,12 +95,12 @@ pub struct TcpConfig {
     pub joining: Duration,
     /// How long a meeting waits for ranks that are alive; for ever by default.
     pub meeting: Option<Duration>,
-    /// A rank of which nothing was heard for so long is lost; 10 s by default, at least 100 ms. Each says something four
-    /// times as often. Time in which this rank did not run itself does not count, and a rank of this host that waits for a
-    /// processor is not lost.
+    /// A rank of which nothing was heard for so long is lost; 10 s by default, at least 100 ms. Each says something
+    /// four times as often. Time in which this rank did not run itself does not count, and a rank of this host that
+    /// waits for a processor is not lost.
     pub silence: Duration,
-    /// After how long, and then how often, a rank that waits for others tells who is missing (`tracing`, level info); 5 s
-    /// by default, at least 100 ms.
+    /// After how long, and then how often, a rank that waits for others tells who is missing (`tracing`, level info); 5
+    /// s by default, at least 100 ms.
     pub progress: Duration,
 }
 
@@ -231,8 +231,8 @@ struct Inner {
 }
 
 impl TcpBootstrap {
-    /// Joins the job with this id as one rank of `ranks` that is not rank 0, which [listens](Rendezvous::join). Waits for
-    /// all ranks.
+    /// Joins the job with this id as one rank of `ranks` that is not rank 0, which [listens](Rendezvous::join). Waits
+    /// for all ranks.
     ///
     /// # Errors
     /// [`BootstrapError::Timeout`] names the ranks that did not come; [`BootstrapError::Unreachable`] if rank 0, or a
@@ -411,8 +411,8 @@ impl Inner {
         outcome.unwrap_or_else(|| Err(self.node.unserved()))
     }
 
-    /// Waits until the system has taken what others need from this rank, so that a process that ends without a word, after
-    /// its last meeting, does not spoil it for them. A neighbour that takes nothing is not waited for.
+    /// Waits until the system has taken what others need from this rank, so that a process that ends without a word,
+    /// after its last meeting, does not spoil it for them. A neighbour that takes nothing is not waited for.
     fn flush(&self) {
         let (queued, begun) = (self.node.queued(), Instant::now());
         rt::wait_until(|| self.node.has_sent(&queued) || begun.elapsed() > FLUSH);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A connection of two processes that know the same secret: Noise, `NNpsk0_25519_ChaChaPoly_BLAKE2s`.
 //!
-//! On the wire: eight bytes from each side, which name protocol and version; two handshake messages; then frames. Each of
-//! these but the first begins with its length in two bytes, high byte first. A length of 0 in place of a handshake message
-//! says that the key is not taken. Nothing of a frame is looked at before it is known to come from a peer with the key, as
-//! it was sent and in the order in which it was sent.
+//! On the wire: eight bytes from each side, which name protocol and version; two handshake messages; then frames. Each
+//! of these but the first begins with its length in two bytes, high byte first. A length of 0 in place of a handshake
+//! message says that the key is not taken. Nothing of a frame is looked at before it is known to come from a peer with
+//! the key, as it was sent and in the order in which it was sent.
 
 use super::id::Key;
 use super::message::{FRAME, VERSION, Whole};

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The messages of the bootstrap, as bytes.
 //!
-//! `postcard` encodes them. A reader takes at most what a frame holds; texts, lists and pieces have limits of their own.
+//! `postcard` encodes them. A reader takes at most what a frame holds; texts, lists and pieces have limits of their
+//! own.
 
 use super::beat::Seat;
 use crate::LossCause;

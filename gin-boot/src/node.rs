@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a rank knows of the job, and what it does about each message: no sockets and no waiting here.
 //!
-//! Whatever a rank gives to a meeting goes along every edge of the tree but the one it came by, piece by piece, and so do
-//! faults, losses and aborts: each edge carries each thing once, and no rank has more to do than another of as many
+//! Whatever a rank gives to a meeting goes along every edge of the tree but the one it came by, piece by piece, and so
+//! do faults, losses and aborts: each edge carries each thing once, and no rank has more to do than another of as many
 //! neighbours. Things that one rank sends arrive in the order in which it sent them.
 
 use super::JOINING;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Waiting and time, for ranks that are threads and for ranks that are coroutines of a virtual world.
 //!
-//! This crate knows no virtual GPU. The crate that has one installs a [`VirtualWorld`] when it makes the first virtual device.
-//! A thread outside a virtual world takes the real path, also after that.
+//! This crate knows no virtual GPU. The crate that has one installs a [`VirtualWorld`] when it makes the first virtual
+//! device. A thread outside a virtual world takes the real path, also after that.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::panic::Location;
@@ -36,8 +36,9 @@ fn inside() -> Option<&'static VirtualWorld> {
 
 /// Waits until `condition` holds.
 ///
-/// In a virtual world others run meanwhile; a plain thread spins, then yields, then naps. Returns before `condition` holds only
-/// in a destructor, while a world is being ended. The caller holds no lock that `condition` or another rank needs.
+/// In a virtual world others run meanwhile; a plain thread spins, then yields, then naps. Returns before `condition`
+/// holds only in a destructor, while a world is being ended. The caller holds no lock that `condition` or another rank
+/// needs.
 #[track_caller]
 pub fn wait_until(mut condition: impl FnMut() -> bool) {
     if let Some(world) = inside() {

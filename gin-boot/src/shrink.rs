@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How a job goes on without ranks that it has lost.
 //!
-//! A job that has lost a rank cannot meet again: its tree is broken. So each rank keeps a second socket from the beginning,
-//! and all know each other's; the first rank that is left becomes rank 0 of a new job at its own.
+//! A job that has lost a rank cannot meet again: its tree is broken. So each rank keeps a second socket from the
+//! beginning, and all know each other's; the first rank that is left becomes rank 0 of a new job at its own.
 
 use super::io::Start;
 use super::{Inner, Round, TcpBootstrap, TcpConfig, check, listen, system};
@@ -44,16 +44,17 @@ impl Spares {
 }
 
 impl TcpBootstrap {
-    /// A job of the ranks that are left when `lost` are not there any more, in the same order: ranks count anew, from 0. All
-    /// that are left call it with the same ranks, in any order; it waits for them, at most `joining`. This job is of no more
-    /// use, and can be dropped.
+    /// A job of the ranks that are left when `lost` are not there any more, in the same order: ranks count anew, from
+    /// 0. All that are left call it with the same ranks, in any order; it waits for them, at most `joining`. This job
+    /// is of no more use, and can be dropped.
     ///
-    /// One of `lost` that lives all the same takes no part: communicators of the new job have windows and keys of their own.
+    /// One of `lost` that lives all the same takes no part: communicators of the new job have windows and keys of their
+    /// own.
     ///
     /// # Errors
-    /// [`BootstrapError::NoSuchRank`] for a rank that there is not; [`BootstrapError::Lost`] if this rank is among them;
-    /// [`BootstrapError::Timeout`], [`BootstrapError::Unreachable`] or [`BootstrapError::Secret`] if others do not come, say
-    /// because they were told of other ranks, or are lost too: this can be called again with more.
+    /// [`BootstrapError::NoSuchRank`] for a rank that there is not; [`BootstrapError::Lost`] if this rank is among
+    /// them; [`BootstrapError::Timeout`], [`BootstrapError::Unreachable`] or [`BootstrapError::Secret`] if others do
+    /// not come, say because they were told of other ranks, or are lost too: this can be called again with more.
     pub fn without(&self, lost: &[u32], joining: Duration) -> Result<Self, BootstrapError> {
         let (own, ranks) = (self.inner.node.rank, self.inner.node.ranks);
         let mut lost = lost.to_vec();

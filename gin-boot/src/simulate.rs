@@ -84,8 +84,9 @@ async fn wait(node: &Node, round: Round) -> Result<Vec<Vec<u8>>, BootstrapError>
     }
 }
 
-/// Runs a job of `ranks` ranks as tasks of one thread of this process, over the loopback: they join, meet `barriers` times,
-/// and meet once where each gives `bytes` bytes. Each rank has the sockets and the work that it has as a process.
+/// Runs a job of `ranks` ranks as tasks of one thread of this process, over the loopback: they join, meet `barriers`
+/// times, and meet once where each gives `bytes` bytes. Each rank has the sockets and the work that it has as a
+/// process.
 ///
 /// # Errors
 /// What ranks meet with; [`BootstrapError::System`] if a process may not have about 4 descriptors for each rank.

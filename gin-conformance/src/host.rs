@@ -43,7 +43,8 @@ pub enum How {
     Lost,
     /// It is never complete.
     Silent,
-    /// It never begins, nor does what comes behind it to the same peer in the same context; for NICs that kernels drive.
+    /// It never begins, nor does what comes behind it to the same peer in the same context; for NICs that kernels
+    /// drive.
     Stuck,
     /// It takes effect at the peer, and the answer is lost; for NICs that kernels drive.
     Unanswered,
@@ -281,7 +282,8 @@ pub struct Setup {
     pub route: SetupRoute,
     /// Where windows come from.
     pub windows: SetupWindows,
-    /// How many times longer times are on a real clock than on a virtual one, since other programs use the processors too.
+    /// How many times longer times are on a real clock than on a virtual one, since other programs use the processors
+    /// too.
     pub patience: u64,
     /// Other devices than the virtual GPU, for real threads.
     pub devices: Option<Devices>,
@@ -353,9 +355,9 @@ impl Setup {
         if self.seed.is_some() { ns } else { ns * self.patience }
     }
 
-    /// How many values can be put to one peer, when none of them gets there, in scenarios that ask for queues of 2 and one
-    /// request to a peer at a time: one is under way and two are in the queue of a proxy; four are entries of a NIC, which
-    /// has no shorter queues.
+    /// How many values can be put to one peer, when none of them gets there, in scenarios that ask for queues of 2 and
+    /// one request to a peer at a time: one is under way and two are in the queue of a proxy; four are entries of a
+    /// NIC, which has no shorter queues.
     #[must_use]
     pub fn small_room(&self) -> usize {
         match self.backend {

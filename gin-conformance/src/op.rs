@@ -30,11 +30,13 @@ codes! {
         Fill = 1;
         /// Counts the bytes there that differ from that; logs how many and the first.
         Check = 2;
-        /// Put of `bytes` from `source_offset` of own window `source_window` to `offset` of window `window` at the peer.
+        /// Put of `bytes` from `source_offset` of own window `source_window` to `offset` of window `window` at the
+        /// peer.
         Put = 3;
         /// Put of the low `bytes` (1, 2, 4 or 8) bytes of `value`.
         PutValue = 4;
-        /// Get of `bytes` from `source_offset` of window `source_window` at the peer to `offset` of own window `window`.
+        /// Get of `bytes` from `source_offset` of window `source_window` at the peer to `offset` of own window
+        /// `window`.
         Get = 5;
         /// Signal alone.
         Signal = 6;
@@ -82,8 +84,8 @@ codes! {
         FindWindow = 27;
         /// Loads through a symmetric pointer to the LSA peer's window `window` at `offset`; logs 8 bytes.
         LoadPeer = 28;
-        /// Stores `value`, the sum of all its raises so far, to the peer's own word of the signal that GPUs raise: so does
-        /// an engine that keeps the sum itself.
+        /// Stores `value`, the sum of all its raises so far, to the peer's own word of the signal that GPUs raise: so
+        /// does an engine that keeps the sum itself.
         WriteTotal = 29;
         /// Logs how many ranks the team has, and the own rank in it.
         ReadTeam = 30;
@@ -91,9 +93,11 @@ codes! {
         SignalAllRoutes = 31;
         /// Combined barrier `value`, with fence `fence`.
         CombinedBarrier = 32;
-        /// Copies `bytes` from `source_offset` of own window `source_window` to `offset` of the LSA peer's window `window`.
+        /// Copies `bytes` from `source_offset` of own window `source_window` to `offset` of the LSA peer's window
+        /// `window`.
         CopyFrom = 33;
-        /// Copies `bytes` from `source_offset` of the LSA peer's window `source_window` to `offset` of own window `window`.
+        /// Copies `bytes` from `source_offset` of the LSA peer's window `source_window` to `offset` of own window
+        /// `window`.
         CopyTo = 34;
         /// Reduces with `value` into the LSA peer's window `window` at `offset`: number `amount` of [`Reduction`], on a
         /// value of `bytes` bytes, 4 or 8.
@@ -158,8 +162,8 @@ pub struct Op {
     pub more: u32,
     /// Fence of a barrier: 0 none, 1 put, 2 get, 3 both; 4 is added for all contexts, 8 for all routes.
     pub fence: u32,
-    /// Of a post: scope that the memory must be released to, 0 system, 1 GPU. Of a wait, a read or a flush: 1 if it does
-    /// not acquire.
+    /// Of a post: scope that the memory must be released to, 0 system, 1 GPU. Of a wait, a read or a flush: 1 if it
+    /// does not acquire.
     pub required: u32,
     /// Route: 0 that of the setup, 1 automatic, 2 LSA, 3 the network.
     pub route: u32,

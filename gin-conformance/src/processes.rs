@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The suite with ranks that are processes of their own.
 //!
-//! A [`Group`] starts its program so many times; each process [`serve`]s: it joins the others over TCP, reads the names of
-//! cases from its input and runs them in step with the others. For each scenario, which may have fewer ranks, the first of
-//! them form a job of their own, so that a scenario that ends badly costs the next one nothing. What came of it is told to
-//! all, and each judges for itself.
+//! A [`Group`] starts its program so many times; each process [`serve`]s: it joins the others over TCP, reads the names
+//! of cases from its input and runs them in step with the others. For each scenario, which may have fewer ranks, the
+//! first of them form a job of their own, so that a scenario that ends badly costs the next one nothing. What came of
+//! it is told to all, and each judges for itself.
 
 use crate::cases;
 use crate::host::{Setup, judge};
@@ -201,8 +201,8 @@ fn say(line: &str) {
     let _ = output.flush();
 }
 
-/// Serves a group, if this process was started for one: runs the cases that it names, each in the way that `setup` has for
-/// its name. Does not return then before the group is gone.
+/// Serves a group, if this process was started for one: runs the cases that it names, each in the way that `setup` has
+/// for its name. Does not return then before the group is gone.
 pub fn serve(setup: impl Fn(&str, Processes) -> Option<Setup>) -> Option<ExitCode> {
     let processes = match Processes::join() {
         Ok(None) => return None,

@@ -8,10 +8,9 @@
 //! | `rdma/processes/` | two processes |
 //! | `rdma/hosts/` | processes in two virtual machines, which this program boots; only if `GIN_RDMA_HOSTS` is set |
 //!
-//! `GIN_VERBS_DEVICES=a,b` names the devices: all ranks use all of them, rank `n` beginning with the `n`th; by default the
-//! first that is up. The variables of `VerbsConfig::from_env` choose how. Without a device there is one trial, which is
-//! ignored with the reason. `scripts/soft-roce.sh` runs this in a virtual machine
-//! that has devices.
+//! `GIN_VERBS_DEVICES=a,b` names the devices: all ranks use all of them, rank `n` beginning with the `n`th; by default
+//! the first that is up. The variables of `VerbsConfig::from_env` choose how. Without a device there is one trial,
+//! which is ignored with the reason. `scripts/soft-roce.sh` runs this in a virtual machine that has devices.
 
 use gin_conformance::cases;
 use gin_conformance::host::{Carrier, Net, Setup, judge};
@@ -75,7 +74,8 @@ fn across(trials: &mut Vec<Trial>, way: &'static str, group: Group, shared: bool
     }
 }
 
-/// Of the cases that are there for every kind of group those for warps; of the others all but those on networks of tests.
+/// Of the cases that are there for every kind of group those for warps; of the others all but those on networks of
+/// tests.
 fn is_smoke(name: &str) -> bool {
     let coop = name.rsplit_once("_by_").map(|(_, coop)| coop);
     match CoopKind::ALL.into_iter().find(|kind| Some(kind.name()) == coop) {

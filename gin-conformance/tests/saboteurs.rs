@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The conformance suite notices mistakes: for each that gin can be told to make, some case must fail, and for the right
-//! reason. A run that only gets no further proves little, so that does not count.
+//! The conformance suite notices mistakes: for each that gin can be told to make, some case must fail, and for the
+//! right reason. A run that only gets no further proves little, so that does not count.
 //!
 //! One trial for each mistake, which prints the cases that caught it.
 

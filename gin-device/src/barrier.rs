@@ -2,8 +2,8 @@
 //! Barriers over a team, built on signals.
 //!
 //! Arrivals take the routes that the session's `Gin` takes: to LSA peers a raise of the peer's word by the caller's own
-//! GPU, to others a request of the back end. So a barrier of the LSA team needs nobody's help; [`CombinedBarrier`] meets
-//! all ranks by that and one step over the network.
+//! GPU, to others a request of the back end. So a barrier of the LSA team needs nobody's help; [`CombinedBarrier`]
+//! meets all ranks by that and one step over the network.
 //!
 //! A barrier has one signal for each member of its team. To arrive, a rank raises its own signal at every member; to
 //! wait, it waits for every member's signal at itself. How often is counted in the shadows of those signals, which lie
@@ -98,8 +98,8 @@ pub struct BarrierSession<B: Backend> {
     known: Option<Known>,
 }
 
-/// What stays the same of a pair from use to use, if no arrival takes the network: found again it would be two trips to L2,
-/// one after the other, as a wait that acquired has emptied the L1.
+/// What stays the same of a pair from use to use, if no arrival takes the network: found again it would be two trips to
+/// L2, one after the other, as a wait that acquired has emptied the L1.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     pair: usize,
@@ -233,8 +233,8 @@ impl<B: Backend> BarrierSession<B> {
         let (gin, member) = self.pair(pair);
         let raises = gin.find_internal(self.team.member(member)?, self.arrival())?;
         let (words, shadow) = signal_tables(gin.core(), self.first_signal + member);
-        // All arrivals of one barrier take the same way, so nobody else raises its signals: the other word holds what it
-        // began with.
+        // All arrivals of one barrier take the same way, so nobody else raises its signals: the other word holds what
+        // it began with.
         let rest = words.near.at(LAST).load_relaxed_gpu();
         let known = Known { pair, raises, words: Words { nic: None, cpu: None, ..words }, rest, shadow };
         if self.known.is_none() {
@@ -270,7 +270,8 @@ impl<B: Backend> BarrierSession<B> {
                 known.map(|known| known.raises.publish(Scope::System))
             } else {
                 let (gin, member) = self.pair(pair);
-                // Strong if it can be: a weak arrival at one barrier could overtake the strong one at the barrier before.
+                // Strong if it can be: a weak arrival at one barrier could overtake the strong one at the barrier
+                // before.
                 let action = if strong { self.arrival() } else { self.arrival().weak() };
                 let peer = self.team.member(member);
                 peer.and_then(|peer| gin.raise_internal(peer, action, self.all_routes, deadline.left::<Global>()))
@@ -364,8 +365,8 @@ impl<B: Backend> BarrierSession<B> {
 ///
 /// Once a rank's LSA team has met, its place there stands for the team; so when the rail has met, all have. That is
 /// `lsa_size + ranks / lsa_size` arrivals for each rank instead of `ranks`, of which only those of the rail take the
-/// network. A fence for puts is another matter: a put over the network is covered only by a signal of its own sender, so
-/// with such a fence the ranks meet as [`BarrierTeam::World`] does, by one step, each arrival on its peer's route.
+/// network. A fence for puts is another matter: a put over the network is covered only by a signal of its own sender,
+/// so with such a fence the ranks meet as [`BarrierTeam::World`] does, by one step, each arrival on its peer's route.
 ///
 /// It uses barrier number `index` of all three teams. All ranks use the same number, contexts and fences, in the same
 /// order. A step that ended with a fault breaks the barrier of its team, which then refuses every later use.

@@ -2,9 +2,9 @@
 //! Looking at a word in host memory, by one thread for all.
 //!
 //! A GPU reads a word in host memory about once in a microsecond, however many threads ask: reads of one address follow
-//! each other. Whatever else crosses PCIe meanwhile, the copies of the proxy among them, waits behind all that were asked
-//! for. (An H100 with driver 580, 2026-11-21: 1.02 million reads a second of one word, by 32 warps or by 2112; a copy of 8
-//! bytes to the GPU took 5.6 us beside none of them, 118 us beside 32 and 1.9 ms beside 1056.)
+//! each other. Whatever else crosses PCIe meanwhile, the copies of the proxy among them, waits behind all that were
+//! asked for. (An H100 with driver 580, 2026-11-21: 1.02 million reads a second of one word, by 32 warps or by 2112; a
+//! copy of 8 bytes to the GPU took 5.6 us beside none of them, 118 us beside 32 and 1.9 ms beside 1056.)
 //!
 //! So a word that many threads may wait for has a few words in GPU memory beside it, of which the threads take turns:
 //!
@@ -14,25 +14,26 @@
 //! | [`TURN`] | 0: nobody looks at the word itself; 1: a thread does; 2: and it has stored to `SEEN` |
 //! | [`WANTED`] | 1 once a thread had to wait for its turn |
 //!
-//! Who finds `TURN` at 0 and sets it to 1 looks at the word itself until its wait ends, and if `WANTED` is set it stores
-//! what it finds to `SEEN` each time. The others look at `SEEN`, and try for the turn again.
+//! Who finds `TURN` at 0 and sets it to 1 looks at the word itself until its wait ends, and if `WANTED` is set it
+//! stores what it finds to `SEEN` each time. The others look at `SEEN`, and try for the turn again.
 //!
 //! # Why it is right
-//! *What the word covers is visible.* Who takes the value from `SEEN` fences acquire when its wait has ended, as it would
-//! after the word itself. The store is a release, after an acquire fence that follows the look; so what happened before
-//! the word was raised happens before that.
+//! *What the word covers is visible.* Who takes the value from `SEEN` fences acquire when its wait has ended, as it
+//! would after the word itself. The store is a release, after an acquire fence that follows the look; so what happened
+//! before the word was raised happens before that.
 //!
-//! *Nobody waits in vain.* Whoever has the turn stores each time that it looks, also the same value again; when the turn
-//! is free, whoever waits takes it.
+//! *Nobody waits in vain.* Whoever has the turn stores each time that it looks, also the same value again; when the
+//! turn is free, whoever waits takes it.
 //!
-//! *No store of an earlier turn comes late.* A turn that stored to `SEEN` is given back by a release, and each turn fences
-//! acquire before it stores to `SEEN`. A turn that stored nothing is given back by a plain store, which depends on the branch
-//! on having taken the turn; so it comes after the release before it, as in [`queue`](crate::queue).
+//! *No store of an earlier turn comes late.* A turn that stored to `SEEN` is given back by a release, and each turn
+//! fences acquire before it stores to `SEEN`. A turn that stored nothing is given back by a plain store, which depends
+//! on the branch on having taken the turn; so it comes after the release before it, as in [`queue`](crate::queue).
 //!
-//! *What is seen is not older than what a wait before ended with.* `SEEN` counts only while a turn lasts, and only after
-//! the first store of that turn, which the 2 in `TURN` is a release for. A wait before had that turn or an earlier one, or
-//! saw what is in `SEEN`. (The look of a turn comes after the turn was taken, because it depends on that branch, and GPUs
-//! do not load speculatively.) So values may be compared on a circle, and a word may go back between waits.
+//! *What is seen is not older than what a wait before ended with.* `SEEN` counts only while a turn lasts, and only
+//! after the first store of that turn, which the 2 in `TURN` is a release for. A wait before had that turn or an
+//! earlier one, or saw what is in `SEEN`. (The look of a turn comes after the turn was taken, because it depends on
+//! that branch, and GPUs do not load speculatively.) So values may be compared on a circle, and a word may go back
+//! between waits.
 
 use crate::status::{NAP_NS, Status};
 use crate::sys::{Memory, Word};
@@ -85,8 +86,8 @@ impl<M: Memory> Look<M> {
     /// The value of the word, by a look at it or by somebody else's; `None` if it is somebody else's turn, who has not
     /// said yet. Relaxed: an acquire fence may follow.
     ///
-    /// With a status, who got the value from somebody else and has fenced finds a fault of the host's near, if there was
-    /// one before the word got that value.
+    /// With a status, who got the value from somebody else and has fenced finds a fault of the host's near, if there
+    /// was one before the word got that value.
     #[inline(always)]
     pub fn now(&mut self, status: Option<&Status<M>>) -> Option<u64> {
         let (seen, turn) = (self.host.near.at(SEEN), self.host.near.at(TURN));
@@ -137,7 +138,8 @@ impl<M: Memory> Look<M> {
         if self.mine && self.told {
             turn.store_release_gpu(FREE);
         } else if self.mine {
-            // After the branch on having the turn. An atomic would say so to the memory model too, and cost 0.2 us a wait.
+            // After the branch on having the turn. An atomic would say so to the memory model too, and cost 0.2 us a
+            // wait.
             turn.store_relaxed_sys(FREE);
         }
     }

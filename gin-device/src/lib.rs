@@ -54,8 +54,8 @@
 //!
 //! # Limits
 //! - Two back ends: by the [proxy](backend::Proxy) posts become requests of 64 bytes, which a CPU thread takes; by
-//!   [GDAKI](backend::gdaki) the kernel drives an mlx5 NIC, which so far has been a software NIC under the virtual GPU. To
-//!   peers of the LSA team there are loads and stores instead ([`gin`](gin#routes)).
+//!   [GDAKI](backend::gdaki) the kernel drives an mlx5 NIC, which so far has been a software NIC under the virtual GPU.
+//!   To peers of the LSA team there are loads and stores instead ([`gin`](gin#routes)).
 //! - On GPUs: compute capability 8.0 and later; `docs/hardware.md` says what was run on which.
 //! - Signals and counters only grow: there is no set and no subtraction.
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, link_llvm_intrinsics, stdarch_nvptx))]

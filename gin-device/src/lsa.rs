@@ -13,14 +13,14 @@
 //! ```
 //!
 //! # Order
-//! Nothing here is ordered by itself. What the threads of a coop stored is visible at the peer to whoever has waited for
-//! a signal that one of them raised afterwards by the LSA route, or by any route if it releases to the system (which a
-//! post does unless it is told otherwise). So it is for stores of other threads that happen before the raise, by a
-//! barrier, say: a release is cumulative. [`publish`] has the argument.
+//! Nothing here is ordered by itself. What the threads of a coop stored is visible at the peer to whoever has waited
+//! for a signal that one of them raised afterwards by the LSA route, or by any route if it releases to the system
+//! (which a post does unless it is told otherwise). So it is for stores of other threads that happen before the raise,
+//! by a barrier, say: a release is cumulative. [`publish`] has the argument.
 //!
 //! # Lifetime
-//! A peer's memory stays where it is until no kernel of this rank uses the communicator any more, even if the peer's own
-//! host has destroyed its communicator after a fault.
+//! A peer's memory stays where it is until no kernel of this rank uses the communicator any more, even if the peer's
+//! own host has destroyed its communicator after a fault.
 
 use crate::coop::Coop;
 use crate::order::{Scope, release};
@@ -45,11 +45,11 @@ use gin_abi::{Fault, FaultKind, Operation};
 ///
 /// # Why it covers the stores of a whole coop
 /// All threads of the coop store; they meet (a barrier of the block, or of lanes); one calls this. The barrier orders
-/// each thread's stores before the fence here. A release is cumulative: the waiter's acquire, once it has seen the raise,
-/// comes after everything that comes before the fence, whoever did it. The same holds for stores of other threads of the
-/// GPU that the caller has met at GPU scope. Later raises of the word by others carry on the release sequence of this
-/// one, as every raise is a read-modify-write. On hardware the fence waits until the stores that the thread could know of
-/// are performed at the peer.
+/// each thread's stores before the fence here. A release is cumulative: the waiter's acquire, once it has seen the
+/// raise, comes after everything that comes before the fence, whoever did it. The same holds for stores of other
+/// threads of the GPU that the caller has met at GPU scope. Later raises of the word by others carry on the release
+/// sequence of this one, as every raise is a read-modify-write. On hardware the fence waits until the stores that the
+/// thread could know of are performed at the peer.
 #[inline(always)]
 pub fn publish<M: Memory>(given: Scope, signal: Option<(M::Word, u64)>, counter: Option<M::Word>) {
     if signal.is_some() {
@@ -65,13 +65,15 @@ pub fn publish<M: Memory>(given: Scope, signal: Option<(M::Word, u64)>, counter:
     }
 }
 
-/// Copies bytes, by all threads of `coop`, in units of 16 bytes where both sides allow it, else of 4 or 1. Does not meet.
+/// Copies bytes, by all threads of `coop`, in units of 16 bytes where both sides allow it, else of 4 or 1. Does not
+/// meet.
 ///
 /// A thread has four units of 16 bytes under way at a time, so that few threads, and so few processors, hide the way to
 /// memory; more would cost registers that it shares with the kernel around it.
 ///
 /// # Safety
-/// - Both ranges are valid, in global memory, and do not overlap; nobody writes them meanwhile, nor reads the destination.
+/// - Both ranges are valid, in global memory, and do not overlap; nobody writes them meanwhile, nor reads the
+///   destination.
 /// - All threads of the coop bring the same.
 /// - Addresses are of memory that the GPU reaches: its own, pinned, or a peer's.
 #[inline(always)]
@@ -296,8 +298,8 @@ macro_rules! reductions {
             $(
                 #[doc = $doc]
                 ///
-                /// Atomic with the other reductions and with atomics of GPUs; relaxed, at system scope. Out of range ends
-                /// the grid.
+                /// Atomic with the other reductions and with atomics of GPUs; relaxed, at system scope. Out of range
+                /// ends the grid.
                 #[inline(always)]
                 pub fn $name(&self, index: usize, value: $ty) {
                     // Safety: in range, of memory that is valid.

@@ -42,8 +42,8 @@ pub enum Route {
 /// What a wait, a read or a flush makes visible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
-    /// Nothing yet: the payload may be read after a later wait of order [`Acquire`](Order::Acquire), or after a fence of
-    /// the kernel's own. For those that look at several signals and want to pay for one fence.
+    /// Nothing yet: the payload may be read after a later wait of order [`Acquire`](Order::Acquire), or after a fence
+    /// of the kernel's own. For those that look at several signals and want to pay for one fence.
     ///
     /// A flush of this order can return `Ok` although a request has failed; the next call that acquires tells.
     Relaxed,

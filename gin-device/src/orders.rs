@@ -52,8 +52,8 @@ impl<M: Memory> Orders<M> {
         self.number.store_relaxed_gpu(number);
     }
 
-    /// Waits until each of `helpers` helpers has carried out `number` orders. They must be there and at it: this wait has no
-    /// other end.
+    /// Waits until each of `helpers` helpers has carried out `number` orders. They must be there and at it: this wait
+    /// has no other end.
     ///
     /// Ordering: what the helpers did comes before what follows.
     #[inline(always)]

@@ -2,8 +2,8 @@
 //! Shared memory of a block.
 //!
 //! Static shared memory is declared at module level by [`shared!`](crate::shared!) and has one copy per block; dynamic
-//! shared memory is what the launch asked for, see [`dynamic`]. Both are plain memory: threads order their accesses with
-//! barriers. A GPU does not initialise either.
+//! shared memory is what the launch asked for, see [`dynamic`]. Both are plain memory: threads order their accesses
+//! with barriers. A GPU does not initialise either.
 //!
 //! ```ignore
 //! gin_device::shared! { static TILE: [f32; 256]; }

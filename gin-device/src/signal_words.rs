@@ -7,22 +7,24 @@
 //!
 //! # Why a sum of words is right
 //! Each word only grows (modulo 2^64), so a sum that is read word by word lies between the true sums at its first and
-//! its last load, and "at least n", once seen, stays met. That needs what the docs of `Gin::wait_signal` ask for: raises
-//! are increments, fewer than 2^(bits - 1) of them between baseline and wait, and no reset while raises are in flight.
+//! its last load, and "at least n", once seen, stays met. That needs what the docs of `Gin::wait_signal` ask for:
+//! raises are increments, fewer than 2^(bits - 1) of them between baseline and wait, and no reset while raises are in
+//! flight.
 //!
 //! The waiter polls relaxed and fences acquire once after success. The raiser's add is a release after the payload, so
 //! the payload is visible then: each word that contributed was read before the fence, and a word's later adds carry on
 //! the release sequence of the earlier ones.
 //!
-//! At the word in host memory one thread looks for all, see [`host_word`](crate::host_word). What a wait takes for its value may be
-//! older than at its first load then, but no older than at the end of any wait before (but see the next section).
+//! At the word in host memory one thread looks for all, see [`host_word`](crate::host_word). What a wait takes for its
+//! value may be older than at its first load then, but no older than at the end of any wait before (but see the next
+//! section).
 //!
 //! # Signals that GPUs raise
-//! Where there are words in GPU memory too, mostly these are raised, and a look at the word in host memory each time would
-//! take longer than the rest of the wait. So a wait begins with what that word held when some wait before ended, which is
-//! no more than it holds now, and "at least n" is met if it is met by that. It looks at the word itself after a while, and
-//! often only if that has ever been raised. What is so old can be taken for something ahead only if half the circle was
-//! raised since, so this is for values of [`WIDE`] bits and more.
+//! Where there are words in GPU memory too, mostly these are raised, and a look at the word in host memory each time
+//! would take longer than the rest of the wait. So a wait begins with what that word held when some wait before ended,
+//! which is no more than it holds now, and "at least n" is met if it is met by that. It looks at the word itself after
+//! a while, and often only if that has ever been raised. What is so old can be taken for something ahead only if half
+//! the circle was raised since, so this is for values of [`WIDE`] bits and more.
 
 use crate::host_word::{HostWord, LAST, Look, SPARE};
 use crate::status::{Status, WaitError};
@@ -38,8 +40,9 @@ pub struct Words<M: Memory> {
     pub nic: Option<M::Word>,
     /// Raised by CPU threads.
     pub cpu: Option<M::Word>,
-    /// [`host_word::WORDS`](crate::host_word::WORDS) words in GPU memory: those beside `cpu`, at [`SPARE`] the baseline, the sum of the
-    /// words at the last reset, and at [`LAST`] what `cpu` held once, which at first is what it began with.
+    /// [`host_word::WORDS`](crate::host_word::WORDS) words in GPU memory: those beside `cpu`, at [`SPARE`] the
+    /// baseline, the sum of the words at the last reset, and at [`LAST`] what `cpu` held once, which at first is what
+    /// it began with.
     pub near: M::Word,
 }
 
@@ -51,8 +54,8 @@ pub fn raise<W: Word>(word: W, by: u64) {
     word.add_release_sys(by);
 }
 
-/// Looks at the words in GPU memory between two looks at the word in host memory, when there are both and the latter has
-/// been raised before.
+/// Looks at the words in GPU memory between two looks at the word in host memory, when there are both and the latter
+/// has been raised before.
 const GPU_LOOKS: u32 = 8;
 /// From so many bits on, values so host apart that they change places on the circle do not come up: it would take 2^47
 /// raises between two looks.
@@ -95,8 +98,8 @@ impl<M: Memory> Words<M> {
         value
     }
 
-    /// Waits until the value is at or past `least` on the circle of 2^`bits` values; gives the value. Calls `attend` each
-    /// time that it has found it short of that for a while.
+    /// Waits until the value is at or past `least` on the circle of 2^`bits` values; gives the value. Calls `attend`
+    /// each time that it has found it short of that for a while.
     ///
     /// Ordering: acquire, at system scope.
     ///

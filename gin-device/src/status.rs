@@ -84,8 +84,8 @@ impl<M: Memory> Status<M> {
         (copy == WRITTEN) | (host == POSTED)
     }
 
-    /// The same, with a look at the host's block once in [`Memory::LOOK_NS`] nanoseconds by one of all threads that ask:
-    /// see [`host_word`](crate::host_word) for why not by each.
+    /// The same, with a look at the host's block once in [`Memory::LOOK_NS`] nanoseconds by one of all threads that
+    /// ask: see [`host_word`](crate::host_word) for why not by each.
     #[inline(always)]
     pub(crate) fn is_stopped(&self) -> bool {
         if M::LOOK_NS == 0 {
@@ -224,8 +224,8 @@ impl<M: Memory> Status<M> {
     /// Polls `test` until it gives a value, or until abort, a fault or the deadline ends it.
     ///
     /// The value counts even when a fault is posted meanwhile. Status words and clock are looked at every
-    /// [`Memory::POLLS_PER_CHECK`] polls, so a deadline of 0 polls that often. `test` must be relaxed; the caller fences
-    /// afterwards.
+    /// [`Memory::POLLS_PER_CHECK`] polls, so a deadline of 0 polls that often. `test` must be relaxed; the caller
+    /// fences afterwards.
     ///
     /// # Errors
     /// [`Stop`] says what ended the wait.

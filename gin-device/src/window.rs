@@ -42,8 +42,8 @@ unsafe impl<T> Sync for Window<T> {}
 #[inline(always)]
 pub(crate) fn bytes_on(handle: &WindowHandle, rank: Rank) -> u64 {
     let data = handle.data as usize as *const WindowData;
-    // Safety: a handle's table entry is valid while the window is registered; its table of lengths has an entry for each
-    // rank. Both stay as they are.
+    // Safety: a handle's table entry is valid while the window is registered; its table of lengths has an entry for
+    // each rank. Both stay as they are.
     unsafe {
         let lengths = sys::read_word(&raw const (*data).lengths);
         sys::read_word((lengths as usize as *const u64).wrapping_add(rank.world() as usize))
@@ -492,8 +492,8 @@ impl<T: Pod> SymPtr<T> {
     /// Its address in `rank`'s part.
     ///
     /// # Errors
-    /// [`FaultKind::OutOfRange`] if it points past the end there, [`FaultKind::NotReachable`] if the rank is outside the
-    /// LSA team.
+    /// [`FaultKind::OutOfRange`] if it points past the end there, [`FaultKind::NotReachable`] if the rank is outside
+    /// the LSA team.
     #[inline(always)]
     pub fn peer_ptr(&self, rank: Rank) -> Result<*mut T, Fault> {
         self.range(1).check_on(rank)?;

@@ -15,7 +15,8 @@ const DEVICE_CODE: [&str; 6] = [
     "gin-conformance/src/script.rs",
 ];
 
-/// Files of those with atomics of the language's, and the line that keeps each out of PTX: what it is in, and that line.
+/// Files of those with atomics of the language's, and the line that keeps each out of PTX: what it is in, and that
+/// line.
 const NOT_ON_A_GPU: [(&str, &str, &str); 4] = [
     ("gin-device/src/sys/cpu.rs", "gin-device/src/sys/mod.rs", "#[cfg(not(target_arch = \"nvptx64\"))]\nmod cpu;"),
     (

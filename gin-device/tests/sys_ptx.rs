@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Every line of PTX of `sys` alone: the assembler takes it for each architecture, and makes of it what the table in the
-//! module's docs says.
+//! Every line of PTX of `sys` alone: the assembler takes it for each architecture, and makes of it what the table in
+//! the module's docs says.
 //!
 //! The statements come from the table that the code itself is made of. Reported as ignored without `ptxas`, `nvdisasm`.
 
@@ -14,7 +14,8 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// An architecture, the PTX version that kernels for it have, and whether they have `fence.acquire` and `fence.release`.
+/// An architecture, the PTX version that kernels for it have, and whether they have `fence.acquire` and
+/// `fence.release`.
 type Target = (Arch, &'static str, bool);
 
 const TARGETS: [Target; 3] = [(Arch::Sm80, "8.2", false), (Arch::Sm90, "8.6", true), (Arch::Sm100, "8.6", true)];
@@ -153,8 +154,8 @@ fn legal(tools: &Tools, target: Target) -> Result<Completion, Failed> {
     }
 }
 
-/// The fallback is needed: sm_80 does not have the statement's instruction. If `ptxas` does not say so, it makes something
-/// that is no instruction.
+/// The fallback is needed: sm_80 does not have the statement's instruction. If `ptxas` does not say so, it makes
+/// something that is no instruction.
 fn refused(tools: &Tools, row: OperationRow) -> Result<Completion, Failed> {
     let (assembly, folder) = assemble(tools, TARGETS[0], &[(row.name, row.statement)])?;
     match assembly {

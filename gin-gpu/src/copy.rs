@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 /// looks without waiting for a signal can see half of it.
 const PIECES: u64 = 4;
 
-/// Copies `bytes` bytes as relaxed atomic accesses, 8 bytes at a time where both addresses allow. The ranges may overlap.
+/// Copies `bytes` bytes as relaxed atomic accesses, 8 bytes at a time where both addresses allow. The ranges may
+/// overlap.
 ///
 /// Nothing orders the accesses; whoever announces the copy releases.
 ///

@@ -3,11 +3,11 @@
 //! rank.
 //!
 //! A range is reserved once, by one rank of a team, and shared by all. Each rank maps its own memory into its own slot,
-//! once, in reach of the devices of all; what lies at the same offset of two slots is a multiple of the stride apart. No
-//! memory has two addresses in a process, so a kernel's ordinary fences order accesses to it whoever makes them.
+//! once, in reach of the devices of all; what lies at the same offset of two slots is a multiple of the stride apart.
+//! No memory has two addresses in a process, so a kernel's ordinary fences order accesses to it whoever makes them.
 //!
-//! Which offset is free on all ranks is for them to find out together ([`first_fit`]); a [`Place`] stays taken until the
-//! memory there is unmapped, which may be later than it was dropped.
+//! Which offset is free on all ranks is for them to find out together ([`first_fit`]); a [`Place`] stays taken until
+//! the memory there is unmapped, which may be later than it was dropped.
 
 use super::{Device, DeviceKind, GpuError, MemorySharing};
 use gin_abi::handle::STRIDE_SHIFT;
@@ -191,8 +191,8 @@ mod tests {
     }
 
     proptest! {
-        /// Ranks that allocate together, and let go of their parts each in its own time, always get a place that is free
-        /// on all; one is refused only if there is none.
+        /// Ranks that allocate together, and let go of their parts each in its own time, always get a place that is
+        /// free on all; one is refused only if there is none.
         #[test]
         fn ranks_that_free_at_different_times_never_share_a_place(
             steps in proptest::collection::vec((0u64..24, 0usize..3, 0usize..8), 1..60),

@@ -9,8 +9,8 @@ use std::sync::Arc;
 /// Whatever pages stay mapped by.
 pub type Keep = Arc<dyn Any + Send + Sync>;
 
-/// Pages of this process that kernels of a device store to. Dropping it takes them away from the device, on a GPU when no
-/// kernel runs any more; only then is what they stay mapped by let go.
+/// Pages of this process that kernels of a device store to. Dropping it takes them away from the device, on a GPU when
+/// no kernel runs any more; only then is what they stay mapped by let go.
 pub trait MappedPages: Send + Sync + fmt::Debug {
     /// Where kernels find the first byte.
     fn address(&self) -> u64;
@@ -40,8 +40,8 @@ impl MappedPages for SamePages {
     }
 }
 
-/// Memory of a device as a file that drivers share (DMA-BUF). Dropping it closes the file; a driver that has taken it in
-/// keeps the memory by itself.
+/// Memory of a device as a file that drivers share (DMA-BUF). Dropping it closes the file; a driver that has taken it
+/// in keeps the memory by itself.
 #[derive(Debug)]
 pub struct MemoryFile {
     file: OwnedFd,
@@ -65,8 +65,8 @@ impl MemoryFile {
     }
 }
 
-/// The whole pages of `page` bytes that hold `bytes` bytes from `address` on: address of the first, length of all, and where
-/// in them the bytes begin. `None` if they reach past the last address.
+/// The whole pages of `page` bytes that hold `bytes` bytes from `address` on: address of the first, length of all, and
+/// where in them the bytes begin. `None` if they reach past the last address.
 pub fn whole_pages(address: u64, bytes: u64, page: u64) -> Option<(u64, u64, u64)> {
     let offset = address % page;
     let end = address.checked_add(bytes)?.checked_next_multiple_of(page)?;

@@ -16,9 +16,9 @@ pub struct LaunchConfig {
     pub dynamic_shared: u32,
     /// Refuse the launch unless all blocks can be resident at once, as blocks that wait for each other need.
     pub cooperative: bool,
-    /// Blocks of a cluster, which run on neighbouring processors at the same time; each extent of the grid is a multiple
-    /// of the cluster's. 1 in each direction: no clusters. The virtual GPU has none: what a cluster's blocks share cannot
-    /// be had there.
+    /// Blocks of a cluster, which run on neighbouring processors at the same time; each extent of the grid is a
+    /// multiple of the cluster's. 1 in each direction: no clusters. The virtual GPU has none: what a cluster's blocks
+    /// share cannot be had there.
     pub cluster: Dim3,
 }
 

@@ -256,8 +256,8 @@ pub trait Device: fmt::Debug + Send + Sync {
 
 /// Memory at addresses of the caller's choice, and in files that other processes of the host map.
 pub trait MemorySharing {
-    /// Reserves addresses for memory of `slots` ranks, whose devices reach each other, at a fixed distance; `None` if this
-    /// GPU cannot. Users call [`FlatRange::reserve`](flat::FlatRange::reserve).
+    /// Reserves addresses for memory of `slots` ranks, whose devices reach each other, at a fixed distance; `None` if
+    /// this GPU cannot. Users call [`FlatRange::reserve`](flat::FlatRange::reserve).
     ///
     /// # Errors
     /// [`GpuError::Addresses`].
@@ -266,8 +266,8 @@ pub trait MemorySharing {
     /// The unit, in bytes, of length and offset of a [`Place`](flat::Place): a power of two.
     fn granularity(&self) -> u64;
 
-    /// Maps zeroed memory at a place, within reach of all devices that reach this one. The place is kept until the memory is
-    /// unmapped. Users call [`Memory::placed`].
+    /// Maps zeroed memory at a place, within reach of all devices that reach this one. The place is kept until the
+    /// memory is unmapped. Users call [`Memory::placed`].
     ///
     /// # Errors
     /// [`GpuError::Unsupported`], [`GpuError::OutOfMemory`], errors of the driver.
@@ -310,8 +310,8 @@ pub trait NicAccess {
     /// [`GpuError::Unsupported`], or the reason of the driver; then `keep` is dropped.
     unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError>;
 
-    /// Exports `bytes` bytes from `address` on as a DMA-BUF file: at least one byte, in an allocation that is alive. The file
-    /// may hold more, because it consists of whole pages of the host.
+    /// Exports `bytes` bytes from `address` on as a DMA-BUF file: at least one byte, in an allocation that is alive.
+    /// The file may hold more, because it consists of whole pages of the host.
     ///
     /// # Errors
     /// [`GpuError::Unsupported`], or the reason of the driver.

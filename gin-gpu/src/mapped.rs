@@ -70,7 +70,8 @@ impl RawAddresses for Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // Safety: reserved like this, and every place in it is gone. It fails only for addresses that were never mapped.
+        // Safety: reserved like this, and every place in it is gone. It fails only for addresses that were never
+        // mapped.
         let _ = unsafe { munmap(pointer(self.start), self.bytes) };
     }
 }

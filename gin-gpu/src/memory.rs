@@ -49,8 +49,8 @@ pub trait RawMemory: Send + Sync + fmt::Debug {
     }
 }
 
-/// One allocation, zeroed at first; freed when its last owner is dropped. Or memory that the program has from elsewhere,
-/// which is as it was and is never freed by this.
+/// One allocation, zeroed at first; freed when its last owner is dropped. Or memory that the program has from
+/// elsewhere, which is as it was and is never freed by this.
 #[derive(Debug)]
 pub struct Memory {
     raw: Box<dyn RawMemory>,
@@ -77,8 +77,8 @@ impl Memory {
         Ok(Self::with(raw, device, kind, bytes))
     }
 
-    /// The same, in a file that other processes of the host can map: so ranks in processes of their own reach it. It takes
-    /// a whole number of the device's [granules](Device::granularity), or of pages.
+    /// The same, in a file that other processes of the host can map: so ranks in processes of their own reach it. It
+    /// takes a whole number of the device's [granules](Device::granularity), or of pages.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`], [`GpuError::Unsupported`].
@@ -130,9 +130,9 @@ impl Memory {
     /// Allocates device memory at a place of its own; `bytes` of it are used.
     ///
     /// # Errors
-    /// [`GpuError::OutOfRange`] if the place is shorter; [`GpuError::Unsupported`] if it is for another kind of device, or
-    /// its ends are no multiples of the device's [granularity](Device::granularity); [`GpuError::OutOfMemory`], or what the
-    /// device reports.
+    /// [`GpuError::OutOfRange`] if the place is shorter; [`GpuError::Unsupported`] if it is for another kind of device,
+    /// or its ends are no multiples of the device's [granularity](Device::granularity); [`GpuError::OutOfMemory`], or
+    /// what the device reports.
     pub fn placed(device: &Arc<dyn Device>, place: Place, bytes: u64) -> Result<Arc<Self>, GpuError> {
         Self::placed_for_ranks(device, place, bytes, false)
     }

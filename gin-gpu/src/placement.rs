@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Which processors progress threads run on.
 //!
-//! A progress thread polls queues that a GPU writes and starts that GPU's copies, so it belongs on the processors of the
-//! socket that the GPU hangs on. Linux tells which these are, under `/sys/bus/pci/devices`; where it does not, threads
-//! run anywhere. A program chooses by [`WorldConfig::placement`](crate::WorldConfig::placement); where it leaves that at
-//! [`Placement::Automatic`], whoever runs it may choose by the environment variable [`VARIABLE`].
+//! A progress thread polls queues that a GPU writes and starts that GPU's copies, so it belongs on the processors of
+//! the socket that the GPU hangs on. Linux tells which these are, under `/sys/bus/pci/devices`; where it does not,
+//! threads run anywhere. A program chooses by [`WorldConfig::placement`](crate::WorldConfig::placement); where it
+//! leaves that at [`Placement::Automatic`], whoever runs it may choose by the environment variable [`VARIABLE`].
 
 use std::fs;
 use std::io;
@@ -17,7 +17,8 @@ pub const VARIABLE: &str = "GIN_PROXY_CPUS";
 /// Where progress threads run.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Placement {
-    /// As [`VARIABLE`] says; without it, near the GPU of their rank, or anywhere if the system does not say what is near.
+    /// As [`VARIABLE`] says; without it, near the GPU of their rank, or anywhere if the system does not say what is
+    /// near.
     #[default]
     Automatic,
     /// On every processor that the process may use.

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory that a lost process may still write to.
 //!
-//! What a process has mapped it keeps until it lets go of it or ends. One that is taken for lost, because it is silent, may
-//! have been stopped only, and its kernels and its proxy go on where they were when it continues. Memory that a
+//! What a process has mapped it keeps until it lets go of it or ends. One that is taken for lost, because it is silent,
+//! may have been stopped only, and its kernels and its proxy go on where they were when it continues. Memory that a
 //! communicator allocates is safe from that: each has its own, and what another process has mapped is not used for
 //! something else by the system before that process has ended. Memory of the program's, which was in a window of a
-//! communicator that a fault has ended, is not: it is refused as a window of another communicator until each process that
-//! was told of it is a rank of that one too, or is known to have ended.
+//! communicator that a fault has ended, is not: it is refused as a window of another communicator until each process
+//! that was told of it is a rank of that one too, or is known to have ended.
 
 use crate::share::life;
 use gin_boot::board::Board;

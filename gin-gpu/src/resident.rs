@@ -7,8 +7,8 @@ use std::sync::Weak;
 
 /// A kernel that stays, and ends when it is asked to; its owner launches it again.
 ///
-/// A device that cannot free memory or unload modules while a kernel runs asks when nothing else does. The owner launches
-/// by a device object that launches nothing else, so that the device knows the kernel.
+/// A device that cannot free memory or unload modules while a kernel runs asks when nothing else does. The owner
+/// launches by a device object that launches nothing else, so that the device knows the kernel.
 pub trait Resident: Send + Sync + fmt::Debug {
     /// Asks the kernel to end soon. It may be called with locks of the device held, and again and again.
     fn ask_to_park(&self);

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How ranks get each other's memory: of their own process by a table, of other processes of the host as files.
 //!
-//! A process that has told others of memory in files listens on a Unix socket with an abstract name, which is its random
-//! name. The key of memory says that name, the number of the memory, and a random word that only those know who were told
-//! a key: whoever connects says number and word, and is sent the file. Keys go through the bootstrap, which is encrypted.
+//! A process that has told others of memory in files listens on a Unix socket with an abstract name, which is its
+//! random name. The key of memory says that name, the number of the memory, and a random word that only those know who
+//! were told a key: whoever connects says number and word, and is sent the file. Keys go through the bootstrap, which
+//! is encrypted.
 //!
-//! Names are public, so anybody in the network namespace can connect. The server closes connections of other users before
-//! it reads a byte. It answers up to [`AT_ONCE`] others at a time and gives each [`ASKING`], however it sends its bytes.
+//! Names are public, so anybody in the network namespace can connect. The server closes connections of other users
+//! before it reads a byte. It answers up to [`AT_ONCE`] others at a time and gives each [`ASKING`], however it sends
+//! its bytes.
 //!
 //! What was mapped once is found again as long as somebody has it, so no memory has two addresses in a process.
 
@@ -237,8 +239,8 @@ impl SharedKey {
     }
 }
 
-/// Makes memory known to other ranks, as long as it lives: to those of this process, and to those of other processes of the
-/// host if it is in a file.
+/// Makes memory known to other ranks, as long as it lives: to those of this process, and to those of other processes of
+/// the host if it is in a file.
 pub fn offer(memory: &Arc<Memory>) -> Key {
     let publish = || {
         let mut key = MEMORIES.publish(memory);
@@ -253,8 +255,8 @@ pub fn offer(memory: &Arc<Memory>) -> Key {
     memory.key(publish).clone()
 }
 
-/// The memory that `rank` made known; what another process has is mapped, so that `device` reaches it, at `place` if there
-/// is one.
+/// The memory that `rank` made known; what another process has is mapped, so that `device` reaches it, at `place` if
+/// there is one.
 ///
 /// # Errors
 /// [`KeyError`].

@@ -71,7 +71,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes host code wait and read the time by the virtual world where it runs in one. Every device calls it when it is made.
+/// Makes host code wait and read the time by the virtual world where it runs in one. Every device calls it when it is
+/// made.
 pub fn install() {
     // Clocks and pauses of device code work on the host too, where no kernel runs.
     gin_virtual::install();
@@ -123,8 +124,8 @@ impl VirtualDevice {
     /// Memory of the program's, used and never freed by this device.
     ///
     /// # Safety
-    /// - The `bytes` bytes at `address` are valid for reads and writes, and stay so until what is returned, windows that
-    ///   it is registered in, and communicators that have had such windows are gone on all ranks.
+    /// - The `bytes` bytes at `address` are valid for reads and writes, and stay so until what is returned, windows
+    ///   that it is registered in, and communicators that have had such windows are gone on all ranks.
     /// - Meanwhile the program accesses them only as it may access memory of a window.
     ///
     /// # Errors

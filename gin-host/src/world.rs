@@ -369,8 +369,8 @@ where
     (results, world.event_log())
 }
 
-/// Runs `body` as one rank of a job whose other ranks are other processes: the one that `bootstrap` says. Its device is the
-/// one that `config` has for that rank; how long ranks wait for each other is the bootstrap's.
+/// Runs `body` as one rank of a job whose other ranks are other processes: the one that `bootstrap` says. Its device is
+/// the one that `config` has for that rank; how long ranks wait for each other is the bootstrap's.
 ///
 /// If it returns an error, meetings of all ranks end.
 ///

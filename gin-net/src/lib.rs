@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Networks: what moves bytes between windows of ranks and raises their signals, behind one trait.
 //!
-//! A [`Network`] is the endpoint of one rank. The proxy hands it [`Request`]s in batches and asks it for [`Event`]s; what
-//! it can do it says as data ([`Capabilities`]). Nothing here knows how a kernel's request looks in memory, and nothing in
-//! the proxy knows of queue pairs.
+//! A [`Network`] is the endpoint of one rank. The proxy hands it [`Request`]s in batches and asks it for [`Event`]s;
+//! what it can do it says as data ([`Capabilities`]). Nothing here knows how a kernel's request looks in memory, and
+//! nothing in the proxy knows of queue pairs.
 //!
 //! | module | holds |
 //! | --- | --- |
@@ -14,13 +14,13 @@
 //! # What a network promises
 //! - A request is complete once its source may be reused and, for a get, its data has landed. Completions come in any
 //!   order.
-//! - The signal of a request is raised after its own put has arrived. A strong one is raised also after every earlier put
-//!   and signal of the same context to the same peer, where earlier is the order of [`Network::post`]. Nothing else is
-//!   ordered.
+//! - The signal of a request is raised after its own put has arrived. A strong one is raised also after every earlier
+//!   put and signal of the same context to the same peer, where earlier is the order of [`Network::post`]. Nothing else
+//!   is ordered.
 //! - Where it says [`needs_make_visible`](Capabilities::needs_make_visible), "has arrived" means that
 //!   [`Network::make_visible`], called afterwards at the receiver, puts it in view of the receiver's GPU.
-//! - A request that fails raises no signal and is complete with an error. After it, whatever of the same context and peer
-//!   brings a strong signal fails too: what did not arrive is never covered.
+//! - A request that fails raises no signal and is complete with an error. After it, whatever of the same context and
+//!   peer brings a strong signal fails too: what did not arrive is never covered.
 #![warn(unreachable_pub)]
 
 #[doc(hidden)]
@@ -45,8 +45,8 @@ pub enum Raises {
     Sender,
     /// The receiver's proxy, when it gets a [`SignalArrival`].
     Receiver,
-    /// A NIC of the receiver, at words in its device's memory ([`LocalSignals::nic`]), or its proxy as above: each rank tells
-    /// the others which.
+    /// A NIC of the receiver, at words in its device's memory ([`LocalSignals::nic`]), or its proxy as above: each rank
+    /// tells the others which.
     Nic,
 }
 
@@ -331,8 +331,8 @@ pub trait Network: Send + fmt::Debug {
     /// What the network reports.
     fn register(&mut self, window: &LocalWindow) -> Result<Key, NetError>;
 
-    /// What is to be called for each rank's key before [`connect`](Self::connect) if that needs something that a peer has
-    /// to be asked for, as this may take some seconds; what it gives is kept until `connect` has returned.
+    /// What is to be called for each rank's key before [`connect`](Self::connect) if that needs something that a peer
+    /// has to be asked for, as this may take some seconds; what it gives is kept until `connect` has returned.
     fn fetch(&self) -> Option<Fetch> {
         None
     }

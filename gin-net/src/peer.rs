@@ -2,11 +2,11 @@
 //! Copies between windows that this process can reach.
 //!
 //! A key names a region in a table of this process, or memory of another one that is mapped here; whoever connects it
-//! holds the region, and with it the memory, from then on. So nothing is looked up, locked or shared when bytes move, and memory that a late request still writes to is
-//! never freed under it.
+//! holds the region, and with it the memory, from then on. So nothing is looked up, locked or shared when bytes move,
+//! and memory that a late request still writes to is never freed under it.
 //!
-//! Where the CPU reaches all memory, every request is carried out whole when it is posted: the bytes are copied, then the
-//! sender adds to the receiver's signal word with release. Where it does not, the device's
+//! Where the CPU reaches all memory, every request is carried out whole when it is posted: the bytes are copied, then
+//! the sender adds to the receiver's signal word with release. Where it does not, the device's
 //! [copier](gin_gpu::copier::Copier) copies, and the rest follows, in the order of posting, once its copy is done. So
 //! signals are strong, and a completed put has arrived.
 
@@ -63,8 +63,8 @@ impl Region {
         key
     }
 
-    /// The region that `rank` has told of; one of another process is mapped, so that `device` reaches it, for which that
-    /// process may have to be waited for.
+    /// The region that `rank` has told of; one of another process is mapped, so that `device` reaches it, for which
+    /// that process may have to be waited for.
     fn fetch(rank: u32, key: &Key, device: &Arc<dyn Device>) -> Result<Arc<Self>, NetError> {
         Self::with_memory(rank, key, |key| Ok(share::take(rank, key, device, |_| Ok(None))?))
     }
@@ -125,8 +125,8 @@ impl Gate {
     fn words(&self) -> (&AtomicU64, &AtomicU64) {
         match self {
             Self::Own { open, users } => (open, users),
-            // Safety: two aligned words of pinned memory, which the CPU reaches, as long as the memory, which is in `self`;
-            // all use them as atomic words only.
+            // Safety: two aligned words of pinned memory, which the CPU reaches, as long as the memory, which is in
+            // `self`; all use them as atomic words only.
             Self::Shared(memory) => unsafe {
                 let word = |at: u64| AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(at as usize));
                 (word(memory.address()), word(memory.address() + 8))

@@ -59,8 +59,8 @@ impl Side {
     }
 }
 
-/// Rank 0, whose memory goes through host memory if so said, and rank 1 likewise; window 0 of both holds numbers that count
-/// from 0 and from 100.
+/// Rank 0, whose memory goes through host memory if so said, and rank 1 likewise; window 0 of both holds numbers that
+/// count from 0 and from 100.
 fn pair(staged: [bool; 2], switch: &FailSwitch) -> [Side; 2] {
     let side = |rank: u32| {
         let device: Arc<dyn Device> = VirtualDevice::memory_only(rank);

@@ -2,8 +2,8 @@
 //! Queue pairs that kernels drive: for each context one to every rank that kernels reach, and the words beside them.
 //!
 //! Whatever kernels touch lies in memory of their device: rings, doorbell records and completions in one slab for each
-//! context, tokens, tags and the table of [`QueuePairData`] in another allocation. The pair that a rank has for itself is
-//! connected to one without a send queue, as a queue pair cannot be connected to itself.
+//! context, tokens, tags and the table of [`QueuePairData`] in another allocation. The pair that a rank has for itself
+//! is connected to one without a send queue, as a queue pair cannot be connected to itself.
 
 use super::address::Address;
 use super::device::{DeviceQueueError, DeviceQueues, RegisteredSlice};
@@ -37,8 +37,8 @@ pub struct Shape {
     pub ranks: u32,
     /// The own rank.
     pub rank: u32,
-    /// Which ranks there are queue pairs to: those that differ from the own one by a multiple of this, at least 1; that one
-    /// is among them.
+    /// Which ranks there are queue pairs to: those that differ from the own one by a multiple of this, at least 1; that
+    /// one is among them.
     pub step: u32,
     /// Slots of each send queue: a power of two, log2 of it [`LEAST_DEPTH_LOG2`](gin_abi::gdaki::LEAST_DEPTH_LOG2) to
     /// [`MOST_DEPTH_LOG2`](gin_abi::gdaki::MOST_DEPTH_LOG2).
@@ -191,7 +191,8 @@ impl DeviceQueuePairs {
         set.connect(own, peer, &answerer, expired)
     }
 
-    /// Fills the tables that kernels read. `target` says what there is at a context of a peer that there is a queue pair to.
+    /// Fills the tables that kernels read. `target` says what there is at a context of a peer that there is a queue
+    /// pair to.
     ///
     /// # Errors
     /// What the device reports.
@@ -255,7 +256,8 @@ impl DeviceQueuePairs {
         self.words.address() + self.places.busy + u64::from(context) * self.places.busy_bytes
     }
 
-    /// Passes doorbells on, if kernels do not ring themselves. It must be stepped until the queue pairs end, and no longer.
+    /// Passes doorbells on, if kernels do not ring themselves. It must be stepped until the queue pairs end, and no
+    /// longer.
     pub fn relay(&self) -> Option<DoorbellRelay> {
         let Bells::Relayed(words, _) = &self.bells else { return None };
         let mut lines = Vec::new();
@@ -265,13 +267,13 @@ impl DeviceQueuePairs {
                 lines.push(RelayLine { from, to: info.doorbell });
             }
         }
-        // Safety: the words and the pages are there as long as `self`; only kernels of one device, and the host while none
-        // runs, store to them.
+        // Safety: the words and the pages are there as long as `self`; only kernels of one device, and the host while
+        // none runs, store to them.
         self.sets.first().map(|set| unsafe { DoorbellRelay::new(set.nic(), lines) })
     }
 
-    /// How far the queue pairs are that something was posted to, while kernels may run: context, peer, entries claimed, and
-    /// entries that are known to be complete. Each is a number that was right once.
+    /// How far the queue pairs are that something was posted to, while kernels may run: context, peer, entries claimed,
+    /// and entries that are known to be complete. Each is a number that was right once.
     ///
     /// # Errors
     /// What the device reports.

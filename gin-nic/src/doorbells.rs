@@ -31,9 +31,9 @@ pub enum DoorbellRelease {
     /// To the system, as the memory model of PTX asks for where a device reads that is no thread of the GPU.
     #[default]
     System,
-    /// To the GPU only: what it has written is in its L2 cache then. That is right only if the NIC reads it through that
-    /// cache, as one on PCIe does that reads this GPU's own memory. No document promises that the cache has it before the
-    /// doorbell arrives; NCCL's kernels rely on it.
+    /// To the GPU only: what it has written is in its L2 cache then. That is right only if the NIC reads it through
+    /// that cache, as one on PCIe does that reads this GPU's own memory. No document promises that the cache has it
+    /// before the doorbell arrives; NCCL's kernels rely on it.
     ///
     /// Rings must lie in memory of the GPU: pinned memory is refused.
     Gpu,
@@ -65,8 +65,8 @@ impl DoorbellRelease {
 pub enum Ringer {
     /// Its kernels.
     Kernels,
-    /// The progress thread: because it was asked for ([`Doorbells::Host`]), or because the doorbell pages cannot be mapped
-    /// into the device, with the reason.
+    /// The progress thread: because it was asked for ([`Doorbells::Host`]), or because the doorbell pages cannot be
+    /// mapped into the device, with the reason.
     Host(Option<GpuError>),
 }
 
@@ -194,7 +194,8 @@ impl Nic {
         NicError::Doorbells { nic: self.name().to_owned(), device: device.name(), reason: Box::new(reason) }
     }
 
-    /// Who would ring this NIC's doorbells for a device: makes a doorbell page, maps it if that can be, and lets both go.
+    /// Who would ring this NIC's doorbells for a device: makes a doorbell page, maps it if that can be, and lets both
+    /// go.
     ///
     /// # Errors
     /// What the NIC says.

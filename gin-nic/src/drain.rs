@@ -214,7 +214,8 @@ impl IdleQueue {
         let senseless = DrainError::Senseless { context, peer };
         let outcome =
             completion.read(self.data.cq_consumer_index, self.data.depth_log2).map_err(|_| senseless.clone())?;
-        // Completions come in the order of their entries, so this is the first of that number from `completion_index` on.
+        // Completions come in the order of their entries, so this is the first of that number from `completion_index`
+        // on.
         let index =
             self.data.completion_index + u64::from(outcome.index.wrapping_sub(self.data.completion_index as u16));
         if index >= self.data.producer_index {
@@ -246,8 +247,8 @@ impl IdleQueue {
     }
 }
 
-/// Brings all of them to their end. Returns the number of entries that are not complete when `expired` says that the time
-/// is over.
+/// Brings all of them to their end. Returns the number of entries that are not complete when `expired` says that the
+/// time is over.
 ///
 /// # Errors
 /// The first [`DrainError`]; nothing more is waited for then.

@@ -188,7 +188,8 @@ pub enum NicError {
         /// Why.
         reason: Box<GpuError>,
     },
-    /// Kernels are to release to the GPU only, before they ring, and the NIC would read memory that this does not cover.
+    /// Kernels are to release to the GPU only, before they ring, and the NIC would read memory that this does not
+    /// cover.
     #[error(
         "kernels that ring {nic} are to release to the GPU only, but the send queue lies in pinned host memory: keep it in \
          the GPU, or release to the system"
@@ -197,8 +198,8 @@ pub enum NicError {
         /// Name of the NIC.
         nic: String,
     },
-    /// A window in memory of the host, of a communicator whose kernels drive a NIC: the signal words lie in the GPU, and a
-    /// NIC does not order its writes to the host with its writes to the GPU.
+    /// A window in memory of the host, of a communicator whose kernels drive a NIC: the signal words lie in the GPU,
+    /// and a NIC does not order its writes to the host with its writes to the GPU.
     #[error(
         "kernels drive {nic}, which does not order data in host memory with signals in the GPU, but the window lies in \
          pinned host memory: allocate it in the GPU, or choose the proxy back end"

@@ -180,9 +180,9 @@ fn status_text(status: u8) -> &'static str {
 
 /// A NIC with the command interface of mlx5.
 ///
-/// Commands and answers are mailboxes of [`gin_abi::mlx5::mailbox`]. A call may take as long as the firmware does, which
-/// nothing can cut short. Objects that were made are there until they are destroyed, even if the `Hca` is dropped first;
-/// `gin_nic` wraps them so that dropping destroys them.
+/// Commands and answers are mailboxes of [`gin_abi::mlx5::mailbox`]. A call may take as long as the firmware does,
+/// which nothing can cut short. Objects that were made are there until they are destroyed, even if the `Hca` is dropped
+/// first; `gin_nic` wraps them so that dropping destroys them.
 pub trait Hca: Send + Sync + fmt::Debug {
     /// Its name, for people.
     fn name(&self) -> String;
@@ -190,12 +190,13 @@ pub trait Hca: Send + Sync + fmt::Debug {
     /// Whether a doorbell page serves several queue pairs. A page of the software NIC holds one doorbell at a time.
     fn shares_doorbells(&self) -> bool;
 
-    /// Whether memory of this GPU may be registered at all, be it as a file or by its address. A software NIC reaches what
-    /// the device reaches that its engine runs on or copies through; a real one refuses by itself what it does not reach.
+    /// Whether memory of this GPU may be registered at all, be it as a file or by its address. A software NIC reaches
+    /// what the device reaches that its engine runs on or copies through; a real one refuses by itself what it does not
+    /// reach.
     fn reaches(&self, gpu: &dyn Device) -> bool;
 
-    /// Whether its doorbells are words of memory that devices find at the address that this process has for them, as those
-    /// of a software NIC may be. Else they are on pages that are mapped into a device before its kernels ring.
+    /// Whether its doorbells are words of memory that devices find at the address that this process has for them, as
+    /// those of a software NIC may be. Else they are on pages that are mapped into a device before its kernels ring.
     fn doorbells_are_memory(&self) -> bool {
         false
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Where rings and doorbell records lie in their slab.
 //!
-//! All rings of a set of queue pairs share one allocation, which is registered once. Rings begin a page, records a cache
-//! line.
+//! All rings of a set of queue pairs share one allocation, which is registered once. Rings begin a page, records a
+//! cache line.
 
 use super::error::NicError;
 use gin_abi::mlx5::cqe;
@@ -106,8 +106,8 @@ impl Layout {
         Ok(Self { places, unused, bytes, rings })
     }
 
-    /// Where the slab has to be filled with [`INVALID_BYTE`](cqe::INVALID_BYTE) before the queue pairs are made; the rest
-    /// with zeros.
+    /// Where the slab has to be filled with [`INVALID_BYTE`](cqe::INVALID_BYTE) before the queue pairs are made; the
+    /// rest with zeros.
     pub fn completion_rings(&self) -> &[Range<u64>] {
         &self.rings
     }

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! NICs that a GPU drives by itself: what brings their queue pairs up.
 //!
-//! [`Nic::open`] asks a NIC what it can do and refuses one that is not enough. [`QueueSet::new`] makes the queue pairs of a
-//! context in one slab of memory ([`DeviceQueues::new`] allocates it in a device), ranks exchange their [`Address`]es, and [`QueueSet::connect`] makes each ready. Every
-//! step that fails says which NIC, which step and which peer; whatever was made until then is ended.
+//! [`Nic::open`] asks a NIC what it can do and refuses one that is not enough. [`QueueSet::new`] makes the queue pairs
+//! of a context in one slab of memory ([`DeviceQueues::new`] allocates it in a device), ranks exchange their
+//! [`Address`]es, and [`QueueSet::connect`] makes each ready. Every step that fails says which NIC, which step and
+//! which peer; whatever was made until then is ended.
 //!
-//! Kernels ring doorbells themselves where the NIC's doorbell pages can be mapped into their device; where they cannot, or
-//! that is asked for ([`Doorbells`]), a [`DoorbellRelay`] does it for them. [`probe`] says which NICs of this host can serve GPUs, and of each other one why not.
+//! Kernels ring doorbells themselves where the NIC's doorbell pages can be mapped into their device; where they cannot,
+//! or that is asked for ([`Doorbells`]), a [`DoorbellRelay`] does it for them. [`probe`] says which NICs of this host
+//! can serve GPUs, and of each other one why not.
 //!
 //! | module | holds |
 //! | --- | --- |

@@ -2,9 +2,9 @@
 //! A NIC that sends to itself, driven by this thread: whether a NIC does what kernels will ask of it.
 //!
 //! [`check`] brings queue pairs of one NIC up, each connected to one without rings on the same NIC, with everything in
-//! memory of this process, and posts the entries that `gin_device::backend::gdaki` posts, in the same form: a ring of as
-//! many completions as entries, a completion for one entry in 16, record and doorbell behind the entries. It needs a NIC
-//! that reaches itself, which communicators do not.
+//! memory of this process, and posts the entries that `gin_device::backend::gdaki` posts, in the same form: a ring of
+//! as many completions as entries, a completion for one entry in 16, record and doorbell behind the entries. It needs a
+//! NIC that reaches itself, which communicators do not.
 
 #[doc(hidden)]
 pub mod checks;

@@ -74,7 +74,8 @@ impl QueueSet {
     /// What the NIC says, which limit was exceeded, or [`NicError::Deadline`]; nothing is left behind.
     ///
     /// # Safety
-    /// - `slab` is laid out as [`Layout::of`] the same specs says, its completion rings filled as it says, the rest zero.
+    /// - `slab` is laid out as [`Layout::of`] the same specs says, its completion rings filled as it says, the rest
+    ///   zero.
     /// - It is there until the set is dropped, and nobody writes to it but the owner of the queue pairs.
     pub unsafe fn new(
         nic: &Arc<Nic>,

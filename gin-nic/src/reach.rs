@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How a NIC is told of memory: by its address, or, memory of a GPU, as a file that drivers share (DMA-BUF).
 //!
-//! A GPU's memory is tried as a file first, which needs support by GPU, kernel and NIC's library, but no module beside the
-//! drivers; then by its address, which needs the GPU driver's peer-memory module (nvidia-peermem).
+//! A GPU's memory is tried as a file first, which needs support by GPU, kernel and NIC's library, but no module beside
+//! the drivers; then by its address, which needs the GPU driver's peer-memory module (nvidia-peermem).
 
 use super::error::{FileRefusal, NicError, Step};
 use super::hca::{DmaBuf, Extent, HcaError};

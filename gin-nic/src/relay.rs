@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Doorbells that the host rings for a GPU.
 //!
-//! Where a GPU cannot map doorbell pages, it stores its doorbells to words in pinned memory, one for each queue pair, and
-//! a thread of the host passes them on. A kernel does the same in either case: entries and record first, each visible to
-//! the whole system before the next, then one store of the [word](gin_abi::mlx5::doorbell::Doorbell::word). Words in
-//! between may be skipped: a doorbell announces all entries up to its index.
+//! Where a GPU cannot map doorbell pages, it stores its doorbells to words in pinned memory, one for each queue pair,
+//! and a thread of the host passes them on. A kernel does the same in either case: entries and record first, each
+//! visible to the whole system before the next, then one store of the [word](gin_abi::mlx5::doorbell::Doorbell::word).
+//! Words in between may be skipped: a doorbell announces all entries up to its index.
 
 use super::open::Nic;
 use std::sync::Arc;
@@ -30,8 +30,8 @@ impl DoorbellRelay {
     /// For these queue pairs of a NIC.
     ///
     /// # Safety
-    /// - `from` are addresses of aligned words that stay mapped in this process, and `to` doorbells of the NIC whose pages
-    ///   are there, while the relay is used.
+    /// - `from` are addresses of aligned words that stay mapped in this process, and `to` doorbells of the NIC whose
+    ///   pages are there, while the relay is used.
     /// - `from` is written by one GPU only, with whole words; nobody else rings `to`.
     pub unsafe fn new(nic: &Arc<Nic>, lines: impl IntoIterator<Item = RelayLine>) -> Self {
         Self { lines: lines.into_iter().map(|line| (line, 0)).collect(), nic: nic.clone() }

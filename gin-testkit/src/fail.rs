@@ -68,8 +68,8 @@ impl FailSwitch {
     }
 }
 
-/// Fails the requests that its [`FailSwitch`] names, and what comes after them for the same context and peer; they do not
-/// reach the network below.
+/// Fails the requests that its [`FailSwitch`] names, and what comes after them for the same context and peer; they do
+/// not reach the network below.
 #[derive(Debug)]
 pub struct FailOnDemand<N> {
     inner: N,

@@ -52,7 +52,8 @@ impl Sabotage {
     }
 }
 
-/// Bit of the ids under which signals go ahead of their payload. The ids of requests that a saboteur posts count from 0.
+/// Bit of the ids under which signals go ahead of their payload. The ids of requests that a saboteur posts count from
+/// 0.
 const AHEAD: u64 = 1 << 63;
 
 /// A network that makes a mistake.

@@ -35,8 +35,8 @@ struct Arrival {
     notice: Option<NoticeArrival>,
 }
 
-/// Keeps payload in memory of its own beside each window, and copies it into the window when it is made visible; so does
-/// a NIC whose writes wait on their way into a GPU. Signals are raised by the receiver's proxy.
+/// Keeps payload in memory of its own beside each window, and copies it into the window when it is made visible; so
+/// does a NIC whose writes wait on their way into a GPU. Signals are raised by the receiver's proxy.
 ///
 /// The network below gets each window twice: as it is, to read from, and the memory beside it, to write to. Ranks tell
 /// each other within this process what has arrived.
@@ -272,8 +272,8 @@ impl<N: Network> Network for Withhold<N> {
             let (destination, source) = (memory.address() + part.offset, beside.address() + part.offset);
             let device = beside.device();
             if device.kind() == DeviceKind::Virtual {
-                // Safety: the network below checked the range against the memory beside, which is as long as the window;
-                // both are alive.
+                // Safety: the network below checked the range against the memory beside, which is as long as the
+                // window; both are alive.
                 unsafe { copy_shared(destination, source, part.bytes) };
                 continue;
             }

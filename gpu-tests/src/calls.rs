@@ -50,7 +50,8 @@ const BYTES: usize = 64 << 10;
 /// A call, and what it needs before the spinner runs: one word is passed on.
 struct Call {
     name: &'static str,
-    /// Whether it must return, as gin makes it while kernels run: beside one block, and beside a kernel that fills the GPU.
+    /// Whether it must return, as gin makes it while kernels run: beside one block, and beside a kernel that fills the
+    /// GPU.
     must_return: [bool; 2],
     prepare: fn(&Lab) -> Result<u64, GpuError>,
     call: fn(&Lab, u64) -> Result<(), GpuError>,

@@ -249,8 +249,8 @@ fn wrong_values(rank: &Rank, what: &str, round: u64, seen: &[u64]) -> Option<Str
 }
 
 /// A program makes context, stream, module and memory by driver calls of its own, of each kind in turn; gin takes them,
-/// registers the memory as windows and launches on the stream; the program waits, reads and frees by itself. By loads and
-/// stores, and by the network.
+/// registers the memory as windows and launches on the stream; the program waits, reads and frees by itself. By loads
+/// and stores, and by the network.
 ///
 /// # Errors
 /// What was wrong.

@@ -28,8 +28,8 @@ fn free_bytes(ordinal: usize) -> Result<usize, GpuError> {
     ok("ask for free memory", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) }).map(|()| free)
 }
 
-/// While software NICs have a kernel: memory that is dropped is freed, a module is unloaded and loaded, a grid that fills
-/// the GPU is refused unless the NICs are kept parked, and NICs go on after each.
+/// While software NICs have a kernel: memory that is dropped is freed, a module is unloaded and loaded, a grid that
+/// fills the GPU is refused unless the NICs are kept parked, and NICs go on after each.
 ///
 /// # Errors
 /// What was wrong.

@@ -91,8 +91,8 @@ pub fn reload(gpus: &[usize], devices: Devices) -> Outcome {
     }
 }
 
-/// Captures a kernel that communicates into a graph and launches that three times, after naps longer than the deadline of
-/// the kernel's waits.
+/// Captures a kernel that communicates into a graph and launches that three times, after naps longer than the deadline
+/// of the kernel's waits.
 ///
 /// # Errors
 /// What was wrong.

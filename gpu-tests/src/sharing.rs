@@ -26,8 +26,8 @@ fn gives_files(ordinal: usize) -> Result<bool, GpuError> {
 #[repr(align(65536))]
 struct Page([u8; 65536]);
 
-/// Memory of a GPU is a file in which it lies where it is said, as the driver claims or not; and a page of the host that is
-/// no NIC's is stored to, or refused with the reason, and either way as often as one likes.
+/// Memory of a GPU is a file in which it lies where it is said, as the driver claims or not; and a page of the host
+/// that is no NIC's is stored to, or refused with the reason, and either way as often as one likes.
 ///
 /// # Errors
 /// What was wrong.

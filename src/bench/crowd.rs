@@ -30,8 +30,8 @@ impl Crowd {
     }
 }
 
-/// The shapes, on a real GPU with so many posts of each thread; smaller ones for virtual GPUs. `all`: blocks that fill the
-/// GPU.
+/// The shapes, on a real GPU with so many posts of each thread; smaller ones for virtual GPUs. `all`: blocks that fill
+/// the GPU.
 pub(super) fn crowds(real: bool, all: u32, posts: [u64; 6]) -> [Crowd; 6] {
     let (shapes, posts) = if real {
         ([(1, 1, 1), (1, 32, 1), (1, 32, 8), (1, 256, 8), (all, 1, 8), (all, 32, 8)], posts)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What it costs to issue a put where the kernel drives the NIC itself.
 //!
-//! No NIC takes part: rings that are long enough lie in GPU memory, as they would, the doorbell in pinned host memory, and
-//! nobody reads them before a launch has ended. Then every entry, record and doorbell is checked.
+//! No NIC takes part: rings that are long enough lie in GPU memory, as they would, the doorbell in pinned host memory,
+//! and nobody reads them before a launch has ended. Then every entry, record and doorbell is checked.
 
 use super::crowd::{self, Crowd};
 use super::driver::processors;

@@ -87,8 +87,8 @@ impl<'a> Lab<'a> {
         let function = self.rank.kernel(shape.kernel)?;
         let config = LaunchConfig::new(shape.blocks, shape.threads);
         let config = if shape.waits { config.cooperative() } else { config };
-        // Safety: the callers pass what the kernels' docs ask for, of memory that lives until they have ended; those that
-        // wait are resident or refused.
+        // Safety: the callers pass what the kernels' docs ask for, of memory that lives until they have ended; those
+        // that wait are resident or refused.
         unsafe { self.stream.launch(&function, config, arguments)? };
         self.stream.synchronize()?;
         comm.map_or(Ok(()), |comm| comm.check("bench"))

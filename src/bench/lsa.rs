@@ -70,8 +70,8 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
     Ok(vec![bench.table("LSA round trip", RANKS, rows)])
 }
 
-/// NCCL 2.28.9 on H200s of one host: microseconds of an LSA barrier, one warp, back to back, acquire-release. The source
-/// is `docs/benchmarks.md`.
+/// NCCL 2.28.9 on H200s of one host: microseconds of an LSA barrier, one warp, back to back, acquire-release. The
+/// source is `docs/benchmarks.md`.
 fn nccl(ranks: u32) -> Option<f64> {
     match ranks {
         2 => Some(1.407),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `gin bench`: what operations take, each figure beside the least that the same thing takes on the same machine, measured
-//! in the same run. `docs/benchmarks.md` says how.
+//! `gin bench`: what operations take, each figure beside the least that the same thing takes on the same machine,
+//! measured in the same run. `docs/benchmarks.md` says how.
 
 mod bandwidth;
 pub(crate) mod bootstrap;

@@ -19,8 +19,8 @@ use std::sync::Arc;
 /// Ranks: one posts, to all of them in turn.
 const RANKS: u32 = 8;
 
-/// Nanoseconds a put of NCCL's with the consumer index in host memory, 2.28.9 and 2.32.3, and in GPU memory, 2.32.3; and
-/// how much of the second one gin's may take. The source is `docs/benchmarks.md`.
+/// Nanoseconds a put of NCCL's with the consumer index in host memory, 2.28.9 and 2.32.3, and in GPU memory, 2.32.3;
+/// and how much of the second one gin's may take. The source is `docs/benchmarks.md`.
 #[derive(Clone, Copy, Debug)]
 struct Nccl {
     old: f64,

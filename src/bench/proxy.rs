@@ -108,8 +108,8 @@ struct Answers {
 
 /// The word at the start of some memory.
 fn word(memory: &Memory) -> GlobalWord {
-    // Safety: an aligned word of memory that outlives its users here; used by atomic accesses, and by copies that nothing
-    // else runs beside.
+    // Safety: an aligned word of memory that outlives its users here; used by atomic accesses, and by copies that
+    // nothing else runs beside.
     unsafe { GlobalWord::new(memory.address()) }
 }
 

@@ -32,8 +32,8 @@ pub(crate) enum Command {
     Info,
     /// Measure what operations take, each beside the least that the same thing takes here.
     Bench(BenchArgs),
-    /// Check a ConnectX NIC from the host: queue pairs that send to themselves, and the entries that kernels write. Prints a
-    /// report that can be pasted into an issue.
+    /// Check a ConnectX NIC from the host: queue pairs that send to themselves, and the entries that kernels write.
+    /// Prints a report that can be pasted into an issue.
     NicCheck(NicCheck),
 }
 
@@ -236,7 +236,8 @@ pub(crate) struct Options {
     /// Kind of device.
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub device: Device,
-    /// Number of ranks: each is a virtual GPU of this process, or one of the GPUs, which ranks share if there are fewer.
+    /// Number of ranks: each is a virtual GPU of this process, or one of the GPUs, which ranks share if there are
+    /// fewer.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub ranks: u32,
     /// Bytes: per peer for alltoall (any number from 1), the vector of each rank for ring and the grid of each rank for
@@ -310,14 +311,15 @@ pub(crate) struct Run {
     pub workload: Workload,
     #[command(flatten)]
     pub options: Options,
-    /// Have this rank's process killed during a launch that follows the others, and see what the rest learn of it. Ranks are
-    /// processes then, which this command launches unless a launcher has.
+    /// Have this rank's process killed during a launch that follows the others, and see what the rest learn of it.
+    /// Ranks are processes then, which this command launches unless a launcher has.
     #[arg(long, value_name = "RANK", group = "lost")]
     pub kill_rank: Option<u32>,
     /// The same, but the process is only stopped, until the others have gone on; then it continues where it was.
     #[arg(long, value_name = "RANK", group = "lost")]
     pub stop_rank: Option<u32>,
-    /// Go on without the rank that was killed or stopped: a job of the others, with communicators and windows of its own.
+    /// Go on without the rank that was killed or stopped: a job of the others, with communicators and windows of its
+    /// own.
     #[arg(long, requires = "lost")]
     pub shrink: bool,
     /// How to print the result.

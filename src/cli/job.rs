@@ -145,8 +145,8 @@ pub(crate) fn launch_with_loss(loss: Loss, ranks: u32) -> Result<End, Failure> {
     crate::launch::run(&LaunchArgs { ranks, grace_ms: 10_000, may_lose: vec![loss.rank], program })
 }
 
-/// The process that this one is to continue, once it is stopped: the first other rank of its host does that. `None` on all
-/// others. Collective.
+/// The process that this one is to continue, once it is stopped: the first other rank of its host does that. `None` on
+/// all others. Collective.
 ///
 /// # Errors
 /// No other rank is on its host; the ranks cannot meet.
@@ -168,8 +168,8 @@ fn to_continue(loss: Loss, job: &ThisJob) -> Result<Option<Pid>, Failure> {
     Ok(pid.filter(|_| own == first))
 }
 
-/// Runs as one rank of a job: once with all ranks, once in which one is lost, and, if the job is to shrink, once with those
-/// that are left. One that was stopped continues when these have met.
+/// Runs as one rank of a job: once with all ranks, once in which one is lost, and, if the job is to shrink, once with
+/// those that are left. One that was stopped continues when these have met.
 ///
 /// # Errors
 /// What `run` says of the first or the last run; what the others learn of the loss, if the job is not to go on.

@@ -106,8 +106,8 @@ pub(crate) fn run() -> Result<End, Failure> {
     }
 }
 
-/// Runs workloads, on every kind of device that there is and by every route if `every`, and prints what came of it; as one
-/// rank of a `job` if there is one, of which the first prints.
+/// Runs workloads, on every kind of device that there is and by every route if `every`, and prints what came of it; as
+/// one rank of a `job` if there is one, of which the first prints.
 fn run_workloads(
     workloads: &[Workload],
     options: &Options,

@@ -24,8 +24,8 @@ pub(crate) fn print(_: &mut impl Write) -> Result<(), Failure> {
 
 /// Probe kernel, what it is, and what NCCL's same kernel takes: instructions in 2.28.9 and 2.32.3, registers in both.
 ///
-/// NCCL's figures: SASS of sm_90, NOPs not counted, one back end compiled in, from the kernels in its wheels of PyPI, read
-/// on 2026-11-20; 0 where not known.
+/// NCCL's figures: SASS of sm_90, NOPs not counted, one back end compiled in, from the kernels in its wheels of PyPI,
+/// read on 2026-11-20; 0 where not known.
 #[cfg(feature = "cuda")]
 const PROBES: [(&str, &str, [u32; 4]); 10] = [
     ("probe_put_signal", "put with signal, one thread", [106, 271, 28, 40]),

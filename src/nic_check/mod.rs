@@ -15,8 +15,8 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Code of the time until an answer is asked for again, 0.3 s: with seven retries the NIC says that there is none before a
-/// check's deadline passes.
+/// Code of the time until an answer is asked for again, 0.3 s: with seven retries the NIC says that there is none
+/// before a check's deadline passes.
 const ACK_TIMEOUT: u8 = 16;
 
 /// Checks a NIC and prints what came of it; as a table each line once it is known.

@@ -28,8 +28,8 @@ impl Gpus {
         self.names.len().min(ranks as usize)
     }
 
-    /// The same for one process of a job: its own GPU, by its number among the `ranks` ranks of its host. Neighbours share
-    /// one where there are fewer.
+    /// The same for one process of a job: its own GPU, by its number among the `ranks` ranks of its host. Neighbours
+    /// share one where there are fewer.
     pub(crate) fn of_process(mut self, rank: u32, ranks: u32) -> Self {
         let (gpus, ranks) = (self.names.len() as u64, u64::from(ranks.max(1)));
         let gpu_of = |rank: u64| if ranks <= gpus { rank } else { rank * gpus / ranks };

@@ -26,8 +26,8 @@ impl Halo {
             )));
         }
         let shape = Shape::new(options);
-        // Two buffers, which with their border rows are at most three times as long; two grids of the computation on the
-        // host, and a copy to check.
+        // Two buffers, which with their border rows are at most three times as long; two grids of the computation on
+        // the host, and a copy to check.
         limits::check_memory(place, options, 3, 9 * u128::from(bytes))?;
         let cells = usize::try_from(bytes / 4).map_err(|error| Refused(format!("--bytes {bytes}: {error}")))?;
         let (rows, columns) = reference::halo_shape(cells);

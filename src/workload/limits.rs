@@ -12,8 +12,8 @@ use std::fs;
 /// those of all others.
 pub(crate) const MOST_RANKS_SEEDED: u32 = 256;
 
-/// Most ranks in the threads mode and on real GPUs, where each has three threads of the operating system that poll. With many more than
-/// processors a thread may not run for seconds, and the watchdog would take it for one that loops.
+/// Most ranks in the threads mode and on real GPUs, where each has three threads of the operating system that poll.
+/// With many more than processors a thread may not run for seconds, and the watchdog would take it for one that loops.
 pub(crate) const MOST_RANKS_THREADS: u32 = 64;
 
 /// Blocks that are resident on a virtual GPU unless `--resident-blocks` says otherwise.
@@ -109,8 +109,8 @@ fn check_virtual(options: &Options) -> Result<(), Refused> {
 
 /// Checks that this machine has the memory for `per_rank` bytes a rank, besides what communicators and threads take.
 ///
-/// On real GPUs most of it is theirs, and one that lacks it says so; the host's is asked for all the same, as it holds the
-/// copies that are checked.
+/// On real GPUs most of it is theirs, and one that lacks it says so; the host's is asked for all the same, as it holds
+/// the copies that are checked.
 ///
 /// # Errors
 /// How much is needed and how much there is.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Each wait ends by itself, by abort and by a fault, whoever sees it first; and what does not end holds nothing else up.
+//! Each wait ends by itself, by abort and by a fault, whoever sees it first; and what does not end holds nothing else
+//! up.
 
 use super::completion::FOREVER;
 use super::{List, Verdict};
@@ -155,8 +156,8 @@ fn timed_out(setup: &Setup, coop: CoopKind) -> Verdict {
     Ok(())
 }
 
-/// A barrier over many contexts, whose threads wait for one rank in one context each: rank 1's arrival in one context is
-/// held up behind a request of its own, so one thread of rank 0 misses it and no other does.
+/// A barrier over many contexts, whose threads wait for one rank in one context each: rank 1's arrival in one context
+/// is held up behind a request of its own, so one thread of rank 0 misses it and no other does.
 fn one_finder(setup: &Setup, coop: CoopKind) -> Verdict {
     // What a kernel posts itself to one peer never holds up what it posts to another.
     let (net, hindered) = match setup.backend {

@@ -161,8 +161,8 @@ fn small(ranks: u32) -> Scenario {
     })
 }
 
-/// The posts without a deadline fill the queue and wait for nothing: one that waited would be posted while the network is at
-/// those before, which a slow NIC then does not begin late.
+/// The posts without a deadline fill the queue and wait for nothing: one that waited would be posted while the network
+/// is at those before, which a slow NIC then does not begin late.
 fn before_claim(setup: &Setup) -> Verdict {
     let room = setup.small_room();
     for coop in [CoopKind::Thread, CoopKind::Warp, CoopKind::Block] {
@@ -202,8 +202,8 @@ fn before_claim(setup: &Setup) -> Verdict {
     Ok(())
 }
 
-/// Threads of many warps see room at once and claim: some of them claim a slot that is not free in time. Whether they do
-/// hangs on the schedule, so many are tried.
+/// Threads of many warps see room at once and claim: some of them claim a slot that is not free in time. Whether they
+/// do hangs on the schedule, so many are tried.
 fn after_claim(setup: &Setup) -> Verdict {
     let mut seen = false;
     for attempt in 0..400 {

@@ -48,8 +48,8 @@ fn barrier(setup: &Setup, coop: CoopKind) -> Verdict {
     Ok(())
 }
 
-/// Ranks 0 and 1, 2 and 3 are LSA teams; 0 and 2, 1 and 3 rails. Rank 3 comes only once rank 0 is through the barrier of
-/// a team without it; what members put before a barrier is there after it.
+/// Ranks 0 and 1, 2 and 3 are LSA teams; 0 and 2, 1 and 3 rails. Rank 3 comes only once rank 0 is through the barrier
+/// of a team without it; what members put before a barrier is there after it.
 fn teams(setup: &Setup) -> Verdict {
     let meet = |team| Op { team, fence: 1, ..Op::new(Code::Barrier) };
     for first in [1u32, 2] {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Processes that are killed, stopped, aborted or failed at random while they communicate: nothing that was signalled is
-//! missing, everyone learns of it and says who, where and why, nobody hangs, those that are left go on, and so does a
-//! communicator that the lost rank had no part in.
+//! Processes that are killed, stopped, aborted or failed at random while they communicate: nothing that was signalled
+//! is missing, everyone learns of it and says who, where and why, nobody hangs, those that are left go on, and so does
+//! a communicator that the lost rank had no part in.
 //!
-//! `GIN_SEED` repeats the choices, though not their timing. `GIN_STRESS_SECONDS` has random faults, and random jobs on a
-//! busy machine, go on for longer; `GIN_SOAK_SECONDS` runs the soak instead: operations without faults, while memory,
+//! `GIN_SEED` repeats the choices, though not their timing. `GIN_STRESS_SECONDS` has random faults, and random jobs on
+//! a busy machine, go on for longer; `GIN_SOAK_SECONDS` runs the soak instead: operations without faults, while memory,
 //! descriptors and threads stay flat.
 
 mod rank;
@@ -32,12 +32,12 @@ const RANKS: usize = 4;
 const SILENCE: Duration = Duration::from_millis(2500);
 /// Who has not said by then what it should hangs.
 const LIMIT: Duration = Duration::from_secs(90);
-/// How often a wait looks at what came of it. Waits are as long as their looks: time in which this process did not run does
-/// not count.
+/// How often a wait looks at what came of it. Waits are as long as their looks: time in which this process did not run
+/// does not count.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// After [`SILENCE`] every wait for a rank that says nothing has ended; for a machine that is busy with other things, and
-/// has many ranks' threads to run, so much later.
+/// After [`SILENCE`] every wait for a rank that says nothing has ended; for a machine that is busy with other things,
+/// and has many ranks' threads to run, so much later.
 const MARGIN: Duration = Duration::from_secs(20);
 
 /// Busy threads beside a job, for each processor.

@@ -84,7 +84,8 @@ pub struct Wanted {
     pub silence: Duration,
     network: String,
     network_only: bool,
-    /// `plain`; `guarded`, which also tries what must not work after a rank was left out; [`waits::KERNELS`] or [`waits::CALLS`].
+    /// `plain`; `guarded`, which also tries what must not work after a rank was left out; [`waits::KERNELS`] or
+    /// [`waits::CALLS`].
     task: String,
 }
 
@@ -155,8 +156,8 @@ fn communicator(rank: &Rank, job: &Arc<dyn Bootstrap>) -> Arc<Communicator> {
     Arc::new(Communicator::new(job.clone(), rank.device().clone(), rank.comm_config().clone()))
 }
 
-/// Works with one communicator after the other until all agree that it is enough: `most` launches, or the first rank was
-/// told so. What it worked with last is left in `last`.
+/// Works with one communicator after the other until all agree that it is enough: `most` launches, or the first rank
+/// was told so. What it worked with last is left in `last`.
 fn work(
     rank: &Rank,
     job: &Arc<dyn Bootstrap>,
@@ -344,7 +345,8 @@ fn body(
     site.map_or(Ok(()), |site| site.comm.destroy()).map_err(|error| text(&error))
 }
 
-/// What a rank does that the others took for lost: it must not get into the job that goes on, and writes to what it has.
+/// What a rank does that the others took for lost: it must not get into the job that goes on, and writes to what it
+/// has.
 fn left_out(rank: &Rank, kept: Option<&Kept>, bootstrap: &Arc<dyn Bootstrap>, lost: &[u32]) -> Result<(), String> {
     if let Some(kept) = kept {
         for _ in 0..3 {

@@ -13,8 +13,8 @@ const ROWS: u32 = 20;
 /// By how much memory may grow from the second quarter to the last: what allocators keep varies.
 const SLACK_KIB: u64 = 4096;
 
-/// Descriptors and threads that are there for a moment, and that a look may miss. A communicator that left one behind would
-/// have more of them soon.
+/// Descriptors and threads that are there for a moment, and that a look may miss. A communicator that left one behind
+/// would have more of them soon.
 const PASSING: u64 = 2;
 
 /// What a process has.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Every kind of wait, of kernels and of hosts, for a rank that is stopped meanwhile: two tables. Each rank that is left is
-//! inside all waits of a table at once, says so, and says of each of them what ended it.
+//! Every kind of wait, of kernels and of hosts, for a rank that is stopped meanwhile: two tables. Each rank that is
+//! left is inside all waits of a table at once, says so, and says of each of them what ended it.
 
 use crate::LOOK;
 use crate::rank::{AFTER, Wanted, beside, next, pair_site, say};
@@ -39,7 +39,8 @@ const FOREVER: Duration = Duration::from_secs(3600);
 const DEPTH: u32 = 4;
 const OUTSTANDING: u32 = 1;
 
-/// Requests to the rank that is to be stopped never arrive: memory of a process that is stopped could be written as any.
+/// Requests to the rank that is to be stopped never arrive: memory of a process that is stopped could be written as
+/// any.
 fn slow(endpoint: &Endpoint) -> Box<dyn Network> {
     Box::new(SlowPeer::new(Peer::new(endpoint), STOPPED, FOREVER))
 }
@@ -51,8 +52,8 @@ pub struct Wait {
     op: Op,
 }
 
-/// A communicator, and a kernel that is inside all of these waits at once: each in a context and a thread group of its own,
-/// so that none of them ends by what ends another one.
+/// A communicator, and a kernel that is inside all of these waits at once: each in a context and a thread group of its
+/// own, so that none of them ends by what ends another one.
 struct Way {
     coop: CoopKind,
     threads: u32,
@@ -195,8 +196,8 @@ impl Waiting {
     fn not_inside(&self, running: &Running) -> Vec<&'static str> {
         let outcome = |entry: usize| {
             let address = running.log.address() as usize + entry * size_of::<Entry>();
-            // Safety: the first word of an entry of the log, which lives, in pinned memory; whoever may write it meanwhile
-            // writes the whole word at once.
+            // Safety: the first word of an entry of the log, which lives, in pinned memory; whoever may write it
+            // meanwhile writes the whole word at once.
             unsafe { (*(address as *const AtomicU64)).load(Ordering::Acquire) }
         };
         let is_inside = |wait: usize| {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Random operations of one rank, and whether what was signalled has arrived.
 //!
-//! In each launch all ranks know, by the seed, what each of them does: puts of all sizes with and without signals of their
-//! own, values, and gets, in several contexts. A rank waits for each signal and compares what it covers. So a signal for
-//! what has not arrived is found, whatever else happens.
+//! In each launch all ranks know, by the seed, what each of them does: puts of all sizes with and without signals of
+//! their own, values, and gets, in several contexts. A rank waits for each signal and compares what it covers. So a
+//! signal for what has not arrived is found, whatever else happens.
 
 use gin_abi::WindowHandle;
 use gin_conformance::host::SetupBackend;

@@ -108,8 +108,8 @@ fn random_programs_of_many_groups_do_what_the_model_says_on_real_threads() {
     hold(plan::crowds(), programs(4), true);
 }
 
-/// Some of the first plans of a fixed seed fails with this mistake, by wrong bytes or values, which it does not without;
-/// the number of those tried.
+/// Some of the first plans of a fixed seed fails with this mistake, by wrong bytes or values, which it does not
+/// without; the number of those tried.
 fn noticed(sabotage: Sabotage) -> u32 {
     const MOST: u32 = 60;
     let mut runner = runner(7, MOST);

@@ -3,10 +3,10 @@
 //!
 //! A round of a group: it fills its part of the source window anew; issues what was drawn; sends what it holds back;
 //! learns that its operations are done and compares what it got; waits until each signal of its rank has the value that
-//! all raises together give, reads it, and compares the puts that were made to it; then tells all groups of all ranks that
-//! it is through, and waits until all are. Nobody waits for others before it has issued and sent everything, so none waits
-//! in vain. Every put is covered by its own signal or by a later strong one of its group, context and peer; where none was
-//! drawn, one is added, by the group or by one of its block for all.
+//! all raises together give, reads it, and compares the puts that were made to it; then tells all groups of all ranks
+//! that it is through, and waits until all are. Nobody waits for others before it has issued and sent everything, so
+//! none waits in vain. Every put is covered by its own signal or by a later strong one of its group, context and peer;
+//! where none was drawn, one is added, by the group or by one of its block for all.
 //!
 //! An operation with more is held back. It is sent by the group's next post without to that peer, by its next flush or
 //! token, or by the wait for its counter; where there is none of these, one is added. In plans of one context none is:
@@ -210,8 +210,8 @@ impl Compiler<'_> {
         }
     }
 
-    /// All groups of all ranks have come here before any goes on. Where there are many, the first of each block tells and
-    /// waits for its block.
+    /// All groups of all ranks have come here before any goes on. Where there are many, the first of each block tells
+    /// and waits for its block.
     fn meet(&mut self) {
         let (many, per_block) = (self.stride > 1, self.groups / self.plan.blocks);
         let tells = |group| !many || group % per_block == 0;

@@ -103,9 +103,9 @@ pub enum Sends {
     Token,
 }
 
-/// All groups of the first block of a rank put to the next rank at once, all but one of them with more; the peer answers
-/// that one in another context, and the block waits for the answer. For plans of several contexts; all are taken modulo
-/// what there is.
+/// All groups of the first block of a rank put to the next rank at once, all but one of them with more; the peer
+/// answers that one in another context, and the block waits for the answer. For plans of several contexts; all are
+/// taken modulo what there is.
 #[derive(Clone, Copy, Debug)]
 pub struct Relay {
     pub rank: u32,
@@ -119,8 +119,8 @@ pub struct Round {
     pub relay: Option<Relay>,
     pub posts: Vec<Post>,
     pub sends: Sends,
-    /// This group of each block, modulo what there is, sends what its block holds back and signals what its block has put,
-    /// after a barrier of the block. Each group does so for itself if `None`.
+    /// This group of each block, modulo what there is, sends what its block holds back and signals what its block has
+    /// put, after a barrier of the block. Each group does so for itself if `None`.
     pub leader: Option<u32>,
     pub completion: Completion,
     /// Signals and counters are reset at the end.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Back ends: who carries out what the front end asks.
 //!
-//! A back end is chosen when the kernel is compiled (`Gin<Proxy>`) or when it runs (`Gin<Any>`, the default); either way
-//! every operation is there.
+//! A back end is chosen when the kernel is compiled (`Gin<Proxy>`) or when it runs (`Gin<Any>`, the default); either
+//! way every operation is there.
 
 pub mod gdaki;
 mod proxy;
@@ -44,8 +44,8 @@ pub trait Backend: sealed::Sealed + Copy {
     /// Posts one request of the calling thread; `operation` is what the user called. The payload has been released.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`] if there was no room in time; nothing was posted then. [`WaitError::Fault`] if the communicator has
-    /// one, which may be that of this very post, when it gave up after its claim.
+    /// [`WaitError::Deadline`] if there was no room in time; nothing was posted then. [`WaitError::Fault`] if the
+    /// communicator has one, which may be that of this very post, when it gave up after its claim.
     #[doc(hidden)]
     fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), WaitError>;
 
@@ -53,8 +53,8 @@ pub trait Backend: sealed::Sealed + Copy {
     #[doc(hidden)]
     fn position(core: &Core, peer: Option<u32>) -> u64;
 
-    /// Waits until all posts before `position` are finished, those to `peer` only if one is named, which must be the one
-    /// that was named for the position. Orders as the core says.
+    /// Waits until all posts before `position` are finished, those to `peer` only if one is named, which must be the
+    /// one that was named for the position. Orders as the core says.
     ///
     /// # Errors
     /// [`Stop`] if the wait ended early or one of the posts failed.
@@ -69,9 +69,9 @@ pub trait Backend: sealed::Sealed + Copy {
 
 /// Whichever back end the communicator has; to peers of the LSA team, loads and stores.
 ///
-/// In kernels for GPUs it knows [`Gdaki`] only with the crate's feature `gdaki-any`, as each of its operations is long: a
-/// kernel without it tells [`FaultKind::NoBackend`](gin_abi::FaultKind::NoBackend) on a communicator of that back end, and
-/// `Gin<Gdaki>` is always there.
+/// In kernels for GPUs it knows [`Gdaki`] only with the crate's feature `gdaki-any`, as each of its operations is long:
+/// a kernel without it tells [`FaultKind::NoBackend`](gin_abi::FaultKind::NoBackend) on a communicator of that back
+/// end, and `Gin<Gdaki>` is always there.
 #[derive(Clone, Copy, Debug)]
 pub struct Any;
 
@@ -121,8 +121,8 @@ impl Backend for Any {
     }
 }
 
-/// The operations of [`Gdaki`] as functions, for [`Any`]: each is long, and is there once this way and not at each call beside
-/// that of the proxy. `gin-build` lets a kernel call these and no others.
+/// The operations of [`Gdaki`] as functions, for [`Any`]: each is long, and is there once this way and not at each call
+/// beside that of the proxy. `gin-build` lets a kernel call these and no others.
 mod outlined {
     use super::{Backend, Core, Deadline, Descriptor, Gdaki, Operation, WaitError};
 

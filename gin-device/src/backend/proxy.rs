@@ -61,8 +61,8 @@ impl Group {
     /// Claims a slot for each lane by one add. Gives the first one's index in the lane that leads, the highest.
     #[inline(always)]
     fn claim(&self, producer: &Producer<Global, WORDS>, sharing: Sharing) -> u64 {
-        // Not the lanes of `mask`, which are as many in the lane that leads: what is the same in all lanes, the assembler,
-        // which cannot know that one of them is left, adds for "all" of them together once more.
+        // Not the lanes of `mask`, which are as many in the lane that leads: what is the same in all lanes, the
+        // assembler, which cannot know that one of them is left, adds for "all" of them together once more.
         producer.claim(self.until == self.mask, self.until.count_ones() as u64, sharing)
     }
 

@@ -2,8 +2,8 @@
 //! Indices and collectives on a GPU.
 //!
 //! Collectives are LLVM's intrinsics and not `asm!`: those are declared convergent, while LLVM merges two equal `asm!`
-//! blocks from the arms of a divergent branch into one. The exception is [`active_mask`]. The names belong to LLVM 22; this
-//! list is the only place that knows them.
+//! blocks from the arms of a divergent branch into one. The exception is [`active_mask`]. The names belong to LLVM 22;
+//! this list is the only place that knows them.
 
 use super::Dim;
 use core::arch::{asm, nvptx};
@@ -129,8 +129,8 @@ pub(super) fn sync_named_or(id: u32, threads: u32, bit: bool) -> bool {
 
 /// A set of lanes that are here together, the caller's among them. `SITE` is another one for each place.
 ///
-/// Not LLVM's intrinsic: where both ways of a branch begin with that, LLVM makes one of the two, before the branch, which
-/// gathers lanes that then part.
+/// Not LLVM's intrinsic: where both ways of a branch begin with that, LLVM makes one of the two, before the branch,
+/// which gathers lanes that then part.
 #[inline(always)]
 pub(crate) fn active_mask<const SITE: u32>() -> u32 {
     let mask: u32;

@@ -54,8 +54,8 @@ impl<B: Backend> Gin<B> {
         Ok(FlushToken { position: B::position(self.core(), Some(peer.world())), peer })
     }
 
-    /// Waits until the operations that the token notes are finished, as [`flush`](Self::flush) does. Operations to other
-    /// peers do not hold it up.
+    /// Waits until the operations that the token notes are finished, as [`flush`](Self::flush) does. Operations to
+    /// other peers do not hold it up.
     ///
     /// All threads of `coop` call, with the same token or with any of theirs: that of rank 0 counts.
     ///

@@ -14,9 +14,9 @@
 //! | [`wait_counter`](Gin::wait_counter), [`read_counter`](Gin::read_counter) | look at own counters | acquire |
 //!
 //! # Ordering
-//! - A *strong* signal is seen only after every earlier put and signal of the same context and route to the same peer has
-//!   arrived; *earlier* is happens-before at GPU scope (program order, barriers, atomics). A *weak* one only after the
-//!   put that it is bound to.
+//! - A *strong* signal is seen only after every earlier put and signal of the same context and route to the same peer
+//!   has arrived; *earlier* is happens-before at GPU scope (program order, barriers, atomics). A *weak* one only after
+//!   the put that it is bound to.
 //! - A counter says that the source of its operation may be reused. It says nothing about other operations or about
 //!   arrival.
 //! - A flush says the same of all earlier operations of the context, and that what gets brought is visible. It says
@@ -32,8 +32,8 @@
 //!   both for one peer raises by [`signal_all_routes`](Gin::signal_all_routes), which covers the puts of either.
 //! - By loads and stores a put has left its source, and a get is visible to the threads of its coop, when `issue`
 //!   returns. Counters count all the same; flushes and tokens have nothing to wait for.
-//! - They are carried out whatever the communicator's state. After an abort a wait tells, though perhaps only after some
-//!   dozens of them that found their conditions met.
+//! - They are carried out whatever the communicator's state. After an abort a wait tells, though perhaps only after
+//!   some dozens of them that found their conditions met.
 //! - Signals, counters and barriers do not depend on the route: a wait sees raises of both.
 //!
 //! # Errors
@@ -110,8 +110,8 @@ impl<B: Backend> Gin<B> {
         self
     }
 
-    /// The same context, whose waits, reads and flushes have this order; [`Order::Acquire`] if nothing is said. Barriers
-    /// always acquire.
+    /// The same context, whose waits, reads and flushes have this order; [`Order::Acquire`] if nothing is said.
+    /// Barriers always acquire.
     ///
     /// ```ignore
     /// let relaxed = gin.ordered(Order::Relaxed);

@@ -82,8 +82,8 @@ fn takes_lsa<B: Backend>(core: &Core, peer: Rank, options: &Options) -> bool {
     core.takes_lsa::<B>(peer) && !options.all_routes
 }
 
-/// Looks at the conditions of a post, which are written down once: [`Right`] joins them without branches, so that a post
-/// that is right passes one; [`Found`] says what is wrong.
+/// Looks at the conditions of a post, which are written down once: [`Right`] joins them without branches, so that a
+/// post that is right passes one; [`Found`] says what is wrong.
 trait Judge {
     /// `fault` says what is wrong if `met` is false.
     fn condition(&mut self, met: bool, fault: impl FnOnce() -> Fault);
@@ -263,8 +263,8 @@ fn post<B: Backend>(
 /// The word of the peer's signal that GPUs raise, of a post that is right.
 #[inline(always)]
 fn peer_word(core: &Core, peer: Rank, signal: Signal) -> GlobalWord {
-    // Safety: the context and the signal were checked, and that loads and stores reach the peer; then there are words for
-    // GPUs, at every peer that they reach, and tables of them.
+    // Safety: the context and the signal were checked, and that loads and stores reach the peer; then there are words
+    // for GPUs, at every peer that they reach, and tables of them.
     unsafe {
         match signal {
             Signal::Id(id) => GlobalWord::new(sys::read_word(core.peer_signals(peer)) + 8 * id as u64),
@@ -287,8 +287,8 @@ pub(crate) struct Raises {
 impl Raises {
     /// Looks up the words, of a post that is right.
     ///
-    /// A trip to L2 each, as a wait that acquired has emptied the L1. So this stands before what the post waits for anyway,
-    /// and in all threads: behind a branch the trip would come on top.
+    /// A trip to L2 each, as a wait that acquired has emptied the L1. So this stands before what the post waits for
+    /// anyway, and in all threads: behind a branch the trip would come on top.
     #[inline(always)]
     fn of(core: &Core, peer: Rank, options: &Options) -> Self {
         let counter = |counter: CounterId| {
@@ -365,9 +365,9 @@ impl<B: Backend> Gin<B> {
 
     /// Reads `source` on `peer` into `destination`, a range of the caller's own part of a window.
     ///
-    /// The two ranges have the same length in bytes, which may be 0, and do not overlap. What it brings is visible after a
-    /// [`flush`](Gin::flush), the [`wait`](Gin::wait) for a token, or a barrier with a get fence; also after a wait for
-    /// its counter. Nothing is posted before [`issue`](Get::issue).
+    /// The two ranges have the same length in bytes, which may be 0, and do not overlap. What it brings is visible
+    /// after a [`flush`](Gin::flush), the [`wait`](Gin::wait) for a token, or a barrier with a get fence; also after a
+    /// wait for its counter. Nothing is posted before [`issue`](Get::issue).
     #[inline(always)]
     pub fn get<T: Pod>(&self, peer: Rank, destination: WindowRange<T>, source: WindowRange<T>) -> Get<'_, B, T> {
         Get { gin: self, peer, destination, source, options: Options::new() }
@@ -469,11 +469,12 @@ macro_rules! builder {
             self
         }
 
-        /// Says that another post of this context to this peer follows soon. This one may be held back until then, so that
-        /// the NIC is told of both at once.
+        /// Says that another post of this context to this peer follows soon. This one may be held back until then, so
+        /// that the NIC is told of both at once.
         ///
         /// What is held back is sent when
-        /// - the context next posts to that peer without `more` (of lanes that post together, one without sends all), or
+        /// - the context next posts to that peer without `more` (of lanes that post together, one without sends all),
+        ///   or
         /// - a thread flushes the context or waits for one of its tokens, or
         /// - a thread waits on the context for a signal, a counter or a barrier, as long as its wait lasts.
         ///
@@ -498,11 +499,11 @@ macro_rules! builder {
         /// Ordering: what the threads of the coop wrote before is released first, at the required scope.
         ///
         /// # Errors
-        /// The same in all threads: what is wrong with the arguments (nothing was posted);
-        /// [`FaultKind::NotConnected`] if a kernel that drives the NIC itself has no connection to the peer (nothing was
-        /// posted); [`FaultKind::Timeout`] if the queue had no room in time (nothing was posted);
-        /// [`FaultKind::QueueBroken`] if the deadline passed after a slot was claimed, which ends the communicator;
-        /// the fault or abort that ended the wait for room.
+        /// The same in all threads: what is wrong with the arguments (nothing was posted); [`FaultKind::NotConnected`]
+        /// if a kernel that drives the NIC itself has no connection to the peer (nothing was posted);
+        /// [`FaultKind::Timeout`] if the queue had no room in time (nothing was posted); [`FaultKind::QueueBroken`] if
+        /// the deadline passed after a slot was claimed, which ends the communicator; the fault or abort that ended the
+        /// wait for room.
         #[inline(always)]
         pub fn issue(self, coop: &impl Coop) -> Result<(), Fault> {
             lead!(coop, self.post())
@@ -516,10 +517,10 @@ macro_rules! builder {
         ///
         /// # Errors
         /// The same in all threads: what is wrong with the arguments, [`FaultKind::NotReachable`] for a route that was
-        /// forced included, or [`FaultKind::NotConnected`] if a kernel that drives the NIC itself has no connection to the
-        /// peer (nothing was posted); [`FaultKind::Timeout`] if the queue had no room in time (nothing was
-        /// posted); [`FaultKind::QueueBroken`] if the deadline passed after a slot was claimed, which ends the
-        /// communicator; the fault or abort that ended the wait for room.
+        /// forced included, or [`FaultKind::NotConnected`] if a kernel that drives the NIC itself has no connection to
+        /// the peer (nothing was posted); [`FaultKind::Timeout`] if the queue had no room in time (nothing was posted);
+        /// [`FaultKind::QueueBroken`] if the deadline passed after a slot was claimed, which ends the communicator; the
+        /// fault or abort that ended the wait for room.
         #[inline(always)]
         pub fn issue(self, coop: &impl Coop) -> Result<(), Fault> {
             if takes_lsa::<B>(self.gin.core(), self.peer, &self.options) {

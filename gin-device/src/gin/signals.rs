@@ -204,7 +204,8 @@ impl<B: Backend> Gin<B> {
     /// Ordering: acquire, at system scope, unless [`ordered`](Self::ordered) says otherwise.
     ///
     /// # Errors
-    /// As [`wait_signal`](Self::wait_signal); a signal at a window address has no shadow ([`FaultKind::UnknownSignal`]).
+    /// As [`wait_signal`](Self::wait_signal); a signal at a window address has no shadow
+    /// ([`FaultKind::UnknownSignal`]).
     #[inline(always)]
     pub fn wait_signal_meet_shadow(
         &self,

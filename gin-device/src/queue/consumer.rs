@@ -75,8 +75,8 @@ impl<M: Memory, const N: usize> Consumer<M, N> {
 
     /// Publishes that a request, or several, are finished.
     ///
-    /// In this order: the fault, the counter, `oldest_incomplete`, `completion_index`. What gets brought must be visible before. Whoever sees
-    /// one of the last three sees what came before it.
+    /// In this order: the fault, the counter, `oldest_incomplete`, `completion_index`. What gets brought must be
+    /// visible before. Whoever sees one of the last three sees what came before it.
     pub fn finish(&mut self, finished: Finished<'_, M>) {
         ordered! {
             "fault before completion_index":

@@ -26,22 +26,22 @@
 //! fence.
 //!
 //! *A slot is not overwritten too early.* A producer stores into slot `i` only after it read `taken > i - depth`, and
-//! the consumer stores `consumer_index` with release after it read the slot. The producer's read needs no acquire: its stores
-//! depend on the branch that the read decides, and stores are not done speculatively. For the same reason they come
-//! after the stores of the round before in the order of the words' values, though no language says so: what stood in
-//! the slot had reached the consumer before `consumer_index` moved, and a store that is issued after that read lands later. (The
-//! model checker is told so: `sys::loom`.)
+//! the consumer stores `consumer_index` with release after it read the slot. The producer's read needs no acquire: its
+//! stores depend on the branch that the read decides, and stores are not done speculatively. For the same reason they
+//! come after the stores of the round before in the order of the words' values, though no language says so: what stood
+//! in the slot had reached the consumer before `consumer_index` moved, and a store that is issued after that read lands
+//! later. (The model checker is told so: `sys::loom`.)
 //!
-//! *The guess at `consumer_index` may be stale.* It is only ever a value that `consumer_index` had, so it errs towards "no room", and then
-//! one thread looks at the real word for all: see [`host_word`].
+//! *The guess at `consumer_index` may be stale.* It is only ever a value that `consumer_index` had, so it errs towards
+//! "no room", and then one thread looks at the real word for all: see [`host_word`].
 //!
-//! *A flush of one peer sees every earlier request.* The consumer stores `oldest[peer] = i` before it stores
-//! `taken = i + 1`; the flush reads `taken >= s` with acquire before it reads `oldest[peer]`. So for each request `i < s`
-//! to that peer it sees `oldest[peer]` as it was set for `i` or later. Whatever value of `oldest[peer]` says that they
-//! are finished was stored with release after they were, also when it is the index of a later request.
+//! *A flush of one peer sees every earlier request.* The consumer stores `oldest[peer] = i` before it stores `taken = i
+//! + 1`; the flush reads `taken >= s` with acquire before it reads `oldest[peer]`. So for each request `i < s` to that
+//! peer it sees `oldest[peer]` as it was set for `i` or later. Whatever value of `oldest[peer]` says that they are
+//! finished was stored with release after they were, also when it is the index of a later request.
 //!
-//! *A flush knows of failures.* The fault is posted before `oldest_incomplete` and `completion_index` move; the flush reads it after its
-//! acquire. Who looks for others reads it in between and tells them first.
+//! *A flush knows of failures.* The fault is posted before `oldest_incomplete` and `completion_index` move; the flush
+//! reads it after its acquire. Who looks for others reads it in between and tells them first.
 
 mod consumer;
 mod producer;
@@ -62,7 +62,8 @@ pub struct Queue<M: Memory, const N: usize> {
     pub slots: M::Word,
     /// Next index to claim.
     pub producer_index: M::Word,
-    /// The words beside `consumer_index`, then those beside `completion_index`, then those beside each `oldest_incomplete`: [`host_word::WORDS`] each.
+    /// The words beside `consumer_index`, then those beside `completion_index`, then those beside each
+    /// `oldest_incomplete`: [`host_word::WORDS`] each.
     pub near: M::Word,
     /// Number of slots emptied.
     pub consumer_index: M::Word,

@@ -26,26 +26,26 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         (index.wrapping_sub(consumer_index) as i64) <= self.queue.depth_mask as i64
     }
 
-    /// Claims `count` slots if `leads`, whether there is room or not, and returns the index of the first. All of them must be
-    /// filled.
+    /// Claims `count` slots if `leads`, whether there is room or not, and returns the index of the first. All of them
+    /// must be filled.
     #[inline(always)]
     pub fn claim(&self, leads: bool, count: u64, sharing: Sharing) -> u64 {
         order::claim(self.queue.producer_index, leads, count, sharing)
     }
 
-    /// Waits until a slot that `producer_index` gives is empty and stores a request into it; or, if it gives none, waits until there
-    /// is room, claims one slot and does that, so that a post that finds no room in time leaves the queue as it was. Gives
-    /// the index of the slot. Bit 0 of each word is ignored.
+    /// Waits until a slot that `producer_index` gives is empty and stores a request into it; or, if it gives none,
+    /// waits until there is room, claims one slot and does that, so that a post that finds no room in time leaves the
+    /// queue as it was. Gives the index of the slot. Bit 0 of each word is ignored.
     ///
     /// The payload that the request refers to must have been released before, at the scope of its reader. Whoever fills
     /// several slots of one claim goes on in ascending order.
     ///
-    /// It is for several threads together, as one may wait for a slot that another has yet to fill: `any` says whether any
-    /// of them brings `true`, and `ahead` how many of those that claim in this queue, come before the caller, and bring
-    /// `true`. Of those who call it together either all have claimed or none has; all call the two equally often. A slot
-    /// is filled as soon as it is found empty, and before the others are asked, so nobody's slot waits for somebody's
-    /// wait. A thread claims only if there is room behind all that are ahead, and sees in the next round how many are
-    /// left, so more threads than the queue has slots get through it.
+    /// It is for several threads together, as one may wait for a slot that another has yet to fill: `any` says whether
+    /// any of them brings `true`, and `ahead` how many of those that claim in this queue, come before the caller, and
+    /// bring `true`. Of those who call it together either all have claimed or none has; all call the two equally often.
+    /// A slot is filled as soon as it is found empty, and before the others are asked, so nobody's slot waits for
+    /// somebody's wait. A thread claims only if there is room behind all that are ahead, and sees in the next round how
+    /// many are left, so more threads than the queue has slots get through it.
     ///
     /// # Errors
     /// [`Stop`] if there was no room in time, or the communicator is aborted or has a fault; with the index that is
@@ -140,8 +140,8 @@ impl<M: Memory, const N: usize> Producer<M, N> {
 
     /// Waits until all requests below `position` are finished.
     ///
-    /// Ordering: with [`Order::Acquire`], at system scope: what gets brought is visible, and a fault that was posted for
-    /// one of the requests can be seen. With [`Order::Relaxed`] only after an acquire fence of the caller's.
+    /// Ordering: with [`Order::Acquire`], at system scope: what gets brought is visible, and a fault that was posted
+    /// for one of the requests can be seen. With [`Order::Relaxed`] only after an acquire fence of the caller's.
     ///
     /// # Errors
     /// [`Stop`] if the wait ended early, or if the communicator has a fault when it ends.
@@ -172,7 +172,8 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         self.no_fault(looked)
     }
 
-    /// Whether a request that is finished failed, for who looked at the word that says so or had it from another thread.
+    /// Whether a request that is finished failed, for who looked at the word that says so or had it from another
+    /// thread.
     #[inline(always)]
     fn no_fault(&self, looked: bool) -> Result<(), WaitError> {
         if looked { self.status.check() } else { self.status.check_near() }
@@ -184,7 +185,8 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         let deadline = Shared::start::<M>(deadline);
         let oldest_incomplete = self.queue.oldest_host_word(peer as u64);
         let looked;
-        // The consumer stores `oldest_incomplete` before `consumer_index`, so they are read the other way round, with a fence between.
+        // The consumer stores `oldest_incomplete` before `consumer_index`, so they are read the other way round, with a
+        // fence between.
         ordered! {
             "consumer_index read before oldest_incomplete":
             {
@@ -197,8 +199,8 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         Ok(looked)
     }
 
-    /// Waits until an index that the consumer publishes has reached `position`; says whether this thread has looked at the
-    /// word itself. Does not fence.
+    /// Waits until an index that the consumer publishes has reached `position`; says whether this thread has looked at
+    /// the word itself. Does not fence.
     #[inline(always)]
     fn wait_past(&self, host: HostWord<M>, position: u64, deadline: Deadline) -> Result<bool, WaitError> {
         let mut look = Look::new(host);

@@ -7,8 +7,8 @@
 //! # Control dependencies
 //! loom, as the language's own model, orders two stores to one word only when one happens before the other. Hardware
 //! knows one order more: a store that depends on a branch on a loaded value comes after that load. The queue's slots
-//! rely on it (see `queue`), and doorbells (see `backend::gdaki`), so these stores are exchanges here: they take their place after the stores that were
-//! made so far, and as they are relaxed they order nothing else.
+//! rely on it (see `queue`), and doorbells (see `backend::gdaki`), so these stores are exchanges here: they take their
+//! place after the stores that were made so far, and as they are relaxed they order nothing else.
 //!
 //! # Loads before stores
 //! loom remembers one access for each word, the last. A thread's own load of a word thereby hides an earlier load by
@@ -17,8 +17,8 @@
 //!
 //! # Waiting
 //! Two threads that poll could do so in turn for ever while a third, that they wait for, is never scheduled; loom would
-//! explore that without end. A run in which threads have paused [`IDLE_PAUSES`] times and found all words as they were at
-//! the pause before is therefore carried on fairly but explored no further: polling once more changes nothing.
+//! explore that without end. A run in which threads have paused [`IDLE_PAUSES`] times and found all words as they were
+//! at the pause before is therefore carried on fairly but explored no further: polling once more changes nothing.
 
 use super::{Memory, Word};
 use core::cell::Cell;
@@ -87,8 +87,8 @@ fn ordering(written: Ordering) -> Ordering {
     if written != Ordering::Relaxed && weakened() { Ordering::Relaxed } else { written }
 }
 
-/// Pauses without a change in between after which a run is explored no further: two for each of three threads, the first
-/// of which may have seen old values.
+/// Pauses without a change in between after which a run is explored no further: two for each of three threads, the
+/// first of which may have seen old values.
 pub const IDLE_PAUSES: u32 = 6;
 
 std::thread_local! {
@@ -104,8 +104,8 @@ fn part(cell: *const Cell64, value: u64) -> u64 {
     (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9)
 }
 
-/// Whether stores of this name go to words that several threads store to, each after a branch that makes it the next one:
-/// doorbells and their records. See the module's docs.
+/// Whether stores of this name go to words that several threads store to, each after a branch that makes it the next
+/// one: doorbells and their records. See the module's docs.
 fn depends(operation: &str) -> bool {
     matches!(operation, "store_mmio" | "store_relaxed_sys")
 }

@@ -38,9 +38,9 @@
 //! | `cycles` | `mov.u64 %clock64` | `CS2R SR_CLOCKLO` | tens of cycles |
 //! | `trap` | `trap` | `BPT.TRAP` | the grid |
 //!
-//! The column of SASS is what `ptxas` 13.0 makes of each line alone; it adds `ERRBAR` and `CGAERRBAR` to every `MEMBAR`,
-//! and for an addition that is the same in all lanes it may let one lane add for the warp. A test compares the table
-//! with the assembler's work.
+//! The column of SASS is what `ptxas` 13.0 makes of each line alone; it adds `ERRBAR` and `CGAERRBAR` to every
+//! `MEMBAR`, and for an addition that is the same in all lanes it may let one lane add for the warp. A test compares
+//! the table with the assembler's work.
 //!
 //! `fence.acquire` and `fence.release` need sm_90 and PTX 8.6; elsewhere the `fence.acq_rel` of the same scope stands
 //! in for them. (`ptxas` takes them for sm_80 too, and makes an illegal instruction of them.)
@@ -100,9 +100,9 @@ macro_rules! word_operations {
     };
 }
 
-/// The statement of an operation as `asm!` takes it: for a row of the table above from its shape and PTX, for the others
-/// by name. `{p}`, `{v}`, `{c}`, `{o}`, `{l}`, `{h}` and `{t}` are registers of 64 bits, `{i}`, `{n}`, `{w}` and `{s}` of
-/// 32.
+/// The statement of an operation as `asm!` takes it: for a row of the table above from its shape and PTX, for the
+/// others by name. `{p}`, `{v}`, `{c}`, `{o}`, `{l}`, `{h}` and `{t}` are registers of 64 bits, `{i}`, `{n}`, `{w}` and
+/// `{s}` of 32.
 #[cfg_attr(
     not(any(target_arch = "nvptx64", test)),
     allow(unused_macro_rules, reason = "only a GPU needs the statements")
@@ -238,8 +238,8 @@ macro_rules! declare_traits {
             /// Polls of a signal or counter between two calls of what brings them about, where somebody has to.
             const POLLS_PER_ATTEND: u32 = 8;
 
-            /// Nanoseconds between two looks of the threads of a GPU, all together, at the host's status word, which takes
-            /// about a microsecond. 0: each thread looks each time.
+            /// Nanoseconds between two looks of the threads of a GPU, all together, at the host's status word, which
+            /// takes about a microsecond. 0: each thread looks each time.
             const LOOK_NS: u64 = 20_000;
 
             $($fence)*
@@ -247,8 +247,8 @@ macro_rules! declare_traits {
             /// Nothing to do for about `ns` nanoseconds.
             fn pause(ns: u32);
 
-            /// Between two looks at a word in host memory. On a GPU a look takes ten times as long as a nap, so there is
-            /// none.
+            /// Between two looks at a word in host memory. On a GPU a look takes ten times as long as a nap, so there
+            /// is none.
             #[inline(always)]
             fn pause_far() {
                 Self::pause(crate::status::NAP_NS);

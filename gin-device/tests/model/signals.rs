@@ -121,8 +121,8 @@ models! {
             let world = World::new(signals([by_one(CPU, 0)], 1));
             let words = &world.signals[0];
             let host = HostWord::<Loom> { word: word(&world, 0, CPU), near: words.near };
-            // Takes the turn if it is free, and gives it back. The cell is in the place of what a turn shows: loom fails a
-            // run in which two turns are not ordered that showed something.
+            // Takes the turn if it is free, and gives it back. The cell is in the place of what a turn shows: loom
+            // fails a run in which two turns are not ordered that showed something.
             let turn = {
                 let world = world.clone();
                 move || {

@@ -203,8 +203,8 @@ impl Context {
         self.raw
     }
 
-    /// Lets this GPU reach memory of `other`, if the hardware can; copies between them take the direct way then. Kernels
-    /// use it only where the hardware also has atomics on it.
+    /// Lets this GPU reach memory of `other`, if the hardware can; copies between them take the direct way then.
+    /// Kernels use it only where the hardware also has atomics on it.
     fn befriend(&self, other: &Self) -> Result<(), GpuError> {
         let mut can = 0;
         // Safety: writes one integer.

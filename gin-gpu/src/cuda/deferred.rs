@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory and handles that are freed later, when no kernel runs.
 //!
-//! The driver waits for running kernels when memory is freed or a module unloaded. Such a kernel may wait for the caller. So
-//! these calls are deferred, and a progress thread never makes them: it only adds to the list.
+//! The driver waits for running kernels when memory is freed or a module unloaded. Such a kernel may wait for the
+//! caller. So these calls are deferred, and a progress thread never makes them: it only adds to the list.
 
 use super::context::Context;
 use super::driver::check;

@@ -72,8 +72,8 @@ pub(super) fn start() -> Result<i32, GpuError> {
 
 /// While this is alive, calls of this thread are not refused because a stream is captured somewhere in the process.
 ///
-/// The driver takes asking for an event, or allocating, for a mistake in a capture that is going on. What is done here in
-/// between never depends on what is captured.
+/// The driver takes asking for an event, or allocating, for a mistake in a capture that is going on. What is done here
+/// in between never depends on what is captured.
 #[derive(Debug)]
 pub(super) struct BesideCaptures(Option<CUstreamCaptureMode>);
 

@@ -7,8 +7,8 @@ use crate::{GpuError, MemoryFile, whole_pages};
 use cudarc::driver::sys::{self, CUmemRangeHandleType};
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// `bytes` bytes from `address` on. The driver takes whole pages of the host only; what it allocates lies in larger ones,
-/// so all of them are of one piece.
+/// `bytes` bytes from `address` on. The driver takes whole pages of the host only; what it allocates lies in larger
+/// ones, so all of them are of one piece.
 pub(super) fn export(context: &Context, address: u64, bytes: u64) -> Result<MemoryFile, GpuError> {
     let cannot = |what| GpuError::Unsupported { device: context.full_name(), what };
     if !context.dma_buf {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory at fixed distances, through the driver's virtual-memory calls.
 //!
-//! A place gets memory of its own, mapped there alone; the handle is given back at once, as the mapping keeps the memory.
-//! It is in reach of every GPU of the process that can reach its own, also of those outside the LSA team, because copies
-//! between GPUs read and write it too.
+//! A place gets memory of its own, mapped there alone; the handle is given back at once, as the mapping keeps the
+//! memory. It is in reach of every GPU of the process that can reach its own, also of those outside the LSA team,
+//! because copies between GPUs read and write it too.
 
 use super::context::Context;
 use super::deferred::DeferredFree;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A stream for copies, with a pinned buffer.
 //!
-//! Kernels that wait for each other may fill the GPU. Copies between host and device run beside them on engines of their
-//! own; copies within a GPU and memsets need a free processor and would never start. So everything here goes through
-//! pinned memory, also from the device to itself.
+//! Kernels that wait for each other may fill the GPU. Copies between host and device run beside them on engines of
+//! their own; copies within a GPU and memsets need a free processor and would never start. So everything here goes
+//! through pinned memory, also from the device to itself.
 
 use super::context::{Context, lock};
 use super::driver::{BesideCaptures, check, error};
@@ -82,7 +82,8 @@ impl Lane {
         }
     }
 
-    /// Waits until all copies are done. It asks again and again: a call of the driver's that waits could hold up others.
+    /// Waits until all copies are done. It asks again and again: a call of the driver's that waits could hold up
+    /// others.
     fn finish(&self) -> Result<(), GpuError> {
         let start = Instant::now();
         while !self.is_idle()? {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The kernels that run on the GPUs of this process.
 //!
-//! The driver accepts kernels that cannot be resident together; one of them then never starts. So this module adds up the
-//! launches and refuses what does not fit. It also knows when no kernel runs, which is when [deferred frees](super::deferred)
-//! are carried out.
+//! The driver accepts kernels that cannot be resident together; one of them then never starts. So this module adds up
+//! the launches and refuses what does not fit. It also knows when no kernel runs, which is when [deferred
+//! frees](super::deferred) are carried out.
 
 use super::context::{Context, lock};
 use super::deferred::{DeferredFree, free};
@@ -111,8 +111,8 @@ impl State {
         });
     }
 
-    /// Returns how many blocks fit on GPU `ordinal` beside what runs and, unless `asks` launches those, beside the kernels that
-    /// stay and will run again.
+    /// Returns how many blocks fit on GPU `ordinal` beside what runs and, unless `asks` launches those, beside the
+    /// kernels that stay and will run again.
     fn room(&self, ordinal: usize, fit: Fit, asks: Option<u64>) -> u64 {
         let running = self.running.iter().filter(|running| running.ordinal == ordinal);
         let running = running.map(|running| (running.blocks, running.per_processor));
@@ -131,8 +131,8 @@ impl State {
         }
     }
 
-    /// Frees what was deferred, if no kernel runs. The caller drops what this returns without the lock, because that may defer
-    /// more.
+    /// Frees what was deferred, if no kernel runs. The caller drops what this returns without the lock, because that
+    /// may defer more.
     fn free_deferred(&mut self) -> Vec<Box<dyn Any>> {
         let mut rests = Vec::new();
         if self.deferred.is_empty() || !self.is_quiet() {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! NVIDIA GPUs, through the CUDA driver (feature `cuda`).
 //!
-//! The driver is loaded when the first device is made; without one, or with one that is too old or shows no GPU, that fails
-//! with [`GpuError::NoDriver`], [`GpuError::DriverTooOld`] or [`GpuError::NoDevice`]. Ranks are threads of one process, and
-//! several may share a GPU: each has a [`CudaDevice`] of its own over the GPU's primary context.
+//! The driver is loaded when the first device is made; without one, or with one that is too old or shows no GPU, that
+//! fails with [`GpuError::NoDriver`], [`GpuError::DriverTooOld`] or [`GpuError::NoDevice`]. Ranks are threads of one
+//! process, and several may share a GPU: each has a [`CudaDevice`] of its own over the GPU's primary context.
 //!
-//! Streams, memory and modules of a program that calls the driver itself, or by way of `cust` or C++, can be used too, and
-//! ours handed to it: [`raw`].
+//! Streams, memory and modules of a program that calls the driver itself, or by way of `cust` or C++, can be used too,
+//! and ours handed to it: [`raw`].
 //!
 //! # Kernels that wait
 //! A kernel that waits for others keeps calls of the driver from returning, and those others may be waiting for whoever
@@ -19,9 +19,8 @@
 //!   before a module is loaded, and before a launch that needs more local memory than any before it.
 //! - Launches of all ranks on a GPU are added up; a cooperative one that does not fit beside those that run is refused.
 //!   The sum takes the worst placing of blocks, so it refuses some that would fit.
-//! - Memory is zeroed and copied through pinned buffers, by copy engines, which work also while every processor is taken.
-//!   What is put on a stream by [`Stream::copy`] between addresses of one GPU is not: it needs a free
-//!   processor.
+//! - Memory is zeroed and copied through pinned buffers, by copy engines, which work also while every processor is
+//!   taken. What is put on a stream by [`Stream::copy`] between addresses of one GPU is not: it needs a free processor.
 //! - Kernels that are part of CUDA graphs are not seen here: see [`CudaStream`].
 //! - Nothing waits inside the driver: streams and events are asked again and again.
 
@@ -106,8 +105,8 @@ impl CudaDevice {
     /// GPU number `ordinal` of those the driver shows, with kernels that [`ModuleSource::Linked`] stands for.
     ///
     /// # Errors
-    /// As [`device_count`]; [`GpuError::NoSuchDevice`]; [`GpuError::Unsupported`] for a GPU that lacks something gin needs;
-    /// what the driver reports.
+    /// As [`device_count`]; [`GpuError::NoSuchDevice`]; [`GpuError::Unsupported`] for a GPU that lacks something gin
+    /// needs; what the driver reports.
     pub fn new(ordinal: usize, kernels: &[Embedded]) -> Result<Arc<Self>, GpuError> {
         Self::with_limit(ordinal, kernels, None)
     }

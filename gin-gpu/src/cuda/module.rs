@@ -233,8 +233,8 @@ fn attribute(function: CUfunction, attribute: Attribute) -> Result<u32, GpuError
     check("ask for a property of a kernel", code).map(|()| value as u32)
 }
 
-/// What a kernel takes. The module knows sizes only; names come from the kernel of the same name and the same sizes that
-/// is linked into the program, if there is one.
+/// What a kernel takes. The module knows sizes only; names come from the kernel of the same name and the same sizes
+/// that is linked into the program, if there is one.
 fn parameters(name: &str, function: CUfunction) -> Result<Vec<Parameter>, GpuError> {
     let mut sizes = Vec::new();
     loop {

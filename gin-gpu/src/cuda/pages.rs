@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Pages of I/O memory that kernels store to: doorbell pages of NICs.
 //!
-//! The driver registers a page once for all GPUs, and a NIC may give the same page to several users; so pages are counted
-//! here. A page is unregistered when nobody uses it and no kernel runs; until then it stays mapped in this process.
+//! The driver registers a page once for all GPUs, and a NIC may give the same page to several users; so pages are
+//! counted here. A page is unregistered when nobody uses it and no kernel runs; until then it stays mapped in this
+//! process.
 
 use super::context::{Context, lock};
 use super::deferred::DeferredFree;
@@ -30,8 +31,8 @@ struct Table(BTreeMap<u64, Page>);
 static PAGES: Mutex<Table> = Mutex::new(Table(BTreeMap::new()));
 
 impl Table {
-    /// One more user of a page, which `register` registers if it is not yet. Gives what kept it mapped without users, which
-    /// need not any more.
+    /// One more user of a page, which `register` registers if it is not yet. Gives what kept it mapped without users,
+    /// which need not any more.
     fn enter<E>(&mut self, first: u64, register: impl FnOnce() -> Result<(), E>) -> Result<Option<Keep>, E> {
         if !self.0.contains_key(&first) {
             register()?;
@@ -41,8 +42,8 @@ impl Table {
         Ok(page.keep.take())
     }
 
-    /// One user less; gives back what kept the page mapped for it if there are others. Else the page is to be unregistered
-    /// by and by.
+    /// One user less; gives back what kept the page mapped for it if there are others. Else the page is to be
+    /// unregistered by and by.
     fn leave(&mut self, first: u64, keep: Keep) -> Option<Keep> {
         // A user has entered.
         let page = self.0.entry(first).or_default();
@@ -93,8 +94,8 @@ impl fmt::Debug for CudaPages {
 }
 
 impl CudaPages {
-    /// Lets the GPU store to `bytes` bytes from `first` on, both multiples of a page, which are mapped as long as `keep`
-    /// is there.
+    /// Lets the GPU store to `bytes` bytes from `first` on, both multiples of a page, which are mapped as long as
+    /// `keep` is there.
     pub(super) fn new(context: &Arc<Context>, first: u64, bytes: u64, keep: Keep) -> Result<Self, GpuError> {
         free_deferred();
         context.enter()?;

@@ -31,8 +31,8 @@ pub type RawHandle = *mut core::ffi::c_void;
 /// Streams that have a number instead of an address: the default ones, of a context and of a thread.
 const DEFAULT_STREAMS: usize = 2;
 
-/// What a kernel is known by in the driver, a `CUfunction`; `None` if it is not one of a GPU. Valid while the function's
-/// module is loaded, which `function` sees to.
+/// What a kernel is known by in the driver, a `CUfunction`; `None` if it is not one of a GPU. Valid while the
+/// function's module is loaded, which `function` sees to.
 pub fn raw_function(function: &Function) -> Option<RawHandle> {
     Some(function.handle.downcast_ref::<Handle>()?.raw.cast())
 }
@@ -59,15 +59,15 @@ impl CudaDevice {
 
     /// A stream, a `CUstream`, that the program has made. It is not destroyed by this.
     ///
-    /// Launches go by the same checks as on streams made here, and are counted. Into a stream that is being captured they
-    /// go as well: see [`CudaStream`].
+    /// Launches go by the same checks as on streams made here, and are counted. Into a stream that is being captured
+    /// they go as well: see [`CudaStream`].
     ///
     /// # Safety
     /// - The stream is alive, and stays so until what is returned is gone and what was put on it is done.
     ///
     /// # Errors
-    /// [`GpuError::ForeignHandle`] for a default stream, which waits for all others, and for a stream of another context
-    /// than the GPU's primary one.
+    /// [`GpuError::ForeignHandle`] for a default stream, which waits for all others, and for a stream of another
+    /// context than the GPU's primary one.
     pub unsafe fn stream_from_raw(&self, stream: RawHandle) -> Result<Arc<dyn Stream>, GpuError> {
         const WHAT: &str = "stream";
         if stream.addr() <= DEFAULT_STREAMS {
@@ -89,15 +89,15 @@ impl CudaDevice {
 
     /// Memory of the program's: device memory of this GPU, or pinned host memory. Nothing is copied, cleared or freed.
     ///
-    /// Device memory may come from `cuMemAlloc`, `cuMemAllocAsync` or `cuMemMap`; the latter may be of several pieces that
-    /// follow each other. Where ranks are to reach it by loads and stores it must be accessible to their GPUs, which is
-    /// asked when it is registered: memory from `cuMemAlloc` is, memory of a pool or that was mapped is if the program says
-    /// so (`cuMemPoolSetAccess`, `cuMemSetAccess`).
+    /// Device memory may come from `cuMemAlloc`, `cuMemAllocAsync` or `cuMemMap`; the latter may be of several pieces
+    /// that follow each other. Where ranks are to reach it by loads and stores it must be accessible to their GPUs,
+    /// which is asked when it is registered: memory from `cuMemAlloc` is, memory of a pool or that was mapped is if the
+    /// program says so (`cuMemPoolSetAccess`, `cuMemSetAccess`).
     ///
     /// # Safety
-    /// - The memory stays allocated and mapped, its host memory pinned and its pool alive, until what is returned, windows
-    ///   that it is registered in, and communicators that have had such windows are gone on all ranks, and no kernel runs
-    ///   that uses them.
+    /// - The memory stays allocated and mapped, its host memory pinned and its pool alive, until what is returned,
+    ///   windows that it is registered in, and communicators that have had such windows are gone on all ranks, and no
+    ///   kernel runs that uses them.
     /// - Meanwhile the program accesses it only as it may access memory of a window.
     ///
     /// # Errors
@@ -108,15 +108,15 @@ impl CudaDevice {
         Ok(Memory::foreign(self.shared()?, raw, kind, bytes))
     }
 
-    /// Kernels of a module, a `CUmodule`, that the program has loaded in the GPU's primary context. It is not unloaded by
-    /// this.
+    /// Kernels of a module, a `CUmodule`, that the program has loaded in the GPU's primary context. It is not unloaded
+    /// by this.
     ///
-    /// All its functions are loaded now, and each is allowed as much dynamic shared memory as the GPU has, as for modules
-    /// loaded here.
+    /// All its functions are loaded now, and each is allowed as much dynamic shared memory as the GPU has, as for
+    /// modules loaded here.
     ///
     /// # Safety
-    /// - The module is loaded, and stays so until what is returned, and functions of it, are gone and none of its kernels
-    ///   runs.
+    /// - The module is loaded, and stays so until what is returned, and functions of it, are gone and none of its
+    ///   kernels runs.
     ///
     /// # Errors
     /// [`GpuError::Module`] if it was not built with gin-device, [`GpuError::AbiMismatch`], what the driver reports.

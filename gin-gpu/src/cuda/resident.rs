@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Kernels that stay, such as the engine of a software NIC.
 //!
-//! The driver waits for running kernels when it frees memory, loads a module or needs more local memory for a launch. A kernel
-//! that stays would make it wait for ever. So its owner registers it here, and it is asked to park first. A program without
-//! such a kernel pays one branch a launch.
+//! The driver waits for running kernels when it frees memory, loads a module or needs more local memory for a launch. A
+//! kernel that stays would make it wait for ever. So its owner registers it here, and it is asked to park first. A
+//! program without such a kernel pays one branch a launch.
 
 use super::launches::{Launch, Running, State, with};
 use crate::GpuError;
@@ -59,8 +59,8 @@ impl Residents {
         }
     }
 
-    /// Returns the shapes of parked kernels that will run again on GPU `ordinal`, but for that which `asks` launches: blocks,
-    /// and how many of them one processor holds.
+    /// Returns the shapes of parked kernels that will run again on GPU `ordinal`, but for that which `asks` launches:
+    /// blocks, and how many of them one processor holds.
     pub(super) fn away(
         &self,
         running: &[Running],
@@ -75,8 +75,8 @@ impl Residents {
         there.map(|(_, blocks, per_processor)| (blocks, per_processor))
     }
 
-    /// Returns whether a launch has to wait. A cooperative launch waits until the kernels that stay on its GPU run: its blocks
-    /// are spread over all free processors, which would leave no whole one to a kernel that comes later.
+    /// Returns whether a launch has to wait. A cooperative launch waits until the kernels that stay on its GPU run: its
+    /// blocks are spread over all free processors, which would leave no whole one to a kernel that comes later.
     ///
     /// # Errors
     /// [`GpuError::Driver`] after 2 s.

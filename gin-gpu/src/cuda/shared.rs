@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Memory that other processes of the host map: GPU memory as files of the driver's, pinned memory as files of the kernel's.
+//! Memory that other processes of the host map: GPU memory as files of the driver's, pinned memory as files of the
+//! kernel's.
 
 use super::context::Context;
 use super::deferred::DeferredFree;
@@ -36,8 +37,8 @@ fn uuid(device: sys::CUdevice) -> Result<[u8; 16], GpuError> {
     Ok(uuid.bytes.map(|byte| byte as u8))
 }
 
-/// Whether kernels of this GPU reach memory of the GPU with this identity, with atomics. One that this process does not see
-/// they do not.
+/// Whether kernels of this GPU reach memory of the GPU with this identity, with atomics. One that this process does not
+/// see they do not.
 pub(super) fn reaches(context: &Context, other: &[u8]) -> bool {
     let there = |ordinal: i32| -> Option<sys::CUdevice> {
         let mut device = 0;
@@ -138,7 +139,8 @@ impl FileMemory {
                 (start, Mapped::Alone(length))
             }
         };
-        // Safety: the addresses are reserved, nothing is mapped there, and the memory is as long, or the driver says so.
+        // Safety: the addresses are reserved, nothing is mapped there, and the memory is as long, or the driver says
+        // so.
         let code = unsafe { sys::cuMemMap(address, length as usize, 0, handle.0, 0) };
         if let Err(error) = check("map device memory", code) {
             if let Mapped::Alone(bytes) = mapped {

@@ -20,10 +20,10 @@ use std::time::Instant;
 /// Work of a GPU in order, on a stream that waits for no other, or on one that the program has made.
 ///
 /// # Captured launches
-/// While the stream is captured into a CUDA graph, a launch becomes part of the graph. A cooperative one is refused if it
-/// does not fit beside what runs at that moment, as always. When the graph is launched nothing is checked, and its kernels
-/// are not in [`Device::running`]. Who launches graphs with kernels that wait sees to it that all of them fit at once, and
-/// drops nothing that they use, and destroys no communicator, before they have ended.
+/// While the stream is captured into a CUDA graph, a launch becomes part of the graph. A cooperative one is refused if
+/// it does not fit beside what runs at that moment, as always. When the graph is launched nothing is checked, and its
+/// kernels are not in [`Device::running`]. Who launches graphs with kernels that wait sees to it that all of them fit
+/// at once, and drops nothing that they use, and destroys no communicator, before they have ended.
 #[derive(Debug)]
 pub struct CudaStream {
     device: Arc<CudaDevice>,

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Whether processes that have mapped memory of this one still live.
 //!
-//! A process that is lost to the job may have been stopped only, and goes on to write to what it has mapped as soon as it
-//! continues. What it has mapped is let go of by the kernel when it ends. A file of the process (pidfd) tells when: once all
-//! its threads have ended, each of which has closed its files before. A process of a PID namespace that this one does not
-//! see has no number to get such a file by. There its socket tells, which the kernel closes when the process ends.
+//! A process that is lost to the job may have been stopped only, and goes on to write to what it has mapped as soon as
+//! it continues. What it has mapped is let go of by the kernel when it ends. A file of the process (pidfd) tells when:
+//! once all its threads have ended, each of which has closed its files before. A process of a PID namespace that this
+//! one does not see has no number to get such a file by. There its socket tells, which the kernel closes when the
+//! process ends.
 
 use super::peer::{is_ours, reach};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -57,8 +58,8 @@ pub fn has_ended(name: &[u8; 16]) -> (bool, Option<i32>) {
     }
 }
 
-/// Whether no socket has the name of a process any more, or that of a stranger has it. One that is stopped may have a full
-/// queue.
+/// Whether no socket has the name of a process any more, or that of a stranger has it. One that is stopped may have a
+/// full queue.
 fn is_unreached(name: &[u8; 16]) -> bool {
     match reach(name, Duration::from_millis(1)) {
         Ok(connection) => !is_ours(&connection),

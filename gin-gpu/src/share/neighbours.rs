@@ -90,8 +90,8 @@ fn who_takes_the_name_of_a_process_that_has_ended_hears_no_secret() {
     assert_eq!(life::has_ended(&name), (true, None));
 }
 
-/// Runs this test again by `unshare` with these arguments, and returns the line that it prints about the parent's memory;
-/// `None` where namespaces cannot be made.
+/// Runs this test again by `unshare` with these arguments, and returns the line that it prints about the parent's
+/// memory; `None` where namespaces cannot be made.
 fn in_namespaces(arguments: &[&str], test: &str) -> Option<String> {
     let memory = Memory::shared(&device(), MemoryKind::Device, 8).unwrap();
     let mut hex = String::new();

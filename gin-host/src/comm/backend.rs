@@ -11,8 +11,8 @@ use std::sync::Arc;
 /// Which back end a communicator uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Backend {
-    /// The best that can be had: GDAKI on all ranks if every rank's GPU can drive a NIC, else the proxy. A software NIC is
-    /// not looked for.
+    /// The best that can be had: GDAKI on all ranks if every rank's GPU can drive a NIC, else the proxy. A software NIC
+    /// is not looked for.
     #[default]
     Auto,
     /// A CPU thread posts what kernels ask for.

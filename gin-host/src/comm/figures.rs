@@ -4,8 +4,8 @@
 use super::{CommError, Communicator, PeerStats, Stats};
 
 impl Communicator {
-    /// Figures of each context since the communicator was made, of all peers together. They can be read at any time, also
-    /// while kernels run; each is then a number that was right once, and two may be of different times.
+    /// Figures of each context since the communicator was made, of all peers together. They can be read at any time,
+    /// also while kernels run; each is then a number that was right once, and two may be of different times.
     ///
     /// Where kernels drive a NIC, only what its queue pairs tell: see [`peer_stats`](Self::peer_stats).
     ///
@@ -26,10 +26,10 @@ impl Communicator {
 
     /// The same by context and peer: of those that something was posted to, in that order.
     ///
-    /// Requests that name no rank of the communicator are in [`stats`](Self::stats) alone. What goes to a peer by loads and
-    /// stores is counted nowhere: kernels would have to. Where kernels drive a NIC, `taken` and `posted` count entries of
-    /// its queue, of which one operation may take several, `finished` and `completions` those that are known to be complete,
-    /// and the other figures are 0.
+    /// Requests that name no rank of the communicator are in [`stats`](Self::stats) alone. What goes to a peer by loads
+    /// and stores is counted nowhere: kernels would have to. Where kernels drive a NIC, `taken` and `posted` count
+    /// entries of its queue, of which one operation may take several, `finished` and `completions` those that are known
+    /// to be complete, and the other figures are 0.
     ///
     /// # Errors
     /// As [`device`](Self::device).

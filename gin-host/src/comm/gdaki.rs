@@ -259,8 +259,8 @@ impl Gdaki {
         Ok(entries.into_iter().map(stats).collect())
     }
 
-    /// Brings what kernels have posted to its end; none may run. Returns the number of entries that are not complete when
-    /// the time is over, or the fault that ends the communicator.
+    /// Brings what kernels have posted to its end; none may run. Returns the number of entries that are not complete
+    /// when the time is over, or the fault that ends the communicator.
     ///
     /// # Errors
     /// What the device reports.

@@ -62,8 +62,8 @@ impl Live {
         outcome.ok().flatten().ok_or(CommError::ProxyGone)
     }
 
-    /// Waits until everything that kernels have posted is finished; the number of requests that are not after `limit`, or
-    /// when a fault has ended the communicator.
+    /// Waits until everything that kernels have posted is finished; the number of requests that are not after `limit`,
+    /// or when a fault has ended the communicator.
     pub(super) fn drain(&self, limit: Duration) -> Result<u64, CommError> {
         let until_ns = after(limit);
         if let Some(gdaki) = &self.gdaki {
@@ -269,8 +269,8 @@ impl Communicator {
             resets_by_store: self.config.resets_by_store,
             memory: Arc::new((resources.clone(), gdaki.clone())),
         };
-        // Safety: the words lie in `resources`, which the proxy keeps alive, as it does the doorbells; the queues were initialised for this index,
-        // and this is their only proxy.
+        // Safety: the words lie in `resources`, which the proxy keeps alive, as it does the doorbells; the queues were
+        // initialised for this index, and this is their only proxy.
         let proxy = unsafe { Proxy::new(parts) };
         let beside = gdaki.as_ref().and_then(|gdaki| gdaki.relay()).into_iter().collect();
         let name = format!("gin-proxy-{rank}");

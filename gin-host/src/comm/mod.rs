@@ -9,8 +9,8 @@
 //! | [`DeviceComm`], [`Window`] | what kernels get |
 //! | [`board`] | where ranks tell each other of faults |
 //!
-//! Calls that all ranks make together are called *collective*. If such a call fails on one rank, it fails on all, and the
-//! others are told which.
+//! Calls that all ranks make together are called *collective*. If such a call fails on one rank, it fails on all, and
+//! the others are told which.
 
 mod backend;
 mod error;
@@ -385,8 +385,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`CommError::State`] unless it is not initialised; what is past a limit; [`CommError::Backend`] or
-    /// [`CommError::Nic`] if the back end cannot be had or does not come up; [`CommError::Capability`]; [`CommError::Disagreement`] if ranks ask for different things. The communicator is not
-    /// initialised then.
+    /// [`CommError::Nic`] if the back end cannot be had or does not come up; [`CommError::Capability`];
+    /// [`CommError::Disagreement`] if ranks ask for different things. The communicator is not initialised then.
     pub fn initialise(&self, requirements: &Requirements) -> Result<(), CommError> {
         const CALL: &str = "initialise";
         let mut live = self.enter(CALL)?;

@@ -16,8 +16,8 @@ pub(super) struct Place {
     pub(super) lsa_size: u32,
 }
 
-/// The fault that ended a communicator, in full: which rank found it, on which host, what it concerned, by which back end,
-/// and why.
+/// The fault that ended a communicator, in full: which rank found it, on which host, what it concerned, by which back
+/// end, and why.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct FaultReport {
@@ -29,7 +29,8 @@ pub struct FaultReport {
     pub fault: Fault,
     /// Name of the host of the rank that it concerned, if it concerned one.
     pub peer_host: Option<String>,
-    /// The back end, with its network or NIC, and whether the rank that it concerned is also reached by loads and stores.
+    /// The back end, with its network or NIC, and whether the rank that it concerned is also reached by loads and
+    /// stores.
     pub back_end: String,
     /// What is known of the cause, in words: what the network says, how a rank was lost.
     pub cause: Option<String>,

@@ -20,12 +20,12 @@ pub enum Connections {
     /// All ranks: for each context a queue pair to each.
     #[default]
     All,
-    /// The ranks with the same place in their LSA teams, the own one among them: for each context a queue pair to each of
-    /// those. For kernels that reach others by loads and stores, or by way of a rank of their LSA team.
+    /// The ranks with the same place in their LSA teams, the own one among them: for each context a queue pair to each
+    /// of those. For kernels that reach others by loads and stores, or by way of a rank of their LSA team.
     ///
     /// A post over the network to another rank is refused ([`gin_abi::FaultKind::NotConnected`]), also a
-    /// `signal_all_routes` to a peer of the LSA team. Barriers whose arrivals would need it are refused, on every back end,
-    /// when the communicator is initialised.
+    /// `signal_all_routes` to a peer of the LSA team. Barriers whose arrivals would need it are refused, on every back
+    /// end, when the communicator is initialised.
     Rail,
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The memory behind a communicator's handle.
 //!
-//! Words that a CPU thread writes, and those that it reads, lie in pinned host memory; words that kernels poll or add to
-//! in the device. Words that different sides write are on cache lines of their own.
+//! Words that a CPU thread writes, and those that it reads, lie in pinned host memory; words that kernels poll or add
+//! to in the device. Words that different sides write are on cache lines of their own.
 
 use super::Requirements;
 use crate::proxy::{ContextPart, Counters};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Windows whose parts lie at fixed distances: the ranks of an LSA team share a range of addresses, and agree on a place
-//! in it for each window.
+//! Windows whose parts lie at fixed distances: the ranks of an LSA team share a range of addresses, and agree on a
+//! place in it for each window.
 
 use super::life::Live;
 use super::reach;
@@ -55,8 +55,8 @@ impl<'a> Offered<'a> {
     }
 }
 
-/// What a rank has before it meets the others: the range, on the first rank of a team; across processes each rank has its
-/// own.
+/// What a rank has before it meets the others: the range, on the first rank of a team; across processes each rank has
+/// its own.
 pub(super) fn offer(device: &dyn Device, rank: u32, lsa_size: u32, across: bool) -> Flat {
     if across || rank.is_multiple_of(lsa_size) { Ok(FlatRange::reserve(device, lsa_size)?) } else { Ok(None) }
 }
@@ -71,8 +71,8 @@ pub(super) enum Told {
 }
 
 impl Told {
-    /// What rank `own` of a team has once it was told this by rank `rank` of the same team. Ranks of one process share the
-    /// range of their first.
+    /// What rank `own` of a team has once it was told this by rank `rank` of the same team. Ranks of one process share
+    /// the range of their first.
     pub(super) fn join(self, flat: Flat, rank: u32, is_first: bool, across: bool) -> Flat {
         match self {
             Self::Range(range) if is_first && !across => range,
@@ -110,8 +110,8 @@ fn place(wishes: Vec<Wish>, stride: u64) -> Result<u64, CommError> {
 }
 
 impl Communicator {
-    /// Memory for this rank's part of a window, at the same place as those of the other ranks of its team, if their devices
-    /// can do that. Collective; what comes after the ranks have met is in the inner result.
+    /// Memory for this rank's part of a window, at the same place as those of the other ranks of its team, if their
+    /// devices can do that. Collective; what comes after the ranks have met is in the inner result.
     pub(super) fn window_memory(&self, live: &Live, bytes: u64) -> Result<Result<Arc<Memory>, CommError>, CommError> {
         const CALL: &str = "allocate a window";
         let slot = self.rank() % live.lsa_size;

@@ -13,9 +13,10 @@ use std::sync::Arc;
 /// How a window is registered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct WindowFlags {
-    /// Signals may be raised at words of the window; they begin at 0, whatever the words hold. It gets words beside it, 72
-    /// to 80 bytes for each 8 bytes of the window. Where a NIC raises signals, it raises the words of the window itself, so
-    /// nothing else may write words that are used for signals; else the window's memory is not touched by that.
+    /// Signals may be raised at words of the window; they begin at 0, whatever the words hold. It gets words beside it,
+    /// 72 to 80 bytes for each 8 bytes of the window. Where a NIC raises signals, it raises the words of the window
+    /// itself, so nothing else may write words that are used for signals; else the window's memory is not touched by
+    /// that.
     pub signals: bool,
 }
 
@@ -45,8 +46,8 @@ pub(crate) struct Registered {
 
 /// A window of elements of type `T`, which kernels get as `gin_device::Window<T>`.
 ///
-/// Copies share it; it lasts until the communicator deregisters it or ends. What `read` and `write` touch is this rank's
-/// own memory; no kernel may use it meanwhile.
+/// Copies share it; it lasts until the communicator deregisters it or ends. What `read` and `write` touch is this
+/// rank's own memory; no kernel may use it meanwhile.
 #[derive(Debug)]
 pub struct Window<T> {
     pub(crate) inner: Arc<Registered>,

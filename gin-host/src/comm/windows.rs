@@ -50,8 +50,8 @@ struct Peers {
 }
 
 impl Peers {
-    /// Adds the next rank, whose part starts at `offset` of `memory`; both keys are of memory that it made known. Memory of
-    /// another process comes to be where `place` says for its length.
+    /// Adds the next rank, whose part starts at `offset` of `memory`; both keys are of memory that it made known.
+    /// Memory of another process comes to be where `place` says for its length.
     fn add(
         &mut self,
         device: &Arc<dyn Device>,
@@ -121,11 +121,11 @@ fn address(memory: &Option<Arc<Memory>>) -> u64 {
 }
 
 impl Communicator {
-    /// Allocates device memory for `len` elements on this rank and registers it. Collective; ranks may ask for different
-    /// lengths, 0 included. The elements are zero at first.
+    /// Allocates device memory for `len` elements on this rank and registers it. Collective; ranks may ask for
+    /// different lengths, 0 included. The elements are zero at first.
     ///
-    /// The parts of an LSA team's ranks lie at a fixed distance, [`Window::stride`], if their devices can do that; then each
-    /// takes a whole number of the device's [granules](gin_gpu::Device::granularity).
+    /// The parts of an LSA team's ranks lie at a fixed distance, [`Window::stride`], if their devices can do that; then
+    /// each takes a whole number of the device's [granules](gin_gpu::Device::granularity).
     ///
     /// # Errors
     /// As [`register`](Self::register); [`CommError::NoPlace`] if no addresses are left for a window of that length;
@@ -148,11 +148,11 @@ impl Communicator {
     /// # Errors
     /// [`CommError::State`] or [`CommError::Ended`] unless the communicator is active; [`CommError::Misaligned`];
     /// [`CommError::AlreadyRegistered`] if part of the memory is in a window of this communicator;
-    /// [`CommError::NotRegistrable`] for memory of another device; [`CommError::Nic`] for pinned memory where kernels drive a
-    /// NIC ([`NicError::HostWindow`](gin_nic::NicError::HostWindow)); [`CommError::Gpu`] if a rank of the LSA team does not
-    /// reach memory that another one has [from elsewhere](GpuError::Foreign); [`CommError::Limit`] if there are as many windows as
-    /// were asked for; [`CommError::Disagreement`] if ranks use different flags; [`CommError::OtherRank`] if another rank
-    /// failed.
+    /// [`CommError::NotRegistrable`] for memory of another device; [`CommError::Nic`] for pinned memory where kernels
+    /// drive a NIC ([`NicError::HostWindow`](gin_nic::NicError::HostWindow)); [`CommError::Gpu`] if a rank of the LSA
+    /// team does not reach memory that another one has [from elsewhere](GpuError::Foreign); [`CommError::Limit`] if
+    /// there are as many windows as were asked for; [`CommError::Disagreement`] if ranks use different flags;
+    /// [`CommError::OtherRank`] if another rank failed.
     pub fn register<T: Pod>(&self, memory: &MemorySlice, flags: WindowFlags) -> Result<Window<T>, CommError> {
         const CALL: &str = "register a window";
         self.seen(CALL, || self.with_live(CALL, |live| self.register_outcome(live, Ok(memory.clone()), 0, flags)))
@@ -357,8 +357,8 @@ impl Communicator {
         }))
     }
 
-    /// Where the part of a rank of the team has to be mapped that is another process, for handles with a stride; `bytes`:
-    /// length of its memory.
+    /// Where the part of a rank of the team has to be mapped that is another process, for handles with a stride;
+    /// `bytes`: length of its memory.
     fn peer_place(&self, live: &Live, own: &Prepared, rank: u32, bytes: u64) -> Result<Option<Place>, String> {
         let (Ok(Some(range)), true) = (&live.flat, own.stride != 0) else { return Ok(None) };
         let (slot, there) = (self.rank() % live.lsa_size, rank % live.lsa_size);
@@ -385,8 +385,9 @@ impl Communicator {
     /// finished first.
     ///
     /// # Errors
-    /// [`CommError::WindowGone`] if it is not registered with this communicator; [`CommError::KernelsRunning`] if a kernel
-    /// runs on a device of the job; [`CommError::InFlight`] if requests do not finish in time. The window stays then.
+    /// [`CommError::WindowGone`] if it is not registered with this communicator; [`CommError::KernelsRunning`] if a
+    /// kernel runs on a device of the job; [`CommError::InFlight`] if requests do not finish in time. The window stays
+    /// then.
     pub fn deregister<T: Pod>(&self, window: &Window<T>) -> Result<(), CommError> {
         const CALL: &str = "deregister a window";
         let work = |live: &mut Live| {

@@ -9,8 +9,8 @@ use gin_net::NetError;
 /// Exchanges the outcome of each rank's own part of the collective call `call`; all ranks succeed or all fail.
 ///
 /// # Errors
-/// This rank's own error; else that of the first rank that failed; or the ranks could not meet. What could not be had of a
-/// rank that is lost failed because of that, which then is the error.
+/// This rank's own error; else that of the first rank that failed; or the ranks could not meet. What could not be had
+/// of a rank that is lost failed because of that, which then is the error.
 pub(super) fn agree(
     gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError>,
     call: &'static str,

@@ -33,8 +33,8 @@ pub(crate) enum Command {
     Register { window: LocalWindow, to: SyncSender<Result<Key, NetError>> },
     /// Take the keys of all ranks; requests may use the window from now on.
     Connect { window: u32, keys: Vec<Key>, info: WindowInfo, to: SyncSender<Result<(), NetError>> },
-    /// Answer with `None` once all requests below these indices are finished and the network is quiet; or, at this time,
-    /// with the number of those that are not.
+    /// Answer with `None` once all requests below these indices are finished and the network is quiet; or, at this
+    /// time, with the number of those that are not.
     Drain { heads: Vec<u64>, until_ns: u64, to: SyncSender<u64> },
     /// Refuse requests that use the window from now on; answer when the network has let go of it.
     Close { window: u32, to: SyncSender<()> },

@@ -2,16 +2,16 @@
 //! The proxy: takes what kernels post, checks it, hands it to the network, and publishes what became of it.
 //!
 //! One proxy serves one rank of one communicator: a queue for each context, one endpoint of a network. It is driven by
-//! [`Proxy::step`], from a progress thread ([`progress`]) or from a scheduler, and never waits: not for the network, not
-//! for a lock, not for a peer.
+//! [`Proxy::step`], from a progress thread ([`progress`]) or from a scheduler, and never waits: not for the network,
+//! not for a lock, not for a peer.
 //!
 //! A step takes what is in the queues, posts one batch, and finishes what the network says is complete. The order in
 //! which a request's end is published (fault, counter, oldest, done) is that of
 //! [`Consumer::finish`](gin_device::queue::Consumer::finish).
 //!
-//! A fault, whoever finds it, is for the whole communicator and stays: the proxy posts it where its rank's kernels look,
-//! tells the other ranks through the [board](gin_boot::board), posts nothing more, and completes what is left with
-//! that fault.
+//! A fault, whoever finds it, is for the whole communicator and stays: the proxy posts it where its rank's kernels
+//! look, tells the other ranks through the [board](gin_boot::board), posts nothing more, and completes what is left
+//! with that fault.
 
 mod check;
 mod command;

@@ -10,8 +10,8 @@ use std::collections::HashMap;
 pub(super) type Resets = HashMap<(u32, u32), (u64, u32)>;
 
 impl Proxy {
-    /// Makes the mistake of resetting a signal by storing 0 to its word. The store lands late: after the next raise, if there
-    /// is one soon.
+    /// Makes the mistake of resetting a signal by storing 0 to its word. The store lands late: after the next raise, if
+    /// there is one soon.
     pub(super) fn reset_by_store(&mut self) {
         let Some(resets) = &mut self.resets else { return };
         for (context, part) in (0u32..).zip(&self.contexts) {

@@ -8,8 +8,8 @@ use gin_gpu::cuda::{Embedded, devices};
 impl WorldConfig {
     /// `ranks` ranks as threads on these GPUs, shared if there are fewer, with the kernels that they may launch.
     ///
-    /// Ranks form LSA teams as far as their GPUs reach each other, with atomics: all of them on one GPU, or on GPUs that
-    /// NVLink connects.
+    /// Ranks form LSA teams as far as their GPUs reach each other, with atomics: all of them on one GPU, or on GPUs
+    /// that NVLink connects.
     ///
     /// # Errors
     /// As [`devices`].

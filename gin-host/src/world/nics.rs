@@ -32,8 +32,8 @@ type MakeNic = Arc<dyn Fn(u32) -> SoftConfig + Send + Sync>;
 
 /// Software NICs of the ranks of a job, on one network.
 ///
-/// Copies share NICs and network. A world steps them as long as it runs; a second one on the same NICs finds them as the
-/// first left them, so whoever wants a run to be repeatable gives each its own.
+/// Copies share NICs and network. A world steps them as long as it runs; a second one on the same NICs finds them as
+/// the first left them, so whoever wants a run to be repeatable gives each its own.
 #[derive(Clone)]
 pub struct SoftNics {
     fabric: SoftFabric,
@@ -54,8 +54,8 @@ impl SoftNics {
     }
 
     /// NICs with one port on Ethernet whose engine runs as `engine` says, with and for `device` and all devices that it
-    /// reaches. The device is made for this and launches nothing else; for [`SoftEngine::Kernel`] the kernel `soft_hca` is
-    /// among those that are linked to it (`gin::ptx::ENGINE`).
+    /// reaches. The device is made for this and launches nothing else; for [`SoftEngine::Kernel`] the kernel `soft_hca`
+    /// is among those that are linked to it (`gin::ptx::ENGINE`).
     ///
     /// # Errors
     /// As [`SoftFabric::place`].

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Two virtual machines, joined by a wire, in each of which a shell listens (`scripts/soft-roce.sh`).
 //!
-//! What programs there say is told apart by numbers: a line for a listener begins with [`MARK`] and the listener's number.
+//! What programs there say is told apart by numbers: a line for a listener begins with [`MARK`] and the listener's
+//! number.
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::HashMap;
@@ -60,8 +61,8 @@ impl Listeners {
     }
 }
 
-/// Sends an empty line every second, as long as there is somebody else who can: the emulated serial line may keep what has
-/// come until more comes.
+/// Sends an empty line every second, as long as there is somebody else who can: the emulated serial line may keep what
+/// has come until more comes.
 fn nudge(input: &Arc<Mutex<ChildStdin>>) {
     let input = Arc::downgrade(input);
     std::thread::spawn(move || {
@@ -75,8 +76,8 @@ fn nudge(input: &Arc<Mutex<ChildStdin>>) {
     });
 }
 
-/// The machines, `gin1` at 10.8.0.1 and `gin2` at 10.8.0.2, whose devices at the wire are called `rxe3`. They end when this
-/// is dropped.
+/// The machines, `gin1` at 10.8.0.1 and `gin2` at 10.8.0.2, whose devices at the wire are called `rxe3`. They end when
+/// this is dropped.
 pub struct Machines {
     machines: Vec<(Child, Arc<Mutex<ChildStdin>>)>,
     listeners: Vec<Listeners>,

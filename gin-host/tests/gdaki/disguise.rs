@@ -219,8 +219,8 @@ pub struct Part {
     pub bytes: u64,
 }
 
-/// A software NIC that says it reaches memory of GPUs. Like a driver for a real one it takes memory only under an address
-/// with the memory's own place in a page.
+/// A software NIC that says it reaches memory of GPUs. Like a driver for a real one it takes memory only under an
+/// address with the memory's own place in a page.
 #[derive(Debug)]
 pub struct Reaching {
     inner: SoftHca,

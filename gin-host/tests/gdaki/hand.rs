@@ -50,7 +50,8 @@ impl Hand {
         word(self.pair_address(context, peer) + offset as u64).store(value, Ordering::Relaxed);
     }
 
-    /// The address of a window's first byte, and the key for it: of the part of `rank`, or the own one for local access.
+    /// The address of a window's first byte, and the key for it: of the part of `rank`, or the own one for local
+    /// access.
     fn part(&self, window: &WindowHandle, rank: u32) -> (u64, Be32) {
         let index = u64::from(window.id) * (u64::from(self.handle.ranks) + 1) + u64::from(rank);
         let key = word(self.handle.window_keys + 8 * index).load(Ordering::Relaxed);

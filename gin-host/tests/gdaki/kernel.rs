@@ -114,7 +114,8 @@ fn check(rank: &Rank) -> Result<(), Box<dyn Error>> {
 
 #[test]
 fn the_engine_runs_as_a_kernel_and_goes_on_after_it_was_parked() {
-    // By turns: a schedule that starves the one thread which runs the engine, while others look for orders, takes minutes.
+    // By turns: a schedule that starves the one thread which runs the engine, while others look for orders, takes
+    // minutes.
     let seeded = |seed| {
         let mut config = WorldConfig::seeded(1, seed);
         config.mode = Mode::Seeded(SeededConfig { policy: Policy::RoundRobin, ..SeededConfig::new(seed) });

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Communicators whose kernels drive software NICs: they come up, their tables are right, and they leave nothing behind.
+//! Communicators whose kernels drive software NICs: they come up, their tables are right, and they leave nothing
+//! behind.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Connections along rails only: fewer objects, a fault for who posts to another peer, and all else as ever.
 //!
-//! Four ranks in LSA teams of two: rank r has a rail with r + 2, reaches r ^ 1 by loads and stores, and r ^ 3 not at all.
+//! Four ranks in LSA teams of two: rank r has a rail with r + 2, reaches r ^ 1 by loads and stores, and r ^ 3 not at
+//! all.
 
 use crate::common::errors;
 use crate::{Hand, nics, run, worlds};
@@ -37,8 +38,8 @@ fn code(outcome: Result<(), Fault>) -> u64 {
     )
 }
 
-/// Posts to a rank without a connection and to the one along the rail, flushes, and meets; notes what each call ends with.
-/// At last each thread posts by itself, every other one to the stranger.
+/// Posts to a rank without a connection and to the one along the rail, flushes, and meets; notes what each call ends
+/// with. At last each thread posts by itself, every other one to the stranger.
 ///
 /// # Safety
 /// - One block, resident. `notes` is [`NOTES`] words of device memory, `alone` one for each thread.
@@ -91,7 +92,8 @@ pub unsafe fn rails_test(
     }
 }
 
-/// Puts to the LSA peer by whatever route there is, meets it, and then raises its signal over the network; notes the last.
+/// Puts to the LSA peer by whatever route there is, meets it, and then raises its signal over the network; notes the
+/// last.
 ///
 /// # Safety
 /// - One block, resident. `notes` is a word of device memory.
@@ -201,8 +203,8 @@ fn objects(connections: Connections, lsa_size: u32) -> usize {
 
 #[test]
 fn rails_need_queue_pairs_to_their_own_ranks_only() {
-    // Of each rank: a protection domain, two regions. Of each of its contexts: memory for rings, a completion queue and a
-    // queue pair that answers, and for each peer a doorbell page, a completion queue and a queue pair.
+    // Of each rank: a protection domain, two regions. Of each of its contexts: memory for rings, a completion queue and
+    // a queue pair that answers, and for each peer a doorbell page, a completion queue and a queue pair.
     let expected = |peers: usize| RANKS as usize * (1 + 2 + 2 * (1 + 2 + 3 * peers));
     assert_eq!(objects(Connections::All, 2), expected(4));
     assert_eq!(objects(Connections::Rail, 2), expected(2));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a GPU and a NIC share: doorbell pages that kernels store to, and memory that the NIC is told of as a file or by its
-//! address.
+//! What a GPU and a NIC share: doorbell pages that kernels store to, and memory that the NIC is told of as a file or by
+//! its address.
 
 use crate::Hand;
 use crate::common::{config, errors, peer, ranks};
@@ -23,8 +23,8 @@ fn on(hca: Arc<dyn Hca>, doorbells: Doorbells) -> CommConfig {
     config(peer()).backend(Backend::Gdaki).nic(nic).doorbells(doorbells)
 }
 
-/// Two ranks with a NIC and a device each; `body` runs with their communicators. Afterwards the NICs have no objects and
-/// nobody has broken a rule.
+/// Two ranks with a NIC and a device each; `body` runs with their communicators. Afterwards the NICs have no objects
+/// and nobody has broken a rule.
 fn pair<T: Send>(
     drivers: &[Shared; 2],
     doorbells: Doorbells,
@@ -259,8 +259,8 @@ fn a_nic_can_be_asked_who_would_ring_for_a_device() {
     assert_eq!(fabric.objects(), before);
 }
 
-/// Registers windows and memory for rings on one rank; how the NIC was told of them, and what `initialise` or the window
-/// said.
+/// Registers windows and memory for rings on one rank; how the NIC was told of them, and what `initialise` or the
+/// window said.
 fn told(driver: &Shared, dma_buf: bool, by_address: bool) -> (Vec<Part>, Result<(), CommError>) {
     let fabric = SoftFabric::default();
     let mut hca = Reaching::new(fabric.add(SoftConfig { dma_buf, ..SoftConfig::ethernet(0) }));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Faults through all that lies between two kernels: communicators, proxies, the network, in two processes. Each ends every
-//! wait that depends on it in time, with an error that says who and why, in the kernel and on the host; a communicator beside
-//! goes on; and where the fault heals all data is there.
+//! Faults through all that lies between two kernels: communicators, proxies, the network, in two processes. Each ends
+//! every wait that depends on it in time, with an error that says who and why, in the kernel and on the host; a
+//! communicator beside goes on; and where the fault heals all data is there.
 
 use super::machines::run_trials;
 use super::members::{Ended, Hosts, Pair, Seen, Words, ended_since};
@@ -153,8 +153,8 @@ pub fn on_hosts(arguments: &Arguments) -> ExitCode {
 /// Ample for what is to come within ten seconds, on a slow machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// By then a fault is known to all: the network loses a peer after 1.9 s, meetings after the silence that was chosen, 3 or 10 s,
-/// and the emulation is slow.
+/// By then a fault is known to all: the network loses a peer after 1.9 s, meetings after the silence that was chosen, 3
+/// or 10 s, and the emulation is slow.
 const LEARNED: Duration = Duration::from_secs(20);
 
 impl Plan {
@@ -188,8 +188,8 @@ fn rounds(pair: &Pair, rounds: u64) -> Result<(), Failed> {
     far(&pair.words, rounds)
 }
 
-/// Waits for a second and, on a slow machine, until the communicator beside has made a round since; at most as long as a
-/// [patient](Plan::patient) network does.
+/// Waits for a second and, on a slow machine, until the communicator beside has made a round since; at most as long as
+/// a [patient](Plan::patient) network does.
 fn a_second(pair: &Pair) -> Result<(), Failed> {
     let begin = Instant::now();
     std::thread::sleep(Duration::from_secs(1));

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The network `verbs` on RDMA devices, without proxy and kernels: what arrives, what is held back, and how requests fail.
+//! The network `verbs` on RDMA devices, without proxy and kernels: what arrives, what is held back, and how requests
+//! fail.
 //!
-//! `GIN_VERBS_DEVICES=a,b` names the devices of ranks 0 and 1; by default both use the first that is up. Without a device
-//! there is one trial, which is ignored with the reason. `GIN_VERBS_WIRE=a,b` names two network interfaces, under the
-//! devices, whose packets may be lost, delayed and cut (`tc`, `ip`): without it those trials are ignored. In the virtual
-//! machine of `scripts/soft-roce.sh` all of it is there.
+//! `GIN_VERBS_DEVICES=a,b` names the devices of ranks 0 and 1; by default both use the first that is up. Without a
+//! device there is one trial, which is ignored with the reason. `GIN_VERBS_WIRE=a,b` names two network interfaces,
+//! under the devices, whose packets may be lost, delayed and cut (`tc`, `ip`): without it those trials are ignored. In
+//! the virtual machine of `scripts/soft-roce.sh` all of it is there.
 
 mod faults;
 #[path = "../common/machines.rs"]

@@ -28,8 +28,8 @@ impl Words {
         Self { lines, end: RefCell::default(), beside: RefCell::default() }
     }
 
-    /// Waits for a line that begins like this, past others; when it came, and the rest of it. Does not wait past the end of
-    /// the kernel for what comes before that.
+    /// Waits for a line that begins like this, past others; when it came, and the rest of it. Does not wait past the
+    /// end of the kernel for what comes before that.
     pub fn hear(&self, begin: &str, limit: Duration) -> Result<(Instant, String), Failed> {
         let until = Instant::now() + limit;
         loop {
@@ -113,8 +113,8 @@ impl Ended {
         self.wrong == 0 && self.device.is_none() && self.host.is_none()
     }
 
-    /// Whether the kernel of this one of two ranks and its host know of a fault of one of these kinds between the two; and
-    /// no data was wrong.
+    /// Whether the kernel of this one of two ranks and its host know of a fault of one of these kinds between the two;
+    /// and no data was wrong.
     pub fn tells(&self, rank: u32, kinds: &[FaultKind]) -> bool {
         let other = 1 - rank;
         let device = self.device.is_some_and(|seen| match seen.kind {

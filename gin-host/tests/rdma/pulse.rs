@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A rank with all that belongs to it: a kernel that sends pulses around a ring and waits for them, its proxy, the network
-//! `verbs`, and, if asked for, a second communicator that is to go on whatever becomes of the first.
+//! A rank with all that belongs to it: a kernel that sends pulses around a ring and waits for them, its proxy, the
+//! network `verbs`, and, if asked for, a second communicator that is to go on whatever becomes of the first.
 //!
-//! It is a process of its own, which variables describe ([`Plan`]). It says what happens in lines that begin with [`MARK`] and
-//! the rank; a file tells it when to stop, and another when to break something of its own.
+//! It is a process of its own, which variables describe ([`Plan`]). It says what happens in lines that begin with
+//! [`MARK`] and the rank; a file tells it when to stop, and another when to break something of its own.
 
 use super::machines::MARK;
 use gin_abi::{Deadline, Fault, FaultKind};
@@ -43,8 +43,8 @@ const DEADLINE: Duration = Duration::from_secs(120);
 /// How long the other communicator may take for its next rounds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Passes pulses to the right neighbour and checks those of the left one, until rank 0 is told to stop or something fails.
-/// `one_way`: rank 0 sends them to rank 1, which only waits.
+/// Passes pulses to the right neighbour and checks those of the left one, until rank 0 is told to stop or something
+/// fails. `one_way`: rank 0 sends them to rank 1, which only waits.
 ///
 /// # Safety
 /// - One thread. `words` is [`WORDS`] words of pinned memory, 0 at first.
@@ -399,9 +399,9 @@ fn kind(kind: FaultKind) -> u32 {
     kind.code()
 }
 
-/// What came of it: `rounds wrong device host`, of which the last two are `-` or numbers: the kind of the fault that the
-/// kernel's wait ended with, its peer, and the kind that was found if another rank found it; and the kind and peer that
-/// the host knows, and who found it.
+/// What came of it: `rounds wrong device host`, of which the last two are `-` or numbers: the kind of the fault that
+/// the kernel's wait ended with, its peer, and the kind that was found if another rank found it; and the kind and peer
+/// that the host knows, and who found it.
 fn outcome(words: &Words, comm: &Communicator) -> String {
     let device = words.fault();
     let begin = Instant::now();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A wire that loses, delays and is cut. Each trial first runs `ib_write_bw` of perftest under the same, whose result is
-//! printed: where the driver itself fails, ours must end with an error in time.
+//! A wire that loses, delays and is cut. Each trial first runs `ib_write_bw` of perftest under the same, whose result
+//! is printed: where the driver itself fails, ours must end with an error in time.
 
 use super::pair::{Plan, ended, ensure, pair, put, raise, until};
 use gin_abi::Transfer;
@@ -48,8 +48,8 @@ pub const TRIALS: &[(&str, Body)] = &[
 /// Two interfaces that are joined.
 pub struct Wire {
     names: [String; 2],
-    /// Takes commands for them as lines: where threads poll on all processors of a slow machine, starting a program takes
-    /// seconds.
+    /// Takes commands for them as lines: where threads poll on all processors of a slow machine, starting a program
+    /// takes seconds.
     tc: Mutex<Tc>,
 }
 
@@ -174,8 +174,8 @@ fn run_quietly(command: &mut Command) -> &mut Command {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null())
 }
 
-/// Rounds of 8 puts of 32 KiB and a signal; the receiver looks at all bytes of each round before the next begins. If errors
-/// are allowed, one ends it, and what was signalled before has arrived.
+/// Rounds of 8 puts of 32 KiB and a signal; the receiver looks at all bytes of each round before the next begins. If
+/// errors are allowed, one ends it, and what was signalled before has arrived.
 fn stream(devices: &[String; 2], rounds: u64, may_fail: bool) -> Result<(), Failed> {
     let mut sides = pair(&Plan::new(devices))?;
     let begin = Instant::now();

@@ -136,7 +136,8 @@ fn several_ports(devices: &[String; 2]) -> Result<(), Failed> {
     }
     until(&mut sides, "words", |[_, other]| other.word(0, 0) == 1 && other.word(1, 0) == 1)?;
     no_messages(&sides)?;
-    // Two NICs would not be atomic to each other there. From then on all go as messages, so that none overtakes another.
+    // Two NICs would not be atomic to each other there. From then on all go as messages, so that none overtakes
+    // another.
     sides[0].post(1, Transfer::Nothing, Some(at(0, 8, 4)), 1);
     sides[0].post(1, Transfer::Nothing, Some(raise(0, 5)), 1);
     sides[0].post(0, Transfer::Nothing, Some(raise(0, 6)), 1);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Requests whose bytes a device's copier moves.
 //!
-//! Their copies start when the requests are posted, and end in that order. The rest of a request follows when its copy has
-//! ended and all requests before it are complete.
+//! Their copies start when the requests are posted, and end in that order. The rest of a request follows when its copy
+//! has ended and all requests before it are complete.
 
 use super::{Peer, Plan, Work};
 use crate::{NetError, Request};
@@ -87,7 +87,8 @@ impl Peer {
                 (_, Err(error)) => Err(lost(error)),
                 (Ok(_), _) if strong && self.broken.contains(&order) => Err(NetError::behind(order.1)),
                 (Ok((plan, ticket)), _) => {
-                    // The regions are released before the completion is reported: a caller that then closes one finds it unused.
+                    // The regions are released before the completion is reported: a caller that then closes one finds
+                    // it unused.
                     if ticket.is_none() {
                         plan.carry_out()
                     } else {

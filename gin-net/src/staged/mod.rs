@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The way through host memory, for memory of a GPU that the NIC does not reach.
 //!
-//! A window in such memory has pinned host memory in its place, twice as long, which is registered instead. What a rank puts
-//! is copied there first; what arrives there is copied into the window by the receiver, when the sender's [`Notice`] says
-//! that it is there, before any signal is raised that was sent later. What a rank gets from there it asks for: the owner
-//! copies it out of the window, says so, and then it is read. So bytes go once through host memory on each side that needs
-//! it, and the other side notices nothing.
+//! A window in such memory has pinned host memory in its place, twice as long, which is registered instead. What a rank
+//! puts is copied there first; what arrives there is copied into the window by the receiver, when the sender's
+//! [`Notice`] says that it is there, before any signal is raised that was sent later. What a rank gets from there it
+//! asks for: the owner copies it out of the window, says so, and then it is read. So bytes go once through host memory
+//! on each side that needs it, and the other side notices nothing.
 //!
 //! | | what a rank does that is staged | with a peer that is |
 //! | --- | --- | --- |

@@ -16,8 +16,8 @@ pub(super) struct Window {
     pub(super) parts: Vec<Part>,
 }
 
-/// The own part of a window, and the host memory in its place: first what arrives, then what leaves, each as long as the
-/// part. What leaves never covers what has arrived and was not moved yet.
+/// The own part of a window, and the host memory in its place: first what arrives, then what leaves, each as long as
+/// the part. What leaves never covers what has arrived and was not moved yet.
 #[derive(Debug)]
 pub(super) struct Own {
     pub(super) memory: MemorySlice,

@@ -62,8 +62,8 @@ pub const CHECKS: [&str; 11] = {
 };
 
 /// Checks a NIC, with queue pairs that it has to itself. Each check ends after `deadline`, but for a command to the
-/// firmware, which cannot be cut short; `tell` hears of each when it is over. If queue pairs do not come up, nothing else
-/// is tried, and the list ends there.
+/// firmware, which cannot be cut short; `tell` hears of each when it is over. If queue pairs do not come up, nothing
+/// else is tried, and the list ends there.
 pub fn check(nic: &Arc<Nic>, deadline: Duration, tell: &mut dyn FnMut(&Check)) -> Vec<Check> {
     check_but(nic, deadline, &[], tell)
 }

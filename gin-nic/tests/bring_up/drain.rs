@@ -69,8 +69,8 @@ impl Bench {
         Self { sides, fabric }
     }
 
-    /// Adds `count` entries, each of which adds 1 to the first word of rank `peer`, as a kernel of rank 0 would. `tag`: the
-    /// counter that each raises.
+    /// Adds `count` entries, each of which adds 1 to the first word of rank `peer`, as a kernel of rank 0 would. `tag`:
+    /// the counter that each raises.
     fn post(&self, peer: u32, count: u64, ring: bool, tag: Option<u64>) {
         let side = &self.sides[0];
         let queue = side.queues.one(0, peer);

@@ -97,8 +97,8 @@ impl SoftFabric {
         SoftHca { fabric: self.clone(), device: state.devices.len() as u32 - 1 }
     }
 
-    /// Looks at the doorbells and does one thing. Where the engine is a kernel, sees to it that it runs, unless a command
-    /// was sent just now.
+    /// Looks at the doorbells and does one thing. Where the engine is a kernel, sees to it that it runs, unless a
+    /// command was sent just now.
     pub fn step(&self) -> Progress {
         // Others may run while a simulated clock is read, so not with the lock held.
         let now_ns = gin_gpu::rt::clock_ns();

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 /// Bytes that are copied at a time from memory of a device to memory of a device.
 const PIECE: u64 = 64 << 10;
 
-/// Memory of this process, by its addresses, and of devices, through one of them. Whoever registered the ranges that the
-/// tables name has promised that they are there.
+/// Memory of this process, by its addresses, and of devices, through one of them. Whoever registered the ranges that
+/// the tables name has promised that they are there.
 #[derive(Debug, Default)]
 pub(super) struct HostMemory {
     /// Copies what the CPU may not reach. Without it, all that is registered is memory of this process.

@@ -21,8 +21,8 @@ pub enum SoftEngine {
     /// A CPU thread, for real GPUs: rings and doorbells lie in pinned memory, and it copies through a GPU what the CPU
     /// does not reach. An atomic is a copy, an addition and a copy, so no GPU may raise a word that a NIC raises.
     Thread,
-    /// A kernel on one processor of a GPU, over all memory that this GPU reaches. It is launched when the NICs have been
-    /// left alone for a moment, and parks for every command.
+    /// A kernel on one processor of a GPU, over all memory that this GPU reaches. It is launched when the NICs have
+    /// been left alone for a moment, and parks for every command.
     Kernel,
 }
 

@@ -47,8 +47,8 @@ pub struct Exchange {
     pub rounds: u64,
     /// Address of a word in device memory: rounds done by earlier launches on this context, 0 at first.
     pub done: u64,
-    /// Address of four words in device memory: values that were wrong so far; of the first of them the round, the sender
-    /// and the value. 0 at first.
+    /// Address of four words in device memory: values that were wrong so far; of the first of them the round, the
+    /// sender and the value. 0 at first.
     pub wrong: u64,
     /// Nanoseconds that it waits for at its start, before anything that has a deadline.
     pub pause: u64,
@@ -71,8 +71,8 @@ pub const fn exchange_len(neighbours: u32, elements: u64) -> u64 {
 /// checked. Counter `d` counts what has left for that one.
 ///
 /// # Safety
-/// - One block, on every rank, with the same numbers; windows, tables, signals and counter are as [`Exchange`] says, and
-///   nobody else uses them.
+/// - One block, on every rank, with the same numbers; windows, tables, signals and counter are as [`Exchange`] says,
+///   and nobody else uses them.
 #[kernel]
 pub unsafe fn hardware_exchange(
     comm: Comm,
@@ -183,7 +183,8 @@ pub struct Stale {
 /// Only block 0 posts and waits; a barrier over the grid passes on what it saw. Needs two signals in context 0.
 ///
 /// # Safety
-/// - The grid is resident as a whole, on every rank; tables are as [`Stale`] says; both windows have `elements` elements.
+/// - The grid is resident as a whole, on every rank; tables are as [`Stale`] says; both windows have `elements`
+///   elements.
 #[kernel]
 pub unsafe fn hardware_stale(comm: Comm, data: Window<u64>, source: Window<u64>, plan: Stale, deadline: Deadline) {
     // Safety: the kernel's promise.
@@ -220,8 +221,8 @@ fn stale(
         }
         barrier.sync(deadline)?;
         if block_in_grid() == 0 {
-            // All blocks have read what the last round left: it may be overwritten. And whoever took the last round's source
-            // has it.
+            // All blocks have read what the last round left: it may be overwritten. And whoever took the last round's
+            // source has it.
             gin.signal(from, checked.inc()).issue(&Block)?;
             gin.wait_signal(&Block, checked, round, deadline)?;
             for i in Block.stripe(elements) {
@@ -263,11 +264,11 @@ pub struct Flood {
     pub each: u32,
 }
 
-/// Every thread of the first blocks puts values to the right neighbour, one by one, each with a signal; every block polls
-/// until all of its context have come from the left one.
+/// Every thread of the first blocks puts values to the right neighbour, one by one, each with a signal; every block
+/// polls until all of its context have come from the left one.
 ///
-/// Block `b` uses context `b % contexts`. Element `(block * threads + thread) * each + i` of `data` is what that thread's
-/// left counterpart put in its `i`-th post: `value(left, me, 1, index)`. Needs a signal.
+/// Block `b` uses context `b % contexts`. Element `(block * threads + thread) * each + i` of `data` is what that
+/// thread's left counterpart put in its `i`-th post: `value(left, me, 1, index)`. Needs a signal.
 ///
 /// # Safety
 /// - The grid is resident as a whole, on every rank; all ranks launch the same shape.
@@ -310,13 +311,13 @@ pub const fn pass_len(elements: u64) -> u64 {
     2 * elements
 }
 
-/// Fills `source` with values for the right neighbour in round `round` (from 1, one more with each launch), puts them into
-/// the first half of its `data`, and gets the left neighbour's `source` into the second half of the own: the halves are
-/// equal then. Operations take the automatic route. Needs a signal in context 0.
+/// Fills `source` with values for the right neighbour in round `round` (from 1, one more with each launch), puts them
+/// into the first half of its `data`, and gets the left neighbour's `source` into the second half of the own: the
+/// halves are equal then. Operations take the automatic route. Needs a signal in context 0.
 ///
 /// # Safety
-/// - One block, on every rank; `source` has `elements` elements, `data` twice as many, and nobody else uses them; no rank
-///   launches the next round before all have ended this one.
+/// - One block, on every rank; `source` has `elements` elements, `data` twice as many, and nobody else uses them; no
+///   rank launches the next round before all have ended this one.
 #[kernel]
 pub unsafe fn hardware_pass(
     comm: Comm,

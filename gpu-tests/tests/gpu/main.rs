@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Tests on real GPUs: the conformance suite, with ranks that share one GPU and with one GPU for each, by each route and
-//! over each test network; that it notices mistakes there too; what only hardware shows; and the driver's calls beside a
-//! kernel that does not end.
+//! Tests on real GPUs: the conformance suite, with ranks that share one GPU and with one GPU for each, by each route
+//! and over each test network; that it notices mistakes there too; what only hardware shows; and the driver's calls
+//! beside a kernel that does not end.
 //!
 //! Trials run one after the other. Without a GPU they are ignored, and the reason is said. A trial that hangs ends the
 //! process; with `GIN_GPU_JOURNAL=FILE` results are kept there, and the next run goes on after it. After

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The GDAKI back end: the kernel writes an mlx5 NIC's work-queue entries, rings its doorbell and reads its completions.
+//! The GDAKI back end: the kernel writes an mlx5 NIC's work-queue entries, rings its doorbell and reads its
+//! completions.
 //!
 //! Each context has a queue pair to each peer. What becomes of the front end's operations:
 //!
@@ -10,9 +11,10 @@
 //! | get | READ. Its data is in view after a DUMP, which a flush posts; with a counter at once |
 //! | signal | FETCH_ADD, behind the put that it is bound to |
 //!
-//! Entries of one queue pair are carried out in order, so every signal is strong. A counter is raised by the thread that
-//! takes the completion of its last entry: waits for counters take completions, so that needs no companion queue pair, no
-//! WAIT entry and no NIC that reaches itself. BlueFlame, which sends an entry along with the doorbell, is not used.
+//! Entries of one queue pair are carried out in order, so every signal is strong. A counter is raised by the thread
+//! that takes the completion of its last entry: waits for counters take completions, so that needs no companion queue
+//! pair, no WAIT entry and no NIC that reaches itself. BlueFlame, which sends an entry along with the doorbell, is not
+//! used.
 //!
 //! A communicator may have connections along rails only. A post to another peer is refused
 //! ([`FaultKind::NotConnected`]), and a flush of one has nothing to wait for.
@@ -103,8 +105,8 @@ impl Link {
         (Be32::from_memory(keys as u32), sink)
     }
 
-    /// The address of byte `offset` of a window, and the key for it: of a rank's part, or, for the number of ranks, of the
-    /// own part for local access.
+    /// The address of byte `offset` of a window, and the key for it: of a rank's part, or, for the number of ranks, of
+    /// the own part for local access.
     #[inline(always)]
     fn in_window(&self, window: u32, rank: u32, offset: u64) -> (u64, Be32) {
         let handle = self.core.comm().handle();
@@ -300,7 +302,8 @@ impl Group {
     }
 }
 
-// On a CPU, where a call costs nothing that counts, these are functions: inlined at each use they take minutes to compile.
+// On a CPU, where a call costs nothing that counts, these are functions: inlined at each use they take minutes to
+// compile.
 impl Backend for Gdaki {
     const LSA: bool = false;
 

@@ -4,12 +4,13 @@
 //! Generic over the [`Memory`], so that a model checker can run it against a NIC.
 //!
 //! # Posting
-//! A thread, or one for all lanes of a warp that post to the same queue pair, *claims* indices by one add, waits until the
-//! slots are free, writes the entries and *publishes* them: it says at the token word of its first slot how many follow.
-//! Announcing them to the NIC is the business of who has the *token*, which lies at the first index that nobody has
-//! announced. Whoever publishes there takes it, and carries it past all entries that are published behind: record and
-//! doorbell once for all of them, then the token is laid down at the next index that is not published. So a slow thread
-//! holds up only the doorbell, never the others' posts; who finds no token is done, as whoever brings it rings for all.
+//! A thread, or one for all lanes of a warp that post to the same queue pair, *claims* indices by one add, waits until
+//! the slots are free, writes the entries and *publishes* them: it says at the token word of its first slot how many
+//! follow. Announcing them to the NIC is the business of who has the *token*, which lies at the first index that nobody
+//! has announced. Whoever publishes there takes it, and carries it past all entries that are published behind: record
+//! and doorbell once for all of them, then the token is laid down at the next index that is not published. So a slow
+//! thread holds up only the doorbell, never the others' posts; who finds no token is done, as whoever brings it rings
+//! for all.
 //!
 //! | value of a token word of index i | says |
 //! | --- | --- |
@@ -19,41 +20,44 @@
 //! | `(i << 10) + 2` | the token; entries below i are held back |
 //! | `(i << 10) + 2 + n` | n entries are published from here on |
 //!
-//! Values of one word only grow, by atomic maxima, so publisher and carrier each learn which of them came first. Entries
-//! that a poster holds back ("more to come") are published, and the token laid down behind them with no doorbell; the next
-//! poster rings for them, and so does every wait ([`attend`](QueuePair::attend)).
+//! Values of one word only grow, by atomic maxima, so publisher and carrier each learn which of them came first.
+//! Entries that a poster holds back ("more to come") are published, and the token laid down behind them with no
+//! doorbell; the next poster rings for them, and so does every wait ([`attend`](QueuePair::attend)).
 //!
-//! Lanes that post together publish in *runs*: a run has no lane of the group inside that has not written its entries. Each
-//! lane sees room by its own load, so a lane may find none though the lanes on both sides do.
+//! Lanes that post together publish in *runs*: a run has no lane of the group inside that has not written its entries.
+//! Each lane sees room by its own load, so a lane may find none though the lanes on both sides do.
 //!
 //! # Completions
-//! Entry i asks for one if i + 1 is a multiple of the interval, so there is always one to come among the entries of a full
-//! queue. Who waits for an entry that none covers posts a NOP that asks for one, or a DUMP if reads are to be brought into
-//! view; one does it for all. One thread at a time *takes* completions for all: it moves `completion_index`, after it has raised the
-//! counters of the entries that completed. A completion that says that an entry failed becomes the communicator's fault.
+//! Entry i asks for one if i + 1 is a multiple of the interval, so there is always one to come among the entries of a
+//! full queue. Who waits for an entry that none covers posts a NOP that asks for one, or a DUMP if reads are to be
+//! brought into view; one does it for all. One thread at a time *takes* completions for all: it moves
+//! `completion_index`, after it has raised the counters of the entries that completed. A completion that says that an
+//! entry failed becomes the communicator's fault.
 //!
 //! # Why it is right
-//! *A slot is not overwritten too early.* It is written only after `completion_index` was read past the entry before, whose completion
-//! a NIC writes after it has read the entry; the stores depend on the branch that this read decides, as in
-//! [`queue`](crate::queue).
+//! *A slot is not overwritten too early.* It is written only after `completion_index` was read past the entry before,
+//! whose completion a NIC writes after it has read the entry; the stores depend on the branch that this read decides,
+//! as in [`queue`](crate::queue).
 //!
-//! *What is announced is whole.* Publishing is a release after the entries; the carrier acquires what it finds published,
-//! and what it finds held back, then stores the record, then releases to the system, then rings. Who holds back behind others
-//! acquires and releases again before it lays the token down, so that it hands on what those have written. A NIC is no thread of this GPU, so the memory model asks
-//! for no less. Where the host says that the NIC reads entries and payload through this GPU's L2 cache
-//! ([`releases_to_gpu`](QueuePair::releases_to_gpu)), a release to the GPU has them there.
+//! *What is announced is whole.* Publishing is a release after the entries; the carrier acquires what it finds
+//! published, and what it finds held back, then stores the record, then releases to the system, then rings. Who holds
+//! back behind others acquires and releases again before it lays the token down, so that it hands on what those have
+//! written. A NIC is no thread of this GPU, so the memory model asks for no less. Where the host says that the NIC
+//! reads entries and payload through this GPU's L2 cache ([`releases_to_gpu`](QueuePair::releases_to_gpu)), a release
+//! to the GPU has them there.
 //!
-//! *Doorbell and record never go backwards.* They are stored by who has the token, before it is laid down, with a release
-//! between; who takes it stores later, because these stores depend on the exchange that took it.
+//! *Doorbell and record never go backwards.* They are stored by who has the token, before it is laid down, with a
+//! release between; who takes it stores later, because these stores depend on the exchange that took it.
 //!
-//! *Nothing is held back for ever.* A publisher that meets no token has stored before the carrier's maximum at that word,
-//! so the carrier finds it; entries that are held back have the token behind them, where every wait looks.
+//! *Nothing is held back for ever.* A publisher that meets no token has stored before the carrier's maximum at that
+//! word, so the carrier finds it; entries that are held back have the token behind them, where every wait looks.
 //!
-//! *A flush passes no queue pair by.* A bit says that entries may be under way, a second one that it was set since a thread
-//! last began to take the first away. A poster sets both, after its claim and with a release between. [`rest`](QueuePair::rest)
-//! clears the second, acquires, finds all that was claimed complete, and takes the first away only if the second is clear
-//! still. A poster that came before is seen by its claim, one that came between by the second bit, and one that comes later
-//! sets the first again. One thread at a time rests, as two would clear each other's second bit.
+//! *A flush passes no queue pair by.* A bit says that entries may be under way, a second one that it was set since a
+//! thread last began to take the first away. A poster sets both, after its claim and with a release between.
+//! [`rest`](QueuePair::rest) clears the second, acquires, finds all that was claimed complete, and takes the first away
+//! only if the second is clear still. A poster that came before is seen by its claim, one that came between by the
+//! second bit, and one that comes later sets the first again. One thread at a time rests, as two would clear each
+//! other's second bit.
 
 use crate::order::{self, Order, Sharing};
 use crate::status::{NAP_NS, Status, WaitError};
@@ -162,7 +166,8 @@ struct Carried {
 /// The target of a wait for entries, and how far it is covered.
 #[derive(Clone, Copy, Debug)]
 struct Covered {
-    /// All entries below must be complete: those that are waited for, and the DUMP that brings reads among them into view.
+    /// All entries below must be complete: those that are waited for, and the DUMP that brings reads among them into
+    /// view.
     target: u64,
     /// A completion that says so has come or will come. The waiter posts nothing.
     sure: bool,
@@ -198,9 +203,9 @@ pub fn finish<M: Memory>(waited: Result<(), WaitError>, status: &Status<M>, orde
 /// A completion that says that an entry failed: its tail, and the word with the syndromes.
 pub type Failure = (Tail, u64);
 
-/// Runs of lanes that have written entries, in a group of lanes that claimed together. Says for a lane whether a run begins
-/// with it, and the run's last lane, which is the lane itself at least. `below`: the lanes before it, `group` and `filled` are
-/// lanes too, `filled` among `group`.
+/// Runs of lanes that have written entries, in a group of lanes that claimed together. Says for a lane whether a run
+/// begins with it, and the run's last lane, which is the lane itself at least. `below`: the lanes before it, `group`
+/// and `filled` are lanes too, `filled` among `group`.
 #[inline(always)]
 pub fn run(group: u32, filled: u32, below: u32) -> (bool, u32) {
     let own = below.wrapping_add(1);
@@ -217,7 +222,8 @@ impl<M: Memory> QueuePair<M> {
         (1 << self.depth_log2) - 1
     }
 
-    /// Whether the slots of all entries below `end` are free or in use by these, when all below `completion_index` are complete.
+    /// Whether the slots of all entries below `end` are free or in use by these, when all below `completion_index` are
+    /// complete.
     #[inline(always)]
     fn fits(&self, end: u64, completion_index: u64) -> bool {
         end.wrapping_sub(completion_index) as i64 <= 1 << self.depth_log2
@@ -281,7 +287,8 @@ impl<M: Memory> QueuePair<M> {
         self.words.at(word::GOT).max_relaxed_gpu(index + 1);
     }
 
-    /// Notes that entry `index`, which was claimed and is not published, brings into view what the reads before it brought.
+    /// Notes that entry `index`, which was claimed and is not published, brings into view what the reads before it
+    /// brought.
     #[inline(always)]
     pub fn note_dump(&self, index: u64) {
         self.words.at(word::DUMPED).max_relaxed_gpu(index + 1);
@@ -299,21 +306,21 @@ impl<M: Memory> QueuePair<M> {
         self.words.at(word::PRODUCER_INDEX).cas_relaxed_gpu(at, at + count) == at
     }
 
-    /// Waits until the slots that `producer_index` gives are free, has `fill` write entries there and publishes them; or, if it
-    /// gives none, waits until there is room and claims then, so that a post that finds no room in time leaves the queue
-    /// as it was.
+    /// Waits until the slots that `producer_index` gives are free, has `fill` write entries there and publishes them;
+    /// or, if it gives none, waits until there is room and claims then, so that a post that finds no room in time
+    /// leaves the queue as it was.
     ///
     /// It is for several threads together, as one may wait for a slot whose entry another has yet to write: `any` says
-    /// whether any of them brings `true`. `together` is asked after entries were written, by all, with whether the caller
-    /// has and its first index: it gives, to one of those who claimed together, the first index and the number of entries
-    /// that they have written since the last time; it orders memory among them.
+    /// whether any of them brings `true`. `together` is asked after entries were written, by all, with whether the
+    /// caller has and its first index: it gives, to one of those who claimed together, the first index and the number
+    /// of entries that they have written since the last time; it orders memory among them.
     ///
-    /// A queue pair that is not there has no room for ever, so that its peer is told by the wait; a post that finds room does
-    /// not ask.
+    /// A queue pair that is not there has no room for ever, so that its peer is told by the wait; a post that finds
+    /// room does not ask.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`] if there was no room in time: nothing was posted. [`WaitError::Fault`] if the communicator is aborted
-    /// or has a fault. [`WaitError::NotConnected`].
+    /// [`WaitError::Deadline`] if there was no room in time: nothing was posted. [`WaitError::Fault`] if the
+    /// communicator is aborted or has a fault. [`WaitError::NotConnected`].
     #[inline(always)]
     pub fn post(
         &self,
@@ -467,8 +474,8 @@ impl<M: Memory> QueuePair<M> {
         taken.then_some(Carried { end, hold: false })
     }
 
-    /// What every wait does now and then for a queue pair that may have entries under way: rings for what was held back,
-    /// and takes completions.
+    /// What every wait does now and then for a queue pair that may have entries under way: rings for what was held
+    /// back, and takes completions.
     #[inline(always)]
     pub fn attend(&self, failed: &impl Fn(Failure) -> Fault) {
         if let Some(token) = self.pick_up(self.position()) {
@@ -477,7 +484,8 @@ impl<M: Memory> QueuePair<M> {
         self.take(failed);
     }
 
-    /// Takes completions, unless another thread does. `failed` makes the fault of an entry that failed, which is reported.
+    /// Takes completions, unless another thread does. `failed` makes the fault of an entry that failed, which is
+    /// reported.
     #[inline(always)]
     pub fn take(&self, failed: &impl Fn(Failure) -> Fault) {
         if !self.begin_taking() {
@@ -552,9 +560,9 @@ impl<M: Memory> QueuePair<M> {
         }
     }
 
-    /// The index below which all entries must be complete for a wait for those below `position`, if a completion will come
-    /// that says so; `dump` writes the entry that brings reads into view. Posts what is missing, if there is room and no
-    /// other thread does, and gives the token then if it lay there; never waits.
+    /// The index below which all entries must be complete for a wait for those below `position`, if a completion will
+    /// come that says so; `dump` writes the entry that brings reads into view. Posts what is missing, if there is room
+    /// and no other thread does, and gives the token then if it lay there; never waits.
     #[inline(always)]
     fn cover(&self, position: u64, dump: &impl Fn(u64, Flags)) -> (Option<u64>, Option<Carried>) {
         let covering = self.words.at(word::COVERING);
@@ -638,8 +646,8 @@ impl<M: Memory> QueuePair<M> {
         }
     }
 
-    /// Takes the mark away that says that entries may be under way, if there are none. It may also stay: then the next flush
-    /// looks at the queue pair and finds nothing to wait for.
+    /// Takes the mark away that says that entries may be under way, if there are none. It may also stay: then the next
+    /// flush looks at the queue pair and finds nothing to wait for.
     #[inline(always)]
     pub fn rest(&self) {
         if self.position() != self.completion_index() || !self.begin_taking() {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Accesses to bulk data, one's own or a peer's: what `lsa` is made of.
 //!
-//! Loads are strong, but for one: they look past the L1 cache, so a range that was read before is read afresh. Stores are weak: a
-//! release by the storing thread, or by one that it has met, makes them visible. No two of them are ordered.
-//! Reductions are atomic with each other and with all atomics of system scope on memory of GPUs that have them natively;
-//! with those of CPUs and NICs they are not.
+//! Loads are strong, but for one: they look past the L1 cache, so a range that was read before is read afresh. Stores
+//! are weak: a release by the storing thread, or by one that it has met, makes them visible. No two of them are
+//! ordered. Reductions are atomic with each other and with all atomics of system scope on memory of GPUs that have them
+//! natively; with those of CPUs and NICs they are not.
 //!
 //! | name | PTX | cost |
 //! | --- | --- | --- |

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Models of a queue pair under contention: the NIC executes while threads post, hold back, flush and rest, and lanes of a
-//! warp post together.
+//! Models of a queue pair under contention: the NIC executes while threads post, hold back, flush and rest, and lanes
+//! of a warp post together.
 
 use super::{BUSY, World, failed, write};
 use crate::model::{Reached, explore, models};
@@ -109,8 +109,8 @@ fn spawn<const N: usize>(world: &Arc<World>, parts: [Part; N]) -> [thread::JoinH
     })
 }
 
-/// Runs each part on a thread of its own beside a NIC, until that has executed this many entries. It learns of them by the
-/// doorbell alone: that a thread has ended tells it nothing.
+/// Runs each part on a thread of its own beside a NIC, until that has executed this many entries. It learns of them by
+/// the doorbell alone: that a thread has ended tells it nothing.
 fn beside_a_nic<const N: usize>(world: &Arc<World>, entries: u64, parts: [Part; N]) {
     let threads = spawn(world, parts);
     let mut nic = world.nic();
