@@ -113,8 +113,10 @@ fn print_ringers(out: &mut impl Write) -> Result<(), Failure> {
     let text = "rung by kernels where the driver maps the NIC's pages, else by the host (relay)";
     writeln!(out, "    doorbells of GPUs: {text}")?;
     #[cfg(feature = "cuda")]
-    for nic in
-        probe(&Libraries::default(), &NicConfig::default()).into_iter().flatten().filter_map(|found| found.nic.ok())
+    for nic in probe(&gin_nic::mlx5::Libraries::default(), &NicConfig::default())
+        .into_iter()
+        .flatten()
+        .filter_map(|found| found.nic.ok())
     {
         // Without a GPU, which was told above, there is nothing to say.
         for gpu in gin_gpu::cuda::gpus().into_iter().flatten() {
