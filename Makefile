@@ -23,13 +23,13 @@ setup: ## Installs what building and testing needs and is not there yet
 run: setup ## Runs the workloads on what this machine has and prints one table
 	@$(CARGO) run --release --quiet $(FEATURES) -- demo
 
-test: setup ## Runs all tests; those that lack a GPU or a tool are reported as ignored
+test: setup ## Runs all tests; a test without its GPU or tool is reported as ignored
 	@scripts/test.sh $(FEATURES)
 
 test-rdma: setup ## Runs the tests over RDMA in virtual machines with Soft-RoCE; SMOKE=smoke for some of them
 	@scripts/test-rdma.sh $(SMOKE)
 
-stress: setup ## Random faults of processes, then healthy jobs on a busy machine, SECONDS_OF_STRESS (300) each; GIN_SEED repeats
+stress: setup ## Runs random faults, then healthy jobs on a busy machine, SECONDS_OF_STRESS (300) each; GIN_SEED repeats
 	@GIN_STRESS_SECONDS=$(SECONDS_OF_STRESS) $(CARGO) test -p gin-conformance $(FEATURES) --test faults -- random
 
 soak: setup ## Runs random operations across processes for SECONDS_OF_SOAK (600): memory, descriptors, threads stay flat

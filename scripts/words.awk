@@ -156,7 +156,7 @@ function too_long(line) {
     if (characters(line) > limit) report(FNR, characters(line) " characters", "break the line after at most " limit, "width")
 }
 
-# Paths in backquotes and links must exist. Only names that begin with a folder of the repository are taken for paths.
+# Paths in backquotes and links must exist. A name is a path if it begins with a folder of the repository, or with gin-.
 function paths(line,    token, target, folder) {
     folder = name
     if (!sub(/[^\/]*$/, "", folder)) folder = ""
@@ -166,7 +166,7 @@ function paths(line,    token, target, folder) {
         token = substr(token, RSTART + RLENGTH)
         if (target !~ /\//) continue
         sub(/\/$/, "", target)
-        if (top[first(target)] && !exists[target])
+        if ((top[first(target)] || target ~ /^gin-/) && !exists[target])
             report(FNR, target, "no such file or folder in the repository", "path")
     }
     token = line

@@ -99,5 +99,6 @@ exit
 #| md|README2.md|See [it](/README2.md).
 #| md|scripts/no-such.sh|See `scripts/no-such.sh` and `scripts/words.sh`, `a/b`.
 #| md|#nowhere|## Some heading\n[a](#some-heading) [b](#nowhere)
+#| md|gin-gone/src/lib.rs|See `gin-gone/src/lib.rs`.
 #| sh|who|echo who\n# for one who waits
 #| toml|Meetings|a = 1 # Meetings of ranks
