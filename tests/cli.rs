@@ -81,7 +81,7 @@ fn figures_say_what_each_rank_asked_of_each_peer() {
     let sums = text.lines().find(|line| line.starts_with("all ")).unwrap();
     assert!(sums.contains(" 2700 "), "the bytes of all: {text}");
     let [report] = json(&format!("run alltoall {SMALL} --backend gdaki --stats")).try_into().unwrap();
-    let entries: Vec<_> = report["stats"].as_array().unwrap().iter().map(|row| row["taken"].as_u64()).collect();
+    let entries: Vec<_> = report["stats"].as_array().unwrap().iter().map(|row| row["accepted"].as_u64()).collect();
     assert!(entries.len() == 9 && entries.iter().all(|entries| *entries > Some(0)), "{entries:?}");
     let [report] = json(&format!("run alltoall {SMALL}")).try_into().unwrap();
     assert_eq!(report["stats"], Value::Null);

@@ -5,7 +5,7 @@
 //! rank, and logs nothing. So a rank that is busy with its messages, or whose log is full, still says that it is there.
 //! The thread has a higher priority than others where the system allows that.
 //!
-//! # Who is silent
+//! # Silent ranks
 //!
 //! A rank is not blamed for time in which this thread did not run itself: it looks at the clock sixteen times within
 //! [`TcpConfig::silence`](super::TcpConfig::silence), and a pause between two looks counts for two of them at most. So
@@ -39,7 +39,7 @@ use tokio::time::timeout;
 /// Looks at the clock within the silence.
 const LOOKS: u32 = 16;
 
-/// How much longer than the silence to listen for what is there already.
+/// The margin beyond the silence, for messages that are there already.
 const LATE: Duration = Duration::from_millis(100);
 
 /// Frames that wait to be dealt with; with more of them the neighbour's wait in the sockets.
@@ -83,7 +83,7 @@ impl Seat {
         own().unwrap_or_default()
     }
 
-    /// Whether this is a thread that `own`'s process sees; both are of one system.
+    /// Returns whether this is a thread that `own`'s process sees; both are of one system.
     fn is_beside(&self, own: &Self) -> bool {
         *self != Self::default() && self.namespace == own.namespace && self.state() != State::Stopped
     }
@@ -177,7 +177,7 @@ impl Watch {
         Self { silence, beside: Some(neighbour).filter(|seat| local && seat.is_beside(own)) }
     }
 
-    /// What comes before the neighbour is silent; else `None`.
+    /// Returns the next message; `None` if the neighbour is silent before it comes.
     async fn heard<T>(&self, next: impl Future<Output = T>, mut late: impl FnMut(Late)) -> Option<T> {
         let mut next = pin!(next);
         let step = self.silence / LOOKS;
@@ -217,7 +217,7 @@ impl Watch {
     }
 }
 
-/// What the thread tells of an edge.
+/// An event of an edge.
 #[derive(Debug)]
 pub(super) enum Event {
     Frame(Vec<u8>),
@@ -241,7 +241,7 @@ pub(super) async fn read(mut link: Inbound, watch: Watch, to: mpsc::Sender<Event
             return;
         }
     };
-    // Whoever has stopped listening has ended the edge.
+    // A reader that has stopped listening has ended the edge.
     let _ = to.send(Event::Ended(cause)).await;
 }
 

@@ -13,14 +13,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 pub struct Notice {
     /// World rank.
     pub rank: u32,
-    /// What happened there.
+    /// The fault of that rank.
     pub fault: Fault,
 }
 
 impl Notice {
-    /// What the kernels of `rank` are told: an abort, and the loss of a third rank, as such; another fault of another
-    /// rank as [`FaultKind::Elsewhere`] with that rank as peer, the code of its kind as what was expected, and what
-    /// that rank saw.
+    /// Returns the fault that the kernels of `rank` see. An abort, and the loss of a third rank, stay as they are.
+    /// Another fault of another rank becomes [`FaultKind::Elsewhere`], with that rank as peer, the code of its kind as
+    /// the expected value, and that rank's seen value.
     pub fn for_rank(&self, rank: u32) -> Fault {
         let lost = self.fault.kind == FaultKind::PeerLost && self.fault.peer != rank;
         if rank == self.rank || self.fault.kind == FaultKind::Aborted || lost {
@@ -59,7 +59,8 @@ impl Board {
         Self { places, watch: None, first: AtomicU32::new(0), count: AtomicU32::new(0) }
     }
 
-    /// The same, and `watch` is called after each post that stays, by whoever posts: it must neither wait nor post.
+    /// A board as by [`new`](Self::new); the posting thread calls `watch` after each post that stays. `watch` must
+    /// neither wait nor post.
     pub fn watched(ranks: u32, watch: impl Fn() + Send + Sync + 'static) -> Self {
         Self { watch: Some(Box::new(watch)), ..Self::new(ranks) }
     }
@@ -95,18 +96,18 @@ impl Board {
         self.count.load(Ordering::Acquire)
     }
 
-    /// What was posted first.
+    /// Returns the first post of all.
     pub fn first(&self) -> Option<Notice> {
         self.of(self.first.load(Ordering::Acquire).checked_sub(1)?)
     }
 
-    /// What `rank` knew of the cause of what it posted.
+    /// Returns the cause that `rank` knew of its post.
     pub fn cause(&self, rank: u32) -> Option<&str> {
         self.of(rank)?;
         self.places.get(rank as usize)?.cause.get().map(|cause| &**cause)
     }
 
-    /// What `rank` posted.
+    /// Returns the post of `rank`.
     pub fn of(&self, rank: u32) -> Option<Notice> {
         let place = self.places.get(rank as usize)?;
         if place.state.load(Ordering::Acquire) != WRITTEN {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-/// What can go wrong when ranks meet.
+/// An error of a bootstrap.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BootstrapError {
@@ -34,7 +34,7 @@ pub enum BootstrapError {
     /// The ranks did not all come in time.
     #[error("{} did not come within {waited_ms} ms", missing_text(missing))]
     Timeout {
-        /// Those that did not.
+        /// The missing ranks.
         missing: Vec<u32>,
         /// How long this rank waited.
         waited_ms: u64,
@@ -45,7 +45,7 @@ pub enum BootstrapError {
     /// There must be at least one rank, and no more than communicators can have.
     #[error("a job has 1 to {limit} ranks, not {ranks}")]
     Ranks {
-        /// What was asked for.
+        /// The requested number.
         ranks: u32,
         /// The most there can be.
         limit: u32,
@@ -61,7 +61,7 @@ pub enum BootstrapError {
     /// A rank was not to be reached over the network in time.
     #[error("{reason}; check that the address is right, that the job runs there, and that no firewall is between")]
     Unreachable {
-        /// Who cannot reach whom, where, and why.
+        /// The rank, the address that it cannot reach, and the reason.
         reason: String,
     },
     /// This process and rank 0 were not given the same secret.
@@ -85,18 +85,18 @@ pub enum BootstrapError {
         /// The rank.
         rank: u32,
     },
-    /// The processes were told different numbers of ranks.
-    #[error("this rank was told that the job has {own} ranks, rank 0 that it has {theirs}")]
+    /// The processes have different numbers of ranks.
+    #[error("this rank has a job of {own} ranks, rank 0 one of {theirs}; give all processes the same number")]
     RanksDiffer {
-        /// What this rank was told.
+        /// The number of this rank.
         own: u32,
-        /// What rank 0 was told.
+        /// The number of rank 0.
         theirs: u32,
     },
-    /// More than a rank can give to one meeting.
-    #[error("{bytes} bytes are too many for one meeting, where each rank can give {limit}")]
+    /// More than a rank can give to one collective operation.
+    #[error("{bytes} bytes are too many for one collective operation; a rank gives at most {limit}")]
     TooLong {
-        /// What was to be given.
+        /// The bytes of this rank.
         bytes: u64,
         /// The most that can be.
         limit: u64,
@@ -104,9 +104,9 @@ pub enum BootstrapError {
     /// The system refused something.
     #[error("cannot {what}: {reason}")]
     System {
-        /// What was to be done.
+        /// The refused operation.
         what: &'static str,
-        /// What it says.
+        /// The system's reason.
         reason: String,
     },
 }
@@ -130,7 +130,7 @@ pub enum LossCause {
     /// Something else.
     #[error("is lost: {reason}")]
     Failed {
-        /// What.
+        /// The reason.
         #[serde(with = "crate::message::text")]
         reason: String,
     },
@@ -156,7 +156,7 @@ pub fn on_host(host: &str) -> String {
     if host.is_empty() { String::new() } else { format!(" on host {host}") }
 }
 
-/// Who is missing, in words.
+/// Returns the missing ranks, in words.
 fn missing_text(missing: &[u32]) -> String {
     match missing {
         [] => "all ranks are there, but their connections".to_owned(),
@@ -173,7 +173,7 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
     /// Number of ranks.
     fn ranks(&self) -> u32;
 
-    /// Whether ranks are processes of their own, so that what they share has to lie in files.
+    /// Returns whether ranks are processes of their own, so that shared memory has to lie in files.
     fn is_across_processes(&self) -> bool {
         false
     }
@@ -200,7 +200,7 @@ pub trait Bootstrap: Send + Sync + fmt::Debug {
     /// The channel of the communicator with this number. Each rank asks for it once.
     fn channel(&self, communicator: u64) -> Arc<dyn Channel>;
 
-    /// Ends every meeting of this job, on all ranks, with an error.
+    /// Ends every collective operation of this job, on all ranks, with an error.
     fn abort(&self);
 
     /// Ranks that this one knows to be lost, in order.
@@ -297,7 +297,7 @@ impl Line {
         outcome.unwrap_or_else(|| Err(left(self.rank)))
     }
 
-    /// What came of a round, if something did.
+    /// Returns the result of a round, if it has one.
     fn look(&self, key: (u64, u64), waited: u64) -> Option<Result<Vec<Vec<u8>>, BootstrapError>> {
         let mut hub = self.hub();
         let round = hub.rounds.get_mut(&key)?;
@@ -343,7 +343,7 @@ impl InProcess {
         Ok((0..ranks).map(|rank| Self { line: line(rank) }).collect())
     }
 
-    /// The same, with a limit to how long a meeting waits for the others.
+    /// The same, with a limit to how long a collective operation waits for the others.
     #[must_use]
     pub fn with_timeout(mut self, timeout: std::time::Duration) -> Self {
         self.line.timeout_ns = Some(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a rank must know to join: where, and a secret.
+//! The address and the secret that a rank needs to join.
 
 use blake2::{Blake2s256, Digest};
 use std::fmt;
@@ -10,10 +10,10 @@ use std::str::FromStr;
 /// Most addresses that an id carries.
 const MAX_ADDRESSES: usize = 16;
 
-/// What every printed id begins with: format 1.
+/// The first characters of every printed id: format 1.
 const PREFIX: &str = "gin1:";
 
-/// The key of a job: whoever has it may join. It is never printed.
+/// The key of a job: a process that has it may join. It is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Key(pub(super) [u8; 32]);
 
@@ -30,7 +30,7 @@ impl Key {
     }
 }
 
-/// What the ranks of a job know and nobody else does.
+/// The secret of a job, which only its ranks know.
 ///
 /// It is not printed, by `Debug` neither.
 #[derive(Clone, PartialEq, Eq)]
@@ -46,8 +46,8 @@ impl fmt::Debug for Secret {
 pub const MIN_SECRET: usize = 16;
 
 impl Secret {
-    /// A secret that somebody made up. An attacker who hears a connection can try guesses at leisure: it should come
-    /// from random numbers (`openssl rand -hex 16`).
+    /// A secret of the program's. An attacker that hears a connection can try guesses at leisure: it should come from
+    /// random numbers (`openssl rand -hex 16`).
     ///
     /// # Errors
     /// Its length in bytes, if that is less than [`MIN_SECRET`].
@@ -58,8 +58,8 @@ impl Secret {
         Ok(Self(Key::new("secret", text)))
     }
 
-    /// No secret: whoever reaches the address can join and end the job. Traffic is encrypted all the same, against
-    /// those who only listen.
+    /// No secret: any process that reaches the address can join and end the job. Traffic is encrypted all the same,
+    /// against attackers that only listen.
     pub fn insecure() -> Self {
         Self(Key::new("insecure", &[]))
     }
@@ -68,7 +68,7 @@ impl Secret {
         &self.0
     }
 
-    /// That of the job of those that are left when these ranks are lost.
+    /// Returns the secret of the job of the remaining ranks when these ranks are lost.
     pub(super) fn without(&self, lost: &[u32]) -> Self {
         let lost = lost.iter().flat_map(|rank| rank.to_le_bytes());
         Self(Key::new("without", &self.0.0.iter().copied().chain(lost).collect::<Vec<_>>()))
@@ -77,9 +77,9 @@ impl Secret {
 
 /// Where a job meets, and its secret of 128 random bits.
 ///
-/// The rank that listens makes it ([`Rendezvous::id`](super::Rendezvous::id)), and all others get it, by whatever way
-/// the program has. `Display` and `FromStr` are its printed form: **whoever reads that can join.** `Debug` hides the
-/// secret.
+/// The rank that listens makes it ([`Rendezvous::id`](super::Rendezvous::id)), and all others get it, by any way that
+/// the program has. `Display` and `FromStr` are its printed form: **a process that reads it can join.** `Debug` hides
+/// the secret.
 ///
 /// ```
 /// use gin_boot::UniqueId;

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The sockets of a rank: tasks on one thread, but for those of its edges ([`beat`](super::beat)).
 //!
-//! Whoever is not rank 0 connects to it, says where it listens, and is then connected to by its parent. So rank 0 holds
-//! no more connections than others, however many ranks there are. What it must pass on, where a child listens, goes
-//! down the tree.
+//! Each other rank connects to rank 0, registers its address, and is then connected to by its parent. So rank 0 holds
+//! no more connections than others, however many ranks there are. The address of a child goes down the tree.
 
 use super::beat::{AHEAD, Beats, Event, Late, Seat, Watch, read};
 use super::id::Key;
 use super::link::{Link, LinkError, Outbound};
-use super::message::{Answer, FRAME, Hello, Message, PIECE, Registration};
+use super::message::{Answer, CHUNK, FRAME, Hello, Message, Registration};
 use super::node::{Node, Outgoing};
 use super::tree::PARENT;
 use super::{TcpConfig, system};
@@ -23,7 +22,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, WeakSender};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
-/// How long whoever connects may take until it is known to have the secret.
+/// How long a connection may take until it is known to have the secret.
 const GREETING: Duration = Duration::from_secs(5);
 
 /// Most connections at a time of which that is not known.
@@ -35,10 +34,10 @@ const SURE: Duration = Duration::from_secs(1);
 /// Pauses between attempts to connect, the first and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 
-/// How long connecting fails before somebody is told.
+/// How long connecting fails before the failure is reported.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// How long rank 0 answers who is missing after it gave up.
+/// How long rank 0 answers questions about missing ranks after it gave up.
 const ANSWERING: Duration = Duration::from_secs(3);
 
 /// How long a rank that leaves waits for its neighbours to have taken everything.
@@ -53,7 +52,7 @@ pub(super) enum Start {
     Connect(Vec<SocketAddr>),
 }
 
-/// What a rank's tasks share.
+/// The state that a rank's tasks share.
 #[derive(Debug)]
 pub(super) struct Io {
     node: Arc<Node>,
@@ -66,7 +65,7 @@ pub(super) struct Io {
     alive: WeakSender<()>,
 }
 
-/// What its owner tells a rank's tasks.
+/// The owner's commands to a rank's tasks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Wishes {
     /// All ranks are there.
@@ -148,12 +147,12 @@ async fn limited<T>(limit: Duration, work: impl Future<Output = Result<T, LinkEr
 
 impl Io {
     fn deadline(&self) -> Instant {
-        // Whoever waits for ever gets a year.
+        // A wait without a deadline gets a year.
         const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
         self.begun + self.config.joining.min(YEAR)
     }
 
-    /// Whether it is still of use to try to join.
+    /// Returns whether it is still of use to try to join.
     fn joining(&self) -> bool {
         !self.joined.load(Ordering::Acquire) && self.node.failed().is_none() && Instant::now() < self.deadline()
     }
@@ -225,7 +224,8 @@ impl Io {
             let own = match listener {
                 Some(listener) => listener.local_addr()?,
                 None => {
-                    // What rank 0 is reached from is where others reach this rank, unless told otherwise.
+                    // The address from which rank 0 is reached is where others reach this rank, unless the
+                    // configuration names one.
                     let ip = self.config.address.map_or_else(|| stream.local_addr().map(|own| own.ip()), Ok)?;
                     listener.insert(TcpListener::bind((ip, 0)).await?).local_addr()?
                 }
@@ -238,7 +238,7 @@ impl Io {
         .await
     }
 
-    /// Takes whoever connects.
+    /// Accepts connections.
     async fn accept(self: Arc<Self>, listener: TcpListener) {
         // When each began; the oldest first.
         let mut strangers: VecDeque<(Instant, AbortHandle)> = VecDeque::new();
@@ -258,7 +258,7 @@ impl Io {
                 strangers.retain(|(_, task)| !task.is_finished());
                 match strangers.front() {
                     Some((since, task)) if strangers.len() >= STRANGERS => match SURE.checked_sub(since.elapsed()) {
-                        // Whoever knows the secret is long done.
+                        // A peer that knows the secret is long done.
                         None => task.abort(),
                         Some(left) => sleep(left.min(PAUSES.0)).await,
                     },
@@ -331,7 +331,7 @@ impl Io {
         }
     }
 
-    /// While joining takes long, finds out and tells who is missing, and ends it when the time is over.
+    /// While joining takes long, finds out and reports which ranks are missing, and ends it when the time is over.
     async fn watch(self: Arc<Self>, rank_0: Vec<SocketAddr>) {
         let node = &self.node;
         // Many ranks ask less often.
@@ -358,7 +358,7 @@ impl Io {
         }
     }
 
-    /// Asks rank 0 who is missing; whether it gave up, if it answers.
+    /// Asks rank 0 which ranks are missing. Returns whether it gave up, if it answers.
     async fn ask(&self, rank_0: &[SocketAddr]) -> Option<bool> {
         let hello = Hello::Status { rank: self.node.rank, trouble: self.node.trouble() };
         for &address in rank_0 {
@@ -394,7 +394,7 @@ impl Io {
             if lost {
                 tracing::warn!(rank = node.rank, peer = node.neighbour(edge), %cause, "a rank is lost");
             }
-            // What is left to send; a peer that takes nothing is not waited for.
+            // Sends the rest; a peer that takes nothing is not waited for.
             let limit = if lost { GREETING.min(silence) } else { LINGERING };
             if timeout(limit, &mut writer).await.is_err() {
                 writer.abort();
@@ -404,7 +404,7 @@ impl Io {
     }
 }
 
-/// Sends what is to be sent, and something now and then.
+/// Sends the messages of an edge, and a ping now and then.
 async fn write(
     node: Arc<Node>,
     edge: usize,
@@ -424,8 +424,8 @@ async fn write(
         while let Some(message) = next {
             message.write(&mut frame);
             messages += u64::from(message != Message::Ping);
-            // A piece has a head of at most 40 bytes, and nothing is longer than a piece.
-            next = if frame.len() + PIECE + 40 <= FRAME { outgoing.try_recv().ok() } else { None };
+            // A chunk has a head of at most 40 bytes, and nothing is longer than a chunk.
+            next = if frame.len() + CHUNK + 40 <= FRAME { outgoing.try_recv().ok() } else { None };
         }
         link.frame(&frame).await?;
         node.note_sent(edge, messages);

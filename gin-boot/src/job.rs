@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What launchers say of a job in environment variables.
+//! The environment variables by which launchers describe a job.
 
 use super::io::Start;
 use super::{IdError, MIN_SECRET, Secret, TcpBootstrap, TcpConfig, UniqueId, check, default_address, listen, slurm};
@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Where variables come from: the environment, or a table in tests.
 type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// Who started the processes of a job.
+/// The launcher of the processes of a job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Launcher {
@@ -41,7 +41,7 @@ impl fmt::Display for Launcher {
     }
 }
 
-/// What is wrong with the variables that describe a job.
+/// An error in the variables that describe a job.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError {
@@ -50,9 +50,9 @@ pub enum JobError {
     Missing {
         /// The variable.
         variable: &'static str,
-        /// Who started the process.
+        /// The launcher of the process.
         launcher: Launcher,
-        /// What to set it to.
+        /// The values that it can have.
         advice: &'static str,
     },
     /// One has a value that it cannot have. Secrets are not repeated.
@@ -60,14 +60,14 @@ pub enum JobError {
     Value {
         /// The variable.
         variable: &'static str,
-        /// What is wrong, and what could be.
+        /// The error, and the possible values.
         problem: String,
     },
     /// The job has more than one host, as far as is known, and no secret.
     #[error(
         "this job has no secret, and its {ranks} ranks are not known to be on one host: set GIN_SECRET_FILE to a file of \
          yours that all ranks can read (openssl rand -hex 16 > FILE; chmod 600 FILE), or GIN_SECRET; GIN_INSECURE=1 lets \
-         whoever reaches the port join and end the job"
+         any process that reaches the port join and end the job"
     )]
     NoSecret {
         /// Number of ranks.
@@ -119,7 +119,7 @@ pub struct Job {
     listening: Mutex<Option<RawFd>>,
 }
 
-/// What a launcher says by variables of its own.
+/// The values of a launcher's own variables.
 struct Told {
     launcher: Launcher,
     rank: u32,
@@ -200,7 +200,7 @@ impl Job {
         }))
     }
 
-    /// Who started it.
+    /// Returns its launcher.
     pub fn launcher(&self) -> Launcher {
         self.launcher
     }
@@ -245,7 +245,7 @@ impl Job {
             Place::Host(name, port) => {
                 let resolved = (name.as_str(), *port).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
                 resolved.map_err(|error| {
-                    let problem = format!("`{name}`, where rank 0 is to be, has no address: {error}");
+                    let problem = format!("`{name}`, the host of rank 0, has no address: {error}");
                     value("GIN_ADDR", problem)
                 })?
             }
@@ -309,7 +309,7 @@ fn inherited(fd: RawFd, addresses: &[SocketAddr]) -> Result<TcpListener, JobErro
     let listener = TcpListener::from(owned);
     let local = listener.local_addr().map_err(|error| refused(&error.to_string()))?;
     if !addresses.contains(&local) {
-        // Whoever it belongs to keeps it.
+        // Its owner keeps it.
         std::mem::forget(listener);
         return Err(refused("it listens somewhere else than the id says"));
     }
@@ -318,7 +318,7 @@ fn inherited(fd: RawFd, addresses: &[SocketAddr]) -> Result<TcpListener, JobErro
     Ok(listener)
 }
 
-/// Whether a descriptor is a socket that listens; `None` if it is not open, or no socket.
+/// Returns whether a descriptor is a socket that listens; `None` if it is not open, or no socket.
 fn rustix_listens(fd: RawFd) -> Option<bool> {
     // Looked at by name first: one that is not open must not be borrowed.
     let target = fs::read_link(format!("/proc/self/fd/{fd}")).ok()?;
@@ -470,7 +470,7 @@ fn secret(variables: Variables<'_>) -> Result<Option<Secret>, JobError> {
     }
 }
 
-/// What a file holds that only its owner can read.
+/// Returns the content of a file that only its owner can read.
 fn secret_file(path: &str) -> Result<Vec<u8>, String> {
     const LONGEST: u64 = 4096;
     let told = |error: std::io::Error| error.to_string();
@@ -498,7 +498,7 @@ fn interface(name: &str) -> Result<IpAddr, JobError> {
         return Ok(ip);
     }
     let all = if_addrs::get_if_addrs().map_err(|error| value("GIN_INTERFACE", error.to_string()))?;
-    // Addresses of one link only are of use to nobody who does not name the link.
+    // An address of one link only is useless to a peer that does not name the link.
     let usable = |ip: &IpAddr| !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
     let mut own: Vec<IpAddr> = all.iter().filter(|found| found.name == name).map(|found| found.ip()).collect();
     own.retain(usable);

@@ -24,16 +24,16 @@
 //! # What goes where
 //!
 //! Ranks are the nodes of a binary tree; each has at most three connections, on which both sides proved that they know
-//! the secret (Noise, `NNpsk0_25519_ChaChaPoly_BLAKE2s`) and everything is encrypted. What a rank gives to a meeting
-//! goes along each edge once, so n ranks that give b bytes each put n·b bytes on each edge, and rank 0 has no more to
-//! do than others. To join, each rank speaks with rank 0 for a moment (about 300 bytes).
+//! the secret (Noise, `NNpsk0_25519_ChaChaPoly_BLAKE2s`) and everything is encrypted. The bytes that a rank gives to a
+//! collective operation go along each edge once. So n ranks that give b bytes each put n·b bytes on each edge, and rank
+//! 0 has no more to do than others. To join, each rank speaks with rank 0 for a moment (about 300 bytes).
 //!
-//! # What ends a meeting
+//! # Ends of a collective operation
 //!
-//! | what | meetings end with | boards of communicators get |
+//! | event | collective operations end with | boards of communicators get |
 //! | --- | --- | --- |
 //! | [`abort`](crate::Bootstrap::abort) of a rank | `Aborted`, on all ranks | nothing |
-//! | a rank's last handle is dropped | `Lost`, if it did not come to the meeting | nothing |
+//! | a rank's last handle is dropped | `Lost`, if it did not come to the collective operation | nothing |
 //! | a process ends, or its connection breaks | `Lost`, if it or a rank behind it did not come | [`PeerLost`](gin_abi::FaultKind::PeerLost) with the rank as peer |
 //! | nothing is heard of a rank for [`silence`](TcpConfig::silence) | the same | the same |
 //!
@@ -82,7 +82,7 @@ use std::time::{Duration, Instant};
 /// The job's own channel; communicators count from 1.
 const JOB: u64 = 0;
 
-/// The meeting at which all ranks are there.
+/// The collective operation after which all ranks are there.
 const JOINING: Round = Round { channel: u64::MAX, number: 0 };
 
 /// How a rank joins a job, and how it knows that others are gone.
@@ -93,14 +93,14 @@ pub struct TcpConfig {
     pub address: Option<IpAddr>,
     /// How long all ranks may take to come; 5 minutes by default.
     pub joining: Duration,
-    /// How long a meeting waits for ranks that are alive; for ever by default.
-    pub meeting: Option<Duration>,
+    /// How long a collective operation waits for ranks that are alive; for ever by default.
+    pub collective_timeout: Option<Duration>,
     /// A rank of which nothing was heard for so long is lost; 10 s by default, at least 100 ms. Each says something
     /// four times as often. Time in which this rank did not run itself does not count, and a rank of this host that
     /// waits for a processor is not lost.
     pub silence: Duration,
-    /// After how long, and then how often, a rank that waits for others tells who is missing (`tracing`, level info); 5
-    /// s by default, at least 100 ms.
+    /// After how long, and then how often, a rank that waits for others reports the missing ones (`tracing`, level
+    /// info); 5 s by default, at least 100 ms.
     pub progress: Duration,
 }
 
@@ -109,7 +109,7 @@ impl Default for TcpConfig {
         Self {
             address: None,
             joining: Duration::from_secs(300),
-            meeting: None,
+            collective_timeout: None,
             silence: Duration::from_secs(10),
             progress: Duration::from_secs(5),
         }
@@ -119,10 +119,10 @@ impl Default for TcpConfig {
 /// Shortest time after which somebody is called silent.
 const SHORTEST: Duration = Duration::from_millis(100);
 
-/// How long the end of a meeting waits for neighbours that are slow to take what comes.
+/// How long the end of a collective operation waits for neighbours that are slow to receive.
 const FLUSH: Duration = Duration::from_secs(1);
 
-/// What a call to the system failed with.
+/// Returns the error of a system call.
 fn system(what: &'static str, error: impl ToString) -> BootstrapError {
     BootstrapError::System { what, reason: error.to_string() }
 }
@@ -174,7 +174,7 @@ impl Rendezvous {
         Ok(Self { listener, id, config })
     }
 
-    /// What the other ranks join with.
+    /// Returns the id that the other ranks join with.
     pub fn id(&self) -> &UniqueId {
         &self.id
     }
@@ -188,8 +188,8 @@ impl Rendezvous {
     }
 }
 
-/// The socket, for who starts rank 0 as a process of its own: left open in that process, and named by its number in
-/// `GIN_LISTEN_FD` beside the id in `GIN_UNIQUE_ID`, it serves [`Job`].
+/// The socket, for programs that start rank 0 as a process of its own: left open in that process, and named by its
+/// number in `GIN_LISTEN_FD` beside the id in `GIN_UNIQUE_ID`, it serves [`Job`].
 impl AsFd for Rendezvous {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
@@ -214,12 +214,12 @@ pub struct TcpBootstrap {
     inner: Arc<Inner>,
     rounds: AtomicU64,
     hosts: Vec<String>,
-    /// What tells hosts apart, by rank: see [`this_system`].
+    /// The names that tell hosts apart, by rank: see [`this_system`].
     systems: Vec<String>,
     spares: Spares,
 }
 
-/// What the bootstrap and its channels share.
+/// The state that the bootstrap and its channels share.
 #[derive(Debug)]
 struct Inner {
     node: Arc<Node>,
@@ -307,11 +307,8 @@ impl TcpBootstrap {
     }
 }
 
-/// Tells whoever waits for the thread, or for what it does.
-struct Ended(
-    Arc<Node>,
-    #[expect(dead_code, reason = "who has the other end hears that it is dropped")] mpsc::Sender<()>,
-);
+/// Wakes threads that wait for the thread's end, when it is dropped.
+struct Ended(Arc<Node>, #[expect(dead_code, reason = "dropping it wakes the other end")] mpsc::Sender<()>);
 
 impl Drop for Ended {
     fn drop(&mut self) {
@@ -392,7 +389,7 @@ impl Inner {
                     }
                     Some(Err(BootstrapError::Ended))
                 }
-                None if self.config.meeting.is_some_and(|limit| begun.elapsed() >= limit) => {
+                None if self.config.collective_timeout.is_some_and(|limit| begun.elapsed() >= limit) => {
                     Some(Err(self.node.give_up(round, begun.elapsed())))
                 }
                 other => other,
@@ -411,8 +408,9 @@ impl Inner {
         outcome.unwrap_or_else(|| Err(self.node.unserved()))
     }
 
-    /// Waits until the system has taken what others need from this rank, so that a process that ends without a word,
-    /// after its last meeting, does not spoil it for them. A neighbour that takes nothing is not waited for.
+    /// Waits until the system has taken all that other ranks need from this rank, so that a process that ends at once,
+    /// after its last collective operation, does not spoil it for them. A neighbour that takes nothing is not waited
+    /// for.
     fn flush(&self) {
         let (queued, begun) = (self.node.queued(), Instant::now());
         rt::wait_until(|| self.node.has_sent(&queued) || begun.elapsed() > FLUSH);

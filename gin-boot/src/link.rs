@@ -20,7 +20,7 @@ use tokio::runtime::Handle;
 
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 
-/// What each side sends first.
+/// The first bytes of each side.
 const PREAMBLE: [u8; 8] = [b'g', b'i', b'n', b'-', b'b', b'o', b't', VERSION];
 
 /// Bytes of a handshake message: an ephemeral key and a tag.
@@ -45,7 +45,7 @@ pub(super) enum LinkError {
     Closed,
 }
 
-/// What it means for a rank that the connection to it has ended like this.
+/// The meaning, for a rank, of the end of the connection to it.
 impl From<LinkError> for LossCause {
     fn from(error: LinkError) -> Self {
         use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
@@ -99,7 +99,7 @@ impl Traffic {
 /// Bytes that each side sends until there is a connection.
 const BEGIN: usize = PREAMBLE.len() + 2 + HANDSHAKE;
 
-/// Reads exactly so many bytes.
+/// Reads exactly `N` bytes.
 async fn exactly<const N: usize>(stream: &mut TcpStream) -> Result<[u8; N], LinkError> {
     let mut bytes = [0; N];
     match stream.read_exact(&mut bytes).await {
@@ -169,7 +169,7 @@ impl Link {
         Ok(self)
     }
 
-    /// Whether both ends have one address: then they are in one network namespace, and so on one system.
+    /// Returns whether both ends have one address: then they are in one network namespace, and so on one system.
     pub(super) fn is_local(&self) -> bool {
         match (self.inbound.half.local_addr(), self.inbound.half.peer_addr()) {
             (Ok(own), Ok(peer)) => own.ip() == peer.ip(),
@@ -192,7 +192,7 @@ impl Link {
     pub(super) async fn accept(mut stream: TcpStream, key: &Key, traffic: &Arc<Traffic>) -> Result<Self, LinkError> {
         stream.set_nodelay(true)?;
         let heard = exactly(&mut stream).await?;
-        // Who speaks something else is told nothing.
+        // A peer that speaks another protocol gets no answer.
         if heard[..7] == PREAMBLE[..7] {
             stream.write_all(&PREAMBLE).await?;
         }
@@ -223,7 +223,7 @@ fn builder(key: &Key) -> Result<Builder<'_>, LinkError> {
     Ok(Builder::new(pattern).prologue(&PREAMBLE)?.psk(0, &key.0)?)
 }
 
-/// What comes from the peer.
+/// The stream from the peer.
 #[derive(Debug)]
 pub(super) struct Inbound {
     half: OwnedReadHalf,
@@ -254,7 +254,7 @@ impl Inbound {
     }
 }
 
-/// What goes to the peer.
+/// The stream to the peer.
 #[derive(Debug)]
 pub(super) struct Outbound {
     half: OwnedWriteHalf,
@@ -376,7 +376,7 @@ mod tests {
 
     #[test]
     fn a_frame_that_was_changed_repeated_or_left_out_ends_the_connection() {
-        // What to do to the sealed frames 0, 1, 2 on their way.
+        // Damages to the sealed frames 0, 1, 2 on their way.
         let damages: [fn(&mut Vec<Vec<u8>>); 4] = [
             |frames| frames[1][5] ^= 1,
             |frames| frames[1] = frames[0].clone(),

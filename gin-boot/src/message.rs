@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The messages of the bootstrap, as bytes.
 //!
-//! `postcard` encodes them. A reader takes at most what a frame holds; texts, lists and pieces have limits of their
+//! `postcard` encodes them. A reader takes at most what a frame holds; texts, lists and chunks have limits of their
 //! own.
 
 use super::beat::Seat;
@@ -18,8 +18,8 @@ pub(super) const VERSION: u8 = 4;
 /// Most bytes of a frame before it is encrypted: what one message of Noise carries (65535 with a tag of 16).
 pub(super) const FRAME: usize = 65_535 - 16;
 
-/// Most bytes of a part's piece: with its head it fits into a frame.
-pub(super) const PIECE: usize = 32 << 10;
+/// Most bytes of a part's chunk: with its head it fits into a frame.
+pub(super) const CHUNK: usize = 32 << 10;
 
 /// Most ranks that a message lists.
 pub(super) const LISTED: usize = 1024;
@@ -55,8 +55,8 @@ mod ranks {
     }
 }
 
-/// Pieces of at most [`PIECE`] bytes.
-mod piece {
+/// Pieces of at most [`CHUNK`] bytes.
+mod chunk {
     use super::*;
 
     pub(super) fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
@@ -65,7 +65,7 @@ mod piece {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Arc<[u8]>, D::Error> {
         let bytes = <&[u8]>::deserialize(from)?;
-        if bytes.len() > PIECE { Err(D::Error::custom("a piece is too long")) } else { Ok(bytes.into()) }
+        if bytes.len() > CHUNK { Err(D::Error::custom("a chunk is too long")) } else { Ok(bytes.into()) }
     }
 }
 
@@ -175,12 +175,12 @@ pub(super) struct Round {
 pub(super) enum Message {
     /// Nothing: the sender is alive.
     Ping,
-    /// The next piece of what `rank` gives.
+    /// The next chunk of what `rank` gives.
     Part {
         round: Round,
         rank: u32,
         last: bool,
-        #[serde(with = "piece")]
+        #[serde(with = "chunk")]
         bytes: Arc<[u8]>,
     },
     /// `rank` posted a fault on the board of a channel, with what it knows of the cause.
@@ -209,7 +209,7 @@ pub(super) enum Message {
 }
 
 impl Message {
-    /// Appends it: at most [`PIECE`] bytes and a head.
+    /// Appends it: at most [`CHUNK`] bytes and a head.
     pub(super) fn write(&self, bytes: &mut Vec<u8>) {
         *bytes = encode(self, std::mem::take(bytes));
     }
@@ -415,8 +415,8 @@ mod tests {
             bytes.extend_from_slice(rest);
             bytes
         };
-        assert!(!refused(longer(&[1, 0, 0, 0, 1], PIECE, &[])));
-        assert!(refused(longer(&[1, 0, 0, 0, 1], PIECE + 1, &[])));
+        assert!(!refused(longer(&[1, 0, 0, 0, 1], CHUNK, &[])));
+        assert!(refused(longer(&[1, 0, 0, 0, 1], CHUNK + 1, &[])));
         assert!(!refused(longer(&[6], LISTED, &[5, 0])));
         assert!(refused(longer(&[6], LISTED + 1, &[5, 0])));
         assert!(!refused(longer(&[6, 0, 5], TEXT, &[])));
@@ -424,10 +424,10 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_with_its_head_fits_into_a_frame_and_long_lists_are_cut() {
+    fn a_chunk_with_its_head_fits_into_a_frame_and_long_lists_are_cut() {
         let round = Round { channel: u64::MAX, number: u64::MAX };
         let mut bytes = Vec::new();
-        Message::Part { round, rank: u32::MAX, last: true, bytes: vec![0; PIECE].into() }.write(&mut bytes);
+        Message::Part { round, rank: u32::MAX, last: true, bytes: vec![0; CHUNK].into() }.write(&mut bytes);
         assert!(bytes.len() <= FRAME);
         bytes.clear();
         let ranks = vec![u32::MAX; 100_000];

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a rank knows of the job, and what it does about each message: no sockets and no waiting here.
+//! A rank's knowledge of the job, and its reaction to each message: no sockets and no waiting here.
 //!
-//! Whatever a rank gives to a meeting goes along every edge of the tree but the one it came by, piece by piece, and so
-//! do faults, losses and aborts: each edge carries each thing once, and no rank has more to do than another of as many
-//! neighbours. Things that one rank sends arrive in the order in which it sent them.
+//! The bytes of a rank for a collective operation go along every edge of the tree but the one they came by, chunk by
+//! chunk. So do faults, losses and aborts. Each edge carries each of them once, and no rank has more to do than another
+//! of as many neighbours. Messages of one rank arrive in the order in which it sent them.
 
 use super::JOINING;
 use super::link::Traffic;
-use super::message::{LISTED, Message, PIECE, Registration, Round};
+use super::message::{CHUNK, LISTED, Message, Registration, Round};
 use super::tree::{Behind, EDGES, PARENT, Place};
 use crate::board::Board;
 use crate::{BootstrapError, LossCause};
@@ -20,7 +20,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// Most bytes that one rank gives to one meeting.
+/// Most bytes that one rank gives to one collective operation.
 pub(super) const MAX_BYTES: usize = 1 << 30;
 
 /// Most channels that other ranks may use before this rank knows of them.
@@ -30,7 +30,7 @@ const MAX_AHEAD: usize = 1 << 16;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Violation(pub(super) &'static str);
 
-/// What a rank gives to a meeting, as far as it is there.
+/// The bytes of a rank for a collective operation, as far as they have arrived.
 #[derive(Debug, Default)]
 struct Given {
     bytes: Vec<u8>,
@@ -38,7 +38,7 @@ struct Given {
 }
 
 #[derive(Debug, Default)]
-struct Meeting {
+struct Collective {
     given: BTreeMap<u32, Given>,
     /// How many are whole.
     whole: u32,
@@ -49,9 +49,9 @@ struct Meeting {
 struct Notices {
     /// From when this rank asks for the channel to when nobody else has the board.
     board: Option<Arc<Board>>,
-    /// What came before that.
+    /// Notices that came before that.
     early: Vec<(u32, Fault, String)>,
-    /// What this rank posted went to all.
+    /// The notices of this rank went to all.
     told: bool,
     /// Nobody meets on the channel any more.
     closed: bool,
@@ -62,7 +62,7 @@ struct Notices {
 enum Edge {
     /// There is none, or no longer.
     Down,
-    /// Not yet: what is to be sent then.
+    /// Not yet: the messages that will be sent then.
     Waiting(UnboundedReceiver<Message>, UnboundedSender<Message>),
     Up(UnboundedSender<Message>),
 }
@@ -77,21 +77,21 @@ struct Gone {
 #[derive(Debug)]
 pub(super) struct State {
     edges: [Edge; EDGES],
-    meetings: HashMap<Round, Meeting>,
+    collectives: HashMap<Round, Collective>,
     notices: HashMap<u64, Notices>,
-    /// Channels whose meetings this rank takes no part in any more.
+    /// Channels whose collective operations this rank takes no part in any more.
     closed: HashSet<u64>,
     gone: Vec<Gone>,
     aborted: Option<u32>,
     /// Why this rank cannot be in the job.
     failed: Option<BootstrapError>,
-    /// Who did not come, as rank 0 said last, and how many in all.
+    /// The missing ranks, as rank 0 last named them, and the number of all.
     missing: Option<(Vec<u32>, u32)>,
-    /// What this rank, or one that told it, has trouble with.
+    /// The trouble of this rank, or of one that reported it.
     trouble: String,
-    /// At rank 0: who is there.
+    /// At rank 0: the registered ranks.
     registered: BTreeMap<u32, [u8; 16]>,
-    /// How many messages were to be sent along each edge so far.
+    /// Number of messages queued along each edge so far.
     queued: Sent,
 }
 
@@ -116,17 +116,17 @@ pub(super) struct Node {
     pub(super) posted: Arc<Notify>,
     /// How many messages the system has taken, for each edge.
     sent: [AtomicU64; EDGES],
-    /// What went over its connections.
+    /// The traffic of its connections.
     pub(super) traffic: Arc<Traffic>,
     /// Children that are there, to be connected to.
     connects: UnboundedSender<(usize, Registration)>,
 }
 
-/// What is to be sent to the neighbour at the other end of an edge.
+/// The messages for the neighbour at the other end of an edge.
 pub(super) type Outgoing = UnboundedReceiver<Message>;
 
 impl Node {
-    /// A rank that knows nobody, and where the children are told that are to be connected to.
+    /// A rank that knows nobody yet, and the stream of addresses of children to connect to.
     pub(super) fn new(
         rank: u32,
         ranks: u32,
@@ -141,7 +141,7 @@ impl Node {
         };
         let state = State {
             edges: place.neighbours().map(edge),
-            meetings: HashMap::new(),
+            collectives: HashMap::new(),
             notices: HashMap::new(),
             closed: HashSet::new(),
             gone: Vec::new(),
@@ -180,34 +180,36 @@ impl Node {
         self.place.neighbours()[edge]
     }
 
-    /// Gives this rank's bytes to a meeting. Whoever gets them has got what this rank posted on boards before.
+    /// Gives this rank's bytes to a collective operation. A rank that receives them has received this rank's earlier
+    /// posts on boards.
     pub(super) fn give(&self, round: Round, bytes: &[u8]) {
         self.tell();
         let mut state = self.state();
         let mut rest = bytes;
         loop {
-            let (piece, after) = rest.split_at(rest.len().min(PIECE));
+            let (chunk, after) = rest.split_at(rest.len().min(CHUNK));
             rest = after;
             let last = rest.is_empty();
-            state.forward(&Message::Part { round, rank: self.rank, last, bytes: piece.into() }, None);
+            state.forward(&Message::Part { round, rank: self.rank, last, bytes: chunk.into() }, None);
             if last {
                 break;
             }
         }
-        let meeting = state.meetings.entry(round).or_default();
-        meeting.given.insert(self.rank, Given { bytes: bytes.to_vec(), whole: true });
-        meeting.whole += 1;
+        let collective = state.collectives.entry(round).or_default();
+        collective.given.insert(self.rank, Given { bytes: bytes.to_vec(), whole: true });
+        collective.whole += 1;
         drop(state);
         self.changed.notify_waiters();
     }
 
-    /// What came of a meeting that this rank gave to, if something did; the caller then does not ask again.
+    /// Returns the result of a collective operation that this rank gave to, if it has one. The caller then does not ask
+    /// again.
     pub(super) fn look(&self, round: Round) -> Option<Result<Vec<Vec<u8>>, BootstrapError>> {
         let mut state = self.state();
-        let meeting = state.meetings.get(&round)?;
-        if meeting.whole == self.ranks {
-            let meeting = state.meetings.remove(&round)?;
-            return Some(Ok(meeting.given.into_values().map(|given| given.bytes).collect()));
+        let collective = state.collectives.get(&round)?;
+        if collective.whole == self.ranks {
+            let collective = state.collectives.remove(&round)?;
+            return Some(Ok(collective.given.into_values().map(|given| given.bytes).collect()));
         }
         let error = if let Some(error) = &state.failed {
             Some(error.clone())
@@ -216,12 +218,12 @@ impl Node {
         } else if state.gone.is_empty() {
             None
         } else {
-            let missing = meeting.missing(self.ranks);
+            let missing = collective.missing(self.ranks);
             let cut_off = |gone: &&Gone| missing.iter().any(|&rank| gone.behind.contains(rank));
             state.gone.iter().find(cut_off).map(|gone| self.loss(gone.rank, gone.cause.clone()))
         };
         if error.is_some() {
-            state.meetings.remove(&round);
+            state.collectives.remove(&round);
         }
         error.map(Err)
     }
@@ -245,12 +247,12 @@ impl Node {
         self.loss(self.rank, LossCause::Failed { reason: "its thread has ended".to_owned() })
     }
 
-    /// How many messages were to be sent so far.
+    /// Returns the number of messages queued so far.
     pub(super) fn queued(&self) -> Sent {
         self.state().queued
     }
 
-    /// Whether the system has taken so many; those of an edge that has ended are not waited for.
+    /// Returns whether the system has taken `queued` messages; messages of an edge that has ended do not count.
     pub(super) fn has_sent(&self, queued: &Sent) -> bool {
         let sent = |edge: usize| self.sent[edge].load(Ordering::Acquire) >= queued[edge];
         (0..EDGES).all(sent) || {
@@ -264,15 +266,15 @@ impl Node {
         self.sent[edge].fetch_add(messages, Ordering::Release);
     }
 
-    /// Gives a meeting up: who has not come.
+    /// Gives a collective operation up. Returns the missing ranks.
     pub(super) fn give_up(&self, round: Round, waited: Duration) -> BootstrapError {
-        let missing = self.state().meetings.remove(&round).map(|meeting| meeting.missing(self.ranks));
+        let missing = self.state().collectives.remove(&round).map(|collective| collective.missing(self.ranks));
         timeout(missing.unwrap_or_default(), waited)
     }
 
-    /// Who has not come to a meeting that goes on.
+    /// Returns the ranks that have not come to a collective operation that goes on.
     pub(super) fn missing(&self, round: Round) -> Vec<u32> {
-        self.state().meetings.get(&round).map(|meeting| meeting.missing(self.ranks)).unwrap_or_default()
+        self.state().collectives.get(&round).map(|collective| collective.missing(self.ranks)).unwrap_or_default()
     }
 
     /// The board of a channel, with what was posted on it so far.
@@ -298,7 +300,7 @@ impl Node {
     pub(super) fn close(&self, channel: u64) {
         let mut state = self.state();
         state.closed.insert(channel);
-        state.meetings.retain(|round, _| round.channel != channel);
+        state.collectives.retain(|round, _| round.channel != channel);
         if let Some(notices) = state.notices.get_mut(&channel) {
             notices.closed = true;
         }
@@ -325,7 +327,7 @@ impl Node {
         }
     }
 
-    /// Ends all meetings, on all ranks.
+    /// Ends all collective operations, on all ranks.
     pub(super) fn abort(&self) {
         let mut state = self.state();
         if state.aborted.is_none() {
@@ -364,7 +366,8 @@ impl Node {
         let (mut ranks, mut count) = state.missing.clone().unwrap_or_default();
         if count == 0 {
             // All were there when rank 0 was last heard, or it never was.
-            ranks = state.meetings.get(&JOINING).map(|meeting| meeting.missing(self.ranks)).unwrap_or_default();
+            ranks =
+                state.collectives.get(&JOINING).map(|collective| collective.missing(self.ranks)).unwrap_or_default();
             count = ranks.len() as u32;
         }
         let trouble = state.trouble.clone();
@@ -374,7 +377,7 @@ impl Node {
         self.changed.notify_waiters();
     }
 
-    /// An edge is there: what is to be sent along it; `None` if it is there already.
+    /// An edge is open. Returns the messages to send along it; `None` if it was open already.
     pub(super) fn edge_up(&self, edge: usize) -> Option<Outgoing> {
         let mut state = self.state();
         match std::mem::replace(&mut state.edges[edge], Edge::Down) {
@@ -389,7 +392,7 @@ impl Node {
         }
     }
 
-    /// Ranks that were lost, not those that left.
+    /// Returns the ranks that were lost, without those in orderly departure.
     pub(super) fn lost(&self) -> Vec<u32> {
         let state = self.state();
         let lost = state.gone.iter().filter(|gone| gone.cause != LossCause::Left).map(|gone| gone.rank);
@@ -458,24 +461,24 @@ impl Node {
         }
     }
 
-    /// Rank 0 says who is missing.
+    /// Notes the missing ranks that rank 0 named.
     pub(super) fn set_missing(&self, missing: Vec<u32>, count: u32, trouble: &str) {
         let mut state = self.state();
         state.missing = Some((missing, count));
         state.add_trouble(trouble);
     }
 
-    /// Who rank 0 said is missing, and how many in all.
+    /// Returns the missing ranks that rank 0 named, and the number of all.
     pub(super) fn told_missing(&self) -> Option<(Vec<u32>, u32)> {
         self.state().missing.clone()
     }
 
-    /// This rank, or another, has trouble with something. The first trouble is told.
+    /// Notes that this rank, or another, has trouble. The first trouble is reported.
     pub(super) fn add_trouble(&self, trouble: &str) {
         self.state().add_trouble(trouble);
     }
 
-    /// What somebody has trouble with; empty if nobody does.
+    /// Returns the first trouble; empty if there is none.
     pub(super) fn trouble(&self) -> String {
         self.state().trouble.clone()
     }
@@ -487,7 +490,7 @@ impl Node {
     pub(super) fn receive(&self, edge: usize, message: Message) -> Result<(), Violation> {
         let mut guard = self.state();
         let state = &mut *guard;
-        // What concerns a rank comes from where the rank is.
+        // A message about a rank comes from the edge of that rank.
         let from = |rank: u32| {
             let there = rank < self.ranks && self.place.towards(rank) == Some(edge);
             if there { Ok(()) } else { Err(Violation("it speaks for a rank that is not behind it")) }
@@ -516,7 +519,7 @@ impl Node {
                 }
             }
             Message::Gone { rank, by, ref cause } => {
-                // The one who noticed is there; a rank that is here but was silent is told so itself.
+                // The rank that noticed is alive. A rank that is here but was silent hears so itself.
                 from(by)?;
                 if rank >= self.ranks {
                     return Err(Violation("it speaks of a rank that there is not"));
@@ -552,10 +555,10 @@ impl Node {
                 state.failed.get_or_insert(join_timeout(ranks, trouble, Duration::ZERO));
             }
         }
-        // A part that ends no meeting is of no news to who waits.
+        // A part that ends no collective operation is no news to a waiting thread.
         let news = match message {
             Message::Part { round, .. } => {
-                state.meetings.get(&round).is_some_and(|meeting| meeting.whole == self.ranks)
+                state.collectives.get(&round).is_some_and(|collective| collective.whole == self.ranks)
             }
             _ => true,
         };
@@ -588,7 +591,7 @@ impl LossCause {
     }
 }
 
-impl Meeting {
+impl Collective {
     fn missing(&self, ranks: u32) -> Vec<u32> {
         (0..ranks).filter(|rank| !self.given.get(rank).is_some_and(|given| given.whole)).collect()
     }
@@ -617,17 +620,17 @@ impl State {
         if self.closed.contains(&round.channel) {
             return Ok(());
         }
-        let meeting = self.meetings.entry(round).or_default();
-        let given = meeting.given.entry(rank).or_default();
+        let collective = self.collectives.entry(round).or_default();
+        let given = collective.given.entry(rank).or_default();
         if given.whole {
-            return Err(Violation("it gives twice to one meeting"));
+            return Err(Violation("it gives twice to one collective"));
         }
         if given.bytes.len() + bytes.len() > MAX_BYTES {
-            return Err(Violation("it gives more to a meeting than it may"));
+            return Err(Violation("it gives more to a collective than it may"));
         }
         given.bytes.extend_from_slice(bytes);
         given.whole = last;
-        meeting.whole += u32::from(last);
+        collective.whole += u32::from(last);
         Ok(())
     }
 
@@ -640,7 +643,7 @@ impl State {
         if *cause != LossCause::Left {
             for notices in self.notices.values_mut() {
                 if let Some(board) = &notices.board {
-                    // All ranks hear of the loss as such, so this is told to nobody; what was posted before is.
+                    // All ranks hear of the loss as such, so this notice is not sent. Earlier posts are.
                     notices.told |= board.of(node.rank).is_none();
                     cause.post(board, node.rank, rank);
                 }

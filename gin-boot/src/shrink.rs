@@ -11,7 +11,7 @@ use crate::rt;
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
-/// The meeting at which ranks tell each other of their second sockets.
+/// The collective operation by which ranks exchange the addresses of their second sockets.
 const SPARES: Round = Round { channel: u64::MAX, number: 1 };
 
 /// How long until one that was refused tries again.
@@ -52,9 +52,9 @@ impl TcpBootstrap {
     /// own.
     ///
     /// # Errors
-    /// [`BootstrapError::NoSuchRank`] for a rank that there is not; [`BootstrapError::Lost`] if this rank is among
-    /// them; [`BootstrapError::Timeout`], [`BootstrapError::Unreachable`] or [`BootstrapError::Secret`] if others do
-    /// not come, say because they were told of other ranks, or are lost too: this can be called again with more.
+    /// [`BootstrapError::NoSuchRank`] for an unknown rank; [`BootstrapError::Lost`] if this rank is among them;
+    /// [`BootstrapError::Timeout`], [`BootstrapError::Unreachable`] or [`BootstrapError::Secret`] if others do not
+    /// come, for example because they name other ranks, or are lost too. The caller can try again with more ranks.
     pub fn without(&self, lost: &[u32], joining: Duration) -> Result<Self, BootstrapError> {
         let (own, ranks) = (self.inner.node.rank, self.inner.node.ranks);
         let mut lost = lost.to_vec();
@@ -65,7 +65,7 @@ impl TcpBootstrap {
         }
         let left: Vec<u32> = (0..ranks).filter(|rank| lost.binary_search(rank).is_err()).collect();
         let Ok(rank) = left.binary_search(&own) else { return Err(self.inner.node.left_out()) };
-        // Who means other ranks has another secret, and does not get in.
+        // A rank that names other ranks has another secret, and does not get in.
         let secret = self.inner.secret.without(&lost);
         let begun = Instant::now();
         loop {
@@ -84,7 +84,7 @@ impl TcpBootstrap {
         }
     }
 
-    /// Ranks that this one knows to be lost, in order; those that left in an orderly way are not among them.
+    /// Returns the ranks that this one knows to be lost, in order, without ranks that left in an orderly way.
     pub fn lost(&self) -> Vec<u32> {
         self.inner.node.lost()
     }

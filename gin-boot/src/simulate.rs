@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Many ranks as tasks of one thread, to see how meeting grows with their number.
+//! Many ranks as tasks of one thread, to measure how the bootstrap grows with their number.
 
 use super::beat::Beats;
 use super::io::{Start, Wishes, run};
@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
-/// What one step took.
+/// The cost of one step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Step {
@@ -28,15 +28,15 @@ pub struct Step {
     pub mean: u64,
 }
 
-/// What the steps of a simulated job took.
+/// The costs of the steps of a simulated job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Simulated {
     /// All ranks came, and knew that they had.
     pub join: Step,
-    /// A meeting at which each rank gives nothing; the median of several in time.
+    /// A collective operation to which each rank gives nothing; the median of several in time.
     pub barrier: Step,
-    /// A meeting at which each gives so many bytes.
+    /// A collective operation to which each rank gives `bytes` bytes.
     pub gather: Step,
 }
 
@@ -46,7 +46,7 @@ struct Job {
 }
 
 impl Job {
-    /// What all of these took since the last step.
+    /// Returns the costs of all ranks since the last step.
     fn step(&mut self, begun: Instant) -> Step {
         let time = begun.elapsed();
         let now: Vec<u64> = self.nodes.iter().map(|node| node.traffic.both()).collect();
@@ -72,7 +72,7 @@ impl Job {
     }
 }
 
-/// What comes of a meeting.
+/// Waits for the result of a collective operation.
 async fn wait(node: &Node, round: Round) -> Result<Vec<Vec<u8>>, BootstrapError> {
     loop {
         let mut changed = pin!(node.changed.notified());
@@ -89,7 +89,7 @@ async fn wait(node: &Node, round: Round) -> Result<Vec<Vec<u8>>, BootstrapError>
 /// process.
 ///
 /// # Errors
-/// What ranks meet with; [`BootstrapError::System`] if a process may not have about 4 descriptors for each rank.
+/// An error of the bootstrap; [`BootstrapError::System`] if a process may not have about 4 descriptors for each rank.
 pub fn simulate(ranks: u32, barriers: u32, bytes: usize) -> Result<Simulated, BootstrapError> {
     check(0, ranks)?;
     if bytes > MAX_BYTES {
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rank_0_has_no_more_to_do_than_others_at_a_meeting_and_little_at_joining() {
+    fn rank_0_has_no_more_to_do_than_others_in_a_collective_and_little_at_joining() {
         for ranks in [2, 33, 100] {
             let told = simulate(ranks, 3, 1000).unwrap();
             let given = u64::from(ranks) * 1000;

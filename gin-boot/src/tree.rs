@@ -67,7 +67,7 @@ impl Place {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Behind {
     range: Range<u32>,
-    /// Whether those outside of the range are meant.
+    /// The ranks outside of the range are meant.
     outside: bool,
 }
 

@@ -16,7 +16,7 @@ fn config() -> TcpConfig {
     TcpConfig {
         address: Some(Ipv4Addr::LOCALHOST.into()),
         joining: LONG,
-        meeting: Some(LONG),
+        collective_timeout: Some(LONG),
         silence: LONG,
         ..TcpConfig::default()
     }
@@ -193,7 +193,7 @@ fn an_abort_ends_the_meetings_of_all_and_names_who_called_it() {
 
 #[test]
 fn a_meeting_that_takes_too_long_names_the_ranks_that_did_not_come() {
-    let config = TcpConfig { meeting: Some(Duration::from_millis(300)), ..config() };
+    let config = TcpConfig { collective_timeout: Some(Duration::from_millis(300)), ..config() };
     let done = std::sync::Barrier::new(6);
     let outcomes = all(6, &config, |rank| {
         let outcome = (![2, 4].contains(&rank.rank())).then(|| rank.barrier().unwrap_err());

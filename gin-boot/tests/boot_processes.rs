@@ -37,7 +37,7 @@ fn rank(rank: u32) -> Result<(), BootstrapError> {
     let config = TcpConfig {
         address: Some(Ipv4Addr::new(127, 0, 0, if number(APART).is_some() { 1 + rank as u8 } else { 1 }).into()),
         joining: Duration::from_secs(60),
-        meeting: Some(Duration::from_secs(60)),
+        collective_timeout: Some(Duration::from_secs(60)),
         silence: Duration::from_millis(number(SILENCE_MS).unwrap()),
         ..TcpConfig::default()
     };

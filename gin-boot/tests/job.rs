@@ -30,7 +30,11 @@ fn refused(words: &str, expected: &[&str]) {
 }
 
 fn config() -> TcpConfig {
-    TcpConfig { joining: Duration::from_secs(60), meeting: Some(Duration::from_secs(60)), ..TcpConfig::default() }
+    TcpConfig {
+        joining: Duration::from_secs(60),
+        collective_timeout: Some(Duration::from_secs(60)),
+        ..TcpConfig::default()
+    }
 }
 
 /// A port that is free, and none of those that the system gives to others by itself.

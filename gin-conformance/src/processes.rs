@@ -57,7 +57,7 @@ fn config() -> TcpConfig {
     TcpConfig {
         address: Some(address.unwrap_or(Ipv4Addr::LOCALHOST.into())),
         joining: limit,
-        meeting: Some(limit),
+        collective_timeout: Some(limit),
         ..Default::default()
     }
 }

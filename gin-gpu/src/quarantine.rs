@@ -27,7 +27,7 @@ pub type Process = [u8; 16];
 
 /// The processes of a communicator, which are told of the memory of its windows.
 #[derive(Debug)]
-pub struct Company {
+pub struct Sharers {
     board: Arc<Board>,
     /// By rank.
     processes: Vec<Process>,
@@ -35,7 +35,7 @@ pub struct Company {
     closed: AtomicBool,
 }
 
-impl Company {
+impl Sharers {
     pub fn new(board: Arc<Board>, processes: Vec<Process>) -> Arc<Self> {
         Arc::new(Self { board, processes, closed: AtomicBool::new(false) })
     }
@@ -46,7 +46,7 @@ impl Company {
     }
 
     /// Why memory that was told to these cannot be in a window of those in `new`; `None` if it can.
-    fn objection(&self, new: &Company) -> Option<String> {
+    fn objection(&self, new: &Sharers) -> Option<String> {
         if self.board.count() == 0 {
             // It goes on, or has ended in order: its ranks do with the memory what the program has them do.
             return None;
@@ -68,10 +68,10 @@ impl Company {
 
 /// The communicators that memory was in windows of, and that have not let go of it in order.
 #[derive(Default)]
-pub struct Exposure(Mutex<Vec<Arc<Company>>>);
+pub struct Exposure(Mutex<Vec<Arc<Sharers>>>);
 
 impl Exposure {
-    fn companies(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Company>>> {
+    fn all(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Sharers>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -79,28 +79,28 @@ impl Exposure {
     ///
     /// # Errors
     /// [`Quarantined`] if others may still write to it.
-    pub fn add(&self, new: &Arc<Company>) -> Result<(), Quarantined> {
-        let mut companies = self.companies();
-        if let Some(reason) = companies.iter().find_map(|company| company.objection(new)) {
+    pub fn add(&self, new: &Arc<Sharers>) -> Result<(), Quarantined> {
+        let mut all = self.all();
+        if let Some(reason) = all.iter().find_map(|sharers| sharers.objection(new)) {
             return Err(Quarantined { reason });
         }
         // Of those that a fault has ended, nobody is left who may write and is none of these.
-        companies.retain(|company| company.board.count() == 0 || !company.closed.load(Ordering::Acquire));
-        if !companies.iter().any(|company| Arc::ptr_eq(company, new)) {
-            companies.push(new.clone());
+        all.retain(|sharers| sharers.board.count() == 0 || !sharers.closed.load(Ordering::Acquire));
+        if !all.iter().any(|sharers| Arc::ptr_eq(sharers, new)) {
+            all.push(new.clone());
         }
         Ok(())
     }
 
     /// All ranks of the communicator have let go of it.
-    pub fn remove(&self, company: &Arc<Company>) {
-        self.companies().retain(|other| !Arc::ptr_eq(other, company));
+    pub fn remove(&self, sharers: &Arc<Sharers>) {
+        self.all().retain(|other| !Arc::ptr_eq(other, sharers));
     }
 }
 
 impl fmt::Debug for Exposure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Exposure").field(&self.companies().len()).finish()
+        f.debug_tuple("Exposure").field(&self.all().len()).finish()
     }
 }
 
@@ -117,15 +117,15 @@ mod tests {
         process()
     }
 
-    fn company(processes: &[Process]) -> Arc<Company> {
-        Company::new(Arc::new(Board::new(processes.len() as u32)), processes.to_vec())
+    fn sharers(processes: &[Process]) -> Arc<Sharers> {
+        Sharers::new(Arc::new(Board::new(processes.len() as u32)), processes.to_vec())
     }
 
-    fn end(company: &Company) {
-        company.board.post(0, Fault::new(FaultKind::PeerLost, Operation::None).peer(1));
+    fn end(sharers: &Sharers) {
+        sharers.board.post(0, Fault::new(FaultKind::PeerLost, Operation::None).peer(1));
     }
 
-    fn refused(exposure: &Exposure, new: &Arc<Company>) -> String {
+    fn refused(exposure: &Exposure, new: &Arc<Sharers>) -> String {
         match exposure.add(new) {
             Err(Quarantined { reason }) => reason,
             other => panic!("{other:?}"),
@@ -136,24 +136,24 @@ mod tests {
     fn memory_that_a_process_left_out_may_write_to_is_in_no_window_until_it_has_ended() {
         let (gone, here, other) = ([3; 16], alive(), [4; 16]);
         let exposure = Exposure::default();
-        let first = company(&[other, here]);
+        let first = sharers(&[other, here]);
         exposure.add(&first).unwrap();
         // Two communicators at a time are the program's business.
-        exposure.add(&company(&[other])).unwrap();
+        exposure.add(&sharers(&[other])).unwrap();
         end(&first);
-        assert!(refused(&exposure, &company(&[other])).contains("destroy"));
+        assert!(refused(&exposure, &sharers(&[other])).contains("destroy"));
         first.close();
-        assert!(refused(&exposure, &company(&[other])).contains("rank 1"));
+        assert!(refused(&exposure, &sharers(&[other])).contains("rank 1"));
         // It is one of them again, or all have let go of it.
-        exposure.add(&company(&[here, other])).unwrap();
+        exposure.add(&sharers(&[here, other])).unwrap();
         exposure.remove(&first);
-        exposure.add(&company(&[other])).unwrap();
+        exposure.add(&sharers(&[other])).unwrap();
         // One that has ended writes nothing.
         let exposure = Exposure::default();
-        let first = company(&[other, gone]);
+        let first = sharers(&[other, gone]);
         exposure.add(&first).unwrap();
         end(&first);
         first.close();
-        exposure.add(&company(&[other])).unwrap();
+        exposure.add(&sharers(&[other])).unwrap();
     }
 }

@@ -33,7 +33,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Who runs the ranks.
+/// The engine that runs the ranks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Mode {
     /// One scheduler on one thread, every decision from a seed, on a virtual clock: a run can be repeated.
@@ -48,7 +48,7 @@ pub enum Mode {
 pub struct WorldConfig {
     /// Number of ranks.
     pub ranks: u32,
-    /// Who runs them.
+    /// The engine that runs them.
     pub mode: Mode,
     /// The virtual GPU of each rank.
     pub device: DeviceConfig,
@@ -64,7 +64,7 @@ pub struct WorldConfig {
     /// ranks. In a seeded world it means nothing.
     pub placement: Placement,
     /// How long ranks wait for each other when they meet; for ever by default.
-    pub meeting: Option<Duration>,
+    pub collective_timeout: Option<Duration>,
 }
 
 impl WorldConfig {
@@ -78,7 +78,7 @@ impl WorldConfig {
             nics: Nics::default(),
             progress_threads: None,
             placement: Placement::Automatic,
-            meeting: None,
+            collective_timeout: None,
         }
     }
 
@@ -130,7 +130,7 @@ impl WorldConfig {
         self
     }
 
-    /// The same with devices that hold at most so many blocks at a time.
+    /// Returns the same with devices that hold at most `blocks` blocks at a time.
     #[must_use]
     pub fn resident_blocks(mut self, blocks: u32) -> Self {
         self.device.resident_blocks = blocks;
@@ -183,7 +183,7 @@ pub enum LaunchError<E> {
     Rank {
         /// The rank.
         rank: u32,
-        /// What it returned.
+        /// Its error.
         error: E,
     },
     /// Ranks cannot be processes like this.
@@ -195,7 +195,7 @@ pub enum LaunchError<E> {
     /// The ranks cannot meet.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
-    /// The world ended badly: a deadlock, say, with who waits where.
+    /// The world ended badly, in a deadlock for example; the error names each waiting thread and its place.
     #[error(transparent)]
     World(#[from] gin_virtual::WorldError),
     /// A rank's device cannot be had.
@@ -214,7 +214,7 @@ pub enum LaunchError<E> {
     Threads(std::io::Error),
 }
 
-/// What a rank's function gets.
+/// A rank, as its function gets it.
 #[derive(Debug)]
 pub struct Rank {
     bootstrap: Arc<dyn Bootstrap>,
@@ -271,7 +271,7 @@ impl Rank {
         Communicator::new(self.bootstrap.clone(), self.device.clone(), self.config.clone())
     }
 
-    /// The kernel with this name among those that are linked into the program.
+    /// Returns the kernel with this name among the kernels that are linked into the program.
     ///
     /// # Errors
     /// As [`Module::function`](gin_gpu::Module::function).
@@ -282,7 +282,7 @@ impl Rank {
     /// A new stream of its device.
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     pub fn stream(&self) -> Result<Arc<dyn Stream>, GpuError> {
         self.device.stream()
     }
@@ -330,7 +330,7 @@ fn together(places: &[Chosen]) -> Option<Vec<usize>> {
 
 /// Runs `body` once for each rank and gives what they returned, by rank.
 ///
-/// When one returns an error, meetings of the others end, and communicators that it drops are aborted.
+/// When one returns an error, collective calls of the others end, and communicators that it drops are aborted.
 ///
 /// # Errors
 /// [`LaunchError`].
@@ -359,7 +359,7 @@ where
         Mode::Threads(threads) => World::threads(threads.clone()),
     };
     let job = InProcess::job(config.ranks).map(|job| {
-        let limited = |bootstrap: InProcess| match config.meeting {
+        let limited = |bootstrap: InProcess| match config.collective_timeout {
             Some(limit) => bootstrap.with_timeout(limit),
             None => bootstrap,
         };
@@ -372,7 +372,7 @@ where
 /// Runs `body` as one rank of a job whose other ranks are other processes: the one that `bootstrap` says. Its device is
 /// the one that `config` has for that rank; how long ranks wait for each other is the bootstrap's.
 ///
-/// If it returns an error, meetings of all ranks end.
+/// If it returns an error, collective calls of all ranks end.
 ///
 /// # Errors
 /// [`LaunchError`]; [`LaunchError::Processes`] for a seeded world, or another number of ranks.

@@ -341,7 +341,7 @@ fn a_peer_whose_list_is_full_holds_up_the_queue_and_is_counted() {
             let outcome = producer.wait_peer(0, producer.position(), Deadline::after_ms(50), Order::Acquire);
             assert_eq!(outcome, Err(WaitError::Deadline), "the list of rank 1 is full, so nothing behind it is taken");
             let stats = comm.stats().unwrap()[0];
-            assert_eq!((stats.stalls, stats.taken, stats.finished), (1, 4, 2));
+            assert_eq!((stats.stalls, stats.accepted, stats.finished), (1, 4, 2));
             comm.abort().unwrap();
         }
         assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no abort came");
@@ -392,7 +392,7 @@ fn contexts_do_not_share_signals_or_counters() {
         let stats = comm.stats().unwrap();
         assert_eq!(stats.len(), 5);
         for stats in stats {
-            assert_eq!((stats.taken, stats.finished, stats.failed, stats.signals), (1, 1, 0, 1));
+            assert_eq!((stats.accepted, stats.finished, stats.failed, stats.signals), (1, 1, 0, 1));
         }
         comm_barrier(comm);
     });
@@ -429,11 +429,11 @@ fn figures_are_kept_by_context_and_peer() {
             assert!(put.retries >= 4 && put.retries <= put.posted, "{put:?}");
             assert!((1..=2).contains(&put.deepest), "{put:?}");
             for row in [got, put, value] {
-                assert_eq!((row.taken, row.under_way(), row.failed), (row.puts + row.gets + row.values, 0, 0));
+                assert_eq!((row.accepted, row.under_way(), row.failed), (row.puts + row.gets + row.values, 0, 0));
                 assert_eq!(row.completions, row.posted);
             }
             let contexts = comm.stats().unwrap();
-            assert_eq!((contexts[0].taken, contexts[0].posted, contexts[1]), (3, 10, value));
+            assert_eq!((contexts[0].accepted, contexts[0].posted, contexts[1]), (3, 10, value));
         }
         comm_barrier(comm);
     });

@@ -38,7 +38,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// Who adds to a signal's word.
+/// The engine that adds to a signal's word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Raises {
     /// The sender's CPU, straight at the receiver's word in host memory.
@@ -50,7 +50,7 @@ pub enum Raises {
     Nic,
 }
 
-/// What a network can do.
+/// The features of a network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capabilities {
     /// Its name, for people.
@@ -63,40 +63,40 @@ pub struct Capabilities {
     pub max_message: u64,
     /// A completed put has arrived at its peer, so that a later request finds it there.
     pub completion_is_arrival: bool,
-    /// Who adds to a signal's word.
+    /// The engine that adds to a signal's word.
     pub raises: Raises,
     /// Payload is in view of the receiver's GPU only after [`Network::make_visible`].
     pub needs_make_visible: bool,
 }
 
-/// One thing to do.
+/// A request to move bytes, raise a signal, or both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// What its completion is called; unique among those under way.
+    /// The name of its completion; unique among requests under way.
     pub id: u64,
     /// Context, for ordering and for the table of signals.
     pub context: u32,
     /// World rank of the peer.
     pub peer: u32,
-    /// What is moved.
+    /// The bytes to move.
     pub transfer: Transfer,
-    /// What is raised at the peer afterwards.
+    /// The signal to raise at the peer afterwards.
     pub signal: Option<RemoteSignal>,
-    /// What the peer's endpoint is told afterwards, in place of a signal; only where the network below
-    /// [carries](Network::carries_notices) that.
+    /// A message for the peer's endpoint afterwards, in place of a signal; only where the network below
+    /// [carries](Network::carries_notices) notices.
     pub notice: Option<Notice>,
     /// More requests follow soon.
     pub more: bool,
 }
 
 impl Request {
-    /// Whether it is in order behind every earlier put, signal and notice of its context and peer.
+    /// Returns whether it is ordered behind every earlier put, signal and notice of its context and peer.
     pub fn is_strong(&self) -> bool {
         self.notice.is_some() || self.signal.is_some_and(|signal| signal.strong)
     }
 }
 
-/// What endpoints tell each other, in order as strong signals are: see [`staged`].
+/// A message between endpoints, ordered as strong signals are: see [`staged`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Notice {
     /// Bytes of a window have arrived in host memory.
@@ -107,7 +107,7 @@ pub enum Notice {
         offset: u64,
         /// How many.
         bytes: u64,
-        /// What the answer is called.
+        /// The name of the answer.
         tag: u64,
     },
     /// The sender wants to read bytes of a window from host memory.
@@ -118,17 +118,17 @@ pub enum Notice {
         offset: u64,
         /// How many.
         bytes: u64,
-        /// What the answer is called.
+        /// The name of the answer.
         tag: u64,
     },
-    /// What arrived is in the window, or what was wanted in host memory; or the window has no such bytes.
+    /// The answer: the bytes are in the window, or the requested ones in host memory; or the window has no such bytes.
     Ready {
         /// Which.
         tag: u64,
         /// It is there.
         found: bool,
     },
-    /// Nothing: who waits for an answer learns from it whether the peer is there.
+    /// Nothing: a sender that waits for an answer learns from the completion whether the peer is alive.
     Alive,
 }
 
@@ -139,7 +139,7 @@ pub struct NoticeArrival {
     pub context: u32,
     /// World rank of the sender.
     pub from: u32,
-    /// What it says.
+    /// The message.
     pub notice: Notice,
 }
 
@@ -163,7 +163,7 @@ pub enum Event {
     Completion {
         /// The request.
         id: u64,
-        /// Whether it worked.
+        /// The result.
         outcome: Result<(), NetError>,
     },
     /// A signal for this rank has arrived; not where [`Raises::Sender`].
@@ -172,7 +172,7 @@ pub enum Event {
     Notice(NoticeArrival),
 }
 
-/// What a network failed at.
+/// The failure of a network.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NetError {
@@ -181,7 +181,7 @@ pub enum NetError {
     PeerLost {
         /// The peer.
         peer: u32,
-        /// What the network says.
+        /// The network's reason.
         reason: String,
     },
     /// The window is not registered at that rank.
@@ -223,7 +223,7 @@ pub enum NetError {
     /// Something of this rank's own part of the network failed.
     #[error("{what} failed: {reason}")]
     Local {
-        /// What was being done.
+        /// The operation that failed.
         what: &'static str,
         /// Why.
         reason: String,
@@ -231,7 +231,7 @@ pub enum NetError {
     /// A request failed.
     #[error("{context} with rank {peer} failed, status {status}")]
     Failed {
-        /// What was being done.
+        /// The operation that failed.
         context: &'static str,
         /// The peer.
         peer: u32,
@@ -247,7 +247,7 @@ impl From<KeyError> for NetError {
 }
 
 impl NetError {
-    /// What a kernel is told.
+    /// Returns the fault that kernels see: its kind, and the expected and seen values.
     pub fn fault(&self) -> (FaultKind, u64, u64) {
         match *self {
             Self::PeerLost { .. } => (FaultKind::PeerLost, 0, 0),
@@ -310,13 +310,13 @@ pub type Fetch = fn(rank: u32, key: &Key, device: &Arc<dyn Device>) -> Result<Ar
 ///
 /// No method blocks on a peer. All are called by one thread at a time.
 pub trait Network: Send + fmt::Debug {
-    /// What it can do. Stays the same.
+    /// Returns its features. They stay the same.
     fn capabilities(&self) -> Capabilities;
 
     /// Registers the signal words of this rank; what it returns goes to all ranks.
     ///
     /// # Errors
-    /// What the network reports.
+    /// An error of the network.
     fn register_signals(&mut self, signals: &LocalSignals) -> Result<Key, NetError>;
 
     /// Takes the keys of all ranks' signal words, by world rank.
@@ -328,11 +328,11 @@ pub trait Network: Send + fmt::Debug {
     /// Registers a window of this rank; what it returns goes to all ranks.
     ///
     /// # Errors
-    /// What the network reports.
+    /// An error of the network.
     fn register(&mut self, window: &LocalWindow) -> Result<Key, NetError>;
 
-    /// What is to be called for each rank's key before [`connect`](Self::connect) if that needs something that a peer
-    /// has to be asked for, as this may take some seconds; what it gives is kept until `connect` has returned.
+    /// Returns a function that gets what [`connect`](Self::connect) needs of each rank's key, if that needs an answer
+    /// of the peer, which may take some seconds. The caller keeps the results until `connect` has returned.
     fn fetch(&self) -> Option<Fetch> {
         None
     }
@@ -356,22 +356,22 @@ pub trait Network: Send + fmt::Debug {
     /// Puts what has arrived until now in view of this rank's GPU.
     ///
     /// # Errors
-    /// What the network reports.
+    /// An error of the network.
     fn make_visible(&mut self) -> Result<(), NetError> {
         Ok(())
     }
 
-    /// What it goes over and how signals are raised, for people.
+    /// Returns the path that it uses and how signals are raised, for people.
     fn describe(&self) -> String {
         self.capabilities().name.to_owned()
     }
 
-    /// Whether requests can bring a [`Notice`]. Others refuse those that do.
+    /// Returns whether requests can carry a [`Notice`]. Networks that do not carry notices refuse such requests.
     fn carries_notices(&self) -> bool {
         false
     }
 
-    /// Whether requests that were posted have effects still to come, at this rank or at a peer, though they may be
+    /// Returns whether posted requests still have effects to come, at this rank or at a peer, even if they are
     /// complete.
     fn is_quiet(&self) -> bool {
         true
@@ -432,7 +432,7 @@ impl Network for Box<dyn Network> {
     }
 }
 
-/// What a network of one rank is made from.
+/// The properties of a rank from which its network is made.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
     /// World rank.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Copies between windows that this process can reach.
 //!
-//! A key names a region in a table of this process, or memory of another one that is mapped here; whoever connects it
-//! holds the region, and with it the memory, from then on. So nothing is looked up, locked or shared when bytes move,
-//! and memory that a late request still writes to is never freed under it.
+//! A key names a region in a table of this process, or memory of another process that is mapped here. A rank that
+//! connects a key holds the region, and with it the memory, from then on. So nothing is looked up, locked or shared
+//! when bytes move, and memory that a late request still writes to is never freed under it.
 //!
 //! Where the CPU reaches all memory, every request is carried out whole when it is posted: the bytes are copied, then
 //! the sender adds to the receiver's signal word with release. Where it does not, the device's
@@ -52,7 +52,7 @@ impl Region {
         self.gate.close()
     }
 
-    /// What other ranks are told of it.
+    /// Returns the key that other ranks get.
     fn key(self: &Arc<Self>) -> Key {
         let mut key = REGIONS.publish(self);
         if let Gate::Shared(words) = &self.gate {
@@ -99,7 +99,7 @@ impl Region {
     }
 }
 
-/// Whether a region may be used, and by how many it is.
+/// The state of a region: open or closed, and its number of users.
 #[derive(Debug)]
 enum Gate {
     /// By ranks of this process.
@@ -134,7 +134,7 @@ impl Gate {
         }
     }
 
-    /// Whether it is open; `leave` follows then.
+    /// Enters it if it is open; `leave` follows then.
     fn enter(&self) -> bool {
         let (open, users) = self.words();
         // Both sides store first and look then, so at least one of them sees the other.
@@ -180,7 +180,7 @@ pub struct Peer {
     done: Vec<Event>,
     /// Contexts and peers of requests that failed.
     broken: Vec<(u32, u32)>,
-    /// What follows copies, where the CPU does not copy.
+    /// The requests whose copies a copier carries out, where the CPU does not copy.
     later: Option<Later>,
 }
 
@@ -291,7 +291,7 @@ impl Peer {
 /// Memory, and an address in it.
 type At = (Arc<Memory>, u64);
 
-/// What a request does before it raises its signal.
+/// The work of a request before it raises its signal.
 #[derive(Debug)]
 enum Work {
     Nothing,
@@ -370,7 +370,7 @@ impl Network for Peer {
     fn connect_signals(&mut self, keys: &[Key]) -> Result<(), NetError> {
         let Some(own) = &self.signals else { return Ok(()) };
         let device = own.memory.memory().device();
-        // Before there is a proxy: whoever sets a communicator up may wait.
+        // Before there is a proxy: the thread that sets a communicator up may wait.
         let found = keys.iter().zip(0..).map(|(key, rank)| Region::fetch(rank, key, device));
         self.all_signals = found.collect::<Result<_, _>>()?;
         Ok(())

@@ -207,7 +207,7 @@ fn ranges_past_the_end_are_refused_though_there_is_memory() {
     until(&mut sides, |sides| sides[0].events.len() == 5);
     let outcomes: Vec<_> = (1..5).map(|id| sides[0].outcome(id).cloned()).collect();
     assert_eq!(outcomes, [past(1), past(0), past(1), past(0)]);
-    // What did not arrive is never signalled.
+    // Bytes that did not arrive are never signalled.
     assert!(matches!(sides[0].outcome(5), Some(Err(NetError::Failed { .. }))), "{:?}", sides[0].outcome(5));
     assert_eq!(sides[1].signals(), 0);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What ranks tell each other of their queue pairs.
+//! The address of a queue pair, which ranks exchange.
 
 use super::error::{NicError, Peer};
 use super::hca::Link;
@@ -11,7 +11,7 @@ const BYTES: usize = Address::BYTES;
 /// Where a queue pair is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Address {
-    /// What its port is part of.
+    /// The network of its port.
     pub link: Link,
     /// Most bytes of payload in a packet that it takes.
     pub mtu: Mtu,

@@ -12,7 +12,7 @@ use gin_abi::mlx5::cqe::INVALID_BYTE;
 use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
 use std::sync::Arc;
 
-/// What can go wrong with queue pairs in memory of a device.
+/// An error of queue pairs in memory of a device.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DeviceQueueError {
     /// The device failed.
@@ -132,18 +132,19 @@ impl RegisteredSlice {
     /// Registers memory; in entries its first byte has the address [`start`](Self::start).
     ///
     /// # Errors
-    /// What the NIC says; [`NicError::Memory`], [`NicError::Unreached`].
+    /// An error of the NIC; [`NicError::Memory`], [`NicError::Unreached`].
     pub fn new(nic: &Arc<Nic>, slice: MemorySlice, access: Access) -> Result<Self, NicError> {
         let start = start(slice.address());
         nic.check_reach(&**slice.memory().device(), slice.memory().kind())?;
-        // Safety: the slice keeps the memory alive; who allocates memory for communication expects that peers use it.
+        // Safety: the slice keeps the memory alive; a program that allocates memory for communication expects peers to
+        // use it.
         let take = |extent: &Extent| unsafe { nic.owner.hca.register_region(&nic.domain, extent, start, access) };
         let region = nic.keep(nic.take_memory(Step::Region, &slice, take)?);
         Ok(Self { region, slice, start })
     }
 
-    /// What address its first byte has in entries: less than a page of the host, as kernels register no memory under an
-    /// address with another place in its page than the memory's own.
+    /// Returns the address of its first byte in entries. It is less than a page of the host, because kernels register
+    /// memory only under an address with the memory's own place in a page.
     pub fn start(&self) -> u64 {
         self.start
     }

@@ -37,8 +37,8 @@ pub struct Shape {
     pub ranks: u32,
     /// The own rank.
     pub rank: u32,
-    /// Which ranks there are queue pairs to: those that differ from the own one by a multiple of this, at least 1; that
-    /// one is among them.
+    /// The distance of connected ranks, at least 1: a rank has queue pairs to all ranks that differ from its own by a
+    /// multiple of this, itself included.
     pub step: u32,
     /// Slots of each send queue: a power of two, log2 of it [`LEAST_DEPTH_LOG2`](gin_abi::gdaki::LEAST_DEPTH_LOG2) to
     /// [`MOST_DEPTH_LOG2`](gin_abi::gdaki::MOST_DEPTH_LOG2).
@@ -77,7 +77,7 @@ impl Shape {
         u64::from(context) * u64::from(self.ranks) + u64::from(peer)
     }
 
-    /// Which of all queue pairs is that to a rank, of those that there is one to.
+    /// Returns the index of the queue pair to a rank among all queue pairs.
     fn index(&self, context: u32, peer: u32) -> u64 {
         u64::from(context) * u64::from(self.count()) + u64::from(peer / self.step)
     }
@@ -107,7 +107,7 @@ impl Places {
     }
 }
 
-/// What kernels are told of a queue pair beside where it lies.
+/// The data of a queue pair that kernels need beside its rings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Target {
     /// Key of the peer's signal words; 0 if it has none.
@@ -136,7 +136,7 @@ pub struct DeviceQueuePairs {
 
 impl DeviceQueuePairs {
     /// Makes the queue pairs and moves them to init. `counters`: the counter words of each context, in memory of the
-    /// device. `doorbells`: who is to ring; [`ringer`](Self::ringer) does.
+    /// device. `doorbells`: the requested engine; [`ringer`](Self::ringer) returns the actual one.
     ///
     /// # Errors
     /// [`DeviceQueueError`]; nothing is left behind.
@@ -166,7 +166,8 @@ impl DeviceQueuePairs {
         Ok(Self { sets, sink, words, bells, counters, places, shape })
     }
 
-    /// What to tell rank `peer` of the queue pair of a context that is to be connected to it, if there is one.
+    /// Returns the address of the queue pair of a context to rank `peer`, for that rank; `None` if there is no such
+    /// queue pair.
     pub fn address(&self, context: u32, peer: u32) -> Option<Address> {
         self.sets.get(context as usize)?.address(self.shape.place(peer)? as usize)
     }
@@ -191,11 +192,10 @@ impl DeviceQueuePairs {
         set.connect(own, peer, &answerer, expired)
     }
 
-    /// Fills the tables that kernels read. `target` says what there is at a context of a peer that there is a queue
-    /// pair to.
+    /// Fills the tables that kernels read. `target` returns the data of a context at a connected peer.
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     pub fn fill(&self, target: impl Fn(u32, u32) -> Target) -> Result<(), GpuError> {
         let mut table = vec![QueuePairData::unconnected(); self.shape.entries() as usize];
         for (context, set) in (0..).zip(&self.sets) {
@@ -241,7 +241,7 @@ impl DeviceQueuePairs {
         first + self.shape.index(context, peer) * u64::from(self.shape.depth) * 8
     }
 
-    /// Who rings the doorbells.
+    /// Returns the engine that rings the doorbells.
     pub fn ringer(&self) -> Ringer {
         self.bells.ringer()
     }
@@ -276,7 +276,7 @@ impl DeviceQueuePairs {
     /// and entries that are known to be complete. Each is a number that was right once.
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     pub fn progress(&self) -> Result<Vec<(u32, u32, u64, u64)>, GpuError> {
         let mut table = vec![QueuePairData::zeroed(); self.shape.entries() as usize];
         self.words.read(0, &mut table)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who rings doorbells: kernels, where their device can store to the NIC's doorbell pages, else the host.
+//! The engine that rings doorbells: kernels, where their device can store to the NIC's doorbell pages, else the host.
 
 use super::device::{DeviceQueueError, DeviceQueues};
 use super::error::NicError;
@@ -12,7 +12,7 @@ use std::collections::btree_map::Entry;
 use std::fmt;
 use std::sync::Arc;
 
-/// Who is to ring the doorbells where kernels drive a NIC.
+/// The requested engine for the doorbells of device-driven queue pairs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum Doorbells {
     /// Kernels, if the NIC's doorbell pages can be mapped into their device; else the host. [`Ringer`] says which.
@@ -60,7 +60,7 @@ impl DoorbellRelease {
     }
 }
 
-/// Who rings the doorbells of a communicator.
+/// The engine that rings the doorbells of a communicator.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Ringer {
     /// Its kernels.
@@ -142,7 +142,7 @@ pub(super) enum Bells {
 }
 
 impl Bells {
-    /// For so many queue pairs, which these sets have.
+    /// Makes the doorbells of the queue pairs of these sets.
     ///
     /// # Errors
     /// [`NicError::Doorbells`] if kernels are to ring and cannot; what the device reports.
@@ -176,7 +176,7 @@ impl Bells {
     pub(super) fn host(&self, index: u64, doorbell: u64) -> HostBell {
         match self {
             Self::Pages(_) => HostBell::Nic(doorbell),
-            // What kernels stored may not have been passed on yet: this takes its place.
+            // Kernels' last stores may not have been passed on yet: this takes their place.
             Self::Relayed(..) => HostBell::Word(self.address(index, doorbell)),
         }
     }
@@ -194,11 +194,11 @@ impl Nic {
         NicError::Doorbells { nic: self.name().to_owned(), device: device.name(), reason: Box::new(reason) }
     }
 
-    /// Who would ring this NIC's doorbells for a device: makes a doorbell page, maps it if that can be, and lets both
-    /// go.
+    /// Returns the engine that would ring this NIC's doorbells for a device: makes a doorbell page, tries to map it,
+    /// and frees both.
     ///
     /// # Errors
-    /// What the NIC says.
+    /// An error of the NIC.
     pub fn ringer(&self, device: &dyn Device) -> Result<Ringer, NicError> {
         let (_, page) = self.doorbell_page()?;
         Ok(match Pages::map(self, device, [page].into_iter()) {

@@ -37,7 +37,7 @@ pub const fn tagged(tag: u64, index: u64) -> Option<u64> {
     if tag >> TAG_SHIFT == (index + 1) & (u64::MAX >> TAG_SHIFT) { Some(tag & ((1 << TAG_SHIFT) - 1)) } else { None }
 }
 
-/// What became of a queue pair.
+/// The failure of a queue pair.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DrainError {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What can go wrong when queue pairs are brought up.
+//! Errors of bringing queue pairs up.
 
 use super::hca::HcaError;
 use gin_gpu::GpuError;
 use std::fmt;
 
-/// Who is at the other end.
+/// The other end of a connection.
 #[derive(Clone, PartialEq, Eq, Debug, Hash)]
 pub struct Peer {
     /// World rank.
@@ -24,7 +24,7 @@ impl fmt::Display for Peer {
 
 macro_rules! steps {
     ($($(#[$doc:meta])* $variant:ident = $text:literal,)*) => {
-        /// What was being done.
+        /// The step that failed.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
         pub enum Step { $($(#[$doc])* $variant,)* }
 
@@ -69,7 +69,7 @@ steps! {
     State = "asking for the state of a queue pair",
 }
 
-/// What can go wrong when queue pairs are brought up.
+/// An error of bringing queue pairs up.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NicError {
@@ -78,11 +78,11 @@ pub enum NicError {
     Step {
         /// Name of the NIC.
         nic: String,
-        /// What was being done.
+        /// The step that failed.
         step: Step,
         /// For whom.
         peer: Option<Peer>,
-        /// What it said.
+        /// The NIC's error.
         source: HcaError,
     },
     /// The time was over before this was begun.
@@ -90,7 +90,7 @@ pub enum NicError {
     Deadline {
         /// Name of the NIC.
         nic: String,
-        /// What was to be done.
+        /// The step that was due.
         step: Step,
         /// For whom.
         peer: Option<Peer>,
@@ -108,7 +108,7 @@ pub enum NicError {
     NotCapable {
         /// Name of the NIC.
         nic: String,
-        /// What it lacks.
+        /// The missing feature.
         what: &'static str,
     },
     /// There is no GID that can be used.
@@ -128,7 +128,7 @@ pub enum NicError {
         nic: String,
         /// Of what.
         what: &'static str,
-        /// What was asked for.
+        /// The requested number.
         asked: u64,
         /// The most there can be.
         limit: u64,
@@ -138,7 +138,7 @@ pub enum NicError {
     NotPowerOfTwo {
         /// Which number.
         what: &'static str,
-        /// What was asked for.
+        /// The requested number.
         asked: u64,
     },
     /// The memory for the rings is too small, or does not begin a page.
@@ -169,7 +169,7 @@ pub enum NicError {
     Unreached {
         /// Name of the NIC.
         nic: String,
-        /// What was being done.
+        /// The step that failed.
         step: Step,
         /// Name of the device.
         device: String,
@@ -223,12 +223,12 @@ pub enum NicError {
     Link {
         /// The peer.
         peer: Peer,
-        /// What it is on.
+        /// The peer's network.
         theirs: String,
-        /// What this rank is on.
+        /// This rank's network.
         own: String,
     },
-    /// What the peer sent is no address.
+    /// The peer's message is no address.
     #[error("the address of {peer} makes no sense: {reason}")]
     Address {
         /// The peer.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the bring-up needs of a NIC.
+//! The calls of a NIC that the bring-up needs.
 
 use gin_abi::mlx5::bits::TooWide;
 use gin_abi::mlx5::command::{Mtu, Status};
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct Handle(pub u64);
 
-/// What can be done to registered memory.
+/// The accesses that registered memory allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Access {
     /// The NIC may write what it reads elsewhere.
@@ -28,12 +28,12 @@ pub struct Access {
 }
 
 impl Access {
-    /// What windows have: everything, in any order.
+    /// The accesses to windows: all of them, in any order.
     pub const PAYLOAD: Self =
         Self { local_write: true, remote_write: true, remote_read: true, remote_atomic: true, relaxed_ordering: true };
-    /// What words have that peers raise: everything, in order behind all earlier writes.
+    /// The accesses to words that peers raise: all of them, ordered behind all earlier writes.
     pub const SIGNALS: Self = Self { relaxed_ordering: false, ..Self::PAYLOAD };
-    /// What rings and doorbell records have.
+    /// The accesses to rings and doorbell records.
     pub const RINGS: Self = Self {
         local_write: true,
         remote_write: false,
@@ -108,7 +108,7 @@ pub struct Uar {
 pub struct Port {
     /// It is up.
     pub active: bool,
-    /// What it is part of.
+    /// The network that it is part of.
     pub link: Link,
     /// Most bytes of payload in a packet.
     pub mtu: Mtu,
@@ -144,7 +144,7 @@ pub enum HcaError {
     /// The NIC, its driver or its library cannot do this.
     #[error("{what} is not supported: {reason}")]
     Unsupported {
-        /// What was to be done.
+        /// The operation that failed.
         what: &'static str,
         /// Why not.
         reason: String,
@@ -187,16 +187,16 @@ pub trait Hca: Send + Sync + fmt::Debug {
     /// Its name, for people.
     fn name(&self) -> String;
 
-    /// Whether a doorbell page serves several queue pairs. A page of the software NIC holds one doorbell at a time.
+    /// Returns whether a doorbell page serves several queue pairs. A page of the software NIC holds one doorbell at a
+    /// time.
     fn shares_doorbells(&self) -> bool;
 
-    /// Whether memory of this GPU may be registered at all, be it as a file or by its address. A software NIC reaches
-    /// what the device reaches that its engine runs on or copies through; a real one refuses by itself what it does not
-    /// reach.
+    /// Returns whether memory of this GPU may be registered at all, as a file or by its address. A software NIC reaches
+    /// all memory that the device of its engine reaches; a real one refuses by itself memory that it does not reach.
     fn reaches(&self, gpu: &dyn Device) -> bool;
 
-    /// Whether its doorbells are words of memory that devices find at the address that this process has for them, as
-    /// those of a software NIC may be. Else they are on pages that are mapped into a device before its kernels ring.
+    /// Returns whether its doorbells are words of memory that devices find at this process's address, as those of a
+    /// software NIC may be. Otherwise they are on pages that must be mapped into a device before its kernels ring.
     fn doorbells_are_memory(&self) -> bool {
         false
     }
@@ -268,7 +268,7 @@ pub trait Hca: Send + Sync + fmt::Debug {
     /// [`HcaError`].
     ///
     /// # Safety
-    /// - The memory is there until the region is deregistered, and whoever else uses it expects the NIC's accesses.
+    /// - The memory is there until the region is deregistered, and other users of it expect the NIC's accesses.
     unsafe fn register_region(
         &self,
         domain: &Domain,

@@ -18,7 +18,7 @@ pub const DEPTHS: Range<u64> = 2..(1 << 15) + 1;
 /// Slots of the completion queue that queue pairs without a send queue name and never use.
 const UNUSED_COMPLETIONS: u64 = 64;
 
-/// What a queue pair is for.
+/// The purpose of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Role {
     /// It posts and answers.
@@ -32,7 +32,7 @@ pub enum Role {
 /// A queue pair to make.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueSpec {
-    /// What it is for.
+    /// Its purpose.
     pub role: Role,
     /// Slots of its send queue, a power of two in [`DEPTHS`]; of no meaning for a responder.
     pub depth: u32,

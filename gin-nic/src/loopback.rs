@@ -132,9 +132,9 @@ pub struct Loopback {
     posted: u64,
     rung: u64,
     /// All entries below are complete.
-    done: u64,
+    completed: u64,
     /// Completions taken.
-    taken: u64,
+    consumer_index: u64,
     /// Entries that asked for a completion which is not taken.
     asked: VecDeque<u64>,
     until: Deadline,
@@ -204,8 +204,8 @@ impl Loopback {
             record: place.record,
             posted: 0,
             rung: 0,
-            done: 0,
-            taken: 0,
+            completed: 0,
+            consumer_index: 0,
             asked: VecDeque::new(),
             until,
             held,
@@ -233,7 +233,7 @@ impl Loopback {
         flags: Flags,
         entry: impl FnOnce(Post) -> [Segment; N],
     ) -> Result<u64, Box<Failed>> {
-        while self.posted - self.done >= DEPTH {
+        while self.posted - self.completed >= DEPTH {
             self.good()?;
         }
         let index = self.posted;
@@ -269,18 +269,18 @@ impl Loopback {
 
     /// The next completion, if it is there.
     pub fn poll(&mut self) -> Option<Result<Outcome, u8>> {
-        let at = self.completions + self.taken % DEPTH * cqe::BYTES;
+        let at = self.completions + self.consumer_index % DEPTH * cqe::BYTES;
         let load = |word: usize| self.memory().word(at + 8 * word as u64).load(Ordering::Acquire);
         // The last word is written last, so it is read first.
         let tail = load(TAIL_WORD);
         let mut words: [u64; 8] = std::array::from_fn(load);
         words[TAIL_WORD] = tail;
-        let found = match (Completion { words }).read(self.taken, self.info.log_completions) {
+        let found = match (Completion { words }).read(self.consumer_index, self.info.log_completions) {
             Err(CompletionError::NotYet) => return None,
             Err(CompletionError::Opcode(code)) => Err(code),
             Ok(outcome) => Ok(outcome),
         };
-        self.taken += 1;
+        self.consumer_index += 1;
         Some(found)
     }
 
@@ -301,11 +301,11 @@ impl Loopback {
     /// How long was waited, and what the queue pair says.
     pub fn late(&self) -> String {
         let state = self.state(0).map_or_else(|seen| seen, |state| state.text().to_owned());
-        let (after, done, posted) = (self.until.after.as_millis(), self.done, self.posted);
-        format!("after {after} ms; {done} of {posted} entries are complete, state of the queue pair: {state}")
+        let (after, completed, posted) = (self.until.after.as_millis(), self.completed, self.posted);
+        format!("after {after} ms; {completed} of {posted} entries are complete, state of the queue pair: {state}")
     }
 
-    /// What the next completion has to be.
+    /// Returns the expected next completion.
     pub fn next_good(&self) -> String {
         let queue = self.info.queue;
         match self.asked.front() {
@@ -319,7 +319,7 @@ impl Loopback {
         match self.asked.front().copied() {
             Some(index) if is_of(outcome, self.info.queue, index) && outcome.result.is_ok() => {
                 self.asked.pop_front();
-                self.done = index + 1;
+                self.completed = index + 1;
                 Ok(())
             }
             _ => Err(Box::new(Failed { expected: self.next_good(), seen: show(outcome) })),

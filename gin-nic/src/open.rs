@@ -52,7 +52,7 @@ impl Default for NicConfig {
     }
 }
 
-/// What a NIC can do, as far as it matters here.
+/// The features of a NIC that matter here.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Capabilities {
     /// Most slots of a send queue.
@@ -121,7 +121,7 @@ impl Nic {
     /// Opens a NIC.
     ///
     /// # Errors
-    /// What the NIC says, or why it is not enough; with its name.
+    /// An error of the NIC, or the reason why it is not enough; with its name.
     pub fn open(hca: Arc<dyn Hca>, config: NicConfig) -> Result<Arc<Self>, NicError> {
         let name = hca.name();
         let port = hca.port(config.port).map_err(failed(&name, Step::Port, None))?;
@@ -142,7 +142,7 @@ impl Nic {
         &self.name
     }
 
-    /// What it can do.
+    /// Returns its features.
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
@@ -167,7 +167,7 @@ impl Nic {
         self.config.mtu.map_or(self.port.mtu, |limit| limit.min(self.port.mtu))
     }
 
-    /// What the NIC said when objects were to end and did not.
+    /// Returns the NIC's errors for objects that did not end.
     pub fn take_failures(&self) -> Vec<HcaError> {
         self.owner.take_failures()
     }
@@ -175,10 +175,10 @@ impl Nic {
     /// Registers memory for entries to name; its first byte has the address `start` there.
     ///
     /// # Errors
-    /// What the NIC says.
+    /// An error of the NIC.
     ///
     /// # Safety
-    /// - The memory is there until the registration is dropped, and whoever else uses it expects the NIC's accesses.
+    /// - The memory is there until the registration is dropped, and other users of it expect the NIC's accesses.
     pub unsafe fn register(
         self: &Arc<Self>,
         memory: &Extent,

@@ -4,7 +4,7 @@
 use super::hca::{Handle, Hca, HcaError};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What an object is.
+/// The kind of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum What {
     Domain,
@@ -31,7 +31,7 @@ impl Owner {
         Owned { owner: self.clone(), what, handle }
     }
 
-    /// How many objects did not end, of which nobody was told yet.
+    /// Returns the number of objects that did not end and were not reported yet.
     pub(super) fn failures(&self) -> usize {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner).len()
     }

@@ -27,13 +27,13 @@ const NOT_READY_TIMER: u64 = 12;
 /// Not-ready answers are retried for ever; without receive queues there are none.
 const NOT_READY_RETRIES: u64 = 7;
 
-/// Whether the time for a bring-up is over.
+/// Returns whether the time for a bring-up is over.
 pub type Expired<'a> = &'a dyn Fn() -> bool;
 
 /// A queue pair, as a kernel needs to know it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueInfo {
-    /// What it is for.
+    /// Its purpose.
     pub role: Role,
     /// Its number.
     pub queue: u32,
@@ -71,7 +71,7 @@ impl QueueSet {
     /// Makes the queue pairs and moves them to init.
     ///
     /// # Errors
-    /// What the NIC says, which limit was exceeded, or [`NicError::Deadline`]; nothing is left behind.
+    /// An error of the NIC, the exceeded limit, or [`NicError::Deadline`]; nothing is left behind.
     ///
     /// # Safety
     /// - `slab` is laid out as [`Layout::of`] the same specs says, its completion rings filled as it says, the rest
@@ -143,7 +143,7 @@ impl QueueSet {
         self.queues.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.queues.is_empty()
     }
@@ -158,7 +158,7 @@ impl QueueSet {
         self.pages.iter().cloned()
     }
 
-    /// What a peer has to know of a queue pair, if there is one of that index.
+    /// Returns the address that a peer needs of a queue pair, if there is one of that index.
     pub fn address(&self, index: usize) -> Option<Address> {
         let Made { info, initial_psn, .. } = self.queues.get(index)?;
         let nic = &self.nic;
@@ -175,7 +175,7 @@ impl QueueSet {
     /// Connects the queue pair of that index, and makes it ready: to receive, and, if it sends, to send.
     ///
     /// # Errors
-    /// What the NIC says, what does not fit, or [`NicError::Deadline`]; with the peer.
+    /// An error of the NIC, a mismatch, or [`NicError::Deadline`]; with the peer.
     ///
     /// # Panics
     /// If there is no queue pair of that index.
@@ -219,7 +219,7 @@ impl QueueSet {
     /// The state of the queue pair of that index.
     ///
     /// # Errors
-    /// What the NIC says.
+    /// An error of the NIC.
     ///
     /// # Panics
     /// If there is no queue pair of that index.
@@ -294,7 +294,7 @@ fn modify(code: u64, queue: u32) -> Mailbox<ModifyQpIn> {
 }
 
 impl Nic {
-    /// Whether there is time for a step.
+    /// Checks that there is time for a step.
     fn begin(&self, step: Step, peer: Option<&Peer>, expired: Expired<'_>) -> Result<(), NicError> {
         if !expired() {
             return Ok(());
@@ -357,7 +357,7 @@ struct Maker<'a> {
     expired: Expired<'a>,
 }
 
-/// What a queue needs to know of the slab.
+/// The places in the slab that a queue needs.
 #[derive(Clone, Copy)]
 struct Ring {
     umem: u32,
@@ -511,7 +511,7 @@ impl Maker<'_> {
 
     fn to_init(&self, made: &Made) -> Result<(), NicError> {
         self.begin(Step::Init)?;
-        // What a peer may do is set here, where it counts without a mask of optional fields.
+        // The rights of a peer are set here, where they count without a mask of optional fields.
         let context = ModifyQpIn::QPC;
         let path = context.part(Qpc::PRIMARY_ADDRESS_PATH);
         let mut command = modify(opcode::RST2INIT_QP, made.info.queue);

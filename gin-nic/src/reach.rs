@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How a NIC is told of memory: by its address, or, memory of a GPU, as a file that drivers share (DMA-BUF).
+//! The way in which a NIC registers memory: by its address, or, memory of a GPU, as a file that drivers share
+//! (DMA-BUF).
 //!
 //! A GPU's memory is tried as a file first, which needs support by GPU, kernel and NIC's library, but no module beside
 //! the drivers; then by its address, which needs the GPU driver's peer-memory module (nvidia-peermem).
@@ -9,7 +10,7 @@ use super::hca::{DmaBuf, Extent, HcaError};
 use super::open::{Nic, failed};
 use gin_gpu::{Device, DeviceKind, MemoryKind, MemorySlice};
 
-/// Whether this kind of memory lies in a GPU.
+/// Returns whether this kind of memory lies in a GPU.
 fn is_in_gpu(device: DeviceKind, kind: MemoryKind) -> bool {
     device == DeviceKind::Cuda && kind == MemoryKind::Device
 }
@@ -26,7 +27,7 @@ impl Nic {
         Err(NicError::Memory { nic: self.name().to_owned(), kind: kind.to_string(), device: device.name() })
     }
 
-    /// Has `take` register memory, in the way that is best among those that do. A file is closed afterwards.
+    /// Registers memory by `take`, in the best way that works. A file is closed afterwards.
     ///
     /// # Errors
     /// [`NicError::Step`], or [`NicError::Unreached`] with what was wrong with either way.

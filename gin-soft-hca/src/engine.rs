@@ -27,7 +27,7 @@ pub struct Tables<'a> {
     pub completions: &'a mut [CompletionQueue],
     /// Regions, by key without its low 8 bits.
     pub regions: &'a mut [Region],
-    /// Faults to inject. The engine switches off those that have occurred.
+    /// Faults to inject. The engine switches off faults that have occurred.
     pub faults: &'a mut [Switch],
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A network that fails when it is told to.
+//! A network that fails on demand.
 
 use super::pass_on;
 use gin_net::{Capabilities, Event, NetError, Network, Request};

@@ -29,7 +29,7 @@ impl FailingHca {
         Self::of(inner, u64::MAX, end)
     }
 
-    /// Over `inner`: it cannot be rung so many times, and then it can.
+    /// A NIC over `inner` that cannot be rung `times` times, and then can.
     pub fn at_doorbells(inner: Arc<dyn Hca>, times: u64) -> Self {
         Self { deaf: AtomicU64::new(times), ..Self::of(inner, u64::MAX, u64::MAX) }
     }
@@ -39,7 +39,7 @@ impl FailingHca {
         Self { inner, calls, ends, deaf, failed: AtomicBool::new(false) }
     }
 
-    /// Whether the call that was to fail has been made.
+    /// Returns whether the failing call has been made.
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
     }

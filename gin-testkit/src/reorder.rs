@@ -25,7 +25,7 @@ pub struct Reorder<N> {
 /// A payload, or a signal, on its way.
 #[derive(Debug)]
 struct Part {
-    /// What the network below calls it.
+    /// Its name in the network below.
     id: u64,
     request: Request,
     /// The payload that it must follow.

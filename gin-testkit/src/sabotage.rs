@@ -23,7 +23,7 @@ pub enum Sabotage {
     CompleteEarly,
     /// A reset of a signal is turned into a store of 0 to its word, which lands late.
     ResetByStore,
-    /// What arrives is never made visible.
+    /// Arrived bytes are never made visible.
     DropMakeVisible,
 }
 
@@ -67,7 +67,7 @@ struct Saboteur<N> {
     ahead: HashSet<u64>,
     /// Completions that are reported before the inner network has them.
     early: Vec<Event>,
-    /// Ids for the inner network, where its completions come after those that were reported.
+    /// Ids for the inner network, whose completions come later than the reported ones.
     next: u64,
 }
 

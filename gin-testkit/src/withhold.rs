@@ -12,7 +12,7 @@ use gin_net::{
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What is on its way to a rank's proxy.
+/// Arrivals on their way to a rank's proxy.
 type Inbox = Mutex<VecDeque<Arrival>>;
 
 static INBOXES: Registry<Inbox> = Registry::new();
@@ -25,7 +25,7 @@ struct Part {
     bytes: u64,
 }
 
-/// A request that the peer is told of: its id, whether it is complete, and what the peer is told.
+/// A request to announce to the peer: its id, whether it is complete, and the announcement.
 type Told = (u64, bool, Arrival);
 
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +49,7 @@ pub struct Withhold<N> {
     windows: Vec<Option<(MemorySlice, Arc<Memory>)>>,
     /// Under way below, by id: for a get, where it lands.
     gets: HashMap<u64, Part>,
-    /// By context and peer, in order: what the peer is told once it and all before are complete.
+    /// By context and peer, in order: announcements to the peer, each once it and all before are complete.
     lines: HashMap<(u32, u32), VecDeque<Told>>,
     /// Requests without a transfer, complete at once.
     events: Vec<Event>,
@@ -107,7 +107,7 @@ impl<N: Network> Withhold<N> {
         Arrival { part, signal: request.signal.map(raise), notice: request.notice.map(tell) }
     }
 
-    /// What the network below is to do, what the peer is told, and where a get lands.
+    /// Returns the request for the network below, the announcement to the peer, and the place where a get lands.
     fn translate(&self, request: &Request) -> (Transfer, Option<Arrival>, Option<Part>) {
         let real = |at: WindowOffset| WindowOffset { window: as_it_is(at.window), ..at };
         let view = |at: WindowOffset| WindowOffset { window: beside(at.window), ..at };
@@ -190,7 +190,7 @@ impl<N: Network> Network for Withhold<N> {
     }
 
     fn deregister(&mut self, window: u32) -> bool {
-        // What has arrived is left in the window, as a NIC would.
+        // Arrived bytes stay in the window, as with a NIC.
         let seen = self.make_visible();
         if let Some(entry) = self.windows.get_mut(window as usize) {
             *entry = None;
@@ -245,7 +245,7 @@ impl<N: Network> Network for Withhold<N> {
                 if outcome.is_ok() {
                     queue[place].1 = true;
                 } else {
-                    // Nothing behind it is told to the peer.
+                    // Nothing behind it is announced to the peer.
                     queue.truncate(place);
                     self.broken.push(line);
                 }

@@ -21,7 +21,7 @@ use std::time::Duration;
 const DEADLINE: gin_abi::Deadline = gin_abi::Deadline::after_ms(6000);
 
 /// Longest wait of ranks for each other: longer than a kernel may take.
-const MEETING: Duration = Duration::from_secs(20);
+const COLLECTIVE: Duration = Duration::from_secs(20);
 
 /// Environment variable for the rounds of the long trials.
 pub const ITERATIONS: &str = "GIN_GPU_ITERATIONS";
@@ -108,7 +108,7 @@ impl Place {
     ) -> Result<Vec<T>, String> {
         let mut config = WorldConfig::threads(self.ranks());
         config.devices = self.devices.clone();
-        config.meeting = Some(MEETING);
+        config.collective_timeout = Some(COLLECTIVE);
         if self.gpus > 1 && !self.lsa {
             config.comm.lsa_size = Some(1);
         }
@@ -227,7 +227,7 @@ fn stale(place: &Place, get: bool) -> Result<(), String> {
         let source: Window<u64> = comm.alloc_window(elements as usize, WindowFlags::NONE)?;
         let table = Table::new(rank, 1)?;
         let (get, lsa) = (u64::from(get), u64::from(place.lsa));
-        let plan = Stale { elements, rounds, meeting: table.address(), wrong: table.wrong(), get, lsa };
+        let plan = Stale { elements, rounds, barrier: table.address(), wrong: table.wrong(), get, lsa };
         let shape = LaunchConfig::new(blocks, threads);
         run(rank, "hardware_stale", shape, &[&comm.device()?, &data, &source, &Plain(plan), &DEADLINE])?;
         let wrong = fault(rank, &comm).into_iter().chain(table.tell(rank)?).collect();

@@ -227,7 +227,7 @@ impl Foreign {
 fn world(devices: &Devices, gpus: &[usize], lsa_size: Option<u32>) -> WorldConfig {
     let mut config = WorldConfig::threads(gpus.len().max(2) as u32);
     config.devices = Some(devices.clone());
-    config.meeting = Some(Duration::from_secs(20));
+    config.collective_timeout = Some(Duration::from_secs(20));
     config.comm.lsa_size = lsa_size;
     config
 }

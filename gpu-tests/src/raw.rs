@@ -104,7 +104,7 @@ pub fn graph(gpus: &[usize], devices: Devices) -> Outcome {
     let ranks = gpus.len().max(2) as u32;
     let mut config = WorldConfig::threads(ranks);
     config.devices = Some(devices);
-    config.meeting = Some(Duration::from_secs(20));
+    config.collective_timeout = Some(Duration::from_secs(20));
     if gpus.len() > 1 {
         config.comm.lsa_size = Some(1);
     }

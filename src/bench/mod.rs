@@ -94,7 +94,7 @@ impl Bench {
 
     fn world(&self, ranks: u32) -> Result<WorldConfig, Failure> {
         let mut config = world_with(&self.place, ranks, self.limit * 2)?;
-        config.meeting = Some(self.limit * 4);
+        config.collective_timeout = Some(self.limit * 4);
         Ok(config)
     }
 

@@ -45,7 +45,7 @@ pub struct BackendProbe {
     pub backend: BackendKind,
     /// Why it cannot be had; `None` if it can.
     pub refusal: Option<String>,
-    /// What was found of each NIC, in words.
+    /// The findings about each NIC, in words.
     pub nics: Vec<String>,
 }
 
@@ -67,7 +67,7 @@ fn none_serves(found: &[Found]) -> Option<String> {
     (!found.iter().any(|found| found.nic.is_ok())).then(all)
 }
 
-/// What serves a communicator.
+/// The back end of a communicator.
 #[derive(Clone, Debug)]
 pub enum Chosen {
     /// A CPU thread and a network.
@@ -87,7 +87,7 @@ impl Chosen {
 }
 
 impl Backend {
-    /// What serves a communicator on `device`.
+    /// Returns the back end of a communicator on `device`.
     ///
     /// # Errors
     /// [`CommError::Backend`] or [`CommError::Nic`] with the reason why what was asked for cannot be had.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What can go wrong with a communicator.
+//! Errors of communicators and windows.
 
 use super::{FaultReport, State};
 use gin_abi::{BackendKind, Fault};
@@ -10,14 +10,14 @@ use gin_gpu::registry::KeyError;
 use gin_net::NetError;
 use gin_nic::NicError;
 
-/// What can go wrong with a communicator or a window.
+/// An error of a communicator or a window.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
     /// A call that the communicator cannot take in its state.
     #[error("cannot {call}: the communicator is {state}")]
     State {
-        /// What was to be done.
+        /// The refused call.
         call: &'static str,
         /// The state.
         state: State,
@@ -25,17 +25,17 @@ pub enum CommError {
     /// Another thread is in a call on the same communicator.
     #[error("cannot {call}: another call on this communicator is under way")]
     Busy {
-        /// What was to be done.
+        /// The refused call.
         call: &'static str,
     },
     /// The communicator was aborted, or has a fault.
     #[error("cannot {call}: the communicator has ended: {report}")]
     Ended {
-        /// What was to be done.
+        /// The refused call.
         call: &'static str,
         /// The rank that found the fault, or called abort.
         rank: u32,
-        /// What happened there.
+        /// The fault of that rank.
         fault: Fault,
         /// The same, with hosts, back end and cause.
         report: Box<FaultReport>,
@@ -45,7 +45,7 @@ pub enum CommError {
     Limit {
         /// Of what.
         what: &'static str,
-        /// What was asked for.
+        /// The requested number.
         asked: u64,
         /// The fewest there can be.
         least: u64,
@@ -57,13 +57,13 @@ pub enum CommError {
     NotPowerOfTwo {
         /// Which number.
         what: &'static str,
-        /// What was asked for.
+        /// The requested number.
         asked: u64,
     },
     /// The size of the LSA team does not divide the number of ranks.
     #[error("LSA teams of {lsa_size} cannot divide {ranks} ranks")]
     LsaSize {
-        /// What was asked for.
+        /// The requested size.
         lsa_size: u32,
         /// Number of ranks.
         ranks: u32,
@@ -71,23 +71,23 @@ pub enum CommError {
     /// Ranks of one LSA team do not reach each other's memory.
     #[error("LSA teams of {lsa_size} cannot be: rank {rank} does not reach the memory of rank {other}, with atomics")]
     LsaReach {
-        /// What was asked for.
+        /// The requested size.
         lsa_size: u32,
         /// The rank.
         rank: u32,
         /// The one that it does not reach.
         other: u32,
     },
-    /// Ranks asked for different things.
+    /// Ranks ask for different values.
     #[error("rank {rank} asked for {what} = {theirs}, this rank for {own}")]
     Disagreement {
         /// Which number.
         what: &'static str,
         /// The other rank.
         rank: u32,
-        /// What it asked for.
+        /// The other rank's value.
         theirs: u64,
-        /// What this rank asked for.
+        /// This rank's value.
         own: u64,
     },
     /// Barriers over ranks that, with what connections were asked for, cannot all be reached.
@@ -116,7 +116,7 @@ pub enum CommError {
     Capability {
         /// The network.
         network: &'static str,
-        /// What it lacks.
+        /// The missing feature.
         what: &'static str,
     },
     /// Another rank could not do its part of a collective call.
@@ -124,7 +124,7 @@ pub enum CommError {
     OtherRank {
         /// The rank.
         rank: u32,
-        /// What it says.
+        /// The other rank's error.
         reason: String,
     },
     /// Ranks are in different collective calls.
@@ -142,7 +142,7 @@ pub enum CommError {
     Misaligned {
         /// Address.
         address: u64,
-        /// What it should be a multiple of.
+        /// The required alignment.
         align: u64,
     },
     /// Memory that is, in part or whole, in a window already.
@@ -177,7 +177,7 @@ pub enum CommError {
     /// Memory that a process which is not in the job any more may still write to.
     #[error("this memory cannot be a window yet: {reason}")]
     Quarantined {
-        /// Who may, and what to do.
+        /// The process that may write, and the remedy.
         reason: String,
     },
     /// A window that was deregistered, or belongs to another communicator.
@@ -189,7 +189,7 @@ pub enum CommError {
     /// Requests are under way.
     #[error("cannot {call}: {requests} requests of rank {rank} are still under way after {waited_ms} ms")]
     InFlight {
-        /// What was to be done.
+        /// The refused call.
         call: &'static str,
         /// The rank.
         rank: u32,
@@ -201,7 +201,7 @@ pub enum CommError {
     /// Kernels run on the device of a rank.
     #[error("cannot {call}: {kernels} kernels are running on the device of rank {rank}")]
     KernelsRunning {
-        /// What was to be done.
+        /// The refused call.
         call: &'static str,
         /// The rank.
         rank: u32,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a communicator has done, for whoever looks at it from outside.
+//! The figures of a communicator.
 
 use super::{CommError, Communicator, PeerStats, Stats};
 
@@ -24,12 +24,12 @@ impl Communicator {
         })?
     }
 
-    /// The same by context and peer: of those that something was posted to, in that order.
+    /// Returns the same by context and peer, for the peers that requests were posted to, in that order.
     ///
-    /// Requests that name no rank of the communicator are in [`stats`](Self::stats) alone. What goes to a peer by loads
-    /// and stores is counted nowhere: kernels would have to. Where kernels drive a NIC, `taken` and `posted` count
-    /// entries of its queue, of which one operation may take several, `finished` and `completions` those that are known
-    /// to be complete, and the other figures are 0.
+    /// Requests that name no rank of the communicator are in [`stats`](Self::stats) alone. Loads and stores are not
+    /// counted, because kernels would have to count them. Where kernels drive a NIC, the figures `accepted` and `posted`
+    /// count entries of its queue, of which one operation may take several; `finished` and `completions` count entries
+    /// known to be complete; the other figures are 0.
     ///
     /// # Errors
     /// As [`device`](Self::device).

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a communicator has where its kernels drive a NIC: queue pairs to the ranks that it needs, and what the NIC may
+//! The device-driven NIC of a communicator: queue pairs to the ranks that it needs, and the memory that the NIC may
 //! reach.
 
 use super::resources::Resources;
@@ -34,7 +34,7 @@ impl From<DeviceQueueError> for CommError {
     }
 }
 
-/// What a NIC that kernels drive can do, in the words of networks.
+/// Returns the features of a device-driven NIC, in the words of networks.
 pub(super) fn capabilities(nic: &Nic) -> Capabilities {
     Capabilities {
         name: "mlx5",
@@ -47,7 +47,7 @@ pub(super) fn capabilities(nic: &Nic) -> Capabilities {
     }
 }
 
-/// What a rank tells the others.
+/// The message of a rank to the others.
 struct Offer<'a> {
     peer: Peer,
     /// Key of its signal words, and the address of the first one in their region.
@@ -96,7 +96,8 @@ pub(super) struct Gdaki {
 }
 
 impl Gdaki {
-    /// Makes what does not depend on other ranks. `doorbells`: who is to ring, and how far kernels release before.
+    /// Makes all that does not depend on other ranks. `doorbells`: the requested engine for doorbells, and the scope of
+    /// the fence before them.
     ///
     /// # Errors
     /// [`CommError::Limit`] for queues that are too long, what the NIC or the device reports; nothing is left behind.
@@ -142,7 +143,7 @@ impl Gdaki {
         &self.nic
     }
 
-    /// What the other ranks have to know.
+    /// Returns the message for the other ranks.
     pub(super) fn offer(&self) -> Vec<u8> {
         let pairs = (0..self.shape.contexts).flat_map(|context| self.shape.peers().map(move |peer| (context, peer)));
         let addresses = pairs.filter_map(|(context, peer)| self.queues.address(context, peer));
@@ -203,7 +204,7 @@ impl Gdaki {
         u64::from(window) * (u64::from(self.shape.ranks) + 1) * 8
     }
 
-    /// Registers the own part of a window; what other ranks are told of it.
+    /// Registers the own part of a window. Returns its name for other ranks.
     ///
     /// # Errors
     /// [`CommError::Nic`], also for pinned memory.
@@ -225,7 +226,7 @@ impl Gdaki {
     /// Fills in the keys of a window that all ranks have registered. `remote`: by rank.
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     pub(super) fn open_window(&self, window: u32, remote: &[RemotePart]) -> Result<(), GpuError> {
         let local = self.windows()[window as usize].as_ref().map_or(RemotePart::default(), |region| RemotePart {
             key: region.local_key(),
@@ -239,7 +240,7 @@ impl Gdaki {
     /// Forgets a window: no peer reaches it from now on.
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     pub(super) fn close_window(&self, window: u32) -> Result<(), GpuError> {
         self.windows()[window as usize] = None;
         self.keys.write(self.keys_of(window), &vec![0u64; self.shape.ranks as usize + 1])
@@ -248,13 +249,13 @@ impl Gdaki {
     /// Figures of the queue pairs that something was posted to.
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     pub(super) fn stats(&self) -> Result<Vec<PeerStats>, GpuError> {
         let entries = self.queues.progress()?;
         let stats = |(context, peer, posted, completed): (u32, u32, u64, u64)| PeerStats {
             context,
             peer,
-            stats: Stats { taken: posted, finished: completed, posted, completions: completed, ..Stats::default() },
+            stats: Stats { accepted: posted, finished: completed, posted, completions: completed, ..Stats::default() },
         };
         Ok(entries.into_iter().map(stats).collect())
     }
@@ -263,7 +264,7 @@ impl Gdaki {
     /// when the time is over, or the fault that ends the communicator.
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     pub(super) fn drain(&self, expired: &dyn Fn() -> bool) -> Result<Result<u64, Fault>, CommError> {
         match self.queues.drain(expired) {
             Ok(left) => Ok(Ok(left)),
@@ -284,7 +285,7 @@ impl Step for Relay {
     fn broke(&mut self) {}
 }
 
-/// What kernels and other ranks are told: the same as when a kernel finds it.
+/// Returns the fault for kernels and other ranks: the same as when a kernel finds it.
 fn fault(error: &DrainError) -> Fault {
     let at = |kind, operation, context, peer| Fault::new(kind, operation).context(context).peer(peer);
     match *error {

@@ -15,7 +15,7 @@ use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS};
 use gin_abi::{BackendKind, CommHandle, FaultKind};
 use gin_boot::rt;
 use gin_boot::{BootstrapError, Channel};
-use gin_gpu::quarantine::{Company, Process};
+use gin_gpu::quarantine::{Process, Sharers};
 use gin_gpu::share;
 use gin_net::nothing::Nothing;
 use gin_net::{Capabilities, Endpoint, Fetch, Key, Network, Raises};
@@ -40,10 +40,10 @@ pub(super) struct Live {
     pub(super) stats: Vec<Arc<Counters>>,
     pub(super) windows: Vec<Option<Arc<Registered>>>,
     pub(super) flat: Flat,
-    /// What windows of other ranks need before they are connected.
+    /// Gets the data that windows of other ranks need before they are connected.
     pub(super) fetch: Option<Fetch>,
     /// The processes of its ranks.
-    pub(super) company: Arc<Company>,
+    pub(super) sharers: Arc<Sharers>,
     channel: Arc<dyn Channel>,
     commands: Sender<Command>,
     progress: Option<Running>,
@@ -70,7 +70,7 @@ impl Live {
             match gdaki.drain(&|| rt::clock_ns() >= until_ns || self.channel.board().count() != 0)? {
                 Ok(0) => {}
                 Ok(left) => return Ok(left),
-                // It ends the communicator, which whoever drains learns when the ranks agree.
+                // It ends the communicator; the caller learns that when the ranks agree.
                 Err(fault) => self.channel.board().post(self.handle.rank, fault),
             }
         }
@@ -84,7 +84,7 @@ impl Live {
         if let Some(running) = self.progress.take() {
             rt::wait_until(|| running.is_finished());
             running.join();
-            self.company.close();
+            self.sharers.close();
         }
     }
 }
@@ -145,7 +145,7 @@ impl Communicator {
         Ok(Met { lsa_size, chosen, processes })
     }
 
-    /// What all ranks must ask for alike.
+    /// Returns the numbers that all ranks must ask for alike.
     fn numbers(
         &self,
         requirements: &Requirements,
@@ -241,7 +241,7 @@ impl Communicator {
             self.config.trap_on_fault,
         );
         let handle = gdaki.as_ref().map_or(handle, |gdaki| gdaki.handle(handle));
-        let company = Company::new(channel.board().clone(), processes);
+        let sharers = Sharers::new(channel.board().clone(), processes);
         let (commands, receiver) = mpsc::channel();
         let parts = Parts {
             limits: Limits {
@@ -290,7 +290,7 @@ impl Communicator {
             windows: (0..requirements.windows).map(|_| None).collect(),
             flat,
             fetch,
-            company,
+            sharers,
             channel,
             commands,
             progress: Some(progress),
@@ -322,8 +322,8 @@ impl Communicator {
                 Err(CommError::Ended { .. }) => self.no_kernels(call)?,
                 settled => {
                     settled?;
-                    if let Some(Live { windows, company, .. }) = live.as_ref() {
-                        windows.iter().flatten().for_each(|window| window.memory.memory().exposure().remove(company));
+                    if let Some(Live { windows, sharers, .. }) = live.as_ref() {
+                        windows.iter().flatten().for_each(|window| window.memory.memory().exposure().remove(sharers));
                     }
                 }
             },
@@ -395,13 +395,13 @@ fn after(limit: Duration) -> u64 {
     rt::clock_ns().saturating_add(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// Whether that time is over.
+/// Returns whether that time is over.
 fn until(limit: Duration) -> impl Fn() -> bool {
     let until_ns = after(limit);
     move || rt::clock_ns() >= until_ns
 }
 
-/// What ranks find out of each other first.
+/// The first findings of ranks about each other.
 struct Met {
     lsa_size: u32,
     chosen: Result<Chosen, CommError>,
@@ -409,7 +409,7 @@ struct Met {
     processes: Vec<Process>,
 }
 
-/// What a rank has before it meets the others.
+/// The parts of a rank before the ranks exchange messages.
 struct Prepared {
     backend: BackendKind,
     network: Box<dyn Network>,
@@ -417,14 +417,14 @@ struct Prepared {
     resources: Resources,
     gdaki: Option<Arc<Gdaki>>,
     key: Key,
-    /// Why there are no addresses for windows matters only to who allocates one.
+    /// The error of a failed reservation matters only when a window is allocated.
     flat: Flat,
     /// Ranks are processes of their own.
     across: bool,
 }
 
 impl Prepared {
-    /// What it says to them; [`Heard::read`] reads it.
+    /// Returns the message for the other ranks; [`Heard::read`] reads it.
     fn message(&self, number: u64, own: &[(&'static str, u64)]) -> Vec<u8> {
         let signals = self.resources.signals_gpu().map(|memory| share::offer(memory).0).unwrap_or_default();
         let own: Vec<u64> = own.iter().map(|(_, value)| *value).collect();
@@ -434,7 +434,7 @@ impl Prepared {
     }
 }
 
-/// What a rank hears of another one.
+/// The message of another rank.
 struct Heard<'a> {
     /// Its number for the communicator.
     number: u64,
@@ -446,7 +446,7 @@ struct Heard<'a> {
 }
 
 impl<'a> Heard<'a> {
-    /// What `rank` said. `own`: what all must ask for alike.
+    /// Reads the message of `rank`. `own`: the numbers that all must ask for alike.
     fn read(rank: u32, message: &'a [u8], own: &[(&'static str, u64)]) -> Result<Self, CommError> {
         type Message<'a> = (u64, &'a [u8], &'a [u8], Offered<'a>, Vec<u64>, &'a [u8]);
         let read = decode::<Message<'_>>(message).filter(|message| message.4.len() == own.len());

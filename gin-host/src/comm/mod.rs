@@ -9,8 +9,8 @@
 //! | [`DeviceComm`], [`Window`] | what kernels get |
 //! | [`board`] | where ranks tell each other of faults |
 //!
-//! Calls that all ranks make together are called *collective*. If such a call fails on one rank, it fails on all, and
-//! the others are told which.
+//! Calls that all ranks make together are called *collective*. If such a call fails on one rank, it fails on all ranks,
+//! and the error names that rank.
 
 mod backend;
 mod error;
@@ -100,7 +100,7 @@ pub struct CommConfig {
     pub backend: Backend,
     /// The NIC that kernels drive, where the back end is GDAKI.
     pub nic: NicChoice,
-    /// Who is to ring its doorbells.
+    /// The requested engine for its doorbells.
     pub doorbells: Doorbells,
     /// How far its kernels release before they ring.
     pub release: DoorbellRelease,
@@ -111,9 +111,9 @@ pub struct CommConfig {
     pub lsa_size: Option<u32>,
     /// Which ways operations can take.
     pub routes: Routes,
-    /// What makes the network of proxies.
+    /// The factory of the proxies' network.
     pub network: NetworkFactory,
-    /// What drives the proxy.
+    /// The engine that steps the proxy.
     pub progress: Arc<dyn Progress>,
     /// Seed for networks that choose.
     pub seed: u64,
@@ -215,13 +215,13 @@ impl KernelArg for DeviceComm {
     }
 }
 
-/// What outlives calls: enough to abort and to ask.
+/// The state that outlives calls: enough to abort and to ask.
 #[derive(Debug)]
 struct Shared {
     rank: u32,
     state: AtomicU8,
     board: OnceLock<Arc<Board>>,
-    /// What serves it, once it is active.
+    /// The back end, once the communicator is active.
     place: OnceLock<report::Place>,
     /// Where kernels of this rank report.
     resources: OnceLock<Weak<Resources>>,
@@ -243,7 +243,7 @@ impl Shared {
             && let Some(resources) = self.resources.get().and_then(Weak::upgrade)
             && let Some(fault) = resources.status().reported()
         {
-            // The proxy will find it too; whoever asks after a kernel has ended need not wait for that.
+            // The proxy will find it too; a program that asks after a kernel has ended need not wait for that.
             board.post(self.rank, fault);
         }
         board.first()
@@ -322,7 +322,7 @@ impl Communicator {
         &self.bootstrap
     }
 
-    /// Whether the ranks are processes of their own.
+    /// Returns whether the ranks are processes of their own.
     fn is_across(&self) -> bool {
         self.bootstrap.is_across_processes()
     }
@@ -336,7 +336,7 @@ impl Communicator {
     fn enter(&self, call: &'static str) -> Result<MutexGuard<'_, Option<Live>>, CommError> {
         match self.live.try_lock() {
             Ok(live) => Ok(live),
-            // Whatever panicked in there left at most a communicator that is to be destroyed.
+            // A panic in there left at most a communicator that can only be destroyed.
             Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => Err(CommError::Busy { call }),
         }
@@ -354,12 +354,12 @@ impl Communicator {
         }
     }
 
-    /// What a call fails with once a fault has ended the communicator.
+    /// Returns the error of a call once a fault has ended the communicator.
     fn ended(&self, call: &'static str, notice: Notice) -> CommError {
         CommError::Ended { call, rank: notice.rank, fault: notice.fault, report: Box::new(self.report(notice)) }
     }
 
-    /// Makes sure that no fault has ended the communicator, as is to be done when a kernel has run; `call` is what the
+    /// Checks that no fault has ended the communicator. Programs call it when a kernel has run; `call` is what the
     /// error says could not be done.
     ///
     /// # Errors
@@ -384,9 +384,9 @@ impl Communicator {
     /// Brings the communicator up. Collective; all ranks ask for the same.
     ///
     /// # Errors
-    /// [`CommError::State`] unless it is not initialised; what is past a limit; [`CommError::Backend`] or
+    /// [`CommError::State`] unless it is not initialised; a value past its limit; [`CommError::Backend`] or
     /// [`CommError::Nic`] if the back end cannot be had or does not come up; [`CommError::Capability`];
-    /// [`CommError::Disagreement`] if ranks ask for different things. The communicator is not initialised then.
+    /// [`CommError::Disagreement`] if ranks ask for different values. The communicator is not initialised then.
     pub fn initialise(&self, requirements: &Requirements) -> Result<(), CommError> {
         const CALL: &str = "initialise";
         let mut live = self.enter(CALL)?;
@@ -416,7 +416,8 @@ impl Communicator {
         }
     }
 
-    /// What kernels get. A kernel that is launched after the communicator has ended gets the fault at its first wait.
+    /// Returns the communicator for kernels. A kernel that is launched after the communicator has ended gets the fault
+    /// at its first wait.
     ///
     /// # Errors
     /// [`CommError::State`] if it is not initialised, or is destroyed.
@@ -432,7 +433,7 @@ impl Communicator {
         self.with_up("name the back end", |live| live.backend)
     }
 
-    /// What the network can do.
+    /// Returns the features of the network.
     ///
     /// # Errors
     /// As [`device`](Self::device).
@@ -448,12 +449,12 @@ impl Communicator {
         self.with_up("name the NIC", |live| live.gdaki.as_ref().map(|gdaki| gdaki.nic().clone()))
     }
 
-    /// Who rings the doorbells of the NIC that its kernels drive; `None` if the back end is the proxy.
+    /// Returns the engine that rings the doorbells of the device-driven NIC; `None` if the back end is the proxy.
     ///
     /// # Errors
     /// As [`device`](Self::device).
     pub fn ringer(&self) -> Result<Option<Ringer>, CommError> {
-        self.with_up("say who rings doorbells", |live| live.gdaki.as_ref().map(|gdaki| gdaki.ringer()))
+        self.with_up("name the engine that rings doorbells", |live| live.gdaki.as_ref().map(|gdaki| gdaki.ringer()))
     }
 
     /// Ends every wait of the communicator on every rank, within the time that a proxy sleeps (50 us).
@@ -477,7 +478,7 @@ impl Communicator {
 
     /// The fault that ended the communicator, with the rank that found it; `None` while all is well.
     ///
-    /// What a kernel of this rank reported before it ended is seen here. What happens on other ranks is seen when their
+    /// It includes faults that a kernel of this rank reported before it ended. Faults of other ranks appear when their
     /// proxies have looked (50 us).
     pub fn fault(&self) -> Option<Notice> {
         self.shared.fault()

@@ -6,7 +6,7 @@ use gin_abi::{BackendKind, Fault, FaultKind, Operation};
 use gin_boot::on_host;
 use std::fmt;
 
-/// What serves a communicator, as far as faults are concerned.
+/// The back end of a communicator, as far as faults are concerned.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) backend: BackendKind,
@@ -25,14 +25,14 @@ pub struct FaultReport {
     pub rank: u32,
     /// Name of its host.
     pub host: String,
-    /// What happened there.
+    /// The fault of that rank.
     pub fault: Fault,
     /// Name of the host of the rank that it concerned, if it concerned one.
     pub peer_host: Option<String>,
     /// The back end, with its network or NIC, and whether the rank that it concerned is also reached by loads and
     /// stores.
     pub back_end: String,
-    /// What is known of the cause, in words: what the network says, how a rank was lost.
+    /// The known cause, in words: the network's reason, or how a rank was lost.
     pub cause: Option<String>,
 }
 
@@ -73,7 +73,7 @@ impl Communicator {
         self.shared.fault().map(|notice| self.report(notice))
     }
 
-    /// What is known of a fault.
+    /// Returns a report with everything known about a fault.
     pub(super) fn report(&self, Notice { rank, fault }: Notice) -> FaultReport {
         let concerned = (fault.peer < self.ranks()).then_some(fault.peer);
         let place = self.shared.place.get();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a communicator is to have, checked against what there can be.
+//! The requirements of a communicator, checked against the limits.
 
 use super::{CommError, Routes};
 use gin_abi::{MAX_CONTEXTS, MAX_IDS};
@@ -39,7 +39,7 @@ impl Connections {
     }
 }
 
-/// What a communicator is to have. All ranks ask for the same.
+/// The requirements of a communicator. All ranks ask for the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Requirements {
     /// Contexts, 1 to [`MAX_CONTEXTS`].
@@ -73,10 +73,10 @@ pub struct Requirements {
     /// Index of the first descriptor, for tests of wrap-around.
     #[doc(hidden)]
     pub first_index: u64,
-    /// What the words of all signals are at first, for tests of wrap-around.
+    /// The first value of the words of all signals, for tests of wrap-around.
     #[doc(hidden)]
     pub first_signal: u64,
-    /// What the words of all counters are at first, for tests of wrap-around.
+    /// The first value of the words of all counters, for tests of wrap-around.
     #[doc(hidden)]
     pub first_counter: u64,
 }
@@ -160,7 +160,7 @@ impl Requirements {
     }
 
     /// # Errors
-    /// What is required and the network lacks.
+    /// Checks that the network has all required features.
     pub(crate) fn check_network(&self, network: &Capabilities) -> Result<(), CommError> {
         let lacks = |what| Err(CommError::Capability { network: network.name, what });
         if self.strong_signals && !network.strong_signals {

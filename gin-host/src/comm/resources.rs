@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The memory behind a communicator's handle.
 //!
-//! Words that a CPU thread writes, and those that it reads, lie in pinned host memory; words that kernels poll or add
-//! to in the device. Words that different sides write are on cache lines of their own.
+//! Words that a CPU thread writes or reads lie in pinned host memory; words that kernels poll or add to lie in the
+//! device. Words of different writers are on cache lines of their own.
 
 use super::Requirements;
 use crate::proxy::{ContextPart, Counters};
@@ -39,14 +39,14 @@ impl Layout {
     }
 }
 
-/// What lies beside `count` words in pinned memory that begin with `first`.
+/// Returns the words beside `count` words in pinned memory that begin with `first`.
 fn beside(first: u64, count: usize) -> Vec<u64> {
     let mut words = vec![0; count * NEAR_WORDS as usize];
     words.chunks_exact_mut(NEAR_WORDS as usize).for_each(|near| near[host_word::LAST as usize] = first);
     words
 }
 
-/// Who raises words.
+/// The engines that raise words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Engines {
     /// GPUs, by loads and stores.
@@ -282,8 +282,8 @@ impl Resources {
         self.signals_gpu.as_ref()
     }
 
-    /// What the proxy needs of each context. `bases`: also the baselines of signals, which only a CPU that reaches
-    /// device memory may touch.
+    /// Returns the part of each context that the proxy needs. `bases`: also the baselines of signals, which only a CPU
+    /// that reaches device memory may touch.
     pub(crate) fn context_parts(
         &self,
         stats: &[Arc<Counters>],

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What those who listen to `tracing` hear of a communicator: its collective calls, and what ends it.
+//! The `tracing` events of a communicator: its collective calls, and its end.
 //!
 //! Nothing here is on the way of a request. Spans are not entered: ranks that take turns on one thread would leave each
 //! other's.

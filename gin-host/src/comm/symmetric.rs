@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// The range of a team: `None` if its devices have ordinary memory only, or why there is none.
 pub(super) type Flat = Result<Option<Arc<FlatRange>>, CommError>;
 
-/// What a rank sends the others about its range.
+/// A rank's message about its range.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Offered<'a> {
     /// It has none.
@@ -34,7 +34,7 @@ pub(super) fn key(flat: &Flat) -> Vec<u8> {
 }
 
 impl<'a> Offered<'a> {
-    /// What is sent about a range with this [`key`].
+    /// Returns the message about a range with this [`key`].
     pub(super) fn new(flat: &Flat, key: &'a [u8], across: bool) -> Self {
         match flat {
             Ok(None) => Self::None,
@@ -55,13 +55,13 @@ impl<'a> Offered<'a> {
     }
 }
 
-/// What a rank has before it meets the others: the range, on the first rank of a team; across processes each rank has
-/// its own.
+/// Reserves a rank's range before the ranks exchange messages: the range, on the first rank of a team; across processes
+/// each rank has its own.
 pub(super) fn offer(device: &dyn Device, rank: u32, lsa_size: u32, across: bool) -> Flat {
     if across || rank.is_multiple_of(lsa_size) { Ok(FlatRange::reserve(device, lsa_size)?) } else { Ok(None) }
 }
 
-/// What a rank was told of another one's range.
+/// Another rank's range.
 #[derive(Debug)]
 pub(super) enum Told {
     /// The range, of this process.
@@ -71,8 +71,8 @@ pub(super) enum Told {
 }
 
 impl Told {
-    /// What rank `own` of a team has once it was told this by rank `rank` of the same team. Ranks of one process share
-    /// the range of their first.
+    /// Returns the range of rank `own` of a team, given this range of rank `rank` of the same team. Ranks of one
+    /// process share the range of their first.
     pub(super) fn join(self, flat: Flat, rank: u32, is_first: bool, across: bool) -> Flat {
         match self {
             Self::Range(range) if is_first && !across => range,
@@ -92,12 +92,12 @@ impl Told {
     }
 }
 
-/// What a rank says before a window's memory is made.
+/// A rank's message before a window's memory is allocated.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Wish {
     bytes: u64,
     granularity: u64,
-    /// What is taken of its slot.
+    /// The used parts of its slot.
     taken: Vec<Range<u64>>,
 }
 
@@ -162,7 +162,7 @@ mod tests {
         assert!(error.to_string().contains("40 bytes") && error.to_string().contains("32"), "{error}");
     }
 
-    /// What rank 4 has, as another rank hears of it.
+    /// Returns the range of rank 4, as another rank reads it.
     fn told(flat: &Flat, across: bool) -> Told {
         let key = key(flat);
         let message = encode(&Offered::new(flat, &key, across));

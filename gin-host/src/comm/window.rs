@@ -31,7 +31,7 @@ impl WindowFlags {
     }
 }
 
-/// What a window is made of; kept by the communicator and by every [`Window`].
+/// The parts of a window, kept by the communicator and by every [`Window`].
 #[derive(Debug)]
 pub(crate) struct Registered {
     pub(crate) handle: WindowHandle,
@@ -65,7 +65,7 @@ impl<T: Pod> Window<T> {
         Self { inner, element: PhantomData }
     }
 
-    /// What kernels get.
+    /// Returns the window for kernels.
     pub fn handle(&self) -> WindowHandle {
         self.inner.handle
     }
@@ -80,7 +80,7 @@ impl<T: Pod> Window<T> {
         (self.inner.memory.bytes() / size_of::<T>() as u64) as usize
     }
 
-    /// Whether this rank's own part has no elements.
+    /// Returns whether this rank's own part has no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -144,7 +144,7 @@ impl<T: Pod> Window<T> {
     /// All elements of this rank's own part.
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     pub fn read_all(&self) -> Result<Vec<T>, CommError> {
         self.read_range(0..self.len())
     }
@@ -152,7 +152,7 @@ impl<T: Pod> Window<T> {
     /// Stores `value` to all elements of this rank's own part.
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     pub fn fill(&self, value: T) -> Result<(), CommError> {
         self.write(0, &vec![value; self.len()])
     }

@@ -34,18 +34,18 @@ struct Prepared {
     plane_gpu: Option<Arc<Memory>>,
     plane_near: Option<Arc<Memory>>,
     key: Key,
-    /// What the NIC calls the own part, if kernels drive one and it has bytes; else 0.
+    /// The NIC's name of the own part, if kernels drive a NIC and the part has bytes; else 0.
     nic_key: RemotePart,
 }
 
-/// What kernels of this rank reach of the other ranks' parts of a window.
+/// The other ranks' parts of a window that kernels of this rank reach.
 #[derive(Default)]
 struct Peers {
     /// By world rank: address of the part, 0 where it cannot be reached.
     windows: Vec<u64>,
     /// The same of the plane of words that GPUs raise.
     planes: Vec<u64>,
-    /// What is behind those addresses.
+    /// Keeps the memory behind those addresses.
     memory: Vec<Arc<Memory>>,
 }
 
@@ -105,7 +105,7 @@ impl Live {
     /// All ranks have let go of a window of this memory: unless another one has it, they have let go of the memory.
     fn let_go_of(&self, memory: &Arc<Memory>) {
         if !self.windows.iter().flatten().any(|window| Arc::ptr_eq(window.memory.memory(), memory)) {
-            memory.exposure().remove(&self.company);
+            memory.exposure().remove(&self.sharers);
         }
     }
 
@@ -213,7 +213,7 @@ impl Communicator {
             }
         }
         if self.is_across() {
-            memory.memory().exposure().add(&live.company)?;
+            memory.memory().exposure().add(&live.sharers)?;
         }
         let Some(id) = live.windows.iter().position(Option::is_none) else {
             let limit = live.windows.len() as u64;

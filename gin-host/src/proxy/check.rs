@@ -6,7 +6,7 @@ use gin_gpu::Memory;
 use gin_net::Capabilities;
 use std::sync::Arc;
 
-/// What the proxy knows of a registered window.
+/// A registered window, as the proxy knows it.
 #[derive(Clone, Debug)]
 pub(crate) struct WindowInfo {
     /// Length in bytes by world rank.
@@ -19,7 +19,7 @@ pub(crate) struct WindowInfo {
     pub(crate) uses: u64,
 }
 
-/// What requests are checked against.
+/// The limits that requests are checked against.
 #[derive(Debug)]
 pub(crate) struct Limits {
     pub(crate) rank: u32,
@@ -61,7 +61,7 @@ impl Limits {
     /// Checks a request of context `context`.
     ///
     /// # Errors
-    /// The first thing that is wrong, with what was expected and seen.
+    /// The first violation, with the expected and seen values.
     pub(crate) fn check(&self, context: u32, request: &Descriptor) -> Result<(), Fault> {
         let fault = |kind| Fault::new(kind, operation(&request.transfer)).context(context).peer(request.peer);
         if request.peer >= self.ranks {

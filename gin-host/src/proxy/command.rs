@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the communicator asks of its proxy, which owns the network and the table of windows.
+//! The commands of the communicator to its proxy, which owns the network and the table of windows.
 
 use super::{Proxy, WindowInfo};
 use gin_net::{Key, LocalWindow, NetError, Network};
@@ -26,15 +26,15 @@ pub(crate) fn answer<T>() -> (SyncSender<T>, Answer<T>) {
     (sender, Answer(receiver))
 }
 
-/// What the communicator asks.
+/// A command of the communicator.
 #[derive(Debug)]
 pub(crate) enum Command {
     /// Register a window with the network.
     Register { window: LocalWindow, to: SyncSender<Result<Key, NetError>> },
     /// Take the keys of all ranks; requests may use the window from now on.
     Connect { window: u32, keys: Vec<Key>, info: WindowInfo, to: SyncSender<Result<(), NetError>> },
-    /// Answer with `None` once all requests below these indices are finished and the network is quiet; or, at this
-    /// time, with the number of those that are not.
+    /// Answers `None` once all requests below these indices are finished and the network is quiet; or, at this time,
+    /// the number of unfinished requests.
     Drain { heads: Vec<u64>, until_ns: u64, to: SyncSender<u64> },
     /// Refuse requests that use the window from now on; answer when the network has let go of it.
     Close { window: u32, to: SyncSender<()> },
@@ -54,7 +54,7 @@ impl Proxy {
     pub(super) fn command(&mut self) -> bool {
         let mut worked = false;
         loop {
-            // Whoever asked may have gone; then there is nobody to answer.
+            // The caller may be gone; then nobody reads the answer.
             match self.commands.try_recv() {
                 Ok(Command::Register { window, to }) => drop(to.try_send(self.network.register(&window))),
                 Ok(Command::Connect { window, keys, info, to }) => {

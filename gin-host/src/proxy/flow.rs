@@ -15,7 +15,7 @@ pub(super) struct Op {
     pub(super) peer: u32,
     pub(super) operation: Operation,
     request: Descriptor,
-    /// What is still to be posted.
+    /// The part that is not posted yet.
     rest: Rest,
     /// Bytes posted so far.
     moved: u64,
@@ -62,12 +62,12 @@ impl Op {
         self.canceled = true;
     }
 
-    /// Whether it waits for nothing.
+    /// Returns whether it waits for nothing.
     pub(super) fn is_over(&self) -> bool {
         self.rest == Rest::Nothing && self.outstanding == 0
     }
 
-    /// Whether it has something for the network now.
+    /// Returns whether it has a message for the network now.
     fn has_message(&self) -> bool {
         self.rest == Rest::Payload
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is unfinished in one context: in order of the queue, and by peer.
+//! The unfinished requests of one context: in order of the queue, and by peer.
 
 use std::collections::VecDeque;
 
@@ -20,7 +20,7 @@ pub(crate) struct Lists {
 struct PeerList {
     /// Indices of requests to this peer, ascending; the first is unfinished.
     indices: VecDeque<u64>,
-    /// Number of those that are unfinished.
+    /// Number of unfinished requests.
     unfinished: usize,
     /// Requests that the network has not got yet, in order.
     to_post: VecDeque<Slot>,
@@ -43,7 +43,7 @@ impl Lists {
         self.peers[peer as usize].unfinished
     }
 
-    /// Whether the next request to `peer` is the only unfinished one.
+    /// Returns whether the next request to `peer` is the only unfinished one.
     pub(crate) fn is_first(&self, peer: u32) -> bool {
         self.unfinished(peer) == 0
     }

@@ -9,9 +9,9 @@
 //! which a request's end is published (fault, counter, oldest, done) is that of
 //! [`Consumer::finish`](gin_device::queue::Consumer::finish).
 //!
-//! A fault, whoever finds it, is for the whole communicator and stays: the proxy posts it where its rank's kernels
-//! look, tells the other ranks through the [board](gin_boot::board), posts nothing more, and completes what is left
-//! with that fault.
+//! A fault of any origin is for the whole communicator and stays: the proxy posts it where its rank's kernels look,
+//! announces it to the other ranks through the [board](gin_boot::board), posts nothing more, and completes the
+//! remaining requests with that fault.
 
 mod check;
 mod command;
@@ -52,7 +52,7 @@ const BATCH: usize = 256;
 /// Most requests of one long put in a row, so that others get their turn.
 const ROW: usize = 8;
 
-/// What the proxy needs of one context.
+/// The part of one context that the proxy needs.
 #[derive(Debug)]
 pub(crate) struct ContextPart {
     pub(crate) queue: Queue<Global, WORDS>,
@@ -66,7 +66,7 @@ pub(crate) struct ContextPart {
     pub(crate) stats: Arc<Counters>,
 }
 
-/// What a proxy is made of.
+/// The parts of a proxy.
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) limits: Limits,
@@ -124,7 +124,7 @@ pub struct Proxy {
     _memory: Arc<dyn Any + Send + Sync>,
 }
 
-/// What came of a step.
+/// The result of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
     /// Something was done.
@@ -173,7 +173,7 @@ impl Proxy {
         }
     }
 
-    /// Does what there is to do. Never waits.
+    /// Does all work that is ready. Never waits.
     pub fn step(&mut self) -> Turn {
         if self.finished {
             return Turn::Finished;
@@ -300,7 +300,7 @@ impl Proxy {
             let index = part.consumer.take(peer.filter(|&peer| part.lists.is_first(peer)));
             part.lists.add(index, peer);
             let stats = &part.part.stats;
-            stats::add(&stats.of(peer).taken, 1);
+            stats::add(&stats.of(peer).accepted, 1);
             if let Some(peer) = peer {
                 stats.depth(peer, part.lists.unfinished(peer) as u64, part.lists.depth() as u64);
             }
@@ -341,7 +341,7 @@ impl Proxy {
             self.events = events;
             return false;
         }
-        // What is to be seen by a kernel once a signal is raised or a get finished is made visible first, once for all.
+        // Data that a kernel will see once a signal is raised or a get is finished is made visible first, once for all.
         let mut visible = Ok(());
         let brought = events.iter().any(|event| match event {
             Event::Signal(_) => true,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What drives proxies: threads of their own, or a scheduler.
+//! The engines that step proxies: threads of their own, or a scheduler.
 
 use super::{Proxy, Turn};
 use std::fmt;
@@ -18,7 +18,7 @@ const IDLE_STEPS: u32 = 64;
 
 /// Something that is stepped until it is finished.
 pub trait Step: Send {
-    /// Does what there is to do, without waiting.
+    /// Does all work that is ready, without waiting.
     fn step(&mut self) -> Turn;
 
     /// Called instead of any further step after one panicked.
@@ -54,15 +54,15 @@ impl Step for Together {
     }
 }
 
-/// What is driven.
+/// Work to step.
 pub type Work = Box<dyn Step>;
 
-/// What drives proxies.
+/// An engine that steps work.
 pub trait Progress: Send + Sync + fmt::Debug {
     /// Has `work` stepped from now on, until it is finished; then drops it.
     ///
     /// # Errors
-    /// What the system says when there is no thread to be had.
+    /// The system's error when no thread can be started.
     fn start(&self, name: &str, work: Work) -> std::io::Result<Running>;
 }
 
@@ -84,7 +84,7 @@ impl Running {
         Self { finished: Box::new(finished), thread: None }
     }
 
-    /// Whether it is finished and dropped.
+    /// Returns whether it is finished and dropped.
     pub fn is_finished(&self) -> bool {
         (self.finished)()
     }
@@ -169,7 +169,7 @@ impl Pool {
     /// A pool of `threads` threads, at least one. They end when the pool and all work are gone.
     ///
     /// # Errors
-    /// What the system says when there is no thread to be had.
+    /// The system's error when no thread can be started.
     pub fn new(threads: usize) -> std::io::Result<Self> {
         let start = |index| {
             let (sender, receiver) = channel();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A mistake that a proxy can be told to make, to prove that tests notice it.
+//! A mistake that tests have a proxy make, to prove that they notice it.
 
 use super::Proxy;
 use gin_device::host_word;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a communicator has done, by context and peer.
+//! The figures of a communicator, by context and peer.
 //!
 //! The proxy counts always: one thread writes each word, by a load and a store, and nobody waits for anybody.
 
@@ -15,8 +15,8 @@ macro_rules! counters {
             deepest: AtomicU64,
         }
 
-        /// Figures since the communicator was made. Those of queues that kernels drive themselves are told by
-        /// [`Communicator::peer_stats`](crate::comm::Communicator::peer_stats).
+        /// Figures since the communicator was made. [`Communicator::peer_stats`](crate::comm::Communicator::peer_stats)
+        /// has the figures of queues that kernels drive themselves.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
         #[non_exhaustive]
         pub struct Stats {
@@ -55,8 +55,8 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Requests taken from the queue.
-    taken,
+    /// Requests accepted from the queue.
+    accepted,
     /// Requests finished, failed ones included.
     finished,
     /// Requests that failed.
@@ -87,7 +87,7 @@ impl Stats {
     /// Requests that are under way.
     pub fn under_way(&self) -> u64 {
         // The two are read one after the other.
-        self.taken.saturating_sub(self.finished)
+        self.accepted.saturating_sub(self.finished)
     }
 }
 
@@ -168,18 +168,18 @@ mod tests {
         let counters = Counters::new(3);
         assert_eq!(counters.peers(7).count(), 0);
         for peer in [Some(0), Some(2), Some(2), None, Some(99)] {
-            add(&counters.of(peer).taken, 1);
+            add(&counters.of(peer).accepted, 1);
         }
         add(&counters.of(Some(2)).finished, 1);
         counters.depth(2, 2, 5);
         counters.depth(0, 1, 4);
         let all = counters.read();
-        assert_eq!((all.taken, all.finished, all.under_way(), all.deepest), (5, 1, 4, 5));
-        let peers: Vec<_> = counters.peers(7).map(|row| (row.context, row.peer, row.stats.taken)).collect();
+        assert_eq!((all.accepted, all.finished, all.under_way(), all.deepest), (5, 1, 4, 5));
+        let peers: Vec<_> = counters.peers(7).map(|row| (row.context, row.peer, row.stats.accepted)).collect();
         assert_eq!(peers, [(7, 0, 1), (7, 2, 2)]);
         let deepest: Vec<_> = counters.peers(7).map(|row| row.stats.deepest).collect();
         assert_eq!(deepest, [1, 2]);
         let sum: Stats = counters.peers(7).map(|row| row.stats).sum();
-        assert_eq!((sum.taken, sum.deepest), (3, 2));
+        assert_eq!((sum.accepted, sum.deepest), (3, 2));
     }
 }

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The NICs that kernels of ranks drive, where the back end is GDAKI.
 #[derive(Clone, Debug)]
 pub enum Nics {
-    /// What this host has.
+    /// The NICs of this host.
     Probe(NicConfig),
     /// Software NICs, one for each rank.
     Soft(SoftNics),
@@ -32,8 +32,8 @@ type MakeNic = Arc<dyn Fn(u32) -> SoftConfig + Send + Sync>;
 
 /// Software NICs of the ranks of a job, on one network.
 ///
-/// Copies share NICs and network. A world steps them as long as it runs; a second one on the same NICs finds them as
-/// the first left them, so whoever wants a run to be repeatable gives each its own.
+/// Copies share NICs and network. A world steps them as long as it runs. A second world on the same NICs finds them as
+/// the first left them, so a repeatable run needs NICs of its own.
 #[derive(Clone)]
 pub struct SoftNics {
     fabric: SoftFabric,
@@ -54,8 +54,8 @@ impl SoftNics {
     }
 
     /// NICs with one port on Ethernet whose engine runs as `engine` says, with and for `device` and all devices that it
-    /// reaches. The device is made for this and launches nothing else; for [`SoftEngine::Kernel`] the kernel `soft_hca`
-    /// is among those that are linked to it (`gin::ptx::ENGINE`).
+    /// reaches. The device is made for this and launches nothing else. For [`SoftEngine::Kernel`], the kernel
+    /// `soft_hca` is among the kernels linked to it (`gin::ptx::ENGINE`).
     ///
     /// # Errors
     /// As [`SoftFabric::place`].
@@ -93,7 +93,7 @@ impl fmt::Debug for SoftNics {
 }
 
 impl Nics {
-    /// What communicators of a rank are to use.
+    /// Returns the NIC for communicators of a rank.
     pub(super) fn of(&self, rank: u32) -> NicChoice {
         match self {
             Self::Probe(config) => NicChoice::Probe(config.clone()),

@@ -420,7 +420,7 @@ fn rank(plan: &Plan) -> Result<(), Box<dyn Error>> {
     let config = TcpConfig {
         address: Some(plan.address.parse()?),
         joining: Duration::from_secs(120),
-        meeting: Some(Duration::from_secs(60)),
+        collective_timeout: Some(Duration::from_secs(60)),
         silence: plan.silence,
         ..TcpConfig::default()
     };

@@ -45,7 +45,7 @@ const OWN: u64 = 1 << 63;
 /// Says whether the network below reaches memory of a device, or why not.
 pub type Probe = Arc<dyn Fn(&Arc<dyn Device>) -> Result<(), String> + Send + Sync>;
 
-/// Whether a rank's memory in its device goes through host memory.
+/// The choice of the path of a rank's device memory: straight, or through host memory.
 #[derive(Clone)]
 pub enum Staging {
     /// No.
@@ -67,7 +67,7 @@ impl fmt::Debug for Staging {
 }
 
 /// Context and peer.
-type Line = (u32, u32);
+type Order = (u32, u32);
 
 /// A network, with a way through host memory. See the [module's documentation](self).
 #[derive(Debug)]
@@ -81,13 +81,13 @@ pub struct Staged<N> {
     is_used: bool,
     mover: Mover,
     windows: Vec<Option<Window>>,
-    /// What waits for a copy, and what is posted behind that.
-    lines: BTreeMap<Line, VecDeque<Item>>,
+    /// Requests that wait for a copy, and requests posted behind them.
+    lines: BTreeMap<Order, VecDeque<Item>>,
     /// Items of all lines.
     held: usize,
     /// Of no order, while the network below has no room.
     outbox: VecDeque<(Request, Step)>,
-    /// What a request of the network below was for.
+    /// The purpose of each request of the network below.
     steps: HashMap<u64, Step>,
     /// Requests that are not complete and are not passed on as they are.
     open: HashMap<u64, Open>,
@@ -98,8 +98,8 @@ pub struct Staged<N> {
     events: Vec<Event>,
     below: Vec<Event>,
     /// Contexts and peers of requests that failed.
-    broken: Vec<Line>,
-    /// What has arrived cannot be put into a window: nothing is visible any more.
+    broken: Vec<Order>,
+    /// The failure to put arrived bytes into a window: nothing is visible any more.
     failure: Option<NetError>,
     next: u64,
 }
@@ -110,11 +110,11 @@ struct Item {
     request: Request,
     step: Step,
     copy: Option<Ticket>,
-    /// What is copied stays meanwhile.
+    /// Keeps the source of the copy meanwhile.
     _own: Option<Arc<Own>>,
 }
 
-/// What the network below does for a request, which is named.
+/// The effect of a request of the network below, by the name of its own request.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// Part of it.
@@ -126,7 +126,7 @@ enum Step {
     /// It answers a peer.
     Answer,
     /// It asks whether a peer is there.
-    Ask(Line),
+    Ask(Order),
 }
 
 /// Part of an own window that is staged.
@@ -140,7 +140,7 @@ struct Landing {
 /// A request that is not complete.
 #[derive(Debug)]
 struct Open {
-    line: Line,
+    line: Order,
     /// Steps that are not.
     left: u32,
     outcome: Result<(), NetError>,
@@ -149,9 +149,9 @@ struct Open {
 /// A request whose peer has to answer.
 #[derive(Debug)]
 struct Wanted {
-    line: Line,
+    line: Order,
     request: u64,
-    /// What is read then, and what has to be copied after that.
+    /// The read that follows, and the copy that follows the read.
     read: Option<(Transfer, Option<Landing>)>,
     since_ns: u64,
 }
@@ -166,13 +166,13 @@ struct Late {
 
 #[derive(Debug)]
 enum Then {
-    /// What a peer put is in its window.
-    Arrived(Line, u64),
-    /// What a request got is.
+    /// Bytes that a peer put are in its window.
+    Arrived(Order, u64),
+    /// The result of a request is in place.
     Got(u64),
     /// A peer can read what it wanted.
-    Answer(Line, u64),
-    /// Something that is to be seen only now.
+    Answer(Order, u64),
+    /// An event to report only now.
     Tell(Event),
 }
 
@@ -215,7 +215,7 @@ impl<N: Network> Staged<N> {
         self.windows.get(window as usize)?.as_ref()?.parts.get(rank as usize)?.half
     }
 
-    /// Whether a request goes through host memory here or at its peer.
+    /// Returns whether a request goes through host memory here or at its peer.
     fn is_staged(&self, request: &Request) -> bool {
         let peer = request.peer;
         match request.transfer {
@@ -230,7 +230,7 @@ impl<N: Network> Staged<N> {
         }
     }
 
-    /// Whether it is passed on as it is.
+    /// Returns whether it is passed on unchanged.
     fn is_plain(&self, request: &Request) -> bool {
         if !self.is_used {
             return true;
@@ -246,7 +246,7 @@ impl<N: Network> Staged<N> {
     }
 
     /// A request for the network below.
-    fn request(&mut self, line: Line, transfer: Transfer, notice: Option<Notice>) -> Request {
+    fn request(&mut self, line: Order, transfer: Transfer, notice: Option<Notice>) -> Request {
         let id = self.name() | OWN;
         Request { id, context: line.0, peer: line.1, transfer, signal: None, notice, more: false }
     }
@@ -320,7 +320,7 @@ impl<N: Network> Network for Staged<N> {
         let mut entry = self.windows.get_mut(window as usize);
         if let Some(Some(open)) = &mut entry {
             open.is_closed = true;
-            // What waits for a copy, or is one, holds it too.
+            // Work that waits for a copy, or is one, holds it too.
             if open.own.as_ref().is_some_and(|own| Arc::strong_count(own) > 1) {
                 return false;
             }

@@ -7,7 +7,7 @@ use gin_gpu::copy::copy_shared;
 use gin_gpu::{Device, GpuError, Memory};
 use std::collections::VecDeque;
 
-/// Who copies. Copies end in the order in which they were started.
+/// The engine that copies. Copies end in the order in which they were started.
 #[derive(Debug)]
 pub(super) enum Mover {
     /// The CPU, which reaches all memory: one copy each time that there is other work too.
@@ -59,14 +59,14 @@ impl Mover {
         if let Self::Cpu(copies) = self
             && let Some(&(to, from, bytes)) = copies.waiting.front()
         {
-            // Safety: whoever started it has promised that; accesses of others are atomic.
+            // Safety: the code that started it has promised that; accesses of others are atomic.
             unsafe { copy_shared(to, from, bytes) };
             copies.waiting.pop_front();
             copies.done += 1;
         }
     }
 
-    /// Whether a copy is done, and in view of kernels that acquire a word raised from now on.
+    /// Returns whether a copy is done, and in view of kernels that acquire a word raised from now on.
     pub(super) fn is_done(&mut self, copy: Ticket) -> Result<bool, NetError> {
         match self {
             Self::Cpu(copies) => Ok(copy <= copies.done),

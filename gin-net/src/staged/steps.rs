@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the network below is to do for a request, and what follows from what it says.
+//! The requests for the network below, and the actions that follow from its events.
 
 use super::window::{Own, Places};
-use super::{ASK_AFTER_NS, Item, Landing, Late, Line, OWN, Open, Staged, Step, Then, Wanted};
+use super::{ASK_AFTER_NS, Item, Landing, Late, OWN, Open, Order, Staged, Step, Then, Wanted};
 use crate::{Event, NetError, Network, Notice, NoticeArrival, Request};
 use gin_abi::{RemoteSignal, Transfer, WindowOffset};
 use gin_gpu::copier::Ticket;
@@ -34,7 +34,7 @@ impl<N: Network> Staged<N> {
     /// Starts copying what has arrived into the window.
     fn copy_in(&mut self, landing: Landing) -> Result<(Ticket, Arc<Own>), NetError> {
         let (own, Places { device, arrival, .. }) = self.range(landing)?;
-        // Safety: the ranges are in both; whoever waits for the copy keeps them.
+        // Safety: the ranges are in both; the work that waits for the copy keeps them.
         let copy = unsafe { self.mover.copy((own.memory.memory(), device), (&own.stage, arrival), landing.bytes) }?;
         Ok((copy, own))
     }
@@ -68,7 +68,7 @@ impl<N: Network> Staged<N> {
         }
     }
 
-    /// What the network below has to do for it in order, and the number of steps until it is complete.
+    /// Returns the steps for the network below, in order, and the number of steps until the request is complete.
     fn plan(&mut self, request: &Request) -> Result<(Vec<Item>, u32), NetError> {
         let (id, peer, line) = (request.id, request.peer, (request.context, request.peer));
         if !self.is_staged(request) {
@@ -142,7 +142,7 @@ impl<N: Network> Staged<N> {
     }
 
     /// A request's peer will have to answer: the tag.
-    fn want(&mut self, line: Line, request: u64, read: Option<(Transfer, Option<Landing>)>) -> u64 {
+    fn want(&mut self, line: Order, request: u64, read: Option<(Transfer, Option<Landing>)>) -> u64 {
         let tag = self.name();
         self.wanted.insert(tag, Wanted { line, request, read, since_ns: rt::clock_ns() });
         tag
@@ -183,7 +183,7 @@ impl<N: Network> Staged<N> {
             self.steps.insert(request.id, *step);
             self.outbox.pop_front();
         }
-        let lines: Vec<Line> = self.lines.keys().copied().collect();
+        let lines: Vec<Order> = self.lines.keys().copied().collect();
         for line in lines {
             while let Some(item) = self.lines.get(&line).and_then(VecDeque::front) {
                 let copied = item.copy.map_or(Ok(true), |copy| self.mover.is_done(copy));
@@ -212,7 +212,7 @@ impl<N: Network> Staged<N> {
         }
     }
 
-    /// What the network below did is over.
+    /// Ends a step of the network below.
     pub(super) fn over(&mut self, step: Step, outcome: Result<(), NetError>) {
         match (step, outcome) {
             (Step::Send(request), outcome) => self.finish(request, outcome),
@@ -227,7 +227,7 @@ impl<N: Network> Staged<N> {
                 Err(error) => self.finish(request, Err(error)),
             },
             (Step::Read(request, _), outcome) => self.finish(request, outcome),
-            // Whoever waits for an answer that cannot be sent finds out itself.
+            // A peer that waits for an answer that cannot be sent finds out itself.
             (Step::Answer, _) | (Step::Ask(_), Ok(())) => {}
             (Step::Ask(line), Err(error)) => {
                 let tags = self.wanted.iter().filter(|(_, wanted)| wanted.line == line);
@@ -279,13 +279,13 @@ impl<N: Network> Staged<N> {
         }
     }
 
-    /// What a peer has put cannot be put into its window: nothing is visible any more.
-    fn refuse(&mut self, line: Line, tag: u64, error: NetError) {
+    /// Reports that bytes of a peer cannot be put into its window: nothing is visible any more.
+    fn refuse(&mut self, line: Order, tag: u64, error: NetError) {
         self.failure.get_or_insert(error);
         self.answer(line, tag, false);
     }
 
-    fn answer(&mut self, line: Line, tag: u64, found: bool) {
+    fn answer(&mut self, line: Order, tag: u64, found: bool) {
         let below = self.request(line, Transfer::Nothing, Some(Notice::Ready { tag, found }));
         self.outbox.push_back((below, Step::Answer));
     }
@@ -307,13 +307,13 @@ impl<N: Network> Staged<N> {
         }
     }
 
-    /// Asks the NICs of those that have not answered for long.
+    /// Asks the NICs of peers that have not answered for long.
     pub(super) fn ask(&mut self) {
         if self.wanted.is_empty() {
             return;
         }
         let now = rt::clock_ns();
-        let mut lines: Vec<Line> = Vec::new();
+        let mut lines: Vec<Order> = Vec::new();
         for wanted in self.wanted.values_mut() {
             if now.saturating_sub(wanted.since_ns) >= ASK_AFTER_NS {
                 wanted.since_ns = now;
@@ -327,7 +327,7 @@ impl<N: Network> Staged<N> {
         }
     }
 
-    /// Whether host memory now holds what has to be copied into a window.
+    /// Returns whether host memory now holds bytes to copy into a window.
     pub(super) fn brings(&self, event: &Event) -> bool {
         match event {
             Event::Notice(NoticeArrival { notice: Notice::Arrived { .. }, .. }) => true,

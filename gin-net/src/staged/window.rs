@@ -60,7 +60,7 @@ pub(super) struct Places {
     pub(super) departure: u64,
 }
 
-/// What is known of a rank's part.
+/// A rank's part of a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Part {
     pub(super) bytes: u64,

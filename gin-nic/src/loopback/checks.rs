@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is asked of a NIC.
+//! The checks of a NIC.
 
 use super::{BYTES, DEPTH, Deadline, INTERVAL, Loopback, Nic, is_of, show};
 use gin_abi::mlx5::be::Be32;
@@ -10,23 +10,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-/// What came of a check.
+/// The result of a check.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Check {
     /// Its name, of [`CHECKS`].
     pub name: &'static str,
-    /// What was seen that is right, or what is wrong.
+    /// The observation that is right, or the error.
     pub outcome: Result<String, Failed>,
     /// How long it took, with the bring-up of its queue pair and the end of it.
     pub took: Duration,
 }
 
-/// What is wrong.
+/// The error of a check.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failed {
-    /// What should have come.
+    /// The expected value.
     pub expected: String,
-    /// What came.
+    /// The observed value.
     pub seen: String,
 }
 
@@ -130,11 +130,11 @@ fn same(what: &str, bytes: &[AtomicU8], value: impl Fn(u64) -> u8) -> Result<(),
 
 fn bring_up(pair: &mut Loopback) -> Done {
     let expected = [QpState::ReadyToSend, QpState::ReadyToReceive];
-    for (index, (expected, who)) in expected.into_iter().zip(["sender", "responder"]).enumerate() {
+    for (index, (expected, end)) in expected.into_iter().zip(["sender", "responder"]).enumerate() {
         let seen = pair.state(index);
         if seen != Ok(expected) {
             let seen = seen.map_or_else(|error| error, |state| state.text().to_owned());
-            return Err(failed(format!("{who}: {}", expected.text()), seen));
+            return Err(failed(format!("{end}: {}", expected.text()), seen));
         }
     }
     Ok(format!("queue pair {:#x} is ready to send", pair.info.queue))
@@ -281,7 +281,7 @@ fn completion_interval(pair: &mut Loopback) -> Done {
         std::thread::yield_now();
     }
     match pair.word(to, 0).load(Ordering::Acquire) {
-        DEPTH => Ok(format!("{DEPTH} entries, {} completions", pair.taken)),
+        DEPTH => Ok(format!("{DEPTH} entries, {} completions", pair.consumer_index)),
         seen => Err(failed(format!("what entry {} wrote, {DEPTH}", DEPTH - 1), seen)),
     }
 }
@@ -295,7 +295,7 @@ fn index_past_16_bits(pair: &mut Loopback) -> Done {
         pair.ring();
     }
     pair.finish()?;
-    Ok(format!("{entries} entries in a queue of {DEPTH}, {} completions", pair.taken))
+    Ok(format!("{entries} entries in a queue of {DEPTH}, {} completions", pair.consumer_index))
 }
 
 fn wrong_remote_key(pair: &mut Loopback) -> Done {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a kernel left behind is brought to its end, and the next kernel finds the queue pair as it should be.
+//! Entries that a kernel left behind are brought to their end, and the next kernel finds the queue pair in order.
 
 use gin_abi::gdaki::QueuePairData;
 use gin_abi::mlx5::be::Be32;
@@ -95,7 +95,7 @@ impl Bench {
         }
     }
 
-    /// What kernels of rank 0 know of their queue pair to `peer`.
+    /// Returns the data of kernels of rank 0 about their queue pair to `peer`.
     fn data(&self, peer: u32) -> QueuePairData {
         self.sides[0].queues.one(0, peer).data
     }

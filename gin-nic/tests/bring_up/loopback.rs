@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The checks pass on a software NIC, and each thing that goes wrong fails one.
+//! The checks pass on a software NIC, and each defect fails one.
 
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::mlx5::wqe;
@@ -90,7 +90,7 @@ fn each_mistake_of_a_nic_fails_the_checks_that_are_there_for_it() {
     assert!(noticed.iter().map(|(mistake, _)| *mistake).eq(Mistake::ALL));
     for (mistake, names) in noticed {
         let fabric = SoftFabric::new(Options { mistake, ..Options::default() });
-        // What never comes into view is waited for.
+        // The check waits for bytes that never come into view.
         let checks = run(&fabric, fabric.add(SoftConfig::ethernet(0)), Duration::from_secs(3), &[LONG]);
         let wrong = wrong(&checks);
         assert!(wrong.iter().map(|(name, _)| name).eq(names), "{mistake:?}: {wrong:?}");

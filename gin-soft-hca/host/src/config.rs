@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a software NIC is like.
+//! The properties of a software NIC.
 
 use gin_abi::mlx5::command::Mtu;
 use gin_nic::hca::Link;
@@ -28,12 +28,12 @@ pub struct SoftPort {
     pub gids: Vec<SoftGid>,
 }
 
-/// What a software NIC is like.
+/// The properties of a software NIC.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SoftConfig {
     /// Its name.
     pub name: String,
-    /// What its ports are part of.
+    /// The network of its ports.
     pub link: Link,
     /// Its ports, at least one.
     pub ports: Vec<SoftPort>,

@@ -28,7 +28,7 @@ impl SoftHca {
     /// Sends a command about the object, or about none.
     fn send(&self, object: Option<Handle>, input: &[u8], output: &mut [u8]) -> Result<Option<Handle>, HcaError> {
         let mut state = self.fabric.lock();
-        // What ends objects is taken still.
+        // Commands that end objects are still taken.
         if let Some(reason) = state.broken() {
             return Err(HcaError::Engine { reason });
         }

@@ -80,7 +80,7 @@ impl SoftFabric {
 
     /// Keeps the engine parked, where it is a kernel, until what is returned is dropped.
     pub fn park(&self) -> Parked {
-        // In this order nothing launches it in between: who does has the lock.
+        // In this order nothing launches it in between, because a launch needs the lock.
         let state = self.lock();
         Parked::new(state.bell())
     }
@@ -97,8 +97,8 @@ impl SoftFabric {
         SoftHca { fabric: self.clone(), device: state.devices.len() as u32 - 1 }
     }
 
-    /// Looks at the doorbells and does one thing. Where the engine is a kernel, sees to it that it runs, unless a
-    /// command was sent just now.
+    /// Looks at the doorbells and takes one step. If the engine is a kernel, makes sure that it runs, unless a command
+    /// was sent just now.
     pub fn step(&self) -> Progress {
         // Others may run while a simulated clock is read, so not with the lock held.
         let now_ns = gin_gpu::rt::clock_ns();
@@ -127,7 +127,7 @@ impl SoftFabric {
     /// Steps on a thread of its own, until what is returned is dropped.
     ///
     /// # Errors
-    /// What the operating system says when there can be no thread.
+    /// The operating system's error if there can be no thread.
     pub fn serve(&self) -> Result<Server, std::io::Error> {
         let stop = Arc::new(AtomicBool::new(false));
         let (fabric, stopped) = (self.clone(), Arc::clone(&stop));
@@ -149,7 +149,7 @@ impl SoftFabric {
         self.lock().inject(fault).map_err(|_| no_engine("there is no room for one more fault"))
     }
 
-    /// The first thing that a user of the NICs did wrong, and how many there were.
+    /// Returns the first violation by a user of the NICs, and the number of all.
     pub fn violations(&self) -> (Option<Violation>, u64) {
         self.lock().engine().violations()
     }

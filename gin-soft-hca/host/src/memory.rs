@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Bytes that are copied at a time from memory of a device to memory of a device.
-const PIECE: u64 = 64 << 10;
+const CHUNK: u64 = 64 << 10;
 
-/// Memory of this process, by its addresses, and of devices, through one of them. Whoever registered the ranges that
-/// the tables name has promised that they are there.
+/// Memory of this process, by its addresses, and of devices, through one of them. The code that registered the ranges
+/// in the tables has promised that they are there.
 #[derive(Debug, Default)]
 pub(super) struct HostMemory {
     /// Copies what the CPU may not reach. Without it, all that is registered is memory of this process.
@@ -58,11 +58,11 @@ impl Memory for HostMemory {
             // Safety: both within registered ranges, or the staging area.
             return unsafe { copy_quietly(to, from, bytes) };
         };
-        let mut buffer = vec![0; bytes.min(PIECE) as usize];
-        for at in (0..bytes).step_by(PIECE as usize) {
-            let piece = &mut buffer[..(bytes - at).min(PIECE) as usize];
-            // Safety: as above; whoever else uses those bytes meanwhile expects what a NIC does to them.
-            let done = unsafe { device.copy_out(piece, from + at).and_then(|()| device.copy_in(to + at, piece)) };
+        let mut buffer = vec![0; bytes.min(CHUNK) as usize];
+        for at in (0..bytes).step_by(CHUNK as usize) {
+            let chunk = &mut buffer[..(bytes - at).min(CHUNK) as usize];
+            // Safety: as above; other users of those bytes expect a NIC's accesses.
+            let done = unsafe { device.copy_out(chunk, from + at).and_then(|()| device.copy_in(to + at, chunk)) };
             self.note(done);
         }
     }

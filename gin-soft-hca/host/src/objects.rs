@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What software NICs own, and who uses what.
+//! The objects of software NICs and their uses of each other.
 
 use super::SoftConfig;
 use super::firmware::{Reason, Refusal};
@@ -26,7 +26,7 @@ pub(super) const EVENT_QUEUE: u32 = 5;
 const HELD: usize = 256;
 const STAGE_BYTES: usize = 1 << 20;
 
-/// What an object is.
+/// The kind of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     Domain,
@@ -70,7 +70,7 @@ pub(super) struct RingMemory {
     pub(super) written: bool,
 }
 
-/// What a queue pair or a completion queue uses.
+/// The objects that a queue pair or a completion queue uses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Uses {
     pub(super) umems: Vec<u32>,
@@ -79,7 +79,7 @@ pub(super) struct Uses {
     pub(super) domain: Option<u32>,
 }
 
-/// Numbered things; number 0 is never given.
+/// Numbered objects; number 0 is never given.
 pub(super) type Slots<T> = Vec<Option<Owned<T>>>;
 
 pub(super) struct State {
@@ -138,7 +138,7 @@ impl State {
         }
     }
 
-    /// Whether a doorbell rang.
+    /// Looks at the doorbells. Returns whether one rang.
     pub(super) fn look_at_doorbells(&mut self) -> bool {
         let mut rang = false;
         for number in 0..self.uars.len() {
@@ -155,7 +155,7 @@ impl State {
         rang
     }
 
-    /// Does one thing, at this time.
+    /// Takes one step, at this time.
     pub(super) fn step(&mut self, now_ns: u64) -> Progress {
         if self.memory.failure.is_some() {
             return Progress::Idle;
@@ -286,7 +286,7 @@ impl State {
         Handle(self.serial)
     }
 
-    /// Whether the device may have one more object.
+    /// Checks that the device may have one more object.
     pub(super) fn check_room(&self, device: u32) -> Result<(), Refusal> {
         let count = self.objects.values().filter(|object| object.device == device).count();
         if count < self.config(device).objects { Ok(()) } else { Err(Reason::Full.refuse(Status::NoResources)) }
@@ -347,7 +347,7 @@ impl State {
         if object.kind != Kind::Region {
             return Err(Reason::WrongObject.refuse(Status::BadResource));
         }
-        // What is on its way into the region arrives before the memory may go.
+        // Bytes on their way into the region arrive before the memory may go.
         let region = self.regions[object.number as usize];
         self.settle(region.memory, region.bytes);
         self.regions[object.number as usize].live = false;
@@ -397,7 +397,7 @@ fn free_slot<T: Copy>(table: &mut Table<T>, is_free: impl Fn(&T) -> bool, elemen
     }
 }
 
-/// Puts a thing into the first free place.
+/// Puts an object into the first free place.
 pub(super) fn add<T>(slots: &mut Slots<T>, thing: Owned<T>) -> u32 {
     match slots.iter().skip(1).position(Option::is_none) {
         Some(free) => {
@@ -411,7 +411,7 @@ pub(super) fn add<T>(slots: &mut Slots<T>, thing: Owned<T>) -> u32 {
     }
 }
 
-/// Takes a thing out that nobody uses.
+/// Removes an object that no other uses.
 pub(super) fn remove<T>(slots: &mut Slots<T>, number: u32) -> Result<(), Refusal> {
     let Some(slot) = slots.get_mut(number as usize) else {
         return Err(Reason::WrongObject.refuse(Status::BadResource));

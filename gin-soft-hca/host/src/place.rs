@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// What runs the engine of software NICs.
+/// The processor of the engine of software NICs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum SoftEngine {
     /// A CPU thread, over memory of this process: for virtual GPUs.
@@ -44,7 +44,7 @@ const PARK_LIMIT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Bell {
     word: Arc<Memory>,
-    /// Number of those who want it to stay parked.
+    /// Number of holders that keep it parked.
     holds: AtomicU32,
 }
 
@@ -107,7 +107,7 @@ impl State {
     /// Has the engine run there from now on. After an error it runs where it did.
     ///
     /// # Errors
-    /// What the device reports; [`HcaError::Engine`] if there are objects already.
+    /// An error of the device; [`HcaError::Engine`] if there are objects already.
     pub(super) fn place(&mut self, engine: SoftEngine, device: &Arc<dyn Device>) -> Result<(), HcaError> {
         if !self.objects.is_empty() || !matches!(self.place, Place::Process) {
             return Err(no_engine("it has a place already, or there are objects that would have to move"));
@@ -199,7 +199,7 @@ impl State {
         }
     }
 
-    /// Whether the engine reaches memory of this GPU.
+    /// Returns whether the engine reaches memory of this GPU.
     pub(super) fn reaches(&self, gpu: &dyn Device) -> bool {
         self.memory.device.as_ref().is_some_and(|device| device.reaches(gpu))
     }
@@ -215,7 +215,7 @@ impl State {
     /// Rings from the host.
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     pub(super) fn store_doorbell(&self, doorbell: u64, word: u64) -> Result<(), HcaError> {
         if let Place::Kernel(engine) = &self.place {
             let at = doorbell.wrapping_sub(engine.doorbells.address());
@@ -229,7 +229,7 @@ impl State {
         Ok(())
     }
 
-    /// Whether a kernel executes the entries.
+    /// Returns whether a kernel executes the entries.
     pub(super) fn is_kernel(&self) -> bool {
         matches!(self.place, Place::Kernel(_))
     }
@@ -237,7 +237,7 @@ impl State {
     /// Clears a doorbell that gets a new owner.
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     pub(super) fn clear_doorbell(&self, number: u32) -> Result<(), HcaError> {
         let at = 8 * u64::from(number);
         match &self.place {

@@ -28,10 +28,10 @@ pub(super) struct Pinned<T> {
 }
 
 impl<T: Copy> Table<T> {
-    /// Moves what there is to pinned memory with room for `capacity` elements.
+    /// Moves the elements to pinned memory with room for `capacity` elements.
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     pub(super) fn pin(&mut self, device: &Arc<dyn Device>, capacity: usize) -> Result<(), GpuError> {
         let bytes = (capacity.max(self.len()) * size_of::<T>()) as u64;
         let (home, here) =
@@ -99,7 +99,7 @@ impl<T> Deref for Table<T> {
     fn deref(&self) -> &[T] {
         match self {
             Self::Own(elements) => elements,
-            // Safety: so many elements were written, and a kernel that had them in between put back such elements.
+            // Safety: the elements were written, and a kernel that had them in between put back such elements.
             Self::Pinned(pinned) => unsafe { std::slice::from_raw_parts(pinned.start(), pinned.count) },
         }
     }
@@ -109,7 +109,7 @@ impl<T> DerefMut for Table<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         match self {
             Self::Own(elements) => elements,
-            // Safety: as above; whoever has the table has it alone while no kernel runs.
+            // Safety: as above; the owner of the table has it alone while no kernel runs.
             Self::Pinned(pinned) => unsafe { std::slice::from_raw_parts_mut(pinned.start(), pinned.count) },
         }
     }

@@ -169,7 +169,7 @@ pub struct Stale {
     /// Rounds.
     pub rounds: u64,
     /// Address of a word for the blocks to meet at, 0 at first.
-    pub meeting: u64,
+    pub barrier: u64,
     /// Address of four words, as those of [`Exchange::wrong`].
     pub wrong: u64,
     /// Whether this rank gets from its right neighbour, instead of waiting for what its left one puts.
@@ -189,7 +189,7 @@ pub struct Stale {
 pub unsafe fn hardware_stale(comm: Comm, data: Window<u64>, source: Window<u64>, plan: Stale, deadline: Deadline) {
     // Safety: the kernel's promise.
     let (barrier, wrong) =
-        unsafe { (GridBarrier::new(&comm, plan.meeting as usize as *mut u64), GlobalWord::new(plan.wrong)) };
+        unsafe { (GridBarrier::new(&comm, plan.barrier as usize as *mut u64), GlobalWord::new(plan.wrong)) };
     if let Err(fault) = stale(&comm, data, source, &plan, barrier, wrong, deadline) {
         comm.report(fault);
     }

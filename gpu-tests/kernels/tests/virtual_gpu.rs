@@ -81,7 +81,7 @@ fn stale_with(rank: &Rank, get: u64) -> Result<u64, CommError> {
     let data: gin_host::Window<u64> = comm.alloc_window(40, WindowFlags::NONE)?;
     let source: gin_host::Window<u64> = comm.alloc_window(40, WindowFlags::NONE)?;
     let tables = words(rank, 5)?;
-    let plan = Stale { elements: 40, rounds: 4, meeting: tables.address(), wrong: tables.address() + 8, get, lsa: 0 };
+    let plan = Stale { elements: 40, rounds: 4, barrier: tables.address(), wrong: tables.address() + 8, get, lsa: 0 };
     let arguments: [&dyn KernelArg; 5] = [&comm.device()?, &data, &source, &Plain(plan), &DEADLINE];
     run(rank, "hardware_stale", LaunchConfig::new(3, 32), &arguments)?;
     let mut table = [0u64; 5];

@@ -71,7 +71,7 @@ reasons! {
     Optional = "optional fields that this change does not take",
 }
 
-/// What a syndrome of a software NIC stands for.
+/// Returns the meaning of a syndrome of a software NIC.
 pub fn reason(syndrome: u32) -> Option<&'static str> {
     let number = syndrome.checked_sub(SYNDROMES)?;
     REASONS.get(number as usize).map(|(_, text)| *text)
@@ -87,7 +87,7 @@ impl Reason {
     }
 }
 
-/// What is answered instead.
+/// The answer to a refused command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Refusal {
     status: Status,
@@ -111,7 +111,7 @@ pub(super) fn execute(
     output: &mut [u8],
 ) -> Result<Option<Handle>, HcaError> {
     if !state.is_kernel() {
-        // What rang before a command did so for the objects that there were then. A kernel looks before it parks.
+        // A doorbell that rang before a command did so for the objects of that time. A kernel looks before it parks.
         state.look_at_doorbells();
     }
     output.fill(0);

@@ -16,7 +16,7 @@ fn in_state(state: &mut State, number: u32, expected: QpState) -> Answer<&mut Qu
     if queue.state == expected { Ok(queue) } else { Err(Reason::State.refuse(Status::BadQpState)) }
 }
 
-/// What a peer may do, of the fields whose bits are in the mask.
+/// Returns the rights of a peer, of the fields whose bits are in the mask.
 fn rights(config: &SoftConfig, context: View<'_, Qpc>, before: Rights, mask: u64) -> Answer<Rights> {
     let mut rights = before;
     if mask & opt_param::RRE != 0 {
