@@ -25,7 +25,7 @@ impl Argument {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -41,7 +41,7 @@ impl Argument {
     }
 }
 
-/// What can be passed to a kernel.
+/// A value that can be passed to a kernel.
 ///
 /// Integers, floats, raw pointers, [`Deadline`], communicators (`gin_device::Comm` in the kernel), windows
 /// (`gin_device::Window<T>`), and any other plain value as [`Plain`].
@@ -56,7 +56,7 @@ impl KernelArg for Argument {
     }
 }
 
-/// A plain value of a type of one's own.
+/// A plain value of a type of the program's.
 #[derive(Clone, Copy, Debug)]
 pub struct Plain<T: Pod>(pub T);
 

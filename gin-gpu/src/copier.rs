@@ -27,9 +27,9 @@ pub trait Copier: Send + fmt::Debug {
     /// As [`copy`](Self::copy).
     unsafe fn store(&mut self, to: (&Memory, u64), value: u64, bytes: u64) -> Result<Ticket, GpuError>;
 
-    /// Whether that copy is done, and so in view of kernels that acquire a word raised from now on.
+    /// Returns whether that copy is done, and so in view of kernels that acquire a word raised from now on.
     ///
     /// # Errors
-    /// What the driver reports; the copy is never done then.
+    /// An error of the driver; the copy is never done then.
     fn is_done(&mut self, ticket: Ticket) -> Result<bool, GpuError>;
 }

@@ -4,44 +4,44 @@
 use gin_device::exec::switch_point;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// Number of pieces that a copy is cut into, with a place in between where another thread may be scheduled: whoever
-/// looks without waiting for a signal can see half of it.
-const PIECES: u64 = 4;
+/// Number of chunks of a copy. Between two of them another thread may be scheduled, so a thread that looks without
+/// waiting for a signal can see half of a copy.
+const CHUNKS: u64 = 4;
 
 /// Copies `bytes` bytes as relaxed atomic accesses, 8 bytes at a time where both addresses allow. The ranges may
 /// overlap.
 ///
-/// Nothing orders the accesses; whoever announces the copy releases.
+/// Nothing orders the accesses; the code that announces the copy releases.
 ///
 /// # Safety
 /// - Both ranges are valid; accesses of others to the destination meanwhile are atomic, or none.
 pub unsafe fn copy_shared(destination: u64, source: u64, bytes: u64) {
-    let piece = bytes.div_ceil(PIECES).next_multiple_of(8).max(8);
+    let chunk = bytes.div_ceil(CHUNKS).next_multiple_of(8).max(8);
     // Backwards when the destination lies behind the source, so that an overlap is read before it is written.
     let backwards = destination > source && destination - source < bytes;
-    let pieces = bytes.div_ceil(piece);
-    for number in 0..pieces {
-        let offset = piece * if backwards { pieces - 1 - number } else { number };
+    let chunks = bytes.div_ceil(chunk);
+    for number in 0..chunks {
+        let offset = chunk * if backwards { chunks - 1 - number } else { number };
         if number > 0 {
             switch_point();
         }
-        let length = piece.min(bytes - offset);
+        let length = chunk.min(bytes - offset);
         // Safety: part of the caller's ranges.
-        unsafe { copy_piece(destination + offset, source + offset, length, backwards) };
+        unsafe { copy_chunk(destination + offset, source + offset, length, backwards) };
     }
 }
 
-/// The same at one go, with no place in between where another thread may be scheduled: for whoever holds a lock.
+/// The same at one go, without a point where another thread may be scheduled: for callers that hold a lock.
 ///
 /// # Safety
 /// - As [`copy_shared`].
 pub unsafe fn copy_quietly(destination: u64, source: u64, bytes: u64) {
     let backwards = destination > source && destination - source < bytes;
     // Safety: the caller's promise.
-    unsafe { copy_piece(destination, source, bytes, backwards) };
+    unsafe { copy_chunk(destination, source, bytes, backwards) };
 }
 
-unsafe fn copy_piece(destination: u64, source: u64, bytes: u64, backwards: bool) {
+unsafe fn copy_chunk(destination: u64, source: u64, bytes: u64, backwards: bool) {
     // An overlap of less than a word would be read and written within one of its words.
     let near = destination.abs_diff(source) < 8;
     if (destination ^ source).is_multiple_of(8) && !near {

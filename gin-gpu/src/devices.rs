@@ -5,10 +5,10 @@ use crate::{Device, GpuError};
 use std::fmt;
 use std::sync::Arc;
 
-/// Makes the device of a world rank, among so many ranks.
+/// Makes the device of a world rank; the arguments are the rank and the number of ranks.
 type MakeDevice = Arc<dyn Fn(u32, u32) -> Result<Arc<dyn Device>, GpuError> + Send + Sync>;
 
-/// What makes the devices of ranks.
+/// A factory of the devices of ranks.
 #[derive(Clone)]
 pub struct Devices {
     name: Arc<str>,
@@ -29,10 +29,10 @@ impl Devices {
         &self.name
     }
 
-    /// A device object of its own for what a world rank of so many would use.
+    /// Makes a device object of its own for the device that a world rank of `ranks` would use.
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     pub fn device(&self, rank: u32, ranks: u32) -> Result<Arc<dyn Device>, GpuError> {
         (self.make)(rank, ranks)
     }

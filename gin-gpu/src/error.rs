@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What can go wrong with a device.
+//! Errors of devices.
 
 use super::MemoryKind;
 
-/// What can go wrong with a device: each names what was asked for and what the limit is.
+/// An error of a device. Each names the requested value and its limit.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GpuError {
@@ -79,11 +79,11 @@ pub enum GpuError {
     LaunchLimit {
         /// Which number.
         what: &'static str,
-        /// What was asked for.
+        /// The requested value.
         asked: u64,
         /// The most there can be.
         limit: u64,
-        /// Who sets the limit.
+        /// The owner of the limit.
         whose: String,
     },
     /// A grid that is not made of whole clusters.
@@ -121,11 +121,11 @@ pub enum GpuError {
     /// There is not that much memory.
     #[error("cannot allocate {bytes} bytes of {kind} memory: {reason}")]
     OutOfMemory {
-        /// What was asked for.
+        /// The requested bytes.
         bytes: u64,
         /// Which memory.
         kind: MemoryKind,
-        /// What the device says.
+        /// The device's reason.
         reason: String,
     },
     /// Memory of the program's that a device cannot use.
@@ -143,7 +143,7 @@ pub enum GpuError {
     /// A handle of the driver's, made elsewhere, that a device cannot use.
     #[error("this {what} cannot be used by {device}: {reason}")]
     ForeignHandle {
-        /// What it is.
+        /// The kind of value.
         what: &'static str,
         /// The device.
         device: String,
@@ -157,7 +157,7 @@ pub enum GpuError {
         slots: u32,
         /// Least bytes for each.
         least: u64,
-        /// What the device says.
+        /// The device's reason.
         reason: String,
     },
     /// Addresses of a rank that are in use already.
@@ -185,7 +185,7 @@ pub enum GpuError {
     Kernel {
         /// The kernel.
         kernel: String,
-        /// What happened.
+        /// The cause.
         reason: String,
     },
     /// The device cannot do this.
@@ -193,13 +193,13 @@ pub enum GpuError {
     Unsupported {
         /// The device.
         device: String,
-        /// What it cannot do.
+        /// The unsupported operation.
         what: &'static str,
     },
     /// There is no CUDA driver, or it does not start.
     #[error("no CUDA driver found: {reason}")]
     NoDriver {
-        /// What is missing.
+        /// The missing part.
         reason: String,
     },
     /// There is a CUDA driver, and it shows no GPU.
@@ -231,17 +231,17 @@ pub enum GpuError {
     Module {
         /// The device.
         device: String,
-        /// What is wrong.
+        /// The error.
         reason: String,
-        /// What the driver's compiler says.
+        /// The log of the driver's compiler.
         log: String,
     },
     /// The device's driver reports an error.
     #[error("{context}: {reason}")]
     Driver {
-        /// What was being done.
+        /// The operation that failed.
         context: &'static str,
-        /// What the driver says.
+        /// The driver's reason.
         reason: String,
     },
 }

@@ -4,7 +4,7 @@
 //!
 //! A range is reserved once, by one rank of a team, and shared by all. Each rank maps its own memory into its own slot,
 //! once, in reach of the devices of all; what lies at the same offset of two slots is a multiple of the stride apart.
-//! No memory has two addresses in a process, so a kernel's ordinary fences order accesses to it whoever makes them.
+//! No memory has two addresses in a process, so a kernel's ordinary fences order all accesses to it.
 //!
 //! Which offset is free on all ranks is for them to find out together ([`first_fit`]); a [`Place`] stays taken until
 //! the memory there is unmapped, which may be later than it was dropped.
@@ -40,10 +40,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl FlatRange {
-    /// Reserves a range of so many slots; `None` if the device has ordinary memory only.
+    /// Reserves a range of `slots` slots; `None` if the device has ordinary memory only.
     ///
     /// # Errors
-    /// [`GpuError::Addresses`] if there are not so many addresses.
+    /// [`GpuError::Addresses`] if there are too few addresses.
     pub fn reserve(device: &dyn Device, slots: u32) -> Result<Option<Arc<Self>>, GpuError> {
         let reserve = |sharing: &dyn MemorySharing| sharing.reserve_addresses(slots);
         let Some(raw) = device.sharing().map(reserve).transpose()?.flatten() else {
@@ -72,7 +72,7 @@ impl FlatRange {
         address.checked_sub(start).filter(|offset| in_range && *offset < self.stride())
     }
 
-    /// What is taken of a slot, as offsets; nothing if there is no such slot.
+    /// Returns the used parts of a slot, as offsets; nothing if there is no such slot.
     pub fn taken(&self, slot: u32) -> Vec<Range<u64>> {
         self.slots.get(slot as usize).map_or_else(Vec::new, |taken| lock(taken).clone())
     }
@@ -113,7 +113,7 @@ impl Place {
         self.bytes
     }
 
-    /// Whether memory of `device` can be there.
+    /// Returns whether memory of `device` can be there.
     pub(super) fn fits(&self, device: &dyn Device) -> bool {
         let granularity = device.granularity();
         let whole = |bytes: u64| bytes.is_multiple_of(granularity);
@@ -133,7 +133,7 @@ impl Drop for Place {
 }
 
 /// The least offset, a multiple of `granularity`, from which on `bytes` bytes are free in all slots of `stride` bytes.
-/// `taken`: what is taken in any of them, in any order.
+/// `taken`: the used parts of all slots, in any order.
 ///
 /// # Errors
 /// The length in bytes of the longest part that is free in all slots and starts at a multiple of `granularity`.

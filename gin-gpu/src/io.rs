@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a device shares with a NIC: doorbell pages that its kernels store to, and its memory as a file.
+//! The memory that a device shares with a NIC: doorbell pages that its kernels store to, and its own memory as a file.
 
 use std::any::Any;
 use std::fmt;

@@ -43,7 +43,7 @@ impl LaunchConfig {
         self
     }
 
-    /// The same in clusters of so many blocks in a row.
+    /// The same in clusters of `blocks` blocks in a row.
     #[must_use]
     pub fn cluster(mut self, blocks: u32) -> Self {
         self.cluster = Dim3 { x: blocks, y: 1, z: 1 };
@@ -74,7 +74,7 @@ fn count(extent: Dim3) -> u64 {
 /// Checks a launch against the kernel and the limits of the device.
 ///
 /// # Errors
-/// The first thing that does not fit, with what was asked and the limit.
+/// The first value that does not fit, with the requested value and the limit.
 pub fn check_launch(
     function: &Function,
     config: &LaunchConfig,

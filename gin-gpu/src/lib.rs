@@ -62,7 +62,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-/// What a device is.
+/// The kind of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum DeviceKind {
     /// Threads of this process that run kernels as ordinary code.
@@ -96,7 +96,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// What CUDA GPUs have: the limits of compute capability 8.0 and later, with 227 KiB of shared memory and without
+    /// The limits of CUDA GPUs: those of compute capability 8.0 and later, with 227 KiB of shared memory and without
     /// clusters, which came with 9.0.
     pub const CUDA: Self = Self {
         threads_per_block: 1024,
@@ -129,7 +129,7 @@ pub struct Function {
     pub max_threads: Option<u32>,
     /// Version of the shared layouts that it was built with.
     pub abi: u32,
-    /// What the device knows it by.
+    /// The device's handle of it.
     pub handle: Arc<dyn Any + Send + Sync>,
 }
 
@@ -161,7 +161,7 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// Its name, for people.
     fn name(&self) -> String;
 
-    /// What it is.
+    /// Returns its kind.
     fn kind(&self) -> DeviceKind;
 
     /// Limits of launches.
@@ -179,7 +179,7 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// - All bytes lie in allocations of this device that are alive, and no kernel uses them meanwhile.
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     unsafe fn copy_in(&self, destination: u64, source: &[u8]) -> Result<(), GpuError>;
 
     /// Copies from memory of the device to the program; returns when it is done.
@@ -188,7 +188,7 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// - As [`copy_in`](Self::copy_in).
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     unsafe fn copy_out(&self, destination: &mut [u8], source: u64) -> Result<(), GpuError>;
 
     /// Loads kernels.
@@ -201,16 +201,16 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// A new stream.
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     fn stream(&self) -> Result<Arc<dyn Stream>, GpuError>;
 
-    /// Whether kernels of this device can load from and store to memory of `other`, with atomics.
+    /// Returns whether kernels of this device can load from and store to memory of `other`, with atomics.
     fn reaches(&self, other: &dyn Device) -> bool;
 
     /// How many blocks of this shape can be resident at the same time.
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     fn resident_blocks(&self, function: &Function, config: &LaunchConfig) -> Result<u64, GpuError>;
 
     /// Number of kernels that were launched and have not ended, on all streams of the process.
@@ -219,7 +219,7 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// Copies for a progress thread, if the CPU does not reach the device's memory; it copies itself otherwise.
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     fn copier(&self) -> Result<Option<Box<dyn copier::Copier>>, GpuError> {
         Ok(None)
     }
@@ -229,7 +229,7 @@ pub trait Device: fmt::Debug + Send + Sync {
         None
     }
 
-    /// What this device gives to a NIC and takes from one; `None` if it does neither.
+    /// Memory and doorbell pages that this device shares with a NIC; `None` if it shares neither.
     fn nic_access(&self) -> Option<&dyn NicAccess> {
         None
     }
@@ -239,12 +239,12 @@ pub trait Device: fmt::Debug + Send + Sync {
         None
     }
 
-    /// What is near it.
+    /// Returns its locality.
     fn locality(&self) -> Locality {
         self.pci_address().map_or_else(Locality::default, |address| Locality::of_pci(&address))
     }
 
-    /// Whether another host thread or rank must be let run before this device goes on: true for a device that is
+    /// Returns whether another host thread or rank must run before this device goes on: true for a device that is
     /// stepped by a scheduler of this process.
     fn is_stepped(&self) -> bool {
         false
@@ -361,10 +361,10 @@ impl dyn Device + '_ {
 
 /// A point in a stream.
 pub trait Event: fmt::Debug + Send + Sync {
-    /// Whether everything before it is done.
+    /// Returns whether everything before it is done.
     ///
     /// # Errors
-    /// What a kernel before it ended with.
+    /// The error of a kernel before it.
     fn is_done(&self) -> Result<bool, GpuError>;
 
     /// Nanoseconds from `earlier` to this, both done; `None` if the device cannot say.
@@ -385,7 +385,7 @@ pub trait Stream: fmt::Debug + Send + Sync {
     /// - The parameters are what the kernel takes, and what the kernel itself asks for holds.
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     unsafe fn enqueue(
         &self,
         function: &Function,
@@ -399,31 +399,31 @@ pub trait Stream: fmt::Debug + Send + Sync {
     /// - All bytes lie in allocations that stay alive until it is done and that nobody else uses meanwhile.
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     unsafe fn copy(&self, destination: u64, source: u64, bytes: u64) -> Result<(), GpuError>;
 
     /// Marks this point of the stream.
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     fn record(&self) -> Result<Box<dyn Event>, GpuError>;
 
     /// Work enqueued later starts only when `event`, of any stream of the same kind of device, is done.
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     fn wait_for(&self, event: &dyn Event) -> Result<(), GpuError>;
 
-    /// Whether everything enqueued is done.
+    /// Returns whether everything enqueued is done.
     ///
     /// # Errors
-    /// What a kernel ended with.
+    /// The error of a kernel.
     fn is_idle(&self) -> Result<bool, GpuError>;
 
     /// Waits until everything enqueued is done.
     ///
     /// # Errors
-    /// What a kernel ended with; it is told once.
+    /// The error of a kernel, reported once.
     fn synchronize(&self) -> Result<(), GpuError>;
 
     /// Itself, for the code that made it.
@@ -462,8 +462,8 @@ impl dyn Stream {
     /// ```
     ///
     /// # Safety
-    /// - What the kernel itself asks for in its `# Safety` section holds until it has ended; communicators and windows
-    ///   among the parameters are alive until then.
+    /// - The conditions in the kernel's own `# Safety` section hold until it has ended; communicators and windows among
+    ///   the parameters are alive until then.
     ///
     /// # Errors
     /// [`GpuError`] names the parameter, the number or the limit that does not fit; nothing runs then.

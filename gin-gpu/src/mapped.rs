@@ -114,7 +114,7 @@ impl Drop for PlacedFile {
         let Some(place) = self.place.take() else { return };
         let (start, bytes) = (pointer(self.address), self.file.length() as usize);
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // Safety: what is there is used no more; the addresses stay reserved.
+        // Safety: the present mapping is used no more; the addresses stay reserved.
         if unsafe { mmap_anonymous(start, bytes, ProtFlags::empty(), flags) }.is_err() {
             // The file may still be there: nobody gets this place again.
             place.leak();
@@ -165,7 +165,7 @@ impl Drop for MappedMemory {
     fn drop(&mut self) {
         let Some(place) = self.place.take() else { return };
         let (start, bytes) = (pointer(self.address), place.bytes() as usize);
-        // Safety: as above; what is there is used no more. The next pages there are zero.
+        // Safety: as above; the present mapping is used no more. The next pages there are zero.
         let emptied = unsafe {
             madvise(start, bytes, Advice::LinuxDontNeed).and_then(|()| mprotect(start, bytes, MprotectFlags::empty()))
         };

@@ -29,7 +29,7 @@ impl fmt::Display for MemoryKind {
     }
 }
 
-/// What a device gives for an allocation: dropping it frees the memory.
+/// The allocation of a device: dropping it frees the memory.
 pub trait RawMemory: Send + Sync + fmt::Debug {
     /// Device address of the first byte; for pinned memory also that of the CPU.
     fn address(&self) -> u64;
@@ -57,9 +57,9 @@ pub struct Memory {
     bytes: u64,
     kind: MemoryKind,
     device: Arc<dyn Device>,
-    /// How other ranks find it, once they were told.
+    /// The key by which other ranks find it, once it was published.
     key: OnceLock<Key>,
-    /// The communicators whose ranks were told of it.
+    /// The communicators whose ranks have its key.
     exposure: Exposure,
 }
 
@@ -101,7 +101,7 @@ impl Memory {
     /// Memory that another process of the host has, mapped here, at a place or anywhere.
     ///
     /// # Errors
-    /// What the device reports.
+    /// An error of the device.
     #[doc(hidden)]
     pub fn imported(device: &Arc<dyn Device>, file: SharedFile, place: Option<Place>) -> Result<Arc<Self>, GpuError> {
         let (kind, bytes) = (file.kind, file.bytes);
@@ -115,7 +115,7 @@ impl Memory {
         Some(file.map(|file| SharedFile { file, bytes: self.bytes, kind: self.kind }))
     }
 
-    /// The communicators whose ranks were told of it.
+    /// Returns the communicators whose ranks have its key.
     #[doc(hidden)]
     pub fn exposure(&self) -> &Exposure {
         &self.exposure

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Which processors progress threads run on.
 //!
-//! A progress thread polls queues that a GPU writes and starts that GPU's copies, so it belongs on the processors of
-//! the socket that the GPU hangs on. Linux tells which these are, under `/sys/bus/pci/devices`; where it does not,
-//! threads run anywhere. A program chooses by [`WorldConfig::placement`](crate::WorldConfig::placement); where it
-//! leaves that at [`Placement::Automatic`], whoever runs it may choose by the environment variable [`VARIABLE`].
+//! A progress thread polls queues that a GPU writes and starts that GPU's copies. So it belongs on the processors of
+//! the GPU's socket. Linux names them under `/sys/bus/pci/devices`; without that, threads run anywhere. A program
+//! chooses by `WorldConfig::placement`. With [`Placement::Automatic`] the environment variable [`VARIABLE`] decides.
 
 use std::fs;
 use std::io;
@@ -23,11 +22,11 @@ pub enum Placement {
     Automatic,
     /// On every processor that the process may use.
     Anywhere,
-    /// On these processors, by Linux's numbers; those that the process may not use are left out.
+    /// On these processors, by Linux's numbers; processors that the process may not use are left out.
     Cpus(Vec<usize>),
 }
 
-/// What is near a device.
+/// The neighbourhood of a device.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Locality {
     /// Its NUMA node, if there are several.
@@ -49,24 +48,24 @@ pub struct Chosen {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlacementError {
-    /// The variable's value is none of those that it can have.
+    /// The variable has an invalid value.
     #[error("{VARIABLE}={value}: it is `auto`, `any`, or a list of processors such as 0-7,64")]
     Variable {
-        /// What it is.
+        /// The value.
         value: String,
     },
     /// The process may use none of the processors that were asked for.
     #[error("progress threads are to run on processors {asked}, and this process may use {allowed} only")]
     NotAllowed {
-        /// Those that were asked for.
+        /// The requested processors.
         asked: String,
-        /// Those that it may use.
+        /// The allowed processors.
         allowed: String,
     },
 }
 
 impl Locality {
-    /// What is near the PCI device at this address, such as `0000:18:00.0`.
+    /// Returns the locality of the PCI device at this address, such as `0000:18:00.0`.
     pub fn of_pci(address: &str) -> Self {
         Self::of_pci_in(Path::new("/sys"), address)
     }
@@ -209,7 +208,7 @@ fn among(cpus: &[usize], allowed: &[usize]) -> Vec<usize> {
 /// Runs `start` while this thread may use `cpus` only: threads that it starts inherit that and keep it.
 ///
 /// # Errors
-/// What the system says if it does not allow it; `start` has not run then.
+/// The system's error if it does not allow it; `start` has not run then.
 #[doc(hidden)]
 pub fn started_on<T>(cpus: Option<&[usize]>, start: impl FnOnce() -> T) -> io::Result<T> {
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory that a lost process may still write to.
 //!
-//! What a process has mapped it keeps until it lets go of it or ends. One that is taken for lost, because it is silent,
-//! may have been stopped only, and its kernels and its proxy go on where they were when it continues. Memory that a
-//! communicator allocates is safe from that: each has its own, and what another process has mapped is not used for
-//! something else by the system before that process has ended. Memory of the program's, which was in a window of a
-//! communicator that a fault has ended, is not: it is refused as a window of another communicator until each process
-//! that was told of it is a rank of that one too, or is known to have ended.
+//! A process keeps memory mapped until it unmaps it or ends. A process that counts as lost, because it is silent, may
+//! only have been stopped: its kernels and its proxy go on when it continues. Memory that a communicator allocates is
+//! safe from that. Each communicator has its own, and the system does not reuse memory that another process has mapped
+//! before that process has ended. Memory of the program's that was in a window of a communicator which a fault has
+//! ended is not safe. It is refused as a window of another communicator until each process that has its key is a rank
+//! of that one too, or is known to have ended.
 
 use crate::share::life;
 use gin_boot::board::Board;
@@ -25,7 +25,7 @@ pub struct Quarantined {
 /// Name of a process.
 pub type Process = [u8; 16];
 
-/// The processes of a communicator, which are told of the memory of its windows.
+/// The processes of a communicator, which get the keys of its windows.
 #[derive(Debug)]
 pub struct Sharers {
     board: Arc<Board>,
@@ -45,7 +45,7 @@ impl Sharers {
         self.closed.store(true, Ordering::Release);
     }
 
-    /// Why memory that was told to these cannot be in a window of those in `new`; `None` if it can.
+    /// Returns why memory with keys at these processes cannot be in a window of those in `new`; `None` if it can.
     fn objection(&self, new: &Sharers) -> Option<String> {
         if self.board.count() == 0 {
             // It goes on, or has ended in order: its ranks do with the memory what the program has them do.
@@ -75,7 +75,7 @@ impl Exposure {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Its memory is about to be told to these.
+    /// Registers processes that are about to get the key of the memory.
     ///
     /// # Errors
     /// [`Quarantined`] if others may still write to it.
@@ -84,7 +84,7 @@ impl Exposure {
         if let Some(reason) = all.iter().find_map(|sharers| sharers.objection(new)) {
             return Err(Quarantined { reason });
         }
-        // Of those that a fault has ended, nobody is left who may write and is none of these.
+        // Of communicators that a fault has ended, no process is left that may write and is not in `new`.
         all.retain(|sharers| sharers.board.count() == 0 || !sharers.closed.load(Ordering::Acquire));
         if !all.iter().any(|sharers| Arc::ptr_eq(sharers, new)) {
             all.push(new.clone());

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Things of this process that ranks find by a key.
+//! Objects of this process that ranks find by a key.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-/// What one rank sends the others about memory that it shares.
+/// The key by which other ranks find memory of a rank.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Key(pub Vec<u8>);
 
@@ -52,7 +52,7 @@ pub enum Missing {
     Garbled,
     /// It is of another process.
     Elsewhere,
-    /// What it names is gone.
+    /// The object is gone.
     Gone,
 }
 
@@ -94,7 +94,7 @@ impl<T> Registry<T> {
         Key(key)
     }
 
-    /// What a key names that begins like this.
+    /// Returns the object of the key that these bytes begin with.
     pub fn look(&self, key: &[u8]) -> Result<Arc<T>, Missing> {
         let parts = key.split_first_chunk::<16>().and_then(|(process, token)| Some((process, token.first_chunk()?)));
         let (owner, token) = parts.ok_or(Missing::Garbled)?;
@@ -104,13 +104,13 @@ impl<T> Registry<T> {
         self.get(u64::from_le_bytes(*token)).ok_or(Missing::Gone)
     }
 
-    /// What has this number.
+    /// Returns the object with this number.
     pub fn get(&self, token: u64) -> Option<Arc<T>> {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         entries.as_ref()?.get(&token)?.upgrade()
     }
 
-    /// What the key of `rank` names.
+    /// Returns the object of `rank`'s key.
     pub fn find(&self, rank: u32, key: &Key) -> Result<Arc<T>, KeyError> {
         let whole = if key.0.len() == KEY_BYTES { Ok(&key.0[..]) } else { Err(Missing::Garbled) };
         let found = whole.and_then(|key| self.look(key));

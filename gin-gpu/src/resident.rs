@@ -13,7 +13,7 @@ pub trait Resident: Send + Sync + fmt::Debug {
     /// Asks the kernel to end soon. It may be called with locks of the device held, and again and again.
     fn ask_to_park(&self);
 
-    /// Whether its processors are kept for it while it does not run.
+    /// Returns whether its processors are kept for it while it does not run.
     fn keeps_room(&self) -> bool;
 }
 

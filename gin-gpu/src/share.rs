@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! How ranks get each other's memory: of their own process by a table, of other processes of the host as files.
 //!
-//! A process that has told others of memory in files listens on a Unix socket with an abstract name, which is its
-//! random name. The key of memory says that name, the number of the memory, and a random word that only those know who
-//! were told a key: whoever connects says number and word, and is sent the file. Keys go through the bootstrap, which
-//! is encrypted.
+//! A process with shared memory listens on a Unix socket with an abstract name, which is its random name. The key of
+//! memory holds that name, the number of the memory, and a random secret that only owners of a key know. A process that
+//! connects sends the secret and the number, and gets the file. Keys go through the bootstrap, which is encrypted.
 //!
 //! Names are public, so anybody in the network namespace can connect. The server closes connections of other users
 //! before it reads a byte. It answers up to [`AT_ONCE`] others at a time and gives each [`ASKING`], however it sends
 //! its bytes.
 //!
-//! What was mapped once is found again as long as somebody has it, so no memory has two addresses in a process.
+//! A mapping is found again as long as it has a user, so no memory has two addresses in a process.
 
 pub mod life;
 mod peer;
@@ -37,7 +36,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
-/// Memory that ranks were told of.
+/// Memory whose keys were published.
 static MEMORIES: Registry<Memory> = Registry::new();
 
 /// Memory of other processes, by the key without its secret.
@@ -45,7 +44,7 @@ static MAPPED: Mutex<Option<HashMap<[u8; KEY_BYTES], Import>>> = Mutex::new(None
 /// Told when a process has been asked.
 static ASKED: Condvar = Condvar::new();
 
-/// What is known here of memory of another process.
+/// The state of memory of another process.
 #[derive(Debug)]
 enum Import {
     /// Some thread asks for it, and nobody else does meanwhile: no memory is mapped twice.
@@ -68,14 +67,14 @@ const QUESTION: usize = 24;
 /// An answer: what came of it, the kind of memory, its length.
 const ANSWER: usize = 10;
 
-/// What came of a question.
+/// The result of a question.
 mod outcome {
     pub(super) const HERE: u8 = 1;
     pub(super) const GONE: u8 = 2;
     pub(super) const FAILED: u8 = 3;
 }
 
-/// What this process tells others.
+/// The server of this process.
 struct Server {
     secret: [u8; 16],
 }
@@ -119,7 +118,7 @@ async fn serve(listener: UnixListener, secret: [u8; 16]) {
                 // Each place becomes free in time, as each question has a deadline.
                 let place = places.clone().acquire_owned().await;
                 tokio::spawn(async move {
-                    // Who asks finds the connection closed, and reports it.
+                    // A peer that fails finds the connection closed, and reports it.
                     let _ = timeout(ASKING, answer(connection, secret)).await;
                     drop(place);
                 });
@@ -177,7 +176,7 @@ fn send(connection: &UnixStream, answer: &[u8; ANSWER], file: &OwnedFd) -> io::R
     Ok(())
 }
 
-/// What a process answers: the answer, and the file that came with it.
+/// Asks a process. Returns its answer, and the file that came with it.
 fn ask(key: &SharedKey, token: u64) -> Result<([u8; ANSWER], Option<OwnedFd>), String> {
     let mut question = [0; QUESTION];
     question[..16].copy_from_slice(&key.secret);
@@ -185,7 +184,7 @@ fn ask(key: &SharedKey, token: u64) -> Result<([u8; ANSWER], Option<OwnedFd>), S
     let unanswered = || {
         let seconds = ASKING.as_secs();
         format!(
-            "its process gives no answer: it was told another key, waited {seconds} s for this one, or takes it for another \
+            "its process gives no answer: it has another key, waited {seconds} s for this one, or takes it for another \
              user's"
         )
     };
@@ -220,7 +219,7 @@ fn ask(key: &SharedKey, token: u64) -> Result<([u8; ANSWER], Option<OwnedFd>), S
     Ok((answer, file))
 }
 
-/// What another process is asked by.
+/// The key by which another process is asked.
 struct SharedKey {
     process: [u8; 16],
     token: u64,
@@ -244,7 +243,7 @@ impl SharedKey {
 pub fn offer(memory: &Arc<Memory>) -> Key {
     let publish = || {
         let mut key = MEMORIES.publish(memory);
-        // Without a socket it is known here only; who is told so cannot map it, and says why.
+        // Without a socket it is known here only; another process cannot map it, and reports why.
         if memory.file().is_some()
             && let Ok(server) = server()
         {
@@ -370,7 +369,7 @@ fn map(
     memory.map_err(|error| error.to_string())
 }
 
-/// Whether what the process of this key offers can be had here, and if not why: whether it answers.
+/// Checks that the process of this key answers, and returns the reason if it does not.
 fn greet(key: &SharedKey) -> Result<(), String> {
     match ask(key, 0)? {
         ([outcome::HERE, ..], _) => Ok(()),
@@ -389,7 +388,7 @@ pub fn describe(device: &dyn Device) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-/// Whether `device` reaches the device that another process described by these bytes, key first.
+/// Returns whether `device` reaches the device that another process described by these bytes, key first.
 pub fn reaches(device: &dyn Device, described: &[u8]) -> bool {
     let Some((key, device_bytes)) = described.split_at_checked(SHARED_KEY_BYTES) else { return false };
     let Some((kind, identity)) = device_bytes.split_first() else { return false };
@@ -438,7 +437,7 @@ mod tests {
         assert_eq!(words, [1, 7, 3]);
         assert!(Arc::ptr_eq(&mapped, &elsewhere(&key.0).unwrap()));
         assert!(Arc::ptr_eq(&memory, &take(0, &key.0, &device(), |_| Ok(None)).unwrap()));
-        // What is mapped outlives the memory; what is not cannot be had any more.
+        // A mapping outlives the memory; without a mapping the memory is gone.
         drop(memory);
         assert!(elsewhere(&key.0).is_ok());
         drop(mapped);
@@ -477,7 +476,7 @@ mod tests {
         drop(connection);
         let error = asking.join().unwrap();
         assert!(error.contains("its process"), "{error}");
-        // Whoever asks next is not kept from it.
+        // The next question is answered.
         drop(stopped);
         assert!(elsewhere(&silent).unwrap_err().contains("has ended"));
     }

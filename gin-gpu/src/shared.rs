@@ -19,7 +19,7 @@ pub struct SharedFile {
     pub kind: MemoryKind,
 }
 
-/// The seals of memory files: nobody can shorten one under those who have it mapped, or take the seals away.
+/// The seals of memory files: no process can shorten a file that others have mapped, or take the seals away.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// Memory of the host in a file that has no name.
@@ -27,7 +27,7 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 pub(super) struct HostFile {
     file: OwnedFd,
     length: u64,
-    /// It is another process's, which gives it to whoever wants it.
+    /// It belongs to another process, which shares it.
     foreign: bool,
 }
 
@@ -40,7 +40,7 @@ impl HostFile {
         Ok(Self { file, length, foreign: false })
     }
 
-    /// A file of another process, of which `bytes` bytes are to be mapped.
+    /// A file of another process, for a mapping of `bytes` bytes.
     ///
     /// # Errors
     /// Why it cannot be mapped, in words: it could be shortened, or it is too short.
@@ -70,7 +70,7 @@ impl HostFile {
     /// Maps all of it, at `address` if there is one.
     ///
     /// # Safety
-    /// - So many bytes from `address` on are the caller's to map over.
+    /// - The caller owns `bytes` bytes from `address` on, and may map over them.
     unsafe fn map(&self, address: Option<u64>) -> Result<u64, Errno> {
         let (hint, fixed) = match address {
             Some(address) => (std::ptr::with_exposed_provenance_mut(address as usize), MapFlags::FIXED),
@@ -92,7 +92,7 @@ impl HostFile {
     }
 }
 
-/// What is left of a file that was mapped: files of other processes are closed, as there may be many.
+/// A mapped file: files of other processes are closed, as there may be many.
 #[derive(Debug)]
 pub(super) struct MappedFile {
     file: Option<OwnedFd>,

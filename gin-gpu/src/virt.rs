@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The virtual GPU as a device.
 //!
-//! Its memory is memory of this process, so every virtual GPU reaches every other one and the CPU reaches all. Its
-//! kernels are those that are linked into the program. A stream runs its work in order, work of different streams
+//! Its memory is memory of this process, so every virtual GPU reaches every other one and the CPU reaches all. It runs
+//! the kernels that are linked into the program. A stream runs its work in order; work of different streams runs
 //! concurrently.
 
 use super::flat::{Place, RawAddresses};
@@ -39,7 +39,7 @@ struct VirtualMemory {
     layout: Layout,
 }
 
-// Safety: an address; who accesses the memory, and how, is for its users to agree on.
+// Safety: an address; its users agree on the accesses to the memory.
 unsafe impl Send for VirtualMemory {}
 // Safety: as above.
 unsafe impl Sync for VirtualMemory {}
@@ -356,7 +356,7 @@ struct VirtualStream {
     id: StreamId,
     /// Work that nobody has asked about.
     tickets: Mutex<Vec<LaunchTicket>>,
-    /// What later work must wait for.
+    /// The launches that later work must wait for.
     gates: Mutex<Vec<LaunchTicket>>,
 }
 

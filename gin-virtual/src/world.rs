@@ -245,8 +245,8 @@ impl World {
         let _cleared = Cleared(&inner.inbox);
         for (rank, body) in (0_u32..).zip(bodies) {
             // Safety: `run_world` ends every host coroutine before it returns. If it unwinds, the engine ends them when
-            // it is dropped, and `Cleared` drops those that have not begun. So nothing borrowed for '_ is used after
-            // this function.
+            // it is dropped, and `Cleared` drops coroutines that have not begun. So nothing borrowed for '_ is used
+            // after this function.
             let body = unsafe { std::mem::transmute::<Box<dyn FnOnce() + Send + '_>, Box<dyn FnOnce() + Send>>(body) };
             inner.inbox.post(Mail::Host(HostSpec { rank, body }));
         }

@@ -214,7 +214,7 @@ fn shared(key: &'static u8, bytes: usize) -> *mut u8 {
 }
 
 #[test]
-fn static_shared_memory_is_one_zeroed_piece_for_each_block_and_declaration() {
+fn static_shared_memory_is_one_zeroed_block_for_each_block_and_declaration() {
     everywhere(|| {
         let places: Arc<List<(u32, usize)>> = Arc::default();
         Grid::new("static", 3, 64, move || {

@@ -103,7 +103,7 @@ impl Context {
         // Safety: writes one pointer; released when the process ends.
         check("open a GPU's context", unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut raw, device) })?;
         let mut name = [0; 128];
-        // Safety: writes at most so many bytes and ends them with 0.
+        // Safety: writes at most the given number of bytes and ends them with 0.
         check("ask for a GPU's name", unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device) })?;
         // Safety: as above.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
@@ -117,7 +117,7 @@ impl Context {
             + attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let limits = Limits {
             dynamic_shared: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
-            // What is portable: more need a kernel that was told so.
+            // The portable number: a kernel with more needs an attribute.
             cluster_blocks: if capability >= 90 { 8 } else { 1 },
             ..Limits::CUDA
         };
@@ -156,7 +156,7 @@ impl Context {
         Ok(context)
     }
 
-    /// What memory of this GPU at an address of our choice is to be.
+    /// The properties of memory of this GPU at an address of our choice.
     pub(super) fn memory_properties(&self) -> CUmemAllocationProp {
         CUmemAllocationProp {
             type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -231,12 +231,12 @@ impl Context {
         Ok(())
     }
 
-    /// Whether kernels of this GPU reach memory of `other`, with atomics.
+    /// Returns whether kernels of this GPU reach memory of `other`, with atomics.
     pub(super) fn reaches(&self, other: &Self) -> bool {
         self.ordinal == other.ordinal || lock(&self.friends).contains(&other.ordinal)
     }
 
-    /// Whether this GPU reaches memory of `other` that was allocated in the usual way, if not with atomics.
+    /// Returns whether this GPU reaches memory of `other` that was allocated in the usual way, if not with atomics.
     pub(super) fn copies_reach(&self, other: &Self) -> bool {
         self.ordinal == other.ordinal || lock(&self.neighbours).contains(&other.ordinal)
     }

@@ -145,13 +145,13 @@ impl Copier for Copies {
                 // other in the stream, so that one buffer is enough.
                 let (buffer, mut at) = (lane.buffer(), 0);
                 while at < bytes {
-                    let piece = BUFFER.min(bytes - at);
+                    let chunk = BUFFER.min(bytes - at);
                     // Safety: the caller's promise; the buffer lives as long as the lane.
                     unsafe {
-                        lane.start(buffer, from_address + at, piece)?;
-                        lane.start(to_address + at, buffer, piece)?;
+                        lane.start(buffer, from_address + at, chunk)?;
+                        lane.start(to_address + at, buffer, chunk)?;
                     }
-                    at += piece;
+                    at += chunk;
                 }
             }
         }

@@ -19,7 +19,7 @@ pub(super) fn error(context: &'static str, code: CUresult) -> GpuError {
     GpuError::Driver { context, reason: describe(code) }
 }
 
-/// What an error code means.
+/// Returns the meaning of an error code.
 pub(super) fn describe(code: CUresult) -> String {
     let text = |call: unsafe fn(CUresult, *mut *const core::ffi::c_char) -> CUresult| {
         let mut text = std::ptr::null();

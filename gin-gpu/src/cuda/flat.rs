@@ -103,11 +103,11 @@ impl PlacedMemory {
         let memory = Self { context: context.clone(), place: Some(place), address };
         released?;
         let access = context.access();
-        // Safety: so many descriptions, of a whole mapping.
+        // Safety: the descriptions are as many as stated, of a whole mapping.
         let code = unsafe { sys::cuMemSetAccess(address, bytes as usize, access.as_ptr(), access.len()) };
         check("let GPUs reach device memory", code)?;
         let mut lane = Lane::take(context)?;
-        // Safety: so many bytes were just mapped.
+        // Safety: these bytes were just mapped.
         unsafe { lane.zero(address, bytes)? };
         lane.give_back();
         Ok(memory)

@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// Bytes that are mapped and protected together, at least, by the driver's virtual-memory calls.
 const GRANULE: u64 = 2 << 20;
 
-/// Who made memory, which says how it is found out who reaches it.
+/// The allocator of memory, which decides how to find out which GPUs reach it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Origin {
     /// `cuMemAlloc`: reached by each GPU that peer access was enabled for.
@@ -27,7 +27,7 @@ enum Origin {
     Host,
 }
 
-/// What the driver knows of an address. Words are as the driver leaves them, zero where it knows nothing.
+/// The driver's facts about an address. Words are as the driver leaves them, zero where it knows nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Facts {
     memory_type: u64,
@@ -96,12 +96,12 @@ impl Facts {
     }
 }
 
-/// What the driver says no to.
+/// Returns the reason for a refusal of the driver.
 fn refused(call: &str, code: CUresult) -> String {
     format!("{call} says {}", describe(code))
 }
 
-/// Finds out who made the memory, and whether it is all there.
+/// Finds out the allocator of the memory, and checks that all of it is there.
 fn examine(context: &Context, address: u64, bytes: u64) -> Result<Origin, String> {
     if bytes == 0 || address == 0 {
         return Err("it has no bytes".to_owned());
@@ -143,7 +143,7 @@ fn examine(context: &Context, address: u64, bytes: u64) -> Result<Origin, String
     {
         // Safety: retained just now.
         match unsafe { sys::cuMemRelease(handle) } {
-            // What is mapped there may be of several pieces; whether all are is asked page by page.
+            // The mapping may consist of several parts; the driver is asked page by page.
             CUresult::CUDA_SUCCESS => return Ok(Origin::Map),
             code => return Err(refused("cuMemRelease", code)),
         }
@@ -174,7 +174,7 @@ unsafe impl Send for ForeignMemory {}
 unsafe impl Sync for ForeignMemory {}
 
 impl ForeignMemory {
-    /// Whether all of it can be read and written by `context`'s GPU at its address.
+    /// Checks that `context`'s GPU can read and write all of it at its address.
     fn check(&self, context: &Context) -> Result<(), String> {
         let mut location = context.location();
         let full = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What GPUs there are, without using them: no context is made, so none of their memory is taken.
+//! The GPUs of this machine, without using them: no context is made, so none of their memory is taken.
 
 use super::context::count;
 use super::driver::check;
@@ -27,15 +27,15 @@ pub struct GpuInfo {
 }
 
 impl GpuInfo {
-    /// What is near it.
+    /// Returns its locality.
     pub fn locality(&self) -> Locality {
         Locality::of_pci(&self.pci_address)
     }
 
-    /// Whether these kernels can be loaded on it: some are for its architecture, or for an older one.
+    /// Checks that these kernels can be loaded on it: some are for its architecture, or for an older one.
     ///
     /// # Errors
-    /// [`GpuError::Module`], with its architecture and those that there are kernels for.
+    /// [`GpuError::Module`], with its architecture and the architectures of the kernels.
     pub fn check(&self, kernels: Embedded) -> Result<(), GpuError> {
         match choose(kernels, self.capability) {
             Some(_) => Ok(()),
@@ -65,7 +65,7 @@ fn handle(ordinal: usize) -> Result<CUdevice, GpuError> {
     Ok(device)
 }
 
-/// A text of at most so many bytes, as a call writes it.
+/// Returns a text of at most `LENGTH` bytes, as a call writes it.
 fn text(
     context: &'static str,
     call: impl FnOnce(*mut core::ffi::c_char, i32) -> sys::CUresult,
@@ -80,7 +80,7 @@ fn text(
 /// Where a GPU is on the PCI bus.
 pub(super) fn pci_address(ordinal: usize) -> Result<String, GpuError> {
     let device = handle(ordinal)?;
-    // Safety: writes at most so many bytes and ends them with 0.
+    // Safety: writes at most the given number of bytes and ends them with 0.
     text("ask where a GPU is", |to, length| unsafe { sys::cuDeviceGetPCIBusId(to, length, device) })
 }
 
@@ -97,7 +97,7 @@ fn describe(ordinal: usize) -> Result<GpuInfo, GpuError> {
     check("ask for a GPU's memory", unsafe { sys::cuDeviceTotalMem_v2(&raw mut memory, device) })?;
     Ok(GpuInfo {
         ordinal,
-        // Safety: writes at most so many bytes and ends them with 0.
+        // Safety: writes at most the given number of bytes and ends them with 0.
         name: text("ask for a GPU's name", |to, length| unsafe { sys::cuDeviceGetName(to, length, device) })?,
         capability: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? * 10
             + attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn a_text_that_fills_its_place_still_ends() {
         let full = text("test", |to, length| {
-            // Safety: so many bytes are there.
+            // Safety: the buffer has these bytes.
             unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), length as usize) }.fill(b'x');
             sys::CUresult::CUDA_SUCCESS
         });

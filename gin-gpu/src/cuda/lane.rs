@@ -70,7 +70,7 @@ impl Lane {
         check("copy between host and GPU", code)
     }
 
-    /// Whether all copies are done.
+    /// Returns whether all copies are done.
     pub(super) fn is_idle(&self) -> Result<bool, GpuError> {
         self.context.enter()?;
         let _beside = BesideCaptures::begin();
@@ -103,13 +103,13 @@ impl Lane {
     pub(super) unsafe fn write(&mut self, to: u64, from: &[u8]) -> Result<(), GpuError> {
         self.context.enter()?;
         let mut at = to;
-        for piece in from.chunks(BUFFER as usize) {
-            // Safety: the buffer is as long as the longest piece, and no copy uses it.
-            unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), self.buffer as usize as *mut u8, piece.len()) };
+        for chunk in from.chunks(BUFFER as usize) {
+            // Safety: the buffer is as long as the longest chunk, and no copy uses it.
+            unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), self.buffer as usize as *mut u8, chunk.len()) };
             // Safety: the caller's promise.
-            unsafe { self.start(at, self.buffer, piece.len() as u64)? };
+            unsafe { self.start(at, self.buffer, chunk.len() as u64)? };
             self.finish()?;
-            at += piece.len() as u64;
+            at += chunk.len() as u64;
         }
         Ok(())
     }
@@ -121,15 +121,15 @@ impl Lane {
     pub(super) unsafe fn read(&mut self, to: &mut [u8], from: u64) -> Result<(), GpuError> {
         self.context.enter()?;
         let mut at = from;
-        for piece in to.chunks_mut(BUFFER as usize) {
+        for chunk in to.chunks_mut(BUFFER as usize) {
             // Safety: the caller's promise.
-            unsafe { self.start(self.buffer, at, piece.len() as u64)? };
+            unsafe { self.start(self.buffer, at, chunk.len() as u64)? };
             self.finish()?;
-            // Safety: the buffer is as long as the longest piece, and no copy uses it.
+            // Safety: the buffer is as long as the longest chunk, and no copy uses it.
             unsafe {
-                std::ptr::copy_nonoverlapping(self.buffer as usize as *const u8, piece.as_mut_ptr(), piece.len())
+                std::ptr::copy_nonoverlapping(self.buffer as usize as *const u8, chunk.as_mut_ptr(), chunk.len())
             };
-            at += piece.len() as u64;
+            at += chunk.len() as u64;
         }
         Ok(())
     }
@@ -144,10 +144,10 @@ impl Lane {
         unsafe { std::ptr::write_bytes(self.buffer as usize as *mut u8, 0, BUFFER.min(bytes) as usize) };
         let mut at = 0;
         while at < bytes {
-            let piece = BUFFER.min(bytes - at);
+            let chunk = BUFFER.min(bytes - at);
             // Safety: the caller's promise.
-            unsafe { self.start(to + at, self.buffer, piece)? };
-            at += piece;
+            unsafe { self.start(to + at, self.buffer, chunk)? };
+            at += chunk;
         }
         self.finish()
     }

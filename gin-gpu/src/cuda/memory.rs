@@ -14,7 +14,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 /// Pinned memory that is used here: start and length.
 static PINNED: RwLock<BTreeMap<u64, u64>> = RwLock::new(BTreeMap::new());
 
-/// Whether all bytes are in pinned memory that is known here. Where it is not known, copies take the longer way.
+/// Returns whether all bytes are in pinned memory that is known here. Copies of other memory take the longer way.
 pub(super) fn is_pinned(address: u64, bytes: u64) -> bool {
     let pinned = PINNED.read().unwrap_or_else(PoisonError::into_inner);
     let before = pinned.range(..=address).next_back();
@@ -48,7 +48,7 @@ impl CudaMemory {
         let address = match kind {
             MemoryKind::Pinned => {
                 let address = host_alloc(bytes).map_err(refuse)?;
-                // Safety: so many bytes were just allocated.
+                // Safety: these bytes were just allocated.
                 unsafe { std::ptr::write_bytes(address as usize as *mut u8, 0, bytes as usize) };
                 know_pinned(address, bytes);
                 address
@@ -64,7 +64,7 @@ impl CudaMemory {
         let memory = Self { context: context.clone(), kind, address };
         if kind == MemoryKind::Device {
             let mut lane = Lane::take(context)?;
-            // Safety: so many bytes were just allocated.
+            // Safety: these bytes were just allocated.
             unsafe { lane.zero(address, bytes)? };
             lane.give_back();
         }

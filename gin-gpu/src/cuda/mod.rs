@@ -9,15 +9,16 @@
 //! and ours handed to it: [`raw`].
 //!
 //! # Kernels that wait
-//! A kernel that waits for others keeps calls of the driver from returning, and those others may be waiting for whoever
-//! made the call. So:
+//! A kernel that waits for others keeps driver calls from returning, and those others may be waiting for the calling
+//! thread. So:
 //! - All functions of a module are loaded when the module is.
 //! - Memory, streams, events, modules and doorbell pages that are dropped are freed later, by an allocation or a
 //!   [`synchronize`](Stream::synchronize) while no kernel of this process runs on any of its GPUs. Failures are kept:
 //!   [`take_failures`].
 //! - Kernels that stay until they are asked to park ([`Resident`]) are asked before something is freed,
 //!   before a module is loaded, and before a launch that needs more local memory than any before it.
-//! - Launches of all ranks on a GPU are added up; a cooperative one that does not fit beside those that run is refused.
+//! - Launches of all ranks on a GPU are added up; a cooperative launch that does not fit beside the running kernels is
+//!   refused.
 //!   The sum takes the worst placing of blocks, so it refuses some that would fit.
 //! - Memory is zeroed and copied through pinned buffers, by copy engines, which work also while every processor is
 //!   taken. What is put on a stream by [`Stream::copy`] between addresses of one GPU is not: it needs a free processor.
@@ -85,7 +86,7 @@ pub fn driver_version() -> Result<String, GpuError> {
     driver::start().map(driver::version_text)
 }
 
-/// What went wrong when memory, streams and modules were freed, since the last call.
+/// Returns the errors of freeing memory, streams and modules since the last call.
 pub fn take_failures() -> Vec<GpuError> {
     launches::failures()
 }
@@ -141,7 +142,7 @@ impl CudaDevice {
 }
 
 impl CudaDevice {
-    /// What this device object launches from now on stays until it is asked to park.
+    /// Registers a kernel that stays: this device object launches it from now on, and parks it on request.
     pub(crate) fn keep_resident(&self, resident: Weak<dyn Resident>) {
         resident::keep(self.id, resident);
     }
@@ -240,7 +241,7 @@ impl Device for CudaDevice {
     }
 
     fn pci_address(&self) -> Option<String> {
-        // What the driver does not tell is not known.
+        // A fact that the driver does not report is not known.
         info::pci_address(self.ordinal()).ok()
     }
 

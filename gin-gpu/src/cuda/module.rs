@@ -21,7 +21,7 @@ pub type Embedded = &'static [(&'static str, &'static str)];
 /// Most bytes of what the driver's compiler says.
 const LOG: usize = 16 << 10;
 
-/// Most dynamic shared memory that a launch may have without the function being told.
+/// Most dynamic shared memory that a launch may have without an attribute of the function.
 const SHARED_UNASKED: u32 = 48 << 10;
 
 /// The text for a GPU of this compute capability (times 10): that of the newest architecture that it is not older than.
@@ -181,7 +181,7 @@ impl Image {
         }
         let mut version = [0; size_of::<u32>()];
         let mut lane = Lane::take(&self.context)?;
-        // Safety: so many bytes are there.
+        // Safety: the symbol has these bytes.
         unsafe { lane.read(&mut version, address)? };
         lane.give_back();
         match u32::from_ne_bytes(version) {
@@ -233,8 +233,8 @@ fn attribute(function: CUfunction, attribute: Attribute) -> Result<u32, GpuError
     check("ask for a property of a kernel", code).map(|()| value as u32)
 }
 
-/// What a kernel takes. The module knows sizes only; names come from the kernel of the same name and the same sizes
-/// that is linked into the program, if there is one.
+/// Returns the parameters of a kernel. The module knows sizes only; names come from the kernel of the same name and the
+/// same sizes that is linked into the program, if there is one.
 fn parameters(name: &str, function: CUfunction) -> Result<Vec<Parameter>, GpuError> {
     let mut sizes = Vec::new();
     loop {
@@ -261,7 +261,7 @@ fn parameters(name: &str, function: CUfunction) -> Result<Vec<Parameter>, GpuErr
     Ok(sizes.into_iter().enumerate().map(parameter).collect())
 }
 
-/// What a [`Function`] of a GPU is known by.
+/// The driver's handle of a [`Function`] of a GPU.
 #[derive(Debug)]
 pub(super) struct Handle {
     pub(super) raw: CUfunction,

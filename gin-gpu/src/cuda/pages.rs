@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex};
 #[derive(Default)]
 struct Page {
     users: usize,
-    /// What keeps it mapped while it has no users and is registered still.
+    /// Keeps it mapped while it has no users and is still registered.
     keep: Option<Keep>,
 }
 
@@ -42,8 +42,8 @@ impl Table {
         Ok(page.keep.take())
     }
 
-    /// One user less; gives back what kept the page mapped for it if there are others. Else the page is to be
-    /// unregistered by and by.
+    /// Removes a user. Returns the keeper of the page if there are other users; else the page will be unregistered
+    /// later.
     fn leave(&mut self, first: u64, keep: Keep) -> Option<Keep> {
         // A user has entered.
         let page = self.0.entry(first).or_default();
@@ -70,7 +70,7 @@ fn pointer(first: u64) -> *mut core::ffi::c_void {
     std::ptr::with_exposed_provenance_mut(first as usize)
 }
 
-/// Unregisters a page that nobody uses, if so. What comes back is to be dropped when no lock is held.
+/// Unregisters a page without users. The caller drops the result when it holds no lock.
 pub(super) fn end(first: u64) -> Result<Option<Box<dyn Any>>, GpuError> {
     // Safety: registered by `CudaPages::new`, and no kernel runs.
     let unregister = || check("take a doorbell page from GPUs", unsafe { sys::cuMemHostUnregister(pointer(first)) });

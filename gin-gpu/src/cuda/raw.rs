@@ -31,8 +31,8 @@ pub type RawHandle = *mut core::ffi::c_void;
 /// Streams that have a number instead of an address: the default ones, of a context and of a thread.
 const DEFAULT_STREAMS: usize = 2;
 
-/// What a kernel is known by in the driver, a `CUfunction`; `None` if it is not one of a GPU. Valid while the
-/// function's module is loaded, which `function` sees to.
+/// Returns the driver's handle of a kernel, a `CUfunction`; `None` for a kernel that is not of a GPU. It is valid while
+/// the function's module is loaded, which `function` ensures.
 pub fn raw_function(function: &Function) -> Option<RawHandle> {
     Some(function.handle.downcast_ref::<Handle>()?.raw.cast())
 }
@@ -134,7 +134,7 @@ impl CudaDevice {
     }
 }
 
-/// Whether launches into a stream are being captured.
+/// Returns whether launches into a stream are being captured.
 pub(super) fn is_capturing(stream: sys::CUstream) -> Result<bool, GpuError> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // Safety: writes one value of the enumeration; the stream is alive.

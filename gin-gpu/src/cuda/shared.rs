@@ -25,7 +25,7 @@ fn pointer(address: u64) -> *mut core::ffi::c_void {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }
 
-/// What identifies a GPU to other processes, whatever numbers they see it by.
+/// Returns the bytes that identify a GPU to other processes, independent of their device numbers.
 pub(super) fn identity(context: &Context) -> Vec<u8> {
     uuid(context.device()).map_or_else(|_| Vec::new(), Vec::from)
 }
@@ -37,8 +37,8 @@ fn uuid(device: sys::CUdevice) -> Result<[u8; 16], GpuError> {
     Ok(uuid.bytes.map(|byte| byte as u8))
 }
 
-/// Whether kernels of this GPU reach memory of the GPU with this identity, with atomics. One that this process does not
-/// see they do not.
+/// Returns whether kernels of this GPU reach memory of the GPU with this identity, with atomics. They do not reach a
+/// GPU that this process does not see.
 pub(super) fn reaches(context: &Context, other: &[u8]) -> bool {
     let there = |ordinal: i32| -> Option<sys::CUdevice> {
         let mut device = 0;
@@ -65,7 +65,7 @@ pub(super) fn reaches(context: &Context, other: &[u8]) -> bool {
 enum Mapped {
     /// At a place of a range.
     At(Place),
-    /// At addresses of its own: so many bytes.
+    /// At addresses of its own, of this many bytes.
     Alone(u64),
 }
 
@@ -102,7 +102,7 @@ impl FileMemory {
         let file = unsafe { OwnedFd::from_raw_fd(file) };
         let memory = Self::map(context, &handle, length, place, Some(file))?;
         let mut lane = Lane::take(context)?;
-        // Safety: so many bytes were just mapped.
+        // Safety: these bytes were just mapped.
         unsafe { lane.zero(memory.address, length)? };
         lane.give_back();
         Ok(memory)

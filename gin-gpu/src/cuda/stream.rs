@@ -20,10 +20,10 @@ use std::time::Instant;
 /// Work of a GPU in order, on a stream that waits for no other, or on one that the program has made.
 ///
 /// # Captured launches
-/// While the stream is captured into a CUDA graph, a launch becomes part of the graph. A cooperative one is refused if
-/// it does not fit beside what runs at that moment, as always. When the graph is launched nothing is checked, and its
-/// kernels are not in [`Device::running`]. Who launches graphs with kernels that wait sees to it that all of them fit
-/// at once, and drops nothing that they use, and destroys no communicator, before they have ended.
+/// While the stream is captured into a CUDA graph, a launch becomes part of the graph. A cooperative launch is refused
+/// if it does not fit beside the kernels of that moment, as always. When the graph is launched nothing is checked, and
+/// its kernels are not in [`Device::running`]. A program that launches graphs with waiting kernels makes sure that all
+/// of them fit at once. Before they have ended it drops nothing that they use and destroys no communicator.
 #[derive(Debug)]
 pub struct CudaStream {
     device: Arc<CudaDevice>,
@@ -96,7 +96,7 @@ pub(super) fn fit(context: &Context, function: CUfunction, config: &LaunchConfig
     if cluster <= 1 {
         return Ok(Fit { per_processor, cluster, clusters: u64::from(context.processors) * per_processor });
     }
-    // What is cooperative is asked here.
+    // The cooperative case is checked here.
     let alone = LaunchConfig { cooperative: false, ..*config };
     let (mut clusters, mut shape) = (0, Shape::new(&alone, std::ptr::null_mut()));
     // Safety: writes one integer; the shape is alive.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whether processes that have mapped memory of this one still live.
+//! The life of processes that have mapped memory of this one.
 //!
 //! A process that is lost to the job may have been stopped only, and goes on to write to what it has mapped as soon as
 //! it continues. What it has mapped is let go of by the kernel when it ends. A file of the process (pidfd) tells when:
@@ -49,7 +49,8 @@ pub(super) fn met(name: [u8; 16], process: Option<Known>) {
     }
 }
 
-/// Whether the process of this name is known to have ended, or runs on another host; and its number, if that is known.
+/// Returns whether the process of this name is known to have ended, or runs on another host; and its number, if that is
+/// known.
 pub fn has_ended(name: &[u8; 16]) -> (bool, Option<i32>) {
     let known = MET.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(|met| met.get(name).cloned());
     match known {
@@ -58,8 +59,8 @@ pub fn has_ended(name: &[u8; 16]) -> (bool, Option<i32>) {
     }
 }
 
-/// Whether no socket has the name of a process any more, or that of a stranger has it. One that is stopped may have a
-/// full queue.
+/// Returns whether no socket has the name of a process any more, or a stranger's socket has it. A stopped process may
+/// have a full queue.
 fn is_unreached(name: &[u8; 16]) -> bool {
     match reach(name, Duration::from_millis(1)) {
         Ok(connection) => !is_ours(&connection),

@@ -13,7 +13,7 @@ use std::process::Command;
 /// The key of the parent's memory, in a process that a test starts.
 const KEY: &str = "GIN_TEST_SHARED_KEY";
 
-/// Connects as anybody can who reads `/proc/net/unix`.
+/// Connects as any process can that reads `/proc/net/unix`.
 fn connect() -> UnixStream {
     let hex: String = process().iter().map(|byte| format!("{byte:02x}")).collect();
     let address = SocketAddr::from_abstract_name(format!("gin-{hex}")).unwrap();

@@ -42,7 +42,7 @@ impl Peer {
     /// namespace.)
     ///
     /// # Errors
-    /// What the kernel says.
+    /// The kernel's error.
     pub(super) fn of(socket: impl AsFd) -> io::Result<Self> {
         let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut bytes = size_of_val(&found) as libc::socklen_t;
@@ -76,7 +76,7 @@ impl Peer {
         };
         if self.user == unmapped && !all_mapped() {
             return Err(format!(
-                "its process runs as a user of another user namespace, who has no number in this one (shown as {unmapped}): \
+                "its process runs as a user of another user namespace, which has no number in this one (shown as {unmapped}): \
                  run both in one user namespace, or map the user in both"
             ));
         }
@@ -94,7 +94,7 @@ fn read(path: &str) -> Option<u32> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Whether a process of the same user is at the other end.
+/// Returns whether a process of the same user is at the other end.
 pub(super) fn is_ours(socket: impl AsFd) -> bool {
     Peer::of(socket).is_ok_and(|peer| peer.check().is_ok())
 }

@@ -434,7 +434,7 @@ impl Engine {
         self.state.borrow_mut().free_task(key);
     }
 
-    /// Ends all remaining hosts, then grids, then services: each before those that serve it.
+    /// Ends all remaining hosts, then grids, then services: each before its servers.
     fn end_everything(&self, outcome: &Result<(), Failure>) {
         let reason = match outcome {
             Ok(()) => "the world is over".to_owned(),
