@@ -126,7 +126,7 @@ function check(code, text, opens,    i, n, k, lower, plain, subject, joined) {
     gsub(/[ \t]+/, " ", lower); sub(/^ /, "", lower); sub(/ $/, "", lower)
     joined = opens ? lower : carry " " lower
     subject = plain
-    sub(/^[ \t]*(([-*+]|[0-9]+[.)])[ \t]+)?[*_]*/, "", subject)
+    sub(/^[ \t]*(([-*+>]|[0-9]+[.)])[ \t]+)?[*_]*/, "", subject)
     for (n = 1; n <= active; n++) {
         i = on[n]
         k = rule_kind[i]
@@ -157,14 +157,16 @@ function too_long(line) {
 }
 
 # Paths in backquotes and links must exist. A name is a path if it begins with a folder of the repository, or with gin-.
+# A line number or arguments may follow it.
 function paths(line,    token, target, folder) {
     folder = name
     if (!sub(/[^\/]*$/, "", folder)) folder = ""
     token = line
-    while (match(token, /`[A-Za-z0-9_.\/-]+`/)) {
+    while (match(token, /`[^`]+`/)) {
         target = substr(token, RSTART + 1, RLENGTH - 2)
         token = substr(token, RSTART + RLENGTH)
-        if (target !~ /\//) continue
+        sub(/[: ].*/, "", target)
+        if (target !~ /\// || target !~ /^[A-Za-z0-9_.\/-]+$/) continue
         sub(/\/$/, "", target)
         if ((top[first(target)] || target ~ /^gin-/) && !exists[target])
             report(FNR, target, "no such file or folder in the repository", "path")
@@ -208,7 +210,7 @@ function title(line,    slug) {
 
 function markdown(line,    text, opens, bare) {
     heading = line ~ /^#+ /
-    if (line ~ /^[ \t]*```/) { fence = !fence; block = ""; carry = ""; return }
+    if (line ~ /^[ \t]*(```|~~~)/) { fence = !fence; block = ""; carry = ""; return }
     if (fence) { check(line, "", 0); return }
     if (heading) title(line)
     text = line

@@ -86,6 +86,9 @@ exit
 #| rs|`taken`|/// stores `taken` with release
 #| rs|Stop::Fault|return Err(Stop::Fault(x));
 #| rs||send(Command::Stop);
+#| rs|fn ranks_are_told,fn the_one_who_|fn ranks_are_told() {}\nfn the_one_who_rings() {}
+#| rs|poll_far|self.status.poll_far(1); let so_far = 2;
+#| rs|Told|/// Told of every post.
 #| rs|135 characters|/// LONG
 #| rs||let x = "LONG";
 #| md||A link [to it](https://example.org/LONG).
@@ -98,6 +101,9 @@ exit
 #| md||For people who write kernels.
 #| md|README2.md|See [it](/README2.md).
 #| md|scripts/no-such.sh|See `scripts/no-such.sh` and `scripts/words.sh`, `a/b`.
+#| md|src/gone.rs,scripts/gone.sh|See `src/gone.rs:12`, `scripts/gone.sh --count`, `scripts/words.sh --count`, `cd src/gone`.
+#| md|What|> What is quoted.
+#| md||~~~\nwho\n~~~
 #| md|#nowhere|## Some heading\n[a](#some-heading) [b](#nowhere)
 #| md|gin-gone/src/lib.rs|See `gin-gone/src/lib.rs`.
 #| sh|who|echo who\n# for one who waits
