@@ -15,11 +15,11 @@
 //! ```
 //!
 //! # Order
-//! What the threads of a coop wrote before `arrive` is released to the system; after `wait`, what the others released
-//! is acquired. Of operations under way, the fence says what is waited for: with [`Fence::Put`] the puts of others to
-//! this rank are visible afterwards (their arrival is a strong signal; in a session over all contexts, one in each;
-//! by [`all_routes`](BarrierSession::all_routes) also puts that took another route than the arrival);
-//! with [`Fence::Get`] own gets have landed and the sources of own puts may be reused.
+//! Writes of the threads of a coop before `arrive` are released to the system; after `wait`, the writes that the others
+//! released are acquired. The fence says which operations under way it waits for. With [`Fence::Put`] the puts of
+//! others to this rank are visible afterwards (their arrival is a strong signal; in a session over all contexts, one in
+//! each; by [`all_routes`](BarrierSession::all_routes) also puts that took another route than the arrival). With
+//! [`Fence::Get`] own gets have landed and the sources of own puts may be reused.
 
 use crate::backend::Backend;
 use crate::coop::Coop;
@@ -45,7 +45,7 @@ pub enum BarrierTeam {
     Lsa,
 }
 
-/// What a barrier waits for besides the other ranks.
+/// The operations that a barrier waits for besides the other ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fence {
     /// Nothing.
@@ -90,7 +90,7 @@ pub struct BarrierSession<B: Backend> {
     broken: GlobalWord,
     all_contexts: bool,
     all_routes: bool,
-    /// Whether some member, or the caller itself, is reached over the network.
+    /// Some member, or the caller itself, is reached over the network.
     by_network: bool,
     /// Set by an arrival that went well, until the wait.
     arrived: Option<Fence>,
@@ -98,16 +98,16 @@ pub struct BarrierSession<B: Backend> {
     known: Option<Known>,
 }
 
-/// What stays the same of a pair from use to use, if no arrival takes the network: found again it would be two trips to
-/// L2, one after the other, as a wait that acquired has emptied the L1.
+/// The constants of a pair from use to use, if no arrival takes the network. To find them again would be two trips to
+/// L2, one after the other, because a wait that acquired has emptied the L1.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     pair: usize,
-    /// What is raised at the member.
+    /// The raises at the member.
     raises: Raises,
     /// The word that the member raises here.
     words: Words<Global>,
-    /// What the words that nobody raises add.
+    /// The sum of the words that nobody raises.
     rest: u64,
     /// How often the member's arrival was waited for.
     shadow: GlobalWord,
@@ -150,10 +150,10 @@ impl<B: Backend> BarrierSession<B> {
         })
     }
 
-    /// Whether some member is reached over the network.
+    /// Returns whether some member is reached over the network.
     #[inline(always)]
     fn goes_by_network(gin: &Gin<B>, team: BarrierTeam, members: &Team) -> bool {
-        // Who is not reached by a route that is forced is refused, not reached otherwise.
+        // A member that a forced route does not reach is refused, not reached otherwise.
         if B::LSA && gin.core().forces_lsa() {
             return false;
         }
@@ -218,13 +218,13 @@ impl<B: Backend> BarrierSession<B> {
         coop.agree(if broken { Err(fault) } else { Ok(()) })
     }
 
-    /// What this rank raises at the others.
+    /// Returns the signal that this rank raises at the others.
     #[inline(always)]
     fn arrival(&self) -> SignalAction {
         SignalId::new(self.first_signal + self.team.rank()).inc()
     }
 
-    /// What stays the same of a pair, found or remembered, if no arrival takes the network.
+    /// Returns the constants of a pair, found or remembered, if no arrival takes the network.
     #[inline(always)]
     fn know(&mut self, pair: usize) -> Result<Known, Fault> {
         if let Some(known) = self.known.filter(|known| known.pair == pair) {

@@ -67,7 +67,7 @@ impl Comm {
         sys::narrow(self.0.backend)
     }
 
-    /// Whether operations reach a rank by loads and stores.
+    /// Returns whether operations reach a rank by loads and stores.
     #[inline(always)]
     pub(crate) fn lsa_reaches(&self, rank: Rank) -> bool {
         rank.world().wrapping_sub(sys::narrow(self.0.lsa_first)) < sys::narrow(self.0.lsa_reach)
@@ -102,7 +102,8 @@ impl Comm {
         sys::narrow(self.0.capabilities)
     }
 
-    /// Whether windows have multimem addresses (NVLink SHARP). Not yet: [`gin_abi::handle::CAP_MULTIMEM`] says why.
+    /// Returns whether windows have multimem addresses (NVLink SHARP). Not yet: [`gin_abi::handle::CAP_MULTIMEM`] says
+    /// why.
     #[inline(always)]
     #[must_use]
     pub fn has_multimem(&self) -> bool {

@@ -9,13 +9,13 @@ use crate::sys::{self, Global};
 use crate::team::Rank;
 use gin_abi::{ContextData, Fault, FaultKind, Operation};
 
-/// What back ends see of a [`Gin`].
+/// A [`Gin`], as back ends see it.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub struct Core {
     pub(crate) comm: Comm,
     pub(crate) context: u32,
-    /// Whether the context exists and the back end is the communicator's.
+    /// The context exists and the back end is the communicator's.
     pub(crate) usable: bool,
     pub(crate) sharing: Sharing,
     pub(crate) order: Order,
@@ -38,7 +38,7 @@ impl Core {
         self.order
     }
 
-    /// Whether an operation to `peer` takes loads and stores.
+    /// Returns whether an operation to `peer` takes loads and stores.
     #[inline(always)]
     pub(crate) fn takes_lsa<B: Backend>(&self, peer: Rank) -> bool {
         B::LSA
@@ -49,7 +49,7 @@ impl Core {
             }
     }
 
-    /// Whether operations take loads and stores or are refused.
+    /// Returns whether operations take loads and stores or are refused.
     #[inline(always)]
     pub(crate) fn forces_lsa(&self) -> bool {
         self.route == Route::Lsa

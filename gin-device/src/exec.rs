@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the device API needs of whoever runs its threads on a CPU.
+//! The functions that the device API needs of an executor of its threads on a CPU.
 //!
 //! On a GPU the hardware schedules threads; on a CPU an *executor* does, and this module is the whole seam between the
 //! two: a table of functions, installed once for the process by [`install`]. `gin-virtual` is the executor that ships.
@@ -43,7 +43,7 @@ impl Position {
     };
 }
 
-/// What a block barrier gives back.
+/// The result of a block barrier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reduction {
     /// Nothing (0).
@@ -63,7 +63,7 @@ pub struct BarrierCall {
     pub id: u32,
     /// Number of threads that take part, or 0 for the whole block.
     pub threads: u32,
-    /// What is computed from the predicates.
+    /// The reduction of the predicates.
     pub reduction: Reduction,
     /// This thread's predicate.
     pub predicate: bool,
@@ -79,7 +79,7 @@ pub struct BarrierCall {
 pub struct ExchangeCall {
     /// The lanes that take part; the caller's own among them.
     pub mask: u32,
-    /// What this lane brings.
+    /// The value of this lane.
     pub value: u64,
     /// Where the call stands.
     pub site: &'static Location<'static>,
@@ -101,7 +101,7 @@ pub struct SharedKey {
 pub struct Executor {
     /// Called at every access to shared words: a place where another thread may be scheduled.
     pub switch_point: fn(),
-    /// Called in every polling loop: this thread has nothing to do for about so many nanoseconds.
+    /// Called in every polling loop: this thread has nothing to do for about `ns` nanoseconds.
     pub pause: fn(ns: u32),
     /// Nanoseconds on the clock that deadlines are measured with.
     pub clock_ns: fn() -> u64,

@@ -14,24 +14,24 @@
 //! | [`TURN`] | 0: nobody looks at the word itself; 1: a thread does; 2: and it has stored to `SEEN` |
 //! | [`WANTED`] | 1 once a thread had to wait for its turn |
 //!
-//! Who finds `TURN` at 0 and sets it to 1 looks at the word itself until its wait ends, and if `WANTED` is set it
-//! stores what it finds to `SEEN` each time. The others look at `SEEN`, and try for the turn again.
+//! A thread that finds `TURN` at 0 and sets it to 1 looks at the word itself until its wait ends. If `WANTED` is set it
+//! stores each value to `SEEN`. The others look at `SEEN`, and try for the turn again.
 //!
 //! # Why it is right
-//! *What the word covers is visible.* Who takes the value from `SEEN` fences acquire when its wait has ended, as it
-//! would after the word itself. The store is a release, after an acquire fence that follows the look; so what happened
-//! before the word was raised happens before that.
+//! *The writes that the word covers are visible.* A thread that takes the value from `SEEN` fences acquire when its
+//! wait has ended, as it would after the word itself. The store to `SEEN` is a release, after an acquire fence that
+//! follows the look. So everything before the raise happens before the end of the wait.
 //!
-//! *Nobody waits in vain.* Whoever has the turn stores each time that it looks, also the same value again; when the
-//! turn is free, whoever waits takes it.
+//! *No thread waits in vain.* The thread that has the turn stores each time that it looks, also the same value again.
+//! When the turn is free, a waiting thread takes it.
 //!
 //! *No store of an earlier turn comes late.* A turn that stored to `SEEN` is given back by a release, and each turn
 //! fences acquire before it stores to `SEEN`. A turn that stored nothing is given back by a plain store, which depends
 //! on the branch on having taken the turn; so it comes after the release before it, as in [`queue`](crate::queue).
 //!
-//! *What is seen is not older than what a wait before ended with.* `SEEN` counts only while a turn lasts, and only
-//! after the first store of that turn, which the 2 in `TURN` is a release for. A wait before had that turn or an
-//! earlier one, or saw what is in `SEEN`. (The look of a turn comes after the turn was taken, because it depends on
+//! *A seen value is not older than the value that ended an earlier wait.* `SEEN` counts only while a turn lasts, and
+//! only after the first store of that turn, which the 2 in `TURN` is a release for. An earlier wait had that turn or an
+//! earlier one, or saw the value in `SEEN`. (The look of a turn comes after the turn was taken, because it depends on
 //! that branch, and GPUs do not load speculatively.) So values may be compared on a circle, and a word may go back
 //! between waits.
 
@@ -42,7 +42,8 @@ use crate::sys::{Memory, Word};
 pub const SEEN: u64 = 0;
 /// Index of the word that says whether somebody looks.
 pub const TURN: u64 = 1;
-/// Index of a word that is free for other use: the baseline of a signal or counter, a guess at `taken` of a queue.
+/// Index of a word that is free for other use: the baseline of a signal or counter, a guess at a queue's consumer
+/// index.
 pub const SPARE: u64 = 2;
 /// Index of the word that says whether somebody wants to know.
 pub const WANTED: u64 = 3;
@@ -83,11 +84,11 @@ impl<M: Memory> Look<M> {
         Self { host, mine: false, told: false }
     }
 
-    /// The value of the word, by a look at it or by somebody else's; `None` if it is somebody else's turn, who has not
-    /// said yet. Relaxed: an acquire fence may follow.
+    /// Returns the value of the word, by an own look at it or by another thread's; `None` if another thread has the
+    /// turn and has not stored yet. Relaxed: an acquire fence may follow.
     ///
-    /// With a status, who got the value from somebody else and has fenced finds a fault of the host's near, if there
-    /// was one before the word got that value.
+    /// With a status: a thread that got the value from another thread and has fenced finds a fault of the host's in GPU
+    /// memory, if there was one before the word got that value.
     #[inline(always)]
     pub fn now(&mut self, status: Option<&Status<M>>) -> Option<u64> {
         let (seen, turn) = (self.host.near.at(SEEN), self.host.near.at(TURN));
@@ -125,7 +126,7 @@ impl<M: Memory> Look<M> {
         Some(now)
     }
 
-    /// Whether this thread looks at the word itself.
+    /// Returns whether this thread looks at the word itself.
     #[inline(always)]
     pub fn is_mine(&self) -> bool {
         self.mine

@@ -37,7 +37,7 @@
 //! | [`barrier`], [`grid`] | barriers over ranks, and over the blocks of a grid |
 //! | [`lsa`] | loads, stores and reductions on memory of peers over NVLink |
 //! | [`mod@shared`] | static and dynamic shared memory |
-//! | [`backend`] | who carries requests out |
+//! | [`backend`] | the engines that carry requests out |
 //! | [`orders`] | orders of one thread to other warps of its block |
 //! | [`queue`], [`signal_words`], [`status`] | the protocols between kernels and CPU threads, both halves, generic over the memory |
 //! | [`sys`] | every instruction of the memory model: PTX, CPU atomics, model checker |
@@ -68,8 +68,7 @@ extern crate self as gin_device;
 #[cfg(test)]
 extern crate std;
 
-/// Does one thing and then another, in this order; `M` is the memory. The name is for the model tests, which swap the
-/// two.
+/// Runs two expressions in this order; `M` is the memory. The name is for the model tests, which swap the two.
 macro_rules! ordered {
     ($name:literal : $first:block then $second:block) => {
         if <M as $crate::sys::Memory>::swapped($name) {
@@ -115,7 +114,7 @@ pub use gin_abi::{Deadline, Fault, FaultKind, Operation};
 pub use gin_macros::{kernel, shared};
 pub use window::Window;
 
-/// What a kernel needs, in one line: `use gin_device::prelude::*;`.
+/// The names that a kernel needs, in one line: `use gin_device::prelude::*;`.
 pub mod prelude {
     pub use crate::backend::{Any, Backend, Gdaki, Proxy};
     pub use crate::barrier::{BarrierSession, BarrierTeam, CombinedBarrier, Fence};

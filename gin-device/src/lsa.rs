@@ -13,10 +13,10 @@
 //! ```
 //!
 //! # Order
-//! Nothing here is ordered by itself. What the threads of a coop stored is visible at the peer to whoever has waited
-//! for a signal that one of them raised afterwards by the LSA route, or by any route if it releases to the system
-//! (which a post does unless it is told otherwise). So it is for stores of other threads that happen before the raise,
-//! by a barrier, say: a release is cumulative. [`publish`] has the argument.
+//! Nothing here is ordered by itself. Stores of the threads of a coop are visible at the peer to a thread that has
+//! waited for a signal. One of the coop's threads raises that signal afterwards by the LSA route, or by any route if
+//! the post releases to the system (the default). So it covers stores of other threads that happen before the raise, by
+//! a barrier for example: a release is cumulative. [`publish`] has the argument.
 //!
 //! # Lifetime
 //! A peer's memory stays where it is until no kernel of this rank uses the communicator any more, even if the peer's
@@ -46,9 +46,9 @@ use gin_abi::{Fault, FaultKind, Operation};
 /// # Why it covers the stores of a whole coop
 /// All threads of the coop store; they meet (a barrier of the block, or of lanes); one calls this. The barrier orders
 /// each thread's stores before the fence here. A release is cumulative: the waiter's acquire, once it has seen the
-/// raise, comes after everything that comes before the fence, whoever did it. The same holds for stores of other
-/// threads of the GPU that the caller has met at GPU scope. Later raises of the word by others carry on the release
-/// sequence of this one, as every raise is a read-modify-write. On hardware the fence waits until the stores that the
+/// raise, comes after everything before the fence, by any thread. The same holds for stores of other threads of the GPU
+/// that the caller has synchronised with at GPU scope. Later raises of the word by others carry on the release sequence
+/// of this one, because every raise is a read-modify-write. On hardware the fence waits until the stores that the
 /// thread could know of are performed at the peer.
 #[inline(always)]
 pub fn publish<M: Memory>(given: Scope, signal: Option<(M::Word, u64)>, counter: Option<M::Word>) {
@@ -185,7 +185,7 @@ impl<T: Pod> PeerWindow<T> {
         (self.bytes / size_of::<T>() as u64) as usize
     }
 
-    /// Whether there are no elements.
+    /// Returns whether it has no elements.
     #[inline(always)]
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -16,7 +16,7 @@ pub enum Scope {
     System,
 }
 
-/// Who uses a context at the same time, through this value or another one. Narrower is cheaper.
+/// The threads that use a context at the same time, through this value or another one. Narrower is cheaper.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sharing {
     /// All threads of the GPU.
@@ -35,15 +35,15 @@ pub enum Route {
     /// By loads and stores. Operations to peers that these do not reach are refused
     /// ([`FaultKind::NotReachable`]).
     Lsa,
-    /// Over the network, to whomever.
+    /// Over the network, to every peer.
     Network,
 }
 
-/// What a wait, a read or a flush makes visible.
+/// The memory that a wait, a read or a flush makes visible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
     /// Nothing yet: the payload may be read after a later wait of order [`Acquire`](Order::Acquire), or after a fence
-    /// of the kernel's own. For those that look at several signals and want to pay for one fence.
+    /// of the kernel's own. For kernels that look at several signals and pay for one fence.
     ///
     /// A flush of this order can return `Ok` although a request has failed; the next call that acquires tells.
     Relaxed,
@@ -51,7 +51,7 @@ pub enum Order {
     Acquire,
 }
 
-/// Releases what this thread, and those that it synchronised with, wrote, unless the caller says that it is done.
+/// Releases the writes of this thread, and of threads that it synchronised with, unless the caller has done so.
 #[doc(hidden)]
 #[inline(always)]
 pub fn release<M: Memory>(given: Scope, required: Scope) {

@@ -64,7 +64,7 @@ impl<M: Memory> Orders<M> {
         M::fence_acquire_gpu();
     }
 
-    /// Whether an order after number `number` was given; [`read`](Self::read) says which.
+    /// Returns whether an order after number `number` was given; [`read`](Self::read) says which.
     ///
     /// Ordering: if so, what its giver did before comes before what follows.
     #[inline(always)]

@@ -75,7 +75,7 @@ impl VaSignal {
         self.offset.saturating_add(8)
     }
 
-    /// Whether the word lies in `rank`'s part of the window.
+    /// Returns whether the word lies in `rank`'s part of the window.
     #[inline(always)]
     pub(crate) fn fits_on(&self, rank: Rank) -> bool {
         reaches(&self.window, rank, self.end())
@@ -110,7 +110,7 @@ pub(crate) enum Signal {
     Va(VaSignal),
 }
 
-/// What an operation does to a signal of its peer.
+/// The effect of an operation on a signal of its peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SignalAction {
     pub(crate) signal: Signal,

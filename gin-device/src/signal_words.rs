@@ -48,7 +48,7 @@ pub struct Words<M: Memory> {
 
 /// Raises one word of a signal or counter by `by`. Only the engine that the word belongs to may call this.
 ///
-/// Ordering: release, at system scope: what happened before is visible to whoever waited for the raise.
+/// Ordering: release, at system scope. Earlier writes are visible to a thread that waited for the raise.
 #[inline(always)]
 pub fn raise<W: Word>(word: W, by: u64) {
     word.add_release_sys(by);
@@ -57,7 +57,7 @@ pub fn raise<W: Word>(word: W, by: u64) {
 /// Looks at the words in GPU memory between two looks at the word in host memory, when there are both and the latter
 /// has been raised before.
 const GPU_LOOKS: u32 = 8;
-/// From so many bits on, values so host apart that they change places on the circle do not come up: it would take 2^47
+/// From this number of bits on, values never lie so far apart that they change places on the circle: it would take 2^47
 /// raises between two looks.
 pub const WIDE: u32 = 48;
 
@@ -133,7 +133,7 @@ impl<M: Memory> Words<M> {
         mut attend: impl FnMut(),
     ) -> Result<u64, (WaitError, u64)> {
         let base = self.base().load_relaxed_gpu();
-        // What would look at another word than `cpu` is not used.
+        // The parts for another word than `cpu` are not used.
         let mut look: Look<M> = Look::new(HostWord { word: self.cpu.unwrap_or(self.near), near: self.near });
         let near = self.gpu.is_some() || self.nic.is_some();
         let remembers = self.cpu.is_some() && near && bits >= WIDE;
@@ -169,7 +169,7 @@ impl<M: Memory> Words<M> {
         if let (true, Some(now)) = (remembers && outcome.is_ok(), host)
             && now != last
         {
-            // Who takes it sees what these raises cover, as this thread would.
+            // A thread that takes the value sees the writes that these raises cover, as this thread would.
             M::fence_acquire_sys();
             self.near.at(LAST).store_release_gpu(now);
         }

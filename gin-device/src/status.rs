@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What ends waits: abort, faults and deadlines.
+//! The ends of waits: aborts, faults and deadlines.
 //!
 //! Two status blocks say whether a communicator still runs. The *host's* is written by CPU threads (abort, network
 //! errors, faults of other ranks) and lies in pinned host memory. The *kernel's* is written by the rank's own kernels,
@@ -41,7 +41,7 @@ impl Shared {
         Self { deadline, start: if deadline.is_none() { 0 } else { M::clock_ns() } }
     }
 
-    /// What is left now, at least 0.
+    /// Returns the time that is left now, at least 0.
     #[inline(always)]
     pub(crate) fn left<M: Memory>(&self) -> Deadline {
         if self.deadline.is_none() {
@@ -64,7 +64,7 @@ pub struct Status<M: Memory> {
 
 /// Why a wait ended without what it waited for.
 ///
-/// A fault is comm-wide and stays, so it is not carried along: [`Status::cause`] reads it where it is told.
+/// A fault is comm-wide and stays, so it is not carried along: [`Status::cause`] reads it where it is reported.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WaitError {
     /// Its deadline passed.
@@ -76,8 +76,8 @@ pub enum WaitError {
 }
 
 impl<M: Memory> Status<M> {
-    /// Whether the communicator was aborted or has a fault, as far as kernels know. A fault of a kernel counts once its
-    /// record is whole.
+    /// Returns whether the communicator was aborted or has a fault, as far as kernels know. A fault of a kernel counts
+    /// once its record is whole.
     #[inline(always)]
     pub(crate) fn is_stopped_near(&self) -> bool {
         let (copy, host) = (self.copy.load_relaxed_gpu(), self.copy.at(HOST).load_relaxed_gpu());
@@ -111,7 +111,7 @@ impl<M: Memory> Status<M> {
         true
     }
 
-    /// Whether the communicator was aborted or has a fault now.
+    /// Returns whether the communicator was aborted or has a fault now.
     #[inline(always)]
     pub(crate) fn is_stopped_now(&self) -> bool {
         let (host, copy) = (self.host.load_relaxed_sys(), self.copy.load_relaxed_gpu());
@@ -137,8 +137,8 @@ impl<M: Memory> Status<M> {
         if self.is_stopped_now() { Some(self.cause()) } else { None }
     }
 
-    /// Waits until [`cause`](Self::cause) can be asked, by somebody who has reported a fault: another report may come
-    /// first and not be whole yet.
+    /// Waits until [`cause`](Self::cause) is readable. The caller has reported a fault: another report may come first
+    /// and not be whole yet.
     #[inline(always)]
     pub(crate) fn await_stop(&self) {
         while !self.is_stopped() {
@@ -258,11 +258,11 @@ impl<M: Memory> Status<M> {
     /// # Errors
     /// As [`poll`](Self::poll).
     #[inline(always)]
-    pub fn poll_far(&self, deadline: Deadline, mut test: impl FnMut() -> bool) -> Result<(), WaitError> {
+    pub fn poll_host_word(&self, deadline: Deadline, mut test: impl FnMut() -> bool) -> Result<(), WaitError> {
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
         // One block of code with one exit, which is short and which LLVM leaves as it is.
         loop {
-            M::pause_far();
+            M::pause_at_host_word();
             let stopped = self.is_stopped();
             let met = test();
             let over = !deadline.is_none() && M::clock_ns().wrapping_sub(start) >= deadline.ns();

@@ -122,7 +122,7 @@ impl Team {
         Err(Fault::new(FaultKind::NotInTeam, Operation::Address).peer(rank.0).values(self.size as u64, rank.0 as u64))
     }
 
-    /// Whether a world rank is a member.
+    /// Returns whether a world rank is a member.
     #[inline(always)]
     #[must_use]
     pub const fn contains(&self, rank: Rank) -> bool {

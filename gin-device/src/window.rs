@@ -77,7 +77,7 @@ fn peer_address(handle: &WindowHandle, rank: Rank) -> u64 {
     if sys::narrow(handle.stride) != 0 { peer_place(handle, rank) } else { peer_entry(handle, rank) }
 }
 
-/// Whether what ends at byte `end` lies in `rank`'s part of the window behind a handle of the host's.
+/// Returns whether a range that ends at byte `end` lies in `rank`'s part of the window behind a handle of the host's.
 #[inline(always)]
 pub(crate) fn reaches(handle: &WindowHandle, rank: Rank, end: u64) -> bool {
     end <= handle.least_length || end <= bytes_on(handle, rank)
@@ -126,7 +126,7 @@ impl<T: Pod> Window<T> {
         (self.own_bytes() / Self::SIZE) as usize
     }
 
-    /// Whether the caller's own part has no elements.
+    /// Returns whether the caller's own part has no elements.
     #[inline(always)]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -140,7 +140,7 @@ impl<T: Pod> Window<T> {
         (self.bytes_on(rank) / Self::SIZE) as usize
     }
 
-    /// So many elements in bytes, and whether that overflows.
+    /// Returns `elements` elements in bytes, and whether that overflows.
     #[inline(always)]
     fn bytes(elements: usize) -> (u64, bool) {
         let elements = elements as u64;
@@ -202,7 +202,7 @@ impl<T: Pod> Window<T> {
         crate::signal::VaSignal::new(self.handle, offset)
     }
 
-    /// Whether words of the window can be raised by signals.
+    /// Returns whether signals can raise words of the window.
     #[inline(always)]
     #[must_use]
     pub fn takes_signals(&self) -> bool {
@@ -293,7 +293,7 @@ pub struct WindowRange<T> {
     window: Window<T>,
     offset: u64,
     bytes: u64,
-    /// Whether the one or the other overflowed.
+    /// The one or the other overflowed.
     overflowed: bool,
 }
 
@@ -351,14 +351,14 @@ impl<T: Pod> WindowRange<T> {
         sys::narrow(self.window.handle.id)
     }
 
-    /// Whether the range lies in `rank`'s part.
+    /// Returns whether the range lies in `rank`'s part.
     #[inline(always)]
     pub(crate) fn fits_on(&self, rank: Rank) -> bool {
         let (end, overflows) = self.offset.overflowing_add(self.bytes);
         !(self.overflowed | overflows) & reaches(&self.window.handle, rank, end)
     }
 
-    /// Whether the range lies in the caller's own part.
+    /// Returns whether the range lies in the caller's own part.
     #[inline(always)]
     pub(crate) fn fits_own(&self) -> bool {
         let (end, overflows) = self.offset.overflowing_add(self.bytes);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Back ends: who carries out what the front end asks.
+//! Back ends: they carry out the operations of the front end.
 //!
 //! A back end is chosen when the kernel is compiled (`Gin<Proxy>`) or when it runs (`Gin<Any>`, the default); either
 //! way every operation is there.
@@ -24,13 +24,14 @@ mod sealed {
     impl Sealed for super::Any {}
 }
 
-/// What the front end needs of a back end. Arguments have been checked, and that the back end serves the communicator.
+/// The operations that the front end needs of a back end. Arguments have been checked, and that the back end serves the
+/// communicator.
 pub trait Backend: sealed::Sealed + Copy {
-    /// Whether operations take loads and stores where they can: a named back end does not.
+    /// Operations take loads and stores where they can; a named back end does not.
     #[doc(hidden)]
     const LSA: bool;
 
-    /// Whether the communicator has a context of this number and it is this back end's.
+    /// Returns whether the communicator has a context of this number and it is this back end's.
     #[doc(hidden)]
     fn serves(comm: &Comm, context: u32) -> bool;
 
@@ -61,7 +62,7 @@ pub trait Backend: sealed::Sealed + Copy {
     #[doc(hidden)]
     fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), WaitError>;
 
-    /// What waits for signals and counters do now and then: whatever has to be done so that these come.
+    /// Waits for signals and counters call this now and then: it does all work that these need.
     #[doc(hidden)]
     #[inline(always)]
     fn attend(_core: &Core) {}
@@ -152,10 +153,10 @@ mod outlined {
     }
 }
 
-/// Whether [`Any`] has the code of [`Gdaki`].
+/// [`Any`] has the code of [`Gdaki`].
 const ANY_KNOWS_GDAKI: bool = cfg!(any(not(target_arch = "nvptx64"), feature = "gdaki-any"));
 
-/// Whether kernels drive the NIC themselves, for a context that is served.
+/// Returns whether kernels drive the NIC themselves, for a context that is served.
 #[inline(always)]
 fn drives_nic(core: &Core) -> bool {
     ANY_KNOWS_GDAKI && core.comm().gdaki_contexts() != 0

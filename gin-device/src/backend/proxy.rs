@@ -66,7 +66,7 @@ impl Group {
         producer.claim(self.until == self.mask, self.until.count_ones() as u64, sharing)
     }
 
-    /// What the lane that leads brings.
+    /// Returns the value of the lane that leads.
     #[inline(always)]
     fn lead(&self, value: u64) -> u64 {
         coop::leader_shuffle(self.mask, value, 31 - self.mask.leading_zeros())

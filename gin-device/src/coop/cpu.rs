@@ -127,7 +127,7 @@ pub(crate) fn active_mask<const SITE: u32>() -> u32 {
     executor().map_or(1, |executor| (executor.active_mask)(site))
 }
 
-/// Of the lanes of `mask`, which are here together, those that bring the caller's `value`.
+/// Returns the lanes of `mask`, which are here together, that bring the caller's `value`.
 #[track_caller]
 pub(crate) fn alike(mask: u32, value: u64) -> u32 {
     let values = exchange(mask, value);
@@ -140,7 +140,7 @@ pub(crate) fn leader_shuffle(mask: u32, value: u64, from: u32) -> u64 {
     shuffle(mask, value, from)
 }
 
-/// Whether any of the lanes of `mask`, which are here together, brings `true`.
+/// Returns whether any of the lanes of `mask`, which are here together, brings `true`.
 #[track_caller]
 pub(crate) fn any_here(mask: u32, bit: bool) -> bool {
     vote_any(mask, bit)

@@ -22,14 +22,14 @@ pub trait LaneCoop: Coop {
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn shuffle(&self, value: u64, from: u32) -> u64;
 
-    /// Whether any thread of the group brings `true`.
+    /// Returns whether any thread of the group brings `true`.
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     #[inline(always)]
     fn any(&self, bit: bool) -> bool {
         self.ballot(bit) != 0
     }
 
-    /// Whether all threads of the group bring `true`.
+    /// Returns whether all threads of the group bring `true`.
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     #[inline(always)]
     fn all(&self, bit: bool) -> bool {

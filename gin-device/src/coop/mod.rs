@@ -19,8 +19,8 @@
 
 /// The elected thread of a coop evaluates an expression; its result is that of all threads. Syncs before and after.
 ///
-/// What [`Coop::lead`] does, for use where the expression is large: LLVM makes a function of a large closure that has
-/// several callers, and a call costs a stack.
+/// Does the same as [`Coop::lead`], for large expressions: LLVM makes a function of a large closure that has several
+/// callers, and a call costs a stack.
 macro_rules! lead {
     ($coop:expr, $act:expr) => {{
         let coop = $coop;
@@ -123,7 +123,7 @@ pub trait Coop: Copy {
     #[doc(hidden)]
     fn share_fault(&self, mine: Option<Fault>) -> Fault;
 
-    /// Whether the calling thread is the one that acts for the group: rank 0.
+    /// Returns whether the calling thread acts for the group: rank 0.
     #[inline(always)]
     fn elect(&self) -> bool {
         self.rank() == 0

@@ -141,7 +141,7 @@ pub(crate) fn active_mask<const SITE: u32>() -> u32 {
     mask
 }
 
-/// Whether any of the lanes of `mask`, which are here together, brings `true`. Does not order memory.
+/// Returns whether any of the lanes of `mask`, which are here together, brings `true`. Does not order memory.
 #[inline(always)]
 pub(crate) fn any_here(mask: u32, bit: bool) -> bool {
     // Safety: all lanes of the mask are here.
@@ -155,7 +155,7 @@ pub(crate) fn ballot_here(mask: u32, bit: bool) -> u32 {
     unsafe { llvm_vote_ballot_sync(mask, bit) }
 }
 
-/// Of the lanes of `mask`, which are here together, those that bring the caller's `value`. Does not order memory.
+/// Returns the lanes of `mask`, which are here together, that bring the caller's `value`. Does not order memory.
 #[inline(always)]
 pub(crate) fn alike(mask: u32, value: u64) -> u32 {
     // Safety: all lanes of the mask are here.

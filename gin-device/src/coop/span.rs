@@ -37,7 +37,7 @@ impl WarpSpan {
     }
 }
 
-/// Words of scratch for each barrier: four for values, one for who wrote them.
+/// Words of scratch for each barrier: four for values, one for the writers.
 const SCRATCH: usize = 6;
 
 crate::shared! {

@@ -71,7 +71,7 @@ pub struct Gin<B: Backend = Any> {
 impl Gin<Any> {
     /// The context with this number, used by any thread of the GPU; its back end is found at run time.
     ///
-    /// A number that the communicator does not have is told by each call, as [`FaultKind::UnknownContext`].
+    /// Each call reports a number that the communicator does not have, as [`FaultKind::UnknownContext`].
     #[inline(always)]
     #[must_use]
     pub fn new(comm: &Comm, context: ContextId) -> Self {

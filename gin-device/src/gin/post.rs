@@ -44,7 +44,7 @@ values!(
     u8 as u8, i8 as u8, u16 as u16, i16 as u16, u32 as u32, i32 as u32, u64 as u64, i64 as u64, f32 as u32, f64 as u64
 );
 
-/// What all posts have besides what they move.
+/// The options of all posts besides the transfer.
 #[derive(Clone, Copy, Debug)]
 struct Options {
     signal: Option<SignalAction>,
@@ -111,7 +111,7 @@ impl Judge for Found {
     }
 }
 
-/// What a post is to and of: context, route, signal and counter.
+/// The target and the options of a post: context, route, signal and counter.
 #[derive(Clone, Copy)]
 struct Posted<'a> {
     core: &'a Core,
@@ -127,7 +127,7 @@ impl Posted<'_> {
         self.core.fault(kind, self.operation).peer(self.peer.world())
     }
 
-    /// What is wrong with it, or else with what `ranges` looks at.
+    /// Returns the first violation of the post, or else of `ranges`.
     #[inline(always)]
     fn check(&self, ranges: &impl Ranges) -> Result<(), Fault> {
         let mut right = Right(true);
@@ -247,7 +247,7 @@ fn post<B: Backend>(
     options: &Options,
     operation: Operation,
 ) -> Result<(), WaitError> {
-    // What was stored at a peer takes the whole way.
+    // Stores at a peer need a release to the system.
     let required = if options.all_routes { Scope::System } else { options.required };
     B::release(core, options.given, required);
     let request = Descriptor {
@@ -277,7 +277,7 @@ fn peer_word(core: &Core, peer: Rank, signal: Signal) -> GlobalWord {
     }
 }
 
-/// What a post by loads and stores is to raise.
+/// The words that a post by loads and stores raises.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Raises {
     signal: Option<(GlobalWord, u64)>,
@@ -383,12 +383,12 @@ impl<B: Backend> Gin<B> {
 
     /// Raises a signal of `peer` after all earlier puts to it of this context have arrived, whichever route they took.
     ///
-    /// It goes over the network, as a strong signal whatever `action` says, so it comes after the puts that went there;
-    /// and as every post releases what happened before, stores to the peer included, it comes after those too. Nobody
-    /// waits for that but whoever waits for the signal. Nothing is posted before [`issue`](SignalPost::issue).
+    /// It goes over the network, as a strong signal whatever `action` says, so it comes after the puts that went there.
+    /// Every post releases earlier writes, stores to the peer included, so it comes after those too. Only the
+    /// receiver's wait for the signal waits for them. Nothing is posted before [`issue`](SignalPost::issue).
     ///
-    /// With [`released`](SignalPost::released) the caller promises that it has released what it, and those that it met,
-    /// put by loads and stores.
+    /// With [`released`](SignalPost::released) the caller promises that it has released its own puts by loads and
+    /// stores, and the puts of threads that it synchronised with.
     #[inline(always)]
     pub fn signal_all_routes(&self, peer: Rank, mut action: SignalAction) -> SignalPost<'_, B> {
         action.strong = true;
@@ -403,7 +403,7 @@ impl<B: Backend> Gin<B> {
         Ok(Raises::of(core, peer, options))
     }
 
-    /// For barriers: raises a signal whose id is past those of the user, for who has released to the system.
+    /// For barriers: raises a signal whose id is past the user's ids. The caller has released to the system.
     #[inline(always)]
     pub(crate) fn raise_internal(
         &self,
@@ -469,10 +469,10 @@ macro_rules! builder {
             self
         }
 
-        /// Says that another post of this context to this peer follows soon. This one may be held back until then, so
-        /// that the NIC is told of both at once.
+        /// Announces that another post of this context to this peer follows soon. This post may be held back until
+        /// then, so that one doorbell announces both.
         ///
-        /// What is held back is sent when
+        /// A held-back post is sent when
         /// - the context next posts to that peer without `more` (of lanes that post together, one without sends all),
         ///   or
         /// - a thread flushes the context or waits for one of its tokens, or

@@ -115,8 +115,8 @@ impl<B: Backend> Gin<B> {
     /// Ordering: acquire, at system scope, unless [`ordered`](Self::ordered) says otherwise.
     ///
     /// # Errors
-    /// What is wrong with the arguments: [`FaultKind::UnknownContext`], [`FaultKind::UnknownSignal`],
-    /// [`FaultKind::BadWidth`], [`FaultKind::NoVaSignals`], [`FaultKind::OutOfRange`], [`FaultKind::Misaligned`].
+    /// The invalid argument: [`FaultKind::UnknownContext`], [`FaultKind::UnknownSignal`], [`FaultKind::BadWidth`],
+    /// [`FaultKind::NoVaSignals`], [`FaultKind::OutOfRange`], [`FaultKind::Misaligned`].
     #[inline(always)]
     pub fn read_signal(&self, signal: impl Into<SignalView>) -> Result<u64, Fault> {
         let view = signal.into();

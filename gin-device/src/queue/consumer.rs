@@ -75,8 +75,8 @@ impl<M: Memory, const N: usize> Consumer<M, N> {
 
     /// Publishes that a request, or several, are finished.
     ///
-    /// In this order: the fault, the counter, `oldest_incomplete`, `completion_index`. What gets brought must be
-    /// visible before. Whoever sees one of the last three sees what came before it.
+    /// In this order: the fault, the counter, `oldest_incomplete`, `completion_index`. The data of a get must be
+    /// visible before. A thread that sees one of the last three sees everything before it.
     pub fn finish(&mut self, finished: Finished<'_, M>) {
         ordered! {
             "fault before completion_index":
@@ -98,10 +98,10 @@ impl<M: Memory, const N: usize> Consumer<M, N> {
     }
 }
 
-/// What [`Consumer::finish`] publishes about one request.
+/// The result of one request that [`Consumer::finish`] publishes.
 #[derive(Clone, Copy, Debug)]
 pub struct Finished<'a, M: Memory> {
-    /// What to post, and where, if the request failed.
+    /// The fault to post, and where, if the request failed.
     pub fault: Option<(&'a Status<M>, Fault)>,
     /// Word of the counter to raise by one.
     pub counter: Option<M::Word>,

@@ -14,9 +14,9 @@
 //! | word | lies in | written by | says |
 //! | --- | --- | --- | --- |
 //! | `producer_index` | GPU memory | producers, `add` | the next index to claim |
-//! | `near` | GPU memory | producers | a recent `consumer_index`; who looks at `consumer_index`, `completion_index` and `oldest_incomplete`, and what it saw |
+//! | `near` | GPU memory | producers | a recent `consumer_index`; the turns to look at host words, and the values seen |
 //! | `consumer_index` | pinned host memory | consumer | all slots below are empty again |
-//! | `oldest[peer]` | pinned host memory | consumer | the oldest unfinished request to this peer, or [`NOTHING`] |
+//! | `oldest_incomplete[peer]` | pinned host memory | consumer | the oldest unfinished request to this peer, or [`NOTHING`] |
 //! | `completion_index` | pinned host memory | consumer | all requests below are finished |
 //!
 //! # Why it is right
@@ -25,23 +25,24 @@
 //! acquired by the consumer's one fence after it saw all words: release fence, relaxed store, relaxed load, acquire
 //! fence.
 //!
-//! *A slot is not overwritten too early.* A producer stores into slot `i` only after it read `taken > i - depth`, and
-//! the consumer stores `consumer_index` with release after it read the slot. The producer's read needs no acquire: its
-//! stores depend on the branch that the read decides, and stores are not done speculatively. For the same reason they
-//! come after the stores of the round before in the order of the words' values, though no language says so: what stood
-//! in the slot had reached the consumer before `consumer_index` moved, and a store that is issued after that read lands
-//! later. (The model checker is told so: `sys::loom`.)
+//! *A slot is not overwritten too early.* A producer stores into slot `i` only after it read `consumer_index > i -
+//! depth`, and the consumer stores `consumer_index` with release after it read the slot. The producer's read needs no
+//! acquire: its stores depend on the branch that the read decides, and stores are not done speculatively. For the same
+//! reason they come after the stores of the round before in the order of the words' values, though no language says so:
+//! the old content of the slot had reached the consumer before `consumer_index` moved, and a store that is issued after
+//! that read lands later. (The model checker assumes this: `sys::loom`.)
 //!
 //! *The guess at `consumer_index` may be stale.* It is only ever a value that `consumer_index` had, so it errs towards
 //! "no room", and then one thread looks at the real word for all: see [`host_word`].
 //!
-//! *A flush of one peer sees every earlier request.* The consumer stores `oldest[peer] = i` before it stores `taken = i
-//! + 1`; the flush reads `taken >= s` with acquire before it reads `oldest[peer]`. So for each request `i < s` to that
-//! peer it sees `oldest[peer]` as it was set for `i` or later. Whatever value of `oldest[peer]` says that they are
-//! finished was stored with release after they were, also when it is the index of a later request.
+//! *A flush of one peer sees every earlier request.* The consumer stores `oldest_incomplete[peer] = i` before it stores
+//! `consumer_index = i + 1`. The flush reads `consumer_index >= s` with acquire before it reads
+//! `oldest_incomplete[peer]`. So for each request `i < s` to that peer it sees `oldest_incomplete[peer]` as it was set
+//! for `i` or later. A value that says that they are finished was stored with release after they were, also when it is
+//! the index of a later request.
 //!
 //! *A flush knows of failures.* The fault is posted before `oldest_incomplete` and `completion_index` move; the flush
-//! reads it after its acquire. Who looks for others reads it in between and tells them first.
+//! reads it after its acquire. A thread that looks for others reads it in between and announces it first.
 
 mod consumer;
 mod producer;
@@ -52,7 +53,7 @@ pub use producer::Producer;
 use crate::host_word::{self, HostWord};
 use crate::sys::{Memory, Word};
 
-/// `oldest[peer]` when there is no unfinished request: larger than any index.
+/// The value of `oldest_incomplete[peer]` when there is no unfinished request: larger than any index.
 pub const NOTHING: u64 = u64::MAX;
 
 /// The words of one queue.
@@ -84,7 +85,7 @@ pub const fn phase(index: u64, depth_log2: u32) -> u64 {
     1 ^ ((index >> depth_log2) & 1)
 }
 
-/// What each word of slot `slot` must hold in a new queue whose first index will be `first`.
+/// Returns the first value of each word of slot `slot` in a new queue whose first index will be `first`.
 #[must_use]
 pub const fn initial_word(slot: u64, first: u64, depth_log2: u32) -> u64 {
     let mask = (1 << depth_log2) - 1;

@@ -13,12 +13,12 @@ use gin_abi::Deadline;
 pub struct Producer<M: Memory, const N: usize> {
     /// The queue.
     pub queue: Queue<M, N>,
-    /// What ends waits.
+    /// The aborts and faults that end waits.
     pub status: Status<M>,
 }
 
 impl<M: Memory, const N: usize> Producer<M, N> {
-    /// Whether slot `index` is empty when `consumer_index` slots are known to have been emptied.
+    /// Returns whether slot `index` is empty when `consumer_index` slots are known to have been emptied.
     ///
     /// Signed, because an index that was read a while ago may lie behind `consumer_index`.
     #[inline(always)]
@@ -37,12 +37,13 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     /// waits until there is room, claims one slot and does that, so that a post that finds no room in time leaves the
     /// queue as it was. Gives the index of the slot. Bit 0 of each word is ignored.
     ///
-    /// The payload that the request refers to must have been released before, at the scope of its reader. Whoever fills
+    /// The payload of the request must have been released before, at the scope of its reader. A thread that fills
     /// several slots of one claim goes on in ascending order.
     ///
-    /// It is for several threads together, as one may wait for a slot that another has yet to fill: `any` says whether
-    /// any of them brings `true`, and `ahead` how many of those that claim in this queue, come before the caller, and
-    /// bring `true`. Of those who call it together either all have claimed or none has; all call the two equally often.
+    /// Several threads call it together, because one may wait for a slot that another has yet to fill. `any` returns
+    /// whether any of them brings `true`. `ahead` returns how many threads that claim in this queue come before the
+    /// caller and bring `true`. Of the threads that call it together either all have claimed or none has; all call the
+    /// two equally often.
     /// A slot is filled as soon as it is found empty, and before the others are asked, so nobody's slot waits for
     /// somebody's wait. A thread claims only if there is room behind all that are ahead, and sees in the next round how
     /// many are left, so more threads than the queue has slots get through it.
@@ -78,7 +79,7 @@ impl<M: Memory, const N: usize> Producer<M, N> {
             let filling = waiting & has & self.is_empty(index, consumer_index);
             self.store_if(filling, index, words);
             waiting &= !filling;
-            // What the look before found is tried first: what ended meanwhile counts.
+            // The result of the look before is tried first: an end in the meantime counts.
             if waiting & stop.is_some() {
                 (waiting, failed) = (false, stop);
             }
@@ -115,7 +116,7 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     /// The same, where `consumer_index` was known before; whether the communicator has a fault.
     #[inline(always)]
     fn look_again(&self, look: &mut Look<M>, consumer_index: u64) -> (u64, bool) {
-        M::pause_far();
+        M::pause_at_host_word();
         let stopped = self.status.is_stopped();
         (self.look(look).unwrap_or(consumer_index), stopped)
     }
@@ -163,7 +164,7 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         self.finish(looked, order)
     }
 
-    /// What ends a wait whose condition is met.
+    /// Ends a wait whose condition is met.
     #[inline(always)]
     fn finish(&self, looked: bool, order: Order) -> Result<(), WaitError> {
         if order == Order::Acquire {
@@ -172,7 +173,7 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         self.no_fault(looked)
     }
 
-    /// Whether a request that is finished failed, for who looked at the word that says so or had it from another
+    /// Checks whether a finished request failed, for a thread that looked at the word or had its value from another
     /// thread.
     #[inline(always)]
     fn no_fault(&self, looked: bool) -> Result<(), WaitError> {
@@ -205,7 +206,7 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     fn wait_past(&self, host: HostWord<M>, position: u64, deadline: Deadline) -> Result<bool, WaitError> {
         let mut look = Look::new(host);
         let outcome =
-            self.status.poll_far(deadline, || look.now(Some(&self.status)).is_some_and(|now| now >= position));
+            self.status.poll_host_word(deadline, || look.now(Some(&self.status)).is_some_and(|now| now >= position));
         let looked = look.is_mine();
         look.end();
         outcome.map(|()| looked)

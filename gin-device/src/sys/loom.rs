@@ -32,7 +32,7 @@ use std::string::String;
 use std::sync::{Mutex, PoisonError};
 use std::vec::Vec;
 
-/// What a mutation test changes.
+/// The change of a mutation test.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Mutation {
     /// The operation at this place (file, line) becomes relaxed; a fence becomes nothing.
@@ -60,12 +60,12 @@ pub fn hits() -> u32 {
     HITS.load(core::sync::atomic::Ordering::Relaxed)
 }
 
-/// Whether there is a mutation.
+/// Returns whether there is a mutation.
 pub fn mutated() -> bool {
     MUTATION.lock().unwrap_or_else(PoisonError::into_inner).is_some()
 }
 
-/// Whether this is the mutated place; if so, counts that it was passed.
+/// Returns whether this is the mutated place; if so, counts that it was passed.
 fn passed(is_it: impl FnOnce(&Mutation) -> bool) -> bool {
     let it = MUTATION.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_some_and(is_it);
     if it {
@@ -94,23 +94,23 @@ pub const IDLE_PAUSES: u32 = 6;
 std::thread_local! {
     /// Pauses since something changed in this run; all threads of a model run on one thread of the system.
     static IDLE: Cell<u32> = const { Cell::new(0) };
-    /// What all words hold, as a sum, now and at the last pause.
+    /// The sum of all words, now and at the last pause.
     static STATE: Cell<[u64; 2]> = const { Cell::new([0; 2]) };
 }
 
-/// What a word adds to the sum.
+/// Returns a word's part of the sum.
 fn part(cell: *const Cell64, value: u64) -> u64 {
     let mixed = (value ^ (cell.addr() as u64)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9)
 }
 
-/// Whether stores of this name go to words that several threads store to, each after a branch that makes it the next
-/// one: doorbells and their records. See the module's docs.
+/// Returns whether stores of this name go to words that several threads store to, each after a branch that makes it the
+/// next one: doorbells and their records. See the module's docs.
 fn depends(operation: &str) -> bool {
     matches!(operation, "store_mmio" | "store_relaxed_sys")
 }
 
-/// What an exchange of this name leaves.
+/// Returns the value that an exchange of this name leaves.
 fn stored(operation: &str, before: u64, value: u64) -> u64 {
     match operation {
         "fetch_max" => before.max(value),
@@ -125,7 +125,7 @@ fn stored(operation: &str, before: u64, value: u64) -> u64 {
 struct Cell64 {
     value: AtomicU64,
     loads: Condvar,
-    /// What was stored last, for [`STATE`].
+    /// The last stored value, for [`STATE`].
     last: Cell<u64>,
 }
 

@@ -81,7 +81,7 @@ macro_rules! word_operations {
             rmw add_release_sys "atom.release.sys.global.add.u64" Release fetch_add
                 "Adds modulo 2^64 and returns what was there, release, at system scope.";
             rmw max_relaxed_gpu "atom.relaxed.gpu.global.max.u64" Relaxed fetch_max
-                "Stores the larger of what is there and `value`; returns what was there. Relaxed, at GPU scope.";
+                "Stores the larger of the present value and `value`; returns the value before. Relaxed, at GPU scope.";
             rmw or_relaxed_gpu "atom.relaxed.gpu.global.or.b64" Relaxed fetch_or
                 "Sets bits and returns what was there, relaxed, at GPU scope.";
             rmw and_relaxed_gpu "atom.relaxed.gpu.global.and.b64" Relaxed fetch_and
@@ -198,7 +198,7 @@ macro_rules! declare_traits {
         declare_traits! { [$($word)*] [$($fence)* #[doc = $doc] fn $name();] $($rest)* }
     };
     ([$($word:tt)*] [$($fence:tt)*]) => {
-        /// A handle to one shared word of 64 bits. Handles are `Copy` and say nothing about who owns the word.
+        /// A handle to one shared word of 64 bits. Handles are `Copy` and do not own the word.
         ///
         /// A handle exists only where somebody promised (`unsafe`) that the word stays valid while it is used.
         pub trait Word: Copy + core::fmt::Debug {
@@ -250,14 +250,14 @@ macro_rules! declare_traits {
             /// Between two looks at a word in host memory. On a GPU a look takes ten times as long as a nap, so there
             /// is none.
             #[inline(always)]
-            fn pause_far() {
+            fn pause_at_host_word() {
                 Self::pause(crate::status::NAP_NS);
             }
 
             /// Nanoseconds on the clock that deadlines are measured with.
             fn clock_ns() -> u64;
 
-            /// Whether a mutation test wants the two halves of the `ordered!` of this name in the wrong order.
+            /// Returns whether a mutation test wants the two halves of the `ordered!` of this name in the wrong order.
             #[doc(hidden)]
             #[inline(always)]
             fn swapped(_name: &str) -> bool {
@@ -363,7 +363,7 @@ macro_rules! implement_traits {
 
             #[cfg(target_arch = "nvptx64")]
             #[inline(always)]
-            fn pause_far() {}
+            fn pause_at_host_word() {}
 
             #[inline(always)]
             fn clock_ns() -> u64 {

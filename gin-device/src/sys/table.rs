@@ -7,7 +7,7 @@
 pub struct OperationRow {
     /// Name of the function.
     pub name: &'static str,
-    /// What the docs show of the PTX: without operands.
+    /// The PTX for the docs: without operands.
     pub ptx: &'static str,
     /// The statement that `asm!` gets for sm_90 and later with PTX 8.6 and later.
     ///

@@ -6,7 +6,7 @@
 //!
 //! | operation | entries |
 //! | --- | --- |
-//! | put | WRITE; NOP if it is empty. One for each piece that the queue pair may move at once |
+//! | put | WRITE; NOP if it is empty. One for each chunk that the queue pair may move at once |
 //! | put_value | WRITE with inline data |
 //! | get | READ. Its data is in view after a DUMP, which a flush posts; with a counter at once |
 //! | signal | FETCH_ADD, behind the put that it is bound to |
@@ -41,7 +41,7 @@ use pair::{Failure, Posting, QueuePair};
 #[derive(Clone, Copy, Debug)]
 pub struct Gdaki;
 
-/// What entries need beside the queue pair, and where it is read.
+/// The values that entries need beside the queue pair, and where they are read.
 #[derive(Clone, Copy)]
 struct Link {
     pair: QueuePair<Global>,
@@ -234,7 +234,7 @@ impl Link {
     }
 }
 
-/// What follows the first entry of a post.
+/// The entries behind the first entry of a post.
 #[derive(Clone, Copy)]
 enum Then<'a> {
     Nothing,
@@ -341,14 +341,14 @@ impl Backend for Gdaki {
             Transfer::Put { source, destination, bytes } => {
                 let (to, from) = (link.there(destination.window, destination.offset), source.offset);
                 let here = link.here(source.window, from, 0);
-                link.post_pieces(bytes, to, here, wqe::write, behind, request, deadline)
+                link.post_chunks(bytes, to, here, wqe::write, behind, request, deadline)
             }
             Transfer::Get { source, destination, bytes } => {
                 let from = link.there(source.window, source.offset);
                 let here = link.here(destination.window, destination.offset, 0);
                 // A counter says that the data is in view.
                 let then = if request.counter.is_some() { Then::Dump } else { Then::Nothing };
-                link.post_pieces(bytes, from, here, wqe::read, then, request, deadline)
+                link.post_chunks(bytes, from, here, wqe::read, then, request, deadline)
             }
         }
     }
@@ -382,10 +382,10 @@ impl Backend for Gdaki {
 }
 
 impl Link {
-    /// Posts a transfer in pieces of as many bytes as one entry may move. `there` and `here` are where it begins.
+    /// Posts a transfer in chunks of as many bytes as one entry may move. `there` and `here` are where it begins.
     #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "one body for puts and gets")]
-    fn post_pieces(
+    fn post_chunks(
         &self,
         bytes: u64,
         there: Remote,
@@ -400,12 +400,12 @@ impl Link {
         // A loop with one post in it, as that is long.
         loop {
             let last = left <= most;
-            let piece = if last { left } else { most };
-            here.bytes = piece as u32;
+            let chunk = if last { left } else { most };
+            here.bytes = chunk as u32;
             let write = |head| {
                 let segments = entry(head, there, here);
                 // A length of 0 would stand for 2 GiB.
-                if piece == 0 { [wqe::nop(head)[0], segments[1], segments[2]] } else { segments }
+                if chunk == 0 { [wqe::nop(head)[0], segments[1], segments[2]] } else { segments }
             };
             let (then, request) =
                 if last { (then, *request) } else { (Then::Nothing, Descriptor { counter: None, ..*request }) };
@@ -413,15 +413,15 @@ impl Link {
             if last {
                 return Ok(());
             }
-            there.address += piece;
-            here.address += piece;
-            left -= piece;
-            // What has begun is finished.
+            there.address += chunk;
+            here.address += chunk;
+            left -= chunk;
+            // A post that has begun is finished.
             deadline = Deadline::NONE;
         }
     }
 
-    /// What is asked for its end gets an entry at once, so that it does not come behind later ones.
+    /// A wait whose end needs a completion posts its entry at once, so that it does not come behind later ones.
     #[inline(always)]
     fn position(&self) -> u64 {
         // To a peer without a connection nothing is under way.

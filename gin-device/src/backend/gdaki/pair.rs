@@ -4,13 +4,13 @@
 //! Generic over the [`Memory`], so that a model checker can run it against a NIC.
 //!
 //! # Posting
-//! A thread, or one for all lanes of a warp that post to the same queue pair, *claims* indices by one add, waits until
-//! the slots are free, writes the entries and *publishes* them: it says at the token word of its first slot how many
-//! follow. Announcing them to the NIC is the business of who has the *token*, which lies at the first index that nobody
-//! has announced. Whoever publishes there takes it, and carries it past all entries that are published behind: record
-//! and doorbell once for all of them, then the token is laid down at the next index that is not published. So a slow
-//! thread holds up only the doorbell, never the others' posts; who finds no token is done, as whoever brings it rings
-//! for all.
+//! A thread, or one thread for all lanes of a warp that post to the same queue pair, *claims* indices by one add. It
+//! waits until the slots are free, writes the entries and *publishes* them: it writes to the token word of its first
+//! slot how many follow. The thread that has the *token* announces entries to the NIC. The token lies at the first
+//! index that is not announced. A thread that publishes there takes the token and carries it past all entries that are
+//! published behind: record and doorbell once for all of them. Then it lays the token down at the next index that is
+//! not published. So a slow thread holds up only the doorbell, never the others' posts. A thread that finds no token is
+//! done, because the thread that brings it rings for all.
 //!
 //! | value of a token word of index i | says |
 //! | --- | --- |
@@ -29,25 +29,25 @@
 //!
 //! # Completions
 //! Entry i asks for one if i + 1 is a multiple of the interval, so there is always one to come among the entries of a
-//! full queue. Who waits for an entry that none covers posts a NOP that asks for one, or a DUMP if reads are to be
-//! brought into view; one does it for all. One thread at a time *takes* completions for all: it moves
-//! `completion_index`, after it has raised the counters of the entries that completed. A completion that says that an
-//! entry failed becomes the communicator's fault.
+//! full queue. A thread that waits for an entry which no completion covers posts a NOP that asks for one, or a DUMP if
+//! reads must come into view; one thread does it for all. One thread at a time *takes* completions for all: it moves
+//! `completion_index`, after it has raised the counters of the entries that completed. A completion with an error
+//! becomes the communicator's fault.
 //!
 //! # Why it is right
 //! *A slot is not overwritten too early.* It is written only after `completion_index` was read past the entry before,
 //! whose completion a NIC writes after it has read the entry; the stores depend on the branch that this read decides,
 //! as in [`queue`](crate::queue).
 //!
-//! *What is announced is whole.* Publishing is a release after the entries; the carrier acquires what it finds
-//! published, and what it finds held back, then stores the record, then releases to the system, then rings. Who holds
-//! back behind others acquires and releases again before it lays the token down, so that it hands on what those have
-//! written. A NIC is no thread of this GPU, so the memory model asks for no less. Where the host says that the NIC
-//! reads entries and payload through this GPU's L2 cache ([`releases_to_gpu`](QueuePair::releases_to_gpu)), a release
-//! to the GPU has them there.
+//! *Announced entries are whole.* Publishing is a release after the entries. The carrier acquires the entries that it
+//! finds published and the entries that it finds held back, then stores the record, then releases to the system, then
+//! rings. A thread that holds entries back behind others acquires and releases again before it lays the token down, so
+//! that it hands on the writes of those others. A NIC is no thread of this GPU, so the memory model asks for no less.
+//! Where the host reports that the NIC reads entries and payload through this GPU's L2 cache
+//! ([`releases_to_gpu`](QueuePair::releases_to_gpu)), a release to the GPU is enough.
 //!
-//! *Doorbell and record never go backwards.* They are stored by who has the token, before it is laid down, with a
-//! release between; who takes it stores later, because these stores depend on the exchange that took it.
+//! *Doorbell and record never go backwards.* The holder of the token stores them before it lays the token down, with a
+//! release between. The next holder stores later, because its stores depend on the exchange that took the token.
 //!
 //! *Nothing is held back for ever.* A publisher that meets no token has stored before the carrier's maximum at that
 //! word, so the carrier finds it; entries that are held back have the token behind them, where every wait looks.
@@ -140,7 +140,7 @@ pub struct QueuePair<M: Memory> {
     pub marks: u64,
     /// First counter word.
     pub counters: M::Word,
-    /// Whether it is there. If not, none of the words but [`words`](Self::words) may be used.
+    /// The queue pair exists. If not, only [`words`](Self::words) may be used.
     pub connected: bool,
     /// Its number.
     pub number: QueueNumber,
@@ -150,7 +150,7 @@ pub struct QueuePair<M: Memory> {
     pub interval_log2: u32,
     /// Entries and payload are released to the GPU only before the doorbell.
     pub releases_to_gpu: bool,
-    /// What ends waits.
+    /// The aborts and faults that end waits.
     pub status: Status<M>,
 }
 
@@ -166,8 +166,7 @@ struct Carried {
 /// The target of a wait for entries, and how far it is covered.
 #[derive(Clone, Copy, Debug)]
 struct Covered {
-    /// All entries below must be complete: those that are waited for, and the DUMP that brings reads among them into
-    /// view.
+    /// All entries below must be complete: the awaited ones, and the DUMP that brings reads among them into view.
     target: u64,
     /// A completion that says so has come or will come. The waiter posts nothing.
     sure: bool,
@@ -175,12 +174,12 @@ struct Covered {
     reads: bool,
 }
 
-/// What a thread brings into a post.
+/// The parameters of a thread's post.
 #[derive(Clone, Copy, Debug)]
 pub struct Posting {
     /// Entries, 1 or 2.
     pub count: u64,
-    /// Who else uses the queue pair.
+    /// The other users of the queue pair.
     pub sharing: Sharing,
     /// The doorbell may wait for the next post.
     pub more: bool,
@@ -188,7 +187,7 @@ pub struct Posting {
     pub deadline: Deadline,
 }
 
-/// What ends a wait for queue pairs: the order that is asked for, and whether a request that is finished failed.
+/// Ends a wait for queue pairs: acquires as requested, and checks whether a finished request failed.
 ///
 /// # Errors
 /// [`Stop`] of the wait, or if the communicator has a fault.
@@ -222,8 +221,8 @@ impl<M: Memory> QueuePair<M> {
         (1 << self.depth_log2) - 1
     }
 
-    /// Whether the slots of all entries below `end` are free or in use by these, when all below `completion_index` are
-    /// complete.
+    /// Returns whether the slots of all entries below `end` are free or in use by these, when all below
+    /// `completion_index` are complete.
     #[inline(always)]
     fn fits(&self, end: u64, completion_index: u64) -> bool {
         end.wrapping_sub(completion_index) as i64 <= 1 << self.depth_log2
@@ -266,7 +265,7 @@ impl<M: Memory> QueuePair<M> {
         }
     }
 
-    /// Whether entry `index`, which has three segments, carries its data.
+    /// Returns whether entry `index`, which has three segments, carries its data.
     #[inline(always)]
     pub fn is_inline(&self, index: u64) -> bool {
         let slot = self.ring.at((index & self.mask()) * SLOT_WORDS);
@@ -310,13 +309,13 @@ impl<M: Memory> QueuePair<M> {
     /// or, if it gives none, waits until there is room and claims then, so that a post that finds no room in time
     /// leaves the queue as it was.
     ///
-    /// It is for several threads together, as one may wait for a slot whose entry another has yet to write: `any` says
-    /// whether any of them brings `true`. `together` is asked after entries were written, by all, with whether the
-    /// caller has and its first index: it gives, to one of those who claimed together, the first index and the number
-    /// of entries that they have written since the last time; it orders memory among them.
+    /// Several threads call it together, because one may wait for a slot whose entry another has yet to write: `any`
+    /// returns whether any of them brings `true`. All call `together` after entries were written, with whether the
+    /// caller has written and its first index. In one of the threads that claimed together it returns the first index
+    /// and the number of entries that they have written since the last time; it orders memory among them.
     ///
-    /// A queue pair that is not there has no room for ever, so that its peer is told by the wait; a post that finds
-    /// room does not ask.
+    /// A queue pair that does not exist has no room for ever, so the wait reports its peer; a post that finds room does
+    /// not check.
     ///
     /// # Errors
     /// [`WaitError::Deadline`] if there was no room in time: nothing was posted. [`WaitError::Fault`] if the
@@ -365,7 +364,7 @@ impl<M: Memory> QueuePair<M> {
             if let Some(token) = token {
                 self.carry(token);
             }
-            // What the look before found is tried first: what ended meanwhile counts.
+            // The result of the look before is tried first: an end in the meantime counts.
             if waiting & stop.is_some() {
                 (waiting, ended) = (false, stop);
             }
@@ -382,7 +381,7 @@ impl<M: Memory> QueuePair<M> {
             let over = !deadline.is_none() && M::clock_ns().wrapping_sub(start) >= deadline.ns();
             stop = match (stopped, over) {
                 (true, _) => Some(WaitError::Fault),
-                // What is claimed has room, or gets it without anybody's help but the NIC's.
+                // A claimed slot has room, or gets it by the NIC alone.
                 (false, true) if !has => Some(WaitError::Deadline),
                 (false, _) => None,
             };
@@ -425,7 +424,7 @@ impl<M: Memory> QueuePair<M> {
         loop {
             if !hold {
                 self.ring(end);
-                // Who takes the token up rings after this.
+                // The thread that takes the token up rings after this.
                 M::fence_release_gpu();
             }
             let lies_at = if hold { held(end) } else { self::token(end) };
@@ -434,7 +433,7 @@ impl<M: Memory> QueuePair<M> {
                 return;
             }
             let (first, mut count) = (end, found - held(end));
-            // At most a queue full: the NIC has not been told of these.
+            // At most a queue full: the NIC does not know of these yet.
             while count <= MOST_PUBLISHED && end - first <= self.mask() {
                 end += count;
                 let next = self.token_word(end).load_relaxed_gpu();
@@ -448,7 +447,7 @@ impl<M: Memory> QueuePair<M> {
         }
     }
 
-    /// Announces all entries below `end`. For who has the token.
+    /// Announces all entries below `end`. The caller has the token.
     #[inline(always)]
     fn ring(&self, end: u64) {
         self.words.at(word::RUNG).store_relaxed_gpu(end);
@@ -474,8 +473,8 @@ impl<M: Memory> QueuePair<M> {
         taken.then_some(Carried { end, hold: false })
     }
 
-    /// What every wait does now and then for a queue pair that may have entries under way: rings for what was held
-    /// back, and takes completions.
+    /// Every wait calls this now and then for a queue pair that may have entries under way: it rings for held-back
+    /// entries, and takes completions.
     #[inline(always)]
     pub fn attend(&self, failed: &impl Fn(Failure) -> Fault) {
         if let Some(token) = self.pick_up(self.position()) {
@@ -511,7 +510,7 @@ impl<M: Memory> QueuePair<M> {
             left -= 1;
         }
         if end != completion_index {
-            // What the NIC did before it completed these.
+            // The NIC's writes before it completed these.
             M::fence_acquire_sys();
             self.raise_counters(completion_index, end);
             self.words.at(word::CQ_CONSUMER_INDEX).store_relaxed_gpu(consumed);
@@ -548,7 +547,7 @@ impl<M: Memory> QueuePair<M> {
         if tagged <= first {
             return;
         }
-        // What the entries brought comes first.
+        // The data of the entries comes first.
         M::fence_release_gpu();
         let mut index = first;
         while index < end {
@@ -573,7 +572,7 @@ impl<M: Memory> QueuePair<M> {
         if covering.load_relaxed_gpu() != 0 || covering.cas_relaxed_gpu(0, 1) != 0 {
             return (None, None);
         }
-        // What who did it before has stored.
+        // The stores of the thread that did it before.
         M::fence_acquire_gpu();
         let Covered { mut target, mut sure, reads } = self.covered(position);
         let (mut token, at) = (None, self.position());
@@ -622,7 +621,7 @@ impl<M: Memory> QueuePair<M> {
         failed: impl Fn(Failure) -> Fault,
     ) -> Result<(), WaitError> {
         let mut target = None;
-        self.status.poll_far(deadline, || {
+        self.status.poll_host_word(deadline, || {
             let mut token = None;
             if target.is_none() {
                 (target, token) = self.cover(position, &dump);
@@ -655,7 +654,7 @@ impl<M: Memory> QueuePair<M> {
         }
         let fresh = self.marks >> 32 << 32;
         let rest = self.busy.and_relaxed_gpu(!fresh) & !fresh;
-        // The claims of those who have marked it before.
+        // The claims of threads that have marked it before.
         M::fence_acquire_gpu();
         if self.position() == self.completion_index() {
             // Not if it was marked since.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Accesses to bulk data, one's own or a peer's: what `lsa` is made of.
+//! Accesses to bulk data of this rank or a peer, the base of `lsa`.
 //!
 //! Loads are strong, but for one: they look past the L1 cache, so a range that was read before is read afresh. Stores
 //! are weak: a release by the storing thread, or by one that it has met, makes them visible. No two of them are
