@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! With the feature `cuda`, compiles the kernels of `gin-kernels`, those that `gin bench` times and the engine of
-//! software NICs to PTX and writes `ptx.rs`, `bench.rs` and `engine.rs`, tables of them, to `OUT_DIR`. Without it there
-//! is nothing to do.
+//! With the feature `cuda`, compiles the kernels of `gin-kernels`, the kernels that `gin bench` times and the engine of
+//! software NICs to PTX. Writes `ptx.rs`, `bench.rs` and `engine.rs`, tables of them, to `OUT_DIR`. Without the feature
+//! it does nothing.
 
 fn main() {
     #[cfg(feature = "cuda")]
@@ -28,7 +28,7 @@ fn embed() -> Result<(), Box<dyn std::error::Error>> {
     use gin_build::{Arch, KernelBuilder};
 
     println!("cargo::rerun-if-changed=build.rs");
-    // For those who change kernels often and have one kind of GPU.
+    // Speeds builds up on a machine with one kind of GPU, where kernels change often.
     println!("cargo::rerun-if-env-changed=GIN_ARCHS");
     let archs = std::env::var("GIN_ARCHS").unwrap_or_else(|_| ARCHS.to_owned());
     let archs = archs.split(',').map(str::trim).map(str::parse).collect::<Result<Vec<Arch>, _>>()?;

@@ -40,7 +40,7 @@ struct Place {
 const WRITING: u32 = 1;
 const WRITTEN: u32 = 2;
 
-/// Told of every post.
+/// Called after every post.
 type Watch = Box<dyn Fn() + Send + Sync>;
 
 /// The places of all ranks of one communicator.
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn other_ranks_are_told_who_failed_and_of_an_abort_as_such() {
+    fn other_ranks_learn_the_failed_rank_and_an_abort_as_such() {
         let fault = Fault::new(FaultKind::OutOfRange, Operation::Put).context(3).peer(1).values(64, 65);
         let notice = Notice { rank: 2, fault };
         assert_eq!(notice.for_rank(2), fault);

@@ -120,7 +120,7 @@ pub struct Job {
 }
 
 /// The values of a launcher's own variables.
-struct Told {
+struct LauncherValues {
     launcher: Launcher,
     rank: u32,
     ranks: u32,
@@ -147,7 +147,7 @@ impl Job {
         // An empty variable is as good as none: scripts unset them so.
         let variables: Variables<'_> = &|name| variables(name).filter(|value| !value.is_empty());
         let Some(told) = told(variables)? else { return Ok(None) };
-        let Told { launcher, rank, ranks, local_rank, local_ranks } = told;
+        let LauncherValues { launcher, rank, ranks, local_rank, local_ranks } = told;
         match check(rank, ranks) {
             Ok(()) => {}
             Err(error) => return Err(value(rank_variable(launcher), error.to_string())),
@@ -347,7 +347,7 @@ fn number(variables: Variables<'_>, variable: &'static str) -> Result<Option<u32
     text.trim().parse().map(Some).map_err(|_| problem())
 }
 
-fn told(variables: Variables<'_>) -> Result<Option<Told>, JobError> {
+fn told(variables: Variables<'_>) -> Result<Option<LauncherValues>, JobError> {
     let number = |variable| number(variables, variable);
     let needed = |launcher, variable, advice| number(variable)?.ok_or(JobError::Missing { variable, launcher, advice });
     const RANKS: &str = "set it to the number of ranks of the job";
@@ -356,17 +356,17 @@ fn told(variables: Variables<'_>) -> Result<Option<Told>, JobError> {
         let launcher = Launcher::Gin;
         let ranks = needed(launcher, "GIN_RANKS", RANKS)?;
         let (local_rank, local_ranks) = (number("GIN_LOCAL_RANK")?, number("GIN_LOCAL_RANKS")?);
-        Told { launcher, rank, ranks, local_rank, local_ranks }
+        LauncherValues { launcher, rank, ranks, local_rank, local_ranks }
     } else if is_set("RANK") && is_set("WORLD_SIZE") {
         let launcher = Launcher::Torchrun;
         let (rank, ranks) = (needed(launcher, "RANK", "")?, needed(launcher, "WORLD_SIZE", RANKS)?);
         let (local_rank, local_ranks) = (number("LOCAL_RANK")?, number("LOCAL_WORLD_SIZE")?);
-        Told { launcher, rank, ranks, local_rank, local_ranks }
+        LauncherValues { launcher, rank, ranks, local_rank, local_ranks }
     } else if let Some(rank) = number("OMPI_COMM_WORLD_RANK")? {
         let launcher = Launcher::OpenMpi;
         let ranks = needed(launcher, "OMPI_COMM_WORLD_SIZE", RANKS)?;
         let local_rank = number("OMPI_COMM_WORLD_LOCAL_RANK")?;
-        Told { launcher, rank, ranks, local_rank, local_ranks: number("OMPI_COMM_WORLD_LOCAL_SIZE")? }
+        LauncherValues { launcher, rank, ranks, local_rank, local_ranks: number("OMPI_COMM_WORLD_LOCAL_SIZE")? }
     } else if is_set("SLURM_PROCID") && is_set("SLURM_STEP_NODELIST") {
         // Without the second a batch script runs, which is one process, whatever the number of tasks.
         let launcher = Launcher::Slurm;
@@ -380,7 +380,7 @@ fn told(variables: Variables<'_>) -> Result<Option<Told>, JobError> {
             (Some(node), Some(list)) => slurm::tasks_of_node(&list, node),
             _ => None,
         };
-        Told { launcher, rank, ranks, local_rank: number("SLURM_LOCALID")?, local_ranks }
+        LauncherValues { launcher, rank, ranks, local_rank: number("SLURM_LOCALID")?, local_ranks }
     } else {
         return Ok(None);
     };

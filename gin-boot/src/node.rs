@@ -110,9 +110,9 @@ pub(super) struct Node {
     /// Where other hosts reach this rank, once it has joined.
     pub(super) ip: OnceLock<IpAddr>,
     state: Mutex<State>,
-    /// Told whenever something changed that somebody may wait for.
+    /// Notified whenever the state changed in a way that a thread may wait for.
     pub(super) changed: Notify,
-    /// Told when something was posted on a board, and when this rank is to leave.
+    /// Notified when a fault was posted on a board, and when this rank leaves.
     pub(super) posted: Arc<Notify>,
     /// How many messages the system has taken, for each edge.
     sent: [AtomicU64; EDGES],

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_behind_a_rank_is_who_is_reached_through_it() {
+    fn the_ranks_behind_a_rank_are_reached_through_it() {
         for ranks in [1, 2, 5, 16, 33] {
             for from in 0..ranks {
                 for gone in 0..ranks {

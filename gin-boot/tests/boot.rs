@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Long enough for a machine that is busy with other things.
+/// Long enough for a machine that is busy with other work.
 const LONG: Duration = Duration::from_secs(60);
 
 fn config() -> TcpConfig {
@@ -57,7 +57,7 @@ fn soon(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// What a rank gives: different bytes for each.
+/// Returns the bytes of a rank: different for each.
 fn bytes(rank: u32, round: u32, length: usize) -> Vec<u8> {
     let start = rank.wrapping_mul(2_654_435_761).wrapping_add(round);
     (0..length as u32).map(|index| (start.wrapping_add(index).wrapping_mul(0x9e37_79b1) >> 24) as u8).collect()
@@ -136,8 +136,8 @@ fn nobody_leaves_a_barrier_before_all_are_in_it() {
 }
 
 #[test]
-fn a_rank_that_leaves_after_its_last_meeting_takes_nothing_with_it() {
-    // Whoever is done first leaves at once, also from the middle of the tree.
+fn a_rank_that_leaves_after_its_last_collective_takes_nothing_with_it() {
+    // A rank that is done first leaves at once, also from the middle of the tree.
     for _ in 0..20 {
         let got = all(7, &config(), |rank| rank.all_gather(&bytes(rank.rank(), 0, 100_000)));
         for got in got {
@@ -160,7 +160,7 @@ fn a_rank_that_left_is_named_where_it_is_missed_and_no_board_gets_a_fault() {
                 assert_eq!(channel.board().first(), None);
                 Some(error)
             });
-            // Others leave then, too, but whoever hears of them has heard of the first.
+            // Others leave then, too, but a rank that hears of them has heard of the first.
             for (rank, outcome) in (0..).zip(outcomes) {
                 match outcome {
                     None => assert_eq!(rank, leaver),
@@ -175,7 +175,7 @@ fn a_rank_that_left_is_named_where_it_is_missed_and_no_board_gets_a_fault() {
 }
 
 #[test]
-fn an_abort_ends_the_meetings_of_all_and_names_who_called_it() {
+fn an_abort_ends_the_collectives_of_all_and_names_its_caller() {
     for aborter in [0, 1, 4] {
         let outcomes = all(5, &config(), |rank| {
             rank.barrier().unwrap();
@@ -192,7 +192,7 @@ fn an_abort_ends_the_meetings_of_all_and_names_who_called_it() {
 }
 
 #[test]
-fn a_meeting_that_takes_too_long_names_the_ranks_that_did_not_come() {
+fn a_collective_that_takes_too_long_names_the_missing_ranks() {
     let config = TcpConfig { collective_timeout: Some(Duration::from_millis(300)), ..config() };
     let done = std::sync::Barrier::new(6);
     let outcomes = all(6, &config, |rank| {
@@ -343,7 +343,7 @@ fn fault(seen: u64) -> Fault {
 }
 
 #[test]
-fn a_fault_on_the_board_of_one_rank_is_soon_on_those_of_all_and_ends_their_meetings() {
+fn a_fault_on_the_board_of_one_rank_is_soon_on_all_boards_and_ends_their_collectives() {
     let ranks = 7;
     let done = std::sync::Barrier::new(ranks as usize);
     all(ranks, &config(), |rank| {
@@ -371,7 +371,7 @@ fn a_board_begins_with_what_was_posted_before_its_rank_asked_for_the_channel() {
             // Not even the channel lasts until the others ask.
             rank.channel(9).board().post(3, fault(1));
         }
-        // What is given here arrives after the fault.
+        // Bytes that are given here arrive after the fault.
         rank.barrier().unwrap();
         if rank.rank() != 3 {
             assert_eq!(rank.channel(9).board().first().map(|notice| notice.fault), Some(fault(1)));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Ranks that are processes: what the others learn when one is killed, stopped, or ends without a word, and that they
-//! lose nobody who is only late.
+//! Ranks that are processes: the others learn that one is killed, stopped, or ends without a word, and they lose no
+//! rank that is only late.
 
 use gin_boot::{Bootstrap, BootstrapError, LossCause};
 use gin_boot::{Rendezvous, TcpBootstrap, TcpConfig, UniqueId};
@@ -28,7 +28,7 @@ fn number(name: &str) -> Option<u64> {
     env::var(name).ok()?.parse().ok()
 }
 
-/// Rank 0 was told to end the job.
+/// Rank 0 shall end the job.
 static ENOUGH: AtomicBool = AtomicBool::new(false);
 
 /// One rank: joins, says so, and meets until rank 0 says that it is enough, or that fails; then says what it learned.
@@ -52,7 +52,7 @@ fn rank(rank: u32) -> Result<(), BootstrapError> {
     let channel = bootstrap.channel(1);
     bootstrap.barrier()?;
     if number(QUIT).is_some() {
-        // No destructor runs: nobody is told.
+        // No destructor runs: no rank hears of it.
         std::process::exit(0);
     }
     println!("ready");
@@ -144,7 +144,7 @@ fn ends_whole(mut job: Vec<Process>) {
     }
 }
 
-/// What ranks say of one that is lost: who, where, why.
+/// Returns the text of ranks about a lost one: its rank, host and cause.
 fn named(lost: u32, cause: &LossCause) -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     format!("rank {lost} on host {host} {cause} Some((PeerLost, {lost}, {})) {cause}", cause.code())
@@ -165,7 +165,7 @@ fn a_killed_rank_is_named_to_all_at_once() {
     }
 }
 
-fn a_stopped_rank_is_named_to_all_after_the_silence_and_told_so_when_it_goes_on() {
+fn a_stopped_rank_is_named_to_all_after_the_silence_and_learns_so_when_it_goes_on() {
     let silent = LossCause::Silent { ms: 2000 };
     for stopped in [1, 2] {
         let mut job = job(4, 2000, &[]);
@@ -242,7 +242,7 @@ fn a_rank_that_waits_for_a_processor_is_not_lost() {
     }
 }
 
-fn a_process_that_exits_after_the_last_meeting_does_not_spoil_it() {
+fn a_process_that_exits_after_the_last_collective_does_not_spoil_it() {
     for _ in 0..10 {
         for mut process in job(6, 3_600_000, &[(QUIT, "1".into())]) {
             assert!(process.child.wait().unwrap().success());
@@ -268,12 +268,12 @@ fn main() {
         trial("a_rank_that_waits_for_a_processor_is_not_lost", a_rank_that_waits_for_a_processor_is_not_lost),
         trial("a_killed_rank_is_named_to_all_at_once", a_killed_rank_is_named_to_all_at_once),
         trial(
-            "a_stopped_rank_is_named_to_all_after_the_silence_and_told_so_when_it_goes_on",
-            a_stopped_rank_is_named_to_all_after_the_silence_and_told_so_when_it_goes_on,
+            "a_stopped_rank_is_named_to_all_after_the_silence_and_learns_so_when_it_goes_on",
+            a_stopped_rank_is_named_to_all_after_the_silence_and_learns_so_when_it_goes_on,
         ),
         trial(
-            "a_process_that_exits_after_the_last_meeting_does_not_spoil_it",
-            a_process_that_exits_after_the_last_meeting_does_not_spoil_it,
+            "a_process_that_exits_after_the_last_collective_does_not_spoil_it",
+            a_process_that_exits_after_the_last_collective_does_not_spoil_it,
         ),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit();

@@ -37,7 +37,7 @@ fn config() -> TcpConfig {
     }
 }
 
-/// A port that is free, and none of those that the system gives to others by itself.
+/// Returns a free port, outside of the range that the system gives to others by itself.
 fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     loop {
@@ -85,7 +85,7 @@ fn a_process_that_nobody_launched_is_no_job() {
 }
 
 #[test]
-fn each_launcher_says_who_a_rank_is() {
+fn each_launcher_names_the_rank() {
     let told = |words: &str| {
         let job = found(words);
         (job.launcher(), job.rank(), job.ranks(), job.local_rank(), job.local_ranks())

@@ -441,7 +441,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nested_builds_of_all_packages_share_the_target_folder_whoever_made_it() {
+    fn nested_builds_of_all_packages_share_one_target_folder() {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("target");
         let out = target.join("debug/build/gin-0123456789abcdef/out");

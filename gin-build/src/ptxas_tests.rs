@@ -80,7 +80,7 @@ fn assemble(script: &str) -> Result<Assembly, BuildError> {
 }
 
 #[test]
-fn an_assembler_that_is_too_old_is_told_from_one_that_refuses_the_text() {
+fn an_assembler_that_is_too_old_differs_from_one_that_refuses_the_text() {
     let old = assemble("echo \"ptxas fatal   : Value 'sm_100' is not defined for option 'gpu-name'\" >&2; exit 255");
     let Ok(Assembly::NotTried(reason)) = old else { panic!("{old:?}") };
     assert!(reason.contains("is too old") && reason.contains("sm_100"), "{reason}");

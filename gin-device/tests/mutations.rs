@@ -26,14 +26,14 @@ struct NotObservable {
     reason: &'static str,
     /// Why the code is right, and needs it.
     argument: &'static str,
-    /// What it becomes on a GPU.
+    /// The form of it on a GPU.
     ptx: &'static str,
 }
 
 const NOT_OBSERVABLE: &[NotObservable] = &[
     NotObservable {
         site: "status.rs look: fence_acquire_sys",
-        reason: "who is told loads the host's word too, which is then not older than what was seen here, and fences again",
+        reason: "a thread with the value of another loads the host's word too, which is then not older than what was seen here, and fences again",
         argument: "with it the release that follows also covers what came before the fault, so that nobody depends on that load",
         ptx: "fence.acquire.sys: CCTL.IVALL",
     },

@@ -11,7 +11,7 @@ use gin_device::sys::{Global, GlobalWord, Word};
 const N: usize = 2;
 const NOW: Deadline = Deadline::after_ns(0);
 const RANKS: usize = 2;
-/// Index of the words beside those that the consumer publishes; they come last.
+/// Index of the words beside the words that the consumer publishes; they come last.
 const NEAR: usize = 44;
 
 /// Where the index leaves 32 bits, where it would turn negative if it were signed, and where a queue usually starts.
@@ -33,7 +33,7 @@ fn for_each_start(mut test: impl FnMut(u32, u64)) {
 fn with_queue(depth_log2: u32, first: u64, test: impl FnOnce(Producer<Global, N>, Consumer<Global, N>)) {
     #[repr(align(16))]
     struct Words([u64; NEAR + (2 + RANKS) * host_word::WORDS as usize]);
-    // What a queue's memory holds before it is made must not matter.
+    // The old content of a queue's memory must not matter.
     let mut words = Words([u64::MAX; NEAR + (2 + RANKS) * host_word::WORDS as usize]);
     // Safety: every handle is one of the array's words, and none is used after it.
     let mut word = |index: usize| unsafe { GlobalWord::new(&raw mut words.0[index] as u64) };

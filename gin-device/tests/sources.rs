@@ -52,7 +52,7 @@ fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     (1..).zip(text.lines()).map(|(number, line)| (number, line.split("//").next().unwrap_or_default()))
 }
 
-/// Whether a line of code names the language's atomics, by whatever path.
+/// Returns whether a line of code names the language's atomics, by any path.
 fn names_atomics(line: &str) -> bool {
     line.contains("sync::atomic") || line.contains("intrinsics::atomic") || {
         let mut words = line.split(|c: char| !(c.is_alphanumeric() || c == '_'));

@@ -28,7 +28,7 @@ const DOCS: &str = include_str!("../src/sys/mod.rs");
 /// Registers of 64 bits and of 32 that statements name.
 const REGISTERS: [(&str, &str); 2] = [("b64", "pvcolht"), ("b32", "inws")];
 
-/// Those that never go into a statement.
+/// Letters that never go into a statement.
 const RESULTS: &str = "ots";
 
 /// Instructions of the frame that [`module`] puts around a statement.
@@ -99,7 +99,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What cannot be removed stays below `target`.
+        // A file that cannot be removed stays below `target`.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
@@ -140,7 +140,8 @@ fn taken(tools: &Tools, row: OperationRow, target: Target) -> Result<Completion,
     }
 }
 
-/// What the assembler makes has no illegal instruction. `ptxas` 13.0 takes what sm_80 lacks, so taking proves little.
+/// Checks that the assembler's output has no illegal instruction. `ptxas` 13.0 takes instructions that sm_80 lacks, so
+/// taking proves little.
 fn legal(tools: &Tools, target: Target) -> Result<Completion, Failed> {
     let statements: Vec<_> = OPERATIONS.iter().map(|row| statement(row, target)).collect();
     let (assembly, folder) = assemble(tools, target, &statements)?;
@@ -232,7 +233,7 @@ fn listing(tools: &Tools) -> Result<&'static str, Failed> {
     Ok(LISTING.get_or_init(make).as_ref()?)
 }
 
-/// What the assembler made for a row is what the docs have of that name.
+/// Checks that the assembler's output for a row is what the docs have of that name.
 fn as_documented(tools: &Tools, name: &str, docs: &str) -> Result<Completion, Failed> {
     let version = Command::new(tools.ptxas.path()).arg("--version").output()?;
     let version = String::from_utf8_lossy(&version.stdout).into_owned();
@@ -262,7 +263,7 @@ fn same_rows() -> Result<Completion, Failed> {
         return Err(format!("only in the docs: {docs:?}; only in the code: {code:?}").into());
     }
     for row in OPERATIONS {
-        // What the docs show is what the statement says.
+        // The PTX in the docs is that of the statement.
         if let Some(word) = row.ptx.split(' ').find(|word| !row.statement.contains(word)) {
             return Err(format!("{}: {word} is not in {:?}", row.name, row.statement).into());
         }
@@ -313,7 +314,7 @@ impl Tools {
     }
 }
 
-/// What a trial does when there are tools.
+/// The work of a trial when there are tools.
 type Run = Box<dyn FnOnce(&Tools) -> Result<Completion, Failed> + Send>;
 
 fn main() {

@@ -133,7 +133,7 @@ impl Drop for Place {
 }
 
 /// The least offset, a multiple of `granularity`, from which on `bytes` bytes are free in all slots of `stride` bytes.
-/// `taken`: the used parts of all slots, in any order.
+/// The first argument: the used parts of all slots, in any order.
 ///
 /// # Errors
 /// The length in bytes of the longest part that is free in all slots and starts at a multiple of `granularity`.

@@ -41,7 +41,7 @@ static MEMORIES: Registry<Memory> = Registry::new();
 
 /// Memory of other processes, by the key without its secret.
 static MAPPED: Mutex<Option<HashMap<[u8; KEY_BYTES], Import>>> = Mutex::new(None);
-/// Told when a process has been asked.
+/// Notified when a process has been asked.
 static ASKED: Condvar = Condvar::new();
 
 /// The state of memory of another process.

@@ -19,7 +19,7 @@ use gin_testkit::{Delay, FailOnDemand, FailSwitch, Failure, WeakOnly};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What `initialise` says on a single rank.
+/// Returns the error of `initialise` on a single rank.
 fn refused(requirements: &Requirements, config: &CommConfig) -> CommError {
     let results = ranks(1, |bootstrap, device| {
         let comm = Communicator::new(bootstrap, device, config.clone());
@@ -97,7 +97,7 @@ fn a_job_without_ranks_is_refused() {
 }
 
 #[test]
-fn ranks_that_ask_for_different_things_are_told_what_and_by_whom() {
+fn ranks_that_ask_for_different_values_learn_the_value_and_the_rank() {
     let results = ranks(3, |bootstrap, device| {
         let signals = if bootstrap.rank() == 2 { 9 } else { 8 };
         let comm = Communicator::new(bootstrap, device, config(peer()));
@@ -108,7 +108,7 @@ fn ranks_that_ask_for_different_things_are_told_what_and_by_whom() {
 }
 
 #[test]
-fn a_failure_of_one_rank_is_told_to_all() {
+fn a_failure_of_one_rank_is_reported_to_all() {
     let results = ranks(2, |bootstrap, device| {
         let contexts = if bootstrap.rank() == 1 { 999 } else { 1 };
         let comm = Communicator::new(bootstrap, device, config(peer()));
@@ -127,7 +127,7 @@ fn the_gdaki_back_end_is_refused_with_the_reason_and_auto_takes_the_proxy() {
     let probed = probe_backends();
     assert!(probed.iter().any(|probe| probe.backend == BackendKind::Proxy && probe.refusal.is_none()));
     let gdaki = probed.iter().find(|probe| probe.backend == BackendKind::Gdaki).unwrap();
-    // Whoever has a NIC gets it.
+    // A host with a NIC gets it.
     let Some(why) = &gdaki.refusal else { return };
     let CommError::Backend { backend, reason } =
         refused(&Requirements::default(), &config(peer()).backend(Backend::Gdaki))
@@ -186,7 +186,7 @@ fn abort_ends_every_wait_on_every_rank_and_every_collective_call() {
         match comm.rank() {
             0 => comm.abort().unwrap(),
             1 => {
-                // Whether it is refused or interrupted depends on the time.
+                // The time decides between refusal and interruption.
                 let error = comm.alloc_window::<u8>(8, WindowFlags::NONE).unwrap_err();
                 assert!(matches!(error, CommError::Ended { rank: 0, .. }), "{error:?}");
             }
@@ -242,7 +242,7 @@ fn with_one_dropped(config: &CommConfig) {
 }
 
 #[test]
-fn a_rank_that_leaves_is_named_to_those_who_wait_for_it() {
+fn a_rank_that_leaves_is_named_to_the_ranks_that_wait_for_it() {
     let results = ranks(2, |bootstrap, _| if bootstrap.rank() == 0 { bootstrap.barrier() } else { Ok(()) });
     assert!(matches!(results[0], Err(BootstrapError::Lost { rank: 1, cause: LossCause::Left, .. })), "{results:?}");
     let results = ranks(3, |bootstrap, _| {
@@ -342,14 +342,14 @@ fn memory_that_cannot_be_a_window_is_refused_with_the_reason() {
             CommError::OutOfRange { start: 120, end: 129, length: 128 },
         );
         assert!(matches!(second.read_range(5..usize::MAX), Err(CommError::OutOfRange { .. })));
-        // What was registered can be registered again once it is not any more.
+        // Memory can be registered again once its window is deregistered.
         comm.deregister(&first).unwrap();
         comm.register::<u8>(&slice(0, 128), WindowFlags::NONE).unwrap();
     });
 }
 
 #[test]
-fn ranks_that_register_different_things_are_told() {
+fn ranks_that_register_different_windows_learn_so() {
     let results = with_comm(2, &config(peer()), &Requirements::default(), |comm| {
         let flags = if comm.rank() == 0 { WindowFlags::SIGNALS } else { WindowFlags::NONE };
         let outcome = comm.alloc_window::<u64>(8, flags).map(drop);
@@ -369,7 +369,7 @@ fn ranks_that_register_different_things_are_told() {
 }
 
 #[test]
-fn ranks_in_different_collective_calls_are_told() {
+fn ranks_in_different_collective_calls_learn_so() {
     let results = with_comm(2, &config(peer()), &Requirements::default(), |comm| {
         let window = comm.alloc_window::<u8>(8, WindowFlags::NONE).unwrap();
         let outcome = if comm.rank() == 0 {

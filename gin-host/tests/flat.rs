@@ -111,7 +111,7 @@ fn a_window_that_finds_no_place_is_refused_on_all_ranks_and_costs_nothing() {
 }
 
 #[test]
-fn ranks_of_which_one_allocates_and_one_registers_are_told() {
+fn ranks_of_which_one_allocates_and_one_registers_learn_so() {
     with_comm(2, &config(peer()), &Requirements::default(), |comm| {
         let error = if comm.rank() == 0 {
             comm.alloc_window::<u8>(8, WindowFlags::NONE).unwrap_err()

@@ -178,7 +178,7 @@ fn a_kernel_of_another_version_of_the_layouts_is_refused_with_both_versions() {
 }
 
 #[test]
-fn a_kernel_that_traps_is_told_at_synchronisation_once() {
+fn a_kernel_that_traps_is_reported_at_synchronisation_once() {
     on_one_rank(|rank| {
         let stream = rank.stream().unwrap();
         let kernel = rank.kernel("host_test_trap").unwrap();

@@ -169,7 +169,7 @@ fn values_of_all_widths_and_signals_at_addresses_arrive() {
     }
 }
 
-/// What rank 0 and rank 1 see after rank 0 posted `request`, with windows of 64 and 32 bytes.
+/// Returns the faults of rank 0 and rank 1 after rank 0 posted `request`, with windows of 64 and 32 bytes.
 fn fault_of(request: impl Fn(u32) -> Descriptor + Sync, config: &CommConfig) -> Vec<(Fault, u32, Fault)> {
     with_comm(2, config, &Requirements { signals: 4, counters: 2, ..Requirements::default() }, |comm| {
         let poster = Poster::new(comm);
@@ -307,7 +307,7 @@ fn a_request_that_the_network_fails_raises_no_counter_and_ends_every_wait() {
             (seen, poster.signal(0, 1))
         });
         assert_eq!((results[0].0.kind, results[0].0.peer), (kind, 1));
-        // A loss is told as such, but to the rank that was lost.
+        // A loss is reported as such, but to the lost rank.
         let third = if kind == FaultKind::PeerLost { (kind, 1) } else { (FaultKind::Elsewhere, 0) };
         for ((told, _), expected) in results[1..].iter().zip([(FaultKind::Elsewhere, 0), third]) {
             assert_eq!((told.kind, told.peer), expected);

@@ -31,7 +31,7 @@ pub unsafe fn host_test_pass_on(
     rounds: u64,
     deadline: Deadline,
 ) {
-    // What these tests are about: the proxy and its networks.
+    // The subject of these tests: the proxy and its networks.
     let gin = Gin::new(&comm, ContextId::new(0)).route(Route::Network);
     let world = comm.world();
     let len = from.len() / 2;
@@ -280,7 +280,7 @@ fn every_mistake_of_a_proxy_shows() {
 }
 
 #[test]
-fn an_error_of_one_rank_ends_the_job_and_is_told() {
+fn an_error_of_one_rank_ends_the_job_and_is_reported() {
     for config in [WorldConfig::seeded(3, 1), WorldConfig::threads(3)] {
         let outcome = launch(config, |rank| -> Result<(), CommError> {
             if rank.rank() == 1 {

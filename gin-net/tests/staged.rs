@@ -122,7 +122,7 @@ const SIGNAL: RemoteSignal = RemoteSignal { target: SignalTarget::Id(3), amount:
 const EACH: [[bool; 2]; 4] = [[false, false], [true, false], [false, true], [true, true]];
 
 #[test]
-fn puts_and_values_are_in_the_window_when_their_signal_is_told() {
+fn puts_and_values_are_in_the_window_when_their_signal_arrives() {
     for staged in EACH {
         let mut sides = pair(staged, &FailSwitch::new());
         sides[0].post(1, put(10, 1000, 500), None);

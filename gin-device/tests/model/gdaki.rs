@@ -35,7 +35,7 @@ struct World {
     _arena: Arena,
 }
 
-/// What the NIC knows.
+/// The state of the NIC.
 struct Nic<'a> {
     world: &'a World,
     /// Entries executed.
@@ -210,7 +210,7 @@ impl Nic<'_> {
         self.completed += 1;
     }
 
-    /// Until so many threads are done.
+    /// Serves until `threads` threads are done.
     fn serve(&mut self, threads: u64) {
         while self.world.over.load_acquire_sys() < threads {
             if !self.step() {
@@ -255,7 +255,7 @@ models! {
             world.post(1);
             world.post(2);
             slow.join().unwrap();
-            // Whoever came last to the token has announced all.
+            // The thread that came last to the token has announced all.
             let mut nic = world.nic();
             nic.step();
             assert_eq!(nic.executed, 3);
@@ -370,7 +370,7 @@ models! {
         });
     }
 
-    fn one_entry_covers_all_who_wait() {
+    fn one_entry_covers_all_waits() {
         explore(2, || {
             let world = World::new(2, 1, 1);
             world.post(0);
@@ -415,7 +415,7 @@ models! {
         });
     }
 
-    fn a_counter_is_raised_once_by_whoever_takes_the_completion_and_covers_what_was_brought() {
+    fn a_counter_is_raised_once_by_the_taker_of_the_completion_and_covers_the_data() {
         explore(1, || {
             let world = World::new(2, 1, 2);
             let poster = {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the models share: a small world of words, and the exploring.
+//! The small world of words that the models share, and its exploration.
 //!
 //! A model is a sentence about a protocol and a program of two or three threads that would break it. loom runs the
 //! program in every interleaving (up to a bound of preemptions) and with every value that each relaxed load may return.
@@ -47,10 +47,10 @@ pub(crate) use models;
 /// Preemptions fewer in each model, for a first search that is short.
 pub static FEWER: AtomicUsize = AtomicUsize::new(0);
 
-/// Allows so many preemptions more in each model, for a longer search.
+/// Allows this many more preemptions in each model, for a longer search.
 const MORE_VARIABLE: &str = "GIN_MODEL_MORE_PREEMPTIONS";
 
-/// Runs a model in every way, with up to so many preemptions, and says how many ways there were.
+/// Runs a model in every way, with up to `preemptions` preemptions, and prints the number of ways.
 pub fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let runs = Arc::new(AtomicU64::new(0));
     let counted = runs.clone();
@@ -105,7 +105,7 @@ impl Cell {
     }
 }
 
-/// What a world holds.
+/// The parts of a world.
 #[derive(Default)]
 pub struct Setup {
     pub depth_log2: u32,

@@ -7,7 +7,8 @@ use gin_device::sys::Memory;
 use gin_device::sys::loom::{Arena, Loom};
 use loom::thread;
 
-/// Gives so many orders to so many helpers. For each order there is a cell that is read and one for each helper.
+/// Gives `orders_given` orders to `helpers` helpers. For each order there is a cell that is read and one for each
+/// helper.
 fn work(orders_given: u64, helpers: u64) {
     let world = World::new(Setup { cells: (orders_given * (1 + helpers)) as usize, ..Setup::default() });
     let arena = Arena::new(vec![0; WORDS as usize]);

@@ -17,7 +17,7 @@ fn queue(depth_log2: u32, first: u64, peers: u64, cells: usize) -> Setup {
     Setup { depth_log2, first, peers, cells, ..Setup::default() }
 }
 
-/// What is published of a request to `peer` that went well, when nothing else to that peer is unfinished.
+/// Returns the publication of a successful request to `peer`, when no other request to that peer is unfinished.
 fn finished(peer: u32, completion_index: u64) -> Finished<'static, Loom> {
     Finished { fault: None, counter: None, peer, oldest_incomplete: None, completion_index }
 }
@@ -308,7 +308,7 @@ models! {
                         for cell in 0..count {
                             world.write(cell);
                             let posted = world.post_now(cell).or_else(|(stop, claimed)| {
-                                assert_eq!((stop, claimed), (WaitError::Deadline, None), "it is the only one who claims");
+                                assert_eq!((stop, claimed), (WaitError::Deadline, None), "no other thread claims");
                                 mark.mark();
                                 Ok::<_, WaitError>(world.post(cell))
                             });
@@ -365,7 +365,7 @@ models! {
     }
 
     fn the_guess_at_taken_may_go_backwards_without_harm() {
-        let backwards = Reached::new("guess at `taken` older than one that was there before");
+        let backwards = Reached::new("guess at the consumer index older than one that was there before");
         let mark = backwards.clone();
         explore(1, move || {
             let first = STARTS[1];
@@ -395,7 +395,7 @@ models! {
     }
 
     fn every_request_is_read_whole_and_once_in_claim_order_with_its_payload() {
-        // Two threads post: one so many requests, the other a single one.
+        // Two threads post: one `posts` requests, the other a single one.
         for (preemptions, depth_log2, posts, first) in
             [(2, 0, 1, STARTS[1]), (1, 0, 2, STARTS[0]), (2, 1, 2, STARTS[2])]
         {

@@ -85,7 +85,7 @@ models! {
 
     fn two_threads_that_wait_for_a_word_of_the_host_see_what_was_written_before_its_raises() {
         let [looked, told] =
-            [Reached::new("thread that looked at the word"), Reached::new("thread that was told by the other")];
+            [Reached::new("thread that looked at the word"), Reached::new("thread that had the value from the other")];
         let marks = [looked.clone(), told.clone()];
         explore(2, move || {
             let world = World::new(signals([by_one(CPU, u64::MAX - 1)], 2));

@@ -83,7 +83,7 @@ pub fn scan_file(name: &str, text: &str) -> Vec<Site> {
     sites
 }
 
-/// Whether this is the name of an operation of `sys` that is stronger than relaxed.
+/// Returns whether this is the name of an operation of `sys` that is stronger than relaxed.
 fn strong(word: &str) -> bool {
     ["acquire", "release", "acq_rel"].iter().any(|order| {
         ["cta", "gpu", "sys"].iter().any(|scope| {

@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_that_no_text_is_for_is_told_with_both_architectures() {
+    fn a_gpu_without_text_is_named_with_both_architectures() {
         let error = no_text(&[("sm_90", ""), ("sm_100", "")], "Some GPU (GPU 0)".to_owned(), 75).to_string();
         assert!(error.contains("kernels for sm_90, sm_100") && error.contains("it is sm_75"), "{error}");
     }

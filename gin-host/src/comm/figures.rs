@@ -27,9 +27,9 @@ impl Communicator {
     /// Returns the same by context and peer, for the peers that requests were posted to, in that order.
     ///
     /// Requests that name no rank of the communicator are in [`stats`](Self::stats) alone. Loads and stores are not
-    /// counted, because kernels would have to count them. Where kernels drive a NIC, the figures `accepted` and `posted`
-    /// count entries of its queue, of which one operation may take several; `finished` and `completions` count entries
-    /// known to be complete; the other figures are 0.
+    /// counted, because kernels would have to count them. Where kernels drive a NIC, the figures `accepted` and
+    /// `posted` count entries of its queue, of which one operation may take several. Then `finished` and `completions`
+    /// count entries known to be complete, and the other figures are 0.
     ///
     /// # Errors
     /// As [`device`](Self::device).

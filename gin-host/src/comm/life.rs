@@ -5,7 +5,7 @@ use super::gdaki::{self, Gdaki};
 use super::reach;
 use super::report::Place;
 use super::resources::{Engines, Resources};
-use super::symmetric::{self, Flat, Offered, Told};
+use super::symmetric::{self, Flat, Offered, PeerRange};
 use super::window::Registered;
 use super::wire::{agree, concerned, decode, encode, garbled};
 use super::{Backend, Chosen, CommError, Communicator, Requirements, Routes, State};
@@ -441,7 +441,7 @@ struct Heard<'a> {
     /// Key of the signal words that GPUs raise.
     signals: &'a [u8],
     key: Key,
-    flat: Told,
+    flat: PeerRange,
     gdaki: &'a [u8],
 }
 

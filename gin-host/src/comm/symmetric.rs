@@ -45,12 +45,12 @@ impl<'a> Offered<'a> {
     }
 
     /// Takes what `rank` sent.
-    pub(super) fn take(self, rank: u32) -> Told {
+    pub(super) fn take(self, rank: u32) -> PeerRange {
         match self {
-            Self::None => Told::Range(Ok(None)),
-            Self::Key(key) => Told::Range(reach::take_range(rank, key).map(Some)),
-            Self::Stride(stride) => Told::Stride(stride),
-            Self::Refused(reason) => Told::Range(Err(CommError::OtherRank { rank, reason })),
+            Self::None => PeerRange::Range(Ok(None)),
+            Self::Key(key) => PeerRange::Range(reach::take_range(rank, key).map(Some)),
+            Self::Stride(stride) => PeerRange::Stride(stride),
+            Self::Refused(reason) => PeerRange::Range(Err(CommError::OtherRank { rank, reason })),
         }
     }
 }
@@ -63,14 +63,14 @@ pub(super) fn offer(device: &dyn Device, rank: u32, lsa_size: u32, across: bool)
 
 /// Another rank's range.
 #[derive(Debug)]
-pub(super) enum Told {
+pub(super) enum PeerRange {
     /// The range, of this process.
     Range(Flat),
     /// Bytes from one slot to the next in a range of another process.
     Stride(u64),
 }
 
-impl Told {
+impl PeerRange {
     /// Returns the range of rank `own` of a team, given this range of rank `rank` of the same team. Ranks of one
     /// process share the range of their first.
     pub(super) fn join(self, flat: Flat, rank: u32, is_first: bool, across: bool) -> Flat {
@@ -163,21 +163,21 @@ mod tests {
     }
 
     /// Returns the range of rank 4, as another rank reads it.
-    fn told(flat: &Flat, across: bool) -> Told {
+    fn told(flat: &Flat, across: bool) -> PeerRange {
         let key = key(flat);
         let message = encode(&Offered::new(flat, &key, across));
         decode::<Offered<'_>>(&message).unwrap().take(4)
     }
 
     #[test]
-    fn a_range_that_was_refused_is_told_with_the_rank_and_the_reason() {
+    fn a_refused_range_is_reported_with_the_rank_and_the_reason() {
         let error = CommError::ProxyGone;
         let refused = CommError::OtherRank { rank: 4, reason: error.to_string() };
         for across in [false, true] {
-            let Told::Range(Err(told)) = told(&Err(error.clone()), across) else { panic!("it is refused") };
+            let PeerRange::Range(Err(told)) = told(&Err(error.clone()), across) else { panic!("it is refused") };
             assert_eq!(told, refused);
         }
-        assert!(matches!(told(&Ok(None), false), Told::Range(Ok(None))));
+        assert!(matches!(told(&Ok(None), false), PeerRange::Range(Ok(None))));
         assert!(decode::<Offered<'_>>(&[9; 16]).is_none());
     }
 
@@ -186,16 +186,16 @@ mod tests {
         let device = gin_gpu::virt::VirtualDevice::memory_only(0);
         let range = || offer(&*device, 1, 2, true);
         let own = range().unwrap().unwrap();
-        let Told::Stride(stride) = told(&range(), true) else { panic!("it is another process's") };
+        let PeerRange::Stride(stride) = told(&range(), true) else { panic!("it is another process's") };
         assert_eq!(stride, own.stride());
-        let joined = Told::Stride(stride).join(Ok(Some(own.clone())), 4, true, true).unwrap().unwrap();
+        let joined = PeerRange::Stride(stride).join(Ok(Some(own.clone())), 4, true, true).unwrap().unwrap();
         assert!(Arc::ptr_eq(&joined, &own));
-        let error = Told::Stride(2 * stride).join(Ok(Some(own.clone())), 4, false, true).unwrap_err();
+        let error = PeerRange::Stride(2 * stride).join(Ok(Some(own.clone())), 4, false, true).unwrap_err();
         assert!(matches!(&error, CommError::OtherRank { rank: 4, reason } if reason.contains("reserved")), "{error}");
         // One rank without a range, and none has one.
-        assert!(matches!(Told::Range(Ok(None)).join(Ok(Some(own.clone())), 4, false, true), Ok(None)));
-        assert!(Told::Range(Err(CommError::ProxyGone)).join(Ok(Some(own)), 4, false, true).is_err());
-        assert!(Told::Stride(stride).join(Err(CommError::ProxyGone), 4, false, true).is_err());
+        assert!(matches!(PeerRange::Range(Ok(None)).join(Ok(Some(own.clone())), 4, false, true), Ok(None)));
+        assert!(PeerRange::Range(Err(CommError::ProxyGone)).join(Ok(Some(own)), 4, false, true).is_err());
+        assert!(PeerRange::Stride(stride).join(Err(CommError::ProxyGone), 4, false, true).is_err());
     }
 
     #[test]

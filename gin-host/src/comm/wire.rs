@@ -57,7 +57,7 @@ mod tests {
     use gin_boot::LossCause;
 
     #[test]
-    fn what_a_lost_rank_did_not_give_is_told_as_its_loss_and_nothing_else_is() {
+    fn a_lost_ranks_missing_part_is_reported_as_its_loss_and_nothing_else_is() {
         let lost = || BootstrapError::Lost { rank: 2, host: "there".to_owned(), cause: LossCause::Silent { ms: 100 } };
         let of = |rank| CommError::Net(NetError::Key { rank, reason: "no answer".to_owned() });
         let ended = |own: CommError, how: BootstrapError| agree(|_| Err(how), "test", Err(own)).unwrap_err();

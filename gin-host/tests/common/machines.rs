@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Two virtual machines, joined by a wire, in each of which a shell listens (`scripts/soft-roce.sh`).
 //!
-//! What programs there say is told apart by numbers: a line for a listener begins with [`MARK`] and the listener's
+//! Output of programs there differs by numbers: a line for a listener begins with [`MARK`] and the listener's
 //! number.
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -22,7 +22,7 @@ const BOOTING: Duration = Duration::from_secs(300);
 /// A line, and when it came.
 type Line = (Instant, String);
 
-/// What a listener hears.
+/// The lines for a listener.
 pub type Lines = Receiver<Line>;
 
 /// Listeners, by number.
@@ -37,7 +37,7 @@ impl Listeners {
         from
     }
 
-    /// Passes on what there is for them, and prints the rest. At the end all hear that there is no more.
+    /// Passes on lines for listeners, and prints the rest. At the end all listeners end.
     pub fn follow(&self, output: impl Read + Send + 'static) {
         let listeners = self.0.clone();
         std::thread::spawn(move || {
@@ -61,8 +61,8 @@ impl Listeners {
     }
 }
 
-/// Sends an empty line every second, as long as there is somebody else who can: the emulated serial line may keep what
-/// has come until more comes.
+/// Sends an empty line every second, as long as another owner exists: the emulated serial line may keep output until
+/// more comes.
 fn nudge(input: &Arc<Mutex<ChildStdin>>) {
     let input = Arc::downgrade(input);
     std::thread::spawn(move || {
@@ -98,7 +98,7 @@ impl Machines {
             let mut command = Command::new(script);
             command.args(["--input", "--no-facts", "--seconds", &limit.as_secs().to_string(), "--with"]).arg(program);
             command.args(["--host", &number.to_string()]).arg(all._folder.path().join("wire"));
-            // What is told before somebody listens is lost; and a shell whose input is a terminal prompts.
+            // Lines before a listener exists are lost; and a shell whose input is a terminal prompts.
             command.args(["--", "/bin/sh", "-c", &format!("echo '{MARK}0 up'; cat | /bin/sh")]);
             let mut machine = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(text)?;
             let (Some(input), Some(output)) = (machine.stdin.take(), machine.stdout.take()) else {
@@ -117,7 +117,7 @@ impl Machines {
         Ok(all)
     }
 
-    /// Has the shell of a machine, 0 or 1, run this; when it was told.
+    /// Has the shell of a machine, 0 or 1, run this. Returns the time of the command.
     ///
     /// # Errors
     /// If it has ended.
@@ -137,7 +137,7 @@ impl Machines {
         self.tell(1, line)
     }
 
-    /// What a machine says with this number from now on.
+    /// Returns the lines of a machine with this number from now on.
     pub fn listen(&self, machine: usize, number: u32) -> Lines {
         self.listeners[machine].listen(number)
     }

@@ -81,7 +81,7 @@ impl Poster {
 
     fn data(&self, context: u32) -> ContextData {
         assert!(context < self.handle.contexts);
-        // Safety: the table has so many entries; the communicator outlives the test's body.
+        // Safety: the table has an entry for each context; the communicator outlives the test's body.
         unsafe { *(self.handle.context_table as usize as *const ContextData).add(context as usize) }
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What looks like a GPU and a NIC that reaches it, and is memory of this process.
+//! A device that looks like a GPU, and a NIC that reaches it; both are memory of this process.
 
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{
@@ -18,12 +18,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const PAGE: u64 = 4096;
 
-/// What a device that looks like a GPU is asked for, and what it says.
+/// The requests to a device that looks like a GPU, and its answers.
 #[derive(Default)]
 pub struct Driver {
     /// It maps doorbell pages, so far from where the host has them; else it refuses.
     pub shift: Option<u64>,
-    /// It refuses the page after so many.
+    /// It refuses pages past this number.
     pub most_pages: usize,
     /// It gives its memory as files.
     pub exports: bool,
@@ -31,8 +31,8 @@ pub struct Driver {
     pub asked: usize,
     /// Addresses of pages that are mapped.
     pub mapped: Vec<u64>,
-    /// What pages that are mapped no more were mapped by, until they are unregistered.
-    pub graves: Vec<Keep>,
+    /// The keepers of pages that are mapped no more, until the pages are unregistered.
+    pub deferred: Vec<Keep>,
     /// The other ends of files: address and length of the memory, and where it begins.
     pub files: Vec<(UnixStream, u64, u64)>,
 }
@@ -61,7 +61,7 @@ impl Shared {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether every file that was given is closed on the side that it was given to.
+    /// Returns whether every file is closed on the side that got it.
     pub fn files_are_closed(&self) -> bool {
         self.lock().files.iter_mut().all(|(end, ..)| {
             end.set_nonblocking(true).unwrap();
@@ -99,7 +99,7 @@ impl Drop for Mapped {
     fn drop(&mut self) {
         let mut driver = self.driver.lock();
         driver.mapped.retain(|page| *page != self.page);
-        driver.graves.extend(self.keep.take());
+        driver.deferred.extend(self.keep.take());
     }
 }
 
@@ -202,19 +202,19 @@ impl NicAccess for Disguised {
     }
 }
 
-/// How a NIC was told of memory of a GPU.
+/// The way in which a NIC registered memory of a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Told {
+pub enum Registration {
     /// As a file, from this byte on.
     File { offset: u64 },
     /// By its address.
     Address,
 }
 
-/// Memory that a NIC was told of.
+/// Memory that a NIC registered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Part {
-    pub told: Told,
+    pub told: Registration,
     pub address: u64,
     pub bytes: u64,
 }
@@ -230,7 +230,7 @@ pub struct Reaching {
     pub in_memory: bool,
     /// The address of all its doorbells, which cannot be rung then.
     pub doorbell: Option<u64>,
-    /// What it was told of: regions, and memory for rings.
+    /// The memory that it registered: regions, and memory for rings.
     told: Mutex<Vec<Part>>,
 }
 
@@ -248,9 +248,9 @@ impl Reaching {
         let told = match memory.dma_buf {
             Some(file) => {
                 assert_eq!(file.offset % PAGE, memory.address % PAGE);
-                Told::File { offset: file.offset }
+                Registration::File { offset: file.offset }
             }
-            None if self.by_address => Told::Address,
+            None if self.by_address => Registration::Address,
             // 14 is EFAULT.
             None => return Err(HcaError::System { call: "taking memory by its address", errno: 14 }),
         };

@@ -18,7 +18,7 @@ pub fn word(address: u64) -> &'static AtomicU64 {
     unsafe { AtomicU64::from_ptr(address as usize as *mut u64) }
 }
 
-/// What a kernel gets, and what it finds by that.
+/// The handle of a kernel, and the tables behind it.
 #[derive(Clone, Copy)]
 pub struct Hand {
     pub handle: CommHandle,
@@ -31,7 +31,7 @@ impl Hand {
 
     pub fn context(&self, context: u32) -> ContextData {
         assert!(context < self.handle.contexts);
-        // Safety: the table has so many entries.
+        // Safety: the table has an entry for each context.
         unsafe { *(self.handle.context_table as usize as *const ContextData).add(context as usize) }
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Connections along rails only: fewer objects, a fault for who posts to another peer, and all else as ever.
+//! Connections along rails only: fewer objects, a fault for a post to another peer, and the rest as ever.
 //!
 //! Four ranks in LSA teams of two: rank r has a rail with r + 2, reaches r ^ 1 by loads and stores, and r ^ 3 not at
 //! all.
@@ -234,7 +234,7 @@ fn what_was_never_announced_along_a_rail_is_brought_to_its_end() {
 }
 
 #[test]
-fn ranks_that_want_other_connections_are_told() {
+fn ranks_that_want_other_connections_learn_so() {
     let nics = nics();
     let config = WorldConfig::seeded(RANKS, 3).soft_nics(&nics).lsa_size(LSA);
     let results = launch(config, |rank| -> Result<Result<(), CommError>, CommError> {

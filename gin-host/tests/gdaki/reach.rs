@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a GPU and a NIC share: doorbell pages that kernels store to, and memory that the NIC is told of as a file or by
-//! its address.
+//! The memory that a GPU and a NIC share: doorbell pages that kernels store to, and memory that the NIC registers as a
+//! file or by its address.
 
 use crate::Hand;
 use crate::common::{config, errors, peer, ranks};
-use crate::disguise::{Disguised, Driver, Part, Reaching, Shared, Told};
+use crate::disguise::{Disguised, Driver, Part, Reaching, Registration, Shared};
 use gin_gpu::{GpuError, Memory, MemoryKind};
 use gin_host::comm::{Backend, CommConfig, CommError, Communicator, NicChoice, Requirements, WindowFlags};
 use gin_nic::{Doorbells, Ringer};
@@ -51,7 +51,7 @@ fn pair<T: Send>(
     for driver in drivers {
         let mut driver = driver.lock();
         assert_eq!(driver.mapped, Vec::<u64>::new());
-        driver.graves.clear();
+        driver.deferred.clear();
     }
     assert_eq!((fabric.objects(), fabric.violations()), (0, (None, 0)));
     results
@@ -67,7 +67,7 @@ fn signals(rank: u32, comm: &Communicator) {
     (0..2).for_each(|context| hand.wait(context, 2, 5));
 }
 
-/// Whether doorbells are stored to pages of a NIC, not to words that the host looks at.
+/// Returns whether doorbells are stored to pages of a NIC, not to words that the host looks at.
 fn on_pages(comm: &Communicator) -> bool {
     let hand = Hand::new(comm);
     (0..2).all(|context| (0..2).all(|peer| hand.pair(context, peer).doorbell % 4096 == 0x800))
@@ -217,7 +217,7 @@ fn the_nics_pages_stay_until_they_are_taken_from_the_device() {
         comm.destroy().unwrap();
     });
     assert_eq!((driver.lock().mapped.len(), fabric.objects()), (0, 2), "the doorbell pages of two queue pairs");
-    driver.lock().graves.clear();
+    driver.lock().deferred.clear();
     assert_eq!(fabric.objects(), 0);
 }
 
@@ -233,7 +233,7 @@ fn whichever_call_of_a_nic_fails_no_page_stays_mapped_and_no_object_stays() {
             comm.initialise(&requirements())?;
             comm.destroy()
         });
-        driver.lock().graves.clear();
+        driver.lock().deferred.clear();
         assert_eq!((driver.lock().mapped.len(), fabric.objects()), (0, 0), "after call {call}");
         if !failing.has_failed() {
             assert_eq!(results, [Ok(())]);
@@ -244,14 +244,14 @@ fn whichever_call_of_a_nic_fails_no_page_stays_mapped_and_no_object_stays() {
 }
 
 #[test]
-fn a_nic_can_be_asked_who_would_ring_for_a_device() {
+fn a_nic_names_the_engine_that_would_ring_for_a_device() {
     let fabric = SoftFabric::default();
     let hca = Reaching::new(fabric.add(SoftConfig::ethernet(0)));
     let nic = gin_nic::Nic::open(Arc::new(hca), NicConfig::default()).unwrap();
     let before = fabric.objects();
     let driver = Shared::mapping();
     assert_eq!(nic.ringer(&Disguised::with(0, &driver)), Ok(Ringer::Kernels));
-    driver.lock().graves.clear();
+    driver.lock().deferred.clear();
     let unsupported = GpuError::Driver { context: "map a page", reason: "not permitted".to_owned() };
     let ringer = nic.ringer(&Disguised::new(0)).unwrap();
     assert_eq!(ringer.to_string(), "the host: map a page: not permitted");
@@ -259,8 +259,8 @@ fn a_nic_can_be_asked_who_would_ring_for_a_device() {
     assert_eq!(fabric.objects(), before);
 }
 
-/// Registers windows and memory for rings on one rank; how the NIC was told of them, and what `initialise` or the
-/// window said.
+/// Registers windows and memory for rings on one rank. Returns the ways in which the NIC registered them, and the
+/// result of `initialise` or the window.
 fn told(driver: &Shared, dma_buf: bool, by_address: bool) -> (Vec<Part>, Result<(), CommError>) {
     let fabric = SoftFabric::default();
     let mut hca = Reaching::new(fabric.add(SoftConfig { dma_buf, ..SoftConfig::ethernet(0) }));
@@ -292,20 +292,20 @@ fn told(driver: &Shared, dma_buf: bool, by_address: bool) -> (Vec<Part>, Result<
     (hca.told(), results.remove(0))
 }
 
-/// How many times memory is told of: the sink, rings of two contexts, signals, two windows.
-const TOLD: usize = 6;
+/// Number of registrations: the sink, rings of two contexts, signals, two windows.
+const REGISTRATIONS: usize = 6;
 
 fn exporting() -> Shared {
     Shared::new(Driver { exports: true, ..Driver::default() })
 }
 
 #[test]
-fn memory_of_a_gpu_is_told_of_as_a_file_where_both_can_do_that() {
+fn memory_of_a_gpu_is_registered_as_a_file_where_both_can_do_that() {
     let driver = exporting();
     let (told, result) = told(&driver, true, true);
-    assert_eq!((result, told.len()), (Ok(()), TOLD));
+    assert_eq!((result, told.len()), (Ok(()), REGISTRATIONS));
     for part in &told {
-        assert_eq!(part.told, Told::File { offset: part.address % 4096 }, "{part:?}");
+        assert_eq!(part.told, Registration::File { offset: part.address % 4096 }, "{part:?}");
     }
     assert!(driver.files_are_closed());
     let files: Vec<_> = driver.lock().files.iter().map(|(_, address, bytes)| (*address, *bytes)).collect();
@@ -313,17 +313,17 @@ fn memory_of_a_gpu_is_told_of_as_a_file_where_both_can_do_that() {
 }
 
 #[test]
-fn memory_of_a_gpu_is_told_of_by_its_address_where_gpu_or_nic_have_no_files() {
+fn memory_of_a_gpu_is_registered_by_its_address_where_gpu_or_nic_have_no_files() {
     for (driver, dma_buf) in [(Shared::default(), true), (exporting(), false)] {
         let (told, result) = told(&driver, dma_buf, true);
-        assert_eq!((result, told.len()), (Ok(()), TOLD));
-        assert!(told.iter().all(|part| part.told == Told::Address));
+        assert_eq!((result, told.len()), (Ok(()), REGISTRATIONS));
+        assert!(told.iter().all(|part| part.told == Registration::Address));
         assert!(driver.files_are_closed());
     }
 }
 
 #[test]
-fn memory_that_a_nic_takes_in_neither_way_is_told_with_both_reasons() {
+fn memory_that_a_nic_takes_in_neither_way_is_refused_with_both_reasons() {
     for (driver, dma_buf, reason) in [
         (Shared::default(), true, "a GPU cannot give files"),
         (exporting(), false, "memory of a device is not supported: soft_0 has no DMA-BUF support"),

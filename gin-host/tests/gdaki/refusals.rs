@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whatever is wrong with NICs, ports and peers is told by name, on every rank, and leaves nothing behind.
+//! Each error of NICs, ports and peers is reported by name, on every rank, and leaves nothing behind.
 
 use crate::Hand;
 use crate::common::{config, errors, peer, ranks};
@@ -23,7 +23,7 @@ fn on(hca: impl Hca + 'static, settings: NicConfig) -> CommConfig {
     config(peer()).backend(Backend::Gdaki).nic(nic)
 }
 
-/// What the NIC said.
+/// Returns the NIC's error.
 fn nic(error: &CommError) -> &NicError {
     let CommError::Nic(error) = error else { panic!("{error:?}") };
     error
@@ -33,7 +33,7 @@ fn soft(config: SoftConfig) -> CommConfig {
     on(SoftFabric::default().add(config), NicConfig::default())
 }
 
-/// What `initialise` says on a single rank.
+/// Returns the error of `initialise` on a single rank.
 fn refused(config: &CommConfig, requirements: &Requirements) -> String {
     let initialise = |bootstrap, device| Communicator::new(bootstrap, device, config.clone()).initialise(requirements);
     errors(ranks(1, initialise)).remove(0).to_string()
@@ -77,7 +77,7 @@ fn queues_that_are_too_long_or_no_power_of_two_are_refused_with_the_limit() {
     assert_eq!(depth, [2]);
 }
 
-/// What each of two ranks says, by the NIC of each; then nothing is left.
+/// Returns the errors of two ranks, by the NIC of each; then nothing is left.
 fn two(nics: [SoftConfig; 2], change: impl Fn(u32, CommConfig) -> CommConfig + Sync) -> Vec<Result<(), CommError>> {
     let fabric = SoftFabric::default();
     let hcas = nics.map(|config| fabric.add(config));
@@ -112,7 +112,7 @@ fn peers_with_other_mtus_agree_on_the_smaller_one() {
 }
 
 #[test]
-fn ranks_with_different_back_ends_are_told() {
+fn ranks_with_different_back_ends_learn_so() {
     let results = two([SoftConfig::ethernet(0), SoftConfig::ethernet(1)], |rank, config| {
         if rank == 0 { config } else { config.backend(Backend::Proxy) }
     });
@@ -121,7 +121,7 @@ fn ranks_with_different_back_ends_are_told() {
 }
 
 #[test]
-fn a_deadline_that_has_passed_is_told_with_the_step() {
+fn a_deadline_that_has_passed_is_reported_with_the_step() {
     let late = |rank, config: CommConfig| if rank == 0 { config.connecting(Duration::ZERO) } else { config };
     let errors = errors(two([SoftConfig::ethernet(0), SoftConfig::ethernet(1)], late));
     assert!(matches!(nic(&errors[0]), NicError::Deadline { .. }), "{:?}", errors[0]);
@@ -180,7 +180,7 @@ fn a_peer_of_another_version_is_named() {
 }
 
 #[test]
-fn whichever_call_of_a_nic_fails_all_ranks_are_told_and_nothing_is_left() {
+fn any_failed_call_of_a_nic_is_reported_to_all_ranks_and_nothing_is_left() {
     let requirements = Requirements { contexts: 2, ..Requirements::default() };
     for call in 0.. {
         let fabric = SoftFabric::default();
@@ -242,7 +242,7 @@ fn a_window_that_one_nic_does_not_take_is_forgotten_by_all_and_its_place_is_free
 }
 
 #[test]
-fn a_software_nic_is_taken_only_by_who_asks_for_it() {
+fn a_software_nic_is_taken_only_on_request() {
     ranks(1, |bootstrap, device| {
         let config = soft(SoftConfig::ethernet(0)).backend(Backend::Auto);
         let comm = Communicator::new(bootstrap, device, config);

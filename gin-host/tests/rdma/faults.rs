@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Faults through all that lies between two kernels: communicators, proxies, the network, in two processes. Each ends
-//! every wait that depends on it in time, with an error that says who and why, in the kernel and on the host; a
-//! communicator beside goes on; and where the fault heals all data is there.
+//! Faults through all layers between two kernels: communicators, proxies, the network, in two processes. Each ends
+//! every wait that depends on it in time, with an error that names the rank and the cause, in the kernel and on the
+//! host. A communicator beside goes on. Where the fault heals, all data is there.
 
 use super::machines::run_trials;
 use super::members::{Ended, Hosts, Pair, Seen, Words, ended_since};
@@ -104,7 +104,7 @@ pub const TRIALS: &[(&str, Body)] = &[
 
 type OnHosts = fn(&mut Hosts) -> Result<(), Failed>;
 
-/// On two machines, where what is lost on the way takes the processes' meetings along. The last takes one machine away.
+/// On two machines, where losses on the way take the bootstrap's traffic along. The last takes one machine away.
 const ON_HOSTS: &[(&str, OnHosts)] = &[
     ("hosts/pulses_go_round_though_1_packet_in_100_is_lost", |hosts| {
         let (words, stop) = hosts.start(|plan| watched(plan.patient()))?;
@@ -153,8 +153,8 @@ pub fn on_hosts(arguments: &Arguments) -> ExitCode {
 /// Ample for what is to come within ten seconds, on a slow machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// By then a fault is known to all: the network loses a peer after 1.9 s, meetings after the silence that was chosen, 3
-/// or 10 s, and the emulation is slow.
+/// By then a fault is known to all: the network loses a peer after 1.9 s, the bootstrap after the chosen silence, 3 or
+/// 10 s, and the emulation is slow.
 const LEARNED: Duration = Duration::from_secs(20);
 
 impl Plan {
@@ -169,7 +169,7 @@ fn watched(plan: Plan) -> Plan {
     Plan { bystander: plan.rank == 0, ..plan }
 }
 
-/// Waits for so many rounds from now on.
+/// Waits for `rounds` rounds from now on.
 fn far(words: &[Words; 2], rounds: u64) -> Result<(), Failed> {
     let (now, mut first) = (Instant::now(), None);
     loop {
@@ -284,7 +284,7 @@ fn broken(devices: &[String; 2], whose: u32, wrong: Wrong) -> Result<(), Failed>
     };
     let pair = Pair::start(devices, plan)?;
     pair.going()?;
-    // Whoever posts next finds it, on either side; the peer after the network's retries.
+    // The next post finds it, on either side; the peer after the network's retries.
     both_learn(&pair, pair.pull()?, &[FaultKind::Network, FaultKind::UnknownWindow, FaultKind::PeerLost])
 }
 

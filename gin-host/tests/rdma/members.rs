@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 /// A rank's words.
 pub struct Words {
     lines: Lines,
-    /// How its kernel ended, heard by who waited for something else.
+    /// The end of its kernel, as a test that waited for something else heard it.
     end: RefCell<Option<(Instant, String)>>,
-    /// When the communicator beside had made so many rounds.
+    /// The times at which the communicator beside had made these rounds.
     beside: RefCell<Vec<(Instant, u64)>>,
 }
 
@@ -89,7 +89,7 @@ impl Seen {
 pub struct Ended {
     pub rounds: u64,
     pub wrong: u64,
-    /// What a wait of the kernel ended with.
+    /// The end of a wait of the kernel.
     pub device: Option<Seen>,
     pub host: Option<Seen>,
 }
@@ -113,8 +113,8 @@ impl Ended {
         self.wrong == 0 && self.device.is_none() && self.host.is_none()
     }
 
-    /// Whether the kernel of this one of two ranks and its host know of a fault of one of these kinds between the two;
-    /// and no data was wrong.
+    /// Returns whether the kernel of this one of two ranks and its host know of a fault of one of these kinds between
+    /// the two; and no data was wrong.
     pub fn tells(&self, rank: u32, kinds: &[FaultKind]) -> bool {
         let other = 1 - rank;
         let device = self.device.is_some_and(|seen| match seen.kind {
@@ -266,7 +266,7 @@ impl Hosts {
             words.push(Words::new(self.machines.listen(machine, rank)));
             let variables: Vec<String> =
                 plan.variables().iter().map(|(variable, value)| format!("{variable}='{value}'")).collect();
-            // What is left of the job before, if it failed.
+            // Processes of the job before are left, if it failed.
             self.machines.tell(machine, "[ -z \"$rank\" ] || kill -9 $rank 2>/dev/null")?;
             self.machines.tell(machine, &format!("{} /bin/{name} & rank=$!", variables.join(" ")))?;
             if rank == 0 {

@@ -33,7 +33,7 @@ fn soon() -> VerbsConfig {
     VerbsConfig { timeout: 14, ask_after: Duration::from_millis(100), ..VerbsConfig::default() }
 }
 
-/// A lost peer is to be told by then: Soft-RoCE's timer may be late on a slow machine.
+/// A lost peer is reported by then: Soft-RoCE's timer may be late on a slow machine.
 const SOON: Duration = Duration::from_secs(10);
 
 fn everything(devices: &[String; 2]) -> Result<(), Failed> {
@@ -94,7 +94,7 @@ fn through_host_memory(devices: &[String; 2]) -> Result<(), Failed> {
     everywhere(&mut sides, 2)?;
     until(&mut sides, "quiet", |sides| sides.iter().all(|side| side.network.is_quiet()))?;
     ensure(sides.iter_mut().all(|side| side.network.deregister(0)), || "a window is kept".to_owned())?;
-    // Nobody is told that NICs raise signals where they would raise them too soon.
+    // Ranks hear of NICs that raise signals only where these do not raise them too soon.
     let error = pair(&Plan { by: [SignalsBy::Nic; 2], ..plan })
         .err()
         .map(|error| error.message().unwrap_or_default().to_owned());

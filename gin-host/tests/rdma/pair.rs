@@ -60,7 +60,7 @@ impl Side {
         self.post(0, put(from, to, bytes), None, peer)
     }
 
-    /// What came of a request.
+    /// Returns the outcome of a request.
     pub fn outcome(&self, id: u64) -> Option<Result<(), NetError>> {
         self.completions.iter().find(|(other, _)| *other == id).map(|(_, outcome)| outcome.clone())
     }
@@ -126,7 +126,7 @@ pub struct Plan {
     pub config: VerbsConfig,
     /// Names of the ports of each rank.
     pub ports: [Vec<PortName>; 2],
-    /// Who raises signals of each rank. By its NIC: then window 0 takes some too.
+    /// The engines that raise signals of each rank. By its NIC: then window 0 takes some too.
     pub by: [SignalsBy; 2],
     /// Changes what one rank says of window 0, before the other hears it.
     pub spoil: Option<fn(&mut [u8])>,

@@ -17,8 +17,7 @@ pub const TRIALS: &[(&str, Body)] = &[
 
 /// Returns the packets that a device has sent, if its driver counts them.
 ///
-/// The kernel gives the same values again to everyone who reads within `lifespan` milliseconds, so this waits that long
-/// first.
+/// The kernel gives the same values to all readers within `lifespan` milliseconds, so this waits that long first.
 fn packets(device: &str) -> Option<u64> {
     let counter = |name: &str| -> Option<u64> {
         let path = format!("/sys/class/infiniband/{device}/ports/1/hw_counters/{name}");

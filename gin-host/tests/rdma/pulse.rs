@@ -43,7 +43,7 @@ const DEADLINE: Duration = Duration::from_secs(120);
 /// How long the other communicator may take for its next rounds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Passes pulses to the right neighbour and checks those of the left one, until rank 0 is told to stop or something
+/// Passes pulses to the right neighbour and checks the pulses of the left one, until rank 0 stops or an operation
 /// fails. `one_way`: rank 0 sends them to rank 1, which only waits.
 ///
 /// # Safety
@@ -114,16 +114,16 @@ pub unsafe fn rdma_test_pulse(
     }
 }
 
-/// What is the matter with a rank's network.
+/// The defect of a rank's network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wrong {
     /// Nothing.
     Nothing,
     /// It knows another key of the right neighbour's window than that has.
     Key,
-    /// When it is told to, its connection with this rank fails.
+    /// On command, its connection with this rank fails.
     Queue(u32),
-    /// When it is told to, it deregisters the window that others put to.
+    /// On command, it deregisters the window that others put to.
     Early,
 }
 
@@ -194,7 +194,7 @@ impl Plan {
         ]
     }
 
-    /// What this process was started for; `None` if it was not by such variables.
+    /// Returns the purpose of this process; `None` if such variables are not set.
     fn of_this_process() -> Result<Option<Self>, Box<dyn Error>> {
         if env::var_os("GIN_PULSE_RANK").is_none() {
             return Ok(None);
@@ -399,9 +399,9 @@ fn kind(kind: FaultKind) -> u32 {
     kind.code()
 }
 
-/// What came of it: `rounds wrong device host`, of which the last two are `-` or numbers: the kind of the fault that
-/// the kernel's wait ended with, its peer, and the kind that was found if another rank found it; and the kind and peer
-/// that the host knows, and who found it.
+/// Returns the outcome: `rounds wrong device host`, of which the last two are `-` or numbers: the kind of the fault
+/// that the kernel's wait ended with, its peer, and the kind that was found if another rank found it; and the kind and
+/// peer that the host knows, and the rank that found it.
 fn outcome(words: &Words, comm: &Communicator) -> String {
     let device = words.fault();
     let begin = Instant::now();
@@ -490,7 +490,7 @@ fn rank(plan: &Plan) -> Result<(), Box<dyn Error>> {
 pub fn serve() -> Option<ExitCode> {
     let outcome = match Plan::of_this_process() {
         Ok(None) => return None,
-        // Its threads poll, and whoever watches it is to get a word in.
+        // Its threads poll, and its observer needs time too.
         Ok(Some(plan)) => rustix::process::nice(10)
             .map_err(Into::into)
             .and_then(|_| rank(&plan))

@@ -41,7 +41,7 @@ fn behind(devices: &[String; 2]) -> Result<(), Failed> {
             sides[0].put(1, part * 5000, part * 5000, 5000);
         }
         sides[0].post(0, put(20_000, 20_000, 100), Some(raise(3, 7)), 1);
-        // Who sees the word sees the bytes: nothing else is asked.
+        // A rank that sees the word sees the bytes: nothing else is asked.
         until(&mut sides, "word", |[_, other]| other.word(0, 3) == 7 * (round + 1))?;
         ensure(sides[1].read(0, 20_100)? == bytes[..20_100], || format!("wrong bytes in round {round}"))?;
         until(&mut sides, "ends", |[side, _]| side.network.is_quiet())?;

@@ -225,7 +225,7 @@ fn a_tag_is_of_its_entry_only() {
 }
 
 #[test]
-fn indices_past_16_bits_are_told_apart() {
+fn indices_past_16_bits_differ() {
     let bench = Bench::new(1 << 12);
     let mut sent = 0;
     while bench.data(1).producer_index < (1 << 16) + 5000 {

@@ -48,7 +48,7 @@ fn a_software_nic_passes_on_both_networks_with_answers_at_once_and_late() {
 }
 
 #[test]
-fn whoever_listens_hears_of_each_check_as_it_ends() {
+fn a_listener_hears_of_each_check_as_it_ends() {
     let fabric = SoftFabric::default();
     let _server = fabric.serve().unwrap();
     let mut heard = Vec::new();
@@ -98,7 +98,7 @@ fn each_mistake_of_a_nic_fails_the_checks_that_are_there_for_it() {
 }
 
 #[test]
-fn a_nic_that_stalls_is_told_by_the_deadline_with_the_state_of_the_queue_pair() {
+fn a_nic_that_stalls_is_reported_by_the_deadline_with_the_state_of_the_queue_pair() {
     let fabric = SoftFabric::default();
     fabric.inject(Fault { device: None, queue: None, entry: 0, kind: FaultKind::Stall }).unwrap();
     let checks = run(&fabric, fabric.add(SoftConfig::ethernet(0)), Duration::from_secs(3), &[LONG]);

@@ -502,7 +502,7 @@ fn a_lost_peer_ends_what_was_posted_to_it() {
 }
 
 #[test]
-fn an_object_that_does_not_end_is_told() {
+fn an_object_that_does_not_end_is_reported() {
     let fabric = SoftFabric::default();
     let hca = fabric.add(SoftConfig::ethernet(0));
     let nic = open(hca.clone());

@@ -295,7 +295,7 @@ fn an_entry_waits_for_the_completion_that_it_names() {
 }
 
 #[test]
-fn only_a_core_direct_master_waits_unless_told_otherwise() {
+fn only_a_core_direct_master_waits_by_default() {
     for (needs, expected) in [(true, failed(Syndrome::LocalOperation)), (false, None)] {
         let mut world = World::new(Options { wait_needs_master: needs, ..Options::default() });
         world.completions[COMPLETION as usize].produced = 1;

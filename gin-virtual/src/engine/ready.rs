@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn everyone_who_can_run_is_chosen_exactly_once_under_every_policy() {
+    fn every_ready_coroutine_is_chosen_exactly_once_under_every_policy() {
         for policy in Policy::PLAIN {
             for seed in 0..20 {
                 let mut ready = ready(policy, seed);

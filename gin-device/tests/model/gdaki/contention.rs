@@ -90,13 +90,13 @@ impl World {
         }
     }
 
-    /// Whether a flush of all peers looks at this queue pair.
+    /// Returns whether a flush of all peers looks at this queue pair.
     fn is_marked(&self) -> bool {
         self.pair.busy.load_relaxed_gpu() & BUSY != 0
     }
 }
 
-/// What a thread of a model does.
+/// The work of a thread of a model.
 type Part = Box<dyn FnOnce(&World) + Send>;
 
 fn spawn<const N: usize>(world: &Arc<World>, parts: [Part; N]) -> [thread::JoinHandle<()>; N] {
@@ -169,7 +169,7 @@ models! {
             };
             let resters = [rester(Some(mark.clone())), rester(None)];
             world.post(1);
-            // What a flush of this very thread looks at, before it waits for anything.
+            // The words that a flush of this very thread looks at, before it waits.
             let seen = world.is_marked();
             assert!(seen || world.pair.completion_index() >= 2, "a flush of the poster would pass this queue pair by");
             for rester in resters {
