@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Builds the tests for real GPUs and the command into one folder that runs on a GPU machine without Rust: gpu-bundle in the
-# target folder, or the folder given. There, run.sh runs the tests, run-command.sh the command and run-bench.sh what it
-# measures. GIN_ARCHS says which architectures there are kernels for (sm_90 unless it is set).
+# Builds the tests for real GPUs and the command into one folder that runs on a GPU machine without Rust: gpu-bundle in
+# the target folder, or the folder given. There, run.sh runs the tests, run-command.sh the command and run-bench.sh what
+# it measures. GIN_ARCHS says which architectures there are kernels for (sm_90 unless it is set).
 
 set -euo pipefail
 cd "$(dirname "$0")/.."

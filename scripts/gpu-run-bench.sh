@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Measures on the GPUs of this machine, by the command that lies beside this script. Each table lies in $OUT/bench, or in
-# the folder out/bench beside this script, as text (NAME.out) and as JSON (NAME.json); parts that were right are not run
-# again. A part ends after GIN_STEP_SECONDS (120). The report comes last; the status says whether all parts were right.
+# Measures on the GPUs of this machine, by the command that lies beside this script. Each table lies in $OUT/bench, or
+# in the folder out/bench beside this script, as text (NAME.out) and as JSON (NAME.json); parts that were right are not
+# run again. A part ends after GIN_STEP_SECONDS (120). The report comes last; the status says whether all parts were
+# right.
 #
 # usage: run-bench.sh [PART...]   (lsa proxy post if none are given)
 

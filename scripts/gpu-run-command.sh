@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Runs the command, which lies beside this script, on the GPUs of this machine: what it says of them, its table, and each
-# workload with several numbers of ranks. Results are kept in $OUT, or in the folder out beside this script: steps that
-# were right are not run again. A step ends after GIN_STEP_SECONDS (120). The report comes last; the status says whether
-# all steps were right. GIN_ITERATIONS (10000) is the number of rounds of the longest runs.
+# Runs the command, which lies beside this script, on the GPUs of this machine: what it says of them, its table, and
+# each workload with several numbers of ranks. Results are kept in $OUT, or in the folder out beside this script: steps
+# that were right are not run again. A step ends after GIN_STEP_SECONDS (120). The report comes last; the status says
+# whether all steps were right. GIN_ITERATIONS (10000) is the number of rounds of the longest runs.
 #
 # usage: run-command.sh [RANKS...]   (1 2 4 8 if none are given)
 

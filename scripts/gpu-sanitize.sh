@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Runs small trials of one rank and one kernel under NVIDIA's compute-sanitizer, by the test binary that lies beside this
-# script: memcheck, and racecheck, which sees shared memory only. Other trials cannot run so: under the sanitizer kernels
-# follow each other, and ranks wait for each other. Results lie in $OUT, or in the folder out beside this script.
+# Runs small trials of one rank and one kernel under NVIDIA's compute-sanitizer, by the test binary that lies beside
+# this script: memcheck, and racecheck, which sees shared memory only. Other trials cannot run so: under the sanitizer
+# kernels follow each other, and ranks wait for each other. Results lie in $OUT, or in the folder out beside this
+# script.
 
 set -uo pipefail
 cd "$(dirname "$0")"

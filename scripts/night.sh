@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Searches for hours, with the arguments for `cargo test`. PROGRAMS: random programs; SEEDS: seeds of each case of threads
-# that post and flush at once. Every search runs, also after one that found something; the exit status is not 0 then, and
-# the last line names them.
+# Searches for hours, with the arguments for `cargo test`. PROGRAMS: random programs; SEEDS: seeds of each case of
+# threads that post and flush at once. Every search runs, also after one that found something; the exit status is not 0
+# then, and the last line names them.
 
 set -uo pipefail
 cd "$(dirname "$0")/.."

@@ -93,7 +93,7 @@ kernel_compiler() {
     if can_apt && apt_install "${KERNEL_PACKAGES[@]}" && has_kernel_compiler; then
         return 0
     fi
-    # A container's root account has no owner who minds one more toolchain; a person's account has.
+    # A container's root account may get one more toolchain; a person's account may not.
     if can_apt && command -v rustup >/dev/null; then
         say "no packages for it here; adding the toolchain $KERNEL_TOOLCHAIN beside those that are there"
         rustup toolchain install "$KERNEL_TOOLCHAIN" --profile minimal --component rust-src --no-self-update \
@@ -143,7 +143,7 @@ cuda_tools() {
     say "CUDA tools are ready"
 }
 
-# What the NIC's formats are compared with: /usr/include/infiniband, and the kernel's below /usr/src.
+# The headers that the NIC's formats are compared with: /usr/include/infiniband, and the kernel's below /usr/src.
 oracle_headers() {
     local missing=() kernel
     [ -e /usr/include/infiniband/mlx5dv.h ] || missing+=(libibverbs-dev)
@@ -155,8 +155,8 @@ oracle_headers() {
         return 0
     fi
     if [ "${missing[-1]}" = linux-headers-common ]; then
-        # The headers are in a package that is named after the kernel's version, for all architectures. The list of names
-        # may have to be fetched first.
+        # The headers are in a package that is named after the kernel's version, for all architectures. The list of
+        # names may have to be fetched first.
         unset 'missing[-1]'
         kernel=$(kernel_headers)
         if [ -z "$kernel" ]; then
@@ -180,9 +180,9 @@ kernel_headers() {
 }
 
 mkdir -p target
-# What cargo writes into a target folder that it makes: backups leave it out, and gin-build knows it by this.
+# Cargo's mark of a target folder: backups leave it out, and gin-build knows it by this.
 [ -e target/CACHEDIR.TAG ] || printf 'Signature: 8a477f597d28d172789f06886806bc55\n' >target/CACHEDIR.TAG
-# Two makes at once would otherwise install the same things twice.
+# Two makes at once would otherwise install the same packages twice.
 if command -v flock >/dev/null; then
     exec 9>target/.setup-lock
     flock 9

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Runs a program in a virtual machine that has RDMA devices: Linux's Soft-RoCE (rdma_rxe), so no NIC is needed. Debian's own
-# kernel is booted by QEMU in software emulation. The machine's files are the program, the libraries that it is linked
-# to, and what the image holds (see below); it has no disk and no network but its own.
+# Runs a program in a virtual machine that has RDMA devices: Linux's Soft-RoCE (rdma_rxe), so no NIC is needed. Debian's
+# own kernel is booted by QEMU in software emulation. The machine's files are the program, the libraries that it is
+# linked to, and what the image holds (see below); it has no disk and no network but its own.
 #
 # usage: soft-roce.sh [OPTION...] [--] PROGRAM [ARGUMENT...]
 #        soft-roce.sh --facts        what the machine's RDMA devices are, and a pingpong over each way
@@ -17,11 +17,11 @@
 #   --memory MIB     its memory (2048)
 #   --no-facts       leaves the devices' facts and the pingpong out
 #   --input          passes what this script gets as input on to the program
-#   --host N WIRE    one of two machines, 1 or 2, that are joined: WIRE is where the first one, which must be there before the
-#                    second, makes a socket
+#   --host N WIRE    one of two machines, 1 or 2, that are joined: WIRE is where the first one, which must be there
+#                    before the second, makes a socket
 #
-# The exit status is the program's; 120 if the machine did not come so far, 124 if its time was over. What the kernel said
-# is in console.log of the folder that is named then.
+# The exit status is the program's; 120 if the machine did not come so far, 124 if its time was over. What the kernel
+# said is in console.log of the folder that is named then.
 #
 # In the machine there are
 #   rxe0         on dummy0, 10.7.0.1: what it sends comes back inside the driver, nothing is ever lost
@@ -167,7 +167,7 @@ mount -t devtmpfs dev /dev
 ln -s /proc/self/fd /dev/fd
 mkdir -p /dev/shm /dev/pts
 mount -t tmpfs shm /dev/shm
-# What the program writes goes to the second line, its status to the third; the first is the kernel's.
+# The program's output goes to the second line, its status to the third; the first is the kernel's.
 stty -F /dev/ttyS1 raw -echo
 stty -F /dev/ttyS2 raw -echo
 end() {
@@ -182,8 +182,8 @@ ip link set lo up
 # The module makes one by itself.
 ip addr add 10.7.0.1/24 dev dummy0
 ip link set dummy0 mtu 4500 up
-# Both ends of the wire are in this machine. So that packets travel nevertheless, what is sent from here to either address
-# finds the wire before it finds that the address is local; what comes in does not.
+# Both ends of the wire are in this machine. So that packets travel nevertheless, what is sent from here to either
+# address finds the wire before it finds that the address is local; what comes in does not.
 ip link add v1 type veth peer name v2
 ip addr add 10.7.1.1/32 dev v1
 ip addr add 10.7.2.1/32 dev v2
@@ -241,7 +241,7 @@ end $status
 INIT
     chmod +x "$root/init"
     pack "$root" | gzip -1 >"$image.$$"
-    # What follows it must begin at a multiple of 4.
+    # The next part must begin at a multiple of 4.
     truncate -s %4 "$image.$$"
     rm -rf "$root" "$cache"/image-*.cpio.gz
     mv "$image.$$" "$image"
@@ -258,7 +258,7 @@ make_image
 exec 8>&-
 [ -z "$prepare" ] || { echo "$image"; exit 0; }
 
-# Whoever was killed has left these.
+# Killed runs have left these.
 find "$cache" -maxdepth 1 -name 'run.*' -mmin +240 -exec rm -rf {} +
 run=$(mktemp -d "$cache/run.XXXXXX")
 root="$run/root"

@@ -5,11 +5,11 @@
 #
 # usage: test-rdma.sh [smoke | STAGE...]
 #
-#   smoke    the network by itself, also over a wire that loses, delays and is cut, and the conformance suite's cases for
-#            warps: about five minutes on two processors
-#   (none)   the same, faults between processes and between hosts, `gin run` on two hosts, and the whole suite with ranks as
-#            threads over three networks, as two processes, and on two hosts; its cases for warps over two ports, with signals
-#            raised by the NIC, and with memory of devices that goes through host memory: an hour
+#   smoke    the network by itself, also over a wire that loses, delays and is cut, and the conformance suite's cases
+#            for warps: about five minutes on two processors
+#   (none)   the same, faults between processes and between hosts, `gin run` on two hosts, and the whole suite with
+#            ranks as threads over three networks, as two processes, and on two hosts; its cases for warps over two
+#            ports, with signals raised by the NIC, and with memory of devices that goes through host memory: an hour
 #   STAGE... these stages of it only
 #
 # FEATURES are those of cargo, as in the Makefile: with --no-default-features no kernels for GPUs are compiled.
@@ -23,7 +23,8 @@ log=$(mktemp "${TMPDIR:-/tmp}/gin-rdma.XXXXXX")
 trap 'rm -f "$log"' EXIT
 failed=0
 
-# Builds the tests that are named rdma, of the whole workspace: `make test` has built the same. A line each: package, program.
+# Builds the tests that are named rdma, of the whole workspace: `make test` has built the same. A line each: package,
+# program.
 built() {
     # shellcheck disable=SC2086 # several words
     "${CARGO:-cargo}" test --workspace ${FEATURES:-} --test rdma --no-run --message-format=json-render-diagnostics |

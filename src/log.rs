@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the command tells on standard error of what happens inside, as `GIN_LOG` says.
+//! The command's messages on standard error about its inner events, as `GIN_LOG` says.
 
 use crate::cli::{Failure, Refused};
 use std::io::{self, IsTerminal};
@@ -7,7 +7,7 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::{self, format::FmtSpan};
 use tracing_subscriber::prelude::*;
 
-/// What whoever runs a job waits for: faults end the command, which says them itself.
+/// The events that a user of a job waits for. Faults end the command, which prints them itself.
 const DEFAULT: &str = "error,gin_boot=info";
 
 /// Starts to listen.

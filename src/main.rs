@@ -24,7 +24,7 @@ fn main() -> ExitCode {
 
 /// Prints what went wrong, and says how to end for it.
 fn told(error: &Failure) -> End {
-    // Whoever reads the output has seen enough of it.
+    // The reader of the output has seen enough of it.
     let unread = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
     if !error.downcast_ref::<io::Error>().is_some_and(unread) {
         eprintln!("gin: {error}");

@@ -33,7 +33,7 @@ struct Speed {
     rate: f64,
 }
 
-/// What was measured for one size.
+/// The measurement of one size.
 #[derive(Clone, Debug)]
 struct Sized {
     bytes: u64,
@@ -100,7 +100,7 @@ impl<'a> Side<'a> {
         self.lab.rank.rank() == 0
     }
 
-    /// Shapes to try for so many bytes.
+    /// Returns the shapes to try for `bytes` bytes.
     fn shapes(&self, kernel: &'static str, most_threads: u32, bytes: u64) -> Vec<Shape> {
         let mut counts: Vec<u32> = [1, 4, 8, 16, 32, 64].into_iter().filter(|&count| count < self.most).collect();
         counts.push(self.most);
@@ -180,7 +180,7 @@ impl<'a> Side<'a> {
         let Some(engine) = &self.engine else { return Ok(None) };
         engine.enter()?;
         let (from, limit) = (self.from.memory().address(), self.bench.limit * 2);
-        // Safety: the sender's window and the receiver's are alive and have so many bytes.
+        // Safety: the sender's window and the receiver's are alive and have these bytes.
         let ns = unsafe { engine.time_copies(self.there, from, bytes as usize, times, limit)? };
         Ok(Some(ns))
     }

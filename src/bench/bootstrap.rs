@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How joining and meeting over TCP grow with the number of ranks, which are tasks of one thread here.
+//! The cost of joining and of collective operations over TCP, by the number of ranks, which are tasks of one thread
+//! here.
 
 use crate::cli::{Failure, Format};
 use gin_boot::{Simulated, Step, simulate};
@@ -63,7 +64,7 @@ pub(crate) fn run(most_ranks: u32, format: Format, out: &mut impl Write) -> Resu
     if format != Format::Json {
         writeln!(
             out,
-            "meeting over TCP: ranks as tasks of one thread, over the loopback; bytes sent and received, {BYTES} given"
+            "bootstrap over TCP: ranks as tasks of one thread, over the loopback; bytes sent and received, {BYTES} given"
         )?;
         writeln!(
             out,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Threads that post, in the shapes that NCCL's figures of issue are known for.
 
-/// Who posts, and how often.
+/// The threads that post, and their numbers of posts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Crowd {
     pub(super) blocks: u32,
@@ -30,7 +30,7 @@ impl Crowd {
     }
 }
 
-/// The shapes, on a real GPU with so many posts of each thread; smaller ones for virtual GPUs. `all`: blocks that fill
+/// The shapes, on a real GPU with `posts` posts of each thread; smaller ones for virtual GPUs. `all`: blocks that fill
 /// the GPU.
 pub(super) fn crowds(real: bool, all: u32, posts: [u64; 6]) -> [Crowd; 6] {
     let (shapes, posts) = if real {

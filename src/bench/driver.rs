@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a CPU can have a GPU do without a kernel: copies and stream memory operations, as the driver offers them.
+//! The driver's operations that need no kernel: copies and stream memory operations.
 
 use cudarc::driver::sys::{
     self, CUcontext, CUevent, CUresult, CUstream, CUstreamBatchMemOpParams,
@@ -54,7 +54,7 @@ impl Engine {
     /// That of a device; `None` if it is no GPU.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// An error of the driver.
     pub(super) fn of(device: &dyn Device) -> Result<Option<Self>, GpuError> {
         let Some(ordinal) = ordinal(device) else { return Ok(None) };
         let context = context_of(ordinal)?;
@@ -76,7 +76,7 @@ impl Engine {
     /// Makes the calling thread one that may use it.
     ///
     /// # Errors
-    /// What the driver reports.
+    /// An error of the driver.
     pub(super) fn enter(&self) -> Result<(), GpuError> {
         // Safety: the context is alive.
         ok("enter a context", unsafe { sys::cuCtxSetCurrent(self.context) })
@@ -88,7 +88,7 @@ impl Engine {
     /// - Both ranges are valid until it is done.
     ///
     /// # Errors
-    /// What the driver reports, here and below.
+    /// An error of the driver, here and below.
     pub(super) unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), GpuError> {
         // Safety: the caller's promise.
         ok("copy", unsafe { sys::cuMemcpyAsync(to, from, bytes, self.stream) })
@@ -132,7 +132,7 @@ impl Engine {
         ok("record an event", unsafe { sys::cuEventRecord(self.mark, self.stream) })
     }
 
-    /// Whether all before the last mark is done.
+    /// Returns whether all before the last mark is done.
     pub(super) fn is_done(&self) -> Result<bool, GpuError> {
         // Safety: the event is alive.
         match unsafe { sys::cuEventQuery(self.mark) } {

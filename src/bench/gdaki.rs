@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What it costs to issue a put where the kernel drives the NIC itself.
+//! The cost of issuing a put where the kernel drives the NIC itself.
 //!
 //! No NIC takes part: rings that are long enough lie in GPU memory, as they would, the doorbell in pinned host memory,
 //! and nobody reads them before a launch has ended. Then every entry, record and doorbell is checked.
@@ -118,7 +118,7 @@ impl Pairs {
         Ok(())
     }
 
-    /// What a launch of `posts` puts with signals left wrong.
+    /// Returns the number of errors that a launch of `posts` puts with signals left.
     fn wrong(&self, posts: u64) -> Result<u64, GpuError> {
         let depth = 1u64 << self.depth_log2;
         let (mut wrong, mut entries) = (0, 0);

@@ -14,7 +14,7 @@ pub(super) fn median(mut figures: Vec<f64>) -> f64 {
     figures[figures.len() / 2]
 }
 
-/// What one rank measures with.
+/// The tools by which one rank measures.
 pub(super) struct Lab<'a> {
     pub(super) rank: &'a Rank,
     pub(super) stream: Arc<dyn Stream>,
@@ -24,7 +24,7 @@ pub(super) struct Lab<'a> {
 /// Most blocks of a kernel that is timed.
 const MOST_BLOCKS: u32 = 1024;
 
-/// What came of a launch, or of several.
+/// The result of a launch, or of several.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Figure {
     /// Nanoseconds: from the first block that began to the last that was done, or of one round.
@@ -87,8 +87,8 @@ impl<'a> Lab<'a> {
         let function = self.rank.kernel(shape.kernel)?;
         let config = LaunchConfig::new(shape.blocks, shape.threads);
         let config = if shape.waits { config.cooperative() } else { config };
-        // Safety: the callers pass what the kernels' docs ask for, of memory that lives until they have ended; those
-        // that wait are resident or refused.
+        // Safety: the callers pass the arguments that the kernels' docs ask for, in memory that lives until the kernels
+        // have ended; kernels that wait are resident or refused.
         unsafe { self.stream.launch(&function, config, arguments)? };
         self.stream.synchronize()?;
         comm.map_or(Ok(()), |comm| comm.check("bench"))

@@ -12,7 +12,7 @@ use gin_host::world::Rank;
 /// Threads of a warp.
 const WARP: u32 = 32;
 
-/// Figures of the same things on all ranks: times of the first, mistakes of all.
+/// Joins the figures of all ranks: times of the first, mistakes of all.
 fn together(all: Vec<Vec<Figure>>) -> Vec<Figure> {
     let mut sums = all.first().cloned().unwrap_or_default();
     for figures in &all[1..] {

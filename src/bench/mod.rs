@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `gin bench`: what operations take, each figure beside the least that the same thing takes on the same machine,
-//! measured in the same run. `docs/benchmarks.md` says how.
+//! `gin bench`: the cost of operations, each figure beside its floor on the same machine, measured in the same run.
+//! `docs/benchmarks.md` says how.
 
 mod bandwidth;
 pub(crate) mod bootstrap;
@@ -53,7 +53,7 @@ impl Bench {
         if self.is_real() { gpus } else { virtual_gpus }
     }
 
-    /// GPUs that so many ranks have; virtual ones have one each.
+    /// Returns the number of GPUs that `ranks` ranks have; virtual ones have one each.
     fn gpus(&self, ranks: u32) -> usize {
         match &self.place {
             Place::Virtual => ranks as usize,
@@ -61,7 +61,8 @@ impl Bench {
         }
     }
 
-    /// Whether figures of so many ranks can be held against goals: they are of real GPUs, and each rank has its own.
+    /// Returns whether figures of `ranks` ranks can be held against goals: they are of real GPUs, and each rank has its
+    /// own.
     fn counts(&self, ranks: u32) -> bool {
         self.is_real() && self.gpus(ranks) == ranks as usize
     }
@@ -134,7 +135,7 @@ fn end(rank: &Rank, comm: &Communicator) -> Result<(), CommError> {
 /// Measures and prints each table when it is there.
 ///
 /// # Errors
-/// Arguments that cannot be taken, and those of the writer. What fails else is told, and the rest goes on.
+/// Arguments that cannot be taken, and errors of the writer. Other failures are printed, and the rest goes on.
 pub(crate) fn run(arguments: &BenchArgs, out: &mut impl Write) -> Result<End, Failure> {
     let (place, note) = one_place(arguments.device)?;
     let bench = Bench {

@@ -14,7 +14,7 @@ use gin_soft_hca_host::SoftEngine;
 
 const RANKS: u32 = 2;
 
-/// What executes entries, and what it is called.
+/// The engines that execute entries, and their names.
 const ENGINES: [(SoftEngine, &str); 3] = [
     (SoftEngine::Process, "NICs stepped by the virtual world"),
     (SoftEngine::Thread, "NICs by a CPU thread that copies through the GPU"),

@@ -7,7 +7,7 @@ use gin_net::{Capabilities, Endpoint, Event, Key, LocalSignals, LocalWindow, Net
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// What all endpoints of such a network share.
+/// The state that all endpoints of such a network share.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     /// Requests are taken. While it is closed they stay in the queue, but for a few.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What it costs to issue a put over the proxy of which nobody waits for the end.
+//! The cost of issuing a put over the proxy, without a wait for its end.
 
 use super::crowd::{self, Crowd};
 use super::driver::processors;
@@ -44,7 +44,7 @@ fn crowds(real: bool, all: u32) -> [(Crowd, Nccl); 6] {
     std::array::from_fn(|index| (crowds[index], figures[index]))
 }
 
-/// What comes before each post: words, gin's kernel and the bare one.
+/// The releases before each post: words, gin's kernel and the bare one.
 const KINDS: [(&str, &str, &str); 4] = [
     ("nothing to release", "bench_post_nothing", "bare_post_nothing"),
     ("16 bytes written, not released", "bench_post_unreleased", "bare_post_unreleased"),
@@ -52,7 +52,7 @@ const KINDS: [(&str, &str, &str); 4] = [
     ("16 bytes written, released to the system", "bench_post_system", "bare_post_system"),
 ];
 
-/// What the posting rank measures with.
+/// The tools of the posting rank.
 struct Poster<'a> {
     bench: &'a Bench,
     lab: Lab<'a>,
@@ -121,7 +121,7 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
             counters: 0,
             windows: 1,
             queue_depth: depth,
-            // What is taken while the gate is closed: little, and enough for taking the rest quickly.
+            // The requests that the proxy takes while the gate is closed: few, and enough for taking the rest quickly.
             max_outstanding_per_peer: 64,
             ..Requirements::default()
         };

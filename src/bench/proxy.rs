@@ -99,7 +99,7 @@ struct Answers {
     source: Arc<Memory>,
     /// The round that is waited for.
     next: u64,
-    /// What was started for it has an end to wait for.
+    /// The started work has an end to wait for.
     under_way: bool,
     entered: bool,
     stop: Arc<AtomicBool>,
@@ -249,7 +249,7 @@ fn trips(lab: &Lab<'_>, way: Way, rounds: &Rounds) -> Result<Figure, CommError> 
     }
 }
 
-/// What one rank measured: the bare ways, or why not; round trips with windows in GPU and in pinned memory.
+/// The figures of one rank: the bare ways, or why not; round trips with windows in GPU and in pinned memory.
 struct Measured {
     bare: Vec<(Way, Result<Figure, String>)>,
     trips: Vec<Figure>,

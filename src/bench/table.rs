@@ -5,7 +5,7 @@ use crate::cli::Format;
 use serde::Serialize;
 use std::io::{self, Write};
 
-/// What a ratio should be.
+/// The goal of a ratio.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Goal {
     /// This or less.
@@ -41,7 +41,7 @@ struct Judged {
 /// Another figure of the same unit.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Beside {
-    /// What it is.
+    /// Its name.
     what: String,
     value: f64,
     /// The measured figure over this one.
@@ -52,7 +52,7 @@ pub(crate) struct Beside {
 /// A figure.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Row {
-    /// What was measured.
+    /// The measured operation.
     what: String,
     value: f64,
     unit: &'static str,
@@ -84,7 +84,7 @@ impl Row {
         self
     }
 
-    /// Whether all results were right.
+    /// Returns whether all results were right.
     pub(crate) fn is_right(&self) -> bool {
         self.wrong.is_none_or(|wrong| wrong == 0)
     }
@@ -101,7 +101,7 @@ impl Row {
 /// Figures of one kind.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Table {
-    /// What they are of.
+    /// Their subject.
     pub(crate) title: &'static str,
     /// Kind of device.
     pub(crate) device: &'static str,
@@ -109,7 +109,7 @@ pub(crate) struct Table {
     pub(crate) gpus: Option<String>,
     /// Ranks, and the GPUs that they had.
     pub(crate) ranks: u32,
-    /// What must be known to read it.
+    /// The facts that a reader must know.
     pub(crate) notes: Vec<String>,
     pub(crate) rows: Vec<Row>,
 }
@@ -190,7 +190,7 @@ mod tests {
             .beside("relaxed", 1.5, None, None);
         let rows = vec![met, Row::new("a loss", 120.0, "GB/s", Some(7)), Row::new("a count", 12.3, "ns", None)];
         let notes = vec!["A note".to_owned()];
-        Table { title: "things", device: "virtual", gpus: None, ranks: 2, notes, rows }
+        Table { title: "puts", device: "virtual", gpus: None, ranks: 2, notes, rows }
     }
 
     #[test]
@@ -199,7 +199,7 @@ mod tests {
         print(&table(), Format::Table, &mut out).unwrap();
         let text = String::from_utf8(out).unwrap();
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines[0], "things: 2 ranks, virtual");
+        assert_eq!(lines[0], "puts: 2 ranks, virtual");
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(
             words(lines[2]),

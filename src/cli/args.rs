@@ -30,7 +30,7 @@ pub(crate) enum Command {
     Launch(LaunchArgs),
     /// Show devices, back ends (and why others are not to be had), limits and versions.
     Info,
-    /// Measure what operations take, each beside the least that the same thing takes here.
+    /// Measure the cost of operations, each beside its floor on this machine.
     Bench(BenchArgs),
     /// Check a ConnectX NIC from the host: queue pairs that send to themselves, and the entries that kernels write.
     /// Prints a report that can be pasted into an issue.
@@ -61,7 +61,7 @@ pub(crate) struct LaunchArgs {
     pub program: Vec<OsString>,
 }
 
-/// What a software NIC is part of.
+/// The network of a software NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum SoftLink {
     /// RoCE v2.
@@ -103,7 +103,7 @@ pub(crate) struct NicCheck {
     pub fault_at: Option<u64>,
 }
 
-/// What to measure.
+/// The measurement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum BenchWhat {
     /// All of lsa, proxy, post and gdaki.
@@ -112,11 +112,11 @@ pub(crate) enum BenchWhat {
     Lsa,
     /// Round trips over the proxy.
     Proxy,
-    /// What it costs to issue a put over the proxy.
+    /// The cost of issuing a put over the proxy.
     Post,
-    /// What it costs to issue a put where the kernel drives the NIC. No NIC takes part.
+    /// The cost of issuing a put where the kernel drives the NIC. No NIC takes part.
     Gdaki,
-    /// How joining and meeting over TCP grow with the number of ranks, simulated on this machine. No GPU takes part.
+    /// The cost of joining and of collective operations over TCP, simulated on this machine. No GPU takes part.
     Bootstrap,
     /// Instructions and registers of the probe kernels, next to NCCL's. Needs the tools of CUDA, no GPU.
     Sass,
@@ -124,7 +124,7 @@ pub(crate) enum BenchWhat {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct BenchArgs {
-    /// What to measure.
+    /// The measurement.
     #[arg(value_enum, default_value_t = BenchWhat::All)]
     pub what: BenchWhat,
     /// Kind of device. Virtual GPUs only show that it works.
@@ -157,7 +157,7 @@ impl BenchArgs {
     }
 }
 
-/// What to run.
+/// The workload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Workload {
     /// Ring all-reduce of a vector of f32 per rank, fused: add what came, pass it on.
@@ -190,7 +190,7 @@ pub(crate) enum Device {
     Auto,
 }
 
-/// Who serves the kernels' posts.
+/// The engine that serves the kernels' posts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Backend {
     /// A CPU thread and a network.
@@ -201,7 +201,7 @@ pub(crate) enum Backend {
     Auto,
 }
 
-/// What carries the operations that proxies serve and loads and stores do not.
+/// The network for operations that proxies serve and loads and stores do not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Network {
     /// Copies by the host, between ranks of one host.
@@ -247,7 +247,7 @@ pub(crate) struct Options {
     /// Back end.
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub backend: Backend,
-    /// What carries the operations that proxies serve and loads and stores do not.
+    /// The network for operations that proxies serve and loads and stores do not.
     #[arg(long, value_enum, default_value_t = Network::Auto)]
     pub network: Network,
     /// How operations get to their peers [default: network; the demo shows both].
@@ -306,7 +306,7 @@ impl Options {
 
 #[derive(Args, Debug)]
 pub(crate) struct Run {
-    /// What to run.
+    /// The workload.
     #[arg(value_enum)]
     pub workload: Workload,
     #[command(flatten)]

@@ -92,7 +92,7 @@ fn print_gpus(out: &mut impl Write) -> Result<(), Failure> {
             gpu.memory >> 20,
             gpu.pci_address,
         )?;
-        // A variable with a value that it cannot have is told here too, and refused by a run.
+        // A variable with an invalid value is shown here too; a run refuses it.
         let threads = match Placement::Automatic.choose(&near) {
             Ok(chosen) => {
                 let cpus = chosen.cpus.map_or("anywhere".to_owned(), |cpus| format!("on CPUs {}", show_cpus(&cpus)));
@@ -108,7 +108,7 @@ fn print_gpus(out: &mut impl Write) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints who rings doorbells: for each GPU and NIC that could serve it, what came of mapping a page.
+/// Prints the engine that rings doorbells: for each GPU and NIC that could serve it, the result of mapping a page.
 fn print_ringers(out: &mut impl Write) -> Result<(), Failure> {
     let text = "rung by kernels where the driver maps the NIC's pages, else by the host (relay)";
     writeln!(out, "    doorbells of GPUs: {text}")?;
@@ -118,7 +118,7 @@ fn print_ringers(out: &mut impl Write) -> Result<(), Failure> {
         .flatten()
         .filter_map(|found| found.nic.ok())
     {
-        // Without a GPU, which was told above, there is nothing to say.
+        // Without a GPU, which is shown above, there is no line.
         for gpu in gin_gpu::cuda::gpus().into_iter().flatten() {
             let asked = gin_gpu::cuda::CudaDevice::new(gpu.ordinal, &[])
                 .map_err(Failure::from)

@@ -20,21 +20,21 @@ pub(crate) struct ThisJob {
 }
 
 impl ThisJob {
-    /// Whether this rank prints results.
+    /// Returns whether this rank prints results.
     pub(crate) fn prints(&self) -> bool {
         self.bootstrap.rank() == 0
     }
 
-    /// Whether all ranks are on this rank's host.
+    /// Returns whether all ranks are on this rank's host.
     pub(crate) fn is_on_one_host(&self) -> bool {
         self.local_ranks == self.bootstrap.ranks()
     }
 }
 
-/// What the options come to in a job of so many ranks. `given`: whether the number of ranks was named.
+/// Returns the options in a job of `ranks` ranks. `given`: the number of ranks was named.
 ///
 /// # Errors
-/// What ranks in processes of their own cannot do.
+/// Options that ranks in processes of their own do not have.
 pub(crate) fn fit(options: &Options, ranks: u32, given: bool) -> Result<Options, Refused> {
     if given && options.ranks != ranks {
         let asked = options.ranks;
@@ -80,7 +80,7 @@ pub(crate) fn on_threads(options: &Options) -> Options {
 /// Meets the other ranks, if a launcher has started this process as one of several.
 ///
 /// # Errors
-/// What keeps them from meeting.
+/// The error of the bootstrap.
 pub(crate) fn join() -> Result<Option<ThisJob>, Failure> {
     let Some(job) = Job::from_env()? else { return Ok(None) };
     let bootstrap = job.bootstrap(TcpConfig::default())?;
@@ -92,10 +92,10 @@ pub(crate) fn join() -> Result<Option<ThisJob>, Failure> {
 const LONGER: u64 = 10_000;
 /// When it is killed or stopped, after the launch before has ended on its own rank.
 const LOSE_AFTER: Duration = Duration::from_millis(300);
-/// How long those that are left may take to meet.
-const MEETING: Duration = Duration::from_secs(30);
+/// How long the remaining ranks may take to join again.
+const REJOINING: Duration = Duration::from_secs(30);
 
-/// What happens to one rank.
+/// The loss of one rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Loss {
     rank: u32,
@@ -104,7 +104,7 @@ pub(crate) struct Loss {
 }
 
 impl Loss {
-    /// What the options ask for.
+    /// Returns the loss that the options ask for.
     pub(crate) fn of(run: &Run) -> Option<Self> {
         let killed = run.kill_rank.map(|rank| Self { rank, stopped: false });
         killed.or(run.stop_rank.map(|rank| Self { rank, stopped: true }))
@@ -134,7 +134,7 @@ impl Loss {
     }
 }
 
-/// Runs this command again as the ranks of a job, of which one is to be lost.
+/// Runs this command again as the ranks of a job, of which one will be lost.
 ///
 /// # Errors
 /// A rank that there is not; what keeps the ranks from being launched.
@@ -168,11 +168,11 @@ fn to_continue(loss: Loss, job: &ThisJob) -> Result<Option<Pid>, Failure> {
     Ok(pid.filter(|_| own == first))
 }
 
-/// Runs as one rank of a job: once with all ranks, once in which one is lost, and, if the job is to shrink, once with
-/// those that are left. One that was stopped continues when these have met.
+/// Runs as one rank of a job: once with all ranks, once in which one is lost, and, if the job shrinks, once with the
+/// remaining ranks. A stopped rank continues when the others have joined again.
 ///
 /// # Errors
-/// What `run` says of the first or the last run; what the others learn of the loss, if the job is not to go on.
+/// The result of `run` in the first or the last run; the others' news of the loss, if the job does not go on.
 pub(crate) fn run_with_loss(
     (loss, shrink): (Loss, bool),
     options: &Options,
@@ -211,7 +211,7 @@ pub(crate) fn run_with_loss(
         go_on();
         return Err(format!("rank {lost} was {lost_how}; --shrink goes on without it").into());
     }
-    let bootstrap = job.bootstrap.without(&[lost], MEETING)?;
+    let bootstrap = job.bootstrap.without(&[lost], REJOINING)?;
     go_on();
     let before = |rank: u32| rank - u32::from(lost < rank);
     let (local_rank, local_ranks) = match job.is_on_one_host() {

@@ -25,7 +25,7 @@ use std::error::Error;
 use std::fmt;
 use std::io::{self, IsTerminal};
 
-/// What a failed run says.
+/// The error of a failed run.
 pub(crate) type Failure = Box<dyn Error>;
 
 /// Arguments that cannot be taken: which, why, and what could be.
@@ -56,7 +56,7 @@ pub(crate) enum End {
 /// Does what the arguments say.
 ///
 /// # Errors
-/// What kept it from doing so.
+/// The error of the run.
 pub(crate) fn run() -> Result<End, Failure> {
     let parsed = Cli::command().try_get_matches().and_then(|matches| {
         let run = matches.subcommand().filter(|(name, _)| *name == "run");
@@ -149,7 +149,7 @@ fn run_workloads(
         }
     }
     progress.finish_and_clear();
-    // What was done before a failure is shown all the same.
+    // Results before a failure are shown all the same.
     if prints && !reports.is_empty() {
         report::print(&reports, format, places.note.as_deref(), &mut io::stdout().lock())?;
     }

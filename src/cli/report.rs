@@ -24,7 +24,7 @@ pub(crate) struct Report {
     pub network: Option<String>,
     /// The NIC that each rank's kernels drove, by rank; none where a proxy served them.
     pub nics: Option<Vec<String>>,
-    /// Who rang those NICs' doorbells, each answer of a rank once; none where a proxy served them.
+    /// The engines that rang those NICs' doorbells, each answer of a rank once; none where a proxy served them.
     pub doorbells: Option<Vec<String>>,
     /// How operations got to their peers: `network`, `lsa` (loads and stores) or, where these reach some of the peers,
     /// `both`.
@@ -45,9 +45,9 @@ pub(crate) struct Report {
     pub mode: Option<&'static str>,
     /// Seed of its schedule.
     pub seed: Option<u64>,
-    /// What communicators counted over all launches, if that was asked for, in the order of rank, context and peer.
+    /// The figures of communicators over all launches, if requested, in the order of rank, context and peer.
     pub stats: Option<Vec<Figures>>,
-    /// Whether every result was as computed on the host.
+    /// Every result was as computed on the host.
     pub verified: bool,
     /// How many results were not.
     pub errors: u64,
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nics_that_kernels_drove_are_named_and_who_rang_their_doorbells() {
+    fn the_nics_that_kernels_drove_are_named_and_the_engines_that_rang_their_doorbells() {
         let mut out = Vec::new();
         let nics = Some(vec!["soft_0".to_owned(), "soft_1".to_owned()]);
         let doorbells = Some(vec!["kernels".to_owned(), "the host: refused".to_owned()]);
@@ -261,14 +261,14 @@ mod tests {
             print(&[Report { stats: Some(stats), ..report() }], Format::Table, None, &mut out).unwrap();
             String::from_utf8(out).unwrap()
         };
-        let row = |peer, taken, deepest| {
-            let figures = [("taken", taken), ("deepest", deepest), ("failed", 0)];
+        let row = |peer, accepted, deepest| {
+            let figures = [("accepted", accepted), ("deepest", deepest), ("failed", 0)];
             let figures = figures.map(|(name, value)| (name.to_owned(), value)).into();
             Figures { rank: 0, context: 1, peer, figures }
         };
         let shown = text(vec![row(2, 3, 7), row(3, 4, 5)]);
         let lines: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
-        assert!(lines.contains(&vec!["rank", "context", "peer", "taken", "deepest"]), "{shown}");
+        assert!(lines.contains(&vec!["rank", "context", "peer", "accepted", "deepest"]), "{shown}");
         assert!(lines.contains(&vec!["0", "1", "3", "4", "5"]) && lines.contains(&vec!["all", "7", "7"]), "{shown}");
         assert!(text(Vec::new()).contains("ring: nothing was asked of the network"));
     }

@@ -101,7 +101,7 @@ impl Folder {
 #[cfg(feature = "cuda")]
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What cannot be removed is the system's to clean up.
+        // A folder that cannot be removed is the system's to clean up.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

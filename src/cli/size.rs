@@ -5,7 +5,7 @@
 /// `GB` (powers of 1000).
 ///
 /// # Errors
-/// What is wrong, in words that say what is taken.
+/// The error, with the accepted forms.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
     let trimmed = text.trim();
     let digits = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());

@@ -75,7 +75,7 @@ async fn launch(arguments: &LaunchArgs) -> Result<End, Failure> {
     let mut signals = signals()?;
     let rendezvous = Rendezvous::new(TcpConfig { address: Some(Ipv4Addr::LOCALHOST.into()), ..TcpConfig::default() })?;
     let mut ranks = Ranks { groups: Vec::new(), ended: JoinSet::new(), output: JoinSet::new() };
-    // What the command ends with: that of the first rank that failed.
+    // The exit status of the command: that of the first rank that failed.
     let mut failed: Option<u8> = None;
     for rank in 0..arguments.ranks {
         let mut command = Command::new(program);
@@ -123,7 +123,7 @@ async fn launch(arguments: &LaunchArgs) -> Result<End, Failure> {
 struct Watched {
     ranks: Ranks,
     failed: Option<u8>,
-    /// When those that have not ended are killed.
+    /// The time when remaining ranks are killed.
     deadline: Option<Instant>,
     grace: Duration,
     /// Ranks whose end is no failure.
@@ -131,7 +131,7 @@ struct Watched {
 }
 
 impl Watched {
-    /// Ends all, and the command with this, unless one failed before. Those that a signal was passed on to are ending.
+    /// Ends all, and the command with this, unless one failed before. Ranks that a signal was passed on to are ending.
     fn fail(&mut self, code: u8) {
         if self.failed.is_some() {
             return;
@@ -189,7 +189,7 @@ impl Watched {
             }
             Ok::<_, Failure>(())
         };
-        // Who holds a pipe open now has outlived its rank.
+        // A process that holds a pipe open now has outlived its rank.
         timeout(LAST_WORDS, rest).await.unwrap_or(Ok(()))?;
         match (unwritten, self.failed) {
             (Some(error), _) => Err(error.into()),
@@ -204,12 +204,12 @@ impl Watched {
             (Some(0), _) => return,
             (Some(code), _) => (u8::try_from(code).unwrap_or(1), format!("with status {code}")),
             (None, Some(signal)) => {
-                // What shells give for it. Signals are numbers below 128.
+                // The status that shells give for it. Signals are numbers below 128.
                 (128 | (signal & 0x7f) as u8, format!("by signal {signal}"))
             }
             (None, None) => (1, "in a way that the system does not tell".to_owned()),
         };
-        // What it started and left behind; mostly nothing.
+        // Processes that it started and left behind; mostly none.
         if let Some(group) = group {
             let _ = kill_process_group(group, Signal::TERM);
         }
@@ -217,7 +217,7 @@ impl Watched {
             eprintln!("gin: rank {rank} ended {how}; the others go on");
             return;
         }
-        // Those that are ended on purpose need no words.
+        // Ranks that are ended on purpose need no words.
         if self.failed.is_none() && self.deadline.is_none() {
             let left = self.ranks.groups.iter().flatten().count();
             let others = if left == 0 { String::new() } else { format!("; ending the other {left}") };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What ranks print, line by line, with the rank before it.
+//! The output of ranks, line by line, with the rank before it.
 
 use std::io::{self, Write};
 use tokio::io::{AsyncRead, AsyncReadExt};
@@ -104,9 +104,9 @@ fn print(stream: Stream, lines: &[u8]) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn printed(rank: usize, stream: Stream, pieces: &[&str]) -> String {
+    fn printed(rank: usize, stream: Stream, parts: &[&str]) -> String {
         let mut lines = Lines::new(rank, stream);
-        let mut all: Vec<u8> = pieces.iter().flat_map(|piece| lines.take(piece.as_bytes())).collect();
+        let mut all: Vec<u8> = parts.iter().flat_map(|part| lines.take(part.as_bytes())).collect();
         all.extend(lines.end());
         String::from_utf8(all).unwrap()
     }

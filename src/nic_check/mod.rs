@@ -87,7 +87,7 @@ fn examine(
     Ok(if report.passed { End::Right } else { End::Wrong })
 }
 
-/// What only a software NIC can tell: that its user kept to rules whose breach hardware would answer in no defined way.
+/// The check that only a software NIC has: its user kept rules whose breach hardware would answer in no defined way.
 fn rules(fabric: &SoftFabric) -> Check {
     let outcome = match fabric.violations() {
         (None, _) => Ok("no doorbell, record or entry was out of order".to_owned()),

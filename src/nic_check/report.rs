@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a check of a NIC found, to be pasted into an issue.
+//! The findings of a check of a NIC, for an issue.
 
 use gin_nic::Nic;
 use gin_nic::hca::Link;
@@ -12,7 +12,7 @@ use std::net::Ipv6Addr;
 /// Name of the check that only software NICs have.
 pub(super) const RULES: &str = "rules";
 
-/// What a NIC can do.
+/// The features of a NIC.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 struct Abilities {
     send_queue_slots: u64,
@@ -24,18 +24,18 @@ struct Abilities {
     udp_source_ports: Option<(u16, u16)>,
 }
 
-/// What came of one check.
+/// The result of one check.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub(super) struct Line {
+pub(super) struct CheckRow {
     name: &'static str,
     passed: bool,
     took_ms: f64,
-    /// What should have come, if it did not.
+    /// The expected value, if another was seen.
     expected: Option<String>,
     seen: String,
 }
 
-/// What a check of a NIC found.
+/// The findings of a check of a NIC.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(super) struct Report {
     version: &'static str,
@@ -55,7 +55,7 @@ pub(super) struct Report {
     gid_index: u32,
     gid: String,
     capabilities: Abilities,
-    checks: Vec<Line>,
+    checks: Vec<CheckRow>,
     /// Checks that were not tried, as the queue pairs did not come up.
     not_tried: Vec<&'static str>,
     /// All checks were tried and passed.
@@ -102,13 +102,13 @@ impl Report {
     }
 
     /// Adds what came of a check, and gives it back as it is printed.
-    pub(super) fn add(&mut self, check: &Check) -> Line {
+    pub(super) fn add(&mut self, check: &Check) -> CheckRow {
         let (expected, seen) = match &check.outcome {
             Ok(seen) => (None, seen.clone()),
             Err(failed) => (Some(failed.expected.clone()), failed.seen.clone()),
         };
         let took_ms = (check.took.as_secs_f64() * 1e4).round() / 10.0;
-        let line = Line { name: check.name, passed: check.outcome.is_ok(), took_ms, expected, seen };
+        let line = CheckRow { name: check.name, passed: check.outcome.is_ok(), took_ms, expected, seen };
         self.checks.push(line.clone());
         line
     }
@@ -165,7 +165,7 @@ impl Report {
     }
 }
 
-impl Line {
+impl CheckRow {
     pub(super) fn print(&self, out: &mut impl Write) -> io::Result<()> {
         let result = if self.passed { "ok" } else { "FAILED" };
         write!(out, "  {:<21}{result:<8}{:>9.1} ms  ", self.name, self.took_ms)?;

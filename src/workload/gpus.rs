@@ -23,7 +23,7 @@ struct Own {
 }
 
 impl Gpus {
-    /// How many of them so many ranks use.
+    /// Returns the number of GPUs that `ranks` ranks use.
     pub(crate) fn used(&self, ranks: u32) -> usize {
         self.names.len().min(ranks as usize)
     }
@@ -39,7 +39,7 @@ impl Gpus {
         self
     }
 
-    /// The GPUs that this process uses for so many ranks, by number.
+    /// Returns the GPUs that this process uses for `ranks` ranks, by number.
     #[cfg(any(feature = "cuda", test))]
     fn ordinals(&self, ranks: u32) -> Vec<usize> {
         match self.own {
@@ -48,7 +48,7 @@ impl Gpus {
         }
     }
 
-    /// Most of so many ranks on one of them: as [`gin_gpu::cuda::devices`] spreads them.
+    /// Returns the most of `ranks` ranks on one of them: as [`gin_gpu::cuda::devices`] spreads them.
     #[cfg(any(feature = "cuda", test))]
     fn most_on_one(&self, ranks: u32) -> u32 {
         match self.own {
@@ -57,7 +57,7 @@ impl Gpus {
         }
     }
 
-    /// What they are, for people.
+    /// Returns their description, for people.
     pub(crate) fn text(&self) -> String {
         let mut kinds: Vec<(&str, usize)> = Vec::new();
         for name in &self.names {
@@ -70,7 +70,7 @@ impl Gpus {
         kinds.join(", ")
     }
 
-    /// Name of the GPUs that so many ranks use, where they have one.
+    /// Returns the name of the GPUs that `ranks` ranks use, where they have one.
     pub(crate) fn name(&self, ranks: u32) -> Option<String> {
         let names = &self.names[..self.used(ranks)];
         names.first().filter(|first| names.iter().all(|name| name == *first)).cloned()
@@ -159,7 +159,7 @@ pub(crate) fn check(_gpus: &Gpus, _options: &Options, _kernel: &str) -> Result<(
 /// A world on the first of these GPUs, as many as there are ranks at most.
 ///
 /// # Errors
-/// What the driver reports.
+/// An error of the driver.
 #[cfg(feature = "cuda")]
 pub(crate) fn world(gpus: &Gpus, ranks: u32) -> Result<WorldConfig, Failure> {
     let ordinals = gpus.ordinals(ranks);
@@ -179,7 +179,7 @@ pub(crate) fn world(_gpus: &Gpus, _ranks: u32) -> Result<WorldConfig, Failure> {
 /// `limit`.
 ///
 /// # Errors
-/// What the driver reports.
+/// An error of the driver.
 #[cfg(feature = "cuda")]
 pub(crate) fn world_with(place: &super::Place, ranks: u32, limit: std::time::Duration) -> Result<WorldConfig, Failure> {
     let mut config = WorldConfig::threads(ranks);
@@ -206,7 +206,7 @@ mod tests {
     use crate::cli::default_options;
 
     #[test]
-    fn gpus_are_told_by_kind_and_number() {
+    fn gpus_are_described_by_kind_and_number() {
         let names = ["A", "B", "A"].map(String::from).to_vec();
         let gpus = Gpus { names, own: None };
         assert_eq!(gpus.text(), "2 x A, 1 x B");

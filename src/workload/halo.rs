@@ -11,7 +11,7 @@ pub(super) struct Halo {
     shape: Shape,
     rows: usize,
     columns: usize,
-    /// What all ranks' cells must come to.
+    /// The expected cells of all ranks.
     expected: Vec<f32>,
 }
 
@@ -48,12 +48,12 @@ impl Job for Halo {
     fn launch(&self, rank: &Rank, comm: &Communicator) -> Result<Launched, CommError> {
         let (shape, rows, columns) = (&self.shape, self.rows, self.columns);
         let grid = comm.alloc_window::<f32>(window_len(rows, columns), WindowFlags::NONE)?;
-        let meeting = shape.words(rank, 1)?;
+        let barrier = shape.words(rank, 1)?;
         let handle = comm.device()?;
         let time = shape.run(
             rank,
             "halo",
-            &[&handle, &grid, &rows, &columns, &meeting.address(), &shape.iters, &shape.deadline],
+            &[&handle, &grid, &rows, &columns, &barrier.address(), &shape.iters, &shape.deadline],
         )?;
 
         let mut check = Check::default();

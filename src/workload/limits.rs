@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a run may ask of a launch, as a GPU limits it, and of this machine.
+//! The limits of a run, as a GPU and this machine set them.
 
 use super::Place;
 use crate::cli::{Mode, Options, Refused};
@@ -56,7 +56,7 @@ pub(super) fn check(place: &Place, options: &Options) -> Result<(), Refused> {
                  GPUs"
             ));
         }
-        // What fits on a GPU it says itself.
+        // A GPU reports its own limits.
         Place::Cuda(_) => {}
     }
     match (place, super::backend(options)) {

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 /// Steps of a software NIC until an answer comes, at most.
 const SOFT_DELAY: u64 = 4;
 
-/// What one rank found wrong.
+/// The errors that one rank found.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Check {
     errors: u64,
@@ -51,7 +51,7 @@ struct Launched {
     check: Check,
 }
 
-/// What one rank did. Ranks in processes of their own tell each other.
+/// The results of one rank, which ranks in processes of their own exchange.
 #[derive(Serialize, Deserialize)]
 struct Ran {
     launches: Vec<Launched>,
@@ -62,13 +62,13 @@ struct Ran {
     reach: u32,
     /// The NIC that its kernels drove.
     nic: Option<String>,
-    /// Who rang its doorbells.
+    /// The engine that rang its doorbells.
     ringer: Option<String>,
-    /// What was counted, if that was asked for.
+    /// The figures, if requested.
     figures: Vec<Figures>,
 }
 
-/// What a rank's communicators counted of one context and peer.
+/// The figures of a rank's communicators about one context and peer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Figures {
     /// Rank.
@@ -84,7 +84,7 @@ pub(crate) struct Figures {
 
 /// A workload, as one rank runs it.
 trait Job: Sync {
-    /// What the communicator must have.
+    /// Returns the requirements of the communicator.
     fn requirements(&self) -> Requirements;
 
     /// Puts and signals that one rank posts in one launch.
@@ -174,7 +174,7 @@ fn world(place: &Place, options: &Options) -> Result<WorldConfig, Failure> {
     Ok(config)
 }
 
-/// Who rang doorbells, each answer once; `None` where a proxy served the ranks.
+/// Returns the engines that rang doorbells, each answer once; `None` where a proxy served the ranks.
 fn ringers(results: &[Ran]) -> Option<Vec<String>> {
     let mut ringers: Vec<String> = results.iter().map(|ran| ran.ringer.clone()).collect::<Option<_>>()?;
     ringers.sort_unstable();
@@ -195,7 +195,7 @@ fn gather(job: &Arc<dyn Bootstrap>, own: &Ran) -> Result<Vec<Ran>, Failure> {
 /// Runs a workload; `launched` is called after each launch. With a `job` this process is one rank of it.
 ///
 /// # Errors
-/// What kept it from running. A wrong result is no error: the report says so.
+/// The error of the run. A wrong result is no error: the report says so.
 pub(crate) fn run(
     workload: Workload,
     place: &Place,

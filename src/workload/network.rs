@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `--network` comes to.
+//! The network that `--network` chooses.
 
 use crate::cli::{Backend, Mode, Network, Options, Refused};
 use gin_net::NetworkFactory;
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn without_rdma_devices_the_reason_and_what_to_do_are_told() {
+    fn without_rdma_devices_the_reason_and_the_remedy_are_named() {
         let verbs = Options { network: Network::Verbs, ..default_options() };
         let text = chosen(&verbs).unwrap_err();
         for part in ["--network verbs", "no RDMA device", "rdma link", "--network peer"] {

@@ -40,7 +40,7 @@ pub(crate) struct Places {
     pub note: Option<String>,
 }
 
-/// What `--device` comes to. `every`: where there is a choice, all kinds of devices are wanted.
+/// Returns the devices that `--device` chooses. `every`: where there is a choice, all kinds of devices are wanted.
 ///
 /// # Errors
 /// `--device cuda` cannot be had, with the reason and what can be.

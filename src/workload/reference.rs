@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the workloads must come to, computed plainly on the host.
+//! The expected results of the workloads, computed plainly on the host.
 
 use gin_kernels::{alltoall, halo, ring};
 
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ring_sums_over_ranks_and_its_checksum_over_pieces() {
+    fn the_ring_sums_over_ranks_and_its_checksum_over_chunks() {
         assert_eq!(ring_element(3, 2, 1), (0..3).map(|rank| ((rank * 31 + 14 + 13) % 1024) as f32).sum::<f32>());
         let whole = ring_checksum(4, 0, 10, 2);
         assert_eq!(whole, ring_checksum(4, 0, 3, 2).wrapping_add(ring_checksum(4, 3, 7, 2)));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `gin info` tells of RDMA devices.
+//! The lines of `gin info` about RDMA devices.
 
 use super::Failure;
 #[cfg(any(feature = "cuda", test))]
@@ -14,7 +14,7 @@ pub(super) fn print(out: &mut impl Write) -> Result<(), Failure> {
     writeln!(out, "\nRDMA (network `verbs` of the proxy)")?;
     let config = match VerbsConfig::from_env() {
         Ok(config) => config,
-        // Told here too, and refused by a run.
+        // Shown here too; a run refuses it.
         Err(error) => return Ok(writeln!(out, "  {error}")?),
     };
     match probe(&config.library) {
@@ -80,7 +80,7 @@ fn print_gpus(out: &mut impl Write, ports: &Ports) -> Result<(), Failure> {
     use gin_gpu::cuda::{CudaDevice, gpus};
     use gin_gpu::{Device, GpuError, Memory, MemoryKind};
     use std::sync::Arc;
-    // Without a GPU, which was told above, there is nothing to say.
+    // Without a GPU, which is shown above, there is no line.
     for gpu in gpus().into_iter().flatten() {
         let chosen = ports.choose(Some(&gpu.pci_address), gpu.ordinal as u32);
         writeln!(out, "  GPU {}: rank {} uses {chosen}", gpu.ordinal, gpu.ordinal)?;
@@ -126,7 +126,7 @@ mod tests {
     use gin_nic::hca::Link;
 
     #[test]
-    fn the_way_to_memory_of_a_gpu_is_told_with_why() {
+    fn the_way_to_memory_of_a_gpu_is_shown_with_its_reason() {
         let refused = || Err(NetError::Local { what: "registering memory", reason: "no".to_owned() });
         assert_eq!(way(GpuMemory::Automatic, Ok((Way::DmaBuf, false))), "as a DMA-BUF file; the proxy raises signals");
         let text = way(GpuMemory::Automatic, refused());
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_is_told_with_its_state_its_rate_and_the_address_that_is_used() {
+    fn a_port_is_shown_with_its_state_its_rate_and_the_address_that_is_used() {
         let ipv4 = std::net::Ipv4Addr::new(10, 7, 0, 1).to_ipv6_mapped().octets();
         let gid = |index, kind| Gid { index, bytes: ipv4, kind };
         let mut port = PortInfo {
