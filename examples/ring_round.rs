@@ -63,7 +63,7 @@ fn expected() -> Vec<Vec<f32>> {
 /// Runs the ring and checks the result.
 pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let results = launch(WorldConfig::seeded(RANKS, 1), |rank| -> Result<Vec<f32>, CommError> {
-        let comm = rank.communicator(&Requirements { signals: 2, counters: 1, ..Requirements::default() })?;
+        let comm = rank.communicator(&Requirements::default().signals(2).counters(1))?;
         let recv = comm.alloc_window::<f32>(LEN, WindowFlags::NONE)?;
         let send = comm.alloc_window::<f32>(LEN, WindowFlags::NONE)?;
         let values: Vec<f32> = (0..LEN).map(|index| input(rank.rank(), index)).collect();

@@ -42,6 +42,21 @@
 //! A rank that does not know the secret costs the others nothing but the time of a refusal: at most 128 such
 //! connections are open at a time, each for at most 5 s, and they make room for others after 1 s.
 
+/// Defines methods that set a field each, for configurations that may get more fields.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! setters {
+    ($($(#[$attribute:meta])* $name:ident: $type:ty,)*) => {
+        $($(#[$attribute])*
+        #[doc = concat!("Sets the field `", stringify!($name), "`.")]
+        #[must_use]
+        pub fn $name(mut self, $name: $type) -> Self {
+            self.$name = $name;
+            self
+        })*
+    };
+}
+
 mod beat;
 pub mod board;
 mod bootstrap;
@@ -87,6 +102,7 @@ const JOINING: Round = Round { channel: u64::MAX, number: 0 };
 
 /// How a rank joins a job, and how it knows that others are gone.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct TcpConfig {
     /// The address that this rank listens at. By default rank 0 takes that of the default route (IPv4 before IPv6, the
     /// loopback without either), other ranks the one from which they reach rank 0.
@@ -102,6 +118,16 @@ pub struct TcpConfig {
     /// After how long, and then how often, a rank that waits for others reports the missing ones (`tracing`, level
     /// info); 5 s by default, at least 100 ms.
     pub progress: Duration,
+}
+
+impl TcpConfig {
+    setters! {
+        address: Option<IpAddr>,
+        joining: Duration,
+        collective_timeout: Option<Duration>,
+        silence: Duration,
+        progress: Duration,
+    }
 }
 
 impl Default for TcpConfig {

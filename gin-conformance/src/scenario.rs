@@ -180,14 +180,8 @@ impl Scenario {
     #[must_use]
     pub fn new(ranks: u32) -> Self {
         let window = WindowSpec { bytes: vec![16 << 10; ranks as usize], signals: false, offset: 0 };
-        let requirements = Requirements {
-            signals: 8,
-            counters: 8,
-            world_barriers: 1,
-            rail_barriers: 1,
-            lsa_barriers: 1,
-            ..Requirements::default()
-        };
+        let requirements =
+            Requirements::default().signals(8).counters(8).world_barriers(1).rail_barriers(1).lsa_barriers(1);
         Self {
             ranks,
             lsa_size: None,

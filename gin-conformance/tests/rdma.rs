@@ -34,7 +34,7 @@ fn devices() -> Result<Vec<Arc<RdmaDevice>>, String> {
     if names.is_empty() {
         return Ok(vec![RdmaDevice::open(&config).map_err(|error| error.to_string())?]);
     }
-    let open = |name: &&str| RdmaDevice::open(&VerbsConfig { device: Some((*name).to_owned()), ..config.clone() });
+    let open = |name: &&str| RdmaDevice::open(&config.clone().device(Some((*name).to_owned())));
     names.iter().map(open).collect::<Result<_, _>>().map_err(|error| error.to_string())
 }
 

@@ -53,9 +53,9 @@ pub use memory::{Memory, MemoryKind, MemorySlice, RawMemory};
 pub use shared::SharedFile;
 
 #[doc(hidden)]
-pub use gin_boot::rt;
-#[doc(hidden)]
 pub use gin_boot::wire;
+#[doc(hidden)]
+pub use gin_boot::{rt, setters};
 
 use placement::Locality;
 use std::any::Any;

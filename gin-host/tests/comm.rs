@@ -35,20 +35,20 @@ fn refused(requirements: &Requirements, config: &CommConfig) -> CommError {
 fn requirements_past_a_limit_are_refused_with_the_number_and_the_limit() {
     let basis = Requirements::default();
     let cases = [
-        (Requirements { contexts: 0, ..basis }, 0, 256),
-        (Requirements { contexts: 257, ..basis }, 257, 256),
-        (Requirements { queue_depth: 0, ..basis }, 0, u64::from(MAX_QUEUE_DEPTH)),
-        (Requirements { queue_depth: 1 << 21, ..basis }, 1 << 21, 1 << 20),
-        (Requirements { signals: (1 << 24) + 1, ..basis }, (1 << 24) + 1, 1 << 24),
-        (Requirements { counters: (1 << 24) + 1, ..basis }, (1 << 24) + 1, 1 << 24),
-        (Requirements { signals: 1 << 24, world_barriers: 3, ..basis }, (1 << 24) + 3, 1 << 24),
-        (Requirements { signals: 0, world_barriers: u32::MAX, ..basis }, u64::from(u32::MAX), 1 << 24),
-        (Requirements { max_outstanding_per_peer: 0, ..basis }, 0, 1 << 20),
-        (Requirements { max_outstanding_per_peer: (1 << 20) + 1, ..basis }, (1 << 20) + 1, 1 << 20),
-        (Requirements { max_message: 0, ..basis }, 0, 1 << 30),
-        (Requirements { max_message: (1 << 30) + 1, ..basis }, (1 << 30) + 1, 1 << 30),
-        (Requirements { windows: 0, ..basis }, 0, 1 << 16),
-        (Requirements { windows: (1 << 16) + 1, ..basis }, (1 << 16) + 1, 1 << 16),
+        (basis.contexts(0), 0, 256),
+        (basis.contexts(257), 257, 256),
+        (basis.queue_depth(0), 0, u64::from(MAX_QUEUE_DEPTH)),
+        (basis.queue_depth(1 << 21), 1 << 21, 1 << 20),
+        (basis.signals((1 << 24) + 1), (1 << 24) + 1, 1 << 24),
+        (basis.counters((1 << 24) + 1), (1 << 24) + 1, 1 << 24),
+        (basis.signals(1 << 24).world_barriers(3), (1 << 24) + 3, 1 << 24),
+        (basis.signals(0).world_barriers(u32::MAX), u64::from(u32::MAX), 1 << 24),
+        (basis.max_outstanding_per_peer(0), 0, 1 << 20),
+        (basis.max_outstanding_per_peer((1 << 20) + 1), (1 << 20) + 1, 1 << 20),
+        (basis.max_message(0), 0, 1 << 30),
+        (basis.max_message((1 << 30) + 1), (1 << 30) + 1, 1 << 30),
+        (basis.windows(0), 0, 1 << 16),
+        (basis.windows((1 << 16) + 1), (1 << 16) + 1, 1 << 16),
     ];
     for (requirements, expected, most) in cases {
         let CommError::Limit { asked, limit, .. } = refused(&requirements, &config(peer())) else {
@@ -56,16 +56,15 @@ fn requirements_past_a_limit_are_refused_with_the_number_and_the_limit() {
         };
         assert_eq!((asked, limit), (expected, most));
     }
-    let depth = refused(&Requirements { queue_depth: 24, ..basis }, &config(peer()));
+    let depth = refused(&basis.queue_depth(24), &config(peer()));
     assert_eq!(depth, CommError::NotPowerOfTwo { what: "queue_depth", asked: 24 });
-    let text = refused(&Requirements { contexts: 300, ..basis }, &config(peer())).to_string();
+    let text = refused(&basis.contexts(300), &config(peer())).to_string();
     assert_eq!(text, "300 contexts were asked for; there can be 1 to 256");
 }
 
 #[test]
 fn the_most_contexts_and_the_least_queue_work() {
-    let requirements =
-        Requirements { contexts: 256, queue_depth: 1, signals: 1, counters: 0, ..Requirements::default() };
+    let requirements = Requirements::default().contexts(256).queue_depth(1).signals(1).counters(0);
     with_comm(2, &config(peer()), &requirements, |comm| {
         let poster = Poster::new(comm);
         for context in [0, 64, 255] {
@@ -101,7 +100,7 @@ fn ranks_that_ask_for_different_values_learn_the_value_and_the_rank() {
     let results = ranks(3, |bootstrap, device| {
         let signals = if bootstrap.rank() == 2 { 9 } else { 8 };
         let comm = Communicator::new(bootstrap, device, config(peer()));
-        comm.initialise(&Requirements { signals, ..Requirements::default() })
+        comm.initialise(&Requirements::default().signals(signals))
     });
     let expected = |rank, theirs, own| CommError::Disagreement { what: "signals", rank, theirs, own };
     assert_eq!(errors(results), [expected(2, 9, 8), expected(2, 9, 8), expected(0, 8, 9)]);
@@ -112,7 +111,7 @@ fn a_failure_of_one_rank_is_reported_to_all() {
     let results = ranks(2, |bootstrap, device| {
         let contexts = if bootstrap.rank() == 1 { 999 } else { 1 };
         let comm = Communicator::new(bootstrap, device, config(peer()));
-        comm.initialise(&Requirements { contexts, ..Requirements::default() })
+        comm.initialise(&Requirements::default().contexts(contexts))
     });
     let errors = errors(results);
     let CommError::OtherRank { rank: 1, reason } = &errors[0] else { panic!("{errors:?}") };
@@ -141,9 +140,9 @@ fn the_gdaki_back_end_is_refused_with_the_reason_and_auto_takes_the_proxy() {
 #[test]
 fn a_network_that_lacks_what_is_required_is_refused_with_its_name() {
     let config = config(network(|endpoint| Box::new(WeakOnly::new(Peer::new(endpoint), false, false))));
-    let strong = refused(&Requirements { strong_signals: true, ..Requirements::default() }, &config);
+    let strong = refused(&Requirements::default().strong_signals(true), &config);
     assert_eq!(strong, CommError::Capability { network: "peer", what: "strong signals" });
-    let va = refused(&Requirements { va_signals: true, ..Requirements::default() }, &config);
+    let va = refused(&Requirements::default().va_signals(true), &config);
     assert_eq!(va, CommError::Capability { network: "peer", what: "signals at window addresses" });
 }
 
@@ -301,7 +300,7 @@ fn a_window_in_the_middle_of_an_allocation_has_its_own_offsets() {
 
 #[test]
 fn memory_that_cannot_be_a_window_is_refused_with_the_reason() {
-    with_comm(1, &config(peer()), &Requirements { windows: 2, ..Requirements::default() }, |comm| {
+    with_comm(1, &config(peer()), &Requirements::default().windows(2), |comm| {
         let memory = Memory::new(comm.gpu(), MemoryKind::Device, 256).unwrap();
         let slice = |from, to| memory.slice(from..to).unwrap();
         let first = comm.register::<u32>(&slice(0, 128), WindowFlags::NONE).unwrap();

@@ -44,7 +44,7 @@ fn exchange(comm: &Communicator, bytes: usize) {
 fn exchange_over(make: impl Fn(&Endpoint) -> Box<dyn Network> + Send + Sync + 'static) {
     let config = config(network(make));
     for (max_message, queue_depth) in [(1 << 20, 4), (7, 1)] {
-        let requirements = Requirements { max_message, queue_depth, ..Requirements::default() };
+        let requirements = Requirements::default().max_message(max_message).queue_depth(queue_depth);
         with_comm(3, &config, &requirements, |comm| {
             for bytes in [0, 3, 28, 200] {
                 exchange(comm, bytes);
@@ -84,7 +84,7 @@ fn puts_arrive_before_their_signals_over_every_network() {
 fn a_weak_signal_covers_all_messages_of_its_put_where_there_are_no_strong_ones() {
     let config =
         config(network(|endpoint| Box::new(WeakOnly::new(Reorder::new(Peer::new(endpoint), endpoint), false, false))));
-    let requirements = Requirements { max_message: 5, ..Requirements::default() };
+    let requirements = Requirements::default().max_message(5);
     with_comm(2, &config, &requirements, |comm| {
         let poster = Poster::new(comm);
         let window = comm.alloc_window::<u8>(512, WindowFlags::NONE).unwrap();
@@ -113,7 +113,7 @@ fn gets_are_there_after_a_flush_also_when_withheld() {
         |endpoint| Box::new(Reorder::new(Peer::new(endpoint), endpoint)),
     ] {
         let config = config(network(make));
-        let requirements = Requirements { max_message: 33, ..Requirements::default() };
+        let requirements = Requirements::default().max_message(33);
         with_comm(2, &config, &requirements, |comm| {
             let poster = Poster::new(comm);
             let window = comm.alloc_window::<u8>(300, WindowFlags::NONE).unwrap();
@@ -171,7 +171,7 @@ fn values_of_all_widths_and_signals_at_addresses_arrive() {
 
 /// Returns the faults of rank 0 and rank 1 after rank 0 posted `request`, with windows of 64 and 32 bytes.
 fn fault_of(request: impl Fn(u32) -> Descriptor + Sync, config: &CommConfig) -> Vec<(Fault, u32, Fault)> {
-    with_comm(2, config, &Requirements { signals: 4, counters: 2, ..Requirements::default() }, |comm| {
+    with_comm(2, config, &Requirements::default().signals(4).counters(2), |comm| {
         let poster = Poster::new(comm);
         let bytes = if comm.rank() == 0 { 64 } else { 32 };
         let window = comm.alloc_window::<u8>(bytes, WindowFlags::NONE).unwrap();
@@ -321,7 +321,7 @@ fn a_peer_whose_list_is_full_holds_up_the_queue_and_is_counted() {
     let switch = FailSwitch::new();
     let shared = switch.clone();
     let config = config(network(move |endpoint| Box::new(FailOnDemand::new(Peer::new(endpoint), shared.clone()))));
-    let requirements = Requirements { max_outstanding_per_peer: 2, queue_depth: 8, ..Requirements::default() };
+    let requirements = Requirements::default().max_outstanding_per_peer(2).queue_depth(8);
     with_comm(2, &config, &requirements, |comm| {
         let poster = Poster::new(comm);
         let window = comm.alloc_window::<u8>(64, WindowFlags::NONE).unwrap();
@@ -358,7 +358,7 @@ fn queues_whose_indices_start_near_a_wrap_work() {
         for offset in 0..8 {
             for queue_depth in [2, 4, 8] {
                 let first_index = first_index + offset;
-                let requirements = Requirements { first_index, queue_depth, ..Requirements::default() };
+                let requirements = Requirements::default().first_index(first_index).queue_depth(queue_depth);
                 with_comm(1, &config, &requirements, |comm| {
                     let poster = Poster::new(comm);
                     for round in 1..=20 {
@@ -375,7 +375,7 @@ fn queues_whose_indices_start_near_a_wrap_work() {
 
 #[test]
 fn contexts_do_not_share_signals_or_counters() {
-    let requirements = Requirements { contexts: 5, signals: 3, counters: 2, ..Requirements::default() };
+    let requirements = Requirements::default().contexts(5).signals(3).counters(2);
     with_comm(2, &config(peer()), &requirements, |comm| {
         let poster = Poster::new(comm);
         for context in 0..5 {
@@ -402,7 +402,7 @@ fn contexts_do_not_share_signals_or_counters() {
 fn figures_are_kept_by_context_and_peer() {
     // Takes one message at a time, and none at every second call: all but the first of a put are offered again.
     let config = config(network(|endpoint| Box::new(Trickle::new(Peer::new(endpoint), 1))));
-    let requirements = Requirements { contexts: 2, signals: 1, counters: 1, max_message: 5, ..Requirements::default() };
+    let requirements = Requirements::default().contexts(2).signals(1).counters(1).max_message(5);
     with_comm(3, &config, &requirements, |comm| {
         let poster = Poster::new(comm);
         let window = comm.alloc_window::<u8>(64, WindowFlags::NONE).unwrap();

@@ -136,7 +136,7 @@ fn a_barrier_that_broke_in_one_session_is_refused_in_another_that_was_there_befo
     for routes in [Routes::Automatic, Routes::Network] {
         let config = WorldConfig::seeded(2, 5).routes(routes);
         let codes = launch(config, |rank| -> Result<Vec<u64>, CommError> {
-            let comm = rank.communicator(&Requirements { world_barriers: 1, ..Requirements::default() })?;
+            let comm = rank.communicator(&Requirements::default().world_barriers(1))?;
             let codes = comm.alloc_window::<u64>(2, WindowFlags::NONE)?;
             let stream = rank.stream()?;
             let (kernel, handle) = (rank.kernel("host_test_two_sessions")?, comm.device()?);
@@ -162,7 +162,7 @@ type Ended = Result<u64, FaultKind>;
 
 fn pass_on(config: WorldConfig, deadline: Deadline) -> (Vec<Ended>, EventLog) {
     let (outcome, log) = launch_logged(config, |rank| -> Result<Ended, CommError> {
-        let comm = rank.communicator(&Requirements { queue_depth: 2, max_message: 96, ..Requirements::default() })?;
+        let comm = rank.communicator(&Requirements::default().queue_depth(2).max_message(96))?;
         let (to, from) =
             (comm.alloc_window::<u64>(80, WindowFlags::NONE)?, comm.alloc_window::<u64>(80, WindowFlags::NONE)?);
         let wrong = comm.alloc_window::<u64>(1, WindowFlags::NONE)?;

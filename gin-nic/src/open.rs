@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 /// How queue pairs are connected.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct NicConfig {
     /// The port, from 1.
     pub port: u8,
@@ -33,6 +34,20 @@ pub struct NicConfig {
     pub mtu: Option<Mtu>,
     /// On InfiniBand: a global route header also between ports of one subnet.
     pub global_header: bool,
+}
+
+impl NicConfig {
+    gin_gpu::setters! {
+        port: u8,
+        gid_index: Option<u32>,
+        partition_key: u16,
+        traffic_class: u8,
+        service_level: u8,
+        ack_timeout: u8,
+        retries: u8,
+        mtu: Option<Mtu>,
+        global_header: bool,
+    }
 }
 
 impl Default for NicConfig {

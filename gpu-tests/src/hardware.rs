@@ -240,7 +240,7 @@ fn flood(place: &Place, posters: u32, threads: u32, each: u32) -> Result<(), Str
     place.expect(|rank| {
         let threads = if place.devices.is_some() { threads } else { 32 };
         let blocks = place.share(rank, "hardware_flood", threads)?;
-        let comm = rank.communicator(&Requirements { contexts: 8, queue_depth: 1024, ..Requirements::default() })?;
+        let comm = rank.communicator(&Requirements::default().contexts(8).queue_depth(1024))?;
         let len = u64::from(posters.min(blocks)) * u64::from(threads) * u64::from(each);
         let data: Window<u64> = comm.alloc_window(len as usize, WindowFlags::NONE)?;
         let plan = Flood { posters, each };
@@ -278,8 +278,7 @@ impl Exchanges {
         elements: u64,
         rounds: u64,
     ) -> Result<Self, CommError> {
-        let requirements =
-            Requirements { contexts, signals: 2 * neighbours, counters: neighbours, ..Requirements::default() };
+        let requirements = Requirements::default().contexts(contexts).signals(2 * neighbours).counters(neighbours);
         let comm = rank.communicator(&requirements)?;
         let len = u64::from(contexts) * exchange_len(neighbours, elements);
         let (inbox, outbox) =

@@ -297,7 +297,7 @@ fn shared(rank: &Rank, gpus: &[usize]) -> Result<Vec<String>, CommError> {
             wrong.push(format!("{what} {expected:?} came back as {seen:?}"));
         }
     }
-    let comm = rank.communicator(&Requirements { signals: 1, ..Requirements::default() })?;
+    let comm = rank.communicator(&Requirements::default().signals(1))?;
     let kinds = [Kind::Alloc, Kind::Pool, Kind::Map, Kind::Pinned, Kind::Registered];
     for (kind, round) in kinds.into_iter().zip(1u64..) {
         let foreign = Foreign::new(kind, gpus, ordinal)?;
@@ -499,7 +499,7 @@ fn captured_on(rank: &Rank) -> Result<Vec<String>, CommError> {
     let device = CudaDevice::of(&**rank.device()).ok_or_else(no_gpu)?;
     let mut wrong = Vec::new();
     let kernel = rank.kernel(KERNEL)?;
-    let comm = rank.communicator(&Requirements { signals: 1, ..Requirements::default() })?;
+    let comm = rank.communicator(&Requirements::default().signals(1))?;
     let data: Window<u64> = comm.alloc_window(pass_len(ELEMENTS) as usize, WindowFlags::NONE)?;
     let source: Window<u64> = comm.alloc_window(ELEMENTS as usize, WindowFlags::NONE)?;
     enter(device.ordinal())?;

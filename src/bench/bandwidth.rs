@@ -250,7 +250,7 @@ pub(super) fn puts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let sizes = sizes(bench);
     let Some(&largest) = sizes.last() else { return Ok(Vec::new()) };
     let body = |rank: &Rank| -> Result<(Vec<Sized>, u64), CommError> {
-        let comm = rank.communicator(&Requirements { signals: 1, counters: 0, ..Requirements::default() })?;
+        let comm = rank.communicator(&Requirements::default().signals(1).counters(0))?;
         let mut side = Side::new(bench, rank, &comm, (largest / 8) as usize)?;
         let measured = sizes.iter().map(|&bytes| side.measure(bytes)).collect::<Result<Vec<_>, _>>()?;
         let missing = side.missing()?;

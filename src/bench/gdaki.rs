@@ -164,7 +164,7 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     config.comm.routes = Routes::Network;
     let measure = |rank: &Rank| -> Result<Vec<Figure>, CommError> {
         let crowds = crowds(bench.is_real(), processors(&**rank.device()).unwrap_or(4));
-        let requirements = Requirements { signals: 1, counters: 0, windows: 1, ..Requirements::default() };
+        let requirements = Requirements::default().signals(1).counters(0).windows(1);
         let comm = rank.communicator(&requirements)?;
         let words = crowds.iter().map(|(crowd, _)| crowd.members()).max().unwrap_or(1) as usize * BYTES / 8;
         let window = comm.alloc_window::<u64>(words, WindowFlags::NONE)?;

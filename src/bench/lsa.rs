@@ -38,7 +38,7 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let rounds = bench.rounds();
     let play = |rank: &Rank| -> Result<Vec<Figure>, CommError> {
         let lab = Lab::new(rank)?;
-        let comm = rank.communicator(&Requirements { signals: 1, counters: 0, ..Requirements::default() })?;
+        let comm = rank.communicator(&Requirements::default().signals(1).counters(0))?;
         let window = comm.alloc_window::<u64>(PING_WORDS, WindowFlags::NONE)?;
         let handle = comm.device()?;
         let (mut signals, mut flags) = (0, 0);
@@ -88,7 +88,7 @@ pub(super) fn barriers(bench: &Bench) -> Result<Vec<Table>, Failure> {
     for ranks in 2..=most {
         let play = |rank: &Rank| -> Result<Vec<Figure>, CommError> {
             let lab = Lab::new(rank)?;
-            let requirements = Requirements { signals: 1, counters: 0, lsa_barriers: 1, ..Requirements::default() };
+            let requirements = Requirements::default().signals(1).counters(0).lsa_barriers(1);
             let comm = rank.communicator(&requirements)?;
             let told = comm.alloc_window::<u64>(2 * ranks as usize, WindowFlags::NONE)?;
             let flags = comm.alloc_window::<u64>(ranks as usize, WindowFlags::NONE)?;

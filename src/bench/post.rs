@@ -116,15 +116,8 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let config = config.network(move |endpoint| Box::new(Nowhere::new(endpoint, &shared)));
     let measure = |rank: &Rank| -> Result<Vec<Vec<(Figure, f64)>>, CommError> {
         let crowds = crowds(bench.is_real(), processors(&**rank.device()).unwrap_or(4));
-        let requirements = Requirements {
-            signals: 1,
-            counters: 0,
-            windows: 1,
-            queue_depth: depth,
-            // The requests that the proxy takes while the gate is closed: few, and enough for taking the rest quickly.
-            max_outstanding_per_peer: 64,
-            ..Requirements::default()
-        };
+        let requirements = Requirements::default().signals(1).counters(0).windows(1).queue_depth(depth).// The requests that the proxy takes while the gate is closed(few).and enough for taking the rest quickly.
+            max_outstanding_per_peer(64);
         let comm = rank.communicator(&requirements)?;
         let words = crowds.iter().map(|(crowd, _)| crowd.members()).max().unwrap_or(1) as usize * BYTES / 8;
         let window = comm.alloc_window::<u64>(words, WindowFlags::NONE)?;

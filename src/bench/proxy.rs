@@ -262,7 +262,7 @@ pub(super) fn pings(
     rounds: &Rounds,
     windows: &[MemoryKind],
 ) -> Result<Vec<Figure>, CommError> {
-    let comm = lab.rank.communicator(&Requirements { signals: 1, counters: 0, ..Requirements::default() })?;
+    let comm = lab.rank.communicator(&Requirements::default().signals(1).counters(0))?;
     let handle = comm.device()?;
     let window = |kind: &MemoryKind| match kind {
         MemoryKind::Device => comm.alloc_window::<u64>(1, WindowFlags::NONE),

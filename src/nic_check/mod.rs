@@ -24,8 +24,7 @@ const ACK_TIMEOUT: u8 = 16;
 /// # Errors
 /// Why there is no NIC to be checked; those of the writer.
 pub(crate) fn run(arguments: &NicCheck, out: &mut impl Write) -> Result<End, Failure> {
-    let config =
-        NicConfig { port: arguments.port, gid_index: arguments.gid, ack_timeout: ACK_TIMEOUT, ..NicConfig::default() };
+    let config = NicConfig::default().port(arguments.port).gid_index(arguments.gid).ack_timeout(ACK_TIMEOUT);
     let Some(link) = arguments.soft else {
         let nic = match &arguments.nic {
             Some(name) => Nic::open(Mlx5::open(&Libraries::default(), name)?, config)?,

@@ -31,12 +31,7 @@ impl Alltoall {
 
 impl Job for Alltoall {
     fn requirements(&self) -> Requirements {
-        Requirements {
-            contexts: self.shape.contexts,
-            signals: self.shape.ranks,
-            counters: self.shape.ranks,
-            ..Requirements::default()
-        }
+        Requirements::default().contexts(self.shape.contexts).signals(self.shape.ranks).counters(self.shape.ranks)
     }
 
     fn operations(&self) -> f64 {

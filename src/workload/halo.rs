@@ -38,7 +38,7 @@ impl Halo {
 
 impl Job for Halo {
     fn requirements(&self) -> Requirements {
-        Requirements { contexts: self.shape.contexts, signals: 2, counters: 1, ..Requirements::default() }
+        Requirements::default().contexts(self.shape.contexts).signals(2).counters(1)
     }
 
     fn operations(&self) -> f64 {

@@ -34,12 +34,7 @@ impl Ring {
 
 impl Job for Ring {
     fn requirements(&self) -> Requirements {
-        Requirements {
-            contexts: self.shape.contexts,
-            signals: 2 * self.shape.blocks,
-            counters: self.shape.blocks,
-            ..Requirements::default()
-        }
+        Requirements::default().contexts(self.shape.contexts).signals(2 * self.shape.blocks).counters(self.shape.blocks)
     }
 
     fn operations(&self) -> f64 {

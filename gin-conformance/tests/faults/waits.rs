@@ -132,15 +132,15 @@ impl Waiting {
     fn new(rank: &Rank, job: &Arc<dyn Bootstrap>, way: Way) -> Result<Self, CommError> {
         let config = rank.comm_config().clone().lsa_size(way.lsa_size).network(Arc::new(slow));
         let comm = Arc::new(Communicator::new(job.clone(), rank.device().clone(), config));
-        comm.initialise(&Requirements {
-            contexts: way.waits.len() as u32,
-            queue_depth: DEPTH,
-            max_outstanding_per_peer: OUTSTANDING,
-            world_barriers: 3,
-            rail_barriers: 2,
-            lsa_barriers: 2,
-            ..Requirements::default()
-        })?;
+        comm.initialise(
+            &Requirements::default()
+                .contexts(way.waits.len() as u32)
+                .queue_depth(DEPTH)
+                .max_outstanding_per_peer(OUTSTANDING)
+                .world_barriers(3)
+                .rail_barriers(2)
+                .lsa_barriers(2),
+        )?;
         let plain = (0..2).map(|_| comm.alloc_window::<u8>(64, WindowFlags::NONE)).collect::<Result<Vec<_>, _>>()?;
         let signals = comm.alloc_window::<u64>(8, WindowFlags::SIGNALS)?;
         let windows = plain.iter().map(Window::handle).chain([signals.handle()]).collect();

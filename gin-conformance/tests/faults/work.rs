@@ -97,14 +97,7 @@ pub struct Site {
 }
 
 pub fn requirements(ranks: u32) -> Requirements {
-    Requirements {
-        contexts: CONTEXTS as u32,
-        signals: ranks,
-        world_barriers: 1,
-        queue_depth: 16,
-        max_message: 1000,
-        ..Requirements::default()
-    }
+    Requirements::default().contexts(CONTEXTS as u32).signals(ranks).world_barriers(1).queue_depth(16).max_message(1000)
 }
 
 impl Site {

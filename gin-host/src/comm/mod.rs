@@ -126,43 +126,19 @@ pub struct CommConfig {
     pub resets_by_store: bool,
 }
 
-/// Defines methods that set a field each.
-macro_rules! setters {
-    ($($(#[$doc:meta])* $name:ident: $type:ty,)*) => {
-        $($(#[$doc])*
-        #[must_use]
-        pub fn $name(mut self, $name: $type) -> Self {
-            self.$name = $name;
-            self
-        })*
-    };
-}
-
 impl CommConfig {
-    setters! {
-        /// Sets the back end.
+    gin_boot::setters! {
         backend: Backend,
-        /// Sets the NIC of GDAKI.
         nic: NicChoice,
-        /// Sets how doorbells are rung.
         doorbells: Doorbells,
-        /// Sets the scope of the fence before a doorbell.
         release: DoorbellRelease,
-        /// Sets the limit for bringing queue pairs up.
         connecting: Duration,
-        /// Sets the size of LSA teams; `None` is the largest that the devices allow.
         lsa_size: Option<u32>,
-        /// Sets the routes that operations may take.
         routes: Routes,
-        /// Sets what drives the proxy.
         progress: Arc<dyn Progress>,
-        /// Sets the seed of networks that choose.
         seed: u64,
-        /// Sets how long deregistration and destruction wait for requests under way.
         drain: Duration,
-        /// Sets whether a reported fault stops the kernel at once.
         trap_on_fault: bool,
-        /// Sets what makes the network of proxies.
         network: NetworkFactory,
     }
 }

@@ -41,6 +41,7 @@ impl Connections {
 
 /// The requirements of a communicator. All ranks ask for the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Requirements {
     /// Contexts, 1 to [`MAX_CONTEXTS`].
     pub contexts: u32,
@@ -79,6 +80,27 @@ pub struct Requirements {
     /// The first value of the words of all counters, for tests of wrap-around.
     #[doc(hidden)]
     pub first_counter: u64,
+}
+
+impl Requirements {
+    gin_boot::setters! {
+        contexts: u32,
+        signals: u32,
+        counters: u32,
+        queue_depth: u32,
+        connections: Connections,
+        world_barriers: u32,
+        rail_barriers: u32,
+        lsa_barriers: u32,
+        max_outstanding_per_peer: u32,
+        max_message: u64,
+        windows: u32,
+        strong_signals: bool,
+        va_signals: bool,
+        first_index: u64,
+        first_signal: u64,
+        first_counter: u64,
+    }
 }
 
 impl Default for Requirements {

@@ -45,7 +45,7 @@ fn run<T: Send>(nics: &SoftNics, config: WorldConfig, body: impl Fn(Rank) -> Res
 }
 
 fn requirements() -> Requirements {
-    Requirements { contexts: 2, queue_depth: 16, ..Requirements::default() }
+    Requirements::default().contexts(2).queue_depth(16)
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn doorbells_that_the_host_passes_on_do_the_same() {
 
 #[test]
 fn signals_and_counters_begin_where_they_are_to() {
-    let requirements = Requirements { first_signal: 1 << 40, first_counter: 77, ..requirements() };
+    let requirements = requirements().first_signal(1 << 40).first_counter(77);
     for (nics, config) in worlds(2) {
         run(&nics, config, |rank| {
             let comm = rank.communicator(&requirements)?;

@@ -20,14 +20,7 @@ const THREADS: u32 = 33;
 const NOTES: usize = 12;
 
 fn requirements(connections: Connections) -> Requirements {
-    Requirements {
-        connections,
-        contexts: 2,
-        queue_depth: 16,
-        rail_barriers: 1,
-        lsa_barriers: 1,
-        ..Requirements::default()
-    }
+    Requirements::default().connections(connections).contexts(2).queue_depth(16).rail_barriers(1).lsa_barriers(1)
 }
 
 /// A fault in one word: kind, operation, and peer; 0 for none.
@@ -191,7 +184,7 @@ fn objects(connections: Connections, lsa_size: u32) -> usize {
     let nics = nics();
     let config = WorldConfig::seeded(RANKS, 3).soft_nics(&nics).lsa_size(lsa_size);
     let up = run(&nics, config, |rank| {
-        let comm = rank.communicator(&Requirements { contexts: 2, connections, ..Requirements::default() })?;
+        let comm = rank.communicator(&Requirements::default().contexts(2).connections(connections))?;
         rank.barrier()?;
         let up = nics.fabric().objects();
         rank.barrier()?;
@@ -253,7 +246,7 @@ fn barriers_that_cannot_meet_along_rails_are_refused_on_every_back_end() {
     let refused = |change: fn(&mut Requirements), lsa_size: u32, routes: Routes| {
         let config = WorldConfig::seeded(RANKS, 3).lsa_size(lsa_size).routes(routes);
         let results = launch(config, |rank| -> Result<Option<CommError>, CommError> {
-            let mut asked = Requirements { connections: Connections::Rail, ..Requirements::default() };
+            let mut asked = Requirements::default().connections(Connections::Rail);
             change(&mut asked);
             match rank.communicator(&asked) {
                 Ok(comm) => comm.destroy().map(|()| None),

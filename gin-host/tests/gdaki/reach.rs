@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 /// Two contexts, so that there are four queue pairs between two ranks.
 fn requirements() -> Requirements {
-    Requirements { contexts: 2, queue_depth: 16, ..Requirements::default() }
+    Requirements::default().contexts(2).queue_depth(16)
 }
 
 fn on(hca: Arc<dyn Hca>, doorbells: Doorbells) -> CommConfig {

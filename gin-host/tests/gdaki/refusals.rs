@@ -51,7 +51,7 @@ fn a_nic_or_a_port_that_will_not_do_is_named() {
     };
     let usual = NicConfig::default;
     assert_eq!(with(|config| config.ports[0].active = false, usual()), "soft_0: port 1 is down");
-    let port = NicConfig { port: 2, ..usual() };
+    let port = usual().port(2);
     assert_eq!(with(|_| {}, port), "soft_0: asking for the port: there is no port 2; there are 1 to 1");
     assert_eq!(with(|config| config.atomics = false, usual()), "soft_0 has no atomics");
     let text = with(|config| config.objects = 3, usual());
@@ -62,7 +62,7 @@ fn a_nic_or_a_port_that_will_not_do_is_named() {
 fn queues_that_are_too_long_or_no_power_of_two_are_refused_with_the_limit() {
     let with = |depth, log_max_queue| {
         let config = soft(SoftConfig { log_max_queue, ..SoftConfig::ethernet(0) });
-        refused(&config, &Requirements { queue_depth: depth, ..Requirements::default() })
+        refused(&config, &Requirements::default().queue_depth(depth))
     };
     let text = "65536 entries of a queue that kernels fill were asked for; there can be 1 to 32768";
     assert_eq!(with(1 << 16, 15), text);
@@ -71,7 +71,7 @@ fn queues_that_are_too_long_or_no_power_of_two_are_refused_with_the_limit() {
     // A queue of one entry gets as many slots as it needs.
     let depth = ranks(1, |bootstrap, device| {
         let comm = Communicator::new(bootstrap, device, soft(SoftConfig::ethernet(0)));
-        comm.initialise(&Requirements { queue_depth: 1, ..Requirements::default() }).unwrap();
+        comm.initialise(&Requirements::default().queue_depth(1)).unwrap();
         Hand::new(&comm).pair(0, 0).depth_log2
     });
     assert_eq!(depth, [2]);
@@ -181,7 +181,7 @@ fn a_peer_of_another_version_is_named() {
 
 #[test]
 fn any_failed_call_of_a_nic_is_reported_to_all_ranks_and_nothing_is_left() {
-    let requirements = Requirements { contexts: 2, ..Requirements::default() };
+    let requirements = Requirements::default().contexts(2);
     for call in 0.. {
         let fabric = SoftFabric::default();
         let hcas = [0, 1].map(|rank| fabric.add(SoftConfig::ethernet(rank)));

@@ -30,7 +30,7 @@ pub const TRIALS: &[(&str, Body)] = &[
 
 /// Times that lose a peer within 0.5 s.
 fn soon() -> VerbsConfig {
-    VerbsConfig { timeout: 14, ask_after: Duration::from_millis(100), ..VerbsConfig::default() }
+    VerbsConfig::default().timeout(14).ask_after(Duration::from_millis(100))
 }
 
 /// A lost peer is reported by then: Soft-RoCE's timer may be late on a slow machine.
@@ -86,7 +86,7 @@ fn order(devices: &[String; 2]) -> Result<(), Failed> {
 }
 
 fn through_host_memory(devices: &[String; 2]) -> Result<(), Failed> {
-    let config = VerbsConfig { gpu_memory: GpuMemory::Host, ..VerbsConfig::default() };
+    let config = VerbsConfig::default().gpu_memory(GpuMemory::Host);
     let plan = Plan { config, ..Plan::new(devices) };
     in_order(&plan)?;
     let mut sides = pair(&plan)?;
@@ -134,7 +134,7 @@ fn fenced(devices: &[String; 2]) -> Result<(), Failed> {
 
 fn credits(devices: &[String; 2]) -> Result<(), Failed> {
     for signal_depth in [2, 5] {
-        let config = VerbsConfig { signal_depth, ..VerbsConfig::default() };
+        let config = VerbsConfig::default().signal_depth(signal_depth);
         let mut sides = pair(&Plan { config, ..Plan::new(devices) })?;
         let count = 500;
         for number in 0..count {
@@ -159,7 +159,7 @@ fn credits(devices: &[String; 2]) -> Result<(), Failed> {
 }
 
 fn backlog(devices: &[String; 2]) -> Result<(), Failed> {
-    let config = VerbsConfig { send_depth: 4, backlog: 3, completion_every: 3, ..VerbsConfig::default() };
+    let config = VerbsConfig::default().send_depth(4).backlog(3).completion_every(3);
     let mut sides = pair(&Plan { config, ..Plan::new(devices) })?;
     let bytes = sides[0].fill(4)?;
     let count = 400u64;
@@ -176,7 +176,7 @@ fn backlog(devices: &[String; 2]) -> Result<(), Failed> {
 }
 
 fn not_inline(devices: &[String; 2]) -> Result<(), Failed> {
-    let config = VerbsConfig { inline: 0, ..VerbsConfig::default() };
+    let config = VerbsConfig::default().inline(0);
     let mut sides = pair(&Plan { config, ..Plan::new(devices) })?;
     for number in 0..300u64 {
         let value = Transfer::PutValue {
@@ -195,7 +195,7 @@ fn not_inline(devices: &[String; 2]) -> Result<(), Failed> {
 }
 
 fn visible(devices: &[String; 2]) -> Result<(), Failed> {
-    let config = VerbsConfig { always_read_back: true, ..VerbsConfig::default() };
+    let config = VerbsConfig::default().always_read_back(true);
     let mut sides = pair(&Plan { config, ..Plan::new(devices) })?;
     for side in &mut sides {
         for _ in 0..20 {
@@ -311,7 +311,7 @@ fn gone(devices: &[String; 2]) -> Result<(), Failed> {
 }
 
 fn gone_without_credit(devices: &[String; 2]) -> Result<(), Failed> {
-    let config = VerbsConfig { signal_depth: 2, ..soon() };
+    let config = soon().signal_depth(2);
     let [mut first, second] = pair(&Plan { config, ..Plan::new(devices) })?;
     let ids: Vec<u64> = (0..3).map(|_| first.post(0, Transfer::Nothing, Some(raise(0, 1)), 1)).collect();
     ensure(ended(&mut first, ids[1])?.0.is_ok(), || "there are buffers for two".to_owned())?;
@@ -329,7 +329,7 @@ fn gone_without_credit(devices: &[String; 2]) -> Result<(), Failed> {
 
 fn in_error(devices: &[String; 2]) -> Result<(), Failed> {
     // More than the queue holds while nobody asks for completions: however fast the device is, some are left.
-    let config = VerbsConfig { send_depth: 4, ..soon() };
+    let config = soon().send_depth(4);
     let mut sides = pair(&Plan { config, ..Plan::new(devices) })?;
     let under_way: Vec<u64> = (0..8).map(|_| sides[0].put(1, 0, 0, BYTES as u64)).collect();
     sides[0].network.inner().force_error(0, 1);

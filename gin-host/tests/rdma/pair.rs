@@ -147,7 +147,7 @@ impl Plan {
 pub fn pair(plan: &Plan) -> Result<[Side; 2], Failed> {
     let mut sides = Vec::new();
     for (rank, names) in (0..).zip(&plan.ports) {
-        let config = VerbsConfig { ports: names.clone(), signals: plan.by[rank as usize], ..plan.config.clone() };
+        let config = plan.config.clone().ports(names.clone()).signals(plan.by[rank as usize]);
         let ports = Ports::open(&config)?;
         let gpu: Arc<dyn Gpu> = VirtualDevice::memory_only(rank);
         sides.push(Side {

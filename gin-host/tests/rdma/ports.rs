@@ -51,7 +51,7 @@ pub fn everywhere(sides: &mut [Side; 2], contexts: u32) -> Result<(), Failed> {
 
 fn in_turn(devices: &[String; 2]) -> Result<(), Failed> {
     let [first, second] = devices;
-    let config = VerbsConfig { always_read_back: true, ..VerbsConfig::default() };
+    let config = VerbsConfig::default().always_read_back(true);
     let ports = [vec![port(first), port(second)], vec![port(second), port(first)]];
     let mut sides = pair(&Plan { ports, config, ..Plan::new(devices) })?;
     everywhere(&mut sides, 2)?;
@@ -86,15 +86,15 @@ fn uneven(devices: &[String; 2]) -> Result<(), Failed> {
 fn named(devices: &[String; 2]) -> Result<(), Failed> {
     let [first, second] = devices;
     let names = vec![format!("{first}:1").parse::<PortName>()?, port(second)];
-    let ports = Ports::open(&VerbsConfig { ports: names, ..VerbsConfig::default() })?;
+    let ports = Ports::open(&VerbsConfig::default().ports(names))?;
     let shown = |rank| ports.choose(None, rank).to_string();
     ensure(shown(0) == format!("{first}:1, {second}:1"), || shown(0))?;
     ensure(shown(1) == format!("{second}:1, {first}:1"), || shown(1))?;
-    let refused = |name: &str| Ports::open(&VerbsConfig { ports: vec![port(name)], ..VerbsConfig::default() }).err();
+    let refused = |name: &str| Ports::open(&VerbsConfig::default().ports(vec![port(name)])).err();
     let error = refused("nothing_0");
     ensure(matches!(error, Some(NoDevice::Unknown { .. })), || format!("{error:?}"))?;
     let missing = PortName { port: Some(9), ..port(first) };
-    let error = Ports::open(&VerbsConfig { ports: vec![missing], ..VerbsConfig::default() }).err();
+    let error = Ports::open(&VerbsConfig::default().ports(vec![missing])).err();
     ensure(matches!(error, Some(NoDevice::NoPort { port: Some(9), .. })), || format!("{error:?}"))?;
     let all = Ports::open(&VerbsConfig::default())?;
     for rank in 0..8 {

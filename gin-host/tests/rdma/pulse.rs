@@ -352,7 +352,7 @@ fn pulse(rank: &Rank, comm: &Communicator, one_way: bool, mut beside: impl FnMut
 }
 
 fn requirements() -> Requirements {
-    Requirements { signals: 2, counters: 1, ..Requirements::default() }
+    Requirements::default().signals(2).counters(1)
 }
 
 /// The communicator that is to go on: two ranks of this process.
@@ -417,13 +417,11 @@ fn outcome(words: &Words, comm: &Communicator) -> String {
 }
 
 fn rank(plan: &Plan) -> Result<(), Box<dyn Error>> {
-    let config = TcpConfig {
-        address: Some(plan.address.parse()?),
-        joining: Duration::from_secs(120),
-        collective_timeout: Some(Duration::from_secs(60)),
-        silence: plan.silence,
-        ..TcpConfig::default()
-    };
+    let config = TcpConfig::default()
+        .address(Some(plan.address.parse()?))
+        .joining(Duration::from_secs(120))
+        .collective_timeout(Some(Duration::from_secs(60)))
+        .silence(plan.silence);
     let bootstrap = if plan.rank == 0 {
         let first = Rendezvous::new(config)?;
         say(0, &format!("id {}", first.id()));
@@ -432,7 +430,7 @@ fn rank(plan: &Plan) -> Result<(), Box<dyn Error>> {
         TcpBootstrap::join(&plan.id.parse()?, plan.rank, plan.ranks, config)?
     };
     let bootstrap: Arc<dyn Bootstrap> = Arc::new(bootstrap);
-    let verbs = VerbsConfig { device: Some(plan.device.clone()), timeout: plan.timeout, ..VerbsConfig::default() };
+    let verbs = VerbsConfig::default().device(Some(plan.device.clone())).timeout(plan.timeout);
     let device = RdmaDevice::open(&verbs)?;
     let (bystander, now) = (Bystander::default(), Arc::new(AtomicBool::new(false)));
     let network = {

@@ -205,7 +205,7 @@ fn stream(devices: &[String; 2], rounds: u64, may_fail: bool) -> Result<(), Fail
 }
 
 fn cut(devices: &[String; 2], wire: &Wire) -> Result<(), Failed> {
-    let config = VerbsConfig { timeout: 14, ..VerbsConfig::default() };
+    let config = VerbsConfig::default().timeout(14);
     let mut sides = pair(&Plan { config: config.clone(), ..Plan::new(devices) })?;
     let packets = wire.packets();
     let fine = sides[0].put(1, 0, 0, 100_000);
@@ -225,7 +225,7 @@ fn cut(devices: &[String; 2], wire: &Wire) -> Result<(), Failed> {
 }
 
 fn down(devices: &[String; 2], wire: &Wire) -> Result<(), Failed> {
-    let config = VerbsConfig { timeout: 14, ..VerbsConfig::default() };
+    let config = VerbsConfig::default().timeout(14);
     let mut sides = pair(&Plan { config, ..Plan::new(devices) })?;
     let _down = wire.down()?;
     for side in [0, 1] {
@@ -239,7 +239,7 @@ fn down(devices: &[String; 2], wire: &Wire) -> Result<(), Failed> {
 
 fn moment(devices: &[String; 2], wire: &Wire) -> Result<(), Failed> {
     // It may last longer on a slow machine.
-    let config = VerbsConfig { timeout: 18, ..VerbsConfig::default() };
+    let config = VerbsConfig::default().timeout(18);
     let mut sides = pair(&Plan { config, ..Plan::new(devices) })?;
     let bytes = sides[0].fill(5)?;
     let cut = wire.cut()?;

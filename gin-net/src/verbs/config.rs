@@ -104,6 +104,7 @@ pub struct NotAPort {
 
 /// Configuration of devices and connections. Both ends of a connection should use the same times and depths.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct VerbsConfig {
     /// Path of libibverbs, or a name that the loader searches for. Default: `libibverbs.so.1`.
     pub library: String,
@@ -162,6 +163,34 @@ pub struct VerbsConfig {
     /// Makes arrivals visible by a read over the loop-back connection also in host memory, which does not need it. So
     /// tests run the read without a GPU. Default: false.
     pub always_read_back: bool,
+}
+
+impl VerbsConfig {
+    gin_gpu::setters! {
+        library: String,
+        ports: Vec<PortName>,
+        most_ports: usize,
+        device: Option<String>,
+        port: Option<u8>,
+        gid_index: Option<u32>,
+        mtu: Option<Mtu>,
+        traffic_class: u8,
+        service_level: u8,
+        hop_limit: u8,
+        timeout: u8,
+        retries: u8,
+        send_depth: u32,
+        signal_depth: u32,
+        completion_every: u32,
+        backlog: usize,
+        inline: u32,
+        reads: u8,
+        max_message: u64,
+        ask_after: Duration,
+        signals: SignalsBy,
+        gpu_memory: GpuMemory,
+        always_read_back: bool,
+    }
 }
 
 impl Default for VerbsConfig {

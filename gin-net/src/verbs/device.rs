@@ -230,7 +230,7 @@ mod tests {
         assert!(matches!(error, NoDevice::Library(_)), "{text}");
         assert!(text.starts_with("no RDMA device: libnowhere.so.1 cannot be opened ("), "{text}");
         assert!(text.ends_with("it is part of rdma-core"), "{text}");
-        let config = VerbsConfig { library: "libnowhere.so.1".to_owned(), ..VerbsConfig::default() };
+        let config = VerbsConfig::default().library("libnowhere.so.1".to_owned());
         assert_eq!(RdmaDevice::open(&config).unwrap_err().to_string(), text);
     }
 
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_number_out_of_range_is_refused_before_anything_is_opened() {
-        let config = VerbsConfig { library: "libnowhere.so.1".to_owned(), timeout: 0, ..VerbsConfig::default() };
+        let config = VerbsConfig::default().library("libnowhere.so.1".to_owned()).timeout(0);
         let text = RdmaDevice::open(&config).unwrap_err().to_string();
         assert_eq!(text, "no RDMA device: timeout 0 is out of range; use 1 to 31");
     }

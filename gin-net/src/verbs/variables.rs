@@ -177,21 +177,19 @@ mod tests {
             ("GIN_VERBS_GPU_MEMORY", "host"),
             ("GIN_VERBS_LIBRARY", "/opt/libibverbs.so.1"),
         ]);
-        let expected = VerbsConfig {
-            ports: vec!["mlx5_0".parse().unwrap(), "mlx5_1:2".parse().unwrap()],
-            most_ports: 2,
-            gid_index: Some(3),
-            mtu: Some(Mtu::B2048),
-            traffic_class: 106,
-            service_level: 5,
-            hop_limit: 32,
-            timeout: 18,
-            retries: 7,
-            signals: SignalsBy::Nic,
-            gpu_memory: GpuMemory::Host,
-            library: "/opt/libibverbs.so.1".to_owned(),
-            ..VerbsConfig::default()
-        };
+        let expected = VerbsConfig::default()
+            .ports(vec!["mlx5_0".parse().unwrap(), "mlx5_1:2".parse().unwrap()])
+            .most_ports(2)
+            .gid_index(Some(3))
+            .mtu(Some(Mtu::B2048))
+            .traffic_class(106)
+            .service_level(5)
+            .hop_limit(32)
+            .timeout(18)
+            .retries(7)
+            .signals(SignalsBy::Nic)
+            .gpu_memory(GpuMemory::Host)
+            .library("/opt/libibverbs.so.1".to_owned());
         assert_eq!(config, Ok(expected));
     }
 

@@ -344,7 +344,7 @@ fn a_nic_that_is_not_enough_is_refused_with_the_reason() {
     );
     let text = "soft_0: making a protection domain: the NIC answered: out of resources";
     assert!(with(|config| config.objects = 0).starts_with(text));
-    let settings = |port, gid_index| NicConfig { port, gid_index, ..NicConfig::default() };
+    let settings = |port, gid_index| NicConfig::default().port(port).gid_index(gid_index);
     let ethernet = |settings| refuse(SoftConfig::ethernet(0), settings);
     assert_eq!(ethernet(settings(2, None)), "soft_0: asking for the port: there is no port 2; there are 1 to 1");
     assert_eq!(ethernet(settings(0, None)), "soft_0: asking for the port: there is no port 0; there are 1 to 1");
@@ -473,7 +473,7 @@ fn connections_have_ports_of_their_own() {
 fn another_subnet_or_a_setting_gives_a_global_route_header() {
     let fabric = SoftFabric::default();
     let header = |global_header: bool, prefix: u8| {
-        let config = NicConfig { global_header, ..NicConfig::default() };
+        let config = NicConfig::default().global_header(global_header);
         let nic = Nic::open(Arc::new(fabric.add(SoftConfig::infiniband(0))), config).unwrap();
         let side = Side::new(&nic, &[SENDER]);
         let mut address = side.set.address(0).unwrap();

@@ -283,7 +283,7 @@ fn probed() -> Result<(), Failed> {
     let shut = lines(4, NicConfig::default())?;
     let text = format!("mlx5_0: cannot serve GPUs: mlx5 device mlx5_0 cannot be opened with devx: {system}");
     equal(shut, vec![text])?;
-    let other = lines(WORKS, NicConfig { port: 3, ..NicConfig::default() })?;
+    let other = lines(WORKS, NicConfig::default().port(3))?;
     let text = "mlx5_0: cannot serve GPUs: mlx5_0: asking for the port: there is no port 3; there are 1 to 1";
     equal(other, vec![text.to_owned()])
 }

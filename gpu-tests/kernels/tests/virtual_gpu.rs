@@ -41,8 +41,7 @@ fn wrong_values(ranks: u32, sabotage: Sabotage, work: Work) -> Result<u64, Launc
 type Work = fn(&Rank) -> Result<u64, CommError>;
 
 fn exchange_with(rank: &Rank, neighbours: u32) -> Result<u64, CommError> {
-    let comm =
-        rank.communicator(&Requirements { signals: 2 * neighbours, counters: neighbours, ..Requirements::default() })?;
+    let comm = rank.communicator(&Requirements::default().signals(2 * neighbours).counters(neighbours))?;
     let len = exchange_len(neighbours, 5) as usize;
     let (inbox, outbox) = (comm.alloc_window(len, WindowFlags::NONE)?, comm.alloc_window(len, WindowFlags::NONE)?);
     let tables = words(rank, 5)?;
@@ -98,7 +97,7 @@ fn stale_after_get(rank: &Rank) -> Result<u64, CommError> {
 }
 
 fn flood(rank: &Rank) -> Result<u64, CommError> {
-    let comm = rank.communicator(&Requirements { contexts: 2, ..Requirements::default() })?;
+    let comm = rank.communicator(&Requirements::default().contexts(2))?;
     let data: gin_host::Window<u64> = comm.alloc_window(3 * 32 * 2, WindowFlags::NONE)?;
     let plan = Flood { posters: 3, each: 2 };
     run(rank, "hardware_flood", LaunchConfig::new(5, 32), &[&comm.device()?, &data, &Plain(plan), &DEADLINE])?;
@@ -114,7 +113,7 @@ fn flood(rank: &Rank) -> Result<u64, CommError> {
 /// Values are passed on through memory of the test's own, by loads and stores and by the network.
 fn pass(rank: &Rank) -> Result<u64, CommError> {
     const ELEMENTS: u64 = 21;
-    let comm = rank.communicator(&Requirements { signals: 1, ..Requirements::default() })?;
+    let comm = rank.communicator(&Requirements::default().signals(1))?;
     let device = rank.device().as_any().downcast_ref::<VirtualDevice>().expect("a virtual GPU");
     let mut own: [Vec<u64>; 2] = [pass_len(ELEMENTS), ELEMENTS].map(|len| vec![0; len as usize]);
     let windows = own.each_mut().map(|words| -> Result<gin_host::Window<u64>, CommError> {

@@ -152,7 +152,7 @@ mod tests {
         let config = VerbsConfig::default();
         let text = port_line(&port, &config);
         assert_eq!(text, "port 1: up, Ethernet, 2.5 Gb/s, MTU not known, GID 1: ::ffff:10.7.0.1 (RoCE v2)");
-        let other = port_line(&port, &VerbsConfig { gid_index: Some(7), ..config.clone() });
+        let other = port_line(&port, &config.clone().gid_index(Some(7)));
         assert!(other.ends_with("no GID that can be used"), "{other}");
         (port.is_up, port.rate) = (false, 0);
         let text = port_line(&port, &config);
