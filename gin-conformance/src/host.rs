@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Runs scenarios: brings up ranks, windows and tables, launches the script, and collects what came of it.
+//! Runs scenarios: creates ranks, windows and tables, launches the script, and collects logs, memory and faults.
 
 use crate::cases::Case;
 use crate::op::{Entry, Op};
@@ -34,67 +34,68 @@ use std::time::Duration;
 use std::vec;
 use std::vec::Vec;
 
-/// How a request fails.
+/// Way in which a request fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum How {
     /// The network reports an error.
     Error,
     /// The peer is lost.
     Lost,
-    /// It is never complete.
+    /// The request never completes.
     Silent,
-    /// It never begins, nor does what comes behind it to the same peer in the same context; for NICs that kernels
-    /// drive.
+    /// The request never begins, nor does any later request to the same peer in the same context. Only for
+    /// device-driven NIC queue pairs.
     Stuck,
-    /// It takes effect at the peer, and the answer is lost; for NICs that kernels drive.
+    /// The request takes effect at the peer, and its answer is lost. Only for device-driven NIC queue pairs.
     Unanswered,
 }
 
-/// Which request fails.
+/// The request that fails, and how.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Failure {
-    /// Whose.
+    /// Rank that posts the request.
     pub from: u32,
-    /// Requests of that rank before it.
+    /// Number of requests that this rank posts before it.
     pub number: u64,
-    /// How.
+    /// Way in which it fails.
     pub how: How,
 }
 
-/// What is between the ranks.
+/// Behaviour of the network between the ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Net {
-    /// The network as it is.
+    /// The network is unchanged.
     Plain,
-    /// Every request is late by up to so many nanoseconds.
+    /// Every request is delayed by up to `ns` nanoseconds.
     Delay {
-        /// The most.
+        /// Longest delay in nanoseconds.
         ns: u64,
     },
-    /// Whatever the contract does not order is reordered.
+    /// Requests that the contract does not order are reordered.
     Reorder,
-    /// Payload is out of view until it is made visible.
+    /// Payload stays out of view until it is made visible.
     Withhold,
-    /// That, and every request is late.
+    /// As `Withhold`, and every request is delayed.
     WithholdLate,
-    /// All of that, and few requests are taken at a time.
+    /// As `WithholdLate`, also reordered, and the network accepts few requests at a time.
     Worst,
-    /// Memory of devices goes through host memory, over the worst network; what is handed to it is reordered too.
+    /// Device memory is staged through host memory over the worst network; requests to the staging layer are reordered
+    /// too.
     Staged,
     /// One request fails.
     Fail(Failure),
-    /// Requests to one rank are late.
+    /// Requests to one rank are delayed.
     SlowPeer {
         /// The rank.
         rank: u32,
-        /// By how many nanoseconds.
+        /// Delay in nanoseconds.
         ns: u64,
     },
-    /// There are no strong signals and none at addresses.
+    /// The network has no strong signals and no signals at addresses.
     WeakOnly,
 }
 
-/// The network that carries everything, below what [`Net`] adds.
+/// The network that carries all requests; [`Net`] adds its behaviour on top.
 #[derive(Clone)]
 pub struct Carrier {
     name: &'static str,
@@ -102,7 +103,7 @@ pub struct Carrier {
 }
 
 impl Carrier {
-    /// The network that `make` makes for each rank; `name` is for people.
+    /// Creates a carrier whose networks `make` builds, one for each rank. `name` appears in reports.
     #[must_use]
     pub fn new(name: &'static str, make: NetworkFactory) -> Self {
         Self { name, make }
@@ -122,7 +123,7 @@ impl fmt::Debug for Carrier {
 }
 
 impl Net {
-    /// Whether ranks tell each other something past the network, within a process.
+    /// Returns whether ranks exchange information past the network, which works within one process only.
     fn is_of_one_process(self) -> bool {
         matches!(self, Self::Withhold | Self::WithholdLate | Self::Worst | Self::Staged)
     }
@@ -145,7 +146,7 @@ impl Net {
             Self::Staged => {
                 let below = Trickle::new(Delay::new(peer, endpoint, Duration::from_micros(5)), 3);
                 let below = Reorder::new(Withhold::new(below, endpoint.rank), endpoint);
-                let staged = Staged::new(below, endpoint.rank, Staging::Always("a test wants it"));
+                let staged = Staged::new(below, endpoint.rank, Staging::Always("a test requires it"));
                 Box::new(Reorder::new(staged, endpoint))
             }
             Self::Fail(failure) => {
@@ -167,10 +168,11 @@ impl Net {
 }
 
 impl Net {
-    /// Software NICs that behave like this, for so many ranks; in words why there can be none.
+    /// Creates software NICs with this behaviour for `ranks` ranks. The error says why that is impossible.
     fn nics(self, setup: &Setup, ranks: u32) -> Result<SoftNics, String> {
         let Setup { seed, mistake, engine, .. } = *setup;
-        // A NIC's time is steps; a step of another rank's kernel takes some tens of nanoseconds on the virtual clock.
+        // NICs measure time in steps; a step of another rank's kernel takes some tens of nanoseconds on the virtual
+        // clock.
         let (delay, mixed) = match self {
             Self::Delay { ns } => (ns / 100, true),
             Self::WithholdLate => (300, true),
@@ -195,7 +197,7 @@ impl Net {
                 SoftNics::placed(options, engine, &device).map_err(|error| error.to_string())?
             }
         };
-        // Their numbers are the ranks.
+        // Creates the NICs in this order, so that their numbers are the ranks.
         (0..ranks).for_each(|rank| drop(nics.hca(rank)));
         if let Self::Fail(failure) = self {
             let kind = match failure.how {
@@ -212,100 +214,100 @@ impl Net {
     }
 }
 
-/// A mistake for gin to make, for proving that the suite notices it.
+/// A mistake that gin makes on purpose, to prove that the suite notices it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mistake {
-    /// None.
+    /// No mistake.
     None,
-    /// One of the proxies.
+    /// A mistake of the proxies.
     Proxy(Sabotage),
-    /// Kernels reset a signal by storing 0 to its words.
+    /// Kernels reset a signal by storing 0 in its words.
     ResetByStore,
-    /// One of the software NICs, where kernels drive them.
+    /// A mistake of the software NICs behind device-driven queue pairs.
     Nic(gin_soft_hca::Mistake),
 }
 
-/// The route of operations that name none.
+/// Route of operations that name none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SetupRoute {
     /// The network.
     Network,
     /// Loads and stores to LSA peers, the network to others.
     Auto,
-    /// Loads and stores, in scenarios of one LSA team of several ranks; else as `Auto`.
+    /// Loads and stores, in scenarios with one LSA team of several ranks; otherwise as `Auto`.
     Lsa,
 }
 
-/// Who carries out what goes over the network.
+/// Back end that executes network operations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SetupBackend {
-    /// A CPU thread.
+    /// A CPU thread executes them.
     Proxy,
-    /// The kernel, with a software NIC.
+    /// The kernel posts them to a software NIC.
     Gdaki,
 }
 
-/// Where windows come from that start their allocation; the others are part of memory that was registered.
+/// Origin of windows that start at their allocation. Other windows are always part of registered memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SetupWindows {
-    /// The communicator allocates them: the parts of LSA peers lie at a fixed distance.
+    /// The communicator allocates them: the parts of LSA peers have a fixed distance.
     Allocated,
-    /// The user registers memory: the parts lie anywhere.
+    /// The user registers memory: the parts are at arbitrary addresses.
     Registered,
 }
 
 /// Logs of seeded runs, in the order of the runs.
 pub type Logs = Arc<Mutex<Vec<EventLog>>>;
 
-/// Where and how scenarios run.
+/// Place and manner of running scenarios.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// Seed of the schedule and of the networks' choices; `None` for real threads.
+    /// Seed of the schedule and of the networks' choices; `None` to use real threads.
     pub seed: Option<u64>,
-    /// Who runs next.
+    /// Policy that chooses the next thread.
     pub policy: Policy,
-    /// Choices without progress after which a seeded run is ended.
+    /// Number of choices without progress after which a seeded run ends.
     pub stall_steps: u64,
-    /// Most blocks that are resident at a time; a scenario's own number of blocks if it has more and is cooperative.
+    /// Largest number of resident blocks. A cooperative scenario with more blocks gets its own number.
     pub resident_blocks: Option<u32>,
-    /// The network, unless a case needs another.
+    /// Behaviour of the network, unless a case sets another.
     pub net: Net,
-    /// What carries it, where a CPU thread carries out what goes over the network.
+    /// Network below it, where a CPU thread executes network operations.
     pub carrier: Carrier,
-    /// Who carries out what goes over it.
+    /// Back end that executes network operations.
     pub backend: SetupBackend,
-    /// What runs the NICs' engine, where kernels drive NICs on other devices than the virtual GPU.
+    /// Engine of software NICs, where kernels drive NICs on devices other than the virtual GPU.
     pub engine: SoftEngine,
-    /// How far kernels that drive NICs release before they ring.
+    /// Scope to which kernels release memory before they ring a NIC's doorbell.
     pub release: DoorbellRelease,
-    /// The route of operations that name none.
+    /// Route of operations that name none.
     pub route: SetupRoute,
-    /// Where windows come from.
+    /// Origin of windows.
     pub windows: SetupWindows,
-    /// How many times longer times are on a real clock than on a virtual one, since other programs use the processors
-    /// too.
+    /// Factor by which times on a real clock are longer than on a virtual one, because other programs use the
+    /// processors too.
     pub patience: u64,
-    /// Other devices than the virtual GPU, for real threads.
+    /// Devices other than the virtual GPU, for real threads.
     pub devices: Option<Devices>,
-    /// The processes whose ranks run scenarios, one in each; threads of this one otherwise.
+    /// Processes that run the ranks of a scenario, one in each; `None` to use threads of this process.
     pub processes: Option<Processes>,
-    /// These are on hosts of their own, where loads and stores reach no other.
+    /// Set if each process has its own host, so that loads and stores reach no other rank.
     pub apart: bool,
-    /// Kernels with the back end compiled in alone, where there are any.
+    /// Set to use kernels with only one back end compiled in, where they exist.
     pub named_backend: bool,
-    /// A mistake to make.
+    /// Mistake that gin makes on purpose.
     pub mistake: Mistake,
-    /// The command that repeats what runs on this setup.
+    /// Command that repeats a run of this setup.
     pub repeat: Option<String>,
-    /// Where the logs of seeded runs go.
+    /// Destination of the logs of seeded runs.
     pub logs: Option<Logs>,
 }
 
-/// Real time after which a grid is ended that others wait for in vain.
+/// Real time after which the runtime ends a grid on which others still wait.
 const GRID_LIMIT: Duration = Duration::from_secs(120);
 
 impl Setup {
-    /// The virtual GPU with a seeded schedule.
+    /// Returns a setup of the virtual GPU with a seeded schedule.
     #[must_use]
     pub fn seeded(seed: u64) -> Self {
         Self {
@@ -331,33 +333,33 @@ impl Setup {
         }
     }
 
-    /// The virtual GPU on real threads.
+    /// Returns a setup of the virtual GPU on real threads.
     #[must_use]
     pub fn threads() -> Self {
         Self { seed: None, policy: Policy::Random, ..Self::seeded(0) }
     }
 
-    /// The same with another network.
+    /// Returns this setup with another network behaviour.
     #[must_use]
     pub fn with_network(&self, net: Net) -> Self {
         Self { net, ..self.clone() }
     }
 
-    /// The same with windows from elsewhere.
+    /// Returns this setup with windows of another origin.
     #[must_use]
     pub fn with_windows(&self, windows: SetupWindows) -> Self {
         Self { windows, ..self.clone() }
     }
 
-    /// So many nanoseconds of a virtual clock; on a real one more.
+    /// Returns `ns` on a virtual clock, and `ns` times [`patience`](Self::patience) on a real one.
     #[must_use]
     pub fn scaled(&self, ns: u64) -> u64 {
         if self.seed.is_some() { ns } else { ns * self.patience }
     }
 
-    /// How many values can be put to one peer, when none of them gets there, in scenarios that ask for queues of 2 and
-    /// one request to a peer at a time: one is under way and two are in the queue of a proxy; four are entries of a
-    /// NIC, which has no shorter queues.
+    /// Returns how many values a rank can post to one peer when no value arrives. This holds for scenarios that ask for
+    /// queues of 2 slots and one request to a peer at a time. With a proxy, one value is under way and two are in the
+    /// queue. A NIC has no queue shorter than four entries.
     #[must_use]
     pub fn small_room(&self) -> usize {
         match self.backend {
@@ -366,13 +368,7 @@ impl Setup {
         }
     }
 
-    /// Whether GPUs can raise words of their LSA peers.
-    #[must_use]
-    pub fn gpu_raises(&self) -> bool {
-        true
-    }
-
-    /// Its name, for reports.
+    /// Returns the setup's name for reports.
     #[must_use]
     pub fn name(&self) -> String {
         let mut name = match (self.seed, &self.devices) {
@@ -395,16 +391,16 @@ impl Setup {
             name.push_str(", GDAKI");
         }
         if self.release == DoorbellRelease::Gpu {
-            name.push_str(", released to the GPU");
+            name.push_str(", release to the GPU");
         }
         if self.windows == SetupWindows::Registered {
-            name.push_str(", memory of the user");
+            name.push_str(", registered memory");
         }
         if self.processes.is_some() {
             name.push_str(", ranks in processes");
         }
         if self.named_backend {
-            name.push_str(", back end named");
+            name.push_str(", one back end compiled in");
         }
         if self.mistake != Mistake::None {
             name.push_str(&format!(", {:?}", self.mistake));
@@ -424,7 +420,7 @@ impl Setup {
             }
             Mode::Threads(threads) => {
                 threads.grid_limit = Some(GRID_LIMIT);
-                // With the patience of this machine as long as by default.
+                // Lasts as long as by default, times this machine's patience.
                 threads.watchdog = Some(Duration::from_millis(500 * self.patience));
             }
         }
@@ -449,12 +445,12 @@ impl Setup {
     /// Runs a scenario.
     ///
     /// # Errors
-    /// What kept it from running to its end, in words; with [`NO_END`] first if it got no further.
+    /// Returns a description of the failure. It starts with [`NO_END`] if the run made no progress.
     pub fn run(&self, scenario: &Scenario) -> Result<Outcome, String> {
         self.run_in(self.config(scenario), scenario)
     }
 
-    /// Runs a scenario on devices that hold just so many blocks at a time.
+    /// Runs a scenario on devices with room for exactly `blocks` resident blocks.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -482,10 +478,13 @@ impl Setup {
                 results.map_err(in_words)?
             }
             Some(_) if self.net.is_of_one_process() => {
-                return Err(format!("{NOT_HERE}: what network {:?} withholds is known in one process", self.net));
+                return Err(format!(
+                    "{NOT_HERE}: network {:?} tracks withheld payload within one process only",
+                    self.net
+                ));
             }
             Some(_) if self.apart && scenario.loads_and_stores() => {
-                return Err(format!("{NOT_HERE}: hosts are not reached by loads and stores"));
+                return Err(format!("{NOT_HERE}: loads and stores do not reach another host"));
             }
             Some(processes) => {
                 let own = processes.job(scenario.ranks)?.map(|job| join(config, job, body).map_err(in_words));
@@ -508,10 +507,10 @@ impl Setup {
     }
 }
 
-/// How a job failed, in words; with [`NO_END`] first if it got no further.
+/// Describes how a job failed; the text starts with [`NO_END`] if the job made no progress.
 fn in_words(error: LaunchError<CommError>) -> String {
     let (stuck, text) = (matches!(error, LaunchError::World(_)), error.to_string());
-    // On threads a grid is ended by its limit, which its rank reports.
+    // On real threads the time limit ends a grid, and its rank reports that.
     if stuck || text.contains("has not ended") { format!("{NO_END}: {text}") } else { text }
 }
 
@@ -581,13 +580,13 @@ fn run_rank(
     let shape =
         LaunchConfig { cooperative: scenario.cooperative, ..LaunchConfig::new(scenario.blocks, scenario.threads) };
     rank.barrier()?;
-    // Safety: the tables are as the kernel wants them and live until it has ended; so do communicator and windows.
+    // Safety: the tables are as the kernel expects. Tables, communicator and windows outlive the kernel.
     unsafe { stream.launch(&kernel, shape, &[&comm.device()?, &Plain(script)])? };
     if let Some(act) = &scenario.during {
         act(&Control { rank: me, comm: &comm });
     }
     stream.synchronize()?;
-    // Puts of others may still be on their way to this rank.
+    // Puts of other ranks may still be on their way to this rank.
     rank.barrier()?;
     if let Some(fabric) = fabric {
         fabric.deliver();
@@ -602,7 +601,7 @@ fn run_rank(
         window.memory().read(0, &mut memory)?;
         bytes.push(memory);
     }
-    // Whoever asks tells the others what its own kernel has reported, if its proxy has not done so yet.
+    // The query announces this kernel's own fault to the other ranks if its proxy has not done so yet.
     comm.fault();
     rank.barrier()?;
     let fault = comm.fault().map(|notice| (notice.rank, notice.fault));
@@ -611,13 +610,13 @@ fn run_rank(
     Ok((logs, bytes, fault))
 }
 
-/// Runs a case and says how to run it again if it fails.
+/// Runs a case; the error says how to repeat it.
 ///
 /// # Errors
-/// What it found, with the setup.
+/// Returns what the case found wrong, with the setup.
 pub fn judge(case: &Case, setup: &Setup) -> Result<(), String> {
     (case.run)(setup).map_err(|error| {
-        let repeat = setup.repeat.as_ref().map_or(String::new(), |command| format!("\n  again: {command}"));
+        let repeat = setup.repeat.as_ref().map_or(String::new(), |command| format!("\n  repeat: {command}"));
         format!("{error}\n  on: {}{repeat}", setup.name())
     })
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Conformance suite of gin.
 //!
-//! A case is data: for each group of threads of each rank a list of operations ([`op::Op`]), which a kernel
-//! ([`script`]) carries out through the public device API, logging what every thread got. The host compares logs and
-//! memory with what the API promises. So one list of cases runs on every device, back end and network, and random
+//! A case is data: a list of operations ([`op::Op`]) for each group of threads of each rank. A kernel ([`script`])
+//! executes the list through the public device API and logs each thread's result. The host compares logs and memory
+//! with what the API promises. So one list of cases runs on every device, back end and network, and random programs can
+//! be compared with a model.
 //! programs can be run against a model.
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One operation of a script, and what a thread logs of it.
+//! One operation of a script, and the entry that a thread logs for it.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -11,7 +11,7 @@ macro_rules! codes {
         pub enum $name { $($(#[$doc])* $variant = $code,)* }
 
         impl $name {
-            /// The variant with this code.
+            /// Returns the variant with this code.
             #[inline(always)]
             pub const fn from_code(code: u32) -> Option<Self> {
                 match code { $($code => Some($name::$variant),)* _ => None }
@@ -21,30 +21,30 @@ macro_rules! codes {
 }
 
 codes! {
-    /// What an operation does. Fields of [`Op`] that it does not name are ignored.
+    /// The effect of an operation. An operation ignores the fields of [`Op`] that its code does not mention.
     Code {
-        /// Nothing.
+        /// Does nothing.
         Nop = 0;
-        /// Writes the pattern `value`, from its byte `source_offset` on, into `bytes` bytes at `offset` of own window
-        /// `window`.
+        /// Writes pattern `value`, from the pattern's byte `source_offset` on, to `bytes` bytes at `offset` of own
+        /// window `window`.
         Fill = 1;
-        /// Counts the bytes there that differ from that; logs how many and the first.
+        /// Compares these bytes with the same pattern; logs the number of bytes that differ and the index of the first.
         Check = 2;
-        /// Put of `bytes` from `source_offset` of own window `source_window` to `offset` of window `window` at the
+        /// Puts `bytes` bytes from `source_offset` of own window `source_window` to `offset` of window `window` at the
         /// peer.
         Put = 3;
-        /// Put of the low `bytes` (1, 2, 4 or 8) bytes of `value`.
+        /// Puts the low `bytes` (1, 2, 4 or 8) bytes of `value`.
         PutValue = 4;
-        /// Get of `bytes` from `source_offset` of window `source_window` at the peer to `offset` of own window
+        /// Gets `bytes` bytes from `source_offset` of window `source_window` at the peer to `offset` of own window
         /// `window`.
         Get = 5;
-        /// Signal alone.
+        /// Raises a signal without data.
         Signal = 6;
-        /// Flush of the context.
+        /// Flushes the context.
         Flush = 7;
-        /// Notes a token for the peer.
+        /// Takes a flush token for the peer.
         FlushAsync = 8;
-        /// Waits for the token noted last.
+        /// Waits for the last token.
         WaitToken = 9;
         /// Waits for the signal to reach `value`.
         WaitSignal = 10;
@@ -64,34 +64,35 @@ codes! {
         ReadShadow = 17;
         /// Waits for the signal to meet its shadow.
         MeetShadow = 18;
-        /// Waits for the signal to pass its shadow by `value`; logs the two results.
+        /// Waits for the signal to pass its shadow by `value`; logs the shadow before and the difference.
         FollowShadow = 19;
-        /// Barrier `value` of team `team`, with fence `fence`.
+        /// Passes barrier `value` of team `team`, with fence `fence`.
         Barrier = 20;
-        /// The same in two steps, with a pause of `source_offset` nanoseconds between.
+        /// Passes the barrier in two steps, arrive and wait, with a pause of `source_offset` nanoseconds between them.
         BarrierSplit = 21;
         /// Pauses for `value` nanoseconds.
         Pause = 22;
-        /// Barrier of the block: every group of the block needs one at the same place.
+        /// Synchronizes the block. Every group of the block needs this operation at the same position of its program.
         BlockSync = 23;
-        /// Reports `value` as an error of the kernel's own.
+        /// Reports `value` as the kernel's own error.
         Report = 24;
         /// Logs the fault of the communicator, if there is one.
         Fault = 25;
-        /// Raises the peer's own word of the signal by this GPU's atomics, as an LSA raise does.
+        /// Raises the peer's own word of the signal with this GPU's atomics, as an LSA raise does.
         RaiseByGpu = 26;
-        /// Logs the address difference of what `find_window` says of a pointer `offset` bytes into own window `window`.
+        /// Looks up the pointer `offset` bytes into own window `window` with `find_window`; logs the id and the offset
+        /// found.
         FindWindow = 27;
-        /// Loads through a symmetric pointer to the LSA peer's window `window` at `offset`; logs 8 bytes.
+        /// Loads 8 bytes through a symmetric pointer to the LSA peer's window `window` at `offset`; logs them.
         LoadPeer = 28;
-        /// Stores `value`, the sum of all its raises so far, to the peer's own word of the signal that GPUs raise: so
-        /// does an engine that keeps the sum itself.
+        /// Stores `value`, the sum of this engine's raises so far, to the peer's own word of the signal that GPUs
+        /// raise. An engine that keeps the sum itself does the same.
         WriteTotal = 29;
-        /// Logs how many ranks the team has, and the own rank in it.
+        /// Logs the size of the team and the caller's rank in it.
         ReadTeam = 30;
-        /// Signal alone, by `signal_all_routes`.
+        /// Raises a signal without data, by `signal_all_routes`.
         SignalAllRoutes = 31;
-        /// Combined barrier `value`, with fence `fence`.
+        /// Passes combined barrier `value`, with fence `fence`.
         CombinedBarrier = 32;
         /// Copies `bytes` from `source_offset` of own window `source_window` to `offset` of the LSA peer's window
         /// `window`.
@@ -99,8 +100,8 @@ codes! {
         /// Copies `bytes` from `source_offset` of the LSA peer's window `source_window` to `offset` of own window
         /// `window`.
         CopyTo = 34;
-        /// Reduces with `value` into the LSA peer's window `window` at `offset`: number `amount` of [`Reduction`], on a
-        /// value of `bytes` bytes, 4 or 8.
+        /// Reduces `value` into the LSA peer's window `window` at `offset`. `amount` is the code of the [`Reduction`];
+        /// the word has `bytes` bytes, 4 or 8.
         Reduce = 35;
         /// Reads `bytes` bytes, 4 or 8, at `offset` of own window `window`; logs them.
         Read = 36;
@@ -112,23 +113,23 @@ codes! {
     Reduction {
         /// Sum.
         Add = 0;
-        /// Bits of both.
+        /// Bitwise and.
         And = 1;
-        /// Bits of either.
+        /// Bitwise or.
         Or = 2;
-        /// The lesser.
+        /// Minimum.
         Min = 3;
-        /// The greater.
+        /// Maximum.
         Max = 4;
-        /// Sum of floats, of 4 bytes.
+        /// Sum of 4-byte floats.
         AddFloat = 5;
     }
 }
 
-/// No counter, no signal.
+/// Means no counter, or no signal.
 pub const NONE: u32 = u32::MAX;
 
-/// One operation. Plain data: it lies in device memory.
+/// One operation. Plain data, stored in device memory.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable, Debug, PartialEq, Eq)]
 pub struct Op {
@@ -136,9 +137,9 @@ pub struct Op {
     pub code: u32,
     /// Number of the context.
     pub context: u32,
-    /// Who shares the context: 0 GPU, 1 block, 2 thread.
+    /// Threads that share the context: 0 GPU, 1 block, 2 thread.
     pub sharing: u32,
-    /// Whose rank `peer` is, and whose barrier: 0 world, 1 LSA, 2 rail.
+    /// Team in which `peer` is a rank and which a barrier synchronizes: 0 world, 1 LSA, 2 rail.
     pub team: u32,
     /// Rank of the peer in the team.
     pub peer: u32,
@@ -152,20 +153,20 @@ pub struct Op {
     pub signal_at_address: u32,
     /// 1 if the signal is weak.
     pub weak: u32,
-    /// Bits of the signal or counter that count; 0 for all.
+    /// Number of bits of the signal or counter that are compared; 0 for all.
     pub bits: u32,
     /// Counter id, or [`NONE`].
     pub counter: u32,
-    /// Scope that was released already: 0 thread, 1 block, 2 GPU, 3 system.
+    /// Scope to which the caller has released memory already: 0 thread, 1 block, 2 GPU, 3 system.
     pub given: u32,
-    /// 1 to hint that more follows.
+    /// 1 to hint that more requests follow.
     pub more: u32,
-    /// Fence of a barrier: 0 none, 1 put, 2 get, 3 both; 4 is added for all contexts, 8 for all routes.
+    /// Fence of a barrier: 0 none, 1 put, 2 get, 3 both. 4 is added for all contexts, 8 for all routes.
     pub fence: u32,
-    /// Of a post: scope that the memory must be released to, 0 system, 1 GPU. Of a wait, a read or a flush: 1 if it
-    /// does not acquire.
+    /// In a post: scope to which memory must be released, 0 system, 1 GPU. In a wait, a read or a flush: 1 if it does
+    /// not acquire.
     pub required: u32,
-    /// Route: 0 that of the setup, 1 automatic, 2 LSA, 3 the network.
+    /// Route: 0 the setup's, 1 automatic, 2 LSA, 3 the network.
     pub route: u32,
     /// Zero.
     pub reserved: u32,
@@ -177,18 +178,18 @@ pub struct Op {
     pub bytes: u64,
     /// Offset of the signal in its window in bytes.
     pub signal_offset: u64,
-    /// What the signal is raised by.
+    /// Amount that is added to the signal.
     pub amount: u64,
-    /// Value to put, to wait for, to fill with; see [`Code`].
+    /// Value that the operation puts, waits for or fills with; see [`Code`].
     pub value: u64,
-    /// Deadline in nanoseconds, `u64::MAX` for none.
+    /// Deadline in nanoseconds; `u64::MAX` for none.
     pub deadline: u64,
 }
 
 const _: () = assert!(size_of::<Op>() == 128);
 
 impl Op {
-    /// An operation with this code and nothing else set: context 0, no signal, no counter, no deadline.
+    /// Returns an operation with this code and nothing else set: context 0, no signal, no counter, no deadline.
     #[must_use]
     pub const fn new(code: Code) -> Self {
         Self {
@@ -221,10 +222,10 @@ impl Op {
     }
 }
 
-/// Short ways to say what the cases say often.
+/// Constructors and modifiers for the operations that cases use often.
 #[cfg(not(target_arch = "nvptx64"))]
 impl Op {
-    /// Puts `bytes` bytes to `peer`: from offset 0 of window 0 to offset 0 of window 1 unless said otherwise.
+    /// Puts `bytes` bytes to `peer`: from offset 0 of window 0 to offset 0 of window 1, unless a modifier changes that.
     #[must_use]
     pub const fn put(peer: u32, bytes: u64) -> Self {
         Self { peer, bytes, window: 1, ..Self::new(Code::Put) }
@@ -236,14 +237,14 @@ impl Op {
         Self { peer, bytes, value, window: 1, ..Self::new(Code::PutValue) }
     }
 
-    /// By this route: 1 automatic, 2 LSA, 3 the network.
+    /// Sets the route: 1 automatic, 2 LSA, 3 the network.
     #[must_use]
     pub const fn route(mut self, route: u32) -> Self {
         self.route = route;
         self
     }
 
-    /// Gets `bytes` bytes from `peer`: from offset 0 of window 0 there to offset 0 of window 1 here.
+    /// Gets `bytes` bytes from `peer`: from offset 0 of its window 0 to offset 0 of own window 1.
     #[must_use]
     pub const fn get(peer: u32, bytes: u64) -> Self {
         Self { peer, bytes, window: 1, ..Self::new(Code::Get) }
@@ -303,37 +304,38 @@ impl Op {
         Self { window, offset, bytes, value: seed, ..Self::new(Code::Check) }
     }
 
-    /// Compares `bytes` bytes of own window `window` at `offset` with pattern `seed` from its byte `from` on.
+    /// Compares `bytes` bytes of own window `window` at `offset` with pattern `seed`, from the pattern's byte `from`
+    /// on.
     #[must_use]
     pub const fn check_from(window: u32, offset: u64, bytes: u64, seed: u64, from: u64) -> Self {
         Self { source_offset: from, ..Self::check(window, offset, bytes, seed) }
     }
 
-    /// Notes a token for `peer`.
+    /// Takes a flush token for `peer`.
     #[must_use]
     pub const fn flush_async(peer: u32) -> Self {
         Self { peer, ..Self::new(Code::FlushAsync) }
     }
 
-    /// Waits for the token noted last.
+    /// Waits for the last token.
     #[must_use]
     pub const fn wait_token() -> Self {
         Self::new(Code::WaitToken)
     }
 
-    /// Barrier of the block.
+    /// Synchronizes the block.
     #[must_use]
     pub const fn block_sync() -> Self {
         Self::new(Code::BlockSync)
     }
 
-    /// Nothing.
+    /// Does nothing.
     #[must_use]
     pub const fn nop() -> Self {
         Self::new(Code::Nop)
     }
 
-    /// Reports `value` as an error of the kernel's own.
+    /// Reports `value` as the kernel's own error.
     #[must_use]
     pub const fn report(value: u64) -> Self {
         Self { value, ..Self::new(Code::Report) }
@@ -345,111 +347,111 @@ impl Op {
         Self { value: ns, ..Self::new(Code::Pause) }
     }
 
-    /// World barrier 0 with a fence for puts.
+    /// Passes world barrier 0 with a fence for puts.
     #[must_use]
     pub const fn barrier() -> Self {
         Self { fence: 1, ..Self::new(Code::Barrier) }
     }
 
-    /// To, or of, this window and offset.
+    /// Sets the destination, or the memory that is read or checked, to this window and offset.
     #[must_use]
     pub const fn to(mut self, window: u32, offset: u64) -> Self {
         (self.window, self.offset) = (window, offset);
         self
     }
 
-    /// From this window and offset.
+    /// Sets the source to this window and offset.
     #[must_use]
     pub const fn from(mut self, window: u32, offset: u64) -> Self {
         (self.source_window, self.source_offset) = (window, offset);
         self
     }
 
-    /// With an increment of signal `signal`.
+    /// Adds an increment of signal `signal`.
     #[must_use]
     pub const fn signal(mut self, signal: u32) -> Self {
         self.signal = signal;
         self
     }
 
-    /// The signal is the word at `offset` of window `window`.
+    /// Makes the signal the word at `offset` of window `window`.
     #[must_use]
     pub const fn at_address(mut self, window: u32, offset: u64) -> Self {
         (self.signal, self.signal_at_address, self.signal_offset) = (window, 1, offset);
         self
     }
 
-    /// The signal is raised by `amount`.
+    /// Adds `amount` to the signal instead of 1.
     #[must_use]
     pub const fn add(mut self, amount: u64) -> Self {
         self.amount = amount;
         self
     }
 
-    /// The signal is weak.
+    /// Makes the signal weak.
     #[must_use]
     pub const fn weak(mut self) -> Self {
         self.weak = 1;
         self
     }
 
-    /// With counter `counter`.
+    /// Adds counter `counter`.
     #[must_use]
     pub const fn counter(mut self, counter: u32) -> Self {
         self.counter = counter;
         self
     }
 
-    /// In context `context`.
+    /// Sets the context to `context`.
     #[must_use]
     pub const fn context(mut self, context: u32) -> Self {
         self.context = context;
         self
     }
 
-    /// Only `bits` bits count.
+    /// Compares only the low `bits` bits.
     #[must_use]
     pub const fn bits(mut self, bits: u32) -> Self {
         self.bits = bits;
         self
     }
 
-    /// With a deadline of so many microseconds.
+    /// Sets a deadline of `us` microseconds.
     #[must_use]
     pub const fn deadline_us(mut self, us: u64) -> Self {
         self.deadline = us * 1000;
         self
     }
 
-    /// Shared by 0 the GPU, 1 the block, 2 the thread.
+    /// Sets the threads that share the context: 0 GPU, 1 block, 2 thread.
     #[must_use]
     pub const fn sharing(mut self, sharing: u32) -> Self {
         self.sharing = sharing;
         self
     }
 
-    /// A wait, a read or a flush that does not acquire.
+    /// Makes a wait, a read or a flush not acquire.
     #[must_use]
     pub const fn relaxed(mut self) -> Self {
         self.required = 1;
         self
     }
 
-    /// A barrier's fence: 0 none, 1 put, 2 get, 3 both; 4 is added for all contexts.
+    /// Sets a barrier's fence: 0 none, 1 put, 2 get, 3 both. 4 is added for all contexts.
     #[must_use]
     pub const fn fence(mut self, fence: u32) -> Self {
         self.fence = fence;
         self
     }
 
-    /// More follows.
+    /// Hints that more requests follow.
     #[must_use]
     pub const fn more(mut self) -> Self {
         self.more = 1;
         self
     }
 
-    /// Ranks are those of team 0 world, 1 LSA, 2 rail.
+    /// Sets the team of the operation's ranks: 0 world, 1 LSA, 2 rail.
     #[must_use]
     pub const fn team(mut self, team: u32) -> Self {
         self.team = team;
@@ -457,13 +459,13 @@ impl Op {
     }
 }
 
-/// What one thread logged of one operation.
+/// A thread's result of one operation.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// 0 not reached, 1 `Ok`, 2 `Err`.
+    /// 0 if the thread did not reach the operation, 1 for `Ok`, 2 for `Err`.
     pub outcome: u64,
-    /// The fault of an `Err`: `Fault::to_words`.
+    /// Fault of an `Err`, by `Fault::to_words`.
     pub fault: [u64; 4],
     /// First value.
     pub value: u64,
@@ -473,7 +475,7 @@ pub struct Entry {
 
 const _: () = assert!(size_of::<Entry>() == 56);
 
-/// Byte `index` of pattern `seed`.
+/// Returns byte `index` of pattern `seed`.
 #[inline(always)]
 #[must_use]
 pub const fn pattern(seed: u64, index: u64) -> u8 {

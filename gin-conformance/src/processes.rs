@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The suite with ranks that are processes of their own.
+//! Runs the suite with ranks in processes of their own.
 //!
-//! A [`Group`] starts its program so many times; each process [`serve`]s: it joins the others over TCP, reads the names
-//! of cases from its input and runs them in step with the others. For each scenario, which may have fewer ranks, the
-//! first of them form a job of their own, so that a scenario that ends badly costs the next one nothing. What came of
-//! it is told to all, and each judges for itself.
+//! A [`Group`] starts its program once for each rank. Each process calls [`serve`]: it joins the others over TCP, reads
+//! names of cases from its input, and runs each case in step with the others. A scenario may have fewer ranks. For each
+//! scenario the first processes form a new job, so a scenario that ends badly does not affect the next one. All
+//! processes then exchange the results, and each judges them for itself.
 
 use crate::cases;
 use crate::host::{Setup, judge};
@@ -25,26 +25,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use std::vec::Vec;
 
-/// Tells a process which of the group it is.
+/// Variable that gives a process its number in the group.
 const RANK: &str = "GIN_SUITE_RANK";
-/// Tells it how many there are.
+/// Variable that gives the number of processes.
 const RANKS: &str = "GIN_SUITE_RANKS";
-/// Tells all but the first how to find it.
+/// Variable that gives all processes but the first the bootstrap id of the first.
 const ID: &str = "GIN_SUITE_ID";
-/// Tells each where the first one listens; this host only, unless it is there.
+/// Variable that gives the address where the first process listens. Without it the group uses this host only.
 const ADDRESS: &str = "GIN_SUITE_ADDRESS";
-/// Starts a line of output that is for the group.
+/// Prefix of an output line for the group.
 const MARK: &str = "@@ ";
-/// In the text of a case that needs what processes do not have.
-pub(crate) const NOT_HERE: &str = "cannot be across these processes";
+/// Marks the text of a case that needs a feature that processes lack.
+pub(crate) const NOT_HERE: &str = "cannot run across these processes";
 
-/// What came of a rank's part of a scenario, or why nothing did.
+/// Result of a rank's part of a scenario, or the reason why there is none.
 pub(crate) type Part<T> = Result<T, String>;
 
-/// What a rank brings home: entries of each thread, bytes of each window, and the fault that the host knows of.
+/// A rank's part: entries of each thread, bytes of each window, and the fault that the host knows.
 pub(crate) type Collected = (Vec<Vec<Entry>>, Vec<Vec<u8>>, Option<(u32, Fault)>);
 
-/// The processes that run the suite together, seen from one of them.
+/// The processes that run the suite together, as one of them sees them.
 #[derive(Clone, Debug)]
 pub struct Processes {
     all: Arc<dyn Bootstrap>,
@@ -52,7 +52,7 @@ pub struct Processes {
 
 fn config() -> TcpConfig {
     let address = std::env::var(ADDRESS).ok().and_then(|address| address.parse().ok());
-    // Other machines may have to be booted first.
+    // Other machines may have to boot first.
     let limit = Duration::from_secs(if address.is_some() { 120 } else { 30 });
     TcpConfig::default()
         .address(Some(address.unwrap_or(Ipv4Addr::LOCALHOST.into())))
@@ -61,7 +61,7 @@ fn config() -> TcpConfig {
 }
 
 impl Processes {
-    /// The group that this process was started for.
+    /// Joins the group that started this process; `None` if no group did.
     fn join() -> Result<Option<Self>, String> {
         let Some(rank) = number(RANK)? else { return Ok(None) };
         let ranks = number(RANKS)?.ok_or(format!("{RANKS} is missing"))?;
@@ -77,44 +77,44 @@ impl Processes {
         Ok(Some(Self { all: Arc::new(all.map_err(|error| text(&error))?) }))
     }
 
-    /// Which of them this is, from 0.
+    /// Returns the number of this process in the group, from 0.
     #[must_use]
     pub fn rank(&self) -> u32 {
         self.all.rank()
     }
 
-    /// A job of the first `ranks` of them; `None` in those that are not among them.
+    /// Creates a job of the first `ranks` processes. Returns `None` in the other processes.
     pub(crate) fn job(&self, ranks: u32) -> Result<Option<Arc<dyn Bootstrap>>, String> {
         let (rank, there) = (self.all.rank(), self.all.ranks());
         if ranks > there {
-            return Err(format!("{NOT_HERE}: {ranks} are needed, there are {there}"));
+            return Err(format!("{NOT_HERE}: a scenario needs {ranks} ranks, the group has {there}"));
         }
         let first = if rank == 0 { Some(Rendezvous::new(config()).map_err(|error| error.to_string())?) } else { None };
         let id = first.as_ref().map_or_else(String::new, |first| first.id().to_string());
-        let told = self.all.all_gather(id.as_bytes()).map_err(|error| error.to_string())?;
+        let ids = self.all.all_gather(id.as_bytes()).map_err(|error| error.to_string())?;
         if rank >= ranks {
             return Ok(None);
         }
         let job = match first {
             Some(first) => first.join(ranks),
             None => {
-                let id = String::from_utf8_lossy(told.first().map_or(&[], Vec::as_slice));
+                let id = String::from_utf8_lossy(ids.first().map_or(&[], Vec::as_slice));
                 TcpBootstrap::join(&id.parse().map_err(|error| format!("{error}"))?, rank, ranks, config())
             }
         };
         Ok(Some(Arc::new(job.map_err(|error| error.to_string())?)))
     }
 
-    /// Tells all what came of this one's part, which is `None` if it had none.
+    /// Sends this process's part, `None` if it had none, to all, and returns the parts of all ranks.
     ///
     /// # Errors
-    /// What went wrong first on any of them.
+    /// Returns the earliest failure of any process.
     pub(crate) fn gather(&self, own: Option<Part<Collected>>) -> Result<Vec<Collected>, String> {
         let message = own.map(|part| message(&part)).unwrap_or_default();
         let all = self.all.all_gather(&message).map_err(|error| error.to_string())?;
         let parts = all.iter().filter(|message| !message.is_empty());
         let parts: Option<Vec<_>> = parts.map(|message| read(message)).collect();
-        let parts = parts.ok_or("a process sent garbage")?;
+        let parts = parts.ok_or("a process sent a message that cannot be decoded")?;
         let first =
             parts.iter().filter_map(|(time, part)| Some((time, part.as_ref().err()?))).min_by_key(|part| *part.0);
         if let Some((_, error)) = first {
@@ -127,16 +127,16 @@ impl Processes {
 fn number(variable: &str) -> Result<Option<u32>, String> {
     let Some(text) = std::env::var_os(variable) else { return Ok(None) };
     let number = text.to_str().and_then(|text| text.parse().ok());
-    number.map(Some).ok_or(format!("{variable} is no number"))
+    number.map(Some).ok_or(format!("{variable} is not a number"))
 }
 
-/// Nanoseconds on a clock that all processes of a host share.
+/// Returns nanoseconds of a clock that all processes of a host share.
 fn now() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     since.as_nanos() as u64
 }
 
-/// When it was made, whether it went well, and the rest.
+/// Encodes a part: the time, success or failure, and the content.
 fn message(part: &Part<Collected>) -> Vec<u8> {
     let mut message = now().to_le_bytes().to_vec();
     message.push(u8::from(part.is_ok()));
@@ -191,16 +191,16 @@ fn read(message: &[u8]) -> Option<(u64, Part<Collected>)> {
     Some((time, Ok((logs, windows, fault))))
 }
 
-/// Says a line to the group.
+/// Sends a line to the group.
 fn say(line: &str) {
     let mut output = io::stdout().lock();
-    // A group that is gone is noticed when there is no more input.
+    // If the group is gone, this process notices that at the end of its input.
     let _ = writeln!(output, "{MARK}{}", line.replace('\n', "\u{1}"));
     let _ = output.flush();
 }
 
-/// Serves a group, if this process was started for one: runs the cases that it names, each in the way that `setup` has
-/// for its name. Does not return then before the group is gone.
+/// Serves a group if one started this process: runs the cases that the group names, each with the setup that `setup`
+/// returns for the name of the way. Returns only after the group is gone.
 pub fn serve(setup: impl Fn(&str, Processes) -> Option<Setup>) -> Option<ExitCode> {
     let processes = match Processes::join() {
         Ok(None) => return None,
@@ -226,19 +226,19 @@ pub fn serve(setup: impl Fn(&str, Processes) -> Option<Setup>) -> Option<ExitCod
     Some(ExitCode::SUCCESS)
 }
 
-/// What was found, without the setup, which differs where each process has a GPU of its own.
+/// Returns the finding without the setup, which differs if each process has its own GPU.
 fn finding(text: &str) -> &str {
     text.split("\n  on: ").next().unwrap_or(text)
 }
 
-/// What a group says of a case.
+/// A group's result for a case.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// It passed on all.
+    /// The case passed in all processes.
     Passed,
-    /// It needs something that is not there.
+    /// The case needs a feature that is missing here.
     Skipped(String),
-    /// It failed.
+    /// The case failed.
     Failed(String),
 }
 
@@ -271,7 +271,7 @@ impl Member {
         Ok(Self { process, input, lines })
     }
 
-    /// Its next line.
+    /// Waits for the next line.
     fn hear(&self, until: Instant) -> Result<String, String> {
         let left = until.saturating_duration_since(Instant::now());
         self.lines.recv_timeout(left).map_err(|error| match error {
@@ -283,16 +283,16 @@ impl Member {
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// Makes the command that starts this program once more: as this rank, with these variables.
+/// Makes the command that starts this program again, as this rank and with these variables.
 pub type Starter = dyn Fn(u32, &[(&str, String)]) -> io::Result<Command> + Send + Sync;
 
-/// Processes that run cases together. One that hangs or dies ends them all; the next case gets new ones.
+/// Processes that run cases together. If one hangs or dies, all are ended; the next case gets new ones.
 pub struct Group {
     ranks: u32,
     limit: Duration,
@@ -301,7 +301,7 @@ pub struct Group {
 }
 
 impl Group {
-    /// So many processes of this program, which must [`serve`]. A case may take `limit`.
+    /// Creates a group of `ranks` processes of this program, which must call [`serve`]. A case may take `limit`.
     #[must_use]
     pub fn new(ranks: u32, limit: Duration) -> Self {
         Self::started_by(ranks, limit, |_, variables| {
@@ -311,7 +311,8 @@ impl Group {
         })
     }
 
-    /// The same, started otherwise: on other machines, say, to which input and output are passed on.
+    /// As [`new`](Self::new), but `starter` starts the processes, for example on other machines. It must pass input and
+    /// output on.
     #[must_use]
     pub fn started_by(
         ranks: u32,
@@ -323,7 +324,7 @@ impl Group {
 
     fn start(&self) -> Result<Vec<Member>, String> {
         let until = Instant::now() + self.limit;
-        let text = |error: io::Error| format!("a process cannot be started: {error}");
+        let text = |error: io::Error| format!("cannot start a process: {error}");
         let mut members = Vec::new();
         let mut id = String::new();
         for rank in 0..self.ranks {
@@ -345,7 +346,7 @@ impl Group {
         Ok(members)
     }
 
-    /// Runs a case, in the way that the processes know by this name.
+    /// Runs a case with the setup that the processes know by the name `way`.
     pub fn run(&self, way: &str, case: &str) -> Verdict {
         let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         let verdict = self.ask(&mut members, way, case);
@@ -361,8 +362,8 @@ impl Group {
             *members = self.start()?;
         }
         for (rank, member) in members.iter_mut().enumerate() {
-            let told = writeln!(member.input, "{way} {case}").and_then(|()| member.input.flush());
-            told.map_err(|error| format!("process {rank} cannot be told: {error}"))?;
+            let sent = writeln!(member.input, "{way} {case}").and_then(|()| member.input.flush());
+            sent.map_err(|error| format!("cannot send the case to process {rank}: {error}"))?;
         }
         let until = Instant::now() + self.limit;
         let mut answers = Vec::new();
@@ -385,7 +386,7 @@ impl Group {
     }
 }
 
-/// A group that says nothing of its processes.
+/// A group, without its processes.
 impl std::fmt::Debug for Group {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Group").field("ranks", &self.ranks).finish_non_exhaustive()

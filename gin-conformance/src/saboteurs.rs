@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Mistakes that gin can be told to make, and what must notice them: the suite proves nothing that it would not miss.
+//! Mistakes that gin makes on purpose, and the cases that must notice them. The suite proves only what it would notice.
 
 use crate::cases::{self, Case};
 use crate::host::{Mistake, Setup, judge};
@@ -10,20 +10,20 @@ use std::string::String;
 use std::vec;
 use std::vec::Vec;
 
-/// A mistake, how it must show, and which cases are there to catch it.
+/// A mistake, the sign by which it must show, and the cases that must catch it.
 #[derive(Clone, Copy, Debug)]
 pub struct Saboteur {
-    /// What is wrong.
+    /// Name of the mistake.
     pub name: &'static str,
     /// The mistake.
     pub mistake: Mistake,
-    /// What the cases say that notice it for the right reason.
+    /// Text that a case must report to count as having noticed the mistake for the right reason.
     pub sign: &'static str,
-    /// Parts of the names of cases of which each must notice it.
+    /// Parts of case names; one case of each part must notice the mistake.
     pub catchers: &'static [&'static str],
 }
 
-/// All mistakes.
+/// Returns all mistakes.
 #[must_use]
 pub fn all() -> Vec<Saboteur> {
     let mut list = vec![Saboteur {
@@ -48,7 +48,7 @@ pub fn all() -> Vec<Saboteur> {
             Sabotage::RaiseTwice => {
                 ("a_signal_raised_twice", WRONG_VALUE, &["increments_and_additions", "raises_from_many_ranks"])
             }
-            // A flush and a counter end early by the same mistake; each has cases of its own to catch it.
+            // One mistake ends both flushes and counters early; each has its own cases that must catch it.
             Sabotage::CompleteEarly => {
                 list.push(Saboteur {
                     name: "a_flush_that_ends_early",
@@ -80,7 +80,7 @@ pub fn all() -> Vec<Saboteur> {
     list
 }
 
-/// What software NICs do wrong, for kernels that drive them.
+/// Returns the mistakes of software NICs behind device-driven queue pairs.
 #[must_use]
 pub fn of_nics() -> Vec<Saboteur> {
     use gin_soft_hca::Mistake as Nic;
@@ -110,21 +110,21 @@ pub fn of_nics() -> Vec<Saboteur> {
     Nic::ALL.into_iter().map(saboteur).collect()
 }
 
-/// What the cases said.
+/// Results of the cases that ran with a mistake.
 #[derive(Clone, Default, Debug)]
 pub struct Tally {
-    /// Names of those that noticed the mistake for the right reason.
+    /// Names of the cases that noticed the mistake for the right reason.
     pub right: Vec<String>,
-    /// Runs that got no further.
+    /// Number of runs that made no progress.
     pub stuck: usize,
-    /// Runs that failed otherwise: what they said.
+    /// Texts of the runs that failed for other reasons.
     pub other: Vec<String>,
-    /// All runs.
+    /// Number of all runs.
     pub runs: usize,
 }
 
 impl Saboteur {
-    /// Runs a case with the mistake.
+    /// Runs a case with the mistake and counts its result.
     pub fn run(&self, case: &Case, setup: &Setup, tally: &mut Tally) {
         tally.runs += 1;
         match judge(case, &Setup { mistake: self.mistake, ..setup.clone() }) {
@@ -135,17 +135,17 @@ impl Saboteur {
         }
     }
 
-    /// What became of it.
+    /// Summarizes the runs.
     ///
     /// # Errors
-    /// If a case that should have noticed it did not.
+    /// Returns an error if a case that must notice the mistake did not.
     pub fn verdict(&self, mut tally: Tally) -> Result<String, String> {
         let caught = tally.right.len();
         tally.right.sort();
         tally.right.dedup();
         let first: Vec<&str> = tally.right.iter().take(6).map(String::as_str).collect();
         let text = format!(
-            "{}: {caught} of {} runs fail with {}, {} get no further, {} fail otherwise; caught by {}{}",
+            "{}: {caught} of {} runs fail with {}, {} make no progress, {} fail otherwise; caught by {}{}",
             self.name,
             tally.runs,
             self.sign,
@@ -159,7 +159,7 @@ impl Saboteur {
         if missed.is_empty() { Ok(text) } else { Err(format!("{text}; these cases should have caught it: {missed:?}")) }
     }
 
-    /// All cases that are there to catch it.
+    /// Returns all cases that must catch the mistake.
     #[must_use]
     pub fn cases(&self) -> Vec<Case> {
         let concerns = |case: &Case| self.catchers.iter().any(|part| case.name.contains(part));

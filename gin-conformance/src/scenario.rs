@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a case runs, and what came of it.
+//! A scenario, which a case runs, and its outcome.
 
 use crate::host::SetupBackend;
 use crate::op::{Code, Entry, Op};
@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::vec;
 use std::vec::Vec;
 
-/// Which threads make up a group, and so which script kernel runs.
+/// The threads that make up a group, which select the script kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CoopKind {
-    /// Every thread by itself.
+    /// Each thread is a group.
     Thread,
-    /// The same, the back end compiled in alone.
+    /// As `Thread`, with one back end compiled in alone.
     ThreadNamed,
     /// Tiles of [`crate::script::TILE`] lanes.
     Tile,
@@ -28,12 +28,12 @@ pub enum CoopKind {
     Span,
     /// Blocks.
     Block,
-    /// Blocks, the back end compiled in alone.
+    /// As `Block`, with one back end compiled in alone.
     BlockNamed,
 }
 
 impl CoopKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 8] = [
         Self::Thread,
         Self::ThreadNamed,
@@ -45,7 +45,7 @@ impl CoopKind {
         Self::BlockNamed,
     ];
 
-    /// The same groups with the back end compiled in alone, where there is such a kernel.
+    /// Returns the same kind of group with one back end compiled in alone, or `self` if no such kernel exists.
     #[must_use]
     pub const fn with_named_backend(self) -> Self {
         match self {
@@ -55,7 +55,7 @@ impl CoopKind {
         }
     }
 
-    /// Its name.
+    /// Returns the kind's name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -70,7 +70,7 @@ impl CoopKind {
         }
     }
 
-    /// Name of the kernel for communicators with this back end.
+    /// Returns the name of the kernel for communicators with this back end.
     #[must_use]
     pub const fn kernel(self, backend: SetupBackend) -> &'static str {
         match (self, backend) {
@@ -87,7 +87,7 @@ impl CoopKind {
         }
     }
 
-    /// Threads a block that give one group, two for lanes.
+    /// Returns the number of threads in a block of one group; for lanes, of two groups.
     #[must_use]
     pub const fn threads(self) -> u32 {
         match self {
@@ -99,7 +99,7 @@ impl CoopKind {
         }
     }
 
-    /// Groups a block of `threads` threads has.
+    /// Returns the number of groups in a block of `threads` threads.
     #[must_use]
     pub const fn groups(self, threads: u32) -> u32 {
         match self {
@@ -112,7 +112,7 @@ impl CoopKind {
         }
     }
 
-    /// Group in its block of thread `thread` of a block.
+    /// Returns the group, within its block, of thread `thread` of the block.
     #[must_use]
     pub const fn group_of(self, thread: u32) -> u32 {
         match self {
@@ -131,13 +131,13 @@ impl CoopKind {
 pub struct WindowSpec {
     /// Length in bytes on each rank.
     pub bytes: Vec<u64>,
-    /// Whether its words can be raised.
+    /// Set if peers may raise words of the window.
     pub signals: bool,
     /// Bytes of the allocation before the window; a multiple of 8.
     pub offset: u64,
 }
 
-/// What the host of a rank can do while the kernel runs.
+/// A rank's host side while the kernel runs.
 pub struct Control<'a> {
     /// The rank.
     pub rank: u32,
@@ -145,38 +145,39 @@ pub struct Control<'a> {
     pub comm: &'a gin_host::Communicator,
 }
 
-/// What the host of a rank does while the kernel runs.
+/// Action of a rank's host while the kernel runs.
 pub type During = Arc<dyn Fn(&Control<'_>) + Send + Sync>;
 
-/// A case's run: ranks, windows, and a program for each group of threads.
+/// One run of a case: ranks, windows, and a program for each group of threads.
 #[derive(Clone)]
 pub struct Scenario {
     /// Number of ranks.
     pub ranks: u32,
-    /// Size of LSA teams; all ranks if not said.
+    /// Size of LSA teams; `None` for all ranks.
     pub lsa_size: Option<u32>,
-    /// What the communicator has.
+    /// Requirements of the communicator.
     pub requirements: Requirements,
-    /// Windows, which operations name by index.
+    /// Windows. Operations name them by index.
     pub windows: Vec<WindowSpec>,
-    /// Groups.
+    /// Kind of thread group.
     pub coop: CoopKind,
     /// Blocks of each rank's grid.
     pub blocks: u32,
     /// Threads of each block.
     pub threads: u32,
-    /// For each rank: group of the grid, and its program.
+    /// For each rank, the programs, each with the number of its group in the grid.
     pub programs: Vec<Vec<(u32, Vec<Op>)>>,
-    /// Whether a group leaves its program at the first error.
+    /// Set if a group leaves its program at the first error.
     pub stop_at_error: bool,
-    /// Whether the launch is refused unless all blocks are resident, as blocks that wait for each other need.
+    /// Set if the launch must be refused unless all blocks are resident. Blocks that wait for each other need that.
     pub cooperative: bool,
-    /// What hosts do meanwhile.
+    /// Action of each rank's host while the kernel runs.
     pub during: Option<During>,
 }
 
 impl Scenario {
-    /// `ranks` ranks of one thread, two windows of 16 KiB, 8 signals and counters, one barrier of each kind.
+    /// Returns a scenario of `ranks` ranks of one thread, two windows of 16 KiB, 8 signals and counters, and one
+    /// barrier of each kind.
     #[must_use]
     pub fn new(ranks: u32) -> Self {
         let window = WindowSpec { bytes: vec![16 << 10; ranks as usize], signals: false, offset: 0 };
@@ -197,7 +198,7 @@ impl Scenario {
         }
     }
 
-    /// With groups of this kind, one a block (two for lanes).
+    /// Sets the kind of groups, with one group a block (two for lanes).
     #[must_use]
     pub fn coop(mut self, coop: CoopKind) -> Self {
         self.coop = coop;
@@ -205,21 +206,21 @@ impl Scenario {
         self
     }
 
-    /// With a grid of this shape.
+    /// Sets the shape of each rank's grid.
     #[must_use]
     pub fn shape(mut self, blocks: u32, threads: u32) -> Self {
         (self.blocks, self.threads) = (blocks, threads);
         self
     }
 
-    /// With other requirements.
+    /// Changes the requirements of the communicator.
     #[must_use]
     pub fn require(mut self, change: impl FnOnce(&mut Requirements)) -> Self {
         change(&mut self.requirements);
         self
     }
 
-    /// With another window 0 or 1, or one more.
+    /// Replaces window 0 or 1, or adds the next one.
     #[must_use]
     pub fn window(mut self, index: usize, spec: WindowSpec) -> Self {
         if index < self.windows.len() {
@@ -230,20 +231,20 @@ impl Scenario {
         self
     }
 
-    /// Group 0 of rank `rank` runs `program`.
+    /// Gives `program` to group 0 of rank `rank`.
     #[must_use]
     pub fn on(self, rank: u32, program: Vec<Op>) -> Self {
         self.on_group(rank, 0, program)
     }
 
-    /// Group `group` of the grid of rank `rank` runs `program`.
+    /// Gives `program` to group `group` of the grid of rank `rank`.
     #[must_use]
     pub fn on_group(mut self, rank: u32, group: u32, program: Vec<Op>) -> Self {
         self.programs[rank as usize].push((group, program));
         self
     }
 
-    /// Group 0 of each rank runs its program.
+    /// Gives group 0 of each rank the program that `program` returns for the rank.
     #[must_use]
     pub fn all(mut self, program: impl Fn(u32) -> Vec<Op>) -> Self {
         for rank in 0..self.ranks {
@@ -252,33 +253,33 @@ impl Scenario {
         self
     }
 
-    /// The host of each rank does this while the kernel runs.
+    /// Makes the host of each rank call `act` while the kernel runs.
     #[must_use]
     pub fn during(mut self, act: impl Fn(&Control<'_>) + Send + Sync + 'static) -> Self {
         self.during = Some(Arc::new(act));
         self
     }
 
-    /// Groups of each rank's grid.
+    /// Returns the number of groups in each rank's grid.
     #[must_use]
     pub fn groups(&self) -> u32 {
         self.blocks * self.coop.groups(self.threads)
     }
 
-    /// Group of the grid that thread `thread` of the grid belongs to.
+    /// Returns the group of the grid to which thread `thread` of the grid belongs.
     #[must_use]
     pub fn group_of(&self, thread: u32) -> u32 {
         let (block, inside) = (thread / self.threads, thread % self.threads);
         block * self.coop.groups(self.threads) + self.coop.group_of(inside)
     }
 
-    /// Whether some operation names its route.
+    /// Returns whether some operation names its route.
     #[must_use]
     pub fn names_routes(&self) -> bool {
         self.programs.iter().flatten().flat_map(|(_, program)| program).any(|op| op.route != 0)
     }
 
-    /// Whether some operation, or a team, counts on loads and stores to other ranks.
+    /// Returns whether some operation, or a team, needs loads and stores to other ranks.
     #[must_use]
     pub fn loads_and_stores(&self) -> bool {
         const CODES: [Code; 8] = [
@@ -296,13 +297,13 @@ impl Scenario {
         teams || self.programs.iter().flatten().flat_map(|(_, program)| program).any(counts)
     }
 
-    /// Most operations a group has.
+    /// Returns the length of the longest program.
     #[must_use]
     pub fn longest(&self) -> usize {
         self.programs.iter().flatten().map(|(_, program)| program.len()).max().unwrap_or(0)
     }
 
-    /// The program of a group of a rank.
+    /// Returns the program of a group of a rank.
     #[must_use]
     pub fn program(&self, rank: u32, group: u32) -> &[Op] {
         let found = self.programs[rank as usize].iter().find(|(other, _)| *other == group);
@@ -310,25 +311,25 @@ impl Scenario {
     }
 }
 
-/// What came of a run.
+/// The results of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// For each rank and thread of its grid: an entry for each operation of its group.
+    /// For each rank and each thread of its grid: one entry for each operation of the thread's group.
     pub logs: Vec<Vec<Vec<Entry>>>,
-    /// For each rank and window: its bytes at the end.
+    /// For each rank and window: the window's bytes at the end.
     pub windows: Vec<Vec<Vec<u8>>>,
-    /// For each rank: the fault that the host knows of.
+    /// For each rank: the fault that its host knows, with the rank that found it.
     pub faults: Vec<Option<(u32, Fault)>>,
 }
 
-/// Starts the text of a failure: bytes are not what they should be.
+/// Starts the text of a failure in which bytes differ from the expected ones.
 pub const WRONG_BYTES: &str = "wrong bytes";
-/// Starts the text of a failure: a signal, a counter or another value is not what it should be.
+/// Starts the text of a failure in which a signal, a counter or another value differs from the expected one.
 pub const WRONG_VALUE: &str = "wrong value";
-/// Starts the text of a failure: the run got no further.
+/// Starts the text of a failure in which the run made no progress.
 pub const NO_END: &str = "no end";
 
-/// Which operations give the same result to all threads of their group.
+/// Returns whether an operation gives all threads of the group the same result.
 fn is_collective(code: Code) -> bool {
     !matches!(
         code,
@@ -343,7 +344,7 @@ fn is_collective(code: Code) -> bool {
 }
 
 impl Outcome {
-    /// The entry of the first thread of a group for one operation.
+    /// Returns the entry of the first thread of a group for one operation.
     #[must_use]
     pub fn entry(&self, scenario: &Scenario, rank: u32, group: u32, operation: usize) -> Entry {
         let threads = scenario.blocks * scenario.threads;
@@ -351,10 +352,10 @@ impl Outcome {
         self.logs[rank as usize][thread as usize][operation]
     }
 
-    /// All threads of a group got the same, wherever a call promises that.
+    /// Checks that all threads of a group have the same result wherever a call promises that.
     ///
     /// # Errors
-    /// The first place where they did not.
+    /// Returns the first difference.
     pub fn check_agreement(&self, scenario: &Scenario) -> Result<(), String> {
         for rank in 0..scenario.ranks {
             for thread in 0..scenario.blocks * scenario.threads {
@@ -375,15 +376,16 @@ impl Outcome {
         Ok(())
     }
 
-    /// Every operation of every thread is `Ok`, every check found no byte wrong, and no host knows of a fault.
+    /// Checks that every operation of every thread succeeded, that every check found no wrong byte, and that no host
+    /// knows a fault.
     ///
     /// # Errors
-    /// The first that is not.
+    /// Returns the first violation.
     pub fn check_ok(&self, scenario: &Scenario) -> Result<(), String> {
         self.check_agreement(scenario)?;
         for (rank, fault) in self.faults.iter().enumerate() {
             if let Some((by, fault)) = fault {
-                return Err(format!("rank {rank} knows of a fault, found by rank {by}: {fault}"));
+                return Err(format!("rank {rank} has a fault that rank {by} found: {fault}"));
             }
         }
         for rank in 0..scenario.ranks {
@@ -410,10 +412,10 @@ impl Outcome {
         Ok(())
     }
 
-    /// All threads of the group got the value for this operation.
+    /// Checks that all threads of the group have this value for this operation.
     ///
     /// # Errors
-    /// What they got instead.
+    /// Returns the other result.
     pub fn check_value(
         &self,
         scenario: &Scenario,
@@ -429,10 +431,10 @@ impl Outcome {
         })
     }
 
-    /// All threads of the group got a fault of this kind for this operation.
+    /// Checks that all threads of the group have a fault of this kind for this operation.
     ///
     /// # Errors
-    /// What they got instead.
+    /// Returns the other result.
     pub fn check_fault(
         &self,
         scenario: &Scenario,
@@ -447,10 +449,10 @@ impl Outcome {
         })
     }
 
-    /// All threads of the group pass `test` for this operation.
+    /// Checks that all threads of the group pass `test` for this operation.
     ///
     /// # Errors
-    /// The first that does not.
+    /// Returns the first that does not.
     pub fn each(
         &self,
         scenario: &Scenario,
@@ -471,13 +473,13 @@ impl Outcome {
     }
 }
 
-/// The fault in an entry.
+/// Returns the fault in an entry.
 #[must_use]
 pub fn fault(entry: &Entry) -> Option<Fault> {
     if entry.outcome == 2 { Fault::from_words(entry.fault) } else { None }
 }
 
-/// An entry in words.
+/// Describes an entry.
 #[must_use]
 pub fn show(entry: &Entry) -> String {
     match (entry.outcome, fault(entry)) {

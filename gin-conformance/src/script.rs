@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernels that carry out scripts: one for each kind of thread group.
+//! The kernels that execute scripts, one for each kind of thread group.
 
 use crate::op::{Code, Entry, NONE, Op, Reduction, pattern};
 use bytemuck::{Pod, Zeroable};
@@ -11,7 +11,7 @@ use gin_device::prelude::*;
 use gin_device::signal::{CounterView, SignalAction, SignalView, VaSignal};
 use gin_device::sys::{self, GlobalWord, Word};
 
-/// What a script kernel gets: tables in device memory.
+/// A script kernel's argument: tables in device memory.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable, Debug)]
 pub struct Script {
@@ -19,9 +19,9 @@ pub struct Script {
     pub windows: u64,
     /// Address of all operations, [`Op`].
     pub operations: u64,
-    /// For each group of the grid: index of its first operation, and how many. Address of two words each.
+    /// Address of two words for each group of the grid: index of its first operation, and number of operations.
     pub programs: u64,
-    /// Address of the log: for each thread of the grid `stride` entries, [`Entry`].
+    /// Address of the log: `stride` entries ([`Entry`]) for each thread of the grid.
     pub log: u64,
     /// Entries per thread.
     pub stride: u64,
@@ -33,16 +33,16 @@ pub struct Script {
 
 /// Flag: a group leaves its program at the first `Err`.
 pub const STOP_AT_ERROR: u32 = 1;
-/// Flag: a mistake, for proving that the suite notices it: resets of signals store 0 to their words.
+/// Flag: resets of signals store 0 in their words. This is a mistake, to prove that the suite notices it.
 pub const RESET_BY_STORE: u32 = 2;
-/// Flag: operations that name no route take loads and stores.
+/// Flag: operations that name no route use loads and stores.
 pub const ROUTE_LSA: u32 = 4;
-/// Flag: operations that name no route take the network.
+/// Flag: operations that name no route use the network.
 pub const ROUTE_NETWORK: u32 = 8;
 
 /// Threads of a [`Tile`] in `script_tile`.
 pub const TILE: u32 = 8;
-/// Lanes of the odd half of each warp: the groups of `script_lanes` are these and the others.
+/// Odd lanes of each warp. The groups of `script_lanes` are these lanes and the even ones.
 pub const ODD_LANES: u32 = 0xaaaa_aaaa;
 /// Warps of a span in `script_span`.
 pub const SPAN_WARPS: u32 = 2;
@@ -50,19 +50,19 @@ pub const SPAN_WARPS: u32 = 2;
 /// Longest nap of a pause, in nanoseconds.
 const LONGEST_NAP: u64 = 20_000;
 
-/// What one operation gave.
+/// Result of one operation.
 type Step = Result<(u64, u64), Fault>;
 
-/// A function, because a constant would lie in memory and be loaded from there.
+/// Returns `Ok` with two zeros. A function, because a constant would be stored in memory and loaded from there.
 #[inline(always)]
 fn done() -> Step {
     Ok((0, 0))
 }
 
-/// Runs the program of group number `group`. All threads of the group call.
+/// Runs the program of group number `group`. All threads of the group call it.
 #[inline(always)]
 unsafe fn run<B: Routed, C: Coop>(comm: &Comm, script: &Script, coop: &C, group: u64) {
-    // Safety: the kernel's promise: one program for each group, one row of the log for each thread.
+    // Safety: the kernel promises one program for each group and one row of the log for each thread.
     let (first, count, log) = unsafe {
         let thread = block_in_grid() as u64 * Block.size() as u64 + Block.rank() as u64;
         let program = (script.programs as usize as *const u64).add(2 * group as usize);
@@ -166,7 +166,7 @@ macro_rules! options {
     }};
 }
 
-/// Makes the context that an operation names, with the route that it names.
+/// A back end that can build the operation's context with the operation's route.
 trait Routed: Backend {
     fn gin(comm: &Comm, script: &Script, op: &Op) -> Gin<Self>;
 }
@@ -257,7 +257,7 @@ fn operation<B: Backend, C: Coop>(
         Code::Signal | Code::SignalAllRoutes => {
             let peer = team(comm, op).member(op.peer)?;
             let Some(action) = action(script, op) else { return done() };
-            // One post for both, as each is all its code once more.
+            // One post serves both, because each further call compiles all of its code once more.
             let post = match code {
                 Code::Signal => gin.signal(peer, action),
                 _ => gin.signal_all_routes(peer, action),
@@ -285,7 +285,8 @@ fn operation<B: Backend, C: Coop>(
         }
         Code::ReadSignal => Ok((gin.read_signal(view(script, op))?, 0)),
         Code::ResetSignal => {
-            // Every thread does it; that is harmless, and the sync keeps late ones from doing it after the next raise.
+            // Every thread resets. That is harmless, and the sync keeps late threads from resetting after the next
+            // raise.
             let outcome = gin.reset_signal(view(script, op));
             if script.flags & RESET_BY_STORE != 0 && outcome.is_ok() {
                 coop.sync();
@@ -377,7 +378,7 @@ fn operation<B: Backend, C: Coop>(
             let mut value = 0u64;
             let address = from.peer_ptr(peer)?;
             for byte in 0..8 {
-                // Safety: the script promises 8 bytes there that nobody writes meanwhile.
+                // Safety: the script promises 8 bytes at this address that no thread writes meanwhile.
                 value |= (unsafe { address.add(byte).read_volatile() } as u64) << (8 * byte);
             }
             Ok((value, 0))
@@ -389,7 +390,7 @@ fn operation<B: Backend, C: Coop>(
 fn put_value<B: Backend, C: Coop>(gin: &Gin<B>, comm: &Comm, script: &Script, coop: &C, op: &Op) -> Step {
     let peer = team(comm, op).member(op.peer)?;
     let to = window(script, op.window);
-    // A window of bytes takes any offset here; the front end checks the value's own alignment.
+    // A window of bytes accepts any offset here; the front end checks the value's own alignment.
     let post = match op.bytes {
         1 => gin.put_value(peer, to.range_as::<u8>(op.offset, 1)?, op.value as u8),
         2 => gin.put_value(peer, to.range_as::<u16>(op.offset, 1)?, op.value as u16),
@@ -410,14 +411,14 @@ fn fence(op: &Op) -> Fence {
     }
 }
 
-/// Reduces into memory of an LSA peer; one thread of the group does it.
+/// Reduces into memory of an LSA peer. One thread of the group executes it.
 #[inline(always)]
 fn reduce<C: Coop>(comm: &Comm, script: &Script, coop: &C, op: &Op) -> Step {
     let there = window(script, op.window);
     let peer = team(comm, op).member(op.peer)?;
     let (index, value) = ((op.offset / op.bytes.max(1)) as usize, op.value);
     let Some(reduction) = Reduction::from_code(op.amount as u32) else { return done() };
-    // Safety: the table's handles are those of registered windows; the script keeps to what is aligned.
+    // Safety: the table's handles are those of registered windows, and the script keeps to aligned addresses.
     let handle = *there.handle();
     let (words, halves, floats) = unsafe {
         (
@@ -458,7 +459,7 @@ fn barrier<B: Backend, C: Coop>(gin: &Gin<B>, coop: &C, op: &Op, split: bool) ->
     let session = BarrierSession::new(gin, team, op.value as u32)?;
     let session = if op.fence & 4 != 0 { session.all_contexts() } else { session };
     let mut session = if op.fence & 8 != 0 { session.all_routes() } else { session };
-    // `sync` is these two.
+    // `sync` consists of these two calls.
     session.arrive(coop, fence, deadline)?;
     if split {
         pause(op.source_offset);
@@ -485,7 +486,8 @@ fn context_data(comm: &Comm, op: &Op) -> *const ContextData {
     (comm.handle().context_table as usize as *const ContextData).wrapping_add(op.context as usize)
 }
 
-/// Adds to the word of the peer's signal that GPUs raise, as an LSA route does; or writes it, if `total`.
+/// Adds to the word of the peer's signal that GPUs raise, as an LSA route does. If `total` is set, stores the value
+/// instead.
 #[inline(always)]
 fn raise_by_gpu<C: Coop>(comm: &Comm, coop: &C, op: &Op, total: bool) -> Step {
     let peer = team(comm, op).member(op.peer)?;
@@ -512,7 +514,8 @@ fn raise_by_gpu<C: Coop>(comm: &Comm, coop: &C, op: &Op, total: bool) -> Step {
     done()
 }
 
-/// What a reset must not be: every word of the signal becomes 0, whoever it belongs to.
+/// Resets a signal wrongly, as a mistake on purpose: stores 0 in every word of the signal, including words of other
+/// engines.
 #[inline(always)]
 fn reset_by_store(comm: &Comm, script: &Script, op: &Op) {
     // Safety: the script names a context and a signal that exist, or a word of a window with signals.
@@ -542,18 +545,18 @@ macro_rules! script_kernel {
         $(#[$doc])*
         ///
         /// # Safety
-        /// - The tables of the script are as [`Script`] says, in memory of this device, and its operations' own
-        ///   conditions hold.
+        /// - The tables of the script are as [`Script`] describes, in memory of this device, and the conditions of its
+        ///   operations hold.
         #[kernel]
         pub unsafe fn $name(comm: Comm, script: Script) {
             let ($comm, $script) = (&comm, &script);
-            // Safety: as above.
+            // Safety: the caller keeps the conditions above.
             unsafe { $body }
         }
     };
 }
 
-/// Number of the group among those of the grid, when each block has `per_block` groups and this is `group` of them.
+/// Returns the group's number in the grid: each block has `per_block` groups, and `group` is the number in the block.
 #[inline(always)]
 fn number(per_block: u32, group: u32) -> u64 {
     block_in_grid() as u64 * per_block as u64 + group as u64
@@ -565,33 +568,33 @@ script_kernel! {
 }
 
 script_kernel! {
-    /// Every thread is a group; the back end is compiled in alone.
+    /// Every thread is a group; only the proxy back end is compiled in.
     script_thread_proxy, |comm, script| run::<Proxy, _>(comm, script, &Thread, number(Block.size(), Block.rank()))
 }
 
 script_kernel! {
-    /// The same, for kernels that drive a NIC; not for GPUs: GDAKI in line at each operation of a
+    /// Every thread is a group; only GDAKI is compiled in. Not built for GPUs: inlining GDAKI at each operation of a
     /// script would take minutes to compile.
     #[cfg(not(target_arch = "nvptx64"))]
     script_thread_gdaki, |comm, script| run::<Gdaki, _>(comm, script, &Thread, number(Block.size(), Block.rank()))
 }
 
 script_kernel! {
-    /// Groups of [`TILE`] threads. The block's size is a multiple of it.
+    /// Tiles of [`TILE`] threads are groups. The block's size must be a multiple of it.
     script_tile, |comm, script| {
         run::<Any, _>(comm, script, &Tile::<TILE>, number(Block.size() / TILE, Block.rank() / TILE))
     }
 }
 
 script_kernel! {
-    /// Groups of a warp.
+    /// Warps are groups.
     script_warp, |comm, script| {
         run::<Any, _>(comm, script, &Warp, number(Block.size().div_ceil(32), Block.rank() / 32))
     }
 }
 
 script_kernel! {
-    /// Two groups a warp: even lanes, odd lanes. The block's size is a multiple of 32.
+    /// The even and the odd lanes of each warp are groups. The block's size must be a multiple of 32.
     script_lanes, |comm, script| {
         let odd = gin_device::coop::lane() & 1;
         let lanes = Lanes::new(if odd == 1 { ODD_LANES } else { !ODD_LANES });
@@ -600,7 +603,8 @@ script_kernel! {
 }
 
 script_kernel! {
-    /// Groups of [`SPAN_WARPS`] warps. The block's size is a multiple of that, and it has at most 15 groups.
+    /// Spans of [`SPAN_WARPS`] warps are groups. The block's size must be a multiple of a span's, and it has at most 15
+    /// groups.
     script_span, |comm, script| {
         let group = Block.rank() / (32 * SPAN_WARPS);
         if let Some(span) = WarpSpan::new(group * SPAN_WARPS, SPAN_WARPS, 1 + group) {
@@ -615,13 +619,13 @@ script_kernel! {
 }
 
 script_kernel! {
-    /// A block is a group; the back end is compiled in alone.
+    /// A block is a group; only the proxy back end is compiled in.
     script_block_proxy, |comm, script| run::<Proxy, _>(comm, script, &Block, number(1, 0))
 }
 
 script_kernel! {
-    /// The same, for kernels that drive a NIC; not for GPUs: GDAKI in line at each operation of a
-    /// script would take minutes to compile.
+    /// A block is a group; only GDAKI is compiled in. Not built for GPUs: inlining GDAKI at each operation of a script
+    /// would take minutes to compile.
     #[cfg(not(target_arch = "nvptx64"))]
     script_block_gdaki, |comm, script| run::<Gdaki, _>(comm, script, &Block, number(1, 0))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Wrong arguments are refused where they are given, with the value and the limit, and lose nothing.
+//! Wrong arguments are refused at the call, with the value and the limit, and lose nothing.
 
 use super::transfer::window;
 use super::{List, Verdict};
@@ -14,10 +14,10 @@ pub(super) fn add(list: &mut List) {
     list.per_coop("wrong_arguments_give_the_same_fault_to_all_threads_and_lose_nothing", wrong);
     list.case("ranges_are_checked_against_the_length_of_the_addressed_rank", lengths);
     list.case("an_unknown_pointer_is_in_no_window_and_a_known_one_is_found", find);
-    list.case("faults_say_what_was_asked_and_what_there_is", figures);
+    list.case("faults_name_the_request_and_the_limit", figures);
 }
 
-/// Wrong operations, and the fault that each gives.
+/// Returns wrong operations, each with its expected fault.
 fn mistakes() -> Vec<(Op, FaultKind)> {
     let size = 16 << 10;
     let va = |op: Op, offset| op.at_address(2, offset);
@@ -67,7 +67,7 @@ fn mistakes() -> Vec<(Op, FaultKind)> {
 fn wrong(setup: &Setup, coop: CoopKind) -> Verdict {
     let mistakes = mistakes();
     let mut program: Vec<Op> = mistakes.iter().map(|(op, _)| *op).collect();
-    // Nothing was posted, and everything works afterwards.
+    // Nothing was posted, and later operations work.
     program.extend([
         Op::read_counter(0),
         Op::fill(0, 0, 77, 3),
@@ -104,14 +104,14 @@ fn lengths(setup: &Setup) -> Verdict {
             0,
             vec![
                 Op::fill(0, 0, 512, 4),
-                Op::put(1, 512).signal(0),                    // fits rank 1, not rank 0
-                Op::put(1, 512).from(0, 1),                   // past the own source
-                Op::put(1, 512).to(1, 513),                   // past the peer's window
-                Op::put(2, 1).signal(0),                      // rank 2 has no byte
-                Op::put(2, 0).signal(0),                      // which is enough for nothing
-                Op::get(2, 128).from(0, 4096 - 128).to(1, 0), // within rank 2's, past everybody else's
-                Op::get(1, 65).from(0, 0).to(1, 0),           // rank 1 has 64
-                Op::put(0, 129),                              // own destination
+                Op::put(1, 512).signal(0),  // within the part of rank 1, not of rank 0
+                Op::put(1, 512).from(0, 1), // past its own source
+                Op::put(1, 512).to(1, 513), // past the peer's window
+                Op::put(2, 1).signal(0),    // rank 2's part is empty
+                Op::put(2, 0).signal(0),    // an empty put fits it
+                Op::get(2, 128).from(0, 4096 - 128).to(1, 0), // within rank 2's part, past all others
+                Op::get(1, 65).from(0, 0).to(1, 0), // rank 1's part has 64 bytes
+                Op::put(0, 129),            // past its own part as destination
                 Op::flush(),
             ],
         )
@@ -135,7 +135,7 @@ fn find(setup: &Setup) -> Verdict {
     let outcome = setup.run(&scenario)?;
     let ids: Vec<u64> = (0..3).map(|index| outcome.entry(&scenario, 0, 0, index).value).collect();
     if ids[0] != ids[1] || ids[1] == ids[2] {
-        return Err(std::format!("windows 0, 0 and 1 were found as {ids:?}"));
+        return Err(std::format!("expected windows 0, 0 and 1, found {ids:?}"));
     }
     for (index, offset) in [(0, 0), (1, 100), (2, 255)] {
         outcome.each(&scenario, 0, 0, index, |entry| {
@@ -161,13 +161,13 @@ fn figures(setup: &Setup) -> Verdict {
     for (index, values) in expected.into_iter().enumerate() {
         outcome.each(&scenario, 0, 0, index, |entry| match fault(entry) {
             Some(fault) if (fault.expected, fault.seen) == values => Ok(()),
-            _ => Err(std::format!("expected and seen {values:?}")),
+            _ => Err(std::format!("expected and actual values: {values:?}")),
         })?;
     }
     let peer = fault(&outcome.entry(&scenario, 0, 0, 0)).map(|fault| (fault.context, fault.peer, fault.operation));
     if peer == Some((0, 1, gin_abi::Operation::Put)) {
         Ok(())
     } else {
-        Err(std::format!("context 0, rank 1 and put expected, got {peer:?}"))
+        Err(std::format!("expected context 0, rank 1 and a put, got {peer:?}"))
     }
 }

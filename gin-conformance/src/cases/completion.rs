@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Counters, flushes and tokens say what they promise, and no more is needed.
+//! Counters, flushes and tokens keep their promises, and need no other operation.
 
 use super::{List, Verdict, expect_bytes, run_ok};
 use crate::host::{Failure, How, Net, Setup};
@@ -23,7 +23,7 @@ pub(super) fn add(list: &mut List) {
     list.case("a_signal_with_a_counter_counts_too", signal_counter);
 }
 
-/// The receiver compares all rounds only at the end, so a source that was read too late shows.
+/// The receiver compares all rounds only at the end, so a source that was read too late is noticed.
 fn frees_source(setup: &Setup, coop: CoopKind, wait: impl Fn(u64) -> Op) -> Verdict {
     let rounds = 6;
     let mut sender = Vec::new();
@@ -56,7 +56,7 @@ fn tokens(setup: &Setup, coop: CoopKind) -> Verdict {
             Op::barrier(),
             Op::get(peer, 900),
             Op::flush_async(peer),
-            // Posted after the token: it may or may not be there.
+            // Posted after the token: it may or may not have arrived.
             Op::get(peer, 900).to(1, 1000),
             Op::wait_token(),
             Op::check(1, 0, 900, u64::from(peer) + 1),
@@ -68,7 +68,7 @@ fn tokens(setup: &Setup, coop: CoopKind) -> Verdict {
     run_ok(setup, &scenario).map(|_| ())
 }
 
-/// Each thread gets from each rank; then thread 0 alone flushes, after a barrier of the block.
+/// Each thread gets from each rank. Then, after a barrier of the block, thread 0 alone flushes.
 fn flush_all(setup: &Setup) -> Verdict {
     let (ranks, threads) = (3, 16);
     let block_sync = Op::block_sync();
@@ -105,10 +105,10 @@ fn flush_all(setup: &Setup) -> Verdict {
     Ok(())
 }
 
-/// Longer than any run.
+/// A delay in nanoseconds that is longer than any run.
 pub(super) const FOREVER: u64 = 1_000_000_000_000;
 
-/// What goes to rank 2 never gets there; a token for rank 1 does not wait for it.
+/// Puts to rank 2 never arrive; a token for rank 1 does not wait for them.
 fn slow_peer(setup: &Setup) -> Verdict {
     let setup = setup.with_network(Net::SlowPeer { rank: 2, ns: FOREVER });
     let scenario = Scenario::new(3)
@@ -138,7 +138,7 @@ fn slow_peer(setup: &Setup) -> Verdict {
     outcome.check_value(&scenario, 1, 0, 0, 0)
 }
 
-/// The request after the token is never complete; the token waits for the one before it only.
+/// The request after the token never completes; the token waits only for the one before it.
 fn later_request(setup: &Setup) -> Verdict {
     let failure = Failure { from: 0, number: 1, how: How::Silent };
     let setup = setup.with_network(Net::Fail(failure));
@@ -162,7 +162,7 @@ fn later_request(setup: &Setup) -> Verdict {
     outcome.check_fault(&scenario, 0, 0, 6, FaultKind::Timeout)
 }
 
-/// The queue goes round many times between the token and its wait.
+/// The queue wraps many times between the token and its wait.
 fn old_tokens(setup: &Setup) -> Verdict {
     for first_index in [0, (1 << 32) - 3, (1 << 63) - 3] {
         let mut program = vec![Op::get(1, 64), Op::flush_async(1)];

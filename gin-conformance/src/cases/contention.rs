@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Threads that post to one peer, get from it and flush at once, through queues that fill up.
+//! Threads that post to one peer, get from it and flush at once, through queues that become full.
 
 use super::{List, Verdict, run_ok};
 use crate::host::Setup;
@@ -17,21 +17,21 @@ pub(super) fn add(list: &mut List) {
     list.network_case("sources_may_change_after_a_flush_while_other_threads_flush", sources);
 }
 
-/// Seed of the pattern that the values of a case make up.
+/// Seed of the pattern that a case's values form together.
 const VALUES: u64 = 31;
 
-/// Puts eight bytes of the pattern to where they are in it.
+/// Puts eight bytes of the pattern to their offset in it.
 fn value(slot: u64) -> Op {
     let bytes = core::array::from_fn(|index| pattern(VALUES, 8 * slot + index as u64));
     Op::put_value(1, 8, u64::from_le_bytes(bytes)).to(1, 8 * slot)
 }
 
-/// Lanes of a warp differ in whether they signal and whether more follows. A post that is held back is sent by a later
-/// one of the context: at the end by that of each block's first thread.
+/// Lanes of a warp differ in signals and in the hint that more follows. A later post of the context sends a post that
+/// is held back. At the end the post of each block's first thread does.
 fn mixed_warps(setup: &Setup) -> Verdict {
     let (blocks, threads, each) = (2, 64, 6);
     let depths = [8, 16, 32, 64];
-    // One takes seconds by some schedules.
+    // One depth takes seconds on some schedules.
     let mine = setup.seed.map(|seed| depths[(seed % 4) as usize]);
     for depth in depths.into_iter().filter(|depth| mine.is_none_or(|mine| mine == *depth)) {
         let mut scenario =
@@ -61,7 +61,7 @@ fn mixed_warps(setup: &Setup) -> Verdict {
     Ok(())
 }
 
-/// The peer answers the one lane in another context, whose wait sends nothing of this one.
+/// The peer answers the single lane in another context, whose wait sends nothing of this context.
 fn one_without(setup: &Setup) -> Verdict {
     let lanes = 32;
     let without = [31, 31, 0, 17, 31];
@@ -83,7 +83,7 @@ fn one_without(setup: &Setup) -> Verdict {
             Op::raise(0, 0).context(1),
         ]);
     }
-    // Sends what is held back, and covers it.
+    // Sends the posts that are held back, and covers them.
     programs[0].push(Op::raise(1, 1));
     receiver.extend([Op::wait_signal(1, 1), Op::check(1, 0, 8 * u64::from(lanes) * without.len() as u64, VALUES)]);
     for (lane, program) in programs.into_iter().enumerate() {
@@ -121,7 +121,7 @@ fn held_back(setup: &Setup) -> Verdict {
     Ok(())
 }
 
-/// By flush, by token and by counter at once: threads of a warp, and threads that have none beside them.
+/// Threads of a warp, and threads alone in theirs, wait by flush, by token and by counter at once.
 fn getters(setup: &Setup) -> Verdict {
     getters_of(setup, 16, 1, 40)?;
     each_schedule(setup, |setup| getters_of(setup, 64, 12, 1))
@@ -157,7 +157,7 @@ fn getters_of(setup: &Setup, depth: u32, blocks: u32, threads: u32) -> Verdict {
     run_ok(setup, &scenario).map(|_| ()).map_err(|error| format!("{blocks} blocks of {threads}: {error}"))
 }
 
-/// On what needs threads to meet: many schedules, where there are any to choose.
+/// Runs a case that depends on the threads' timing: under many schedules, if the setup chooses schedules.
 fn each_schedule(setup: &Setup, run: impl Fn(&Setup) -> Verdict) -> Verdict {
     let schedules = if setup.seed.is_some() { 24 } else { 1 };
     (0..schedules).try_for_each(|number: u64| {
@@ -166,8 +166,8 @@ fn each_schedule(setup: &Setup, run: impl Fn(&Setup) -> Verdict) -> Verdict {
     })
 }
 
-/// One thread puts and flushes; others flush meanwhile. The receiver compares at the end, so a source that was read too
-/// late shows.
+/// One thread puts and flushes while others flush. The receiver compares at the end, so a source that was read too late
+/// is noticed.
 fn sources(setup: &Setup) -> Verdict {
     each_schedule(setup, sources_once)
 }

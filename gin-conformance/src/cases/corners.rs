@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Corners: nothing to move, oneself as peer, many windows, sharing modes one after the other, conditions that hold
+//! Corner cases: empty transfers, the rank itself as peer, many windows, sharing modes in turn, conditions that hold
 //! already.
 
 use super::{List, Verdict, expect_bytes, pattern, run_ok};
@@ -16,7 +16,7 @@ pub(super) fn add(list: &mut List) {
     list.per_coop("a_wait_whose_condition_holds_succeeds_with_a_deadline_of_0", met_already);
     list.case("the_strong_signal_of_an_empty_put_covers_earlier_puts", empty_covers);
     list.case("a_window_is_source_and_destination_at_different_offsets", one_window);
-    list.case("64_windows_are_told_apart", windows);
+    list.case("64_windows_are_distinct", windows);
     list.case("signals_at_addresses_are_checked_against_the_length_of_the_addressed_rank", address_lengths);
     list.case("sharing_modes_may_follow_each_other_on_one_context", sharing_in_turn);
     list.network_case("queues_of_1_and_2_slots_fill_up_in_every_sharing_mode", sharing_full);
@@ -152,7 +152,7 @@ fn met_already(setup: &Setup, coop: CoopKind) -> Verdict {
     run_ok(setup, &scenario).map(|_| ())
 }
 
-/// Both ranks write to each other's window where neither reads.
+/// Both ranks write to each other's window, each where the other does not read.
 fn one_window(setup: &Setup) -> Verdict {
     let scenario = Scenario::new(2).all(|rank| {
         let peer = 1 - rank;
@@ -240,7 +240,7 @@ fn address_lengths(setup: &Setup) -> Verdict {
     Ok(())
 }
 
-/// Thread 0 alone, then the block, then whoever likes, then thread 0 again; a barrier of the block between.
+/// Thread 0 alone, then the block, then every thread, then thread 0 again, with a barrier of the block between them.
 fn sharing_in_turn(setup: &Setup) -> Verdict {
     let threads = 24;
     let turns = [2u32, 1, 0, 2, 0, 1];
@@ -293,7 +293,7 @@ fn sharing_full(setup: &Setup) -> Verdict {
     Ok(())
 }
 
-/// Neighbouring threads claim in different queues.
+/// Neighbouring threads claim slots in different queues.
 fn contexts_of_a_warp(setup: &Setup) -> Verdict {
     let (contexts, threads, each) = (5, 64, 4);
     for sharing in [0, 1] {
@@ -327,7 +327,7 @@ fn contexts_of_a_warp(setup: &Setup) -> Verdict {
     Ok(())
 }
 
-/// The queue is full for ever: those with a deadline get a timeout and leave no hole, the others wait.
+/// The queue stays full: threads with a deadline get a timeout and leave no hole, the others wait.
 fn deadlines_of_a_warp(setup: &Setup) -> Verdict {
     let setup = setup.with_network(Net::SlowPeer { rank: 1, ns: super::completion::FOREVER });
     let (threads, room) = (32, setup.small_room());
@@ -339,7 +339,7 @@ fn deadlines_of_a_warp(setup: &Setup) -> Verdict {
         for thread in 0..threads {
             let put = Op::put_value(1, 8, 1).to(1, 8 * u64::from(thread));
             let mine = if thread % 2 == with { put.deadline_us(setup.scaled(20)) } else { put };
-            // The last one to time out ends the others.
+            // The last thread to time out ends the others.
             let end = if thread < 2 && thread == with { Op::report(12) } else { Op::nop() };
             let first = vec![if thread == 0 { put } else { Op::nop() }; room];
             let after = [Op::block_sync(), mine, Op::pause(setup.scaled(1_000_000)), end];
@@ -354,7 +354,7 @@ fn deadlines_of_a_warp(setup: &Setup) -> Verdict {
     Ok(())
 }
 
-/// The barrier that a call of a block begins with has released to the block; values depend on no memory.
+/// The barrier at the start of a block's call has released memory to the block; values depend on no memory.
 fn scopes(setup: &Setup) -> Verdict {
     let scoped = |op: Op, given, required| Op { given, required, ..op };
     let (mut sender, mut receiver) = (Vec::new(), Vec::new());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Each wait ends by itself, by abort and by a fault, whoever sees it first; and what does not end holds nothing else
-//! up.
+//! Each wait ends by its own deadline, by abort and by a fault, in whichever thread sees it first. A wait that does not
+//! end delays no other work.
 
 use super::completion::FOREVER;
 use super::{List, Verdict};
@@ -30,7 +30,7 @@ pub(super) fn add(list: &mut List) {
     list.network_case("a_full_queue_of_one_context_holds_up_no_other", other_context);
 }
 
-/// A call that waits for ever, what leads to it, and what its fault names.
+/// A call that waits for ever, the operations before it, and the names in its fault.
 struct Wait {
     before: Vec<Op>,
     op: Op,
@@ -38,7 +38,7 @@ struct Wait {
     peer: u32,
 }
 
-/// Every kind of wait; whatever goes to rank 1 takes for ever.
+/// Returns every kind of wait. Requests to rank 1 never complete.
 fn waits(setup: &Setup) -> Vec<Wait> {
     let wait = |before: &[Op], op, operation, peer| Wait { before: before.to_vec(), op, operation, peer };
     let signal = 6;
@@ -69,10 +69,11 @@ fn scenario(coop: CoopKind) -> Scenario {
     )
 }
 
-/// Time enough to come to a wait, whatever the schedule; on a real clock it may pass before.
+/// Time in nanoseconds that suffices to reach a wait under any schedule. On a real clock it may pass earlier.
 const SOON: u64 = 1_000_000;
 
-/// A post that begins after the end finds room: the proxy throws away what is in the queue.
+/// Returns whether the wait may succeed if it begins after the end: a post then finds room, as the proxy discards the
+/// queue's requests.
 fn may_be_late(setup: &Setup, wait: &Wait) -> bool {
     setup.seed.is_none() && wait.before.len() == setup.small_room()
 }
@@ -83,7 +84,7 @@ fn slow(setup: &Setup) -> Setup {
 
 fn aborted(setup: &Setup, coop: CoopKind) -> Verdict {
     for (number, wait) in waits(setup).into_iter().enumerate() {
-        // By each rank's host in turn.
+        // The ranks' hosts abort in turn.
         let by = number as u32 % 2;
         let (last, op, late) = (wait.before.len(), wait.op, may_be_late(setup, &wait));
         let scenario = scenario(coop)
@@ -93,7 +94,7 @@ fn aborted(setup: &Setup, coop: CoopKind) -> Verdict {
                 if control.rank == by {
                     let start = gin_boot::rt::clock_ns();
                     gin_boot::rt::wait_until(move || gin_boot::rt::clock_ns() - start > SOON);
-                    // Refused only if the communicator is gone, which the logs will show.
+                    // The abort is refused only if the communicator has ended; the logs will show that.
                     let _ = control.comm.abort();
                 }
             });
@@ -119,7 +120,7 @@ fn elsewhere(setup: &Setup, coop: CoopKind) -> Verdict {
         outcome.each(&scenario, 0, 0, last, |entry| match fault(entry) {
             Some(fault) if (fault.kind, fault.peer, fault.seen) == (FaultKind::Elsewhere, 1, 31) => Ok(()),
             None if late && entry.outcome == 1 => Ok(()),
-            _ => Err(format!("{op:?}: what rank 1 reported was expected")),
+            _ => Err(format!("{op:?}: expected the fault that rank 1 reported")),
         })?;
     }
     Ok(())
@@ -128,7 +129,7 @@ fn elsewhere(setup: &Setup, coop: CoopKind) -> Verdict {
 fn timed_out(setup: &Setup, coop: CoopKind) -> Verdict {
     for wait in waits(setup) {
         let (last, op) = (wait.before.len(), wait.op);
-        // Where a kernel drives a NIC, a rank's own arrival at a barrier goes there and back too.
+        // With device-driven queue pairs a rank's own arrival at a barrier also travels to the NIC and back.
         let patience = if setup.backend == SetupBackend::Gdaki { 300 } else { 30 };
         let program = [wait.before, vec![op.deadline_us(patience), Op::report(1)]].concat();
         let scenario = scenario(coop).on(0, program).on(1, vec![Op::wait_signal(5, 1)]);
@@ -148,18 +149,18 @@ fn timed_out(setup: &Setup, coop: CoopKind) -> Verdict {
             {
                 Ok(())
             }
-            _ => Err(format!("{op:?}: a timeout of {:?} in context 0, peer {:#x} expected", wait.operation, wait.peer)),
+            _ => Err(format!("{op:?}: expected a timeout of {:?} in context 0, peer {:#x}", wait.operation, wait.peer)),
         })?;
-        // A deadline is its caller's own.
+        // A deadline concerns only its caller.
         outcome.check_fault(&scenario, 1, 0, 0, FaultKind::Elsewhere)?;
     }
     Ok(())
 }
 
-/// A barrier over many contexts, whose threads wait for one rank in one context each: rank 1's arrival in one context
-/// is held up behind a request of its own, so one thread of rank 0 misses it and no other does.
+/// In a barrier over many contexts each thread waits for one rank in one context. A request of rank 1 delays its
+/// arrival in one context, so exactly one thread of rank 0 misses it.
 fn one_finder(setup: &Setup, coop: CoopKind) -> Verdict {
-    // What a kernel posts itself to one peer never holds up what it posts to another.
+    // A kernel's own requests to one peer never delay its requests to another.
     let (net, hindered) = match setup.backend {
         SetupBackend::Proxy => (Net::SlowPeer { rank: 2, ns: FOREVER }, Op::put_value(2, 8, 1)),
         SetupBackend::Gdaki => (Net::Fail(Failure { from: 1, number: 0, how: How::Stuck }), Op::put_value(0, 8, 1)),
@@ -169,7 +170,7 @@ fn one_finder(setup: &Setup, coop: CoopKind) -> Verdict {
     let threads = if coop == CoopKind::Lanes { 16 } else { coop.threads() };
     let contexts = threads / ranks;
     let barrier = Op::barrier().fence(5);
-    // Some schedules let a rank wait for long; what passes of virtual time takes choices, which may be few.
+    // Some schedules let a rank wait for long. Virtual time passes with choices, and a run may have few of them.
     let between = if setup.seed.is_some() && setup.stall_steps > 1_000_000 { 20 * SOON } else { 5 * SOON };
     let split = Op { source_offset: between, ..Op::new(Code::BarrierSplit) }.fence(5).deadline_us(100);
     for late in [0, 1, contexts / 2, contexts - 1] {
@@ -181,7 +182,7 @@ fn one_finder(setup: &Setup, coop: CoopKind) -> Verdict {
                 requirements.queue_depth = 8;
                 requirements.max_outstanding_per_peer = 1;
             })
-            // Between arriving and waiting there is time for all others.
+            // The pause between arriving and waiting gives all other ranks time to arrive.
             .on(0, vec![split, barrier, Op::raise(1, 0), Op::report(2)])
             .on(1, vec![hindered, hindered, barrier])
             .on(2, vec![barrier]);
@@ -190,7 +191,7 @@ fn one_finder(setup: &Setup, coop: CoopKind) -> Verdict {
         outcome.check_fault(&scenario, 0, 0, 1, FaultKind::BarrierBroken)?;
         outcome.check_value(&scenario, 0, 0, 2, 0)?;
         outcome.each(&scenario, 0, 0, 0, |entry| match fault(entry) {
-            // On a real clock others may be late too.
+            // On a real clock other ranks may be late too.
             Some(fault) if fault.kind == FaultKind::Timeout && setup.seed.is_none() => Ok(()),
             Some(fault) if (fault.kind, fault.context, fault.peer) == (FaultKind::Timeout, late, 1) => Ok(()),
             _ => Err(format!("rank 1 is late in context {late}")),
@@ -203,7 +204,7 @@ fn different_times(setup: &Setup) -> Verdict {
     let threads = 64;
     let mut scenario = Scenario::new(2).shape(1, threads);
     for thread in 0..threads {
-        // No order that a schedule would give by itself.
+        // An order that no schedule would produce by itself.
         let late = u64::from(thread * 37 % threads);
         let wait = match thread % 3 {
             0 => Op::wait_signal(6, 1),
@@ -225,7 +226,7 @@ fn different_times(setup: &Setup) -> Verdict {
 }
 
 fn all_kinds_at_once(setup: &Setup) -> Verdict {
-    // A barrier belongs to one group, and of those who wait for room each needs what the others need.
+    // A barrier belongs to one group. Threads that wait for room all need the same room.
     let kinds: Vec<Wait> = waits(setup).into_iter().filter(|wait| wait.operation != Operation::Barrier).collect();
     for by_kernel in [false, true] {
         let (threads, room) = (44, setup.small_room());
@@ -285,16 +286,16 @@ fn lost(setup: &Setup) -> Verdict {
             Some(fault) if (fault.kind, fault.peer, fault.operation) == (FaultKind::PeerLost, 2, Operation::Put) => {
                 Ok(())
             }
-            _ => Err("the loss of rank 2 in a put was expected".into()),
+            _ => Err("expected the loss of rank 2 in a put".into()),
         })?;
     }
-    // It is lost to all, but to itself.
+    // All ranks but rank 2 itself lose it.
     outcome.check_fault(&scenario, 1, 0, 2, FaultKind::PeerLost)?;
     outcome.check_fault(&scenario, 2, 0, 0, FaultKind::Elsewhere)?;
     for fault in &outcome.faults {
         match fault {
             Some((0, fault)) if fault.kind == FaultKind::PeerLost && fault.peer == 2 => {}
-            other => return Err(format!("each host should know that rank 0 lost rank 2; one knows {other:?}")),
+            other => return Err(format!("expected each host to know that rank 0 lost rank 2; one has {other:?}")),
         }
     }
     Ok(())

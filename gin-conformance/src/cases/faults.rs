@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Nothing hangs: deadlines, abort and faults end every wait, for all threads of a group alike.
+//! No wait hangs: deadlines, abort and faults end every wait, for all threads of a group alike.
 
 use super::{List, Verdict};
 use crate::host::{Failure, How, Net, Setup, SetupBackend};
@@ -23,7 +23,7 @@ pub(super) fn add(list: &mut List) {
     list.network_case("faults_of_every_kind_of_request_reach_the_host", kinds);
 }
 
-/// Every call that can wait. Each rank has a barrier of its own, to which no other comes.
+/// Returns every call that can wait. Each rank has its own barrier, at which no other rank arrives.
 fn waits(rank: u32) -> Vec<Op> {
     let signal = 6;
     vec![
@@ -57,7 +57,8 @@ fn deadlines(setup: &Setup, coop: CoopKind) -> Verdict {
     Ok(())
 }
 
-/// All operations from `first` on ended with a fault of one of these kinds, alike in all threads of their group.
+/// Checks that all operations from `first` on ended with a fault of one of these kinds, alike in all threads of their
+/// group.
 fn all_ended(
     outcome: &Outcome,
     scenario: &Scenario,
@@ -70,13 +71,13 @@ fn all_ended(
     for index in first..scenario.program(rank, group).len() {
         outcome.each(scenario, rank, group, index, |entry| match fault(entry) {
             Some(fault) if kinds.contains(&fault.kind) => Ok(()),
-            _ => Err(format!("one of {kinds:?} expected")),
+            _ => Err(format!("expected one of {kinds:?}")),
         })?;
     }
     Ok(())
 }
 
-/// Waits without deadline; each leaves by the abort, one after the other.
+/// The waits have no deadline; the abort ends each in turn.
 fn abort(setup: &Setup, coop: CoopKind) -> Verdict {
     let program = |rank| [waits(rank), vec![Op::put(1, 8), Op::new(Code::Fault)]].concat();
     let scenario = with_signals(3).coop(coop).all(program).during(|control| {
@@ -85,7 +86,7 @@ fn abort(setup: &Setup, coop: CoopKind) -> Verdict {
                 let start = gin_boot::rt::clock_ns();
                 move || gin_boot::rt::clock_ns() - start > 100_000
             });
-            // Refused only if the communicator is gone, which the logs will show.
+            // The abort is refused only if the communicator has ended; the logs will show that.
             let _ = control.comm.abort();
         }
     });
@@ -98,7 +99,7 @@ fn abort(setup: &Setup, coop: CoopKind) -> Verdict {
     outcome.check_agreement(&scenario)?;
     match outcome.faults[0] {
         Some((2, fault)) if fault.kind == FaultKind::Aborted => Ok(()),
-        other => Err(format!("the host of rank 0 should know that rank 2 aborted, and knows {other:?}")),
+        other => Err(format!("expected the host of rank 0 to know that rank 2 aborted; it has {other:?}")),
     }
 }
 
@@ -113,7 +114,7 @@ fn reported(setup: &Setup, coop: CoopKind) -> Verdict {
     all_ended(&outcome, &scenario, 2, 0, 0, &elsewhere)?;
     match outcome.faults[2] {
         Some((1, fault)) if fault.kind == FaultKind::Reported && fault.seen == 4711 => Ok(()),
-        other => Err(format!("the host of rank 2 should know what rank 1 reported, and knows {other:?}")),
+        other => Err(format!("expected the host of rank 2 to know the fault that rank 1 reported; it has {other:?}")),
     }
 }
 
@@ -128,28 +129,27 @@ fn failed(setup: &Setup, coop: CoopKind) -> Verdict {
     outcome.check_agreement(&scenario)?;
     outcome.check_fault(&scenario, 0, 0, 4, FaultKind::Network)?;
     outcome.check_fault(&scenario, 0, 0, 5, FaultKind::Network)?;
-    outcome.each(
-        &scenario,
-        0,
-        0,
-        6,
-        |entry| if entry.value <= 3 { Ok(()) } else { Err("at most 3 counted".into()) },
-    )?;
+    outcome.each(&scenario, 0, 0, 6, |entry| {
+        if entry.value <= 3 { Ok(()) } else { Err("expected a count of at most 3".into()) }
+    })?;
     let kinds = [FaultKind::Network, FaultKind::Elsewhere];
     outcome.each(&scenario, 1, 0, 0, |entry| match fault(entry) {
         Some(fault) if kinds.contains(&fault.kind) => Ok(()),
-        _ => Err(format!("one of {kinds:?} expected")),
+        _ => Err(format!("expected one of {kinds:?}")),
     })?;
-    outcome.each(&scenario, 1, 0, 1, |entry| if entry.value <= 3 { Ok(()) } else { Err("at most 3 raised".into()) })?;
+    outcome.each(&scenario, 1, 0, 1, |entry| {
+        if entry.value <= 3 { Ok(()) } else { Err("expected at most 3 raises".into()) }
+    })?;
     match outcome.faults[1] {
         Some((0, fault)) if fault.kind == FaultKind::Network && fault.peer == 1 && fault.context == 0 => Ok(()),
-        other => {
-            Err(format!("the host of rank 1 should know of rank 0's network, context 0, rank 1; it knows {other:?}"))
-        }
+        other => Err(format!(
+            "expected the host of rank 1 to know rank 0's network fault in context 0, peer 1; it has {other:?}"
+        )),
     }
 }
 
-/// A proxy that keeps one request to a peer, and a network that takes so long: the queue of depth 2 fills.
+/// Limits the proxy to one request to a peer, and makes the network take `ns` for it, so that a queue of depth 2
+/// becomes full.
 fn slow(setup: &Setup, ns: u64) -> Setup {
     setup.with_network(Net::SlowPeer { rank: 1, ns: setup.scaled(ns) })
 }
@@ -161,8 +161,8 @@ fn small(ranks: u32) -> Scenario {
     })
 }
 
-/// The posts without a deadline fill the queue and wait for nothing: one that waited would be posted while the network
-/// is at those before, which a slow NIC then does not begin late.
+/// The posts without a deadline fill the queue and do not wait. A post that waited would be posted while the network
+/// carries out those before it. A slow NIC would then begin it without a delay.
 fn before_claim(setup: &Setup) -> Verdict {
     let room = setup.small_room();
     for coop in [CoopKind::Thread, CoopKind::Warp, CoopKind::Block] {
@@ -182,7 +182,7 @@ fn before_claim(setup: &Setup) -> Verdict {
         let outcome = loop {
             let outcome = slow(setup, ns).run(&scenario)?;
             let had_room = late.iter().any(|&index| fault(&outcome.entry(&scenario, 0, 0, index)).is_none());
-            // On a real clock a kernel may be held up for longer than requests take.
+            // On a real clock a kernel may be delayed for longer than requests take.
             if !had_room || setup.seed.is_some() || ns > 100_000_000 {
                 break outcome;
             }
@@ -202,8 +202,8 @@ fn before_claim(setup: &Setup) -> Verdict {
     Ok(())
 }
 
-/// Threads of many warps see room at once and claim: some of them claim a slot that is not free in time. Whether they
-/// do hangs on the schedule, so many are tried.
+/// Threads of many warps see room at once and claim slots, so some claim a slot that is not free in time. That depends
+/// on the schedule, so the case tries many.
 fn after_claim(setup: &Setup) -> Verdict {
     let mut seen = false;
     for attempt in 0..400 {
@@ -214,20 +214,20 @@ fn after_claim(setup: &Setup) -> Verdict {
         }
         seen |= race_for_room(&setup)?;
         if setup.backend == SetupBackend::Gdaki {
-            // Whoever claims with a deadline has room.
-            return if seen { Err("a post gave up after its claim".into()) } else { Ok(()) };
+            // A thread that claims a slot with a deadline has room.
+            return if seen { Err("a post timed out after it claimed a slot".into()) } else { Ok(()) };
         }
-        // On a real clock there may be no schedule that shows it.
+        // On a real clock no schedule may show it.
         if seen || setup.seed.is_none() {
             return Ok(());
         }
     }
-    Err("no post gave up after its claim".into())
+    Err("no post timed out after it claimed a slot".into())
 }
 
-/// Whether a queue broke; then everybody was told.
+/// Runs the race once. Returns whether a queue broke, after checking that every rank received that fault.
 fn race_for_room(setup: &Setup) -> Result<bool, String> {
-    // Lanes of one warp know of each other and never claim more than there is room for.
+    // Lanes of one warp see each other and never claim more slots than are free.
     let threads = 16;
     let mut scenario = small(2).shape(threads, 1);
     let patience = setup.scaled(100_000);
@@ -242,7 +242,7 @@ fn race_for_room(setup: &Setup) -> Result<bool, String> {
     let posts: Vec<_> =
         (0..threads).flat_map(kinds).map(|(thread, index)| outcome.entry(&scenario, 0, thread, index)).collect();
     let broken = posts.iter().any(|entry| fault(entry).is_some_and(|fault| fault.kind == FaultKind::QueueBroken));
-    // What was reported first stays.
+    // The fault that was reported first stays.
     let kind = if broken { FaultKind::QueueBroken } else { FaultKind::Reported };
     for thread in 0..threads {
         outcome.check_fault(&scenario, 0, thread, 4, kind)?;
@@ -250,7 +250,7 @@ fn race_for_room(setup: &Setup) -> Result<bool, String> {
     outcome.check_fault(&scenario, 1, 0, 0, FaultKind::Elsewhere)?;
     match outcome.faults[1] {
         Some((0, fault)) if fault.kind == kind => Ok(broken),
-        other => Err(format!("the host of rank 1 should know of {kind:?} on rank 0; it knows {other:?}")),
+        other => Err(format!("expected the host of rank 1 to know {kind:?} on rank 0; it has {other:?}")),
     }
 }
 
@@ -266,7 +266,7 @@ fn full(setup: &Setup) -> Verdict {
 fn abort_full(setup: &Setup) -> Verdict {
     let setup = setup.with_network(Net::SlowPeer { rank: 1, ns: 10_000_000_000 });
     let program: Vec<Op> = (0..8).map(|slot| Op::put_value(1, 8, 1).to(1, 8 * slot)).collect();
-    // The kernel has to be at its wait: after an abort there is room, as requests are finished with its fault.
+    // The kernel must be in its wait: after an abort there is room, because requests complete with the abort's fault.
     let pause = setup.scaled(200_000);
     let scenario = small(2).on(0, program).during(move |control| {
         if control.rank == 0 {
@@ -295,10 +295,10 @@ fn kinds(setup: &Setup) -> Verdict {
             Some(fault) if fault.kind == FaultKind::Network && fault.operation == operation && fault.peer == 1 => {
                 Ok(())
             }
-            _ => Err(format!("a network fault of {operation:?} to rank 1 expected")),
+            _ => Err(format!("expected a network fault of {operation:?} to rank 1")),
         })?;
         if outcome.faults.iter().any(Option::is_none) {
-            return Err(format!("a host does not know of the failed {operation:?}"));
+            return Err(format!("a host does not know the failed {operation:?}"));
         }
     }
     Ok(())

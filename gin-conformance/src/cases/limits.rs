@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Many ids, no ids, and windows that do not begin where their memory does.
+//! Many ids, no ids, and windows that start inside their allocation.
 
 use super::{List, Verdict, expect_bytes, run_ok};
 use crate::host::Setup;
@@ -15,7 +15,7 @@ pub(super) fn add(list: &mut List) {
 
 fn wide_ids(setup: &Setup) -> Verdict {
     let (ids, last) = (70_000, 69_999);
-    // What is left of the id in 16 bits.
+    // The low 16 bits of the id.
     let cut = last & 0xffff;
     let scenario = Scenario::new(2)
         .require(|requirements| (requirements.signals, requirements.counters) = (ids, ids))
@@ -49,7 +49,8 @@ fn wide_ids(setup: &Setup) -> Verdict {
     outcome.check_fault(&scenario, 0, 0, 7, gin_abi::FaultKind::UnknownCounter)
 }
 
-/// Without a barrier's signals either: each rank gets what nobody writes, and a word of a window says what has arrived.
+/// No signals exist, not even for barriers: each rank gets memory that no rank writes, and a word of a window counts
+/// arrivals.
 fn no_ids(setup: &Setup, coop: CoopKind) -> Verdict {
     let scenario = Scenario::new(2)
         .coop(coop)

@@ -23,24 +23,24 @@ use std::format;
 use std::string::String;
 use std::vec::Vec;
 
-/// What a case comes to.
+/// Result of a case; the text says what went wrong.
 pub type Verdict = Result<(), String>;
 
 /// One case.
 pub struct Case {
-    /// The sentence that it proves, in words joined by underscores.
+    /// The sentence that the case proves, its words joined by underscores.
     pub name: String,
-    /// It is about the network: queues, requests and what becomes of them.
+    /// Set if the case is about the network: queues, requests and their results.
     pub network: bool,
-    /// It is about networks that can do less than others, which a NIC that kernels drive is not.
+    /// Set if the case is about networks with fewer abilities than others; a device-driven NIC is not one of them.
     pub weak: bool,
-    /// It is about NICs that kernels drive.
+    /// Set if the case is about device-driven NIC queue pairs.
     pub nic: bool,
-    /// Runs it on a setup.
+    /// Runs the case on a setup.
     pub run: Box<dyn Fn(&Setup) -> Verdict + Send + Sync>,
 }
 
-/// A list that cases are added to.
+/// A list of cases under construction.
 #[derive(Default)]
 pub(crate) struct List(Vec<Case>);
 
@@ -50,27 +50,27 @@ impl List {
         self.0.push(Case { name: name.into(), network: false, weak: false, nic: false, run: Box::new(run) });
     }
 
-    /// Adds a case that is about the network.
+    /// Adds a case about the network.
     pub(crate) fn network_case(&mut self, name: &str, run: impl Fn(&Setup) -> Verdict + Send + Sync + 'static) {
         self.0.push(Case { name: name.into(), network: true, weak: false, nic: false, run: Box::new(run) });
     }
 
-    /// Adds a case that is about a network that can do less than others.
+    /// Adds a case about networks with fewer abilities than others.
     pub(crate) fn weak_case(&mut self, name: &str, run: impl Fn(&Setup) -> Verdict + Send + Sync + 'static) {
         self.0.push(Case { name: name.into(), network: true, weak: true, nic: false, run: Box::new(run) });
     }
 
-    /// Adds a case about a NIC that kernels drive.
+    /// Adds a case about device-driven NIC queue pairs.
     pub(crate) fn nic_case(&mut self, name: &str, run: impl Fn(&Setup) -> Verdict + Send + Sync + 'static) {
         self.0.push(Case { name: name.into(), network: true, weak: false, nic: true, run: Box::new(run) });
     }
 
-    /// Adds a case about what such a network does not keep loads and stores from doing.
+    /// Adds a case about loads and stores beside a network with fewer abilities.
     pub(crate) fn weak_lsa_case(&mut self, name: &str, run: impl Fn(&Setup) -> Verdict + Send + Sync + 'static) {
         self.0.push(Case { name: name.into(), network: false, weak: true, nic: false, run: Box::new(run) });
     }
 
-    /// Adds a case that is about the network for each kind of group.
+    /// Adds a case about the network for each kind of group.
     pub(crate) fn network_per_coop(
         &mut self,
         name: &str,
@@ -89,7 +89,7 @@ impl List {
     ) {
         for coop in CoopKind::ALL {
             let name = format!("{name}_by_{}", coop.name());
-            // A back end that is named knows the network only.
+            // A kernel with one back end compiled in knows the network only.
             let network = matches!(coop, CoopKind::ThreadNamed | CoopKind::BlockNamed);
             self.0.push(Case {
                 name,
@@ -102,14 +102,14 @@ impl List {
     }
 }
 
-/// Runs a scenario and expects that everything went well.
+/// Runs a scenario and checks that every operation succeeded.
 pub(crate) fn run_ok(setup: &Setup, scenario: &Scenario) -> Result<Outcome, String> {
     let outcome = setup.run(scenario)?;
     outcome.check_ok(scenario)?;
     Ok(outcome)
 }
 
-/// Bytes `range` of a window hold what is expected.
+/// Checks bytes `range` of a window.
 pub(crate) fn expect_bytes(
     outcome: &Outcome,
     rank: u32,
@@ -132,12 +132,12 @@ pub(crate) fn expect_bytes(
     Ok(())
 }
 
-/// Pattern `seed`, `len` bytes of it.
+/// Returns `len` bytes of pattern `seed`.
 pub(crate) fn pattern(seed: u64, len: u64) -> impl Iterator<Item = u8> {
     (0..len).map(move |index| crate::op::pattern(seed, index))
 }
 
-/// The cases that say something on a setup with this back end and route, in a fixed order.
+/// Returns the cases that apply to a setup with this back end and route, in a fixed order.
 #[must_use]
 pub fn for_setup(backend: SetupBackend, route: SetupRoute) -> Vec<Case> {
     let says = |case: &Case| {
@@ -150,13 +150,13 @@ pub fn for_setup(backend: SetupBackend, route: SetupRoute) -> Vec<Case> {
     every().into_iter().filter(says).collect()
 }
 
-/// All cases for the proxy, in a fixed order.
+/// Returns all cases for the proxy, in a fixed order.
 #[must_use]
 pub fn all() -> Vec<Case> {
     for_setup(SetupBackend::Proxy, SetupRoute::Network)
 }
 
-/// All cases of all back ends, in a fixed order.
+/// Returns all cases of all back ends, in a fixed order.
 #[must_use]
 pub fn every() -> Vec<Case> {
     let mut list = List::default();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is particular to kernels that drive a NIC.
+//! Cases about device-driven NIC queue pairs.
 
 use super::{List, Verdict, run_ok};
 use crate::host::{Failure, How, Net, Setup};
@@ -12,10 +12,10 @@ use std::vec;
 
 pub(super) fn add(list: &mut List) {
     list.nic_case("an_atomic_whose_answer_is_lost_ends_the_sender_though_it_took_effect", unanswered);
-    list.nic_case("a_put_in_many_pieces_is_whole_and_signals_and_counts_once", pieces);
+    list.nic_case("a_put_in_many_segments_is_whole_and_signals_and_counts_once", segments);
 }
 
-/// The receiver's word has changed, and the sender learns that there was no answer.
+/// The receiver's word has changed, and the sender learns that it got no answer.
 fn unanswered(setup: &Setup) -> Verdict {
     let setup = setup.with_network(Net::Fail(Failure { from: 0, number: 0, how: How::Unanswered }));
     let scenario = Scenario::new(2)
@@ -30,7 +30,7 @@ fn unanswered(setup: &Setup) -> Verdict {
             {
                 Ok(())
             }
-            _ => Err("a signal to rank 1 without an answer was expected".into()),
+            _ => Err("expected a signal to rank 1 without an answer".into()),
         })?;
     }
     // The wait may find the fault first.
@@ -38,7 +38,7 @@ fn unanswered(setup: &Setup) -> Verdict {
     outcome.check_fault(&scenario, 1, 0, 2, FaultKind::Elsewhere)
 }
 
-fn pieces(setup: &Setup) -> Verdict {
+fn segments(setup: &Setup) -> Verdict {
     for most in [1, 7, 64] {
         let scenario = Scenario::new(2)
             .require(|requirements| {
@@ -69,7 +69,7 @@ fn pieces(setup: &Setup) -> Verdict {
                     Op::raise(0, 1),
                 ],
             );
-        let outcome = run_ok(setup, &scenario).map_err(|error| format!("pieces of {most}: {error}"))?;
+        let outcome = run_ok(setup, &scenario).map_err(|error| format!("segments of {most} bytes: {error}"))?;
         outcome.check_value(&scenario, 0, 0, 8, 2)?;
         outcome.check_value(&scenario, 1, 0, 3, 1)?;
     }

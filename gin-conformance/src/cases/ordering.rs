@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is ordered stays ordered on networks that delay and reorder; what must be flushed is flushed.
+//! Promised orders hold on networks that delay and reorder, and flushes cover what they must.
 
 use super::{List, Verdict, run_ok};
 use crate::host::{Net, Setup};
@@ -38,7 +38,7 @@ pub(super) fn add(list: &mut List) {
     list.weak_case("without_strong_signals_strong_ones_are_refused_and_weak_ones_work", weak_only);
 }
 
-/// Many puts, then one strong signal; the signal comes with the last put in one round and alone in the next.
+/// Many puts, then one strong signal. In one round the signal is part of the last put, in the next it is alone.
 fn strong(setup: &Setup) -> Verdict {
     for coop in [CoopKind::Thread, CoopKind::Block] {
         let (rounds, puts, bytes) = (6u64, 8u64, 200u64);
@@ -68,7 +68,7 @@ fn weak(setup: &Setup) -> Verdict {
         let place = 200 * u64::from(put);
         sender.push(Op::put(1, 200).from(0, place).to(1, place).signal(put).weak());
     }
-    // In the other order than they were sent.
+    // Waits in the reverse order of sending.
     for put in (0..puts).rev() {
         receiver.push(Op::wait_signal(put, 1));
     }
@@ -98,7 +98,7 @@ fn after_a_barrier(setup: &Setup) -> Verdict {
         }
         scenario = scenario.on_group(0, thread, program);
     }
-    // Rank 1's other threads have nothing to do.
+    // Rank 1's other threads are idle.
     let outcome = run_ok(setup, &scenario.on(1, vec![Op::wait_signal(0, 3)]))?;
     for round in 0..3u64 {
         let expected = (0..u64::from(threads)).flat_map(|thread| (thread * 7 + round).to_le_bytes());
@@ -147,7 +147,7 @@ fn barriers(setup: &Setup) -> Verdict {
             for peer in 0..ranks {
                 program.push(Op::check(1, 300 * u64::from(peer), 300, 10 * round + u64::from(peer)));
             }
-            // Nobody may overwrite before all have compared, and sources must have left: own gets and puts are done.
+            // No rank may overwrite before all have compared, and sources must be free: own gets and puts are complete.
             program.push(Op::get((rank + 1) % ranks, 300).to(1, 2000));
             program.push(Op { context: 0, ..with_gets });
             program.push(Op::check(1, 2000, 300, 10 * round + u64::from((rank + 1) % ranks)));
@@ -158,7 +158,7 @@ fn barriers(setup: &Setup) -> Verdict {
     run_ok(setup, &scenario).map(|_| ())
 }
 
-/// The counter comes only after the source was read, however late that is.
+/// The counter rises only after the source was read, however late that is.
 fn counters(setup: &Setup) -> Verdict {
     let rounds = 8;
     let (mut sender, mut receiver) = (Vec::new(), vec![Op::wait_signal(0, rounds)]);

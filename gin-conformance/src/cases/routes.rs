@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Two routes to one peer: loads and stores to LSA peers, and the network. Each operation here names its own.
+//! Two routes to one peer: loads and stores to LSA peers, and the network. Each operation here names its route.
 
 use super::{Case, List, Verdict, expect_bytes, pattern, run_ok};
 use crate::host::{Net, Setup, SetupWindows};
@@ -20,10 +20,11 @@ const NETWORK: u32 = 3;
 const COOPS: [CoopKind; 6] =
     [CoopKind::Thread, CoopKind::Tile, CoopKind::Warp, CoopKind::Lanes, CoopKind::Span, CoopKind::Block];
 
-/// Networks that bring things in another order, or late.
+/// Networks that delay or reorder.
 const NETS: [Net; 4] = [Net::Plain, Net::Reorder, Net::Delay { ns: 20_000 }, Net::Withhold];
 
-/// The cases run on windows whose parts lie at a fixed distance, and on windows whose parts lie anywhere.
+/// Adds the cases, each for windows whose parts have a fixed distance and for windows whose parts are at arbitrary
+/// addresses.
 pub(super) fn add(list: &mut List) {
     let mut own = List::default();
     add_cases(&mut own);
@@ -69,7 +70,7 @@ fn signal_window(ranks: usize) -> WindowSpec {
     WindowSpec { bytes: vec![512; ranks], signals: true, offset: 24 }
 }
 
-/// Sizes around those of the units that a copy is made of.
+/// Sizes around the units in which a copy proceeds.
 const SIZES: [u64; 12] = [0, 1, 3, 4, 15, 16, 17, 64, 100, 1023, 4096, 5001];
 
 fn stores(setup: &Setup, coop: CoopKind) -> Verdict {
@@ -124,7 +125,8 @@ fn gets(setup: &Setup, coop: CoopKind) -> Verdict {
     run_ok(setup, &scenario).map(|_| ())
 }
 
-/// Puts, gets, and copies to and from a peer's window, with both ends at every place in 16 bytes that matters.
+/// Puts, gets, and copies to and from a peer's window, with each end at every relevant offset from a multiple of 16
+/// bytes.
 fn alignments(setup: &Setup, coop: CoopKind) -> Verdict {
     let copy = |code, bytes| Op { peer: 1, bytes, ..Op::new(code) };
     let (mut program, mut expected) = (vec![Op::fill(0, 0, 256, 5)], Vec::new());
@@ -132,14 +134,14 @@ fn alignments(setup: &Setup, coop: CoopKind) -> Verdict {
     for (number, (from, to)) in [(0, 0), (1, 1), (13, 13), (0, 4), (7, 11), (0, 1), (5, 2), (12, 0)].iter().enumerate()
     {
         for (extra, bytes) in [1u64, 7, 16, 37, 80].into_iter().enumerate() {
-            // As far from a multiple of 16 as the pair says, with room after.
+            // The pair's distance past a multiple of 16, with space after it.
             place = place.next_multiple_of(16) + to;
             let op = match (number + extra) % 2 {
                 0 => Op::put(1, bytes).route(LSA),
                 _ => copy(Code::CopyFrom, bytes),
             };
             program.push(op.from(0, *from).to(1, place));
-            // And back, to the same place of the own window.
+            // And back, to the same offset of the own window.
             let op = match (number + extra) % 3 {
                 0 => Op::get(1, bytes).route(LSA),
                 _ => copy(Code::CopyTo, bytes),
@@ -202,7 +204,7 @@ fn refused(setup: &Setup, coop: CoopKind) -> Verdict {
     }
     let peer = fault(&outcome.entry(&scenario, 0, 0, 0)).map(|fault| (fault.context, fault.peer, fault.operation));
     if peer != Some((0, 2, gin_abi::Operation::Put)) {
-        return Err(format!("context 0, rank 2 and put expected, got {peer:?}"));
+        return Err(format!("expected context 0, rank 2 and a put, got {peer:?}"));
     }
     for (index, value) in [0, 0, 0, 0, 2].into_iter().enumerate() {
         outcome.check_value(&scenario, 0, 0, far.len() + wrong.len() + index, value)?;
@@ -215,7 +217,7 @@ fn refused(setup: &Setup, coop: CoopKind) -> Verdict {
     Ok(())
 }
 
-/// Parts of one payload take turns between the routes, or one route takes the first half and the other the rest.
+/// Parts of one payload alternate between the routes, or one route carries the first half and the other the rest.
 fn all_routes(setup: &Setup) -> Verdict {
     let orders: [fn(u64) -> u32; 4] = [
         |part| if part < 4 { LSA } else { NETWORK },
@@ -274,7 +276,7 @@ fn by_another(setup: &Setup) -> Verdict {
                 program.extend([
                     if thread == 5 { Op::wait_signal(0, round + 1) } else { Op::nop() },
                     Op::block_sync(),
-                    // What another thread has waited for.
+                    // The payload for which another thread has waited.
                     Op::check(1, place, bytes, 100 * round + u64::from(thread)),
                     Op::block_sync(),
                     if thread == 9 { Op::raise(0, 1).route(route) } else { Op::nop() },
@@ -287,7 +289,7 @@ fn by_another(setup: &Setup) -> Verdict {
     Ok(())
 }
 
-/// Ranks 0 and 1, 2 and 3 are teams; all put to all, get from all, signal and count.
+/// Ranks 0 and 1, and 2 and 3, are teams. All ranks put to all, get from all, signal and count.
 fn both_at_once(setup: &Setup) -> Verdict {
     let ranks = 4u32;
     for coop in [CoopKind::Thread, CoopKind::Warp, CoopKind::Block] {
@@ -388,7 +390,7 @@ fn barrier_all_routes(setup: &Setup) -> Verdict {
                     }
                     program.push(Op::barrier().fence(9).route(AUTO));
                     program.extend((0..3).map(|peer| Op::check(1, 200 * u64::from(peer), 200, seed(peer))));
-                    // Of another number, as its arrivals take another route.
+                    // A barrier with another number, as its arrivals take another route.
                     program.extend([Op::flush(), Op { value: 1, ..Op::barrier() }.fence(0).route(AUTO)]);
                 }
                 program
@@ -436,7 +438,7 @@ fn without_strong(setup: &Setup) -> Verdict {
     Ok(())
 }
 
-/// What a rank wrote into the window of another before the barrier is there after it, in every pair of ranks.
+/// A rank's writes into another rank's window before the barrier are visible after it, for every pair of ranks.
 fn combined(setup: &Setup) -> Verdict {
     let ranks = 4u32;
     for (lsa_size, coop) in [(2, CoopKind::Thread), (2, CoopKind::Block), (4, CoopKind::Warp), (1, CoopKind::Thread)] {
@@ -448,7 +450,7 @@ fn combined(setup: &Setup) -> Verdict {
             for round in 0..4u64 {
                 let seed = |rank: u32| 10 * round + u64::from(rank);
                 program.extend([Op::pause(u64::from(rank) * 900), Op::fill(0, 0, 100, seed(rank))]);
-                // Own memory, to be fetched by the others.
+                // Own memory, which the other ranks get.
                 program.push(meet(if round % 2 == 0 { 0 } else { 2 }));
                 for peer in 0..ranks {
                     program.push(Op::get(peer, 100).to(1, 100 * u64::from(peer)).context(1).route(AUTO));
@@ -475,7 +477,7 @@ fn combined_broken(setup: &Setup) -> Verdict {
         let mut scenario = Scenario::new(4).coop(coop);
         scenario.lsa_size = Some(2);
         let scenario = scenario
-            // Rank 1 does not come; ranks 2 and 3 meet, and then miss the others.
+            // Rank 1 does not arrive. Ranks 2 and 3 pass their part and then miss the others.
             .on(0, vec![meet.deadline_us(20), meet, Op::raise(1, 0), Op { value: 1, ..meet }])
             .on(1, vec![Op::wait_signal(0, 1)])
             .on(2, vec![meet.deadline_us(setup.scaled(500))])
@@ -484,7 +486,7 @@ fn combined_broken(setup: &Setup) -> Verdict {
         outcome.check_agreement(&scenario)?;
         outcome.each(&scenario, 0, 0, 0, |entry| match fault(entry) {
             Some(fault) if (fault.kind, fault.peer) == (FaultKind::Timeout, 1) => Ok(()),
-            _ => Err("a timeout that names rank 1 expected".into()),
+            _ => Err("expected a timeout that names rank 1".into()),
         })?;
         outcome.check_fault(&scenario, 0, 0, 1, FaultKind::BarrierBroken)?;
         outcome.check_value(&scenario, 0, 0, 2, 0)?;
@@ -492,17 +494,17 @@ fn combined_broken(setup: &Setup) -> Verdict {
         outcome.check_value(&scenario, 1, 0, 0, 0)?;
         outcome.check_fault(&scenario, 2, 0, 0, FaultKind::Timeout)?;
         if setup.seed.is_some() {
-            // With time enough for its own team.
+            // With enough time for its own team.
             outcome.each(&scenario, 2, 0, 0, |entry| match fault(entry) {
                 Some(fault) if fault.peer == 0 => Ok(()),
-                _ => Err("rank 0 is the one that is missing".into()),
+                _ => Err("expected a timeout that names rank 0".into()),
             })?;
         }
     }
     Ok(())
 }
 
-/// Whatever goes over the network takes for ever.
+/// Requests over the network never complete.
 fn without_network(setup: &Setup) -> Verdict {
     let slow = Net::SlowPeer { rank: 1, ns: super::completion::FOREVER };
     let setup = setup.with_network(slow);
@@ -532,10 +534,10 @@ fn without_network(setup: &Setup) -> Verdict {
     outcome.check_fault(&scenario, 0, 0, 6, FaultKind::Timeout)
 }
 
-/// Two ranks meet by loads and stores, over and over; nothing of theirs waits for the host.
+/// Two ranks synchronize by loads and stores, again and again; none of their waits involves the host.
 fn aborted_while_running(setup: &Setup) -> Verdict {
     if setup.seed.is_none() {
-        // On a real clock the abort may come when they are through.
+        // On a real clock the abort may arrive after the kernel's end.
         return Ok(());
     }
     let rounds = 2000;
@@ -547,7 +549,7 @@ fn aborted_while_running(setup: &Setup) -> Verdict {
         });
         let scenario = Scenario { stop_at_error: true, ..scenario }.during(|control| {
             if control.rank == 0 {
-                // Refused only if the communicator is gone, which the logs will show.
+                // The abort is refused only if the communicator has ended; the logs will show that.
                 let _ = control.comm.abort();
             }
         });
@@ -556,7 +558,7 @@ fn aborted_while_running(setup: &Setup) -> Verdict {
             let log = &outcome.logs[rank as usize][0];
             let last = log.iter().rev().find(|entry| entry.outcome != 0).and_then(fault);
             if last.is_none_or(|fault| fault.kind != FaultKind::Aborted) {
-                return Err(format!("rank {rank} went through all rounds: {last:?}"));
+                return Err(format!("rank {rank} finished all rounds: {last:?}"));
             }
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Signals: raises of every kind, bits, resets, shadows, words at addresses, several engines.
+//! Signals: raises of every kind, bit widths, resets, shadows, words at addresses, several engines.
 
 use super::{List, Verdict, run_ok};
 use crate::host::Setup;
@@ -41,7 +41,7 @@ fn sums(setup: &Setup, coop: CoopKind) -> Verdict {
     outcome.check_value(&scenario, 1, 0, 1, total)
 }
 
-/// The last window, whose words are signals, with 24 bytes of its allocation before it.
+/// Adds the last window, whose words are signals, with 24 bytes of its allocation before it.
 fn with_signal_window(scenario: Scenario) -> Scenario {
     let bytes = vec![512; scenario.ranks as usize];
     scenario.window(2, WindowSpec { bytes, signals: true, offset: 24 })
@@ -112,7 +112,7 @@ fn follow(setup: &Setup) -> Verdict {
                     Op { signal: 1, ..Op::new(Code::ReadShadow) },
                     Op::raise(0, 0),
                     follow(1),
-                    // The shadow stands at 17 now; one more will not come.
+                    // The shadow is 17 now; no further raise follows.
                     follow(1).deadline_us(50),
                     Op { signal: 1, ..Op::new(Code::ReadShadow) },
                 ],
@@ -120,11 +120,11 @@ fn follow(setup: &Setup) -> Verdict {
         let outcome = setup.run(&scenario)?;
         outcome.check_agreement(&scenario)?;
         outcome.each(&scenario, 1, 0, 0, |entry| {
-            if (entry.value, entry.second) == (0, 10) { Ok(()) } else { Err("before 0 and delta 10 expected".into()) }
+            if (entry.value, entry.second) == (0, 10) { Ok(()) } else { Err("expected before 0 and delta 10".into()) }
         })?;
         outcome.check_value(&scenario, 1, 0, 1, 10)?;
         outcome.each(&scenario, 1, 0, 3, |entry| {
-            if (entry.value, entry.second) == (10, 7) { Ok(()) } else { Err("before 10 and delta 7 expected".into()) }
+            if (entry.value, entry.second) == (10, 7) { Ok(()) } else { Err("expected before 10 and delta 7".into()) }
         })?;
         outcome.check_fault(&scenario, 1, 0, 4, gin_abi::FaultKind::Timeout)?;
         outcome.check_value(&scenario, 1, 0, 5, 17)?;
@@ -207,7 +207,7 @@ fn address_resets(setup: &Setup) -> Verdict {
     Ok(())
 }
 
-/// For each width: raises in steps of a third of the circle, so that it is passed more than once.
+/// For each width: raises in steps of a third of the circle, so that the value passes the whole circle more than once.
 fn widths(setup: &Setup) -> Verdict {
     for bits in [1, 2, 3, 8, 16, 23, 32, 56, 63, 64] {
         let mask = gin_abi::mask(bits);
@@ -230,9 +230,6 @@ fn widths(setup: &Setup) -> Verdict {
 }
 
 fn two_engines(setup: &Setup) -> Verdict {
-    if !setup.gpu_raises() {
-        return Ok(());
-    }
     let by_gpu = |peer, amount| Op { peer, signal: 1, amount, ..Op::new(Code::RaiseByGpu) };
     let scenario = Scenario::new(2).all(|rank| {
         let peer = 1 - rank;
@@ -292,10 +289,10 @@ fn relaxed(setup: &Setup, coop: CoopKind) -> Verdict {
     Ok(())
 }
 
-/// A reset that reached the word late would undo what was raised since.
+/// A reset that reached the word late would undo later raises.
 fn raised_after_reset(setup: &Setup) -> Verdict {
     let rounds = 4;
-    // Long after the raise, on a real clock too.
+    // Long after the raise, also on a real clock.
     let patience = if setup.seed.is_some() { 1_000_000 } else { 10_000_000_000 };
     let (mut raiser, mut waiter) = (Vec::new(), Vec::new());
     for round in 1..=rounds {
@@ -320,11 +317,8 @@ fn raised_after_reset(setup: &Setup) -> Verdict {
     outcome.check_ok(&scenario)
 }
 
-/// No word is ever stored to but by its own engine, so that one may write the sum of its raises, which only grows.
+/// Only its own engine stores to a word, so an engine may write the sum of its raises, which only grows.
 fn kept_sums(setup: &Setup) -> Verdict {
-    if !setup.gpu_raises() {
-        return Ok(());
-    }
     let scenario = Scenario::new(2).all(|rank| {
         let peer = 1 - rank;
         let (mut program, mut total) = (Vec::new(), 0);
@@ -362,7 +356,7 @@ fn many_raisers(setup: &Setup) -> Verdict {
         }
     }
     let total = u64::from(3 * ranks * threads);
-    // What was raised too often may come later.
+    // A superfluous raise may arrive later.
     let after = Op::pause(setup.scaled(50_000));
     scenario.programs[0][0].1.extend([Op::wait_signal(5, total), after, Op::read_signal(5)]);
     let outcome = run_ok(setup, &scenario)?;

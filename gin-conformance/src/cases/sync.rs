@@ -22,7 +22,7 @@ pub(super) fn add(list: &mut List) {
     list.case("memory_of_lsa_peers_is_reached_by_loads", loads);
 }
 
-/// What a rank wrote before a barrier is there after it; round after round.
+/// A rank's writes before a barrier are visible after it, round after round.
 fn barrier(setup: &Setup, coop: CoopKind) -> Verdict {
     let ranks = 3;
     let scenario = Scenario::new(ranks).coop(coop).all(|rank| {
@@ -34,7 +34,7 @@ fn barrier(setup: &Setup, coop: CoopKind) -> Verdict {
                 program.push(Op::put_value(peer, 8, value).to(1, 8 * u64::from(rank)));
             }
             program.push(Op::barrier());
-            // What the right neighbour put into my window, fetched into another place by my own get.
+            // The right neighbour's put into this rank's window; an own get copies it elsewhere.
             program.push(Op::get(rank, 8).from(1, 8 * u64::from((rank + 1) % ranks)).to(0, 8 * round));
             program.extend([Op::flush(), Op::barrier()]);
         }
@@ -48,8 +48,8 @@ fn barrier(setup: &Setup, coop: CoopKind) -> Verdict {
     Ok(())
 }
 
-/// Ranks 0 and 1, 2 and 3 are LSA teams; 0 and 2, 1 and 3 rails. Rank 3 comes only once rank 0 is through the barrier
-/// of a team without it; what members put before a barrier is there after it.
+/// Ranks 0 and 1, and 2 and 3, are LSA teams; ranks 0 and 2, and 1 and 3, are rail teams. Rank 3 arrives only once rank
+/// 0 has passed the barrier of a team without rank 3. Members' puts before a barrier are visible after it.
 fn teams(setup: &Setup) -> Verdict {
     let meet = |team| Op { team, fence: 1, ..Op::new(Code::Barrier) };
     for first in [1u32, 2] {
@@ -68,7 +68,7 @@ fn teams(setup: &Setup) -> Verdict {
                 if rank == 0 && team == first {
                     program.push(Op::raise(3, 0));
                 }
-                // My own get, of what the other member told me.
+                // An own get of the value that the other member put.
                 let place = 8 * u64::from((rank ^ team) + 4 * team);
                 program.extend([Op::get(rank, 8).from(1, place).to(0, 8 * u64::from(team)), Op::flush()]);
             }
@@ -109,7 +109,11 @@ fn members(setup: &Setup) -> Verdict {
             let index = team as usize;
             outcome.check_value(&scenario, rank, 0, index, u64::from(sizes[index]))?;
             outcome.each(&scenario, rank, 0, index, |entry| {
-                if entry.second == u64::from(mine[index]) { Ok(()) } else { Err("another rank in the team".into()) }
+                if entry.second == u64::from(mine[index]) {
+                    Ok(())
+                } else {
+                    Err("expected another rank in the team".into())
+                }
             })?;
             for from in 0..6 {
                 let together = match team {
@@ -125,7 +129,7 @@ fn members(setup: &Setup) -> Verdict {
     Ok(())
 }
 
-/// Puts, and then gets, in each context; one barrier for all of them.
+/// Puts, and then gets, in each context, with one barrier for all contexts.
 fn all_contexts(setup: &Setup, coop: CoopKind) -> Verdict {
     let contexts = 4;
     for net in [Net::Reorder, Net::Delay { ns: 20_000 }] {
@@ -175,7 +179,7 @@ fn split(setup: &Setup) -> Verdict {
     Ok(())
 }
 
-/// Blocks use a barrier each, in their own order.
+/// Each block uses its own barrier, in its own order.
 fn several(setup: &Setup) -> Verdict {
     let blocks = 3;
     let mut scenario = Scenario::new(2)
@@ -238,7 +242,7 @@ fn broken(setup: &Setup) -> Verdict {
         outcome.check_fault(&scenario, 0, 0, 0, FaultKind::Timeout)?;
         outcome.check_fault(&scenario, 0, 0, 1, FaultKind::BarrierBroken)?;
         outcome.check_fault(&scenario, 0, 0, 2, FaultKind::BarrierBroken)?;
-        // The communicator goes on.
+        // The communicator stays usable.
         outcome.check_value(&scenario, 0, 0, 3, 0)?;
         outcome.check_value(&scenario, 1, 0, 0, 0)?;
     }
@@ -246,9 +250,6 @@ fn broken(setup: &Setup) -> Verdict {
 }
 
 fn loads(setup: &Setup) -> Verdict {
-    if !setup.gpu_raises() {
-        return Ok(());
-    }
     let mut scenario = Scenario::new(4);
     scenario.lsa_size = Some(2);
     let load = |peer, team| Op { peer, team, window: 0, offset: 16, ..Op::new(Code::LoadPeer) };

@@ -67,7 +67,7 @@ fn get_sizes(setup: &Setup, coop: CoopKind) -> Verdict {
                 Op::get(1 - rank, bytes),
                 Op::flush(),
                 Op::check(1, 0, bytes, 4 - u64::from(rank)),
-                // And by counter.
+                // Again by counter.
                 Op::fill(1, 0, bytes, 98),
                 Op::get(1 - rank, bytes).counter(0),
                 Op::wait_counter(0, index as u64 + 1),
@@ -98,7 +98,7 @@ fn chunks(setup: &Setup) -> Verdict {
                 Op::fill(0, 0, 4000, 5),
                 Op::put(1, 4000).signal(0).weak().counter(0),
                 Op::wait_counter(0, 1),
-                // The source may change now; what arrives must not.
+                // The source may change now; the bytes that arrive must not.
                 Op::fill(0, 0, 4000, 6),
                 Op::raise(1, 1),
                 Op::wait_signal(2, 1),
@@ -128,7 +128,7 @@ fn to_itself(setup: &Setup) -> Verdict {
     run_ok(setup, &scenario).map(|_| ())
 }
 
-/// Every thread of rank 0 puts values into slots of its own; depth 2 and 4 make all of them wait for room.
+/// Every thread of rank 0 puts values into its own slots; with depths 2 and 4 all of them wait for room.
 fn many_to_one(setup: &Setup) -> Verdict {
     for depth in [1, 2, 4] {
         let (threads, each) = (64, 4);
@@ -171,7 +171,7 @@ fn one_to_many(setup: &Setup) -> Verdict {
 
 fn sharing(setup: &Setup) -> Verdict {
     for sharing in 0..3 {
-        // Thread: each thread has a context of its own.
+        // Thread: each thread has its own context.
         let threads = 8;
         let mut scenario = Scenario::new(2).shape(1, threads).require(|requirements| requirements.contexts = threads);
         for thread in 0..threads {
@@ -243,7 +243,7 @@ fn blocks(setup: &Setup) -> Verdict {
     expect_bytes(&outcome, 1, 1, 0, (0..total).flat_map(|slot| (slot ^ 0xabcd).to_le_bytes()))
 }
 
-/// A window of its own length on each rank, for the other lists.
+/// Returns a window with the given length on each rank, also for the other lists.
 pub(super) fn window(bytes: &[u64]) -> WindowSpec {
     WindowSpec { bytes: bytes.to_vec(), signals: false, offset: 0 }
 }

@@ -15,7 +15,7 @@ pub(super) fn add(list: &mut List) {
     list.case("counters_pass_two_to_the_56", counters);
 }
 
-/// Puts with signals, counters, tokens and flushes, more than the queue holds.
+/// Runs puts with signals, counters, tokens and flushes, more than the queue holds.
 fn exercise(setup: &Setup, first_index: u64, depth: u32) -> Verdict {
     let rounds = u64::from(depth) * 2 + 3;
     let scenario = Scenario::new(2)
@@ -63,7 +63,7 @@ fn indices(setup: &Setup) -> Verdict {
     Ok(())
 }
 
-/// Words that are not 0 at first make the value start there, so that it wraps.
+/// Words that start above 0 make the value start there, so that it wraps.
 fn signals(setup: &Setup) -> Verdict {
     for before in [0, 1, 3, 7] {
         let first = 0u64.wrapping_sub(before);
