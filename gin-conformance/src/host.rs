@@ -30,7 +30,7 @@ use std::fmt;
 use std::format;
 use std::string::{String, ToString};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::vec;
 use std::vec::Vec;
 
@@ -619,4 +619,24 @@ pub fn judge(case: &Case, setup: &Setup) -> Result<(), String> {
         let repeat = setup.repeat.as_ref().map_or(String::new(), |command| format!("\n  repeat: {command}"));
         format!("{error}\n  on: {}{repeat}", setup.name())
     })
+}
+
+/// Returns the number in an environment variable, if it is set.
+///
+/// # Panics
+/// If the variable's value is not a number.
+#[must_use]
+pub fn number_from_env(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable} must be a number, not {text:?}")))
+}
+
+/// Returns the seed in `GIN_SEED`, or a new one.
+///
+/// # Panics
+/// If the variable's value is not a number.
+#[must_use]
+pub fn seed_from_env() -> u64 {
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| now.as_nanos() as u64);
+    number_from_env("GIN_SEED").unwrap_or_else(now)
 }

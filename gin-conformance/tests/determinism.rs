@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A seed gives the same run of every case, byte for byte, and another seed another one.
+//! A seed repeats every case's run byte for byte; another seed gives another run.
 
 use gin_conformance::cases::{self, Case};
 use gin_conformance::host::{Logs, Net, Setup, judge};
 use std::sync::PoisonError;
 
-/// The logs of all runs of a case.
+/// Returns the logs of all runs of a case.
 fn logs(case: &Case, setup: &Setup) -> Vec<Vec<u8>> {
     let logs = Logs::default();
     let setup = Setup { logs: Some(logs.clone()), ..setup.clone() };
@@ -22,12 +22,12 @@ fn compare(net: Net, seed: u64) {
     for case in &all {
         let setup = Setup { net, ..Setup::seeded(seed) };
         let first = logs(case, &setup);
-        assert!(!first.is_empty() && first.iter().all(|log| !log.is_empty()), "{}: nothing was logged", case.name);
+        assert!(!first.is_empty() && first.iter().all(|log| !log.is_empty()), "{}: no log entries", case.name);
         assert!(first == logs(case, &setup), "{}: two runs with seed {seed} differ", case.name);
         others += usize::from(first != logs(case, &Setup { seed: Some(seed + 1), ..setup }));
     }
-    // A case of one thread that waits for nobody may have one schedule only.
-    assert!(others > all.len() * 9 / 10, "another seed gives another run in {others} of {} cases only", all.len());
+    // A case of one thread that never waits may have only one schedule.
+    assert!(others > all.len() * 9 / 10, "only {others} of {} cases run differently with another seed", all.len());
 }
 
 #[test]

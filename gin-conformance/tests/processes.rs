@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The conformance suite on virtual GPUs whose ranks are processes of their own: 2 and 4 of them.
+//! The conformance suite on virtual GPUs with each rank in its own process: 2 and 4 processes.
 //!
-//! What a scenario needs more processes for is skipped with 2; 4 are enough for all.
+//! With 2 processes, scenarios that need more are skipped; 4 suffice for all.
 
 use gin_conformance::cases;
 use gin_conformance::host::{Net, Setup, SetupBackend, SetupRoute, SetupWindows};
@@ -12,10 +12,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a case may take; nothing takes as long that does not hang.
+/// Time limit of a case. A case that does not hang takes far less.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Processes, the name of a way to run the suite, and the way.
+/// Number of processes, name of a way to run the suite, and its network, route and windows.
 const WAYS: [(u32, &str, Net, SetupRoute, SetupWindows); 5] = [
     (2, "plain", Net::Plain, SetupRoute::Network, SetupWindows::Allocated),
     (2, "lsa", Net::Plain, SetupRoute::Lsa, SetupWindows::Registered),
@@ -24,7 +24,7 @@ const WAYS: [(u32, &str, Net, SetupRoute, SetupWindows); 5] = [
     (4, "reorder", Net::Reorder, SetupRoute::Network, SetupWindows::Registered),
 ];
 
-/// A way by its name, which begins with the number of processes.
+/// Returns the setup of a way by its name, which begins with the number of processes.
 fn setup(way: &str, processes: Processes) -> Option<Setup> {
     let named = |(ranks, name, ..): &&(u32, &str, Net, SetupRoute, SetupWindows)| format!("{ranks}_{name}") == way;
     let &(_, _, net, route, windows) = WAYS.iter().find(named)?;
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
         }
     }
     let mut arguments = Arguments::from_args();
-    // Each case has as many processes as there are ranks already.
+    // Each case already has one process per rank.
     arguments.test_threads.get_or_insert(1);
     libtest_mimic::run(&arguments, trials).exit_code()
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernels of the suite become PTX that keeps the rules of device code and that `ptxas` takes.
+//! The suite's kernels compile to PTX that keeps the rules of device code and that `ptxas` accepts.
 //!
-//! Reported as ignored where there is no compiler for it.
+//! Trials are reported as ignored if there is no compiler for PTX.
 
 use gin_build::{Arch, Assembly, Built, KernelBuilder, Limits, Ptxas, Toolchain, check};
 use gin_conformance::host::SetupBackend;
@@ -10,7 +10,7 @@ use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::path::Path;
 use std::sync::OnceLock;
 
-/// Largest text: each of the kernels has every operation in it.
+/// Size limit of the text: each kernel contains every operation.
 const MAX_BYTES: usize = 8 << 20;
 
 const HERE: &str = env!("CARGO_MANIFEST_DIR");
@@ -30,26 +30,26 @@ fn rules() -> Result<Completion, Failed> {
     let mut kernels = CoopKind::ALL.iter().map(|coop| coop.kernel(SetupBackend::Proxy));
     let missing = kernels.find(|kernel| !module.text.contains(&format!(".entry {kernel}(")));
     if let Some(kernel) = missing {
-        return Err(format!("there is no kernel {kernel}").into());
+        return Err(format!("the module has no kernel {kernel}").into());
     }
     let findings = check(&module.text, &Limits::default().max_bytes(MAX_BYTES));
     let lines: Vec<String> = findings.iter().take(20).map(ToString::to_string).collect();
     if lines.is_empty() { Ok(Completion::Completed) } else { Err(lines.join("\n").into()) }
 }
 
-/// Lanes that post with a deadline and lanes that post without one gather apart: the two places stay two.
+/// Lanes that post with a deadline and lanes that post without one gather at separate places: the compiler keeps both.
 fn gathered() -> Result<Completion, Failed> {
     let text = &built()?.modules[0].text;
-    // By back end, the proxy's first: places without a deadline and with one.
-    let places = [[0, 1], [2, 3]].map(|sites| {
+    // By back end, the proxy first: sites without a deadline and with one.
+    let gathers = [[0, 1], [2, 3]].map(|sites| {
         sites.map(|site| {
             let ends = format!("// {site}");
             text.lines().filter(|line| line.contains("activemask.b32") && line.trim_end().ends_with(&ends)).count()
         })
     });
-    let paired = places.iter().all(|[without, with]| *without > 0 && without == with);
-    if !paired || text.matches("activemask.b32").count() != places.as_flattened().iter().sum::<usize>() {
-        return Err(format!("places that gather lanes without and with a deadline, by back end: {places:?}").into());
+    let paired = gathers.iter().all(|[without, with]| *without > 0 && without == with);
+    if !paired || text.matches("activemask.b32").count() != gathers.as_flattened().iter().sum::<usize>() {
+        return Err(format!("sites that gather lanes without and with a deadline, by back end: {gathers:?}").into());
     }
     Ok(Completion::Completed)
 }
@@ -57,7 +57,7 @@ fn gathered() -> Result<Completion, Failed> {
 fn assembled() -> Result<Completion, Failed> {
     match &built()?.modules[0].assembly {
         Assembly::Done(report) if report.entries.len() == CoopKind::ALL.len() => Ok(Completion::Completed),
-        Assembly::Done(report) => Err(format!("{} kernels were assembled", report.entries.len()).into()),
+        Assembly::Done(report) => Err(format!("ptxas assembled {} kernels", report.entries.len()).into()),
         Assembly::NotTried(reason) => Err(format!("not assembled: {reason}").into()),
     }
 }

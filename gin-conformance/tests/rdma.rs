@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The conformance suite on virtual GPUs over RDMA devices: one trial for each case and way of running.
+//! The conformance suite on virtual GPUs over RDMA devices, with one trial for each case and way to run it.
 //!
 //! | trials | ranks are |
 //! | --- | --- |
-//! | `rdma/plain/`, `rdma/withhold/`, `rdma/worst/` | threads, over the network as it is and what tests add to it |
-//! | `rdma/smoke/` | threads, some of the cases |
+//! | `rdma/plain/`, `rdma/withhold/`, `rdma/worst/` | threads, over the network unchanged and with the tests' behaviour on top |
+//! | `rdma/smoke/` | threads, a selection of cases |
 //! | `rdma/processes/` | two processes |
-//! | `rdma/hosts/` | processes in two virtual machines, which this program boots; only if `GIN_RDMA_HOSTS` is set |
+//! | `rdma/hosts/` | processes in two virtual machines, booted by this program; only if `GIN_RDMA_HOSTS` is set |
 //!
-//! `GIN_VERBS_DEVICES=a,b` names the devices: all ranks use all of them, rank `n` beginning with the `n`th; by default
-//! the first that is up. The variables of `VerbsConfig::from_env` choose how. Without a device there is one trial,
-//! which is ignored with the reason. `scripts/soft-roce.sh` runs this in a virtual machine that has devices.
+//! `GIN_VERBS_DEVICES=a,b` names the devices. All ranks use all of them, and rank `n` begins with the `n`th; the
+//! default is the first device that is up. The variables of `VerbsConfig::from_env` configure them. Without a device
+//! there is one trial, which is ignored with the reason. `scripts/soft-roce.sh` runs this program in a virtual machine
+//! with devices.
 
 use gin_conformance::cases;
 use gin_conformance::host::{Carrier, Net, Setup, judge};
@@ -24,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// What a case may take in processes; nothing takes as long that does not hang.
+/// Time limit of a case in processes. A case that does not hang takes far less.
 const LIMIT: Duration = Duration::from_secs(240);
 
 fn devices() -> Result<Vec<Arc<RdmaDevice>>, String> {
@@ -38,7 +39,7 @@ fn devices() -> Result<Vec<Arc<RdmaDevice>>, String> {
     names.iter().map(open).collect::<Result<_, _>>().map_err(|error| error.to_string())
 }
 
-/// Threads, over the devices. A virtual machine without hardware support is slow.
+/// Returns a setup with threads over the devices. A virtual machine without hardware support is slow.
 fn setup(carrier: &Carrier) -> Setup {
     Setup { carrier: carrier.clone(), patience: 100, ..Setup::threads() }
 }
@@ -47,19 +48,19 @@ fn carrier() -> Result<Carrier, String> {
     Ok(Carrier::new("verbs", Verbs::factory(&devices()?)))
 }
 
-/// One of the processes of a group.
+/// Returns the setup of a group's process.
 fn process(way: &str, processes: Processes) -> Option<Setup> {
     ["processes", "hosts"].contains(&way).then_some(())?;
     Some(Setup { processes: Some(processes), apart: way == "hosts", ..setup(&carrier().ok()?) })
 }
 
-/// Whether kernels of a case load from and store to memory of other ranks, which hosts do not reach.
+/// Returns whether a case's kernels load from and store to memory of other ranks, which does not work between hosts.
 fn loads_and_stores(name: &str) -> bool {
     let words = ["lsa", "route", "loads", "bulk", "engine", "team", "rail", "combined", "a_raise_after_a_reset"];
     words.iter().any(|word| name.contains(word))
 }
 
-/// The cases with two processes, of which each reaches the memory of the other or not.
+/// Adds the cases for a group of two processes. `shared` is set if each process reaches the other's memory.
 fn across(trials: &mut Vec<Trial>, way: &'static str, group: Group, shared: bool) {
     let group = Arc::new(group);
     for case in cases::all().into_iter().filter(|case| shared || !loads_and_stores(&case.name)) {
@@ -74,7 +75,7 @@ fn across(trials: &mut Vec<Trial>, way: &'static str, group: Group, shared: bool
     }
 }
 
-/// Of the cases that are there for every kind of group those for warps; of the others all but those on networks of
+/// Selects, of cases for every kind of group, the one for warps, and of the others all except those on networks of
 /// tests.
 fn is_smoke(name: &str) -> bool {
     let coop = name.rsplit_once("_by_").map(|(_, coop)| coop);
@@ -84,11 +85,11 @@ fn is_smoke(name: &str) -> bool {
     }
 }
 
-/// Two virtual machines.
+/// Returns a group of two virtual machines.
 fn hosts() -> Result<Group, String> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/soft-roce.sh");
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
-    // Each time that they are booted they have another wire.
+    // Each boot uses another virtual wire.
     let number = AtomicU32::new(0);
     Ok(Group::started_by(2, LIMIT, move |rank, variables| {
         let boot = number.fetch_add(1, Ordering::Relaxed) / 2;
@@ -96,7 +97,7 @@ fn hosts() -> Result<Group, String> {
         let mut command = Command::new(&script);
         command.args(["--input", "--seconds", "3600", "--host", &(rank + 1).to_string()]).arg(wire);
         if rank > 0 {
-            // One says how the machines are.
+            // Only one machine prints its facts.
             command.arg("--no-facts");
         }
         let address = ("GIN_SUITE_ADDRESS", format!("10.8.0.{}", rank + 1));
@@ -144,7 +145,7 @@ fn main() -> ExitCode {
             trials.push(Trial::ignorable_test("rdma", ignored));
         }
     }
-    // Each case has several threads or processes already.
+    // Each case already has several threads or processes.
     arguments.test_threads.get_or_insert(1);
     libtest_mimic::run(&arguments, trials).exit_code()
 }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The conformance suite notices mistakes: for each that gin can be told to make, some case must fail, and for the
-//! right reason. A run that only gets no further proves little, so that does not count.
+//! The conformance suite notices mistakes. For each mistake that gin can make on purpose, some case must fail, for the
+//! right reason. A run that only makes no progress proves little, so it does not count.
 //!
-//! One trial for each mistake, which prints the cases that caught it.
+//! There is one trial for each mistake; it prints the cases that caught the mistake.
 
 use gin_conformance::cases;
 use gin_conformance::host::{Net, Setup, SetupBackend, judge};
 use gin_conformance::saboteurs::{self, Saboteur, Tally};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// A run that hangs is told of soon; without a mistake none comes near this.
+/// Ends a run that hangs early. A run without a mistake stays far below this.
 const STALL_STEPS: u64 = 300_000;
 
 fn setups() -> [Setup; 2] {
@@ -31,7 +31,7 @@ fn prove(saboteur: &Saboteur) -> Result<(), Failed> {
     Ok(())
 }
 
-/// On software NICs, by the cases that are there to catch it.
+/// Proves a mistake of software NICs, with the cases that must catch it.
 fn prove_on_nics(saboteur: &Saboteur) -> Result<(), Failed> {
     let mut tally = Tally::default();
     for setup in setups() {

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Processes that are killed, stopped, aborted or failed at random while they communicate: nothing that was signalled
-//! is missing, everyone learns of it and says who, where and why, nobody hangs, those that are left go on, and so does
-//! a communicator that the lost rank had no part in.
+//! Processes that are killed, stopped, aborted or failed at random while they communicate. Everything that was
+//! signalled has arrived. Every rank learns of the fault and says which rank, where and why. No rank hangs. The
+//! remaining ranks continue, and so does a communicator without the lost rank.
 //!
-//! `GIN_SEED` repeats the choices, though not their timing. `GIN_STRESS_SECONDS` has random faults, and random jobs on
-//! a busy machine, go on for longer; `GIN_SOAK_SECONDS` runs the soak instead: operations without faults, while memory,
-//! descriptors and threads stay flat.
+//! `GIN_SEED` repeats the choices, though not their timing. `GIN_STRESS_SECONDS` extends the random faults, and the
+//! random jobs on a busy machine. `GIN_SOAK_SECONDS` runs the soak instead: operations without faults, while memory,
+//! descriptors and threads must not grow.
 
 mod rank;
 mod soak;
 mod waits;
 mod work;
 
+use gin_conformance::host::{number_from_env, seed_from_env};
 use libtest_mimic::{Arguments, Trial};
 use rank::{MARK, mixed};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, setpriority_process, waitpid};
@@ -21,35 +22,35 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 use work::rng;
 
 /// Set for processes that this program starts.
 const CHILD: &str = "GIN_FAULTS_CHILD";
 /// Ranks of a job.
 const RANKS: usize = 4;
-/// After so long without a word a rank is lost; longer than a busy machine leaves a process without a processor.
+/// Silence after which a rank is lost. It is longer than a busy machine leaves a process without a processor.
 const SILENCE: Duration = Duration::from_millis(2500);
-/// Who has not said by then what it should hangs.
+/// Time limit for an expected line; a process that exceeds it hangs.
 const LIMIT: Duration = Duration::from_secs(90);
-/// How often a wait looks at what came of it. Waits are as long as their looks: time in which this process did not run
-/// does not count.
+/// Interval at which a wait checks its condition. Waits are counted in these checks, so time in which this process did
+/// not run does not count.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// After [`SILENCE`] every wait for a rank that says nothing has ended; for a machine that is busy with other things,
-/// and has many ranks' threads to run, so much later.
+/// Margin after [`SILENCE`] for the end of every wait for a silent rank, on a machine that is busy with other work and
+/// has many ranks' threads to run.
 const MARGIN: Duration = Duration::from_secs(20);
 
 /// Busy threads beside a job, for each processor.
 const BUSY: usize = 4;
-/// Niceness of its ranks, which get a processor after those.
+/// Niceness of the job's ranks, which get a processor after the busy threads.
 const NICE: i32 = 10;
-/// Silence of such a job. Without a look at who waits for a processor that would be too short.
+/// Silence limit of such a job. It would be too short if gin did not check which threads wait for a processor.
 const SHORT: Duration = Duration::from_millis(500);
-/// How long such jobs go on in the ordinary tests.
+/// Duration of such jobs in the ordinary tests.
 const SHORTLY: Duration = Duration::from_secs(20);
 
-/// What went wrong, for people.
+/// Description of a failure.
 type Failure = String;
 
 /// A process of this program.
@@ -64,8 +65,8 @@ impl Process {
         let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
         command.env(CHILD, "1").stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("this program can be started");
-        let input = child.stdin.take().expect("it was asked for");
-        let output = child.stdout.take().expect("it was asked for");
+        let input = child.stdin.take().expect("standard input is piped");
+        let output = child.stdout.take().expect("standard output is piped");
         let (to, lines) = mpsc::channel();
         thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
@@ -80,7 +81,7 @@ impl Process {
     }
 
     fn tell(&mut self, line: &str) {
-        // One that has ended is noticed when it is heard.
+        // A process that has ended is noticed when its output is read.
         let _ = writeln!(self.input, "{line}").and_then(|()| self.input.flush());
     }
 
@@ -88,7 +89,7 @@ impl Process {
         kill_process(Pid::from_child(&self.child), signal).expect("it has not been waited for");
     }
 
-    /// Stops it, and waits until all its threads are.
+    /// Stops the process, and waits until all its threads have stopped.
     fn stop(&self) -> Result<(), Failure> {
         self.signal(Signal::STOP);
         let stopped = waitpid(Some(Pid::from_child(&self.child)), WaitOptions::UNTRACED);
@@ -98,35 +99,35 @@ impl Process {
         }
     }
 
-    /// Its next line, if that comes within [`LIMIT`].
+    /// Returns the process's next line, if it arrives within [`LIMIT`].
     fn line(&self) -> Result<String, RecvTimeoutError> {
         let looks = LIMIT.as_millis() / LOOK.as_millis();
-        let mut came = (0..looks).map(|_| self.lines.recv_timeout(LOOK));
-        came.find(|line| *line != Err(RecvTimeoutError::Timeout)).unwrap_or(Err(RecvTimeoutError::Timeout))
+        let mut lines = (0..looks).map(|_| self.lines.recv_timeout(LOOK));
+        lines.find(|line| *line != Err(RecvTimeoutError::Timeout)).unwrap_or(Err(RecvTimeoutError::Timeout))
     }
 
-    /// The rest of its next line, which is to begin with this word.
+    /// Returns the rest of the process's next line, which must begin with `word`.
     fn hear(&self, word: &str) -> Result<String, Failure> {
         let pid = self.child.id();
-        let line = self.line().map_err(|error| format!("process {pid} does not say `{word}`: {error}"))?;
+        let line = self.line().map_err(|error| format!("process {pid} does not print `{word}`: {error}"))?;
         let (first, rest) = line.split_once(' ').unwrap_or((&line, ""));
         if first == word {
             Ok(rest.to_owned())
         } else {
-            Err(format!("process {pid} was to say `{word}`, said: {line}"))
+            Err(format!("expected `{word}` of process {pid}, got: {line}"))
         }
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Processes that form one job after the other.
+/// Processes that form one job after another.
 struct Group(Vec<Process>);
 
 impl Group {
@@ -136,13 +137,13 @@ impl Group {
         Ok(Self(all))
     }
 
-    /// Has them form a job and work. `way`: network, route, and whether what is kept is looked after.
+    /// Makes the processes form a job and work. `way` names the network, the route and the task.
     fn job(&mut self, seed: u64, silence: Duration, way: &str) -> Result<(), Failure> {
         self.begin(seed, silence, way)?;
         self.hear("going", &[]).map(drop)
     }
 
-    /// The same, without waiting until they work.
+    /// As `job`, without waiting until the ranks work.
     fn begin(&mut self, seed: u64, silence: Duration, way: &str) -> Result<(), Failure> {
         let mut id = String::new();
         for rank in 0..RANKS {
@@ -155,7 +156,7 @@ impl Group {
         Ok(())
     }
 
-    /// What all but some say next.
+    /// Returns the next line of all processes except `but`.
     fn hear(&self, word: &str, but: &[usize]) -> Result<Vec<String>, Failure> {
         let all = self.0.iter().enumerate().filter(|(rank, _)| !but.contains(rank));
         all.map(|(_, process)| process.hear(word)).collect()
@@ -171,14 +172,14 @@ impl Group {
 enum Fault {
     None,
     Killed,
-    /// Stopped, and continued before that is noticed.
+    /// The rank is stopped, and continued before the others notice.
     Paused,
-    /// Stopped until all others have gone on.
+    /// The rank is stopped until all others have continued.
     Stopped,
     Aborted,
     /// A request fails.
     Failed,
-    /// The network says that a peer is lost.
+    /// The network reports a peer as lost.
     Lost,
 }
 
@@ -189,17 +190,17 @@ fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// What was learned has all of these in it.
+/// Checks that each text contains all of these words.
 fn says(texts: &[String], words: &[&str]) -> Result<(), Failure> {
     for text in texts {
         if let Some(word) = words.iter().find(|word| !text.contains(**word)) {
-            return Err(format!("`{word}` is not in: {text}"));
+            return Err(format!("expected `{word}` in: {text}"));
         }
     }
     Ok(())
 }
 
-/// One job in which this happens at a random time, and what follows from it.
+/// Runs one job in which this fault happens at a random time, and checks its results.
 fn epoch(group: &mut Group, fault: Fault, seed: u64) -> Result<(), Failure> {
     let mut random = rng(seed);
     let victim = random.rand_range(0..RANKS as u64) as usize;
@@ -219,7 +220,7 @@ fn epoch(group: &mut Group, fault: Fault, seed: u64) -> Result<(), Failure> {
             thread::sleep(SILENCE / 10);
             group.0[victim].signal(Signal::CONT);
             if begun.elapsed() >= SILENCE / 2 {
-                println!("this process was late itself: the pause was too long, and nothing follows from it");
+                println!("this process itself was late: the pause was too long to prove anything");
                 *group = Group::start()?;
                 return Ok(());
             }
@@ -239,9 +240,9 @@ fn epoch(group: &mut Group, fault: Fault, seed: u64) -> Result<(), Failure> {
         }
         Fault::Failed | Fault::Lost => {
             group.0[victim].tell(if fault == Fault::Failed { "fail" } else { "lose" });
-            let cause = if fault == Fault::Failed { "status 12" } else { "so a test wants it" };
+            let cause = if fault == Fault::Failed { "status 12" } else { "a test requested it" };
             let learned = group.hear("learned", &[])?;
-            // Others may be in a call on the job when it happens, which says that rank's words.
+            // Other ranks may be in a call on the job at that moment, whose error quotes that rank.
             says(&learned[victim..=victim], &[cause, "proxy over peer", &host()])?;
         }
     }
@@ -260,23 +261,13 @@ fn epoch(group: &mut Group, fault: Fault, seed: u64) -> Result<(), Failure> {
     }
 }
 
-fn variable(name: &str) -> Option<u64> {
-    std::env::var(name).ok()?.parse().ok()
-}
-
-/// Another one each time, or that of `GIN_SEED`.
-fn seed() -> u64 {
-    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| now.as_nanos() as u64);
-    variable("GIN_SEED").unwrap_or_else(now)
-}
-
 fn random_faults_lose_nothing_and_nobody_hangs() -> Result<(), Failure> {
-    let (seed, begun) = (seed(), Instant::now());
-    let least = Duration::from_secs(variable("GIN_STRESS_SECONDS").unwrap_or(0));
+    let (seed, begun) = (seed_from_env(), Instant::now());
+    let least = Duration::from_secs(number_from_env("GIN_STRESS_SECONDS").unwrap_or(0));
     println!("GIN_SEED={seed}");
     let mut group = Group::start()?;
     let mut number = 0;
-    // Each at least once, and then at random.
+    // Each fault at least once, and then at random.
     while number < FAULTS.len() as u64 || begun.elapsed() < least {
         let own = mixed(seed, number);
         let fault = FAULTS[if number < FAULTS.len() as u64 { number } else { own % FAULTS.len() as u64 } as usize];
@@ -288,7 +279,7 @@ fn random_faults_lose_nothing_and_nobody_hangs() -> Result<(), Failure> {
     Ok(())
 }
 
-/// One job in which nothing is wrong.
+/// Runs one job without a fault.
 fn healthy(group: &mut Group, seed: u64) -> Result<(), Failure> {
     let mut random = rng(seed);
     let way = ["plain auto", "plain network", "delay network", "reorder network"][random.rand_range(0..4) as usize];
@@ -301,8 +292,8 @@ fn healthy(group: &mut Group, seed: u64) -> Result<(), Failure> {
 }
 
 fn random_jobs_on_a_busy_machine_lose_nobody() -> Result<(), Failure> {
-    let (seed, begun) = (seed(), Instant::now());
-    let least = variable("GIN_STRESS_SECONDS").map_or(SHORTLY, Duration::from_secs);
+    let (seed, begun) = (seed_from_env(), Instant::now());
+    let least = number_from_env("GIN_STRESS_SECONDS").map_or(SHORTLY, Duration::from_secs);
     let busy = BUSY * thread::available_parallelism().map_or(1, usize::from);
     println!("GIN_SEED={seed}, {busy} busy threads");
     let (over, mut number) = (AtomicBool::new(false), 0);
@@ -317,7 +308,8 @@ fn random_jobs_on_a_busy_machine_lose_nobody() -> Result<(), Failure> {
         let mut jobs = || -> Result<(), Failure> {
             let mut group = Group::start()?;
             for process in &group.0 {
-                // Their other threads come from this one. If all of this is nicer already, so are the busy threads.
+                // The process's other threads are created by this one. If the whole program is nicer already, so are
+                // the busy threads.
                 let _ = setpriority_process(Some(Pid::from_child(&process.child)), NICE);
             }
             while begun.elapsed() < least {
@@ -338,18 +330,20 @@ fn random_jobs_on_a_busy_machine_lose_nobody() -> Result<(), Failure> {
 fn a_stopped_rank_is_left_out_and_writes_nothing_to_the_job_that_goes_on() -> Result<(), Failure> {
     const STOPPED: usize = 2;
     let mut group = Group::start()?;
-    group.job(seed(), SILENCE, "plain auto guarded")?;
+    group.job(seed_from_env(), SILENCE, "plain auto guarded")?;
     group.0[STOPPED].signal(Signal::STOP);
     let out = format!("rank {STOPPED} on host {}", host());
     says(&group.hear("learned", &[STOPPED])?, &[&out, "nothing was heard"])?;
-    // A communicator that it has no part in goes on.
+    // A communicator without the stopped rank continues.
     group.0[..2].iter().try_for_each(|process| process.hear("pair").map(drop))?;
-    // Memory that it has mapped is in no window of the new job: not before the old communicator is gone, and not after.
+    // No window of the new job contains memory that the stopped rank has mapped: neither before the old communicator is
+    // destroyed nor after.
     says(&group.hear("before", &[STOPPED])?, &["destroy that first"])?;
     let process = format!("process {}", group.0[STOPPED].child.id());
     says(&group.hear("after", &[STOPPED])?, &["rank 2 of an earlier", &process, "not known to have ended"])?;
     group.hear("going", &[STOPPED])?;
-    // It goes on where it was, and writes to all that it has, while the others compare every byte that they get.
+    // The stopped rank continues where it was, and writes to all windows that it has mapped. Meanwhile the others
+    // compare every byte that they receive.
     group.0[STOPPED].signal(Signal::CONT);
     group.0[STOPPED].hear("learned")?;
     let error = group.0[STOPPED].hear("out")?;
@@ -357,22 +351,22 @@ fn a_stopped_rank_is_left_out_and_writes_nothing_to_the_job_that_goes_on() -> Re
     group.0[STOPPED].hear("idle")?;
     group.0[0].tell("enough");
     group.hear("done", &[STOPPED])?;
-    // It did write, or all of this would prove nothing.
+    // The stopped rank did write; otherwise this test would prove nothing.
     says(&group.hear("scribbled", &[STOPPED])?, &["true"])?;
     group.0[STOPPED].signal(Signal::KILL);
     let _ = group.0[STOPPED].child.wait();
     for process in &mut group.0 {
-        process.tell("go on");
+        process.tell("continue");
     }
     says(&group.hear("later", &[STOPPED])?, &["registered"])?;
     group.hear("idle", &[STOPPED]).map(drop)
 }
 
-/// A rank is stopped while all others are inside every wait of a task at once, and a communicator of two of them works.
+/// Stops a rank while all others are inside every wait of a task at once, and a communicator of two of them works.
 fn each_wait_ends(task: &str) -> Result<(), Failure> {
     const STOPPED: usize = waits::STOPPED as usize;
     let mut group = Group::start()?;
-    group.begin(seed(), SILENCE, &format!("plain auto {task}"))?;
+    group.begin(seed_from_env(), SILENCE, &format!("plain auto {task}"))?;
     group.hear("waiting", &[])?;
     group.0[STOPPED].stop()?;
     let looks = Arc::new(AtomicU32::new(0));
@@ -390,26 +384,28 @@ fn each_wait_ends(task: &str) -> Result<(), Failure> {
     for (rank, process) in group.0.iter().enumerate().filter(|(rank, _)| *rank != STOPPED) {
         for (name, has_comm) in waits::names(task) {
             let end = process.hear("ended")?;
-            let told = format!("told by rank {rank} {host}");
-            let comm = ["proxy over peer", &told];
+            let origin = format!("told by rank {rank} {host}");
+            let comm = ["proxy over peer", &origin];
             let words =
                 [name, &lost, "nothing was heard of it for"].into_iter().chain(comm.into_iter().filter(|_| has_comm));
             says(&[end], &words.collect::<Vec<_>>())?;
         }
     }
     let took = LOOK * looks.load(Ordering::Relaxed);
-    println!("all have ended {:.1} s after the rank was stopped", took.as_secs_f64());
+    println!("all waits ended {:.1} s after the rank was stopped", took.as_secs_f64());
     if took > SILENCE + MARGIN {
-        return Err(format!("the waits took {took:?} to end, {SILENCE:?} after which a rank is lost included"));
+        return Err(format!(
+            "the waits took {took:?} to end, including the silence of {SILENCE:?} after which a rank is lost"
+        ));
     }
     for process in &group.0[..2] {
         let launches = process.hear("beside")?;
         println!("{launches} launches beside");
         if launches == "0" {
-            return Err("the bystander did nothing meanwhile".to_owned());
+            return Err("the bystander made no launch meanwhile".to_owned());
         }
     }
-    // They let go of everything without it.
+    // The remaining ranks release everything without the stopped one.
     group.hear("idle", &[STOPPED]).map(drop)
 }
 
@@ -423,8 +419,8 @@ fn every_kind_of_wait_of_a_host_ends_when_a_rank_is_stopped() -> Result<(), Fail
 
 fn a_put_that_is_lost_though_it_was_signalled_is_noticed() -> Result<(), Failure> {
     let mut group = Group::start()?;
-    // What the job comes to differs from rank to rank, but those that miss bytes say so.
-    group.begin(seed(), SILENCE, "lose-put network plain")?;
+    // Results differ from rank to rank, but each rank that misses bytes reports that.
+    group.begin(seed_from_env(), SILENCE, "lose-put network plain")?;
     let last = |process: &Process| -> Result<String, Failure> {
         loop {
             let line = process.line().map_err(|error| error.to_string())?;
@@ -441,8 +437,8 @@ fn main() -> ExitCode {
     if std::env::var_os(CHILD).is_some() {
         return rank::serve();
     }
-    if let Some(seconds) = variable("GIN_SOAK_SECONDS") {
-        return soak::run(Duration::from_secs(seconds), seed());
+    if let Some(seconds) = number_from_env("GIN_SOAK_SECONDS") {
+        return soak::run(Duration::from_secs(seconds), seed_from_env());
     }
     let trial = |name: &str, run: fn() -> Result<(), Failure>| Trial::test(name, move || run().map_err(Into::into));
     let trials = vec![
@@ -466,7 +462,7 @@ fn main() -> ExitCode {
         ),
     ];
     let mut arguments = Arguments::from_args();
-    // Each has as many processes as there are ranks already.
+    // Each test already has one process per rank.
     arguments.test_threads.get_or_insert(1);
     libtest_mimic::run(&arguments, trials).exit_code()
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One process: it joins jobs as it is told to by its input, works until it is told that it is enough or something
-//! happens, and says what came of it.
+//! One process. It joins jobs on orders from its input, works until the parent ends the work or a fault does, and
+//! reports the result.
 
 use crate::waits;
-use crate::work::{Came, Site, requirements, rng};
+use crate::work::{LaunchEnd, Site, requirements, rng};
 use gin_boot::Bootstrap;
 use gin_boot::{Rendezvous, TcpBootstrap, TcpConfig, UniqueId};
 use gin_gpu::{Memory, MemoryKind};
@@ -22,13 +22,13 @@ use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// Starts a line for the parent.
+/// Prefix of a line for the parent.
 pub const MARK: &str = "@@ ";
-/// Launches until a communicator is destroyed, and another one made.
+/// Number of launches after which a communicator is destroyed and a new one created.
 const ANEW: u64 = 20;
-/// Launches of a job that goes on after a fault.
+/// Number of launches of a job that continues after a fault.
 pub const AFTER: u64 = 8;
-/// Most time that setting up may take.
+/// Time limit for setting up.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 static ENOUGH: AtomicBool = AtomicBool::new(false);
@@ -45,7 +45,7 @@ pub fn say(line: &str) {
     let _ = output.flush();
 }
 
-/// Reads the input: what is to be done at once is, the rest is for who works.
+/// Reads the input in a thread. It executes immediate orders at once, and passes the other lines on.
 fn listen() -> Receiver<String> {
     let (to, lines) = mpsc::channel();
     std::thread::spawn(move || {
@@ -53,7 +53,7 @@ fn listen() -> Receiver<String> {
             match line.as_str() {
                 "enough" => ENOUGH.store(true, Ordering::Release),
                 "abort" => {
-                    // While a kernel runs, which waits for the lock when it has ended.
+                    // Aborts while a kernel runs. The kernel's thread waits for the lock when the kernel has ended.
                     let aborted = || {
                         let current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
                         current.as_ref().is_some_and(|comm| comm.abort().is_ok())
@@ -68,15 +68,15 @@ fn listen() -> Receiver<String> {
                 _ => {}
             }
         }
-        // The parent is gone.
+        // The parent has ended.
         std::process::exit(1);
     });
     lines
 }
 
-/// What the parent wants of a job.
+/// The parent's order for a job.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct JobOrder {
     rank: u32,
     ranks: u32,
     id: Option<UniqueId>,
@@ -84,12 +84,12 @@ pub struct Wanted {
     pub silence: Duration,
     network: String,
     network_only: bool,
-    /// `plain`; `guarded`, which also tries what must not work after a rank was left out; [`waits::KERNELS`] or
+    /// `plain`; `guarded`, which also tries what must not work after a rank was excluded; [`waits::KERNELS`] or
     /// [`waits::CALLS`].
     task: String,
 }
 
-impl Wanted {
+impl JobOrder {
     fn read(line: &str) -> Option<Self> {
         let mut words = line.strip_prefix("job ")?.split(' ');
         let mut number = || words.next()?.parse::<u64>().ok();
@@ -132,80 +132,82 @@ impl Wanted {
     }
 }
 
-/// Why work came to an end before it was enough.
-enum Stop {
-    /// A fault, in words.
+/// Error that ends work early.
+enum WorkError {
+    /// A fault, as text.
     Fault(String),
-    /// What must never be.
+    /// A violation of gin's promises.
     Wrong(String),
 }
 
-impl From<CommError> for Stop {
+impl From<CommError> for WorkError {
     fn from(error: CommError) -> Self {
         Self::Fault(error.to_string())
     }
 }
 
-/// A new communicator on this rank's device.
+/// Creates a communicator on this rank's device.
 fn communicator(rank: &Rank, job: &Arc<dyn Bootstrap>) -> Arc<Communicator> {
     Arc::new(Communicator::new(job.clone(), rank.device().clone(), rank.comm_config().clone()))
 }
 
-/// Works with one communicator after the other until all agree that it is enough: `most` launches, or the first rank
-/// was told so. What it worked with last is left in `last`.
+/// Works with one communicator after another until all ranks agree to end: after `most` launches, or when the parent
+/// ends the first rank's work. Leaves the last communicator and its windows in `last`.
 fn work(
     rank: &Rank,
     job: &Arc<dyn Bootstrap>,
-    wanted: &Wanted,
+    order: &JobOrder,
     most: u64,
     last: &mut Option<Site>,
-) -> Result<u64, Stop> {
+) -> Result<u64, WorkError> {
     const ON: u8 = 0;
     const ENOUGH_NOW: u8 = 1;
     const FAULT: u8 = 2;
     let mut launches = 0;
     loop {
-        let mut step = || -> Result<Came, Stop> {
+        let mut step = || -> Result<LaunchEnd, WorkError> {
             if launches % ANEW == 0 {
                 if let Some(old) = last.take() {
                     old.comm.destroy()?;
                 }
                 let comm = communicator(rank, job);
-                *last = Some(Site::new(comm, wanted.seed ^ launches, wanted.network_only)?);
+                *last = Some(Site::new(comm, order.seed ^ launches, order.network_only)?);
             }
-            let site = last.as_mut().ok_or_else(|| Stop::Wrong("there is no communicator".to_owned()))?;
+            let site = last.as_mut().ok_or_else(|| WorkError::Wrong("no communicator".to_owned()))?;
             let current = |comm| *CURRENT.lock().unwrap_or_else(PoisonError::into_inner) = comm;
             current(Some(site.comm.clone()));
-            let came = site.launch(rank).map_err(Stop::Wrong);
+            let end = site.launch(rank).map_err(WorkError::Wrong);
             current(None);
-            // A fault that came after the kernel is one all the same: all are told before anybody goes on.
-            if site.comm.fault().is_some() { came.map(|_| Came::Ended) } else { came }
+            // A fault after the kernel's end counts as well: all ranks learn of it before any continues.
+            if site.comm.fault().is_some() { end.map(|_| LaunchEnd::Fault) } else { end }
         };
-        let came = step();
+        let end = step();
         launches += 1;
         if launches == 2 && most == u64::MAX {
             say("going");
         }
-        let own = match &came {
-            Ok(Came::Right) if job.rank() == 0 && (ENOUGH.load(Ordering::Acquire) || launches >= most) => ENOUGH_NOW,
-            Ok(Came::Right) => ON,
+        let own = match &end {
+            Ok(LaunchEnd::Success) if job.rank() == 0 && (ENOUGH.load(Ordering::Acquire) || launches >= most) => {
+                ENOUGH_NOW
+            }
+            Ok(LaunchEnd::Success) => ON,
             _ => FAULT,
         };
-        if let Err(Stop::Wrong(text)) = came {
-            return Err(Stop::Wrong(text));
+        if let Err(WorkError::Wrong(text)) = end {
+            return Err(WorkError::Wrong(text));
         }
-        // A fault of one rank is known to all by this, should it not be by the communicator.
+        // All ranks learn of one rank's fault by these votes, even if the communicator does not announce it.
         let votes = job.all_gather(&[own]);
-        let told = |site: &Option<Site>| site.as_ref().and_then(|site| site.comm.fault_report());
-        match (came, votes) {
+        let report = |site: &Option<Site>| site.as_ref().and_then(|site| site.comm.fault_report());
+        match (end, votes) {
             (Err(stop), _) => return Err(stop),
             (Ok(_), Err(error)) => {
-                let report = told(last).map_or(String::new(), |report| format!("; {report}"));
-                return Err(Stop::Fault(format!("{error}{report}")));
+                let report = report(last).map_or(String::new(), |report| format!("; {report}"));
+                return Err(WorkError::Fault(format!("{error}{report}")));
             }
             (Ok(_), Ok(votes)) if votes.iter().any(|vote| vote == &[FAULT]) => {
-                let text = told(last).map_or("another rank has a fault".to_owned(), |report| report.to_string());
-                return Err(Stop::Fault(text));
+                let text = report(last).map_or("another rank has a fault".to_owned(), |report| report.to_string());
+                return Err(WorkError::Fault(text));
             }
             (Ok(_), Ok(votes)) if votes[0] == [ENOUGH_NOW] => return Ok(launches),
             (Ok(_), Ok(_)) => {}
@@ -213,13 +215,13 @@ fn work(
     }
 }
 
-/// What the program registers itself, in the communicator of a job and again in that of another one.
+/// Memory that the program registers itself, first with a communicator of one job and then with one of another.
 struct Kept {
     memory: Arc<Memory>,
     site: Site,
 }
 
-/// Registers memory of this rank's with a communicator of its own.
+/// Registers this rank's memory with a new communicator.
 fn keep(rank: &Rank, job: &Arc<dyn Bootstrap>, memory: &Arc<Memory>, seed: u64) -> Result<Site, CommError> {
     let comm = communicator(rank, job);
     let mut site = Site::new(comm, seed, false)?;
@@ -227,36 +229,36 @@ fn keep(rank: &Rank, job: &Arc<dyn Bootstrap>, memory: &Arc<Memory>, seed: u64) 
     Ok(site)
 }
 
-/// Another job of the first so many ranks, beside that of all; all ranks call it.
+/// Creates another job of the first `ranks` ranks, beside the job of all. All ranks call it.
 pub fn beside(
-    wanted: &Wanted,
+    order: &JobOrder,
     job: &Arc<dyn Bootstrap>,
     ranks: u32,
 ) -> Result<Option<Arc<dyn Bootstrap>>, Box<dyn Error>> {
-    let first = if job.rank() == 0 { Some(Rendezvous::new(wanted.config())?) } else { None };
+    let first = if job.rank() == 0 { Some(Rendezvous::new(order.config())?) } else { None };
     let id = first.as_ref().map_or_else(String::new, |first| first.id().to_string());
-    let told = job.all_gather(id.as_bytes())?;
+    let ids = job.all_gather(id.as_bytes())?;
     Ok(match (first, job.rank()) {
         (Some(first), _) => Some(Arc::new(first.join(ranks)?)),
         (None, rank) if rank < ranks => {
-            let id = String::from_utf8_lossy(&told[0]).parse()?;
-            Some(Arc::new(TcpBootstrap::join(&id, rank, ranks, wanted.config())?))
+            let id = String::from_utf8_lossy(&ids[0]).parse()?;
+            Some(Arc::new(TcpBootstrap::join(&id, rank, ranks, order.config())?))
         }
         _ => None,
     })
 }
 
-/// What two ranks work with beside the job of all.
+/// Creates the communicator and windows of two ranks beside the job of all.
 pub fn pair_site(rank: &Rank, pair: &Arc<dyn Bootstrap>) -> Result<Site, CommError> {
     Site::new(communicator(rank, pair), 5, false)
 }
 
-/// A job of the first two ranks, beside that of all.
-fn pair(rank: &Rank, wanted: &Wanted, job: &Arc<dyn Bootstrap>) -> Result<Option<Site>, Box<dyn Error>> {
-    Ok(beside(wanted, job, 2)?.map(|pair| pair_site(rank, &pair)).transpose()?)
+/// Creates a job of the first two ranks, beside the job of all, with its communicator.
+fn pair(rank: &Rank, order: &JobOrder, job: &Arc<dyn Bootstrap>) -> Result<Option<Site>, Box<dyn Error>> {
+    Ok(beside(order, job, 2)?.map(|pair| pair_site(rank, &pair)).transpose()?)
 }
 
-/// What registering it in a new job comes to.
+/// Registers memory in a new communicator of the job, and returns the result as text.
 fn register(rank: &Rank, job: &Arc<dyn Bootstrap>, memory: &Arc<Memory>) -> Result<String, CommError> {
     let comm = communicator(rank, job);
     comm.initialise(&requirements(job.ranks()))?;
@@ -270,16 +272,16 @@ pub fn next(lines: &Mutex<Receiver<String>>) -> String {
     lines.lock().unwrap_or_else(PoisonError::into_inner).recv().unwrap_or_default()
 }
 
-/// The life of a rank in a job, and in the one that follows without those that were lost.
+/// Works as a rank in a job, and then in the next job, which excludes the lost ranks.
 fn body(
     rank: &Rank,
-    wanted: &Wanted,
+    order: &JobOrder,
     bootstrap: &Arc<dyn Bootstrap>,
     lines: &Mutex<Receiver<String>>,
 ) -> Result<(), String> {
     let text = |error: &dyn std::fmt::Display| error.to_string();
-    let guarded = wanted.task == "guarded";
-    let mut pair = if guarded { pair(rank, wanted, bootstrap).map_err(|error| text(&error))? } else { None };
+    let guarded = order.task == "guarded";
+    let mut pair = if guarded { pair(rank, order, bootstrap).map_err(|error| text(&error))? } else { None };
     let kept = if guarded {
         let memory = Memory::shared(rank.device(), MemoryKind::Device, 4096).map_err(|error| text(&error))?;
         let site = keep(rank, bootstrap, &memory, 1).map_err(|error| text(&error))?;
@@ -288,23 +290,25 @@ fn body(
         None
     };
     let mut last = None;
-    let fault = match work(rank, bootstrap, wanted, u64::MAX, &mut last) {
+    let fault = match work(rank, bootstrap, order, u64::MAX, &mut last) {
         Ok(launches) => {
             last.map_or(Ok(()), |site| site.comm.destroy()).map_err(|error| text(&error))?;
             say(&format!("done {launches}"));
             return Ok(());
         }
-        Err(Stop::Wrong(error)) => return Err(error),
-        Err(Stop::Fault(text)) => text,
+        Err(WorkError::Wrong(error)) => return Err(error),
+        Err(WorkError::Fault(text)) => text,
     };
     say(&format!("learned {fault}"));
     switch().clear();
     if let Some(pair) = &mut pair {
-        // It has nothing to do with the rank that was lost.
+        // The lost rank is not part of this communicator.
         for _ in 0..AFTER {
             match pair.launch(rank)? {
-                Came::Right => {}
-                Came::Ended => return Err(format!("the other communicator has ended: {:?}", pair.comm.fault_report())),
+                LaunchEnd::Success => {}
+                LaunchEnd::Fault => {
+                    return Err(format!("the other communicator has ended: {:?}", pair.comm.fault_report()));
+                }
             }
         }
         pair.comm.destroy().map_err(|error| text(&error))?;
@@ -312,7 +316,7 @@ fn body(
     }
     let lost = bootstrap.lost();
     if lost.contains(&bootstrap.rank()) {
-        return left_out(rank, kept.as_ref(), bootstrap, &lost);
+        return excluded(rank, kept.as_ref(), bootstrap, &lost);
     }
     let job = match lost.is_empty() {
         true => bootstrap.clone(),
@@ -326,10 +330,10 @@ fn body(
         say(&format!("after {outcome}"));
     }
     let (mut site, most) = (None, if kept.is_some() { u64::MAX } else { AFTER });
-    match work(rank, &job, &Wanted { seed: !wanted.seed, ..wanted.clone() }, most, &mut site) {
+    match work(rank, &job, &JobOrder { seed: !order.seed, ..order.clone() }, most, &mut site) {
         Ok(launches) => say(&format!("done {launches}")),
-        Err(Stop::Wrong(error)) => return Err(format!("in the job that goes on: {error}")),
-        Err(Stop::Fault(error)) => return Err(format!("the job that goes on has ended: {error}")),
+        Err(WorkError::Wrong(error)) => return Err(format!("in the job that continues: {error}")),
+        Err(WorkError::Fault(error)) => return Err(format!("the job that continues has ended: {error}")),
     }
     if let Some(kept) = &kept {
         say(&format!("scribbled {}", kept.site.is_scribbled().map_err(|error| text(&error))?));
@@ -340,16 +344,16 @@ fn body(
     site.map_or(Ok(()), |site| site.comm.destroy()).map_err(|error| text(&error))
 }
 
-/// What a rank does that the others took for lost: it must not get into the job that goes on, and writes to what it
-/// has.
-fn left_out(rank: &Rank, kept: Option<&Kept>, bootstrap: &Arc<dyn Bootstrap>, lost: &[u32]) -> Result<(), String> {
+/// Works as a rank that the others took for lost. It must not join the job that continues, and it writes to all windows
+/// that it has mapped.
+fn excluded(rank: &Rank, kept: Option<&Kept>, bootstrap: &Arc<dyn Bootstrap>, lost: &[u32]) -> Result<(), String> {
     if let Some(kept) = kept {
         for _ in 0..3 {
             kept.site.scribble(rank).map_err(|error| error.to_string())?;
         }
     }
     match bootstrap.without(lost, PATIENCE) {
-        Ok(_) => Err("a rank that was left out met the others".to_owned()),
+        Ok(_) => Err("a rank that was excluded joined the others".to_owned()),
         Err(error) => {
             say(&format!("out {error}"));
             Ok(())
@@ -357,36 +361,36 @@ fn left_out(rank: &Rank, kept: Option<&Kept>, bootstrap: &Arc<dyn Bootstrap>, lo
     }
 }
 
-fn job(wanted: &Wanted, lines: &Mutex<Receiver<String>>) -> Result<(), String> {
+fn job(order: &JobOrder, lines: &Mutex<Receiver<String>>) -> Result<(), String> {
     ENOUGH.store(false, Ordering::Release);
-    let bootstrap: Arc<dyn Bootstrap> = Arc::new(wanted.join().map_err(|error| error.to_string())?);
-    let outcome = world::join(wanted.world(), bootstrap.clone(), |rank| match wanted.task.as_str() {
-        waits::KERNELS => waits::kernels(&rank, wanted, &bootstrap, lines),
-        waits::CALLS => waits::calls(&rank, wanted, &bootstrap, lines),
-        _ => body(&rank, wanted, &bootstrap, lines),
+    let bootstrap: Arc<dyn Bootstrap> = Arc::new(order.join().map_err(|error| error.to_string())?);
+    let outcome = world::join(order.world(), bootstrap.clone(), |rank| match order.task.as_str() {
+        waits::KERNELS => waits::kernels(&rank, order, &bootstrap, lines),
+        waits::CALLS => waits::calls(&rank, order, &bootstrap, lines),
+        _ => body(&rank, order, &bootstrap, lines),
     });
     *CURRENT.lock().unwrap_or_else(PoisonError::into_inner) = None;
     outcome.map_err(|error| error.to_string())
 }
 
-/// Works until the parent is gone.
+/// Works until the parent has ended.
 pub fn serve() -> ExitCode {
     let lines = Mutex::new(listen());
     say("ready");
     loop {
         let line = next(&lines);
-        let Some(wanted) = Wanted::read(&line) else {
-            say(&format!("failed this is no job: {line}"));
+        let Some(order) = JobOrder::read(&line) else {
+            say(&format!("failed not a job: {line}"));
             return ExitCode::FAILURE;
         };
-        match job(&wanted, &lines) {
+        match job(&order, &lines) {
             Ok(()) => say("idle"),
             Err(error) => say(&format!("failed {error}")),
         }
     }
 }
 
-/// A seed that differs from others.
+/// Returns a seed that differs for each number.
 pub fn mixed(seed: u64, number: u64) -> u64 {
     rng(seed ^ number.wrapping_mul(0x9e37_79b9)).rand_u64() >> 1
 }

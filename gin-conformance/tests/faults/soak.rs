@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Random operations for long: memory, descriptors and threads of every process stay flat.
+//! Random operations for a long time: memory, descriptors and threads of no process grow.
 
 use crate::{Failure, Group};
 use std::fs;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// How often a process is looked at.
+/// Interval between samples of a process.
 const EVERY: Duration = Duration::from_millis(500);
-/// Rows of the table.
+/// Number of rows in the table.
 const ROWS: u32 = 20;
-/// By how much memory may grow from the second quarter to the last: what allocators keep varies.
+/// Memory growth that is allowed from the second quarter to the last, because allocators vary in what they keep.
 const SLACK_KIB: u64 = 4096;
 
-/// Descriptors and threads that are there for a moment, and that a look may miss. A communicator that left one behind
-/// would have more of them soon.
+/// Descriptors and threads that exist for a moment, which a sample may miss. A communicator that left one behind would
+/// soon add more.
 const PASSING: u64 = 2;
 
-/// What a process has.
+/// The resources of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 struct Sample {
     rss_kib: u64,
@@ -45,12 +45,12 @@ impl Sample {
     }
 }
 
-/// The most of each that a process had within a part of the time.
+/// Returns the most of each resource that a process had within a part of the time.
 fn most(samples: &[Vec<Sample>], rank: usize) -> Sample {
     samples.iter().map(|all| all[rank]).fold(Sample::default(), Sample::most)
 }
 
-/// The median of a process's memory.
+/// Returns the median of a process's memory.
 fn median_rss(samples: &[Vec<Sample>], rank: usize) -> u64 {
     let mut all: Vec<u64> = samples.iter().map(|all| all[rank].rss_kib).collect();
     all.sort_unstable();
@@ -95,7 +95,7 @@ fn soak(time: Duration, seed: u64) -> Result<(), Failure> {
     group.hear("idle", &[]).map(drop)
 }
 
-/// Runs it for so long, at least some seconds.
+/// Runs the soak for this time, at least some seconds.
 pub fn run(time: Duration, seed: u64) -> ExitCode {
     println!("GIN_SEED={seed}");
     match soak(time.max(Duration::from_secs(8)), seed) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Every kind of wait, of kernels and of hosts, for a rank that is stopped meanwhile: two tables. Each rank that is
-//! left is inside all waits of a table at once, says so, and says of each of them what ended it.
+//! Every kind of wait, of kernels and of hosts, for a rank that is stopped meanwhile, in two tables. Each remaining
+//! rank is inside all waits of a table at once, reports that, and reports for each of them how it ended.
 
 use crate::LOOK;
-use crate::rank::{AFTER, Wanted, beside, next, pair_site, say};
-use crate::work::{Came, Site};
+use crate::rank::{AFTER, JobOrder, beside, next, pair_site, say};
+use crate::work::{LaunchEnd, Site};
 use gin_abi::{Fault, FaultKind, WindowHandle};
 use gin_boot::{Bootstrap, BootstrapError, Channel, LossCause};
 use gin_conformance::host::SetupBackend;
@@ -29,31 +29,33 @@ use std::time::Duration;
 pub const KERNELS: &str = "kernels";
 /// The task of [`calls`].
 pub const CALLS: &str = "calls";
-/// The rank that is to be stopped.
+/// The rank that the parent stops.
 pub const STOPPED: u32 = 2;
-/// Nothing that has to come takes so long; less than what the parent waits, so that it is told which wait does not end.
+/// Time limit for every expected event. It is shorter than the parent's limit, so that the parent learns which wait
+/// does not end.
 const HANGS: Duration = Duration::from_secs(60);
-/// For what is never to happen in a test.
+/// For events that never happen in a test.
 const FOREVER: Duration = Duration::from_secs(3600);
-/// Slots of a queue, and unfinished requests to a peer that a proxy keeps: so many posts find room.
+/// Slots of a queue, and unfinished requests to a peer that a proxy keeps. Together they bound the posts that find
+/// room.
 const DEPTH: u32 = 4;
 const OUTSTANDING: u32 = 1;
 
-/// Requests to the rank that is to be stopped never arrive: memory of a process that is stopped could be written as
-/// any.
+/// Returns a network on which requests to the stopped rank never arrive. Memory of a stopped process could be written
+/// like any other.
 fn slow(endpoint: &Endpoint) -> Box<dyn Network> {
     Box::new(SlowPeer::new(Peer::new(endpoint), STOPPED, FOREVER))
 }
 
-/// A wait of a kernel, and what leads to it.
+/// A wait of a kernel, and the operations that lead to it.
 pub struct Wait {
     pub name: &'static str,
     before: Vec<Op>,
     op: Op,
 }
 
-/// A communicator, and a kernel that is inside all of these waits at once: each in a context and a thread group of its
-/// own, so that none of them ends by what ends another one.
+/// A communicator, and a kernel that is inside all of these waits at once. Each wait has its own context and thread
+/// group, so that the end of one does not end another.
 struct Way {
     coop: CoopKind,
     threads: u32,
@@ -62,7 +64,7 @@ struct Way {
     waits: Vec<Wait>,
 }
 
-/// The waits of kernels: over the network, each rank an LSA team; and by loads and stores.
+/// Returns the waits of kernels: over the network, with each rank an LSA team, and by loads and stores.
 fn ways() -> [Way; 2] {
     let wait = |name, before: &[Op], op| Wait { name, before: before.to_vec(), op };
     let (signal, address) = (Op::wait_signal(6, 1), Op::wait_signal(0, 1).at_address(2, 16));
@@ -72,11 +74,11 @@ fn ways() -> [Way; 2] {
     let follow = Op { signal: 8, value: 1, ..Op::new(Code::FollowShadow) };
     let full = vec![put; (DEPTH + OUTSTANDING) as usize];
     let barrier = |team, number| Op { team, value: number, ..Op::barrier() };
-    // Without a fence for puts it is two barriers, one after the other.
+    // Without a fence for puts the barrier consists of two barriers, one after the other.
     let combined = Op { value: 1, ..Op::new(Code::CombinedBarrier) };
     let network = vec![
         wait("signal", &[], signal),
-        wait("signal, some bits", &[], signal.bits(16)),
+        wait("signal, low 16 bits", &[], signal.bits(16)),
         wait("signal at an address", &[], address),
         wait("signal to meet its shadow", &[shadow], meet),
         wait("signal to pass its shadow", &[], follow),
@@ -90,7 +92,7 @@ fn ways() -> [Way; 2] {
         wait("room for a value", &full, put),
         wait("room for a get", &full, get),
         wait("room for a signal", &full, Op::raise(STOPPED, 0)),
-        wait("room for what goes elsewhere", &full, Op::put_value(3, 8, 1)),
+        wait("room for a value to another rank", &full, Op::put_value(3, 8, 1)),
         wait("world barrier", &[], barrier(0, 0)),
         wait("rail barrier", &[], barrier(2, 0)),
         wait("combined barrier, the rail", &[], combined),
@@ -120,7 +122,7 @@ struct Waiting {
     way: Way,
 }
 
-/// The kernel of it, and what it looks into.
+/// A running kernel, and the memory that it reads and writes.
 struct Running {
     stream: Arc<dyn Stream>,
     log: Arc<Memory>,
@@ -152,7 +154,7 @@ impl Waiting {
         let Way { coop, threads, flags, waits, .. } = &self.way;
         let (mut operations, mut programs, mut stride) = (Vec::new(), Vec::new(), 0);
         for (context, Wait { before, op, .. }) in (0..).zip(waits) {
-            // The log of what does nothing says that all before the wait is done.
+            // The log entry of the `Nop` shows that every operation before the wait has completed.
             let program = before.iter().copied().chain([Op::nop(), *op]).map(|op| op.context(context));
             programs.extend([operations.len() as u64, before.len() as u64 + 2]);
             operations.extend(program);
@@ -180,24 +182,25 @@ impl Waiting {
         };
         let (kernel, stream) = (rank.kernel(coop.kernel(SetupBackend::Proxy))?, rank.stream()?);
         let shape = LaunchConfig::new(waits.len() as u32, *threads);
-        // Safety: the tables are as the kernel wants them and live until it has ended, or the process has; so do
-        // communicator and windows.
+        // Safety: the tables are as the kernel expects. Tables, communicator and windows outlive the kernel, or the
+        // process ends.
         unsafe { stream.launch(&kernel, shape, &[&self.comm.device()?, &Plain(script)])? };
         Ok(Running { stream, log, stride, _tables: [windows, operations, programs] })
     }
 
-    /// Place in the log of what a thread of a wait's group says of what comes so long before the end of its program.
+    /// Returns the position in the log of a thread's entry for the operation `before_end` places before the end of a
+    /// wait's program.
     fn entry(&self, running: &Running, wait: usize, thread: u32, before_end: usize) -> usize {
         let row = wait * self.way.threads as usize + thread as usize;
         row * running.stride + self.way.waits[wait].before.len() + 1 - before_end
     }
 
-    /// The waits that not all threads of their groups have come to, or have left already.
+    /// Returns the waits that some thread of the group has not reached, or has left already.
     fn not_inside(&self, running: &Running) -> Vec<&'static str> {
         let outcome = |entry: usize| {
             let address = running.log.address() as usize + entry * size_of::<Entry>();
-            // Safety: the first word of an entry of the log, which lives, in pinned memory; whoever may write it
-            // meanwhile writes the whole word at once.
+            // Safety: the address is that of the first word of a log entry in pinned memory, which is still allocated.
+            // A thread that writes it meanwhile writes the whole word at once.
             unsafe { (*(address as *const AtomicU64)).load(Ordering::Acquire) }
         };
         let is_inside = |wait: usize| {
@@ -209,7 +212,7 @@ impl Waiting {
         waits.filter(|(index, _)| !is_inside(*index)).map(|(_, wait)| wait.name).collect()
     }
 
-    /// The fault that each wait ended with, alike in all threads, which says that the rank is lost and how.
+    /// Returns the fault of each wait. All threads must have the same fault, which names the lost rank and the cause.
     fn ends(&self, running: &Running, silence: Duration) -> Result<Vec<Fault>, String> {
         let waits = &self.way.waits;
         let mut log =
@@ -237,13 +240,13 @@ impl Waiting {
     }
 }
 
-/// What does not end ends this process: threads and kernels that hang cannot be waited for.
+/// Reports a hang and ends this process: it cannot wait for threads and kernels that hang.
 fn hangs(text: &str) -> ! {
     say(&format!("failed {text}"));
     std::process::exit(1)
 }
 
-/// Waits until nothing is missing of what has to be.
+/// Waits until `missing` returns nothing.
 fn until_none(what: &str, missing: impl Fn() -> Vec<&'static str>) {
     let mut looks = HANGS.as_millis();
     while !missing().is_empty() {
@@ -256,7 +259,7 @@ fn until_none(what: &str, missing: impl Fn() -> Vec<&'static str>) {
     }
 }
 
-/// What comes of each of these, whichever comes first; `name` says which is missing.
+/// Returns the results of all, in order of index; `name` names a missing one.
 fn all_ends<T>(from: &Receiver<(usize, T)>, count: usize, name: impl Fn(usize) -> String) -> Vec<T> {
     let mut ends: Vec<Option<T>> = (0..count).map(|_| None).collect();
     let mut looks = HANGS.as_millis() / LOOK.as_millis();
@@ -274,26 +277,26 @@ fn all_ends<T>(from: &Receiver<(usize, T)>, count: usize, name: impl Fn(usize) -
     ends.into_iter().flatten().collect()
 }
 
-/// How the bystander, a communicator of the first two ranks alone, gets on.
+/// Progress of the bystander, a communicator of only the first two ranks.
 #[derive(Default)]
 struct Bystander {
     launches: AtomicU64,
-    /// This rank's waits have ended.
+    /// Set when this rank's waits have ended.
     over: AtomicBool,
 }
 
 impl Bystander {
-    /// Has both ranks launch until the waits of both have ended, and some more.
+    /// Makes both ranks launch until the waits of both have ended, and some more times.
     fn go_on(&self, rank: &Rank, pair: &Arc<dyn Bootstrap>, site: &mut Site) -> Result<(), String> {
         let mut after = 0;
         while after < AFTER {
-            if site.launch(rank)? == Came::Ended {
-                return Err(format!("the bystander has ended: {:?}", site.comm.fault_report()));
+            if site.launch(rank)? == LaunchEnd::Fault {
+                return Err(format!("the bystander's communicator has ended: {:?}", site.comm.fault_report()));
             }
             self.launches.fetch_add(1, Ordering::Relaxed);
             let votes = pair.all_gather(&[u8::from(self.over.load(Ordering::Acquire))]);
-            let votes = votes.map_err(|error| format!("the bystander cannot meet: {error}"))?;
-            // Both see the same votes, so both stop at the same launch.
+            let votes = votes.map_err(|error| format!("the bystander's all-gather failed: {error}"))?;
+            // Both ranks see the same votes, so both stop at the same launch.
             after += u64::from(votes.iter().all(|vote| vote == &[1]));
         }
         site.comm.destroy().map_err(|error| format!("the bystander: {error}"))
@@ -304,21 +307,21 @@ fn text(error: &dyn std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// Kernels wait.
+/// Runs the task in which kernels wait.
 pub fn kernels(
     rank: &Rank,
-    wanted: &Wanted,
+    order: &JobOrder,
     job: &Arc<dyn Bootstrap>,
     lines: &Mutex<Receiver<String>>,
 ) -> Result<(), String> {
-    let pair = beside(wanted, job, 2).map_err(|error| text(&error))?;
-    // On the same device as what ends.
+    let pair = beside(order, job, 2).map_err(|error| text(&error))?;
+    // The bystander uses the device of the waits that end.
     let site = pair.as_ref().map(|pair| pair_site(rank, pair)).transpose().map_err(|error| text(&error))?;
     let waiting = ways().into_iter().map(|way| Waiting::new(rank, job, way)).collect::<Result<Vec<_>, _>>();
     let waiting = waiting.map_err(|error| text(&error))?;
     if rank.rank() == STOPPED {
         say("waiting");
-        // It is stopped here, for good.
+        // The parent stops this process here, for good.
         next(lines);
         return Ok(());
     }
@@ -341,7 +344,7 @@ pub fn kernels(
         say("waiting");
         next(lines);
         let ends: Vec<Result<(), GpuError>> = all_ends(&from, running.len(), |way| {
-            // Those that have left are not inside any more.
+            // Waits that have ended are no longer inside.
             let left = not_inside(way);
             let all = waiting[way].way.waits.iter().map(|wait| wait.name);
             let stay: Vec<_> = all.filter(|name| !left.contains(name)).collect();
@@ -351,7 +354,7 @@ pub fn kernels(
         bystander.over.store(true, Ordering::Release);
         for ((waiting, running), end) in waiting.iter().zip(&running).zip(ends) {
             end.map_err(|error| text(&error))?;
-            let faults = waiting.ends(running, wanted.silence)?;
+            let faults = waiting.ends(running, order.silence)?;
             let Err(error) = waiting.comm.check("go on") else { return Err("the host knows of no fault".to_owned()) };
             for (wait, fault) in waiting.way.waits.iter().zip(faults) {
                 say(&format!("ended {}: {fault}; the host: {error}", wait.name));
@@ -366,43 +369,43 @@ pub fn kernels(
     waiting.iter().try_for_each(|waiting| waiting.comm.destroy()).map_err(|error| text(&error))
 }
 
-/// How often ranks have met by something, and a meeting after which they are held up.
+/// Counts of a job's collectives, and a collective after which its callers are held.
 #[derive(Debug, Default)]
-struct Meetings {
+struct Collectives {
     begun: AtomicU64,
     ended: AtomicU64,
-    /// Number of the meeting, from 1; 0 for none.
+    /// Number of that collective, from 1; 0 for none.
     hold: Mutex<u64>,
     released: Condvar,
 }
 
-impl Meetings {
-    fn count<T>(&self, meet: impl FnOnce() -> T) -> T {
+impl Collectives {
+    fn count<T>(&self, collective: impl FnOnce() -> T) -> T {
         self.begun.fetch_add(1, Ordering::AcqRel);
-        let outcome = meet();
+        let outcome = collective();
         let number = 1 + self.ended.fetch_add(1, Ordering::AcqRel);
         let hold = self.hold.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.released.wait_while(hold, |hold| *hold == number));
         outcome
     }
 
-    /// Holds up whoever has met this often, or nobody, 0.
+    /// Holds callers after this collective; 0 releases them.
     fn hold(&self, number: u64) {
         *self.hold.lock().unwrap_or_else(PoisonError::into_inner) = number;
         self.released.notify_all();
     }
 }
 
-/// A job of which is known whether a call is inside a meeting, and which.
+/// A job that records which collective a call is inside.
 #[derive(Debug)]
 struct Watched {
     job: Arc<dyn Bootstrap>,
-    meetings: Arc<Meetings>,
+    collectives: Arc<Collectives>,
 }
 
 impl Watched {
     fn new(job: &Arc<dyn Bootstrap>) -> Arc<Self> {
-        Arc::new(Self { job: job.clone(), meetings: Arc::default() })
+        Arc::new(Self { job: job.clone(), collectives: Arc::default() })
     }
 }
 
@@ -424,11 +427,11 @@ impl Bootstrap for Watched {
     }
 
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
-        self.meetings.count(|| self.job.all_gather(bytes))
+        self.collectives.count(|| self.job.all_gather(bytes))
     }
 
     fn channel(&self, communicator: u64) -> Arc<dyn Channel> {
-        Arc::new(WatchedChannel { channel: self.job.channel(communicator), meetings: self.meetings.clone() })
+        Arc::new(WatchedChannel { channel: self.job.channel(communicator), collectives: self.collectives.clone() })
     }
 
     fn abort(&self) {
@@ -440,11 +443,11 @@ impl Bootstrap for Watched {
     }
 }
 
-/// A channel of it.
+/// A channel of a watched job.
 #[derive(Debug)]
 struct WatchedChannel {
     channel: Arc<dyn Channel>,
-    meetings: Arc<Meetings>,
+    collectives: Arc<Collectives>,
 }
 
 impl Channel for WatchedChannel {
@@ -453,58 +456,60 @@ impl Channel for WatchedChannel {
     }
 
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
-        self.meetings.count(|| self.channel.all_gather(bytes))
+        self.collectives.count(|| self.channel.all_gather(bytes))
     }
 }
 
-/// What a call waits in.
+/// The place in which a call waits.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum In {
-    /// A meeting that the rank that is stopped does not come to.
-    Meeting,
-    /// The drain of requests to that rank, which itself is in the meeting that follows.
+enum CallWait {
+    /// A collective at which the stopped rank does not arrive.
+    Collective,
+    /// The drain of requests to the stopped rank, which is itself in the next collective.
     Drain,
-    /// The question to its process for its memory, which it has told of in the meeting before.
-    Asking,
+    /// The request to the stopped rank's process for its memory, which it announced in the previous collective.
+    MemoryRequest,
 }
 
 /// A call of the host that waits.
 struct Call {
     name: &'static str,
-    wait: In,
-    /// Meetings of the call before it waits.
+    wait: CallWait,
+    /// Collectives of the call before it waits.
     past: u64,
-    /// Meetings before the call.
+    /// Collectives before the call.
     before: u64,
-    meetings: Arc<Meetings>,
+    collectives: Arc<Collectives>,
     comm: Option<Arc<Communicator>>,
     run: Box<dyn FnOnce() -> Result<(), CommError> + Send>,
 }
 
 impl Call {
     fn is_inside(&self, stopped: bool) -> bool {
-        let (ended, begun) = (self.meetings.ended.load(Ordering::Acquire), self.meetings.begun.load(Ordering::Acquire));
+        let (ended, begun) =
+            (self.collectives.ended.load(Ordering::Acquire), self.collectives.begun.load(Ordering::Acquire));
         let past = self.before + self.past;
-        (ended, begun) == (past, past + u64::from(stopped || self.wait == In::Meeting))
+        (ended, begun) == (past, past + u64::from(stopped || self.wait == CallWait::Collective))
     }
 }
 
-/// Names of the waits of hosts, and whether there is a communicator, with a back end, that ends.
+/// Names of the hosts' waits. The flag is set if a communicator, with a back end, ends as well.
 pub const HOST_WAITS: [(&str, bool); 11] = [
     ("initialise", false),
-    ("initialise, asking", false),
+    ("initialise; requesting memory", false),
     ("barrier of the job", false),
-    ("meeting of the job", false),
+    ("all-gather of the job", false),
     ("register", true),
     ("allocate a window", true),
     ("deregister", true),
     ("destroy", true),
-    ("deregister, draining", true),
-    ("destroy, draining", true),
-    ("register, asking", true),
+    ("deregister; draining", true),
+    ("destroy; draining", true),
+    ("register; requesting memory", true),
 ];
 
-/// All of those, ready to be called; `jobs`: as many as there are calls that meet by a job itself.
+/// Returns all of these calls, ready to run. `jobs` has one job for each call that uses a job directly, and one for the
+/// rest.
 fn host_waits(rank: &Rank, jobs: [&Arc<dyn Bootstrap>; 4]) -> Result<Vec<Call>, CommError> {
     let config = rank.comm_config().clone().network(Arc::new(slow)).drain(FOREVER);
     let new =
@@ -514,14 +519,14 @@ fn host_waits(rank: &Rank, jobs: [&Arc<dyn Bootstrap>; 4]) -> Result<Vec<Call>, 
     for (name, _) in HOST_WAITS {
         let watched = Watched::new(match name {
             "barrier of the job" => jobs[1],
-            "meeting of the job" => jobs[2],
-            "initialise, asking" => jobs[3],
+            "all-gather of the job" => jobs[2],
+            "initialise; requesting memory" => jobs[3],
             _ => jobs[0],
         });
         let draining = name.ends_with("draining");
         let mut comm = None;
         let run: Box<dyn FnOnce() -> Result<(), CommError> + Send> = match name {
-            "initialise" | "initialise, asking" => {
+            "initialise" | "initialise; requesting memory" => {
                 let comm = new(&watched);
                 Box::new(move || comm.initialise(&Requirements::default()))
             }
@@ -529,7 +534,7 @@ fn host_waits(rank: &Rank, jobs: [&Arc<dyn Bootstrap>; 4]) -> Result<Vec<Call>, 
                 let job = watched.clone();
                 Box::new(move || Ok(job.barrier()?))
             }
-            "meeting of the job" => {
+            "all-gather of the job" => {
                 let job = watched.clone();
                 Box::new(move || Ok(job.all_gather(&[1]).map(drop)?))
             }
@@ -541,69 +546,70 @@ fn host_waits(rank: &Rank, jobs: [&Arc<dyn Bootstrap>; 4]) -> Result<Vec<Call>, 
                 comm = Some(site.comm.clone());
                 let memory = Memory::shared(rank.device(), MemoryKind::Device, 4096)?;
                 Box::new(move || match name {
-                    "register" | "register, asking" => {
+                    "register" | "register; requesting memory" => {
                         site.comm.register::<u8>(&memory.whole(), WindowFlags::NONE).map(drop)
                     }
                     "allocate a window" => site.comm.alloc_window::<u8>(64, WindowFlags::NONE).map(drop),
-                    "destroy" | "destroy, draining" => site.comm.destroy(),
+                    "destroy" | "destroy; draining" => site.comm.destroy(),
                     _ => site.comm.deregister(&site.windows[0]),
                 })
             }
         };
         let (wait, past) = match name {
-            "deregister, draining" => (In::Drain, 2),
-            "destroy, draining" => (In::Drain, 1),
-            // What they can do, then what they have.
-            "initialise, asking" => (In::Asking, 2),
-            "register, asking" => (In::Asking, 1),
-            _ => (In::Meeting, 0),
+            "deregister; draining" => (CallWait::Drain, 2),
+            "destroy; draining" => (CallWait::Drain, 1),
+            // Capabilities are gathered first, then memory.
+            "initialise; requesting memory" => (CallWait::MemoryRequest, 2),
+            "register; requesting memory" => (CallWait::MemoryRequest, 1),
+            _ => (CallWait::Collective, 0),
         };
-        let (before, meetings) = (watched.meetings.ended.load(Ordering::Acquire), watched.meetings.clone());
-        if wait == In::Asking && rank.rank() != STOPPED {
-            meetings.hold(before + past);
+        let (before, collectives) = (watched.collectives.ended.load(Ordering::Acquire), watched.collectives.clone());
+        if wait == CallWait::MemoryRequest && rank.rank() != STOPPED {
+            collectives.hold(before + past);
         }
-        calls.push(Call { name, wait, past, before, meetings, comm, run });
+        calls.push(Call { name, wait, past, before, collectives, comm, run });
     }
     Ok(calls)
 }
 
-/// Hosts wait.
+/// Runs the task in which hosts wait.
 pub fn calls(
     rank: &Rank,
-    wanted: &Wanted,
+    order: &JobOrder,
     job: &Arc<dyn Bootstrap>,
     lines: &Mutex<Receiver<String>>,
 ) -> Result<(), String> {
-    let beside = |ranks| beside(wanted, job, ranks).map_err(|error| text(&error));
+    let beside = |ranks| beside(order, job, ranks).map_err(|error| text(&error));
     let pair = beside(2)?;
     let of_all = || beside(rank.ranks())?.ok_or_else(|| "all ranks are in these jobs".to_owned());
     let (second, third, fourth) = (of_all()?, of_all()?, of_all()?);
     let calls = host_waits(rank, [job, &second, &third, &fourth]).map_err(|error| text(&error))?;
     let stopped = rank.rank() == STOPPED;
-    // What is not called is kept: communicators that are dropped end.
-    let (calls, _kept): (Vec<_>, Vec<_>) = calls.into_iter().partition(|call| !stopped || call.wait != In::Meeting);
+    // Calls that do not run are kept, because a communicator that is dropped ends.
+    let (calls, _kept): (Vec<_>, Vec<_>) =
+        calls.into_iter().partition(|call| !stopped || call.wait != CallWait::Collective);
     let bystander = Bystander::default();
     let (to, from) = mpsc::channel();
     let mut waits = Vec::new();
     for (index, call) in calls.into_iter().enumerate() {
-        let Call { name, wait, past, before, meetings, comm, run } = call;
+        let Call { name, wait, past, before, collectives, comm, run } = call;
         let (to, of) = (to.clone(), comm.clone());
         thread::spawn(move || {
             let end = match (run(), of.as_ref().and_then(|comm| comm.fault_report())) {
                 (Err(error), _) => Ok(error.to_string()),
-                // What has ended can be destroyed without the others.
+                // A communicator that has ended can be destroyed without the other ranks.
                 (Ok(()), Some(report)) if name.starts_with("destroy") => Ok(report.to_string()),
-                (Ok(()), _) => Err(format!("{name}: it went well, without rank {STOPPED}")),
+                (Ok(()), _) => Err(format!("{name}: succeeded without rank {STOPPED}")),
             };
             to.send((index, end))
         });
-        waits.push(Call { name, wait, past, before, meetings, comm, run: Box::new(|| Ok(())) });
+        waits.push(Call { name, wait, past, before, collectives, comm, run: Box::new(|| Ok(())) });
     }
     let missing = || waits.iter().filter(|call| !call.is_inside(stopped)).map(|call| call.name).collect();
     thread::scope(|scope| {
         let beside = pair.map(|pair| {
             let bystander = &bystander;
-            // On a device of its own, as windows are not deregistered while kernels run on their device.
+            // The bystander has its own device, as windows are not deregistered while kernels run on their device.
             scope.spawn(move || {
                 let config = WorldConfig::threads(2);
                 let body = |rank: Rank| {
@@ -616,9 +622,9 @@ pub fn calls(
         until_none("does not begin", missing);
         let begun = bystander.launches.load(Ordering::Relaxed);
         say("waiting");
-        // That the rank is stopped, which that rank itself never hears.
+        // The parent reports that the rank is stopped; the stopped rank itself never reads that.
         next(lines);
-        waits.iter().for_each(|call| call.meetings.hold(0));
+        waits.iter().for_each(|call| call.collectives.hold(0));
         let ends = all_ends(&from, waits.len(), |index| waits[index].name.to_owned());
         let launches = bystander.launches.load(Ordering::Relaxed) - begun;
         bystander.over.store(true, Ordering::Release);
@@ -640,7 +646,8 @@ pub fn calls(
     Ok(())
 }
 
-/// Names of the waits of a task, in the order in which ranks tell of them, and whether there is a communicator.
+/// Returns the names of a task's waits, in the order in which ranks report them. The flag is set if a communicator ends
+/// as well.
 pub fn names(task: &str) -> Vec<(&'static str, bool)> {
     if task == CALLS {
         return HOST_WAITS.to_vec();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Random operations of one rank, and whether what was signalled has arrived.
+//! Random operations of one rank, and the check that signalled data has arrived.
 //!
-//! In each launch all ranks know, by the seed, what each of them does: puts of all sizes with and without signals of
-//! their own, values, and gets, in several contexts. A rank waits for each signal and compares what it covers. So a
-//! signal for what has not arrived is found, whatever else happens.
+//! The seed gives all ranks the operations of each rank in each launch: puts of all sizes with and without their own
+//! signals, values, and gets, in several contexts. A rank waits for each signal and compares the bytes that it covers.
+//! So the check finds a signal that came before its data, whatever else happens.
 
 use gin_abi::WindowHandle;
 use gin_conformance::host::SetupBackend;
@@ -19,7 +19,7 @@ use oorandom::Rand64;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Windows: sources of puts, where they arrive, what is offered to gets, what gets bring.
+/// Windows: sources of puts, destinations of puts, sources of gets, destinations of gets.
 const SOURCE: u32 = 0;
 const ARRIVAL: u32 = 1;
 const OFFER: u32 = 2;
@@ -30,13 +30,13 @@ const SLOT: u64 = 4096;
 const POSTS: u64 = 12;
 const CONTEXTS: u64 = 3;
 
-/// Random numbers that follow from a seed.
+/// Returns a generator of random numbers for a seed.
 pub fn rng(seed: u64) -> Rand64 {
     Rand64::new(seed.into())
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum What {
+enum Action {
     Put,
     Value,
     Get,
@@ -45,44 +45,44 @@ enum What {
 /// One operation of a rank.
 #[derive(Clone, Copy, Debug)]
 struct Post {
-    what: What,
+    action: Action,
     peer: u32,
     context: u32,
     bytes: u64,
-    /// Where a get begins in what is offered.
+    /// Offset at which a get begins in the offered window.
     from: u64,
-    /// It raises a signal of its own.
+    /// Set if the operation raises its own signal.
     signals: bool,
     seed: u64,
 }
 
-/// What every rank does in a launch, by rank.
+/// Returns the operations of all ranks in a launch.
 fn plan(seed: u64, launch: u64, ranks: u32) -> Vec<Vec<Post>> {
     let mut random = rng(seed ^ launch.wrapping_mul(0x2545_f491_4f6c_dd1d));
     let mut post = |rank: u32| {
-        let what = [What::Put, What::Put, What::Value, What::Get][random.rand_range(0..4) as usize];
+        let action = [Action::Put, Action::Put, Action::Value, Action::Get][random.rand_range(0..4) as usize];
         let peer = (rank + 1 + random.rand_range(0..u64::from(ranks.max(2) - 1)) as u32) % ranks;
         let most = 1 << random.rand_range(0..13);
-        let bytes = if what == What::Value { 8 } else { 1 + random.rand_range(0..most).min(SLOT - 1) };
+        let bytes = if action == Action::Value { 8 } else { 1 + random.rand_range(0..most).min(SLOT - 1) };
         let from = random.rand_range(0..SLOT - bytes + 1);
         let (context, signals) = (random.rand_range(0..CONTEXTS) as u32, random.rand_range(0..3) > 0);
-        Post { what, peer, context, bytes, from, signals, seed: random.rand_u64() }
+        Post { action, peer, context, bytes, from, signals, seed: random.rand_u64() }
     };
     (0..ranks).map(|rank| (0..POSTS).map(|_| post(rank)).collect()).collect()
 }
 
-/// The seed of what a rank offers to gets.
+/// Returns the seed of the window that a rank offers to gets.
 fn offered(rank: u32) -> u64 {
     700 + u64::from(rank)
 }
 
-/// What came of a launch.
+/// The outcome of a launch.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Came {
-    /// All was as it should be.
-    Right,
-    /// A fault ended it; what was signalled until then had arrived.
-    Ended,
+pub enum LaunchEnd {
+    /// Every operation succeeded.
+    Success,
+    /// A fault ended the launch; everything signalled until then had arrived.
+    Fault,
 }
 
 /// A communicator and its windows, on one rank.
@@ -101,7 +101,7 @@ pub fn requirements(ranks: u32) -> Requirements {
 }
 
 impl Site {
-    /// Brings everything up.
+    /// Initialises the communicator and allocates its windows.
     pub fn new(comm: Arc<Communicator>, seed: u64, network_only: bool) -> Result<Self, CommError> {
         comm.initialise(&requirements(comm.ranks()))?;
         let sizes = [POSTS * SLOT, u64::from(comm.ranks()) * POSTS * SLOT, SLOT, POSTS * SLOT];
@@ -112,33 +112,33 @@ impl Site {
         Ok(Self { comm, windows, seed, network_only, launches: 0, raised: BTreeMap::new() })
     }
 
-    /// This rank's program.
+    /// Returns this rank's program.
     fn program(&mut self) -> Vec<Op> {
         let (own, ranks) = (self.comm.rank(), self.comm.ranks());
         let plan = plan(self.seed, self.launches, ranks);
         self.launches += 1;
-        // What the others read and wrote in the launch before is done with.
+        // The barrier ends all reads and writes of other ranks' previous launch.
         let mut program = vec![Op::barrier()];
         let (mut gets, mut uncovered) = (Vec::new(), BTreeMap::new());
         for (slot, post) in (0..).zip(&plan[own as usize]) {
             let Post { peer, context, bytes, from, seed, .. } = *post;
             let there = (u64::from(own) * POSTS + slot) * SLOT;
-            let op = match post.what {
-                What::Put => {
+            let op = match post.action {
+                Action::Put => {
                     program.push(Op::fill(SOURCE, slot * SLOT, bytes, seed));
                     Op::put(peer, bytes).from(SOURCE, slot * SLOT).to(ARRIVAL, there)
                 }
-                What::Value => {
+                Action::Value => {
                     let value = u64::from_le_bytes(std::array::from_fn(|index| pattern(seed, index as u64)));
                     Op::put_value(peer, 8, value).to(ARRIVAL, there)
                 }
-                What::Get => {
+                Action::Get => {
                     gets.push(Op::check_from(FETCHED, slot * SLOT, bytes, offered(peer), from));
                     Op::get(peer, bytes).from(OFFER, from).to(FETCHED, slot * SLOT)
                 }
             };
             let op = op.context(context);
-            let puts = post.what != What::Get;
+            let puts = post.action != Action::Get;
             program.push(if puts && post.signals { op.signal(own) } else { op });
             if puts {
                 uncovered.insert((peer, context), !post.signals);
@@ -150,7 +150,7 @@ impl Site {
         program.append(&mut gets);
         for sender in (0..ranks).filter(|sender| *sender != own) {
             for context in 0..CONTEXTS as u32 {
-                let to_this = |post: &Post| (post.peer, post.context) == (own, context) && post.what != What::Get;
+                let to_this = |post: &Post| (post.peer, post.context) == (own, context) && post.action != Action::Get;
                 let posts = (0..).zip(&plan[sender as usize]).filter(|(_, post)| to_this(post));
                 let raised = self.raised.entry((sender, context)).or_default();
                 let mut covered: Vec<Op> = Vec::new();
@@ -174,11 +174,12 @@ impl Site {
         program
     }
 
-    /// One launch.
+    /// Runs one launch.
     ///
     /// # Errors
-    /// In words: bytes that a signal covered were wrong, or a kernel ended without a fault that the host knows.
-    pub fn launch(&mut self, rank: &Rank) -> Result<Came, String> {
+    /// Returns an error if bytes that a signal covers are wrong, or if a kernel ended without a fault that the host
+    /// knows.
+    pub fn launch(&mut self, rank: &Rank) -> Result<LaunchEnd, String> {
         let program = self.program();
         let log = self.run(rank, &program).map_err(|error| error.to_string())?;
         for (index, (op, entry)) in program.iter().zip(&log).enumerate() {
@@ -190,17 +191,18 @@ impl Site {
             }
         }
         if log.iter().all(|entry| entry.outcome == 1) {
-            return Ok(Came::Right);
+            return Ok(LaunchEnd::Success);
         }
         match self.comm.fault() {
-            Some(_) => Ok(Came::Ended),
-            None => {
-                Err(format!("a kernel ended early, and there is no fault: {:?}", log.iter().find(|e| e.outcome != 1)))
-            }
+            Some(_) => Ok(LaunchEnd::Fault),
+            None => Err(format!(
+                "a kernel ended early, and the host knows no fault: {:?}",
+                log.iter().find(|e| e.outcome != 1)
+            )),
         }
     }
 
-    /// Runs a program on one thread; what it logged.
+    /// Runs a program on one thread, and returns its log.
     pub fn run(&self, rank: &Rank, program: &[Op]) -> Result<Vec<Entry>, CommError> {
         let handles: Vec<WindowHandle> = self.windows.iter().map(Window::handle).collect();
         let words = [0u64, program.len() as u64];
@@ -224,7 +226,7 @@ impl Site {
         };
         let kernel = rank.kernel(CoopKind::Thread.kernel(SetupBackend::Proxy))?;
         let stream = rank.stream()?;
-        // Safety: the tables are as the kernel wants them and live until it has ended; so do communicator and windows.
+        // Safety: the tables are as the kernel expects. Tables, communicator and windows outlive the kernel.
         unsafe { stream.launch(&kernel, LaunchConfig::new(1, 1), &[&self.comm.device()?, &Plain(script)])? };
         stream.synchronize()?;
         let mut entries = empty;
@@ -232,7 +234,7 @@ impl Site {
         Ok(entries)
     }
 
-    /// Writes to the windows of all other ranks, by loads and stores, whatever has become of the communicator.
+    /// Writes to the windows of all other ranks, by loads and stores, whatever the state of the communicator.
     pub fn scribble(&self, rank: &Rank) -> Result<(), CommError> {
         let own = self.comm.rank();
         let mut program = vec![Op::fill(SOURCE, 0, SLOT, SCRIBBLE)];
@@ -243,11 +245,11 @@ impl Site {
             }
         }
         let log = self.run(rank, &program)?;
-        assert!(log.iter().all(|entry| entry.outcome == 1), "loads and stores are carried out after a fault too");
+        assert!(log.iter().all(|entry| entry.outcome == 1), "loads and stores work after a fault too");
         Ok(())
     }
 
-    /// Whether all that may arrive has been written over.
+    /// Returns whether every byte that other ranks may write has been overwritten.
     pub fn is_scribbled(&self) -> Result<bool, CommError> {
         let bytes = self.windows[ARRIVAL as usize].read_all()?;
         Ok(bytes
@@ -256,5 +258,5 @@ impl Site {
     }
 }
 
-/// The seed of what is scribbled.
+/// Seed of the bytes that `scribble` writes.
 const SCRIBBLE: u64 = 0x5c51_bb1e;

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Random programs on 2 to 4 ranks do what a simple model says: every byte, signal and counter.
+//! Random programs on 2 to 4 ranks match a simple model in every byte, signal and counter.
 //!
-//! A failure is shrunk and printed with its programs; `GIN_SEED` repeats it. `GIN_PROGRAMS` is how many run, 100 by
-//! default. The same programs with a mistake in the proxy must fail, which shows that the model sees it.
+//! A failure is shrunk and printed with its programs; `GIN_SEED` repeats it. `GIN_PROGRAMS` sets the number of
+//! programs, 100 by default. The same programs with a mistake in the proxy must fail, which shows that the model
+//! notices it.
 
 mod model;
 mod plan;
 
-use gin_conformance::host::{Mistake, Setup, SetupBackend};
+use gin_conformance::host::{Mistake, Setup, SetupBackend, number_from_env, seed_from_env};
 use gin_conformance::scenario::{WRONG_BYTES, WRONG_VALUE};
 use gin_testkit::Sabotage;
 use model::Compiled;
 use plan::Plan;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
-use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Runs a plan on real threads, or by its seed.
+/// Runs a plan on real threads, or on the schedule of its seed.
 fn run(plan: &Plan, threads: bool, mistake: Mistake) -> Result<(), String> {
     let base = if threads { Setup::threads() } else { Setup::seeded(plan.seed) };
     let backend = if let Mistake::Proxy(_) = mistake { SetupBackend::Proxy } else { plan.backend };
-    // A run that hangs is told of soon; without a mistake none comes near this.
+    // Ends a run that hangs early. A run without a mistake stays far below this.
     let stall_steps = if mistake == Mistake::None { 5_000_000 } else { 300_000 };
     let setup = Setup { net: plan.net, backend, mistake, stall_steps, ..base };
     let compiled = Compiled::new(plan);
@@ -41,25 +41,13 @@ fn runner(seed: u64, cases: u32) -> TestRunner {
     TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
 }
 
-/// The number in a variable of the environment.
-fn number(variable: &str) -> Option<u64> {
-    let text = std::env::var(variable).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is a number, not {text:?}")))
-}
-
-/// Another seed each time, or that of `GIN_SEED`.
-fn seed() -> u64 {
-    let now = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |now| now.as_nanos() as u64);
-    number("GIN_SEED").unwrap_or_else(now)
-}
-
-/// Programs of a test: that many hundredths of `GIN_PROGRAMS`, of which there are 100 by default.
+/// Returns the number of programs of a test: that many hundredths of `GIN_PROGRAMS`, which is 100 by default.
 fn programs(hundredths: u32) -> u32 {
-    let programs = number("GIN_PROGRAMS").unwrap_or(100) * u64::from(hundredths) / 100;
+    let programs = number_from_env("GIN_PROGRAMS").unwrap_or(100) * u64::from(hundredths) / 100;
     u32::try_from(programs).unwrap_or(u32::MAX).max(1)
 }
 
-/// Runs random plans. If one fails: what it finds when shrunk, and how many operations that draws.
+/// Runs random plans. If one fails, returns the finding for the shrunk plan and the number of its operations.
 fn explore(
     plans: impl Strategy<Value = Plan>,
     seed: u64,
@@ -73,7 +61,7 @@ fn explore(
         Err(TestError::Abort(reason)) => Err((reason.to_string(), 0)),
         Err(TestError::Fail(reason, plan)) => {
             let text = format!(
-                "{reason}\nthe smallest plan that fails: {plan:#?}\n  again: GIN_SEED={seed} cargo test -p \
+                "{reason}\nthe smallest plan that fails: {plan:#?}\n  repeat: GIN_SEED={seed} cargo test -p \
                  gin-conformance --test random_programs"
             );
             Err((text, plan.rounds.iter().map(|round| round.posts.len()).sum()))
@@ -81,9 +69,9 @@ fn explore(
     }
 }
 
-/// Panics if a plan fails.
+/// Runs random plans. Panics if one fails.
 fn hold(plans: impl Strategy<Value = Plan>, programs: u32, threads: bool) {
-    if let Err((text, _)) = explore(plans, seed(), programs, threads, Mistake::None) {
+    if let Err((text, _)) = explore(plans, seed_from_env(), programs, threads, Mistake::None) {
         panic!("{text}");
     }
 }
@@ -108,8 +96,8 @@ fn random_programs_of_many_groups_do_what_the_model_says_on_real_threads() {
     hold(plan::crowds(), programs(4), true);
 }
 
-/// Some of the first plans of a fixed seed fails with this mistake, by wrong bytes or values, which it does not
-/// without; the number of those tried.
+/// Runs the first plans of a fixed seed with this mistake until one fails with wrong bytes or values. Without the
+/// mistake that plan must pass. Returns the number of plans tried.
 fn noticed(sabotage: Sabotage) -> u32 {
     const MOST: u32 = 60;
     let mut runner = runner(7, MOST);
@@ -125,7 +113,7 @@ fn noticed(sabotage: Sabotage) -> u32 {
             _ => {}
         }
     }
-    panic!("{MOST} programs ran with {sabotage:?} and none got a wrong byte or value");
+    panic!("{MOST} programs ran with {sabotage:?} without a wrong byte or value");
 }
 
 #[test]
@@ -138,10 +126,10 @@ fn every_mistake_of_the_proxy_is_noticed() {
 #[test]
 fn a_failure_is_shrunk_and_says_how_to_repeat_it() {
     let mistake = Mistake::Proxy(Sabotage::LosePut);
-    let Err((text, posts)) = explore(plan::plans(), 7, 20, false, mistake) else { panic!("nothing was lost") };
+    let Err((text, posts)) = explore(plan::plans(), 7, 20, false, mistake) else { panic!("no put was lost") };
     // Every third put is lost, and a plan begins with up to 72 operations.
     assert!((1..10).contains(&posts), "{posts} operations: {text}");
     for part in [WRONG_BYTES, "rank 0, group 0:", "seed: ", "GIN_SEED=7 "] {
-        assert!(text.contains(part), "no {part:?} in {text}");
+        assert!(text.contains(part), "expected {part:?} in {text}");
     }
 }

@@ -1,18 +1,25 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a plan comes to: its programs, and what memory, signals and counters must be, by plain arithmetic.
+//! The compiler of a plan: its programs, and by plain arithmetic the final content of memory, signals and counters.
 //!
-//! A round of a group: it fills its part of the source window anew; issues what was drawn; sends what it holds back;
-//! learns that its operations are done and compares what it got; waits until each signal of its rank has the value that
-//! all raises together give, reads it, and compares the puts that were made to it; then tells all groups of all ranks
-//! that it is through, and waits until all are. Nobody waits for others before it has issued and sent everything, so
-//! none waits in vain. Every put is covered by its own signal or by a later strong one of its group, context and peer;
-//! where none was drawn, one is added, by the group or by one of its block for all.
+//! Each round of a group has these steps.
 //!
-//! An operation with more is held back. It is sent by the group's next post without to that peer, by its next flush or
-//! token, or by the wait for its counter; where there is none of these, one is added. In plans of one context none is:
-//! every wait is one of that context, and what tells that groups are through comes without.
+//! 1. It refills its part of the source window.
+//! 2. It issues the operations of the plan.
+//! 3. It sends the posts that it holds back.
+//! 4. It waits until its operations are complete, and compares the bytes that it got.
+//! 5. It waits until each signal of its rank has the sum of all raises, reads it, and compares the puts that the signal
+//!    covers.
+//! 6. It reports to all groups of all ranks that it has finished, and waits until all have.
+//!
+//! A group issues and sends everything before it waits for others, so no group waits in vain. Every put is covered by
+//! its own signal, or by a later strong signal of its group, context and peer. If the plan has none, the compiler adds
+//! one: in the group, or in one group of its block for all.
+//!
+//! An operation with `more` is held back. The group's next post without `more` to that peer sends it, or its next flush
+//! or token, or the wait for its counter. If there is none of these, the compiler adds one. In plans of one context it
+//! adds none: every wait is in that context, and the report at the end of a round is without `more`.
 
-use crate::plan::{Completion, IDS, MOST_BYTES, MOST_SKEW, Plan, Post, Raise, Relay, Round, Sends, What};
+use crate::plan::{Action, Completion, IDS, MOST_BYTES, MOST_SKEW, Plan, Post, Raise, Relay, Round, Sends};
 use gin_conformance::op::{NONE, Op, pattern};
 use gin_conformance::scenario::{CoopKind, Outcome, Scenario, WRONG_BYTES, WindowSpec};
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,40 +34,40 @@ const WORDS: u32 = 4;
 
 /// Bytes of a group's part of the source window, and of the window that gets read.
 const STRIPE: u64 = 512;
-/// Bytes of a slot: no two operations of a round write to the same.
+/// Bytes of a slot. No two operations of a round write to the same slot.
 const SLOT: u64 = MOST_BYTES + MOST_SKEW + 1;
-/// The signal, of context 0, by which groups say that they are through.
+/// The signal, of context 0, by which groups report that they have finished a round.
 const THROUGH: u32 = IDS;
 /// The signal of relays.
 const RELAYED: u32 = IDS + 1;
 
-/// A window's bytes at the end.
+/// The bytes of a window at the end.
 type Memory = Vec<u8>;
 
-/// What is to be run, and what is to come of it.
+/// A plan's scenario and its expected results.
 pub struct Compiled {
     pub scenario: Scenario,
-    /// Rank, group, index of the operation, and the value that it reads.
+    /// Rank, group and index of each reading operation, and the value that it must read.
     values: Vec<(u32, u32, usize, u64)>,
-    /// For each rank, the windows but the last.
+    /// For each rank, all windows but the last.
     windows: Vec<Vec<Memory>>,
 }
 
 struct Compiler<'a> {
     plan: &'a Plan,
     groups: u32,
-    /// Slots of each sending group at each rank, and of gets.
+    /// Number of slots of each sending group at each rank, and of a group's gets.
     slots: u64,
-    /// One group in so many waits for signals and counters, and compares what was put.
+    /// Every `stride`th group waits for signals and counters and compares the puts.
     stride: u32,
     /// Pattern of each group's part of the source window.
     sources: BTreeMap<(u32, u32), u64>,
-    /// Times that a part of it was filled.
+    /// Number of fills of the source window so far.
     filled: u64,
     programs: BTreeMap<(u32, u32), Vec<Op>>,
     values: Vec<(u32, u32, usize, u64)>,
     windows: Vec<Vec<Memory>>,
-    /// By rank, context and id; words of the window have context [`u32::MAX`].
+    /// Values by rank, context and id. Words of the window have context [`NO_CONTEXT`].
     signals: BTreeMap<(u32, u32, u32), u64>,
     counters: BTreeMap<(u32, u32, u32), u64>,
     through: u64,
@@ -68,18 +75,18 @@ struct Compiler<'a> {
 
 const NO_CONTEXT: u32 = u32::MAX;
 
-/// A part of a window that must hold a pattern from one of its bytes on.
+/// A part of a window that must hold a pattern from one of the pattern's bytes on.
 struct Expected {
     group: u32,
     check: Op,
 }
 
-/// The seed of what a rank offers to gets.
+/// Returns the seed of the window that a rank offers to gets.
 fn offer_seed(rank: u32) -> u64 {
     900_000 + u64::from(rank)
 }
 
-/// The seed of a value: its bytes are the first of that pattern, so that a group can compare them like others.
+/// Returns the value of a seed. Its bytes are the first of that pattern, so that groups compare them like others.
 fn value_word(seed: u64) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|index| pattern(seed, index as u64)))
 }
@@ -95,7 +102,7 @@ fn shape(plan: &Plan) -> Scenario {
     scenario.require(|requirements| {
         requirements.contexts = plan.contexts;
         requirements.signals = IDS + 2;
-        // The last ones are the groups' own.
+        // The last counters are the groups' own.
         requirements.counters = IDS + groups;
         requirements.queue_depth = plan.queue_depth;
         requirements.max_outstanding_per_peer = plan.max_outstanding_per_peer;
@@ -110,7 +117,7 @@ impl Compiled {
         let groups = scenario.groups();
         let everybody = (0..plan.ranks).flat_map(|rank| (0..groups).map(move |group| (rank, group)));
         let most = |round: &Round| everybody.clone().map(|who| posts(plan, groups, round, who).count()).max();
-        // One more for what is relayed.
+        // One more for the relay.
         let slots = plan.rounds.iter().filter_map(most).max().unwrap_or(0) as u64 + 1;
         let senders = u64::from(plan.ranks * groups);
         let sizes = [u64::from(groups) * STRIPE, senders * slots * SLOT, STRIPE, u64::from(groups) * slots * SLOT];
@@ -144,10 +151,10 @@ impl Compiled {
         Self { scenario, values, windows }
     }
 
-    /// Everything is as the model has it.
+    /// Checks that the outcome matches the model.
     ///
     /// # Errors
-    /// The first that is not.
+    /// Returns the first difference.
     pub fn check(&self, outcome: &Outcome) -> Result<(), String> {
         outcome.check_ok(&self.scenario)?;
         for &(rank, group, index, value) in &self.values {
@@ -158,7 +165,7 @@ impl Compiled {
                 let seen = &outcome.windows[rank][window];
                 if let Some(at) = (0..expected.len()).find(|at| seen.get(*at) != expected.get(*at)) {
                     return Err(format!(
-                        "{WRONG_BYTES} at the end: rank {rank}, window {window}, byte {at}: {:?} expected, got {:?}",
+                        "{WRONG_BYTES} at the end: rank {rank}, window {window}, byte {at}: expected {:?}, got {:?}",
                         expected.get(at),
                         seen.get(at)
                     ));
@@ -168,7 +175,7 @@ impl Compiled {
         Ok(())
     }
 
-    /// The programs in words.
+    /// Returns the programs as text.
     pub fn listing(&self) -> String {
         let mut text = String::new();
         for (rank, programs) in self.scenario.programs.iter().enumerate() {
@@ -195,7 +202,7 @@ impl Compiler<'_> {
         self.programs.entry((rank, group)).or_default().push(op.sharing(sharing));
     }
 
-    /// Reads a value that the model knows.
+    /// Adds a read whose value the model knows.
     fn read(&mut self, rank: u32, group: u32, op: Op, value: u64) {
         let index = self.programs.get(&(rank, group)).map_or(0, Vec::len);
         self.values.push((rank, group, index, value));
@@ -210,8 +217,8 @@ impl Compiler<'_> {
         }
     }
 
-    /// All groups of all ranks have come here before any goes on. Where there are many, the first of each block tells
-    /// and waits for its block.
+    /// Synchronizes all groups of all ranks. If there are many groups, the first of each block reports and waits for
+    /// its block.
     fn meet(&mut self) {
         let (many, per_block) = (self.stride > 1, self.groups / self.plan.blocks);
         let tells = |group| !many || group % per_block == 0;
@@ -240,7 +247,7 @@ impl Compiler<'_> {
         self.meet();
     }
 
-    /// A group's part of the source window gets another pattern.
+    /// Fills a group's part of the source window with a new pattern.
     fn fill(&mut self, (rank, group): (u32, u32)) {
         self.filled += 1;
         let (at, seed) = (u64::from(group) * STRIPE, self.filled);
@@ -251,9 +258,9 @@ impl Compiler<'_> {
 
     fn round(&mut self, round: &Round) {
         self.everybody().for_each(|who| self.fill(who));
-        // What each rank must hold at the end of the round, and who compares it.
+        // The bytes that each rank must hold at the end of the round, and the group that compares them.
         let mut expected: BTreeMap<u32, Vec<Expected>> = BTreeMap::new();
-        // Counters cover the operations of all groups of a rank, so all are issued first.
+        // Counters cover the operations of all groups of a rank, so all operations are issued first.
         let mut issued: BTreeMap<_, _> = self.everybody().map(|who| (who, Issued::default())).collect();
         if let Some(relay) = round.relay {
             self.relay(relay, &mut expected, &mut issued);
@@ -287,7 +294,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// One group of each rank resets, and then all know that it is done.
+    /// Resets signals and counters in one group of each rank, then synchronizes.
     fn reset(&mut self) {
         for key in std::mem::take(&mut self.signals).into_keys() {
             self.push(key.0, 0, of_signal(key, Op::reset_signal(0)));
@@ -301,7 +308,7 @@ impl Compiler<'_> {
         self.meet();
     }
 
-    /// After all is over nothing has been raised twice or late.
+    /// Reads all signals and counters at the end, when a superfluous or late raise would show.
     fn end(&mut self) {
         for (key, value) in self.signals.clone() {
             self.read(key.0, 0, of_signal(key, Op::read_signal(0)), value);
@@ -311,7 +318,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// Nothing but the operation without more, which is alone in signalling, makes the answer come.
+    /// Adds a relay. Only the operation without `more`, the only one that signals, causes the answer.
     fn relay(
         &mut self,
         relay: Relay,
@@ -352,7 +359,7 @@ impl Compiler<'_> {
         (0..block).for_each(|group| self.push(rank, group, Op::block_sync()));
     }
 
-    /// Issues a group's operations of the round, and notes what it must know when they are done.
+    /// Issues a group's operations of the round, and records what the group must learn at their completion.
     fn issue(
         &mut self,
         round: &Round,
@@ -360,18 +367,18 @@ impl Compiler<'_> {
         expected: &mut BTreeMap<u32, Vec<Expected>>,
         issued: &mut Issued,
     ) {
-        // Slots taken at each peer, and by gets.
+        // Slots in use at each peer, and by gets.
         let (mut puts, mut gets) = (BTreeMap::<u32, u64>::new(), 0);
         let bit = 1 << (group % 32);
         let posts: Vec<Post> = posts(self.plan, self.groups, round, (rank, group)).copied().collect();
         for post in posts {
             let (peer, context) = (post.peer % self.plan.ranks, post.context % self.plan.contexts);
-            // The part of a group at each rank that it alone writes to.
+            // The slots of a group at each rank, to which it alone writes.
             let part = u64::from(rank * self.groups + group) * self.slots * SLOT;
             let stripe = u64::from(group) * STRIPE;
-            let op = match post.what {
-                What::Put { bytes, from, skew } | What::Reuse { bytes, from, skew } => {
-                    if let What::Reuse { .. } = post.what {
+            let op = match post.action {
+                Action::Put { bytes, from, skew } | Action::Reuse { bytes, from, skew } => {
+                    if let Action::Reuse { .. } = post.action {
                         self.finish_reads(rank, group, false, issued);
                     }
                     let at = part + next(puts.entry(peer).or_default()) * SLOT + skew;
@@ -381,40 +388,40 @@ impl Compiler<'_> {
                     issued.reads.entry(context).or_default().insert(peer);
                     Op::put(peer, bytes).from(SOURCE, stripe + from).to(ARRIVAL, at)
                 }
-                What::Value { bytes, skew, value } => {
+                Action::Value { bytes, skew, value } => {
                     let at = part + next(puts.entry(peer).or_default()) * SLOT + skew;
                     self.write(peer, ARRIVAL, at, bytes, value, 0);
                     self.expect(expected, peer, Op::check(ARRIVAL, at, bytes, value));
                     Op::put_value(peer, bytes, value_word(value)).to(ARRIVAL, at)
                 }
-                What::Get { bytes, from, skew } | What::Fetch { bytes, from, skew, .. } => {
+                Action::Get { bytes, from, skew } | Action::Fetch { bytes, from, skew, .. } => {
                     let at = (u64::from(group) * self.slots + next(&mut gets)) * SLOT + skew;
                     self.write(rank, FETCHED, at, bytes, offer_seed(peer), from);
                     issued.checks.push(Op::check_from(FETCHED, at, bytes, offer_seed(peer), from));
                     Op::get(peer, bytes).from(OFFER, from).to(FETCHED, at)
                 }
-                What::Raise => Op::raise(peer, NONE),
-                What::Flush => {
+                Action::Raise => Op::raise(peer, NONE),
+                Action::Flush => {
                     self.flush(rank, group, context, issued);
                     continue;
                 }
-                What::Token => {
+                Action::Token => {
                     self.token(rank, group, context, peer, issued);
                     continue;
                 }
-                What::Refill { tokens } => {
+                Action::Refill { tokens } => {
                     self.finish_reads(rank, group, tokens, issued);
                     self.fill((rank, group));
                     continue;
                 }
             };
-            let is_get = matches!(post.what, What::Get { .. } | What::Fetch { .. });
+            let is_get = matches!(post.action, Action::Get { .. } | Action::Fetch { .. });
             let raise = if is_get || post.raises & bit == 0 { Raise::Nothing } else { post.raise };
-            if matches!((post.what, raise), (What::Raise, Raise::Nothing)) {
+            if matches!((post.action, raise), (Action::Raise, Raise::Nothing)) {
                 continue;
             }
             let more = post.more & bit != 0;
-            let own = if let What::Reuse { .. } = post.what { Some(IDS + group) } else { None };
+            let own = if let Action::Reuse { .. } = post.action { Some(IDS + group) } else { None };
             let counter = own.or(post.counter);
             let mut op = Op { more: u32::from(more), ..op.context(context) };
             let strong = match raise {
@@ -450,7 +457,7 @@ impl Compiler<'_> {
                 issued.counters.entry(context).or_default().insert(counter);
                 op = op.counter(counter);
             }
-            if !matches!(post.what, What::Raise) {
+            if !matches!(post.action, Action::Raise) {
                 issued.peers.entry(context).or_default().insert(peer);
                 if counter.is_none() {
                     issued.uncounted.insert(context);
@@ -464,7 +471,7 @@ impl Compiler<'_> {
                 issued.reads.clear();
                 self.fill((rank, group));
             }
-            if let What::Fetch { token, .. } = post.what {
+            if let Action::Fetch { token, .. } = post.action {
                 if token {
                     self.token(rank, group, context, peer, issued);
                 } else {
@@ -486,20 +493,21 @@ impl Compiler<'_> {
         }
     }
 
-    /// Flushes a context, which sends what is held back there.
+    /// Flushes a context, which sends its posts that are held back.
     fn flush(&mut self, rank: u32, group: u32, context: u32, issued: &mut Issued) {
         self.push(rank, group, Op::flush().context(context));
         issued.held.retain(|&(other, _), _| other != context);
     }
 
-    /// Waits for what was posted to a peer, which sends what is held back from it.
+    /// Waits by a token for the requests to a peer, which sends the requests that are held back.
     fn token(&mut self, rank: u32, group: u32, context: u32, peer: u32, issued: &mut Issued) {
         self.push(rank, group, Op::flush_async(peer).context(context));
         self.push(rank, group, Op::wait_token().context(context));
         issued.held.remove(&(context, peer));
     }
 
-    /// Groups cover their puts and send what they hold back, or one group of each block does for all of its block.
+    /// Covers puts and sends the posts that are held back: in each group, or in one group of each block for the whole
+    /// block.
     fn send(&mut self, round: &Round, issued: &BTreeMap<(u32, u32), Issued>) {
         let Some(leader) = round.leader else {
             for (&(rank, group), issued) in issued {
@@ -552,14 +560,14 @@ impl Compiler<'_> {
         }
     }
 
-    /// Some group of the rank compares this when it has seen the signals.
+    /// Assigns a comparison to some group of the rank, which makes it after the signals.
     fn expect(&self, expected: &mut BTreeMap<u32, Vec<Expected>>, rank: u32, check: Op) {
         let all = expected.entry(rank).or_default();
         let group = all.len() as u32 % self.groups.div_ceil(self.stride) * self.stride;
         all.push(Expected { group, check });
     }
 
-    /// The group learns that its operations are done, and compares what it got.
+    /// Waits until the group's operations are complete, and compares the bytes that it got.
     fn complete(&mut self, rank: u32, group: u32, how: Completion, issued: &Issued) {
         for (&context, peers) in &issued.peers {
             match how {
@@ -584,25 +592,25 @@ impl Compiler<'_> {
     }
 }
 
-/// What a group has issued in a round, by context: peers of puts and gets, and counters.
+/// The operations that a group has issued in a round, by context: peers of puts and gets, and counters.
 #[derive(Default)]
 struct Issued {
     peers: BTreeMap<u32, BTreeSet<u32>>,
     counters: BTreeMap<u32, BTreeSet<u32>>,
     /// Contexts with a put or get that has no counter.
     uncounted: BTreeSet<u32>,
-    /// What its gets have brought.
+    /// Comparisons of the bytes that gets bring.
     checks: Vec<Op>,
-    /// Peers whose puts read the group's source.
+    /// Peers of the puts that read the group's source.
     reads: BTreeMap<u32, BTreeSet<u32>>,
-    /// Contexts and peers with puts that no strong signal has covered.
+    /// Contexts and peers with puts that no strong signal covers yet.
     bare: BTreeSet<(u32, u32)>,
-    /// Contexts and peers whose last operation has more to follow, and whether it has a counter.
+    /// Contexts and peers whose last operation has `more`, and whether it has a counter.
     held: BTreeMap<(u32, u32), bool>,
 }
 
 impl Issued {
-    /// True if the held-back posts to a peer are sent when the group learns that its operations are done.
+    /// Returns whether the group's waits for completion send the posts to a peer that are held back.
     fn is_waited_for(&self, completion: Completion, (context, peer): (u32, u32), counted: bool) -> bool {
         self.peers.get(&context).is_some_and(|peers| match completion {
             Completion::Tokens => peers.contains(&peer),
@@ -612,7 +620,7 @@ impl Issued {
     }
 }
 
-/// The operations of a group in a round.
+/// Returns the operations of a group in a round.
 fn posts<'a>(
     plan: &'a Plan,
     groups: u32,
@@ -630,7 +638,7 @@ fn next(count: &mut u64) -> u64 {
     *count - 1
 }
 
-/// The operation on this signal.
+/// Returns the operation on this signal.
 fn of_signal((_, context, id): (u32, u32, u32), op: Op) -> Op {
     if context == NO_CONTEXT { op.at_address(WORDS, 8 * u64::from(id)) } else { op.signal(id).context(context) }
 }

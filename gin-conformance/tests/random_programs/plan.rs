@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Random plans: what is drawn, and shrunk.
+//! Random plans: the parts that are drawn and shrunk.
 
 use gin_conformance::host::{Net, SetupBackend};
 use gin_conformance::scenario::CoopKind;
 use proptest::prelude::*;
 
-/// Signals, words of signals and counters that operations raise; small, so that several raise the same.
+/// Number of signals, words of signals and counters that operations raise. It is small, so that several operations
+/// raise the same.
 pub const IDS: u32 = 3;
-/// Most bytes that a put or a get moves, and how far its place may be moved within its slot.
+/// Most bytes that a put or a get moves, and the largest shift of its position within its slot.
 pub const MOST_BYTES: u64 = 240;
 pub const MOST_SKEW: u64 = 15;
 
-/// What an operation raises at the peer.
+/// The signal that an operation raises at the peer.
 #[derive(Clone, Copy, Debug)]
 pub enum Raise {
     Nothing,
@@ -29,9 +30,9 @@ pub enum Raise {
     },
 }
 
-/// What an operation moves.
+/// The effect of an operation.
 #[derive(Clone, Copy, Debug)]
-pub enum What {
+pub enum Action {
     Put {
         bytes: u64,
         from: u64,
@@ -47,7 +48,7 @@ pub enum What {
         from: u64,
         skew: u64,
     },
-    /// A get that is flushed, or waited for by a token, and compared at once.
+    /// A get that is compared at once, after a flush or a token.
     Fetch {
         bytes: u64,
         from: u64,
@@ -57,45 +58,45 @@ pub enum What {
     Raise,
     Flush,
     Token,
-    /// A put whose source changes as soon as the group's own counter says that it may.
+    /// A put whose source changes as soon as the group's own counter allows it.
     Reuse {
         bytes: u64,
         from: u64,
         skew: u64,
     },
-    /// The group's puts are flushed, or waited for by tokens, and their source changes at once.
+    /// A flush, or tokens, for the group's puts, whose source changes at once.
     Refill {
         tokens: bool,
     },
 }
 
-/// One operation of some group, or of all groups of a rank. `rank`, `group`, `peer` and `context` are taken modulo what
-/// there is.
+/// One operation of some group, or of all groups of a rank. `rank`, `group`, `peer` and `context` are taken modulo the
+/// number of each.
 #[derive(Clone, Copy, Debug)]
 pub struct Post {
     pub rank: u32,
     pub group: Option<u32>,
     pub peer: u32,
     pub context: u32,
-    pub what: What,
+    pub action: Action,
     pub raise: Raise,
-    /// Bit `group % 32` says whether the group's operation raises.
+    /// Bit `group % 32` is set if the group's operation raises a signal.
     pub raises: u32,
     pub counter: Option<u32>,
-    /// Bit `group % 32` says whether more follows in the group.
+    /// Bit `group % 32` is set if the group's operation has `more`.
     pub more: u32,
 }
 
-/// How a group learns that its operations of a context are done.
+/// The way in which a group waits for completion of its operations in a context.
 #[derive(Clone, Copy, Debug)]
 pub enum Completion {
     Flush,
     Tokens,
-    /// By counters, if each of them has one.
+    /// By counters, if each operation has one.
     Counters,
 }
 
-/// How a group sends what it holds back, where nothing else of the round does.
+/// The way in which a group sends the posts that it holds back, if no other operation of the round does.
 #[derive(Clone, Copy, Debug)]
 pub enum Sends {
     Post,
@@ -103,9 +104,9 @@ pub enum Sends {
     Token,
 }
 
-/// All groups of the first block of a rank put to the next rank at once, all but one of them with more; the peer
-/// answers that one in another context, and the block waits for the answer. For plans of several contexts; all are
-/// taken modulo what there is.
+/// All groups of the first block of a rank put to the next rank at once, all but one of them with `more`. The peer
+/// answers that one in another context, and the block waits for the answer. For plans of several contexts. All fields
+/// are taken modulo the number of each.
 #[derive(Clone, Copy, Debug)]
 pub struct Relay {
     pub rank: u32,
@@ -113,17 +114,17 @@ pub struct Relay {
     pub group: u32,
 }
 
-/// All ranks issue, wait for what they are to get, and compare.
+/// One round: all ranks issue, wait for the data that they get, and compare.
 #[derive(Clone, Debug)]
 pub struct Round {
     pub relay: Option<Relay>,
     pub posts: Vec<Post>,
     pub sends: Sends,
-    /// This group of each block, modulo what there is, sends what its block holds back and signals what its block has
-    /// put, after a barrier of the block. Each group does so for itself if `None`.
+    /// The group of each block, modulo their number, that sends the block's posts that are held back and signals the
+    /// block's puts, after a barrier of the block. With `None` each group does so for itself.
     pub leader: Option<u32>,
     pub completion: Completion,
-    /// Signals and counters are reset at the end.
+    /// Set if signals and counters are reset at the end.
     pub resets: bool,
 }
 
@@ -133,7 +134,7 @@ pub struct Plan {
     pub seed: u64,
     pub backend: SetupBackend,
     pub net: Net,
-    /// Contexts are used by one block only, where there is only one.
+    /// Set to make one block share each context, if the plan has one block.
     pub by_block: bool,
     pub ranks: u32,
     pub coop: CoopKind,
@@ -156,24 +157,24 @@ fn raise() -> impl Strategy<Value = Raise> {
     ]
 }
 
-fn what() -> impl Strategy<Value = What> {
+fn action() -> impl Strategy<Value = Action> {
     let moved = (prop_oneof![Just(0), 1..20u64, 20..=MOST_BYTES], 0..256u64, 0..=MOST_SKEW);
     prop_oneof![
-        6 => moved.clone().prop_map(|(bytes, from, skew)| What::Put { bytes, from, skew }),
+        6 => moved.clone().prop_map(|(bytes, from, skew)| Action::Put { bytes, from, skew }),
         3 => (0..4u32, 0..2u64, any::<u64>())
-            .prop_map(|(width, skew, value)| What::Value { bytes: 1 << width, skew: 8 * skew, value }),
-        3 => moved.clone().prop_map(|(bytes, from, skew)| What::Get { bytes, from, skew }),
-        2 => moved.clone().prop_map(|(bytes, from, skew)| What::Reuse { bytes, from, skew }),
+            .prop_map(|(width, skew, value)| Action::Value { bytes: 1 << width, skew: 8 * skew, value }),
+        3 => moved.clone().prop_map(|(bytes, from, skew)| Action::Get { bytes, from, skew }),
+        2 => moved.clone().prop_map(|(bytes, from, skew)| Action::Reuse { bytes, from, skew }),
         2 => (moved, any::<bool>())
-            .prop_map(|((bytes, from, skew), token)| What::Fetch { bytes, from, skew, token }),
-        2 => Just(What::Raise),
-        1 => Just(What::Flush),
-        1 => Just(What::Token),
-        2 => any::<bool>().prop_map(|tokens| What::Refill { tokens }),
+            .prop_map(|((bytes, from, skew), token)| Action::Fetch { bytes, from, skew, token }),
+        2 => Just(Action::Raise),
+        1 => Just(Action::Flush),
+        1 => Just(Action::Token),
+        2 => any::<bool>().prop_map(|tokens| Action::Refill { tokens }),
     ]
 }
 
-/// Which of the lanes of a warp: none, all, all but the last, any.
+/// Draws lanes of a warp: none, all, all but the last, any.
 fn lanes() -> impl Strategy<Value = u32> {
     prop_oneof![Just(0), Just(u32::MAX), Just(u32::MAX >> 1), any::<u32>()]
 }
@@ -181,13 +182,13 @@ fn lanes() -> impl Strategy<Value = u32> {
 fn post(group: impl Strategy<Value = Option<u32>>) -> impl Strategy<Value = Post> {
     let place = (0..4u32, group, 0..4u32, 0..3u32);
     let counter = prop::option::weighted(0.6, 0..IDS);
-    (place, what(), raise(), lanes(), counter, lanes()).prop_map(
-        |((rank, group, peer, context), what, raise, silent, counter, more)| Post {
+    (place, action(), raise(), lanes(), counter, lanes()).prop_map(
+        |((rank, group, peer, context), action, raise, silent, counter, more)| Post {
             rank,
             group,
             peer,
             context,
-            what,
+            action,
             raise,
             raises: !silent,
             counter,
@@ -220,7 +221,7 @@ fn net() -> impl Strategy<Value = Net> {
     ]
 }
 
-/// Groups: their kind, blocks, and groups a block.
+/// Kind of groups, number of blocks, and number of groups in a block.
 type Groups = (CoopKind, u32, u32);
 
 fn plans_of(
@@ -260,14 +261,14 @@ fn plans_of(
     )
 }
 
-/// Few groups of any kind, each with operations of its own.
+/// Draws plans of few groups of any kind, each with its own operations.
 pub fn plans() -> impl Strategy<Value = Plan> {
     let groups = (prop::sample::select(CoopKind::ALL.to_vec()), 1..3u32, 1..3u32);
     let posts = prop::collection::vec(post((0..8u32).prop_map(Some)), 0..24);
     plans_of(2..5u32, groups, (1..7, 1..100), prop::collection::vec(round(posts), 1..4))
 }
 
-/// Threads of several warps, or many small groups: most operations are issued by all of them at once.
+/// Draws plans with threads of several warps, or many small groups. All of them issue most operations at once.
 pub fn crowds() -> impl Strategy<Value = Plan> {
     let coop = prop_oneof![
         4 => Just((CoopKind::Thread, 64)),
@@ -278,6 +279,6 @@ pub fn crowds() -> impl Strategy<Value = Plan> {
     ];
     let groups = (coop, 1..3u32).prop_map(|((coop, per_block), blocks)| (coop, blocks, per_block));
     let posts = prop::collection::vec(post(prop::option::weighted(0.5, 0..128u32)), 0..12);
-    // Short queues, but none in which one operation of each would take seconds.
+    // Short queues, but none in which one operation of each thread would take seconds.
     plans_of(Just(2), groups, (3..7, 60..100), prop::collection::vec(round(posts), 1..3))
 }

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The conformance suite on the virtual GPU: one trial for each case and way of running.
+//! The conformance suite on the virtual GPU, with one trial for each case and way to run it.
 //!
-//! `GIN_SEED=n` takes that seed in all seeded ways, `GIN_SEEDS=m` that one and the next up to `m` in all, and with
-//! `GIN_ALL_WAYS` set every schedule meets every network. A trial that fails prints the command that repeats it.
+//! `GIN_SEED=n` uses that seed in all seeded ways. `GIN_SEEDS=m` uses `m` consecutive seeds. With `GIN_ALL_WAYS` set,
+//! every schedule is combined with every network. A trial that fails prints the command that repeats it.
 
 mod residency;
 
 use gin_conformance::cases::{self, Case};
-use gin_conformance::host::{Net, Setup, SetupBackend, SetupRoute, SetupWindows, judge};
+use gin_conformance::host::{Net, Setup, SetupBackend, SetupRoute, SetupWindows, judge, number_from_env};
 use gin_nic::DoorbellRelease;
 use gin_virtual::Policy;
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// A way of running all cases, and its name.
+/// A way to run all cases, and its name.
 type Way = (String, Setup);
 
-/// Schedules, networks and clocks, so combined that each is there a few times.
+/// Combinations of schedules, networks and clocks, in which each occurs a few times.
 fn ways() -> Vec<Way> {
     let mut ways = Vec::new();
     let policies = [
@@ -40,7 +40,7 @@ fn ways() -> Vec<Way> {
             if !all && ![0, 3].contains(&((row + column) % networks.len())) {
                 continue;
             }
-            // No more blocks than needed, and the back end compiled in alone, on some of them.
+            // Some of them use the fewest resident blocks, and kernels with one back end compiled in.
             let (resident_blocks, named_backend) = ((seed % 3 == 0).then_some(1), seed % 2 == 0);
             let windows = if seed % 4 < 2 { SetupWindows::Allocated } else { SetupWindows::Registered };
             let setup = Setup { policy, net, resident_blocks, named_backend, windows, ..Setup::seeded(seed) };
@@ -89,20 +89,14 @@ fn ways() -> Vec<Way> {
     ways
 }
 
-/// The number in a variable of the environment.
-fn number(variable: &str) -> Option<u64> {
-    let text = std::env::var(variable).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is a number, not {text:?}")))
-}
-
-/// Runs a case with `seeds` consecutive seeds, the setup's first; once if the setup has no seed.
+/// Runs a case with `seeds` consecutive seeds from the setup's on, or once if the setup has no seed.
 fn judge_seeds(case: &Case, setup: &Setup, name: &str, seeds: u64) -> Result<(), Failed> {
     let repeat =
         |variable: &str| format!("{variable}cargo test -p gin-conformance --test virtual_gpu -- --exact {name}");
     let Some(first) = setup.seed else {
         return Ok(judge(case, &Setup { repeat: Some(repeat("")), ..setup.clone() })?);
     };
-    // Many runs that hang would take hours to tell; a run that does not comes nowhere near this.
+    // Many runs that hang would take hours. A run that does not hang stays far below this.
     let stall_steps = if seeds > 1 { 2_000_000 } else { setup.stall_steps };
     let mut failures = Vec::new();
     for seed in (0..seeds).map(|number| first.wrapping_add(number)) {
@@ -116,11 +110,12 @@ fn judge_seeds(case: &Case, setup: &Setup, name: &str, seeds: u64) -> Result<(),
         return Err(text.into());
     }
     let list = failures.iter().map(|(seed, text)| format!("\n  {seed}: {}", text.lines().next().unwrap_or_default()));
-    Err(format!("{} of {seeds} seeds fail:{}\nthe first: {text}", failures.len(), list.collect::<String>()).into())
+    Err(format!("{} of {seeds} seeds fail:{}\nthe first failure: {text}", failures.len(), list.collect::<String>())
+        .into())
 }
 
 fn main() {
-    let (seed, seeds) = (number("GIN_SEED"), number("GIN_SEEDS").unwrap_or(1));
+    let (seed, seeds) = (number_from_env("GIN_SEED"), number_from_env("GIN_SEEDS").unwrap_or(1));
     let mut trials = residency::trials();
     for (way, mut setup) in ways() {
         if setup.seed.is_some() && seed.is_some() {

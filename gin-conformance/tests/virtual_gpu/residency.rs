@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Grids of more blocks than the device holds at a time.
+//! Grids of more blocks than fit on the device at a time.
 
 use gin_conformance::host::Setup;
 use gin_conformance::op::Op;
@@ -15,7 +15,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     ]
 }
 
-/// Five blocks, of which block 0 waits for a signal that block 4 raises.
+/// Returns a grid of five blocks in which block 0 waits for a signal that block 4 raises.
 fn chain() -> Scenario {
     let mut scenario = Scenario::new(1).coop(CoopKind::Warp).shape(5, 32);
     for block in 0..5 {
@@ -28,7 +28,7 @@ fn chain() -> Scenario {
 fn says(text: &str, parts: &[&str]) -> Result<(), Failed> {
     match parts.iter().find(|part| !text.contains(**part)) {
         None => Ok(()),
-        Some(part) => Err(format!("`{part}` is not in: {text}").into()),
+        Some(part) => Err(format!("expected `{part}` in: {text}").into()),
     }
 }
 
@@ -36,12 +36,12 @@ fn refused(setup: &Setup) -> Result<(), Failed> {
     setup.run_resident(&chain(), 5)?.check_ok(&chain())?;
     match setup.run_resident(&chain(), 4) {
         Err(text) => says(&text, &["cooperative", "5 blocks", "4 of this shape"]),
-        Ok(_) => Err("five blocks ran where four fit".into()),
+        Ok(_) => Err("five blocks ran where only four fit".into()),
     }
 }
 
 fn named(setup: &Setup) -> Result<(), Failed> {
-    // Nobody else works, so this is soon enough.
+    // No other rank works, so a small limit suffices.
     let setup = Setup { stall_steps: 200_000, ..setup.clone() };
     let scenario = Scenario { cooperative: false, ..chain() };
     match setup.run_resident(&scenario, 4) {
@@ -57,7 +57,7 @@ fn named(setup: &Setup) -> Result<(), Failed> {
                 "4 blocks are resident",
             ],
         ),
-        Ok(_) => Err("a block that waited for one that cannot start went on".into()),
+        Ok(_) => Err("a block that waited for a block that cannot start continued".into()),
     }
 }
 
@@ -70,14 +70,14 @@ fn in_turn(setup: &Setup) -> Result<(), Failed> {
         scenario =
             scenario.on_group(0, block, vec![Op::put_value(1, 8, place + 1).to(1, place).signal(0), Op::flush()]);
     }
-    // Block 6 comes last.
+    // Block 6 runs last.
     let scenario = scenario.on_group(1, blocks - 1, vec![Op::wait_signal(0, u64::from(blocks))]);
     for resident in [1, 3] {
         let outcome = setup.run_resident(&scenario, resident)?;
         outcome.check_ok(&scenario)?;
         let bytes: Vec<u8> = (0..u64::from(blocks)).flat_map(|block| (8 * block + 1).to_le_bytes()).collect();
         if outcome.windows[1][1][..bytes.len()] != bytes {
-            return Err(format!("with {resident} resident blocks not all arrived").into());
+            return Err(format!("with {resident} resident blocks some raises are missing").into());
         }
     }
     Ok(())
