@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! With the feature `cuda`, compiles the kernels of the conformance suite, those of the tests' own and the engine of
-//! software NICs to PTX and writes `ptx.rs`, `hardware.rs` and `engine.rs`, tables of them, to `OUT_DIR`.
+//! With the feature `cuda`, compiles to PTX the kernels of the conformance suite, the kernels of these tests, and the
+//! engine of software NICs. Writes tables of them, `ptx.rs`, `hardware.rs` and `engine.rs`, to `OUT_DIR`.
 
 fn main() {
     #[cfg(feature = "cuda")]
     if let Err(error) = embed() {
-        // One line of output is one message of cargo's.
+        // Cargo reads one message per line.
         for line in error.to_string().lines().filter(|line| !line.is_empty()) {
             println!("cargo::error={line}");
         }
@@ -26,7 +26,8 @@ fn embed() -> Result<(), Box<dyn std::error::Error>> {
         Err(_) => archs_here(),
     };
     let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
-    // A test of gin-conformance assembles them; here that would only cost minutes, since the driver compiles the PTX.
+    // A test of gin-conformance assembles the PTX. Here that would only cost minutes, since the driver compiles the
+    // PTX.
     for (kernels, table) in [("../gin-conformance", "ptx"), ("kernels", "hardware"), ("../gin-soft-hca", "engine")] {
         let place = out.join(table);
         std::fs::create_dir_all(&place)?;
@@ -36,8 +37,8 @@ fn embed() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Architectures for the GPUs of this machine, as `nvidia-smi` names them; without any, for those that gin was tried
-/// on.
+/// Returns the architectures of this machine's GPUs, by `nvidia-smi`; if there is no GPU, the architectures on which
+/// gin was tested.
 #[cfg(feature = "cuda")]
 fn archs_here() -> Vec<gin_build::Arch> {
     use gin_build::Arch;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A trial of what each driver call does beside a kernel that does not end.
+//! A trial of each driver call beside a kernel that does not end.
 
 use crate::gpus::hardware_text;
 use crate::journal::Outcome;
@@ -12,13 +12,13 @@ use std::fmt::Write as _;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-/// How long a call may take before it counts as waiting for the kernel.
+/// Time after which a call counts as waiting for the kernel.
 const PATIENCE: Duration = Duration::from_millis(250);
 
-/// After this time a spinner ends by itself.
+/// Time after which a spinner ends by itself.
 const SPIN_LIMIT_NS: u64 = 4_000_000_000;
 
-/// What is there before a spinner runs, for one call.
+/// The context, stream and memory that a call uses beside a spinner.
 #[derive(Clone, Copy)]
 struct Lab {
     ordinal: usize,
@@ -26,36 +26,36 @@ struct Lab {
     /// Another GPU and its context, if there is one.
     other: Option<CUcontext>,
     text: &'static str,
-    /// A stream that nothing else is on.
+    /// A stream without other work.
     stream: CUstream,
     /// The spinner's kernel.
     spin: CUfunction,
-    /// Four words that the host and all GPUs reach; the last two end a kernel of one block at once.
+    /// Four words that the host and all GPUs reach. The last two end a kernel of one block at once.
     words: u64,
-    /// Device memory, twice.
+    /// Two allocations of device memory.
     device: [u64; 2],
     /// Memory of the other GPU.
-    far: u64,
+    remote: u64,
 }
 
-// Safety: handles of the driver's, which any thread may use.
+// Safety: the fields are handles of the driver, which any thread may use.
 unsafe impl Send for Lab {}
 
-/// Events as gin makes them.
+/// Flags of the events that gin creates.
 const NO_TIMING: u32 = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
 
 /// Bytes of the lab's memory, and of its copies.
 const BYTES: usize = 64 << 10;
 
-/// A call, and what it needs before the spinner runs: one word is passed on.
+/// A call, and its preparation before the spinner runs, which returns one word for the call.
 struct Call {
     name: &'static str,
-    /// Whether it must return, as gin makes it while kernels run: beside one block, and beside a kernel that fills the
-    /// GPU.
+    /// Set if the call must return, because gin makes it while kernels run: beside one block, and beside a kernel that
+    /// fills the GPU.
     must_return: [bool; 2],
     prepare: fn(&Lab) -> Result<u64, GpuError>,
     call: fn(&Lab, u64) -> Result<(), GpuError>,
-    /// Undoes both, when nothing runs.
+    /// Reverses the preparation and the call, when nothing runs.
     clean: fn(&Lab, u64) -> Result<(), GpuError>,
 }
 
@@ -83,14 +83,14 @@ fn prepare_stream(_: &Lab) -> Result<u64, GpuError> {
 }
 
 fn end_stream(_: &Lab, word: u64) -> Result<(), GpuError> {
-    // Safety: made by `prepare_stream`, ended once.
-    ok("end a stream", unsafe { sys::cuStreamDestroy_v2(stream_of(word)) })
+    // Safety: created by `prepare_stream`, destroyed once.
+    ok("destroy a stream", unsafe { sys::cuStreamDestroy_v2(stream_of(word)) })
 }
 
 fn prepare_event(_: &Lab) -> Result<u64, GpuError> {
     let mut event = std::ptr::null_mut();
     // Safety: writes a pointer.
-    ok("make an event", unsafe { sys::cuEventCreate(&raw mut event, NO_TIMING) })?;
+    ok("create an event", unsafe { sys::cuEventCreate(&raw mut event, NO_TIMING) })?;
     Ok(word_of(event))
 }
 
@@ -99,8 +99,8 @@ fn event_of(word: u64) -> sys::CUevent {
 }
 
 fn end_event(_: &Lab, word: u64) -> Result<(), GpuError> {
-    // Safety: made by `prepare_event`, ended once.
-    ok("end an event", unsafe { sys::cuEventDestroy_v2(event_of(word)) })
+    // Safety: created by `prepare_event`, destroyed once.
+    ok("destroy an event", unsafe { sys::cuEventDestroy_v2(event_of(word)) })
 }
 
 fn prepare_memory(_: &Lab) -> Result<u64, GpuError> {
@@ -126,7 +126,7 @@ fn free_pinned(_: &Lab, word: u64) -> Result<(), GpuError> {
     ok("free pinned memory", unsafe { sys::cuMemFreeHost(std::ptr::with_exposed_provenance_mut(word as usize)) })
 }
 
-/// Whole pages of the host's own memory.
+/// Allocates whole pages of the host's own memory.
 fn prepare_pages(_: &Lab) -> Result<u64, GpuError> {
     // Safety: the size is not 0.
     Ok(word_of(unsafe { std::alloc::alloc_zeroed(pages()) }))
@@ -167,7 +167,7 @@ fn unload(_: &Lab, word: u64) -> Result<(), GpuError> {
     ok("unload a module", unsafe { sys::cuModuleUnload(std::ptr::with_exposed_provenance_mut(word as usize)) })
 }
 
-/// Launches a kernel of one block on the lab's stream that ends at once.
+/// Launches a kernel of one block on the lab's stream; it ends at once.
 fn launch_small(lab: &Lab) -> Result<(), GpuError> {
     let (mut stop, mut started, mut limit) = (lab.words + 16, lab.words + 24, 0u64);
     let mut values = [(&raw mut stop).cast(), (&raw mut started).cast(), (&raw mut limit).cast()];
@@ -178,13 +178,13 @@ fn launch_small(lab: &Lab) -> Result<(), GpuError> {
     })
 }
 
-/// Waits until the lab's stream is done: longer than a spinner lasts, so that this ends.
+/// Waits until the lab's stream is complete. The limit is longer than a spinner's, so the wait ends.
 fn finish(lab: &Lab) -> Result<(), GpuError> {
     wait(lab.stream, Duration::from_secs(8))
 }
 
 fn copy(lab: &Lab, to: u64, from: u64) -> Result<(), GpuError> {
-    // Safety: both have so many bytes.
+    // Safety: both ranges have `BYTES` bytes.
     ok("copy", unsafe { sys::cuMemcpyAsync(to, from, BYTES, lab.stream) })?;
     finish(lab)
 }
@@ -198,7 +198,7 @@ fn properties(lab: &Lab) -> sys::CUmemAllocationProp {
     properties
 }
 
-/// Bytes of an allocation of the virtual-memory calls: a multiple of every granularity there is.
+/// Bytes of an allocation by the virtual-memory calls: a multiple of every granularity in use.
 const VIRTUAL_BYTES: usize = 2 << 20;
 
 fn map(lab: &Lab, address: u64) -> Result<(), GpuError> {
@@ -208,7 +208,7 @@ fn map(lab: &Lab, address: u64) -> Result<(), GpuError> {
         location: properties.location,
         flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     };
-    // Safety: the range is reserved; the handle is released at once, the mapping keeps the memory.
+    // Safety: the range is reserved. The handle is released at once, since the mapping keeps the memory.
     unsafe {
         ok("create memory", sys::cuMemCreate(&raw mut handle, VIRTUAL_BYTES, &raw const properties, 0))?;
         ok("map memory", sys::cuMemMap(address, VIRTUAL_BYTES, 0, handle, 0))?;
@@ -262,7 +262,9 @@ const CALLS: &[Call] = &[
             let mut value = 0;
             let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
             // Safety: writes an integer.
-            ok("ask", unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, lab.ordinal as i32) })
+            ok("read a device attribute", unsafe {
+                sys::cuDeviceGetAttribute(&raw mut value, attribute, lab.ordinal as i32)
+            })
         },
         clean: keep,
     },
@@ -273,7 +275,7 @@ const CALLS: &[Call] = &[
         call: |_, _| {
             let (mut free, mut total) = (0, 0);
             // Safety: writes two integers.
-            ok("ask", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) })
+            ok("read the free memory", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) })
         },
         clean: keep,
     },
@@ -281,7 +283,7 @@ const CALLS: &[Call] = &[
         name: "cuMemAlloc",
         must_return: BOTH,
         prepare: none,
-        // What calls make is left to the end of the process.
+        // Memory that calls allocate is freed at the end of the process.
         call: |lab, _| prepare_memory(lab).map(|_| ()),
         clean: keep,
     },
@@ -344,7 +346,7 @@ const CALLS: &[Call] = &[
         must_return: NEVER,
         prepare: none,
         // Safety: the stream is alive.
-        call: |lab, _| ok("wait", unsafe { sys::cuStreamSynchronize(lab.stream) }),
+        call: |lab, _| ok("wait for a stream", unsafe { sys::cuStreamSynchronize(lab.stream) }),
         clean: keep,
     },
     Call {
@@ -359,7 +361,7 @@ const CALLS: &[Call] = &[
         must_return: BOTH,
         prepare: prepare_event,
         // Safety: both are alive.
-        call: |lab, word| ok("record", unsafe { sys::cuEventRecord(event_of(word), lab.stream) }),
+        call: |lab, word| ok("record an event", unsafe { sys::cuEventRecord(event_of(word), lab.stream) }),
         clean: end_event,
     },
     Call {
@@ -367,7 +369,7 @@ const CALLS: &[Call] = &[
         must_return: BOTH,
         prepare: prepare_event,
         // Safety: the event is alive.
-        call: |_, word| ok("ask", unsafe { sys::cuEventQuery(event_of(word)) }),
+        call: |_, word| ok("query an event", unsafe { sys::cuEventQuery(event_of(word)) }),
         clean: end_event,
     },
     Call { name: "cuEventDestroy", must_return: BOTH, prepare: prepare_event, call: end_event, clean: keep },
@@ -376,7 +378,7 @@ const CALLS: &[Call] = &[
         must_return: BOTH,
         prepare: prepare_event,
         // Safety: both are alive.
-        call: |lab, word| ok("wait", unsafe { sys::cuStreamWaitEvent(lab.stream, event_of(word), 0) }),
+        call: |lab, word| ok("wait for an event", unsafe { sys::cuStreamWaitEvent(lab.stream, event_of(word), 0) }),
         clean: end_event,
     },
     Call {
@@ -386,7 +388,7 @@ const CALLS: &[Call] = &[
         call: |_, _| {
             let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
             // Safety: reads and writes one value of the enumeration.
-            ok("exchange", unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) })
+            ok("exchange the capture mode", unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) })
         },
         clean: keep,
     },
@@ -397,7 +399,7 @@ const CALLS: &[Call] = &[
         call: |lab, _| {
             let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
             // Safety: writes one value of the enumeration; the stream is alive.
-            ok("ask", unsafe { sys::cuStreamIsCapturing(lab.stream, &raw mut status) })
+            ok("query the capture status", unsafe { sys::cuStreamIsCapturing(lab.stream, &raw mut status) })
         },
         clean: keep,
     },
@@ -407,8 +409,10 @@ const CALLS: &[Call] = &[
         prepare: none,
         call: |lab, _| {
             let (mut kind, attribute) = (0u64, sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE);
-            // Safety: writes at most so many bytes.
-            ok("ask", unsafe { sys::cuPointerGetAttribute((&raw mut kind).cast(), attribute, lab.device[0]) })
+            // Safety: writes at most the size of `kind`.
+            ok("read a pointer's attribute", unsafe {
+                sys::cuPointerGetAttribute((&raw mut kind).cast(), attribute, lab.device[0])
+            })
         },
         clean: keep,
     },
@@ -419,7 +423,9 @@ const CALLS: &[Call] = &[
         call: |lab, _| {
             let mut blocks = 0;
             // Safety: writes an integer; the kernel's module is loaded.
-            ok("ask", unsafe { sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, lab.spin, 128, 0) })
+            ok("count resident blocks", unsafe {
+                sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, lab.spin, 128, 0)
+            })
         },
         clean: keep,
     },
@@ -471,10 +477,10 @@ const CALLS: &[Call] = &[
         must_return: BOTH,
         prepare: none,
         call: |lab, _| {
-            // Left out where there is one GPU.
+            // Omitted with one GPU.
             let Some(other) = lab.other else { return Ok(()) };
-            let (to, from) = (lab.far, lab.device[0]);
-            // Safety: both have so many bytes.
+            let (to, from) = (lab.remote, lab.device[0]);
+            // Safety: both ranges have `BYTES` bytes.
             let code = unsafe { sys::cuMemcpyPeerAsync(to, other, from, lab.context, BYTES, lab.stream) };
             ok("copy", code).and_then(|()| finish(lab))
         },
@@ -485,7 +491,7 @@ const CALLS: &[Call] = &[
         must_return: NEVER,
         prepare: none,
         call: |lab, _| {
-            // Safety: so many bytes are there.
+            // Safety: the range has `BYTES` bytes.
             ok("set", unsafe { sys::cuMemsetD8Async(lab.device[0], 1, BYTES, lab.stream) })?;
             finish(lab)
         },
@@ -504,7 +510,7 @@ const CALLS: &[Call] = &[
     },
 ];
 
-/// What a call did beside a spinner.
+/// The result of a call beside a spinner.
 #[derive(Clone, Debug)]
 enum Seen {
     Returned(Duration),
@@ -522,11 +528,11 @@ impl std::fmt::Display for Seen {
     }
 }
 
-/// Makes a call while so many blocks spin.
+/// Makes a call while `blocks` blocks spin.
 fn beside(lab: &Lab, blocks: u32, call: &'static Call) -> Result<Seen, GpuError> {
     let word = (call.prepare)(lab)?;
     let stop = std::ptr::with_exposed_provenance_mut::<u64>(lab.words as usize);
-    // Safety: pinned words, which kernels read and write too, by single accesses.
+    // Safety: pinned words, which kernels also read and write, by single accesses.
     let (read, write) = (
         |index| unsafe { stop.add(index).read_volatile() },
         |index, value| unsafe { stop.add(index).write_volatile(value) },
@@ -549,11 +555,11 @@ fn beside(lab: &Lab, blocks: u32, call: &'static Call) -> Result<Seen, GpuError>
     let (to, from) = channel();
     let own = *lab;
     let thread = std::thread::spawn(move || {
-        // The whole of it, not its handles one by one.
+        // The closure takes the whole lab, not its handles one by one, since only the lab is `Send`.
         let own = own;
         let start = Instant::now();
         let outcome = enter_again(&own).and_then(|()| (call.call)(&own, word));
-        // Nobody listens any more once patience is over.
+        // After `PATIENCE` nothing receives this.
         let _ = to.send((start.elapsed(), outcome.clone()));
         outcome
     });
@@ -565,13 +571,14 @@ fn beside(lab: &Lab, blocks: u32, call: &'static Call) -> Result<Seen, GpuError>
     // A spinner that ended by itself proves nothing.
     let ended = is_done(stream)?;
     write(0, 1);
-    let outcome =
-        thread.join().map_err(|_| GpuError::Driver { context: "make a call", reason: "it panicked".into() })?;
+    let outcome = thread
+        .join()
+        .map_err(|_| GpuError::Driver { context: "make a call", reason: "the call's thread panicked".into() })?;
     wait(stream, Duration::from_secs(8))?;
-    // Safety: nothing is on it any more.
-    ok("end a stream", unsafe { sys::cuStreamDestroy_v2(stream) })?;
+    // Safety: the stream is idle.
+    ok("destroy a stream", unsafe { sys::cuStreamDestroy_v2(stream) })?;
     if !running || ended {
-        let reason = format!("not all of its {blocks} blocks ran while {} was called", call.name);
+        let reason = format!("the spinner did not run all of its {blocks} blocks during {}", call.name);
         return Err(GpuError::Driver { context: "run a spinner", reason });
     }
     if outcome.is_ok() {
@@ -585,15 +592,15 @@ fn enter_again(lab: &Lab) -> Result<(), GpuError> {
     ok("enter a context", unsafe { sys::cuCtxSetCurrent(lab.context) })
 }
 
-/// Makes each driver call that gin uses beside a spinner of one block and beside one that fills the GPU, and prints a
-/// table, which also goes to `driver-calls-N.txt` in `$OUT` if that is set. Those that gin makes while kernels run must
+/// Makes each driver call that gin uses beside a spinner of one block and beside one that fills the GPU. Prints a
+/// table, and writes it to `driver-calls-N.txt` in `$OUT` if that is set. Calls that gin makes while kernels run must
 /// return.
 ///
 /// # Errors
-/// Calls that waited and must not, with the whole table.
+/// Returns the calls that waited though they must not, with the whole table.
 pub fn calls(gpus: &[usize], _devices: Devices) -> Outcome {
-    let told = |error: GpuError| error.to_string();
-    let (table, wrong) = measure(gpus).map_err(told)?;
+    let text = |error: GpuError| error.to_string();
+    let (table, wrong) = measure(gpus).map_err(text)?;
     println!("{table}");
     if let Some(out) = std::env::var_os("OUT") {
         let path = std::path::Path::new(&out).join(format!("driver-calls-{}.txt", gpus.len()));
@@ -606,13 +613,13 @@ fn measure(gpus: &[usize]) -> Result<(String, Vec<String>), GpuError> {
     let ordinal = gpus[0];
     let text = hardware_text(ordinal).map_err(|reason| GpuError::Driver { context: "find kernels", reason })?;
     let device = CudaDevice::new(ordinal, &[])?;
-    let (other, far) = match gpus.get(1) {
+    let (other, remote) = match gpus.get(1) {
         Some(&ordinal) => {
             let context = enter(ordinal)?;
-            let mut far = 0;
+            let mut remote = 0;
             // Safety: writes an integer.
-            ok("allocate", unsafe { sys::cuMemAlloc_v2(&raw mut far, BYTES) })?;
-            (Some(context), far)
+            ok("allocate", unsafe { sys::cuMemAlloc_v2(&raw mut remote, BYTES) })?;
+            (Some(context), remote)
         }
         None => (None, 0),
     };
@@ -627,14 +634,14 @@ fn measure(gpus: &[usize]) -> Result<(String, Vec<String>), GpuError> {
         ok("allocate", unsafe { sys::cuMemAlloc_v2(address, BYTES) })?;
     }
     let stream = new_stream()?;
-    let lab = Lab { ordinal, context, other, text, stream, spin, words: word_of(words), device: memory, far };
+    let lab = Lab { ordinal, context, other, text, stream, spin, words: word_of(words), device: memory, remote };
     let mut blocks = 0;
     // Safety: writes an integer; the kernel's module is loaded.
-    ok("ask how many blocks fit", unsafe {
+    ok("count the blocks that fit", unsafe {
         sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, spin, 1024, 0)
     })?;
     let full = blocks as u32 * device.processors();
-    // What a first call loads is not what is asked here.
+    // The first call may load code, which is not measured here.
     launch_small(&lab)?;
     finish(&lab)?;
 
@@ -648,7 +655,7 @@ fn measure(gpus: &[usize]) -> Result<(String, Vec<String>), GpuError> {
     let mut wrong = Vec::new();
     for call in CALLS {
         let seen = [beside(&lab, 1, call)?, beside(&lab, full, call)?];
-        // Writing to a text does not fail.
+        // Writing to a string does not fail.
         let _ = writeln!(table, "{:46} {:>14} {:>18}", call.name, seen[0].to_string(), seen[1].to_string());
         for (seen, (must, blocks)) in seen.iter().zip(call.must_return.iter().zip([1, full])) {
             if *must && !matches!(seen, Seen::Returned(_)) {

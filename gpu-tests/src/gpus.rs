@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The GPUs there are.
+//! The GPUs of this machine.
 
 use gin_gpu::Devices;
 use std::time::Duration;
 
-/// How long a kernel may run before its rank gives up: the communicator is aborted then, and the kernel ends.
+/// Time limit of a kernel. After it the rank aborts the communicator, and the kernel ends.
 pub const KERNEL_LIMIT: Duration = Duration::from_secs(8);
 
-/// What there is.
+/// The GPUs of a machine.
 #[derive(Clone, Debug)]
 pub struct Gpus {
-    /// How many.
+    /// Number of GPUs.
     pub count: usize,
-    /// What they are, for people.
+    /// Description of the GPUs and the driver.
     pub text: String,
 }
 
@@ -22,7 +22,7 @@ pub mod ptx {
     include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
 }
 
-/// The tests' own kernels as PTX.
+/// These tests' own kernels as PTX.
 #[cfg(feature = "cuda")]
 pub mod hardware_ptx {
     include!(concat!(env!("OUT_DIR"), "/hardware.rs"));
@@ -34,10 +34,10 @@ pub mod engine_ptx {
     include!(concat!(env!("OUT_DIR"), "/engine.rs"));
 }
 
-/// The text of the tests' own kernels for a GPU.
+/// Returns the text of these tests' own kernels for a GPU.
 ///
 /// # Errors
-/// There is none for it, in words.
+/// If there is none for this GPU.
 #[cfg(feature = "cuda")]
 pub fn hardware_text(ordinal: usize) -> Result<&'static str, String> {
     let capability = gin_gpu::cuda::CudaDevice::new(ordinal, &[]).map_err(|error| error.to_string())?.capability();
@@ -46,10 +46,10 @@ pub fn hardware_text(ordinal: usize) -> Result<&'static str, String> {
     fits.max_by_key(|(arch, _)| version(arch)).map(|(_, text)| *text).ok_or(format!("no kernels for sm_{capability}"))
 }
 
-/// The GPUs of this machine.
+/// Finds the GPUs of this machine.
 ///
 /// # Errors
-/// Why there are none, in words.
+/// If there are none; the text says why.
 #[cfg(feature = "cuda")]
 pub fn find() -> Result<Gpus, String> {
     use gin_gpu::Device;
@@ -68,7 +68,7 @@ pub fn find() -> Result<Gpus, String> {
     look().map_err(|error| error.to_string())
 }
 
-/// The GPUs of this machine.
+/// Finds the GPUs of this machine.
 ///
 /// # Errors
 /// Always: the tests were built without the feature `cuda`.
@@ -77,10 +77,10 @@ pub fn find() -> Result<Gpus, String> {
     Err("the tests were built without the feature `cuda`".to_owned())
 }
 
-/// Devices for ranks that share these GPUs, with the kernels of the conformance suite, which are loaded here.
+/// Creates devices for ranks that share these GPUs, and loads the kernels of the conformance suite.
 ///
 /// # Errors
-/// What the driver says, in words.
+/// Returns the driver's error.
 #[cfg(feature = "cuda")]
 pub fn devices(gpus: &[usize]) -> Result<Devices, String> {
     use gin_gpu::cuda::{self, CudaDevice};
@@ -97,7 +97,7 @@ pub fn devices(gpus: &[usize]) -> Result<Devices, String> {
     make().map_err(|error| error.to_string())
 }
 
-/// Whether the GPUs can still be used: after a kernel that failed none can by this process.
+/// Returns whether this process can still use the GPUs. After a failed kernel it cannot.
 #[cfg(feature = "cuda")]
 pub fn work(gpus: &[usize]) -> bool {
     use gin_gpu::cuda::CudaDevice;
@@ -108,13 +108,13 @@ pub fn work(gpus: &[usize]) -> bool {
     })
 }
 
-/// Whether the GPUs can still be used: there are none.
+/// Returns true, as there are no GPUs.
 #[cfg(not(feature = "cuda"))]
 pub fn work(_gpus: &[usize]) -> bool {
     false
 }
 
-/// Devices for ranks that share these GPUs.
+/// Creates devices for ranks that share these GPUs.
 ///
 /// # Errors
 /// Always: the tests were built without the feature `cuda`.
@@ -132,7 +132,7 @@ mod tests {
         match find() {
             Ok(gpus) => assert!(gpus.count > 0, "{gpus:?}"),
             Err(reason) => {
-                // There is none, it is too old, or it shows no GPU.
+                // There is no driver, it is too old, or it shows no GPU.
                 assert!(reason.contains("CUDA driver") || !cfg!(feature = "cuda"), "{reason}");
                 assert_eq!(devices(&[0]).map(|devices| devices.name().to_owned()), Err(reason));
             }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Trials of what only hardware shows: caches, residency, streams, modules, long runs.
+//! Trials of effects that only hardware shows: caches, residency, streams, modules, long runs.
 //!
-//! They run on any devices; on virtual ones they prove that the trials themselves are right.
+//! They run on any devices. On virtual devices they prove that the trials themselves are right.
 
 use bytemuck::Zeroable;
 use gin_gpu::Devices;
@@ -17,74 +17,74 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long waits in these kernels last before they fail.
+/// Deadline of waits in these kernels.
 const DEADLINE: gin_abi::Deadline = gin_abi::Deadline::after_ms(6000);
 
-/// Longest wait of ranks for each other: longer than a kernel may take.
+/// Longest wait of ranks for each other. It is longer than a kernel may take.
 const COLLECTIVE: Duration = Duration::from_secs(20);
 
 /// Environment variable for the rounds of the long trials.
 pub const ITERATIONS: &str = "GIN_GPU_ITERATIONS";
 
-/// Rounds of the long trials unless [`ITERATIONS`] says otherwise.
+/// Rounds of the long trials, unless [`ITERATIONS`] sets another number.
 const USUAL_ITERATIONS: u64 = 2000;
 
 /// Rounds in one launch of a long trial.
 const ROUNDS_A_LAUNCH: u64 = 250;
 
-/// Where trials run.
+/// The devices on which trials run.
 #[derive(Clone, Debug)]
-pub struct Place {
-    /// Real GPUs, or the virtual GPU.
+pub struct Testbed {
+    /// Real GPUs; `None` for the virtual GPU.
     pub devices: Option<Devices>,
-    /// How many devices there are.
+    /// Number of devices.
     pub gpus: u32,
-    /// Most blocks of a grid: so that a slow device ends in time.
+    /// Largest number of blocks of a grid, so that a slow device ends in time.
     pub most_blocks: u32,
     /// Rounds of long trials.
     pub iterations: u64,
-    /// Whether ranks are in one LSA team as far as their GPUs allow, and kernels take loads and stores.
+    /// Set if ranks form one LSA team as far as their GPUs allow, and kernels use loads and stores.
     lsa: bool,
-    /// What runs the NICs, if kernels drive software NICs.
+    /// Engine of the NICs, if kernels drive software NICs.
     engine: Option<SoftEngine>,
 }
 
-impl Place {
-    /// Real GPUs.
+impl Testbed {
+    /// Returns a testbed of real GPUs.
     pub fn real(devices: Devices, gpus: usize) -> Self {
         let asked = std::env::var(ITERATIONS).ok().and_then(|text| text.parse().ok());
         let (gpus, iterations) = (gpus as u32, asked.unwrap_or(USUAL_ITERATIONS));
         Self { devices: Some(devices), gpus, most_blocks: u32::MAX, iterations, lsa: false, engine: None }
     }
 
-    /// The virtual GPU.
+    /// Returns a testbed of virtual GPUs.
     pub fn simulated() -> Self {
         Self { devices: None, gpus: 2, most_blocks: 6, iterations: 300, lsa: false, engine: None }
     }
 
-    /// The same, with loads and stores.
+    /// Returns this testbed with loads and stores.
     fn lsa(&self) -> Self {
         Self { lsa: true, ..self.clone() }
     }
 
-    /// The same, with kernels that drive software NICs.
+    /// Returns this testbed with kernels that drive software NICs.
     pub fn driving(self, engine: SoftEngine) -> Self {
-        // A copy that a CPU thread makes takes ten times as long as a kernel's.
+        // A copy by a CPU thread takes ten times as long as a kernel's.
         let slower = if engine == SoftEngine::Thread { 10 } else { 1 };
         Self { engine: Some(engine), iterations: self.iterations / slower, ..self }
     }
 
-    /// At least two ranks, one on each GPU if there are so many.
+    /// Returns the number of ranks: one on each GPU, and at least two.
     fn ranks(&self) -> u32 {
         self.gpus.max(2)
     }
 
-    /// Ranks that share one GPU.
+    /// Returns the number of ranks that share one GPU.
     fn sharing(&self) -> u32 {
         self.ranks().div_ceil(self.gpus)
     }
 
-    /// Software NICs, if kernels drive them.
+    /// Creates software NICs, if kernels drive them.
     pub(crate) fn nics(&self) -> Result<Option<SoftNics>, String> {
         let Some(engine) = self.engine else { return Ok(None) };
         let made = || -> Result<SoftNics, Box<dyn Error>> {
@@ -126,17 +126,17 @@ impl Place {
         }
     }
 
-    /// Runs `body` on each rank, and expects that nothing was wrong.
+    /// Runs `body` on each rank, and returns an error if a rank reports a failure.
     fn expect(&self, body: impl Fn(&Rank) -> Result<Vec<String>, CommError> + Sync) -> Result<(), String> {
         let wrong: Vec<String> = self.run(body)?.into_iter().flatten().collect();
         if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
     }
 
-    /// As many blocks as this rank may have when all ranks on its GPU fill it together.
+    /// Returns the largest number of blocks for this rank if all ranks on its GPU fill the GPU together.
     fn share(&self, rank: &Rank, kernel: &str, threads: u32) -> Result<u32, CommError> {
         let shape = LaunchConfig::new(1, threads).cooperative();
         let room = rank.device().resident_blocks(&rank.kernel(kernel)?, &shape)?;
-        // All have asked before one launches.
+        // Every rank has read the number before one launches.
         rank.barrier()?;
         let share = u32::try_from(room / u64::from(self.sharing())).unwrap_or(u32::MAX).min(self.most_blocks);
         // Ranks launch the same shape.
@@ -146,44 +146,46 @@ impl Place {
     }
 }
 
-/// A trial: its name is the sentence that it proves.
-pub type Trial = (&'static str, fn(&Place) -> Result<(), String>);
+/// A trial: the sentence that it proves, and its function.
+pub type Trial = (&'static str, fn(&Testbed) -> Result<(), String>);
 
-/// The trials that kernels pass which drive NICs, too.
+/// The trials that kernels also pass if they drive NICs.
 pub const NIC_TRIALS: &[Trial] = TRIALS.split_at(8).0;
 
-/// The trials that run on any devices; the last four need loads and stores.
+/// The trials that run on any devices. The last four need loads and stores.
 pub const TRIALS: [Trial; 12] = [
-    ("lines_read_before_by_all_blocks_are_fresh_after_a_put_was_waited_for", |place| stale(place, false)),
-    ("lines_read_before_by_all_blocks_are_fresh_after_a_get_was_flushed", |place| stale(place, true)),
-    ("every_thread_of_every_resident_block_posts_at_once", |place| flood(place, u32::MAX, 32, 1)),
-    ("one_block_posts_while_every_processor_polls", |place| flood(place, 1, 256, 4)),
+    ("lines_read_before_by_all_blocks_are_fresh_after_a_put_was_waited_for", |testbed| stale(testbed, false)),
+    ("lines_read_before_by_all_blocks_are_fresh_after_a_get_was_flushed", |testbed| stale(testbed, true)),
+    ("every_thread_of_every_resident_block_posts_at_once", |testbed| flood(testbed, u32::MAX, 32, 1)),
+    ("one_block_posts_while_every_processor_polls", |testbed| flood(testbed, 1, 256, 4)),
     ("kernels_on_several_streams_communicate_at_the_same_time", streams),
     ("two_communicators_work_at_the_same_time", communicators),
-    ("every_value_of_a_long_ring_is_right", |place| long(place, 1)),
-    ("every_value_of_a_long_all_to_all_is_right", |place| long(place, place.ranks() - 1)),
-    ("lines_read_before_are_fresh_after_a_put_by_stores_was_waited_for", |place| stale(&place.lsa(), false)),
-    ("lines_read_before_are_fresh_after_a_get_by_loads_was_flushed", |place| stale(&place.lsa(), true)),
-    ("every_value_of_a_long_ring_by_loads_and_stores_is_right", |place| long(&place.lsa(), 1)),
-    ("every_value_of_a_long_all_to_all_by_loads_and_stores_is_right", |place| long(&place.lsa(), place.ranks() - 1)),
+    ("every_value_of_a_long_ring_is_right", |testbed| long(testbed, 1)),
+    ("every_value_of_a_long_all_to_all_is_right", |testbed| long(testbed, testbed.ranks() - 1)),
+    ("lines_read_before_are_fresh_after_a_put_by_stores_was_waited_for", |testbed| stale(&testbed.lsa(), false)),
+    ("lines_read_before_are_fresh_after_a_get_by_loads_was_flushed", |testbed| stale(&testbed.lsa(), true)),
+    ("every_value_of_a_long_ring_by_loads_and_stores_is_right", |testbed| long(&testbed.lsa(), 1)),
+    ("every_value_of_a_long_all_to_all_by_loads_and_stores_is_right", |testbed| {
+        long(&testbed.lsa(), testbed.ranks() - 1)
+    }),
 ];
 
 fn run(rank: &Rank, kernel: &str, shape: LaunchConfig, arguments: &[&dyn KernelArg]) -> Result<(), CommError> {
     let (function, stream) = (rank.kernel(kernel)?, rank.stream()?);
     rank.barrier()?;
-    // Safety: the trials pass what the kernels ask for, and keep it until they have ended.
+    // Safety: the trials pass the arguments that the kernels require, and keep them until the kernels have ended.
     unsafe { stream.launch(&function, shape.cooperative(), arguments)? };
     stream.synchronize()?;
     rank.barrier()
 }
 
-/// What a rank tells of its communicator's fault, if it has one.
+/// Describes the communicator's fault, if it has one.
 fn fault(rank: &Rank, comm: &Communicator) -> Option<String> {
     let notice = comm.fault()?;
     Some(format!("rank {}: fault of rank {}: {}", rank.rank(), notice.rank, notice.fault))
 }
 
-/// Four words that kernels count wrong values in, after so many others; zero at first.
+/// Four words in which kernels count wrong values, after `others` other words. All start at zero.
 #[derive(Debug)]
 struct Table {
     memory: Arc<Memory>,
@@ -203,7 +205,7 @@ impl Table {
         self.address() + 8 * self.others
     }
 
-    fn tell(&self, rank: &Rank) -> Result<Option<String>, CommError> {
+    fn report(&self, rank: &Rank) -> Result<Option<String>, CommError> {
         let mut words = [0u64; 4];
         self.memory.read(8 * self.others, &mut words)?;
         let [count, round, from, seen] = words;
@@ -214,32 +216,32 @@ impl Table {
     }
 }
 
-fn stale(place: &Place, get: bool) -> Result<(), String> {
-    // Fits the first-level cache of a processor several times.
+fn stale(testbed: &Testbed, get: bool) -> Result<(), String> {
+    // Larger than the first-level cache of a processor, several times.
     const ELEMENTS: u64 = 2048;
-    place.expect(|rank| {
-        let (threads, rounds) = (256, if place.devices.is_some() { 100 } else { 3 });
-        let elements = if place.devices.is_some() { ELEMENTS } else { 64 };
-        let threads = if place.devices.is_some() { threads } else { 32 };
-        let blocks = place.share(rank, "hardware_stale", threads)?;
+    testbed.expect(|rank| {
+        let (threads, rounds) = (256, if testbed.devices.is_some() { 100 } else { 3 });
+        let elements = if testbed.devices.is_some() { ELEMENTS } else { 64 };
+        let threads = if testbed.devices.is_some() { threads } else { 32 };
+        let blocks = testbed.share(rank, "hardware_stale", threads)?;
         let comm = rank.communicator(&Requirements::default())?;
         let data: Window<u64> = comm.alloc_window(elements as usize, WindowFlags::NONE)?;
         let source: Window<u64> = comm.alloc_window(elements as usize, WindowFlags::NONE)?;
         let table = Table::new(rank, 1)?;
-        let (get, lsa) = (u64::from(get), u64::from(place.lsa));
+        let (get, lsa) = (u64::from(get), u64::from(testbed.lsa));
         let plan = Stale { elements, rounds, barrier: table.address(), wrong: table.wrong(), get, lsa };
         let shape = LaunchConfig::new(blocks, threads);
         run(rank, "hardware_stale", shape, &[&comm.device()?, &data, &source, &Plain(plan), &DEADLINE])?;
-        let wrong = fault(rank, &comm).into_iter().chain(table.tell(rank)?).collect();
+        let wrong = fault(rank, &comm).into_iter().chain(table.report(rank)?).collect();
         comm.destroy()?;
         Ok(wrong)
     })
 }
 
-fn flood(place: &Place, posters: u32, threads: u32, each: u32) -> Result<(), String> {
-    place.expect(|rank| {
-        let threads = if place.devices.is_some() { threads } else { 32 };
-        let blocks = place.share(rank, "hardware_flood", threads)?;
+fn flood(testbed: &Testbed, posters: u32, threads: u32, each: u32) -> Result<(), String> {
+    testbed.expect(|rank| {
+        let threads = if testbed.devices.is_some() { threads } else { 32 };
+        let blocks = testbed.share(rank, "hardware_flood", threads)?;
         let comm = rank.communicator(&Requirements::default().contexts(8).queue_depth(1024))?;
         let len = u64::from(posters.min(blocks)) * u64::from(threads) * u64::from(each);
         let data: Window<u64> = comm.alloc_window(len as usize, WindowFlags::NONE)?;
@@ -250,14 +252,14 @@ fn flood(place: &Place, posters: u32, threads: u32, each: u32) -> Result<(), Str
         let values = data.read_all()?;
         let wrong = values.iter().zip(0..).filter(|(seen, index)| **seen != value(left, me, 1, *index));
         let (count, first) = wrong.fold((0, None), |(count, first), (_, index)| (count + 1, first.or(Some(index))));
-        let told = first.map(|first| format!("rank {me}: {count} of {len} values are wrong, the first at {first}"));
-        let all = fault(rank, &comm).into_iter().chain(told).collect();
+        let report = first.map(|first| format!("rank {me}: {count} of {len} values are wrong, the first at {first}"));
+        let all = fault(rank, &comm).into_iter().chain(report).collect();
         comm.destroy()?;
         Ok(all)
     })
 }
 
-/// What one or several exchanges need.
+/// The communicator, windows and tables of one or several exchanges.
 pub(crate) struct Exchanges {
     pub(crate) comm: Communicator,
     pub(crate) inbox: Window<u64>,
@@ -270,7 +272,7 @@ pub(crate) struct Exchanges {
 }
 
 impl Exchanges {
-    /// `contexts` exchanges of `rounds` rounds a launch, each on a context of its own.
+    /// Prepares `contexts` exchanges of `rounds` rounds a launch, each on its own context.
     pub(crate) fn new(
         rank: &Rank,
         contexts: u32,
@@ -287,7 +289,7 @@ impl Exchanges {
         Ok(Self { comm, inbox, outbox, neighbours, rounds, elements, tables, lsa: false })
     }
 
-    /// What the kernel of a context gets.
+    /// Returns the argument of a context's kernel.
     pub(crate) fn plan(&self, context: u32) -> Exchange {
         let table = &self.tables[context as usize];
         Exchange {
@@ -303,7 +305,7 @@ impl Exchanges {
         }
     }
 
-    /// Starts the kernel of a context, from a module or as it is linked.
+    /// Starts the kernel of a context, from `module`, or from the rank's own module if it is `None`.
     pub(crate) fn start(
         &self,
         rank: &Rank,
@@ -318,48 +320,48 @@ impl Exchanges {
         let stream = rank.stream()?;
         let arguments: [&dyn KernelArg; 5] =
             [&self.comm.device()?, &self.inbox, &self.outbox, &Plain(self.plan(context)), &DEADLINE];
-        // Safety: tables and windows are as the kernel asks for, and kept until it has ended.
+        // Safety: tables and windows are as the kernel requires, and outlive it.
         unsafe { stream.launch(&function, LaunchConfig::new(1, 128).cooperative(), &arguments)? };
         Ok(stream)
     }
 
-    /// What was wrong after so many rounds on each context.
-    pub(crate) fn tell(&self, rank: &Rank, rounds: u64) -> Result<Vec<String>, CommError> {
-        let mut told: Vec<String> = fault(rank, &self.comm).into_iter().collect();
+    /// Returns the failures after `rounds` rounds on each context.
+    pub(crate) fn report(&self, rank: &Rank, rounds: u64) -> Result<Vec<String>, CommError> {
+        let mut report: Vec<String> = fault(rank, &self.comm).into_iter().collect();
         for (context, table) in self.tables.iter().enumerate() {
-            told.extend(table.tell(rank)?);
+            report.extend(table.report(rank)?);
             let mut done = [0u64];
             table.memory.read(0, &mut done)?;
             if done[0] != rounds {
                 let rank = rank.rank();
-                told.push(format!("rank {rank}, context {context}: {} rounds were done, not {rounds}", done[0]));
+                report.push(format!("rank {rank}, context {context}: expected {rounds} rounds, got {}", done[0]));
             }
         }
-        Ok(told)
+        Ok(report)
     }
 }
 
-fn streams(place: &Place) -> Result<(), String> {
+fn streams(testbed: &Testbed) -> Result<(), String> {
     const STREAMS: u32 = 4;
-    place.expect(|rank| {
-        let exchanges = Exchanges::new(rank, STREAMS, 1, 16, if place.devices.is_some() { 200 } else { 5 })?;
+    testbed.expect(|rank| {
+        let exchanges = Exchanges::new(rank, STREAMS, 1, 16, if testbed.devices.is_some() { 200 } else { 5 })?;
         rank.barrier()?;
-        // All of them at once: none waits for another one's stream.
+        // All of them run at once: none waits for the stream of another.
         let started = (0..STREAMS).map(|context| exchanges.start(rank, context, None));
         let streams = started.collect::<Result<Vec<_>, _>>()?;
         for stream in streams {
             stream.synchronize()?;
         }
         rank.barrier()?;
-        let told = exchanges.tell(rank, exchanges.rounds)?;
+        let report = exchanges.report(rank, exchanges.rounds)?;
         exchanges.comm.destroy()?;
-        Ok(told)
+        Ok(report)
     })
 }
 
-fn communicators(place: &Place) -> Result<(), String> {
-    place.expect(|rank| {
-        let rounds = if place.devices.is_some() { 200 } else { 5 };
+fn communicators(testbed: &Testbed) -> Result<(), String> {
+    testbed.expect(|rank| {
+        let rounds = if testbed.devices.is_some() { 200 } else { 5 };
         let (one, other) = (Exchanges::new(rank, 1, 1, 16, rounds)?, Exchanges::new(rank, 1, 1, 300, rounds)?);
         rank.barrier()?;
         let streams = [one.start(rank, 0, None)?, other.start(rank, 0, None)?];
@@ -367,34 +369,34 @@ fn communicators(place: &Place) -> Result<(), String> {
             stream.synchronize()?;
         }
         rank.barrier()?;
-        let mut told = one.tell(rank, rounds)?;
-        told.extend(other.tell(rank, rounds)?);
-        // One goes on when the other is gone.
+        let mut report = one.report(rank, rounds)?;
+        report.extend(other.report(rank, rounds)?);
+        // One communicator continues when the other is destroyed.
         one.comm.destroy()?;
         let stream = other.start(rank, 0, None)?;
         stream.synchronize()?;
         rank.barrier()?;
-        told.extend(other.tell(rank, 2 * rounds)?);
+        report.extend(other.report(rank, 2 * rounds)?);
         other.comm.destroy()?;
-        Ok(told)
+        Ok(report)
     })
 }
 
-fn long(place: &Place, neighbours: u32) -> Result<(), String> {
-    place.expect(|rank| {
-        let rounds = ROUNDS_A_LAUNCH.min(place.iterations.max(1));
-        let exchanges = Exchanges { lsa: place.lsa, ..Exchanges::new(rank, 1, neighbours, 64, rounds)? };
+fn long(testbed: &Testbed, neighbours: u32) -> Result<(), String> {
+    testbed.expect(|rank| {
+        let rounds = ROUNDS_A_LAUNCH.min(testbed.iterations.max(1));
+        let exchanges = Exchanges { lsa: testbed.lsa, ..Exchanges::new(rank, 1, neighbours, 64, rounds)? };
         let mut done = 0;
-        while done < place.iterations {
+        while done < testbed.iterations {
             rank.barrier()?;
             exchanges.start(rank, 0, None)?.synchronize()?;
             rank.barrier()?;
             done += rounds;
-            let told = exchanges.tell(rank, done)?;
-            // Where one has failed all stop.
-            let failed = rank.bootstrap().all_gather(&[u8::from(!told.is_empty())])?;
+            let report = exchanges.report(rank, done)?;
+            // If one rank has failed, all stop.
+            let failed = rank.bootstrap().all_gather(&[u8::from(!report.is_empty())])?;
             if failed.iter().any(|flag| flag.as_slice() != [0]) {
-                return Ok(told);
+                return Ok(report);
             }
         }
         exchanges.comm.destroy()?;
@@ -405,23 +407,23 @@ fn long(place: &Place, neighbours: u32) -> Result<(), String> {
 /// Loads a module again and again, communicates with a kernel of it, and drops it. `text` is the PTX for a GPU.
 ///
 /// # Errors
-/// What was wrong.
-pub fn reload(place: &Place, text: &'static str) -> Result<(), String> {
+/// Returns the failures.
+pub fn reload(testbed: &Testbed, text: &'static str) -> Result<(), String> {
     const TIMES: u64 = 5;
-    place.expect(|rank| {
+    testbed.expect(|rank| {
         let exchanges = Exchanges::new(rank, 1, 1, 16, 20)?;
         for _ in 0..TIMES {
             let module = rank.device().load(ModuleSource::Ptx(text))?;
             rank.barrier()?;
             let stream = exchanges.start(rank, 0, Some(&*module))?;
-            // It is unloaded once nothing runs, not while its kernel does.
+            // The module is unloaded once nothing runs, not while its kernel does.
             drop(module);
             stream.synchronize()?;
             rank.barrier()?;
         }
-        let told = exchanges.tell(rank, TIMES * exchanges.rounds)?;
+        let report = exchanges.report(rank, TIMES * exchanges.rounds)?;
         exchanges.comm.destroy()?;
-        Ok(told)
+        Ok(report)
     })
 }
 
@@ -432,14 +434,14 @@ mod tests {
     #[test]
     fn the_trials_pass_on_virtual_gpus() {
         for (name, trial) in TRIALS {
-            trial(&Place::simulated()).unwrap_or_else(|error| panic!("{name}: {error}"));
+            trial(&Testbed::simulated()).unwrap_or_else(|error| panic!("{name}: {error}"));
         }
     }
 
     #[test]
     fn the_trials_pass_with_kernels_that_drive_nics() {
         for (name, trial) in NIC_TRIALS {
-            trial(&Place::simulated().driving(SoftEngine::Process)).unwrap_or_else(|error| panic!("{name}: {error}"));
+            trial(&Testbed::simulated().driving(SoftEngine::Process)).unwrap_or_else(|error| panic!("{name}: {error}"));
         }
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Trials of a program that calls the driver itself, as one written with `cust` or in C++ does, and shares what it made
-//! with gin: streams, memory, modules; and launches in clusters. Also an example of how that is done: [`share`].
+//! Trials of a program that calls the driver itself, like a program written with `cust` or in C++, and shares its
+//! streams, memory and modules with gin; and of launches in clusters. [`share`] is also an example of such a program.
 
 use crate::gpus::hardware_text;
 use crate::journal::Outcome;
@@ -20,46 +20,46 @@ use gin_host::world::{Rank, WorldConfig, launch};
 use gpu_tests_kernels::{pass_len, value};
 use std::time::Duration;
 
-/// How long waits in the kernel last before they fail.
+/// Deadline of waits in the kernel.
 const DEADLINE: gin_abi::Deadline = gin_abi::Deadline::after_ms(6000);
 
-/// How long the program waits for its stream: longer than the kernel's waits.
+/// Longest wait of the program for its stream. It is longer than the kernel's waits.
 const PATIENCE: Duration = Duration::from_secs(8);
 
 /// The kernel.
 const KERNEL: &str = "hardware_pass";
 
-/// Values that a rank passes on.
+/// Number of values that a rank passes on.
 const ELEMENTS: u64 = 4096;
 
-/// Bytes of the window that values arrive in, and of it and the one that they come from.
+/// Bytes of the window that receives values, and of it together with the window that supplies them.
 const DATA: u64 = 8 * pass_len(ELEMENTS);
 const BYTES: u64 = DATA + 8 * ELEMENTS;
 
-/// Bytes of a piece of memory that is mapped.
-const PIECE: u64 = 2 << 20;
+/// Bytes of one mapped chunk of memory.
+const CHUNK: u64 = 2 << 20;
 
-/// Bytes before the windows, of memory of other kinds.
+/// Bytes before the windows, in memory that is not mapped in chunks.
 const BEFORE: u64 = 256;
 
-/// Where a program has memory from.
+/// The origin of a program's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     /// `cuMemAlloc`.
     Alloc,
-    /// `cuMemAllocAsync`, of the GPU's own pool, which is opened to the other GPUs.
+    /// `cuMemAllocAsync`, from the GPU's own pool, which is opened to the other GPUs.
     Pool,
-    /// `cuMemCreate` and `cuMemMap`, in two pieces; the windows lie in both. Open to all GPUs.
+    /// `cuMemCreate` and `cuMemMap`, in two chunks; the windows span both. Open to all GPUs.
     Map,
-    /// The same, open to its own GPU only.
+    /// As `Map`, but open to its own GPU only.
     MapForOne,
     /// `cuMemHostAlloc`.
     Pinned,
-    /// `cuMemHostRegister`, of pages of the program's.
+    /// `cuMemHostRegister`, of the program's own pages.
     Registered,
 }
 
-/// Memory of a program's.
+/// Memory that the program itself allocated.
 #[derive(Clone, Copy, Debug)]
 struct Foreign {
     kind: Kind,
@@ -75,20 +75,20 @@ fn location(ordinal: usize) -> CUmemLocation {
     CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal as i32 }
 }
 
-/// That these GPUs may read and write.
+/// Describes read and write access of these GPUs.
 fn access(ordinals: &[usize]) -> Vec<CUmemAccessDesc> {
     let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     ordinals.iter().map(|&ordinal| CUmemAccessDesc { location: location(ordinal), flags }).collect()
 }
 
-/// The GPUs of these that reach memory of GPU `owner`, without itself.
+/// Returns the GPUs among `gpus`, without `owner`, that reach memory of GPU `owner`.
 fn neighbours(gpus: &[usize], owner: usize) -> Result<Vec<usize>, GpuError> {
     let mut found = Vec::new();
     for &ordinal in gpus.iter().filter(|ordinal| **ordinal != owner) {
         let mut can = 0;
         // Safety: writes an integer.
         let code = unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, ordinal as i32, owner as i32) };
-        ok("ask whether GPUs reach each other", code)?;
+        ok("check whether GPUs reach each other", code)?;
         if can != 0 {
             found.push(ordinal);
         }
@@ -96,14 +96,14 @@ fn neighbours(gpus: &[usize], owner: usize) -> Result<Vec<usize>, GpuError> {
     Ok(found)
 }
 
-/// Whole pages of the program's own, with room before and after the windows.
+/// Returns the layout of whole pages, with space before and after the windows.
 fn pages() -> std::alloc::Layout {
     const PAGE: usize = 4096;
     std::alloc::Layout::from_size_align((BEFORE + BYTES) as usize + PAGE, PAGE)
         .unwrap_or(std::alloc::Layout::new::<u64>())
 }
 
-/// Maps two pieces of memory of a GPU behind each other.
+/// Maps two chunks of a GPU's memory one after the other.
 fn map(ordinal: usize, open_to: &[usize]) -> Result<u64, GpuError> {
     let properties = CUmemAllocationProp {
         type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
@@ -119,28 +119,28 @@ fn map(ordinal: usize, open_to: &[usize]) -> Result<u64, GpuError> {
     };
     let mut start = 0;
     // Safety: writes an integer.
-    ok("reserve", unsafe { sys::cuMemAddressReserve(&raw mut start, 2 * PIECE as usize, 0, 0, 0) })?;
-    for piece in 0..2 {
+    ok("reserve", unsafe { sys::cuMemAddressReserve(&raw mut start, 2 * CHUNK as usize, 0, 0, 0) })?;
+    for chunk in 0..2 {
         let mut handle = 0;
-        // Safety: writes an integer; maps fresh memory to addresses reserved for it, which keeps it.
+        // Safety: writes an integer. Maps fresh memory to addresses reserved for it; the mapping keeps the memory.
         unsafe {
-            ok("create", sys::cuMemCreate(&raw mut handle, PIECE as usize, &raw const properties, 0))?;
-            ok("map", sys::cuMemMap(start + piece * PIECE, PIECE as usize, 0, handle, 0))?;
+            ok("create", sys::cuMemCreate(&raw mut handle, CHUNK as usize, &raw const properties, 0))?;
+            ok("map", sys::cuMemMap(start + chunk * CHUNK, CHUNK as usize, 0, handle, 0))?;
             ok("release", sys::cuMemRelease(handle))?;
         }
     }
     let access = access(open_to);
-    // Safety: so many descriptions, of whole mappings.
-    ok("open", unsafe { sys::cuMemSetAccess(start, 2 * PIECE as usize, access.as_ptr(), access.len()) })?;
+    // Safety: `access` has as many entries as the call is given, and the mappings are whole.
+    ok("open", unsafe { sys::cuMemSetAccess(start, 2 * CHUNK as usize, access.as_ptr(), access.len()) })?;
     Ok(start)
 }
 
 impl Foreign {
-    /// Memory of GPU `ordinal`, whose context is current.
+    /// Allocates memory of GPU `ordinal`, whose context is current.
     fn new(kind: Kind, gpus: &[usize], ordinal: usize) -> Result<Self, GpuError> {
         let bytes = (BEFORE + BYTES) as usize;
         let (mut start, mut host) = (0, std::ptr::null_mut());
-        // Safety: each call writes one handle or address; memory is used as it was made.
+        // Safety: each call writes one handle or address, and memory is used as it was allocated.
         unsafe {
             match kind {
                 Kind::Alloc => ok("allocate", sys::cuMemAlloc_v2(&raw mut start, bytes))?,
@@ -154,7 +154,7 @@ impl Foreign {
                     let stream = new_stream()?;
                     ok("allocate", sys::cuMemAllocAsync(&raw mut start, bytes, stream))?;
                     wait(stream, PATIENCE)?;
-                    ok("end a stream", sys::cuStreamDestroy_v2(stream))?;
+                    ok("destroy a stream", sys::cuStreamDestroy_v2(stream))?;
                 }
                 Kind::Map => {
                     let mut open_to = neighbours(gpus, ordinal)?;
@@ -177,19 +177,20 @@ impl Foreign {
         Ok(Self { kind, start, ordinal })
     }
 
-    /// Where the windows are. Of memory in two pieces, the second half of the first window is in the second piece.
+    /// Returns the address of the windows. In memory of two chunks, the second half of the first window is in the
+    /// second chunk.
     fn windows(&self) -> u64 {
         match self.kind {
-            Kind::Map | Kind::MapForOne => self.start + PIECE - DATA / 2,
+            Kind::Map | Kind::MapForOne => self.start + CHUNK - DATA / 2,
             _ => self.start + BEFORE,
         }
     }
 
-    /// The values that have arrived, as the program itself reads them. No kernel runs.
+    /// Returns the values that have arrived, as the program itself reads them. No kernel runs.
     fn values(&self) -> Result<Vec<u64>, GpuError> {
         let mut values = vec![0u64; pass_len(ELEMENTS) as usize];
         let (to, bytes) = (values.as_mut_ptr(), DATA as usize);
-        // Safety: so many bytes are on both sides.
+        // Safety: both sides have `bytes` bytes.
         unsafe {
             if matches!(self.kind, Kind::Pinned | Kind::Registered) {
                 std::ptr::copy_nonoverlapping(pointer::<u64>(self.windows()), to, bytes / 8);
@@ -200,18 +201,18 @@ impl Foreign {
         Ok(values)
     }
 
-    /// Frees it: that works only once, so nobody else has.
+    /// Frees the memory. That succeeds only once, so no other code has freed it.
     fn free(self) -> Result<(), GpuError> {
         let start = self.start;
         enter(self.ordinal)?;
-        // Safety: made by `new`, freed once; no kernel runs.
+        // Safety: allocated by `new`, freed once; no kernel runs.
         unsafe {
             match self.kind {
-                // The stream-ordered kind too, whose work is done.
+                // Includes stream-ordered memory, whose work is complete.
                 Kind::Alloc | Kind::Pool => ok("free", sys::cuMemFree_v2(start)),
                 Kind::Map | Kind::MapForOne => {
-                    ok("unmap", sys::cuMemUnmap(start, 2 * PIECE as usize))?;
-                    ok("give back addresses", sys::cuMemAddressFree(start, 2 * PIECE as usize))
+                    ok("unmap", sys::cuMemUnmap(start, 2 * CHUNK as usize))?;
+                    ok("free addresses", sys::cuMemAddressFree(start, 2 * CHUNK as usize))
                 }
                 Kind::Pinned => ok("free pinned memory", sys::cuMemFreeHost(pointer(start))),
                 Kind::Registered => {
@@ -233,14 +234,14 @@ fn world(devices: &Devices, gpus: &[usize], lsa_size: Option<u32>) -> WorldConfi
 }
 
 fn no_gpu() -> GpuError {
-    GpuError::Driver { context: "find the GPU of a rank", reason: "it has none".into() }
+    GpuError::Driver { context: "find the GPU of a rank", reason: "the rank has none".into() }
 }
 
 fn no_text(reason: String) -> GpuError {
     GpuError::Driver { context: "find kernels", reason }
 }
 
-/// What is wrong with the values that have arrived: each half is what the left neighbour sent.
+/// Describes a wrong value among the values that arrived. Each half must hold the left neighbour's values.
 fn wrong_values(rank: &Rank, what: &str, round: u64, seen: &[u64]) -> Option<String> {
     let (me, ranks) = (rank.rank(), rank.ranks());
     let expected = |index: usize| value((me + ranks - 1) % ranks, me, round, index as u64 % ELEMENTS);
@@ -248,12 +249,12 @@ fn wrong_values(rank: &Rank, what: &str, round: u64, seen: &[u64]) -> Option<Str
     first.map(|(index, seen)| format!("rank {me}, {what}: value {index} is {seen:#x}, not {:#x}", expected(index)))
 }
 
-/// A program makes context, stream, module and memory by driver calls of its own, of each kind in turn; gin takes them,
-/// registers the memory as windows and launches on the stream; the program waits, reads and frees by itself. By loads
-/// and stores, and by the network.
+/// A program creates context, stream, module and memory with its own driver calls, with each kind of memory in turn.
+/// gin imports them, registers the memory as windows and launches on the stream. The program waits, reads and frees by
+/// itself. Runs by loads and stores, and by the network.
 ///
 /// # Errors
-/// What was wrong.
+/// Returns the failures.
 pub fn share(gpus: &[usize], devices: Devices) -> Outcome {
     gin_gpu::cuda::take_failures();
     for lsa_size in [None, Some(1)] {
@@ -273,19 +274,20 @@ fn shared(rank: &Rank, gpus: &[usize]) -> Result<Vec<String>, CommError> {
     let device = CudaDevice::of(&**rank.device()).ok_or_else(no_gpu)?;
     let ordinal = device.ordinal();
     let mut wrong = Vec::new();
-    // The program's own.
+    // The program's own handles.
     let context = enter(ordinal)?;
     let (module, _) = load(hardware_text(ordinal).map_err(no_text)?, KERNEL)?;
     let stream = new_stream()?;
-    // Shared with gin.
-    // Safety: both are alive until the end of this function, and nothing of gin's is left then.
+    // Handles shared with gin.
+    //
+    // Safety: both handles live until the end of this function, when gin no longer uses them.
     let (kernels, queue) = unsafe { (device.module_from_raw(module.cast())?, device.stream_from_raw(stream.cast())?) };
     let kernel = kernels.function(KERNEL)?;
-    // What comes out is what went in; a function may have several handles.
+    // gin returns the handles that it was given; a function may have several handles.
     let mut home = std::ptr::null_mut();
     if let Some(function) = raw_function(&kernel) {
         // Safety: writes a pointer; the function's module is loaded.
-        ok("ask for a function's module", unsafe { sys::cuFuncGetModule(&raw mut home, function.cast()) })?;
+        ok("find a function's module", unsafe { sys::cuFuncGetModule(&raw mut home, function.cast()) })?;
     }
     for (what, seen, expected) in [
         ("context", Some(device.raw_context()), context.cast()),
@@ -294,20 +296,20 @@ fn shared(rank: &Rank, gpus: &[usize]) -> Result<Vec<String>, CommError> {
         ("module", raw_module(&kernel), module.cast()),
     ] {
         if seen != Some(expected) {
-            wrong.push(format!("{what} {expected:?} came back as {seen:?}"));
+            wrong.push(format!("{what}: expected {expected:?}, got {seen:?}"));
         }
     }
     let comm = rank.communicator(&Requirements::default().signals(1))?;
     let kinds = [Kind::Alloc, Kind::Pool, Kind::Map, Kind::Pinned, Kind::Registered];
     for (kind, round) in kinds.into_iter().zip(1u64..) {
         let foreign = Foreign::new(kind, gpus, ordinal)?;
-        // Safety: freed below, when windows and memory are gone on all ranks; used by kernels only meanwhile.
+        // Safety: freed below, when windows and memory are released on all ranks; only kernels use it until then.
         let memory = unsafe { device.import_memory(foreign.windows(), BYTES)? };
         let data: Window<u64> = comm.register(&memory.slice(0..DATA)?, WindowFlags::NONE)?;
         let source: Window<u64> = comm.register(&memory.slice(DATA..BYTES)?, WindowFlags::NONE)?;
         rank.barrier()?;
         let arguments: [&dyn KernelArg; 6] = [&comm.device()?, &data, &source, &ELEMENTS, &round, &DEADLINE];
-        // Safety: windows and numbers are as the kernel asks for, and are kept until it has ended on all ranks.
+        // Safety: windows and numbers are as the kernel requires, and live until it has ended on all ranks.
         unsafe { queue.launch(&kernel, LaunchConfig::new(1, 256).cooperative(), &arguments)? };
         enter(ordinal)?;
         wait(stream, PATIENCE)?;
@@ -321,13 +323,13 @@ fn shared(rank: &Rank, gpus: &[usize]) -> Result<Vec<String>, CommError> {
             wrong.push(format!("{kind:?}: fault of rank {}: {}", notice.rank, notice.fault));
         }
         if data.stride().is_some() {
-            wrong.push(format!("{kind:?}: memory of the program's has a stride"));
+            wrong.push(format!("{kind:?}: the program's memory has a stride"));
         }
         rank.barrier()?;
         comm.deregister(&data)?;
         comm.deregister(&source)?;
         drop((data, source, memory));
-        // Now it is gone on all ranks.
+        // Now every rank has released the memory.
         rank.barrier()?;
         foreign.free()?;
     }
@@ -335,38 +337,38 @@ fn shared(rank: &Rank, gpus: &[usize]) -> Result<Vec<String>, CommError> {
     drop((kernel, kernels, queue));
     rank.barrier()?;
     enter(ordinal)?;
-    // Safety: made above, ended once; nothing runs.
+    // Safety: created above, destroyed once; nothing runs.
     unsafe {
-        ok("end a stream", sys::cuStreamDestroy_v2(stream))?;
+        ok("destroy a stream", sys::cuStreamDestroy_v2(stream))?;
         ok("unload a module", sys::cuModuleUnload(module))?;
     }
     Ok(wrong)
 }
 
-/// What is refused, and a word of the reason.
+/// Calls that were not refused, or for another reason than expected.
 struct Refusals(Vec<String>);
 
 impl Refusals {
     fn expect<T>(&mut self, what: &str, outcome: Result<T, GpuError>, words: &[&str]) {
         match outcome {
-            Ok(_) => self.0.push(format!("{what}: it was not refused")),
+            Ok(_) => self.0.push(format!("{what}: not refused")),
             Err(error) => {
                 let text = error.to_string();
                 if words.iter().all(|word| !text.contains(word)) {
-                    self.0.push(format!("{what}: none of {words:?} is in: {text}"));
+                    self.0.push(format!("{what}: expected one of {words:?} in: {text}"));
                 }
             }
         }
     }
 }
 
-/// A module without anything of gin's.
+/// A module without `gin-device`.
 const STRANGER: &str = ".version 7.8\n.target sm_80\n.address_size 64\n.visible .entry stranger() { ret; }\n";
 
-/// Memory, streams and modules that gin cannot use.
+/// Checks that gin refuses memory, streams and modules that it cannot use.
 ///
 /// # Errors
-/// What was not refused, or with another reason.
+/// Returns the calls that were not refused, or for another reason.
 pub fn refused(gpus: &[usize], _devices: Devices) -> Outcome {
     match refusals(gpus) {
         Ok(wrong) if wrong.is_empty() => Ok(()),
@@ -380,7 +382,7 @@ fn refusals(gpus: &[usize]) -> Result<Vec<String>, GpuError> {
     let device = CudaDevice::new(ordinal, &[])?;
     enter(ordinal)?;
     let mut refusals = Refusals(Vec::new());
-    // Safety: what is refused is not used; what is not is dropped at once.
+    // Safety: refused memory is not used; accepted memory is dropped at once.
     let import = |address, bytes| unsafe { device.import_memory(address, bytes) };
     let past = ["not all in one allocation", "one kind of memory", "does not know", "cuMem"];
 
@@ -391,7 +393,7 @@ fn refusals(gpus: &[usize]) -> Result<Vec<String>, GpuError> {
         let memory = Foreign::new(kind, gpus, ordinal)?;
         let name = |what: &str| format!("{what} of {kind:?}");
         refusals.expect(&name("no bytes"), import(memory.start, 0), &["no bytes"]);
-        refusals.expect(&name("far too many bytes"), import(memory.start, 1 << 40), &past);
+        refusals.expect(&name("too many bytes"), import(memory.start, 1 << 40), &past);
         refusals.expect(&name("bytes up to the last address"), import(memory.start, u64::MAX), &["last address"]);
         match import(memory.start, BEFORE + BYTES) {
             Ok(whole) if whole.address() == memory.start && whole.bytes() == BEFORE + BYTES => {}
@@ -400,9 +402,9 @@ fn refusals(gpus: &[usize]) -> Result<Vec<String>, GpuError> {
         enter(ordinal)?;
         memory.free()?;
     }
-    // The page after the second piece is not reserved by it.
+    // The page after the second chunk is not part of its reservation.
     let mapped = Foreign::new(Kind::Map, gpus, ordinal)?;
-    refusals.expect("bytes past what is mapped", import(mapped.start, 2 * PIECE + 1), &past);
+    refusals.expect("bytes past what is mapped", import(mapped.start, 2 * CHUNK + 1), &past);
     enter(ordinal)?;
     mapped.free()?;
 
@@ -415,39 +417,39 @@ fn refusals(gpus: &[usize]) -> Result<Vec<String>, GpuError> {
     ok("free managed memory", unsafe { sys::cuMemFree_v2(managed) })?;
 
     for number in 0..3 {
-        // Safety: it is refused.
+        // Safety: the call is refused.
         let stream = unsafe { device.stream_from_raw(std::ptr::without_provenance_mut(number)) };
         refusals.expect("a default stream", stream, &["default stream"]);
     }
-    // Safety: it is refused.
+    // Safety: the call is refused.
     refusals.expect("no module", unsafe { device.module_from_raw(std::ptr::null_mut()) }, &["there is none"]);
     let (stranger, _): (CUmodule, _) = load(STRANGER, "stranger")?;
-    // Safety: it is loaded.
+    // Safety: the module is loaded.
     let outcome = unsafe { device.module_from_raw(stranger.cast()) };
     refusals.expect("a module without gin-device", outcome, &["gin_abi_version"]);
-    // Safety: loaded above, unloaded once: the refused module has not done it.
+    // Safety: loaded above, unloaded once: the refused call has not unloaded it.
     ok("unload a module", unsafe { sys::cuModuleUnload(stranger) })?;
 
     if let Some(&other) = gpus.get(1) {
         enter(other)?;
-        let far = Foreign::new(Kind::Alloc, gpus, other)?;
+        let remote = Foreign::new(Kind::Alloc, gpus, other)?;
         let stream = new_stream()?;
-        refusals.expect("memory of another GPU", import(far.start, BYTES), &[&format!("in GPU {other}")]);
-        // Safety: it is alive.
+        refusals.expect("memory of another GPU", import(remote.start, BYTES), &[&format!("in GPU {other}")]);
+        // Safety: the stream is alive.
         refusals.expect("a stream of another GPU", unsafe { device.stream_from_raw(stream.cast()) }, &["context"]);
         enter(other)?;
-        // Safety: made above, ended once.
-        ok("end a stream", unsafe { sys::cuStreamDestroy_v2(stream) })?;
-        far.free()?;
+        // Safety: created above, destroyed once.
+        ok("destroy a stream", unsafe { sys::cuStreamDestroy_v2(stream) })?;
+        remote.free()?;
     }
     Ok(refusals.0)
 }
 
-/// Memory that was mapped for its own GPU alone cannot be a window of an LSA team of several GPUs, and can be one where
+/// Memory that is mapped for its own GPU only cannot be a window of an LSA team of several GPUs, but can be a window if
 /// teams are single ranks.
 ///
 /// # Errors
-/// What was wrong.
+/// Returns the failures.
 pub fn unreached(gpus: &[usize], devices: Devices) -> Outcome {
     for (lsa_size, refused) in [(None, gpus.len() > 1), (Some(1), false)] {
         let results = launch(world(&devices, gpus, lsa_size), |rank| -> Result<Vec<String>, CommError> {
@@ -455,7 +457,7 @@ pub fn unreached(gpus: &[usize], devices: Devices) -> Outcome {
             let comm = rank.communicator(&Requirements::default())?;
             enter(device.ordinal())?;
             let foreign = Foreign::new(Kind::MapForOne, gpus, device.ordinal())?;
-            // Safety: freed below, when windows and memory are gone on all ranks.
+            // Safety: freed below, when windows and memory are released on all ranks.
             let memory = unsafe { device.import_memory(foreign.windows(), BYTES)? };
             let outcome = comm.register::<u64>(&memory.whole(), WindowFlags::NONE);
             let text = outcome.as_ref().err().map(ToString::to_string);
@@ -464,10 +466,10 @@ pub fn unreached(gpus: &[usize], devices: Devices) -> Outcome {
                 Some(text) if !refused || !text.contains("Access") => {
                     wrong.push(format!("rank {}: {text}", rank.rank()));
                 }
-                None if refused => wrong.push(format!("rank {}: it was not refused", rank.rank())),
+                None if refused => wrong.push(format!("rank {}: the window was not refused", rank.rank())),
                 _ => {}
             }
-            // The communicator is as good as before.
+            // The communicator is still usable.
             let window = comm.alloc_window::<u64>(8, WindowFlags::NONE)?;
             comm.deregister(&window)?;
             drop(window);
@@ -485,10 +487,10 @@ pub fn unreached(gpus: &[usize], devices: Devices) -> Outcome {
     Ok(())
 }
 
-/// A launch on a stream of the program's that it captures: nothing runs until the graph is launched, and then it does.
+/// Launches on a stream that the program captures. The kernel runs when the graph is launched, and not before.
 ///
 /// # Errors
-/// What was wrong.
+/// Returns the failures.
 pub fn captured(gpus: &[usize], devices: Devices) -> Outcome {
     let results = launch(world(&devices, gpus, None), |rank| captured_on(&rank));
     let wrong: Vec<String> = results.map_err(|error| error.to_string())?.into_iter().flatten().collect();
@@ -504,11 +506,11 @@ fn captured_on(rank: &Rank) -> Result<Vec<String>, CommError> {
     let source: Window<u64> = comm.alloc_window(ELEMENTS as usize, WindowFlags::NONE)?;
     enter(device.ordinal())?;
     let stream = new_stream()?;
-    // Safety: it is destroyed below, when nothing of gin's is left on it.
+    // Safety: the stream is destroyed below, when gin no longer uses it.
     let queue = unsafe { device.stream_from_raw(stream.cast())? };
     let arguments: [&dyn KernelArg; 6] = [&comm.device()?, &data, &source, &ELEMENTS, &1u64, &DEADLINE];
     let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // Safety: handles that were just made; windows and numbers are as the kernel asks for, and kept until it has ended.
+    // Safety: the handles were just created. Windows and numbers are as the kernel requires, and outlive it.
     unsafe {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         ok("begin a capture", sys::cuStreamBeginCapture_v2(stream, mode))?;
@@ -518,9 +520,9 @@ fn captured_on(rank: &Rank) -> Result<Vec<String>, CommError> {
         let mut nodes = 0;
         ok("count nodes", sys::cuGraphGetNodes(graph, std::ptr::null_mut(), &raw mut nodes))?;
         if nodes != 1 {
-            wrong.push(format!("rank {}: the graph has {nodes} nodes, not the kernel alone", rank.rank()));
+            wrong.push(format!("rank {}: the graph has {nodes} nodes, expected only the kernel", rank.rank()));
         }
-        ok("make a graph", sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0))?;
+        ok("create a graph", sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0))?;
         ok("upload a graph", sys::cuGraphUpload(executable, stream))?;
     }
     wait(stream, PATIENCE)?;
@@ -531,7 +533,7 @@ fn captured_on(rank: &Rank) -> Result<Vec<String>, CommError> {
         wrong.push(format!("rank {}: values arrived before the graph was launched", rank.rank()));
     }
     rank.barrier()?;
-    // Safety: the graph is whole, and what its kernel uses is alive.
+    // Safety: the graph is complete, and the memory that its kernel uses is alive.
     ok("launch a graph", unsafe { sys::cuGraphLaunch(executable, stream) })?;
     wait(stream, PATIENCE)?;
     rank.barrier()?;
@@ -544,11 +546,11 @@ fn captured_on(rank: &Rank) -> Result<Vec<String>, CommError> {
     drop(queue);
     rank.barrier()?;
     enter(device.ordinal())?;
-    // Safety: made above, ended once; nothing runs on any rank.
+    // Safety: created above, destroyed once; nothing runs on any rank.
     unsafe {
-        ok("end a graph", sys::cuGraphExecDestroy(executable))?;
-        ok("end a graph", sys::cuGraphDestroy(graph))?;
-        ok("end a stream", sys::cuStreamDestroy_v2(stream))?;
+        ok("destroy a graph", sys::cuGraphExecDestroy(executable))?;
+        ok("destroy a graph", sys::cuGraphDestroy(graph))?;
+        ok("destroy a stream", sys::cuStreamDestroy_v2(stream))?;
     }
     Ok(wrong)
 }
@@ -556,7 +558,7 @@ fn captured_on(rank: &Rank) -> Result<Vec<String>, CommError> {
 /// Launches in clusters: all blocks run, and a cooperative launch of one cluster more than fits is refused.
 ///
 /// # Errors
-/// What was wrong.
+/// Returns the failures.
 pub fn clusters(gpus: &[usize], devices: Devices) -> Outcome {
     const CLUSTER: u32 = 4;
     let mut config = world(&devices, gpus, None);
@@ -565,10 +567,10 @@ pub fn clusters(gpus: &[usize], devices: Devices) -> Outcome {
         let device = CudaDevice::of(&**rank.device()).ok_or_else(no_gpu)?;
         let mut wrong = Vec::new();
         if device.limits().cluster_blocks < CLUSTER {
-            // Clusters came with sm_90: there is nothing to show.
+            // Clusters need sm_90: older GPUs have nothing to test.
             return Ok(wrong);
         }
-        // The word to stop at, which is set, and the count of blocks.
+        // The stop word, which is set, and the count of blocks.
         let words = Memory::new(rank.device(), MemoryKind::Device, 16)?;
         words.write(0, &[1u64, 0])?;
         let (kernel, stream) = (rank.kernel("hardware_spin")?, rank.stream()?);
@@ -577,7 +579,7 @@ pub fn clusters(gpus: &[usize], devices: Devices) -> Outcome {
         let shape = |blocks| LaunchConfig::new(blocks, 32).cluster(CLUSTER).cooperative();
         let resident = device.resident_blocks(&kernel, &shape(CLUSTER))?;
         if resident == 0 || !resident.is_multiple_of(u64::from(CLUSTER)) {
-            wrong.push(format!("{resident} blocks in clusters of {CLUSTER} are said to fit"));
+            wrong.push(format!("gin reports that {resident} blocks in clusters of {CLUSTER} fit"));
         }
         let most = u32::try_from(resident).unwrap_or(u32::MAX - CLUSTER);
         for blocks in [2 * CLUSTER, most] {
@@ -591,10 +593,12 @@ pub fn clusters(gpus: &[usize], devices: Devices) -> Outcome {
                 wrong.push(format!("{} of {blocks} blocks ran", count[0]));
             }
         }
-        // Safety: as above; it is refused.
+        // Safety: as above; the launch is refused.
         match unsafe { stream.launch(&kernel, shape(most + CLUSTER), &arguments) } {
             Err(GpuError::NotResident { .. }) => {}
-            other => wrong.push(format!("one cluster more than the {resident} blocks that fit: {other:?}")),
+            other => {
+                wrong.push(format!("one cluster more than the {resident} blocks that fit was not refused: {other:?}"))
+            }
         }
         Ok(wrong)
     });

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Results of trials in a file, so that a run that was ended can be taken up where it was.
+//! Results of trials in a file, so that a later run continues where one was ended.
 //!
-//! A line says `start NAME`, `pass NAME` or `fail NAME MESSAGE`. A trial that started and did not come to an end has
-//! ended the process, and counts as failed when the run is taken up.
+//! Each line is `start NAME`, `pass NAME` or `fail NAME MESSAGE`. A trial that started without a result has ended the
+//! process. It counts as failed when a run continues.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -10,10 +10,10 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// What became of a trial: the message of a failure.
+/// Result of a trial: the message of a failure.
 pub type Outcome = Result<(), String>;
 
-/// The file, and what was in it.
+/// The file, and its previous content.
 #[derive(Debug)]
 pub struct Journal {
     known: HashMap<String, Outcome>,
@@ -21,10 +21,10 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Reads the file if there is one, and goes on writing to it.
+    /// Reads the file if it exists, and appends to it.
     ///
     /// # Errors
-    /// What the system says.
+    /// Returns the system's error.
     pub fn open(path: &Path) -> io::Result<Self> {
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
@@ -35,15 +35,15 @@ impl Journal {
         Ok(Self { known: read(&text), file: Mutex::new(file) })
     }
 
-    /// What became of a trial in an earlier run.
+    /// Returns the result of a trial in an earlier run.
     pub fn known(&self, name: &str) -> Option<&Outcome> {
         self.known.get(name)
     }
 
-    /// Runs a trial, unless it is known what becomes of it.
+    /// Runs a trial, unless its result is known.
     ///
     /// # Errors
-    /// Its failure.
+    /// Returns the trial's failure.
     pub fn run(&self, name: &str, trial: impl FnOnce() -> Outcome) -> Outcome {
         if let Some(outcome) = self.known(name) {
             return outcome.clone();
@@ -57,7 +57,7 @@ impl Journal {
         outcome
     }
 
-    /// A line that cannot be written costs only that the trial runs again.
+    /// Writes a line. If that fails, the only cost is that the trial runs again.
     fn write(&self, line: &str) {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = writeln!(file, "{line}").and_then(|()| file.flush());
@@ -70,7 +70,7 @@ fn read(text: &str) -> HashMap<String, Outcome> {
         let mut parts = line.splitn(3, ' ');
         let (Some(what), Some(name)) = (parts.next(), parts.next()) else { continue };
         let outcome = match what {
-            "start" => Err("it ended the process; the log says how".to_owned()),
+            "start" => Err("the trial ended the process; the log says how".to_owned()),
             "pass" => Ok(()),
             "fail" => Err(parts.next().unwrap_or_default().replace("\\n", "\n")),
             _ => continue,
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_earlier_run_found_is_not_run_again_and_what_ended_it_has_failed() {
+    fn results_of_an_earlier_run_are_kept_and_a_trial_that_ended_it_has_failed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("journal");
         let first = Journal::open(&path).unwrap();
@@ -95,7 +95,7 @@ mod tests {
         drop(first);
 
         let second = Journal::open(&path).unwrap();
-        let again = || -> Outcome { panic!("it ran again") };
+        let again = || -> Outcome { panic!("the trial ran again") };
         assert_eq!(second.run("good", again), Ok(()));
         assert_eq!(second.run("bad", again), Err("two\nlines".to_owned()));
         assert!(second.run("ended", again).unwrap_err().contains("ended the process"));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A trial of what a kernel that stays must not be in the way of.
+//! A trial of operations that a resident kernel must not block.
 
 use crate::gpus::hardware_text;
-use crate::hardware::{Exchanges, Place};
+use crate::hardware::{Exchanges, Testbed};
 use crate::journal::Outcome;
 use crate::raw::{enter, ok};
 use cudarc::driver::sys;
@@ -15,48 +15,48 @@ use gin_soft_hca_host::{SoftEngine, SoftFabric};
 
 /// Bytes that are allocated and freed.
 const BYTES: u64 = 1 << 30;
-/// What else may come and go meanwhile.
+/// Other memory that may be allocated or freed meanwhile.
 const SLACK: usize = 64 << 20;
 /// Exchanges of a launch.
 const ROUNDS: u64 = 20;
 
-/// Free bytes of a GPU.
+/// Returns the free bytes of a GPU.
 fn free_bytes(ordinal: usize) -> Result<usize, GpuError> {
     enter(ordinal)?;
     let (mut free, mut total) = (0, 0);
     // Safety: writes two integers.
-    ok("ask for free memory", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) }).map(|()| free)
+    ok("read the free memory", unsafe { sys::cuMemGetInfo_v2(&raw mut free, &raw mut total) }).map(|()| free)
 }
 
-/// While software NICs have a kernel: memory that is dropped is freed, a module is unloaded and loaded, a grid that
-/// fills the GPU is refused unless the NICs are kept parked, and NICs go on after each.
+/// Checks, while software NICs have a kernel: memory that is dropped is freed; a module is unloaded and loaded; a grid
+/// that fills the GPU is refused unless the NICs stay parked; and the NICs continue after each.
 ///
 /// # Errors
-/// What was wrong.
+/// Returns the failures.
 pub fn parks(gpus: &[usize], devices: Devices) -> Outcome {
-    let place = Place::real(devices, gpus.len()).driving(SoftEngine::Kernel);
-    let nics = place.nics()?.ok_or("no NICs")?;
+    let testbed = Testbed::real(devices, gpus.len()).driving(SoftEngine::Kernel);
+    let nics = testbed.nics()?.ok_or("no NICs")?;
     let text = hardware_text(gpus[0])?;
-    let told = place.run_with(Some(&nics), |rank| {
+    let report = testbed.run_with(Some(&nics), |rank| {
         let exchanges = Exchanges::new(rank, 1, 1, 16, ROUNDS)?;
         let mut done = 0;
-        let mut told = Vec::new();
+        let mut report = Vec::new();
         for step in [freed, reloaded, filled] {
             rank.barrier()?;
             if rank.rank() == 0 {
-                told.extend(step(rank, gpus[0], nics.fabric(), text)?);
+                report.extend(step(rank, gpus[0], nics.fabric(), text)?);
             }
             rank.barrier()?;
             exchanges.start(rank, 0, None)?.synchronize()?;
             done += ROUNDS;
         }
         rank.barrier()?;
-        told.extend(exchanges.tell(rank, done)?);
+        report.extend(exchanges.report(rank, done)?);
         exchanges.comm.destroy()?;
-        Ok(told)
+        Ok(report)
     })?;
-    let told: Vec<String> = told.into_iter().flatten().collect();
-    if told.is_empty() { Ok(()) } else { Err(told.join("\n")) }
+    let report: Vec<String> = report.into_iter().flatten().collect();
+    if report.is_empty() { Ok(()) } else { Err(report.join("\n")) }
 }
 
 type Step = Result<Option<String>, CommError>;
@@ -64,10 +64,10 @@ type Step = Result<Option<String>, CommError>;
 fn freed(rank: &Rank, ordinal: usize, _: &SoftFabric, _: &'static str) -> Step {
     let before = free_bytes(ordinal)?;
     drop(Memory::new(rank.device(), MemoryKind::Device, BYTES)?);
-    // Whoever waits for a stream frees what was put off.
+    // A wait for a stream frees the memory whose free was deferred.
     rank.stream()?.synchronize()?;
     let after = free_bytes(ordinal)?;
-    Ok((after + SLACK < before).then(|| format!("{before} bytes were free before, and {after} after")))
+    Ok((after + SLACK < before).then(|| format!("{before} bytes were free before the drop, {after} after it")))
 }
 
 fn reloaded(rank: &Rank, _: usize, _: &SoftFabric, text: &'static str) -> Step {
@@ -81,14 +81,14 @@ fn reloaded(rank: &Rank, _: usize, _: &SoftFabric, text: &'static str) -> Step {
 fn filled(rank: &Rank, _: usize, fabric: &SoftFabric, _: &'static str) -> Step {
     let (device, kernel, stream) = (rank.device(), rank.kernel("hardware_spin")?, rank.stream()?);
     let words = Memory::new(device, MemoryKind::Device, 16)?;
-    // It ends at once.
+    // The kernel ends at once.
     words.write(0, &[1u64, 0])?;
     let pointer = |offset: u64| std::ptr::with_exposed_provenance_mut::<u64>((words.address() + offset) as usize);
     let (stop, started, limit) = (pointer(0), pointer(8), 1_000_000_000u64);
     let launch = |blocks| {
         let arguments: [&dyn KernelArg; 3] = [&stop, &started, &limit];
         let shape = LaunchConfig::new(blocks, 1024).cooperative();
-        // Safety: both words are there until the stream was waited for.
+        // Safety: both words outlive the wait for the stream.
         unsafe { stream.launch(&kernel, shape, &arguments) }
     };
     let room = || device.resident_blocks(&kernel, &LaunchConfig::new(1, 1024).cooperative());
@@ -104,7 +104,7 @@ fn filled(rank: &Rank, _: usize, fabric: &SoftFabric, _: &'static str) -> Step {
     words.read(8, &mut count)?;
     drop(parked);
     if count[0] != all {
-        return Ok(Some(format!("{} of {all} blocks ran", count[0])));
+        return Ok(Some(format!("only {} of {all} blocks ran", count[0])));
     }
     match launch(all as u32) {
         Err(GpuError::NotResident { .. }) => Ok(None),

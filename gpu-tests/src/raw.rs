@@ -2,7 +2,7 @@
 //! Trials that call the driver themselves: graphs and modules.
 
 use crate::gpus::hardware_text;
-use crate::hardware::{Exchanges, Place, reload as reload_on};
+use crate::hardware::{Exchanges, Testbed, reload as reload_on};
 use crate::journal::Outcome;
 use cudarc::driver::sys::{self, CUcontext, CUfunction, CUmodule, CUresult, CUstream};
 use gin_gpu::Devices;
@@ -15,17 +15,17 @@ use gin_host::world::{WorldConfig, launch};
 use std::ffi::CString;
 use std::time::{Duration, Instant};
 
-/// Pinned memory that every GPU sees at the address that the CPU uses.
+/// Flags of pinned memory that every GPU sees at the CPU's address.
 pub(crate) const SHARED: u32 = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
 
 pub(crate) fn ok(context: &'static str, code: CUresult) -> Result<(), GpuError> {
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(GpuError::Driver { context, reason: format!("{code:?}") }) }
 }
 
-/// Makes a GPU's primary context, the one that gin uses, current on this thread.
+/// Makes a GPU's primary context, which gin uses, current on this thread.
 pub(crate) fn enter(ordinal: usize) -> Result<CUcontext, GpuError> {
     let (mut device, mut context) = (0, std::ptr::null_mut());
-    // Safety: writes an integer and a pointer. It is kept until the process ends, as gin keeps it.
+    // Safety: writes an integer and a pointer. The context is kept until the process ends, as gin keeps it.
     unsafe {
         ok("open a GPU", sys::cuDeviceGet(&raw mut device, ordinal as i32))?;
         ok("open a context", sys::cuDevicePrimaryCtxRetain(&raw mut context, device))?;
@@ -38,34 +38,38 @@ pub(crate) fn new_stream() -> Result<CUstream, GpuError> {
     let mut stream = std::ptr::null_mut();
     let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
     // Safety: writes a pointer.
-    ok("make a stream", unsafe { sys::cuStreamCreate(&raw mut stream, flags) })?;
+    ok("create a stream", unsafe { sys::cuStreamCreate(&raw mut stream, flags) })?;
     Ok(stream)
 }
 
-/// Whether all that was put on a stream is done.
+/// Returns whether all work on a stream is complete.
 pub(crate) fn is_done(stream: CUstream) -> Result<bool, GpuError> {
     // Safety: the stream is alive.
     match unsafe { sys::cuStreamQuery(stream) } {
         CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-        code => ok("ask a stream", code).map(|()| true),
+        code => ok("query a stream", code).map(|()| true),
     }
 }
 
-/// Waits for a stream, by asking it again and again.
+/// Waits for a stream by repeated queries.
 pub(crate) fn wait(stream: CUstream, limit: Duration) -> Result<(), GpuError> {
     let start = Instant::now();
     while !is_done(stream)? {
         if start.elapsed() > limit {
-            return Err(GpuError::Kernel { kernel: "of a raw stream".into(), reason: format!("it ran for {limit:?}") });
+            return Err(GpuError::Kernel {
+                kernel: "of a raw stream".into(),
+                reason: format!("it has not ended after {limit:?}"),
+            });
         }
         std::thread::sleep(Duration::from_micros(50));
     }
     Ok(())
 }
 
-/// A module and a kernel of it, loaded.
+/// Loads a module and finds a kernel in it.
 pub(crate) fn load(text: &str, name: &str) -> Result<(CUmodule, CUfunction), GpuError> {
-    let no_zeros = |_| GpuError::Driver { context: "load a module", reason: "a zero byte".into() };
+    let no_zeros =
+        |_| GpuError::Driver { context: "load a module", reason: "the text or the name contains a zero byte".into() };
     let (text, name) = (CString::new(text).map_err(no_zeros)?, CString::new(name).map_err(no_zeros)?);
     let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
     // Safety: both texts end with 0; writes two pointers.
@@ -77,25 +81,25 @@ pub(crate) fn load(text: &str, name: &str) -> Result<(CUmodule, CUfunction), Gpu
     Ok((module, function))
 }
 
-/// Loads a module again and again between kernels of it that communicate.
+/// Loads a module again and again, between communicating kernels from it.
 ///
 /// # Errors
-/// What was wrong.
+/// Returns the failures.
 pub fn reload(gpus: &[usize], devices: Devices) -> Outcome {
     take_failures();
-    // GPUs of one machine are alike here: the text is that of the first.
-    reload_on(&Place::real(devices, gpus.len()), hardware_text(gpus[0])?)?;
+    // All GPUs of one machine are alike here, so the text is that of the first.
+    reload_on(&Testbed::real(devices, gpus.len()), hardware_text(gpus[0])?)?;
     match take_failures().as_slice() {
         [] => Ok(()),
         failures => Err(format!("freeing failed: {failures:?}")),
     }
 }
 
-/// Captures a kernel that communicates into a graph and launches that three times, after naps longer than the deadline
+/// Captures a communicating kernel into a graph and launches the graph three times, after naps longer than the deadline
 /// of the kernel's waits.
 ///
 /// # Errors
-/// What was wrong.
+/// Returns the failures.
 pub fn graph(gpus: &[usize], devices: Devices) -> Outcome {
     const LAUNCHES: u64 = 3;
     const ROUNDS: u64 = 100;
@@ -125,7 +129,7 @@ pub fn graph(gpus: &[usize], devices: Devices) -> Outcome {
         let mut values: Vec<*mut core::ffi::c_void> =
             arguments.iter().map(|argument| argument.as_ptr().cast_mut().cast()).collect();
         let (mut graph, mut executable) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // Safety: handles that were just made; the kernel takes these five values, which the capture copies.
+        // Safety: the handles were just created. The kernel takes these five values, and the capture copies them.
         unsafe {
             let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
             ok("begin a capture", sys::cuStreamBeginCapture_v2(stream, mode))?;
@@ -133,8 +137,8 @@ pub fn graph(gpus: &[usize], devices: Devices) -> Outcome {
             let launched = sys::cuLaunchKernel(function, 1, 1, 1, 128, 1, 1, 0, stream, values.as_mut_ptr(), null);
             ok("end a capture", sys::cuStreamEndCapture(stream, &raw mut graph))?;
             ok("capture a launch", launched)?;
-            ok("make a graph", sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0))?;
-            // What the first launch would do else, while the kernel of another rank runs.
+            ok("create a graph", sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0))?;
+            // Otherwise the first launch would upload the graph, while the kernel of another rank runs.
             ok("upload a graph", sys::cuGraphUpload(executable, stream))?;
         }
         wait(stream, Duration::from_secs(5))?;
@@ -143,23 +147,23 @@ pub fn graph(gpus: &[usize], devices: Devices) -> Outcome {
                 std::thread::sleep(nap);
             }
             rank.barrier()?;
-            // Safety: the graph is whole, and what its kernel uses is alive.
+            // Safety: the graph is complete, and the memory that its kernel uses is alive.
             ok("launch a graph", unsafe { sys::cuGraphLaunch(executable, stream) })?;
             wait(stream, Duration::from_secs(8))?;
             rank.barrier()?;
         }
-        let told = exchanges.tell(&rank, LAUNCHES * ROUNDS)?;
+        let report = exchanges.report(&rank, LAUNCHES * ROUNDS)?;
         exchanges.comm.destroy()?;
-        // No kernel runs on any rank, so nothing of this waits.
+        // No kernel runs on any rank, so none of these calls waits.
         rank.barrier()?;
-        // Safety: nobody uses the handles any more.
+        // Safety: the handles are no longer in use.
         unsafe {
-            ok("end a graph", sys::cuGraphExecDestroy(executable))?;
-            ok("end a graph", sys::cuGraphDestroy(graph))?;
-            ok("end a stream", sys::cuStreamDestroy_v2(stream))?;
+            ok("destroy a graph", sys::cuGraphExecDestroy(executable))?;
+            ok("destroy a graph", sys::cuGraphDestroy(graph))?;
+            ok("destroy a stream", sys::cuStreamDestroy_v2(stream))?;
             ok("unload a module", sys::cuModuleUnload(module))?;
         }
-        Ok(told)
+        Ok(report)
     });
     let wrong: Vec<String> = results.map_err(|error| error.to_string())?.into_iter().flatten().collect();
     if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Ends the process when a trial gets no further.
+//! Ends the process when a trial hangs.
 //!
-//! A kernel that never ends, or a call of the driver that never returns, cannot be ended by the process that waits for
-//! it; the system ends both with the process.
+//! A process cannot end a kernel that never ends, or a driver call that never returns, while it waits for it. The
+//! system ends both together with the process.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Exit status of a process that was ended so.
+/// Exit status of a process that the watchdog ended.
 pub const STATUS: i32 = 86;
 
-/// What runs now.
+/// The trial that runs now.
 #[derive(Clone, Debug, Default)]
 pub struct Watchdog {
     now: Arc<Mutex<Option<(String, Instant)>>>,
 }
 
 impl Watchdog {
-    /// Watches from a thread of its own: a trial that takes longer than `limit` ends the process with [`STATUS`], after
-    /// its name and where each thread of the process waits were printed.
+    /// Starts a watching thread. If a trial takes longer than `limit`, the thread prints the trial's name and where
+    /// each thread of the process waits, and ends the process with [`STATUS`].
     pub fn start(limit: Duration) -> Self {
         let watchdog = Self::default();
         let own = watchdog.clone();
@@ -52,7 +52,7 @@ impl Watchdog {
     }
 }
 
-/// Name and state of each thread, and the call of the system that it waits in.
+/// Describes each thread: its name, its state, and the system call in which it waits.
 fn threads() -> String {
     let mut lines = String::new();
     let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return lines };
@@ -86,7 +86,7 @@ mod tests {
     fn every_thread_of_the_process_is_listed_by_name() {
         let (stop, stopped) = std::sync::mpsc::channel::<()>();
         let thread = std::thread::Builder::new().name("listed one".into()).spawn(move || stopped.recv());
-        // The thread gives itself its name when it starts.
+        // A thread sets its name when it starts.
         while !threads().contains("listed one") {
             std::thread::yield_now();
         }

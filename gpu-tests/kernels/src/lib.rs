@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Kernels of the tests that need GPUs: what these show, a virtual GPU cannot. They run there too, so that their own
-//! mistakes are found without a GPU.
+//! Kernels of the tests that need GPUs: they show effects that a virtual GPU cannot. They also run on virtual GPUs, so
+//! that their own mistakes are found without a GPU.
 //!
 //! | kernel | does |
 //! | --- | --- |
-//! | `hardware_exchange` | puts values to neighbours again and again, and checks each that arrives |
-//! | `hardware_stale` | reads lines by plain loads, has them overwritten by a peer, and reads them again elsewhere |
+//! | `hardware_exchange` | puts values to neighbours again and again, and checks each arrival |
+//! | `hardware_stale` | reads lines by plain loads, lets a peer overwrite them, and reads them again |
 //! | `hardware_flood` | posts from every thread of every block at once, while every block polls |
-//! | `hardware_pass` | passes values on to a neighbour by one put and one get, on whichever route there is |
-//! | `hardware_spin` | takes processors until the host says otherwise |
+//! | `hardware_pass` | passes values on to a neighbour by one put and one get, on the automatic route |
+//! | `hardware_spin` | occupies processors until the host ends it |
 #![no_std]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]
 #![warn(unreachable_pub)]
@@ -19,7 +19,7 @@ use gin_device::grid::GridBarrier;
 use gin_device::prelude::*;
 use gin_device::sys::{self, GlobalWord, Word};
 
-/// What `from` sends to `to` as element `index` in round `round` (from 1).
+/// Returns element `index` that `from` sends to `to` in round `round` (from 1).
 #[inline(always)]
 #[must_use]
 pub const fn value(from: u32, to: u32, round: u64, index: u64) -> u64 {
@@ -31,48 +31,48 @@ fn route(lsa: u64) -> Route {
     if lsa != 0 { Route::Auto } else { Route::Network }
 }
 
-/// What [`hardware_exchange`] does.
+/// Argument of [`hardware_exchange`].
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable, Debug)]
 pub struct Exchange {
-    /// Its context.
+    /// Context of the exchange.
     pub context: u32,
-    /// How many neighbours on the right it sends to: 1 is a ring, one less than there are ranks all to all.
+    /// Number of right neighbours to which it sends: 1 for a ring, one less than the number of ranks for all to all.
     pub neighbours: u32,
     /// Values for each neighbour.
     pub elements: u64,
-    /// First element of its part of both windows.
+    /// First element of the exchange's part of both windows.
     pub start: u64,
     /// Rounds.
     pub rounds: u64,
-    /// Address of a word in device memory: rounds done by earlier launches on this context, 0 at first.
+    /// Address of a word in device memory: rounds that earlier launches on this context completed, 0 at first.
     pub done: u64,
-    /// Address of four words in device memory: values that were wrong so far; of the first of them the round, the
-    /// sender and the value. 0 at first.
+    /// Address of four words in device memory: the number of wrong values so far, and the round, sender and value of
+    /// the first. 0 at first.
     pub wrong: u64,
-    /// Nanoseconds that it waits for at its start, before anything that has a deadline.
+    /// Pause at the start in nanoseconds, before any operation with a deadline.
     pub pause: u64,
-    /// Whether loads and stores are the route to LSA peers: 1, or 0 for the network.
+    /// 1 to reach LSA peers by loads and stores, 0 to use the network.
     pub lsa: u64,
 }
 
 /// Buffers for arrivals.
 const BUFFERS: u64 = 2;
 
-/// Elements that [`Exchange`]'s part of either window has.
+/// Returns the number of elements of [`Exchange`]'s part of either window.
 #[must_use]
 pub const fn exchange_len(neighbours: u32, elements: u64) -> u64 {
     BUFFERS * neighbours as u64 * elements
 }
 
-/// Exchanges values with neighbours; each that arrives is checked.
+/// Exchanges values with neighbours, and checks each arrival.
 ///
-/// Signals: `d` counts blocks from the `d`-th neighbour on the left, `neighbours + d` what the `d`-th on the right has
-/// checked. Counter `d` counts what has left for that one.
+/// Signal `d` counts blocks from the `d`-th neighbour on the left. Signal `neighbours + d` counts the blocks that the
+/// `d`-th neighbour on the right has checked. Counter `d` counts the puts to that neighbour whose source is free.
 ///
 /// # Safety
-/// - One block, on every rank, with the same numbers; windows, tables, signals and counter are as [`Exchange`] says,
-///   and nobody else uses them.
+/// - One block runs on every rank, with the same numbers. Windows, tables, signals and counter are as [`Exchange`]
+///   describes, and no other code uses them.
 #[kernel]
 pub unsafe fn hardware_exchange(
     comm: Comm,
@@ -82,7 +82,7 @@ pub unsafe fn hardware_exchange(
     deadline: Deadline,
 ) {
     pause(plan.pause);
-    // Safety: as the kernel's own.
+    // Safety: the caller keeps the kernel's conditions.
     if let Err(fault) = unsafe { exchange(&comm, inbox, outbox, &plan, deadline) } {
         comm.report(fault);
     }
@@ -99,12 +99,12 @@ unsafe fn exchange(
     let gin = Gin::new(comm, ContextId::new(plan.context)).route(route(plan.lsa));
     let world = comm.world();
     let (me, elements, neighbours) = (world.rank(), plan.elements as usize, plan.neighbours);
-    // Safety: the kernel's promise.
+    // Safety: the caller keeps the kernel's conditions.
     let (done, wrong) = unsafe { (GlobalWord::new(plan.done), GlobalWord::new(plan.wrong)) };
     let before = done.load_relaxed_gpu();
-    // Everybody has read it before it changes.
+    // Every thread has read the word before it changes.
     Block.sync();
-    // Each distance has its place, in windows of both sides.
+    // Each distance has its own position in the windows of both sides.
     let place = |round: u64, distance: u32| {
         let block = (round % BUFFERS) * neighbours as u64 + distance as u64;
         (plan.start + block * plan.elements) as usize
@@ -113,12 +113,12 @@ unsafe fn exchange(
         for distance in 0..neighbours {
             let peer = world.after(distance + 1);
             let at = place(round, distance);
-            // A count says nothing of which ones have left, so all have to.
+            // The counter does not say which puts have left, so all of them must have.
             gin.wait_counter(&Block, CounterId::new(distance), round - 1, deadline)?;
             for i in Block.stripe(elements) {
                 outbox.write(at + i, value(me, peer.world(), round, i as u64));
             }
-            // The peer has checked what is overwritten.
+            // The peer has checked the buffer that this put overwrites.
             let checked = SignalId::new(neighbours + distance);
             gin.wait_signal(&Block, checked, (round - 1).saturating_sub(BUFFERS - 1), deadline)?;
             gin.put(peer, inbox.range(at, elements), outbox.range(at, elements))
@@ -127,7 +127,7 @@ unsafe fn exchange(
                 .issue(&Block)?;
         }
         for distance in 0..neighbours {
-            // The rank that I am at this distance from.
+            // The rank whose neighbour at this distance is the caller.
             let peer = world.after(world.size() - (distance + 1) % world.size());
             let at = place(round, distance);
             gin.wait_signal(&Block, SignalId::new(distance), round, deadline)?;
@@ -140,7 +140,7 @@ unsafe fn exchange(
             gin.signal(peer, SignalId::new(neighbours + distance).inc()).issue(&Block)?;
         }
     }
-    // A later launch begins where all has left.
+    // A later launch begins when every put has left.
     for distance in 0..neighbours {
         gin.wait_counter(&Block, CounterId::new(distance), before + plan.rounds, deadline)?;
     }
@@ -150,7 +150,7 @@ unsafe fn exchange(
     Ok(())
 }
 
-/// Counts a value that is wrong, and keeps the first.
+/// Counts a wrong value, and keeps the first.
 #[inline(always)]
 fn note(wrong: GlobalWord, round: u64, from: u32, seen: u64) {
     if wrong.add_relaxed_gpu(1) == 0 {
@@ -160,7 +160,7 @@ fn note(wrong: GlobalWord, round: u64, from: u32, seen: u64) {
     }
 }
 
-/// What [`hardware_stale`] does.
+/// Argument of [`hardware_stale`].
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable, Debug)]
 pub struct Stale {
@@ -168,26 +168,27 @@ pub struct Stale {
     pub elements: u64,
     /// Rounds.
     pub rounds: u64,
-    /// Address of a word for the blocks to meet at, 0 at first.
+    /// Address of a word for the barrier of the blocks, 0 at first.
     pub barrier: u64,
-    /// Address of four words, as those of [`Exchange::wrong`].
+    /// Address of four words, as [`Exchange::wrong`].
     pub wrong: u64,
-    /// Whether this rank gets from its right neighbour, instead of waiting for what its left one puts.
+    /// 1 to get from the right neighbour, 0 to wait for the left neighbour's puts.
     pub get: u64,
     /// As [`Exchange::lsa`].
     pub lsa: u64,
 }
 
-/// Reads `data` with plain loads in all threads of all blocks, has it overwritten, and reads it again with plain loads.
+/// Reads `data` with plain loads in all threads of all blocks, lets a peer overwrite it, and reads it again with plain
+/// loads.
 ///
-/// Only block 0 posts and waits; a barrier over the grid passes on what it saw. Needs two signals in context 0.
+/// Only block 0 posts and waits. A barrier over the grid passes its observations on. Needs two signals in context 0.
 ///
 /// # Safety
-/// - The grid is resident as a whole, on every rank; tables are as [`Stale`] says; both windows have `elements`
+/// - The whole grid is resident, on every rank. Tables are as [`Stale`] describes. Both windows have `elements`
 ///   elements.
 #[kernel]
 pub unsafe fn hardware_stale(comm: Comm, data: Window<u64>, source: Window<u64>, plan: Stale, deadline: Deadline) {
-    // Safety: the kernel's promise.
+    // Safety: the caller keeps the kernel's conditions.
     let (barrier, wrong) =
         unsafe { (GridBarrier::new(&comm, plan.barrier as usize as *mut u64), GlobalWord::new(plan.wrong)) };
     if let Err(fault) = stale(&comm, data, source, &plan, barrier, wrong, deadline) {
@@ -211,7 +212,7 @@ fn stale(
     let (arrived, checked) = (SignalId::new(0), SignalId::new(1));
     let elements = plan.elements as usize;
     for round in 1..=plan.rounds {
-        // Each block reads all of it: the lines are in the cache of every processor now.
+        // Each block reads all elements, so the lines are now in the cache of every processor.
         for i in Block.stripe(elements) {
             let expected = if round == 1 { 0 } else { value(from.world(), 0, round - 1, i as u64) };
             let seen = data.read(i);
@@ -221,15 +222,15 @@ fn stale(
         }
         barrier.sync(deadline)?;
         if block_in_grid() == 0 {
-            // All blocks have read what the last round left: it may be overwritten. And whoever took the last round's
-            // source has it.
+            // All blocks have read the last round's data, which may now be overwritten. The neighbour that got the last
+            // round's source has it.
             gin.signal(from, checked.inc()).issue(&Block)?;
             gin.wait_signal(&Block, checked, round, deadline)?;
             for i in Block.stripe(elements) {
                 source.write(i, value(me, 0, round, i as u64));
             }
             if plan.get != 0 {
-                // The left neighbour may take it now.
+                // The left neighbour may get it now.
                 gin.signal(world.left(), arrived.inc()).issue(&Block)?;
                 gin.wait_signal(&Block, arrived, round, deadline)?;
                 gin.get(world.right(), data.range(0, elements), source.range(0, elements)).issue(&Block)?;
@@ -239,7 +240,7 @@ fn stale(
                     .signal(arrived.inc())
                     .issue(&Block)?;
                 gin.wait_signal(&Block, arrived, round, deadline)?;
-                // The source is written again next round.
+                // The source is written again in the next round.
                 gin.flush(&Block, deadline)?;
             }
         }
@@ -254,24 +255,24 @@ fn stale(
     Ok(())
 }
 
-/// What [`hardware_flood`] does.
+/// Argument of [`hardware_flood`].
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable, Debug)]
 pub struct Flood {
-    /// Blocks that post, the first ones.
+    /// Number of posting blocks, which are the first ones.
     pub posters: u32,
     /// Posts of each of their threads.
     pub each: u32,
 }
 
-/// Every thread of the first blocks puts values to the right neighbour, one by one, each with a signal; every block
-/// polls until all of its context have come from the left one.
+/// Every thread of the first blocks puts values to the right neighbour, one by one, each with a signal. Every block
+/// polls until all values of its context have arrived from the left neighbour.
 ///
-/// Block `b` uses context `b % contexts`. Element `(block * threads + thread) * each + i` of `data` is what that
-/// thread's left counterpart put in its `i`-th post: `value(left, me, 1, index)`. Needs a signal.
+/// Block `b` uses context `b % contexts`. Element `(block * threads + thread) * each + i` of `data` is the `i`-th put
+/// of the same thread of the left neighbour: `value(left, me, 1, index)`. Needs a signal.
 ///
 /// # Safety
-/// - The grid is resident as a whole, on every rank; all ranks launch the same shape.
+/// - The whole grid is resident, on every rank. All ranks launch the same shape.
 #[kernel]
 pub unsafe fn hardware_flood(comm: Comm, data: Window<u64>, plan: Flood, deadline: Deadline) {
     if let Err(fault) = flood(&comm, data, &plan, deadline) {
@@ -298,26 +299,26 @@ fn flood(comm: &Comm, data: Window<u64>, plan: &Flood, deadline: Deadline) -> Re
             }
         }
     }
-    // One that failed takes its block along.
+    // A thread that failed ends its whole block.
     Block.agree(outcome)?;
     // Posting blocks of this context.
     let sharing = posters / contexts + (context < posters % contexts) as u32;
     gin.wait_signal(&Block, arrived, sharing as u64 * threads as u64 * plan.each as u64, deadline)
 }
 
-/// Elements of `data` that [`hardware_pass`] needs for so many of `source`.
+/// Returns the number of elements of `data` that [`hardware_pass`] needs for `elements` elements of `source`.
 #[must_use]
 pub const fn pass_len(elements: u64) -> u64 {
     2 * elements
 }
 
-/// Fills `source` with values for the right neighbour in round `round` (from 1, one more with each launch), puts them
-/// into the first half of its `data`, and gets the left neighbour's `source` into the second half of the own: the
-/// halves are equal then. Operations take the automatic route. Needs a signal in context 0.
+/// Fills `source` with values for the right neighbour in round `round` (from 1, one more with each launch). Puts them
+/// into the first half of the neighbour's `data`, and gets the left neighbour's `source` into the second half of its
+/// own `data`. The halves are then equal. Operations use the automatic route. Needs a signal in context 0.
 ///
 /// # Safety
-/// - One block, on every rank; `source` has `elements` elements, `data` twice as many, and nobody else uses them; no
-///   rank launches the next round before all have ended this one.
+/// - One block runs on every rank. `source` has `elements` elements and `data` twice as many, and no other code uses
+///   them. No rank launches the next round before all have ended this one.
 #[kernel]
 pub unsafe fn hardware_pass(
     comm: Comm,
@@ -348,20 +349,20 @@ fn pass(
         source.write(i, value(me, right.world(), round, i as u64));
     }
     gin.put(right, data.range(0, elements), source.range(0, elements)).signal(SignalId::new(0).inc()).issue(&Block)?;
-    // Its put comes after all that it wrote.
+    // The put's signal covers all earlier writes of the left neighbour.
     gin.wait_signal(&Block, SignalId::new(0), round, deadline)?;
     gin.get(left, data.range(elements, elements), source.range(0, elements)).issue(&Block)?;
     gin.flush(&Block, deadline)
 }
 
-/// Takes processors until the word at `stop` is not 0, or for `limit_ns` nanoseconds. Each block adds 1 to the word at
-/// `started` when it begins.
+/// Occupies processors until the word at `stop` is not 0, or for `limit_ns` nanoseconds. Each block adds 1 to the word
+/// at `started` when it begins.
 ///
 /// # Safety
 /// - Both are words in memory that this device reaches.
 #[kernel]
 pub unsafe fn hardware_spin(stop: *mut u64, started: *mut u64, limit_ns: u64) {
-    // Safety: the kernel's promise.
+    // Safety: the caller keeps the kernel's conditions.
     let (stop, started) = unsafe { (GlobalWord::new(stop as usize as u64), GlobalWord::new(started as usize as u64)) };
     if Block.elect() {
         started.add_release_sys(1);

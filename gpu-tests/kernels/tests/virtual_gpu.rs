@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernels do on virtual GPUs what they are to show on real ones, and notice mistakes.
+//! On virtual GPUs the kernels show the same results as they must on real ones, and notice mistakes.
 
 use bytemuck::Zeroable;
 use gin_gpu::virt::VirtualDevice;
@@ -20,13 +20,14 @@ fn words(rank: &Rank, words: u64) -> Result<Arc<Memory>, CommError> {
 fn run(rank: &Rank, kernel: &str, shape: LaunchConfig, arguments: &[&dyn KernelArg]) -> Result<(), CommError> {
     let (function, stream) = (rank.kernel(kernel)?, rank.stream()?);
     rank.barrier()?;
-    // Safety: the tests pass what the kernels ask for.
+    // Safety: the tests pass the arguments that the kernels require.
     unsafe { stream.launch(&function, shape.cooperative(), arguments)? };
     stream.synchronize()?;
     rank.barrier()
 }
 
-/// Whether the communicator has a fault. One that goes is a fault to the others, so all are asked first.
+/// Returns 1 if the communicator has a fault. All ranks are asked before one ends, since its end is a fault to the
+/// others.
 fn faults(rank: &Rank, comm: &Communicator) -> Result<u64, CommError> {
     let faults = u64::from(comm.fault().is_some());
     rank.barrier()?;
@@ -110,7 +111,7 @@ fn flood(rank: &Rank) -> Result<u64, CommError> {
     Ok(wrong.count() as u64 + faults(rank, &comm)?)
 }
 
-/// Values are passed on through memory of the test's own, by loads and stores and by the network.
+/// Passes values on through the test's own memory, by loads and stores and by the network.
 fn pass(rank: &Rank) -> Result<u64, CommError> {
     const ELEMENTS: u64 = 21;
     let comm = rank.communicator(&Requirements::default().signals(1))?;
@@ -118,7 +119,7 @@ fn pass(rank: &Rank) -> Result<u64, CommError> {
     let mut own: [Vec<u64>; 2] = [pass_len(ELEMENTS), ELEMENTS].map(|len| vec![0; len as usize]);
     let windows = own.each_mut().map(|words| -> Result<gin_host::Window<u64>, CommError> {
         let (address, bytes) = (words.as_mut_ptr().expose_provenance() as u64, size_of_val(words.as_slice()) as u64);
-        // Safety: the words live until the communicator is gone on all ranks, and are used in windows only.
+        // Safety: the words live until the communicator has ended on all ranks, and only windows use them.
         let memory = unsafe { device.import_memory(address, bytes)? };
         comm.register(&memory.whole(), WindowFlags::NONE)
     });
@@ -175,7 +176,7 @@ fn a_spinner_runs_until_the_host_says_so_or_its_time_is_over() {
         let table = Memory::new(rank.device(), MemoryKind::Pinned, 16)?;
         let words = (table.address() as usize as *mut u64, (table.address() + 8) as usize as *mut u64);
         let spin = |limit_ns: u64| -> Result<(), CommError> {
-            // Safety: both words are there.
+            // Safety: both words are alive.
             unsafe { stream.launch(&function, LaunchConfig::new(2, 32), &[&words.0, &words.1, &limit_ns])? };
             Ok(())
         };

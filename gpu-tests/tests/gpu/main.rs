@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Tests on real GPUs: the conformance suite, with ranks that share one GPU and with one GPU for each, by each route
-//! and over each test network; that it notices mistakes there too; what only hardware shows; and the driver's calls
+//! and over each test network; its ability to notice mistakes there; effects that only hardware shows; and driver calls
 //! beside a kernel that does not end.
 //!
-//! Trials run one after the other. Without a GPU they are ignored, and the reason is said. A trial that hangs ends the
-//! process; with `GIN_GPU_JOURNAL=FILE` results are kept there, and the next run goes on after it. After
-//! `GIN_GPU_SECONDS=N` seconds the trials that are left are ignored.
+//! Trials run one after another. Without a GPU they are ignored, with the reason. A trial that hangs ends the process.
+//! With `GIN_GPU_JOURNAL=FILE` the results are kept in that file, and the next run continues after it. After
+//! `GIN_GPU_SECONDS=N` seconds the remaining trials are ignored.
 
 use gin_conformance::cases;
 use gin_conformance::host::{Mistake, Net, Setup, SetupBackend, SetupRoute, SetupWindows, judge};
@@ -16,7 +16,7 @@ use gin_nic::DoorbellRelease;
 use gin_soft_hca_host::SoftEngine;
 use gin_testkit::Sabotage;
 use gpu_tests::gpus::{self, Gpus};
-use gpu_tests::hardware::{self, Place};
+use gpu_tests::hardware::{self, Testbed};
 use gpu_tests::journal::{Journal, Outcome};
 use gpu_tests::watchdog::{self, Watchdog};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
@@ -25,16 +25,16 @@ use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Longest trial.
+/// Time limit of a trial.
 const TRIAL_LIMIT: Duration = Duration::from_secs(40);
 
-/// Longest trial of several processes; the first one loads the kernels in each.
+/// Time limit of a trial with several processes, of which the first loads the kernels in each.
 const PROCESS_LIMIT: Duration = Duration::from_secs(150);
 
-/// Most GPUs that ranks are spread over.
+/// Numbers of GPUs over which ranks are spread.
 const COUNTS: [usize; 4] = [1, 2, 4, 8];
 
-/// Ways of running the suite with a process for each GPU.
+/// Ways to run the suite with a process for each GPU.
 const PROCESS_WAYS: [(&str, Net, SetupRoute, SetupWindows); 4] = [
     ("network", Net::Plain, SetupRoute::Network, SetupWindows::Allocated),
     ("reorder", Net::Reorder, SetupRoute::Network, SetupWindows::Registered),
@@ -42,7 +42,7 @@ const PROCESS_WAYS: [(&str, Net, SetupRoute, SetupWindows); 4] = [
     ("lsa", Net::Plain, SetupRoute::Lsa, SetupWindows::Allocated),
 ];
 
-/// What a process of a group runs a case on: the GPU with its number.
+/// Returns the setup of a group's process, which uses the GPU with the process's number.
 fn process_setup(way: &str, processes: Processes) -> Option<Setup> {
     static DEVICES: OnceLock<Result<Devices, String>> = OnceLock::new();
     let &(_, net, route, windows) = PROCESS_WAYS.iter().find(|(name, ..)| *name == way)?;
@@ -57,7 +57,7 @@ fn process_setup(way: &str, processes: Processes) -> Option<Setup> {
     Some(Setup { devices: Some(devices), net, route, windows, processes: Some(processes), ..Setup::threads() })
 }
 
-/// Adds the suite with a process for each of so many GPUs.
+/// Adds the suite with a process for each of `count` GPUs.
 fn add_processes(trials: &mut Vec<Trial>, count: usize, run: &Run) {
     let group = Arc::new(Group::new(count as u32, PROCESS_LIMIT));
     for (way, _, route, _) in PROCESS_WAYS {
@@ -65,7 +65,7 @@ fn add_processes(trials: &mut Vec<Trial>, count: usize, run: &Run) {
             let (group, end) = (group.clone(), run.end);
             trials.push(Trial::ignorable_test(format!("cuda/{count}_processes/{way}/{}", case.name), move || {
                 if end.is_some_and(|end| Instant::now() > end) {
-                    return Ok(Completion::ignored_with("the time of this run is over"));
+                    return Ok(Completion::ignored_with("the time limit of this run is over"));
                 }
                 match group.run(way, &case.name) {
                     Verdict::Passed => Ok(Completion::Completed),
@@ -82,7 +82,7 @@ fn main() -> ExitCode {
         return code;
     }
     let mut arguments = Arguments::from_args();
-    // The GPU is shared, and the watchdog watches one trial.
+    // The GPU is shared, and the watchdog watches one trial at a time.
     arguments.test_threads = Some(1);
     let found = gpus::find();
     if !arguments.list {
@@ -104,9 +104,9 @@ fn main() -> ExitCode {
     let run = Run { journal, watchdog, end };
     let mut trials = Vec::new();
     for count in COUNTS {
-        let known = if arguments.list { &Err("only the names are wanted".to_owned()) } else { &found };
+        let known = if arguments.list { &Err("only names are listed".to_owned()) } else { &found };
         add(&mut trials, count, known, &run);
-        // A process each.
+        // One process for each GPU.
         if count > 1 && known.as_ref().is_ok_and(|gpus| gpus.count >= count) {
             add_processes(&mut trials, count, &run);
         }
@@ -114,7 +114,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// What goes around a trial.
+/// The environment of all trials: watchdog, journal and time limit.
 #[derive(Clone)]
 struct Run {
     journal: Option<Arc<Journal>>,
@@ -127,7 +127,7 @@ impl Run {
     fn trial(&self, name: &str, gpus: &[usize], trial: impl FnOnce() -> Outcome) -> Result<Completion, Failed> {
         let new = self.journal.as_ref().is_none_or(|journal| journal.known(name).is_none());
         if new && self.end.is_some_and(|end| Instant::now() > end) {
-            return Ok(Completion::ignored_with("the time of this run is over"));
+            return Ok(Completion::ignored_with("the time limit of this run is over"));
         }
         let watched = || self.watchdog.watch(name, trial);
         let Some(journal) = &self.journal else {
@@ -137,7 +137,7 @@ impl Run {
         if let (true, Err(error)) = (new, &outcome)
             && !gpus::work(gpus)
         {
-            eprintln!("{name} failed, and the GPU is of no use to this process any more: {error}");
+            eprintln!("{name} failed, and this process cannot use the GPU any more: {error}");
             std::process::exit(watchdog::STATUS);
         }
         outcome.map(|()| Completion::Completed).map_err(Failed::from)
@@ -145,14 +145,14 @@ impl Run {
 }
 
 fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run: &Run) {
-    let (place, there) = (format!("cuda/{count}_gpu"), found.as_ref().map_or(0, |gpus| gpus.count));
-    // Where there is no GPU at all, one place stands for all.
+    let (prefix, there) = (format!("cuda/{count}_gpu"), found.as_ref().map_or(0, |gpus| gpus.count));
+    // Without any GPU, one count stands for all.
     let missing = there < count;
     if missing && (there > 0 || count > 1) {
         return;
     }
     let gpus: Arc<[usize]> = (0..count).collect();
-    // What there is not is ignored; what there is and cannot be used has failed.
+    // Trials on missing GPUs are ignored; trials on GPUs that cannot be used fail.
     let devices = match found {
         Ok(_) => Ok(gpus::devices(&gpus)),
         Err(reason) => Err(reason.clone()),
@@ -173,14 +173,14 @@ fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run:
         ("lsa/", SetupRoute::Lsa, SetupWindows::Allocated),
     ] {
         for case in cases::for_setup(SetupBackend::Proxy, route) {
-            let name = format!("{place}/{text}{}", case.name);
+            let name = format!("{prefix}/{text}{}", case.name);
             let setup = move |devices| Setup { devices: Some(devices), route, windows, ..Setup::threads() };
             add(name, Box::new(move |_, devices| judge(&case, &setup(devices))));
         }
     }
     for (text, net) in NETWORKS {
         for case in cases::for_setup(SetupBackend::Proxy, SetupRoute::Network) {
-            let name = format!("{place}/{text}/{}", case.name);
+            let name = format!("{prefix}/{text}/{}", case.name);
             let setup = move |devices| Setup { devices: Some(devices), net, ..Setup::threads() };
             add(name, Box::new(move |_, devices| judge(&case, &setup(devices))));
         }
@@ -191,49 +191,49 @@ fn add(trials: &mut Vec<Trial>, count: usize, found: &Result<Gpus, String>, run:
             Setup { devices: Some(devices), backend, engine, net, ..Setup::threads() }
         };
         for (net_text, net, release) in NIC_WAYS {
-            // Rings that a CPU reads lie in pinned memory, which no release to the GPU covers.
+            // Rings that a CPU reads are in pinned memory, which no release to the GPU covers.
             if release == DoorbellRelease::Gpu && engine != SoftEngine::Kernel {
                 continue;
             }
-            // Scripts with GDAKI in line take too long to compile for GPUs.
+            // Scripts with GDAKI inlined take too long to compile for GPUs.
             let named = |case: &cases::Case| case.name.ends_with("_named");
             let all = cases::for_setup(SetupBackend::Gdaki, SetupRoute::Network);
             for case in all.into_iter().filter(|case| !named(case)) {
-                let name = format!("{place}/{text}{net_text}/{}", case.name);
+                let name = format!("{prefix}/{text}{net_text}/{}", case.name);
                 let setup = move |devices| Setup { release, ..setup(devices, net) };
                 add(name, Box::new(move |_, devices| judge(&case, &setup(devices))));
             }
         }
         for (trial_name, trial) in hardware::NIC_TRIALS {
-            let name = format!("{place}/{text}/hardware/{trial_name}");
-            let trial = move |gpus: &[usize], devices| trial(&Place::real(devices, gpus.len()).driving(engine));
+            let name = format!("{prefix}/{text}/hardware/{trial_name}");
+            let trial = move |gpus: &[usize], devices| trial(&Testbed::real(devices, gpus.len()).driving(engine));
             add(name, Box::new(trial));
         }
         for saboteur in saboteurs::of_nics() {
-            let name = format!("{place}/{text}/the_suite_notices/{}", saboteur.name);
+            let name = format!("{prefix}/{text}/the_suite_notices/{}", saboteur.name);
             add(name, Box::new(move |_, devices| notices(&saboteur, &setup(devices, Net::Plain))));
         }
     }
     for saboteur in saboteurs::all() {
-        // The proxy cannot store to a baseline that lies in a GPU.
+        // The proxy cannot store to a baseline in GPU memory.
         if saboteur.mistake != Mistake::Proxy(Sabotage::ResetByStore) {
-            let name = format!("{place}/the_suite_notices/{}", saboteur.name);
+            let name = format!("{prefix}/the_suite_notices/{}", saboteur.name);
             let setup = |devices| Setup { devices: Some(devices), ..Setup::threads() };
             add(name, Box::new(move |_, devices| notices(&saboteur, &setup(devices))));
         }
     }
     for (name, trial) in hardware::TRIALS {
         add(
-            format!("{place}/hardware/{name}"),
-            Box::new(move |gpus, devices| trial(&Place::real(devices, gpus.len()))),
+            format!("{prefix}/hardware/{name}"),
+            Box::new(move |gpus, devices| trial(&Testbed::real(devices, gpus.len()))),
         );
     }
     for (name, trial) in RAW {
-        add(format!("{place}/hardware/{name}"), Box::new(trial));
+        add(format!("{prefix}/hardware/{name}"), Box::new(trial));
     }
 }
 
-/// The networks that make the worst of what the contract allows.
+/// The networks that use the contract's liberties as far as they go.
 const NETWORKS: [(&str, Net); 5] = [
     ("delay", Net::Delay { ns: 10_000 }),
     ("reorder", Net::Reorder),
@@ -242,20 +242,20 @@ const NETWORKS: [(&str, Net); 5] = [
     ("staged", Net::Staged),
 ];
 
-/// What runs the engine of the NICs that kernels drive.
+/// Engines of NICs behind device-driven queue pairs.
 const ENGINES: [(&str, SoftEngine); 2] = [("gdaki_thread", SoftEngine::Thread), ("gdaki_kernel", SoftEngine::Kernel)];
 
-/// Ways of running the suite over NICs that kernels drive.
+/// Ways to run the suite over device-driven NIC queue pairs.
 const NIC_WAYS: [(&str, Net, DoorbellRelease); 3] = [
     ("", Net::Plain, DoorbellRelease::System),
     ("_worst", Net::Worst, DoorbellRelease::System),
     ("_released_to_gpu", Net::Plain, DoorbellRelease::Gpu),
 ];
 
-/// Times that a case is tried to notice a mistake, as real time decides.
+/// Number of runs in which a case may notice a mistake, because real time decides.
 const TRIES: usize = 5;
 
-/// Whether the cases that are there to notice a mistake do.
+/// Checks that the cases that must notice a mistake do.
 fn notices(saboteur: &Saboteur, setup: &Setup) -> Outcome {
     let mut tally = Tally::default();
     for _ in 0..TRIES {
@@ -275,7 +275,7 @@ fn notices(saboteur: &Saboteur, setup: &Setup) -> Outcome {
     Ok(())
 }
 
-/// What a trial does with its GPUs.
+/// Body of a trial, which runs on GPUs.
 type Body = Box<dyn FnOnce(&[usize], Devices) -> Outcome + Send>;
 
 /// Name and body of a trial that calls the driver itself.
@@ -296,6 +296,6 @@ const RAW: [RawTrial; 10] = [
     ("clusters_run_whole_and_those_that_do_not_fit_are_refused", gpu_tests::interop::clusters),
 ];
 
-/// There are none in a build that has no driver to call.
+/// Empty in a build without a driver to call.
 #[cfg(not(feature = "cuda"))]
 const RAW: [RawTrial; 0] = [];
