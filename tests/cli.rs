@@ -4,7 +4,7 @@
 use serde_json::Value;
 use std::process::{Command, Output, Stdio};
 
-/// Runs the command where no GPU is to be seen: what it does on virtual GPUs is the same on every machine.
+/// Runs the command without a visible GPU: its behaviour on virtual GPUs is the same on every machine.
 fn gin(arguments: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gin"));
     command.env("CUDA_VISIBLE_DEVICES", "").env_remove("GIN_PROXY_CPUS");
@@ -20,7 +20,7 @@ fn err(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// Runs and expects success and silence on standard error.
+/// Runs the command and expects success, with nothing on standard error.
 fn succeeds(arguments: &str) -> String {
     let output = gin(arguments);
     assert!(output.status.success(), "gin {arguments}: {}\n{}{}", output.status, out(&output), err(&output));
@@ -28,7 +28,7 @@ fn succeeds(arguments: &str) -> String {
     out(&output)
 }
 
-/// Runs with JSON output and gives the objects.
+/// Runs the command with JSON output and returns the objects.
 fn json(arguments: &str) -> Vec<Value> {
     let text = succeeds(&format!("{arguments} --format json"));
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"))).collect()
@@ -43,14 +43,14 @@ fn verified(arguments: &str) {
     assert!(report["time_us_median"].as_f64().is_some_and(|time| time > 0.0), "{report}");
 }
 
-/// Expects that the arguments are refused, with all of `words` in the reason and nothing done.
+/// Expects that the arguments are refused, with all of `words` in the reason and nothing printed as a result.
 fn refused(arguments: &str, words: &[&str]) {
     let output = gin(arguments);
     let text = err(&output);
     assert_eq!(output.status.code(), Some(2), "gin {arguments}: {text}");
     assert_eq!(out(&output), "", "gin {arguments}");
     for word in words {
-        assert!(text.contains(word), "gin {arguments}: {word:?} is not in {text:?}");
+        assert!(text.contains(word), "gin {arguments}: expected {word:?} in {text:?}");
     }
     assert!(!text.contains("panicked"), "{text}");
 }
@@ -67,7 +67,7 @@ fn every_workload_is_verified_in_the_seeded_and_in_the_threads_mode() {
 }
 
 #[test]
-fn figures_say_what_each_rank_asked_of_each_peer() {
+fn statistics_count_the_requests_of_each_rank_to_each_peer() {
     let [report] = json(&format!("run alltoall {SMALL} --bytes 100 --contexts 1 --stats")).try_into().unwrap();
     let stats = report["stats"].as_array().unwrap();
     assert_eq!(stats.len(), 9, "{stats:?}");
@@ -79,7 +79,7 @@ fn figures_say_what_each_rank_asked_of_each_peer() {
     }
     let text = succeeds(&format!("run alltoall {SMALL} --bytes 100 --stats"));
     let sums = text.lines().find(|line| line.starts_with("all ")).unwrap();
-    assert!(sums.contains(" 2700 "), "the bytes of all: {text}");
+    assert!(sums.contains(" 2700 "), "the sum of all bytes: {text}");
     let [report] = json(&format!("run alltoall {SMALL} --backend gdaki --stats")).try_into().unwrap();
     let entries: Vec<_> = report["stats"].as_array().unwrap().iter().map(|row| row["accepted"].as_u64()).collect();
     assert!(entries.len() == 9 && entries.iter().all(|entries| *entries > Some(0)), "{entries:?}");
@@ -88,18 +88,18 @@ fn figures_say_what_each_rank_asked_of_each_peer() {
 }
 
 #[test]
-fn what_happens_inside_is_told_if_asked_for_and_a_level_that_there_is_not_is_refused() {
+fn logs_are_written_if_asked_for_and_an_unknown_level_is_refused() {
     let with = |level: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gin"));
         command.env("CUDA_VISIBLE_DEVICES", "").env("GIN_LOG", level).stdin(Stdio::null());
         command.args(format!("run ring {SMALL} --format json").split_whitespace()).output().unwrap()
     };
-    let told = with("gin_host::comm=debug");
-    let text = err(&told);
+    let log = with("gin_host::comm=debug");
+    let text = err(&log);
     for words in ["communicator is up", "backend=Proxy", "call=\"destroy\" rank=2", "close"] {
-        assert!(text.contains(words), "{words:?} is not in {text}");
+        assert!(text.contains(words), "expected {words:?} in {text}");
     }
-    assert_eq!(out(&told).lines().count(), 1, "results are for themselves");
+    assert_eq!(out(&log).lines().count(), 1, "standard output has the result only");
     assert_eq!(err(&with("warn")), "");
     let refused = with("loud=very");
     assert_eq!(refused.status.code(), Some(2));
@@ -155,7 +155,7 @@ fn loads_and_stores_give_the_same_results_as_the_network() {
             assert_eq!((&report["verified"], &report["route"]), (&Value::from(true), &Value::from("lsa")), "{report}");
         }
     }
-    // A rank alone has no peer to reach.
+    // A single rank has no peer.
     let [report] = json("run ring --ranks 1 --iters 1 --repeats 1 --bytes 64 --route auto").try_into().unwrap();
     assert_eq!(report["route"], "network");
 }
@@ -230,7 +230,7 @@ fn runs_too_large_for_this_machine_are_refused_before_they_take_its_memory() {
     refused("run ring --ranks 100000", &["--ranks 100000", "256", "seeded"]);
     refused("run ring --ranks 1000 --mode threads", &["--ranks 1000", "64", "threads"]);
     refused("run ring --ranks 256 --blocks 132 --threads 1024", &["34603008 threads", "at once"]);
-    // Where the system does not say how much memory there is, only what no machine has is refused.
+    // If the system does not report the size of its memory, only sizes that no machine has are refused.
     for workload in ["ring", "alltoall", "halo"] {
         refused(&format!("run {workload} --bytes 9999999999GiB"), &["--bytes 10737418238926258176", "memory"]);
         refused(&format!("run {workload} --bytes 18446744073709551612"), &["memory"]);
@@ -253,14 +253,14 @@ fn arguments_that_make_no_sense_are_refused_with_the_reason() {
 }
 
 #[test]
-fn what_this_version_does_not_have_is_refused_with_the_reason() {
+fn features_that_are_missing_are_refused_with_the_reason() {
     refused("run ring --device cuda", &["--device cuda: ", no_gpu(), "use --device virtual"]);
     refused("demo --device cuda", &["--device cuda: ", no_gpu(), "use --device virtual"]);
     verified(&format!("run halo {SMALL} --bytes 64 --backend proxy"));
 }
 
-/// What the command says where it sees no GPU, among other things: there is no CUDA driver, or it is too old, or it
-/// shows none.
+/// Returns part of the command's message without a visible GPU: there is no CUDA driver, it is too old, or it shows no
+/// GPU.
 fn no_gpu() -> &'static str {
     if cfg!(feature = "cuda") { "CUDA driver" } else { "built without the feature `cuda`" }
 }
@@ -290,7 +290,7 @@ fn kernels_drive_software_nics_on_virtual_gpus() {
 }
 
 #[test]
-fn progress_threads_go_where_the_variable_says_and_a_senseless_one_is_refused() {
+fn progress_threads_run_where_the_variable_says_and_an_invalid_value_is_refused() {
     let run = |value: &str| {
         let arguments =
             "run halo --device virtual --mode threads --ranks 1 --threads 32 --iters 1 --repeats 1 --bytes 64";
@@ -309,7 +309,7 @@ fn progress_threads_go_where_the_variable_says_and_a_senseless_one_is_refused() 
 }
 
 #[test]
-fn an_automatic_device_says_what_it_took() {
+fn an_automatic_device_names_its_choice() {
     let options = "--ranks 1 --threads 32 --iters 1 --repeats 1 --bytes 64";
     let table = succeeds(&format!("run halo {options} --device auto"));
     assert!(table.contains("--device auto took the virtual GPU") && table.contains(no_gpu()), "{table}");
@@ -345,15 +345,15 @@ fn a_seed_gives_the_same_run_but_for_its_times() {
 }
 
 #[test]
-fn info_tells_devices_back_ends_kernels_and_limits() {
+fn info_lists_devices_back_ends_kernels_and_limits() {
     let text = succeeds("info");
     for word in ["virtual:", "cuda: none: ", no_gpu(), "gdaki: ", "proxy: available", "ring", "threads a block: 1024"] {
-        assert!(text.contains(word), "{word:?} is not in {text}");
+        assert!(text.contains(word), "expected {word:?} in {text}");
     }
-    // Devices that are up, or why none can be used.
+    // Devices that are up, or the reason why none can be used.
     let rdma: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("RDMA ")).skip(1).collect();
-    let told = |line: &&str| line.contains("no RDMA device") || line.contains("virtual GPU: rank 0 uses ");
-    assert!(rdma.iter().take_while(|line| line.starts_with("  ")).any(told), "{text}");
+    let named = |line: &&str| line.contains("no RDMA device") || line.contains("virtual GPU: rank 0 uses ");
+    assert!(rdma.iter().take_while(|line| line.starts_with("  ")).any(named), "{text}");
     let doorbells = text.lines().find(|line| line.contains("doorbells of GPUs: "));
     assert!(doorbells.is_some_and(|line| line.contains("by the host (relay)")), "{text}");
     #[cfg(feature = "cuda")]
@@ -385,7 +385,7 @@ fn nic_check_of_a_software_nic_says_that_it_is_one_and_passes_every_check() {
         let text = succeeds(&format!("nic-check {option} --deadline-ms 60000"));
         let head = ["gin 0", "SOFTWARE NIC", "no hardware", "soft_0", "GID ", "up to 32768 slots"];
         for word in head.into_iter().chain([&*format!("1: {link}"), "MTU 4096"]) {
-            assert!(text.contains(word), "{word:?} is not in {text}");
+            assert!(text.contains(word), "expected {word:?} in {text}");
         }
         for name in NIC_CHECKS {
             let line = text.lines().find(|line| line.trim_start().starts_with(&format!("{name}  ")));
@@ -395,7 +395,7 @@ fn nic_check_of_a_software_nic_says_that_it_is_one_and_passes_every_check() {
     }
 }
 
-/// The report of a check of a software NIC.
+/// Returns the exit status and the report of a check of a software NIC.
 fn nic_report(arguments: &str) -> (Option<i32>, Value) {
     let output = gin(&format!("nic-check --soft --json --deadline-ms 60000 {arguments}"));
     let text = out(&output);
@@ -457,7 +457,7 @@ fn nic_check_says_why_there_is_no_nic_to_check() {
     no_nic("--nic no-such-nic --json", "no mlx5 device");
     no_nic("--soft --port 2", "soft_0: asking for the port: there is no port 2; there are 1 to 1");
     no_nic("--soft --gid 2", "soft_0: port 1: GID 2 is not of RoCE v2");
-    // Where there is no device, `info` knows the reason too.
+    // Without a device, `info` gives the same reason.
     let info = succeeds("info");
     if let Some(reason) = info.lines().find_map(|line| line.trim_start().strip_prefix("gdaki: no mlx5 device")) {
         no_nic("", &format!("no mlx5 device{reason}"));
@@ -465,7 +465,7 @@ fn nic_check_says_why_there_is_no_nic_to_check() {
 }
 
 #[test]
-fn nic_check_refuses_what_it_does_not_know() {
+fn nic_check_refuses_unknown_arguments() {
     refused("nic-check --soft --nic mlx5_0", &["--soft", "--nic"]);
     refused("nic-check --soft=token-ring", &["token-ring", "ethernet"]);
     refused("nic-check --port 0", &["--port", "0"]);
@@ -486,13 +486,13 @@ fn bench_sass_counts_instructions_or_says_what_is_missing() {
     }
 }
 
-/// The tables of a benchmark on virtual GPUs, by title.
+/// Returns the tables of a benchmark on virtual GPUs.
 fn tables(arguments: &str) -> Vec<Value> {
     let text = succeeds(&format!("bench {arguments} --device virtual --repeats 2 --deadline-ms 60000 --json"));
     text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{line}: {error}"))).collect()
 }
 
-/// What each row of a table that begins with `start` is, and what stands beside it.
+/// Returns the comparisons of each row whose name begins with `start`.
 fn beside(table: &Value, start: &str) -> Vec<String> {
     let rows = table["rows"].as_array().unwrap().iter().filter(|row| row["what"].as_str().unwrap().starts_with(start));
     rows.flat_map(|row| {
@@ -501,7 +501,7 @@ fn beside(table: &Value, start: &str) -> Vec<String> {
         all.iter()
             .map(|other| {
                 assert!(other["ratio"].as_f64().is_some_and(|ratio| ratio > 0.0), "{row}");
-                // Nothing is said of goals where figures say nothing.
+                // No goal is judged by figures of virtual GPUs.
                 assert_eq!(other["goals"], Value::Array(Vec::new()), "{row}");
                 other["what"].as_str().unwrap().to_owned()
             })
@@ -510,7 +510,7 @@ fn beside(table: &Value, start: &str) -> Vec<String> {
     .collect()
 }
 
-/// No row of them has a wrong result, and each table says that its times mean nothing.
+/// Checks that no row has a wrong result, and that each table says that its times do not measure speed.
 fn all_right(tables: &[Value]) {
     for table in tables {
         assert_eq!(table["device"], "virtual");
@@ -533,7 +533,7 @@ fn bench_lsa_measures_round_trips_barriers_and_puts_beside_bare_ones() {
     assert!(floors[0].contains("release, acquire") && floors[2].contains("relaxed"), "{floors:?}");
     assert_eq!((&tables[1]["ranks"], &tables[2]["ranks"]), (&2.into(), &3.into()));
     assert!(beside(&tables[1], "LSA barrier")[0].starts_with("bare:"));
-    // Each size is checked, and beside the best of the bare loops.
+    // Each size is checked and compared with the best of the bare loops.
     for size in ["put of 1KiB", "put of 4KiB"] {
         assert!(beside(&tables[3], size)[0].starts_with("bare_copy"), "{}", tables[3]);
     }
@@ -577,17 +577,17 @@ fn bench_gdaki_measures_puts_by_all_crowds_and_round_trips_and_checks_each_entry
 }
 
 #[test]
-fn bench_measures_everything_unless_told_what_and_prints_tables_for_people() {
+fn bench_measures_everything_by_default_and_prints_tables() {
     let text = succeeds("bench --device virtual --repeats 1 --deadline-ms 60000");
     for words in
         ["LSA round trip: 2 ranks, virtual", "LSA put by size", "Proxy round trip", "Issue of a proxy put", "ratio"]
     {
-        assert!(text.contains(words), "{words:?} is not in {text}");
+        assert!(text.contains(words), "expected {words:?} in {text}");
     }
 }
 
 #[test]
-fn bench_refuses_what_it_does_not_know() {
+fn bench_refuses_unknown_arguments() {
     refused("bench speed", &["speed", "proxy"]);
     refused("bench lsa --repeats 0", &["--repeats", "0"]);
     refused("bench lsa --device cuda", &["--device cuda", no_gpu(), "--device virtual"]);
@@ -606,7 +606,7 @@ fn help_and_version_succeed_and_no_command_shows_the_help() {
 }
 
 #[test]
-fn output_that_nobody_reads_is_no_error_to_tell() {
+fn output_that_is_not_read_is_not_an_error() {
     let mut child = Command::new(env!("CARGO_BIN_EXE_gin"))
         .args("run halo --ranks 1 --threads 32 --iters 1 --repeats 1 --bytes 64 --format json".split(' '))
         .stdin(Stdio::null())
@@ -620,7 +620,7 @@ fn output_that_nobody_reads_is_no_error_to_tell() {
 }
 
 #[test]
-fn simulated_jobs_tell_what_meeting_costs_as_ranks_become_more() {
+fn simulated_jobs_report_the_cost_of_the_bootstrap_as_ranks_increase() {
     let rows = json("bench bootstrap --most-ranks 20");
     let ranks: Vec<u64> = rows.iter().filter_map(|row| row["ranks"].as_u64()).collect();
     assert_eq!(ranks, [2, 16]);

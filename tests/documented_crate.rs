@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The crate that `docs/kernels.md` shows is one that can be built and run.
+//! The crate in `docs/kernels.md` can be built and run.
 #![cfg(feature = "cuda")]
 
 use gin::build::{Arch, KernelBuilder, Limits, check};
@@ -7,7 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The files that the document shows: a line with the path in backquotes and a colon, then the text as a block.
+/// Returns the files that the document shows. Each is a line with the path in backquotes and a colon, then a block with
+/// the text.
 fn files(document: &str) -> Vec<(&str, &str)> {
     let mut found = Vec::new();
     for (start, _) in document.match_indices("```") {
@@ -16,13 +17,13 @@ fn files(document: &str) -> Vec<(&str, &str)> {
         else {
             continue;
         };
-        let (_, text) = block.split_once('\n').expect("a block has lines");
+        let (_, text) = block.split_once('\n').expect("a block has several lines");
         found.push((path, text.split_once("```").expect("a block ends").0));
     }
     found
 }
 
-/// Writes them to a folder of this test's own, kept so that a second run has less to compile.
+/// Writes the files to this test's own folder, which is kept so that a second run compiles less.
 fn written(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let files = files(include_str!("../docs/kernels.md"));
@@ -36,7 +37,7 @@ fn written(name: &str) -> PathBuf {
             fs::write(&path, text).unwrap();
         }
     }
-    // The versions that this workspace was tested with, which are downloaded already.
+    // Uses the versions with which this workspace was tested, which are downloaded already.
     fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.lock"), folder.join("Cargo.lock")).unwrap();
     folder
 }
@@ -44,7 +45,7 @@ fn written(name: &str) -> PathBuf {
 #[test]
 fn the_program_in_the_docs_builds_with_its_kernels_and_runs() {
     let folder = written("documented-program");
-    // That of this build, which has the kernels' `core` and the dependencies of build scripts.
+    // Uses the target folder of this build, which contains the kernels' `core` and the dependencies of build scripts.
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let output = Command::new(env!("CARGO"))
         .args(["run", "--quiet", "--offline"])
@@ -72,8 +73,8 @@ fn the_kernels_in_the_docs_and_in_the_readme_become_ptx_that_keeps_the_rules() {
     let built = KernelBuilder::new(&folder).arch(Arch::Sm90).build().unwrap();
     let text = &built.module(Arch::Sm90).unwrap().text;
     for entry in [".entry sum_of_left(", ".entry ring_round("] {
-        assert!(text.contains(entry), "no {entry}");
+        assert!(text.contains(entry), "expected {entry} in the PTX");
     }
-    assert!(text.contains(".maxntid 256"), "no launch bounds");
+    assert!(text.contains(".maxntid 256"), "expected launch bounds in the PTX");
     assert_eq!(check(text, &Limits::default()), []);
 }

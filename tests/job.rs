@@ -5,12 +5,12 @@ use serde_json::Value;
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
 
-/// A port that was free a moment ago.
+/// Returns a port that was free a moment ago.
 fn port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Starts one rank where no GPU is to be seen.
+/// Starts one rank without a visible GPU.
 fn start(arguments: &str, variables: &[(&str, String)]) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gin"));
     command.env("CUDA_VISIBLE_DEVICES", "").env_remove("GIN_PROXY_CPUS");
@@ -19,7 +19,7 @@ fn start(arguments: &str, variables: &[(&str, String)]) -> Child {
     command.spawn().unwrap_or_else(|error| panic!("gin {arguments}: {error}"))
 }
 
-/// Runs the same on all ranks of a job; what each said.
+/// Runs the same command on all ranks of a job, and returns their outputs.
 fn run(ranks: u32, arguments: &str, more: &[(&str, &str)]) -> Vec<Output> {
     let port = port();
     let children: Vec<Child> = (0..ranks)
@@ -63,7 +63,7 @@ fn every_workload_runs_across_processes_and_the_first_prints() {
 }
 
 #[test]
-fn what_a_job_cannot_do_is_refused_by_every_rank() {
+fn options_that_a_job_cannot_have_are_refused_by_every_rank() {
     for (options, word) in [("--ranks 5", "has 2"), ("--mode seeded", "processes"), ("--backend gdaki", "processes")] {
         let outputs = run(2, &format!("run ring --device virtual {options}"), &[]);
         for output in outputs {
@@ -74,7 +74,7 @@ fn what_a_job_cannot_do_is_refused_by_every_rank() {
 }
 
 #[test]
-fn variables_that_make_no_sense_are_named() {
+fn invalid_variables_are_named() {
     let child = start("run ring --device virtual", &[("GIN_RANK", "2".to_owned()), ("GIN_RANKS", "2".to_owned())]);
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -82,7 +82,7 @@ fn variables_that_make_no_sense_are_named() {
 }
 
 #[test]
-fn a_job_goes_on_without_a_rank_that_was_killed() {
+fn a_job_continues_without_a_rank_that_was_killed() {
     let options = "--device virtual --threads 32 --bytes 4KiB --iters 5 --repeats 1 --format json";
     for (workload, route) in [("alltoall", "network"), ("ring", "auto")] {
         let arguments = format!("run {workload} --ranks 4 --kill-rank 2 --shrink --route {route} {options}");
@@ -95,8 +95,8 @@ fn a_job_goes_on_without_a_rank_that_was_killed() {
         assert_eq!(ranks, [(&four, &yes), (&three, &yes)], "{out}");
         assert!(err.contains("rank 2 ended by signal 9"), "{err}");
         for rank in [0, 1, 3] {
-            let told = err.lines().find(|line| line.contains(&format!("gin: rank {rank} learned")));
-            assert!(told.is_some_and(|told| told.contains("rank 2")), "{err}");
+            let line = err.lines().find(|line| line.contains(&format!("gin: rank {rank} learned")));
+            assert!(line.is_some_and(|line| line.contains("rank 2")), "{err}");
         }
     }
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -105,11 +105,11 @@ fn a_job_goes_on_without_a_rank_that_was_killed() {
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success(), "{}\n{out}{err}", output.status);
     assert_eq!(out.lines().count(), 2, "{out}");
-    // It learns of it, too, and so does whoever reads what it says last.
+    // The stopped rank learns of the fault too, and its last line reaches the reader.
     for rank in 0..4 {
-        let told = err.lines().find(|line| line.contains(&format!("gin: rank {rank} learned")));
+        let line = err.lines().find(|line| line.contains(&format!("gin: rank {rank} learned")));
         let lost = format!("rank 2 on host {host}");
-        assert!(told.is_some_and(|told| told.contains(&lost) && told.contains("for 2000 ms")), "{err}");
+        assert!(line.is_some_and(|line| line.contains(&lost) && line.contains("for 2000 ms")), "{err}");
     }
     assert!(err.contains("rank 2 ended with status 1; the others go on"), "{err}");
     let output = start(&format!("run ring --ranks 3 --kill-rank 1 {options}"), &[]).wait_with_output().unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `gin launch` with small programs, among them this one, as a rank.
+//! `gin launch` with small programs as ranks, including this one.
 
 use gin_boot::Bootstrap;
 use gin_boot::{Job, TcpConfig};
@@ -9,13 +9,13 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Long enough for a machine that is busy with other things.
+/// Long enough for a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gin"));
     command.arg("launch").args(arguments).stdin(Stdio::null());
-    // Were it a rank itself, its ranks would be of its job.
+    // If this process is a rank itself, its ranks must not join its job.
     command.env("GIN_SECRET", "not for the ranks: they get an id");
     command
 }
@@ -24,7 +24,7 @@ fn launch(arguments: &[&str]) -> Output {
     command(arguments).output().unwrap()
 }
 
-/// Launches a script of the shell.
+/// Launches a shell script.
 fn script(ranks: u32, script: &str) -> Output {
     launch(&["-n", &ranks.to_string(), "--", "sh", "-c", script])
 }
@@ -33,7 +33,7 @@ fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 
-/// The lines, sorted: those of different ranks come in any order.
+/// Returns the lines in sorted order, since lines of different ranks arrive in any order.
 fn lines(bytes: &[u8]) -> Vec<&str> {
     let mut lines: Vec<&str> = text(bytes).lines().collect();
     lines.sort_unstable();
@@ -43,12 +43,12 @@ fn lines(bytes: &[u8]) -> Vec<&str> {
 fn soon(what: &str, mut condition: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !condition() {
-        assert!(begun.elapsed() < LONG, "{what} did not happen");
+        assert!(begun.elapsed() < LONG, "{what} did not happen in time");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// What this program does as a rank: it meets the others.
+/// Runs this program as a rank, which joins the others.
 fn rank(job: &Job) {
     let bootstrap = job.bootstrap(TcpConfig::default()).unwrap();
     let all = bootstrap.all_gather(job.rank().to_string().as_bytes()).unwrap();
@@ -56,7 +56,7 @@ fn rank(job: &Job) {
     println!("{} of {}: {}", bootstrap.local_rank(), bootstrap.local_ranks(), all.join(" "));
 }
 
-fn ranks_get_what_they_need_to_meet() {
+fn ranks_get_the_variables_of_their_bootstrap() {
     let own = std::env::current_exe().unwrap();
     let output = launch(&["-n", "4", "--", own.to_str().unwrap()]);
     assert!(output.status.success(), "{output:?}");
@@ -65,7 +65,7 @@ fn ranks_get_what_they_need_to_meet() {
     assert_eq!(text(&output.stderr), "");
 }
 
-fn a_rank_behind_a_shell_meets_the_others_too() {
+fn a_rank_behind_a_shell_joins_the_job_too() {
     let own = std::env::current_exe().unwrap();
     let output = script(3, &format!("'{}' && echo done", own.display()));
     assert!(output.status.success(), "{output:?}");
@@ -97,12 +97,12 @@ fn the_first_failure_ends_all_and_its_status_is_that_of_the_command() {
     let output = script(4, "if [ $GIN_RANK = 2 ]; then exit 7; fi; sleep 600");
     assert_eq!(output.status.code(), Some(7));
     assert_eq!(text(&output.stderr), "gin: rank 2 ended with status 7; ending the other 3\n");
-    // One that takes its end well is no better.
+    // A rank that ends with success after the signal does not change that.
     let output = script(2, "trap 'exit 0' TERM; if [ $GIN_RANK = 1 ]; then exit 3; fi; sleep 600 & wait");
     assert_eq!(output.status.code(), Some(3));
 }
 
-fn a_signal_that_ends_a_rank_is_told_as_shells_tell_it() {
+fn a_signal_that_ends_a_rank_is_reported_as_by_shells() {
     let output = script(2, "if [ $GIN_RANK = 0 ]; then kill -KILL $$; fi; sleep 600");
     assert_eq!(output.status.code(), Some(128 + 9));
     assert_eq!(text(&output.stderr), "gin: rank 0 ended by signal 9; ending the other 1\n");
@@ -112,7 +112,7 @@ fn ranks_that_do_not_end_when_asked_are_killed() {
     let folder = tempfile::tempdir().unwrap();
     let ready = folder.path().join("ready");
     let ready = ready.display();
-    // Rank 0 fails when the other no longer hears.
+    // Rank 0 fails once the other rank ignores the signal.
     let stubborn = format!(
         "if [ $GIN_RANK = 0 ]; then until [ -e '{ready}' ]; do sleep 0.01; done; exit 5; fi
          trap '' TERM; touch '{ready}'; while :; do sleep 1; done"
@@ -122,12 +122,12 @@ fn ranks_that_do_not_end_when_asked_are_killed() {
     assert!(text(&output.stderr).contains("killing 1 ranks"), "{}", text(&output.stderr));
 }
 
-/// The process that a line names.
+/// Returns the process that a line names.
 fn id(line: &str) -> Pid {
     Pid::from_raw(line.trim().split(' ').next_back().unwrap().parse().unwrap()).unwrap()
 }
 
-/// Starts it, and waits for this many lines.
+/// Starts the ranks, and waits for this many lines.
 fn started(ranks: u32, script: &str) -> (Child, BufReader<std::process::ChildStdout>, Vec<String>) {
     let mut command = command(&["-n", &ranks.to_string(), "--", "sh", "-c", script]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
@@ -151,7 +151,7 @@ fn signals_are_passed_on_to_all_ranks() {
         output.read_to_string(&mut rest).unwrap();
         assert_eq!(lines(rest.as_bytes()), [0, 1, 2].map(|rank| format!("[{rank}] got {name}")));
         assert_eq!(child.wait().unwrap().code(), Some(number));
-        // Without a trap they end by it.
+        // Ranks without a trap end by the signal.
         let (mut child, _output, _) = started(2, "echo ready; sleep 600");
         kill_process(Pid::from_child(&child), signal).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(128 + number));
@@ -165,17 +165,17 @@ fn no_rank_outlives_the_command_even_if_it_is_killed() {
     for line in lines {
         let id = id(&line);
         soon("the end of a rank", || {
-            // A process that ended and that nobody has waited for yet has ended too.
+            // A process that has ended but was not yet waited for counts as ended.
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", id.as_raw_nonzero()));
             test_kill_process(id).is_err() || stat.is_ok_and(|stat| stat.contains(") Z "))
         });
     }
 }
 
-fn what_ranks_leave_behind_holds_nobody_up() {
+fn processes_that_ranks_leave_behind_delay_nothing() {
     let output = script(2, "sleep 600 & echo $!");
     assert!(output.status.success());
-    // They run on, so the command did not wait for them.
+    // The background processes still run, so the command did not wait for them.
     for line in lines(&output.stdout) {
         kill_process(id(line), Signal::KILL).unwrap();
     }
@@ -215,8 +215,8 @@ fn main() {
         return rank(&job);
     }
     let trials: &[(&str, fn())] = &[
-        ("ranks_get_what_they_need_to_meet", ranks_get_what_they_need_to_meet),
-        ("a_rank_behind_a_shell_meets_the_others_too", a_rank_behind_a_shell_meets_the_others_too),
+        ("ranks_get_the_variables_of_their_bootstrap", ranks_get_the_variables_of_their_bootstrap),
+        ("a_rank_behind_a_shell_joins_the_job_too", a_rank_behind_a_shell_joins_the_job_too),
         (
             "output_is_prefixed_line_by_line_and_both_streams_stay_apart",
             output_is_prefixed_line_by_line_and_both_streams_stay_apart,
@@ -227,11 +227,11 @@ fn main() {
             "the_first_failure_ends_all_and_its_status_is_that_of_the_command",
             the_first_failure_ends_all_and_its_status_is_that_of_the_command,
         ),
-        ("a_signal_that_ends_a_rank_is_told_as_shells_tell_it", a_signal_that_ends_a_rank_is_told_as_shells_tell_it),
+        ("a_signal_that_ends_a_rank_is_reported_as_by_shells", a_signal_that_ends_a_rank_is_reported_as_by_shells),
         ("ranks_that_do_not_end_when_asked_are_killed", ranks_that_do_not_end_when_asked_are_killed),
         ("signals_are_passed_on_to_all_ranks", signals_are_passed_on_to_all_ranks),
         ("no_rank_outlives_the_command_even_if_it_is_killed", no_rank_outlives_the_command_even_if_it_is_killed),
-        ("what_ranks_leave_behind_holds_nobody_up", what_ranks_leave_behind_holds_nobody_up),
+        ("processes_that_ranks_leave_behind_delay_nothing", processes_that_ranks_leave_behind_delay_nothing),
         (
             "programs_that_cannot_be_started_have_the_statuses_of_shells",
             programs_that_cannot_be_started_have_the_statuses_of_shells,

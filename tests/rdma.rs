@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `gin run` as a job of two hosts: the command in two virtual machines, started there as a person starts it, by
-//! variables and a secret. Only if `GIN_RDMA_HOSTS` is set: the machines take a while to boot (`scripts/soft-roce.sh`).
+//! `gin run` as a job of two hosts. The command runs in two virtual machines and is started as a user starts it, with
+//! variables and a secret. Only if `GIN_RDMA_HOSTS` is set, because the machines take a while to boot
+//! (`scripts/soft-roce.sh`).
 
 #[path = "../gin-host/tests/common/machines.rs"]
 mod machines;
@@ -12,10 +13,10 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// How long a job may take; nothing takes as long that does not hang.
+/// Time limit of a job. A job that does not hang takes far less.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// What all commands have in common: little work, as the machines are slow.
+/// Common arguments of all commands: little work, as the machines are slow.
 const COMMON: &str = "--device virtual --threads 32 --repeats 2 --iters 5 --bytes 4KiB --format json";
 
 type Body = fn(&mut Hosts) -> Result<(), Failed>;
@@ -23,7 +24,7 @@ type Body = fn(&mut Hosts) -> Result<(), Failed>;
 const TRIALS: &[(&str, Body)] = &[
     ("hosts/every_workload_runs_and_the_first_rank_prints", every_workload),
     ("hosts/with_several_ranks_on_each_those_of_a_host_take_loads_and_stores", both_routes),
-    ("hosts/a_job_goes_on_without_a_rank_that_was_killed", shrink),
+    ("hosts/a_job_continues_without_a_rank_that_was_killed", shrink),
     ("hosts/a_network_that_does_not_reach_is_refused_by_every_rank", no_peer),
     ("hosts/ranks_of_one_host_take_nics_if_asked_to", one_host),
     ("hosts/a_rank_without_a_device_says_what_to_do_and_the_others_do_not_wait", no_device),
@@ -35,7 +36,7 @@ struct Hosts {
     jobs: u16,
 }
 
-/// How a rank's command ended.
+/// Output and exit status of a rank's command.
 #[derive(Default, Debug)]
 struct Output {
     code: i32,
@@ -44,7 +45,7 @@ struct Output {
 }
 
 impl Output {
-    /// What it printed.
+    /// Parses the reports that the rank printed.
     fn reports(&self) -> Result<Vec<Value>, Failed> {
         self.out
             .iter()
@@ -57,13 +58,13 @@ impl Hosts {
     fn boot() -> Result<Self, Failed> {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/soft-roce.sh");
         let mut machines = Machines::boot(&script, Path::new(env!("CARGO_BIN_EXE_gin")), Duration::from_secs(1500))?;
-        // As on a host with one NIC.
+        // Leaves one device, as on a host with one NIC.
         machines.tell_both("for device in rxe0 rxe1 rxe2; do rdma link delete $device; done")?;
         machines.tell_both("umask 077; echo 0123456789abcdef0123456789abcdef > /secret")?;
         Ok(Self { machines, jobs: 0 })
     }
 
-    /// Runs the same command as ranks on these machines, each with its own `more` arguments; how each ended.
+    /// Runs the same command as ranks on these machines, and returns the output of each.
     fn run(&mut self, places: &[usize], arguments: &str) -> Result<Vec<Output>, Failed> {
         self.jobs += 1;
         let (ranks, port) = (places.len(), 4242 + self.jobs);
@@ -85,7 +86,7 @@ impl Hosts {
     }
 }
 
-/// The command in the background, with what it said and how it ended told under a number.
+/// Returns a shell command that runs `command` in the background and reports its output and status under a number.
 fn reported(number: usize, command: &str) -> String {
     let (out, err) = (format!("/tmp/out{number}"), format!("/tmp/err{number}"));
     format!(
@@ -115,7 +116,7 @@ fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<(), Failed> {
     if holds { Ok(()) } else { Err(why().into()) }
 }
 
-/// The results of a job in which all went well: those of the first rank, as the others print nothing.
+/// Returns the reports of a job in which every rank succeeded. Only the first rank prints them.
 fn verified(outputs: &[Output], route: &str) -> Result<Vec<Value>, Failed> {
     for (rank, output) in outputs.iter().enumerate() {
         ensure(output.code == 0, || format!("rank {rank}: {output:?}"))?;
@@ -149,7 +150,8 @@ fn both_routes(hosts: &mut Hosts) -> Result<(), Failed> {
 }
 
 fn shrink(hosts: &mut Hosts) -> Result<(), Failed> {
-    // The first rank of a host with two, so that its neighbour counts anew; and those that are left are on two hosts.
+    // The killed rank is the first on its host, so its neighbour's local rank changes. The remaining ranks are on two
+    // hosts.
     let outputs = hosts.run(&[0, 1, 1], &format!("run alltoall --kill-rank 1 --shrink {COMMON}"))?;
     ensure(outputs[1].code == 137, || format!("{:?}", outputs[1]))?;
     let left = outputs.into_iter().enumerate().filter(|(rank, _)| *rank != 1).map(|(_, output)| output);
@@ -163,8 +165,8 @@ fn shrink(hosts: &mut Hosts) -> Result<(), Failed> {
 
 fn no_peer(hosts: &mut Hosts) -> Result<(), Failed> {
     for output in hosts.run(&[0, 1], &format!("run ring --network peer {COMMON}"))? {
-        let told = output.err.iter().any(|line| line.contains("--network verbs"));
-        ensure(output.code == 2 && told, || format!("{output:?}"))?;
+        let named = output.err.iter().any(|line| line.contains("--network verbs"));
+        ensure(output.code == 2 && named, || format!("{output:?}"))?;
     }
     Ok(())
 }
@@ -181,10 +183,10 @@ fn no_device(hosts: &mut Hosts) -> Result<(), Failed> {
     hosts.machines.tell(1, "rdma link delete rxe3")?;
     let outputs = hosts.run(&[0, 1], &format!("run ring {COMMON}"))?;
     hosts.machines.tell(1, "rdma link add rxe3 type rxe netdev eth0")?;
-    let told = outputs[1].err.iter().any(|line| line.contains("no RDMA device") && line.contains("--network"));
-    ensure(outputs[1].code == 2 && told, || format!("{outputs:?}"))?;
-    let told = outputs[0].err.iter().any(|line| line.contains("rank 1"));
-    ensure(outputs[0].code == 1 && told, || format!("{outputs:?}"))
+    let named = outputs[1].err.iter().any(|line| line.contains("no RDMA device") && line.contains("--network"));
+    ensure(outputs[1].code == 2 && named, || format!("{outputs:?}"))?;
+    let named = outputs[0].err.iter().any(|line| line.contains("rank 1"));
+    ensure(outputs[0].code == 1 && named, || format!("{outputs:?}"))
 }
 
 fn main() -> ExitCode {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the README shows is what there is.
+//! The README's examples are those of the repository.
 
 #[path = "../examples/ring_round.rs"]
 mod ring_round;
 
-/// The first block of code below this heading.
+/// Returns the first block of code below this heading.
 fn code_below<'a>(text: &'a str, heading: &str) -> &'a str {
-    let (_, below) = text.split_once(heading).unwrap_or_else(|| panic!("no {heading:?}"));
+    let (_, below) = text.split_once(heading).unwrap_or_else(|| panic!("the document has no heading {heading:?}"));
     let (_, code) = below.split_once("```rust\n").unwrap_or_else(|| panic!("no code below {heading:?}"));
     code.split_once("```").unwrap_or_else(|| panic!("the code below {heading:?} does not end")).0
 }
