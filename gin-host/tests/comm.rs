@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The life of communicators and windows, and every way to use them wrongly.
+//! The life cycle of communicators and windows, and every wrong use of them.
 
 mod common;
 
@@ -126,7 +126,7 @@ fn the_gdaki_back_end_is_refused_with_the_reason_and_auto_takes_the_proxy() {
     let probed = probe_backends();
     assert!(probed.iter().any(|probe| probe.backend == BackendKind::Proxy && probe.refusal.is_none()));
     let gdaki = probed.iter().find(|probe| probe.backend == BackendKind::Gdaki).unwrap();
-    // A host with a NIC gets it.
+    // A host with a NIC gets GDAKI.
     let Some(why) = &gdaki.refusal else { return };
     let CommError::Backend { backend, reason } =
         refused(&Requirements::default(), &config(peer()).backend(Backend::Gdaki))
@@ -185,13 +185,13 @@ fn abort_ends_every_wait_on_every_rank_and_every_collective_call() {
         match comm.rank() {
             0 => comm.abort().unwrap(),
             1 => {
-                // The time decides between refusal and interruption.
+                // Timing decides between refusal and interruption.
                 let error = comm.alloc_window::<u8>(8, WindowFlags::NONE).unwrap_err();
                 assert!(matches!(error, CommError::Ended { rank: 0, .. }), "{error:?}");
             }
             _ => {}
         }
-        assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no abort came");
+        assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no abort arrived");
         let fault = poster.status().cause();
         assert_eq!(fault.kind, FaultKind::Aborted);
         assert_eq!(comm.state(), State::Aborted);
@@ -232,7 +232,7 @@ fn with_one_dropped(config: &CommConfig) {
         comm.initialise(&Requirements::default()).unwrap();
         let poster = Poster::new(&comm);
         if bootstrap.rank() != 1 {
-            assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no abort came");
+            assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no abort arrived");
             let fault = poster.status().cause();
             assert_eq!(fault.kind, FaultKind::Aborted);
             assert_eq!(comm.fault().map(|notice| notice.rank), Some(1));
@@ -272,7 +272,7 @@ fn windows_may_have_another_length_on_each_rank() {
         assert_eq!((window.id(), equal.id()), (0, 1));
         comm.deregister(&window).unwrap();
         let again = comm.alloc_window::<u32>(7, WindowFlags::NONE).unwrap();
-        assert_eq!(again.id(), 0, "ids are used again");
+        assert_eq!(again.id(), 0, "ids are reused");
         assert_eq!(comm.deregister(&window).unwrap_err(), CommError::WindowGone { window: 0 });
     });
 }
@@ -352,7 +352,7 @@ fn ranks_that_register_different_windows_learn_so() {
     let results = with_comm(2, &config(peer()), &Requirements::default(), |comm| {
         let flags = if comm.rank() == 0 { WindowFlags::SIGNALS } else { WindowFlags::NONE };
         let outcome = comm.alloc_window::<u64>(8, flags).map(drop);
-        // The communicator is as good as before.
+        // The communicator is still usable.
         let window = comm.alloc_window::<u64>(8, WindowFlags::NONE).unwrap();
         assert_eq!(window.id(), 0);
         comm.bootstrap().barrier().unwrap();
@@ -393,7 +393,7 @@ fn a_request_to_a_window_that_was_deregistered_is_a_fault_and_moves_nothing() {
         if comm.rank() == 0 {
             poster.post(0, put(1, (window.id(), 32), (window.id(), 0), 8)).unwrap();
         }
-        assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no fault came");
+        assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no fault arrived");
         let fault = poster.status().cause();
         let mut all = [0u8; 64];
         memory.read(0, &mut all).unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Windows whose parts lie at fixed distances, and those whose parts lie anywhere.
+//! Windows whose parts have fixed distances, and windows whose parts are at arbitrary addresses.
 
 mod common;
 
@@ -9,7 +9,7 @@ use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Memory, MemoryKind};
 use gin_host::comm::{CommError, Requirements, WindowFlags};
 
-/// Address of each rank's part, by rank.
+/// Returns the address of each rank's part, by rank.
 fn addresses(comm: &gin_host::Communicator, own: u64) -> Vec<u64> {
     let all = comm.bootstrap().all_gather(&own.to_le_bytes()).unwrap();
     all.iter().map(|bytes| u64::from_le_bytes(bytes.as_slice().try_into().unwrap())).collect()
@@ -69,23 +69,23 @@ fn a_place_is_used_again_only_when_it_is_free_on_all_ranks() {
         let place = base(&first);
         assert!(base(&second) > place);
         first.fill(7).unwrap();
-        // Rank 1 holds on to its own part only.
+        // Rank 1 keeps only its own part.
         let held = (comm.rank() == 1).then(|| first.memory().clone());
         comm.deregister(&first).unwrap();
         drop(first);
         comm.bootstrap().barrier().unwrap();
         let third = alloc();
-        assert!(base(&third) > base(&second), "the first place is taken on rank 1");
+        assert!(base(&third) > base(&second), "rank 1 still uses the first position");
         if let Some(held) = &held {
             let mut bytes = [0u8; 100];
             held.read(0, &mut bytes).unwrap();
-            assert_eq!(bytes, [7; 100], "and its bytes are as they were");
+            assert_eq!(bytes, [7; 100], "its bytes are unchanged");
         }
         drop(held);
         comm.bootstrap().barrier().unwrap();
         let fourth = alloc();
-        assert_eq!(base(&fourth), place, "now it is free everywhere");
-        assert_eq!(fourth.read_all().unwrap(), [0; 100], "and zero again");
+        assert_eq!(base(&fourth), place, "the position is free on every rank now");
+        assert_eq!(fourth.read_all().unwrap(), [0; 100], "the memory is zero again");
         comm.destroy().unwrap();
     });
 }
@@ -137,16 +137,16 @@ fn memory_that_the_program_has_becomes_a_window_and_stays_the_programs() {
         let device = comm.gpu().as_any().downcast_ref::<VirtualDevice>().unwrap();
         let own = addresses[comm.rank() as usize];
         for (address, bytes) in [(0, 8), (own, 0)] {
-            // Safety: it is refused.
+            // Safety: the import is refused.
             let error = unsafe { device.import_memory(address, bytes) }.unwrap_err();
             assert!(matches!(&error, GpuError::Foreign { .. }), "{error}");
             assert!(error.to_string().contains("virtual GPU") && error.to_string().contains("no bytes"), "{error}");
         }
-        // Safety: the array outlives the communicators, and nobody uses it meanwhile.
+        // Safety: the array outlives the communicators, and no other code uses it meanwhile.
         let memory = unsafe { device.import_memory(own, 64) }.unwrap();
         let window = comm.register::<u64>(&memory.slice(8..64).unwrap(), WindowFlags::NONE).unwrap();
         assert_eq!((window.handle().base, window.stride()), (own + 8, None));
-        assert_eq!(window.read_all().unwrap(), [5; 7], "its bytes are as they were");
+        assert_eq!(window.read_all().unwrap(), [5; 7], "its bytes are unchanged");
         window.write(0, &[u64::from(comm.rank())]).unwrap();
         assert!(matches!(
             comm.register::<u64>(&memory.slice(0..16).unwrap(), WindowFlags::NONE),

@@ -12,7 +12,7 @@ use gin_gpu::{KernelArg, LaunchConfig};
 use gin_host::world::{Rank as WorldRank, WorldConfig, launch};
 use std::sync::Arc;
 
-/// Stores what each thread is, and the parameters.
+/// Stores the thread's index and the parameters, combined into one number.
 ///
 /// # Safety
 /// - `out` has a word for each thread of the grid.
@@ -20,7 +20,7 @@ use std::sync::Arc;
 pub unsafe fn host_test_store(out: *mut u64, base: u64, factor: u32, scale: f32) {
     let index = block_in_grid() as u64 * Block.size() as u64 + Block.rank() as u64;
     let value = base + index * u64::from(factor) + scale as u64 + u64::from(grid_dim().count());
-    // Safety: the kernel's promise.
+    // Safety: the caller keeps the kernel's conditions.
     unsafe { out.add(index as usize).write(value) };
 }
 
@@ -41,12 +41,12 @@ pub unsafe fn host_test_trap() {
 pub unsafe fn host_test_dynamic(out: *mut u64) {
     let (start, bytes) = (gin_device::shared::dynamic(), gin_device::shared::dynamic_bytes());
     for i in Block.stripe(bytes) {
-        // Safety: in the block's shared memory.
+        // Safety: the address is in the block's shared memory.
         unsafe { start.add(i).write(1) };
     }
     Block.sync();
     if Block.rank() == 0 {
-        // Safety: as above, and the kernel's promise.
+        // Safety: as above, and the caller keeps the kernel's conditions.
         unsafe { out.write((0..bytes).map(|i| u64::from(start.add(i).read())).sum()) };
     }
 }
@@ -63,7 +63,7 @@ fn try_launch(kernel: &str, config: LaunchConfig, arguments: &[&dyn KernelArg]) 
         let stream = rank.stream().unwrap();
         let kernel = rank.kernel(kernel)?;
         let arguments: Vec<&dyn KernelArg> = arguments.iter().map(|argument| argument as &dyn KernelArg).collect();
-        // Safety: what is launched here is refused, or takes no pointers.
+        // Safety: these launches are refused, or take no pointers.
         unsafe { stream.launch(&kernel, config, &arguments)? };
         stream.synchronize()
     })
@@ -169,7 +169,7 @@ fn a_kernel_of_another_version_of_the_layouts_is_refused_with_both_versions() {
     };
     unsafe fn nothing(_: *const *const u8) {}
     let error = on_one_rank(|rank| {
-        // Safety: it does nothing.
+        // Safety: the kernel does nothing.
         unsafe { rank.stream().unwrap().launch(&function(&ENTRY), LaunchConfig::new(1, 1), &[&1u32]) }.unwrap_err()
     });
     let expected =
@@ -182,7 +182,7 @@ fn a_kernel_that_traps_is_reported_at_synchronisation_once() {
     on_one_rank(|rank| {
         let stream = rank.stream().unwrap();
         let kernel = rank.kernel("host_test_trap").unwrap();
-        // Safety: it asks for nothing.
+        // Safety: the kernel has no requirements.
         unsafe { stream.launch(&kernel, LaunchConfig::new(1, 2), &[]).unwrap() };
         let error = stream.synchronize().unwrap_err();
         assert!(matches!(&error, GpuError::Kernel { kernel, .. } if kernel == "host_test_trap"), "{error:?}");

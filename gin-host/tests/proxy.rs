@@ -18,7 +18,7 @@ fn byte(rank: u32, index: usize) -> u8 {
     (rank as usize * 31 + index * 7 + 1) as u8
 }
 
-/// Every rank puts `bytes` bytes to every rank with a strong signal and a counter, waits, and looks.
+/// Every rank puts `bytes` bytes to every rank with a strong signal and a counter, waits, and compares.
 fn exchange(comm: &Communicator, bytes: usize) {
     let (rank, ranks) = (comm.rank(), comm.ranks());
     let poster = Poster::new(comm);
@@ -62,7 +62,7 @@ fn comm_barrier(comm: &Communicator) {
     comm.bootstrap().barrier().unwrap();
 }
 
-/// Signal 0 and counter 0 of context 0 start from zero again.
+/// Resets signal 0 and counter 0 of context 0.
 fn reset(comm: &Communicator) {
     Poster::new(comm).reset(0, 0);
 }
@@ -98,7 +98,7 @@ fn a_weak_signal_covers_all_messages_of_its_put_where_there_are_no_strong_ones()
             let theirs: Vec<u8> = (0..256).map(|index| byte(1 - rank + round as u32, index)).collect();
             assert_eq!(window.read_range(256..512).unwrap(), theirs);
             poster.flush(0).unwrap();
-            // Nobody overwrites what the other has yet to look at.
+            // No rank overwrites memory that the other has yet to read.
             comm_barrier(comm);
         }
     });
@@ -178,7 +178,7 @@ fn fault_of(request: impl Fn(u32) -> Descriptor + Sync, config: &CommConfig) -> 
         if comm.rank() == 0 {
             poster.post(0, request(window.id())).unwrap();
         }
-        assert_eq!(poster.wait_signal(0, 3, 1), Err(WaitError::Fault), "no fault came");
+        assert_eq!(poster.wait_signal(0, 3, 1), Err(WaitError::Fault), "no fault arrived");
         let seen = poster.status().cause();
         let notice = comm.fault().unwrap();
         (seen, notice.rank, notice.fault)
@@ -269,7 +269,7 @@ fn words_that_are_no_descriptor_are_a_fault() {
             poster.post_words(0, [15 << 1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
             assert!(poster.flush(0).is_err());
         }
-        assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no fault came");
+        assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no fault arrived");
         poster.status().cause()
     });
     assert_eq!((results[1].kind, results[1].context), (FaultKind::BadDescriptor, 0));
@@ -292,7 +292,7 @@ fn a_request_that_the_network_fails_raises_no_counter_and_ends_every_wait() {
                 switch.fail_after(2, failure);
                 for index in 0..5 {
                     let request = put(1, (window.id(), 8 * index), (window.id(), 8 * index), 8);
-                    // Once the fault is known no further post needs to succeed.
+                    // Once the fault is known, no further post must succeed.
                     let _ = poster.post(0, Descriptor { counter: Some(0), signal: strong(1, 1), ..request });
                     if index == 1 {
                         poster.flush(0).unwrap();
@@ -302,17 +302,17 @@ fn a_request_that_the_network_fails_raises_no_counter_and_ends_every_wait() {
                 assert!(matches!(poster.flush(0), Err(WaitError::Fault)));
                 assert_eq!(poster.counter(0, 0), 2);
             }
-            assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no fault came");
+            assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no fault arrived");
             let seen = poster.status().cause();
             (seen, poster.signal(0, 1))
         });
         assert_eq!((results[0].0.kind, results[0].0.peer), (kind, 1));
-        // A loss is reported as such, but to the lost rank.
+        // Every rank but the lost one reports the loss as such.
         let third = if kind == FaultKind::PeerLost { (kind, 1) } else { (FaultKind::Elsewhere, 0) };
         for ((told, _), expected) in results[1..].iter().zip([(FaultKind::Elsewhere, 0), third]) {
             assert_eq!((told.kind, told.peer), expected);
         }
-        assert_eq!(results[1].1, 2, "the failed request, or one behind it, raised its signal");
+        assert_eq!(results[1].1, 2, "the failed request, or a later one, raised its signal");
     }
 }
 
@@ -331,7 +331,7 @@ fn a_peer_whose_list_is_full_holds_up_the_queue_and_is_counted() {
             for peer in [1, 0, 1, 0] {
                 poster.post(0, to(peer)).unwrap();
             }
-            // A silent peer holds up nobody else, and a flush of another peer ends.
+            // A silent peer delays no other peer, and a flush of another peer ends.
             poster.wait_counter(0, 0, 2).unwrap();
             poster.flush_peer(0, 0).unwrap();
             for peer in [1, 0] {
@@ -339,12 +339,16 @@ fn a_peer_whose_list_is_full_holds_up_the_queue_and_is_counted() {
             }
             let producer = poster.producer(0);
             let outcome = producer.wait_peer(0, producer.position(), Deadline::after_ms(50), Order::Acquire);
-            assert_eq!(outcome, Err(WaitError::Deadline), "the list of rank 1 is full, so nothing behind it is taken");
+            assert_eq!(
+                outcome,
+                Err(WaitError::Deadline),
+                "the list of rank 1 is full, so the proxy reads no later request"
+            );
             let stats = comm.stats().unwrap()[0];
             assert_eq!((stats.stalls, stats.accepted, stats.finished), (1, 4, 2));
             comm.abort().unwrap();
         }
-        assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no abort came");
+        assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no abort arrived");
         let seen = poster.status().cause();
         assert_eq!(seen.kind, FaultKind::Aborted);
         comm.destroy().unwrap();
@@ -400,7 +404,8 @@ fn contexts_do_not_share_signals_or_counters() {
 
 #[test]
 fn figures_are_kept_by_context_and_peer() {
-    // Takes one message at a time, and none at every second call: all but the first of a put are offered again.
+    // The network accepts one message at a time, and none at every second call, so all but the first of a put are
+    // offered again.
     let config = config(network(|endpoint| Box::new(Trickle::new(Peer::new(endpoint), 1))));
     let requirements = Requirements::default().contexts(2).signals(1).counters(1).max_message(5);
     with_comm(3, &config, &requirements, |comm| {
@@ -447,7 +452,7 @@ fn a_fault_that_a_kernel_reports_reaches_all_ranks_and_the_host() {
         if comm.rank() == 2 {
             poster.status().report(fault);
         }
-        assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no fault came");
+        assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no fault arrived");
         let seen = poster.status().cause();
         while comm.fault().is_none() {
             std::thread::yield_now();

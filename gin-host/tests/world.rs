@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Kernels on the virtual GPU, from launch to result, in seeded worlds and in threads.
+//! Kernels on the virtual GPU, from launch to result, in seeded worlds and on threads.
 
 use gin_abi::{Deadline, FaultKind};
 use gin_boot::rt;
@@ -15,10 +15,11 @@ use gin_virtual::{EventLog, LogMode, Policy};
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
-/// Rounds of passing a vector on to the right neighbour, which looks at it; counts what was wrong.
+/// Passes a vector on to the right neighbour in rounds; the neighbour checks it. Counts wrong elements.
 ///
-/// Signal 0 counts vectors that came, signal 1 (reset each time by the receiver) the right neighbour's word that it has
-/// looked. Counter 0 counts vectors that have left. `wrong` gets the number of wrong elements, gets included.
+/// Signal 0 counts vectors that arrived. Signal 1, which the receiver resets each time, is the right neighbour's report
+/// that it has checked. Counter 0 counts vectors that have left. `wrong` receives the number of wrong elements,
+/// including those of gets.
 ///
 /// # Safety
 /// - One block, resident. `wrong` is a word of device memory that is 0.
@@ -31,7 +32,7 @@ pub unsafe fn host_test_pass_on(
     rounds: u64,
     deadline: Deadline,
 ) {
-    // The subject of these tests: the proxy and its networks.
+    // These tests concern the proxy and its networks.
     let gin = Gin::new(&comm, ContextId::new(0)).route(Route::Network);
     let world = comm.world();
     let len = from.len() / 2;
@@ -51,7 +52,7 @@ pub unsafe fn host_test_pass_on(
                 .counter(left)
                 .issue(&Block)?;
             gin.wait_counter(&Block, left, round, deadline)?;
-            // The source may be reused: the vector must have been read by now.
+            // The source may be reused, so the vector must have been read by now.
             for i in Block.stripe(len) {
                 from.write(i, u64::MAX);
             }
@@ -59,10 +60,10 @@ pub unsafe fn host_test_pass_on(
             for i in Block.stripe(len) {
                 errors += u64::from(to.read(i) != element(world.left().world(), round, i));
             }
-            // Exactly one vector came.
+            // Exactly one vector arrived.
             errors += u64::from(gin.read_signal(came)? != round);
             Block.sync();
-            // The left neighbour had filled its second half before it sent anything.
+            // The left neighbour had filled its second half before it sent.
             for i in Block.stripe(len) {
                 from.write(len + i, 0);
             }
@@ -71,7 +72,7 @@ pub unsafe fn host_test_pass_on(
             for i in Block.stripe(len) {
                 errors += u64::from(from.read(len + i) != element(world.left().world(), 0, i));
             }
-            // Nobody writes into my vector before I have looked.
+            // No rank writes into this rank's vector before this rank has checked it.
             gin.signal(world.left(), looked.inc()).issue(&Block)?;
             gin.wait_signal(&Block, looked, 1, deadline)?;
             Block.sync();
@@ -84,7 +85,7 @@ pub unsafe fn host_test_pass_on(
     };
     let outcome = exchange();
     if errors > 0 {
-        // Safety: the kernel's promise; another thread's count may be lost, but not all.
+        // Safety: the caller keeps the kernel's conditions. Another thread's count may be lost, but not all.
         unsafe { wrong.write(errors) };
     }
     if let Err(fault) = outcome {
@@ -92,7 +93,7 @@ pub unsafe fn host_test_pass_on(
     }
 }
 
-/// Waits for a signal that nobody raises.
+/// Waits for a signal that is never raised.
 ///
 /// # Safety
 /// - None.
@@ -104,8 +105,8 @@ pub unsafe fn host_test_wait(comm: Comm, deadline: Deadline) {
     }
 }
 
-/// All ranks meet in one session; then rank 0 alone, in another session of the same barrier, which breaks it, and once
-/// more in the first. Stores the codes of what these two ended with, 0 for no fault.
+/// All ranks synchronize in one session of a barrier. Then rank 0 arrives alone in another session of the same barrier,
+/// which breaks it, and once more in the first. Stores the fault codes of these two, 0 for no fault.
 ///
 /// # Safety
 /// - One block, resident. `codes` is two words of device memory.
@@ -121,7 +122,7 @@ pub unsafe fn host_test_two_sessions(comm: Comm, codes: *mut u64, deadline: Dead
         let mut second = BarrierSession::new(&gin, BarrierTeam::World, 0)?;
         let outcomes = [second.sync(&Block, Fence::None, deadline), first.sync(&Block, Fence::None, deadline)];
         for (index, outcome) in outcomes.into_iter().enumerate() {
-            // Safety: the kernel's promise; all threads store the same.
+            // Safety: the caller keeps the kernel's conditions. All threads store the same value.
             unsafe { codes.add(index).write(outcome.map_or_else(|fault| u64::from(fault.kind.code()), |()| 0)) };
         }
         Ok(())
@@ -141,7 +142,7 @@ fn a_barrier_that_broke_in_one_session_is_refused_in_another_that_was_there_befo
             let stream = rank.stream()?;
             let (kernel, handle) = (rank.kernel("host_test_two_sessions")?, comm.device()?);
             let word = codes.memory().address() as usize as *mut u64;
-            // Safety: one block, resident; communicator and window live until it has ended.
+            // Safety: one block, resident. Communicator and window live until the kernel has ended.
             unsafe {
                 stream.launch(&kernel, LaunchConfig::new(1, 33), &[&handle, &word, &Deadline::after_us(50)])?;
             }
@@ -157,7 +158,7 @@ fn a_barrier_that_broke_in_one_session_is_refused_in_another_that_was_there_befo
     }
 }
 
-/// How rounds of passing on ended on each rank: wrong elements, or the fault.
+/// Result of the rounds on each rank: the number of wrong elements, or the fault.
 type Ended = Result<u64, FaultKind>;
 
 fn pass_on(config: WorldConfig, deadline: Deadline) -> (Vec<Ended>, EventLog) {
@@ -169,13 +170,13 @@ fn pass_on(config: WorldConfig, deadline: Deadline) -> (Vec<Ended>, EventLog) {
         let stream = rank.stream()?;
         let (kernel, handle) = (rank.kernel("host_test_pass_on")?, comm.device()?);
         let word = wrong.memory().address() as usize as *mut u64;
-        // Safety: one block, resident; communicator and windows live until it has ended.
+        // Safety: one block, resident. Communicator and windows live until the kernel has ended.
         unsafe {
             stream.launch(&kernel, LaunchConfig::new(1, 33), &[&handle, &to, &from, &word, &4u64, &deadline])?;
         }
         stream.synchronize()?;
         let wrong = wrong.read_all()?[0];
-        // A fault of another rank may be on its way.
+        // A fault of another rank may still be on its way.
         rank.barrier()?;
         rt::wait_until({
             let mut looks = 0;
@@ -208,7 +209,7 @@ fn networks() -> Vec<(&'static str, Make)> {
         }),
         ("staged", |endpoint| {
             let below = Reorder::new(Withhold::new(Peer::new(endpoint), endpoint.rank), endpoint);
-            Box::new(Staged::new(below, endpoint.rank, Staging::Always("a test wants it")))
+            Box::new(Staged::new(below, endpoint.rank, Staging::Always("a test requires it")))
         }),
     ]
 }
@@ -255,7 +256,7 @@ fn the_same_seed_gives_the_same_run_and_another_one_another() {
     let first = run(4);
     assert!(first.count() > 1000, "{} events", first.count());
     assert!(first == run(4), "two runs of one seed differ");
-    assert!(first != run(5), "two seeds give one run");
+    assert!(first != run(5), "two seeds give the same run");
 }
 
 #[test]
@@ -304,7 +305,7 @@ fn an_error_of_one_rank_ends_the_kernels_of_the_others() {
                 return Err(CommError::ProxyGone);
             }
             let stream = rank.stream()?;
-            // Safety: it asks for nothing, and the communicator lives until it has ended.
+            // Safety: the kernel has no requirements, and the communicator lives until it has ended.
             unsafe {
                 let kernel = rank.kernel("host_test_wait")?;
                 stream.launch(&kernel, LaunchConfig::new(1, 32), &[&comm.device()?, &Deadline::NONE])?;
@@ -324,13 +325,13 @@ fn a_panic_of_one_rank_ends_the_job() {
             launch(config, |rank| -> Result<(), CommError> {
                 let comm = rank.communicator(&Requirements::default())?;
                 let _window = comm.alloc_window::<u8>(8, WindowFlags::NONE)?;
-                assert_ne!(rank.rank(), 1, "so a test wants it");
+                assert_ne!(rank.rank(), 1, "requested by a test");
                 rank.barrier()
             })
         }));
         let payload = outcome.unwrap_err();
         let text = payload.downcast_ref::<String>().map(String::as_str).unwrap_or_default();
-        assert!(text.contains("so a test wants it"), "{text}");
+        assert!(text.contains("requested by a test"), "{text}");
     }
 }
 
@@ -340,7 +341,7 @@ fn a_fault_of_one_ranks_kernel_is_known_on_every_rank() {
         let comm = rank.communicator(&Requirements::default())?;
         let stream = rank.stream()?;
         let deadline = if rank.rank() == 2 { Deadline::after_us(50) } else { Deadline::NONE };
-        // Safety: it asks for nothing, and the communicator lives until it has ended.
+        // Safety: the kernel has no requirements, and the communicator lives until it has ended.
         unsafe {
             let kernel = rank.kernel("host_test_wait")?;
             stream.launch(&kernel, LaunchConfig::new(2, 64), &[&comm.device()?, &deadline])?;
@@ -361,7 +362,7 @@ fn windows_and_communicators_stay_while_kernels_run() {
         let window = comm.alloc_window::<u8>(8, WindowFlags::NONE)?;
         let stream = rank.stream()?;
         if rank.rank() == 0 {
-            // Safety: it asks for nothing, and the communicator lives until it has ended.
+            // Safety: the kernel has no requirements, and the communicator lives until it has ended.
             unsafe {
                 let kernel = rank.kernel("host_test_wait")?;
                 stream.launch(&kernel, LaunchConfig::new(1, 1), &[&comm.device()?, &Deadline::NONE])?;
@@ -389,7 +390,7 @@ fn a_communicator_dropped_while_its_kernel_waits_ends_the_kernel() {
         let outcome = launch(config, |rank| -> Result<(), CommError> {
             let comm = rank.communicator(&Requirements::default())?;
             let stream = rank.stream()?;
-            // Safety: it asks for nothing, and the tables of a dropped communicator stay while kernels run.
+            // Safety: the kernel has no requirements, and the tables of a dropped communicator stay while kernels run.
             unsafe {
                 let kernel = rank.kernel("host_test_wait")?;
                 stream.launch(&kernel, LaunchConfig::new(1, 40), &[&comm.device()?, &Deadline::NONE])?;
@@ -417,7 +418,7 @@ fn what_a_kernel_reported_is_known_as_soon_as_it_has_ended() {
         let outcome = launch(WorldConfig::seeded(1, seed), |rank| -> Result<(), CommError> {
             let comm = rank.communicator(&Requirements::default())?;
             let stream = rank.stream()?;
-            // Safety: it asks for nothing, and the communicator lives until it has ended.
+            // Safety: the kernel has no requirements, and the communicator lives until it has ended.
             unsafe {
                 let kernel = rank.kernel("host_test_wait")?;
                 stream.launch(&kernel, LaunchConfig::new(1, 32), &[&comm.device()?, &Deadline::after_us(5)])?;

@@ -68,7 +68,7 @@ fn pair(staged: [bool; 2], switch: &FailSwitch) -> [Side; 2] {
         // Only what rank 0 does fails.
         let switch = if rank == 0 { switch.clone() } else { FailSwitch::new() };
         let below = FailOnDemand::new(Withhold::new(Peer::new(&endpoint), rank), switch);
-        let staging = if staged[rank as usize] { Staging::Always("a test wants it") } else { Staging::Never };
+        let staging = if staged[rank as usize] { Staging::Always("a test requires it") } else { Staging::Never };
         let memory = Memory::new(&device, MemoryKind::Device, BYTES).unwrap();
         let bytes: Vec<u8> = (0..BYTES).map(|at| (at as u8 % 100) + 100 * rank as u8).collect();
         memory.write(0, &bytes).unwrap();

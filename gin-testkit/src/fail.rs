@@ -116,7 +116,7 @@ impl<N: Network> Network for FailOnDemand<N> {
                 }
                 Some(Failure::Status(status)) => NetError::Failed { context: "request", peer: request.peer, status },
                 Some(Failure::PeerLost) => {
-                    NetError::PeerLost { peer: request.peer, reason: "so a test wants it".to_owned() }
+                    NetError::PeerLost { peer: request.peer, reason: "a test requested it".to_owned() }
                 }
             };
             self.broken.push(line);

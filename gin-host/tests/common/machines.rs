@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Two virtual machines, joined by a wire, in each of which a shell listens (`scripts/soft-roce.sh`).
+//! Two virtual machines, joined by a virtual wire. A shell listens in each (`scripts/soft-roce.sh`).
 //!
-//! Output of programs there differs by numbers: a line for a listener begins with [`MARK`] and the listener's
+//! Numbers separate the output of the machines' programs: a line for a listener begins with [`MARK`] and the listener's
 //! number.
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -13,13 +13,13 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Begins a line for a listener.
+/// Prefix of a line for a listener.
 pub const MARK: &str = "@@ ";
 
-/// How long a machine may take to be up.
+/// Time limit for booting a machine.
 const BOOTING: Duration = Duration::from_secs(300);
 
-/// A line, and when it came.
+/// A line, and the time of its arrival.
 type Line = (Instant, String);
 
 /// The lines for a listener.
@@ -30,14 +30,14 @@ pub type Lines = Receiver<Line>;
 pub struct Listeners(Arc<Mutex<HashMap<u32, Sender<Line>>>>);
 
 impl Listeners {
-    /// One more, in place of the one that had the number.
+    /// Adds a listener, or replaces the one with this number.
     pub fn listen(&self, number: u32) -> Lines {
         let (to, from) = mpsc::channel();
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(number, to);
         from
     }
 
-    /// Passes on lines for listeners, and prints the rest. At the end all listeners end.
+    /// Passes on lines for listeners, and prints the rest. At the end of the input all listeners end.
     pub fn follow(&self, output: impl Read + Send + 'static) {
         let listeners = self.0.clone();
         std::thread::spawn(move || {
@@ -52,7 +52,7 @@ impl Listeners {
                     continue;
                 };
                 if let Some(listener) = listeners.lock().unwrap_or_else(PoisonError::into_inner).get(&number) {
-                    // It may have heard enough.
+                    // The listener may have been dropped.
                     let _ = listener.send((Instant::now(), text));
                 }
             }
@@ -61,8 +61,8 @@ impl Listeners {
     }
 }
 
-/// Sends an empty line every second, as long as another owner exists: the emulated serial line may keep output until
-/// more comes.
+/// Sends an empty line every second, as long as another owner of the input exists. The emulated serial line may hold
+/// output back until more arrives.
 fn nudge(input: &Arc<Mutex<ChildStdin>>) {
     let input = Arc::downgrade(input);
     std::thread::spawn(move || {
@@ -76,29 +76,29 @@ fn nudge(input: &Arc<Mutex<ChildStdin>>) {
     });
 }
 
-/// The machines, `gin1` at 10.8.0.1 and `gin2` at 10.8.0.2, whose devices at the wire are called `rxe3`. They end when
+/// The machines `gin1` at 10.8.0.1 and `gin2` at 10.8.0.2, whose devices at the wire are named `rxe3`. They end when
 /// this is dropped.
 pub struct Machines {
     machines: Vec<(Child, Arc<Mutex<ChildStdin>>)>,
     listeners: Vec<Listeners>,
-    // Where the wire is.
+    // The folder of the wire's socket.
     _folder: tempfile::TempDir,
 }
 
 impl Machines {
-    /// Boots them, with a program in `/bin`, for at most so long.
+    /// Boots the machines with a program in `/bin`. Each may run for at most `limit`.
     ///
     /// # Errors
-    /// In words, if one does not come up.
+    /// Returns a description if a machine does not come up.
     pub fn boot(script: &Path, program: &Path, limit: Duration) -> Result<Self, String> {
-        let text = |error: io::Error| format!("a virtual machine cannot be started: {error}");
+        let text = |error: io::Error| format!("cannot start a virtual machine: {error}");
         let folder = tempfile::tempdir().map_err(text)?;
         let mut all = Self { machines: Vec::new(), listeners: Vec::new(), _folder: folder };
         for number in 1..=2 {
             let mut command = Command::new(script);
             command.args(["--input", "--no-facts", "--seconds", &limit.as_secs().to_string(), "--with"]).arg(program);
             command.args(["--host", &number.to_string()]).arg(all._folder.path().join("wire"));
-            // Lines before a listener exists are lost; and a shell whose input is a terminal prompts.
+            // Lines before a listener exists are lost, and a shell whose input is a terminal prints prompts.
             command.args(["--", "/bin/sh", "-c", &format!("echo '{MARK}0 up'; cat | /bin/sh")]);
             let mut machine = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(text)?;
             let (Some(input), Some(output)) = (machine.stdin.take(), machine.stdout.take()) else {
@@ -110,17 +110,17 @@ impl Machines {
             let input = Arc::new(Mutex::new(input));
             all.machines.push((machine, input.clone()));
             all.listeners.push(listeners);
-            // The second connects to a socket that the first makes.
+            // The second machine connects to a socket that the first creates.
             lines.recv_timeout(BOOTING).map_err(|_| format!("machine {number} did not come up"))?;
             nudge(&input);
         }
         Ok(all)
     }
 
-    /// Has the shell of a machine, 0 or 1, run this. Returns the time of the command.
+    /// Runs a line in the shell of machine 0 or 1. Returns the time of the command.
     ///
     /// # Errors
-    /// If it has ended.
+    /// If the machine has ended.
     pub fn tell(&mut self, machine: usize, line: &str) -> io::Result<Instant> {
         let mut input = self.machines[machine].1.lock().unwrap_or_else(PoisonError::into_inner);
         writeln!(input, "{line}")?;
@@ -128,7 +128,7 @@ impl Machines {
         Ok(Instant::now())
     }
 
-    /// Has both do so.
+    /// Runs a line in both shells.
     ///
     /// # Errors
     /// As [`tell`](Self::tell).
@@ -137,15 +137,15 @@ impl Machines {
         self.tell(1, line)
     }
 
-    /// Returns the lines of a machine with this number from now on.
+    /// Returns later lines of a machine that have this number.
     pub fn listen(&self, machine: usize, number: u32) -> Lines {
         self.listeners[machine].listen(number)
     }
 
-    /// Takes a machine's power; when.
+    /// Switches a machine off. Returns the time.
     ///
     /// # Errors
-    /// Those of the system.
+    /// Returns the system's error.
     #[allow(dead_code, reason = "not every test does")]
     pub fn power_off(&mut self, machine: usize) -> io::Result<Instant> {
         self.machines[machine].0.kill()?;
@@ -156,7 +156,7 @@ impl Machines {
 impl Drop for Machines {
     fn drop(&mut self) {
         for (machine, _) in &mut self.machines {
-            // The script ends its machine with itself.
+            // The script ends its machine when it ends.
             let _ = machine.kill();
             let _ = machine.wait();
         }
@@ -166,7 +166,7 @@ impl Drop for Machines {
 /// Name and body of a trial.
 pub type OnHosts<T> = (&'static str, fn(&mut T) -> Result<(), Failed>);
 
-/// Runs trials, one at a time, on what `boot` starts for the first of them and after each that failed.
+/// Runs trials, one at a time, with the value that `boot` creates for the first trial and again after each failed one.
 pub fn run_trials<T: Send + 'static>(
     arguments: &Arguments,
     boot: fn() -> Result<T, Failed>,

@@ -19,7 +19,7 @@ use gin_net::{Endpoint, Network, NetworkFactory};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Ample for a machine under load; nothing waits this long unless it hangs.
+/// Ample for a busy machine. Only a wait that hangs takes this long.
 pub const LIMIT: Deadline = Deadline::after_ms(20_000);
 
 pub fn peer() -> NetworkFactory {
@@ -35,7 +35,7 @@ pub fn config(network: NetworkFactory) -> CommConfig {
     CommConfig::default().connecting(limit).drain(limit).seed(1).network(network)
 }
 
-/// Runs `body` as each of `ranks` ranks; what each returned, by rank.
+/// Runs `body` as each of `count` ranks. Returns the results by rank.
 pub fn ranks<T: Send>(count: u32, body: impl Fn(Arc<dyn Bootstrap>, Arc<dyn Device>) -> T + Sync) -> Vec<T> {
     let job = InProcess::job(count).unwrap();
     std::thread::scope(|scope| {
@@ -54,7 +54,7 @@ pub fn ranks<T: Send>(count: u32, body: impl Fn(Arc<dyn Bootstrap>, Arc<dyn Devi
     })
 }
 
-/// Communicators of `count` ranks, and `body` with each.
+/// Runs `body` with each of `count` ranks' communicators.
 pub fn with_comm<T: Send>(
     count: u32,
     config: &CommConfig,
@@ -177,12 +177,12 @@ impl Poster {
     }
 }
 
-/// A request without signal or counter.
+/// Returns a request without signal or counter.
 pub fn request(peer: u32, transfer: Transfer) -> Descriptor {
     Descriptor { peer, transfer, signal: None, counter: None, more: false }
 }
 
-/// `bytes` bytes from `from` to `to`, each window and offset.
+/// Returns a put of `bytes` bytes from `from` to `to`, each a window and an offset.
 pub fn put(peer: u32, to: (u32, u64), from: (u32, u64), bytes: u64) -> Descriptor {
     let transfer = Transfer::Put {
         source: WindowOffset { window: from.0, offset: from.1 },
@@ -209,7 +209,7 @@ pub fn weak(id: u32, amount: u64) -> Option<RemoteSignal> {
     Some(RemoteSignal { target: SignalTarget::Id(id), amount, strong: false })
 }
 
-/// The error that every rank got.
+/// Returns the errors of all ranks.
 pub fn errors<T: std::fmt::Debug>(results: Vec<Result<T, CommError>>) -> Vec<CommError> {
     results.into_iter().map(|result| result.unwrap_err()).collect()
 }
@@ -219,7 +219,7 @@ pub fn is_bootstrap(error: &CommError) -> bool {
 }
 
 impl Poster {
-    /// Makes signal `id` and counter `id` of a context 0.
+    /// Resets signal `id` and counter `id` of a context.
     pub fn reset(&self, context: u32, id: u32) {
         self.signal_words(context, id).reset();
         self.counter_words(context, id).reset();

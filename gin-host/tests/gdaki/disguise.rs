@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A device that looks like a GPU, and a NIC that reaches it; both are memory of this process.
+//! A device that claims to be a GPU, and a NIC that claims to reach it. Both consist of memory of this process.
 
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{
@@ -18,26 +18,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const PAGE: u64 = 4096;
 
-/// The requests to a device that looks like a GPU, and its answers.
+/// The driver of a device that claims to be a GPU: its answers, and a record of the requests.
 #[derive(Default)]
 pub struct Driver {
-    /// It maps doorbell pages, so far from where the host has them; else it refuses.
+    /// Distance of mapped doorbell pages from the host's address; `None` to refuse mapping.
     pub shift: Option<u64>,
-    /// It refuses pages past this number.
+    /// Number of pages after which the driver refuses more.
     pub most_pages: usize,
-    /// It gives its memory as files.
+    /// Set if the driver exports memory as files.
     pub exports: bool,
-    /// Calls that ask for pages.
+    /// Number of calls that ask for pages.
     pub asked: usize,
-    /// Addresses of pages that are mapped.
+    /// Addresses of the pages that are mapped now.
     pub mapped: Vec<u64>,
-    /// The keepers of pages that are mapped no more, until the pages are unregistered.
+    /// Keepers of pages that are no longer mapped, until the pages are unregistered.
     pub deferred: Vec<Keep>,
-    /// The other ends of files: address and length of the memory, and where it begins.
+    /// The other ends of exported files: address and length of the memory, and its start.
     pub files: Vec<(UnixStream, u64, u64)>,
 }
 
-/// One that several look at.
+/// A driver that several owners observe.
 #[derive(Clone, Default)]
 pub struct Shared(Arc<Mutex<Driver>>);
 
@@ -52,7 +52,7 @@ impl Shared {
         Self(Arc::new(Mutex::new(driver)))
     }
 
-    /// One that maps pages where the host has them.
+    /// Returns a driver that maps pages at the host's addresses.
     pub fn mapping() -> Self {
         Self::new(Driver { shift: Some(0), most_pages: usize::MAX, ..Driver::default() })
     }
@@ -61,7 +61,7 @@ impl Shared {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether every file is closed on the side that got it.
+    /// Returns whether every file is closed on the receiving side.
     pub fn files_are_closed(&self) -> bool {
         self.lock().files.iter_mut().all(|(end, ..)| {
             end.set_nonblocking(true).unwrap();
@@ -103,7 +103,7 @@ impl Drop for Mapped {
     }
 }
 
-/// A virtual GPU that says it is a real one.
+/// A virtual GPU that claims to be a real one.
 #[derive(Debug)]
 pub struct Disguised {
     device: Arc<VirtualDevice>,
@@ -111,7 +111,7 @@ pub struct Disguised {
 }
 
 impl Disguised {
-    /// One whose driver maps no pages and gives no files.
+    /// Returns a device whose driver maps no pages and exports no files.
     pub fn new(index: u32) -> Self {
         Self::with(index, &Shared::default())
     }
@@ -139,12 +139,12 @@ impl Device for Disguised {
     }
 
     unsafe fn copy_in(&self, destination: u64, source: &[u8]) -> Result<(), GpuError> {
-        // Safety: the caller's promise.
+        // Safety: the caller keeps the conditions.
         unsafe { self.device.copy_in(destination, source) }
     }
 
     unsafe fn copy_out(&self, destination: &mut [u8], source: u64) -> Result<(), GpuError> {
-        // Safety: the caller's promise.
+        // Safety: the caller keeps the conditions.
         unsafe { self.device.copy_out(destination, source) }
     }
 
@@ -219,18 +219,18 @@ pub struct Part {
     pub bytes: u64,
 }
 
-/// A software NIC that says it reaches memory of GPUs. Like a driver for a real one it takes memory only under an
-/// address with the memory's own place in a page.
+/// A software NIC that claims to reach memory of GPUs. Like a real driver it accepts memory only under an address with
+/// the memory's own offset in a page.
 #[derive(Debug)]
 pub struct Reaching {
     inner: SoftHca,
-    /// It takes memory of GPUs by its address.
+    /// Set if the NIC accepts memory of GPUs by its address.
     pub by_address: bool,
-    /// Its doorbells need not be mapped.
+    /// Set if its doorbells need no mapping.
     pub in_memory: bool,
-    /// The address of all its doorbells, which cannot be rung then.
+    /// Address of all its doorbells, which then cannot be rung.
     pub doorbell: Option<u64>,
-    /// The memory that it registered: regions, and memory for rings.
+    /// Memory that the NIC registered: regions, and memory for rings.
     told: Mutex<Vec<Part>>,
 }
 
@@ -243,7 +243,7 @@ impl Reaching {
         self.told.lock().unwrap().clone()
     }
 
-    /// Takes memory, or refuses it as a driver does that cannot pin it.
+    /// Accepts memory, or refuses it as a driver does that cannot pin it.
     fn take(&self, memory: &Extent) -> Done {
         let told = match memory.dma_buf {
             Some(file) => {
@@ -311,7 +311,7 @@ impl Hca for Reaching {
             // 22 is EINVAL.
             return Err(HcaError::System { call: "taking memory under another address", errno: 22 });
         }
-        // Safety: the caller's promise; what is disguised as a GPU has memory of this process.
+        // Safety: the caller keeps the conditions, and a device disguised as a GPU has memory of this process.
         let region = unsafe { self.inner.register_region(domain, memory, start, access) }?;
         self.take(memory).inspect_err(|_| self.inner.deregister_region(region.handle).unwrap())?;
         Ok(region)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Posts to the queue pairs of a communicator by its tables, as its kernels do.
+//! Posts to a communicator's queue pairs through its tables, as its kernels do.
 
 use gin_abi::gdaki::QueuePairData;
 use gin_abi::handle::NEAR_WORDS;
@@ -11,14 +11,14 @@ use gin_boot::rt;
 use gin_host::Communicator;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A word in memory of a virtual GPU.
+/// Returns a word in memory of a virtual GPU.
 pub fn word(address: u64) -> &'static AtomicU64 {
     assert!(address != 0 && address.is_multiple_of(8));
-    // Safety: an address of a table of the communicator, which outlives the test's body.
+    // Safety: the address is in a table of the communicator, which outlives the test's body.
     unsafe { AtomicU64::from_ptr(address as usize as *mut u64) }
 }
 
-/// The handle of a kernel, and the tables behind it.
+/// A kernel's handle, and the tables behind it.
 #[derive(Clone, Copy)]
 pub struct Hand {
     pub handle: CommHandle,
@@ -50,7 +50,7 @@ impl Hand {
         word(self.pair_address(context, peer) + offset as u64).store(value, Ordering::Relaxed);
     }
 
-    /// The address of a window's first byte, and the key for it: of the part of `rank`, or the own one for local
+    /// Returns the address of a window's first byte and its key: of the part of `rank`, or of the own part for local
     /// access.
     fn part(&self, window: &WindowHandle, rank: u32) -> (u64, Be32) {
         let index = u64::from(window.id) * (u64::from(self.handle.ranks) + 1) + u64::from(rank);
@@ -66,7 +66,7 @@ impl Hand {
         self.part(window, self.handle.ranks).1.get()
     }
 
-    /// Writes an entry and announces it not yet.
+    /// Writes an entry without announcing it.
     pub fn post<const N: usize>(
         &self,
         context: u32,
@@ -82,7 +82,7 @@ impl Hand {
         {
             word(pair.ring + slot * SLOT_BYTES + 8 * number as u64).store(value, Ordering::Relaxed);
         }
-        assert_eq!(word(pair.tokens + 8 * slot).load(Ordering::Relaxed), index << 10 | 1, "the token is here");
+        assert_eq!(word(pair.tokens + 8 * slot).load(Ordering::Relaxed), index << 10 | 1, "the token is in its slot");
         let next = (index + 1) & ((1 << pair.depth_log2) - 1);
         word(pair.tokens + 8 * slot).store(index << 10, Ordering::Relaxed);
         word(pair.tokens + 8 * next).store((index + 1) << 10 | 1, Ordering::Relaxed);
@@ -138,12 +138,12 @@ impl Hand {
         self.post(context, peer, None, |post| wqe::fetch_add(post, remote, amount, old));
     }
 
-    /// An own signal, as raised by the NIC.
+    /// Returns the value of an own signal, as the NIC has raised it.
     pub fn raised(&self, context: u32, id: u64) -> u64 {
         word(self.context(context).signal_nic + 8 * id).load(Ordering::Acquire)
     }
 
-    /// Waits until a signal was raised so far.
+    /// Waits until a signal is at least `least`.
     pub fn wait(&self, context: u32, id: u64, least: u64) {
         rt::wait_until(|| self.raised(context, id) >= least);
     }
@@ -152,7 +152,7 @@ impl Hand {
         word(self.context(context).counters_gpu + 8 * id).load(Ordering::Acquire)
     }
 
-    /// The value of a signal at a window's address.
+    /// Returns the value of a signal at a window's address.
     pub fn value_at(&self, window: &WindowHandle, offset: u64) -> u64 {
         // Safety: the table entry of a registered window.
         let data = unsafe { &*(window.data as usize as *const gin_abi::WindowData) };

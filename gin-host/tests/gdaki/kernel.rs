@@ -17,10 +17,10 @@ use std::sync::Arc;
 
 /// Slots of the ring.
 const DEPTH: u64 = 8;
-/// Bytes that are written: more than one thread copies by itself, and no multiple of anything.
+/// Number of bytes that are written: more than one thread copies by itself, and no multiple of any unit.
 const BYTES: u64 = 5003;
 
-/// One queue pair of two that are connected to each other.
+/// One of two queue pairs that are connected to each other.
 struct Poster {
     fabric: SoftFabric,
     hca: Arc<dyn Hca>,
@@ -29,15 +29,15 @@ struct Poster {
 }
 
 impl Poster {
-    /// Posts an entry, and steps until the NIC has completed it; whether it did well.
+    /// Posts an entry, and steps until the NIC has completed it. Returns whether it succeeded.
     fn post<const N: usize>(&mut self, entry: impl Fn(Post) -> [wqe::Segment; N]) -> Result<bool, Box<dyn Error>> {
-        let info = *self.queues.infos().next().ok_or("there is no queue pair")?;
-        let (place, queue) = (info.place.ok_or("it has no rings")?, QueueNumber::new(info.queue));
+        let info = *self.queues.infos().next().ok_or("no queue pair")?;
+        let (place, queue) = (info.place.ok_or("the queue pair has no rings")?, QueueNumber::new(info.queue));
         let (index, slab) = (self.posted, self.queues.slab());
         self.posted += 1;
         slab.write(place.ring + index % DEPTH * SLOT_BYTES, &entry(Post { index, queue, flags: Flags::COMPLETION }))?;
         slab.write(place.record, &[Record { receive: Be32::new(0), send: Record::send(self.posted) }])?;
-        // Safety: the doorbell is there as long as the queue pairs.
+        // Safety: the doorbell lives as long as the queue pairs.
         unsafe { self.hca.ring(info.doorbell, Doorbell::word(self.posted, queue)) }?;
         let mut completion = [Completion { words: [0; 8] }];
         let mut outcome = None;
@@ -50,7 +50,7 @@ impl Poster {
         if let (true, Some(failure)) = (ended, self.fabric.failure()) {
             return Err(failure.into());
         }
-        Ok(outcome.ok_or("no completion came")?.result.is_ok())
+        Ok(outcome.ok_or("no completion arrived")?.result.is_ok())
     }
 }
 
@@ -78,7 +78,7 @@ fn check(rank: &Rank) -> Result<(), Box<dyn Error>> {
     let local = |offset, bytes| Local { address: start + offset, key: Be32::new(window.local_key()), bytes };
     let mut poster = Poster { fabric: fabric.clone(), hca, queues, posted: 0 };
 
-    // More entries than slots, with the kernel parked in between, by commands and on request.
+    // Posts more entries than slots. In between the kernel is parked, by commands and on request.
     for round in 1..=DEPTH {
         assert!(poster.post(|head| wqe::write(head, remote(landed), local(1, BYTES as u32)))?);
         assert!(poster.post(|head| wqe::fetch_add(head, remote(word), 5, local(word + 8, 8)))?);
@@ -95,7 +95,7 @@ fn check(rank: &Rank) -> Result<(), Box<dyn Error>> {
                 (0..100).for_each(|_| {
                     fabric.step();
                 });
-                assert_eq!(device.running(), 0, "it stays parked");
+                assert_eq!(device.running(), 0, "the kernel stays parked");
                 drop(parked);
             }
             _ => {}
@@ -104,7 +104,7 @@ fn check(rank: &Rank) -> Result<(), Box<dyn Error>> {
     assert_eq!(fabric.violations(), (None, 0));
     let fault = Fault { device: None, queue: None, entry: 0, kind: FaultKind::Drop };
     fabric.inject(fault)?;
-    assert!(!poster.post(|head| wqe::write(head, remote(landed), local(1, 8)))?, "it was dropped");
+    assert!(!poster.post(|head| wqe::write(head, remote(landed), local(1, 8)))?, "the engine dropped the request");
     drop((poster, window, nic));
     assert_eq!(fabric.objects(), 0);
     drop(fabric);
@@ -114,8 +114,8 @@ fn check(rank: &Rank) -> Result<(), Box<dyn Error>> {
 
 #[test]
 fn the_engine_runs_as_a_kernel_and_goes_on_after_it_was_parked() {
-    // By turns: a schedule that starves the one thread which runs the engine, while others look for orders, takes
-    // minutes.
+    // Uses schedules that take turns. A schedule that starves the one thread of the engine, while others poll for
+    // orders, takes minutes.
     let seeded = |seed| {
         let mut config = WorldConfig::seeded(1, seed);
         config.mode = Mode::Seeded(SeededConfig { policy: Policy::RoundRobin, ..SeededConfig::new(seed) });

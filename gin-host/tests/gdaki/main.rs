@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Communicators whose kernels drive software NICs: they come up, their tables are right, and they leave nothing
+//! Communicators whose kernels drive software NICs: they initialise, their tables are right, and they leave no objects
 //! behind.
 
 #[path = "../common/mod.rs"]
@@ -29,14 +29,14 @@ fn nics() -> SoftNics {
     SoftNics::new(Options { delay: 3, seed: 5, ..Options::default() })
 }
 
-/// A seeded world and one of threads, each with NICs of its own.
+/// Returns a seeded world and one of threads, each with its own NICs.
 fn worlds(ranks: u32) -> Vec<(SoftNics, WorldConfig)> {
     let (first, second) = (nics(), nics());
     let worlds = [WorldConfig::seeded(ranks, 7).soft_nics(&first), WorldConfig::threads(ranks).soft_nics(&second)];
     [first, second].into_iter().zip(worlds).collect()
 }
 
-/// Runs `body` on each rank; afterwards the NICs have no objects, and nobody did anything wrong.
+/// Runs `body` on each rank. Checks afterwards that the NICs have no objects and that no rule was broken.
 fn run<T: Send>(nics: &SoftNics, config: WorldConfig, body: impl Fn(Rank) -> Result<T, CommError> + Sync) -> Vec<T> {
     let results = launch(config, body).unwrap();
     assert_eq!(nics.fabric().objects(), 0);
@@ -76,7 +76,7 @@ fn check_handle(comm: &Communicator, rank: &Rank) {
     assert_eq!((handle.gdaki_contexts, handle.proxy_contexts, handle.engines), (2, 0, ENGINE_NIC | lsa));
     assert_eq!(handle.capabilities, CAP_STRONG_SIGNALS | CAP_VA_SIGNALS);
     assert_eq!(handle.strong_signals, handle.signals);
-    let nic = comm.nic().unwrap().expect("kernels drive one");
+    let nic = comm.nic().unwrap().expect("a communicator whose kernels drive a NIC");
     assert_eq!((nic.name(), nic.config().port), (format!("soft_{}", rank.rank()).as_str(), 1));
     let mut doorbells = Vec::new();
     for context in 0..2 {
@@ -96,10 +96,10 @@ fn check_handle(comm: &Communicator, rank: &Rank) {
     }
     doorbells.sort_unstable();
     doorbells.dedup();
-    assert_eq!(doorbells.len() as u32, 2 * ranks, "each has its own");
+    assert_eq!(doorbells.len() as u32, 2 * ranks, "each queue pair has its own doorbell");
 }
 
-/// Every rank puts a row of its own to every rank, itself too, by both contexts, with a signal behind each.
+/// Every rank puts its own row to every rank, including itself, by both contexts, each followed by a signal.
 fn exchange(rank: &Rank, comm: &Communicator) -> Result<(), CommError> {
     let (me, ranks) = (rank.rank(), rank.ranks());
     let source = comm.alloc_window::<u64>(8, WindowFlags::NONE)?;
@@ -216,7 +216,7 @@ fn what_was_never_announced_is_carried_out_before_a_window_ends_and_counters_are
             source.fill(u64::from(me))?;
             let hand = Hand::new(&comm);
             for round in 1..=3 {
-                // Fills the ring in the last round.
+                // The last round fills the ring.
                 for index in 0..[5, 10, 16][round as usize - 1] {
                     hand.put((1, right), (&target.handle(), 8 * index), (&source.handle(), 0), 8, Some(index % 2));
                 }
@@ -244,7 +244,7 @@ fn an_entry_that_fails_unseen_ends_the_communicator_when_a_window_is_to_end() {
                 Hand::new(&comm).put((1, 0), (&window.handle(), 32), (&window.handle(), 0), 8, None);
             }
             let CommError::Ended { rank: 1, fault, .. } = comm.deregister(&window).unwrap_err() else {
-                panic!("another error")
+                panic!("expected another error")
             };
             assert_eq!((fault.kind, fault.operation), (FaultKind::Network, Operation::Put));
             assert_eq!((fault.context, fault.peer), (1, 0));

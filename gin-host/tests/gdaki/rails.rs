@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Connections along rails only: fewer objects, a fault for a post to another peer, and the rest as ever.
+//! Connections along rails only: fewer objects, a fault for a post to another peer, and otherwise no difference.
 //!
-//! Four ranks in LSA teams of two: rank r has a rail with r + 2, reaches r ^ 1 by loads and stores, and r ^ 3 not at
-//! all.
+//! Four ranks in LSA teams of two. Rank r has a connection along its rail to r + 2, reaches r ^ 1 by loads and stores,
+//! and cannot reach r ^ 3.
 
 use crate::common::errors;
 use crate::{Hand, nics, run, worlds};
@@ -16,14 +16,14 @@ const RANKS: u32 = 4;
 const LSA: u32 = 2;
 /// Threads of the block: a warp, and one more.
 const THREADS: u32 = 33;
-/// Outcomes that a kernel notes.
+/// Number of outcomes that a kernel notes.
 const NOTES: usize = 12;
 
 fn requirements(connections: Connections) -> Requirements {
     Requirements::default().connections(connections).contexts(2).queue_depth(16).rail_barriers(1).lsa_barriers(1)
 }
 
-/// A fault in one word: kind, operation, and peer; 0 for none.
+/// Returns a fault in one word: kind, operation, and peer; 0 for none.
 fn code(outcome: Result<(), Fault>) -> u64 {
     outcome.map_or_else(
         |fault| u64::from(fault.kind.code()) | u64::from(fault.operation.code()) << 16 | u64::from(fault.peer) << 32,
@@ -31,8 +31,8 @@ fn code(outcome: Result<(), Fault>) -> u64 {
     )
 }
 
-/// Posts to a rank without a connection and to the one along the rail, flushes, and meets; notes what each call ends
-/// with. At last each thread posts by itself, every other one to the stranger.
+/// Posts to a rank without a connection and to the one along the rail, flushes, and passes a barrier. Notes the result
+/// of each call. At the end each thread posts by itself, every other thread to the rank without a connection.
 ///
 /// # Safety
 /// - One block, resident. `notes` is [`NOTES`] words of device memory, `alone` one for each thread.
@@ -49,7 +49,7 @@ pub unsafe fn rails_test(
     let (me, friend) = (comm.world().rank(), comm.rail().right());
     let mut number = 0;
     let mut note = |outcome: Result<(), Fault>| {
-        // Safety: the kernel's promise; all threads store the same.
+        // Safety: the caller keeps the kernel's conditions. All threads store the same value.
         unsafe { notes.add(number).write(code(outcome)) };
         number += 1;
     };
@@ -76,7 +76,7 @@ pub unsafe fn rails_test(
         let mine = Block.rank() as usize;
         let peer = if mine.is_multiple_of(2) { stranger } else { friend };
         let posted = gin.put_value(peer, window.range(2 + mine, 1), 7 + mine as u64).issue(&Thread);
-        // Safety: the kernel's promise.
+        // Safety: the caller keeps the kernel's conditions.
         unsafe { alone.add(mine).write(code(posted)) };
         rail.sync(&Block, Fence::PutGet, deadline)
     };
@@ -85,8 +85,8 @@ pub unsafe fn rails_test(
     }
 }
 
-/// Puts to the LSA peer by whatever route there is, meets it, and then raises its signal over the network; notes the
-/// last.
+/// Puts to the LSA peer by the automatic route, passes a barrier with it, and then raises its signal over the network.
+/// Notes the last result.
 ///
 /// # Safety
 /// - One block, resident. `notes` is a word of device memory.
@@ -102,7 +102,7 @@ pub unsafe fn rails_test_near(comm: Comm, window: gin_device::Window<u64>, notes
         gin.wait_signal(&Block, SignalId::new(1), 1, deadline)?;
         BarrierSession::new(&gin, BarrierTeam::Lsa, 0)?.sync(&Block, Fence::PutGet, deadline)?;
         let outcome = gin.signal_all_routes(near, SignalId::new(1).inc()).issue(&Block);
-        // Safety: the kernel's promise; all threads store the same.
+        // Safety: the caller keeps the kernel's conditions. All threads store the same value.
         unsafe { notes.write(code(outcome)) };
         Ok(())
     };
@@ -113,10 +113,10 @@ pub unsafe fn rails_test_near(comm: Comm, window: gin_device::Window<u64>, notes
 
 const LONG: Deadline = Deadline::after_ms(20_000);
 
-/// Runs `kernel` on one block; whatever it reports is a failure.
+/// Runs `kernel` on one block. Any fault that it reports is a failure.
 fn play(rank: &HostRank, comm: &Communicator, kernel: &str, arguments: &[&dyn gin_gpu::KernelArg]) {
     let (stream, kernel) = (rank.stream().unwrap(), rank.kernel(kernel).unwrap());
-    // Safety: one block; communicator, windows and words live until it has ended.
+    // Safety: one block. Communicator, windows and words live until the kernel has ended.
     unsafe { stream.launch(&kernel, LaunchConfig::new(1, THREADS), arguments) }.unwrap();
     stream.synchronize().unwrap();
     assert_eq!(comm.fault(), None);
@@ -145,7 +145,7 @@ fn a_post_to_a_peer_without_a_connection_is_refused_with_its_rank_and_rails_work
                 let values = [refused(Operation::PutValue), refused(Operation::Get), refused(Operation::Signal)];
                 assert_eq!(notes.read_all()?, [&[put; 4][..], &values, &[0; 5]].concat());
                 let seen = window.read_all()?;
-                assert_eq!(seen[1], 100 + u64::from(rail), "what came along the rail");
+                assert_eq!(seen[1], 100 + u64::from(rail), "the value that arrived along the rail");
                 for (index, outcome) in alone.read_all()?.into_iter().enumerate() {
                     let (expected, value) = match index % 2 {
                         0 => (refused(Operation::PutValue), 0),
@@ -179,7 +179,7 @@ fn peers_of_the_lsa_team_are_reached_by_loads_and_stores_but_not_over_the_networ
     }
 }
 
-/// Objects of all NICs while communicators are up, and while they have been destroyed.
+/// Returns the number of objects of all NICs while communicators exist; checks that none remain after their end.
 fn objects(connections: Connections, lsa_size: u32) -> usize {
     let nics = nics();
     let config = WorldConfig::seeded(RANKS, 3).soft_nics(&nics).lsa_size(lsa_size);
@@ -196,8 +196,8 @@ fn objects(connections: Connections, lsa_size: u32) -> usize {
 
 #[test]
 fn rails_need_queue_pairs_to_their_own_ranks_only() {
-    // Of each rank: a protection domain, two regions. Of each of its contexts: memory for rings, a completion queue and
-    // a queue pair that answers, and for each peer a doorbell page, a completion queue and a queue pair.
+    // For each rank: a protection domain and two regions. For each of its contexts: memory for rings, a completion
+    // queue and a queue pair that answers. For each peer: a doorbell page, a completion queue and a queue pair.
     let expected = |peers: usize| RANKS as usize * (1 + 2 + 2 * (1 + 2 + 3 * peers));
     assert_eq!(objects(Connections::All, 2), expected(4));
     assert_eq!(objects(Connections::Rail, 2), expected(2));
@@ -211,7 +211,7 @@ fn what_was_never_announced_along_a_rail_is_brought_to_its_end() {
         run(&nics, config.lsa_size(LSA), |rank| {
             let rail = (rank.rank() + LSA) % RANKS;
             let comm = rank.communicator(&requirements(Connections::Rail))?;
-            // In view at once, as nothing is signalled.
+            // Visible at once, as no request has a signal.
             let window = comm.alloc_window::<u64>(4, WindowFlags::SIGNALS)?;
             window.write(0, &[7 + u64::from(rank.rank())])?;
             let (hand, handle) = (Hand::new(&comm), window.handle());

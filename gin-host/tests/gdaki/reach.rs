@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The memory that a GPU and a NIC share: doorbell pages that kernels store to, and memory that the NIC registers as a
-//! file or by its address.
+//! Memory that a GPU and a NIC share: doorbell pages that kernels store to, and memory that the NIC registers as a file
+//! or by its address.
 
 use crate::Hand;
 use crate::common::{config, errors, peer, ranks};
@@ -23,8 +23,8 @@ fn on(hca: Arc<dyn Hca>, doorbells: Doorbells) -> CommConfig {
     config(peer()).backend(Backend::Gdaki).nic(nic).doorbells(doorbells)
 }
 
-/// Two ranks with a NIC and a device each; `body` runs with their communicators. Afterwards the NICs have no objects
-/// and nobody has broken a rule.
+/// Runs `body` with the communicators of two ranks, each with a NIC and a device. Checks afterwards that the NICs have
+/// no objects and that no rule was broken.
 fn pair<T: Send>(
     drivers: &[Shared; 2],
     doorbells: Doorbells,
@@ -67,7 +67,7 @@ fn signals(rank: u32, comm: &Communicator) {
     (0..2).for_each(|context| hand.wait(context, 2, 5));
 }
 
-/// Returns whether doorbells are stored to pages of a NIC, not to words that the host looks at.
+/// Returns whether doorbells are stores to pages of a NIC, not to words that the host polls.
 fn on_pages(comm: &Communicator) -> bool {
     let hand = Hand::new(comm);
     (0..2).all(|context| (0..2).all(|peer| hand.pair(context, peer).doorbell % 4096 == 0x800))
@@ -109,7 +109,7 @@ fn where_a_page_is_refused_the_host_rings_for_all_and_says_why() {
                 assert_eq!(comm.ringer(), Ok(Some(ringer)));
                 assert_eq!(on_pages(comm), all);
                 if !all {
-                    assert_eq!(drivers[1].lock().mapped, Vec::<u64>::new(), "all or none");
+                    assert_eq!(drivers[1].lock().mapped, Vec::<u64>::new(), "either all pages are mapped or none");
                 }
                 signals(rank, comm);
             },
@@ -169,14 +169,14 @@ fn a_page_of_several_queue_pairs_is_mapped_once_and_found_where_the_device_has_i
 
 #[test]
 fn what_the_host_has_to_announce_it_rings_for_at_its_own_address_of_the_page() {
-    // Nothing is there where the device finds the pages.
+    // Addresses where the device finds the pages have no memory behind them.
     let driver = || Shared::new(Driver { shift: Some(1 << 50), most_pages: 4, ..Driver::default() });
     let results = pair(
         &[driver(), driver()],
         Doorbells::Gpu,
         |_| {},
         |rank, comm| {
-            // In view at once, as nothing is signalled.
+            // Visible at once, as no request has a signal.
             let window = comm.alloc_window::<u64>(4, WindowFlags::SIGNALS).unwrap();
             window.write(0, &[7 + u64::from(rank), 0, 0, 0]).unwrap();
             let handle = window.handle();
@@ -272,7 +272,7 @@ fn told(driver: &Shared, dma_buf: bool, by_address: bool) -> (Vec<Part>, Result<
         comm.initialise(&requirements())?;
         let memory = Memory::new(comm.gpu(), MemoryKind::Device, 3 * 4096)?;
         let first = memory.address().next_multiple_of(4096) - memory.address();
-        // Part of a page, and part of two.
+        // A part of one page, and parts of two.
         for range in [0x100..0x208, 0xff8..0x1010] {
             let window =
                 comm.register::<u64>(&memory.slice(first + range.start..first + range.end)?, WindowFlags::NONE)?;
@@ -281,7 +281,7 @@ fn told(driver: &Shared, dma_buf: bool, by_address: bool) -> (Vec<Part>, Result<
             assert_eq!(
                 (part.address % 4096, part.bytes),
                 (range.start, range.end - range.start),
-                "no more than the window"
+                "the registration covers no more than the window"
             );
             comm.deregister(&window)?;
         }

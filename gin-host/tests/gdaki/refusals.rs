@@ -77,7 +77,7 @@ fn queues_that_are_too_long_or_no_power_of_two_are_refused_with_the_limit() {
     assert_eq!(depth, [2]);
 }
 
-/// Returns the errors of two ranks, by the NIC of each; then nothing is left.
+/// Returns the errors of two ranks with these NICs. Checks that no object is left.
 fn two(nics: [SoftConfig; 2], change: impl Fn(u32, CommConfig) -> CommConfig + Sync) -> Vec<Result<(), CommError>> {
     let fabric = SoftFabric::default();
     let hcas = nics.map(|config| fabric.add(config));
@@ -129,7 +129,7 @@ fn a_deadline_that_has_passed_is_reported_with_the_step() {
     assert_eq!(reason, "soft_0: registering the memory of the rings: the deadline passed");
 }
 
-/// Makes the addresses that rank 1 sends those of another version.
+/// A bootstrap that gives the addresses of rank 1 another version.
 #[derive(Debug)]
 struct Newer(Arc<dyn Bootstrap>);
 
@@ -322,7 +322,7 @@ fn pinned_memory_is_no_window_and_no_send_queue_of_kernels_that_release_to_the_g
             };
             assert_eq!(Hand::new(&comm).pair(0, 0).doorbell_scope, scope);
             let pinned = Memory::new(comm.gpu(), MemoryKind::Pinned, 64).unwrap();
-            // The words of signals lie in the GPU, and nothing orders a NIC's writes there with those to the host.
+            // The words of signals are in the GPU, and nothing orders a NIC's writes there with those to the host.
             for flags in [WindowFlags::NONE, WindowFlags::SIGNALS] {
                 let refused = comm.register::<u64>(&pinned.whole(), flags).map(drop).unwrap_err();
                 assert_eq!(
@@ -335,7 +335,7 @@ fn pinned_memory_is_no_window_and_no_send_queue_of_kernels_that_release_to_the_g
             comm.destroy().unwrap();
         });
     }
-    // A CPU thread reads entries in memory of the host.
+    // A CPU thread reads entries in host memory.
     let fabric = SoftFabric::default();
     let device: Arc<dyn Device> = Arc::new(Disguised::new(0));
     fabric.place(SoftEngine::Thread, &device).unwrap();

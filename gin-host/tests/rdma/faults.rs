@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Faults through all layers between two kernels: communicators, proxies, the network, in two processes. Each ends
-//! every wait that depends on it in time, with an error that names the rank and the cause, in the kernel and on the
-//! host. A communicator beside goes on. Where the fault heals, all data is there.
+//! Faults through all layers between two kernels in two processes: communicators, proxies and the network. Each fault
+//! ends every wait that depends on it in time, with an error that names the rank and the cause, in the kernel and on
+//! the host. An independent communicator continues. After a fault that heals, all data has arrived.
 
 use super::machines::run_trials;
 use super::members::{Ended, Hosts, Pair, Seen, Words, ended_since};
@@ -82,7 +82,7 @@ pub const TRIALS: &[(&str, Body)] = &[
         pair.signal(1, Signal::CONT)?;
         let (at, text) = pair.words[1].hear("ended", LIMIT)?;
         println!("rank 1 after {:?}: {text}", at.saturating_duration_since(begin));
-        // It may hear that it was taken for lost itself.
+        // The rank may receive the report that it was itself taken for lost.
         let ended = Ended::read(&text)?;
         let is_lost = |seen: Option<Seen>| seen.is_some_and(|seen| seen.kind == FaultKind::PeerLost);
         ensure(ended.wrong == 0 && is_lost(ended.device) && is_lost(ended.host), || text.clone())?;
@@ -104,7 +104,8 @@ pub const TRIALS: &[(&str, Body)] = &[
 
 type OnHosts = fn(&mut Hosts) -> Result<(), Failed>;
 
-/// On two machines, where losses on the way take the bootstrap's traffic along. The last takes one machine away.
+/// Runs on two machines, where losses on the wire also affect the bootstrap's traffic. The last trial switches one
+/// machine off.
 const ON_HOSTS: &[(&str, OnHosts)] = &[
     ("hosts/pulses_go_round_though_1_packet_in_100_is_lost", |hosts| {
         let (words, stop) = hosts.start(|plan| watched(plan.patient()))?;
@@ -145,26 +146,26 @@ const ON_HOSTS: &[(&str, OnHosts)] = &[
     }),
 ];
 
-/// Runs trials on two virtual machines, which are booted for the first of them.
+/// Runs trials on two virtual machines, which the first of them boots.
 pub fn on_hosts(arguments: &Arguments) -> ExitCode {
     run_trials(arguments, Hosts::boot, ON_HOSTS)
 }
 
-/// Ample for what is to come within ten seconds, on a slow machine.
+/// Ample time, on a slow machine, for an event that is due within ten seconds.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// By then a fault is known to all: the network loses a peer after 1.9 s, the bootstrap after the chosen silence, 3 or
-/// 10 s, and the emulation is slow.
+/// Time after which every rank knows a fault. The network loses a peer after 1.9 s, the bootstrap after the chosen
+/// silence of 3 or 10 s, and the emulation is slow.
 const LEARNED: Duration = Duration::from_secs(20);
 
 impl Plan {
-    /// One that loses nobody within a second or two.
+    /// Makes the plan tolerate a silence of a second or two.
     fn patient(self) -> Self {
         Self { timeout: 18, silence: Duration::from_secs(30), ..self }
     }
 }
 
-/// Rank 0 has a communicator beside.
+/// Gives rank 0 an independent communicator.
 fn watched(plan: Plan) -> Plan {
     Plan { bystander: plan.rank == 0, ..plan }
 }
@@ -188,8 +189,8 @@ fn rounds(pair: &Pair, rounds: u64) -> Result<(), Failed> {
     far(&pair.words, rounds)
 }
 
-/// Waits for a second and, on a slow machine, until the communicator beside has made a round since; at most as long as
-/// a [patient](Plan::patient) network does.
+/// Waits for a second and, on a slow machine, until the independent communicator has made a round since. Waits no
+/// longer than a [patient](Plan::patient) network does.
 fn a_second(pair: &Pair) -> Result<(), Failed> {
     let begin = Instant::now();
     std::thread::sleep(Duration::from_secs(1));
@@ -197,7 +198,8 @@ fn a_second(pair: &Pair) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Both ended well, and the communicator beside went on from the begin of the fault until it was healed, and after it.
+/// Checks that both ranks ended without a fault, and that the independent communicator continued from the begin of the
+/// fault until it was healed, and afterwards.
 fn well(words: &[Words; 2], ended: [(Duration, Ended); 2], begin: Instant, healed: Instant) -> Result<(), Failed> {
     ensure(ended.iter().all(|(_, ended)| ended.is_well()), || format!("{ended:?}"))?;
     went_on(words, begin, healed)?;
@@ -206,11 +208,11 @@ fn well(words: &[Words; 2], ended: [(Duration, Ended); 2], begin: Instant, heale
 
 fn went_on(words: &[Words; 2], begin: Instant, healed: Instant) -> Result<(), Failed> {
     let rounds = words[0].beside_between(begin, healed);
-    println!("{rounds} rounds beside within {:?}", healed.saturating_duration_since(begin));
-    ensure(rounds > 0, || "the communicator beside stood still during the fault".to_owned())
+    println!("{rounds} rounds of the independent communicator within {:?}", healed.saturating_duration_since(begin));
+    ensure(rounds > 0, || "the independent communicator made no round during the fault".to_owned())
 }
 
-/// Pulses go on after what `act` does, which says when that was over, and end well.
+/// Checks that pulses continue after `act`, which returns the time of its end, and that both ranks end without a fault.
 fn heals(devices: &[String; 2], act: impl FnOnce(&Pair) -> Result<Instant, Failed>) -> Result<(), Failed> {
     let pair = Pair::start(devices, |plan| watched(plan.patient()))?;
     pair.going()?;
@@ -221,7 +223,7 @@ fn heals(devices: &[String; 2], act: impl FnOnce(&Pair) -> Result<Instant, Faile
     well(&pair.words, pair.ended_since(Instant::now(), LIMIT)?, begin, healed)
 }
 
-/// The same over a wire that may be too bad.
+/// The same over a wire that may be too bad for the network.
 fn worse(devices: &[String; 2], wire: &Wire, how: &[&str]) -> Result<(), Failed> {
     let pair = Pair::start(devices, watched)?;
     pair.going()?;
@@ -231,7 +233,7 @@ fn worse(devices: &[String; 2], wire: &Wire, how: &[&str]) -> Result<(), Failed>
     while begin.elapsed() < Duration::from_secs(20) {
         match pair.words[0].hear("round", Duration::from_secs(20) - begin.elapsed()) {
             Ok(_) => {}
-            // It has ended, or stands still for now.
+            // The rank has ended, or makes no progress for now.
             Err(_) => break,
         }
     }
@@ -249,7 +251,7 @@ fn worse(devices: &[String; 2], wire: &Wire, how: &[&str]) -> Result<(), Failed>
     aftermath(&pair.words[0])
 }
 
-/// The communicator beside goes on, and the one that has ended can be destroyed.
+/// Checks that the independent communicator continues, and that the failed one can be destroyed.
 fn aftermath(words: &Words) -> Result<(), Failed> {
     words.hear("others go on", 2 * LIMIT)?;
     words.hear("destroyed", LIMIT)?;
@@ -266,7 +268,7 @@ fn both_learn(pair: &Pair, begin: Instant, kinds: &[FaultKind]) -> Result<(), Fa
     pair.words[1].hear("destroyed", LIMIT).map(drop)
 }
 
-/// Rank 0 learns that rank 1 is lost.
+/// Checks that rank 0 learns that rank 1 is lost.
 fn first_learns(words: &Words, begin: Instant) -> Result<(), Failed> {
     let (at, text) = words.hear("ended", LIMIT)?;
     let took = at.saturating_duration_since(begin);
@@ -276,7 +278,7 @@ fn first_learns(words: &Words, begin: Instant) -> Result<(), Failed> {
     aftermath(words)
 }
 
-/// Something of one rank's own network breaks while pulses go round.
+/// Breaks a part of one rank's own network while pulses are under way.
 fn broken(devices: &[String; 2], whose: u32, wrong: Wrong) -> Result<(), Failed> {
     let plan = |plan: Plan| match plan.rank == whose {
         true => Plan { wrong, ..watched(plan) },
@@ -284,7 +286,7 @@ fn broken(devices: &[String; 2], whose: u32, wrong: Wrong) -> Result<(), Failed>
     };
     let pair = Pair::start(devices, plan)?;
     pair.going()?;
-    // The next post finds it, on either side; the peer after the network's retries.
+    // The next post finds the defect, on either side; the peer finds it after the network's retries.
     both_learn(&pair, pair.pull()?, &[FaultKind::Network, FaultKind::UnknownWindow, FaultKind::PeerLost])
 }
 

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The network `verbs` on RDMA devices, without proxy and kernels: what arrives, what is held back, and how requests
-//! fail.
+//! The network `verbs` on RDMA devices, without proxy and kernels: arrivals, withheld data, and failing requests.
 //!
-//! `GIN_VERBS_DEVICES=a,b` names the devices of ranks 0 and 1; by default both use the first that is up. Without a
-//! device there is one trial, which is ignored with the reason. `GIN_VERBS_WIRE=a,b` names two network interfaces,
-//! under the devices, whose packets may be lost, delayed and cut (`tc`, `ip`): without it those trials are ignored. In
-//! the virtual machine of `scripts/soft-roce.sh` all of it is there.
+//! `GIN_VERBS_DEVICES=a,b` names the devices of ranks 0 and 1; by default both use the first device that is up. Without
+//! a device there is one trial, which is ignored with the reason. `GIN_VERBS_WIRE=a,b` names two network interfaces
+//! below the devices, whose packets the trials lose, delay and cut (`tc`, `ip`). Without it those trials are ignored.
+//! The virtual machine of `scripts/soft-roce.sh` has all of these.
 
 mod faults;
 #[path = "../common/machines.rs"]
@@ -22,7 +21,7 @@ use gin_net::verbs::{NoDevice, RdmaDevice, VerbsConfig, probe};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::process::ExitCode;
 
-/// Names of the devices of two ranks.
+/// Returns the names of the devices of two ranks.
 fn devices() -> Result<[String; 2], NoDevice> {
     let named = std::env::var("GIN_VERBS_DEVICES").unwrap_or_default();
     let mut names = named.split(',').filter(|name| !name.is_empty()).map(str::to_owned);
@@ -75,7 +74,7 @@ fn main() -> ExitCode {
             body(&devices, &wire::Wire::new(interfaces)?).map(|()| Completion::Completed)
         }));
     }
-    // The wire is shared: one after the other.
+    // The trials share the wire, so they run one after another.
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Processes that are ranks ([`pulse`](super::pulse)), on this machine or in two virtual ones, and what they say.
+//! Processes that are ranks ([`pulse`](super::pulse)), on this machine or in two virtual machines, and their output.
 
 use super::machines::{Lines, Listeners, Machines};
 use super::pair::ensure;
@@ -14,12 +14,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// A rank's words.
+/// The output of a rank.
 pub struct Words {
     lines: Lines,
-    /// The end of its kernel, as a test that waited for something else heard it.
+    /// The end of the rank's kernel, if it was read while waiting for another line.
     end: RefCell<Option<(Instant, String)>>,
-    /// The times at which the communicator beside had made these rounds.
+    /// Times at which the independent communicator had completed these rounds.
     beside: RefCell<Vec<(Instant, u64)>>,
 }
 
@@ -28,15 +28,15 @@ impl Words {
         Self { lines, end: RefCell::default(), beside: RefCell::default() }
     }
 
-    /// Waits for a line that begins like this, past others; when it came, and the rest of it. Does not wait past the
-    /// end of the kernel for what comes before that.
+    /// Waits for a line that begins with `begin`, and skips others. Returns its time and the rest of it. If the kernel
+    /// ends before the line arrives, returns an error.
     pub fn hear(&self, begin: &str, limit: Duration) -> Result<(Instant, String), Failed> {
         let until = Instant::now() + limit;
         loop {
             let left = until.saturating_duration_since(Instant::now());
             let kept = if begin == "ended" { self.end.take() } else { None };
             let (at, line) = kept.map_or_else(|| self.lines.recv_timeout(left), Ok).map_err(|error| match error {
-                mpsc::RecvTimeoutError::Timeout => format!("not `{begin}` within {limit:?}"),
+                mpsc::RecvTimeoutError::Timeout => format!("no line `{begin}` within {limit:?}"),
                 mpsc::RecvTimeoutError::Disconnected => format!("the process ended without `{begin}`"),
             })?;
             if line.starts_with("request failed") {
@@ -50,13 +50,14 @@ impl Words {
             }
             if line.starts_with("ended") && ["going", "round", "beside"].contains(&begin) {
                 self.end.replace(Some((at, line.clone())));
-                return Err(format!("not `{begin}` but: {line}").into());
+                return Err(format!("expected `{begin}`, got: {line}").into());
             }
             ensure(!line.starts_with("failed") && !line.starts_with("others:"), || line.clone())?;
         }
     }
 
-    /// Rounds that the communicator beside made between two moments, of which everything was heard.
+    /// Returns the rounds that the independent communicator made between two moments. Every line up to `end` must have
+    /// been read.
     pub fn beside_between(&self, begin: Instant, end: Instant) -> u64 {
         let beside = self.beside.borrow();
         let until = |end: Instant| beside.iter().rfind(|(at, _)| *at <= end).map_or(0, |(_, rounds)| *rounds);
@@ -64,12 +65,12 @@ impl Words {
     }
 }
 
-/// A fault as a rank saw it.
+/// A fault as a rank reported it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seen {
     pub kind: FaultKind,
     pub peer: u32,
-    /// The kind that another rank found, for a kernel; the rank that found it, for the host.
+    /// For a kernel, the kind that another rank found; for the host, the rank that found it.
     pub more: u32,
 }
 
@@ -84,12 +85,12 @@ impl Seen {
     }
 }
 
-/// How a rank's kernel ended.
+/// The end of a rank's kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ended {
     pub rounds: u64,
     pub wrong: u64,
-    /// The end of a wait of the kernel.
+    /// The fault that ended a wait of the kernel.
     pub device: Option<Seen>,
     pub host: Option<Seen>,
 }
@@ -106,15 +107,15 @@ impl Ended {
                 host: Seen::read(host)?,
             })
         };
-        read().ok_or_else(|| format!("not an outcome: {text}").into())
+        read().ok_or_else(|| format!("this is not an outcome: {text}").into())
     }
 
     pub fn is_well(&self) -> bool {
         self.wrong == 0 && self.device.is_none() && self.host.is_none()
     }
 
-    /// Returns whether the kernel of this one of two ranks and its host know of a fault of one of these kinds between
-    /// the two; and no data was wrong.
+    /// Returns whether the kernel and the host of this rank, one of two, report a fault of one of these kinds between
+    /// the two ranks, and no data was wrong.
     pub fn tells(&self, rank: u32, kinds: &[FaultKind]) -> bool {
         let other = 1 - rank;
         let device = self.device.is_some_and(|seen| match seen.kind {
@@ -129,29 +130,29 @@ impl Ended {
 /// Two ranks.
 pub struct Pair {
     pub words: [Words; 2],
-    /// Theirs, if they are processes of this machine.
+    /// The ranks' processes, if they are on this machine.
     children: Vec<Child>,
     pub stop: PathBuf,
     pub trigger: PathBuf,
-    /// Where those two files are.
+    /// The folder of the two files.
     _folder: tempfile::TempDir,
 }
 
 impl Drop for Pair {
     fn drop(&mut self) {
         for child in &mut self.children {
-            // It may have ended.
+            // The process may have ended already.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-/// How long a process takes to be there.
+/// Time limit for a process to start.
 const COMING: Duration = Duration::from_secs(120);
 
 impl Pair {
-    /// Two processes of this machine; `plan` makes the plan of each from one that has only what all have.
+    /// Starts two processes on this machine. `plan` completes the plan of each.
     pub fn start(devices: &[String; 2], plan: impl Fn(Plan) -> Plan) -> Result<Self, Failed> {
         let folder = tempfile::tempdir()?;
         let (stop, trigger) = (folder.path().join("stop"), folder.path().join("trigger"));
@@ -177,13 +178,13 @@ impl Pair {
                 id = words[0].hear("id", COMING)?.1;
             }
         }
-        let words = words.try_into().map_err(|_| "not two ranks")?;
+        let words = words.try_into().map_err(|_| "expected two ranks")?;
         Ok(Self { words, children, stop, trigger, _folder: folder })
     }
 
-    /// The number of the process of a rank on this machine.
+    /// Returns the process of a rank on this machine.
     pub fn process(&self, rank: u32) -> Result<rustix::process::Pid, Failed> {
-        let child = self.children.get(rank as usize).ok_or("it is on another machine")?;
+        let child = self.children.get(rank as usize).ok_or("the rank is on another machine")?;
         Ok(rustix::process::Pid::from_child(child))
     }
 
@@ -191,18 +192,18 @@ impl Pair {
         Ok(rustix::process::kill_process(self.process(rank)?, signal)?)
     }
 
-    /// Waits until pulses go round.
+    /// Waits until pulses are under way.
     pub fn going(&self) -> Result<(), Failed> {
         self.words.iter().try_for_each(|words| words.hear("going", COMING).map(drop))
     }
 
-    /// Has a rank break what its plan says.
+    /// Makes a rank break the part that its plan names.
     pub fn pull(&self) -> Result<Instant, Failed> {
         File::create(&self.trigger)?;
         Ok(Instant::now())
     }
 
-    /// Has them stop at the same round.
+    /// Makes both ranks stop at the same round.
     pub fn tell_to_stop(&self) -> Result<(), Failed> {
         File::create(&self.stop)?;
         Ok(())
@@ -212,7 +213,7 @@ impl Pair {
         Ok(self.ended_since(Instant::now(), limit)?.map(|(_, ended)| ended))
     }
 
-    /// How each ended, and how long after `since`.
+    /// Returns how each rank ended, and how long after `since`.
     pub fn ended_since(&self, since: Instant, limit: Duration) -> Result<[(Duration, Ended); 2], Failed> {
         ended_since(&self.words, since, limit)
     }
@@ -229,10 +230,10 @@ pub fn ended_since(words: &[Words; 2], since: Instant, limit: Duration) -> Resul
 }
 
 fn at_rank(rank: usize, error: Failed) -> Failed {
-    format!("rank {rank}: {}", error.message().unwrap_or("it says nothing")).into()
+    format!("rank {rank}: {}", error.message().unwrap_or("no message")).into()
 }
 
-/// Two machines, on which jobs run one after the other.
+/// Two machines, on which jobs run one after another.
 pub struct Hosts {
     pub machines: Machines,
     jobs: u32,
@@ -245,7 +246,8 @@ impl Hosts {
         Ok(Self { machines, jobs: 0 })
     }
 
-    /// A rank on each machine, and pulses go round; the file that stops them, on the first.
+    /// Starts a rank on each machine, and waits until pulses are under way. Returns their output, and the file on the
+    /// first machine that stops them.
     pub fn start(&mut self, plan: impl Fn(Plan) -> Plan) -> Result<([Words; 2], PathBuf), Failed> {
         self.jobs += 1;
         let stop: PathBuf = format!("/tmp/stop{}", self.jobs).into();
@@ -266,14 +268,14 @@ impl Hosts {
             words.push(Words::new(self.machines.listen(machine, rank)));
             let variables: Vec<String> =
                 plan.variables().iter().map(|(variable, value)| format!("{variable}='{value}'")).collect();
-            // Processes of the job before are left, if it failed.
+            // If the previous job failed, its processes remain.
             self.machines.tell(machine, "[ -z \"$rank\" ] || kill -9 $rank 2>/dev/null")?;
             self.machines.tell(machine, &format!("{} /bin/{name} & rank=$!", variables.join(" ")))?;
             if rank == 0 {
                 id = words[0].hear("id", COMING)?.1;
             }
         }
-        let words: [Words; 2] = words.try_into().map_err(|_| "not two ranks")?;
+        let words: [Words; 2] = words.try_into().map_err(|_| "expected two ranks")?;
         words.iter().try_for_each(|words| words.hear("going", COMING).map(drop))?;
         Ok((words, stop))
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Requests that work, and requests that fail.
+//! Requests that succeed, and requests that fail.
 
 use super::Body;
 use super::pair::{BYTES, Plan, ended, ensure, get, pair, put, raise, spoil, until};
@@ -28,12 +28,12 @@ pub const TRIALS: &[(&str, Body)] = &[
     ("a_queue_pair_in_error_fails_what_is_under_way_and_all_that_follows", in_error),
 ];
 
-/// Times that lose a peer within 0.5 s.
+/// Returns timeouts that lose a peer within 0.5 s.
 fn soon() -> VerbsConfig {
     VerbsConfig::default().timeout(14).ask_after(Duration::from_millis(100))
 }
 
-/// A lost peer is reported by then: Soft-RoCE's timer may be late on a slow machine.
+/// Time after which a lost peer is reported. Soft-RoCE's timer may be late on a slow machine.
 const SOON: Duration = Duration::from_secs(10);
 
 fn everything(devices: &[String; 2]) -> Result<(), Failed> {
@@ -68,15 +68,15 @@ fn everything(devices: &[String; 2]) -> Result<(), Failed> {
         expected[half + 200_000..half + 270_000].copy_from_slice(&own[..70_000]);
         expected[half + 400_000..half + 400_004].copy_from_slice(&0x5566_7788u32.to_le_bytes());
         ensure(sides[peer as usize].read(0, BYTES)? == expected, || format!("wrong bytes at rank {peer}"))?;
-        // Back, from the peer.
+        // Gets the bytes back from the peer.
         let got = sides[0].post(0, get(half as u64 + 200_000, 3, 70_000), None, peer);
         until(&mut sides, "get", |[side, _]| side.outcome(got).is_some())?;
         ensure(sides[0].outcome(got) == Some(Ok(())), || format!("{:?}", sides[0].outcome(got)))?;
-        ensure(sides[0].read(3, 70_000)? == own[..70_000], || format!("a get from rank {peer} brought other bytes"))?;
+        ensure(sides[0].read(3, 70_000)? == own[..70_000], || format!("a get from rank {peer} returned other bytes"))?;
         sides[0].memory.write(0, own)?;
         sides[0].completions.clear();
     }
-    ensure(sides[1].read(0, 1000)? == bytes[1][..1000], || "bytes that nobody put to have changed".to_owned())?;
+    ensure(sides[1].read(0, 1000)? == bytes[1][..1000], || "bytes without a put have changed".to_owned())?;
     until(&mut sides, "quiet", |sides| sides.iter().all(|side| side.network.is_quiet()))?;
     Ok(())
 }
@@ -93,8 +93,10 @@ fn through_host_memory(devices: &[String; 2]) -> Result<(), Failed> {
     ensure(sides[0].network.describe().contains("through host memory"), || sides[0].network.describe())?;
     everywhere(&mut sides, 2)?;
     until(&mut sides, "quiet", |sides| sides.iter().all(|side| side.network.is_quiet()))?;
-    ensure(sides.iter_mut().all(|side| side.network.deregister(0)), || "a window is kept".to_owned())?;
-    // Ranks hear of NICs that raise signals only where these do not raise them too soon.
+    ensure(sides.iter_mut().all(|side| side.network.deregister(0)), || {
+        "the network keeps a window after deregister".to_owned()
+    })?;
+    // Ranks learn of NICs that raise signals only if these do not raise them too early.
     let error = pair(&Plan { by: [SignalsBy::Nic; 2], ..plan })
         .err()
         .map(|error| error.message().unwrap_or_default().to_owned());
@@ -115,8 +117,8 @@ fn in_order(plan: &Plan) -> Result<(), Failed> {
         let right = (arrival.context, arrival.from, arrival.target, arrival.amount);
         ensure(right == (0, 0, SignalTarget::Id(3), round + 1), || format!("{arrival:?}"))?;
         sides[1].network.make_visible()?;
-        ensure(sides[1].read(0, BYTES)? == bytes, || format!("round {round}: the signal was first"))?;
-        // Its completions, so that the source may change.
+        ensure(sides[1].read(0, BYTES)? == bytes, || format!("round {round}: the signal overtook its data"))?;
+        // Waits for completions, so that the source may change.
         until(&mut sides, "quiet", |[side, _]| side.network.is_quiet())?;
     }
     Ok(())
@@ -127,7 +129,7 @@ fn fenced(devices: &[String; 2]) -> Result<(), Failed> {
     let bytes = sides[1].fill(9)?;
     let id = sides[0].post(0, get(0, 0, BYTES as u64 / 2), Some(raise(0, 1)), 1);
     until(&mut sides, "signal", |[_, side]| side.signals.len() == 1)?;
-    ensure(sides[0].read(0, BYTES / 2)? == bytes[..BYTES / 2], || "the signal was first".to_owned())?;
+    ensure(sides[0].read(0, BYTES / 2)? == bytes[..BYTES / 2], || "the signal overtook its data".to_owned())?;
     until(&mut sides, "end", |[side, _]| side.outcome(id) == Some(Ok(())))?;
     Ok(())
 }
@@ -140,7 +142,7 @@ fn credits(devices: &[String; 2]) -> Result<(), Failed> {
         for number in 0..count {
             sides[0].post(0, Transfer::Nothing, Some(raise(number as u32 % 8, number + 1)), 1);
         }
-        // Nobody takes them at the other side.
+        // The receiver takes no signals.
         let begin = Instant::now();
         while begin.elapsed() < Duration::from_millis(300) {
             sides[0].poll();
@@ -153,7 +155,7 @@ fn credits(devices: &[String; 2]) -> Result<(), Failed> {
             ensure(right, || format!("signal {number} is {arrival:?}"))?;
         }
         until(&mut sides, "ends", |[side, _]| side.completions.len() == count as usize)?;
-        ensure(sides[0].completions.iter().all(|(_, outcome)| outcome.is_ok()), || "one failed".to_owned())?;
+        ensure(sides[0].completions.iter().all(|(_, outcome)| outcome.is_ok()), || "a request failed".to_owned())?;
     }
     Ok(())
 }
@@ -170,7 +172,7 @@ fn backlog(devices: &[String; 2]) -> Result<(), Failed> {
         sides[1].poll();
     }
     until(&mut sides, "ends", |[side, _]| side.completions.len() as u64 == count)?;
-    ensure(sides[0].completions.iter().all(|(_, outcome)| outcome.is_ok()), || "one failed".to_owned())?;
+    ensure(sides[0].completions.iter().all(|(_, outcome)| outcome.is_ok()), || "a request failed".to_owned())?;
     until(&mut sides, "signals", |[_, side]| side.signals.len() as u64 == count.div_ceil(3))?;
     ensure(sides[1].read(0, 40_000)? == bytes[..40_000], || "wrong bytes".to_owned())
 }
@@ -191,7 +193,7 @@ fn not_inline(devices: &[String; 2]) -> Result<(), Failed> {
     let expected: Vec<u8> = (0..300u64).flat_map(u64::to_le_bytes).collect();
     ensure(sides[1].read(0, 2400)? == expected, || "wrong values".to_owned())?;
     let sum: u64 = sides[1].signals.iter().map(|arrival| arrival.amount).sum();
-    ensure(sum == 299 * 150, || format!("the amounts are {sum} together"))
+    ensure(sum == 299 * 150, || format!("the amounts sum up to {sum}"))
 }
 
 fn visible(devices: &[String; 2]) -> Result<(), Failed> {
@@ -202,12 +204,12 @@ fn visible(devices: &[String; 2]) -> Result<(), Failed> {
             side.network.make_visible()?;
         }
     }
-    // Its region is gone, so that there is nothing to be made visible.
-    ensure(sides[0].network.deregister(0), || "a window that nobody uses is kept".to_owned())?;
+    // The region is deregistered, so there is nothing to make visible.
+    ensure(sides[0].network.deregister(0), || "the network keeps an unused window after deregister".to_owned())?;
     Ok(sides[0].network.make_visible()?)
 }
 
-/// The outcome is that of a key that the peer's NIC does not take.
+/// Returns whether the outcome is that of a key that the peer's NIC refuses.
 fn is_refusal(outcome: &Result<(), NetError>) -> bool {
     matches!(outcome, Err(NetError::Failed { context: "access to the peer's memory", peer: 1, status }) if status & 0xff == 10)
 }
@@ -224,13 +226,13 @@ fn wrong_key(devices: &[String; 2]) -> Result<(), Failed> {
     let outcome = |id| sides[0].outcome(id).unwrap_or(Ok(()));
     ensure(outcome(fine).is_ok() && outcome(other).is_ok(), || format!("{:?}", sides[0].completions))?;
     ensure(is_refusal(&outcome(wrong)), || format!("{:?}", outcome(wrong)))?;
-    ensure(outcome(behind).is_err(), || "what comes behind a failed request has gone".to_owned())?;
+    ensure(outcome(behind).is_err(), || "a request behind a failed one was executed".to_owned())?;
     let late = sides[0].put(1, 0, 0, 8);
     let (late, _) = ended(&mut sides[0], late)?;
-    ensure(late.is_err(), || "a later request has gone".to_owned())?;
+    ensure(late.is_err(), || "a later request was executed".to_owned())?;
     until(&mut sides, "signals", |[_, side]| side.signals.len() == 2)?;
     let sum: u64 = sides[1].signals.iter().map(|arrival| arrival.amount).sum();
-    ensure(sum == 1001, || format!("{sum} was raised"))?;
+    ensure(sum == 1001, || format!("the raises sum up to {sum}"))?;
     ensure(sides[1].read(0, BYTES)? == before, || "the put has changed something".to_owned())
 }
 
@@ -238,13 +240,13 @@ fn deregistered(devices: &[String; 2]) -> Result<(), Failed> {
     let mut sides = pair(&Plan::new(devices))?;
     let before = sides[1].fill(3)?;
     sides[0].fill(8)?;
-    ensure(sides[1].network.deregister(0), || "a window that nobody uses is kept".to_owned())?;
+    ensure(sides[1].network.deregister(0), || "the network keeps an unused window after deregister".to_owned())?;
     let id = sides[0].put(1, 0, 0, 1000);
     until(&mut sides, "end", |[side, _]| side.outcome(id).is_some())?;
     let outcome = sides[0].outcome(id).unwrap_or(Ok(()));
     ensure(is_refusal(&outcome), || format!("{outcome:?}"))?;
     ensure(sides[1].read(0, BYTES)? == before, || "the put has changed something".to_owned())?;
-    // Its own requests too.
+    // This rank's own requests fail too.
     let own = sides[1].put(1, 0, 0, 1);
     let (own, _) = ended(&mut sides[1], own)?;
     ensure(own == Err(NetError::UnknownWindow { window: 0, rank: 1 }), || format!("{own:?}"))
@@ -257,11 +259,11 @@ fn in_use(devices: &[String; 2]) -> Result<(), Failed> {
     let begin = Instant::now();
     while !sides[0].network.deregister(0) {
         was_kept = true;
-        ensure(begin.elapsed() < SOON, || "it is never let go".to_owned())?;
+        ensure(begin.elapsed() < SOON, || "the network never releases the window".to_owned())?;
         sides[0].poll();
     }
-    ensure(was_kept, || "8 MiB were put in no time".to_owned())?;
-    // Those whose entries were posted are fine; those behind, in no hurry, are refused.
+    ensure(was_kept, || "the window was never in use: 8 MiB were put too fast".to_owned())?;
+    // Requests whose entries were posted succeed; later ones are refused.
     until(&mut sides, "ends", |[side, _]| side.completions.len() == ids.len())?;
     let refused = Err(NetError::UnknownWindow { window: 0, rank: 1 });
     let local = Err(NetError::UnknownWindow { window: 0, rank: 0 });
@@ -282,10 +284,10 @@ fn out_of_range(devices: &[String; 2]) -> Result<(), Failed> {
     let outcome = |id| sides[0].outcome(id).unwrap_or(Ok(()));
     let expected = NetError::OutOfRange { window: 0, rank: 1, end, length };
     ensure(outcome(past) == Err(expected), || format!("{:?}", outcome(past)))?;
-    ensure(outcome(strong).is_err(), || "the signal covers what was refused".to_owned())?;
+    ensure(outcome(strong).is_err(), || "the signal covers a refused put".to_owned())?;
     let unknown = NetError::UnknownSignal { rank: 1, signal: SignalTarget::Id(8) };
     ensure(outcome(no_signal) == Err(unknown), || format!("{:?}", outcome(no_signal)))?;
-    ensure(outcome(no_rank).is_err(), || "there is a third rank".to_owned())?;
+    ensure(outcome(no_rank).is_err(), || "a request to a third rank succeeded".to_owned())?;
     ensure(sides[1].signals.is_empty(), || format!("{:?}", sides[1].signals))
 }
 
@@ -306,16 +308,16 @@ fn gone(devices: &[String; 2]) -> Result<(), Failed> {
         ensure(took < SOON, || format!("after {took:?}"))?;
     }
     let late = first.put(1, 0, 0, 100);
-    ensure(is_lost(&ended(&mut first, late)?.0), || "a later request is not told why".to_owned())?;
-    ensure(first.network.deregister(0), || "the window is kept".to_owned())
+    ensure(is_lost(&ended(&mut first, late)?.0), || "a later request does not report the cause".to_owned())?;
+    ensure(first.network.deregister(0), || "the network keeps the window after deregister".to_owned())
 }
 
 fn gone_without_credit(devices: &[String; 2]) -> Result<(), Failed> {
     let config = soon().signal_depth(2);
     let [mut first, second] = pair(&Plan { config, ..Plan::new(devices) })?;
     let ids: Vec<u64> = (0..3).map(|_| first.post(0, Transfer::Nothing, Some(raise(0, 1)), 1)).collect();
-    ensure(ended(&mut first, ids[1])?.0.is_ok(), || "there are buffers for two".to_owned())?;
-    // A proxy that only takes its time is not lost.
+    ensure(ended(&mut first, ids[1])?.0.is_ok(), || "the receiver has buffers for two signals".to_owned())?;
+    // A proxy that is only slow is not lost.
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_millis(500) {
         first.poll();
@@ -328,7 +330,8 @@ fn gone_without_credit(devices: &[String; 2]) -> Result<(), Failed> {
 }
 
 fn in_error(devices: &[String; 2]) -> Result<(), Failed> {
-    // More than the queue holds while nobody asks for completions: however fast the device is, some are left.
+    // Posts more than the queue holds without polling for completions: however fast the device is, some requests
+    // remain.
     let config = soon().send_depth(4);
     let mut sides = pair(&Plan { config, ..Plan::new(devices) })?;
     let under_way: Vec<u64> = (0..8).map(|_| sides[0].put(1, 0, 0, BYTES as u64)).collect();
@@ -340,11 +343,11 @@ fn in_error(devices: &[String; 2]) -> Result<(), Failed> {
     ensure(failed.is_sorted() && failed[7], || format!("of the puts these failed: {failed:?}"))?;
     ensure(sides[0].outcome(late).is_some_and(|outcome| outcome.is_err()), || "the signal was sent".to_owned())?;
     ensure(sides[1].signals.is_empty(), || format!("{:?}", sides[1].signals))?;
-    // The other context goes on, and so does the other direction of other connections.
+    // The other context continues, and so do other connections in the other direction.
     let other = sides[0].post(1, put(0, 0, 100), Some(raise(0, 1)), 1);
     until(&mut sides, "end", |[side, other_side]| side.outcome(other).is_some() && other_side.signals.len() == 1)?;
     ensure(sides[0].outcome(other) == Some(Ok(())), || format!("{:?}", sides[0].outcome(other)))?;
-    // The peer's end is not in error by itself: its requests find nobody.
+    // The peer's end is not in error itself: its requests find no peer.
     let (outcome, took) = {
         let id = sides[1].put(0, 0, 0, 100);
         ended(&mut sides[1], id)?

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Two endpoints of the network `verbs`, driven by hand: no proxy, no kernels.
+//! Two endpoints of the network `verbs`, driven by the test: no proxy, no kernels.
 
 use gin_abi::{RemoteSignal, SignalTarget, Transfer, WindowOffset};
 use gin_gpu::virt::VirtualDevice;
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 /// Bytes of window 0 of each rank.
 pub const BYTES: usize = 1 << 20;
 
-/// Ample: whatever is to end by itself does so much sooner.
+/// Ample: every event that is due arrives much sooner.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// One rank.
@@ -23,14 +23,14 @@ pub struct Side {
     pub memory: Arc<Memory>,
     pub completions: Vec<(u64, Result<(), NetError>)>,
     pub signals: Vec<SignalArrival>,
-    // Kept as a communicator keeps them.
+    // Kept alive as a communicator keeps them.
     signal_words: Arc<Memory>,
     nic_words: Arc<Memory>,
     next: u64,
 }
 
 impl Side {
-    /// Takes what has happened.
+    /// Polls the network and records its events.
     pub fn poll(&mut self) {
         let mut events = Vec::new();
         self.network.poll(&mut events);
@@ -38,19 +38,19 @@ impl Side {
             match event {
                 Event::Completion { id, outcome } => self.completions.push((id, outcome)),
                 Event::Signal(arrival) => self.signals.push(arrival),
-                Event::Notice(arrival) => panic!("nobody sends {arrival:?}"),
+                Event::Notice(arrival) => panic!("unexpected notice {arrival:?}"),
             }
         }
     }
 
-    /// Has a request taken, polling while there is no room for it; its id.
+    /// Posts a request, polling until the network accepts it. Returns its id.
     pub fn post(&mut self, context: u32, transfer: Transfer, signal: Option<RemoteSignal>, peer: u32) -> u64 {
         let id = self.next;
         self.next += 1;
         let request = Request { id, context, peer, transfer, signal, notice: None, more: false };
         let begin = Instant::now();
         while self.network.post(&[request]) == 0 {
-            assert!(begin.elapsed() < LIMIT, "request {id} is not taken");
+            assert!(begin.elapsed() < LIMIT, "the network does not accept request {id}");
             self.poll();
         }
         id
@@ -65,7 +65,7 @@ impl Side {
         self.completions.iter().find(|(other, _)| *other == id).map(|(_, outcome)| outcome.clone())
     }
 
-    /// A word that the NIC raises.
+    /// Returns a word that the NIC raises.
     pub fn word(&self, context: u32, id: u32) -> u64 {
         let mut word = [0u64];
         self.nic_words.read(u64::from(8 * (8 * context + id)), &mut word).map_or(0, |()| word[0])
@@ -108,27 +108,27 @@ fn pattern(seed: u64, at: u64) -> u8 {
     ((at + seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// All ports of a device.
+/// Returns the name of all ports of a device.
 pub fn port(device: &str) -> PortName {
     PortName { device: device.to_owned(), port: None }
 }
 
-/// Makes a key of a window one that its rank does not have.
+/// Changes a window's key to one that its rank does not have.
 pub fn spoil(key: &mut [u8]) {
-    // The key for the port, the only one, ends it.
+    // The last bytes of the key are the port's remote key.
     if let Some(last) = key.last_mut() {
         *last ^= 0x55;
     }
 }
 
-/// How a pair is made.
+/// Configuration of a pair.
 pub struct Plan {
     pub config: VerbsConfig,
     /// Names of the ports of each rank.
     pub ports: [Vec<PortName>; 2],
-    /// The engines that raise signals of each rank. By its NIC: then window 0 takes some too.
+    /// Engines that raise the signals of each rank. If the NIC does, window 0 also accepts signals.
     pub by: [SignalsBy; 2],
-    /// Changes what one rank says of window 0, before the other hears it.
+    /// Changes one rank's key of window 0 before the other receives it.
     pub spoil: Option<fn(&mut [u8])>,
 }
 
@@ -143,7 +143,7 @@ impl Plan {
     }
 }
 
-/// Two ranks with two contexts, signals 0 to 7 and window 0, connected.
+/// Creates two connected ranks with two contexts, signals 0 to 7 and window 0.
 pub fn pair(plan: &Plan) -> Result<[Side; 2], Failed> {
     let mut sides = Vec::new();
     for (rank, names) in (0..).zip(&plan.ports) {
@@ -171,7 +171,7 @@ pub fn pair(plan: &Plan) -> Result<[Side; 2], Failed> {
     }
     let keys = sides.iter_mut().map(|side| {
         let nic = side.network.capabilities().raises == Raises::Nic;
-        // Nobody raises words of this plane here.
+        // No rank raises words of this plane here.
         let plane = nic.then(|| side.signal_words.clone());
         let window = LocalWindow { id: 0, memory: side.memory.whole(), plane, nic };
         side.network.register(&window)
@@ -182,10 +182,10 @@ pub fn pair(plan: &Plan) -> Result<[Side; 2], Failed> {
         spoil(&mut keys[1].0);
     }
     sides[0].network.connect(0, &keys)?;
-    sides.try_into().map_err(|_| "not two sides".into())
+    sides.try_into().map_err(|_| "expected two sides".into())
 }
 
-/// Polls both until `done`; how long it took.
+/// Polls both sides until `done`. Returns the elapsed time.
 pub fn until(sides: &mut [Side; 2], what: &str, done: impl Fn(&[Side; 2]) -> bool) -> Result<Duration, Failed> {
     let begin = Instant::now();
     while !done(sides) {
@@ -199,7 +199,7 @@ pub fn until(sides: &mut [Side; 2], what: &str, done: impl Fn(&[Side; 2]) -> boo
     Ok(begin.elapsed())
 }
 
-/// Polls the first only until a request has ended; what came of it, and how long it took.
+/// Polls only the first side until a request has ended. Returns its outcome and the elapsed time.
 pub fn ended(side: &mut Side, id: u64) -> Result<(Result<(), NetError>, Duration), Failed> {
     let begin = Instant::now();
     loop {

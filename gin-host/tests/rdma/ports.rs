@@ -17,18 +17,18 @@ pub const TRIALS: &[(&str, Body)] = &[
 
 /// Returns the packets that a device has sent, if its driver counts them.
 ///
-/// The kernel gives the same values to all readers within `lifespan` milliseconds, so this waits that long first.
+/// The system gives all readers the same values for `lifespan` milliseconds, so this function waits that long first.
 fn packets(device: &str) -> Option<u64> {
     let counter = |name: &str| -> Option<u64> {
         let path = format!("/sys/class/infiniband/{device}/ports/1/hw_counters/{name}");
         fs::read_to_string(path).ok()?.trim().parse().ok()
     };
-    // The kernel rounds to ticks of up to 10 ms.
+    // The system rounds to ticks of up to 10 ms.
     thread::sleep(Duration::from_millis(counter("lifespan").unwrap_or(10) + 20));
     counter("sent_pkts")
 }
 
-/// A put with a signal from rank 0 to rank 1, and a get back, in each context; the bytes are looked at.
+/// Puts with a signal from rank 0 to rank 1, and gets back, in each context, and compares the bytes.
 pub fn everywhere(sides: &mut [Side; 2], contexts: u32) -> Result<(), Failed> {
     let bytes = sides[0].fill(3)?;
     for context in 0..contexts {
@@ -43,7 +43,9 @@ pub fn everywhere(sides: &mut [Side; 2], contexts: u32) -> Result<(), Failed> {
         let id = sides[0].post(context, get(there, back, 100_000), None, 1);
         until(sides, "get", |[side, _]| side.outcome(id).is_some())?;
         ensure(sides[0].outcome(id) == Some(Ok(())), || format!("{:?}", sides[0].outcome(id)))?;
-        ensure(sides[0].read(back, 100_000)? == bytes[..100_000], || format!("other bytes in context {context}"))?;
+        ensure(sides[0].read(back, 100_000)? == bytes[..100_000], || {
+            format!("wrong bytes of the get in context {context}")
+        })?;
         sides[0].memory.write(0, &bytes)?;
     }
     Ok(())
@@ -56,11 +58,11 @@ fn in_turn(devices: &[String; 2]) -> Result<(), Failed> {
     let mut sides = pair(&Plan { ports, config, ..Plan::new(devices) })?;
     everywhere(&mut sides, 2)?;
     for side in &mut sides {
-        // Over both.
+        // Makes data of both ports visible.
         gin_net::Network::make_visible(&mut side.network)?;
     }
     let (Some(_), true) = (packets(first), first != second) else { return Ok(()) };
-    // Data leaves by the port of its context; what comes back is a few acknowledgements.
+    // Data leaves by the port of its context; the other direction has a few acknowledgements only.
     for (context, own, other) in [(0, first, second), (1, second, first)] {
         let count = || [own, other].map(|device| packets(device).unwrap_or(0));
         let before = count();
@@ -69,7 +71,7 @@ fn in_turn(devices: &[String; 2]) -> Result<(), Failed> {
         let after = count();
         let sent = [after[0] - before[0], after[1] - before[1]];
         println!("context {context}: {} packets by {own}, {} by {other}", sent[0], sent[1]);
-        ensure(sent[0] > 100 && sent[0] > 3 * sent[1], || format!("context {context} went by {other}: {sent:?}"))?;
+        ensure(sent[0] > 100 && sent[0] > 3 * sent[1], || format!("context {context} used port {other}: {sent:?}"))?;
     }
     Ok(())
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A rank with all that belongs to it: a kernel that sends pulses around a ring and waits for them, its proxy, the
-//! network `verbs`, and, if asked for, a second communicator that is to go on whatever becomes of the first.
+//! A complete rank: a kernel that sends pulses around a ring and waits for them, its proxy, the network `verbs`, and,
+//! on request, an independent communicator that must continue whatever happens to the first.
 //!
-//! It is a process of its own, which variables describe ([`Plan`]). It says what happens in lines that begin with
-//! [`MARK`] and the rank; a file tells it when to stop, and another when to break something of its own.
+//! The rank is a process, which environment variables describe ([`Plan`]). It reports events in lines that begin with
+//! [`MARK`] and the rank. One file makes it stop, and another makes it break a part of its own network.
 
 use super::machines::MARK;
 use gin_abi::{Deadline, Fault, FaultKind};
@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Elements of a pulse; the first is the number of the last round, or 0 while nobody knows it.
+/// Elements of a pulse. The first is the number of the last round, or 0 while no rank knows it.
 const ELEMENTS: usize = 4096;
 
 /// Words that the kernel and the host share.
@@ -37,14 +37,14 @@ const WRONG: usize = 2;
 const FAULT: usize = 3;
 const WORDS: usize = 7;
 
-/// A wait that lasts so long has missed the fault that it was to end with.
+/// Deadline of a wait: a wait that reaches it has missed the fault that should have ended it.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// How long the other communicator may take for its next rounds.
+/// Time limit for the independent communicator's next rounds.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Passes pulses to the right neighbour and checks the pulses of the left one, until rank 0 stops or an operation
-/// fails. `one_way`: rank 0 sends them to rank 1, which only waits.
+/// fails. With `one_way`, rank 0 sends them to rank 1, which only waits.
 ///
 /// # Safety
 /// - One thread. `words` is [`WORDS`] words of pinned memory, 0 at first.
@@ -57,7 +57,7 @@ pub unsafe fn rdma_test_pulse(
     one_way: u64,
     deadline: Deadline,
 ) {
-    // Safety: the kernel's promise.
+    // Safety: the caller keeps the kernel's conditions.
     let word = |index: usize| unsafe { GlobalWord::new(words.add(index) as u64) };
     let gin = Gin::new(&comm, ContextId::new(0)).route(Route::Network);
     let world = comm.world();
@@ -71,7 +71,7 @@ pub unsafe fn rdma_test_pulse(
         while last == 0 || round < last {
             round += 1;
             if rank == 0 && last == 0 && word(STOP).load_relaxed_sys() != 0 {
-                // By then all have heard of it.
+                // By this round all ranks know that it is the last.
                 last = round + ranks;
             }
             if sends {
@@ -117,9 +117,9 @@ pub unsafe fn rdma_test_pulse(
 /// The defect of a rank's network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wrong {
-    /// Nothing.
+    /// No defect.
     Nothing,
-    /// It knows another key of the right neighbour's window than that has.
+    /// It has a wrong remote key of the right neighbour's window.
     Key,
     /// On command, its connection with this rank fails.
     Queue(u32),
@@ -127,32 +127,32 @@ pub enum Wrong {
     Early,
 }
 
-/// How a process takes part.
+/// The role of a process.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub rank: u32,
     pub ranks: u32,
     pub device: String,
-    /// Address at which it listens.
+    /// Address on which the process listens.
     pub address: String,
     /// The first rank's id, for the others.
     pub id: String,
-    /// When others are taken for gone of whom nothing is heard.
+    /// Silence after which a rank counts as lost.
     pub silence: Duration,
     /// As [`VerbsConfig::timeout`].
     pub timeout: u8,
     pub wrong: Wrong,
     pub one_way: bool,
-    /// Another communicator in the same process, on the same device.
+    /// Set to run an independent communicator in the same process, on the same device.
     pub bystander: bool,
-    /// The file whose presence stops rank 0.
+    /// File whose presence stops rank 0.
     pub stop: PathBuf,
-    /// The file whose presence breaks what is wrong.
+    /// File whose presence triggers the defect.
     pub trigger: PathBuf,
 }
 
 impl Plan {
-    /// One of two ranks of this machine, with nothing wrong.
+    /// Returns the plan of one of two ranks of this machine, without a defect.
     pub fn new() -> Self {
         Self {
             rank: 0,
@@ -170,7 +170,7 @@ impl Plan {
         }
     }
 
-    /// As variables.
+    /// Returns the plan as environment variables.
     pub fn variables(&self) -> Vec<(&'static str, String)> {
         let wrong = match self.wrong {
             Wrong::Nothing => "nothing".to_owned(),
@@ -194,7 +194,7 @@ impl Plan {
         ]
     }
 
-    /// Returns the purpose of this process; `None` if such variables are not set.
+    /// Returns the plan of this process, or `None` if the variables are not set.
     fn of_this_process() -> Result<Option<Self>, Box<dyn Error>> {
         if env::var_os("GIN_PULSE_RANK").is_none() {
             return Ok(None);
@@ -221,7 +221,7 @@ impl Plan {
     }
 }
 
-/// The network with something wrong.
+/// A network with a defect.
 #[derive(Debug)]
 struct Breaking {
     inner: Verbs,
@@ -229,7 +229,7 @@ struct Breaking {
     rank: u32,
     right: u32,
     now: Arc<AtomicBool>,
-    /// A request has.
+    /// Set once a request has failed.
     failed: bool,
 }
 
@@ -270,7 +270,7 @@ impl Network for Breaking {
         if self.now.load(Ordering::Relaxed) {
             match std::mem::replace(&mut self.wrong, Wrong::Nothing) {
                 Wrong::Queue(peer) => self.inner.force_error(0, peer),
-                // The windows are registered in this order on all ranks. It may be in use: then it is let go later.
+                // All ranks register the windows in this order. A window that is in use is released later.
                 Wrong::Early => drop(self.inner.deregister(0)),
                 Wrong::Nothing | Wrong::Key => {}
             }
@@ -297,7 +297,8 @@ impl Network for Breaking {
 
 fn say(rank: u32, text: &str) {
     let mut output = std::io::stdout().lock();
-    // In one piece, as others may write to the same place. If nobody reads it nobody is left.
+    // Writes the line in one call, as other processes may write to the same output. If it cannot be written, no reader
+    // is left.
     let _ = output.write_all(format!("{MARK}{rank} {text}\n").as_bytes());
     let _ = output.flush();
 }
@@ -313,7 +314,8 @@ impl Words {
     }
 
     fn word(&self, index: usize) -> GlobalWord {
-        // Safety: in range; on a virtual GPU addresses are this process's, and both sides use it as a word.
+        // Safety: the index is in range. On a virtual GPU addresses are this process's, and both sides use the word as
+        // such.
         unsafe { GlobalWord::new(self.0.address() + 8 * index as u64) }
     }
 
@@ -327,7 +329,7 @@ impl Words {
     }
 }
 
-/// Runs the kernel of one rank; `beside` is called every few milliseconds meanwhile.
+/// Runs the kernel of one rank. Calls `beside` every few milliseconds meanwhile.
 fn pulse(rank: &Rank, comm: &Communicator, one_way: bool, mut beside: impl FnMut(&Words)) -> Result<Words, CommError> {
     let (to, from): (HostWindow<u64>, HostWindow<u64>) =
         (comm.alloc_window(ELEMENTS, WindowFlags::NONE)?, comm.alloc_window(ELEMENTS, WindowFlags::NONE)?);
@@ -335,7 +337,7 @@ fn pulse(rank: &Rank, comm: &Communicator, one_way: bool, mut beside: impl FnMut
     let stream = rank.stream()?;
     let (kernel, handle) = (rank.kernel("rdma_test_pulse")?, comm.device()?);
     let (place, deadline) = (words.0.address() as usize as *mut u64, Deadline::after_ms(DEADLINE.as_millis() as u64));
-    // Safety: one thread; communicator, windows and words live until it has ended.
+    // Safety: one thread. Communicator, windows and words live until the kernel has ended.
     unsafe {
         stream.launch(
             &kernel,
@@ -355,7 +357,7 @@ fn requirements() -> Requirements {
     Requirements::default().signals(2).counters(1)
 }
 
-/// The communicator that is to go on: two ranks of this process.
+/// The communicator that must continue: two ranks of this process.
 #[derive(Default)]
 struct Bystander {
     stop: AtomicBool,
@@ -382,12 +384,12 @@ impl Bystander {
         }
     }
 
-    /// Waits until it has made some more rounds.
+    /// Waits until the communicator has made some more rounds.
     fn goes_on(&self) -> Result<(), String> {
         let (begin, before) = (Instant::now(), self.rounds.load(Ordering::Relaxed));
         while self.rounds.load(Ordering::Relaxed) < before + 3 {
             if begin.elapsed() > PATIENCE {
-                return Err(format!("it has stopped after {before} rounds"));
+                return Err(format!("no round after {before} rounds"));
             }
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -399,13 +401,13 @@ fn kind(kind: FaultKind) -> u32 {
     kind.code()
 }
 
-/// Returns the outcome: `rounds wrong device host`, of which the last two are `-` or numbers: the kind of the fault
-/// that the kernel's wait ended with, its peer, and the kind that was found if another rank found it; and the kind and
-/// peer that the host knows, and the rank that found it.
+/// Returns the outcome as `rounds wrong device host`. `device` is the fault that ended the kernel's wait: its kind, its
+/// peer, and the kind that was found if another rank found it. `host` is the fault that the host knows: its kind, its
+/// peer, and the rank that found it. Each is `-` if there is none.
 fn outcome(words: &Words, comm: &Communicator) -> String {
     let device = words.fault();
     let begin = Instant::now();
-    // The host learns of it no later than kernels do, but for what its own kernel has reported a moment ago.
+    // The host learns of a fault no later than kernels do, except for its own kernel's report of a moment ago.
     while device.is_some() && comm.fault().is_none() && begin.elapsed() < Duration::from_secs(5) {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -475,7 +477,11 @@ fn rank(plan: &Plan) -> Result<(), Box<dyn Error>> {
         let outcome = join(config, bootstrap, body).map_err(|error| error.to_string());
         bystander.stop.store(true, Ordering::Relaxed);
         if let Some(others) = others {
-            match others.join().map_err(|_| "it panicked".to_owned()).and_then(|outcome| outcome) {
+            match others
+                .join()
+                .map_err(|_| "the independent communicator panicked".to_owned())
+                .and_then(|outcome| outcome)
+            {
                 Ok(()) => say(plan.rank, "others ended well"),
                 Err(error) => say(plan.rank, &format!("others: {error}")),
             }
@@ -484,11 +490,11 @@ fn rank(plan: &Plan) -> Result<(), Box<dyn Error>> {
     })
 }
 
-/// Takes part, if this process was started for it.
+/// Takes part, if this process was started as a rank.
 pub fn serve() -> Option<ExitCode> {
     let outcome = match Plan::of_this_process() {
         Ok(None) => return None,
-        // Its threads poll, and its observer needs time too.
+        // The rank's threads poll, and the process that observes it needs time too.
         Ok(Some(plan)) => rustix::process::nice(10)
             .map_err(Into::into)
             .and_then(|_| rank(&plan))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A wire that loses, delays and is cut. Each trial first runs `ib_write_bw` of perftest under the same, whose result
-//! is printed: where the driver itself fails, ours must end with an error in time.
+//! A wire that loses and delays packets, and is cut. Each trial first runs `ib_write_bw` of perftest under the same
+//! conditions and prints its result. Where the driver itself fails, gin must end with an error in time.
 
 use super::pair::{Plan, ended, ensure, pair, put, raise, until};
 use gin_abi::Transfer;
@@ -34,7 +34,7 @@ pub const TRIALS: &[(&str, Body)] = &[
         wire.log("5 ms late", devices);
         stream(devices, 10, false)
     }),
-    // Packets overtake each other then, which Soft-RoCE of Linux 6.1 does not always get over.
+    // Packets overtake each other then, from which Soft-RoCE of Linux 6.1 does not always recover.
     ("wire/all_arrives_in_order_or_ends_with_an_error_where_packets_overtake_each_other", |devices, wire| {
         let _bad = wire.worsen(&["delay", "5ms", "2ms"])?;
         wire.log("5 ms late, more or less 2", devices);
@@ -48,8 +48,8 @@ pub const TRIALS: &[(&str, Body)] = &[
 /// Two interfaces that are joined.
 pub struct Wire {
     names: [String; 2],
-    /// Takes commands for them as lines: where threads poll on all processors of a slow machine, starting a program
-    /// takes seconds.
+    /// Runs `tc` commands, one a line. While threads poll on all processors of a slow machine, starting a program takes
+    /// seconds.
     tc: Mutex<Tc>,
 }
 
@@ -61,13 +61,13 @@ struct Tc {
 
 impl Drop for Tc {
     fn drop(&mut self) {
-        // It ends with its input.
+        // The process ends at the end of its input.
         self.input.take();
         let _ = self.child.wait();
     }
 }
 
-/// Undoes what was done to the wire when dropped.
+/// Restores the wire when dropped.
 pub struct Worse<'a> {
     wire: &'a Wire,
     is_down: bool,
@@ -75,7 +75,7 @@ pub struct Worse<'a> {
 
 impl Drop for Worse<'_> {
     fn drop(&mut self) {
-        // If it cannot be undone the next trial fails, and says so.
+        // If that fails, the next trial fails and reports it.
         let _ = match self.is_down {
             true => run("ip", &["link", "set", &self.wire.names[0], "up"]),
             false => self.wire.tell(|name| format!("qdisc del dev {name} root")),
@@ -92,7 +92,7 @@ fn run(program: &str, arguments: &[&str]) -> Result<(), Failed> {
 impl Wire {
     pub fn new(interfaces: &str) -> Result<Self, Failed> {
         let names: Vec<String> = interfaces.split(',').map(str::to_owned).collect();
-        let names = names.try_into().map_err(|_| "GIN_VERBS_WIRE names two interfaces")?;
+        let names = names.try_into().map_err(|_| "GIN_VERBS_WIRE must name two interfaces")?;
         let mut command = Command::new("tc");
         command.args(["-force", "-batch", "-"]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
@@ -101,9 +101,9 @@ impl Wire {
         Ok(Self { names, tc: Mutex::new(Tc { child, input, output }) })
     }
 
-    /// Has a command for each interface carried out.
+    /// Runs a command for each interface.
     fn tell(&self, line: impl Fn(&str) -> String) -> Result<(), Failed> {
-        // The answer to the last shows that it has come so far.
+        // The answer to the last command shows that `tc` has executed all of them.
         let lines = self.names.iter().map(|name| line(name) + "\n").chain(["qdisc show dev lo\n".to_owned()]);
         let lines: String = lines.collect();
         let mut tc = self.tc.lock().unwrap_or_else(PoisonError::into_inner);
@@ -113,13 +113,13 @@ impl Wire {
         ensure(answer.starts_with("qdisc"), || format!("tc: {answer}"))
     }
 
-    /// Makes it bad in both directions.
+    /// Degrades the wire in both directions.
     pub fn worsen(&self, how: &[&str]) -> Result<Worse<'_>, Failed> {
         self.tell(|name| format!("qdisc replace dev {name} root netem {}", how.join(" ")))?;
         Ok(Worse { wire: self, is_down: false })
     }
 
-    /// Lets nothing through, though both ports are up.
+    /// Blocks all packets, though both ports stay up.
     pub fn cut(&self) -> Result<Worse<'_>, Failed> {
         self.worsen(&["loss", "100%"])
     }
@@ -131,7 +131,7 @@ impl Wire {
         Ok(worse)
     }
 
-    /// Packets that have left it so far.
+    /// Returns the number of packets that have left so far.
     fn packets(&self) -> u64 {
         let count = |interface: &String| {
             let path = format!("/sys/class/net/{interface}/statistics/tx_packets");
@@ -140,11 +140,11 @@ impl Wire {
         self.names.iter().map(count).sum()
     }
 
-    /// Says what another program makes of it.
+    /// Prints the result of another program under the same conditions.
     fn log(&self, name: &str, devices: &[String; 2]) {
         let common = ["-x", "1", "-s", "65536", "-n", "50", "-F", "-d"];
         let Ok(mut server) = run_quietly(Command::new("ib_write_bw").args(common).arg(&devices[0])).spawn() else {
-            println!("wire {name}: there is no ib_write_bw to compare with");
+            println!("wire {name}: ib_write_bw is missing, so there is no comparison");
             return;
         };
         std::thread::sleep(Duration::from_secs(1));
@@ -158,7 +158,7 @@ impl Wire {
                     Ok(None) if begin.elapsed() < Duration::from_secs(20) => {
                         std::thread::sleep(Duration::from_millis(20));
                     }
-                    _ => break format!("not over after {:?}", begin.elapsed()),
+                    _ => break format!("not finished after {:?}", begin.elapsed()),
                 }
             };
             let _ = client.kill();
@@ -174,8 +174,8 @@ fn run_quietly(command: &mut Command) -> &mut Command {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null())
 }
 
-/// Rounds of 8 puts of 32 KiB and a signal; the receiver looks at all bytes of each round before the next begins. If
-/// errors are allowed, one ends it, and what was signalled before has arrived.
+/// Streams rounds of 8 puts of 32 KiB and a signal. The receiver compares all bytes of each round before the next
+/// begins. If errors are allowed, one ends the stream, and everything that was signalled before has arrived.
 fn stream(devices: &[String; 2], rounds: u64, may_fail: bool) -> Result<(), Failed> {
     let mut sides = pair(&Plan::new(devices))?;
     let begin = Instant::now();
@@ -209,9 +209,11 @@ fn cut(devices: &[String; 2], wire: &Wire) -> Result<(), Failed> {
     let mut sides = pair(&Plan { config: config.clone(), ..Plan::new(devices) })?;
     let packets = wire.packets();
     let fine = sides[0].put(1, 0, 0, 100_000);
-    ensure(ended(&mut sides[0], fine)?.0.is_ok(), || "the wire is cut already".to_owned())?;
+    ensure(ended(&mut sides[0], fine)?.0.is_ok(), || "the wire was cut before the test".to_owned())?;
     let packets = wire.packets() - packets;
-    ensure(packets >= 100, || format!("100,000 bytes went in {packets} packets: they take another way"))?;
+    ensure(packets >= 100, || {
+        format!("100,000 bytes took only {packets} packets on this wire: they use another path")
+    })?;
     let _cut = wire.cut()?;
     for side in [0, 1] {
         let id = sides[side].put(1 - side as u32, 0, 0, 100);
@@ -219,7 +221,7 @@ fn cut(devices: &[String; 2], wire: &Wire) -> Result<(), Failed> {
         println!("rank {side}: {outcome:?} after {took:?}, expected after {:?}", config.lost_after());
         ensure(matches!(outcome, Err(NetError::PeerLost { .. })), || format!("{outcome:?}"))?;
         ensure(took < Duration::from_secs(10), || format!("after {took:?}"))?;
-        ensure(sides[side].network.deregister(0), || "the window is kept".to_owned())?;
+        ensure(sides[side].network.deregister(0), || "the network keeps the window after deregister".to_owned())?;
     }
     Ok(())
 }
@@ -238,7 +240,7 @@ fn down(devices: &[String; 2], wire: &Wire) -> Result<(), Failed> {
 }
 
 fn moment(devices: &[String; 2], wire: &Wire) -> Result<(), Failed> {
-    // It may last longer on a slow machine.
+    // A cut may last longer on a slow machine.
     let config = VerbsConfig::default().timeout(18);
     let mut sides = pair(&Plan { config, ..Plan::new(devices) })?;
     let bytes = sides[0].fill(5)?;

@@ -26,7 +26,7 @@ fn at(window: u32, offset: u64, amount: u64) -> RemoteSignal {
     RemoteSignal { target: SignalTarget::Address { window, offset }, amount, strong: true }
 }
 
-/// No signal has come as a message.
+/// Checks that no signal arrived as a message.
 fn no_messages(sides: &[Side; 2]) -> Result<(), Failed> {
     ensure(sides.iter().all(|side| side.signals.is_empty()), || format!("{:?}", sides[1].signals))
 }
@@ -41,7 +41,7 @@ fn behind(devices: &[String; 2]) -> Result<(), Failed> {
             sides[0].put(1, part * 5000, part * 5000, 5000);
         }
         sides[0].post(0, put(20_000, 20_000, 100), Some(raise(3, 7)), 1);
-        // A rank that sees the word sees the bytes: nothing else is asked.
+        // A rank that sees the word sees the bytes, without any other call.
         until(&mut sides, "word", |[_, other]| other.word(0, 3) == 7 * (round + 1))?;
         ensure(sides[1].read(0, 20_100)? == bytes[..20_100], || format!("wrong bytes in round {round}"))?;
         until(&mut sides, "ends", |[side, _]| side.network.is_quiet())?;
@@ -49,7 +49,7 @@ fn behind(devices: &[String; 2]) -> Result<(), Failed> {
     for (id, outcome) in &sides[0].completions {
         ensure(outcome.is_ok(), || format!("request {id}: {outcome:?}"))?;
     }
-    // Others are as they were, in both contexts.
+    // Other signals are unchanged, in both contexts.
     for (context, id) in (0..2).flat_map(|context| (0..8).map(move |id| (context, id))) {
         let value = sides[1].word(context, id);
         ensure((context, id) == (0, 3) || value == 0, || format!("signal {id} of context {context} is {value}"))?;
@@ -73,15 +73,15 @@ fn several(devices: &[String; 2]) -> Result<(), Failed> {
 
 fn alone(devices: &[String; 2]) -> Result<(), Failed> {
     let mut sides = pair(&plan(devices))?;
-    // HostWord more than there are buffers for messages; the receiver does not look once.
+    // Far more signals than buffers for messages; the receiver never polls.
     let ids: Vec<u64> = (0..500).map(|_| sides[0].post(0, Transfer::Nothing, Some(raise(0, 1)), 1)).collect();
     let begin = std::time::Instant::now();
     while sides[0].outcome(ids[499]).is_none() {
-        ensure(begin.elapsed() < std::time::Duration::from_secs(60), || "the last has not ended".to_owned())?;
+        ensure(begin.elapsed() < std::time::Duration::from_secs(60), || "the last request has not ended".to_owned())?;
         sides[0].poll();
     }
     ensure(sides[1].word(0, 0) == 500, || format!("{}", sides[1].word(0, 0)))?;
-    ensure(ids.iter().all(|id| sides[0].outcome(*id) == Some(Ok(()))), || "one failed".to_owned())
+    ensure(ids.iter().all(|id| sides[0].outcome(*id) == Some(Ok(()))), || "a request failed".to_owned())
 }
 
 fn fenced(devices: &[String; 2]) -> Result<(), Failed> {
@@ -111,7 +111,9 @@ fn at_addresses(devices: &[String; 2]) -> Result<(), Failed> {
     ensure(words(&sides[1])? == [5, 5, 65, 5, 5, 5, 5, 5], || format!("{:?}", words(&sides[1])))?;
     let wrong = sides[0].post(0, Transfer::Nothing, Some(at(0, BYTES as u64, 1)), 1);
     until(&mut sides, "end", |[side, _]| side.outcome(wrong).is_some())?;
-    ensure(sides[0].outcome(wrong).is_some_and(|outcome| outcome.is_err()), || "past the end".to_owned())?;
+    ensure(sides[0].outcome(wrong).is_some_and(|outcome| outcome.is_err()), || {
+        "a signal past the end of the window succeeded".to_owned()
+    })?;
     no_messages(&sides)
 }
 
@@ -122,7 +124,9 @@ fn messages(devices: &[String; 2]) -> Result<(), Failed> {
         sides[1].post(0, Transfer::Nothing, Some(raise(4, 1)), 0);
         until(&mut sides, "signals", |sides| sides.iter().all(|side| side.signals.len() == 1))?;
         let [first, second] = &sides;
-        ensure(first.word(0, 4) == 0 && second.word(0, 2) == 0, || format!("a NIC has raised a word, by {by:?}"))?;
+        ensure(first.word(0, 4) == 0 && second.word(0, 2) == 0, || {
+            format!("a NIC has raised a word although signals are raised by {by:?}")
+        })?;
     }
     Ok(())
 }
@@ -136,8 +140,8 @@ fn several_ports(devices: &[String; 2]) -> Result<(), Failed> {
     }
     until(&mut sides, "words", |[_, other]| other.word(0, 0) == 1 && other.word(1, 0) == 1)?;
     no_messages(&sides)?;
-    // Two NICs would not be atomic to each other there. From then on all go as messages, so that none overtakes
-    // another.
+    // Two NICs would not be atomic to each other at that address. From then on all signals are sent as messages, so
+    // that none overtakes another.
     sides[0].post(1, Transfer::Nothing, Some(at(0, 8, 4)), 1);
     sides[0].post(1, Transfer::Nothing, Some(raise(0, 5)), 1);
     sides[0].post(0, Transfer::Nothing, Some(raise(0, 6)), 1);
