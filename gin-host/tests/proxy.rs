@@ -255,8 +255,12 @@ fn a_request_that_is_wrong_is_a_fault_on_all_ranks_that_says_what_was_wrong() {
         let (own, finder, fault) = results[0];
         assert_eq!((own.kind, own.operation, own.expected, own.seen), (kind, operation, expected, seen), "{name}");
         assert_eq!((own.context, finder, fault), (0, 0, own), "{name}");
-        let (told, finder, fault) = results[1];
-        assert_eq!((told.kind, told.peer, told.expected), (FaultKind::Elsewhere, 0, u64::from(kind.code())), "{name}");
+        let (notice, finder, fault) = results[1];
+        assert_eq!(
+            (notice.kind, notice.peer, notice.expected),
+            (FaultKind::Elsewhere, 0, u64::from(kind.code())),
+            "{name}"
+        );
         assert_eq!((finder, fault), (0, own), "{name}");
     }
 }
@@ -309,8 +313,8 @@ fn a_request_that_the_network_fails_raises_no_counter_and_ends_every_wait() {
         assert_eq!((results[0].0.kind, results[0].0.peer), (kind, 1));
         // Every rank but the lost one reports the loss as such.
         let third = if kind == FaultKind::PeerLost { (kind, 1) } else { (FaultKind::Elsewhere, 0) };
-        for ((told, _), expected) in results[1..].iter().zip([(FaultKind::Elsewhere, 0), third]) {
-            assert_eq!((told.kind, told.peer), expected);
+        for ((notice, _), expected) in results[1..].iter().zip([(FaultKind::Elsewhere, 0), third]) {
+            assert_eq!((notice.kind, notice.peer), expected);
         }
         assert_eq!(results[1].1, 2, "the failed request, or a later one, raised its signal");
     }
@@ -461,7 +465,7 @@ fn a_fault_that_a_kernel_reports_reaches_all_ranks_and_the_host() {
         seen
     });
     assert_eq!((results[2].kind, results[2].seen), (FaultKind::Reported, 77));
-    for told in &results[..2] {
-        assert_eq!((told.kind, told.peer, told.seen), (FaultKind::Elsewhere, 2, 77));
+    for notice in &results[..2] {
+        assert_eq!((notice.kind, notice.peer, notice.seen), (FaultKind::Elsewhere, 2, 77));
     }
 }

@@ -413,7 +413,7 @@ fn a_silent_network_ends_in_a_timeout_that_names_the_operation() {
 }
 
 #[test]
-fn what_a_kernel_reported_is_known_as_soon_as_it_has_ended() {
+fn the_report_of_a_kernel_is_known_as_soon_as_it_has_ended() {
     for seed in 0..20 {
         let outcome = launch(WorldConfig::seeded(1, seed), |rank| -> Result<(), CommError> {
             let comm = rank.communicator(&Requirements::default())?;

@@ -43,11 +43,11 @@ impl Listeners {
         std::thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 let line = line.trim_end();
-                let told = line.strip_prefix(MARK).and_then(|told| {
-                    let (number, text) = told.split_once(' ').unwrap_or((told, ""));
+                let marked = line.strip_prefix(MARK).and_then(|marked| {
+                    let (number, text) = marked.split_once(' ').unwrap_or((marked, ""));
                     Some((number.parse::<u32>().ok()?, text.to_owned()))
                 });
-                let Some((number, text)) = told else {
+                let Some((number, text)) = marked else {
                     println!("{line}");
                     continue;
                 };

@@ -214,7 +214,7 @@ pub enum Registration {
 /// Memory that a NIC registered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Part {
-    pub told: Registration,
+    pub registration: Registration,
     pub address: u64,
     pub bytes: u64,
 }
@@ -231,21 +231,21 @@ pub struct Reaching {
     /// Address of all its doorbells, which then cannot be rung.
     pub doorbell: Option<u64>,
     /// Memory that the NIC registered: regions, and memory for rings.
-    told: Mutex<Vec<Part>>,
+    registered: Mutex<Vec<Part>>,
 }
 
 impl Reaching {
     pub fn new(inner: SoftHca) -> Self {
-        Self { inner, by_address: true, in_memory: false, doorbell: None, told: Mutex::default() }
+        Self { inner, by_address: true, in_memory: false, doorbell: None, registered: Mutex::default() }
     }
 
-    pub fn told(&self) -> Vec<Part> {
-        self.told.lock().unwrap().clone()
+    pub fn registered(&self) -> Vec<Part> {
+        self.registered.lock().unwrap().clone()
     }
 
     /// Accepts memory, or refuses it as a driver does that cannot pin it.
     fn take(&self, memory: &Extent) -> Done {
-        let told = match memory.dma_buf {
+        let registration = match memory.dma_buf {
             Some(file) => {
                 assert_eq!(file.offset % PAGE, memory.address % PAGE);
                 Registration::File { offset: file.offset }
@@ -254,7 +254,7 @@ impl Reaching {
             // 14 is EFAULT.
             None => return Err(HcaError::System { call: "taking memory by its address", errno: 14 }),
         };
-        self.told.lock().unwrap().push(Part { told, address: memory.address, bytes: memory.bytes });
+        self.registered.lock().unwrap().push(Part { registration, address: memory.address, bytes: memory.bytes });
         Ok(())
     }
 }

@@ -113,7 +113,7 @@ fn check(rank: &Rank) -> Result<(), Box<dyn Error>> {
 }
 
 #[test]
-fn the_engine_runs_as_a_kernel_and_goes_on_after_it_was_parked() {
+fn the_engine_runs_as_a_kernel_and_continues_after_it_was_parked() {
     // Uses schedules that take turns. A schedule that starves the one thread of the engine, while others poll for
     // orders, takes minutes.
     let seeded = |seed| {

@@ -138,7 +138,7 @@ fn entries_written_by_hand_reach_every_rank_by_every_context() {
 }
 
 #[test]
-fn doorbells_that_the_host_passes_on_do_the_same() {
+fn doorbells_that_the_host_passes_on_reach_every_rank_too() {
     for (nics, config) in worlds(2) {
         let config = config.with_comm(|comm| comm.doorbells(Doorbells::Host));
         run(&nics, config, |rank| {
@@ -150,7 +150,7 @@ fn doorbells_that_the_host_passes_on_do_the_same() {
 }
 
 #[test]
-fn signals_and_counters_begin_where_they_are_to() {
+fn signals_and_counters_begin_at_the_required_values() {
     let requirements = requirements().first_signal(1 << 40).first_counter(77);
     for (nics, config) in worlds(2) {
         run(&nics, config, |rank| {
@@ -206,7 +206,7 @@ fn parts_without_bytes_have_no_key_and_ended_windows_none_either() {
 }
 
 #[test]
-fn what_was_never_announced_is_carried_out_before_a_window_ends_and_counters_are_raised() {
+fn entries_never_announced_complete_before_a_window_ends_and_raise_counters() {
     for (nics, config) in worlds(3) {
         run(&nics, config, |rank| {
             let (me, right) = (rank.rank(), (rank.rank() + 1) % 3);
@@ -234,7 +234,7 @@ fn what_was_never_announced_is_carried_out_before_a_window_ends_and_counters_are
 }
 
 #[test]
-fn an_entry_that_fails_unseen_ends_the_communicator_when_a_window_is_to_end() {
+fn an_entry_that_fails_unseen_ends_the_communicator_when_a_window_ends() {
     for (nics, config) in worlds(2) {
         run(&nics, config, |rank| {
             let comm = rank.communicator(&requirements())?;

@@ -206,7 +206,7 @@ fn rails_need_queue_pairs_to_their_own_ranks_only() {
 }
 
 #[test]
-fn what_was_never_announced_along_a_rail_is_brought_to_its_end() {
+fn entries_never_announced_along_a_rail_complete() {
     for (nics, config) in worlds(RANKS) {
         run(&nics, config.lsa_size(LSA), |rank| {
             let rail = (rank.rank() + LSA) % RANKS;

@@ -168,7 +168,7 @@ fn a_page_of_several_queue_pairs_is_mapped_once_and_found_where_the_device_has_i
 }
 
 #[test]
-fn what_the_host_has_to_announce_it_rings_for_at_its_own_address_of_the_page() {
+fn the_host_rings_for_entries_never_announced_at_its_own_address_of_the_page() {
     // Addresses where the device finds the pages have no memory behind them.
     let driver = || Shared::new(Driver { shift: Some(1 << 50), most_pages: 4, ..Driver::default() });
     let results = pair(
@@ -261,7 +261,7 @@ fn a_nic_names_the_engine_that_would_ring_for_a_device() {
 
 /// Registers windows and memory for rings on one rank. Returns the ways in which the NIC registered them, and the
 /// result of `initialise` or the window.
-fn told(driver: &Shared, dma_buf: bool, by_address: bool) -> (Vec<Part>, Result<(), CommError>) {
+fn registrations(driver: &Shared, dma_buf: bool, by_address: bool) -> (Vec<Part>, Result<(), CommError>) {
     let fabric = SoftFabric::default();
     let mut hca = Reaching::new(fabric.add(SoftConfig { dma_buf, ..SoftConfig::ethernet(0) }));
     hca.by_address = by_address;
@@ -277,7 +277,7 @@ fn told(driver: &Shared, dma_buf: bool, by_address: bool) -> (Vec<Part>, Result<
             let window =
                 comm.register::<u64>(&memory.slice(first + range.start..first + range.end)?, WindowFlags::NONE)?;
             assert!(driver.files_are_closed());
-            let part = hca.told().pop().unwrap();
+            let part = hca.registered().pop().unwrap();
             assert_eq!(
                 (part.address % 4096, part.bytes),
                 (range.start, range.end - range.start),
@@ -289,7 +289,7 @@ fn told(driver: &Shared, dma_buf: bool, by_address: bool) -> (Vec<Part>, Result<
         comm.destroy()
     });
     assert_eq!(fabric.objects(), 0);
-    (hca.told(), results.remove(0))
+    (hca.registered(), results.remove(0))
 }
 
 /// Number of registrations: the sink, rings of two contexts, signals, two windows.
@@ -302,22 +302,22 @@ fn exporting() -> Shared {
 #[test]
 fn memory_of_a_gpu_is_registered_as_a_file_where_both_can_do_that() {
     let driver = exporting();
-    let (told, result) = told(&driver, true, true);
-    assert_eq!((result, told.len()), (Ok(()), REGISTRATIONS));
-    for part in &told {
-        assert_eq!(part.told, Registration::File { offset: part.address % 4096 }, "{part:?}");
+    let (parts, result) = registrations(&driver, true, true);
+    assert_eq!((result, parts.len()), (Ok(()), REGISTRATIONS));
+    for part in &parts {
+        assert_eq!(part.registration, Registration::File { offset: part.address % 4096 }, "{part:?}");
     }
     assert!(driver.files_are_closed());
     let files: Vec<_> = driver.lock().files.iter().map(|(_, address, bytes)| (*address, *bytes)).collect();
-    assert_eq!(files, told.iter().map(|part| (part.address, part.bytes)).collect::<Vec<_>>());
+    assert_eq!(files, parts.iter().map(|part| (part.address, part.bytes)).collect::<Vec<_>>());
 }
 
 #[test]
 fn memory_of_a_gpu_is_registered_by_its_address_where_gpu_or_nic_have_no_files() {
     for (driver, dma_buf) in [(Shared::default(), true), (exporting(), false)] {
-        let (told, result) = told(&driver, dma_buf, true);
-        assert_eq!((result, told.len()), (Ok(()), REGISTRATIONS));
-        assert!(told.iter().all(|part| part.told == Registration::Address));
+        let (parts, result) = registrations(&driver, dma_buf, true);
+        assert_eq!((result, parts.len()), (Ok(()), REGISTRATIONS));
+        assert!(parts.iter().all(|part| part.registration == Registration::Address));
         assert!(driver.files_are_closed());
     }
 }
@@ -328,8 +328,8 @@ fn memory_that_a_nic_takes_in_neither_way_is_refused_with_both_reasons() {
         (Shared::default(), true, "a GPU cannot give files"),
         (exporting(), false, "memory of a device is not supported: soft_0 has no DMA-BUF support"),
     ] {
-        let (told, result) = told(&driver, dma_buf, false);
-        assert_eq!(told, []);
+        let (parts, result) = registrations(&driver, dma_buf, false);
+        assert_eq!(parts, []);
         let error = result.unwrap_err();
         let text = format!(
             "soft_0: registering memory: memory of a GPU can be reached neither as a DMA-BUF file ({reason}) nor by its \

@@ -40,7 +40,7 @@ fn refused(config: &CommConfig, requirements: &Requirements) -> String {
 }
 
 #[test]
-fn a_nic_or_a_port_that_will_not_do_is_named() {
+fn a_nic_or_a_port_that_is_unusable_is_named() {
     let with = |change: fn(&mut SoftConfig), settings: NicConfig| {
         let mut config = SoftConfig::ethernet(0);
         change(&mut config);

@@ -112,7 +112,7 @@ const ON_HOSTS: &[(&str, OnHosts)] = &[
         words[0].hear("beside", LIMIT)?;
         let begin = Instant::now();
         hosts.machines.tell_both("tc qdisc replace dev eth0 root netem loss 1%")?;
-        let more = far(&words, 30);
+        let more = more_rounds(&words, 30);
         let healed = Instant::now();
         hosts.machines.tell_both("tc qdisc del dev eth0 root")?;
         more?;
@@ -126,7 +126,7 @@ const ON_HOSTS: &[(&str, OnHosts)] = &[
         hosts
             .machines
             .tell_both("tc qdisc replace dev eth0 root netem loss 100%; sleep 1; tc qdisc del dev eth0 root")?;
-        far(&words, 10)?;
+        more_rounds(&words, 10)?;
         let healed = Instant::now();
         hosts.machines.tell(0, &format!("touch {}", stop.display()))?;
         well(&words, ended_since(&words, Instant::now(), LIMIT)?, begin, healed)
@@ -171,7 +171,7 @@ fn watched(plan: Plan) -> Plan {
 }
 
 /// Waits for `rounds` rounds from now on.
-fn far(words: &[Words; 2], rounds: u64) -> Result<(), Failed> {
+fn more_rounds(words: &[Words; 2], rounds: u64) -> Result<(), Failed> {
     let (now, mut first) = (Instant::now(), None);
     loop {
         let (at, round) = words[0].hear("round", 2 * LIMIT)?;
@@ -186,7 +186,7 @@ fn far(words: &[Words; 2], rounds: u64) -> Result<(), Failed> {
 }
 
 fn rounds(pair: &Pair, rounds: u64) -> Result<(), Failed> {
-    far(&pair.words, rounds)
+    more_rounds(&pair.words, rounds)
 }
 
 /// Waits for a second and, on a slow machine, until the independent communicator has made a round since. Waits no
@@ -246,8 +246,9 @@ fn worse(devices: &[String; 2], wire: &Wire, how: &[&str]) -> Result<(), Failed>
         return aftermath(&pair.words[0]);
     }
     println!("over a wire with {how:?}: {ended:?}");
-    let told = (0..).zip(&ended).all(|(rank, ended)| ended.tells(rank, &[FaultKind::PeerLost, FaultKind::Network]));
-    ensure(told, || format!("{ended:?}"))?;
+    let reported =
+        (0..).zip(&ended).all(|(rank, ended)| ended.reports(rank, &[FaultKind::PeerLost, FaultKind::Network]));
+    ensure(reported, || format!("{ended:?}"))?;
     aftermath(&pair.words[0])
 }
 
@@ -261,7 +262,7 @@ fn aftermath(words: &Words) -> Result<(), Failed> {
 fn both_learn(pair: &Pair, begin: Instant, kinds: &[FaultKind]) -> Result<(), Failed> {
     let ended = pair.ended_since(begin, LIMIT)?;
     for (rank, (took, ended)) in (0..).zip(ended) {
-        ensure(ended.tells(rank, kinds), || format!("rank {rank}: {ended:?}"))?;
+        ensure(ended.reports(rank, kinds), || format!("rank {rank}: {ended:?}"))?;
         ensure(took < LEARNED, || format!("rank {rank}: after {took:?}"))?;
     }
     aftermath(&pair.words[0])?;
@@ -273,7 +274,7 @@ fn first_learns(words: &Words, begin: Instant) -> Result<(), Failed> {
     let (at, text) = words.hear("ended", LIMIT)?;
     let took = at.saturating_duration_since(begin);
     println!("rank 0 after {took:?}: {text}");
-    ensure(Ended::read(&text)?.tells(0, &[FaultKind::PeerLost]), || text.clone())?;
+    ensure(Ended::read(&text)?.reports(0, &[FaultKind::PeerLost]), || text.clone())?;
     ensure(took < LEARNED, || format!("after {took:?}"))?;
     aftermath(words)
 }
@@ -298,7 +299,7 @@ fn cut_hosts(hosts: &mut Hosts, one_way: bool) -> Result<(), Failed> {
     let rest = words.iter().try_for_each(aftermath);
     hosts.machines.tell_both("tc qdisc del dev eth0 root")?;
     for (rank, (took, ended)) in (0..).zip(ended?) {
-        ensure(ended.tells(rank, &[FaultKind::PeerLost]), || format!("rank {rank}: {ended:?}"))?;
+        ensure(ended.reports(rank, &[FaultKind::PeerLost]), || format!("rank {rank}: {ended:?}"))?;
         ensure(took < LEARNED, || format!("rank {rank}: after {took:?}"))?;
     }
     rest

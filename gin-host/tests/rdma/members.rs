@@ -116,7 +116,7 @@ impl Ended {
 
     /// Returns whether the kernel and the host of this rank, one of two, report a fault of one of these kinds between
     /// the two ranks, and no data was wrong.
-    pub fn tells(&self, rank: u32, kinds: &[FaultKind]) -> bool {
+    pub fn reports(&self, rank: u32, kinds: &[FaultKind]) -> bool {
         let other = 1 - rank;
         let device = self.device.is_some_and(|seen| match seen.kind {
             FaultKind::Elsewhere => seen.peer == other && kinds.iter().any(|kind| kind.code() == seen.more),

@@ -11,7 +11,7 @@ use libtest_mimic::Failed;
 use std::time::{Duration, Instant};
 
 pub const TRIALS: &[(&str, Body)] = &[
-    ("puts_gets_and_values_arrive_at_the_peer_and_at_oneself", everything),
+    ("puts_gets_and_values_arrive_at_the_peer_and_at_the_rank_itself", everything),
     ("a_signal_comes_behind_all_that_was_put_before_it", order),
     ("memory_goes_through_host_memory_where_that_is_chosen", through_host_memory),
     ("a_signal_behind_a_get_comes_when_the_data_has_landed", fenced),
@@ -19,12 +19,12 @@ pub const TRIALS: &[(&str, Body)] = &[
     ("more_requests_than_entries_are_taken_and_all_end", backlog),
     ("entries_without_room_for_bytes_fetch_them", not_inline),
     ("arrivals_are_made_visible_by_a_read_over_the_loop_back_connection", visible),
-    ("a_wrong_key_fails_its_request_and_what_comes_behind_it_and_nothing_else", wrong_key),
+    ("a_wrong_key_fails_its_request_and_later_ones_of_its_connection_only", wrong_key),
     ("a_part_that_its_rank_has_deregistered_is_refused", deregistered),
     ("a_window_is_let_go_once_requests_that_use_it_have_ended", in_use),
     ("a_range_past_the_end_is_refused_and_so_is_a_strong_signal_behind_it", out_of_range),
     ("a_peer_that_is_gone_is_lost_in_time", gone),
-    ("a_peer_that_is_gone_is_noticed_by_who_waits_for_its_credit", gone_without_credit),
+    ("a_peer_that_is_gone_is_noticed_by_a_sender_that_waits_for_its_credit", gone_without_credit),
     ("a_queue_pair_in_error_fails_what_is_under_way_and_all_that_follows", in_error),
 ];
 

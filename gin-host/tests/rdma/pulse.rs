@@ -385,7 +385,7 @@ impl Bystander {
     }
 
     /// Waits until the communicator has made some more rounds.
-    fn goes_on(&self) -> Result<(), String> {
+    fn continues(&self) -> Result<(), String> {
         let (begin, before) = (Instant::now(), self.rounds.load(Ordering::Relaxed));
         while self.rounds.load(Ordering::Relaxed) < before + 3 {
             if begin.elapsed() > PATIENCE {
@@ -463,7 +463,7 @@ fn rank(plan: &Plan) -> Result<(), Box<dyn Error>> {
         })?;
         say(plan.rank, &format!("ended {}", outcome(&words, &comm)));
         if plan.bystander {
-            match bystander.goes_on() {
+            match bystander.continues() {
                 Ok(()) => say(plan.rank, "others go on"),
                 Err(error) => say(plan.rank, &format!("others: {error}")),
             }
