@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 
-# Without a compiler for GPU kernels: make run FEATURES=--no-default-features
+# Builds without a compiler for GPU kernels: make run FEATURES=--no-default-features
 FEATURES ?=
 CARGO ?= cargo
 export FEATURES
 
-# Of `make stress` and `make soak`
+# Duration of `make stress` and `make soak`
 SECONDS_OF_STRESS ?= 300
 SECONDS_OF_SOAK ?= 600
-# Of `make night`
+# Size of the searches of `make night`
 PROGRAMS_OF_NIGHT ?= 3000
 SEEDS_OF_NIGHT ?= 600
 
@@ -17,22 +17,22 @@ SEEDS_OF_NIGHT ?= 600
 help: ## Lists the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: ## Installs what building and testing needs and is not there yet
+setup: ## Installs the missing tools for building and testing
 	@scripts/setup.sh
 
-run: setup ## Runs the workloads on what this machine has and prints one table
+run: setup ## Runs the workloads on the devices of this machine and prints one table
 	@$(CARGO) run --release --quiet $(FEATURES) -- demo
 
 test: setup ## Runs all tests; a test without its GPU or tool is reported as ignored
 	@scripts/test.sh $(FEATURES)
 
-test-rdma: setup ## Runs the tests over RDMA in virtual machines with Soft-RoCE; SMOKE=smoke for some of them
+test-rdma: setup ## Runs the tests over RDMA in virtual machines with Soft-RoCE; SMOKE=smoke for a selection
 	@scripts/test-rdma.sh $(SMOKE)
 
 stress: setup ## Runs random faults, then healthy jobs on a busy machine, SECONDS_OF_STRESS (300) each; GIN_SEED repeats
 	@GIN_STRESS_SECONDS=$(SECONDS_OF_STRESS) $(CARGO) test -p gin-conformance $(FEATURES) --test faults -- random
 
-soak: setup ## Runs random operations across processes for SECONDS_OF_SOAK (600): memory, descriptors, threads stay flat
+soak: setup ## Runs random operations across processes for SECONDS_OF_SOAK (600): memory, descriptors, threads must not grow
 	@GIN_SOAK_SECONDS=$(SECONDS_OF_SOAK) $(CARGO) test -p gin-conformance $(FEATURES) --test faults
 
 night: setup ## Searches for hours: random programs, seeds, all ways of the suite, deeper models, then stress and soak
@@ -43,10 +43,10 @@ night: setup ## Searches for hours: random programs, seeds, all ways of the suit
 gpu-test: setup ## Runs the tests that need GPUs
 	@$(CARGO) test --release -p gpu-tests $(FEATURES)
 
-gpu-bundle: setup ## Builds tests and command into one folder that runs on a GPU machine without Rust
+gpu-bundle: setup ## Builds the tests and the command into one folder for a GPU machine without Rust
 	@scripts/gpu-bundle.sh
 
-bench: setup ## Measures what operations take here, and counts instructions of the probe kernels
+bench: setup ## Measures operations on this machine and counts instructions of the probe kernels
 	@$(CARGO) run --release --quiet $(FEATURES) -- bench
 	@$(CARGO) run --release --quiet $(FEATURES) -- bench sass
 
@@ -61,7 +61,7 @@ lint: setup ## Checks formatting and runs clippy, with and without the kernels f
 	$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings
 	$(CARGO) clippy --workspace --all-targets --no-default-features -- -D warnings
 
-clean: ## Removes what was built, not the CUDA tools
+clean: ## Removes build results, but not the CUDA tools
 	$(CARGO) clean --profile dev
 	$(CARGO) clean --release
 	$(CARGO) clean --doc

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Builds the tests for real GPUs and the command into one folder that runs on a GPU machine without Rust: gpu-bundle in
-# the target folder, or the folder given. There, run.sh runs the tests, run-command.sh the command and run-bench.sh what
-# it measures. GIN_ARCHS says which architectures there are kernels for (sm_90 unless it is set).
+# Builds the tests for real GPUs and the command into one folder that runs on a GPU machine without Rust. The folder is
+# gpu-bundle in the target folder, or the first argument. In it, run.sh runs the tests, run-command.sh the command, and
+# run-bench.sh its benchmarks. GIN_ARCHS gives the architectures of the kernels (sm_90 by default).
 
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,15 +13,15 @@ bundle="${1:-$target/gpu-bundle}"
 limit_mib=50
 export GIN_ARCHS="${GIN_ARCHS:-sm_90}"
 
-# The program that a cargo command builds last.
+# Prints the path of the program that a cargo command builds last.
 built() {
     "${CARGO:-cargo}" "$@" --message-format=json-render-diagnostics |
         sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1
 }
 tests=$(built test --release --no-run -p gpu-tests --test gpu)
-[ -n "$tests" ] || { echo "gpu-bundle: cargo named no test binary" >&2; exit 1; }
+[ -n "$tests" ] || { echo "gpu-bundle: cargo printed no path of a test binary" >&2; exit 1; }
 command=$(built build --release -p gin --bin gin)
-[ -n "$command" ] || { echo "gpu-bundle: cargo named no command" >&2; exit 1; }
+[ -n "$command" ] || { echo "gpu-bundle: cargo printed no path of the command" >&2; exit 1; }
 
 rm -rf "$bundle"
 mkdir -p "$bundle"
@@ -36,19 +36,20 @@ cat >"$bundle/run.sh" <<'EOF'
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Runs the tests on the GPUs of this machine; arguments go to the test binary (a filter, --list). Results are kept in
-# $OUT, or in the folder out beside this script: a run that was ended goes on where it was. The report comes last.
+# Runs the tests on the GPUs of this machine. Arguments are those of the test binary (a filter, --list). Results are
+# kept in $OUT, or in the folder out beside this script, so that the next run continues where this one was ended. The
+# report is printed last.
 
 set -uo pipefail
 cd "$(dirname "$0")"
 out="${OUT:-out}"
 mkdir -p "$out"
-# Trials write their tables there.
+# Trials write their tables to this folder.
 export OUT="$out"
 export GIN_GPU_JOURNAL="$out/journal"
 report="$out/report.txt"
 
-# A trial that hangs, or breaks the GPU's context, ends the process; the next run goes on after it.
+# A trial that hangs, or breaks the GPU's context, ends the process. The next run continues after it.
 start=$SECONDS
 limit="${GIN_GPU_SECONDS:-}"
 for ((run = 1; run <= 40; run++)); do
@@ -59,7 +60,7 @@ for ((run = 1; run <= 40; run++)); do
     ./gpu-tests "$@" >"$out/log" 2>&1
     status=$?
     [ $status -eq 0 ] || cp "$out/log" "$out/log-failed"
-    # 0: all passed; 101: some failed, and the run came to its end.
+    # 0: all passed; 101: some failed, and the run is complete.
     if [ $status -eq 0 ] || [ $status -eq 101 ]; then break; fi
     echo "run $run ended with status $status:"
     tail -25 "$out/log"
@@ -82,5 +83,5 @@ EOF
 chmod +x "$bundle/run.sh"
 
 size=$(du -sm "$bundle" | cut -f1)
-echo "$bundle: $size MiB; carry it to a machine with GPUs; there run ./run.sh, ./run-command.sh and ./run-bench.sh"
-[ "$size" -lt "$limit_mib" ] || { echo "gpu-bundle: more than $limit_mib MiB" >&2; exit 1; }
+echo "$bundle: $size MiB; copy it to a machine with GPUs, and run ./run.sh, ./run-command.sh and ./run-bench.sh there"
+[ "$size" -lt "$limit_mib" ] || { echo "gpu-bundle: $bundle has $size MiB, the limit is $limit_mib MiB" >&2; exit 1; }

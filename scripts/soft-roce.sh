@@ -1,40 +1,41 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Runs a program in a virtual machine that has RDMA devices: Linux's Soft-RoCE (rdma_rxe), so no NIC is needed. Debian's
-# own kernel is booted by QEMU in software emulation. The machine's files are the program, the libraries that it is
-# linked to, and what the image holds (see below); it has no disk and no network but its own.
+# Runs a program in a virtual machine with RDMA devices of Linux's Soft-RoCE (rdma_rxe), so it needs no NIC. QEMU boots
+# Debian's own kernel in software emulation. The machine's files are the program, its libraries, and the image (see
+# below). The machine has no disk, and no network but its own.
 #
 # usage: soft-roce.sh [OPTION...] [--] PROGRAM [ARGUMENT...]
-#        soft-roce.sh --facts        what the machine's RDMA devices are, and a pingpong over each way
-#        soft-roce.sh --prepare      only makes the image
+#        soft-roce.sh --facts        prints the machine's RDMA devices, and the results of a pingpong over each path
+#        soft-roce.sh --prepare      only builds the image
 #
-#   --seconds N      ends the machine after so long (600)
-#   --env NAME=VALUE puts a variable into the program's environment
-#   --file PATH      takes one more file or folder along, to the same place as here
-#   --with PROGRAM   takes one more program along, with the libraries that it is linked to, to /bin
-#   --setup COMMANDS shell commands that the machine runs first
-#   --memory MIB     its memory (2048)
-#   --no-facts       leaves the devices' facts and the pingpong out
-#   --input          passes what this script gets as input on to the program
-#   --host N WIRE    one of two machines, 1 or 2, that are joined: WIRE is where the first one, which must be there
-#                    before the second, makes a socket
+#   --seconds N      ends the machine after N seconds (600)
+#   --env NAME=VALUE sets a variable in the program's environment
+#   --file PATH      copies one more file or folder to the same path in the machine
+#   --with PROGRAM   copies one more program, with its libraries, to /bin
+#   --setup COMMANDS runs these shell commands first
+#   --memory MIB     gives the machine this much memory (2048)
+#   --no-facts       omits the devices' facts and the pingpong
+#   --input          passes the input of this script on to the program
+#   --host N WIRE    boots machine N, 1 or 2, of two that are joined. The first machine creates the socket WIRE, so it
+#                    must be started before the second
 #
-# The exit status is the program's; 120 if the machine did not come so far, 124 if its time was over. What the kernel
-# said is in console.log of the folder that is named then.
+# The exit status is the program's. It is 120 if the machine did not run the program, and 124 if the time was over. The
+# script then names a folder, whose console.log has the messages of the kernel.
 #
-# In the machine there are
-#   rxe0         on dummy0, 10.7.0.1: what it sends comes back inside the driver, nothing is ever lost
-#   rxe1, rxe2   on v1, 10.7.1.1, and v2, 10.7.2.1, the two ends of a wire (veth): packets really travel, so they can be
-#                lost, delayed and cut (tc, ip)
-#   rxe3         with --host, on eth0, 10.8.0.N: the way to the other machine
+# The machine has these devices:
+#   rxe0         on dummy0, 10.7.0.1: its packets return inside the driver, and none is ever lost
+#   rxe1, rxe2   on v1, 10.7.1.1, and v2, 10.7.2.1, the two ends of a wire (veth): packets really travel, so tc and ip
+#                can lose and delay them and cut the wire
+#   rxe3         with --host, on eth0, 10.8.0.N: connected to the other machine
 #
-# As root on Debian it installs what it needs; otherwise it says what to install. The image is kept in target/soft-roce.
+# As root on Debian it installs missing packages; otherwise it prints which to install. The image is kept in
+# target/soft-roce.
 
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Beside QEMU and what makes the image: the programs and libraries that the image holds.
+# QEMU, the tools that build the image, and the programs and libraries in the image.
 PACKAGES=(qemu-system-x86 busybox-static cpio kmod iproute2 ibverbs-utils ibverbs-providers perftest)
 PROGRAMS=(/bin/busybox ip tc rdma ibv_devinfo ibv_rc_pingpong ib_write_bw ib_atomic_lat)
 MODULES=(crc32_generic rdma_rxe ib_uverbs veth dummy sch_netem virtio_pci virtio_net)
@@ -61,7 +62,7 @@ while [ $# -gt 0 ]; do
         --host) host=$2 wire=$3; shift 3 ;;
         --prepare) prepare=1; shift ;;
         --) shift; break ;;
-        -*) fail "no option $1; they are listed at the top of this script" ;;
+        -*) fail "unknown option $1; the options are listed at the top of this script" ;;
         *) break ;;
     esac
 done
@@ -72,14 +73,14 @@ install_packages() {
         dpkg-query -W -f '${Status}\n' "$package" 2>/dev/null | grep -q '^install ok installed' || missing+=("$package")
     done
     [ ${#missing[@]} -gt 0 ] || return 0
-    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || fail "missing: on Debian, apt-get install ${missing[*]}"
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || fail "packages are missing; on Debian, as root: apt-get install ${missing[*]}"
     printf 'soft-roce: installing Debian packages: %s\n' "${missing[*]}" >&2
     apt-get update -qq </dev/null >&2 || true
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" </dev/null >&2 ||
-        fail "these packages could not be installed: ${missing[*]}"
+        fail "apt could not install ${missing[*]}"
 }
 
-# The kernel that the distribution's package `linux-image-amd64` stands for, unpacked and not installed.
+# Unpacks the kernel on which the distribution's package `linux-image-amd64` depends, without installing it.
 unpack_kernel() {
     local package
     package=$(apt-cache depends linux-image-amd64 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)
@@ -87,10 +88,10 @@ unpack_kernel() {
         apt-get update -qq </dev/null >&2 || true
         package=$(apt-cache depends linux-image-amd64 | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)
     fi
-    # Any kernel will do that was unpacked before.
+    # Without that package, uses any kernel that was unpacked before.
     if [ -z "$package" ]; then
         version=$(ls "$cache/kernel/lib/modules" 2>/dev/null | sort -V | tail -1)
-        [ -n "$version" ] || fail "apt knows no package linux-image-amd64"
+        [ -n "$version" ] || fail "apt has no package linux-image-amd64; run apt-get update"
         return 0
     fi
     version=${package#linux-image-}
@@ -98,22 +99,22 @@ unpack_kernel() {
     local folder="$cache/kernel.$$"
     rm -rf "$folder"
     mkdir -p "$folder"
-    (cd "$folder" && apt-get download -qq "$package" </dev/null >&2) || fail "$package could not be fetched"
-    dpkg -x "$folder"/*.deb "$folder" || fail "$package could not be unpacked"
+    (cd "$folder" && apt-get download -qq "$package" </dev/null >&2) || fail "apt could not fetch $package"
+    dpkg -x "$folder"/*.deb "$folder" || fail "dpkg could not unpack $package"
     rm -f "$folder"/*.deb
-    depmod -b "$folder" "$version" || fail "depmod failed"
+    depmod -b "$folder" "$version" || fail "depmod failed for kernel $version"
     rm -rf "$cache/kernel"
     mv "$folder" "$cache/kernel"
 }
 
-# with_libraries FOLDER PROGRAM...: copies programs to /bin, and what they are linked to, into the folder.
+# with_libraries FOLDER PROGRAM...: copies programs to /bin of the folder, and their libraries to the same paths in it.
 with_libraries() {
     local folder=$1 program library
     shift
     mkdir -p "$folder/bin"
     for program in "$@"; do
         cp -L "$program" "$folder/bin/"
-        # Not a dynamic program: no libraries.
+        # A static program has no libraries.
         ldd "$program" 2>/dev/null | sed -n 's/.*=> \(\/[^ ]*\).*/\1/p; s/^\t\(\/[^ ]*\) (.*/\1/p' || true
     done | sort -u | while read -r library; do
         mkdir -p "$folder$(dirname "$library")"
@@ -125,7 +126,7 @@ pack() {
     (cd "$1" && find . -print0 | sort -z | cpio --null --create --format=newc --owner=0:0 --quiet)
 }
 
-# The part of the image that is the same for all programs.
+# Builds the part of the image that is the same for all programs.
 make_image() {
     local key root programs=() program module line
     key=$(cat "$0" <(echo "$version") | sha256sum | cut -c1-16)
@@ -137,9 +138,9 @@ make_image() {
     ln -s usr/lib "$root/lib"
     ln -s bin "$root/sbin"
     for program in "${PROGRAMS[@]}"; do
-        programs+=("$(PATH="$PATH:/usr/sbin:/sbin" command -v "$program")") || fail "there is no $program"
+        programs+=("$(PATH="$PATH:/usr/sbin:/sbin" command -v "$program")") || fail "$program is missing"
     done
-    # The loader is asked for as /lib64/..., which is a link here.
+    # Programs name the loader as /lib64/..., which is a link on Debian.
     mkdir -p "$root/lib64"
     with_libraries "$root" "${programs[@]}"
     local providers=/usr/lib/$(uname -m)-linux-gnu/libibverbs
@@ -149,7 +150,7 @@ make_image() {
     local number=100
     for module in "${MODULES[@]}"; do
         modprobe -d "$cache/kernel" -S "$version" --show-depends "$module"
-    done | sed -n 's/^insmod \([^ ]*\).*/\1/p' | awk '!seen[$0]++' >"$root/modules/list" || fail "modprobe failed"
+    done | sed -n 's/^insmod \([^ ]*\).*/\1/p' | awk '!seen[$0]++' >"$root/modules/list" || fail "modprobe found not all of: ${MODULES[*]}"
     while read -r line; do
         cp "$line" "$root/modules/$number.ko"
         number=$((number + 1))
@@ -159,7 +160,7 @@ make_image() {
 /bin/busybox mkdir -p /bin
 /bin/busybox --install -s /bin 2>/dev/null
 export PATH=/bin HOME=/root TMPDIR=/tmp TERM=dumb NO_COLOR=1
-# Busybox has a smaller one, which its shell would take.
+# Busybox has its own smaller `ip`, which its shell would prefer.
 ip() { /bin/ip "$@"; }
 mount -t proc proc /proc
 mount -t sysfs sys /sys
@@ -167,7 +168,7 @@ mount -t devtmpfs dev /dev
 ln -s /proc/self/fd /dev/fd
 mkdir -p /dev/shm /dev/pts
 mount -t tmpfs shm /dev/shm
-# The program's output goes to the second line, its status to the third; the first is the kernel's.
+# The program's output is written to the second serial line, its status to the third. The first is the kernel's.
 stty -F /dev/ttyS1 raw -echo
 stty -F /dev/ttyS2 raw -echo
 end() {
@@ -179,11 +180,11 @@ exec >/dev/ttyS1 2>&1 </dev/null
 for module in /modules/*.ko; do insmod $module 2>/tmp/insmod || { cat /tmp/insmod; grep -q exists /tmp/insmod || end 120; }; done
 hostname "$(sed -n 's/.*gin.host=\([^ ]*\).*/\1/p' /proc/cmdline)"
 ip link set lo up
-# The module makes one by itself.
+# The module itself creates dummy0.
 ip addr add 10.7.0.1/24 dev dummy0
 ip link set dummy0 mtu 4500 up
-# Both ends of the wire are in this machine. So that packets travel nevertheless, what is sent from here to either
-# address finds the wire before it finds that the address is local; what comes in does not.
+# Both ends of the wire are in this machine, and packets must travel nevertheless. So the rules for outgoing packets find
+# the wire before they find that the address is local, and the rules for incoming packets do not.
 ip link add v1 type veth peer name v2
 ip addr add 10.7.1.1/32 dev v1
 ip addr add 10.7.2.1/32 dev v2
@@ -207,7 +208,7 @@ rdma link add rxe0 type rxe netdev dummy0 || end 120
 rdma link add rxe1 type rxe netdev v1 || end 120
 rdma link add rxe2 type rxe netdev v2 || end 120
 if grep -q gin.wire /proc/cmdline; then
-    # Drivers find their devices in their own time.
+    # The driver may find its device some time later.
     for _ in $(seq 100); do [ -e /sys/class/net/eth0 ] && break; sleep 0.1; done
     ip addr add "10.8.0.$(hostname | tr -cd 0-9)/24" dev eth0
     ip link set eth0 up
@@ -241,7 +242,7 @@ end $status
 INIT
     chmod +x "$root/init"
     pack "$root" | gzip -1 >"$image.$$"
-    # The next part must begin at a multiple of 4.
+    # The second archive must begin at a multiple of 4 bytes.
     truncate -s %4 "$image.$$"
     rm -rf "$root" "$cache"/image-*.cpio.gz
     mv "$image.$$" "$image"
@@ -258,7 +259,7 @@ make_image
 exec 8>&-
 [ -z "$prepare" ] || { echo "$image"; exit 0; }
 
-# Killed runs have left these.
+# Removes the folders of killed runs.
 find "$cache" -maxdepth 1 -name 'run.*' -mmin +240 -exec rm -rf {} +
 run=$(mktemp -d "$cache/run.XXXXXX")
 root="$run/root"
@@ -266,18 +267,18 @@ mkdir -p "$root/run"
 cleaned() {
     if [ -n "${keep:-}" ]; then
         rm -rf "$root" "$run/initrd"
-        printf 'soft-roce: what the kernel said is in %s/console.log\n' "$run" >&2
+        printf 'soft-roce: the messages of the kernel are in %s/console.log\n' "$run" >&2
     else
         rm -rf "$run"
     fi
 }
 trap cleaned EXIT
 if [ $# -gt 0 ]; then
-    program=$(command -v "$1") || fail "there is no program $1"
+    program=$(command -v "$1") || fail "program $1 is missing"
     shift
     name=$(basename "$program")
     with_libraries "$root" "$program"
-    # Symbols would only take memory; without lines a panic still names its place.
+    # Debug information would only take memory. A panic names its position without it.
     strip --strip-debug "$root/bin/$name" 2>/dev/null || true
     {
         echo '#!/bin/sh'
@@ -298,7 +299,7 @@ for file in ${files[@]+"${files[@]}"}; do
     mkdir -p "$root$(dirname "$file")"
     cp -rL "$file" "$root$file"
 done
-# A second archive adds to what the first holds.
+# The second archive adds files to the first.
 { cat "$image"; pack "$root"; } >"$run/initrd"
 append="console=ttyS0 quiet panic=1 mitigations=off gin.host=gin$host${facts:+ gin.facts}${input:+ gin.input}"
 network=(-nic none)
@@ -310,8 +311,8 @@ if [ -n "$wire" ]; then
         -device "virtio-net-pci,netdev=wire,romfile=,mac=52:54:00:10:08:0$host")
 fi
 [ -n "$input" ] || exec </dev/null
-# With kvm the guest hangs at its first instruction on some hosts that are virtual machines themselves. The machine ends
-# with this script, however that ends.
+# Not with KVM: on some hosts that are virtual machines themselves the guest hangs at its first instruction. The machine
+# ends with this script, in whatever way the script ends.
 start=$SECONDS over=0
 setpriv --pdeathsig TERM timeout --foreground -k 5 "$seconds" \
     setpriv --pdeathsig KILL qemu-system-x86_64 -accel tcg,thread=multi -cpu max -m "$memory" -smp 2 \
@@ -325,5 +326,5 @@ if [ -n "$status" ]; then
     exit "$status"
 fi
 keep=1
-# 137: it had to be killed.
+# 137: timeout had to kill the machine.
 case $over in 124 | 137) exit 124 ;; *) exit 120 ;; esac

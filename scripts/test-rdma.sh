@@ -5,16 +5,16 @@
 #
 # usage: test-rdma.sh [smoke | STAGE...]
 #
-#   smoke    the network by itself, also over a wire that loses, delays and is cut, and the conformance suite's cases
-#            for warps: about five minutes on two processors
-#   (none)   the same, faults between processes and between hosts, `gin run` on two hosts, and the whole suite with
-#            ranks as threads over three networks, as two processes, and on two hosts; its cases for warps over two
-#            ports, with signals raised by the NIC, and with memory of devices that goes through host memory: an hour
-#   STAGE... these stages of it only
+#   smoke    the network by itself, also over a wire that loses and delays packets and is cut, and the conformance
+#            suite's cases for warps: about five minutes on two processors
+#   (none)   also faults between processes and between hosts, `gin run` on two hosts, and the whole suite with ranks as
+#            threads over three networks, as two processes, and on two hosts; and its cases for warps over two ports,
+#            with signals raised by the NIC, and with device memory staged through host memory: an hour
+#   STAGE... these stages of the long run only
 #
-# FEATURES are those of cargo, as in the Makefile: with --no-default-features no kernels for GPUs are compiled.
+# FEATURES has arguments for cargo, as in the Makefile: with --no-default-features no kernels for GPUs are compiled.
 #
-# Ends with the sum over all: N passed, N failed, N skipped. A stage that fails does not keep the others from running.
+# The last line is the sum over all tests: N passed, N failed, N skipped. A stage that fails does not stop the others.
 
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -23,8 +23,8 @@ log=$(mktemp "${TMPDIR:-/tmp}/gin-rdma.XXXXXX")
 trap 'rm -f "$log"' EXIT
 failed=0
 
-# Builds the tests that are named rdma, of the whole workspace: `make test` has built the same. A line each: package,
-# program.
+# Builds the tests named rdma of the whole workspace, which `make test` builds in the same way. Prints a line for each:
+# package, program.
 built() {
     # shellcheck disable=SC2086 # several words
     "${CARGO:-cargo}" test --workspace ${FEATURES:-} --test rdma --no-run --message-format=json-render-diagnostics |
@@ -33,7 +33,7 @@ built() {
             -e 's/.*"package_id":"[^"]*\/\([a-z-]*\)#[^"@]*".*"executable":"\([^"]*\)".*/\1 \2/p'
 }
 
-# stage NAME COMMAND...: unless others were asked for
+# stage NAME COMMAND...: runs the command, unless the arguments name other stages only
 stage() {
     local name=$1 start=$SECONDS status=0
     shift
@@ -44,7 +44,7 @@ stage() {
     [ "$status" = 0 ] || failed=1
 }
 
-# With a space around each; empty if all are.
+# The wanted stages with a space around each; empty for all.
 wanted=
 [ $# = 0 ] || [ "$1" = smoke ] || wanted=" $* "
 programs=$(built)
@@ -52,7 +52,7 @@ network=$(sed -n 's/^gin-host //p' <<<"$programs")
 suite=$(sed -n 's/^gin-conformance //p' <<<"$programs")
 command=$(sed -n 's/^gin //p' <<<"$programs")
 if [ -z "$network" ] || [ -z "$suite" ] || [ -z "$command" ]; then
-    echo "test-rdma: cargo named no test binary" >&2
+    echo "test-rdma: cargo printed no path of a test binary" >&2
     exit 1
 fi
 guest=scripts/soft-roce.sh
@@ -78,7 +78,7 @@ else
 fi
 
 awk -v failed="$failed" '
-    # Lines of a machine end as those of a terminal do.
+    # Removes colours, and the carriage returns of the virtual machines.
     { gsub(/\033\[[0-9;]*m|\r/, "") }
     /^test result: / {
         for (i = 1; i < NF; i++) {
@@ -89,7 +89,7 @@ awk -v failed="$failed" '
     }
     END {
         if (passed + wrong == 0) print "no test ran"
-        if (failed && wrong == 0) print "a stage ended badly"
+        if (failed && wrong == 0) print "a stage failed"
         printf "%d passed, %d failed, %d skipped\n", passed, wrong, skipped
         exit failed || passed == 0
     }

@@ -5,7 +5,7 @@
 #
 #   N passed, N failed, N skipped
 #
-# The exit status is not 0 if a test failed, if something did not compile, or if no test ran.
+# The exit status is not 0 if a test failed, if a crate did not compile, or if no test ran.
 
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,11 +19,11 @@ if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then
 fi
 
 status=0
-# Every test binary runs, also after one that failed, so that the sum is of all.
+# Every test binary runs, also after one that failed, so that the sum covers all of them.
 "${CARGO:-cargo}" test --workspace --no-fail-fast "$@" </dev/null 2>&1 | tee "$log" || status=${PIPESTATUS[0]}
 
 awk -v status="$status" '
-    # Colours and carriage returns are for people.
+    # Removes colours and carriage returns.
     { gsub(/\033\[[0-9;]*m|\r/, "") }
     # The closing line of libtest and of libtest-mimic:
     # test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
