@@ -183,8 +183,8 @@ ip link set lo up
 # The module itself creates dummy0.
 ip addr add 10.7.0.1/24 dev dummy0
 ip link set dummy0 mtu 4500 up
-# Both ends of the wire are in this machine, and packets must travel nevertheless. So the rules for outgoing packets find
-# the wire before they find that the address is local, and the rules for incoming packets do not.
+# Both ends of the wire are in this machine, and packets must travel nevertheless. So the rules for outgoing packets
+# find the wire before they find that the address is local, and the rules for incoming packets do not.
 ip link add v1 type veth peer name v2
 ip addr add 10.7.1.1/32 dev v1
 ip addr add 10.7.2.1/32 dev v2
