@@ -20,7 +20,7 @@ pub(super) fn add(list: &mut List) {
     for coop in [CoopKind::Tile, CoopKind::Warp, CoopKind::Lanes, CoopKind::Span, CoopKind::Block, CoopKind::BlockNamed]
     {
         let name = coop.name();
-        list.network_case(&format!("what_one_thread_finds_in_a_barrier_all_threads_get_by_{name}"), move |setup| {
+        list.network_case(&format!("a_fault_that_one_thread_finds_in_a_barrier_reaches_all_threads_by_{name}"), move |setup| {
             one_finder(setup, coop)
         });
     }
