@@ -20,9 +20,10 @@ pub(super) fn add(list: &mut List) {
     for coop in [CoopKind::Tile, CoopKind::Warp, CoopKind::Lanes, CoopKind::Span, CoopKind::Block, CoopKind::BlockNamed]
     {
         let name = coop.name();
-        list.network_case(&format!("a_fault_that_one_thread_finds_in_a_barrier_reaches_all_threads_by_{name}"), move |setup| {
-            one_finder(setup, coop)
-        });
+        list.network_case(
+            &format!("a_fault_that_one_thread_finds_in_a_barrier_reaches_all_threads_by_{name}"),
+            move |setup| one_finder(setup, coop),
+        );
     }
     list.case("threads_whose_waits_end_at_different_times_meet_afterwards", different_times);
     list.network_case("threads_in_every_kind_of_wait_get_a_fault_and_meet_afterwards", all_kinds_at_once);
