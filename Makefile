@@ -32,7 +32,7 @@ test-rdma: setup ## Runs the tests over RDMA in virtual machines with Soft-RoCE;
 stress: setup ## Runs random faults, then healthy jobs on a busy machine, SECONDS_OF_STRESS (300) each; GIN_SEED repeats
 	@GIN_STRESS_SECONDS=$(SECONDS_OF_STRESS) $(CARGO) test -p gin-conformance $(FEATURES) --test faults -- random
 
-soak: setup ## Runs random operations across processes for SECONDS_OF_SOAK (600): memory, descriptors, threads must not grow
+soak: setup ## Runs random operations across processes for SECONDS_OF_SOAK (600): memory, descriptors, threads stay flat
 	@GIN_SOAK_SECONDS=$(SECONDS_OF_SOAK) $(CARGO) test -p gin-conformance $(FEATURES) --test faults
 
 night: setup ## Searches for hours: random programs, seeds, all ways of the suite, deeper models, then stress and soak
