@@ -78,9 +78,9 @@ impl<'a> Side<'a> {
         let device = &**rank.device();
         let own = [ordinal(device).unwrap_or(0) as u64, to.memory().address()];
         let all = rank.bootstrap().all_gather(bytemuck::cast_slice(&own))?;
-        let told = all.get(1).and_then(|bytes| bytes.split_first_chunk::<8>());
-        let (place, address) = told
-            .and_then(|(place, rest)| Some((u64::from_le_bytes(*place), u64::from_le_bytes(*rest.first_chunk()?))))
+        let peer = all.get(1).and_then(|bytes| bytes.split_first_chunk::<8>());
+        let (number, address) = peer
+            .and_then(|(number, rest)| Some((u64::from_le_bytes(*number), u64::from_le_bytes(*rest.first_chunk()?))))
             .unwrap_or_default();
         Ok(Self {
             bench,
@@ -89,7 +89,7 @@ impl<'a> Side<'a> {
             handle: comm.device()?,
             to,
             from,
-            there: (place as usize, address),
+            there: (number as usize, address),
             engine: if sends { Engine::of(device)? } else { None },
             most: processors(device).unwrap_or(4),
             raises: 0,

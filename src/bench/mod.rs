@@ -20,7 +20,7 @@ mod proxy;
 mod table;
 
 use crate::cli::{BenchArgs, BenchWhat, End, Failure};
-use crate::workload::{Place, one_place, world_with};
+use crate::workload::{RunDevice, choose_one, world_with};
 use gin_host::comm::{CommError, Communicator};
 use gin_host::world::{Rank, WorldConfig, launch};
 use lab::Rounds;
@@ -31,7 +31,7 @@ use table::{Row, Table};
 /// How to measure.
 #[derive(Debug)]
 struct Bench {
-    place: Place,
+    run_device: RunDevice,
     /// Launches, of which the median counts.
     launches: usize,
     /// How long a wait may last.
@@ -45,7 +45,7 @@ type Measure = fn(&Bench) -> Result<Vec<Table>, Failure>;
 
 impl Bench {
     fn is_real(&self) -> bool {
-        matches!(self.place, Place::Cuda(_))
+        matches!(self.run_device, RunDevice::Cuda(_))
     }
 
     /// One of two numbers: for GPUs, or for virtual ones, which only show that all works.
@@ -55,9 +55,9 @@ impl Bench {
 
     /// Returns the number of GPUs that `ranks` ranks have; virtual ones have one each.
     fn gpus(&self, ranks: u32) -> usize {
-        match &self.place {
-            Place::Virtual => ranks as usize,
-            Place::Cuda(gpus) => gpus.used(ranks),
+        match &self.run_device {
+            RunDevice::Virtual => ranks as usize,
+            RunDevice::Cuda(gpus) => gpus.used(ranks),
         }
     }
 
@@ -94,7 +94,7 @@ impl Bench {
     }
 
     fn world(&self, ranks: u32) -> Result<WorldConfig, Failure> {
-        let mut config = world_with(&self.place, ranks, self.limit * 2)?;
+        let mut config = world_with(&self.run_device, ranks, self.limit * 2)?;
         config.collective_timeout = Some(self.limit * 4);
         Ok(config)
     }
@@ -109,9 +109,9 @@ impl Bench {
     }
 
     fn table(&self, title: &'static str, ranks: u32, rows: Vec<Row>) -> Table {
-        let gpus = match &self.place {
-            Place::Virtual => None,
-            Place::Cuda(gpus) => {
+        let gpus = match &self.run_device {
+            RunDevice::Virtual => None,
+            RunDevice::Cuda(gpus) => {
                 let used = self.gpus(ranks);
                 Some(format!("{used} x {}", gpus.name(ranks).unwrap_or_else(|| "GPUs of several kinds".to_owned())))
             }
@@ -122,7 +122,7 @@ impl Bench {
         } else if self.gpus(ranks) < ranks as usize {
             notes.push("Ranks share a GPU".to_owned());
         }
-        Table { title, device: self.place.name(), gpus, ranks, notes, rows }
+        Table { title, device: self.run_device.name(), gpus, ranks, notes, rows }
     }
 }
 
@@ -137,9 +137,9 @@ fn end(rank: &Rank, comm: &Communicator) -> Result<(), CommError> {
 /// # Errors
 /// Arguments that cannot be taken, and errors of the writer. Other failures are printed, and the rest goes on.
 pub(crate) fn run(arguments: &BenchArgs, out: &mut impl Write) -> Result<End, Failure> {
-    let (place, note) = one_place(arguments.device)?;
+    let (run_device, note) = choose_one(arguments.device)?;
     let bench = Bench {
-        place,
+        run_device,
         launches: arguments.repeats as usize,
         limit: Duration::from_millis(arguments.deadline_ms),
         most_bytes: arguments.most_bytes,

@@ -128,8 +128,8 @@ pub(crate) struct BenchArgs {
     #[arg(value_enum, default_value_t = BenchWhat::All)]
     pub what: BenchWhat,
     /// Kind of device. Virtual GPUs only show that it works.
-    #[arg(long, value_enum, default_value_t = Device::Auto)]
-    pub device: Device,
+    #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
+    pub device: DeviceChoice,
     /// Launches, of which the median counts.
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeats: u32,
@@ -181,7 +181,7 @@ impl Workload {
 
 /// Where to run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum Device {
+pub(crate) enum DeviceChoice {
     /// The virtual GPU: kernels run on this machine's CPU.
     Virtual,
     /// NVIDIA GPUs.
@@ -234,8 +234,8 @@ pub(crate) enum Mode {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     /// Kind of device.
-    #[arg(long, value_enum, default_value_t = Device::Auto)]
-    pub device: Device,
+    #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
+    pub device: DeviceChoice,
     /// Number of ranks: each is a virtual GPU of this process, or one of the GPUs, which ranks share if there are
     /// fewer.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]

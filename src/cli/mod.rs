@@ -11,7 +11,8 @@ pub(crate) mod size;
 #[cfg(test)]
 pub(crate) use args::default_options;
 pub(crate) use args::{
-    Backend, BenchArgs, BenchWhat, Device, LaunchArgs, Mode, Network, NicCheck, Options, Route, SoftLink, Workload,
+    Backend, BenchArgs, BenchWhat, DeviceChoice, LaunchArgs, Mode, Network, NicCheck, Options, Route, SoftLink,
+    Workload,
 };
 pub(crate) use report::{Format, Report};
 
@@ -115,16 +116,17 @@ fn run_workloads(
     format: Format,
     job: Option<&ThisJob>,
 ) -> Result<End, Failure> {
-    let mut places = crate::workload::places(options, every)?;
+    let mut devices = crate::workload::run_devices(options, every)?;
     let options = &if job.is_some() { job::on_threads(options) } else { options.clone() };
     if let Some(job) = job {
-        places.all = places.all.into_iter().map(|place| place.of_process(job.local_rank, job.local_ranks)).collect();
+        devices.all =
+            devices.all.into_iter().map(|device| device.of_process(job.local_rank, job.local_ranks)).collect();
     }
     let routes = match options.route {
         None if every => vec![Route::Network, Route::Auto],
         _ => vec![options.route()],
     };
-    let total = (places.all.len() * routes.len() * workloads.len()) as u64 * u64::from(options.repeats);
+    let total = (devices.all.len() * routes.len() * workloads.len()) as u64 * u64::from(options.repeats);
     let prints = job.is_none_or(ThisJob::prints);
     let progress = if prints && io::stderr().is_terminal() {
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
@@ -133,13 +135,13 @@ fn run_workloads(
         ProgressBar::hidden()
     };
     let (mut reports, mut failure) = (Vec::new(), None);
-    let places_and_routes = places.all.iter().flat_map(|place| routes.iter().map(move |route| (place, *route)));
-    'all: for (place, route) in places_and_routes {
+    let devices_and_routes = devices.all.iter().flat_map(|device| routes.iter().map(move |route| (device, *route)));
+    'all: for (device, route) in devices_and_routes {
         let options = Options { route: Some(route), ..options.clone() };
         for workload in workloads {
-            progress.set_message(format!("{}, {}", workload.name(), place.name()));
+            progress.set_message(format!("{}, {}", workload.name(), device.name()));
             let bootstrap = job.map(|job| &job.bootstrap);
-            match crate::workload::run(*workload, place, &options, bootstrap, &|| progress.inc(1)) {
+            match crate::workload::run(*workload, device, &options, bootstrap, &|| progress.inc(1)) {
                 Ok(report) => reports.push(report),
                 Err(error) => {
                     failure = Some(error);
@@ -151,7 +153,7 @@ fn run_workloads(
     progress.finish_and_clear();
     // Results before a failure are shown all the same.
     if prints && !reports.is_empty() {
-        report::print(&reports, format, places.note.as_deref(), &mut io::stdout().lock())?;
+        report::print(&reports, format, devices.note.as_deref(), &mut io::stdout().lock())?;
     }
     match failure {
         Some(error) => Err(error),

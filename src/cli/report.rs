@@ -97,8 +97,8 @@ fn figures(stats: &[Figures]) -> Vec<Vec<String>> {
     let headings = ["rank", "context", "peer"].iter().chain(&names).map(|name| name.replace('_', " "));
     let mut rows = vec![headings.collect::<Vec<_>>()];
     rows.extend(stats.iter().map(|row| {
-        let place = [row.rank, row.context, row.peer].map(|number| number.to_string());
-        place.into_iter().chain(names.iter().map(|name| value(row, name).to_string())).collect()
+        let labels = [row.rank, row.context, row.peer].map(|number| number.to_string());
+        labels.into_iter().chain(names.iter().map(|name| value(row, name).to_string())).collect()
     }));
     let all = |name: &str| {
         let values = stats.iter().map(|row| value(row, name));

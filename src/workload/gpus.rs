@@ -181,9 +181,13 @@ pub(crate) fn world(_gpus: &Gpus, _ranks: u32) -> Result<WorldConfig, Failure> {
 /// # Errors
 /// An error of the driver.
 #[cfg(feature = "cuda")]
-pub(crate) fn world_with(place: &super::Place, ranks: u32, limit: std::time::Duration) -> Result<WorldConfig, Failure> {
+pub(crate) fn world_with(
+    device: &super::RunDevice,
+    ranks: u32,
+    limit: std::time::Duration,
+) -> Result<WorldConfig, Failure> {
     let mut config = WorldConfig::threads(ranks);
-    if let super::Place::Cuda(gpus) = place {
+    if let super::RunDevice::Cuda(gpus) = device {
         let ordinals = gpus.ordinals(ranks);
         let kernels = [gin::ptx::PTX, gin::ptx::BENCH, gin::ptx::ENGINE];
         config.devices = Some(gin_gpu::cuda::devices(&ordinals, &kernels, Some(limit))?);
@@ -196,7 +200,7 @@ pub(crate) fn world_with(place: &super::Place, ranks: u32, limit: std::time::Dur
 /// # Errors
 /// None: there are no GPUs for this build, and so no place on them.
 #[cfg(not(feature = "cuda"))]
-pub(crate) fn world_with(_: &super::Place, ranks: u32, _: std::time::Duration) -> Result<WorldConfig, Failure> {
+pub(crate) fn world_with(_: &super::RunDevice, ranks: u32, _: std::time::Duration) -> Result<WorldConfig, Failure> {
     Ok(WorldConfig::threads(ranks))
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The limits of a run, as a GPU and this machine set them.
 
-use super::Place;
+use super::RunDevice;
 use crate::cli::{Mode, Options, Refused};
 use gin_abi::BackendKind;
 use gin_gpu::Limits;
@@ -34,7 +34,7 @@ const THREAD_BYTES: u128 = 8 << 10;
 ///
 /// # Errors
 /// The first option that is past its limit, with the limit and what to do.
-pub(super) fn check(place: &Place, options: &Options) -> Result<(), Refused> {
+pub(super) fn check(device: &RunDevice, options: &Options) -> Result<(), Refused> {
     let refuse = |text: String| Err(Refused(text));
     let launch = Limits::CUDA;
     let (ranks, blocks, threads) = (options.ranks, options.blocks, options.threads);
@@ -48,20 +48,20 @@ pub(super) fn check(place: &Place, options: &Options) -> Result<(), Refused> {
         let (asked, most) = (options.contexts, gin_abi::MAX_CONTEXTS);
         return refuse(format!("--contexts {asked}: a communicator has at most {most} contexts"));
     }
-    match place {
-        Place::Virtual => check_virtual(options)?,
-        Place::Cuda(_) if ranks > MOST_RANKS_THREADS => {
+    match device {
+        RunDevice::Virtual => check_virtual(options)?,
+        RunDevice::Cuda(_) if ranks > MOST_RANKS_THREADS => {
             return refuse(format!(
                 "--ranks {ranks}: all ranks are threads of this process, which takes at most {MOST_RANKS_THREADS} on real \
                  GPUs"
             ));
         }
         // A GPU reports its own limits.
-        Place::Cuda(_) => {}
+        RunDevice::Cuda(_) => {}
     }
-    match (place, super::backend(options)) {
+    match (device, super::backend(options)) {
         // Virtual GPUs drive software NICs.
-        (Place::Cuda(_), Backend::Gdaki) => match gdaki_refusal() {
+        (RunDevice::Cuda(_), Backend::Gdaki) => match gdaki_refusal() {
             Some(reason) => refuse(format!("--backend gdaki: {reason}")),
             None => Ok(()),
         },
@@ -114,12 +114,12 @@ fn check_virtual(options: &Options) -> Result<(), Refused> {
 ///
 /// # Errors
 /// How much is needed and how much there is.
-pub(super) fn check_memory(place: &Place, options: &Options, ids: u32, per_rank: u128) -> Result<(), Refused> {
+pub(super) fn check_memory(device: &RunDevice, options: &Options, ids: u32, per_rank: u128) -> Result<(), Refused> {
     let [ranks, blocks, threads, contexts, ids] =
         [options.ranks, options.blocks, options.threads, options.contexts, ids].map(u128::from);
     // Queue and tables of a context: 256 descriptors, some words for each peer, signal and counter.
     let communicator = contexts * ((32 << 10) + 256 * ranks + 64 * ids);
-    let thread_bytes = if matches!(place, Place::Virtual) { THREAD_BYTES } else { 0 };
+    let thread_bytes = if matches!(device, RunDevice::Virtual) { THREAD_BYTES } else { 0 };
     let needed = ranks * (per_rank + communicator + blocks * threads * thread_bytes);
     match available_memory() {
         Some(available) if needed > u128::from(available) => Err(Refused(format!(
@@ -172,7 +172,7 @@ mod tests {
     fn refusal(change: impl FnOnce(&mut Options)) -> String {
         let mut options = default_options();
         change(&mut options);
-        match check(&Place::Virtual, &options) {
+        match check(&RunDevice::Virtual, &options) {
             Ok(()) => panic!("accepted: {options:?}"),
             Err(Refused(text)) => text,
         }
@@ -180,8 +180,8 @@ mod tests {
 
     #[test]
     fn the_defaults_are_within_all_limits() {
-        check(&Place::Virtual, &default_options()).unwrap();
-        check(&Place::Cuda(Gpus::for_tests(1)), &default_options()).unwrap();
+        check(&RunDevice::Virtual, &default_options()).unwrap();
+        check(&RunDevice::Cuda(Gpus::for_tests(1)), &default_options()).unwrap();
     }
 
     #[test]
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn real_gpus_have_other_limits_than_virtual_ones() {
-        let gpus = Place::Cuda(Gpus::for_tests(1));
+        let gpus = RunDevice::Cuda(Gpus::for_tests(1));
         let check = |change: fn(&mut Options)| {
             let mut options = default_options();
             change(&mut options);
@@ -226,12 +226,12 @@ mod tests {
     #[test]
     fn more_memory_than_there_is_is_refused_with_both_figures_and_no_product_overflows() {
         let mut options = default_options();
-        check_memory(&Place::Virtual, &options, 4, 1 << 20).unwrap();
-        let Err(Refused(text)) = check_memory(&Place::Virtual, &options, 4, 1 << 60) else { panic!("accepted") };
+        check_memory(&RunDevice::Virtual, &options, 4, 1 << 20).unwrap();
+        let Err(Refused(text)) = check_memory(&RunDevice::Virtual, &options, 4, 1 << 60) else { panic!("accepted") };
         assert!(text.contains("needs about 4398046511") && text.contains("--iters 10"), "{text}");
         (options.ranks, options.blocks, options.threads) = (u32::MAX, u32::MAX, u32::MAX);
         options.contexts = u32::MAX;
-        check_memory(&Place::Virtual, &options, u32::MAX, 1 << 80).unwrap_err();
+        check_memory(&RunDevice::Virtual, &options, u32::MAX, 1 << 80).unwrap_err();
     }
 
     #[test]

@@ -6,12 +6,12 @@ mod gpus;
 mod halo;
 pub(crate) mod limits;
 mod network;
-mod place;
 mod reference;
 mod ring;
+mod run_device;
 
 pub(crate) use gpus::world_with;
-pub(crate) use place::{Place, one_place, places};
+pub(crate) use run_device::{RunDevice, choose_one, run_devices};
 
 use crate::cli::{self, Failure, Mode, Options, Refused, Report, Workload};
 use gin_boot::Bootstrap;
@@ -147,17 +147,17 @@ fn backend(options: &Options) -> Backend {
     }
 }
 
-fn world(place: &Place, options: &Options) -> Result<WorldConfig, Failure> {
-    let mut config = match (place, options.mode()) {
-        (Place::Cuda(gpus), _) => gpus::world(gpus, options.ranks)?,
-        (Place::Virtual, Mode::Threads) => WorldConfig::threads(options.ranks),
-        (Place::Virtual, Mode::Seeded) => WorldConfig::seeded(options.ranks, options.seed()),
+fn world(device: &RunDevice, options: &Options) -> Result<WorldConfig, Failure> {
+    let mut config = match (device, options.mode()) {
+        (RunDevice::Cuda(gpus), _) => gpus::world(gpus, options.ranks)?,
+        (RunDevice::Virtual, Mode::Threads) => WorldConfig::threads(options.ranks),
+        (RunDevice::Virtual, Mode::Seeded) => WorldConfig::seeded(options.ranks, options.seed()),
     };
     if let gin_host::world::Mode::Threads(threads) = &mut config.mode {
         threads.seed = options.seed();
     }
     config.comm.backend = backend(options);
-    if let (Place::Virtual, Backend::Gdaki) = (place, config.comm.backend) {
+    if let (RunDevice::Virtual, Backend::Gdaki) = (device, config.comm.backend) {
         let nics = NicOptions { delay: SOFT_DELAY, seed: options.seed(), ..NicOptions::default() };
         config = config.soft_nics(&SoftNics::new(nics));
     }
@@ -198,18 +198,18 @@ fn gather(job: &Arc<dyn Bootstrap>, own: &Ran) -> Result<Vec<Ran>, Failure> {
 /// The error of the run. A wrong result is no error: the report says so.
 pub(crate) fn run(
     workload: Workload,
-    place: &Place,
+    device: &RunDevice,
     options: &Options,
     job: Option<&Arc<dyn Bootstrap>>,
     launched: &(dyn Fn() + Sync),
 ) -> Result<Report, Failure> {
-    limits::check(place, options)?;
+    limits::check(device, options)?;
     let work: Box<dyn Job> = match workload {
-        Workload::Ring => Box::new(ring::Ring::new(place, options)?),
-        Workload::Alltoall => Box::new(alltoall::Alltoall::new(place, options)?),
-        Workload::Halo => Box::new(halo::Halo::new(place, options)?),
+        Workload::Ring => Box::new(ring::Ring::new(device, options)?),
+        Workload::Alltoall => Box::new(alltoall::Alltoall::new(device, options)?),
+        Workload::Halo => Box::new(halo::Halo::new(device, options)?),
     };
-    if let Place::Cuda(gpus) = place {
+    if let RunDevice::Cuda(gpus) = device {
         gpus::check(gpus, options, workload.name())?;
     }
     let requirements = work.requirements();
@@ -244,7 +244,7 @@ pub(crate) fn run(
         });
         Ok(Ran { launches, backend, network, reach, nic, ringer, figures: figures.collect() })
     };
-    let world = world(place, options)?;
+    let world = world(device, options)?;
     let results = match job {
         None => launch(world, body).map_err(|error| error.to_string())?,
         Some(job) => gather(job, &join(world, job.clone(), body).map_err(|error| error.to_string())?)?,
@@ -260,13 +260,13 @@ pub(crate) fn run(
     let median = times[times.len() / 2];
     let checks = || results.iter().flat_map(|ran| &ran.launches).map(|launched| &launched.check);
     let errors = checks().map(|check| check.errors).sum();
-    let (simulated, device_name, gpus) = match place {
-        Place::Virtual => (true, None, None),
-        Place::Cuda(gpus) => (false, gpus.name(options.ranks), Some(gpus.used(options.ranks))),
+    let (simulated, device_name, gpus) = match device {
+        RunDevice::Virtual => (true, None, None),
+        RunDevice::Cuda(gpus) => (false, gpus.name(options.ranks), Some(gpus.used(options.ranks))),
     };
     Ok(Report {
         workload: workload.name(),
-        device: place.name(),
+        device: device.name(),
         device_name,
         gpus,
         backend: results.first().map(|ran| ran.backend.clone()).unwrap_or_default(),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Ring all-reduce.
 
-use super::{Check, Job, Launched, Options, Place, Refused, Shape, limits, reference};
+use super::{Check, Job, Launched, Options, Refused, RunDevice, Shape, limits, reference};
 use gin_host::CommError;
 use gin_host::comm::{Communicator, Requirements, WindowFlags};
 use gin_host::world::Rank;
@@ -15,7 +15,7 @@ pub(super) struct Ring {
 impl Ring {
     /// # Errors
     /// A size that is not whole elements, or more than this machine holds.
-    pub(super) fn new(place: &Place, options: &Options) -> Result<Self, Refused> {
+    pub(super) fn new(device: &RunDevice, options: &Options) -> Result<Self, Refused> {
         let bytes = options.bytes;
         if !bytes.is_multiple_of(4) || bytes == 0 {
             return Err(Refused(format!(
@@ -26,7 +26,7 @@ impl Ring {
         // The vector, its inbox (no longer than two vectors and a few elements), a copy to check, and the checksums of
         // all threads in all iterations, twice.
         let sums = u128::from(shape.iters) * u128::from(shape.blocks) * u128::from(shape.threads) * 8;
-        limits::check_memory(place, options, 3 * shape.blocks, 4 * u128::from(bytes) + 2 * sums)?;
+        limits::check_memory(device, options, 3 * shape.blocks, 4 * u128::from(bytes) + 2 * sums)?;
         let len = usize::try_from(bytes / 4).map_err(|error| Refused(format!("--bytes {bytes}: {error}")))?;
         Ok(Self { shape, len })
     }
