@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The command: arguments, progress, output.
+//! The command line: arguments, progress and output.
 
 mod args;
 mod info;
@@ -29,7 +29,7 @@ use std::io::{self, IsTerminal};
 /// The error of a failed run.
 pub(crate) type Failure = Box<dyn Error>;
 
-/// Arguments that cannot be taken: which, why, and what could be.
+/// The error for invalid arguments. The text names the argument, the reason and a valid alternative.
 #[derive(Debug)]
 pub(crate) struct Refused(pub(crate) String);
 
@@ -41,23 +41,23 @@ impl fmt::Display for Refused {
 
 impl Error for Refused {}
 
-/// How the command ended; each has its exit status.
+/// The outcome of the command. Each outcome has its own exit status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum End {
     /// All results were right.
     Right,
-    /// A result was wrong, and has been printed, or something failed.
+    /// A result was wrong and was printed, or a run failed.
     Wrong,
-    /// The arguments cannot be taken.
+    /// The arguments were invalid.
     Refused,
-    /// A program that was started failed like this.
+    /// A launched program failed with this status.
     Code(u8),
 }
 
-/// Does what the arguments say.
+/// Parses the arguments and runs the subcommand.
 ///
 /// # Errors
-/// The error of the run.
+/// Returns the error of the subcommand.
 pub(crate) fn run() -> Result<End, Failure> {
     let parsed = Cli::command().try_get_matches().and_then(|matches| {
         let run = matches.subcommand().filter(|(name, _)| *name == "run");
@@ -107,8 +107,8 @@ pub(crate) fn run() -> Result<End, Failure> {
     }
 }
 
-/// Runs workloads, on every kind of device that there is and by every route if `every`, and prints what came of it; as
-/// one rank of a `job` if there is one, of which the first prints.
+/// Runs workloads and prints their results. With `every` it runs them on every available kind of device and by every
+/// route. With a `job` this process is one rank of it, and only rank 0 prints.
 fn run_workloads(
     workloads: &[Workload],
     options: &Options,
@@ -151,7 +151,7 @@ fn run_workloads(
         }
     }
     progress.finish_and_clear();
-    // Results before a failure are shown all the same.
+    // Prints the results from before a failure, too.
     if prints && !reports.is_empty() {
         report::print(&reports, format, devices.note.as_deref(), &mut io::stdout().lock())?;
     }

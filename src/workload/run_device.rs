@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where workloads run: what `--device` comes to.
+//! The devices of a run, which `--device` chooses.
 
 use super::gpus::{self, Gpus};
 use crate::cli::{DeviceChoice, Options, Refused};
 
-/// Where a workload runs.
+/// The kind of device that a workload runs on.
 #[derive(Clone, Debug)]
 pub(crate) enum RunDevice {
     /// Virtual GPUs, one for each rank.
     Virtual,
-    /// NVIDIA GPUs, which ranks share where there are fewer.
+    /// NVIDIA GPUs. Ranks share them if there are fewer GPUs than ranks.
     Cuda(Gpus),
 }
 
 impl RunDevice {
-    /// The same for one process of a job, by its number among the `ranks` ranks of its host.
+    /// Returns the devices for one process of a job: `rank` is its number among the `ranks` ranks of its host.
     pub(crate) fn of_process(self, rank: u32, ranks: u32) -> Self {
         match self {
             Self::Virtual => Self::Virtual,
@@ -22,7 +22,7 @@ impl RunDevice {
         }
     }
 
-    /// As `--device` names it.
+    /// Returns its name as a value of `--device`.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Virtual => "virtual",
@@ -31,27 +31,27 @@ impl RunDevice {
     }
 }
 
-/// Where workloads run, and why there, if that needs a word.
+/// The devices of a run, and a note on how they were chosen.
 #[derive(Clone, Debug)]
 pub(crate) struct RunDevices {
-    /// One place after the other.
+    /// The devices, in the order of the runs.
     pub all: Vec<RunDevice>,
-    /// For people.
+    /// A note for people on the choice; `None` if the arguments made it.
     pub note: Option<String>,
 }
 
-/// Returns the devices that `--device` chooses. `every`: where there is a choice, all kinds of devices are wanted.
+/// Returns the devices that `--device` chooses. With `every`, `auto` chooses all available kinds of devices.
 ///
 /// # Errors
-/// `--device cuda` cannot be had, with the reason and what can be.
+/// Refuses `--device cuda` without a usable GPU; the text gives the reason and an alternative.
 pub(crate) fn run_devices(options: &Options, every: bool) -> Result<RunDevices, Refused> {
     decide(options, every, gpus::find)
 }
 
-/// Where something runs that is no workload, and why there, if that needs a word.
+/// Returns the device of a benchmark, and a note if `auto` chose it.
 ///
 /// # Errors
-/// `--device cuda` cannot be had, with the reason and what can be.
+/// Refuses `--device cuda` without a usable GPU; the text gives the reason and an alternative.
 pub(crate) fn choose_one(choice: DeviceChoice) -> Result<(RunDevice, Option<String>), Refused> {
     match (choice, gpus::find) {
         (DeviceChoice::Virtual, _) => Ok((RunDevice::Virtual, None)),
@@ -76,7 +76,7 @@ fn decide(options: &Options, every: bool, find: impl FnOnce() -> Result<Gpus, St
         DeviceChoice::Cuda => {
             if let Some(option) = of_virtual_gpus(options) {
                 return Err(Refused(format!(
-                    "{option}: only the virtual GPU has it; leave it out, or use --device virtual"
+                    "{option}: only the virtual GPU has this option; leave it out, or use --device virtual"
                 )));
             }
             match find() {
@@ -105,7 +105,7 @@ fn decide(options: &Options, every: bool, find: impl FnOnce() -> Result<Gpus, St
     }
 }
 
-/// The first option given that real GPUs do not have.
+/// Returns the first given option that real GPUs do not support.
 fn of_virtual_gpus(options: &Options) -> Option<&'static str> {
     let given = [
         (options.mode.is_some(), "--mode"),
