@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Compiles kernels to PTX if the feature `cuda` is on: the kernels of `gin-kernels`, the kernels that `gin bench` times,
-//! and the engine of software NICs. Writes the tables `ptx.rs`, `bench.rs` and `engine.rs` to `OUT_DIR`. Without the
-//! feature it compiles nothing.
+//! Compiles kernels to PTX if the feature `cuda` is on: the kernels of `gin-kernels`, the kernels that `gin bench`
+//! times, and the engine of software NICs. Writes the tables `ptx.rs`, `bench.rs` and `engine.rs` to `OUT_DIR`. Without
+//! the feature it compiles nothing.
 
 fn main() {
     #[cfg(feature = "cuda")]
@@ -19,7 +19,8 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
 }
 
-/// The architectures of the shipped PTX. For any other GPU, the driver compiles the PTX of the nearest lower architecture.
+/// The architectures of the shipped PTX. For any other GPU, the driver compiles the PTX of the nearest lower
+/// architecture.
 #[cfg(feature = "cuda")]
 const ARCHS: &str = "sm_80,sm_90,sm_100";
 

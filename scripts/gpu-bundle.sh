@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Builds the tests for real GPUs and the command into one folder that runs on a GPU machine without Rust: gpu-bundle in
-# the target folder, or the folder given. There, run.sh runs the tests, run-command.sh the command and run-bench.sh what
-# it measures. GIN_ARCHS says which architectures there are kernels for (sm_90 unless it is set).
+# Builds the tests for real GPUs and the command into one folder, which runs on a GPU machine without Rust. The folder
+# is gpu-bundle in the target folder, or the argument. On the GPU machine run.sh runs the tests, run-command.sh the
+# command and run-bench.sh its benchmarks. GIN_ARCHS lists the architectures of the kernels (default: sm_90).
 
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,7 +13,7 @@ bundle="${1:-$target/gpu-bundle}"
 limit_mib=50
 export GIN_ARCHS="${GIN_ARCHS:-sm_90}"
 
-# The program that a cargo command builds last.
+# Prints the path of the program that a cargo command builds last.
 built() {
     "${CARGO:-cargo}" "$@" --message-format=json-render-diagnostics |
         sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -1
@@ -21,7 +21,7 @@ built() {
 tests=$(built test --release --no-run -p gpu-tests --test gpu)
 [ -n "$tests" ] || { echo "gpu-bundle: cargo named no test binary" >&2; exit 1; }
 command=$(built build --release -p gin --bin gin)
-[ -n "$command" ] || { echo "gpu-bundle: cargo named no command" >&2; exit 1; }
+[ -n "$command" ] || { echo "gpu-bundle: cargo named no binary of the command" >&2; exit 1; }
 
 rm -rf "$bundle"
 mkdir -p "$bundle"
@@ -36,19 +36,19 @@ cat >"$bundle/run.sh" <<'EOF'
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Runs the tests on the GPUs of this machine; arguments go to the test binary (a filter, --list). Results are kept in
-# $OUT, or in the folder out beside this script: a run that was ended goes on where it was. The report comes last.
+# Runs the tests on the GPUs of this machine. Passes its arguments to the test binary (a filter, --list). Writes results
+# to $OUT, or to the folder out beside this script; a later run continues an interrupted one. Prints the report last.
 
 set -uo pipefail
 cd "$(dirname "$0")"
 out="${OUT:-out}"
 mkdir -p "$out"
-# Trials write their tables there.
+# Trials write their tables to $OUT.
 export OUT="$out"
 export GIN_GPU_JOURNAL="$out/journal"
 report="$out/report.txt"
 
-# A trial that hangs, or breaks the GPU's context, ends the process; the next run goes on after it.
+# A trial that hangs or breaks the GPU's context ends the process. The next run continues after that trial.
 start=$SECONDS
 limit="${GIN_GPU_SECONDS:-}"
 for ((run = 1; run <= 40; run++)); do
@@ -59,7 +59,7 @@ for ((run = 1; run <= 40; run++)); do
     ./gpu-tests "$@" >"$out/log" 2>&1
     status=$?
     [ $status -eq 0 ] || cp "$out/log" "$out/log-failed"
-    # 0: all passed; 101: some failed, and the run came to its end.
+    # 0: all trials passed; 101: the run is complete, and some trials failed.
     if [ $status -eq 0 ] || [ $status -eq 101 ]; then break; fi
     echo "run $run ended with status $status:"
     tail -25 "$out/log"
@@ -82,5 +82,5 @@ EOF
 chmod +x "$bundle/run.sh"
 
 size=$(du -sm "$bundle" | cut -f1)
-echo "$bundle: $size MiB; carry it to a machine with GPUs; there run ./run.sh, ./run-command.sh and ./run-bench.sh"
-[ "$size" -lt "$limit_mib" ] || { echo "gpu-bundle: more than $limit_mib MiB" >&2; exit 1; }
+echo "$bundle: $size MiB; copy it to a machine with GPUs and run ./run.sh, ./run-command.sh and ./run-bench.sh there"
+[ "$size" -lt "$limit_mib" ] || { echo "gpu-bundle: $bundle has $size MiB, but the limit is $limit_mib MiB" >&2; exit 1; }

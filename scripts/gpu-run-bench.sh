@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Measures on the GPUs of this machine, by the command that lies beside this script. Each table lies in $OUT/bench, or
-# in the folder out/bench beside this script, as text (NAME.out) and as JSON (NAME.json); parts that were right are not
-# run again. A part ends after GIN_STEP_SECONDS (120). The report comes last; the status says whether all parts were
-# right.
+# Runs the benchmarks on the GPUs of this machine, with the command beside this script. Writes the tables of each part
+# to $OUT/bench, or to the folder out/bench beside this script, as text (PART.out) and as JSON (PART.json). Does not
+# repeat parts that succeeded. Each run of a part ends after GIN_STEP_SECONDS (120). Prints the report last. The exit
+# status is 0 if all parts succeeded.
 #
-# usage: run-bench.sh [PART...]   (lsa proxy post if none are given)
+# usage: run-bench.sh [PART...]   (default: lsa proxy post)
 
 set -uo pipefail
 cd "$(dirname "$0")"
@@ -19,7 +19,7 @@ failed=0
 for part in ${*:-lsa proxy post}; do
     [ -e "$parts/$part.ok" ] && continue
     right=yes
-    # Once for people and once for programs: what differs between the two is noise.
+    # One run for people and one for programs. Differences between the two are noise.
     for format in table json; do
         result="$parts/$part.out"
         [ $format = json ] && result="$parts/$part.json"

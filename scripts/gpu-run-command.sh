@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Runs the command, which lies beside this script, on the GPUs of this machine: what it says of them, its table, and
-# each workload with several numbers of ranks. Results are kept in $OUT, or in the folder out beside this script: steps
-# that were right are not run again. A step ends after GIN_STEP_SECONDS (120). The report comes last; the status says
-# whether all steps were right. GIN_ITERATIONS (10000) is the number of rounds of the longest runs.
+# Runs the command beside this script on the GPUs of this machine: info, demo, and each workload with several numbers of
+# ranks. Writes results to $OUT, or to the folder out beside this script. Does not repeat steps that succeeded. A step
+# ends after GIN_STEP_SECONDS (120). Prints the report last. The exit status is 0 if all steps succeeded. GIN_ITERATIONS
+# (10000) is the number of rounds of the longest runs.
 #
-# usage: run-command.sh [RANKS...]   (1 2 4 8 if none are given)
+# usage: run-command.sh [RANKS...]   (default: 1 2 4 8)
 
 set -uo pipefail
 cd "$(dirname "$0")"
@@ -17,8 +17,8 @@ limit="${GIN_STEP_SECONDS:-120}"
 failed=0
 names=""
 
-# step NAME ARGUMENTS...: runs the command with these arguments. Its output lies in NAME.out, what it told of errors in
-# NAME.err; NAME.ok says that it was right.
+# step NAME ARGUMENTS...: runs the command with these arguments. Writes its output to NAME.out and its errors to
+# NAME.err, and creates NAME.ok if it succeeded.
 step() {
     local name="$1" status
     shift
@@ -43,19 +43,19 @@ step demo demo
 for ranks in ${*:-1 2 4 8}; do
     for workload in ring alltoall halo; do
         step "$workload-$ranks" run "$workload" --device cuda --ranks "$ranks" --format json
-        # Larger, over several contexts, with more to wait for.
+        # Larger, over several contexts, with more waits.
         step "$workload-$ranks-long" run "$workload" --device cuda --ranks "$ranks" --format json \
             --bytes 1MiB --blocks 8 --threads 256 --contexts 4 --iters 100
-        # Many rounds in one launch, each of them checked.
+        # Many rounds in one launch; each round is checked.
         step "$workload-$ranks-many" run "$workload" --device cuda --ranks "$ranks" --format json \
             --bytes 4KiB --iters "${GIN_ITERATIONS:-10000}" --repeats 1
-        # By loads and stores, where ranks reach each other: two ranks and more.
+        # By loads and stores, if ranks reach each other: with two ranks or more.
         step "$workload-$ranks-lsa" run "$workload" --device cuda --ranks "$ranks" --format json --route auto \
             --bytes 1MiB --blocks 8 --threads 256 --contexts 4 --iters 100
         step "$workload-$ranks-lsa-many" run "$workload" --device cuda --ranks "$ranks" --format json --route auto \
             --bytes 4KiB --iters "${GIN_ITERATIONS:-10000}" --repeats 1
     done
-    # A process each, with a GPU of its own.
+    # Each rank is a process with its own GPU.
     if [ "$ranks" -gt 1 ] && [ "$gpus" -ge "$ranks" ]; then
         for workload in ring alltoall halo; do
             for route in network auto; do

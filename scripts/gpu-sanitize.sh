@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Runs small trials of one rank and one kernel under NVIDIA's compute-sanitizer, by the test binary that lies beside
-# this script: memcheck, and racecheck, which sees shared memory only. Other trials cannot run so: under the sanitizer
-# kernels follow each other, and ranks wait for each other. Results lie in $OUT, or in the folder out beside this
-# script.
+# Runs small trials of one rank and one kernel under NVIDIA's compute-sanitizer, with the test binary beside this
+# script. The tools are memcheck, and racecheck, which checks shared memory only. Other trials cannot run under the
+# sanitizer: it runs kernels one after the other, but ranks wait for each other. Writes results to $OUT, or to the
+# folder out beside this script.
 
 set -uo pipefail
 cd "$(dirname "$0")"
@@ -16,14 +16,14 @@ trials="a_rank_puts_to_itself a_single_rank_passes_every_barrier an_unknown_poin
 failed=0
 for tool in memcheck racecheck; do
     options=""
-    # The driver refuses to tell of a parameter that a kernel does not have, which is how their number is found.
+    # gin finds the number of parameters of a kernel by queries until the driver reports an error. That is no fault.
     [ "$tool" = memcheck ] && options="--report-api-errors no"
     for trial in $trials; do
         log="$out/sanitize-$tool-$trial.log"
         # shellcheck disable=SC2086
         timeout -k 5 "${GIN_STEP_SECONDS:-90}" compute-sanitizer --tool "$tool" $options --error-exitcode 9 ./gpu-tests --exact "cuda/1_gpu/$trial" >"$log" 2>&1 </dev/null
         status=$?
-        # The trial itself must have run and passed, too.
+        # The trial itself must have run and passed.
         if [ $status -eq 0 ] && grep -q '^test result: ok. 1 passed' "$log"; then
             echo "$tool $trial: $(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$log" | sed 's/^=* *//')"
         else

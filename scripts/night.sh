@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Searches for hours, with the arguments for `cargo test`. PROGRAMS: random programs; SEEDS: seeds of each case of
-# threads that post and flush at once. Every search runs, also after one that found something; the exit status is not 0
-# then, and the last line names them.
+# Runs long searches for faults, with its arguments for `cargo test`. PROGRAMS is the number of random programs. SEEDS
+# is the number of seeds of each case of threads that post and flush at once. Runs every search, even after one failed.
+# If a search failed, the exit status is not 0, and the last line names the failed searches.
 
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 arguments=("$@")
 found=()
 
-# One variable, then a package, a test and its filter.
+# search VARIABLE=VALUE PACKAGE TEST [FILTER...]: runs a test with an environment variable.
 search() {
     local variable=$1 package=$2 test=$3
     shift 3

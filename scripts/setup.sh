@@ -1,20 +1,23 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Installs what building and testing needs and is not there yet. With everything there it only looks and says nothing.
+# Installs missing requirements of building and testing. If nothing is missing, it only checks and prints nothing.
 #
 #   host tools      cargo, a C++ compiler
-#   kernel compiler one that can build `core` for nvptx64-nvidia-cuda (not with FEATURES=--no-default-features)
-#   CUDA tools      ptxas, nvcc, nvdisasm, cuobjdump as Python wheels in target/cuda-tools; without them the tests that
+#   kernel compiler a Rust compiler that can build `core` for nvptx64-nvidia-cuda (not with
+#                   FEATURES=--no-default-features)
+#   CUDA tools      ptxas, nvcc, nvdisasm, cuobjdump as Python wheels in target/cuda-tools; without them, the tests that
 #                   need them report themselves as ignored
-#   headers         rdma-core's and the kernel's for mlx5, which the tests compare our formats with; the same
+#   headers         mlx5 headers of rdma-core and of the Linux kernel, with which tests compare gin's formats; without
+#                   them, the tests that need them report themselves as ignored
 #
-# As root on Debian it installs packages; otherwise it says which to install.
+# As root on Debian it installs packages; otherwise it prints which packages to install.
 
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# All of CUDA 13.0, whose PTX and cubins every driver from 580 on takes; the two disassemblers exist only later.
+# The versions of CUDA 13.0: every driver from 580 on accepts its PTX and cubins. Of the two disassemblers there are
+# only later versions.
 WHEELS=(
     nvidia-cuda-nvcc==13.0.88
     nvidia-nvvm==13.0.88
@@ -25,12 +28,12 @@ WHEELS=(
     nvidia-cuda-cuobjdump==13.5.37
     nvidia-cuda-nvdisasm==13.5.37
 )
-# Not below CARGO_TARGET_DIR: the tools belong to the checkout, wherever its builds go.
+# Not in CARGO_TARGET_DIR: the tools belong to the checkout, regardless of its target folder.
 TOOLS=target/cuda-tools
 # The first version that marks GPU functions convergent.
 MIN_RUSTC_MINOR=96
 KERNEL_PACKAGES=(rustc-web rust-web-src cargo-web)
-# Where there are no such packages. A dated one: installing `nightly` would bring somebody's nightly up to date.
+# The fallback without these packages. It has a date, because installing `nightly` would update an existing nightly.
 KERNEL_TOOLCHAIN=nightly-2026-05-20
 
 say() { printf 'setup: %s\n' "$*" >&2; }
@@ -45,7 +48,7 @@ can_apt() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 apt_updated=
 apt_update() {
     [ -z "$apt_updated" ] || return 0
-    apt-get update -qq </dev/null >&2 || say "apt-get update failed; trying with the lists that are there"
+    apt-get update -qq </dev/null >&2 || say "apt-get update failed; continuing with the present package lists"
     apt_updated=1
 }
 
@@ -56,7 +59,7 @@ apt_install() {
 }
 
 host_tools() {
-    command -v cargo >/dev/null || fail "cargo is missing; install Rust from https://rustup.rs and try again"
+    command -v cargo >/dev/null || fail "cargo is missing; install Rust from https://rustup.rs and run make setup again"
     local missing=()
     command -v c++ >/dev/null || missing+=(g++)
     command -v cc >/dev/null || missing+=(gcc libc6-dev)
@@ -69,7 +72,7 @@ host_tools() {
     fi
 }
 
-# is_new_enough RUSTC: 1.96 or later
+# is_new_enough RUSTC: succeeds if the compiler is 1.96 or later
 is_new_enough() {
     local version minor
     version=$("$1" -V 2>/dev/null) || return 1
@@ -93,18 +96,18 @@ kernel_compiler() {
     if can_apt && apt_install "${KERNEL_PACKAGES[@]}" && has_kernel_compiler; then
         return 0
     fi
-    # A container's root account may get one more toolchain; a person's account may not.
+    # Adds a toolchain to the root account of a container, but not to a person's account.
     if can_apt && command -v rustup >/dev/null; then
-        say "no packages for it here; adding the toolchain $KERNEL_TOOLCHAIN beside those that are there"
+        say "no packages of a kernel compiler; adding the toolchain $KERNEL_TOOLCHAIN"
         rustup toolchain install "$KERNEL_TOOLCHAIN" --profile minimal --component rust-src --no-self-update \
             </dev/null >&2 || true
         has_kernel_compiler && return 0
     fi
-    fail "there is no compiler for GPU kernels. Install one with
+    fail "the compiler for GPU kernels is missing. Install it with
     rustup toolchain install nightly --component rust-src
 or, on Debian, as root
     apt-get install ${KERNEL_PACKAGES[*]}
-or leave the kernels for real GPUs out:
+or build without the kernels for real GPUs:
     make run FEATURES=--no-default-features"
 }
 
@@ -120,7 +123,7 @@ cuda_tools() {
             apt_install python3 python3-pip || true
         fi
         if ! python3 -m pip --version >/dev/null 2>&1; then
-            say "python3 with pip is missing (on Debian: apt-get install python3-pip), so there is no ptxas;" \
+            say "python3 with pip is missing (on Debian: apt-get install python3-pip), so ptxas cannot be installed;" \
                 "the tests that need it will be ignored"
             return 0
         fi
@@ -132,7 +135,7 @@ cuda_tools() {
     if ! python3 -m pip install --quiet --disable-pip-version-check --no-input --root-user-action=ignore \
         --no-deps --target "$unfinished" "${WHEELS[@]}" </dev/null >&2; then
         rm -rf "$unfinished"
-        say "they could not be fetched; the tests that need them will be ignored"
+        say "the CUDA tools could not be fetched; the tests that need them will be ignored"
         return 0
     fi
     chmod -R u+rwX "$unfinished"
@@ -143,7 +146,8 @@ cuda_tools() {
     say "CUDA tools are ready"
 }
 
-# The headers that the NIC's formats are compared with: /usr/include/infiniband, and the kernel's below /usr/src.
+# Installs the headers with which tests compare the NIC's formats: rdma-core's in /usr/include/infiniband, and the
+# kernel's in /usr/src.
 oracle_headers() {
     local missing=() kernel
     [ -e /usr/include/infiniband/mlx5dv.h ] || missing+=(libibverbs-dev)
@@ -155,8 +159,8 @@ oracle_headers() {
         return 0
     fi
     if [ "${missing[-1]}" = linux-headers-common ]; then
-        # The headers are in a package that is named after the kernel's version, for all architectures. The list of
-        # names may have to be fetched first.
+        # The package of the kernel's headers has the kernel's version in its name and is the same for all
+        # architectures. apt may have to fetch its package lists first.
         unset 'missing[-1]'
         kernel=$(kernel_headers)
         if [ -z "$kernel" ]; then
@@ -166,7 +170,7 @@ oracle_headers() {
         if [ -n "$kernel" ]; then
             missing+=("$kernel")
         else
-            say "there is no package with the kernel's headers; the tests that need them will be ignored"
+            say "apt knows no package with the kernel's headers; the tests that need them will be ignored"
         fi
     fi
     [ ${#missing[@]} -gt 0 ] || return 0
@@ -174,15 +178,15 @@ oracle_headers() {
         say "${missing[*]} could not be installed; the tests that need them will be ignored"
 }
 
-# The package with the headers of the newest kernel.
+# Prints the name of the package with the headers of the newest kernel.
 kernel_headers() {
     apt-cache search --names-only '^linux-headers-[0-9].*-common$' | cut -d' ' -f1 | sort -V | tail -n 1
 }
 
 mkdir -p target
-# Cargo's mark of a target folder: backups leave it out, and gin-build knows it by this.
+# Cargo's mark of a target folder: backups skip the folder, and gin-build recognises it by the mark.
 [ -e target/CACHEDIR.TAG ] || printf 'Signature: 8a477f597d28d172789f06886806bc55\n' >target/CACHEDIR.TAG
-# Two makes at once would otherwise install the same packages twice.
+# Without the lock, two concurrent runs of make would install the same packages twice.
 if command -v flock >/dev/null; then
     exec 9>target/.setup-lock
     flock 9

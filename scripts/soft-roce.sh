@@ -1,40 +1,43 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Runs a program in a virtual machine that has RDMA devices: Linux's Soft-RoCE (rdma_rxe), so no NIC is needed. Debian's
-# own kernel is booted by QEMU in software emulation. The machine's files are the program, the libraries that it is
-# linked to, and what the image holds (see below); it has no disk and no network but its own.
+# Runs a program in a virtual machine with RDMA devices: Linux's Soft-RoCE (rdma_rxe), so it requires no NIC. QEMU boots
+# Debian's kernel in software emulation. The machine's files are the program, the libraries that it is linked to, and
+# the contents of the image (PROGRAMS and MODULES below). It has no disk, and no network beyond the devices below.
 #
 # usage: soft-roce.sh [OPTION...] [--] PROGRAM [ARGUMENT...]
-#        soft-roce.sh --facts        what the machine's RDMA devices are, and a pingpong over each way
-#        soft-roce.sh --prepare      only makes the image
+#        soft-roce.sh --facts        shows the machine's RDMA devices, and runs a pingpong over each path
+#        soft-roce.sh --prepare      only builds the image
 #
-#   --seconds N      ends the machine after so long (600)
-#   --env NAME=VALUE puts a variable into the program's environment
-#   --file PATH      takes one more file or folder along, to the same place as here
-#   --with PROGRAM   takes one more program along, with the libraries that it is linked to, to /bin
-#   --setup COMMANDS shell commands that the machine runs first
-#   --memory MIB     its memory (2048)
-#   --no-facts       leaves the devices' facts and the pingpong out
-#   --input          passes what this script gets as input on to the program
-#   --host N WIRE    one of two machines, 1 or 2, that are joined: WIRE is where the first one, which must be there
-#                    before the second, makes a socket
+#   --seconds N      ends the machine after N seconds (600)
+#   --env NAME=VALUE sets a variable in the program's environment
+#   --file PATH      copies a file or folder into the machine, to the same path
+#   --with PROGRAM   copies another program, and the libraries that it is linked to, into the machine; the program is in
+#                    /bin
+#   --setup COMMANDS runs shell commands in the machine before the program
+#   --memory MIB     memory of the machine (2048)
+#   --no-facts       skips the description of the devices and the pingpong
+#   --input          passes the script's standard input to the program
+#   --host N WIRE    starts machine N, 1 or 2, of two connected machines. Machine 1 creates a socket at the path WIRE;
+#                    it must run before machine 2 starts
 #
-# The exit status is the program's; 120 if the machine did not come so far, 124 if its time was over. What the kernel
-# said is in console.log of the folder that is named then.
+# The exit status is the program's, 120 if the machine did not start the program, or 124 if its time was over. In the
+# last two cases, if the machine has started, the script prints the path of console.log, which has the kernel's
+# messages.
 #
-# In the machine there are
-#   rxe0         on dummy0, 10.7.0.1: what it sends comes back inside the driver, nothing is ever lost
-#   rxe1, rxe2   on v1, 10.7.1.1, and v2, 10.7.2.1, the two ends of a wire (veth): packets really travel, so they can be
-#                lost, delayed and cut (tc, ip)
-#   rxe3         with --host, on eth0, 10.8.0.N: the way to the other machine
+# The RDMA devices of the machine:
+#   rxe0         on dummy0, 10.7.0.1: its packets return inside the driver, and none is ever lost
+#   rxe1, rxe2   on v1, 10.7.1.1, and v2, 10.7.2.1, the two ends of a wire (veth): packets cross the wire, so commands
+#                (tc, ip) can drop and delay them and cut the wire
+#   rxe3         with --host, on eth0, 10.8.0.N: connected to the other machine
 #
-# As root on Debian it installs what it needs; otherwise it says what to install. The image is kept in target/soft-roce.
+# As root on Debian the script installs the packages that it needs; otherwise it prints which to install. It keeps the
+# image in the folder soft-roce of the target folder.
 
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Beside QEMU and what makes the image: the programs and libraries that the image holds.
+# QEMU, the tools that build the image, and the programs and libraries in the image.
 PACKAGES=(qemu-system-x86 busybox-static cpio kmod iproute2 ibverbs-utils ibverbs-providers perftest)
 PROGRAMS=(/bin/busybox ip tc rdma ibv_devinfo ibv_rc_pingpong ib_write_bw ib_atomic_lat)
 MODULES=(crc32_generic rdma_rxe ib_uverbs veth dummy sch_netem virtio_pci virtio_net)
@@ -61,7 +64,7 @@ while [ $# -gt 0 ]; do
         --host) host=$2 wire=$3; shift 3 ;;
         --prepare) prepare=1; shift ;;
         --) shift; break ;;
-        -*) fail "no option $1; they are listed at the top of this script" ;;
+        -*) fail "unknown option $1; the top of this script lists the options" ;;
         *) break ;;
     esac
 done
@@ -79,7 +82,7 @@ install_packages() {
         fail "these packages could not be installed: ${missing[*]}"
 }
 
-# The kernel that the distribution's package `linux-image-amd64` stands for, unpacked and not installed.
+# Unpacks the kernel of the distribution's package `linux-image-amd64` without installing it.
 unpack_kernel() {
     local package
     package=$(apt-cache depends linux-image-amd64 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)
@@ -87,10 +90,10 @@ unpack_kernel() {
         apt-get update -qq </dev/null >&2 || true
         package=$(apt-cache depends linux-image-amd64 | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)
     fi
-    # Any kernel will do that was unpacked before.
+    # Uses any kernel that an earlier run unpacked.
     if [ -z "$package" ]; then
         version=$(ls "$cache/kernel/lib/modules" 2>/dev/null | sort -V | tail -1)
-        [ -n "$version" ] || fail "apt knows no package linux-image-amd64"
+        [ -n "$version" ] || fail "apt knows no package linux-image-amd64, and $cache has no unpacked kernel"
         return 0
     fi
     version=${package#linux-image-}
@@ -106,14 +109,15 @@ unpack_kernel() {
     mv "$folder" "$cache/kernel"
 }
 
-# with_libraries FOLDER PROGRAM...: copies programs to /bin, and what they are linked to, into the folder.
+# with_libraries FOLDER PROGRAM...: copies programs to FOLDER/bin, and the libraries that they are linked to into
+# FOLDER.
 with_libraries() {
     local folder=$1 program library
     shift
     mkdir -p "$folder/bin"
     for program in "$@"; do
         cp -L "$program" "$folder/bin/"
-        # Not a dynamic program: no libraries.
+        # ldd fails for a static program, which has no libraries.
         ldd "$program" 2>/dev/null | sed -n 's/.*=> \(\/[^ ]*\).*/\1/p; s/^\t\(\/[^ ]*\) (.*/\1/p' || true
     done | sort -u | while read -r library; do
         mkdir -p "$folder$(dirname "$library")"
@@ -121,11 +125,12 @@ with_libraries() {
     done
 }
 
+# pack FOLDER: writes a cpio archive of the folder to standard output.
 pack() {
     (cd "$1" && find . -print0 | sort -z | cpio --null --create --format=newc --owner=0:0 --quiet)
 }
 
-# The part of the image that is the same for all programs.
+# Builds the part of the image that all programs share.
 make_image() {
     local key root programs=() program module line
     key=$(cat "$0" <(echo "$version") | sha256sum | cut -c1-16)
@@ -137,9 +142,9 @@ make_image() {
     ln -s usr/lib "$root/lib"
     ln -s bin "$root/sbin"
     for program in "${PROGRAMS[@]}"; do
-        programs+=("$(PATH="$PATH:/usr/sbin:/sbin" command -v "$program")") || fail "there is no $program"
+        programs+=("$(PATH="$PATH:/usr/sbin:/sbin" command -v "$program")") || fail "program $program is missing"
     done
-    # The loader is asked for as /lib64/..., which is a link here.
+    # Programs name the loader as /lib64/..., which is a link on this host.
     mkdir -p "$root/lib64"
     with_libraries "$root" "${programs[@]}"
     local providers=/usr/lib/$(uname -m)-linux-gnu/libibverbs
@@ -159,7 +164,7 @@ make_image() {
 /bin/busybox mkdir -p /bin
 /bin/busybox --install -s /bin 2>/dev/null
 export PATH=/bin HOME=/root TMPDIR=/tmp TERM=dumb NO_COLOR=1
-# Busybox has a smaller one, which its shell would take.
+# Busybox's shell would run its own, smaller ip.
 ip() { /bin/ip "$@"; }
 mount -t proc proc /proc
 mount -t sysfs sys /sys
@@ -167,7 +172,7 @@ mount -t devtmpfs dev /dev
 ln -s /proc/self/fd /dev/fd
 mkdir -p /dev/shm /dev/pts
 mount -t tmpfs shm /dev/shm
-# The program's output goes to the second line, its status to the third; the first is the kernel's.
+# Serial lines: the first carries the kernel's messages, the second the program's output, the third its status.
 stty -F /dev/ttyS1 raw -echo
 stty -F /dev/ttyS2 raw -echo
 end() {
@@ -179,11 +184,12 @@ exec >/dev/ttyS1 2>&1 </dev/null
 for module in /modules/*.ko; do insmod $module 2>/tmp/insmod || { cat /tmp/insmod; grep -q exists /tmp/insmod || end 120; }; done
 hostname "$(sed -n 's/.*gin.host=\([^ ]*\).*/\1/p' /proc/cmdline)"
 ip link set lo up
-# The module makes one by itself.
+# The module has created dummy0.
 ip addr add 10.7.0.1/24 dev dummy0
 ip link set dummy0 mtu 4500 up
-# Both ends of the wire are in this machine. So that packets travel nevertheless, what is sent from here to either
-# address finds the wire before it finds that the address is local; what comes in does not.
+# Both ends of the wire are in this machine, so the kernel would deliver packets between them locally. These rules make
+# a packet sent to either address take the route over the wire before the table of local addresses is read. For arriving
+# packets the kernel reads the table of local addresses first.
 ip link add v1 type veth peer name v2
 ip addr add 10.7.1.1/32 dev v1
 ip addr add 10.7.2.1/32 dev v2
@@ -207,7 +213,7 @@ rdma link add rxe0 type rxe netdev dummy0 || end 120
 rdma link add rxe1 type rxe netdev v1 || end 120
 rdma link add rxe2 type rxe netdev v2 || end 120
 if grep -q gin.wire /proc/cmdline; then
-    # Drivers find their devices in their own time.
+    # Waits until the driver has found its device.
     for _ in $(seq 100); do [ -e /sys/class/net/eth0 ] && break; sleep 0.1; done
     ip addr add "10.8.0.$(hostname | tr -cd 0-9)/24" dev eth0
     ip link set eth0 up
@@ -241,7 +247,7 @@ end $status
 INIT
     chmod +x "$root/init"
     pack "$root" | gzip -1 >"$image.$$"
-    # The next part must begin at a multiple of 4.
+    # The next archive must begin at a multiple of 4 bytes.
     truncate -s %4 "$image.$$"
     rm -rf "$root" "$cache"/image-*.cpio.gz
     mv "$image.$$" "$image"
@@ -258,7 +264,7 @@ make_image
 exec 8>&-
 [ -z "$prepare" ] || { echo "$image"; exit 0; }
 
-# Killed runs have left these.
+# Removes folders that killed runs have left.
 find "$cache" -maxdepth 1 -name 'run.*' -mmin +240 -exec rm -rf {} +
 run=$(mktemp -d "$cache/run.XXXXXX")
 root="$run/root"
@@ -266,18 +272,18 @@ mkdir -p "$root/run"
 cleaned() {
     if [ -n "${keep:-}" ]; then
         rm -rf "$root" "$run/initrd"
-        printf 'soft-roce: what the kernel said is in %s/console.log\n' "$run" >&2
+        printf "soft-roce: the kernel's messages are in %s/console.log\n" "$run" >&2
     else
         rm -rf "$run"
     fi
 }
 trap cleaned EXIT
 if [ $# -gt 0 ]; then
-    program=$(command -v "$1") || fail "there is no program $1"
+    program=$(command -v "$1") || fail "program $1 does not exist"
     shift
     name=$(basename "$program")
     with_libraries "$root" "$program"
-    # Symbols would only take memory; without lines a panic still names its place.
+    # Symbols only use memory. A panic names its file and line without them.
     strip --strip-debug "$root/bin/$name" 2>/dev/null || true
     {
         echo '#!/bin/sh'
@@ -298,7 +304,7 @@ for file in ${files[@]+"${files[@]}"}; do
     mkdir -p "$root$(dirname "$file")"
     cp -rL "$file" "$root$file"
 done
-# A second archive adds to what the first holds.
+# The kernel unpacks the second archive over the first.
 { cat "$image"; pack "$root"; } >"$run/initrd"
 append="console=ttyS0 quiet panic=1 mitigations=off gin.host=gin$host${facts:+ gin.facts}${input:+ gin.input}"
 network=(-nic none)
@@ -310,8 +316,8 @@ if [ -n "$wire" ]; then
         -device "virtio-net-pci,netdev=wire,romfile=,mac=52:54:00:10:08:0$host")
 fi
 [ -n "$input" ] || exec </dev/null
-# With kvm the guest hangs at its first instruction on some hosts that are virtual machines themselves. The machine ends
-# with this script, however that ends.
+# Does not use KVM: on some hosts that are virtual machines, the guest hangs at its first instruction with it. setpriv
+# ends the machine when this script ends, for any reason.
 start=$SECONDS over=0
 setpriv --pdeathsig TERM timeout --foreground -k 5 "$seconds" \
     setpriv --pdeathsig KILL qemu-system-x86_64 -accel tcg,thread=multi -cpu max -m "$memory" -smp 2 \
@@ -325,5 +331,5 @@ if [ -n "$status" ]; then
     exit "$status"
 fi
 keep=1
-# 137: it had to be killed.
+# 137: timeout had to kill it.
 case $over in 124 | 137) exit 124 ;; *) exit 120 ;; esac

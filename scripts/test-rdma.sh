@@ -5,16 +5,16 @@
 #
 # usage: test-rdma.sh [smoke | STAGE...]
 #
-#   smoke    the network by itself, also over a wire that loses, delays and is cut, and the conformance suite's cases
-#            for warps: about five minutes on two processors
-#   (none)   the same, faults between processes and between hosts, `gin run` on two hosts, and the whole suite with
-#            ranks as threads over three networks, as two processes, and on two hosts; its cases for warps over two
-#            ports, with signals raised by the NIC, and with memory of devices that goes through host memory: an hour
-#   STAGE... these stages of it only
+#   smoke    the tests of the network, also over a wire that loses and delays packets and is cut, and the conformance
+#            suite's cases for warps: about five minutes on two processors
+#   (none)   the same; faults between processes and between hosts; `gin run` on two hosts; the whole suite with ranks as
+#            threads over three networks, as two processes, and on two hosts; its cases for warps over two ports, with
+#            signals raised by the NIC, and with device memory staged through host memory: an hour
+#   STAGE... only these stages of the full run
 #
-# FEATURES are those of cargo, as in the Makefile: with --no-default-features no kernels for GPUs are compiled.
+# FEATURES are cargo's feature options, as in the Makefile: with --no-default-features cargo compiles no GPU kernels.
 #
-# Ends with the sum over all: N passed, N failed, N skipped. A stage that fails does not keep the others from running.
+# Prints the sum over all stages last: N passed, N failed, N skipped. All stages run, even after one failed.
 
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -23,7 +23,7 @@ log=$(mktemp "${TMPDIR:-/tmp}/gin-rdma.XXXXXX")
 trap 'rm -f "$log"' EXIT
 failed=0
 
-# Builds the tests that are named rdma, of the whole workspace: `make test` has built the same. A line each: package,
+# Builds all tests of the workspace with the name rdma (`make test` builds the same). Prints a line for each: package,
 # program.
 built() {
     # shellcheck disable=SC2086 # several words
@@ -33,7 +33,7 @@ built() {
             -e 's/.*"package_id":"[^"]*\/\([a-z-]*\)#[^"@]*".*"executable":"\([^"]*\)".*/\1 \2/p'
 }
 
-# stage NAME COMMAND...: unless others were asked for
+# stage NAME COMMAND...: runs the command, unless the arguments name other stages only.
 stage() {
     local name=$1 start=$SECONDS status=0
     shift
@@ -44,7 +44,7 @@ stage() {
     [ "$status" = 0 ] || failed=1
 }
 
-# With a space around each; empty if all are.
+# The requested stages with a space around each; empty if all stages run.
 wanted=
 [ $# = 0 ] || [ "$1" = smoke ] || wanted=" $* "
 programs=$(built)
@@ -78,7 +78,7 @@ else
 fi
 
 awk -v failed="$failed" '
-    # Lines of a machine end as those of a terminal do.
+    # The lines of a virtual machine end as the lines of a terminal do.
     { gsub(/\033\[[0-9;]*m|\r/, "") }
     /^test result: / {
         for (i = 1; i < NF; i++) {
@@ -89,7 +89,7 @@ awk -v failed="$failed" '
     }
     END {
         if (passed + wrong == 0) print "no test ran"
-        if (failed && wrong == 0) print "a stage ended badly"
+        if (failed && wrong == 0) print "a stage failed without a failed test"
         printf "%d passed, %d failed, %d skipped\n", passed, wrong, skipped
         exit failed || passed == 0
     }

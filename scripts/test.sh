@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Runs all tests of the workspace, with the arguments for `cargo test`, and ends with the sum over all of them:
+# Runs all tests of the workspace and passes its arguments to `cargo test`. Prints the sum over all tests last:
 #
 #   N passed, N failed, N skipped
 #
-# The exit status is not 0 if a test failed, if something did not compile, or if no test ran.
+# The exit status is not 0 if a test failed, if a crate did not compile, or if no test ran.
 
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,17 +13,17 @@ cd "$(dirname "$0")/.."
 log=$(mktemp "${TMPDIR:-/tmp}/gin-test.XXXXXX")
 trap 'rm -f "$log"' EXIT
 
-# The pipe hides the terminal from cargo.
+# The pipe below hides the terminal from cargo, so this keeps colours on a terminal.
 if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then
     export CARGO_TERM_COLOR="${CARGO_TERM_COLOR:-always}"
 fi
 
 status=0
-# Every test binary runs, also after one that failed, so that the sum is of all.
+# Every test binary runs, even after a failed one, so that the sum covers all.
 "${CARGO:-cargo}" test --workspace --no-fail-fast "$@" </dev/null 2>&1 | tee "$log" || status=${PIPESTATUS[0]}
 
 awk -v status="$status" '
-    # Colours and carriage returns are for people.
+    # Removes colours and carriage returns.
     { gsub(/\033\[[0-9;]*m|\r/, "") }
     # The closing line of libtest and of libtest-mimic:
     # test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
