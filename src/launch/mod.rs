@@ -37,8 +37,8 @@ pub(crate) fn run(arguments: &LaunchArgs) -> Result<End, Failure> {
     runtime.block_on(launch(arguments))
 }
 
-/// The processes of the ranks. Each leads a process group. A forwarded signal so reaches the processes that a rank
-/// starts, and a signal from the terminal reaches only this command.
+/// The processes of the ranks. Each leads a process group. Therefore a forwarded signal also reaches the processes that
+/// a rank starts, and a signal from the terminal reaches only this command.
 struct Ranks {
     /// The process group of each rank; `None` once the rank has ended.
     groups: Vec<Option<Pid>>,
