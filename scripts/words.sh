@@ -2,15 +2,16 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
 # Checks the words of the repository: retired names, habits of prose that are hard to read, lines that are too long, and
-# paths and links of documents that do not exist. The patterns, their replacements and their exceptions are in words.txt.
+# paths and links of documents that do not exist. The patterns, their replacements and their exceptions are in
+# words.txt.
 #
 # usage: words.sh [--count] [FILE...]
 #        words.sh --test
 #
-# Without files it checks all tracked ones of the kinds that words.awk knows. It prints one line for each finding, as
-# path:line: found "word": advice. --count prints the number of findings in each folder and of each rule instead.
-# --test checks lines that must be found and lines that must not be, given at the end of this file.
-# The exit status is 1 if there is a finding, and 2 if a line of words.txt cannot be read.
+# Without files it checks all tracked files of the kinds that words.awk supports. It prints one line for each finding:
+# path:line: found "word": advice. With --count it prints the number of findings in each folder and of each rule
+# instead. --test checks the samples at the end of this file: lines with findings and lines without.
+# The exit status is 1 if there is a finding, and 2 if words.txt has an invalid line.
 
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -24,12 +25,12 @@ esac
 list=$(mktemp "${TMPDIR:-/tmp}/gin-words.XXXXXX")
 tests=
 trap 'rm -rf "$list" ${tests:+"$tests"}' EXIT
-# New files count for paths in documents before they are added.
+# Documents may name new files before they are added.
 git ls-files --cached --others --exclude-standard >"$list"
 
 if [ $# -eq 0 ]; then
     mapfile -t files < <(git ls-files -- '*.rs' '*.md' '*.sh' '*.toml' '*.yml' Makefile .ci/run ':!scripts/words.*')
-    # A file may be deleted and its deletion not committed.
+    # A deleted file is listed until its deletion is committed.
     present=()
     for file in "${files[@]}"; do
         [ ! -f "$file" ] || present+=("$file")
@@ -37,12 +38,12 @@ if [ $# -eq 0 ]; then
     set -- "${present[@]}"
 fi
 
-# Bytes, so that every awk reads every file; words.awk counts characters of UTF-8 itself.
+# The locale C treats files as bytes, so that every awk can read every file. words.awk counts UTF-8 characters itself.
 check() {
     LC_ALL=C awk -v count="$count" -v root="${tests:+$tests/}" -f scripts/words.awk scripts/words.txt "$list" "$@"
 }
 
-# Writes each sample below to a file of its own and compares the found words with the expected ones.
+# Writes each sample below to a separate file and compares the found words with the expected ones.
 self_test() {
     local kind wanted text found file number=0 failed=0
     tests=$(mktemp -d "${TMPDIR:-/tmp}/gin-words.XXXXXX")

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! gin: GPU-initiated networking in Rust, for programs.
+//! GPU-initiated networking in Rust: the crate for host programs.
 //!
 //! A kernel crate depends on `gin-device`; the program that launches its kernels depends on this crate.
 //!
@@ -8,10 +8,10 @@
 //! | [`launch`] | jobs: one function per rank |
 //! | [`comm`] | communicators, windows, faults |
 //! | [`device`] | devices, memory, streams, launches |
-//! | [`boot`] | how processes become the ranks of a job |
-//! | [`net`] | networks and NICs, where the defaults do not do |
-//! | `ptx` | the kernels that ship, as PTX (feature `cuda`) |
-//! | `build` | kernel crates to PTX, from build scripts (feature `cuda`) |
+//! | [`boot`] | the bootstrap: how processes become the ranks of a job |
+//! | [`net`] | networks and NICs, for programs that replace the defaults |
+//! | `ptx` | the PTX of the shipped kernels (feature `cuda`) |
+//! | `build` | compiles kernel crates to PTX, for build scripts (feature `cuda`) |
 //!
 //! ```
 //! use gin::prelude::*;
@@ -27,11 +27,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! `docs/versions.md` says what may change when. `docs/public-items.txt` lists the items of this crate; a test compares
-//! it. The command `gin` runs the workloads on the devices of a machine: see the README.
+//! `docs/versions.md` states the rules for changes between versions. `docs/public-items.txt` lists the public items of
+//! this crate, and a test compares the list with the crate. The command `gin` runs workloads on the devices of a
+//! machine; the README describes it.
 #![warn(unreachable_pub)]
 
-/// Communicators: what they require, their windows, and how they end.
+/// Communicators: their requirements, windows and faults.
 pub mod comm {
     pub use gin_abi::{Deadline, Fault, FaultKind};
     pub use gin_host::comm::{
@@ -60,21 +61,21 @@ pub mod device {
     }
 }
 
-/// How processes become the ranks of a job.
+/// The bootstrap: how processes become the ranks of a job.
 pub mod boot {
     pub use gin_boot::{
         Bootstrap, BootstrapError, InProcess, Job, JobError, LossCause, Rendezvous, TcpBootstrap, TcpConfig, UniqueId,
     };
 }
 
-/// Networks of proxies and NICs of kernels.
+/// Networks that proxies use, and NICs that kernels drive.
 pub mod net {
     pub use gin_net::verbs::{NoDevice, PortName, Ports, VerbsConfig};
     pub use gin_net::{Endpoint, Network, NetworkFactory};
     pub use gin_nic::{DoorbellRelease, Doorbells, NicConfig, Ringer};
 }
 
-/// The names that most programs use. None of them is a name of `gin_device::prelude`, so one file can use both.
+/// The names that most programs use. `gin_device::prelude` has none of them, so one file can import both.
 pub mod prelude {
     pub use crate::boot::{Bootstrap, Job};
     pub use crate::comm::{CommError, Communicator, Requirements, WindowFlags};
@@ -85,7 +86,7 @@ pub mod prelude {
 #[cfg(feature = "cuda")]
 pub use gin_build as build;
 
-/// The kernels that ship, as PTX for each architecture: architecture (`sm_90`, ...) and text.
+/// The shipped kernels as PTX: a table of architecture (`sm_90`, ...) and text.
 #[cfg(feature = "cuda")]
 pub mod ptx {
     include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
@@ -98,10 +99,10 @@ pub mod ptx {
         include!(concat!(env!("OUT_DIR"), "/engine.rs"));
     }
 
-    /// The engine of software NICs, in the same form.
+    /// The engine of software NICs: a table of the same form.
     pub use engine::PTX as ENGINE;
 
-    /// The kernels that `gin bench` times, in the same form.
+    /// The kernels that `gin bench` times: a table of the same form.
     #[doc(hidden)]
     pub use bench::PTX as BENCH;
 }

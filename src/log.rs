@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The command's messages on standard error about its inner events, as `GIN_LOG` says.
+//! Log messages of the command on standard error. The variable `GIN_LOG` selects them.
 
 use crate::cli::{Failure, Refused};
 use std::io::{self, IsTerminal};
@@ -7,13 +7,14 @@ use tracing_subscriber::filter::Targets;
 use tracing_subscriber::fmt::{self, format::FmtSpan};
 use tracing_subscriber::prelude::*;
 
-/// The events that a user of a job waits for. Faults end the command, which prints them itself.
+/// The default filter: errors, and the progress of joining, which a user waits for. It leaves
+/// faults out because these end the command, which prints them itself.
 const DEFAULT: &str = "error,gin_boot=info";
 
-/// Starts to listen.
+/// Starts logging.
 ///
 /// # Errors
-/// A filter that cannot be understood.
+/// Returns [`Refused`] if `GIN_LOG` is no valid filter.
 pub(crate) fn start() -> Result<(), Failure> {
     let given = std::env::var("GIN_LOG").ok().filter(|text| !text.trim().is_empty());
     let filter: Targets = given.as_deref().unwrap_or(DEFAULT).parse().map_err(|error| {
@@ -23,7 +24,7 @@ pub(crate) fn start() -> Result<(), Failure> {
         ))
     })?;
     let lines = fmt::layer().with_writer(io::stderr).with_ansi(io::stderr().is_terminal()).without_time();
-    // The end of a span says how long it took.
+    // A message at the end of each span gives its duration.
     tracing_subscriber::registry().with(lines.with_span_events(FmtSpan::CLOSE).with_filter(filter)).try_init()?;
     Ok(())
 }

@@ -13,7 +13,7 @@ use std::io;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let end = log::start().and_then(|()| cli::run()).unwrap_or_else(|error| told(&error));
+    let end = log::start().and_then(|()| cli::run()).unwrap_or_else(|error| print_failure(&error));
     ExitCode::from(match end {
         End::Right => 0,
         End::Wrong => 1,
@@ -22,11 +22,11 @@ fn main() -> ExitCode {
     })
 }
 
-/// Prints what went wrong, and says how to end for it.
-fn told(error: &Failure) -> End {
-    // The reader of the output has seen enough of it.
-    let unread = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
-    if !error.downcast_ref::<io::Error>().is_some_and(unread) {
+/// Prints the error of a failed run and returns the matching end.
+fn print_failure(error: &Failure) -> End {
+    // A broken pipe is silent: the reader of the output has closed it on purpose.
+    let is_broken_pipe = |error: &io::Error| error.kind() == io::ErrorKind::BrokenPipe;
+    if !error.downcast_ref::<io::Error>().is_some_and(is_broken_pipe) {
         eprintln!("gin: {error}");
     }
     if error.is::<Refused>() { End::Refused } else { End::Wrong }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Bytes a second of puts by loads and stores, of bare copy loops, and of the copy engine.
+//! The bandwidth of puts by loads and stores, of bare copy loops, and of the copy engine.
 
 use super::driver::{Engine, ordinal, processors};
 use super::lab::{Lab, Shape, median};
@@ -14,10 +14,10 @@ use gin_host::world::Rank;
 
 const RANKS: u32 = 2;
 
-/// The size that goals are for.
+/// The size of a put to which the goals apply, in bytes.
 const GOAL_BYTES: u64 = 256 << 20;
 
-/// The bare loops, and the most threads of a block of each.
+/// The kernels of bare copy loops, and the maximum number of threads per block of each.
 const LOOPS: [(&str, u32); 5] = [
     ("bare_copy_1", 1024),
     ("bare_copy_2", 1024),
@@ -26,21 +26,21 @@ const LOOPS: [(&str, u32); 5] = [
     ("bare_copy_4_strong", 1024),
 ];
 
-/// A kernel of some shape, and its gigabytes a second.
+/// The shape of a kernel, and its bandwidth in GB/s.
 #[derive(Clone, Copy, Debug)]
 struct Speed {
     shape: Shape,
     rate: f64,
 }
 
-/// The measurement of one size.
+/// The measurement of one put size. All bandwidths are in GB/s.
 #[derive(Clone, Debug)]
 struct Sized {
     bytes: u64,
     puts: Vec<Speed>,
     bare: Vec<Speed>,
     engine: Option<f64>,
-    /// Words that were wrong after a put, a bare copy and a copy of the engine.
+    /// Number of wrong words after a put, a bare copy and a copy by the copy engine.
     wrong: [u64; 3],
 }
 
@@ -48,11 +48,12 @@ fn best(speeds: &[Speed]) -> Option<Speed> {
     speeds.iter().copied().max_by(|one, other| one.rate.total_cmp(&other.rate))
 }
 
-fn says(speed: Speed) -> String {
+/// Returns the blocks and threads as text.
+fn shape_text(speed: Speed) -> String {
     format!("{} x {} threads", speed.shape.blocks, speed.shape.threads)
 }
 
-/// One rank's part.
+/// One of the two ranks: rank 0 sends and rank 1 receives.
 struct Side<'a> {
     bench: &'a Bench,
     lab: Lab<'a>,
@@ -60,27 +61,27 @@ struct Side<'a> {
     handle: DeviceComm,
     to: Window<u64>,
     from: Window<u64>,
-    /// Number of the peer's GPU and address of its part of `to`.
-    there: (usize, u64),
+    /// Number of the receiver's GPU, and the address of its part of `to`.
+    destination: (usize, u64),
     engine: Option<Engine>,
-    /// Blocks that fill the GPU.
+    /// Number of blocks that fill the GPU.
     most: u32,
-    /// Raises so far, as many as must arrive.
+    /// Number of signal raises posted so far. As many must arrive.
     raises: u64,
 }
 
 impl<'a> Side<'a> {
     fn new(bench: &'a Bench, rank: &'a Rank, comm: &'a Communicator, words: usize) -> Result<Self, CommError> {
         let sends = rank.rank() == 0;
-        // The direction is one, so each side has one window.
+        // Data moves in one direction, so each side needs one large window only.
         let to = comm.alloc_window::<u64>(if sends { 2 } else { words }, WindowFlags::NONE)?;
         let from = comm.alloc_window::<u64>(if sends { words } else { 2 }, WindowFlags::NONE)?;
         let device = &**rank.device();
         let own = [ordinal(device).unwrap_or(0) as u64, to.memory().address()];
         let all = rank.bootstrap().all_gather(bytemuck::cast_slice(&own))?;
-        let told = all.get(1).and_then(|bytes| bytes.split_first_chunk::<8>());
-        let (place, address) = told
-            .and_then(|(place, rest)| Some((u64::from_le_bytes(*place), u64::from_le_bytes(*rest.first_chunk()?))))
+        let peer = all.get(1).and_then(|bytes| bytes.split_first_chunk::<8>());
+        let (number, address) = peer
+            .and_then(|(number, rest)| Some((u64::from_le_bytes(*number), u64::from_le_bytes(*rest.first_chunk()?))))
             .unwrap_or_default();
         Ok(Self {
             bench,
@@ -89,7 +90,7 @@ impl<'a> Side<'a> {
             handle: comm.device()?,
             to,
             from,
-            there: (place as usize, address),
+            destination: (number as usize, address),
             engine: if sends { Engine::of(device)? } else { None },
             most: processors(device).unwrap_or(4),
             raises: 0,
@@ -104,7 +105,7 @@ impl<'a> Side<'a> {
     fn shapes(&self, kernel: &'static str, most_threads: u32, bytes: u64) -> Vec<Shape> {
         let mut counts: Vec<u32> = [1, 4, 8, 16, 32, 64].into_iter().filter(|&count| count < self.most).collect();
         counts.push(self.most);
-        // Few bytes for a block, or very many, only take time.
+        // Leaves out shapes that only take time: blocks with few bytes each, and few blocks for many bytes.
         counts.retain(|&count| count == 1 || bytes / u64::from(count) >= 1 << 10);
         counts.retain(|&count| bytes < 16 << 20 || count >= 8 || count == self.most);
         let threads: &[u32] = if self.bench.is_real() { &[256, 512, 1024] } else { &[32] };
@@ -113,7 +114,7 @@ impl<'a> Side<'a> {
         threads.flat_map(shape).collect()
     }
 
-    /// Moves `bytes` bytes `times` times; nanoseconds of each.
+    /// Moves `bytes` bytes `times` times and returns the mean time of a transfer, in nanoseconds.
     fn move_by(&mut self, shape: Shape, bytes: u64, times: u64) -> Result<f64, CommError> {
         let (len, put) = ((bytes / 8) as usize, shape.kernel == "bench_lsa_put");
         let figure = self.lab.timed(shape, Some(self.comm), &[&self.handle, &self.to, &self.from, &len, &times])?;
@@ -123,7 +124,7 @@ impl<'a> Side<'a> {
         Ok(figure.ns / times as f64)
     }
 
-    /// Gigabytes a second.
+    /// Measures the bandwidth of a shape, in GB/s.
     fn rate(&mut self, shape: Shape, bytes: u64) -> Result<Speed, CommError> {
         let times = self.times(bytes);
         self.move_by(shape, bytes, 1)?;
@@ -132,12 +133,12 @@ impl<'a> Side<'a> {
         Ok(Speed { shape, rate: bytes as f64 / median(each).max(1.0) })
     }
 
-    /// How often in one launch: for short transfers often enough to be timed.
+    /// Returns the number of transfers in one launch, large enough to time short transfers.
     fn times(&self, bytes: u64) -> u64 {
         self.bench.pick(((64 << 20) / bytes).clamp(1, 200), 2)
     }
 
-    /// All of the GPU.
+    /// Returns a shape that fills the GPU.
     fn whole(&self, kernel: &'static str) -> Shape {
         Shape { kernel, blocks: self.most, threads: self.bench.pick(1024, 32), waits: false }
     }
@@ -148,7 +149,7 @@ impl<'a> Side<'a> {
         self.lab.launch(shape, None, &[&address, &(words as usize), &seed])
     }
 
-    /// Has the sender move by `act`, and the receiver count the words that are wrong then.
+    /// Lets the sender move data by `act` and the receiver count the wrong words. Returns 0 at the sender. Collective.
     fn check(
         &mut self,
         bytes: u64,
@@ -159,7 +160,7 @@ impl<'a> Side<'a> {
         if self.sends() {
             self.fill(&self.from, words, seed)?;
         } else {
-            // Something else, so that what does not arrive shows.
+            // Other values, so that missing words show.
             self.fill(&self.to, words, !seed)?;
         }
         self.lab.rank.barrier()?;
@@ -175,17 +176,17 @@ impl<'a> Side<'a> {
         Ok(self.lab.timed(shape, None, &[&address, &(words as usize), &seed])?.wrong)
     }
 
-    /// Nanoseconds of a copy by the engine, if there is one.
+    /// Returns the time of a copy by the copy engine, in nanoseconds; `None` without an engine.
     fn engine(&self, bytes: u64, times: u64) -> Result<Option<f64>, GpuError> {
         let Some(engine) = &self.engine else { return Ok(None) };
         engine.enter()?;
         let (from, limit) = (self.from.memory().address(), self.bench.limit * 2);
-        // Safety: the sender's window and the receiver's are alive and have these bytes.
-        let ns = unsafe { engine.time_copies(self.there, from, bytes as usize, times, limit)? };
+        // Safety: the sender's and the receiver's window are alive and have at least `bytes` bytes.
+        let ns = unsafe { engine.time_copies(self.destination, from, bytes as usize, times, limit)? };
         Ok(Some(ns))
     }
 
-    /// All of one size.
+    /// Measures and checks one put size.
     fn measure(&mut self, bytes: u64) -> Result<Sized, CommError> {
         let (mut puts, mut bare, mut engine) = (Vec::new(), Vec::new(), None);
         if self.sends() {
@@ -199,7 +200,7 @@ impl<'a> Side<'a> {
             }
             engine = self.engine(bytes, self.times(bytes))?.map(|ns| bytes as f64 / ns.max(1.0));
         }
-        // The sender's way is the best one; the receiver only has to know that there is one.
+        // The sender repeats its fastest shape for the check; the receiver has no shapes and only checks.
         let put = best(&puts).map(|speed| speed.shape);
         let copy = best(&bare).map(|speed| speed.shape);
         let wrong = [
@@ -220,7 +221,7 @@ impl<'a> Side<'a> {
         Ok(Sized { bytes, puts, bare, engine, wrong })
     }
 
-    /// How many raises are missing at the receiver, or too many.
+    /// Returns how many raises are missing at the receiver, or were too many.
     fn missing(&self) -> Result<u64, CommError> {
         let all = self.lab.rank.bootstrap().all_gather(&self.raises.to_le_bytes())?;
         let sent = all.first().and_then(|bytes| bytes.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes));
@@ -245,7 +246,7 @@ fn sizes(bench: &Bench) -> Vec<u64> {
     powers.filter(|&bytes| bytes <= bench.most_bytes).collect()
 }
 
-/// Puts by size.
+/// Measures puts by size. A second table shows the shapes of the size with goals and of the largest size.
 pub(super) fn puts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let sizes = sizes(bench);
     let Some(&largest) = sizes.last() else { return Ok(Vec::new()) };
@@ -259,7 +260,7 @@ pub(super) fn puts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     };
     let mut ranks = bench.on_ranks(bench.world(RANKS)?, body)?;
     let (Some((received, missing)), Some((sent, _))) = (ranks.pop(), ranks.pop()) else {
-        return Err("a rank brought no figures".into());
+        return Err("a rank returned no figures".into());
     };
     let mut rows = Vec::new();
     let mut shapes = Vec::new();
@@ -267,8 +268,8 @@ pub(super) fn puts(bench: &Bench) -> Result<Vec<Table>, Failure> {
         let (Some(put), Some(bare)) = (best(&sent.puts), best(&sent.bare)) else { continue };
         let bytes = sent.bytes;
         let goals = bench.counts(RANKS) && bytes == GOAL_BYTES;
-        let what = format!("put of {}, {}", size::show(bytes), says(put));
-        let beside = format!("{}, {}", bare.shape.kernel, says(bare));
+        let what = format!("put of {}, {}", size::show(bytes), shape_text(put));
+        let beside = format!("{}, {}", bare.shape.kernel, shape_text(bare));
         let goal = goals.then_some(Goal::AtLeast(0.98));
         let mut row =
             Row::new(what, put.rate, "GB/s", Some(received.wrong.iter().sum())).beside(beside, bare.rate, goal, None);
@@ -281,15 +282,15 @@ pub(super) fn puts(bench: &Bench) -> Result<Vec<Table>, Failure> {
         }
     }
     let mut table = bench.table("LSA put by size", RANKS, rows);
-    table.rows.push(Row::new("raises of the signal that are missing", missing as f64, "", Some(missing)));
+    table.rows.push(Row::new("missing raises of the signal", missing as f64, "", Some(missing)));
     Ok(vec![table, bench.table("LSA put by blocks", RANKS, shapes)])
 }
 
-/// Puts of one size by every shape, each beside the best bare loop of that shape.
+/// Returns a row for each shape of a put of one size, compared with the bare loops of the same shape.
 fn by_shape(sized: &Sized) -> Vec<Row> {
     let row = |put: &Speed| {
         let alike = |bare: &&Speed| bare.shape.blocks == put.shape.blocks && bare.shape.threads == put.shape.threads;
-        let row = Row::new(format!("put of {}, {}", size::show(sized.bytes), says(*put)), put.rate, "GB/s", None);
+        let row = Row::new(format!("put of {}, {}", size::show(sized.bytes), shape_text(*put)), put.rate, "GB/s", None);
         sized.bare.iter().filter(alike).fold(row, |row, bare| row.beside(bare.shape.kernel, bare.rate, None, None))
     };
     sized.puts.iter().map(row).collect()

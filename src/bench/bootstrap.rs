@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The cost of joining and of collective operations over TCP, by the number of ranks, which are tasks of one thread
-//! here.
+//! The cost of joining and of collective operations over TCP, by the number of ranks. The ranks are tasks of one
+//! thread.
 
 use crate::cli::{Failure, Format};
 use gin_boot::{Simulated, Step, simulate};
@@ -9,10 +9,10 @@ use serde::Serialize;
 use std::io::Write;
 use std::time::Duration;
 
-/// Numbers of ranks, of which those are tried that are asked for.
+/// The numbers of ranks to simulate, up to the requested maximum.
 const RANKS: [u32; 11] = [2, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384];
 
-/// Bytes that each rank gives: about what it says when a communicator is made.
+/// Bytes that each rank contributes: about as many as for the creation of a communicator.
 const BYTES: usize = 256;
 
 const BARRIERS: u32 = 11;
@@ -52,19 +52,20 @@ impl Row {
     }
 }
 
-/// Measures and prints each row when it is there.
+/// Runs the simulations and prints each row as soon as it is complete.
 ///
 /// # Errors
-/// Ranks that cannot meet, and those of the writer.
+/// Returns the error of the bootstrap, and the error of the writer.
 pub(crate) fn run(most_ranks: u32, format: Format, out: &mut impl Write) -> Result<(), Failure> {
-    // Four descriptors for each rank are more than a process may have by default; the most that it may have are enough
-    // nearly everywhere, and the error says so where they are not.
+    // Four file descriptors per rank exceed the default limit of a process, so this raises the limit to its maximum.
+    // The maximum nearly always suffices; otherwise the error of the simulation says so.
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     if format != Format::Json {
         writeln!(
             out,
-            "bootstrap over TCP: ranks as tasks of one thread, over the loopback; bytes sent and received, {BYTES} given"
+            "bootstrap over TCP: ranks as tasks of one thread, over the loopback; B: bytes sent and received; \
+             each rank contributes {BYTES}"
         )?;
         writeln!(
             out,

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Threads that post, in the shapes that NCCL's figures of issue are known for.
+//! Posting threads, in the shapes for which NCCL's figures are known.
 
-/// The threads that post, and their numbers of posts.
+/// The shape of the posting threads, and their number of posts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Crowd {
     pub(super) blocks: u32,
     pub(super) threads: u32,
-    /// Ranks that are posted to in turn.
+    /// Number of ranks that each thread posts to in turn.
     pub(super) peers: u32,
-    /// Posts of each thread in a launch.
+    /// Number of posts of each thread in a launch.
     pub(super) posts: u64,
 }
 
 impl Crowd {
-    /// Threads of all blocks.
+    /// Returns the number of threads of all blocks.
     pub(super) fn members(&self) -> u32 {
         self.blocks * self.threads
     }
 
-    /// Posts of all threads in a launch.
+    /// Returns the number of posts of all threads in a launch.
     pub(super) fn all(&self) -> u64 {
         u64::from(self.members()) * self.posts
     }
@@ -30,8 +30,8 @@ impl Crowd {
     }
 }
 
-/// The shapes, on a real GPU with `posts` posts of each thread; smaller ones for virtual GPUs. `all`: blocks that fill
-/// the GPU.
+/// Returns the shapes: on a real GPU with `posts` posts per thread, on a virtual GPU smaller ones. `all` is the number
+/// of blocks that fill the GPU.
 pub(super) fn crowds(real: bool, all: u32, posts: [u64; 6]) -> [Crowd; 6] {
     let (shapes, posts) = if real {
         ([(1, 1, 1), (1, 32, 1), (1, 32, 8), (1, 256, 8), (all, 1, 8), (all, 32, 8)], posts)

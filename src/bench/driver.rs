@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The driver's operations that need no kernel: copies and stream memory operations.
+//! Operations of the CUDA driver that need no kernel: copies and stream memory operations.
 
 use cudarc::driver::sys::{
     self, CUcontext, CUevent, CUresult, CUstream, CUstreamBatchMemOpParams,
@@ -15,34 +15,34 @@ fn ok(context: &'static str, code: CUresult) -> Result<(), GpuError> {
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(GpuError::Driver { context, reason: format!("{code:?}") }) }
 }
 
-/// Number of processors of a GPU; `None` of a device that is none.
+/// Returns the number of processors of a GPU; `None` for a device that is no GPU.
 pub(super) fn processors(device: &dyn Device) -> Option<u32> {
     device.as_any().downcast_ref::<CudaDevice>().map(CudaDevice::processors)
 }
 
-/// Number of a GPU; `None` of a device that is none.
+/// Returns the number of a GPU; `None` for a device that is no GPU.
 pub(super) fn ordinal(device: &dyn Device) -> Option<usize> {
     device.as_any().downcast_ref::<CudaDevice>().map(CudaDevice::ordinal)
 }
 
-/// A stream of a GPU, and events.
+/// A stream of a GPU, and its events.
 #[derive(Debug)]
 pub(super) struct Engine {
     context: CUcontext,
     stream: CUstream,
-    /// Without time.
+    /// An event without timing.
     mark: CUevent,
-    /// With time.
+    /// The start and end event of timed copies.
     between: [CUevent; 2],
 }
 
-// Safety: handles of the driver's, which any thread may use.
+// Safety: any thread may use these handles of the driver.
 unsafe impl Send for Engine {}
 
-/// The primary context of a GPU, which gin uses and keeps.
+/// Returns the primary context of a GPU, which gin uses, and retains it until the process ends.
 fn context_of(ordinal: usize) -> Result<CUcontext, GpuError> {
     let (mut device, mut context) = (0, std::ptr::null_mut());
-    // Safety: writes an integer and a pointer; kept until the process ends.
+    // Safety: the calls write an integer and a pointer; nobody releases the context.
     unsafe {
         ok("open a GPU", sys::cuDeviceGet(&raw mut device, ordinal as i32))?;
         ok("open a context", sys::cuDevicePrimaryCtxRetain(&raw mut context, device))?;
@@ -51,17 +51,17 @@ fn context_of(ordinal: usize) -> Result<CUcontext, GpuError> {
 }
 
 impl Engine {
-    /// That of a device; `None` if it is no GPU.
+    /// Returns an engine for a device; `None` if the device is no GPU.
     ///
     /// # Errors
-    /// An error of the driver.
+    /// Returns the error of the driver, as all functions of the engine do.
     pub(super) fn of(device: &dyn Device) -> Result<Option<Self>, GpuError> {
         let Some(ordinal) = ordinal(device) else { return Ok(None) };
         let context = context_of(ordinal)?;
         let (mut stream, mut events) = (std::ptr::null_mut(), [std::ptr::null_mut(); 3]);
         let no_time = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         let flags = [no_time, sys::CUevent_flags::CU_EVENT_DEFAULT as u32, sys::CUevent_flags::CU_EVENT_DEFAULT as u32];
-        // Safety: the context is alive; writes pointers.
+        // Safety: the context is alive; the calls write pointers.
         unsafe {
             ok("enter a context", sys::cuCtxSetCurrent(context))?;
             let waits_for_none = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -73,10 +73,7 @@ impl Engine {
         Ok(Some(Self { context, stream, mark: events[0], between: [events[1], events[2]] }))
     }
 
-    /// Makes the calling thread one that may use it.
-    ///
-    /// # Errors
-    /// An error of the driver.
+    /// Makes the GPU's context current on the calling thread, which may then use the engine.
     pub(super) fn enter(&self) -> Result<(), GpuError> {
         // Safety: the context is alive.
         ok("enter a context", unsafe { sys::cuCtxSetCurrent(self.context) })
@@ -85,10 +82,7 @@ impl Engine {
     /// Starts a copy between host and GPU.
     ///
     /// # Safety
-    /// - Both ranges are valid until it is done.
-    ///
-    /// # Errors
-    /// An error of the driver, here and below.
+    /// - Both ranges are valid until the copy is complete.
     pub(super) unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), GpuError> {
         // Safety: the caller's promise.
         ok("copy", unsafe { sys::cuMemcpyAsync(to, from, bytes, self.stream) })
@@ -97,7 +91,7 @@ impl Engine {
     /// Starts writing a word.
     ///
     /// # Safety
-    /// - The word is valid until it is done.
+    /// - The word is valid until the write is complete.
     pub(super) unsafe fn value(&self, to: u64, value: u64) -> Result<(), GpuError> {
         // Safety: the caller's promise.
         ok("write a value in a stream", unsafe { sys::cuStreamWriteValue64_v2(self.stream, to, value, 0) })
@@ -109,7 +103,7 @@ impl Engine {
     /// - As [`value`](Self::value).
     pub(super) unsafe fn values(&self, to: [u64; 2], value: u64) -> Result<(), GpuError> {
         let mut operations = to.map(|address| {
-            // All bytes of the union are there.
+            // The padding initialises all bytes of the union.
             let mut operation = CUstreamBatchMemOpParams { pad: [0; 6] };
             operation.writeValue = WriteValue {
                 operation: CUstreamBatchMemOpType::CU_STREAM_MEM_OP_WRITE_VALUE_64,
@@ -120,34 +114,34 @@ impl Engine {
             };
             operation
         });
-        // Safety: two operations; the words are valid by the caller's promise.
+        // Safety: the array has two operations; the words are valid by the caller's promise.
         ok("write values in a stream", unsafe {
             sys::cuStreamBatchMemOp_v2(self.stream, 2, operations.as_mut_ptr(), 0)
         })
     }
 
-    /// Marks the end of what was started.
+    /// Records an event after the started operations.
     pub(super) fn mark(&self) -> Result<(), GpuError> {
-        // Safety: both are alive.
+        // Safety: event and stream are alive.
         ok("record an event", unsafe { sys::cuEventRecord(self.mark, self.stream) })
     }
 
-    /// Returns whether all before the last mark is done.
+    /// Returns whether all operations before the last [`mark`](Self::mark) are complete.
     pub(super) fn is_done(&self) -> Result<bool, GpuError> {
         // Safety: the event is alive.
         match unsafe { sys::cuEventQuery(self.mark) } {
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            code => ok("ask for an event", code).map(|()| true),
+            code => ok("query an event", code).map(|()| true),
         }
     }
 
-    /// Waits until all that was started is done, by asking again and again.
+    /// Polls until all started operations are complete.
     pub(super) fn finish(&self, limit: Duration) -> Result<(), GpuError> {
         self.mark()?;
         let start = Instant::now();
         while !self.is_done()? {
             if start.elapsed() > limit {
-                let reason = format!("copies were not done after {limit:?}");
+                let reason = format!("copies were not complete after {limit:?}");
                 return Err(GpuError::Driver { context: "wait for a stream", reason });
             }
             std::thread::yield_now();
@@ -155,10 +149,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Nanoseconds of a copy from this GPU to another one, on average of `times` that follow each other and one before.
+    /// Returns the mean time of `times` consecutive copies from this GPU to another one, in nanoseconds. One copy
+    /// before them is not timed.
     ///
     /// # Safety
-    /// - Both ranges are valid, and nobody uses them meanwhile.
+    /// - Both ranges are valid, and nothing else uses them during the copies.
     pub(super) unsafe fn time_copies(
         &self,
         to: (usize, u64),
@@ -182,16 +177,16 @@ impl Engine {
         ok("record an event", unsafe { sys::cuEventRecord(self.between[1], self.stream) })?;
         self.finish(limit)?;
         let [start, end] = self.between;
-        // Safety: writes a number; both events are done.
-        ok("ask for a time", unsafe { sys::cuEventElapsedTime_v2(&raw mut milliseconds, start, end) })?;
+        // Safety: the call writes a number; both events are complete.
+        ok("read the time between events", unsafe { sys::cuEventElapsedTime_v2(&raw mut milliseconds, start, end) })?;
         Ok(f64::from(milliseconds) * 1e6 / times as f64)
     }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // Nothing is left on the stream. What fails here is the driver's to clean up when the process ends.
-        // Safety: handles of its own, used no more.
+        // The stream is empty. If a call fails here, the driver cleans up when the process ends.
+        // Safety: the engine owns these handles and nothing uses them any more.
         unsafe {
             let _ = sys::cuCtxSetCurrent(self.context);
             let _ = sys::cuStreamDestroy_v2(self.stream);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The cost of issuing a put where the kernel drives the NIC itself.
+//! The cost of issuing a put with device-driven queue pairs.
 //!
-//! No NIC takes part: rings that are long enough lie in GPU memory, as they would, the doorbell in pinned host memory,
-//! and nobody reads them before a launch has ended. Then every entry, record and doorbell is checked.
+//! The measurement uses no NIC. The rings are in GPU memory, as with a NIC, and are long enough for a launch; the
+//! doorbell is in pinned host memory. Nothing reads them before the launch has ended. Then the host checks every entry,
+//! doorbell record and doorbell.
 
 use super::crowd::{self, Crowd};
 use super::driver::processors;
@@ -24,14 +25,14 @@ use gin_host::world::Rank;
 use std::mem::offset_of;
 use std::sync::Arc;
 
-/// Ranks: one posts, to all of them in turn.
+/// Number of ranks. Rank 0 posts to all ranks in turn.
 const RANKS: u32 = 8;
 
-/// NCCL's figures for a crowd: nanoseconds a put, 2.28.9 and 2.32.3, and how much of the second one gin's may take. The
-/// source is `docs/benchmarks.md`.
+/// NCCL's figures for a crowd: the time of issuing a put in nanoseconds, with 2.28.9 and with 2.32.3, and the goal for
+/// gin as a fraction of the second. The source is `docs/benchmarks.md`.
 type Nccl = (f64, f64, Option<f64>);
 
-/// The crowds, and NCCL's figures for them.
+/// Returns the crowds, and NCCL's figures for them.
 fn crowds(real: bool, all: u32) -> [(Crowd, Nccl); 6] {
     let figures = [
         (2731.0, 3179.0, Some(0.5)),
@@ -45,7 +46,7 @@ fn crowds(real: bool, all: u32) -> [(Crowd, Nccl); 6] {
     std::array::from_fn(|index| (crowds[index], figures[index]))
 }
 
-/// Queue pairs to nowhere.
+/// Queue pairs without a NIC, and the memory that they use.
 struct Pairs {
     table: Arc<Memory>,
     ring: Arc<Memory>,
@@ -57,7 +58,7 @@ struct Pairs {
     depth_log2: u32,
 }
 
-/// How far kernels release before they ring: the title of its table, and as queue pairs have it.
+/// The scopes of the release before a doorbell: the title of each table, and the value in the queue pairs.
 const RELEASES: [(&str, u16); 2] = [
     ("Issue of a GDAKI put of 64 bytes with signal, released to the system", DOORBELL_SYSTEM),
     ("Issue of a GDAKI put of 64 bytes with signal, released to the GPU", DOORBELL_GPU),
@@ -84,7 +85,7 @@ impl Pairs {
         QueueNumber::new(0x100 + rank as u32)
     }
 
-    /// As new.
+    /// Resets the queue pairs to their initial state.
     fn reset(&self, doorbell_scope: u16) -> Result<(), GpuError> {
         let depth = 1u64 << self.depth_log2;
         let pair = |rank: u64| QueuePairData {
@@ -102,7 +103,7 @@ impl Pairs {
             signal_key: Be32::new(0x1000 + rank as u32).memory(),
             sink_key: Be32::new(0x2000).memory(),
             signals: 0,
-            // Behind the table.
+            // The word after the table.
             busy: self.table.address() + u64::from(RANKS) * size_of::<QueuePairData>() as u64,
             marks: busy_marks(rank as u32),
             ..QueuePairData::zeroed()
@@ -118,7 +119,7 @@ impl Pairs {
         Ok(())
     }
 
-    /// Returns the number of errors that a launch of `posts` puts with signals left.
+    /// Returns the number of wrong entries, records and doorbells after a launch of `posts` puts with signals.
     fn wrong(&self, posts: u64) -> Result<u64, GpuError> {
         let depth = 1u64 << self.depth_log2;
         let (mut wrong, mut entries) = (0, 0);
@@ -144,7 +145,7 @@ impl Pairs {
         Ok(wrong + entries.abs_diff(2 * posts))
     }
 
-    /// The handle of a communicator whose kernels use them.
+    /// Returns the handle of a communicator whose kernels use these queue pairs.
     fn handle(&self, comm: &Communicator) -> Result<CommHandle, CommError> {
         Ok(CommHandle {
             backend: BackendKind::Gdaki as u32,
@@ -157,7 +158,7 @@ impl Pairs {
     }
 }
 
-/// Posts by all crowds.
+/// Measures posts of all crowds, for each scope of the release.
 pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let depth_log2 = bench.pick(MOST_DEPTH_LOG2, 8);
     let mut config = bench.world(RANKS)?;
@@ -183,7 +184,7 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     };
     let measure = |rank: &Rank| measure(rank).map(|figures| (figures, processors(&**rank.device())));
     let ranks = bench.on_ranks(config, measure)?;
-    let Some((figures, processors)) = ranks.into_iter().next() else { return Err("no rank brought figures".into()) };
+    let Some((figures, processors)) = ranks.into_iter().next() else { return Err("no rank returned figures".into()) };
     let row = |((crowd, nccl), figure): ((Crowd, Nccl), Figure)| {
         let row = Row::new(format!("put, {}", crowd.text()), figure.ns, "ns", Some(figure.wrong));
         if !bench.is_real() {
@@ -197,15 +198,15 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let table = |((title, _), figures): ((&'static str, u16), &[Figure])| {
         let rows = crowds.iter().copied().zip(figures.iter().copied()).map(row).collect();
         let mut table = bench.table(title, RANKS, rows);
-        table.notes.insert(0, "No NIC takes part; each entry and doorbell is checked afterwards".to_owned());
-        // Only one of them runs kernels.
+        table.notes.insert(0, "Uses no NIC; the host checks each entry and doorbell afterwards".to_owned());
+        // Sharing does not matter: only rank 0 runs kernels.
         table.notes.retain(|note| !note.starts_with("Ranks share"));
         table
     };
     Ok(RELEASES.into_iter().zip(figures.chunks(crowds.len())).map(table).collect())
 }
 
-/// Nanoseconds a put, and what was wrong.
+/// Returns the time of issuing a put, in nanoseconds, and the number of wrong entries, records and doorbells.
 fn puts(
     bench: &Bench,
     lab: &Lab<'_>,
@@ -235,7 +236,7 @@ mod tests {
     fn a_launch_of_every_crowd_fits_into_the_rings() {
         for (real, all, depth) in [(true, 132, 1 << MOST_DEPTH_LOG2), (false, 4, 1 << 8)] {
             for (crowd, _) in crowds(real, all) {
-                // Neighbours begin with different peers, so each gets about the same.
+                // Neighbouring threads begin with different peers, so each peer gets about the same number of posts.
                 let most = (crowd.all() / u64::from(crowd.peers) + u64::from(crowd.members())) * 2;
                 assert!(most <= depth, "{crowd:?}");
             }

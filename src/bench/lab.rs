@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Launches of kernels that are timed.
+//! Timed kernel launches.
 
 use gin_bench_kernels::{END, LATE, MARKS, Plan, START, WRONG};
 use gin_gpu::{GpuError, LaunchConfig};
@@ -8,39 +8,43 @@ use gin_host::comm::{CommError, Communicator};
 use gin_host::world::Rank;
 use std::sync::Arc;
 
-/// The middle of some figures, of which there is at least one.
+/// Returns the median of one or more figures.
 pub(super) fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures[figures.len() / 2]
 }
 
-/// The tools by which one rank measures.
+/// The measuring tools of one rank: its stream, and the memory for the marks of its kernels.
 pub(super) struct Lab<'a> {
     pub(super) rank: &'a Rank,
     pub(super) stream: Arc<dyn Stream>,
     marks: Arc<Memory>,
 }
 
-/// Most blocks of a kernel that is timed.
+/// Maximum number of blocks of a timed kernel.
 const MOST_BLOCKS: u32 = 1024;
 
-/// The result of a launch, or of several.
+/// The result of one or several launches.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Figure {
-    /// Nanoseconds: from the first block that began to the last that was done, or of one round.
+    /// Time in nanoseconds: from the start of the first block to the end of the last, or of one round.
     pub(super) ns: f64,
-    /// Results that were wrong.
+    /// Number of wrong results.
     pub(super) wrong: u64,
 }
 
-/// Rounds of a kernel that plays some.
+/// The rounds of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rounds {
+    /// Number of timed launches.
     pub(super) launches: usize,
+    /// Rounds before the timed ones in each launch.
     pub(super) warm: u64,
+    /// Timed rounds in each launch.
     pub(super) timed: u64,
-    /// Rounds that are checked, in a launch of their own.
+    /// Checked rounds, in a separate launch.
     pub(super) checked: u64,
+    /// Time limit of a wait, in nanoseconds.
     pub(super) limit_ns: u64,
 }
 
@@ -50,26 +54,26 @@ pub(super) struct Shape {
     pub(super) kernel: &'static str,
     pub(super) blocks: u32,
     pub(super) threads: u32,
-    /// Its blocks wait for others.
+    /// Its blocks wait for other blocks or ranks.
     pub(super) waits: bool,
 }
 
 impl Shape {
-    /// One block that waits for others.
+    /// Returns the shape of one block that waits.
     pub(super) fn one(kernel: &'static str, threads: u32) -> Self {
         Self { kernel, blocks: 1, threads, waits: true }
     }
 }
 
 impl<'a> Lab<'a> {
-    /// Loads the kernels too, so that nobody does beside a kernel that waits.
+    /// Prepares the tools and loads the kernels, so that no rank loads them while a kernel waits.
     pub(super) fn new(rank: &'a Rank) -> Result<Self, CommError> {
         rank.kernel("bench_flush")?;
         let marks = Memory::new(rank.device(), MemoryKind::Device, 8 * MARKS as u64 * u64::from(MOST_BLOCKS))?;
         Ok(Self { rank, stream: rank.stream()?, marks })
     }
 
-    /// Memory of the device, zeroed.
+    /// Allocates zeroed memory for `words` words.
     pub(super) fn memory(&self, kind: MemoryKind, words: u64) -> Result<Arc<Memory>, CommError> {
         Ok(Memory::new(self.rank.device(), kind, 8 * words.max(1))?)
     }
@@ -77,7 +81,7 @@ impl<'a> Lab<'a> {
     /// Launches a kernel and waits for its end.
     ///
     /// # Errors
-    /// A fault that it reported, or what the device reports.
+    /// Returns a fault that the kernel reported, or the error of the device.
     pub(super) fn launch(
         &self,
         shape: Shape,
@@ -87,17 +91,18 @@ impl<'a> Lab<'a> {
         let function = self.rank.kernel(shape.kernel)?;
         let config = LaunchConfig::new(shape.blocks, shape.threads);
         let config = if shape.waits { config.cooperative() } else { config };
-        // Safety: the callers pass the arguments that the kernels' docs ask for, in memory that lives until the kernels
-        // have ended; kernels that wait are resident or refused.
+        // Safety: the callers pass the arguments that the kernels' docs require, in memory that lives until the kernels
+        // have ended; the device makes all blocks of a waiting kernel resident or refuses it.
         unsafe { self.stream.launch(&function, config, arguments)? };
         self.stream.synchronize()?;
         comm.map_or(Ok(()), |comm| comm.check("bench"))
     }
 
-    /// As [`launch`](Self::launch), of a kernel whose last parameter is its marks, which it adds.
+    /// Launches a kernel as [`launch`](Self::launch) does, adds the address of its marks as last argument, and returns
+    /// its figure.
     ///
     /// # Errors
-    /// As there, and if a wait ended at its limit.
+    /// Returns the errors of [`launch`](Self::launch), and an error if a wait passed its limit.
     pub(super) fn timed(
         &self,
         shape: Shape,
@@ -112,7 +117,7 @@ impl<'a> Lab<'a> {
         self.launch(shape, comm, &with_marks)?;
         self.marks.read(0, &mut marks)?;
         if marks.iter().any(|marks| marks[LATE] != 0) {
-            let reason = "what it waits for did not come in time".to_owned();
+            let reason = "a wait passed its time limit".to_owned();
             return Err(GpuError::Kernel { kernel: shape.kernel.to_owned(), reason }.into());
         }
         let start = marks.iter().map(|marks| marks[START]).min().unwrap_or(0);
@@ -121,11 +126,12 @@ impl<'a> Lab<'a> {
         Ok(Figure { ns: end.saturating_sub(start) as f64, wrong })
     }
 
-    /// Plays rounds, checked ones first. `arguments` makes those of the kernel before its plan and its marks; `before`
-    /// counts the rounds. `meet`: other ranks play too.
+    /// Runs the rounds of a kernel: first a checked launch, then the timed ones. `arguments` are the kernel's arguments
+    /// before its plan and its marks. `before` counts the rounds so far. If `with_others`, other ranks run the same
+    /// rounds, and a barrier precedes each launch.
     ///
     /// # Errors
-    /// As [`timed`](Self::timed).
+    /// Returns the errors of [`timed`](Self::timed).
     pub(super) fn play(
         &self,
         shape: Shape,
@@ -133,12 +139,12 @@ impl<'a> Lab<'a> {
         arguments: &[&dyn KernelArg],
         rounds: &Rounds,
         before: &mut u64,
-        meet: bool,
+        with_others: bool,
     ) -> Result<Figure, CommError> {
         let mut launch = |warm, timed, verify| {
             let plan = Plan { before: *before, warm, timed, verify, limit_ns: rounds.limit_ns };
             *before += warm + timed;
-            if meet {
+            if with_others {
                 self.rank.barrier()?;
             }
             let plan = Plain(plan);

@@ -12,7 +12,7 @@ use gin_host::world::Rank;
 /// Threads of a warp.
 const WARP: u32 = 32;
 
-/// Joins the figures of all ranks: times of the first, mistakes of all.
+/// Combines the figures of all ranks: the times of rank 0, and the wrong results of all ranks.
 fn together(all: Vec<Vec<Figure>>) -> Vec<Figure> {
     let mut sums = all.first().cloned().unwrap_or_default();
     for figures in &all[1..] {
@@ -23,7 +23,7 @@ fn together(all: Vec<Vec<Figure>>) -> Vec<Figure> {
     sums
 }
 
-/// The kernels of round trips: gin's, which count signals, and bare ones, which count a flag.
+/// The kernels of round trips, their threads, and whether they use gin's signals. The bare kernels use a flag.
 const PINGS: [(&str, u32, bool); 5] = [
     ("bench_lsa_ping_thread", WARP, true),
     ("bench_lsa_ping_warp", WARP, true),
@@ -32,7 +32,7 @@ const PINGS: [(&str, u32, bool); 5] = [
     ("bare_ping_word", 1, false),
 ];
 
-/// Put of 64 bytes with a signal, and the same back.
+/// Measures round trips: a put of 64 bytes with a signal, and the same back.
 pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
     const RANKS: u32 = 2;
     let rounds = bench.rounds();
@@ -51,7 +51,7 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
         Ok(figures)
     };
     let figures = together(bench.on_ranks(bench.world(RANKS)?, play)?);
-    let [thread, warp, payload, copy, relaxed] = figures[..] else { return Err("a rank brought no figures".into()) };
+    let [thread, warp, payload, copy, relaxed] = figures[..] else { return Err("a rank returned no figures".into()) };
     let goal = bench.counts(RANKS).then_some(Goal::AtMost(1.1));
     let row = |what: &str, figure: Figure| {
         Row::new(what, figure.ns / 1e3, "us", Some(figure.wrong))
@@ -70,8 +70,8 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
     Ok(vec![bench.table("LSA round trip", RANKS, rows)])
 }
 
-/// NCCL 2.28.9 on H200s of one host: microseconds of an LSA barrier, one warp, back to back, acquire-release. The
-/// source is `docs/benchmarks.md`.
+/// Returns the time of NCCL 2.28.9's LSA barrier in microseconds: H200s of one host, one warp, back to back,
+/// acquire-release. The source is `docs/benchmarks.md`.
 fn nccl(ranks: u32) -> Option<f64> {
     match ranks {
         2 => Some(1.407),
@@ -80,7 +80,7 @@ fn nccl(ranks: u32) -> Option<f64> {
     }
 }
 
-/// Barriers of the LSA team, one warp, back to back.
+/// Measures barriers of the LSA team: one warp, back to back.
 pub(super) fn barriers(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let most = bench.pick(bench.gpus(8).max(2) as u32, 3);
     let rounds = bench.rounds();
@@ -90,7 +90,7 @@ pub(super) fn barriers(bench: &Bench) -> Result<Vec<Table>, Failure> {
             let lab = Lab::new(rank)?;
             let requirements = Requirements::default().signals(1).counters(0).lsa_barriers(1);
             let comm = rank.communicator(&requirements)?;
-            let told = comm.alloc_window::<u64>(2 * ranks as usize, WindowFlags::NONE)?;
+            let signalled = comm.alloc_window::<u64>(2 * ranks as usize, WindowFlags::NONE)?;
             let flags = comm.alloc_window::<u64>(ranks as usize, WindowFlags::NONE)?;
             let handle = comm.device()?;
             let (mut barriers, mut bare) = (0, 0);
@@ -98,12 +98,12 @@ pub(super) fn barriers(bench: &Bench) -> Result<Vec<Table>, Failure> {
                 lab.play(Shape::one(kernel, WARP), Some(&comm), &[&handle, window], &rounds, before, true)
             };
             let figures =
-                vec![play("bench_lsa_barrier", &told, &mut barriers)?, play("bare_barrier", &flags, &mut bare)?];
+                vec![play("bench_lsa_barrier", &signalled, &mut barriers)?, play("bare_barrier", &flags, &mut bare)?];
             end(rank, &comm)?;
             Ok(figures)
         };
         let figures = together(bench.on_ranks(bench.world(ranks)?, play)?);
-        let [barrier, bare] = figures[..] else { return Err("a rank brought no figures".into()) };
+        let [barrier, bare] = figures[..] else { return Err("a rank returned no figures".into()) };
         let mut row = Row::new("LSA barrier, a warp", barrier.ns / 1e3, "us", Some(barrier.wrong));
         if let Some(nccl) = nccl(ranks).filter(|_| bench.counts(ranks)) {
             row = row.beside("NCCL 2.28.9", nccl, Some(Goal::AtMost(1.0)), Some(Goal::AtMost(0.9)));

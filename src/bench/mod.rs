@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `gin bench`: the cost of operations, each figure beside its floor on the same machine, measured in the same run.
-//! `docs/benchmarks.md` says how.
+//! `gin bench`: the cost of operations. Each figure is compared with its lower bound on the same machine, measured in
+//! the same run. `docs/benchmarks.md` describes the method.
 
 mod bandwidth;
 pub(crate) mod bootstrap;
@@ -20,7 +20,7 @@ mod proxy;
 mod table;
 
 use crate::cli::{BenchArgs, BenchWhat, End, Failure};
-use crate::workload::{Place, one_place, world_with};
+use crate::workload::{RunDevice, choose_one, world_with};
 use gin_host::comm::{CommError, Communicator};
 use gin_host::world::{Rank, WorldConfig, launch};
 use lab::Rounds;
@@ -28,41 +28,40 @@ use std::io::Write;
 use std::time::Duration;
 use table::{Row, Table};
 
-/// How to measure.
+/// The device and the parameters of the measurements.
 #[derive(Debug)]
 struct Bench {
-    place: Place,
-    /// Launches, of which the median counts.
+    run_device: RunDevice,
+    /// Number of launches; the median is reported.
     launches: usize,
-    /// How long a wait may last.
+    /// Time limit of a wait.
     limit: Duration,
-    /// Most bytes that are put.
+    /// Largest put, in bytes.
     most_bytes: u64,
 }
 
-/// Figures of one kind, as they are measured.
+/// A measurement that returns its tables.
 type Measure = fn(&Bench) -> Result<Vec<Table>, Failure>;
 
 impl Bench {
     fn is_real(&self) -> bool {
-        matches!(self.place, Place::Cuda(_))
+        matches!(self.run_device, RunDevice::Cuda(_))
     }
 
-    /// One of two numbers: for GPUs, or for virtual ones, which only show that all works.
+    /// Returns the first value for real GPUs and the second for virtual GPUs, which only show that all works.
     fn pick<T>(&self, gpus: T, virtual_gpus: T) -> T {
         if self.is_real() { gpus } else { virtual_gpus }
     }
 
-    /// Returns the number of GPUs that `ranks` ranks have; virtual ones have one each.
+    /// Returns the number of GPUs of `ranks` ranks. Each rank has its own virtual GPU.
     fn gpus(&self, ranks: u32) -> usize {
-        match &self.place {
-            Place::Virtual => ranks as usize,
-            Place::Cuda(gpus) => gpus.used(ranks),
+        match &self.run_device {
+            RunDevice::Virtual => ranks as usize,
+            RunDevice::Cuda(gpus) => gpus.used(ranks),
         }
     }
 
-    /// Returns whether figures of `ranks` ranks can be held against goals: they are of real GPUs, and each rank has its
-    /// own.
+    /// Returns whether goals apply to figures of `ranks` ranks: the GPUs are real, and each rank has its own.
     fn counts(&self, ranks: u32) -> bool {
         self.is_real() && self.gpus(ranks) == ranks as usize
     }
@@ -71,7 +70,7 @@ impl Bench {
         u64::try_from(self.limit.as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Rounds for what takes about a microsecond.
+    /// Returns the rounds for operations of about a microsecond.
     fn rounds(&self) -> Rounds {
         Rounds {
             launches: self.launches,
@@ -82,7 +81,7 @@ impl Bench {
         }
     }
 
-    /// Rounds for what takes some tens of microseconds.
+    /// Returns the rounds for operations of some tens of microseconds.
     fn long_rounds(&self) -> Rounds {
         Rounds {
             launches: self.launches.min(self.pick(5, 1)),
@@ -94,7 +93,7 @@ impl Bench {
     }
 
     fn world(&self, ranks: u32) -> Result<WorldConfig, Failure> {
-        let mut config = world_with(&self.place, ranks, self.limit * 2)?;
+        let mut config = world_with(&self.run_device, ranks, self.limit * 2)?;
         config.collective_timeout = Some(self.limit * 4);
         Ok(config)
     }
@@ -109,9 +108,9 @@ impl Bench {
     }
 
     fn table(&self, title: &'static str, ranks: u32, rows: Vec<Row>) -> Table {
-        let gpus = match &self.place {
-            Place::Virtual => None,
-            Place::Cuda(gpus) => {
+        let gpus = match &self.run_device {
+            RunDevice::Virtual => None,
+            RunDevice::Cuda(gpus) => {
                 let used = self.gpus(ranks);
                 Some(format!("{used} x {}", gpus.name(ranks).unwrap_or_else(|| "GPUs of several kinds".to_owned())))
             }
@@ -122,24 +121,25 @@ impl Bench {
         } else if self.gpus(ranks) < ranks as usize {
             notes.push("Ranks share a GPU".to_owned());
         }
-        Table { title, device: self.place.name(), gpus, ranks, notes, rows }
+        Table { title, device: self.run_device.name(), gpus, ranks, notes, rows }
     }
 }
 
-/// Ends a communicator when all ranks are done with it.
+/// Destroys a communicator after all ranks have finished with it. Collective.
 fn end(rank: &Rank, comm: &Communicator) -> Result<(), CommError> {
     rank.barrier()?;
     comm.destroy()
 }
 
-/// Measures and prints each table when it is there.
+/// Runs the measurements and prints each table as soon as it is complete.
 ///
 /// # Errors
-/// Arguments that cannot be taken, and errors of the writer. Other failures are printed, and the rest goes on.
+/// Returns [`Refused`](crate::cli::Refused) for invalid arguments, and the error of the writer. Prints the error of a
+/// measurement and continues with the next one.
 pub(crate) fn run(arguments: &BenchArgs, out: &mut impl Write) -> Result<End, Failure> {
-    let (place, note) = one_place(arguments.device)?;
+    let (run_device, note) = choose_one(arguments.device)?;
     let bench = Bench {
-        place,
+        run_device,
         launches: arguments.repeats as usize,
         limit: Duration::from_millis(arguments.deadline_ms),
         most_bytes: arguments.most_bytes,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Round trips of kernels that drive software NICs, by what executes the NICs' entries.
+//! Round trips of kernels that drive software NICs, by the engine that executes the NICs' entries.
 
 use super::Bench;
 use super::lab::Lab;
@@ -14,14 +14,14 @@ use gin_soft_hca_host::SoftEngine;
 
 const RANKS: u32 = 2;
 
-/// The engines that execute entries, and their names.
+/// The engines that execute the entries of software NICs, and their names.
 const ENGINES: [(SoftEngine, &str); 3] = [
     (SoftEngine::Process, "NICs stepped by the virtual world"),
     (SoftEngine::Thread, "NICs by a CPU thread that copies through the GPU"),
     (SoftEngine::Kernel, "NICs by a kernel on one processor"),
 ];
 
-/// Puts of a value with a signal, and the same back.
+/// Measures round trips: a put of a value with a signal, and the same back.
 pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let rounds = bench.long_rounds();
     let measure = |rank: &Rank| pings(&Lab::new(rank)?, "bench_gdaki_ping", &rounds, &[MemoryKind::Device]);
@@ -41,7 +41,7 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
         let violations = nics.fabric().violations().1;
         let wrong = ranks.iter().flatten().map(|trips| trips.wrong).sum::<u64>() + violations;
         let Some([first, ..]) = ranks.first().map(Vec::as_slice) else {
-            return Err("a rank brought no figures".into());
+            return Err("a rank returned no figures".into());
         };
         let text = format!("put_value with signal and back, {text}");
         rows.push(Row::new(text, first.ns / 1e3, "us", Some(wrong)));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! In place of the driver, where this build knows no real GPUs: there is never an engine.
+//! The replacement of `driver` in builds without real GPUs: no device has an engine.
 
 use gin_gpu::Device;
 use gin_gpu::GpuError;
@@ -13,7 +13,7 @@ pub(super) fn ordinal(_: &dyn Device) -> Option<usize> {
     None
 }
 
-/// There is none.
+/// The engine of a GPU. This type has no values.
 #[derive(Debug)]
 pub(super) enum Engine {}
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A network that goes nowhere: it takes requests, looks at them, and says that they are complete.
+//! A network without a peer: it accepts requests, checks them, and reports them as complete.
 
 use gin_abi::Transfer;
 use gin_bench_kernels::post::BYTES;
@@ -7,24 +7,25 @@ use gin_net::{Capabilities, Endpoint, Event, Key, LocalSignals, LocalWindow, Net
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The state that all endpoints of such a network share.
+/// The state that all endpoints of this network share.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
-    /// Requests are taken. While it is closed they stay in the queue, but for a few.
+    /// The network accepts requests. While the gate is closed, all requests but a few stay in the queue.
     open: AtomicBool,
-    /// Requests that were taken and are puts as the kernels post them.
+    /// Number of accepted requests that are puts as the kernels post them.
     right: AtomicU64,
-    /// Requests that are something else.
+    /// Number of other accepted requests.
     wrong: AtomicU64,
 }
 
 impl Gate {
+    /// Opens or closes the gate.
     pub(super) fn set(&self, open: bool) {
         self.open.store(open, Ordering::Release);
     }
 
-    /// Requests taken so far: right ones and others.
-    pub(super) fn taken(&self) -> (u64, u64) {
+    /// Returns the numbers of requests accepted so far: right ones, and others.
+    pub(super) fn accepted(&self) -> (u64, u64) {
         (self.right.load(Ordering::Acquire), self.wrong.load(Ordering::Acquire))
     }
 }

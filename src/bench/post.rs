@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The cost of issuing a put over the proxy, without a wait for its end.
+//! The cost of issuing a put over the proxy, without waiting for its completion.
 
 use super::crowd::{self, Crowd};
 use super::driver::processors;
@@ -16,20 +16,23 @@ use gin_host::comm::{CommError, Communicator, Requirements, Routes, Window, Wind
 use gin_host::world::Rank;
 use std::sync::Arc;
 
-/// Ranks: one posts, to all of them in turn.
+/// Number of ranks. Rank 0 posts to all ranks in turn.
 const RANKS: u32 = 8;
 
-/// Nanoseconds a put of NCCL's with the consumer index in host memory, 2.28.9 and 2.32.3, and in GPU memory, 2.32.3;
-/// and how much of the second one gin's may take. The source is `docs/benchmarks.md`.
+/// NCCL's time of issuing a put, in nanoseconds. The source is `docs/benchmarks.md`.
 #[derive(Clone, Copy, Debug)]
 struct Nccl {
+    /// NCCL 2.28.9 with the consumer index in host memory.
     old: f64,
+    /// NCCL 2.32.3 with the consumer index in host memory.
     new: f64,
+    /// NCCL 2.32.3 with the consumer index in GPU memory.
     new_near: f64,
+    /// The goal for gin, as a fraction of `new`.
     goal: Option<f64>,
 }
 
-/// The crowds, and NCCL's figures for them.
+/// Returns the crowds, and NCCL's figures for them.
 fn crowds(real: bool, all: u32) -> [(Crowd, Nccl); 6] {
     let nccl = |old, new, new_near, goal| Nccl { old, new, new_near, goal };
     let figures = [
@@ -44,7 +47,7 @@ fn crowds(real: bool, all: u32) -> [(Crowd, Nccl); 6] {
     std::array::from_fn(|index| (crowds[index], figures[index]))
 }
 
-/// The releases before each post: words, gin's kernel and the bare one.
+/// The releases before each post: description, gin's kernel and the bare kernel.
 const KINDS: [(&str, &str, &str); 4] = [
     ("nothing to release", "bench_post_nothing", "bare_post_nothing"),
     ("16 bytes written, not released", "bench_post_unreleased", "bare_post_unreleased"),
@@ -52,7 +55,7 @@ const KINDS: [(&str, &str, &str); 4] = [
     ("16 bytes written, released to the system", "bench_post_system", "bare_post_system"),
 ];
 
-/// The tools of the posting rank.
+/// The posting rank and its tools.
 struct Poster<'a> {
     bench: &'a Bench,
     lab: Lab<'a>,
@@ -60,24 +63,24 @@ struct Poster<'a> {
     window: Window<u64>,
     gate: &'a Gate,
     depth: u64,
-    /// A ring of the bare kernels' own: slots, the index of the next claim, and data.
+    /// The ring of the bare kernels: slots, the index of the next slot to claim, and data.
     slots: Arc<Memory>,
     claim: Arc<Memory>,
     data: Arc<Memory>,
 }
 
 impl Poster<'_> {
-    /// Nanoseconds a put of gin's, and how many of them were not taken as they should be.
+    /// Returns gin's time of issuing a put, in nanoseconds, and the number of requests that did not arrive correctly.
     fn puts(&self, crowd: &Crowd, kernel: &'static str) -> Result<Figure, CommError> {
         let handle = self.comm.device()?;
         let shape = Shape { kernel, blocks: crowd.blocks, threads: crowd.threads, waits: false };
-        let (before, others) = self.gate.taken();
+        let (before, others) = self.gate.accepted();
         let mut times = Vec::new();
         for _ in 0..=self.bench.launches {
             let figure =
                 self.lab.timed(shape, Some(self.comm), &[&handle, &self.window, &crowd.posts, &crowd.peers])?;
             times.push(figure.ns / crowd.all() as f64);
-            // Only now is the queue emptied.
+            // The proxy empties the queue only now.
             self.gate.set(true);
             let deadline = Deadline::after_ns(self.bench.limit_ns());
             let flush = Shape { waits: true, ..Shape::one("bench_flush", 1) };
@@ -86,13 +89,13 @@ impl Poster<'_> {
         }
         // The first launch warms up.
         let ns = median(times.split_off(1));
-        let (after, others_after) = self.gate.taken();
+        let (after, others_after) = self.gate.accepted();
         let launched = crowd.all() * (self.bench.launches as u64 + 1);
         let wrong = (after - before).abs_diff(launched) + (others_after - others);
         Ok(Figure { ns, wrong })
     }
 
-    /// Nanoseconds a post of the bare kernel's.
+    /// Returns the bare kernel's time of a post, in nanoseconds.
     fn bare(&self, crowd: &Crowd, kernel: &'static str) -> Result<f64, CommError> {
         let pointer = |memory: &Memory| std::ptr::without_provenance_mut::<u64>(memory.address() as usize);
         let (slots, claim, data) = (pointer(&self.slots), pointer(&self.claim), pointer(&self.data));
@@ -106,7 +109,7 @@ impl Poster<'_> {
     }
 }
 
-/// Posts by all crowds, with and without something to release.
+/// Measures posts of all crowds, for each kind of release.
 pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let gate = Arc::new(Gate::default());
     let depth = bench.pick(1 << 20, 256);
@@ -116,8 +119,10 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let config = config.network(move |endpoint| Box::new(Nowhere::new(endpoint, &shared)));
     let measure = |rank: &Rank| -> Result<Vec<Vec<(Figure, f64)>>, CommError> {
         let crowds = crowds(bench.is_real(), processors(&**rank.device()).unwrap_or(4));
-        let requirements = Requirements::default().signals(1).counters(0).windows(1).queue_depth(depth).// The requests that the proxy takes while the gate is closed(few).and enough for taking the rest quickly.
-            max_outstanding_per_peer(64);
+        let requirements = Requirements::default().signals(1).counters(0).windows(1);
+        // The proxy accepts this number of requests per peer while the gate is closed: few, yet enough to drain the
+        // queue quickly.
+        let requirements = requirements.queue_depth(depth).max_outstanding_per_peer(64);
         let comm = rank.communicator(&requirements)?;
         let words = crowds.iter().map(|(crowd, _)| crowd.members()).max().unwrap_or(1) as usize * BYTES / 8;
         let window = comm.alloc_window::<u64>(words, WindowFlags::NONE)?;
@@ -130,7 +135,7 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
             let poster = Poster { bench, lab, comm: &comm, window, gate: &gate, depth, slots, claim, data };
             for (crowd, _) in &crowds {
                 if crowd.all() > depth {
-                    let reason = format!("{} posts are more than the {depth} slots of the queue", crowd.all());
+                    let reason = format!("{} posts exceed the {depth} slots of the queue", crowd.all());
                     return Err(GpuError::Kernel { kernel: KINDS[0].1.to_owned(), reason }.into());
                 }
                 let kinds =
@@ -144,7 +149,7 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
     };
     let measure = |rank: &Rank| measure(rank).map(|figures| (figures, processors(&**rank.device())));
     let ranks = bench.on_ranks(config, measure)?;
-    let Some((figures, processors)) = ranks.into_iter().next() else { return Err("no rank brought figures".into()) };
+    let Some((figures, processors)) = ranks.into_iter().next() else { return Err("no rank returned figures".into()) };
     let crowds = crowds(bench.is_real(), processors.unwrap_or(4));
     let mut tables = Vec::new();
     for (kind, (what, _, _)) in KINDS.iter().enumerate() {
@@ -162,8 +167,10 @@ pub(super) fn posts(bench: &Bench) -> Result<Vec<Table>, Failure> {
         };
         let rows = crowds.iter().zip(&figures).map(row).collect();
         let mut table = bench.table("Issue of a proxy put of 64 bytes with signal", RANKS, rows);
-        table.notes.insert(0, format!("Before each: {what}. Nobody takes what is posted before a launch has ended"));
-        // Only one of them runs kernels.
+        table
+            .notes
+            .insert(0, format!("Before each post: {what}. The proxy accepts no post before the launch has ended"));
+        // Sharing does not matter: only rank 0 runs kernels.
         table.notes.retain(|note| !note.starts_with("Ranks share"));
         tables.push(table);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Round trips over the proxy, and trips from a GPU to a CPU thread and back without it.
+//! Round trips over the proxy, and bare trips from a GPU to a CPU thread and back without it.
 
 use super::driver::Engine;
 use super::lab::{Figure, Lab, Rounds, Shape};
@@ -19,33 +19,33 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 const RANKS: u32 = 2;
 
-/// How a CPU thread brings 8 bytes to a GPU and then tells it.
+/// A way by which a CPU thread answers a kernel: it moves 8 bytes, then signals the kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Way {
-    /// It brings nothing and stores to a word in pinned memory.
-    Tell,
-    /// It stores both to pinned memory.
+    /// The thread moves nothing and signals by a store to pinned memory.
+    Notify,
+    /// The thread stores value and signal to pinned memory.
     Store,
-    /// A copy to GPU memory; when its event is done, a store to pinned memory.
+    /// A copy to GPU memory; once its event is complete, a store to pinned memory.
     CopyEvent,
-    /// A copy to GPU memory, and one more.
+    /// A copy to GPU memory, then a second copy.
     CopyCopy,
     /// A copy to GPU memory, then a stream memory operation on GPU memory.
     CopyValue,
     /// A copy to GPU memory, then a stream memory operation on pinned memory.
     CopyValuePinned,
-    /// A stream memory operation on GPU memory; when its event is done, a store to pinned memory.
+    /// A stream memory operation on GPU memory; once its event is complete, a store to pinned memory.
     ValueEvent,
     /// Two stream memory operations on GPU memory.
     ValueValue,
-    /// The same by one call.
+    /// Two stream memory operations on GPU memory, by one call.
     Values,
     /// A stream memory operation on GPU memory, then one on pinned memory, by one call.
     ValuesPinned,
 }
 
 impl Way {
-    /// All that bring something to GPU memory.
+    /// All ways that move the value to GPU memory.
     const TO_GPU: [Self; 8] = [
         Self::CopyEvent,
         Self::CopyCopy,
@@ -59,27 +59,29 @@ impl Way {
 
     fn text(self) -> &'static str {
         match self {
-            Self::Tell => "nothing, told by a store to pinned memory",
-            Self::Store => "8 bytes in pinned memory, told by a store there",
-            Self::CopyEvent => "cuMemcpyAsync, event asked for, told by a store to pinned memory",
-            Self::CopyCopy => "cuMemcpyAsync, told by another one",
-            Self::CopyValue => "cuMemcpyAsync, told by cuStreamWriteValue64",
-            Self::CopyValuePinned => "cuMemcpyAsync, told by cuStreamWriteValue64 to pinned memory",
-            Self::ValueEvent => "cuStreamWriteValue64, event asked for, told by a store to pinned memory",
-            Self::ValueValue => "cuStreamWriteValue64, told by another one",
+            Self::Notify => "nothing, signalled by a store to pinned memory",
+            Self::Store => "8 bytes in pinned memory, signalled by a store there",
+            Self::CopyEvent => "cuMemcpyAsync, event polled, signalled by a store to pinned memory",
+            Self::CopyCopy => "cuMemcpyAsync, signalled by another one",
+            Self::CopyValue => "cuMemcpyAsync, signalled by cuStreamWriteValue64",
+            Self::CopyValuePinned => "cuMemcpyAsync, signalled by cuStreamWriteValue64 to pinned memory",
+            Self::ValueEvent => "cuStreamWriteValue64, event polled, signalled by a store to pinned memory",
+            Self::ValueValue => "cuStreamWriteValue64, signalled by another one",
             Self::Values => "cuStreamBatchMemOp of two values",
-            Self::ValuesPinned => "cuStreamBatchMemOp of two values, told in pinned memory",
+            Self::ValuesPinned => "cuStreamBatchMemOp of two values, signalled in pinned memory",
         }
     }
 
+    /// Returns the kind of memory of the moved value; `None` if the way moves none.
     fn payload(self) -> Option<MemoryKind> {
         match self {
-            Self::Tell => None,
+            Self::Notify => None,
             Self::Store => Some(MemoryKind::Pinned),
             _ => Some(MemoryKind::Device),
         }
     }
 
+    /// Returns the kind of memory of the signal.
     fn answer(self) -> MemoryKind {
         match self {
             Self::CopyCopy | Self::CopyValue | Self::ValueValue | Self::Values => MemoryKind::Device,
@@ -88,37 +90,39 @@ impl Way {
     }
 }
 
-/// The CPU thread's side.
+/// The state of the answering CPU thread.
 struct Answers {
     way: Way,
     engine: Option<Engine>,
     ask: Arc<Memory>,
     answer: Arc<Memory>,
     payload: Arc<Memory>,
-    /// Pinned memory that is copied from.
+    /// The pinned source of copies.
     source: Arc<Memory>,
-    /// The round that is waited for.
+    /// The round that the thread waits for.
     next: u64,
-    /// The started work has an end to wait for.
+    /// The thread waits for the event of the started operation.
     under_way: bool,
+    /// The context of the engine is current on the thread.
     entered: bool,
     stop: Arc<AtomicBool>,
     failure: Arc<Mutex<Option<GpuError>>>,
 }
 
-/// The word at the start of some memory.
+/// Returns the word at the start of `memory`.
 fn word(memory: &Memory) -> GlobalWord {
-    // Safety: an aligned word of memory that outlives its users here; used by atomic accesses, and by copies that
-    // nothing else runs beside.
+    // Safety: the word is aligned, and the memory outlives its users here. They access it atomically, or by copies that
+    // overlap with no other access.
     unsafe { GlobalWord::new(memory.address()) }
 }
 
 impl Answers {
-    /// Starts, and ends unless it must be waited for, the answer to round `round`.
+    /// Starts the answer to round `round`. Ways with an event complete in [`poll`](Self::poll), the others need no
+    /// wait.
     fn answer(&mut self, round: u64) -> Result<(), GpuError> {
-        let (to, told, source) = (self.payload.address(), self.answer.address(), self.source.address());
+        let (to, signal, source) = (self.payload.address(), self.answer.address(), self.source.address());
         let engine = match (&self.engine, self.way) {
-            (_, Way::Tell) => {
+            (_, Way::Notify) => {
                 word(&self.answer).store_release_sys(round);
                 return Ok(());
             }
@@ -128,28 +132,28 @@ impl Answers {
                 return Ok(());
             }
             (Some(engine), _) => engine,
-            (None, _) => return Err(GpuError::Driver { context: "copy", reason: "this is no GPU".into() }),
+            (None, _) => return Err(GpuError::Driver { context: "copy", reason: "the device is no GPU".into() }),
         };
         word(&self.source).store_release_sys(round);
-        // Safety: all these words are alive as long as this is; what was started is done before the engine ends.
+        // Safety: `self` keeps the memory of these words alive; started operations complete before the engine ends.
         unsafe {
             match self.way {
-                Way::Tell | Way::Store => {}
+                Way::Notify | Way::Store => {}
                 Way::CopyEvent => engine.copy(to, source, 8)?,
                 Way::CopyCopy => {
                     engine.copy(to, source, 8)?;
-                    engine.copy(told, source, 8)?;
+                    engine.copy(signal, source, 8)?;
                 }
                 Way::CopyValue | Way::CopyValuePinned => {
                     engine.copy(to, source, 8)?;
-                    engine.value(told, round)?;
+                    engine.value(signal, round)?;
                 }
                 Way::ValueEvent => engine.value(to, round)?,
                 Way::ValueValue => {
                     engine.value(to, round)?;
-                    engine.value(told, round)?;
+                    engine.value(signal, round)?;
                 }
-                Way::Values | Way::ValuesPinned => engine.values([to, told], round)?,
+                Way::Values | Way::ValuesPinned => engine.values([to, signal], round)?,
             }
         }
         if matches!(self.way, Way::CopyEvent | Way::ValueEvent) {
@@ -159,8 +163,8 @@ impl Answers {
         Ok(())
     }
 
-    /// Looks once.
-    fn look(&mut self) -> Result<(), GpuError> {
+    /// Checks once for a request or for the event of the started operation.
+    fn poll(&mut self) -> Result<(), GpuError> {
         if let (false, Some(engine)) = (self.entered, &self.engine) {
             engine.enter()?;
             self.entered = true;
@@ -184,7 +188,7 @@ impl Answers {
 impl Step for Answers {
     fn step(&mut self) -> Turn {
         for _ in 0..64 {
-            if let Err(error) = self.look() {
+            if let Err(error) = self.poll() {
                 self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                 return Turn::Finished;
             }
@@ -195,12 +199,12 @@ impl Step for Answers {
     fn broke(&mut self) {}
 }
 
-/// Trips that a CPU thread answers so, placed as progress threads are.
+/// Measures trips that a CPU thread answers by `way`. The thread runs on the CPUs of progress threads.
 fn trips(lab: &Lab<'_>, way: Way, rounds: &Rounds) -> Result<Figure, CommError> {
     let payload_kind = way.payload().unwrap_or(MemoryKind::Pinned);
     let (ask, source) = (lab.memory(MemoryKind::Pinned, 16)?, lab.memory(MemoryKind::Pinned, 16)?);
     let (answer, payload) = (lab.memory(way.answer(), 16)?, lab.memory(payload_kind, 16)?);
-    let needs_engine = !matches!(way, Way::Tell | Way::Store);
+    let needs_engine = !matches!(way, Way::Notify | Way::Store);
     let engine = if needs_engine { Engine::of(&**lab.rank.device())? } else { None };
     let (stop, failure) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
     let mut answers = Answers {
@@ -217,7 +221,7 @@ fn trips(lab: &Lab<'_>, way: Way, rounds: &Rounds) -> Result<Figure, CommError> 
         failure: failure.clone(),
     };
     if needs_engine {
-        // Once without a kernel that would wait for what this machine does not have.
+        // Tries the way once without a kernel: a kernel would wait in vain if this machine does not support the way.
         answers.answer(0)?;
         if let Some(engine) = &answers.engine {
             engine.finish(std::time::Duration::from_nanos(rounds.limit_ns))?;
@@ -249,13 +253,14 @@ fn trips(lab: &Lab<'_>, way: Way, rounds: &Rounds) -> Result<Figure, CommError> 
     }
 }
 
-/// The figures of one rank: the bare ways, or why not; round trips with windows in GPU and in pinned memory.
+/// The figures of one rank: those of the bare ways, or their errors, and round trips with windows in GPU memory and in
+/// pinned memory.
 struct Measured {
     bare: Vec<(Way, Result<Figure, String>)>,
     trips: Vec<Figure>,
 }
 
-/// Round trips of this kernel between two ranks, with a window in each of these kinds of memory.
+/// Measures round trips of `kernel` between two ranks, with a window in each of the kinds of memory.
 pub(super) fn pings(
     lab: &Lab<'_>,
     kernel: &'static str,
@@ -277,16 +282,16 @@ pub(super) fn pings(
     Ok(trips)
 }
 
-/// Puts of a value with a signal, and the same back.
+/// Measures round trips: a put of a value with a signal, and the same back.
 pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let rounds = bench.long_rounds();
     let measure = |rank: &Rank| -> Result<Measured, CommError> {
         let lab = Lab::new(rank)?;
-        // From here on kernels wait.
+        // All ranks have loaded their kernels before any kernel waits.
         rank.barrier()?;
         let mut bare = Vec::new();
         if rank.rank() == 0 {
-            let ways = [Way::Tell, Way::Store].into_iter().chain(Way::TO_GPU.into_iter().filter(|_| bench.is_real()));
+            let ways = [Way::Notify, Way::Store].into_iter().chain(Way::TO_GPU.into_iter().filter(|_| bench.is_real()));
             bare = ways.map(|way| (way, trips(&lab, way, &rounds).map_err(|error| error.to_string()))).collect();
         }
         rank.barrier()?;
@@ -296,11 +301,11 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let mut config = bench.world(RANKS)?;
     config.comm.routes = Routes::Network;
     let ranks = bench.on_ranks(config, measure)?;
-    let Some(first) = ranks.first() else { return Err("a rank brought no figures".into()) };
+    let Some(first) = ranks.first() else { return Err("a rank returned no figures".into()) };
     let wrong = |which: usize| Some(ranks.iter().map(|rank| rank.trips[which].wrong).sum());
     let us = |figure: Figure| figure.ns / 1e3;
     let of = |way: Way| {
-        // A way by which values came after their signal is none.
+        // A way is unusable if values arrived after their signal.
         let is_right = |figure: &&Figure| figure.wrong == 0;
         first
             .bare
@@ -311,18 +316,19 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
     let cheapest = Way::TO_GPU.into_iter().filter_map(|way| Some((way, of(way)?)));
     let cheapest = cheapest.min_by(|one, other| one.1.ns.total_cmp(&other.1.ns));
     let goal = |bound| bench.counts(RANKS).then_some(Goal::AtMost(bound));
-    let mut near = Row::new("put_value with signal and back, GPU memory", us(first.trips[0]), "us", wrong(0));
+    let mut in_gpu = Row::new("put_value with signal and back, GPU memory", us(first.trips[0]), "us", wrong(0));
     if let Some((way, figure)) = cheapest {
-        near = near.beside(format!("two bare trips: {}", way.text()), 2.0 * us(figure), goal(1.2), None);
+        in_gpu = in_gpu.beside(format!("two bare trips: {}", way.text()), 2.0 * us(figure), goal(1.2), None);
     }
-    let mut far = Row::new("put_value with signal and back, pinned memory", us(first.trips[1]), "us", wrong(1));
-    if let Some(figure) = of(Way::Tell) {
-        far = far.beside(format!("two bare trips: {}", Way::Tell.text()), 2.0 * us(figure), goal(1.5), None);
+    let mut in_pinned = Row::new("put_value with signal and back, pinned memory", us(first.trips[1]), "us", wrong(1));
+    if let Some(figure) = of(Way::Notify) {
+        in_pinned =
+            in_pinned.beside(format!("two bare trips: {}", Way::Notify.text()), 2.0 * us(figure), goal(1.5), None);
     }
     if let Some(figure) = of(Way::Store) {
-        far = far.beside(format!("two bare trips: {}", Way::Store.text()), 2.0 * us(figure), None, None);
+        in_pinned = in_pinned.beside(format!("two bare trips: {}", Way::Store.text()), 2.0 * us(figure), None, None);
     }
-    let mut table = bench.table("Proxy round trip", RANKS, vec![near, far]);
+    let mut table = bench.table("Proxy round trip", RANKS, vec![in_gpu, in_pinned]);
     for (way, figure) in &first.bare {
         match figure {
             Ok(figure) if figure.wrong == 0 => {
@@ -330,7 +336,9 @@ pub(super) fn round_trips(bench: &Bench) -> Result<Vec<Table>, Failure> {
             }
             Ok(figure) => {
                 let (wrong, of) = (figure.wrong, rounds.checked);
-                table.notes.push(format!("No way: {}: {wrong} of {of} values came after their signal", way.text()));
+                table
+                    .notes
+                    .push(format!("Unusable: {}: {wrong} of {of} values arrived after their signal", way.text()));
             }
             Err(error) => table.notes.push(format!("Not measured: {}: {error}", way.text())),
         }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Figures, what stands beside them, and how both are printed.
+//! Tables of measured figures and the figures that they are compared with.
 
 use crate::cli::Format;
 use serde::Serialize;
 use std::io::{self, Write};
 
-/// The goal of a ratio.
+/// The goal for a ratio.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Goal {
-    /// This or less.
+    /// At most this ratio.
     AtMost(f64),
-    /// This or more.
+    /// At least this ratio.
     AtLeast(f64),
 }
 
@@ -30,44 +30,46 @@ impl Goal {
     }
 }
 
-/// A goal, whether it is only hoped for, and whether it is met.
+/// A goal and its outcome.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 struct Judged {
     goal: String,
+    /// The goal is a stretch goal.
     stretch: bool,
+    /// The ratio meets the goal.
     met: bool,
 }
 
-/// Another figure of the same unit.
+/// A figure of the same unit to compare with.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Beside {
     /// Its name.
     what: String,
     value: f64,
-    /// The measured figure over this one.
+    /// The measured figure divided by this one.
     ratio: f64,
     goals: Vec<Judged>,
 }
 
-/// A figure.
+/// A measured figure and its comparisons.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Row {
     /// The measured operation.
     what: String,
     value: f64,
     unit: &'static str,
-    /// How many results were wrong; `None` where there is nothing to check.
+    /// Number of wrong results; `None` if there is nothing to check.
     wrong: Option<u64>,
     beside: Vec<Beside>,
 }
 
 impl Row {
-    /// A figure that was checked, with `wrong` results that were not right.
+    /// Returns the row of a figure with `wrong` wrong results.
     pub(crate) fn new(what: impl Into<String>, value: f64, unit: &'static str, wrong: Option<u64>) -> Self {
         Self { what: what.into(), value, unit, wrong, beside: Vec::new() }
     }
 
-    /// The same beside another figure. What is only hoped for comes after what is asked for.
+    /// Adds a figure to compare with, its goal and its stretch goal.
     pub(crate) fn beside(
         mut self,
         what: impl Into<String>,
@@ -84,7 +86,7 @@ impl Row {
         self
     }
 
-    /// Returns whether all results were right.
+    /// Returns whether no result was wrong.
     pub(crate) fn is_right(&self) -> bool {
         self.wrong.is_none_or(|wrong| wrong == 0)
     }
@@ -98,23 +100,23 @@ impl Row {
     }
 }
 
-/// Figures of one kind.
+/// Figures of one measurement.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(crate) struct Table {
-    /// Their subject.
+    /// Subject of the figures.
     pub(crate) title: &'static str,
     /// Kind of device.
     pub(crate) device: &'static str,
     /// Name of the GPUs.
     pub(crate) gpus: Option<String>,
-    /// Ranks, and the GPUs that they had.
+    /// Number of ranks.
     pub(crate) ranks: u32,
-    /// The facts that a reader must know.
+    /// Facts that a reader must know.
     pub(crate) notes: Vec<String>,
     pub(crate) rows: Vec<Row>,
 }
 
-/// With as many digits as tell something.
+/// Formats a number with a suitable number of digits.
 fn number(value: f64) -> String {
     match value.abs() {
         large if large >= 100.0 => format!("{value:.0}"),
@@ -154,10 +156,10 @@ fn lines(row: &Row) -> Vec<[String; 8]> {
     lines
 }
 
-/// Prints a table, or one JSON object on a line.
+/// Prints a table as text, or as one JSON object on a line.
 ///
 /// # Errors
-/// Those of the writer.
+/// Returns the error of the writer.
 pub(crate) fn print(table: &Table, format: Format, out: &mut impl Write) -> io::Result<()> {
     if format == Format::Json {
         serde_json::to_writer(&mut *out, table)?;

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Arguments of the command.
+//! The arguments of the command.
 
 use super::report::Format;
 use super::size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 
-/// GPU-initiated networking in Rust: workloads, benchmarks and what this machine has.
+/// GPU-initiated networking in Rust: workloads, benchmarks, and a description of this machine.
 #[derive(Parser, Debug)]
 #[command(
     name = "gin",
     version,
     arg_required_else_help = true,
-    after_help = "Exit status: 0 if all results were right, 1 if one was wrong or a run failed, 2 if the arguments cannot \
-                  be taken."
+    after_help = "Exit status: 0 if all results were right, 1 if a result was wrong or a run failed, 2 if the arguments \
+                  are invalid."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -24,36 +24,37 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run one workload and check its results against a plain computation on the host.
     Run(Run),
-    /// Run all workloads on what this machine has, virtual GPUs and real ones, and print one table.
+    /// Run all workloads on the virtual GPU and on the real GPUs of this machine, and print one table.
     Demo(Demo),
-    /// Run a program as the ranks of one job on this host, and end all of them when one fails.
+    /// Run a program as the ranks of one job on this host. If one rank fails, end all of them.
     Launch(LaunchArgs),
-    /// Show devices, back ends (and why others are not to be had), limits and versions.
+    /// Show devices, back ends (with the reason if one is unavailable), limits and versions.
     Info,
-    /// Measure the cost of operations, each beside its floor on this machine.
+    /// Measure the cost of operations, each compared with its lower bound on this machine.
     Bench(BenchArgs),
-    /// Check a ConnectX NIC from the host: queue pairs that send to themselves, and the entries that kernels write.
-    /// Prints a report that can be pasted into an issue.
+    /// Check a ConnectX NIC from the host: connects queue pairs to themselves and posts the entries that kernels write.
+    /// Prints a report that you can paste into an issue.
     NicCheck(NicCheck),
 }
 
 #[derive(Args, Clone, Debug)]
 #[command(
-    after_help = "Each rank gets GIN_RANK, GIN_RANKS, GIN_LOCAL_RANK, GIN_LOCAL_RANKS and GIN_UNIQUE_ID, and prints with \
-                        its rank before each line; lines of rank 0's standard output that are objects in JSON go through as \
-                        they are. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on.\n\n\
-                        Exit status: 0 if all ranks ended with 0, else that of the first that failed (128 and its number \
-                        for a signal); 127 if there is no such program, 126 if it cannot be started; 2 if the arguments \
-                        cannot be taken."
+    after_help = "Each rank gets the variables GIN_RANK, GIN_RANKS, GIN_LOCAL_RANK, GIN_LOCAL_RANKS and GIN_UNIQUE_ID. \
+                        gin launch prints a rank's output with the rank's number before each line; it prints JSON objects \
+                        on rank 0's standard output without the number. It forwards SIGINT, SIGTERM, SIGHUP, SIGQUIT, \
+                        SIGUSR1 and SIGUSR2 to the ranks.\n\n\
+                        Exit status: 0 if all ranks ended with 0, otherwise the status of the first rank that failed (128 \
+                        plus the signal's number if a signal ended it); 127 if the program does not exist, 126 if it \
+                        cannot be started; 2 if the arguments are invalid."
 )]
 pub(crate) struct LaunchArgs {
     /// Number of ranks.
     #[arg(short = 'n', long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub ranks: u32,
-    /// Milliseconds between asking ranks to end (SIGTERM, or a signal that was passed on) and killing them.
+    /// Milliseconds between asking the ranks to end (by SIGTERM or a forwarded signal) and killing them.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(0..=3_600_000))]
     pub grace_ms: u64,
-    /// A rank whose end, however it comes, does not end the others, and is no failure. Can be given several times.
+    /// A rank whose end, for any reason, neither ends the other ranks nor counts as a failure. Can be repeated.
     #[arg(long, value_name = "RANK")]
     pub may_lose: Vec<u32>,
     /// The program and its arguments.
@@ -72,19 +73,20 @@ pub(crate) enum SoftLink {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct NicCheck {
-    /// The NIC, as `ibv_devices` names it [default: the first that can serve GPUs].
+    /// The NIC, by its name in `ibv_devices` [default: the first NIC that can serve GPUs].
     #[arg(long, value_name = "NAME")]
     pub nic: Option<String>,
-    /// Its port, from 1.
+    /// The port of the NIC, from 1.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..))]
     pub port: u8,
-    /// Index of its GID [default: the first of RoCE v2 for an IPv4 address, else the first of v2; on InfiniBand 0].
+    /// Index of the port's GID [default: the first RoCE v2 GID with an IPv4 address, else the first RoCE v2 GID; 0 on
+    /// InfiniBand].
     #[arg(long, value_name = "INDEX")]
     pub gid: Option<u32>,
-    /// Milliseconds after which a check has failed.
+    /// Milliseconds until an unfinished check fails.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     pub deadline_ms: u64,
-    /// Check a software NIC of this process instead, no hardware: on Ethernet unless told otherwise.
+    /// Check a software NIC of this process instead of hardware [default link: ethernet].
     #[arg(
         long,
         value_enum,
@@ -98,7 +100,7 @@ pub(crate) struct NicCheck {
     /// Print one JSON object instead of text.
     #[arg(long)]
     pub json: bool,
-    /// The request of all checks, from 0, that fails on the software NIC, for proving that failures are noticed.
+    /// Index, from 0 over all checks, of the request that the software NIC fails. Proves that a check notices failures.
     #[arg(long, hide = true, requires = "soft")]
     pub fault_at: Option<u64>,
 }
@@ -114,11 +116,11 @@ pub(crate) enum BenchWhat {
     Proxy,
     /// The cost of issuing a put over the proxy.
     Post,
-    /// The cost of issuing a put where the kernel drives the NIC. No NIC takes part.
+    /// The cost of issuing a put with device-driven queue pairs. Uses no NIC.
     Gdaki,
-    /// The cost of joining and of collective operations over TCP, simulated on this machine. No GPU takes part.
+    /// The cost of joining and of collective operations over TCP, simulated on this machine. Uses no GPU.
     Bootstrap,
-    /// Instructions and registers of the probe kernels, next to NCCL's. Needs the tools of CUDA, no GPU.
+    /// Instructions and registers of the probe kernels, beside NCCL's. Requires the CUDA tools, but no GPU.
     Sass,
 }
 
@@ -127,31 +129,31 @@ pub(crate) struct BenchArgs {
     /// The measurement.
     #[arg(value_enum, default_value_t = BenchWhat::All)]
     pub what: BenchWhat,
-    /// Kind of device. Virtual GPUs only show that it works.
-    #[arg(long, value_enum, default_value_t = Device::Auto)]
-    pub device: Device,
-    /// Launches, of which the median counts.
+    /// Kind of device. Virtual GPUs only show that the benchmark works.
+    #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
+    pub device: DeviceChoice,
+    /// Number of launches; the median is reported.
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeats: u32,
-    /// Largest put by loads and stores. Takes KiB, MiB, GiB.
+    /// Largest put by loads and stores. Accepts the units KiB, MiB and GiB.
     #[arg(long, default_value = "1GiB", value_parser = size::parse)]
     pub most_bytes: u64,
-    /// Milliseconds after which a wait ends with an error.
+    /// Milliseconds until a wait ends with an error.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     pub deadline_ms: u64,
-    /// Most ranks of the simulated jobs of `bootstrap`.
+    /// Maximum number of ranks in the simulated jobs of `bootstrap`.
     #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(2..=16384))]
     pub most_ranks: u32,
-    /// How to print the figures.
+    /// Output format of the figures.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub format: Format,
-    /// The same as --format json: one object for each table.
+    /// Same as --format json: prints one object for each table.
     #[arg(long, conflicts_with = "format")]
     pub json: bool,
 }
 
 impl BenchArgs {
-    /// How to print.
+    /// Returns the output format.
     pub(crate) fn format(&self) -> Format {
         if self.json { Format::Json } else { self.format }
     }
@@ -160,16 +162,16 @@ impl BenchArgs {
 /// The workload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Workload {
-    /// Ring all-reduce of a vector of f32 per rank, fused: add what came, pass it on.
+    /// Ring all-reduce of a vector of f32 per rank, fused: each rank adds the received chunk and passes the sum on.
     Ring,
-    /// Every rank puts a block to every other, signals, and folds what arrives into a checksum.
+    /// All-to-all: every rank puts a block to every rank, signals, and folds the received blocks into a checksum.
     Alltoall,
     /// 2-D stencil whose kernel exchanges its borders each step.
     Halo,
 }
 
 impl Workload {
-    /// Its name on the command line.
+    /// Returns its name on the command line.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Ring => "ring",
@@ -179,54 +181,54 @@ impl Workload {
     }
 }
 
-/// Where to run.
+/// The option `--device`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum Device {
+pub(crate) enum DeviceChoice {
     /// The virtual GPU: kernels run on this machine's CPU.
     Virtual,
     /// NVIDIA GPUs.
     Cuda,
-    /// NVIDIA GPUs where there are any, else the virtual GPU.
+    /// NVIDIA GPUs if the machine has any, else the virtual GPU.
     Auto,
 }
 
-/// The engine that serves the kernels' posts.
+/// The option `--backend`: the engine that executes the operations of kernels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Backend {
     /// A CPU thread and a network.
     Proxy,
-    /// The GPU drives the NIC.
+    /// The GPU drives the NIC (device-driven queue pairs).
     Gdaki,
-    /// The best that there is.
+    /// The best available back end.
     Auto,
 }
 
-/// The network for operations that proxies serve and loads and stores do not.
+/// The option `--network`: the network of the proxy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Network {
-    /// Copies by the host, between ranks of one host.
+    /// Copies by the CPU, between ranks of one host.
     Peer,
-    /// RDMA NICs, through libibverbs, also between hosts.
+    /// RDMA NICs through libibverbs, within a host and between hosts.
     Verbs,
-    /// `verbs` in a job with ranks on several hosts, else `peer`.
+    /// `verbs` if the ranks of the job are on several hosts, else `peer`.
     Auto,
 }
 
-/// How operations get to their peers.
+/// The option `--route`: how operations reach their peers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Route {
-    /// Over the network, to all of them.
+    /// Over the network to all peers.
     Network,
-    /// By loads and stores where these reach the peer (over NVLink, or within a GPU), else over the network.
+    /// By loads and stores if these reach the peer (over NVLink, or within a GPU), else over the network.
     Auto,
 }
 
-/// How the virtual GPU runs.
+/// The option `--mode`: how the virtual GPU runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Mode {
-    /// On threads of the operating system, in real time.
+    /// On operating system threads, in real time.
     Threads,
-    /// On one thread, in virtual time; the same seed gives the same run.
+    /// On one thread, in virtual time. The same seed gives the same run.
     Seeded,
 }
 
@@ -234,71 +236,71 @@ pub(crate) enum Mode {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Options {
     /// Kind of device.
-    #[arg(long, value_enum, default_value_t = Device::Auto)]
-    pub device: Device,
-    /// Number of ranks: each is a virtual GPU of this process, or one of the GPUs, which ranks share if there are
-    /// fewer.
+    #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
+    pub device: DeviceChoice,
+    /// Number of ranks. Each rank has a virtual GPU of this process or a real GPU. Ranks share real GPUs if there are
+    /// fewer GPUs than ranks.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub ranks: u32,
-    /// Bytes: per peer for alltoall (any number from 1), the vector of each rank for ring and the grid of each rank for
-    /// halo (multiples of 4). Takes KiB, MiB, GiB.
+    /// Bytes: for alltoall the block per peer (1 or more), for ring each rank's vector and for halo each rank's grid
+    /// (both a multiple of 4). Accepts the units KiB, MiB and GiB.
     #[arg(long, default_value = "16KiB", value_parser = size::parse)]
     pub bytes: u64,
     /// Back end.
     #[arg(long, value_enum, default_value_t = Backend::Auto)]
     pub backend: Backend,
-    /// The network for operations that proxies serve and loads and stores do not.
+    /// The network of the proxy, for operations that do not use loads and stores.
     #[arg(long, value_enum, default_value_t = Network::Auto)]
     pub network: Network,
-    /// How operations get to their peers [default: network; the demo shows both].
+    /// How operations reach their peers [default: network; the demo runs both].
     #[arg(long, value_enum)]
     pub route: Option<Route>,
-    /// Contexts of the communicator.
+    /// Number of contexts of the communicator.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub contexts: u32,
-    /// Blocks of each rank's grid.
+    /// Number of blocks of each rank's grid.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     pub blocks: u32,
-    /// Threads of each block.
+    /// Number of threads of each block.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub threads: u32,
-    /// Iterations, rounds or steps, all in one launch.
+    /// Number of iterations, rounds or steps in one launch.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=u64::from(u32::MAX)))]
     pub iters: u64,
-    /// Launches, of which the median time is shown.
+    /// Number of launches; the median time is shown.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub repeats: u32,
     /// Seed of the virtual GPU's schedule [default: 1].
     #[arg(long)]
     pub seed: Option<u64>,
-    /// How the virtual GPU runs [default: seeded; threads over RDMA NICs, and where ranks are processes].
+    /// How the virtual GPU runs [default: seeded; threads if the network is verbs or the ranks are processes].
     #[arg(long, value_enum)]
     pub mode: Option<Mode>,
-    /// Most blocks that are resident on a virtual GPU at a time; a workload that needs more is refused. A real GPU has
-    /// its own figure.
+    /// Maximum number of resident blocks of a virtual GPU. gin refuses a workload that needs more. A real GPU has its
+    /// own limit.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub resident_blocks: Option<u32>,
-    /// Milliseconds after which a wait in a kernel ends with an error.
+    /// Milliseconds until a wait in a kernel ends with an error.
     #[arg(long, default_value_t = 60_000)]
     pub deadline_ms: u64,
-    /// Print what the communicators counted, by rank, context and peer, before they ended; over all launches.
+    /// Print the statistics of the communicators by rank, context and peer, summed over all launches.
     #[arg(long)]
     pub stats: bool,
 }
 
 impl Options {
-    /// How the virtual GPU runs.
+    /// Returns how the virtual GPU runs.
     pub(crate) fn mode(&self) -> Mode {
-        // A NIC keeps no virtual time.
+        // A NIC does not run in virtual time.
         self.mode.unwrap_or(if self.network == Network::Verbs { Mode::Threads } else { Mode::Seeded })
     }
 
-    /// How operations get to their peers.
+    /// Returns how operations reach their peers.
     pub(crate) fn route(&self) -> Route {
         self.route.unwrap_or(Route::Network)
     }
 
-    /// Seed of its schedule.
+    /// Returns the seed of the virtual GPU's schedule.
     pub(crate) fn seed(&self) -> u64 {
         self.seed.unwrap_or(1)
     }
@@ -311,18 +313,17 @@ pub(crate) struct Run {
     pub workload: Workload,
     #[command(flatten)]
     pub options: Options,
-    /// Have this rank's process killed during a launch that follows the others, and see what the rest learn of it.
-    /// Ranks are processes then, which this command launches unless a launcher has.
+    /// Kill this rank's process during an extra, longer launch, and print how the other ranks learn of the loss. The
+    /// ranks are then processes; this command starts them if no launcher did.
     #[arg(long, value_name = "RANK", group = "lost")]
     pub kill_rank: Option<u32>,
-    /// The same, but the process is only stopped, until the others have gone on; then it continues where it was.
+    /// Like --kill-rank, but stop the process and let it continue after the other ranks have gone on.
     #[arg(long, value_name = "RANK", group = "lost")]
     pub stop_rank: Option<u32>,
-    /// Go on without the rank that was killed or stopped: a job of the others, with communicators and windows of its
-    /// own.
+    /// Continue without the killed or stopped rank: the other ranks form a new job with new communicators and windows.
     #[arg(long, requires = "lost")]
     pub shrink: bool,
-    /// How to print the result.
+    /// Output format of the result.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub format: Format,
 }
@@ -331,12 +332,12 @@ pub(crate) struct Run {
 pub(crate) struct Demo {
     #[command(flatten)]
     pub options: Options,
-    /// How to print the results.
+    /// Output format of the results.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub format: Format,
 }
 
-/// The options of a run that names none.
+/// Returns the options of a run without arguments.
 #[cfg(test)]
 pub(crate) fn default_options() -> Options {
     let Command::Run(run) = Cli::parse_from(["gin", "run", "ring"]).command else { panic!("another command") };

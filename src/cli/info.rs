@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `gin info`.
+//! `gin info`: devices, back ends, limits and versions.
 
 mod rdma;
 
@@ -13,7 +13,7 @@ use std::io::Write;
 /// Prints devices, back ends, limits and versions.
 ///
 /// # Errors
-/// Those of the writer.
+/// Returns the error of the writer.
 pub(crate) fn print(out: &mut impl Write) -> Result<(), Failure> {
     writeln!(out, "gin {}, shared layouts version {}", env!("CARGO_PKG_VERSION"), gin_abi::ABI_VERSION)?;
     writeln!(out, "\ndevices")?;
@@ -81,7 +81,7 @@ fn print_gpus(out: &mut impl Write) -> Result<(), Failure> {
     writeln!(out, "  cuda: driver of CUDA {}{module}", driver_version()?)?;
     for gpu in found {
         let near = gpu.locality();
-        let node = near.numa_node.map_or("not told".to_owned(), |node| node.to_string());
+        let node = near.numa_node.map_or("unknown".to_owned(), |node| node.to_string());
         writeln!(
             out,
             "    GPU {}: {}, sm_{}, {} processors, {} MiB, PCI {}, NUMA node {node}",
@@ -92,7 +92,7 @@ fn print_gpus(out: &mut impl Write) -> Result<(), Failure> {
             gpu.memory >> 20,
             gpu.pci_address,
         )?;
-        // A variable with an invalid value is shown here too; a run refuses it.
+        // `gin info` shows the error of an invalid variable; a run fails with it.
         let threads = match Placement::Automatic.choose(&near) {
             Ok(chosen) => {
                 let cpus = chosen.cpus.map_or("anywhere".to_owned(), |cpus| format!("on CPUs {}", show_cpus(&cpus)));
@@ -108,7 +108,8 @@ fn print_gpus(out: &mut impl Write) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints the engine that rings doorbells: for each GPU and NIC that could serve it, the result of mapping a page.
+/// Prints the engine that rings doorbells. For each GPU and each NIC that could serve it, maps a page and prints the
+/// result.
 fn print_ringers(out: &mut impl Write) -> Result<(), Failure> {
     let text = "rung by kernels where the driver maps the NIC's pages, else by the host (relay)";
     writeln!(out, "    doorbells of GPUs: {text}")?;
@@ -118,19 +119,19 @@ fn print_ringers(out: &mut impl Write) -> Result<(), Failure> {
         .flatten()
         .filter_map(|found| found.nic.ok())
     {
-        // Without a GPU, which is shown above, there is no line.
+        // Without a GPU this prints no line; the section on devices says why there is none.
         for gpu in gin_gpu::cuda::gpus().into_iter().flatten() {
             let asked = gin_gpu::cuda::CudaDevice::new(gpu.ordinal, &[])
                 .map_err(Failure::from)
                 .and_then(|device| Ok(nic.ringer(&*device)?));
-            let answer = asked.map_or_else(|error| format!("not known: {error}"), |ringer| format!("rung by {ringer}"));
+            let answer = asked.map_or_else(|error| format!("unknown: {error}"), |ringer| format!("rung by {ringer}"));
             writeln!(out, "      {} by GPU {}: {answer}", nic.name(), gpu.ordinal)?;
         }
     }
     Ok(())
 }
 
-/// Prints why there are none.
+/// Prints that this build supports no GPUs.
 #[cfg(not(feature = "cuda"))]
 fn print_gpus(out: &mut impl Write) -> Result<(), Failure> {
     Ok(writeln!(out, "  cuda: none: built without the feature `cuda`")?)

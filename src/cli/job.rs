@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A run as one rank of a job: what its launcher says, and what options mean then.
+//! A run as one rank of a job: the job from the launcher, and the options of each rank.
 
 use super::args::Run;
 use super::{Backend, End, Failure, LaunchArgs, Mode, Network, Options, Refused};
@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 /// The job that this process is a rank of.
 pub(crate) struct ThisJob {
-    /// The way to the other ranks.
+    /// The bootstrap that connects the ranks.
     pub bootstrap: Arc<dyn Bootstrap>,
-    /// The rank's number among those of its host.
+    /// The rank's number among the ranks of its host.
     pub local_rank: u32,
-    /// Ranks of its host.
+    /// Number of ranks of its host.
     pub local_ranks: u32,
 }
 
@@ -31,40 +31,41 @@ impl ThisJob {
     }
 }
 
-/// Returns the options in a job of `ranks` ranks. `given`: the number of ranks was named.
+/// Returns the options for a job of `ranks` ranks. `given`: the arguments name the number of ranks.
 ///
 /// # Errors
-/// Options that ranks in processes of their own do not have.
+/// Refuses a different number of ranks, and options that ranks in separate processes do not support.
 pub(crate) fn fit(options: &Options, ranks: u32, given: bool) -> Result<Options, Refused> {
     if given && options.ranks != ranks {
         let asked = options.ranks;
         return Err(Refused(format!(
-            "--ranks {asked}: the job that this process is part of has {ranks}; leave it out"
+            "--ranks {asked}: the job of this process has {ranks} ranks; leave the option out"
         )));
     }
     if options.mode == Some(Mode::Seeded) {
         return Err(Refused(
-            "--mode seeded: ranks are processes here, which cannot take turns; leave it out".to_owned(),
+            "--mode seeded: the ranks of this job are processes, which cannot run in turns; leave the option out"
+                .to_owned(),
         ));
     }
     if options.backend == Backend::Gdaki {
-        let text = "--backend gdaki: ranks are processes here, and software NICs serve one process only; leave it out";
+        let text = "--backend gdaki: the ranks of this job are processes, and software NICs serve one process only; leave the option out";
         return Err(Refused(text.to_owned()));
     }
     Ok(Options { ranks, ..options.clone() })
 }
 
-/// The same once it is known whether their ranks are on one host: NICs join hosts.
+/// Resolves the network once the placement of the ranks is known: copies on one host, NICs between hosts.
 ///
 /// # Errors
-/// A network that does not reach from host to host.
+/// Refuses a network that does not connect hosts if the ranks are on several.
 pub(crate) fn joined(options: Options, one_host: bool) -> Result<Options, Refused> {
     let network = match (options.network, one_host) {
         (Network::Auto, true) => Network::Peer,
         (Network::Auto, false) => Network::Verbs,
         (Network::Peer, false) => {
-            let text = "--network peer: the ranks of this job are on several hosts, and it reaches those of one only; \
-                        leave it out, or take --network verbs";
+            let text = "--network peer: the ranks of this job are on several hosts, and this network connects ranks of one \
+                        host only; leave the option out, or use --network verbs";
             return Err(Refused(text.to_owned()));
         }
         (network, _) => network,
@@ -72,15 +73,15 @@ pub(crate) fn joined(options: Options, one_host: bool) -> Result<Options, Refuse
     Ok(Options { network, ..options })
 }
 
-/// The same once it is known what they run on: virtual GPUs run on threads.
+/// Returns the options with virtual GPUs on threads, the only mode for ranks that are processes.
 pub(crate) fn on_threads(options: &Options) -> Options {
     Options { mode: Some(Mode::Threads), ..options.clone() }
 }
 
-/// Meets the other ranks, if a launcher has started this process as one of several.
+/// Joins the job if a launcher started this process as one of its ranks.
 ///
 /// # Errors
-/// The error of the bootstrap.
+/// Returns the error of the bootstrap.
 pub(crate) fn join() -> Result<Option<ThisJob>, Failure> {
     let Some(job) = Job::from_env()? else { return Ok(None) };
     let bootstrap = job.bootstrap(TcpConfig::default())?;
@@ -88,18 +89,18 @@ pub(crate) fn join() -> Result<Option<ThisJob>, Failure> {
     Ok(Some(ThisJob { bootstrap: Arc::new(bootstrap), local_rank, local_ranks }))
 }
 
-/// How much longer the launch is that a rank is lost in.
+/// Factor by which the launch that loses a rank has more iterations.
 const LONGER: u64 = 10_000;
-/// When it is killed or stopped, after the launch before has ended on its own rank.
+/// Time from the end of the preceding run on the lost rank until that rank is killed or stopped.
 const LOSE_AFTER: Duration = Duration::from_millis(300);
-/// How long the remaining ranks may take to join again.
+/// Time limit for the remaining ranks to join again.
 const REJOINING: Duration = Duration::from_secs(30);
 
 /// The loss of one rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Loss {
     rank: u32,
-    /// It is stopped, and continues later; else it is killed.
+    /// The rank is stopped and continues later; otherwise it is killed.
     stopped: bool,
 }
 
@@ -110,34 +111,34 @@ impl Loss {
         killed.or(run.stop_rank.map(|rank| Self { rank, stopped: true }))
     }
 
-    /// Refuses a rank that there is not.
+    /// Refuses a rank that does not exist, and a job of one rank.
     fn check(self, ranks: u32) -> Result<(), Refused> {
         let Self { rank, stopped } = self;
         let option = if stopped { "--stop-rank" } else { "--kill-rank" };
         if rank >= ranks {
-            return Err(Refused(format!("{option} {rank}: there are ranks 0 to {}", ranks - 1)));
+            return Err(Refused(format!("{option} {rank}: the job has ranks 0 to {}", ranks - 1)));
         }
         if ranks < 2 {
-            return Err(Refused(format!("{option} {rank}: nobody would be left; ask for more --ranks")));
+            return Err(Refused(format!("{option} {rank}: no rank would remain; use more --ranks")));
         }
         Ok(())
     }
 
-    /// Has it happen to this process soon.
+    /// Starts a thread that kills or stops this process after [`LOSE_AFTER`].
     fn begin(self) {
         let signal = if self.stopped { Signal::STOP } else { Signal::KILL };
         std::thread::spawn(move || {
             std::thread::sleep(LOSE_AFTER);
-            // One that kills does not return.
+            // SIGKILL does not return.
             let _ = kill_process(getpid(), signal);
         });
     }
 }
 
-/// Runs this command again as the ranks of a job, of which one will be lost.
+/// Launches this command again as the ranks of a job that will lose one rank.
 ///
 /// # Errors
-/// A rank that there is not; what keeps the ranks from being launched.
+/// Refuses a rank that does not exist; returns the error of the launch.
 pub(crate) fn launch_with_loss(loss: Loss, ranks: u32) -> Result<End, Failure> {
     loss.check(ranks)?;
     let program = std::env::current_exe()?.into_os_string();
@@ -145,12 +146,12 @@ pub(crate) fn launch_with_loss(loss: Loss, ranks: u32) -> Result<End, Failure> {
     crate::launch::run(&LaunchArgs { ranks, grace_ms: 10_000, may_lose: vec![loss.rank], program })
 }
 
-/// The process that this one is to continue, once it is stopped: the first other rank of its host does that. `None` on
-/// all others. Collective.
+/// Returns the stopped process if this process must continue it. The first other rank of its host does so; all other
+/// ranks get `None`. Collective.
 ///
 /// # Errors
-/// No other rank is on its host; the ranks cannot meet.
-fn to_continue(loss: Loss, job: &ThisJob) -> Result<Option<Pid>, Failure> {
+/// Refuses the loss if no other rank is on the host of the stopped rank; returns the error of the bootstrap.
+fn process_to_continue(loss: Loss, job: &ThisJob) -> Result<Option<Pid>, Failure> {
     let (all, own) = (&job.bootstrap, job.bootstrap.rank());
     let pids = all.all_gather(&getpid().as_raw_nonzero().get().to_le_bytes())?;
     if !loss.stopped {
@@ -159,20 +160,18 @@ fn to_continue(loss: Loss, job: &ThisJob) -> Result<Option<Pid>, Failure> {
     let host = all.host(loss.rank);
     let Some(first) = (0..all.ranks()).find(|&rank| rank != loss.rank && all.host(rank) == host) else {
         let rank = loss.rank;
-        return Err(
-            Refused(format!("--stop-rank {rank}: no other rank is on its host, which would continue it")).into()
-        );
+        return Err(Refused(format!("--stop-rank {rank}: no other rank on its host could continue it")).into());
     };
     let pid =
         pids[loss.rank as usize].as_slice().try_into().ok().and_then(|pid| Pid::from_raw(i32::from_le_bytes(pid)));
     Ok(pid.filter(|_| own == first))
 }
 
-/// Runs as one rank of a job: once with all ranks, once in which one is lost, and, if the job shrinks, once with the
-/// remaining ranks. A stopped rank continues when the others have joined again.
+/// Runs as one rank of a job: one run with all ranks, one run that loses a rank and, if the job shrinks, one run with
+/// the remaining ranks. A stopped rank continues after the others have joined again.
 ///
 /// # Errors
-/// The result of `run` in the first or the last run; the others' news of the loss, if the job does not go on.
+/// Returns the error of the first or the last run. If the job does not shrink, returns an error that names the loss.
 pub(crate) fn run_with_loss(
     (loss, shrink): (Loss, bool),
     options: &Options,
@@ -182,7 +181,7 @@ pub(crate) fn run_with_loss(
     loss.check(job.bootstrap.ranks())?;
     let Loss { rank: lost, stopped } = loss;
     let lost_how = if stopped { "stopped" } else { "killed" };
-    let stopped = to_continue(loss, job)?;
+    let stopped = process_to_continue(loss, job)?;
     let first = run(options, job)?;
     if first != End::Right {
         return Ok(first);
@@ -195,7 +194,7 @@ pub(crate) fn run_with_loss(
     let error = match run(&longer, job) {
         Err(error) => error,
         Ok(_) => {
-            let text = format!("the run ended before the rank was {lost_how}: ask for more --iters or --bytes");
+            let text = format!("the run ended before rank {lost} was {lost_how}; use more --iters or --bytes");
             return Err(text.into());
         }
     };
@@ -203,13 +202,13 @@ pub(crate) fn run_with_loss(
     eprintln!("gin: rank {rank} learned after {after:.3} s: {error}");
     let go_on = || {
         if let Some(pid) = stopped {
-            // It is there: it has not been waited for, as it was only stopped.
+            // The process identifier is still valid: the process was only stopped, so nobody has reaped it.
             let _ = kill_process(pid, Signal::CONT);
         }
     };
     if !shrink {
         go_on();
-        return Err(format!("rank {lost} was {lost_how}; --shrink goes on without it").into());
+        return Err(format!("rank {lost} was {lost_how}; use --shrink to continue without it").into());
     }
     let bootstrap = job.bootstrap.without(&[lost], REJOINING)?;
     go_on();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The command: arguments, progress, output.
+//! The command line: arguments, progress and output.
 
 mod args;
 mod info;
@@ -11,7 +11,8 @@ pub(crate) mod size;
 #[cfg(test)]
 pub(crate) use args::default_options;
 pub(crate) use args::{
-    Backend, BenchArgs, BenchWhat, Device, LaunchArgs, Mode, Network, NicCheck, Options, Route, SoftLink, Workload,
+    Backend, BenchArgs, BenchWhat, DeviceChoice, LaunchArgs, Mode, Network, NicCheck, Options, Route, SoftLink,
+    Workload,
 };
 pub(crate) use report::{Format, Report};
 
@@ -28,7 +29,7 @@ use std::io::{self, IsTerminal};
 /// The error of a failed run.
 pub(crate) type Failure = Box<dyn Error>;
 
-/// Arguments that cannot be taken: which, why, and what could be.
+/// The error for invalid arguments. The text names the argument, the reason and a valid alternative.
 #[derive(Debug)]
 pub(crate) struct Refused(pub(crate) String);
 
@@ -40,23 +41,23 @@ impl fmt::Display for Refused {
 
 impl Error for Refused {}
 
-/// How the command ended; each has its exit status.
+/// The outcome of the command. Each outcome has its own exit status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum End {
     /// All results were right.
     Right,
-    /// A result was wrong, and has been printed, or something failed.
+    /// A result was wrong and was printed, or a run failed.
     Wrong,
-    /// The arguments cannot be taken.
+    /// The arguments were invalid.
     Refused,
-    /// A program that was started failed like this.
+    /// A launched program failed with this status.
     Code(u8),
 }
 
-/// Does what the arguments say.
+/// Parses the arguments and runs the subcommand.
 ///
 /// # Errors
-/// The error of the run.
+/// Returns the error of the subcommand.
 pub(crate) fn run() -> Result<End, Failure> {
     let parsed = Cli::command().try_get_matches().and_then(|matches| {
         let run = matches.subcommand().filter(|(name, _)| *name == "run");
@@ -106,8 +107,8 @@ pub(crate) fn run() -> Result<End, Failure> {
     }
 }
 
-/// Runs workloads, on every kind of device that there is and by every route if `every`, and prints what came of it; as
-/// one rank of a `job` if there is one, of which the first prints.
+/// Runs workloads and prints their results. With `every` it runs them on every available kind of device and by every
+/// route. With a `job` this process is one rank of it, and only rank 0 prints.
 fn run_workloads(
     workloads: &[Workload],
     options: &Options,
@@ -115,16 +116,17 @@ fn run_workloads(
     format: Format,
     job: Option<&ThisJob>,
 ) -> Result<End, Failure> {
-    let mut places = crate::workload::places(options, every)?;
+    let mut devices = crate::workload::run_devices(options, every)?;
     let options = &if job.is_some() { job::on_threads(options) } else { options.clone() };
     if let Some(job) = job {
-        places.all = places.all.into_iter().map(|place| place.of_process(job.local_rank, job.local_ranks)).collect();
+        devices.all =
+            devices.all.into_iter().map(|device| device.of_process(job.local_rank, job.local_ranks)).collect();
     }
     let routes = match options.route {
         None if every => vec![Route::Network, Route::Auto],
         _ => vec![options.route()],
     };
-    let total = (places.all.len() * routes.len() * workloads.len()) as u64 * u64::from(options.repeats);
+    let total = (devices.all.len() * routes.len() * workloads.len()) as u64 * u64::from(options.repeats);
     let prints = job.is_none_or(ThisJob::prints);
     let progress = if prints && io::stderr().is_terminal() {
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
@@ -133,13 +135,13 @@ fn run_workloads(
         ProgressBar::hidden()
     };
     let (mut reports, mut failure) = (Vec::new(), None);
-    let places_and_routes = places.all.iter().flat_map(|place| routes.iter().map(move |route| (place, *route)));
-    'all: for (place, route) in places_and_routes {
+    let devices_and_routes = devices.all.iter().flat_map(|device| routes.iter().map(move |route| (device, *route)));
+    'all: for (device, route) in devices_and_routes {
         let options = Options { route: Some(route), ..options.clone() };
         for workload in workloads {
-            progress.set_message(format!("{}, {}", workload.name(), place.name()));
+            progress.set_message(format!("{}, {}", workload.name(), device.name()));
             let bootstrap = job.map(|job| &job.bootstrap);
-            match crate::workload::run(*workload, place, &options, bootstrap, &|| progress.inc(1)) {
+            match crate::workload::run(*workload, device, &options, bootstrap, &|| progress.inc(1)) {
                 Ok(report) => reports.push(report),
                 Err(error) => {
                     failure = Some(error);
@@ -149,9 +151,9 @@ fn run_workloads(
         }
     }
     progress.finish_and_clear();
-    // Results before a failure are shown all the same.
+    // Prints the results from before a failure, too.
     if prints && !reports.is_empty() {
-        report::print(&reports, format, places.note.as_deref(), &mut io::stdout().lock())?;
+        report::print(&reports, format, devices.note.as_deref(), &mut io::stdout().lock())?;
     }
     match failure {
         Some(error) => Err(error),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Results of runs, as a table for people and as JSON for programs.
+//! The results of runs, as a table for people or as JSON for programs.
 
 use super::size;
 use crate::workload::Figures;
@@ -14,52 +14,52 @@ pub(crate) struct Report {
     pub workload: &'static str,
     /// Kind of device.
     pub device: &'static str,
-    /// Name of the GPUs, if they are real and have one in common.
+    /// Name of the GPUs, if they are real and all have the same.
     pub device_name: Option<String>,
     /// Number of GPUs that the ranks shared, if they are real.
     pub gpus: Option<usize>,
     /// Back end.
     pub backend: String,
-    /// The network that carried what proxies served; none where kernels drove NICs.
+    /// The network of the proxies; `None` if kernels drove NICs.
     pub network: Option<String>,
-    /// The NIC that each rank's kernels drove, by rank; none where a proxy served them.
+    /// The NIC that each rank's kernels drove, by rank; `None` if proxies served them.
     pub nics: Option<Vec<String>>,
-    /// The engines that rang those NICs' doorbells, each answer of a rank once; none where a proxy served them.
+    /// The engines that rang the doorbells of those NICs, without repetitions; `None` if proxies served the kernels.
     pub doorbells: Option<Vec<String>>,
-    /// How operations got to their peers: `network`, `lsa` (loads and stores) or, where these reach some of the peers,
-    /// `both`.
+    /// How operations reached their peers: `network`, `lsa` (loads and stores), or `both` if loads and stores reached
+    /// some of the peers.
     pub route: &'static str,
     /// Number of ranks.
     pub ranks: u32,
-    /// As `--bytes` says.
+    /// The value of `--bytes`.
     pub bytes: u64,
     /// Iterations, rounds or steps in one launch.
     pub iters: u64,
-    /// Blocks a grid.
+    /// Blocks of each grid.
     pub blocks: u32,
-    /// Threads a block.
+    /// Threads of each block.
     pub threads: u32,
-    /// Contexts.
+    /// Contexts of the communicator.
     pub contexts: u32,
-    /// How the virtual GPU ran.
+    /// The mode of the virtual GPU.
     pub mode: Option<&'static str>,
-    /// Seed of its schedule.
+    /// The seed of the virtual GPU's schedule.
     pub seed: Option<u64>,
-    /// The figures of communicators over all launches, if requested, in the order of rank, context and peer.
+    /// The statistics of the communicators over all launches, if requested, sorted by rank, context and peer.
     pub stats: Option<Vec<Figures>>,
-    /// Every result was as computed on the host.
+    /// Every result equals the one computed on the host.
     pub verified: bool,
-    /// How many results were not.
+    /// Number of wrong results.
     pub errors: u64,
-    /// The first result that was not, in words.
+    /// The first wrong result, in words.
     pub first_difference: Option<String>,
     /// Microseconds per iteration: the median over the launches.
     pub time_us_median: f64,
-    /// Operations (puts and signals posted, over all ranks) a second.
+    /// Operations per second: puts and signals posted by all ranks.
     pub operations_per_second: f64,
 }
 
-/// How results are printed.
+/// The output format.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(crate) enum Format {
     /// A table.
@@ -89,7 +89,8 @@ fn cells(report: &Report) -> [String; 9] {
     ]
 }
 
-/// Rows of figures below their headings: whatever was counted for anybody, and the sum.
+/// Returns the rows of a table of statistics: the headings, one row for each rank, context and peer, and the sums. It
+/// has a column for each statistic that is above 0 in some row.
 fn figures(stats: &[Figures]) -> Vec<Vec<String>> {
     let names = Stats::default().named().into_iter().map(|(name, _)| name);
     let value = |row: &Figures, name: &str| row.figures.get(name).copied().unwrap_or(0);
@@ -97,12 +98,12 @@ fn figures(stats: &[Figures]) -> Vec<Vec<String>> {
     let headings = ["rank", "context", "peer"].iter().chain(&names).map(|name| name.replace('_', " "));
     let mut rows = vec![headings.collect::<Vec<_>>()];
     rows.extend(stats.iter().map(|row| {
-        let place = [row.rank, row.context, row.peer].map(|number| number.to_string());
-        place.into_iter().chain(names.iter().map(|name| value(row, name).to_string())).collect()
+        let labels = [row.rank, row.context, row.peer].map(|number| number.to_string());
+        labels.into_iter().chain(names.iter().map(|name| value(row, name).to_string())).collect()
     }));
     let all = |name: &str| {
         let values = stats.iter().map(|row| value(row, name));
-        // A depth is no amount.
+        // Depths do not add up: this takes the largest.
         if name == "deepest" { values.max() } else { Some(values.sum()) }
     };
     let sums = names.iter().map(|name| all(name).unwrap_or(0).to_string());
@@ -110,7 +111,7 @@ fn figures(stats: &[Figures]) -> Vec<Vec<String>> {
     rows
 }
 
-/// Prints rows in columns.
+/// Prints rows in aligned columns.
 fn table(rows: Vec<Vec<String>>, out: &mut impl Write) -> io::Result<()> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(String::len).max().unwrap_or(0);
@@ -122,10 +123,10 @@ fn table(rows: Vec<Vec<String>>, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Prints the results; a table ends with `note`, if there is one.
+/// Prints the results. A table ends with `note`, if given.
 ///
 /// # Errors
-/// Those of the writer.
+/// Returns the error of the writer.
 pub(crate) fn print(reports: &[Report], format: Format, note: Option<&str>, out: &mut impl Write) -> io::Result<()> {
     match format {
         Format::Json => {
@@ -153,15 +154,15 @@ pub(crate) fn print(reports: &[Report], format: Format, note: Option<&str>, out:
             for report in reports {
                 match report.stats.as_deref() {
                     None => {}
-                    Some([]) => writeln!(out, "\n{}: nothing was asked of the network", report.workload)?,
+                    Some([]) => writeln!(out, "\n{}: no requests to the network", report.workload)?,
                     Some(stats) => {
-                        writeln!(out, "\n{}: requests of the network, by rank, context and peer", report.workload)?;
+                        writeln!(out, "\n{}: requests to the network, by rank, context and peer", report.workload)?;
                         table(figures(stats), out)?;
                     }
                 }
             }
             if reports.iter().any(|report| report.device == "virtual") {
-                writeln!(out, "\nTimes of virtual GPUs are those of their simulation on this machine's CPU.")?;
+                writeln!(out, "\nTimes of virtual GPUs are the times of their simulation on this machine's CPU.")?;
             }
             if let Some(note) = note {
                 writeln!(out, "{note}.")?;
@@ -270,7 +271,7 @@ mod tests {
         let lines: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
         assert!(lines.contains(&vec!["rank", "context", "peer", "accepted", "deepest"]), "{shown}");
         assert!(lines.contains(&vec!["0", "1", "3", "4", "5"]) && lines.contains(&vec!["all", "7", "7"]), "{shown}");
-        assert!(text(Vec::new()).contains("ring: nothing was asked of the network"));
+        assert!(text(Vec::new()).contains("ring: no requests to the network"));
     }
 
     #[test]

@@ -1,31 +1,32 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `gin bench sass`.
+//! `gin bench sass`: instruction counts of the probe kernels.
 
 use super::Failure;
 use std::io::Write;
 
-/// Prints instructions and registers of the probe kernels next to NCCL's.
+/// Prints the instructions and registers of the probe kernels beside NCCL's.
 ///
 /// # Errors
-/// A missing compiler or assembler, with what to install.
+/// Returns an error that names a missing compiler or assembler and how to install it.
 #[cfg(feature = "cuda")]
 pub(crate) fn print(out: &mut impl Write) -> Result<(), Failure> {
     sass(out)
 }
 
-/// Without kernels there is nothing to count.
+/// Fails: this build has no kernels to count.
 ///
 /// # Errors
-/// Always, saying so.
+/// Always returns an error.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn print(_: &mut impl Write) -> Result<(), Failure> {
     Err("this build has no kernels for GPUs: build with the feature `cuda`".into())
 }
 
-/// Probe kernel, what it is, and what NCCL's same kernel takes: instructions in 2.28.9 and 2.32.3, registers in both.
+/// Name and title of each probe kernel, and the figures of NCCL's equivalent kernel: instructions in 2.28.9 and 2.32.3,
+/// then registers in both.
 ///
-/// NCCL's figures: SASS of sm_90, NOPs not counted, one back end compiled in, from the kernels in its wheels of PyPI,
-/// read on 2026-11-20; 0 where not known.
+/// The source of NCCL's figures is the SASS for sm_90 of the kernels in its PyPI wheels, with one back end compiled in,
+/// read on 2026-11-20. NOPs are not counted. An unknown figure is 0.
 #[cfg(feature = "cuda")]
 const PROBES: [(&str, &str, [u32; 4]); 10] = [
     ("probe_put_signal", "put with signal, one thread", [106, 271, 28, 40]),
@@ -72,11 +73,15 @@ fn sass(out: &mut impl Write) -> Result<(), Failure> {
             entry.registers, entry.stack, entry.spill_stores,
         )?;
     }
-    writeln!(out, "\nNOPs are not counted, slow paths are. A fault ends the grid where it is not reported.")?;
+    writeln!(
+        out,
+        "\nNOPs are not counted; slow paths are. Unless its row says that faults are reported, a fault ends the grid."
+    )?;
     Ok(())
 }
 
-/// Looks from the current folder, then from where this program lies: in the `target` of its workspace, often.
+/// Finds ptxas, starting from the current folder, then from the folder of this program. The program often is in the
+/// `target` folder of its workspace.
 #[cfg(feature = "cuda")]
 fn find_ptxas() -> Result<gin_build::Ptxas, Failure> {
     let program = std::env::current_exe()?;
@@ -85,7 +90,7 @@ fn find_ptxas() -> Result<gin_build::Ptxas, Failure> {
         .map_err(|reason| format!("{reason}; `make setup` fetches one").into())
 }
 
-/// A folder for files of this run, removed when it ends, however it ends.
+/// A temporary folder for the files of this run. Its drop removes it.
 #[cfg(feature = "cuda")]
 struct Folder(std::path::PathBuf);
 
@@ -101,7 +106,7 @@ impl Folder {
 #[cfg(feature = "cuda")]
 impl Drop for Folder {
     fn drop(&mut self) {
-        // A folder that cannot be removed is the system's to clean up.
+        // If this fails, the system cleans up its temporary folder.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

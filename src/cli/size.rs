@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Sizes as people write them: `4096`, `64KiB`, `1MiB`.
+//! Sizes in bytes as people write them: `4096`, `64KiB`, `1MiB`.
 
-/// Reads a number of bytes: a whole number, alone or with `B`, `KiB`, `MiB` or `GiB` (powers of 1024) or `kB`, `MB`,
-/// `GB` (powers of 1000).
+/// Parses a number of bytes: a whole number, optionally followed by `B`, by `KiB`, `MiB` or `GiB` (powers of 1024), or
+/// by `kB`, `MB` or `GB` (powers of 1000).
 ///
 /// # Errors
-/// The error, with the accepted forms.
+/// Returns a text that names the value and the accepted forms.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
     let trimmed = text.trim();
     let digits = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());
@@ -26,7 +26,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     number.checked_mul(factor).ok_or_else(|| format!("{text:?} is more than 2^64 bytes"))
 }
 
-/// A number of bytes in the largest unit that divides it.
+/// Formats a number of bytes in the largest unit that divides it.
 pub(crate) fn show(bytes: u64) -> String {
     for (unit, shift) in [("GiB", 30), ("MiB", 20), ("KiB", 10)] {
         if bytes != 0 && bytes.is_multiple_of(1 << shift) {

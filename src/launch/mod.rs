@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `gin launch`: the ranks of a job as processes of this host.
+//! `gin launch`: runs the ranks of a job as processes of this host.
 
 mod output;
 
@@ -21,25 +21,26 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// Other ways to meet, which the ranks must not take.
-const OTHER_WAYS: [&str; 5] = ["GIN_ADDR", "GIN_PORT", "GIN_SECRET", "GIN_SECRET_FILE", "GIN_INTERFACE"];
+/// Variables of other kinds of rendezvous, which the ranks must not inherit.
+const OTHER_RENDEZVOUS: [&str; 5] = ["GIN_ADDR", "GIN_PORT", "GIN_SECRET", "GIN_SECRET_FILE", "GIN_INTERFACE"];
 
-/// How long output is waited for after the last rank has ended: something that it left behind may hold it open.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Time limit for remaining output after the last rank has ended: a process that a rank left behind may hold its pipe
+/// open.
+const LAST_OUTPUT: Duration = Duration::from_secs(1);
 
-/// Runs the ranks and waits for them.
+/// Starts the ranks and waits for their end.
 ///
 /// # Errors
-/// If there is no socket, or output cannot be written.
+/// Returns an error if it cannot open a socket or write output.
 pub(crate) fn run(arguments: &LaunchArgs) -> Result<End, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(launch(arguments))
 }
 
-/// The ranks' processes. Each leads a process group, so what it starts gets its signals, and a terminal's signals come
-/// here only.
+/// The processes of the ranks. Each leads a process group. Therefore a forwarded signal also reaches the processes that
+/// a rank starts, and a signal from the terminal reaches only this command.
 struct Ranks {
-    /// By rank; `None` once it has ended.
+    /// The process group of each rank; `None` once the rank has ended.
     groups: Vec<Option<Pid>>,
     ended: JoinSet<(usize, io::Result<ExitStatus>)>,
     output: JoinSet<io::Result<()>>,
@@ -48,7 +49,7 @@ struct Ranks {
 impl Ranks {
     fn add(&mut self, mut child: Child) {
         let rank = self.groups.len();
-        // A process that was started and not waited for has a number, which is positive.
+        // A process that has not been waited for has an identifier, which is positive.
         self.groups.push(child.id().and_then(|id| Pid::from_raw(id.cast_signed())));
         if let Some(stream) = child.stdout.take() {
             self.output.spawn(pump(stream, rank, Stream::Output));
@@ -59,10 +60,10 @@ impl Ranks {
         self.ended.spawn(async move { (rank, child.wait().await) });
     }
 
-    /// Sends a signal to all that have not ended.
+    /// Sends a signal to all ranks that have not ended.
     fn signal(&self, signal: Signal) {
         for group in self.groups.iter().flatten() {
-            // It may have ended just now.
+            // This fails if the rank has just ended.
             let _ = kill_process_group(*group, signal);
         }
     }
@@ -70,23 +71,23 @@ impl Ranks {
 
 async fn launch(arguments: &LaunchArgs) -> Result<End, Failure> {
     let Some((program, words)) = arguments.program.split_first() else {
-        return Err(Refused("a program is needed, after --".to_owned()).into());
+        return Err(Refused("no program given; name it after --".to_owned()).into());
     };
     let mut signals = signals()?;
     let rendezvous = Rendezvous::new(TcpConfig::default().address(Some(Ipv4Addr::LOCALHOST.into())))?;
     let mut ranks = Ranks { groups: Vec::new(), ended: JoinSet::new(), output: JoinSet::new() };
-    // The exit status of the command: that of the first rank that failed.
+    // The exit status of the command: the status of the first rank that failed.
     let mut failed: Option<u8> = None;
     for rank in 0..arguments.ranks {
         let mut command = Command::new(program);
         command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.process_group(0).kill_on_drop(true);
-        // Safety: between fork and exec it calls nothing but prctl, which is safe there.
+        // Safety: between fork and exec the closure calls only prctl, which is safe there.
         unsafe {
-            // Should this command be killed itself, its ranks are not left behind.
+            // The ranks end if this command is killed.
             command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
         }
-        for other in OTHER_WAYS {
+        for other in OTHER_RENDEZVOUS {
             command.env_remove(other);
         }
         command.env("GIN_RANK", rank.to_string()).env("GIN_RANKS", arguments.ranks.to_string());
@@ -94,7 +95,7 @@ async fn launch(arguments: &LaunchArgs) -> Result<End, Failure> {
         command.env("GIN_UNIQUE_ID", rendezvous.id().to_string());
         if rank == 0 {
             command.env("GIN_LISTEN_FD", rendezvous.as_fd().as_raw_fd().to_string());
-            // It stays open in this rank, and in no other.
+            // The socket stays open in rank 0 and in no other rank.
             fcntl_setfd(&rendezvous, FdFlags::empty())?;
         } else {
             command.env_remove("GIN_LISTEN_FD");
@@ -110,7 +111,7 @@ async fn launch(arguments: &LaunchArgs) -> Result<End, Failure> {
             }
         }
     }
-    // Others cannot come to a rank 0 that is gone.
+    // Closes the socket here, so that the other ranks cannot connect once rank 0 has ended.
     drop(rendezvous);
     let grace = Duration::from_millis(arguments.grace_ms);
     let mut all = Watched { ranks, failed: None, deadline: None, grace, may_lose: arguments.may_lose.clone() };
@@ -120,18 +121,20 @@ async fn launch(arguments: &LaunchArgs) -> Result<End, Failure> {
     all.wait(&mut signals).await
 }
 
+/// The running ranks and the progress of their end.
 struct Watched {
     ranks: Ranks,
     failed: Option<u8>,
-    /// The time when remaining ranks are killed.
+    /// The time at which the command kills the remaining ranks.
     deadline: Option<Instant>,
     grace: Duration,
-    /// Ranks whose end is no failure.
+    /// The ranks whose end is no failure.
     may_lose: Vec<u32>,
 }
 
 impl Watched {
-    /// Ends all, and the command with this, unless one failed before. Ranks that a signal was passed on to are ending.
+    /// Ends all ranks, and sets the exit status of the command to `code`, unless a rank failed before. Sends no signal
+    /// if the ranks are already ending because of a forwarded signal.
     fn fail(&mut self, code: u8) {
         if self.failed.is_some() {
             return;
@@ -139,12 +142,13 @@ impl Watched {
         self.failed = Some(code);
         if self.deadline.is_none() {
             self.ranks.signal(Signal::TERM);
-            // One that is stopped ends only when it goes on.
+            // A stopped process ends only once it continues.
             self.ranks.signal(Signal::CONT);
             self.end_soon();
         }
     }
 
+    /// Sets the deadline, unless it is set already.
     fn end_soon(&mut self) {
         self.deadline.get_or_insert(Instant::now() + self.grace);
     }
@@ -170,9 +174,9 @@ impl Watched {
                 }
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     let left = self.ranks.groups.iter().flatten().count();
-                    eprintln!("gin: killing {left} ranks that have not ended after {:?}", self.grace);
+                    eprintln!("gin: killing {left} ranks that did not end within {:?}", self.grace);
                     self.ranks.signal(Signal::KILL);
-                    // They end now; nothing is left to be done but to wait.
+                    // The ranks end now. A far deadline leaves only the wait for them.
                     self.deadline = Some(Instant::now() + Duration::from_secs(3600));
                 }
                 Some(written) = self.ranks.output.join_next() => {
@@ -189,8 +193,8 @@ impl Watched {
             }
             Ok::<_, Failure>(())
         };
-        // A process that holds a pipe open now has outlived its rank.
-        timeout(LAST_WORDS, rest).await.unwrap_or(Ok(()))?;
+        // A process that still holds a pipe open has outlived its rank.
+        timeout(LAST_OUTPUT, rest).await.unwrap_or(Ok(()))?;
         match (unwritten, self.failed) {
             (Some(error), _) => Err(error.into()),
             (None, None) => Ok(End::Right),
@@ -198,18 +202,18 @@ impl Watched {
         }
     }
 
-    /// A rank has ended, whose group this was.
+    /// Handles the end of a rank with process group `group`.
     fn note(&mut self, rank: usize, group: Option<Pid>, status: ExitStatus) {
         let (code, how) = match (status.code(), status.signal()) {
             (Some(0), _) => return,
             (Some(code), _) => (u8::try_from(code).unwrap_or(1), format!("with status {code}")),
             (None, Some(signal)) => {
-                // The status that shells give for it. Signals are numbers below 128.
+                // The status that shells report for a signal. Signals are numbers below 128.
                 (128 | (signal & 0x7f) as u8, format!("by signal {signal}"))
             }
-            (None, None) => (1, "in a way that the system does not tell".to_owned()),
+            (None, None) => (1, "for an unknown reason".to_owned()),
         };
-        // Processes that it started and left behind; mostly none.
+        // Ends processes that the rank started and left behind; usually it left none.
         if let Some(group) = group {
             let _ = kill_process_group(group, Signal::TERM);
         }
@@ -217,7 +221,7 @@ impl Watched {
             eprintln!("gin: rank {rank} ended {how}; the others go on");
             return;
         }
-        // Ranks that are ended on purpose need no words.
+        // Reports no rank that ends after a first failure or a forwarded signal: this command asked it to end.
         if self.failed.is_none() && self.deadline.is_none() {
             let left = self.ranks.groups.iter().flatten().count();
             let others = if left == 0 { String::new() } else { format!("; ending the other {left}") };
@@ -227,14 +231,14 @@ impl Watched {
     }
 }
 
-/// Signals that are passed on.
+/// Starts listening for the signals that this command forwards and returns their channel.
 fn signals() -> io::Result<mpsc::UnboundedReceiver<Signal>> {
     let (to, from) = mpsc::unbounded_channel();
     let passed = [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT, Signal::USR1, Signal::USR2];
     for passed in passed {
-        let mut heard = signal(SignalKind::from_raw(passed.as_raw()))?;
+        let mut received = signal(SignalKind::from_raw(passed.as_raw()))?;
         let to = to.clone();
-        tokio::spawn(async move { while heard.recv().await.is_some() && to.send(passed).is_ok() {} });
+        tokio::spawn(async move { while received.recv().await.is_some() && to.send(passed).is_ok() {} });
     }
     Ok(from)
 }

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The output of ranks, line by line, with the rank before it.
+//! The output of ranks, line by line, with the number of the rank before each line.
 
 use std::io::{self, Write};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// Where a rank prints.
+/// An output stream of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Stream {
-    /// Its standard output.
+    /// Standard output.
     Output,
-    /// Its standard error.
+    /// Standard error.
     Error,
 }
 
-/// A line that is longer is printed in parts.
+/// Maximum length of a line, in bytes. A longer line is printed in parts.
 const LONGEST: usize = 64 << 10;
 
-/// Cuts what one rank prints into lines.
+/// Splits the output of one rank into lines.
 #[derive(Debug)]
 struct Lines {
     prefix: Vec<u8>,
-    /// Objects in JSON go through as they are: they are for programs.
+    /// Prints JSON objects without a prefix: they are for programs.
     json: bool,
     rest: Vec<u8>,
 }
@@ -31,7 +31,7 @@ impl Lines {
         Self { prefix: format!("[{rank}] ").into_bytes(), json, rest: Vec::new() }
     }
 
-    /// Takes bytes, and gives the lines that they complete.
+    /// Appends bytes and returns the lines that they complete.
     fn take(&mut self, mut bytes: &[u8]) -> Vec<u8> {
         let mut lines = Vec::new();
         while let Some(end) = bytes.iter().position(|&byte| byte == b'\n') {
@@ -46,7 +46,7 @@ impl Lines {
         lines
     }
 
-    /// The last line, if it has no end.
+    /// Returns the last line, if it lacks its line end.
     fn end(mut self) -> Vec<u8> {
         let mut lines = Vec::new();
         if !self.rest.is_empty() {
@@ -65,18 +65,18 @@ impl Lines {
     }
 }
 
-/// Any value of JSON.
+/// Any JSON value.
 type Ignored = serde::de::IgnoredAny;
 
-/// Prints what comes from one rank until nothing comes any more.
+/// Prints the output of one rank until its end.
 ///
 /// # Errors
-/// Output that cannot be written.
+/// Returns the error of a write to standard output.
 pub(super) async fn pump(mut from: impl AsyncRead + Unpin, rank: usize, stream: Stream) -> io::Result<()> {
     let mut lines = Lines::new(rank, stream);
     let mut bytes = vec![0; 8 << 10];
     loop {
-        // A pipe that breaks has ended.
+        // A read error counts as the end of the pipe.
         let count = from.read(&mut bytes).await.unwrap_or(0);
         if count == 0 {
             return print(stream, &lines.end());
@@ -92,7 +92,7 @@ fn print(stream: Stream, lines: &[u8]) -> io::Result<()> {
             to.write_all(lines)?;
             to.flush()
         }
-        // Where nobody reads it there is nobody to tell.
+        // Ignores write errors: standard error is where this command would report them.
         Stream::Error => {
             let _ = io::stderr().lock().write_all(lines);
             Ok(())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `gin nic-check`: whether a NIC does what kernels will ask of it.
+//! `gin nic-check`: checks that a NIC executes the requests that kernels post.
 
 mod report;
 
@@ -15,14 +15,14 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Code of the time until an answer is asked for again, 0.3 s: with seven retries the NIC says that there is none
-/// before a check's deadline passes.
+/// Code of the acknowledgement timeout, 0.3 s: with seven retries the NIC reports a missing acknowledgement before a
+/// check's deadline passes.
 const ACK_TIMEOUT: u8 = 16;
 
-/// Checks a NIC and prints what came of it; as a table each line once it is known.
+/// Checks a NIC and prints the report. The table form prints each line as soon as its check ends.
 ///
 /// # Errors
-/// Why there is no NIC to be checked; those of the writer.
+/// Returns the reason if it finds no NIC to check; returns the error of the writer.
 pub(crate) fn run(arguments: &NicCheck, out: &mut impl Write) -> Result<End, Failure> {
     let config = NicConfig::default().port(arguments.port).gid_index(arguments.gid).ack_timeout(ACK_TIMEOUT);
     let Some(link) = arguments.soft else {
@@ -46,7 +46,7 @@ pub(crate) fn run(arguments: &NicCheck, out: &mut impl Write) -> Result<End, Fai
     examine(&nic, Some(&fabric), arguments, out)
 }
 
-/// The first NIC of this host that can serve GPUs.
+/// Opens the first NIC of this host that can serve GPUs.
 fn first(config: &NicConfig) -> Result<Arc<Nic>, Failure> {
     let mut refusals = Vec::new();
     for found in probe(&Libraries::default(), config)? {
@@ -86,13 +86,14 @@ fn examine(
     Ok(if report.passed { End::Right } else { End::Wrong })
 }
 
-/// The check that only a software NIC has: its user kept rules whose breach hardware would answer in no defined way.
+/// Returns the check that only a software NIC has: its user kept the rules for which hardware defines no behaviour when
+/// they are broken.
 fn rules(fabric: &SoftFabric) -> Check {
     let outcome = match fabric.violations() {
         (None, _) => Ok("no doorbell, record or entry was out of order".to_owned()),
         (Some(first), count) => {
-            let expected = "that no rule of the software NIC is broken".to_owned();
-            Err(Failed { expected, seen: format!("{count} breaches, the first: {first:?}") })
+            let expected = "no broken rule of the software NIC".to_owned();
+            Err(Failed { expected, seen: format!("{count} broken rules, the first: {first:?}") })
         }
     };
     Check { name: report::RULES, outcome, took: Duration::ZERO }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The findings of a check of a NIC, for an issue.
+//! The report of a NIC check, for an issue.
 
 use gin_nic::Nic;
 use gin_nic::hca::Link;
@@ -12,7 +12,7 @@ use std::net::Ipv6Addr;
 /// Name of the check that only software NICs have.
 pub(super) const RULES: &str = "rules";
 
-/// The features of a NIC.
+/// The capabilities of a NIC.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 struct Abilities {
     send_queue_slots: u64,
@@ -24,28 +24,30 @@ struct Abilities {
     udp_source_ports: Option<(u16, u16)>,
 }
 
-/// The result of one check.
+/// The row of one check in the report.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(super) struct CheckRow {
     name: &'static str,
     passed: bool,
     took_ms: f64,
-    /// The expected value, if another was seen.
+    /// The expected value, if the check saw another one.
     expected: Option<String>,
     seen: String,
 }
 
-/// The findings of a check of a NIC.
+/// The report of a NIC check.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub(super) struct Report {
     version: &'static str,
     abi_version: u32,
-    /// Not hardware, but a program of this process.
+    /// The NIC is a software NIC of this process, not hardware.
     software: bool,
     nic: String,
-    /// As the kernel tells it; so are the next two.
+    /// Firmware version, as the operating system reports it.
     firmware: Option<String>,
+    /// Board identifier, as the operating system reports it.
     board: Option<String>,
+    /// Release of the operating system.
     kernel: Option<String>,
     port: u8,
     link: String,
@@ -56,14 +58,14 @@ pub(super) struct Report {
     gid: String,
     capabilities: Abilities,
     checks: Vec<CheckRow>,
-    /// Checks that were not tried, as the queue pairs did not come up.
+    /// Checks that did not run because the queue pairs did not connect.
     not_tried: Vec<&'static str>,
-    /// All checks were tried and passed.
+    /// All checks ran and passed.
     pub(super) passed: bool,
 }
 
-/// The first line of a file of the kernel.
-fn told(path: &str) -> Option<String> {
+/// Returns the first line of a system file, if it is not empty.
+fn first_line(path: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     text.lines().next().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty())
 }
@@ -71,7 +73,8 @@ fn told(path: &str) -> Option<String> {
 impl Report {
     pub(super) fn new(nic: &Nic, software: bool) -> Self {
         let (name, port, can, gid) = (nic.name(), nic.port(), nic.capabilities(), nic.gid());
-        let of_device = |file| if software { None } else { told(&format!("/sys/class/infiniband/{name}/{file}")) };
+        let of_device =
+            |file| if software { None } else { first_line(&format!("/sys/class/infiniband/{name}/{file}")) };
         Self {
             version: env!("CARGO_PKG_VERSION"),
             abi_version: gin_abi::ABI_VERSION,
@@ -79,7 +82,7 @@ impl Report {
             nic: name.to_owned(),
             firmware: of_device("fw_ver"),
             board: of_device("board_id"),
-            kernel: told("/proc/sys/kernel/osrelease"),
+            kernel: first_line("/proc/sys/kernel/osrelease"),
             port: nic.config().port,
             link: port.link.to_string(),
             lid: (port.link == Link::InfiniBand).then_some(port.lid),
@@ -101,19 +104,19 @@ impl Report {
         }
     }
 
-    /// Adds what came of a check, and gives it back as it is printed.
+    /// Adds the result of a check and returns its row for printing.
     pub(super) fn add(&mut self, check: &Check) -> CheckRow {
         let (expected, seen) = match &check.outcome {
             Ok(seen) => (None, seen.clone()),
             Err(failed) => (Some(failed.expected.clone()), failed.seen.clone()),
         };
         let took_ms = (check.took.as_secs_f64() * 1e4).round() / 10.0;
-        let line = CheckRow { name: check.name, passed: check.outcome.is_ok(), took_ms, expected, seen };
-        self.checks.push(line.clone());
-        line
+        let row = CheckRow { name: check.name, passed: check.outcome.is_ok(), took_ms, expected, seen };
+        self.checks.push(row.clone());
+        row
     }
 
-    /// After the last check.
+    /// Completes the report after the last check.
     pub(super) fn end(&mut self) -> &Self {
         let tried = |name: &&str| self.checks.iter().any(|check| check.name == *name);
         self.not_tried = CHECKS.into_iter().filter(|name| !tried(name)).collect();
@@ -124,9 +127,9 @@ impl Report {
     pub(super) fn print_head(&self, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "gin {}, shared layouts version {}: nic-check", self.version, self.abi_version)?;
         if self.software {
-            writeln!(out, "SOFTWARE NIC: a program of this process, no hardware")?;
+            writeln!(out, "SOFTWARE NIC: part of this process, no hardware")?;
         }
-        let known = |what: &Option<String>| what.clone().unwrap_or_else(|| "not known".to_owned());
+        let known = |what: &Option<String>| what.clone().unwrap_or_else(|| "unknown".to_owned());
         writeln!(out, "\n  NIC           {}", self.nic)?;
         if !self.software {
             writeln!(out, "  firmware      {}, board {}", known(&self.firmware), known(&self.board))?;
@@ -143,7 +146,7 @@ impl Report {
         )?;
         writeln!(
             out,
-            "  reads         {} under way, {} answered; messages of up to {} bytes",
+            "  reads         {} outstanding as requester, {} as responder; messages of up to {} bytes",
             can.reads_under_way, can.reads_answered, can.message_bytes
         )?;
         writeln!(out, "  core-direct   {}", if can.core_direct { "yes" } else { "no" })?;
@@ -155,7 +158,7 @@ impl Report {
 
     pub(super) fn print_tail(&self, out: &mut impl Write) -> io::Result<()> {
         if !self.not_tried.is_empty() {
-            writeln!(out, "  not tried: {}", self.not_tried.join(", "))?;
+            writeln!(out, "  did not run: {}", self.not_tried.join(", "))?;
         }
         let passed = self.checks.iter().filter(|check| check.passed).count();
         let all = self.checks.len() + self.not_tried.len();

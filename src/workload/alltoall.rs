@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! All-to-all.
+//! The workload all-to-all.
 
-use super::{Check, Job, Launched, Options, Place, Refused, Shape, limits, reference};
+use super::{Check, Job, Launched, Options, Refused, RunDevice, Shape, limits, reference};
 use gin_host::CommError;
 use gin_host::comm::{Communicator, Requirements, WindowFlags};
 use gin_host::world::Rank;
@@ -13,17 +13,19 @@ pub(super) struct Alltoall {
 }
 
 impl Alltoall {
+    /// Prepares the workload.
+    ///
     /// # Errors
-    /// No bytes, or more than this machine holds.
-    pub(super) fn new(place: &Place, options: &Options) -> Result<Self, Refused> {
+    /// Refuses 0 bytes, and sizes beyond the memory of this machine.
+    pub(super) fn new(device: &RunDevice, options: &Options) -> Result<Self, Refused> {
         let bytes = options.bytes;
         if bytes == 0 {
-            return Err(Refused("--bytes 0: alltoall takes 1 byte per peer or more".into()));
+            return Err(Refused("--bytes 0: alltoall needs 1 byte per peer or more".into()));
         }
         let shape = Shape::new(options);
-        // Outbox, inbox, and a copy of the last round to check.
+        // Outbox, inbox, and a copy of the last round for the check.
         let buffers = (2 + BUFFERS as u128) * u128::from(shape.ranks) * u128::from(bytes);
-        limits::check_memory(place, options, 2 * shape.ranks, buffers)?;
+        limits::check_memory(device, options, 2 * shape.ranks, buffers)?;
         let bytes = usize::try_from(bytes).map_err(|error| Refused(format!("--bytes {bytes}: {error}")))?;
         Ok(Self { shape, bytes })
     }
@@ -60,12 +62,12 @@ impl Job for Alltoall {
         if sum != expected {
             check.wrong(|| format!("rank {}: checksum {sum} of all rounds, expected {expected}", rank.rank()));
         }
-        // The last round's arrivals are still there.
+        // The inbox still holds the blocks of the last round.
         let round = shape.iters - 1;
         let start = (round % BUFFERS as u64) as usize * ranks * self.bytes;
         let arrived = inbox.read_range(start..start + ranks * self.bytes)?;
-        for (place, byte) in arrived.into_iter().enumerate() {
-            let (from, index) = (place / self.bytes, place % self.bytes);
+        for (position, byte) in arrived.into_iter().enumerate() {
+            let (from, index) = (position / self.bytes, position % self.bytes);
             let expected = payload(from as u32, rank.rank(), round, index);
             if byte != expected {
                 check.wrong(|| {

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! NVIDIA GPUs as a place for workloads.
+//! NVIDIA GPUs as devices of workloads.
 
 use crate::cli::{Failure, Options, Refused};
 use gin_host::WorldConfig;
 
-/// The GPUs that workloads run on, all that the driver shows.
+/// The GPUs that workloads run on: all that the driver shows.
 #[derive(Clone, Debug)]
 pub(crate) struct Gpus {
-    /// Their names, by number; at least one.
+    /// Name of each GPU, by number. There is at least one GPU.
     names: Vec<String>,
-    /// The one of this process, if it is one rank of a job.
+    /// The GPU of this process, if it is one rank of a job.
     own: Option<Own>,
 }
 
 /// The GPU of a rank that is a process.
 #[derive(Clone, Copy, Debug)]
-#[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "without GPUs nobody asks"))]
+#[cfg_attr(not(any(feature = "cuda", test)), expect(dead_code, reason = "read only in builds with GPUs and in tests"))]
 struct Own {
     ordinal: usize,
-    /// Ranks of this host that use it.
+    /// Number of ranks of this host that use the GPU.
     sharing: u32,
 }
 
@@ -28,8 +28,8 @@ impl Gpus {
         self.names.len().min(ranks as usize)
     }
 
-    /// The same for one process of a job: its own GPU, by its number among the `ranks` ranks of its host. Neighbours
-    /// share one where there are fewer.
+    /// Returns the GPUs for one process of a job: its own GPU, chosen by its number `rank` among the `ranks` ranks of
+    /// its host. Neighbouring ranks share a GPU if there are fewer GPUs than ranks.
     pub(crate) fn of_process(mut self, rank: u32, ranks: u32) -> Self {
         let (gpus, ranks) = (self.names.len() as u64, u64::from(ranks.max(1)));
         let gpu_of = |rank: u64| if ranks <= gpus { rank } else { rank * gpus / ranks };
@@ -48,7 +48,7 @@ impl Gpus {
         }
     }
 
-    /// Returns the most of `ranks` ranks on one of them: as [`gin_gpu::cuda::devices`] spreads them.
+    /// Returns the largest number of ranks on one GPU, as [`gin_gpu::cuda::devices`] spreads `ranks` ranks.
     #[cfg(any(feature = "cuda", test))]
     fn most_on_one(&self, ranks: u32) -> u32 {
         match self.own {
@@ -57,7 +57,7 @@ impl Gpus {
         }
     }
 
-    /// Returns their description, for people.
+    /// Returns a description of the GPUs for people.
     pub(crate) fn text(&self) -> String {
         let mut kinds: Vec<(&str, usize)> = Vec::new();
         for name in &self.names {
@@ -70,20 +70,20 @@ impl Gpus {
         kinds.join(", ")
     }
 
-    /// Returns the name of the GPUs that `ranks` ranks use, where they have one.
+    /// Returns the name of the GPUs that `ranks` ranks use, if all have the same.
     pub(crate) fn name(&self, ranks: u32) -> Option<String> {
         let names = &self.names[..self.used(ranks)];
         names.first().filter(|first| names.iter().all(|name| name == *first)).cloned()
     }
 
-    /// Made-up ones.
+    /// Returns `count` invented GPUs.
     #[cfg(test)]
     pub(crate) fn for_tests(count: usize) -> Self {
         Self { names: vec!["Some GPU".to_owned(); count], own: None }
     }
 }
 
-/// Refuses a grid that cannot be resident on all ranks at once.
+/// Refuses grids that cannot be resident for all ranks at once.
 #[cfg(any(feature = "cuda", test))]
 fn check_room(options: &Options, gpus: &Gpus, device: &str, resident: u64) -> Result<(), Refused> {
     let (ranks, blocks, threads) = (options.ranks, options.blocks, options.threads);
@@ -93,17 +93,17 @@ fn check_room(options: &Options, gpus: &Gpus, device: &str, resident: u64) -> Re
         return Ok(());
     }
     let fit = resident / u64::from(sharing);
-    let advice = if fit > 0 { format!("at most --blocks {fit} fit") } else { "ask for fewer --ranks".to_owned() };
+    let advice = if fit > 0 { format!("at most --blocks {fit} fit") } else { "use fewer --ranks".to_owned() };
     Err(Refused(format!(
         "--ranks {ranks} x --blocks {blocks}: blocks wait for each other, so all must be resident at once; {sharing} ranks \
-         on {device} come to {needed} blocks, and it holds {resident} of {threads} threads: {advice}"
+         on {device} need {needed} blocks, but it holds {resident} of {threads} threads: {advice}"
     )))
 }
 
-/// The GPUs that there are and that there are kernels for.
+/// Returns the GPUs of this machine, after a check that the shipped kernels support each.
 ///
 /// # Errors
-/// Why there are none, in words.
+/// Returns the reason if no GPU is usable.
 #[cfg(feature = "cuda")]
 pub(crate) fn find() -> Result<Gpus, String> {
     use gin_gpu::cuda::gpus;
@@ -114,19 +114,19 @@ pub(crate) fn find() -> Result<Gpus, String> {
     Ok(Gpus { names: found.into_iter().map(|gpu| gpu.name).collect(), own: None })
 }
 
-/// There are none for this build.
+/// Fails: this build supports no GPUs.
 ///
 /// # Errors
-/// Always.
+/// Always returns the reason.
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn find() -> Result<Gpus, String> {
     Err("this command was built without the feature `cuda`, so it has no kernels for GPUs".to_owned())
 }
 
-/// Checks that all ranks' grids of `kernel` are resident at once, with the figures of the GPUs.
+/// Checks against the limits of the GPUs that the grids of `kernel` of all ranks are resident at once.
 ///
 /// # Errors
-/// [`Refused`] with the figures; what the driver reports.
+/// Returns [`Refused`] with the figures if they are not; returns the error of the driver.
 #[cfg(feature = "cuda")]
 pub(crate) fn check(gpus: &Gpus, options: &Options, kernel: &str) -> Result<(), Failure> {
     use gin_gpu::cuda::CudaDevice;
@@ -137,9 +137,10 @@ pub(crate) fn check(gpus: &Gpus, options: &Options, kernel: &str) -> Result<(), 
         let most = function.max_threads.unwrap_or(u32::MAX).min(device.limits().threads_per_block);
         if options.threads > most {
             let (asked, device) = (options.threads, device.name());
-            return Err(
-                Refused(format!("--threads {asked}: a block of `{kernel}` has at most {most} on {device}")).into()
-            );
+            return Err(Refused(format!(
+                "--threads {asked}: a block of `{kernel}` has at most {most} threads on {device}"
+            ))
+            .into());
         }
         let shape = LaunchConfig::new(options.blocks, options.threads).cooperative();
         check_room(options, gpus, &device.name(), device.resident_blocks(&function, &shape)?)?;
@@ -147,43 +148,47 @@ pub(crate) fn check(gpus: &Gpus, options: &Options, kernel: &str) -> Result<(), 
     Ok(())
 }
 
-/// There is nothing to check.
+/// Fails: this build supports no GPUs.
 ///
 /// # Errors
-/// Always: there are no GPUs for this build.
+/// Always returns [`Refused`].
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn check(_gpus: &Gpus, _options: &Options, _kernel: &str) -> Result<(), Failure> {
     find().map(|_| ()).map_err(|reason| Refused(reason).into())
 }
 
-/// A world on the first of these GPUs, as many as there are ranks at most.
+/// Returns a world on the first of these GPUs, at most one GPU per rank.
 ///
 /// # Errors
-/// An error of the driver.
+/// Returns the error of the driver.
 #[cfg(feature = "cuda")]
 pub(crate) fn world(gpus: &Gpus, ranks: u32) -> Result<WorldConfig, Failure> {
     let ordinals = gpus.ordinals(ranks);
     Ok(WorldConfig::cuda(&ordinals, ranks, &[gin::ptx::PTX])?)
 }
 
-/// There is none.
+/// Fails: this build supports no GPUs.
 ///
 /// # Errors
-/// Always: there are no GPUs for this build.
+/// Always returns [`Refused`].
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn world(_gpus: &Gpus, _ranks: u32) -> Result<WorldConfig, Failure> {
     find().map(|_| WorldConfig::threads(0)).map_err(|reason| Refused(reason).into())
 }
 
-/// Ranks as threads for what is measured, with its kernels too. On GPUs, waiting for a stream ends with an error after
-/// `limit`.
+/// Returns a world for benchmarks, with ranks as threads and the benchmark kernels loaded. On GPUs, waiting for a
+/// stream ends with an error after `limit`.
 ///
 /// # Errors
-/// An error of the driver.
+/// Returns the error of the driver.
 #[cfg(feature = "cuda")]
-pub(crate) fn world_with(place: &super::Place, ranks: u32, limit: std::time::Duration) -> Result<WorldConfig, Failure> {
+pub(crate) fn world_with(
+    device: &super::RunDevice,
+    ranks: u32,
+    limit: std::time::Duration,
+) -> Result<WorldConfig, Failure> {
     let mut config = WorldConfig::threads(ranks);
-    if let super::Place::Cuda(gpus) = place {
+    if let super::RunDevice::Cuda(gpus) = device {
         let ordinals = gpus.ordinals(ranks);
         let kernels = [gin::ptx::PTX, gin::ptx::BENCH, gin::ptx::ENGINE];
         config.devices = Some(gin_gpu::cuda::devices(&ordinals, &kernels, Some(limit))?);
@@ -191,12 +196,12 @@ pub(crate) fn world_with(place: &super::Place, ranks: u32, limit: std::time::Dur
     Ok(config)
 }
 
-/// Ranks as threads for what is measured.
+/// Returns a world for benchmarks, with ranks as threads.
 ///
 /// # Errors
-/// None: there are no GPUs for this build, and so no place on them.
+/// Never fails: this build supports no GPUs.
 #[cfg(not(feature = "cuda"))]
-pub(crate) fn world_with(_: &super::Place, ranks: u32, _: std::time::Duration) -> Result<WorldConfig, Failure> {
+pub(crate) fn world_with(_: &super::RunDevice, ranks: u32, _: std::time::Duration) -> Result<WorldConfig, Failure> {
     Ok(WorldConfig::threads(ranks))
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Stencil with exchange of borders.
+//! The workload halo: a stencil that exchanges its borders.
 
-use super::{Check, Job, Launched, Options, Place, Refused, Shape, limits, reference};
+use super::{Check, Job, Launched, Options, Refused, RunDevice, Shape, limits, reference};
 use gin_host::CommError;
 use gin_host::comm::{Communicator, Requirements, WindowFlags};
 use gin_host::world::Rank;
@@ -16,19 +16,21 @@ pub(super) struct Halo {
 }
 
 impl Halo {
+    /// Prepares the workload.
+    ///
     /// # Errors
-    /// A size that is not whole cells, or more than this machine holds.
-    pub(super) fn new(place: &Place, options: &Options) -> Result<Self, Refused> {
+    /// Refuses sizes that are not a whole number of cells, and sizes beyond the memory of this machine.
+    pub(super) fn new(device: &RunDevice, options: &Options) -> Result<Self, Refused> {
         let bytes = options.bytes;
         if !bytes.is_multiple_of(4) || bytes == 0 {
             return Err(Refused(format!(
-                "--bytes {bytes}: halo has a grid of f32 per rank, so it takes a multiple of 4 from 4 on"
+                "--bytes {bytes}: halo has a grid of f32 per rank; use a multiple of 4, at least 4"
             )));
         }
         let shape = Shape::new(options);
-        // Two buffers, which with their border rows are at most three times as long; two grids of the computation on
-        // the host, and a copy to check.
-        limits::check_memory(place, options, 3, 9 * u128::from(bytes))?;
+        // Per rank: two buffers, each at most three times the grid with its border rows; two grids of the computation
+        // on the host; a copy for the check.
+        limits::check_memory(device, options, 3, 9 * u128::from(bytes))?;
         let cells = usize::try_from(bytes / 4).map_err(|error| Refused(format!("--bytes {bytes}: {error}")))?;
         let (rows, columns) = reference::halo_shape(cells);
         let expected = reference::halo_cells(shape.ranks, rows, columns, shape.iters);

@@ -1,40 +1,41 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The limits of a run, as a GPU and this machine set them.
+//! The limits of a run, set by GPUs and by this machine.
 
-use super::Place;
+use super::RunDevice;
 use crate::cli::{Mode, Options, Refused};
 use gin_abi::BackendKind;
 use gin_gpu::Limits;
 use gin_host::comm::{Backend, probe_backends};
 use std::fs;
 
-/// Most ranks in the seeded mode. Past it a run takes minutes for a few steps: each rank's threads are switched among
-/// those of all others.
+/// Maximum number of ranks in the seeded mode. With more ranks a run takes minutes for a few steps, because one thread
+/// switches between the device threads of all ranks.
 pub(crate) const MOST_RANKS_SEEDED: u32 = 256;
 
-/// Most ranks in the threads mode and on real GPUs, where each has three threads of the operating system that poll.
-/// With many more than processors a thread may not run for seconds, and the watchdog would take it for one that loops.
+/// Maximum number of ranks in the threads mode and on real GPUs, where each rank has three operating system threads
+/// that poll. With many more threads than processors, a thread may not run for seconds, and the watchdog would mistake
+/// it for one that loops.
 pub(crate) const MOST_RANKS_THREADS: u32 = 64;
 
-/// Blocks that are resident on a virtual GPU unless `--resident-blocks` says otherwise.
+/// Returns the number of resident blocks of a virtual GPU without `--resident-blocks`.
 fn default_resident_blocks() -> u32 {
     gin_host::WorldConfig::seeded(1, 0).device.resident_blocks
 }
 
-/// Mappings of a process that are left for everything but the stacks of device threads.
+/// Mappings of a process reserved for everything except the stacks of device threads.
 const OTHER_MAPPINGS: u64 = 2000;
 
-/// Linux's usual number of mappings a process.
+/// Linux's default limit of mappings per process.
 const USUAL_MAPPINGS: u64 = 65530;
 
-/// Bytes that a resident thread of a virtual GPU takes: a page or two of its stack, and what is known of it.
+/// Bytes of a resident thread of a virtual GPU: one or two pages of its stack, and its state.
 const THREAD_BYTES: u128 = 8 << 10;
 
-/// Checks what needs no figures of the workload.
+/// Checks the limits that do not depend on the workload.
 ///
 /// # Errors
-/// The first option that is past its limit, with the limit and what to do.
-pub(super) fn check(place: &Place, options: &Options) -> Result<(), Refused> {
+/// Refuses the first option beyond its limit; the text names the limit and a remedy.
+pub(super) fn check(device: &RunDevice, options: &Options) -> Result<(), Refused> {
     let refuse = |text: String| Err(Refused(text));
     let launch = Limits::CUDA;
     let (ranks, blocks, threads) = (options.ranks, options.blocks, options.threads);
@@ -48,20 +49,20 @@ pub(super) fn check(place: &Place, options: &Options) -> Result<(), Refused> {
         let (asked, most) = (options.contexts, gin_abi::MAX_CONTEXTS);
         return refuse(format!("--contexts {asked}: a communicator has at most {most} contexts"));
     }
-    match place {
-        Place::Virtual => check_virtual(options)?,
-        Place::Cuda(_) if ranks > MOST_RANKS_THREADS => {
+    match device {
+        RunDevice::Virtual => check_virtual(options)?,
+        RunDevice::Cuda(_) if ranks > MOST_RANKS_THREADS => {
             return refuse(format!(
-                "--ranks {ranks}: all ranks are threads of this process, which takes at most {MOST_RANKS_THREADS} on real \
-                 GPUs"
+                "--ranks {ranks}: all ranks are threads of this process, which supports at most {MOST_RANKS_THREADS} on \
+                 real GPUs"
             ));
         }
-        // A GPU reports its own limits.
-        Place::Cuda(_) => {}
+        // `gpus::check` checks the limits that the GPU reports.
+        RunDevice::Cuda(_) => {}
     }
-    match (place, super::backend(options)) {
+    match (device, super::backend(options)) {
         // Virtual GPUs drive software NICs.
-        (Place::Cuda(_), Backend::Gdaki) => match gdaki_refusal() {
+        (RunDevice::Cuda(_), Backend::Gdaki) => match gdaki_refusal() {
             Some(reason) => refuse(format!("--backend gdaki: {reason}")),
             None => Ok(()),
         },
@@ -69,13 +70,13 @@ pub(super) fn check(place: &Place, options: &Options) -> Result<(), Refused> {
     }
 }
 
-/// Why no GPU can drive a NIC here.
+/// Returns the reason if no GPU of this machine can drive a NIC.
 fn gdaki_refusal() -> Option<String> {
     let mut probes = probe_backends().into_iter();
     probes.find(|probe| probe.backend == BackendKind::Gdaki).and_then(|probe| probe.refusal)
 }
 
-/// Checks what only the virtual GPU limits.
+/// Checks the limits that only the virtual GPU has.
 fn check_virtual(options: &Options) -> Result<(), Refused> {
     let refuse = |text: String| Err(Refused(text));
     let (ranks, blocks, threads) = (options.ranks, options.blocks, options.threads);
@@ -85,15 +86,15 @@ fn check_virtual(options: &Options) -> Result<(), Refused> {
     };
     if ranks > most_ranks {
         return refuse(format!(
-            "--ranks {ranks}: all ranks are virtual GPUs of this process, which takes at most {most_ranks} in the {mode} \
-             mode"
+            "--ranks {ranks}: all ranks are virtual GPUs of this process, which supports at most {most_ranks} in the \
+             {mode} mode"
         ));
     }
     let resident = options.resident_blocks.unwrap_or_else(default_resident_blocks);
     if blocks > resident {
         return refuse(format!(
             "--blocks {blocks}: the blocks of a workload wait for each other, so all {blocks} must be resident at once, \
-             and a device holds {resident}: ask for fewer blocks or more --resident-blocks"
+             but a device holds {resident}: use fewer blocks or more --resident-blocks"
         ));
     }
     let (all, mappings) = (u64::from(ranks) * u64::from(blocks) * u64::from(threads), mappings());
@@ -101,30 +102,30 @@ fn check_virtual(options: &Options) -> Result<(), Refused> {
     if all > most {
         return refuse(format!(
             "--ranks {ranks} x --blocks {blocks} x --threads {threads}: {all} threads; the virtual GPUs of a process can \
-             run {most} at once here, two of vm.max_map_count = {mappings} mappings each"
+             run {most} at once here, because each uses two of the vm.max_map_count = {mappings} mappings"
         ));
     }
     Ok(())
 }
 
-/// Checks that this machine has the memory for `per_rank` bytes a rank, besides what communicators and threads take.
+/// Checks that this machine has memory for `per_rank` bytes per rank, plus the memory of communicators and threads.
 ///
-/// On real GPUs most of it is theirs, and one that lacks it says so; the host's is asked for all the same, as it holds
-/// the copies that are checked.
+/// On real GPUs most of it is GPU memory, and a GPU that lacks it reports so. The function checks host memory all the
+/// same, because the host holds the copies for the check of results.
 ///
 /// # Errors
-/// How much is needed and how much there is.
-pub(super) fn check_memory(place: &Place, options: &Options, ids: u32, per_rank: u128) -> Result<(), Refused> {
+/// Refuses the run if the memory does not suffice; the text gives the needed and the available bytes.
+pub(super) fn check_memory(device: &RunDevice, options: &Options, ids: u32, per_rank: u128) -> Result<(), Refused> {
     let [ranks, blocks, threads, contexts, ids] =
         [options.ranks, options.blocks, options.threads, options.contexts, ids].map(u128::from);
-    // Queue and tables of a context: 256 descriptors, some words for each peer, signal and counter.
+    // Queue and tables of a context: 256 descriptors, and some words for each peer, signal and counter.
     let communicator = contexts * ((32 << 10) + 256 * ranks + 64 * ids);
-    let thread_bytes = if matches!(place, Place::Virtual) { THREAD_BYTES } else { 0 };
+    let thread_bytes = if matches!(device, RunDevice::Virtual) { THREAD_BYTES } else { 0 };
     let needed = ranks * (per_rank + communicator + blocks * threads * thread_bytes);
     match available_memory() {
         Some(available) if needed > u128::from(available) => Err(Refused(format!(
-            "--ranks {ranks}, --bytes {}, --iters {}: this needs about {} of memory for all ranks together, and {} are \
-             available here",
+            "--ranks {ranks}, --bytes {}, --iters {}: all ranks together need about {} of memory, but this machine has \
+             {} available",
             options.bytes,
             options.iters,
             in_mib(needed),
@@ -141,7 +142,7 @@ fn in_mib(bytes: u128) -> String {
     format!("{} MiB", bytes.div_ceil(1 << 20))
 }
 
-/// Mappings that a process may have.
+/// Returns the limit of mappings of a process.
 fn mappings() -> u64 {
     number_in("/proc/sys/vm/max_map_count").unwrap_or(USUAL_MAPPINGS)
 }
@@ -150,10 +151,11 @@ fn number_in(path: &str) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// Memory that can be had without swapping, in bytes, where the system tells it.
+/// Returns the memory available without swapping, in bytes, if the system reports it.
 fn available_memory() -> Option<u64> {
     let machine = available_in(&fs::read_to_string("/proc/meminfo").ok()?)?;
-    // A container may have less than its machine. What it uses already is mostly files, which make room.
+    // A container may have less memory than its machine. Most memory in use by it is cached files, which can be
+    // dropped.
     let container = number_in("/sys/fs/cgroup/memory.max").unwrap_or(u64::MAX);
     Some(machine.min(container))
 }
@@ -172,7 +174,7 @@ mod tests {
     fn refusal(change: impl FnOnce(&mut Options)) -> String {
         let mut options = default_options();
         change(&mut options);
-        match check(&Place::Virtual, &options) {
+        match check(&RunDevice::Virtual, &options) {
             Ok(()) => panic!("accepted: {options:?}"),
             Err(Refused(text)) => text,
         }
@@ -180,8 +182,8 @@ mod tests {
 
     #[test]
     fn the_defaults_are_within_all_limits() {
-        check(&Place::Virtual, &default_options()).unwrap();
-        check(&Place::Cuda(Gpus::for_tests(1)), &default_options()).unwrap();
+        check(&RunDevice::Virtual, &default_options()).unwrap();
+        check(&RunDevice::Cuda(Gpus::for_tests(1)), &default_options()).unwrap();
     }
 
     #[test]
@@ -205,13 +207,13 @@ mod tests {
 
     #[test]
     fn real_gpus_have_other_limits_than_virtual_ones() {
-        let gpus = Place::Cuda(Gpus::for_tests(1));
+        let gpus = RunDevice::Cuda(Gpus::for_tests(1));
         let check = |change: fn(&mut Options)| {
             let mut options = default_options();
             change(&mut options);
             check(&gpus, &options)
         };
-        // How many blocks are resident is for the GPU to say.
+        // `gpus::check` checks the number of resident blocks.
         check(|options| options.blocks = 1000).unwrap();
         check(|options| options.ranks = 64).unwrap();
         let Err(Refused(text)) = check(|options| options.ranks = 65) else { panic!("accepted") };
@@ -226,12 +228,12 @@ mod tests {
     #[test]
     fn more_memory_than_there_is_is_refused_with_both_figures_and_no_product_overflows() {
         let mut options = default_options();
-        check_memory(&Place::Virtual, &options, 4, 1 << 20).unwrap();
-        let Err(Refused(text)) = check_memory(&Place::Virtual, &options, 4, 1 << 60) else { panic!("accepted") };
-        assert!(text.contains("needs about 4398046511") && text.contains("--iters 10"), "{text}");
+        check_memory(&RunDevice::Virtual, &options, 4, 1 << 20).unwrap();
+        let Err(Refused(text)) = check_memory(&RunDevice::Virtual, &options, 4, 1 << 60) else { panic!("accepted") };
+        assert!(text.contains("need about 4398046511") && text.contains("--iters 10"), "{text}");
         (options.ranks, options.blocks, options.threads) = (u32::MAX, u32::MAX, u32::MAX);
         options.contexts = u32::MAX;
-        check_memory(&Place::Virtual, &options, u32::MAX, 1 << 80).unwrap_err();
+        check_memory(&RunDevice::Virtual, &options, u32::MAX, 1 << 80).unwrap_err();
     }
 
     #[test]

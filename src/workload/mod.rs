@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The workloads: brought up on ranks, launched, and checked against a plain computation on the host.
+//! The workloads: runs each on its ranks and checks the results against a plain computation on the host.
 
 mod alltoall;
 mod gpus;
 mod halo;
 pub(crate) mod limits;
 mod network;
-mod place;
 mod reference;
 mod ring;
+mod run_device;
 
 pub(crate) use gpus::world_with;
-pub(crate) use place::{Place, one_place, places};
+pub(crate) use run_device::{RunDevice, choose_one, run_devices};
 
 use crate::cli::{self, Failure, Mode, Options, Refused, Report, Workload};
 use gin_boot::Bootstrap;
@@ -26,7 +26,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Steps of a software NIC until an answer comes, at most.
+/// Maximum number of steps until a software NIC answers.
 const SOFT_DELAY: u64 = 4;
 
 /// The errors that one rank found.
@@ -37,7 +37,7 @@ struct Check {
 }
 
 impl Check {
-    /// Notes a wrong result.
+    /// Records a wrong result.
     fn wrong(&mut self, what: impl FnOnce() -> String) {
         self.errors += 1;
         self.first.get_or_insert_with(what);
@@ -51,33 +51,33 @@ struct Launched {
     check: Check,
 }
 
-/// The results of one rank, which ranks in processes of their own exchange.
+/// The results of one rank. Ranks in separate processes exchange them.
 #[derive(Serialize, Deserialize)]
 struct Ran {
     launches: Vec<Launched>,
     backend: String,
-    /// The network that its proxy served it by.
+    /// The network of the rank's proxy.
     network: String,
-    /// Ranks that loads and stores reach.
+    /// Number of ranks that loads and stores reach.
     reach: u32,
-    /// The NIC that its kernels drove.
+    /// The NIC that the rank's kernels drove.
     nic: Option<String>,
-    /// The engine that rang its doorbells.
+    /// The engine that rang the NIC's doorbells.
     ringer: Option<String>,
-    /// The figures, if requested.
+    /// The statistics, if requested.
     figures: Vec<Figures>,
 }
 
-/// The figures of a rank's communicators about one context and peer.
+/// The statistics of a rank's communicators for one context and peer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Figures {
-    /// Rank.
+    /// The rank.
     pub rank: u32,
-    /// Context.
+    /// The context.
     pub context: u32,
-    /// Rank of the peer.
+    /// The rank of the peer.
     pub peer: u32,
-    /// By name.
+    /// The statistics by name.
     #[serde(flatten)]
     pub figures: BTreeMap<String, u64>,
 }
@@ -87,14 +87,14 @@ trait Job: Sync {
     /// Returns the requirements of the communicator.
     fn requirements(&self) -> Requirements;
 
-    /// Puts and signals that one rank posts in one launch.
+    /// Returns the number of puts and signals that one rank posts in one launch.
     fn operations(&self) -> f64;
 
-    /// Sets up, launches once and checks.
+    /// Allocates windows, launches the kernel once and checks the results.
     fn launch(&self, rank: &Rank, comm: &Communicator) -> Result<Launched, CommError>;
 }
 
-/// Shape and limits that all jobs share.
+/// The shape and limits that all workloads have.
 #[derive(Clone, Debug)]
 struct Shape {
     ranks: u32,
@@ -117,14 +117,15 @@ impl Shape {
         }
     }
 
-    /// Runs `kernel` on this shape and says how long it took.
+    /// Runs `kernel` in this shape and returns its duration.
     fn run(&self, rank: &Rank, kernel: &str, arguments: &[&dyn KernelArg]) -> Result<Duration, CommError> {
         let function = rank.kernel(kernel)?;
         let stream = rank.stream()?;
         let config = LaunchConfig::new(self.blocks, self.threads).cooperative();
         rank.barrier()?;
         let start = Instant::now();
-        // Safety: the jobs pass what the kernels' docs ask for; a cooperative launch is resident or refused.
+        // Safety: the workloads pass the arguments that the kernels' docs require; the device makes all blocks of a
+        // cooperative launch resident or refuses it.
         unsafe { stream.launch(&function, config, arguments)? };
         stream.synchronize()?;
         let time = start.elapsed();
@@ -132,13 +133,13 @@ impl Shape {
         Ok(time)
     }
 
-    /// A table of `words` words in device memory, 0 at first.
+    /// Allocates a table of `words` zeroed words in device memory.
     fn words(&self, rank: &Rank, words: usize) -> Result<Arc<Memory>, CommError> {
         Ok(Memory::new(rank.device(), MemoryKind::Device, 8 * words.max(1) as u64)?)
     }
 }
 
-/// The back end that was asked for.
+/// Returns the requested back end.
 fn backend(options: &Options) -> Backend {
     match options.backend {
         cli::Backend::Auto => Backend::Auto,
@@ -147,17 +148,17 @@ fn backend(options: &Options) -> Backend {
     }
 }
 
-fn world(place: &Place, options: &Options) -> Result<WorldConfig, Failure> {
-    let mut config = match (place, options.mode()) {
-        (Place::Cuda(gpus), _) => gpus::world(gpus, options.ranks)?,
-        (Place::Virtual, Mode::Threads) => WorldConfig::threads(options.ranks),
-        (Place::Virtual, Mode::Seeded) => WorldConfig::seeded(options.ranks, options.seed()),
+fn world(device: &RunDevice, options: &Options) -> Result<WorldConfig, Failure> {
+    let mut config = match (device, options.mode()) {
+        (RunDevice::Cuda(gpus), _) => gpus::world(gpus, options.ranks)?,
+        (RunDevice::Virtual, Mode::Threads) => WorldConfig::threads(options.ranks),
+        (RunDevice::Virtual, Mode::Seeded) => WorldConfig::seeded(options.ranks, options.seed()),
     };
     if let gin_host::world::Mode::Threads(threads) = &mut config.mode {
         threads.seed = options.seed();
     }
     config.comm.backend = backend(options);
-    if let (Place::Virtual, Backend::Gdaki) = (place, config.comm.backend) {
+    if let (RunDevice::Virtual, Backend::Gdaki) = (device, config.comm.backend) {
         let nics = NicOptions { delay: SOFT_DELAY, seed: options.seed(), ..NicOptions::default() };
         config = config.soft_nics(&SoftNics::new(nics));
     }
@@ -174,7 +175,7 @@ fn world(place: &Place, options: &Options) -> Result<WorldConfig, Failure> {
     Ok(config)
 }
 
-/// Returns the engines that rang doorbells, each answer once; `None` where a proxy served the ranks.
+/// Returns the engines that rang doorbells, without repetitions; `None` if proxies served the ranks.
 fn ringers(results: &[Ran]) -> Option<Vec<String>> {
     let mut ringers: Vec<String> = results.iter().map(|ran| ran.ringer.clone()).collect::<Option<_>>()?;
     ringers.sort_unstable();
@@ -182,34 +183,33 @@ fn ringers(results: &[Ran]) -> Option<Vec<String>> {
     Some(ringers)
 }
 
-/// Tells all processes of a job what each did, by rank.
+/// Exchanges the results between all processes of a job and returns them by rank.
 fn gather(job: &Arc<dyn Bootstrap>, own: &Ran) -> Result<Vec<Ran>, Failure> {
     let all = job.all_gather(&serde_json::to_vec(own)?)?;
     let read = |(rank, ran): (usize, &Vec<u8>)| {
-        serde_json::from_slice(ran)
-            .map_err(|error| format!("rank {rank} sent results that cannot be read: {error}").into())
+        serde_json::from_slice(ran).map_err(|error| format!("cannot parse the results of rank {rank}: {error}").into())
     };
     all.iter().enumerate().map(read).collect()
 }
 
-/// Runs a workload; `launched` is called after each launch. With a `job` this process is one rank of it.
+/// Runs a workload and calls `launched` after each launch. With a `job` this process is one rank of it.
 ///
 /// # Errors
-/// The error of the run. A wrong result is no error: the report says so.
+/// Returns the error of the run. A wrong result is no error; the report records it.
 pub(crate) fn run(
     workload: Workload,
-    place: &Place,
+    device: &RunDevice,
     options: &Options,
     job: Option<&Arc<dyn Bootstrap>>,
     launched: &(dyn Fn() + Sync),
 ) -> Result<Report, Failure> {
-    limits::check(place, options)?;
+    limits::check(device, options)?;
     let work: Box<dyn Job> = match workload {
-        Workload::Ring => Box::new(ring::Ring::new(place, options)?),
-        Workload::Alltoall => Box::new(alltoall::Alltoall::new(place, options)?),
-        Workload::Halo => Box::new(halo::Halo::new(place, options)?),
+        Workload::Ring => Box::new(ring::Ring::new(device, options)?),
+        Workload::Alltoall => Box::new(alltoall::Alltoall::new(device, options)?),
+        Workload::Halo => Box::new(halo::Halo::new(device, options)?),
     };
-    if let Place::Cuda(gpus) = place {
+    if let RunDevice::Cuda(gpus) = device {
         gpus::check(gpus, options, workload.name())?;
     }
     let requirements = work.requirements();
@@ -218,7 +218,7 @@ pub(crate) fn run(
         let mut counted: BTreeMap<(u32, u32), Stats> = BTreeMap::new();
         let (mut backend, mut network, mut reach, mut nic, mut ringer) = (String::new(), String::new(), 0, None, None);
         for _ in 0..options.repeats {
-            // Signals and counters start at 0 in each launch.
+            // Each launch has a new communicator, so that its signals and counters start at 0.
             let comm = rank.communicator(&requirements)?;
             backend = format!("{:?}", comm.backend()?).to_lowercase();
             network = comm.network()?.name.to_owned();
@@ -244,7 +244,7 @@ pub(crate) fn run(
         });
         Ok(Ran { launches, backend, network, reach, nic, ringer, figures: figures.collect() })
     };
-    let world = world(place, options)?;
+    let world = world(device, options)?;
     let results = match job {
         None => launch(world, body).map_err(|error| error.to_string())?,
         Some(job) => gather(job, &join(world, job.clone(), body).map_err(|error| error.to_string())?)?,
@@ -260,13 +260,13 @@ pub(crate) fn run(
     let median = times[times.len() / 2];
     let checks = || results.iter().flat_map(|ran| &ran.launches).map(|launched| &launched.check);
     let errors = checks().map(|check| check.errors).sum();
-    let (simulated, device_name, gpus) = match place {
-        Place::Virtual => (true, None, None),
-        Place::Cuda(gpus) => (false, gpus.name(options.ranks), Some(gpus.used(options.ranks))),
+    let (simulated, device_name, gpus) = match device {
+        RunDevice::Virtual => (true, None, None),
+        RunDevice::Cuda(gpus) => (false, gpus.name(options.ranks), Some(gpus.used(options.ranks))),
     };
     Ok(Report {
         workload: workload.name(),
-        device: place.name(),
+        device: device.name(),
         device_name,
         gpus,
         backend: results.first().map(|ran| ran.backend.clone()).unwrap_or_default(),

@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The network that `--network` chooses.
+//! The choice of a network by `--network`.
 
 use crate::cli::{Backend, Mode, Network, Options, Refused};
 use gin_net::NetworkFactory;
 use gin_net::verbs::{Ports, VerbsConfig};
 
-/// The network that was chosen; `None` for what a world has by itself, which are copies between ranks of one host.
+/// Returns the chosen network, or `None` for the default of a world: copies between ranks of one host.
 ///
 /// # Errors
-/// RDMA NICs where there are none, or with what they do not go together with.
+/// Refuses RDMA NICs on a host without any, and together with options that they do not support.
 pub(super) fn choose(options: &Options) -> Result<Option<NetworkFactory>, Refused> {
     decide(options, ports)
 }
 
-/// The RDMA ports that this process may use, or why there are none.
+/// Returns the RDMA ports that this process may use.
+///
+/// # Errors
+/// Returns the reason if it finds none.
 fn ports() -> Result<NetworkFactory, String> {
     let config = VerbsConfig::from_env().map_err(|error| error.to_string())?;
     Ports::open(&config).map(|ports| ports.factory()).map_err(|error| error.to_string())
@@ -24,24 +27,26 @@ fn decide(
     ports: impl FnOnce() -> Result<NetworkFactory, String>,
 ) -> Result<Option<NetworkFactory>, Refused> {
     match options.network {
-        // Ranks that are threads are on one host; where they are processes it has been decided.
+        // `Auto` arrives here only if the ranks are threads, and so on one host: for processes, `cli::job` has resolved
+        // it.
         Network::Peer | Network::Auto => return Ok(None),
         Network::Verbs => {}
     }
     if options.mode() == Mode::Seeded {
         return Err(Refused(
-            "--mode seeded: RDMA NICs keep no virtual time; leave it out with --network verbs".to_owned(),
+            "--mode seeded: RDMA NICs do not run in virtual time; leave the option out with --network verbs".to_owned(),
         ));
     }
     if options.backend == Backend::Gdaki {
-        let text = "--network verbs: kernels drive NICs themselves with --backend gdaki; leave one of the two out";
+        let text =
+            "--network verbs: with --backend gdaki the kernels drive NICs themselves; leave one of the two options out";
         return Err(Refused(text.to_owned()));
     }
     match ports() {
         Ok(factory) => Ok(Some(factory)),
         Err(error) => Err(Refused(format!(
-            "--network verbs, which a job of several hosts takes by itself: {error}; `ibv_devices` and `rdma link` list \
-             what this host has, and without a NIC all ranks must be on one host, with --network peer"
+            "--network verbs (the default of a job on several hosts): {error}; `ibv_devices` and `rdma link` list the \
+             RDMA devices of this host; without one, run all ranks on one host with --network peer"
         ))),
     }
 }

@@ -3,19 +3,19 @@
 
 use gin_kernels::{alltoall, halo, ring};
 
-/// The sum over all ranks of element `index` in iteration `iteration`.
+/// Returns the sum over all ranks of element `index` in iteration `iteration`.
 pub(crate) fn ring_element(ranks: u32, index: usize, iteration: u64) -> f32 {
-    // Whole numbers below 2^24: exact in any order.
+    // The sum is exact in any order: all terms and sums are whole numbers below 2^24.
     (0..ranks).map(|rank| ring::input(rank, index, iteration)).sum()
 }
 
-/// Checksum of elements `start .. start + len` of the reduced vector of an iteration.
+/// Returns the checksum of elements `start .. start + len` of the reduced vector of an iteration.
 pub(crate) fn ring_checksum(ranks: u32, start: usize, len: usize, iteration: u64) -> u64 {
     (start..start + len)
         .fold(0u64, |sum, index| sum.wrapping_add(ring::checksum(ring_element(ranks, index, iteration), index)))
 }
 
-/// Checksum of everything that `rank` receives in `rounds` rounds.
+/// Returns the checksum of all bytes that `rank` receives in `rounds` rounds.
 pub(crate) fn alltoall_checksum(rank: u32, ranks: u32, bytes: usize, rounds: u64) -> u64 {
     let mut sum = 0u64;
     for round in 0..rounds {
@@ -29,7 +29,7 @@ pub(crate) fn alltoall_checksum(rank: u32, ranks: u32, bytes: usize, rounds: u64
     sum
 }
 
-/// Cells of all ranks after `steps` steps, rank after rank, row after row.
+/// Returns the cells of all ranks after `steps` steps, sorted by rank, then by row.
 pub(crate) fn halo_cells(ranks: u32, rows: usize, columns: usize, steps: u64) -> Vec<f32> {
     let cells = rows * columns;
     let mut now: Vec<f32> = (0..ranks).flat_map(|rank| (0..cells).map(move |cell| halo::input(rank, cell))).collect();
@@ -52,7 +52,7 @@ pub(crate) fn halo_cells(ranks: u32, rows: usize, columns: usize, steps: u64) ->
     now
 }
 
-/// Rows and columns of a grid of `cells` cells: as square as the number allows, never wider than high.
+/// Returns the rows and columns of a grid of `cells` cells: as square as the number allows, never wider than high.
 pub(crate) fn halo_shape(cells: usize) -> (usize, usize) {
     let mut columns = cells.isqrt().max(1);
     while !cells.is_multiple_of(columns) {

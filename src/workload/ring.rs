@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Ring all-reduce.
+//! The workload ring: an all-reduce.
 
-use super::{Check, Job, Launched, Options, Place, Refused, Shape, limits, reference};
+use super::{Check, Job, Launched, Options, Refused, RunDevice, Shape, limits, reference};
 use gin_host::CommError;
 use gin_host::comm::{Communicator, Requirements, WindowFlags};
 use gin_host::world::Rank;
@@ -13,20 +13,22 @@ pub(super) struct Ring {
 }
 
 impl Ring {
+    /// Prepares the workload.
+    ///
     /// # Errors
-    /// A size that is not whole elements, or more than this machine holds.
-    pub(super) fn new(place: &Place, options: &Options) -> Result<Self, Refused> {
+    /// Refuses sizes that are not a whole number of elements, and sizes beyond the memory of this machine.
+    pub(super) fn new(device: &RunDevice, options: &Options) -> Result<Self, Refused> {
         let bytes = options.bytes;
         if !bytes.is_multiple_of(4) || bytes == 0 {
             return Err(Refused(format!(
-                "--bytes {bytes}: ring reduces a vector of f32 per rank, so it takes a multiple of 4 from 4 on"
+                "--bytes {bytes}: ring reduces a vector of f32 per rank; use a multiple of 4, at least 4"
             )));
         }
         let shape = Shape::new(options);
-        // The vector, its inbox (no longer than two vectors and a few elements), a copy to check, and the checksums of
-        // all threads in all iterations, twice.
+        // The vector, its inbox (at most two vectors and a few elements), a copy for the check, and twice the checksums
+        // of all threads in all iterations.
         let sums = u128::from(shape.iters) * u128::from(shape.blocks) * u128::from(shape.threads) * 8;
-        limits::check_memory(place, options, 3 * shape.blocks, 4 * u128::from(bytes) + 2 * sums)?;
+        limits::check_memory(device, options, 3 * shape.blocks, 4 * u128::from(bytes) + 2 * sums)?;
         let len = usize::try_from(bytes / 4).map_err(|error| Refused(format!("--bytes {bytes}: {error}")))?;
         Ok(Self { shape, len })
     }
@@ -38,7 +40,7 @@ impl Job for Ring {
     }
 
     fn operations(&self) -> f64 {
-        // For each step of the first half a put and a credit, of the second half a put.
+        // Each step of the first half posts a put and a credit, each step of the second half a put.
         3.0 * f64::from(self.shape.ranks - 1) * f64::from(self.shape.blocks) * self.shape.iters as f64
     }
 

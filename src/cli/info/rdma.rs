@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The lines of `gin info` about RDMA devices.
+//! The section of `gin info` on RDMA devices.
 
 use super::Failure;
 #[cfg(any(feature = "cuda", test))]
@@ -9,12 +9,13 @@ use gin_net::verbs::{DeviceInfo, GidKind, PortInfo, Ports, VerbsConfig, probe};
 use gin_net::verbs::{GpuMemory, Way};
 use std::io::Write;
 
-/// Prints libibverbs's devices with their ports, and which of these each GPU would use; or why there are none.
+/// Prints the devices and ports that libibverbs lists, and the ports that each GPU would use. If it finds none, prints
+/// the reason.
 pub(super) fn print(out: &mut impl Write) -> Result<(), Failure> {
     writeln!(out, "\nRDMA (network `verbs` of the proxy)")?;
     let config = match VerbsConfig::from_env() {
         Ok(config) => config,
-        // Shown here too; a run refuses it.
+        // `gin info` shows the error of an invalid variable; a run fails with it.
         Err(error) => return Ok(writeln!(out, "  {error}")?),
     };
     match probe(&config.library) {
@@ -41,7 +42,7 @@ pub(super) fn print(out: &mut impl Write) -> Result<(), Failure> {
 fn print_device(out: &mut impl Write, info: &DeviceInfo, config: &VerbsConfig) -> Result<(), Failure> {
     let place = match &info.place {
         Some(place) => {
-            let node = place.numa_node().map_or("not told".to_owned(), |node| node.to_string());
+            let node = place.numa_node().map_or("unknown".to_owned(), |node| node.to_string());
             format!("PCI {}, NUMA node {node}", place.address())
         }
         None => "not on the PCI bus".to_owned(),
@@ -56,9 +57,9 @@ fn print_device(out: &mut impl Write, info: &DeviceInfo, config: &VerbsConfig) -
 
 fn port_line(port: &PortInfo, config: &VerbsConfig) -> String {
     let state = if port.is_up { "up" } else { "down" };
-    let mtu = port.mtu.map_or("not known".to_owned(), |mtu| mtu.bytes().to_string());
+    let mtu = port.mtu.map_or("unknown".to_owned(), |mtu| mtu.bytes().to_string());
     let rate = match port.rate {
-        0 => "a rate that is not told".to_owned(),
+        0 => "unknown rate".to_owned(),
         rate => format!("{} Gb/s", rate as f64 / 1000.0),
     };
     let address = match port.address(config) {
@@ -69,18 +70,18 @@ fn port_line(port: &PortInfo, config: &VerbsConfig) -> String {
             };
             format!("GID {}: {gid}{kind}", gid.index)
         }
-        None => "no GID that can be used".to_owned(),
+        None => "no usable GID".to_owned(),
     };
     format!("port {}: {state}, {}, {rate}, MTU {mtu}, {address}", port.number, port.link)
 }
 
-/// Prints for each GPU the ports that it would use, and how they reach its memory.
+/// Prints for each GPU the ports that it would use, and the path from each port to its memory.
 #[cfg(feature = "cuda")]
 fn print_gpus(out: &mut impl Write, ports: &Ports) -> Result<(), Failure> {
     use gin_gpu::cuda::{CudaDevice, gpus};
     use gin_gpu::{Device, GpuError, Memory, MemoryKind};
     use std::sync::Arc;
-    // Without a GPU, which is shown above, there is no line.
+    // Without a GPU this prints no line; the section on devices says why there is none.
     for gpu in gpus().into_iter().flatten() {
         let chosen = ports.choose(Some(&gpu.pci_address), gpu.ordinal as u32);
         writeln!(out, "  GPU {}: rank {} uses {chosen}", gpu.ordinal, gpu.ordinal)?;
@@ -91,7 +92,7 @@ fn print_gpus(out: &mut impl Write, ports: &Ports) -> Result<(), Failure> {
         for port in &chosen.ports {
             let way = match &memory {
                 Ok(memory) => way(port.config().gpu_memory, port.reach(&memory.whole())),
-                Err(error) => format!("not known: {error}"),
+                Err(error) => format!("unknown: {error}"),
             };
             writeln!(out, "    its memory, for {}: {way}", port.name())?;
         }
@@ -99,21 +100,21 @@ fn print_gpus(out: &mut impl Write, ports: &Ports) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How a port reaches a GPU's memory, as was chosen and found.
+/// Describes the path from a port to a GPU's memory, by the configured choice and the result of the probe.
 #[cfg(any(feature = "cuda", test))]
 fn way(chosen: GpuMemory, found: Result<(Way, bool), NetError>) -> String {
     match (chosen, found) {
-        (GpuMemory::Host, _) => "through pinned host memory, as was chosen; the proxy raises signals".to_owned(),
+        (GpuMemory::Host, _) => "through pinned host memory, as configured; the proxy raises signals".to_owned(),
         (_, Ok((way, true))) => format!("{way}; the NIC can raise signals there"),
         (_, Ok((way, false))) => format!("{way}; the proxy raises signals"),
         (GpuMemory::Automatic, Err(error)) => {
-            format!("through pinned host memory, as {error}; the proxy raises signals")
+            format!("through pinned host memory, because {error}; the proxy raises signals")
         }
         (GpuMemory::Nic, Err(error)) => error.to_string(),
     }
 }
 
-/// There are none.
+/// Prints nothing: this build supports no GPUs.
 #[cfg(not(feature = "cuda"))]
 fn print_gpus(_out: &mut impl Write, _ports: &Ports) -> Result<(), Failure> {
     Ok(())
@@ -130,9 +131,9 @@ mod tests {
         let refused = || Err(NetError::Local { what: "registering memory", reason: "no".to_owned() });
         assert_eq!(way(GpuMemory::Automatic, Ok((Way::DmaBuf, false))), "as a DMA-BUF file; the proxy raises signals");
         let text = way(GpuMemory::Automatic, refused());
-        assert_eq!(text, "through pinned host memory, as registering memory failed: no; the proxy raises signals");
-        assert_eq!(way(GpuMemory::Nic, refused()), "registering memory failed: no", "it is refused then");
-        assert!(way(GpuMemory::Host, Ok((Way::DmaBuf, true))).starts_with("through pinned host memory, as was chosen"));
+        assert_eq!(text, "through pinned host memory, because registering memory failed: no; the proxy raises signals");
+        assert_eq!(way(GpuMemory::Nic, refused()), "registering memory failed: no", "no other path was allowed");
+        assert!(way(GpuMemory::Host, Ok((Way::DmaBuf, true))).starts_with("through pinned host memory, as configured"));
     }
 
     #[test]
@@ -151,11 +152,11 @@ mod tests {
         };
         let config = VerbsConfig::default();
         let text = port_line(&port, &config);
-        assert_eq!(text, "port 1: up, Ethernet, 2.5 Gb/s, MTU not known, GID 1: ::ffff:10.7.0.1 (RoCE v2)");
+        assert_eq!(text, "port 1: up, Ethernet, 2.5 Gb/s, MTU unknown, GID 1: ::ffff:10.7.0.1 (RoCE v2)");
         let other = port_line(&port, &config.clone().gid_index(Some(7)));
-        assert!(other.ends_with("no GID that can be used"), "{other}");
+        assert!(other.ends_with("no usable GID"), "{other}");
         (port.is_up, port.rate) = (false, 0);
         let text = port_line(&port, &config);
-        assert!(text.starts_with("port 1: down, Ethernet, a rate that is not told"), "{text}");
+        assert!(text.starts_with("port 1: down, Ethernet, unknown rate"), "{text}");
     }
 }

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where workloads run: what `--device` comes to.
+//! The devices of a run, which `--device` chooses.
 
 use super::gpus::{self, Gpus};
-use crate::cli::{Device, Options, Refused};
+use crate::cli::{DeviceChoice, Options, Refused};
 
-/// Where a workload runs.
+/// The kind of device that a workload runs on.
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
+pub(crate) enum RunDevice {
     /// Virtual GPUs, one for each rank.
     Virtual,
-    /// NVIDIA GPUs, which ranks share where there are fewer.
+    /// NVIDIA GPUs. Ranks share them if there are fewer GPUs than ranks.
     Cuda(Gpus),
 }
 
-impl Place {
-    /// The same for one process of a job, by its number among the `ranks` ranks of its host.
+impl RunDevice {
+    /// Returns the devices for one process of a job: `rank` is its number among the `ranks` ranks of its host.
     pub(crate) fn of_process(self, rank: u32, ranks: u32) -> Self {
         match self {
             Self::Virtual => Self::Virtual,
@@ -22,7 +22,7 @@ impl Place {
         }
     }
 
-    /// As `--device` names it.
+    /// Returns its name as a value of `--device`.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Virtual => "virtual",
@@ -31,60 +31,60 @@ impl Place {
     }
 }
 
-/// Where workloads run, and why there, if that needs a word.
+/// The devices of a run, and a note on how they were chosen.
 #[derive(Clone, Debug)]
-pub(crate) struct Places {
-    /// One place after the other.
-    pub all: Vec<Place>,
-    /// For people.
+pub(crate) struct RunDevices {
+    /// The devices, in the order of the runs.
+    pub all: Vec<RunDevice>,
+    /// A note for people on the choice; `None` if the arguments made it.
     pub note: Option<String>,
 }
 
-/// Returns the devices that `--device` chooses. `every`: where there is a choice, all kinds of devices are wanted.
+/// Returns the devices that `--device` chooses. With `every`, `auto` chooses all available kinds of devices.
 ///
 /// # Errors
-/// `--device cuda` cannot be had, with the reason and what can be.
-pub(crate) fn places(options: &Options, every: bool) -> Result<Places, Refused> {
+/// Refuses `--device cuda` without a usable GPU; the text gives the reason and an alternative.
+pub(crate) fn run_devices(options: &Options, every: bool) -> Result<RunDevices, Refused> {
     decide(options, every, gpus::find)
 }
 
-/// Where something runs that is no workload, and why there, if that needs a word.
+/// Returns the device of a benchmark, and a note if `auto` chose it.
 ///
 /// # Errors
-/// `--device cuda` cannot be had, with the reason and what can be.
-pub(crate) fn one_place(device: Device) -> Result<(Place, Option<String>), Refused> {
-    match (device, gpus::find) {
-        (Device::Virtual, _) => Ok((Place::Virtual, None)),
-        (Device::Cuda | Device::Auto, find) => match (find(), device) {
-            (Ok(gpus), Device::Auto) => {
+/// Refuses `--device cuda` without a usable GPU; the text gives the reason and an alternative.
+pub(crate) fn choose_one(choice: DeviceChoice) -> Result<(RunDevice, Option<String>), Refused> {
+    match (choice, gpus::find) {
+        (DeviceChoice::Virtual, _) => Ok((RunDevice::Virtual, None)),
+        (DeviceChoice::Cuda | DeviceChoice::Auto, find) => match (find(), choice) {
+            (Ok(gpus), DeviceChoice::Auto) => {
                 let note = format!("--device auto took {}", gpus.text());
-                Ok((Place::Cuda(gpus), Some(note)))
+                Ok((RunDevice::Cuda(gpus), Some(note)))
             }
-            (Ok(gpus), _) => Ok((Place::Cuda(gpus), None)),
-            (Err(reason), Device::Auto) => {
-                Ok((Place::Virtual, Some(format!("--device auto took the virtual GPU: {reason}"))))
+            (Ok(gpus), _) => Ok((RunDevice::Cuda(gpus), None)),
+            (Err(reason), DeviceChoice::Auto) => {
+                Ok((RunDevice::Virtual, Some(format!("--device auto took the virtual GPU: {reason}"))))
             }
             (Err(reason), _) => Err(Refused(format!("--device cuda: {reason}; use --device virtual"))),
         },
     }
 }
 
-fn decide(options: &Options, every: bool, find: impl FnOnce() -> Result<Gpus, String>) -> Result<Places, Refused> {
-    let virtual_only = |note: Option<String>| Ok(Places { all: vec![Place::Virtual], note });
+fn decide(options: &Options, every: bool, find: impl FnOnce() -> Result<Gpus, String>) -> Result<RunDevices, Refused> {
+    let virtual_only = |note: Option<String>| Ok(RunDevices { all: vec![RunDevice::Virtual], note });
     match options.device {
-        Device::Virtual => virtual_only(None),
-        Device::Cuda => {
+        DeviceChoice::Virtual => virtual_only(None),
+        DeviceChoice::Cuda => {
             if let Some(option) = of_virtual_gpus(options) {
                 return Err(Refused(format!(
-                    "{option}: only the virtual GPU has it; leave it out, or use --device virtual"
+                    "{option}: only the virtual GPU has this option; leave it out, or use --device virtual"
                 )));
             }
             match find() {
-                Ok(gpus) => Ok(Places { all: vec![Place::Cuda(gpus)], note: None }),
+                Ok(gpus) => Ok(RunDevices { all: vec![RunDevice::Cuda(gpus)], note: None }),
                 Err(reason) => Err(Refused(format!("--device cuda: {reason}; use --device virtual"))),
             }
         }
-        Device::Auto => {
+        DeviceChoice::Auto => {
             if let Some(option) = of_virtual_gpus(options) {
                 return virtual_only(Some(format!(
                     "--device auto took the virtual GPU: only that has {option}, which was given"
@@ -93,11 +93,11 @@ fn decide(options: &Options, every: bool, find: impl FnOnce() -> Result<Gpus, St
             match find() {
                 Ok(gpus) if every => {
                     let note = format!("--device auto took both: {}", gpus.text());
-                    Ok(Places { all: vec![Place::Virtual, Place::Cuda(gpus)], note: Some(note) })
+                    Ok(RunDevices { all: vec![RunDevice::Virtual, RunDevice::Cuda(gpus)], note: Some(note) })
                 }
                 Ok(gpus) => {
                     let note = format!("--device auto took {}", gpus.text());
-                    Ok(Places { all: vec![Place::Cuda(gpus)], note: Some(note) })
+                    Ok(RunDevices { all: vec![RunDevice::Cuda(gpus)], note: Some(note) })
                 }
                 Err(reason) => virtual_only(Some(format!("--device auto took the virtual GPU: {reason}"))),
             }
@@ -105,7 +105,7 @@ fn decide(options: &Options, every: bool, find: impl FnOnce() -> Result<Gpus, St
     }
 }
 
-/// The first option given that real GPUs do not have.
+/// Returns the first given option that real GPUs do not support.
 fn of_virtual_gpus(options: &Options) -> Option<&'static str> {
     let given = [
         (options.mode.is_some(), "--mode"),
@@ -120,12 +120,12 @@ mod tests {
     use super::*;
     use crate::cli::{Mode, default_options};
 
-    fn options(device: Device) -> Options {
+    fn options(device: DeviceChoice) -> Options {
         Options { device, ..default_options() }
     }
 
     fn names(options: &Options, every: bool, found: Result<Gpus, String>) -> Vec<&'static str> {
-        decide(options, every, || found).unwrap().all.iter().map(Place::name).collect()
+        decide(options, every, || found).unwrap().all.iter().map(RunDevice::name).collect()
     }
 
     fn two() -> Result<Gpus, String> {
@@ -138,19 +138,19 @@ mod tests {
 
     #[test]
     fn a_choice_falls_on_gpus_where_there_are_any_and_the_demo_takes_all_kinds() {
-        let auto = options(Device::Auto);
+        let auto = options(DeviceChoice::Auto);
         assert_eq!(names(&auto, false, two()), ["cuda"]);
         assert_eq!(names(&auto, true, two()), ["virtual", "cuda"]);
         assert_eq!(names(&auto, true, none()), ["virtual"]);
         let note = decide(&auto, false, none).unwrap().note.unwrap();
         assert_eq!(note, "--device auto took the virtual GPU: no CUDA driver found: there is no libcuda");
-        assert_eq!(names(&options(Device::Virtual), true, two()), ["virtual"]);
-        assert_eq!(names(&options(Device::Cuda), true, two()), ["cuda"]);
+        assert_eq!(names(&options(DeviceChoice::Virtual), true, two()), ["virtual"]);
+        assert_eq!(names(&options(DeviceChoice::Cuda), true, two()), ["cuda"]);
     }
 
     #[test]
     fn what_is_asked_for_and_not_there_is_refused_with_the_reason_and_advice() {
-        let Refused(text) = decide(&options(Device::Cuda), false, none).unwrap_err();
+        let Refused(text) = decide(&options(DeviceChoice::Cuda), false, none).unwrap_err();
         assert!(text.starts_with("--device cuda: no CUDA driver found") && text.ends_with("use --device virtual"));
     }
 
@@ -163,11 +163,11 @@ mod tests {
             ("--resident-blocks", |options| options.resident_blocks = Some(4)),
         ];
         for (name, change) in changes {
-            let (mut auto, mut cuda) = (options(Device::Auto), options(Device::Cuda));
+            let (mut auto, mut cuda) = (options(DeviceChoice::Auto), options(DeviceChoice::Cuda));
             change(&mut auto);
             change(&mut cuda);
-            let places = decide(&auto, true, two).unwrap();
-            assert!(matches!(places.all[..], [Place::Virtual]) && places.note.unwrap().contains(name));
+            let devices = decide(&auto, true, two).unwrap();
+            assert!(matches!(devices.all[..], [RunDevice::Virtual]) && devices.note.unwrap().contains(name));
             let Refused(text) = decide(&cuda, false, two).unwrap_err();
             assert!(text.starts_with(name) && text.contains("--device virtual"), "{text}");
         }
