@@ -9,6 +9,7 @@ use gin_nic::loopback::*;
 use gin_nic::open::Nic;
 use gin_nic::open::NicConfig;
 use gin_soft_hca::Mistake;
+use gin_soft_hca::engine::Slow;
 use gin_soft_hca_host::{Fault, FaultKind, Options, SoftConfig, SoftFabric, SoftHca};
 use gin_testkit::FailingHca;
 use std::sync::Arc;
@@ -168,4 +169,17 @@ fn data_that_is_not_there_yet_is_noticed() {
     pair.post(Flags::COMPLETION.and(Flags::FENCE), |post| wqe::dump(post, from.local(64, 8))).unwrap();
     pair.finish().unwrap();
     assert_eq!(pair.word(to, 0).load(Ordering::Acquire), 7);
+}
+
+#[test]
+fn the_delay_of_a_slow_nic_begins_at_the_doorbell_also_before_the_first_step() {
+    // The clock counts from the start of the machine: a delay that began at time 0 has passed already.
+    let late = gin_gpu::rt::clock_ns() / 2;
+    let fabric = SoftFabric::new(Options { slow: Some(Slow { device: 0, late }), ..Options::default() });
+    let nic = open(Arc::new(fabric.add(SoftConfig::ethernet(0))));
+    let mut pair = Loopback::new(&nic, Deadline::new(Duration::from_millis(100))).unwrap();
+    pair.post(Flags::COMPLETION, wqe::nop).unwrap();
+    fabric.settle();
+    let failed = pair.finish().unwrap_err();
+    assert!(failed.seen.contains("0 of 1 entries are complete"), "{failed:?}");
 }

@@ -107,11 +107,7 @@ impl SoftFabric {
             state.tend();
             return Progress::Idle;
         }
-        let rang = state.look_at_doorbells();
-        match state.step(now_ns) {
-            Progress::Idle if rang => Progress::Moved,
-            progress => progress,
-        }
+        state.step(now_ns)
     }
 
     /// Steps until nothing is to do. Where the engine is a kernel it goes on by itself.

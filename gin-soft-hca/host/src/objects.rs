@@ -155,15 +155,18 @@ impl State {
         rang
     }
 
-    /// Takes one step, at this time.
+    /// Looks at the doorbells and takes one step, at this time.
     pub(super) fn step(&mut self, now_ns: u64) -> Progress {
+        // First, as the delay of a slow NIC begins at the doorbell.
+        self.core[0].engine.set_time(now_ns);
+        let rang = self.look_at_doorbells();
         if self.memory.failure.is_some() {
-            return Progress::Idle;
+            return if rang { Progress::Moved } else { Progress::Idle };
         }
-        self.with_engine(|engine, tables, held, memory| {
-            engine.set_time(now_ns);
-            engine.step(tables, held, memory)
-        })
+        match self.with_engine(|engine, tables, held, memory| engine.step(tables, held, memory)) {
+            Progress::Idle if rang => Progress::Moved,
+            progress => progress,
+        }
     }
 
     pub(super) fn deliver(&mut self) {
