@@ -33,7 +33,7 @@ pub enum Route {
     /// By loads and stores to peers of the LSA team, over the network to others.
     Auto,
     /// By loads and stores. Operations to peers that these do not reach are refused
-    /// ([`FaultKind::NotReachable`]).
+    /// ([`FaultKind::NotReachable`](crate::FaultKind::NotReachable)).
     Lsa,
     /// Over the network, to every peer.
     Network,

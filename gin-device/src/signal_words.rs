@@ -104,7 +104,7 @@ impl<M: Memory> Words<M> {
     /// Ordering: acquire, at system scope.
     ///
     /// # Errors
-    /// [`Stop`] if the wait ended early, and the value then.
+    /// [`WaitError`] if the wait ended early, and the value then.
     #[inline(always)]
     pub fn wait(
         &self,

@@ -228,7 +228,7 @@ impl<M: Memory> Status<M> {
     /// fences afterwards.
     ///
     /// # Errors
-    /// [`Stop`] says what ended the wait.
+    /// [`WaitError`] says what ended the wait.
     #[inline(always)]
     pub fn poll<T>(&self, deadline: Deadline, mut test: impl FnMut() -> Option<T>) -> Result<T, WaitError> {
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };

@@ -78,7 +78,7 @@ impl Memory {
     }
 
     /// The same, in a file that other processes of the host can map: so ranks in processes of their own reach it. It
-    /// takes a whole number of the device's [granules](Device::granularity), or of pages.
+    /// takes a whole number of the device's [granules](crate::MemorySharing::granularity), or of pages.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`], [`GpuError::Unsupported`].
@@ -131,7 +131,8 @@ impl Memory {
     ///
     /// # Errors
     /// [`GpuError::OutOfRange`] if the place is shorter; [`GpuError::Unsupported`] if it is for another kind of device,
-    /// or its ends are no multiples of the device's [granularity](Device::granularity); [`GpuError::OutOfMemory`], or
+    /// or its ends are no multiples of the device's [granularity](crate::MemorySharing::granularity);
+    /// [`GpuError::OutOfMemory`], or
     /// what the device reports.
     pub fn placed(device: &Arc<dyn Device>, place: Place, bytes: u64) -> Result<Arc<Self>, GpuError> {
         Self::placed_for_ranks(device, place, bytes, false)

@@ -6,7 +6,7 @@
 //! connects sends the secret and the number, and gets the file. Keys go through the bootstrap, which is encrypted.
 //!
 //! Names are public, so anybody in the network namespace can connect. The server closes connections of other users
-//! before it reads a byte. It answers up to [`AT_ONCE`] others at a time and gives each [`ASKING`], however it sends
+//! before it reads a byte. It answers up to `AT_ONCE` others at a time and gives each `ASKING`, however it sends
 //! its bytes.
 //!
 //! A mapping is found again as long as it has a user, so no memory has two addresses in a process.

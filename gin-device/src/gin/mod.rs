@@ -71,7 +71,8 @@ pub struct Gin<B: Backend = Any> {
 impl Gin<Any> {
     /// The context with this number, used by any thread of the GPU; its back end is found at run time.
     ///
-    /// Each call reports a number that the communicator does not have, as [`FaultKind::UnknownContext`].
+    /// Each call reports a number that the communicator does not have, as
+    /// [`FaultKind::UnknownContext`](crate::FaultKind::UnknownContext).
     #[inline(always)]
     #[must_use]
     pub fn new(comm: &Comm, context: ContextId) -> Self {
@@ -92,7 +93,7 @@ impl Gin<Any> {
 impl<B: Backend> Gin<B> {
     /// The same as [`new`](Gin::new), for a back end that is named: `Gin::<Proxy>::with_backend(..)`.
     ///
-    /// On a communicator with another back end its calls return [`FaultKind::NoBackend`].
+    /// On a communicator with another back end its calls return [`FaultKind::NoBackend`](crate::FaultKind::NoBackend).
     #[inline(always)]
     #[must_use]
     pub fn with_backend(comm: &Comm, context: ContextId) -> Self {

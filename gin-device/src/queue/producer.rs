@@ -49,7 +49,7 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     /// many are left, so more threads than the queue has slots get through it.
     ///
     /// # Errors
-    /// [`Stop`] if there was no room in time, or the communicator is aborted or has a fault; with the index that is
+    /// [`WaitError`] if there was no room in time, or the communicator is aborted or has a fault; with the index that is
     /// claimed, if one is. That slot stays a hole that nobody can fill: the caller must report a fault.
     #[inline(always)]
     pub fn post(
@@ -145,7 +145,7 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     /// for one of the requests can be seen. With [`Order::Relaxed`] only after an acquire fence of the caller's.
     ///
     /// # Errors
-    /// [`Stop`] if the wait ended early, or if the communicator has a fault when it ends.
+    /// [`WaitError`] if the wait ended early, or if the communicator has a fault when it ends.
     #[inline(always)]
     pub fn wait_done(&self, position: u64, deadline: Deadline, order: Order) -> Result<(), WaitError> {
         let looked = self.wait_past(self.queue.completion_host_word(), position, deadline)?;

@@ -3,7 +3,7 @@
 //!
 //! | module or type | holds |
 //! | --- | --- |
-//! | [`Bootstrap`], [`InProcess`] | how ranks meet before they have a communicator |
+//! | [`Bootstrap`], [`InProcess`](gin_boot::InProcess) | how ranks meet before they have a communicator |
 //! | [`Requirements`] | what a communicator is to have, checked against the limits |
 //! | [`Communicator`] | its life: uninitialised, initialising, active, aborted, destroyed |
 //! | [`DeviceComm`], [`Window`] | what kernels get |

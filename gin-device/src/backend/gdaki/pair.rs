@@ -190,7 +190,7 @@ pub struct Posting {
 /// Ends a wait for queue pairs: acquires as requested, and checks whether a finished request failed.
 ///
 /// # Errors
-/// [`Stop`] of the wait, or if the communicator has a fault.
+/// [`WaitError`] of the wait, or if the communicator has a fault.
 #[inline(always)]
 pub fn finish<M: Memory>(waited: Result<(), WaitError>, status: &Status<M>, order: Order) -> Result<(), WaitError> {
     if order == Order::Acquire {
@@ -611,7 +611,7 @@ impl<M: Memory> QueuePair<M> {
     /// [`finish`] follows.
     ///
     /// # Errors
-    /// [`Stop`] if the wait ended early.
+    /// [`WaitError`] if the wait ended early.
     #[inline(always)]
     pub fn wait(
         &self,
