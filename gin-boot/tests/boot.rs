@@ -13,13 +13,11 @@ use std::time::{Duration, Instant};
 const LONG: Duration = Duration::from_secs(60);
 
 fn config() -> TcpConfig {
-    TcpConfig {
-        address: Some(Ipv4Addr::LOCALHOST.into()),
-        joining: LONG,
-        collective_timeout: Some(LONG),
-        silence: LONG,
-        ..TcpConfig::default()
-    }
+    TcpConfig::default()
+        .address(Some(Ipv4Addr::LOCALHOST.into()))
+        .joining(LONG)
+        .collective_timeout(Some(LONG))
+        .silence(LONG)
 }
 
 /// A job of threads; what each came to, by rank.
@@ -93,7 +91,7 @@ fn ranks_meet_over_ipv6() {
         eprintln!("no IPv6 on this machine");
         return;
     }
-    let config = TcpConfig { address: Some(IpAddr::V6(Ipv6Addr::LOCALHOST)), ..config() };
+    let config = config().address(Some(IpAddr::V6(Ipv6Addr::LOCALHOST)));
     let got = all(3, &config, |rank| rank.all_gather(&[rank.rank() as u8]).unwrap());
     assert_eq!(got, vec![vec![vec![0], vec![1], vec![2]]; 3]);
 }
@@ -193,7 +191,7 @@ fn an_abort_ends_the_collectives_of_all_and_names_its_caller() {
 
 #[test]
 fn a_collective_that_takes_too_long_names_the_missing_ranks() {
-    let config = TcpConfig { collective_timeout: Some(Duration::from_millis(300)), ..config() };
+    let config = config().collective_timeout(Some(Duration::from_millis(300)));
     let done = std::sync::Barrier::new(6);
     let outcomes = all(6, &config, |rank| {
         let outcome = (![2, 4].contains(&rank.rank())).then(|| rank.barrier().unwrap_err());
@@ -213,7 +211,7 @@ fn a_collective_that_takes_too_long_names_the_missing_ranks() {
 fn joining_that_takes_too_long_names_the_ranks_that_did_not_come_on_every_rank() {
     // The parent of some, a leaf, and both.
     for absent in [vec![1], vec![6], vec![1, 3]] {
-        let config = TcpConfig { joining: Duration::from_secs(2), progress: Duration::from_millis(200), ..config() };
+        let config = config().joining(Duration::from_secs(2)).progress(Duration::from_millis(200));
         let rendezvous = Rendezvous::new(config.clone()).unwrap();
         let id = rendezvous.id().clone();
         thread::scope(|scope| {
@@ -244,7 +242,7 @@ fn a_rank_without_a_rank_0_says_where_it_looked() {
     // A port that was free a moment ago.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let id: UniqueId = format!("gin1:{}@{address}", "ab".repeat(16)).parse().unwrap();
-    let config = TcpConfig { joining: Duration::from_millis(300), ..config() };
+    let config = config().joining(Duration::from_millis(300));
     let error = TcpBootstrap::join(&id, 1, 2, config).unwrap_err();
     assert!(matches!(error, BootstrapError::Unreachable { .. }), "{error:?}");
     assert!(error.to_string().contains(&format!("rank 1 cannot reach rank 0 at {address}")), "{error}");

@@ -34,13 +34,11 @@ static ENOUGH: AtomicBool = AtomicBool::new(false);
 /// One rank: joins, says so, and meets until rank 0 says that it is enough, or that fails; then says what it learned.
 fn rank(rank: u32) -> Result<(), BootstrapError> {
     let ranks = number(RANKS).unwrap() as u32;
-    let config = TcpConfig {
-        address: Some(Ipv4Addr::new(127, 0, 0, if number(APART).is_some() { 1 + rank as u8 } else { 1 }).into()),
-        joining: Duration::from_secs(60),
-        collective_timeout: Some(Duration::from_secs(60)),
-        silence: Duration::from_millis(number(SILENCE_MS).unwrap()),
-        ..TcpConfig::default()
-    };
+    let config = TcpConfig::default()
+        .address(Some(Ipv4Addr::new(127, 0, 0, if number(APART).is_some() { 1 + rank as u8 } else { 1 }).into()))
+        .joining(Duration::from_secs(60))
+        .collective_timeout(Some(Duration::from_secs(60)))
+        .silence(Duration::from_millis(number(SILENCE_MS).unwrap()));
     let bootstrap = match env::var(ID) {
         Ok(id) => TcpBootstrap::join(&id.parse::<UniqueId>().unwrap(), rank, ranks, config)?,
         Err(_) => {

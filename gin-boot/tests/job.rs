@@ -30,11 +30,7 @@ fn refused(words: &str, expected: &[&str]) {
 }
 
 fn config() -> TcpConfig {
-    TcpConfig {
-        joining: Duration::from_secs(60),
-        collective_timeout: Some(Duration::from_secs(60)),
-        ..TcpConfig::default()
-    }
+    TcpConfig::default().joining(Duration::from_secs(60)).collective_timeout(Some(Duration::from_secs(60)))
 }
 
 /// Returns a free port, outside of the range that the system gives to others by itself.
@@ -197,7 +193,7 @@ fn ranks_with_different_secrets_do_not_meet() {
     };
     let first = found(&gin(0, "0123456789abcdef"));
     let second = found(&gin(1, "0123456789abcdeF"));
-    let brief = TcpConfig { joining: Duration::from_secs(3), ..config() };
+    let brief = config().joining(Duration::from_secs(3));
     let rank_0 = thread::spawn(move || first.bootstrap(brief));
     assert_eq!(second.bootstrap(config()).unwrap_err(), JobError::Bootstrap(BootstrapError::Secret));
     let error = rank_0.join().unwrap().unwrap_err();
@@ -245,7 +241,7 @@ fn secrets_from_files_count_only_if_nobody_else_can_read_them() {
 
 #[test]
 fn a_socket_that_the_launcher_left_open_serves_rank_0() {
-    let rendezvous = Rendezvous::new(TcpConfig { address: Some(Ipv4Addr::LOCALHOST.into()), ..config() }).unwrap();
+    let rendezvous = Rendezvous::new(config().address(Some(Ipv4Addr::LOCALHOST.into()))).unwrap();
     let (id, fd) = (rendezvous.id().to_string(), rendezvous.as_fd().as_raw_fd());
     // As if it had come from another process.
     std::mem::forget(rendezvous);
@@ -255,7 +251,7 @@ fn a_socket_that_the_launcher_left_open_serves_rank_0() {
 
 #[test]
 fn descriptors_that_are_not_the_launchers_are_left_alone() {
-    let rendezvous = Rendezvous::new(TcpConfig { address: Some(Ipv4Addr::LOCALHOST.into()), ..config() }).unwrap();
+    let rendezvous = Rendezvous::new(config().address(Some(Ipv4Addr::LOCALHOST.into()))).unwrap();
     let id = rendezvous.id().to_string();
     let file = tempfile::tempfile().unwrap();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -73,7 +73,7 @@ async fn launch(arguments: &LaunchArgs) -> Result<End, Failure> {
         return Err(Refused("a program is needed, after --".to_owned()).into());
     };
     let mut signals = signals()?;
-    let rendezvous = Rendezvous::new(TcpConfig { address: Some(Ipv4Addr::LOCALHOST.into()), ..TcpConfig::default() })?;
+    let rendezvous = Rendezvous::new(TcpConfig::default().address(Some(Ipv4Addr::LOCALHOST.into())))?;
     let mut ranks = Ranks { groups: Vec::new(), ended: JoinSet::new(), output: JoinSet::new() };
     // The exit status of the command: that of the first rank that failed.
     let mut failed: Option<u8> = None;

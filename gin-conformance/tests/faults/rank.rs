@@ -101,12 +101,7 @@ impl Wanted {
     }
 
     fn config(&self) -> TcpConfig {
-        TcpConfig {
-            address: Some(Ipv4Addr::LOCALHOST.into()),
-            joining: PATIENCE,
-            silence: self.silence,
-            ..TcpConfig::default()
-        }
+        TcpConfig::default().address(Some(Ipv4Addr::LOCALHOST.into())).joining(PATIENCE).silence(self.silence)
     }
 
     fn join(&self) -> Result<TcpBootstrap, Box<dyn Error>> {
