@@ -54,7 +54,10 @@ fn config() -> TcpConfig {
     let address = std::env::var(ADDRESS).ok().and_then(|address| address.parse().ok());
     // Other machines may have to be booted first.
     let limit = Duration::from_secs(if address.is_some() { 120 } else { 30 });
-    Default::default().address(Some(address.unwrap_or(Ipv4Addr::LOCALHOST.into()))).joining(limit).collective_timeout(Some(limit))
+    TcpConfig::default()
+        .address(Some(address.unwrap_or(Ipv4Addr::LOCALHOST.into())))
+        .joining(limit)
+        .collective_timeout(Some(limit))
 }
 
 impl Processes {

@@ -8,7 +8,7 @@ use gin_abi::{CommHandle, Deadline, WindowHandle};
 #[derive(Clone, Debug)]
 pub struct Argument {
     words: Vec<u128>,
-    len: usize,
+    bytes: usize,
     type_name: &'static str,
 }
 
@@ -17,17 +17,12 @@ impl Argument {
     pub fn plain<T: Pod>(value: T, type_name: &'static str) -> Self {
         let mut words = vec![0u128; size_of::<T>().div_ceil(16).max(1)];
         bytemuck::cast_slice_mut::<u128, u8>(&mut words)[..size_of::<T>()].copy_from_slice(bytemuck::bytes_of(&value));
-        Self { words, len: size_of::<T>(), type_name }
+        Self { words, bytes: size_of::<T>(), type_name }
     }
 
-    /// Size in bytes.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Returns whether it has no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
+    /// Returns the size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     /// Address of the first byte.
@@ -78,14 +73,14 @@ macro_rules! plain {
 
 plain!(u8, i8, u16, i16, u32, i32, u64, i64, usize, isize, f32, f64, Deadline, CommHandle, WindowHandle);
 
-impl<T> KernelArg for *const T {
-    fn argument(&self) -> Argument {
-        Argument::plain(self.addr(), std::any::type_name::<*const T>())
-    }
+macro_rules! pointers {
+    ($($pointer:ty),*) => { $(
+        impl<T> KernelArg for $pointer {
+            fn argument(&self) -> Argument {
+                Argument::plain(self.addr(), std::any::type_name::<Self>())
+            }
+        }
+    )* };
 }
 
-impl<T> KernelArg for *mut T {
-    fn argument(&self) -> Argument {
-        Argument::plain(self.addr(), std::any::type_name::<*mut T>())
-    }
-}
+pointers!(*const T, *mut T);

@@ -246,6 +246,11 @@ pub enum GpuError {
     },
 }
 
+/// Returns a function that makes the error of a refused allocation from the reason.
+pub(crate) fn out_of_memory<E: ToString>(kind: MemoryKind, bytes: u64) -> impl Fn(E) -> GpuError {
+    move |reason| GpuError::OutOfMemory { bytes, kind, reason: reason.to_string() }
+}
+
 fn hidden(visible: Option<&str>) -> String {
     visible.map_or(String::new(), |visible| format!("; CUDA_VISIBLE_DEVICES is `{visible}`"))
 }

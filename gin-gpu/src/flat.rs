@@ -6,14 +6,14 @@
 //! once, in reach of the devices of all; what lies at the same offset of two slots is a multiple of the stride apart.
 //! No memory has two addresses in a process, so a kernel's ordinary fences order all accesses to it.
 //!
-//! Which offset is free on all ranks is for them to find out together ([`first_fit`]); a [`Place`] stays taken until
+//! Which offset is free on all ranks is for them to find out together ([`first_fit`]); a [`FlatPlace`] stays taken until
 //! the memory there is unmapped, which may be later than it was dropped.
 
-use super::{Device, DeviceKind, GpuError, MemorySharing};
+use super::{Device, DeviceKind, GpuError, MemorySharing, lock};
 use gin_abi::handle::STRIDE_SHIFT;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Addresses that a device has reserved; dropping it gives them back.
 pub trait RawAddresses: Send + Sync + fmt::Debug {
@@ -33,10 +33,6 @@ pub struct FlatRange {
     raw: Box<dyn RawAddresses>,
     /// For each slot what is taken, as offsets.
     slots: Vec<Mutex<Vec<Range<u64>>>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl FlatRange {
@@ -81,7 +77,7 @@ impl FlatRange {
     ///
     /// # Errors
     /// [`GpuError::OutOfRange`] if the slot does not have them, [`GpuError::AddressesTaken`] if some are taken.
-    pub fn take(self: &Arc<Self>, slot: u32, offset: u64, bytes: u64) -> Result<Place, GpuError> {
+    pub fn take(self: &Arc<Self>, slot: u32, offset: u64, bytes: u64) -> Result<FlatPlace, GpuError> {
         let end = offset.saturating_add(bytes);
         let taken = self.slots.get(slot as usize).filter(|_| end <= self.stride());
         let mut taken = lock(taken.ok_or(GpuError::OutOfRange { offset, end, length: self.stride() })?);
@@ -89,20 +85,20 @@ impl FlatRange {
             return Err(GpuError::AddressesTaken { offset, end, slot });
         }
         taken.push(offset..end);
-        Ok(Place { range: self.clone(), slot, offset, bytes })
+        Ok(FlatPlace { range: self.clone(), slot, offset, bytes })
     }
 }
 
 /// Part of a slot. It is free again when this is dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct FlatPlace {
     range: Arc<FlatRange>,
     slot: u32,
     offset: u64,
     bytes: u64,
 }
 
-impl Place {
+impl FlatPlace {
     /// Address of its first byte.
     pub fn address(&self) -> u64 {
         self.range.raw.start() + u64::from(self.slot) * self.range.stride() + self.offset
@@ -126,7 +122,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for FlatPlace {
     fn drop(&mut self) {
         lock(&self.range.slots[self.slot as usize]).retain(|taken| taken.start != self.offset);
     }
@@ -235,7 +231,7 @@ mod tests {
         assert!(range.stride().is_power_of_two() && range.stride() >= 1 << 32);
         let memory = |slot, offset, bytes| {
             let place = range.take(slot, offset, bytes)?;
-            Memory::placed(&device, place, bytes)
+            Memory::placed(&device, place, bytes, false)
         };
         let (first, second) = (memory(0, unit, 3 * unit).unwrap(), memory(2, unit, unit).unwrap());
         assert_eq!(second.address() - first.address(), 2 * range.stride());
@@ -249,7 +245,7 @@ mod tests {
             assert!(matches!(memory(0, offset, bytes), Err(GpuError::Unsupported { .. })), "{offset} {bytes}");
         }
         assert!(matches!(
-            Memory::placed(&device, range.take(1, 0, unit).unwrap(), unit + 1),
+            Memory::placed(&device, range.take(1, 0, unit).unwrap(), unit + 1, false),
             Err(GpuError::OutOfRange { .. })
         ));
         for (slot, offset, bytes) in [(3, 0, 1), (0, range.stride(), 1), (0, 8, u64::MAX)] {

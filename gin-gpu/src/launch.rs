@@ -66,9 +66,14 @@ impl LaunchConfig {
     }
 }
 
+/// Returns the extents in each direction.
+fn extents(Dim3 { x, y, z }: Dim3) -> [u32; 3] {
+    [x, y, z]
+}
+
 fn count(extent: Dim3) -> u64 {
     // Three 32-bit factors overflow 64 bits only far past every limit.
-    u64::from(extent.x).saturating_mul(u64::from(extent.y)).saturating_mul(u64::from(extent.z))
+    extents(extent).into_iter().map(u64::from).fold(1, u64::saturating_mul)
 }
 
 /// Checks a launch against the kernel and the limits of the device.
@@ -99,20 +104,20 @@ pub fn check_launch(
         });
     }
     for (position, (parameter, argument)) in function.parameters.iter().zip(arguments).enumerate() {
-        if parameter.size != argument.len() {
+        if parameter.size != argument.bytes() {
             return Err(GpuError::ParameterSize {
                 kernel: function.name.clone(),
                 position,
                 name: parameter.name.clone(),
                 type_name: parameter.type_name.clone(),
                 expected: parameter.size,
-                given: argument.len(),
+                given: argument.bytes(),
                 given_type: argument.type_name(),
             });
         }
     }
     for (what, extent) in [("grid", config.grid), ("block", config.block), ("cluster", config.cluster)] {
-        if extent.x == 0 || extent.y == 0 || extent.z == 0 {
+        if count(extent) == 0 {
             return Err(GpuError::EmptyLaunch { what, x: extent.x, y: extent.y, z: extent.z });
         }
     }
@@ -123,16 +128,15 @@ pub fn check_launch(
         limit("a block size", config.threads(), u64::from(bound), &format!("kernel `{}`", function.name))?;
     }
     limit("a block size", config.threads(), u64::from(limits.threads_per_block), device)?;
-    let each = |extent: Dim3, limits: [u32; 3]| [(extent.x, limits[0]), (extent.y, limits[1]), (extent.z, limits[2])];
-    for (asked, most) in each(config.block, limits.block) {
-        limit("a block extent", u64::from(asked), u64::from(most), device)?;
-    }
-    for (asked, most) in each(config.grid, limits.grid) {
-        limit("a grid extent", u64::from(asked), u64::from(most), device)?;
+    for (what, extent, most) in
+        [("a block extent", config.block, limits.block), ("a grid extent", config.grid, limits.grid)]
+    {
+        for (asked, most) in extents(extent).into_iter().zip(most) {
+            limit(what, u64::from(asked), u64::from(most), device)?;
+        }
     }
     limit("a cluster's number of blocks", config.cluster_blocks(), u64::from(limits.cluster_blocks), device)?;
-    let (grid, cluster) = (config.grid, config.cluster);
-    for (grid, cluster) in [(grid.x, cluster.x), (grid.y, cluster.y), (grid.z, cluster.z)] {
+    for (grid, cluster) in extents(config.grid).into_iter().zip(extents(config.cluster)) {
         if !grid.is_multiple_of(cluster) {
             return Err(GpuError::UnevenClusters { grid, cluster });
         }

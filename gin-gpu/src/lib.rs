@@ -57,6 +57,8 @@ pub use gin_boot::rt;
 #[doc(hidden)]
 pub use gin_boot::wire;
 
+pub(crate) use gin_boot::lock;
+
 use placement::Locality;
 use std::any::Any;
 use std::fmt;
@@ -157,7 +159,7 @@ pub trait Module: fmt::Debug + Send + Sync {
 }
 
 /// One GPU.
-pub trait Device: fmt::Debug + Send + Sync {
+pub trait Device: Any + fmt::Debug + Send + Sync {
     /// Its name, for people.
     fn name(&self) -> String;
 
@@ -249,9 +251,6 @@ pub trait Device: fmt::Debug + Send + Sync {
     fn is_stepped(&self) -> bool {
         false
     }
-
-    /// Itself, for the code that made it.
-    fn as_any(&self) -> &dyn Any;
 }
 
 /// Memory at addresses of the caller's choice, and in files that other processes of the host map.
@@ -263,7 +262,7 @@ pub trait MemorySharing {
     /// [`GpuError::Addresses`].
     fn reserve_addresses(&self, slots: u32) -> Result<Option<Box<dyn flat::RawAddresses>>, GpuError>;
 
-    /// The unit, in bytes, of length and offset of a [`Place`](flat::Place): a power of two.
+    /// The unit, in bytes, of length and offset of a [`FlatPlace`](flat::FlatPlace): a power of two.
     fn granularity(&self) -> u64;
 
     /// Maps zeroed memory at a place, within reach of all devices that reach this one. The place is kept until the
@@ -271,7 +270,7 @@ pub trait MemorySharing {
     ///
     /// # Errors
     /// [`GpuError::Unsupported`], [`GpuError::OutOfMemory`], errors of the driver.
-    fn allocate_at(&self, place: flat::Place) -> Result<Box<dyn RawMemory>, GpuError>;
+    fn allocate_at(&self, place: flat::FlatPlace) -> Result<Box<dyn RawMemory>, GpuError>;
 
     /// Allocates as [`Device::allocate`] does, in a file that other processes of the host can map. Users call
     /// [`Memory::shared`].
@@ -284,13 +283,13 @@ pub trait MemorySharing {
     ///
     /// # Errors
     /// As [`allocate_at`](Self::allocate_at).
-    fn allocate_shared_at(&self, place: flat::Place) -> Result<Box<dyn RawMemory>, GpuError>;
+    fn allocate_shared_at(&self, place: flat::FlatPlace) -> Result<Box<dyn RawMemory>, GpuError>;
 
     /// Maps memory of a device of another process: at `place`, which has its length, or anywhere.
     ///
     /// # Errors
     /// [`GpuError::Unsupported`], [`GpuError::Foreign`] with the reason, [`GpuError::OutOfMemory`].
-    fn import(&self, file: SharedFile, place: Option<flat::Place>) -> Result<Box<dyn RawMemory>, GpuError>;
+    fn import(&self, file: SharedFile, place: Option<flat::FlatPlace>) -> Result<Box<dyn RawMemory>, GpuError>;
 
     /// Bytes by which other processes recognise this GPU.
     fn identity(&self) -> Vec<u8>;
@@ -318,10 +317,21 @@ pub trait NicAccess {
     fn export(&self, address: u64, bytes: u64) -> Result<MemoryFile, GpuError>;
 }
 
-impl dyn Device + '_ {
+impl dyn Device {
+    /// Returns the device of this type, if it is one.
+    #[doc(hidden)]
+    pub fn downcast<T: Device>(&self) -> Option<&T> {
+        (self as &dyn Any).downcast_ref()
+    }
+
     /// Returns [`sharing`](Device::sharing), or an error that names what the caller wanted.
     pub(crate) fn shares(&self, what: &'static str) -> Result<&dyn MemorySharing, GpuError> {
         self.sharing().ok_or_else(|| GpuError::Unsupported { device: self.name(), what })
+    }
+
+    /// Returns [`nic_access`](Device::nic_access), or an error that names what the caller wanted.
+    fn nic(&self, what: &'static str) -> Result<&dyn NicAccess, GpuError> {
+        self.nic_access().ok_or_else(|| GpuError::Unsupported { device: self.name(), what })
     }
 
     /// The unit, in bytes, of memory at addresses of the caller's choice; 1 if there is none.
@@ -339,11 +349,9 @@ impl dyn Device + '_ {
     /// As there.
     #[doc(hidden)]
     pub unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {
-        match self.nic_access() {
-            // Safety: the caller's promise.
-            Some(access) => unsafe { access.map_pages(first, bytes, keep) },
-            None => Err(GpuError::Unsupported { device: self.name(), what: "store to doorbell pages" }),
-        }
+        let access = self.nic("store to doorbell pages")?;
+        // Safety: the caller's promise.
+        unsafe { access.map_pages(first, bytes, keep) }
     }
 
     /// Exports memory: see [`NicAccess::export`].
@@ -352,15 +360,12 @@ impl dyn Device + '_ {
     /// As there.
     #[doc(hidden)]
     pub fn export(&self, address: u64, bytes: u64) -> Result<MemoryFile, GpuError> {
-        match self.nic_access() {
-            Some(access) => access.export(address, bytes),
-            None => Err(GpuError::Unsupported { device: self.name(), what: "give its memory as a DMA-BUF file" }),
-        }
+        self.nic("give its memory as a DMA-BUF file")?.export(address, bytes)
     }
 }
 
 /// A point in a stream.
-pub trait Event: fmt::Debug + Send + Sync {
+pub trait Event: Any + fmt::Debug + Send + Sync {
     /// Returns whether everything before it is done.
     ///
     /// # Errors
@@ -369,13 +374,10 @@ pub trait Event: fmt::Debug + Send + Sync {
 
     /// Nanoseconds from `earlier` to this, both done; `None` if the device cannot say.
     fn since(&self, earlier: &dyn Event) -> Option<u64>;
-
-    /// Itself, for the code that made it.
-    fn as_any(&self) -> &dyn Any;
 }
 
 /// Work of one device in order.
-pub trait Stream: fmt::Debug + Send + Sync {
+pub trait Stream: Any + fmt::Debug + Send + Sync {
     /// The device.
     fn device(&self) -> Arc<dyn Device>;
 
@@ -425,9 +427,13 @@ pub trait Stream: fmt::Debug + Send + Sync {
     /// # Errors
     /// The error of a kernel, reported once.
     fn synchronize(&self) -> Result<(), GpuError>;
+}
 
-    /// Itself, for the code that made it.
-    fn as_any(&self) -> &dyn Any;
+impl dyn Event {
+    /// Returns the event of this type, if it is one.
+    pub(crate) fn downcast<T: Event>(&self) -> Option<&T> {
+        (self as &dyn Any).downcast_ref()
+    }
 }
 
 impl dyn Stream {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The virtual GPU's memory at fixed distances: address space of the process, where pages come and go.
 
-use super::flat::{Place, RawAddresses};
-use super::shared::{HostFile, HostPages, MappedFile};
+use super::error::out_of_memory;
+use super::flat::{FlatPlace, RawAddresses};
+use super::shared::{HostFile, HostPages};
 use super::{DeviceKind, GpuError, MemoryKind, RawMemory};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
 use std::ffi::c_void;
@@ -80,22 +81,22 @@ impl Drop for Pages {
 #[derive(Debug)]
 pub(super) struct PlacedFile {
     /// Always there but in `drop`.
-    place: Option<Place>,
+    place: Option<FlatPlace>,
     address: u64,
-    file: MappedFile,
+    file: HostFile,
 }
 
 impl PlacedFile {
     /// Maps the file at a place that is as long.
-    pub(super) fn new(place: Place, file: HostFile) -> Result<Self, GpuError> {
+    pub(super) fn new(place: FlatPlace, mut file: HostFile) -> Result<Self, GpuError> {
         let (address, bytes) = (place.address(), place.bytes());
         if file.length() != bytes {
             return Err(GpuError::OutOfRange { offset: 0, end: file.length(), length: bytes });
         }
         // Safety: the place is in reserved addresses of this kind, nobody else's, and as long as the file.
         let mapped = unsafe { file.map_at(address) };
-        mapped.map_err(|error| GpuError::OutOfMemory { bytes, kind: MemoryKind::Device, reason: error.to_string() })?;
-        Ok(Self { place: Some(place), address, file: file.into() })
+        mapped.map_err(out_of_memory(MemoryKind::Device, bytes))?;
+        Ok(Self { place: Some(place), address, file })
     }
 }
 
@@ -105,7 +106,7 @@ impl RawMemory for PlacedFile {
     }
 
     fn file(&self) -> Option<std::io::Result<OwnedFd>> {
-        self.file.again().map(|file| file.map_err(Into::into))
+        self.file.again()
     }
 }
 
@@ -132,7 +133,7 @@ impl RawMemory for FileMemory {
     }
 
     fn file(&self) -> Option<std::io::Result<OwnedFd>> {
-        self.0.file().again().map(|file| file.map_err(Into::into))
+        self.0.file().again()
     }
 }
 
@@ -140,17 +141,17 @@ impl RawMemory for FileMemory {
 #[derive(Debug)]
 pub(super) struct MappedMemory {
     /// Always there but in `drop`.
-    place: Option<Place>,
+    place: Option<FlatPlace>,
     address: u64,
 }
 
 impl MappedMemory {
     /// Zeroed pages at a place whose ends are multiples of pages.
-    pub(super) fn new(place: Place) -> Result<Self, GpuError> {
+    pub(super) fn new(place: FlatPlace) -> Result<Self, GpuError> {
         let (address, bytes) = (place.address(), place.bytes());
         // Safety: the place is in reserved addresses of this kind, nobody else's, and whole pages.
         let opened = unsafe { mprotect(pointer(address), bytes as usize, MprotectFlags::READ | MprotectFlags::WRITE) };
-        opened.map_err(|error| GpuError::OutOfMemory { bytes, kind: MemoryKind::Device, reason: error.to_string() })?;
+        opened.map_err(out_of_memory(MemoryKind::Device, bytes))?;
         Ok(Self { place: Some(place), address })
     }
 }

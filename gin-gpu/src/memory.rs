@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory of a device, and host memory that it can reach.
 
-use super::flat::Place;
+use super::flat::FlatPlace;
 use super::{Device, GpuError, SharedFile};
 use crate::quarantine::Exposure;
 use crate::registry::Key;
@@ -63,6 +63,12 @@ pub struct Memory {
     exposure: Exposure,
 }
 
+/// Returns `offset` if an allocation of `length` bytes has `bytes` bytes from there on.
+fn within(offset: u64, bytes: u64, length: u64) -> Result<u64, GpuError> {
+    let end = offset.saturating_add(bytes);
+    if end > length { Err(GpuError::OutOfRange { offset, end, length }) } else { Ok(offset) }
+}
+
 impl Memory {
     fn with(raw: Box<dyn RawMemory>, device: &Arc<dyn Device>, kind: MemoryKind, bytes: u64) -> Arc<Self> {
         Arc::new(Self { raw, bytes, kind, device: device.clone(), key: OnceLock::new(), exposure: Exposure::default() })
@@ -102,8 +108,11 @@ impl Memory {
     ///
     /// # Errors
     /// An error of the device.
-    #[doc(hidden)]
-    pub fn imported(device: &Arc<dyn Device>, file: SharedFile, place: Option<Place>) -> Result<Arc<Self>, GpuError> {
+    pub(crate) fn imported(
+        device: &Arc<dyn Device>,
+        file: SharedFile,
+        place: Option<FlatPlace>,
+    ) -> Result<Arc<Self>, GpuError> {
         let (kind, bytes) = (file.kind, file.bytes);
         Ok(Self::with(device.shares("map memory of other processes")?.import(file, place)?, device, kind, bytes))
     }
@@ -122,32 +131,20 @@ impl Memory {
     }
 
     /// How other ranks find it: what `publish` says the first time.
-    #[doc(hidden)]
-    pub fn key(&self, publish: impl FnOnce() -> Key) -> &Key {
+    pub(crate) fn key(&self, publish: impl FnOnce() -> Key) -> &Key {
         self.key.get_or_init(publish)
     }
 
-    /// Allocates device memory at a place of its own; `bytes` of it are used.
+    /// Allocates device memory at a place of its own; `bytes` of it are used. `shared`: in a file that other processes of
+    /// the host can map.
     ///
     /// # Errors
     /// [`GpuError::OutOfRange`] if the place is shorter; [`GpuError::Unsupported`] if it is for another kind of device,
     /// or its ends are no multiples of the device's [granularity](Device::granularity); [`GpuError::OutOfMemory`], or
-    /// what the device reports.
-    pub fn placed(device: &Arc<dyn Device>, place: Place, bytes: u64) -> Result<Arc<Self>, GpuError> {
-        Self::placed_for_ranks(device, place, bytes, false)
-    }
-
-    /// As [`placed`](Self::placed); in a file that other processes of the host can map if `shared`.
+    /// the device's error.
     #[doc(hidden)]
-    pub fn placed_for_ranks(
-        device: &Arc<dyn Device>,
-        place: Place,
-        bytes: u64,
-        shared: bool,
-    ) -> Result<Arc<Self>, GpuError> {
-        if bytes > place.bytes() {
-            return Err(GpuError::OutOfRange { offset: 0, end: bytes, length: place.bytes() });
-        }
+    pub fn placed(device: &Arc<dyn Device>, place: FlatPlace, bytes: u64, shared: bool) -> Result<Arc<Self>, GpuError> {
+        within(0, bytes, place.bytes())?;
         if !place.fits(&**device) {
             let what = "put memory there: it is for other devices, or no multiple of the granularity";
             return Err(GpuError::Unsupported { device: device.name(), what });
@@ -190,21 +187,13 @@ impl Memory {
         &self.device
     }
 
-    fn range(&self, offset: u64, bytes: u64) -> Result<u64, GpuError> {
-        let end = offset.saturating_add(bytes);
-        if end > self.bytes {
-            return Err(GpuError::OutOfRange { offset, end, length: self.bytes });
-        }
-        Ok(self.address() + offset)
-    }
-
     /// Copies values to byte `offset`. No kernel may use those bytes meanwhile.
     ///
     /// # Errors
     /// [`GpuError::OutOfRange`], or what the device reports.
     pub fn write<T: Pod>(&self, offset: u64, values: &[T]) -> Result<(), GpuError> {
         let bytes = bytemuck::cast_slice(values);
-        let address = self.range(offset, bytes.len() as u64)?;
+        let address = self.address() + within(offset, bytes.len() as u64, self.bytes)?;
         // Safety: in range of an allocation that is alive.
         unsafe { self.device.copy_in(address, bytes) }
     }
@@ -215,7 +204,7 @@ impl Memory {
     /// [`GpuError::OutOfRange`], or what the device reports.
     pub fn read<T: Pod>(&self, offset: u64, values: &mut [T]) -> Result<(), GpuError> {
         let bytes = bytemuck::cast_slice_mut(values);
-        let address = self.range(offset, bytes.len() as u64)?;
+        let address = self.address() + within(offset, bytes.len() as u64, self.bytes)?;
         // Safety: in range of an allocation that is alive.
         unsafe { self.device.copy_out(bytes, address) }
     }
@@ -226,8 +215,8 @@ impl Memory {
     /// [`GpuError::OutOfRange`].
     pub fn slice(self: &Arc<Self>, range: Range<u64>) -> Result<MemorySlice, GpuError> {
         let bytes = range.end.checked_sub(range.start).unwrap_or(u64::MAX);
-        self.range(range.start, bytes)?;
-        Ok(MemorySlice { memory: self.clone(), offset: range.start, bytes })
+        let offset = within(range.start, bytes, self.bytes)?;
+        Ok(MemorySlice { memory: self.clone(), offset, bytes })
     }
 
     /// All of it.
@@ -265,20 +254,12 @@ impl MemorySlice {
         self.bytes
     }
 
-    fn range(&self, offset: u64, bytes: u64) -> Result<u64, GpuError> {
-        let end = offset.saturating_add(bytes);
-        if end > self.bytes {
-            return Err(GpuError::OutOfRange { offset, end, length: self.bytes });
-        }
-        Ok(self.offset + offset)
-    }
-
     /// Copies values to byte `offset` of the slice.
     ///
     /// # Errors
     /// As [`Memory::write`].
     pub fn write<T: Pod>(&self, offset: u64, values: &[T]) -> Result<(), GpuError> {
-        self.memory.write(self.range(offset, size_of_val(values) as u64)?, values)
+        self.memory.write(self.offset + within(offset, size_of_val(values) as u64, self.bytes)?, values)
     }
 
     /// Copies values from byte `offset` of the slice.
@@ -286,6 +267,6 @@ impl MemorySlice {
     /// # Errors
     /// As [`Memory::read`].
     pub fn read<T: Pod>(&self, offset: u64, values: &mut [T]) -> Result<(), GpuError> {
-        self.memory.read(self.range(offset, size_of_val(values) as u64)?, values)
+        self.memory.read(self.offset + within(offset, size_of_val(values) as u64, self.bytes)?, values)
     }
 }

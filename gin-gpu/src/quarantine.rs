@@ -8,11 +8,11 @@
 //! ended is not safe. It is refused as a window of another communicator until each process that has its key is a rank
 //! of that one too, or is known to have ended.
 
+use crate::lock;
 use crate::share::life;
 use gin_boot::board::Board;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Memory that a process which is not in the job any more may still write to.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -67,20 +67,16 @@ impl Sharers {
 }
 
 /// The communicators that memory was in windows of, and that have not let go of it in order.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub struct Exposure(Mutex<Vec<Arc<Sharers>>>);
 
 impl Exposure {
-    fn all(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Sharers>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Registers processes that are about to get the key of the memory.
     ///
     /// # Errors
     /// [`Quarantined`] if others may still write to it.
     pub fn add(&self, new: &Arc<Sharers>) -> Result<(), Quarantined> {
-        let mut all = self.all();
+        let mut all = lock(&self.0);
         if let Some(reason) = all.iter().find_map(|sharers| sharers.objection(new)) {
             return Err(Quarantined { reason });
         }
@@ -94,13 +90,7 @@ impl Exposure {
 
     /// All ranks of the communicator have let go of it.
     pub fn remove(&self, sharers: &Arc<Sharers>) {
-        self.all().retain(|other| !Arc::ptr_eq(other, sharers));
-    }
-}
-
-impl fmt::Debug for Exposure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Exposure").field(&self.all().len()).finish()
+        lock(&self.0).retain(|other| !Arc::ptr_eq(other, sharers));
     }
 }
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Objects of this process that ranks find by a key.
 
+use crate::lock;
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 /// The key by which other ranks find memory of a rank.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -45,28 +45,21 @@ pub fn initial_psn() -> u32 {
     u32::from_le_bytes([a, b, c, 0])
 }
 
-/// Why a key names nothing here.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// The reason for which a key names no object of this process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Missing {
-    /// It is too short.
+    /// The key is too short.
+    #[error("it has the wrong length")]
     Garbled,
-    /// It is of another process.
+    /// The key is of another process.
+    #[error(
+        "its memory is in another process, and in no file that could be mapped: allocate it by alloc_window or \
+         Memory::shared"
+    )]
     Elsewhere,
     /// The object is gone.
+    #[error("its memory is gone")]
     Gone,
-}
-
-impl fmt::Display for Missing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Garbled => "it has the wrong length",
-            Self::Elsewhere => {
-                "its memory is in another process, and in no file that could be mapped: allocate it by alloc_window or \
-                 Memory::shared"
-            }
-            Self::Gone => "its memory is gone",
-        })
-    }
 }
 
 /// A table of this process. It keeps nothing alive.
@@ -85,13 +78,11 @@ impl<T> Registry<T> {
     /// Puts something into the table; the key, of [`KEY_BYTES`], names it as long as it lives.
     pub fn publish(&self, entry: &Arc<T>) -> Key {
         let token = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = lock(&self.entries);
         let entries = entries.get_or_insert_default();
         entries.retain(|_, entry| entry.strong_count() > 0);
         entries.insert(token, Arc::downgrade(entry));
-        let mut key = process().to_vec();
-        key.extend_from_slice(&token.to_le_bytes());
-        Key(key)
+        Key([&process()[..], &token.to_le_bytes()].concat())
     }
 
     /// Returns the object of the key that these bytes begin with.
@@ -106,7 +97,7 @@ impl<T> Registry<T> {
 
     /// Returns the object with this number.
     pub fn get(&self, token: u64) -> Option<Arc<T>> {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = lock(&self.entries);
         entries.as_ref()?.get(&token)?.upgrade()
     }
 

@@ -20,7 +20,7 @@ pub trait Resident: Send + Sync + fmt::Debug {
 /// Registers the kernel that `device` launches from now on as one that stays.
 pub fn keep(device: &dyn Device, resident: Weak<dyn Resident>) {
     #[cfg(feature = "cuda")]
-    if let Some(device) = device.as_any().downcast_ref::<crate::cuda::CudaDevice>() {
+    if let Some(device) = device.downcast::<crate::cuda::CudaDevice>() {
         return device.keep_resident(resident);
     }
     // Nothing that a virtual GPU does waits for its kernels.

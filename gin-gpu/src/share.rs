@@ -14,9 +14,9 @@
 pub mod life;
 mod peer;
 
-use crate::flat::Place;
+use crate::flat::FlatPlace;
 use crate::registry::{KEY_BYTES, Key, KeyError, Missing, Registry, process, random};
-use crate::{Device, DeviceKind, Memory, MemoryKind, MemorySharing, SharedFile};
+use crate::{Device, DeviceKind, Memory, MemoryKind, MemorySharing, SharedFile, lock};
 use peer::{Peer, is_ours, reach, socket_name};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -74,29 +74,23 @@ mod outcome {
     pub(super) const FAILED: u8 = 3;
 }
 
-/// The server of this process.
-struct Server {
-    secret: [u8; 16],
-}
-
-/// The server of this process, which is started when it is first needed and stays.
-fn server() -> Result<&'static Server, String> {
-    static SERVER: OnceLock<Result<Server, String>> = OnceLock::new();
-    let start = || -> io::Result<Server> {
+/// Starts the server of this process when it is first needed; it runs until the process ends. Returns its secret.
+fn server() -> Result<[u8; 16], String> {
+    static SECRET: OnceLock<Result<[u8; 16], String>> = OnceLock::new();
+    let start = || -> io::Result<[u8; 16]> {
         let secret = random();
-        let (tell, told) = mpsc::channel();
+        let (to, from) = mpsc::channel();
         std::thread::Builder::new().name("gin-share".to_owned()).spawn(move || match listen() {
             Ok((runtime, listener)) => {
-                let _ = tell.send(Ok(()));
+                let _ = to.send(Ok(()));
                 runtime.block_on(serve(listener, secret));
             }
-            Err(error) => drop(tell.send(Err(error))),
+            Err(error) => drop(to.send(Err(error))),
         })?;
-        told.recv().unwrap_or_else(|_| Err(io::Error::other("its thread has ended")))?;
-        Ok(Server { secret })
+        from.recv().unwrap_or_else(|_| Err(io::Error::other("its thread has ended")))?;
+        Ok(secret)
     };
-    let started = SERVER.get_or_init(|| start().map_err(|error| format!("no socket to share memory by: {error}")));
-    started.as_ref().map_err(Clone::clone)
+    SECRET.get_or_init(|| start().map_err(|error| format!("no socket to share memory by: {error}"))).clone()
 }
 
 /// The socket of this process, and what serves it on the calling thread.
@@ -140,30 +134,19 @@ async fn answer(mut connection: UnixStream, secret: [u8; 16]) -> io::Result<()> 
     }
     let token = u64::from_le_bytes(*token.first_chunk().expect("8 bytes are left"));
     let mut answer = [0; ANSWER];
-    let found = if token == 0 { None } else { MEMORIES.get(token).map(|memory| memory.file()) };
-    let file = match found {
-        None => {
-            answer[0] = if token == 0 { outcome::HERE } else { outcome::GONE };
-            None
-        }
+    answer[0] = match MEMORIES.get(token).map(|memory| memory.file()) {
         Some(Some(Ok(shared))) => {
             answer[0] = outcome::HERE;
             answer[1] = u8::from(shared.kind == MemoryKind::Pinned);
             answer[2..].copy_from_slice(&shared.bytes.to_le_bytes());
-            Some(shared.file)
+            // The socket takes these few bytes in one call.
+            return connection.async_io(Interest::WRITABLE, || send(&connection, &answer, &shared.file)).await;
         }
-        Some(Some(Err(_)) | None) => {
-            answer[0] = outcome::FAILED;
-            None
-        }
+        Some(Some(Err(_)) | None) => outcome::FAILED,
+        None if token == 0 => outcome::HERE,
+        None => outcome::GONE,
     };
-    match file {
-        None => connection.write_all(&answer).await,
-        Some(file) => {
-            // So few bytes go at once.
-            connection.async_io(Interest::WRITABLE, || send(&connection, &answer, &file)).await
-        }
-    }
+    connection.write_all(&answer).await
 }
 
 /// Sends an answer, and a file with it.
@@ -245,9 +228,9 @@ pub fn offer(memory: &Arc<Memory>) -> Key {
         let mut key = MEMORIES.publish(memory);
         // Without a socket it is known here only; another process cannot map it, and reports why.
         if memory.file().is_some()
-            && let Ok(server) = server()
+            && let Ok(secret) = server()
         {
-            key.0.extend_from_slice(&server.secret);
+            key.0.extend_from_slice(&secret);
         }
         key
     };
@@ -263,14 +246,9 @@ pub fn take(
     rank: u32,
     key: &[u8],
     device: &Arc<dyn Device>,
-    place: impl FnOnce(u64) -> Result<Option<Place>, String>,
+    place: impl FnOnce(u64) -> Result<Option<FlatPlace>, String>,
 ) -> Result<Arc<Memory>, KeyError> {
-    match MEMORIES.look(key) {
-        Ok(memory) => return Ok(memory),
-        Err(Missing::Elsewhere) => {}
-        Err(missing) => return Err(KeyError { rank, reason: missing.to_string() }),
-    }
-    import(key, device, place).map_err(|reason| KeyError { rank, reason })
+    look(rank, key, || import(key, device, place))
 }
 
 /// The same if it is here already; asks and waits for nobody.
@@ -278,20 +256,25 @@ pub fn take(
 /// # Errors
 /// [`KeyError`].
 pub fn find(rank: u32, key: &[u8]) -> Result<Arc<Memory>, KeyError> {
-    let reason = match MEMORIES.look(key) {
-        Ok(memory) => return Ok(memory),
-        Err(Missing::Elsewhere) => match mapped(key) {
-            Some(memory) => return Ok(memory),
-            None => "its memory has not been mapped here".to_owned(),
-        },
-        Err(missing) => missing.to_string(),
+    look(rank, key, || mapped(key).ok_or_else(|| "its memory has not been mapped here".to_owned()))
+}
+
+/// Returns memory of this process, or what `elsewhere` returns for a key of another process.
+fn look(
+    rank: u32,
+    key: &[u8],
+    elsewhere: impl FnOnce() -> Result<Arc<Memory>, String>,
+) -> Result<Arc<Memory>, KeyError> {
+    let found = match MEMORIES.look(key) {
+        Err(Missing::Elsewhere) => elsewhere(),
+        found => found.map_err(|missing| missing.to_string()),
     };
-    Err(KeyError { rank, reason })
+    found.map_err(|reason| KeyError { rank, reason })
 }
 
 /// Memory of another process that is mapped here.
 fn mapped(key: &[u8]) -> Option<Arc<Memory>> {
-    let mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mapped = lock(&MAPPED);
     match mapped.as_ref()?.get(key.first_chunk::<KEY_BYTES>()?)? {
         Import::Asked => None,
         Import::Mapped(memory) => memory.upgrade(),
@@ -301,12 +284,12 @@ fn mapped(key: &[u8]) -> Option<Arc<Memory>> {
 fn import(
     key: &[u8],
     device: &Arc<dyn Device>,
-    place: impl FnOnce(u64) -> Result<Option<Place>, String>,
+    place: impl FnOnce(u64) -> Result<Option<FlatPlace>, String>,
 ) -> Result<Arc<Memory>, String> {
     let elsewhere = || Missing::Elsewhere.to_string();
     let shared = SharedKey::read(key).ok_or_else(elsewhere)?;
     let name = *key.first_chunk::<KEY_BYTES>().ok_or_else(elsewhere)?;
-    let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut mapped = lock(&MAPPED);
     loop {
         match mapped.get_or_insert_default().get(&name) {
             // The thread that asks does not do so for ever.
@@ -340,7 +323,7 @@ impl Asking {
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mapped = lock(&MAPPED);
         let mapped = mapped.get_or_insert_default();
         mapped.remove(&self.name);
         mapped.retain(|_, entry| !matches!(entry, Import::Mapped(memory) if memory.strong_count() == 0));
@@ -355,7 +338,7 @@ impl Drop for Asking {
 fn map(
     shared: &SharedKey,
     device: &Arc<dyn Device>,
-    place: impl FnOnce(u64) -> Result<Option<Place>, String>,
+    place: impl FnOnce(u64) -> Result<Option<FlatPlace>, String>,
 ) -> Result<Arc<Memory>, String> {
     let (answer, file) = ask(shared, shared.token)?;
     let (kind, bytes) = (answer[1], u64::from_le_bytes(*answer[2..].first_chunk().expect("8 bytes are left")));
@@ -365,8 +348,7 @@ fn map(
         _ => return Err("its process cannot give the memory as a file".to_owned()),
     };
     let kind = if kind == 0 { MemoryKind::Device } else { MemoryKind::Pinned };
-    let memory = Memory::imported(device, SharedFile { file, bytes, kind }, place(bytes)?);
-    memory.map_err(|error| error.to_string())
+    Memory::imported(device, SharedFile { file, bytes, kind }, place(bytes)?).map_err(|error| error.to_string())
 }
 
 /// Checks that the process of this key answers, and returns the reason if it does not.
@@ -382,7 +364,7 @@ fn greet(key: &SharedKey) -> Result<(), String> {
 /// # Errors
 /// Why other processes cannot get memory of this one.
 pub fn describe(device: &dyn Device) -> Result<Vec<u8>, String> {
-    let mut bytes = server()?.secret.to_vec();
+    let mut bytes = server()?.to_vec();
     bytes.push(device.kind() as u8);
     bytes.extend(device.sharing().map(MemorySharing::identity).unwrap_or_default());
     Ok(bytes)

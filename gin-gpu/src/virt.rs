@@ -5,7 +5,8 @@
 //! the kernels that are linked into the program. A stream runs its work in order; work of different streams runs
 //! concurrently.
 
-use super::flat::{Place, RawAddresses};
+use super::error::out_of_memory;
+use super::flat::{FlatPlace, RawAddresses};
 use super::io::SamePages;
 use super::launch::similar;
 use super::mapped::{FileMemory, MappedMemory, Pages, PlacedFile, page};
@@ -15,16 +16,14 @@ use super::{
     MemoryFile, MemoryKind, MemorySharing, Module, ModuleSource, NicAccess, Parameter, RawMemory, SharedFile, Stream,
 };
 use crate::copy::copy_shared;
+use crate::lock;
 use gin_boot::rt::{self, VirtualWorld};
-use gin_device::exec::Dim3;
 use gin_device::kernel::{KERNELS, KernelEntry};
 use gin_virtual::{Grid, LaunchError, LaunchTicket, StreamId, VirtualGpu};
-use rustix::io::Errno;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// Alignment of allocations, that of CUDA.
 const ALIGN: usize = 256;
@@ -65,10 +64,6 @@ impl RawMemory for ForeignMemory {
     fn address(&self) -> u64 {
         self.0
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Makes host code wait and read the time by the virtual world where it runs in one. Every device calls it when it is
@@ -172,10 +167,9 @@ impl Device for VirtualDevice {
     }
 
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
-        let refuse = |reason: &str| GpuError::OutOfMemory { bytes, kind, reason: reason.to_owned() };
-        let size = usize::try_from(bytes).map_err(|_| refuse("it is more than an address space"))?;
-        let layout =
-            Layout::from_size_align(size.max(1), ALIGN).map_err(|_| refuse("it is more than an address space"))?;
+        let refuse = out_of_memory(kind, bytes);
+        let layout = usize::try_from(bytes).ok().and_then(|size| Layout::from_size_align(size.max(1), ALIGN).ok());
+        let layout = layout.ok_or_else(|| refuse("it is more than an address space"))?;
         // Safety: the layout's size is not 0.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| refuse("the system has no more"))?;
         Ok(Box::new(VirtualMemory { start, layout }))
@@ -234,10 +228,6 @@ impl Device for VirtualDevice {
     fn is_stepped(&self) -> bool {
         true
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 impl MemorySharing for VirtualDevice {
@@ -249,7 +239,7 @@ impl MemorySharing for VirtualDevice {
         page()
     }
 
-    fn allocate_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
+    fn allocate_at(&self, place: FlatPlace) -> Result<Box<dyn RawMemory>, GpuError> {
         Ok(Box::new(MappedMemory::new(place)?))
     }
 
@@ -257,14 +247,12 @@ impl MemorySharing for VirtualDevice {
         Ok(Box::new(FileMemory(HostPages::allocate(kind, bytes)?)))
     }
 
-    fn allocate_shared_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
-        let bytes = place.bytes();
-        let refuse =
-            |error: Errno| GpuError::OutOfMemory { bytes, kind: MemoryKind::Device, reason: error.to_string() };
-        Ok(Box::new(PlacedFile::new(place, HostFile::new(bytes).map_err(refuse)?)?))
+    fn allocate_shared_at(&self, place: FlatPlace) -> Result<Box<dyn RawMemory>, GpuError> {
+        let file = HostFile::new(place.bytes()).map_err(out_of_memory(MemoryKind::Device, place.bytes()))?;
+        Ok(Box::new(PlacedFile::new(place, file)?))
     }
 
-    fn import(&self, file: SharedFile, place: Option<Place>) -> Result<Box<dyn RawMemory>, GpuError> {
+    fn import(&self, file: SharedFile, place: Option<FlatPlace>) -> Result<Box<dyn RawMemory>, GpuError> {
         let SharedFile { file, bytes, .. } = file;
         let refuse = |reason| GpuError::Foreign { address: 0, bytes, device: self.name(), reason };
         let file = HostFile::of_other(file, bytes).map_err(refuse)?;
@@ -421,18 +409,19 @@ impl Stream for VirtualStream {
     unsafe fn copy(&self, destination: u64, source: u64, bytes: u64) -> Result<(), GpuError> {
         // Safety: the caller's promise.
         let body = move || unsafe { copy_shared(destination, source, bytes) };
-        self.launch_grid(one_thread("copy", body)).map(drop)
+        self.launch_grid(Grid::new("copy", 1, 1, body)).map(drop)
     }
 
     fn record(&self) -> Result<Box<dyn Event>, GpuError> {
         let time = Arc::new(AtomicU64::new(0));
         let stamp = time.clone();
-        let ticket = self.launch_grid(one_thread("event", move || stamp.store(rt::clock_ns(), Ordering::Release)))?;
+        let ticket =
+            self.launch_grid(Grid::new("event", 1, 1, move || stamp.store(rt::clock_ns(), Ordering::Release)))?;
         Ok(Box::new(VirtualEvent { ticket, time }))
     }
 
     fn wait_for(&self, event: &dyn Event) -> Result<(), GpuError> {
-        match event.as_any().downcast_ref::<VirtualEvent>() {
+        match event.downcast::<VirtualEvent>() {
             Some(event) => {
                 lock(&self.gates).push(event.ticket.clone());
                 Ok(())
@@ -451,22 +440,6 @@ impl Stream for VirtualStream {
         rt::wait_until(|| self.is_done());
         self.outcome()
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-}
-
-fn one_thread(name: &str, body: impl Fn() + Send + Sync + 'static) -> Grid {
-    let one = Dim3 { x: 1, y: 1, z: 1 };
-    Grid {
-        name: name.into(),
-        grid_dim: one,
-        block_dim: one,
-        dynamic_shared: 0,
-        cooperative: false,
-        body: Arc::new(body),
-    }
 }
 
 /// A small grid of its own, at this place of the stream.
@@ -482,14 +455,10 @@ impl Event for VirtualEvent {
     }
 
     fn since(&self, earlier: &dyn Event) -> Option<u64> {
-        let earlier = earlier.as_any().downcast_ref::<Self>()?;
+        let earlier = earlier.downcast::<Self>()?;
         if !self.ticket.is_done() || !earlier.ticket.is_done() {
             return None;
         }
         Some(self.time.load(Ordering::Acquire).saturating_sub(earlier.time.load(Ordering::Acquire)))
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

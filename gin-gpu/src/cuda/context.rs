@@ -4,7 +4,7 @@
 use super::driver::{check, no_device, start};
 use super::lane::Lane;
 use super::module::Image;
-use crate::{GpuError, Limits};
+use crate::{GpuError, Limits, lock};
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_P2PAttribute as P2P, CUdevice_attribute as Attribute, CUmemAccess_flags,
     CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
@@ -12,11 +12,7 @@ use cudarc::driver::sys::{
 };
 use std::collections::HashMap;
 use std::ffi::CStr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use std::sync::{Arc, Mutex};
 
 /// A GPU. Made once and kept until the process ends, as its primary context is.
 #[derive(Debug)]

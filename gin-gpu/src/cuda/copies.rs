@@ -38,7 +38,7 @@ pub(super) struct Copies {
 unsafe impl Send for Copies {}
 
 /// Where an address is.
-enum Place {
+enum Location {
     Host,
     Device(Arc<Context>),
 }
@@ -66,12 +66,12 @@ impl Copies {
         self.lane.as_mut().ok_or(missing)
     }
 
-    fn place(&self, memory: &Memory) -> Result<Place, GpuError> {
-        let device = memory.device().as_any().downcast_ref::<CudaDevice>();
+    fn place(&self, memory: &Memory) -> Result<Location, GpuError> {
+        let device = memory.device().downcast::<CudaDevice>();
         let device = device.ok_or_else(|| self.unsupported("copy memory of another kind of device"))?;
         Ok(match memory.kind() {
-            MemoryKind::Pinned => Place::Host,
-            MemoryKind::Device => Place::Device(device.context.clone()),
+            MemoryKind::Pinned => Location::Host,
+            MemoryKind::Device => Location::Device(device.context.clone()),
         })
     }
 
@@ -128,7 +128,7 @@ impl Copier for Copies {
         let (to, to_address, from, from_address) = (self.place(to.0)?, to.1, self.place(from.0)?, from.1);
         let lane = self.lane()?;
         match (&to, &from) {
-            (Place::Device(to), Place::Device(from)) if to.ordinal != from.ordinal => {
+            (Location::Device(to), Location::Device(from)) if to.ordinal != from.ordinal => {
                 let stream = lane.stream();
                 // Safety: the caller's promise.
                 let code = unsafe {
@@ -136,11 +136,11 @@ impl Copier for Copies {
                 };
                 check("copy between GPUs", code)?;
             }
-            (Place::Device(_), Place::Host) | (Place::Host, Place::Device(_)) => {
+            (Location::Device(_), Location::Host) | (Location::Host, Location::Device(_)) => {
                 // Safety: the caller's promise.
                 unsafe { lane.start(to_address, from_address, bytes)? };
             }
-            (Place::Device(_), Place::Device(_)) | (Place::Host, Place::Host) => {
+            (Location::Device(_), Location::Device(_)) | (Location::Host, Location::Host) => {
                 // A copy within the GPU would need a processor, and there may be none that is free. Pieces follow each
                 // other in the stream, so that one buffer is enough.
                 let (buffer, mut at) = (lane.buffer(), 0);

@@ -9,7 +9,7 @@ use super::driver::check;
 use super::lane::Lane;
 use super::pages;
 use crate::GpuError;
-use crate::flat::Place;
+use crate::flat::FlatPlace;
 use crate::shared::HostPages;
 use cudarc::driver::sys::{self, CUevent, CUmodule, CUstream};
 use std::any::Any;
@@ -31,7 +31,7 @@ pub(super) enum DeferredFree {
     /// A lane that may still copy.
     Lane(Lane),
     /// Memory that is mapped at a place.
-    Placed(Arc<Context>, Place),
+    Placed(Arc<Context>, FlatPlace),
     /// Memory that is mapped at addresses of its own: first byte, and bytes.
     Alone(Arc<Context>, u64, u64),
     /// Pinned memory in a file.

@@ -10,7 +10,7 @@ use super::deferred::DeferredFree;
 use super::driver::{check, describe};
 use super::lane::Lane;
 use super::launches::{defer, free_deferred};
-use crate::flat::{Place, RawAddresses};
+use crate::flat::{FlatPlace, RawAddresses};
 use crate::{DeviceKind, GpuError, MemoryKind, RawMemory};
 use cudarc::driver::sys::{self, CUresult};
 use std::sync::Arc;
@@ -78,13 +78,13 @@ impl Drop for Addresses {
 pub(super) struct PlacedMemory {
     context: Arc<Context>,
     /// Always there but in `drop`.
-    place: Option<Place>,
+    place: Option<FlatPlace>,
     address: u64,
 }
 
 impl PlacedMemory {
     /// Zeroed memory.
-    pub(super) fn new(context: &Arc<Context>, place: Place) -> Result<Self, GpuError> {
+    pub(super) fn new(context: &Arc<Context>, place: FlatPlace) -> Result<Self, GpuError> {
         free_deferred();
         context.enter()?;
         let (address, bytes) = (place.address(), place.bytes());

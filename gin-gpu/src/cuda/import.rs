@@ -233,7 +233,7 @@ impl RawMemory for ForeignMemory {
     }
 
     fn check_reach(&self, device: &dyn Device) -> Result<(), GpuError> {
-        match device.as_any().downcast_ref::<CudaDevice>() {
+        match device.downcast::<CudaDevice>() {
             Some(device) => self.check(&device.context).map_err(|reason| self.refuse(reason)),
             None => Err(self.refuse("another kind of device is to reach it".to_owned())),
         }

@@ -5,9 +5,9 @@
 //! their own; copies within a GPU and memsets need a free processor and would never start. So everything here goes
 //! through pinned memory, also from the device to itself.
 
-use super::context::{Context, lock};
+use super::context::Context;
 use super::driver::{BesideCaptures, check, error};
-use crate::GpuError;
+use crate::{GpuError, lock};
 use cudarc::driver::sys::{self, CUresult, CUstream};
 use std::sync::Arc;
 use std::time::Instant;

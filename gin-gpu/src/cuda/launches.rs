@@ -5,11 +5,11 @@
 //! the launches and refuses what does not fit. It also knows when no kernel runs, which is when [deferred
 //! frees](super::deferred) are carried out.
 
-use super::context::{Context, lock};
+use super::context::Context;
 use super::deferred::{DeferredFree, free};
 use super::driver::{BesideCaptures, check, describe};
 use super::resident::Residents;
-use crate::GpuError;
+use crate::{GpuError, lock};
 use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
 use std::any::Any;
 use std::sync::{Arc, Mutex};

@@ -6,29 +6,29 @@ use super::deferred::DeferredFree;
 use super::driver::check;
 use super::lane::{Lane, host_alloc};
 use super::launches::{defer, free_deferred};
-use crate::{GpuError, MemoryKind, RawMemory};
+use crate::{GpuError, MemoryKind, RawMemory, lock};
 use cudarc::driver::sys;
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex};
 
 /// Pinned memory that is used here: start and length.
-static PINNED: RwLock<BTreeMap<u64, u64>> = RwLock::new(BTreeMap::new());
+static PINNED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
 
 /// Returns whether all bytes are in pinned memory that is known here. Copies of other memory take the longer way.
 pub(super) fn is_pinned(address: u64, bytes: u64) -> bool {
-    let pinned = PINNED.read().unwrap_or_else(PoisonError::into_inner);
+    let pinned = lock(&PINNED);
     let before = pinned.range(..=address).next_back();
     before.is_some_and(|(start, length)| address - start <= *length && bytes <= length - (address - start))
 }
 
 /// From now on these bytes are pinned.
 pub(super) fn know_pinned(address: u64, bytes: u64) {
-    PINNED.write().unwrap_or_else(PoisonError::into_inner).insert(address, bytes);
+    lock(&PINNED).insert(address, bytes);
 }
 
 /// The bytes that start here may not be pinned any more.
 pub(super) fn forget_pinned(address: u64) {
-    PINNED.write().unwrap_or_else(PoisonError::into_inner).remove(&address);
+    lock(&PINNED).remove(&address);
 }
 
 /// Device memory or pinned memory; freed when no kernel runs.
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn a_range_is_pinned_if_one_allocation_holds_all_of_it() {
         let start = u64::MAX - (1 << 20);
-        PINNED.write().unwrap().insert(start, 64);
+        lock(&PINNED).insert(start, 64);
         for (address, bytes, expected) in [
             (start, 64, true),
             (start + 8, 56, true),
@@ -111,6 +111,6 @@ mod tests {
         ] {
             assert_eq!(is_pinned(address, bytes), expected, "{bytes} bytes at {address:#x}");
         }
-        PINNED.write().unwrap().remove(&start);
+        lock(&PINNED).remove(&start);
     }
 }

@@ -57,7 +57,7 @@ use self::pages::CudaPages;
 use self::resident::Hold;
 use self::shared::{FileMemory, PinnedFile};
 use super::copier::Copier;
-use super::flat::{Place, RawAddresses};
+use super::flat::{FlatPlace, RawAddresses};
 use super::{
     Device, DeviceKind, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, MemoryFile, MemoryKind,
     MemorySharing, Module, ModuleSource, NicAccess, RawMemory, SharedFile, Stream,
@@ -65,7 +65,6 @@ use super::{
 use crate::Devices;
 use crate::copy::copy_shared;
 use crate::resident::Resident;
-use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -220,7 +219,7 @@ impl Device for CudaDevice {
     }
 
     fn reaches(&self, other: &dyn Device) -> bool {
-        other.as_any().downcast_ref::<Self>().is_some_and(|other| self.context.reaches(&other.context))
+        other.downcast::<Self>().is_some_and(|other| self.context.reaches(&other.context))
     }
 
     fn resident_blocks(&self, function: &Function, config: &LaunchConfig) -> Result<u64, GpuError> {
@@ -244,10 +243,6 @@ impl Device for CudaDevice {
         // A fact that the driver does not report is not known.
         info::pci_address(self.ordinal()).ok()
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 impl MemorySharing for CudaDevice {
@@ -260,7 +255,7 @@ impl MemorySharing for CudaDevice {
         self.context.granularity.unwrap_or(1)
     }
 
-    fn allocate_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
+    fn allocate_at(&self, place: FlatPlace) -> Result<Box<dyn RawMemory>, GpuError> {
         Ok(Box::new(PlacedMemory::new(&self.context, place)?))
     }
 
@@ -271,12 +266,12 @@ impl MemorySharing for CudaDevice {
         })
     }
 
-    fn allocate_shared_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
+    fn allocate_shared_at(&self, place: FlatPlace) -> Result<Box<dyn RawMemory>, GpuError> {
         let bytes = place.bytes();
         Ok(Box::new(FileMemory::new(&self.context, bytes, Some(place))?))
     }
 
-    fn import(&self, file: SharedFile, place: Option<Place>) -> Result<Box<dyn RawMemory>, GpuError> {
+    fn import(&self, file: SharedFile, place: Option<FlatPlace>) -> Result<Box<dyn RawMemory>, GpuError> {
         shared::import(&self.context, file, place)
     }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Kernels: PTX and machine code, loaded whole.
 
-use super::context::{Context, lock};
+use super::context::Context;
 use super::deferred::DeferredFree;
 use super::driver::{check, describe, start, version_text};
 use super::lane::Lane;
 use super::launches::defer;
 use crate::launch::similar;
-use crate::{Function, GpuError, Module, Parameter};
+use crate::{Function, GpuError, Module, Parameter, lock};
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute as Attribute, CUjit_option, CUmodule, CUresult};
 use gin_abi::{ABI_SYMBOL, ABI_VERSION};
 use gin_device::kernel::KERNELS;

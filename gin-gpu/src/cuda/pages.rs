@@ -5,11 +5,11 @@
 //! counted here. A page is unregistered when nobody uses it and no kernel runs; until then it stays mapped in this
 //! process.
 
-use super::context::{Context, lock};
+use super::context::Context;
 use super::deferred::DeferredFree;
 use super::driver::{check, describe};
 use super::launches::{defer, free_deferred};
-use crate::{GpuError, Keep, MappedPages};
+use crate::{GpuError, Keep, MappedPages, lock};
 use cudarc::driver::sys::{self, CUresult};
 use std::any::Any;
 use std::collections::BTreeMap;

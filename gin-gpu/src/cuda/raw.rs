@@ -45,7 +45,7 @@ pub fn raw_module(function: &Function) -> Option<RawHandle> {
 impl CudaDevice {
     /// The GPU behind a device, if it is one.
     pub fn of(device: &dyn Device) -> Option<&Self> {
-        device.as_any().downcast_ref()
+        device.downcast()
     }
 
     /// Its context, a `CUcontext`: the GPU's primary one, which lives until the process ends.

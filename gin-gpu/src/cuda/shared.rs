@@ -8,7 +8,7 @@ use super::driver::{check, describe};
 use super::lane::Lane;
 use super::launches::{defer, free_deferred};
 use super::memory::{forget_pinned, know_pinned};
-use crate::flat::Place;
+use crate::flat::FlatPlace;
 use crate::shared::{HostFile, HostPages};
 use crate::{GpuError, MemoryKind, RawMemory, SharedFile};
 use cudarc::driver::sys::{
@@ -64,7 +64,7 @@ pub(super) fn reaches(context: &Context, other: &[u8]) -> bool {
 #[derive(Debug)]
 enum Mapped {
     /// At a place of a range.
-    At(Place),
+    At(FlatPlace),
     /// At addresses of its own, of this many bytes.
     Alone(u64),
 }
@@ -82,7 +82,7 @@ pub(super) struct FileMemory {
 
 impl FileMemory {
     /// Zeroed memory, at a place or anywhere.
-    pub(super) fn new(context: &Arc<Context>, bytes: u64, place: Option<Place>) -> Result<Self, GpuError> {
+    pub(super) fn new(context: &Arc<Context>, bytes: u64, place: Option<FlatPlace>) -> Result<Self, GpuError> {
         free_deferred();
         context.enter()?;
         let length = length(context, bytes, place.as_ref())?;
@@ -109,7 +109,7 @@ impl FileMemory {
     }
 
     /// Memory of a GPU of another process.
-    fn import(context: &Arc<Context>, file: OwnedFd, bytes: u64, place: Option<Place>) -> Result<Self, GpuError> {
+    fn import(context: &Arc<Context>, file: OwnedFd, bytes: u64, place: Option<FlatPlace>) -> Result<Self, GpuError> {
         free_deferred();
         context.enter()?;
         let length = length(context, bytes, place.as_ref())?;
@@ -126,7 +126,7 @@ impl FileMemory {
         context: &Arc<Context>,
         handle: &Handle,
         length: u64,
-        place: Option<Place>,
+        place: Option<FlatPlace>,
         file: Option<OwnedFd>,
     ) -> Result<Self, GpuError> {
         let (address, mapped) = match place {
@@ -160,7 +160,7 @@ impl FileMemory {
 }
 
 /// Bytes that are mapped for an allocation of `bytes`.
-fn length(context: &Context, bytes: u64, place: Option<&Place>) -> Result<u64, GpuError> {
+fn length(context: &Context, bytes: u64, place: Option<&FlatPlace>) -> Result<u64, GpuError> {
     let cannot = || GpuError::Unsupported { device: context.full_name(), what: "share memory with other processes" };
     let granularity = context.granularity.ok_or_else(cannot)?;
     let length = bytes.max(1).checked_next_multiple_of(granularity).ok_or_else(cannot)?;
@@ -251,7 +251,7 @@ impl RawMemory for PinnedFile {
     }
 
     fn file(&self) -> Option<io::Result<OwnedFd>> {
-        self.pages.as_ref()?.file().again().map(|file| file.map_err(Into::into))
+        self.pages.as_ref()?.file().again()
     }
 }
 
@@ -268,7 +268,7 @@ impl Drop for PinnedFile {
 pub(super) fn import(
     context: &Arc<Context>,
     shared: SharedFile,
-    place: Option<Place>,
+    place: Option<FlatPlace>,
 ) -> Result<Box<dyn RawMemory>, GpuError> {
     let SharedFile { file, bytes, kind } = shared;
     if kind == MemoryKind::Device {

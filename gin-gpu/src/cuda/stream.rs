@@ -2,14 +2,14 @@
 //! Streams, events and launches.
 
 use super::CudaDevice;
-use super::context::{Context, lock};
+use super::context::Context;
 use super::deferred::DeferredFree;
 use super::driver::{check, describe, error};
 use super::lane::new_stream;
 use super::launches::{self, Fit, defer, free_deferred};
 use super::module::Handle;
 use super::raw::{RawHandle, is_capturing};
-use crate::{Argument, Device, Event, Function, GpuError, LaunchConfig, Stream};
+use crate::{Argument, Device, Event, Function, GpuError, LaunchConfig, Stream, lock};
 use cudarc::driver::sys::{self, CUevent, CUfunction, CUresult, CUstream};
 use gin_boot::rt;
 use gin_device::exec::Dim3;
@@ -118,7 +118,7 @@ impl CudaStream {
 
     /// The stream of a GPU behind a stream, if it is one.
     pub fn of(stream: &dyn Stream) -> Option<&Self> {
-        stream.as_any().downcast_ref()
+        (stream as &dyn Any).downcast_ref()
     }
 
     /// Its handle in the driver, a `CUstream`; valid as long as this.
@@ -202,7 +202,7 @@ impl Stream for CudaStream {
     }
 
     fn wait_for(&self, event: &dyn Event) -> Result<(), GpuError> {
-        let Some(event) = event.as_any().downcast_ref::<CudaEvent>() else {
+        let Some(event) = event.downcast::<CudaEvent>() else {
             let what = "wait for an event of another kind of device";
             return Err(GpuError::Unsupported { device: self.device.context.full_name(), what });
         };
@@ -240,10 +240,6 @@ impl Stream for CudaStream {
             Err(error) => Err(error),
         }
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 #[derive(Debug)]
@@ -275,15 +271,11 @@ impl Event for CudaEvent {
     }
 
     fn since(&self, earlier: &dyn Event) -> Option<u64> {
-        let earlier = earlier.as_any().downcast_ref::<Self>()?;
+        let earlier = earlier.downcast::<Self>()?;
         self.context.enter().ok()?;
         let mut milliseconds = 0f32;
         // Safety: writes one number; both events are alive.
         let code = unsafe { sys::cuEventElapsedTime_v2(&raw mut milliseconds, earlier.raw, self.raw) };
         (code == CUresult::CUDA_SUCCESS).then_some((f64::from(milliseconds) * 1e6) as u64)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

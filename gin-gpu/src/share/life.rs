@@ -8,12 +8,13 @@
 //! process ends.
 
 use super::peer::{is_ours, reach};
+use crate::lock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// A process of this PID namespace.
@@ -42,7 +43,7 @@ impl Known {
 /// Notes the process to which `name` belongs.
 pub(super) fn met(name: [u8; 16], process: Option<Known>) {
     let Some(known) = process else { return };
-    let mut met = MET.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut met = lock(&MET);
     let met = met.get_or_insert_default();
     if met.insert(name, known).is_none() {
         met.retain(|_, known| !known.has_ended());
@@ -52,7 +53,7 @@ pub(super) fn met(name: [u8; 16], process: Option<Known>) {
 /// Returns whether the process of this name is known to have ended, or runs on another host; and its number, if that is
 /// known.
 pub fn has_ended(name: &[u8; 16]) -> (bool, Option<i32>) {
-    let known = MET.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(|met| met.get(name).cloned());
+    let known = lock(&MET).as_ref().and_then(|met| met.get(name).cloned());
     match known {
         Some(known) => (known.has_ended(), Some(known.pid)),
         None => (is_unreached(name), None),

@@ -161,7 +161,7 @@ impl Device for Disguised {
     }
 
     fn reaches(&self, other: &dyn Device) -> bool {
-        other.as_any().downcast_ref().is_some_and(|other| std::ptr::eq(self, other))
+        other.downcast::<Self>().is_some_and(|other| std::ptr::eq(self, other))
     }
 
     fn resident_blocks(&self, function: &Function, config: &LaunchConfig) -> Result<u64, GpuError> {
@@ -170,10 +170,6 @@ impl Device for Disguised {
 
     fn running(&self) -> usize {
         0
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

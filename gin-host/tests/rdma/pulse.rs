@@ -417,7 +417,11 @@ fn outcome(words: &Words, comm: &Communicator) -> String {
 }
 
 fn rank(plan: &Plan) -> Result<(), Box<dyn Error>> {
-    let config = TcpConfig::default().address(Some(plan.address.parse()?)).joining(Duration::from_secs(120)).collective_timeout(Some(Duration::from_secs(60))).silence(plan.silence);
+    let config = TcpConfig::default()
+        .address(Some(plan.address.parse()?))
+        .joining(Duration::from_secs(120))
+        .collective_timeout(Some(Duration::from_secs(60)))
+        .silence(plan.silence);
     let bootstrap = if plan.rank == 0 {
         let first = Rendezvous::new(config)?;
         say(0, &format!("id {}", first.id()));
