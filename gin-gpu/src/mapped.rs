@@ -20,7 +20,8 @@ pub(super) fn page() -> u64 {
     rustix::param::page_size() as u64
 }
 
-fn pointer(address: u64) -> *mut c_void {
+/// Returns an address of the host as a pointer.
+pub(super) fn pointer(address: u64) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }
 

@@ -2,11 +2,11 @@
 //! Memory as a file that another process of the host can map.
 
 use super::error::out_of_memory;
+use super::mapped::{page, pointer};
 use super::{GpuError, MemoryKind};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use std::ffi::c_void;
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -52,8 +52,7 @@ impl HostFile {
         if !fcntl_get_seals(&file).map_err(text)?.contains(SealFlags::SHRINK) {
             return Err("its file could be shortened while it is mapped".to_owned());
         }
-        let page = super::mapped::page();
-        let length = bytes.max(1).checked_next_multiple_of(page).ok_or("its length makes no sense")?;
+        let length = bytes.max(1).checked_next_multiple_of(page()).ok_or("its length makes no sense")?;
         let there = u64::try_from(fstat(&file).map_err(text)?.st_size).unwrap_or(0);
         if there < length {
             return Err(format!("its file has {there} bytes, not {length}"));
@@ -76,7 +75,7 @@ impl HostFile {
     /// - The caller owns `bytes` bytes from `address` on, and may map over them.
     unsafe fn map(&mut self, address: Option<u64>) -> Result<u64, Errno> {
         let (hint, fixed) = match address {
-            Some(address) => (std::ptr::with_exposed_provenance_mut(address as usize), MapFlags::FIXED),
+            Some(address) => (pointer(address), MapFlags::FIXED),
             None => (std::ptr::null_mut(), MapFlags::empty()),
         };
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -115,7 +114,7 @@ impl HostPages {
     /// Zeroed pages for `bytes` bytes, in a file of their own.
     pub(super) fn allocate(kind: MemoryKind, bytes: u64) -> Result<Self, GpuError> {
         let refuse = out_of_memory(kind, bytes);
-        let length = bytes.max(1).checked_next_multiple_of(super::mapped::page());
+        let length = bytes.max(1).checked_next_multiple_of(page());
         let length = length.ok_or_else(|| refuse("it is more than an address space".to_owned()))?;
         let pages = HostFile::new(length).and_then(Self::new);
         pages.map_err(|error| refuse(error.to_string()))
@@ -132,9 +131,8 @@ impl HostPages {
 
 impl Drop for HostPages {
     fn drop(&mut self) {
-        let start: *mut c_void = std::ptr::with_exposed_provenance_mut(self.start as usize);
         // Safety: mapped like this, and used no more. It fails only for addresses that were never mapped.
-        let _ = unsafe { munmap(start, self.file.length as usize) };
+        let _ = unsafe { munmap(pointer(self.start), self.file.length as usize) };
     }
 }
 
@@ -144,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_file_that_could_become_shorter_or_is_too_short_is_refused() {
-        let page = super::super::mapped::page();
+        let page = super::page();
         let file = HostFile::new(2 * page).unwrap();
         assert_eq!(ftruncate(file.file.as_ref().unwrap(), 0), Err(Errno::PERM));
         assert_eq!(ftruncate(file.file.as_ref().unwrap(), 3 * page), Err(Errno::PERM));

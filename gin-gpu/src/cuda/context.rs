@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! One GPU of the process, shared by all ranks on it: its context, what it is, and the loaded kernels.
 
-use super::driver::{check, no_device, start};
+use super::driver::{check, handle, no_device, start, written};
+use super::info;
 use super::lane::Lane;
 use super::module::Image;
 use crate::{GpuError, Limits, lock};
@@ -11,7 +12,6 @@ use cudarc::driver::sys::{
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUresult,
 };
 use std::collections::HashMap;
-use std::ffi::CStr;
 use std::sync::{Arc, Mutex};
 
 /// A GPU. Made once and kept until the process ends, as its primary context is.
@@ -49,9 +49,8 @@ unsafe impl Sync for Context {}
 /// Number of GPUs that the driver shows to this process.
 pub(super) fn count() -> Result<usize, GpuError> {
     let version = start()?;
-    let mut count = 0;
     // Safety: writes one integer.
-    check("count the GPUs", unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
+    let count = written("count the GPUs", 0, |count| unsafe { sys::cuDeviceGetCount(count) })?;
     if count > 0 { Ok(count as usize) } else { Err(no_device(version)) }
 }
 
@@ -59,12 +58,10 @@ pub(super) fn count() -> Result<usize, GpuError> {
 static ALL: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
 
 fn granularity(properties: &CUmemAllocationProp) -> Result<u64, GpuError> {
-    let mut granularity = 0;
     let which = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
     // Safety: writes one integer.
-    let code = unsafe { sys::cuMemGetAllocationGranularity(&raw mut granularity, properties, which) };
-    check("ask for the granularity of memory", code)?;
-    Ok(granularity as u64)
+    let ask = |to| unsafe { sys::cuMemGetAllocationGranularity(to, properties, which) };
+    written("ask for the granularity of memory", 0, ask).map(|bytes| bytes as u64)
 }
 
 impl Context {
@@ -88,29 +85,16 @@ impl Context {
     }
 
     fn open(ordinal: usize) -> Result<Self, GpuError> {
-        let mut device = 0;
-        // Safety: writes one integer.
-        check("open a GPU", unsafe { sys::cuDeviceGet(&raw mut device, ordinal as i32) })?;
+        let device = info::device(ordinal)?;
         // A launch that needs more local memory than the last one would wait for running kernels each time.
         let flags = sys::CUctx_flags::CU_CTX_SCHED_AUTO as u32 | sys::CUctx_flags::CU_CTX_LMEM_RESIZE_TO_MAX as u32;
         // Safety: takes no pointers. It fails where the context is in use already, with flags of somebody else's.
         let _ = unsafe { sys::cuDevicePrimaryCtxSetFlags_v2(device, flags) };
-        let mut raw = std::ptr::null_mut();
         // Safety: writes one pointer; released when the process ends.
-        check("open a GPU's context", unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut raw, device) })?;
-        let mut name = [0; 128];
-        // Safety: writes at most the given number of bytes and ends them with 0.
-        check("ask for a GPU's name", unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device) })?;
-        // Safety: as above.
-        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
-        let attribute = |attribute: Attribute| {
-            let mut value = 0;
-            // Safety: writes one integer.
-            let code = unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, device) };
-            check("ask for a property of a GPU", code).map(|()| value as u32)
-        };
-        let capability = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? * 10
-            + attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let retain = |context| unsafe { sys::cuDevicePrimaryCtxRetain(context, device) };
+        let raw = handle("open a GPU's context", retain)?;
+        let attribute = |attribute| info::attribute(device, attribute);
+        let capability = info::capability(device)?;
         let limits = Limits {
             dynamic_shared: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
             // The portable number: a kernel with more needs an attribute.
@@ -119,7 +103,7 @@ impl Context {
         };
         let mut context = Self {
             ordinal,
-            name,
+            name: info::name(device)?,
             capability,
             processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             limits,
@@ -140,7 +124,7 @@ impl Context {
         ] {
             if attribute(needed)? == 0 {
                 let what = "be used: it lacks unified addresses, mapped host memory or cooperative launches";
-                return Err(GpuError::Unsupported { device: context.full_name(), what });
+                return Err(context.unsupported(what));
             }
         }
         if attribute(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? != 0 {
@@ -202,11 +186,9 @@ impl Context {
     /// Lets this GPU reach memory of `other`, if the hardware can; copies between them take the direct way then.
     /// Kernels use it only where the hardware also has atomics on it.
     fn befriend(&self, other: &Self) -> Result<(), GpuError> {
-        let mut can = 0;
         // Safety: writes one integer.
-        let code = unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, self.device, other.device) };
-        check("ask whether GPUs reach each other", code)?;
-        if can == 0 {
+        let ask = |can| unsafe { sys::cuDeviceCanAccessPeer(can, self.device, other.device) };
+        if written("ask whether GPUs reach each other", 0, ask)? == 0 {
             return Ok(());
         }
         self.enter()?;
@@ -216,12 +198,10 @@ impl Context {
             code => check("let a GPU reach another one", code)?,
         }
         lock(&self.neighbours).push(other.ordinal);
-        let mut atomics = 0;
         let which = P2P::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
         // Safety: writes one integer.
-        let code = unsafe { sys::cuDeviceGetP2PAttribute(&raw mut atomics, which, self.device, other.device) };
-        check("ask whether a GPU has atomics on the memory of another one", code)?;
-        if atomics != 0 {
+        let ask = |atomics| unsafe { sys::cuDeviceGetP2PAttribute(atomics, which, self.device, other.device) };
+        if written("ask whether a GPU has atomics on the memory of another one", 0, ask)? != 0 {
             lock(&self.friends).push(other.ordinal);
         }
         Ok(())
@@ -235,6 +215,11 @@ impl Context {
     /// Returns whether this GPU reaches memory of `other` that was allocated in the usual way, if not with atomics.
     pub(super) fn copies_reach(&self, other: &Self) -> bool {
         self.ordinal == other.ordinal || lock(&self.neighbours).contains(&other.ordinal)
+    }
+
+    /// Returns the error of an operation that the GPU cannot do.
+    pub(super) fn unsupported(&self, what: &'static str) -> GpuError {
+        GpuError::Unsupported { device: self.full_name(), what }
     }
 
     /// Its name and number.

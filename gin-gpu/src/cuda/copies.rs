@@ -4,7 +4,7 @@
 use super::CudaDevice;
 use super::context::Context;
 use super::deferred::DeferredFree;
-use super::driver::{BesideCaptures, check, error};
+use super::driver::{BesideCaptures, check, error, is_done, new_event};
 use super::lane::{BUFFER, Lane, VALUES};
 use super::launches::defer;
 use crate::copier::{Copier, Ticket};
@@ -57,18 +57,14 @@ impl Copies {
         })
     }
 
-    fn unsupported(&self, what: &'static str) -> GpuError {
-        GpuError::Unsupported { device: self.context.full_name(), what }
-    }
-
     fn lane(&mut self) -> Result<&mut Lane, GpuError> {
-        let missing = self.unsupported("copy after its end");
+        let missing = self.context.unsupported("copy after its end");
         self.lane.as_mut().ok_or(missing)
     }
 
-    fn place(&self, memory: &Memory) -> Result<Location, GpuError> {
+    fn location(&self, memory: &Memory) -> Result<Location, GpuError> {
         let device = memory.device().downcast::<CudaDevice>();
-        let device = device.ok_or_else(|| self.unsupported("copy memory of another kind of device"))?;
+        let device = device.ok_or_else(|| self.context.unsupported("copy memory of another kind of device"))?;
         Ok(match memory.kind() {
             MemoryKind::Pinned => Location::Host,
             MemoryKind::Device => Location::Device(device.context.clone()),
@@ -79,13 +75,7 @@ impl Copies {
     fn mark(&mut self) -> Result<Ticket, GpuError> {
         let event = match self.spare.pop() {
             Some(event) => event,
-            None => {
-                let mut event = std::ptr::null_mut();
-                let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-                // Safety: writes one pointer.
-                check("make an event", unsafe { sys::cuEventCreate(&raw mut event, flags) })?;
-                event
-            }
+            None => new_event()?,
         };
         let stream = self.lane()?.stream();
         // Safety: both are alive.
@@ -105,15 +95,12 @@ impl Copies {
         let _beside = BesideCaptures::begin();
         while let Some(&(ticket, event)) = self.ends.front() {
             // Safety: the event is alive.
-            match unsafe { sys::cuEventQuery(event) } {
-                CUresult::CUDA_SUCCESS => {
-                    self.done = ticket;
-                    self.spare.push(event);
-                    self.ends.pop_front();
-                }
-                CUresult::CUDA_ERROR_NOT_READY => break,
-                code => return Err(error("ask for the end of a copy", code)),
+            if !is_done("ask for the end of a copy", unsafe { sys::cuEventQuery(event) })? {
+                break;
             }
+            self.done = ticket;
+            self.spare.push(event);
+            self.ends.pop_front();
         }
         while self.writing.front().is_some_and(|&ticket| ticket <= self.done) {
             self.writing.pop_front();
@@ -125,7 +112,7 @@ impl Copies {
 impl Copier for Copies {
     unsafe fn copy(&mut self, to: (&Memory, u64), from: (&Memory, u64), bytes: u64) -> Result<Ticket, GpuError> {
         self.context.enter()?;
-        let (to, to_address, from, from_address) = (self.place(to.0)?, to.1, self.place(from.0)?, from.1);
+        let (to, to_address, from, from_address) = (self.location(to.0)?, to.1, self.location(from.0)?, from.1);
         let lane = self.lane()?;
         match (&to, &from) {
             (Location::Device(to), Location::Device(from)) if to.ordinal != from.ordinal => {
@@ -163,11 +150,11 @@ impl Copier for Copies {
             self.look()?;
         }
         if self.writing.len() as u64 >= MOST_VALUES {
-            return Err(self.unsupported("hold more values that are on their way"));
+            return Err(self.context.unsupported("hold more values that are on their way"));
         }
         self.context.enter()?;
         // Also tells memory of another kind of device.
-        self.place(to.0)?;
+        self.location(to.0)?;
         let slot = self.values % MOST_VALUES;
         let lane = self.lane()?;
         let place = lane.values() + slot * 8;

@@ -14,6 +14,36 @@ pub(super) fn check(context: &'static str, code: CUresult) -> Result<(), GpuErro
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(error(context, code)) }
 }
 
+/// Returns the value that a call of the driver writes.
+pub(super) fn written<T>(
+    context: &'static str,
+    initial: T,
+    call: impl FnOnce(*mut T) -> CUresult,
+) -> Result<T, GpuError> {
+    let mut value = initial;
+    check(context, call(&raw mut value)).map(|()| value)
+}
+
+/// Returns the handle that a call of the driver writes.
+pub(super) fn handle<T>(context: &'static str, call: impl FnOnce(*mut *mut T) -> CUresult) -> Result<*mut T, GpuError> {
+    written(context, std::ptr::null_mut(), call)
+}
+
+/// Returns whether work is done, from the code of a query.
+pub(super) fn is_done(context: &'static str, code: CUresult) -> Result<bool, GpuError> {
+    match code {
+        CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+        code => check(context, code).map(|()| true),
+    }
+}
+
+/// Makes an event that measures no time. The context must be current.
+pub(super) fn new_event() -> Result<sys::CUevent, GpuError> {
+    let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+    // Safety: writes one pointer.
+    handle("make an event", |event| unsafe { sys::cuEventCreate(event, flags) })
+}
+
 /// The error of a call that returned `code`.
 pub(super) fn error(context: &'static str, code: CUresult) -> GpuError {
     GpuError::Driver { context, reason: describe(code) }
@@ -54,9 +84,8 @@ pub(super) fn start() -> Result<i32, GpuError> {
             if !unsafe { sys::is_culib_present() } {
                 return Err(none("there is no libcuda".to_owned()));
             }
-            let mut version = 0;
             // Safety: writes one integer.
-            check("ask for the driver's version", unsafe { sys::cuDriverGetVersion(&raw mut version) })?;
+            let version = written("ask for the driver's version", 0, |to| unsafe { sys::cuDriverGetVersion(to) })?;
             if version < OLDEST {
                 return Err(GpuError::DriverTooOld { found: version_text(version), needed: version_text(OLDEST) });
             }

@@ -7,9 +7,10 @@
 
 use super::context::Context;
 use super::deferred::DeferredFree;
-use super::driver::{check, describe};
+use super::driver::{check, describe, written};
 use super::lane::Lane;
 use super::launches::{defer, free_deferred};
+use crate::error::out_of_memory;
 use crate::flat::{FlatPlace, RawAddresses};
 use crate::{DeviceKind, GpuError, MemoryKind, RawMemory};
 use cudarc::driver::sys::{self, CUresult};
@@ -88,12 +89,10 @@ impl PlacedMemory {
         free_deferred();
         context.enter()?;
         let (address, bytes) = (place.address(), place.bytes());
-        let refuse =
-            |error: GpuError| GpuError::OutOfMemory { bytes, kind: MemoryKind::Device, reason: error.to_string() };
-        let mut handle = 0;
+        let refuse = out_of_memory(MemoryKind::Device, bytes);
         // Safety: writes one integer.
-        let code = unsafe { sys::cuMemCreate(&raw mut handle, bytes as usize, &context.memory_properties(), 0) };
-        check("make device memory", code).map_err(refuse)?;
+        let create = |handle| unsafe { sys::cuMemCreate(handle, bytes as usize, &context.memory_properties(), 0) };
+        let handle = written("make device memory", 0, create).map_err(&refuse)?;
         // Safety: the place is in reserved addresses, nothing is mapped there, and the memory is as long.
         let mapped = check("map device memory", unsafe { sys::cuMemMap(address, bytes as usize, 0, handle, 0) });
         // Safety: made above. What is mapped stays until it is unmapped.
@@ -106,10 +105,8 @@ impl PlacedMemory {
         // Safety: the descriptions are as many as stated, of a whole mapping.
         let code = unsafe { sys::cuMemSetAccess(address, bytes as usize, access.as_ptr(), access.len()) };
         check("let GPUs reach device memory", code)?;
-        let mut lane = Lane::take(context)?;
         // Safety: these bytes were just mapped.
-        unsafe { lane.zero(address, bytes)? };
-        lane.give_back();
+        Lane::with(context, |lane| unsafe { lane.zero(address, bytes) })?;
         Ok(memory)
     }
 }

@@ -43,27 +43,19 @@ struct Facts {
 impl Facts {
     fn of(address: u64) -> Result<Self, CUresult> {
         let mut facts = Self::default();
-        let mut attributes = [
-            Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-            Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-            Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
-            Attribute::CU_POINTER_ATTRIBUTE_CONTEXT,
-            Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
-            Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID,
-            Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
-            Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
-        ];
-        let mut places = [
-            &raw mut facts.memory_type,
-            &raw mut facts.ordinal,
-            &raw mut facts.managed,
-            &raw mut facts.context,
-            &raw mut facts.pool,
-            &raw mut facts.buffer,
-            &raw mut facts.start,
-            &raw mut facts.size,
+        let (mut attributes, mut places): (Vec<_>, Vec<_>) = [
+            (Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, &raw mut facts.memory_type),
+            (Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, &raw mut facts.ordinal),
+            (Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED, &raw mut facts.managed),
+            (Attribute::CU_POINTER_ATTRIBUTE_CONTEXT, &raw mut facts.context),
+            (Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, &raw mut facts.pool),
+            (Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID, &raw mut facts.buffer),
+            (Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, &raw mut facts.start),
+            (Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, &raw mut facts.size),
         ]
-        .map(<*mut u64>::cast::<core::ffi::c_void>);
+        .map(|(attribute, place)| (attribute, place.cast::<core::ffi::c_void>()))
+        .into_iter()
+        .unzip();
         let count = attributes.len() as u32;
         // Safety: a place of 8 bytes for each attribute, and none is longer; shorter ones fill the low bytes.
         let code = unsafe { sys::cuPointerGetAttributes(count, attributes.as_mut_ptr(), places.as_mut_ptr(), address) };
@@ -107,14 +99,11 @@ fn examine(context: &Context, address: u64, bytes: u64) -> Result<Origin, String
         return Err("it has no bytes".to_owned());
     }
     let end = address.checked_add(bytes).ok_or("it ends past the last address")?;
-    let enter = |error: GpuError| error.to_string();
-    context.enter().map_err(enter)?;
+    context.enter().map_err(|error| error.to_string())?;
     let facts = |address| Facts::of(address).map_err(|code| refused("cuPointerGetAttributes", code));
     let (first, last) = (facts(address)?, facts(end - 1)?);
-    for facts in [first, last] {
-        if let Some(reason) = facts.refusal(context.ordinal, context.raw()) {
-            return Err(reason);
-        }
+    if let Some(reason) = [first, last].iter().find_map(|facts| facts.refusal(context.ordinal, context.raw())) {
+        return Err(reason);
     }
     if first.memory_type != last.memory_type {
         return Err("it begins in one kind of memory and ends in another".to_owned());
@@ -254,19 +243,15 @@ pub(super) fn import(
     address: u64,
     bytes: u64,
 ) -> Result<(Box<dyn RawMemory>, MemoryKind), GpuError> {
-    let examined = examine(context, address, bytes);
-    let memory = |origin| ForeignMemory { owner: context.clone(), origin, address, bytes };
     let refuse = |reason| GpuError::Foreign { address, bytes, device: context.full_name(), reason };
-    let origin = examined.map_err(refuse)?;
-    if origin != Origin::Host {
-        let memory = memory(origin);
-        memory.check(context).map_err(refuse)?;
-        return Ok((Box::new(memory), MemoryKind::Device));
+    let origin = examine(context, address, bytes).map_err(refuse)?;
+    let kind = if origin == Origin::Host { MemoryKind::Pinned } else { MemoryKind::Device };
+    if kind == MemoryKind::Pinned {
+        know_pinned(address, bytes);
     }
-    know_pinned(address, bytes);
-    let memory = memory(origin);
+    let memory = ForeignMemory { owner: context.clone(), origin, address, bytes };
     memory.check(context).map_err(refuse)?;
-    Ok((Box::new(memory), MemoryKind::Pinned))
+    Ok((Box::new(memory), kind))
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! The GPUs of this machine, without using them: no context is made, so none of their memory is taken.
 
 use super::context::count;
-use super::driver::check;
+use super::driver::{check, written};
 use super::module::{Embedded, choose, no_text};
 use crate::GpuError;
 use crate::placement::Locality;
@@ -58,11 +58,29 @@ pub fn kernel_module_version() -> Option<String> {
     Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
-fn handle(ordinal: usize) -> Result<CUdevice, GpuError> {
-    let mut device = 0;
+/// Returns the driver's number of a GPU.
+pub(super) fn device(ordinal: usize) -> Result<CUdevice, GpuError> {
     // Safety: writes one integer.
-    check("open a GPU", unsafe { sys::cuDeviceGet(&raw mut device, ordinal as i32) })?;
-    Ok(device)
+    written("open a GPU", 0, |device| unsafe { sys::cuDeviceGet(device, ordinal as i32) })
+}
+
+/// Returns the name of a GPU.
+pub(super) fn name(device: CUdevice) -> Result<String, GpuError> {
+    // Safety: writes at most the given number of bytes and ends them with 0.
+    text("ask for a GPU's name", |to, length| unsafe { sys::cuDeviceGetName(to, length, device) })
+}
+
+/// Returns a property of a GPU.
+pub(super) fn attribute(device: CUdevice, attribute: Attribute) -> Result<u32, GpuError> {
+    // Safety: writes one integer.
+    let ask = |value| unsafe { sys::cuDeviceGetAttribute(value, attribute, device) };
+    written("ask for a property of a GPU", 0, ask).map(|value| value as u32)
+}
+
+/// Returns the compute capability of a GPU, times 10.
+pub(super) fn capability(device: CUdevice) -> Result<u32, GpuError> {
+    let major = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    Ok(major * 10 + attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?)
 }
 
 /// Returns a text of at most `LENGTH` bytes, as a call writes it.
@@ -79,29 +97,20 @@ fn text(
 
 /// Where a GPU is on the PCI bus.
 pub(super) fn pci_address(ordinal: usize) -> Result<String, GpuError> {
-    let device = handle(ordinal)?;
+    let device = device(ordinal)?;
     // Safety: writes at most the given number of bytes and ends them with 0.
     text("ask where a GPU is", |to, length| unsafe { sys::cuDeviceGetPCIBusId(to, length, device) })
 }
 
 fn describe(ordinal: usize) -> Result<GpuInfo, GpuError> {
-    let device = handle(ordinal)?;
-    let attribute = |attribute: Attribute| {
-        let mut value = 0;
-        // Safety: writes one integer.
-        let code = unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, device) };
-        check("ask for a property of a GPU", code).map(|()| value as u32)
-    };
-    let mut memory = 0;
+    let device = device(ordinal)?;
     // Safety: writes one integer.
-    check("ask for a GPU's memory", unsafe { sys::cuDeviceTotalMem_v2(&raw mut memory, device) })?;
+    let memory = written("ask for a GPU's memory", 0, |bytes| unsafe { sys::cuDeviceTotalMem_v2(bytes, device) })?;
     Ok(GpuInfo {
         ordinal,
-        // Safety: writes at most the given number of bytes and ends them with 0.
-        name: text("ask for a GPU's name", |to, length| unsafe { sys::cuDeviceGetName(to, length, device) })?,
-        capability: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? * 10
-            + attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-        processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        name: name(device)?,
+        capability: capability(device)?,
+        processors: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         memory: memory as u64,
         pci_address: pci_address(ordinal)?,
     })

@@ -6,9 +6,10 @@
 //! through pinned memory, also from the device to itself.
 
 use super::context::Context;
-use super::driver::{BesideCaptures, check, error};
+use super::driver::{BesideCaptures, check, handle, is_done, written};
+use crate::mapped::pointer;
 use crate::{GpuError, lock};
-use cudarc::driver::sys::{self, CUresult, CUstream};
+use cudarc::driver::sys::{self, CUstream};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -39,6 +40,17 @@ impl Lane {
         }
         context.enter()?;
         Ok(Self { context: context.clone(), stream: new_stream()?, buffer: host_alloc(BUFFER + VALUES)? })
+    }
+
+    /// Runs `work` with a lane. A lane whose work has failed is not used again.
+    pub(super) fn with(
+        context: &Arc<Context>,
+        work: impl FnOnce(&mut Self) -> Result<(), GpuError>,
+    ) -> Result<(), GpuError> {
+        let mut lane = Self::take(context)?;
+        work(&mut lane)?;
+        lane.give_back();
+        Ok(())
     }
 
     /// Keeps it for the next user. All its copies must be done.
@@ -75,11 +87,7 @@ impl Lane {
         self.context.enter()?;
         let _beside = BesideCaptures::begin();
         // Safety: the stream is alive.
-        match unsafe { sys::cuStreamQuery(self.stream) } {
-            CUresult::CUDA_SUCCESS => Ok(true),
-            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            code => Err(error("ask for the end of a copy", code)),
-        }
+        is_done("ask for the end of a copy", unsafe { sys::cuStreamQuery(self.stream) })
     }
 
     /// Waits until all copies are done. It asks again and again: a call of the driver's that waits could hold up
@@ -155,30 +163,28 @@ impl Lane {
 
 /// A new stream that does not wait for the default one. The context must be current.
 pub(super) fn new_stream() -> Result<CUstream, GpuError> {
-    let mut stream = std::ptr::null_mut();
     let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
     // Safety: writes one pointer.
-    check("make a stream", unsafe { sys::cuStreamCreate(&raw mut stream, flags) })?;
-    Ok(stream)
+    handle("make a stream", |stream| unsafe { sys::cuStreamCreate(stream, flags) })
 }
 
 /// Pinned memory that every GPU reaches at the address that the CPU uses. The context must be current.
 pub(super) fn host_alloc(bytes: u64) -> Result<u64, GpuError> {
     const CALL: &str = "allocate pinned memory";
-    let mut start = std::ptr::null_mut();
     let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
     // Safety: writes one pointer.
-    check(CALL, unsafe { sys::cuMemHostAlloc(&raw mut start, bytes as usize, flags) })?;
-    let mut address = 0;
-    // Safety: writes one integer.
-    let code = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut address, start, 0) };
+    let start = handle(CALL, |start| unsafe { sys::cuMemHostAlloc(start, bytes as usize, flags) })?;
     let start = start.expose_provenance() as u64;
-    check(CALL, code)?;
+    let address = address_of_host(CALL, start)?;
     if address != start {
-        return Err(GpuError::Driver {
-            context: CALL,
-            reason: format!("the GPU sees {address:#x} where the CPU sees {start:#x}"),
-        });
+        let reason = format!("the GPU sees {address:#x} where the CPU sees {start:#x}");
+        return Err(GpuError::Driver { context: CALL, reason });
     }
     Ok(start)
+}
+
+/// Returns the address at which the current context's GPU finds registered memory of the host.
+pub(super) fn address_of_host(context: &'static str, start: u64) -> Result<u64, GpuError> {
+    // Safety: writes one integer.
+    written(context, 0, |seen| unsafe { sys::cuMemHostGetDevicePointer_v2(seen, pointer(start), 0) })
 }

@@ -7,7 +7,7 @@
 
 use super::context::Context;
 use super::deferred::{DeferredFree, free};
-use super::driver::{BesideCaptures, check, describe};
+use super::driver::{BesideCaptures, check, error, new_event};
 use super::resident::Residents;
 use crate::{GpuError, lock};
 use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
@@ -227,10 +227,7 @@ fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl FnOnce() -> CUr
         // An event recorded now would be part of the graph too, and never say when a kernel ends.
         return check("launch a kernel into a graph", start());
     }
-    let mut ended = std::ptr::null_mut();
-    let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-    // Safety: writes one pointer.
-    check("make an event", unsafe { sys::cuEventCreate(&raw mut ended, flags) })?;
+    let ended = new_event()?;
     // Safety: both handles are alive.
     let code = match start() {
         CUresult::CUDA_SUCCESS => unsafe { sys::cuEventRecord(ended, launch.stream) },
@@ -239,7 +236,7 @@ fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl FnOnce() -> CUr
     if code != CUresult::CUDA_SUCCESS {
         // Safety: the event is nobody else's.
         unsafe { sys::cuEventDestroy_v2(ended) };
-        return Err(GpuError::Driver { context: "launch a kernel", reason: describe(code) });
+        return Err(error("launch a kernel", code));
     }
     let &Launch { owner, blocks, fit: Fit { per_processor, .. }, .. } = launch;
     if let Some(residents) = &mut state.residents {

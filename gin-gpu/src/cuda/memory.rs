@@ -3,9 +3,10 @@
 
 use super::context::Context;
 use super::deferred::DeferredFree;
-use super::driver::check;
+use super::driver::written;
 use super::lane::{Lane, host_alloc};
 use super::launches::{defer, free_deferred};
+use crate::error::out_of_memory;
 use crate::{GpuError, MemoryKind, RawMemory, lock};
 use cudarc::driver::sys;
 use std::collections::BTreeMap;
@@ -44,7 +45,7 @@ impl CudaMemory {
     pub(super) fn new(context: &Arc<Context>, kind: MemoryKind, bytes: u64) -> Result<Self, GpuError> {
         free_deferred();
         context.enter()?;
-        let refuse = |error: GpuError| GpuError::OutOfMemory { bytes, kind, reason: error.to_string() };
+        let refuse = out_of_memory(kind, bytes);
         let address = match kind {
             MemoryKind::Pinned => {
                 let address = host_alloc(bytes).map_err(refuse)?;
@@ -54,19 +55,15 @@ impl CudaMemory {
                 address
             }
             MemoryKind::Device => {
-                let mut address = 0;
                 // Safety: writes one integer.
-                let code = unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes as usize) };
-                check("allocate device memory", code).map_err(refuse)?;
-                address
+                let allocate = |address| unsafe { sys::cuMemAlloc_v2(address, bytes as usize) };
+                written("allocate device memory", 0, allocate).map_err(refuse)?
             }
         };
         let memory = Self { context: context.clone(), kind, address };
         if kind == MemoryKind::Device {
-            let mut lane = Lane::take(context)?;
             // Safety: these bytes were just allocated.
-            unsafe { lane.zero(address, bytes)? };
-            lane.give_back();
+            Lane::with(context, |lane| unsafe { lane.zero(address, bytes) })?;
         }
         Ok(memory)
     }

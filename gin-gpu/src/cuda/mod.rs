@@ -138,9 +138,7 @@ impl CudaDevice {
     pub fn processors(&self) -> u32 {
         self.context.processors
     }
-}
 
-impl CudaDevice {
     /// Registers a kernel that stays: this device object launches it from now on, and parks it on request.
     pub(crate) fn keep_resident(&self, resident: Weak<dyn Resident>) {
         resident::keep(self.id, resident);
@@ -179,11 +177,8 @@ impl Device for CudaDevice {
             unsafe { copy_shared(destination, source.as_ptr().expose_provenance() as u64, bytes) };
             return Ok(());
         }
-        let mut lane = Lane::take(&self.context)?;
         // Safety: the caller's promise.
-        unsafe { lane.write(destination, source)? };
-        lane.give_back();
-        Ok(())
+        Lane::with(&self.context, |lane| unsafe { lane.write(destination, source) })
     }
 
     unsafe fn copy_out(&self, destination: &mut [u8], source: u64) -> Result<(), GpuError> {
@@ -193,11 +188,8 @@ impl Device for CudaDevice {
             unsafe { copy_shared(destination.as_mut_ptr().expose_provenance() as u64, source, bytes) };
             return Ok(());
         }
-        let mut lane = Lane::take(&self.context)?;
         // Safety: the caller's promise.
-        unsafe { lane.read(destination, source)? };
-        lane.give_back();
-        Ok(())
+        Lane::with(&self.context, |lane| unsafe { lane.read(destination, source) })
     }
 
     fn load(&self, source: ModuleSource<'_>) -> Result<Box<dyn Module>, GpuError> {
@@ -224,8 +216,7 @@ impl Device for CudaDevice {
 
     fn resident_blocks(&self, function: &Function, config: &LaunchConfig) -> Result<u64, GpuError> {
         let Some(handle) = function.handle.downcast_ref::<Handle>() else {
-            let what = "run a kernel that was loaded for another kind of device";
-            return Err(GpuError::Unsupported { device: self.name(), what });
+            return Err(self.context.unsupported("run a kernel that was loaded for another kind of device"));
         };
         let fit = stream::fit(&self.context, handle.raw, config)?;
         Ok(launches::free_blocks(&self.context, fit))

@@ -3,7 +3,7 @@
 
 use super::context::Context;
 use super::deferred::DeferredFree;
-use super::driver::{check, describe, start, version_text};
+use super::driver::{check, describe, start, version_text, written};
 use super::lane::Lane;
 use super::launches::defer;
 use crate::launch::similar;
@@ -40,11 +40,12 @@ pub(super) fn choose(embedded: Embedded, capability: u32) -> Option<&'static str
 /// That a GPU gets none of these texts: there are none for it.
 pub(super) fn no_text(embedded: Embedded, device: String, capability: u32) -> GpuError {
     let archs: Vec<&str> = embedded.iter().map(|(arch, _)| *arch).collect();
-    GpuError::Module {
-        device,
-        reason: format!("there are kernels for {}, and it is sm_{capability}", archs.join(", ")),
-        log: String::new(),
-    }
+    refused(device, format!("there are kernels for {}, and it is sm_{capability}", archs.join(", ")))
+}
+
+/// Returns the error of a module that a device cannot load, without a log.
+fn refused(device: String, reason: String) -> GpuError {
+    GpuError::Module { device, reason, log: String::new() }
 }
 
 /// The version that a PTX text says it is of.
@@ -103,11 +104,8 @@ impl Image {
 
     /// The module of a PTX text.
     pub(super) fn ptx(context: &Arc<Context>, text: &str) -> Result<Self, GpuError> {
-        let text = CString::new(text).map_err(|_| GpuError::Module {
-            device: context.full_name(),
-            reason: "its PTX has a zero byte".to_owned(),
-            log: String::new(),
-        })?;
+        let refuse = |_| refused(context.full_name(), "its PTX has a zero byte".to_owned());
+        let text = CString::new(text).map_err(refuse)?;
         Self::load(context, text.as_bytes_with_nul())
     }
 
@@ -137,11 +135,8 @@ impl Image {
             {
                 reason.push_str(&format!("; it is PTX {ptx}, and the driver is that of CUDA {}", version_text(driver)));
             }
-            return Err(GpuError::Module {
-                device: context.full_name(),
-                reason,
-                log: String::from_utf8_lossy(&log[..end]).trim().to_owned(),
-            });
+            let log = String::from_utf8_lossy(&log[..end]).trim().to_owned();
+            return Err(GpuError::Module { device: context.full_name(), reason, log });
         }
         Self { context: context.clone(), raw, owned: true, functions: BTreeMap::new(), abi: 0 }.read()
     }
@@ -167,11 +162,7 @@ impl Image {
     }
 
     fn read_abi(&self) -> Result<u32, GpuError> {
-        let foreign = |reason: &str| GpuError::Module {
-            device: self.context.full_name(),
-            reason: reason.to_owned(),
-            log: String::new(),
-        };
+        let foreign = |reason: &str| refused(self.context.full_name(), reason.to_owned());
         let name = CString::new(ABI_SYMBOL).map_err(|_| foreign("the version's name has a zero byte"))?;
         let (mut address, mut bytes) = (0, 0);
         // Safety: writes two integers; the name ends with 0.
@@ -180,31 +171,26 @@ impl Image {
             return Err(foreign("it has no `gin_abi_version`: it was not built with gin-device"));
         }
         let mut version = [0; size_of::<u32>()];
-        let mut lane = Lane::take(&self.context)?;
         // Safety: the symbol has these bytes.
-        unsafe { lane.read(&mut version, address)? };
-        lane.give_back();
-        match u32::from_ne_bytes(version) {
-            ABI_VERSION => Ok(ABI_VERSION),
-            kernel_abi => {
-                Err(GpuError::AbiMismatch { kernel: self.context.full_name(), kernel_abi, host_abi: ABI_VERSION })
-            }
+        Lane::with(&self.context, |lane| unsafe { lane.read(&mut version, address) })?;
+        let (kernel, kernel_abi) = (self.context.full_name(), u32::from_ne_bytes(version));
+        if kernel_abi != ABI_VERSION {
+            return Err(GpuError::AbiMismatch { kernel, kernel_abi, host_abi: ABI_VERSION });
         }
+        Ok(kernel_abi)
     }
 
     /// Loads all functions: one loaded later would wait for the kernels that run then.
     fn read_functions(&mut self) -> Result<(), GpuError> {
         const CALL: &str = "list the kernels of a module";
-        let mut count = 0;
         // Safety: writes one integer.
-        check(CALL, unsafe { sys::cuModuleGetFunctionCount(&raw mut count, self.raw) })?;
+        let count = written(CALL, 0, |count| unsafe { sys::cuModuleGetFunctionCount(count, self.raw) })?;
         let mut functions = vec![std::ptr::null_mut(); count as usize];
         // Safety: as much room as is said.
         check(CALL, unsafe { sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, self.raw) })?;
         for raw in functions {
-            let mut name = std::ptr::null();
             // Safety: writes a pointer to a string that lives as long as the module.
-            check(CALL, unsafe { sys::cuFuncGetName(&raw mut name, raw) })?;
+            let name = written(CALL, std::ptr::null(), |name| unsafe { sys::cuFuncGetName(name, raw) })?;
             // Safety: as above.
             let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
             // Safety: the function is of a module that is loaded.
@@ -227,10 +213,9 @@ impl Image {
 }
 
 fn attribute(function: CUfunction, attribute: Attribute) -> Result<u32, GpuError> {
-    let mut value = 0;
     // Safety: writes one integer; the function's module is loaded.
-    let code = unsafe { sys::cuFuncGetAttribute(&raw mut value, attribute, function) };
-    check("ask for a property of a kernel", code).map(|()| value as u32)
+    let ask = |value| unsafe { sys::cuFuncGetAttribute(value, attribute, function) };
+    written("ask for a property of a kernel", 0, ask).map(|value| value as u32)
 }
 
 /// Returns the parameters of a kernel. The module knows sizes only; names come from the kernel of the same name and the
@@ -285,28 +270,18 @@ impl Module for Images {
         let mut found = self.0.iter().filter_map(|image| Some((image, image.functions.get(name)?)));
         let Some((image, loaded)) = found.next() else {
             let names = self.0.iter().flat_map(|image| image.functions.keys());
-            return Err(GpuError::UnknownKernel {
-                name: name.to_owned(),
-                similar: similar(name, names.map(|name| &**name)),
-            });
+            let similar = similar(name, names.map(|name| &**name));
+            return Err(GpuError::UnknownKernel { name: name.to_owned(), similar });
         };
         let others = found.count();
         if others > 0 {
             let modules = vec!["a PTX module".to_owned(); others + 1];
             return Err(GpuError::AmbiguousKernel { name: name.to_owned(), modules });
         }
-        Ok(Function {
-            name: name.to_owned(),
-            parameters: loaded.parameters.clone(),
-            max_threads: Some(loaded.max_threads),
-            abi: image.abi,
-            handle: Arc::new(Handle {
-                raw: loaded.raw,
-                ordinal: image.context.ordinal,
-                local: loaded.local,
-                image: image.clone(),
-            }),
-        })
+        let ordinal = image.context.ordinal;
+        let handle = Arc::new(Handle { raw: loaded.raw, ordinal, local: loaded.local, image: image.clone() });
+        let (parameters, max_threads) = (loaded.parameters.clone(), Some(loaded.max_threads));
+        Ok(Function { name: name.to_owned(), parameters, max_threads, abi: image.abi, handle })
     }
 
     fn names(&self) -> Vec<String> {

@@ -8,7 +8,9 @@
 use super::context::Context;
 use super::deferred::DeferredFree;
 use super::driver::{check, describe};
+use super::lane::address_of_host;
 use super::launches::{defer, free_deferred};
+use crate::mapped::pointer;
 use crate::{GpuError, Keep, MappedPages, lock};
 use cudarc::driver::sys::{self, CUresult};
 use std::any::Any;
@@ -66,10 +68,6 @@ impl Table {
     }
 }
 
-fn pointer(first: u64) -> *mut core::ffi::c_void {
-    std::ptr::with_exposed_provenance_mut(first as usize)
-}
-
 /// Unregisters a page without users. The caller drops the result when it holds no lock.
 pub(super) fn end(first: u64) -> Result<Option<Box<dyn Any>>, GpuError> {
     // Safety: registered by `CudaPages::new`, and no kernel runs.
@@ -112,9 +110,7 @@ impl CudaPages {
         drop(before);
         // From here on they are unregistered later, also where something fails.
         let mut pages = Self { context: context.clone(), first, address: 0, keep: Some(keep) };
-        // Safety: writes one integer.
-        let code = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut pages.address, pointer(first), 0) };
-        check("find a doorbell page in a GPU", code)?;
+        pages.address = address_of_host("find a doorbell page in a GPU", first)?;
         Ok(pages)
     }
 }

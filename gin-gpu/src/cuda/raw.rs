@@ -16,7 +16,7 @@
 //! Kernels that the program launches by itself are not in [`Device::running`], nor in the sum that cooperative launches
 //! are checked against.
 
-use super::driver::{check, describe};
+use super::driver::{describe, written};
 use super::import::import;
 use super::module::{Handle, Image, Images};
 use super::stream::CudaStream;
@@ -76,13 +76,13 @@ impl CudaDevice {
         self.context.enter()?;
         let mut context = std::ptr::null_mut();
         // Safety: writes one pointer; the stream is alive.
-        match unsafe { sys::cuStreamGetCtx(stream.cast(), &raw mut context) } {
-            CUresult::CUDA_SUCCESS if context == self.context.raw() => {}
-            CUresult::CUDA_SUCCESS => {
-                let reason = "it is of another context than the GPU's primary one (cuDevicePrimaryCtxRetain)";
-                return Err(self.refuse(WHAT, reason.to_owned()));
-            }
-            code => return Err(self.refuse(WHAT, describe(code))),
+        let code = unsafe { sys::cuStreamGetCtx(stream.cast(), &raw mut context) };
+        if code != CUresult::CUDA_SUCCESS {
+            return Err(self.refuse(WHAT, describe(code)));
+        }
+        if context != self.context.raw() {
+            let reason = "it is of another context than the GPU's primary one (cuDevicePrimaryCtxRetain)";
+            return Err(self.refuse(WHAT, reason.to_owned()));
         }
         Ok(Arc::new(CudaStream::foreign(self.shared()?, stream.cast())))
     }
@@ -129,15 +129,14 @@ impl CudaDevice {
     }
 
     pub(super) fn shared(&self) -> Result<Arc<Self>, GpuError> {
-        let what = "be used while it is dropped";
-        self.this.upgrade().ok_or_else(|| GpuError::Unsupported { device: self.name(), what })
+        self.this.upgrade().ok_or_else(|| self.context.unsupported("be used while it is dropped"))
     }
 }
 
 /// Returns whether launches into a stream are being captured.
 pub(super) fn is_capturing(stream: sys::CUstream) -> Result<bool, GpuError> {
-    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let none = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // Safety: writes one value of the enumeration; the stream is alive.
-    check("ask whether a stream is captured", unsafe { sys::cuStreamIsCapturing(stream, &raw mut status) })?;
-    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    let ask = |status| unsafe { sys::cuStreamIsCapturing(stream, status) };
+    written("ask whether a stream is captured", none, ask).map(|status| status != none)
 }

@@ -4,11 +4,14 @@
 
 use super::context::Context;
 use super::deferred::DeferredFree;
-use super::driver::{check, describe};
-use super::lane::Lane;
+use super::driver::{check, describe, written};
+use super::info;
+use super::lane::{Lane, address_of_host};
 use super::launches::{defer, free_deferred};
 use super::memory::{forget_pinned, know_pinned};
+use crate::error::out_of_memory;
 use crate::flat::FlatPlace;
+use crate::mapped::pointer;
 use crate::shared::{HostFile, HostPages};
 use crate::{GpuError, MemoryKind, RawMemory, SharedFile};
 use cudarc::driver::sys::{
@@ -21,31 +24,22 @@ use std::sync::Arc;
 /// How memory of a GPU is given to other processes.
 const FILE: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-fn pointer(address: u64) -> *mut core::ffi::c_void {
-    std::ptr::with_exposed_provenance_mut(address as usize)
-}
-
 /// Returns the bytes that identify a GPU to other processes, independent of their device numbers.
 pub(super) fn identity(context: &Context) -> Vec<u8> {
     uuid(context.device()).map_or_else(|_| Vec::new(), Vec::from)
 }
 
 fn uuid(device: sys::CUdevice) -> Result<[u8; 16], GpuError> {
-    let mut uuid = CUuuid { bytes: [0; 16] };
+    let zero = CUuuid { bytes: [0; 16] };
     // Safety: writes 16 bytes.
-    check("ask for a GPU's identity", unsafe { sys::cuDeviceGetUuid_v2(&raw mut uuid, device) })?;
+    let uuid = written("ask for a GPU's identity", zero, |uuid| unsafe { sys::cuDeviceGetUuid_v2(uuid, device) })?;
     Ok(uuid.bytes.map(|byte| byte as u8))
 }
 
 /// Returns whether kernels of this GPU reach memory of the GPU with this identity, with atomics. They do not reach a
 /// GPU that this process does not see.
 pub(super) fn reaches(context: &Context, other: &[u8]) -> bool {
-    let there = |ordinal: i32| -> Option<sys::CUdevice> {
-        let mut device = 0;
-        // Safety: writes one integer.
-        (unsafe { sys::cuDeviceGet(&raw mut device, ordinal) } == CUresult::CUDA_SUCCESS).then_some(device)
-    };
-    let mut devices = (0..).map_while(there);
+    let mut devices = (0..).map_while(|ordinal| info::device(ordinal).ok());
     let Some(device) = devices.find(|&device| uuid(device).is_ok_and(|uuid| uuid[..] == *other)) else { return false };
     if device == context.device() {
         return true;
@@ -86,25 +80,19 @@ impl FileMemory {
         free_deferred();
         context.enter()?;
         let length = length(context, bytes, place.as_ref())?;
-        let refuse =
-            |error: GpuError| GpuError::OutOfMemory { bytes, kind: MemoryKind::Device, reason: error.to_string() };
         let properties = sys::CUmemAllocationProp { requestedHandleTypes: FILE, ..context.memory_properties() };
-        let mut handle = 0;
         // Safety: writes one integer.
-        let code = unsafe { sys::cuMemCreate(&raw mut handle, length as usize, &raw const properties, 0) };
-        check("make device memory that processes share", code).map_err(refuse)?;
-        let handle = Handle(handle);
-        let mut file = -1i32;
+        let create = |handle| unsafe { sys::cuMemCreate(handle, length as usize, &raw const properties, 0) };
+        let handle = written("make device memory that processes share", 0, create);
+        let handle = Handle(handle.map_err(out_of_memory(MemoryKind::Device, bytes))?);
         // Safety: writes one integer, the number of a file.
-        let code = unsafe { sys::cuMemExportToShareableHandle((&raw mut file).cast(), handle.0, FILE, 0) };
-        check("make a file of device memory", code)?;
+        let export = |file: *mut i32| unsafe { sys::cuMemExportToShareableHandle(file.cast(), handle.0, FILE, 0) };
+        let file = written("make a file of device memory", -1, export)?;
         // Safety: the driver has just opened it, for the caller.
         let file = unsafe { OwnedFd::from_raw_fd(file) };
         let memory = Self::map(context, &handle, length, place, Some(file))?;
-        let mut lane = Lane::take(context)?;
         // Safety: these bytes were just mapped.
-        unsafe { lane.zero(memory.address, length)? };
-        lane.give_back();
+        Lane::with(context, |lane| unsafe { lane.zero(memory.address, length) })?;
         Ok(memory)
     }
 
@@ -113,13 +101,11 @@ impl FileMemory {
         free_deferred();
         context.enter()?;
         let length = length(context, bytes, place.as_ref())?;
-        let (mut handle, number) = (0, file.as_raw_fd() as usize);
+        let number = std::ptr::without_provenance_mut(file.as_raw_fd() as usize);
         // Safety: reads the number of a file, which it gets by value, and writes one integer.
-        let code = unsafe {
-            sys::cuMemImportFromShareableHandle(&raw mut handle, std::ptr::without_provenance_mut(number), FILE)
-        };
-        check("take in device memory of another process", code)?;
-        Self::map(context, &Handle(handle), length, place, None)
+        let import = |handle| unsafe { sys::cuMemImportFromShareableHandle(handle, number, FILE) };
+        let handle = Handle(written("take in device memory of another process", 0, import)?);
+        Self::map(context, &handle, length, place, None)
     }
 
     fn map(
@@ -132,11 +118,10 @@ impl FileMemory {
         let (address, mapped) = match place {
             Some(place) => (place.address(), Mapped::At(place)),
             None => {
-                let (mut start, align) = (0, context.granularity.unwrap_or(0) as usize);
+                let align = context.granularity.unwrap_or(0) as usize;
                 // Safety: writes one integer.
-                let code = unsafe { sys::cuMemAddressReserve(&raw mut start, length as usize, align, 0, 0) };
-                check("reserve addresses", code)?;
-                (start, Mapped::Alone(length))
+                let reserve = |start| unsafe { sys::cuMemAddressReserve(start, length as usize, align, 0, 0) };
+                (written("reserve addresses", 0, reserve)?, Mapped::Alone(length))
             }
         };
         // Safety: the addresses are reserved, nothing is mapped there, and the memory is as long, or the driver says
@@ -161,7 +146,7 @@ impl FileMemory {
 
 /// Bytes that are mapped for an allocation of `bytes`.
 fn length(context: &Context, bytes: u64, place: Option<&FlatPlace>) -> Result<u64, GpuError> {
-    let cannot = || GpuError::Unsupported { device: context.full_name(), what: "share memory with other processes" };
+    let cannot = || context.unsupported("share memory with other processes");
     let granularity = context.granularity.ok_or_else(cannot)?;
     let length = bytes.max(1).checked_next_multiple_of(granularity).ok_or_else(cannot)?;
     match place {
@@ -226,20 +211,15 @@ impl PinnedFile {
         match unsafe { sys::cuMemHostRegister_v2(pointer(start), length as usize, flags) } {
             CUresult::CUDA_SUCCESS => {}
             code => {
-                let reason = format!("cuMemHostRegister says {}", describe(code));
-                return Err(GpuError::OutOfMemory { bytes, kind: MemoryKind::Pinned, reason });
+                let refuse = out_of_memory(MemoryKind::Pinned, bytes);
+                return Err(refuse(format!("cuMemHostRegister says {}", describe(code))));
             }
         }
         know_pinned(start, length);
         // From here on it is unregistered later, also where something fails.
         let memory = Self { context: context.clone(), pages: Some(pages), start };
-        let mut seen = 0;
-        // Safety: writes one integer.
-        let code = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut seen, pointer(start), 0) };
-        check("find pinned memory in a GPU", code)?;
-        if seen != start {
-            let what = "share pinned memory: it sees it at another address than the CPU";
-            return Err(GpuError::Unsupported { device: context.full_name(), what });
+        if address_of_host("find pinned memory in a GPU", start)? != start {
+            return Err(context.unsupported("share pinned memory: it sees it at another address than the CPU"));
         }
         Ok(memory)
     }

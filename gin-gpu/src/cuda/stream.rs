@@ -4,7 +4,7 @@
 use super::CudaDevice;
 use super::context::Context;
 use super::deferred::DeferredFree;
-use super::driver::{check, describe, error};
+use super::driver::{check, describe, handle, is_done, written};
 use super::lane::new_stream;
 use super::launches::{self, Fit, defer, free_deferred};
 use super::module::Handle;
@@ -87,21 +87,20 @@ impl Shape {
 /// How many blocks of a shape the GPU holds.
 pub(super) fn fit(context: &Context, function: CUfunction, config: &LaunchConfig) -> Result<Fit, GpuError> {
     context.enter()?;
-    let mut blocks = 0;
     let (threads, shared) = (config.threads() as i32, config.dynamic_shared as usize);
     // Safety: writes one integer; the function's module is loaded.
-    let code = unsafe { sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, function, threads, shared) };
-    check("ask how many blocks fit", code)?;
+    let ask = |blocks| unsafe { sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared) };
+    let blocks = written("ask how many blocks fit", 0, ask)?;
     let (per_processor, cluster) = (blocks as u64, config.cluster_blocks());
     if cluster <= 1 {
         return Ok(Fit { per_processor, cluster, clusters: u64::from(context.processors) * per_processor });
     }
     // The cooperative case is checked here.
     let alone = LaunchConfig { cooperative: false, ..*config };
-    let (mut clusters, mut shape) = (0, Shape::new(&alone, std::ptr::null_mut()));
+    let mut shape = Shape::new(&alone, std::ptr::null_mut());
     // Safety: writes one integer; the shape is alive.
-    let code = unsafe { sys::cuOccupancyMaxActiveClusters(&raw mut clusters, function, shape.config()) };
-    check("ask how many clusters fit", code)?;
+    let ask = |clusters| unsafe { sys::cuOccupancyMaxActiveClusters(clusters, function, shape.config()) };
+    let clusters = written("ask how many clusters fit", 0, ask)?;
     Ok(Fit { per_processor, cluster, clusters: clusters as u64 })
 }
 
@@ -157,8 +156,7 @@ impl Stream for CudaStream {
         let context = &self.device.context;
         let handle = function.handle.downcast_ref::<Handle>().filter(|handle| handle.ordinal == context.ordinal);
         let Some(handle) = handle else {
-            let what = "run a kernel that was loaded for another device";
-            return Err(GpuError::Unsupported { device: context.full_name(), what });
+            return Err(context.unsupported("run a kernel that was loaded for another device"));
         };
         let launch = launches::Launch {
             context,
@@ -191,10 +189,9 @@ impl Stream for CudaStream {
 
     fn record(&self) -> Result<Box<dyn Event>, GpuError> {
         self.enter()?;
-        let mut raw = std::ptr::null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DEFAULT as u32;
         // Safety: writes one pointer.
-        check("make an event", unsafe { sys::cuEventCreate(&raw mut raw, flags) })?;
+        let raw = handle("make an event", |event| unsafe { sys::cuEventCreate(event, flags) })?;
         let event = CudaEvent { context: self.device.context.clone(), raw };
         // Safety: both are alive.
         check("record an event", unsafe { sys::cuEventRecord(raw, self.raw) })?;
@@ -203,8 +200,7 @@ impl Stream for CudaStream {
 
     fn wait_for(&self, event: &dyn Event) -> Result<(), GpuError> {
         let Some(event) = event.downcast::<CudaEvent>() else {
-            let what = "wait for an event of another kind of device";
-            return Err(GpuError::Unsupported { device: self.device.context.full_name(), what });
+            return Err(self.device.context.unsupported("wait for an event of another kind of device"));
         };
         self.enter()?;
         // Safety: both are alive.
@@ -263,19 +259,14 @@ impl Event for CudaEvent {
     fn is_done(&self) -> Result<bool, GpuError> {
         self.context.enter()?;
         // Safety: the event is alive.
-        match unsafe { sys::cuEventQuery(self.raw) } {
-            CUresult::CUDA_SUCCESS => Ok(true),
-            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            code => Err(error("ask for an event", code)),
-        }
+        is_done("ask for an event", unsafe { sys::cuEventQuery(self.raw) })
     }
 
     fn since(&self, earlier: &dyn Event) -> Option<u64> {
         let earlier = earlier.downcast::<Self>()?;
         self.context.enter().ok()?;
-        let mut milliseconds = 0f32;
         // Safety: writes one number; both events are alive.
-        let code = unsafe { sys::cuEventElapsedTime_v2(&raw mut milliseconds, earlier.raw, self.raw) };
-        (code == CUresult::CUDA_SUCCESS).then_some((f64::from(milliseconds) * 1e6) as u64)
+        let ask = |milliseconds| unsafe { sys::cuEventElapsedTime_v2(milliseconds, earlier.raw, self.raw) };
+        written("ask for a time", 0f32, ask).ok().map(|milliseconds| (f64::from(milliseconds) * 1e6) as u64)
     }
 }
