@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Parameters of a launch.
+//! Arguments of a launch.
 
 use bytemuck::Pod;
 use gin_abi::{CommHandle, Deadline, WindowHandle};
 
-/// The bytes of one parameter, aligned to 16.
+/// The bytes of one argument, aligned to 16.
 #[derive(Clone, Debug)]
 pub struct Argument {
     words: Vec<u128>,
@@ -13,7 +13,7 @@ pub struct Argument {
 }
 
 impl Argument {
-    /// The bytes of `value`.
+    /// Makes an argument of the bytes of `value`.
     pub fn plain<T: Pod>(value: T, type_name: &'static str) -> Self {
         let mut words = vec![0u128; size_of::<T>().div_ceil(16).max(1)];
         bytemuck::cast_slice_mut::<u128, u8>(&mut words)[..size_of::<T>()].copy_from_slice(bytemuck::bytes_of(&value));
@@ -25,12 +25,12 @@ impl Argument {
         self.bytes
     }
 
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     pub fn as_ptr(&self) -> *const u8 {
         self.words.as_ptr().cast()
     }
 
-    /// Name of the type that was given.
+    /// Returns the name of the value's type.
     pub fn type_name(&self) -> &'static str {
         self.type_name
     }
@@ -41,7 +41,7 @@ impl Argument {
 /// Integers, floats, raw pointers, [`Deadline`], communicators (`gin_device::Comm` in the kernel), windows
 /// (`gin_device::Window<T>`), and any other plain value as [`Plain`].
 pub trait KernelArg {
-    /// Its bytes.
+    /// Returns the bytes of the value.
     fn argument(&self) -> Argument;
 }
 
@@ -51,7 +51,12 @@ impl KernelArg for Argument {
     }
 }
 
-/// A plain value of a type of the program's.
+/// A plain value of a type of the program.
+///
+/// ```
+/// use gin_gpu::{KernelArg, Plain};
+/// assert_eq!((5u32.argument().bytes(), Plain([0u16; 5]).argument().bytes()), (4, 10));
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Plain<T: Pod>(pub T);
 

@@ -6,61 +6,67 @@ use gin_abi::ABI_VERSION;
 use gin_device::exec::Dim3;
 
 /// The shape of a launch.
+///
+/// ```
+/// use gin_gpu::LaunchConfig;
+/// let config = LaunchConfig::new(8, 256).dynamic_shared(1024).cluster(2);
+/// assert_eq!((config.blocks(), config.threads(), config.cluster_blocks()), (8, 256, 2));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LaunchConfig {
-    /// Blocks.
+    /// The blocks.
     pub grid: Dim3,
-    /// Threads a block.
+    /// The threads of a block.
     pub block: Dim3,
-    /// Bytes of dynamic shared memory a block.
+    /// The bytes of dynamic shared memory of a block.
     pub dynamic_shared: u32,
-    /// Refuse the launch unless all blocks can be resident at once, as blocks that wait for each other need.
+    /// Refuses the launch unless all blocks can be resident at once. Blocks that wait for each other need that.
     pub cooperative: bool,
-    /// Blocks of a cluster, which run on neighbouring processors at the same time; each extent of the grid is a
-    /// multiple of the cluster's. 1 in each direction: no clusters. The virtual GPU has none: what a cluster's blocks
-    /// share cannot be had there.
+    /// The blocks of a cluster, which run on neighbouring processors at the same time. Each extent of the grid is a
+    /// multiple of the cluster's extent. 1 in each direction means no clusters. The virtual GPU has no clusters, and no
+    /// memory that the blocks of a cluster share.
     pub cluster: Dim3,
 }
 
 impl LaunchConfig {
-    /// `blocks` blocks of `threads` threads in a row.
+    /// Makes the shape of `blocks` blocks of `threads` threads, in a row.
     pub fn new(blocks: u32, threads: u32) -> Self {
         let row = |x| Dim3 { x, y: 1, z: 1 };
         Self { grid: row(blocks), block: row(threads), dynamic_shared: 0, cooperative: false, cluster: row(1) }
     }
 
-    /// The same with this much dynamic shared memory a block.
+    /// Sets the bytes of dynamic shared memory of a block.
     #[must_use]
     pub fn dynamic_shared(mut self, bytes: u32) -> Self {
         self.dynamic_shared = bytes;
         self
     }
 
-    /// The same, refused unless all blocks can be resident at once.
+    /// Refuses the launch unless all blocks can be resident at once.
     #[must_use]
     pub fn cooperative(mut self) -> Self {
         self.cooperative = true;
         self
     }
 
-    /// The same in clusters of `blocks` blocks in a row.
+    /// Sets clusters of `blocks` blocks in a row.
     #[must_use]
     pub fn cluster(mut self, blocks: u32) -> Self {
         self.cluster = Dim3 { x: blocks, y: 1, z: 1 };
         self
     }
 
-    /// Number of blocks a cluster.
+    /// Returns the number of blocks of a cluster.
     pub fn cluster_blocks(&self) -> u64 {
         count(self.cluster)
     }
 
-    /// Number of blocks.
+    /// Returns the number of blocks.
     pub fn blocks(&self) -> u64 {
         count(self.grid)
     }
 
-    /// Number of threads a block.
+    /// Returns the number of threads of a block.
     pub fn threads(&self) -> u64 {
         count(self.block)
     }
@@ -79,7 +85,7 @@ fn count(extent: Dim3) -> u64 {
 /// Checks a launch against the kernel and the limits of the device.
 ///
 /// # Errors
-/// The first value that does not fit, with the requested value and the limit.
+/// An error with the first value that does not fit, and its limit.
 pub fn check_launch(
     function: &Function,
     config: &LaunchConfig,
@@ -144,7 +150,7 @@ pub fn check_launch(
     limit("dynamic shared memory", u64::from(config.dynamic_shared), u64::from(limits.dynamic_shared), device)
 }
 
-/// The names most similar to `name`, at most three.
+/// Returns the names most similar to `name`, at most three.
 pub(super) fn similar<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut known: Vec<(usize, &str)> = known.map(|other| (distance(name, other), other)).collect();
     known.sort_unstable();
@@ -152,7 +158,7 @@ pub(super) fn similar<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> V
     known.into_iter().take(3).map(|(_, other)| format!("`{other}`")).collect()
 }
 
-/// Number of single-character edits that make one name of another.
+/// Returns the number of single-character edits between two names.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -10,30 +10,30 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Key(pub Vec<u8>);
 
-/// A key of another rank that cannot be used.
+/// The error of a key of another rank that this rank cannot use.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("key of rank {rank} cannot be used: {reason}")]
 pub struct KeyError {
     /// The rank.
     pub rank: u32,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 24;
 
-/// A name of this process that no other one has, on any host: random bits.
+/// Returns the name of this process: random bits that no other process has, on any host.
 pub fn process() -> [u8; 16] {
     static NAME: OnceLock<[u8; 16]> = OnceLock::new();
     *NAME.get_or_init(random)
 }
 
-/// Bits that nobody can guess.
+/// Returns random bits, which cannot be guessed.
 pub fn random() -> [u8; 16] {
     let mut bits = [0; 16];
     let got = rustix::rand::getrandom(&mut bits, rustix::rand::GetRandomFlags::empty());
-    // The kernel gives up to 256 bytes whole, once it has started up.
+    // The kernel returns up to 256 bytes at once after it has started up.
     assert_eq!(got, Ok(bits.len()), "the kernel gives random numbers");
     bits
 }
@@ -62,7 +62,7 @@ pub enum Missing {
     Gone,
 }
 
-/// A table of this process. It keeps nothing alive.
+/// A table of objects of this process. It keeps none of them alive.
 #[derive(Debug)]
 pub struct Registry<T> {
     entries: Mutex<Option<HashMap<u64, Weak<T>>>>,
@@ -75,7 +75,7 @@ impl<T> Registry<T> {
         Self { entries: Mutex::new(None), next: AtomicU64::new(1) }
     }
 
-    /// Puts something into the table; the key, of [`KEY_BYTES`], names it as long as it lives.
+    /// Enters an object. The key, of [`KEY_BYTES`], names it as long as it lives.
     pub fn publish(&self, entry: &Arc<T>) -> Key {
         let token = self.next.fetch_add(1, Ordering::Relaxed);
         let mut entries = lock(&self.entries);

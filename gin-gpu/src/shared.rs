@@ -10,18 +10,18 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// A file that holds all of an allocation, and what is in it.
+/// A file that contains all of an allocation.
 #[derive(Debug)]
 pub struct SharedFile {
     /// The file.
     pub file: OwnedFd,
-    /// Bytes of the allocation; the file may be longer.
+    /// The bytes of the allocation; the file may be longer.
     pub bytes: u64,
-    /// Where they lie.
+    /// The kind of memory.
     pub kind: MemoryKind,
 }
 
-/// The seals of memory files: no process can shorten a file that others have mapped, or take the seals away.
+/// The seals of memory files. No process can shorten a file that others have mapped, or remove the seals.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// Memory of the host in a file that has no name.
@@ -30,12 +30,12 @@ pub(super) struct HostFile {
     /// `None` once a file of another process is mapped: such files are closed, as there may be many.
     file: Option<OwnedFd>,
     length: u64,
-    /// It belongs to another process, which shares it.
+    /// The file belongs to another process, which shares it.
     foreign: bool,
 }
 
 impl HostFile {
-    /// A file of `length` zero bytes, a whole number of pages.
+    /// Makes a file of `length` zero bytes, a whole number of pages.
     pub(super) fn new(length: u64) -> Result<Self, Errno> {
         let file = memfd_create("gin", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, length)?;
@@ -43,10 +43,10 @@ impl HostFile {
         Ok(Self { file: Some(file), length, foreign: false })
     }
 
-    /// A file of another process, for a mapping of `bytes` bytes.
+    /// Takes a file of another process, for a mapping of `bytes` bytes.
     ///
     /// # Errors
-    /// Why it cannot be mapped, in words: it could be shortened, or it is too short.
+    /// The reason for which it cannot be mapped, in words: it could be shortened, or it is too short.
     pub(super) fn of_other(file: OwnedFd, bytes: u64) -> Result<Self, String> {
         let text = |error: Errno| format!("its file cannot be examined: {error}");
         if !fcntl_get_seals(&file).map_err(text)?.contains(SealFlags::SHRINK) {
@@ -69,10 +69,10 @@ impl HostFile {
         self.file.as_ref().filter(|_| !self.foreign).map(OwnedFd::try_clone)
     }
 
-    /// Maps all of it, at `address` if there is one.
+    /// Maps the whole file, at `address` or where the kernel chooses.
     ///
     /// # Safety
-    /// - The caller owns `bytes` bytes from `address` on, and may map over them.
+    /// - If there is an `address`, the caller owns the bytes of the file's length from there on, and may map over them.
     unsafe fn map(&mut self, address: Option<u64>) -> Result<u64, Errno> {
         let (hint, fixed) = match address {
             Some(address) => (pointer(address), MapFlags::FIXED),
@@ -86,10 +86,10 @@ impl HostFile {
         Ok(start.expose_provenance() as u64)
     }
 
-    /// Maps all of it over addresses that are the caller's.
+    /// Maps the whole file over addresses of the caller.
     ///
     /// # Safety
-    /// - As many bytes as it has from `address` on are the caller's to map over.
+    /// - The caller owns the bytes of the file's length from `address` on, and may map over them.
     pub(super) unsafe fn map_at(&mut self, address: u64) -> Result<(), Errno> {
         // Safety: the caller's promise.
         unsafe { self.map(Some(address)) }.map(drop)
@@ -106,12 +106,12 @@ pub(super) struct HostPages {
 impl HostPages {
     /// Maps a file.
     pub(super) fn new(mut file: HostFile) -> Result<Self, Errno> {
-        // Safety: no address is asked for.
+        // Safety: no address is requested.
         let start = unsafe { file.map(None) }?;
         Ok(Self { file, start })
     }
 
-    /// Zeroed pages for `bytes` bytes, in a file of their own.
+    /// Makes zeroed pages for `bytes` bytes, in a new file.
     pub(super) fn allocate(kind: MemoryKind, bytes: u64) -> Result<Self, GpuError> {
         let refuse = out_of_memory(kind, bytes);
         let length = bytes.max(1).checked_next_multiple_of(page());
@@ -131,7 +131,8 @@ impl HostPages {
 
 impl Drop for HostPages {
     fn drop(&mut self) {
-        // Safety: mapped like this, and used no more. It fails only for addresses that were never mapped.
+        // Safety: the pages were mapped with this length and are not used any more. It fails only for addresses that
+        // were never mapped.
         let _ = unsafe { munmap(pointer(self.start), self.file.length as usize) };
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The virtual GPU as a device.
 //!
-//! Its memory is memory of this process, so every virtual GPU reaches every other one and the CPU reaches all. It runs
+//! Its memory is memory of this process. So every virtual GPU reaches every other one, and the CPU reaches all. It runs
 //! the kernels that are linked into the program. A stream runs its work in order; work of different streams runs
 //! concurrently.
 
@@ -25,10 +25,10 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-/// Alignment of allocations, that of CUDA.
+/// The alignment of allocations: that of CUDA.
 const ALIGN: usize = 256;
 
-/// Limits of the virtual GPU: those of CUDA GPUs.
+/// The limits of the virtual GPU: those of CUDA GPUs.
 const LIMITS: Limits = Limits { dynamic_shared: gin_virtual::SHARED_LIMIT as u32, ..Limits::CUDA };
 
 /// Memory of this process.
@@ -38,7 +38,7 @@ struct VirtualMemory {
     layout: Layout,
 }
 
-// Safety: an address; its users agree on the accesses to the memory.
+// Safety: it is an address, and its users agree on the accesses to the memory.
 unsafe impl Send for VirtualMemory {}
 // Safety: as above.
 unsafe impl Sync for VirtualMemory {}
@@ -56,7 +56,7 @@ impl Drop for VirtualMemory {
     }
 }
 
-/// Memory of the program's.
+/// Memory of the program.
 #[derive(Debug)]
 struct ForeignMemory(u64);
 
@@ -66,10 +66,9 @@ impl RawMemory for ForeignMemory {
     }
 }
 
-/// Makes host code wait and read the time by the virtual world where it runs in one. Every device calls it when it is
-/// made.
+/// Makes host code of a virtual world wait and read the time by that world. Every device calls it when it is made.
 pub fn install() {
-    // Clocks and pauses of device code work on the host too, where no kernel runs.
+    // Clocks and pauses of device code also work on the host, where no kernel runs.
     gin_virtual::install();
     rt::install(VirtualWorld {
         is_inside: gin_virtual::in_world,
@@ -85,7 +84,7 @@ pub fn install() {
 pub struct VirtualDevice {
     index: u32,
     resident_blocks: u32,
-    /// `None`: it has memory and runs no kernels.
+    /// `None` for a device that has memory and runs no kernels.
     engine: Option<VirtualGpu>,
     running: Mutex<Vec<LaunchTicket>>,
     streams: AtomicU32,
@@ -93,13 +92,18 @@ pub struct VirtualDevice {
 }
 
 impl VirtualDevice {
-    /// The device that `engine` runs.
+    /// Makes a device whose kernels `engine` runs.
     pub fn new(engine: VirtualGpu) -> Arc<Self> {
         let (index, resident_blocks) = (engine.index(), engine.config().resident_blocks);
         Self::with(index, resident_blocks, Some(engine))
     }
 
-    /// A device that has memory but runs no kernels, for code that needs none.
+    /// Makes a device that has memory but runs no kernels, for code that needs none.
+    ///
+    /// ```
+    /// use gin_gpu::{Device, DeviceKind};
+    /// assert_eq!(gin_gpu::virt::VirtualDevice::memory_only(0).kind(), DeviceKind::Virtual);
+    /// ```
     pub fn memory_only(index: u32) -> Arc<Self> {
         Self::with(index, 0, None)
     }
@@ -116,11 +120,11 @@ impl VirtualDevice {
         })
     }
 
-    /// Memory of the program's, used and never freed by this device.
+    /// Uses memory of the program. This device never frees it.
     ///
     /// # Safety
-    /// - The `bytes` bytes at `address` are valid for reads and writes, and stay so until what is returned, windows
-    ///   that it is registered in, and communicators that have had such windows are gone on all ranks.
+    /// - The `bytes` bytes at `address` are valid for reads and writes. They stay so until the returned value, the
+    ///   windows in which it is registered, and communicators that have had such windows are gone on all ranks.
     /// - Meanwhile the program accesses them only as it may access memory of a window.
     ///
     /// # Errors
@@ -305,7 +309,7 @@ impl Module for Linked {
     }
 }
 
-/// The function of a kernel that is linked into this program.
+/// Returns the function of a kernel that is linked into this program.
 pub fn function(entry: &'static KernelEntry) -> Function {
     let parameter = |parameter: &gin_device::kernel::KernelParam| Parameter {
         name: parameter.name.to_owned(),
@@ -321,13 +325,13 @@ pub fn function(entry: &'static KernelEntry) -> Function {
     }
 }
 
-/// The values of a launch, and where each is.
+/// The values of a launch, and their addresses.
 struct Values {
     _owners: Vec<Argument>,
     pointers: Vec<*const u8>,
 }
 
-// Safety: the pointers lead into `_owners`, which nobody changes.
+// Safety: the pointers lead into `_owners`, which does not change.
 unsafe impl Send for Values {}
 // Safety: as above.
 unsafe impl Sync for Values {}
@@ -342,9 +346,9 @@ impl Values {
 struct VirtualStream {
     device: Arc<VirtualDevice>,
     id: StreamId,
-    /// Work that nobody has asked about.
+    /// Work whose result was not read yet.
     tickets: Mutex<Vec<LaunchTicket>>,
-    /// The launches that later work must wait for.
+    /// The launches for which later work must wait.
     gates: Mutex<Vec<LaunchTicket>>,
 }
 
@@ -357,7 +361,7 @@ impl VirtualStream {
         Ok(ticket)
     }
 
-    /// How the work that is done ended; the first failure counts.
+    /// Returns the result of the work that is done: the first failure, if there is one.
     fn outcome(&self) -> Result<(), GpuError> {
         let mut outcome = Ok(());
         lock(&self.tickets).retain(|ticket| match ticket.result() {
@@ -442,7 +446,7 @@ impl Stream for VirtualStream {
     }
 }
 
-/// A small grid of its own, at this place of the stream.
+/// A grid of one thread, at this point of the stream.
 #[derive(Debug)]
 struct VirtualEvent {
     ticket: LaunchTicket,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One GPU of the process, shared by all ranks on it: its context, what it is, and the loaded kernels.
+//! One GPU of the process, shared by all ranks on it: its context, its properties, and the loaded kernels.
 
 use super::driver::{check, handle, no_device, start, written};
 use super::info;
@@ -14,7 +14,7 @@ use cudarc::driver::sys::{
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-/// A GPU. Made once and kept until the process ends, as its primary context is.
+/// A GPU. It is opened once and kept until the process ends, as its primary context is.
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) ordinal: usize,
@@ -23,21 +23,21 @@ pub(super) struct Context {
     pub(super) capability: u32,
     pub(super) processors: u32,
     pub(super) limits: Limits,
-    /// Bytes of a granule of memory at addresses of our choice; `None` if it has ordinary memory only.
+    /// The bytes of a granule of memory at addresses of gin's choice; `None` if the GPU has ordinary memory only.
     pub(super) granularity: Option<u64>,
-    /// A NIC can reach memory at addresses of our choice.
+    /// A NIC can reach memory at addresses of gin's choice.
     pub(super) nic_reaches: bool,
-    /// Its memory can be given as files that drivers share.
+    /// Its memory can be exported as files that drivers share.
     pub(super) dma_buf: bool,
     raw: CUcontext,
     device: CUdevice,
-    /// Numbers of the other GPUs whose memory this one reaches.
+    /// The numbers of the other GPUs whose memory this one reaches.
     neighbours: Mutex<Vec<usize>>,
-    /// Those of them whose memory kernels of this one reach with atomics.
+    /// The numbers of the neighbours whose memory kernels of this GPU reach with atomics.
     friends: Mutex<Vec<usize>>,
-    /// By address of the PTX text, which is static.
+    /// By the address of the PTX text, which is static.
     pub(super) images: Mutex<HashMap<usize, Arc<Image>>>,
-    /// Lanes that nobody uses.
+    /// The unused lanes.
     pub(super) lanes: Mutex<Vec<Lane>>,
 }
 
@@ -46,7 +46,7 @@ unsafe impl Send for Context {}
 // Safety: as above.
 unsafe impl Sync for Context {}
 
-/// Number of GPUs that the driver shows to this process.
+/// Returns the number of GPUs that the driver shows to this process.
 pub(super) fn count() -> Result<usize, GpuError> {
     let version = start()?;
     // Safety: writes one integer.
@@ -65,7 +65,7 @@ fn granularity(properties: &CUmemAllocationProp) -> Result<u64, GpuError> {
 }
 
 impl Context {
-    /// GPU number `ordinal`.
+    /// Returns GPU number `ordinal`.
     pub(super) fn get(ordinal: usize) -> Result<Arc<Self>, GpuError> {
         let there = count()?;
         if ordinal >= there {
@@ -86,9 +86,9 @@ impl Context {
 
     fn open(ordinal: usize) -> Result<Self, GpuError> {
         let device = info::device(ordinal)?;
-        // A launch that needs more local memory than the last one would wait for running kernels each time.
+        // Without this flag each launch that needs more local memory than the last one would wait for running kernels.
         let flags = sys::CUctx_flags::CU_CTX_SCHED_AUTO as u32 | sys::CUctx_flags::CU_CTX_LMEM_RESIZE_TO_MAX as u32;
-        // Safety: takes no pointers. It fails where the context is in use already, with flags of somebody else's.
+        // Safety: takes no pointers. It fails if the context is already in use with flags of other code.
         let _ = unsafe { sys::cuDevicePrimaryCtxSetFlags_v2(device, flags) };
         // Safety: writes one pointer; released when the process ends.
         let retain = |context| unsafe { sys::cuDevicePrimaryCtxRetain(context, device) };
@@ -97,7 +97,7 @@ impl Context {
         let capability = info::capability(device)?;
         let limits = Limits {
             dynamic_shared: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
-            // The portable number: a kernel with more needs an attribute.
+            // The portable number. A kernel with more needs an attribute.
             cluster_blocks: if capability >= 90 { 8 } else { 1 },
             ..Limits::CUDA
         };
@@ -136,11 +136,11 @@ impl Context {
         Ok(context)
     }
 
-    /// The properties of memory of this GPU at an address of our choice.
+    /// Returns the properties of memory of this GPU at an address of gin's choice.
     pub(super) fn memory_properties(&self) -> CUmemAllocationProp {
         CUmemAllocationProp {
             type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-            // Nobody outside this process imports it.
+            // No other process imports it.
             requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
             location: self.location(),
             win32HandleMetaData: std::ptr::null_mut(),
@@ -157,7 +157,7 @@ impl Context {
         CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.device }
     }
 
-    /// That this GPU, and every other one that can, may read and write memory of this one.
+    /// Returns the descriptions by which this GPU, and every other one that can, may read and write memory of this one.
     pub(super) fn access(&self) -> Vec<CUmemAccessDesc> {
         let all = lock(&ALL);
         let near =
@@ -167,24 +167,24 @@ impl Context {
         locations.map(|location| CUmemAccessDesc { location, flags }).collect()
     }
 
-    /// Makes it the context of this thread.
+    /// Makes this the context of the calling thread.
     pub(super) fn enter(&self) -> Result<(), GpuError> {
         // Safety: the context is alive until the process ends.
         check("make a GPU's context current", unsafe { sys::cuCtxSetCurrent(self.raw) })
     }
 
-    /// The GPU's number in the driver.
+    /// Returns the GPU's number in the driver.
     pub(super) fn device(&self) -> sys::CUdevice {
         self.device
     }
 
-    /// Its handle in the driver.
+    /// Returns the context's handle in the driver.
     pub(super) fn raw(&self) -> CUcontext {
         self.raw
     }
 
-    /// Lets this GPU reach memory of `other`, if the hardware can; copies between them take the direct way then.
-    /// Kernels use it only where the hardware also has atomics on it.
+    /// Lets this GPU reach memory of `other`, if the hardware can. Then copies between them take the direct way.
+    /// Kernels use it only if the hardware also has atomics on it.
     fn befriend(&self, other: &Self) -> Result<(), GpuError> {
         // Safety: writes one integer.
         let ask = |can| unsafe { sys::cuDeviceCanAccessPeer(can, self.device, other.device) };
@@ -212,7 +212,7 @@ impl Context {
         self.ordinal == other.ordinal || lock(&self.friends).contains(&other.ordinal)
     }
 
-    /// Returns whether this GPU reaches memory of `other` that was allocated in the usual way, if not with atomics.
+    /// Returns whether this GPU reaches memory of `other` that was allocated in the usual way, perhaps without atomics.
     pub(super) fn copies_reach(&self, other: &Self) -> bool {
         self.ordinal == other.ordinal || lock(&self.neighbours).contains(&other.ordinal)
     }
@@ -222,7 +222,7 @@ impl Context {
         GpuError::Unsupported { device: self.full_name(), what }
     }
 
-    /// Its name and number.
+    /// Returns its name and number.
     pub(super) fn full_name(&self) -> String {
         format!("{} (GPU {})", self.name, self.ordinal)
     }

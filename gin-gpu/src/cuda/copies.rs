@@ -13,31 +13,31 @@ use cudarc::driver::sys::{self, CUevent, CUresult};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Most values under way: each has a place until it is written.
+/// The most values under way. Each has a place in the buffer until it is written.
 const MOST_VALUES: u64 = VALUES / 8;
 
 /// Copies on a lane of their own, in order.
 #[derive(Debug)]
 pub(super) struct Copies {
-    /// Always there but in `drop`.
+    /// `None` only in `drop`.
     lane: Option<Lane>,
     context: Arc<Context>,
     started: Ticket,
     done: Ticket,
-    /// Copies that are under way.
+    /// The copies that are under way.
     ends: VecDeque<(Ticket, CUevent)>,
-    /// Events that nobody waits for.
+    /// The unused events.
     spare: Vec<CUevent>,
-    /// Values written so far.
+    /// The number of values written so far.
     values: u64,
-    /// Values whose write is under way: the copy that writes them.
+    /// For each value whose write is under way, the copy that writes it.
     writing: VecDeque<Ticket>,
 }
 
-// Safety: handles of the driver's, which any thread may use.
+// Safety: handles of the driver, which any thread may use.
 unsafe impl Send for Copies {}
 
-/// Where an address is.
+/// The location of an address.
 enum Location {
     Host,
     Device(Arc<Context>),
@@ -71,7 +71,7 @@ impl Copies {
         })
     }
 
-    /// Marks the end of what was started.
+    /// Marks the end of the copies that were started.
     fn mark(&mut self) -> Result<Ticket, GpuError> {
         let event = match self.spare.pop() {
             Some(event) => event,
@@ -89,7 +89,7 @@ impl Copies {
         Ok(self.started)
     }
 
-    /// Looks which copies are done.
+    /// Finds out which copies are done.
     fn look(&mut self) -> Result<(), GpuError> {
         self.context.enter()?;
         let _beside = BesideCaptures::begin();
@@ -128,8 +128,8 @@ impl Copier for Copies {
                 unsafe { lane.start(to_address, from_address, bytes)? };
             }
             (Location::Device(_), Location::Device(_)) | (Location::Host, Location::Host) => {
-                // A copy within the GPU would need a processor, and there may be none that is free. Pieces follow each
-                // other in the stream, so that one buffer is enough.
+                // A copy within the GPU would need a processor, and perhaps none is free. The chunks follow each other
+                // in the stream, so one buffer is enough.
                 let (buffer, mut at) = (lane.buffer(), 0);
                 while at < bytes {
                     let chunk = BUFFER.min(bytes - at);
@@ -153,12 +153,12 @@ impl Copier for Copies {
             return Err(self.context.unsupported("hold more values that are on their way"));
         }
         self.context.enter()?;
-        // Also tells memory of another kind of device.
+        // Also refuses memory of another kind of device.
         self.location(to.0)?;
         let slot = self.values % MOST_VALUES;
         let lane = self.lane()?;
         let place = lane.values() + slot * 8;
-        // Safety: a place of the lane's buffer that no copy uses: the last value here is written.
+        // Safety: no copy uses this place of the lane's buffer, because its last value is written.
         unsafe { (place as usize as *mut u64).write_volatile(value.to_le()) };
         // Safety: the caller's promise.
         unsafe { lane.start(to.1, place, bytes.min(8))? };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory and handles that are freed later, when no kernel runs.
 //!
-//! The driver waits for running kernels when memory is freed or a module unloaded. Such a kernel may wait for the
+//! The driver waits for running kernels when memory is freed or a module is unloaded. Such a kernel may wait for the
 //! caller. So these calls are deferred, and a progress thread never makes them: it only adds to the list.
 
 use super::context::Context;
@@ -15,7 +15,7 @@ use cudarc::driver::sys::{self, CUevent, CUmodule, CUstream};
 use std::any::Any;
 use std::sync::Arc;
 
-/// Something to free once no kernel runs.
+/// A resource to free once no kernel runs.
 #[derive(Debug)]
 pub(super) enum DeferredFree {
     /// Device memory.
@@ -32,20 +32,20 @@ pub(super) enum DeferredFree {
     Lane(Lane),
     /// Memory that is mapped at a place.
     Placed(Arc<Context>, FlatPlace),
-    /// Memory that is mapped at addresses of its own: first byte, and bytes.
+    /// Memory that is mapped at addresses of its own: the first byte, and the number of bytes.
     Alone(Arc<Context>, u64, u64),
     /// Pinned memory in a file.
     PinnedFile(Arc<Context>, HostPages),
-    /// Addresses where nothing is mapped any more.
+    /// Addresses at which nothing is mapped any more: the first, and their number.
     Addresses(Arc<Context>, u64, u64),
     /// A page of I/O memory, by its address in this process.
     Pages(Arc<Context>, u64),
 }
 
-// Safety: handles of the driver's, which any thread may use.
+// Safety: handles of the driver, which any thread may use.
 unsafe impl Send for DeferredFree {}
 
-/// Frees it. Returns what the caller still has to drop, without the lock, because dropping may defer more.
+/// Frees the resource. Returns the rest, which the caller drops without the lock, because dropping may defer more.
 pub(super) fn free(deferred: DeferredFree) -> Result<Option<Box<dyn Any>>, GpuError> {
     let (DeferredFree::Device(context, _)
     | DeferredFree::Pinned(context, _)
@@ -67,7 +67,7 @@ pub(super) fn free(deferred: DeferredFree) -> Result<Option<Box<dyn Any>>, GpuEr
     if let DeferredFree::Pages(_, first) = &deferred {
         return entered.and_then(|()| pages::end(*first));
     }
-    // Safety: each handle came from the driver and is deferred once; nobody uses it any more.
+    // Safety: each handle came from the driver and is deferred once, and no code uses it any more.
     let freed = entered.and_then(|()| unsafe {
         match &deferred {
             DeferredFree::Device(_, address) => check("free device memory", sys::cuMemFree_v2(*address)),
@@ -97,12 +97,12 @@ pub(super) fn free(deferred: DeferredFree) -> Result<Option<Box<dyn Any>>, GpuEr
     match (deferred, freed) {
         (DeferredFree::Placed(_, place), Ok(())) => Ok(Some(Box::new(place))),
         (DeferredFree::Placed(_, place), Err(error)) => {
-            // The memory is still mapped: nobody gets this place again.
+            // The memory is still mapped, so this place stays taken.
             place.leak();
             Err(error)
         }
         (DeferredFree::PinnedFile(_, pages), Err(error)) => {
-            // GPUs may reach the pages still: they stay mapped.
+            // GPUs may still reach the pages, so they stay mapped.
             std::mem::forget(pages);
             Err(error)
         }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The driver: whether there is one, and what it says.
+//! Loads the driver, and reports its errors.
 
 use crate::GpuError;
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
 use std::ffi::CStr;
 use std::sync::OnceLock;
 
-/// Oldest driver that has every call used here: that of CUDA 12.8.
+/// The oldest driver with every call used here: that of CUDA 12.8.
 const OLDEST: i32 = 12_080;
 
-/// An error of a call.
+/// Returns the error of a call that failed.
 pub(super) fn check(context: &'static str, code: CUresult) -> Result<(), GpuError> {
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(error(context, code)) }
 }
@@ -44,7 +44,7 @@ pub(super) fn new_event() -> Result<sys::CUevent, GpuError> {
     handle("make an event", |event| unsafe { sys::cuEventCreate(event, flags) })
 }
 
-/// The error of a call that returned `code`.
+/// Returns the error of a call that returned `code`.
 pub(super) fn error(context: &'static str, code: CUresult) -> GpuError {
     GpuError::Driver { context, reason: describe(code) }
 }
@@ -63,18 +63,18 @@ pub(super) fn describe(code: CUresult) -> String {
     format!("{name} ({}): {meaning}", code as u32)
 }
 
-/// Version numbers as people write them.
+/// Returns a version as people write it.
 pub(super) fn version_text(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-/// That a driver shows no GPU.
+/// Returns the error of a driver that shows no GPU.
 pub(super) fn no_device(version: i32) -> GpuError {
     let visible = std::env::var_os("CUDA_VISIBLE_DEVICES").map(|value| value.to_string_lossy().into_owned());
     GpuError::NoDevice { driver: version_text(version), visible }
 }
 
-/// Starts the driver, once, and gives the newest CUDA version that it knows.
+/// Starts the driver once. Returns the newest CUDA version that it supports.
 pub(super) fn start() -> Result<i32, GpuError> {
     static STARTED: OnceLock<Result<i32, GpuError>> = OnceLock::new();
     STARTED
@@ -101,8 +101,8 @@ pub(super) fn start() -> Result<i32, GpuError> {
 
 /// While this is alive, calls of this thread are not refused because a stream is captured somewhere in the process.
 ///
-/// The driver takes asking for an event, or allocating, for a mistake in a capture that is going on. What is done here
-/// in between never depends on what is captured.
+/// The driver refuses queries of events and allocations during a capture, because they can be mistakes there. Here they
+/// never depend on captured work.
 #[derive(Debug)]
 pub(super) struct BesideCaptures(Option<CUstreamCaptureMode>);
 
@@ -118,7 +118,7 @@ impl BesideCaptures {
 impl Drop for BesideCaptures {
     fn drop(&mut self) {
         if let Some(mut mode) = self.0 {
-            // Safety: as above. It fails for no mode that the driver has given.
+            // Safety: as above. It does not fail for a mode that the driver has returned.
             let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
         }
     }

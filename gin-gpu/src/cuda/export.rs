@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Memory of a GPU as a file that drivers share (DMA-BUF).
+//! Exports memory of a GPU as a file that drivers share (DMA-BUF).
 
 use super::context::Context;
 use super::driver::written;
@@ -7,8 +7,8 @@ use crate::{GpuError, MemoryFile, whole_pages};
 use cudarc::driver::sys::{self, CUmemRangeHandleType};
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// `bytes` bytes from `address` on. The driver takes whole pages of the host only; what it allocates lies in larger
-/// ones, so all of them are of one piece.
+/// Exports `bytes` bytes from `address` on. The driver exports whole pages of the host only. Its allocations consist of
+/// larger pages, so all exported pages belong to the same allocation.
 pub(super) fn export(context: &Context, address: u64, bytes: u64) -> Result<MemoryFile, GpuError> {
     if !context.dma_buf {
         return Err(
@@ -23,6 +23,6 @@ pub(super) fn export(context: &Context, address: u64, bytes: u64) -> Result<Memo
     let make =
         |file: *mut i32| unsafe { sys::cuMemGetHandleForAddressRange(file.cast(), first, length as usize, kind, 0) };
     let file = written("make a DMA-BUF file of device memory", -1, make)?;
-    // Safety: the driver has just opened it, for the caller.
+    // Safety: the driver has just opened it for the caller.
     Ok(MemoryFile::new(unsafe { OwnedFd::from_raw_fd(file) }, offset))
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory at fixed distances, through the driver's virtual-memory calls.
 //!
-//! A place gets memory of its own, mapped there alone; the handle is given back at once, as the mapping keeps the
-//! memory. It is in reach of every GPU of the process that can reach its own, also of those outside the LSA team,
+//! A place has its own memory, which is mapped only there. The handle is released at once, because the mapping keeps
+//! the memory. Every GPU of the process that can reach the memory's own GPU reaches it, also GPUs outside the LSA team,
 //! because copies between GPUs read and write it too.
 
 use super::context::Context;
@@ -16,14 +16,14 @@ use crate::{DeviceKind, GpuError, MemoryKind, RawMemory};
 use cudarc::driver::sys::{self, CUresult};
 use std::sync::Arc;
 
-/// Bytes of a slot that are tried first: more than GPUs have, several times, so that places are found although windows
-/// come and go in any order; and 16 of them are an eighth of the addresses of a process.
+/// The bytes of a slot that are tried first. They are several times the memory of a GPU, so that places are found
+/// although windows are freed in any order. 16 such slots are an eighth of the addresses of a process.
 const LARGEST: u64 = 1 << 40;
 
-/// Least bytes of a slot.
+/// The fewest bytes of a slot.
 const SMALLEST: u64 = 1 << 32;
 
-/// Addresses of the driver's.
+/// Addresses that the driver has reserved.
 #[derive(Debug)]
 pub(super) struct Addresses {
     context: Arc<Context>,
@@ -78,13 +78,13 @@ impl Drop for Addresses {
 #[derive(Debug)]
 pub(super) struct PlacedMemory {
     context: Arc<Context>,
-    /// Always there but in `drop`.
+    /// `None` only in `drop`.
     place: Option<FlatPlace>,
     address: u64,
 }
 
 impl PlacedMemory {
-    /// Zeroed memory.
+    /// Maps zeroed memory.
     pub(super) fn new(context: &Arc<Context>, place: FlatPlace) -> Result<Self, GpuError> {
         free_deferred();
         context.enter()?;
@@ -95,14 +95,14 @@ impl PlacedMemory {
         let handle = written("make device memory", 0, create).map_err(&refuse)?;
         // Safety: the place is in reserved addresses, nothing is mapped there, and the memory is as long.
         let mapped = check("map device memory", unsafe { sys::cuMemMap(address, bytes as usize, 0, handle, 0) });
-        // Safety: made above. What is mapped stays until it is unmapped.
+        // Safety: made above. The mapping keeps the memory until it is unmapped.
         let released = check("let go of device memory", unsafe { sys::cuMemRelease(handle) });
         mapped.map_err(refuse)?;
-        // From here on it is unmapped later, also where something fails.
+        // From here on the memory is unmapped later, also after an error.
         let memory = Self { context: context.clone(), place: Some(place), address };
         released?;
         let access = context.access();
-        // Safety: the descriptions are as many as stated, of a whole mapping.
+        // Safety: the number of descriptions is right, and they are for a whole mapping.
         let code = unsafe { sys::cuMemSetAccess(address, bytes as usize, access.as_ptr(), access.len()) };
         check("let GPUs reach device memory", code)?;
         // Safety: these bytes were just mapped.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Memory that the program has from elsewhere: checked, used, and never freed here.
+//! Memory that the program has from elsewhere. gin checks and uses it, and never frees it.
 
 use super::CudaDevice;
 use super::context::Context;
@@ -11,23 +11,23 @@ use cudarc::driver::sys::{
 };
 use std::sync::Arc;
 
-/// Bytes that are mapped and protected together, at least, by the driver's virtual-memory calls.
+/// The fewest bytes that the driver's virtual-memory calls map and protect together.
 const GRANULE: u64 = 2 << 20;
 
-/// The allocator of memory, which decides how to find out which GPUs reach it.
+/// The allocator of memory. It decides how to find out which GPUs reach the memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Origin {
-    /// `cuMemAlloc`: reached by each GPU that peer access was enabled for.
+    /// `cuMemAlloc`: each GPU with peer access reaches it.
     Alloc,
-    /// `cuMemAllocAsync`: reached as its pool says.
+    /// `cuMemAllocAsync`: the pool decides which GPUs reach it.
     Pool(CUmemoryPool),
-    /// `cuMemMap`: reached as was set for its pages.
+    /// `cuMemMap`: the access of its pages decides which GPUs reach it.
     Map,
-    /// Pinned host memory: reached by all GPUs, at the address that each says.
+    /// Pinned host memory: all GPUs reach it, each at an address of its own.
     Host,
 }
 
-/// The driver's facts about an address. Words are as the driver leaves them, zero where it knows nothing.
+/// The driver's facts about an address. A word is zero if the driver does not write it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Facts {
     memory_type: u64,
@@ -62,7 +62,7 @@ impl Facts {
         if code == CUresult::CUDA_SUCCESS { Ok(facts) } else { Err(code) }
     }
 
-    /// Why memory with these facts cannot be used by `context` on GPU `ordinal`.
+    /// Returns the reason for which `context` on GPU `ordinal` cannot use memory with these facts.
     fn refusal(&self, ordinal: usize, context: CUcontext) -> Option<String> {
         let is = |kind: CUmemorytype| self.memory_type == kind as u64;
         if self.managed != 0 {
@@ -148,7 +148,7 @@ fn examine(context: &Context, address: u64, bytes: u64) -> Result<Origin, String
     Ok(if pool.is_null() { Origin::Alloc } else { Origin::Pool(pool) })
 }
 
-/// Memory of the program's.
+/// Memory of the program.
 #[derive(Debug)]
 struct ForeignMemory {
     owner: Arc<Context>,
@@ -157,7 +157,7 @@ struct ForeignMemory {
     bytes: u64,
 }
 
-// Safety: addresses and a handle of the driver's, which any thread may use.
+// Safety: addresses and a handle of the driver, which any thread may use.
 unsafe impl Send for ForeignMemory {}
 // Safety: as above.
 unsafe impl Sync for ForeignMemory {}
@@ -237,7 +237,7 @@ impl Drop for ForeignMemory {
     }
 }
 
-/// Memory of the program's, if kernels of this GPU can use it.
+/// Returns memory of the program, if kernels of this GPU can use it.
 pub(super) fn import(
     context: &Arc<Context>,
     address: u64,

@@ -12,22 +12,23 @@ use cudarc::driver::sys;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-/// Pinned memory that is used here: start and length.
+/// The pinned memory that is used here: start and length.
 static PINNED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
 
-/// Returns whether all bytes are in pinned memory that is known here. Copies of other memory take the longer way.
+/// Returns whether all bytes are in pinned memory that is known here. Copies of other memory go through a pinned
+/// buffer.
 pub(super) fn is_pinned(address: u64, bytes: u64) -> bool {
     let pinned = lock(&PINNED);
     let before = pinned.range(..=address).next_back();
     before.is_some_and(|(start, length)| address - start <= *length && bytes <= length - (address - start))
 }
 
-/// From now on these bytes are pinned.
+/// Notes that these bytes are pinned.
 pub(super) fn know_pinned(address: u64, bytes: u64) {
     lock(&PINNED).insert(address, bytes);
 }
 
-/// The bytes that start here may not be pinned any more.
+/// Notes that the bytes that start here may not be pinned any more.
 pub(super) fn forget_pinned(address: u64) {
     lock(&PINNED).remove(&address);
 }
@@ -41,7 +42,7 @@ pub(super) struct CudaMemory {
 }
 
 impl CudaMemory {
-    /// Zeroed memory.
+    /// Allocates zeroed memory.
     pub(super) fn new(context: &Arc<Context>, kind: MemoryKind, bytes: u64) -> Result<Self, GpuError> {
         free_deferred();
         context.enter()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Memory that other processes of the host map: GPU memory as files of the driver's, pinned memory as files of the
-//! kernel's.
+//! Memory that other processes of the host map: GPU memory as files of the driver, pinned memory as files of the
+//! kernel.
 
 use super::context::Context;
 use super::deferred::DeferredFree;
@@ -21,7 +21,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// How memory of a GPU is given to other processes.
+/// The form in which memory of a GPU is exported to other processes.
 const FILE: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 /// Returns the bytes that identify a GPU to other processes, independent of their device numbers.
@@ -54,7 +54,7 @@ pub(super) fn reaches(context: &Context, other: &[u8]) -> bool {
     asked == (CUresult::CUDA_SUCCESS, CUresult::CUDA_SUCCESS) && can != 0 && atomics != 0
 }
 
-/// Where GPU memory is mapped.
+/// The addresses at which GPU memory is mapped.
 #[derive(Debug)]
 enum Mapped {
     /// At a place of a range.
@@ -67,15 +67,15 @@ enum Mapped {
 #[derive(Debug)]
 pub(super) struct FileMemory {
     context: Arc<Context>,
-    /// Always there but in `drop`.
+    /// `None` only in `drop`.
     mapped: Option<Mapped>,
     address: u64,
-    /// There if it is this process's; files of others are closed, as there may be many.
+    /// The file, if it is of this process. Files of other processes are closed, as there may be many.
     file: Option<OwnedFd>,
 }
 
 impl FileMemory {
-    /// Zeroed memory, at a place or anywhere.
+    /// Allocates zeroed memory, at a place or at any address.
     pub(super) fn new(context: &Arc<Context>, bytes: u64, place: Option<FlatPlace>) -> Result<Self, GpuError> {
         free_deferred();
         context.enter()?;
@@ -88,7 +88,7 @@ impl FileMemory {
         // Safety: writes one integer, the number of a file.
         let export = |file: *mut i32| unsafe { sys::cuMemExportToShareableHandle(file.cast(), handle.0, FILE, 0) };
         let file = written("make a file of device memory", -1, export)?;
-        // Safety: the driver has just opened it, for the caller.
+        // Safety: the driver has just opened it for the caller.
         let file = unsafe { OwnedFd::from_raw_fd(file) };
         let memory = Self::map(context, &handle, length, place, Some(file))?;
         // Safety: these bytes were just mapped.
@@ -96,13 +96,13 @@ impl FileMemory {
         Ok(memory)
     }
 
-    /// Memory of a GPU of another process.
+    /// Maps memory of a GPU of another process.
     fn import(context: &Arc<Context>, file: OwnedFd, bytes: u64, place: Option<FlatPlace>) -> Result<Self, GpuError> {
         free_deferred();
         context.enter()?;
         let length = length(context, bytes, place.as_ref())?;
         let number = std::ptr::without_provenance_mut(file.as_raw_fd() as usize);
-        // Safety: reads the number of a file, which it gets by value, and writes one integer.
+        // Safety: reads the number of a file, which is passed by value, and writes one integer.
         let import = |handle| unsafe { sys::cuMemImportFromShareableHandle(handle, number, FILE) };
         let handle = Handle(written("take in device memory of another process", 0, import)?);
         Self::map(context, &handle, length, place, None)
@@ -124,8 +124,8 @@ impl FileMemory {
                 (written("reserve addresses", 0, reserve)?, Mapped::Alone(length))
             }
         };
-        // Safety: the addresses are reserved, nothing is mapped there, and the memory is as long, or the driver says
-        // so.
+        // Safety: the addresses are reserved, and nothing is mapped there. The memory is as long, or the driver reports
+        // an error.
         let code = unsafe { sys::cuMemMap(address, length as usize, 0, handle.0, 0) };
         if let Err(error) = check("map device memory", code) {
             if let Mapped::Alone(bytes) = mapped {
@@ -133,7 +133,7 @@ impl FileMemory {
             }
             return Err(error);
         }
-        // From here on it is unmapped later, also where something fails.
+        // From here on the memory is unmapped later, also after an error.
         let memory = Self { context: context.clone(), mapped: Some(mapped), address, file };
         let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let access = CUmemAccessDesc { location: context.location(), flags };
@@ -144,7 +144,7 @@ impl FileMemory {
     }
 }
 
-/// Bytes that are mapped for an allocation of `bytes`.
+/// Returns the bytes that are mapped for an allocation of `bytes`.
 fn length(context: &Context, bytes: u64, place: Option<&FlatPlace>) -> Result<u64, GpuError> {
     let cannot = || context.unsupported("share memory with other processes");
     let granularity = context.granularity.ok_or_else(cannot)?;
@@ -157,12 +157,12 @@ fn length(context: &Context, bytes: u64, place: Option<&FlatPlace>) -> Result<u6
     }
 }
 
-/// Memory of the driver's, which stays as long as it is mapped.
+/// A handle of the driver's memory. A mapping keeps the memory after the handle is released.
 struct Handle(u64);
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // Safety: made or taken in once. It fails for handles only that there never were.
+        // Safety: made or imported once. It fails only for handles that never existed.
         let _ = unsafe { sys::cuMemRelease(self.0) };
     }
 }
@@ -187,17 +187,17 @@ impl Drop for FileMemory {
     }
 }
 
-/// Pinned memory in a file; given back when no kernel runs.
+/// Pinned memory in a file; unregistered when no kernel runs.
 #[derive(Debug)]
 pub(super) struct PinnedFile {
     context: Arc<Context>,
-    /// Always there but in `drop`.
+    /// `None` only in `drop`.
     pages: Option<HostPages>,
     start: u64,
 }
 
 impl PinnedFile {
-    /// Zeroed memory.
+    /// Allocates zeroed memory.
     pub(super) fn new(context: &Arc<Context>, bytes: u64) -> Result<Self, GpuError> {
         Self::pin(context, HostPages::allocate(MemoryKind::Pinned, bytes)?, bytes)
     }
@@ -216,7 +216,7 @@ impl PinnedFile {
             }
         }
         know_pinned(start, length);
-        // From here on it is unregistered later, also where something fails.
+        // From here on the memory is unregistered later, also after an error.
         let memory = Self { context: context.clone(), pages: Some(pages), start };
         if address_of_host("find pinned memory in a GPU", start)? != start {
             return Err(context.unsupported("share pinned memory: it sees it at another address than the CPU"));
@@ -244,7 +244,7 @@ impl Drop for PinnedFile {
     }
 }
 
-/// Memory of another process, mapped so that this GPU reaches it.
+/// Maps memory of another process so that this GPU reaches it.
 pub(super) fn import(
     context: &Arc<Context>,
     shared: SharedFile,

@@ -17,20 +17,20 @@ use std::any::Any;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Work of a GPU in order, on a stream that waits for no other, or on one that the program has made.
+/// Work of a GPU in order, on a stream that waits for no other stream, or on one of the program.
 ///
 /// # Captured launches
-/// While the stream is captured into a CUDA graph, a launch becomes part of the graph. A cooperative launch is refused
-/// if it does not fit beside the kernels of that moment, as always. When the graph is launched nothing is checked, and
-/// its kernels are not in [`Device::running`]. A program that launches graphs with waiting kernels makes sure that all
-/// of them fit at once. Before they have ended it drops nothing that they use and destroys no communicator.
+/// While the stream is captured into a CUDA graph, a launch becomes part of the graph. As always, a cooperative launch
+/// is refused if it does not fit beside the kernels of that moment. Nothing is checked when the graph is launched, and
+/// its kernels are not in [`Device::running`]. A program that launches graphs with waiting kernels ensures that all of
+/// them fit at once. Before they have ended it drops nothing that they use and destroys no communicator.
 #[derive(Debug)]
 pub struct CudaStream {
     device: Arc<CudaDevice>,
     raw: CUstream,
-    /// It is not the program's.
+    /// gin has made it, and destroys it.
     owned: bool,
-    /// The kernel that was launched last, to be named when something fails.
+    /// The kernel that was launched last, for error texts.
     last: Mutex<String>,
 }
 
@@ -53,7 +53,7 @@ impl Shape {
             let value = sys::CUlaunchAttributeValue { cooperative: 1 };
             attributes.push(attribute(sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value));
         }
-        // Left out where there are none, as GPUs without clusters do not know of them.
+        // Left out without clusters, because GPUs without clusters refuse it.
         if config.cluster_blocks() > 1 {
             let Dim3 { x, y, z } = config.cluster;
             let cluster = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };
@@ -75,7 +75,7 @@ impl Shape {
         Self { attributes, config }
     }
 
-    /// Valid as long as the shape stays where it is.
+    /// Returns a pointer that is valid as long as the shape is not moved.
     fn config(&mut self) -> *const sys::CUlaunchConfig {
         if !self.attributes.is_empty() {
             self.config.attrs = self.attributes.as_mut_ptr();
@@ -84,7 +84,7 @@ impl Shape {
     }
 }
 
-/// How many blocks of a shape the GPU holds.
+/// Returns how many blocks of a shape the GPU holds.
 pub(super) fn fit(context: &Context, function: CUfunction, config: &LaunchConfig) -> Result<Fit, GpuError> {
     context.enter()?;
     let (threads, shared) = (config.threads() as i32, config.dynamic_shared as usize);
@@ -95,7 +95,7 @@ pub(super) fn fit(context: &Context, function: CUfunction, config: &LaunchConfig
     if cluster <= 1 {
         return Ok(Fit { per_processor, cluster, clusters: u64::from(context.processors) * per_processor });
     }
-    // The cooperative case is checked here.
+    // gin itself checks the cooperative case.
     let alone = LaunchConfig { cooperative: false, ..*config };
     let mut shape = Shape::new(&alone, std::ptr::null_mut());
     // Safety: writes one integer; the shape is alive.
@@ -110,17 +110,17 @@ impl CudaStream {
         Ok(Self { raw: new_stream()?, owned: true, device, last: Mutex::default() })
     }
 
-    /// A stream of the program's, which it keeps alive.
+    /// Uses a stream of the program, which keeps it alive.
     pub(super) fn foreign(device: Arc<CudaDevice>, raw: CUstream) -> Self {
         Self { raw, owned: false, device, last: Mutex::default() }
     }
 
-    /// The stream of a GPU behind a stream, if it is one.
+    /// Returns the stream of a GPU behind a stream, if it is one.
     pub fn of(stream: &dyn Stream) -> Option<&Self> {
         (stream as &dyn Any).downcast_ref()
     }
 
-    /// Its handle in the driver, a `CUstream`; valid as long as this.
+    /// Returns its handle in the driver, a `CUstream`; valid as long as this.
     pub fn raw(&self) -> RawHandle {
         self.raw.cast()
     }
@@ -174,7 +174,7 @@ impl Stream for CudaStream {
         let mut shape = Shape::new(&config, self.raw);
         lock(&self.last).clone_from(&function.name);
         launches::launch(&launch, || {
-            // Safety: the caller promised that the values are what the kernel takes; the rest lives until the call
+            // Safety: the caller promised that the values are the kernel's parameters; the rest lives until the call
             // returns.
             unsafe { sys::cuLaunchKernelEx(shape.config(), handle.raw, values.as_mut_ptr(), std::ptr::null_mut()) }
         })
@@ -218,7 +218,7 @@ impl Stream for CudaStream {
     }
 
     fn synchronize(&self) -> Result<(), GpuError> {
-        // The driver's own call that waits could hold up calls of other ranks, which this one waits for.
+        // A driver call that waits could delay calls of other ranks, for which this one waits.
         let start = Instant::now();
         let mut outcome = Ok(true);
         rt::wait_until(|| {

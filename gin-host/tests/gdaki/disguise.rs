@@ -9,7 +9,6 @@ use gin_gpu::{
 use gin_nic::hca::{Access, Domain, Extent, Handle, Port, Region, Uar, Umem};
 use gin_nic::{Hca, HcaError};
 use gin_soft_hca_host::SoftHca;
-use std::any::Any;
 use std::fmt;
 use std::io::{ErrorKind, Read};
 use std::os::fd::OwnedFd;
