@@ -269,11 +269,11 @@ pub trait MemorySharing {
     fn granularity(&self) -> u64;
 
     /// Maps zeroed memory at a place, so that all devices that reach this one reach it. The place stays taken until the
-    /// memory is unmapped. Users call [`Memory::placed`].
+    /// memory is unmapped. `shared`: in a file that other processes of the host can map.
     ///
     /// # Errors
     /// [`GpuError::Unsupported`], [`GpuError::OutOfMemory`], or an error of the driver.
-    fn allocate_at(&self, place: flat::FlatPlace) -> Result<Box<dyn RawMemory>, GpuError>;
+    fn allocate_at(&self, place: flat::FlatPlace, shared: bool) -> Result<Box<dyn RawMemory>, GpuError>;
 
     /// Allocates as [`Device::allocate`] does, in a file that other processes of the host can map. Users call
     /// [`Memory::shared`].
@@ -281,12 +281,6 @@ pub trait MemorySharing {
     /// # Errors
     /// [`GpuError::Unsupported`], [`GpuError::OutOfMemory`].
     fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError>;
-
-    /// Allocates as [`allocate_at`](Self::allocate_at) does, in a file that other processes of the host can map.
-    ///
-    /// # Errors
-    /// As [`allocate_at`](Self::allocate_at).
-    fn allocate_shared_at(&self, place: flat::FlatPlace) -> Result<Box<dyn RawMemory>, GpuError>;
 
     /// Maps memory of a device of another process: at `place`, which has its length, or at any address.
     ///

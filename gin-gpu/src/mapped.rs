@@ -3,9 +3,9 @@
 
 use super::error::out_of_memory;
 use super::flat::{FlatPlace, RawAddresses};
-use super::shared::{HostFile, HostPages};
+use super::shared::HostFile;
 use super::{DeviceKind, GpuError, MemoryKind, RawMemory};
-use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 use std::ffi::c_void;
 use std::os::fd::OwnedFd;
 
@@ -79,101 +79,52 @@ impl Drop for Pages {
     }
 }
 
-/// A file mapped at a place, which other processes of the host can map too.
+/// Pages at a place: zeroed memory of this process, or a file that other processes of the host can map too.
 #[derive(Debug)]
-pub(super) struct PlacedFile {
+pub(super) struct PlacedPages {
     /// `None` only in `drop`.
     place: Option<FlatPlace>,
     address: u64,
-    file: HostFile,
+    file: Option<HostFile>,
 }
 
-impl PlacedFile {
-    /// Maps the file at a place of the same length.
-    pub(super) fn new(place: FlatPlace, mut file: HostFile) -> Result<Self, GpuError> {
+impl PlacedPages {
+    /// Maps zeroed pages, or a file of the same length, at a place whose ends are multiples of pages.
+    pub(super) fn new(place: FlatPlace, mut file: Option<HostFile>) -> Result<Self, GpuError> {
         let (address, bytes) = (place.address(), place.bytes());
-        if file.length() != bytes {
-            return Err(GpuError::OutOfRange { offset: 0, end: file.length(), length: bytes });
-        }
-        // Safety: the place is in reserved addresses of this kind, has no other owner, and is as long as the file.
-        let mapped = unsafe { file.map_at(address) };
-        mapped.map_err(out_of_memory(MemoryKind::Device, bytes))?;
+        let opened = match &mut file {
+            Some(file) if file.length() != bytes => {
+                return Err(GpuError::OutOfRange { offset: 0, end: file.length(), length: bytes });
+            }
+            // Safety: the place is in reserved addresses of this kind, has no other owner, and is as long as the file.
+            Some(file) => unsafe { file.map_at(address) },
+            // Safety: the place is in reserved addresses of this kind, has no other owner, and consists of whole pages.
+            None => unsafe { mprotect(pointer(address), bytes as usize, MprotectFlags::READ | MprotectFlags::WRITE) },
+        };
+        opened.map_err(out_of_memory(MemoryKind::Device, bytes))?;
         Ok(Self { place: Some(place), address, file })
     }
 }
 
-impl RawMemory for PlacedFile {
+impl RawMemory for PlacedPages {
     fn address(&self) -> u64 {
         self.address
     }
 
     fn file(&self) -> Option<std::io::Result<OwnedFd>> {
-        self.file.again()
+        self.file.as_ref()?.again()
     }
 }
 
-impl Drop for PlacedFile {
+impl Drop for PlacedPages {
     fn drop(&mut self) {
         let Some(place) = self.place.take() else { return };
-        let (start, bytes) = (pointer(self.address), self.file.length() as usize);
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // Safety: the present mapping is not used any more, and the addresses stay reserved.
-        if unsafe { mmap_anonymous(start, bytes, ProtFlags::empty(), flags) }.is_err() {
-            // The file may still be mapped, so this place stays taken.
-            place.leak();
-        }
-    }
-}
-
-/// Memory of the host in a file, which other processes of the host can map too.
-#[derive(Debug)]
-pub(super) struct FileMemory(pub(super) HostPages);
-
-impl RawMemory for FileMemory {
-    fn address(&self) -> u64 {
-        self.0.start()
-    }
-
-    fn file(&self) -> Option<std::io::Result<OwnedFd>> {
-        self.0.file().again()
-    }
-}
-
-/// Pages at a place.
-#[derive(Debug)]
-pub(super) struct MappedMemory {
-    /// `None` only in `drop`.
-    place: Option<FlatPlace>,
-    address: u64,
-}
-
-impl MappedMemory {
-    /// Makes zeroed pages at a place whose ends are multiples of pages.
-    pub(super) fn new(place: FlatPlace) -> Result<Self, GpuError> {
-        let (address, bytes) = (place.address(), place.bytes());
-        // Safety: the place is in reserved addresses of this kind, has no other owner, and consists of whole pages.
-        let opened = unsafe { mprotect(pointer(address), bytes as usize, MprotectFlags::READ | MprotectFlags::WRITE) };
-        opened.map_err(out_of_memory(MemoryKind::Device, bytes))?;
-        Ok(Self { place: Some(place), address })
-    }
-}
-
-impl RawMemory for MappedMemory {
-    fn address(&self) -> u64 {
-        self.address
-    }
-}
-
-impl Drop for MappedMemory {
-    fn drop(&mut self) {
-        let Some(place) = self.place.take() else { return };
         let (start, bytes) = (pointer(self.address), place.bytes() as usize);
-        // Safety: as above, and the present mapping is not used any more. Later pages at this place are zero.
-        let emptied = unsafe {
-            madvise(start, bytes, Advice::LinuxDontNeed).and_then(|()| mprotect(start, bytes, MprotectFlags::empty()))
-        };
-        if emptied.is_err() {
-            // Bytes may still be there, so this place stays taken.
+        // Safety: the present mapping is not used any more, and the addresses stay reserved. Later pages at this place are
+        // zero.
+        if unsafe { mmap_anonymous(start, bytes, ProtFlags::empty(), flags) }.is_err() {
+            // The bytes, or the file, may still be there, so this place stays taken.
             place.leak();
         }
     }

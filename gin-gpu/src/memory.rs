@@ -166,8 +166,7 @@ impl Memory {
             return Err(GpuError::Unsupported { device: device.name(), what });
         }
         let sharing = device.shares("put memory at an address of the caller's choice")?;
-        let raw = if shared { sharing.allocate_shared_at(place)? } else { sharing.allocate_at(place)? };
-        Ok(Self::with(raw, device, MemoryKind::Device, bytes))
+        Ok(Self::with(sharing.allocate_at(place, shared)?, device, MemoryKind::Device, bytes))
     }
 
     /// Wraps memory that the program has from elsewhere.

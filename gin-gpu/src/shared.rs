@@ -3,7 +3,7 @@
 
 use super::error::out_of_memory;
 use super::mapped::{page, pointer};
-use super::{GpuError, MemoryKind};
+use super::{GpuError, MemoryKind, RawMemory};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -120,12 +120,18 @@ impl HostPages {
         pages.map_err(|error| refuse(error.to_string()))
     }
 
-    pub(super) fn file(&self) -> &HostFile {
-        &self.file
+    pub(super) fn length(&self) -> u64 {
+        self.file.length
+    }
+}
+
+impl RawMemory for HostPages {
+    fn address(&self) -> u64 {
+        self.start
     }
 
-    pub(super) fn start(&self) -> u64 {
-        self.start
+    fn file(&self) -> Option<io::Result<OwnedFd>> {
+        self.file.again()
     }
 }
 
@@ -160,18 +166,18 @@ mod tests {
     #[test]
     fn two_mappings_of_a_file_show_the_same_bytes() {
         let pages = HostPages::allocate(MemoryKind::Device, 10).unwrap();
-        let other = HostPages::new(HostFile::of_other(pages.file().again().unwrap().unwrap(), 10).unwrap()).unwrap();
-        assert_ne!(pages.start(), other.start());
-        assert!(other.file().again().is_none(), "it is for its owner to give");
+        let other = HostPages::new(HostFile::of_other(pages.file().unwrap().unwrap(), 10).unwrap()).unwrap();
+        assert_ne!(pages.address(), other.address());
+        assert!(other.file().is_none(), "it is for its owner to give");
         let word = |address: u64| std::ptr::with_exposed_provenance_mut::<u64>(address as usize);
         // Safety: both mappings are a page long.
         unsafe {
-            assert_eq!(word(other.start()).read_volatile(), 0);
-            word(pages.start()).write_volatile(7);
-            assert_eq!(word(other.start()).read_volatile(), 7);
+            assert_eq!(word(other.address()).read_volatile(), 0);
+            word(pages.address()).write_volatile(7);
+            assert_eq!(word(other.address()).read_volatile(), 7);
         }
         drop(pages);
         // Safety: the file lives as long as one of them.
-        assert_eq!(unsafe { word(other.start()).read_volatile() }, 7);
+        assert_eq!(unsafe { word(other.address()).read_volatile() }, 7);
     }
 }

@@ -9,7 +9,7 @@ use super::error::out_of_memory;
 use super::flat::{FlatPlace, RawAddresses};
 use super::io::SamePages;
 use super::launch::similar;
-use super::mapped::{FileMemory, MappedMemory, Pages, PlacedFile, page};
+use super::mapped::{Pages, PlacedPages, page};
 use super::shared::{HostFile, HostPages};
 use super::{
     Argument, Device, DeviceKind, Event, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, Memory,
@@ -243,17 +243,14 @@ impl MemorySharing for VirtualDevice {
         page()
     }
 
-    fn allocate_at(&self, place: FlatPlace) -> Result<Box<dyn RawMemory>, GpuError> {
-        Ok(Box::new(MappedMemory::new(place)?))
+    fn allocate_at(&self, place: FlatPlace, shared: bool) -> Result<Box<dyn RawMemory>, GpuError> {
+        let file = shared.then(|| HostFile::new(place.bytes())).transpose();
+        let file = file.map_err(out_of_memory(MemoryKind::Device, place.bytes()))?;
+        Ok(Box::new(PlacedPages::new(place, file)?))
     }
 
     fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
-        Ok(Box::new(FileMemory(HostPages::allocate(kind, bytes)?)))
-    }
-
-    fn allocate_shared_at(&self, place: FlatPlace) -> Result<Box<dyn RawMemory>, GpuError> {
-        let file = HostFile::new(place.bytes()).map_err(out_of_memory(MemoryKind::Device, place.bytes()))?;
-        Ok(Box::new(PlacedFile::new(place, file)?))
+        Ok(Box::new(HostPages::allocate(kind, bytes)?))
     }
 
     fn import(&self, file: SharedFile, place: Option<FlatPlace>) -> Result<Box<dyn RawMemory>, GpuError> {
@@ -261,8 +258,8 @@ impl MemorySharing for VirtualDevice {
         let refuse = |reason| GpuError::Foreign { address: 0, bytes, device: self.name(), reason };
         let file = HostFile::of_other(file, bytes).map_err(refuse)?;
         Ok(match place {
-            Some(place) => Box::new(PlacedFile::new(place, file)?),
-            None => Box::new(FileMemory(HostPages::new(file).map_err(|error| refuse(error.to_string()))?)),
+            Some(place) => Box::new(PlacedPages::new(place, Some(file))?),
+            None => Box::new(HostPages::new(file).map_err(|error| refuse(error.to_string()))?),
         })
     }
 

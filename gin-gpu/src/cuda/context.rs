@@ -162,9 +162,13 @@ impl Context {
         let all = lock(&ALL);
         let near =
             all.iter().filter(|other| other.ordinal != self.ordinal && lock(&other.neighbours).contains(&self.ordinal));
+        near.map(|other| other.own_access()).chain([self.own_access()]).collect()
+    }
+
+    /// Returns the description by which this GPU may read and write memory.
+    pub(super) fn own_access(&self) -> CUmemAccessDesc {
         let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-        let locations = near.map(|other| other.location()).chain([self.location()]);
-        locations.map(|location| CUmemAccessDesc { location, flags }).collect()
+        CUmemAccessDesc { location: self.location(), flags }
     }
 
     /// Makes this the context of the calling thread.

@@ -3,7 +3,7 @@
 
 use super::CudaDevice;
 use super::context::Context;
-use super::deferred::DeferredFree;
+use super::deferred::Resource;
 use super::driver::{BesideCaptures, check, error, is_done, new_event};
 use super::lane::{BUFFER, Lane, VALUES};
 use super::launches::defer;
@@ -180,10 +180,10 @@ impl Drop for Copies {
     fn drop(&mut self) {
         let events = self.ends.drain(..).map(|(_, event)| event).chain(self.spare.drain(..));
         for event in events {
-            defer(DeferredFree::Event(self.context.clone(), event));
+            defer(&self.context, Resource::Event(event));
         }
         if let Some(lane) = self.lane.take() {
-            defer(DeferredFree::Lane(lane));
+            defer(&self.context, Resource::Lane(lane));
         }
     }
 }

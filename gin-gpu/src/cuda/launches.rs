@@ -6,7 +6,7 @@
 //! frees](super::deferred) are carried out.
 
 use super::context::Context;
-use super::deferred::{DeferredFree, free};
+use super::deferred::{DeferredFree, Resource, free};
 use super::driver::{BesideCaptures, check, error, new_event};
 use super::resident::Residents;
 use crate::{GpuError, lock};
@@ -138,8 +138,7 @@ impl State {
         if self.deferred.is_empty() || !self.is_quiet() {
             return rests;
         }
-        let copying =
-            |deferred: &DeferredFree| matches!(deferred, DeferredFree::Lane(lane) if lane.is_idle() == Ok(false));
+        let copying = |deferred: &DeferredFree| matches!(deferred, DeferredFree { resource: Resource::Lane(lane), .. } if lane.is_idle() == Ok(false));
         if self.deferred.iter().any(copying) {
             // Its copies may use memory whose free is deferred too.
             return rests;
@@ -156,8 +155,8 @@ impl State {
 }
 
 /// Defers a free until no kernel runs.
-pub(super) fn defer(deferred: DeferredFree) {
-    with(|state| state.deferred.push(deferred));
+pub(super) fn defer(context: &Arc<Context>, resource: Resource) {
+    with(|state| state.deferred.push(DeferredFree { context: context.clone(), resource }));
 }
 
 /// Carries out deferred frees, if no kernel runs.

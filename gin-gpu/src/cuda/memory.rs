@@ -2,7 +2,7 @@
 //! Allocations.
 
 use super::context::Context;
-use super::deferred::DeferredFree;
+use super::deferred::Resource;
 use super::driver::written;
 use super::lane::{Lane, host_alloc};
 use super::launches::{defer, free_deferred};
@@ -78,14 +78,14 @@ impl RawMemory for CudaMemory {
 
 impl Drop for CudaMemory {
     fn drop(&mut self) {
-        let context = self.context.clone();
-        defer(match self.kind {
-            MemoryKind::Device => DeferredFree::Device(context, self.address),
+        let resource = match self.kind {
+            MemoryKind::Device => Resource::Device(self.address),
             MemoryKind::Pinned => {
                 forget_pinned(self.address);
-                DeferredFree::Pinned(context, self.address)
+                Resource::Pinned(self.address)
             }
-        });
+        };
+        defer(&self.context, resource);
     }
 }
 

@@ -49,13 +49,13 @@ pub use stream::CudaStream;
 
 use self::context::Context;
 use self::copies::Copies;
-use self::flat::{Addresses, PlacedMemory};
+use self::flat::Addresses;
 use self::lane::Lane;
 use self::memory::{CudaMemory, is_pinned};
 use self::module::{Handle, Image, Images};
 use self::pages::CudaPages;
 use self::resident::Hold;
-use self::shared::{FileMemory, PinnedFile};
+use self::shared::{MappedMemory, PinnedFile};
 use super::copier::Copier;
 use super::flat::{FlatPlace, RawAddresses};
 use super::{
@@ -246,20 +246,15 @@ impl MemorySharing for CudaDevice {
         self.context.granularity.unwrap_or(1)
     }
 
-    fn allocate_at(&self, place: FlatPlace) -> Result<Box<dyn RawMemory>, GpuError> {
-        Ok(Box::new(PlacedMemory::new(&self.context, place)?))
+    fn allocate_at(&self, place: FlatPlace, shared: bool) -> Result<Box<dyn RawMemory>, GpuError> {
+        Ok(Box::new(MappedMemory::new(&self.context, place.bytes(), Some(place), shared)?))
     }
 
     fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
         Ok(match kind {
-            MemoryKind::Device => Box::new(FileMemory::new(&self.context, bytes, None)?),
+            MemoryKind::Device => Box::new(MappedMemory::new(&self.context, bytes, None, true)?),
             MemoryKind::Pinned => Box::new(PinnedFile::new(&self.context, bytes)?),
         })
-    }
-
-    fn allocate_shared_at(&self, place: FlatPlace) -> Result<Box<dyn RawMemory>, GpuError> {
-        let bytes = place.bytes();
-        Ok(Box::new(FileMemory::new(&self.context, bytes, Some(place))?))
     }
 
     fn import(&self, file: SharedFile, place: Option<FlatPlace>) -> Result<Box<dyn RawMemory>, GpuError> {

@@ -2,7 +2,7 @@
 //! Kernels from PTX and machine code.
 
 use super::context::Context;
-use super::deferred::DeferredFree;
+use super::deferred::Resource;
 use super::driver::{check, describe, start, version_text, written};
 use super::lane::Lane;
 use super::launches::defer;
@@ -82,7 +82,7 @@ struct Loaded {
 impl Drop for Image {
     fn drop(&mut self) {
         if self.owned {
-            defer(DeferredFree::Module(self.context.clone(), self.raw));
+            defer(&self.context, Resource::Module(self.raw));
         }
     }
 }

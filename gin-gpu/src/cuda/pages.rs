@@ -6,7 +6,7 @@
 //! process.
 
 use super::context::Context;
-use super::deferred::DeferredFree;
+use super::deferred::Resource;
 use super::driver::{check, describe};
 use super::lane::address_of_host;
 use super::launches::{defer, free_deferred};
@@ -134,7 +134,7 @@ impl Drop for CudaPages {
         // In a statement of its own, so the lock is released.
         let left = lock(&PAGES).leave(self.first, keep);
         if left.is_none() {
-            defer(DeferredFree::Pages(self.context.clone(), self.first));
+            defer(&self.context, Resource::Pages(self.first));
         }
     }
 }

@@ -3,7 +3,7 @@
 //! kernel.
 
 use super::context::Context;
-use super::deferred::DeferredFree;
+use super::deferred::Resource;
 use super::driver::{check, describe, written};
 use super::info;
 use super::lane::{Lane, address_of_host};
@@ -15,7 +15,7 @@ use crate::mapped::pointer;
 use crate::shared::{HostFile, HostPages};
 use crate::{GpuError, MemoryKind, RawMemory, SharedFile};
 use cudarc::driver::sys::{
-    self, CUdevice_P2PAttribute as P2P, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUresult, CUuuid,
+    self, CUdevice_P2PAttribute as P2P, CUmemAccessDesc, CUmemAllocationHandleType, CUresult, CUuuid,
 };
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -63,34 +63,47 @@ enum Mapped {
     Alone(u64),
 }
 
-/// GPU memory in a file; unmapped when no kernel runs.
+/// GPU memory that the driver has mapped at given addresses; unmapped when no kernel runs.
+///
+/// A mapping keeps its memory, so the memory's handle is released at once.
 #[derive(Debug)]
-pub(super) struct FileMemory {
+pub(super) struct MappedMemory {
     context: Arc<Context>,
     /// `None` only in `drop`.
     mapped: Option<Mapped>,
     address: u64,
-    /// The file, if it is of this process. Files of other processes are closed, as there may be many.
+    /// The file, if other processes can map the memory and it is of this process. Files of other processes are closed,
+    /// as there may be many.
     file: Option<OwnedFd>,
 }
 
-impl FileMemory {
-    /// Allocates zeroed memory, at a place or at any address.
-    pub(super) fn new(context: &Arc<Context>, bytes: u64, place: Option<FlatPlace>) -> Result<Self, GpuError> {
+impl MappedMemory {
+    /// Allocates zeroed memory, at a place or at any address. If it is `shared`, it is in a file, and only this GPU reaches
+    /// it by this mapping. Otherwise every GPU of the process that can reach this one reaches it.
+    pub(super) fn new(
+        context: &Arc<Context>,
+        bytes: u64,
+        place: Option<FlatPlace>,
+        shared: bool,
+    ) -> Result<Self, GpuError> {
         free_deferred();
         context.enter()?;
         let length = length(context, bytes, place.as_ref())?;
-        let properties = sys::CUmemAllocationProp { requestedHandleTypes: FILE, ..context.memory_properties() };
+        let mut properties = context.memory_properties();
+        if shared {
+            properties.requestedHandleTypes = FILE;
+        }
         // Safety: writes one integer.
         let create = |handle| unsafe { sys::cuMemCreate(handle, length as usize, &raw const properties, 0) };
-        let handle = written("make device memory that processes share", 0, create);
+        let handle = written("make device memory", 0, create);
         let handle = Handle(handle.map_err(out_of_memory(MemoryKind::Device, bytes))?);
         // Safety: writes one integer, the number of a file.
         let export = |file: *mut i32| unsafe { sys::cuMemExportToShareableHandle(file.cast(), handle.0, FILE, 0) };
-        let file = written("make a file of device memory", -1, export)?;
+        let file = shared.then(|| written("make a file of device memory", -1, export)).transpose()?;
         // Safety: the driver has just opened it for the caller.
-        let file = unsafe { OwnedFd::from_raw_fd(file) };
-        let memory = Self::map(context, &handle, length, place, Some(file))?;
+        let file = file.map(|file| unsafe { OwnedFd::from_raw_fd(file) });
+        let access = if shared { vec![context.own_access()] } else { context.access() };
+        let memory = Self::map(context, &handle, length, place, file, &access)?;
         // Safety: these bytes were just mapped.
         Lane::with(context, |lane| unsafe { lane.zero(memory.address, length) })?;
         Ok(memory)
@@ -105,7 +118,7 @@ impl FileMemory {
         // Safety: reads the number of a file, which is passed by value, and writes one integer.
         let import = |handle| unsafe { sys::cuMemImportFromShareableHandle(handle, number, FILE) };
         let handle = Handle(written("take in device memory of another process", 0, import)?);
-        Self::map(context, &handle, length, place, None)
+        Self::map(context, &handle, length, place, None, &[context.own_access()])
     }
 
     fn map(
@@ -114,6 +127,7 @@ impl FileMemory {
         length: u64,
         place: Option<FlatPlace>,
         file: Option<OwnedFd>,
+        access: &[CUmemAccessDesc],
     ) -> Result<Self, GpuError> {
         let (address, mapped) = match place {
             Some(place) => (place.address(), Mapped::At(place)),
@@ -129,24 +143,22 @@ impl FileMemory {
         let code = unsafe { sys::cuMemMap(address, length as usize, 0, handle.0, 0) };
         if let Err(error) = check("map device memory", code) {
             if let Mapped::Alone(bytes) = mapped {
-                defer(DeferredFree::Addresses(context.clone(), address, bytes));
+                defer(&context, Resource::Addresses(address, bytes));
             }
-            return Err(error);
+            return Err(out_of_memory(MemoryKind::Device, length)(error));
         }
         // From here on the memory is unmapped later, also after an error.
         let memory = Self { context: context.clone(), mapped: Some(mapped), address, file };
-        let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-        let access = CUmemAccessDesc { location: context.location(), flags };
-        // Safety: one description, of a whole mapping.
-        let code = unsafe { sys::cuMemSetAccess(address, length as usize, &raw const access, 1) };
-        check("let a GPU reach device memory", code)?;
+        // Safety: the number of descriptions is right, and they are for a whole mapping.
+        let code = unsafe { sys::cuMemSetAccess(address, length as usize, access.as_ptr(), access.len()) };
+        check("let GPUs reach device memory", code)?;
         Ok(memory)
     }
 }
 
 /// Returns the bytes that are mapped for an allocation of `bytes`.
 fn length(context: &Context, bytes: u64, place: Option<&FlatPlace>) -> Result<u64, GpuError> {
-    let cannot = || context.unsupported("share memory with other processes");
+    let cannot = || context.unsupported("map memory at given addresses, or share it with other processes");
     let granularity = context.granularity.ok_or_else(cannot)?;
     let length = bytes.max(1).checked_next_multiple_of(granularity).ok_or_else(cannot)?;
     match place {
@@ -167,7 +179,7 @@ impl Drop for Handle {
     }
 }
 
-impl RawMemory for FileMemory {
+impl RawMemory for MappedMemory {
     fn address(&self) -> u64 {
         self.address
     }
@@ -177,11 +189,11 @@ impl RawMemory for FileMemory {
     }
 }
 
-impl Drop for FileMemory {
+impl Drop for MappedMemory {
     fn drop(&mut self) {
         match self.mapped.take() {
-            Some(Mapped::At(place)) => defer(DeferredFree::Placed(self.context.clone(), place)),
-            Some(Mapped::Alone(bytes)) => defer(DeferredFree::Alone(self.context.clone(), self.address, bytes)),
+            Some(Mapped::At(place)) => defer(&self.context, Resource::Placed(place)),
+            Some(Mapped::Alone(bytes)) => defer(&self.context, Resource::Alone(self.address, bytes)),
             None => {}
         }
     }
@@ -205,7 +217,7 @@ impl PinnedFile {
     fn pin(context: &Arc<Context>, pages: HostPages, bytes: u64) -> Result<Self, GpuError> {
         free_deferred();
         context.enter()?;
-        let (start, length) = (pages.start(), pages.file().length());
+        let (start, length) = (pages.address(), pages.length());
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
         // Safety: the pages stay mapped until they are unregistered.
         match unsafe { sys::cuMemHostRegister_v2(pointer(start), length as usize, flags) } {
@@ -231,7 +243,7 @@ impl RawMemory for PinnedFile {
     }
 
     fn file(&self) -> Option<io::Result<OwnedFd>> {
-        self.pages.as_ref()?.file().again()
+        self.pages.as_ref()?.file()
     }
 }
 
@@ -239,7 +251,7 @@ impl Drop for PinnedFile {
     fn drop(&mut self) {
         if let Some(pages) = self.pages.take() {
             forget_pinned(self.start);
-            defer(DeferredFree::PinnedFile(self.context.clone(), pages));
+            defer(&self.context, Resource::PinnedFile(pages));
         }
     }
 }
@@ -252,7 +264,7 @@ pub(super) fn import(
 ) -> Result<Box<dyn RawMemory>, GpuError> {
     let SharedFile { file, bytes, kind } = shared;
     if kind == MemoryKind::Device {
-        return Ok(Box::new(FileMemory::import(context, file, bytes, place)?));
+        return Ok(Box::new(MappedMemory::import(context, file, bytes, place)?));
     }
     let refuse = |reason| GpuError::Foreign { address: 0, bytes, device: context.full_name(), reason };
     let file = HostFile::of_other(file, bytes).map_err(refuse)?;

@@ -3,7 +3,7 @@
 
 use super::CudaDevice;
 use super::context::Context;
-use super::deferred::DeferredFree;
+use super::deferred::Resource;
 use super::driver::{check, describe, handle, is_done, written};
 use super::lane::new_stream;
 use super::launches::{self, Fit, defer, free_deferred};
@@ -137,7 +137,7 @@ impl CudaStream {
 impl Drop for CudaStream {
     fn drop(&mut self) {
         if self.owned {
-            defer(DeferredFree::Stream(self.device.context.clone(), self.raw));
+            defer(&self.device.context, Resource::Stream(self.raw));
         }
     }
 }
@@ -251,7 +251,7 @@ unsafe impl Sync for CudaEvent {}
 
 impl Drop for CudaEvent {
     fn drop(&mut self) {
-        defer(DeferredFree::Event(self.context.clone(), self.raw));
+        defer(&self.context, Resource::Event(self.raw));
     }
 }
 
