@@ -5,7 +5,7 @@ use crate::error::system;
 use crate::id::{MIN_SECRET, Secret};
 use crate::io::Start;
 use crate::tcp::{check, default_address, listen};
-use crate::{BootstrapError, IdError, TcpBootstrap, TcpConfig, UniqueId, host_name, lock, slurm};
+use crate::{BootstrapError, IdError, TcpBootstrap, TcpConfig, UniqueId, lock, slurm};
 use std::fmt;
 use std::fs::{self, File};
 use std::io::Read;
@@ -218,11 +218,6 @@ impl Job {
     /// Returns the number of ranks of its host, if the launcher sets it.
     pub fn local_ranks(&self) -> Option<u32> {
         self.values.local_ranks
-    }
-
-    /// Returns the name that this host has in its system.
-    pub fn host(&self) -> String {
-        host_name()
     }
 
     /// Joins the other ranks and waits for all of them. `GIN_INTERFACE` overrides the address of `config`, and

@@ -13,6 +13,7 @@ use gin_device::exec::Dim3;
 /// assert_eq!((config.blocks(), config.threads(), config.cluster_blocks()), (8, 256, 2));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct LaunchConfig {
     /// The blocks.
     pub grid: Dim3,
@@ -35,11 +36,9 @@ impl LaunchConfig {
         Self { grid: row(blocks), block: row(threads), dynamic_shared: 0, cooperative: false, cluster: row(1) }
     }
 
-    /// Sets the bytes of dynamic shared memory of a block.
-    #[must_use]
-    pub fn dynamic_shared(mut self, bytes: u32) -> Self {
-        self.dynamic_shared = bytes;
-        self
+    gin_boot::setters! {
+        /// Sets the bytes of dynamic shared memory of a block.
+        dynamic_shared: u32,
     }
 
     /// Refuses the launch unless all blocks can be resident at once.

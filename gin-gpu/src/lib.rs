@@ -84,6 +84,7 @@ impl fmt::Display for DeviceKind {
 
 /// Limits of launches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Limits {
     /// The most threads of a block.
     pub threads_per_block: u32,

@@ -99,8 +99,8 @@ impl Memory {
     }
 
     /// Does the same as [`new`](Self::new), in a file that other processes of the host can map, so that ranks in other
-    /// processes reach it. The memory takes a whole number of the device's [granules](Device::granularity), or of
-    /// pages.
+    /// processes reach it. The memory takes a whole number of the device's
+    /// [granules](crate::MemorySharing::granularity), or of pages.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`], [`GpuError::Unsupported`].
@@ -156,8 +156,8 @@ impl Memory {
     ///
     /// # Errors
     /// [`GpuError::OutOfRange`] if the place is shorter; [`GpuError::Unsupported`] if it is for another kind of device,
-    /// or its ends are no multiples of the device's [granularity](Device::granularity); [`GpuError::OutOfMemory`], or
-    /// the device's error.
+    /// or its ends are no multiples of the device's [granularity](crate::MemorySharing::granularity);
+    /// [`GpuError::OutOfMemory`], or the device's error.
     #[doc(hidden)]
     pub fn placed(device: &Arc<dyn Device>, place: FlatPlace, bytes: u64, shared: bool) -> Result<Arc<Self>, GpuError> {
         within(0, bytes, place.bytes())?;

@@ -28,6 +28,7 @@ pub enum Placement {
 
 /// The neighbourhood of a device.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct Locality {
     /// The NUMA node of the device, if there are several.
     pub numa_node: Option<u32>,
@@ -37,6 +38,7 @@ pub struct Locality {
 
 /// The chosen processors, and the reason.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Chosen {
     /// The processors, ascending and at least one; `None` for no choice.
     pub cpus: Option<Vec<usize>>,

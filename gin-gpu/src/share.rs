@@ -7,7 +7,7 @@
 //! is encrypted.
 //!
 //! Names are public, so any process in the network namespace can connect. The server closes connections of other users
-//! before it reads a byte. It answers up to [`AT_ONCE`] other connections at a time. Each has [`ASKING`] to complete,
+//! before it reads a byte. It answers up to `AT_ONCE` other connections at a time. Each has `ASKING` to complete,
 //! at whatever pace it sends its bytes.
 //!
 //! A mapping is reused as long as it has a user, so no memory has two addresses in a process.

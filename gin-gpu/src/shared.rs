@@ -120,6 +120,7 @@ impl HostPages {
         pages.map_err(|error| refuse(error.to_string()))
     }
 
+    #[cfg(feature = "cuda")]
     pub(super) fn length(&self) -> u64 {
         self.file.length
     }

@@ -11,6 +11,7 @@ use std::ffi::CStr;
 
 /// A GPU, as the driver describes it.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct GpuInfo {
     /// The number, from 0.
     pub ordinal: usize,

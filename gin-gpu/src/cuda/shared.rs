@@ -143,7 +143,7 @@ impl MappedMemory {
         let code = unsafe { sys::cuMemMap(address, length as usize, 0, handle.0, 0) };
         if let Err(error) = check("map device memory", code) {
             if let Mapped::Alone(bytes) = mapped {
-                defer(&context, Resource::Addresses(address, bytes));
+                defer(context, Resource::Addresses(address, bytes));
             }
             return Err(out_of_memory(MemoryKind::Device, length)(error));
         }

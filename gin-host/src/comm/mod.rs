@@ -126,20 +126,8 @@ pub struct CommConfig {
     pub resets_by_store: bool,
 }
 
-/// Defines methods that set a field each.
-macro_rules! setters {
-    ($($(#[$doc:meta])* $name:ident: $type:ty,)*) => {
-        $($(#[$doc])*
-        #[must_use]
-        pub fn $name(mut self, $name: $type) -> Self {
-            self.$name = $name;
-            self
-        })*
-    };
-}
-
 impl CommConfig {
-    setters! {
+    gin_boot::setters! {
         /// Sets the back end.
         backend: Backend,
         /// Sets the NIC of GDAKI.

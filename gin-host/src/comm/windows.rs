@@ -125,7 +125,7 @@ impl Communicator {
     /// different lengths, 0 included. The elements are zero at first.
     ///
     /// The parts of an LSA team's ranks lie at a fixed distance, [`Window::stride`], if their devices can do that; then
-    /// each takes a whole number of the device's [granules](gin_gpu::Device::granularity).
+    /// each takes a whole number of the device's [granules](gin_gpu::MemorySharing::granularity).
     ///
     /// # Errors
     /// As [`register`](Self::register); [`CommError::NoPlace`] if no addresses are left for a window of that length;
