@@ -121,8 +121,8 @@ impl Drop for PlacedPages {
         let Some(place) = self.place.take() else { return };
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         let (start, bytes) = (pointer(self.address), place.bytes() as usize);
-        // Safety: the present mapping is not used any more, and the addresses stay reserved. Later pages at this place are
-        // zero.
+        // Safety: the present mapping is not used any more, and the addresses stay reserved. Later pages at this place
+        // are zero.
         if unsafe { mmap_anonymous(start, bytes, ProtFlags::empty(), flags) }.is_err() {
             // The bytes, or the file, may still be there, so this place stays taken.
             place.leak();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Addresses for memory at fixed distances, through the driver's virtual-memory calls.
 //!
-//! A place has its own memory, which is mapped only there ([`MappedMemory`](super::shared::MappedMemory)). Every GPU of the
-//! process that can reach the memory's own GPU reaches it, also GPUs outside the LSA team, because copies between GPUs
-//! read and write it too.
+//! A place has its own memory, which is mapped only there ([`MappedMemory`](super::shared::MappedMemory)). Every GPU of
+//! the process that can reach the memory's own GPU reaches it, also GPUs outside the LSA team, because copies between
+//! GPUs read and write it too.
 
 use super::context::Context;
 use super::deferred::Resource;

@@ -78,8 +78,8 @@ pub(super) struct MappedMemory {
 }
 
 impl MappedMemory {
-    /// Allocates zeroed memory, at a place or at any address. If it is `shared`, it is in a file, and only this GPU reaches
-    /// it by this mapping. Otherwise every GPU of the process that can reach this one reaches it.
+    /// Allocates zeroed memory, at a place or at any address. If it is `shared`, it is in a file, and only this GPU
+    /// reaches it by this mapping. Otherwise every GPU of the process that can reach this one reaches it.
     pub(super) fn new(
         context: &Arc<Context>,
         bytes: u64,
