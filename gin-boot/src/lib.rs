@@ -174,12 +174,13 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Defines methods that set one field each.
+/// Defines methods that set a field each, for configurations that may get more fields.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! setters {
-    ($($(#[$doc:meta])* $name:ident: $type:ty,)*) => {
-        $($(#[$doc])*
+    ($($(#[$attribute:meta])* $name:ident: $type:ty,)*) => {
+        $($(#[$attribute])*
+        #[doc = concat!("Sets the field `", stringify!($name), "`.")]
         #[must_use]
         pub fn $name(mut self, $name: $type) -> Self {
             self.$name = $name;

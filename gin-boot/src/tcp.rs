@@ -41,15 +41,10 @@ pub struct TcpConfig {
 
 impl TcpConfig {
     crate::setters! {
-        /// Sets the address at which this rank listens; `None` for the default.
         address: Option<IpAddr>,
-        /// Sets the time that all ranks have to join.
         joining: Duration,
-        /// Sets the time for which a collective waits; `None` for no limit.
         collective_timeout: Option<Duration>,
-        /// Sets the time after which a silent rank is lost.
         silence: Duration,
-        /// Sets the interval at which a rank that waits reports the missing ranks.
         progress: Duration,
     }
 }

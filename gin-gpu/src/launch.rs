@@ -37,7 +37,6 @@ impl LaunchConfig {
     }
 
     gin_boot::setters! {
-        /// Sets the bytes of dynamic shared memory of a block.
         dynamic_shared: u32,
     }
 

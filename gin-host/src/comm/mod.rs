@@ -128,29 +128,17 @@ pub struct CommConfig {
 
 impl CommConfig {
     gin_boot::setters! {
-        /// Sets the back end.
         backend: Backend,
-        /// Sets the NIC of GDAKI.
         nic: NicChoice,
-        /// Sets how doorbells are rung.
         doorbells: Doorbells,
-        /// Sets the scope of the fence before a doorbell.
         release: DoorbellRelease,
-        /// Sets the limit for bringing queue pairs up.
         connecting: Duration,
-        /// Sets the size of LSA teams; `None` is the largest that the devices allow.
         lsa_size: Option<u32>,
-        /// Sets the routes that operations may take.
         routes: Routes,
-        /// Sets what drives the proxy.
         progress: Arc<dyn Progress>,
-        /// Sets the seed of networks that choose.
         seed: u64,
-        /// Sets how long deregistration and destruction wait for requests under way.
         drain: Duration,
-        /// Sets whether a reported fault stops the kernel at once.
         trap_on_fault: bool,
-        /// Sets what makes the network of proxies.
         network: NetworkFactory,
     }
 }
