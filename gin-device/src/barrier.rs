@@ -164,7 +164,7 @@ impl<B: Backend> BarrierSession<B> {
             BarrierTeam::Rail => reach == 0 || members.size() > 1,
             BarrierTeam::Lsa => reach == 0,
         };
-        !gin.core().takes_lsa::<B>(members.me()) || outside
+        !gin.takes_lsa(members.me()) || outside
     }
 
     /// The same barrier, whose fence for puts covers those of both [routes](crate::gin#routes), for kernels that force

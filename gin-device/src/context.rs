@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A context of a communicator, as back ends see it.
 
-use crate::backend::Backend;
 use crate::comm::Comm;
 use crate::order::{Order, Route, Sharing};
 use crate::status::Status;
@@ -36,17 +35,6 @@ impl Core {
     #[inline(always)]
     pub(crate) fn order(&self) -> Order {
         self.order
-    }
-
-    /// Returns whether an operation to `peer` takes loads and stores.
-    #[inline(always)]
-    pub(crate) fn takes_lsa<B: Backend>(&self, peer: Rank) -> bool {
-        B::LSA
-            && match self.route {
-                Route::Auto => self.comm.lsa_reaches(peer),
-                Route::Lsa => true,
-                Route::Network => false,
-            }
     }
 
     /// Returns whether operations take loads and stores or are refused.

@@ -35,8 +35,8 @@
 //! that branch, and GPUs do not load speculatively.) So values may be compared on a circle, and a word may go back
 //! between waits.
 
-use crate::status::{NAP_NS, Status};
-use crate::sys::{Memory, Word};
+use crate::status::Status;
+use crate::sys::{Memory, NAP_NS, Word};
 
 /// Index of the word that holds what was seen.
 pub const SEEN: u64 = 0;

@@ -2,7 +2,8 @@
 //! Names of signals and counters, and what can be done to them.
 
 use crate::team::Rank;
-use crate::window::reaches;
+use crate::window::{Window, reaches};
+use bytemuck::Pod;
 use gin_abi::descriptor::{RemoteSignal, SignalTarget};
 use gin_abi::{COUNTER_BITS, SIGNAL_BITS, WindowHandle};
 
@@ -63,12 +64,16 @@ pub struct VaSignal {
     pub(crate) offset: u64,
 }
 
-impl VaSignal {
+impl<T: Pod> Window<T> {
+    /// The 8-byte word at byte `offset`, as a signal; the window needs the flag `signals`.
     #[inline(always)]
-    pub(crate) const fn new(window: WindowHandle, offset: u64) -> Self {
-        Self { window, offset }
+    #[must_use]
+    pub fn signal(&self, offset: u64) -> VaSignal {
+        VaSignal { window: *self.handle(), offset }
     }
+}
 
+impl VaSignal {
     /// First byte past the word; `u64::MAX` if that overflows.
     #[inline(always)]
     pub(crate) const fn end(&self) -> u64 {

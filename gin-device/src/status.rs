@@ -7,11 +7,8 @@
 //! agree on one rule: the record first, then the word with release; the word relaxed, then an acquire fence, then the
 //! record.
 
-use crate::sys::{Memory, Word};
+use crate::sys::{Memory, NAP_NS, Word};
 use gin_abi::{Deadline, Fault, FaultKind};
-
-/// How long a waiting thread naps between checks, in nanoseconds.
-pub(crate) const NAP_NS: u32 = 64;
 
 /// Word index of the record in a status block.
 const RECORD: u64 = 2;

@@ -195,13 +195,6 @@ impl<T: Pod> Window<T> {
         Ok(WindowRange { window, offset, bytes, overflowed: too_large })
     }
 
-    /// The 8-byte word at byte `offset`, as a signal; the window needs the flag `signals`.
-    #[inline(always)]
-    #[must_use]
-    pub fn signal(&self, offset: u64) -> crate::signal::VaSignal {
-        crate::signal::VaSignal::new(self.handle, offset)
-    }
-
     /// Returns whether signals can raise words of the window.
     #[inline(always)]
     #[must_use]

@@ -57,6 +57,7 @@ use crate::backend::{Any, Backend};
 use crate::comm::Comm;
 use crate::context::Core;
 use crate::signal::ContextId;
+use crate::team::Rank;
 use core::marker::PhantomData;
 
 /// One context of a communicator.
@@ -145,6 +146,17 @@ impl<B: Backend> Gin<B> {
     #[must_use]
     pub fn context(&self) -> ContextId {
         ContextId(self.core.context)
+    }
+
+    /// Returns whether an operation to `peer` takes loads and stores.
+    #[inline(always)]
+    pub(crate) fn takes_lsa(&self, peer: Rank) -> bool {
+        B::LSA
+            && match self.core.route {
+                Route::Auto => self.core.comm.lsa_reaches(peer),
+                Route::Lsa => true,
+                Route::Network => false,
+            }
     }
 
     #[inline(always)]

@@ -78,8 +78,8 @@ impl Options {
 
 /// How a post goes: whether by loads and stores. Known when compiling for a back end that is named.
 #[inline(always)]
-fn takes_lsa<B: Backend>(core: &Core, peer: Rank, options: &Options) -> bool {
-    core.takes_lsa::<B>(peer) && !options.all_routes
+fn takes_lsa<B: Backend>(gin: &Gin<B>, peer: Rank, options: &Options) -> bool {
+    gin.takes_lsa(peer) && !options.all_routes
 }
 
 /// Looks at the conditions of a post, which are written down once: [`Right`] joins them without branches, so that a
@@ -421,7 +421,7 @@ impl<B: Backend> Gin<B> {
             deadline,
             ..Options::new()
         };
-        let lsa = takes_lsa::<B>(core, peer, &options);
+        let lsa = takes_lsa(self, peer, &options);
         Posted { core, peer, options: &options, operation, lsa }.check(&NoRanges)?;
         if lsa {
             Raises::of(core, peer, &options).publish(options.given);
@@ -523,7 +523,7 @@ macro_rules! builder {
         /// fault or abort that ended the wait for room.
         #[inline(always)]
         pub fn issue(self, coop: &impl Coop) -> Result<(), Fault> {
-            if takes_lsa::<B>(self.gin.core(), self.peer, &self.options) {
+            if takes_lsa(self.gin, self.peer, &self.options) {
                 return self.move_here(coop);
             }
             lead!(coop, self.post())
@@ -644,7 +644,7 @@ impl<B: Backend> PutValue<'_, B> {
     fn post(self) -> Result<(), Fault> {
         let (core, operation) = (self.gin.core(), Operation::PutValue);
         let width = 1u64 << self.width_log2;
-        let lsa = takes_lsa::<B>(core, self.peer, &self.options);
+        let lsa = takes_lsa(self.gin, self.peer, &self.options);
         let posted = Posted { core, peer: self.peer, options: &self.options, operation, lsa };
         posted.check(&One { there: &self.destination, width })?;
         if lsa {
@@ -690,7 +690,7 @@ impl<B: Backend> SignalPost<'_, B> {
     fn post(self) -> Result<(), Fault> {
         let Self { gin, peer, options } = &self;
         let (core, peer, operation) = (gin.core(), *peer, Operation::Signal);
-        let lsa = takes_lsa::<B>(core, peer, options);
+        let lsa = takes_lsa(gin, peer, options);
         Posted { core, peer, options, operation, lsa }.check(&NoRanges)?;
         if lsa {
             Raises::of(core, peer, options).publish(options.given);

@@ -251,7 +251,7 @@ macro_rules! declare_traits {
             /// is none.
             #[inline(always)]
             fn pause_at_host_word() {
-                Self::pause(crate::status::NAP_NS);
+                Self::pause(NAP_NS);
             }
 
             /// Nanoseconds on the clock that deadlines are measured with.
@@ -266,6 +266,9 @@ macro_rules! declare_traits {
         }
     };
 }
+
+/// How long a waiting thread naps between checks, in nanoseconds.
+pub(crate) const NAP_NS: u32 = 64;
 
 word_operations!(declare);
 

@@ -60,8 +60,8 @@
 //! other's second bit.
 
 use crate::order::{self, Order, Sharing};
-use crate::status::{NAP_NS, Status, WaitError};
-use crate::sys::{Memory, Word};
+use crate::status::{Status, WaitError};
+use crate::sys::{Memory, NAP_NS, Word};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::{SYNDROME_WORD, TAIL_WORD, Tail, opcode};
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
