@@ -3,240 +3,32 @@
 //!
 //! Each is a builder that costs nothing: after inlining, a put is straight code with its constants folded in.
 
+mod by_stores;
+mod check;
+mod options;
+mod value;
+
+pub(crate) use by_stores::Raises;
+pub use value::Value;
+
 use super::{Core, Gin, Scope};
 use crate::backend::Backend;
 use crate::coop::{Coop, lead};
-use crate::lsa::{copy, publish};
-use crate::signal::{CounterId, Signal, SignalAction, VaSignal};
+use crate::signal::{CounterId, SignalAction};
 use crate::status::WaitError;
 use crate::sys::data::{store_weak_u8, store_weak_u16, store_weak_u32, store_weak_u64};
-use crate::sys::{self, Global, GlobalWord};
 use crate::team::Rank;
-use crate::window::{WindowRange, bytes_on};
+use crate::window::WindowRange;
+use by_stores::move_bytes;
 use bytemuck::Pod;
-use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS, WINDOW_SIGNALS};
-use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation, Transfer, WindowData, WindowOffset};
-
-mod sealed {
-    pub trait Sealed {}
-}
-
-/// A value that fits into a request: an integer or float of 1, 2, 4 or 8 bytes.
-pub trait Value: Pod + sealed::Sealed {
-    /// Its bytes, in the low bits.
-    #[doc(hidden)]
-    fn to_word(self) -> u64;
-}
-
-macro_rules! values {
-    ($($ty:ty as $bits:ty),*) => { $(
-        impl sealed::Sealed for $ty {}
-        impl Value for $ty {
-            #[inline(always)]
-            fn to_word(self) -> u64 {
-                <$bits>::from_le_bytes(self.to_le_bytes()) as u64
-            }
-        }
-    )* };
-}
-
-values!(
-    u8 as u8, i8 as u8, u16 as u16, i16 as u16, u32 as u32, i32 as u32, u64 as u64, i64 as u64, f32 as u32, f64 as u64
-);
-
-/// The options of all posts besides the transfer.
-#[derive(Clone, Copy, Debug)]
-struct Options {
-    signal: Option<SignalAction>,
-    counter: Option<CounterId>,
-    given: Scope,
-    required: Scope,
-    more: bool,
-    /// A barrier's: its signals have ids past those of the user, and it has looked at what the network can.
-    internal: bool,
-    /// Covers puts of both routes.
-    all_routes: bool,
-    deadline: Deadline,
-}
-
-impl Options {
-    /// A function, because a constant would lie in memory.
-    #[inline(always)]
-    fn new() -> Self {
-        Self {
-            signal: None,
-            counter: None,
-            given: Scope::Thread,
-            required: Scope::System,
-            more: false,
-            internal: false,
-            all_routes: false,
-            deadline: Deadline::NONE,
-        }
-    }
-}
+use check::{Both, NoRanges, One, Posted};
+use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation, Transfer, WindowOffset};
+use options::Options;
 
 /// How a post goes: whether by loads and stores. Known when compiling for a back end that is named.
 #[inline(always)]
 fn takes_lsa<B: Backend>(gin: &Gin<B>, peer: Rank, options: &Options) -> bool {
     gin.takes_lsa(peer) && !options.all_routes
-}
-
-/// Looks at the conditions of a post, which are written down once: [`Right`] joins them without branches, so that a
-/// post that is right passes one; [`Found`] says what is wrong.
-trait Judge {
-    /// `fault` says what is wrong if `met` is false.
-    fn condition(&mut self, met: bool, fault: impl FnOnce() -> Fault);
-}
-
-/// True while all conditions are met.
-struct Right(bool);
-
-impl Judge for Right {
-    #[inline(always)]
-    fn condition(&mut self, met: bool, _: impl FnOnce() -> Fault) {
-        self.0 &= met;
-    }
-}
-
-/// The first condition that is not met.
-struct Found(Option<Fault>);
-
-impl Judge for Found {
-    #[inline(always)]
-    fn condition(&mut self, met: bool, fault: impl FnOnce() -> Fault) {
-        if !met && self.0.is_none() {
-            self.0 = Some(fault());
-        }
-    }
-}
-
-/// The target and the options of a post: context, route, signal and counter.
-#[derive(Clone, Copy)]
-struct Posted<'a> {
-    core: &'a Core,
-    peer: Rank,
-    options: &'a Options,
-    operation: Operation,
-    lsa: bool,
-}
-
-impl Posted<'_> {
-    #[inline(always)]
-    fn fault(&self, kind: FaultKind) -> Fault {
-        self.core.fault(kind, self.operation).peer(self.peer.world())
-    }
-
-    /// Returns the first violation of the post, or else of `ranges`.
-    #[inline(always)]
-    fn check(&self, ranges: &impl Ranges) -> Result<(), Fault> {
-        let mut right = Right(true);
-        self.judge(&mut right);
-        ranges.judge(self, &mut right);
-        if right.0 {
-            return Ok(());
-        }
-        let mut found = Found(None);
-        self.judge(&mut found);
-        ranges.judge(self, &mut found);
-        // Nothing is found only if a table of the host's changed in between.
-        Err(found.0.unwrap_or(self.fault(FaultKind::BadDescriptor)))
-    }
-
-    #[inline(always)]
-    fn judge(&self, judge: &mut impl Judge) {
-        let Self { core, peer, options, lsa, .. } = *self;
-        let (comm, fault) = (core.comm(), |kind| self.fault(kind));
-        judge.condition(core.usable(), || core.unusable(self.operation));
-        judge.condition(!lsa || comm.lsa_reaches(peer), || fault(FaultKind::NotReachable));
-        if let Some(action) = options.signal {
-            // Loads and stores have strong signals, whatever the network has.
-            let strong = action.strong & !lsa;
-            let has_strong = || comm.capabilities() & CAP_STRONG_SIGNALS != 0;
-            match action.signal {
-                Signal::Id(_) if options.internal => {}
-                // There are as many strong signals as signals, or none.
-                Signal::Id(id) => {
-                    judge.condition(id < if strong { comm.strong_signals() } else { comm.signals() }, || {
-                        if strong && !has_strong() {
-                            fault(FaultKind::NoStrongSignals)
-                        } else {
-                            fault(FaultKind::UnknownSignal).values(comm.signals() as u64, id as u64)
-                        }
-                    });
-                }
-                Signal::Va(va) => {
-                    judge.condition(!strong | has_strong(), || fault(FaultKind::NoStrongSignals));
-                    judge.condition(takes_va_signals(core, &va, lsa), || fault(FaultKind::NoVaSignals));
-                    judge.condition(va.offset.is_multiple_of(8), || fault(FaultKind::Misaligned).values(8, va.offset));
-                    judge.condition(va.fits_on(peer), || {
-                        fault(FaultKind::OutOfRange).values(bytes_on(&va.window, peer), va.end())
-                    });
-                }
-            }
-        }
-        if let Some(counter) = options.counter {
-            judge.condition(counter.0 < comm.counters(), || {
-                fault(FaultKind::UnknownCounter).values(comm.counters() as u64, counter.0 as u64)
-            });
-        }
-    }
-}
-
-#[inline(always)]
-fn takes_va_signals(core: &Core, va: &VaSignal, lsa: bool) -> bool {
-    (lsa | (core.comm().capabilities() & CAP_VA_SIGNALS != 0)) & (va.window.flags & WINDOW_SIGNALS != 0)
-}
-
-/// The ranges of a post.
-trait Ranges {
-    fn judge(&self, posted: &Posted<'_>, judge: &mut impl Judge);
-}
-
-/// A post without ranges.
-struct NoRanges;
-
-impl Ranges for NoRanges {
-    #[inline(always)]
-    fn judge(&self, _: &Posted<'_>, _: &mut impl Judge) {}
-}
-
-/// The ranges of a transfer, at the peer and in the caller's own part.
-struct Both<'a, T> {
-    there: &'a WindowRange<T>,
-    here: &'a WindowRange<T>,
-}
-
-impl<T: Pod> Ranges for Both<'_, T> {
-    #[inline(always)]
-    fn judge(&self, posted: &Posted<'_>, judge: &mut impl Judge) {
-        let (Self { there, here }, peer, fault) = (self, posted.peer, |kind| posted.fault(kind));
-        judge.condition(there.place().1 == here.place().1, || {
-            fault(FaultKind::LengthMismatch).values(there.bytes(), here.bytes())
-        });
-        judge
-            .condition(there.fits_on(peer), || fault(FaultKind::OutOfRange).values(there.length_on(peer), there.end()));
-        judge.condition(here.fits_own(), || fault(FaultKind::OutOfRange).values(here.own_length(), here.end()));
-    }
-}
-
-/// Where a value of this many bytes goes.
-struct One<'a> {
-    there: &'a WindowRange<u8>,
-    width: u64,
-}
-
-impl Ranges for One<'_> {
-    #[inline(always)]
-    fn judge(&self, posted: &Posted<'_>, judge: &mut impl Judge) {
-        let (&Self { there, width }, fault) = (self, |kind| posted.fault(kind));
-        let (offset, bytes) = there.place();
-        judge.condition(bytes == width, || fault(FaultKind::LengthMismatch).values(width, there.bytes()));
-        judge.condition(offset.is_multiple_of(width), || fault(FaultKind::Misaligned).values(width, there.offset()));
-        judge.condition(there.fits_on(posted.peer), || {
-            fault(FaultKind::OutOfRange).values(there.length_on(posted.peer), there.end())
-        });
-    }
 }
 
 #[inline(always)]
@@ -258,83 +50,6 @@ fn post<B: Backend>(
         more: options.more,
     };
     B::post(core, &request, operation, options.deadline)
-}
-
-/// The word of the peer's signal that GPUs raise, of a post that is right.
-#[inline(always)]
-fn peer_word(core: &Core, peer: Rank, signal: Signal) -> GlobalWord {
-    // Safety: the context and the signal were checked, and that loads and stores reach the peer; then there are words
-    // for GPUs, at every peer that they reach, and tables of them.
-    unsafe {
-        match signal {
-            Signal::Id(id) => GlobalWord::new(sys::read_word(core.peer_signals(peer)) + 8 * id as u64),
-            Signal::Va(va) => {
-                let window = va.window.data as usize as *const WindowData;
-                let planes = sys::read_word(&raw const (*window).peer_va_gpu) as usize as *const u64;
-                GlobalWord::new(sys::read_word(planes.wrapping_add(peer.world() as usize)) + va.offset)
-            }
-        }
-    }
-}
-
-/// The words that a post by loads and stores raises.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Raises {
-    signal: Option<(GlobalWord, u64)>,
-    counter: Option<GlobalWord>,
-}
-
-impl Raises {
-    /// Looks up the words, of a post that is right.
-    ///
-    /// A trip to L2 each, as a wait that acquired has emptied the L1. So this stands before what the post waits for
-    /// anyway, and in all threads: behind a branch the trip would come on top.
-    #[inline(always)]
-    fn of(core: &Core, peer: Rank, options: &Options) -> Self {
-        let counter = |counter: CounterId| {
-            // Safety: the counter was checked; where there are words for GPUs, counters have some too.
-            unsafe { GlobalWord::new(sys::read_word(&raw const (*core.data()).counters_gpu) + 8 * counter.0 as u64) }
-        };
-        Self {
-            signal: options.signal.map(|action| (peer_word(core, peer, action.signal), action.amount)),
-            counter: options.counter.map(counter),
-        }
-    }
-
-    /// Raises them; one thread does. `given`: how far what they cover was released.
-    #[inline(always)]
-    pub(crate) fn publish(self, given: Scope) {
-        publish::<Global>(given, self.signal, self.counter);
-    }
-}
-
-/// Carries out a put or get by loads and stores, if it was found right; all threads of `coop` call. `places`: addresses
-/// to and from, number of bytes.
-///
-/// # Safety
-/// - If it is right the places are valid. What overlaps or races gives unknown bytes.
-#[inline(always)]
-unsafe fn move_bytes(
-    core: &Core,
-    peer: Rank,
-    options: &Options,
-    coop: &impl Coop,
-    checked: Result<(), Fault>,
-    places: impl FnOnce() -> (u64, u64, u64),
-) -> Result<(), Fault> {
-    let raises = if checked.is_ok() { Some(Raises::of(core, peer, options)) } else { None };
-    coop.sync();
-    if checked.is_ok() {
-        let (to, from, bytes) = places();
-        // Safety: the caller's promise.
-        unsafe { copy(coop, to, from, bytes) };
-    }
-    // All have stored before one raises, and before any of them reads.
-    coop.agree(checked)?;
-    if let (true, Some(raises)) = (coop.elect(), raises) {
-        raises.publish(Scope::Thread);
-    }
-    Ok(())
 }
 
 /// The fault of a post that was right and ended early.
