@@ -49,7 +49,7 @@ pub(crate) use signals::signal_tables;
 
 pub use completion::FlushToken;
 pub(crate) use post::Raises;
-pub use post::{Get, Put, PutValue, SignalPost, Value};
+pub use post::{Get, Post, Put, PutValue, SignalPost, Value};
 
 pub use crate::order::{Order, Route, Scope, Sharing};
 

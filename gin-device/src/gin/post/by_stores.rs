@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Posts by loads and stores.
+//! Posts by loads and stores: the calling threads move the bytes and raise the words themselves.
 
 use super::options::Options;
 use crate::context::Core;
@@ -11,11 +11,11 @@ use crate::sys::{self, Global, GlobalWord};
 use crate::team::Rank;
 use gin_abi::{Fault, WindowData};
 
-/// The word of the peer's signal that GPUs raise, of a post that is right.
+/// Returns the word that GPUs raise for a peer's signal. The post was checked.
 #[inline(always)]
 fn peer_word(core: &Core, peer: Rank, signal: Signal) -> GlobalWord {
-    // Safety: the context and the signal were checked, and that loads and stores reach the peer; then there are words
-    // for GPUs, at every peer that they reach, and tables of them.
+    // Safety: the check found the context, the signal, and that loads and stores reach the peer. The host keeps words
+    // for GPUs, and tables of them, at every peer that loads and stores reach.
     unsafe {
         match signal {
             Signal::Id(id) => GlobalWord::new(sys::read_word(core.peer_signals(peer)) + 8 * id as u64),
@@ -28,7 +28,7 @@ fn peer_word(core: &Core, peer: Rank, signal: Signal) -> GlobalWord {
     }
 }
 
-/// The words that a post by loads and stores raises.
+/// The words to raise for a post by loads and stores.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Raises {
     signal: Option<(GlobalWord, u64)>,
@@ -36,14 +36,15 @@ pub(crate) struct Raises {
 }
 
 impl Raises {
-    /// Looks up the words, of a post that is right.
+    /// Looks up the words of a post that was checked.
     ///
-    /// A trip to L2 each, as a wait that acquired has emptied the L1. So this stands before what the post waits for
-    /// anyway, and in all threads: behind a branch the trip would come on top.
+    /// Each look takes a trip to L2, because a wait that acquired has emptied the L1. Callers therefore look up before
+    /// the post waits for anything, and in all threads, so that the trips overlap the wait. Behind a branch they would
+    /// add to it.
     #[inline(always)]
     pub(super) fn of(core: &Core, peer: Rank, options: &Options) -> Self {
         let counter = |counter: CounterId| {
-            // Safety: the counter was checked; where there are words for GPUs, counters have some too.
+            // Safety: the check found the counter. Where signals have words for GPUs, counters have them too.
             unsafe { GlobalWord::new(sys::read_word(&raw const (*core.data()).counters_gpu) + 8 * counter.0 as u64) }
         };
         Self {
@@ -52,18 +53,20 @@ impl Raises {
         }
     }
 
-    /// Raises them; one thread does. `given`: how far what they cover was released.
+    /// Raises the words, in one thread. `given` is the scope to which the covered memory is released already.
     #[inline(always)]
     pub(crate) fn publish(self, given: Scope) {
         publish::<Global>(given, self.signal, self.counter);
     }
 }
 
-/// Carries out a put or get by loads and stores, if it was found right; all threads of `coop` call. `places`: addresses
-/// to and from, number of bytes.
+/// Carries out a put or get by loads and stores if `checked` is `Ok`. All threads of `coop` call. `addresses` returns
+/// the addresses to copy to and from, and the number of bytes.
+///
+/// Ranges that overlap, or that others write meanwhile, give unknown bytes.
 ///
 /// # Safety
-/// - If it is right the places are valid. What overlaps or races gives unknown bytes.
+/// - If `checked` is `Ok`, the addresses are valid for that many bytes.
 #[inline(always)]
 pub(super) unsafe fn move_bytes(
     core: &Core,
@@ -71,16 +74,16 @@ pub(super) unsafe fn move_bytes(
     options: &Options,
     coop: &impl Coop,
     checked: Result<(), Fault>,
-    places: impl FnOnce() -> (u64, u64, u64),
+    addresses: impl FnOnce() -> (u64, u64, u64),
 ) -> Result<(), Fault> {
     let raises = if checked.is_ok() { Some(Raises::of(core, peer, options)) } else { None };
     coop.sync();
     if checked.is_ok() {
-        let (to, from, bytes) = places();
+        let (to, from, bytes) = addresses();
         // Safety: the caller's promise.
         unsafe { copy(coop, to, from, bytes) };
     }
-    // All have stored before one raises, and before any of them reads.
+    // All threads have stored before one of them raises, and before any of them reads.
     coop.agree(checked)?;
     if let (true, Some(raises)) = (coop.elect(), raises) {
         raises.publish(Scope::Thread);

@@ -5,23 +5,29 @@ use crate::order::Scope;
 use crate::signal::{CounterId, SignalAction};
 use gin_abi::Deadline;
 
-/// The options of all posts besides the transfer.
+/// The options that every kind of request takes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options {
+    /// The signal to raise at the peer.
     pub(super) signal: Option<SignalAction>,
+    /// The counter to raise at the caller.
     pub(super) counter: Option<CounterId>,
+    /// The scope to which the caller has released the payload.
     pub(super) given: Scope,
+    /// The scope that the payload must be released to.
     pub(super) required: Scope,
+    /// The doorbell may wait for the next post.
     pub(super) more: bool,
-    /// A barrier's: its signals have ids past those of the user, and it has looked at what the network can.
+    /// The post is a barrier's: its signals have ids past the user's, and it has checked the network's capabilities.
     pub(super) internal: bool,
-    /// Covers puts of both routes.
+    /// The signal covers puts of both routes.
     pub(super) all_routes: bool,
+    /// The limit of the wait for room.
     pub(super) deadline: Deadline,
 }
 
 impl Options {
-    /// A function, because a constant would lie in memory.
+    /// Returns the defaults. A function, because a constant would be stored in memory.
     #[inline(always)]
     pub(super) fn new() -> Self {
         Self {

@@ -9,7 +9,7 @@ mod sealed {
 
 /// A value that fits into a request: an integer or float of 1, 2, 4 or 8 bytes.
 pub trait Value: Pod + sealed::Sealed {
-    /// Its bytes, in the low bits.
+    /// Returns the value's bytes in the low bits.
     #[doc(hidden)]
     fn to_word(self) -> u64;
 }
