@@ -6,7 +6,7 @@ use crate::comm::Comm;
 use crate::context::Core;
 use crate::coop;
 use crate::order::Sharing;
-use crate::queue::{Producer, Queue};
+use crate::queue::{Posters, Producer, Queue};
 use crate::status::WaitError;
 use crate::sys::{self, Global, GlobalWord};
 use gin_abi::descriptor::WORDS;
@@ -73,6 +73,66 @@ impl Group {
     }
 }
 
+/// The threads that call a post together.
+struct Callers<'a> {
+    producer: &'a Producer<Global, WORDS>,
+    sharing: Sharing,
+    deadline: Deadline,
+    /// The lanes that are here together; 0 if the context is one thread's.
+    here: u32,
+}
+
+impl<'a> Callers<'a> {
+    /// Gathers lanes that wait together, as one may wait for what another has yet to do.
+    ///
+    /// Lanes with and without a deadline are gathered apart. The latter claim at once. A lane with a deadline claims by
+    /// itself, because a claim that others make for it would not wait for room.
+    #[inline(always)]
+    fn of(producer: &'a Producer<Global, WORDS>, sharing: Sharing, deadline: Deadline) -> Self {
+        let here = match (sharing == Sharing::Thread, deadline.is_none()) {
+            (true, _) => 0,
+            // Two places, which gather lanes each for itself.
+            (false, true) => coop::active_mask::<0>(),
+            (false, false) => coop::active_mask::<1>(),
+        };
+        Self { producer, sharing, deadline, here }
+    }
+
+    #[inline(always)]
+    fn alone(&self) -> bool {
+        self.sharing == Sharing::Thread
+    }
+}
+
+impl Posters for Callers<'_> {
+    #[inline(always)]
+    fn claim(&self) -> Option<u64> {
+        if !self.deadline.is_none() {
+            return None;
+        }
+        if self.alone() {
+            return Some(self.producer.claim(true, 1, self.sharing));
+        }
+        let group = Group::of(self.here, self.producer);
+        let first = group.claim(self.producer, self.sharing);
+        Some(group.lead(first).wrapping_add((group.until.count_ones() - 1) as u64))
+    }
+
+    #[inline(always)]
+    fn ahead(&self, bit: bool) -> u64 {
+        if self.alone() {
+            return 0;
+        }
+        let same_queue = coop::alike(self.here, self.producer.queue.producer_index.address());
+        (coop::ballot_here(self.here, bit) & same_queue & coop::lanes_below()).count_ones() as u64
+    }
+
+    #[inline(always)]
+    fn any(&self, bit: bool) -> bool {
+        if self.alone() { bit } else { coop::any_here(self.here, bit) }
+    }
+}
+
 // Functions on a CPU, as those of `Gdaki`.
 impl Backend for Proxy {
     const LSA: bool = false;
@@ -85,36 +145,8 @@ impl Backend for Proxy {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), WaitError> {
         let (producer, sharing) = (producer(core), core.sharing());
-        let alone = sharing == Sharing::Thread;
-        // Lanes wait together, as one may wait for what another has yet to do; those with and without a deadline apart,
-        // as the latter claim at once. A claim that others make for it would not wait for room, so each lane with a
-        // deadline claims by itself.
-        let here = match (alone, deadline.is_none()) {
-            (true, _) => 0,
-            // Two places, which gather lanes each for itself.
-            (false, true) => coop::active_mask::<0>(),
-            (false, false) => coop::active_mask::<1>(),
-        };
-        let claim = || {
-            if !deadline.is_none() {
-                return None;
-            }
-            if alone {
-                return Some(producer.claim(true, 1, sharing));
-            }
-            let group = Group::of(here, &producer);
-            let first = group.claim(&producer, sharing);
-            Some(group.lead(first).wrapping_add((group.until.count_ones() - 1) as u64))
-        };
-        let ahead = |bit| {
-            if alone {
-                return 0;
-            }
-            let before = coop::alike(here, producer.queue.producer_index.address()) & coop::lanes_below();
-            (coop::ballot_here(here, bit) & before).count_ones() as u64
-        };
-        let any = |bit| if alone { bit } else { coop::any_here(here, bit) };
-        match producer.post(request.encode(), claim, sharing, deadline, ahead, any) {
+        let posters = Callers::of(&producer, sharing, deadline);
+        match producer.post(request.encode(), &posters, sharing, deadline) {
             Ok(_) => Ok(()),
             Err((stop, None)) => Err(stop),
             Err((stop @ (WaitError::Fault | WaitError::NotConnected), Some(_))) => Err(stop),

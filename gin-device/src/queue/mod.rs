@@ -48,7 +48,7 @@ mod consumer;
 mod producer;
 
 pub use consumer::{Consumer, Finished};
-pub use producer::Producer;
+pub use producer::{OneThread, Posters, Producer};
 
 use crate::host_word::{self, HostWord};
 use crate::sys::{Memory, Word};

@@ -17,6 +17,46 @@ pub struct Producer<M: Memory, const N: usize> {
     pub status: Status<M>,
 }
 
+/// The threads that post to a queue together: one thread, or lanes of a warp.
+///
+/// They stay together, because one may wait for a slot that another has yet to fill. Either all of them have claimed or
+/// none has. Each calls [`ahead`](Self::ahead) and [`any`](Self::any) as often as the others.
+pub trait Posters {
+    /// Claims a slot for each thread of the group at once and returns the caller's index. Returns `None` if each thread
+    /// claims for itself once it finds room.
+    fn claim(&self) -> Option<u64>;
+
+    /// Returns how many threads that claim in this queue before the caller bring `true`.
+    fn ahead(&self, bit: bool) -> u64;
+
+    /// Returns whether any thread of the group brings `true`.
+    fn any(&self, bit: bool) -> bool;
+}
+
+/// A thread that posts alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OneThread {
+    /// The slot that it has claimed. If `None`, it claims once it finds room.
+    pub claimed: Option<u64>,
+}
+
+impl Posters for OneThread {
+    #[inline(always)]
+    fn claim(&self) -> Option<u64> {
+        self.claimed
+    }
+
+    #[inline(always)]
+    fn ahead(&self, _: bool) -> u64 {
+        0
+    }
+
+    #[inline(always)]
+    fn any(&self, bit: bool) -> bool {
+        bit
+    }
+}
+
 impl<M: Memory, const N: usize> Producer<M, N> {
     /// Returns whether slot `index` is empty when `consumer_index` slots are known to have been emptied.
     ///
@@ -33,45 +73,41 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         order::claim(self.queue.producer_index, leads, count, sharing)
     }
 
-    /// Waits until a slot that `producer_index` gives is empty and stores a request into it; or, if it gives none,
-    /// waits until there is room, claims one slot and does that, so that a post that finds no room in time leaves the
-    /// queue as it was. Gives the index of the slot. Bit 0 of each word is ignored.
+    /// Writes one request and returns the index of its slot. Bit 0 of each word is ignored. All threads of `posters`
+    /// call.
+    ///
+    /// If a slot is claimed already, waits until it is empty. Otherwise waits for room and claims last, so that a
+    /// timeout leaves the queue as it was.
     ///
     /// The payload of the request must have been released before, at the scope of its reader. A thread that fills
-    /// several slots of one claim goes on in ascending order.
+    /// several slots of one claim fills them in ascending order.
     ///
-    /// Several threads call it together, because one may wait for a slot that another has yet to fill. `any` returns
-    /// whether any of them brings `true`. `ahead` returns how many threads that claim in this queue come before the
-    /// caller and bring `true`. Of the threads that call it together either all have claimed or none has; all call the
-    /// two equally often.
-    /// A slot is filled as soon as it is found empty, and before the others are asked, so nobody's slot waits for
-    /// somebody's wait. A thread claims only if there is room behind all that are ahead, and sees in the next round how
-    /// many are left, so more threads than the queue has slots get through it.
+    /// A thread fills its slot as soon as it finds it empty, before it asks the others, so no slot waits for another
+    /// thread's wait. A thread claims only if there is room behind all threads that are ahead of it. In the next round
+    /// it sees how many are left, so more threads than the queue has slots get through.
     ///
     /// # Errors
-    /// [`Stop`] if there was no room in time, or the communicator is aborted or has a fault; with the index that is
-    /// claimed, if one is. That slot stays a hole that nobody can fill: the caller must report a fault.
+    /// [`WaitError`] if there was no room in time, or if the communicator is aborted or has a fault; with the claimed
+    /// index, if there is one. That slot stays a hole that no thread can fill: the caller must report a fault.
     #[inline(always)]
     pub fn post(
         &self,
         words: [u64; N],
-        claim: impl FnOnce() -> Option<u64>,
+        posters: &impl Posters,
         sharing: Sharing,
         deadline: Deadline,
-        ahead: impl Fn(bool) -> u64,
-        any: impl Fn(bool) -> bool,
     ) -> Result<u64, (WaitError, Option<u64>)> {
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
         let mut look = Look::new(self.queue.consumer_host_word());
         // Only if this does not do is something read over PCIe. Before the claim, so that the two trips to L2 are one.
         let mut consumer_index = self.queue.guess().load_relaxed_gpu();
-        let claimed = claim();
+        let claimed = posters.claim();
         let (mut has, mut index) = (claimed.is_some(), claimed.unwrap_or(0));
         let (mut waiting, mut stop, mut failed) = (true, None, None);
         loop {
             if claimed.is_none() {
                 let wants = waiting & !has;
-                let ahead = ahead(wants);
+                let ahead = posters.ahead(wants);
                 if wants && self.is_empty(self.position().wrapping_add(ahead), consumer_index) {
                     (has, index) = (true, self.claim(true, 1, sharing));
                 }
@@ -83,7 +119,7 @@ impl<M: Memory, const N: usize> Producer<M, N> {
             if waiting & stop.is_some() {
                 (waiting, failed) = (false, stop);
             }
-            if !any(waiting) {
+            if !posters.any(waiting) {
                 break;
             }
             // All do the rest, so that they stay together.

@@ -10,7 +10,7 @@ use gin_abi::mlx5::cqe::{INVALID_BYTE, SYNDROME_WORD, TAIL_WORD, Tail, opcode as
 use gin_abi::mlx5::doorbell::Doorbell;
 use gin_abi::mlx5::wqe::{self, Flags, Local, QueueNumber, Segment};
 use gin_abi::{COUNTER_BITS, Deadline, Fault};
-use gin_device::backend::gdaki::pair::{Failure, Posting, QueuePair, finish};
+use gin_device::backend::gdaki::pair::{Failure, OneThread, Posting, QueuePair, finish};
 use gin_device::gin::{Order, Sharing};
 use gin_device::signal_words::Words;
 use gin_device::status::{Status, WaitError};
@@ -117,9 +117,7 @@ impl World {
     }
 
     fn post_filled(&self, posting: Posting, fill: impl Fn(u64)) -> Result<(), WaitError> {
-        let claim = || posting.deadline.is_none().then(|| self.pair.claim(true, posting.count, posting.sharing));
-        let together = |filled: bool, index| filled.then_some((index, posting.count));
-        self.pair.post(posting, fill, claim, together, |bit| bit, failed)
+        self.pair.post(posting, &OneThread { pair: &self.pair, posting }, fill, failed)
     }
 
     fn post(&self, cell: usize) {

@@ -13,7 +13,7 @@ pub mod status;
 use gin_abi::{Deadline, Fault, FaultKind, Operation};
 use gin_device::host_word;
 use gin_device::order::{Scope, Sharing, release};
-use gin_device::queue::{Consumer, Producer, Queue};
+use gin_device::queue::{Consumer, OneThread, Producer, Queue};
 use gin_device::signal_words::Words;
 use gin_device::status::{Status, WaitError};
 use gin_device::sys::loom::{Arena, Loom, LoomWord, mutated};
@@ -220,7 +220,8 @@ impl World {
 
     /// Fills a claimed slot.
     pub fn fill(&self, index: u64, words: [u64; N], deadline: Deadline) -> Result<u64, WaitError> {
-        let posted = self.producer().post(words, || Some(index), Sharing::Gpu, deadline, |_| 0, |bit| bit);
+        let poster = OneThread { claimed: Some(index) };
+        let posted = self.producer().post(words, &poster, Sharing::Gpu, deadline);
         posted.map_err(|(stop, claimed)| {
             assert_eq!(claimed, Some(index));
             stop
@@ -230,7 +231,7 @@ impl World {
     /// Claims a slot once there is room, and fills it; looks for room once. Without room, what it claimed if it did.
     pub fn post_now(&self, cell: usize) -> Result<u64, (WaitError, Option<u64>)> {
         let deadline = Deadline::after_ns(0);
-        self.producer().post(self.request(cell), || None, Sharing::Gpu, deadline, |_| 0, |bit| bit)
+        self.producer().post(self.request(cell), &OneThread { claimed: None }, Sharing::Gpu, deadline)
     }
 
     /// Waits for the next request and checks it and what it refers to. Does not take it.

@@ -35,7 +35,7 @@ use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::mlx5::wqe::{self, Flags, Local, QueueNumber, Remote, Segment, opcode};
 use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation, RemoteSignal, SignalTarget, Transfer};
-use pair::{Failure, Posting, QueuePair};
+use pair::{Failure, OneThread, Posters, Posting, QueuePair};
 
 /// The kernel drives the NIC.
 #[derive(Clone, Copy, Debug)]
@@ -209,28 +209,14 @@ impl Link {
         let mut posting = Posting { count: counts.all(), sharing, more: request.more, deadline };
         let failed = |failure| self.failed(failure);
         if sharing == Sharing::Thread {
-            let claim = || deadline.is_none().then(|| pair.claim(true, counts.all(), sharing));
-            let together = |filled: bool, index| filled.then_some((index, counts.all()));
-            return pair.post(posting, fill, claim, together, |bit| bit, failed);
+            return pair.post(posting, &OneThread { pair, posting }, fill, failed);
         }
-        // Those with and without a deadline apart: the latter claim at once, all together.
+        // Lanes with and without a deadline are gathered apart: the latter claim at once, all together.
         let here = if deadline.is_none() { coop::active_mask::<2>() } else { coop::active_mask::<3>() };
         let group = Group::of(here, pair, counts);
         // One lane that has no more to come sends what all bring.
         posting.more = coop::ballot_here(here, !request.more) & group.mask == 0;
-        let claim = || {
-            deadline.is_none().then(|| {
-                let first = pair.claim(group.leads(), group.all, sharing);
-                coop::leader_shuffle(here, first, group.last()) + group.before
-            })
-        };
-        let together = |filled: bool, index: u64| {
-            if !deadline.is_none() {
-                return filled.then_some((index, counts.all()));
-            }
-            group.written(here, filled, index, counts)
-        };
-        pair.post(posting, fill, claim, together, |bit| coop::any_here(here, bit), failed)
+        pair.post(posting, &Callers { pair, posting, group, here }, fill, failed)
     }
 }
 
@@ -264,8 +250,6 @@ struct Group {
     mask: u32,
     /// Entries of those before the calling lane.
     before: u64,
-    /// Entries up to the calling lane's own, which in the last lane are all.
-    all: u64,
 }
 
 impl Group {
@@ -275,11 +259,10 @@ impl Group {
         let below = mask & coop::lanes_below();
         // Each has one or two.
         let two = coop::ballot_here(here, counts.all() == 2) & below;
-        let before = (below.count_ones() + two.count_ones()) as u64;
-        Self { mask, before, all: before + counts.all() }
+        Self { mask, before: (below.count_ones() + two.count_ones()) as u64 }
     }
 
-    /// The lane that claims for all: it knows how many entries there are.
+    /// Returns the lane that claims for all. It knows their number of entries: those before it and its own.
     #[inline(always)]
     fn last(&self) -> u32 {
         31 - self.mask.leading_zeros()
@@ -287,18 +270,47 @@ impl Group {
 
     #[inline(always)]
     fn leads(&self) -> bool {
-        self.mask & coop::lanes_until() == self.mask
+        // No lane of the group is above the caller's.
+        self.mask >> 1 <= coop::lanes_below()
+    }
+}
+
+/// Lanes that call a post together. Those of one [`Group`] post to the same queue pair.
+struct Callers<'a> {
+    pair: &'a QueuePair<Global>,
+    posting: Posting,
+    group: Group,
+    /// All lanes that are here together.
+    here: u32,
+}
+
+impl Posters for Callers<'_> {
+    #[inline(always)]
+    fn claim(&self) -> Option<u64> {
+        self.posting.deadline.is_none().then(|| {
+            let first =
+                self.pair.claim(self.group.leads(), self.group.before + self.posting.count, self.posting.sharing);
+            coop::leader_shuffle(self.here, first, self.group.last()) + self.group.before
+        })
     }
 
-    /// In the first lane of each [`run`](pair::run) that has written entries, where these begin and how many they are.
+    /// Returns the entries of a [`run`](pair::run) in its first lane.
     #[inline(always)]
-    fn written(&self, here: u32, filled: bool, index: u64, counts: Counts) -> Option<(u64, u64)> {
-        // The first lane releases what all have stored.
-        coop::sync_here(here);
-        let filled = coop::ballot_here(here, filled) & self.mask;
-        let (begins, last) = pair::run(self.mask, filled, coop::lanes_below());
-        let end = coop::leader_shuffle(here, index + counts.all(), last);
+    fn written(&self, filled: bool, index: u64) -> Option<(u64, u64)> {
+        if !self.posting.deadline.is_none() {
+            return filled.then_some((index, self.posting.count));
+        }
+        // The first lane releases the stores of all.
+        coop::sync_here(self.here);
+        let filled = coop::ballot_here(self.here, filled) & self.group.mask;
+        let (begins, last) = pair::run(self.group.mask, filled, coop::lanes_below());
+        let end = coop::leader_shuffle(self.here, index + self.posting.count, last);
         begins.then(|| (index, end - index))
+    }
+
+    #[inline(always)]
+    fn any(&self, bit: bool) -> bool {
+        coop::any_here(self.here, bit)
     }
 }
 

@@ -187,6 +187,52 @@ pub struct Posting {
     pub deadline: Deadline,
 }
 
+/// The threads that post to a queue pair together: one thread, or lanes of a warp.
+///
+/// They stay together, because one may wait for a slot whose entry another has yet to write. Each calls
+/// [`written`](Self::written) and [`any`](Self::any) as often as the others.
+pub trait Posters {
+    /// Claims slots for each thread of the group at once and returns the caller's first index. Returns `None` if each
+    /// thread claims for itself once it finds room.
+    fn claim(&self) -> Option<u64>;
+
+    /// Gathers the entries that threads of the group have just written. `filled`: the caller has; `index`: its first.
+    ///
+    /// In one of the threads that claimed together, returns the first index and the number of entries that they have
+    /// written since the last call. Orders memory among them.
+    fn written(&self, filled: bool, index: u64) -> Option<(u64, u64)>;
+
+    /// Returns whether any thread of the group brings `true`.
+    fn any(&self, bit: bool) -> bool;
+}
+
+/// A thread that posts alone.
+#[derive(Clone, Copy, Debug)]
+pub struct OneThread<'a, M: Memory> {
+    /// The queue pair.
+    pub pair: &'a QueuePair<M>,
+    /// Its post.
+    pub posting: Posting,
+}
+
+impl<M: Memory> Posters for OneThread<'_, M> {
+    #[inline(always)]
+    fn claim(&self) -> Option<u64> {
+        let Posting { count, sharing, deadline, .. } = self.posting;
+        deadline.is_none().then(|| self.pair.claim(true, count, sharing))
+    }
+
+    #[inline(always)]
+    fn written(&self, filled: bool, index: u64) -> Option<(u64, u64)> {
+        filled.then_some((index, self.posting.count))
+    }
+
+    #[inline(always)]
+    fn any(&self, bit: bool) -> bool {
+        bit
+    }
+}
+
 /// Ends a wait for queue pairs: acquires as requested, and checks whether a finished request failed.
 ///
 /// # Errors
@@ -305,36 +351,33 @@ impl<M: Memory> QueuePair<M> {
         self.words.at(word::PRODUCER_INDEX).cas_relaxed_gpu(at, at + count) == at
     }
 
-    /// Waits until the slots that `producer_index` gives are free, has `fill` write entries there and publishes them;
-    /// or, if it gives none, waits until there is room and claims then, so that a post that finds no room in time
-    /// leaves the queue as it was.
+    /// Writes entries by `fill`, which takes their first index, and publishes them. All threads of `posters` call.
     ///
-    /// Several threads call it together, because one may wait for a slot whose entry another has yet to write: `any`
-    /// returns whether any of them brings `true`. All call `together` after entries were written, with whether the
-    /// caller has written and its first index. In one of the threads that claimed together it returns the first index
-    /// and the number of entries that they have written since the last time; it orders memory among them.
+    /// If the slots are claimed already, waits until they are free. Otherwise waits for room and claims last, so that a
+    /// timeout leaves the queue as it was. `failed` makes the fault of an entry that failed meanwhile.
     ///
-    /// A queue pair that does not exist has no room for ever, so the wait reports its peer; a post that finds room does
-    /// not check.
+    /// A queue pair that does not exist never has room, so the wait finds the missing connection. A post that finds
+    /// room does not check.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`] if there was no room in time: nothing was posted. [`WaitError::Fault`] if the
-    /// communicator is aborted or has a fault. [`WaitError::NotConnected`].
+    /// | error | cause |
+    /// | --- | --- |
+    /// | [`WaitError::Deadline`] | there was no room in time; nothing was posted |
+    /// | [`WaitError::Fault`] | the communicator is aborted or has a fault |
+    /// | [`WaitError::NotConnected`] | there is no connection to the peer |
     #[inline(always)]
     pub fn post(
         &self,
         posting: Posting,
+        posters: &impl Posters,
         fill: impl Fn(u64),
-        claim: impl FnOnce() -> Option<u64>,
-        together: impl Fn(bool, u64) -> Option<(u64, u64)>,
-        any: impl Fn(bool) -> bool,
         failed: impl Fn(Failure) -> Fault,
     ) -> Result<(), WaitError> {
         let Posting { count, sharing, more, deadline } = posting;
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
         // Before the claim, so that the two trips to L2 are one.
         let mut completion_index = self.completion_index();
-        let claimed = claim();
+        let claimed = posters.claim();
         let (mut has, mut index) = (claimed.is_some(), claimed.unwrap_or(0));
         let (mut waiting, mut stop, mut ended) = (true, None, None);
         loop {
@@ -350,7 +393,7 @@ impl<M: Memory> QueuePair<M> {
                 fill(index);
             }
             waiting &= !filling;
-            let mut token = match together(filling, index) {
+            let mut token = match posters.written(filling, index) {
                 Some((first, count)) => self.publish(first, count, more, sharing),
                 None => None,
             };
@@ -368,7 +411,7 @@ impl<M: Memory> QueuePair<M> {
             if waiting & stop.is_some() {
                 (waiting, ended) = (false, stop);
             }
-            if !any(waiting) {
+            if !posters.any(waiting) {
                 break;
             }
             // All do the rest, so that they stay together.

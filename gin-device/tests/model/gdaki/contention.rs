@@ -7,7 +7,7 @@ use crate::model::{Reached, explore, models};
 use gin_abi::Deadline;
 use gin_abi::mlx5::doorbell::Doorbell;
 use gin_abi::mlx5::wqe::Flags;
-use gin_device::backend::gdaki::pair::{Posting, run};
+use gin_device::backend::gdaki::pair::{Posters, Posting, run};
 use gin_device::gin::Sharing;
 use gin_device::sys::loom::Loom;
 use gin_device::sys::{Memory, Word};
@@ -53,23 +53,40 @@ impl Ballot {
 
 const GPU: Posting = Posting { count: 1, sharing: Sharing::Gpu, more: false, deadline: Deadline::NONE };
 
+/// A lane of a group, for which the group has claimed the slot `first + lane`.
+struct Lane<'a> {
+    world: &'a World,
+    lane: usize,
+    first: u64,
+    ballot: &'a Ballot,
+}
+
+impl Posters for Lane<'_> {
+    fn claim(&self) -> Option<u64> {
+        Some(self.first + self.lane as u64)
+    }
+
+    fn written(&self, filled: bool, index: u64) -> Option<(u64, u64)> {
+        let filled = self.ballot.cast(self.lane, filled);
+        let (begins, last) = run((1 << LANES) - 1, filled, (1 << self.lane) - 1);
+        let end = self.first + u64::from(last) + 1;
+        for index in if begins { index..end } else { 0..0 } {
+            assert!(self.world.is_written(index), "entry {index} is announced and no lane has written it");
+        }
+        begins.then(|| (index, end - index))
+    }
+
+    fn any(&self, bit: bool) -> bool {
+        self.ballot.cast(self.lane, bit) != 0
+    }
+}
+
 impl World {
     /// One lane of a group posts cell `lane`, as the back end has lanes do it, at the index that was claimed for it.
     fn post_lane(&self, lane: usize, first: u64, ballot: &Ballot) {
         self.cells[lane].write(lane as u64 + 100);
-        let claim = || Some(first + lane as u64);
-        let together = |filled: bool, index: u64| {
-            let filled = ballot.cast(lane, filled);
-            let (begins, last) = run((1 << LANES) - 1, filled, (1 << lane) - 1);
-            let end = first + u64::from(last) + 1;
-            for index in if begins { index..end } else { 0..0 } {
-                assert!(self.is_written(index), "entry {index} is announced and nobody has written it");
-            }
-            begins.then(|| (index, end - index))
-        };
-        let any = |bit| ballot.cast(lane, bit) != 0;
         let fill = |index| self.write_entry(index, lane, Flags::NONE);
-        self.pair.post(GPU, fill, claim, together, any, failed).unwrap();
+        self.pair.post(GPU, &Lane { world: self, lane, first, ballot }, fill, failed).unwrap();
     }
 
     fn is_written(&self, index: u64) -> bool {
