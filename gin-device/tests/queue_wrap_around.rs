@@ -124,7 +124,7 @@ fn requests_come_out_whole_and_in_order_for_many_rounds_whatever_index_the_queue
                         assert_eq!(consumer.take(Some(1)), index + offset);
                     }
                     assert_eq!(consumer.peek(), None, "a request of an earlier round");
-                    assert_eq!(producer.wait_done(index + burst, NOW, Order::Acquire), Err(WaitError::Deadline));
+                    assert_eq!(producer.wait_all(index + burst, NOW, Order::Acquire), Err(WaitError::Deadline));
                     assert_eq!(producer.wait_peer(1, index + burst, NOW, Order::Acquire), Err(WaitError::Deadline));
                     assert_eq!(
                         producer.wait_peer(0, index + burst, NOW, Order::Acquire),
@@ -139,7 +139,7 @@ fn requests_come_out_whole_and_in_order_for_many_rounds_whatever_index_the_queue
                         oldest_incomplete: None,
                         completion_index: index,
                     });
-                    assert_eq!(producer.wait_done(index, NOW, Order::Acquire), Ok(()));
+                    assert_eq!(producer.wait_all(index, NOW, Order::Acquire), Ok(()));
                     assert_eq!(producer.wait_peer(1, index, NOW, Order::Acquire), Ok(()));
                     assert_eq!(producer.queue.oldest_incomplete.at(1).load_relaxed_sys(), NOTHING);
                     assert_eq!(

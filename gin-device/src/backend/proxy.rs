@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The proxy back end: a descriptor into the context's queue.
+//! The proxy back end: a post writes a descriptor into the context's queue.
 
 use super::Backend;
 use crate::comm::Comm;
@@ -13,15 +13,15 @@ use gin_abi::descriptor::WORDS;
 use gin_abi::handle::QUEUE_NEAR;
 use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation};
 
-/// A CPU thread takes descriptors from the context's queue and posts them to a network.
+/// The back end in which a CPU thread takes descriptors from the context's queue and posts them to a network.
 #[derive(Clone, Copy, Debug)]
 pub struct Proxy;
 
 #[inline(always)]
 fn producer(core: &Core) -> Producer<Global, WORDS> {
     let data = core.data();
-    // Safety: the front end checked that the context exists; the host keeps its data and its words valid and its layout
-    // is that of `ContextData`.
+    // Safety: the front end checked that the context exists. The host keeps its data and words valid; the data has the
+    // layout of `ContextData`.
     unsafe {
         let (producer_index, consumer_index) = sys::read_pair(&raw const (*data).producer_index);
         let (slots, depth) = sys::read_pair(&raw const (*data).slots);
@@ -44,10 +44,10 @@ fn producer(core: &Core) -> Producer<Global, WORDS> {
     }
 }
 
-/// Lanes of a warp that are here together, for the same queue.
+/// Lanes of a warp that are here together and post to the same queue.
 struct Group {
     mask: u32,
-    /// Those up to the calling lane's.
+    /// The lanes of the group up to the calling lane.
     until: u32,
 }
 
@@ -58,11 +58,12 @@ impl Group {
         Self { mask, until: mask & coop::lanes_until() }
     }
 
-    /// Claims a slot for each lane by one add. Gives the first one's index in the lane that leads, the highest.
+    /// Claims a slot for each lane by one add. Returns the first index in the lane that leads, the highest lane.
     #[inline(always)]
     fn claim(&self, producer: &Producer<Global, WORDS>, sharing: Sharing) -> u64 {
-        // Not the lanes of `mask`, which are as many in the lane that leads: what is the same in all lanes, the
-        // assembler, which cannot know that one of them is left, adds for "all" of them together once more.
+        // Counts `until` and not `mask`, though both have the same count in the lane that leads. `mask` is the same in
+        // all lanes. The assembler does not know that one lane is left, so it would add a uniform value for "all" lanes
+        // together once more.
         producer.claim(self.until == self.mask, self.until.count_ones() as u64, sharing)
     }
 
@@ -91,7 +92,7 @@ impl<'a> Callers<'a> {
     fn of(producer: &'a Producer<Global, WORDS>, sharing: Sharing, deadline: Deadline) -> Self {
         let here = match (sharing == Sharing::Thread, deadline.is_none()) {
             (true, _) => 0,
-            // Two places, which gather lanes each for itself.
+            // Two call sites; each gathers its own lanes.
             (false, true) => coop::active_mask::<0>(),
             (false, false) => coop::active_mask::<1>(),
         };
@@ -133,7 +134,7 @@ impl Posters for Callers<'_> {
     }
 }
 
-// Functions on a CPU, as those of `Gdaki`.
+// On a CPU `post` and `wait` are functions, as those of `Gdaki`.
 impl Backend for Proxy {
     const LSA: bool = false;
 
@@ -151,7 +152,7 @@ impl Backend for Proxy {
             Err((stop, None)) => Err(stop),
             Err((stop @ (WaitError::Fault | WaitError::NotConnected), Some(_))) => Err(stop),
             Err((WaitError::Deadline, Some(index))) => {
-                // The slot is claimed and stays empty: whatever comes behind it would wait for ever.
+                // The slot is claimed and stays empty, so every later request would wait for ever.
                 let fault = Fault::new(FaultKind::QueueBroken, operation).context(core.context()).peer(request.peer);
                 producer.status.report(fault.values(index, producer.queue.depth()));
                 producer.status.await_stop();
@@ -170,7 +171,7 @@ impl Backend for Proxy {
         let producer = producer(core);
         match peer {
             Some(peer) => producer.wait_peer(peer, position, deadline, core.order()),
-            None => producer.wait_done(position, deadline, core.order()),
+            None => producer.wait_all(position, deadline, core.order()),
         }
     }
 }

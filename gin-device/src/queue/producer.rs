@@ -8,7 +8,7 @@ use crate::status::{Shared, Status, WaitError};
 use crate::sys::{Memory, Word};
 use gin_abi::Deadline;
 
-/// Posts requests and waits for them. `Copy`: every thread has its own.
+/// The end of a queue that posts requests and waits for them. `Copy`: every thread has its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Producer<M: Memory, const N: usize> {
     /// The queue.
@@ -58,16 +58,16 @@ impl Posters for OneThread {
 }
 
 impl<M: Memory, const N: usize> Producer<M, N> {
-    /// Returns whether slot `index` is empty when `consumer_index` slots are known to have been emptied.
+    /// Returns whether slot `index` is empty, given that `consumer_index` slots have been emptied.
     ///
-    /// Signed, because an index that was read a while ago may lie behind `consumer_index`.
+    /// The difference is signed, because an index that was read a while ago may be less than `consumer_index`.
     #[inline(always)]
     fn is_empty(&self, index: u64, consumer_index: u64) -> bool {
         (index.wrapping_sub(consumer_index) as i64) <= self.queue.depth_mask as i64
     }
 
-    /// Claims `count` slots if `leads`, whether there is room or not, and returns the index of the first. All of them
-    /// must be filled.
+    /// Claims `count` slots if `leads`, with or without room, and returns the index of the first. The caller must fill
+    /// all of them.
     #[inline(always)]
     pub fn claim(&self, leads: bool, count: u64, sharing: Sharing) -> u64 {
         order::claim(self.queue.producer_index, leads, count, sharing)
@@ -99,7 +99,8 @@ impl<M: Memory, const N: usize> Producer<M, N> {
     ) -> Result<u64, (WaitError, Option<u64>)> {
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
         let mut look = Look::new(self.queue.consumer_host_word());
-        // Only if this does not do is something read over PCIe. Before the claim, so that the two trips to L2 are one.
+        // The post reads over PCIe only if this guess leaves no room. It reads the guess before the claim, so that the
+        // two trips to L2 overlap.
         let mut consumer_index = self.queue.guess().load_relaxed_gpu();
         let claimed = posters.claim();
         let (mut has, mut index) = (claimed.is_some(), claimed.unwrap_or(0));
@@ -115,14 +116,14 @@ impl<M: Memory, const N: usize> Producer<M, N> {
             let filling = waiting & has & self.is_empty(index, consumer_index);
             self.store_if(filling, index, words);
             waiting &= !filling;
-            // The result of the look before is tried first: an end in the meantime counts.
+            // A stop counts only if the room found together with it was not enough.
             if waiting & stop.is_some() {
                 (waiting, failed) = (false, stop);
             }
             if !posters.any(waiting) {
                 break;
             }
-            // All do the rest, so that they stay together.
+            // All threads do the rest, so that they stay together.
             let stopped;
             (consumer_index, stopped) = self.look_again(&mut look, consumer_index);
             let over = !deadline.is_none() && M::clock_ns().wrapping_sub(start) >= deadline.ns();
@@ -139,7 +140,7 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         }
     }
 
-    /// The number of slots emptied, if somebody knows. Only here is something read over PCIe for a post.
+    /// Returns the number of slots emptied, if this thread or another has read it. Only here a post reads over PCIe.
     #[inline(always)]
     fn look(&self, look: &mut Look<M>) -> Option<u64> {
         let consumer_index = look.now(None)?;
@@ -149,7 +150,8 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         Some(consumer_index)
     }
 
-    /// The same, where `consumer_index` was known before; whether the communicator has a fault.
+    /// Pauses, then returns the number of slots emptied, at least the known `consumer_index`, and whether the
+    /// communicator has a fault.
     #[inline(always)]
     fn look_again(&self, look: &mut Look<M>, consumer_index: u64) -> (u64, bool) {
         M::pause_at_host_word();
@@ -169,38 +171,39 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         }
     }
 
-    /// The index that the next claim will get: everything posted before has a smaller one.
+    /// Returns the index of the next claim. All earlier posts have smaller indices.
     #[inline(always)]
     pub fn position(&self) -> u64 {
         self.queue.producer_index.load_relaxed_gpu()
     }
 
-    /// Waits until all requests below `position` are finished.
+    /// Waits until all requests below `position` are complete.
     ///
-    /// Ordering: with [`Order::Acquire`], at system scope: what gets brought is visible, and a fault that was posted
-    /// for one of the requests can be seen. With [`Order::Relaxed`] only after an acquire fence of the caller's.
+    /// Ordering: with [`Order::Acquire`], at system scope, the data of gets is visible, and so is a fault that was
+    /// posted for one of the requests. With [`Order::Relaxed`] they are visible only after an acquire fence of the
+    /// caller's.
     ///
     /// # Errors
-    /// [`Stop`] if the wait ended early, or if the communicator has a fault when it ends.
+    /// [`WaitError`] if the wait ended early, or if the communicator has a fault when it ends.
     #[inline(always)]
-    pub fn wait_done(&self, position: u64, deadline: Deadline, order: Order) -> Result<(), WaitError> {
+    pub fn wait_all(&self, position: u64, deadline: Deadline, order: Order) -> Result<(), WaitError> {
         let looked = self.wait_past(self.queue.completion_host_word(), position, deadline)?;
         self.finish(looked, order)
     }
 
-    /// Waits until all requests to `peer` below `position` are finished, whatever becomes of those to others.
+    /// Waits until all requests to `peer` below `position` are complete. Requests to other peers do not delay it.
     ///
-    /// Ordering and errors as [`wait_done`](Self::wait_done).
+    /// Ordering as [`wait_all`](Self::wait_all).
     ///
     /// # Errors
-    /// As [`wait_done`](Self::wait_done).
+    /// As [`wait_all`](Self::wait_all).
     #[inline(always)]
     pub fn wait_peer(&self, peer: u32, position: u64, deadline: Deadline, order: Order) -> Result<(), WaitError> {
         let looked = self.wait_oldest(peer, position, deadline)?;
         self.finish(looked, order)
     }
 
-    /// Ends a wait whose condition is met.
+    /// Ends a wait whose condition is met: acquires, and checks for a failed request.
     #[inline(always)]
     fn finish(&self, looked: bool, order: Order) -> Result<(), WaitError> {
         if order == Order::Acquire {
@@ -209,21 +212,22 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         self.no_fault(looked)
     }
 
-    /// Checks whether a finished request failed, for a thread that looked at the word or had its value from another
-    /// thread.
+    /// Checks whether a complete request failed. `looked`: the calling thread has read the host word itself; otherwise
+    /// it got the value from another thread, which has announced the fault in GPU memory.
     #[inline(always)]
     fn no_fault(&self, looked: bool) -> Result<(), WaitError> {
         if looked { self.status.check() } else { self.status.check_near() }
     }
 
-    /// The waits for one peer; says what [`wait_past`](Self::wait_past) says of the last. Does not fence after it.
+    /// Waits for one peer's requests. Returns whether this thread has read `oldest_incomplete` itself. Does not fence
+    /// afterwards.
     #[inline(always)]
     fn wait_oldest(&self, peer: u32, position: u64, deadline: Deadline) -> Result<bool, WaitError> {
         let deadline = Shared::start::<M>(deadline);
         let oldest_incomplete = self.queue.oldest_host_word(peer as u64);
         let looked;
-        // The consumer stores `oldest_incomplete` before `consumer_index`, so they are read the other way round, with a
-        // fence between.
+        // The consumer stores `oldest_incomplete` before `consumer_index`, so this reads them in the opposite order,
+        // with a fence between.
         ordered! {
             "consumer_index read before oldest_incomplete":
             {
@@ -236,7 +240,7 @@ impl<M: Memory, const N: usize> Producer<M, N> {
         Ok(looked)
     }
 
-    /// Waits until an index that the consumer publishes has reached `position`; says whether this thread has looked at
+    /// Waits until an index that the consumer publishes has reached `position`. Returns whether this thread has read
     /// the word itself. Does not fence.
     #[inline(always)]
     fn wait_past(&self, host: HostWord<M>, position: u64, deadline: Deadline) -> Result<bool, WaitError> {

@@ -47,7 +47,7 @@ models! {
             let producer = world.producer();
             if producer.position() == 2 {
                 mark.mark();
-                assert_eq!(world.fault_of(producer.wait_done(2, Deadline::NONE, Order::Acquire)), hole);
+                assert_eq!(world.fault_of(producer.wait_all(2, Deadline::NONE, Order::Acquire)), hole);
                 assert_eq!(world.post_now(0), Err((WaitError::Fault, None)));
                 assert_eq!(world.fault_of(world.fill(2, [0; 2], Deadline::NONE)), hole);
                 assert_eq!(world.status.reported(), Some(hole), "what the host reads");
@@ -68,7 +68,7 @@ models! {
                         world.post(0);
                         world.post(1);
                         let producer = world.producer();
-                        producer.wait_done(producer.position(), Deadline::NONE, Order::Acquire).unwrap();
+                        producer.wait_all(producer.position(), Deadline::NONE, Order::Acquire).unwrap();
                         assert_eq!(world.cells[2].read(), 7, "what the get brought");
                         world.cells[0].write(0);
                         world.cells[1].write(0);
@@ -94,7 +94,7 @@ models! {
                 let flushers = [0, 1].map(|_| {
                     let world = world.clone();
                     thread::spawn(move || {
-                        let outcome = world.producer().wait_done(1, Deadline::NONE, Order::Acquire);
+                        let outcome = world.producer().wait_all(1, Deadline::NONE, Order::Acquire);
                         if failed {
                             assert_eq!(world.fault_of(outcome), fault(1));
                         } else {
@@ -132,7 +132,7 @@ models! {
                 thread::spawn(move || {
                     super::await_word(world.status.kernel.at(1));
                     let producer = world.producer();
-                    producer.wait_done(producer.position(), Deadline::NONE, Order::Acquire).unwrap();
+                    producer.wait_all(producer.position(), Deadline::NONE, Order::Acquire).unwrap();
                     assert_eq!(world.cells[2].read(), 7, "what the get brought");
                 })
             };
@@ -255,7 +255,7 @@ models! {
                         let producer = world.producer();
                         let flush = |position| match one_peer {
                             true => producer.wait_peer(0, position, Deadline::NONE, Order::Acquire),
-                            false => producer.wait_done(position, Deadline::NONE, Order::Acquire),
+                            false => producer.wait_all(position, Deadline::NONE, Order::Acquire),
                         };
                         match flush(1) {
                             Ok(()) => mark.mark(),
@@ -287,7 +287,7 @@ models! {
                 thread::spawn(move || {
                     let producer = world.producer();
                     assert_eq!(world.fault_of(producer.wait_peer(0, 1, Deadline::NONE, Order::Acquire)), fault(3));
-                    assert_eq!(world.fault_of(producer.wait_done(1, Deadline::NONE, Order::Acquire)), fault(3));
+                    assert_eq!(world.fault_of(producer.wait_all(1, Deadline::NONE, Order::Acquire)), fault(3));
                     assert_eq!(world.fault_of(world.fill(1, [0; 2], Deadline::NONE)), fault(3));
                 })
             };
@@ -364,7 +364,7 @@ models! {
         }
     }
 
-    fn the_guess_at_taken_may_go_backwards_without_harm() {
+    fn the_guess_at_the_consumer_index_may_go_backwards_without_harm() {
         let backwards = Reached::new("guess at the consumer index older than one that was there before");
         let mark = backwards.clone();
         explore(1, move || {

@@ -126,7 +126,7 @@ impl Poster {
 
     pub fn flush(&self, context: u32) -> Result<(), WaitError> {
         let producer = self.producer(context);
-        producer.wait_done(producer.position(), LIMIT, Order::Acquire)
+        producer.wait_all(producer.position(), LIMIT, Order::Acquire)
     }
 
     pub fn flush_peer(&self, context: u32, peer: u32) -> Result<(), WaitError> {
