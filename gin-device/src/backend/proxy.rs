@@ -84,7 +84,7 @@ struct Callers<'a> {
 }
 
 impl<'a> Callers<'a> {
-    /// Gathers lanes that wait together, as one may wait for what another has yet to do.
+    /// Gathers lanes that wait together, because one may wait for a slot that another has yet to fill.
     ///
     /// Lanes with and without a deadline are gathered apart. The latter claim at once. A lane with a deadline claims by
     /// itself, because a claim that others make for it would not wait for room.
