@@ -9,9 +9,13 @@
 //! wait, it waits for every member's signal at itself. The shadows of those signals count the arrivals. They are in the
 //! rank's own memory, so a barrier continues from kernel to kernel. The threads of the coop share the members.
 //!
-//! ```ignore
-//! let mut barrier = BarrierSession::new(&gin, BarrierTeam::World, 0)?;
+//! ```
+//! # use gin_device::prelude::*;
+//! # fn meet(gin: &Gin, deadline: Deadline) -> Result<(), Fault> {
+//! let mut barrier = BarrierSession::new(gin, BarrierTeam::World, 0)?;
 //! barrier.sync(&Block, Fence::Put, deadline)?;
+//! # Ok(())
+//! # }
 //! ```
 //!
 //! # Order

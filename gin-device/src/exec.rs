@@ -24,6 +24,13 @@ pub struct Dim3 {
 }
 
 /// The position of a thread in its grid.
+///
+/// ```
+/// use gin_device::exec::{Dim3, Position};
+///
+/// assert_eq!(Position::ALONE.thread, Dim3::default());
+/// assert_eq!(Position::ALONE.grid_dim, Dim3 { x: 1, y: 1, z: 1 });
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Position {
     /// Index of the thread in its block.

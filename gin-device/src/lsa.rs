@@ -6,10 +6,14 @@
 //! [`put`](crate::gin::Gin::put) and [`get`](crate::gin::Gin::get) use the same copies, and add signals, counters and
 //! the contract of [`gin`](crate::gin).
 //!
-//! ```ignore
+//! ```
+//! # use gin_device::prelude::*;
+//! # fn copy(gin: &Gin, comm: &Comm, window: Window<f32>) -> Result<(), Fault> {
 //! let there = window.peer(comm.lsa().right())?;
 //! there.copy_from(&Block, 0, window.range(0, 1024))?;
 //! gin.signal(comm.lsa().right(), SignalId::new(0).inc()).issue(&Block)?;
+//! # Ok(())
+//! # }
 //! ```
 //!
 //! # Order

@@ -8,10 +8,13 @@
 //!
 //! Both are plain memory: threads order their accesses with barriers. A GPU initialises neither.
 //!
-//! ```ignore
+//! ```
 //! gin_device::shared! { static TILE: [f32; 256]; }
 //!
-//! let tile = TILE.as_mut_ptr().cast::<f32>();
+//! /// Returns the first element of the block's tile.
+//! fn tile() -> *mut f32 {
+//!     TILE.as_mut_ptr().cast()
+//! }
 //! ```
 
 #[cfg(target_arch = "nvptx64")]

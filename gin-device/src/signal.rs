@@ -21,6 +21,13 @@ impl ContextId {
 }
 
 /// A signal of a context: a 64-bit word that peers raise.
+///
+/// ```
+/// # use gin_device::prelude::*;
+/// let signal = SignalId::new(3);
+/// assert_eq!(signal.inc(), signal.add(1));
+/// assert_ne!(signal.inc(), signal.inc().weak());
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SignalId(u32);
 

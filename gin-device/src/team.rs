@@ -38,6 +38,21 @@ impl Rank {
 }
 
 /// The `size` ranks `first, first + stride, ...`, the caller's own among them.
+///
+/// ```
+/// # use bytemuck::Zeroable;
+/// # use gin_abi::CommHandle;
+/// # use gin_device::prelude::*;
+/// # let handle = CommHandle { ranks: 12, rank: 6, lsa_size: 4, lsa_rank: 2, ..CommHandle::zeroed() };
+/// # // Safety: only the handle's own numbers are read.
+/// # let comm = unsafe { Comm::from_handle(handle) };
+/// // Rank 6 of 12, in LSA teams of 4.
+/// let (world, lsa, rail) = (comm.world(), comm.lsa(), comm.rail());
+/// assert_eq!((world.rank(), lsa.rank(), rail.rank()), (6, 2, 1));
+/// assert_eq!((lsa.left().world(), lsa.right().world(), rail.right().world()), (5, 7, 10));
+/// // The member of an LSA team that is outside the rail team is refused.
+/// assert_eq!(rail.rank_of(lsa.right()).unwrap_err().kind, FaultKind::NotInTeam);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Team {
     first: u32,

@@ -406,6 +406,20 @@ impl<T: Pod> WindowRange<T> {
 ///
 /// Arithmetic counts elements; uses of the pointer check the result. Two pointers are equal if they name the same
 /// element of the same window.
+///
+/// ```
+/// # use bytemuck::Zeroable;
+/// # use gin_abi::WindowHandle;
+/// # use gin_device::prelude::*;
+/// # let handle = WindowHandle { base: 0x1000, own_length: 64, ..WindowHandle::zeroed() };
+/// # // Safety: no access is made through the window.
+/// # let window: Window<u32> = unsafe { Window::from_handle(handle) };
+/// // A window of 16 elements.
+/// let pointer = window.symmetric(5);
+/// assert_eq!(pointer, window.symmetric(2) + 3);
+/// assert_eq!(pointer.range(2).offset(), 20);
+/// assert_eq!((pointer + 11).local_ptr().unwrap_err().kind, FaultKind::OutOfRange);
+/// ```
 #[derive(Debug)]
 pub struct SymPtr<T> {
     window: Window<T>,

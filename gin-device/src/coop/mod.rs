@@ -132,6 +132,12 @@ pub trait Coop: Copy {
 
     /// Returns the thread's share of `len` items: the indices `rank, rank + size, rank + 2 * size, ...` below `len`.
     /// Neighbouring threads access neighbouring items.
+    ///
+    /// ```
+    /// # use gin_device::prelude::*;
+    /// // A group of one thread has all items.
+    /// assert!(Thread.stripe(3).eq([0, 1, 2]));
+    /// ```
     #[inline(always)]
     fn stripe(&self, len: usize) -> Stripe {
         Stripe { next: self.rank() as usize, step: self.size() as usize, len }

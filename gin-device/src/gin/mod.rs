@@ -117,10 +117,14 @@ impl<B: Backend> Gin<B> {
     /// Returns the same context, whose waits, reads and flushes have this order. The default is [`Order::Acquire`].
     /// Barriers always acquire.
     ///
-    /// ```ignore
+    /// ```
+    /// # use gin_device::prelude::*;
+    /// # fn wait(gin: &Gin, deadline: Deadline) -> Result<(), Fault> {
     /// let relaxed = gin.ordered(Order::Relaxed);
     /// relaxed.wait_signal(&Block, SignalId::new(0), 1, deadline)?;
     /// gin.wait_signal(&Block, SignalId::new(1), 1, deadline)?; // makes visible the puts that both signals cover
+    /// # Ok(())
+    /// # }
     /// ```
     #[inline(always)]
     #[must_use]

@@ -273,6 +273,17 @@ pub(crate) const NAP_NS: u32 = 64;
 word_operations!(declare);
 
 /// A word in this machine's memory: global memory on a GPU, ordinary memory on a CPU.
+///
+/// ```
+/// use gin_device::sys::{GlobalWord, Word};
+///
+/// let mut memory = [5u64, 0];
+/// // Safety: the array outlives the handle, and all accesses go through the handle.
+/// let word = unsafe { GlobalWord::new(&raw mut memory as u64) };
+/// assert_eq!(word.add_relaxed_gpu(2), 5);
+/// word.at(1).store_release_sys(9);
+/// assert_eq!((word.load_relaxed_gpu(), word.at(1).load_acquire_sys()), (7, 9));
+/// ```
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GlobalWord(*mut u64);
