@@ -38,9 +38,8 @@
 //! | [`lsa`] | loads, stores and reductions on memory of peers over NVLink |
 //! | [`mod@shared`] | static and dynamic shared memory |
 //! | [`backend`] | the back ends, which carry out requests |
-//! | [`orders`] | orders of one thread to other warps of its block |
-//! | [`queue`], [`signal_words`], [`status`] | the protocols between kernels and CPU threads, both halves, generic over the memory |
 //! | [`sys`] | every instruction of the memory model: PTX, CPU atomics, model checker |
+//! | `queue`, `signal_words`, `status`, `orders` | private: the protocols between kernels and CPU threads, both halves, generic over the memory |
 //! | `exec`, `kernel`, `misuse` | on a CPU only: the interface to the virtual GPU, the kernels of the program, mistakes that must not compile |
 //!
 //! # Rules
@@ -84,26 +83,25 @@ macro_rules! ordered {
 pub mod backend;
 pub mod barrier;
 pub mod comm;
-#[doc(hidden)]
-pub mod context;
+mod context;
 pub mod coop;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod exec;
 pub mod gin;
 pub mod grid;
-pub mod host_word;
+mod host_word;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod kernel;
 pub mod lsa;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod misuse;
-pub mod order;
-pub mod orders;
-pub mod queue;
+mod order;
+mod orders;
+mod queue;
 pub mod shared;
 pub mod signal;
-pub mod signal_words;
-pub mod status;
+mod signal_words;
+mod status;
 pub mod sys;
 pub mod team;
 pub mod window;
@@ -127,6 +125,32 @@ pub mod prelude {
     pub use crate::team::{Rank, Team};
     pub use crate::window::{SymPtr, Window, WindowRange};
     pub use gin_abi::{Deadline, Fault, FaultKind, Operation};
+}
+
+/// The protocols between kernels, CPU threads and NICs, for gin's own crates. They may change in every version.
+#[doc(hidden)]
+pub mod internal {
+    pub mod host_word {
+        pub use crate::host_word::*;
+    }
+    pub mod order {
+        pub use crate::order::*;
+    }
+    pub mod orders {
+        pub use crate::orders::*;
+    }
+    pub mod pair {
+        pub use crate::backend::gdaki::pair::*;
+    }
+    pub mod queue {
+        pub use crate::queue::*;
+    }
+    pub mod signal_words {
+        pub use crate::signal_words::*;
+    }
+    pub mod status {
+        pub use crate::status::*;
+    }
 }
 
 /// Items for code that the macros generate.

@@ -3,9 +3,11 @@
 
 use gin_abi::Deadline;
 use gin_device::gin::{Order, Sharing};
-use gin_device::host_word;
-use gin_device::queue::{Consumer, Finished, NOTHING, OneThread, Posters, Producer, Queue, initial_word, phase};
-use gin_device::status::{Status, WaitError};
+use gin_device::internal::host_word;
+use gin_device::internal::queue::{
+    Consumer, Finished, NOTHING, OneThread, Posters, Producer, Queue, initial_word, phase,
+};
+use gin_device::internal::status::{Status, WaitError};
 use gin_device::sys::{Global, GlobalWord, Word};
 
 const N: usize = 2;

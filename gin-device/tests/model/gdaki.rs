@@ -10,10 +10,10 @@ use gin_abi::mlx5::cqe::{INVALID_BYTE, SYNDROME_WORD, TAIL_WORD, Tail, opcode as
 use gin_abi::mlx5::doorbell::Doorbell;
 use gin_abi::mlx5::wqe::{self, Flags, Local, QueueNumber, Segment};
 use gin_abi::{COUNTER_BITS, Deadline, Fault};
-use gin_device::backend::gdaki::pair::{Failure, OneThread, Posting, QueuePair, finish};
 use gin_device::gin::{Order, Sharing};
-use gin_device::signal_words::Words;
-use gin_device::status::{Status, WaitError};
+use gin_device::internal::pair::{Failure, OneThread, Posting, QueuePair, finish};
+use gin_device::internal::signal_words::Words;
+use gin_device::internal::status::{Status, WaitError};
 use gin_device::sys::loom::{Arena, Loom, LoomWord};
 use gin_device::sys::{Memory, Word};
 use loom::cell::UnsafeCell;

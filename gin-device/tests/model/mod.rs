@@ -11,11 +11,11 @@ pub mod signals;
 pub mod status;
 
 use gin_abi::{Deadline, Fault, FaultKind, Operation};
-use gin_device::host_word;
-use gin_device::order::{Scope, Sharing, release};
-use gin_device::queue::{Consumer, OneThread, Producer, Queue};
-use gin_device::signal_words::Words;
-use gin_device::status::{Status, WaitError};
+use gin_device::internal::host_word;
+use gin_device::internal::order::{Scope, Sharing, release};
+use gin_device::internal::queue::{Consumer, OneThread, Producer, Queue};
+use gin_device::internal::signal_words::Words;
+use gin_device::internal::status::{Status, WaitError};
 use gin_device::sys::loom::{Arena, Loom, LoomWord, mutated};
 use gin_device::sys::{Memory, Word};
 use loom::cell::UnsafeCell;

@@ -2,7 +2,7 @@
 //! Models of orders to other warps of a block.
 
 use super::{Setup, World, explore, models};
-use gin_device::orders::{Order, Orders, WORDS};
+use gin_device::internal::orders::{Order, Orders, WORDS};
 use gin_device::sys::Memory;
 use gin_device::sys::loom::{Arena, Loom};
 use loom::thread;

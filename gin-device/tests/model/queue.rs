@@ -4,8 +4,8 @@
 use super::{Reached, Setup, World, explore, fault, models};
 use gin_abi::{Deadline, Fault, FaultKind, Operation};
 use gin_device::gin::{Order, Sharing};
-use gin_device::queue::{Finished, NOTHING};
-use gin_device::status::WaitError;
+use gin_device::internal::queue::{Finished, NOTHING};
+use gin_device::internal::status::WaitError;
 use gin_device::sys::Word;
 use gin_device::sys::loom::Loom;
 use loom::thread;

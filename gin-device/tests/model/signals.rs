@@ -4,10 +4,10 @@
 use super::{Reached, Setup, World, await_word, explore, fault, models};
 use gin_abi::{COUNTER_BITS, Deadline, SIGNAL_BITS, mask};
 use gin_device::grid::meet;
-use gin_device::host_word::{HostWord, LAST, Look, TURN, WANTED};
+use gin_device::internal::host_word::{HostWord, LAST, Look, TURN, WANTED};
+use gin_device::internal::order::{Scope, release};
+use gin_device::internal::signal_words::{Words, raise};
 use gin_device::lsa::publish;
-use gin_device::order::{Scope, release};
-use gin_device::signal_words::{Words, raise};
 use gin_device::sys::loom::{Loom, LoomWord};
 use gin_device::sys::{Memory, Word};
 use loom::thread;

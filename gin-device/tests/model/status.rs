@@ -3,7 +3,7 @@
 
 use super::{Reached, Setup, World, explore, fault, models};
 use gin_abi::{Deadline, Fault};
-use gin_device::status::WaitError;
+use gin_device::internal::status::WaitError;
 use gin_device::sys::Memory;
 use gin_device::sys::loom::Loom;
 use loom::thread;

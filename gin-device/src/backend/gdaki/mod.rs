@@ -19,9 +19,9 @@
 //! A communicator may have connections along rails only. A post to another peer is then refused
 //! ([`FaultKind::NotConnected`]), and a flush of that peer has nothing to wait for.
 //!
-//! [`pair`] has the protocol among the threads of a GPU.
+//! `pair` has the protocol among the threads of a GPU.
 
-pub mod pair;
+pub(crate) mod pair;
 
 use super::Backend;
 use crate::comm::Comm;
