@@ -11,7 +11,7 @@ use crate::proxy::{Command, WindowInfo};
 use bytemuck::Pod;
 use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, STRIDE_SHIFT};
 use gin_abi::{WindowData, WindowHandle};
-use gin_device::host_word;
+use gin_device::internal::host_word;
 use gin_gpu::flat::FlatPlace;
 use gin_gpu::share;
 use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
