@@ -375,7 +375,8 @@ impl VirtualStream {
     }
 
     fn is_done(&self) -> bool {
-        lock(&self.tickets).iter().all(LaunchTicket::is_done)
+        // A wait for an event is work too, also if no launch follows it.
+        [&self.tickets, &self.gates].into_iter().all(|work| lock(work).iter().all(LaunchTicket::is_done))
     }
 }
 
