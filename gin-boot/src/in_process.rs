@@ -101,6 +101,17 @@ impl ChannelEnd {
 }
 
 /// A rank that is a thread, or a coroutine, of this process.
+///
+/// ```
+/// use gin_boot::{Bootstrap, InProcess};
+///
+/// let mut ranks = InProcess::job(2)?;
+/// let one = ranks.pop().unwrap();
+/// let other = std::thread::spawn(move || one.all_gather(b"one"));
+/// assert_eq!(ranks[0].all_gather(b"zero")?, [&b"zero"[..], b"one"]);
+/// other.join().unwrap()?;
+/// # Ok::<(), gin_boot::BootstrapError>(())
+/// ```
 #[derive(Debug)]
 pub struct InProcess(ChannelEnd);
 

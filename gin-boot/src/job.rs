@@ -44,6 +44,12 @@ impl fmt::Display for Launcher {
 }
 
 /// An error in the variables that describe a job.
+///
+/// ```
+/// let variables = |name: &str| (name == "GIN_RANK").then(|| "1".to_owned());
+/// let error = gin_boot::Job::from_variables(&variables).unwrap_err();
+/// assert!(error.to_string().starts_with("GIN_RANKS is not set"));
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError {

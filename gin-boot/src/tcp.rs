@@ -20,6 +20,14 @@ use std::time::{Duration, Instant};
 pub(crate) const JOINING: CollectiveId = CollectiveId { channel: u64::MAX, number: 0 };
 
 /// How a rank joins a job, and how it notices that other ranks are lost.
+///
+/// ```
+/// use gin_boot::TcpConfig;
+/// use std::time::Duration;
+///
+/// let config = TcpConfig::default().joining(Duration::from_secs(60));
+/// assert_eq!((config.joining.as_secs(), config.silence.as_secs()), (60, 10));
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct TcpConfig {
@@ -98,6 +106,8 @@ pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 }
 
 /// Rank 0 before it has joined: it listens.
+///
+/// The example of the [crate](crate) uses it.
 #[derive(Debug)]
 pub struct Rendezvous {
     pub(crate) listener: TcpListener,

@@ -4,6 +4,17 @@
 use super::MemoryKind;
 
 /// An error of a device. Each names the requested value and its limit.
+///
+/// ```
+/// use gin_gpu::{Device, Memory, MemoryKind, virt::VirtualDevice};
+/// use std::sync::Arc;
+///
+/// let device: Arc<dyn Device> = VirtualDevice::memory_only(0);
+/// let memory = Memory::new(&device, MemoryKind::Device, 16)?;
+/// let error = memory.write(9, &[7u64]).unwrap_err();
+/// assert_eq!(error.to_string(), "bytes 9 to 17 are not in an allocation of 16 bytes");
+/// # Ok::<(), gin_gpu::GpuError>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GpuError {

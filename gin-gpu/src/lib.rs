@@ -65,6 +65,10 @@ use std::fmt;
 use std::sync::Arc;
 
 /// The kind of a device.
+///
+/// ```
+/// assert_eq!(gin_gpu::DeviceKind::Cuda.to_string(), "cuda");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum DeviceKind {
     /// Threads of this process that run kernels as ordinary code.
@@ -122,6 +126,20 @@ pub struct Parameter {
 }
 
 /// A kernel that can be launched.
+///
+/// ```
+/// use gin_device::kernel;
+/// use gin_gpu::{Device, ModuleSource, virt::VirtualDevice};
+///
+/// # /// # Safety
+/// # /// - None.
+/// #[kernel]
+/// unsafe fn scale(words: *mut f32, factor: f32) {}
+///
+/// let function = VirtualDevice::memory_only(0).load(ModuleSource::Linked)?.function("scale")?;
+/// assert_eq!((function.parameters[1].name.as_str(), function.parameters[1].size), ("factor", 4));
+/// # Ok::<(), gin_gpu::GpuError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Function {
     /// Its name.
@@ -137,6 +155,14 @@ pub struct Function {
 }
 
 /// The source of kernels.
+///
+/// ```
+/// use gin_gpu::{Device, GpuError, ModuleSource, virt::VirtualDevice};
+///
+/// // The virtual GPU runs linked kernels only.
+/// let error = VirtualDevice::memory_only(0).load(ModuleSource::Ptx(".version 8.0")).unwrap_err();
+/// assert!(matches!(error, GpuError::Unsupported { .. }));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ModuleSource<'a> {
     /// The kernels that are linked into this program.
@@ -148,6 +174,21 @@ pub enum ModuleSource<'a> {
 }
 
 /// Kernels that were loaded together.
+///
+/// ```
+/// use gin_device::kernel;
+/// use gin_gpu::{Device, GpuError, ModuleSource, virt::VirtualDevice};
+///
+/// # /// # Safety
+/// # /// - None.
+/// #[kernel]
+/// unsafe fn reduce() {}
+///
+/// let module = VirtualDevice::memory_only(0).load(ModuleSource::Linked)?;
+/// assert!(module.names().contains(&"reduce".to_owned()));
+/// assert!(module.function("redcue").unwrap_err().to_string().contains("`reduce`"));
+/// # Ok::<(), GpuError>(())
+/// ```
 pub trait Module: fmt::Debug + Send + Sync {
     /// Returns the kernel with this name.
     ///
@@ -160,6 +201,14 @@ pub trait Module: fmt::Debug + Send + Sync {
 }
 
 /// One GPU.
+///
+/// ```
+/// use gin_gpu::{Device, DeviceKind, virt::VirtualDevice};
+///
+/// let device = VirtualDevice::memory_only(0);
+/// assert_eq!((device.kind(), device.limits().threads_per_block), (DeviceKind::Virtual, 1024));
+/// assert_eq!(device.pci_address(), None);
+/// ```
 pub trait Device: Any + fmt::Debug + Send + Sync {
     /// Returns the name, for people.
     fn name(&self) -> String;
@@ -363,6 +412,20 @@ impl dyn Device {
 }
 
 /// A point in a stream.
+///
+/// ```
+/// use gin_gpu::GpuError;
+/// use gin_host::{WorldConfig, launch};
+///
+/// let done = launch(WorldConfig::seeded(1, 0), |rank| -> Result<bool, GpuError> {
+///     let (first, second) = (rank.stream()?, rank.stream()?);
+///     let event = first.record()?;
+///     second.wait_for(&*event)?; // later work of the second stream follows the earlier work of the first
+///     second.synchronize()?;
+///     event.is_done()
+/// });
+/// assert_eq!(done.unwrap(), [true]);
+/// ```
 pub trait Event: Any + fmt::Debug + Send + Sync {
     /// Returns whether all work before this point is done.
     ///
@@ -376,6 +439,8 @@ pub trait Event: Any + fmt::Debug + Send + Sync {
 }
 
 /// Work of one device in order.
+///
+/// The example of [`launch`](#method.launch) runs a kernel and reads its result.
 pub trait Stream: Any + fmt::Debug + Send + Sync {
     /// Returns the device.
     fn device(&self) -> Arc<dyn Device>;

@@ -12,6 +12,10 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
 /// The kind of memory.
+///
+/// ```
+/// assert_eq!(gin_gpu::MemoryKind::Pinned.to_string(), "pinned host");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum MemoryKind {
     /// Memory of the device.
@@ -241,6 +245,17 @@ impl Memory {
 }
 
 /// Part of an allocation, which it keeps alive.
+///
+/// ```
+/// use gin_gpu::{Device, GpuError, Memory, MemoryKind, virt::VirtualDevice};
+/// use std::sync::Arc;
+///
+/// let device: Arc<dyn Device> = VirtualDevice::memory_only(0);
+/// let memory = Memory::new(&device, MemoryKind::Device, 16)?;
+/// let half = memory.slice(8..16)?;
+/// assert_eq!((half.address(), half.bytes()), (memory.address() + 8, 8));
+/// # Ok::<(), GpuError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct MemorySlice {
     memory: Arc<Memory>,

@@ -15,6 +15,15 @@ use std::path::Path;
 pub const VARIABLE: &str = "GIN_PROXY_CPUS";
 
 /// The processors of progress threads.
+///
+/// ```
+/// use gin_gpu::placement::{Locality, Placement, allowed_cpus};
+///
+/// let first = allowed_cpus()[0];
+/// let chosen = Placement::Cpus(vec![first, 65_000]).choose(&Locality::default())?;
+/// assert_eq!(chosen.cpus, Some(vec![first]));
+/// # Ok::<(), gin_gpu::placement::PlacementError>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Placement {
     /// By [`VARIABLE`]. Without it, near the GPU of the rank; anywhere if the system does not name the near processors.
@@ -47,6 +56,13 @@ pub struct Chosen {
 }
 
 /// A placement that is not possible.
+///
+/// ```
+/// use gin_gpu::placement::{Locality, Placement, PlacementError};
+///
+/// let error = Placement::Cpus(vec![65_000]).choose(&Locality::default()).unwrap_err();
+/// assert!(matches!(error, PlacementError::NotAllowed { .. }));
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlacementError {

@@ -71,6 +71,13 @@ use std::time::Duration;
 
 /// Returns the number of GPUs that this process can use, at least one.
 ///
+/// ```
+/// match gin_gpu::cuda::device_count() {
+///     Ok(gpus) => assert!(gpus > 0),
+///     Err(error) => println!("no GPU: {error}"),
+/// }
+/// ```
+///
 /// # Errors
 /// [`GpuError::NoDriver`], [`GpuError::DriverTooOld`], [`GpuError::NoDevice`].
 pub fn device_count() -> Result<usize, GpuError> {
@@ -91,6 +98,16 @@ pub fn take_failures() -> Vec<GpuError> {
 }
 
 /// A GPU as one rank uses it.
+///
+/// ```
+/// use gin_gpu::Device;
+/// use gin_gpu::cuda::CudaDevice;
+///
+/// match CudaDevice::new(0, &[]) {
+///     Ok(device) => println!("{}: {}", device.pci_address().unwrap_or_default(), device.name()),
+///     Err(error) => println!("no GPU: {error}"),
+/// }
+/// ```
 #[derive(Debug)]
 pub struct CudaDevice {
     context: Arc<Context>,
