@@ -77,8 +77,8 @@ pub struct Residence {
     pub stage: u64,
     /// Length of the staging area in bytes.
     pub stage_bytes: u64,
-    /// Address of [`orders::WORDS`](gin_device::internal::orders::WORDS) words in device memory, which only the kernel uses; all
-    /// 0 at each launch.
+    /// Address of [`orders::WORDS`](gin_device::internal::orders::WORDS) words in device memory, which only the kernel
+    /// uses; all 0 at each launch.
     pub order: u64,
     /// Address of a word in pinned host memory: not 0 to park the kernel.
     pub park: u64,

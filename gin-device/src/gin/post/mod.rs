@@ -158,8 +158,8 @@ impl<B: Backend, R: Request> Post<'_, B, R> {
     /// Declares the scope to which the caller has already released the memory that the post depends on; none by
     /// default.
     ///
-    /// If it is at least the [`required`](Self::required) scope, the post makes no fence, which saves about 0.6 us on an
-    /// H200.
+    /// If it is at least the [`required`](Self::required) scope, the post makes no fence, which saves about 0.6 us on
+    /// an H200.
     #[inline(always)]
     pub fn released(mut self, given: Scope) -> Self {
         self.options.given = given;
