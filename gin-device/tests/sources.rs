@@ -10,7 +10,7 @@ const DEVICE_CODE: [&str; 6] = [
     "gin-abi/src",
     "gin-device/src",
     "gin-kernels/src",
-    "gin-kernels/bench/src",
+    "gin-bench/kernels/src",
     "gin-conformance/src/op.rs",
     "gin-conformance/src/script.rs",
 ];
