@@ -35,10 +35,8 @@ stress: setup ## Runs random faults, then healthy jobs on a busy machine, SECOND
 soak: setup ## Runs random operations across processes for SECONDS_OF_SOAK (600): memory, descriptors, threads stay flat
 	@GIN_SOAK_SECONDS=$(SECONDS_OF_SOAK) $(CARGO) test -p gin-conformance $(FEATURES) --test faults
 
-night: setup ## Searches for hours: random programs, seeds, all ways of the suite, deeper models, then stress and soak
-	@PROGRAMS=$(PROGRAMS_OF_NIGHT) SEEDS=$(SEEDS_OF_NIGHT) scripts/night.sh $(FEATURES)
-	@$(MAKE) stress
-	@$(MAKE) soak
+night: setup ## Searches for hours: programs, seeds, all ways of the suite, deeper models, stress, soak, all of RDMA
+	@PROGRAMS=$(PROGRAMS_OF_NIGHT) SEEDS=$(SEEDS_OF_NIGHT) MAKE="$(MAKE)" scripts/night.sh $(FEATURES)
 
 gpu-test: setup ## Runs the tests that need GPUs
 	@$(CARGO) test --release -p gpu-tests $(FEATURES)

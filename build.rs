@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 
-//! Compiles kernels to PTX if the feature `cuda` is on: the kernels of `gin-kernels`, the kernels that `gin bench`
-//! times, and the engine of software NICs. Writes the tables `ptx.rs`, `bench.rs` and `engine.rs` to `OUT_DIR`. Without
-//! the feature it compiles nothing.
+//! Compiles kernels to PTX if the feature `cuda` is on: the kernels of `gin-kernels` and the engine of software NICs.
+//! Writes the tables `ptx.rs` and `engine.rs` to `OUT_DIR`. Without the feature it compiles nothing.
 
 fn main() {
     #[cfg(feature = "cuda")]
@@ -34,7 +33,7 @@ fn embed() -> Result<(), Box<dyn std::error::Error>> {
     let archs = std::env::var("GIN_ARCHS").unwrap_or_else(|_| ARCHS.to_owned());
     let archs = archs.split(',').map(str::trim).map(str::parse).collect::<Result<Vec<Arch>, _>>()?;
     let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
-    for (kernels, table) in [("gin-kernels", "ptx"), ("gin-kernels/bench", "bench"), ("gin-soft-hca", "engine")] {
+    for (kernels, table) in [("gin-kernels", "ptx"), ("gin-soft-hca", "engine")] {
         let folder = out.join(table);
         std::fs::create_dir_all(&folder)?;
         let builder = KernelBuilder::new(kernels).archs(archs.clone()).copy_to(&folder);

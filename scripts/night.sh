@@ -11,23 +11,31 @@ cd "$(dirname "$0")/.."
 arguments=("$@")
 found=()
 
-# search VARIABLE=VALUE PACKAGE TEST [FILTER]
+# search COMMAND...
 search() {
-    local variable=$1 package=$2 test=$3
-    shift 3
-    echo "== $variable $test $*"
-    env "$variable" "${CARGO:-cargo}" test "${arguments[@]}" -p "$package" --test "$test" -- "$@" || found+=("$test $*")
+    echo "== $*"
+    "$@" || found+=("$*")
 }
 
-search GIN_PROGRAMS="${PROGRAMS:-3000}" gin-conformance random_programs
+# tests VARIABLE=VALUE PACKAGE TEST [FILTER]
+tests() {
+    local variable=$1 package=$2 test=$3
+    shift 3
+    search env "$variable" "${CARGO:-cargo}" test "${arguments[@]}" -p "$package" --test "$test" -- "$@"
+}
+
+tests GIN_PROGRAMS="${PROGRAMS:-3000}" gin-conformance random_programs
 for case in \
     warps_with_and_without_signals_and_more lanes_that_post_with_more \
     gets_have_arrived_after_a_flush_while sources_may_change_after_a_flush_while \
     blocks_of_many_threads_post_together; do
-    search GIN_SEEDS="${SEEDS:-600}" gin-conformance virtual_gpu "$case"
+    tests GIN_SEEDS="${SEEDS:-600}" gin-conformance virtual_gpu "$case"
 done
-search GIN_ALL_WAYS=1 gin-conformance virtual_gpu
-search GIN_ALL_WAYS=1 gin-device mutations
-search GIN_MODEL_MORE_PREEMPTIONS=1 gin-device loom_models
+tests GIN_ALL_WAYS=1 gin-conformance virtual_gpu
+tests GIN_ALL_WAYS=1 gin-device mutations
+tests GIN_MODEL_MORE_PREEMPTIONS=1 gin-device loom_models
+search "${MAKE:-make}" stress
+search "${MAKE:-make}" soak
+search scripts/test-rdma.sh
 
 [ ${#found[@]} -eq 0 ] || { printf 'failed:'; printf ' [%s]' "${found[@]}"; echo; exit 1; }

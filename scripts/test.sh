@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# Runs all tests of the workspace, with the arguments for `cargo test`, and ends with the sum over all of them:
+# Runs all tests of the workspace, with the arguments for `cargo test`. Ends with the ten slowest test programs and the
+# sum over all tests:
 #
 #   N passed, N failed, N skipped
 #
@@ -25,6 +26,8 @@ status=0
 awk -v status="$status" '
     # Removes colours and carriage returns.
     { gsub(/\033\[[0-9;]*m|\r/, "") }
+    /^ *Running / { program = $(NF - 1); sub(/.*\//, "", $NF); sub(/-[^-]*$/, "", $NF); program = $NF ": " program }
+    /^ *Doc-tests / { program = $NF ": examples of the docs" }
     # The closing line of libtest and of libtest-mimic:
     # test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s
     /^test result: / {
@@ -33,10 +36,14 @@ awk -v status="$status" '
             if ($(i + 1) == "failed;") failed += $i
             if ($(i + 1) == "ignored;") skipped += $i
         }
+        times = times sprintf("%9s  %s\n", $NF, program)
     }
     END {
         if (status != 0 && failed == 0) print "cargo test ended with status " status
         if (passed + failed == 0) print "no test ran"
+        slowest = "sort -rn | head -n 10"
+        printf "%s", times | slowest
+        close(slowest)
         printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped
         exit failed > 0 || status != 0 || passed == 0
     }

@@ -76,7 +76,7 @@ function found(i, word, line,    k, folder) {
 function report(line, word, advice, label,    folder) {
     findings++
     folder = name
-    if (folder ~ /^gin-soft-hca\/host\/|^gin-bench\/kernels\/|^gin-kernels\/bench\//) sub(/^[^\/]*\/[^\/]*\//, "&\n", folder)
+    if (folder ~ /^gin-soft-hca\/host\/|^gin-bench\/kernels\//) sub(/^[^\/]*\/[^\/]*\//, "&\n", folder)
     else sub(/\//, "/\n", folder)
     sub(/\n.*/, "", folder)
     in_folder[folder]++; of_rule[label]++

@@ -91,18 +91,10 @@ pub use gin_build as build;
 pub mod ptx {
     include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
 
-    mod bench {
-        include!(concat!(env!("OUT_DIR"), "/bench.rs"));
-    }
-
     mod engine {
         include!(concat!(env!("OUT_DIR"), "/engine.rs"));
     }
 
     /// The engine of software NICs: a table of the same form.
     pub use engine::PTX as ENGINE;
-
-    /// The kernels that `gin bench` times: a table of the same form.
-    #[doc(hidden)]
-    pub use bench::PTX as BENCH;
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The command `gin`.
 
-mod bench;
 mod cli;
 mod launch;
 mod log;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The thread that sends a rank's heartbeats and listens for those of its neighbours.
+//! The thread that sends a rank's heartbeats and receives those of its neighbours.
 //!
-//! It moves frames between sockets and queues and does nothing else: it deals with no message, takes no lock of the
-//! rank, and logs nothing. So a rank that is busy with its messages, or whose log is full, still says that it is there.
-//! The thread has a higher priority than others where the system allows that.
+//! It moves frames between sockets and queues and does nothing else: it handles no message, takes no lock of the rank,
+//! and logs nothing. So a rank still sends heartbeats while it is busy with its messages, or while its log is full. The
+//! thread has a higher priority than others where the system allows that.
 //!
 //! # Silent ranks
 //!
-//! A rank is not blamed for time in which this thread did not run itself: it looks at the clock sixteen times within
-//! [`TcpConfig::silence`](super::TcpConfig::silence), and a pause between two looks counts for two of them at most. So
-//! a machine that stands still, a process that is stopped and a processor that is busy make nobody silent.
+//! Time in which this thread itself did not run does not count as silence of a neighbour. The thread looks at the clock
+//! sixteen times within [`TcpConfig::silence`](crate::TcpConfig::silence), and a pause between two looks counts for two
+//! of them at most. So no rank is silent because a machine stands still, a process is stopped or a processor is busy.
 //!
-//! When the time is over and the neighbour's thread is one of this system, `/proc` has the last word:
+//! When the time is over and the neighbour's thread is on this system, `/proc` decides:
 //!
 //! | its thread | the neighbour |
 //! | --- | --- |
@@ -19,11 +19,11 @@
 //! | is stopped, traced, or there no more | is lost |
 //! | sleeps, say for a page or in a frozen container | is lost after the same time once more |
 //!
-//! A neighbour of another host, or of another PID or network namespace, is lost.
+//! A neighbour of another host, or of another PID or network namespace, is lost when the time is over.
 
-use super::link::Inbound;
-use super::message::Message;
-use crate::LossCause;
+use crate::link::Inbound;
+use crate::message::Message;
+use crate::{LossCause, millis};
 use rustix::process::{getpid, setpriority_process};
 use rustix::thread::gettid;
 use serde::{Deserialize, Serialize};
@@ -36,42 +36,42 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-/// Looks at the clock within the silence.
+/// The number of looks at the clock within the silence.
 const LOOKS: u32 = 16;
 
-/// The margin beyond the silence, for messages that are there already.
+/// The margin after the silence, for messages that have arrived but were not read.
 const LATE: Duration = Duration::from_millis(100);
 
-/// Frames that wait to be dealt with; with more of them the neighbour's wait in the sockets.
+/// The most frames that wait for the rank. Further frames of the neighbour wait in the sockets.
 pub(super) const AHEAD: usize = 4;
 
-/// The thread that a rank's heartbeats come from. All zero if the system does not tell.
+/// The thread that sends a rank's heartbeats. All zero if the system does not describe it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub(super) struct Seat {
-    /// Inode of its PID namespace, in which the next number counts.
+    /// The inode of its PID namespace, in which the next number is valid.
     pub(super) namespace: u64,
     pub(super) thread: u32,
-    /// When it began, in ticks since the system did.
+    /// The time when it began, in ticks since the system began.
     pub(super) began: u64,
 }
 
-/// State of a thread of this system.
+/// The state of a thread of this system.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
-    /// Runs, or waits for a processor.
+enum ThreadState {
+    /// It runs, or waits for a processor.
     Runnable,
-    /// Waits for something else.
+    /// It waits for something else.
     Asleep,
-    /// Stopped, traced, or ended.
+    /// It is stopped, traced, or has ended.
     Stopped,
 }
 
 impl Seat {
-    /// The thread that calls this.
+    /// Returns the thread that calls this.
     fn own() -> Self {
         let (process, thread) = (getpid().as_raw_nonzero(), gettid().as_raw_nonzero());
         let own = || {
-            // Its numbers are those of the namespace that it was mounted in.
+            // The numbers in `/proc` are those of the namespace in which it was mounted.
             let named = fs::read_link("/proc/thread-self").ok()?;
             if named != Path::new(&format!("{process}/task/{thread}")) {
                 return None;
@@ -83,25 +83,25 @@ impl Seat {
         own().unwrap_or_default()
     }
 
-    /// Returns whether this is a thread that `own`'s process sees; both are of one system.
+    /// Returns whether the process of `own` sees this thread; both are of one system.
     fn is_beside(&self, own: &Self) -> bool {
-        *self != Self::default() && self.namespace == own.namespace && self.state() != State::Stopped
+        *self != Self::default() && self.namespace == own.namespace && self.state() != ThreadState::Stopped
     }
 
-    fn state(&self) -> State {
+    fn state(&self) -> ThreadState {
         match i32::try_from(self.thread).ok().and_then(look) {
-            // Another thread may have its number later.
+            // Another thread may get its number later.
             Some((state, began)) if began == self.began => match state {
-                'R' => State::Runnable,
-                'T' | 't' | 'Z' | 'X' => State::Stopped,
-                _ => State::Asleep,
+                'R' => ThreadState::Runnable,
+                'T' | 't' | 'Z' | 'X' => ThreadState::Stopped,
+                _ => ThreadState::Asleep,
             },
-            _ => State::Stopped,
+            _ => ThreadState::Stopped,
         }
     }
 }
 
-/// Where a rank's edges are served.
+/// The thread and the runtime that serve a rank's edges.
 #[derive(Clone, Debug)]
 pub(super) struct Beats {
     pub(super) runtime: Handle,
@@ -109,13 +109,13 @@ pub(super) struct Beats {
 }
 
 impl Beats {
-    /// The thread that calls this, in a runtime.
+    /// Returns the calling thread and its runtime.
     pub(super) fn here() -> Self {
         Self { runtime: Handle::current(), seat: Seat::own() }
     }
 }
 
-/// A thread of its own for that; ends when this is dropped.
+/// A thread that serves a rank's edges. It ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct BeatThread {
     pub(super) beats: Beats,
@@ -127,15 +127,15 @@ impl BeatThread {
     pub(super) fn start(rank: u32) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let (end, ended) = oneshot::channel();
-        let (tell, told) = std::sync::mpsc::channel();
+        let (to, from) = std::sync::mpsc::channel();
         let thread = thread::Builder::new().name(format!("gin-beat-{rank}")).spawn(move || {
             raise_priority();
             let beats = runtime.block_on(async { Beats::here() });
-            // Nobody hears that only if nobody started the thread.
-            let _ = tell.send(beats);
+            // The receiver is gone only if the starter has ended.
+            let _ = to.send(beats);
             let _ = runtime.block_on(ended);
         })?;
-        let beats = told.recv().map_err(io::Error::other)?;
+        let beats = from.recv().map_err(io::Error::other)?;
         Ok(Self { beats, end: Some(end), thread: Some(thread) })
     }
 }
@@ -143,46 +143,46 @@ impl BeatThread {
 impl Drop for BeatThread {
     fn drop(&mut self) {
         drop(self.end.take());
-        // Its tasks wait for nothing but sockets and queues, so it ends at once.
+        // Its tasks wait only for sockets and queues, so it ends at once.
         let _ = self.thread.take().map(thread::JoinHandle::join);
     }
 }
 
-/// Gives this thread the highest priority that the system lets it have. Without privileges that is the one it has,
+/// Gives this thread the highest priority that the system permits. Without privileges that is its present priority,
 /// which does no harm on a machine that is not overloaded.
 fn raise_priority() {
     let _ = [-20, -15, -10, -5].into_iter().find(|&nice| setpriority_process(None, nice).is_ok());
 }
 
-/// Why this rank or a neighbour is late.
+/// The reason for which this rank or a neighbour is late.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Late {
-    /// This rank's thread did not run for so long.
+    /// This rank's thread did not run for this time.
     Own(Duration),
-    /// The neighbour's waits for a processor.
+    /// The neighbour's thread waits for a processor.
     Neighbour,
 }
 
-/// How silence of a neighbour is found out.
+/// Detects the silence of a neighbour.
 #[derive(Debug)]
 pub(super) struct Watch {
     silence: Duration,
-    /// The neighbour's thread, if it is one of this system.
+    /// The neighbour's thread, if it is on this system.
     beside: Option<Seat>,
 }
 
 impl Watch {
-    /// `local`: whether `neighbour` is of this system.
+    /// Watches a neighbour. `local`: it is on this system.
     pub(super) fn new(silence: Duration, own: &Seat, neighbour: Seat, local: bool) -> Self {
         Self { silence, beside: Some(neighbour).filter(|seat| local && seat.is_beside(own)) }
     }
 
-    /// Returns the next message; `None` if the neighbour is silent before it comes.
+    /// Returns the next message; `None` if the neighbour is silent before it arrives.
     async fn heard<T>(&self, next: impl Future<Output = T>, mut late: impl FnMut(Late)) -> Option<T> {
         let mut next = pin!(next);
         let step = self.silence / LOOKS;
         let (mut listened, mut asleep) = (Duration::ZERO, Duration::ZERO);
-        let mut told = false;
+        let mut reported = false;
         loop {
             let begun = Instant::now();
             if let Ok(heard) = timeout(step, &mut next).await {
@@ -197,20 +197,20 @@ impl Watch {
             if listened < self.silence {
                 continue;
             }
-            match self.beside.map_or(State::Stopped, |seat| seat.state()) {
-                State::Runnable => {
-                    if !std::mem::replace(&mut told, true) {
+            match self.beside.map_or(ThreadState::Stopped, |seat| seat.state()) {
+                ThreadState::Runnable => {
+                    if !std::mem::replace(&mut reported, true) {
                         late(Late::Neighbour);
                     }
                     continue;
                 }
-                State::Asleep => {
+                ThreadState::Asleep => {
                     asleep += counts;
                     if asleep < self.silence {
                         continue;
                     }
                 }
-                State::Stopped => {}
+                ThreadState::Stopped => {}
             }
             return timeout(LATE.min(step), next).await.ok();
         }
@@ -222,33 +222,34 @@ impl Watch {
 pub(super) enum Event {
     Frame(Vec<u8>),
     Late(Late),
-    /// Nothing comes any more.
+    /// The edge has ended.
     Ended(LossCause),
 }
 
-/// Passes on what comes along an edge until nothing does. While nobody takes it, nobody is silent either.
+/// Passes on the frames of an edge until it ends. While the receiver takes no frame, the neighbour does not count as
+/// silent.
 pub(super) async fn read(mut link: Inbound, watch: Watch, to: mpsc::Sender<Event>) {
     let cause = loop {
-        // A rank that is late and busy says so another time.
+        // If the queue is full, the report is left out.
         let late = |late| drop(to.try_send(Event::Late(late)));
         let frame = match watch.heard(link.frame(), late).await {
             Some(Ok(Some(frame))) => frame,
             Some(Ok(None)) => break LossCause::Closed,
             Some(Err(error)) => break error.into(),
-            None => break LossCause::Silent { ms: u64::try_from(watch.silence.as_millis()).unwrap_or(u64::MAX) },
+            None => break LossCause::Silent { ms: millis(watch.silence) },
         };
         if !Message::is_ping(frame) && to.send(Event::Frame(frame.to_vec())).await.is_err() {
             return;
         }
     };
-    // A reader that has stopped listening has ended the edge.
+    // If the receiver is gone, it has ended the edge.
     let _ = to.send(Event::Ended(cause)).await;
 }
 
-/// State and begin of a process, or of a thread; `None` if there is none of that number.
+/// Returns the state and the begin of a process or a thread; `None` if none has this number.
 fn look(pid: i32) -> Option<(char, u64)> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may hold anything.
+    // The name, in parentheses, may contain any character.
     let mut fields = stat.rsplit_once(") ")?.1.split(' ');
     let state = fields.next()?.chars().next()?;
     Some((state, fields.nth(18)?.parse().ok()?))
@@ -282,7 +283,7 @@ mod tests {
             kill_process(Pid::from_child(&self.0), signal).unwrap();
         }
 
-        fn is_in(&self, state: State) {
+        fn is_in(&self, state: ThreadState) {
             let begun = Instant::now();
             while self.1.state() != state {
                 assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", self.1.state());
@@ -335,12 +336,12 @@ mod tests {
     #[test]
     fn a_neighbour_that_is_stopped_is_lost_and_one_that_sleeps_after_as_much_again() {
         let process = Process::start("exec sleep 600");
-        process.is_in(State::Asleep);
+        process.is_in(ThreadState::Asleep);
         let begun = Instant::now();
         assert_eq!(process.is_lost(), 0);
         assert!(begun.elapsed() >= 2 * SILENCE);
         process.signal(Signal::STOP);
-        process.is_in(State::Stopped);
+        process.is_in(ThreadState::Stopped);
         let watch = Watch { silence: SILENCE, beside: Some(process.1) };
         assert_eq!(run(async { watch.heard(sleep(3 * SILENCE), |_| ()).await }), None);
     }
@@ -348,7 +349,7 @@ mod tests {
     #[test]
     fn a_neighbour_that_waits_for_a_processor_is_lost_when_it_ends() {
         let process = Process::start("while :; do :; done");
-        process.is_in(State::Runnable);
+        process.is_in(ThreadState::Runnable);
         thread::scope(|scope| {
             scope.spawn(|| {
                 thread::sleep(3 * SILENCE);

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where the ranks of a communicator tell each other of faults.
+//! The board on which the ranks of a communicator report faults.
 //!
-//! Each rank has one place; the first fault that a rank posts stays. Nothing here waits, so proxies post and look.
+//! Each rank has one slot, and the first fault that a rank posts stays. No call waits, so proxies post and look.
 
-use gin_abi::{Fault, FaultKind, Operation};
+use gin_abi::{Fault, FaultKind};
 use std::fmt;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// A fault, and the rank that found it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Notice {
-    /// World rank.
+    /// The world rank.
     pub rank: u32,
     /// The fault of that rank.
     pub fault: Fault,
@@ -30,60 +30,61 @@ impl Notice {
     }
 }
 
+/// The post of one rank.
 #[derive(Debug, Default)]
-struct Place {
-    state: AtomicU32,
-    words: [AtomicU64; 4],
-    cause: OnceLock<Box<str>>,
+struct Slot {
+    /// Set by the first thread that posts. So only that thread writes `post`, and it never waits.
+    claimed: AtomicBool,
+    /// The fault and its cause.
+    post: OnceLock<(Fault, Box<str>)>,
 }
 
-const WRITING: u32 = 1;
-const WRITTEN: u32 = 2;
-
-/// Called after every post.
+/// A function that the posting thread calls after every post.
 type Watch = Box<dyn Fn() + Send + Sync>;
 
-/// The places of all ranks of one communicator.
+/// The faults that the ranks of one communicator have found.
+///
+/// ```
+/// use gin_abi::{Fault, FaultKind, Operation};
+/// use gin_boot::board::{Board, Notice};
+///
+/// let board = Board::new(2);
+/// let fault = Fault::new(FaultKind::Network, Operation::Put);
+/// board.post(1, fault);
+/// assert_eq!(board.first(), Some(Notice { rank: 1, fault }));
+/// ```
 pub struct Board {
-    places: Vec<Place>,
+    slots: Vec<Slot>,
     watch: Option<Watch>,
-    /// 1 + the rank that posted first; 0 while nobody did.
+    /// 1 + the rank that posted first; 0 before the first post.
     first: AtomicU32,
     count: AtomicU32,
 }
 
 impl Board {
-    /// A board for this many ranks.
+    /// Makes a board for this many ranks.
     pub fn new(ranks: u32) -> Self {
-        let places = (0..ranks).map(|_| Place::default()).collect();
-        Self { places, watch: None, first: AtomicU32::new(0), count: AtomicU32::new(0) }
+        let slots = (0..ranks).map(|_| Slot::default()).collect();
+        Self { slots, watch: None, first: AtomicU32::new(0), count: AtomicU32::new(0) }
     }
 
-    /// A board as by [`new`](Self::new); the posting thread calls `watch` after each post that stays. `watch` must
-    /// neither wait nor post.
+    /// Makes a board whose posting threads call `watch` after each post that stays. `watch` must neither wait nor post.
     pub fn watched(ranks: u32, watch: impl Fn() + Send + Sync + 'static) -> Self {
         Self { watch: Some(Box::new(watch)), ..Self::new(ranks) }
     }
 
-    /// Posts a fault that `rank` found. Its first one stays.
+    /// Posts a fault that `rank` found. The first fault of a rank stays; later ones are ignored.
     pub fn post(&self, rank: u32, fault: Fault) {
         self.post_because(rank, fault, "");
     }
 
-    /// The same, with what is known of the cause, in words for people.
+    /// Does the same as [`post`](Self::post), with the known cause in words for people.
     pub fn post_because(&self, rank: u32, fault: Fault, cause: &str) {
-        let place = &self.places[rank as usize];
-        if place.state.compare_exchange(0, WRITING, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+        let slot = &self.slots[rank as usize];
+        if slot.claimed.swap(true, Ordering::Relaxed) {
             return;
         }
-        for (word, value) in place.words.iter().zip(fault.to_words()) {
-            word.store(value, Ordering::Relaxed);
-        }
-        if !cause.is_empty() {
-            // Nobody else writes to this place.
-            let _ = place.cause.set(cause.into());
-        }
-        place.state.store(WRITTEN, Ordering::Release);
+        let _ = slot.post.set((fault, cause.into()));
         let _ = self.first.compare_exchange(0, rank + 1, Ordering::Release, Ordering::Relaxed);
         self.count.fetch_add(1, Ordering::Release);
         if let Some(watch) = &self.watch {
@@ -91,31 +92,26 @@ impl Board {
         }
     }
 
-    /// Number of ranks that posted; changes with every post.
+    /// Returns the number of ranks that have posted. It changes with every post that stays.
     pub fn count(&self) -> u32 {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Returns the first post of all.
+    /// Returns the first post of all ranks.
     pub fn first(&self) -> Option<Notice> {
         self.of(self.first.load(Ordering::Acquire).checked_sub(1)?)
     }
 
-    /// Returns the cause that `rank` knew of its post.
+    /// Returns the cause that `rank` gave with its post; `None` without a post or a cause.
     pub fn cause(&self, rank: u32) -> Option<&str> {
-        self.of(rank)?;
-        self.places.get(rank as usize)?.cause.get().map(|cause| &**cause)
+        let (_, cause) = self.slots.get(rank as usize)?.post.get()?;
+        Some(&**cause).filter(|cause| !cause.is_empty())
     }
 
-    /// Returns the post of `rank`.
+    /// Returns the post of `rank`; `None` if it has not posted, or there is no such rank.
     pub fn of(&self, rank: u32) -> Option<Notice> {
-        let place = self.places.get(rank as usize)?;
-        if place.state.load(Ordering::Acquire) != WRITTEN {
-            return None;
-        }
-        let words = [0, 1, 2, 3].map(|index: usize| place.words[index].load(Ordering::Relaxed));
-        let fault = Fault::from_words(words).unwrap_or(Fault::new(FaultKind::AbiMismatch, Operation::None));
-        Some(Notice { rank, fault })
+        let (fault, _) = self.slots.get(rank as usize)?.post.get()?;
+        Some(Notice { rank, fault: *fault })
     }
 }
 
@@ -128,6 +124,7 @@ impl fmt::Debug for Board {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gin_abi::Operation;
 
     #[test]
     fn the_first_fault_of_each_rank_and_the_first_of_all_stay() {
@@ -149,9 +146,9 @@ mod tests {
         let fault = Fault::new(FaultKind::OutOfRange, Operation::Put).context(3).peer(1).values(64, 65);
         let notice = Notice { rank: 2, fault };
         assert_eq!(notice.for_rank(2), fault);
-        let told = notice.for_rank(0);
-        assert_eq!((told.kind, told.peer, told.context), (FaultKind::Elsewhere, 2, 3));
-        assert_eq!((told.expected, told.seen), (u64::from(FaultKind::OutOfRange.code()), 65));
+        let seen = notice.for_rank(0);
+        assert_eq!((seen.kind, seen.peer, seen.context), (FaultKind::Elsewhere, 2, 3));
+        assert_eq!((seen.expected, seen.seen), (u64::from(FaultKind::OutOfRange.code()), 65));
         let abort = Notice { rank: 2, fault: Fault::new(FaultKind::Aborted, Operation::None) };
         assert_eq!(abort.for_rank(0), abort.fault);
     }

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The address and the secret that a rank needs to join.
+//! The address and the secret with which a rank joins.
 
 use blake2::{Blake2s256, Digest};
 use std::fmt;
-use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-/// Most addresses that an id carries.
+/// The most addresses of an id.
 const MAX_ADDRESSES: usize = 16;
 
-/// The first characters of every printed id: format 1.
+/// The first characters of every printed id of format 1.
 const PREFIX: &str = "gin1:";
 
-/// The key of a job: a process that has it may join. It is never printed.
+/// The key of a job: a process that has it may join. No output shows it.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Key(pub(super) [u8; 32]);
 
@@ -30,37 +29,27 @@ impl Key {
     }
 }
 
-/// The secret of a job, which only its ranks know.
+/// The secret of a job, which only its ranks know. No output shows it, `Debug` included.
 ///
-/// It is not printed, by `Debug` neither.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(Key);
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Secret(Key);
 
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(..)")
-    }
-}
-
-/// Fewest bytes of a secret that a person or a script makes up.
-pub const MIN_SECRET: usize = 16;
+/// The fewest bytes of a secret that a person or a script chooses.
+pub(super) const MIN_SECRET: usize = 16;
 
 impl Secret {
-    /// A secret of the program's. An attacker that hears a connection can try guesses at leisure: it should come from
-    /// random numbers (`openssl rand -hex 16`).
+    /// Makes the secret from a text of the program. An attacker that records a connection can try guesses without
+    /// limit, so the text should come from random numbers (`openssl rand -hex 16`).
     ///
     /// # Errors
-    /// Its length in bytes, if that is less than [`MIN_SECRET`].
-    pub fn new(text: &[u8]) -> Result<Self, usize> {
-        if text.len() < MIN_SECRET {
-            return Err(text.len());
-        }
-        Ok(Self(Key::new("secret", text)))
+    /// The length in bytes, if that is less than [`MIN_SECRET`].
+    pub(super) fn new(text: &[u8]) -> Result<Self, usize> {
+        if text.len() < MIN_SECRET { Err(text.len()) } else { Ok(Self(Key::new("secret", text))) }
     }
 
-    /// No secret: any process that reaches the address can join and end the job. Traffic is encrypted all the same,
-    /// against attackers that only listen.
-    pub fn insecure() -> Self {
+    /// Returns the secret that stands for none: any process that reaches the address can join and end the job. Traffic
+    /// is encrypted nevertheless, against attackers that only listen.
+    pub(super) fn insecure() -> Self {
         Self(Key::new("insecure", &[]))
     }
 
@@ -75,11 +64,10 @@ impl Secret {
     }
 }
 
-/// Where a job meets, and its secret of 128 random bits.
+/// The addresses of rank 0, and the job's secret of 128 random bits.
 ///
-/// The rank that listens makes it ([`Rendezvous::id`](super::Rendezvous::id)), and all others get it, by any way that
-/// the program has. `Display` and `FromStr` are its printed form: **a process that reads it can join.** `Debug` hides
-/// the secret.
+/// Rank 0 makes it ([`Rendezvous::id`](crate::Rendezvous::id)). The other ranks get it by any way that the program has.
+/// `Display` and `FromStr` are its printed form: **a process that reads it can join.** `Debug` hides the secret.
 ///
 /// ```
 /// use gin_boot::UniqueId;
@@ -94,28 +82,28 @@ pub struct UniqueId {
     addresses: Vec<SocketAddr>,
 }
 
-/// Why a text is no id. It does not repeat the text, which may hold a secret.
+/// The reason why a text is no id. It does not repeat the text, which may hold a secret.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdError {
-    /// It does not begin as ids of this version do.
+    /// The text does not begin as ids of this version do.
     #[error("an id of a job begins with `{PREFIX}`; this one was cut, or made by another version of gin")]
     Prefix,
     /// The secret is not 32 hexadecimal digits.
     #[error("the secret of an id is 32 hexadecimal digits, followed by `@`; this id was cut or changed")]
     Secret,
-    /// An address is none, or there are none or too many.
+    /// A text between commas is no address, or there are too many addresses.
     #[error("an id has 1 to {MAX_ADDRESSES} addresses with ports, separated by commas; this id was cut or changed")]
     Address,
 }
 
 impl UniqueId {
-    /// An id with a new secret.
+    /// Makes an id with a new secret.
     pub(super) fn random(addresses: Vec<SocketAddr>) -> Result<Self, getrandom::Error> {
         Ok(Self { secret: random()?, addresses })
     }
 
-    /// Where the rank listens that made it.
+    /// Returns the addresses at which rank 0 listens.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
@@ -125,25 +113,16 @@ impl UniqueId {
     }
 }
 
-/// Random bytes.
+/// Returns random bytes.
 pub(super) fn random() -> Result<[u8; 16], getrandom::Error> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Bytes as hexadecimal digits.
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a string does not fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
 impl fmt::Display for UniqueId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{PREFIX}{}@", hex(&self.secret))?;
+        write!(f, "{PREFIX}{:032x}@", u128::from_be_bytes(self.secret))?;
         for (index, address) in self.addresses.iter().enumerate() {
             write!(f, "{}{address}", if index == 0 { "" } else { "," })?;
         }
@@ -163,28 +142,13 @@ impl FromStr for UniqueId {
     fn from_str(text: &str) -> Result<Self, IdError> {
         let rest = text.trim().strip_prefix(PREFIX).ok_or(IdError::Prefix)?;
         let (digits, addresses) = rest.split_once('@').ok_or(IdError::Secret)?;
-        let digits = digits.as_bytes();
-        if digits.len() != 32 {
-            return Err(IdError::Secret);
-        }
-        let mut secret = [0; 16];
-        for (byte, pair) in secret.iter_mut().zip(digits.chunks_exact(2)) {
-            let digit = |digit: u8| char::from(digit).to_digit(16).ok_or(IdError::Secret);
-            // Two digits of four bits.
-            *byte = (digit(pair[0])? << 4 | digit(pair[1])?) as u8;
-        }
-        let mut found = Vec::new();
-        for address in addresses.split(',') {
-            if found.len() == MAX_ADDRESSES {
-                return Err(IdError::Address);
-            }
-            let address: SocketAddr = address.parse().map_err(|_| IdError::Address)?;
-            if address.port() == 0 {
-                return Err(IdError::Address);
-            }
-            found.push(address);
-        }
-        Ok(Self { secret, addresses: found })
+        let is_secret = digits.len() == 32 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let number = u128::from_str_radix(digits, 16).ok().filter(|_| is_secret);
+        let secret = number.ok_or(IdError::Secret)?.to_be_bytes();
+        let address = |text: &str| text.parse().ok().filter(|address: &SocketAddr| address.port() != 0);
+        let addresses: Option<Vec<_>> = addresses.split(',').take(MAX_ADDRESSES + 1).map(address).collect();
+        let addresses = addresses.filter(|found| found.len() <= MAX_ADDRESSES).ok_or(IdError::Address)?;
+        Ok(Self { secret, addresses })
     }
 }
 
@@ -215,7 +179,7 @@ mod tests {
     fn secrets_are_not_printed_and_short_ones_not_taken() {
         assert_eq!(Secret::new(b"fifteen bytes.."), Err(15));
         let secret = Secret::new(b"sixteen bytes...").unwrap();
-        assert_eq!(format!("{secret:?} {:?}", secret.key()), "Secret(..) Key(..)");
+        assert_eq!(format!("{secret:?} {:?}", secret.key()), "Secret(Key(..)) Key(..)");
         assert_ne!(secret, Secret::insecure());
         assert_ne!(secret, Secret::new(b"sixteen bytes..!").unwrap());
     }

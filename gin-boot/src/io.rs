@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The sockets of a rank: tasks on one thread, but for those of its edges ([`beat`](super::beat)).
+//! The sockets of a rank, served by tasks on one thread. The thread of [`beat`](crate::beat) serves the sockets of
+//! edges.
 //!
-//! Each other rank connects to rank 0, registers its address, and is then connected to by its parent. So rank 0 holds
-//! no more connections than others, however many ranks there are. The address of a child goes down the tree.
+//! Each rank except rank 0 connects to rank 0 and registers its address. Then its parent connects to it. The address of
+//! a child travels down the tree to the parent. So rank 0 holds no more connections than other ranks, however many
+//! ranks there are.
 
-use super::beat::{AHEAD, Beats, Event, Late, Seat, Watch, read};
-use super::id::Key;
-use super::link::{Link, LinkError, Outbound};
-use super::message::{Answer, CHUNK, FRAME, Hello, Message, Registration};
-use super::node::{Node, Outgoing};
-use super::tree::PARENT;
-use super::{TcpConfig, system};
-use crate::{BootstrapError, LossCause};
+use crate::beat::{AHEAD, Beats, Event, Late, Seat, Watch, read};
+use crate::error::{show_ranks, system};
+use crate::id::Key;
+use crate::link::{Link, LinkError, Outbound};
+use crate::message::{Answer, CHUNK, FRAME, Hello, Message, Registration, VERSION};
+use crate::node::{Node, Outgoing};
+use crate::tcp::default_address;
+use crate::tree::PARENT;
+use crate::{BootstrapError, LossCause, TcpConfig, millis};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,33 +25,33 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, WeakSender};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 
-/// How long a connection may take until it is known to have the secret.
+/// The time in which a connection must prove that it has the secret.
 const GREETING: Duration = Duration::from_secs(5);
 
-/// Most connections at a time of which that is not known.
+/// The most connections at a time that have not proved it.
 const STRANGERS: usize = 128;
 
-/// How long one of them has its place to itself, should more want one.
+/// The time that such a connection has before another one may take its place.
 const SURE: Duration = Duration::from_secs(1);
 
-/// Pauses between attempts to connect, the first and the longest.
+/// The pauses between attempts to connect: the first and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(500));
 
-/// How long connecting fails before the failure is reported.
+/// The time for which connecting fails before the failure is reported.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// How long rank 0 answers questions about missing ranks after it gave up.
+/// The time for which rank 0 still answers questions about missing ranks after it gave up.
 const ANSWERING: Duration = Duration::from_secs(3);
 
-/// How long a rank that leaves waits for its neighbours to have taken everything.
+/// The time for which a rank that leaves waits until its neighbours have taken all bytes.
 pub(super) const LINGERING: Duration = Duration::from_secs(5);
 
-/// How a rank begins.
+/// The way in which a rank begins.
 #[derive(Debug)]
 pub(super) enum Start {
-    /// As rank 0, which listens here.
+    /// As rank 0, which listens at this socket.
     Listen(std::net::TcpListener),
-    /// As another, to which rank 0 listens at one of these.
+    /// As another rank. Rank 0 listens at one of these addresses.
     Connect(Vec<SocketAddr>),
 }
 
@@ -60,17 +63,17 @@ pub(super) struct Io {
     config: TcpConfig,
     beats: Beats,
     begun: Instant,
-    joined: Arc<AtomicBool>,
-    /// Held by each edge.
+    wishes: Wishes,
+    /// Each edge holds a strong reference while it is served.
     alive: WeakSender<()>,
 }
 
 /// The owner's commands to a rank's tasks.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Wishes {
-    /// All ranks are there.
+    /// All ranks have joined.
     pub(super) joined: Arc<AtomicBool>,
-    /// The rank is to leave.
+    /// The rank must leave.
     pub(super) leave: Arc<AtomicBool>,
 }
 
@@ -85,25 +88,18 @@ pub(super) async fn run(
     beats: Beats,
 ) {
     let (alive, mut ended) = mpsc::channel::<()>(1);
-    let io = Arc::new(Io {
-        node: node.clone(),
-        key,
-        config,
-        beats,
-        begun: Instant::now(),
-        joined: wishes.joined.clone(),
-        alive: alive.downgrade(),
-    });
+    let (begun, held) = (Instant::now(), alive.downgrade());
+    let io = Arc::new(Io { node: node.clone(), key, config, beats, begun, wishes: wishes.clone(), alive: held });
     let mut tasks = JoinSet::new();
     match start {
         Start::Listen(listener) => {
             if let Ok(own) = listener.local_addr() {
-                let ip = if own.ip().is_unspecified() { super::default_address() } else { own.ip() };
+                let ip = if own.ip().is_unspecified() { default_address() } else { own.ip() };
                 let _ = node.ip.set(io.config.address.unwrap_or(ip));
             }
             match listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener)) {
                 Ok(listener) => drop(tasks.spawn(io.clone().accept(listener))),
-                Err(error) => node.fail(system("listen", error)),
+                Err(error) => node.fail(system("listen")(error)),
             }
             tasks.spawn(io.clone().watch(Vec::new()));
         }
@@ -112,7 +108,7 @@ pub(super) async fn run(
     loop {
         tokio::select! {
             () = node.posted.notified() => {
-                node.tell();
+                node.publish();
                 if wishes.leave.load(Ordering::Acquire) {
                     break;
                 }
@@ -122,53 +118,51 @@ pub(super) async fn run(
     }
     node.leave();
     drop(alive);
-    // Edges that are not up yet would only be waited for.
+    // Edges that are not up are not waited for.
     let _ = timeout(LINGERING, ended.recv()).await;
     if node.rank == 0 && !wishes.joined.load(Ordering::Acquire) {
         sleep(ANSWERING).await;
     }
 }
 
-/// Why a rank is not taken; `None` if it may be another time.
+/// Returns the reason for which rank 0 refuses this rank for good; `None` if a later attempt may succeed.
 fn final_error(error: &LinkError) -> Option<BootstrapError> {
     match error {
         LinkError::Key => Some(BootstrapError::Secret),
-        LinkError::Version(theirs) => {
-            Some(BootstrapError::Version { own: super::message::VERSION.into(), theirs: (*theirs).into() })
-        }
+        LinkError::Version(theirs) => Some(BootstrapError::Version { own: VERSION.into(), theirs: (*theirs).into() }),
         _ => None,
     }
 }
 
-/// The same, with a limit to how long it may take.
+/// Runs the work with a time limit.
 async fn limited<T>(limit: Duration, work: impl Future<Output = Result<T, LinkError>>) -> Result<T, LinkError> {
     timeout(limit, work).await.unwrap_or_else(|_| Err(LinkError::Io(std::io::ErrorKind::TimedOut.into())))
 }
 
 impl Io {
     fn deadline(&self) -> Instant {
-        // A wait without a deadline gets a year.
+        // A wait without a deadline ends after a year.
         const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
         self.begun + self.config.joining.min(YEAR)
     }
 
-    /// Returns whether it is still of use to try to join.
+    /// Returns whether this rank still tries to join.
     fn joining(&self) -> bool {
-        !self.joined.load(Ordering::Acquire) && self.node.failed().is_none() && Instant::now() < self.deadline()
+        !self.wishes.joined.load(Ordering::Acquire) && self.node.failed().is_none() && Instant::now() < self.deadline()
     }
 
-    /// Connects, says hello, and takes the answer.
+    /// Connects, sends a [`Hello`] and receives the answer.
     async fn call(&self, address: SocketAddr, hello: &Hello) -> Result<(Link, Answer), LinkError> {
         limited(GREETING, async {
             let mut link = Link::connect(TcpStream::connect(address).await?, &self.key, &self.node.traffic).await?;
             link.send(hello).await?;
-            let answer = link.take().await?;
+            let answer = link.receive().await?;
             Ok((link, answer))
         })
         .await
     }
 
-    /// Registers with rank 0, then serves its own listener.
+    /// Registers with rank 0, then serves this rank's listener.
     async fn enter(self: Arc<Self>, addresses: Vec<SocketAddr>) {
         match self.register(&addresses).await {
             Ok(listener) => drop(tokio::join!(self.clone().accept(listener), self.watch(addresses))),
@@ -178,20 +172,18 @@ impl Io {
 
     async fn register(&self, addresses: &[SocketAddr]) -> Result<TcpListener, BootstrapError> {
         let mut listener = None;
-        let mut reason = "nothing was tried".to_owned();
+        let mut reason = "no address was tried".to_owned();
         let mut pause = PAUSES.0;
         loop {
             for &address in addresses {
                 let error = match self.try_register(address, &mut listener).await {
-                    Ok(Answer::Welcome) => match listener.take() {
-                        Some(listener) => {
-                            if let Ok(own) = listener.local_addr() {
-                                let _ = self.node.ip.set(own.ip());
-                            }
-                            return Ok(listener);
+                    Ok(Answer::Welcome) => {
+                        let Some(listener) = listener.take() else { continue };
+                        if let Ok(own) = listener.local_addr() {
+                            let _ = self.node.ip.set(own.ip());
                         }
-                        None => continue,
-                    },
+                        return Ok(listener);
+                    }
                     Ok(Answer::Duplicate) => return Err(BootstrapError::Duplicate { rank: self.node.rank }),
                     Ok(Answer::Ranks(theirs)) => {
                         return Err(BootstrapError::RanksDiffer { own: self.node.ranks, theirs });
@@ -212,7 +204,7 @@ impl Io {
         }
     }
 
-    /// Between half a pause and a whole one, so that ranks do not all come at once.
+    /// Returns a time between half a pause and a whole one, so that ranks do not all connect at the same time.
     fn jitter(&self, pause: Duration) -> Duration {
         let part = u32::from(self.node.instance[0]) ^ (Instant::now() - self.begun).subsec_nanos() & 0xff;
         pause / 2 + pause * part / 512
@@ -224,8 +216,8 @@ impl Io {
             let own = match listener {
                 Some(listener) => listener.local_addr()?,
                 None => {
-                    // The address from which rank 0 is reached is where others reach this rank, unless the
-                    // configuration names one.
+                    // Other ranks reach this rank at the address from which it reaches rank 0, unless the configuration
+                    // names another one.
                     let ip = self.config.address.map_or_else(|| stream.local_addr().map(|own| own.ip()), Ok)?;
                     listener.insert(TcpListener::bind((ip, 0)).await?).local_addr()?
                 }
@@ -233,21 +225,21 @@ impl Io {
             let mut link = Link::connect(stream, &self.key, &self.node.traffic).await?;
             let Node { rank, ranks, instance, .. } = *self.node;
             link.send(&Hello::Register(Registration { rank, ranks, instance, address: own })).await?;
-            link.take().await
+            link.receive().await
         })
         .await
     }
 
     /// Accepts connections.
     async fn accept(self: Arc<Self>, listener: TcpListener) {
-        // When each began; the oldest first.
+        // With the time when each began; the oldest first.
         let mut strangers: VecDeque<(Instant, AbortHandle)> = VecDeque::new();
         let mut tasks = JoinSet::new();
         loop {
             let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    // Too many descriptors, say; others may be closed meanwhile.
+                    // For example too many descriptors are open. Others may be closed meanwhile.
                     tracing::warn!(rank = self.node.rank, %error, "cannot accept a connection");
                     sleep(PAUSES.1).await;
                     continue;
@@ -258,7 +250,7 @@ impl Io {
                 strangers.retain(|(_, task)| !task.is_finished());
                 match strangers.front() {
                     Some((since, task)) if strangers.len() >= STRANGERS => match SURE.checked_sub(since.elapsed()) {
-                        // A peer that knows the secret is long done.
+                        // A peer that knows the secret has proved it long ago.
                         None => task.abort(),
                         Some(left) => sleep(left.min(PAUSES.0)).await,
                     },
@@ -269,7 +261,7 @@ impl Io {
             let io = self.clone();
             let task = tasks.spawn(async move {
                 if let Err(error) = io.greet(stream).await {
-                    tracing::debug!(rank = io.node.rank, %error, "a connection came to nothing");
+                    tracing::debug!(rank = io.node.rank, %error, "a connection failed before it was an edge");
                 }
             });
             strangers.push_back((Instant::now(), task));
@@ -280,7 +272,7 @@ impl Io {
         limited(GREETING, async {
             let mut link = Link::accept(stream, &self.key, &self.node.traffic).await?;
             let node = &self.node;
-            match link.take().await? {
+            match link.receive().await? {
                 Hello::Register(registration) => {
                     let answer = node.register(&registration).err().unwrap_or(Answer::Welcome);
                     link.send(&answer).await
@@ -331,34 +323,32 @@ impl Io {
         }
     }
 
-    /// While joining takes long, finds out and reports which ranks are missing, and ends it when the time is over.
+    /// Reports which ranks are missing while joining takes long, and gives up at the deadline.
     async fn watch(self: Arc<Self>, rank_0: Vec<SocketAddr>) {
         let node = &self.node;
-        // Many ranks ask less often.
+        // With many ranks each one asks less often.
         let every = self.config.progress + Duration::from_millis(5) * node.ranks;
         loop {
             let left = self.deadline().saturating_duration_since(Instant::now());
             sleep(self.jitter(every).min(left)).await;
-            if self.joined.load(Ordering::Acquire) || node.failed().is_some() {
+            if self.wishes.joined.load(Ordering::Acquire) || node.failed().is_some() {
                 return;
             }
-            let over = if node.rank == 0 {
+            let over = node.rank != 0 && self.ask(&rank_0).await == Some(true);
+            if node.rank == 0 {
                 let (missing, count) = node.unregistered();
                 node.set_missing(missing, count, "");
-                false
-            } else {
-                self.ask(&rank_0).await.unwrap_or(false)
-            };
+            }
             if over || Instant::now() >= self.deadline() {
                 return node.give_up_joining(self.begun.elapsed());
             }
-            let (missing, count) = node.told_missing().unwrap_or_default();
+            let (missing, count) = node.reported_missing().unwrap_or_default();
             let waited = self.begun.elapsed().as_secs();
-            tracing::info!(rank = node.rank, waited, count, ranks = %super::show_ranks(&missing), "waiting for ranks");
+            tracing::info!(rank = node.rank, waited, count, ranks = %show_ranks(&missing), "waiting for ranks");
         }
     }
 
-    /// Asks rank 0 which ranks are missing. Returns whether it gave up, if it answers.
+    /// Asks rank 0 which ranks are missing. Returns whether rank 0 has given up; `None` without an answer.
     async fn ask(&self, rank_0: &[SocketAddr]) -> Option<bool> {
         let hello = Hello::Status { rank: self.node.rank, trouble: self.node.trouble() };
         for &address in rank_0 {
@@ -387,14 +377,14 @@ impl Io {
         let mut writer = runtime.spawn(write(node.clone(), edge, link.outbound, outgoing, silence / 4));
         tokio::spawn(async move {
             let Some(cause) = deal(&node, edge, events).await else {
-                return node.fail(system("serve connections", "the thread has ended"));
+                return node.fail(system("serve connections")("the thread has ended"));
             };
             reader.abort();
             let lost = node.edge_lost(edge, cause.clone());
             if lost {
                 tracing::warn!(rank = node.rank, peer = node.neighbour(edge), %cause, "a rank is lost");
             }
-            // Sends the rest; a peer that takes nothing is not waited for.
+            // Sends the remaining messages. The wait is limited, as the peer may take nothing.
             let limit = if lost { GREETING.min(silence) } else { LINGERING };
             if timeout(limit, &mut writer).await.is_err() {
                 writer.abort();
@@ -404,7 +394,7 @@ impl Io {
     }
 }
 
-/// Sends the messages of an edge, and a ping now and then.
+/// Sends the messages of an edge, and a ping when there was no message for a while.
 async fn write(
     node: Arc<Node>,
     edge: usize,
@@ -424,7 +414,7 @@ async fn write(
         while let Some(message) = next {
             message.write(&mut frame);
             messages += u64::from(message != Message::Ping);
-            // A chunk has a head of at most 40 bytes, and nothing is longer than a chunk.
+            // A chunk has a head of at most 40 bytes, and no message is longer than a chunk.
             next = if frame.len() + CHUNK + 40 <= FRAME { outgoing.try_recv().ok() } else { None };
         }
         link.frame(&frame).await?;
@@ -432,30 +422,33 @@ async fn write(
     }
 }
 
-/// Deals with what comes until nothing comes any more; why, unless the thread that hears it has ended.
+/// Handles the events of an edge until it ends. Returns the cause; `None` if the thread that sends the events has
+/// ended.
 async fn deal(node: &Node, edge: usize, mut events: mpsc::Receiver<Event>) -> Option<LossCause> {
     let (rank, peer) = (node.rank, node.neighbour(edge));
     while let Some(event) = events.recv().await {
         let frame = match event {
             Event::Frame(frame) => frame,
             Event::Late(Late::Own(time)) => {
-                let ms = super::millis(time);
-                tracing::warn!(rank, peer, ms, "this rank did not run in time; no other is blamed for that");
+                let ms = millis(time);
+                tracing::warn!(
+                    rank,
+                    peer,
+                    ms,
+                    "this rank did not run in time; it does not count that time as silence of others"
+                );
                 continue;
             }
             Event::Late(Late::Neighbour) => {
-                tracing::warn!(rank, peer, "nothing is heard of a rank, which waits for a processor: it is not lost");
+                tracing::warn!(rank, peer, "a rank is silent because it waits for a processor: it is not lost");
                 continue;
             }
             Event::Ended(cause) => return Some(cause),
         };
         let mut rest = &frame[..];
         while !rest.is_empty() {
-            let received = match Message::read(&mut rest) {
-                Some(message) => node.receive(edge, message).map_err(|violation| violation.0),
-                None => Err("it sends what makes no sense"),
-            };
-            if let Err(reason) = received {
+            let message = Message::read(&mut rest).ok_or("it sends a message that cannot be decoded");
+            if let Err(reason) = message.and_then(|message| node.receive(edge, message)) {
                 return Some(LossCause::Failed { reason: reason.to_owned() });
             }
         }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The environment variables by which launchers describe a job.
+//! The environment variables with which launchers describe a job.
 
-use super::io::Start;
-use super::{IdError, MIN_SECRET, Secret, TcpBootstrap, TcpConfig, UniqueId, check, default_address, listen, slurm};
-use crate::BootstrapError;
+use crate::error::system;
+use crate::id::{MIN_SECRET, Secret};
+use crate::io::Start;
+use crate::tcp::{check, default_address, listen};
+use crate::{BootstrapError, IdError, TcpBootstrap, TcpConfig, UniqueId, lock, slurm};
 use std::fmt;
 use std::fs::{self, File};
 use std::io::Read;
@@ -13,14 +15,14 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// Where variables come from: the environment, or a table in tests.
+/// The source of variables: the environment, or a table in tests.
 type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// The launcher of the processes of a job.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Launcher {
-    /// `gin launch`, or a person or script that sets `GIN_RANK` and what belongs to it.
+    /// `gin launch`, or a person or script that sets `GIN_RANK` and the variables that belong to it.
     Gin,
     /// `torchrun`.
     Torchrun,
@@ -42,20 +44,26 @@ impl fmt::Display for Launcher {
 }
 
 /// An error in the variables that describe a job.
+///
+/// ```
+/// let variables = |name: &str| (name == "GIN_RANK").then(|| "1".to_owned());
+/// let error = gin_boot::Job::from_variables(&variables).unwrap_err();
+/// assert!(error.to_string().starts_with("GIN_RANKS is not set"));
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError {
-    /// One that is needed is not set.
+    /// A required variable is not set.
     #[error("{variable} is not set: {launcher} was found to have started this process; {advice}")]
     Missing {
         /// The variable.
         variable: &'static str,
         /// The launcher of the process.
         launcher: Launcher,
-        /// The values that it can have.
+        /// The advice on its value.
         advice: &'static str,
     },
-    /// One has a value that it cannot have. Secrets are not repeated.
+    /// A variable has an invalid value. Secrets are not repeated.
     #[error("{variable}: {problem}")]
     Value {
         /// The variable.
@@ -63,63 +71,45 @@ pub enum JobError {
         /// The error, and the possible values.
         problem: String,
     },
-    /// The job has more than one host, as far as is known, and no secret.
+    /// The job has no secret, and its ranks are not known to be on one host.
     #[error(
         "this job has no secret, and its {ranks} ranks are not known to be on one host: set GIN_SECRET_FILE to a file of \
          yours that all ranks can read (openssl rand -hex 16 > FILE; chmod 600 FILE), or GIN_SECRET; GIN_INSECURE=1 lets \
          any process that reaches the port join and end the job"
     )]
     NoSecret {
-        /// Number of ranks.
+        /// The number of ranks.
         ranks: u32,
     },
-    /// Without a secret a job on one host meets at the loopback only.
+    /// The job has no secret, and would use an address that is not the loopback.
     #[error(
         "this job has no secret and would listen at {address}, which other hosts may reach: leave GIN_ADDR and \
          GIN_INTERFACE away or at 127.0.0.1, or set GIN_SECRET or GIN_SECRET_FILE"
     )]
     NotLoopback {
-        /// Where.
+        /// The address.
         address: IpAddr,
     },
-    /// The ranks cannot meet.
+    /// The bootstrap failed.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
 }
 
+/// Returns the error of a variable with an invalid value.
 fn value(variable: &'static str, problem: impl Into<String>) -> JobError {
     JobError::Value { variable, problem: problem.into() }
 }
 
-/// Where rank 0 is.
+/// The address of rank 0.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Place {
+enum Rank0 {
     Id(UniqueId),
     /// A name or an address, and a port.
     Host(String, u16),
 }
 
-/// One process of a job, as its launcher describes it.
-///
-/// `docs/bootstrap.md` has the table of variables.
-#[derive(Debug)]
-pub struct Job {
-    launcher: Launcher,
-    rank: u32,
-    ranks: u32,
-    local_rank: Option<u32>,
-    local_ranks: Option<u32>,
-    place: Place,
-    secret: Secret,
-    /// This has a secret, or does without by wish.
-    open: bool,
-    interface: Option<IpAddr>,
-    silence: Option<Duration>,
-    /// A socket of the launcher's that listens already.
-    listening: Mutex<Option<RawFd>>,
-}
-
 /// The values of a launcher's own variables.
+#[derive(Debug)]
 struct LauncherValues {
     launcher: Launcher,
     rank: u32,
@@ -128,32 +118,54 @@ struct LauncherValues {
     local_ranks: Option<u32>,
 }
 
+/// One process of a job, as its launcher describes it. `docs/bootstrap.md` has the table of variables.
+///
+/// ```
+/// let variables = |name: &str| match name {
+///     "GIN_RANK" => Some("1".to_owned()),
+///     "GIN_RANKS" => Some("2".to_owned()),
+///     "GIN_UNIQUE_ID" => Some("gin1:000102030405060708090a0b0c0d0e0f@127.0.0.1:4000".to_owned()),
+///     _ => None,
+/// };
+/// let job = gin_boot::Job::from_variables(&variables)?.expect("the variables describe a job");
+/// assert_eq!((job.rank(), job.ranks(), job.local_rank()), (1, 2, None));
+/// # Ok::<(), gin_boot::JobError>(())
+/// ```
+#[derive(Debug)]
+pub struct Job {
+    values: LauncherValues,
+    rank_0: Rank0,
+    secret: Secret,
+    /// The job has no secret, and nobody asked for that: it stays on the loopback.
+    open: bool,
+    interface: Option<IpAddr>,
+    silence: Option<Duration>,
+    /// A socket that the launcher has left open and that listens already.
+    listening: Mutex<Option<RawFd>>,
+}
+
 impl Job {
-    /// The job that this process was started for; `None` if it was started by itself.
+    /// Returns the job for which a launcher started this process; `None` if no launcher did.
     ///
-    /// Of several launchers' variables those of `GIN_RANK` count, then those of torchrun, Open MPI, Slurm.
+    /// If the variables of several launchers are set, `GIN_RANK` counts first, then torchrun, Open MPI, Slurm.
     ///
     /// # Errors
-    /// [`JobError`] names the variable, and says what to do.
+    /// [`JobError`] names the variable and the remedy.
     pub fn from_env() -> Result<Option<Self>, JobError> {
         Self::from_variables(&|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
-    /// The same, from other variables than this process's.
+    /// Does the same as [`from_env`](Self::from_env) with other variables.
     ///
     /// # Errors
     /// As [`from_env`](Self::from_env).
     pub fn from_variables(variables: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>, JobError> {
-        // An empty variable is as good as none: scripts unset them so.
+        // An empty variable counts as unset, because scripts unset variables in that way.
         let variables: Variables<'_> = &|name| variables(name).filter(|value| !value.is_empty());
-        let Some(told) = told(variables)? else { return Ok(None) };
-        let LauncherValues { launcher, rank, ranks, local_rank, local_ranks } = told;
-        match check(rank, ranks) {
-            Ok(()) => {}
-            Err(error) => return Err(value(rank_variable(launcher), error.to_string())),
-        }
-        let one_host = local_ranks == Some(ranks);
-        let place = match variables("GIN_UNIQUE_ID") {
+        let Some(values) = launched(variables)? else { return Ok(None) };
+        let LauncherValues { launcher, rank, ranks, .. } = values;
+        let one_host = values.local_ranks == Some(ranks);
+        let rank_0 = match variables("GIN_UNIQUE_ID") {
             Some(id) => {
                 // The error does not repeat the id.
                 let id = id.parse().map_err(|error: IdError| value("GIN_UNIQUE_ID", error.to_string()))?;
@@ -162,13 +174,13 @@ impl Job {
                         return Err(value("GIN_UNIQUE_ID", format!("{other} is set too, which is part of the id")));
                     }
                 }
-                Place::Id(id)
+                Rank0::Id(id)
             }
-            None => Place::Host(host(variables, launcher, one_host)?, port(variables, launcher)?),
+            None => Rank0::Host(host(variables, launcher, one_host)?, port(variables, launcher)?),
         };
-        let (secret, open) = match &place {
-            Place::Id(id) => (id.secret(), false),
-            Place::Host(..) => match secret(variables)? {
+        let (secret, open) = match &rank_0 {
+            Rank0::Id(id) => (id.secret(), false),
+            Rank0::Host(..) => match secret(variables)? {
                 Some(secret) => (secret, false),
                 None if insecure(variables)? => (Secret::insecure(), false),
                 None if one_host => (Secret::insecure(), true),
@@ -185,64 +197,47 @@ impl Job {
             ms => ms.map(|ms| Duration::from_millis(ms.into())),
         };
         let listening = Mutex::new(listening);
-        Ok(Some(Self {
-            launcher,
-            rank,
-            ranks,
-            local_rank,
-            local_ranks,
-            place,
-            secret,
-            open,
-            interface,
-            silence,
-            listening,
-        }))
+        Ok(Some(Self { values, rank_0, secret, open, interface, silence, listening }))
     }
 
-    /// Returns its launcher.
+    /// Returns the launcher.
     pub fn launcher(&self) -> Launcher {
-        self.launcher
+        self.values.launcher
     }
 
-    /// World rank.
+    /// Returns the world rank.
     pub fn rank(&self) -> u32 {
-        self.rank
+        self.values.rank
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> u32 {
-        self.ranks
+        self.values.ranks
     }
 
-    /// The rank's number among those of its host, as the launcher counts; [`TcpBootstrap::local_rank`] counts for
-    /// itself.
+    /// Returns the rank's number among the ranks of its host, if the launcher sets it. [`TcpBootstrap::local_rank`]
+    /// counts by itself.
     pub fn local_rank(&self) -> Option<u32> {
-        self.local_rank
+        self.values.local_rank
     }
 
-    /// How many ranks its host has, if the launcher says so.
+    /// Returns the number of ranks of its host, if the launcher sets it.
     pub fn local_ranks(&self) -> Option<u32> {
-        self.local_ranks
+        self.values.local_ranks
     }
 
-    /// Name of this host, as its system has it.
-    pub fn host(&self) -> String {
-        super::host_name()
-    }
-
-    /// Meets the other ranks. Waits for all of them. `config`: its address, unless `GIN_INTERFACE` says otherwise, and
-    /// its silence, unless `GIN_SILENCE_MS` does.
+    /// Joins the other ranks and waits for all of them. `GIN_INTERFACE` overrides the address of `config`, and
+    /// `GIN_SILENCE_MS` its silence.
     ///
     /// # Errors
-    /// [`JobError::NotLoopback`]; [`JobError::Value`] for a name that is not to be resolved;
-    /// [`JobError::Bootstrap`] as [`TcpBootstrap::join`].
+    /// [`JobError::NotLoopback`]; [`JobError::Value`] for a name that has no address; [`JobError::Bootstrap`] as
+    /// [`TcpBootstrap::join`].
     pub fn bootstrap(&self, mut config: TcpConfig) -> Result<TcpBootstrap, JobError> {
         config.address = self.interface.or(config.address);
         config.silence = self.silence.unwrap_or(config.silence);
-        let addresses = match &self.place {
-            Place::Id(id) => id.addresses().to_vec(),
-            Place::Host(name, port) => {
+        let addresses = match &self.rank_0 {
+            Rank0::Id(id) => id.addresses().to_vec(),
+            Rank0::Host(name, port) => {
                 let resolved = (name.as_str(), *port).to_socket_addrs().map(Iterator::collect::<Vec<_>>);
                 resolved.map_err(|error| {
                     let problem = format!("`{name}`, the host of rank 0, has no address: {error}");
@@ -256,39 +251,41 @@ impl Job {
                 return Err(JobError::NotLoopback { address });
             }
         }
-        let start = if self.rank == 0 {
+        let start = if self.values.rank == 0 {
             Start::Listen(self.listen(&addresses, config.address)?)
         } else {
-            // A host often has its own name for the loopback, where others do not reach it.
-            let by_name = matches!(self.place, Place::Host(..)) && self.local_ranks != Some(self.ranks);
+            // The name of rank 0's host often means the loopback on that host, where other hosts do not reach it.
+            let by_name = matches!(self.rank_0, Rank0::Host(..)) && self.values.local_ranks != Some(self.values.ranks);
             if by_name && config.address.is_none() && addresses.iter().all(|address| address.ip().is_loopback()) {
                 config.address = Some(default_address());
             }
             Start::Connect(addresses)
         };
-        Ok(TcpBootstrap::begin(self.rank, self.ranks, &self.secret, config, start)?.wait()?)
+        Ok(TcpBootstrap::join_as(self.values.rank, self.values.ranks, &self.secret, config, start)?)
     }
 
-    /// The socket at which rank 0 listens.
+    /// Returns the socket at which rank 0 listens.
     fn listen(&self, addresses: &[SocketAddr], own: Option<IpAddr>) -> Result<TcpListener, JobError> {
-        let taken = self.listening.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        if let Some(fd) = taken {
+        let inherited_fd = lock(&self.listening).take();
+        if let Some(fd) = inherited_fd {
             return inherited(fd, addresses);
         }
         let port = addresses.first().map_or(0, SocketAddr::port);
-        let mut places = Vec::new();
-        match (own, &self.place) {
-            (Some(ip), _) => places.push(SocketAddr::new(ip, port)),
-            // A name may stand for the loopback here, and for something else on other hosts.
-            (None, Place::Host(name, _)) if self.local_ranks != Some(self.ranks) && name.parse::<IpAddr>().is_err() => {
-                places.push((Ipv6Addr::UNSPECIFIED, port).into());
-                places.push((Ipv4Addr::UNSPECIFIED, port).into());
+        let mut own_addresses = Vec::new();
+        match (own, &self.rank_0) {
+            (Some(ip), _) => own_addresses.push(SocketAddr::new(ip, port)),
+            // A name may mean the loopback here, and another address on other hosts.
+            (None, Rank0::Host(name, _))
+                if self.values.local_ranks != Some(self.values.ranks) && name.parse::<IpAddr>().is_err() =>
+            {
+                own_addresses.push((Ipv6Addr::UNSPECIFIED, port).into());
+                own_addresses.push((Ipv4Addr::UNSPECIFIED, port).into());
             }
-            _ => places.extend_from_slice(addresses),
+            _ => own_addresses.extend_from_slice(addresses),
         }
-        let mut outcome = Err(BootstrapError::System { what: "listen", reason: "there is no address".into() });
-        for place in places {
-            outcome = listen(place);
+        let mut outcome = Err(system("listen")("there is no address"));
+        for address in own_addresses {
+            outcome = listen(address);
             if outcome.is_ok() {
                 break;
             }
@@ -300,102 +297,90 @@ impl Job {
 /// Takes over a socket that the launcher has left open.
 fn inherited(fd: RawFd, addresses: &[SocketAddr]) -> Result<TcpListener, JobError> {
     let refused = |problem: &str| value("GIN_LISTEN_FD", format!("{fd}: {problem}"));
-    if fd < 3 || rustix_listens(fd) != Some(true) {
+    if fd < 3 || listens(fd) != Some(true) {
         return Err(refused("it is no socket that listens; `gin launch` sets this variable, nobody else should"));
     }
-    // Safety: the descriptor is open and a listening socket, so it is what the launcher left for this purpose: nothing
-    // of this process has opened one at an address of the id, which is checked next; and it is taken once.
+    // Safety: the descriptor is open and a listening socket, so the launcher left it for this purpose: no code of this
+    // process has opened a socket at an address of the id, which is checked next. It is taken once.
     let owned = unsafe { OwnedFd::from_raw_fd(fd) };
     let listener = TcpListener::from(owned);
     let local = listener.local_addr().map_err(|error| refused(&error.to_string()))?;
     if !addresses.contains(&local) {
-        // Its owner keeps it.
+        // The owner keeps the socket.
         std::mem::forget(listener);
         return Err(refused("it listens somewhere else than the id says"));
     }
-    rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::CLOEXEC).map_err(|error| refused(&error.to_string()))?;
-    rustix::net::listen(&listener, 4096).map_err(|error| refused(&error.to_string()))?;
-    Ok(listener)
+    let set = rustix::io::fcntl_setfd(&listener, rustix::io::FdFlags::CLOEXEC);
+    let set = set.and_then(|()| rustix::net::listen(&listener, 4096));
+    set.map(|()| listener).map_err(|error| refused(&error.to_string()))
 }
 
 /// Returns whether a descriptor is a socket that listens; `None` if it is not open, or no socket.
-fn rustix_listens(fd: RawFd) -> Option<bool> {
-    // Looked at by name first: one that is not open must not be borrowed.
+fn listens(fd: RawFd) -> Option<bool> {
+    // The name is read first, because a descriptor that is not open must not be borrowed.
     let target = fs::read_link(format!("/proc/self/fd/{fd}")).ok()?;
     if !target.to_string_lossy().starts_with("socket:") {
         return None;
     }
-    // Safety: it is open; it is borrowed for one call.
+    // Safety: it is open, and is borrowed for one call.
     let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
     rustix::net::sockopt::socket_acceptconn(borrowed).ok()
 }
 
-/// The variable that has the rank.
-fn rank_variable(launcher: Launcher) -> &'static str {
-    match launcher {
-        Launcher::Gin => "GIN_RANK",
-        Launcher::Torchrun => "RANK",
-        Launcher::OpenMpi => "OMPI_COMM_WORLD_RANK",
-        Launcher::Slurm => "SLURM_PROCID",
-    }
-}
-
-/// A variable that, if it is set, is a number.
+/// Returns the number in a variable; `None` if it is not set.
 fn number(variables: Variables<'_>, variable: &'static str) -> Result<Option<u32>, JobError> {
     let Some(text) = variables(variable) else { return Ok(None) };
     let problem = || value(variable, format!("`{text}` is not a number from 0 to {}", u32::MAX));
     text.trim().parse().map(Some).map_err(|_| problem())
 }
 
-fn told(variables: Variables<'_>) -> Result<Option<LauncherValues>, JobError> {
-    let number = |variable| number(variables, variable);
-    let needed = |launcher, variable, advice| number(variable)?.ok_or(JobError::Missing { variable, launcher, advice });
-    const RANKS: &str = "set it to the number of ranks of the job";
-    let is_set = |variable: &str| variables(variable).is_some();
-    let told = if let Some(rank) = number("GIN_RANK")? {
-        let launcher = Launcher::Gin;
-        let ranks = needed(launcher, "GIN_RANKS", RANKS)?;
-        let (local_rank, local_ranks) = (number("GIN_LOCAL_RANK")?, number("GIN_LOCAL_RANKS")?);
-        LauncherValues { launcher, rank, ranks, local_rank, local_ranks }
-    } else if is_set("RANK") && is_set("WORLD_SIZE") {
-        let launcher = Launcher::Torchrun;
-        let (rank, ranks) = (needed(launcher, "RANK", "")?, needed(launcher, "WORLD_SIZE", RANKS)?);
-        let (local_rank, local_ranks) = (number("LOCAL_RANK")?, number("LOCAL_WORLD_SIZE")?);
-        LauncherValues { launcher, rank, ranks, local_rank, local_ranks }
-    } else if let Some(rank) = number("OMPI_COMM_WORLD_RANK")? {
-        let launcher = Launcher::OpenMpi;
-        let ranks = needed(launcher, "OMPI_COMM_WORLD_SIZE", RANKS)?;
-        let local_rank = number("OMPI_COMM_WORLD_LOCAL_RANK")?;
-        LauncherValues { launcher, rank, ranks, local_rank, local_ranks: number("OMPI_COMM_WORLD_LOCAL_SIZE")? }
-    } else if is_set("SLURM_PROCID") && is_set("SLURM_STEP_NODELIST") {
-        // Without the second a batch script runs, which is one process, whatever the number of tasks.
-        let launcher = Launcher::Slurm;
-        let rank = needed(launcher, "SLURM_PROCID", "")?;
-        let ranks = match number("SLURM_STEP_NUM_TASKS")? {
-            Some(ranks) => ranks,
-            None => needed(launcher, "SLURM_NTASKS", RANKS)?,
+const OPEN_MPI: [&str; 4] =
+    ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"];
+
+/// The variables of each launcher: the rank, the number of ranks, the number of the rank on its host, and the ranks of
+/// its host. The first launcher whose variables are set counts.
+const LAUNCHERS: [(Launcher, [&str; 4]); 4] = [
+    (Launcher::Gin, ["GIN_RANK", "GIN_RANKS", "GIN_LOCAL_RANK", "GIN_LOCAL_RANKS"]),
+    (Launcher::Torchrun, ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]),
+    (Launcher::OpenMpi, OPEN_MPI),
+    (Launcher::Slurm, ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"]),
+];
+
+/// Reads the variables of the launcher; `None` if no launcher has set its variables.
+fn launched(variables: Variables<'_>) -> Result<Option<LauncherValues>, JobError> {
+    let is_launcher = |(launcher, [rank, ranks, ..]): &(Launcher, [&'static str; 4])| {
+        let second = match launcher {
+            Launcher::Torchrun => ranks,
+            // Without it a batch script runs, which is one process, whatever the number of tasks.
+            Launcher::Slurm => "SLURM_STEP_NODELIST",
+            Launcher::Gin | Launcher::OpenMpi => rank,
         };
-        let per_node = variables("SLURM_STEP_TASKS_PER_NODE");
-        let local_ranks = match (number("SLURM_NODEID")?, per_node) {
+        variables(rank).is_some() && variables(second).is_some()
+    };
+    let Some((launcher, names)) = LAUNCHERS.into_iter().find(is_launcher) else { return Ok(None) };
+    let number = |variable| number(variables, variable);
+    let needed = |variable| {
+        let advice = "set it to the number of ranks of the job";
+        number(variable)?.ok_or(JobError::Missing { variable, launcher, advice })
+    };
+    let step = if launcher == Launcher::Slurm { number("SLURM_STEP_NUM_TASKS")? } else { None };
+    let (rank, ranks) = (needed(names[0])?, step.map_or_else(|| needed(names[1]), Ok)?);
+    check(rank, ranks).map_err(|error| value(names[0], error.to_string()))?;
+    let local_ranks = match launcher {
+        Launcher::Slurm => match (number("SLURM_NODEID")?, variables(names[3])) {
             (Some(node), Some(list)) => slurm::tasks_of_node(&list, node),
             _ => None,
-        };
-        LauncherValues { launcher, rank, ranks, local_rank: number("SLURM_LOCALID")?, local_ranks }
-    } else {
-        return Ok(None);
+        },
+        _ => number(names[3])?,
     };
-    Ok(Some(told))
+    Ok(Some(LauncherValues { launcher, rank, ranks, local_rank: number(names[2])?, local_ranks }))
 }
 
-/// Name or address of rank 0's host.
+/// Returns the name or address of rank 0's host.
 fn host(variables: Variables<'_>, launcher: Launcher, one_host: bool) -> Result<String, JobError> {
     const ADVICE: &str = "set it to the name or address of rank 0's host, the same for all ranks, or set GIN_UNIQUE_ID";
-    if let Some(host) = variables("GIN_ADDR") {
-        return Ok(host);
-    }
-    if launcher == Launcher::Torchrun
-        && let Some(host) = variables("MASTER_ADDR")
-    {
+    let master = || variables("MASTER_ADDR").filter(|_| launcher == Launcher::Torchrun);
+    if let Some(host) = variables("GIN_ADDR").or_else(master) {
         return Ok(host);
     }
     if one_host {
@@ -406,16 +391,15 @@ fn host(variables: Variables<'_>, launcher: Launcher, one_host: bool) -> Result<
             let advice = "set GIN_ADDR to the name or address of rank 0's host";
             value("SLURM_STEP_NODELIST", format!("`{list}` is not a list of hosts as Slurm writes them; {advice}"))
         }),
-        (Launcher::Torchrun, _) => Err(JobError::Missing {
-            variable: "MASTER_ADDR",
-            launcher,
-            advice: "set it, or GIN_ADDR, to rank 0's host",
-        }),
+        (Launcher::Torchrun, _) => {
+            let advice = "set it, or GIN_ADDR, to rank 0's host";
+            Err(JobError::Missing { variable: "MASTER_ADDR", launcher, advice })
+        }
         _ => Err(JobError::Missing { variable: "GIN_ADDR", launcher, advice: ADVICE }),
     }
 }
 
-/// The port at which rank 0 listens.
+/// Returns the port at which rank 0 listens.
 fn port(variables: Variables<'_>, launcher: Launcher) -> Result<u16, JobError> {
     let parse = |variable: &'static str| -> Result<Option<u16>, JobError> {
         let Some(text) = variables(variable) else { return Ok(None) };
@@ -428,13 +412,13 @@ fn port(variables: Variables<'_>, launcher: Launcher) -> Result<u16, JobError> {
     let advice = "set it to a port that is free on rank 0's host, the same for all ranks";
     let missing = JobError::Missing { variable: "GIN_PORT", launcher, advice };
     match launcher {
-        // Its own port is taken by its store.
+        // The store of torchrun uses its own port.
         Launcher::Torchrun => parse("MASTER_PORT")?
             .ok_or(missing)?
             .checked_add(1)
             .ok_or_else(|| value("MASTER_PORT", "there is no port after 65535: set GIN_PORT")),
-        // All ranks of a step compute the same, other steps most likely another one, and none from which the system
-        // takes ports by itself (32768 and up).
+        // All ranks of a step compute the same port, other steps most likely another one. It is none of the ports that
+        // the system gives by itself (32768 and up).
         Launcher::Slurm => {
             let step = number(variables, "SLURM_JOB_ID")?.ok_or(missing)?;
             let part = number(variables, "SLURM_STEP_ID")?.unwrap_or(0);
@@ -444,6 +428,7 @@ fn port(variables: Variables<'_>, launcher: Launcher) -> Result<u16, JobError> {
     }
 }
 
+/// Returns whether the variables ask for a job without a secret.
 fn insecure(variables: Variables<'_>) -> Result<bool, JobError> {
     match variables("GIN_INSECURE").as_deref() {
         None | Some("0") => Ok(false),
@@ -452,34 +437,33 @@ fn insecure(variables: Variables<'_>) -> Result<bool, JobError> {
     }
 }
 
+/// Returns the secret of the variables, if they have one.
 fn secret(variables: Variables<'_>) -> Result<Option<Secret>, JobError> {
-    let short = |variable: &'static str| {
-        move |bytes: usize| {
-            let advice = "openssl rand -hex 16 makes one";
-            value(variable, format!("a secret has at least {MIN_SECRET} bytes, this one has {bytes}; {advice}"))
-        }
-    };
-    match (variables("GIN_SECRET"), variables("GIN_SECRET_FILE")) {
-        (None, None) => Ok(None),
-        (Some(_), Some(_)) => Err(value("GIN_SECRET", "GIN_SECRET_FILE is set too: set one of them")),
-        (Some(text), None) => Secret::new(text.trim().as_bytes()).map(Some).map_err(short("GIN_SECRET")),
+    let (variable, text) = match (variables("GIN_SECRET"), variables("GIN_SECRET_FILE")) {
+        (None, None) => return Ok(None),
+        (Some(_), Some(_)) => return Err(value("GIN_SECRET", "GIN_SECRET_FILE is set too: set one of them")),
+        (Some(text), None) => ("GIN_SECRET", text.trim().as_bytes().to_vec()),
         (None, Some(path)) => {
             let text = secret_file(&path).map_err(|problem| value("GIN_SECRET_FILE", format!("{path}: {problem}")))?;
-            Secret::new(text.trim_ascii()).map(Some).map_err(short("GIN_SECRET_FILE"))
+            ("GIN_SECRET_FILE", text)
         }
-    }
+    };
+    Secret::new(text.trim_ascii()).map(Some).map_err(|bytes| {
+        let advice = "openssl rand -hex 16 makes one";
+        value(variable, format!("a secret has at least {MIN_SECRET} bytes, this one has {bytes}; {advice}"))
+    })
 }
 
 /// Returns the content of a file that only its owner can read.
 fn secret_file(path: &str) -> Result<Vec<u8>, String> {
     const LONGEST: u64 = 4096;
-    let told = |error: std::io::Error| error.to_string();
-    // Before it is opened, which waits if it is a pipe.
-    if !fs::metadata(path).map_err(told)?.is_file() {
+    let text = |error: std::io::Error| error.to_string();
+    // Checked before it is opened, because opening a pipe waits.
+    if !fs::metadata(path).map_err(text)?.is_file() {
         return Err("it is not a file".to_owned());
     }
-    let mut file = File::open(path).map_err(told)?;
-    let about = file.metadata().map_err(told)?;
+    let mut file = File::open(path).map_err(text)?;
+    let about = file.metadata().map_err(text)?;
     let mode = about.mode() & 0o777;
     if mode & 0o077 != 0 {
         return Err(format!("other users can read or change it (mode {mode:03o}): chmod 600 {path}"));
@@ -488,22 +472,20 @@ fn secret_file(path: &str) -> Result<Vec<u8>, String> {
         return Err(format!("it has {} bytes, a secret at most {LONGEST}", about.len()));
     }
     let mut bytes = Vec::new();
-    file.by_ref().take(LONGEST).read_to_end(&mut bytes).map_err(told)?;
+    file.by_ref().take(LONGEST).read_to_end(&mut bytes).map_err(text)?;
     Ok(bytes)
 }
 
-/// The address of an interface, given by its name or by one of its addresses; IPv4 before IPv6.
+/// Returns the address of an interface, given by its name or by one of its addresses; IPv4 before IPv6.
 fn interface(name: &str) -> Result<IpAddr, JobError> {
     if let Ok(ip) = name.parse() {
         return Ok(ip);
     }
     let all = if_addrs::get_if_addrs().map_err(|error| value("GIN_INTERFACE", error.to_string()))?;
-    // An address of one link only is useless to a peer that does not name the link.
+    // A link-local address is useless to a peer that does not name the link.
     let usable = |ip: &IpAddr| !matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local());
-    let mut own: Vec<IpAddr> = all.iter().filter(|found| found.name == name).map(|found| found.ip()).collect();
-    own.retain(usable);
-    own.sort_by_key(IpAddr::is_ipv6);
-    own.first().copied().ok_or_else(|| {
+    let own = all.iter().filter(|found| found.name == name).map(|found| found.ip()).filter(usable);
+    own.min_by_key(IpAddr::is_ipv6).ok_or_else(|| {
         let mut names: Vec<&str> = all.iter().map(|found| found.name.as_str()).collect();
         names.sort_unstable();
         names.dedup();

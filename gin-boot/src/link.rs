@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A connection of two processes that know the same secret: Noise, `NNpsk0_25519_ChaChaPoly_BLAKE2s`.
 //!
-//! On the wire: eight bytes from each side, which name protocol and version; two handshake messages; then frames. Each
-//! of these but the first begins with its length in two bytes, high byte first. A length of 0 in place of a handshake
-//! message says that the key is not taken. Nothing of a frame is looked at before it is known to come from a peer with
-//! the key, as it was sent and in the order in which it was sent.
+//! On the wire, each side sends eight bytes that name protocol and version, then a handshake message, then frames.
+//! Handshake messages and frames begin with their length in two bytes, high byte first. A length of 0 instead of a
+//! handshake message refuses the key. A frame is read only after decryption has proved three properties: a peer with
+//! the key sent it, it was not changed, and it is in the order of sending.
 
-use super::id::Key;
-use super::message::{FRAME, VERSION, Whole};
 use crate::LossCause;
+use crate::id::Key;
+use crate::message::{FRAME, VERSION};
+use crate::wire::{decode, encode};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use snow::{Builder, HandshakeState, StatelessTransportState};
 use std::io;
 use std::sync::Arc;
@@ -20,15 +23,15 @@ use tokio::runtime::Handle;
 
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 
-/// The first bytes of each side.
+/// The first bytes that each side sends.
 const PREAMBLE: [u8; 8] = [b'g', b'i', b'n', b'-', b'b', b'o', b't', VERSION];
 
-/// Bytes of a handshake message: an ephemeral key and a tag.
+/// The bytes of a handshake message: an ephemeral key and a tag.
 const HANDSHAKE: usize = 32 + TAG;
 
 const TAG: usize = 16;
 
-/// Why there is no connection, or no longer.
+/// The reason for which there is no connection, or it has ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LinkError {
     #[error("{0}")]
@@ -45,13 +48,13 @@ pub(super) enum LinkError {
     Closed,
 }
 
-/// The meaning, for a rank, of the end of the connection to it.
+/// The cause of the loss of a rank when the connection to it has ended.
 impl From<LinkError> for LossCause {
     fn from(error: LinkError) -> Self {
         use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
         match error {
             LinkError::Closed => Self::Closed,
-            // A process that is killed with something unread in its sockets is seen like this.
+            // The end of a killed process with unread bytes in its sockets is seen as one of these errors.
             LinkError::Io(error)
                 if matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof) =>
             {
@@ -68,7 +71,7 @@ impl From<snow::Error> for LinkError {
     }
 }
 
-/// Bytes that went over connections, as TCP carries them.
+/// The bytes that went over connections, as TCP carries them.
 #[derive(Debug, Default)]
 pub(super) struct Traffic {
     sent: AtomicU64,
@@ -76,27 +79,19 @@ pub(super) struct Traffic {
 }
 
 impl Traffic {
-    /// Bytes sent, and bytes received.
+    /// Returns the bytes sent and the bytes received.
     pub(super) fn bytes(&self) -> (u64, u64) {
         (self.sent.load(Ordering::Relaxed), self.received.load(Ordering::Relaxed))
     }
 
-    /// Both together.
-    pub(super) fn both(&self) -> u64 {
-        let (sent, received) = self.bytes();
-        sent + received
-    }
-
-    fn sends(&self, bytes: usize) {
-        self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
-    }
-
-    fn receives(&self, bytes: usize) {
-        self.received.fetch_add(bytes as u64, Ordering::Relaxed);
+    /// Adds bytes that were sent, and bytes that were received.
+    fn add(&self, sent: usize, received: usize) {
+        self.sent.fetch_add(sent as u64, Ordering::Relaxed);
+        self.received.fetch_add(received as u64, Ordering::Relaxed);
     }
 }
 
-/// Bytes that each side sends until there is a connection.
+/// The bytes that each side sends until there is a connection.
 const BEGIN: usize = PREAMBLE.len() + 2 + HANDSHAKE;
 
 /// Reads exactly `N` bytes.
@@ -109,7 +104,7 @@ async fn exactly<const N: usize>(stream: &mut TcpStream) -> Result<[u8; N], Link
     }
 }
 
-/// Looks at what the peer sends first.
+/// Checks the first bytes of the peer.
 fn check(preamble: [u8; 8]) -> Result<(), LinkError> {
     match (preamble[..7] == PREAMBLE[..7], preamble[7]) {
         (false, _) => Err(LinkError::NotGin),
@@ -144,24 +139,16 @@ pub(super) struct Link {
 
 impl Link {
     fn new(stream: TcpStream, noise: HandshakeState, traffic: &Arc<Traffic>) -> Result<Self, LinkError> {
-        traffic.sends(BEGIN);
-        traffic.receives(BEGIN);
+        traffic.add(BEGIN, BEGIN);
         let noise = Arc::new(noise.into_stateless_transport_mode()?);
         let (read, write) = stream.into_split();
-        Ok(Self {
-            inbound: Inbound {
-                half: read,
-                noise: noise.clone(),
-                nonce: 0,
-                sealed: Vec::new(),
-                plain: Vec::new(),
-                traffic: traffic.clone(),
-            },
-            outbound: Outbound { half: write, noise, nonce: 0, sealed: Vec::new(), traffic: traffic.clone() },
-        })
+        let inbound = Sealed { noise: noise.clone(), nonce: 0, bytes: Vec::new(), traffic: traffic.clone() };
+        let outbound = Sealed { noise, nonce: 0, bytes: Vec::new(), traffic: traffic.clone() };
+        let inbound = Inbound { half: read, sealed: inbound, plain: Vec::new() };
+        Ok(Self { inbound, outbound: Outbound { half: write, sealed: outbound } })
     }
 
-    /// Has another runtime serve it.
+    /// Moves the connection to another runtime.
     pub(super) fn onto(mut self, runtime: &Handle) -> io::Result<Self> {
         let stream = self.inbound.half.reunite(self.outbound.half).map_err(io::Error::other)?.into_std()?;
         let _entered = runtime.enter();
@@ -169,7 +156,7 @@ impl Link {
         Ok(self)
     }
 
-    /// Returns whether both ends have one address: then they are in one network namespace, and so on one system.
+    /// Returns whether both ends have the same address. Then they are in one network namespace, and so on one system.
     pub(super) fn is_local(&self) -> bool {
         match (self.inbound.half.local_addr(), self.inbound.half.peer_addr()) {
             (Ok(own), Ok(peer)) => own.ip() == peer.ip(),
@@ -177,7 +164,7 @@ impl Link {
         }
     }
 
-    /// As the side that connected.
+    /// Opens a connection, as the side that connected.
     pub(super) async fn connect(mut stream: TcpStream, key: &Key, traffic: &Arc<Traffic>) -> Result<Self, LinkError> {
         stream.set_nodelay(true)?;
         stream.write_all(&PREAMBLE).await?;
@@ -188,11 +175,12 @@ impl Link {
         Self::new(stream, noise, traffic)
     }
 
-    /// As the side that was connected to. The peer is not known to have the key before it has sent a frame.
+    /// Opens a connection, as the side that was connected to. The peer has proved that it has the key only when a frame
+    /// of it has arrived.
     pub(super) async fn accept(mut stream: TcpStream, key: &Key, traffic: &Arc<Traffic>) -> Result<Self, LinkError> {
         stream.set_nodelay(true)?;
         let heard = exactly(&mut stream).await?;
-        // A peer that speaks another protocol gets no answer.
+        // A peer of another protocol gets no answer.
         if heard[..7] == PREAMBLE[..7] {
             stream.write_all(&PREAMBLE).await?;
         }
@@ -208,34 +196,41 @@ impl Link {
         Self::new(stream, noise, traffic)
     }
 
-    pub(super) async fn send<T: Whole>(&mut self, message: &T) -> Result<(), LinkError> {
-        self.outbound.frame(&message.to_bytes()).await
+    /// Sends a message that is a whole frame.
+    pub(super) async fn send(&mut self, message: &impl Serialize) -> Result<(), LinkError> {
+        self.outbound.frame(&encode(message)).await
     }
 
-    pub(super) async fn take<T: Whole>(&mut self) -> Result<T, LinkError> {
-        let frame = self.inbound.frame().await?.ok_or(LinkError::Closed)?;
-        T::from_bytes(frame).ok_or(LinkError::Malformed)
+    /// Receives a message that is a whole frame.
+    pub(super) async fn receive<T: DeserializeOwned>(&mut self) -> Result<T, LinkError> {
+        decode(self.inbound.frame().await?.ok_or(LinkError::Closed)?).ok_or(LinkError::Malformed)
     }
 }
 
 fn builder(key: &Key) -> Result<Builder<'_>, LinkError> {
-    let pattern = PATTERN.parse().map_err(LinkError::from)?;
-    Ok(Builder::new(pattern).prologue(&PREAMBLE)?.psk(0, &key.0)?)
+    Ok(Builder::new(PATTERN.parse()?).prologue(&PREAMBLE)?.psk(0, &key.0)?)
+}
+
+/// The encryption of one direction.
+#[derive(Debug)]
+struct Sealed {
+    noise: Arc<StatelessTransportState>,
+    nonce: u64,
+    /// A frame, encrypted.
+    bytes: Vec<u8>,
+    traffic: Arc<Traffic>,
 }
 
 /// The stream from the peer.
 #[derive(Debug)]
 pub(super) struct Inbound {
     half: OwnedReadHalf,
-    noise: Arc<StatelessTransportState>,
-    nonce: u64,
-    sealed: Vec<u8>,
+    sealed: Sealed,
     plain: Vec<u8>,
-    traffic: Arc<Traffic>,
 }
 
 impl Inbound {
-    /// The next frame; `None` when the peer has closed its side between two frames.
+    /// Returns the next frame; `None` if the peer has closed its side between two frames.
     pub(super) async fn frame(&mut self) -> Result<Option<&[u8]>, LinkError> {
         let mut length = [0; 2];
         if self.half.read(&mut length[..1]).await? == 0 {
@@ -244,12 +239,13 @@ impl Inbound {
         self.half.read_exact(&mut length[1..]).await?;
         let length = usize::from(u16::from_be_bytes(length));
         let Some(plain) = length.checked_sub(TAG) else { return Err(LinkError::Malformed) };
-        self.sealed.resize(length, 0);
+        let Self { half, sealed, .. } = self;
+        sealed.bytes.resize(length, 0);
         self.plain.resize(plain, 0);
-        self.half.read_exact(&mut self.sealed).await?;
-        self.noise.read_message(self.nonce, &self.sealed, &mut self.plain)?;
-        self.nonce += 1;
-        self.traffic.receives(2 + length);
+        half.read_exact(&mut sealed.bytes).await?;
+        sealed.noise.read_message(sealed.nonce, &sealed.bytes, &mut self.plain)?;
+        sealed.nonce += 1;
+        sealed.traffic.add(0, 2 + length);
         Ok(Some(&self.plain))
     }
 }
@@ -258,10 +254,7 @@ impl Inbound {
 #[derive(Debug)]
 pub(super) struct Outbound {
     half: OwnedWriteHalf,
-    noise: Arc<StatelessTransportState>,
-    nonce: u64,
-    sealed: Vec<u8>,
-    traffic: Arc<Traffic>,
+    sealed: Sealed,
 }
 
 impl Outbound {
@@ -271,17 +264,18 @@ impl Outbound {
             return Err(LinkError::Malformed);
         }
         let length = plain.len() + TAG;
-        self.sealed.resize(2 + length, 0);
-        // It fits: that is what `FRAME` is.
-        self.sealed[..2].copy_from_slice(&(length as u16).to_be_bytes());
-        self.noise.write_message(self.nonce, plain, &mut self.sealed[2..])?;
-        self.nonce += 1;
-        self.half.write_all(&self.sealed).await?;
-        self.traffic.sends(self.sealed.len());
+        let Self { half, sealed } = self;
+        sealed.bytes.resize(2 + length, 0);
+        // It fits, because `FRAME` and the tag fit into 16 bits.
+        sealed.bytes[..2].copy_from_slice(&(length as u16).to_be_bytes());
+        sealed.noise.write_message(sealed.nonce, plain, &mut sealed.bytes[2..])?;
+        sealed.nonce += 1;
+        half.write_all(&sealed.bytes).await?;
+        sealed.traffic.add(sealed.bytes.len(), 0);
         Ok(())
     }
 
-    /// Says that nothing more comes.
+    /// Ends this direction of the connection.
     pub(super) async fn finish(&mut self) -> Result<(), LinkError> {
         Ok(self.half.shutdown().await?)
     }
@@ -392,7 +386,7 @@ mod tests {
                     for (nonce, text) in (0..).zip([b"first", b"secnd", b"third"]) {
                         let mut sealed = vec![0; 2 + text.len() + TAG];
                         sealed[1] = (text.len() + TAG) as u8;
-                        link.outbound.noise.write_message(nonce, text, &mut sealed[2..])?;
+                        link.outbound.sealed.noise.write_message(nonce, text, &mut sealed[2..])?;
                         frames.push(sealed);
                     }
                     damage(&mut frames);

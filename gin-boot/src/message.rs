@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The messages of the bootstrap, as bytes.
+//! The messages of the bootstrap, and their encoding.
 //!
-//! `postcard` encodes them. A reader takes at most what a frame holds; texts, lists and chunks have limits of their
-//! own.
+//! `postcard` encodes them. A decoded message is never longer than its frame. Texts, lists and chunks also have limits
+//! of their own.
 
-use super::beat::Seat;
-use crate::LossCause;
+use crate::beat::Seat;
+use crate::{LossCause, wire};
 use gin_abi::Fault;
-use serde::de::{DeserializeOwned, Error as _};
+use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// The version of all messages. Ranks of different versions refuse each other.
+/// The version of all messages. Ranks with different versions refuse each other.
 pub(super) const VERSION: u8 = 4;
 
-/// Most bytes of a frame before it is encrypted: what one message of Noise carries (65535 with a tag of 16).
+/// The most bytes of a frame before encryption: one message of Noise (65535) without its tag of 16.
 pub(super) const FRAME: usize = 65_535 - 16;
 
-/// Most bytes of a part's chunk: with its head it fits into a frame.
+/// The most bytes of a chunk. A chunk and its head fit into a frame.
 pub(super) const CHUNK: usize = 32 << 10;
 
-/// Most ranks that a message lists.
+/// The most ranks in the list of a message.
 pub(super) const LISTED: usize = 1024;
 
-/// Most bytes of a text.
+/// The most bytes of a text.
 const TEXT: usize = 512;
 
-/// Texts of at most [`TEXT`] bytes; longer ones are cut when they are sent and refused when they are read.
+/// Texts of at most [`TEXT`] bytes. The sender cuts longer ones, and the receiver refuses them.
 pub(super) mod text {
     use super::*;
 
@@ -41,7 +41,7 @@ pub(super) mod text {
     }
 }
 
-/// Lists of at most [`LISTED`] ranks, cut and refused likewise.
+/// Lists of at most [`LISTED`] ranks. The sender cuts longer ones, and the receiver refuses them.
 mod ranks {
     use super::*;
 
@@ -55,7 +55,7 @@ mod ranks {
     }
 }
 
-/// Pieces of at most [`CHUNK`] bytes.
+/// Chunks of at most [`CHUNK`] bytes.
 mod chunk {
     use super::*;
 
@@ -69,7 +69,7 @@ mod chunk {
     }
 }
 
-/// Faults, by their words.
+/// Faults as words.
 mod fault {
     use super::*;
 
@@ -82,40 +82,21 @@ mod fault {
     }
 }
 
-/// A port that a rank can listen at.
+/// Reads an address at which a rank can listen: its port is not 0.
 fn listening<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
     let address = SocketAddr::deserialize(from)?;
     if address.port() == 0 { Err(D::Error::custom("a port is 0")) } else { Ok(address) }
 }
 
-/// A message that is a whole frame.
-pub(super) trait Whole: Serialize + DeserializeOwned {
-    /// Encodes it.
-    fn to_bytes(&self) -> Vec<u8> {
-        encode(self, Vec::new())
-    }
-
-    /// Decodes it; `None` for anything that `to_bytes` does not make.
-    fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (message, rest) = postcard::take_from_bytes(bytes).ok()?;
-        rest.is_empty().then_some(message)
-    }
-}
-
-/// Appends a message.
-fn encode(message: &impl Serialize, bytes: Vec<u8>) -> Vec<u8> {
-    // The only error is one of a serializer with a limit, which a vector is not.
-    postcard::to_extend(message, bytes).expect("a vector takes any message")
-}
-
 /// The first message on a connection.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Hello {
-    /// To rank 0: registers the sender.
+    /// To rank 0. Registers the sender.
     Register(Registration),
-    /// From a parent to its child: opens their edge.
+    /// From a parent to its child. Opens the edge between them.
     Edge { from: u32, to: u32, ranks: u32, instance: [u8; 16], seat: Seat },
-    /// To rank 0, when joining takes long: asks which ranks are missing, and reports the sender's trouble, if any.
+    /// To rank 0, when joining takes long. Asks which ranks are missing, and reports the sender's trouble, if it has
+    /// any.
     Status {
         rank: u32,
         #[serde(with = "text")]
@@ -123,16 +104,14 @@ pub(super) enum Hello {
     },
 }
 
-impl Whole for Hello {}
-
-/// A rank that has come.
+/// A rank that wants to join.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Registration {
     pub(super) rank: u32,
     pub(super) ranks: u32,
-    /// Random: tells processes of the same rank apart.
+    /// Random. It distinguishes processes that claim the same rank.
     pub(super) instance: [u8; 16],
-    /// The address that it listens at.
+    /// The address at which it listens.
     #[serde(deserialize_with = "listening")]
     pub(super) address: SocketAddr,
 }
@@ -146,11 +125,11 @@ pub(super) enum Answer {
     Edge(Seat),
     /// Another process has this rank already.
     Duplicate,
-    /// The job has this many ranks.
+    /// The job has this number of ranks.
     Ranks(u32),
-    /// This rank did not expect the greeting.
+    /// This rank did not expect the [`Hello`].
     Unexpected,
-    /// The first ranks that have not registered, their number, and the trouble of some rank.
+    /// The first ranks that have not registered, the number of all that have not, and the trouble of a rank.
     Status {
         #[serde(with = "ranks")]
         missing: Vec<u32>,
@@ -161,29 +140,27 @@ pub(super) enum Answer {
     },
 }
 
-impl Whole for Answer {}
-
-/// The number of a collective operation on a channel.
+/// A collective: its channel, and its number on that channel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-pub(super) struct Round {
+pub(super) struct CollectiveId {
     pub(super) channel: u64,
     pub(super) number: u64,
 }
 
-/// A message along an edge. A frame holds one or several.
+/// A message along an edge. A frame holds one or more.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Message {
-    /// Nothing: the sender is alive.
+    /// The sender is alive.
     Ping,
-    /// The next chunk of what `rank` gives.
+    /// The next chunk of the bytes that `rank` gives.
     Part {
-        round: Round,
+        id: CollectiveId,
         rank: u32,
         last: bool,
         #[serde(with = "chunk")]
         bytes: Arc<[u8]>,
     },
-    /// `rank` posted a fault on the board of a channel, with what it knows of the cause.
+    /// `rank` posted a fault on the board of a channel, with this cause.
     Fault {
         channel: u64,
         rank: u32,
@@ -194,11 +171,12 @@ pub(super) enum Message {
     },
     /// `rank` has left or was lost; `by` noticed.
     Gone { rank: u32, by: u32, cause: LossCause },
-    /// `rank` ended all collective operations.
+    /// `rank` ended all collectives.
     Abort { rank: u32 },
-    /// Down the tree: a rank below has come.
+    /// Down the tree. A rank below has registered.
     Registered(Registration),
-    /// While all join: a rank gives up, because these did not come. `count` is the number of all that did not.
+    /// While ranks join. A rank gives up because these ranks have not joined; `count` is the number of all that have
+    /// not.
     Missing {
         #[serde(with = "ranks")]
         ranks: Vec<u32>,
@@ -209,9 +187,9 @@ pub(super) enum Message {
 }
 
 impl Message {
-    /// Appends it: at most [`CHUNK`] bytes and a head.
+    /// Appends the message: at most [`CHUNK`] bytes and a head.
     pub(super) fn write(&self, bytes: &mut Vec<u8>) {
-        *bytes = encode(self, std::mem::take(bytes));
+        *bytes = wire::append(self, std::mem::take(bytes));
     }
 
     /// Returns whether a frame holds a [`Ping`](Self::Ping) and nothing else.
@@ -219,10 +197,10 @@ impl Message {
         frame == [0]
     }
 
-    /// Takes the next message off a frame; `None` if it is malformed.
+    /// Removes the next message from a frame; `None` if it is malformed.
     pub(super) fn read(frame: &mut &[u8]) -> Option<Self> {
-        let (message, rest) = postcard::take_from_bytes(frame).ok()?;
-        *frame = rest;
+        let message;
+        (message, *frame) = postcard::take_from_bytes(frame).ok()?;
         Some(message)
     }
 }
@@ -230,6 +208,7 @@ impl Message {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::{decode, encode};
     use gin_abi::{FaultKind, Operation};
     use proptest::prelude::*;
     use std::net::IpAddr;
@@ -298,7 +277,7 @@ mod tests {
             Just(Message::Ping),
             (any::<(u64, u64, u32, bool)>(), prop::collection::vec(any::<u8>(), 0..300)).prop_map(
                 |((channel, number, rank, last), bytes)| Message::Part {
-                    round: Round { channel, number },
+                    id: CollectiveId { channel, number },
                     rank,
                     last,
                     bytes: bytes.into()
@@ -331,8 +310,8 @@ mod tests {
     proptest! {
         #[test]
         fn greetings_and_answers_survive_being_sent(hello in hello(), answer in answer()) {
-            prop_assert_eq!(Hello::from_bytes(&hello.to_bytes()), Some(hello));
-            prop_assert_eq!(Answer::from_bytes(&answer.to_bytes()), Some(answer));
+            prop_assert_eq!(decode(&encode(&hello)), Some(hello));
+            prop_assert_eq!(decode(&encode(&answer)), Some(answer));
         }
 
         #[test]
@@ -350,11 +329,11 @@ mod tests {
             tag in 0_u8..10,
         ) {
             for bytes in [bytes.clone(), [&[tag][..], &bytes].concat()] {
-                if let Some(hello) = Hello::from_bytes(&bytes) {
-                    prop_assert!(hello.to_bytes().len() <= bytes.len());
+                if let Some(hello) = decode::<Hello>(&bytes) {
+                    prop_assert!(encode(&hello).len() <= bytes.len());
                 }
-                if let Some(answer) = Answer::from_bytes(&bytes) {
-                    prop_assert!(answer.to_bytes().len() <= bytes.len());
+                if let Some(answer) = decode::<Answer>(&bytes) {
+                    prop_assert!(encode(&answer).len() <= bytes.len());
                 }
                 let held = |message: &Message| match message {
                     Message::Part { bytes, .. } => bytes.len(),
@@ -425,9 +404,9 @@ mod tests {
 
     #[test]
     fn a_chunk_with_its_head_fits_into_a_frame_and_long_lists_are_cut() {
-        let round = Round { channel: u64::MAX, number: u64::MAX };
+        let id = CollectiveId { channel: u64::MAX, number: u64::MAX };
         let mut bytes = Vec::new();
-        Message::Part { round, rank: u32::MAX, last: true, bytes: vec![0; CHUNK].into() }.write(&mut bytes);
+        Message::Part { id, rank: u32::MAX, last: true, bytes: vec![0; CHUNK].into() }.write(&mut bytes);
         assert!(bytes.len() <= FRAME);
         bytes.clear();
         let ranks = vec![u32::MAX; 100_000];

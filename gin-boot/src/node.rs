@@ -1,36 +1,35 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A rank's knowledge of the job, and its reaction to each message: no sockets and no waiting here.
+//! The state of a rank in the job, and its reaction to each message. This module has no sockets and does not wait.
 //!
-//! The bytes of a rank for a collective operation go along every edge of the tree but the one they came by, chunk by
-//! chunk. So do faults, losses and aborts. Each edge carries each of them once, and no rank has more to do than another
-//! of as many neighbours. Messages of one rank arrive in the order in which it sent them.
+//! A rank that receives a chunk of a collective forwards it along every edge of the tree, except the edge along which
+//! it arrived. It forwards faults, losses and aborts in the same way. So each edge carries each of them once, and ranks
+//! with as many neighbours have as much work. Messages of one rank arrive in the order in which it sent them.
 
-use super::JOINING;
-use super::link::Traffic;
-use super::message::{CHUNK, LISTED, Message, Registration, Round};
-use super::tree::{Behind, EDGES, PARENT, Place};
 use crate::board::Board;
-use crate::{BootstrapError, LossCause};
+use crate::link::Traffic;
+use crate::message::{Answer, CHUNK, CollectiveId, LISTED, Message, Registration};
+use crate::tcp::JOINING;
+use crate::tree::{Behind, EDGES, PARENT, TreePlace};
+use crate::{BootstrapError, LossCause, lock, millis};
 use gin_abi::{Fault, FaultKind, Operation};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-/// Most bytes that one rank gives to one collective operation.
+/// The most bytes that one rank gives to one collective.
 pub(super) const MAX_BYTES: usize = 1 << 30;
 
-/// Most channels that other ranks may use before this rank knows of them.
+/// The most channels that other ranks may use before this rank opens them.
 const MAX_AHEAD: usize = 1 << 16;
 
-/// A message that a neighbour must not send.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Violation(pub(super) &'static str);
+/// The reason for which a neighbour must not send a message.
+pub(super) type Violation = &'static str;
 
-/// The bytes of a rank for a collective operation, as far as they have arrived.
+/// The bytes of a rank for a collective that have arrived.
 #[derive(Debug, Default)]
 struct Given {
     bytes: Vec<u8>,
@@ -40,33 +39,35 @@ struct Given {
 #[derive(Debug, Default)]
 struct Collective {
     given: BTreeMap<u32, Given>,
-    /// How many are whole.
+    /// The number of ranks whose bytes are whole.
     whole: u32,
 }
 
-/// The board of a channel, as far as other ranks are concerned.
+/// The board of a channel, and the notices of other ranks.
 #[derive(Debug, Default)]
 struct Notices {
-    /// From when this rank asks for the channel to when nobody else has the board.
+    /// Present from the time when this rank opens the channel until no other code has the board.
     board: Option<Arc<Board>>,
-    /// Notices that came before that.
+    /// Notices that arrived before the channel was opened.
     early: Vec<(u32, Fault, String)>,
-    /// The notices of this rank went to all.
-    told: bool,
-    /// Nobody meets on the channel any more.
+    /// The notices of this rank were sent to all ranks.
+    published: bool,
+    /// This rank has dropped the channel.
     closed: bool,
 }
 
-/// A way to a neighbour.
-#[derive(Debug)]
+/// The connection to a neighbour.
+#[derive(Debug, Default)]
 enum Edge {
-    /// There is none, or no longer.
+    /// There is no neighbour, or the connection has ended.
+    #[default]
     Down,
-    /// Not yet: the messages that will be sent then.
+    /// There is no connection yet. Messages wait for it.
     Waiting(UnboundedReceiver<Message>, UnboundedSender<Message>),
     Up(UnboundedSender<Message>),
 }
 
+/// A rank that has left or was lost.
 #[derive(Debug)]
 struct Gone {
     rank: u32,
@@ -74,24 +75,25 @@ struct Gone {
     behind: Behind,
 }
 
-#[derive(Debug)]
-pub(super) struct State {
+/// The state of a rank that messages change.
+#[derive(Debug, Default)]
+pub(super) struct NodeState {
     edges: [Edge; EDGES],
-    collectives: HashMap<Round, Collective>,
+    collectives: HashMap<CollectiveId, Collective>,
     notices: HashMap<u64, Notices>,
-    /// Channels whose collective operations this rank takes no part in any more.
+    /// Channels that this rank has dropped: it takes part in none of their collectives.
     closed: HashSet<u64>,
     gone: Vec<Gone>,
     aborted: Option<u32>,
-    /// Why this rank cannot be in the job.
+    /// The reason for which this rank cannot be in the job.
     failed: Option<BootstrapError>,
-    /// The missing ranks, as rank 0 last named them, and the number of all.
+    /// The missing ranks that rank 0 named last, and the number of all.
     missing: Option<(Vec<u32>, u32)>,
     /// The trouble of this rank, or of one that reported it.
     trouble: String,
-    /// At rank 0: the registered ranks.
+    /// At rank 0: the instances of the registered ranks.
     registered: BTreeMap<u32, [u8; 16]>,
-    /// Number of messages queued along each edge so far.
+    /// The number of messages queued along each edge so far.
     queued: Sent,
 }
 
@@ -104,21 +106,21 @@ pub(super) struct Node {
     pub(super) rank: u32,
     pub(super) ranks: u32,
     pub(super) instance: [u8; 16],
-    pub(super) place: Place,
-    /// Name of the host of each rank, once all have joined.
+    pub(super) place: TreePlace,
+    /// The name of each rank's host, once all ranks have joined.
     pub(super) hosts: OnceLock<Vec<String>>,
-    /// Where other hosts reach this rank, once it has joined.
+    /// The address at which other hosts reach this rank, once it has joined.
     pub(super) ip: OnceLock<IpAddr>,
-    state: Mutex<State>,
-    /// Notified whenever the state changed in a way that a thread may wait for.
+    state: Mutex<NodeState>,
+    /// Notified when the state changes in a way for which a thread may wait.
     pub(super) changed: Notify,
-    /// Notified when a fault was posted on a board, and when this rank leaves.
+    /// Notified when a fault is posted on a board, and when this rank leaves.
     pub(super) posted: Arc<Notify>,
-    /// How many messages the system has taken, for each edge.
+    /// The number of messages that the system has taken, for each edge.
     sent: [AtomicU64; EDGES],
     /// The traffic of its connections.
     pub(super) traffic: Arc<Traffic>,
-    /// Children that are there, to be connected to.
+    /// The children that have registered, for the task that connects to them.
     connects: UnboundedSender<(usize, Registration)>,
 }
 
@@ -126,32 +128,19 @@ pub(super) struct Node {
 pub(super) type Outgoing = UnboundedReceiver<Message>;
 
 impl Node {
-    /// A rank that knows nobody yet, and the stream of addresses of children to connect to.
+    /// Makes a rank without connections. Also returns the stream of children to connect to.
     pub(super) fn new(
         rank: u32,
         ranks: u32,
         instance: [u8; 16],
     ) -> (Arc<Self>, UnboundedReceiver<(usize, Registration)>) {
-        let place = Place::of(rank, ranks);
-        let edge = |there: Option<u32>| {
-            there.map_or(Edge::Down, |_| {
-                let (to, from) = unbounded_channel();
-                Edge::Waiting(from, to)
-            })
+        let place = TreePlace::of(rank, ranks);
+        let waiting = |_| {
+            let (to, from) = unbounded_channel();
+            Edge::Waiting(from, to)
         };
-        let state = State {
-            edges: place.neighbours().map(edge),
-            collectives: HashMap::new(),
-            notices: HashMap::new(),
-            closed: HashSet::new(),
-            gone: Vec::new(),
-            aborted: None,
-            failed: None,
-            missing: None,
-            trouble: String::new(),
-            registered: BTreeMap::from([(0, instance)]),
-            queued: [0; EDGES],
-        };
+        let edges = place.neighbours().map(|neighbour| neighbour.map_or(Edge::Down, waiting));
+        let state = NodeState { edges, registered: [(0, instance)].into(), ..NodeState::default() };
         let (connects, to_connect) = unbounded_channel();
         let node = Self {
             rank,
@@ -170,79 +159,79 @@ impl Node {
         (Arc::new(node), to_connect)
     }
 
-    // Held for a few operations and never while waiting.
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    // Held for a few operations and never during a wait.
+    pub(super) fn state(&self) -> MutexGuard<'_, NodeState> {
+        lock(&self.state)
     }
 
-    /// The rank at the other end of an edge.
+    /// Changes the state and wakes the threads that wait for a change.
+    fn change(&self, work: impl FnOnce(&mut NodeState)) {
+        work(&mut self.state());
+        self.changed.notify_waiters();
+    }
+
+    /// Returns the rank at the other end of an edge.
     pub(super) fn neighbour(&self, edge: usize) -> Option<u32> {
         self.place.neighbours()[edge]
     }
 
-    /// Gives this rank's bytes to a collective operation. A rank that receives them has received this rank's earlier
-    /// posts on boards.
-    pub(super) fn give(&self, round: Round, bytes: &[u8]) {
-        self.tell();
-        let mut state = self.state();
-        let mut rest = bytes;
-        loop {
-            let (chunk, after) = rest.split_at(rest.len().min(CHUNK));
-            rest = after;
-            let last = rest.is_empty();
-            state.forward(&Message::Part { round, rank: self.rank, last, bytes: chunk.into() }, None);
-            if last {
-                break;
+    /// Gives this rank's bytes to a collective. A rank that receives them has received this rank's earlier posts on
+    /// boards.
+    pub(super) fn give(&self, id: CollectiveId, bytes: &[u8]) {
+        self.publish();
+        self.change(|state| {
+            let mut rest = bytes;
+            loop {
+                let chunk;
+                (chunk, rest) = rest.split_at(rest.len().min(CHUNK));
+                let last = rest.is_empty();
+                state.forward(&Message::Part { id, rank: self.rank, last, bytes: chunk.into() }, None);
+                if last {
+                    break;
+                }
             }
-        }
-        let collective = state.collectives.entry(round).or_default();
-        collective.given.insert(self.rank, Given { bytes: bytes.to_vec(), whole: true });
-        collective.whole += 1;
-        drop(state);
-        self.changed.notify_waiters();
+            let collective = state.collectives.entry(id).or_default();
+            collective.given.insert(self.rank, Given { bytes: bytes.to_vec(), whole: true });
+            collective.whole += 1;
+        });
     }
 
-    /// Returns the result of a collective operation that this rank gave to, if it has one. The caller then does not ask
-    /// again.
-    pub(super) fn look(&self, round: Round) -> Option<Result<Vec<Vec<u8>>, BootstrapError>> {
+    /// Returns the result of a collective to which this rank gave, if it has one. The caller then does not ask again.
+    pub(super) fn result(&self, id: CollectiveId) -> Option<Result<Vec<Vec<u8>>, BootstrapError>> {
         let mut state = self.state();
-        let collective = state.collectives.get(&round)?;
+        let collective = state.collectives.get(&id)?;
         if collective.whole == self.ranks {
-            let collective = state.collectives.remove(&round)?;
+            let collective = state.collectives.remove(&id)?;
             return Some(Ok(collective.given.into_values().map(|given| given.bytes).collect()));
         }
-        let error = if let Some(error) = &state.failed {
-            Some(error.clone())
-        } else if let Some(rank) = state.aborted {
-            Some(BootstrapError::Aborted { rank })
-        } else if state.gone.is_empty() {
-            None
-        } else {
+        let lost = || {
+            // Usually no rank is gone, so the missing ranks need not be listed.
+            state.gone.first()?;
             let missing = collective.missing(self.ranks);
             let cut_off = |gone: &&Gone| missing.iter().any(|&rank| gone.behind.contains(rank));
             state.gone.iter().find(cut_off).map(|gone| self.loss(gone.rank, gone.cause.clone()))
         };
-        if error.is_some() {
-            state.collectives.remove(&round);
-        }
-        error.map(Err)
+        let aborted = || state.aborted.map(|rank| BootstrapError::Aborted { rank });
+        let error = state.failed.clone().or_else(aborted).or_else(lost)?;
+        state.collectives.remove(&id);
+        Some(Err(error))
     }
 
-    /// The error of a rank that is gone.
+    /// Returns the error for a rank that is gone.
     fn loss(&self, rank: u32, cause: LossCause) -> BootstrapError {
         let host = self.hosts.get().and_then(|hosts| hosts.get(rank as usize)).cloned().unwrap_or_default();
         BootstrapError::Lost { rank, host, cause }
     }
 
-    /// The error of this rank, which the others do without.
+    /// Returns the error of this rank after the others went on without it.
     pub(super) fn left_out(&self) -> BootstrapError {
         let state = self.state();
-        let told = state.gone.iter().find(|gone| gone.rank == self.rank).map(|gone| gone.cause.clone());
-        let cause = told.unwrap_or(LossCause::Failed { reason: "the others go on without it".to_owned() });
+        let known = state.gone.iter().find(|gone| gone.rank == self.rank).map(|gone| gone.cause.clone());
+        let cause = known.unwrap_or(LossCause::Failed { reason: "the others go on without it".to_owned() });
         self.loss(self.rank, cause)
     }
 
-    /// The error of this rank when its own thread is gone.
+    /// Returns the error of this rank after its thread has ended.
     pub(super) fn unserved(&self) -> BootstrapError {
         self.loss(self.rank, LossCause::Failed { reason: "its thread has ended".to_owned() })
     }
@@ -252,7 +241,7 @@ impl Node {
         self.state().queued
     }
 
-    /// Returns whether the system has taken `queued` messages; messages of an edge that has ended do not count.
+    /// Returns whether the system has taken `queued` messages. Messages of an edge that has ended do not count.
     pub(super) fn has_sent(&self, queued: &Sent) -> bool {
         let sent = |edge: usize| self.sent[edge].load(Ordering::Acquire) >= queued[edge];
         (0..EDGES).all(sent) || {
@@ -261,23 +250,23 @@ impl Node {
         }
     }
 
-    /// The system has taken this many more.
+    /// Notes that the system has taken more messages of an edge.
     pub(super) fn note_sent(&self, edge: usize, messages: u64) {
         self.sent[edge].fetch_add(messages, Ordering::Release);
     }
 
-    /// Gives a collective operation up. Returns the missing ranks.
-    pub(super) fn give_up(&self, round: Round, waited: Duration) -> BootstrapError {
-        let missing = self.state().collectives.remove(&round).map(|collective| collective.missing(self.ranks));
-        timeout(missing.unwrap_or_default(), waited)
+    /// Gives up a collective. Returns an error with the missing ranks.
+    pub(super) fn give_up(&self, id: CollectiveId, waited: Duration) -> BootstrapError {
+        let missing = self.state().collectives.remove(&id).map(|collective| collective.missing(self.ranks));
+        BootstrapError::Timeout { missing: missing.unwrap_or_default(), waited_ms: millis(waited) }
     }
 
-    /// Returns the ranks that have not come to a collective operation that goes on.
-    pub(super) fn missing(&self, round: Round) -> Vec<u32> {
-        self.state().collectives.get(&round).map(|collective| collective.missing(self.ranks)).unwrap_or_default()
+    /// Returns the ranks that have not given to a collective that is under way.
+    pub(super) fn missing(&self, id: CollectiveId) -> Vec<u32> {
+        self.state().missing(id, self.ranks)
     }
 
-    /// The board of a channel, with what was posted on it so far.
+    /// Opens a channel. Returns its board, with all posts so far.
     pub(super) fn open(&self, channel: u64) -> Arc<Board> {
         let posted = self.posted.clone();
         let board = Arc::new(Board::watched(self.ranks, move || posted.notify_one()));
@@ -290,17 +279,18 @@ impl Node {
         for (rank, fault, cause) in notices.early.drain(..) {
             board.post_because(rank, fault, &cause);
         }
-        notices.told = board.of(self.rank).is_some();
+        notices.published = board.of(self.rank).is_some();
         notices.board = Some(board.clone());
         notices.closed = false;
         board
     }
 
-    /// This rank meets nobody on the channel any more; its board lasts as long as somebody has it.
+    /// Closes a channel: this rank takes part in none of its collectives any more. The board lives as long as other
+    /// code has it.
     pub(super) fn close(&self, channel: u64) {
         let mut state = self.state();
         state.closed.insert(channel);
-        state.collectives.retain(|round, _| round.channel != channel);
+        state.collectives.retain(|id, _| id.channel != channel);
         if let Some(notices) = state.notices.get_mut(&channel) {
             notices.closed = true;
         }
@@ -308,15 +298,15 @@ impl Node {
         self.posted.notify_one();
     }
 
-    /// Tells all of what this rank has posted on boards since the last time.
-    pub(super) fn tell(&self) {
+    /// Sends all ranks what this rank has posted on boards since the last call.
+    pub(super) fn publish(&self) {
         let mut guard = self.state();
         let state = &mut *guard;
         let mut news = Vec::new();
         state.notices.retain(|&channel, notices| {
             let Some(board) = &notices.board else { return true };
-            if let (false, Some(notice)) = (notices.told, board.of(self.rank)) {
-                notices.told = true;
+            if let (false, Some(notice)) = (notices.published, board.of(self.rank)) {
+                notices.published = true;
                 let cause = board.cause(self.rank).unwrap_or_default().to_owned();
                 news.push(Message::Fault { channel, rank: self.rank, fault: notice.fault, cause });
             }
@@ -327,29 +317,24 @@ impl Node {
         }
     }
 
-    /// Ends all collective operations, on all ranks.
+    /// Ends all collectives, on all ranks.
     pub(super) fn abort(&self) {
-        let mut state = self.state();
-        if state.aborted.is_none() {
-            state.aborted = Some(self.rank);
-            state.forward(&Message::Abort { rank: self.rank }, None);
-        }
-        drop(state);
-        self.changed.notify_waiters();
+        self.change(|state| state.abort(self.rank, None));
     }
 
-    /// This rank cannot be in the job.
+    /// Notes that this rank cannot be in the job.
     pub(super) fn fail(&self, error: BootstrapError) {
-        self.state().failed.get_or_insert(error);
-        self.changed.notify_waiters();
+        self.change(|state| {
+            state.failed.get_or_insert(error);
+        });
     }
 
-    /// Why it cannot.
+    /// Returns the reason for which this rank cannot be in the job.
     pub(super) fn failed(&self) -> Option<BootstrapError> {
         self.state().failed.clone()
     }
 
-    /// Tells all that this rank leaves, and sends nothing after that.
+    /// Sends all ranks that this rank leaves. Nothing is sent after that.
     pub(super) fn leave(&self) {
         let mut state = self.state();
         state.forward(&Message::Gone { rank: self.rank, by: self.rank, cause: LossCause::Left }, None);
@@ -360,39 +345,32 @@ impl Node {
         }
     }
 
-    /// Gives joining up, as some did not come, and tells all: without this rank the others need not wait either.
+    /// Gives up joining because some ranks are missing, and sends that to all ranks: without this rank they need not
+    /// wait either.
     pub(super) fn give_up_joining(&self, waited: Duration) {
-        let mut state = self.state();
-        let (mut ranks, mut count) = state.missing.clone().unwrap_or_default();
-        if count == 0 {
-            // All were there when rank 0 was last heard, or it never was.
-            ranks =
-                state.collectives.get(&JOINING).map(|collective| collective.missing(self.ranks)).unwrap_or_default();
-            count = ranks.len() as u32;
-        }
-        let trouble = state.trouble.clone();
-        state.failed.get_or_insert(join_timeout(&ranks, &trouble, waited));
-        state.forward(&Message::Missing { ranks, count, trouble }, None);
-        drop(state);
-        self.changed.notify_waiters();
+        self.change(|state| {
+            let (mut ranks, mut count) = state.missing.clone().unwrap_or_default();
+            if count == 0 {
+                // Rank 0 missed no rank in its last report, or has never reported.
+                ranks = state.missing(JOINING, self.ranks);
+                count = ranks.len() as u32;
+            }
+            let trouble = state.trouble.clone();
+            state.failed.get_or_insert(join_timeout(&ranks, &trouble, waited));
+            state.forward(&Message::Missing { ranks, count, trouble }, None);
+        });
     }
 
-    /// An edge is open. Returns the messages to send along it; `None` if it was open already.
+    /// Notes that an edge is open. Returns the messages to send along it; `None` if it was open already.
     pub(super) fn edge_up(&self, edge: usize) -> Option<Outgoing> {
-        let mut state = self.state();
-        match std::mem::replace(&mut state.edges[edge], Edge::Down) {
-            Edge::Waiting(from, to) => {
-                state.edges[edge] = Edge::Up(to);
-                Some(from)
-            }
-            other => {
-                state.edges[edge] = other;
-                None
-            }
-        }
+        let edge = &mut self.state().edges[edge];
+        let Edge::Waiting(..) = edge else { return None };
+        let Edge::Waiting(from, to) = std::mem::take(edge) else { return None };
+        *edge = Edge::Up(to);
+        Some(from)
     }
 
-    /// Returns the ranks that were lost, without those in orderly departure.
+    /// Returns the ranks that were lost, in order, without the ranks that left in an orderly way.
     pub(super) fn lost(&self) -> Vec<u32> {
         let state = self.state();
         let lost = state.gone.iter().filter(|gone| gone.cause != LossCause::Left).map(|gone| gone.rank);
@@ -401,7 +379,8 @@ impl Node {
         lost
     }
 
-    /// An edge is no more: unless it was to end, its neighbour is lost.
+    /// Notes that an edge has ended. Unless its end was expected, its neighbour is lost. Returns whether that is a new
+    /// loss.
     pub(super) fn edge_lost(&self, edge: usize, cause: LossCause) -> bool {
         let Some(rank) = self.neighbour(edge) else { return false };
         let mut state = self.state();
@@ -410,7 +389,7 @@ impl Node {
         }
         let news = state.gone(self, rank, &cause);
         if news {
-            // To the lost rank too, should it only have been silent.
+            // Also to the lost rank, which may only have been silent.
             state.forward(&Message::Gone { rank, by: self.rank, cause }, None);
         }
         state.edges[edge] = Edge::Down;
@@ -419,12 +398,11 @@ impl Node {
         news
     }
 
-    /// A process says that it is a rank of the job.
+    /// Registers a process as a rank of the job.
     ///
     /// # Errors
-    /// Why it is not; the answer for it.
-    pub(super) fn register(&self, registration: &Registration) -> Result<(), super::message::Answer> {
-        use super::message::Answer;
+    /// The answer with the reason for the refusal.
+    pub(super) fn register(&self, registration: &Registration) -> Result<(), Answer> {
         if self.rank != 0 {
             return Err(Answer::Unexpected);
         }
@@ -433,7 +411,7 @@ impl Node {
         }
         let mut state = self.state();
         match state.registered.get(&registration.rank) {
-            // Its answer got lost.
+            // The process registers again because its answer was lost.
             Some(instance) if *instance == registration.instance => return Ok(()),
             Some(_) => return Err(Answer::Duplicate),
             None => {}
@@ -443,18 +421,18 @@ impl Node {
         Ok(())
     }
 
-    /// At rank 0: the first of the ranks that are not registered, and how many they are.
+    /// At rank 0, returns the first ranks that have not registered, and the number of all that have not.
     pub(super) fn unregistered(&self) -> (Vec<u32>, u32) {
         let state = self.state();
         let missing = (0..self.ranks).filter(|rank| !state.registered.contains_key(rank)).take(LISTED).collect();
         (missing, self.ranks - state.registered.len() as u32)
     }
 
-    /// Passes it on towards the rank's parent, or has it connected to.
-    fn route(&self, state: &mut State, registration: Registration) {
+    /// Sends a registration towards the rank's parent, or passes it to the task that connects to the rank.
+    fn route(&self, state: &mut NodeState, registration: Registration) {
         let Some(edge) = self.place.towards(registration.rank) else { return };
         if self.neighbour(edge) == Some(registration.rank) {
-            // Nobody listens any more only when this rank leaves.
+            // The task has ended only if this rank leaves.
             let _ = self.connects.send((edge, registration));
         } else {
             state.send(edge, Message::Registered(registration));
@@ -468,12 +446,12 @@ impl Node {
         state.add_trouble(trouble);
     }
 
-    /// Returns the missing ranks that rank 0 named, and the number of all.
-    pub(super) fn told_missing(&self) -> Option<(Vec<u32>, u32)> {
+    /// Returns the missing ranks that rank 0 named last, and the number of all.
+    pub(super) fn reported_missing(&self) -> Option<(Vec<u32>, u32)> {
         self.state().missing.clone()
     }
 
-    /// Notes that this rank, or another, has trouble. The first trouble is reported.
+    /// Notes a trouble of this rank or of another one. Only the first is kept.
     pub(super) fn add_trouble(&self, trouble: &str) {
         self.state().add_trouble(trouble);
     }
@@ -483,23 +461,23 @@ impl Node {
         self.state().trouble.clone()
     }
 
-    /// Deals with what came along an edge.
+    /// Handles a message that arrived along an edge.
     ///
     /// # Errors
-    /// [`Violation`]: the neighbour must not send that.
+    /// [`Violation`]: the neighbour must not send this message.
     pub(super) fn receive(&self, edge: usize, message: Message) -> Result<(), Violation> {
         let mut guard = self.state();
         let state = &mut *guard;
-        // A message about a rank comes from the edge of that rank.
+        // A message about a rank arrives along the edge that leads to that rank.
         let from = |rank: u32| {
             let there = rank < self.ranks && self.place.towards(rank) == Some(edge);
-            if there { Ok(()) } else { Err(Violation("it speaks for a rank that is not behind it")) }
+            there.then_some(()).ok_or("it speaks for a rank that is not behind it")
         };
         match message {
             Message::Ping => return Ok(()),
-            Message::Part { round, rank, last, ref bytes } => {
+            Message::Part { id, rank, last, ref bytes } => {
                 from(rank)?;
-                state.take_part(round, rank, last, bytes)?;
+                state.take_part(id, rank, last, bytes)?;
                 state.forward(&message, Some(edge));
             }
             Message::Fault { channel, rank, fault, ref cause } => {
@@ -509,7 +487,7 @@ impl Node {
                     return Ok(());
                 }
                 if !state.notices.contains_key(&channel) && state.notices.len() >= MAX_AHEAD {
-                    return Err(Violation("it uses too many channels"));
+                    return Err("it uses too many channels");
                 }
                 let notices = state.notices.entry(channel).or_default();
                 match &notices.board {
@@ -519,10 +497,11 @@ impl Node {
                 }
             }
             Message::Gone { rank, by, ref cause } => {
-                // The rank that noticed is alive. A rank that is here but was silent hears so itself.
+                // The rank that noticed is alive. A rank that only was silent receives the news of its own loss in this
+                // way.
                 from(by)?;
                 if rank >= self.ranks {
-                    return Err(Violation("it speaks of a rank that there is not"));
+                    return Err("it speaks of a rank that the job does not have");
                 }
                 if state.gone(self, rank, cause) {
                     state.forward(&message, Some(edge));
@@ -533,15 +512,12 @@ impl Node {
             }
             Message::Abort { rank } => {
                 from(rank)?;
-                if state.aborted.is_none() {
-                    state.aborted = Some(rank);
-                    state.forward(&message, Some(edge));
-                }
+                state.abort(rank, Some(edge));
             }
             Message::Registered(ref registration) => {
                 if edge != PARENT || !self.place.subtree.contains(&registration.rank) || registration.rank == self.rank
                 {
-                    return Err(Violation("it registers a rank where it does not belong"));
+                    return Err("it registers a rank that is not below this rank");
                 }
                 self.route(state, registration.clone());
             }
@@ -555,13 +531,9 @@ impl Node {
                 state.failed.get_or_insert(join_timeout(ranks, trouble, Duration::ZERO));
             }
         }
-        // A part that ends no collective operation is no news to a waiting thread.
-        let news = match message {
-            Message::Part { round, .. } => {
-                state.collectives.get(&round).is_some_and(|collective| collective.whole == self.ranks)
-            }
-            _ => true,
-        };
+        // A chunk that completes no collective does not concern a waiting thread.
+        let whole = |id| state.collectives.get(id).is_some_and(|collective| collective.whole == self.ranks);
+        let news = !matches!(&message, Message::Part { id, .. } if !whole(id));
         drop(guard);
         if news {
             self.changed.notify_waiters();
@@ -570,16 +542,12 @@ impl Node {
     }
 }
 
-/// How joining ends when the time is over.
+/// Returns the error with which joining ends at the deadline.
 fn join_timeout(missing: &[u32], trouble: &str, waited: Duration) -> BootstrapError {
     if missing.is_empty() && !trouble.is_empty() {
         return BootstrapError::Unreachable { reason: trouble.to_owned() };
     }
-    timeout(missing.to_vec(), waited)
-}
-
-fn timeout(missing: Vec<u32>, waited: Duration) -> BootstrapError {
-    BootstrapError::Timeout { missing, waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX) }
+    BootstrapError::Timeout { missing: missing.to_vec(), waited_ms: millis(waited) }
 }
 
 impl LossCause {
@@ -597,11 +565,11 @@ impl Collective {
     }
 }
 
-impl State {
+impl NodeState {
     fn send(&mut self, edge: usize, message: Message) {
         match &self.edges[edge] {
             Edge::Down => {}
-            // The other end is gone only when the edge is about to be taken down.
+            // The other end is gone only shortly before the edge is taken down.
             Edge::Waiting(_, to) | Edge::Up(to) => {
                 self.queued[edge] += 1;
                 let _ = to.send(message);
@@ -609,24 +577,38 @@ impl State {
         }
     }
 
-    /// Sends it along all edges but one.
+    /// Sends a message along all edges but one.
     fn forward(&mut self, message: &Message, except: Option<usize>) {
         for edge in (0..EDGES).filter(|&edge| Some(edge) != except) {
             self.send(edge, message.clone());
         }
     }
 
-    fn take_part(&mut self, round: Round, rank: u32, last: bool, bytes: &[u8]) -> Result<(), Violation> {
-        if self.closed.contains(&round.channel) {
+    /// Ends all collectives because of `rank`, unless they have ended. Sends that along all edges but one.
+    fn abort(&mut self, rank: u32, except: Option<usize>) {
+        if self.aborted.is_none() {
+            self.aborted = Some(rank);
+            self.forward(&Message::Abort { rank }, except);
+        }
+    }
+
+    /// Returns the ranks whose bytes a collective lacks; none for an unknown collective.
+    fn missing(&self, id: CollectiveId, ranks: u32) -> Vec<u32> {
+        self.collectives.get(&id).map(|collective| collective.missing(ranks)).unwrap_or_default()
+    }
+
+    /// Adds a chunk of a rank's bytes.
+    fn take_part(&mut self, id: CollectiveId, rank: u32, last: bool, bytes: &[u8]) -> Result<(), Violation> {
+        if self.closed.contains(&id.channel) {
             return Ok(());
         }
-        let collective = self.collectives.entry(round).or_default();
+        let collective = self.collectives.entry(id).or_default();
         let given = collective.given.entry(rank).or_default();
         if given.whole {
-            return Err(Violation("it gives twice to one collective"));
+            return Err("it gives twice to one collective");
         }
         if given.bytes.len() + bytes.len() > MAX_BYTES {
-            return Err(Violation("it gives more to a collective than it may"));
+            return Err("it gives more to a collective than it may");
         }
         given.bytes.extend_from_slice(bytes);
         given.whole = last;
@@ -634,7 +616,7 @@ impl State {
         Ok(())
     }
 
-    /// Notes that a rank is gone; false if that is known.
+    /// Notes that a rank is gone. Returns false if that is known already.
     fn gone(&mut self, node: &Node, rank: u32, cause: &LossCause) -> bool {
         if self.gone.iter().any(|gone| gone.rank == rank) {
             return false;
@@ -643,8 +625,9 @@ impl State {
         if *cause != LossCause::Left {
             for notices in self.notices.values_mut() {
                 if let Some(board) = &notices.board {
-                    // All ranks hear of the loss as such, so this notice is not sent. Earlier posts are.
-                    notices.told |= board.of(node.rank).is_none();
+                    // All ranks receive the loss itself, so this notice is not sent. Earlier posts of this rank are
+                    // sent.
+                    notices.published |= board.of(node.rank).is_none();
                     cause.post(board, node.rank, rank);
                 }
             }

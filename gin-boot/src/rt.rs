@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Waiting and time, for ranks that are threads and for ranks that are coroutines of a virtual world.
+//! Waits and time, for ranks that are threads and for ranks that are coroutines of a virtual world.
 //!
-//! This crate knows no virtual GPU. The crate that has one installs a [`VirtualWorld`] when it makes the first virtual
-//! device. A thread outside a virtual world takes the real path, also after that.
+//! This crate does not depend on the virtual GPU. The crate that has one installs a [`VirtualWorld`] when it makes the
+//! first virtual device. A thread outside a virtual world waits in real time, before and after that.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::panic::Location;
@@ -14,18 +14,19 @@ use std::time::Duration;
 pub struct VirtualWorld {
     /// Returns whether the caller is a coroutine or a thread of a virtual world.
     pub is_inside: fn() -> bool,
-    /// Waits until the condition holds, while others of the world run. The location is that of the wait, for reports.
+    /// Waits until the condition holds, while other threads of the world run. The location is that of the wait, for
+    /// reports.
     pub block_on: fn(&'static Location<'static>, &mut dyn FnMut() -> bool),
-    /// Returns the time in nanoseconds: virtual in a seeded world; else that of `CLOCK_MONOTONIC`.
+    /// Returns the time in nanoseconds: virtual in a seeded world, else that of `CLOCK_MONOTONIC`.
     pub clock_ns: fn() -> u64,
 }
 
 static VIRTUAL: OnceLock<VirtualWorld> = OnceLock::new();
 
-/// Longest nap of a plain thread between two looks at a condition.
+/// The longest sleep of a plain thread between two looks at a condition, in nanoseconds.
 const NAP_LIMIT_NS: u64 = 50_000;
 
-/// Makes threads of virtual worlds wait by these functions. Calls after the first change nothing.
+/// Makes threads of virtual worlds wait by these functions. Only the first call has an effect.
 pub fn install(world: VirtualWorld) {
     let _ = VIRTUAL.set(world);
 }
@@ -36,9 +37,16 @@ fn inside() -> Option<&'static VirtualWorld> {
 
 /// Waits until `condition` holds.
 ///
-/// In a virtual world others run meanwhile; a plain thread spins, then yields, then naps. Returns before `condition`
-/// holds only in a destructor, while a world is being ended. The caller holds no lock that `condition` or another rank
-/// needs.
+/// In a virtual world other threads of the world run meanwhile. A plain thread spins, then yields, then sleeps.
+///
+/// Returns before `condition` holds only in a destructor, while a world ends. The caller holds no lock that `condition`
+/// or another rank needs.
+///
+/// ```
+/// let start = gin_boot::rt::clock_ns();
+/// gin_boot::rt::wait_until(|| gin_boot::rt::clock_ns() > start + 1000);
+/// assert!(gin_boot::rt::clock_ns() > start + 1000);
+/// ```
 #[track_caller]
 pub fn wait_until(mut condition: impl FnMut() -> bool) {
     if let Some(world) = inside() {
@@ -61,7 +69,7 @@ pub fn clock_ns() -> u64 {
         Some(world) => (world.clock_ns)(),
         None => {
             let now = clock_gettime(ClockId::Monotonic);
-            // 2^64 ns are 584 years; the system's start is the zero.
+            // 2^64 ns are 584 years, and the clock is 0 when the system starts.
             (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64)
         }
     }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Many ranks as tasks of one thread, to measure how the bootstrap grows with their number.
+//! Runs many ranks as tasks of one thread, to measure how the cost of the bootstrap grows with their number.
 
-use super::beat::Beats;
-use super::io::{Start, Wishes, run};
-use super::message::Round;
-use super::node::{MAX_BYTES, Node};
-use super::{JOB, JOINING, Rendezvous, TcpConfig, check, id, system};
-use crate::BootstrapError;
+use crate::beat::Beats;
+use crate::error::system;
+use crate::io::{Start, Wishes, run};
+use crate::message::CollectiveId;
+use crate::node::Node;
+use crate::tcp::{JOINING, check, check_length, runtime};
+use crate::{BootstrapError, JOB, Rendezvous, TcpConfig, id};
 use std::net::Ipv4Addr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -18,13 +19,13 @@ use tokio::task::JoinSet;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Step {
-    /// From its begin to when the last rank had it.
+    /// The time from the begin of the step until the last rank has completed it.
     pub time: Duration,
-    /// Bytes that rank 0 sent and received, as TCP carries them.
+    /// The bytes that rank 0 sent and received, as TCP carries them.
     pub rank_0: u64,
-    /// The same, of the rank with the most of them.
+    /// The same of the rank with the most bytes.
     pub most: u64,
-    /// The same, of all ranks, over their number.
+    /// The same of all ranks, divided by their number.
     pub mean: u64,
 }
 
@@ -32,11 +33,11 @@ pub struct Step {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Simulated {
-    /// All ranks came, and knew that they had.
+    /// All ranks join.
     pub join: Step,
-    /// A collective operation to which each rank gives nothing; the median of several in time.
+    /// A collective to which each rank gives nothing: the median of several, by time.
     pub barrier: Step,
-    /// A collective operation to which each rank gives `bytes` bytes.
+    /// A collective to which each rank gives `bytes` bytes.
     pub gather: Step,
 }
 
@@ -49,73 +50,67 @@ impl Job {
     /// Returns the costs of all ranks since the last step.
     fn step(&mut self, begun: Instant) -> Step {
         let time = begun.elapsed();
-        let now: Vec<u64> = self.nodes.iter().map(|node| node.traffic.both()).collect();
+        let now: Vec<u64> =
+            self.nodes.iter().map(|node| node.traffic.bytes()).map(|(sent, received)| sent + received).collect();
         let moved: Vec<u64> = now.iter().zip(&self.before).map(|(now, before)| now - before).collect();
         self.before = now;
         let mean = moved.iter().sum::<u64>() / moved.len() as u64;
         Step { time, rank_0: moved[0], most: moved.iter().copied().max().unwrap_or(0), mean }
     }
 
-    /// Has all ranks meet.
-    async fn meet(&mut self, round: Round, bytes: &[u8]) -> Result<Step, BootstrapError> {
+    /// Runs one collective of all ranks.
+    async fn all_gather(&mut self, id: CollectiveId, bytes: &[u8]) -> Result<Step, BootstrapError> {
         let begun = Instant::now();
         for node in &self.nodes {
-            node.give(round, bytes);
+            node.give(id, bytes);
         }
         for node in &self.nodes {
-            let all = wait(node, round).await?;
+            let all = wait(node, id).await?;
             if all.len() != self.nodes.len() || all.iter().any(|given| given != bytes) {
-                return Err(system("simulate ranks", "a rank got what nobody gave"));
+                return Err(system("simulate ranks")("a rank received bytes that no rank gave"));
             }
         }
         Ok(self.step(begun))
     }
 }
 
-/// Waits for the result of a collective operation.
-async fn wait(node: &Node, round: Round) -> Result<Vec<Vec<u8>>, BootstrapError> {
+/// Waits for the result of a collective.
+async fn wait(node: &Node, id: CollectiveId) -> Result<Vec<Vec<u8>>, BootstrapError> {
     loop {
         let mut changed = pin!(node.changed.notified());
         changed.as_mut().enable();
-        if let Some(outcome) = node.look(round) {
+        if let Some(outcome) = node.result(id) {
             return outcome;
         }
         changed.await;
     }
 }
 
-/// Runs a job of `ranks` ranks as tasks of one thread of this process, over the loopback: they join, meet `barriers`
-/// times, and meet once where each gives `bytes` bytes. Each rank has the sockets and the work that it has as a
-/// process.
+/// Runs a job of `ranks` ranks as tasks of one thread of this process, over the loopback. They join, run `barriers`
+/// barriers, and run one collective to which each rank gives `bytes` bytes. Each rank has the sockets and the work of a
+/// rank that is a process.
 ///
 /// # Errors
-/// An error of the bootstrap; [`BootstrapError::System`] if a process may not have about 4 descriptors for each rank.
+/// An error of the bootstrap. [`BootstrapError::System`] if the process may not open about 4 descriptors for each rank.
 pub fn simulate(ranks: u32, barriers: u32, bytes: usize) -> Result<Simulated, BootstrapError> {
     check(0, ranks)?;
-    if bytes > MAX_BYTES {
-        return Err(BootstrapError::TooLong { bytes: bytes as u64, limit: MAX_BYTES as u64 });
-    }
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| system("serve connections", error))?;
-    runtime.block_on(job(ranks, barriers, bytes))
+    check_length(bytes)?;
+    runtime().map_err(system("serve connections"))?.block_on(job(ranks, barriers, bytes))
 }
 
 async fn job(ranks: u32, barriers: u32, bytes: usize) -> Result<Simulated, BootstrapError> {
-    // With one thread for all of them silence says nothing of a rank.
+    // All ranks run on one thread, so silence does not mean that a rank is lost.
     let hour = Duration::from_secs(3600);
-    let address = Some(Ipv4Addr::LOCALHOST.into());
-    let config = TcpConfig { address, silence: hour, ..TcpConfig::default() };
+    let config = TcpConfig::default().address(Some(Ipv4Addr::LOCALHOST.into())).silence(hour);
     let rendezvous = Rendezvous::new(config.clone())?;
-    let (id, mut listener) = (rendezvous.id, Some(rendezvous.listener));
+    let (id, mut listener) = (rendezvous.id().clone(), Some(rendezvous.listener));
     let key = id.secret().key().clone();
     let mut job = Job { nodes: Vec::new(), before: vec![0; ranks as usize] };
     let (mut tasks, mut all) = (JoinSet::new(), Vec::new());
     let beats = Beats::here();
     let begun = Instant::now();
     for rank in 0..ranks {
-        let instance = id::random().map_err(|error| system("make random numbers", error))?;
+        let instance = id::random().map_err(system("make random numbers"))?;
         let (node, connects) = Node::new(rank, ranks, instance);
         let wishes = Wishes::default();
         let start = listener.take().map_or_else(|| Start::Connect(id.addresses().to_vec()), Start::Listen);
@@ -131,11 +126,11 @@ async fn job(ranks: u32, barriers: u32, bytes: usize) -> Result<Simulated, Boots
     let join = job.step(begun);
     let mut steps = Vec::new();
     for number in 0..barriers.max(1) {
-        steps.push(job.meet(Round { channel: JOB, number: number.into() }, &[]).await?);
+        steps.push(job.all_gather(CollectiveId { channel: JOB, number: number.into() }, &[]).await?);
     }
     steps.sort_by_key(|step| step.time);
     let barrier = steps[steps.len() / 2];
-    let gather = job.meet(Round { channel: JOB, number: u64::MAX }, &vec![0x5a; bytes]).await?;
+    let gather = job.all_gather(CollectiveId { channel: JOB, number: u64::MAX }, &vec![0x5a; bytes]).await?;
     for (node, wishes) in job.nodes.iter().zip(&all) {
         wishes.leave.store(true, Ordering::Release);
         node.posted.notify_one();
@@ -151,13 +146,13 @@ mod tests {
     #[test]
     fn rank_0_has_no_more_to_do_than_others_in_a_collective_and_little_at_joining() {
         for ranks in [2, 33, 100] {
-            let told = simulate(ranks, 3, 1000).unwrap();
+            let costs = simulate(ranks, 3, 1000).unwrap();
             let given = u64::from(ranks) * 1000;
-            // Each rank gets what all others give, and passes it on along at most two edges.
-            assert!(told.gather.rank_0 >= given - 1000);
-            assert!(told.gather.most <= 4 * given, "{told:?}");
-            assert!(told.gather.rank_0 <= told.gather.most);
-            assert!(told.join.rank_0 <= 1500 * u64::from(ranks), "{told:?}");
+            // Each rank receives the bytes of all others and passes them on along at most two edges.
+            assert!(costs.gather.rank_0 >= given - 1000);
+            assert!(costs.gather.most <= 4 * given, "{costs:?}");
+            assert!(costs.gather.rank_0 <= costs.gather.most);
+            assert!(costs.join.rank_0 <= 1500 * u64::from(ranks), "{costs:?}");
         }
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Two of Slurm's compressed lists.
+//! Reads two of Slurm's compressed lists.
 
-/// The first host of a list such as `n[03-05,9],login` or `rack[1-2]n[01-16]`; `None` if it is not such a list.
+/// Returns the first host of a list such as `n[03-05,9],login` or `rack[1-2]n[01-16]`; `None` for any other text.
 pub(super) fn first_host(list: &str) -> Option<String> {
     let mut host = String::new();
     let mut rest = list;
@@ -25,7 +25,8 @@ pub(super) fn first_host(list: &str) -> Option<String> {
     ((rest.is_empty() || rest.starts_with(',')) && !host.is_empty() && host.bytes().all(name)).then_some(host)
 }
 
-/// How many tasks the node with this index has, in a list such as `4(x2),3`; `None` if it does not say.
+/// Returns the number of tasks of the node with this index, from a list such as `4(x2),3`; `None` if the list does not
+/// have it.
 pub(super) fn tasks_of_node(list: &str, node: u32) -> Option<u32> {
     let mut first = 0_u32;
     for item in list.split(',') {

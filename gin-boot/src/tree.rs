@@ -1,36 +1,36 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The tree along which ranks talk.
+//! The tree along which ranks send messages.
 //!
-//! A rank's subtree is an interval of ranks that begins with it: what follows it is halved between its children. So the
-//! tree of n ranks is log2(n) deep, nobody has more than three neighbours, ranks of one host mostly lie together, and
-//! whether a rank lies behind another is a comparison of numbers.
+//! A rank's subtree is an interval of ranks that begins with the rank itself. The ranks after it are halved between its
+//! two children. So the tree of n ranks is log2(n) deep, no rank has more than three neighbours, and ranks of one host
+//! are mostly close in the tree. A comparison of numbers decides whether a rank is behind another one.
 
 use std::ops::Range;
 
-/// Most neighbours of a rank: its parent and two children.
+/// The most neighbours of a rank: its parent and two children.
 pub(super) const EDGES: usize = 3;
 
-/// Number of the edge to the parent; those to children follow.
+/// The number of the edge to the parent. The edges to children follow.
 pub(super) const PARENT: usize = 0;
 
-/// Where a rank is in the tree.
+/// The position of a rank in the tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Place {
-    /// Unless it is rank 0.
+pub(super) struct TreePlace {
+    /// `None` for rank 0.
     pub(super) parent: Option<u32>,
-    /// The rank and those below it.
+    /// The rank and the ranks below it.
     pub(super) subtree: Range<u32>,
 }
 
-/// The intervals of the two children of the rank with this interval; they may be empty.
+/// Returns the intervals of the two children of the rank with this interval; they may be empty.
 fn children(subtree: &Range<u32>) -> [Range<u32>; 2] {
     let first = subtree.start + 1;
     let middle = first + (subtree.end - first).div_ceil(2);
     [first..middle, middle..subtree.end]
 }
 
-impl Place {
-    /// The place of `rank` among `ranks`, of which it must be one.
+impl TreePlace {
+    /// Returns the position of `rank`, which must be less than `ranks`.
     pub(super) fn of(rank: u32, ranks: u32) -> Self {
         let mut place = Self { parent: None, subtree: 0..ranks };
         while place.subtree.start < rank {
@@ -41,13 +41,13 @@ impl Place {
         place
     }
 
-    /// The rank at the other end of each edge.
+    /// Returns the rank at the other end of each edge.
     pub(super) fn neighbours(&self) -> [Option<u32>; EDGES] {
         let [left, right] = children(&self.subtree).map(|range| (!range.is_empty()).then_some(range.start));
         [self.parent, left, right]
     }
 
-    /// The edge that leads to `rank`; `None` for the rank itself.
+    /// Returns the edge that leads to `rank`; `None` for the rank itself.
     pub(super) fn towards(&self, rank: u32) -> Option<usize> {
         if rank == self.subtree.start {
             return None;
@@ -63,18 +63,18 @@ impl Place {
     }
 }
 
-/// The ranks that `from` reaches through one rank only, and that rank: what is cut off when it goes.
+/// The ranks that `from` reaches only through one rank, and that rank: they are cut off when it goes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Behind {
     range: Range<u32>,
-    /// The ranks outside of the range are meant.
+    /// The set is the ranks outside of the range.
     outside: bool,
 }
 
 impl Behind {
-    /// The ranks behind `gone`, seen from `from`: all of them if it is that itself.
+    /// Returns the ranks behind `gone`, seen from `from`; all ranks if both are the same.
     pub(super) fn new(gone: u32, from: u32, ranks: u32) -> Self {
-        let place = Place::of(gone, ranks);
+        let place = TreePlace::of(gone, ranks);
         if from == gone {
             return Self { range: 0..ranks, outside: false };
         }
@@ -101,13 +101,16 @@ mod tests {
         for ranks in SIZES {
             let mut edges = 0;
             for rank in 0..ranks {
-                let place = Place::of(rank, ranks);
+                let place = TreePlace::of(rank, ranks);
                 assert_eq!(place.subtree.start, rank);
                 for (edge, other) in place.neighbours().into_iter().enumerate() {
                     let Some(other) = other else { continue };
                     edges += 1;
                     assert_eq!(place.towards(other), Some(edge));
-                    assert!(Place::of(other, ranks).neighbours().contains(&Some(rank)), "{rank} {other} of {ranks}");
+                    assert!(
+                        TreePlace::of(other, ranks).neighbours().contains(&Some(rank)),
+                        "{rank} {other} of {ranks}"
+                    );
                 }
                 assert_eq!(place.towards(rank), None);
             }
@@ -119,9 +122,9 @@ mod tests {
     fn the_tree_is_as_deep_as_a_binary_tree_has_to_be() {
         for (ranks, depth) in [(1, 0), (2, 1), (3, 1), (8, 3), (1024, 10), (1 << 24, 24)] {
             let deepest = |rank| {
-                let (mut place, mut depth) = (Place::of(rank, ranks), 0);
+                let (mut place, mut depth) = (TreePlace::of(rank, ranks), 0);
                 while let Some(parent) = place.parent {
-                    (place, depth) = (Place::of(parent, ranks), depth + 1);
+                    (place, depth) = (TreePlace::of(parent, ranks), depth + 1);
                 }
                 depth
             };
@@ -139,8 +142,8 @@ mod tests {
                     for rank in 0..ranks {
                         let mut at = from;
                         let mut through = at == gone;
-                        while let (false, Some(edge)) = (through, Place::of(at, ranks).towards(rank)) {
-                            at = Place::of(at, ranks).neighbours()[edge].unwrap();
+                        while let (false, Some(edge)) = (through, TreePlace::of(at, ranks).towards(rank)) {
+                            at = TreePlace::of(at, ranks).neighbours()[edge].unwrap();
                             through = at == gone;
                         }
                         assert_eq!(behind.contains(rank), through, "{from} to {rank} through {gone} of {ranks}");

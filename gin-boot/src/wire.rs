@@ -1,15 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Values as bytes, for ranks of one version: what one rank encodes another decodes.
+//! Encodes values for ranks of the same version: what one rank encodes, another rank decodes.
 
 use serde::{Deserialize, Serialize};
 
 /// Encodes a value.
 pub fn encode(value: &impl Serialize) -> Vec<u8> {
-    // The only error is one of a serializer with a limit, which a vector is not.
-    postcard::to_stdvec(value).expect("a vector takes any value")
+    append(value, Vec::new())
+}
+
+/// Appends an encoded value.
+pub(crate) fn append(value: &impl Serialize, bytes: Vec<u8>) -> Vec<u8> {
+    // Only a serializer with a limit returns an error, and a vector has none.
+    postcard::to_extend(value, bytes).expect("a vector takes any value")
 }
 
 /// Decodes a value; `None` unless the bytes are one value and nothing else.
+///
+/// ```
+/// use gin_boot::wire::{decode, encode};
+/// assert_eq!(decode(&encode(&(7u64, "abc"))), Some((7u64, "abc")));
+/// assert_eq!(decode::<u64>(b""), None);
+/// ```
 pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
     let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
     rest.is_empty().then_some(value)

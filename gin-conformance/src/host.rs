@@ -577,8 +577,8 @@ fn run_rank(
     let coop = if named { scenario.coop.with_named_backend() } else { scenario.coop };
     let kernel = rank.kernel(coop.kernel(setup.backend))?;
     let stream = rank.stream()?;
-    let shape =
-        LaunchConfig { cooperative: scenario.cooperative, ..LaunchConfig::new(scenario.blocks, scenario.threads) };
+    let mut shape = LaunchConfig::new(scenario.blocks, scenario.threads);
+    shape.cooperative = scenario.cooperative;
     rank.barrier()?;
     // Safety: the tables are as the kernel expects. Tables, communicator and windows outlive the kernel.
     unsafe { stream.launch(&kernel, shape, &[&comm.device()?, &Plain(script)])? };

@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 use gin_abi::handle::NEAR_WORDS;
 use gin_abi::{COUNTER_BITS, ContextData, SIGNAL_BITS, WindowData, WindowHandle};
 use gin_device::coop::block_in_grid;
-use gin_device::host_word::SPARE;
+use gin_device::internal::host_word::SPARE;
 use gin_device::prelude::*;
 use gin_device::signal::{CounterView, SignalAction, SignalView, VaSignal};
 use gin_device::sys::{self, GlobalWord, Word};

@@ -1,25 +1,34 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Barriers over a team, built on signals.
 //!
-//! Arrivals take the routes that the session's `Gin` takes: to LSA peers a raise of the peer's word by the caller's own
-//! GPU, to others a request of the back end. So a barrier of the LSA team needs nobody's help; [`CombinedBarrier`]
-//! meets all ranks by that and one step over the network.
+//! Arrivals take the routes of the session's `Gin`. To an LSA peer, the caller's GPU raises the peer's word; to another
+//! peer, the back end sends a request. So a barrier of the LSA team needs neither proxy nor NIC. [`CombinedBarrier`]
+//! meets all ranks by such a barrier and one step over the network.
 //!
-//! A barrier has one signal for each member of its team. To arrive, a rank raises its own signal at every member; to
-//! wait, it waits for every member's signal at itself. How often is counted in the shadows of those signals, which lie
-//! in the rank's own memory, so a barrier goes on from kernel to kernel. The threads of the coop share the members.
+//! A barrier has one signal for each member of its team. To arrive, a rank raises its own signal at every member. To
+//! wait, it waits for every member's signal at itself. The shadows of those signals count the arrivals. They are in the
+//! rank's own memory, so a barrier continues from kernel to kernel. The threads of the coop share the members.
 //!
-//! ```ignore
-//! let mut barrier = BarrierSession::new(&gin, BarrierTeam::World, 0)?;
+//! ```
+//! # use gin_device::prelude::*;
+//! # fn meet(gin: &Gin, deadline: Deadline) -> Result<(), Fault> {
+//! let mut barrier = BarrierSession::new(gin, BarrierTeam::World, 0)?;
 //! barrier.sync(&Block, Fence::Put, deadline)?;
+//! # Ok(())
+//! # }
 //! ```
 //!
 //! # Order
-//! Writes of the threads of a coop before `arrive` are released to the system; after `wait`, the writes that the others
-//! released are acquired. The fence says which operations under way it waits for. With [`Fence::Put`] the puts of
-//! others to this rank are visible afterwards (their arrival is a strong signal; in a session over all contexts, one in
-//! each; by [`all_routes`](BarrierSession::all_routes) also puts that took another route than the arrival). With
-//! [`Fence::Get`] own gets have landed and the sources of own puts may be reused.
+//! `arrive` releases earlier writes of the coop's threads to the system. `wait` acquires the writes that the other
+//! ranks released. The [`Fence`] names the operations under way that the barrier waits for.
+//!
+//! | fence | after the barrier |
+//! | --- | --- |
+//! | [`Fence::Put`] | the puts of others to this rank are visible |
+//! | [`Fence::Get`] | the caller's gets have arrived, and the sources of its puts may be reused |
+//!
+//! With a put fence the arrivals are strong signals; a session over all contexts raises one in each context. With
+//! [`all_routes`](BarrierSession::all_routes) it also covers puts that took another route than the arrival.
 
 use crate::backend::Backend;
 use crate::coop::Coop;
@@ -34,7 +43,7 @@ use crate::team::Team;
 use gin_abi::handle::CAP_STRONG_SIGNALS;
 use gin_abi::{Deadline, Fault, FaultKind, Operation, SIGNAL_BITS};
 
-/// Which ranks meet.
+/// The team of ranks that meet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BarrierTeam {
     /// All ranks.
@@ -50,9 +59,9 @@ pub enum BarrierTeam {
 pub enum Fence {
     /// Nothing.
     None,
-    /// Puts of others to this rank, issued before they arrived, are visible.
+    /// Puts of other ranks to this rank, issued before those arrived, are visible.
     Put,
-    /// Own gets have landed.
+    /// The caller's gets have arrived.
     Get,
     /// Both.
     PutGet,
@@ -73,51 +82,51 @@ impl Fence {
 /// One use, or several, of a barrier by a coop.
 ///
 /// All ranks of the team use the same barrier number, contexts and fences, in the same order. A session belongs to the
-/// coop that made it; all its threads make the same calls with it.
+/// coop that made it; all threads of the coop make the same calls.
 ///
-/// One barrier number is always used alike: with the same route or named back end, and with or without
-/// [`all_routes`](Self::all_routes). Arrivals are counted, and one that takes another route than the one before could
+/// All uses of a barrier number are alike: the same route or named back end, and with or without
+/// [`all_routes`](Self::all_routes). Arrivals are counted, and an arrival on another route than the previous one could
 /// overtake it.
 ///
-/// A barrier that ended with a fault, a deadline included, is broken: how far the others got is not known. It refuses
-/// every later use, in this session or another.
+/// A barrier that ended with a fault, a deadline included, is broken, because the progress of the other ranks is
+/// unknown. It refuses every later use, in this session or another.
 #[derive(Debug)]
 pub struct BarrierSession<B: Backend> {
-    /// A copy: behind a reference it would lie on the stack.
+    /// A copy: a reference would put it on the stack.
     gin: Gin<B>,
     team: Team,
     first_signal: u32,
     broken: GlobalWord,
     all_contexts: bool,
     all_routes: bool,
-    /// Some member, or the caller itself, is reached over the network.
+    /// Some arrival, which may be the caller's own, takes the network.
     by_network: bool,
-    /// Set by an arrival that went well, until the wait.
+    /// The fence of a successful arrival, until the wait.
     arrived: Option<Fence>,
     /// The calling thread's first pair, if no arrival takes the network.
     known: Option<Known>,
 }
 
-/// The constants of a pair from use to use, if no arrival takes the network. To find them again would be two trips to
-/// L2, one after the other, because a wait that acquired has emptied the L1.
+/// The constants of a pair of context and member, if no arrival takes the network. To find them again would take two
+/// trips to L2, one after the other, because a wait that acquired has emptied the L1.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     pair: usize,
     /// The raises at the member.
     raises: Raises,
-    /// The word that the member raises here.
+    /// The word of this rank that the member raises.
     words: Words<Global>,
-    /// The sum of the words that nobody raises.
+    /// The sum of the words that are never raised.
     rest: u64,
-    /// How often the member's arrival was waited for.
+    /// The number of awaited arrivals of the member.
     shadow: GlobalWord,
 }
 
 impl<B: Backend> BarrierSession<B> {
-    /// Barrier number `index` of the team, for operations of `gin`'s context.
+    /// Returns a session of barrier `index` of the team, for operations of `gin`'s context.
     ///
     /// # Errors
-    /// [`FaultKind::UnknownBarrier`] with the number of barriers there are, [`FaultKind::UnknownContext`].
+    /// [`FaultKind::UnknownBarrier`] with the number of barriers, [`FaultKind::UnknownContext`].
     #[inline(always)]
     pub fn new(gin: &Gin<B>, team: BarrierTeam, index: u32) -> Result<Self, Fault> {
         gin.core().check(Operation::Barrier)?;
@@ -140,7 +149,7 @@ impl<B: Backend> BarrierSession<B> {
             gin: *gin,
             team: members,
             first_signal: first_signal + index * members.size(),
-            // Safety: one word for each barrier; the index was checked.
+            // Safety: there is a word for each barrier, and the index was checked.
             broken: unsafe { GlobalWord::new(handle.barrier_state + 8 * number as u64) },
             all_contexts: false,
             all_routes: false,
@@ -150,10 +159,10 @@ impl<B: Backend> BarrierSession<B> {
         })
     }
 
-    /// Returns whether some member is reached over the network.
+    /// Returns whether some arrival takes the network.
     #[inline(always)]
     fn goes_by_network(gin: &Gin<B>, team: BarrierTeam, members: &Team) -> bool {
-        // A member that a forced route does not reach is refused, not reached otherwise.
+        // A forced route refuses a member that it does not reach.
         if B::LSA && gin.core().forces_lsa() {
             return false;
         }
@@ -164,11 +173,11 @@ impl<B: Backend> BarrierSession<B> {
             BarrierTeam::Rail => reach == 0 || members.size() > 1,
             BarrierTeam::Lsa => reach == 0,
         };
-        !gin.core().takes_lsa::<B>(members.me()) || outside
+        !gin.takes_lsa(members.me()) || outside
     }
 
-    /// The same barrier, whose fence for puts covers those of both [routes](crate::gin#routes), for kernels that force
-    /// one. All arrivals go over the network then.
+    /// Returns the same barrier with put fences that cover puts of both [routes](crate::gin#routes), for kernels that
+    /// force a route. All of its arrivals take the network.
     #[inline(always)]
     #[must_use]
     pub fn all_routes(mut self) -> Self {
@@ -176,7 +185,7 @@ impl<B: Backend> BarrierSession<B> {
         self
     }
 
-    /// The same barrier, whose fences cover the operations of all contexts of the communicator.
+    /// Returns the same barrier with fences that cover the operations of all contexts of the communicator.
     #[inline(always)]
     #[must_use]
     pub fn all_contexts(mut self) -> Self {
@@ -190,7 +199,7 @@ impl<B: Backend> BarrierSession<B> {
         if self.all_contexts { 0..self.gin.comm().contexts() } else { own..own + 1 }
     }
 
-    /// Number of (context, member) pairs. A signal in each context is needed only to cover its puts.
+    /// Returns the number of (context, member) pairs. A signal in each context is needed only to cover its puts.
     #[inline(always)]
     fn pairs(&self, fence: Fence) -> usize {
         let contexts = self.contexts();
@@ -198,11 +207,11 @@ impl<B: Backend> BarrierSession<B> {
         signalled as usize * self.team.size() as usize
     }
 
-    /// Context and rank in the team of pair `pair`; the next member first, the caller itself last.
+    /// Returns context and rank in the team of pair `pair`; the next member first, the caller itself last.
     #[inline(always)]
     fn pair(&self, pair: usize) -> (Gin<B>, u32) {
         let size = self.team.size();
-        // A division takes as long as a trip to L2, and most sessions are over one context.
+        // Avoids a division, which takes as long as a trip to L2: most sessions are over one context.
         let (past, step) =
             if (pair as u32) < size { (0, pair as u32) } else { (pair as u32 / size, pair as u32 % size) };
         let left = size - 1 - self.team.rank();
@@ -210,7 +219,7 @@ impl<B: Backend> BarrierSession<B> {
         (self.gin.in_context(ContextId(self.contexts().start + past)), member)
     }
 
-    /// Meets, and says whether the barrier is whole.
+    /// Checks that the barrier is not broken. All threads of `coop` call and meet.
     #[inline(always)]
     fn usable(&self, coop: &impl Coop) -> Result<(), Fault> {
         let broken = self.broken.load_relaxed_gpu() != 0;
@@ -224,7 +233,7 @@ impl<B: Backend> BarrierSession<B> {
         SignalId::new(self.first_signal + self.team.rank()).inc()
     }
 
-    /// Returns the constants of a pair, found or remembered, if no arrival takes the network.
+    /// Finds the constants of a pair, or returns the remembered ones. No arrival takes the network.
     #[inline(always)]
     fn know(&mut self, pair: usize) -> Result<Known, Fault> {
         if let Some(known) = self.known.filter(|known| known.pair == pair) {
@@ -233,8 +242,8 @@ impl<B: Backend> BarrierSession<B> {
         let (gin, member) = self.pair(pair);
         let raises = gin.find_internal(self.team.member(member)?, self.arrival())?;
         let (words, shadow) = signal_tables(gin.core(), self.first_signal + member);
-        // All arrivals of one barrier take the same way, so nobody else raises its signals: the other word holds what
-        // it began with.
+        // All arrivals of one barrier take the same route, so only GPUs raise its signals: the other word keeps its
+        // initial value.
         let rest = words.near.at(LAST).load_relaxed_gpu();
         let known = Known { pair, raises, words: Words { nic: None, cpu: None, ..words }, rest, shadow };
         if self.known.is_none() {
@@ -243,13 +252,13 @@ impl<B: Backend> BarrierSession<B> {
         Ok(known)
     }
 
-    /// Tells the other members that this rank is here. All threads of `coop` call.
+    /// Signals to all members that this rank has arrived. All threads of `coop` call.
     ///
-    /// Ordering: what the threads of the coop wrote before is released, at system scope.
+    /// Ordering: earlier writes of the coop's threads are released, at system scope.
     ///
     /// # Errors
     /// The same in all threads: [`FaultKind::BarrierBroken`]; [`FaultKind::NoStrongSignals`] if the fence covers puts
-    /// and the network cannot; what a post can end with, which breaks the barrier.
+    /// and the network has no strong signals; the fault of a post, which breaks the barrier.
     #[inline(always)]
     pub fn arrive(&mut self, coop: &impl Coop, fence: Fence, deadline: Deadline) -> Result<(), Fault> {
         self.usable(coop)?;
@@ -270,8 +279,7 @@ impl<B: Backend> BarrierSession<B> {
                 known.map(|known| known.raises.publish(Scope::System))
             } else {
                 let (gin, member) = self.pair(pair);
-                // Strong if it can be: a weak arrival at one barrier could overtake the strong one at the barrier
-                // before.
+                // Strong if possible: a weak arrival could overtake the strong arrival at the previous barrier.
                 let action = if strong { self.arrival() } else { self.arrival().weak() };
                 let peer = self.team.member(member);
                 peer.and_then(|peer| gin.raise_internal(peer, action, self.all_routes, deadline.left::<Global>()))
@@ -291,10 +299,11 @@ impl<B: Backend> BarrierSession<B> {
     ///
     /// # Errors
     /// The same in all threads: [`FaultKind::Timeout`] with the first member found missing; the fault or abort that
-    /// ended the wait; [`FaultKind::BarrierBroken`] if the barrier is broken or nobody arrived.
+    /// ended the wait; [`FaultKind::BarrierBroken`] if the barrier is broken or this session has not
+    /// arrived.
     #[inline(always)]
     pub fn wait(&mut self, coop: &impl Coop, deadline: Deadline) -> Result<(), Fault> {
-        // An arrival that went well found the barrier whole.
+        // A successful arrival found the barrier not broken.
         let Some(fence) = self.arrived.take() else {
             return Err(self.gin.core().fault(FaultKind::BarrierBroken, Operation::Barrier));
         };
@@ -341,10 +350,10 @@ impl<B: Backend> BarrierSession<B> {
         self.finish(coop, outcome)
     }
 
-    /// [`arrive`](Self::arrive) and [`wait`](Self::wait); each may last as long as `deadline`.
+    /// Calls [`arrive`](Self::arrive), then [`wait`](Self::wait); each may last as long as `deadline`.
     ///
     /// # Errors
-    /// Theirs.
+    /// As these two.
     #[inline(always)]
     pub fn sync(&mut self, coop: &impl Coop, fence: Fence, deadline: Deadline) -> Result<(), Fault> {
         self.arrive(coop, fence, deadline)?;
@@ -363,13 +372,16 @@ impl<B: Backend> BarrierSession<B> {
 
 /// A barrier over all ranks in two steps: the LSA team meets, then the rail.
 ///
-/// Once a rank's LSA team has met, its place there stands for the team; so when the rail has met, all have. That is
-/// `lsa_size + ranks / lsa_size` arrivals for each rank instead of `ranks`, of which only those of the rail take the
-/// network. A fence for puts is another matter: a put over the network is covered only by a signal of its own sender,
-/// so with such a fence the ranks meet as [`BarrierTeam::World`] does, by one step, each arrival on its peer's route.
+/// Once its LSA team has met, a rank's arrival at the rail stands for that team. So when the rail has met, all ranks
+/// have met. Each rank makes `lsa_size + ranks / lsa_size` arrivals instead of `ranks`, and only those of the rail take
+/// the network.
 ///
-/// It uses barrier number `index` of all three teams. All ranks use the same number, contexts and fences, in the same
-/// order. A step that ended with a fault breaks the barrier of its team, which then refuses every later use.
+/// With a put fence there is one step instead: only a signal of its sender covers a put over the network, so the ranks
+/// meet as [`BarrierTeam::World`], each arrival on its peer's route.
+///
+/// A combined barrier uses barrier number `index` of all three teams. All ranks use the same number, contexts and
+/// fences, in the same order. A step that ended with a fault breaks the barrier of its team, which then refuses every
+/// later use.
 #[derive(Debug)]
 pub struct CombinedBarrier<B: Backend> {
     gin: Gin<B>,
@@ -378,10 +390,10 @@ pub struct CombinedBarrier<B: Backend> {
 }
 
 impl<B: Backend> CombinedBarrier<B> {
-    /// Barrier number `index` of each team, for operations of `gin`'s context.
+    /// Returns the barrier with number `index` of each team, for operations of `gin`'s context.
     ///
     /// # Errors
-    /// [`FaultKind::UnknownBarrier`] with the number of barriers there are of each team, [`FaultKind::UnknownContext`].
+    /// [`FaultKind::UnknownBarrier`] with the number of barriers that each team has, [`FaultKind::UnknownContext`].
     #[inline(always)]
     pub fn new(gin: &Gin<B>, index: u32) -> Result<Self, Fault> {
         gin.core().check(Operation::Barrier)?;
@@ -394,7 +406,7 @@ impl<B: Backend> CombinedBarrier<B> {
         Ok(Self { gin: *gin, index, all_contexts: false })
     }
 
-    /// The same barrier, whose fences cover the operations of all contexts of the communicator.
+    /// Returns the same barrier with fences that cover the operations of all contexts of the communicator.
     #[inline(always)]
     #[must_use]
     pub fn all_contexts(mut self) -> Self {
@@ -404,15 +416,15 @@ impl<B: Backend> CombinedBarrier<B> {
 
     /// Waits for all ranks. All threads of `coop` call. Each arrival and each wait may last as long as `deadline`.
     ///
-    /// Ordering: as [`BarrierSession`]. What a rank wrote before is visible to all after, on ranks of other teams too:
-    /// each step acquires what it waits for, and the next one releases it.
+    /// Ordering: as [`BarrierSession`]. Earlier writes of a rank are visible to all ranks afterwards, also in other
+    /// teams, because each step acquires and the next step releases.
     ///
     /// # Errors
     /// As [`BarrierSession::sync`].
     #[inline(always)]
     pub fn sync(&mut self, coop: &impl Coop, fence: Fence, deadline: Deadline) -> Result<(), Fault> {
         let mut team = if fence.puts() { BarrierTeam::World } else { BarrierTeam::Lsa };
-        // A loop, so that the code of a step is there once.
+        // A loop, so that the kernel has the code of a step once.
         loop {
             let mut session = BarrierSession::new(&self.gin, team, self.index)?;
             session.all_contexts = self.all_contexts;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The communicator as a kernel sees it.
+//! The communicator, as a kernel sees it.
 
 use crate::status::Status;
 use crate::sys::{self, Global, GlobalWord};
 use crate::team::{Rank, Team};
 use gin_abi::{CommHandle, ContextData, Fault, FaultKind, Operation, WindowData, WindowHandle};
 
-/// Communicator: a kernel parameter, made by the host.
+/// A communicator: a kernel parameter that the host makes.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub struct Comm(CommHandle);
@@ -15,28 +15,28 @@ impl Comm {
     /// Wraps a handle that the host made.
     ///
     /// # Safety
-    /// - The handle is one of the host library's, of this rank, and its communicator is alive while this is used.
+    /// - The host library made the handle, for this rank. Its communicator lives as long as the value is used.
     #[inline(always)]
     #[must_use]
     pub const unsafe fn from_handle(handle: CommHandle) -> Self {
         Self(handle)
     }
 
-    /// The handle behind it.
+    /// Returns the handle.
     #[inline(always)]
     #[must_use]
     pub const fn handle(&self) -> &CommHandle {
         &self.0
     }
 
-    /// All ranks.
+    /// Returns the team of all ranks.
     #[inline(always)]
     #[must_use]
     pub fn world(&self) -> Team {
         Team::new(0, 1, self.ranks(), self.rank())
     }
 
-    /// The ranks that reach each other by loads and stores.
+    /// Returns the team of ranks that reach each other by loads and stores.
     #[inline(always)]
     #[must_use]
     pub fn lsa(&self) -> Team {
@@ -44,7 +44,7 @@ impl Comm {
         Team::new(self.rank() - rank, 1, size, rank)
     }
 
-    /// The ranks with the caller's place in their LSA teams.
+    /// Returns the team of ranks with the caller's place in their LSA teams.
     #[inline(always)]
     #[must_use]
     pub fn rail(&self) -> Team {
@@ -73,25 +73,26 @@ impl Comm {
         rank.world().wrapping_sub(sys::narrow(self.0.lsa_first)) < sys::narrow(self.0.lsa_reach)
     }
 
-    /// Number of ranks that operations reach by loads and stores, this one included; 0 if there is no such route.
+    /// Returns the number of ranks that operations reach by loads and stores, this rank included; 0 without such a
+    /// route.
     #[inline(always)]
     pub(crate) fn lsa_reach(&self) -> u32 {
         sys::narrow(self.0.lsa_reach)
     }
 
-    /// Number of contexts that the proxy serves.
+    /// Returns the number of contexts that the proxy serves.
     #[inline(always)]
     pub(crate) fn proxy_contexts(&self) -> u32 {
         sys::narrow(self.0.proxy_contexts)
     }
 
-    /// Number of contexts whose NIC kernels drive.
+    /// Returns the number of contexts in which kernels drive the NIC.
     #[inline(always)]
     pub(crate) fn gdaki_contexts(&self) -> u32 {
         sys::narrow(self.0.gdaki_contexts)
     }
 
-    /// Number of signals that can be raised strongly, per context.
+    /// Returns the number of strong signals per context.
     #[inline(always)]
     pub(crate) fn strong_signals(&self) -> u32 {
         sys::narrow(self.0.strong_signals)
@@ -102,8 +103,8 @@ impl Comm {
         sys::narrow(self.0.capabilities)
     }
 
-    /// Returns whether windows have multimem addresses (NVLink SHARP). Not yet: [`gin_abi::handle::CAP_MULTIMEM`] says
-    /// why.
+    /// Returns whether windows have multimem addresses (NVLink SHARP). Always false so far; see
+    /// [`gin_abi::handle::CAP_MULTIMEM`].
     #[inline(always)]
     #[must_use]
     pub fn has_multimem(&self) -> bool {
@@ -115,29 +116,29 @@ impl Comm {
         sys::narrow(self.0.engines)
     }
 
-    /// Number of contexts.
+    /// Returns the number of contexts.
     #[inline(always)]
     #[must_use]
     pub fn contexts(&self) -> u32 {
         sys::narrow(self.0.contexts)
     }
 
-    /// Number of signals that can be named, per context.
+    /// Returns the number of signals with an id, per context.
     #[inline(always)]
     #[must_use]
     pub fn signals(&self) -> u32 {
         sys::narrow(self.0.signals)
     }
 
-    /// Number of counters per context.
+    /// Returns the number of counters per context.
     #[inline(always)]
     #[must_use]
     pub fn counters(&self) -> u32 {
         sys::narrow(self.0.counters)
     }
 
-    /// Reports a fault to the host and ends every wait of this communicator, here and, by way of the host, on all
-    /// ranks. The first report of a rank stays; later ones are dropped.
+    /// Reports a fault to the host. It ends every wait of this communicator, on this rank at once and on all ranks
+    /// through the host. The first report of a rank stays; later ones are dropped.
     #[inline(always)]
     pub fn report(&self, fault: Fault) {
         self.status().report(fault);
@@ -146,23 +147,24 @@ impl Comm {
         }
     }
 
-    /// Reports an error of the kernel's own with a number of its choice; see [`report`](Self::report).
+    /// Reports an error of the kernel's own, with a code of its choice; see [`report`](Self::report).
     #[inline(always)]
     pub fn report_code(&self, code: u64) {
         self.report(Fault::new(FaultKind::Reported, Operation::None).values(0, code));
     }
 
-    /// The abort or fault of this communicator, if there is one. Reads host memory: about a microsecond on a GPU.
+    /// Returns the abort or fault of this communicator, if there is one. Reads host memory: about a microsecond on a
+    /// GPU.
     #[inline(always)]
     #[must_use]
     pub fn fault(&self) -> Option<Fault> {
         self.status().fault()
     }
 
-    /// The window that holds the byte at `address` of the caller's own memory, and the byte's offset in it.
+    /// Returns the window that has the byte at `address` of the caller's own memory, and the byte's offset in it.
     ///
     /// # Errors
-    /// [`FaultKind::UnknownWindow`] if no registered window does.
+    /// [`FaultKind::UnknownWindow`] if no registered window has it.
     #[inline(always)]
     pub fn find_window(&self, address: *const u8) -> Result<(WindowHandle, u64), Fault> {
         let mut id = 0;
@@ -198,7 +200,7 @@ impl Comm {
 
     #[inline(always)]
     pub(crate) fn status(&self) -> Status<Global> {
-        // Safety: `from_handle`: the handle's addresses are valid.
+        // Safety: the caller of `from_handle` promised that the handle's addresses are valid.
         unsafe {
             Status {
                 host: GlobalWord::new(self.0.host_status),
@@ -208,7 +210,7 @@ impl Comm {
         }
     }
 
-    /// Data of a context; to be read only if there is one of this number.
+    /// Returns the data of a context. It may be read only if the context exists.
     #[inline(always)]
     pub(crate) fn context_data(&self, context: u32) -> *const ContextData {
         (self.0.context_table as usize as *const ContextData).wrapping_add(context as usize)

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A context of a communicator, as back ends see it.
 
-use crate::backend::Backend;
 use crate::comm::Comm;
 use crate::order::{Order, Route, Sharing};
 use crate::status::Status;
@@ -9,13 +8,13 @@ use crate::sys::{self, Global};
 use crate::team::Rank;
 use gin_abi::{ContextData, Fault, FaultKind, Operation};
 
-/// A [`Gin`], as back ends see it.
+/// The state of a [`Gin`](crate::gin::Gin), as back ends see it.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug)]
 pub struct Core {
     pub(crate) comm: Comm,
     pub(crate) context: u32,
-    /// The context exists and the back end is the communicator's.
+    /// The context exists, and the back end is the communicator's.
     pub(crate) usable: bool,
     pub(crate) sharing: Sharing,
     pub(crate) order: Order,
@@ -38,17 +37,6 @@ impl Core {
         self.order
     }
 
-    /// Returns whether an operation to `peer` takes loads and stores.
-    #[inline(always)]
-    pub(crate) fn takes_lsa<B: Backend>(&self, peer: Rank) -> bool {
-        B::LSA
-            && match self.route {
-                Route::Auto => self.comm.lsa_reaches(peer),
-                Route::Lsa => true,
-                Route::Network => false,
-            }
-    }
-
     /// Returns whether operations take loads and stores or are refused.
     #[inline(always)]
     pub(crate) fn forces_lsa(&self) -> bool {
@@ -60,7 +48,8 @@ impl Core {
         self.comm.context_data(self.context)
     }
 
-    /// Where it says where the context's signal words that GPUs raise lie on `peer`, which loads and stores reach.
+    /// Returns the table entry with the address, on `peer`, of the context's signal words that GPUs raise. Loads and
+    /// stores reach `peer`.
     #[inline(always)]
     pub(crate) fn peer_signals(&self, peer: Rank) -> *const u64 {
         let handle = self.comm.handle();
@@ -83,7 +72,7 @@ impl Core {
         &self.comm
     }
 
-    /// A fault of this context.
+    /// Returns a fault of this context.
     #[inline(always)]
     pub(crate) fn fault(&self, kind: FaultKind, operation: Operation) -> Fault {
         Fault::new(kind, operation).context(self.context)
@@ -94,7 +83,7 @@ impl Core {
         if self.usable { Ok(()) } else { Err(self.unusable(operation)) }
     }
 
-    /// Why a context is not usable.
+    /// Returns the fault of an operation on a context that is not usable.
     #[inline(always)]
     pub(crate) fn unusable(&self, operation: Operation) -> Fault {
         let (contexts, backend) = (self.comm.contexts(), self.comm.backend());

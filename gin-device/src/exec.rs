@@ -1,28 +1,36 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The functions that the device API needs of an executor of its threads on a CPU.
+//! The interface between the device API and an executor of its threads on a CPU.
 //!
-//! On a GPU the hardware schedules threads; on a CPU an *executor* does, and this module is the whole seam between the
-//! two: a table of functions, installed once for the process by [`install`]. `gin-virtual` is the executor that ships.
-//! Without one, every OS thread is a grid of one block of one thread: enough for host code and single-thread tests.
+//! On a GPU the hardware schedules threads; on a CPU an *executor* does. The interface is a table of functions,
+//! [`Executor`], which [`install`] sets once for the process. `gin-virtual` is the executor that ships. Without an
+//! executor, every OS thread is a grid of one block of one thread, which is enough for host code and single-thread
+//! tests.
 //!
-//! An executor decides for itself whether the calling code is one of its threads; code that is not (a proxy on an OS
-//! thread of its own, say) must get the behaviour of no executor.
+//! An executor finds out whether the caller is one of its threads. Other code, such as a proxy on an OS thread of its
+//! own, must get the behaviour without an executor.
 
 use core::panic::Location;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// Three extents or indices, as CUDA counts them.
+/// Three extents or indices, in CUDA's order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Dim3 {
-    /// Fastest.
+    /// The dimension that varies fastest.
     pub x: u32,
-    /// Middle.
+    /// The middle dimension.
     pub y: u32,
-    /// Slowest.
+    /// The dimension that varies slowest.
     pub z: u32,
 }
 
-/// Where a thread is in its grid.
+/// The position of a thread in its grid.
+///
+/// ```
+/// use gin_device::exec::{Dim3, Position};
+///
+/// assert_eq!(Position::ALONE.thread, Dim3::default());
+/// assert_eq!(Position::ALONE.grid_dim, Dim3 { x: 1, y: 1, z: 1 });
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Position {
     /// Index of the thread in its block.
@@ -67,25 +75,25 @@ pub struct BarrierCall {
     pub reduction: Reduction,
     /// This thread's predicate.
     pub predicate: bool,
-    /// Where the call stands, for reports of barriers that cannot complete.
+    /// The call's place in the source, for reports of barriers that cannot complete.
     pub site: &'static Location<'static>,
 }
 
 /// One lane's part in an exchange among lanes of a warp.
 ///
-/// All lanes of `mask` must call with the same mask; each then sees the values of all. Shuffles, votes and the warp
-/// barrier are made of this.
+/// All lanes of `mask` must call with the same mask; each then gets the values of all. Shuffles, votes and the warp
+/// barrier are built on exchanges.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExchangeCall {
-    /// The lanes that take part; the caller's own among them.
+    /// The lanes that take part, the caller's among them.
     pub mask: u32,
     /// The value of this lane.
     pub value: u64,
-    /// Where the call stands.
+    /// The call's place in the source.
     pub site: &'static Location<'static>,
 }
 
-/// A piece of static shared memory: one per block and key.
+/// A declaration of static shared memory, which has one copy per block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SharedKey {
     /// Unique to the declaration: the address of a static.
@@ -99,25 +107,25 @@ pub struct SharedKey {
 /// The functions of an executor.
 #[derive(Clone, Copy, Debug)]
 pub struct Executor {
-    /// Called at every access to shared words: a place where another thread may be scheduled.
+    /// Called at every access to shared words; the executor may schedule another thread.
     pub switch_point: fn(),
-    /// Called in every polling loop: this thread has nothing to do for about `ns` nanoseconds.
+    /// Called in every polling loop: the thread is idle for about `ns` nanoseconds.
     pub pause: fn(ns: u32),
-    /// Nanoseconds on the clock that deadlines are measured with.
+    /// Returns nanoseconds on the clock of deadlines.
     pub clock_ns: fn() -> u64,
-    /// Cycles on a clock for measuring short times.
+    /// Returns cycles on a clock for short times.
     pub cycles: fn() -> u64,
-    /// Where the calling thread is.
+    /// Returns the calling thread's position.
     pub position: fn() -> Position,
-    /// Barrier of the block.
+    /// Waits at a barrier of the block and returns its reduction.
     pub barrier: fn(BarrierCall) -> u32,
-    /// Exchange among lanes; fills `out[lane]` for each lane of the mask, leaves the others.
+    /// Exchanges values among lanes. Fills `out[lane]` for each lane of the mask and leaves the others.
     pub exchange: fn(ExchangeCall, out: &mut [u64; 32]),
-    /// A set of lanes of the warp that are here together, the caller's among them.
+    /// Returns lanes of the warp that have reached this call together, the caller's among them.
     pub active_mask: fn(site: &'static Location<'static>) -> u32,
-    /// Static shared memory of the block, zeroed at first use.
+    /// Returns static shared memory of the block, zeroed at its first use.
     pub shared: fn(SharedKey) -> *mut u8,
-    /// Dynamic shared memory of the block and its size in bytes.
+    /// Returns the block's dynamic shared memory and its size in bytes.
     pub dynamic_shared: fn() -> (*mut u8, usize),
     /// Ends the grid with an error that carries this text.
     pub trap: fn(&'static str) -> !,
@@ -125,9 +133,9 @@ pub struct Executor {
 
 static EXECUTOR: AtomicPtr<Executor> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Makes `executor` the one of this process. The first call wins; later ones must bring the same executor.
+/// Makes `executor` the executor of this process, unless the process has one.
 ///
-/// Returns whether it is now, or was already, in place.
+/// Returns whether `executor` is in place, by this call or an earlier one.
 pub fn install(executor: &'static Executor) -> bool {
     let new = core::ptr::from_ref(executor).cast_mut();
     match EXECUTOR.compare_exchange(core::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
@@ -142,7 +150,7 @@ pub(crate) fn executor() -> Option<&'static Executor> {
     unsafe { EXECUTOR.load(Ordering::Acquire).as_ref() }
 }
 
-/// A place where another thread may be scheduled: every access to a shared word passes here.
+/// Lets the executor schedule another thread. Every access to a shared word calls this.
 #[inline(always)]
 pub fn switch_point() {
     if let Some(executor) = executor() {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A barrier over all blocks of a grid.
 //!
-//! The grid must be wholly resident (a cooperative launch), or blocks that run wait for blocks that never start.
+//! All blocks of the grid must be resident (a cooperative launch). Otherwise running blocks wait for blocks that never
+//! start.
 
 use crate::comm::Comm;
 use crate::coop::{Block, Coop, block_in_grid, grid_dim, lead};
@@ -9,7 +10,7 @@ use crate::status::{Status, WaitError};
 use crate::sys::{GlobalWord, Memory, Word};
 use gin_abi::{Deadline, Fault, FaultKind, Operation};
 
-/// Arrives at `word` and waits until `expected` arrivals are counted there.
+/// Arrives at `word` and waits until it counts `expected` arrivals.
 #[doc(hidden)]
 #[inline(always)]
 pub fn meet<M: Memory>(word: M::Word, status: &Status<M>, expected: u64, deadline: Deadline) -> Result<(), WaitError> {
@@ -20,9 +21,9 @@ pub fn meet<M: Memory>(word: M::Word, status: &Status<M>, expected: u64, deadlin
     Ok(())
 }
 
-/// A word in GPU memory, 0 at first, where the blocks of one grid meet.
+/// A barrier over the blocks of one grid, at a word in GPU memory that is 0 at first.
 ///
-/// Every block makes its own value of this type and goes through the same number of barriers.
+/// Every block makes its own value of this type and passes the same number of barriers.
 #[derive(Debug)]
 pub struct GridBarrier<'a> {
     comm: &'a Comm,
@@ -31,10 +32,11 @@ pub struct GridBarrier<'a> {
 }
 
 impl<'a> GridBarrier<'a> {
-    /// The barrier at `word`.
+    /// Returns the barrier at `word`.
     ///
     /// # Safety
-    /// - `word` is valid, aligned, in this GPU's memory, used for this only, and was 0 when the grid was launched.
+    /// - `word` is valid, aligned and in this GPU's memory.
+    /// - It was 0 when the grid was launched, and only barriers of this grid use it.
     #[inline(always)]
     #[must_use]
     pub unsafe fn new(comm: &'a Comm, word: *mut u64) -> Self {
@@ -44,10 +46,10 @@ impl<'a> GridBarrier<'a> {
 
     /// Waits for all threads of all blocks. All threads of the block call.
     ///
-    /// Ordering: what any thread of the grid wrote before is visible to all after, at GPU scope.
+    /// Ordering: earlier writes of every thread of the grid are visible to all threads afterwards, at GPU scope.
     ///
     /// # Errors
-    /// The same in all threads of a block: [`FaultKind::Timeout`] with how many blocks were expected and how many came;
+    /// The same in all threads of a block: [`FaultKind::Timeout`] with the number of blocks expected and arrived;
     /// the fault or abort that ended the wait.
     #[inline(always)]
     pub fn sync(&mut self, deadline: Deadline) -> Result<(), Fault> {
@@ -66,7 +68,7 @@ impl<'a> GridBarrier<'a> {
         })
     }
 
-    /// Number of the calling thread's block, for dividing work.
+    /// Returns the number of the calling thread's block, for dividing work.
     #[inline(always)]
     #[must_use]
     pub fn block(&self) -> u32 {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How kernels are found and called on a CPU.
+//! The registry of kernels on a CPU.
 //!
-//! `#[kernel]` makes a PTX entry on a GPU; on a CPU it leaves the function as it is and adds an entry of the same name
-//! to [`KERNELS`], which the virtual GPU launches from.
+//! On a GPU, `#[kernel]` makes a PTX entry. On a CPU it leaves the function as it is and adds an entry of the same name
+//! to [`KERNELS`], from which the virtual GPU launches it.
 //!
-//! Parameters are `Copy`, at most 16-byte aligned, and neither references nor slices, as the PTX entry needs them.
+//! As the PTX entry requires, parameters are `Copy`, at most 16-byte aligned, and neither references nor slices.
 
 /// One parameter of a kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,20 +22,21 @@ pub struct KernelParam {
 /// One kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelEntry {
-    /// Name: that of the function and of the PTX entry.
+    /// The name of the function and of the PTX entry.
     pub name: &'static str,
-    /// Path of the Rust module that it stands in.
+    /// The path of its Rust module.
     pub module: &'static str,
-    /// [`gin_abi::ABI_VERSION`] that it was compiled with.
+    /// The [`gin_abi::ABI_VERSION`] that it was compiled with.
     pub abi: u32,
     /// Its parameters, in order.
     pub params: &'static [KernelParam],
-    /// Most threads a block and fewest blocks an SM, if it was declared with launch bounds.
+    /// The largest number of threads per block and the smallest number of blocks per SM, if it has launch bounds.
     pub launch_bounds: Option<(u32, u32)>,
     /// Calls it as one thread.
     ///
     /// # Safety
-    /// - `params[i]` points to a value of parameter `i`, and what the kernel itself asks for holds.
+    /// - `params[i]` points to a value of parameter `i`.
+    /// - The kernel's own conditions hold.
     pub call: unsafe fn(params: *const *const u8),
 }
 
@@ -43,7 +44,7 @@ pub struct KernelEntry {
 #[linkme::distributed_slice]
 pub static KERNELS: [KernelEntry];
 
-/// For `#[kernel]`: a parameter of this type can be passed.
+/// Checks for `#[kernel]` that a parameter of this type can be passed. Returns its size and alignment.
 #[doc(hidden)]
 pub const fn check_param<T: Copy>() -> (usize, usize) {
     assert!(align_of::<T>() <= 16, "a kernel parameter may be aligned to 16 bytes at most");

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Device API of gin: what a kernel calls to write into other ranks' memory, raise their signals and wait for its own.
+//! Device API of gin. A kernel calls it to write into other ranks' memory, raise their signals and wait for its own.
 //!
 //! A kernel names a context of its communicator ([`Gin`]), ranges of windows ([`Window`]) and the group of threads that
-//! makes the call together (a [coop]), and posts: `put`, `put_value`, `get`, `signal`. The same source compiles to
-//! PTX and, as ordinary Rust, runs on the virtual GPU of `gin-virtual`.
+//! makes the call together (a [coop]). Then it posts: `put`, `put_value`, `get`, `signal`. The same source compiles to
+//! PTX, or to ordinary Rust that runs on the virtual GPU of `gin-virtual`.
 //!
 //! ```
 //! use gin_device::prelude::*;
 //!
-//! /// Puts `len` elements to the right neighbour and waits for those of the left one.
+//! /// Puts `len` elements to the right neighbour and waits for the left neighbour's elements.
 //! ///
 //! /// # Safety
 //! /// - One block, launched once on every rank of a communicator with a signal.
@@ -29,46 +29,45 @@
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | [`prelude`] | what a kernel needs, in one `use` |
-//! | [`gin`] | contexts: put, get, signal, flush, wait; the order of operations stands in its docs |
-//! | [`window`], [`team`], [`comm`] | memory of ranks, ranks, and what a communicator says of itself |
-//! | [`signal`] | names of signals and counters, and what can be done to them |
+//! | [`prelude`] | the names that a kernel needs, in one `use` |
+//! | [`gin`] | contexts: put, get, signal, flush, wait; its docs have the order of operations |
+//! | [`window`], [`team`], [`comm`] | memory of ranks, ranks, and the properties of a communicator |
+//! | [`signal`] | names of signals and counters, and the operations on them |
 //! | [`coop`] | groups of threads: from one thread to a block |
 //! | [`barrier`], [`grid`] | barriers over ranks, and over the blocks of a grid |
 //! | [`lsa`] | loads, stores and reductions on memory of peers over NVLink |
 //! | [`mod@shared`] | static and dynamic shared memory |
-//! | [`backend`] | the engines that carry requests out |
-//! | [`orders`] | orders of one thread to other warps of its block |
-//! | [`queue`], [`signal_words`], [`status`] | the protocols between kernels and CPU threads, both halves, generic over the memory |
+//! | [`backend`] | the back ends, which carry out requests |
 //! | [`sys`] | every instruction of the memory model: PTX, CPU atomics, model checker |
-//! | `exec`, `kernel`, `misuse` | on a CPU only: the seam to the virtual GPU, the kernels of the program, what must not compile |
+//! | `queue`, `signal_words`, `status`, `orders` | private: the protocols between kernels and CPU threads, both halves, generic over the memory |
+//! | `exec`, `kernel`, `misuse` | on a CPU only: the interface to the virtual GPU, the kernels of the program, mistakes that must not compile |
 //!
 //! # Rules
 //! - Nothing orders two puts, or two contexts. A strong signal covers all earlier puts of its context and route to its
 //!   peer; see [`gin`](gin#ordering).
-//! - Every call that can wait, or be misused, returns `Result<_, Fault>`, the same in all threads of its coop. Every
-//!   wait can end: by its deadline, by an abort of the host, by a fault anywhere in the communicator.
-//! - Offsets, ids and ranks are checked when an operation is issued. What skips a check is `unsafe` and says what it
-//!   needs.
-//! - A grid whose blocks wait must be resident as a whole.
+//! - Every call that can wait, or be misused, returns `Result<_, Fault>`, the same in all threads of its coop. A wait
+//!   ends by its deadline, by an abort of the host, or by a fault anywhere in the communicator.
+//! - Offsets, ids and ranks are checked when an operation is issued. A call that skips a check is `unsafe` and lists
+//!   its conditions.
+//! - All blocks of a grid whose blocks wait for each other must be resident.
 //!
 //! # Limits
-//! - Two back ends: by the [proxy](backend::Proxy) posts become requests of 64 bytes, which a CPU thread takes; by
-//!   [GDAKI](backend::gdaki) the kernel drives an mlx5 NIC, which so far has been a software NIC under the virtual GPU.
-//!   To peers of the LSA team there are loads and stores instead ([`gin`](gin#routes)).
-//! - On GPUs: compute capability 8.0 and later; `docs/hardware.md` says what was run on which.
-//! - Signals and counters only grow: there is no set and no subtraction.
+//! - There are two back ends. With the [proxy](backend::Proxy), posts become requests of 64 bytes that a CPU thread
+//!   carries out. With [GDAKI](backend::gdaki), the kernel drives an mlx5 NIC; `docs/hardware.md` lists the tested
+//!   NICs. Operations to peers of the LSA team take loads and stores instead ([`gin`](gin#routes)).
+//! - GPUs need compute capability 8.0 or later. `docs/hardware.md` lists the tested GPUs.
+//! - Signals and counters only grow. They have no operation that sets or subtracts.
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch, link_llvm_intrinsics, stdarch_nvptx))]
 #![cfg_attr(target_arch = "nvptx64", allow(internal_features))]
 #![no_std]
 #![warn(unreachable_pub)]
 
-// The macros name this crate; so they work inside it too.
+// The macros name this crate, also where they expand inside it.
 extern crate self as gin_device;
 #[cfg(test)]
 extern crate std;
 
-/// Runs two expressions in this order; `M` is the memory. The name is for the model tests, which swap the two.
+/// Runs two blocks in this order. `M` is the memory. The model tests swap the blocks of one name.
 macro_rules! ordered {
     ($name:literal : $first:block then $second:block) => {
         if <M as $crate::sys::Memory>::swapped($name) {
@@ -84,26 +83,25 @@ macro_rules! ordered {
 pub mod backend;
 pub mod barrier;
 pub mod comm;
-#[doc(hidden)]
-pub mod context;
+mod context;
 pub mod coop;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod exec;
 pub mod gin;
 pub mod grid;
-pub mod host_word;
+mod host_word;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod kernel;
 pub mod lsa;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod misuse;
-pub mod order;
-pub mod orders;
-pub mod queue;
+mod order;
+mod orders;
+mod queue;
 pub mod shared;
 pub mod signal;
-pub mod signal_words;
-pub mod status;
+mod signal_words;
+mod status;
 pub mod sys;
 pub mod team;
 pub mod window;
@@ -114,7 +112,7 @@ pub use gin_abi::{Deadline, Fault, FaultKind, Operation};
 pub use gin_macros::{kernel, shared};
 pub use window::Window;
 
-/// The names that a kernel needs, in one line: `use gin_device::prelude::*;`.
+/// The names that a kernel needs: `use gin_device::prelude::*;`.
 pub mod prelude {
     pub use crate::backend::{Any, Backend, Gdaki, Proxy};
     pub use crate::barrier::{BarrierSession, BarrierTeam, CombinedBarrier, Fence};
@@ -129,7 +127,33 @@ pub mod prelude {
     pub use gin_abi::{Deadline, Fault, FaultKind, Operation};
 }
 
-/// For the macros.
+/// The protocols between kernels, CPU threads and NICs, for gin's own crates. They may change in every version.
+#[doc(hidden)]
+pub mod internal {
+    pub mod host_word {
+        pub use crate::host_word::*;
+    }
+    pub mod order {
+        pub use crate::order::*;
+    }
+    pub mod orders {
+        pub use crate::orders::*;
+    }
+    pub mod pair {
+        pub use crate::backend::gdaki::pair::*;
+    }
+    pub mod queue {
+        pub use crate::queue::*;
+    }
+    pub mod signal_words {
+        pub use crate::signal_words::*;
+    }
+    pub mod status {
+        pub use crate::status::*;
+    }
+}
+
+/// Items for code that the macros generate.
 #[doc(hidden)]
 pub mod __private {
     pub use gin_abi::ABI_VERSION;
@@ -137,7 +161,7 @@ pub mod __private {
     pub use linkme;
 }
 
-/// Version of the shared layouts that this module was compiled with; the host checks it when it loads the module.
+/// The version of the shared layouts that this module was compiled with. The host checks it when it loads the module.
 #[cfg(target_arch = "nvptx64")]
 #[unsafe(no_mangle)]
 #[used]

@@ -2,25 +2,29 @@
 //! Loads and stores to memory of LSA peers.
 //!
 //! Ranks of one LSA team reach each other's windows by plain loads and stores, over NVLink or in the same GPU.
-//! [`Window::peer`] gives a peer's part: single elements, copies by a coop, and reductions. The front end's
-//! [`put`](crate::gin::Gin::put) and [`get`](crate::gin::Gin::get) are made of the same copies; with them come signals,
-//! counters and the contract of [`gin`](crate::gin).
+//! [`Window::peer`] returns a peer's part, for single elements, copies by a coop, and reductions. The front end's
+//! [`put`](crate::gin::Gin::put) and [`get`](crate::gin::Gin::get) use the same copies, and add signals, counters and
+//! the contract of [`gin`](crate::gin).
 //!
-//! ```ignore
+//! ```
+//! # use gin_device::prelude::*;
+//! # fn copy(gin: &Gin, comm: &Comm, window: Window<f32>) -> Result<(), Fault> {
 //! let there = window.peer(comm.lsa().right())?;
 //! there.copy_from(&Block, 0, window.range(0, 1024))?;
 //! gin.signal(comm.lsa().right(), SignalId::new(0).inc()).issue(&Block)?;
+//! # Ok(())
+//! # }
 //! ```
 //!
 //! # Order
-//! Nothing here is ordered by itself. Stores of the threads of a coop are visible at the peer to a thread that has
-//! waited for a signal. One of the coop's threads raises that signal afterwards by the LSA route, or by any route if
-//! the post releases to the system (the default). So it covers stores of other threads that happen before the raise, by
-//! a barrier for example: a release is cumulative. [`publish`] has the argument.
+//! Nothing here is ordered by itself. Order needs a signal: one of the coop's threads raises it after the stores, by
+//! the LSA route, or by any route if the post releases to the system (the default). At the peer, the stores are visible
+//! to a thread that has waited for that signal. The signal also covers stores of other threads that happen before the
+//! raise, by a barrier for example, because a release is cumulative. [`publish`] has the argument.
 //!
 //! # Lifetime
-//! A peer's memory stays where it is until no kernel of this rank uses the communicator any more, even if the peer's
-//! own host has destroyed its communicator after a fault.
+//! A peer's memory stays mapped until no kernel of this rank uses the communicator any more, even if the peer's own
+//! host has destroyed its communicator after a fault.
 
 use crate::coop::Coop;
 use crate::order::{Scope, release};
@@ -37,19 +41,19 @@ use bytemuck::Pod;
 use core::marker::PhantomData;
 use gin_abi::{Fault, FaultKind, Operation};
 
-/// Raises words of GPUs after what was stored: a signal at the peer, then an own counter.
+/// Raises words of GPUs after earlier stores: a signal at the peer, then a counter of the caller.
 ///
-/// `given`: how far what the raises cover was released already.
+/// `given` is the scope to which the covered memory is released already.
 ///
 /// Ordering: release, at system scope if there is a signal, else at GPU scope.
 ///
 /// # Why it covers the stores of a whole coop
-/// All threads of the coop store; they meet (a barrier of the block, or of lanes); one calls this. The barrier orders
-/// each thread's stores before the fence here. A release is cumulative: the waiter's acquire, once it has seen the
-/// raise, comes after everything before the fence, by any thread. The same holds for stores of other threads of the GPU
-/// that the caller has synchronised with at GPU scope. Later raises of the word by others carry on the release sequence
-/// of this one, because every raise is a read-modify-write. On hardware the fence waits until the stores that the
-/// thread could know of are performed at the peer.
+/// All threads of the coop store; they meet (at a barrier of the block, or of lanes); one calls this. The barrier
+/// orders each thread's stores before the fence here. A release is cumulative. So once the waiter has seen the raise,
+/// its acquire comes after all accesses before the fence, by any thread. The same holds for stores of other threads of
+/// the GPU that the caller has synchronised with at GPU scope. Later raises of the word by others continue this release
+/// sequence, because every raise is a read-modify-write. On hardware, the fence waits until all stores that the thread
+/// has observed are performed at the peer.
 #[inline(always)]
 pub fn publish<M: Memory>(given: Scope, signal: Option<(M::Word, u64)>, counter: Option<M::Word>) {
     if signal.is_some() {
@@ -65,17 +69,17 @@ pub fn publish<M: Memory>(given: Scope, signal: Option<(M::Word, u64)>, counter:
     }
 }
 
-/// Copies bytes, by all threads of `coop`, in units of 16 bytes where both sides allow it, else of 4 or 1. Does not
-/// meet.
+/// Copies bytes with all threads of `coop`, in units of 16 bytes if both addresses allow it, else of 4 or 1. The
+/// threads do not meet.
 ///
-/// A thread has four units of 16 bytes under way at a time, so that few threads, and so few processors, hide the way to
-/// memory; more would cost registers that it shares with the kernel around it.
+/// A thread has four units of 16 bytes under way at a time, so that few threads, on few processors, hide the latency of
+/// memory. More units would take registers from the surrounding kernel.
 ///
 /// # Safety
-/// - Both ranges are valid, in global memory, and do not overlap; nobody writes them meanwhile, nor reads the
-///   destination.
-/// - All threads of the coop bring the same.
-/// - Addresses are of memory that the GPU reaches: its own, pinned, or a peer's.
+/// - Both ranges are valid and in global memory, and they do not overlap.
+/// - No other thread writes them meanwhile, or reads the destination.
+/// - All threads of the coop bring the same arguments.
+/// - The GPU reaches the memory: it is its own, pinned, or a peer's.
 #[inline(always)]
 pub unsafe fn copy(coop: &impl Coop, destination: u64, source: u64, bytes: u64) {
     let apart = destination ^ source;
@@ -86,7 +90,7 @@ pub unsafe fn copy(coop: &impl Coop, destination: u64, source: u64, bytes: u64) 
     } else {
         1
     };
-    // Bytes before the first whole unit and after the last one; all of them where units are bytes.
+    // The head is the bytes before the first whole unit. If units are bytes, the first loop copies all of them.
     let (head, units) = if width == 1 {
         (0, 0)
     } else {
@@ -105,7 +109,7 @@ pub unsafe fn copy(coop: &impl Coop, destination: u64, source: u64, bytes: u64) 
     if width == 4 {
         let mut unit = rank;
         while unit < units {
-            // Safety: in range, and aligned, as both sides are alike.
+            // Safety: in range, and aligned, because both addresses have the same remainder.
             unsafe { store_weak_u32(at(destination, 4 * unit), load_relaxed_sys_u32(at(source, 4 * unit))) };
             unit += step;
         }
@@ -142,7 +146,7 @@ fn at<T>(address: u64, offset: u64) -> *mut T {
     (address + offset) as usize as *mut T
 }
 
-/// The part of a window that an LSA peer registered; from [`Window::peer`].
+/// An LSA peer's part of a window, from [`Window::peer`].
 #[derive(Debug)]
 pub struct PeerWindow<T> {
     address: u64,
@@ -160,13 +164,13 @@ impl<T> Clone for PeerWindow<T> {
 
 impl<T> Copy for PeerWindow<T> {}
 
-// Safety: addresses and lengths; what may be done through them does not depend on the thread.
+// Safety: it is an address and a length. Its accesses do not depend on the thread.
 unsafe impl<T> Send for PeerWindow<T> {}
 // Safety: as above.
 unsafe impl<T> Sync for PeerWindow<T> {}
 
 impl<T: Pod> Window<T> {
-    /// The part of `rank`, for loads and stores. The caller's own is one too.
+    /// Returns the part of `rank`, which may be the caller, for loads and stores.
     ///
     /// # Errors
     /// [`FaultKind::NotReachable`] if the rank is outside the LSA team.
@@ -178,7 +182,7 @@ impl<T: Pod> Window<T> {
 }
 
 impl<T: Pod> PeerWindow<T> {
-    /// Number of elements.
+    /// Returns the number of elements.
     #[inline(always)]
     #[must_use]
     pub fn len(&self) -> usize {
@@ -192,7 +196,7 @@ impl<T: Pod> PeerWindow<T> {
         self.len() == 0
     }
 
-    /// Address of the first element.
+    /// Returns the address of the first element.
     #[inline(always)]
     #[must_use]
     pub fn ptr(&self) -> *mut T {
@@ -207,7 +211,7 @@ impl<T: Pod> PeerWindow<T> {
         self.ptr().wrapping_add(index)
     }
 
-    /// Loads element `index`: a plain load, of what was acquired. Out of range ends the grid.
+    /// Loads element `index` by a plain load; its value must have been acquired. An index out of range ends the grid.
     #[inline(always)]
     #[must_use]
     pub fn read(&self, index: usize) -> T {
@@ -215,14 +219,15 @@ impl<T: Pod> PeerWindow<T> {
         unsafe { self.checked(index).read() }
     }
 
-    /// Stores element `index`: a plain store, to be released. Out of range ends the grid.
+    /// Stores element `index` by a plain store, which a later release makes visible. An index out of range ends the
+    /// grid.
     #[inline(always)]
     pub fn write(&self, index: usize, value: T) {
         // Safety: as above.
         unsafe { self.checked(index).write(value) }
     }
 
-    /// Loads element `index`, not checked.
+    /// Loads element `index` without a check.
     ///
     /// # Safety
     /// - `index < self.len()`.
@@ -233,7 +238,7 @@ impl<T: Pod> PeerWindow<T> {
         unsafe { self.ptr().add(index).read() }
     }
 
-    /// Stores element `index`, not checked.
+    /// Stores element `index` without a check.
     ///
     /// # Safety
     /// - `index < self.len()`.
@@ -243,7 +248,8 @@ impl<T: Pod> PeerWindow<T> {
         unsafe { self.ptr().add(index).write(value) }
     }
 
-    /// Address of the elements from `start` on, if as many as `own` has are there, and those of `own`.
+    /// Returns the addresses of the elements from `start` on and of `own`, if both ranges are within bounds. They have
+    /// the same length.
     #[inline(always)]
     fn both(&self, start: usize, own: &WindowRange<T>) -> Result<(u64, u64), Fault> {
         own.check_own()?;
@@ -260,7 +266,7 @@ impl<T: Pod> PeerWindow<T> {
     /// Copies a range of the caller's own part of a window to the elements from `start` on. All threads of `coop` call,
     /// with the same arguments. The two ranges do not overlap.
     ///
-    /// Ordering: what the threads of the coop wrote before is copied; when the call returns, all of them have stored.
+    /// Ordering: the copy reads earlier writes of the coop's threads. When the call returns, all of them have stored.
     ///
     /// # Errors
     /// The same in all threads: [`FaultKind::OutOfRange`].
@@ -268,16 +274,16 @@ impl<T: Pod> PeerWindow<T> {
     pub fn copy_from(&self, coop: &impl Coop, start: usize, source: WindowRange<T>) -> Result<(), Fault> {
         let (there, here) = self.both(start, &source)?;
         coop.sync();
-        // Safety: both in range; that they do not overlap is the caller's to see to.
+        // Safety: both ranges are within bounds; if they overlap, the copied bytes are unknown.
         unsafe { copy(coop, there, here, source.bytes()) };
         coop.sync();
         Ok(())
     }
 
-    /// Copies the elements from `start` on to a range of the caller's own part of a window; else as
-    /// [`copy_from`](Self::copy_from).
+    /// Copies the elements from `start` on to a range of the caller's own part of a window. All threads of `coop` call,
+    /// with the same arguments. The two ranges do not overlap.
     ///
-    /// Ordering: when the call returns, the threads of the coop see what was brought.
+    /// Ordering: when the call returns, the threads of the coop see the copied elements.
     ///
     /// # Errors
     /// The same in all threads: [`FaultKind::OutOfRange`].
@@ -298,11 +304,11 @@ macro_rules! reductions {
             $(
                 #[doc = $doc]
                 ///
-                /// Atomic with the other reductions and with atomics of GPUs; relaxed, at system scope. Out of range
-                /// ends the grid.
+                /// Atomic with the other reductions and with atomics of GPUs; relaxed, at system scope. An index out of
+                /// range ends the grid.
                 #[inline(always)]
                 pub fn $name(&self, index: usize, value: $ty) {
-                    // Safety: in range, of memory that is valid.
+                    // Safety: in range of valid memory.
                     unsafe { $red(self.checked(index), value) }
                 }
             )*
@@ -312,18 +318,18 @@ macro_rules! reductions {
 
 reductions! { u32:
     red_add_relaxed_sys red_add_relaxed_sys_u32 "Adds to element `index`, modulo 2^32.";
-    red_and_relaxed_sys red_and_relaxed_sys_u32 "Clears the bits of element `index` that `value` has not.";
-    red_or_relaxed_sys red_or_relaxed_sys_u32 "Sets the bits of `value` in element `index`.";
-    red_min_relaxed_sys red_min_relaxed_sys_u32 "Makes element `index` the lesser of itself and `value`.";
-    red_max_relaxed_sys red_max_relaxed_sys_u32 "Makes element `index` the greater of itself and `value`.";
+    red_and_relaxed_sys red_and_relaxed_sys_u32 "Clears the bits of element `index` that are 0 in `value`.";
+    red_or_relaxed_sys red_or_relaxed_sys_u32 "Sets the bits of element `index` that are 1 in `value`.";
+    red_min_relaxed_sys red_min_relaxed_sys_u32 "Sets element `index` to the lesser of itself and `value`.";
+    red_max_relaxed_sys red_max_relaxed_sys_u32 "Sets element `index` to the greater of itself and `value`.";
 }
 
 reductions! { u64:
     red_add_relaxed_sys red_add_relaxed_sys_u64 "Adds to element `index`, modulo 2^64.";
-    red_and_relaxed_sys red_and_relaxed_sys_u64 "Clears the bits of element `index` that `value` has not.";
-    red_or_relaxed_sys red_or_relaxed_sys_u64 "Sets the bits of `value` in element `index`.";
-    red_min_relaxed_sys red_min_relaxed_sys_u64 "Makes element `index` the lesser of itself and `value`.";
-    red_max_relaxed_sys red_max_relaxed_sys_u64 "Makes element `index` the greater of itself and `value`.";
+    red_and_relaxed_sys red_and_relaxed_sys_u64 "Clears the bits of element `index` that are 0 in `value`.";
+    red_or_relaxed_sys red_or_relaxed_sys_u64 "Sets the bits of element `index` that are 1 in `value`.";
+    red_min_relaxed_sys red_min_relaxed_sys_u64 "Sets element `index` to the lesser of itself and `value`.";
+    red_max_relaxed_sys red_max_relaxed_sys_u64 "Sets element `index` to the greater of itself and `value`.";
 }
 
 reductions! { f32:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Mistakes that the types forbid, each as an example that must not compile.
+//! Mistakes that the types forbid, each with an example that must not compile.
 //!
-//! The right way, which every example below departs from in one place:
+//! Every example differs in one place from this correct kernel:
 //!
 //! ```
 //! use gin_device::prelude::*;
@@ -23,7 +23,7 @@
 //! }
 //! ```
 //!
-//! A rank is not a number: a number of one team cannot be taken for that of another.
+//! A rank is not a number, so a rank of one team cannot be taken for a rank of another team.
 //!
 //! ```compile_fail,E0308
 //! # use gin_device::prelude::*;
@@ -68,7 +68,7 @@
 //! }
 //! ```
 //!
-//! Nothing is posted before `issue`, and faults are not to be dropped.
+//! Nothing is posted before `issue`, and faults must not be dropped.
 //!
 //! ```compile_fail
 //! # #![deny(unused_must_use)]
@@ -86,7 +86,7 @@
 //! }
 //! ```
 //!
-//! A barrier session is not copied: two copies would not know of each other's arrivals.
+//! A barrier session cannot be copied, because two copies would not share their arrivals.
 //!
 //! ```compile_fail,E0382
 //! # use gin_device::prelude::*;

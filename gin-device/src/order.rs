@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Words of ordering and sharing, which front end and back ends have in common.
+//! Terms of ordering, sharing and routing that the front end and the back ends share.
 
 use crate::sys::{Memory, Word};
 
-/// How far a release of memory reaches.
+/// The scope of a release of memory.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Scope {
     /// The calling thread only: nothing was released.
@@ -12,11 +12,11 @@ pub enum Scope {
     Block,
     /// The threads of the GPU, and engines that read GPU memory through its L2 cache.
     Gpu,
-    /// Everything: other GPUs, CPUs, NICs.
+    /// The whole system: other GPUs, CPUs, NICs.
     System,
 }
 
-/// The threads that use a context at the same time, through this value or another one. Narrower is cheaper.
+/// The threads that use a context at the same time, through one value of `Gin` or several. A narrower set is cheaper.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sharing {
     /// All threads of the GPU.
@@ -27,31 +27,32 @@ pub enum Sharing {
     Thread,
 }
 
-/// How operations get to a peer.
+/// The route of operations to a peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Route {
-    /// By loads and stores to peers of the LSA team, over the network to others.
+    /// Loads and stores to peers of the LSA team, the network to others.
     Auto,
-    /// By loads and stores. Operations to peers that these do not reach are refused
-    /// ([`FaultKind::NotReachable`]).
+    /// Loads and stores. An operation to a peer that they do not reach is refused
+    /// ([`FaultKind::NotReachable`](gin_abi::FaultKind::NotReachable)).
     Lsa,
-    /// Over the network, to every peer.
+    /// The network, to every peer.
     Network,
 }
 
 /// The memory that a wait, a read or a flush makes visible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
-    /// Nothing yet: the payload may be read after a later wait of order [`Acquire`](Order::Acquire), or after a fence
-    /// of the kernel's own. For kernels that look at several signals and pay for one fence.
+    /// None yet. The payload may be read after a later wait of order [`Acquire`](Order::Acquire), or after a fence of
+    /// the kernel's own. A kernel that waits for several signals thereby pays for one fence.
     ///
-    /// A flush of this order can return `Ok` although a request has failed; the next call that acquires tells.
+    /// A flush of this order can return `Ok` although a request has failed. The next call that acquires reports it.
     Relaxed,
-    /// All that the signal, the counter or the finished operations cover, at system scope.
+    /// All memory that the signal, the counter or the finished operations cover, at system scope.
     Acquire,
 }
 
-/// Releases the writes of this thread, and of threads that it synchronised with, unless the caller has done so.
+/// Releases the writes of this thread, and of threads that it synchronised with, to `required`. Makes no fence if the
+/// caller has released them at least as far, to `given`.
 #[doc(hidden)]
 #[inline(always)]
 pub fn release<M: Memory>(given: Scope, required: Scope) {
@@ -61,12 +62,12 @@ pub fn release<M: Memory>(given: Scope, required: Scope) {
     match required {
         Scope::System => M::fence_release_sys(),
         Scope::Gpu => M::fence_release_gpu(),
-        // Order within a block comes with the coop's barrier.
+        // The coop's barrier orders memory within a block.
         Scope::Block | Scope::Thread => {}
     }
 }
 
-/// Adds `count` to the producer index if `leads`, and returns the index before; 0 otherwise.
+/// Adds `count` to the producer index if `leads` and returns the index before. Otherwise returns 0.
 #[inline(always)]
 pub(crate) fn claim<W: Word>(producer_index: W, leads: bool, count: u64, sharing: Sharing) -> u64 {
     match sharing {

@@ -1,48 +1,48 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Orders of one thread to other warps of its block.
 //!
-//! A thread that is in the midst of something cannot meet the block at a barrier, as the lanes of its own warp are
-//! elsewhere. So it gives orders by words in memory of the GPU, and whole warps that have nothing else to do look for
-//! them. One order is under way at a time; its giver waits until all helpers have carried it out.
+//! A thread that serves a NIC cannot meet its block at a barrier, because the other lanes of its warp are elsewhere.
+//! Instead it gives orders through words in GPU memory. Whole warps of the block, the helpers, poll these words and
+//! carry the orders out. One order is under way at a time: its giver waits until all helpers have carried it out.
 
 use crate::sys::{Memory, Word};
 
-/// Words that [`Orders`] lie in.
+/// Number of words of [`Orders`].
 pub const WORDS: u64 = 5;
 
-/// Orders to copy, in [`WORDS`] words.
+/// Orders to copy bytes, in [`WORDS`] words.
 #[derive(Clone, Copy, Debug)]
 pub struct Orders<M: Memory> {
-    /// Number of the last order; its three words were written before.
+    /// Number of the last order. Its three words were written before.
     number: M::Word,
     to: M::Word,
     from: M::Word,
     bytes: M::Word,
-    /// How many times a helper has carried out an order.
-    done: M::Word,
+    /// Number of times that a helper has carried out an order.
+    completed: M::Word,
 }
 
-/// Where a copy goes, where it comes from, and how long it is. What 0 bytes stand for is for its users to say.
+/// A copy: its destination, its source and its length. The users of [`Orders`] may give 0 bytes a meaning of their own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Order {
     /// Address of the first byte that is written.
     pub to: u64,
     /// Address of the first byte that is read.
     pub from: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
 impl<M: Memory> Orders<M> {
-    /// In [`WORDS`] adjacent words, all 0 at first.
+    /// Returns the orders in [`WORDS`] adjacent words from `first` on. The words are 0 at first.
     #[inline(always)]
     pub fn new(first: M::Word) -> Self {
-        Self { number: first, to: first.at(1), from: first.at(2), bytes: first.at(3), done: first.at(4) }
+        Self { number: first, to: first.at(1), from: first.at(2), bytes: first.at(3), completed: first.at(4) }
     }
 
-    /// Gives order `number`, counted from 1. All earlier ones were carried out.
+    /// Gives order `number`, counted from 1. All earlier orders were carried out.
     ///
-    /// Ordering: what the giver has done or acquired comes before what the helpers do.
+    /// Ordering: all that the giver has written or acquired happens before the helpers' accesses.
     #[inline(always)]
     pub fn give(&self, number: u64, order: Order) {
         self.to.store_relaxed_gpu(order.to);
@@ -52,21 +52,21 @@ impl<M: Memory> Orders<M> {
         self.number.store_relaxed_gpu(number);
     }
 
-    /// Waits until each of `helpers` helpers has carried out `number` orders. They must be there and at it: this wait
-    /// has no other end.
+    /// Waits until each of `helpers` helpers has carried out `number` orders. All of them must be polling: nothing else
+    /// ends this wait.
     ///
-    /// Ordering: what the helpers did comes before what follows.
+    /// Ordering: the helpers' accesses happen before what follows.
     #[inline(always)]
     pub fn wait(&self, number: u64, helpers: u64) {
-        while self.done.load_relaxed_gpu() != number * helpers {
+        while self.completed.load_relaxed_gpu() != number * helpers {
             M::pause(0);
         }
         M::fence_acquire_gpu();
     }
 
-    /// Returns whether an order after number `number` was given; [`read`](Self::read) says which.
+    /// Returns whether an order after order `number` was given; [`read`](Self::read) returns it.
     ///
-    /// Ordering: if so, what its giver did before comes before what follows.
+    /// Ordering: if so, the giver's earlier accesses happen before what follows.
     #[inline(always)]
     pub fn is_given(&self, number: u64) -> bool {
         if self.number.load_relaxed_gpu() == number {
@@ -76,26 +76,28 @@ impl<M: Memory> Orders<M> {
         true
     }
 
-    /// The order that was given last, for a helper that has seen it and not carried it out.
+    /// Returns the last order. The calling helper has seen it and not carried it out.
     #[inline(always)]
     pub fn read(&self) -> Order {
         let (to, from) = (self.to.load_relaxed_gpu(), self.from.load_relaxed_gpu());
         Order { to, from, bytes: self.bytes.load_relaxed_gpu() }
     }
 
-    /// Says that a helper has carried out the order: one thread of it, after all of them have met.
+    /// Reports that a helper has carried out the order. One thread of the helper calls, after all of its threads have
+    /// met.
     ///
-    /// Ordering: what they did comes before what its giver does after its wait, for other GPUs and the host too.
+    /// Ordering: the helper's accesses happen before what the giver does after its wait, for other GPUs and the host
+    /// too.
     #[inline(always)]
     pub fn carried_out(&self) {
         M::fence_release_sys();
-        self.done.add_relaxed_gpu(1);
+        self.completed.add_relaxed_gpu(1);
     }
 
-    /// As at first. No helper looks any more.
+    /// Sets the words to 0 again. No helper polls them any more.
     #[inline(always)]
     pub fn clear(&self) {
         self.number.store_relaxed_gpu(0);
-        self.done.store_relaxed_gpu(0);
+        self.completed.store_relaxed_gpu(0);
     }
 }

@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Shared memory of a block.
 //!
-//! Static shared memory is declared at module level by [`shared!`](crate::shared!) and has one copy per block; dynamic
-//! shared memory is what the launch asked for, see [`dynamic`]. Both are plain memory: threads order their accesses
-//! with barriers. A GPU does not initialise either.
+//! | kind | made by | length |
+//! | --- | --- | --- |
+//! | static | [`shared!`](crate::shared!) at module level; one copy per block | that of the declaration |
+//! | dynamic | the launch; see [`dynamic`] | as the launch asked |
 //!
-//! ```ignore
+//! Both are plain memory: threads order their accesses with barriers. A GPU initialises neither.
+//!
+//! ```
 //! gin_device::shared! { static TILE: [f32; 256]; }
 //!
-//! let tile = TILE.as_mut_ptr().cast::<f32>();
+//! /// Returns the first element of the block's tile.
+//! fn tile() -> *mut f32 {
+//!     TILE.as_mut_ptr().cast()
+//! }
 //! ```
 
 #[cfg(target_arch = "nvptx64")]
@@ -17,7 +23,7 @@ use core::arch::{asm, global_asm};
 #[cfg(target_arch = "nvptx64")]
 global_asm!(".extern .shared .align 16 .b8 gin_dynamic_shared[];");
 
-/// The dynamic shared memory of the block, aligned to 16 bytes; [`dynamic_bytes`] long.
+/// Returns the address of the block's dynamic shared memory: [`dynamic_bytes`] bytes, aligned to 16.
 #[inline(always)]
 pub fn dynamic() -> *mut u8 {
     #[cfg(target_arch = "nvptx64")]
@@ -39,7 +45,7 @@ pub fn dynamic() -> *mut u8 {
     }
 }
 
-/// Size of the dynamic shared memory of the block in bytes, as the launch asked.
+/// Returns the size of the block's dynamic shared memory in bytes.
 #[inline(always)]
 pub fn dynamic_bytes() -> usize {
     #[cfg(target_arch = "nvptx64")]
@@ -58,7 +64,7 @@ pub fn dynamic_bytes() -> usize {
     crate::exec::executor().map_or(0, |executor| (executor.dynamic_shared)().1)
 }
 
-/// For `shared!` on a CPU: the block's copy of the declaration with this key.
+/// Returns the block's copy of a declaration by `shared!`, on a CPU. `key` is unique to the declaration.
 #[cfg(not(target_arch = "nvptx64"))]
 #[doc(hidden)]
 pub fn cpu(key: usize, bytes: usize, align: usize) -> *mut u8 {

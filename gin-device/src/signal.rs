@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Names of signals and counters, and what can be done to them.
+//! Names of contexts, signals and counters, and the operations on them.
 
 use crate::team::Rank;
-use crate::window::reaches;
+use crate::window::{Window, reaches};
+use bytemuck::Pod;
 use gin_abi::descriptor::{RemoteSignal, SignalTarget};
 use gin_abi::{COUNTER_BITS, SIGNAL_BITS, WindowHandle};
 
@@ -11,7 +12,7 @@ use gin_abi::{COUNTER_BITS, SIGNAL_BITS, WindowHandle};
 pub struct ContextId(pub(crate) u32);
 
 impl ContextId {
-    /// The context with this number, from 0. Checked when it is used.
+    /// Returns the context with this number, from 0. Operations check it.
     #[inline(always)]
     #[must_use]
     pub const fn new(id: u32) -> Self {
@@ -20,32 +21,40 @@ impl ContextId {
 }
 
 /// A signal of a context: a 64-bit word that peers raise.
+///
+/// ```
+/// # use gin_device::prelude::*;
+/// let signal = SignalId::new(3);
+/// assert_eq!(signal.inc(), signal.add(1));
+/// assert_ne!(signal.inc(), signal.inc().weak());
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SignalId(u32);
 
 impl SignalId {
-    /// The signal with this number, from 0. Checked when it is used.
+    /// Returns the signal with this number, from 0. Operations check it.
     #[inline(always)]
     #[must_use]
     pub const fn new(id: u32) -> Self {
         Self(id)
     }
 
-    /// Raise it by one; strong.
+    /// Returns the action that raises it by one; strong.
     #[inline(always)]
     #[must_use]
     pub const fn inc(self) -> SignalAction {
         self.add(1)
     }
 
-    /// Raise it by `amount`; strong. Not for subtraction: a waiter may miss a value that goes back.
+    /// Returns the action that raises it by `amount`; strong. Not for subtraction: a waiter may miss a value that goes
+    /// back.
     #[inline(always)]
     #[must_use]
     pub const fn add(self, amount: u64) -> SignalAction {
         SignalAction { signal: Signal::Id(self.0), amount, strong: true }
     }
 
-    /// The same signal, of which only the low `bits` bits count (1 to 64).
+    /// Returns the same signal with only its low `bits` bits (1 to 64).
     #[inline(always)]
     #[must_use]
     pub const fn bits(self, bits: u32) -> SignalView {
@@ -53,49 +62,53 @@ impl SignalId {
     }
 }
 
-/// A signal at an 8-byte word of a window; made by `Window::signal`.
+/// A signal at an 8-byte word of a window, from [`Window::signal`].
 ///
-/// The window must be registered with the flag `signals`; the word belongs to the signal then and is read and reset by
-/// these calls only.
+/// The window must be registered with the flag `signals`. The word then belongs to the signal: only operations on
+/// signals may read or reset it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VaSignal {
     pub(crate) window: WindowHandle,
     pub(crate) offset: u64,
 }
 
-impl VaSignal {
+impl<T: Pod> Window<T> {
+    /// Returns the 8-byte word at byte `offset` as a signal. The window needs the flag `signals`.
     #[inline(always)]
-    pub(crate) const fn new(window: WindowHandle, offset: u64) -> Self {
-        Self { window, offset }
+    #[must_use]
+    pub fn signal(&self, offset: u64) -> VaSignal {
+        VaSignal { window: *self.handle(), offset }
     }
+}
 
-    /// First byte past the word; `u64::MAX` if that overflows.
+impl VaSignal {
+    /// Returns the offset of the first byte past the word; `u64::MAX` if that overflows.
     #[inline(always)]
     pub(crate) const fn end(&self) -> u64 {
         self.offset.saturating_add(8)
     }
 
-    /// Returns whether the word lies in `rank`'s part of the window.
+    /// Returns whether the word is in `rank`'s part of the window.
     #[inline(always)]
     pub(crate) fn fits_on(&self, rank: Rank) -> bool {
         reaches(&self.window, rank, self.end())
     }
 
-    /// Raise it by one; strong.
+    /// Returns the action that raises it by one; strong.
     #[inline(always)]
     #[must_use]
     pub const fn inc(self) -> SignalAction {
         self.add(1)
     }
 
-    /// Raise it by `amount`; strong. Not for subtraction.
+    /// Returns the action that raises it by `amount`; strong. Not for subtraction.
     #[inline(always)]
     #[must_use]
     pub const fn add(self, amount: u64) -> SignalAction {
         SignalAction { signal: Signal::Va(self), amount, strong: true }
     }
 
-    /// The same signal, of which only the low `bits` bits count (1 to 64).
+    /// Returns the same signal with only its low `bits` bits (1 to 64).
     #[inline(always)]
     #[must_use]
     pub const fn bits(self, bits: u32) -> SignalView {
@@ -103,7 +116,7 @@ impl VaSignal {
     }
 }
 
-/// Which word.
+/// The word of a signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Signal {
     Id(u32),
@@ -119,7 +132,7 @@ pub struct SignalAction {
 }
 
 impl SignalAction {
-    /// The signal covers only the put that it comes with, not earlier ones.
+    /// Returns the same action with a weak signal, which covers only the put that it is bound to, not earlier puts.
     #[inline(always)]
     #[must_use]
     pub const fn weak(mut self) -> Self {
@@ -137,9 +150,9 @@ impl SignalAction {
     }
 }
 
-/// A signal to read, wait for or reset, and how many of its bits count.
+/// A signal to read, wait for or reset, and the number of its bits that count.
 ///
-/// Comparison is rolling: of 2^bits values, those up to half the circle ahead count as later.
+/// Comparison is on a circle of 2^bits values: a value up to half the circle ahead counts as later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SignalView {
     pub(crate) signal: Signal,
@@ -160,19 +173,19 @@ impl From<VaSignal> for SignalView {
     }
 }
 
-/// A counter of a context: how many operations have left their source, modulo 2^56.
+/// A counter of a context: the number of operations whose source may be reused, modulo 2^56.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CounterId(pub(crate) u32);
 
 impl CounterId {
-    /// The counter with this number, from 0. Checked when it is used.
+    /// Returns the counter with this number, from 0. Operations check it.
     #[inline(always)]
     #[must_use]
     pub const fn new(id: u32) -> Self {
         Self(id)
     }
 
-    /// The same counter, of which only the low `bits` bits count (1 to 56).
+    /// Returns the same counter with only its low `bits` bits (1 to 56).
     #[inline(always)]
     #[must_use]
     pub const fn bits(self, bits: u32) -> CounterView {
@@ -180,7 +193,7 @@ impl CounterId {
     }
 }
 
-/// A counter to read or wait for, and how many of its bits count.
+/// A counter to read or wait for, and the number of its bits that count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CounterView {
     pub(crate) id: u32,

@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The words behind a signal or a counter.
 //!
-//! A signal has one word for each kind of engine that can raise it (GPUs, the context's NIC, CPU threads), and only
-//! that engine writes it, because their atomics on one word are not atomic to each other. Its value is
-//! `(sum of words - baseline) & mask`. Reset moves the baseline to the sum; no word is ever stored to.
+//! A signal has one word for each kind of engine that can raise it: GPUs, the context's NIC, CPU threads. Only that
+//! engine writes the word, because atomics of different engines on one word are not atomic to each other. The signal's
+//! value is `(sum of words - baseline) & mask`. A reset moves the baseline to the sum and stores to no word.
 //!
 //! # Why a sum of words is right
-//! Each word only grows (modulo 2^64), so a sum that is read word by word lies between the true sums at its first and
-//! its last load, and "at least n", once seen, stays met. That needs what the docs of `Gin::wait_signal` ask for:
-//! raises are increments, fewer than 2^(bits - 1) of them between baseline and wait, and no reset while raises are in
-//! flight.
+//! Each word only grows (modulo 2^64). So a sum that is read word by word is between the true sums at its first and its
+//! last load, and "at least n", once seen, stays met. This needs the conditions of `Gin::wait_signal`: raises are
+//! increments, there are fewer than 2^(bits - 1) of them between baseline and wait, and no reset happens while raises
+//! are in flight.
 //!
-//! The waiter polls relaxed and fences acquire once after success. The raiser's add is a release after the payload, so
-//! the payload is visible then: each word that contributed was read before the fence, and a word's later adds carry on
-//! the release sequence of the earlier ones.
+//! The waiter polls relaxed and makes one acquire fence after success. The raiser's add is a release after the payload.
+//! The payload is then visible, because the waiter read each contributing word before the fence, and because later adds
+//! to a word continue the release sequence of earlier adds.
 //!
-//! At the word in host memory one thread looks for all, see [`host_word`](crate::host_word). What a wait takes for its
-//! value may be older than at its first load then, but no older than at the end of any wait before (but see the next
-//! section).
+//! One thread polls the word in host memory for all; see [`host_word`](crate::host_word). So a wait may use a value of
+//! that word from before the wait's first load, but no older than the value at the end of any earlier wait (except as
+//! in the next section).
 //!
 //! # Signals that GPUs raise
-//! Where there are words in GPU memory too, mostly these are raised, and a look at the word in host memory each time
-//! would take longer than the rest of the wait. So a wait begins with what that word held when some wait before ended,
-//! which is no more than it holds now, and "at least n" is met if it is met by that. It looks at the word itself after
-//! a while, and often only if that has ever been raised. What is so old can be taken for something ahead only if half
-//! the circle was raised since, so this is for values of [`WIDE`] bits and more.
+//! If a signal has words in GPU memory too, mostly these are raised, and a read of the word in host memory would take
+//! longer than the rest of the wait. So a wait begins with the value of that word at the end of some earlier wait. That
+//! value is no more than the present one, so if it meets "at least n", the present one does too. After a while the wait
+//! reads the word itself; it does so often only if the word has ever been raised. An old value could be taken for a
+//! later one only if half the circle was raised since. So this is for values of [`WIDE`] bits and more.
 
 use crate::host_word::{HostWord, LAST, Look, SPARE};
 use crate::status::{Status, WaitError};
@@ -34,19 +34,19 @@ use gin_abi::{Deadline, mask, rolling_le};
 /// The words of one signal or counter, and its baseline.
 #[derive(Clone, Copy, Debug)]
 pub struct Words<M: Memory> {
-    /// Raised by GPUs.
+    /// The word that GPUs raise.
     pub gpu: Option<M::Word>,
-    /// Raised by the NIC of the context.
+    /// The word that the context's NIC raises.
     pub nic: Option<M::Word>,
-    /// Raised by CPU threads.
+    /// The word that CPU threads raise.
     pub cpu: Option<M::Word>,
-    /// [`host_word::WORDS`](crate::host_word::WORDS) words in GPU memory: those beside `cpu`, at [`SPARE`] the
-    /// baseline, the sum of the words at the last reset, and at [`LAST`] what `cpu` held once, which at first is what
-    /// it began with.
+    /// The near words of `cpu`, [`host_word::WORDS`](crate::host_word::WORDS) words in GPU memory. [`SPARE`] has the
+    /// baseline: the sum of the words at the last reset. [`LAST`] has an earlier value of `cpu`, at first its initial
+    /// value.
     pub near: M::Word,
 }
 
-/// Raises one word of a signal or counter by `by`. Only the engine that the word belongs to may call this.
+/// Raises one word of a signal or counter by `by`. Only the word's engine may call this.
 ///
 /// Ordering: release, at system scope. Earlier writes are visible to a thread that waited for the raise.
 #[inline(always)]
@@ -54,18 +54,19 @@ pub fn raise<W: Word>(word: W, by: u64) {
     word.add_release_sys(by);
 }
 
-/// Looks at the words in GPU memory between two looks at the word in host memory, when there are both and the latter
-/// has been raised before.
+/// Number of polls of the words in GPU memory between two reads of the word in host memory, if there are both and the
+/// latter has been raised before.
 const GPU_LOOKS: u32 = 8;
-/// From this number of bits on, values never lie so far apart that they change places on the circle: it would take 2^47
-/// raises between two looks.
+/// Number of bits from which on an old value is never taken for a later one: that would take 2^47 raises between two
+/// reads.
 pub const WIDE: u32 = 48;
 
 impl<M: Memory> Words<M> {
-    /// The same, when it has not been raised. Few enough that a deadline of 0 does not pass before the first one.
+    /// The same number if the word in host memory has not been raised. It is small enough that a wait with a deadline
+    /// of 0 reads that word once.
     const LOOKS_ALONE: u32 = M::POLLS_PER_CHECK.div_ceil(2);
 
-    /// Sum of the words that lie in GPU memory.
+    /// Returns the sum of the words in GPU memory.
     #[inline(always)]
     fn own(&self) -> u64 {
         let gpu = self.gpu.map_or(0, |word| word.load_relaxed_sys());
@@ -78,19 +79,19 @@ impl<M: Memory> Words<M> {
         self.cpu.map_or(0, |word| word.load_relaxed_sys())
     }
 
-    /// The baseline.
+    /// Returns the word with the baseline.
     #[inline(always)]
     pub fn base(&self) -> M::Word {
         self.near.at(SPARE)
     }
 
-    /// The value now, relaxed.
+    /// Returns the value now, relaxed.
     #[inline(always)]
     pub fn value(&self, bits: u32) -> u64 {
         self.own().wrapping_add(self.host()).wrapping_sub(self.base().load_relaxed_gpu()) & mask(bits)
     }
 
-    /// The value now. Ordering: acquire, at system scope.
+    /// Returns the value now. Ordering: acquire, at system scope.
     #[inline(always)]
     pub fn read(&self, bits: u32) -> u64 {
         let value = self.value(bits);
@@ -98,13 +99,13 @@ impl<M: Memory> Words<M> {
         value
     }
 
-    /// Waits until the value is at or past `least` on the circle of 2^`bits` values; gives the value. Calls `attend`
-    /// each time that it has found it short of that for a while.
+    /// Waits until the value is at or past `least` on the circle of 2^`bits` values, and returns it. Calls `attend`
+    /// every [`Memory::POLLS_PER_ATTEND`] polls.
     ///
     /// Ordering: acquire, at system scope.
     ///
     /// # Errors
-    /// [`Stop`] if the wait ended early, and the value then.
+    /// [`WaitError`] if the wait ended early, and the value at that time.
     #[inline(always)]
     pub fn wait(
         &self,
@@ -119,7 +120,8 @@ impl<M: Memory> Words<M> {
         Ok(value)
     }
 
-    /// As [`wait`](Self::wait), but what the raises cover may be seen only after an acquire fence of the caller's.
+    /// Waits as [`wait`](Self::wait), but relaxed: writes that the raises cover are visible only after an acquire fence
+    /// of the caller's.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
@@ -133,7 +135,7 @@ impl<M: Memory> Words<M> {
         mut attend: impl FnMut(),
     ) -> Result<u64, (WaitError, u64)> {
         let base = self.base().load_relaxed_gpu();
-        // The parts for another word than `cpu` are not used.
+        // Without `cpu` this is not used.
         let mut look: Look<M> = Look::new(HostWord { word: self.cpu.unwrap_or(self.near), near: self.near });
         let near = self.gpu.is_some() || self.nic.is_some();
         let remembers = self.cpu.is_some() && near && bits >= WIDE;
@@ -169,14 +171,14 @@ impl<M: Memory> Words<M> {
         if let (true, Some(now)) = (remembers && outcome.is_ok(), host)
             && now != last
         {
-            // A thread that takes the value sees the writes that these raises cover, as this thread would.
+            // A thread that takes the value must see the writes that these raises cover, as this thread does.
             M::fence_acquire_sys();
             self.near.at(LAST).store_release_gpu(now);
         }
         outcome.map_err(|stop| (stop, self.value(bits)))
     }
 
-    /// Makes the value 0. No raise may be in flight.
+    /// Sets the value to 0. No raise may be in flight.
     ///
     /// Ordering: relaxed; threads that use the signal afterwards must be synchronised with this one.
     #[inline(always)]

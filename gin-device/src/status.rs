@@ -1,33 +1,34 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The ends of waits: aborts, faults and deadlines.
 //!
-//! Two status blocks say whether a communicator still runs. The *host's* is written by CPU threads (abort, network
-//! errors, faults of other ranks) and lies in pinned host memory. The *kernel's* is written by the rank's own kernels,
-//! once: a copy in GPU memory that they poll, and one in pinned host memory for the host. Writer and reader of each
-//! agree on one rule: the record first, then the word with release; the word relaxed, then an acquire fence, then the
-//! record.
+//! Two status blocks hold the faults of a communicator.
+//!
+//! | block | written by | memory |
+//! | --- | --- | --- |
+//! | host's | CPU threads: aborts, network errors, faults of other ranks | pinned host memory |
+//! | kernel's | the rank's own kernels, once | a copy in GPU memory that kernels poll, and one in pinned host memory for the host |
+//!
+//! Both follow one rule. The writer stores the record, then the word with release. The reader loads the word relaxed,
+//! makes an acquire fence and loads the record.
 
-use crate::sys::{Memory, Word};
+use crate::sys::{Memory, NAP_NS, Word};
 use gin_abi::{Deadline, Fault, FaultKind};
-
-/// How long a waiting thread naps between checks, in nanoseconds.
-pub(crate) const NAP_NS: u32 = 64;
 
 /// Word index of the record in a status block.
 const RECORD: u64 = 2;
 
-/// `word` of the kernel's copy while its record is being written.
+/// First word of the kernel's copy while its record is being written.
 const WRITING: u64 = 1;
-/// `word` of the kernel's copy once its record is valid.
+/// First word of the kernel's copy once its record is valid.
 const WRITTEN: u64 = 2;
 
-/// Word index, in the copy in GPU memory, of what kernels know of the host's block: [`POSTED`], or the time of the last
-/// look at it, in nanoseconds, which is even.
+/// Index of the word, in the copy in GPU memory, with the kernels' knowledge of the host's block: [`POSTED`], or the
+/// time of the last look at that block, in nanoseconds, which is even.
 const HOST: u64 = 1;
 /// The host's block has a record.
 const POSTED: u64 = 1;
 
-/// A deadline that several waits share, one after the other: what is left of it counts from one start.
+/// A deadline that several waits share, one after the other. The time counts from one start.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shared {
     deadline: Deadline,
@@ -35,13 +36,13 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Starts now. Reads the clock only if there is a deadline.
+    /// Starts the time now. Reads the clock only if there is a deadline.
     #[inline(always)]
     pub(crate) fn start<M: Memory>(deadline: Deadline) -> Self {
         Self { deadline, start: if deadline.is_none() { 0 } else { M::clock_ns() } }
     }
 
-    /// Returns the time that is left now, at least 0.
+    /// Returns the remaining time, at least 0.
     #[inline(always)]
     pub(crate) fn left<M: Memory>(&self) -> Deadline {
         if self.deadline.is_none() {
@@ -62,21 +63,22 @@ pub struct Status<M: Memory> {
     pub copy: M::Word,
 }
 
-/// Why a wait ended without what it waited for.
+/// The reason why a wait ended early.
 ///
-/// A fault is comm-wide and stays, so it is not carried along: [`Status::cause`] reads it where it is reported.
+/// A fault is the communicator's and stays, so the error does not contain it: [`Status::cause`] reads it when it is
+/// reported.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WaitError {
-    /// Its deadline passed.
+    /// The deadline passed.
     Deadline,
     /// The communicator was aborted or has a fault.
     Fault,
-    /// There is no connection to the peer: nothing was waited for.
+    /// There is no connection to the peer, so there was no wait.
     NotConnected,
 }
 
 impl<M: Memory> Status<M> {
-    /// Returns whether the communicator was aborted or has a fault, as far as kernels know. A fault of a kernel counts
+    /// Returns whether the communicator was aborted or has a fault, from GPU memory alone. A fault of a kernel counts
     /// once its record is whole.
     #[inline(always)]
     pub(crate) fn is_stopped_near(&self) -> bool {
@@ -84,8 +86,8 @@ impl<M: Memory> Status<M> {
         (copy == WRITTEN) | (host == POSTED)
     }
 
-    /// The same, with a look at the host's block once in [`Memory::LOOK_NS`] nanoseconds by one of all threads that
-    /// ask: see [`host_word`](crate::host_word) for why not by each.
+    /// Returns whether the communicator was aborted or has a fault. Every [`Memory::LOOK_NS`] nanoseconds one of all
+    /// calling threads reads the host's block. [`host_word`](crate::host_word) explains why not each thread does.
     #[inline(always)]
     pub(crate) fn is_stopped(&self) -> bool {
         if M::LOOK_NS == 0 {
@@ -100,7 +102,7 @@ impl<M: Memory> Status<M> {
         (copy == WRITTEN) | (host == POSTED)
     }
 
-    /// Looks at the host's block, and tells the other threads if there is a record. Says whether there is.
+    /// Reads the host's block and announces a record there to the other threads. Returns whether there is one.
     #[inline(always)]
     pub fn look(&self) -> bool {
         if self.host.load_relaxed_sys() == 0 {
@@ -111,7 +113,7 @@ impl<M: Memory> Status<M> {
         true
     }
 
-    /// Returns whether the communicator was aborted or has a fault now.
+    /// Returns whether the communicator was aborted or has a fault now. Reads host memory.
     #[inline(always)]
     pub(crate) fn is_stopped_now(&self) -> bool {
         let (host, copy) = (self.host.load_relaxed_sys(), self.copy.load_relaxed_gpu());
@@ -119,26 +121,26 @@ impl<M: Memory> Status<M> {
         (host as u32 != 0) | (copy as u32 == WRITTEN as u32)
     }
 
-    /// The abort or fault that ended a wait with [`WaitError::Fault`].
+    /// Returns the abort or fault that ended a wait with [`WaitError::Fault`].
     ///
-    /// Ordering: whatever the writer did before it posted the fault is visible afterwards.
+    /// Ordering: all writes that precede the post of the fault are visible afterwards.
     #[inline(always)]
     pub fn cause(&self) -> Fault {
-        // Another thread may have seen it in the host's block.
+        // Another thread may have read it in the host's block.
         M::fence_acquire_gpu();
         let block = if self.host.load_relaxed_sys() as u32 != 0 { self.host } else { self.copy };
         M::fence_acquire_sys();
         record::<M>(block)
     }
 
-    /// The abort or fault of this communicator, if there is one; ordering as [`cause`](Self::cause).
+    /// Returns the abort or fault of this communicator, if there is one. Ordering as [`cause`](Self::cause).
     #[inline(always)]
     pub fn fault(&self) -> Option<Fault> {
         if self.is_stopped_now() { Some(self.cause()) } else { None }
     }
 
-    /// Waits until [`cause`](Self::cause) is readable. The caller has reported a fault: another report may come first
-    /// and not be whole yet.
+    /// Waits until [`cause`](Self::cause) is readable. The caller has reported a fault, but another report may have
+    /// come first and not be whole yet.
     #[inline(always)]
     pub(crate) fn await_stop(&self) {
         while !self.is_stopped() {
@@ -146,16 +148,17 @@ impl<M: Memory> Status<M> {
         }
     }
 
-    /// [`WaitError::Fault`] if the communicator was aborted or has a fault.
+    /// Checks that the communicator runs. Reads host memory.
     ///
     /// # Errors
-    /// That.
+    /// [`WaitError::Fault`] if the communicator was aborted or has a fault.
     #[inline(always)]
     pub fn check(&self) -> Result<(), WaitError> {
         if self.is_stopped_now() { Err(WaitError::Fault) } else { Ok(()) }
     }
 
-    /// The same, as far as kernels know: a fault of the host's once a thread has [looked](Self::look).
+    /// Checks that the communicator runs, from GPU memory alone. It finds a fault of the host's once a thread has
+    /// [looked](Self::look).
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -164,7 +167,8 @@ impl<M: Memory> Status<M> {
         if self.is_stopped_near() { Err(WaitError::Fault) } else { Ok(()) }
     }
 
-    /// The fault to return from an operation that was stopped; a deadline becomes `timeout`, which says where it was.
+    /// Returns the fault of an operation whose wait ended early. A deadline becomes `timeout`, which names the
+    /// operation.
     #[inline(always)]
     pub fn explain(&self, stop: WaitError, timeout: Fault) -> Fault {
         match stop {
@@ -174,7 +178,8 @@ impl<M: Memory> Status<M> {
         }
     }
 
-    /// Posts a fault from a kernel: the first one stays, later ones are dropped. Ends every wait of this communicator.
+    /// Posts a fault from a kernel and ends every wait of this communicator. The first fault stays; later ones are
+    /// dropped.
     ///
     /// Ordering: release, at system scope.
     #[inline(always)]
@@ -183,7 +188,7 @@ impl<M: Memory> Status<M> {
             return;
         }
         let words = fault.to_words();
-        // One by one: an array to loop over would lie on the stack.
+        // One by one: a loop would put the array on the stack.
         self.copy.at(RECORD).store_pair_relaxed_sys(words[0], words[1]);
         self.copy.at(RECORD + 2).store_pair_relaxed_sys(words[2], words[3]);
         self.kernel.at(RECORD).store_pair_relaxed_sys(words[0], words[1]);
@@ -192,7 +197,7 @@ impl<M: Memory> Status<M> {
         self.kernel.store_release_sys(1);
     }
 
-    /// Posts a fault from the host; the first one stays. Only one thread may call this at a time.
+    /// Posts a fault from the host. The first fault stays. Only one thread may call this at a time.
     ///
     /// Ordering: release, at system scope.
     pub fn post(&self, fault: Fault) {
@@ -205,7 +210,7 @@ impl<M: Memory> Status<M> {
         self.host.store_release_sys(1);
     }
 
-    /// The fault that the host posted, if it did. For the host.
+    /// Returns the fault that the host posted, if it did. For the host.
     pub fn host_fault(&self) -> Option<Fault> {
         (self.host.load_relaxed_sys() != 0).then(|| {
             M::fence_acquire_sys();
@@ -213,7 +218,7 @@ impl<M: Memory> Status<M> {
         })
     }
 
-    /// The fault that a kernel reported, if one did. For the host, which cannot read the copy in GPU memory.
+    /// Returns the fault that a kernel reported, if one did. For the host, which cannot read the copy in GPU memory.
     pub fn reported(&self) -> Option<Fault> {
         (self.kernel.load_relaxed_sys() != 0).then(|| {
             M::fence_acquire_sys();
@@ -221,19 +226,19 @@ impl<M: Memory> Status<M> {
         })
     }
 
-    /// Polls `test` until it gives a value, or until abort, a fault or the deadline ends it.
+    /// Polls `test` until it returns a value, or until an abort, a fault or the deadline ends the wait.
     ///
-    /// The value counts even when a fault is posted meanwhile. Status words and clock are looked at every
-    /// [`Memory::POLLS_PER_CHECK`] polls, so a deadline of 0 polls that often. `test` must be relaxed; the caller
-    /// fences afterwards.
+    /// A value counts even if a fault is posted meanwhile. The wait checks status words and clock every
+    /// [`Memory::POLLS_PER_CHECK`] polls, so it also polls that often with a deadline of 0. `test` must be relaxed; the
+    /// caller fences afterwards.
     ///
     /// # Errors
-    /// [`Stop`] says what ended the wait.
+    /// The reason why the wait ended.
     #[inline(always)]
     pub fn poll<T>(&self, deadline: Deadline, mut test: impl FnMut() -> Option<T>) -> Result<T, WaitError> {
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
         let mut left = M::POLLS_PER_CHECK;
-        // In this order, with the test last, so that LLVM does not copy the test before the loop.
+        // The test comes last, so that LLVM does not copy it to before the loop.
         loop {
             if left == 0 {
                 if self.is_stopped() {
@@ -252,15 +257,15 @@ impl<M: Memory> Status<M> {
         }
     }
 
-    /// As [`poll`](Self::poll), for a word in host memory, when a first look has found it wanting. The status words are
-    /// looked at each time.
+    /// Waits as [`poll`](Self::poll), for a word in host memory, and pauses before the first test. It checks the status
+    /// words at every poll.
     ///
     /// # Errors
     /// As [`poll`](Self::poll).
     #[inline(always)]
     pub fn poll_host_word(&self, deadline: Deadline, mut test: impl FnMut() -> bool) -> Result<(), WaitError> {
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
-        // One block of code with one exit, which is short and which LLVM leaves as it is.
+        // One short block of code with one exit, which LLVM leaves as it is.
         loop {
             M::pause_at_host_word();
             let stopped = self.is_stopped();

@@ -1,31 +1,35 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Teams of ranks.
 //!
-//! A team is an arithmetic sequence of world ranks. The world has all of them; the *LSA* team the ranks that reach each
-//! other by loads and stores (one host, or one NVLink domain); the *rail* team the ranks with the same place in their
-//! LSA team, which usually share a network rail.
+//! A team is an arithmetic sequence of world ranks.
 //!
-//! Operations take a [`Rank`], which is always a valid world rank, so a rank of one team cannot be taken for that of
-//! another: a rank outside the team is refused, not mapped to a wrong one.
+//! | team | ranks |
+//! | --- | --- |
+//! | world | all |
+//! | LSA | the ranks that reach each other by loads and stores: one host, or one NVLink domain |
+//! | rail | the ranks with the same place in their LSA teams, which usually share a network rail |
+//!
+//! Operations take a [`Rank`], which is always a valid world rank. So a rank of one team cannot be taken for a rank of
+//! another team: a rank outside a team is refused, not mapped to a wrong one.
 
 use gin_abi::{Fault, FaultKind, Operation};
 
-/// A world rank that exists in the communicator it came from.
+/// A world rank that exists in its communicator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rank(u32);
 
 impl Rank {
-    /// The rank with this number.
+    /// Returns the rank with this number.
     ///
     /// # Safety
-    /// - The communicator it is used with has more than `rank` ranks.
+    /// - Every communicator that it is used with has more than `rank` ranks.
     #[inline(always)]
     #[must_use]
     pub const unsafe fn new_unchecked(rank: u32) -> Self {
         Self(rank)
     }
 
-    /// Its number in the world.
+    /// Returns its number in the world.
     #[inline(always)]
     #[must_use]
     pub const fn world(self) -> u32 {
@@ -33,7 +37,22 @@ impl Rank {
     }
 }
 
-/// Ranks `first, first + stride, ...`, `size` of them, the caller's own among them.
+/// The `size` ranks `first, first + stride, ...`, the caller's own among them.
+///
+/// ```
+/// # use bytemuck::Zeroable;
+/// # use gin_abi::CommHandle;
+/// # use gin_device::prelude::*;
+/// # let handle = CommHandle { ranks: 12, rank: 6, lsa_size: 4, lsa_rank: 2, ..CommHandle::zeroed() };
+/// # // Safety: only the handle's own numbers are read.
+/// # let comm = unsafe { Comm::from_handle(handle) };
+/// // Rank 6 of 12, in LSA teams of 4.
+/// let (world, lsa, rail) = (comm.world(), comm.lsa(), comm.rail());
+/// assert_eq!((world.rank(), lsa.rank(), rail.rank()), (6, 2, 1));
+/// assert_eq!((lsa.left().world(), lsa.right().world(), rail.right().world()), (5, 7, 10));
+/// // The member of an LSA team that is outside the rail team is refused.
+/// assert_eq!(rail.rank_of(lsa.right()).unwrap_err().kind, FaultKind::NotInTeam);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Team {
     first: u32,
@@ -48,31 +67,31 @@ impl Team {
         Self { first, stride, size, rank }
     }
 
-    /// Number of members.
+    /// Returns the number of members.
     #[inline(always)]
     #[must_use]
     pub const fn size(&self) -> u32 {
         self.size
     }
 
-    /// The caller's rank in the team.
+    /// Returns the caller's rank in the team.
     #[inline(always)]
     #[must_use]
     pub const fn rank(&self) -> u32 {
         self.rank
     }
 
-    /// The caller's world rank.
+    /// Returns the caller's world rank.
     #[inline(always)]
     #[must_use]
     pub const fn me(&self) -> Rank {
         Rank(self.first + self.rank * self.stride)
     }
 
-    /// The member with rank `rank` in the team.
+    /// Returns the member with rank `rank` in the team.
     ///
     /// # Errors
-    /// [`FaultKind::UnknownRank`] if the team is smaller.
+    /// [`FaultKind::UnknownRank`] if the team has no such member.
     #[inline(always)]
     pub const fn member(&self, rank: u32) -> Result<Rank, Fault> {
         if rank < self.size {
@@ -82,7 +101,7 @@ impl Team {
         }
     }
 
-    /// The member `distance` ranks after the caller, round the team.
+    /// Returns the member `distance` ranks after the caller, round the team.
     #[inline(always)]
     #[must_use]
     pub const fn after(&self, distance: u32) -> Rank {
@@ -90,7 +109,7 @@ impl Team {
         Rank(self.first + rank as u32 * self.stride)
     }
 
-    /// The next member, round the team; the caller itself if it is alone.
+    /// Returns the next member, round the team; the caller itself if it is alone.
     #[inline(always)]
     #[must_use]
     pub const fn right(&self) -> Rank {
@@ -98,7 +117,7 @@ impl Team {
         Rank(self.first + next * self.stride)
     }
 
-    /// The member before, round the team; the caller itself if it is alone.
+    /// Returns the previous member, round the team; the caller itself if it is alone.
     #[inline(always)]
     #[must_use]
     pub const fn left(&self) -> Rank {
@@ -106,7 +125,7 @@ impl Team {
         Rank(self.first + before * self.stride)
     }
 
-    /// Rank in the team of a world rank.
+    /// Returns the rank in the team of a world rank.
     ///
     /// # Errors
     /// [`FaultKind::NotInTeam`] if it is no member.
@@ -129,7 +148,7 @@ impl Team {
         self.rank_of(rank).is_ok()
     }
 
-    /// The caller's part of the team when it is cut into runs of `size` neighbouring members.
+    /// Returns the caller's part of the team, which is cut into runs of `size` neighbouring members.
     ///
     /// # Errors
     /// [`FaultKind::UnknownRank`] if `size` is 0 or does not divide the team's size.
@@ -142,7 +161,7 @@ impl Team {
         Ok(Team { first: self.first + (self.rank - rank) * self.stride, stride: self.stride, size, rank })
     }
 
-    /// The members with the caller's place in their runs of `size` neighbours.
+    /// Returns the members with the caller's place in their runs of `size` neighbours.
     ///
     /// # Errors
     /// As [`inner`](Self::inner).

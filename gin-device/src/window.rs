@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Windows: memory that every rank registered, addressed by rank and index.
+//! Windows: memory that every rank registers, addressed by rank and index.
 //!
-//! A window may have another length on each rank; a range is checked against the length that the *addressed* rank
-//! registered, when the operation is issued. When all ranks registered the same length it stands in the handle and the
-//! check reads nothing.
+//! A window may have another length on each rank. When an operation is issued, it checks the range against the length
+//! that the *addressed* rank registered. If all ranks registered the same length, the handle has that length and the
+//! check reads no memory.
 
 use crate::sys;
 use crate::team::Rank;
@@ -12,11 +12,11 @@ use core::marker::PhantomData;
 use gin_abi::handle::{STRIDE_SHIFT, WINDOW_SIGNALS};
 use gin_abi::{Fault, FaultKind, Operation, WindowData, WindowHandle};
 
-/// A window of elements of type `T`: a kernel parameter, made by the host.
+/// A window of elements of type `T`: a kernel parameter that the host makes.
 ///
-/// Indices and lengths count elements. `read`, `write` and `add` touch the caller's own part and check the index like
-/// a slice does: out of range ends the grid. They are plain accesses: ordering comes from signals, counters and
-/// barriers, and nobody else may write the element meanwhile.
+/// Indices and lengths count elements. `read`, `write` and `add` access the caller's own part and check the index as a
+/// slice does: an index out of range ends the grid. They are plain accesses: signals, counters and barriers order them,
+/// and no other thread may write the element meanwhile.
 #[repr(transparent)]
 #[derive(Debug)]
 pub struct Window<T> {
@@ -33,29 +33,29 @@ impl<T> Clone for Window<T> {
 
 impl<T> Copy for Window<T> {}
 
-// Safety: a window is addresses and lengths; what may be done through it does not depend on the thread.
+// Safety: a window is addresses and lengths. Its accesses do not depend on the thread.
 unsafe impl<T> Send for Window<T> {}
 // Safety: as above.
 unsafe impl<T> Sync for Window<T> {}
 
-/// Length in bytes on `rank` of the window behind a handle of the host's.
+/// Returns the length in bytes of a window on `rank`. The host made the handle.
 #[inline(always)]
 pub(crate) fn bytes_on(handle: &WindowHandle, rank: Rank) -> u64 {
     let data = handle.data as usize as *const WindowData;
-    // Safety: a handle's table entry is valid while the window is registered; its table of lengths has an entry for
-    // each rank. Both stay as they are.
+    // Safety: a handle's table entry is valid while the window is registered. Its table of lengths has an entry for
+    // each rank. Both are constant.
     unsafe {
         let lengths = sys::read_word(&raw const (*data).lengths);
         sys::read_word((lengths as usize as *const u64).wrapping_add(rank.world() as usize))
     }
 }
 
-/// Address of `rank`'s part of the window behind a handle of the host's, from the table; 0 if loads and stores do not
-/// reach it.
+/// Returns the address of `rank`'s part of a window from the table; 0 if loads and stores do not reach it. The host
+/// made the handle.
 #[inline(always)]
 fn peer_entry(handle: &WindowHandle, rank: Rank) -> u64 {
     let data = handle.data as usize as *const WindowData;
-    // Safety: as above; the table of peers has an entry for each rank too, if there is one.
+    // Safety: as above. The table of peers, if there is one, has an entry for each rank too.
     unsafe {
         match sys::read_word(&raw const (*data).peers) {
             0 => 0,
@@ -64,20 +64,20 @@ fn peer_entry(handle: &WindowHandle, rank: Rank) -> u64 {
     }
 }
 
-/// Address of `rank`'s part of a window whose parts lie at a fixed distance.
+/// Returns the address of `rank`'s part of a window whose parts have a fixed distance.
 #[inline(always)]
 fn peer_place(handle: &WindowHandle, rank: Rank) -> u64 {
     let distance = rank.world().wrapping_sub(sys::narrow(handle.rank)).wrapping_mul(sys::narrow(handle.stride));
     handle.base.wrapping_add(u64::from(distance) << STRIDE_SHIFT)
 }
 
-/// Address of the part of `rank`, which loads and stores reach, of the window behind a handle of the host's.
+/// Returns the address of `rank`'s part of a window. Loads and stores reach `rank`.
 #[inline(always)]
 fn peer_address(handle: &WindowHandle, rank: Rank) -> u64 {
     if sys::narrow(handle.stride) != 0 { peer_place(handle, rank) } else { peer_entry(handle, rank) }
 }
 
-/// Returns whether a range that ends at byte `end` lies in `rank`'s part of the window behind a handle of the host's.
+/// Returns whether a range that ends at byte `end` is in `rank`'s part of a window. The host made the handle.
 #[inline(always)]
 pub(crate) fn reaches(handle: &WindowHandle, rank: Rank, end: u64) -> bool {
     end <= handle.least_length || end <= bytes_on(handle, rank)
@@ -92,34 +92,34 @@ impl<T: Pod> Window<T> {
     /// Wraps a handle that the host made.
     ///
     /// # Safety
-    /// - The handle is one of the host library's, of this rank, for elements of type `T`, and the window stays
-    ///   registered while this is used.
+    /// - The host library made the handle, for this rank and for elements of type `T`. The window stays registered as
+    ///   long as the value is used.
     #[inline(always)]
     #[must_use]
     pub const unsafe fn from_handle(handle: WindowHandle) -> Self {
         Self { handle, element: PhantomData }
     }
 
-    /// The handle behind it.
+    /// Returns the handle.
     #[inline(always)]
     #[must_use]
     pub const fn handle(&self) -> &WindowHandle {
         &self.handle
     }
 
-    /// Own length in bytes.
+    /// Returns the length of the caller's own part in bytes.
     #[inline(always)]
     fn own_bytes(&self) -> u64 {
         self.handle.own_length
     }
 
-    /// Length in bytes on `rank`.
+    /// Returns the length on `rank` in bytes.
     #[inline(always)]
     fn bytes_on(&self, rank: Rank) -> u64 {
         bytes_on(&self.handle, rank)
     }
 
-    /// Number of elements of the caller's own part.
+    /// Returns the number of elements of the caller's own part.
     #[inline(always)]
     #[must_use]
     pub fn len(&self) -> usize {
@@ -133,19 +133,19 @@ impl<T: Pod> Window<T> {
         self.len() == 0
     }
 
-    /// Number of elements that `rank` registered.
+    /// Returns the number of elements that `rank` registered.
     #[inline(always)]
     #[must_use]
     pub fn len_on(&self, rank: Rank) -> usize {
         (self.bytes_on(rank) / Self::SIZE) as usize
     }
 
-    /// Returns `elements` elements in bytes, and whether that overflows.
+    /// Returns the size of `elements` elements in bytes, and whether it overflows.
     #[inline(always)]
     fn bytes(elements: usize) -> (u64, bool) {
         let elements = elements as u64;
         let most = const { u64::MAX / Self::SIZE };
-        // Sizes are powers of two mostly; then the upper half tells.
+        // Most sizes are powers of two; then the upper half of the number decides.
         let overflows = if const { Self::SIZE.is_power_of_two() && Self::SIZE <= 1 << 32 } {
             sys::narrow((elements >> 32) as u32) > (most >> 32) as u32
         } else {
@@ -154,9 +154,9 @@ impl<T: Pod> Window<T> {
         (elements.wrapping_mul(Self::SIZE), overflows)
     }
 
-    /// The elements `start .. start + len`, of whichever rank the operation addresses.
+    /// Returns the elements `start .. start + len`, on the rank that an operation addresses.
     ///
-    /// Checked when an operation uses it; overflow of `start + len` counts as past the end.
+    /// The operation checks the range. If `start + len` overflows, the range counts as past the end.
     #[inline(always)]
     #[must_use]
     pub fn range(&self, start: usize, len: usize) -> WindowRange<T> {
@@ -165,21 +165,21 @@ impl<T: Pod> Window<T> {
         WindowRange { window: *self, offset, bytes, overflowed: offset_too_large | bytes_too_large }
     }
 
-    /// Element `index`, of whichever rank the operation addresses.
+    /// Returns element `index`, on the rank that an operation addresses.
     #[inline(always)]
     #[must_use]
     pub fn at(&self, index: usize) -> WindowRange<T> {
         self.range(index, 1)
     }
 
-    /// A pointer to element `index` that names the same place on every rank.
+    /// Returns a pointer to element `index`, which names the same place on every rank.
     #[inline(always)]
     #[must_use]
     pub fn symmetric(&self, index: usize) -> SymPtr<T> {
         SymPtr { window: *self, index: index as u64 }
     }
 
-    /// The same memory as elements of another type, starting `offset` bytes in.
+    /// Returns `len` elements of another type from byte `offset` on.
     ///
     /// # Errors
     /// [`FaultKind::Misaligned`] if `offset` is not a multiple of the other type's alignment, or the memory is not
@@ -195,13 +195,6 @@ impl<T: Pod> Window<T> {
         Ok(WindowRange { window, offset, bytes, overflowed: too_large })
     }
 
-    /// The 8-byte word at byte `offset`, as a signal; the window needs the flag `signals`.
-    #[inline(always)]
-    #[must_use]
-    pub fn signal(&self, offset: u64) -> crate::signal::VaSignal {
-        crate::signal::VaSignal::new(self.handle, offset)
-    }
-
     /// Returns whether signals can raise words of the window.
     #[inline(always)]
     #[must_use]
@@ -209,20 +202,20 @@ impl<T: Pod> Window<T> {
         self.handle.flags & WINDOW_SIGNALS != 0
     }
 
-    /// Address of the caller's own part.
+    /// Returns the address of the caller's own part.
     #[inline(always)]
     #[must_use]
     pub fn local_ptr(&self) -> *mut T {
         self.handle.base as usize as *mut T
     }
 
-    /// Address of `rank`'s part, for loads and stores.
+    /// Returns the address of `rank`'s part, for loads and stores.
     ///
     /// # Errors
     /// [`FaultKind::NotReachable`] if the rank is outside the LSA team.
     #[inline(always)]
     pub fn peer_ptr(&self, rank: Rank) -> Result<*mut T, Fault> {
-        // Never where parts lie anywhere; and the table has no address for a rank outside the team.
+        // `lsa_reach` is 0 unless parts have a fixed distance. The table has no address for a rank outside the team.
         let near = rank.world().wrapping_sub(sys::narrow(self.handle.lsa_first)) < sys::narrow(self.handle.lsa_reach);
         let address = if near { peer_place(&self.handle, rank) } else { peer_entry(&self.handle, rank) };
         if address == 0 {
@@ -239,7 +232,7 @@ impl<T: Pod> Window<T> {
         self.local_ptr().wrapping_add(index)
     }
 
-    /// Element `index` of the caller's own part. Out of range ends the grid.
+    /// Reads element `index` of the caller's own part. An index out of range ends the grid.
     #[inline(always)]
     #[must_use]
     pub fn read(&self, index: usize) -> T {
@@ -247,14 +240,14 @@ impl<T: Pod> Window<T> {
         unsafe { self.checked(index).read() }
     }
 
-    /// Stores element `index` of the caller's own part. Out of range ends the grid.
+    /// Stores element `index` of the caller's own part. An index out of range ends the grid.
     #[inline(always)]
     pub fn write(&self, index: usize, value: T) {
         // Safety: as above.
         unsafe { self.checked(index).write(value) }
     }
 
-    /// Adds to element `index` of the caller's own part; not atomic. Out of range ends the grid.
+    /// Adds to element `index` of the caller's own part; not atomic. An index out of range ends the grid.
     #[inline(always)]
     pub fn add(&self, index: usize, value: T)
     where
@@ -265,7 +258,7 @@ impl<T: Pod> Window<T> {
         unsafe { element.write(element.read() + value) }
     }
 
-    /// Element `index` of the caller's own part, not checked.
+    /// Reads element `index` of the caller's own part without a check.
     ///
     /// # Safety
     /// - `index < self.len()`.
@@ -276,7 +269,7 @@ impl<T: Pod> Window<T> {
         unsafe { self.local_ptr().add(index).read() }
     }
 
-    /// Stores element `index` of the caller's own part, not checked.
+    /// Stores element `index` of the caller's own part without a check.
     ///
     /// # Safety
     /// - `index < self.len()`.
@@ -287,13 +280,13 @@ impl<T: Pod> Window<T> {
     }
 }
 
-/// Neighbouring elements of a window, on whichever rank an operation addresses.
+/// Neighbouring elements of a window, on the rank that an operation addresses.
 #[derive(Debug)]
 pub struct WindowRange<T> {
     window: Window<T>,
     offset: u64,
     bytes: u64,
-    /// The one or the other overflowed.
+    /// Offset or length overflowed.
     overflowed: bool,
 }
 
@@ -307,40 +300,40 @@ impl<T> Clone for WindowRange<T> {
 impl<T> Copy for WindowRange<T> {}
 
 impl<T: Pod> WindowRange<T> {
-    /// Offset in bytes; `u64::MAX` if offset or length overflowed.
+    /// Returns the offset in bytes; `u64::MAX` if offset or length overflowed.
     #[inline(always)]
     #[must_use]
     pub const fn offset(&self) -> u64 {
         if self.overflowed { u64::MAX } else { self.offset }
     }
 
-    /// Length in bytes; `u64::MAX` if offset or length overflowed.
+    /// Returns the length in bytes; `u64::MAX` if offset or length overflowed.
     #[inline(always)]
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         if self.overflowed { u64::MAX } else { self.bytes }
     }
 
-    /// The same memory as bytes.
+    /// Returns the same memory as bytes.
     #[inline(always)]
     pub(crate) const fn as_bytes(self) -> WindowRange<u8> {
         let window = Window { handle: self.window.handle, element: PhantomData };
         WindowRange { window, offset: self.offset, bytes: self.bytes, overflowed: self.overflowed }
     }
 
-    /// Offset and length in bytes, of a range that was checked.
+    /// Returns offset and length in bytes of a range that was checked.
     #[inline(always)]
     pub(crate) const fn place(&self) -> (u64, u64) {
         (self.offset, self.bytes)
     }
 
-    /// Address in the caller's own part, of a range that was checked.
+    /// Returns the address in the caller's own part of a range that was checked.
     #[inline(always)]
     pub(crate) const fn address(&self) -> u64 {
         self.window.handle.base + self.offset
     }
 
-    /// Address in `rank`'s part, of a range that was checked, of a rank that loads and stores reach.
+    /// Returns the address in `rank`'s part of a range that was checked. Loads and stores reach `rank`.
     #[inline(always)]
     pub(crate) fn address_on(&self, rank: Rank) -> u64 {
         peer_address(&self.window.handle, rank).wrapping_add(self.offset)
@@ -351,39 +344,39 @@ impl<T: Pod> WindowRange<T> {
         sys::narrow(self.window.handle.id)
     }
 
-    /// Returns whether the range lies in `rank`'s part.
+    /// Returns whether the range is in `rank`'s part.
     #[inline(always)]
     pub(crate) fn fits_on(&self, rank: Rank) -> bool {
         let (end, overflows) = self.offset.overflowing_add(self.bytes);
         !(self.overflowed | overflows) & reaches(&self.window.handle, rank, end)
     }
 
-    /// Returns whether the range lies in the caller's own part.
+    /// Returns whether the range is in the caller's own part.
     #[inline(always)]
     pub(crate) fn fits_own(&self) -> bool {
         let (end, overflows) = self.offset.overflowing_add(self.bytes);
         !(self.overflowed | overflows) & (end <= self.window.own_bytes())
     }
 
-    /// First byte past the end of the range; `u64::MAX` if that overflows.
+    /// Returns the offset of the first byte past the range; `u64::MAX` if it overflows.
     #[inline(always)]
     pub(crate) fn end(&self) -> u64 {
         if self.overflowed { u64::MAX } else { self.offset.saturating_add(self.bytes) }
     }
 
-    /// Own length of the window in bytes.
+    /// Returns the length of the caller's own part in bytes.
     #[inline(always)]
     pub(crate) fn own_length(&self) -> u64 {
         self.window.own_bytes()
     }
 
-    /// Length of the window on `rank` in bytes.
+    /// Returns the length of the window on `rank` in bytes.
     #[inline(always)]
     pub(crate) fn length_on(&self, rank: Rank) -> u64 {
         self.window.bytes_on(rank)
     }
 
-    /// Checks the range against what the caller itself registered.
+    /// Checks the range against the length that the caller registered.
     ///
     /// # Errors
     /// [`FaultKind::OutOfRange`] with the length in bytes and the end of the range.
@@ -395,7 +388,7 @@ impl<T: Pod> WindowRange<T> {
         Err(Fault::new(FaultKind::OutOfRange, Operation::Address).values(self.own_length(), self.end()))
     }
 
-    /// Checks the range against what `rank` registered.
+    /// Checks the range against the length that `rank` registered.
     ///
     /// # Errors
     /// [`FaultKind::OutOfRange`] with the length in bytes and the end of the range.
@@ -411,8 +404,22 @@ impl<T: Pod> WindowRange<T> {
 
 /// A pointer that names the same place of a window on every rank.
 ///
-/// Arithmetic counts elements and is checked when the pointer is used. Two are equal if they name the same element of
-/// the same window.
+/// Arithmetic counts elements; uses of the pointer check the result. Two pointers are equal if they name the same
+/// element of the same window.
+///
+/// ```
+/// # use bytemuck::Zeroable;
+/// # use gin_abi::WindowHandle;
+/// # use gin_device::prelude::*;
+/// # let handle = WindowHandle { base: 0x1000, own_length: 64, ..WindowHandle::zeroed() };
+/// # // Safety: no access is made through the window.
+/// # let window: Window<u32> = unsafe { Window::from_handle(handle) };
+/// // A window of 16 elements.
+/// let pointer = window.symmetric(5);
+/// assert_eq!(pointer, window.symmetric(2) + 3);
+/// assert_eq!(pointer.range(2).offset(), 20);
+/// assert_eq!((pointer + 11).local_ptr().unwrap_err().kind, FaultKind::OutOfRange);
+/// ```
 #[derive(Debug)]
 pub struct SymPtr<T> {
     window: Window<T>,
@@ -449,7 +456,7 @@ impl<T> core::ops::Add<usize> for SymPtr<T> {
 impl<T> core::ops::Sub<usize> for SymPtr<T> {
     type Output = Self;
 
-    /// Before the start of the window is past its end: an index that no window has.
+    /// Returns an index that no window has if the result would be before the start of the window.
     #[inline(always)]
     fn sub(self, elements: usize) -> Self {
         let index = if elements as u64 <= self.index { self.index - elements as u64 } else { u64::MAX };
@@ -458,28 +465,28 @@ impl<T> core::ops::Sub<usize> for SymPtr<T> {
 }
 
 impl<T: Pod> SymPtr<T> {
-    /// The window it points into.
+    /// Returns the window that it points into.
     #[inline(always)]
     #[must_use]
     pub const fn window(&self) -> Window<T> {
         self.window
     }
 
-    /// Index of the element it points to.
+    /// Returns the index of the element that it points to.
     #[inline(always)]
     #[must_use]
     pub const fn index(&self) -> u64 {
         self.index
     }
 
-    /// The `len` elements from here on.
+    /// Returns the `len` elements from this one on.
     #[inline(always)]
     #[must_use]
     pub fn range(&self, len: usize) -> WindowRange<T> {
         self.window.range(self.index as usize, len)
     }
 
-    /// Its address in the caller's own part.
+    /// Returns its address in the caller's own part.
     ///
     /// # Errors
     /// [`FaultKind::OutOfRange`] if it points past the end.
@@ -489,7 +496,7 @@ impl<T: Pod> SymPtr<T> {
         Ok(self.window.local_ptr().wrapping_add(self.index as usize))
     }
 
-    /// Its address in `rank`'s part.
+    /// Returns its address in `rank`'s part.
     ///
     /// # Errors
     /// [`FaultKind::OutOfRange`] if it points past the end there, [`FaultKind::NotReachable`] if the rank is outside

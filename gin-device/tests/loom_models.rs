@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Models of the protocols that kernels, proxies and hosts speak with each other, explored by loom.
+//! Models of the protocols among kernels, proxies and hosts, explored by loom.
 //!
-//! Plain `cargo test -p gin-device --test loom_models`; `-- --nocapture` shows how many runs each took. With
-//! `GIN_MODEL_MORE_PREEMPTIONS=1` the search goes deeper, and takes from minutes to hours.
+//! Run them by `cargo test -p gin-device --test loom_models`; `-- --nocapture` shows the number of runs of each. With
+//! `GIN_MODEL_MORE_PREEMPTIONS=1` the search is deeper, and takes from minutes to hours.
 
 mod model;
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Mutations: each place in the sources whose order matters is weakened, or turned round, and some model must fail.
+//! Mutations: weakens or swaps each place in the sources whose order matters, and requires that some model fails.
 //!
-//! The list of places is made from the sources (`sites`). For each, this program starts itself once more with
-//! the mutation in an environment variable; that process runs the models until one fails. A place that no model can
-//! tell is in [`NOT_OBSERVABLE`], with the reason and with what makes it right; an entry there that a model does catch
-//! is an error, and so is a place that no model passes.
+//! `sites` finds the places in the sources. For each place, this program starts itself once more with the mutation in
+//! an environment variable, and that process runs the models until one fails. [`NOT_OBSERVABLE`] lists the places whose
+//! mutation no model can catch, each with the reason and with an argument for its correctness. It is an error if a
+//! model catches a mutation of that list, or if no model passes a place.
 
 mod model;
 #[path = "model/sites.rs"]
@@ -18,38 +18,39 @@ use std::process::{Command, ExitCode};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
-/// A place that the models cannot tell from a weaker one.
+/// A place whose mutation the models cannot catch.
 struct NotObservable {
-    /// Key of the place.
+    /// The key of the place.
     site: &'static str,
-    /// Why loom does not see it.
+    /// The reason why loom does not see it.
     reason: &'static str,
-    /// Why the code is right, and needs it.
+    /// The argument that the code is correct and needs the place.
     argument: &'static str,
-    /// The form of it on a GPU.
+    /// Its form on a GPU.
     ptx: &'static str,
 }
 
 const NOT_OBSERVABLE: &[NotObservable] = &[
     NotObservable {
         site: "status.rs look: fence_acquire_sys",
-        reason: "a thread with the value of another loads the host's word too, which is then not older than what was seen here, and fences again",
-        argument: "with it the release that follows also covers what came before the fault, so that nobody depends on that load",
+        reason: "a thread with another thread's value also loads the host's word, which is then not older than the value seen here, and fences again",
+        argument: "with it the following release also covers the writes before the fault, so that no thread depends on that load",
         ptx: "fence.acquire.sys: CCTL.IVALL",
     },
     NotObservable {
         site: "backend/gdaki/pair.rs carry: fence_release_gpu",
-        reason: "stores of doorbells are exchanges in the models, which take their places in the order in which they are made",
-        argument: "it keeps the doorbell before the token, whose next taker stores its doorbell after a branch on having it",
+        reason: "in the models, stores of doorbells are exchanges, whose order is the order of execution",
+        argument: "it keeps the doorbell before the token; the next thread to take the token stores its doorbell after a branch on having it",
         ptx: "fence.release.gpu: MEMBAR.ALL.GPU",
     },
 ];
 
-/// Tells the second process what to change.
+/// The environment variable with the mutation, for the second process.
 const VARIABLE: &str = "GIN_MUTATION";
-/// Tells it to search with a preemption fewer only.
+/// The environment variable that limits the second process to a search with one preemption fewer.
 const FEWER_VARIABLE: &str = "GIN_MUTATION_FEWER";
-/// Has every search be thorough, where most are that find nothing: takes minutes more.
+/// The environment variable that makes every search thorough. Most of the additional searches find no failure; they
+/// take minutes.
 const ALL_VARIABLE: &str = "GIN_ALL_WAYS";
 
 fn main() -> ExitCode {
@@ -58,7 +59,7 @@ fn main() -> ExitCode {
     }
     let sites = scan(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
     let mut trials = vec![
-        Trial::test("the scanner finds every ordered operation and nothing else", scanner),
+        Trial::test("the scanner finds every ordered operation and no other", scanner),
         // With all their preemptions they run as tests of their own.
         Trial::test("without a mutation all models pass", || match verdict(None, false)? {
             Verdict::Survived { .. } => Ok(()),
@@ -66,7 +67,7 @@ fn main() -> ExitCode {
         }),
     ];
     let keys: Vec<_> = sites.iter().map(|site| site.key.clone()).collect();
-    trials.push(Trial::test("the table of what is not observable names places that there are", move || {
+    trials.push(Trial::test("the table of unobservable places names places in the sources", move || {
         for entry in NOT_OBSERVABLE {
             if !keys.iter().any(|key| key == entry.site) {
                 return Err(format!("{:?} is not in the sources; there are {keys:#?}", entry.site).into());
@@ -81,7 +82,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
 
-/// Runs the models with this site mutated and judges the outcome.
+/// Runs the models with this site mutated and checks the verdict.
 fn check(site: &Site) -> Result<(), Failed> {
     let known = NOT_OBSERVABLE.iter().find(|entry| entry.site == site.key);
     let thorough = known.is_none() || std::env::var_os(ALL_VARIABLE).is_some();
@@ -101,13 +102,14 @@ fn check(site: &Site) -> Result<(), Failed> {
 }
 
 enum Verdict {
-    /// This model failed.
+    /// The model with this name failed.
     Caught(String),
-    /// None failed; the place was passed so often.
+    /// No model failed. The models passed the place this many times.
     Survived { hits: u32 },
 }
 
-/// Runs the models in another process. `thorough`: with as many preemptions as they allow, if fewer find nothing.
+/// Runs the models in another process. `thorough`: if a search with fewer preemptions finds no failure, searches with
+/// all preemptions.
 fn verdict(mutation: Option<&Mutation>, thorough: bool) -> Result<Verdict, Failed> {
     let text = match mutation {
         None => "none".to_owned(),
@@ -145,11 +147,11 @@ fn parse(text: &str) -> Option<Mutation> {
     }
 }
 
-/// All models, those first that are about a file of the sources.
+/// Returns all models that may pass a file of the sources, those about that file first.
 fn all_about(file: &str) -> Vec<(&'static str, fn())> {
     let (status, signals, queue) = (model::status::MODELS, model::signals::MODELS, model::queue::MODELS);
     if file.contains("/gdaki/") {
-        // No other models pass there.
+        // No other models pass these files.
         [model::gdaki::MODELS, model::gdaki::contention::MODELS].concat()
     } else if file.ends_with("/orders.rs") {
         model::orders::MODELS.to_vec()
@@ -162,10 +164,10 @@ fn all_about(file: &str) -> Vec<(&'static str, fn())> {
     }
 }
 
-/// In the second process: runs the models until one fails, and says on standard output what happened.
+/// Runs the models until one fails, in the second process. Prints the result to standard output.
 fn run_models(mutation: Option<Mutation>) -> ExitCode {
     static PASSED: Mutex<u32> = Mutex::new(0);
-    // A panic inside a model leaves its other threads behind half-way, so nothing is run after it.
+    // A panic inside a model abandons its other threads, so no model runs after it.
     std::panic::set_hook(Box::new(|info| {
         if info.payload_as_str().is_some() {
             println!("failed {}", *PASSED.lock().expect("one thread") + hits());
@@ -178,7 +180,7 @@ fn run_models(mutation: Option<Mutation>) -> ExitCode {
         Some(Mutation::Swap(_)) => all_about("/queue/"),
         None => model::all(),
     };
-    // Few preemptions first: the number of ways grows with each of them.
+    // Few preemptions first, because the number of ways grows with each preemption.
     let searches: &[usize] = if std::env::var_os(FEWER_VARIABLE).is_some() { &[1] } else { &[1, 0] };
     for &fewer in searches {
         model::FEWER.store(fewer, Ordering::Relaxed);

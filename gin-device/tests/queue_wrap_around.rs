@@ -1,23 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The queue from every start offset, round after round, on the CPU's words, one thread being both ends.
+//! The queue from every start offset, for several rounds, in the CPU's memory. One thread is both ends.
 
 use gin_abi::Deadline;
 use gin_device::gin::{Order, Sharing};
-use gin_device::host_word;
-use gin_device::queue::{Consumer, Finished, NOTHING, Producer, Queue, initial_word, phase};
-use gin_device::status::{Status, WaitError};
+use gin_device::internal::host_word;
+use gin_device::internal::queue::{
+    Consumer, Finished, NOTHING, OneThread, Posters, Producer, Queue, initial_word, phase,
+};
+use gin_device::internal::status::{Status, WaitError};
 use gin_device::sys::{Global, GlobalWord, Word};
 
 const N: usize = 2;
 const NOW: Deadline = Deadline::after_ns(0);
 const RANKS: usize = 2;
-/// Index of the words beside the words that the consumer publishes; they come last.
+/// Index of the near words; they come last.
 const NEAR: usize = 44;
 
-/// Where the index leaves 32 bits, where it would turn negative if it were signed, and where a queue usually starts.
+/// Edges of an index: the usual start, the end of 32 bits, and the sign bit.
 const EDGES: [u64; 3] = [0, 1 << 32, 1 << 63];
 
-/// For each depth and edge: every offset of the first index in the ring, so that the edge comes up in the second round.
+/// Calls `test` for each depth and edge, with every offset of the first index in the ring. The edge is in the second
+/// round.
 fn for_each_start(mut test: impl FnMut(u32, u64)) {
     for depth_log2 in 0..4 {
         let depth = 1 << depth_log2;
@@ -33,9 +36,9 @@ fn for_each_start(mut test: impl FnMut(u32, u64)) {
 fn with_queue(depth_log2: u32, first: u64, test: impl FnOnce(Producer<Global, N>, Consumer<Global, N>)) {
     #[repr(align(16))]
     struct Words([u64; NEAR + (2 + RANKS) * host_word::WORDS as usize]);
-    // The old content of a queue's memory must not matter.
+    // Any old content of a queue's memory is correct.
     let mut words = Words([u64::MAX; NEAR + (2 + RANKS) * host_word::WORDS as usize]);
-    // Safety: every handle is one of the array's words, and none is used after it.
+    // Safety: every handle is a word of the array and is not used after the array's life.
     let mut word = |index: usize| unsafe { GlobalWord::new(&raw mut words.0[index] as u64) };
     let queue: Queue<Global, N> = Queue {
         slots: word(0),
@@ -57,14 +60,31 @@ fn with_queue(depth_log2: u32, first: u64, test: impl FnOnce(Producer<Global, N>
     test(Producer { queue, status }, consumer);
 }
 
-/// A request that names its index.
+/// Returns a request that names its index.
 fn request(index: u64) -> [u64; N] {
     [index << 1, !index << 1]
 }
 
 /// Fills the claimed slot `index` at once.
 fn fill(producer: &Producer<Global, N>, index: u64) -> Result<u64, (WaitError, Option<u64>)> {
-    producer.post(request(index), || Some(index), Sharing::Gpu, NOW, |_| 0, |bit| bit)
+    producer.post(request(index), &OneThread { claimed: Some(index) }, Sharing::Gpu, NOW)
+}
+
+/// A thread that has not claimed, behind this many that have not claimed either.
+struct Behind(u64);
+
+impl Posters for Behind {
+    fn claim(&self) -> Option<u64> {
+        None
+    }
+
+    fn ahead(&self, _: bool) -> u64 {
+        self.0
+    }
+
+    fn any(&self, bit: bool) -> bool {
+        bit
+    }
 }
 
 fn without_phase(words: [u64; N]) -> [u64; N] {
@@ -77,7 +97,7 @@ fn a_new_queue_is_empty_whatever_index_it_starts_at() {
         with_queue(depth_log2, first, |_, consumer| {
             assert_eq!(consumer.peek(), None, "depth 2^{depth_log2}, first {first}")
         });
-        // No slot looks filled to the first index that will use it.
+        // No slot has the phase of the first index that will use it.
         for slot in 0..1 << depth_log2 {
             let next = (first..).find(|index| index & ((1 << depth_log2) - 1) == slot).expect("one of the next few");
             assert_ne!(initial_word(slot, first, depth_log2) & 1, phase(next, depth_log2));
@@ -88,7 +108,7 @@ fn a_new_queue_is_empty_whatever_index_it_starts_at() {
 #[test]
 fn requests_come_out_whole_and_in_order_for_many_rounds_whatever_index_the_queue_starts_at() {
     for_each_start(|depth_log2, first| {
-        // A queue that runs full and one that is emptied at once.
+        // Once the queue runs full, once each request is taken at once.
         for burst in [1 << depth_log2, 1] {
             with_queue(depth_log2, first, |producer, mut consumer| {
                 let depth = producer.queue.depth();
@@ -99,7 +119,7 @@ fn requests_come_out_whole_and_in_order_for_many_rounds_whatever_index_the_queue
                     for offset in 0..burst {
                         fill(&producer, index + offset).expect("room for the claim");
                     }
-                    let full = producer.post([0; N], || None, Sharing::Gpu, NOW, |_| depth - burst, |bit| bit);
+                    let full = producer.post([0; N], &Behind(depth - burst), Sharing::Gpu, NOW);
                     assert_eq!(full, Err((WaitError::Deadline, None)));
                     for offset in 0..burst {
                         let words = consumer.peek().expect("a request that was posted");
@@ -107,12 +127,12 @@ fn requests_come_out_whole_and_in_order_for_many_rounds_whatever_index_the_queue
                         assert_eq!(consumer.take(Some(1)), index + offset);
                     }
                     assert_eq!(consumer.peek(), None, "a request of an earlier round");
-                    assert_eq!(producer.wait_done(index + burst, NOW, Order::Acquire), Err(WaitError::Deadline));
+                    assert_eq!(producer.wait_all(index + burst, NOW, Order::Acquire), Err(WaitError::Deadline));
                     assert_eq!(producer.wait_peer(1, index + burst, NOW, Order::Acquire), Err(WaitError::Deadline));
                     assert_eq!(
                         producer.wait_peer(0, index + burst, NOW, Order::Acquire),
                         Ok(()),
-                        "nothing went to this peer"
+                        "there was no request to this peer"
                     );
                     index += burst;
                     consumer.finish(Finished {
@@ -122,7 +142,7 @@ fn requests_come_out_whole_and_in_order_for_many_rounds_whatever_index_the_queue
                         oldest_incomplete: None,
                         completion_index: index,
                     });
-                    assert_eq!(producer.wait_done(index, NOW, Order::Acquire), Ok(()));
+                    assert_eq!(producer.wait_all(index, NOW, Order::Acquire), Ok(()));
                     assert_eq!(producer.wait_peer(1, index, NOW, Order::Acquire), Ok(()));
                     assert_eq!(producer.queue.oldest_incomplete.at(1).load_relaxed_sys(), NOTHING);
                     assert_eq!(
@@ -143,7 +163,7 @@ fn a_half_written_request_is_not_taken_in_any_round() {
             for index in first..first + 6 * depth {
                 producer.claim(true, 1, Sharing::Gpu);
                 let slot = producer.queue.slots.at((index & (depth - 1)) * N as u64);
-                // Each word alone, the other one still being that of the round before.
+                // Writes one word alone; the other word is still that of the round before.
                 for written in 0..N as u64 {
                     let before = slot.at(written).load_relaxed_sys();
                     slot.at(written).store_relaxed_sys(index << 1 | phase(index, depth_log2));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Shared words are touched through `sys` alone, and `sys` has no operation that nobody uses.
+//! Device code accesses shared words through `sys` alone, and uses every operation of `sys`.
 
 use gin_device::sys::OPERATIONS;
 use std::fs;
@@ -10,13 +10,12 @@ const DEVICE_CODE: [&str; 6] = [
     "gin-abi/src",
     "gin-device/src",
     "gin-kernels/src",
-    "gin-kernels/bench/src",
+    "gin-bench/kernels/src",
     "gin-conformance/src/op.rs",
     "gin-conformance/src/script.rs",
 ];
 
-/// Files of those with atomics of the language's, and the line that keeps each out of PTX: what it is in, and that
-/// line.
+/// The files of these that use the language's atomics, each with the file and the line that keep it out of PTX.
 const NOT_ON_A_GPU: [(&str, &str, &str); 4] = [
     ("gin-device/src/sys/cpu.rs", "gin-device/src/sys/mod.rs", "#[cfg(not(target_arch = \"nvptx64\"))]\nmod cpu;"),
     (
@@ -33,7 +32,7 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The Rust files at or below `path`, relative to the workspace, and their texts.
+/// Returns the Rust files at or below `path`, relative to the workspace, and their texts.
 fn files(path: &str) -> Vec<(String, String)> {
     let full = workspace().join(path);
     if full.is_dir() {
@@ -47,7 +46,7 @@ fn files(path: &str) -> Vec<(String, String)> {
     vec![(path.to_owned(), fs::read_to_string(&full).unwrap_or_else(|error| panic!("{path}: {error}")))]
 }
 
-/// The lines that are code and not comment, numbered.
+/// Returns the numbered lines without their comments.
 fn code(text: &str) -> impl Iterator<Item = (usize, &str)> {
     (1..).zip(text.lines()).map(|(number, line)| (number, line.split("//").next().unwrap_or_default()))
 }
@@ -106,7 +105,7 @@ fn every_operation_of_sys_is_used() {
         })
     };
     for row in OPERATIONS {
-        assert!(used(row.name), "{}: nobody uses it", row.name);
+        assert!(used(row.name), "{} is not used", row.name);
     }
-    assert!(!used("swap_relaxed_cta"), "a name that there is not");
+    assert!(!used("swap_relaxed_cta"), "a name that does not exist");
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Symmetric pointers are equal exactly if they name the same element of the same window.
+//! Symmetric pointers are equal if and only if they name the same element of the same window.
 
 use bytemuck::Zeroable;
 use gin_abi::WindowHandle;
 use gin_device::prelude::*;
 
 fn window(id: u32, base: u64) -> Window<u32> {
-    // Safety: nothing is read or written through it.
+    // Safety: no access is made through the window.
     unsafe { Window::from_handle(WindowHandle { id, base, own_length: 4096, ..WindowHandle::zeroed() }) }
 }
 
@@ -17,6 +17,6 @@ fn pointers_are_equal_if_window_and_element_are() {
     assert!(one.symmetric(5) == one.symmetric(2) + 3 && one.symmetric(5) == one.symmetric(7) - 2);
     assert!(one.symmetric(5) != one.symmetric(6));
     assert!(one.symmetric(5) != two.symmetric(5));
-    // The same window on another rank lies elsewhere.
+    // The same window has another address on another rank.
     assert!(one.symmetric(5) == window(1, 0x2000).symmetric(5));
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Every line of PTX of `sys` alone: the assembler takes it for each architecture, and makes of it what the table in
-//! the module's docs says.
+//! Assembles every line of PTX of `sys` alone. The assembler must accept it for each architecture, and its output must
+//! match the table in the module's docs.
 //!
-//! The statements come from the table that the code itself is made of. Reported as ignored without `ptxas`, `nvdisasm`.
+//! The statements come from the same table as the code. Without `ptxas` and `nvdisasm` the trials report as ignored.
 
 use gin_build::{Arch, Assembly, BuildError, Ptxas};
 use gin_device::sys::data::DATA_OPERATIONS;
@@ -14,28 +14,27 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// An architecture, the PTX version that kernels for it have, and whether they have `fence.acquire` and
-/// `fence.release`.
+/// An architecture, the PTX version of its kernels, and whether they have `fence.acquire` and `fence.release`.
 type Target = (Arch, &'static str, bool);
 
 const TARGETS: [Target; 3] = [(Arch::Sm80, "8.2", false), (Arch::Sm90, "8.6", true), (Arch::Sm100, "8.6", true)];
 
-/// The assembler whose work the docs show.
+/// The assembler whose output the docs show.
 const DOCUMENTED: &str = "release 13.0";
 
 const DOCS: &str = include_str!("../src/sys/mod.rs");
 
-/// Registers of 64 bits and of 32 that statements name.
+/// The registers of 64 bits and of 32 that statements name.
 const REGISTERS: [(&str, &str); 2] = [("b64", "pvcolht"), ("b32", "inws")];
 
-/// Letters that never go into a statement.
+/// The letters of output registers.
 const RESULTS: &str = "ots";
 
-/// Instructions of the frame that [`module`] puts around a statement.
+/// The instructions of the frame that [`module`] puts around a statement.
 const FRAME: [&str; 13] =
     ["LDC", "ULDC", "LDS", "STS", "S2R", "S2UR", "UMOV", "ULEA", "LEA", "MOV", "ISETP", "BSSY", "BSYNC"];
 
-/// The statement with registers in its places, and the names of those.
+/// Returns the statement with registers in its places, and their names.
 fn with_registers(statement: &str) -> (String, BTreeSet<char>) {
     let (mut code, mut used) = (String::new(), BTreeSet::new());
     let mut rest = statement.chars();
@@ -47,7 +46,7 @@ fn with_registers(statement: &str) -> (String, BTreeSet<char>) {
                 code.push(c);
             }
             ('{', Some(name)) => {
-                // The name, and the brace that closes it.
+                // The name, and the closing brace.
                 rest.nth(1);
                 used.insert(name);
                 code.extend(['%', name]);
@@ -58,9 +57,9 @@ fn with_registers(statement: &str) -> (String, BTreeSet<char>) {
     (code, used)
 }
 
-/// A module with a kernel for each statement, of the statement's name. What goes into the statement comes from shared
-/// memory and what comes out goes there, at a place of each thread's own, so that the assembler can neither guess the
-/// operands nor leave the statement out.
+/// Returns a module with a kernel for each statement, of the statement's name. Inputs come from shared memory and
+/// outputs are stored there, at a place of each thread's own. So the assembler can neither guess the operands nor leave
+/// the statement out.
 fn module((arch, version, _): Target, statements: &[(&str, &str)]) -> String {
     let mut text =
         format!(".version {version}\n.target {arch}\n.address_size 64\n.shared .align 16 .b8 frame[4096];\n");
@@ -99,12 +98,12 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // A file that cannot be removed stays below `target`.
+        // A file that cannot be removed stays in `target`.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// Assembles kernels of these statements. The machine code is in the folder, for as long as that is kept.
+/// Assembles kernels of these statements. The machine code is in the folder as long as that exists.
 fn assemble(
     tools: &Tools,
     target: Target,
@@ -116,7 +115,7 @@ fn assemble(
     Ok((tools.ptxas.assemble(target.0, &ptx, &folder.0.join("module.cubin")), folder))
 }
 
-/// The listing of the machine code, or why there is none: the disassembler knows what is no instruction.
+/// Returns the listing of the machine code, or the disassembler's error, which it reports for an illegal instruction.
 fn disassemble(tools: &Tools, folder: &Folder) -> Result<String, String> {
     let listing = Command::new(&tools.nvdisasm).arg("-c").arg(folder.0.join("module.cubin")).output();
     let listing = listing.map_err(|error| format!("{}: {error}", tools.nvdisasm.display()))?;
@@ -127,12 +126,12 @@ fn disassemble(tools: &Tools, folder: &Folder) -> Result<String, String> {
     }
 }
 
-/// The statement that a row has for this target.
+/// Returns the statement of a row for this target.
 fn statement(row: &OperationRow, (_, _, modern): Target) -> (&'static str, &'static str) {
     (row.name, row.fallback.filter(|_| !modern).unwrap_or(row.statement))
 }
 
-/// The assembler takes the statement alone.
+/// Checks that the assembler accepts the statement alone.
 fn taken(tools: &Tools, row: OperationRow, target: Target) -> Result<Completion, Failed> {
     match assemble(tools, target, &[statement(&row, target)])?.0? {
         Assembly::Done(_) => Ok(Completion::Completed),
@@ -140,8 +139,8 @@ fn taken(tools: &Tools, row: OperationRow, target: Target) -> Result<Completion,
     }
 }
 
-/// Checks that the assembler's output has no illegal instruction. `ptxas` 13.0 takes instructions that sm_80 lacks, so
-/// taking proves little.
+/// Checks that the assembler's output has no illegal instruction. `ptxas` 13.0 accepts instructions that sm_80 lacks,
+/// so its acceptance alone proves little.
 fn legal(tools: &Tools, target: Target) -> Result<Completion, Failed> {
     let statements: Vec<_> = OPERATIONS.iter().map(|row| statement(row, target)).collect();
     let (assembly, folder) = assemble(tools, target, &statements)?;
@@ -155,8 +154,8 @@ fn legal(tools: &Tools, target: Target) -> Result<Completion, Failed> {
     }
 }
 
-/// The fallback is needed: sm_80 does not have the statement's instruction. If `ptxas` does not say so, it makes
-/// something that is no instruction.
+/// Checks that the fallback is needed, because sm_80 lacks the statement's instruction. If `ptxas` accepts the
+/// statement, it emits an illegal instruction.
 fn refused(tools: &Tools, row: OperationRow) -> Result<Completion, Failed> {
     let (assembly, folder) = assemble(tools, TARGETS[0], &[(row.name, row.statement)])?;
     match assembly {
@@ -170,17 +169,17 @@ fn refused(tools: &Tools, row: OperationRow) -> Result<Completion, Failed> {
     }
 }
 
-/// The part of a listing that belongs to a kernel.
+/// Returns the part of a listing that belongs to a kernel.
 fn part<'a>(listing: &'a str, kernel: &str) -> Option<&'a str> {
     let (_, from) = listing.split_once(&format!("\n.text.{kernel}:"))?;
     Some(from.split("//--------").next().unwrap_or(from))
 }
 
-/// Instructions of a listing that are not of the frame: name, with `@P` before it if it is predicated, and a special
-/// register after it if it reads one.
+/// Returns the instructions of a listing without those of the frame: the name, after `@P` if it is predicated, and
+/// before the special register that it reads.
 fn instructions(listing: &str) -> Result<Vec<String>, String> {
     let mut found: Vec<String> = Vec::new();
-    // Behind `EXIT`, or the end of the grid, there is only filling.
+    // After `EXIT`, or the end of the grid, there is only padding.
     for line in listing.lines() {
         let Some(code) = line.trim_start().strip_prefix("/*").and_then(|rest| rest.split_once("*/")) else { continue };
         let mut words = code.1.split([' ', ';', ',']).filter(|word| !word.is_empty()).peekable();
@@ -221,7 +220,7 @@ fn documented(docs: &str) -> Vec<(&str, &str, Vec<&str>)> {
     .collect()
 }
 
-/// The listing for sm_90 of all operations, made once.
+/// Returns the listing for sm_90 of all operations, made once.
 fn listing(tools: &Tools) -> Result<&'static str, Failed> {
     static LISTING: OnceLock<Result<String, String>> = OnceLock::new();
     let make = || {
@@ -233,7 +232,7 @@ fn listing(tools: &Tools) -> Result<&'static str, Failed> {
     Ok(LISTING.get_or_init(make).as_ref()?)
 }
 
-/// Checks that the assembler's output for a row is what the docs have of that name.
+/// Checks that the assembler's output for a row is the SASS of that name in the docs.
 fn as_documented(tools: &Tools, name: &str, docs: &str) -> Result<Completion, Failed> {
     let version = Command::new(tools.ptxas.path()).arg("--version").output()?;
     let version = String::from_utf8_lossy(&version.stdout).into_owned();
@@ -250,7 +249,7 @@ fn as_documented(tools: &Tools, name: &str, docs: &str) -> Result<Completion, Fa
     if made == *sass { Ok(Completion::Completed) } else { Err(format!("docs {sass:?}, made {made:?}\n{part}").into()) }
 }
 
-/// The docs and the code list the same operations with the same PTX, each once.
+/// Checks that docs and code list the same operations with the same PTX, each once.
 fn same_rows() -> Result<Completion, Failed> {
     let rows = documented(DOCS);
     let docs: BTreeSet<_> = rows.iter().map(|(name, ptx, _)| (*name, *ptx)).collect();
@@ -263,7 +262,7 @@ fn same_rows() -> Result<Completion, Failed> {
         return Err(format!("only in the docs: {docs:?}; only in the code: {code:?}").into());
     }
     for row in OPERATIONS {
-        // The PTX in the docs is that of the statement.
+        // The docs have the PTX of the statement.
         if let Some(word) = row.ptx.split(' ').find(|word| !row.statement.contains(word)) {
             return Err(format!("{}: {word} is not in {:?}", row.name, row.statement).into());
         }
@@ -271,7 +270,7 @@ fn same_rows() -> Result<Completion, Failed> {
     Ok(Completion::Completed)
 }
 
-/// The file `ptx.rs` has no statement of its own.
+/// Checks that the file `ptx.rs` has no statement of its own.
 fn one_source() -> Result<Completion, Failed> {
     let text = include_str!("../src/sys/ptx.rs");
     let words: String = text.split_whitespace().collect();
@@ -283,7 +282,7 @@ fn one_source() -> Result<Completion, Failed> {
     }
 }
 
-/// A statement that is no PTX is refused, and docs that say something else are noticed.
+/// Checks that a statement that is not PTX is refused, and that different docs are found.
 fn mistakes(tools: &Tools) -> Result<Completion, Failed> {
     let wrong = OperationRow { name: "wrong", ptx: "", statement: "ld.relaxed.u64 {v}, {p};", fallback: None };
     if taken(tools, wrong, TARGETS[1]).is_ok() {
@@ -314,7 +313,7 @@ impl Tools {
     }
 }
 
-/// The work of a trial when there are tools.
+/// The function of a trial, for a machine with the tools.
 type Run = Box<dyn FnOnce(&Tools) -> Result<Completion, Failed> + Send>;
 
 fn main() {

@@ -1,41 +1,36 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Parameters of a launch.
+//! Arguments of a launch.
 
 use bytemuck::Pod;
 use gin_abi::{CommHandle, Deadline, WindowHandle};
 
-/// The bytes of one parameter, aligned to 16.
+/// The bytes of one argument, aligned to 16.
 #[derive(Clone, Debug)]
 pub struct Argument {
     words: Vec<u128>,
-    len: usize,
+    bytes: usize,
     type_name: &'static str,
 }
 
 impl Argument {
-    /// The bytes of `value`.
+    /// Makes an argument of the bytes of `value`.
     pub fn plain<T: Pod>(value: T, type_name: &'static str) -> Self {
         let mut words = vec![0u128; size_of::<T>().div_ceil(16).max(1)];
         bytemuck::cast_slice_mut::<u128, u8>(&mut words)[..size_of::<T>()].copy_from_slice(bytemuck::bytes_of(&value));
-        Self { words, len: size_of::<T>(), type_name }
+        Self { words, bytes: size_of::<T>(), type_name }
     }
 
-    /// Size in bytes.
-    pub fn len(&self) -> usize {
-        self.len
+    /// Returns the size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
-    /// Returns whether it has no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// Address of the first byte.
+    /// Returns the address of the first byte.
     pub fn as_ptr(&self) -> *const u8 {
         self.words.as_ptr().cast()
     }
 
-    /// Name of the type that was given.
+    /// Returns the name of the value's type.
     pub fn type_name(&self) -> &'static str {
         self.type_name
     }
@@ -46,7 +41,7 @@ impl Argument {
 /// Integers, floats, raw pointers, [`Deadline`], communicators (`gin_device::Comm` in the kernel), windows
 /// (`gin_device::Window<T>`), and any other plain value as [`Plain`].
 pub trait KernelArg {
-    /// Its bytes.
+    /// Returns the bytes of the value.
     fn argument(&self) -> Argument;
 }
 
@@ -56,7 +51,12 @@ impl KernelArg for Argument {
     }
 }
 
-/// A plain value of a type of the program's.
+/// A plain value of a type of the program.
+///
+/// ```
+/// use gin_gpu::{KernelArg, Plain};
+/// assert_eq!((5u32.argument().bytes(), Plain([0u16; 5]).argument().bytes()), (4, 10));
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Plain<T: Pod>(pub T);
 
@@ -78,14 +78,14 @@ macro_rules! plain {
 
 plain!(u8, i8, u16, i16, u32, i32, u64, i64, usize, isize, f32, f64, Deadline, CommHandle, WindowHandle);
 
-impl<T> KernelArg for *const T {
-    fn argument(&self) -> Argument {
-        Argument::plain(self.addr(), std::any::type_name::<*const T>())
-    }
+macro_rules! pointers {
+    ($($pointer:ty),*) => { $(
+        impl<T> KernelArg for $pointer {
+            fn argument(&self) -> Argument {
+                Argument::plain(self.addr(), std::any::type_name::<Self>())
+            }
+        }
+    )* };
 }
 
-impl<T> KernelArg for *mut T {
-    fn argument(&self) -> Argument {
-        Argument::plain(self.addr(), std::any::type_name::<*mut T>())
-    }
-}
+pointers!(*const T, *mut T);

@@ -4,20 +4,22 @@
 use gin_device::exec::switch_point;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// Number of chunks of a copy. Between two of them another thread may be scheduled, so a thread that looks without
+/// The number of chunks of a copy. Another thread may be scheduled between two chunks. So a thread that looks without
 /// waiting for a signal can see half of a copy.
 const CHUNKS: u64 = 4;
 
-/// Copies `bytes` bytes as relaxed atomic accesses, 8 bytes at a time where both addresses allow. The ranges may
+/// Copies `bytes` bytes by relaxed atomic accesses, 8 bytes at a time where both addresses allow that. The ranges may
 /// overlap.
 ///
-/// Nothing orders the accesses; the code that announces the copy releases.
+/// Nothing orders the accesses. The code that announces the copy releases.
 ///
 /// # Safety
-/// - Both ranges are valid; accesses of others to the destination meanwhile are atomic, or none.
+/// - Both ranges are valid.
+/// - Other threads access the destination meanwhile only by atomics.
 pub unsafe fn copy_shared(destination: u64, source: u64, bytes: u64) {
     let chunk = bytes.div_ceil(CHUNKS).next_multiple_of(8).max(8);
-    // Backwards when the destination lies behind the source, so that an overlap is read before it is written.
+    // Backwards if the destination begins within the source, so that overlapping bytes are read before they are
+    // written.
     let backwards = destination > source && destination - source < bytes;
     let chunks = bytes.div_ceil(chunk);
     for number in 0..chunks {
@@ -31,7 +33,8 @@ pub unsafe fn copy_shared(destination: u64, source: u64, bytes: u64) {
     }
 }
 
-/// The same at one go, without a point where another thread may be scheduled: for callers that hold a lock.
+/// Does the same as [`copy_shared`], without a point where another thread may be scheduled: for callers that hold a
+/// lock.
 ///
 /// # Safety
 /// - As [`copy_shared`].
@@ -42,7 +45,7 @@ pub unsafe fn copy_quietly(destination: u64, source: u64, bytes: u64) {
 }
 
 unsafe fn copy_chunk(destination: u64, source: u64, bytes: u64, backwards: bool) {
-    // An overlap of less than a word would be read and written within one of its words.
+    // With an overlap of less than a word, one word would be read and written at once.
     let near = destination.abs_diff(source) < 8;
     if (destination ^ source).is_multiple_of(8) && !near {
         let head = (destination.wrapping_neg() & 7).min(bytes);

@@ -9,6 +9,19 @@ use std::sync::Arc;
 type MakeDevice = Arc<dyn Fn(u32, u32) -> Result<Arc<dyn Device>, GpuError> + Send + Sync>;
 
 /// A factory of the devices of ranks.
+///
+/// ```
+/// use gin_gpu::{Device, Devices};
+/// use gin_gpu::virt::VirtualDevice;
+/// use std::sync::Arc;
+///
+/// let devices = Devices::new("virtual GPUs", |rank, _| {
+///     let device: Arc<dyn Device> = VirtualDevice::memory_only(rank);
+///     Ok(device)
+/// });
+/// assert_eq!(devices.device(3, 4)?.name(), "virtual GPU 3");
+/// # Ok::<(), gin_gpu::GpuError>(())
+/// ```
 #[derive(Clone)]
 pub struct Devices {
     name: Arc<str>,
@@ -16,7 +29,7 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Devices that `make` makes for each world rank, given also the number of ranks; `name` is for people.
+    /// Makes a factory. `make` gets the world rank and the number of ranks; `name` is for people.
     pub fn new(
         name: &str,
         make: impl Fn(u32, u32) -> Result<Arc<dyn Device>, GpuError> + Send + Sync + 'static,
@@ -24,12 +37,12 @@ impl Devices {
         Self { name: name.into(), make: Arc::new(make) }
     }
 
-    /// Their name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Makes a device object of its own for the device that a world rank of `ranks` would use.
+    /// Makes a new device object for the device that a world rank of `ranks` uses.
     ///
     /// # Errors
     /// An error of the device.

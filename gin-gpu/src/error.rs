@@ -4,6 +4,17 @@
 use super::MemoryKind;
 
 /// An error of a device. Each names the requested value and its limit.
+///
+/// ```
+/// use gin_gpu::{Device, Memory, MemoryKind, virt::VirtualDevice};
+/// use std::sync::Arc;
+///
+/// let device: Arc<dyn Device> = VirtualDevice::memory_only(0);
+/// let memory = Memory::new(&device, MemoryKind::Device, 16)?;
+/// let error = memory.write(9, &[7u64]).unwrap_err();
+/// assert_eq!(error.to_string(), "bytes 9 to 17 are not in an allocation of 16 bytes");
+/// # Ok::<(), gin_gpu::GpuError>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GpuError {
@@ -12,7 +23,7 @@ pub enum GpuError {
     UnknownKernel {
         /// The name that was asked for.
         name: String,
-        /// Names of kernels there are, the most similar first.
+        /// The names of the most similar kernels, the most similar first.
         similar: Vec<String>,
     },
     /// Several kernels of different crates have this name.
@@ -20,7 +31,7 @@ pub enum GpuError {
     AmbiguousKernel {
         /// The name that was asked for.
         name: String,
-        /// Where they stand.
+        /// The modules that contain them.
         modules: Vec<String>,
     },
     /// The launch passes more or fewer parameters than the kernel takes.
@@ -28,9 +39,9 @@ pub enum GpuError {
     ParameterCount {
         /// The kernel.
         kernel: String,
-        /// How many it takes.
+        /// The number of parameters that it takes.
         expected: usize,
-        /// How many were given.
+        /// The number of arguments that were passed.
         given: usize,
         /// Their names.
         names: String,
@@ -43,7 +54,7 @@ pub enum GpuError {
     ParameterSize {
         /// The kernel.
         kernel: String,
-        /// Position of the parameter, from 0.
+        /// The position of the parameter, from 0.
         position: usize,
         /// Its name.
         name: String,
@@ -51,9 +62,9 @@ pub enum GpuError {
         type_name: String,
         /// Its size in bytes.
         expected: usize,
-        /// Size of what was given.
+        /// The size of the argument in bytes.
         given: usize,
-        /// Type of what was given.
+        /// The type of the argument.
         given_type: &'static str,
     },
     /// A kernel was compiled with other layouts than this host.
@@ -68,8 +79,8 @@ pub enum GpuError {
         /// The host's version.
         host_abi: u32,
     },
-    /// Kernels that stay are kept from running for a moment, as something else needs that none runs.
-    #[error("{device}: kernels that stay are parked for a moment: launch again")]
+    /// Resident kernels may not run at the moment, because another operation requires that none runs.
+    #[error("{device}: resident kernels are parked for a moment: launch again")]
     Parked {
         /// The device.
         device: String,
@@ -77,11 +88,11 @@ pub enum GpuError {
     /// A number of a launch is past what the device, or the kernel, allows.
     #[error("{what} of {asked} is past the limit of {limit} of {whose}")]
     LaunchLimit {
-        /// Which number.
+        /// The name of the number.
         what: &'static str,
         /// The requested value.
         asked: u64,
-        /// The most there can be.
+        /// The limit.
         limit: u64,
         /// The owner of the limit.
         whose: String,
@@ -89,9 +100,9 @@ pub enum GpuError {
     /// A grid that is not made of whole clusters.
     #[error("a grid extent of {grid} is no multiple of the cluster's extent of {cluster}")]
     UnevenClusters {
-        /// Extent of the grid.
+        /// The extent of the grid.
         grid: u32,
-        /// Extent of the cluster in the same direction.
+        /// The extent of the cluster in the same direction.
         cluster: u32,
     },
     /// A grid, block or cluster with an extent of 0.
@@ -99,11 +110,11 @@ pub enum GpuError {
     EmptyLaunch {
         /// The grid or the block.
         what: &'static str,
-        /// Extent.
+        /// The extent.
         x: u32,
-        /// Extent.
+        /// The extent.
         y: u32,
-        /// Extent.
+        /// The extent.
         z: u32,
     },
     /// A cooperative launch whose blocks cannot all be resident at the same time.
@@ -111,61 +122,61 @@ pub enum GpuError {
         "a cooperative launch needs all its {blocks} blocks resident at once; {resident} of this shape fit on {device}"
     )]
     NotResident {
-        /// Blocks of the grid.
+        /// The blocks of the grid.
         blocks: u64,
-        /// How many fit.
+        /// The number of blocks that fit.
         resident: u64,
         /// The device.
         device: String,
     },
-    /// There is not that much memory.
+    /// The memory could not be allocated.
     #[error("cannot allocate {bytes} bytes of {kind} memory: {reason}")]
     OutOfMemory {
         /// The requested bytes.
         bytes: u64,
-        /// Which memory.
+        /// The kind of memory.
         kind: MemoryKind,
         /// The device's reason.
         reason: String,
     },
-    /// Memory of the program's that a device cannot use.
+    /// Memory of the program that a device cannot use.
     #[error("{bytes} bytes at {address:#x} cannot be used as memory of {device}: {reason}")]
     Foreign {
-        /// First byte.
+        /// The first byte.
         address: u64,
-        /// How many.
+        /// The number of bytes.
         bytes: u64,
         /// The device.
         device: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// A handle of the driver's, made elsewhere, that a device cannot use.
+    /// A driver handle of the program that a device cannot use.
     #[error("this {what} cannot be used by {device}: {reason}")]
     ForeignHandle {
         /// The kind of value.
         what: &'static str,
         /// The device.
         device: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// There are no addresses for memory at fixed distances.
     #[error("cannot reserve addresses for {slots} ranks, {least} bytes or more each: {reason}")]
     Addresses {
-        /// For how many ranks.
+        /// The number of ranks.
         slots: u32,
-        /// Least bytes for each.
+        /// The fewest bytes for each rank.
         least: u64,
         /// The device's reason.
         reason: String,
     },
-    /// Addresses of a rank that are in use already.
+    /// Addresses of a rank that are already in use.
     #[error("bytes {offset:#x} to {end:#x} of slot {slot} are taken already")]
     AddressesTaken {
-        /// First byte.
+        /// The first byte.
         offset: u64,
-        /// Byte after the last one.
+        /// The byte after the last one.
         end: u64,
         /// The slot.
         slot: u32,
@@ -173,11 +184,11 @@ pub enum GpuError {
     /// An access past the end of an allocation.
     #[error("bytes {offset} to {end} are not in an allocation of {length} bytes")]
     OutOfRange {
-        /// First byte.
+        /// The first byte.
         offset: u64,
-        /// Byte after the last one.
+        /// The byte after the last one.
         end: u64,
-        /// Length of the allocation.
+        /// The length of the allocation.
         length: u64,
     },
     /// A kernel ended with an error.
@@ -202,20 +213,20 @@ pub enum GpuError {
         /// The missing part.
         reason: String,
     },
-    /// There is a CUDA driver, and it shows no GPU.
+    /// There is a CUDA driver, but it shows no GPU.
     #[error("the CUDA driver (of CUDA {driver}) shows no GPU{}", hidden(visible.as_deref()))]
     NoDevice {
-        /// The newest CUDA version that it knows.
+        /// The newest CUDA version that it supports.
         driver: String,
-        /// `CUDA_VISIBLE_DEVICES`, if it is set: the driver shows only GPUs that it names.
+        /// `CUDA_VISIBLE_DEVICES`, if it is set. The driver shows only GPUs that it names.
         visible: Option<String>,
     },
-    /// The CUDA driver lacks calls that are needed.
+    /// The CUDA driver lacks calls that gin requires.
     #[error("the CUDA driver is that of CUDA {found}; at least CUDA {needed} is needed")]
     DriverTooOld {
-        /// The newest CUDA version that it knows.
+        /// The newest CUDA version that it supports.
         found: String,
-        /// The oldest that is enough.
+        /// The oldest version that gin supports.
         needed: String,
     },
     /// No GPU has this number.
@@ -223,7 +234,7 @@ pub enum GpuError {
     NoSuchDevice {
         /// The number.
         ordinal: usize,
-        /// How many there are.
+        /// The number of GPUs.
         there: usize,
     },
     /// The driver cannot load a module.
@@ -244,6 +255,11 @@ pub enum GpuError {
         /// The driver's reason.
         reason: String,
     },
+}
+
+/// Returns a function that makes the error of a refused allocation from the reason.
+pub(crate) fn out_of_memory<E: ToString>(kind: MemoryKind, bytes: u64) -> impl Fn(E) -> GpuError {
+    move |reason| GpuError::OutOfMemory { bytes, kind, reason: reason.to_string() }
 }
 
 fn hidden(visible: Option<&str>) -> String {

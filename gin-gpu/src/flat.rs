@@ -2,28 +2,28 @@
 //! Memory of several devices at fixed distances: one range of addresses, cut into slots of equal length, one for each
 //! rank.
 //!
-//! A range is reserved once, by one rank of a team, and shared by all. Each rank maps its own memory into its own slot,
-//! once, in reach of the devices of all; what lies at the same offset of two slots is a multiple of the stride apart.
-//! No memory has two addresses in a process, so a kernel's ordinary fences order all accesses to it.
+//! One rank of a team reserves the range once, and all ranks share it. Each rank maps its own memory into its own slot,
+//! once, so that the devices of all ranks reach it. Bytes at the same offset of two slots are a multiple of the stride
+//! apart. No memory has two addresses in a process, so a kernel's ordinary fences order all accesses to it.
 //!
-//! Which offset is free on all ranks is for them to find out together ([`first_fit`]); a [`Place`] stays taken until
-//! the memory there is unmapped, which may be later than it was dropped.
+//! The ranks find an offset that is free on all of them together ([`first_fit`]). A [`FlatPlace`] stays taken until the
+//! memory there is unmapped, which may be later than its drop.
 
-use super::{Device, DeviceKind, GpuError, MemorySharing};
+use super::{Device, DeviceKind, GpuError, MemorySharing, lock};
 use gin_abi::handle::STRIDE_SHIFT;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-/// Addresses that a device has reserved; dropping it gives them back.
+/// Addresses that a device has reserved. Dropping them releases them.
 pub trait RawAddresses: Send + Sync + fmt::Debug {
-    /// The kind of the devices whose memory can be there.
+    /// Returns the kind of the devices whose memory can be there.
     fn kind(&self) -> DeviceKind;
 
-    /// The first one.
+    /// Returns the first address.
     fn start(&self) -> u64;
 
-    /// Bytes of a slot: a power of two, and a multiple of 4 GiB (`1 << STRIDE_SHIFT`).
+    /// Returns the bytes of a slot: a power of two, and a multiple of 4 GiB (`1 << STRIDE_SHIFT`).
     fn stride(&self) -> u64;
 }
 
@@ -31,16 +31,24 @@ pub trait RawAddresses: Send + Sync + fmt::Debug {
 #[derive(Debug)]
 pub struct FlatRange {
     raw: Box<dyn RawAddresses>,
-    /// For each slot what is taken, as offsets.
+    /// The taken parts of each slot, as offsets.
     slots: Vec<Mutex<Vec<Range<u64>>>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl FlatRange {
     /// Reserves a range of `slots` slots; `None` if the device has ordinary memory only.
+    ///
+    /// ```
+    /// use gin_gpu::flat::FlatRange;
+    /// use gin_gpu::virt::VirtualDevice;
+    ///
+    /// let range = FlatRange::reserve(&*VirtualDevice::memory_only(0), 2)?.expect("virtual GPUs have such memory");
+    /// let place = range.take(1, 4096, 8192)?;
+    /// assert_eq!(range.taken(1), [4096..12288]);
+    /// drop(place);
+    /// assert!(range.taken(1).is_empty());
+    /// # Ok::<(), gin_gpu::GpuError>(())
+    /// ```
     ///
     /// # Errors
     /// [`GpuError::Addresses`] if there are too few addresses.
@@ -53,18 +61,18 @@ impl FlatRange {
         Ok(Some(Arc::new(Self { raw, slots })))
     }
 
-    /// Bytes from one slot to the next: a power of two, and a multiple of 4 GiB.
+    /// Returns the bytes from one slot to the next: a power of two, and a multiple of 4 GiB.
     pub fn stride(&self) -> u64 {
         self.raw.stride()
     }
 
-    /// The stride as window handles have it.
+    /// Returns the stride in the unit of window handles.
     #[doc(hidden)]
     pub fn handle_stride(&self) -> u32 {
         u32::try_from(self.stride() >> STRIDE_SHIFT).unwrap_or(0)
     }
 
-    /// Where in a slot an address is; `None` if it is in none, or in another one.
+    /// Returns the offset of an address in a slot; `None` if the address is not in this slot.
     #[doc(hidden)]
     pub fn offset(&self, slot: u32, address: u64) -> Option<u64> {
         let start = u64::from(slot) * self.stride() + self.raw.start();
@@ -72,7 +80,7 @@ impl FlatRange {
         address.checked_sub(start).filter(|offset| in_range && *offset < self.stride())
     }
 
-    /// Returns the used parts of a slot, as offsets; nothing if there is no such slot.
+    /// Returns the taken parts of a slot, as offsets; none if there is no such slot.
     pub fn taken(&self, slot: u32) -> Vec<Range<u64>> {
         self.slots.get(slot as usize).map_or_else(Vec::new, |taken| lock(taken).clone())
     }
@@ -81,7 +89,7 @@ impl FlatRange {
     ///
     /// # Errors
     /// [`GpuError::OutOfRange`] if the slot does not have them, [`GpuError::AddressesTaken`] if some are taken.
-    pub fn take(self: &Arc<Self>, slot: u32, offset: u64, bytes: u64) -> Result<Place, GpuError> {
+    pub fn take(self: &Arc<Self>, slot: u32, offset: u64, bytes: u64) -> Result<FlatPlace, GpuError> {
         let end = offset.saturating_add(bytes);
         let taken = self.slots.get(slot as usize).filter(|_| end <= self.stride());
         let mut taken = lock(taken.ok_or(GpuError::OutOfRange { offset, end, length: self.stride() })?);
@@ -89,26 +97,26 @@ impl FlatRange {
             return Err(GpuError::AddressesTaken { offset, end, slot });
         }
         taken.push(offset..end);
-        Ok(Place { range: self.clone(), slot, offset, bytes })
+        Ok(FlatPlace { range: self.clone(), slot, offset, bytes })
     }
 }
 
-/// Part of a slot. It is free again when this is dropped.
+/// A taken part of a slot. It is free again when this is dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct FlatPlace {
     range: Arc<FlatRange>,
     slot: u32,
     offset: u64,
     bytes: u64,
 }
 
-impl Place {
-    /// Address of its first byte.
+impl FlatPlace {
+    /// Returns the address of its first byte.
     pub fn address(&self) -> u64 {
         self.range.raw.start() + u64::from(self.slot) * self.range.stride() + self.offset
     }
 
-    /// Its length in bytes.
+    /// Returns its length in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -120,20 +128,26 @@ impl Place {
         self.range.raw.kind() == device.kind() && whole(self.offset) && whole(self.bytes)
     }
 
-    /// Leaves it taken for ever: what is mapped there could not be unmapped.
+    /// Leaves the place taken for ever, because its memory could not be unmapped.
     pub fn leak(self) {
         std::mem::forget(self);
     }
 }
 
-impl Drop for Place {
+impl Drop for FlatPlace {
     fn drop(&mut self) {
         lock(&self.range.slots[self.slot as usize]).retain(|taken| taken.start != self.offset);
     }
 }
 
-/// The least offset, a multiple of `granularity`, from which on `bytes` bytes are free in all slots of `stride` bytes.
-/// The first argument: the used parts of all slots, in any order.
+/// Returns the least offset, a multiple of `granularity`, from which on `bytes` bytes are free in all slots of `stride`
+/// bytes. The first argument: the taken parts of all slots, in any order.
+///
+/// ```
+/// use gin_gpu::flat::first_fit;
+/// assert_eq!(first_fit(vec![0..16, 32..48], 16, 16, 64), Ok(16));
+/// assert_eq!(first_fit(vec![0..16, 32..48], 32, 16, 64), Err(16));
+/// ```
 ///
 /// # Errors
 /// The length in bytes of the longest part that is free in all slots and starts at a multiple of `granularity`.
@@ -171,7 +185,7 @@ mod tests {
             (vec![], STRIDE, Ok(0)),
             (vec![], STRIDE + 1, Err(STRIDE)),
             (vec![0..0x3000], 0x1000, Ok(0x3000)),
-            // Two ranks: the one has a gap where the other has none.
+            // Two ranks, where one has a gap and the other has none.
             (vec![0..0x1000, 0x3000..0x4000, 0x1000..0x2000], 0x1000, Ok(0x2000)),
             (vec![0..0x1000, 0x3000..0x4000, 0x1000..0x2000], 0x1001, Ok(0x4000)),
             // One lies within the other.
@@ -191,8 +205,8 @@ mod tests {
     }
 
     proptest! {
-        /// Ranks that allocate together, and let go of their parts each in its own time, always get a place that is
-        /// free on all; one is refused only if there is none.
+        /// Ranks allocate together, and each frees its parts in its own time. A rank always gets a place that is free
+        /// on all ranks; a request is refused only if there is no such place.
         #[test]
         fn ranks_that_free_at_different_times_never_share_a_place(
             steps in proptest::collection::vec((0u64..24, 0usize..3, 0usize..8), 1..60),
@@ -235,7 +249,7 @@ mod tests {
         assert!(range.stride().is_power_of_two() && range.stride() >= 1 << 32);
         let memory = |slot, offset, bytes| {
             let place = range.take(slot, offset, bytes)?;
-            Memory::placed(&device, place, bytes)
+            Memory::placed(&device, place, bytes, false)
         };
         let (first, second) = (memory(0, unit, 3 * unit).unwrap(), memory(2, unit, unit).unwrap());
         assert_eq!(second.address() - first.address(), 2 * range.stride());
@@ -249,7 +263,7 @@ mod tests {
             assert!(matches!(memory(0, offset, bytes), Err(GpuError::Unsupported { .. })), "{offset} {bytes}");
         }
         assert!(matches!(
-            Memory::placed(&device, range.take(1, 0, unit).unwrap(), unit + 1),
+            Memory::placed(&device, range.take(1, 0, unit).unwrap(), unit + 1, false),
             Err(GpuError::OutOfRange { .. })
         ));
         for (slot, offset, bytes) in [(3, 0, 1), (0, range.stride(), 1), (0, 8, u64::MAX)] {

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The memory that a device shares with a NIC: doorbell pages that its kernels store to, and its own memory as a file.
+//! The memory that a device shares with a NIC: doorbell pages to which its kernels store, and its own memory as a file.
 
 use std::any::Any;
 use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-/// Whatever pages stay mapped by.
+/// The value that keeps pages mapped.
 pub type Keep = Arc<dyn Any + Send + Sync>;
 
-/// Pages of this process that kernels of a device store to. Dropping it takes them away from the device, on a GPU when
-/// no kernel runs any more; only then is what they stay mapped by let go.
+/// Pages of this process to which kernels of a device store. Dropping them removes them from the device; on a GPU this
+/// happens when no kernel runs any more. Only then is the [`Keep`] dropped.
 pub trait MappedPages: Send + Sync + fmt::Debug {
-    /// Where kernels find the first byte.
+    /// Returns the address of the first byte for kernels.
     fn address(&self) -> u64;
 }
 
-/// Pages that kernels find where the host does.
+/// Pages that kernels find at the host's addresses.
 pub(super) struct SamePages {
     address: u64,
     _keep: Keep,
@@ -40,8 +40,8 @@ impl MappedPages for SamePages {
     }
 }
 
-/// Memory of a device as a file that drivers share (DMA-BUF). Dropping it closes the file; a driver that has taken it
-/// in keeps the memory by itself.
+/// Memory of a device as a file that drivers share (DMA-BUF). Dropping it closes the file. A driver that has imported
+/// the file keeps the memory by itself.
 #[derive(Debug)]
 pub struct MemoryFile {
     file: OwnedFd,
@@ -49,24 +49,28 @@ pub struct MemoryFile {
 }
 
 impl MemoryFile {
-    /// A file in which the memory begins at byte `offset`.
+    /// Makes the value of a file in which the memory begins at byte `offset`.
     pub fn new(file: OwnedFd, offset: u64) -> Self {
         Self { file, offset }
     }
 
-    /// Its number in this process.
+    /// Returns the descriptor's number in this process.
     pub fn number(&self) -> RawFd {
         self.file.as_raw_fd()
     }
 
-    /// Where in it the memory begins.
+    /// Returns the offset in the file at which the memory begins.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 }
 
-/// The whole pages of `page` bytes that hold `bytes` bytes from `address` on: address of the first, length of all, and
-/// where in them the bytes begin. `None` if they reach past the last address.
+/// Returns the whole pages of `page` bytes that contain `bytes` bytes from `address` on: the address of the first page,
+/// the length of all, and the offset of the bytes in them. `None` if the pages reach past the last address.
+///
+/// ```
+/// assert_eq!(gin_gpu::whole_pages(0x3100, 8, 0x1000), Some((0x3000, 0x1000, 0x100)));
+/// ```
 pub fn whole_pages(address: u64, bytes: u64, page: u64) -> Option<(u64, u64, u64)> {
     let offset = address % page;
     let end = address.checked_add(bytes)?.checked_next_multiple_of(page)?;

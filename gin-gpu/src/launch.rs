@@ -6,75 +6,84 @@ use gin_abi::ABI_VERSION;
 use gin_device::exec::Dim3;
 
 /// The shape of a launch.
+///
+/// ```
+/// use gin_gpu::LaunchConfig;
+/// let config = LaunchConfig::new(8, 256).dynamic_shared(1024).cluster(2);
+/// assert_eq!((config.blocks(), config.threads(), config.cluster_blocks()), (8, 256, 2));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct LaunchConfig {
-    /// Blocks.
+    /// The blocks.
     pub grid: Dim3,
-    /// Threads a block.
+    /// The threads of a block.
     pub block: Dim3,
-    /// Bytes of dynamic shared memory a block.
+    /// The bytes of dynamic shared memory of a block.
     pub dynamic_shared: u32,
-    /// Refuse the launch unless all blocks can be resident at once, as blocks that wait for each other need.
+    /// Refuses the launch unless all blocks can be resident at once. Blocks that wait for each other need that.
     pub cooperative: bool,
-    /// Blocks of a cluster, which run on neighbouring processors at the same time; each extent of the grid is a
-    /// multiple of the cluster's. 1 in each direction: no clusters. The virtual GPU has none: what a cluster's blocks
-    /// share cannot be had there.
+    /// The blocks of a cluster, which run on neighbouring processors at the same time. Each extent of the grid is a
+    /// multiple of the cluster's extent. 1 in each direction means no clusters. The virtual GPU has no clusters, and no
+    /// memory that the blocks of a cluster share.
     pub cluster: Dim3,
 }
 
 impl LaunchConfig {
-    /// `blocks` blocks of `threads` threads in a row.
+    /// Makes the shape of `blocks` blocks of `threads` threads, in a row.
     pub fn new(blocks: u32, threads: u32) -> Self {
         let row = |x| Dim3 { x, y: 1, z: 1 };
         Self { grid: row(blocks), block: row(threads), dynamic_shared: 0, cooperative: false, cluster: row(1) }
     }
 
-    /// The same with this much dynamic shared memory a block.
-    #[must_use]
-    pub fn dynamic_shared(mut self, bytes: u32) -> Self {
-        self.dynamic_shared = bytes;
-        self
+    gin_boot::setters! {
+        dynamic_shared: u32,
     }
 
-    /// The same, refused unless all blocks can be resident at once.
+    /// Refuses the launch unless all blocks can be resident at once.
     #[must_use]
     pub fn cooperative(mut self) -> Self {
         self.cooperative = true;
         self
     }
 
-    /// The same in clusters of `blocks` blocks in a row.
+    /// Sets clusters of `blocks` blocks in a row.
     #[must_use]
     pub fn cluster(mut self, blocks: u32) -> Self {
         self.cluster = Dim3 { x: blocks, y: 1, z: 1 };
         self
     }
 
-    /// Number of blocks a cluster.
+    /// Returns the number of blocks of a cluster.
     pub fn cluster_blocks(&self) -> u64 {
         count(self.cluster)
     }
 
-    /// Number of blocks.
+    /// Returns the number of blocks.
     pub fn blocks(&self) -> u64 {
         count(self.grid)
     }
 
-    /// Number of threads a block.
+    /// Returns the number of threads of a block.
     pub fn threads(&self) -> u64 {
         count(self.block)
     }
 }
 
+/// Returns the extents in each direction.
+fn extents(Dim3 { x, y, z }: Dim3) -> [u32; 3] {
+    [x, y, z]
+}
+
 fn count(extent: Dim3) -> u64 {
     // Three 32-bit factors overflow 64 bits only far past every limit.
-    u64::from(extent.x).saturating_mul(u64::from(extent.y)).saturating_mul(u64::from(extent.z))
+    extents(extent).into_iter().map(u64::from).fold(1, u64::saturating_mul)
 }
 
 /// Checks a launch against the kernel and the limits of the device.
 ///
 /// # Errors
-/// The first value that does not fit, with the requested value and the limit.
+/// An error with the first value that does not fit, and its limit.
 pub fn check_launch(
     function: &Function,
     config: &LaunchConfig,
@@ -99,20 +108,20 @@ pub fn check_launch(
         });
     }
     for (position, (parameter, argument)) in function.parameters.iter().zip(arguments).enumerate() {
-        if parameter.size != argument.len() {
+        if parameter.size != argument.bytes() {
             return Err(GpuError::ParameterSize {
                 kernel: function.name.clone(),
                 position,
                 name: parameter.name.clone(),
                 type_name: parameter.type_name.clone(),
                 expected: parameter.size,
-                given: argument.len(),
+                given: argument.bytes(),
                 given_type: argument.type_name(),
             });
         }
     }
     for (what, extent) in [("grid", config.grid), ("block", config.block), ("cluster", config.cluster)] {
-        if extent.x == 0 || extent.y == 0 || extent.z == 0 {
+        if count(extent) == 0 {
             return Err(GpuError::EmptyLaunch { what, x: extent.x, y: extent.y, z: extent.z });
         }
     }
@@ -123,16 +132,15 @@ pub fn check_launch(
         limit("a block size", config.threads(), u64::from(bound), &format!("kernel `{}`", function.name))?;
     }
     limit("a block size", config.threads(), u64::from(limits.threads_per_block), device)?;
-    let each = |extent: Dim3, limits: [u32; 3]| [(extent.x, limits[0]), (extent.y, limits[1]), (extent.z, limits[2])];
-    for (asked, most) in each(config.block, limits.block) {
-        limit("a block extent", u64::from(asked), u64::from(most), device)?;
-    }
-    for (asked, most) in each(config.grid, limits.grid) {
-        limit("a grid extent", u64::from(asked), u64::from(most), device)?;
+    for (what, extent, most) in
+        [("a block extent", config.block, limits.block), ("a grid extent", config.grid, limits.grid)]
+    {
+        for (asked, most) in extents(extent).into_iter().zip(most) {
+            limit(what, u64::from(asked), u64::from(most), device)?;
+        }
     }
     limit("a cluster's number of blocks", config.cluster_blocks(), u64::from(limits.cluster_blocks), device)?;
-    let (grid, cluster) = (config.grid, config.cluster);
-    for (grid, cluster) in [(grid.x, cluster.x), (grid.y, cluster.y), (grid.z, cluster.z)] {
+    for (grid, cluster) in extents(config.grid).into_iter().zip(extents(config.cluster)) {
         if !grid.is_multiple_of(cluster) {
             return Err(GpuError::UnevenClusters { grid, cluster });
         }
@@ -140,7 +148,7 @@ pub fn check_launch(
     limit("dynamic shared memory", u64::from(config.dynamic_shared), u64::from(limits.dynamic_shared), device)
 }
 
-/// The names most similar to `name`, at most three.
+/// Returns the names most similar to `name`, at most three.
 pub(super) fn similar<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut known: Vec<(usize, &str)> = known.map(|other| (distance(name, other), other)).collect();
     known.sort_unstable();
@@ -148,7 +156,7 @@ pub(super) fn similar<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> V
     known.into_iter().take(3).map(|(_, other)| format!("`{other}`")).collect()
 }
 
-/// Number of single-character edits that make one name of another.
+/// Returns the number of single-character edits between two names.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

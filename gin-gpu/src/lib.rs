@@ -16,8 +16,8 @@
 //! | [`SharedFile`] | what it shares with other processes of the host |
 //! | [`copier`] | copies that a progress thread starts |
 //!
-//! A launch checks the name, the number and the sizes of the parameters, and the limits of kernel and device, before
-//! anything runs.
+//! Before anything runs, a launch checks the kernel's name, the number and the sizes of the parameters, and the limits
+//! of kernel and device.
 
 mod arg;
 pub mod copier;
@@ -57,12 +57,18 @@ pub use gin_boot::wire;
 #[doc(hidden)]
 pub use gin_boot::{rt, setters};
 
+pub(crate) use gin_boot::lock;
+
 use placement::Locality;
 use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
 /// The kind of a device.
+///
+/// ```
+/// assert_eq!(gin_gpu::DeviceKind::Cuda.to_string(), "cuda");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum DeviceKind {
     /// Threads of this process that run kernels as ordinary code.
@@ -82,22 +88,23 @@ impl fmt::Display for DeviceKind {
 
 /// Limits of launches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Limits {
-    /// Most threads a block.
+    /// The most threads of a block.
     pub threads_per_block: u32,
-    /// Most threads a block in each direction.
+    /// The most threads of a block in each direction.
     pub block: [u32; 3],
-    /// Most blocks a grid in each direction.
+    /// The most blocks of a grid in each direction.
     pub grid: [u32; 3],
-    /// Most bytes of dynamic shared memory a block.
+    /// The most bytes of dynamic shared memory of a block.
     pub dynamic_shared: u32,
-    /// Most blocks a cluster; 1 if there are no clusters.
+    /// The most blocks of a cluster; 1 if there are no clusters.
     pub cluster_blocks: u32,
 }
 
 impl Limits {
-    /// The limits of CUDA GPUs: those of compute capability 8.0 and later, with 227 KiB of shared memory and without
-    /// clusters, which came with 9.0.
+    /// The limits of CUDA GPUs of compute capability 8.0 and later: 227 KiB of shared memory, and no clusters, which
+    /// capability 9.0 introduced.
     pub const CUDA: Self = Self {
         threads_per_block: 1024,
         block: [1024, 1024, 64],
@@ -110,30 +117,52 @@ impl Limits {
 /// One parameter of a kernel.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Parameter {
-    /// Its name; empty if the module does not say.
+    /// The name; empty if the module does not contain it.
     pub name: String,
-    /// Its type as written in the kernel; empty if the module does not say.
+    /// The type as written in the kernel; empty if the module does not contain it.
     pub type_name: String,
-    /// Its size in bytes.
+    /// The size in bytes.
     pub size: usize,
 }
 
 /// A kernel that can be launched.
+///
+/// ```
+/// use gin_device::kernel;
+/// use gin_gpu::{Device, ModuleSource, virt::VirtualDevice};
+///
+/// # /// # Safety
+/// # /// - None.
+/// #[kernel]
+/// unsafe fn scale(words: *mut f32, factor: f32) {}
+///
+/// let function = VirtualDevice::memory_only(0).load(ModuleSource::Linked)?.function("scale")?;
+/// assert_eq!((function.parameters[1].name.as_str(), function.parameters[1].size), ("factor", 4));
+/// # Ok::<(), gin_gpu::GpuError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Function {
     /// Its name.
     pub name: String,
-    /// Its parameters, in order.
+    /// The parameters, in order.
     pub parameters: Vec<Parameter>,
-    /// Most threads a block, if it was compiled with launch bounds.
+    /// The most threads of a block, if the kernel was compiled with launch bounds.
     pub max_threads: Option<u32>,
-    /// Version of the shared layouts that it was built with.
+    /// The version of the shared layouts with which it was built.
     pub abi: u32,
-    /// The device's handle of it.
+    /// The device's handle of the kernel.
     pub handle: Arc<dyn Any + Send + Sync>,
 }
 
-/// Where kernels come from.
+/// The source of kernels.
+///
+/// ```
+/// use gin_gpu::{Device, GpuError, ModuleSource, virt::VirtualDevice};
+///
+/// // The virtual GPU runs linked kernels only.
+/// let error = VirtualDevice::memory_only(0).load(ModuleSource::Ptx(".version 8.0")).unwrap_err();
+/// assert!(matches!(error, GpuError::Unsupported { .. }));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ModuleSource<'a> {
     /// The kernels that are linked into this program.
@@ -145,44 +174,67 @@ pub enum ModuleSource<'a> {
 }
 
 /// Kernels that were loaded together.
+///
+/// ```
+/// use gin_device::kernel;
+/// use gin_gpu::{Device, GpuError, ModuleSource, virt::VirtualDevice};
+///
+/// # /// # Safety
+/// # /// - None.
+/// #[kernel]
+/// unsafe fn reduce() {}
+///
+/// let module = VirtualDevice::memory_only(0).load(ModuleSource::Linked)?;
+/// assert!(module.names().contains(&"reduce".to_owned()));
+/// assert!(module.function("redcue").unwrap_err().to_string().contains("`reduce`"));
+/// # Ok::<(), GpuError>(())
+/// ```
 pub trait Module: fmt::Debug + Send + Sync {
-    /// The kernel with this name.
+    /// Returns the kernel with this name.
     ///
     /// # Errors
     /// [`GpuError::UnknownKernel`] with the most similar names, [`GpuError::AmbiguousKernel`].
     fn function(&self, name: &str) -> Result<Function, GpuError>;
 
-    /// Names of all kernels.
+    /// Returns the names of all kernels.
     fn names(&self) -> Vec<String>;
 }
 
 /// One GPU.
-pub trait Device: fmt::Debug + Send + Sync {
-    /// Its name, for people.
+///
+/// ```
+/// use gin_gpu::{Device, DeviceKind, virt::VirtualDevice};
+///
+/// let device = VirtualDevice::memory_only(0);
+/// assert_eq!((device.kind(), device.limits().threads_per_block), (DeviceKind::Virtual, 1024));
+/// assert_eq!(device.pci_address(), None);
+/// ```
+pub trait Device: Any + fmt::Debug + Send + Sync {
+    /// Returns the name, for people.
     fn name(&self) -> String;
 
-    /// Returns its kind.
+    /// Returns the kind.
     fn kind(&self) -> DeviceKind;
 
-    /// Limits of launches.
+    /// Returns the limits of launches.
     fn limits(&self) -> Limits;
 
-    /// Allocates `bytes` bytes, zeroed and aligned to 256. [`Memory::new`] is the way for users.
+    /// Allocates `bytes` bytes, zeroed and aligned to 256. Users call [`Memory::new`].
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError>;
 
-    /// Copies from the program to memory of the device; returns when it is done.
+    /// Copies from the program to memory of the device. Returns after the copy.
     ///
     /// # Safety
-    /// - All bytes lie in allocations of this device that are alive, and no kernel uses them meanwhile.
+    /// - All bytes are in allocations of this device that are alive, and no kernel uses them during the copy.
     ///
     /// # Errors
     /// An error of the device.
     unsafe fn copy_in(&self, destination: u64, source: &[u8]) -> Result<(), GpuError>;
 
-    /// Copies from memory of the device to the program; returns when it is done.
+    /// Copies from memory of the device to the program. Returns after the copy.
     ///
     /// # Safety
     /// - As [`copy_in`](Self::copy_in).
@@ -194,29 +246,30 @@ pub trait Device: fmt::Debug + Send + Sync {
     /// Loads kernels.
     ///
     /// # Errors
-    /// [`GpuError::Unsupported`] for a source that the device cannot take, [`GpuError::AbiMismatch`], or what its
-    /// driver reports.
+    /// [`GpuError::Unsupported`] for a source that the device cannot load, [`GpuError::AbiMismatch`], or an error of
+    /// the driver.
     fn load(&self, source: ModuleSource<'_>) -> Result<Box<dyn Module>, GpuError>;
 
-    /// A new stream.
+    /// Makes a stream.
     ///
     /// # Errors
     /// An error of the device.
     fn stream(&self) -> Result<Arc<dyn Stream>, GpuError>;
 
-    /// Returns whether kernels of this device can load from and store to memory of `other`, with atomics.
+    /// Returns whether kernels of this device can load from and store to memory of `other`, also by atomics.
     fn reaches(&self, other: &dyn Device) -> bool;
 
-    /// How many blocks of this shape can be resident at the same time.
+    /// Returns how many blocks of this shape can be resident at the same time.
     ///
     /// # Errors
     /// An error of the device.
     fn resident_blocks(&self, function: &Function, config: &LaunchConfig) -> Result<u64, GpuError>;
 
-    /// Number of kernels that were launched and have not ended, on all streams of the process.
+    /// Returns the number of kernels that were launched and have not ended, on all streams of the process.
     fn running(&self) -> usize;
 
-    /// Copies for a progress thread, if the CPU does not reach the device's memory; it copies itself otherwise.
+    /// Returns a copier for a progress thread, if the CPU does not reach the device's memory; otherwise the thread
+    /// copies by itself.
     ///
     /// # Errors
     /// An error of the device.
@@ -224,54 +277,53 @@ pub trait Device: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Memory of this device that ranks share, by itself or across processes; `None` if it has ordinary memory only.
+    /// Returns the interface to memory that ranks share, in this process or across processes; `None` if the device has
+    /// ordinary memory only.
     fn sharing(&self) -> Option<&dyn MemorySharing> {
         None
     }
 
-    /// Memory and doorbell pages that this device shares with a NIC; `None` if it shares neither.
+    /// Returns the interface to memory and doorbell pages that this device shares with a NIC; `None` if it shares
+    /// neither.
     fn nic_access(&self) -> Option<&dyn NicAccess> {
         None
     }
 
-    /// Its address on the PCI bus, such as `0000:18:00.0`, if it is there.
+    /// Returns the address on the PCI bus, such as `0000:18:00.0`, if the device has one.
     fn pci_address(&self) -> Option<String> {
         None
     }
 
-    /// Returns its locality.
+    /// Returns the locality of the device.
     fn locality(&self) -> Locality {
         self.pci_address().map_or_else(Locality::default, |address| Locality::of_pci(&address))
     }
 
-    /// Returns whether another host thread or rank must run before this device goes on: true for a device that is
-    /// stepped by a scheduler of this process.
+    /// Returns whether another host thread or rank must run before this device makes progress. This is so for a device
+    /// that a scheduler of this process steps.
     fn is_stepped(&self) -> bool {
         false
     }
-
-    /// Itself, for the code that made it.
-    fn as_any(&self) -> &dyn Any;
 }
 
-/// Memory at addresses of the caller's choice, and in files that other processes of the host map.
+/// Memory at addresses of the caller's choice, and memory in files that other processes of the host map.
 pub trait MemorySharing {
-    /// Reserves addresses for memory of `slots` ranks, whose devices reach each other, at a fixed distance; `None` if
-    /// this GPU cannot. Users call [`FlatRange::reserve`](flat::FlatRange::reserve).
+    /// Reserves addresses for memory of `slots` ranks at a fixed distance; the devices of these ranks reach each other.
+    /// `None` if this GPU cannot. Users call [`FlatRange::reserve`](flat::FlatRange::reserve).
     ///
     /// # Errors
     /// [`GpuError::Addresses`].
     fn reserve_addresses(&self, slots: u32) -> Result<Option<Box<dyn flat::RawAddresses>>, GpuError>;
 
-    /// The unit, in bytes, of length and offset of a [`Place`](flat::Place): a power of two.
+    /// Returns the unit, in bytes, of length and offset of a [`FlatPlace`](flat::FlatPlace): a power of two.
     fn granularity(&self) -> u64;
 
-    /// Maps zeroed memory at a place, within reach of all devices that reach this one. The place is kept until the
-    /// memory is unmapped. Users call [`Memory::placed`].
+    /// Maps zeroed memory at a place, so that all devices that reach this one reach it. The place stays taken until the
+    /// memory is unmapped. `shared`: in a file that other processes of the host can map.
     ///
     /// # Errors
-    /// [`GpuError::Unsupported`], [`GpuError::OutOfMemory`], errors of the driver.
-    fn allocate_at(&self, place: flat::Place) -> Result<Box<dyn RawMemory>, GpuError>;
+    /// [`GpuError::Unsupported`], [`GpuError::OutOfMemory`], or an error of the driver.
+    fn allocate_at(&self, place: flat::FlatPlace, shared: bool) -> Result<Box<dyn RawMemory>, GpuError>;
 
     /// Allocates as [`Device::allocate`] does, in a file that other processes of the host can map. Users call
     /// [`Memory::shared`].
@@ -280,51 +332,56 @@ pub trait MemorySharing {
     /// [`GpuError::Unsupported`], [`GpuError::OutOfMemory`].
     fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError>;
 
-    /// Allocates as [`allocate_at`](Self::allocate_at) does, in a file that other processes of the host can map.
-    ///
-    /// # Errors
-    /// As [`allocate_at`](Self::allocate_at).
-    fn allocate_shared_at(&self, place: flat::Place) -> Result<Box<dyn RawMemory>, GpuError>;
-
-    /// Maps memory of a device of another process: at `place`, which has its length, or anywhere.
+    /// Maps memory of a device of another process: at `place`, which has its length, or at any address.
     ///
     /// # Errors
     /// [`GpuError::Unsupported`], [`GpuError::Foreign`] with the reason, [`GpuError::OutOfMemory`].
-    fn import(&self, file: SharedFile, place: Option<flat::Place>) -> Result<Box<dyn RawMemory>, GpuError>;
+    fn import(&self, file: SharedFile, place: Option<flat::FlatPlace>) -> Result<Box<dyn RawMemory>, GpuError>;
 
-    /// Bytes by which other processes recognise this GPU.
+    /// Returns the bytes by which other processes recognise this GPU.
     fn identity(&self) -> Vec<u8>;
 
-    /// Returns what [`Device::reaches`] would for a device of this kind and identity in another process of the host.
+    /// Returns the value of [`Device::reaches`] for a device of this kind and identity in another process of the host.
     fn reaches_elsewhere(&self, kind: DeviceKind, identity: &[u8]) -> bool;
 }
 
 /// Memory and doorbell pages that a device shares with a NIC.
 pub trait NicAccess {
-    /// Lets kernels store to `bytes` bytes of doorbell pages from address `first` on, which this process has mapped.
+    /// Lets kernels store to `bytes` bytes of doorbell pages from address `first` on. This process has mapped them.
     ///
     /// # Safety
     /// - Both numbers are multiples of a page of the host, and the pages stay mapped while `keep` exists.
     ///
     /// # Errors
-    /// [`GpuError::Unsupported`], or the reason of the driver; then `keep` is dropped.
+    /// [`GpuError::Unsupported`], or an error of the driver. Then `keep` is dropped.
     unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError>;
 
     /// Exports `bytes` bytes from `address` on as a DMA-BUF file: at least one byte, in an allocation that is alive.
-    /// The file may hold more, because it consists of whole pages of the host.
+    /// The file may contain more, because it consists of whole pages of the host.
     ///
     /// # Errors
     /// [`GpuError::Unsupported`], or the reason of the driver.
     fn export(&self, address: u64, bytes: u64) -> Result<MemoryFile, GpuError>;
 }
 
-impl dyn Device + '_ {
-    /// Returns [`sharing`](Device::sharing), or an error that names what the caller wanted.
+impl dyn Device {
+    /// Returns the device of this type, if it is one.
+    #[doc(hidden)]
+    pub fn downcast<T: Device>(&self) -> Option<&T> {
+        (self as &dyn Any).downcast_ref()
+    }
+
+    /// Returns [`sharing`](Device::sharing), or an error that names the operation.
     pub(crate) fn shares(&self, what: &'static str) -> Result<&dyn MemorySharing, GpuError> {
         self.sharing().ok_or_else(|| GpuError::Unsupported { device: self.name(), what })
     }
 
-    /// The unit, in bytes, of memory at addresses of the caller's choice; 1 if there is none.
+    /// Returns [`nic_access`](Device::nic_access), or an error that names the operation.
+    fn nic(&self, what: &'static str) -> Result<&dyn NicAccess, GpuError> {
+        self.nic_access().ok_or_else(|| GpuError::Unsupported { device: self.name(), what })
+    }
+
+    /// Returns the unit, in bytes, of memory at addresses of the caller's choice; 1 if the device has no such memory.
     #[doc(hidden)]
     pub fn granularity(&self) -> u64 {
         self.sharing().map_or(1, MemorySharing::granularity)
@@ -339,11 +396,9 @@ impl dyn Device + '_ {
     /// As there.
     #[doc(hidden)]
     pub unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {
-        match self.nic_access() {
-            // Safety: the caller's promise.
-            Some(access) => unsafe { access.map_pages(first, bytes, keep) },
-            None => Err(GpuError::Unsupported { device: self.name(), what: "store to doorbell pages" }),
-        }
+        let access = self.nic("store to doorbell pages")?;
+        // Safety: the caller's promise.
+        unsafe { access.map_pages(first, bytes, keep) }
     }
 
     /// Exports memory: see [`NicAccess::export`].
@@ -352,37 +407,48 @@ impl dyn Device + '_ {
     /// As there.
     #[doc(hidden)]
     pub fn export(&self, address: u64, bytes: u64) -> Result<MemoryFile, GpuError> {
-        match self.nic_access() {
-            Some(access) => access.export(address, bytes),
-            None => Err(GpuError::Unsupported { device: self.name(), what: "give its memory as a DMA-BUF file" }),
-        }
+        self.nic("give its memory as a DMA-BUF file")?.export(address, bytes)
     }
 }
 
 /// A point in a stream.
-pub trait Event: fmt::Debug + Send + Sync {
-    /// Returns whether everything before it is done.
+///
+/// ```
+/// use gin_gpu::GpuError;
+/// use gin_host::{WorldConfig, launch};
+///
+/// let done = launch(WorldConfig::seeded(1, 0), |rank| -> Result<bool, GpuError> {
+///     let (first, second) = (rank.stream()?, rank.stream()?);
+///     let event = first.record()?;
+///     second.wait_for(&*event)?; // later work of the second stream follows the earlier work of the first
+///     second.synchronize()?;
+///     event.is_done()
+/// });
+/// assert_eq!(done.unwrap(), [true]);
+/// ```
+pub trait Event: Any + fmt::Debug + Send + Sync {
+    /// Returns whether all work before this point is done.
     ///
     /// # Errors
     /// The error of a kernel before it.
     fn is_done(&self) -> Result<bool, GpuError>;
 
-    /// Nanoseconds from `earlier` to this, both done; `None` if the device cannot say.
+    /// Returns the nanoseconds from `earlier` to this event; `None` if one of them is not done, or the device does not
+    /// measure time.
     fn since(&self, earlier: &dyn Event) -> Option<u64>;
-
-    /// Itself, for the code that made it.
-    fn as_any(&self) -> &dyn Any;
 }
 
 /// Work of one device in order.
-pub trait Stream: fmt::Debug + Send + Sync {
-    /// The device.
+///
+/// The example of [`launch`](#method.launch) runs a kernel and reads its result.
+pub trait Stream: Any + fmt::Debug + Send + Sync {
+    /// Returns the device.
     fn device(&self) -> Arc<dyn Device>;
 
-    /// Launches without the checks of [`launch`](#method.launch), which is the way for users.
+    /// Launches without the checks of [`launch`](#method.launch), which users call.
     ///
     /// # Safety
-    /// - The parameters are what the kernel takes, and what the kernel itself asks for holds.
+    /// - The arguments are the kernel's parameters, and the kernel's own conditions hold.
     ///
     /// # Errors
     /// An error of the device.
@@ -396,7 +462,7 @@ pub trait Stream: fmt::Debug + Send + Sync {
     /// Copies `bytes` bytes of memory that the device reaches, in stream order.
     ///
     /// # Safety
-    /// - All bytes lie in allocations that stay alive until it is done and that nobody else uses meanwhile.
+    /// - All bytes are in allocations that stay alive until the copy is done, and no other code uses them meanwhile.
     ///
     /// # Errors
     /// An error of the device.
@@ -408,26 +474,31 @@ pub trait Stream: fmt::Debug + Send + Sync {
     /// An error of the device.
     fn record(&self) -> Result<Box<dyn Event>, GpuError>;
 
-    /// Work enqueued later starts only when `event`, of any stream of the same kind of device, is done.
+    /// Delays work that is enqueued later until `event` is done. The event may be of any stream of the same kind of
+    /// device.
     ///
     /// # Errors
     /// An error of the device.
     fn wait_for(&self, event: &dyn Event) -> Result<(), GpuError>;
 
-    /// Returns whether everything enqueued is done.
+    /// Returns whether all enqueued work is done.
     ///
     /// # Errors
     /// The error of a kernel.
     fn is_idle(&self) -> Result<bool, GpuError>;
 
-    /// Waits until everything enqueued is done.
+    /// Waits until all enqueued work is done.
     ///
     /// # Errors
-    /// The error of a kernel, reported once.
+    /// The error of a kernel. It is reported once.
     fn synchronize(&self) -> Result<(), GpuError>;
+}
 
-    /// Itself, for the code that made it.
-    fn as_any(&self) -> &dyn Any;
+impl dyn Event {
+    /// Returns the event of this type, if it is one.
+    pub(crate) fn downcast<T: Event>(&self) -> Option<&T> {
+        (self as &dyn Any).downcast_ref()
+    }
 }
 
 impl dyn Stream {

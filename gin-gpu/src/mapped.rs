@@ -1,29 +1,32 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The virtual GPU's memory at fixed distances: address space of the process, where pages come and go.
+//! The virtual GPU's memory at fixed distances: reserved addresses of the process, where pages are mapped and unmapped.
 
-use super::flat::{Place, RawAddresses};
-use super::shared::{HostFile, HostPages, MappedFile};
+use super::error::out_of_memory;
+use super::flat::{FlatPlace, RawAddresses};
+use super::shared::HostFile;
 use super::{DeviceKind, GpuError, MemoryKind, RawMemory};
-use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
 use std::ffi::c_void;
 use std::os::fd::OwnedFd;
 
-/// Bytes of a slot that are tried first. Many communicators fit into 128 TiB of addresses, and a slot into no machine.
+/// The bytes of a slot that are tried first. Many communicators fit into 128 TiB of addresses, and no machine has as
+/// much memory as a slot.
 const LARGEST: u64 = 64 << 30;
 
-/// Least bytes of a slot.
+/// The fewest bytes of a slot.
 const SMALLEST: u64 = 4 << 30;
 
-/// Bytes of a page.
+/// Returns the bytes of a page.
 pub(super) fn page() -> u64 {
     rustix::param::page_size() as u64
 }
 
-fn pointer(address: u64) -> *mut c_void {
+/// Returns an address of the host as a pointer.
+pub(super) fn pointer(address: u64) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }
 
-/// Addresses that nothing can be read from or written to.
+/// Addresses at which no access is permitted.
 #[derive(Debug)]
 pub(super) struct Pages {
     start: u64,
@@ -38,7 +41,7 @@ impl Pages {
         loop {
             let reserved = usize::try_from(u64::from(slots.max(1)) * stride).ok().map(|bytes| {
                 let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-                // Safety: the kernel chooses addresses that nobody uses.
+                // Safety: the kernel chooses unused addresses.
                 let start = unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::empty(), flags) };
                 start.map(|start| Self { start: start.expose_provenance() as u64, stride, bytes })
             });
@@ -70,107 +73,58 @@ impl RawAddresses for Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // Safety: reserved like this, and every place in it is gone. It fails only for addresses that were never
-        // mapped.
+        // Safety: the addresses were reserved with this length, and every place in them is gone. It fails only for
+        // addresses that were never mapped.
         let _ = unsafe { munmap(pointer(self.start), self.bytes) };
     }
 }
 
-/// A file mapped at a place, which others of the host can map too.
+/// Pages at a place: zeroed memory of this process, or a file that other processes of the host can map too.
 #[derive(Debug)]
-pub(super) struct PlacedFile {
-    /// Always there but in `drop`.
-    place: Option<Place>,
+pub(super) struct PlacedPages {
+    /// `None` only in `drop`.
+    place: Option<FlatPlace>,
     address: u64,
-    file: MappedFile,
+    file: Option<HostFile>,
 }
 
-impl PlacedFile {
-    /// Maps the file at a place that is as long.
-    pub(super) fn new(place: Place, file: HostFile) -> Result<Self, GpuError> {
+impl PlacedPages {
+    /// Maps zeroed pages, or a file of the same length, at a place whose ends are multiples of pages.
+    pub(super) fn new(place: FlatPlace, mut file: Option<HostFile>) -> Result<Self, GpuError> {
         let (address, bytes) = (place.address(), place.bytes());
-        if file.length() != bytes {
-            return Err(GpuError::OutOfRange { offset: 0, end: file.length(), length: bytes });
-        }
-        // Safety: the place is in reserved addresses of this kind, nobody else's, and as long as the file.
-        let mapped = unsafe { file.map_at(address) };
-        mapped.map_err(|error| GpuError::OutOfMemory { bytes, kind: MemoryKind::Device, reason: error.to_string() })?;
-        Ok(Self { place: Some(place), address, file: file.into() })
-    }
-}
-
-impl RawMemory for PlacedFile {
-    fn address(&self) -> u64 {
-        self.address
-    }
-
-    fn file(&self) -> Option<std::io::Result<OwnedFd>> {
-        self.file.again().map(|file| file.map_err(Into::into))
-    }
-}
-
-impl Drop for PlacedFile {
-    fn drop(&mut self) {
-        let Some(place) = self.place.take() else { return };
-        let (start, bytes) = (pointer(self.address), self.file.length() as usize);
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // Safety: the present mapping is used no more; the addresses stay reserved.
-        if unsafe { mmap_anonymous(start, bytes, ProtFlags::empty(), flags) }.is_err() {
-            // The file may still be there: nobody gets this place again.
-            place.leak();
-        }
-    }
-}
-
-/// Memory of the host in a file, which others of the host can map too.
-#[derive(Debug)]
-pub(super) struct FileMemory(pub(super) HostPages);
-
-impl RawMemory for FileMemory {
-    fn address(&self) -> u64 {
-        self.0.start()
-    }
-
-    fn file(&self) -> Option<std::io::Result<OwnedFd>> {
-        self.0.file().again().map(|file| file.map_err(Into::into))
-    }
-}
-
-/// Pages at a place.
-#[derive(Debug)]
-pub(super) struct MappedMemory {
-    /// Always there but in `drop`.
-    place: Option<Place>,
-    address: u64,
-}
-
-impl MappedMemory {
-    /// Zeroed pages at a place whose ends are multiples of pages.
-    pub(super) fn new(place: Place) -> Result<Self, GpuError> {
-        let (address, bytes) = (place.address(), place.bytes());
-        // Safety: the place is in reserved addresses of this kind, nobody else's, and whole pages.
-        let opened = unsafe { mprotect(pointer(address), bytes as usize, MprotectFlags::READ | MprotectFlags::WRITE) };
-        opened.map_err(|error| GpuError::OutOfMemory { bytes, kind: MemoryKind::Device, reason: error.to_string() })?;
-        Ok(Self { place: Some(place), address })
-    }
-}
-
-impl RawMemory for MappedMemory {
-    fn address(&self) -> u64 {
-        self.address
-    }
-}
-
-impl Drop for MappedMemory {
-    fn drop(&mut self) {
-        let Some(place) = self.place.take() else { return };
-        let (start, bytes) = (pointer(self.address), place.bytes() as usize);
-        // Safety: as above; the present mapping is used no more. The next pages there are zero.
-        let emptied = unsafe {
-            madvise(start, bytes, Advice::LinuxDontNeed).and_then(|()| mprotect(start, bytes, MprotectFlags::empty()))
+        let opened = match &mut file {
+            Some(file) if file.length() != bytes => {
+                return Err(GpuError::OutOfRange { offset: 0, end: file.length(), length: bytes });
+            }
+            // Safety: the place is in reserved addresses of this kind, has no other owner, and is as long as the file.
+            Some(file) => unsafe { file.map_at(address) },
+            // Safety: the place is in reserved addresses of this kind, has no other owner, and consists of whole pages.
+            None => unsafe { mprotect(pointer(address), bytes as usize, MprotectFlags::READ | MprotectFlags::WRITE) },
         };
-        if emptied.is_err() {
-            // Bytes may still be there: nobody gets this place again.
+        opened.map_err(out_of_memory(MemoryKind::Device, bytes))?;
+        Ok(Self { place: Some(place), address, file })
+    }
+}
+
+impl RawMemory for PlacedPages {
+    fn address(&self) -> u64 {
+        self.address
+    }
+
+    fn file(&self) -> Option<std::io::Result<OwnedFd>> {
+        self.file.as_ref()?.again()
+    }
+}
+
+impl Drop for PlacedPages {
+    fn drop(&mut self) {
+        let Some(place) = self.place.take() else { return };
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        let (start, bytes) = (pointer(self.address), place.bytes() as usize);
+        // Safety: the present mapping is not used any more, and the addresses stay reserved. Later pages at this place
+        // are zero.
+        if unsafe { mmap_anonymous(start, bytes, ProtFlags::empty(), flags) }.is_err() {
+            // The bytes, or the file, may still be there, so this place stays taken.
             place.leak();
         }
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory of a device, and host memory that it can reach.
 
-use super::flat::Place;
+use super::flat::FlatPlace;
 use super::{Device, GpuError, SharedFile};
 use crate::quarantine::Exposure;
 use crate::registry::Key;
@@ -11,12 +11,16 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
-/// Where memory lies.
+/// The kind of memory.
+///
+/// ```
+/// assert_eq!(gin_gpu::MemoryKind::Pinned.to_string(), "pinned host");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum MemoryKind {
-    /// In the device.
+    /// Memory of the device.
     Device,
-    /// In the host, pinned: device and CPU reach it at the same address.
+    /// Pinned memory of the host: device and CPU reach it at the same address.
     Pinned,
 }
 
@@ -29,13 +33,13 @@ impl fmt::Display for MemoryKind {
     }
 }
 
-/// The allocation of a device: dropping it frees the memory.
+/// The allocation of a device. Dropping it frees the memory.
 pub trait RawMemory: Send + Sync + fmt::Debug {
-    /// Device address of the first byte; for pinned memory also that of the CPU.
+    /// Returns the device address of the first byte; for pinned memory it is also that of the CPU.
     fn address(&self) -> u64;
 
-    /// Makes sure that kernels of `device`, which reaches the memory's own device, reach this memory too. What a device
-    /// allocates itself they do.
+    /// Checks that kernels of `device`, which reaches the memory's own device, reach this memory too. Memory that a
+    /// device allocates itself is always reached.
     ///
     /// # Errors
     /// [`GpuError::Foreign`] with the reason.
@@ -43,24 +47,45 @@ pub trait RawMemory: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// A file that holds all of it, which other processes of the host can map; `None` if it is in none.
+    /// Returns a file that holds all of the memory, which other processes of the host can map; `None` if no file does.
     fn file(&self) -> Option<std::io::Result<OwnedFd>> {
         None
     }
 }
 
-/// One allocation, zeroed at first; freed when its last owner is dropped. Or memory that the program has from
-/// elsewhere, which is as it was and is never freed by this.
+/// One allocation. It is zeroed at first, and freed when its last owner is dropped. Memory that the program has from
+/// elsewhere keeps its content, and this type never frees it.
+///
+/// ```
+/// use gin_gpu::virt::VirtualDevice;
+/// use gin_gpu::{Device, GpuError, Memory, MemoryKind};
+/// use std::sync::Arc;
+///
+/// let device: Arc<dyn Device> = VirtualDevice::memory_only(0);
+/// let memory = Memory::new(&device, MemoryKind::Device, 16)?;
+/// memory.slice(8..16)?.write(0, &[7u64])?;
+/// let mut words = [1u64; 2];
+/// memory.read(0, &mut words)?;
+/// assert_eq!(words, [0, 7]);
+/// assert!(matches!(memory.write(9, &[7u64]), Err(GpuError::OutOfRange { .. })));
+/// # Ok::<(), GpuError>(())
+/// ```
 #[derive(Debug)]
 pub struct Memory {
     raw: Box<dyn RawMemory>,
     bytes: u64,
     kind: MemoryKind,
     device: Arc<dyn Device>,
-    /// The key by which other ranks find it, once it was published.
+    /// The key by which other ranks find it, once it is published.
     key: OnceLock<Key>,
     /// The communicators whose ranks have its key.
     exposure: Exposure,
+}
+
+/// Returns `offset` if an allocation of `length` bytes has `bytes` bytes from there on.
+fn within(offset: u64, bytes: u64, length: u64) -> Result<u64, GpuError> {
+    let end = offset.saturating_add(bytes);
+    if end > length { Err(GpuError::OutOfRange { offset, end, length }) } else { Ok(offset) }
 }
 
 impl Memory {
@@ -77,8 +102,9 @@ impl Memory {
         Ok(Self::with(raw, device, kind, bytes))
     }
 
-    /// The same, in a file that other processes of the host can map: so ranks in processes of their own reach it. It
-    /// takes a whole number of the device's [granules](Device::granularity), or of pages.
+    /// Does the same as [`new`](Self::new), in a file that other processes of the host can map, so that ranks in other
+    /// processes reach it. The memory takes a whole number of the device's
+    /// [granules](crate::MemorySharing::granularity), or of pages.
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`], [`GpuError::Unsupported`].
@@ -87,7 +113,7 @@ impl Memory {
         Ok(Self::with(raw, device, kind, bytes))
     }
 
-    /// [`shared`](Self::shared) or [`new`](Self::new).
+    /// Calls [`shared`](Self::shared) or [`new`](Self::new).
     #[doc(hidden)]
     pub fn for_ranks(
         device: &Arc<dyn Device>,
@@ -98,17 +124,20 @@ impl Memory {
         if shared { Self::shared(device, kind, bytes) } else { Self::new(device, kind, bytes) }
     }
 
-    /// Memory that another process of the host has, mapped here, at a place or anywhere.
+    /// Maps memory of another process of the host, at a place or at any address.
     ///
     /// # Errors
     /// An error of the device.
-    #[doc(hidden)]
-    pub fn imported(device: &Arc<dyn Device>, file: SharedFile, place: Option<Place>) -> Result<Arc<Self>, GpuError> {
+    pub(crate) fn imported(
+        device: &Arc<dyn Device>,
+        file: SharedFile,
+        place: Option<FlatPlace>,
+    ) -> Result<Arc<Self>, GpuError> {
         let (kind, bytes) = (file.kind, file.bytes);
         Ok(Self::with(device.shares("map memory of other processes")?.import(file, place)?, device, kind, bytes))
     }
 
-    /// The file that holds it, if one does.
+    /// Returns the file that holds it, if one does.
     #[doc(hidden)]
     pub fn file(&self) -> Option<std::io::Result<SharedFile>> {
         let file = self.raw.file()?;
@@ -121,48 +150,35 @@ impl Memory {
         &self.exposure
     }
 
-    /// How other ranks find it: what `publish` says the first time.
-    #[doc(hidden)]
-    pub fn key(&self, publish: impl FnOnce() -> Key) -> &Key {
+    /// Returns the key by which other ranks find it. The first call makes it by `publish`.
+    pub(crate) fn key(&self, publish: impl FnOnce() -> Key) -> &Key {
         self.key.get_or_init(publish)
     }
 
-    /// Allocates device memory at a place of its own; `bytes` of it are used.
+    /// Allocates device memory at a place of its own; `bytes` of it are used. `shared`: in a file that other processes
+    /// of the host can map.
     ///
     /// # Errors
     /// [`GpuError::OutOfRange`] if the place is shorter; [`GpuError::Unsupported`] if it is for another kind of device,
-    /// or its ends are no multiples of the device's [granularity](Device::granularity); [`GpuError::OutOfMemory`], or
-    /// what the device reports.
-    pub fn placed(device: &Arc<dyn Device>, place: Place, bytes: u64) -> Result<Arc<Self>, GpuError> {
-        Self::placed_for_ranks(device, place, bytes, false)
-    }
-
-    /// As [`placed`](Self::placed); in a file that other processes of the host can map if `shared`.
+    /// or its ends are no multiples of the device's [granularity](crate::MemorySharing::granularity);
+    /// [`GpuError::OutOfMemory`], or the device's error.
     #[doc(hidden)]
-    pub fn placed_for_ranks(
-        device: &Arc<dyn Device>,
-        place: Place,
-        bytes: u64,
-        shared: bool,
-    ) -> Result<Arc<Self>, GpuError> {
-        if bytes > place.bytes() {
-            return Err(GpuError::OutOfRange { offset: 0, end: bytes, length: place.bytes() });
-        }
+    pub fn placed(device: &Arc<dyn Device>, place: FlatPlace, bytes: u64, shared: bool) -> Result<Arc<Self>, GpuError> {
+        within(0, bytes, place.bytes())?;
         if !place.fits(&**device) {
             let what = "put memory there: it is for other devices, or no multiple of the granularity";
             return Err(GpuError::Unsupported { device: device.name(), what });
         }
         let sharing = device.shares("put memory at an address of the caller's choice")?;
-        let raw = if shared { sharing.allocate_shared_at(place)? } else { sharing.allocate_at(place)? };
-        Ok(Self::with(raw, device, MemoryKind::Device, bytes))
+        Ok(Self::with(sharing.allocate_at(place, shared)?, device, MemoryKind::Device, bytes))
     }
 
-    /// Memory that the program has from elsewhere.
+    /// Wraps memory that the program has from elsewhere.
     pub(super) fn foreign(device: Arc<dyn Device>, raw: Box<dyn RawMemory>, kind: MemoryKind, bytes: u64) -> Arc<Self> {
         Self::with(raw, &device, kind, bytes)
     }
 
-    /// Makes sure that kernels of `device`, which reaches this memory's device, reach this memory too.
+    /// Checks that kernels of `device`, which reaches this memory's device, reach this memory too.
     ///
     /// # Errors
     /// [`GpuError::Foreign`] with the reason.
@@ -170,73 +186,76 @@ impl Memory {
         self.raw.check_reach(device)
     }
 
-    /// Device address of the first byte.
+    /// Returns the device address of the first byte.
     pub fn address(&self) -> u64 {
         self.raw.address()
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Where it lies.
+    /// Returns the kind of memory.
     pub fn kind(&self) -> MemoryKind {
         self.kind
     }
 
-    /// The device that it belongs to.
+    /// Returns the device to which it belongs.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
     }
 
-    fn range(&self, offset: u64, bytes: u64) -> Result<u64, GpuError> {
-        let end = offset.saturating_add(bytes);
-        if end > self.bytes {
-            return Err(GpuError::OutOfRange { offset, end, length: self.bytes });
-        }
-        Ok(self.address() + offset)
-    }
-
-    /// Copies values to byte `offset`. No kernel may use those bytes meanwhile.
+    /// Copies values to the bytes from `offset` on. No kernel may use those bytes meanwhile.
     ///
     /// # Errors
-    /// [`GpuError::OutOfRange`], or what the device reports.
+    /// [`GpuError::OutOfRange`], or an error of the device.
     pub fn write<T: Pod>(&self, offset: u64, values: &[T]) -> Result<(), GpuError> {
         let bytes = bytemuck::cast_slice(values);
-        let address = self.range(offset, bytes.len() as u64)?;
-        // Safety: in range of an allocation that is alive.
+        let address = self.address() + within(offset, bytes.len() as u64, self.bytes)?;
+        // Safety: the bytes are in the range of an allocation that is alive.
         unsafe { self.device.copy_in(address, bytes) }
     }
 
-    /// Copies values from byte `offset`.
+    /// Copies values from the bytes from `offset` on.
     ///
     /// # Errors
-    /// [`GpuError::OutOfRange`], or what the device reports.
+    /// [`GpuError::OutOfRange`], or an error of the device.
     pub fn read<T: Pod>(&self, offset: u64, values: &mut [T]) -> Result<(), GpuError> {
         let bytes = bytemuck::cast_slice_mut(values);
-        let address = self.range(offset, bytes.len() as u64)?;
-        // Safety: in range of an allocation that is alive.
+        let address = self.address() + within(offset, bytes.len() as u64, self.bytes)?;
+        // Safety: the bytes are in the range of an allocation that is alive.
         unsafe { self.device.copy_out(bytes, address) }
     }
 
-    /// The bytes `range` of this allocation.
+    /// Returns the bytes `range` of this allocation.
     ///
     /// # Errors
     /// [`GpuError::OutOfRange`].
     pub fn slice(self: &Arc<Self>, range: Range<u64>) -> Result<MemorySlice, GpuError> {
         let bytes = range.end.checked_sub(range.start).unwrap_or(u64::MAX);
-        self.range(range.start, bytes)?;
-        Ok(MemorySlice { memory: self.clone(), offset: range.start, bytes })
+        let offset = within(range.start, bytes, self.bytes)?;
+        Ok(MemorySlice { memory: self.clone(), offset, bytes })
     }
 
-    /// All of it.
+    /// Returns the whole allocation as a slice.
     pub fn whole(self: &Arc<Self>) -> MemorySlice {
         MemorySlice { memory: self.clone(), offset: 0, bytes: self.bytes }
     }
 }
 
 /// Part of an allocation, which it keeps alive.
+///
+/// ```
+/// use gin_gpu::{Device, GpuError, Memory, MemoryKind, virt::VirtualDevice};
+/// use std::sync::Arc;
+///
+/// let device: Arc<dyn Device> = VirtualDevice::memory_only(0);
+/// let memory = Memory::new(&device, MemoryKind::Device, 16)?;
+/// let half = memory.slice(8..16)?;
+/// assert_eq!((half.address(), half.bytes()), (memory.address() + 8, 8));
+/// # Ok::<(), GpuError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct MemorySlice {
     memory: Arc<Memory>,
@@ -245,47 +264,39 @@ pub struct MemorySlice {
 }
 
 impl MemorySlice {
-    /// The allocation.
+    /// Returns the allocation.
     pub fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
 
-    /// Where it starts in the allocation.
+    /// Returns the offset of its first byte in the allocation.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Device address of its first byte.
+    /// Returns the device address of its first byte.
     pub fn address(&self) -> u64 {
         self.memory.address() + self.offset
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    fn range(&self, offset: u64, bytes: u64) -> Result<u64, GpuError> {
-        let end = offset.saturating_add(bytes);
-        if end > self.bytes {
-            return Err(GpuError::OutOfRange { offset, end, length: self.bytes });
-        }
-        Ok(self.offset + offset)
-    }
-
-    /// Copies values to byte `offset` of the slice.
+    /// Copies values to the bytes of the slice from `offset` on.
     ///
     /// # Errors
     /// As [`Memory::write`].
     pub fn write<T: Pod>(&self, offset: u64, values: &[T]) -> Result<(), GpuError> {
-        self.memory.write(self.range(offset, size_of_val(values) as u64)?, values)
+        self.memory.write(self.offset + within(offset, size_of_val(values) as u64, self.bytes)?, values)
     }
 
-    /// Copies values from byte `offset` of the slice.
+    /// Copies values from the bytes of the slice from `offset` on.
     ///
     /// # Errors
     /// As [`Memory::read`].
     pub fn read<T: Pod>(&self, offset: u64, values: &mut [T]) -> Result<(), GpuError> {
-        self.memory.read(self.range(offset, size_of_val(values) as u64)?, values)
+        self.memory.read(self.offset + within(offset, size_of_val(values) as u64, self.bytes)?, values)
     }
 }

@@ -1,50 +1,68 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which processors progress threads run on.
+//! Chooses the processors of progress threads.
 //!
-//! A progress thread polls queues that a GPU writes and starts that GPU's copies. So it belongs on the processors of
-//! the GPU's socket. Linux names them under `/sys/bus/pci/devices`; without that, threads run anywhere. A program
-//! chooses by `WorldConfig::placement`. With [`Placement::Automatic`] the environment variable [`VARIABLE`] decides.
+//! A progress thread polls queues that a GPU writes and starts that GPU's copies. So it should run on the processors of
+//! the GPU's socket. Linux names them under `/sys/bus/pci/devices`; without these names, threads run anywhere. A
+//! program chooses by `WorldConfig::placement`. With [`Placement::Automatic`] the environment variable [`VARIABLE`]
+//! decides.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Environment variable that says where progress threads run: `auto` (near the GPU), `any`, or a list of processors as
-/// Linux writes it, such as `0-7,64`.
+/// The environment variable that chooses the processors of progress threads: `auto` (near the GPU), `any`, or a list of
+/// processors as Linux writes it, such as `0-7,64`.
 pub const VARIABLE: &str = "GIN_PROXY_CPUS";
 
-/// Where progress threads run.
+/// The processors of progress threads.
+///
+/// ```
+/// use gin_gpu::placement::{Locality, Placement, allowed_cpus};
+///
+/// let first = allowed_cpus()[0];
+/// let chosen = Placement::Cpus(vec![first, 65_000]).choose(&Locality::default())?;
+/// assert_eq!(chosen.cpus, Some(vec![first]));
+/// # Ok::<(), gin_gpu::placement::PlacementError>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Placement {
-    /// As [`VARIABLE`] says; without it, near the GPU of their rank, or anywhere if the system does not say what is
-    /// near.
+    /// By [`VARIABLE`]. Without it, near the GPU of the rank; anywhere if the system does not name the near processors.
     #[default]
     Automatic,
     /// On every processor that the process may use.
     Anywhere,
-    /// On these processors, by Linux's numbers; processors that the process may not use are left out.
+    /// On these processors, by Linux's numbers. Processors that the process may not use are left out.
     Cpus(Vec<usize>),
 }
 
 /// The neighbourhood of a device.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
 pub struct Locality {
-    /// Its NUMA node, if there are several.
+    /// The NUMA node of the device, if there are several.
     pub numa_node: Option<u32>,
-    /// Its processors, ascending; none if the system does not say.
+    /// The processors near the device, ascending; none if the system does not name them.
     pub cpus: Vec<usize>,
 }
 
-/// Where threads run, and why there.
+/// The chosen processors, and the reason.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Chosen {
-    /// Their processors, ascending and at least one; `None` for no choice.
+    /// The processors, ascending and at least one; `None` for no choice.
     pub cpus: Option<Vec<usize>>,
-    /// Why, for people.
+    /// The reason, for people.
     pub reason: String,
 }
 
-/// A placement that cannot be.
+/// A placement that is not possible.
+///
+/// ```
+/// use gin_gpu::placement::{Locality, Placement, PlacementError};
+///
+/// let error = Placement::Cpus(vec![65_000]).choose(&Locality::default()).unwrap_err();
+/// assert!(matches!(error, PlacementError::NotAllowed { .. }));
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlacementError {
@@ -54,8 +72,8 @@ pub enum PlacementError {
         /// The value.
         value: String,
     },
-    /// The process may use none of the processors that were asked for.
-    #[error("progress threads are to run on processors {asked}, and this process may use {allowed} only")]
+    /// The process may use none of the requested processors.
+    #[error("progress threads should run on processors {asked}, but this process may use only {allowed}")]
     NotAllowed {
         /// The requested processors.
         asked: String,
@@ -70,7 +88,7 @@ impl Locality {
         Self::of_pci_in(Path::new("/sys"), address)
     }
 
-    /// The same, with another folder in the place of `/sys`.
+    /// Does the same, with another folder instead of `/sys`.
     fn of_pci_in(sys: &Path, address: &str) -> Self {
         // The driver writes addresses in capitals.
         let address = address.trim().to_ascii_lowercase();
@@ -89,11 +107,17 @@ impl Locality {
     }
 }
 
-/// Largest number of a processor that is believed.
+/// The limit of processor numbers; larger ones are refused.
 const MOST_CPUS: usize = 1 << 16;
 
-/// A list as Linux writes it: numbers and ranges between commas, ranges perhaps with a step (`0-31:2/4`: of each four
-/// the first two). Ascending, each once. `None` for anything else.
+/// Reads a list of processors as Linux writes it: numbers and ranges between commas. A range may have a step
+/// (`0-31:2/4`: the first two of each four). Returns ascending numbers without repetitions; `None` for any other text.
+///
+/// ```
+/// use gin_gpu::placement::{parse_cpus, show_cpus};
+/// assert_eq!(parse_cpus("4,0-2"), Some(vec![0, 1, 2, 4]));
+/// assert_eq!(show_cpus(&[0, 1, 2, 4]), "0-2,4");
+/// ```
 pub fn parse_cpus(text: &str) -> Option<Vec<usize>> {
     let number = |text: &str| text.trim().parse::<usize>().ok().filter(|number| *number < MOST_CPUS);
     let mut cpus = Vec::new();
@@ -120,7 +144,7 @@ pub fn parse_cpus(text: &str) -> Option<Vec<usize>> {
     Some(cpus)
 }
 
-/// A list as Linux writes it.
+/// Returns ascending processors as a list in Linux's form.
 pub fn show_cpus(cpus: &[usize]) -> String {
     let mut parts: Vec<(usize, usize)> = Vec::new();
     for &cpu in cpus {
@@ -135,7 +159,7 @@ pub fn show_cpus(cpus: &[usize]) -> String {
     parts.iter().map(show).collect::<Vec<_>>().join(",")
 }
 
-/// Processors that this thread may use, ascending; none if the system does not say.
+/// Returns the processors that this thread may use, ascending; none if the system does not name them.
 pub fn allowed_cpus() -> Vec<usize> {
     use rustix::thread::{CpuSet, sched_getaffinity};
     let Ok(set) = sched_getaffinity(None) else { return Vec::new() };
@@ -143,10 +167,10 @@ pub fn allowed_cpus() -> Vec<usize> {
 }
 
 impl Placement {
-    /// Where the progress thread of a device goes.
+    /// Chooses the processors of a device's progress thread.
     ///
     /// # Errors
-    /// [`PlacementError`]: what the program or [`VARIABLE`] asks for cannot be.
+    /// [`PlacementError`]: the choice of the program or of [`VARIABLE`] is not possible.
     pub fn choose(&self, near: &Locality) -> Result<Chosen, PlacementError> {
         let variable = std::env::var_os(VARIABLE).map(|value| value.to_string_lossy().into_owned());
         self.choose_among(near, &allowed_cpus(), variable.as_deref())
@@ -205,10 +229,10 @@ fn among(cpus: &[usize], allowed: &[usize]) -> Vec<usize> {
     cpus.iter().copied().filter(|cpu| allowed.contains(cpu)).collect()
 }
 
-/// Runs `start` while this thread may use `cpus` only: threads that it starts inherit that and keep it.
+/// Runs `start` while this thread may use only `cpus`. Threads that it starts inherit that and keep it.
 ///
 /// # Errors
-/// The system's error if it does not allow it; `start` has not run then.
+/// The system's error if it refuses that; `start` has not run then.
 #[doc(hidden)]
 pub fn started_on<T>(cpus: Option<&[usize]>, start: impl FnOnce() -> T) -> io::Result<T> {
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -220,7 +244,7 @@ pub fn started_on<T>(cpus: Option<&[usize]>, start: impl FnOnce() -> T) -> io::R
     }
     sched_setaffinity(None, &set)?;
     let result = start();
-    // It was allowed a moment ago. A thread that stays on few processors is slower, and no less right.
+    // The old set was permitted before. A thread that stays on few processors is slower, but correct.
     let _ = sched_setaffinity(None, &before);
     Ok(result)
 }

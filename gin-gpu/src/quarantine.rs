@@ -1,28 +1,30 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Memory that a lost process may still write to.
+//! Memory to which a lost process may still write.
 //!
-//! A process keeps memory mapped until it unmaps it or ends. A process that counts as lost, because it is silent, may
-//! only have been stopped: its kernels and its proxy go on when it continues. Memory that a communicator allocates is
-//! safe from that. Each communicator has its own, and the system does not reuse memory that another process has mapped
-//! before that process has ended. Memory of the program's that was in a window of a communicator which a fault has
-//! ended is not safe. It is refused as a window of another communicator until each process that has its key is a rank
-//! of that one too, or is known to have ended.
+//! A process keeps memory mapped until it unmaps it or ends. A process that counts as lost because it was silent may
+//! only have been stopped. Its kernels and its proxy go on when it continues.
+//!
+//! Memory that a communicator allocates is safe from such writes, because each communicator has its own, and the system
+//! does not reuse memory that another process has mapped before that process has ended. Memory of the program that was
+//! in a window of a communicator with a fault is not safe. It is refused as a window of another communicator as long as
+//! a process with its key is alive and is no rank of that communicator. A process that is not known to have ended
+//! counts as alive.
 
+use crate::lock;
 use crate::share::life;
 use gin_boot::board::Board;
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-/// Memory that a process which is not in the job any more may still write to.
+/// The error of memory to which a process outside of the job may still write.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("this memory cannot be a window yet: {reason}")]
 pub struct Quarantined {
-    /// Which process may, and what to do.
+    /// The process that may write, and the remedy.
     pub reason: String,
 }
 
-/// Name of a process.
+/// The name of a process.
 pub type Process = [u8; 16];
 
 /// The processes of a communicator, which get the keys of its windows.
@@ -31,7 +33,7 @@ pub struct Sharers {
     board: Arc<Board>,
     /// By rank.
     processes: Vec<Process>,
-    /// Nothing of this process touches windows for it any more.
+    /// This process does not use windows for the communicator any more.
     closed: AtomicBool,
 }
 
@@ -40,15 +42,17 @@ impl Sharers {
         Arc::new(Self { board, processes, closed: AtomicBool::new(false) })
     }
 
-    /// This rank's part of the communicator is gone.
+    /// Notes that this rank's part of the communicator is gone.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }
 
-    /// Returns why memory with keys at these processes cannot be in a window of those in `new`; `None` if it can.
+    /// Returns the reason for which memory whose key these processes have cannot be in a window of the processes in
+    /// `new`; `None` if it can.
     fn objection(&self, new: &Sharers) -> Option<String> {
         if self.board.count() == 0 {
-            // It goes on, or has ended in order: its ranks do with the memory what the program has them do.
+            // The communicator is alive, or has ended in an orderly way. Then its ranks use the memory only as the
+            // program has them use it.
             return None;
         }
         let lost = (0..).zip(&self.processes).filter(|(_, process)| !new.processes.contains(process));
@@ -66,25 +70,22 @@ impl Sharers {
     }
 }
 
-/// The communicators that memory was in windows of, and that have not let go of it in order.
-#[derive(Default)]
+/// The communicators in whose windows memory was, and that have not released it in an orderly way.
+#[derive(Debug, Default)]
 pub struct Exposure(Mutex<Vec<Arc<Sharers>>>);
 
 impl Exposure {
-    fn all(&self) -> std::sync::MutexGuard<'_, Vec<Arc<Sharers>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Registers processes that are about to get the key of the memory.
+    /// Registers processes that will receive the key of the memory.
     ///
     /// # Errors
-    /// [`Quarantined`] if others may still write to it.
+    /// [`Quarantined`] if other processes may still write to it.
     pub fn add(&self, new: &Arc<Sharers>) -> Result<(), Quarantined> {
-        let mut all = self.all();
+        let mut all = lock(&self.0);
         if let Some(reason) = all.iter().find_map(|sharers| sharers.objection(new)) {
             return Err(Quarantined { reason });
         }
-        // Of communicators that a fault has ended, no process is left that may write and is not in `new`.
+        // Communicators that a fault has ended can be forgotten now: none of their processes may still write and is not
+        // in `new`.
         all.retain(|sharers| sharers.board.count() == 0 || !sharers.closed.load(Ordering::Acquire));
         if !all.iter().any(|sharers| Arc::ptr_eq(sharers, new)) {
             all.push(new.clone());
@@ -92,15 +93,9 @@ impl Exposure {
         Ok(())
     }
 
-    /// All ranks of the communicator have let go of it.
+    /// Notes that all ranks of the communicator have released the memory.
     pub fn remove(&self, sharers: &Arc<Sharers>) {
-        self.all().retain(|other| !Arc::ptr_eq(other, sharers));
-    }
-}
-
-impl fmt::Debug for Exposure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Exposure").field(&self.all().len()).finish()
+        lock(&self.0).retain(|other| !Arc::ptr_eq(other, sharers));
     }
 }
 
@@ -110,7 +105,7 @@ mod tests {
     use crate::registry::process;
     use gin_abi::{Fault, FaultKind, Operation};
 
-    /// A process that there is: its socket is this one's, as it was never asked.
+    /// A process that is alive: its socket is this one's, as it was never asked.
     fn alive() -> Process {
         let device: Arc<dyn crate::Device> = crate::virt::VirtualDevice::memory_only(0);
         crate::share::describe(&*device).unwrap();
@@ -138,17 +133,17 @@ mod tests {
         let exposure = Exposure::default();
         let first = sharers(&[other, here]);
         exposure.add(&first).unwrap();
-        // Two communicators at a time are the program's business.
+        // The program decides about two communicators at a time.
         exposure.add(&sharers(&[other])).unwrap();
         end(&first);
         assert!(refused(&exposure, &sharers(&[other])).contains("destroy"));
         first.close();
         assert!(refused(&exposure, &sharers(&[other])).contains("rank 1"));
-        // It is one of them again, or all have let go of it.
+        // The process is a rank again, or all ranks have released the memory.
         exposure.add(&sharers(&[here, other])).unwrap();
         exposure.remove(&first);
         exposure.add(&sharers(&[other])).unwrap();
-        // One that has ended writes nothing.
+        // A process that has ended writes nothing.
         let exposure = Exposure::default();
         let first = sharers(&[other, gone]);
         exposure.add(&first).unwrap();

@@ -1,39 +1,39 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Objects of this process that ranks find by a key.
 
+use crate::lock;
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 /// The key by which other ranks find memory of a rank.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Key(pub Vec<u8>);
 
-/// A key of another rank that cannot be used.
+/// The error of a key of another rank that this rank cannot use.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("key of rank {rank} cannot be used: {reason}")]
 pub struct KeyError {
     /// The rank.
     pub rank: u32,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 24;
 
-/// A name of this process that no other one has, on any host: random bits.
+/// Returns the name of this process: random bits that no other process has, on any host.
 pub fn process() -> [u8; 16] {
     static NAME: OnceLock<[u8; 16]> = OnceLock::new();
     *NAME.get_or_init(random)
 }
 
-/// Bits that nobody can guess.
+/// Returns random bits, which cannot be guessed.
 pub fn random() -> [u8; 16] {
     let mut bits = [0; 16];
     let got = rustix::rand::getrandom(&mut bits, rustix::rand::GetRandomFlags::empty());
-    // The kernel gives up to 256 bytes whole, once it has started up.
+    // The kernel returns up to 256 bytes at once after it has started up.
     assert_eq!(got, Ok(bits.len()), "the kernel gives random numbers");
     bits
 }
@@ -45,31 +45,24 @@ pub fn initial_psn() -> u32 {
     u32::from_le_bytes([a, b, c, 0])
 }
 
-/// Why a key names nothing here.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// The reason for which a key names no object of this process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Missing {
-    /// It is too short.
+    /// The key is too short.
+    #[error("it has the wrong length")]
     Garbled,
-    /// It is of another process.
+    /// The key is of another process.
+    #[error(
+        "its memory is in another process, and in no file that could be mapped: allocate it by alloc_window or \
+         Memory::shared"
+    )]
     Elsewhere,
     /// The object is gone.
+    #[error("its memory is gone")]
     Gone,
 }
 
-impl fmt::Display for Missing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Garbled => "it has the wrong length",
-            Self::Elsewhere => {
-                "its memory is in another process, and in no file that could be mapped: allocate it by alloc_window or \
-                 Memory::shared"
-            }
-            Self::Gone => "its memory is gone",
-        })
-    }
-}
-
-/// A table of this process. It keeps nothing alive.
+/// A table of objects of this process. It keeps none of them alive.
 #[derive(Debug)]
 pub struct Registry<T> {
     entries: Mutex<Option<HashMap<u64, Weak<T>>>>,
@@ -82,16 +75,14 @@ impl<T> Registry<T> {
         Self { entries: Mutex::new(None), next: AtomicU64::new(1) }
     }
 
-    /// Puts something into the table; the key, of [`KEY_BYTES`], names it as long as it lives.
+    /// Enters an object. The key, of [`KEY_BYTES`], names it as long as it lives.
     pub fn publish(&self, entry: &Arc<T>) -> Key {
         let token = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = lock(&self.entries);
         let entries = entries.get_or_insert_default();
         entries.retain(|_, entry| entry.strong_count() > 0);
         entries.insert(token, Arc::downgrade(entry));
-        let mut key = process().to_vec();
-        key.extend_from_slice(&token.to_le_bytes());
-        Key(key)
+        Key([&process()[..], &token.to_le_bytes()].concat())
     }
 
     /// Returns the object of the key that these bytes begin with.
@@ -106,7 +97,7 @@ impl<T> Registry<T> {
 
     /// Returns the object with this number.
     pub fn get(&self, token: u64) -> Option<Arc<T>> {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = lock(&self.entries);
         entries.as_ref()?.get(&token)?.upgrade()
     }
 

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How ranks get each other's memory: of their own process by a table, of other processes of the host as files.
+//! Shares memory between ranks: in one process by a table, between processes of a host as files.
 //!
-//! A process with shared memory listens on a Unix socket with an abstract name, which is its random name. The key of
-//! memory holds that name, the number of the memory, and a random secret that only owners of a key know. A process that
-//! connects sends the secret and the number, and gets the file. Keys go through the bootstrap, which is encrypted.
+//! A process with shared memory listens on a Unix socket. The socket's abstract name is the random name of the process.
+//! The key of memory contains that name, the number of the memory, and a random secret that only owners of a key know.
+//! A process that connects sends the secret and the number, and receives the file. Keys go through the bootstrap, which
+//! is encrypted.
 //!
-//! Names are public, so anybody in the network namespace can connect. The server closes connections of other users
-//! before it reads a byte. It answers up to [`AT_ONCE`] others at a time and gives each [`ASKING`], however it sends
-//! its bytes.
+//! Names are public, so any process in the network namespace can connect. The server closes connections of other users
+//! before it reads a byte. It answers up to `AT_ONCE` other connections at a time. Each has `ASKING` to complete,
+//! at whatever pace it sends its bytes.
 //!
-//! A mapping is found again as long as it has a user, so no memory has two addresses in a process.
+//! A mapping is reused as long as it has a user, so no memory has two addresses in a process.
 
 pub mod life;
 mod peer;
 
-use crate::flat::Place;
+use crate::flat::FlatPlace;
 use crate::registry::{KEY_BYTES, Key, KeyError, Missing, Registry, process, random};
-use crate::{Device, DeviceKind, Memory, MemoryKind, MemorySharing, SharedFile};
+use crate::{Device, DeviceKind, Memory, MemoryKind, MemorySharing, SharedFile, lock};
 use peer::{Peer, is_ours, reach, socket_name};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -36,70 +37,64 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
-/// Memory whose keys were published.
+/// The memory whose keys were published.
 static MEMORIES: Registry<Memory> = Registry::new();
 
-/// Memory of other processes, by the key without its secret.
+/// The memory of other processes, by the key without its secret.
 static MAPPED: Mutex<Option<HashMap<[u8; KEY_BYTES], Import>>> = Mutex::new(None);
-/// Notified when a process has been asked.
+/// Notified when a request to another process has ended.
 static ASKED: Condvar = Condvar::new();
 
 /// The state of memory of another process.
 #[derive(Debug)]
 enum Import {
-    /// Some thread asks for it, and nobody else does meanwhile: no memory is mapped twice.
+    /// A thread requests it. No other thread does so meanwhile, so no memory is mapped twice.
     Asked,
-    /// It was mapped here.
+    /// It is mapped in this process.
     Mapped(Weak<Memory>),
 }
 
-/// How long a process may take to answer.
+/// The time that a process has to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Why nobody answers under a name of this network namespace.
+/// The reason for which no process answers under a name of this network namespace.
 const UNREACHED: &str = "its process has ended, or runs on another host";
-/// How long a question and its answer may take, all together.
+/// The time for a request and its answer, together.
 const ASKING: Duration = Duration::from_secs(2);
-/// Most questions that are answered at a time.
+/// The most requests that are answered at a time.
 const AT_ONCE: usize = 64;
 
-/// A question: the secret, then the number of the memory, 0 for nothing.
+/// The bytes of a request: the secret, then the number of the memory, 0 for none.
 const QUESTION: usize = 24;
-/// An answer: what came of it, the kind of memory, its length.
+/// The bytes of an answer: the result, the kind of memory, its length.
 const ANSWER: usize = 10;
 
-/// The result of a question.
+/// The result of a request.
 mod outcome {
     pub(super) const HERE: u8 = 1;
     pub(super) const GONE: u8 = 2;
     pub(super) const FAILED: u8 = 3;
 }
 
-/// The server of this process.
-struct Server {
-    secret: [u8; 16],
-}
-
-/// The server of this process, which is started when it is first needed and stays.
-fn server() -> Result<&'static Server, String> {
-    static SERVER: OnceLock<Result<Server, String>> = OnceLock::new();
-    let start = || -> io::Result<Server> {
+/// Starts the server of this process when it is first needed; it runs until the process ends. Returns its secret.
+fn server() -> Result<[u8; 16], String> {
+    static SECRET: OnceLock<Result<[u8; 16], String>> = OnceLock::new();
+    let start = || -> io::Result<[u8; 16]> {
         let secret = random();
-        let (tell, told) = mpsc::channel();
+        let (to, from) = mpsc::channel();
         std::thread::Builder::new().name("gin-share".to_owned()).spawn(move || match listen() {
             Ok((runtime, listener)) => {
-                let _ = tell.send(Ok(()));
+                let _ = to.send(Ok(()));
                 runtime.block_on(serve(listener, secret));
             }
-            Err(error) => drop(tell.send(Err(error))),
+            Err(error) => drop(to.send(Err(error))),
         })?;
-        told.recv().unwrap_or_else(|_| Err(io::Error::other("its thread has ended")))?;
-        Ok(Server { secret })
+        from.recv().unwrap_or_else(|_| Err(io::Error::other("its thread has ended")))?;
+        Ok(secret)
     };
-    let started = SERVER.get_or_init(|| start().map_err(|error| format!("no socket to share memory by: {error}")));
-    started.as_ref().map_err(Clone::clone)
+    SECRET.get_or_init(|| start().map_err(|error| format!("no socket to share memory by: {error}"))).clone()
 }
 
-/// The socket of this process, and what serves it on the calling thread.
+/// Makes the socket of this process, and the runtime that serves it on the calling thread.
 fn listen() -> io::Result<(Runtime, UnixListener)> {
     let listener = net::UnixListener::bind_addr(&SocketAddr::from_abstract_name(socket_name(&process()))?)?;
     listener.set_nonblocking(true)?;
@@ -115,17 +110,17 @@ async fn serve(listener: UnixListener, secret: [u8; 16]) {
     loop {
         match listener.accept().await {
             Ok((connection, _)) if is_ours(&connection) => {
-                // Each place becomes free in time, as each question has a deadline.
+                // Each place becomes free, because each request has a deadline.
                 let place = places.clone().acquire_owned().await;
                 tokio::spawn(async move {
-                    // A peer that fails finds the connection closed, and reports it.
+                    // A peer whose request fails finds the connection closed, and reports it.
                     let _ = timeout(ASKING, answer(connection, secret)).await;
                     drop(place);
                 });
             }
-            // A stranger: the connection is closed.
+            // The peer runs as another user: its connection is closed.
             Ok(_) => {}
-            // Too many files are open, say: others may be closed soon.
+            // For example too many files are open. Others may be closed soon.
             Err(_) => sleep(Duration::from_millis(1)).await,
         }
     }
@@ -140,30 +135,19 @@ async fn answer(mut connection: UnixStream, secret: [u8; 16]) -> io::Result<()> 
     }
     let token = u64::from_le_bytes(*token.first_chunk().expect("8 bytes are left"));
     let mut answer = [0; ANSWER];
-    let found = if token == 0 { None } else { MEMORIES.get(token).map(|memory| memory.file()) };
-    let file = match found {
-        None => {
-            answer[0] = if token == 0 { outcome::HERE } else { outcome::GONE };
-            None
-        }
+    answer[0] = match MEMORIES.get(token).map(|memory| memory.file()) {
         Some(Some(Ok(shared))) => {
             answer[0] = outcome::HERE;
             answer[1] = u8::from(shared.kind == MemoryKind::Pinned);
             answer[2..].copy_from_slice(&shared.bytes.to_le_bytes());
-            Some(shared.file)
+            // The socket takes these few bytes in one call.
+            return connection.async_io(Interest::WRITABLE, || send(&connection, &answer, &shared.file)).await;
         }
-        Some(Some(Err(_)) | None) => {
-            answer[0] = outcome::FAILED;
-            None
-        }
+        Some(Some(Err(_)) | None) => outcome::FAILED,
+        None if token == 0 => outcome::HERE,
+        None => outcome::GONE,
     };
-    match file {
-        None => connection.write_all(&answer).await,
-        Some(file) => {
-            // So few bytes go at once.
-            connection.async_io(Interest::WRITABLE, || send(&connection, &answer, &file)).await
-        }
-    }
+    connection.write_all(&answer).await
 }
 
 /// Sends an answer, and a file with it.
@@ -176,7 +160,7 @@ fn send(connection: &UnixStream, answer: &[u8; ANSWER], file: &OwnedFd) -> io::R
     Ok(())
 }
 
-/// Asks a process. Returns its answer, and the file that came with it.
+/// Sends a request to a process. Returns its answer, and the file that arrived with it.
 fn ask(key: &SharedKey, token: u64) -> Result<([u8; ANSWER], Option<OwnedFd>), String> {
     let mut question = [0; QUESTION];
     question[..16].copy_from_slice(&key.secret);
@@ -197,7 +181,7 @@ fn ask(key: &SharedKey, token: u64) -> Result<([u8; ANSWER], Option<OwnedFd>), S
         _ => format!("its process cannot be asked: {error}"),
     };
     let mut connection = reach(&key.process, PATIENCE).map_err(unreached)?;
-    // Before the secret is sent: a stranger may have taken the name of a process that has ended.
+    // Checked before the secret is sent: another user may have taken the name of a process that has ended.
     let peer = Peer::of(&connection).map_err(unreached)?;
     peer.check()?;
     let asked = life::Known::open(peer.pid);
@@ -214,19 +198,19 @@ fn ask(key: &SharedKey, token: u64) -> Result<([u8; ANSWER], Option<OwnedFd>), S
     if got.bytes != ANSWER {
         return Err(unanswered());
     }
-    // It has answered, so it lives: what was found out before is of it.
+    // It has answered, so it is alive, and the file that was opened before belongs to it.
     life::met(key.process, asked);
     Ok((answer, file))
 }
 
-/// The key by which another process is asked.
+/// The key of memory of another process.
 struct SharedKey {
     process: [u8; 16],
     token: u64,
     secret: [u8; 16],
 }
 
-/// Bytes of a key of memory that other processes can map.
+/// The bytes of a key of memory that other processes can map.
 const SHARED_KEY_BYTES: usize = KEY_BYTES + 16;
 
 impl SharedKey {
@@ -238,23 +222,23 @@ impl SharedKey {
     }
 }
 
-/// Makes memory known to other ranks, as long as it lives: to those of this process, and to those of other processes of
+/// Makes memory known to other ranks, as long as it lives: to ranks of this process, and to ranks of other processes of
 /// the host if it is in a file.
 pub fn offer(memory: &Arc<Memory>) -> Key {
     let publish = || {
         let mut key = MEMORIES.publish(memory);
-        // Without a socket it is known here only; another process cannot map it, and reports why.
+        // Without a socket only this process knows it. Another process cannot map it, and reports the reason.
         if memory.file().is_some()
-            && let Ok(server) = server()
+            && let Ok(secret) = server()
         {
-            key.0.extend_from_slice(&server.secret);
+            key.0.extend_from_slice(&secret);
         }
         key
     };
     memory.key(publish).clone()
 }
 
-/// The memory that `rank` made known; what another process has is mapped, so that `device` reaches it, at `place` if
+/// Returns the memory of a key of `rank`. Maps memory of another process so that `device` reaches it, at `place` if
 /// there is one.
 ///
 /// # Errors
@@ -263,35 +247,35 @@ pub fn take(
     rank: u32,
     key: &[u8],
     device: &Arc<dyn Device>,
-    place: impl FnOnce(u64) -> Result<Option<Place>, String>,
+    place: impl FnOnce(u64) -> Result<Option<FlatPlace>, String>,
 ) -> Result<Arc<Memory>, KeyError> {
-    match MEMORIES.look(key) {
-        Ok(memory) => return Ok(memory),
-        Err(Missing::Elsewhere) => {}
-        Err(missing) => return Err(KeyError { rank, reason: missing.to_string() }),
-    }
-    import(key, device, place).map_err(|reason| KeyError { rank, reason })
+    look(rank, key, || import(key, device, place))
 }
 
-/// The same if it is here already; asks and waits for nobody.
+/// Returns the memory of a key of `rank` if this process has it or has mapped it. Does not wait and asks no process.
 ///
 /// # Errors
 /// [`KeyError`].
 pub fn find(rank: u32, key: &[u8]) -> Result<Arc<Memory>, KeyError> {
-    let reason = match MEMORIES.look(key) {
-        Ok(memory) => return Ok(memory),
-        Err(Missing::Elsewhere) => match mapped(key) {
-            Some(memory) => return Ok(memory),
-            None => "its memory has not been mapped here".to_owned(),
-        },
-        Err(missing) => missing.to_string(),
-    };
-    Err(KeyError { rank, reason })
+    look(rank, key, || mapped(key).ok_or_else(|| "its memory has not been mapped here".to_owned()))
 }
 
-/// Memory of another process that is mapped here.
+/// Returns memory of this process, or what `elsewhere` returns for a key of another process.
+fn look(
+    rank: u32,
+    key: &[u8],
+    elsewhere: impl FnOnce() -> Result<Arc<Memory>, String>,
+) -> Result<Arc<Memory>, KeyError> {
+    let found = match MEMORIES.look(key) {
+        Err(Missing::Elsewhere) => elsewhere(),
+        found => found.map_err(|missing| missing.to_string()),
+    };
+    found.map_err(|reason| KeyError { rank, reason })
+}
+
+/// Returns memory of another process that is mapped here.
 fn mapped(key: &[u8]) -> Option<Arc<Memory>> {
-    let mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mapped = lock(&MAPPED);
     match mapped.as_ref()?.get(key.first_chunk::<KEY_BYTES>()?)? {
         Import::Asked => None,
         Import::Mapped(memory) => memory.upgrade(),
@@ -301,15 +285,15 @@ fn mapped(key: &[u8]) -> Option<Arc<Memory>> {
 fn import(
     key: &[u8],
     device: &Arc<dyn Device>,
-    place: impl FnOnce(u64) -> Result<Option<Place>, String>,
+    place: impl FnOnce(u64) -> Result<Option<FlatPlace>, String>,
 ) -> Result<Arc<Memory>, String> {
     let elsewhere = || Missing::Elsewhere.to_string();
     let shared = SharedKey::read(key).ok_or_else(elsewhere)?;
     let name = *key.first_chunk::<KEY_BYTES>().ok_or_else(elsewhere)?;
-    let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut mapped = lock(&MAPPED);
     loop {
         match mapped.get_or_insert_default().get(&name) {
-            // The thread that asks does not do so for ever.
+            // The thread that asks has a deadline.
             Some(Import::Asked) => mapped = ASKED.wait(mapped).unwrap_or_else(PoisonError::into_inner),
             Some(Import::Mapped(memory)) => match memory.upgrade() {
                 Some(memory) => return Ok(memory),
@@ -319,13 +303,13 @@ fn import(
         }
     }
     mapped.get_or_insert_default().insert(name, Import::Asked);
-    // Not held while a process is asked: others find what is mapped without waiting for that.
+    // Not held while a process is asked, so other threads find mapped memory without waiting.
     drop(mapped);
     let asking = Asking { name, memory: None };
     map(&shared, device, place).map(|memory| asking.done(memory))
 }
 
-/// Tells the other threads of this process what came of asking, however it ends.
+/// Ends a request for the other threads of this process, with its result, whatever it is.
 struct Asking {
     name: [u8; KEY_BYTES],
     memory: Option<Weak<Memory>>,
@@ -340,7 +324,7 @@ impl Asking {
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        let mut mapped = MAPPED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mapped = lock(&MAPPED);
         let mapped = mapped.get_or_insert_default();
         mapped.remove(&self.name);
         mapped.retain(|_, entry| !matches!(entry, Import::Mapped(memory) if memory.strong_count() == 0));
@@ -351,11 +335,11 @@ impl Drop for Asking {
     }
 }
 
-/// Asks for memory and maps it.
+/// Requests memory and maps it.
 fn map(
     shared: &SharedKey,
     device: &Arc<dyn Device>,
-    place: impl FnOnce(u64) -> Result<Option<Place>, String>,
+    place: impl FnOnce(u64) -> Result<Option<FlatPlace>, String>,
 ) -> Result<Arc<Memory>, String> {
     let (answer, file) = ask(shared, shared.token)?;
     let (kind, bytes) = (answer[1], u64::from_le_bytes(*answer[2..].first_chunk().expect("8 bytes are left")));
@@ -365,11 +349,10 @@ fn map(
         _ => return Err("its process cannot give the memory as a file".to_owned()),
     };
     let kind = if kind == 0 { MemoryKind::Device } else { MemoryKind::Pinned };
-    let memory = Memory::imported(device, SharedFile { file, bytes, kind }, place(bytes)?);
-    memory.map_err(|error| error.to_string())
+    Memory::imported(device, SharedFile { file, bytes, kind }, place(bytes)?).map_err(|error| error.to_string())
 }
 
-/// Checks that the process of this key answers, and returns the reason if it does not.
+/// Checks that the process of this key answers. Returns the reason if it does not.
 fn greet(key: &SharedKey) -> Result<(), String> {
     match ask(key, 0)? {
         ([outcome::HERE, ..], _) => Ok(()),
@@ -377,18 +360,18 @@ fn greet(key: &SharedKey) -> Result<(), String> {
     }
 }
 
-/// How a device is made known to other processes, behind its key in this process.
+/// Returns the bytes that describe a device to other processes. They follow its key in this process.
 ///
 /// # Errors
-/// Why other processes cannot get memory of this one.
+/// The reason for which other processes cannot get memory of this one.
 pub fn describe(device: &dyn Device) -> Result<Vec<u8>, String> {
-    let mut bytes = server()?.secret.to_vec();
+    let mut bytes = server()?.to_vec();
     bytes.push(device.kind() as u8);
     bytes.extend(device.sharing().map(MemorySharing::identity).unwrap_or_default());
     Ok(bytes)
 }
 
-/// Returns whether `device` reaches the device that another process described by these bytes, key first.
+/// Returns whether `device` reaches the device that another process described by these bytes, which begin with the key.
 pub fn reaches(device: &dyn Device, described: &[u8]) -> bool {
     let Some((key, device_bytes)) = described.split_at_checked(SHARED_KEY_BYTES) else { return false };
     let Some((kind, identity)) = device_bytes.split_first() else { return false };
@@ -417,7 +400,7 @@ mod tests {
         VirtualDevice::memory_only(0)
     }
 
-    /// As another process would: past the table of this one.
+    /// Maps memory as another process does: without the table of this one.
     pub(super) fn elsewhere(key: &[u8]) -> Result<Arc<Memory>, String> {
         import(key, &device(), |_| Ok(None))
     }
@@ -437,7 +420,7 @@ mod tests {
         assert_eq!(words, [1, 7, 3]);
         assert!(Arc::ptr_eq(&mapped, &elsewhere(&key.0).unwrap()));
         assert!(Arc::ptr_eq(&memory, &take(0, &key.0, &device(), |_| Ok(None)).unwrap()));
-        // A mapping outlives the memory; without a mapping the memory is gone.
+        // A mapping outlives the memory. Without a mapping the memory is gone.
         drop(memory);
         assert!(elsewhere(&key.0).is_ok());
         drop(mapped);
@@ -476,7 +459,7 @@ mod tests {
         drop(connection);
         let error = asking.join().unwrap();
         assert!(error.contains("its process"), "{error}");
-        // The next question is answered.
+        // The next request is answered.
         drop(stopped);
         assert!(elsewhere(&silent).unwrap_err().contains("has ended"));
     }

@@ -1,35 +1,34 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The virtual GPU as a device.
 //!
-//! Its memory is memory of this process, so every virtual GPU reaches every other one and the CPU reaches all. It runs
+//! Its memory is memory of this process. So every virtual GPU reaches every other one, and the CPU reaches all. It runs
 //! the kernels that are linked into the program. A stream runs its work in order; work of different streams runs
 //! concurrently.
 
-use super::flat::{Place, RawAddresses};
+use super::error::out_of_memory;
+use super::flat::{FlatPlace, RawAddresses};
 use super::io::SamePages;
 use super::launch::similar;
-use super::mapped::{FileMemory, MappedMemory, Pages, PlacedFile, page};
+use super::mapped::{Pages, PlacedPages, page};
 use super::shared::{HostFile, HostPages};
 use super::{
     Argument, Device, DeviceKind, Event, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, Memory,
     MemoryFile, MemoryKind, MemorySharing, Module, ModuleSource, NicAccess, Parameter, RawMemory, SharedFile, Stream,
 };
 use crate::copy::copy_shared;
+use crate::lock;
 use gin_boot::rt::{self, VirtualWorld};
-use gin_device::exec::Dim3;
 use gin_device::kernel::{KERNELS, KernelEntry};
 use gin_virtual::{Grid, LaunchError, LaunchTicket, StreamId, VirtualGpu};
-use rustix::io::Errno;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
-/// Alignment of allocations, that of CUDA.
+/// The alignment of allocations: that of CUDA.
 const ALIGN: usize = 256;
 
-/// Limits of the virtual GPU: those of CUDA GPUs.
+/// The limits of the virtual GPU: those of CUDA GPUs.
 const LIMITS: Limits = Limits { dynamic_shared: gin_virtual::SHARED_LIMIT as u32, ..Limits::CUDA };
 
 /// Memory of this process.
@@ -39,7 +38,7 @@ struct VirtualMemory {
     layout: Layout,
 }
 
-// Safety: an address; its users agree on the accesses to the memory.
+// Safety: it is an address, and its users agree on the accesses to the memory.
 unsafe impl Send for VirtualMemory {}
 // Safety: as above.
 unsafe impl Sync for VirtualMemory {}
@@ -57,7 +56,7 @@ impl Drop for VirtualMemory {
     }
 }
 
-/// Memory of the program's.
+/// Memory of the program.
 #[derive(Debug)]
 struct ForeignMemory(u64);
 
@@ -67,14 +66,9 @@ impl RawMemory for ForeignMemory {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Makes host code wait and read the time by the virtual world where it runs in one. Every device calls it when it is
-/// made.
+/// Makes host code of a virtual world wait and read the time by that world. Every device calls it when it is made.
 pub fn install() {
-    // Clocks and pauses of device code work on the host too, where no kernel runs.
+    // Clocks and pauses of device code also work on the host, where no kernel runs.
     gin_virtual::install();
     rt::install(VirtualWorld {
         is_inside: gin_virtual::in_world,
@@ -90,7 +84,7 @@ pub fn install() {
 pub struct VirtualDevice {
     index: u32,
     resident_blocks: u32,
-    /// `None`: it has memory and runs no kernels.
+    /// `None` for a device that has memory and runs no kernels.
     engine: Option<VirtualGpu>,
     running: Mutex<Vec<LaunchTicket>>,
     streams: AtomicU32,
@@ -98,13 +92,18 @@ pub struct VirtualDevice {
 }
 
 impl VirtualDevice {
-    /// The device that `engine` runs.
+    /// Makes a device whose kernels `engine` runs.
     pub fn new(engine: VirtualGpu) -> Arc<Self> {
         let (index, resident_blocks) = (engine.index(), engine.config().resident_blocks);
         Self::with(index, resident_blocks, Some(engine))
     }
 
-    /// A device that has memory but runs no kernels, for code that needs none.
+    /// Makes a device that has memory but runs no kernels, for code that needs none.
+    ///
+    /// ```
+    /// use gin_gpu::{Device, DeviceKind};
+    /// assert_eq!(gin_gpu::virt::VirtualDevice::memory_only(0).kind(), DeviceKind::Virtual);
+    /// ```
     pub fn memory_only(index: u32) -> Arc<Self> {
         Self::with(index, 0, None)
     }
@@ -121,11 +120,11 @@ impl VirtualDevice {
         })
     }
 
-    /// Memory of the program's, used and never freed by this device.
+    /// Uses memory of the program. This device never frees it.
     ///
     /// # Safety
-    /// - The `bytes` bytes at `address` are valid for reads and writes, and stay so until what is returned, windows
-    ///   that it is registered in, and communicators that have had such windows are gone on all ranks.
+    /// - The `bytes` bytes at `address` are valid for reads and writes. They stay so until the returned value, the
+    ///   windows in which it is registered, and communicators that have had such windows are gone on all ranks.
     /// - Meanwhile the program accesses them only as it may access memory of a window.
     ///
     /// # Errors
@@ -172,10 +171,9 @@ impl Device for VirtualDevice {
     }
 
     fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
-        let refuse = |reason: &str| GpuError::OutOfMemory { bytes, kind, reason: reason.to_owned() };
-        let size = usize::try_from(bytes).map_err(|_| refuse("it is more than an address space"))?;
-        let layout =
-            Layout::from_size_align(size.max(1), ALIGN).map_err(|_| refuse("it is more than an address space"))?;
+        let refuse = out_of_memory(kind, bytes);
+        let layout = usize::try_from(bytes).ok().and_then(|size| Layout::from_size_align(size.max(1), ALIGN).ok());
+        let layout = layout.ok_or_else(|| refuse("it is more than an address space"))?;
         // Safety: the layout's size is not 0.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| refuse("the system has no more"))?;
         Ok(Box::new(VirtualMemory { start, layout }))
@@ -234,10 +232,6 @@ impl Device for VirtualDevice {
     fn is_stepped(&self) -> bool {
         true
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 impl MemorySharing for VirtualDevice {
@@ -249,28 +243,23 @@ impl MemorySharing for VirtualDevice {
         page()
     }
 
-    fn allocate_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
-        Ok(Box::new(MappedMemory::new(place)?))
+    fn allocate_at(&self, place: FlatPlace, shared: bool) -> Result<Box<dyn RawMemory>, GpuError> {
+        let file = shared.then(|| HostFile::new(place.bytes())).transpose();
+        let file = file.map_err(out_of_memory(MemoryKind::Device, place.bytes()))?;
+        Ok(Box::new(PlacedPages::new(place, file)?))
     }
 
     fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
-        Ok(Box::new(FileMemory(HostPages::allocate(kind, bytes)?)))
+        Ok(Box::new(HostPages::allocate(kind, bytes)?))
     }
 
-    fn allocate_shared_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
-        let bytes = place.bytes();
-        let refuse =
-            |error: Errno| GpuError::OutOfMemory { bytes, kind: MemoryKind::Device, reason: error.to_string() };
-        Ok(Box::new(PlacedFile::new(place, HostFile::new(bytes).map_err(refuse)?)?))
-    }
-
-    fn import(&self, file: SharedFile, place: Option<Place>) -> Result<Box<dyn RawMemory>, GpuError> {
+    fn import(&self, file: SharedFile, place: Option<FlatPlace>) -> Result<Box<dyn RawMemory>, GpuError> {
         let SharedFile { file, bytes, .. } = file;
         let refuse = |reason| GpuError::Foreign { address: 0, bytes, device: self.name(), reason };
         let file = HostFile::of_other(file, bytes).map_err(refuse)?;
         Ok(match place {
-            Some(place) => Box::new(PlacedFile::new(place, file)?),
-            None => Box::new(FileMemory(HostPages::new(file).map_err(|error| refuse(error.to_string()))?)),
+            Some(place) => Box::new(PlacedPages::new(place, Some(file))?),
+            None => Box::new(HostPages::new(file).map_err(|error| refuse(error.to_string()))?),
         })
     }
 
@@ -317,7 +306,7 @@ impl Module for Linked {
     }
 }
 
-/// The function of a kernel that is linked into this program.
+/// Returns the function of a kernel that is linked into this program.
 pub fn function(entry: &'static KernelEntry) -> Function {
     let parameter = |parameter: &gin_device::kernel::KernelParam| Parameter {
         name: parameter.name.to_owned(),
@@ -333,13 +322,13 @@ pub fn function(entry: &'static KernelEntry) -> Function {
     }
 }
 
-/// The values of a launch, and where each is.
+/// The values of a launch, and their addresses.
 struct Values {
     _owners: Vec<Argument>,
     pointers: Vec<*const u8>,
 }
 
-// Safety: the pointers lead into `_owners`, which nobody changes.
+// Safety: the pointers lead into `_owners`, which does not change.
 unsafe impl Send for Values {}
 // Safety: as above.
 unsafe impl Sync for Values {}
@@ -354,9 +343,9 @@ impl Values {
 struct VirtualStream {
     device: Arc<VirtualDevice>,
     id: StreamId,
-    /// Work that nobody has asked about.
+    /// Work whose result was not read yet.
     tickets: Mutex<Vec<LaunchTicket>>,
-    /// The launches that later work must wait for.
+    /// The launches for which later work must wait.
     gates: Mutex<Vec<LaunchTicket>>,
 }
 
@@ -369,7 +358,7 @@ impl VirtualStream {
         Ok(ticket)
     }
 
-    /// How the work that is done ended; the first failure counts.
+    /// Returns the result of the work that is done: the first failure, if there is one.
     fn outcome(&self) -> Result<(), GpuError> {
         let mut outcome = Ok(());
         lock(&self.tickets).retain(|ticket| match ticket.result() {
@@ -386,7 +375,8 @@ impl VirtualStream {
     }
 
     fn is_done(&self) -> bool {
-        lock(&self.tickets).iter().all(LaunchTicket::is_done)
+        // A wait for an event is work too, also if no launch follows it.
+        [&self.tickets, &self.gates].into_iter().all(|work| lock(work).iter().all(LaunchTicket::is_done))
     }
 }
 
@@ -421,18 +411,19 @@ impl Stream for VirtualStream {
     unsafe fn copy(&self, destination: u64, source: u64, bytes: u64) -> Result<(), GpuError> {
         // Safety: the caller's promise.
         let body = move || unsafe { copy_shared(destination, source, bytes) };
-        self.launch_grid(one_thread("copy", body)).map(drop)
+        self.launch_grid(Grid::new("copy", 1, 1, body)).map(drop)
     }
 
     fn record(&self) -> Result<Box<dyn Event>, GpuError> {
         let time = Arc::new(AtomicU64::new(0));
         let stamp = time.clone();
-        let ticket = self.launch_grid(one_thread("event", move || stamp.store(rt::clock_ns(), Ordering::Release)))?;
+        let ticket =
+            self.launch_grid(Grid::new("event", 1, 1, move || stamp.store(rt::clock_ns(), Ordering::Release)))?;
         Ok(Box::new(VirtualEvent { ticket, time }))
     }
 
     fn wait_for(&self, event: &dyn Event) -> Result<(), GpuError> {
-        match event.as_any().downcast_ref::<VirtualEvent>() {
+        match event.downcast::<VirtualEvent>() {
             Some(event) => {
                 lock(&self.gates).push(event.ticket.clone());
                 Ok(())
@@ -451,25 +442,9 @@ impl Stream for VirtualStream {
         rt::wait_until(|| self.is_done());
         self.outcome()
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
-fn one_thread(name: &str, body: impl Fn() + Send + Sync + 'static) -> Grid {
-    let one = Dim3 { x: 1, y: 1, z: 1 };
-    Grid {
-        name: name.into(),
-        grid_dim: one,
-        block_dim: one,
-        dynamic_shared: 0,
-        cooperative: false,
-        body: Arc::new(body),
-    }
-}
-
-/// A small grid of its own, at this place of the stream.
+/// A grid of one thread, at this point of the stream.
 #[derive(Debug)]
 struct VirtualEvent {
     ticket: LaunchTicket,
@@ -482,14 +457,10 @@ impl Event for VirtualEvent {
     }
 
     fn since(&self, earlier: &dyn Event) -> Option<u64> {
-        let earlier = earlier.as_any().downcast_ref::<Self>()?;
+        let earlier = earlier.downcast::<Self>()?;
         if !self.ticket.is_done() || !earlier.ticket.is_done() {
             return None;
         }
         Some(self.time.load(Ordering::Acquire).saturating_sub(earlier.time.load(Ordering::Acquire)))
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }

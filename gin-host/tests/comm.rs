@@ -6,7 +6,7 @@ mod common;
 use common::{Poster, config, errors, network, peer, put, ranks, strong, with_comm};
 use gin_abi::{BackendKind, Descriptor, FaultKind, Transfer};
 use gin_boot::{Bootstrap, BootstrapError, InProcess, LossCause};
-use gin_device::status::WaitError;
+use gin_device::internal::status::WaitError;
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device, Memory, MemoryKind};
 use gin_host::comm::{

@@ -134,7 +134,7 @@ fn memory_that_the_program_has_becomes_a_window_and_stays_the_programs() {
     let mut parts = [[5u64; 8]; 2];
     let addresses = parts.each_mut().map(|part| part.as_mut_ptr().expose_provenance() as u64);
     with_comm(2, &config(peer()), &Requirements::default(), |comm| {
-        let device = comm.gpu().as_any().downcast_ref::<VirtualDevice>().unwrap();
+        let device = comm.gpu().downcast::<VirtualDevice>().unwrap();
         let own = addresses[comm.rank() as usize];
         for (address, bytes) in [(0, 8), (own, 0)] {
             // Safety: the import is refused.

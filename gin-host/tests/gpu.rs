@@ -3,7 +3,6 @@
 
 use gin_abi::ABI_VERSION;
 use gin_device::coop::{block_in_grid, grid_dim};
-use gin_device::exec::Dim3;
 use gin_device::kernel::{KernelEntry, KernelParam};
 use gin_device::prelude::*;
 use gin_gpu::virt::{VirtualDevice, function};
@@ -145,7 +144,8 @@ fn clusters_are_checked_and_the_virtual_gpu_has_none() {
         abi: gin_abi::ABI_VERSION,
         handle: Arc::new(()),
     };
-    let limits = Limits { cluster_blocks: 8, ..Limits::CUDA };
+    let mut limits = Limits::CUDA;
+    limits.cluster_blocks = 8;
     let check = |config: LaunchConfig| check_launch(&function, &config, &[], &limits, "a GPU");
     for (blocks, cluster) in [(4, 1), (4, 2), (16, 8)] {
         assert_eq!(check(LaunchConfig::new(blocks, 1).cluster(cluster)), Ok(()), "{blocks} blocks");
@@ -153,7 +153,8 @@ fn clusters_are_checked_and_the_virtual_gpu_has_none() {
     let uneven = check(LaunchConfig::new(6, 1).cluster(4));
     assert_eq!(uneven, Err(GpuError::UnevenClusters { grid: 6, cluster: 4 }));
     assert!(matches!(check(LaunchConfig::new(16, 1).cluster(16)), Err(GpuError::LaunchLimit { limit: 8, .. })));
-    let tall = LaunchConfig { cluster: Dim3 { x: 1, y: 2, z: 1 }, ..LaunchConfig::new(4, 1) };
+    let mut tall = LaunchConfig::new(4, 1);
+    tall.cluster.y = 2;
     assert_eq!(check(tall), Err(GpuError::UnevenClusters { grid: 1, cluster: 2 }));
 }
 

@@ -7,7 +7,7 @@ use common::{Poster, config, get, network, peer, put, request, strong, weak, wit
 use gin_abi::descriptor::{RemoteSignal, SignalTarget, Transfer, WindowOffset};
 use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation};
 use gin_device::gin::Order;
-use gin_device::status::WaitError;
+use gin_device::internal::status::WaitError;
 use gin_host::comm::{CommConfig, Communicator, Requirements, WindowFlags};
 use gin_net::peer::Peer;
 use gin_net::{Endpoint, Network};

@@ -15,7 +15,7 @@ mod late;
 use self::late::Later;
 use super::{Capabilities, Endpoint, Event, Fetch, Key, LocalSignals, LocalWindow, NetError, Network, Raises, Request};
 use gin_abi::{RemoteSignal, SignalTarget, Transfer, WindowOffset};
-use gin_device::signal_words::raise;
+use gin_device::internal::signal_words::raise;
 use gin_device::sys::GlobalWord;
 use gin_gpu::copy::copy_shared;
 use gin_gpu::registry::{KEY_BYTES, Missing, Registry};

@@ -14,7 +14,7 @@ use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::{self, Completion, Failure, Tail};
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
 use gin_abi::mlx5::wqe::{self, Entry, Flags, Post, QueueNumber, SLOT_BYTES, Slot};
-use gin_device::backend::gdaki::pair::{TAG_SHIFT, TOKEN_SHIFT};
+use gin_device::internal::pair::{TAG_SHIFT, TOKEN_SHIFT};
 use gin_gpu::rt;
 use gin_gpu::{GpuError, MemorySlice};
 use std::mem::offset_of;

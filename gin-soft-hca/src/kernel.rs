@@ -19,8 +19,8 @@ use bytemuck::{Pod, Zeroable};
 use core::mem::size_of;
 use core::slice::from_raw_parts_mut;
 use gin_device::coop::{WARP_SIZE, WarpSpan, block_dim, thread_in_block};
+use gin_device::internal::orders::{Order, Orders};
 use gin_device::lsa;
-use gin_device::orders::{Order, Orders};
 use gin_device::prelude::*;
 use gin_device::sys::data::{load_relaxed_sys_u32, store_weak_u8, store_weak_u32};
 use gin_device::sys::{Global, GlobalWord, Memory as _, Word};
@@ -77,8 +77,8 @@ pub struct Residence {
     pub stage: u64,
     /// Length of the staging area in bytes.
     pub stage_bytes: u64,
-    /// Address of [`orders::WORDS`](gin_device::orders::WORDS) words in device memory, which only the kernel uses; all
-    /// 0 at each launch.
+    /// Address of [`orders::WORDS`](gin_device::internal::orders::WORDS) words in device memory, which only the kernel
+    /// uses; all 0 at each launch.
     pub order: u64,
     /// Address of a word in pinned host memory: not 0 to park the kernel.
     pub park: u64,

@@ -114,7 +114,7 @@ pub fn graph(gpus: &[usize], devices: Devices) -> Outcome {
     }
     let results = launch(config, |rank| -> Result<Vec<String>, CommError> {
         let exchanges = Exchanges::new(&rank, 1, 1, 16, ROUNDS)?;
-        let ordinal = rank.device().as_any().downcast_ref::<CudaDevice>().map_or(0, CudaDevice::ordinal);
+        let ordinal = rank.device().downcast::<CudaDevice>().map_or(0, CudaDevice::ordinal);
         enter(ordinal)?;
         let text = hardware_text(ordinal).map_err(|reason| GpuError::Driver { context: "find kernels", reason })?;
         let (module, function) = load(text, "hardware_exchange")?;

@@ -2,8 +2,8 @@
 //! The arguments of the command.
 
 use super::report::Format;
-use super::size;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use gin_bench::size;
 use std::ffi::OsString;
 
 /// GPU-initiated networking in Rust: workloads, benchmarks, and a description of this machine.
@@ -150,13 +150,6 @@ pub(crate) struct BenchArgs {
     /// Same as --format json: prints one object for each table.
     #[arg(long, conflicts_with = "format")]
     pub json: bool,
-}
-
-impl BenchArgs {
-    /// Returns the output format.
-    pub(crate) fn format(&self) -> Format {
-        if self.json { Format::Json } else { self.format }
-    }
 }
 
 /// The workload.

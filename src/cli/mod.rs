@@ -2,18 +2,15 @@
 //! The command line: arguments, progress and output.
 
 mod args;
+mod bench;
 mod info;
 mod job;
 mod report;
 mod sass;
-pub(crate) mod size;
 
 #[cfg(test)]
 pub(crate) use args::default_options;
-pub(crate) use args::{
-    Backend, BenchArgs, BenchWhat, DeviceChoice, LaunchArgs, Mode, Network, NicCheck, Options, Route, SoftLink,
-    Workload,
-};
+pub(crate) use args::{Backend, DeviceChoice, LaunchArgs, Mode, Network, NicCheck, Options, Route, SoftLink, Workload};
 pub(crate) use report::{Format, Report};
 
 use self::job::{Loss, ThisJob};
@@ -95,15 +92,8 @@ pub(crate) fn run() -> Result<End, Failure> {
         }
         Command::Launch(arguments) => crate::launch::run(&arguments),
         Command::Info => info::print(&mut io::stdout()).map(|()| End::Right),
-        Command::Bench(arguments) if arguments.what == BenchWhat::Sass => {
-            sass::print(&mut io::stdout()).map(|()| End::Right)
-        }
-        Command::Bench(arguments) if arguments.what == BenchWhat::Bootstrap => {
-            crate::bench::bootstrap::run(arguments.most_ranks, arguments.format(), &mut io::stdout())
-                .map(|()| End::Right)
-        }
         Command::NicCheck(arguments) => crate::nic_check::run(&arguments, &mut io::stdout()),
-        Command::Bench(arguments) => crate::bench::run(&arguments, &mut io::stdout()),
+        Command::Bench(arguments) => bench::run(&arguments, &mut io::stdout()),
     }
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The results of runs, as a table for people or as JSON for programs.
 
-use super::size;
 use crate::workload::Figures;
+use gin_bench::size;
 use gin_host::comm::Stats;
 use serde::Serialize;
 use std::io::{self, Write};

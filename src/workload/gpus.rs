@@ -76,6 +76,15 @@ impl Gpus {
         names.first().filter(|first| names.iter().all(|name| name == *first)).cloned()
     }
 
+    /// Returns the GPUs for `gin bench`, with the kernels that only the command has.
+    pub(crate) fn for_bench(self) -> gin_bench::Gpus {
+        #[cfg(feature = "cuda")]
+        let engine = gin::ptx::ENGINE;
+        #[cfg(not(feature = "cuda"))]
+        let engine = &[];
+        gin_bench::Gpus { names: self.names, engine }
+    }
+
     /// Returns `count` invented GPUs.
     #[cfg(test)]
     pub(crate) fn for_tests(count: usize) -> Self {
@@ -174,35 +183,6 @@ pub(crate) fn world(gpus: &Gpus, ranks: u32) -> Result<WorldConfig, Failure> {
 #[cfg(not(feature = "cuda"))]
 pub(crate) fn world(_gpus: &Gpus, _ranks: u32) -> Result<WorldConfig, Failure> {
     find().map(|_| WorldConfig::threads(0)).map_err(|reason| Refused(reason).into())
-}
-
-/// Returns a world for benchmarks, with ranks as threads and the benchmark kernels loaded. On GPUs, waiting for a
-/// stream ends with an error after `limit`.
-///
-/// # Errors
-/// Returns the error of the driver.
-#[cfg(feature = "cuda")]
-pub(crate) fn world_with(
-    device: &super::RunDevice,
-    ranks: u32,
-    limit: std::time::Duration,
-) -> Result<WorldConfig, Failure> {
-    let mut config = WorldConfig::threads(ranks);
-    if let super::RunDevice::Cuda(gpus) = device {
-        let ordinals = gpus.ordinals(ranks);
-        let kernels = [gin::ptx::PTX, gin::ptx::BENCH, gin::ptx::ENGINE];
-        config.devices = Some(gin_gpu::cuda::devices(&ordinals, &kernels, Some(limit))?);
-    }
-    Ok(config)
-}
-
-/// Returns a world for benchmarks, with ranks as threads.
-///
-/// # Errors
-/// Never fails: this build supports no GPUs.
-#[cfg(not(feature = "cuda"))]
-pub(crate) fn world_with(_: &super::RunDevice, ranks: u32, _: std::time::Duration) -> Result<WorldConfig, Failure> {
-    Ok(WorldConfig::threads(ranks))
 }
 
 #[cfg(test)]

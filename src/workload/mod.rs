@@ -10,7 +10,6 @@ mod reference;
 mod ring;
 mod run_device;
 
-pub(crate) use gpus::world_with;
 pub(crate) use run_device::{RunDevice, choose_one, run_devices};
 
 use crate::cli::{self, Failure, Mode, Options, Refused, Report, Workload};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Back ends: they carry out the operations of the front end.
+//! Back ends, which carry out the operations of the front end over the network.
 //!
-//! A back end is chosen when the kernel is compiled (`Gin<Proxy>`) or when it runs (`Gin<Any>`, the default); either
-//! way every operation is there.
+//! A kernel names its back end when it is compiled (`Gin<Proxy>`), or finds it when it runs (`Gin<Any>`, the default).
+//! All have the same operations.
 
 pub mod gdaki;
 mod proxy;
@@ -24,55 +24,56 @@ mod sealed {
     impl Sealed for super::Any {}
 }
 
-/// The operations that the front end needs of a back end. Arguments have been checked, and that the back end serves the
+/// The operations of a back end. The front end has checked the arguments, and that the back end serves the
 /// communicator.
 pub trait Backend: sealed::Sealed + Copy {
-    /// Operations take loads and stores where they can; a named back end does not.
+    /// Operations take loads and stores to peers that these reach. False for a named back end.
     #[doc(hidden)]
     const LSA: bool;
 
-    /// Returns whether the communicator has a context of this number and it is this back end's.
+    /// Returns whether the communicator has a context of this number and this back end serves it.
     #[doc(hidden)]
     fn serves(comm: &Comm, context: u32) -> bool;
 
-    /// Releases what a post refers to, which the caller has released as far as `given`, as far as `required`.
+    /// Releases the memory that a post refers to, to `required`. The caller has released it to `given`.
     #[doc(hidden)]
     #[inline(always)]
     fn release(_core: &Core, given: Scope, required: Scope) {
         release::<Global>(given, required);
     }
 
-    /// Posts one request of the calling thread; `operation` is what the user called. The payload has been released.
+    /// Posts one request of the calling thread. `operation` is the user's call. The payload is released.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`] if there was no room in time; nothing was posted then. [`WaitError::Fault`] if the
-    /// communicator has one, which may be that of this very post, when it gave up after its claim.
+    /// [`WaitError::Deadline`] if there was no room in time: nothing was posted. [`WaitError::Fault`] if the
+    /// communicator has a fault, which may be this post's own if it gave up after it claimed a slot.
+    /// [`WaitError::NotConnected`] if there is no connection to the peer.
     #[doc(hidden)]
     fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), WaitError>;
 
-    /// The place in the order of posts that the next one, to `peer` if one is named, will get.
+    /// Returns the position of the next post among all posts, or among the posts to `peer` if it is named.
     #[doc(hidden)]
     fn position(core: &Core, peer: Option<u32>) -> u64;
 
-    /// Waits until all posts before `position` are finished, those to `peer` only if one is named, which must be the
-    /// one that was named for the position. Orders as the core says.
+    /// Waits until all posts before `position` are complete, or only the posts to `peer` if it is named. `peer` must be
+    /// the same as for the [`position`](Self::position). Acquires in the core's order.
     ///
     /// # Errors
-    /// [`Stop`] if the wait ended early or one of the posts failed.
+    /// [`WaitError`] if the wait ended early or one of the posts failed.
     #[doc(hidden)]
     fn wait(core: &Core, peer: Option<u32>, position: u64, deadline: Deadline) -> Result<(), WaitError>;
 
-    /// Waits for signals and counters call this now and then: it does all work that these need.
+    /// Does the work of the back end that waits for signals and counters depend on. They call this now and then.
     #[doc(hidden)]
     #[inline(always)]
     fn attend(_core: &Core) {}
 }
 
-/// Whichever back end the communicator has; to peers of the LSA team, loads and stores.
+/// The communicator's back end, found at run time; loads and stores to peers of the LSA team.
 ///
-/// In kernels for GPUs it knows [`Gdaki`] only with the crate's feature `gdaki-any`, as each of its operations is long:
-/// a kernel without it tells [`FaultKind::NoBackend`](gin_abi::FaultKind::NoBackend) on a communicator of that back
-/// end, and `Gin<Gdaki>` is always there.
+/// In kernels for GPUs it knows [`Gdaki`] only with the crate's feature `gdaki-any`, because the code of that back end
+/// is long. Without the feature, an operation on a communicator of that back end returns
+/// [`FaultKind::NoBackend`](gin_abi::FaultKind::NoBackend). `Gin<Gdaki>` needs no feature.
 #[derive(Clone, Copy, Debug)]
 pub struct Any;
 
@@ -122,8 +123,8 @@ impl Backend for Any {
     }
 }
 
-/// The operations of [`Gdaki`] as functions, for [`Any`]: each is long, and is there once this way and not at each call
-/// beside that of the proxy. `gin-build` lets a kernel call these and no others.
+/// The operations of [`Gdaki`] as functions, for [`Any`]. Their code is long; as functions a kernel has it once, not at
+/// each call. `gin-build` lets a kernel call these functions and no others.
 mod outlined {
     use super::{Backend, Core, Deadline, Descriptor, Gdaki, Operation, WaitError};
 
@@ -156,7 +157,7 @@ mod outlined {
 /// [`Any`] has the code of [`Gdaki`].
 const ANY_KNOWS_GDAKI: bool = cfg!(any(not(target_arch = "nvptx64"), feature = "gdaki-any"));
 
-/// Returns whether kernels drive the NIC themselves, for a context that is served.
+/// Returns whether kernels drive the NIC of a context that is served.
 #[inline(always)]
 fn drives_nic(core: &Core) -> bool {
     ANY_KNOWS_GDAKI && core.comm().gdaki_contexts() != 0

@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The proxy back end: a descriptor into the context's queue.
+//! The proxy back end: a post writes a descriptor into the context's queue.
 
 use super::Backend;
 use crate::comm::Comm;
 use crate::context::Core;
 use crate::coop;
 use crate::order::Sharing;
-use crate::queue::{Producer, Queue};
+use crate::queue::{Posters, Producer, Queue};
 use crate::status::WaitError;
 use crate::sys::{self, Global, GlobalWord};
 use gin_abi::descriptor::WORDS;
 use gin_abi::handle::QUEUE_NEAR;
 use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation};
 
-/// A CPU thread takes descriptors from the context's queue and posts them to a network.
+/// The back end in which a CPU thread takes descriptors from the context's queue and posts them to a network.
 #[derive(Clone, Copy, Debug)]
 pub struct Proxy;
 
 #[inline(always)]
 fn producer(core: &Core) -> Producer<Global, WORDS> {
     let data = core.data();
-    // Safety: the front end checked that the context exists; the host keeps its data and its words valid and its layout
-    // is that of `ContextData`.
+    // Safety: the front end checked that the context exists. The host keeps its data and words valid; the data has the
+    // layout of `ContextData`.
     unsafe {
         let (producer_index, consumer_index) = sys::read_pair(&raw const (*data).producer_index);
         let (slots, depth) = sys::read_pair(&raw const (*data).slots);
@@ -44,10 +44,10 @@ fn producer(core: &Core) -> Producer<Global, WORDS> {
     }
 }
 
-/// Lanes of a warp that are here together, for the same queue.
+/// Lanes of a warp that are here together and post to the same queue.
 struct Group {
     mask: u32,
-    /// Those up to the calling lane's.
+    /// The lanes of the group up to the calling lane.
     until: u32,
 }
 
@@ -58,11 +58,12 @@ impl Group {
         Self { mask, until: mask & coop::lanes_until() }
     }
 
-    /// Claims a slot for each lane by one add. Gives the first one's index in the lane that leads, the highest.
+    /// Claims a slot for each lane by one add. Returns the first index in the lane that leads, the highest lane.
     #[inline(always)]
     fn claim(&self, producer: &Producer<Global, WORDS>, sharing: Sharing) -> u64 {
-        // Not the lanes of `mask`, which are as many in the lane that leads: what is the same in all lanes, the
-        // assembler, which cannot know that one of them is left, adds for "all" of them together once more.
+        // Counts `until` and not `mask`, though both have the same count in the lane that leads. `mask` is the same in
+        // all lanes. The assembler does not know that one lane is left, so it would add a uniform value for "all" lanes
+        // together once more.
         producer.claim(self.until == self.mask, self.until.count_ones() as u64, sharing)
     }
 
@@ -73,7 +74,67 @@ impl Group {
     }
 }
 
-// Functions on a CPU, as those of `Gdaki`.
+/// The threads that call a post together.
+struct Callers<'a> {
+    producer: &'a Producer<Global, WORDS>,
+    sharing: Sharing,
+    deadline: Deadline,
+    /// The lanes that are here together; 0 if the context is one thread's.
+    here: u32,
+}
+
+impl<'a> Callers<'a> {
+    /// Gathers lanes that wait together, because one may wait for a slot that another has yet to fill.
+    ///
+    /// Lanes with and without a deadline are gathered apart. The latter claim at once. A lane with a deadline claims by
+    /// itself, because a claim that others make for it would not wait for room.
+    #[inline(always)]
+    fn of(producer: &'a Producer<Global, WORDS>, sharing: Sharing, deadline: Deadline) -> Self {
+        let here = match (sharing == Sharing::Thread, deadline.is_none()) {
+            (true, _) => 0,
+            // Two call sites; each gathers its own lanes.
+            (false, true) => coop::active_mask::<0>(),
+            (false, false) => coop::active_mask::<1>(),
+        };
+        Self { producer, sharing, deadline, here }
+    }
+
+    #[inline(always)]
+    fn alone(&self) -> bool {
+        self.sharing == Sharing::Thread
+    }
+}
+
+impl Posters for Callers<'_> {
+    #[inline(always)]
+    fn claim(&self) -> Option<u64> {
+        if !self.deadline.is_none() {
+            return None;
+        }
+        if self.alone() {
+            return Some(self.producer.claim(true, 1, self.sharing));
+        }
+        let group = Group::of(self.here, self.producer);
+        let first = group.claim(self.producer, self.sharing);
+        Some(group.lead(first).wrapping_add((group.until.count_ones() - 1) as u64))
+    }
+
+    #[inline(always)]
+    fn ahead(&self, bit: bool) -> u64 {
+        if self.alone() {
+            return 0;
+        }
+        let same_queue = coop::alike(self.here, self.producer.queue.producer_index.address());
+        (coop::ballot_here(self.here, bit) & same_queue & coop::lanes_below()).count_ones() as u64
+    }
+
+    #[inline(always)]
+    fn any(&self, bit: bool) -> bool {
+        if self.alone() { bit } else { coop::any_here(self.here, bit) }
+    }
+}
+
+// On a CPU `post` and `wait` are functions, as those of `Gdaki`.
 impl Backend for Proxy {
     const LSA: bool = false;
 
@@ -85,41 +146,13 @@ impl Backend for Proxy {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn post(core: &Core, request: &Descriptor, operation: Operation, deadline: Deadline) -> Result<(), WaitError> {
         let (producer, sharing) = (producer(core), core.sharing());
-        let alone = sharing == Sharing::Thread;
-        // Lanes wait together, as one may wait for what another has yet to do; those with and without a deadline apart,
-        // as the latter claim at once. A claim that others make for it would not wait for room, so each lane with a
-        // deadline claims by itself.
-        let here = match (alone, deadline.is_none()) {
-            (true, _) => 0,
-            // Two places, which gather lanes each for itself.
-            (false, true) => coop::active_mask::<0>(),
-            (false, false) => coop::active_mask::<1>(),
-        };
-        let claim = || {
-            if !deadline.is_none() {
-                return None;
-            }
-            if alone {
-                return Some(producer.claim(true, 1, sharing));
-            }
-            let group = Group::of(here, &producer);
-            let first = group.claim(&producer, sharing);
-            Some(group.lead(first).wrapping_add((group.until.count_ones() - 1) as u64))
-        };
-        let ahead = |bit| {
-            if alone {
-                return 0;
-            }
-            let before = coop::alike(here, producer.queue.producer_index.address()) & coop::lanes_below();
-            (coop::ballot_here(here, bit) & before).count_ones() as u64
-        };
-        let any = |bit| if alone { bit } else { coop::any_here(here, bit) };
-        match producer.post(request.encode(), claim, sharing, deadline, ahead, any) {
+        let posters = Callers::of(&producer, sharing, deadline);
+        match producer.post(request.encode(), &posters, sharing, deadline) {
             Ok(_) => Ok(()),
             Err((stop, None)) => Err(stop),
             Err((stop @ (WaitError::Fault | WaitError::NotConnected), Some(_))) => Err(stop),
             Err((WaitError::Deadline, Some(index))) => {
-                // The slot is claimed and stays empty: whatever comes behind it would wait for ever.
+                // The slot is claimed and stays empty, so every later request would wait for ever.
                 let fault = Fault::new(FaultKind::QueueBroken, operation).context(core.context()).peer(request.peer);
                 producer.status.report(fault.values(index, producer.queue.depth()));
                 producer.status.await_stop();
@@ -138,7 +171,7 @@ impl Backend for Proxy {
         let producer = producer(core);
         match peer {
             Some(peer) => producer.wait_peer(peer, position, deadline, core.order()),
-            None => producer.wait_done(position, deadline, core.order()),
+            None => producer.wait_all(position, deadline, core.order()),
         }
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Indices and collectives on a CPU: the executor's.
+//! Indices and collectives on a CPU, by the executor.
 
 use super::Dim;
 use crate::exec::{BarrierCall, Dim3, ExchangeCall, Position, Reduction, executor};
@@ -15,25 +15,25 @@ fn dim(from: Dim3) -> Dim {
     Dim { x: from.x, y: from.y, z: from.z }
 }
 
-/// Index of the calling thread in its block.
+/// Returns the index of the calling thread in its block.
 #[inline(always)]
 pub fn thread_index() -> Dim {
     dim(position().thread)
 }
 
-/// Threads per block.
+/// Returns the number of threads per block, in each dimension.
 #[inline(always)]
 pub fn block_dim() -> Dim {
     dim(position().block_dim)
 }
 
-/// Index of the calling thread's block in the grid.
+/// Returns the index of the calling thread's block in the grid.
 #[inline(always)]
 pub fn block_index() -> Dim {
     dim(position().block)
 }
 
-/// Blocks per grid.
+/// Returns the number of blocks per grid, in each dimension.
 #[inline(always)]
 pub fn grid_dim() -> Dim {
     dim(position().grid_dim)
@@ -44,13 +44,13 @@ pub(super) fn lane() -> u32 {
     super::thread_in_block() % super::WARP_SIZE
 }
 
-/// The lanes of the warp below the calling thread's.
+/// Returns the lanes of the warp below the calling thread's lane.
 #[inline(always)]
 pub(crate) fn lanes_below() -> u32 {
     (1 << lane()) - 1
 }
 
-/// The lanes of the warp up to the calling thread's.
+/// Returns the lanes of the warp up to the calling thread's lane.
 #[inline(always)]
 pub(crate) fn lanes_until() -> u32 {
     lanes_below() << 1 | 1
@@ -119,10 +119,10 @@ pub(super) fn sync_named_or(id: u32, threads: u32, bit: bool) -> bool {
     barrier(id, threads, Reduction::Or, bit) != 0
 }
 
-/// A set of lanes that are here together, the caller's among them. `SITE` is for the assembler.
+/// Returns lanes that are here together, the caller's among them. Only GPUs need `SITE`.
 #[track_caller]
 pub(crate) fn active_mask<const SITE: u32>() -> u32 {
-    // Not in a closure, whose caller would be another.
+    // Outside the closure, which would have another caller.
     let site = Location::caller();
     executor().map_or(1, |executor| (executor.active_mask)(site))
 }
@@ -134,7 +134,7 @@ pub(crate) fn alike(mask: u32, value: u64) -> u32 {
     (0..32).filter(|lane| mask >> lane & 1 != 0 && values[*lane as usize] == value).map(|lane| 1 << lane).sum()
 }
 
-/// The value of lane `from` of the lanes of `mask`, which are here together.
+/// Returns the value of lane `from` of the lanes of `mask`, which are here together.
 #[track_caller]
 pub(crate) fn leader_shuffle(mask: u32, value: u64, from: u32) -> u64 {
     shuffle(mask, value, from)
@@ -146,13 +146,13 @@ pub(crate) fn any_here(mask: u32, bit: bool) -> bool {
     vote_any(mask, bit)
 }
 
-/// The lanes of `mask`, which are here together, that bring `true`.
+/// Returns the lanes of `mask`, which are here together, that bring `true`.
 #[track_caller]
 pub(crate) fn ballot_here(mask: u32, bit: bool) -> u32 {
     ballot(mask, bit)
 }
 
-/// Meets the lanes of `mask`, which are here together; orders memory among them.
+/// Waits for the lanes of `mask`, which are here together. Orders memory among them.
 #[track_caller]
 pub(crate) fn sync_here(mask: u32) {
     sync_lanes(mask);

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Groups inside one warp.
+//! Groups of lanes of one warp.
 
 use super::{Coop, WARP_SIZE, imp};
 use gin_abi::Fault;
 
-/// A group of lanes of one warp: votes and shuffles besides what every group has.
+/// A group of lanes of one warp, which adds votes and shuffles to [`Coop`].
 pub trait LaneCoop: Coop {
-    /// The lanes of the group, as bits of the warp.
+    /// Returns the lanes of the group, as bits of the warp.
     fn mask(&self) -> u32;
 
-    /// Lane of the thread with this rank in the group.
+    /// Returns the lane of the thread with this rank in the group.
     fn lane_of(&self, rank: u32) -> u32;
 
-    /// One bit per lane of the warp: set where the lane is in the group and brings `true`. Implies a sync.
+    /// Returns one bit per lane of the warp, set for each lane of the group that brings `true`. Implies a sync.
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn ballot(&self, bit: bool) -> u32;
 
-    /// The `value` of the thread with rank `from`; each thread may name another one. Implies a sync.
+    /// Returns the `value` of the thread with rank `from`, which may differ from thread to thread. Implies a sync.
     ///
-    /// A rank outside the group gives the caller's own value.
+    /// For a rank outside the group, returns the caller's own value.
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn shuffle(&self, value: u64, from: u32) -> u64;
 
@@ -36,21 +36,21 @@ pub trait LaneCoop: Coop {
         self.ballot(!bit) == 0
     }
 
-    /// The value of the thread whose rank differs from the caller's in the bits of `with`.
+    /// Returns the value of the thread whose rank differs from the caller's in the bits of `with`.
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     #[inline(always)]
     fn shuffle_xor(&self, value: u64, with: u32) -> u64 {
         self.shuffle(value, self.rank() ^ with)
     }
 
-    /// The value of the thread `by` ranks below; the caller's own where there is none.
+    /// Returns the value of the thread `by` ranks below; the caller's own if there is none.
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     #[inline(always)]
     fn shuffle_up(&self, value: u64, by: u32) -> u64 {
         self.shuffle(value, if by <= self.rank() { self.rank() - by } else { self.rank() })
     }
 
-    /// The value of the thread `by` ranks above; the caller's own where there is none.
+    /// Returns the value of the thread `by` ranks above; the caller's own if there is none.
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     #[inline(always)]
     fn shuffle_down(&self, value: u64, by: u32) -> u64 {
@@ -62,27 +62,27 @@ pub trait LaneCoop: Coop {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Thread;
 
-/// `N` neighbouring lanes of a warp; the first one's lane is a multiple of `N`.
+/// `N` neighbouring lanes of a warp; the first lane is a multiple of `N`.
 ///
-/// `N` is 2, 4, 8, 16 or 32; anything else does not compile. All of them must be threads of the block: a block whose
-/// size is not a multiple of `N` has no full tile at its end.
+/// `N` is 2, 4, 8, 16 or 32; other numbers do not compile. All lanes must be threads of the block: a block whose size
+/// is not a multiple of `N` has no full tile at its end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tile<const N: u32>;
 
-/// The lanes of the calling thread's warp that the block has: 32, or fewer in the last warp.
+/// The lanes of the calling thread's warp that are threads of the block: 32, or fewer in the last warp.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Warp;
 
-/// A set of lanes of the calling thread's warp. Each of them must make the calls, with the same set.
+/// A set of lanes of the calling thread's warp. Each of them must make the same calls with the same set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lanes(u32);
 
 impl Lanes {
-    /// The lanes whose bits are set.
+    /// Returns the lanes whose bits are set.
     ///
     /// # Safety
-    /// - The caller's own lane is among them, and each of them is a thread of the block that makes the same calls with
-    ///   the same set.
+    /// - The caller's own lane is among them.
+    /// - Each of them is a thread of the block and makes the same calls with the same set.
     #[inline(always)]
     #[must_use]
     pub const unsafe fn new(mask: u32) -> Self {
@@ -148,13 +148,13 @@ impl LaneCoop for Thread {
     }
 }
 
-/// Rank of the calling lane among the lanes of `mask`.
+/// Returns the rank of the calling lane among the lanes of `mask`.
 #[inline(always)]
 fn rank_in(mask: u32) -> u32 {
     (mask & imp::lanes_below()).count_ones()
 }
 
-/// Lane of the `rank`-th set bit of `mask`, which has more than `rank` bits.
+/// Returns the lane of the set bit number `rank` of `mask`, which has more than `rank` set bits.
 #[inline(always)]
 fn nth_lane(mask: u32, rank: u32) -> u32 {
     let mut rest = mask;
@@ -166,12 +166,12 @@ fn nth_lane(mask: u32, rank: u32) -> u32 {
     rest.trailing_zeros()
 }
 
-/// The fault of lane `from`, which has one, in all lanes of `mask`.
+/// Returns the fault of lane `from`, which has one, in all lanes of `mask`.
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 fn share_from(mask: u32, mine: Option<Fault>, from: u32) -> Fault {
     let words = mine.map_or([0; 4], Fault::to_words);
-    // In a row and not in a closure: each word is one shuffle of the whole group.
+    // Four calls without a closure: each word is one shuffle of the whole group.
     Fault::read([
         imp::shuffle(mask, words[0], from),
         imp::shuffle(mask, words[1], from),
@@ -273,7 +273,7 @@ lane_coop!(
     |tile: &Self, rank: u32| tile.first() + rank
 );
 
-/// Number of lanes of the calling thread's warp that the block has.
+/// Returns the number of lanes of the calling thread's warp that are threads of the block.
 #[inline(always)]
 fn lanes_in_warp() -> u32 {
     let first = super::thread_in_block() & !(WARP_SIZE - 1);

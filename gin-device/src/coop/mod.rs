@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Thread groups.
 //!
-//! Every call that more than one thread can make together takes a *coop*: the group that makes it. All threads of the
-//! group call; one acts; all get the same result.
+//! A call that several threads make together takes a *coop*: the group that makes it. All threads of the group call,
+//! one acts, and all get the same result.
 //!
 //! | group | threads | barrier |
 //! | --- | --- | --- |
@@ -13,14 +13,14 @@
 //! | [`WarpSpan`] | neighbouring whole warps of a block | a named barrier, 1 to 15 |
 //! | [`Block`] | all threads of the block | the block's barrier |
 //!
-//! A thread's number in its block is `x + dim.x * (y + dim.y * z)`; warps are 32 threads of consecutive numbers.
-//! Groups of lanes use their own mask for every vote and shuffle, so lanes outside may be elsewhere. As on CUDA, all
-//! threads of a group must reach the same calls in the same order.
+//! A thread's number in its block is `x + dim.x * (y + dim.y * z)`; warps are 32 threads of consecutive numbers. A
+//! group of lanes uses its own mask for every vote and shuffle, so other lanes may be elsewhere. As in CUDA, all
+//! threads of a group must make the same calls in the same order.
 
-/// The elected thread of a coop evaluates an expression; its result is that of all threads. Syncs before and after.
+/// Evaluates an expression in the elected thread of a coop and gives its result to all threads. Syncs before and after.
 ///
-/// Does the same as [`Coop::lead`], for large expressions: LLVM makes a function of a large closure that has several
-/// callers, and a call costs a stack.
+/// It is [`Coop::lead`] for large expressions. LLVM makes a function of a large closure with several callers, and a
+/// call needs a stack.
 macro_rules! lead {
     ($coop:expr, $act:expr) => {{
         let coop = $coop;
@@ -67,7 +67,7 @@ pub struct Dim {
 }
 
 impl Dim {
-    /// Product of the three.
+    /// Returns the product of the three.
     #[inline(always)]
     #[must_use]
     pub const fn count(self) -> u32 {
@@ -75,21 +75,21 @@ impl Dim {
     }
 }
 
-/// Number of the calling thread in its block.
+/// Returns the number of the calling thread in its block.
 #[inline(always)]
 pub fn thread_in_block() -> u32 {
     let (index, dim) = (thread_index(), block_dim());
     index.x + dim.x * (index.y + dim.y * index.z)
 }
 
-/// Number of the calling thread's block in the grid.
+/// Returns the number of the calling thread's block in the grid.
 #[inline(always)]
 pub fn block_in_grid() -> u32 {
     let (index, dim) = (block_index(), grid_dim());
     index.x + dim.x * (index.y + dim.y * index.z)
 }
 
-/// Lane of the calling thread in its warp, 0 to 31.
+/// Returns the lane of the calling thread in its warp, 0 to 31.
 #[inline(always)]
 pub fn lane() -> u32 {
     imp::lane()
@@ -97,28 +97,29 @@ pub fn lane() -> u32 {
 
 /// A group of threads that call together.
 ///
-/// Ordering: [`sync`](Self::sync) and the calls that imply one order memory among the threads of the group, at block
-/// scope: what one wrote before, the others see afterwards.
+/// Ordering: [`sync`](Self::sync), and each call that implies a sync, orders memory among the threads of the group, at
+/// block scope. Earlier writes of one thread are visible to the others afterwards.
 pub trait Coop: Copy {
-    /// Rank of the calling thread in the group, from 0.
+    /// Returns the rank of the calling thread in the group, from 0.
     fn rank(&self) -> u32;
 
-    /// Number of threads in the group.
+    /// Returns the number of threads in the group.
     fn size(&self) -> u32;
 
     /// Waits for all threads of the group.
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn sync(&self);
 
-    /// Waits for all threads of the group and says whether any of them brought `true`.
+    /// Waits for all threads of the group and returns whether any of them brought `true`.
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn sync_or(&self, bit: bool) -> bool;
 
-    /// The `value` of the thread with rank `root`, in all threads. Implies a sync.
+    /// Returns the `value` of the thread with rank `root`, in all threads. Implies a sync.
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     fn broadcast(&self, value: u64, root: u32) -> u64;
 
-    /// Of the threads that bring `Some`, the fault of one, in all threads; at least one must. Slow, as faults are rare.
+    /// Returns the fault of one of the threads that bring `Some`, in all threads. At least one must bring it. Slow,
+    /// because faults are rare.
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     #[doc(hidden)]
     fn share_fault(&self, mine: Option<Fault>) -> Fault;
@@ -129,14 +130,20 @@ pub trait Coop: Copy {
         self.rank() == 0
     }
 
-    /// The indices `rank, rank + size, rank + 2 * size, ...` below `len`: this thread's share of `len` items, laid out
-    /// so that neighbouring threads touch neighbouring items.
+    /// Returns the thread's share of `len` items: the indices `rank, rank + size, rank + 2 * size, ...` below `len`.
+    /// Neighbouring threads access neighbouring items.
+    ///
+    /// ```
+    /// # use gin_device::prelude::*;
+    /// // A group of one thread has all items.
+    /// assert!(Thread.stripe(3).eq([0, 1, 2]));
+    /// ```
     #[inline(always)]
     fn stripe(&self, len: usize) -> Stripe {
         Stripe { next: self.rank() as usize, step: self.size() as usize, len }
     }
 
-    /// Ends a call of the group: all threads get `Err` if any brings one, and the same one. Implies a sync.
+    /// Ends a call of the group. If any thread brings an error, all threads get the same error. Implies a sync.
     ///
     /// The fault travels with the barrier that ends the call; only when there is one, more barriers follow to share it.
     ///
@@ -148,8 +155,8 @@ pub trait Coop: Copy {
         if self.sync_or(mine.is_err()) { Err(self.share_fault(mine.err())) } else { Ok(()) }
     }
 
-    /// As [`agree`](Self::agree), when only the elected thread can bring a fault and the group has met since the last
-    /// call that gave a value to all.
+    /// Ends a call as [`agree`](Self::agree). Only the elected thread may bring a fault, and the group has met since
+    /// its last call that gave a value to all.
     #[doc(hidden)]
     #[inline(always)]
     fn agree_led(&self, mine: Result<(), Fault>) -> Result<(), Fault> {
@@ -159,17 +166,17 @@ pub trait Coop: Copy {
     /// Lets the elected thread act and gives its result to all threads. Implies a sync before and after.
     ///
     /// # Errors
-    /// That of the elected thread.
+    /// The fault of the elected thread.
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     #[inline(always)]
     fn lead(&self, act: impl FnOnce() -> Result<(), Fault>) -> Result<(), Fault> {
         lead!(self, act())
     }
 
-    /// As [`lead`](Self::lead), with a value. The value takes one more exchange.
+    /// Lets the elected thread act as [`lead`](Self::lead) and gives its value to all threads, by one more exchange.
     ///
     /// # Errors
-    /// That of the elected thread.
+    /// The fault of the elected thread.
     #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
     #[inline(always)]
     fn lead_value(&self, act: impl FnOnce() -> Result<u64, Fault>) -> Result<u64, Fault> {

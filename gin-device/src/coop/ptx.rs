@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Indices and collectives on a GPU.
 //!
-//! Collectives are LLVM's intrinsics and not `asm!`: those are declared convergent, while LLVM merges two equal `asm!`
-//! blocks from the arms of a divergent branch into one. The exception is [`active_mask`]. The names belong to LLVM 22;
-//! this list is the only place that knows them.
+//! Collectives are LLVM's intrinsics, not `asm!`, because the intrinsics are convergent. LLVM merges two equal `asm!`
+//! blocks from the arms of a divergent branch into one. The exception is [`active_mask`]. The names are those of LLVM
+//! 22; only this list has them.
 
 use super::Dim;
 use core::arch::{asm, nvptx};
@@ -29,28 +29,28 @@ unsafe extern "C" {
     fn llvm_barrier_or_count(id: u32, threads: u32, bit: bool) -> bool;
 }
 
-/// Index of the calling thread in its block.
+/// Returns the index of the calling thread in its block.
 #[inline(always)]
 pub fn thread_index() -> Dim {
-    // Safety: reads special registers, here and below.
+    // Safety: this reads special registers, here and below.
     unsafe {
         Dim { x: nvptx::_thread_idx_x() as u32, y: nvptx::_thread_idx_y() as u32, z: nvptx::_thread_idx_z() as u32 }
     }
 }
 
-/// Threads per block.
+/// Returns the number of threads per block, in each dimension.
 #[inline(always)]
 pub fn block_dim() -> Dim {
     unsafe { Dim { x: nvptx::_block_dim_x() as u32, y: nvptx::_block_dim_y() as u32, z: nvptx::_block_dim_z() as u32 } }
 }
 
-/// Index of the calling thread's block in the grid.
+/// Returns the index of the calling thread's block in the grid.
 #[inline(always)]
 pub fn block_index() -> Dim {
     unsafe { Dim { x: nvptx::_block_idx_x() as u32, y: nvptx::_block_idx_y() as u32, z: nvptx::_block_idx_z() as u32 } }
 }
 
-/// Blocks per grid.
+/// Returns the number of blocks per grid, in each dimension.
 #[inline(always)]
 pub fn grid_dim() -> Dim {
     unsafe { Dim { x: nvptx::_grid_dim_x() as u32, y: nvptx::_grid_dim_y() as u32, z: nvptx::_grid_dim_z() as u32 } }
@@ -64,7 +64,7 @@ pub(super) fn lane() -> u32 {
     lane
 }
 
-/// The lanes of the warp below the calling thread's.
+/// Returns the lanes of the warp below the calling thread's lane.
 #[inline(always)]
 pub(crate) fn lanes_below() -> u32 {
     let mask: u32;
@@ -73,7 +73,7 @@ pub(crate) fn lanes_below() -> u32 {
     mask
 }
 
-/// The lanes of the warp up to the calling thread's.
+/// Returns the lanes of the warp up to the calling thread's lane.
 #[inline(always)]
 pub(crate) fn lanes_until() -> u32 {
     let mask: u32;
@@ -84,7 +84,7 @@ pub(crate) fn lanes_until() -> u32 {
 
 #[inline(always)]
 pub(super) fn sync_lanes(mask: u32) {
-    // Safety: the caller's group promised that all lanes of the mask call; so below.
+    // Safety: the caller's group promised that all lanes of the mask call, here and below.
     unsafe { llvm_bar_warp_sync(mask) }
 }
 
@@ -127,14 +127,14 @@ pub(super) fn sync_named_or(id: u32, threads: u32, bit: bool) -> bool {
     unsafe { llvm_barrier_or_count(id, threads, bit) }
 }
 
-/// A set of lanes that are here together, the caller's among them. `SITE` is another one for each place.
+/// Returns lanes that are here together, the caller's among them. Each call site has a `SITE` of its own.
 ///
-/// Not LLVM's intrinsic: where both ways of a branch begin with that, LLVM makes one of the two, before the branch,
-/// which gathers lanes that then part.
+/// It is not LLVM's intrinsic. If both arms of a branch begin with the intrinsic, LLVM moves it to before the branch,
+/// where it gathers lanes that then part.
 #[inline(always)]
 pub(crate) fn active_mask<const SITE: u32>() -> u32 {
     let mask: u32;
-    // Safety: reads a register. Not pure, so that it stays where it is.
+    // Safety: this reads a register. It is not `pure`, so that it stays in its place.
     unsafe {
         asm!("activemask.b32 {mask}; // {site}", mask = out(reg32) mask, site = const SITE, options(nostack, preserves_flags))
     }
@@ -148,7 +148,7 @@ pub(crate) fn any_here(mask: u32, bit: bool) -> bool {
     unsafe { llvm_vote_any_sync(mask, bit) }
 }
 
-/// The lanes of `mask`, which are here together, that bring `true`. Does not order memory.
+/// Returns the lanes of `mask`, which are here together, that bring `true`. Does not order memory.
 #[inline(always)]
 pub(crate) fn ballot_here(mask: u32, bit: bool) -> u32 {
     // Safety: all lanes of the mask are here.
@@ -162,7 +162,7 @@ pub(crate) fn alike(mask: u32, value: u64) -> u32 {
     unsafe { llvm_match_any_sync(mask, value) }
 }
 
-/// The value of lane `from` of the lanes of `mask`, which are here together. Does not order memory.
+/// Returns the value of lane `from` of the lanes of `mask`, which are here together. Does not order memory.
 #[inline(always)]
 pub(crate) fn leader_shuffle(mask: u32, value: u64, from: u32) -> u64 {
     // Safety: all lanes of the mask are here.
@@ -170,7 +170,7 @@ pub(crate) fn leader_shuffle(mask: u32, value: u64, from: u32) -> u64 {
         let low = llvm_shfl_sync_idx(mask, value as u32, from, 31);
         let high = llvm_shfl_sync_idx(mask, (value >> 32) as u32, from, 31);
         let whole: u64;
-        // Not by shifts, which LLVM would mix with what is added to it.
+        // Not shifts: LLVM would combine them with later additions.
         asm!(
             "mov.b64 {w}, {{{l}, {h}}};",
             w = out(reg64) whole, l = in(reg32) low, h = in(reg32) high,
@@ -180,7 +180,7 @@ pub(crate) fn leader_shuffle(mask: u32, value: u64, from: u32) -> u64 {
     }
 }
 
-/// Meets the lanes of `mask`, which are here together; orders memory among them.
+/// Waits for the lanes of `mask`, which are here together. Orders memory among them.
 #[inline(always)]
 pub(crate) fn sync_here(mask: u32) {
     sync_lanes(mask);

@@ -16,18 +16,18 @@ pub struct WarpSpan {
     barrier: u32,
 }
 
-/// Named barriers of a block: 0 is [`Block`]'s, 1 to 15 are for [`WarpSpan`]s.
+/// Number of named barriers of a block: 0 belongs to [`Block`], 1 to 15 are for [`WarpSpan`]s.
 const BARRIERS: u32 = 16;
 
 impl WarpSpan {
-    /// The warps `first .. first + warps` of the block, which meet at barrier `barrier` (1 to 15).
+    /// Returns the warps `first .. first + warps` of the block, which meet at barrier `barrier` (1 to 15).
     ///
-    /// `None` if there is no such barrier or no such warps: `warps` is 0, or the block has fewer than
-    /// `32 * (first + warps)` threads.
+    /// Returns `None` if there is no such barrier, if `warps` is 0, or if the block has fewer than `32 * (first +
+    /// warps)` threads.
     ///
     /// # Safety
-    /// - All threads of these warps, and no others, make the same calls with the same span, and nobody else uses that
-    ///   barrier meanwhile.
+    /// - All threads of these warps, and no others, make the same calls with the same span.
+    /// - No other threads use that barrier meanwhile.
     #[inline(always)]
     #[must_use]
     pub unsafe fn new(first: u32, warps: u32, barrier: u32) -> Option<Self> {
@@ -37,7 +37,7 @@ impl WarpSpan {
     }
 }
 
-/// Words of scratch for each barrier: four for values, one for the writers.
+/// Words of scratch for each barrier: four for values, one for the writers, one unused.
 const SCRATCH: usize = 6;
 
 crate::shared! {
@@ -45,10 +45,10 @@ crate::shared! {
     static BROADCAST: [u64; SCRATCH * BARRIERS as usize];
 }
 
-/// Scratch of a barrier, which only the threads that meet there touch, between its barriers.
+/// Returns the scratch of a barrier. Only the threads that meet there access it, between its barriers.
 #[inline(always)]
 fn scratch(barrier: u32) -> *mut u64 {
-    // In range: `barrier` is below `BARRIERS`.
+    // In range, because `barrier` is less than `BARRIERS`.
     BROADCAST.as_mut_ptr().cast::<u64>().wrapping_add(SCRATCH * barrier as usize)
 }
 
@@ -61,11 +61,11 @@ fn broadcast(group: &impl Coop, barrier: u32, value: u64, root: u32) -> u64 {
         unsafe { word.write_volatile(value) };
     }
     group.sync();
-    // Safety: as above. The next broadcast's first barrier keeps the next writer away until all have read.
+    // Safety: as above. The first barrier of the next broadcast delays its writer until all threads have read.
     unsafe { word.read_volatile() }
 }
 
-/// Stores a fault into the scratch. One thread of the group does, between two barriers.
+/// Stores a fault into the scratch. One thread of the group calls, between two barriers.
 #[inline(always)]
 fn write_fault(barrier: u32, fault: Fault) {
     let (scratch, words) = (scratch(barrier), fault.to_words());
@@ -78,14 +78,14 @@ fn write_fault(barrier: u32, fault: Fault) {
     }
 }
 
-/// The fault in the scratch, in all threads of the group.
+/// Returns the fault in the scratch, in all threads of the group.
 #[inline(always)]
 fn read_fault(group: &impl Coop, barrier: u32) -> Fault {
     let scratch = scratch(barrier);
     // Safety: as in `write_fault`.
     let word = |index| unsafe { scratch.wrapping_add(index).read_volatile() };
     let fault = Fault::read([word(0), word(1), word(2), word(3)]);
-    // Keeps the next writer away until all have read.
+    // Delays the next writer until all threads have read.
     group.sync();
     fault
 }
@@ -98,12 +98,13 @@ fn agree_led(group: &impl Coop, barrier: u32, mine: Result<(), Fault>) -> Result
     if group.sync_or(mine.is_err()) { Err(read_fault(group, barrier)) } else { Ok(()) }
 }
 
-/// All threads have just met, so nobody reads the scratch any more.
+/// Returns the fault of one thread that brings one, in all threads. They have just met, so none still reads the
+/// scratch.
 #[inline(always)]
 fn share_fault(group: &impl Coop, barrier: u32, mine: Option<Fault>) -> Fault {
     let owner = scratch(barrier).wrapping_add(4);
     if mine.is_some() {
-        // Safety: as in `broadcast`; any of the writers may win, each writes one word.
+        // Safety: as in `broadcast`. Each writer writes one word, and any of them may win.
         unsafe { owner.write_volatile(group.rank() as u64) };
     }
     group.sync();

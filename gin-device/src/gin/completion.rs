@@ -13,7 +13,7 @@ use crate::team::Rank;
 use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC};
 use gin_abi::{COUNTER_BITS, Deadline, Fault, FaultKind, Operation};
 
-/// A place in the order of a context's posts to one peer; from [`Gin::flush_async`].
+/// A position among a context's posts to one peer, from [`Gin::flush_async`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FlushToken {
     position: u64,
@@ -21,16 +21,17 @@ pub struct FlushToken {
 }
 
 impl<B: Backend> Gin<B> {
-    /// Waits until all earlier operations of this context are finished: sources of puts may be reused, and what gets
-    /// brought is visible. Says nothing about arrival of puts at their peers.
+    /// Waits until all earlier operations of this context are complete: sources of puts may be reused, and the data of
+    /// gets is visible. It does not report that puts have arrived at their peers.
     ///
-    /// All threads of `coop` call. Earlier operations of other threads count if they happen before. Its cost does not
-    /// grow with the number of peers.
+    /// All threads of `coop` call. Operations of other threads count if they happen before. The cost does not grow with
+    /// the number of peers.
     ///
     /// Ordering: acquire, at system scope, unless [`ordered`](Self::ordered) says otherwise.
     ///
     /// # Errors
-    /// [`FaultKind::Timeout`] if they are not finished in time; the fault of one that failed; what ended the wait.
+    /// [`FaultKind::Timeout`] if they are not complete in time; the fault of a failed operation; the fault or abort
+    /// that ended the wait.
     #[inline(always)]
     pub fn flush(&self, coop: &impl Coop, deadline: Deadline) -> Result<(), Fault> {
         lead!(coop, self.flush_here(deadline))
@@ -44,7 +45,7 @@ impl<B: Backend> Gin<B> {
         flushed.map_err(|stop| ended(self.core(), stop, Operation::Flush, position, 0))
     }
 
-    /// Notes which operations to `peer` have been posted until now. Does not wait.
+    /// Returns a token for the operations posted to `peer` until now. Does not wait.
     ///
     /// # Errors
     /// [`FaultKind::UnknownContext`].
@@ -54,10 +55,10 @@ impl<B: Backend> Gin<B> {
         Ok(FlushToken { position: B::position(self.core(), Some(peer.world())), peer })
     }
 
-    /// Waits until the operations that the token notes are finished, as [`flush`](Self::flush) does. Operations to
-    /// other peers do not hold it up.
+    /// Waits until the token's operations are complete, as [`flush`](Self::flush) does. Operations to other peers do
+    /// not delay it.
     ///
-    /// All threads of `coop` call, with the same token or with any of theirs: that of rank 0 counts.
+    /// All threads of `coop` call. Their tokens may differ: the token of rank 0 counts.
     ///
     /// # Errors
     /// As [`flush`](Self::flush).
@@ -91,7 +92,7 @@ impl<B: Backend> Gin<B> {
         Ok(counter_words(core, counter.id))
     }
 
-    /// The value of a counter now, modulo 2^bits. Every thread reads for itself.
+    /// Returns the value of a counter now, modulo 2^bits. Every thread reads for itself.
     ///
     /// Ordering: acquire, at system scope, unless [`ordered`](Self::ordered) says otherwise.
     ///
@@ -107,13 +108,14 @@ impl<B: Backend> Gin<B> {
 
     /// Waits until a counter is at or past `least`, on a circle of 2^bits values.
     ///
-    /// All threads of `coop` call; one polls. Fewer than 2^(bits - 1) increments may lie between the last reset, or any
-    /// wait before, and the value waited for.
+    /// All threads of `coop` call; one polls. Condition: there are fewer than 2^(bits - 1) increments between the last
+    /// reset, or any earlier wait, and the awaited value.
     ///
     /// Ordering: acquire, at system scope, unless [`ordered`](Self::ordered) says otherwise.
     ///
     /// # Errors
-    /// [`FaultKind::Timeout`] with what was expected and seen; what ended the wait; what is wrong with the arguments.
+    /// [`FaultKind::Timeout`] with the values expected and seen; the fault or abort that ended the wait; the fault of a
+    /// wrong argument.
     #[inline(always)]
     pub fn wait_counter(
         &self,
@@ -135,7 +137,7 @@ impl<B: Backend> Gin<B> {
         }
     }
 
-    /// Makes a counter 0. Every calling thread does it; no operation that raises it may be under way.
+    /// Sets a counter to 0, in every calling thread. No operation that raises it may be under way.
     ///
     /// Threads that use the counter afterwards must be synchronised with this one.
     ///
@@ -150,12 +152,12 @@ impl<B: Backend> Gin<B> {
 
 #[inline(always)]
 fn counter_words(core: &Core, id: u32) -> Words<Global> {
-    // Safety: the context was checked, and the id; the host keeps the tables valid.
+    // Safety: the context and the id were checked; the host keeps the tables valid.
     unsafe {
         let (counters, near) = sys::read_pair(&raw const (*core.data()).counters);
         let offset = id as u64 * 8;
         let engines = core.comm().engines();
-        // Where there is a NIC, GPUs raise counters for it.
+        // GPUs raise the counters of a NIC's operations.
         let gpus = engines & (ENGINE_GPU | ENGINE_NIC) != 0;
         Words {
             gpu: gpus.then(|| GlobalWord::new(sys::read_word(&raw const (*core.data()).counters_gpu) + offset)),
@@ -166,7 +168,7 @@ fn counter_words(core: &Core, id: u32) -> Words<Global> {
     }
 }
 
-/// The value of a signal or counter now, in the order that the core says.
+/// Returns the value of a signal or counter now, in the core's order.
 #[inline(always)]
 pub(super) fn read(core: &Core, words: &Words<Global>, bits: u32) -> u64 {
     match core.order() {
@@ -175,7 +177,7 @@ pub(super) fn read(core: &Core, words: &Words<Global>, bits: u32) -> u64 {
     }
 }
 
-/// Waits for a signal or counter, in the order that the core says.
+/// Waits for a signal or counter, in the core's order.
 #[inline(always)]
 pub(super) fn wait<B: Backend>(
     core: &Core,
@@ -194,13 +196,14 @@ pub(super) fn wait<B: Backend>(
     }
 }
 
-/// Of the cycle counter: the bits that are 0 for 256 cycles of each 16,384.
+/// The bits of the cycle counter that are 0 for 256 cycles of every 16,384.
 const NOW_AND_THEN: u64 = 63 << 8;
 
-/// Looks at the status once in about 64 waits that found what they waited for.
+/// Checks the status after about one in 64 successful waits.
 ///
-/// Over the network an abort shows in that nothing arrives any more. Loads and stores know of no abort, so kernels that
-/// pass signals that way might never have to wait long enough to look. A look each time would take a trip to the host.
+/// After an abort nothing arrives over the network, so a wait there lasts until it checks the status. Loads and stores
+/// continue after an abort, so a wait for their signals might never last long enough to check. A check after each wait
+/// would take a trip to the host.
 ///
 /// # Errors
 /// [`WaitError::Fault`].
@@ -212,7 +215,7 @@ pub(crate) fn look_around<B: Backend>(core: &Core) -> Result<(), WaitError> {
     Ok(())
 }
 
-/// The fault of a wait that was stopped.
+/// Returns the fault of a wait that ended early.
 #[inline(always)]
 pub(super) fn ended(core: &Core, stop: WaitError, operation: Operation, expected: u64, seen: u64) -> Fault {
     core.status().explain(stop, core.fault(FaultKind::Timeout, operation).values(expected, seen))

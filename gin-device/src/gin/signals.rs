@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Reading, waiting for and resetting own signals, and their shadows.
+//! Calls that read, wait for and reset the caller's signals and their shadows.
 
 use super::completion::{self, ended};
 use super::{Core, Gin};
@@ -12,7 +12,7 @@ use crate::sys::{self, Global, GlobalWord, Word};
 use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, WINDOW_SIGNALS};
 use gin_abi::{Deadline, Fault, FaultKind, Operation, SIGNAL_BITS, WindowData, mask};
 
-/// A handle to word `index` of the table at `table`, if there is a table.
+/// Returns word `index` of the table at `table` if `engines` has `engine`, and so there is a table.
 ///
 /// # Safety
 /// - The table is valid and longer than `index`.
@@ -22,17 +22,17 @@ unsafe fn word(engines: u32, engine: u32, table: u64, index: u64) -> Option<Glob
     (engines & engine != 0).then(|| unsafe { GlobalWord::new(table + 8 * index) })
 }
 
-/// Words and shadow of a signal, for barriers, whose ids lie past the user's.
+/// Returns words and shadow of a signal, for barriers, whose ids are past the user's ids.
 #[inline(always)]
 pub(crate) fn signal_tables(core: &Core, id: u32) -> (Words<Global>, GlobalWord) {
     (signal_words(core, id), shadow_word(core, id))
 }
 
-/// The words of a signal that exists.
+/// Returns the words of a signal that exists.
 #[inline(always)]
 fn signal_words(core: &Core, id: u32) -> Words<Global> {
     let engines = core.comm().engines();
-    // Safety: the context was checked, and the id; the host keeps the tables valid and one for each engine.
+    // Safety: the context and the id were checked; the host keeps a valid table for each engine.
     unsafe {
         let data = core.data();
         let (gpu, nic) = sys::read_pair(&raw const (*data).signal_gpu);
@@ -47,7 +47,7 @@ fn signal_words(core: &Core, id: u32) -> Words<Global> {
     }
 }
 
-/// The shadow of a signal that exists.
+/// Returns the shadow of a signal that exists.
 #[inline(always)]
 fn shadow_word(core: &Core, id: u32) -> GlobalWord {
     // Safety: as above.
@@ -110,7 +110,7 @@ impl<B: Backend> Gin<B> {
         Ok(shadow_word(self.core(), id))
     }
 
-    /// The value of a signal now, modulo 2^bits. Every thread reads for itself.
+    /// Returns the value of a signal now, modulo 2^bits. Every thread reads for itself.
     ///
     /// Ordering: acquire, at system scope, unless [`ordered`](Self::ordered) says otherwise.
     ///
@@ -125,14 +125,17 @@ impl<B: Backend> Gin<B> {
 
     /// Waits until a signal is at or past `least`, on a circle of 2^bits values.
     ///
-    /// All threads of `coop` call; one polls. It needs: raises are increments; fewer than 2^(bits - 1) of them (in sum)
-    /// lie between the last reset, or any wait before, and the value waited for; no reset while raises are in flight.
+    /// All threads of `coop` call; one polls. Conditions:
+    /// - All raises are increments.
+    /// - Their sum is less than 2^(bits - 1) between the last reset, or any earlier wait, and the awaited value.
+    /// - There is no reset while raises are in flight.
     ///
-    /// Ordering: acquire, at system scope: what the signal covers is visible, unless [`ordered`](Self::ordered) says
-    /// otherwise.
+    /// Ordering: acquire, at system scope, unless [`ordered`](Self::ordered) says otherwise: the puts that the signal
+    /// covers are visible.
     ///
     /// # Errors
-    /// [`FaultKind::Timeout`] with what was expected and seen; what ended the wait; what is wrong with the arguments.
+    /// [`FaultKind::Timeout`] with the values expected and seen; the fault or abort that ended the wait; the fault of a
+    /// wrong argument.
     #[inline(always)]
     pub fn wait_signal(
         &self,
@@ -152,10 +155,10 @@ impl<B: Backend> Gin<B> {
             .map_err(|(stop, seen)| ended(self.core(), stop, Operation::WaitSignal, least, seen))
     }
 
-    /// Makes a signal, and its shadow if it has an id, 0. Every calling thread does it; no raise may be in flight.
+    /// Sets a signal to 0, and its shadow if it has an id, in every calling thread. No raise may be in flight.
     ///
-    /// No word is stored to: the baseline moves. Threads that use the signal afterwards must be synchronised with this
-    /// one.
+    /// The words keep their values; the baseline moves. Threads that use the signal afterwards must be synchronised
+    /// with this one.
     ///
     /// # Errors
     /// As [`read_signal`](Self::read_signal).
@@ -169,10 +172,11 @@ impl<B: Backend> Gin<B> {
         Ok(())
     }
 
-    /// The shadow of a signal: a word of this rank's own that counts what it expects.
+    /// Returns the shadow of a signal: a word of this rank's own in which it counts the value that it expects.
     ///
-    /// It changes by [`increase_signal_shadow`](Self::increase_signal_shadow),
-    /// [`wait_signal_follow_shadow`](Self::wait_signal_follow_shadow) and [`reset_signal`](Self::reset_signal) only.
+    /// Only [`increase_signal_shadow`](Self::increase_signal_shadow),
+    /// [`wait_signal_follow_shadow`](Self::wait_signal_follow_shadow) and [`reset_signal`](Self::reset_signal) change
+    /// it.
     ///
     /// # Errors
     /// [`FaultKind::UnknownContext`], [`FaultKind::UnknownSignal`].
@@ -181,7 +185,7 @@ impl<B: Backend> Gin<B> {
         Ok(self.shadow(self.id(signal), Operation::WaitSignal)?.load_relaxed_gpu())
     }
 
-    /// Adds to the shadow of a signal; several threads of one block may do so at once.
+    /// Adds to the shadow of a signal. Several threads of one block may add at the same time.
     ///
     /// # Errors
     /// [`FaultKind::UnknownContext`], [`FaultKind::UnknownSignal`].
@@ -204,8 +208,8 @@ impl<B: Backend> Gin<B> {
     /// Ordering: acquire, at system scope, unless [`ordered`](Self::ordered) says otherwise.
     ///
     /// # Errors
-    /// As [`wait_signal`](Self::wait_signal); a signal at a window address has no shadow
-    /// ([`FaultKind::UnknownSignal`]).
+    /// As [`wait_signal`](Self::wait_signal); [`FaultKind::UnknownSignal`] for a signal at a window address, which has
+    /// no shadow.
     #[inline(always)]
     pub fn wait_signal_meet_shadow(
         &self,
@@ -225,12 +229,12 @@ impl<B: Backend> Gin<B> {
 
     /// Waits until a signal is at least `least_delta` past its shadow, then moves the shadow to the value seen.
     ///
-    /// Returns, in all threads of `coop`, the shadow before and by how much it moved, both modulo 2^bits.
+    /// Returns the shadow before and the distance it moved, both modulo 2^bits, in all threads of `coop`.
     ///
     /// Ordering: acquire, at system scope, unless [`ordered`](Self::ordered) says otherwise.
     ///
     /// # Errors
-    /// As [`wait_signal_meet_shadow`](Self::wait_signal_meet_shadow); the shadow stays then.
+    /// As [`wait_signal_meet_shadow`](Self::wait_signal_meet_shadow). The shadow stays as it was.
     #[inline(always)]
     pub fn wait_signal_follow_shadow(
         &self,

@@ -7,7 +7,7 @@ use crate::status::Status;
 use crate::sys::{Memory, Word};
 use gin_abi::Fault;
 
-/// Takes requests in order and publishes what became of them. There is one per queue.
+/// The end of a queue that takes requests in order and publishes their completion. A queue has one.
 #[derive(Debug)]
 pub struct Consumer<M: Memory, const N: usize> {
     queue: Queue<M, N>,
@@ -16,27 +16,28 @@ pub struct Consumer<M: Memory, const N: usize> {
 }
 
 impl<M: Memory, const N: usize> Consumer<M, N> {
-    /// The consumer of a new queue whose first index is `first`.
+    /// Returns the consumer of a new queue whose first index is `first`.
     ///
     /// # Safety
-    /// - The queue was initialised for `first`, and there is no other consumer of it.
+    /// - The queue was initialised for `first` and has no other consumer.
     pub unsafe fn new(queue: Queue<M, N>, first: u64) -> Self {
         Self { queue, head: first, completion_index: first }
     }
 
-    /// Index of the next request.
+    /// Returns the index of the next request.
     pub fn head(&self) -> u64 {
         self.head
     }
 
-    /// All requests below are finished.
+    /// Returns the index below which all requests are complete.
     pub fn completion_index(&self) -> u64 {
         self.completion_index
     }
 
-    /// The next request, if it is there whole; phase bits are left in. Does not take it: see [`take`](Self::take).
+    /// Returns the next request if all of its words have arrived, with their phase bits. Does not take it: see
+    /// [`take`](Self::take).
     ///
-    /// Ordering: acquire, at system scope: the payload that the producer released before is visible.
+    /// Ordering: acquire, at system scope: the payload that the producer released is visible.
     pub fn peek(&self) -> Option<[u64; N]> {
         let phase = super::phase(self.head, self.queue.depth_log2);
         let slot = self.queue.slot(self.head);
@@ -51,18 +52,18 @@ impl<M: Memory, const N: usize> Consumer<M, N> {
         Some(words)
     }
 
-    /// Takes the request that [`peek`](Self::peek) gave and empties its slot. Returns its index.
+    /// Takes the request that [`peek`](Self::peek) returned and empties its slot. Returns its index.
     ///
-    /// `first_of` names the peer if the request is the only unfinished one to it.
+    /// `first_of` names the peer if this is the only incomplete request to it.
     pub fn take(&mut self, first_of: Option<u32>) -> u64 {
         let index = self.head;
-        // Before `consumer_index`: a flush that sees the slot taken must see this request as unfinished.
+        // Before `consumer_index`: a flush that sees the slot emptied must see this request as incomplete.
         ordered! {
             "oldest_incomplete before consumer_index":
             {
                 if let Some(peer) = first_of {
-                    // Release, because a flush of earlier requests may see this value and not the one before, which
-                    // said that they are finished.
+                    // Release: a flush of earlier requests may see this value instead of the previous one, which
+                    // reported them complete.
                     self.queue.oldest_incomplete.at(peer as u64).store_release_sys(index);
                 }
             } then {
@@ -73,10 +74,10 @@ impl<M: Memory, const N: usize> Consumer<M, N> {
         index
     }
 
-    /// Publishes that a request, or several, are finished.
+    /// Publishes that one request, or several, are complete.
     ///
-    /// In this order: the fault, the counter, `oldest_incomplete`, `completion_index`. The data of a get must be
-    /// visible before. A thread that sees one of the last three sees everything before it.
+    /// The order is: the fault, the counter, `oldest_incomplete`, `completion_index`. The data of a get must be visible
+    /// before. A thread that sees one of the last three sees all that precede it.
     pub fn finish(&mut self, finished: Finished<'_, M>) {
         ordered! {
             "fault before completion_index":
@@ -98,17 +99,17 @@ impl<M: Memory, const N: usize> Consumer<M, N> {
     }
 }
 
-/// The result of one request that [`Consumer::finish`] publishes.
+/// The completion of one request, for [`Consumer::finish`].
 #[derive(Clone, Copy, Debug)]
 pub struct Finished<'a, M: Memory> {
-    /// The fault to post, and where, if the request failed.
+    /// The fault to post and the status to post it to, if the request failed.
     pub fault: Option<(&'a Status<M>, Fault)>,
-    /// Word of the counter to raise by one.
+    /// The word of the counter to raise by one.
     pub counter: Option<M::Word>,
     /// The request's peer.
     pub peer: u32,
-    /// Index of the oldest request to that peer that is still unfinished.
+    /// Index of the oldest request to that peer that is still incomplete.
     pub oldest_incomplete: Option<u64>,
-    /// All requests below are finished.
+    /// All requests below are complete.
     pub completion_index: u64,
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The word operations on a CPU: standard atomics, each access a switch point of the executor.
+//! The word operations on a CPU: standard atomics. Each access is a switch point of the executor.
 //!
-//! Scopes do not exist here: every operation is as wide as the process. A scope that is too narrow is found by reading
-//! the PTX and by running on hardware, not by running this.
+//! There are no scopes here: every operation has the scope of the process. So a run on a CPU does not find a scope that
+//! is too narrow; only a look at the PTX or a run on hardware does.
 
 use crate::exec::{executor, switch_point};
 use core::sync::atomic::{AtomicU64, Ordering, fence};
@@ -70,13 +70,13 @@ pub(crate) fn store_pair_relaxed_sys(address: *mut u64, low: u64, high: u64) {
     word(address.wrapping_add(1)).store(high, Ordering::Relaxed);
 }
 
-/// The same value.
+/// Returns its argument.
 #[inline(always)]
 pub(crate) fn narrow(value: u32) -> u32 {
     value
 }
 
-/// Reads a word of a table that nobody writes while it may be read.
+/// Reads a word of a table that is constant while kernels may read it.
 ///
 /// # Safety
 /// - `address` is valid, a multiple of 8, and the word does not change while the kernel runs.
@@ -98,7 +98,7 @@ pub unsafe fn read_pair(address: *const u64) -> (u64, u64) {
     unsafe { (address.read(), address.wrapping_add(1).read()) }
 }
 
-/// Nothing to do for about `ns` nanoseconds: sleeps, or lets others run.
+/// Pauses for about `ns` nanoseconds: sleeps, or lets other threads run.
 #[inline(always)]
 pub fn pause(ns: u32) {
     match executor() {
@@ -107,15 +107,15 @@ pub fn pause(ns: u32) {
     }
 }
 
-/// Nanoseconds on the clock that deadlines are measured with (`%globaltimer` on a GPU). Its zero is arbitrary.
+/// Returns nanoseconds on the clock of deadlines (`%globaltimer` on a GPU). Its zero is arbitrary.
 ///
-/// Without an executor there is no clock on a CPU, and this is 0: deadlines do not pass.
+/// Without an executor a CPU has no clock. Then this returns 0, and deadlines do not pass.
 #[inline(always)]
 pub fn clock_ns() -> u64 {
     executor().map_or(0, |executor| (executor.clock_ns)())
 }
 
-/// Cycles on a clock for measuring short times within one thread (`%clock64` on a GPU).
+/// Returns cycles on a clock for short times within one thread (`%clock64` on a GPU).
 #[inline(always)]
 pub fn cycles() -> u64 {
     executor().map_or(0, |executor| (executor.cycles)())
@@ -124,7 +124,7 @@ pub fn cycles() -> u64 {
 /// Ends the grid with an error.
 ///
 /// # Panics
-/// On a CPU without an executor this panics.
+/// On a CPU without an executor.
 #[inline]
 pub fn trap() -> ! {
     match executor() {

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The word operations under the model checker loom, and the switches of the mutation tests.
 //!
-//! loom knows orderings but no scopes, no load buffering and no DMA: what it cannot see is argued in the docs of the
-//! protocol and checked in its PTX. Time does not pass here, so deadlines other than 0 are never over.
+//! loom models orderings, but neither scopes, nor load buffering, nor DMA. For these the docs of a protocol have the
+//! argument, and tests check its PTX. Time does not pass here, so deadlines other than 0 never pass.
 //!
 //! # Control dependencies
-//! loom, as the language's own model, orders two stores to one word only when one happens before the other. Hardware
-//! knows one order more: a store that depends on a branch on a loaded value comes after that load. The queue's slots
-//! rely on it (see `queue`), and doorbells (see `backend::gdaki`), so these stores are exchanges here: they take their
-//! place after the stores that were made so far, and as they are relaxed they order nothing else.
+//! loom, like the language's own model, orders two stores to one word only if one happens before the other. Hardware
+//! has one more order: a store that depends on a branch on a loaded value comes after that load. The queue's slots (see
+//! `queue`) and doorbells (see `backend::gdaki`) rely on it. So these stores are exchanges here: each comes after all
+//! stores made so far, and, being relaxed, orders nothing else.
 //!
 //! # Loads before stores
-//! loom remembers one access for each word, the last. A thread's own load of a word thereby hides an earlier load by
-//! another thread from the store that comes next, and the run in which the store comes first is never tried. So every
-//! load is preceded by a wake-up that wakes nobody: of those, loom tries all orders, and they order no memory.
+//! loom remembers only the last access to each word. So a thread's own load of a word hides an earlier load by another
+//! thread from the next store, and loom never tries the run in which that store comes first. Therefore a wake-up
+//! without a waiter precedes every load: loom tries all orders of wake-ups, and they order no memory.
 //!
 //! # Waiting
-//! Two threads that poll could do so in turn for ever while a third, that they wait for, is never scheduled; loom would
-//! explore that without end. A run in which threads have paused [`IDLE_PAUSES`] times and found all words as they were
-//! at the pause before is therefore carried on fairly but explored no further: polling once more changes nothing.
+//! Two polling threads could run in turn for ever while the third thread, which they wait for, is never scheduled. loom
+//! would explore such runs without end. So once threads have paused [`IDLE_PAUSES`] times without a change of any word,
+//! the run continues with fair scheduling and is explored no further, because one more poll changes nothing.
 
 use super::{Memory, Word};
 use core::cell::Cell;
@@ -35,14 +35,14 @@ use std::vec::Vec;
 /// The change of a mutation test.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Mutation {
-    /// The operation at this place (file, line) becomes relaxed; a fence becomes nothing.
+    /// Makes the operation at this place (file, line) relaxed, or removes a fence there.
     Weaken {
-        /// File as `Location` gives it.
+        /// The file, as in `Location`.
         file: String,
-        /// Line in it.
+        /// The line in the file.
         line: u32,
     },
-    /// The two halves of the `ordered!` of this name change places.
+    /// Swaps the two halves of the `ordered!` of this name.
     Swap(String),
 }
 
@@ -55,7 +55,7 @@ pub fn mutate(mutation: Option<Mutation>) {
     HITS.store(0, core::sync::atomic::Ordering::Relaxed);
 }
 
-/// How often the mutated place was passed since [`mutate`].
+/// Returns how often the mutated place was passed since [`mutate`].
 pub fn hits() -> u32 {
     HITS.load(core::sync::atomic::Ordering::Relaxed)
 }
@@ -65,7 +65,7 @@ pub fn mutated() -> bool {
     MUTATION.lock().unwrap_or_else(PoisonError::into_inner).is_some()
 }
 
-/// Returns whether this is the mutated place; if so, counts that it was passed.
+/// Returns whether this is the mutated place. If so, counts the pass.
 fn passed(is_it: impl FnOnce(&Mutation) -> bool) -> bool {
     let it = MUTATION.lock().unwrap_or_else(PoisonError::into_inner).as_ref().is_some_and(is_it);
     if it {
@@ -87,12 +87,12 @@ fn ordering(written: Ordering) -> Ordering {
     if written != Ordering::Relaxed && weakened() { Ordering::Relaxed } else { written }
 }
 
-/// Pauses without a change in between after which a run is explored no further: two for each of three threads, the
-/// first of which may have seen old values.
+/// Number of pauses without a change after which a run is explored no further: two for each of three threads, because a
+/// thread's first pause may follow old values.
 pub const IDLE_PAUSES: u32 = 6;
 
 std::thread_local! {
-    /// Pauses since something changed in this run; all threads of a model run on one thread of the system.
+    /// The pauses since the last change in this run. All threads of a model run on one OS thread.
     static IDLE: Cell<u32> = const { Cell::new(0) };
     /// The sum of all words, now and at the last pause.
     static STATE: Cell<[u64; 2]> = const { Cell::new([0; 2]) };
@@ -104,13 +104,13 @@ fn part(cell: *const Cell64, value: u64) -> u64 {
     (mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9)
 }
 
-/// Returns whether stores of this name go to words that several threads store to, each after a branch that makes it the
-/// next one: doorbells and their records. See the module's docs.
+/// Returns whether stores of this name are control-dependent: several threads store to the same words, each after a
+/// branch that orders its store behind the others (doorbells and their records). See the module's docs.
 fn depends(operation: &str) -> bool {
     matches!(operation, "store_mmio" | "store_relaxed_sys")
 }
 
-/// Returns the value that an exchange of this name leaves.
+/// Returns the new value of a read-modify-write of this name.
 fn stored(operation: &str, before: u64, value: u64) -> u64 {
     match operation {
         "fetch_max" => before.max(value),
@@ -120,7 +120,7 @@ fn stored(operation: &str, before: u64, value: u64) -> u64 {
     }
 }
 
-/// A word, and what makes its loads known to loom's search.
+/// A word, and the wake-up that reveals its loads to loom's search.
 #[derive(Debug)]
 struct Cell64 {
     value: AtomicU64,
@@ -129,15 +129,15 @@ struct Cell64 {
     last: Cell<u64>,
 }
 
-// Safety: all threads of a model run on one thread of the system, one at a time.
+// Safety: all threads of a model run on one OS thread, one at a time.
 unsafe impl Sync for Cell64 {}
 
-/// Words of one model run; keep it alive (in an `Arc`, say) for as long as handles are used.
+/// The words of one model run. It must live (in an `Arc`, for example) as long as handles are used.
 #[derive(Debug)]
 pub struct Arena(Vec<Cell64>);
 
 impl Arena {
-    /// An arena with these initial values.
+    /// Returns an arena with these initial values.
     pub fn new(values: impl IntoIterator<Item = u64>) -> Self {
         IDLE.set(0);
         STATE.set([0; 2]);
@@ -145,7 +145,7 @@ impl Arena {
         Self(values.into_iter().map(cell).collect())
     }
 
-    /// Handle to word `index`.
+    /// Returns the handle to word `index`.
     pub fn word(&self, index: usize) -> LoomWord {
         LoomWord(&self.0[index])
     }
@@ -155,25 +155,25 @@ impl Arena {
 #[derive(Clone, Copy, Debug)]
 pub struct LoomWord(*const Cell64);
 
-// Safety: the handle is the address of a loom atomic, which may be shared among the threads of a model.
+// Safety: the handle is the address of a loom atomic, which threads of a model may share.
 unsafe impl Send for LoomWord {}
 // Safety: as above.
 unsafe impl Sync for LoomWord {}
 
 impl LoomWord {
-    /// The atomic, for a store.
+    /// Returns the atomic, for a store.
     fn change<'a>(self) -> &'a AtomicU64 {
         &self.cell().value
     }
 
-    /// Notes what was stored.
+    /// Notes the stored value.
     fn changed(self, value: u64) {
         let before = self.cell().last.replace(value);
         let [now, paused] = STATE.get();
         STATE.set([now.wrapping_sub(part(self.0, before)).wrapping_add(part(self.0, value)), paused]);
     }
 
-    /// The atomic, for a load.
+    /// Returns the atomic, for a load.
     fn look<'a>(self) -> &'a AtomicU64 {
         let cell = self.cell();
         cell.loads.notify_one();
@@ -255,7 +255,7 @@ macro_rules! implement_traits {
         impl Word for LoomWord {
             $($word)*
 
-            // Exchanges, whose result nobody reads: see the module's docs on control dependencies.
+            // Exchanges whose results are not used: see the module's docs on control dependencies.
             fn store_pair_relaxed_sys(self, low: u64, high: u64) {
                 self.change().swap(low, Ordering::Relaxed);
                 self.changed(low);
@@ -264,7 +264,7 @@ macro_rules! implement_traits {
             }
 
             fn at(self, index: u64) -> Self {
-                // Stays in the arena's array, as the trait asks.
+                // Stays in the arena's array, as the trait requires.
                 Self(self.0.wrapping_add(index as usize))
             }
         }
@@ -272,7 +272,7 @@ macro_rules! implement_traits {
         impl Memory for Loom {
             type Word = LoomWord;
 
-            // Every poll yields, or the checker would follow one thread for ever.
+            // Every poll yields. Otherwise the checker would follow one thread for ever.
             const POLLS_PER_CHECK: u32 = 1;
 
             const POLLS_PER_ATTEND: u32 = 1;

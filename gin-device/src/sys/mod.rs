@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Every instruction of the memory model, and the only `asm!`.
+//! Every instruction of the memory model.
 //!
-//! Kernels, CPUs and NICs share words of 64 bits. Each access to such a word is one of the operations below, whose
-//! name spells ordering and scope; nothing else may touch them. (`core::sync::atomic` will not do on this target: LLVM
-//! 22 compiles its read-modify-writes without ordering and with GPU scope.)
+//! Kernels, CPUs and NICs share words of 64 bits. Each access to such a word is one of the operations below. The name
+//! of an operation has its ordering and scope. No other access is allowed. (`core::sync::atomic` is wrong on this
+//! target: LLVM 22 compiles its read-modify-writes without ordering and with GPU scope.)
 //!
 //! | name | PTX | SASS on sm_90 | cost |
 //! | --- | --- | --- | --- |
@@ -28,31 +28,31 @@
 //! | `fence_release_gpu` | `fence.release.gpu` | `MEMBAR.ALL.GPU` | waits for earlier writes to reach L2 |
 //! | `fence_release_sys` | `fence.release.sys` | `MEMBAR.ALL.SYS` | waits for all earlier writes; about 0.6 us of a thread's time on an H200 |
 //! | `store_pair_relaxed_sys` | `st.relaxed.sys.global.v2.u64` | `STG.E.128.STRONG.SYS` | posted; two adjacent words, each atomic by itself |
-//! | `read_word` | `ld.global.u64` | `LDG.E.64` | L1 or L2; for tables that nobody writes while a kernel runs |
+//! | `read_word` | `ld.global.u64` | `LDG.E.64` | L1 or L2; for tables that are constant while a kernel runs |
 //! | `read_pair` | `ld.global.v2.u64` | `LDG.E.128` | the same, two adjacent words |
 //! | `add_relaxed_gpu_if` | `@gin_p atom.relaxed.gpu.global.add.u64` | `@P BRA`, `ATOMG.E.ADD.64.STRONG.GPU` | `add_relaxed_gpu`, or nothing; the assembler may predicate it or branch |
 //! | `store_pair_relaxed_sys_if` | `@gin_p st.relaxed.sys.global.v2.u64` | `@P STG.E.128.STRONG.SYS` | `store_pair_relaxed_sys`, or nothing, without a branch |
-//! | `narrow` | `mov.u32` | | nothing: hides from the compiler where a value comes from |
+//! | `narrow` | `mov.u32` | | nothing; it hides a value's origin from the compiler |
 //! | `pause` | `nanosleep.u32` | `NANOSLEEP` | between nothing and twice the time |
 //! | `clock_ns` | `mov.u64 %globaltimer` | `CS2R SR_GLOBALTIMERLO` | tens of cycles |
 //! | `cycles` | `mov.u64 %clock64` | `CS2R SR_CLOCKLO` | tens of cycles |
 //! | `trap` | `trap` | `BPT.TRAP` | the grid |
 //!
-//! The column of SASS is what `ptxas` 13.0 makes of each line alone; it adds `ERRBAR` and `CGAERRBAR` to every
-//! `MEMBAR`, and for an addition that is the same in all lanes it may let one lane add for the warp. A test compares
-//! the table with the assembler's work.
+//! The column SASS is the output of `ptxas` 13.0 for each line alone. `ptxas` adds `ERRBAR` and `CGAERRBAR` to every
+//! `MEMBAR`. If an addition is the same in all lanes, it may let one lane add for the warp. A test compares the table
+//! with the assembler's output.
 //!
-//! `fence.acquire` and `fence.release` need sm_90 and PTX 8.6; elsewhere the `fence.acq_rel` of the same scope stands
-//! in for them. (`ptxas` takes them for sm_80 too, and makes an illegal instruction of them.)
+//! `fence.acquire` and `fence.release` need sm_90 and PTX 8.6. Elsewhere the `fence.acq_rel` of the same scope replaces
+//! them. (`ptxas` accepts them for sm_80 too, but emits an illegal instruction.)
 //!
-//! There are three implementations: PTX, CPU atomics (every access is a switch point of the executor, see
-//! `exec`) and, with the feature `loom`, those of a model checker. Protocols are written once, generic over [`Memory`].
+//! There are three implementations: PTX, CPU atomics (every access is a switch point of the executor, see `exec`) and,
+//! with the feature `loom`, the atomics of a model checker. Protocols are written once, generic over [`Memory`].
 //!
-//! Bulk data, which signals make visible, is copied and reduced by the accesses of [`data`].
+//! The accesses of [`data`] copy and reduce bulk data, which signals make visible.
 
-/// Hands the table of word operations to the macro `$emit`.
+/// Passes the table of word operations to the macro `$emit`.
 ///
-/// Each row: shape, name, PTX without operands, and for the CPU the ordering.
+/// A row has shape, name, PTX without operands, and the ordering on a CPU.
 macro_rules! word_operations {
     ($emit:ident) => {
         $emit! {
@@ -100,9 +100,9 @@ macro_rules! word_operations {
     };
 }
 
-/// The statement of an operation as `asm!` takes it: for a row of the table above from its shape and PTX, for the
-/// others by name. `{p}`, `{v}`, `{c}`, `{o}`, `{l}`, `{h}` and `{t}` are registers of 64 bits, `{i}`, `{n}`, `{w}` and
-/// `{s}` of 32.
+/// Returns the statement of an operation for `asm!`: by shape and PTX for a row of the table above, by name for the
+/// others. `{p}`, `{v}`, `{c}`, `{o}`, `{l}`, `{h}` and `{t}` are registers of 64 bits, `{i}`, `{n}`, `{w}` and `{s}`
+/// of 32.
 #[cfg_attr(
     not(any(target_arch = "nvptx64", test)),
     allow(unused_macro_rules, reason = "only a GPU needs the statements")
@@ -174,7 +174,7 @@ pub use imp::{clock_ns, cycles, pause, read_pair, read_word, trap};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use table::{OPERATIONS, OperationRow};
 
-// The rows end in a doc string; one macro arm per shape keeps the traits below in step with the table.
+// The rows end in a doc string. One macro arm per shape derives the traits below from the table.
 macro_rules! declare {
     ($(
         $shape:ident $name:ident $ptx:literal $($fallback:literal)? $ordering:ident $($op:ident)? $doc:literal;
@@ -200,21 +200,21 @@ macro_rules! declare_traits {
     ([$($word:tt)*] [$($fence:tt)*]) => {
         /// A handle to one shared word of 64 bits. Handles are `Copy` and do not own the word.
         ///
-        /// A handle exists only where somebody promised (`unsafe`) that the word stays valid while it is used.
+        /// Code that makes a handle promises (`unsafe`) that the word stays valid while the handle is used.
         pub trait Word: Copy + core::fmt::Debug {
             $($word)*
 
-            /// Stores two adjacent words, this and the next, relaxed, at system scope, in one access of 16 bytes
-            /// where the machine has one. Needs 16-byte alignment. Readers may see either word first.
+            /// Stores this word and the next, relaxed, at system scope, in one access of 16 bytes if the machine has
+            /// one. Needs 16-byte alignment. Readers may see either word first.
             fn store_pair_relaxed_sys(self, low: u64, high: u64);
 
-            /// As `add_relaxed_gpu` if `condition`, else nothing and 0.
+            /// Adds as `add_relaxed_gpu` if `condition`. Otherwise does nothing and returns 0.
             #[inline(always)]
             fn add_relaxed_gpu_if(self, condition: bool, value: u64) -> u64 {
                 if condition { self.add_relaxed_gpu(value) } else { 0 }
             }
 
-            /// As `store_pair_relaxed_sys` if `condition`, else nothing.
+            /// Stores as `store_pair_relaxed_sys` if `condition`. Otherwise does nothing.
             #[inline(always)]
             fn store_pair_relaxed_sys_if(self, condition: bool, low: u64, high: u64) {
                 if condition {
@@ -222,42 +222,42 @@ macro_rules! declare_traits {
                 }
             }
 
-            /// The word `index` words further on, in the same array.
+            /// Returns the word `index` words further on, in the same array.
             #[must_use]
             fn at(self, index: u64) -> Self;
         }
 
         /// A machine's shared memory: words, fences and time. Protocols are generic over it.
         pub trait Memory: Copy + core::fmt::Debug {
-            /// Handle to a word.
+            /// The handle to a word.
             type Word: Word;
 
-            /// Polls between two looks at the status words and the clock in a wait; a power of two.
+            /// Number of polls of a wait between two checks of the status words and the clock; a power of two.
             const POLLS_PER_CHECK: u32 = 64;
 
-            /// Polls of a signal or counter between two calls of what brings them about, where somebody has to.
+            /// Number of polls of a signal or counter between two calls that do the back end's work.
             const POLLS_PER_ATTEND: u32 = 8;
 
-            /// Nanoseconds between two looks of the threads of a GPU, all together, at the host's status word, which
-            /// takes about a microsecond. 0: each thread looks each time.
+            /// Nanoseconds between two reads of the host's status word by the threads of a GPU, all together. A read
+            /// takes about a microsecond. With 0 each thread reads it each time.
             const LOOK_NS: u64 = 20_000;
 
             $($fence)*
 
-            /// Nothing to do for about `ns` nanoseconds.
+            /// Pauses for about `ns` nanoseconds.
             fn pause(ns: u32);
 
-            /// Between two looks at a word in host memory. On a GPU a look takes ten times as long as a nap, so there
-            /// is none.
+            /// Pauses between two reads of a word in host memory. On a GPU it does not pause, because a read takes ten
+            /// times as long as a nap.
             #[inline(always)]
             fn pause_at_host_word() {
-                Self::pause(crate::status::NAP_NS);
+                Self::pause(NAP_NS);
             }
 
-            /// Nanoseconds on the clock that deadlines are measured with.
+            /// Returns nanoseconds on the clock of deadlines.
             fn clock_ns() -> u64;
 
-            /// Returns whether a mutation test wants the two halves of the `ordered!` of this name in the wrong order.
+            /// Returns whether a mutation test swaps the two halves of the `ordered!` of this name.
             #[doc(hidden)]
             #[inline(always)]
             fn swapped(_name: &str) -> bool {
@@ -267,31 +267,46 @@ macro_rules! declare_traits {
     };
 }
 
+/// The nap of a waiting thread between two checks, in nanoseconds.
+pub(crate) const NAP_NS: u32 = 64;
+
 word_operations!(declare);
 
-/// A word of this machine's memory: global memory on a GPU, ordinary memory on a CPU.
+/// A word in this machine's memory: global memory on a GPU, ordinary memory on a CPU.
+///
+/// ```
+/// use gin_device::sys::{GlobalWord, Word};
+///
+/// let mut memory = [5u64, 0];
+/// // Safety: the array outlives the handle, and all accesses go through the handle.
+/// let word = unsafe { GlobalWord::new(&raw mut memory as u64) };
+/// assert_eq!(word.add_relaxed_gpu(2), 5);
+/// word.at(1).store_release_sys(9);
+/// assert_eq!((word.load_relaxed_gpu(), word.at(1).load_acquire_sys()), (7, 9));
+/// ```
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GlobalWord(*mut u64);
 
-// Safety: the handle is an address; every access through it is an atomic one.
+// Safety: the handle is an address, and every access through it is atomic.
 unsafe impl Send for GlobalWord {}
 // Safety: as above.
 unsafe impl Sync for GlobalWord {}
 
 impl GlobalWord {
-    /// A handle to the word at `address`.
+    /// Returns the handle to the word at `address`.
     ///
     /// # Safety
-    /// - `address` is a multiple of 8 and, as long as the handle or one made from it with `at` is used, the address of
-    ///   memory that this machine can read and write.
-    /// - All concurrent accesses to it are atomic ones.
+    /// - `address` is a multiple of 8.
+    /// - This machine can read and write the memory there, as long as the handle, or one made from it with `at`, is
+    ///   used.
+    /// - All concurrent accesses to it are atomic.
     #[inline(always)]
     pub const unsafe fn new(address: u64) -> Self {
         Self(address as usize as *mut u64)
     }
 
-    /// Its address.
+    /// Returns its address.
     #[inline(always)]
     pub(crate) fn address(self) -> u64 {
         self.0.addr() as u64

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The word operations as PTX.
 //!
-//! `.global` is spelled because a pointer that was loaded from memory would otherwise cost a generic access with
-//! fall-back code. No block here has `nomem`: each is a barrier for the compiler's own reordering.
+//! The statements name `.global`, because a pointer loaded from memory would otherwise take a generic access with
+//! fall-back code. No block here has `nomem`: each stops the compiler's own reordering.
 
 use core::arch::asm;
 
@@ -80,7 +80,7 @@ word_operations!(operations);
 
 #[inline(always)]
 pub(crate) fn store_pair_relaxed_sys(address: *mut u64, low: u64, high: u64) {
-    // Safety: `GlobalWord::new` made its caller promise valid words; the trait asks for 16-byte alignment.
+    // Safety: the caller of `GlobalWord::new` promised valid words; the trait requires 16-byte alignment.
     unsafe {
         asm!(
             statement!(store_pair_relaxed_sys),
@@ -89,21 +89,21 @@ pub(crate) fn store_pair_relaxed_sys(address: *mut u64, low: u64, high: u64) {
     }
 }
 
-/// The same value. LLVM does not see where it comes from.
+/// Returns its argument and hides its origin from LLVM.
 ///
-/// A handle's 32-bit field is half of a 64-bit load to LLVM, which then compares and shifts in 64 bits, at twice the
-/// instructions. This costs none.
+/// LLVM loads a handle's 32-bit field as half of a 64-bit word. Then it compares and shifts in 64 bits, with twice the
+/// instructions. This function takes no instruction.
 #[inline(always)]
 pub(crate) fn narrow(value: u32) -> u32 {
     let same: u32;
-    // Safety: copies a register.
+    // Safety: this copies a register.
     unsafe {
         asm!(statement!(narrow), s = out(reg32) same, w = in(reg32) value, options(pure, nomem, nostack, preserves_flags))
     }
     same
 }
 
-/// Predicated: in the queue a branch of LLVM's costs four instructions more.
+/// Adds if `condition`, by a predicate. In the queue a branch of LLVM's would take four instructions more.
 #[inline(always)]
 pub(crate) fn add_relaxed_gpu_if(address: *mut u64, condition: bool, value: u64) -> u64 {
     let old: u64;
@@ -118,7 +118,7 @@ pub(crate) fn add_relaxed_gpu_if(address: *mut u64, condition: bool, value: u64)
     old
 }
 
-/// Predicated, where a branch around it would cost three instructions.
+/// Stores if `condition`, by a predicate. A branch around the store would take three instructions.
 #[inline(always)]
 pub(crate) fn store_pair_relaxed_sys_if(address: *mut u64, condition: bool, low: u64, high: u64) {
     // Safety: as for `store_pair_relaxed_sys`.
@@ -131,8 +131,8 @@ pub(crate) fn store_pair_relaxed_sys_if(address: *mut u64, condition: bool, low:
     }
 }
 
-/// Reads a word of a table that nobody writes while it may be read: no ordering, and the compiler may read it once for
-/// several uses.
+/// Reads a word of a table that is constant while kernels may read it. It orders nothing, and the compiler may read the
+/// word once for several uses.
 ///
 /// # Safety
 /// - `address` is valid, a multiple of 8, in global memory, and the word does not change while the kernel runs.
@@ -163,15 +163,15 @@ pub unsafe fn read_pair(address: *const u64) -> (u64, u64) {
     (low, high)
 }
 
-/// Nothing to do for about `ns` nanoseconds (`nanosleep`: between 0 and twice that, at most a millisecond).
+/// Pauses for about `ns` nanoseconds (`nanosleep`: between 0 and twice that, at most a millisecond).
 #[inline(always)]
 pub fn pause(ns: u32) {
     // Safety: sleeping touches no memory.
     unsafe { asm!(statement!(pause), n = in(reg32) ns, options(nostack)) }
 }
 
-/// Nanoseconds on the clock that deadlines are measured with. Its zero is arbitrary; it ticks coarsely (a microsecond
-/// or less on data-centre GPUs).
+/// Returns nanoseconds on the clock of deadlines. Its zero is arbitrary, and its ticks are coarse (a microsecond or
+/// less on data-centre GPUs).
 #[inline(always)]
 pub fn clock_ns() -> u64 {
     let now: u64;
@@ -180,7 +180,7 @@ pub fn clock_ns() -> u64 {
     now
 }
 
-/// Cycles on a clock for measuring short times within one thread.
+/// Returns cycles on a clock for short times within one thread.
 #[inline(always)]
 pub fn cycles() -> u64 {
     let now: u64;
@@ -192,6 +192,6 @@ pub fn cycles() -> u64 {
 /// Ends the grid with an error that the host sees as a launch failure.
 #[inline(always)]
 pub fn trap() -> ! {
-    // Safety: does not return.
+    // Safety: this does not return.
     unsafe { asm!(statement!(trap), options(noreturn, nostack)) }
 }

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The table of operations as data, for the tests that assemble each line by itself.
+//! The table of operations as data, for the tests that assemble each line alone.
 #![cfg(not(target_arch = "nvptx64"))]
 
 /// One operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OperationRow {
-    /// Name of the function.
+    /// The name of the function.
     pub name: &'static str,
-    /// The PTX for the docs: without operands.
+    /// The PTX without operands, for the docs.
     pub ptx: &'static str,
-    /// The statement that `asm!` gets for sm_90 and later with PTX 8.6 and later.
+    /// The statement for `asm!`, for sm_90 and PTX 8.6 or later.
     ///
-    /// Its braces are those of `asm!`: `{{` and `}}` stand for one brace, and in between are names of registers: `p`
-    /// (address), `v`, `c`, `o`, `l`, `h`, `t` of 64 bits, `i`, `n`, `w`, `s` of 32.
+    /// Its braces are those of `asm!`: `{{` and `}}` are one brace each, and single braces enclose names of registers:
+    /// `p` (address), `v`, `c`, `o`, `l`, `h`, `t` of 64 bits, `i`, `n`, `w`, `s` of 32.
     pub statement: &'static str,
-    /// The statement elsewhere, if it is another.
+    /// The statement for earlier targets, if it differs.
     pub fallback: Option<&'static str>,
 }
 

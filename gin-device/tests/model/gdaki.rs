@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Models of a queue pair: threads of a GPU against a NIC that reads entries up to the doorbell and no further.
+//! Models of a queue pair: threads of a GPU, and a NIC that reads entries up to the doorbell and no further.
 
 pub mod contention;
 
@@ -10,10 +10,10 @@ use gin_abi::mlx5::cqe::{INVALID_BYTE, SYNDROME_WORD, TAIL_WORD, Tail, opcode as
 use gin_abi::mlx5::doorbell::Doorbell;
 use gin_abi::mlx5::wqe::{self, Flags, Local, QueueNumber, Segment};
 use gin_abi::{COUNTER_BITS, Deadline, Fault};
-use gin_device::backend::gdaki::pair::{Failure, Posting, QueuePair, finish};
 use gin_device::gin::{Order, Sharing};
-use gin_device::signal_words::Words;
-use gin_device::status::{Status, WaitError};
+use gin_device::internal::pair::{Failure, OneThread, Posting, QueuePair, finish};
+use gin_device::internal::signal_words::Words;
+use gin_device::internal::status::{Status, WaitError};
 use gin_device::sys::loom::{Arena, Loom, LoomWord};
 use gin_device::sys::{Memory, Word};
 use loom::cell::UnsafeCell;
@@ -21,7 +21,7 @@ use loom::thread;
 use std::sync::Arc;
 
 const NUMBER: QueueNumber = QueueNumber::new(0x0001_2345);
-/// The bit that says that entries may be under way.
+/// The bit that marks entries that may be under way.
 const BUSY: u64 = 4;
 
 /// A queue pair, its NIC's side, and plain memory.
@@ -29,33 +29,33 @@ struct World {
     pair: QueuePair<Loom>,
     cells: Vec<Cell>,
     counter: Words<Loom>,
-    /// Number of threads that are done.
+    /// Number of threads that have finished.
     over: LoomWord,
-    // The handles point into it.
+    // The handles point into the arena.
     _arena: Arena,
 }
 
 /// The state of the NIC.
 struct Nic<'a> {
     world: &'a World,
-    /// Entries executed.
+    /// Number of entries executed.
     executed: u64,
-    /// Completions written.
+    /// Number of completions written.
     completed: u64,
-    /// Entry that fails.
+    /// Index of the entry that fails.
     fails: Option<u64>,
-    /// Cell that an entry of a read fills.
+    /// The cell that a READ fills.
     reads: Option<usize>,
-    /// A read whose data is not in view yet.
+    /// The cell of a READ whose data is not in view yet.
     hidden: Option<usize>,
 }
 
-/// The fault of an entry that failed.
+/// Returns the fault of a failed entry.
 fn failed((_, syndromes): Failure) -> Fault {
     fault(syndromes)
 }
 
-/// Head of a WRITE.
+/// Returns the head of a WRITE.
 fn write(post: wqe::Post) -> Segment {
     let local = Local { address: 0, key: Be32::new(0), bytes: 8 };
     wqe::write(post, wqe::Remote { address: 0, key: Be32::new(0) }, local)[0]
@@ -108,7 +108,7 @@ impl World {
         Arc::new(Self { pair, cells, counter, over: arena.word(over), _arena: arena })
     }
 
-    /// Writes cell `cell` and posts an entry that says so.
+    /// Writes cell `cell` and posts an entry that names it.
     fn post_as(&self, cell: usize, sharing: Sharing, more: bool, deadline: Deadline) -> Result<(), WaitError> {
         self.cells[cell].write(cell as u64 + 100);
         let posting = Posting { count: 1, sharing, more, deadline };
@@ -117,16 +117,14 @@ impl World {
     }
 
     fn post_filled(&self, posting: Posting, fill: impl Fn(u64)) -> Result<(), WaitError> {
-        let claim = || posting.deadline.is_none().then(|| self.pair.claim(true, posting.count, posting.sharing));
-        let together = |filled: bool, index| filled.then_some((index, posting.count));
-        self.pair.post(posting, fill, claim, together, |bit| bit, failed)
+        self.pair.post(posting, &OneThread { pair: &self.pair, posting }, fill, failed)
     }
 
     fn post(&self, cell: usize) {
         self.post_as(cell, Sharing::Gpu, false, Deadline::NONE).unwrap();
     }
 
-    /// A WRITE whose second segment names the cell.
+    /// Writes a WRITE whose second segment names the cell.
     fn write_entry(&self, index: u64, cell: usize, flags: Flags) {
         let tag = cell as u64 + 1;
         self.pair.store(index, [write(self.pair.head(index, flags)), Segment { words: [tag, !tag] }]);
@@ -152,7 +150,7 @@ impl World {
 }
 
 impl Nic<'_> {
-    /// Executes what is announced; whether there was anything.
+    /// Executes the announced entries. Returns whether there was one.
     fn step(&mut self) -> bool {
         let pair = &self.world.pair;
         let word = pair.doorbell.load_relaxed_sys();
@@ -183,7 +181,7 @@ impl Nic<'_> {
             let tag = word(2);
             assert_eq!(word(3), !tag, "entry {index} is torn");
             let cell = tag as usize - 1;
-            assert_eq!(self.world.cells[cell].read(), cell as u64 + 100, "what entry {index} refers to");
+            assert_eq!(self.world.cells[cell].read(), cell as u64 + 100, "the payload of entry {index}");
             self.hidden = self.hidden.or(self.reads.take());
         } else if is(wqe::dump(post, Local { address: 0, key: Be32::new(0), bytes: 8 })[0]) {
             assert!(flags.fence() > 1, "a dump waits for the reads before it");
@@ -210,7 +208,7 @@ impl Nic<'_> {
         self.completed += 1;
     }
 
-    /// Serves until `threads` threads are done.
+    /// Serves until `threads` threads have finished.
     fn serve(&mut self, threads: u64) {
         while self.world.over.load_acquire_sys() < threads {
             if !self.step() {
@@ -255,14 +253,14 @@ models! {
             world.post(1);
             world.post(2);
             slow.join().unwrap();
-            // The thread that came last to the token has announced all.
+            // The last thread at the token has announced all entries.
             let mut nic = world.nic();
             nic.step();
             assert_eq!(nic.executed, 3);
         });
     }
 
-    fn no_slot_is_overwritten_before_the_nic_is_done_with_it() {
+    fn no_slot_is_overwritten_before_the_nic_has_completed_it() {
         for (preemptions, depth_log2, interval_log2, count, to_gpu) in
             [(2, 1, 0, 4, false), (1, 1, 0, 4, true), (1, 2, 1, 6, false)]
         {
@@ -307,7 +305,7 @@ models! {
         });
     }
 
-    fn what_finds_no_room_in_time_leaves_the_queue_as_it_was() {
+    fn a_post_without_room_in_time_leaves_the_queue_as_it_was() {
         explore(2, || {
             let world = World::new(1, 0, 3);
             world.post(0);
@@ -329,7 +327,7 @@ models! {
         });
     }
 
-    fn a_wait_rings_for_what_was_held_back() {
+    fn a_wait_rings_for_held_back_entries() {
         for sharing in [Sharing::Gpu, Sharing::Thread] {
             explore(2, move || {
                 let world = World::new(2, 1, 2);
@@ -339,7 +337,7 @@ models! {
                         world.post_as(0, sharing, true, Deadline::NONE).unwrap();
                         world.post_as(1, sharing, true, Deadline::NONE).unwrap();
                         world.wait(world.pair.position()).unwrap();
-                        // Its source may be reused.
+                        // The source of the first post may be reused.
                         world.cells[0].write(200);
                         world.finish();
                     })
@@ -351,7 +349,7 @@ models! {
         }
     }
 
-    fn a_post_rings_for_what_others_hold_back_or_they_are_rung_for_by_a_wait() {
+    fn a_post_or_a_wait_rings_for_entries_that_others_hold_back() {
         explore(2, || {
             let world = World::new(2, 1, 2);
             let holder = {
@@ -389,7 +387,7 @@ models! {
         });
     }
 
-    fn after_a_wait_what_reads_brought_is_in_view() {
+    fn after_a_wait_the_data_of_reads_is_in_view() {
         explore(2, || {
             let world = World::new(2, 1, 2);
             let getter = {
@@ -404,7 +402,7 @@ models! {
                     world.cells[0].write(100);
                     world.post_filled(posting, fill).unwrap();
                     world.wait(world.pair.position()).unwrap();
-                    assert_eq!(world.cells[1].read(), 7, "what the read brought");
+                    assert_eq!(world.cells[1].read(), 7, "the data of the read");
                     world.finish();
                 })
             };
@@ -436,7 +434,7 @@ models! {
                     let status = &world.pair.status;
                     let waited = world.counter.wait(status, 1, COUNTER_BITS, Deadline::NONE, attend);
                     assert_eq!(waited, Ok(1));
-                    assert_eq!(world.cells[1].read(), 7, "what the read brought");
+                    assert_eq!(world.cells[1].read(), 7, "the data of the read");
                     world.finish();
                 })
             };
@@ -476,7 +474,7 @@ models! {
         });
     }
 
-    fn who_waits_takes_what_another_thread_has_seen_complete() {
+    fn a_wait_succeeds_though_another_thread_takes_the_completion() {
         explore(2, || {
             let world = World::new(2, 0, 1);
             world.post(0);
@@ -491,7 +489,7 @@ models! {
                 let world = world.clone();
                 thread::spawn(move || {
                     world.wait(1).unwrap();
-                    // The NIC has read it.
+                    // The NIC has read the cell.
                     world.cells[0].write(200);
                     world.finish();
                 })
@@ -504,7 +502,7 @@ models! {
     }
 
     fn entries_under_way_are_never_unmarked() {
-        let rested = Reached::new("mark taken away");
+        let rested = Reached::new("mark cleared");
         let mark = rested.clone();
         explore(2, move || {
             let world = World::new(2, 0, 2);
@@ -528,10 +526,10 @@ models! {
         rested.check();
     }
 
-    fn who_learns_of_a_post_waits_for_it() {
+    fn a_wait_covers_posts_of_threads_that_it_synchronised_with() {
         explore(2, || {
             let world = World::new(2, 1, 1);
-            let told = world.pair.status.kernel.at(1);
+            let posted = world.pair.status.kernel.at(1);
             let poster = {
                 let world = world.clone();
                 thread::spawn(move || {
@@ -543,7 +541,7 @@ models! {
             let waiter = {
                 let world = world.clone();
                 thread::spawn(move || {
-                    await_word(told);
+                    await_word(posted);
                     world.wait(world.pair.position()).unwrap();
                     world.cells[0].write(200);
                     world.finish();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The small world of words that the models share, and its exploration.
+//! The words that the models share, and the exploration of models.
 //!
-//! A model is a sentence about a protocol and a program of two or three threads that would break it. loom runs the
-//! program in every interleaving (up to a bound of preemptions) and with every value that each relaxed load may return.
+//! A model is a sentence about a protocol and a program of two or three threads that would falsify it. loom runs the
+//! program in every interleaving, up to a bound of preemptions, and with every value that a relaxed load may return.
 
 pub mod gdaki;
 pub mod orders;
@@ -11,26 +11,26 @@ pub mod signals;
 pub mod status;
 
 use gin_abi::{Deadline, Fault, FaultKind, Operation};
-use gin_device::host_word;
-use gin_device::order::{Scope, Sharing, release};
-use gin_device::queue::{Consumer, Producer, Queue};
-use gin_device::signal_words::Words;
-use gin_device::status::{Status, WaitError};
+use gin_device::internal::host_word;
+use gin_device::internal::order::{Scope, Sharing, release};
+use gin_device::internal::queue::{Consumer, OneThread, Producer, Queue};
+use gin_device::internal::signal_words::Words;
+use gin_device::internal::status::{Status, WaitError};
 use gin_device::sys::loom::{Arena, Loom, LoomWord, mutated};
 use gin_device::sys::{Memory, Word};
 use loom::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// Words of a slot: one pair, so that a request can be torn.
+/// Number of words of a slot: one pair, so that a request can be torn.
 pub const N: usize = 2;
 
-/// Every model, by its name.
+/// Returns every model with its name.
 pub fn all() -> Vec<(&'static str, fn())> {
     [status::MODELS, signals::MODELS, queue::MODELS, gdaki::MODELS, gdaki::contention::MODELS, orders::MODELS].concat()
 }
 
-/// Declares models: each is a test, and an entry of `MODELS` for the mutation tests.
+/// Declares models. Each is a test, and an entry of `MODELS` for the mutation tests.
 macro_rules! models {
     ($($(#[$meta:meta])* fn $name:ident() $body:block)*) => {
         $($(#[$meta])* fn $name() $body)*
@@ -44,13 +44,13 @@ macro_rules! models {
 }
 pub(crate) use models;
 
-/// Preemptions fewer in each model, for a first search that is short.
+/// The number of preemptions that each model has fewer, for a short first search.
 pub static FEWER: AtomicUsize = AtomicUsize::new(0);
 
-/// Allows this many more preemptions in each model, for a longer search.
+/// The environment variable with the number of preemptions that each model has more, for a longer search.
 const MORE_VARIABLE: &str = "GIN_MODEL_MORE_PREEMPTIONS";
 
-/// Runs a model in every way, with up to `preemptions` preemptions, and prints the number of ways.
+/// Runs a model in every way with up to `preemptions` preemptions, and prints the number of ways.
 pub fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let runs = Arc::new(AtomicU64::new(0));
     let counted = runs.clone();
@@ -68,7 +68,7 @@ pub fn explore(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     println!("{} runs in {:.1} s", runs.load(Ordering::Relaxed), start.elapsed().as_secs_f32());
 }
 
-/// Something that must happen in at least one run, or the model shows less than it says.
+/// An event that must happen in at least one run. Otherwise the model proves less than its name states.
 #[derive(Clone)]
 pub struct Reached(&'static str, Arc<AtomicBool>);
 
@@ -81,21 +81,21 @@ impl Reached {
         self.1.store(true, Ordering::Relaxed);
     }
 
-    /// Call it when all runs are done. A mutated protocol owes nothing: what counts there is what a model refuses.
+    /// Checks that the event happened, after all runs. Does not check mutated protocols, for which only failures count.
     pub fn check(&self) {
         assert!(mutated() || self.1.load(Ordering::Relaxed), "no run reached: {}", self.0);
     }
 }
 
-/// Memory without atomics: loom fails a run in which two accesses to it are not ordered.
+/// A cell of plain memory: loom fails a run in which two accesses to it are not ordered.
 pub struct Cell(UnsafeCell<u64>);
 
-// Safety: loom checks each access and panics instead of racing.
+// Safety: loom checks each access and panics on a race.
 unsafe impl Sync for Cell {}
 
 impl Cell {
     pub fn write(&self, value: u64) {
-        // Safety: loom panics when another access is not ordered with this one.
+        // Safety: loom panics if another access is not ordered with this one.
         self.0.with_mut(|cell| unsafe { *cell = value });
     }
 
@@ -105,18 +105,17 @@ impl Cell {
     }
 }
 
-/// The parts of a world.
+/// The parameters of a world.
 #[derive(Default)]
 pub struct Setup {
     pub depth_log2: u32,
-    /// First index of the queue.
+    /// The first index of the queue.
     pub first: u64,
-    /// Peers in the table of oldest unfinished requests.
+    /// Number of peers in the table of oldest incomplete requests.
     pub peers: u64,
-    /// Initial words of each signal: raised by GPUs, raised by the NIC, raised by CPU threads,
-    /// baseline.
+    /// Initial words of each signal: those of GPUs, the NIC and CPU threads, and the baseline.
     pub signals: Vec<[Option<u64>; 4]>,
-    /// Cells of plain memory.
+    /// Number of cells of plain memory.
     pub cells: usize,
 }
 
@@ -127,7 +126,7 @@ pub struct World {
     pub signals: Vec<Words<Loom>>,
     pub cells: Vec<Cell>,
     first: u64,
-    // The handles above point into it.
+    // The handles above point into the arena.
     _arena: Arena,
 }
 
@@ -151,7 +150,7 @@ impl World {
             near: arena.word(near),
             consumer_index: arena.word(slots + 2),
             completion_index: arena.word(slots + 3),
-            // Without peers there is no queue, and this is not used.
+            // Not used without peers, because then there is no queue.
             oldest_incomplete: arena.word(oldest - usize::from(setup.peers == 0)),
             depth_log2: setup.depth_log2,
             depth_mask: (1 << setup.depth_log2) - 1,
@@ -175,7 +174,7 @@ impl World {
         })
     }
 
-    /// The fault that ended a wait.
+    /// Returns the fault that ended a wait.
     pub fn fault_of<T: std::fmt::Debug>(&self, outcome: Result<T, WaitError>) -> Fault {
         assert_eq!(outcome.err(), Some(WaitError::Fault));
         self.status.cause()
@@ -190,13 +189,13 @@ impl World {
         unsafe { Consumer::new(self.queue, self.first) }
     }
 
-    /// The request that stands for cell `cell`: its words belong together and to no other request.
+    /// Returns the request that names cell `cell`. Its words differ from those of every other request.
     pub fn request(&self, cell: usize) -> [u64; N] {
         let tag = (cell as u64 + 1) << 1;
         [tag, !tag & !1]
     }
 
-    /// The cell of a request, if it is whole.
+    /// Returns the cell of a request, and checks that the request is whole.
     pub fn cell_of(&self, index: u64, words: [u64; N]) -> usize {
         let (low, high) = (words[0] & !1, words[1] & !1);
         assert_eq!(high, !low & !1, "request {index} is torn");
@@ -209,7 +208,7 @@ impl World {
         release::<Loom>(Scope::Thread, Scope::System);
     }
 
-    /// Fills cell `cell` and posts a request that says so. Returns its index.
+    /// Fills cell `cell` and posts a request that names it. Returns the request's index.
     pub fn post(&self, cell: usize) -> u64 {
         let producer = self.producer();
         self.write(cell);
@@ -220,27 +219,28 @@ impl World {
 
     /// Fills a claimed slot.
     pub fn fill(&self, index: u64, words: [u64; N], deadline: Deadline) -> Result<u64, WaitError> {
-        let posted = self.producer().post(words, || Some(index), Sharing::Gpu, deadline, |_| 0, |bit| bit);
+        let poster = OneThread { claimed: Some(index) };
+        let posted = self.producer().post(words, &poster, Sharing::Gpu, deadline);
         posted.map_err(|(stop, claimed)| {
             assert_eq!(claimed, Some(index));
             stop
         })
     }
 
-    /// Claims a slot once there is room, and fills it; looks for room once. Without room, what it claimed if it did.
+    /// Looks for room once; if there is room, claims a slot and fills it. An error has the index of a claimed slot.
     pub fn post_now(&self, cell: usize) -> Result<u64, (WaitError, Option<u64>)> {
         let deadline = Deadline::after_ns(0);
-        self.producer().post(self.request(cell), || None, Sharing::Gpu, deadline, |_| 0, |bit| bit)
+        self.producer().post(self.request(cell), &OneThread { claimed: None }, Sharing::Gpu, deadline)
     }
 
-    /// Waits for the next request and checks it and what it refers to. Does not take it.
+    /// Waits for the next request and checks it and its payload. Does not take it.
     pub fn next(&self, consumer: &Consumer<Loom, N>) -> usize {
         let cell = self.next_cell(consumer);
         assert_eq!(self.cells[cell].read(), cell as u64 + 100, "payload of request {}", consumer.head());
         cell
     }
 
-    /// The same, without a look at the payload.
+    /// Waits for the next request and checks it, but not its payload. Does not take it.
     pub fn next_cell(&self, consumer: &Consumer<Loom, N>) -> usize {
         loop {
             if let Some(words) = consumer.peek() {
@@ -251,7 +251,7 @@ impl World {
     }
 }
 
-/// A fault whose words all differ and depend on `seed`.
+/// Returns a fault whose words all differ and depend on `seed`.
 pub fn fault(seed: u64) -> Fault {
     Fault::new(FaultKind::Network, Operation::Put)
         .context(seed as u32)
@@ -259,7 +259,7 @@ pub fn fault(seed: u64) -> Fault {
         .values(seed + 20, seed + 30)
 }
 
-/// Loads a word until it is not `0`, with acquire: for what a model's own threads agree on.
+/// Loads a word with acquire until it is not `0`. The threads of a model synchronise by it.
 pub fn await_word(word: LoomWord) {
     while word.load_acquire_sys() == 0 {
         Loom::pause(0);

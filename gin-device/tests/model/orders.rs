@@ -2,13 +2,12 @@
 //! Models of orders to other warps of a block.
 
 use super::{Setup, World, explore, models};
-use gin_device::orders::{Order, Orders, WORDS};
+use gin_device::internal::orders::{Order, Orders, WORDS};
 use gin_device::sys::Memory;
 use gin_device::sys::loom::{Arena, Loom};
 use loom::thread;
 
-/// Gives `orders_given` orders to `helpers` helpers. For each order there is a cell that is read and one for each
-/// helper.
+/// Gives `orders_given` orders to `helpers` helpers. Each order has one cell to read and one cell for each helper.
 fn work(orders_given: u64, helpers: u64) {
     let world = World::new(Setup { cells: (orders_given * (1 + helpers)) as usize, ..Setup::default() });
     let arena = Arena::new(vec![0; WORDS as usize]);
@@ -49,7 +48,7 @@ fn work(orders_given: u64, helpers: u64) {
 }
 
 models! {
-    fn a_helper_sees_what_its_order_is_about_and_its_giver_what_it_did() {
+    fn a_helper_sees_the_bytes_of_its_order_and_the_giver_sees_the_helpers_writes() {
         explore(2, || work(2, 1));
     }
 

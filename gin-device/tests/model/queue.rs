@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Models of the queue: producers of one GPU against the proxy's consumer.
+//! Models of the queue: producers of one GPU, and the proxy's consumer.
 
 use super::{Reached, Setup, World, explore, fault, models};
 use gin_abi::{Deadline, Fault, FaultKind, Operation};
 use gin_device::gin::{Order, Sharing};
-use gin_device::queue::{Finished, NOTHING};
-use gin_device::status::WaitError;
+use gin_device::internal::queue::{Finished, NOTHING};
+use gin_device::internal::status::WaitError;
 use gin_device::sys::Word;
 use gin_device::sys::loom::Loom;
 use loom::thread;
 
-/// Indices around which a counter of 32 bits, a signed one of 64 bits and a new one would go wrong.
+/// First indices: 0, and the last ones before the end of 32 bits and of signed 64 bits.
 const STARTS: [u64; 3] = [0, (1 << 32) - 1, (1 << 63) - 1];
 
 fn queue(depth_log2: u32, first: u64, peers: u64, cells: usize) -> Setup {
     Setup { depth_log2, first, peers, cells, ..Setup::default() }
 }
 
-/// Returns the publication of a successful request to `peer`, when no other request to that peer is unfinished.
+/// Returns the publication of a successful request to `peer`, when no other request to that peer is incomplete.
 fn finished(peer: u32, completion_index: u64) -> Finished<'static, Loom> {
     Finished { fault: None, counter: None, peer, oldest_incomplete: None, completion_index }
 }
@@ -29,7 +29,7 @@ models! {
         explore(2, move || {
             let world = World::new(queue(0, STARTS[0], 1, 2));
             let hole = Fault::new(FaultKind::QueueBroken, Operation::Put);
-            // Both may see the one free slot; one of them claims a slot that will not be free in its time.
+            // Both threads may see the one free slot. Then one of them claims a slot that is not freed in its time.
             let hurried = |cell: usize| {
                 let world = world.clone();
                 thread::spawn(move || {
@@ -47,7 +47,7 @@ models! {
             let producer = world.producer();
             if producer.position() == 2 {
                 mark.mark();
-                assert_eq!(world.fault_of(producer.wait_done(2, Deadline::NONE, Order::Acquire)), hole);
+                assert_eq!(world.fault_of(producer.wait_all(2, Deadline::NONE, Order::Acquire)), hole);
                 assert_eq!(world.post_now(0), Err((WaitError::Fault, None)));
                 assert_eq!(world.fault_of(world.fill(2, [0; 2], Deadline::NONE)), hole);
                 assert_eq!(world.status.reported(), Some(hole), "what the host reads");
@@ -58,7 +58,7 @@ models! {
         broken.check();
     }
 
-    fn after_a_flush_what_gets_brought_is_visible_and_sources_may_be_reused() {
+    fn after_a_flush_the_data_of_gets_is_visible_and_sources_may_be_reused() {
         for first in STARTS {
             explore(3, move || {
                 let world = World::new(queue(1, first, 1, 3));
@@ -68,8 +68,8 @@ models! {
                         world.post(0);
                         world.post(1);
                         let producer = world.producer();
-                        producer.wait_done(producer.position(), Deadline::NONE, Order::Acquire).unwrap();
-                        assert_eq!(world.cells[2].read(), 7, "what the get brought");
+                        producer.wait_all(producer.position(), Deadline::NONE, Order::Acquire).unwrap();
+                        assert_eq!(world.cells[2].read(), 7, "the data of the get");
                         world.cells[0].write(0);
                         world.cells[1].write(0);
                     })
@@ -86,7 +86,7 @@ models! {
         }
     }
 
-    fn of_two_threads_that_flush_together_each_sees_what_was_brought_and_a_fault_before_it() {
+    fn of_two_threads_that_flush_together_each_sees_the_data_and_an_earlier_fault() {
         for (failed, preemptions) in [(false, 2), (true, 1)] {
             explore(preemptions, move || {
                 let world = World::new(queue(0, 0, 1, 2));
@@ -94,12 +94,12 @@ models! {
                 let flushers = [0, 1].map(|_| {
                     let world = world.clone();
                     thread::spawn(move || {
-                        let outcome = world.producer().wait_done(1, Deadline::NONE, Order::Acquire);
+                        let outcome = world.producer().wait_all(1, Deadline::NONE, Order::Acquire);
                         if failed {
                             assert_eq!(world.fault_of(outcome), fault(1));
                         } else {
                             outcome.unwrap();
-                            assert_eq!(world.cells[1].read(), 7, "what the get brought");
+                            assert_eq!(world.cells[1].read(), 7, "the data of the get");
                         }
                     })
                 });
@@ -116,14 +116,14 @@ models! {
         }
     }
 
-    fn a_flush_covers_what_others_posted_before_it() {
+    fn a_flush_covers_earlier_posts_of_other_threads() {
         explore(3, || {
             let world = World::new(queue(0, 0, 1, 3));
             let poster = {
                 let world = world.clone();
                 thread::spawn(move || {
                     world.post(0);
-                    // Another thread of the GPU learns that it was posted.
+                    // Another thread of the GPU learns of the post.
                     world.status.kernel.at(1).store_release_gpu(1);
                 })
             };
@@ -132,8 +132,8 @@ models! {
                 thread::spawn(move || {
                     super::await_word(world.status.kernel.at(1));
                     let producer = world.producer();
-                    producer.wait_done(producer.position(), Deadline::NONE, Order::Acquire).unwrap();
-                    assert_eq!(world.cells[2].read(), 7, "what the get brought");
+                    producer.wait_all(producer.position(), Deadline::NONE, Order::Acquire).unwrap();
+                    assert_eq!(world.cells[2].read(), 7, "the data of the get");
                 })
             };
             let mut consumer = world.consumer();
@@ -175,7 +175,7 @@ models! {
                     world.post(0);
                     world.post(1);
                     world.producer().wait_peer(1, 2, Deadline::NONE, Order::Acquire).unwrap();
-                    assert_eq!(world.cells[2].read(), 7, "what the get brought");
+                    assert_eq!(world.cells[2].read(), 7, "the data of the get");
                     world.cells[1].write(0);
                 })
             };
@@ -185,7 +185,7 @@ models! {
                 consumer.take(Some(peer));
             }
             world.cells[2].write(7);
-            // Request 0, to the other peer, is never finished.
+            // Request 0, to the other peer, never completes.
             consumer.finish(finished(1, 0));
             flusher.join().unwrap();
             assert_eq!(world.queue.oldest_incomplete.load_relaxed_sys(), 0);
@@ -217,7 +217,7 @@ models! {
         });
     }
 
-    fn a_flush_of_one_peer_does_not_wait_for_later_requests_and_sees_what_the_earlier_brought() {
+    fn a_flush_of_one_peer_does_not_wait_for_later_requests_and_sees_the_data_of_earlier() {
         explore(3, || {
             let world = World::new(queue(1, 0, 1, 3));
             let flusher = {
@@ -226,7 +226,7 @@ models! {
                     world.post(0);
                     world.post(1);
                     world.producer().wait_peer(0, 1, Deadline::NONE, Order::Acquire).unwrap();
-                    assert_eq!(world.cells[2].read(), 7, "what the get brought");
+                    assert_eq!(world.cells[2].read(), 7, "the data of the get");
                 })
             };
             let mut consumer = world.consumer();
@@ -235,7 +235,7 @@ models! {
             world.cells[2].write(7);
             consumer.finish(finished(0, 1));
             world.next(&consumer);
-            // Never finished.
+            // This request never completes.
             consumer.take(Some(0));
             flusher.join().unwrap();
         });
@@ -255,7 +255,7 @@ models! {
                         let producer = world.producer();
                         let flush = |position| match one_peer {
                             true => producer.wait_peer(0, position, Deadline::NONE, Order::Acquire),
-                            false => producer.wait_done(position, Deadline::NONE, Order::Acquire),
+                            false => producer.wait_all(position, Deadline::NONE, Order::Acquire),
                         };
                         match flush(1) {
                             Ok(()) => mark.mark(),
@@ -278,7 +278,7 @@ models! {
         }
     }
 
-    fn a_fault_ends_flushes_and_posts_that_nobody_will_serve() {
+    fn a_fault_ends_flushes_and_posts_that_no_consumer_will_serve() {
         explore(3, || {
             let world = World::new(queue(0, 0, 1, 1));
             world.post(0);
@@ -287,7 +287,7 @@ models! {
                 thread::spawn(move || {
                     let producer = world.producer();
                     assert_eq!(world.fault_of(producer.wait_peer(0, 1, Deadline::NONE, Order::Acquire)), fault(3));
-                    assert_eq!(world.fault_of(producer.wait_done(1, Deadline::NONE, Order::Acquire)), fault(3));
+                    assert_eq!(world.fault_of(producer.wait_all(1, Deadline::NONE, Order::Acquire)), fault(3));
                     assert_eq!(world.fault_of(world.fill(1, [0; 2], Deadline::NONE)), fault(3));
                 })
             };
@@ -354,7 +354,7 @@ models! {
                     cells.push(world.next(&consumer));
                     consumer.take(None);
                 }
-                // A claim is one piece: the other's request comes before or after it.
+                // A claim is contiguous: the other thread's request comes before or after it.
                 let group_first = (0..count + others).eq(cells.iter().copied());
                 let group_last = (0..count).eq(cells[others..].iter().copied());
                 assert!(group_first || group_last, "{cells:?}");
@@ -364,7 +364,7 @@ models! {
         }
     }
 
-    fn the_guess_at_taken_may_go_backwards_without_harm() {
+    fn the_guess_at_the_consumer_index_may_go_backwards_without_harm() {
         let backwards = Reached::new("guess at the consumer index older than one that was there before");
         let mark = backwards.clone();
         explore(1, move || {
@@ -375,7 +375,7 @@ models! {
                 let (world, mark) = (world.clone(), mark.clone());
                 thread::spawn(move || {
                     let index = world.post(cell);
-                    // This thread saw a value that gave room for the index: `index` or more.
+                    // This thread saw a value with room for its index: `index` or more.
                     if world.queue.guess().load_relaxed_gpu() < index {
                         mark.mark();
                     }
@@ -428,7 +428,7 @@ models! {
         }
     }
 
-    fn a_post_whose_deadline_is_over_claims_nothing_and_leaves_the_queue_usable() {
+    fn a_post_past_its_deadline_claims_no_slot_and_leaves_the_queue_usable() {
         for (preemptions, first) in [(2, STARTS[0]), (2, STARTS[2])] {
             let (refused, accepted) = (Reached::new("post refused"), Reached::new("post accepted"));
             let marks = (refused.clone(), accepted.clone());
@@ -445,7 +445,7 @@ models! {
                                 marks.0.mark();
                                 0
                             }
-                            // There was room when it claimed, though another may have been quicker.
+                            // There was room when it claimed, though another thread may have claimed first.
                             Err((_, Some(index))) => {
                                 world.fill(index, world.request(1), Deadline::NONE).unwrap();
                                 1
@@ -474,7 +474,7 @@ models! {
                 }
                 assert_eq!(world.producer().position(), first.wrapping_add(posted), "claims that were not posted");
                 assert!(consumer.peek().is_none());
-                // Usable, and with all its room.
+                // The queue is usable and has all its room.
                 world.post_now(0).unwrap();
             });
             refused.check();

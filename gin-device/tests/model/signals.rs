@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Models of signal words, counters and the barriers made of them.
+//! Models of signal words, counters and the barriers built on them.
 
 use super::{Reached, Setup, World, await_word, explore, fault, models};
 use gin_abi::{COUNTER_BITS, Deadline, SIGNAL_BITS, mask};
 use gin_device::grid::meet;
-use gin_device::host_word::{HostWord, LAST, Look, TURN, WANTED};
+use gin_device::internal::host_word::{HostWord, LAST, Look, TURN, WANTED};
+use gin_device::internal::order::{Scope, release};
+use gin_device::internal::signal_words::{Words, raise};
 use gin_device::lsa::publish;
-use gin_device::order::{Scope, release};
-use gin_device::signal_words::{Words, raise};
 use gin_device::sys::loom::{Loom, LoomWord};
 use gin_device::sys::{Memory, Word};
 use loom::thread;
 use std::sync::Arc;
 
-/// Initial words of a signal raised by GPUs and by CPU threads, whose value is 0 now.
+/// Returns the initial words of a signal with value 0 that GPUs and CPU threads raise.
 fn by_both(gpu: u64, cpu: u64) -> [Option<u64>; 4] {
     [Some(gpu), None, Some(cpu), Some(gpu.wrapping_add(cpu))]
 }
 
-/// Initial words of a signal that only one kind of engine raises.
+/// Returns the initial words of a signal that only one kind of engine raises.
 fn by_one(engine: usize, value: u64) -> [Option<u64>; 4] {
     let mut words = [None; 4];
     words[engine] = Some(value);
@@ -30,18 +30,18 @@ fn signals(signals: impl Into<Vec<[Option<u64>; 4]>>, cells: usize) -> Setup {
     Setup { signals: signals.into(), cells, ..Setup::default() }
 }
 
-/// Engines, by their place in a signal's words.
+/// Engines, by their index among a signal's words.
 const GPU: usize = 0;
 const NIC: usize = 1;
 const CPU: usize = 2;
 
-/// The word of signal `signal` that an engine raises.
+/// Returns the word of signal `signal` that an engine raises.
 fn word(world: &World, signal: usize, engine: usize) -> LoomWord {
     let Words { gpu, nic, cpu, .. } = world.signals[signal];
     [gpu, nic, cpu][engine].expect("the signal has this word")
 }
 
-/// A thread that writes to a cell and then raises a word of signal 0 by 1.
+/// Spawns a thread that writes to a cell and then raises a word of signal 0 by 1.
 fn raiser(world: &Arc<World>, cell: usize, engine: usize) -> thread::JoinHandle<()> {
     let world = world.clone();
     thread::spawn(move || {
@@ -51,8 +51,8 @@ fn raiser(world: &Arc<World>, cell: usize, engine: usize) -> thread::JoinHandle<
 }
 
 models! {
-    fn raises_by_a_gpu_and_by_a_cpu_add_up_and_show_what_was_written_before_each() {
-        // From 0; over the end of one word; over the end of the sum; with few bits.
+    fn raises_by_a_gpu_and_by_a_cpu_add_up_and_each_shows_earlier_writes() {
+        // From 0; across the end of one word; across the end of the sum; with few bits.
         let (half, max) = (1 << 63, u64::MAX);
         for (gpu, cpu, bits) in [(0, 0, 64), (max, 5, 64), (half, half - 1, 64), (2, max, 3)] {
             explore(3, move || {
@@ -69,7 +69,7 @@ models! {
         }
     }
 
-    fn two_raises_of_one_word_show_what_was_written_before_each() {
+    fn two_raises_of_one_word_each_show_earlier_writes() {
         for engine in [GPU, NIC, CPU] {
             explore(3, move || {
                 let world = World::new(signals([by_one(engine, u64::MAX)], 2));
@@ -83,7 +83,7 @@ models! {
         }
     }
 
-    fn two_threads_that_wait_for_a_word_of_the_host_see_what_was_written_before_its_raises() {
+    fn two_threads_that_wait_for_a_host_word_see_writes_before_its_raises() {
         let [looked, told] =
             [Reached::new("thread that looked at the word"), Reached::new("thread that had the value from the other")];
         let marks = [looked.clone(), told.clone()];
@@ -97,7 +97,7 @@ models! {
                     for cell in 0..least as usize {
                         assert_eq!(world.cells[cell].read(), 7);
                     }
-                    // Nobody asked: this thread had the turn first, and the other came when it was over.
+                    // No thread asked: this thread had the turn first, and the other came after it.
                     marks[words.near.at(WANTED).load_relaxed_gpu() as usize].mark();
                 })
             });
@@ -114,21 +114,21 @@ models! {
         told.check();
     }
 
-    fn a_turn_comes_after_what_turns_before_it_showed() {
+    fn a_turn_is_ordered_after_earlier_turns_that_showed_values() {
         let behind = Reached::new("turn behind another one");
         let mark = behind.clone();
         explore(2, move || {
             let world = World::new(signals([by_one(CPU, 0)], 1));
             let words = &world.signals[0];
             let host = HostWord::<Loom> { word: word(&world, 0, CPU), near: words.near };
-            // Takes the turn if it is free, and gives it back. The cell is in the place of what a turn shows: loom
-            // fails a run in which two turns are not ordered that showed something.
+            // Takes the turn if it is free, and gives it back. The cell stands for the shown value: loom fails a run
+            // in which two turns that showed a value are not ordered.
             let turn = {
                 let world = world.clone();
                 move || {
                     let mut look = Look::new(host);
                     look.now(None);
-                    // Its own store, if it has shown something.
+                    // The cell has this thread's own store if it has shown a value.
                     let shows = look.is_mine() && host.near.at(TURN).load_relaxed_gpu() == 2;
                     if shows {
                         world.cells[0].write(7);
@@ -148,11 +148,11 @@ models! {
         behind.check();
     }
 
-    fn a_wait_that_ends_by_what_another_one_saw_in_host_memory_shows_what_that_covers() {
+    fn a_wait_that_ends_by_a_host_value_of_another_wait_shows_the_covered_writes() {
         let remembered = Reached::new("wait that ended without a look of its own");
         let mark = remembered.clone();
         explore(2, move || {
-            // It begins host from 0, and the sum wraps around.
+            // The word in host memory does not begin at 0, and the sum wraps around.
             let world = World::new(signals([by_both(5, u64::MAX - 2)], 1));
             let looker = {
                 let world = world.clone();
@@ -181,7 +181,7 @@ models! {
         remembered.check();
     }
 
-    fn a_value_never_goes_back_and_one_that_was_reached_stays_reached() {
+    fn a_value_never_goes_back_and_a_reached_value_stays_reached() {
         explore(3, || {
             let world = World::new(signals([by_both(u64::MAX, 0)], 2));
             let raisers = [raiser(&world, 0, GPU), raiser(&world, 1, CPU)];
@@ -198,7 +198,7 @@ models! {
         });
     }
 
-    fn reading_a_signal_shows_what_was_written_before_its_raises() {
+    fn reading_a_signal_shows_writes_before_its_raises() {
         explore(3, || {
             let world = World::new(signals([by_both(0, 0)], 2));
             let raisers = [raiser(&world, 0, GPU), raiser(&world, 1, CPU)];
@@ -215,7 +215,7 @@ models! {
     fn a_counter_wraps_at_its_width_and_can_be_waited_for_across_the_wrap() {
         for start in [0, mask(COUNTER_BITS), u64::MAX] {
             explore(3, move || {
-                // Not reset since it was created, so its value starts where its word does.
+                // Never reset, so its value starts at the word's initial value.
                 let world = World::new(signals([[None, None, Some(start), Some(0)]], 2));
                 let proxy = {
                     let world = world.clone();
@@ -236,7 +236,7 @@ models! {
         }
     }
 
-    fn an_abort_ends_a_wait_for_a_signal_and_says_what_was_seen() {
+    fn an_abort_ends_a_wait_for_a_signal_and_reports_the_value_seen() {
         explore(3, || {
             let world = World::new(signals([by_both(0, 0)], 1));
             let waiter = {
@@ -252,9 +252,9 @@ models! {
         });
     }
 
-    fn what_several_threads_stored_is_there_with_the_raise_of_one_that_met_them() {
+    fn a_raise_covers_stores_of_threads_that_its_thread_has_met() {
         explore(3, || {
-            // Word 1 of the other signal stands for the barrier where the two threads meet.
+            // Word 1 of the other signal is the barrier at which the two threads meet.
             let world = World::new(signals([by_one(GPU, u64::MAX), by_one(GPU, 0)], 2));
             let storing = {
                 let world = world.clone();
@@ -278,7 +278,7 @@ models! {
         });
     }
 
-    fn a_counter_of_loads_and_stores_shows_what_was_brought_and_one_of_the_network_adds_up() {
+    fn a_counter_of_loads_and_stores_shows_the_data_and_adds_up_with_the_network() {
         explore(3, || {
             let world = World::new(signals([by_both(u64::MAX, 0)], 2));
             let getting = {
@@ -296,7 +296,7 @@ models! {
         });
     }
 
-    fn a_barrier_of_a_grid_orders_what_blocks_do_before_and_after_it() {
+    fn a_barrier_of_a_grid_orders_accesses_before_and_after_it() {
         explore(2, || {
             let world = World::new(signals([by_one(GPU, 0)], 3));
             let blocks = [0, 1, 2].map(|block| {
@@ -317,7 +317,7 @@ models! {
         });
     }
 
-    fn a_release_at_gpu_scope_covers_what_the_gpu_reads() {
+    fn a_release_at_gpu_scope_covers_reads_by_the_gpu() {
         explore(3, || {
             let world = World::new(signals([by_one(GPU, 0)], 1));
             let writer = {
@@ -336,7 +336,7 @@ models! {
 
     fn a_signal_that_two_kinds_of_engine_raise_can_be_reset_between_phases() {
         explore(1, || {
-            // Signal 0 is raised by both kinds; signals 1 and 2 tell each raiser that the next phase may begin.
+            // Both kinds raise signal 0. Signals 1 and 2 start the next phase, one for each raiser.
             let world = World::new(signals([by_both(u64::MAX, u64::MAX - 1), by_one(GPU, 0), by_one(CPU, 0)], 2));
             let raisers = [0, 1].map(|number| {
                 let world = world.clone();
@@ -366,9 +366,9 @@ models! {
         });
     }
 
-    fn a_barrier_of_signals_orders_what_ranks_do_before_and_after_it() {
+    fn a_barrier_of_signals_orders_accesses_before_and_after_it() {
         explore(2, || {
-            // Signal r of each rank is raised by rank r; the words of rank 0 come first.
+            // Rank r raises signal r of each rank; the words of rank 0 come first.
             let start = u64::MAX;
             let world = World::new(signals([by_one(GPU, start); 4], 2));
             let ranks = [0, 1].map(|rank| {

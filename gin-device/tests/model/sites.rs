@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Finds in the sources every place whose order matters: word operations and fences stronger than relaxed, and the
+//! Finds every place in the sources whose order matters: word operations and fences stronger than relaxed, and the
 //! halves of `ordered!`.
 
 use gin_device::sys::loom::Mutation;
@@ -8,12 +8,13 @@ use std::path::Path;
 /// A place that a mutation changes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Site {
-    /// File, function and operation, with a number if the function has several: does not change with the lines above.
+    /// File, function and operation, with a number if the function has several. Changes in the lines above do not
+    /// change it.
     pub key: String,
     pub mutation: Mutation,
 }
 
-/// All places below `root`, the folder of the crate's sources. `sys` only defines the operations.
+/// Returns all places below `root`, the folder of the crate's sources, except in `sys`, which defines the operations.
 pub fn scan(root: &Path) -> Vec<Site> {
     let mut files = Vec::new();
     list(root, &mut files);
@@ -27,7 +28,7 @@ pub fn scan(root: &Path) -> Vec<Site> {
             sites.extend(scan_file(&name, &text));
         }
     }
-    // A mutation names an order by its text alone.
+    // The name of an `ordered!` alone identifies its mutation.
     for (index, site) in sites.iter().enumerate() {
         let same = sites[..index].iter().find(|other| other.mutation == site.mutation);
         assert!(same.is_none(), "two places of one name: {site:?} and {same:?}");
@@ -46,7 +47,7 @@ fn list(folder: &Path, files: &mut Vec<std::path::PathBuf>) {
     }
 }
 
-/// The places in one file, `name` relative to the sources.
+/// Returns the places in one file. `name` is relative to the sources.
 pub fn scan_file(name: &str, text: &str) -> Vec<Site> {
     let mut function = String::new();
     let mut found: Vec<(String, Mutation)> = Vec::new();
@@ -61,7 +62,7 @@ pub fn scan_file(name: &str, text: &str) -> Vec<Site> {
         }
         let operations: Vec<_> =
             code.split(|c: char| !(c.is_alphanumeric() || c == '_')).filter(|word| strong(word)).collect();
-        // A mutation names its place by the line.
+        // The line identifies the place of a mutation.
         assert!(operations.len() <= 1, "{name}:{number}: several ordered operations on one line: {operations:?}");
         for operation in operations {
             let mutation = Mutation::Weaken { file: format!("gin-device/src/{name}"), line: number };

@@ -3,7 +3,7 @@
 
 use super::{Reached, Setup, World, explore, fault, models};
 use gin_abi::{Deadline, Fault};
-use gin_device::status::WaitError;
+use gin_device::internal::status::WaitError;
 use gin_device::sys::Memory;
 use gin_device::sys::loom::Loom;
 use loom::thread;
@@ -13,7 +13,7 @@ fn cells(cells: usize) -> Setup {
     Setup { cells, ..Setup::default() }
 }
 
-/// Waits for what never comes.
+/// Waits for an event that never happens.
 fn wait_in_vain(world: &World) -> Fault {
     world.fault_of(world.status.poll(Deadline::NONE, || None::<()>))
 }
@@ -24,7 +24,7 @@ fn report(world: &World, number: u64) {
     world.status.report(fault(number));
 }
 
-/// Reads what was written before the fault, which must be whole and one of `numbers`. Returns its number.
+/// Checks that a fault is whole and one of `numbers`, and reads the cell written before it. Returns its number.
 fn reported(world: &World, seen: Fault, numbers: std::ops::Range<u64>) -> u64 {
     let number = numbers.into_iter().find(|&number| fault(number) == seen);
     let number = number.unwrap_or_else(|| panic!("torn record: {seen:?}"));
@@ -57,7 +57,7 @@ models! {
                 let world = world.clone();
                 thread::spawn(move || {
                     report(&world, number);
-                    // The other's record may not be whole yet.
+                    // The other thread's record may not be whole yet.
                     let seen = wait_in_vain(&world);
                     (0..2).find(|&number| fault(number) == seen).expect("a whole record")
                 })
@@ -70,7 +70,7 @@ models! {
         won.iter().for_each(Reached::check);
     }
 
-    fn a_report_of_a_kernel_ends_the_waits_of_the_others_and_shows_what_was_done_before() {
+    fn a_report_of_a_kernel_ends_the_waits_of_others_and_shows_earlier_writes() {
         explore(3, || {
             let world = World::new(cells(2));
             let spawn = |run: fn(&World)| {
@@ -81,7 +81,7 @@ models! {
             let waiter = spawn(|world| {
                 reported(world, wait_in_vain(world), 0..1);
             });
-            // The host, which reads its own copy.
+            // The host reads its own copy.
             let seen = loop {
                 if let Some(fault) = world.status.reported() {
                     break fault;
@@ -140,7 +140,7 @@ models! {
         });
     }
 
-    fn what_one_thread_finds_in_the_block_of_the_host_others_learn_whole() {
+    fn a_fault_that_one_thread_finds_in_the_host_block_reaches_the_others_whole() {
         explore(3, || {
             let world = World::new(cells(1));
             let looking = {
@@ -167,7 +167,7 @@ models! {
         });
     }
 
-    fn what_was_waited_for_counts_even_when_a_fault_is_there_too() {
+    fn an_awaited_value_counts_even_if_there_is_a_fault_too() {
         explore(3, || {
             let world = World::new(cells(0));
             let host = {

@@ -1,24 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One GPU of the process, shared by all ranks on it: its context, what it is, and the loaded kernels.
+//! One GPU of the process, shared by all ranks on it: its context, its properties, and the loaded kernels.
 
-use super::driver::{check, no_device, start};
+use super::driver::{check, handle, no_device, start, written};
+use super::info;
 use super::lane::Lane;
 use super::module::Image;
-use crate::{GpuError, Limits};
+use crate::{GpuError, Limits, lock};
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_P2PAttribute as P2P, CUdevice_attribute as Attribute, CUmemAccess_flags,
     CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUresult,
 };
 use std::collections::HashMap;
-use std::ffi::CStr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A GPU. Made once and kept until the process ends, as its primary context is.
+/// A GPU. It is opened once and kept until the process ends, as its primary context is.
 #[derive(Debug)]
 pub(super) struct Context {
     pub(super) ordinal: usize,
@@ -27,21 +23,21 @@ pub(super) struct Context {
     pub(super) capability: u32,
     pub(super) processors: u32,
     pub(super) limits: Limits,
-    /// Bytes of a granule of memory at addresses of our choice; `None` if it has ordinary memory only.
+    /// The bytes of a granule of memory at addresses of gin's choice; `None` if the GPU has ordinary memory only.
     pub(super) granularity: Option<u64>,
-    /// A NIC can reach memory at addresses of our choice.
+    /// A NIC can reach memory at addresses of gin's choice.
     pub(super) nic_reaches: bool,
-    /// Its memory can be given as files that drivers share.
+    /// Its memory can be exported as files that drivers share.
     pub(super) dma_buf: bool,
     raw: CUcontext,
     device: CUdevice,
-    /// Numbers of the other GPUs whose memory this one reaches.
+    /// The numbers of the other GPUs whose memory this one reaches.
     neighbours: Mutex<Vec<usize>>,
-    /// Those of them whose memory kernels of this one reach with atomics.
+    /// The numbers of the neighbours whose memory kernels of this GPU reach with atomics.
     friends: Mutex<Vec<usize>>,
-    /// By address of the PTX text, which is static.
+    /// By the address of the PTX text, which is static.
     pub(super) images: Mutex<HashMap<usize, Arc<Image>>>,
-    /// Lanes that nobody uses.
+    /// The unused lanes.
     pub(super) lanes: Mutex<Vec<Lane>>,
 }
 
@@ -50,12 +46,11 @@ unsafe impl Send for Context {}
 // Safety: as above.
 unsafe impl Sync for Context {}
 
-/// Number of GPUs that the driver shows to this process.
+/// Returns the number of GPUs that the driver shows to this process.
 pub(super) fn count() -> Result<usize, GpuError> {
     let version = start()?;
-    let mut count = 0;
     // Safety: writes one integer.
-    check("count the GPUs", unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
+    let count = written("count the GPUs", 0, |count| unsafe { sys::cuDeviceGetCount(count) })?;
     if count > 0 { Ok(count as usize) } else { Err(no_device(version)) }
 }
 
@@ -63,16 +58,14 @@ pub(super) fn count() -> Result<usize, GpuError> {
 static ALL: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
 
 fn granularity(properties: &CUmemAllocationProp) -> Result<u64, GpuError> {
-    let mut granularity = 0;
     let which = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
     // Safety: writes one integer.
-    let code = unsafe { sys::cuMemGetAllocationGranularity(&raw mut granularity, properties, which) };
-    check("ask for the granularity of memory", code)?;
-    Ok(granularity as u64)
+    let ask = |to| unsafe { sys::cuMemGetAllocationGranularity(to, properties, which) };
+    written("ask for the granularity of memory", 0, ask).map(|bytes| bytes as u64)
 }
 
 impl Context {
-    /// GPU number `ordinal`.
+    /// Returns GPU number `ordinal`.
     pub(super) fn get(ordinal: usize) -> Result<Arc<Self>, GpuError> {
         let there = count()?;
         if ordinal >= there {
@@ -92,38 +85,25 @@ impl Context {
     }
 
     fn open(ordinal: usize) -> Result<Self, GpuError> {
-        let mut device = 0;
-        // Safety: writes one integer.
-        check("open a GPU", unsafe { sys::cuDeviceGet(&raw mut device, ordinal as i32) })?;
-        // A launch that needs more local memory than the last one would wait for running kernels each time.
+        let device = info::device(ordinal)?;
+        // Without this flag each launch that needs more local memory than the last one would wait for running kernels.
         let flags = sys::CUctx_flags::CU_CTX_SCHED_AUTO as u32 | sys::CUctx_flags::CU_CTX_LMEM_RESIZE_TO_MAX as u32;
-        // Safety: takes no pointers. It fails where the context is in use already, with flags of somebody else's.
+        // Safety: takes no pointers. It fails if the context is already in use with flags of other code.
         let _ = unsafe { sys::cuDevicePrimaryCtxSetFlags_v2(device, flags) };
-        let mut raw = std::ptr::null_mut();
         // Safety: writes one pointer; released when the process ends.
-        check("open a GPU's context", unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut raw, device) })?;
-        let mut name = [0; 128];
-        // Safety: writes at most the given number of bytes and ends them with 0.
-        check("ask for a GPU's name", unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device) })?;
-        // Safety: as above.
-        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
-        let attribute = |attribute: Attribute| {
-            let mut value = 0;
-            // Safety: writes one integer.
-            let code = unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, device) };
-            check("ask for a property of a GPU", code).map(|()| value as u32)
-        };
-        let capability = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? * 10
-            + attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let retain = |context| unsafe { sys::cuDevicePrimaryCtxRetain(context, device) };
+        let raw = handle("open a GPU's context", retain)?;
+        let attribute = |attribute| info::attribute(device, attribute);
+        let capability = info::capability(device)?;
         let limits = Limits {
             dynamic_shared: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
-            // The portable number: a kernel with more needs an attribute.
+            // The portable number. A kernel with more needs an attribute.
             cluster_blocks: if capability >= 90 { 8 } else { 1 },
             ..Limits::CUDA
         };
         let mut context = Self {
             ordinal,
-            name,
+            name: info::name(device)?,
             capability,
             processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             limits,
@@ -144,7 +124,7 @@ impl Context {
         ] {
             if attribute(needed)? == 0 {
                 let what = "be used: it lacks unified addresses, mapped host memory or cooperative launches";
-                return Err(GpuError::Unsupported { device: context.full_name(), what });
+                return Err(context.unsupported(what));
             }
         }
         if attribute(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? != 0 {
@@ -156,11 +136,11 @@ impl Context {
         Ok(context)
     }
 
-    /// The properties of memory of this GPU at an address of our choice.
+    /// Returns the properties of memory of this GPU at an address of gin's choice.
     pub(super) fn memory_properties(&self) -> CUmemAllocationProp {
         CUmemAllocationProp {
             type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-            // Nobody outside this process imports it.
+            // No other process imports it.
             requestedHandleTypes: CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
             location: self.location(),
             win32HandleMetaData: std::ptr::null_mut(),
@@ -177,40 +157,42 @@ impl Context {
         CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.device }
     }
 
-    /// That this GPU, and every other one that can, may read and write memory of this one.
+    /// Returns the descriptions by which this GPU, and every other one that can, may read and write memory of this one.
     pub(super) fn access(&self) -> Vec<CUmemAccessDesc> {
         let all = lock(&ALL);
         let near =
             all.iter().filter(|other| other.ordinal != self.ordinal && lock(&other.neighbours).contains(&self.ordinal));
-        let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-        let locations = near.map(|other| other.location()).chain([self.location()]);
-        locations.map(|location| CUmemAccessDesc { location, flags }).collect()
+        near.map(|other| other.own_access()).chain([self.own_access()]).collect()
     }
 
-    /// Makes it the context of this thread.
+    /// Returns the description by which this GPU may read and write memory.
+    pub(super) fn own_access(&self) -> CUmemAccessDesc {
+        let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        CUmemAccessDesc { location: self.location(), flags }
+    }
+
+    /// Makes this the context of the calling thread.
     pub(super) fn enter(&self) -> Result<(), GpuError> {
         // Safety: the context is alive until the process ends.
         check("make a GPU's context current", unsafe { sys::cuCtxSetCurrent(self.raw) })
     }
 
-    /// The GPU's number in the driver.
+    /// Returns the GPU's number in the driver.
     pub(super) fn device(&self) -> sys::CUdevice {
         self.device
     }
 
-    /// Its handle in the driver.
+    /// Returns the context's handle in the driver.
     pub(super) fn raw(&self) -> CUcontext {
         self.raw
     }
 
-    /// Lets this GPU reach memory of `other`, if the hardware can; copies between them take the direct way then.
-    /// Kernels use it only where the hardware also has atomics on it.
+    /// Lets this GPU reach memory of `other`, if the hardware can. Then copies between them take the direct way.
+    /// Kernels use it only if the hardware also has atomics on it.
     fn befriend(&self, other: &Self) -> Result<(), GpuError> {
-        let mut can = 0;
         // Safety: writes one integer.
-        let code = unsafe { sys::cuDeviceCanAccessPeer(&raw mut can, self.device, other.device) };
-        check("ask whether GPUs reach each other", code)?;
-        if can == 0 {
+        let ask = |can| unsafe { sys::cuDeviceCanAccessPeer(can, self.device, other.device) };
+        if written("ask whether GPUs reach each other", 0, ask)? == 0 {
             return Ok(());
         }
         self.enter()?;
@@ -220,12 +202,10 @@ impl Context {
             code => check("let a GPU reach another one", code)?,
         }
         lock(&self.neighbours).push(other.ordinal);
-        let mut atomics = 0;
         let which = P2P::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
         // Safety: writes one integer.
-        let code = unsafe { sys::cuDeviceGetP2PAttribute(&raw mut atomics, which, self.device, other.device) };
-        check("ask whether a GPU has atomics on the memory of another one", code)?;
-        if atomics != 0 {
+        let ask = |atomics| unsafe { sys::cuDeviceGetP2PAttribute(atomics, which, self.device, other.device) };
+        if written("ask whether a GPU has atomics on the memory of another one", 0, ask)? != 0 {
             lock(&self.friends).push(other.ordinal);
         }
         Ok(())
@@ -236,12 +216,17 @@ impl Context {
         self.ordinal == other.ordinal || lock(&self.friends).contains(&other.ordinal)
     }
 
-    /// Returns whether this GPU reaches memory of `other` that was allocated in the usual way, if not with atomics.
+    /// Returns whether this GPU reaches memory of `other` that was allocated in the usual way, perhaps without atomics.
     pub(super) fn copies_reach(&self, other: &Self) -> bool {
         self.ordinal == other.ordinal || lock(&self.neighbours).contains(&other.ordinal)
     }
 
-    /// Its name and number.
+    /// Returns the error of an operation that the GPU cannot do.
+    pub(super) fn unsupported(&self, what: &'static str) -> GpuError {
+        GpuError::Unsupported { device: self.full_name(), what }
+    }
+
+    /// Returns its name and number.
     pub(super) fn full_name(&self) -> String {
         format!("{} (GPU {})", self.name, self.ordinal)
     }

@@ -3,8 +3,8 @@
 
 use super::CudaDevice;
 use super::context::Context;
-use super::deferred::DeferredFree;
-use super::driver::{BesideCaptures, check, error};
+use super::deferred::Resource;
+use super::driver::{BesideCaptures, check, error, is_done, new_event};
 use super::lane::{BUFFER, Lane, VALUES};
 use super::launches::defer;
 use crate::copier::{Copier, Ticket};
@@ -13,32 +13,32 @@ use cudarc::driver::sys::{self, CUevent, CUresult};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Most values under way: each has a place until it is written.
+/// The most values under way. Each has a place in the buffer until it is written.
 const MOST_VALUES: u64 = VALUES / 8;
 
 /// Copies on a lane of their own, in order.
 #[derive(Debug)]
 pub(super) struct Copies {
-    /// Always there but in `drop`.
+    /// `None` only in `drop`.
     lane: Option<Lane>,
     context: Arc<Context>,
     started: Ticket,
     done: Ticket,
-    /// Copies that are under way.
+    /// The copies that are under way.
     ends: VecDeque<(Ticket, CUevent)>,
-    /// Events that nobody waits for.
+    /// The unused events.
     spare: Vec<CUevent>,
-    /// Values written so far.
+    /// The number of values written so far.
     values: u64,
-    /// Values whose write is under way: the copy that writes them.
+    /// For each value whose write is under way, the copy that writes it.
     writing: VecDeque<Ticket>,
 }
 
-// Safety: handles of the driver's, which any thread may use.
+// Safety: handles of the driver, which any thread may use.
 unsafe impl Send for Copies {}
 
-/// Where an address is.
-enum Place {
+/// The location of an address.
+enum Location {
     Host,
     Device(Arc<Context>),
 }
@@ -57,35 +57,25 @@ impl Copies {
         })
     }
 
-    fn unsupported(&self, what: &'static str) -> GpuError {
-        GpuError::Unsupported { device: self.context.full_name(), what }
-    }
-
     fn lane(&mut self) -> Result<&mut Lane, GpuError> {
-        let missing = self.unsupported("copy after its end");
+        let missing = self.context.unsupported("copy after its end");
         self.lane.as_mut().ok_or(missing)
     }
 
-    fn place(&self, memory: &Memory) -> Result<Place, GpuError> {
-        let device = memory.device().as_any().downcast_ref::<CudaDevice>();
-        let device = device.ok_or_else(|| self.unsupported("copy memory of another kind of device"))?;
+    fn location(&self, memory: &Memory) -> Result<Location, GpuError> {
+        let device = memory.device().downcast::<CudaDevice>();
+        let device = device.ok_or_else(|| self.context.unsupported("copy memory of another kind of device"))?;
         Ok(match memory.kind() {
-            MemoryKind::Pinned => Place::Host,
-            MemoryKind::Device => Place::Device(device.context.clone()),
+            MemoryKind::Pinned => Location::Host,
+            MemoryKind::Device => Location::Device(device.context.clone()),
         })
     }
 
-    /// Marks the end of what was started.
+    /// Marks the end of the copies that were started.
     fn mark(&mut self) -> Result<Ticket, GpuError> {
         let event = match self.spare.pop() {
             Some(event) => event,
-            None => {
-                let mut event = std::ptr::null_mut();
-                let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-                // Safety: writes one pointer.
-                check("make an event", unsafe { sys::cuEventCreate(&raw mut event, flags) })?;
-                event
-            }
+            None => new_event()?,
         };
         let stream = self.lane()?.stream();
         // Safety: both are alive.
@@ -99,21 +89,18 @@ impl Copies {
         Ok(self.started)
     }
 
-    /// Looks which copies are done.
+    /// Finds out which copies are done.
     fn look(&mut self) -> Result<(), GpuError> {
         self.context.enter()?;
         let _beside = BesideCaptures::begin();
         while let Some(&(ticket, event)) = self.ends.front() {
             // Safety: the event is alive.
-            match unsafe { sys::cuEventQuery(event) } {
-                CUresult::CUDA_SUCCESS => {
-                    self.done = ticket;
-                    self.spare.push(event);
-                    self.ends.pop_front();
-                }
-                CUresult::CUDA_ERROR_NOT_READY => break,
-                code => return Err(error("ask for the end of a copy", code)),
+            if !is_done("ask for the end of a copy", unsafe { sys::cuEventQuery(event) })? {
+                break;
             }
+            self.done = ticket;
+            self.spare.push(event);
+            self.ends.pop_front();
         }
         while self.writing.front().is_some_and(|&ticket| ticket <= self.done) {
             self.writing.pop_front();
@@ -125,10 +112,10 @@ impl Copies {
 impl Copier for Copies {
     unsafe fn copy(&mut self, to: (&Memory, u64), from: (&Memory, u64), bytes: u64) -> Result<Ticket, GpuError> {
         self.context.enter()?;
-        let (to, to_address, from, from_address) = (self.place(to.0)?, to.1, self.place(from.0)?, from.1);
+        let (to, to_address, from, from_address) = (self.location(to.0)?, to.1, self.location(from.0)?, from.1);
         let lane = self.lane()?;
         match (&to, &from) {
-            (Place::Device(to), Place::Device(from)) if to.ordinal != from.ordinal => {
+            (Location::Device(to), Location::Device(from)) if to.ordinal != from.ordinal => {
                 let stream = lane.stream();
                 // Safety: the caller's promise.
                 let code = unsafe {
@@ -136,13 +123,13 @@ impl Copier for Copies {
                 };
                 check("copy between GPUs", code)?;
             }
-            (Place::Device(_), Place::Host) | (Place::Host, Place::Device(_)) => {
+            (Location::Device(_), Location::Host) | (Location::Host, Location::Device(_)) => {
                 // Safety: the caller's promise.
                 unsafe { lane.start(to_address, from_address, bytes)? };
             }
-            (Place::Device(_), Place::Device(_)) | (Place::Host, Place::Host) => {
-                // A copy within the GPU would need a processor, and there may be none that is free. Pieces follow each
-                // other in the stream, so that one buffer is enough.
+            (Location::Device(_), Location::Device(_)) | (Location::Host, Location::Host) => {
+                // A copy within the GPU would need a processor, and perhaps none is free. The chunks follow each other
+                // in the stream, so one buffer is enough.
                 let (buffer, mut at) = (lane.buffer(), 0);
                 while at < bytes {
                     let chunk = BUFFER.min(bytes - at);
@@ -163,15 +150,15 @@ impl Copier for Copies {
             self.look()?;
         }
         if self.writing.len() as u64 >= MOST_VALUES {
-            return Err(self.unsupported("hold more values that are on their way"));
+            return Err(self.context.unsupported("hold more values that are on their way"));
         }
         self.context.enter()?;
-        // Also tells memory of another kind of device.
-        self.place(to.0)?;
+        // Also refuses memory of another kind of device.
+        self.location(to.0)?;
         let slot = self.values % MOST_VALUES;
         let lane = self.lane()?;
         let place = lane.values() + slot * 8;
-        // Safety: a place of the lane's buffer that no copy uses: the last value here is written.
+        // Safety: no copy uses this place of the lane's buffer, because its last value is written.
         unsafe { (place as usize as *mut u64).write_volatile(value.to_le()) };
         // Safety: the caller's promise.
         unsafe { lane.start(to.1, place, bytes.min(8))? };
@@ -193,10 +180,10 @@ impl Drop for Copies {
     fn drop(&mut self) {
         let events = self.ends.drain(..).map(|(_, event)| event).chain(self.spare.drain(..));
         for event in events {
-            defer(DeferredFree::Event(self.context.clone(), event));
+            defer(&self.context, Resource::Event(event));
         }
         if let Some(lane) = self.lane.take() {
-            defer(DeferredFree::Lane(lane));
+            defer(&self.context, Resource::Lane(lane));
         }
     }
 }

@@ -1,111 +1,116 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory and handles that are freed later, when no kernel runs.
 //!
-//! The driver waits for running kernels when memory is freed or a module unloaded. Such a kernel may wait for the
+//! The driver waits for running kernels when memory is freed or a module is unloaded. Such a kernel may wait for the
 //! caller. So these calls are deferred, and a progress thread never makes them: it only adds to the list.
 
 use super::context::Context;
 use super::driver::check;
 use super::lane::Lane;
 use super::pages;
-use crate::GpuError;
-use crate::flat::Place;
+use crate::flat::FlatPlace;
+use crate::mapped::pointer;
 use crate::shared::HostPages;
+use crate::{GpuError, RawMemory};
 use cudarc::driver::sys::{self, CUevent, CUmodule, CUstream};
 use std::any::Any;
 use std::sync::Arc;
 
-/// Something to free once no kernel runs.
+/// A resource to free once no kernel runs.
 #[derive(Debug)]
-pub(super) enum DeferredFree {
+pub(super) enum Resource {
     /// Device memory.
-    Device(Arc<Context>, u64),
+    Device(u64),
     /// Pinned memory.
-    Pinned(Arc<Context>, u64),
+    Pinned(u64),
     /// A stream.
-    Stream(Arc<Context>, CUstream),
+    Stream(CUstream),
     /// An event.
-    Event(Arc<Context>, CUevent),
+    Event(CUevent),
     /// A module.
-    Module(Arc<Context>, CUmodule),
+    Module(CUmodule),
     /// A lane that may still copy.
     Lane(Lane),
     /// Memory that is mapped at a place.
-    Placed(Arc<Context>, Place),
-    /// Memory that is mapped at addresses of its own: first byte, and bytes.
-    Alone(Arc<Context>, u64, u64),
+    Placed(FlatPlace),
+    /// Memory that is mapped at addresses of its own: the first byte, and the number of bytes.
+    Alone(u64, u64),
     /// Pinned memory in a file.
-    PinnedFile(Arc<Context>, HostPages),
-    /// Addresses where nothing is mapped any more.
-    Addresses(Arc<Context>, u64, u64),
+    PinnedFile(HostPages),
+    /// Addresses at which nothing is mapped any more: the first, and their number.
+    Addresses(u64, u64),
     /// A page of I/O memory, by its address in this process.
-    Pages(Arc<Context>, u64),
+    Pages(u64),
 }
 
-// Safety: handles of the driver's, which any thread may use.
+/// A resource to free in a context.
+#[derive(Debug)]
+pub(super) struct DeferredFree {
+    pub(super) context: Arc<Context>,
+    pub(super) resource: Resource,
+}
+
+// Safety: handles of the driver, which any thread may use.
 unsafe impl Send for DeferredFree {}
 
-/// Frees it. Returns what the caller still has to drop, without the lock, because dropping may defer more.
-pub(super) fn free(deferred: DeferredFree) -> Result<Option<Box<dyn Any>>, GpuError> {
-    let (DeferredFree::Device(context, _)
-    | DeferredFree::Pinned(context, _)
-    | DeferredFree::Stream(context, _)
-    | DeferredFree::Event(context, _)
-    | DeferredFree::Module(context, _)
-    | DeferredFree::Placed(context, _)
-    | DeferredFree::Alone(context, ..)
-    | DeferredFree::PinnedFile(context, _)
-    | DeferredFree::Addresses(context, ..)
-    | DeferredFree::Pages(context, _)) = &deferred
-    else {
-        if let DeferredFree::Lane(lane) = deferred {
+/// Frees the resource. Returns the rest, which the caller drops without the lock, because dropping may defer more.
+pub(super) fn free(DeferredFree { context, resource }: DeferredFree) -> Result<Option<Box<dyn Any>>, GpuError> {
+    let entered = match resource {
+        Resource::Lane(lane) => {
             lane.give_back();
+            return Ok(None);
         }
-        return Ok(None);
+        Resource::Pages(first) => return context.enter().and_then(|()| pages::end(first)),
+        _ => context.enter(),
     };
-    let entered = context.enter();
-    if let DeferredFree::Pages(_, first) = &deferred {
-        return entered.and_then(|()| pages::end(*first));
-    }
-    // Safety: each handle came from the driver and is deferred once; nobody uses it any more.
+    // Safety: each handle came from the driver and is deferred once, and no code uses it any more.
     let freed = entered.and_then(|()| unsafe {
-        match &deferred {
-            DeferredFree::Device(_, address) => check("free device memory", sys::cuMemFree_v2(*address)),
-            DeferredFree::Pinned(_, address) => {
-                check("free pinned memory", sys::cuMemFreeHost(*address as usize as *mut core::ffi::c_void))
+        match &resource {
+            Resource::Device(address) => check("free device memory", sys::cuMemFree_v2(*address)),
+            Resource::Pinned(address) => check("free pinned memory", sys::cuMemFreeHost(pointer(*address))),
+            Resource::Stream(stream) => check("end a stream", sys::cuStreamDestroy_v2(*stream)),
+            Resource::Event(event) => check("end an event", sys::cuEventDestroy_v2(*event)),
+            Resource::Module(module) => check("unload a module", sys::cuModuleUnload(*module)),
+            Resource::Placed(place) => unmap(place.address(), place.bytes()),
+            Resource::Alone(start, bytes) => unmap(*start, *bytes).and_then(|()| release(*start, *bytes)),
+            Resource::PinnedFile(pages) => {
+                check("give back pinned memory", sys::cuMemHostUnregister(pointer(pages.address())))
             }
-            DeferredFree::Stream(_, stream) => check("end a stream", sys::cuStreamDestroy_v2(*stream)),
-            DeferredFree::Event(_, event) => check("end an event", sys::cuEventDestroy_v2(*event)),
-            DeferredFree::Module(_, module) => check("unload a module", sys::cuModuleUnload(*module)),
-            DeferredFree::Placed(_, place) => {
-                check("unmap device memory", sys::cuMemUnmap(place.address(), place.bytes() as usize))
-            }
-            DeferredFree::Alone(_, start, bytes) => {
-                check("unmap device memory", sys::cuMemUnmap(*start, *bytes as usize))
-                    .and_then(|()| check("give back addresses", sys::cuMemAddressFree(*start, *bytes as usize)))
-            }
-            DeferredFree::PinnedFile(_, pages) => {
-                let start = std::ptr::with_exposed_provenance_mut(pages.start() as usize);
-                check("give back pinned memory", sys::cuMemHostUnregister(start))
-            }
-            DeferredFree::Addresses(_, start, bytes) => {
-                check("give back addresses", sys::cuMemAddressFree(*start, *bytes as usize))
-            }
-            DeferredFree::Lane(_) | DeferredFree::Pages(..) => Ok(()),
+            Resource::Addresses(start, bytes) => release(*start, *bytes),
+            Resource::Lane(_) | Resource::Pages(_) => Ok(()),
         }
     });
-    match (deferred, freed) {
-        (DeferredFree::Placed(_, place), Ok(())) => Ok(Some(Box::new(place))),
-        (DeferredFree::Placed(_, place), Err(error)) => {
-            // The memory is still mapped: nobody gets this place again.
+    match (resource, freed) {
+        (Resource::Placed(place), Ok(())) => return Ok(Some(Box::new(place))),
+        (Resource::Placed(place), Err(error)) => {
+            // The memory is still mapped, so this place stays taken.
             place.leak();
             Err(error)
         }
-        (DeferredFree::PinnedFile(_, pages), Err(error)) => {
-            // GPUs may reach the pages still: they stay mapped.
+        (Resource::PinnedFile(pages), Err(error)) => {
+            // GPUs may still reach the pages, so they stay mapped.
             std::mem::forget(pages);
             Err(error)
         }
-        (_, freed) => freed.map(|()| None),
+        (_, freed) => freed,
     }
+    .map(|()| None)
+}
+
+/// Unmaps device memory.
+///
+/// # Safety
+/// - It was mapped at these addresses, and no code uses it any more.
+unsafe fn unmap(start: u64, bytes: u64) -> Result<(), GpuError> {
+    // Safety: the caller's promise.
+    check("unmap device memory", unsafe { sys::cuMemUnmap(start, bytes as usize) })
+}
+
+/// Releases addresses.
+///
+/// # Safety
+/// - The driver has reserved them, and nothing is mapped there.
+unsafe fn release(start: u64, bytes: u64) -> Result<(), GpuError> {
+    // Safety: the caller's promise.
+    check("give back addresses", unsafe { sys::cuMemAddressFree(start, bytes as usize) })
 }

@@ -1,20 +1,50 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The driver: whether there is one, and what it says.
+//! Loads the driver, and reports its errors.
 
 use crate::GpuError;
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
 use std::ffi::CStr;
 use std::sync::OnceLock;
 
-/// Oldest driver that has every call used here: that of CUDA 12.8.
+/// The oldest driver with every call used here: that of CUDA 12.8.
 const OLDEST: i32 = 12_080;
 
-/// An error of a call.
+/// Returns the error of a call that failed.
 pub(super) fn check(context: &'static str, code: CUresult) -> Result<(), GpuError> {
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(error(context, code)) }
 }
 
-/// The error of a call that returned `code`.
+/// Returns the value that a call of the driver writes.
+pub(super) fn written<T>(
+    context: &'static str,
+    initial: T,
+    call: impl FnOnce(*mut T) -> CUresult,
+) -> Result<T, GpuError> {
+    let mut value = initial;
+    check(context, call(&raw mut value)).map(|()| value)
+}
+
+/// Returns the handle that a call of the driver writes.
+pub(super) fn handle<T>(context: &'static str, call: impl FnOnce(*mut *mut T) -> CUresult) -> Result<*mut T, GpuError> {
+    written(context, std::ptr::null_mut(), call)
+}
+
+/// Returns whether work is done, from the code of a query.
+pub(super) fn is_done(context: &'static str, code: CUresult) -> Result<bool, GpuError> {
+    match code {
+        CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+        code => check(context, code).map(|()| true),
+    }
+}
+
+/// Makes an event that measures no time. The context must be current.
+pub(super) fn new_event() -> Result<sys::CUevent, GpuError> {
+    let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+    // Safety: writes one pointer.
+    handle("make an event", |event| unsafe { sys::cuEventCreate(event, flags) })
+}
+
+/// Returns the error of a call that returned `code`.
 pub(super) fn error(context: &'static str, code: CUresult) -> GpuError {
     GpuError::Driver { context, reason: describe(code) }
 }
@@ -33,18 +63,18 @@ pub(super) fn describe(code: CUresult) -> String {
     format!("{name} ({}): {meaning}", code as u32)
 }
 
-/// Version numbers as people write them.
+/// Returns a version as people write it.
 pub(super) fn version_text(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-/// That a driver shows no GPU.
+/// Returns the error of a driver that shows no GPU.
 pub(super) fn no_device(version: i32) -> GpuError {
     let visible = std::env::var_os("CUDA_VISIBLE_DEVICES").map(|value| value.to_string_lossy().into_owned());
     GpuError::NoDevice { driver: version_text(version), visible }
 }
 
-/// Starts the driver, once, and gives the newest CUDA version that it knows.
+/// Starts the driver once. Returns the newest CUDA version that it supports.
 pub(super) fn start() -> Result<i32, GpuError> {
     static STARTED: OnceLock<Result<i32, GpuError>> = OnceLock::new();
     STARTED
@@ -54,9 +84,8 @@ pub(super) fn start() -> Result<i32, GpuError> {
             if !unsafe { sys::is_culib_present() } {
                 return Err(none("there is no libcuda".to_owned()));
             }
-            let mut version = 0;
             // Safety: writes one integer.
-            check("ask for the driver's version", unsafe { sys::cuDriverGetVersion(&raw mut version) })?;
+            let version = written("ask for the driver's version", 0, |to| unsafe { sys::cuDriverGetVersion(to) })?;
             if version < OLDEST {
                 return Err(GpuError::DriverTooOld { found: version_text(version), needed: version_text(OLDEST) });
             }
@@ -72,8 +101,8 @@ pub(super) fn start() -> Result<i32, GpuError> {
 
 /// While this is alive, calls of this thread are not refused because a stream is captured somewhere in the process.
 ///
-/// The driver takes asking for an event, or allocating, for a mistake in a capture that is going on. What is done here
-/// in between never depends on what is captured.
+/// The driver refuses queries of events and allocations during a capture, because they can be mistakes there. Here they
+/// never depend on captured work.
 #[derive(Debug)]
 pub(super) struct BesideCaptures(Option<CUstreamCaptureMode>);
 
@@ -89,7 +118,7 @@ impl BesideCaptures {
 impl Drop for BesideCaptures {
     fn drop(&mut self) {
         if let Some(mut mode) = self.0 {
-            // Safety: as above. It fails for no mode that the driver has given.
+            // Safety: as above. It does not fail for a mode that the driver has returned.
             let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
         }
     }

@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Memory of a GPU as a file that drivers share (DMA-BUF).
+//! Exports memory of a GPU as a file that drivers share (DMA-BUF).
 
 use super::context::Context;
-use super::driver::check;
+use super::driver::written;
 use crate::{GpuError, MemoryFile, whole_pages};
 use cudarc::driver::sys::{self, CUmemRangeHandleType};
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// `bytes` bytes from `address` on. The driver takes whole pages of the host only; what it allocates lies in larger
-/// ones, so all of them are of one piece.
+/// Exports `bytes` bytes from `address` on. The driver exports whole pages of the host only. Its allocations consist of
+/// larger pages, so all exported pages belong to the same allocation.
 pub(super) fn export(context: &Context, address: u64, bytes: u64) -> Result<MemoryFile, GpuError> {
-    let cannot = |what| GpuError::Unsupported { device: context.full_name(), what };
     if !context.dma_buf {
-        return Err(cannot("give its memory as a DMA-BUF file: GPU, driver or kernel has no support for it"));
+        return Err(
+            context.unsupported("give its memory as a DMA-BUF file: GPU, driver or kernel has no support for it")
+        );
     }
     let pages = whole_pages(address, bytes.max(1), rustix::param::page_size() as u64);
-    let (first, length, offset) = pages.ok_or_else(|| cannot("give memory past the last address"))?;
+    let (first, length, offset) = pages.ok_or_else(|| context.unsupported("give memory past the last address"))?;
     context.enter()?;
-    let mut file = -1i32;
     let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
     // Safety: writes one integer, the number of a file.
-    let code = unsafe { sys::cuMemGetHandleForAddressRange((&raw mut file).cast(), first, length as usize, kind, 0) };
-    check("make a DMA-BUF file of device memory", code)?;
-    // Safety: the driver has just opened it, for the caller.
+    let make =
+        |file: *mut i32| unsafe { sys::cuMemGetHandleForAddressRange(file.cast(), first, length as usize, kind, 0) };
+    let file = written("make a DMA-BUF file of device memory", -1, make)?;
+    // Safety: the driver has just opened it for the caller.
     Ok(MemoryFile::new(unsafe { OwnedFd::from_raw_fd(file) }, offset))
 }

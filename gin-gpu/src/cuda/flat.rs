@@ -1,28 +1,27 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Memory at fixed distances, through the driver's virtual-memory calls.
+//! Addresses for memory at fixed distances, through the driver's virtual-memory calls.
 //!
-//! A place gets memory of its own, mapped there alone; the handle is given back at once, as the mapping keeps the
-//! memory. It is in reach of every GPU of the process that can reach its own, also of those outside the LSA team,
-//! because copies between GPUs read and write it too.
+//! A place has its own memory, which is mapped only there ([`MappedMemory`](super::shared::MappedMemory)). Every GPU of
+//! the process that can reach the memory's own GPU reaches it, also GPUs outside the LSA team, because copies between
+//! GPUs read and write it too.
 
 use super::context::Context;
-use super::deferred::DeferredFree;
-use super::driver::{check, describe};
-use super::lane::Lane;
+use super::deferred::Resource;
+use super::driver::describe;
 use super::launches::{defer, free_deferred};
-use crate::flat::{Place, RawAddresses};
-use crate::{DeviceKind, GpuError, MemoryKind, RawMemory};
+use crate::flat::RawAddresses;
+use crate::{DeviceKind, GpuError};
 use cudarc::driver::sys::{self, CUresult};
 use std::sync::Arc;
 
-/// Bytes of a slot that are tried first: more than GPUs have, several times, so that places are found although windows
-/// come and go in any order; and 16 of them are an eighth of the addresses of a process.
+/// The bytes of a slot that are tried first. They are several times the memory of a GPU, so that places are found
+/// although windows are freed in any order. 16 such slots are an eighth of the addresses of a process.
 const LARGEST: u64 = 1 << 40;
 
-/// Least bytes of a slot.
+/// The fewest bytes of a slot.
 const SMALLEST: u64 = 1 << 32;
 
-/// Addresses of the driver's.
+/// Addresses that the driver has reserved.
 #[derive(Debug)]
 pub(super) struct Addresses {
     context: Arc<Context>,
@@ -69,61 +68,6 @@ impl RawAddresses for Addresses {
 
 impl Drop for Addresses {
     fn drop(&mut self) {
-        defer(DeferredFree::Addresses(self.context.clone(), self.start, self.bytes));
-    }
-}
-
-/// Memory at a place; unmapped when no kernel runs.
-#[derive(Debug)]
-pub(super) struct PlacedMemory {
-    context: Arc<Context>,
-    /// Always there but in `drop`.
-    place: Option<Place>,
-    address: u64,
-}
-
-impl PlacedMemory {
-    /// Zeroed memory.
-    pub(super) fn new(context: &Arc<Context>, place: Place) -> Result<Self, GpuError> {
-        free_deferred();
-        context.enter()?;
-        let (address, bytes) = (place.address(), place.bytes());
-        let refuse =
-            |error: GpuError| GpuError::OutOfMemory { bytes, kind: MemoryKind::Device, reason: error.to_string() };
-        let mut handle = 0;
-        // Safety: writes one integer.
-        let code = unsafe { sys::cuMemCreate(&raw mut handle, bytes as usize, &context.memory_properties(), 0) };
-        check("make device memory", code).map_err(refuse)?;
-        // Safety: the place is in reserved addresses, nothing is mapped there, and the memory is as long.
-        let mapped = check("map device memory", unsafe { sys::cuMemMap(address, bytes as usize, 0, handle, 0) });
-        // Safety: made above. What is mapped stays until it is unmapped.
-        let released = check("let go of device memory", unsafe { sys::cuMemRelease(handle) });
-        mapped.map_err(refuse)?;
-        // From here on it is unmapped later, also where something fails.
-        let memory = Self { context: context.clone(), place: Some(place), address };
-        released?;
-        let access = context.access();
-        // Safety: the descriptions are as many as stated, of a whole mapping.
-        let code = unsafe { sys::cuMemSetAccess(address, bytes as usize, access.as_ptr(), access.len()) };
-        check("let GPUs reach device memory", code)?;
-        let mut lane = Lane::take(context)?;
-        // Safety: these bytes were just mapped.
-        unsafe { lane.zero(address, bytes)? };
-        lane.give_back();
-        Ok(memory)
-    }
-}
-
-impl RawMemory for PlacedMemory {
-    fn address(&self) -> u64 {
-        self.address
-    }
-}
-
-impl Drop for PlacedMemory {
-    fn drop(&mut self) {
-        if let Some(place) = self.place.take() {
-            defer(DeferredFree::Placed(self.context.clone(), place));
-        }
+        defer(&self.context, Resource::Addresses(self.start, self.bytes));
     }
 }

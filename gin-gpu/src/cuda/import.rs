@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Memory that the program has from elsewhere: checked, used, and never freed here.
+//! Memory that the program has from elsewhere. gin checks and uses it, and never frees it.
 
 use super::CudaDevice;
 use super::context::Context;
@@ -11,23 +11,23 @@ use cudarc::driver::sys::{
 };
 use std::sync::Arc;
 
-/// Bytes that are mapped and protected together, at least, by the driver's virtual-memory calls.
+/// The fewest bytes that the driver's virtual-memory calls map and protect together.
 const GRANULE: u64 = 2 << 20;
 
-/// The allocator of memory, which decides how to find out which GPUs reach it.
+/// The allocator of memory. It decides how to find out which GPUs reach the memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Origin {
-    /// `cuMemAlloc`: reached by each GPU that peer access was enabled for.
+    /// `cuMemAlloc`: each GPU with peer access reaches it.
     Alloc,
-    /// `cuMemAllocAsync`: reached as its pool says.
+    /// `cuMemAllocAsync`: the pool decides which GPUs reach it.
     Pool(CUmemoryPool),
-    /// `cuMemMap`: reached as was set for its pages.
+    /// `cuMemMap`: the access of its pages decides which GPUs reach it.
     Map,
-    /// Pinned host memory: reached by all GPUs, at the address that each says.
+    /// Pinned host memory: all GPUs reach it, each at an address of its own.
     Host,
 }
 
-/// The driver's facts about an address. Words are as the driver leaves them, zero where it knows nothing.
+/// The driver's facts about an address. A word is zero if the driver does not write it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Facts {
     memory_type: u64,
@@ -43,34 +43,26 @@ struct Facts {
 impl Facts {
     fn of(address: u64) -> Result<Self, CUresult> {
         let mut facts = Self::default();
-        let mut attributes = [
-            Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-            Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-            Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
-            Attribute::CU_POINTER_ATTRIBUTE_CONTEXT,
-            Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
-            Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID,
-            Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
-            Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
-        ];
-        let mut places = [
-            &raw mut facts.memory_type,
-            &raw mut facts.ordinal,
-            &raw mut facts.managed,
-            &raw mut facts.context,
-            &raw mut facts.pool,
-            &raw mut facts.buffer,
-            &raw mut facts.start,
-            &raw mut facts.size,
+        let (mut attributes, mut places): (Vec<_>, Vec<_>) = [
+            (Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, &raw mut facts.memory_type),
+            (Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, &raw mut facts.ordinal),
+            (Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED, &raw mut facts.managed),
+            (Attribute::CU_POINTER_ATTRIBUTE_CONTEXT, &raw mut facts.context),
+            (Attribute::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, &raw mut facts.pool),
+            (Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID, &raw mut facts.buffer),
+            (Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, &raw mut facts.start),
+            (Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, &raw mut facts.size),
         ]
-        .map(<*mut u64>::cast::<core::ffi::c_void>);
+        .map(|(attribute, place)| (attribute, place.cast::<core::ffi::c_void>()))
+        .into_iter()
+        .unzip();
         let count = attributes.len() as u32;
         // Safety: a place of 8 bytes for each attribute, and none is longer; shorter ones fill the low bytes.
         let code = unsafe { sys::cuPointerGetAttributes(count, attributes.as_mut_ptr(), places.as_mut_ptr(), address) };
         if code == CUresult::CUDA_SUCCESS { Ok(facts) } else { Err(code) }
     }
 
-    /// Why memory with these facts cannot be used by `context` on GPU `ordinal`.
+    /// Returns the reason for which `context` on GPU `ordinal` cannot use memory with these facts.
     fn refusal(&self, ordinal: usize, context: CUcontext) -> Option<String> {
         let is = |kind: CUmemorytype| self.memory_type == kind as u64;
         if self.managed != 0 {
@@ -107,14 +99,11 @@ fn examine(context: &Context, address: u64, bytes: u64) -> Result<Origin, String
         return Err("it has no bytes".to_owned());
     }
     let end = address.checked_add(bytes).ok_or("it ends past the last address")?;
-    let enter = |error: GpuError| error.to_string();
-    context.enter().map_err(enter)?;
+    context.enter().map_err(|error| error.to_string())?;
     let facts = |address| Facts::of(address).map_err(|code| refused("cuPointerGetAttributes", code));
     let (first, last) = (facts(address)?, facts(end - 1)?);
-    for facts in [first, last] {
-        if let Some(reason) = facts.refusal(context.ordinal, context.raw()) {
-            return Err(reason);
-        }
+    if let Some(reason) = [first, last].iter().find_map(|facts| facts.refusal(context.ordinal, context.raw())) {
+        return Err(reason);
     }
     if first.memory_type != last.memory_type {
         return Err("it begins in one kind of memory and ends in another".to_owned());
@@ -159,7 +148,7 @@ fn examine(context: &Context, address: u64, bytes: u64) -> Result<Origin, String
     Ok(if pool.is_null() { Origin::Alloc } else { Origin::Pool(pool) })
 }
 
-/// Memory of the program's.
+/// Memory of the program.
 #[derive(Debug)]
 struct ForeignMemory {
     owner: Arc<Context>,
@@ -168,7 +157,7 @@ struct ForeignMemory {
     bytes: u64,
 }
 
-// Safety: addresses and a handle of the driver's, which any thread may use.
+// Safety: addresses and a handle of the driver, which any thread may use.
 unsafe impl Send for ForeignMemory {}
 // Safety: as above.
 unsafe impl Sync for ForeignMemory {}
@@ -233,7 +222,7 @@ impl RawMemory for ForeignMemory {
     }
 
     fn check_reach(&self, device: &dyn Device) -> Result<(), GpuError> {
-        match device.as_any().downcast_ref::<CudaDevice>() {
+        match device.downcast::<CudaDevice>() {
             Some(device) => self.check(&device.context).map_err(|reason| self.refuse(reason)),
             None => Err(self.refuse("another kind of device is to reach it".to_owned())),
         }
@@ -248,25 +237,21 @@ impl Drop for ForeignMemory {
     }
 }
 
-/// Memory of the program's, if kernels of this GPU can use it.
+/// Returns memory of the program, if kernels of this GPU can use it.
 pub(super) fn import(
     context: &Arc<Context>,
     address: u64,
     bytes: u64,
 ) -> Result<(Box<dyn RawMemory>, MemoryKind), GpuError> {
-    let examined = examine(context, address, bytes);
-    let memory = |origin| ForeignMemory { owner: context.clone(), origin, address, bytes };
     let refuse = |reason| GpuError::Foreign { address, bytes, device: context.full_name(), reason };
-    let origin = examined.map_err(refuse)?;
-    if origin != Origin::Host {
-        let memory = memory(origin);
-        memory.check(context).map_err(refuse)?;
-        return Ok((Box::new(memory), MemoryKind::Device));
+    let origin = examine(context, address, bytes).map_err(refuse)?;
+    let kind = if origin == Origin::Host { MemoryKind::Pinned } else { MemoryKind::Device };
+    if kind == MemoryKind::Pinned {
+        know_pinned(address, bytes);
     }
-    know_pinned(address, bytes);
-    let memory = memory(origin);
+    let memory = ForeignMemory { owner: context.clone(), origin, address, bytes };
     memory.check(context).map_err(refuse)?;
-    Ok((Box::new(memory), MemoryKind::Pinned))
+    Ok((Box::new(memory), kind))
 }
 
 #[cfg(test)]

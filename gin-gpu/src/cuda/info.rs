@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The GPUs of this machine, without using them: no context is made, so none of their memory is taken.
+//! Describes the GPUs of this machine. It makes no context, so it takes none of their memory.
 
 use super::context::count;
-use super::driver::check;
+use super::driver::{check, written};
 use super::module::{Embedded, choose, no_text};
 use crate::GpuError;
 use crate::placement::Locality;
@@ -11,28 +11,29 @@ use std::ffi::CStr;
 
 /// A GPU, as the driver describes it.
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct GpuInfo {
-    /// Its number, from 0.
+    /// The number, from 0.
     pub ordinal: usize,
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Compute capability times 10: 90 for sm_90.
+    /// The compute capability times 10: 90 for sm_90.
     pub capability: u32,
-    /// Number of its processors (SMs).
+    /// The number of its processors (SMs).
     pub processors: u32,
-    /// Its memory in bytes.
+    /// The memory in bytes.
     pub memory: u64,
-    /// Its address on the PCI bus, such as `0000:18:00.0`.
+    /// The address on the PCI bus, such as `0000:18:00.0`.
     pub pci_address: String,
 }
 
 impl GpuInfo {
-    /// Returns its locality.
+    /// Returns the locality of the GPU.
     pub fn locality(&self) -> Locality {
         Locality::of_pci(&self.pci_address)
     }
 
-    /// Checks that these kernels can be loaded on it: some are for its architecture, or for an older one.
+    /// Checks that these kernels can be loaded on it: some of them are for its architecture, or for an older one.
     ///
     /// # Errors
     /// [`GpuError::Module`], with its architecture and the architectures of the kernels.
@@ -44,64 +45,73 @@ impl GpuInfo {
     }
 }
 
-/// The GPUs that this process can use, at least one, by number.
+/// Returns the GPUs that this process can use, at least one, by number.
 ///
 /// # Errors
-/// [`GpuError::NoDriver`], [`GpuError::DriverTooOld`], [`GpuError::NoDevice`], what the driver reports.
+/// [`GpuError::NoDriver`], [`GpuError::DriverTooOld`], [`GpuError::NoDevice`], or an error of the driver.
 pub fn gpus() -> Result<Vec<GpuInfo>, GpuError> {
     (0..count()?).map(describe).collect()
 }
 
-/// Version of the kernel's part of the driver, such as `580.159.04`, where the system tells it.
+/// Returns the version of the driver's kernel module, such as `580.159.04`, if the system shows it.
 pub fn kernel_module_version() -> Option<String> {
     let text = std::fs::read_to_string("/sys/module/nvidia/version").ok()?;
     Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
-fn handle(ordinal: usize) -> Result<CUdevice, GpuError> {
-    let mut device = 0;
+/// Returns the driver's number of a GPU.
+pub(super) fn device(ordinal: usize) -> Result<CUdevice, GpuError> {
     // Safety: writes one integer.
-    check("open a GPU", unsafe { sys::cuDeviceGet(&raw mut device, ordinal as i32) })?;
-    Ok(device)
+    written("open a GPU", 0, |device| unsafe { sys::cuDeviceGet(device, ordinal as i32) })
 }
 
-/// Returns a text of at most `LENGTH` bytes, as a call writes it.
+/// Returns the name of a GPU.
+pub(super) fn name(device: CUdevice) -> Result<String, GpuError> {
+    // Safety: writes at most the given number of bytes and ends them with 0.
+    text("ask for a GPU's name", |to, length| unsafe { sys::cuDeviceGetName(to, length, device) })
+}
+
+/// Returns a property of a GPU.
+pub(super) fn attribute(device: CUdevice, attribute: Attribute) -> Result<u32, GpuError> {
+    // Safety: writes one integer.
+    let ask = |value| unsafe { sys::cuDeviceGetAttribute(value, attribute, device) };
+    written("ask for a property of a GPU", 0, ask).map(|value| value as u32)
+}
+
+/// Returns the compute capability of a GPU, times 10.
+pub(super) fn capability(device: CUdevice) -> Result<u32, GpuError> {
+    let major = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    Ok(major * 10 + attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?)
+}
+
+/// Returns a text of at most 127 bytes that a call writes.
 fn text(
     context: &'static str,
     call: impl FnOnce(*mut core::ffi::c_char, i32) -> sys::CUresult,
 ) -> Result<String, GpuError> {
     let mut text = [0; 128];
-    // One byte is kept back, so that it ends with 0 whatever the call writes.
+    // One byte is kept back, so the text ends with 0 whatever the call writes.
     check(context, call(text.as_mut_ptr(), text.len() as i32 - 1))?;
     // Safety: the last byte is 0.
     Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
 }
 
-/// Where a GPU is on the PCI bus.
+/// Returns the address of a GPU on the PCI bus.
 pub(super) fn pci_address(ordinal: usize) -> Result<String, GpuError> {
-    let device = handle(ordinal)?;
+    let device = device(ordinal)?;
     // Safety: writes at most the given number of bytes and ends them with 0.
     text("ask where a GPU is", |to, length| unsafe { sys::cuDeviceGetPCIBusId(to, length, device) })
 }
 
 fn describe(ordinal: usize) -> Result<GpuInfo, GpuError> {
-    let device = handle(ordinal)?;
-    let attribute = |attribute: Attribute| {
-        let mut value = 0;
-        // Safety: writes one integer.
-        let code = unsafe { sys::cuDeviceGetAttribute(&raw mut value, attribute, device) };
-        check("ask for a property of a GPU", code).map(|()| value as u32)
-    };
-    let mut memory = 0;
+    let device = device(ordinal)?;
     // Safety: writes one integer.
-    check("ask for a GPU's memory", unsafe { sys::cuDeviceTotalMem_v2(&raw mut memory, device) })?;
+    let memory = written("ask for a GPU's memory", 0, |bytes| unsafe { sys::cuDeviceTotalMem_v2(bytes, device) })?;
     Ok(GpuInfo {
         ordinal,
-        // Safety: writes at most the given number of bytes and ends them with 0.
-        name: text("ask for a GPU's name", |to, length| unsafe { sys::cuDeviceGetName(to, length, device) })?,
-        capability: attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)? * 10
-            + attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
-        processors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        name: name(device)?,
+        capability: capability(device)?,
+        processors: attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         memory: memory as u64,
         pci_address: pci_address(ordinal)?,
     })

@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A stream for copies, with a pinned buffer.
 //!
-//! Kernels that wait for each other may fill the GPU. Copies between host and device run beside them on engines of
-//! their own; copies within a GPU and memsets need a free processor and would never start. So everything here goes
-//! through pinned memory, also from the device to itself.
+//! Kernels that wait for each other may fill the GPU. Copies between host and device run beside them on copy engines.
+//! Copies within a GPU and memsets need a free processor and might never start. So all copies here go through pinned
+//! memory, also those from a device to itself.
 
-use super::context::{Context, lock};
-use super::driver::{BesideCaptures, check, error};
-use crate::GpuError;
-use cudarc::driver::sys::{self, CUresult, CUstream};
+use super::context::Context;
+use super::driver::{BesideCaptures, check, handle, is_done, written};
+use crate::mapped::pointer;
+use crate::{GpuError, lock};
+use cudarc::driver::sys::{self, CUstream};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes of a buffer: as many as the longest message of the network between ranks.
+/// The bytes of a buffer: as many as the longest message of the network between ranks.
 pub(super) const BUFFER: u64 = 1 << 20;
 
-/// Bytes beside the buffer, for values.
+/// The bytes after the buffer, for values.
 pub(super) const VALUES: u64 = 64 << 10;
 
-/// A stream that waits for no other, and its buffer.
+/// A stream that waits for no other stream, and its buffer.
 #[derive(Debug)]
 pub(super) struct Lane {
     context: Arc<Context>,
@@ -32,7 +33,7 @@ unsafe impl Send for Lane {}
 unsafe impl Sync for Lane {}
 
 impl Lane {
-    /// A lane that nobody uses, or a new one.
+    /// Returns an unused lane, or a new one.
     pub(super) fn take(context: &Arc<Context>) -> Result<Self, GpuError> {
         if let Some(lane) = lock(&context.lanes).pop() {
             return Ok(lane);
@@ -41,17 +42,28 @@ impl Lane {
         Ok(Self { context: context.clone(), stream: new_stream()?, buffer: host_alloc(BUFFER + VALUES)? })
     }
 
-    /// Keeps it for the next user. All its copies must be done.
+    /// Runs `work` with a lane. A lane whose work has failed is not used again.
+    pub(super) fn with(
+        context: &Arc<Context>,
+        work: impl FnOnce(&mut Self) -> Result<(), GpuError>,
+    ) -> Result<(), GpuError> {
+        let mut lane = Self::take(context)?;
+        work(&mut lane)?;
+        lane.give_back();
+        Ok(())
+    }
+
+    /// Keeps the lane for the next user. All its copies must be done.
     pub(super) fn give_back(self) {
         lock(&self.context.clone().lanes).push(self);
     }
 
-    /// Address of the buffer, on host and device.
+    /// Returns the address of the buffer, on host and device.
     pub(super) fn buffer(&self) -> u64 {
         self.buffer
     }
 
-    /// Address of the place for values.
+    /// Returns the address of the place for values.
     pub(super) fn values(&self) -> u64 {
         self.buffer + BUFFER
     }
@@ -63,7 +75,7 @@ impl Lane {
     /// Starts a copy between the host's pinned memory and the device.
     ///
     /// # Safety
-    /// - Both ranges are alive until it is done.
+    /// - Both ranges are alive until the copy is done.
     pub(super) unsafe fn start(&mut self, to: u64, from: u64, bytes: u64) -> Result<(), GpuError> {
         // Safety: the caller's promise.
         let code = unsafe { sys::cuMemcpyAsync(to, from, bytes as usize, self.stream) };
@@ -75,15 +87,11 @@ impl Lane {
         self.context.enter()?;
         let _beside = BesideCaptures::begin();
         // Safety: the stream is alive.
-        match unsafe { sys::cuStreamQuery(self.stream) } {
-            CUresult::CUDA_SUCCESS => Ok(true),
-            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            code => Err(error("ask for the end of a copy", code)),
-        }
+        is_done("ask for the end of a copy", unsafe { sys::cuStreamQuery(self.stream) })
     }
 
-    /// Waits until all copies are done. It asks again and again: a call of the driver's that waits could hold up
-    /// others.
+    /// Waits until all copies are done. It queries repeatedly, because a driver call that waits could delay other
+    /// threads.
     fn finish(&self) -> Result<(), GpuError> {
         let start = Instant::now();
         while !self.is_idle()? {
@@ -99,7 +107,7 @@ impl Lane {
     /// Copies from the program to the device.
     ///
     /// # Safety
-    /// - The destination is alive, and nobody else uses it meanwhile.
+    /// - The destination is alive, and no other code uses it meanwhile.
     pub(super) unsafe fn write(&mut self, to: u64, from: &[u8]) -> Result<(), GpuError> {
         self.context.enter()?;
         let mut at = to;
@@ -137,7 +145,7 @@ impl Lane {
     /// Writes zeros to the device.
     ///
     /// # Safety
-    /// - The range is alive, and nobody else uses it meanwhile.
+    /// - The range is alive, and no other code uses it meanwhile.
     pub(super) unsafe fn zero(&mut self, to: u64, bytes: u64) -> Result<(), GpuError> {
         self.context.enter()?;
         // Safety: the buffer is as long, and no copy uses it.
@@ -153,32 +161,30 @@ impl Lane {
     }
 }
 
-/// A new stream that does not wait for the default one. The context must be current.
+/// Makes a stream that does not wait for the default one. The context must be current.
 pub(super) fn new_stream() -> Result<CUstream, GpuError> {
-    let mut stream = std::ptr::null_mut();
     let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
     // Safety: writes one pointer.
-    check("make a stream", unsafe { sys::cuStreamCreate(&raw mut stream, flags) })?;
-    Ok(stream)
+    handle("make a stream", |stream| unsafe { sys::cuStreamCreate(stream, flags) })
 }
 
-/// Pinned memory that every GPU reaches at the address that the CPU uses. The context must be current.
+/// Allocates pinned memory that every GPU reaches at the CPU's address. The context must be current.
 pub(super) fn host_alloc(bytes: u64) -> Result<u64, GpuError> {
     const CALL: &str = "allocate pinned memory";
-    let mut start = std::ptr::null_mut();
     let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
     // Safety: writes one pointer.
-    check(CALL, unsafe { sys::cuMemHostAlloc(&raw mut start, bytes as usize, flags) })?;
-    let mut address = 0;
-    // Safety: writes one integer.
-    let code = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut address, start, 0) };
+    let start = handle(CALL, |start| unsafe { sys::cuMemHostAlloc(start, bytes as usize, flags) })?;
     let start = start.expose_provenance() as u64;
-    check(CALL, code)?;
+    let address = address_of_host(CALL, start)?;
     if address != start {
-        return Err(GpuError::Driver {
-            context: CALL,
-            reason: format!("the GPU sees {address:#x} where the CPU sees {start:#x}"),
-        });
+        let reason = format!("the GPU sees {address:#x} where the CPU sees {start:#x}");
+        return Err(GpuError::Driver { context: CALL, reason });
     }
     Ok(start)
+}
+
+/// Returns the address at which the current context's GPU finds registered memory of the host.
+pub(super) fn address_of_host(context: &'static str, start: u64) -> Result<u64, GpuError> {
+    // Safety: writes one integer.
+    written(context, 0, |seen| unsafe { sys::cuMemHostGetDevicePointer_v2(seen, pointer(start), 0) })
 }

@@ -2,48 +2,48 @@
 //! The kernels that run on the GPUs of this process.
 //!
 //! The driver accepts kernels that cannot be resident together; one of them then never starts. So this module adds up
-//! the launches and refuses what does not fit. It also knows when no kernel runs, which is when [deferred
+//! the launches and refuses a launch that does not fit. It also detects when no kernel runs, which is when [deferred
 //! frees](super::deferred) are carried out.
 
-use super::context::{Context, lock};
-use super::deferred::{DeferredFree, free};
-use super::driver::{BesideCaptures, check, describe};
+use super::context::Context;
+use super::deferred::{DeferredFree, Resource, free};
+use super::driver::{BesideCaptures, check, error, new_event};
 use super::resident::Residents;
-use crate::GpuError;
+use crate::{GpuError, lock};
 use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 
-/// Most kernels that one GPU runs at a time.
+/// The most kernels that one GPU runs at a time.
 const MOST_KERNELS: usize = 128;
 
-/// Most failures of frees that are remembered.
+/// The most failures of frees that are kept.
 const MOST_FAILURES: usize = 16;
 
 /// A kernel that was launched.
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) ordinal: usize,
-    /// Which device object launched it.
+    /// The device object that launched it.
     pub(super) owner: u64,
     ended: CUevent,
     blocks: u64,
-    /// Blocks of its shape that one processor holds.
+    /// The blocks of its shape that one processor holds.
     per_processor: u64,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) running: Vec<Running>,
-    /// Kernels that stay; `None` in programs that have none.
+    /// The resident kernels; `None` in programs that have none.
     pub(super) residents: Option<Box<Residents>>,
-    /// Number of [`Hold`](super::resident::Hold)s.
+    /// The number of [`Hold`](super::resident::Hold)s.
     pub(super) holds: u32,
     deferred: Vec<DeferredFree>,
     failures: Vec<GpuError>,
 }
 
-// Safety: handles of the driver's, which any thread may use.
+// Safety: handles of the driver, which any thread may use.
 unsafe impl Send for State {}
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
@@ -52,25 +52,25 @@ pub(super) fn with<T>(work: impl FnOnce(&mut State) -> T) -> T {
     let mut state = lock(&STATE);
     let state = state.get_or_insert_default();
     if state.running.is_empty() && state.deferred.is_empty() {
-        // Nothing to ask the driver.
+        // No query of the driver is needed.
         return work(state);
     }
     let _beside = BesideCaptures::begin();
     work(state)
 }
 
-/// How many blocks of a shape a GPU holds when nothing else runs.
+/// The blocks of a shape that a GPU holds when no other kernel runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Fit {
-    /// Blocks that one processor holds.
+    /// The blocks that one processor holds.
     pub(super) per_processor: u64,
-    /// Blocks of a cluster; 1 if there are none.
+    /// The blocks of a cluster; 1 without clusters.
     pub(super) cluster: u64,
-    /// Clusters that the GPU holds.
+    /// The clusters that the GPU holds.
     pub(super) clusters: u64,
 }
 
-/// A launch that is about to happen.
+/// A launch that will follow.
 #[derive(Debug)]
 pub(super) struct Launch<'a> {
     pub(super) context: &'a Arc<Context>,
@@ -80,15 +80,15 @@ pub(super) struct Launch<'a> {
     pub(super) fit: Fit,
     /// All blocks must be resident at once.
     pub(super) cooperative: bool,
-    /// Bytes of local memory that a thread takes.
+    /// The bytes of local memory of a thread.
     pub(super) local: u32,
-    /// It becomes part of a graph, and runs when that is launched, which is not seen here.
+    /// It becomes part of a graph, and runs when the graph is launched, which is not seen here.
     pub(super) captured: bool,
 }
 
-/// Blocks that fit beside what runs, wherever its blocks are: each of them takes a whole number of places from one
-/// processor, at most as many as its share of the processor needs, and each place may be of another cluster. `running`:
-/// blocks, and how many of their shape one processor holds.
+/// Returns the blocks that fit beside the running ones, wherever these are. Each running block takes a whole number of
+/// places of one processor, at most as many as its share of the processor needs. Each place may be of another cluster.
+/// `running`: blocks, and how many of their shape one processor holds.
 fn room(running: impl Iterator<Item = (u64, u64)>, fit: Fit) -> u64 {
     let taken = running.map(|(blocks, per_processor)| {
         let each = fit.per_processor.div_ceil(per_processor.max(1));
@@ -104,15 +104,15 @@ impl State {
             // Safety: the event is alive as long as it is in the list.
             let busy = unsafe { sys::cuEventQuery(running.ended) } == CUresult::CUDA_ERROR_NOT_READY;
             if !busy {
-                // Safety: as above; it is in the list no more.
+                // Safety: as above; the event is in the list no more.
                 unsafe { sys::cuEventDestroy_v2(running.ended) };
             }
             busy
         });
     }
 
-    /// Returns how many blocks fit on GPU `ordinal` beside what runs and, unless `asks` launches those, beside the
-    /// kernels that stay and will run again.
+    /// Returns how many blocks fit on GPU `ordinal` beside the running kernels, and beside the parked resident kernels,
+    /// which will run again. Resident kernels that `asks` launches do not count.
     fn room(&self, ordinal: usize, fit: Fit, asks: Option<u64>) -> u64 {
         let running = self.running.iter().filter(|running| running.ordinal == ordinal);
         let running = running.map(|running| (running.blocks, running.per_processor));
@@ -120,7 +120,7 @@ impl State {
         room(running.chain(away), fit)
     }
 
-    /// Returns whether no kernel runs. Asks kernels that stay to park if no other runs.
+    /// Returns whether no kernel runs. If only resident kernels run, asks them to park.
     fn is_quiet(&mut self) -> bool {
         self.reap();
         match &self.residents {
@@ -131,17 +131,16 @@ impl State {
         }
     }
 
-    /// Frees what was deferred, if no kernel runs. The caller drops what this returns without the lock, because that
-    /// may defer more.
+    /// Carries out deferred frees, if no kernel runs. The caller drops the result without the lock, because that may
+    /// defer more.
     fn free_deferred(&mut self) -> Vec<Box<dyn Any>> {
         let mut rests = Vec::new();
         if self.deferred.is_empty() || !self.is_quiet() {
             return rests;
         }
-        let copying =
-            |deferred: &DeferredFree| matches!(deferred, DeferredFree::Lane(lane) if lane.is_idle() == Ok(false));
+        let copying = |deferred: &DeferredFree| matches!(deferred, DeferredFree { resource: Resource::Lane(lane), .. } if lane.is_idle() == Ok(false));
         if self.deferred.iter().any(copying) {
-            // Its copies may use memory that is deferred too.
+            // Its copies may use memory whose free is deferred too.
             return rests;
         }
         for deferred in std::mem::take(&mut self.deferred) {
@@ -155,12 +154,12 @@ impl State {
     }
 }
 
-/// Frees it later, when no kernel runs.
-pub(super) fn defer(deferred: DeferredFree) {
-    with(|state| state.deferred.push(deferred));
+/// Defers a free until no kernel runs.
+pub(super) fn defer(context: &Arc<Context>, resource: Resource) {
+    with(|state| state.deferred.push(DeferredFree { context: context.clone(), resource }));
 }
 
-/// Frees what was deferred, if no kernel runs.
+/// Carries out deferred frees, if no kernel runs.
 pub(super) fn free_deferred() {
     drop(with(State::free_deferred));
 }
@@ -170,7 +169,7 @@ pub(super) fn failures() -> Vec<GpuError> {
     with(|state| std::mem::take(&mut state.failures))
 }
 
-/// Number of kernels that a device object launched and that have not ended.
+/// Returns the number of kernels that a device object launched and that have not ended.
 pub(super) fn running(owner: u64) -> usize {
     with(|state| {
         state.reap();
@@ -178,7 +177,7 @@ pub(super) fn running(owner: u64) -> usize {
     })
 }
 
-/// Blocks of a shape that fit beside what runs now.
+/// Returns the blocks of a shape that fit beside the running kernels.
 pub(super) fn free_blocks(context: &Context, fit: Fit) -> u64 {
     with(|state| {
         state.reap();
@@ -186,7 +185,7 @@ pub(super) fn free_blocks(context: &Context, fit: Fit) -> u64 {
     })
 }
 
-/// Launches by `start` if there is room. Nothing is freed meanwhile.
+/// Launches by `start` if there is room. No free is carried out meanwhile.
 pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> Result<(), GpuError> {
     let (mut start, mut wait) = (Some(start), super::resident::ComingBack::default());
     loop {
@@ -224,22 +223,19 @@ fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl FnOnce() -> CUr
     state.make_way(launch)?;
     context.enter()?;
     if launch.captured {
-        // An event recorded now would be part of the graph too, and never say when a kernel ends.
+        // An event recorded now would be part of the graph too, and never show the end of a kernel.
         return check("launch a kernel into a graph", start());
     }
-    let mut ended = std::ptr::null_mut();
-    let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-    // Safety: writes one pointer.
-    check("make an event", unsafe { sys::cuEventCreate(&raw mut ended, flags) })?;
+    let ended = new_event()?;
     // Safety: both handles are alive.
     let code = match start() {
         CUresult::CUDA_SUCCESS => unsafe { sys::cuEventRecord(ended, launch.stream) },
         code => code,
     };
     if code != CUresult::CUDA_SUCCESS {
-        // Safety: the event is nobody else's.
+        // Safety: no other code has the event.
         unsafe { sys::cuEventDestroy_v2(ended) };
-        return Err(GpuError::Driver { context: "launch a kernel", reason: describe(code) });
+        return Err(error("launch a kernel", code));
     }
     let &Launch { owner, blocks, fit: Fit { per_processor, .. }, .. } = launch;
     if let Some(residents) = &mut state.residents {

@@ -2,33 +2,35 @@
 //! Allocations.
 
 use super::context::Context;
-use super::deferred::DeferredFree;
-use super::driver::check;
+use super::deferred::Resource;
+use super::driver::written;
 use super::lane::{Lane, host_alloc};
 use super::launches::{defer, free_deferred};
-use crate::{GpuError, MemoryKind, RawMemory};
+use crate::error::out_of_memory;
+use crate::{GpuError, MemoryKind, RawMemory, lock};
 use cudarc::driver::sys;
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex};
 
-/// Pinned memory that is used here: start and length.
-static PINNED: RwLock<BTreeMap<u64, u64>> = RwLock::new(BTreeMap::new());
+/// The pinned memory that is used here: start and length.
+static PINNED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
 
-/// Returns whether all bytes are in pinned memory that is known here. Copies of other memory take the longer way.
+/// Returns whether all bytes are in pinned memory that is known here. Copies of other memory go through a pinned
+/// buffer.
 pub(super) fn is_pinned(address: u64, bytes: u64) -> bool {
-    let pinned = PINNED.read().unwrap_or_else(PoisonError::into_inner);
+    let pinned = lock(&PINNED);
     let before = pinned.range(..=address).next_back();
     before.is_some_and(|(start, length)| address - start <= *length && bytes <= length - (address - start))
 }
 
-/// From now on these bytes are pinned.
+/// Notes that these bytes are pinned.
 pub(super) fn know_pinned(address: u64, bytes: u64) {
-    PINNED.write().unwrap_or_else(PoisonError::into_inner).insert(address, bytes);
+    lock(&PINNED).insert(address, bytes);
 }
 
-/// The bytes that start here may not be pinned any more.
+/// Notes that the bytes that start here may not be pinned any more.
 pub(super) fn forget_pinned(address: u64) {
-    PINNED.write().unwrap_or_else(PoisonError::into_inner).remove(&address);
+    lock(&PINNED).remove(&address);
 }
 
 /// Device memory or pinned memory; freed when no kernel runs.
@@ -40,11 +42,11 @@ pub(super) struct CudaMemory {
 }
 
 impl CudaMemory {
-    /// Zeroed memory.
+    /// Allocates zeroed memory.
     pub(super) fn new(context: &Arc<Context>, kind: MemoryKind, bytes: u64) -> Result<Self, GpuError> {
         free_deferred();
         context.enter()?;
-        let refuse = |error: GpuError| GpuError::OutOfMemory { bytes, kind, reason: error.to_string() };
+        let refuse = out_of_memory(kind, bytes);
         let address = match kind {
             MemoryKind::Pinned => {
                 let address = host_alloc(bytes).map_err(refuse)?;
@@ -54,19 +56,15 @@ impl CudaMemory {
                 address
             }
             MemoryKind::Device => {
-                let mut address = 0;
                 // Safety: writes one integer.
-                let code = unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes as usize) };
-                check("allocate device memory", code).map_err(refuse)?;
-                address
+                let allocate = |address| unsafe { sys::cuMemAlloc_v2(address, bytes as usize) };
+                written("allocate device memory", 0, allocate).map_err(refuse)?
             }
         };
         let memory = Self { context: context.clone(), kind, address };
         if kind == MemoryKind::Device {
-            let mut lane = Lane::take(context)?;
             // Safety: these bytes were just allocated.
-            unsafe { lane.zero(address, bytes)? };
-            lane.give_back();
+            Lane::with(context, |lane| unsafe { lane.zero(address, bytes) })?;
         }
         Ok(memory)
     }
@@ -80,14 +78,14 @@ impl RawMemory for CudaMemory {
 
 impl Drop for CudaMemory {
     fn drop(&mut self) {
-        let context = self.context.clone();
-        defer(match self.kind {
-            MemoryKind::Device => DeferredFree::Device(context, self.address),
+        let resource = match self.kind {
+            MemoryKind::Device => Resource::Device(self.address),
             MemoryKind::Pinned => {
                 forget_pinned(self.address);
-                DeferredFree::Pinned(context, self.address)
+                Resource::Pinned(self.address)
             }
-        });
+        };
+        defer(&self.context, resource);
     }
 }
 
@@ -98,7 +96,7 @@ mod tests {
     #[test]
     fn a_range_is_pinned_if_one_allocation_holds_all_of_it() {
         let start = u64::MAX - (1 << 20);
-        PINNED.write().unwrap().insert(start, 64);
+        lock(&PINNED).insert(start, 64);
         for (address, bytes, expected) in [
             (start, 64, true),
             (start + 8, 56, true),
@@ -111,6 +109,6 @@ mod tests {
         ] {
             assert_eq!(is_pinned(address, bytes), expected, "{bytes} bytes at {address:#x}");
         }
-        PINNED.write().unwrap().remove(&start);
+        lock(&PINNED).remove(&start);
     }
 }

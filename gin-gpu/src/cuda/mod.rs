@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! NVIDIA GPUs, through the CUDA driver (feature `cuda`).
 //!
-//! The driver is loaded when the first device is made; without one, or with one that is too old or shows no GPU, that
-//! fails with [`GpuError::NoDriver`], [`GpuError::DriverTooOld`] or [`GpuError::NoDevice`]. Ranks are threads of one
-//! process, and several may share a GPU: each has a [`CudaDevice`] of its own over the GPU's primary context.
+//! The driver is loaded when the first device is made. That fails with [`GpuError::NoDriver`],
+//! [`GpuError::DriverTooOld`] or [`GpuError::NoDevice`] if there is no driver, it is too old, or it shows no GPU. Ranks
+//! are threads of one process, and several ranks may share a GPU: each has its own [`CudaDevice`] over the GPU's
+//! primary context.
 //!
-//! Streams, memory and modules of a program that calls the driver itself, or by way of `cust` or C++, can be used too,
-//! and ours handed to it: [`raw`].
+//! Streams, memory and modules of a program that calls the driver itself, or through `cust` or C++, can be used too,
+//! and the program can use gin's: [`raw`].
 //!
 //! # Kernels that wait
-//! A kernel that waits for others keeps driver calls from returning, and those others may be waiting for the calling
-//! thread. So:
+//! While a kernel waits for others, some driver calls do not return. The others may wait for the thread that made such
+//! a call. So:
 //! - All functions of a module are loaded when the module is.
 //! - Memory, streams, events, modules and doorbell pages that are dropped are freed later, by an allocation or a
 //!   [`synchronize`](Stream::synchronize) while no kernel of this process runs on any of its GPUs. Failures are kept:
 //!   [`take_failures`].
-//! - Kernels that stay until they are asked to park ([`Resident`]) are asked before something is freed,
-//!   before a module is loaded, and before a launch that needs more local memory than any before it.
-//! - Launches of all ranks on a GPU are added up; a cooperative launch that does not fit beside the running kernels is
-//!   refused.
-//!   The sum takes the worst placing of blocks, so it refuses some that would fit.
-//! - Memory is zeroed and copied through pinned buffers, by copy engines, which work also while every processor is
-//!   taken. What is put on a stream by [`Stream::copy`] between addresses of one GPU is not: it needs a free processor.
-//! - Kernels that are part of CUDA graphs are not seen here: see [`CudaStream`].
-//! - Nothing waits inside the driver: streams and events are asked again and again.
+//! - Resident kernels ([`Resident`]) are asked to park before memory is freed, before a module is loaded, and before a
+//!   launch that needs more local memory than any launch before it.
+//! - Launches of all ranks on a GPU are added up. A cooperative launch that does not fit beside the running kernels is
+//!   refused. The sum assumes the worst placement of blocks, so some launches that would fit are refused.
+//! - Memory is zeroed and copied through pinned buffers, by copy engines. These work even while every processor is
+//!   taken. A [`Stream::copy`] between addresses of one GPU does not use them: it needs a free processor.
+//! - Kernels that are part of CUDA graphs are not counted here: see [`CudaStream`].
+//! - No thread waits inside the driver: streams and events are queried repeatedly.
 
 mod context;
 mod copies;
@@ -49,15 +49,15 @@ pub use stream::CudaStream;
 
 use self::context::Context;
 use self::copies::Copies;
-use self::flat::{Addresses, PlacedMemory};
+use self::flat::Addresses;
 use self::lane::Lane;
 use self::memory::{CudaMemory, is_pinned};
 use self::module::{Handle, Image, Images};
 use self::pages::CudaPages;
 use self::resident::Hold;
-use self::shared::{FileMemory, PinnedFile};
+use self::shared::{MappedMemory, PinnedFile};
 use super::copier::Copier;
-use super::flat::{Place, RawAddresses};
+use super::flat::{FlatPlace, RawAddresses};
 use super::{
     Device, DeviceKind, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, MemoryFile, MemoryKind,
     MemorySharing, Module, ModuleSource, NicAccess, RawMemory, SharedFile, Stream,
@@ -65,12 +65,18 @@ use super::{
 use crate::Devices;
 use crate::copy::copy_shared;
 use crate::resident::Resident;
-use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Number of GPUs that this process can use, at least one.
+/// Returns the number of GPUs that this process can use, at least one.
+///
+/// ```
+/// match gin_gpu::cuda::device_count() {
+///     Ok(gpus) => assert!(gpus > 0),
+///     Err(error) => println!("no GPU: {error}"),
+/// }
+/// ```
 ///
 /// # Errors
 /// [`GpuError::NoDriver`], [`GpuError::DriverTooOld`], [`GpuError::NoDevice`].
@@ -78,7 +84,7 @@ pub fn device_count() -> Result<usize, GpuError> {
     context::count()
 }
 
-/// Newest CUDA version that the driver knows, such as `13.0`.
+/// Returns the newest CUDA version that the driver supports, such as `13.0`.
 ///
 /// # Errors
 /// As [`device_count`].
@@ -91,11 +97,21 @@ pub fn take_failures() -> Vec<GpuError> {
     launches::failures()
 }
 
-/// A GPU as one rank sees it.
+/// A GPU as one rank uses it.
+///
+/// ```
+/// use gin_gpu::Device;
+/// use gin_gpu::cuda::CudaDevice;
+///
+/// match CudaDevice::new(0, &[]) {
+///     Ok(device) => println!("{}: {}", device.pci_address().unwrap_or_default(), device.name()),
+///     Err(error) => println!("no GPU: {error}"),
+/// }
+/// ```
 #[derive(Debug)]
 pub struct CudaDevice {
     context: Arc<Context>,
-    /// Unique in this process: launches are counted by it.
+    /// Unique in this process. Launches are counted by it.
     id: u64,
     kernels: Vec<Embedded>,
     limit: Option<Duration>,
@@ -103,46 +119,44 @@ pub struct CudaDevice {
 }
 
 impl CudaDevice {
-    /// GPU number `ordinal` of those the driver shows, with kernels that [`ModuleSource::Linked`] stands for.
+    /// Opens GPU number `ordinal` of the driver's GPUs, with the kernels of [`ModuleSource::Linked`].
     ///
     /// # Errors
-    /// As [`device_count`]; [`GpuError::NoSuchDevice`]; [`GpuError::Unsupported`] for a GPU that lacks something gin
-    /// needs; what the driver reports.
+    /// As [`device_count`]; [`GpuError::NoSuchDevice`]; [`GpuError::Unsupported`] for a GPU that lacks a required
+    /// feature; or an error of the driver.
     pub fn new(ordinal: usize, kernels: &[Embedded]) -> Result<Arc<Self>, GpuError> {
         Self::with_limit(ordinal, kernels, None)
     }
 
-    /// As [`new`](Self::new), and waiting for a stream ends with an error after `limit`.
+    /// Does the same as [`new`](Self::new). A wait for a stream ends with an error after `limit`.
     ///
     /// # Errors
     /// As [`new`](Self::new).
     pub fn with_limit(ordinal: usize, kernels: &[Embedded], limit: Option<Duration>) -> Result<Arc<Self>, GpuError> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let context = Context::get(ordinal)?;
-        // Clocks and pauses of the host work with it.
+        // It makes clocks and pauses work on the host.
         crate::virt::install();
         let (id, kernels) = (NEXT.fetch_add(1, Ordering::Relaxed), kernels.to_vec());
         Ok(Arc::new_cyclic(|this| Self { context, id, kernels, limit, this: this.clone() }))
     }
 
-    /// Its number.
+    /// Returns its number.
     pub fn ordinal(&self) -> usize {
         self.context.ordinal
     }
 
-    /// Compute capability times 10: 90 for sm_90.
+    /// Returns the compute capability times 10: 90 for sm_90.
     pub fn capability(&self) -> u32 {
         self.context.capability
     }
 
-    /// Number of its processors (SMs).
+    /// Returns the number of its processors (SMs).
     pub fn processors(&self) -> u32 {
         self.context.processors
     }
-}
 
-impl CudaDevice {
-    /// Registers a kernel that stays: this device object launches it from now on, and parks it on request.
+    /// Registers a resident kernel: this device object launches it from now on.
     pub(crate) fn keep_resident(&self, resident: Weak<dyn Resident>) {
         resident::keep(self.id, resident);
     }
@@ -180,11 +194,8 @@ impl Device for CudaDevice {
             unsafe { copy_shared(destination, source.as_ptr().expose_provenance() as u64, bytes) };
             return Ok(());
         }
-        let mut lane = Lane::take(&self.context)?;
         // Safety: the caller's promise.
-        unsafe { lane.write(destination, source)? };
-        lane.give_back();
-        Ok(())
+        Lane::with(&self.context, |lane| unsafe { lane.write(destination, source) })
     }
 
     unsafe fn copy_out(&self, destination: &mut [u8], source: u64) -> Result<(), GpuError> {
@@ -194,15 +205,12 @@ impl Device for CudaDevice {
             unsafe { copy_shared(destination.as_mut_ptr().expose_provenance() as u64, source, bytes) };
             return Ok(());
         }
-        let mut lane = Lane::take(&self.context)?;
         // Safety: the caller's promise.
-        unsafe { lane.read(destination, source)? };
-        lane.give_back();
-        Ok(())
+        Lane::with(&self.context, |lane| unsafe { lane.read(destination, source) })
     }
 
     fn load(&self, source: ModuleSource<'_>) -> Result<Box<dyn Module>, GpuError> {
-        // The driver waits for running kernels before it loads.
+        // The driver waits for running kernels before it loads a module.
         let _hold = Hold::new();
         let images = match source {
             ModuleSource::Linked => {
@@ -220,13 +228,12 @@ impl Device for CudaDevice {
     }
 
     fn reaches(&self, other: &dyn Device) -> bool {
-        other.as_any().downcast_ref::<Self>().is_some_and(|other| self.context.reaches(&other.context))
+        other.downcast::<Self>().is_some_and(|other| self.context.reaches(&other.context))
     }
 
     fn resident_blocks(&self, function: &Function, config: &LaunchConfig) -> Result<u64, GpuError> {
         let Some(handle) = function.handle.downcast_ref::<Handle>() else {
-            let what = "run a kernel that was loaded for another kind of device";
-            return Err(GpuError::Unsupported { device: self.name(), what });
+            return Err(self.context.unsupported("run a kernel that was loaded for another kind of device"));
         };
         let fit = stream::fit(&self.context, handle.raw, config)?;
         Ok(launches::free_blocks(&self.context, fit))
@@ -241,12 +248,8 @@ impl Device for CudaDevice {
     }
 
     fn pci_address(&self) -> Option<String> {
-        // A fact that the driver does not report is not known.
+        // Without an answer of the driver the address is not known.
         info::pci_address(self.ordinal()).ok()
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 
@@ -260,23 +263,18 @@ impl MemorySharing for CudaDevice {
         self.context.granularity.unwrap_or(1)
     }
 
-    fn allocate_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
-        Ok(Box::new(PlacedMemory::new(&self.context, place)?))
+    fn allocate_at(&self, place: FlatPlace, shared: bool) -> Result<Box<dyn RawMemory>, GpuError> {
+        Ok(Box::new(MappedMemory::new(&self.context, place.bytes(), Some(place), shared)?))
     }
 
     fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
         Ok(match kind {
-            MemoryKind::Device => Box::new(FileMemory::new(&self.context, bytes, None)?),
+            MemoryKind::Device => Box::new(MappedMemory::new(&self.context, bytes, None, true)?),
             MemoryKind::Pinned => Box::new(PinnedFile::new(&self.context, bytes)?),
         })
     }
 
-    fn allocate_shared_at(&self, place: Place) -> Result<Box<dyn RawMemory>, GpuError> {
-        let bytes = place.bytes();
-        Ok(Box::new(FileMemory::new(&self.context, bytes, Some(place))?))
-    }
-
-    fn import(&self, file: SharedFile, place: Option<Place>) -> Result<Box<dyn RawMemory>, GpuError> {
+    fn import(&self, file: SharedFile, place: Option<FlatPlace>) -> Result<Box<dyn RawMemory>, GpuError> {
         shared::import(&self.context, file, place)
     }
 
@@ -299,8 +297,8 @@ impl NicAccess for CudaDevice {
     }
 }
 
-/// Real GPUs for the ranks of a job, which share `gpus`: neighbours the same one where there are more ranks than GPUs.
-/// Waiting for a stream ends with an error after `limit`.
+/// Makes the devices of the ranks of a job from `gpus`. If there are more ranks than GPUs, neighbouring ranks share
+/// one. A wait for a stream ends with an error after `limit`.
 ///
 /// # Errors
 /// As [`CudaDevice::new`]; [`GpuError::NoSuchDevice`] if `gpus` is empty.
@@ -310,7 +308,7 @@ pub fn devices(gpus: &[usize], kernels: &[Embedded], limit: Option<Duration>) ->
         return Err(GpuError::NoSuchDevice { ordinal: there, there });
     }
     for &ordinal in gpus {
-        // Before any kernel runs: GPUs that come up later would wait for it.
+        // Opened before any kernel runs, because a GPU that is opened later waits for running kernels.
         Context::get(ordinal)?;
     }
     let (gpus, kernels) = (gpus.to_vec(), kernels.to_vec());

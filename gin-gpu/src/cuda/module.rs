@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Kernels: PTX and machine code, loaded whole.
+//! Kernels from PTX and machine code.
 
-use super::context::{Context, lock};
-use super::deferred::DeferredFree;
-use super::driver::{check, describe, start, version_text};
+use super::context::Context;
+use super::deferred::Resource;
+use super::driver::{check, describe, start, version_text, written};
 use super::lane::Lane;
 use super::launches::defer;
 use crate::launch::similar;
-use crate::{Function, GpuError, Module, Parameter};
+use crate::{Function, GpuError, Module, Parameter, lock};
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute as Attribute, CUjit_option, CUmodule, CUresult};
 use gin_abi::{ABI_SYMBOL, ABI_VERSION};
 use gin_device::kernel::KERNELS;
@@ -18,14 +18,14 @@ use std::sync::Arc;
 /// Kernels as PTX: pairs of architecture (`sm_90`) and text, as `gin-build` writes them into a program.
 pub type Embedded = &'static [(&'static str, &'static str)];
 
-/// Most bytes of what the driver's compiler says.
+/// The most bytes of the log of the driver's compiler.
 const LOG: usize = 16 << 10;
 
-/// Most dynamic shared memory that a launch may have without an attribute of the function.
+/// The most bytes of dynamic shared memory of a launch without an attribute of the function.
 const SHARED_UNASKED: u32 = 48 << 10;
 
-/// The text for a GPU of this compute capability (times 10): that of the newest architecture that it is not older than.
-/// One with instructions of a single architecture (`sm_90a`) serves that one only.
+/// Returns the text for a GPU of this compute capability (times 10): that of the newest architecture that is not newer
+/// than the GPU. A text with instructions of a single architecture (`sm_90a`) serves only that one.
 pub(super) fn choose(embedded: Embedded, capability: u32) -> Option<&'static str> {
     let fits = embedded.iter().filter_map(|&(arch, text)| {
         let number = arch.strip_prefix("sm_")?;
@@ -37,17 +37,18 @@ pub(super) fn choose(embedded: Embedded, capability: u32) -> Option<&'static str
     fits.max_by_key(|(version, _)| *version).map(|(_, text)| text)
 }
 
-/// That a GPU gets none of these texts: there are none for it.
+/// Returns the error for a GPU for which there is no text.
 pub(super) fn no_text(embedded: Embedded, device: String, capability: u32) -> GpuError {
     let archs: Vec<&str> = embedded.iter().map(|(arch, _)| *arch).collect();
-    GpuError::Module {
-        device,
-        reason: format!("there are kernels for {}, and it is sm_{capability}", archs.join(", ")),
-        log: String::new(),
-    }
+    refused(device, format!("there are kernels for {}, and it is sm_{capability}", archs.join(", ")))
 }
 
-/// The version that a PTX text says it is of.
+/// Returns the error of a module that a device cannot load, without a log.
+fn refused(device: String, reason: String) -> GpuError {
+    GpuError::Module { device, reason, log: String::new() }
+}
+
+/// Returns the version that a PTX text states.
 fn ptx_version(image: &[u8]) -> Option<String> {
     let text = std::str::from_utf8(image.strip_suffix(&[0]).unwrap_or(image)).ok()?;
     let line = text.lines().find_map(|line| line.trim().strip_prefix(".version"))?;
@@ -59,13 +60,13 @@ fn ptx_version(image: &[u8]) -> Option<String> {
 pub(super) struct Image {
     context: Arc<Context>,
     raw: CUmodule,
-    /// It is not the program's.
+    /// gin has loaded it, and unloads it.
     owned: bool,
     functions: BTreeMap<String, Loaded>,
     abi: u32,
 }
 
-// Safety: handles of the driver's, which any thread may use.
+// Safety: handles of the driver, which any thread may use.
 unsafe impl Send for Image {}
 // Safety: as above.
 unsafe impl Sync for Image {}
@@ -81,13 +82,13 @@ struct Loaded {
 impl Drop for Image {
     fn drop(&mut self) {
         if self.owned {
-            defer(DeferredFree::Module(self.context.clone(), self.raw));
+            defer(&self.context, Resource::Module(self.raw));
         }
     }
 }
 
 impl Image {
-    /// The module of a text that lives for ever, loaded once for each GPU.
+    /// Returns the module of a static text. Each GPU loads it once.
     pub(super) fn embedded(context: &Arc<Context>, embedded: Embedded) -> Result<Arc<Self>, GpuError> {
         let Some(text) = choose(embedded, context.capability) else {
             return Err(no_text(embedded, context.full_name(), context.capability));
@@ -101,25 +102,22 @@ impl Image {
         Ok(image)
     }
 
-    /// The module of a PTX text.
+    /// Loads a PTX text.
     pub(super) fn ptx(context: &Arc<Context>, text: &str) -> Result<Self, GpuError> {
-        let text = CString::new(text).map_err(|_| GpuError::Module {
-            device: context.full_name(),
-            reason: "its PTX has a zero byte".to_owned(),
-            log: String::new(),
-        })?;
+        let refuse = |_| refused(context.full_name(), "its PTX has a zero byte".to_owned());
+        let text = CString::new(text).map_err(refuse)?;
         Self::load(context, text.as_bytes_with_nul())
     }
 
-    /// The module of a compiled image, or of PTX that ends with a zero byte.
+    /// Loads a compiled image, or PTX that ends with a zero byte.
     pub(super) fn load(context: &Arc<Context>, image: &[u8]) -> Result<Self, GpuError> {
         context.enter()?;
         let mut log = vec![0u8; LOG];
         let mut options = [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
-        // The driver takes numbers in the place of pointers.
+        // The driver takes numbers in place of pointers.
         let mut values = [log.as_mut_ptr().cast(), std::ptr::without_provenance_mut::<core::ffi::c_void>(LOG)];
         let mut raw = std::ptr::null_mut();
-        // Safety: the image is whole, the buffer as long as is said, and as many options as values.
+        // Safety: the image is whole, the buffer has the stated length, and there is a value for each option.
         let code = unsafe {
             sys::cuModuleLoadDataEx(
                 &raw mut raw,
@@ -137,25 +135,22 @@ impl Image {
             {
                 reason.push_str(&format!("; it is PTX {ptx}, and the driver is that of CUDA {}", version_text(driver)));
             }
-            return Err(GpuError::Module {
-                device: context.full_name(),
-                reason,
-                log: String::from_utf8_lossy(&log[..end]).trim().to_owned(),
-            });
+            let log = String::from_utf8_lossy(&log[..end]).trim().to_owned();
+            return Err(GpuError::Module { device: context.full_name(), reason, log });
         }
         Self { context: context.clone(), raw, owned: true, functions: BTreeMap::new(), abi: 0 }.read()
     }
 
-    /// A module of the program's, which it keeps loaded.
+    /// Uses a module of the program, which keeps it loaded.
     ///
     /// # Safety
-    /// - The module is loaded in this context, as long as what is returned is used.
+    /// - The module is loaded in this context, and stays so as long as the returned value is used.
     pub(super) unsafe fn foreign(context: &Arc<Context>, raw: CUmodule) -> Result<Self, GpuError> {
         context.enter()?;
         Self { context: context.clone(), raw, owned: false, functions: BTreeMap::new(), abi: 0 }.read()
     }
 
-    /// Its handle in the driver.
+    /// Returns the handle in the driver.
     pub(super) fn raw(&self) -> CUmodule {
         self.raw
     }
@@ -167,11 +162,7 @@ impl Image {
     }
 
     fn read_abi(&self) -> Result<u32, GpuError> {
-        let foreign = |reason: &str| GpuError::Module {
-            device: self.context.full_name(),
-            reason: reason.to_owned(),
-            log: String::new(),
-        };
+        let foreign = |reason: &str| refused(self.context.full_name(), reason.to_owned());
         let name = CString::new(ABI_SYMBOL).map_err(|_| foreign("the version's name has a zero byte"))?;
         let (mut address, mut bytes) = (0, 0);
         // Safety: writes two integers; the name ends with 0.
@@ -180,31 +171,26 @@ impl Image {
             return Err(foreign("it has no `gin_abi_version`: it was not built with gin-device"));
         }
         let mut version = [0; size_of::<u32>()];
-        let mut lane = Lane::take(&self.context)?;
         // Safety: the symbol has these bytes.
-        unsafe { lane.read(&mut version, address)? };
-        lane.give_back();
-        match u32::from_ne_bytes(version) {
-            ABI_VERSION => Ok(ABI_VERSION),
-            kernel_abi => {
-                Err(GpuError::AbiMismatch { kernel: self.context.full_name(), kernel_abi, host_abi: ABI_VERSION })
-            }
+        Lane::with(&self.context, |lane| unsafe { lane.read(&mut version, address) })?;
+        let (kernel, kernel_abi) = (self.context.full_name(), u32::from_ne_bytes(version));
+        if kernel_abi != ABI_VERSION {
+            return Err(GpuError::AbiMismatch { kernel, kernel_abi, host_abi: ABI_VERSION });
         }
+        Ok(kernel_abi)
     }
 
-    /// Loads all functions: one loaded later would wait for the kernels that run then.
+    /// Loads all functions, because a function that is loaded later would wait for the kernels that run then.
     fn read_functions(&mut self) -> Result<(), GpuError> {
         const CALL: &str = "list the kernels of a module";
-        let mut count = 0;
         // Safety: writes one integer.
-        check(CALL, unsafe { sys::cuModuleGetFunctionCount(&raw mut count, self.raw) })?;
+        let count = written(CALL, 0, |count| unsafe { sys::cuModuleGetFunctionCount(count, self.raw) })?;
         let mut functions = vec![std::ptr::null_mut(); count as usize];
-        // Safety: as much room as is said.
+        // Safety: the list has the stated length.
         check(CALL, unsafe { sys::cuModuleEnumerateFunctions(functions.as_mut_ptr(), count, self.raw) })?;
         for raw in functions {
-            let mut name = std::ptr::null();
             // Safety: writes a pointer to a string that lives as long as the module.
-            check(CALL, unsafe { sys::cuFuncGetName(&raw mut name, raw) })?;
+            let name = written(CALL, std::ptr::null(), |name| unsafe { sys::cuFuncGetName(name, raw) })?;
             // Safety: as above.
             let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
             // Safety: the function is of a module that is loaded.
@@ -227,14 +213,13 @@ impl Image {
 }
 
 fn attribute(function: CUfunction, attribute: Attribute) -> Result<u32, GpuError> {
-    let mut value = 0;
     // Safety: writes one integer; the function's module is loaded.
-    let code = unsafe { sys::cuFuncGetAttribute(&raw mut value, attribute, function) };
-    check("ask for a property of a kernel", code).map(|()| value as u32)
+    let ask = |value| unsafe { sys::cuFuncGetAttribute(value, attribute, function) };
+    written("ask for a property of a kernel", 0, ask).map(|value| value as u32)
 }
 
-/// Returns the parameters of a kernel. The module knows sizes only; names come from the kernel of the same name and the
-/// same sizes that is linked into the program, if there is one.
+/// Returns the parameters of a kernel. The module contains only sizes. The names are those of the kernel of the same
+/// name and the same sizes that is linked into the program, if there is one.
 fn parameters(name: &str, function: CUfunction) -> Result<Vec<Parameter>, GpuError> {
     let mut sizes = Vec::new();
     loop {
@@ -242,7 +227,7 @@ fn parameters(name: &str, function: CUfunction) -> Result<Vec<Parameter>, GpuErr
         // Safety: writes two integers.
         match unsafe { sys::cuFuncGetParamInfo(function, sizes.len(), &raw mut offset, &raw mut size) } {
             CUresult::CUDA_SUCCESS => sizes.push(size),
-            // Past the last one.
+            // There are no more parameters.
             CUresult::CUDA_ERROR_INVALID_VALUE => break,
             code => check("ask for a kernel's parameters", code)?,
         }
@@ -266,17 +251,17 @@ fn parameters(name: &str, function: CUfunction) -> Result<Vec<Parameter>, GpuErr
 pub(super) struct Handle {
     pub(super) raw: CUfunction,
     pub(super) ordinal: usize,
-    /// Bytes of local memory that a thread takes.
+    /// The bytes of local memory of a thread.
     pub(super) local: u32,
     pub(super) image: Arc<Image>,
 }
 
-// Safety: handles of the driver's, which any thread may use.
+// Safety: handles of the driver, which any thread may use.
 unsafe impl Send for Handle {}
 // Safety: as above.
 unsafe impl Sync for Handle {}
 
-/// Modules that kernels are looked up in together.
+/// Modules in which kernels are looked up together.
 #[derive(Debug)]
 pub(super) struct Images(pub(super) Vec<Arc<Image>>);
 
@@ -285,28 +270,18 @@ impl Module for Images {
         let mut found = self.0.iter().filter_map(|image| Some((image, image.functions.get(name)?)));
         let Some((image, loaded)) = found.next() else {
             let names = self.0.iter().flat_map(|image| image.functions.keys());
-            return Err(GpuError::UnknownKernel {
-                name: name.to_owned(),
-                similar: similar(name, names.map(|name| &**name)),
-            });
+            let similar = similar(name, names.map(|name| &**name));
+            return Err(GpuError::UnknownKernel { name: name.to_owned(), similar });
         };
         let others = found.count();
         if others > 0 {
             let modules = vec!["a PTX module".to_owned(); others + 1];
             return Err(GpuError::AmbiguousKernel { name: name.to_owned(), modules });
         }
-        Ok(Function {
-            name: name.to_owned(),
-            parameters: loaded.parameters.clone(),
-            max_threads: Some(loaded.max_threads),
-            abi: image.abi,
-            handle: Arc::new(Handle {
-                raw: loaded.raw,
-                ordinal: image.context.ordinal,
-                local: loaded.local,
-                image: image.clone(),
-            }),
-        })
+        let ordinal = image.context.ordinal;
+        let handle = Arc::new(Handle { raw: loaded.raw, ordinal, local: loaded.local, image: image.clone() });
+        let (parameters, max_threads) = (loaded.parameters.clone(), Some(loaded.max_threads));
+        Ok(Function { name: name.to_owned(), parameters, max_threads, abi: image.abi, handle })
     }
 
     fn names(&self) -> Vec<String> {

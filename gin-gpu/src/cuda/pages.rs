@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Pages of I/O memory that kernels store to: doorbell pages of NICs.
+//! Pages of I/O memory to which kernels store: doorbell pages of NICs.
 //!
-//! The driver registers a page once for all GPUs, and a NIC may give the same page to several users; so pages are
-//! counted here. A page is unregistered when nobody uses it and no kernel runs; until then it stays mapped in this
+//! The driver registers a page once for all GPUs, and a NIC may give the same page to several users. So users are
+//! counted here. A page is unregistered when it has no users and no kernel runs. Until then it stays mapped in this
 //! process.
 
-use super::context::{Context, lock};
-use super::deferred::DeferredFree;
+use super::context::Context;
+use super::deferred::Resource;
 use super::driver::{check, describe};
+use super::lane::address_of_host;
 use super::launches::{defer, free_deferred};
-use crate::{GpuError, Keep, MappedPages};
+use crate::mapped::pointer;
+use crate::{GpuError, Keep, MappedPages, lock};
 use cudarc::driver::sys::{self, CUresult};
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -20,7 +22,7 @@ use std::sync::{Arc, Mutex};
 #[derive(Default)]
 struct Page {
     users: usize,
-    /// Keeps it mapped while it has no users and is still registered.
+    /// Keeps the page mapped while it has no users and is still registered.
     keep: Option<Keep>,
 }
 
@@ -31,8 +33,8 @@ struct Table(BTreeMap<u64, Page>);
 static PAGES: Mutex<Table> = Mutex::new(Table(BTreeMap::new()));
 
 impl Table {
-    /// One more user of a page, which `register` registers if it is not yet. Gives what kept it mapped without users,
-    /// which need not any more.
+    /// Adds a user of a page, which `register` registers if it is not registered yet. Returns the value that kept the
+    /// page mapped without users, which is not needed any more.
     fn enter<E>(&mut self, first: u64, register: impl FnOnce() -> Result<(), E>) -> Result<Option<Keep>, E> {
         if !self.0.contains_key(&first) {
             register()?;
@@ -42,10 +44,10 @@ impl Table {
         Ok(page.keep.take())
     }
 
-    /// Removes a user. Returns the keeper of the page if there are other users; else the page will be unregistered
-    /// later.
+    /// Removes a user. Returns the user's keeper of the page if there are other users; else the page will be
+    /// unregistered later.
     fn leave(&mut self, first: u64, keep: Keep) -> Option<Keep> {
-        // A user has entered.
+        // A user has entered, so the page is in the table.
         let page = self.0.entry(first).or_default();
         page.users = page.users.saturating_sub(1);
         if page.users > 0 {
@@ -55,19 +57,16 @@ impl Table {
         None
     }
 
-    /// Has `unregister` unregister a page, unless it has users again or is gone already. Gives what kept it mapped.
+    /// Has `unregister` unregister a page, unless it has users again or is already gone. Returns the value that kept it
+    /// mapped.
     fn end<E>(&mut self, first: u64, unregister: impl FnOnce() -> Result<(), E>) -> Result<Option<Keep>, E> {
         if self.0.get(&first).is_none_or(|page| page.users > 0) {
             return Ok(None);
         }
-        // On an error it stays as it is: registered, and mapped.
+        // On an error the page stays registered and mapped.
         unregister()?;
         Ok(self.0.remove(&first).and_then(|page| page.keep))
     }
-}
-
-fn pointer(first: u64) -> *mut core::ffi::c_void {
-    std::ptr::with_exposed_provenance_mut(first as usize)
 }
 
 /// Unregisters a page without users. The caller drops the result when it holds no lock.
@@ -78,12 +77,12 @@ pub(super) fn end(first: u64) -> Result<Option<Box<dyn Any>>, GpuError> {
     Ok(keep.map(|keep| Box::new(keep) as Box<dyn Any>))
 }
 
-/// Pages, as one user has them.
+/// The pages of one user.
 pub(super) struct CudaPages {
     context: Arc<Context>,
     first: u64,
     address: u64,
-    /// Always there but in `drop`.
+    /// `None` only in `drop`.
     keep: Option<Keep>,
 }
 
@@ -94,8 +93,8 @@ impl fmt::Debug for CudaPages {
 }
 
 impl CudaPages {
-    /// Lets the GPU store to `bytes` bytes from `first` on, both multiples of a page, which are mapped as long as
-    /// `keep` is there.
+    /// Lets the GPU store to `bytes` bytes from `first` on, both multiples of a page. The bytes are mapped as long as
+    /// `keep` is alive.
     pub(super) fn new(context: &Arc<Context>, first: u64, bytes: u64, keep: Keep) -> Result<Self, GpuError> {
         free_deferred();
         context.enter()?;
@@ -110,16 +109,14 @@ impl CudaPages {
         };
         let before = lock(&PAGES).enter(first, register)?;
         drop(before);
-        // From here on they are unregistered later, also where something fails.
+        // From here on the pages are unregistered later, also after an error.
         let mut pages = Self { context: context.clone(), first, address: 0, keep: Some(keep) };
-        // Safety: writes one integer.
-        let code = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut pages.address, pointer(first), 0) };
-        check("find a doorbell page in a GPU", code)?;
+        pages.address = address_of_host("find a doorbell page in a GPU", first)?;
         Ok(pages)
     }
 }
 
-/// The driver does not map I/O memory.
+/// Returns the error of a driver that does not map I/O memory.
 fn refused(code: CUresult) -> GpuError {
     let hint = "some drivers map I/O memory only with their module's option PeerMappingOverride";
     GpuError::Driver { context: "let a GPU store to a doorbell page", reason: format!("{}; {hint}", describe(code)) }
@@ -134,10 +131,10 @@ impl MappedPages for CudaPages {
 impl Drop for CudaPages {
     fn drop(&mut self) {
         let Some(keep) = self.keep.take() else { return };
-        // In a statement of its own, so that the lock is free again.
+        // In a statement of its own, so the lock is released.
         let left = lock(&PAGES).leave(self.first, keep);
         if left.is_none() {
-            defer(DeferredFree::Pages(self.context.clone(), self.first));
+            defer(&self.context, Resource::Pages(self.first));
         }
     }
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Handles of the driver's, in and out: what a program that calls the driver itself, or by way of `cust` or C++, shares
-//! with gin.
+//! Exchanges handles of the driver with a program that calls the driver itself, or through `cust` or C++.
 //!
 //! | is | out | in |
 //! | --- | --- | --- |
@@ -10,13 +9,14 @@
 //! | `CUmodule` | [`raw_module`] | [`CudaDevice::module_from_raw`] |
 //! | `CUfunction` | [`raw_function`] | through its module |
 //!
-//! Handles are untyped pointers here, so that they fit whichever bindings the program has. What comes in stays its
-//! maker's: nothing here frees it. What goes out stays ours: it is valid while the object lives that it came from.
+//! Handles are untyped pointers here, so that they fit the bindings of every program. A handle that the program passes
+//! in stays the program's: gin does not free it. A handle that gin passes out stays gin's: it is valid while the object
+//! lives from which it came.
 //!
-//! Kernels that the program launches by itself are not in [`Device::running`], nor in the sum that cooperative launches
-//! are checked against.
+//! Kernels that the program launches by itself are not in [`Device::running`], nor in the sum against which cooperative
+//! launches are checked.
 
-use super::driver::{check, describe};
+use super::driver::{describe, written};
 use super::import::import;
 use super::module::{Handle, Image, Images};
 use super::stream::CudaStream;
@@ -25,10 +25,10 @@ use crate::{Function, Memory};
 use cudarc::driver::sys::{self, CUresult};
 use std::sync::Arc;
 
-/// A handle of the driver's: `CUcontext`, `CUstream`, `CUmodule` or `CUfunction`.
+/// A handle of the driver: `CUcontext`, `CUstream`, `CUmodule` or `CUfunction`.
 pub type RawHandle = *mut core::ffi::c_void;
 
-/// Streams that have a number instead of an address: the default ones, of a context and of a thread.
+/// The streams that have a number instead of an address: the default ones, of a context and of a thread.
 const DEFAULT_STREAMS: usize = 2;
 
 /// Returns the driver's handle of a kernel, a `CUfunction`; `None` for a kernel that is not of a GPU. It is valid while
@@ -37,18 +37,18 @@ pub fn raw_function(function: &Function) -> Option<RawHandle> {
     Some(function.handle.downcast_ref::<Handle>()?.raw.cast())
 }
 
-/// The module that a kernel is in, a `CUmodule`; else as [`raw_function`].
+/// Returns the module of a kernel, a `CUmodule`; otherwise as [`raw_function`].
 pub fn raw_module(function: &Function) -> Option<RawHandle> {
     Some(function.handle.downcast_ref::<Handle>()?.image.raw().cast())
 }
 
 impl CudaDevice {
-    /// The GPU behind a device, if it is one.
+    /// Returns the GPU behind a device, if it is one.
     pub fn of(device: &dyn Device) -> Option<&Self> {
-        device.as_any().downcast_ref()
+        device.downcast()
     }
 
-    /// Its context, a `CUcontext`: the GPU's primary one, which lives until the process ends.
+    /// Returns its context, a `CUcontext`: the GPU's primary one, which lives until the process ends.
     pub fn raw_context(&self) -> RawHandle {
         self.context.raw().cast()
     }
@@ -57,13 +57,13 @@ impl CudaDevice {
         GpuError::ForeignHandle { what, device: self.name(), reason }
     }
 
-    /// A stream, a `CUstream`, that the program has made. It is not destroyed by this.
+    /// Uses a stream of the program, a `CUstream`. gin does not destroy it.
     ///
-    /// Launches go by the same checks as on streams made here, and are counted. Into a stream that is being captured
-    /// they go as well: see [`CudaStream`].
+    /// Launches pass the same checks as on gin's own streams, and are counted. Launches into a stream that is being
+    /// captured pass them too: see [`CudaStream`].
     ///
     /// # Safety
-    /// - The stream is alive, and stays so until what is returned is gone and what was put on it is done.
+    /// - The stream is alive. It stays so until the returned value is gone and the work that was put on it is done.
     ///
     /// # Errors
     /// [`GpuError::ForeignHandle`] for a default stream, which waits for all others, and for a stream of another
@@ -76,28 +76,29 @@ impl CudaDevice {
         self.context.enter()?;
         let mut context = std::ptr::null_mut();
         // Safety: writes one pointer; the stream is alive.
-        match unsafe { sys::cuStreamGetCtx(stream.cast(), &raw mut context) } {
-            CUresult::CUDA_SUCCESS if context == self.context.raw() => {}
-            CUresult::CUDA_SUCCESS => {
-                let reason = "it is of another context than the GPU's primary one (cuDevicePrimaryCtxRetain)";
-                return Err(self.refuse(WHAT, reason.to_owned()));
-            }
-            code => return Err(self.refuse(WHAT, describe(code))),
+        let code = unsafe { sys::cuStreamGetCtx(stream.cast(), &raw mut context) };
+        if code != CUresult::CUDA_SUCCESS {
+            return Err(self.refuse(WHAT, describe(code)));
+        }
+        if context != self.context.raw() {
+            let reason = "it is of another context than the GPU's primary one (cuDevicePrimaryCtxRetain)";
+            return Err(self.refuse(WHAT, reason.to_owned()));
         }
         Ok(Arc::new(CudaStream::foreign(self.shared()?, stream.cast())))
     }
 
-    /// Memory of the program's: device memory of this GPU, or pinned host memory. Nothing is copied, cleared or freed.
+    /// Uses memory of the program: device memory of this GPU, or pinned host memory. gin does not copy, clear or free
+    /// it.
     ///
-    /// Device memory may come from `cuMemAlloc`, `cuMemAllocAsync` or `cuMemMap`; the latter may be of several pieces
-    /// that follow each other. Where ranks are to reach it by loads and stores it must be accessible to their GPUs,
-    /// which is asked when it is registered: memory from `cuMemAlloc` is, memory of a pool or that was mapped is if the
-    /// program says so (`cuMemPoolSetAccess`, `cuMemSetAccess`).
+    /// Device memory may come from `cuMemAlloc`, `cuMemAllocAsync` or `cuMemMap`; the last may consist of several parts
+    /// that follow each other. If ranks will reach the memory by loads and stores, their GPUs must have access to it;
+    /// registration checks that. Memory from `cuMemAlloc` is accessible. Memory of a pool or of a mapping is accessible
+    /// if the program has said so (`cuMemPoolSetAccess`, `cuMemSetAccess`).
     ///
     /// # Safety
-    /// - The memory stays allocated and mapped, its host memory pinned and its pool alive, until what is returned,
-    ///   windows that it is registered in, and communicators that have had such windows are gone on all ranks, and no
-    ///   kernel runs that uses them.
+    /// - The memory stays allocated and mapped, its host memory pinned and its pool alive. It stays so until the
+    ///   returned value, the windows in which it is registered, and communicators that have had such windows are gone
+    ///   on all ranks, and no kernel runs that uses them.
     /// - Meanwhile the program accesses it only as it may access memory of a window.
     ///
     /// # Errors
@@ -108,18 +109,18 @@ impl CudaDevice {
         Ok(Memory::foreign(self.shared()?, raw, kind, bytes))
     }
 
-    /// Kernels of a module, a `CUmodule`, that the program has loaded in the GPU's primary context. It is not unloaded
-    /// by this.
+    /// Uses kernels of a module, a `CUmodule`, that the program has loaded in the GPU's primary context. gin does not
+    /// unload it.
     ///
-    /// All its functions are loaded now, and each is allowed as much dynamic shared memory as the GPU has, as for
-    /// modules loaded here.
+    /// All its functions are loaded now. Each is allowed as much dynamic shared memory as the GPU has, as for modules
+    /// that gin loads.
     ///
     /// # Safety
-    /// - The module is loaded, and stays so until what is returned, and functions of it, are gone and none of its
+    /// - The module is loaded. It stays so until the returned value and functions of it are gone and none of its
     ///   kernels runs.
     ///
     /// # Errors
-    /// [`GpuError::Module`] if it was not built with gin-device, [`GpuError::AbiMismatch`], what the driver reports.
+    /// [`GpuError::Module`] if it was not built with gin-device, [`GpuError::AbiMismatch`], or an error of the driver.
     pub unsafe fn module_from_raw(&self, module: RawHandle) -> Result<Box<dyn Module>, GpuError> {
         if module.is_null() {
             return Err(self.refuse("module", "there is none".to_owned()));
@@ -129,15 +130,14 @@ impl CudaDevice {
     }
 
     pub(super) fn shared(&self) -> Result<Arc<Self>, GpuError> {
-        let what = "be used while it is dropped";
-        self.this.upgrade().ok_or_else(|| GpuError::Unsupported { device: self.name(), what })
+        self.this.upgrade().ok_or_else(|| self.context.unsupported("be used while it is dropped"))
     }
 }
 
 /// Returns whether launches into a stream are being captured.
 pub(super) fn is_capturing(stream: sys::CUstream) -> Result<bool, GpuError> {
-    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    let none = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // Safety: writes one value of the enumeration; the stream is alive.
-    check("ask whether a stream is captured", unsafe { sys::cuStreamIsCapturing(stream, &raw mut status) })?;
-    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    let ask = |status| unsafe { sys::cuStreamIsCapturing(stream, status) };
+    written("ask whether a stream is captured", none, ask).map(|status| status != none)
 }

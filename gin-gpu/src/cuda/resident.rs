@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Kernels that stay, such as the engine of a software NIC.
+//! Resident kernels, such as the engine of a software NIC.
 //!
-//! The driver waits for running kernels when it frees memory, loads a module or needs more local memory for a launch. A
-//! kernel that stays would make it wait for ever. So its owner registers it here, and it is asked to park first. A
-//! program without such a kernel pays one branch a launch.
+//! The driver waits for running kernels when it frees memory, loads a module or needs more local memory for a launch.
+//! It would wait for ever for a resident kernel. So the kernel's owner registers it here, and it is asked to park
+//! first. A program without such a kernel pays one branch per launch.
 
 use super::launches::{Launch, Running, State, with};
 use crate::GpuError;
@@ -12,31 +12,31 @@ use std::collections::BTreeMap;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 
-/// How long a kernel may take to park.
+/// The time that a kernel has to park.
 const PARKING: Duration = Duration::from_millis(100);
 
-/// How long a launch waits for a parked kernel to run again.
+/// The time for which a launch waits for a parked kernel to run again.
 const COMING_BACK: Duration = Duration::from_secs(2);
 
-/// A kernel that stays until it is asked to park.
+/// A kernel that runs until it is asked to park.
 #[derive(Debug)]
 struct Stays {
-    /// The device object that launches it, and nothing else.
+    /// The device object that launches it and nothing else.
     owner: u64,
     resident: Weak<dyn Resident>,
-    /// GPU and shape of its last launch.
+    /// The GPU and the shape of its last launch.
     room: Option<(usize, u64, u64)>,
 }
 
-/// The kernels that stay, and what is known of launches beside them.
+/// The resident kernels, and facts about launches beside them.
 #[derive(Debug, Default)]
 pub(super) struct Residents {
     stays: Vec<Stays>,
-    /// By GPU: most local memory of a thread that a launch has asked for.
+    /// By GPU: the most local memory of a thread that a launch has needed.
     local: BTreeMap<usize, u32>,
 }
 
-/// How long a launch has waited for parked kernels.
+/// The wait of a launch for parked kernels: its begin.
 #[derive(Debug, Default)]
 pub(super) struct ComingBack(Option<Instant>);
 
@@ -47,20 +47,20 @@ impl ComingBack {
 }
 
 impl Residents {
-    /// Returns whether this device object launches a kernel that stays.
+    /// Returns whether this device object launches a resident kernel.
     pub(super) fn launches(&self, owner: u64) -> bool {
         self.stays.iter().any(|stays| stays.owner == owner)
     }
 
-    /// Notes GPU and shape of a launch, if it is of a kernel that stays.
+    /// Notes the GPU and the shape of a launch, if it is of a resident kernel.
     pub(super) fn launched(&mut self, owner: u64, room: (usize, u64, u64)) {
         if let Some(stays) = self.stays.iter_mut().find(|stays| stays.owner == owner) {
             stays.room = Some(room);
         }
     }
 
-    /// Returns the shapes of parked kernels that will run again on GPU `ordinal`, but for that which `asks` launches:
-    /// blocks, and how many of them one processor holds.
+    /// Returns the shapes of parked kernels that will run again on GPU `ordinal`, except the kernel that `asks`
+    /// launches: blocks, and how many of them one processor holds.
     pub(super) fn away(
         &self,
         running: &[Running],
@@ -75,8 +75,9 @@ impl Residents {
         there.map(|(_, blocks, per_processor)| (blocks, per_processor))
     }
 
-    /// Returns whether a launch has to wait. A cooperative launch waits until the kernels that stay on its GPU run: its
-    /// blocks are spread over all free processors, which would leave no whole one to a kernel that comes later.
+    /// Returns whether a launch must wait. A cooperative launch waits until the resident kernels of its GPU run.
+    /// Otherwise its blocks would spread over all free processors and leave no whole one to a resident kernel that is
+    /// launched later.
     ///
     /// # Errors
     /// [`GpuError::Driver`] after 2 s.
@@ -93,13 +94,13 @@ impl Residents {
         if wait.0.get_or_insert_with(Instant::now).elapsed() <= COMING_BACK {
             return Ok(true);
         }
-        let reason = format!("a kernel that stays has not come back within {COMING_BACK:?}");
+        let reason = format!("a resident kernel has not come back within {COMING_BACK:?}");
         Err(GpuError::Driver { context: "launch a kernel", reason })
     }
 }
 
 impl State {
-    /// Asks kernels that stay, of those GPUs, to park. Returns whether they have.
+    /// Asks the resident kernels of these GPUs to park. Returns whether they have parked.
     pub(super) fn park(&mut self, of: impl Fn(usize) -> bool) -> bool {
         let start = Instant::now();
         loop {
@@ -110,7 +111,7 @@ impl State {
             let owners: Vec<u64> = running.map(|running| running.owner).collect();
             let Some(residents) = &self.residents else { return true };
             let mut any = false;
-            // Again and again, as its owner may be about to launch it.
+            // Asked repeatedly, because the owner may be about to launch it.
             for stays in residents.stays.iter().filter(|stays| owners.contains(&stays.owner)) {
                 if let Some(resident) = stays.resident.upgrade() {
                     resident.ask_to_park();
@@ -124,8 +125,8 @@ impl State {
         }
     }
 
-    /// Refuses a launch while kernels that stay are held. Parks them for a launch that needs more local memory than any
-    /// before, because the driver then waits for all kernels.
+    /// Refuses a launch of a resident kernel while these are held. Parks them for a launch that needs more local memory
+    /// than any before, because the driver then waits for all kernels.
     ///
     /// # Errors
     /// [`GpuError::Parked`]; [`GpuError::Driver`] if a kernel does not park.
@@ -138,7 +139,7 @@ impl State {
         let known = residents.local.get(&ordinal).copied().unwrap_or(0);
         if launch.local > known && !self.park(|gpu| gpu == ordinal) {
             let reason = format!(
-                "it needs {} bytes of local memory a thread, more than any before it, and a kernel that stays has not \
+                "it needs {} bytes of local memory a thread, more than any before it, and a resident kernel has not \
                  parked within {PARKING:?}",
                 launch.local
             );
@@ -151,7 +152,7 @@ impl State {
     }
 }
 
-/// Registers a kernel: what this device object launches from now on stays until it is asked to park.
+/// Registers a resident kernel: this device object launches it from now on.
 pub(super) fn keep(owner: u64, resident: Weak<dyn Resident>) {
     with(|state| {
         let stays = Stays { owner, resident, room: None };
@@ -159,12 +160,12 @@ pub(super) fn keep(owner: u64, resident: Weak<dyn Resident>) {
     });
 }
 
-/// Keeps kernels that stay from running.
+/// Keeps resident kernels from running, as long as this is alive.
 #[derive(Debug)]
 pub(super) struct Hold(());
 
 impl Hold {
-    /// Until this is dropped. Kernels that have not parked in time run on.
+    /// Parks the resident kernels. Kernels that have not parked in time continue.
     pub(super) fn new() -> Self {
         with(|state| {
             state.holds += 1;

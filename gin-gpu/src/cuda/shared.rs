@@ -1,29 +1,28 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Memory that other processes of the host map: GPU memory as files of the driver's, pinned memory as files of the
-//! kernel's.
+//! Memory that other processes of the host map: GPU memory as files of the driver, pinned memory as files of the
+//! kernel.
 
 use super::context::Context;
-use super::deferred::DeferredFree;
-use super::driver::{check, describe};
-use super::lane::Lane;
+use super::deferred::Resource;
+use super::driver::{check, describe, written};
+use super::info;
+use super::lane::{Lane, address_of_host};
 use super::launches::{defer, free_deferred};
 use super::memory::{forget_pinned, know_pinned};
-use crate::flat::Place;
+use crate::error::out_of_memory;
+use crate::flat::FlatPlace;
+use crate::mapped::pointer;
 use crate::shared::{HostFile, HostPages};
 use crate::{GpuError, MemoryKind, RawMemory, SharedFile};
 use cudarc::driver::sys::{
-    self, CUdevice_P2PAttribute as P2P, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUresult, CUuuid,
+    self, CUdevice_P2PAttribute as P2P, CUmemAccessDesc, CUmemAllocationHandleType, CUresult, CUuuid,
 };
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// How memory of a GPU is given to other processes.
+/// The form in which memory of a GPU is exported to other processes.
 const FILE: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-
-fn pointer(address: u64) -> *mut core::ffi::c_void {
-    std::ptr::with_exposed_provenance_mut(address as usize)
-}
 
 /// Returns the bytes that identify a GPU to other processes, independent of their device numbers.
 pub(super) fn identity(context: &Context) -> Vec<u8> {
@@ -31,21 +30,16 @@ pub(super) fn identity(context: &Context) -> Vec<u8> {
 }
 
 fn uuid(device: sys::CUdevice) -> Result<[u8; 16], GpuError> {
-    let mut uuid = CUuuid { bytes: [0; 16] };
+    let zero = CUuuid { bytes: [0; 16] };
     // Safety: writes 16 bytes.
-    check("ask for a GPU's identity", unsafe { sys::cuDeviceGetUuid_v2(&raw mut uuid, device) })?;
+    let uuid = written("ask for a GPU's identity", zero, |uuid| unsafe { sys::cuDeviceGetUuid_v2(uuid, device) })?;
     Ok(uuid.bytes.map(|byte| byte as u8))
 }
 
 /// Returns whether kernels of this GPU reach memory of the GPU with this identity, with atomics. They do not reach a
 /// GPU that this process does not see.
 pub(super) fn reaches(context: &Context, other: &[u8]) -> bool {
-    let there = |ordinal: i32| -> Option<sys::CUdevice> {
-        let mut device = 0;
-        // Safety: writes one integer.
-        (unsafe { sys::cuDeviceGet(&raw mut device, ordinal) } == CUresult::CUDA_SUCCESS).then_some(device)
-    };
-    let mut devices = (0..).map_while(there);
+    let mut devices = (0..).map_while(|ordinal| info::device(ordinal).ok());
     let Some(device) = devices.find(|&device| uuid(device).is_ok_and(|uuid| uuid[..] == *other)) else { return false };
     if device == context.device() {
         return true;
@@ -60,108 +54,111 @@ pub(super) fn reaches(context: &Context, other: &[u8]) -> bool {
     asked == (CUresult::CUDA_SUCCESS, CUresult::CUDA_SUCCESS) && can != 0 && atomics != 0
 }
 
-/// Where GPU memory is mapped.
+/// The addresses at which GPU memory is mapped.
 #[derive(Debug)]
 enum Mapped {
     /// At a place of a range.
-    At(Place),
+    At(FlatPlace),
     /// At addresses of its own, of this many bytes.
     Alone(u64),
 }
 
-/// GPU memory in a file; unmapped when no kernel runs.
+/// GPU memory that the driver has mapped at given addresses; unmapped when no kernel runs.
+///
+/// A mapping keeps its memory, so the memory's handle is released at once.
 #[derive(Debug)]
-pub(super) struct FileMemory {
+pub(super) struct MappedMemory {
     context: Arc<Context>,
-    /// Always there but in `drop`.
+    /// `None` only in `drop`.
     mapped: Option<Mapped>,
     address: u64,
-    /// There if it is this process's; files of others are closed, as there may be many.
+    /// The file, if other processes can map the memory and it is of this process. Files of other processes are closed,
+    /// as there may be many.
     file: Option<OwnedFd>,
 }
 
-impl FileMemory {
-    /// Zeroed memory, at a place or anywhere.
-    pub(super) fn new(context: &Arc<Context>, bytes: u64, place: Option<Place>) -> Result<Self, GpuError> {
+impl MappedMemory {
+    /// Allocates zeroed memory, at a place or at any address. If it is `shared`, it is in a file, and only this GPU
+    /// reaches it by this mapping. Otherwise every GPU of the process that can reach this one reaches it.
+    pub(super) fn new(
+        context: &Arc<Context>,
+        bytes: u64,
+        place: Option<FlatPlace>,
+        shared: bool,
+    ) -> Result<Self, GpuError> {
         free_deferred();
         context.enter()?;
         let length = length(context, bytes, place.as_ref())?;
-        let refuse =
-            |error: GpuError| GpuError::OutOfMemory { bytes, kind: MemoryKind::Device, reason: error.to_string() };
-        let properties = sys::CUmemAllocationProp { requestedHandleTypes: FILE, ..context.memory_properties() };
-        let mut handle = 0;
+        let mut properties = context.memory_properties();
+        if shared {
+            properties.requestedHandleTypes = FILE;
+        }
         // Safety: writes one integer.
-        let code = unsafe { sys::cuMemCreate(&raw mut handle, length as usize, &raw const properties, 0) };
-        check("make device memory that processes share", code).map_err(refuse)?;
-        let handle = Handle(handle);
-        let mut file = -1i32;
+        let create = |handle| unsafe { sys::cuMemCreate(handle, length as usize, &raw const properties, 0) };
+        let handle = written("make device memory", 0, create);
+        let handle = Handle(handle.map_err(out_of_memory(MemoryKind::Device, bytes))?);
         // Safety: writes one integer, the number of a file.
-        let code = unsafe { sys::cuMemExportToShareableHandle((&raw mut file).cast(), handle.0, FILE, 0) };
-        check("make a file of device memory", code)?;
-        // Safety: the driver has just opened it, for the caller.
-        let file = unsafe { OwnedFd::from_raw_fd(file) };
-        let memory = Self::map(context, &handle, length, place, Some(file))?;
-        let mut lane = Lane::take(context)?;
+        let export = |file: *mut i32| unsafe { sys::cuMemExportToShareableHandle(file.cast(), handle.0, FILE, 0) };
+        let file = shared.then(|| written("make a file of device memory", -1, export)).transpose()?;
+        // Safety: the driver has just opened it for the caller.
+        let file = file.map(|file| unsafe { OwnedFd::from_raw_fd(file) });
+        let access = if shared { vec![context.own_access()] } else { context.access() };
+        let memory = Self::map(context, &handle, length, place, file, &access)?;
         // Safety: these bytes were just mapped.
-        unsafe { lane.zero(memory.address, length)? };
-        lane.give_back();
+        Lane::with(context, |lane| unsafe { lane.zero(memory.address, length) })?;
         Ok(memory)
     }
 
-    /// Memory of a GPU of another process.
-    fn import(context: &Arc<Context>, file: OwnedFd, bytes: u64, place: Option<Place>) -> Result<Self, GpuError> {
+    /// Maps memory of a GPU of another process.
+    fn import(context: &Arc<Context>, file: OwnedFd, bytes: u64, place: Option<FlatPlace>) -> Result<Self, GpuError> {
         free_deferred();
         context.enter()?;
         let length = length(context, bytes, place.as_ref())?;
-        let (mut handle, number) = (0, file.as_raw_fd() as usize);
-        // Safety: reads the number of a file, which it gets by value, and writes one integer.
-        let code = unsafe {
-            sys::cuMemImportFromShareableHandle(&raw mut handle, std::ptr::without_provenance_mut(number), FILE)
-        };
-        check("take in device memory of another process", code)?;
-        Self::map(context, &Handle(handle), length, place, None)
+        let number = std::ptr::without_provenance_mut(file.as_raw_fd() as usize);
+        // Safety: reads the number of a file, which is passed by value, and writes one integer.
+        let import = |handle| unsafe { sys::cuMemImportFromShareableHandle(handle, number, FILE) };
+        let handle = Handle(written("take in device memory of another process", 0, import)?);
+        Self::map(context, &handle, length, place, None, &[context.own_access()])
     }
 
     fn map(
         context: &Arc<Context>,
         handle: &Handle,
         length: u64,
-        place: Option<Place>,
+        place: Option<FlatPlace>,
         file: Option<OwnedFd>,
+        access: &[CUmemAccessDesc],
     ) -> Result<Self, GpuError> {
         let (address, mapped) = match place {
             Some(place) => (place.address(), Mapped::At(place)),
             None => {
-                let (mut start, align) = (0, context.granularity.unwrap_or(0) as usize);
+                let align = context.granularity.unwrap_or(0) as usize;
                 // Safety: writes one integer.
-                let code = unsafe { sys::cuMemAddressReserve(&raw mut start, length as usize, align, 0, 0) };
-                check("reserve addresses", code)?;
-                (start, Mapped::Alone(length))
+                let reserve = |start| unsafe { sys::cuMemAddressReserve(start, length as usize, align, 0, 0) };
+                (written("reserve addresses", 0, reserve)?, Mapped::Alone(length))
             }
         };
-        // Safety: the addresses are reserved, nothing is mapped there, and the memory is as long, or the driver says
-        // so.
+        // Safety: the addresses are reserved, and nothing is mapped there. The memory is as long, or the driver reports
+        // an error.
         let code = unsafe { sys::cuMemMap(address, length as usize, 0, handle.0, 0) };
         if let Err(error) = check("map device memory", code) {
             if let Mapped::Alone(bytes) = mapped {
-                defer(DeferredFree::Addresses(context.clone(), address, bytes));
+                defer(context, Resource::Addresses(address, bytes));
             }
-            return Err(error);
+            return Err(out_of_memory(MemoryKind::Device, length)(error));
         }
-        // From here on it is unmapped later, also where something fails.
+        // From here on the memory is unmapped later, also after an error.
         let memory = Self { context: context.clone(), mapped: Some(mapped), address, file };
-        let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-        let access = CUmemAccessDesc { location: context.location(), flags };
-        // Safety: one description, of a whole mapping.
-        let code = unsafe { sys::cuMemSetAccess(address, length as usize, &raw const access, 1) };
-        check("let a GPU reach device memory", code)?;
+        // Safety: the number of descriptions is right, and they are for a whole mapping.
+        let code = unsafe { sys::cuMemSetAccess(address, length as usize, access.as_ptr(), access.len()) };
+        check("let GPUs reach device memory", code)?;
         Ok(memory)
     }
 }
 
-/// Bytes that are mapped for an allocation of `bytes`.
-fn length(context: &Context, bytes: u64, place: Option<&Place>) -> Result<u64, GpuError> {
-    let cannot = || GpuError::Unsupported { device: context.full_name(), what: "share memory with other processes" };
+/// Returns the bytes that are mapped for an allocation of `bytes`.
+fn length(context: &Context, bytes: u64, place: Option<&FlatPlace>) -> Result<u64, GpuError> {
+    let cannot = || context.unsupported("map memory at given addresses, or share it with other processes");
     let granularity = context.granularity.ok_or_else(cannot)?;
     let length = bytes.max(1).checked_next_multiple_of(granularity).ok_or_else(cannot)?;
     match place {
@@ -172,17 +169,17 @@ fn length(context: &Context, bytes: u64, place: Option<&Place>) -> Result<u64, G
     }
 }
 
-/// Memory of the driver's, which stays as long as it is mapped.
+/// A handle of the driver's memory. A mapping keeps the memory after the handle is released.
 struct Handle(u64);
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // Safety: made or taken in once. It fails for handles only that there never were.
+        // Safety: made or imported once. It fails only for handles that never existed.
         let _ = unsafe { sys::cuMemRelease(self.0) };
     }
 }
 
-impl RawMemory for FileMemory {
+impl RawMemory for MappedMemory {
     fn address(&self) -> u64 {
         self.address
     }
@@ -192,27 +189,27 @@ impl RawMemory for FileMemory {
     }
 }
 
-impl Drop for FileMemory {
+impl Drop for MappedMemory {
     fn drop(&mut self) {
         match self.mapped.take() {
-            Some(Mapped::At(place)) => defer(DeferredFree::Placed(self.context.clone(), place)),
-            Some(Mapped::Alone(bytes)) => defer(DeferredFree::Alone(self.context.clone(), self.address, bytes)),
+            Some(Mapped::At(place)) => defer(&self.context, Resource::Placed(place)),
+            Some(Mapped::Alone(bytes)) => defer(&self.context, Resource::Alone(self.address, bytes)),
             None => {}
         }
     }
 }
 
-/// Pinned memory in a file; given back when no kernel runs.
+/// Pinned memory in a file; unregistered when no kernel runs.
 #[derive(Debug)]
 pub(super) struct PinnedFile {
     context: Arc<Context>,
-    /// Always there but in `drop`.
+    /// `None` only in `drop`.
     pages: Option<HostPages>,
     start: u64,
 }
 
 impl PinnedFile {
-    /// Zeroed memory.
+    /// Allocates zeroed memory.
     pub(super) fn new(context: &Arc<Context>, bytes: u64) -> Result<Self, GpuError> {
         Self::pin(context, HostPages::allocate(MemoryKind::Pinned, bytes)?, bytes)
     }
@@ -220,26 +217,21 @@ impl PinnedFile {
     fn pin(context: &Arc<Context>, pages: HostPages, bytes: u64) -> Result<Self, GpuError> {
         free_deferred();
         context.enter()?;
-        let (start, length) = (pages.start(), pages.file().length());
+        let (start, length) = (pages.address(), pages.length());
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
         // Safety: the pages stay mapped until they are unregistered.
         match unsafe { sys::cuMemHostRegister_v2(pointer(start), length as usize, flags) } {
             CUresult::CUDA_SUCCESS => {}
             code => {
-                let reason = format!("cuMemHostRegister says {}", describe(code));
-                return Err(GpuError::OutOfMemory { bytes, kind: MemoryKind::Pinned, reason });
+                let refuse = out_of_memory(MemoryKind::Pinned, bytes);
+                return Err(refuse(format!("cuMemHostRegister says {}", describe(code))));
             }
         }
         know_pinned(start, length);
-        // From here on it is unregistered later, also where something fails.
+        // From here on the memory is unregistered later, also after an error.
         let memory = Self { context: context.clone(), pages: Some(pages), start };
-        let mut seen = 0;
-        // Safety: writes one integer.
-        let code = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut seen, pointer(start), 0) };
-        check("find pinned memory in a GPU", code)?;
-        if seen != start {
-            let what = "share pinned memory: it sees it at another address than the CPU";
-            return Err(GpuError::Unsupported { device: context.full_name(), what });
+        if address_of_host("find pinned memory in a GPU", start)? != start {
+            return Err(context.unsupported("share pinned memory: it sees it at another address than the CPU"));
         }
         Ok(memory)
     }
@@ -251,7 +243,7 @@ impl RawMemory for PinnedFile {
     }
 
     fn file(&self) -> Option<io::Result<OwnedFd>> {
-        self.pages.as_ref()?.file().again().map(|file| file.map_err(Into::into))
+        self.pages.as_ref()?.file()
     }
 }
 
@@ -259,20 +251,20 @@ impl Drop for PinnedFile {
     fn drop(&mut self) {
         if let Some(pages) = self.pages.take() {
             forget_pinned(self.start);
-            defer(DeferredFree::PinnedFile(self.context.clone(), pages));
+            defer(&self.context, Resource::PinnedFile(pages));
         }
     }
 }
 
-/// Memory of another process, mapped so that this GPU reaches it.
+/// Maps memory of another process so that this GPU reaches it.
 pub(super) fn import(
     context: &Arc<Context>,
     shared: SharedFile,
-    place: Option<Place>,
+    place: Option<FlatPlace>,
 ) -> Result<Box<dyn RawMemory>, GpuError> {
     let SharedFile { file, bytes, kind } = shared;
     if kind == MemoryKind::Device {
-        return Ok(Box::new(FileMemory::import(context, file, bytes, place)?));
+        return Ok(Box::new(MappedMemory::import(context, file, bytes, place)?));
     }
     let refuse = |reason| GpuError::Foreign { address: 0, bytes, device: context.full_name(), reason };
     let file = HostFile::of_other(file, bytes).map_err(refuse)?;

@@ -2,14 +2,14 @@
 //! Streams, events and launches.
 
 use super::CudaDevice;
-use super::context::{Context, lock};
-use super::deferred::DeferredFree;
-use super::driver::{check, describe, error};
+use super::context::Context;
+use super::deferred::Resource;
+use super::driver::{check, describe, handle, is_done, written};
 use super::lane::new_stream;
 use super::launches::{self, Fit, defer, free_deferred};
 use super::module::Handle;
 use super::raw::{RawHandle, is_capturing};
-use crate::{Argument, Device, Event, Function, GpuError, LaunchConfig, Stream};
+use crate::{Argument, Device, Event, Function, GpuError, LaunchConfig, Stream, lock};
 use cudarc::driver::sys::{self, CUevent, CUfunction, CUresult, CUstream};
 use gin_boot::rt;
 use gin_device::exec::Dim3;
@@ -17,20 +17,20 @@ use std::any::Any;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Work of a GPU in order, on a stream that waits for no other, or on one that the program has made.
+/// Work of a GPU in order, on a stream that waits for no other stream, or on one of the program.
 ///
 /// # Captured launches
-/// While the stream is captured into a CUDA graph, a launch becomes part of the graph. A cooperative launch is refused
-/// if it does not fit beside the kernels of that moment, as always. When the graph is launched nothing is checked, and
-/// its kernels are not in [`Device::running`]. A program that launches graphs with waiting kernels makes sure that all
-/// of them fit at once. Before they have ended it drops nothing that they use and destroys no communicator.
+/// While the stream is captured into a CUDA graph, a launch becomes part of the graph. As always, a cooperative launch
+/// is refused if it does not fit beside the kernels of that moment. Nothing is checked when the graph is launched, and
+/// its kernels are not in [`Device::running`]. A program that launches graphs with waiting kernels ensures that all of
+/// them fit at once. Before they have ended it drops nothing that they use and destroys no communicator.
 #[derive(Debug)]
 pub struct CudaStream {
     device: Arc<CudaDevice>,
     raw: CUstream,
-    /// It is not the program's.
+    /// gin has made it, and destroys it.
     owned: bool,
-    /// The kernel that was launched last, to be named when something fails.
+    /// The kernel that was launched last, for error texts.
     last: Mutex<String>,
 }
 
@@ -53,7 +53,7 @@ impl Shape {
             let value = sys::CUlaunchAttributeValue { cooperative: 1 };
             attributes.push(attribute(sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE, value));
         }
-        // Left out where there are none, as GPUs without clusters do not know of them.
+        // Left out without clusters, because GPUs without clusters refuse it.
         if config.cluster_blocks() > 1 {
             let Dim3 { x, y, z } = config.cluster;
             let cluster = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x, y, z };
@@ -75,7 +75,7 @@ impl Shape {
         Self { attributes, config }
     }
 
-    /// Valid as long as the shape stays where it is.
+    /// Returns a pointer that is valid as long as the shape is not moved.
     fn config(&mut self) -> *const sys::CUlaunchConfig {
         if !self.attributes.is_empty() {
             self.config.attrs = self.attributes.as_mut_ptr();
@@ -84,24 +84,23 @@ impl Shape {
     }
 }
 
-/// How many blocks of a shape the GPU holds.
+/// Returns how many blocks of a shape the GPU holds.
 pub(super) fn fit(context: &Context, function: CUfunction, config: &LaunchConfig) -> Result<Fit, GpuError> {
     context.enter()?;
-    let mut blocks = 0;
     let (threads, shared) = (config.threads() as i32, config.dynamic_shared as usize);
     // Safety: writes one integer; the function's module is loaded.
-    let code = unsafe { sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(&raw mut blocks, function, threads, shared) };
-    check("ask how many blocks fit", code)?;
+    let ask = |blocks| unsafe { sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks, function, threads, shared) };
+    let blocks = written("ask how many blocks fit", 0, ask)?;
     let (per_processor, cluster) = (blocks as u64, config.cluster_blocks());
     if cluster <= 1 {
         return Ok(Fit { per_processor, cluster, clusters: u64::from(context.processors) * per_processor });
     }
-    // The cooperative case is checked here.
+    // gin itself checks the cooperative case.
     let alone = LaunchConfig { cooperative: false, ..*config };
-    let (mut clusters, mut shape) = (0, Shape::new(&alone, std::ptr::null_mut()));
+    let mut shape = Shape::new(&alone, std::ptr::null_mut());
     // Safety: writes one integer; the shape is alive.
-    let code = unsafe { sys::cuOccupancyMaxActiveClusters(&raw mut clusters, function, shape.config()) };
-    check("ask how many clusters fit", code)?;
+    let ask = |clusters| unsafe { sys::cuOccupancyMaxActiveClusters(clusters, function, shape.config()) };
+    let clusters = written("ask how many clusters fit", 0, ask)?;
     Ok(Fit { per_processor, cluster, clusters: clusters as u64 })
 }
 
@@ -111,17 +110,17 @@ impl CudaStream {
         Ok(Self { raw: new_stream()?, owned: true, device, last: Mutex::default() })
     }
 
-    /// A stream of the program's, which it keeps alive.
+    /// Uses a stream of the program, which keeps it alive.
     pub(super) fn foreign(device: Arc<CudaDevice>, raw: CUstream) -> Self {
         Self { raw, owned: false, device, last: Mutex::default() }
     }
 
-    /// The stream of a GPU behind a stream, if it is one.
+    /// Returns the stream of a GPU behind a stream, if it is one.
     pub fn of(stream: &dyn Stream) -> Option<&Self> {
-        stream.as_any().downcast_ref()
+        (stream as &dyn Any).downcast_ref()
     }
 
-    /// Its handle in the driver, a `CUstream`; valid as long as this.
+    /// Returns its handle in the driver, a `CUstream`; valid as long as this.
     pub fn raw(&self) -> RawHandle {
         self.raw.cast()
     }
@@ -138,7 +137,7 @@ impl CudaStream {
 impl Drop for CudaStream {
     fn drop(&mut self) {
         if self.owned {
-            defer(DeferredFree::Stream(self.device.context.clone(), self.raw));
+            defer(&self.device.context, Resource::Stream(self.raw));
         }
     }
 }
@@ -157,8 +156,7 @@ impl Stream for CudaStream {
         let context = &self.device.context;
         let handle = function.handle.downcast_ref::<Handle>().filter(|handle| handle.ordinal == context.ordinal);
         let Some(handle) = handle else {
-            let what = "run a kernel that was loaded for another device";
-            return Err(GpuError::Unsupported { device: context.full_name(), what });
+            return Err(context.unsupported("run a kernel that was loaded for another device"));
         };
         let launch = launches::Launch {
             context,
@@ -176,7 +174,7 @@ impl Stream for CudaStream {
         let mut shape = Shape::new(&config, self.raw);
         lock(&self.last).clone_from(&function.name);
         launches::launch(&launch, || {
-            // Safety: the caller promised that the values are what the kernel takes; the rest lives until the call
+            // Safety: the caller promised that the values are the kernel's parameters; the rest lives until the call
             // returns.
             unsafe { sys::cuLaunchKernelEx(shape.config(), handle.raw, values.as_mut_ptr(), std::ptr::null_mut()) }
         })
@@ -191,10 +189,9 @@ impl Stream for CudaStream {
 
     fn record(&self) -> Result<Box<dyn Event>, GpuError> {
         self.enter()?;
-        let mut raw = std::ptr::null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DEFAULT as u32;
         // Safety: writes one pointer.
-        check("make an event", unsafe { sys::cuEventCreate(&raw mut raw, flags) })?;
+        let raw = handle("make an event", |event| unsafe { sys::cuEventCreate(event, flags) })?;
         let event = CudaEvent { context: self.device.context.clone(), raw };
         // Safety: both are alive.
         check("record an event", unsafe { sys::cuEventRecord(raw, self.raw) })?;
@@ -202,9 +199,8 @@ impl Stream for CudaStream {
     }
 
     fn wait_for(&self, event: &dyn Event) -> Result<(), GpuError> {
-        let Some(event) = event.as_any().downcast_ref::<CudaEvent>() else {
-            let what = "wait for an event of another kind of device";
-            return Err(GpuError::Unsupported { device: self.device.context.full_name(), what });
+        let Some(event) = event.downcast::<CudaEvent>() else {
+            return Err(self.device.context.unsupported("wait for an event of another kind of device"));
         };
         self.enter()?;
         // Safety: both are alive.
@@ -222,7 +218,7 @@ impl Stream for CudaStream {
     }
 
     fn synchronize(&self) -> Result<(), GpuError> {
-        // The driver's own call that waits could hold up calls of other ranks, which this one waits for.
+        // A driver call that waits could delay calls of other ranks, for which this one waits.
         let start = Instant::now();
         let mut outcome = Ok(true);
         rt::wait_until(|| {
@@ -240,10 +236,6 @@ impl Stream for CudaStream {
             Err(error) => Err(error),
         }
     }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
 }
 
 #[derive(Debug)]
@@ -259,7 +251,7 @@ unsafe impl Sync for CudaEvent {}
 
 impl Drop for CudaEvent {
     fn drop(&mut self) {
-        defer(DeferredFree::Event(self.context.clone(), self.raw));
+        defer(&self.context, Resource::Event(self.raw));
     }
 }
 
@@ -267,23 +259,14 @@ impl Event for CudaEvent {
     fn is_done(&self) -> Result<bool, GpuError> {
         self.context.enter()?;
         // Safety: the event is alive.
-        match unsafe { sys::cuEventQuery(self.raw) } {
-            CUresult::CUDA_SUCCESS => Ok(true),
-            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            code => Err(error("ask for an event", code)),
-        }
+        is_done("ask for an event", unsafe { sys::cuEventQuery(self.raw) })
     }
 
     fn since(&self, earlier: &dyn Event) -> Option<u64> {
-        let earlier = earlier.as_any().downcast_ref::<Self>()?;
+        let earlier = earlier.downcast::<Self>()?;
         self.context.enter().ok()?;
-        let mut milliseconds = 0f32;
         // Safety: writes one number; both events are alive.
-        let code = unsafe { sys::cuEventElapsedTime_v2(&raw mut milliseconds, earlier.raw, self.raw) };
-        (code == CUresult::CUDA_SUCCESS).then_some((f64::from(milliseconds) * 1e6) as u64)
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
+        let ask = |milliseconds| unsafe { sys::cuEventElapsedTime_v2(milliseconds, earlier.raw, self.raw) };
+        written("ask for a time", 0f32, ask).ok().map(|milliseconds| (f64::from(milliseconds) * 1e6) as u64)
     }
 }

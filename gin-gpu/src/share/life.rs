@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The life of processes that have mapped memory of this one.
 //!
-//! A process that is lost to the job may have been stopped only, and goes on to write to what it has mapped as soon as
-//! it continues. What it has mapped is let go of by the kernel when it ends. A file of the process (pidfd) tells when:
-//! once all its threads have ended, each of which has closed its files before. A process of a PID namespace that this
-//! one does not see has no number to get such a file by. There its socket tells, which the kernel closes when the
-//! process ends.
+//! A process that is lost to the job may only have been stopped. When it continues, it writes to the memory that it has
+//! mapped. The kernel removes its mappings when it ends.
+//!
+//! A file of the process (pidfd) shows its end: it is readable once all threads of the process have ended, and each
+//! thread has closed its files before. This process has no number for a process of a PID namespace that it does not
+//! see, and so no such file. There the socket of the process shows its end, because the kernel closes the socket when
+//! the process ends.
 
 use super::peer::{is_ours, reach};
+use crate::lock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// A process of this PID namespace.
@@ -23,11 +26,11 @@ pub(super) struct Known {
     file: Arc<OwnedFd>,
 }
 
-/// Processes that were met, by name.
+/// The processes that have answered a request, by name.
 static MET: Mutex<Option<HashMap<[u8; 16], Known>>> = Mutex::new(None);
 
 impl Known {
-    /// The process of this number, if there is one and the kernel gives files of processes (Linux 5.3).
+    /// Opens the process of this number, if there is one and the kernel has files of processes (Linux 5.3).
     pub(super) fn open(pid: i32) -> Option<Self> {
         let file = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
         Some(Self { pid, file: Arc::new(file) })
@@ -42,24 +45,24 @@ impl Known {
 /// Notes the process to which `name` belongs.
 pub(super) fn met(name: [u8; 16], process: Option<Known>) {
     let Some(known) = process else { return };
-    let mut met = MET.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut met = lock(&MET);
     let met = met.get_or_insert_default();
     if met.insert(name, known).is_none() {
         met.retain(|_, known| !known.has_ended());
     }
 }
 
-/// Returns whether the process of this name is known to have ended, or runs on another host; and its number, if that is
+/// Returns whether the process of this name is known to have ended or to run on another host, and its number if that is
 /// known.
 pub fn has_ended(name: &[u8; 16]) -> (bool, Option<i32>) {
-    let known = MET.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(|met| met.get(name).cloned());
+    let known = lock(&MET).as_ref().and_then(|met| met.get(name).cloned());
     match known {
         Some(known) => (known.has_ended(), Some(known.pid)),
         None => (is_unreached(name), None),
     }
 }
 
-/// Returns whether no socket has the name of a process any more, or a stranger's socket has it. A stopped process may
+/// Returns whether no socket has the name of a process any more, or another user's socket has it. A stopped process may
 /// have a full queue.
 fn is_unreached(name: &[u8; 16]) -> bool {
     match reach(name, Duration::from_millis(1)) {
@@ -83,7 +86,7 @@ mod tests {
         kill_process(Pid::from_child(&child), Signal::STOP).unwrap();
         assert_eq!(has_ended(&name), (false, Some(pid)));
         child.kill().unwrap();
-        // A zombie, as nobody has waited for it, and then nothing.
+        // A zombie, because it was not waited for, and then nothing.
         let begun = std::time::Instant::now();
         while !has_ended(&name).0 {
             assert!(begun.elapsed().as_secs() < 60);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The sockets that processes request memory by, and which user and process is at the other end of one.
+//! The sockets by which processes request memory, and the user and process at the other end of a socket.
 //!
 //! A process listens on a socket with an abstract name. Every user of the network namespace can read that name in
 //! `/proc/net/unix`, and connect. Two processes share memory only if both run as the same user, so each side checks the
@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// The abstract name of the socket of a process.
+/// Returns the abstract name of the socket of a process.
 pub(super) fn socket_name(process: &[u8; 16]) -> String {
     let hex: String = process.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("gin-{hex}")
@@ -62,13 +62,13 @@ impl Peer {
         Ok(Self { user: found.uid, pid: found.pid })
     }
 
-    /// Makes sure that it runs as the same user.
+    /// Checks that it runs as the same user.
     ///
     /// # Errors
-    /// As which users both run.
+    /// The users as which both run.
     pub(super) fn check(self) -> Result<(), String> {
         let own = rustix::process::geteuid().as_raw();
-        // The number that stands for every user without one here. It may be this process's number, too.
+        // The number that stands for every user without a number here. It may also be this process's number.
         let unmapped = read("/proc/sys/kernel/overflowuid").unwrap_or(65534);
         let all_mapped = || {
             let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();

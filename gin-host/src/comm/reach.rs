@@ -6,7 +6,7 @@
 
 use super::CommError;
 use super::wire::garbled;
-use gin_gpu::flat::{FlatRange, Place};
+use gin_gpu::flat::{FlatPlace, FlatRange};
 use gin_gpu::quarantine::Process;
 use gin_gpu::registry::{Missing, Registry};
 use gin_gpu::share;
@@ -93,7 +93,7 @@ pub(super) fn take_memory_at(
     rank: u32,
     key: &[u8],
     device: &Arc<dyn Device>,
-    place: impl FnOnce(u64) -> Result<Option<Place>, String>,
+    place: impl FnOnce(u64) -> Result<Option<FlatPlace>, String>,
 ) -> Result<Arc<Memory>, CommError> {
     let found = share::take(rank, key, device, place);
     found.map_err(|error| CommError::OtherRank { rank, reason: error.to_string() })

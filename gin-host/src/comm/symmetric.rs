@@ -138,7 +138,7 @@ impl Communicator {
         let offset = place(team.collect::<Result<_, _>>()?, range.stride())?;
         // As long a part as any rank's has room there, and slots end at multiples of every granularity.
         let room = bytes.max(1).next_multiple_of(self.device.granularity());
-        Ok(Memory::placed_for_ranks(&self.device, range.take(slot, offset, room)?, bytes, self.is_across())?)
+        Ok(Memory::placed(&self.device, range.take(slot, offset, room)?, bytes, self.is_across())?)
     }
 }
 

@@ -11,8 +11,8 @@ use crate::proxy::{Command, WindowInfo};
 use bytemuck::Pod;
 use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, STRIDE_SHIFT};
 use gin_abi::{WindowData, WindowHandle};
-use gin_device::host_word;
-use gin_gpu::flat::Place;
+use gin_device::internal::host_word;
+use gin_gpu::flat::FlatPlace;
 use gin_gpu::share;
 use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
 use gin_net::{Key, LocalWindow, NetError};
@@ -58,7 +58,7 @@ impl Peers {
         (rank, near): (u32, bool),
         (memory, offset): (&[u8], u64),
         plane: &[u8],
-        place: impl FnOnce(u64) -> Result<Option<Place>, String>,
+        place: impl FnOnce(u64) -> Result<Option<FlatPlace>, String>,
     ) -> Result<(), CommError> {
         let mut address = |found: Result<Arc<Memory>, CommError>| -> Result<u64, CommError> {
             let memory = found?;
@@ -125,7 +125,7 @@ impl Communicator {
     /// different lengths, 0 included. The elements are zero at first.
     ///
     /// The parts of an LSA team's ranks lie at a fixed distance, [`Window::stride`], if their devices can do that; then
-    /// each takes a whole number of the device's [granules](gin_gpu::Device::granularity).
+    /// each takes a whole number of the device's [granules](gin_gpu::MemorySharing::granularity).
     ///
     /// # Errors
     /// As [`register`](Self::register); [`CommError::NoPlace`] if no addresses are left for a window of that length;
@@ -359,7 +359,7 @@ impl Communicator {
 
     /// Where the part of a rank of the team has to be mapped that is another process, for handles with a stride;
     /// `bytes`: length of its memory.
-    fn peer_place(&self, live: &Live, own: &Prepared, rank: u32, bytes: u64) -> Result<Option<Place>, String> {
+    fn peer_place(&self, live: &Live, own: &Prepared, rank: u32, bytes: u64) -> Result<Option<FlatPlace>, String> {
         let (Ok(Some(range)), true) = (&live.flat, own.stride != 0) else { return Ok(None) };
         let (slot, there) = (self.rank() % live.lsa_size, rank % live.lsa_size);
         let offset = range.offset(slot, own.memory.address()).ok_or("the own part is not in its slot")?;

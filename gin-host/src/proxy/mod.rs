@@ -7,7 +7,7 @@
 //!
 //! A step takes what is in the queues, posts one batch, and finishes what the network says is complete. The order in
 //! which a request's end is published (fault, counter, oldest, done) is that of
-//! [`Consumer::finish`](gin_device::queue::Consumer::finish).
+//! [`Consumer::finish`](gin_device::internal::queue::Consumer::finish).
 //!
 //! A fault of any origin is for the whole communicator and stays: the proxy posts it where its rank's kernels look,
 //! announces it to the other ranks through the [board](gin_boot::board), posts nothing more, and completes the
@@ -32,9 +32,9 @@ use flow::Op;
 use gin_abi::descriptor::WORDS;
 use gin_abi::{Descriptor, DescriptorError, Fault, FaultKind, Operation, SignalTarget};
 use gin_boot::board::Board;
-use gin_device::queue::{Consumer, Finished, Queue};
-use gin_device::signal_words::raise;
-use gin_device::status::Status;
+use gin_device::internal::queue::{Consumer, Finished, Queue};
+use gin_device::internal::signal_words::raise;
+use gin_device::internal::status::Status;
 use gin_device::sys::{Global, GlobalWord, Word};
 use gin_net::{Event, Network, Request, SignalArrival};
 use lists::{Lists, Slot};

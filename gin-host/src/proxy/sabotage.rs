@@ -2,7 +2,7 @@
 //! A mistake that tests have a proxy make, to prove that they notice it.
 
 use super::Proxy;
-use gin_device::host_word;
+use gin_device::internal::host_word;
 use gin_device::sys::Word;
 use std::collections::HashMap;
 

@@ -7,9 +7,9 @@ use gin_abi::handle::{NEAR_WORDS, QUEUE_NEAR};
 use gin_abi::{CommHandle, ContextData, Deadline};
 use gin_boot::{Bootstrap, BootstrapError, InProcess};
 use gin_device::gin::{Order, Sharing};
-use gin_device::queue::{Producer, Queue};
-use gin_device::signal_words::Words;
-use gin_device::status::{Status, WaitError};
+use gin_device::internal::queue::{OneThread, Producer, Queue};
+use gin_device::internal::signal_words::Words;
+use gin_device::internal::status::{Status, WaitError};
 use gin_device::sys::{Global, GlobalWord};
 use gin_gpu::Device;
 use gin_gpu::virt::VirtualDevice;
@@ -120,13 +120,13 @@ impl Poster {
 
     pub fn post_words(&self, context: u32, words: [u64; WORDS]) -> Result<(), WaitError> {
         let producer = self.producer(context);
-        let posted = producer.post(words, || None, Sharing::Gpu, LIMIT, |_| 0, |bit| bit);
+        let posted = producer.post(words, &OneThread { claimed: None }, Sharing::Gpu, LIMIT);
         posted.map(|_| ()).map_err(|(stop, _)| stop)
     }
 
     pub fn flush(&self, context: u32) -> Result<(), WaitError> {
         let producer = self.producer(context);
-        producer.wait_done(producer.position(), LIMIT, Order::Acquire)
+        producer.wait_all(producer.position(), LIMIT, Order::Acquire)
     }
 
     pub fn flush_peer(&self, context: u32, peer: u32) -> Result<(), WaitError> {

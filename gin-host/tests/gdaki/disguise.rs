@@ -9,7 +9,6 @@ use gin_gpu::{
 use gin_nic::hca::{Access, Domain, Extent, Handle, Port, Region, Uar, Umem};
 use gin_nic::{Hca, HcaError};
 use gin_soft_hca_host::SoftHca;
-use std::any::Any;
 use std::fmt;
 use std::io::{ErrorKind, Read};
 use std::os::fd::OwnedFd;
@@ -161,7 +160,7 @@ impl Device for Disguised {
     }
 
     fn reaches(&self, other: &dyn Device) -> bool {
-        other.as_any().downcast_ref().is_some_and(|other| std::ptr::eq(self, other))
+        other.downcast::<Self>().is_some_and(|other| std::ptr::eq(self, other))
     }
 
     fn resident_blocks(&self, function: &Function, config: &LaunchConfig) -> Result<u64, GpuError> {
@@ -170,10 +169,6 @@ impl Device for Disguised {
 
     fn running(&self) -> usize {
         0
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
     }
 }
 

@@ -156,7 +156,8 @@ impl Hand {
     pub fn value_at(&self, window: &WindowHandle, offset: u64) -> u64 {
         // Safety: the table entry of a registered window.
         let data = unsafe { &*(window.data as usize as *const gin_abi::WindowData) };
-        let base = word(data.va_near + NEAR_WORDS * offset + 8 * gin_device::host_word::SPARE).load(Ordering::Relaxed);
+        let base = word(data.va_near + NEAR_WORDS * offset + 8 * gin_device::internal::host_word::SPARE)
+            .load(Ordering::Relaxed);
         word(data.base + offset).load(Ordering::Acquire).wrapping_sub(base)
     }
 }

@@ -8,7 +8,7 @@ use gin_abi::mlx5::cqe::{Syndrome, opcode};
 use gin_abi::mlx5::doorbell::Record;
 use gin_abi::mlx5::wqe::{self, Flags, Post, SLOT_BYTES};
 use gin_abi::mlx5::wqe::{Local, Remote};
-use gin_device::backend::gdaki::pair::TAG_SHIFT;
+use gin_device::internal::pair::TAG_SHIFT;
 use gin_gpu::MemorySlice;
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device, Memory, MemoryKind};

@@ -179,6 +179,7 @@ fn the_delay_of_a_slow_nic_begins_at_the_doorbell_also_before_the_first_step() {
     let nic = open(Arc::new(fabric.add(SoftConfig::ethernet(0))));
     let mut pair = Loopback::new(&nic, Deadline::new(Duration::from_millis(100))).unwrap();
     pair.post(Flags::COMPLETION, wqe::nop).unwrap();
+    pair.ring();
     fabric.settle();
     let failed = pair.finish().unwrap_err();
     assert!(failed.seen.contains("0 of 1 entries are complete"), "{failed:?}");

@@ -3,7 +3,7 @@
 
 use super::objects::State;
 use super::{HcaError, no_engine};
-use gin_device::orders;
+use gin_device::internal::orders;
 use gin_gpu::resident::Resident;
 use gin_gpu::rt;
 use gin_gpu::{Device, DeviceKind, Function, GpuError, LaunchConfig, Memory, MemoryKind, ModuleSource, Plain, Stream};

@@ -115,7 +115,7 @@ fn flood(rank: &Rank) -> Result<u64, CommError> {
 fn pass(rank: &Rank) -> Result<u64, CommError> {
     const ELEMENTS: u64 = 21;
     let comm = rank.communicator(&Requirements::default().signals(1))?;
-    let device = rank.device().as_any().downcast_ref::<VirtualDevice>().expect("a virtual GPU");
+    let device = rank.device().downcast::<VirtualDevice>().expect("a virtual GPU");
     let mut own: [Vec<u64>; 2] = [pass_len(ELEMENTS), ELEMENTS].map(|len| vec![0; len as usize]);
     let windows = own.each_mut().map(|words| -> Result<gin_host::Window<u64>, CommError> {
         let (address, bytes) = (words.as_mut_ptr().expose_provenance() as u64, size_of_val(words.as_slice()) as u64);

@@ -2,26 +2,26 @@
 //! The GDAKI back end: the kernel writes an mlx5 NIC's work-queue entries, rings its doorbell and reads its
 //! completions.
 //!
-//! Each context has a queue pair to each peer. What becomes of the front end's operations:
+//! Each context has a queue pair to each peer. The entries of the front end's operations:
 //!
 //! | operation | entries |
 //! | --- | --- |
-//! | put | WRITE; NOP if it is empty. One for each chunk that the queue pair may move at once |
+//! | put | WRITE, one for each chunk that the queue pair may move at once; NOP if the put is empty |
 //! | put_value | WRITE with inline data |
-//! | get | READ. Its data is in view after a DUMP, which a flush posts; with a counter at once |
+//! | get | READ. A DUMP brings its data into view: a flush posts it, or the get itself if it has a counter |
 //! | signal | FETCH_ADD, behind the put that it is bound to |
 //!
-//! Entries of one queue pair are carried out in order, so every signal is strong. A counter is raised by the thread
-//! that takes the completion of its last entry: waits for counters take completions, so that needs no companion queue
-//! pair, no WAIT entry and no NIC that reaches itself. BlueFlame, which sends an entry along with the doorbell, is not
-//! used.
+//! A NIC carries out the entries of one queue pair in order, so every signal is strong. The thread that takes the
+//! completion of an operation's last entry raises its counter. Waits for counters take completions, so counters need no
+//! companion queue pair, no WAIT entry and no NIC that reaches itself. The back end does not use BlueFlame, which sends
+//! an entry along with the doorbell.
 //!
-//! A communicator may have connections along rails only. A post to another peer is refused
-//! ([`FaultKind::NotConnected`]), and a flush of one has nothing to wait for.
+//! A communicator may have connections along rails only. A post to another peer is then refused
+//! ([`FaultKind::NotConnected`]), and a flush of that peer has nothing to wait for.
 //!
-//! [`pair`] has the protocol among the threads of a GPU.
+//! `pair` has the protocol among the threads of a GPU.
 
-pub mod pair;
+pub(crate) mod pair;
 
 use super::Backend;
 use crate::comm::Comm;
@@ -35,13 +35,13 @@ use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::mlx5::wqe::{self, Flags, Local, QueueNumber, Remote, Segment, opcode};
 use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation, RemoteSignal, SignalTarget, Transfer};
-use pair::{Failure, Posting, QueuePair};
+use pair::{Failure, OneThread, Posters, Posting, QueuePair};
 
-/// The kernel drives the NIC.
+/// The back end in which kernels drive the NIC.
 #[derive(Clone, Copy, Debug)]
 pub struct Gdaki;
 
-/// The values that entries need beside the queue pair, and where they are read.
+/// A queue pair, and the places of the other values that its entries need.
 #[derive(Clone, Copy)]
 struct Link {
     pair: QueuePair<Global>,
@@ -56,7 +56,7 @@ impl Link {
         let handle = core.comm().handle();
         let index = sys::narrow(core.context()).wrapping_mul(sys::narrow(handle.ranks)).wrapping_add(peer);
         let data = (handle.queue_pairs as usize as *const QueuePairData).wrapping_add(index as usize);
-        // Safety: the front end checked the context and made the rank of a peer; the host keeps the table valid.
+        // Safety: the front end checked the context, and `peer` is a rank; the host keeps the table valid.
         unsafe {
             let (ring, tokens) = sys::read_pair(&raw const (*data).ring);
             let (tags, completions) = sys::read_pair(&raw const (*data).tags);
@@ -88,15 +88,15 @@ impl Link {
         }
     }
 
-    /// Most bytes of one entry.
+    /// Returns the largest number of bytes of one entry.
     #[inline(always)]
     fn most_bytes(&self) -> u64 {
-        // Safety: as in `of`; the second half of an aligned word.
+        // Safety: as in `of`. The limit is the upper half of an aligned word.
         let limits = unsafe { sys::read_word((&raw const (*self.data).interval_log2).cast()) };
         limits >> 32
     }
 
-    /// Keys of the peer's signal words and of the sink.
+    /// Returns the keys of the peer's signal words and of the sink.
     #[inline(always)]
     fn keys(&self) -> (Be32, Local) {
         // Safety: as in `of`.
@@ -105,14 +105,14 @@ impl Link {
         (Be32::from_memory(keys as u32), sink)
     }
 
-    /// The address of byte `offset` of a window, and the key for it: of a rank's part, or, for the number of ranks, of
-    /// the own part for local access.
+    /// Returns the address of byte `offset` of a window and its key, in the part of `rank`. The number of ranks as
+    /// `rank` stands for the caller's own part with its local key.
     #[inline(always)]
     fn in_window(&self, window: u32, rank: u32, offset: u64) -> (u64, Be32) {
         let handle = self.core.comm().handle();
         let index = window as usize * (handle.ranks as usize + 1) + rank as usize;
         let word = (handle.window_keys as usize as *const u64).wrapping_add(index);
-        // Safety: the front end has the id from a handle of the host's, which keeps the table valid.
+        // Safety: the id comes from a handle of the host's, which keeps the table valid.
         let word = unsafe { sys::read_word(word) };
         (offset + (word >> 32), Be32::from_memory(word as u32))
     }
@@ -129,7 +129,7 @@ impl Link {
         Local { address, key, bytes }
     }
 
-    /// The word that a signal raises.
+    /// Returns the word that a signal raises.
     #[inline(always)]
     fn signal_word(&self, signal: &RemoteSignal) -> Remote {
         match signal.target {
@@ -142,18 +142,18 @@ impl Link {
         }
     }
 
-    /// Writes the entry that brings into view what reads before it brought.
+    /// Writes the DUMP that brings the data of earlier READs into view.
     #[inline(always)]
     fn dump(&self, index: u64, flags: Flags) {
         let (_, sink) = self.keys();
         self.pair.store(index, wqe::dump(self.pair.head(index, flags), sink));
     }
 
-    /// The fault that a failed entry is.
+    /// Returns the fault of a failed entry.
     #[inline(always)]
     fn failed(&self, (tail, syndromes): Failure) -> Fault {
         let operation = match tail.operation() {
-            // The entry is in its slot still.
+            // The entry is still in its slot.
             opcode::WRITE if self.pair.is_inline(tail.index() as u64) => Operation::PutValue,
             opcode::WRITE => Operation::Put,
             opcode::READ => Operation::Get,
@@ -166,7 +166,8 @@ impl Link {
         Fault::new(kind, operation).context(self.core.context()).peer(self.peer).values(tail.index() as u64, syndrome)
     }
 
-    /// Posts one entry, and a signal or a dump behind it, with all lanes of the warp that post to this queue pair now.
+    /// Posts one entry, and a signal or a DUMP behind it, together with all lanes of the warp that post to this queue
+    /// pair now.
     #[inline(always)]
     fn post(
         &self,
@@ -209,32 +210,18 @@ impl Link {
         let mut posting = Posting { count: counts.all(), sharing, more: request.more, deadline };
         let failed = |failure| self.failed(failure);
         if sharing == Sharing::Thread {
-            let claim = || deadline.is_none().then(|| pair.claim(true, counts.all(), sharing));
-            let together = |filled: bool, index| filled.then_some((index, counts.all()));
-            return pair.post(posting, fill, claim, together, |bit| bit, failed);
+            return pair.post(posting, &OneThread { pair, posting }, fill, failed);
         }
-        // Those with and without a deadline apart: the latter claim at once, all together.
+        // Lanes with and without a deadline are gathered apart: the latter claim at once, all together.
         let here = if deadline.is_none() { coop::active_mask::<2>() } else { coop::active_mask::<3>() };
         let group = Group::of(here, pair, counts);
-        // One lane that has no more to come sends what all bring.
+        // One lane without `more` sends the entries of all.
         posting.more = coop::ballot_here(here, !request.more) & group.mask == 0;
-        let claim = || {
-            deadline.is_none().then(|| {
-                let first = pair.claim(group.leads(), group.all, sharing);
-                coop::leader_shuffle(here, first, group.last()) + group.before
-            })
-        };
-        let together = |filled: bool, index: u64| {
-            if !deadline.is_none() {
-                return filled.then_some((index, counts.all()));
-            }
-            group.written(here, filled, index, counts)
-        };
-        pair.post(posting, fill, claim, together, |bit| coop::any_here(here, bit), failed)
+        pair.post(posting, &Callers { pair, posting, group, here }, fill, failed)
     }
 }
 
-/// The entries behind the first entry of a post.
+/// The entry behind the first entry of a post.
 #[derive(Clone, Copy)]
 enum Then<'a> {
     Nothing,
@@ -244,7 +231,7 @@ enum Then<'a> {
     Dump,
 }
 
-/// Which entries a post has.
+/// The entries of a post.
 #[derive(Clone, Copy)]
 struct Counts {
     first: bool,
@@ -258,14 +245,12 @@ impl Counts {
     }
 }
 
-/// Lanes of a warp that are here together, for the same queue pair.
+/// Lanes of a warp that are here together and post to the same queue pair.
 #[derive(Clone, Copy)]
 struct Group {
     mask: u32,
-    /// Entries of those before the calling lane.
+    /// Number of entries of the lanes before the calling lane.
     before: u64,
-    /// Entries up to the calling lane's own, which in the last lane are all.
-    all: u64,
 }
 
 impl Group {
@@ -273,13 +258,12 @@ impl Group {
     fn of(here: u32, pair: &QueuePair<Global>, counts: Counts) -> Self {
         let mask = coop::alike(here, pair.words.address());
         let below = mask & coop::lanes_below();
-        // Each has one or two.
+        // Each lane has one entry or two.
         let two = coop::ballot_here(here, counts.all() == 2) & below;
-        let before = (below.count_ones() + two.count_ones()) as u64;
-        Self { mask, before, all: before + counts.all() }
+        Self { mask, before: (below.count_ones() + two.count_ones()) as u64 }
     }
 
-    /// The lane that claims for all: it knows how many entries there are.
+    /// Returns the lane that claims for all. It knows their number of entries: those before it and its own.
     #[inline(always)]
     fn last(&self) -> u32 {
         31 - self.mask.leading_zeros()
@@ -287,23 +271,51 @@ impl Group {
 
     #[inline(always)]
     fn leads(&self) -> bool {
-        self.mask & coop::lanes_until() == self.mask
-    }
-
-    /// In the first lane of each [`run`](pair::run) that has written entries, where these begin and how many they are.
-    #[inline(always)]
-    fn written(&self, here: u32, filled: bool, index: u64, counts: Counts) -> Option<(u64, u64)> {
-        // The first lane releases what all have stored.
-        coop::sync_here(here);
-        let filled = coop::ballot_here(here, filled) & self.mask;
-        let (begins, last) = pair::run(self.mask, filled, coop::lanes_below());
-        let end = coop::leader_shuffle(here, index + counts.all(), last);
-        begins.then(|| (index, end - index))
+        // No lane of the group is above the caller's.
+        self.mask >> 1 <= coop::lanes_below()
     }
 }
 
-// On a CPU, where a call costs nothing that counts, these are functions: inlined at each use they take minutes to
-// compile.
+/// Lanes that call a post together. Those of one [`Group`] post to the same queue pair.
+struct Callers<'a> {
+    pair: &'a QueuePair<Global>,
+    posting: Posting,
+    group: Group,
+    /// All lanes that are here together.
+    here: u32,
+}
+
+impl Posters for Callers<'_> {
+    #[inline(always)]
+    fn claim(&self) -> Option<u64> {
+        self.posting.deadline.is_none().then(|| {
+            let first =
+                self.pair.claim(self.group.leads(), self.group.before + self.posting.count, self.posting.sharing);
+            coop::leader_shuffle(self.here, first, self.group.last()) + self.group.before
+        })
+    }
+
+    /// Returns the entries of a [`run`](pair::run) in its first lane.
+    #[inline(always)]
+    fn written(&self, filled: bool, index: u64) -> Option<(u64, u64)> {
+        if !self.posting.deadline.is_none() {
+            return filled.then_some((index, self.posting.count));
+        }
+        // The first lane releases the stores of all.
+        coop::sync_here(self.here);
+        let filled = coop::ballot_here(self.here, filled) & self.group.mask;
+        let (begins, last) = pair::run(self.group.mask, filled, coop::lanes_below());
+        let end = coop::leader_shuffle(self.here, index + self.posting.count, last);
+        begins.then(|| (index, end - index))
+    }
+
+    #[inline(always)]
+    fn any(&self, bit: bool) -> bool {
+        coop::any_here(self.here, bit)
+    }
+}
+
+// On a CPU, where a call is cheap, these are functions: inlined at each use they take minutes to compile.
 impl Backend for Gdaki {
     const LSA: bool = false;
 
@@ -314,7 +326,7 @@ impl Backend for Gdaki {
 
     #[inline(always)]
     fn release(_: &Core, _: Scope, _: Scope) {
-        // Publishing releases what the poster has stored to the GPU, and ringing to the system what was published.
+        // Publishing releases the poster's stores to the GPU. Ringing releases the published entries to the system.
     }
 
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
@@ -346,7 +358,7 @@ impl Backend for Gdaki {
             Transfer::Get { source, destination, bytes } => {
                 let from = link.there(source.window, source.offset);
                 let here = link.here(destination.window, destination.offset, 0);
-                // A counter says that the data is in view.
+                // A counter reports that the data is in view.
                 let then = if request.counter.is_some() { Then::Dump } else { Then::Nothing };
                 link.post_chunks(bytes, from, here, wqe::read, then, request, deadline)
             }
@@ -357,7 +369,7 @@ impl Backend for Gdaki {
     fn position(core: &Core, peer: Option<u32>) -> u64 {
         match peer {
             Some(peer) => Link::of(core, peer).position(),
-            // Each queue pair has its own.
+            // Each queue pair has a position of its own.
             None => 0,
         }
     }
@@ -382,7 +394,7 @@ impl Backend for Gdaki {
 }
 
 impl Link {
-    /// Posts a transfer in chunks of as many bytes as one entry may move. `there` and `here` are where it begins.
+    /// Posts a transfer in chunks of the largest number of bytes of one entry. `there` and `here` are its beginnings.
     #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "one body for puts and gets")]
     fn post_chunks(
@@ -397,14 +409,14 @@ impl Link {
     ) -> Result<(), WaitError> {
         let most = self.most_bytes();
         let (mut there, mut here, mut left, mut deadline) = (there, here, bytes, deadline);
-        // A loop with one post in it, as that is long.
+        // A loop with one post in it, because the code of a post is long.
         loop {
             let last = left <= most;
             let chunk = if last { left } else { most };
             here.bytes = chunk as u32;
             let write = |head| {
                 let segments = entry(head, there, here);
-                // A length of 0 would stand for 2 GiB.
+                // In an entry, a length of 0 means 2 GiB.
                 if chunk == 0 { [wqe::nop(head)[0], segments[1], segments[2]] } else { segments }
             };
             let (then, request) =
@@ -416,15 +428,16 @@ impl Link {
             there.address += chunk;
             here.address += chunk;
             left -= chunk;
-            // A post that has begun is finished.
+            // A post that has begun must be finished.
             deadline = Deadline::NONE;
         }
     }
 
-    /// A wait whose end needs a completion posts its entry at once, so that it does not come behind later ones.
+    /// Returns the position of the next post. If a wait for it will need a completion, posts the entry for that now, so
+    /// that it precedes later posts.
     #[inline(always)]
     fn position(&self) -> u64 {
-        // To a peer without a connection nothing is under way.
+        // Nothing is under way to a peer without a connection.
         if !self.pair.connected {
             return 0;
         }
@@ -444,7 +457,7 @@ impl Link {
     }
 }
 
-/// Waits for everything that was posted to any peer.
+/// Waits for all earlier posts to all peers.
 #[inline(always)]
 fn wait_all(core: &Core, deadline: Deadline) -> Result<(), WaitError> {
     let deadline = crate::status::Shared::start::<Global>(deadline);

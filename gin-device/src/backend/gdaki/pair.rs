@@ -1,106 +1,112 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One queue pair: how the threads of a GPU post to it together, ring its doorbell and take its completions.
+//! The protocol by which threads of a GPU share a queue pair: they post to it, ring its doorbell and take its
+//! completions.
 //!
-//! Generic over the [`Memory`], so that a model checker can run it against a NIC.
+//! It is generic over the [`Memory`], so that a model checker can run it against a NIC.
 //!
 //! # Posting
-//! A thread, or one thread for all lanes of a warp that post to the same queue pair, *claims* indices by one add. It
-//! waits until the slots are free, writes the entries and *publishes* them: it writes to the token word of its first
-//! slot how many follow. The thread that has the *token* announces entries to the NIC. The token lies at the first
-//! index that is not announced. A thread that publishes there takes the token and carries it past all entries that are
-//! published behind: record and doorbell once for all of them. Then it lays the token down at the next index that is
-//! not published. So a slow thread holds up only the doorbell, never the others' posts. A thread that finds no token is
-//! done, because the thread that brings it rings for all.
+//! 1. A thread *claims* indices by one add, for itself or for all lanes of its warp that post to the same queue pair.
+//! 2. It waits until the slots are free and writes the entries.
+//! 3. It *publishes* them: it writes their number to the token word of its first slot.
+//! 4. The thread that has the *token* announces entries to the NIC. The token is at the first index that is not
+//!    announced. A thread that publishes there takes the token and carries it past all entries published behind it. It
+//!    writes record and doorbell once for all of them. Then it lays the token down at the next index that is not
+//!    published.
 //!
-//! | value of a token word of index i | says |
+//! So a slow thread delays only the doorbell, never the others' posts. A thread that finds no token is finished,
+//! because the thread that brings the token rings for all.
+//!
+//! | token word of index i | meaning |
 //! | --- | --- |
-//! | less than `i << 10` | what an earlier round left: nothing yet |
-//! | `i << 10` | the token lay here and was taken away, to ring for what was held back |
-//! | `(i << 10) + 1` | the token; everything below i is announced |
+//! | less than `i << 10` | a value of an earlier round: nothing is published yet |
+//! | `i << 10` | the token was here; a thread took it away to ring for entries held back |
+//! | `(i << 10) + 1` | the token; all entries below i are announced |
 //! | `(i << 10) + 2` | the token; entries below i are held back |
 //! | `(i << 10) + 2 + n` | n entries are published from here on |
 //!
-//! Values of one word only grow, by atomic maxima, so publisher and carrier each learn which of them came first.
-//! Entries that a poster holds back ("more to come") are published, and the token laid down behind them with no
-//! doorbell; the next poster rings for them, and so does every wait ([`attend`](QueuePair::attend)).
+//! The value of a word only grows, by atomic maxima, so publisher and carrier both learn which of them came first.
 //!
-//! Lanes that post together publish in *runs*: a run has no lane of the group inside that has not written its entries.
-//! Each lane sees room by its own load, so a lane may find none though the lanes on both sides do.
+//! A poster that holds entries back ("more to come") publishes them and lays the token down behind them without a
+//! doorbell. The next poster rings for them, and so does every wait ([`attend`](QueuePair::attend)).
+//!
+//! Lanes that post together publish in *runs*. All lanes of the group inside a run have written their entries. Each
+//! lane finds room by its own load, so a lane may find none though the lanes on both sides do.
 //!
 //! # Completions
-//! Entry i asks for one if i + 1 is a multiple of the interval, so there is always one to come among the entries of a
-//! full queue. A thread that waits for an entry which no completion covers posts a NOP that asks for one, or a DUMP if
-//! reads must come into view; one thread does it for all. One thread at a time *takes* completions for all: it moves
-//! `completion_index`, after it has raised the counters of the entries that completed. A completion with an error
-//! becomes the communicator's fault.
+//! Entry i asks for a completion if i + 1 is a multiple of the interval, so a full queue always has one to come. If no
+//! completion covers the entries that a thread waits for, it posts a NOP that asks for one, or a DUMP if reads must
+//! come into view. One thread does this for all. One thread at a time *takes* completions for all: it raises the
+//! counters of the complete entries, then moves `completion_index`. A completion with an error becomes the
+//! communicator's fault.
 //!
 //! # Why it is right
-//! *A slot is not overwritten too early.* It is written only after `completion_index` was read past the entry before,
-//! whose completion a NIC writes after it has read the entry; the stores depend on the branch that this read decides,
-//! as in [`queue`](crate::queue).
+//! *A slot is not overwritten too early.* A thread writes a slot only after it read a `completion_index` past the
+//! slot's previous entry. A NIC writes that entry's completion after it has read the entry. The thread's stores depend
+//! on the branch that its read decides, as in [`queue`](crate::queue).
 //!
 //! *Announced entries are whole.* Publishing is a release after the entries. The carrier acquires the entries that it
-//! finds published and the entries that it finds held back, then stores the record, then releases to the system, then
-//! rings. A thread that holds entries back behind others acquires and releases again before it lays the token down, so
-//! that it hands on the writes of those others. A NIC is no thread of this GPU, so the memory model asks for no less.
-//! Where the host reports that the NIC reads entries and payload through this GPU's L2 cache
+//! finds published and the entries that it finds held back. Then it stores the record, releases to the system and
+//! rings. A thread that holds entries back behind other held-back entries acquires and releases again before it lays
+//! the token down, and so hands on their writes. The memory model requires the release to the system, because a NIC is
+//! no thread of this GPU. If the host reports that the NIC reads entries and payload through this GPU's L2 cache
 //! ([`releases_to_gpu`](QueuePair::releases_to_gpu)), a release to the GPU is enough.
 //!
 //! *Doorbell and record never go backwards.* The holder of the token stores them before it lays the token down, with a
 //! release between. The next holder stores later, because its stores depend on the exchange that took the token.
 //!
-//! *Nothing is held back for ever.* A publisher that meets no token has stored before the carrier's maximum at that
-//! word, so the carrier finds it; entries that are held back have the token behind them, where every wait looks.
+//! *Nothing is held back for ever.* A publisher that finds no token has stored before the carrier's maximum at that
+//! word, so the carrier finds its entries. Entries that are held back have the token behind them, and every wait checks
+//! that place.
 //!
-//! *A flush passes no queue pair by.* A bit says that entries may be under way, a second one that it was set since a
-//! thread last began to take the first away. A poster sets both, after its claim and with a release between.
-//! [`rest`](QueuePair::rest) clears the second, acquires, finds all that was claimed complete, and takes the first away
-//! only if the second is clear still. A poster that came before is seen by its claim, one that came between by the
-//! second bit, and one that comes later sets the first again. One thread at a time rests, as two would clear each
-//! other's second bit.
+//! *A flush misses no queue pair.* Two bits mark a queue pair. The first means that entries may be under way. The
+//! second means that a poster has set both bits since a thread last began to clear the first. A poster sets both after
+//! its claim, with a release between. [`rest`](QueuePair::rest) clears the second, acquires, finds all claimed entries
+//! complete, and clears the first only if the second is still clear. A poster that marked before the clear is seen by
+//! its claim, a poster that marked between by the second bit, and a later poster sets the first bit again. One thread
+//! at a time rests, because two would clear each other's second bit.
 
 use crate::order::{self, Order, Sharing};
-use crate::status::{NAP_NS, Status, WaitError};
-use crate::sys::{Memory, Word};
+use crate::status::{Status, WaitError};
+use crate::sys::{Memory, NAP_NS, Word};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::{SYNDROME_WORD, TAIL_WORD, Tail, opcode};
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
 use gin_abi::mlx5::wqe::{Flags, MAX_DATA_BYTES, Post, QueueNumber, Segment, nop};
 use gin_abi::{Deadline, Fault};
 
-/// Words of a slot, and of a completion.
+/// Number of words of a slot, and of a completion.
 const SLOT_WORDS: u64 = 8;
-/// Completions that a thread takes before it lets others.
+/// Largest number of completions that a thread takes before it lets others take them.
 const TAKE: u32 = 32;
 
-/// log2 of what an index is multiplied by in a token word.
+/// Number of bits by which an index is shifted in a token word.
 pub const TOKEN_SHIFT: u32 = 10;
-/// Most entries that are published at once.
+/// Largest number of entries published at once.
 pub const MOST_PUBLISHED: u64 = (1 << TOKEN_SHIFT) - 3;
-/// log2 of what a tag's index is multiplied by, in the word of its slot.
+/// Number of bits by which an index is shifted in a tag word.
 pub const TAG_SHIFT: u32 = 24;
 
-/// The token was here and somebody has it.
+/// Returns the token word of `index` after a thread took the token away.
 const fn away(index: u64) -> u64 {
     index << TOKEN_SHIFT
 }
 
-/// The token, behind entries that are announced.
+/// Returns the token at `index`, behind entries that are announced.
 const fn token(index: u64) -> u64 {
     index << TOKEN_SHIFT | 1
 }
 
-/// The token, behind entries that are held back.
+/// Returns the token at `index`, behind entries that are held back.
 const fn held(index: u64) -> u64 {
     index << TOKEN_SHIFT | 2
 }
 
-/// `count` entries are published, at least one.
+/// Returns the token word of `index` with `count` published entries, at least one.
 const fn published(index: u64, count: u64) -> u64 {
     held(index) + count
 }
 
-/// Index of a word behind the first line of [`QueuePairData`](gin_abi::gdaki::QueuePairData).
+/// Indices of the words behind the first cache line of [`QueuePairData`](gin_abi::gdaki::QueuePairData).
 mod word {
     use core::mem::offset_of;
     use gin_abi::gdaki::QueuePairData as Data;
@@ -120,7 +126,8 @@ mod word {
 /// A queue pair. `Copy`: every thread has its own.
 #[derive(Clone, Copy, Debug)]
 pub struct QueuePair<M: Memory> {
-    /// First word of its [`QueuePairData`](gin_abi::gdaki::QueuePairData), whose other lines are the words that change.
+    /// First word of its [`QueuePairData`](gin_abi::gdaki::QueuePairData). The words that change are behind its first
+    /// cache line.
     pub words: M::Word,
     /// First word of the send queue.
     pub ring: M::Word,
@@ -134,41 +141,41 @@ pub struct QueuePair<M: Memory> {
     pub record: M::Word,
     /// The doorbell.
     pub doorbell: M::Word,
-    /// The word with the marks that say that entries may be under way: see the module's docs.
+    /// The word with the two bits that mark the queue pair: see the module's docs.
     pub busy: M::Word,
-    /// These two bits; the second lies in the upper half.
+    /// These two bits; the second is in the upper half.
     pub marks: u64,
     /// First counter word.
     pub counters: M::Word,
-    /// The queue pair exists. If not, only [`words`](Self::words) may be used.
+    /// The queue pair exists. If false, only [`words`](Self::words) may be used.
     pub connected: bool,
     /// Its number.
     pub number: QueueNumber,
     /// log2 of the number of slots.
     pub depth_log2: u32,
-    /// log2 of the distance of entries that ask for a completion.
+    /// log2 of the distance between entries that ask for a completion.
     pub interval_log2: u32,
-    /// Entries and payload are released to the GPU only before the doorbell.
+    /// Before the doorbell, entries and payload are released to the GPU only.
     pub releases_to_gpu: bool,
     /// The aborts and faults that end waits.
     pub status: Status<M>,
 }
 
-/// The token, in the hands of a thread.
+/// The token while a thread carries it.
 #[derive(Clone, Copy, Debug)]
 struct Carried {
-    /// Everything below is published.
+    /// All entries below are published.
     end: u64,
-    /// The doorbell is to wait for the next post.
+    /// The doorbell waits for the next post.
     hold: bool,
 }
 
-/// The target of a wait for entries, and how far it is covered.
+/// The target of a wait for entries, and whether a completion covers it.
 #[derive(Clone, Copy, Debug)]
 struct Covered {
     /// All entries below must be complete: the awaited ones, and the DUMP that brings reads among them into view.
     target: u64,
-    /// A completion that says so has come or will come. The waiter posts nothing.
+    /// A completion of the target has arrived or will arrive. The waiter posts nothing.
     sure: bool,
     /// Reads need a DUMP to come into view. The target does not include it yet.
     reads: bool,
@@ -177,20 +184,66 @@ struct Covered {
 /// The parameters of a thread's post.
 #[derive(Clone, Copy, Debug)]
 pub struct Posting {
-    /// Entries, 1 or 2.
+    /// Number of entries, 1 or 2.
     pub count: u64,
     /// The other users of the queue pair.
     pub sharing: Sharing,
     /// The doorbell may wait for the next post.
     pub more: bool,
-    /// How long to wait for room.
+    /// The limit of the wait for room.
     pub deadline: Deadline,
+}
+
+/// The threads that post to a queue pair together: one thread, or lanes of a warp.
+///
+/// They stay together, because one may wait for a slot whose entry another has yet to write. Each calls
+/// [`written`](Self::written) and [`any`](Self::any) as often as the others.
+pub trait Posters {
+    /// Claims slots for each thread of the group at once and returns the caller's first index. Returns `None` if each
+    /// thread claims for itself once it finds room.
+    fn claim(&self) -> Option<u64>;
+
+    /// Gathers the entries that threads of the group have just written. `filled`: the caller has; `index`: its first.
+    ///
+    /// In one of the threads that claimed together, returns the first index and the number of entries that they have
+    /// written since the last call. Orders memory among them.
+    fn written(&self, filled: bool, index: u64) -> Option<(u64, u64)>;
+
+    /// Returns whether any thread of the group brings `true`.
+    fn any(&self, bit: bool) -> bool;
+}
+
+/// A thread that posts alone.
+#[derive(Clone, Copy, Debug)]
+pub struct OneThread<'a, M: Memory> {
+    /// The queue pair.
+    pub pair: &'a QueuePair<M>,
+    /// Its post.
+    pub posting: Posting,
+}
+
+impl<M: Memory> Posters for OneThread<'_, M> {
+    #[inline(always)]
+    fn claim(&self) -> Option<u64> {
+        let Posting { count, sharing, deadline, .. } = self.posting;
+        deadline.is_none().then(|| self.pair.claim(true, count, sharing))
+    }
+
+    #[inline(always)]
+    fn written(&self, filled: bool, index: u64) -> Option<(u64, u64)> {
+        filled.then_some((index, self.posting.count))
+    }
+
+    #[inline(always)]
+    fn any(&self, bit: bool) -> bool {
+        bit
+    }
 }
 
 /// Ends a wait for queue pairs: acquires as requested, and checks whether a finished request failed.
 ///
 /// # Errors
-/// [`Stop`] of the wait, or if the communicator has a fault.
+/// The error of the wait, or [`WaitError::Fault`] if the communicator has a fault.
 #[inline(always)]
 pub fn finish<M: Memory>(waited: Result<(), WaitError>, status: &Status<M>, order: Order) -> Result<(), WaitError> {
     if order == Order::Acquire {
@@ -199,12 +252,17 @@ pub fn finish<M: Memory>(waited: Result<(), WaitError>, status: &Status<M>, orde
     waited.and_then(|()| status.check_near())
 }
 
-/// A completion that says that an entry failed: its tail, and the word with the syndromes.
+/// A completion of a failed entry: its tail, and the word with the syndromes.
 pub type Failure = (Tail, u64);
 
-/// Runs of lanes that have written entries, in a group of lanes that claimed together. Says for a lane whether a run
-/// begins with it, and the run's last lane, which is the lane itself at least. `below`: the lanes before it, `group`
-/// and `filled` are lanes too, `filled` among `group`.
+/// Finds the run of a lane: neighbouring lanes of a group that have written entries. Returns whether the run begins
+/// with the lane, and the run's last lane, which is at least the lane itself.
+///
+/// | argument | lanes |
+/// | --- | --- |
+/// | `group` | the lanes that claimed together |
+/// | `filled` | the lanes of `group` that have written entries |
+/// | `below` | the lanes below the calling lane |
 #[inline(always)]
 pub fn run(group: u32, filled: u32, below: u32) -> (bool, u32) {
     let own = below.wrapping_add(1);
@@ -221,8 +279,8 @@ impl<M: Memory> QueuePair<M> {
         (1 << self.depth_log2) - 1
     }
 
-    /// Returns whether the slots of all entries below `end` are free or in use by these, when all below
-    /// `completion_index` are complete.
+    /// Returns whether each entry below `end` has a slot of its own, given that all entries below `completion_index`
+    /// are complete.
     #[inline(always)]
     fn fits(&self, end: u64, completion_index: u64) -> bool {
         end.wrapping_sub(completion_index) as i64 <= 1 << self.depth_log2
@@ -233,19 +291,19 @@ impl<M: Memory> QueuePair<M> {
         self.tokens.at(index & self.mask())
     }
 
-    /// The index that the next claim will get.
+    /// Returns the index of the next claim.
     #[inline(always)]
     pub fn position(&self) -> u64 {
         self.words.at(word::PRODUCER_INDEX).load_relaxed_gpu()
     }
 
-    /// All entries below are complete.
+    /// Returns the index below which all entries are complete.
     #[inline(always)]
     pub fn completion_index(&self) -> u64 {
         self.words.at(word::COMPLETION_INDEX).load_relaxed_gpu()
     }
 
-    /// The head of entry `index`; it asks for a completion if it is its turn or `flags` says so.
+    /// Returns the head of entry `index`. It asks for a completion if the interval or `flags` requires it.
     #[inline(always)]
     pub fn head(&self, index: u64, flags: Flags) -> Post {
         let turn = (index + 1) & ((1 << self.interval_log2) - 1) == 0;
@@ -265,14 +323,14 @@ impl<M: Memory> QueuePair<M> {
         }
     }
 
-    /// Returns whether entry `index`, which has three segments, carries its data.
+    /// Returns whether entry `index`, which has three segments, has inline data.
     #[inline(always)]
     pub fn is_inline(&self, index: u64) -> bool {
         let slot = self.ring.at((index & self.mask()) * SLOT_WORDS);
         Be32::from_memory(slot.at(4).load_relaxed_sys() as u32).get() > MAX_DATA_BYTES
     }
 
-    /// Notes that entry `index`, which was claimed and is not published, raises a counter once it is complete.
+    /// Notes that entry `index` raises a counter once it is complete. The entry is claimed and not published.
     #[inline(always)]
     pub fn tag(&self, index: u64, counter: u32) {
         let word = (index + 1) << TAG_SHIFT | counter as u64;
@@ -280,67 +338,65 @@ impl<M: Memory> QueuePair<M> {
         self.words.at(word::TAGGED).max_relaxed_gpu(index + 1);
     }
 
-    /// Notes that entry `index`, which was claimed and is not published, reads.
+    /// Notes that entry `index` is a READ. The entry is claimed and not published.
     #[inline(always)]
     pub fn note_read(&self, index: u64) {
         self.words.at(word::GOT).max_relaxed_gpu(index + 1);
     }
 
-    /// Notes that entry `index`, which was claimed and is not published, brings into view what the reads before it
-    /// brought.
+    /// Notes that entry `index` is a DUMP, which brings the data of earlier READs into view. The entry is claimed and
+    /// not published.
     #[inline(always)]
     pub fn note_dump(&self, index: u64) {
         self.words.at(word::DUMPED).max_relaxed_gpu(index + 1);
     }
 
-    /// Claims `count` indices if `leads`, whether there is room or not, and returns the first.
+    /// Claims `count` indices if `leads`, with or without room, and returns the first.
     #[inline(always)]
     pub fn claim(&self, leads: bool, count: u64, sharing: Sharing) -> u64 {
         order::claim(self.words.at(word::PRODUCER_INDEX), leads, count, sharing)
     }
 
-    /// Claims `count` indices if the next one is `at` still.
+    /// Claims `count` indices if the next index is still `at`. Returns whether it has.
     #[inline(always)]
     fn claim_at(&self, at: u64, count: u64) -> bool {
         self.words.at(word::PRODUCER_INDEX).cas_relaxed_gpu(at, at + count) == at
     }
 
-    /// Waits until the slots that `producer_index` gives are free, has `fill` write entries there and publishes them;
-    /// or, if it gives none, waits until there is room and claims then, so that a post that finds no room in time
-    /// leaves the queue as it was.
+    /// Writes entries by `fill`, which takes their first index, and publishes them. All threads of `posters` call.
     ///
-    /// Several threads call it together, because one may wait for a slot whose entry another has yet to write: `any`
-    /// returns whether any of them brings `true`. All call `together` after entries were written, with whether the
-    /// caller has written and its first index. In one of the threads that claimed together it returns the first index
-    /// and the number of entries that they have written since the last time; it orders memory among them.
+    /// If the slots are claimed already, waits until they are free. Otherwise waits for room and claims last, so that a
+    /// timeout leaves the queue as it was. `failed` makes the fault of an entry that failed meanwhile.
     ///
-    /// A queue pair that does not exist has no room for ever, so the wait reports its peer; a post that finds room does
-    /// not check.
+    /// A queue pair that does not exist never has room, so the wait finds the missing connection. A post that finds
+    /// room does not check.
     ///
     /// # Errors
-    /// [`WaitError::Deadline`] if there was no room in time: nothing was posted. [`WaitError::Fault`] if the
-    /// communicator is aborted or has a fault. [`WaitError::NotConnected`].
+    /// | error | cause |
+    /// | --- | --- |
+    /// | [`WaitError::Deadline`] | there was no room in time; nothing was posted |
+    /// | [`WaitError::Fault`] | the communicator is aborted or has a fault |
+    /// | [`WaitError::NotConnected`] | there is no connection to the peer |
     #[inline(always)]
     pub fn post(
         &self,
         posting: Posting,
+        posters: &impl Posters,
         fill: impl Fn(u64),
-        claim: impl FnOnce() -> Option<u64>,
-        together: impl Fn(bool, u64) -> Option<(u64, u64)>,
-        any: impl Fn(bool) -> bool,
         failed: impl Fn(Failure) -> Fault,
     ) -> Result<(), WaitError> {
         let Posting { count, sharing, more, deadline } = posting;
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
-        // Before the claim, so that the two trips to L2 are one.
+        // Read before the claim, so that the two trips to L2 overlap.
         let mut completion_index = self.completion_index();
-        let claimed = claim();
+        let claimed = posters.claim();
         let (mut has, mut index) = (claimed.is_some(), claimed.unwrap_or(0));
         let (mut waiting, mut stop, mut ended) = (true, None, None);
         loop {
             if claimed.is_none() {
                 let at = self.position();
-                // A claim that finds its place taken is tried again; one that succeeds has its room for certain.
+                // A claim that another thread's claim precedes is tried again. A claim that succeeds certainly has
+                // room.
                 if waiting & !has & self.fits(at + count, completion_index) && self.claim_at(at, count) {
                     (has, index) = (true, at);
                 }
@@ -350,7 +406,7 @@ impl<M: Memory> QueuePair<M> {
                 fill(index);
             }
             waiting &= !filling;
-            let mut token = match together(filling, index) {
+            let mut token = match posters.written(filling, index) {
                 Some((first, count)) => self.publish(first, count, more, sharing),
                 None => None,
             };
@@ -364,14 +420,14 @@ impl<M: Memory> QueuePair<M> {
             if let Some(token) = token {
                 self.carry(token);
             }
-            // The result of the look before is tried first: an end in the meantime counts.
+            // A stop counts only if the room found together with it was not enough.
             if waiting & stop.is_some() {
                 (waiting, ended) = (false, stop);
             }
-            if !any(waiting) {
+            if !posters.any(waiting) {
                 break;
             }
-            // All do the rest, so that they stay together.
+            // All threads do the rest, so that they stay together.
             M::pause(NAP_NS);
             if self.connected {
                 self.take(&failed);
@@ -381,7 +437,7 @@ impl<M: Memory> QueuePair<M> {
             let over = !deadline.is_none() && M::clock_ns().wrapping_sub(start) >= deadline.ns();
             stop = match (stopped, over) {
                 (true, _) => Some(WaitError::Fault),
-                // A claimed slot has room, or gets it by the NIC alone.
+                // A claimed slot has room, or gets it from the NIC alone.
                 (false, true) if !has => Some(WaitError::Deadline),
                 (false, _) => None,
             };
@@ -392,23 +448,24 @@ impl<M: Memory> QueuePair<M> {
         }
     }
 
-    /// Lets the NIC have `count` entries from `first` on, 1 to [`MOST_PUBLISHED`]. Gives the token if it lay there.
+    /// Publishes `count` entries from `first` on, 1 to [`MOST_PUBLISHED`]. Returns the token if it was there.
     #[inline(always)]
     fn publish(&self, first: u64, count: u64, hold: bool, sharing: Sharing) -> Option<Carried> {
         let end = first + count;
         if sharing == Sharing::Thread && !hold {
-            // Nobody else publishes, so the token is here, and stays. The doorbell's release is the entries' too.
+            // No other thread publishes, so the token is here and stays here. The doorbell's release covers the
+            // entries.
             self.busy.or_relaxed_gpu(self.marks);
             self.ring(end);
             self.token_word(end).store_relaxed_gpu(token(end));
             return None;
         }
-        // The entries come first, and what they refer to; to whom it concerns the carrier's release hands it on.
+        // Releases the entries and their payload. The carrier's release hands them on to the NIC.
         M::fence_release_gpu();
         self.busy.or_relaxed_gpu(self.marks);
         let found = self.token_word(first).max_relaxed_gpu(published(first, count));
         if found == held(first) {
-            // This thread announces the entries held back before its own, or hands them on behind its own.
+            // This thread announces the entries held back before its own, or hands them on together with its own.
             M::fence_acquire_gpu();
             if hold {
                 M::fence_release_gpu();
@@ -417,7 +474,7 @@ impl<M: Memory> QueuePair<M> {
         (found == token(first) || found == held(first)).then_some(Carried { end, hold })
     }
 
-    /// Carries the token past what is published behind, and rings.
+    /// Carries the token past all entries published behind it, and rings.
     #[inline(always)]
     fn carry(&self, token: Carried) {
         let Carried { mut end, mut hold } = token;
@@ -433,7 +490,7 @@ impl<M: Memory> QueuePair<M> {
                 return;
             }
             let (first, mut count) = (end, found - held(end));
-            // At most a queue full: the NIC does not know of these yet.
+            // At most a full queue: the NIC has not seen these entries yet.
             while count <= MOST_PUBLISHED && end - first <= self.mask() {
                 end += count;
                 let next = self.token_word(end).load_relaxed_gpu();
@@ -461,20 +518,20 @@ impl<M: Memory> QueuePair<M> {
         self.doorbell.store_mmio(Doorbell::word(end, self.number));
     }
 
-    /// Takes the token up if it lies at `end` and entries before are held back.
+    /// Takes the token up if it is at `end` and entries before it are held back.
     #[inline(always)]
     fn pick_up(&self, end: u64) -> Option<Carried> {
         let word = self.token_word(end);
         let taken = word.load_relaxed_gpu() == held(end) && word.cas_relaxed_gpu(held(end), away(end)) == held(end);
         if taken {
-            // The entries that are held back.
+            // Acquires the entries that are held back.
             M::fence_acquire_gpu();
         }
         taken.then_some(Carried { end, hold: false })
     }
 
-    /// Every wait calls this now and then for a queue pair that may have entries under way: it rings for held-back
-    /// entries, and takes completions.
+    /// Rings for held-back entries and takes completions. Every wait calls this now and then for each queue pair that
+    /// may have entries under way.
     #[inline(always)]
     pub fn attend(&self, failed: &impl Fn(Failure) -> Fault) {
         if let Some(token) = self.pick_up(self.position()) {
@@ -483,8 +540,7 @@ impl<M: Memory> QueuePair<M> {
         self.take(failed);
     }
 
-    /// Takes completions, unless another thread does. `failed` makes the fault of an entry that failed, which is
-    /// reported.
+    /// Takes completions, unless another thread does. Reports the fault of a failed entry, which `failed` makes.
     #[inline(always)]
     pub fn take(&self, failed: &impl Fn(Failure) -> Fault) {
         if !self.begin_taking() {
@@ -504,13 +560,13 @@ impl<M: Memory> QueuePair<M> {
                 failure = Some((tail, at));
                 break;
             }
-            // Fewer entries than 16 bits count are under way.
+            // 16 bits are enough, because fewer than 2^16 entries are under way.
             end += 1 + tail.index().wrapping_sub(end as u16) as u64;
             consumed += 1;
             left -= 1;
         }
         if end != completion_index {
-            // The NIC's writes before it completed these.
+            // Acquires the NIC's writes before these completions.
             M::fence_acquire_sys();
             self.raise_counters(completion_index, end);
             self.words.at(word::CQ_CONSUMER_INDEX).store_relaxed_gpu(consumed);
@@ -523,14 +579,15 @@ impl<M: Memory> QueuePair<M> {
         self.end_taking();
     }
 
-    /// Tries to become the one thread that takes completions and clears marks. Returns false if another thread is.
+    /// Tries to become the one thread that takes completions and clears marks. Returns false if another thread is that
+    /// one.
     #[inline(always)]
     fn begin_taking(&self) -> bool {
         let taking = self.words.at(word::TAKING);
         if taking.load_relaxed_gpu() != 0 || taking.cas_relaxed_gpu(0, 1) != 0 {
             return false;
         }
-        // The stores of the thread that took before.
+        // Acquires the stores of the previous such thread.
         M::fence_acquire_gpu();
         true
     }
@@ -547,7 +604,7 @@ impl<M: Memory> QueuePair<M> {
         if tagged <= first {
             return;
         }
-        // The data of the entries comes first.
+        // Releases the data of the entries first.
         M::fence_release_gpu();
         let mut index = first;
         while index < end {
@@ -559,9 +616,11 @@ impl<M: Memory> QueuePair<M> {
         }
     }
 
-    /// The index below which all entries must be complete for a wait for those below `position`, if a completion will
-    /// come that says so; `dump` writes the entry that brings reads into view. Posts what is missing, if there is room
-    /// and no other thread does, and gives the token then if it lay there; never waits.
+    /// Ensures that a completion will cover a wait for the entries below `position`. Never waits.
+    ///
+    /// Returns the wait's target, the index below which all entries must be complete, if a completion will cover it. If
+    /// none will, posts the missing NOP or DUMP, provided that there is room and no other thread does so. `dump` writes
+    /// the DUMP. Also returns the token if it was at that entry.
     #[inline(always)]
     fn cover(&self, position: u64, dump: &impl Fn(u64, Flags)) -> (Option<u64>, Option<Carried>) {
         let covering = self.words.at(word::COVERING);
@@ -572,7 +631,7 @@ impl<M: Memory> QueuePair<M> {
         if covering.load_relaxed_gpu() != 0 || covering.cas_relaxed_gpu(0, 1) != 0 {
             return (None, None);
         }
-        // The stores of the thread that did it before.
+        // Acquires the stores of the previous thread that posted such an entry.
         M::fence_acquire_gpu();
         let Covered { mut target, mut sure, reads } = self.covered(position);
         let (mut token, at) = (None, self.position());
@@ -582,14 +641,14 @@ impl<M: Memory> QueuePair<M> {
                 self.note_dump(at);
                 target = at + 1;
             } else {
-                // Behind the target: a DUMP that is noted has been claimed.
+                // The NOP follows the target, because a noted DUMP has been claimed.
                 self.store(at, nop(self.head(at, Flags::COMPLETION)));
             }
             self.words.at(word::COVERED).max_relaxed_gpu(at + 1);
             token = self.publish(at, 1, false, Sharing::Gpu);
             sure = true;
         }
-        // Publishing has released what the next one has to know.
+        // Publishing has released the words that the next such thread reads.
         covering.store_relaxed_gpu(0);
         (sure.then_some(target), token)
     }
@@ -607,11 +666,11 @@ impl<M: Memory> QueuePair<M> {
         Covered { target, sure: comes & !reads, reads }
     }
 
-    /// Waits until all entries below `position` are complete, and what reads among them brought is in view. Relaxed:
+    /// Waits until all entries below `position` are complete and the data of READs among them is in view. Relaxed:
     /// [`finish`] follows.
     ///
     /// # Errors
-    /// [`Stop`] if the wait ended early.
+    /// [`WaitError`] if the wait ended early.
     #[inline(always)]
     pub fn wait(
         &self,
@@ -637,7 +696,8 @@ impl<M: Memory> QueuePair<M> {
         })
     }
 
-    /// Posts what a [`wait`](Self::wait) for the entries below `position` will need, if it can be done at once.
+    /// Posts the entry that a [`wait`](Self::wait) for the entries below `position` will need, if that is possible at
+    /// once.
     #[inline(always)]
     pub fn prepare(&self, position: u64, dump: impl Fn(u64, Flags)) {
         if let (_, Some(token)) = self.cover(position, &dump) {
@@ -645,8 +705,8 @@ impl<M: Memory> QueuePair<M> {
         }
     }
 
-    /// Takes the mark away that says that entries may be under way, if there are none. It may also stay: then the next
-    /// flush looks at the queue pair and finds nothing to wait for.
+    /// Clears the mark of entries under way if there are none. The mark may also stay: then the next flush checks the
+    /// queue pair and finds nothing to wait for.
     #[inline(always)]
     pub fn rest(&self) {
         if self.position() != self.completion_index() || !self.begin_taking() {
@@ -654,10 +714,10 @@ impl<M: Memory> QueuePair<M> {
         }
         let fresh = self.marks >> 32 << 32;
         let rest = self.busy.and_relaxed_gpu(!fresh) & !fresh;
-        // The claims of threads that have marked it before.
+        // Acquires the claims of threads that have marked the queue pair before.
         M::fence_acquire_gpu();
         if self.position() == self.completion_index() {
-            // Not if it was marked since.
+            // The exchange fails if a thread has marked the queue pair since.
             self.busy.cas_relaxed_gpu(rest, rest & !self.marks);
         }
         self.end_taking();

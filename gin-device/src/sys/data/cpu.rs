@@ -55,7 +55,7 @@ macro_rules! operation {
 
 data_operations!(operations);
 
-/// Loads 16 bytes, relaxed, at system scope; as two words of 8 bytes, each whole by itself.
+/// Loads 16 bytes, relaxed, at system scope; as two words of 8 bytes, each read whole.
 ///
 /// # Safety
 /// - `address` is valid for reading, in global memory, and a multiple of 16.
@@ -65,7 +65,7 @@ pub unsafe fn load_relaxed_sys_pair(address: *const u64) -> (u64, u64) {
     unsafe { (load_relaxed_sys_u64(address), load_relaxed_sys_u64(address.wrapping_add(1))) }
 }
 
-/// Loads 16 bytes; weak: nobody may write them meanwhile, and what was written before must have been acquired.
+/// Loads 16 bytes; weak: no thread may write them meanwhile, and earlier writes must have been acquired.
 ///
 /// # Safety
 /// - `address` is valid for reading, in global memory, and a multiple of 16.

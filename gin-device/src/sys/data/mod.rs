@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Accesses to bulk data of this rank or a peer, the base of `lsa`.
 //!
-//! Loads are strong, but for one: they look past the L1 cache, so a range that was read before is read afresh. Stores
-//! are weak: a release by the storing thread, or by one that it has met, makes them visible. No two of them are
-//! ordered. Reductions are atomic with each other and with all atomics of system scope on memory of GPUs that have them
-//! natively; with those of CPUs and NICs they are not.
+//! | access | property |
+//! | --- | --- |
+//! | load | strong, except `load_weak_pair`: it bypasses the L1 cache, so it reads a range afresh that was read before |
+//! | store | weak: a release by the storing thread, or by a thread that it has met, makes it visible |
+//! | reduction | atomic with other reductions and with atomics of system scope on memory of GPUs that have them natively, not with atomics of CPUs and NICs |
+//!
+//! No two accesses are ordered.
 //!
 //! | name | PTX | cost |
 //! | --- | --- | --- |
@@ -13,7 +16,7 @@
 //! | `load_relaxed_sys_u32` | `ld.relaxed.sys.global.u32` | the same |
 //! | `load_relaxed_sys_u64` | `ld.relaxed.sys.global.u64` | the same |
 //! | `load_relaxed_sys_pair` | `ld.relaxed.sys.global.v2.u64` | the same, 16 bytes |
-//! | `load_weak_pair` | `ld.global.v2.u64` | the same, or from the L1 cache what the SM read since it last acquired |
+//! | `load_weak_pair` | `ld.global.v2.u64` | the same, or the L1 cache if the SM has read the bytes since it last acquired |
 //! | `store_weak_u8` | `st.global.u8` | posted |
 //! | `store_weak_u16` | `st.global.u16` | posted |
 //! | `store_weak_u32` | `st.global.u32` | posted |
@@ -31,11 +34,11 @@
 //! | `red_max_relaxed_sys_u32` | `red.relaxed.sys.global.max.u32` | posted |
 //! | `red_max_relaxed_sys_u64` | `red.relaxed.sys.global.max.u64` | posted |
 //!
-//! On a CPU each is an atomic access of relaxed order and a switch point; a pair is two.
+//! On a CPU each access is a relaxed atomic and a switch point; a pair is two of them.
 
-/// Hands the table of accesses to the macro `$emit`.
+/// Passes the table of accesses to the macro `$emit`.
 ///
-/// Each row: shape, name, type, how it lies in a register, PTX and its operands, what it is on a CPU.
+/// A row has shape, name, type, class and type of register, PTX and its operands, and the operation on a CPU.
 macro_rules! data_operations {
     ($emit:ident) => {
         $emit! {
@@ -60,21 +63,21 @@ macro_rules! data_operations {
             store red_add_relaxed_sys_u64 u64 (reg64 u64) "red.relaxed.sys.global.add.u64" " [{p}], {v};" fetch_add
                 "Adds modulo 2^64, relaxed, at system scope.";
             store red_and_relaxed_sys_u32 u32 (reg32 u32) "red.relaxed.sys.global.and.b32" " [{p}], {w};" fetch_and
-                "Clears the bits that `value` has not, relaxed, at system scope.";
+                "Clears the bits that are 0 in `value`, relaxed, at system scope.";
             store red_and_relaxed_sys_u64 u64 (reg64 u64) "red.relaxed.sys.global.and.b64" " [{p}], {v};" fetch_and
-                "Clears the bits that `value` has not, relaxed, at system scope.";
+                "Clears the bits that are 0 in `value`, relaxed, at system scope.";
             store red_or_relaxed_sys_u32 u32 (reg32 u32) "red.relaxed.sys.global.or.b32" " [{p}], {w};" fetch_or
-                "Sets the bits of `value`, relaxed, at system scope.";
+                "Sets the bits that are 1 in `value`, relaxed, at system scope.";
             store red_or_relaxed_sys_u64 u64 (reg64 u64) "red.relaxed.sys.global.or.b64" " [{p}], {v};" fetch_or
-                "Sets the bits of `value`, relaxed, at system scope.";
+                "Sets the bits that are 1 in `value`, relaxed, at system scope.";
             store red_min_relaxed_sys_u32 u32 (reg32 u32) "red.relaxed.sys.global.min.u32" " [{p}], {w};" fetch_min
-                "Stores `value` where it is less, relaxed, at system scope.";
+                "Stores `value` if it is less, relaxed, at system scope.";
             store red_min_relaxed_sys_u64 u64 (reg64 u64) "red.relaxed.sys.global.min.u64" " [{p}], {v};" fetch_min
-                "Stores `value` where it is less, relaxed, at system scope.";
+                "Stores `value` if it is less, relaxed, at system scope.";
             store red_max_relaxed_sys_u32 u32 (reg32 u32) "red.relaxed.sys.global.max.u32" " [{p}], {w};" fetch_max
-                "Stores `value` where it is greater, relaxed, at system scope.";
+                "Stores `value` if it is greater, relaxed, at system scope.";
             store red_max_relaxed_sys_u64 u64 (reg64 u64) "red.relaxed.sys.global.max.u64" " [{p}], {v};" fetch_max
-                "Stores `value` where it is greater, relaxed, at system scope.";
+                "Stores `value` if it is greater, relaxed, at system scope.";
         }
     };
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The accesses to bulk data as PTX. No block here has `nomem`: each is a barrier for the compiler's own reordering.
+//! The accesses to bulk data as PTX. No block here has `nomem`: each stops the compiler's own reordering.
 
 use core::arch::asm;
 
@@ -46,7 +46,7 @@ macro_rules! operation {
 
 data_operations!(operations);
 
-/// Loads 16 bytes, relaxed, at system scope; as two words of 8 bytes, each whole by itself.
+/// Loads 16 bytes, relaxed, at system scope; as two words of 8 bytes, each read whole.
 ///
 /// # Safety
 /// - `address` is valid for reading, in global memory, and a multiple of 16.
@@ -63,7 +63,7 @@ pub unsafe fn load_relaxed_sys_pair(address: *const u64) -> (u64, u64) {
     (low, high)
 }
 
-/// Loads 16 bytes; weak: nobody may write them meanwhile, and what was written before must have been acquired.
+/// Loads 16 bytes; weak: no thread may write them meanwhile, and earlier writes must have been acquired.
 ///
 /// # Safety
 /// - `address` is valid for reading, in global memory, and a multiple of 16.

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Models of a queue pair under contention: the NIC executes while threads post, hold back, flush and rest, and lanes
-//! of a warp post together.
+//! Models of a queue pair under contention. The NIC executes while threads post, hold back, flush and rest, and while
+//! lanes of a warp post together.
 
 use super::{BUSY, World, failed, write};
 use crate::model::{Reached, explore, models};
 use gin_abi::Deadline;
 use gin_abi::mlx5::doorbell::Doorbell;
 use gin_abi::mlx5::wqe::Flags;
-use gin_device::backend::gdaki::pair::{Posting, run};
 use gin_device::gin::Sharing;
+use gin_device::internal::pair::{Posters, Posting, run};
 use gin_device::sys::loom::Loom;
 use gin_device::sys::{Memory, Word};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use std::sync::Arc;
 
-/// Lanes of the group in these models: the fewest that can leave one out in the middle.
+/// Number of lanes of a group in these models: the smallest with a lane in the middle.
 const LANES: usize = 3;
 
-/// Where the lanes of a group vote.
+/// A vote among the lanes of a group.
 #[derive(Default)]
 struct Ballot {
     round: Mutex<Round>,
@@ -53,23 +53,40 @@ impl Ballot {
 
 const GPU: Posting = Posting { count: 1, sharing: Sharing::Gpu, more: false, deadline: Deadline::NONE };
 
+/// A lane of a group, for which the group has claimed the slot `first + lane`.
+struct Lane<'a> {
+    world: &'a World,
+    lane: usize,
+    first: u64,
+    ballot: &'a Ballot,
+}
+
+impl Posters for Lane<'_> {
+    fn claim(&self) -> Option<u64> {
+        Some(self.first + self.lane as u64)
+    }
+
+    fn written(&self, filled: bool, index: u64) -> Option<(u64, u64)> {
+        let filled = self.ballot.cast(self.lane, filled);
+        let (begins, last) = run((1 << LANES) - 1, filled, (1 << self.lane) - 1);
+        let end = self.first + u64::from(last) + 1;
+        for index in if begins { index..end } else { 0..0 } {
+            assert!(self.world.is_written(index), "entry {index} is announced and no lane has written it");
+        }
+        begins.then(|| (index, end - index))
+    }
+
+    fn any(&self, bit: bool) -> bool {
+        self.ballot.cast(self.lane, bit) != 0
+    }
+}
+
 impl World {
-    /// One lane of a group posts cell `lane`, as the back end has lanes do it, at the index that was claimed for it.
+    /// Posts cell `lane` as one lane of a group, as the back end does, at the index that the group claimed for it.
     fn post_lane(&self, lane: usize, first: u64, ballot: &Ballot) {
         self.cells[lane].write(lane as u64 + 100);
-        let claim = || Some(first + lane as u64);
-        let together = |filled: bool, index: u64| {
-            let filled = ballot.cast(lane, filled);
-            let (begins, last) = run((1 << LANES) - 1, filled, (1 << lane) - 1);
-            let end = first + u64::from(last) + 1;
-            for index in if begins { index..end } else { 0..0 } {
-                assert!(self.is_written(index), "entry {index} is announced and nobody has written it");
-            }
-            begins.then(|| (index, end - index))
-        };
-        let any = |bit| ballot.cast(lane, bit) != 0;
         let fill = |index| self.write_entry(index, lane, Flags::NONE);
-        self.pair.post(GPU, fill, claim, together, any, failed).unwrap();
+        self.pair.post(GPU, &Lane { world: self, lane, first, ballot }, fill, failed).unwrap();
     }
 
     fn is_written(&self, index: u64) -> bool {
@@ -82,7 +99,7 @@ impl World {
         self.post_as(cell, Sharing::Gpu, true, Deadline::NONE).unwrap();
     }
 
-    /// Waits for something else until this many entries are announced.
+    /// Attends until this many entries are announced, as a wait for another event does.
     fn attend_until(&self, entries: u16) {
         while Doorbell::read(self.pair.doorbell.load_relaxed_sys()).end < entries {
             self.pair.attend(&failed);
@@ -90,7 +107,7 @@ impl World {
         }
     }
 
-    /// Returns whether a flush of all peers looks at this queue pair.
+    /// Returns whether a flush of all peers checks this queue pair.
     fn is_marked(&self) -> bool {
         self.pair.busy.load_relaxed_gpu() & BUSY != 0
     }
@@ -109,8 +126,8 @@ fn spawn<const N: usize>(world: &Arc<World>, parts: [Part; N]) -> [thread::JoinH
     })
 }
 
-/// Runs each part on a thread of its own beside a NIC, until that has executed this many entries. It learns of them by
-/// the doorbell alone: that a thread has ended tells it nothing.
+/// Runs each part on a thread of its own beside a NIC, until the NIC has executed this many entries. The NIC learns of
+/// entries by the doorbell alone; the end of a thread does not announce any.
 fn beside_a_nic<const N: usize>(world: &Arc<World>, entries: u64, parts: [Part; N]) {
     let threads = spawn(world, parts);
     let mut nic = world.nic();
@@ -126,10 +143,10 @@ fn beside_a_nic<const N: usize>(world: &Arc<World>, entries: u64, parts: [Part; 
 }
 
 models! {
-    fn lanes_announce_what_they_have_written_and_nothing_else() {
+    fn lanes_announce_the_entries_that_they_have_written_and_no_others() {
         explore(1, || {
             let world = World::new(2, 0, LANES + 1);
-            // A full queue whose completions nobody has taken: each lane may see room, or not yet.
+            // A full queue whose completions no thread has taken: each lane may find room, or not yet.
             for _ in 0..4 {
                 world.post(LANES);
             }
@@ -149,8 +166,8 @@ models! {
         });
     }
 
-    fn a_flush_looks_at_a_queue_pair_to_which_its_thread_has_posted() {
-        let rested = Reached::new("mark taken away");
+    fn a_flush_checks_a_queue_pair_to_which_its_thread_has_posted() {
+        let rested = Reached::new("mark cleared");
         let mark = rested.clone();
         explore(2, move || {
             let world = World::new(2, 0, 2);
@@ -169,9 +186,9 @@ models! {
             };
             let resters = [rester(Some(mark.clone())), rester(None)];
             world.post(1);
-            // The words that a flush of this very thread looks at, before it waits.
+            // The words that a flush of this thread checks before it waits.
             let seen = world.is_marked();
-            assert!(seen || world.pair.completion_index() >= 2, "a flush of the poster would pass this queue pair by");
+            assert!(seen || world.pair.completion_index() >= 2, "a flush of the poster would miss this queue pair");
             for rester in resters {
                 rester.join().unwrap();
             }
@@ -222,10 +239,10 @@ models! {
             let threads = spawn(&world, [
                 Box::new(|world: &World| {
                     world.wait(1).unwrap();
-                    assert_eq!(world.cells[2].read(), 7, "what the read brought");
+                    assert_eq!(world.cells[2].read(), 7, "the data of the read");
                 }),
                 Box::new(move |world: &World| {
-                    // A get with a counter: its DUMP, entry 2, asks for a completion though it is not its turn.
+                    // A get with a counter: its DUMP, entry 2, asks for a completion, though the interval does not.
                     world.cells[1].write(101);
                     let fill = |index| {
                         read(world, index, 1);
@@ -253,7 +270,7 @@ models! {
 }
 
 #[test]
-fn runs_are_of_neighbours_in_the_group_and_together_all_that_is_filled() {
+fn runs_have_neighbours_of_the_group_and_together_all_filled_lanes() {
     for group in 1u32..1 << 7 {
         let lanes = (0..7).filter(|lane| group >> lane & 1 != 0);
         let mut filled = group;
@@ -263,7 +280,7 @@ fn runs_are_of_neighbours_in_the_group_and_together_all_that_is_filled() {
                 let (begins, last) = run(group, filled, (1 << lane) - 1);
                 if begins {
                     let run = group & (u32::MAX >> (31 - last)) & !((1 << lane) - 1);
-                    assert_eq!(run & !filled, 0, "{group:b} {filled:b}: lane {lane} announces what is not written");
+                    assert_eq!(run & !filled, 0, "{group:b} {filled:b}: lane {lane} announces an unwritten entry");
                     assert_eq!(run & found, 0, "{group:b} {filled:b}: lane {lane} announces twice");
                     found |= run;
                 }

@@ -4,7 +4,7 @@
 use super::lab::{Figure, Lab, Shape};
 use super::table::{Goal, Row, Table};
 use super::{Bench, end};
-use crate::cli::Failure;
+use crate::Failure;
 use gin_bench_kernels::PING_WORDS;
 use gin_host::comm::{CommError, Requirements, WindowFlags};
 use gin_host::world::Rank;

@@ -5,7 +5,7 @@ use super::driver::Engine;
 use super::lab::{Figure, Lab, Rounds, Shape};
 use super::table::{Goal, Row, Table};
 use super::{Bench, end};
-use crate::cli::Failure;
+use crate::Failure;
 use gin_boot::rt;
 use gin_device::sys::{GlobalWord, Word};
 use gin_gpu::GpuError;

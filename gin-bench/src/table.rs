@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Tables of measured figures and the figures that they are compared with.
 
-use crate::cli::Format;
 use serde::Serialize;
 use std::io::{self, Write};
 
@@ -160,8 +159,8 @@ fn lines(row: &Row) -> Vec<[String; 8]> {
 ///
 /// # Errors
 /// Returns the error of the writer.
-pub(crate) fn print(table: &Table, format: Format, out: &mut impl Write) -> io::Result<()> {
-    if format == Format::Json {
+pub(crate) fn print(table: &Table, json: bool, out: &mut impl Write) -> io::Result<()> {
+    if json {
         serde_json::to_writer(&mut *out, table)?;
         return writeln!(out);
     }
@@ -198,7 +197,7 @@ mod tests {
     #[test]
     fn a_figure_stands_beside_its_floors_with_ratio_goal_and_whether_it_is_met() {
         let mut out = Vec::new();
-        print(&table(), Format::Table, &mut out).unwrap();
+        print(&table(), false, &mut out).unwrap();
         let text = String::from_utf8(out).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "puts: 2 ranks, virtual");
@@ -217,7 +216,7 @@ mod tests {
     #[test]
     fn json_is_one_object_with_all_figures() {
         let mut out = Vec::new();
-        print(&table(), Format::Json, &mut out).unwrap();
+        print(&table(), true, &mut out).unwrap();
         let value: serde_json::Value = serde_json::from_slice(&out).unwrap();
         let put = &value["rows"][0];
         assert_eq!((&put["value"], &put["unit"], &put["wrong"]), (&3.3.into(), &"us".into(), &0.into()));

@@ -7,7 +7,7 @@ use super::lab::{Figure, Lab, Shape, median};
 use super::nowhere::{Gate, Nowhere};
 use super::table::{Goal, Row, Table};
 use super::{Bench, end};
-use crate::cli::Failure;
+use crate::Failure;
 use gin_abi::Deadline;
 use gin_bench_kernels::post::BYTES;
 use gin_gpu::GpuError;

@@ -5,7 +5,7 @@ use super::driver::{Engine, ordinal, processors};
 use super::lab::{Lab, Shape, median};
 use super::table::{Goal, Row, Table};
 use super::{Bench, end};
-use crate::cli::{Failure, size};
+use crate::{Failure, size};
 use gin_gpu::GpuError;
 use gin_gpu::MemoryKind;
 use gin_host::DeviceComm;

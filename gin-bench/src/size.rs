@@ -6,7 +6,7 @@
 ///
 /// # Errors
 /// Returns a text that names the value and the accepted forms.
-pub(crate) fn parse(text: &str) -> Result<u64, String> {
+pub fn parse(text: &str) -> Result<u64, String> {
     let trimmed = text.trim();
     let digits = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());
     let (number, unit) = trimmed.split_at(digits);
@@ -27,7 +27,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
 }
 
 /// Formats a number of bytes in the largest unit that divides it.
-pub(crate) fn show(bytes: u64) -> String {
+pub fn show(bytes: u64) -> String {
     for (unit, shift) in [("GiB", 30), ("MiB", 20), ("KiB", 10)] {
         if bytes != 0 && bytes.is_multiple_of(1 << shift) {
             return format!("{}{unit}", bytes >> shift);

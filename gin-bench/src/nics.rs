@@ -5,7 +5,7 @@ use super::Bench;
 use super::lab::Lab;
 use super::proxy::pings;
 use super::table::{Row, Table};
-use crate::cli::Failure;
+use crate::Failure;
 use gin_gpu::MemoryKind;
 use gin_host::comm::Routes;
 use gin_host::world::{Rank, SoftNics};

@@ -17,12 +17,12 @@ fn ok(context: &'static str, code: CUresult) -> Result<(), GpuError> {
 
 /// Returns the number of processors of a GPU; `None` for a device that is no GPU.
 pub(super) fn processors(device: &dyn Device) -> Option<u32> {
-    device.as_any().downcast_ref::<CudaDevice>().map(CudaDevice::processors)
+    device.downcast::<CudaDevice>().map(CudaDevice::processors)
 }
 
 /// Returns the number of a GPU; `None` for a device that is no GPU.
 pub(super) fn ordinal(device: &dyn Device) -> Option<usize> {
-    device.as_any().downcast_ref::<CudaDevice>().map(CudaDevice::ordinal)
+    device.downcast::<CudaDevice>().map(CudaDevice::ordinal)
 }
 
 /// A stream of a GPU, and its events.

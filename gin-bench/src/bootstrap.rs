@@ -2,7 +2,7 @@
 //! The cost of joining and of collective operations over TCP, by the number of ranks. The ranks are tasks of one
 //! thread.
 
-use crate::cli::{Failure, Format};
+use crate::Failure;
 use gin_boot::{Simulated, Step, simulate};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
@@ -56,12 +56,12 @@ impl Row {
 ///
 /// # Errors
 /// Returns the error of the bootstrap, and the error of the writer.
-pub(crate) fn run(most_ranks: u32, format: Format, out: &mut impl Write) -> Result<(), Failure> {
+pub fn run(most_ranks: u32, json: bool, out: &mut impl Write) -> Result<(), Failure> {
     // Four file descriptors per rank exceed the default limit of a process, so this raises the limit to its maximum.
     // The maximum nearly always suffices; otherwise the error of the simulation says so.
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-    if format != Format::Json {
+    if !json {
         writeln!(
             out,
             "bootstrap over TCP: ranks as tasks of one thread, over the loopback; B: bytes sent and received; \
@@ -84,7 +84,7 @@ pub(crate) fn run(most_ranks: u32, format: Format, out: &mut impl Write) -> Resu
     }
     for ranks in RANKS.into_iter().filter(|&ranks| ranks <= most_ranks) {
         let row = Row::new(ranks, &simulate(ranks, BARRIERS, BYTES)?);
-        if format == Format::Json {
+        if json {
             writeln!(out, "{}", serde_json::to_string(&row)?)?;
             continue;
         }

@@ -10,7 +10,7 @@ use super::driver::processors;
 use super::lab::{Figure, Lab, Shape, median};
 use super::table::{Goal, Row, Table};
 use super::{Bench, end};
-use crate::cli::Failure;
+use crate::Failure;
 use bytemuck::Zeroable;
 use gin_abi::gdaki::{DOORBELL_GPU, DOORBELL_SYSTEM, MOST_DEPTH_LOG2, QueuePairData, busy_marks};
 use gin_abi::mlx5::be::Be32;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `gin bench`: the cost of operations. Each figure is compared with its lower bound on the same machine, measured in
 //! the same run. `docs/benchmarks.md` describes the method.
+#![warn(unreachable_pub)]
 
 mod bandwidth;
-pub(crate) mod bootstrap;
+pub mod bootstrap;
 mod crowd;
 #[cfg(feature = "cuda")]
 mod driver;
@@ -17,27 +18,73 @@ mod nics;
 mod nowhere;
 mod post;
 mod proxy;
+pub mod size;
 mod table;
 
-use crate::cli::{BenchArgs, BenchWhat, End, Failure};
-use crate::workload::{RunDevice, choose_one, world_with};
+#[cfg(feature = "cuda")]
+mod ptx {
+    include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
+}
+
 use gin_host::comm::{CommError, Communicator};
 use gin_host::world::{Rank, WorldConfig, launch};
 use lab::Rounds;
+use std::error::Error;
 use std::io::Write;
 use std::time::Duration;
 use table::{Row, Table};
 
-/// The device and the parameters of the measurements.
+/// The error of a failed measurement.
+pub type Failure = Box<dyn Error>;
+
+/// The operations to measure.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Measurement {
+    /// All of the others.
+    All,
+    /// Loads and stores between GPUs: round trip, barrier, put by size.
+    Lsa,
+    /// Round trips over the proxy.
+    Proxy,
+    /// The cost of issuing a put over the proxy.
+    Post,
+    /// The cost of issuing a put where the kernel drives the NIC.
+    Gdaki,
+}
+
+/// GPUs to measure on.
+#[derive(Clone, Debug)]
+pub struct Gpus {
+    /// Their names, by number in the driver; at least one.
+    pub names: Vec<String>,
+    /// The engine of software NICs, as PTX: architecture and text.
+    pub engine: &'static [(&'static str, &'static str)],
+}
+
+impl Gpus {
+    /// Returns the number of GPUs that `ranks` ranks use.
+    fn used(&self, ranks: u32) -> usize {
+        self.names.len().min(ranks as usize)
+    }
+
+    /// Returns the name of the GPUs that `ranks` ranks use, if all have the same one.
+    fn name(&self, ranks: u32) -> Option<&str> {
+        let names = &self.names[..self.used(ranks)];
+        names.first().filter(|first| names.iter().all(|name| name == *first)).map(String::as_str)
+    }
+}
+
+/// The devices and the parameters of the measurements.
 #[derive(Debug)]
-struct Bench {
-    run_device: RunDevice,
+pub struct Bench {
+    /// The GPUs; `None` stands for virtual GPUs, one for each rank.
+    pub gpus: Option<Gpus>,
     /// Number of launches; the median is reported.
-    launches: usize,
+    pub launches: usize,
     /// Time limit of a wait.
-    limit: Duration,
+    pub limit: Duration,
     /// Largest put, in bytes.
-    most_bytes: u64,
+    pub most_bytes: u64,
 }
 
 /// A measurement that returns its tables.
@@ -45,7 +92,7 @@ type Measure = fn(&Bench) -> Result<Vec<Table>, Failure>;
 
 impl Bench {
     fn is_real(&self) -> bool {
-        matches!(self.run_device, RunDevice::Cuda(_))
+        self.gpus.is_some()
     }
 
     /// Returns the first value for real GPUs and the second for virtual GPUs, which only show that all works.
@@ -55,10 +102,7 @@ impl Bench {
 
     /// Returns the number of GPUs of `ranks` ranks. Each rank has its own virtual GPU.
     fn gpus(&self, ranks: u32) -> usize {
-        match &self.run_device {
-            RunDevice::Virtual => ranks as usize,
-            RunDevice::Cuda(gpus) => gpus.used(ranks),
-        }
+        self.gpus.as_ref().map_or(ranks as usize, |gpus| gpus.used(ranks))
     }
 
     /// Returns whether goals apply to figures of `ranks` ranks: the GPUs are real, and each rank has its own.
@@ -93,7 +137,12 @@ impl Bench {
     }
 
     fn world(&self, ranks: u32) -> Result<WorldConfig, Failure> {
-        let mut config = world_with(&self.run_device, ranks, self.limit * 2)?;
+        let mut config = WorldConfig::threads(ranks);
+        #[cfg(feature = "cuda")]
+        if let Some(gpus) = &self.gpus {
+            let ordinals: Vec<usize> = (0..gpus.used(ranks)).collect();
+            config.devices = Some(gin_gpu::cuda::devices(&ordinals, &[ptx::PTX, gpus.engine], Some(self.limit * 2))?);
+        }
         config.collective_timeout = Some(self.limit * 4);
         Ok(config)
     }
@@ -108,20 +157,17 @@ impl Bench {
     }
 
     fn table(&self, title: &'static str, ranks: u32, rows: Vec<Row>) -> Table {
-        let gpus = match &self.run_device {
-            RunDevice::Virtual => None,
-            RunDevice::Cuda(gpus) => {
-                let used = self.gpus(ranks);
-                Some(format!("{used} x {}", gpus.name(ranks).unwrap_or_else(|| "GPUs of several kinds".to_owned())))
-            }
-        };
+        let name =
+            |gpus: &Gpus| format!("{} x {}", gpus.used(ranks), gpus.name(ranks).unwrap_or("GPUs of several kinds"));
+        let gpus = self.gpus.as_ref().map(name);
         let mut notes = Vec::new();
         if !self.is_real() {
             notes.push("Figures of virtual GPUs say nothing about speed".to_owned());
         } else if self.gpus(ranks) < ranks as usize {
             notes.push("Ranks share a GPU".to_owned());
         }
-        Table { title, device: self.run_device.name(), gpus, ranks, notes, rows }
+        let device = if self.is_real() { "cuda" } else { "virtual" };
+        Table { title, device, gpus, ranks, notes, rows }
     }
 }
 
@@ -131,22 +177,14 @@ fn end(rank: &Rank, comm: &Communicator) -> Result<(), CommError> {
     comm.destroy()
 }
 
-/// Runs the measurements and prints each table as soon as it is complete.
+/// Runs the measurements and prints each table as soon as it is complete: as text, or with `json` as one object per
+/// line. Returns whether all results were right and no measurement failed.
 ///
 /// # Errors
-/// Returns [`Refused`](crate::cli::Refused) for invalid arguments, and the error of the writer. Prints the error of a
-/// measurement and continues with the next one.
-pub(crate) fn run(arguments: &BenchArgs, out: &mut impl Write) -> Result<End, Failure> {
-    let (run_device, note) = choose_one(arguments.device)?;
-    let bench = Bench {
-        run_device,
-        launches: arguments.repeats as usize,
-        limit: Duration::from_millis(arguments.deadline_ms),
-        most_bytes: arguments.most_bytes,
-    };
-    let format = arguments.format();
-    let measures: &[(&str, Measure)] = match arguments.what {
-        BenchWhat::All => &[
+/// Returns the error of the writer. Prints the error of a measurement and continues with the next one.
+pub fn run(bench: &Bench, measurement: Measurement, json: bool, out: &mut impl Write) -> Result<bool, Failure> {
+    let measures: &[(&str, Measure)] = match measurement {
+        Measurement::All => &[
             ("lsa", lsa::round_trips),
             ("lsa barrier", lsa::barriers),
             ("lsa put", bandwidth::puts),
@@ -155,19 +193,18 @@ pub(crate) fn run(arguments: &BenchArgs, out: &mut impl Write) -> Result<End, Fa
             ("gdaki", gdaki::posts),
             ("nics", nics::round_trips),
         ],
-        BenchWhat::Lsa => &[("lsa", lsa::round_trips), ("lsa barrier", lsa::barriers), ("lsa put", bandwidth::puts)],
-        BenchWhat::Proxy => &[("proxy", proxy::round_trips)],
-        BenchWhat::Post => &[("post", post::posts)],
-        BenchWhat::Gdaki => &[("gdaki", gdaki::posts), ("nics", nics::round_trips)],
-        BenchWhat::Bootstrap | BenchWhat::Sass => &[],
+        Measurement::Lsa => &[("lsa", lsa::round_trips), ("lsa barrier", lsa::barriers), ("lsa put", bandwidth::puts)],
+        Measurement::Proxy => &[("proxy", proxy::round_trips)],
+        Measurement::Post => &[("post", post::posts)],
+        Measurement::Gdaki => &[("gdaki", gdaki::posts), ("nics", nics::round_trips)],
     };
     let mut right = true;
     for (name, measure) in measures {
-        match measure(&bench) {
+        match measure(bench) {
             Ok(tables) => {
                 for table in tables {
                     right &= table.rows.iter().all(Row::is_right);
-                    table::print(&table, format, out)?;
+                    table::print(&table, json, out)?;
                     out.flush()?;
                 }
             }
@@ -177,8 +214,5 @@ pub(crate) fn run(arguments: &BenchArgs, out: &mut impl Write) -> Result<End, Fa
             }
         }
     }
-    if let (Some(note), crate::cli::Format::Table) = (note, format) {
-        writeln!(out, "{note}.")?;
-    }
-    Ok(if right { End::Right } else { End::Wrong })
+    Ok(right)
 }

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Errors of bootstraps, and causes of losses.
+
+use serde::{Deserialize, Serialize};
+use std::fmt::Write as _;
+
+/// An error of a bootstrap.
+///
+/// ```
+/// let error = gin_boot::InProcess::job(0).unwrap_err();
+/// assert!(error.to_string().ends_with("ranks, not 0"));
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BootstrapError {
+    /// A rank called `abort`.
+    #[error("rank {rank} aborted the job")]
+    Aborted {
+        /// The rank.
+        rank: u32,
+    },
+    /// A rank has ended without taking part.
+    #[error("rank {rank}{} {cause}", on_host(host))]
+    Lost {
+        /// The rank.
+        rank: u32,
+        /// The name of its host; empty until it is known.
+        host: String,
+        /// The cause.
+        cause: LossCause,
+    },
+    /// Some ranks did not take part in time.
+    #[error("{} did not come within {waited_ms} ms", missing_text(missing))]
+    Timeout {
+        /// The missing ranks.
+        missing: Vec<u32>,
+        /// The time that this rank waited, in milliseconds.
+        waited_ms: u64,
+    },
+    /// The communicator of this channel has a fault, or was aborted.
+    #[error("the communicator has ended")]
+    Ended,
+    /// The number of ranks is 0, or more than communicators can have.
+    #[error("a job has 1 to {limit} ranks, not {ranks}")]
+    Ranks {
+        /// The requested number.
+        ranks: u32,
+        /// The largest number.
+        limit: u32,
+    },
+    /// A rank that the job does not have.
+    #[error("there is no rank {rank} in a job of {ranks} ranks: they count from 0")]
+    NoSuchRank {
+        /// The rank.
+        rank: u32,
+        /// The number of ranks.
+        ranks: u32,
+    },
+    /// This rank could not reach another rank over the network in time.
+    #[error("{reason}; check that the address is right, that the job runs there, and that no firewall is between")]
+    Unreachable {
+        /// The rank, the address that it cannot reach, and the reason.
+        reason: String,
+    },
+    /// This process and rank 0 have different secrets.
+    #[error("rank 0 has another secret than this rank: give all ranks the id, or the secret, of one job")]
+    Secret,
+    /// The processes were built with different versions of gin.
+    #[error(
+        "rank 0 speaks version {theirs} of the bootstrap, this rank version {own}: start one version of gin everywhere"
+    )]
+    Version {
+        /// The version of this rank.
+        own: u32,
+        /// The version of rank 0.
+        theirs: u32,
+    },
+    /// Another process has this rank.
+    #[error(
+        "another process of the job is rank {rank} already: give each its own rank, and each job its own id or port"
+    )]
+    Duplicate {
+        /// The rank.
+        rank: u32,
+    },
+    /// The processes have different numbers of ranks.
+    #[error("this rank has a job of {own} ranks, rank 0 one of {theirs}; give all processes the same number")]
+    RanksDiffer {
+        /// The number of this rank.
+        own: u32,
+        /// The number of rank 0.
+        theirs: u32,
+    },
+    /// A rank gives more bytes to one collective than it may.
+    #[error("{bytes} bytes are too many for one collective; a rank gives at most {limit}")]
+    TooLong {
+        /// The bytes of this rank.
+        bytes: u64,
+        /// The largest number of bytes.
+        limit: u64,
+    },
+    /// The system refused an operation.
+    #[error("cannot {what}: {reason}")]
+    System {
+        /// The operation.
+        what: &'static str,
+        /// The system's reason.
+        reason: String,
+    },
+}
+
+/// Returns a function that makes the error of an operation that the system refused, from the system's reason.
+pub(crate) fn system<E: ToString>(what: &'static str) -> impl FnOnce(E) -> BootstrapError {
+    move |reason| BootstrapError::System { what, reason: reason.to_string() }
+}
+
+/// The cause of the loss of a rank, as the rank that noticed it knows it.
+///
+/// ```
+/// let cause = gin_boot::LossCause::Silent { ms: 300 };
+/// assert_eq!((cause.code(), cause.to_string()), (2, "is lost: nothing was heard of it for 300 ms".to_owned()));
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum LossCause {
+    /// The rank left in an orderly way.
+    #[error("has left the job")]
+    Left,
+    /// The other end closed the connection.
+    #[error("is lost: its connection was closed, as when a process ends")]
+    Closed,
+    /// The rank was silent for too long.
+    #[error("is lost: nothing was heard of it for {ms} ms")]
+    Silent {
+        /// The time, in milliseconds.
+        ms: u64,
+    },
+    /// Another cause.
+    #[error("is lost: {reason}")]
+    Failed {
+        /// The reason.
+        #[serde(with = "crate::message::text")]
+        reason: String,
+    },
+}
+
+impl LossCause {
+    /// Returns the number of the cause. 0: left, 1: closed, 2: silent, 3: another cause.
+    ///
+    /// Kernels see it as [`Fault::seen`](gin_abi::Fault) of [`PeerLost`](gin_abi::FaultKind::PeerLost). For 2,
+    /// `expected` is the limit in milliseconds.
+    pub fn code(&self) -> u64 {
+        match self {
+            Self::Left => 0,
+            Self::Closed => 1,
+            Self::Silent { .. } => 2,
+            Self::Failed { .. } => 3,
+        }
+    }
+}
+
+/// Returns the host in words for an error; nothing if it is not known.
+#[doc(hidden)]
+pub fn on_host(host: &str) -> String {
+    if host.is_empty() { String::new() } else { format!(" on host {host}") }
+}
+
+/// Returns the missing ranks in words.
+fn missing_text(missing: &[u32]) -> String {
+    match missing {
+        [] => "all ranks are there, but their connections".to_owned(),
+        [rank] => format!("rank {rank}"),
+        ranks => format!("ranks {}", show_ranks(ranks)),
+    }
+}
+
+/// Returns ascending ranks as people write them, at most 20 groups: `3, 5-9 and 20 more`.
+pub(crate) fn show_ranks(ranks: &[u32]) -> String {
+    let mut text = String::new();
+    let (mut at, mut groups) = (0, 0);
+    while at < ranks.len() {
+        if groups == 20 {
+            let _ = write!(text, " and {} more", ranks.len() - at);
+            break;
+        }
+        let run = (at..ranks.len()).take_while(|&next| ranks[next] - ranks[at] == (next - at) as u32).count();
+        let comma = if groups == 0 { "" } else { ", " };
+        let (first, last) = (ranks[at], ranks[at + run - 1]);
+        let _ = match run {
+            1 => write!(text, "{comma}{first}"),
+            2 => write!(text, "{comma}{first}, {last}"),
+            _ => write!(text, "{comma}{first}-{last}"),
+        };
+        (at, groups) = (at + run, groups + 1);
+    }
+    text
+}

@@ -1,0 +1,459 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Ranks that are processes.
+
+use crate::beat::BeatThread;
+use crate::board::Board;
+use crate::error::{show_ranks, system};
+use crate::id::{self, Secret, UniqueId};
+use crate::io::{LINGERING, Start, Wishes, run};
+use crate::message::CollectiveId;
+use crate::node::{MAX_BYTES, Node};
+use crate::shrink::Spares;
+use crate::{Bootstrap, BootstrapError, Channel, JOB, host_name, millis, rt};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+/// The collective that ends when all ranks have joined.
+pub(crate) const JOINING: CollectiveId = CollectiveId { channel: u64::MAX, number: 0 };
+
+/// How a rank joins a job, and how it notices that other ranks are lost.
+///
+/// ```
+/// use gin_boot::TcpConfig;
+/// use std::time::Duration;
+///
+/// let config = TcpConfig::default().joining(Duration::from_secs(60));
+/// assert_eq!((config.joining.as_secs(), config.silence.as_secs()), (60, 10));
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct TcpConfig {
+    /// The address at which this rank listens. By default rank 0 takes the address of the default route (IPv4 before
+    /// IPv6, the loopback without either). Other ranks take the address from which they reach rank 0.
+    pub address: Option<IpAddr>,
+    /// The time that all ranks have to join; 5 minutes by default.
+    pub joining: Duration,
+    /// The time for which a collective waits for ranks that are alive; for ever by default.
+    pub collective_timeout: Option<Duration>,
+    /// The time after which a rank that sends nothing is lost; 10 s by default, at least 100 ms. Each rank sends
+    /// something four times in this time. Time in which this rank itself did not run does not count. A rank of this
+    /// host that waits for a processor is not lost.
+    pub silence: Duration,
+    /// The time after which, and then the interval at which, a rank that waits reports the missing ranks (`tracing`,
+    /// level info); 5 s by default, at least 100 ms.
+    pub progress: Duration,
+}
+
+impl TcpConfig {
+    crate::setters! {
+        address: Option<IpAddr>,
+        joining: Duration,
+        collective_timeout: Option<Duration>,
+        silence: Duration,
+        progress: Duration,
+    }
+}
+
+impl Default for TcpConfig {
+    fn default() -> Self {
+        let seconds = Duration::from_secs;
+        let (joining, silence, progress) = (seconds(300), seconds(10), seconds(5));
+        Self { address: None, joining, collective_timeout: None, silence, progress }
+    }
+}
+
+/// The shortest time after which a rank is silent or reports.
+const SHORTEST: Duration = Duration::from_millis(100);
+
+/// How long the end of a collective waits for neighbours that receive slowly.
+const FLUSH: Duration = Duration::from_secs(1);
+
+/// Returns the address from which this machine reaches other hosts. Sends no packet.
+pub(crate) fn default_address() -> IpAddr {
+    let route = |bind: IpAddr, to: IpAddr| {
+        let socket = UdpSocket::bind((bind, 0)).ok()?;
+        // Addresses for documentation: no host has them, and the default route leads to them.
+        socket.connect((to, 9)).ok()?;
+        socket.local_addr().ok().map(|own| own.ip()).filter(|ip| !ip.is_unspecified())
+    };
+    route(Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into())
+        .or_else(|| route(Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into()))
+        .unwrap_or(Ipv4Addr::LOCALHOST.into())
+}
+
+/// Refuses numbers that no job has.
+pub(crate) fn check(rank: u32, ranks: u32) -> Result<(), BootstrapError> {
+    let limit = gin_abi::MAX_RANKS;
+    match ranks {
+        _ if ranks == 0 || ranks > limit => Err(BootstrapError::Ranks { ranks, limit }),
+        _ if rank >= ranks => Err(BootstrapError::NoSuchRank { rank, ranks }),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses more bytes than a rank may give to one collective.
+pub(crate) fn check_length(bytes: usize) -> Result<(), BootstrapError> {
+    let (bytes, limit) = (bytes as u64, MAX_BYTES as u64);
+    if bytes > limit { Err(BootstrapError::TooLong { bytes, limit }) } else { Ok(()) }
+}
+
+/// Makes the runtime of one thread, which serves connections.
+pub(crate) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+/// Rank 0 before it has joined: it listens.
+///
+/// The example of the [crate](crate) uses it.
+#[derive(Debug)]
+pub struct Rendezvous {
+    pub(crate) listener: TcpListener,
+    id: UniqueId,
+    config: TcpConfig,
+}
+
+impl Rendezvous {
+    /// Listens at a free port. Other ranks can connect from now on; they wait until this rank [joins](Self::join).
+    ///
+    /// # Errors
+    /// [`BootstrapError::System`] if this machine does not have the address, or the system gives no socket or no random
+    /// numbers.
+    pub fn new(config: TcpConfig) -> Result<Self, BootstrapError> {
+        let listener = listen((config.address.unwrap_or_else(default_address), 0).into())?;
+        let address = listener.local_addr().map_err(system("listen"))?;
+        let id = UniqueId::random(vec![address]).map_err(system("make a secret"))?;
+        Ok(Self { listener, id, config })
+    }
+
+    /// Returns the id with which the other ranks join.
+    pub fn id(&self) -> &UniqueId {
+        &self.id
+    }
+
+    /// Joins as rank 0 of `ranks`. Waits for all ranks.
+    ///
+    /// # Errors
+    /// As [`TcpBootstrap::join`].
+    pub fn join(self, ranks: u32) -> Result<TcpBootstrap, BootstrapError> {
+        TcpBootstrap::join_as(0, ranks, &self.id.secret(), self.config, Start::Listen(self.listener))
+    }
+}
+
+/// The socket, for a program that starts rank 0 as a child process. The program leaves the socket open in that process
+/// and sets `GIN_LISTEN_FD` to its number, beside the id in `GIN_UNIQUE_ID`; [`Job`](crate::Job) takes it from there.
+impl AsFd for Rendezvous {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+/// Listens, with a queue for many ranks that connect at the same time.
+pub(crate) fn listen(address: SocketAddr) -> Result<TcpListener, BootstrapError> {
+    let listener = TcpListener::bind(address).map_err(|error| system("listen")(format!("{address}: {error}")))?;
+    rustix::net::listen(&listener, 4096).map_err(system("listen"))?;
+    Ok(listener)
+}
+
+/// A rank that is a process; the ranks of the job are on one host or many.
+///
+/// It has two threads. One sends heartbeats and receives those of its neighbours; the other handles messages.
+///
+/// The rank leaves in an orderly way when this value and all its channels are dropped. The drop waits a few seconds at
+/// most, until the neighbours have received what was sent.
+#[derive(Debug)]
+pub struct TcpBootstrap {
+    pub(crate) inner: Arc<Inner>,
+    /// The number of the next collective.
+    next: AtomicU64,
+    hosts: Vec<String>,
+    /// The names that distinguish hosts, by rank: see [`this_system`].
+    systems: Vec<String>,
+    pub(crate) spares: Spares,
+}
+
+/// The state that the bootstrap and its channels share.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub(crate) node: Arc<Node>,
+    pub(crate) secret: Secret,
+    pub(crate) config: TcpConfig,
+    wishes: Wishes,
+    /// Disconnected when the thread has ended.
+    ended: Mutex<mpsc::Receiver<()>>,
+}
+
+impl TcpBootstrap {
+    /// Joins the job with this id as one rank of `ranks`, but not as rank 0, which [listens](Rendezvous::join). Waits
+    /// for all ranks.
+    ///
+    /// # Errors
+    /// - [`BootstrapError::Timeout`] names the ranks that did not join.
+    /// - [`BootstrapError::Unreachable`]: this rank could not reach rank 0, or a neighbour, in time.
+    /// - [`BootstrapError::Secret`], [`BootstrapError::Version`], [`BootstrapError::RanksDiffer`] and
+    ///   [`BootstrapError::Duplicate`], at once: the other ranks refuse this rank.
+    /// - [`BootstrapError::Ranks`] and [`BootstrapError::NoSuchRank`]: numbers that no job has.
+    pub fn join(id: &UniqueId, rank: u32, ranks: u32, config: TcpConfig) -> Result<Self, BootstrapError> {
+        if rank == 0 {
+            return Err(BootstrapError::Duplicate { rank });
+        }
+        Self::join_as(rank, ranks, &id.secret(), config, Start::Connect(id.addresses().to_vec()))
+    }
+
+    /// Starts the threads of a rank and waits for all ranks.
+    pub(crate) fn join_as(
+        rank: u32,
+        ranks: u32,
+        secret: &Secret,
+        mut config: TcpConfig,
+        start: Start,
+    ) -> Result<Self, BootstrapError> {
+        check(rank, ranks)?;
+        (config.silence, config.progress) = (config.silence.max(SHORTEST), config.progress.max(SHORTEST));
+        let instance = id::random().map_err(system("make random numbers"))?;
+        let (node, connects) = Node::new(rank, ranks, instance);
+        let wishes = Wishes::default();
+        let beats = BeatThread::start(rank).map_err(system("send heartbeats"))?;
+        let (key, to) = (secret.key().clone(), beats.beats.clone());
+        let run = run(node.clone(), connects, key, config.clone(), start, wishes.clone(), to);
+        let runtime = runtime().map_err(system("serve connections"))?;
+        let (end, ended) = mpsc::channel();
+        let served = node.clone();
+        let serve = move || {
+            // Dropped when the thread ends, also by a panic.
+            let _ended = Ended(served, end);
+            let _beats = beats;
+            runtime.block_on(run);
+        };
+        let thread = std::thread::Builder::new().name(format!("gin-boot-{rank}")).spawn(serve);
+        thread.map_err(system("serve connections"))?;
+        Inner { node, secret: secret.clone(), config, wishes, ended: ended.into() }.join(Instant::now())
+    }
+
+    /// Returns the name that the host of each rank has in its system, by rank.
+    pub fn hosts(&self) -> &[String] {
+        &self.hosts
+    }
+
+    /// Returns the bytes that this rank has sent and has received for collectives and reports of faults.
+    pub fn traffic(&self) -> (u64, u64) {
+        self.inner.node.traffic.bytes()
+    }
+
+    /// Returns this rank's number among the ranks of its host, in the order of ranks.
+    pub fn local_rank(&self) -> u32 {
+        self.beside(self.inner.node.rank as usize)
+    }
+
+    /// Returns the number of ranks of this rank's host.
+    pub fn local_ranks(&self) -> u32 {
+        self.beside(self.systems.len())
+    }
+
+    /// Returns how many of the first `count` ranks are on this rank's host.
+    fn beside(&self, count: usize) -> u32 {
+        let own = &self.systems[self.inner.node.rank as usize];
+        self.systems[..count].iter().filter(|system| *system == own).count() as u32
+    }
+}
+
+/// Wakes threads that wait for the end of the rank's thread, when it is dropped.
+struct Ended(Arc<Node>, #[expect(dead_code, reason = "dropping it wakes the other end")] mpsc::Sender<()>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        self.0.fail(system("serve connections")("the thread has ended"));
+    }
+}
+
+/// Returns a text that distinguishes this host from others, also from one of the same name: the name, and the
+/// identifier of this boot.
+fn this_system() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    format!("{}\n{}", host_name(), boot.trim())
+}
+
+impl Inner {
+    /// Waits for the other ranks.
+    fn join(self, begun: Instant) -> Result<TcpBootstrap, BootstrapError> {
+        let node = &self.node;
+        node.give(JOINING, this_system().as_bytes());
+        // The tasks keep the time. This limit is for the case that they do not.
+        let limit = self.config.joining.saturating_add(Duration::from_secs(20));
+        let mut outcome = None;
+        rt::wait_until(|| {
+            if begun.elapsed() > limit {
+                node.give_up_joining(limit);
+            }
+            outcome = node.result(JOINING);
+            outcome.is_some()
+        });
+        let systems = outcome.unwrap_or_else(|| Err(node.unserved())).map_err(|error| match error {
+            BootstrapError::Timeout { missing, .. } => {
+                BootstrapError::Timeout { missing, waited_ms: millis(begun.elapsed()) }
+            }
+            error => error,
+        })?;
+        self.wishes.joined.store(true, Ordering::Release);
+        let systems: Vec<String> = systems.iter().map(|system| String::from_utf8_lossy(system).into_owned()).collect();
+        let name = |system: &String| system.split('\n').next().unwrap_or_default().to_owned();
+        let hosts: Vec<String> = systems.iter().map(name).collect();
+        let _ = node.hosts.set(hosts.clone());
+        let spares = Spares::exchange(&self)?;
+        Ok(TcpBootstrap { inner: Arc::new(self), next: AtomicU64::new(0), hosts, systems, spares })
+    }
+
+    pub(crate) fn gather(
+        &self,
+        id: CollectiveId,
+        bytes: &[u8],
+        ended: impl Fn() -> bool,
+    ) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        check_length(bytes.len())?;
+        self.node.give(id, bytes);
+        let begun = Instant::now();
+        let mut reported = begun;
+        let mut outcome = None;
+        rt::wait_until(|| {
+            // The end of a communicator says more than the departure of a rank after it.
+            outcome = match self.node.result(id) {
+                Some(Ok(all)) => Some(Ok(all)),
+                other if ended() => {
+                    if other.is_none() {
+                        self.node.give_up(id, begun.elapsed());
+                    }
+                    Some(Err(BootstrapError::Ended))
+                }
+                None if self.config.collective_timeout.is_some_and(|limit| begun.elapsed() >= limit) => {
+                    Some(Err(self.node.give_up(id, begun.elapsed())))
+                }
+                other => other,
+            };
+            if outcome.is_none() && reported.elapsed() >= self.config.progress {
+                reported = Instant::now();
+                let missing = self.node.missing(id);
+                let (rank, waited) = (self.node.rank, begun.elapsed().as_secs());
+                tracing::info!(rank, waited, count = missing.len(), ranks = %show_ranks(&missing), "waiting for ranks");
+            }
+            outcome.is_some()
+        });
+        if matches!(outcome, Some(Ok(_))) {
+            self.flush();
+        }
+        outcome.unwrap_or_else(|| Err(self.node.unserved()))
+    }
+
+    /// Waits until the system has taken all bytes that other ranks need from this rank. So a process that ends right
+    /// after its last collective does not break it for other ranks. Does not wait for a neighbour that takes nothing.
+    fn flush(&self) {
+        let (queued, begun) = (self.node.queued(), Instant::now());
+        rt::wait_until(|| self.node.has_sent(&queued) || begun.elapsed() > FLUSH);
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let joined = self.wishes.joined.load(Ordering::Acquire);
+        self.wishes.leave.store(true, Ordering::Release);
+        self.node.posted.notify_one();
+        // A rank that never joined has sent nothing that another rank needs. While a panic unwinds, this waits for no
+        // rank.
+        if joined && !std::thread::panicking() {
+            let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let _ = ended.recv_timeout(LINGERING + Duration::from_secs(1));
+        }
+    }
+}
+
+impl Bootstrap for TcpBootstrap {
+    fn lost(&self) -> Vec<u32> {
+        self.lost()
+    }
+
+    fn without(&self, lost: &[u32], joining: Duration) -> Result<Arc<dyn Bootstrap>, BootstrapError> {
+        Ok(Arc::new(self.without(lost, joining)?))
+    }
+
+    fn is_across_processes(&self) -> bool {
+        true
+    }
+
+    fn host(&self, rank: u32) -> String {
+        self.hosts.get(rank as usize).cloned().unwrap_or_default()
+    }
+
+    fn rank(&self) -> u32 {
+        self.inner.node.rank
+    }
+
+    fn ranks(&self) -> u32 {
+        self.inner.node.ranks
+    }
+
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        let id = CollectiveId { channel: JOB, number: self.next.fetch_add(1, Ordering::Relaxed) };
+        self.inner.gather(id, bytes, || false)
+    }
+
+    fn channel(&self, communicator: u64) -> Arc<dyn Channel> {
+        let board = self.inner.node.open(communicator);
+        Arc::new(TcpChannel { inner: self.inner.clone(), channel: communicator, next: AtomicU64::new(0), board })
+    }
+
+    fn abort(&self) {
+        self.inner.node.abort();
+    }
+}
+
+#[derive(Debug)]
+struct TcpChannel {
+    inner: Arc<Inner>,
+    channel: u64,
+    /// The number of the next collective.
+    next: AtomicU64,
+    board: Arc<Board>,
+}
+
+impl Channel for TcpChannel {
+    fn board(&self) -> &Arc<Board> {
+        &self.board
+    }
+
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
+        let id = CollectiveId { channel: self.channel, number: self.next.fetch_add(1, Ordering::Relaxed) };
+        self.inner.gather(id, bytes, || self.board.count() != 0)
+    }
+}
+
+impl Drop for TcpChannel {
+    fn drop(&mut self) {
+        self.inner.node.close(self.channel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_whose_messages_wait_to_be_handled_is_not_lost() {
+        let silence = Duration::from_millis(500);
+        let config = TcpConfig::default().address(Some(Ipv4Addr::LOCALHOST.into())).silence(silence);
+        let first = Rendezvous::new(config.clone()).unwrap();
+        let id = first.id().clone();
+        let second = std::thread::spawn(move || TcpBootstrap::join(&id, 1, 2, config).unwrap());
+        let (first, second) = (first.join(2).unwrap(), second.join().unwrap());
+        std::thread::scope(|scope| {
+            let held = second.inner.node.state();
+            // Its message waits at the second rank.
+            let barrier = scope.spawn(|| first.barrier());
+            std::thread::sleep(4 * silence);
+            drop(held);
+            second.barrier().unwrap();
+            barrier.join().unwrap().unwrap();
+        });
+        assert_eq!((first.lost(), second.lost()), (vec![], vec![]));
+    }
+}

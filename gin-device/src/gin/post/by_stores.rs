@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Posts by loads and stores: the calling threads move the bytes and raise the words themselves.
+
+use super::options::Options;
+use crate::context::Core;
+use crate::coop::Coop;
+use crate::lsa::{copy, publish};
+use crate::order::Scope;
+use crate::signal::{CounterId, Signal};
+use crate::sys::{self, Global, GlobalWord};
+use crate::team::Rank;
+use gin_abi::{Fault, WindowData};
+
+/// Returns the word that GPUs raise for a peer's signal. The post was checked.
+#[inline(always)]
+fn peer_word(core: &Core, peer: Rank, signal: Signal) -> GlobalWord {
+    // Safety: the check found the context, the signal, and that loads and stores reach the peer. The host keeps words
+    // for GPUs, and tables of them, at every peer that loads and stores reach.
+    unsafe {
+        match signal {
+            Signal::Id(id) => GlobalWord::new(sys::read_word(core.peer_signals(peer)) + 8 * id as u64),
+            Signal::Va(va) => {
+                let window = va.window.data as usize as *const WindowData;
+                let planes = sys::read_word(&raw const (*window).peer_va_gpu) as usize as *const u64;
+                GlobalWord::new(sys::read_word(planes.wrapping_add(peer.world() as usize)) + va.offset)
+            }
+        }
+    }
+}
+
+/// The words to raise for a post by loads and stores.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Raises {
+    signal: Option<(GlobalWord, u64)>,
+    counter: Option<GlobalWord>,
+}
+
+impl Raises {
+    /// Looks up the words of a post that was checked.
+    ///
+    /// Each look takes a trip to L2, because a wait that acquired has emptied the L1. Callers therefore look up before
+    /// the post waits for anything, and in all threads, so that the trips overlap the wait. Behind a branch they would
+    /// add to it.
+    #[inline(always)]
+    pub(super) fn of(core: &Core, peer: Rank, options: &Options) -> Self {
+        let counter = |counter: CounterId| {
+            // Safety: the check found the counter. Where signals have words for GPUs, counters have them too.
+            unsafe { GlobalWord::new(sys::read_word(&raw const (*core.data()).counters_gpu) + 8 * counter.0 as u64) }
+        };
+        Self {
+            signal: options.signal.map(|action| (peer_word(core, peer, action.signal), action.amount)),
+            counter: options.counter.map(counter),
+        }
+    }
+
+    /// Raises the words, in one thread. `given` is the scope to which the covered memory is released already.
+    #[inline(always)]
+    pub(crate) fn publish(self, given: Scope) {
+        publish::<Global>(given, self.signal, self.counter);
+    }
+}
+
+/// Carries out a put or get by loads and stores if `checked` is `Ok`. All threads of `coop` call. `addresses` returns
+/// the addresses to copy to and from, and the number of bytes.
+///
+/// Ranges that overlap, or that others write meanwhile, give unknown bytes.
+///
+/// # Safety
+/// - If `checked` is `Ok`, the addresses are valid for that many bytes.
+#[inline(always)]
+pub(super) unsafe fn move_bytes(
+    core: &Core,
+    peer: Rank,
+    options: &Options,
+    coop: &impl Coop,
+    checked: Result<(), Fault>,
+    addresses: impl FnOnce() -> (u64, u64, u64),
+) -> Result<(), Fault> {
+    let raises = if checked.is_ok() { Some(Raises::of(core, peer, options)) } else { None };
+    coop.sync();
+    if checked.is_ok() {
+        let (to, from, bytes) = addresses();
+        // Safety: the caller's promise.
+        unsafe { copy(coop, to, from, bytes) };
+    }
+    // All threads have stored before one of them raises, and before any of them reads.
+    coop.agree(checked)?;
+    if let (true, Some(raises)) = (coop.elect(), raises) {
+        raises.publish(Scope::Thread);
+    }
+    Ok(())
+}
