@@ -36,8 +36,8 @@
 pub mod comm {
     pub use gin_abi::{Deadline, Fault, FaultKind};
     pub use gin_host::comm::{
-        Backend, CommConfig, CommError, Communicator, Connections, DeviceComm, FaultReport, PeerStats, Requirements,
-        Routes, State, Stats, Window, WindowFlags,
+        Backend, CommConfig, CommError, CommState, Communicator, Connections, DeviceComm, FaultReport, PeerStats,
+        Requirements, Routes, Stats, Window, WindowFlags,
     };
 }
 

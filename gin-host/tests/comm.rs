@@ -10,7 +10,7 @@ use gin_device::internal::status::WaitError;
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device, Memory, MemoryKind};
 use gin_host::comm::{
-    Backend, CommConfig, CommError, Communicator, MAX_QUEUE_DEPTH, NicChoice, Requirements, State, WindowFlags,
+    Backend, CommConfig, CommError, CommState, Communicator, MAX_QUEUE_DEPTH, NicChoice, Requirements, WindowFlags,
     probe_backends,
 };
 use gin_host::proxy::progress::Pool;
@@ -24,7 +24,7 @@ fn refused(requirements: &Requirements, config: &CommConfig) -> CommError {
     let results = ranks(1, |bootstrap, device| {
         let comm = Communicator::new(bootstrap, device, config.clone());
         let outcome = comm.initialise(requirements);
-        assert_eq!(comm.state(), State::Uninitialised, "a refused communicator can be tried again");
+        assert_eq!(comm.state(), CommState::Uninitialised, "a refused communicator can be tried again");
         comm.initialise(&Requirements::default()).map_err(|_| ()).ok();
         outcome
     });
@@ -155,17 +155,17 @@ fn each_call_in_a_wrong_state_says_so() {
             other => panic!("{other:?}"),
         };
         let window = || comm.alloc_window::<u8>(8, WindowFlags::NONE).map(drop);
-        assert_eq!(comm.state(), State::Uninitialised);
-        assert_eq!(state(comm.device().unwrap_err()), State::Uninitialised);
-        assert_eq!(state(comm.abort().unwrap_err()), State::Uninitialised);
-        assert_eq!(state(window().unwrap_err()), State::Uninitialised);
-        assert_eq!(state(comm.stats().unwrap_err()), State::Uninitialised);
+        assert_eq!(comm.state(), CommState::Uninitialised);
+        assert_eq!(state(comm.device().unwrap_err()), CommState::Uninitialised);
+        assert_eq!(state(comm.abort().unwrap_err()), CommState::Uninitialised);
+        assert_eq!(state(window().unwrap_err()), CommState::Uninitialised);
+        assert_eq!(state(comm.stats().unwrap_err()), CommState::Uninitialised);
         comm.initialise(&Requirements::default()).unwrap();
-        assert_eq!(comm.state(), State::Active);
-        assert_eq!(state(comm.initialise(&Requirements::default()).unwrap_err()), State::Active);
+        assert_eq!(comm.state(), CommState::Active);
+        assert_eq!(state(comm.initialise(&Requirements::default()).unwrap_err()), CommState::Active);
         assert_eq!(comm.backend().unwrap(), BackendKind::Proxy);
         comm.destroy().unwrap();
-        assert_eq!(comm.state(), State::Destroyed);
+        assert_eq!(comm.state(), CommState::Destroyed);
         for error in [
             comm.destroy().unwrap_err(),
             comm.initialise(&Requirements::default()).unwrap_err(),
@@ -194,11 +194,11 @@ fn abort_ends_every_wait_on_every_rank_and_every_collective_call() {
         assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no abort arrived");
         let fault = poster.status().cause();
         assert_eq!(fault.kind, FaultKind::Aborted);
-        assert_eq!(comm.state(), State::Aborted);
+        assert_eq!(comm.state(), CommState::Aborted);
         assert_eq!(comm.fault().map(|notice| (notice.rank, notice.fault.kind)), Some((0, FaultKind::Aborted)));
         comm.abort().unwrap();
         comm.destroy().unwrap();
-        assert_eq!(comm.state(), State::Destroyed);
+        assert_eq!(comm.state(), CommState::Destroyed);
     });
 }
 
@@ -440,7 +440,7 @@ fn deregistration_that_would_wait_for_ever_is_refused_with_the_figures() {
             poster.post(0, put(0, (window.id(), 8), (window.id(), 0), 8)).unwrap();
         }
         let outcome = comm.deregister(&window);
-        assert_eq!(comm.state(), State::Active);
+        assert_eq!(comm.state(), CommState::Active);
         comm.bootstrap().barrier().unwrap();
         outcome
     });
@@ -468,7 +468,7 @@ fn two_communicators_of_the_same_ranks_do_not_see_each_other() {
         first.abort().unwrap();
         other.post(0, signal).unwrap();
         other.wait_signal(0, 0, 1).unwrap();
-        assert_eq!(second.state(), State::Active);
+        assert_eq!(second.state(), CommState::Active);
         second.destroy().unwrap();
     });
 }

@@ -5,7 +5,7 @@ use gin_abi::{Deadline, FaultKind};
 use gin_boot::rt;
 use gin_device::prelude::*;
 use gin_gpu::LaunchConfig;
-use gin_host::comm::{CommError, Requirements, Routes, State, WindowFlags};
+use gin_host::comm::{CommError, CommState, Requirements, Routes, WindowFlags};
 use gin_host::world::{LaunchError, Mode, WorldConfig, launch, launch_logged};
 use gin_net::peer::Peer;
 use gin_net::staged::{Staged, Staging};
@@ -311,7 +311,7 @@ fn an_error_of_one_rank_ends_the_kernels_of_the_others() {
                 stream.launch(&kernel, LaunchConfig::new(1, 32), &[&comm.device()?, &Deadline::NONE])?;
             }
             stream.synchronize()?;
-            assert_eq!(comm.state(), State::Aborted);
+            assert_eq!(comm.state(), CommState::Aborted);
             Ok(())
         });
         assert!(matches!(outcome, Err(LaunchError::Rank { rank: 1, error: CommError::ProxyGone })), "{outcome:?}");
@@ -375,7 +375,7 @@ fn windows_and_communicators_stay_while_kernels_run() {
                 (_, other) => panic!("{other:?}"),
             }
         }
-        assert_eq!(comm.state(), State::Active);
+        assert_eq!(comm.state(), CommState::Active);
         rank.barrier()?;
         comm.abort()?;
         stream.synchronize()?;

@@ -69,14 +69,14 @@ fn none_serves(found: &[Found]) -> Option<String> {
 
 /// The back end of a communicator.
 #[derive(Clone, Debug)]
-pub enum Chosen {
+pub enum ChosenBackend {
     /// A CPU thread and a network.
     Proxy,
     /// Its kernels themselves, by this NIC.
     Gdaki(Arc<Nic>),
 }
 
-impl Chosen {
+impl ChosenBackend {
     /// Which back end that is.
     pub fn kind(&self) -> BackendKind {
         match self {
@@ -91,13 +91,13 @@ impl Backend {
     ///
     /// # Errors
     /// [`CommError::Backend`] or [`CommError::Nic`] with the reason why what was asked for cannot be had.
-    pub fn choose(self, device: &dyn Device, nic: &NicChoice) -> Result<Chosen, CommError> {
+    pub fn choose(self, device: &dyn Device, nic: &NicChoice) -> Result<ChosenBackend, CommError> {
         match self {
-            Self::Proxy => Ok(Chosen::Proxy),
-            Self::Gdaki => nic.open(device).map(Chosen::Gdaki),
+            Self::Proxy => Ok(ChosenBackend::Proxy),
+            Self::Gdaki => nic.open(device).map(ChosenBackend::Gdaki),
             // Kernels of a virtual GPU reach a real NIC's doorbells, but nothing is gained.
-            Self::Auto if device.kind() == DeviceKind::Virtual => Ok(Chosen::Proxy),
-            Self::Auto => Ok(nic.open(device).map_or(Chosen::Proxy, Chosen::Gdaki)),
+            Self::Auto if device.kind() == DeviceKind::Virtual => Ok(ChosenBackend::Proxy),
+            Self::Auto => Ok(nic.open(device).map_or(ChosenBackend::Proxy, ChosenBackend::Gdaki)),
         }
     }
 }

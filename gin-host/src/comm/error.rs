@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Errors of communicators and windows.
 
-use super::{FaultReport, State};
+use super::{CommState, FaultReport};
 use gin_abi::{BackendKind, Fault};
 use gin_boot::BootstrapError;
 use gin_gpu::GpuError;
@@ -20,7 +20,7 @@ pub enum CommError {
         /// The refused call.
         call: &'static str,
         /// The state.
-        state: State,
+        state: CommState,
     },
     /// Another thread is in a call on the same communicator.
     #[error("cannot {call}: another call on this communicator is under way")]

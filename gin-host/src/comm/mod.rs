@@ -1,185 +1,60 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Communicators: how ranks meet, what they share, and how it ends.
+//! Communicators: groups of ranks that share windows, signals and counters.
 //!
 //! | module or type | holds |
 //! | --- | --- |
-//! | [`Bootstrap`], [`InProcess`](gin_boot::InProcess) | how ranks meet before they have a communicator |
-//! | [`Requirements`] | what a communicator is to have, checked against the limits |
-//! | [`Communicator`] | its life: uninitialised, initialising, active, aborted, destroyed |
-//! | [`DeviceComm`], [`Window`] | what kernels get |
-//! | [`board`] | where ranks tell each other of faults |
+//! | [`Bootstrap`] | the exchange of messages between ranks that have no communicator yet |
+//! | [`Requirements`] | the size of a communicator, checked against the limits |
+//! | [`CommConfig`] | the way a communicator works |
+//! | [`Communicator`] | the life cycle: uninitialised, initialising, active, aborted, destroyed |
+//! | [`DeviceComm`], [`Window`] | the arguments that kernels get |
+//! | [`board`](gin_boot::board) | the place where ranks report faults to each other |
 //!
-//! Calls that all ranks make together are called *collective*. If such a call fails on one rank, it fails on all ranks,
-//! and the error names that rank.
+//! A *collective* call is one that all ranks make together. If it fails on one rank, it fails on all ranks, and the
+//! error names that rank.
 
 mod backend;
+mod bring_up;
+mod config;
+mod end;
 mod error;
-mod figures;
 mod gdaki;
-mod life;
+mod live;
 mod reach;
 mod report;
 mod requirements;
 mod resources;
-mod seen;
+mod state;
+mod stats;
 mod symmetric;
 mod window;
 mod windows;
 mod wire;
 
 pub use crate::proxy::{PeerStats, Stats};
-pub use backend::{Backend, BackendProbe, Chosen, NicChoice, probe_backends};
+pub use backend::{Backend, BackendProbe, ChosenBackend, NicChoice, probe_backends};
+pub use config::{CommConfig, Routes};
 pub use error::CommError;
-use gin_boot::{Bootstrap, board};
-use gin_nic::{DoorbellRelease, Doorbells, Ringer};
 pub use report::FaultReport;
 pub use requirements::{Connections, MAX_MESSAGE, MAX_OUTSTANDING, MAX_QUEUE_DEPTH, Requirements};
+pub use state::{AbortHandle, CommState};
 pub use window::{Window, WindowFlags};
 
-use crate::proxy::progress::{OwnThreads, Progress};
-use board::{Board, Notice};
-use gin_abi::{BackendKind, CommHandle, Fault, FaultKind, Operation};
+use gin_abi::{BackendKind, CommHandle};
+use gin_boot::Bootstrap;
+use gin_boot::board::Notice;
 use gin_gpu::{Argument, Device, KernelArg};
-use gin_net::NetworkFactory;
-use gin_net::peer::Peer;
-use gin_nic::Nic;
-use life::Live;
-use resources::Resources;
-use std::fmt;
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError, Weak};
-use std::time::Duration;
+use gin_nic::{Nic, Ringer};
+use live::Live;
+use state::Shared;
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
-/// Where a communicator is in its life.
-#[repr(u8)]
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-pub enum State {
-    /// Made, and nothing more.
-    Uninitialised = 0,
-    /// In `initialise`.
-    Initialising = 1,
-    /// In use.
-    Active = 2,
-    /// Aborted, here or by another rank, or ended by a fault. It can only be destroyed.
-    Aborted = 3,
-    /// Gone.
-    Destroyed = 4,
-}
-
-impl State {
-    const ALL: [Self; 5] = [Self::Uninitialised, Self::Initialising, Self::Active, Self::Aborted, Self::Destroyed];
-}
-
-impl fmt::Display for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Uninitialised => "not initialised",
-            Self::Initialising => "being initialised",
-            Self::Active => "active",
-            Self::Aborted => "aborted",
-            Self::Destroyed => "destroyed",
-        })
-    }
-}
-
-/// Which ways the operations of a kernel can take that does not name its back end.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
-pub enum Routes {
-    /// Loads and stores to peers of the LSA team, the network to others.
-    #[default]
-    Automatic,
-    /// The network to all. Kernels that ask for loads and stores are refused, and signals have no words for GPUs.
-    Network,
-}
-
-/// How a communicator works; what it has is in [`Requirements`].
-#[derive(Clone)]
-#[non_exhaustive]
-pub struct CommConfig {
-    /// The back end.
-    pub backend: Backend,
-    /// The NIC that kernels drive, where the back end is GDAKI.
-    pub nic: NicChoice,
-    /// The requested engine for its doorbells.
-    pub doorbells: Doorbells,
-    /// How far its kernels release before they ring.
-    pub release: DoorbellRelease,
-    /// How long a rank may take to bring its queue pairs up.
-    pub connecting: Duration,
-    /// Ranks that reach each other by loads and stores: neighbours in the order of ranks, this many; by default the
-    /// largest number for which the devices of all such neighbours reach each other, with atomics.
-    pub lsa_size: Option<u32>,
-    /// Which ways operations can take.
-    pub routes: Routes,
-    /// The factory of the proxies' network.
-    pub network: NetworkFactory,
-    /// The engine that steps the proxy.
-    pub progress: Arc<dyn Progress>,
-    /// Seed for networks that choose.
-    pub seed: u64,
-    /// How long deregistration and destruction wait for requests under way.
-    pub drain: Duration,
-    /// A reported fault stops the kernel at once, for debugging.
-    pub trap_on_fault: bool,
-    /// The proxy stores 0 to the words of signals that a kernel resets: a mistake, for tests.
-    #[cfg(feature = "reset-by-store")]
-    pub resets_by_store: bool,
-}
-
-impl CommConfig {
-    gin_boot::setters! {
-        backend: Backend,
-        nic: NicChoice,
-        doorbells: Doorbells,
-        release: DoorbellRelease,
-        connecting: Duration,
-        lsa_size: Option<u32>,
-        routes: Routes,
-        progress: Arc<dyn Progress>,
-        seed: u64,
-        drain: Duration,
-        trap_on_fault: bool,
-        network: NetworkFactory,
-    }
-}
-
-impl Default for CommConfig {
-    /// The back end that the host probes, one progress thread, and copies within the host as the network.
-    fn default() -> Self {
-        Self {
-            backend: Backend::Auto,
-            nic: NicChoice::default(),
-            doorbells: Doorbells::Automatic,
-            release: DoorbellRelease::System,
-            connecting: Duration::from_secs(30),
-            lsa_size: None,
-            routes: Routes::Automatic,
-            network: Arc::new(|endpoint| Box::new(Peer::new(endpoint))),
-            progress: Arc::new(OwnThreads),
-            seed: 0,
-            drain: Duration::from_secs(10),
-            trap_on_fault: false,
-            #[cfg(feature = "reset-by-store")]
-            resets_by_store: false,
-        }
-    }
-}
-
-impl fmt::Debug for CommConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CommConfig")
-            .field("backend", &self.backend)
-            .field("lsa_size", &self.lsa_size)
-            .finish_non_exhaustive()
-    }
-}
-
-/// A communicator as kernels get it: `gin_device::Comm`.
+/// The argument that passes a communicator to a kernel, where it is a `gin_device::Comm`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceComm(CommHandle);
 
 impl DeviceComm {
-    /// The handle behind it.
+    /// Returns the handle in the layout that kernels read.
     pub fn handle(&self) -> CommHandle {
         self.0
     }
@@ -191,66 +66,30 @@ impl KernelArg for DeviceComm {
     }
 }
 
-/// The state that outlives calls: enough to abort and to ask.
-#[derive(Debug)]
-struct Shared {
-    rank: u32,
-    state: AtomicU8,
-    board: OnceLock<Arc<Board>>,
-    /// The back end, once the communicator is active.
-    place: OnceLock<report::Place>,
-    /// Where kernels of this rank report.
-    resources: OnceLock<Weak<Resources>>,
-}
-
-impl Shared {
-    fn state(&self) -> State {
-        let state = State::ALL[usize::from(self.state.load(Ordering::Acquire))];
-        if state == State::Active && self.fault().is_some() { State::Aborted } else { state }
-    }
-
-    fn set(&self, state: State) {
-        self.state.store(state as u8, Ordering::Release);
-    }
-
-    fn fault(&self) -> Option<Notice> {
-        let board = self.board.get()?;
-        if board.count() == 0
-            && let Some(resources) = self.resources.get().and_then(Weak::upgrade)
-            && let Some(fault) = resources.status().reported()
-        {
-            // The proxy will find it too; a program that asks after a kernel has ended need not wait for that.
-            board.post(self.rank, fault);
-        }
-        board.first()
-    }
-
-    fn abort(&self) {
-        if let Some(board) = self.board.get() {
-            board.post(self.rank, Fault::new(FaultKind::Aborted, Operation::None));
-        }
-    }
-}
-
-/// Ends a communicator from any thread.
-#[derive(Clone, Debug)]
-pub struct AbortHandle(Arc<Shared>);
-
-impl AbortHandle {
-    /// Ends every wait of the communicator on every rank, within the time that a proxy sleeps. Does nothing to one that
-    /// is not active.
-    pub fn abort(&self) {
-        self.0.abort();
-    }
-}
-
-/// Ranks that share windows, signals and counters, seen from one of them.
+/// One rank's member of a group of ranks that share windows, signals and counters.
 ///
-/// All ranks of the job have one each. Collective calls: [`initialise`](Self::initialise),
-/// [`register`](Self::register), [`alloc_window`](Self::alloc_window), [`deregister`](Self::deregister),
-/// [`destroy`](Self::destroy) of one that is active.
+/// Each rank of the job creates one. The collective calls are [`initialise`](Self::initialise),
+/// [`register`](Self::register), [`alloc_window`](Self::alloc_window), [`deregister`](Self::deregister), and
+/// [`destroy`](Self::destroy) of an active communicator.
 ///
-/// Dropping one that is active aborts it.
+/// Dropping an active communicator aborts it.
+///
+/// ```
+/// use gin_boot::InProcess;
+/// use gin_gpu::virt::VirtualDevice;
+/// use gin_host::comm::{Backend, CommConfig, CommState, Communicator, Requirements, WindowFlags};
+/// use std::sync::Arc;
+///
+/// // A job of one rank.
+/// let rank = InProcess::job(1)?.remove(0);
+/// let config = CommConfig::default().backend(Backend::Proxy);
+/// let comm = Communicator::new(Arc::new(rank), VirtualDevice::memory_only(0), config);
+/// comm.initialise(&Requirements::default())?;
+/// let window = comm.alloc_window::<u32>(8, WindowFlags::NONE)?;
+/// assert_eq!((comm.state(), window.len()), (CommState::Active, 8));
+/// comm.destroy()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Communicator {
     shared: Arc<Shared>,
@@ -266,53 +105,51 @@ const _: () = {
 };
 
 impl Communicator {
-    /// A communicator that is not initialised. Does not wait for anybody.
+    /// Creates a communicator that is not initialised. Does not wait for other ranks.
     pub fn new(bootstrap: Arc<dyn Bootstrap>, device: Arc<dyn Device>, config: CommConfig) -> Self {
-        let shared = Shared {
-            rank: bootstrap.rank(),
-            state: AtomicU8::new(State::Uninitialised as u8),
-            board: OnceLock::new(),
-            place: OnceLock::new(),
-            resources: OnceLock::new(),
-        };
-        Self { shared: Arc::new(shared), bootstrap, device, config, live: Mutex::new(None) }
+        Self { shared: Shared::new(bootstrap.rank()), bootstrap, device, config, live: Mutex::new(None) }
     }
 
-    /// World rank.
+    /// Returns the world rank of this rank.
     pub fn rank(&self) -> u32 {
         self.bootstrap.rank()
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> u32 {
         self.bootstrap.ranks()
     }
 
-    /// The device.
+    /// Returns the rank's device.
     pub fn gpu(&self) -> &Arc<dyn Device> {
         &self.device
     }
 
-    /// The way to the other ranks.
+    /// Returns the bootstrap, which exchanges messages with the other ranks.
     pub fn bootstrap(&self) -> &Arc<dyn Bootstrap> {
         &self.bootstrap
     }
 
-    /// Returns whether the ranks are processes of their own.
+    /// Returns whether each rank is a separate process.
     fn is_across(&self) -> bool {
         self.bootstrap.is_across_processes()
     }
 
-    /// Where it is in its life.
-    pub fn state(&self) -> State {
+    /// Returns the communicator's place in its life cycle.
+    pub fn state(&self) -> CommState {
         self.shared.state()
     }
 
-    /// Takes the lock for a call; never waits for it, because the holder may be waiting for other ranks.
+    /// Returns the error of a call that the present state refuses.
+    fn wrong_state(&self, call: &'static str) -> CommError {
+        CommError::State { call, state: self.state() }
+    }
+
+    /// Takes the lock for a call. Never waits for the lock, because its holder may be waiting for other ranks.
     fn enter(&self, call: &'static str) -> Result<MutexGuard<'_, Option<Live>>, CommError> {
         match self.live.try_lock() {
             Ok(live) => Ok(live),
-            // A panic in there left at most a communicator that can only be destroyed.
+            // A call that panicked leaves, at worst, a communicator that can only be destroyed.
             Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => Err(CommError::Busy { call }),
         }
@@ -320,23 +157,20 @@ impl Communicator {
 
     /// Refuses a call unless the communicator is active.
     fn active(&self, call: &'static str) -> Result<(), CommError> {
-        match self.shared.state() {
-            State::Active => Ok(()),
-            State::Aborted => match self.shared.fault() {
-                Some(notice) => Err(self.ended(call, notice)),
-                None => Err(CommError::State { call, state: State::Aborted }),
-            },
+        match self.state() {
+            CommState::Active => Ok(()),
+            CommState::Aborted => self.check(call).and(Err(CommError::State { call, state: CommState::Aborted })),
             state => Err(CommError::State { call, state }),
         }
     }
 
-    /// Returns the error of a call once a fault has ended the communicator.
+    /// Returns the error of a call after a fault has ended the communicator.
     fn ended(&self, call: &'static str, notice: Notice) -> CommError {
         CommError::Ended { call, rank: notice.rank, fault: notice.fault, report: Box::new(self.report(notice)) }
     }
 
-    /// Checks that no fault has ended the communicator. Programs call it when a kernel has run; `call` is what the
-    /// error says could not be done.
+    /// Checks that no fault has ended the communicator. Programs call this after a kernel has run. The error text says
+    /// that the program cannot `call`.
     ///
     /// # Errors
     /// [`CommError::Ended`].
@@ -344,6 +178,7 @@ impl Communicator {
         self.shared.fault().map_or(Ok(()), |notice| Err(self.ended(call, notice)))
     }
 
+    /// Runs `work` on a communicator that is active.
     fn with_live<T>(
         &self,
         call: &'static str,
@@ -351,57 +186,60 @@ impl Communicator {
     ) -> Result<T, CommError> {
         let mut live = self.enter(call)?;
         self.active(call)?;
-        match live.as_mut() {
-            Some(live) => work(live),
-            None => Err(CommError::State { call, state: self.state() }),
-        }
+        live.as_mut().ok_or_else(|| self.wrong_state(call)).and_then(work)
     }
 
-    /// Brings the communicator up. Collective; all ranks ask for the same.
+    /// Runs `work` on a communicator that is active or has ended by a fault.
+    fn with_up<T>(&self, call: &'static str, work: impl FnOnce(&Live) -> T) -> Result<T, CommError> {
+        self.enter(call)?.as_ref().map(work).ok_or_else(|| self.wrong_state(call))
+    }
+
+    /// Runs a collective call inside a span, and emits an event with its outcome.
+    ///
+    /// No request passes through here. The span is not entered: ranks that take turns on one thread would leave each
+    /// other's spans.
+    fn traced<T>(&self, call: &'static str, work: impl FnOnce() -> Result<T, CommError>) -> Result<T, CommError> {
+        let span = tracing::debug_span!("collective", call, rank = self.rank(), ranks = self.ranks());
+        let outcome = work();
+        match &outcome {
+            Ok(_) => tracing::debug!(parent: &span, call, rank = self.rank(), "done"),
+            Err(error) => tracing::debug!(parent: &span, call, rank = self.rank(), %error, "failed"),
+        }
+        outcome
+    }
+
+    /// Brings the communicator up. Collective. All ranks pass the same requirements.
     ///
     /// # Errors
-    /// [`CommError::State`] unless it is not initialised; a value past its limit; [`CommError::Backend`] or
-    /// [`CommError::Nic`] if the back end cannot be had or does not come up; [`CommError::Capability`];
-    /// [`CommError::Disagreement`] if ranks ask for different values. The communicator is not initialised then.
+    /// The communicator stays uninitialised after an error.
+    /// - [`CommError::State`] if the communicator is initialised already.
+    /// - [`CommError::Limit`], [`CommError::NotPowerOfTwo`] or [`CommError::LsaSize`] if a value is past its limit.
+    /// - [`CommError::Backend`] or [`CommError::Nic`] if the back end is unavailable or does not come up.
+    /// - [`CommError::Capability`] if the network lacks a required feature.
+    /// - [`CommError::Disagreement`] if ranks pass different values.
     pub fn initialise(&self, requirements: &Requirements) -> Result<(), CommError> {
         const CALL: &str = "initialise";
         let mut live = self.enter(CALL)?;
-        match self.shared.state() {
-            State::Uninitialised => {}
-            state => return Err(CommError::State { call: CALL, state }),
+        if self.state() != CommState::Uninitialised {
+            return Err(self.wrong_state(CALL));
         }
-        self.shared.set(State::Initialising);
-        match self.seen(CALL, || self.bring_up(requirements)) {
-            Ok(new) => {
-                *live = Some(new);
-                self.shared.set(State::Active);
-                Ok(())
-            }
-            Err(error) => {
-                self.shared.set(State::Uninitialised);
-                Err(error)
-            }
-        }
+        self.shared.set(CommState::Initialising);
+        let outcome = self.traced(CALL, || self.bring_up(requirements));
+        self.shared.set(if outcome.is_ok() { CommState::Active } else { CommState::Uninitialised });
+        *live = Some(outcome?);
+        Ok(())
     }
 
-    /// For calls that are as good on a communicator that has ended.
-    fn with_up<T>(&self, call: &'static str, work: impl FnOnce(&Live) -> T) -> Result<T, CommError> {
-        match self.enter(call)?.as_ref() {
-            Some(live) => Ok(work(live)),
-            None => Err(CommError::State { call, state: self.state() }),
-        }
-    }
-
-    /// Returns the communicator for kernels. A kernel that is launched after the communicator has ended gets the fault
-    /// at its first wait.
+    /// Returns the argument that passes the communicator to kernels. A kernel that is launched after the communicator
+    /// has ended gets the fault at its first wait.
     ///
     /// # Errors
-    /// [`CommError::State`] if it is not initialised, or is destroyed.
+    /// [`CommError::State`] if the communicator is not initialised or is destroyed.
     pub fn device(&self) -> Result<DeviceComm, CommError> {
         self.with_up("pass it to a kernel", |live| DeviceComm(live.handle))
     }
 
-    /// The back end in use.
+    /// Returns the back end in use.
     ///
     /// # Errors
     /// As [`device`](Self::device).
@@ -417,7 +255,7 @@ impl Communicator {
         self.with_up("name the network", |live| live.capabilities)
     }
 
-    /// The NIC that its kernels drive; `None` if the back end is the proxy.
+    /// Returns the device-driven NIC. `None` if the back end is the proxy.
     ///
     /// # Errors
     /// As [`device`](Self::device).
@@ -425,7 +263,7 @@ impl Communicator {
         self.with_up("name the NIC", |live| live.gdaki.as_ref().map(|gdaki| gdaki.nic().clone()))
     }
 
-    /// Returns the engine that rings the doorbells of the device-driven NIC; `None` if the back end is the proxy.
+    /// Returns the engine that rings the doorbells of the device-driven NIC. `None` if the back end is the proxy.
     ///
     /// # Errors
     /// As [`device`](Self::device).
@@ -433,29 +271,28 @@ impl Communicator {
         self.with_up("name the engine that rings doorbells", |live| live.gdaki.as_ref().map(|gdaki| gdaki.ringer()))
     }
 
-    /// Ends every wait of the communicator on every rank, within the time that a proxy sleeps (50 us).
+    /// Ends every wait of the communicator on every rank. A rank notices when its proxy next looks, within the proxy's
+    /// sleep (50 us). A second call has no effect.
     ///
     /// # Errors
-    /// [`CommError::State`] if it is not initialised, or is destroyed. To abort it twice is no error.
+    /// [`CommError::State`] if the communicator is not initialised or is destroyed.
     pub fn abort(&self) -> Result<(), CommError> {
-        match self.shared.state() {
-            State::Active | State::Aborted => {
-                self.shared.abort();
-                Ok(())
-            }
-            state => Err(CommError::State { call: "abort", state }),
+        if !matches!(self.state(), CommState::Active | CommState::Aborted) {
+            return Err(self.wrong_state("abort"));
         }
+        self.shared.abort();
+        Ok(())
     }
 
-    /// Something to abort it with from another thread.
+    /// Returns a handle that aborts the communicator from another thread.
     pub fn abort_handle(&self) -> AbortHandle {
         AbortHandle(self.shared.clone())
     }
 
-    /// The fault that ended the communicator, with the rank that found it; `None` while all is well.
+    /// Returns the fault that ended the communicator, with the rank that found it. `None` if no fault is known.
     ///
-    /// It includes faults that a kernel of this rank reported before it ended. Faults of other ranks appear when their
-    /// proxies have looked (50 us).
+    /// Faults that a kernel of this rank has reported are known when the kernel has ended. Faults of other ranks are
+    /// known after their proxies have looked (50 us).
     pub fn fault(&self) -> Option<Notice> {
         self.shared.fault()
     }

@@ -8,7 +8,7 @@ use std::fmt;
 
 /// The back end of a communicator, as far as faults are concerned.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct ActiveBackend {
     pub(super) backend: BackendKind,
     /// The network of its proxy, or the kind of NIC that its kernels drive.
     pub(super) network: &'static str,
@@ -76,9 +76,9 @@ impl Communicator {
     /// Returns a report with everything known about a fault.
     pub(super) fn report(&self, Notice { rank, fault }: Notice) -> FaultReport {
         let concerned = (fault.peer < self.ranks()).then_some(fault.peer);
-        let place = self.shared.place.get();
-        let back_end = place.map_or("no back end".to_owned(), |place| {
-            let Place { backend, network, lsa_size } = place;
+        let active = self.shared.backend.get();
+        let back_end = active.map_or("no back end".to_owned(), |active| {
+            let ActiveBackend { backend, network, lsa_size } = active;
             let near = |peer| self.config.routes == Routes::Automatic && peer / lsa_size == self.rank() / lsa_size;
             let lsa = if *lsa_size > 1 && concerned.is_none_or(near) { ", loads and stores" } else { "" };
             match backend {

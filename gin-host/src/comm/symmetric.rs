@@ -2,7 +2,7 @@
 //! Windows whose parts lie at fixed distances: the ranks of an LSA team share a range of addresses, and agree on a
 //! place in it for each window.
 
-use super::life::Live;
+use super::live::Live;
 use super::reach;
 use super::wire::{decode, encode, garbled};
 use super::{CommError, Communicator};

@@ -2,7 +2,7 @@
 //! How windows come and go.
 
 use super::gdaki::RemotePart;
-use super::life::Live;
+use super::live::Live;
 use super::reach;
 use super::window::{Registered, Window, WindowFlags};
 use super::wire::{decode, encode, garbled};
@@ -139,7 +139,7 @@ impl Communicator {
             let stride = live.flat.as_ref().ok().and_then(Option::as_ref).map_or(0, |range| range.handle_stride());
             self.register_outcome(live, memory.map(|memory| memory.whole()), stride, flags)
         };
-        self.seen(CALL, || self.with_live(CALL, work))
+        self.traced(CALL, || self.with_live(CALL, work))
     }
 
     /// Registers memory of this rank as its part of a window. Collective, and another call than
@@ -155,7 +155,7 @@ impl Communicator {
     /// [`CommError::OtherRank`] if another rank failed.
     pub fn register<T: Pod>(&self, memory: &MemorySlice, flags: WindowFlags) -> Result<Window<T>, CommError> {
         const CALL: &str = "register a window";
-        self.seen(CALL, || self.with_live(CALL, |live| self.register_outcome(live, Ok(memory.clone()), 0, flags)))
+        self.traced(CALL, || self.with_live(CALL, |live| self.register_outcome(live, Ok(memory.clone()), 0, flags)))
     }
 
     /// `stride`: that of handles, if the parts of the team's ranks lie at a fixed distance.
@@ -412,6 +412,6 @@ impl Communicator {
             live.let_go_of(window.memory().memory());
             Ok(())
         };
-        self.seen(CALL, || self.with_live(CALL, work))
+        self.traced(CALL, || self.with_live(CALL, work))
     }
 }

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The end of a communicator.
+
+use super::live::Live;
+use super::wire::{agree, concerned};
+use super::{CommError, CommState, Communicator};
+use crate::proxy::Command;
+use gin_abi::FaultKind;
+use gin_boot::BootstrapError;
+
+impl Communicator {
+    /// Ends the communicator and frees its resources.
+    ///
+    /// The call is collective if the communicator is active: it then waits for unfinished requests first. After an
+    /// abort or a fault, each rank destroys its own member without the others.
+    ///
+    /// # Errors
+    /// The communicator keeps its state after an error.
+    /// - [`CommError::State`] if it is destroyed already.
+    /// - [`CommError::KernelsRunning`] if kernels run on a device of the job.
+    /// - [`CommError::InFlight`] if requests do not finish in time.
+    pub fn destroy(&self) -> Result<(), CommError> {
+        const CALL: &str = "destroy";
+        self.traced(CALL, || self.end(CALL))
+    }
+
+    fn end(&self, call: &'static str) -> Result<(), CommError> {
+        let mut live = self.enter(call)?;
+        let state = self.shared.state();
+        match state {
+            CommState::Uninitialised => {
+                self.shared.set(CommState::Destroyed);
+                return Ok(());
+            }
+            CommState::Initialising | CommState::Destroyed => return Err(CommError::State { call, state }),
+            CommState::Active => match live.as_ref().map_or(Ok(()), |live| self.settle(call, live)) {
+                // It has ended meanwhile: the ranks need not agree any more.
+                Err(CommError::Ended { .. }) => self.no_kernels(call)?,
+                settled => {
+                    settled?;
+                    if let Some(Live { windows, sharers, .. }) = live.as_ref() {
+                        windows.iter().flatten().for_each(|window| window.memory.memory().exposure().remove(sharers));
+                    }
+                }
+            },
+            CommState::Aborted => self.no_kernels(call)?,
+        }
+        if let Some(mut live) = live.take() {
+            live.stop();
+        }
+        self.shared.set(CommState::Destroyed);
+        Ok(())
+    }
+
+    /// Checks that no kernel runs on this rank's device.
+    ///
+    /// # Errors
+    /// [`CommError::KernelsRunning`].
+    pub(super) fn no_kernels(&self, call: &'static str) -> Result<(), CommError> {
+        match self.device.running() as u64 {
+            0 => Ok(()),
+            kernels => Err(CommError::KernelsRunning { call, rank: self.rank(), kernels }),
+        }
+    }
+
+    /// Exchanges outcomes with all ranks of the active communicator.
+    pub(super) fn agree(
+        &self,
+        live: &Live,
+        call: &'static str,
+        own: Result<Vec<u8>, CommError>,
+    ) -> Result<Vec<Vec<u8>>, CommError> {
+        match (agree(|bytes| live.channel.all_gather(bytes), call, own), live.channel.board().first()) {
+            (Err(CommError::Bootstrap(BootstrapError::Ended)), Some(notice)) => Err(self.ended(call, notice)),
+            // All ranks have met, because the lost rank sent its part before.
+            (Err(error), Some(notice))
+                if notice.fault.kind == FaultKind::PeerLost && concerned(&error) == Some(notice.fault.peer) =>
+            {
+                Err(self.ended(call, notice))
+            }
+            (outcome, _) => outcome,
+        }
+    }
+
+    /// Checks that no kernel runs and no request is unfinished on any rank. Collective.
+    pub(super) fn settle(&self, call: &'static str, live: &Live) -> Result<(), CommError> {
+        // The kernels of all ranks come first: while one runs, it may post requests after they were counted.
+        self.agree(live, call, self.no_kernels(call).map(|()| Vec::new()))?;
+        // In the second round, each rank handles what came from ranks that finished after it.
+        for _ in 0..2 {
+            let limit = self.config.drain;
+            let drained = live.drain(limit).and_then(|requests| {
+                let waited_ms = limit.as_millis() as u64;
+                match (requests, live.channel.board().first()) {
+                    (0, _) => Ok(Vec::new()),
+                    // The fault may be what keeps them unfinished.
+                    (_, Some(notice)) => Err(self.ended(call, notice)),
+                    (_, None) => Err(CommError::InFlight { call, rank: self.rank(), requests, waited_ms }),
+                }
+            });
+            match (self.agree(live, call, drained), live.channel.board().first()) {
+                // That rank knew the fault before it sent its part. Now this rank knows it too.
+                (Err(CommError::OtherRank { .. }), Some(notice)) => return Err(self.ended(call, notice)),
+                (outcome, _) => drop(outcome?),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        let Some(mut live) = self.live.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner).take() else {
+            return;
+        };
+        self.shared.abort();
+        self.shared.set(CommState::Destroyed);
+        if self.device.running() > 0 {
+            // Kernels may read the tables until they have noticed the abort. Nothing tells when that is.
+            std::mem::forget((live.resources.clone(), live.gdaki.clone()));
+            for window in live.windows.iter().flatten() {
+                std::mem::forget(window.clone());
+            }
+        }
+        let _ = live.commands.send(Command::Stop);
+        // While a panic unwinds, this does not wait: the proxy owns what it uses, and ends by itself.
+        if !std::thread::panicking() {
+            live.stop();
+        }
+    }
+}

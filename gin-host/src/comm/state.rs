@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The state of a communicator, and the part of it that outlives its calls.
+
+use super::report::ActiveBackend;
+use super::resources::Resources;
+use gin_abi::{Fault, FaultKind, Operation};
+use gin_boot::board::{Board, Notice};
+use std::fmt;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+/// A communicator's place in its life cycle.
+///
+/// ```
+/// use gin_host::comm::CommState;
+///
+/// assert_eq!(CommState::Uninitialised.to_string(), "not initialised");
+/// ```
+#[repr(u8)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum CommState {
+    /// Created, but not initialised.
+    Uninitialised = 0,
+    /// Inside `initialise`.
+    Initialising = 1,
+    /// In use.
+    Active = 2,
+    /// Aborted by this rank or another one, or ended by a fault. It can only be destroyed.
+    Aborted = 3,
+    /// Destroyed: it holds no resources.
+    Destroyed = 4,
+}
+
+impl CommState {
+    const ALL: [Self; 5] = [Self::Uninitialised, Self::Initialising, Self::Active, Self::Aborted, Self::Destroyed];
+}
+
+impl fmt::Display for CommState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(["not initialised", "being initialised", "active", "aborted", "destroyed"][*self as usize])
+    }
+}
+
+/// The part of a communicator that outlives its calls. It suffices to abort the communicator and to query faults.
+#[derive(Debug)]
+pub(super) struct Shared {
+    rank: u32,
+    state: AtomicU8,
+    pub(super) board: OnceLock<Arc<Board>>,
+    /// The back end. Set when the communicator becomes active.
+    pub(super) backend: OnceLock<ActiveBackend>,
+    /// The owner of the status words that this rank's kernels report faults to.
+    pub(super) resources: OnceLock<Weak<Resources>>,
+}
+
+impl Shared {
+    pub(super) fn new(rank: u32) -> Arc<Self> {
+        let state = AtomicU8::new(CommState::Uninitialised as u8);
+        let (board, backend, resources) = Default::default();
+        Arc::new(Self { rank, state, board, backend, resources })
+    }
+
+    pub(super) fn state(&self) -> CommState {
+        let state = CommState::ALL[usize::from(self.state.load(Ordering::Acquire))];
+        if state == CommState::Active && self.fault().is_some() { CommState::Aborted } else { state }
+    }
+
+    pub(super) fn set(&self, state: CommState) {
+        self.state.store(state as u8, Ordering::Release);
+    }
+
+    pub(super) fn fault(&self) -> Option<Notice> {
+        let board = self.board.get()?;
+        if board.count() == 0
+            && let Some(resources) = self.resources.get().and_then(Weak::upgrade)
+            && let Some(fault) = resources.status().reported()
+        {
+            // The proxy finds this fault too. A caller that asks after its kernel has ended need not wait for that.
+            board.post(self.rank, fault);
+        }
+        board.first()
+    }
+
+    pub(super) fn abort(&self) {
+        if let Some(board) = self.board.get() {
+            board.post(self.rank, Fault::new(FaultKind::Aborted, Operation::None));
+        }
+    }
+}
+
+/// Aborts a communicator from any thread.
+#[derive(Clone, Debug)]
+pub struct AbortHandle(pub(super) Arc<Shared>);
+
+impl AbortHandle {
+    /// Ends every wait of the communicator on every rank. A rank notices when its proxy next looks, within the proxy's
+    /// sleep (50 us). Has no effect on a communicator that is not active.
+    pub fn abort(&self) {
+        self.0.abort();
+    }
+}
