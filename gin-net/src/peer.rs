@@ -172,9 +172,9 @@ static REGIONS: Registry<Region> = Registry::new();
 
 /// The endpoint of one rank.
 #[derive(Debug)]
-pub struct Peer {
+pub struct PeerNetwork {
     rank: u32,
-    windows: Vec<Option<Window>>,
+    windows: Vec<Option<PeerWindow>>,
     signals: Option<Arc<Region>>,
     all_signals: Vec<Arc<Region>>,
     done: Vec<Event>,
@@ -185,13 +185,13 @@ pub struct Peer {
 }
 
 #[derive(Debug)]
-struct Window {
+struct PeerWindow {
     own: Arc<Region>,
     /// By world rank; empty until connected.
     all: Vec<Arc<Region>>,
 }
 
-impl Peer {
+impl PeerNetwork {
     /// The endpoint of `endpoint.rank`.
     pub fn new(endpoint: &Endpoint) -> Self {
         Self {
@@ -342,7 +342,7 @@ impl Plan {
     }
 }
 
-impl Network for Peer {
+impl Network for PeerNetwork {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             name: "peer",
@@ -384,7 +384,7 @@ impl Network for Peer {
         if self.windows.len() <= index {
             self.windows.resize_with(index + 1, || None);
         }
-        self.windows[index] = Some(Window { own, all: Vec::new() });
+        self.windows[index] = Some(PeerWindow { own, all: Vec::new() });
         Ok(key)
     }
 
@@ -438,7 +438,7 @@ impl Network for Peer {
     }
 }
 
-impl Drop for Peer {
+impl Drop for PeerNetwork {
     fn drop(&mut self) {
         for window in self.windows.iter().flatten() {
             window.own.close();

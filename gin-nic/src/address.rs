@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The address of a queue pair, which ranks exchange.
 
-use super::error::{NicError, Peer};
+use super::error::{NicError, NicPeer};
 use super::hca::Link;
 use gin_abi::mlx5::command::Mtu;
 
@@ -51,7 +51,7 @@ impl Address {
     ///
     /// # Errors
     /// [`NicError::Version`], [`NicError::Address`].
-    pub fn from_bytes(bytes: &[u8], peer: &Peer) -> Result<Self, NicError> {
+    pub fn from_bytes(bytes: &[u8], peer: &NicPeer) -> Result<Self, NicError> {
         let wrong = |reason| NicError::Address { peer: peer.clone(), reason };
         let theirs = bytes.first_chunk().map(|version| u32::from_le_bytes(*version));
         let theirs = theirs.ok_or_else(|| wrong("it is too short"))?;
@@ -84,8 +84,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn peer() -> Peer {
-        Peer { rank: 3, host: "far".to_owned(), port: 2 }
+    fn peer() -> NicPeer {
+        NicPeer { rank: 3, host: "far".to_owned(), port: 2 }
     }
 
     proptest! {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Opens a NIC: asks what it can do, and checks that it is enough.
 
-use super::error::{NicError, Peer, Step};
+use super::error::{NicError, NicPeer, Step};
 use super::hca::{Access, Domain, Extent, Hca, HcaError, Link, Port, Region};
 use super::owned::{Owned, Owner, What};
 use gin_abi::mlx5::bits::{Field, Mailbox};
@@ -69,7 +69,7 @@ impl Default for NicConfig {
 
 /// The features of a NIC that matter here.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Capabilities {
+pub struct NicCapabilities {
     /// Most slots of a send queue.
     pub max_depth: u64,
     /// Most slots of a completion queue.
@@ -100,7 +100,7 @@ pub struct OwnGid {
 pub struct Nic {
     pub(super) owner: Owner,
     pub(super) config: NicConfig,
-    pub(super) capabilities: Capabilities,
+    pub(super) capabilities: NicCapabilities,
     pub(super) port: Port,
     pub(super) gid: OwnGid,
     pub(super) event_queue: u32,
@@ -121,7 +121,7 @@ pub struct RegisteredMemory {
 }
 
 /// Names a step in an error.
-pub(super) fn failed(nic: &str, step: Step, peer: Option<&Peer>) -> impl FnOnce(HcaError) -> NicError {
+pub(super) fn failed(nic: &str, step: Step, peer: Option<&NicPeer>) -> impl FnOnce(HcaError) -> NicError {
     let (nic, peer) = (nic.to_owned(), peer.cloned());
     move |source| NicError::Step { nic, step, peer, source }
 }
@@ -158,7 +158,7 @@ impl Nic {
     }
 
     /// Returns its features.
-    pub fn capabilities(&self) -> &Capabilities {
+    pub fn capabilities(&self) -> &NicCapabilities {
         &self.capabilities
     }
 
@@ -224,7 +224,7 @@ fn table(hca: &dyn Hca, which: u64) -> Result<Mailbox<QueryHcaCapOut>, HcaError>
     Ok(answer)
 }
 
-fn capabilities(hca: &dyn Hca, name: &str, link: Link) -> Result<Capabilities, NicError> {
+fn capabilities(hca: &dyn Hca, name: &str, link: Link) -> Result<NicCapabilities, NicError> {
     let ask = |which| table(hca, which).map_err(failed(name, Step::Capabilities, None));
     let lacks = |what| NicError::NotCapable { nic: name.to_owned(), what };
     let answer = ask(capability::GENERAL)?;
@@ -265,7 +265,7 @@ fn capabilities(hca: &dyn Hca, name: &str, link: Link) -> Result<Capabilities, N
     } else {
         0..=0
     };
-    Ok(Capabilities {
+    Ok(NicCapabilities {
         max_depth: 1 << general(HcaCap::LOG_MAX_QP_SZ).min(31),
         max_completions: 1 << general(HcaCap::LOG_MAX_CQ_SZ).min(31),
         log_reads: general(HcaCap::LOG_MAX_RA_REQ_QP) as u32,

@@ -6,7 +6,7 @@
 
 use super::address::Address;
 use super::doorbells::DoorbellPage;
-use super::error::{NicError, Peer, Step};
+use super::error::{NicError, NicPeer, Step};
 use super::hca::{Access, Extent, Handle, HcaError, Link, Uar, Umem};
 use super::layout::{Layout, PAGE, QueuePlace, QueueSpec, Role};
 use super::open::{Nic, failed};
@@ -179,7 +179,13 @@ impl QueueSet {
     ///
     /// # Panics
     /// If there is no queue pair of that index.
-    pub fn connect(&self, index: usize, peer: &Peer, address: &Address, expired: Expired<'_>) -> Result<(), NicError> {
+    pub fn connect(
+        &self,
+        index: usize,
+        peer: &NicPeer,
+        address: &Address,
+        expired: Expired<'_>,
+    ) -> Result<(), NicError> {
         let nic = &self.nic;
         let made = &self.queues[index];
         if address.link != nic.port.link {
@@ -244,7 +250,7 @@ impl QueueSet {
     pub fn path(
         &self,
         queue: u32,
-        peer: &Peer,
+        peer: &NicPeer,
         address: &Address,
         expired: Expired<'_>,
     ) -> Result<Mailbox<Ads>, NicError> {
@@ -295,7 +301,7 @@ fn modify(code: u64, queue: u32) -> Mailbox<ModifyQpIn> {
 
 impl Nic {
     /// Checks that there is time for a step.
-    fn begin(&self, step: Step, peer: Option<&Peer>, expired: Expired<'_>) -> Result<(), NicError> {
+    fn begin(&self, step: Step, peer: Option<&NicPeer>, expired: Expired<'_>) -> Result<(), NicError> {
         if !expired() {
             return Ok(());
         }
@@ -331,7 +337,7 @@ impl Nic {
         queue: Handle,
         command: &Mailbox<ModifyQpIn>,
         step: Step,
-        peer: Option<&Peer>,
+        peer: Option<&NicPeer>,
     ) -> Result<(), NicError> {
         let mut answer = Mailbox::<ModifyQpOut>::new();
         let mut send = || self.owner.hca.modify(queue, command.bytes()?, answer.bytes_mut());

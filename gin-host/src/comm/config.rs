@@ -4,7 +4,7 @@
 use super::{Backend, NicChoice};
 use crate::proxy::progress::{OwnThreads, Progress};
 use gin_net::NetworkFactory;
-use gin_net::peer::Peer;
+use gin_net::peer::PeerNetwork;
 use gin_nic::{DoorbellRelease, Doorbells};
 use std::fmt;
 use std::sync::Arc;
@@ -90,7 +90,7 @@ impl Default for CommConfig {
             connecting: Duration::from_secs(30),
             lsa_size: None,
             routes: Routes::Automatic,
-            network: Arc::new(|endpoint| Box::new(Peer::new(endpoint))),
+            network: Arc::new(|endpoint| Box::new(PeerNetwork::new(endpoint))),
             progress: Arc::new(OwnThreads),
             seed: 0,
             drain: Duration::from_secs(10),

@@ -17,7 +17,7 @@ use gin_net::{Capabilities, Raises};
 use gin_nic::hca::Access;
 use gin_nic::{
     Address, DeviceQueueError, DeviceQueuePairs, DoorbellRelay, DoorbellRelease, Doorbells, DrainError, Nic, NicError,
-    Peer, RegisteredSlice, Ringer, Shape, Target,
+    NicPeer, RegisteredSlice, Ringer, Shape, Target,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -49,7 +49,7 @@ pub(super) fn capabilities(nic: &Nic) -> Capabilities {
 
 /// The message of a rank to the others.
 struct Offer<'a> {
-    peer: Peer,
+    peer: NicPeer,
     /// Key of its signal words, and the address of the first one in their region.
     signals: (u32, u64),
     /// By context and rank that it has a queue pair to: where that is reached.
@@ -59,7 +59,7 @@ struct Offer<'a> {
 impl<'a> Offer<'a> {
     fn read(rank: u32, bytes: &'a [u8]) -> Result<Self, CommError> {
         let (host, port, signals, addresses): (String, _, _, _) = decode(bytes).ok_or_else(|| garbled(rank))?;
-        Ok(Self { peer: Peer { rank, host, port }, signals, addresses })
+        Ok(Self { peer: NicPeer { rank, host, port }, signals, addresses })
     }
 
     /// Its queue pair of a context for `rank`.

@@ -21,7 +21,7 @@ mod steps;
 mod window;
 
 use self::mover::{ByCpu, Mover};
-use self::window::{Own, Part, Window};
+use self::window::{Own, Part, StagedWindow};
 use super::{Capabilities, Event, Key, LocalSignals, LocalWindow, NetError, Network, Notice, Request};
 use gin_abi::Transfer;
 use gin_gpu::copier::Ticket;
@@ -80,7 +80,7 @@ pub struct Staged<N> {
     /// Some part of some window is.
     is_used: bool,
     mover: Mover,
-    windows: Vec<Option<Window>>,
+    windows: Vec<Option<StagedWindow>>,
     /// Requests that wait for a copy, and requests posted behind them.
     lines: BTreeMap<Order, VecDeque<Item>>,
     /// Items of all lines.
@@ -301,7 +301,7 @@ impl<N: Network> Network for Staged<N> {
         if self.windows.len() <= index {
             self.windows.resize_with(index + 1, || None);
         }
-        self.windows[index] = Some(Window { own, is_closed: false, parts: Vec::new() });
+        self.windows[index] = Some(StagedWindow { own, is_closed: false, parts: Vec::new() });
         Ok(part.to_key(&below))
     }
 

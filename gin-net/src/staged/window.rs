@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// A window of this rank.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(super) struct StagedWindow {
     /// There if the own part is staged.
     pub(super) own: Option<Arc<Own>>,
     pub(super) is_closed: bool,
