@@ -12,58 +12,30 @@ use gin_abi::mlx5::mailbox::{
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// How queue pairs are connected.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct NicConfig {
-    /// The port, from 1.
-    pub port: u8,
-    /// Which GID on Ethernet; without one, the first of RoCE v2 that stands for an IPv4 address, else the first of v2.
-    pub gid_index: Option<u32>,
-    /// Index in the table of partition keys.
-    pub partition_key: u16,
-    /// Traffic class.
-    pub traffic_class: u8,
-    /// Service level, 0 to 15.
-    pub service_level: u8,
-    /// How long to wait for an answer: 4.096 us * 2^n, 1 to 31.
-    pub ack_timeout: u8,
-    /// How often an answer is asked for again, 0 to 7.
-    pub retries: u8,
-    /// The largest MTU to use; without one, the port's.
-    pub mtu: Option<Mtu>,
-    /// On InfiniBand: a global route header also between ports of one subnet.
-    pub global_header: bool,
-}
-
-impl NicConfig {
-    gin_gpu::setters! {
-        port: u8,
-        gid_index: Option<u32>,
-        partition_key: u16,
-        traffic_class: u8,
-        service_level: u8,
-        ack_timeout: u8,
-        retries: u8,
-        mtu: Option<Mtu>,
-        global_header: bool,
-    }
-}
-
-impl Default for NicConfig {
-    fn default() -> Self {
-        Self {
-            port: 1,
-            gid_index: None,
-            partition_key: 0,
-            traffic_class: 0,
-            service_level: 0,
-            // About 4 s, with the retries half a minute: as NCCL does.
-            ack_timeout: 20,
-            retries: 7,
-            mtu: None,
-            global_header: false,
-        }
+gin_gpu::config! {
+    /// How queue pairs are connected.
+    #[derive(Clone, PartialEq, Eq, Debug)]
+    pub struct NicConfig {
+        /// The port, from 1.
+        pub port: u8 = 1,
+        /// Which GID on Ethernet; without one, the first of RoCE v2 that stands for an IPv4 address, else the first of
+        /// v2.
+        pub gid_index: Option<u32> = None,
+        /// Index in the table of partition keys.
+        pub partition_key: u16 = 0,
+        /// Traffic class.
+        pub traffic_class: u8 = 0,
+        /// Service level, 0 to 15.
+        pub service_level: u8 = 0,
+        /// How long to wait for an answer: 4.096 us * 2^n, 1 to 31.
+        // About 4 s, with the retries half a minute: as NCCL does.
+        pub ack_timeout: u8 = 20,
+        /// How often an answer is asked for again, 0 to 7.
+        pub retries: u8 = 7,
+        /// The largest MTU to use; without one, the port's.
+        pub mtu: Option<Mtu> = None,
+        /// On InfiniBand: a global route header also between ports of one subnet.
+        pub global_header: bool = false,
     }
 }
 

@@ -66,7 +66,8 @@ impl Communicator {
         agree(|bytes| self.bootstrap.all_gather(bytes), call, own)
     }
 
-    /// Finds out which ranks reach each other, and with [`Backend::Auto`] whether all ranks can drive a NIC. Collective.
+    /// Finds out which ranks reach each other, and with [`Backend::Auto`] whether all ranks can drive a NIC.
+    /// Collective.
     fn meet(&self, call: &'static str, chosen: Result<ChosenBackend, CommError>) -> Result<Met, CommError> {
         // The device stays published until all ranks have looked.
         let offered = reach::offer_device(&self.device, self.is_across());

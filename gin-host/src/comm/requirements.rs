@@ -39,90 +39,47 @@ impl Connections {
     }
 }
 
-/// The requirements of a communicator. All ranks ask for the same.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct Requirements {
-    /// Contexts, 1 to [`MAX_CONTEXTS`].
-    pub contexts: u32,
-    /// Signals per context.
-    pub signals: u32,
-    /// Counters per context.
-    pub counters: u32,
-    /// Descriptors in the queue of a context: a power of two, 1 to [`MAX_QUEUE_DEPTH`].
-    pub queue_depth: u32,
-    /// Which ranks kernels reach over the network.
-    pub connections: Connections,
-    /// Barriers over all ranks.
-    pub world_barriers: u32,
-    /// Barriers over the ranks with the same place in their LSA teams.
-    pub rail_barriers: u32,
-    /// Barriers over the LSA team.
-    pub lsa_barriers: u32,
-    /// Unfinished requests to one peer that the proxy keeps for one context; with more, that peer holds up the queue.
-    /// 1 to [`MAX_OUTSTANDING`].
-    pub max_outstanding_per_peer: u32,
-    /// Most bytes of one message, 1 to [`MAX_MESSAGE`]; a longer put or get is several. The network may have a smaller
-    /// limit.
-    pub max_message: u64,
-    /// Windows that may be registered at the same time, 1 to [`gin_abi::MAX_WINDOWS`].
-    pub windows: u32,
-    /// Refuse a network without strong signals.
-    pub strong_signals: bool,
-    /// Refuse a network without signals at window addresses.
-    pub va_signals: bool,
-    /// Index of the first descriptor, for tests of wrap-around.
-    #[doc(hidden)]
-    pub first_index: u64,
-    /// The first value of the words of all signals, for tests of wrap-around.
-    #[doc(hidden)]
-    pub first_signal: u64,
-    /// The first value of the words of all counters, for tests of wrap-around.
-    #[doc(hidden)]
-    pub first_counter: u64,
-}
-
-impl Requirements {
-    gin_boot::setters! {
-        contexts: u32,
-        signals: u32,
-        counters: u32,
-        queue_depth: u32,
-        connections: Connections,
-        world_barriers: u32,
-        rail_barriers: u32,
-        lsa_barriers: u32,
-        max_outstanding_per_peer: u32,
-        max_message: u64,
-        windows: u32,
-        strong_signals: bool,
-        va_signals: bool,
-        first_index: u64,
-        first_signal: u64,
-        first_counter: u64,
-    }
-}
-
-impl Default for Requirements {
-    fn default() -> Self {
-        Self {
-            contexts: 1,
-            signals: 16,
-            counters: 16,
-            queue_depth: 256,
-            connections: Connections::All,
-            world_barriers: 0,
-            rail_barriers: 0,
-            lsa_barriers: 0,
-            max_outstanding_per_peer: 1024,
-            max_message: MAX_MESSAGE,
-            windows: 64,
-            strong_signals: false,
-            va_signals: false,
-            first_index: 0,
-            first_signal: 0,
-            first_counter: 0,
-        }
+gin_gpu::config! {
+    /// The requirements of a communicator. All ranks ask for the same.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct Requirements {
+        /// Contexts, 1 to [`MAX_CONTEXTS`].
+        pub contexts: u32 = 1,
+        /// Signals per context.
+        pub signals: u32 = 16,
+        /// Counters per context.
+        pub counters: u32 = 16,
+        /// Descriptors in the queue of a context: a power of two, 1 to [`MAX_QUEUE_DEPTH`].
+        pub queue_depth: u32 = 256,
+        /// Which ranks kernels reach over the network.
+        pub connections: Connections = Connections::All,
+        /// Barriers over all ranks.
+        pub world_barriers: u32 = 0,
+        /// Barriers over the ranks with the same place in their LSA teams.
+        pub rail_barriers: u32 = 0,
+        /// Barriers over the LSA team.
+        pub lsa_barriers: u32 = 0,
+        /// Unfinished requests to one peer that the proxy keeps for one context; with more, that peer holds up the
+        /// queue. 1 to [`MAX_OUTSTANDING`].
+        pub max_outstanding_per_peer: u32 = 1024,
+        /// Most bytes of one message, 1 to [`MAX_MESSAGE`]; a longer put or get is several. The network may have a
+        /// smaller limit.
+        pub max_message: u64 = MAX_MESSAGE,
+        /// Windows that may be registered at the same time, 1 to [`gin_abi::MAX_WINDOWS`].
+        pub windows: u32 = 64,
+        /// Refuse a network without strong signals.
+        pub strong_signals: bool = false,
+        /// Refuse a network without signals at window addresses.
+        pub va_signals: bool = false,
+        /// Index of the first descriptor, for tests of wrap-around.
+        #[doc(hidden)]
+        pub first_index: u64 = 0,
+        /// The first value of the words of all signals, for tests of wrap-around.
+        #[doc(hidden)]
+        pub first_signal: u64 = 0,
+        /// The first value of the words of all counters, for tests of wrap-around.
+        #[doc(hidden)]
+        pub first_counter: u64 = 0,
     }
 }
 
