@@ -22,6 +22,7 @@ use gin_gpu::registry::{KEY_BYTES, Missing, Registry};
 use gin_gpu::share;
 use gin_gpu::wire::{decode, encode};
 use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -174,7 +175,7 @@ static REGIONS: Registry<Region> = Registry::new();
 #[derive(Debug)]
 pub struct PeerNetwork {
     rank: u32,
-    windows: Vec<Option<PeerWindow>>,
+    windows: BTreeMap<u32, PeerWindow>,
     signals: Option<Arc<Region>>,
     all_signals: Vec<Arc<Region>>,
     done: Vec<Event>,
@@ -196,7 +197,7 @@ impl PeerNetwork {
     pub fn new(endpoint: &Endpoint) -> Self {
         Self {
             rank: endpoint.rank,
-            windows: Vec::new(),
+            windows: BTreeMap::new(),
             signals: None,
             all_signals: Vec::new(),
             done: Vec::new(),
@@ -207,14 +208,9 @@ impl PeerNetwork {
 
     /// Window `window` of rank `rank`, if the range is in it; and the address of its first byte.
     fn range(&self, window: u32, rank: u32, offset: u64, bytes: u64) -> Result<(&Arc<Region>, u64), NetError> {
-        let all = self.windows.get(window as usize).and_then(Option::as_ref).map(|window| &window.all);
-        let Some(region) = all.and_then(|all| all.get(rank as usize)) else {
-            return Err(NetError::UnknownWindow { window, rank });
-        };
-        let (end, length) = (offset.saturating_add(bytes), region.memory.bytes());
-        if end > length {
-            return Err(NetError::OutOfRange { window, rank, end, length });
-        }
+        let region = self.windows.get(&window).and_then(|entry| entry.all.get(rank as usize));
+        let region = region.ok_or(NetError::UnknownWindow { window, rank })?;
+        NetError::check_range(window, rank, offset, bytes, region.memory.bytes())?;
         Ok((region, region.memory.address() + offset))
     }
 
@@ -380,11 +376,8 @@ impl Network for PeerNetwork {
         let unusable = |error: GpuError| NetError::Key { rank: self.rank, reason: error.to_string() };
         let gate = Gate::new(window.memory.memory()).map_err(unusable)?;
         let own = Arc::new(Region { memory: window.memory.clone(), plane: window.plane.clone(), per_context: 0, gate });
-        let (key, index) = (own.key(), window.id as usize);
-        if self.windows.len() <= index {
-            self.windows.resize_with(index + 1, || None);
-        }
-        self.windows[index] = Some(PeerWindow { own, all: Vec::new() });
+        let key = own.key();
+        self.windows.insert(window.id, PeerWindow { own, all: Vec::new() });
         Ok(key)
     }
 
@@ -393,7 +386,7 @@ impl Network for PeerNetwork {
     }
 
     fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
-        let Some(entry) = self.windows.get_mut(window as usize).and_then(Option::as_mut) else {
+        let Some(entry) = self.windows.get_mut(&window) else {
             return Err(NetError::UnknownWindow { window, rank: self.rank });
         };
         let found = keys.iter().zip(0..).map(|(key, rank)| Region::find(rank, key));
@@ -402,10 +395,9 @@ impl Network for PeerNetwork {
     }
 
     fn deregister(&mut self, window: u32) -> bool {
-        let Some(entry) = self.windows.get_mut(window as usize) else { return true };
-        let closed = entry.as_ref().is_none_or(|entry| entry.own.close());
+        let closed = self.windows.get(&window).is_none_or(|entry| entry.own.close());
         if closed {
-            *entry = None;
+            self.windows.remove(&window);
         }
         closed
     }
@@ -440,7 +432,7 @@ impl Network for PeerNetwork {
 
 impl Drop for PeerNetwork {
     fn drop(&mut self) {
-        for window in self.windows.iter().flatten() {
+        for window in self.windows.values() {
             window.own.close();
         }
         if let Some(signals) = &self.signals {
