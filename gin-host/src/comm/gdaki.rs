@@ -53,7 +53,7 @@ struct Offer<'a> {
     /// Key of its signal words, and the address of the first one in their region.
     signals: (u32, u64),
     /// By context and rank that it has a queue pair to: where that is reached.
-    addresses: &'a [u8],
+    addresses: Vec<&'a [u8]>,
 }
 
 impl<'a> Offer<'a> {
@@ -66,7 +66,7 @@ impl<'a> Offer<'a> {
     fn address(&self, shape: &Shape, context: u32, rank: u32) -> Result<Address, CommError> {
         // Ranks that are connected have queue pairs to the same ranks.
         let place = shape.place(rank).map(|place| (context * shape.count() + place) as usize);
-        let bytes = place.and_then(|place| self.addresses.chunks(Address::BYTES).nth(place)).unwrap_or_default();
+        let bytes = place.and_then(|place| self.addresses.get(place)).copied().unwrap_or_default();
         Ok(Address::from_bytes(bytes, &self.peer)?)
     }
 }
@@ -147,7 +147,7 @@ impl Gdaki {
     pub(super) fn offer(&self) -> Vec<u8> {
         let pairs = (0..self.shape.contexts).flat_map(|context| self.shape.peers().map(move |peer| (context, peer)));
         let addresses = pairs.filter_map(|(context, peer)| self.queues.address(context, peer));
-        let addresses: Vec<u8> = addresses.flat_map(|address| address.to_bytes()).collect();
+        let addresses: Vec<Vec<u8>> = addresses.map(|address| address.to_bytes()).collect();
         let signals = self.signals.as_ref().map_or((0, 0), |signals| (signals.remote_key(), signals.start()));
         encode(&(gin_boot::host_name(), self.nic.config().port, signals, addresses))
     }
