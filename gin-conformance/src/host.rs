@@ -15,7 +15,7 @@ use gin_gpu::{Memory, MemoryKind, Plain};
 use gin_host::Window;
 use gin_host::comm::{CommError, WindowFlags};
 use gin_host::world::{LaunchError, Mode, Rank, SoftNics, WorldConfig, join, launch_logged};
-use gin_net::peer::Peer;
+use gin_net::peer::PeerNetwork;
 use gin_net::staged::{Staged, Staging};
 use gin_net::{Endpoint, Network, NetworkFactory};
 use gin_nic::DoorbellRelease;
@@ -112,7 +112,7 @@ impl Carrier {
 
 impl Default for Carrier {
     fn default() -> Self {
-        Self::new("peer", Arc::new(|endpoint| Box::new(Peer::new(endpoint))))
+        Self::new("peer", Arc::new(|endpoint| Box::new(PeerNetwork::new(endpoint))))
     }
 }
 

@@ -17,7 +17,7 @@ use gin_conformance::cases;
 use gin_conformance::host::{Carrier, Net, Setup, judge};
 use gin_conformance::processes::{Group, Processes, Verdict, serve};
 use gin_conformance::scenario::CoopKind;
-use gin_net::verbs::{RdmaDevice, Verbs, VerbsConfig};
+use gin_net::verbs::{RdmaDevice, VerbsConfig, VerbsNetwork};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -45,7 +45,7 @@ fn setup(carrier: &Carrier) -> Setup {
 }
 
 fn carrier() -> Result<Carrier, String> {
-    Ok(Carrier::new("verbs", Verbs::factory(&devices()?)))
+    Ok(Carrier::new("verbs", VerbsNetwork::factory(&devices()?)))
 }
 
 /// Returns the setup of a group's process.

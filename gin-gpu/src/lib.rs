@@ -20,6 +20,7 @@
 //! of kernel and device.
 
 mod arg;
+mod config;
 pub mod copier;
 #[doc(hidden)]
 pub mod copy;

@@ -48,7 +48,7 @@ pub struct Locality {
 /// The chosen processors, and the reason.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct Chosen {
+pub struct ChosenCpus {
     /// The processors, ascending and at least one; `None` for no choice.
     pub cpus: Option<Vec<usize>>,
     /// The reason, for people.
@@ -171,7 +171,7 @@ impl Placement {
     ///
     /// # Errors
     /// [`PlacementError`]: the choice of the program or of [`VARIABLE`] is not possible.
-    pub fn choose(&self, near: &Locality) -> Result<Chosen, PlacementError> {
+    pub fn choose(&self, near: &Locality) -> Result<ChosenCpus, PlacementError> {
         let variable = std::env::var_os(VARIABLE).map(|value| value.to_string_lossy().into_owned());
         self.choose_among(near, &allowed_cpus(), variable.as_deref())
     }
@@ -181,15 +181,15 @@ impl Placement {
         near: &Locality,
         allowed: &[usize],
         variable: Option<&str>,
-    ) -> Result<Chosen, PlacementError> {
-        let anywhere = |reason: &str| Ok(Chosen { cpus: None, reason: reason.to_owned() });
+    ) -> Result<ChosenCpus, PlacementError> {
+        let anywhere = |reason: &str| Ok(ChosenCpus { cpus: None, reason: reason.to_owned() });
         let asked = |cpus: &[usize], reason: &str| {
             let usable = among(cpus, allowed);
             if usable.is_empty() {
                 let (asked, allowed) = (show_cpus(cpus), show_cpus(allowed));
                 return Err(PlacementError::NotAllowed { asked, allowed });
             }
-            Ok(Chosen { cpus: Some(usable), reason: reason.to_owned() })
+            Ok(ChosenCpus { cpus: Some(usable), reason: reason.to_owned() })
         };
         match self {
             Self::Anywhere => return anywhere("the program asks for it"),
@@ -221,7 +221,7 @@ impl Placement {
             Some(node) => format!("near the GPU, NUMA node {node}"),
             None => "near the GPU".to_owned(),
         };
-        Ok(Chosen { cpus: Some(usable), reason })
+        Ok(ChosenCpus { cpus: Some(usable), reason })
     }
 }
 

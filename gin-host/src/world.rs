@@ -24,7 +24,7 @@ use crate::comm::{Backend, CommConfig, CommError, Communicator, Requirements, Ro
 use crate::proxy::Turn;
 use crate::proxy::progress::{Pool, Progress, Running, Work};
 use gin_boot::{Bootstrap, BootstrapError, InProcess};
-use gin_gpu::placement::{Chosen, Placement, PlacementError, started_on};
+use gin_gpu::placement::{ChosenCpus, Placement, PlacementError, started_on};
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device, Devices, Function, GpuError, ModuleSource, Stream};
 use gin_net::{Endpoint, Network};
@@ -334,7 +334,7 @@ impl Progress for Placed {
 }
 
 /// Returns the union of the processors; `None` if one of the choices allows all.
-fn together(places: &[Chosen]) -> Option<Vec<usize>> {
+fn together(places: &[ChosenCpus]) -> Option<Vec<usize>> {
     let mut all = Vec::new();
     for place in places {
         all.extend(place.cpus.as_ref()?);

@@ -14,7 +14,7 @@ use gin_host::comm::{
     probe_backends,
 };
 use gin_host::proxy::progress::Pool;
-use gin_net::peer::Peer;
+use gin_net::peer::PeerNetwork;
 use gin_testkit::{Delay, FailOnDemand, FailSwitch, Failure, WeakOnly};
 use std::sync::Arc;
 use std::time::Duration;
@@ -139,7 +139,7 @@ fn the_gdaki_back_end_is_refused_with_the_reason_and_auto_takes_the_proxy() {
 
 #[test]
 fn a_network_that_lacks_what_is_required_is_refused_with_its_name() {
-    let config = config(network(|endpoint| Box::new(WeakOnly::new(Peer::new(endpoint), false, false))));
+    let config = config(network(|endpoint| Box::new(WeakOnly::new(PeerNetwork::new(endpoint), false, false))));
     let strong = refused(&Requirements::default().strong_signals(true), &config);
     assert_eq!(strong, CommError::Capability { network: "peer", what: "strong signals" });
     let va = refused(&Requirements::default().va_signals(true), &config);
@@ -405,8 +405,9 @@ fn a_request_to_a_window_that_was_deregistered_is_a_fault_and_moves_nothing() {
 
 #[test]
 fn deregistration_and_destruction_wait_for_requests_under_way() {
-    let config =
-        config(network(|endpoint| Box::new(Delay::new(Peer::new(endpoint), endpoint, Duration::from_millis(20)))));
+    let config = config(network(|endpoint| {
+        Box::new(Delay::new(PeerNetwork::new(endpoint), endpoint, Duration::from_millis(20)))
+    }));
     for destroy in [false, true] {
         with_comm(2, &config, &Requirements::default(), |comm| {
             let memory = Memory::new(comm.gpu(), MemoryKind::Device, 64).unwrap();
@@ -430,7 +431,7 @@ fn deregistration_and_destruction_wait_for_requests_under_way() {
 fn deregistration_that_would_wait_for_ever_is_refused_with_the_figures() {
     let switch = FailSwitch::new();
     let shared = switch.clone();
-    let network = network(move |endpoint| Box::new(FailOnDemand::new(Peer::new(endpoint), shared.clone())));
+    let network = network(move |endpoint| Box::new(FailOnDemand::new(PeerNetwork::new(endpoint), shared.clone())));
     let config = config(network).drain(Duration::from_millis(20));
     let results = with_comm(2, &config, &Requirements::default(), |comm| {
         let window = comm.alloc_window::<u8>(64, WindowFlags::NONE).unwrap();

@@ -9,7 +9,7 @@ use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation};
 use gin_device::gin::Order;
 use gin_device::internal::status::WaitError;
 use gin_host::comm::{CommConfig, Communicator, Requirements, WindowFlags};
-use gin_net::peer::Peer;
+use gin_net::peer::PeerNetwork;
 use gin_net::{Endpoint, Network};
 use gin_testkit::{Delay, FailOnDemand, FailSwitch, Failure, Reorder, Trickle, WeakOnly, Withhold};
 use std::time::Duration;
@@ -69,21 +69,22 @@ fn reset(comm: &Communicator) {
 
 #[test]
 fn puts_arrive_before_their_signals_over_every_network() {
-    exchange_over(|endpoint| Box::new(Peer::new(endpoint)));
-    exchange_over(|endpoint| Box::new(Reorder::new(Peer::new(endpoint), endpoint)));
-    exchange_over(|endpoint| Box::new(Delay::new(Peer::new(endpoint), endpoint, Duration::from_micros(200))));
-    exchange_over(|endpoint| Box::new(Withhold::new(Peer::new(endpoint), endpoint.rank)));
-    exchange_over(|endpoint| Box::new(Trickle::new(Peer::new(endpoint), 1)));
+    exchange_over(|endpoint| Box::new(PeerNetwork::new(endpoint)));
+    exchange_over(|endpoint| Box::new(Reorder::new(PeerNetwork::new(endpoint), endpoint)));
+    exchange_over(|endpoint| Box::new(Delay::new(PeerNetwork::new(endpoint), endpoint, Duration::from_micros(200))));
+    exchange_over(|endpoint| Box::new(Withhold::new(PeerNetwork::new(endpoint), endpoint.rank)));
+    exchange_over(|endpoint| Box::new(Trickle::new(PeerNetwork::new(endpoint), 1)));
     exchange_over(|endpoint| {
-        let below = Withhold::new(Trickle::new(Peer::new(endpoint), 2), endpoint.rank);
+        let below = Withhold::new(Trickle::new(PeerNetwork::new(endpoint), 2), endpoint.rank);
         Box::new(Reorder::new(Delay::new(below, endpoint, Duration::from_micros(50)), endpoint))
     });
 }
 
 #[test]
 fn a_weak_signal_covers_all_messages_of_its_put_where_there_are_no_strong_ones() {
-    let config =
-        config(network(|endpoint| Box::new(WeakOnly::new(Reorder::new(Peer::new(endpoint), endpoint), false, false))));
+    let config = config(network(|endpoint| {
+        Box::new(WeakOnly::new(Reorder::new(PeerNetwork::new(endpoint), endpoint), false, false))
+    }));
     let requirements = Requirements::default().max_message(5);
     with_comm(2, &config, &requirements, |comm| {
         let poster = Poster::new(comm);
@@ -107,10 +108,10 @@ fn a_weak_signal_covers_all_messages_of_its_put_where_there_are_no_strong_ones()
 #[test]
 fn gets_are_there_after_a_flush_also_when_withheld() {
     for make in [
-        (|endpoint: &Endpoint| -> Box<dyn Network> { Box::new(Peer::new(endpoint)) })
+        (|endpoint: &Endpoint| -> Box<dyn Network> { Box::new(PeerNetwork::new(endpoint)) })
             as fn(&Endpoint) -> Box<dyn Network>,
-        |endpoint| Box::new(Withhold::new(Peer::new(endpoint), endpoint.rank)),
-        |endpoint| Box::new(Reorder::new(Peer::new(endpoint), endpoint)),
+        |endpoint| Box::new(Withhold::new(PeerNetwork::new(endpoint), endpoint.rank)),
+        |endpoint| Box::new(Reorder::new(PeerNetwork::new(endpoint), endpoint)),
     ] {
         let config = config(network(make));
         let requirements = Requirements::default().max_message(33);
@@ -139,9 +140,9 @@ fn values_of_all_widths_and_signals_at_addresses_arrive() {
     for withheld in [false, true] {
         let config = config(network(move |endpoint| {
             if withheld {
-                Box::new(Withhold::new(Peer::new(endpoint), endpoint.rank))
+                Box::new(Withhold::new(PeerNetwork::new(endpoint), endpoint.rank))
             } else {
-                Box::new(Peer::new(endpoint))
+                Box::new(PeerNetwork::new(endpoint))
             }
         }));
         with_comm(2, &config, &Requirements::default(), |comm| {
@@ -286,7 +287,7 @@ fn a_request_that_the_network_fails_raises_no_counter_and_ends_every_wait() {
         let switch = FailSwitch::new();
         let shared = switch.clone();
         let config = config(network(move |endpoint| {
-            let inner = Peer::new(endpoint);
+            let inner = PeerNetwork::new(endpoint);
             if endpoint.rank == 0 { Box::new(FailOnDemand::new(inner, shared.clone())) } else { Box::new(inner) }
         }));
         let results = with_comm(3, &config, &Requirements::default(), |comm| {
@@ -324,7 +325,8 @@ fn a_request_that_the_network_fails_raises_no_counter_and_ends_every_wait() {
 fn a_peer_whose_list_is_full_holds_up_the_queue_and_is_counted() {
     let switch = FailSwitch::new();
     let shared = switch.clone();
-    let config = config(network(move |endpoint| Box::new(FailOnDemand::new(Peer::new(endpoint), shared.clone()))));
+    let config =
+        config(network(move |endpoint| Box::new(FailOnDemand::new(PeerNetwork::new(endpoint), shared.clone()))));
     let requirements = Requirements::default().max_outstanding_per_peer(2).queue_depth(8);
     with_comm(2, &config, &requirements, |comm| {
         let poster = Poster::new(comm);
@@ -410,7 +412,7 @@ fn contexts_do_not_share_signals_or_counters() {
 fn figures_are_kept_by_context_and_peer() {
     // The network accepts one message at a time, and none at every second call, so all but the first of a put are
     // offered again.
-    let config = config(network(|endpoint| Box::new(Trickle::new(Peer::new(endpoint), 1))));
+    let config = config(network(|endpoint| Box::new(Trickle::new(PeerNetwork::new(endpoint), 1))));
     let requirements = Requirements::default().contexts(2).signals(1).counters(1).max_message(5);
     with_comm(3, &config, &requirements, |comm| {
         let poster = Poster::new(comm);

@@ -7,7 +7,7 @@ use gin_device::prelude::*;
 use gin_gpu::LaunchConfig;
 use gin_host::comm::{CommError, CommState, Requirements, Routes, WindowFlags};
 use gin_host::world::{LaunchError, Mode, WorldConfig, launch, launch_logged};
-use gin_net::peer::Peer;
+use gin_net::peer::PeerNetwork;
 use gin_net::staged::{Staged, Staging};
 use gin_net::{Endpoint, Network};
 use gin_testkit::{Delay, FailOnDemand, FailSwitch, Failure, Reorder, Sabotage, Trickle, Withhold};
@@ -199,16 +199,16 @@ type Make = fn(&Endpoint) -> Box<dyn Network>;
 
 fn networks() -> Vec<(&'static str, Make)> {
     vec![
-        ("peer", |endpoint| Box::new(Peer::new(endpoint))),
-        ("reorder", |endpoint| Box::new(Reorder::new(Peer::new(endpoint), endpoint))),
-        ("delay", |endpoint| Box::new(Delay::new(Peer::new(endpoint), endpoint, Duration::from_micros(30)))),
-        ("withhold", |endpoint| Box::new(Withhold::new(Peer::new(endpoint), endpoint.rank))),
+        ("peer", |endpoint| Box::new(PeerNetwork::new(endpoint))),
+        ("reorder", |endpoint| Box::new(Reorder::new(PeerNetwork::new(endpoint), endpoint))),
+        ("delay", |endpoint| Box::new(Delay::new(PeerNetwork::new(endpoint), endpoint, Duration::from_micros(30)))),
+        ("withhold", |endpoint| Box::new(Withhold::new(PeerNetwork::new(endpoint), endpoint.rank))),
         ("all", |endpoint| {
-            let below = Trickle::new(Delay::new(Peer::new(endpoint), endpoint, Duration::from_micros(5)), 3);
+            let below = Trickle::new(Delay::new(PeerNetwork::new(endpoint), endpoint, Duration::from_micros(5)), 3);
             Box::new(Reorder::new(Withhold::new(below, endpoint.rank), endpoint))
         }),
         ("staged", |endpoint| {
-            let below = Reorder::new(Withhold::new(Peer::new(endpoint), endpoint.rank), endpoint);
+            let below = Reorder::new(Withhold::new(PeerNetwork::new(endpoint), endpoint.rank), endpoint);
             Box::new(Staged::new(below, endpoint.rank, Staging::Always("a test requires it")))
         }),
     ]
@@ -244,8 +244,10 @@ fn lsa_teams_of_any_size_and_shared_progress_threads_change_nothing() {
 fn the_same_seed_gives_the_same_run_and_another_one_another() {
     let run = |seed| {
         let mut config = WorldConfig::seeded(2, seed).network(|endpoint| {
-            let below =
-                Withhold::new(Delay::new(Peer::new(endpoint), endpoint, Duration::from_micros(9)), endpoint.rank);
+            let below = Withhold::new(
+                Delay::new(PeerNetwork::new(endpoint), endpoint, Duration::from_micros(9)),
+                endpoint.rank,
+            );
             Box::new(Reorder::new(below, endpoint))
         });
         if let Mode::Seeded(seeded) = &mut config.mode {
@@ -261,9 +263,9 @@ fn the_same_seed_gives_the_same_run_and_another_one_another() {
 
 #[test]
 fn every_mistake_of_a_proxy_shows() {
-    let plain: Make = |endpoint| Box::new(Peer::new(endpoint));
-    let slow: Make = |endpoint| Box::new(Delay::new(Peer::new(endpoint), endpoint, Duration::from_micros(30)));
-    let withheld: Make = |endpoint| Box::new(Withhold::new(Peer::new(endpoint), endpoint.rank));
+    let plain: Make = |endpoint| Box::new(PeerNetwork::new(endpoint));
+    let slow: Make = |endpoint| Box::new(Delay::new(PeerNetwork::new(endpoint), endpoint, Duration::from_micros(30)));
+    let withheld: Make = |endpoint| Box::new(Withhold::new(PeerNetwork::new(endpoint), endpoint.rank));
     let ended = |make: Make, sabotage: Sabotage, seed| {
         let config = sabotage.apply(WorldConfig::seeded(3, seed).network(make));
         pass_on(config, Deadline::after_ms(5)).0
@@ -407,7 +409,7 @@ fn a_silent_network_ends_in_a_timeout_that_names_the_operation() {
     let switch = FailSwitch::new();
     switch.fail_peer(1, Failure::Silence);
     let config = WorldConfig::seeded(2, 3)
-        .network(move |endpoint| Box::new(FailOnDemand::new(Peer::new(endpoint), switch.clone())));
+        .network(move |endpoint| Box::new(FailOnDemand::new(PeerNetwork::new(endpoint), switch.clone())));
     let (ended, _) = pass_on(config, Deadline::after_us(500));
     assert_eq!(ended, [Err(FaultKind::Timeout); 2]);
 }

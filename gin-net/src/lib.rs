@@ -259,6 +259,12 @@ impl NetError {
         }
     }
 
+    /// Checks that `bytes` bytes at `offset` are in the `length` bytes that `rank` has in a window.
+    pub(crate) fn check_range(window: u32, rank: u32, offset: u64, bytes: u64, length: u64) -> Result<(), Self> {
+        let end = offset.saturating_add(bytes);
+        if end > length { Err(Self::OutOfRange { window, rank, end, length }) } else { Ok(()) }
+    }
+
     /// The failure of a request that comes after one that failed.
     #[doc(hidden)]
     pub fn behind(peer: u32) -> Self {

@@ -60,13 +60,13 @@ impl Network for Nothing {
 #[cfg(test)]
 mod tests {
     use super::super::Endpoint;
-    use super::super::peer::Peer;
+    use super::super::peer::PeerNetwork;
     use super::*;
     use gin_abi::Transfer;
 
     #[test]
     fn a_stray_request_is_taken_and_fails() {
-        let peer = Peer::new(&Endpoint { rank: 0, ranks: 2, seed: 0, gpu: None });
+        let peer = PeerNetwork::new(&Endpoint { rank: 0, ranks: 2, seed: 0, gpu: None });
         let mut nothing = Nothing::new(peer.capabilities());
         let stray = Request {
             id: 7,

@@ -22,6 +22,7 @@ use gin_gpu::registry::{KEY_BYTES, Missing, Registry};
 use gin_gpu::share;
 use gin_gpu::wire::{decode, encode};
 use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -172,9 +173,9 @@ static REGIONS: Registry<Region> = Registry::new();
 
 /// The endpoint of one rank.
 #[derive(Debug)]
-pub struct Peer {
+pub struct PeerNetwork {
     rank: u32,
-    windows: Vec<Option<Window>>,
+    windows: BTreeMap<u32, PeerWindow>,
     signals: Option<Arc<Region>>,
     all_signals: Vec<Arc<Region>>,
     done: Vec<Event>,
@@ -185,18 +186,18 @@ pub struct Peer {
 }
 
 #[derive(Debug)]
-struct Window {
+struct PeerWindow {
     own: Arc<Region>,
     /// By world rank; empty until connected.
     all: Vec<Arc<Region>>,
 }
 
-impl Peer {
+impl PeerNetwork {
     /// The endpoint of `endpoint.rank`.
     pub fn new(endpoint: &Endpoint) -> Self {
         Self {
             rank: endpoint.rank,
-            windows: Vec::new(),
+            windows: BTreeMap::new(),
             signals: None,
             all_signals: Vec::new(),
             done: Vec::new(),
@@ -207,14 +208,9 @@ impl Peer {
 
     /// Window `window` of rank `rank`, if the range is in it; and the address of its first byte.
     fn range(&self, window: u32, rank: u32, offset: u64, bytes: u64) -> Result<(&Arc<Region>, u64), NetError> {
-        let all = self.windows.get(window as usize).and_then(Option::as_ref).map(|window| &window.all);
-        let Some(region) = all.and_then(|all| all.get(rank as usize)) else {
-            return Err(NetError::UnknownWindow { window, rank });
-        };
-        let (end, length) = (offset.saturating_add(bytes), region.memory.bytes());
-        if end > length {
-            return Err(NetError::OutOfRange { window, rank, end, length });
-        }
+        let region = self.windows.get(&window).and_then(|entry| entry.all.get(rank as usize));
+        let region = region.ok_or(NetError::UnknownWindow { window, rank })?;
+        NetError::check_range(window, rank, offset, bytes, region.memory.bytes())?;
         Ok((region, region.memory.address() + offset))
     }
 
@@ -342,7 +338,7 @@ impl Plan {
     }
 }
 
-impl Network for Peer {
+impl Network for PeerNetwork {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             name: "peer",
@@ -380,11 +376,8 @@ impl Network for Peer {
         let unusable = |error: GpuError| NetError::Key { rank: self.rank, reason: error.to_string() };
         let gate = Gate::new(window.memory.memory()).map_err(unusable)?;
         let own = Arc::new(Region { memory: window.memory.clone(), plane: window.plane.clone(), per_context: 0, gate });
-        let (key, index) = (own.key(), window.id as usize);
-        if self.windows.len() <= index {
-            self.windows.resize_with(index + 1, || None);
-        }
-        self.windows[index] = Some(Window { own, all: Vec::new() });
+        let key = own.key();
+        self.windows.insert(window.id, PeerWindow { own, all: Vec::new() });
         Ok(key)
     }
 
@@ -393,7 +386,7 @@ impl Network for Peer {
     }
 
     fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
-        let Some(entry) = self.windows.get_mut(window as usize).and_then(Option::as_mut) else {
+        let Some(entry) = self.windows.get_mut(&window) else {
             return Err(NetError::UnknownWindow { window, rank: self.rank });
         };
         let found = keys.iter().zip(0..).map(|(key, rank)| Region::find(rank, key));
@@ -402,10 +395,9 @@ impl Network for Peer {
     }
 
     fn deregister(&mut self, window: u32) -> bool {
-        let Some(entry) = self.windows.get_mut(window as usize) else { return true };
-        let closed = entry.as_ref().is_none_or(|entry| entry.own.close());
+        let closed = self.windows.get(&window).is_none_or(|entry| entry.own.close());
         if closed {
-            *entry = None;
+            self.windows.remove(&window);
         }
         closed
     }
@@ -438,9 +430,9 @@ impl Network for Peer {
     }
 }
 
-impl Drop for Peer {
+impl Drop for PeerNetwork {
     fn drop(&mut self) {
-        for window in self.windows.iter().flatten() {
+        for window in self.windows.values() {
             window.own.close();
         }
         if let Some(signals) = &self.signals {

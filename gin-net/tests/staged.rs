@@ -4,7 +4,7 @@
 use gin_abi::{RemoteSignal, SignalTarget, Transfer, WindowOffset};
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device, Memory, MemoryKind};
-use gin_net::peer::Peer;
+use gin_net::peer::PeerNetwork;
 use gin_net::staged::{Staged, Staging};
 use gin_net::{Endpoint, Event, Key, LocalSignals, LocalWindow, NetError, Network, Notice, Request};
 use gin_testkit::{FailOnDemand, FailSwitch, Failure, Withhold};
@@ -14,7 +14,7 @@ const BYTES: u64 = 4096;
 /// Polls after which something that has not happened does not.
 const POLLS: u32 = 100_000;
 
-type Net = Staged<FailOnDemand<Withhold<Peer>>>;
+type Net = Staged<FailOnDemand<Withhold<PeerNetwork>>>;
 
 struct Side {
     network: Net,
@@ -67,7 +67,7 @@ fn pair(staged: [bool; 2], switch: &FailSwitch) -> [Side; 2] {
         let endpoint = Endpoint { rank, ranks: 2, seed: 1, gpu: None };
         // Only what rank 0 does fails.
         let switch = if rank == 0 { switch.clone() } else { FailSwitch::new() };
-        let below = FailOnDemand::new(Withhold::new(Peer::new(&endpoint), rank), switch);
+        let below = FailOnDemand::new(Withhold::new(PeerNetwork::new(&endpoint), rank), switch);
         let staging = if staged[rank as usize] { Staging::Always("a test requires it") } else { Staging::Never };
         let memory = Memory::new(&device, MemoryKind::Device, BYTES).unwrap();
         let bytes: Vec<u8> = (0..BYTES).map(|at| (at as u8 % 100) + 100 * rank as u8).collect();
@@ -342,7 +342,8 @@ fn a_network_that_carries_no_notices_is_refused_with_the_reason() {
     let device: Arc<dyn Device> = VirtualDevice::memory_only(0);
     let memory = Memory::new(&device, MemoryKind::Pinned, 64).unwrap();
     let signals = LocalSignals { memory, nic: None, contexts: 1, per_context: 8 };
-    let mut network = Staged::new(Peer::new(&endpoint), 0, Staging::Unless(Arc::new(|_| Err("it is far".to_owned()))));
+    let mut network =
+        Staged::new(PeerNetwork::new(&endpoint), 0, Staging::Unless(Arc::new(|_| Err("it is far".to_owned()))));
     let error = network.register_signals(&signals).unwrap_err().to_string();
     assert!(error.contains("host memory") && error.contains("it is far"), "{error}");
     assert!(network.describe().contains("it is far"), "{}", network.describe());

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The address of a queue pair, which ranks exchange.
 
-use super::error::{NicError, Peer};
+use super::error::{NicError, NicPeer};
 use super::hca::Link;
 use gin_abi::mlx5::command::Mtu;
+use gin_gpu::wire::{decode, encode};
 
-const VERSION: u32 = Address::VERSION;
-const BYTES: usize = Address::BYTES;
+/// A sent address, behind its version: whether it is on Ethernet, the code of its MTU, and the other fields in their
+/// order.
+type Sent = (bool, u64, u32, u32, u16, [u8; 16]);
 
 /// Where a queue pair is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,55 +29,37 @@ pub struct Address {
 
 impl Address {
     /// Version of the exchange.
-    pub const VERSION: u32 = 2;
-    /// Length of an address as it is sent.
-    pub const BYTES: usize = 32;
+    pub const VERSION: u32 = 3;
 
     /// As it is sent.
-    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
-        let mut bytes = [0; BYTES];
-        bytes[..4].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[4] = match self.link {
-            Link::InfiniBand => 1,
-            Link::Ethernet => 2,
-        };
-        bytes[5] = self.mtu.code() as u8;
-        bytes[6..8].copy_from_slice(&self.lid.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.queue.to_le_bytes());
-        bytes[12..16].copy_from_slice(&self.initial_psn.to_le_bytes());
-        bytes[16..].copy_from_slice(&self.gid);
-        bytes
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let Self { link, mtu, queue, initial_psn, lid, gid } = *self;
+        let sent: Sent = (link == Link::Ethernet, mtu.code(), queue, initial_psn, lid, gid);
+        [&Self::VERSION.to_le_bytes()[..], &encode(&sent)].concat()
     }
 
     /// Reads what `peer` sent.
     ///
     /// # Errors
     /// [`NicError::Version`], [`NicError::Address`].
-    pub fn from_bytes(bytes: &[u8], peer: &Peer) -> Result<Self, NicError> {
+    pub fn from_bytes(bytes: &[u8], peer: &NicPeer) -> Result<Self, NicError> {
         let wrong = |reason| NicError::Address { peer: peer.clone(), reason };
-        let theirs = bytes.first_chunk().map(|version| u32::from_le_bytes(*version));
-        let theirs = theirs.ok_or_else(|| wrong("it is too short"))?;
-        if theirs != VERSION {
-            return Err(NicError::Version { peer: peer.clone(), theirs, own: VERSION });
+        let (version, rest) = bytes.split_first_chunk().ok_or_else(|| wrong("it is too short"))?;
+        let theirs = u32::from_le_bytes(*version);
+        if theirs != Self::VERSION {
+            return Err(NicError::Version { peer: peer.clone(), theirs, own: Self::VERSION });
         }
-        let bytes: &[u8; BYTES] = bytes.try_into().map_err(|_| wrong("it has another length"))?;
-        let link = match bytes[4] {
-            1 => Link::InfiniBand,
-            2 => Link::Ethernet,
-            _ => return Err(wrong("the kind of network is unknown")),
-        };
-        let mtu = Mtu::from_code(bytes[5].into()).ok_or_else(|| wrong("the MTU is unknown"))?;
-        let queue = u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]);
+        let sent: Sent = decode(rest).ok_or_else(|| wrong("it is garbled"))?;
+        let (is_ethernet, mtu, queue, initial_psn, lid, gid) = sent;
+        let mtu = Mtu::from_code(mtu).ok_or_else(|| wrong("the MTU is unknown"))?;
         if queue == 0 || queue >= 1 << 24 {
             return Err(wrong("there is no such queue pair"));
         }
-        let initial_psn = u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]);
         if initial_psn >= 1 << 24 {
             return Err(wrong("there is no such packet number"));
         }
-        let mut gid = [0; 16];
-        gid.copy_from_slice(&bytes[16..]);
-        Ok(Self { link, mtu, queue, initial_psn, lid: u16::from_le_bytes([bytes[6], bytes[7]]), gid })
+        let link = if is_ethernet { Link::Ethernet } else { Link::InfiniBand };
+        Ok(Self { link, mtu, queue, initial_psn, lid, gid })
     }
 }
 
@@ -84,8 +68,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn peer() -> Peer {
-        Peer { rank: 3, host: "far".to_owned(), port: 2 }
+    fn peer() -> NicPeer {
+        NicPeer { rank: 3, host: "far".to_owned(), port: 2 }
     }
 
     proptest! {
@@ -100,7 +84,7 @@ mod tests {
         fn no_bytes_make_the_reader_panic(bytes in proptest::collection::vec(any::<u8>(), 0..40), version: bool) {
             let mut bytes = bytes;
             if version && bytes.len() >= 4 {
-                bytes[..4].copy_from_slice(&VERSION.to_le_bytes());
+                bytes[..4].copy_from_slice(&Address::VERSION.to_le_bytes());
             }
             if let Ok(address) = Address::from_bytes(&bytes, &peer()) {
                 prop_assert!(address.queue > 0 && address.queue < 1 << 24);
@@ -110,10 +94,8 @@ mod tests {
 
     #[test]
     fn another_version_is_named_with_the_peer() {
-        let mut bytes = [0; BYTES];
-        bytes[0] = 9;
-        let error = Address::from_bytes(&bytes, &peer()).unwrap_err();
-        let text = "rank 3 (host far, port 2) speaks version 9 of the exchange, this rank 2";
+        let error = Address::from_bytes(&[9, 0, 0, 0], &peer()).unwrap_err();
+        let text = "rank 3 (host far, port 2) speaks version 9 of the exchange, this rank 3";
         assert_eq!(error.to_string(), text);
     }
 }

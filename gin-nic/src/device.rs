@@ -3,7 +3,7 @@
 
 use super::Address;
 use super::doorbells::DoorbellPage;
-use super::error::{NicError, Peer, Step};
+use super::error::{NicError, NicPeer, Step};
 use super::hca::{Access, Extent, HcaError};
 use super::layout::{Layout, PAGE, QueueSpec};
 use super::open::{Nic, RegisteredMemory};
@@ -109,7 +109,13 @@ impl DeviceQueues {
     ///
     /// # Panics
     /// As there.
-    pub fn connect(&self, index: usize, peer: &Peer, address: &Address, expired: Expired<'_>) -> Result<(), NicError> {
+    pub fn connect(
+        &self,
+        index: usize,
+        peer: &NicPeer,
+        address: &Address,
+        expired: Expired<'_>,
+    ) -> Result<(), NicError> {
         self.set.connect(index, peer, address, expired)
     }
 }

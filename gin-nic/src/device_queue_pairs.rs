@@ -9,7 +9,7 @@ use super::address::Address;
 use super::device::{DeviceQueueError, DeviceQueues, RegisteredSlice};
 use super::doorbells::{Bells, DoorbellRelease, Doorbells, Ringer};
 use super::drain::{self, DrainError, FIRST_TOKEN, IdleQueue};
-use super::error::{NicError, Peer};
+use super::error::{NicError, NicPeer};
 use super::hca::Access;
 use super::layout::{QueueSpec, Role};
 use super::open::Nic;
@@ -179,7 +179,13 @@ impl DeviceQueuePairs {
     ///
     /// # Panics
     /// If there is no such context, or no queue pair to the peer.
-    pub fn connect(&self, context: u32, peer: &Peer, address: &Address, expired: Expired<'_>) -> Result<(), NicError> {
+    pub fn connect(
+        &self,
+        context: u32,
+        peer: &NicPeer,
+        address: &Address,
+        expired: Expired<'_>,
+    ) -> Result<(), NicError> {
         let set = &self.sets[context as usize];
         let place = |rank| self.shape.place(rank).expect("a rank that there is a queue pair to") as usize;
         let (own, responder) = (place(self.shape.rank), self.shape.count() as usize);

@@ -7,7 +7,7 @@ use std::fmt;
 
 /// The other end of a connection.
 #[derive(Clone, PartialEq, Eq, Debug, Hash)]
-pub struct Peer {
+pub struct NicPeer {
     /// World rank.
     pub rank: u32,
     /// Name of its host.
@@ -16,7 +16,7 @@ pub struct Peer {
     pub port: u8,
 }
 
-impl fmt::Display for Peer {
+impl fmt::Display for NicPeer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {} (host {}, port {})", self.rank, self.host, self.port)
     }
@@ -81,7 +81,7 @@ pub enum NicError {
         /// The step that failed.
         step: Step,
         /// For whom.
-        peer: Option<Peer>,
+        peer: Option<NicPeer>,
         /// The NIC's error.
         source: HcaError,
     },
@@ -93,7 +93,7 @@ pub enum NicError {
         /// The step that was due.
         step: Step,
         /// For whom.
-        peer: Option<Peer>,
+        peer: Option<NicPeer>,
     },
     /// The port is not up.
     #[error("{nic}: port {port} is down")]
@@ -212,7 +212,7 @@ pub enum NicError {
     #[error("{peer} speaks version {theirs} of the exchange, this rank {own}")]
     Version {
         /// The peer.
-        peer: Peer,
+        peer: NicPeer,
         /// Its version.
         theirs: u32,
         /// Ours.
@@ -222,7 +222,7 @@ pub enum NicError {
     #[error("{peer} is on {theirs}, this rank on {own}")]
     Link {
         /// The peer.
-        peer: Peer,
+        peer: NicPeer,
         /// The peer's network.
         theirs: String,
         /// This rank's network.
@@ -232,7 +232,7 @@ pub enum NicError {
     #[error("the address of {peer} makes no sense: {reason}")]
     Address {
         /// The peer.
-        peer: Peer,
+        peer: NicPeer,
         /// Why.
         reason: &'static str,
     },
@@ -249,6 +249,6 @@ pub enum FileRefusal {
     Nic(HcaError),
 }
 
-fn to(peer: &Option<Peer>) -> String {
+fn to(peer: &Option<NicPeer>) -> String {
     peer.as_ref().map_or(String::new(), |peer| format!(" for {peer}"))
 }

@@ -11,7 +11,7 @@ pub mod checks;
 
 pub use checks::{CHECKS, Check, Failed, check};
 
-use super::error::{NicError, Peer};
+use super::error::{NicError, NicPeer};
 use super::hca::{Access, Extent};
 use super::layout::{Layout, PAGE, QueueSpec, Role};
 use super::open::{Nic, RegisteredMemory};
@@ -185,7 +185,7 @@ impl Loopback {
         let words = area(areas + BYTES.next_multiple_of(page()), Access::SIGNALS)?;
         // Safety: laid out and filled for these specs; `held` ends the set before it frees the memory.
         let set = held.set.insert(unsafe { QueueSet::new(nic, &extent(0, layout.bytes), &SPECS, expired) }?);
-        let itself = Peer { rank: 0, host: "itself".to_owned(), port: nic.config.port };
+        let itself = NicPeer { rank: 0, host: "itself".to_owned(), port: nic.config.port };
         for (index, other) in [(0, 1), (1, 0)] {
             if let Some(address) = set.address(other) {
                 set.connect(index, &itself, &address, expired)?;

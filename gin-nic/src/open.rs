@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Opens a NIC: asks what it can do, and checks that it is enough.
 
-use super::error::{NicError, Peer, Step};
+use super::error::{NicError, NicPeer, Step};
 use super::hca::{Access, Domain, Extent, Hca, HcaError, Link, Port, Region};
 use super::owned::{Owned, Owner, What};
 use gin_abi::mlx5::bits::{Field, Mailbox};
@@ -12,64 +12,36 @@ use gin_abi::mlx5::mailbox::{
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
-/// How queue pairs are connected.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct NicConfig {
-    /// The port, from 1.
-    pub port: u8,
-    /// Which GID on Ethernet; without one, the first of RoCE v2 that stands for an IPv4 address, else the first of v2.
-    pub gid_index: Option<u32>,
-    /// Index in the table of partition keys.
-    pub partition_key: u16,
-    /// Traffic class.
-    pub traffic_class: u8,
-    /// Service level, 0 to 15.
-    pub service_level: u8,
-    /// How long to wait for an answer: 4.096 us * 2^n, 1 to 31.
-    pub ack_timeout: u8,
-    /// How often an answer is asked for again, 0 to 7.
-    pub retries: u8,
-    /// The largest MTU to use; without one, the port's.
-    pub mtu: Option<Mtu>,
-    /// On InfiniBand: a global route header also between ports of one subnet.
-    pub global_header: bool,
-}
-
-impl NicConfig {
-    gin_gpu::setters! {
-        port: u8,
-        gid_index: Option<u32>,
-        partition_key: u16,
-        traffic_class: u8,
-        service_level: u8,
-        ack_timeout: u8,
-        retries: u8,
-        mtu: Option<Mtu>,
-        global_header: bool,
-    }
-}
-
-impl Default for NicConfig {
-    fn default() -> Self {
-        Self {
-            port: 1,
-            gid_index: None,
-            partition_key: 0,
-            traffic_class: 0,
-            service_level: 0,
-            // About 4 s, with the retries half a minute: as NCCL does.
-            ack_timeout: 20,
-            retries: 7,
-            mtu: None,
-            global_header: false,
-        }
+gin_gpu::config! {
+    /// How queue pairs are connected.
+    #[derive(Clone, PartialEq, Eq, Debug)]
+    pub struct NicConfig {
+        /// The port, from 1.
+        pub port: u8 = 1,
+        /// Which GID on Ethernet; without one, the first of RoCE v2 that stands for an IPv4 address, else the first of
+        /// v2.
+        pub gid_index: Option<u32> = None,
+        /// Index in the table of partition keys.
+        pub partition_key: u16 = 0,
+        /// Traffic class.
+        pub traffic_class: u8 = 0,
+        /// Service level, 0 to 15.
+        pub service_level: u8 = 0,
+        /// How long to wait for an answer: 4.096 us * 2^n, 1 to 31.
+        // About 4 s, with the retries half a minute: as NCCL does.
+        pub ack_timeout: u8 = 20,
+        /// How often an answer is asked for again, 0 to 7.
+        pub retries: u8 = 7,
+        /// The largest MTU to use; without one, the port's.
+        pub mtu: Option<Mtu> = None,
+        /// On InfiniBand: a global route header also between ports of one subnet.
+        pub global_header: bool = false,
     }
 }
 
 /// The features of a NIC that matter here.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Capabilities {
+pub struct NicCapabilities {
     /// Most slots of a send queue.
     pub max_depth: u64,
     /// Most slots of a completion queue.
@@ -100,7 +72,7 @@ pub struct OwnGid {
 pub struct Nic {
     pub(super) owner: Owner,
     pub(super) config: NicConfig,
-    pub(super) capabilities: Capabilities,
+    pub(super) capabilities: NicCapabilities,
     pub(super) port: Port,
     pub(super) gid: OwnGid,
     pub(super) event_queue: u32,
@@ -121,7 +93,7 @@ pub struct RegisteredMemory {
 }
 
 /// Names a step in an error.
-pub(super) fn failed(nic: &str, step: Step, peer: Option<&Peer>) -> impl FnOnce(HcaError) -> NicError {
+pub(super) fn failed(nic: &str, step: Step, peer: Option<&NicPeer>) -> impl FnOnce(HcaError) -> NicError {
     let (nic, peer) = (nic.to_owned(), peer.cloned());
     move |source| NicError::Step { nic, step, peer, source }
 }
@@ -158,7 +130,7 @@ impl Nic {
     }
 
     /// Returns its features.
-    pub fn capabilities(&self) -> &Capabilities {
+    pub fn capabilities(&self) -> &NicCapabilities {
         &self.capabilities
     }
 
@@ -224,7 +196,7 @@ fn table(hca: &dyn Hca, which: u64) -> Result<Mailbox<QueryHcaCapOut>, HcaError>
     Ok(answer)
 }
 
-fn capabilities(hca: &dyn Hca, name: &str, link: Link) -> Result<Capabilities, NicError> {
+fn capabilities(hca: &dyn Hca, name: &str, link: Link) -> Result<NicCapabilities, NicError> {
     let ask = |which| table(hca, which).map_err(failed(name, Step::Capabilities, None));
     let lacks = |what| NicError::NotCapable { nic: name.to_owned(), what };
     let answer = ask(capability::GENERAL)?;
@@ -265,7 +237,7 @@ fn capabilities(hca: &dyn Hca, name: &str, link: Link) -> Result<Capabilities, N
     } else {
         0..=0
     };
-    Ok(Capabilities {
+    Ok(NicCapabilities {
         max_depth: 1 << general(HcaCap::LOG_MAX_QP_SZ).min(31),
         max_completions: 1 << general(HcaCap::LOG_MAX_CQ_SZ).min(31),
         log_reads: general(HcaCap::LOG_MAX_RA_REQ_QP) as u32,

@@ -6,12 +6,12 @@
 
 use super::address::Address;
 use super::doorbells::DoorbellPage;
-use super::error::{NicError, Peer, Step};
+use super::error::{NicError, NicPeer, Step};
 use super::hca::{Access, Extent, Handle, HcaError, Link, Uar, Umem};
 use super::layout::{Layout, PAGE, QueuePlace, QueueSpec, Role};
 use super::open::{Nic, failed};
 use super::owned::{Stack, What};
-use gin_abi::mlx5::bits::Mailbox;
+use gin_abi::mlx5::bits::{Layout as Structure, Mailbox};
 use gin_abi::mlx5::command::{AtomicMode, PM_MIGRATED, QpState, RQ_TYPE_NONE, opcode};
 use gin_abi::mlx5::mailbox::{
     Ads, Cqc, CreateCqIn, CreateCqOut, CreateQpIn, CreateQpOut, ModifyQpIn, ModifyQpOut, Qpc, QueryQpIn, QueryQpOut,
@@ -179,7 +179,13 @@ impl QueueSet {
     ///
     /// # Panics
     /// If there is no queue pair of that index.
-    pub fn connect(&self, index: usize, peer: &Peer, address: &Address, expired: Expired<'_>) -> Result<(), NicError> {
+    pub fn connect(
+        &self,
+        index: usize,
+        peer: &NicPeer,
+        address: &Address,
+        expired: Expired<'_>,
+    ) -> Result<(), NicError> {
         let nic = &self.nic;
         let made = &self.queues[index];
         if address.link != nic.port.link {
@@ -244,7 +250,7 @@ impl QueueSet {
     pub fn path(
         &self,
         queue: u32,
-        peer: &Peer,
+        peer: &NicPeer,
         address: &Address,
         expired: Expired<'_>,
     ) -> Result<Mailbox<Ads>, NicError> {
@@ -295,7 +301,7 @@ fn modify(code: u64, queue: u32) -> Mailbox<ModifyQpIn> {
 
 impl Nic {
     /// Checks that there is time for a step.
-    fn begin(&self, step: Step, peer: Option<&Peer>, expired: Expired<'_>) -> Result<(), NicError> {
+    fn begin(&self, step: Step, peer: Option<&NicPeer>, expired: Expired<'_>) -> Result<(), NicError> {
         if !expired() {
             return Ok(());
         }
@@ -331,7 +337,7 @@ impl Nic {
         queue: Handle,
         command: &Mailbox<ModifyQpIn>,
         step: Step,
-        peer: Option<&Peer>,
+        peer: Option<&NicPeer>,
     ) -> Result<(), NicError> {
         let mut answer = Mailbox::<ModifyQpOut>::new();
         let mut send = || self.owner.hca.modify(queue, command.bytes()?, answer.bytes_mut());
@@ -383,58 +389,38 @@ impl Maker<'_> {
                 Some(uar) if shared || place.is_none() => uar,
                 _ => *page.insert(self.doorbell_page()?),
             };
-            let made = match place {
+            let ring =
+                |(offset, record), log_size| Ring { umem: umem.number, uar: uar.number, offset, record, log_size };
+            let (ring, completion_queue, log_completions) = match place {
                 Some(place) => {
-                    let (depth, completions) = (spec.depth.ilog2(), spec.completions.ilog2());
-                    let ring = |offset, record, log_size| Ring {
-                        umem: umem.number,
-                        uar: uar.number,
-                        offset,
-                        record,
-                        log_size,
-                    };
-                    let completion_ring = ring(place.completions, place.completion_record, completions);
-                    let completion_queue = self.completion_queue(completion_ring, spec.collapsed)?;
-                    let ring = ring(place.ring, place.record, depth);
-                    let (queue, handle) = self.queue_pair(spec.role, Some(ring), uar.number, completion_queue)?;
-                    Made {
-                        info: QueueInfo {
-                            role: spec.role,
-                            queue,
-                            completion_queue,
-                            log_depth: depth,
-                            log_completions: completions,
-                            place: Some(*place),
-                            doorbell: uar.doorbell,
-                        },
-                        handle,
-                        initial_psn: initial_psn(),
-                    }
+                    let log_completions = spec.completions.ilog2();
+                    let completions = ring((place.completions, place.completion_record), log_completions);
+                    let completion_queue = self.completion_queue(completions, spec.collapsed)?;
+                    (Some(ring((place.ring, place.record), spec.depth.ilog2())), completion_queue, log_completions)
                 }
                 None => {
                     let completion_queue = match (unused, layout.unused) {
                         (Some(number), _) => number,
-                        (None, Some((offset, record))) => {
-                            let log_size = Layout::log_unused();
-                            let ring = Ring { umem: umem.number, uar: uar.number, offset, record, log_size };
-                            *unused.insert(self.completion_queue(ring, false)?)
+                        (None, Some(place)) => {
+                            *unused.insert(self.completion_queue(ring(place, Layout::log_unused()), false)?)
                         }
                         // The layout has one where there are responders.
                         (None, None) => 0,
                     };
-                    let (queue, handle) = self.queue_pair(spec.role, None, uar.number, completion_queue)?;
-                    let info = QueueInfo {
-                        role: spec.role,
-                        queue,
-                        completion_queue,
-                        log_depth: 0,
-                        log_completions: 0,
-                        place: None,
-                        doorbell: 0,
-                    };
-                    Made { info, handle, initial_psn: initial_psn() }
+                    (None, completion_queue, 0)
                 }
             };
+            let (queue, handle) = self.queue_pair(spec.role, ring, uar.number, completion_queue)?;
+            let info = QueueInfo {
+                role: spec.role,
+                queue,
+                completion_queue,
+                log_depth: ring.map_or(0, |ring| ring.log_size),
+                log_completions,
+                place: *place,
+                doorbell: if place.is_some() { uar.doorbell } else { 0 },
+            };
+            let made = Made { info, handle, initial_psn: initial_psn() };
             self.to_init(&made)?;
             queues.push(made);
         }
@@ -466,11 +452,21 @@ impl Maker<'_> {
             .set(context.field(Cqc::DBR_UMEM_VALID), 1)
             .set(context.field(Cqc::DBR_UMEM_ID), ring.umem.into())
             .set(context.field(Cqc::DBR_ADDR), ring.record);
-        let mut answer = Mailbox::<CreateCqOut>::new();
-        let mut create = || self.nic.owner.hca.create(command.bytes()?, answer.bytes_mut());
-        let handle = create().map_err(failed(self.nic.name(), Step::CompletionQueue, None))?;
-        self.objects.push(self.nic.owner.own(What::Queue, handle));
+        let (answer, _) = self.create::<_, CreateCqOut>(Step::CompletionQueue, &command)?;
         Ok(answer.get(CreateCqOut::CQN) as u32)
+    }
+
+    /// Creates a queue pair or a completion queue, which ends with the set.
+    fn create<In: Structure, Out: Structure>(
+        &mut self,
+        step: Step,
+        command: &Mailbox<In>,
+    ) -> Result<(Mailbox<Out>, Handle), NicError> {
+        let mut answer = Mailbox::new();
+        let mut create = || self.nic.owner.hca.create(command.bytes()?, answer.bytes_mut());
+        let handle = create().map_err(failed(self.nic.name(), step, None))?;
+        self.objects.push(self.nic.owner.own(What::Queue, handle));
+        Ok((answer, handle))
     }
 
     fn queue_pair(
@@ -502,10 +498,7 @@ impl Maker<'_> {
                 .set(context.field(Qpc::DBR_ADDR), ring.record),
             None => command.set(context.field(Qpc::NO_SQ), 1),
         };
-        let mut answer = Mailbox::<CreateQpOut>::new();
-        let mut create = || self.nic.owner.hca.create(command.bytes()?, answer.bytes_mut());
-        let handle = create().map_err(failed(self.nic.name(), Step::QueuePair, None))?;
-        self.objects.push(self.nic.owner.own(What::Queue, handle));
+        let (answer, handle) = self.create::<_, CreateQpOut>(Step::QueuePair, &command)?;
         Ok((answer.get(CreateQpOut::QPN) as u32, handle))
     }
 

@@ -9,7 +9,7 @@ use gin_boot::{Rendezvous, TcpBootstrap, TcpConfig, UniqueId};
 use gin_gpu::{Memory, MemoryKind};
 use gin_host::comm::{CommError, Communicator, WindowFlags};
 use gin_host::world::{self, Rank, WorldConfig};
-use gin_net::peer::Peer;
+use gin_net::peer::PeerNetwork;
 use gin_net::{Endpoint, Network};
 use gin_testkit::Sabotage;
 use gin_testkit::{Delay, FailOnDemand, FailSwitch, Failure, Reorder};
@@ -120,7 +120,7 @@ impl JobOrder {
         let network = self.network.clone();
         let sabotage = if network == "lose-put" { Sabotage::LosePut } else { Sabotage::None };
         let config = WorldConfig::threads(self.ranks).network(move |endpoint: &Endpoint| {
-            let peer = Peer::new(endpoint);
+            let peer = PeerNetwork::new(endpoint);
             let below: Box<dyn Network> = match network.as_str() {
                 "delay" => Box::new(Delay::new(peer, endpoint, Duration::from_micros(300))),
                 "reorder" => Box::new(Reorder::new(peer, endpoint)),

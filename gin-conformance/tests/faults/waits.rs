@@ -16,7 +16,7 @@ use gin_gpu::{Memory, MemoryKind, Plain, Stream};
 use gin_host::comm::{CommError, Communicator};
 use gin_host::world::{self, Rank, WorldConfig};
 use gin_host::{Requirements, Window, WindowFlags};
-use gin_net::peer::Peer;
+use gin_net::peer::PeerNetwork;
 use gin_net::{Endpoint, Network};
 use gin_testkit::SlowPeer;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -44,7 +44,7 @@ const OUTSTANDING: u32 = 1;
 /// Returns a network on which requests to the stopped rank never arrive. Memory of a stopped process could be written
 /// like any other.
 fn slow(endpoint: &Endpoint) -> Box<dyn Network> {
-    Box::new(SlowPeer::new(Peer::new(endpoint), STOPPED, FOREVER))
+    Box::new(SlowPeer::new(PeerNetwork::new(endpoint), STOPPED, FOREVER))
 }
 
 /// A wait of a kernel, and the operations that lead to it.

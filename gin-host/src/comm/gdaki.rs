@@ -16,7 +16,7 @@ use gin_net::{Capabilities, Raises};
 use gin_nic::hca::Access;
 use gin_nic::{
     Address, DeviceQueueError, DeviceQueuePairs, DoorbellRelay, DoorbellRelease, Doorbells, DrainError, Nic, NicError,
-    Peer, RegisteredSlice, Ringer, Shape, Target,
+    NicPeer, RegisteredSlice, Ringer, Shape, Target,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -48,24 +48,24 @@ pub(super) fn capabilities(nic: &Nic) -> Capabilities {
 
 /// The message of a rank to the others.
 struct Offer<'a> {
-    peer: Peer,
+    peer: NicPeer,
     /// The key of its signal words, and the address of the first word in their region.
     signals: (u32, u64),
     /// The addresses of its queue pairs, by context and connected rank.
-    addresses: &'a [u8],
+    addresses: Vec<&'a [u8]>,
 }
 
 impl<'a> Offer<'a> {
     fn read(rank: u32, bytes: &'a [u8]) -> Result<Self, CommError> {
         let (host, port, signals, addresses): (String, _, _, _) = decode(bytes).ok_or_else(|| garbled(rank))?;
-        Ok(Self { peer: Peer { rank, host, port }, signals, addresses })
+        Ok(Self { peer: NicPeer { rank, host, port }, signals, addresses })
     }
 
     /// Returns the address of its queue pair of a context to `rank`.
     fn address(&self, shape: &Shape, context: u32, rank: u32) -> Result<Address, CommError> {
         // Connected ranks have queue pairs to the same ranks.
         let place = shape.place(rank).map(|place| (context * shape.count() + place) as usize);
-        let bytes = place.and_then(|place| self.addresses.chunks(Address::BYTES).nth(place)).unwrap_or_default();
+        let bytes = place.and_then(|place| self.addresses.get(place)).copied().unwrap_or_default();
         Ok(Address::from_bytes(bytes, &self.peer)?)
     }
 }
@@ -146,7 +146,7 @@ impl Gdaki {
     pub(super) fn offer(&self) -> Vec<u8> {
         let pairs = (0..self.shape.contexts).flat_map(|context| self.shape.peers().map(move |peer| (context, peer)));
         let addresses = pairs.filter_map(|(context, peer)| self.queues.address(context, peer));
-        let addresses: Vec<u8> = addresses.flat_map(|address| address.to_bytes()).collect();
+        let addresses: Vec<Vec<u8>> = addresses.map(|address| address.to_bytes()).collect();
         let signals = self.signals.as_ref().map_or((0, 0), |signals| (signals.remote_key(), signals.start()));
         encode(&(gin_boot::host_name(), self.nic.config().port, signals, addresses))
     }

@@ -46,97 +46,54 @@ impl Connections {
     }
 }
 
-/// The size of a communicator and the features that it needs. All ranks pass the same values.
-///
-/// ```
-/// use gin_host::comm::Requirements;
-///
-/// let requirements = Requirements::default().signals(64).counters(8).lsa_barriers(1);
-/// assert_eq!((requirements.queue_depth, requirements.windows), (256, 64));
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct Requirements {
-    /// The number of contexts, 1 to [`MAX_CONTEXTS`]; 1 by default.
-    pub contexts: u32,
-    /// The number of signals of a context; 16 by default.
-    pub signals: u32,
-    /// The number of counters of a context; 16 by default.
-    pub counters: u32,
-    /// The number of descriptors in the queue of a context: a power of two, 1 to [`MAX_QUEUE_DEPTH`]; 256 by default.
-    pub queue_depth: u32,
-    /// The ranks that kernels reach over the network.
-    pub connections: Connections,
-    /// The number of barriers over all ranks.
-    pub world_barriers: u32,
-    /// The number of barriers over the ranks with the same place in their LSA teams.
-    pub rail_barriers: u32,
-    /// The number of barriers over the LSA team.
-    pub lsa_barriers: u32,
-    /// The most unfinished requests of one context to one peer, 1 to [`MAX_OUTSTANDING`]; 1024 by default. A further
-    /// request to that peer stays in the queue and holds up the requests behind it.
-    pub max_outstanding_per_peer: u32,
-    /// The most bytes of one message, 1 to [`MAX_MESSAGE`]. A longer put or get becomes several messages. The network
-    /// may have a smaller limit.
-    pub max_message: u64,
-    /// The most windows registered at the same time, 1 to [`gin_abi::MAX_WINDOWS`]; 64 by default.
-    pub windows: u32,
-    /// Refuses a network without strong signals.
-    pub strong_signals: bool,
-    /// Refuses a network without signals at window addresses.
-    pub va_signals: bool,
-    /// The index of the first descriptor, for tests of wrap-around.
-    #[doc(hidden)]
-    pub first_index: u64,
-    /// The first value of the words of all signals, for tests of wrap-around.
-    #[doc(hidden)]
-    pub first_signal: u64,
-    /// The first value of the words of all counters, for tests of wrap-around.
-    #[doc(hidden)]
-    pub first_counter: u64,
-}
-
-impl Requirements {
-    gin_boot::setters! {
-        contexts: u32,
-        signals: u32,
-        counters: u32,
-        queue_depth: u32,
-        connections: Connections,
-        world_barriers: u32,
-        rail_barriers: u32,
-        lsa_barriers: u32,
-        max_outstanding_per_peer: u32,
-        max_message: u64,
-        windows: u32,
-        strong_signals: bool,
-        va_signals: bool,
-        first_index: u64,
-        first_signal: u64,
-        first_counter: u64,
-    }
-}
-
-impl Default for Requirements {
-    fn default() -> Self {
-        Self {
-            contexts: 1,
-            signals: 16,
-            counters: 16,
-            queue_depth: 256,
-            connections: Connections::All,
-            world_barriers: 0,
-            rail_barriers: 0,
-            lsa_barriers: 0,
-            max_outstanding_per_peer: 1024,
-            max_message: MAX_MESSAGE,
-            windows: 64,
-            strong_signals: false,
-            va_signals: false,
-            first_index: 0,
-            first_signal: 0,
-            first_counter: 0,
-        }
+gin_gpu::config! {
+    /// The size of a communicator and the features that it needs. All ranks pass the same values.
+    ///
+    /// ```
+    /// use gin_host::comm::Requirements;
+    ///
+    /// let requirements = Requirements::default().signals(64).counters(8).lsa_barriers(1);
+    /// assert_eq!((requirements.queue_depth, requirements.windows), (256, 64));
+    /// ```
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct Requirements {
+        /// The number of contexts, 1 to [`MAX_CONTEXTS`].
+        pub contexts: u32 = 1,
+        /// The number of signals of a context.
+        pub signals: u32 = 16,
+        /// The number of counters of a context.
+        pub counters: u32 = 16,
+        /// The number of descriptors in the queue of a context: a power of two, 1 to [`MAX_QUEUE_DEPTH`].
+        pub queue_depth: u32 = 256,
+        /// The ranks that kernels reach over the network.
+        pub connections: Connections = Connections::All,
+        /// The number of barriers over all ranks.
+        pub world_barriers: u32 = 0,
+        /// The number of barriers over the ranks with the same place in their LSA teams.
+        pub rail_barriers: u32 = 0,
+        /// The number of barriers over the LSA team.
+        pub lsa_barriers: u32 = 0,
+        /// The most unfinished requests of one context to one peer, 1 to [`MAX_OUTSTANDING`]. A further request to that
+        /// peer stays in the queue and holds up the requests behind it.
+        pub max_outstanding_per_peer: u32 = 1024,
+        /// The most bytes of one message, 1 to [`MAX_MESSAGE`]. A longer put or get becomes several messages. The
+        /// network may have a smaller limit.
+        pub max_message: u64 = MAX_MESSAGE,
+        /// The most windows registered at the same time, 1 to [`gin_abi::MAX_WINDOWS`].
+        pub windows: u32 = 64,
+        /// Refuses a network without strong signals.
+        pub strong_signals: bool = false,
+        /// Refuses a network without signals at window addresses.
+        pub va_signals: bool = false,
+        /// The index of the first descriptor, for tests of wrap-around.
+        #[doc(hidden)]
+        pub first_index: u64 = 0,
+        /// The first value of the words of all signals, for tests of wrap-around.
+        #[doc(hidden)]
+        pub first_signal: u64 = 0,
+        /// The first value of the words of all counters, for tests of wrap-around.
+        #[doc(hidden)]
+        pub first_counter: u64 = 0,
     }
 }
 

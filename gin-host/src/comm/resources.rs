@@ -6,6 +6,7 @@
 
 use super::Requirements;
 use crate::proxy::{ContextPart, Counters};
+use bytemuck::Zeroable;
 use gin_abi::descriptor::WORDS;
 use gin_abi::handle::{CAP_STRONG_SIGNALS, ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, QUEUE_NEAR};
 use gin_abi::{ABI_VERSION, BackendKind, CommHandle, ContextData, StatusBlock, WindowData};
@@ -80,6 +81,19 @@ struct ContextPlaces {
     counters_gpu: u64,
 }
 
+/// The offsets of the words that all contexts share: first those in pinned memory, then those in device memory.
+#[derive(Debug)]
+struct SharedPlaces {
+    host_status: u64,
+    kernel_status: u64,
+    status_copy: u64,
+    context_table: u64,
+    window_table: u64,
+    peer_signals: u64,
+    zeros: u64,
+    barrier_state: u64,
+}
+
 /// All memory of a communicator on one rank, and the layout of that memory.
 #[derive(Debug)]
 pub(crate) struct Resources {
@@ -97,14 +111,7 @@ pub(crate) struct Resources {
     engines: Engines,
     all_signals: u64,
     counters: u64,
-    host_status: u64,
-    kernel_status: u64,
-    status_copy: u64,
-    context_table: u64,
-    window_table: u64,
-    peer_signals: u64,
-    zeros: u64,
-    barrier_state: u64,
+    shared: SharedPlaces,
     ranks: u64,
     depth_log2: u32,
     first_index: u64,
@@ -128,14 +135,16 @@ impl Resources {
         // Kernels that consume a NIC's completions raise counters, too.
         let own_counters = engines.gpu || engines.nic;
         let (mut pinned, mut near) = (Layout::default(), Layout::default());
-        let host_status = pinned.place(size_of::<StatusBlock>() as u64);
-        let kernel_status = pinned.place(size_of::<StatusBlock>() as u64);
-        let status_copy = near.place(size_of::<StatusBlock>() as u64);
-        let context_table = near.place(contexts * size_of::<ContextData>() as u64);
-        let window_table = near.place(u64::from(requirements.windows) * size_of::<WindowData>() as u64);
-        let peer_signals = near.words(contexts * ranks);
-        let zeros = near.words(ranks);
-        let barrier_state = near.words(requirements.barriers());
+        let shared = SharedPlaces {
+            host_status: pinned.place(size_of::<StatusBlock>() as u64),
+            kernel_status: pinned.place(size_of::<StatusBlock>() as u64),
+            status_copy: near.place(size_of::<StatusBlock>() as u64),
+            context_table: near.place(contexts * size_of::<ContextData>() as u64),
+            window_table: near.place(u64::from(requirements.windows) * size_of::<WindowData>() as u64),
+            peer_signals: near.words(contexts * ranks),
+            zeros: near.words(ranks),
+            barrier_state: near.words(requirements.barriers()),
+        };
         let places: Vec<ContextPlaces> = (0..contexts)
             .map(|_| ContextPlaces {
                 slots: pinned.words(depth * WORDS as u64),
@@ -164,14 +173,7 @@ impl Resources {
             engines,
             all_signals,
             counters,
-            host_status,
-            kernel_status,
-            status_copy,
-            context_table,
-            window_table,
-            peer_signals,
-            zeros,
-            barrier_state,
+            shared,
             ranks,
             depth_log2: requirements.queue_depth.trailing_zeros(),
             first_index: requirements.first_index,
@@ -243,9 +245,9 @@ impl Resources {
     /// Returns the status blocks that host and kernels of this rank use.
     pub(crate) fn status(&self) -> Status<Global> {
         Status {
-            host: self.pinned_word(self.host_status),
-            kernel: self.pinned_word(self.kernel_status),
-            copy: self.device_word(self.status_copy),
+            host: self.pinned_word(self.shared.host_status),
+            kernel: self.pinned_word(self.shared.kernel_status),
+            copy: self.device_word(self.shared.status_copy),
         }
     }
 
@@ -327,7 +329,7 @@ impl Resources {
         for (context, places) in (0u64..).zip(&self.contexts) {
             let words = context * self.all_signals * 8;
             let own = |memory: &Option<Arc<Memory>>| memory.as_ref().map_or(0, |memory| memory.address() + words);
-            let table = self.peer_signals + context * self.ranks * 8;
+            let table = self.shared.peer_signals + context * self.ranks * 8;
             if own_gpu != 0 {
                 let address = |peer: &Option<Arc<Memory>>| peer.as_ref().map_or(0, |memory| memory.address() + words);
                 let addresses: Vec<u64> = peer_signals.iter().map(address).collect();
@@ -352,7 +354,7 @@ impl Resources {
                 busy: busy(context as u32),
                 reserved: 0,
             };
-            self.device.write(self.context_table + context * size_of::<ContextData>() as u64, &[data])?;
+            self.device.write(self.shared.context_table + context * size_of::<ContextData>() as u64, &[data])?;
         }
         self.peers = peer_signals.into_iter().flatten().collect();
         Ok(())
@@ -390,17 +392,14 @@ impl Resources {
             strong_signals: if capabilities & CAP_STRONG_SIGNALS != 0 { requirements.signals } else { 0 },
             lsa_first: rank - rank % lsa_size,
             lsa_reach: if self.signals_gpu.is_some() { lsa_size } else { 0 },
-            context_table: near + self.context_table,
-            window_table: near + self.window_table,
-            host_status: pinned + self.host_status,
-            kernel_status: pinned + self.kernel_status,
-            kernel_status_copy: near + self.status_copy,
-            barrier_state: near + self.barrier_state,
-            peer_signals: if self.signals_gpu.is_some() { near + self.peer_signals } else { 0 },
-            queue_pairs: 0,
-            window_keys: 0,
-            gdaki_contexts: 0,
-            reserved: 0,
+            context_table: near + self.shared.context_table,
+            window_table: near + self.shared.window_table,
+            host_status: pinned + self.shared.host_status,
+            kernel_status: pinned + self.shared.kernel_status,
+            kernel_status_copy: near + self.shared.status_copy,
+            barrier_state: near + self.shared.barrier_state,
+            peer_signals: if self.signals_gpu.is_some() { near + self.shared.peer_signals } else { 0 },
+            ..CommHandle::zeroed()
         }
     }
 
@@ -410,7 +409,7 @@ impl Resources {
     }
 
     fn window_entry(&self, id: u32) -> u64 {
-        self.window_table + u64::from(id) * size_of::<WindowData>() as u64
+        self.shared.window_table + u64::from(id) * size_of::<WindowData>() as u64
     }
 
     /// Fills the table entry of a window.
@@ -420,21 +419,7 @@ impl Resources {
 
     /// Clears the table entry of a window, so that a kernel with an old handle finds lengths of 0 and no peers.
     pub(crate) fn clear_window(&self, id: u32) -> Result<(), GpuError> {
-        let zeros = self.device.address() + self.zeros;
-        let data = WindowData {
-            active: 0,
-            flags: 0,
-            base: 0,
-            length: 0,
-            lengths: zeros,
-            peers: zeros,
-            va_gpu: 0,
-            va_cpu: 0,
-            va_near: 0,
-            peer_va_gpu: 0,
-            stride: 0,
-            reserved: 0,
-        };
-        self.set_window(id, data)
+        let zeros = self.device.address() + self.shared.zeros;
+        self.set_window(id, WindowData { lengths: zeros, peers: zeros, ..WindowData::zeroed() })
     }
 }

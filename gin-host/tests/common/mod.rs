@@ -14,7 +14,7 @@ use gin_device::sys::{Global, GlobalWord};
 use gin_gpu::Device;
 use gin_gpu::virt::VirtualDevice;
 use gin_host::comm::{CommConfig, CommError, Communicator, Requirements};
-use gin_net::peer::Peer;
+use gin_net::peer::PeerNetwork;
 use gin_net::{Endpoint, Network, NetworkFactory};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use std::time::Duration;
 pub const LIMIT: Deadline = Deadline::after_ms(20_000);
 
 pub fn peer() -> NetworkFactory {
-    network(|endpoint| Box::new(Peer::new(endpoint)))
+    network(|endpoint| Box::new(PeerNetwork::new(endpoint)))
 }
 
 pub fn network(make: impl Fn(&Endpoint) -> Box<dyn Network> + Send + Sync + 'static) -> NetworkFactory {

@@ -8,7 +8,7 @@ use gin_abi::mlx5::wqe::{self, Flags, Local, Post, QueueNumber, Remote, SLOT_BYT
 use gin_gpu::{Memory, MemoryKind};
 use gin_host::world::{Mode, Rank, WorldConfig, launch};
 use gin_nic::hca::{Access, Hca};
-use gin_nic::{DeviceQueues, Nic, NicConfig, Peer, QueueSpec, RegisteredSlice, Role};
+use gin_nic::{DeviceQueues, Nic, NicConfig, NicPeer, QueueSpec, RegisteredSlice, Role};
 use gin_soft_hca::{Fault, FaultKind, Options};
 use gin_soft_hca_host::{SoftConfig, SoftEngine, SoftFabric};
 use gin_virtual::{Policy, SeededConfig};
@@ -63,7 +63,7 @@ fn check(rank: &Rank) -> Result<(), Box<dyn Error>> {
     let depth = DEPTH as u32;
     let spec = QueueSpec { role: Role::Sender, depth, completions: depth, collapsed: false };
     let queues = DeviceQueues::new(&nic, device, &[spec; 2], &|| false)?;
-    let me = Peer { rank: 0, host: "here".to_owned(), port: 1 };
+    let me = NicPeer { rank: 0, host: "here".to_owned(), port: 1 };
     for (own, other) in [(0, 1), (1, 0)] {
         let address = queues.address(other).ok_or("a sender has an address")?;
         queues.connect(own, &me, &address, &|| false)?;

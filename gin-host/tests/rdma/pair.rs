@@ -5,7 +5,7 @@ use gin_abi::{RemoteSignal, SignalTarget, Transfer, WindowOffset};
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device as Gpu, Memory, MemoryKind};
 use gin_net::staged::Staged;
-use gin_net::verbs::{PortName, Ports, SignalsBy, Verbs, VerbsConfig};
+use gin_net::verbs::{PortName, Ports, SignalsBy, VerbsConfig, VerbsNetwork};
 use gin_net::{Endpoint, Event, Key, LocalSignals, LocalWindow, NetError, Network, Raises, Request, SignalArrival};
 use libtest_mimic::Failed;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 /// One rank.
 pub struct Side {
-    pub network: Staged<Verbs>,
+    pub network: Staged<VerbsNetwork>,
     pub memory: Arc<Memory>,
     pub completions: Vec<(u64, Result<(), NetError>)>,
     pub signals: Vec<SignalArrival>,
@@ -151,7 +151,7 @@ pub fn pair(plan: &Plan) -> Result<[Side; 2], Failed> {
         let ports = Ports::open(&config)?;
         let gpu: Arc<dyn Gpu> = VirtualDevice::memory_only(rank);
         sides.push(Side {
-            network: Verbs::staged(ports.all(), &Endpoint { rank, ranks: 2, seed: 1, gpu: None }),
+            network: VerbsNetwork::staged(ports.all(), &Endpoint { rank, ranks: 2, seed: 1, gpu: None }),
             memory: Memory::new(&gpu, MemoryKind::Device, BYTES as u64)?,
             completions: Vec::new(),
             signals: Vec::new(),

@@ -16,7 +16,7 @@ use gin_gpu::{Memory, MemoryKind};
 use gin_host::Window as HostWindow;
 use gin_host::comm::{CommError, Communicator, Requirements, Routes, WindowFlags};
 use gin_host::world::{Rank, WorldConfig, join, launch};
-use gin_net::verbs::{RdmaDevice, Verbs, VerbsConfig};
+use gin_net::verbs::{RdmaDevice, VerbsConfig, VerbsNetwork};
 use gin_net::{Capabilities, Event, Key, LocalSignals, LocalWindow, NetError, Network, Request};
 use std::env;
 use std::error::Error;
@@ -224,7 +224,7 @@ impl Plan {
 /// A network with a defect.
 #[derive(Debug)]
 struct Breaking {
-    inner: Verbs,
+    inner: VerbsNetwork,
     wrong: Wrong,
     rank: u32,
     right: u32,
@@ -366,7 +366,7 @@ struct Bystander {
 
 impl Bystander {
     fn run(&self, device: &Arc<RdmaDevice>) -> Result<(), String> {
-        let factory = Verbs::factory(std::slice::from_ref(device));
+        let factory = VerbsNetwork::factory(std::slice::from_ref(device));
         let config = WorldConfig::threads(2).routes(Routes::Network).with_comm(|comm| comm.network(factory));
         let wrong = launch(config, |rank| -> Result<u64, CommError> {
             let comm = rank.communicator(&requirements())?;
@@ -439,7 +439,7 @@ fn rank(plan: &Plan) -> Result<(), Box<dyn Error>> {
         let (device, wrong, now) = (device.clone(), plan.wrong, now.clone());
         let (rank, right) = (plan.rank, (plan.rank + 1) % plan.ranks);
         move |endpoint: &_| -> Box<dyn Network> {
-            let inner = Verbs::new(std::slice::from_ref(&device), endpoint);
+            let inner = VerbsNetwork::new(std::slice::from_ref(&device), endpoint);
             Box::new(Breaking { inner, wrong, rank, right, now: now.clone(), failed: false })
         }
     };

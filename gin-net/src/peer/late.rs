@@ -4,7 +4,7 @@
 //! Their copies start when the requests are posted, and end in that order. The rest of a request follows when its copy
 //! has ended and all requests before it are complete.
 
-use super::{Peer, Plan, Work};
+use super::{PeerNetwork, Plan, Work};
 use crate::{NetError, Request};
 use gin_gpu::copier::{Copier, Ticket};
 use gin_gpu::{GpuError, Memory, MemoryKind};
@@ -55,7 +55,7 @@ fn start(plan: &Plan, copier: &mut dyn Copier) -> Result<Option<Ticket>, GpuErro
     }
 }
 
-impl Peer {
+impl PeerNetwork {
     /// Starts a request.
     pub(super) fn begin(&mut self, request: &Request) {
         let Some(mut later) = self.later.take() else { return };

@@ -21,7 +21,7 @@ mod steps;
 mod window;
 
 use self::mover::{ByCpu, Mover};
-use self::window::{Own, Part, Window};
+use self::window::{Own, Part, StagedWindow};
 use super::{Capabilities, Event, Key, LocalSignals, LocalWindow, NetError, Network, Notice, Request};
 use gin_abi::Transfer;
 use gin_gpu::copier::Ticket;
@@ -80,7 +80,7 @@ pub struct Staged<N> {
     /// Some part of some window is.
     is_used: bool,
     mover: Mover,
-    windows: Vec<Option<Window>>,
+    windows: BTreeMap<u32, StagedWindow>,
     /// Requests that wait for a copy, and requests posted behind them.
     lines: BTreeMap<Order, VecDeque<Item>>,
     /// Items of all lines.
@@ -186,7 +186,7 @@ impl<N: Network> Staged<N> {
             reason: None,
             is_used: false,
             mover: Mover::Cpu(ByCpu::default()),
-            windows: Vec::new(),
+            windows: BTreeMap::new(),
             lines: BTreeMap::new(),
             held: 0,
             outbox: VecDeque::new(),
@@ -208,11 +208,11 @@ impl<N: Network> Staged<N> {
     }
 
     fn own(&self, window: u32) -> Option<&Arc<Own>> {
-        self.windows.get(window as usize)?.as_ref()?.own.as_ref()
+        self.windows.get(&window)?.own.as_ref()
     }
 
     fn half(&self, window: u32, rank: u32) -> Option<u64> {
-        self.windows.get(window as usize)?.as_ref()?.parts.get(rank as usize)?.half
+        self.windows.get(&window)?.parts.get(rank as usize)?.half
     }
 
     /// Returns whether a request goes through host memory here or at its peer.
@@ -297,18 +297,14 @@ impl<N: Network> Network for Staged<N> {
         };
         let part = Part { bytes, half: own.as_ref().map(|own| own.half) };
         self.is_used |= is_staged;
-        let index = window.id as usize;
-        if self.windows.len() <= index {
-            self.windows.resize_with(index + 1, || None);
-        }
-        self.windows[index] = Some(Window { own, is_closed: false, parts: Vec::new() });
+        self.windows.insert(window.id, StagedWindow { own, is_closed: false, parts: Vec::new() });
         Ok(part.to_key(&below))
     }
 
     fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
         let parts = keys.iter().zip(0..).map(|(key, rank)| Part::from_key(rank, key));
         let (parts, below): (Vec<_>, Vec<_>) = parts.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
-        let Some(entry) = self.windows.get_mut(window as usize).and_then(Option::as_mut) else {
+        let Some(entry) = self.windows.get_mut(&window) else {
             return Err(NetError::UnknownWindow { window, rank: self.rank });
         };
         self.is_used |= parts.iter().any(|part| part.half.is_some());
@@ -317,19 +313,16 @@ impl<N: Network> Network for Staged<N> {
     }
 
     fn deregister(&mut self, window: u32) -> bool {
-        let mut entry = self.windows.get_mut(window as usize);
-        if let Some(Some(open)) = &mut entry {
-            open.is_closed = true;
+        if let Some(entry) = self.windows.get_mut(&window) {
+            entry.is_closed = true;
             // Work that waits for a copy, or is one, holds it too.
-            if open.own.as_ref().is_some_and(|own| Arc::strong_count(own) > 1) {
+            if entry.own.as_ref().is_some_and(|own| Arc::strong_count(own) > 1) {
                 return false;
             }
         }
         let closed = self.inner.deregister(window);
-        if let Some(entry) = entry
-            && closed
-        {
-            *entry = None;
+        if closed {
+            self.windows.remove(&window);
         }
         closed
     }

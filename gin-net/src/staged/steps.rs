@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The requests for the network below, and the actions that follow from its events.
 
-use super::window::{Own, Places};
+use super::window::{Own, Places, StagedWindow};
 use super::{ASK_AFTER_NS, Item, Landing, Late, OWN, Open, Order, Staged, Step, Then, Wanted};
 use crate::{Event, NetError, Network, Notice, NoticeArrival, Request};
 use gin_abi::{RemoteSignal, Transfer, WindowOffset};
@@ -13,21 +13,22 @@ use std::sync::Arc;
 impl<N: Network> Staged<N> {
     /// Checks a range of a peer's part, which may be shorter than the memory in its place.
     fn check(&self, window: u32, rank: u32, offset: u64, bytes: u64) -> Result<(), NetError> {
-        let entry = self.windows.get(window as usize).and_then(Option::as_ref).filter(|entry| !entry.is_closed);
-        let part = entry.and_then(|entry| entry.parts.get(rank as usize));
+        let part = self.open_window(window).and_then(|entry| entry.parts.get(rank as usize));
         let length = part.ok_or(NetError::UnknownWindow { window, rank })?.bytes;
-        let end = offset.saturating_add(bytes);
-        if end > length { Err(NetError::OutOfRange { window, rank, end, length }) } else { Ok(()) }
+        NetError::check_range(window, rank, offset, bytes, length)
+    }
+
+    fn open_window(&self, window: u32) -> Option<&StagedWindow> {
+        self.windows.get(&window).filter(|entry| !entry.is_closed)
     }
 
     /// The own part and where a range of it is: see [`Own::places`].
     fn range(&self, landing: Landing) -> Result<(Arc<Own>, Places), NetError> {
         let (rank, Landing { window, offset, bytes }) = (self.rank, landing);
-        let entry = self.windows.get(window as usize).and_then(Option::as_ref).filter(|entry| !entry.is_closed);
-        let own = entry.and_then(|entry| entry.own.clone()).ok_or(NetError::UnknownWindow { window, rank })?;
-        let length = own.memory.bytes();
-        let end = offset.saturating_add(bytes);
-        let places = own.places(offset, bytes).ok_or(NetError::OutOfRange { window, rank, end, length })?;
+        let own = self.open_window(window).and_then(|entry| entry.own.clone());
+        let own = own.ok_or(NetError::UnknownWindow { window, rank })?;
+        NetError::check_range(window, rank, offset, bytes, own.memory.bytes())?;
+        let places = own.places(offset);
         Ok((own, places))
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// A window of this rank.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(super) struct StagedWindow {
     /// There if the own part is staged.
     pub(super) own: Option<Arc<Own>>,
     pub(super) is_closed: bool,
@@ -39,13 +39,10 @@ impl Own {
         Ok(Self { memory: window.memory.clone(), stage, half })
     }
 
-    /// Where a range is; `None` if the part is shorter.
-    pub(super) fn places(&self, offset: u64, bytes: u64) -> Option<Places> {
-        if offset.checked_add(bytes)? > self.memory.bytes() {
-            return None;
-        }
+    /// Where a range is that begins at `offset`, which is in the part.
+    pub(super) fn places(&self, offset: u64) -> Places {
         let arrival = self.stage.address() + offset;
-        Some(Places { device: self.memory.address() + offset, arrival, departure: arrival + self.half })
+        Places { device: self.memory.address() + offset, arrival, departure: arrival + self.half }
     }
 }
 

@@ -102,124 +102,68 @@ pub struct NotAPort {
     pub text: String,
 }
 
-/// Configuration of devices and connections. Both ends of a connection should use the same times and depths.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct VerbsConfig {
-    /// Path of libibverbs, or a name that the loader searches for. Default: `libibverbs.so.1`.
-    pub library: String,
-    /// Ports that [`Ports::open`](super::Ports::open) opens; all must be up. Default: all ports that are up.
-    pub ports: Vec<PortName>,
-    /// Maximum number of ports that a rank uses, at least 1; its contexts use them in turn. Default: 4.
-    pub most_ports: usize,
-    /// Name of the device that [`RdmaDevice::open`](super::RdmaDevice::open) opens. Default: the first with a port that
-    /// is up.
-    pub device: Option<String>,
-    /// Number of its port, from 1. Default: the first that is up.
-    pub port: Option<u8>,
-    /// Index of the port's GID. Default on Ethernet: the first of RoCE v2 with an IPv4 address, else of RoCE v2, else
-    /// of any kind. Default on InfiniBand: 0.
-    pub gid_index: Option<u32>,
-    /// Largest packet; limited by the smaller of both ports' current MTUs, which is the default.
-    pub mtu: Option<Mtu>,
-    /// Traffic class of packets on Ethernet: the IP header's DSCP and ECN bits. Default: 0.
-    pub traffic_class: u8,
-    /// Service level, 0 to 15. Default: 0.
-    pub service_level: u8,
-    /// How often a packet may be forwarded. Default: 64.
-    pub hop_limit: u8,
-    /// Code, 1 to 31, of the time after which the NIC repeats an unacknowledged packet: 4.096 us times 2 to this power.
-    /// Default: 16, that is 268 ms. Hardware may wait up to four times as long.
-    pub timeout: u8,
-    /// How often the NIC repeats a packet before the peer counts as lost, 0 to 7. Default: 6. With the default
-    /// `timeout` a peer is lost after 1.9 s, with hardware after up to 7.5 s. Soft-RoCE takes 7 as for ever, and then
-    /// loses no peer.
-    pub retries: u8,
-    /// Entries of a connection's send queue, at least 4; reduced if the device has less room. A request takes one, and
-    /// one more if it has data and a signal. Default: 128.
-    pub send_depth: u32,
-    /// Signals that may be outstanding on a connection before the peer's proxy has handled them, at least 2; reduced if
-    /// the device has less room. Default: 64.
-    pub signal_depth: u32,
-    /// Number of entries, at least 1, of which one asks for a completion. The last of a batch does so too. Default: 16.
-    pub completion_every: u32,
-    /// Requests that a connection accepts while its send queue is full, so that others can proceed. Default: 1,024.
-    pub backlog: usize,
-    /// Bytes that an entry should hold itself, so that the NIC need not fetch them: signals have 32, values up to 8. If
-    /// the device refuses, the NIC fetches them. Default: 32.
-    pub inline: u32,
-    /// Outstanding RDMA reads on a connection, in each direction; reduced to the device's limit. Default: 16.
-    pub reads: u8,
-    /// Maximum length of a message in bytes; reduced to the port's limit. Default: 1 GiB.
-    pub max_message: u64,
-    /// How long a connection without outstanding entries waits for the peer's proxy before it checks that the peer's
-    /// NIC answers. Default: 1 s.
-    pub ask_after: Duration,
-    /// Engine that raises this rank's signals; also decides whether this rank has NICs of peers raise theirs. Default:
-    /// [`SignalsBy::Automatic`].
-    pub signals: SignalsBy,
-    /// How NICs reach memory of this rank's GPU. Default: [`GpuMemory::Automatic`].
-    pub gpu_memory: GpuMemory,
-    /// Makes arrivals visible by a read over the loop-back connection also in host memory, which does not need it. So
-    /// tests run the read without a GPU. Default: false.
-    pub always_read_back: bool,
-}
-
-impl VerbsConfig {
-    gin_gpu::setters! {
-        library: String,
-        ports: Vec<PortName>,
-        most_ports: usize,
-        device: Option<String>,
-        port: Option<u8>,
-        gid_index: Option<u32>,
-        mtu: Option<Mtu>,
-        traffic_class: u8,
-        service_level: u8,
-        hop_limit: u8,
-        timeout: u8,
-        retries: u8,
-        send_depth: u32,
-        signal_depth: u32,
-        completion_every: u32,
-        backlog: usize,
-        inline: u32,
-        reads: u8,
-        max_message: u64,
-        ask_after: Duration,
-        signals: SignalsBy,
-        gpu_memory: GpuMemory,
-        always_read_back: bool,
-    }
-}
-
-impl Default for VerbsConfig {
-    fn default() -> Self {
-        Self {
-            library: gin_verbs::verbs::LIBRARY.to_owned(),
-            ports: Vec::new(),
-            most_ports: 4,
-            device: None,
-            port: None,
-            gid_index: None,
-            mtu: None,
-            traffic_class: 0,
-            service_level: 0,
-            hop_limit: 64,
-            timeout: 16,
-            retries: 6,
-            send_depth: 128,
-            signal_depth: 64,
-            completion_every: 16,
-            backlog: 1024,
-            inline: 32,
-            reads: 16,
-            max_message: 1 << 30,
-            ask_after: Duration::from_secs(1),
-            signals: SignalsBy::Automatic,
-            gpu_memory: GpuMemory::Automatic,
-            always_read_back: false,
-        }
+gin_gpu::config! {
+    /// Configuration of devices and connections. Both ends of a connection should use the same times and depths.
+    #[derive(Clone, PartialEq, Eq, Debug)]
+    pub struct VerbsConfig {
+        /// Path of libibverbs, or a name that the loader searches for. Default: `libibverbs.so.1`.
+        pub library: String = gin_verbs::verbs::LIBRARY.to_owned(),
+        /// Ports that [`Ports::open`](super::Ports::open) opens; all must be up. Default: all ports that are up.
+        pub ports: Vec<PortName> = Vec::new(),
+        /// Maximum number of ports that a rank uses, at least 1; its contexts use them in turn. Default: 4.
+        pub most_ports: usize = 4,
+        /// Name of the device that [`RdmaDevice::open`](super::RdmaDevice::open) opens. Default: the first with a port
+        /// that is up.
+        pub device: Option<String> = None,
+        /// Number of its port, from 1. Default: the first that is up.
+        pub port: Option<u8> = None,
+        /// Index of the port's GID. Default on Ethernet: the first of RoCE v2 with an IPv4 address, else of RoCE v2,
+        /// else of any kind. Default on InfiniBand: 0.
+        pub gid_index: Option<u32> = None,
+        /// Largest packet; limited by the smaller of both ports' current MTUs, which is the default.
+        pub mtu: Option<Mtu> = None,
+        /// Traffic class of packets on Ethernet: the IP header's DSCP and ECN bits. Default: 0.
+        pub traffic_class: u8 = 0,
+        /// Service level, 0 to 15. Default: 0.
+        pub service_level: u8 = 0,
+        /// How often a packet may be forwarded. Default: 64.
+        pub hop_limit: u8 = 64,
+        /// Code, 1 to 31, of the time after which the NIC repeats an unacknowledged packet: 4.096 us times 2 to this
+        /// power. Default: 16, that is 268 ms. Hardware may wait up to four times as long.
+        pub timeout: u8 = 16,
+        /// How often the NIC repeats a packet before the peer counts as lost, 0 to 7. Default: 6. With the default
+        /// `timeout` a peer is lost after 1.9 s, with hardware after up to 7.5 s. Soft-RoCE takes 7 as for ever, and
+        /// then loses no peer.
+        pub retries: u8 = 6,
+        /// Entries of a connection's send queue, at least 4; reduced if the device has less room. A request takes one,
+        /// and one more if it has data and a signal. Default: 128.
+        pub send_depth: u32 = 128,
+        /// Signals that may be outstanding on a connection before the peer's proxy has handled them, at least 2;
+        /// reduced if the device has less room. Default: 64.
+        pub signal_depth: u32 = 64,
+        /// Number of entries, at least 1, of which one asks for a completion. The last of a batch does so too. Default:
+        /// 16.
+        pub completion_every: u32 = 16,
+        /// Requests that a connection accepts while its send queue is full, so that others can proceed. Default: 1,024.
+        pub backlog: usize = 1024,
+        /// Bytes that an entry should hold itself, so that the NIC need not fetch them: signals have 32, values up to
+        /// 8. If the device refuses, the NIC fetches them. Default: 32.
+        pub inline: u32 = 32,
+        /// Outstanding RDMA reads on a connection, in each direction; reduced to the device's limit. Default: 16.
+        pub reads: u8 = 16,
+        /// Maximum length of a message in bytes; reduced to the port's limit. Default: 1 GiB.
+        pub max_message: u64 = 1 << 30,
+        /// How long a connection without outstanding entries waits for the peer's proxy before it checks that the
+        /// peer's NIC answers. Default: 1 s.
+        pub ask_after: Duration = Duration::from_secs(1),
+        /// Engine that raises this rank's signals; also decides whether this rank has NICs of peers raise theirs.
+        /// Default: [`SignalsBy::Automatic`].
+        pub signals: SignalsBy = SignalsBy::Automatic,
+        /// How NICs reach memory of this rank's GPU. Default: [`GpuMemory::Automatic`].
+        pub gpu_memory: GpuMemory = GpuMemory::Automatic,
+        /// Makes arrivals visible by a read over the loop-back connection also in host memory, which does not need it.
+        /// So tests run the read without a GPU. Default: false.
+        pub always_read_back: bool = false,
     }
 }
 

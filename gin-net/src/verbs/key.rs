@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Keys that ranks exchange: one for queue pairs and signal words, and one for each window.
 //!
-//! Every rank receives all keys, so a rank's first key holds a queue pair for every context and every rank: 8 bytes
-//! each.
+//! Every rank receives all keys, and a rank's first key holds a queue pair for every context and every rank.
 
 use crate::{Key, NetError};
 use gin_abi::mlx5::command::Mtu;
+use gin_gpu::wire::{decode, encode};
 use gin_verbs::Link;
 
-const HELLO: u32 = u32::from_le_bytes(*b"gvh3");
-const WINDOW: u32 = u32::from_le_bytes(*b"gvw3");
-/// Bytes before the ports.
-const HELLO_BYTES: usize = 56;
-const PORT_BYTES: usize = 32;
-/// Bytes before the keys.
-const WINDOW_BYTES: usize = 32;
+/// First bytes of the key for queue pairs. They name the version.
+const HELLO: [u8; 4] = *b"gvh4";
+/// First bytes of a window's key.
+const WINDOW: [u8; 4] = *b"gvw4";
 /// Maximum number of ports in a key, more than any rank uses.
 const MOST_PORTS: usize = 256;
 
@@ -83,55 +80,29 @@ pub(super) struct Part {
     pub(super) in_gpu: bool,
 }
 
-/// Reads the fields of a key.
-struct Reader<'a>(&'a [u8]);
-
-impl Reader<'_> {
-    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (first, rest) = self.0.split_first_chunk::<N>()?;
-        self.0 = rest;
-        Some(*first)
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        self.take().map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Option<u64> {
-        self.take().map(u64::from_le_bytes)
-    }
-}
-
 fn refuse(rank: u32, reason: impl Into<String>) -> NetError {
     NetError::Key { rank, reason: reason.into() }
 }
 
+/// Checks the first bytes of a key of `rank`.
+fn check_kind(rank: u32, kind: [u8; 4], key: &Key) -> Result<(), NetError> {
+    let known = key.0.starts_with(&kind);
+    if known { Ok(()) } else { Err(refuse(rank, "this version of the network `verbs` did not make it")) }
+}
+
+/// A port in a key: whether it is on Ethernet, the code of its MTU, and the other fields in their order.
+type SentPort = (bool, u64, u8, u16, [u8; 16], u32, u32);
+
 impl Port {
-    fn write(&self, bytes: &mut Vec<u8>) {
-        let link = match self.link {
-            Link::InfiniBand => 1,
-            Link::Ethernet => 2,
-        };
-        bytes.extend([link, self.mtu.code() as u8, self.reads, 0]);
-        bytes.extend(u32::from(self.lid).to_le_bytes());
-        bytes.extend(self.credits_key.to_le_bytes());
-        bytes.extend(self.gid);
-        bytes.extend(self.words_key.to_le_bytes());
+    fn sent(&self) -> SentPort {
+        let Self { link, mtu, reads, lid, gid, credits_key, words_key } = *self;
+        (link == Link::Ethernet, mtu.code(), reads, lid, gid, credits_key, words_key)
     }
 
-    fn read(rank: u32, reader: &mut Reader<'_>) -> Result<Self, NetError> {
-        let short = || refuse(rank, "it is too short");
-        let [link, mtu, reads, _] = reader.take().ok_or_else(short)?;
-        let link = match link {
-            1 => Link::InfiniBand,
-            2 => Link::Ethernet,
-            _ => return Err(refuse(rank, "its link layer is unknown")),
-        };
-        let mtu = Mtu::from_code(mtu.into()).ok_or_else(|| refuse(rank, "its MTU is unknown"))?;
-        let lid = reader.u32().ok_or_else(short)?;
-        let lid = u16::try_from(lid).map_err(|_| refuse(rank, "its LID has more than 16 bits"))?;
-        let (credits_key, gid) = (reader.u32().ok_or_else(short)?, reader.take().ok_or_else(short)?);
-        let words_key = reader.u32().ok_or_else(short)?;
+    fn received(rank: u32, port: SentPort) -> Result<Self, NetError> {
+        let (is_ethernet, mtu, reads, lid, gid, credits_key, words_key) = port;
+        let link = if is_ethernet { Link::Ethernet } else { Link::InfiniBand };
+        let mtu = Mtu::from_code(mtu).ok_or_else(|| refuse(rank, "its MTU is unknown"))?;
         if reads == 0 {
             return Err(refuse(rank, "a port answers no reads"));
         }
@@ -142,99 +113,62 @@ impl Port {
 impl Hello {
     /// Encodes the key of `rank` of `ranks`.
     pub(super) fn to_key(&self, rank: u32, ranks: u32) -> Key {
-        let mut bytes = Vec::with_capacity(HELLO_BYTES + PORT_BYTES * self.ports.len() + 8 * self.ends.len());
-        for number in [HELLO, rank, ranks, self.per_context, self.signal_depth, self.ports.len() as u32] {
-            bytes.extend(number.to_le_bytes());
-        }
-        bytes.extend(self.credits.to_le_bytes());
-        bytes.extend(self.words.to_le_bytes());
-        bytes.extend(u64::from(self.words_in_gpu).to_le_bytes());
-        bytes.extend((self.ends.len() as u64).to_le_bytes());
-        for port in &self.ports {
-            port.write(&mut bytes);
-        }
-        for end in &self.ends {
-            bytes.extend(end.queue.to_le_bytes());
-            bytes.extend(end.initial_psn.to_le_bytes());
-        }
-        Key(bytes)
+        let ports: Vec<SentPort> = self.ports.iter().map(Port::sent).collect();
+        let ends: Vec<(u32, u32)> = self.ends.iter().map(|end| (end.queue, end.initial_psn)).collect();
+        let words = (self.credits, self.words, self.words_in_gpu);
+        Key(encode(&(HELLO, (rank, ranks), self.per_context, self.signal_depth, words, ports, ends)))
     }
 
     /// Decodes the key of `rank` of `ranks`, which must have `ends` queue pairs.
     pub(super) fn from_key(rank: u32, ranks: u32, ends: usize, key: &Key) -> Result<Self, NetError> {
-        let short = || refuse(rank, "it is too short");
-        let mut reader = Reader(&key.0);
-        let mut number = || reader.u32().ok_or_else(short);
-        if number()? != HELLO {
-            return Err(refuse(rank, "this version of the network `verbs` did not make it"));
-        }
-        if (number()?, number()?) != (rank, ranks) {
+        type Sent = ([u8; 4], (u32, u32), u32, u32, (u64, u64, bool), Vec<SentPort>, Vec<(u32, u32)>);
+        check_kind(rank, HELLO, key)?;
+        let sent: Sent = decode(&key.0).ok_or_else(|| refuse(rank, "it is garbled"))?;
+        let (_, member, per_context, signal_depth, (credits, words, words_in_gpu), ports, pairs) = sent;
+        if member != (rank, ranks) {
             return Err(refuse(rank, "it belongs to another rank or world size"));
         }
-        let (per_context, signal_depth, ports) = (number()?, number()?, number()? as usize);
-        let mut word = || reader.u64().ok_or_else(short);
-        let (credits, words, words_in_gpu, count) = (word()?, word()?, word()?, word()?);
         // Ensures that no address of a word overflows.
-        if words > u64::MAX >> 1 || words_in_gpu > 1 {
+        if words > u64::MAX >> 1 {
             return Err(refuse(rank, "the address of its signal words is invalid"));
         }
-        if signal_depth == 0 || !(1..=MOST_PORTS).contains(&ports) {
+        if signal_depth == 0 || !(1..=MOST_PORTS).contains(&ports.len()) {
+            let ports = ports.len();
             return Err(refuse(rank, format!("its {signal_depth} receive buffers or {ports} ports are out of range")));
         }
-        if count != ends as u64 || reader.0.len() != ports * PORT_BYTES + ends * 8 {
-            return Err(refuse(rank, format!("it has {count} queue pairs instead of {ends}")));
+        if pairs.len() != ends {
+            return Err(refuse(rank, format!("it has {} queue pairs instead of {ends}", pairs.len())));
         }
-        let ports = (0..ports).map(|_| Port::read(rank, &mut reader)).collect::<Result<_, _>>()?;
-        let mut list = Vec::with_capacity(ends);
-        while let (Some(queue), Some(initial_psn)) = (reader.u32(), reader.u32()) {
-            if queue == 0 || queue >> 24 != 0 || initial_psn >> 24 != 0 {
-                return Err(refuse(rank, "a queue pair or packet sequence number is out of range"));
-            }
-            list.push(End { queue, initial_psn });
+        if pairs.iter().any(|&(queue, initial_psn)| queue == 0 || queue >> 24 != 0 || initial_psn >> 24 != 0) {
+            return Err(refuse(rank, "a queue pair or packet sequence number is out of range"));
         }
-        let words_in_gpu = words_in_gpu == 1;
-        Ok(Self { per_context, signal_depth, credits, words, words_in_gpu, ports, ends: list })
+        let ports = ports.into_iter().map(|port| Port::received(rank, port)).collect::<Result<_, _>>()?;
+        let ends = pairs.into_iter().map(|(queue, initial_psn)| End { queue, initial_psn }).collect();
+        Ok(Self { per_context, signal_depth, credits, words, words_in_gpu, ports, ends })
     }
 }
 
 impl Part {
     /// Encodes the key.
     pub(super) fn to_key(&self) -> Key {
-        let mut bytes = Vec::with_capacity(WINDOW_BYTES + 4 * self.keys.len());
-        let flags = u32::from(self.signals) | u32::from(self.nic) << 1 | u32::from(self.in_gpu) << 2;
-        for number in [WINDOW, self.keys.len() as u32, flags, 0] {
-            bytes.extend(number.to_le_bytes());
-        }
-        bytes.extend(self.address.to_le_bytes());
-        bytes.extend(self.bytes.to_le_bytes());
-        for key in &self.keys {
-            bytes.extend(key.to_le_bytes());
-        }
-        Key(bytes)
+        let Self { address, bytes, keys, signals, nic, in_gpu } = self;
+        Key(encode(&(WINDOW, address, bytes, keys, signals, nic, in_gpu)))
     }
 
     /// Decodes the key of `rank`, which uses `ports` ports.
     pub(super) fn from_key(rank: u32, ports: usize, key: &Key) -> Result<Self, NetError> {
-        let read = || {
-            let mut reader = Reader(&key.0);
-            let numbers = (reader.u32()?, reader.u32()?, reader.u32()?, reader.u32()?);
-            Some((numbers, reader.u64()?, reader.u64()?, reader.0))
-        };
-        let (numbers, address, bytes, rest) = read().ok_or_else(|| refuse(rank, "it has the wrong length"))?;
-        let (WINDOW, count, flags @ 0..=7, 0) = numbers else {
-            return Err(refuse(rank, "this version of the network `verbs` did not make it"));
-        };
-        if count as usize != ports || rest.len() != 4 * ports {
-            return Err(refuse(rank, format!("it is for {count} ports instead of {ports}")));
+        type Sent = ([u8; 4], u64, u64, Vec<u32>, bool, bool, bool);
+        check_kind(rank, WINDOW, key)?;
+        let sent: Sent = decode(&key.0).ok_or_else(|| refuse(rank, "it is garbled"))?;
+        let (_, address, bytes, keys, signals, nic, in_gpu) = sent;
+        if keys.len() != ports {
+            return Err(refuse(rank, format!("it is for {} ports instead of {ports}", keys.len())));
         }
         // Ensures that the sum of an address in it and a length does not overflow.
         if address.checked_add(bytes).is_none() {
             return Err(refuse(rank, "its memory reaches past the last address"));
         }
-        let (keys, _) = rest.as_chunks::<4>();
-        let keys = keys.iter().map(|key| u32::from_le_bytes(*key)).collect();
-        let flag = |bit: u32| flags >> bit & 1 == 1;
-        Ok(Self { address, bytes, keys, signals: flag(0), nic: flag(1), in_gpu: flag(2) })
+        Ok(Self { address, bytes, keys, signals, nic, in_gpu })
     }
 }
 
@@ -274,7 +208,6 @@ mod tests {
         #[test]
         fn a_decoded_hello_equals_the_sent_one(hello in hello(), rank: u32, ranks: u32) {
             let key = hello.to_key(rank, ranks);
-            prop_assert_eq!(key.0.len(), HELLO_BYTES + PORT_BYTES * hello.ports.len() + 8 * hello.ends.len());
             prop_assert_eq!(Hello::from_key(rank, ranks, hello.ends.len(), &key), Ok(hello.clone()));
             let more = Hello::from_key(rank, ranks, hello.ends.len() + 1, &key);
             prop_assert!(is_refused(&more, rank));
@@ -298,17 +231,14 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_make_decoding_panic(bytes in proptest::collection::vec(any::<u8>(), 0..120), ends in 0usize..6) {
-            let mut bytes = bytes;
-            let key = Key(bytes.clone());
-            let _ = (Part::from_key(0, 1, &key), Hello::from_key(0, 1, ends, &key));
-            for (kind, rest) in [(HELLO, [0u32, 1]), (WINDOW, [1, 1])] {
-                if bytes.len() >= 12 {
-                    bytes[..4].copy_from_slice(&kind.to_le_bytes());
-                    bytes[4..8].copy_from_slice(&rest[0].to_le_bytes());
-                    bytes[8..12].copy_from_slice(&rest[1].to_le_bytes());
-                }
-                let key = Key(bytes.clone());
+        fn no_bytes_make_decoding_panic(
+            bytes in proptest::collection::vec(any::<u8>(), 0..120), small in any::<bool>(), ends in 0usize..6,
+        ) {
+            // Small numbers take one byte each, so that more of the key is decoded.
+            let bytes = bytes.into_iter().map(|byte| if small { byte % 4 } else { byte });
+            let bytes: Vec<u8> = bytes.collect();
+            for kind in [&[][..], &HELLO, &WINDOW, &[&HELLO[..], &[0, 1]].concat()] {
+                let key = Key([kind, &bytes].concat());
                 if let Ok(hello) = Hello::from_key(0, 1, ends, &key) {
                     prop_assert_eq!(hello.ends.len(), ends);
                 }
@@ -337,6 +267,7 @@ mod tests {
         assert_eq!(error, "this version of the network `verbs` did not make it");
         let error = reason(Part::from_key(2, 1, &Key(vec![0; 32])).unwrap_err());
         assert_eq!(error, "this version of the network `verbs` did not make it");
-        assert_eq!(reason(Part::from_key(2, 1, &Key(vec![0; 31])).unwrap_err()), "it has the wrong length");
+        let cut = Key(WINDOW.to_vec());
+        assert_eq!(reason(Part::from_key(2, 1, &cut).unwrap_err()), "it is garbled");
     }
 }

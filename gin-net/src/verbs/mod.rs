@@ -33,7 +33,7 @@
 //!
 //! # Memory of GPUs
 //! GPU memory is registered as a DMA-BUF file, or else by its address if the GPU driver has a peer-memory module. Where
-//! a probe finds neither, [`factory`](Verbs::factory) sends GPU memory through pinned host memory
+//! a probe finds neither, [`factory`](VerbsNetwork::factory) sends GPU memory through pinned host memory
 //! ([`staged`](super::staged)).
 //!
 //! # When something fails
@@ -67,7 +67,7 @@ pub use config::{GpuMemory, NotAPort, PortName, SignalsBy, VerbsConfig};
 pub use device::{RdmaDevice, probe};
 pub use gin_verbs::{Link, LoadError};
 pub use info::{DeviceInfo, Gid, GidKind, NoDevice, PortInfo};
-pub use ports::{Chosen, Ports};
+pub use ports::{ChosenPorts, Ports};
 pub use region::Way;
 pub use topology::{Distance, PciPlace};
 pub use variables::{VARIABLES, Variable, WrongVariable};
@@ -90,7 +90,7 @@ use std::sync::Arc;
 
 /// The endpoint of one rank.
 #[derive(Debug)]
-pub struct Verbs {
+pub struct VerbsNetwork {
     devices: Vec<Arc<RdmaDevice>>,
     config: VerbsConfig,
     rank: u32,
@@ -109,7 +109,7 @@ pub struct Verbs {
     refusal: Option<String>,
 }
 
-impl Verbs {
+impl VerbsNetwork {
     /// Creates the endpoint of `endpoint.rank` on these ports: its contexts use them in turn. The first port's
     /// configuration applies to all connections.
     ///
@@ -272,7 +272,7 @@ fn reach_all(ports: &[Arc<RdmaDevice>], device: &Arc<dyn gin_gpu::Device>) -> Re
     Ok(())
 }
 
-impl Network for Verbs {
+impl Network for VerbsNetwork {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             name: "verbs",

@@ -5,7 +5,7 @@ use super::config::VerbsConfig;
 use super::device::RdmaDevice;
 use super::info::NoDevice;
 use super::topology::{Candidate, Distance, PciPlace, choose};
-use super::{Endpoint, NetworkFactory, Verbs};
+use super::{Endpoint, NetworkFactory, VerbsNetwork};
 use gin_verbs::Link;
 use std::fmt;
 use std::sync::Arc;
@@ -28,14 +28,14 @@ pub struct Ports {
 
 /// The ports that a rank uses.
 #[derive(Clone, Debug)]
-pub struct Chosen {
+pub struct ChosenPorts {
     /// Ports, at least one. Contexts use them in turn.
     pub ports: Vec<Arc<RdmaDevice>>,
     /// Distance to the rank's GPU, if known.
     pub distance: Option<Distance>,
 }
 
-impl fmt::Display for Chosen {
+impl fmt::Display for ChosenPorts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<String> = self.ports.iter().map(|port| port.name().to_string()).collect();
         write!(f, "{}", names.join(", "))?;
@@ -67,12 +67,12 @@ impl Ports {
     /// Chooses the ports of `rank`, whose GPU has this address on the PCI bus: the nearest, of these the fastest, at
     /// most [`VerbsConfig::most_ports`]. Without an address, or if the system reports no locations, all ports are
     /// equally near. Among equally good ports, ranks start with different ones.
-    pub fn choose(&self, gpu: Option<&str>, rank: u32) -> Chosen {
+    pub fn choose(&self, gpu: Option<&str>, rank: u32) -> ChosenPorts {
         let gpu = gpu.and_then(PciPlace::of_pci);
         let merits = |port: &Arc<RdmaDevice>| Candidate { place: port.info().place.clone(), rate: port.port().rate };
         let candidates: Vec<Candidate> = self.all.iter().map(merits).collect();
         let (chosen, distance) = choose(gpu.as_ref(), &candidates, rank, self.most);
-        Chosen { ports: chosen.into_iter().map(|port| self.all[port].clone()).collect(), distance }
+        ChosenPorts { ports: chosen.into_iter().map(|port| self.all[port].clone()).collect(), distance }
     }
 
     /// Returns a factory for the endpoints of all ranks of this process, each with the ports that
@@ -81,7 +81,7 @@ impl Ports {
         let ports = self.clone();
         Arc::new(move |endpoint: &Endpoint| {
             let chosen = ports.choose(endpoint.gpu.as_deref(), endpoint.rank);
-            Box::new(Verbs::staged(&chosen.ports, endpoint))
+            Box::new(VerbsNetwork::staged(&chosen.ports, endpoint))
         })
     }
 }

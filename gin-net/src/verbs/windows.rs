@@ -6,6 +6,7 @@ use super::objects::Domain;
 use super::region::{Reach, Region, is_in_gpu};
 use crate::{Key, LocalWindow, NetError};
 use gin_abi::{RemoteSignal, SignalTarget};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Windows by id.
@@ -14,7 +15,7 @@ pub(super) struct Windows {
     rank: u32,
     /// By rank.
     peers: Vec<Peer>,
-    table: Vec<Option<RegisteredWindow>>,
+    table: BTreeMap<u32, RegisteredWindow>,
 }
 
 /// A peer's attributes, from its first key.
@@ -78,12 +79,8 @@ impl Windows {
         let regions = added_to.map_or_else(|| register(Reach::Peers), Ok)?;
         let mut keys: Vec<u32> = regions.iter().map(|region| region.remote_key).collect();
         keys.resize(domains.len(), 0);
-        let index = window.id as usize;
-        if self.table.len() <= index {
-            self.table.resize_with(index + 1, || None);
-        }
         let entry = RegisteredWindow { regions, memory: window.clone(), uses: 0, is_closed: false, parts: Vec::new() };
-        self.table[index] = Some(entry);
+        self.table.insert(window.id, entry);
         let (signals, in_gpu) = (window.plane.is_some(), is_in_gpu(&window.memory));
         Ok(Part { address, bytes, keys, signals, nic, in_gpu }.to_key())
     }
@@ -92,49 +89,47 @@ impl Windows {
     pub(super) fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
         let ranks = keys.iter().zip(&self.peers).zip(0..);
         let parts = ranks.map(|((key, peer), rank)| Part::from_key(rank, peer.ports, key)).collect::<Result<_, _>>()?;
-        match self.table.get_mut(window as usize).and_then(Option::as_mut) {
-            Some(entry) => entry.parts = parts,
-            None => return Err(NetError::UnknownWindow { window, rank: self.rank }),
-        }
+        let unknown = NetError::UnknownWindow { window, rank: self.rank };
+        self.table.get_mut(&window).ok_or(unknown)?.parts = parts;
         Ok(())
     }
 
     /// Refuses further requests of this rank for the window. Once none of this rank's entries uses it, removes the
     /// window, so that the NIC refuses peers too, and returns true.
     pub(super) fn close(&mut self, window: u32) -> bool {
-        let Some(entry) = self.table.get_mut(window as usize) else { return true };
-        let Some(open) = entry else { return true };
-        open.is_closed = true;
-        if open.uses == 0 {
-            *entry = None;
+        let Some(entry) = self.table.get_mut(&window) else { return true };
+        entry.is_closed = true;
+        let unused = entry.uses == 0;
+        if unused {
+            self.table.remove(&window);
         }
-        entry.is_none()
+        unused
     }
 
     /// Counts an entry that uses this rank's part.
     pub(super) fn enter(&mut self, window: u32) {
-        if let Some(Some(entry)) = self.table.get_mut(window as usize) {
+        if let Some(entry) = self.table.get_mut(&window) {
             entry.uses += 1;
         }
     }
 
     /// Ends the use of an entry.
     pub(super) fn leave(&mut self, window: u32) {
-        if let Some(Some(entry)) = self.table.get_mut(window as usize) {
+        if let Some(entry) = self.table.get_mut(&window) {
             entry.uses = entry.uses.saturating_sub(1);
         }
     }
 
     /// Returns address and remote key, for a port, of some registered memory in this rank's GPU, or of `any` memory.
     pub(super) fn behind_pcie(&self, any: bool, port: usize) -> Option<(u64, u32)> {
-        self.table.iter().flatten().find_map(|window| {
+        self.table.values().find_map(|window| {
             let (region, memory) = (window.regions.get(port)?, &window.memory.memory);
             (any || is_in_gpu(memory)).then(|| (memory.address(), region.remote_key))
         })
     }
 
     fn open(&self, window: u32, rank: u32) -> Result<&RegisteredWindow, NetError> {
-        let entry = self.table.get(window as usize).and_then(Option::as_ref);
+        let entry = self.table.get(&window);
         entry.filter(|entry| !entry.is_closed).ok_or(NetError::UnknownWindow { window, rank })
     }
 
@@ -142,10 +137,7 @@ impl Windows {
     pub(super) fn own(&self, window: u32, offset: u64, bytes: u64, port: usize) -> Result<(u64, u32), NetError> {
         let rank = self.rank;
         let entry = self.open(window, rank)?;
-        let (end, length) = (offset.saturating_add(bytes), entry.memory.memory.bytes());
-        if end > length {
-            return Err(NetError::OutOfRange { window, rank, end, length });
-        }
+        NetError::check_range(window, rank, offset, bytes, entry.memory.memory.bytes())?;
         let key = entry.regions.get(port).map_or(0, |region| region.local_key);
         Ok((entry.memory.memory.address() + offset, key))
     }
@@ -161,10 +153,7 @@ impl Windows {
     ) -> Result<RemoteRange, NetError> {
         let part = self.open(window, rank)?.parts.get(rank as usize);
         let part = part.ok_or(NetError::UnknownWindow { window, rank })?;
-        let (end, length) = (offset.saturating_add(bytes), part.bytes);
-        if end > length {
-            return Err(NetError::OutOfRange { window, rank, end, length });
-        }
+        NetError::check_range(window, rank, offset, bytes, part.bytes)?;
         let key = part.keys.get(port).copied().unwrap_or(0);
         Ok(RemoteRange { address: part.address + offset, key, in_gpu: part.in_gpu, nic: part.nic })
     }

@@ -9,7 +9,7 @@ use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device, Memory, MemoryKind};
 use gin_nic::NicConfig;
 use gin_nic::device::*;
-use gin_nic::error::Peer;
+use gin_nic::error::NicPeer;
 use gin_nic::hca::Access;
 use gin_nic::layout::QueueSpec;
 use gin_nic::layout::Role;
@@ -26,7 +26,7 @@ fn queue_pairs_in_memory_of_a_device_carry_data_and_keep_it_alive() {
     let nic = Nic::open(Arc::new(fabric.add(SoftConfig::ethernet(0))), NicConfig::default()).unwrap();
     let spec = QueueSpec { role: Role::Sender, depth: 8, completions: 8, collapsed: false };
     let queues = DeviceQueues::new(&nic, &device, &[spec; 2], &|| false).unwrap();
-    let me = Peer { rank: 0, host: "here".to_owned(), port: 1 };
+    let me = NicPeer { rank: 0, host: "here".to_owned(), port: 1 };
     for (own, other) in [(0, 1), (1, 0)] {
         queues.connect(own, &me, &queues.address(other).unwrap(), &|| false).unwrap();
     }

@@ -16,7 +16,7 @@ use gin_nic::device::RegisteredSlice;
 use gin_nic::device_queue_pairs::{DeviceQueuePairs, Shape, Target};
 use gin_nic::doorbells::{DoorbellRelease, Doorbells};
 use gin_nic::drain::*;
-use gin_nic::error::Peer;
+use gin_nic::error::NicPeer;
 use gin_nic::hca::Access;
 use gin_nic::open::{Nic, NicConfig};
 use gin_nic::queues::Expired;
@@ -57,7 +57,7 @@ impl Bench {
         let sides: Vec<Side> = (0..2).map(side).collect();
         for (own, side) in (0..).zip(&sides) {
             for (rank, other) in (0..).zip(&sides) {
-                let peer = Peer { rank, host: "here".to_owned(), port: 1 };
+                let peer = NicPeer { rank, host: "here".to_owned(), port: 1 };
                 side.queues.connect(0, &peer, &other.queues.address(0, own).unwrap(), NEVER).unwrap();
             }
             let target = |_, peer: u32| {

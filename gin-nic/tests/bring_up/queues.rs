@@ -8,7 +8,7 @@ use gin_abi::mlx5::doorbell::{Doorbell, Record};
 use gin_abi::mlx5::mailbox::Ads;
 use gin_abi::mlx5::wqe::{self, Flags, Local, Post, QueueNumber, Remote, Segment};
 use gin_nic::address::Address;
-use gin_nic::error::{NicError, Peer, Step};
+use gin_nic::error::{NicError, NicPeer, Step};
 use gin_nic::hca::Hca;
 use gin_nic::hca::{Access, Extent, Handle, HcaError};
 use gin_nic::layout::{Layout, PAGE, QueueSpec, Role};
@@ -25,8 +25,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const NEVER: Expired<'static> = &|| false;
 
-fn peer(rank: u32) -> Peer {
-    Peer { rank, host: format!("node{rank}"), port: 1 }
+fn peer(rank: u32) -> NicPeer {
+    NicPeer { rank, host: format!("node{rank}"), port: 1 }
 }
 
 /// Memory that begins a page.

@@ -10,7 +10,7 @@ mod c;
 use c::compile;
 use gin_nic::hca::{Access, DmaBuf, Extent, Hca, HcaError};
 use gin_nic::mlx5::{Libraries, devices};
-use gin_nic::{Absent, Layout, Mlx5, Nic, NicConfig, NicError, Peer, QueueSet, QueueSpec, Role, probe};
+use gin_nic::{Absent, Layout, Mlx5, Nic, NicConfig, NicError, NicPeer, QueueSet, QueueSpec, Role, probe};
 use libloading::Library;
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::fs;
@@ -165,8 +165,8 @@ const SPECS: [QueueSpec; 3] = [
     QueueSpec { role: Role::Responder, depth: 0, completions: 0, collapsed: false },
 ];
 
-fn peer() -> Peer {
-    Peer { rank: 4, host: "elsewhere".to_owned(), port: 1 }
+fn peer() -> NicPeer {
+    NicPeer { rank: 4, host: "elsewhere".to_owned(), port: 1 }
 }
 
 /// Returns memory for these queue pairs that begins at a page.

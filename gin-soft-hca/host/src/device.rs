@@ -2,7 +2,7 @@
 //! One NIC, as the bring-up sees it.
 
 use super::config::SoftPort;
-use super::objects::{self, Kind, Object, State};
+use super::objects::{self, HcaState, Kind, Object};
 use super::{SoftFabric, firmware};
 use gin_abi::mlx5::bits::{Layout, Mailbox};
 use gin_abi::mlx5::command::opcode;
@@ -54,7 +54,7 @@ impl SoftHca {
         Ok(())
     }
 
-    fn port_of(&self, state: &State, port: u8) -> Result<SoftPort, HcaError> {
+    fn port_of(&self, state: &HcaState, port: u8) -> Result<SoftPort, HcaError> {
         let ports = &state.devices[self.device as usize].ports;
         let found = ports.get(usize::from(port).wrapping_sub(1)).cloned();
         found.ok_or(HcaError::NoPort { port, ports: ports.len() as u8 })
@@ -232,7 +232,7 @@ impl Hca for SoftHca {
 }
 
 impl SoftHca {
-    fn check_memory(&self, state: &State, memory: &Extent) -> Result<(), HcaError> {
+    fn check_memory(&self, state: &HcaState, memory: &Extent) -> Result<(), HcaError> {
         if memory.dma_buf.is_some() && !state.devices[self.device as usize].dma_buf {
             let reason = format!("{} has no DMA-BUF support", state.devices[self.device as usize].name);
             return Err(HcaError::Unsupported { what: "memory of a device", reason });

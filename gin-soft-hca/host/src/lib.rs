@@ -28,7 +28,7 @@ pub use firmware::reason;
 pub use gin_soft_hca::{Fault, FaultKind, Options, Violation, ViolationKind};
 pub use place::{Parked, SoftEngine};
 
-use self::objects::State;
+use self::objects::HcaState;
 use gin_gpu::Device;
 #[cfg(doc)]
 use gin_nic::hca::Hca;
@@ -47,7 +47,7 @@ const NAP: Duration = Duration::from_micros(20);
 /// The network that software NICs of this process are part of, and the engine of them all.
 #[derive(Clone)]
 pub struct SoftFabric {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<HcaState>>,
 }
 
 impl fmt::Debug for SoftFabric {
@@ -65,7 +65,7 @@ impl Default for SoftFabric {
 impl SoftFabric {
     /// With no NIC yet.
     pub fn new(options: Options) -> Self {
-        Self { state: Arc::new(Mutex::new(State::new(options))) }
+        Self { state: Arc::new(Mutex::new(HcaState::new(options))) }
     }
 
     /// Has the engine run as `engine` says, with and for `device` and all devices that it reaches. No NIC has an
@@ -175,13 +175,13 @@ impl SoftFabric {
     }
 
     /// The state, parked if the engine is a kernel.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, HcaState> {
         let mut state = self.lock_as_it_is();
         state.park();
         state
     }
 
-    fn lock_as_it_is(&self) -> MutexGuard<'_, State> {
+    fn lock_as_it_is(&self) -> MutexGuard<'_, HcaState> {
         // A test that failed with the lock held says more than a second panic.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

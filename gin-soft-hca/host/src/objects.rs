@@ -4,7 +4,7 @@
 use super::SoftConfig;
 use super::firmware::{Reason, Refusal};
 use super::memory::HostMemory;
-use super::place::{DOORBELLS, Place};
+use super::place::{DOORBELLS, EnginePlace};
 use super::table::{Full, Table};
 use gin_abi::mlx5::command::Status;
 use gin_nic::hca::{Access, Extent, Handle, HcaError};
@@ -82,7 +82,7 @@ pub(super) struct Uses {
 /// Numbered objects; number 0 is never given.
 pub(super) type Slots<T> = Vec<Option<Owned<T>>>;
 
-pub(super) struct State {
+pub(super) struct HcaState {
     pub(super) devices: Vec<SoftConfig>,
     /// By handle.
     pub(super) objects: BTreeMap<u64, Object>,
@@ -107,11 +107,11 @@ pub(super) struct State {
     pub(super) stage: u64,
     _stage: Box<[AtomicU64]>,
     pub(super) memory: HostMemory,
-    pub(super) place: Place,
+    pub(super) place: EnginePlace,
     serial: u64,
 }
 
-impl State {
+impl HcaState {
     pub(super) fn new(options: Options) -> Self {
         let stage: Box<[AtomicU64]> = (0..STAGE_BYTES / 8).map(|_| AtomicU64::new(0)).collect();
         Self {
@@ -133,7 +133,7 @@ impl State {
             stage: stage.as_ptr() as u64,
             _stage: stage,
             memory: HostMemory::default(),
-            place: Place::Process,
+            place: EnginePlace::Process,
             serial: 0,
         }
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Where the engine of software NICs runs, if its users are real GPUs.
 
-use super::objects::State;
+use super::objects::HcaState;
 use super::{HcaError, no_engine};
 use gin_device::internal::orders;
 use gin_gpu::resident::Resident;
@@ -85,13 +85,13 @@ pub(super) struct KernelEngine {
 
 /// Where the engine runs.
 #[derive(Debug)]
-pub(super) enum Place {
+pub(super) enum EnginePlace {
     Process,
     Thread { doorbells: Arc<Memory>, _stage: Arc<Memory> },
     Kernel(Box<KernelEngine>),
 }
 
-impl Place {
+impl EnginePlace {
     /// Doorbell `number`, if doorbells do not lie in pages of this process.
     pub(super) fn doorbell(&self, number: u32) -> Option<u64> {
         let words = match self {
@@ -103,13 +103,13 @@ impl Place {
     }
 }
 
-impl State {
+impl HcaState {
     /// Has the engine run there from now on. After an error it runs where it did.
     ///
     /// # Errors
     /// An error of the device; [`HcaError::Engine`] if there are objects already.
     pub(super) fn place(&mut self, engine: SoftEngine, device: &Arc<dyn Device>) -> Result<(), HcaError> {
-        if !self.objects.is_empty() || !matches!(self.place, Place::Process) {
+        if !self.objects.is_empty() || !matches!(self.place, EnginePlace::Process) {
             return Err(no_engine("it has a place already, or there are objects that would have to move"));
         }
         let bytes = self.stage_bytes();
@@ -120,7 +120,7 @@ impl State {
                 let (stage, doorbells) =
                     (new(MemoryKind::Pinned, bytes)?, new(MemoryKind::Pinned, 8 * DOORBELLS as u64)?);
                 self.stage = stage.address();
-                self.place = Place::Thread { doorbells, _stage: stage };
+                self.place = EnginePlace::Thread { doorbells, _stage: stage };
             }
             SoftEngine::Kernel => {
                 let module = device.load(ModuleSource::Linked).map_err(no_engine)?;
@@ -155,10 +155,10 @@ impl State {
                 // So that its room is known.
                 engine.launch(self)?;
                 self.stage = engine.stage.address();
-                self.place = Place::Kernel(Box::new(engine));
+                self.place = EnginePlace::Kernel(Box::new(engine));
             }
         }
-        if !matches!(self.place, Place::Process) {
+        if !matches!(self.place, EnginePlace::Process) {
             self.memory.device = Some(device.clone());
         }
         Ok(())
@@ -166,7 +166,7 @@ impl State {
 
     /// Parks the kernel, if there is one, so that the tables can be used.
     pub(super) fn park(&mut self) {
-        if let Place::Kernel(engine) = &mut self.place {
+        if let EnginePlace::Kernel(engine) = &mut self.place {
             engine.park();
         }
     }
@@ -174,7 +174,7 @@ impl State {
     /// Why the engine does nothing any more.
     pub(super) fn broken(&self) -> Option<String> {
         let kernel = match &self.place {
-            Place::Kernel(engine) => engine.broken.clone(),
+            EnginePlace::Kernel(engine) => engine.broken.clone(),
             _ => None,
         };
         kernel.or_else(|| self.memory.failure.as_ref().map(ToString::to_string))
@@ -182,10 +182,10 @@ impl State {
 
     /// Launches the kernel again, if there is one and it is time.
     pub(super) fn tend(&mut self) {
-        let place = std::mem::replace(&mut self.place, Place::Process);
-        if let Place::Kernel(mut engine) = place {
+        let place = std::mem::replace(&mut self.place, EnginePlace::Process);
+        if let EnginePlace::Kernel(mut engine) = place {
             engine.tend(self);
-            self.place = Place::Kernel(engine);
+            self.place = EnginePlace::Kernel(engine);
         } else {
             self.place = place;
         }
@@ -194,7 +194,7 @@ impl State {
     /// How the kernel is asked to park.
     pub(super) fn bell(&self) -> Option<Arc<Bell>> {
         match &self.place {
-            Place::Kernel(engine) => Some(engine.bell.clone()),
+            EnginePlace::Kernel(engine) => Some(engine.bell.clone()),
             _ => None,
         }
     }
@@ -207,8 +207,8 @@ impl State {
     /// Where rings and records have to lie that GPUs fill.
     pub(super) fn ring_memory(&self) -> MemoryKind {
         match self.place {
-            Place::Thread { .. } => MemoryKind::Pinned,
-            Place::Process | Place::Kernel(_) => MemoryKind::Device,
+            EnginePlace::Thread { .. } => MemoryKind::Pinned,
+            EnginePlace::Process | EnginePlace::Kernel(_) => MemoryKind::Device,
         }
     }
 
@@ -217,7 +217,7 @@ impl State {
     /// # Errors
     /// An error of the device.
     pub(super) fn store_doorbell(&self, doorbell: u64, word: u64) -> Result<(), HcaError> {
-        if let Place::Kernel(engine) = &self.place {
+        if let EnginePlace::Kernel(engine) = &self.place {
             let at = doorbell.wrapping_sub(engine.doorbells.address());
             if at < engine.doorbells.bytes() {
                 return engine.doorbells.write(at, &[word]).map_err(no_engine);
@@ -231,7 +231,7 @@ impl State {
 
     /// Returns whether a kernel executes the entries.
     pub(super) fn is_kernel(&self) -> bool {
-        matches!(self.place, Place::Kernel(_))
+        matches!(self.place, EnginePlace::Kernel(_))
     }
 
     /// Clears a doorbell that gets a new owner.
@@ -241,9 +241,9 @@ impl State {
     pub(super) fn clear_doorbell(&self, number: u32) -> Result<(), HcaError> {
         let at = 8 * u64::from(number);
         match &self.place {
-            Place::Process => Ok(()),
-            Place::Thread { doorbells, .. } => doorbells.write(at, &[0u64]).map_err(no_engine),
-            Place::Kernel(engine) => {
+            EnginePlace::Process => Ok(()),
+            EnginePlace::Thread { doorbells, .. } => doorbells.write(at, &[0u64]).map_err(no_engine),
+            EnginePlace::Kernel(engine) => {
                 engine.doorbells.write(at, &[0u64]).and_then(|()| engine.seen.write(at, &[0u64])).map_err(no_engine)
             }
         }
@@ -251,7 +251,7 @@ impl State {
 }
 
 impl KernelEngine {
-    fn residence(&self, state: &State) -> Result<Residence, HcaError> {
+    fn residence(&self, state: &HcaState) -> Result<Residence, HcaError> {
         Ok(Residence {
             queues: state.queues.place()?,
             busy: state.busy.place()?,
@@ -271,7 +271,7 @@ impl KernelEngine {
     }
 
     /// Launches it, unless the device keeps it parked.
-    fn launch(&mut self, state: &State) -> Result<(), HcaError> {
+    fn launch(&mut self, state: &HcaState) -> Result<(), HcaError> {
         let residence = self.residence(state)?;
         self.bell.store(0);
         // Safety: the tables are pinned and long enough, and nobody touches them until the kernel has ended; what they
@@ -320,7 +320,7 @@ impl KernelEngine {
         self.used = Instant::now();
     }
 
-    fn tend(&mut self, state: &State) {
+    fn tend(&mut self, state: &HcaState) {
         if self.is_launched && !self.look() {
             return;
         }

@@ -2,7 +2,7 @@
 //! Commands that make objects, and that end queues.
 
 use super::{Answer, Reason, check_reserved, reply_number, room};
-use crate::objects::{EVENT_QUEUE, Owned, PAGE, RingMemory, State, Uses, add};
+use crate::objects::{EVENT_QUEUE, HcaState, Owned, PAGE, RingMemory, Uses, add};
 use crate::table::Full;
 use gin_abi::mlx5::bits::{Layout, View};
 use gin_abi::mlx5::command::{QpState, RQ_TYPE_NONE, Status};
@@ -15,7 +15,7 @@ use gin_abi::mlx5::mailbox::{
 use gin_abi::mlx5::wqe::SLOT_BYTES;
 use gin_soft_hca::tables::{CompletionQueue, QueuePair};
 
-pub(super) fn create_umem(state: &mut State, device: u32, input: &[u8], output: &mut [u8]) -> Answer<u32> {
+pub(super) fn create_umem(state: &mut HcaState, device: u32, input: &[u8], output: &mut [u8]) -> Answer<u32> {
     room::<CreateUmemOut>(output)?;
     state.check_room(device)?;
     let length = || Reason::InputLength.refuse(Status::BadInputLength);
@@ -53,7 +53,7 @@ pub(super) fn create_umem(state: &mut State, device: u32, input: &[u8], output: 
 }
 
 pub(super) fn allocate_uar(
-    state: &mut State,
+    state: &mut HcaState,
     device: u32,
     _command: View<'_, AllocUarIn>,
     output: &mut [u8],
@@ -67,7 +67,7 @@ pub(super) fn allocate_uar(
 
 /// Where `bytes` bytes at `offset` of a memory for rings lie.
 fn ring_place(
-    state: &State,
+    state: &HcaState,
     device: u32,
     (valid, number): (u64, u64),
     offset: u64,
@@ -89,13 +89,13 @@ fn ring_place(
     if place.is_multiple_of(align) { Ok((place, number as u32)) } else { Err(Reason::Alignment.parameter()) }
 }
 
-fn check_uar(state: &State, device: u32, number: u64) -> Answer<u32> {
+fn check_uar(state: &HcaState, device: u32, number: u64) -> Answer<u32> {
     let found = state.uars.get(number as usize).and_then(Option::as_ref).filter(|uar| uar.device == device);
     found.map(|_| number as u32).ok_or(Reason::Uar.refuse(Status::BadResource))
 }
 
 pub(super) fn create_completions(
-    state: &mut State,
+    state: &mut HcaState,
     device: u32,
     command: View<'_, CreateCqIn>,
     output: &mut [u8],
@@ -139,7 +139,7 @@ pub(super) fn create_completions(
     Ok(number)
 }
 
-pub(super) fn destroy_completions(state: &mut State, number: u32) -> Answer<()> {
+pub(super) fn destroy_completions(state: &mut HcaState, number: u32) -> Answer<()> {
     let (uses, users) = state.completion_uses[number as usize].clone();
     if users > 0 {
         return Err(Reason::InUse.refuse(Status::ResourceBusy));
@@ -150,7 +150,7 @@ pub(super) fn destroy_completions(state: &mut State, number: u32) -> Answer<()> 
 }
 
 pub(super) fn create_queue(
-    state: &mut State,
+    state: &mut HcaState,
     device: u32,
     command: View<'_, CreateQpIn>,
     output: &mut [u8],
@@ -215,7 +215,7 @@ pub(super) fn create_queue(
     Ok(number)
 }
 
-pub(super) fn destroy_queue(state: &mut State, number: u32) -> Answer<()> {
+pub(super) fn destroy_queue(state: &mut HcaState, number: u32) -> Answer<()> {
     let uses = std::mem::take(&mut state.queue_uses[number as usize]);
     state.queues[number as usize].live = false;
     state.count(&uses, false);

@@ -5,7 +5,7 @@ mod make;
 mod query;
 mod states;
 
-use super::objects::{Kind, Object, State, remove};
+use super::objects::{HcaState, Kind, Object, remove};
 use super::{SoftConfig, SoftPort};
 use gin_abi::mlx5::bits::{Field, Layout, Mailbox, RowKind, View};
 use gin_abi::mlx5::command::{Status, opcode};
@@ -104,7 +104,7 @@ type Answer<T> = Result<T, Refusal>;
 
 /// Executes a command about the object, or about none. Gives the handle of what it made.
 pub(super) fn execute(
-    state: &mut State,
+    state: &mut HcaState,
     device: u32,
     object: Option<Object>,
     input: &[u8],
@@ -127,7 +127,7 @@ pub(super) fn execute(
 }
 
 fn dispatch(
-    state: &mut State,
+    state: &mut HcaState,
     device: u32,
     object: Option<Object>,
     input: &[u8],

@@ -3,7 +3,7 @@
 
 use super::{Answer, Reason, port_of, reply, room};
 use crate::SoftConfig;
-use crate::objects::{PAGE, State};
+use crate::objects::{HcaState, PAGE};
 use gin_abi::mlx5::bits::{Mailbox, View};
 use gin_abi::mlx5::command::{PORT_TYPE_ETHERNET, Status, capability, roce_version};
 use gin_abi::mlx5::mailbox::{
@@ -97,7 +97,7 @@ pub(super) fn query_address(
 }
 
 pub(super) fn query_queue(
-    state: &mut State,
+    state: &mut HcaState,
     number: u32,
     _command: View<'_, QueryQpIn>,
     output: &mut [u8],
@@ -120,7 +120,7 @@ pub(super) fn query_queue(
 }
 
 pub(super) fn query_completions(
-    state: &mut State,
+    state: &mut HcaState,
     number: u32,
     _command: View<'_, QueryCqIn>,
     output: &mut [u8],

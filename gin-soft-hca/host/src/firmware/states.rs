@@ -2,7 +2,7 @@
 //! Changes of the state of a queue pair.
 
 use super::{Answer, Reason, port_of};
-use crate::objects::State;
+use crate::objects::HcaState;
 use crate::{SoftConfig, SoftPort};
 use gin_abi::mlx5::bits::View;
 use gin_abi::mlx5::command::{AtomicMode, Mtu, PM_MIGRATED, QpState, Status, opcode, opt_param, roce_version};
@@ -11,7 +11,7 @@ use gin_nic::hca::Link;
 use gin_soft_hca::tables::{QueuePair, Rights};
 
 /// The queue pair, if it is in this state.
-fn in_state(state: &mut State, number: u32, expected: QpState) -> Answer<&mut QueuePair> {
+fn in_state(state: &mut HcaState, number: u32, expected: QpState) -> Answer<&mut QueuePair> {
     let queue = &mut state.queues[number as usize];
     if queue.state == expected { Ok(queue) } else { Err(Reason::State.refuse(Status::BadQpState)) }
 }
@@ -39,7 +39,7 @@ fn check_optional(mask: u64, allowed: u64) -> Answer<()> {
     if mask & !allowed == 0 { Ok(()) } else { Err(Reason::Optional.parameter()) }
 }
 
-pub(super) fn to_init(state: &mut State, number: u32, command: View<'_, ModifyQpIn>) -> Answer<()> {
+pub(super) fn to_init(state: &mut HcaState, number: u32, command: View<'_, ModifyQpIn>) -> Answer<()> {
     in_state(state, number, QpState::Reset)?;
     let context = command.part(ModifyQpIn::QPC);
     let device = state.queues[number as usize].device;
@@ -60,7 +60,7 @@ pub(super) fn to_init(state: &mut State, number: u32, command: View<'_, ModifyQp
     Ok(())
 }
 
-pub(super) fn to_ready_to_receive(state: &mut State, number: u32, command: View<'_, ModifyQpIn>) -> Answer<()> {
+pub(super) fn to_ready_to_receive(state: &mut HcaState, number: u32, command: View<'_, ModifyQpIn>) -> Answer<()> {
     let queue = *in_state(state, number, QpState::Init)?;
     let context = command.part(ModifyQpIn::QPC);
     let config = state.config(queue.device);
@@ -95,7 +95,7 @@ pub(super) fn to_ready_to_receive(state: &mut State, number: u32, command: View<
 }
 
 /// The own port of a path, and the NIC at its other end, if there is one.
-fn resolve<'s>(state: &State, config: &'s SoftConfig, path: View<'_, Ads>) -> Answer<(&'s SoftPort, Option<u32>)> {
+fn resolve<'s>(state: &HcaState, config: &'s SoftConfig, path: View<'_, Ads>) -> Answer<(&'s SoftPort, Option<u32>)> {
     let port = port_of(config, path.get(Ads::VHCA_PORT_NUM))?;
     let gid = path.get_bytes(Ads::RGID_RIP);
     let has = |port: &SoftPort, gid: [u8; 16]| port.gids.iter().any(|entry| entry.gid == gid);
@@ -141,7 +141,7 @@ fn resolve<'s>(state: &State, config: &'s SoftConfig, path: View<'_, Ads>) -> An
     Ok((port, found.map(|(number, _)| number as u32).filter(|_| port.active)))
 }
 
-pub(super) fn to_ready_to_send(state: &mut State, number: u32, command: View<'_, ModifyQpIn>) -> Answer<()> {
+pub(super) fn to_ready_to_send(state: &mut HcaState, number: u32, command: View<'_, ModifyQpIn>) -> Answer<()> {
     let queue = *in_state(state, number, QpState::ReadyToReceive)?;
     let context = command.part(ModifyQpIn::QPC);
     let config = state.config(queue.device);
@@ -162,7 +162,7 @@ pub(super) fn to_ready_to_send(state: &mut State, number: u32, command: View<'_,
     Ok(())
 }
 
-pub(super) fn stop(state: &mut State, number: u32, command: View<'_, StopQpIn>) -> Answer<()> {
+pub(super) fn stop(state: &mut HcaState, number: u32, command: View<'_, StopQpIn>) -> Answer<()> {
     let queue = &mut state.queues[number as usize];
     if command.get(StopQpIn::OPCODE) == opcode::TO_RST_QP {
         queue.reset();
