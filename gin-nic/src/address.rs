@@ -6,39 +6,39 @@ use super::hca::Link;
 use gin_abi::mlx5::command::Mtu;
 use gin_gpu::wire::{decode, encode};
 
-/// A sent address, behind its version: whether it is on Ethernet, the code of its MTU, and the other fields in their
-/// order.
+/// The message that carries an address, after its version: true for Ethernet, the code of the MTU, and the other fields
+/// in order.
 type Sent = (bool, u64, u32, u32, u16, [u8; 16]);
 
-/// Where a queue pair is reached.
+/// The address of a queue pair, by which a peer connects to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Address {
-    /// The network of its port.
+    /// The kind of network of its port.
     pub link: Link,
-    /// Most bytes of payload in a packet that it takes.
+    /// The most bytes of payload in a packet that it accepts.
     pub mtu: Mtu,
-    /// Number of the queue pair.
+    /// The number of the queue pair.
     pub queue: u32,
-    /// Number of the first packet that it sends, 24 bits.
+    /// The packet sequence number of the first packet that it sends; 24 bits.
     pub initial_psn: u32,
-    /// Local identifier of the port, on InfiniBand.
+    /// The local identifier of the port, on InfiniBand.
     pub lid: u16,
-    /// GID of the port.
+    /// The GID of the port.
     pub gid: [u8; 16],
 }
 
 impl Address {
-    /// Version of the exchange.
+    /// The version of the message.
     pub const VERSION: u32 = 3;
 
-    /// As it is sent.
+    /// Returns the message that carries the address.
     pub fn to_bytes(&self) -> Vec<u8> {
         let Self { link, mtu, queue, initial_psn, lid, gid } = *self;
         let sent: Sent = (link == Link::Ethernet, mtu.code(), queue, initial_psn, lid, gid);
         [&Self::VERSION.to_le_bytes()[..], &encode(&sent)].concat()
     }
 
-    /// Reads what `peer` sent.
+    /// Reads the message of `peer`.
     ///
     /// # Errors
     /// [`NicError::Version`], [`NicError::Address`].

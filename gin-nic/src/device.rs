@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Queue pairs and registrations in memory of a device, which they keep alive.
+//! Queue pairs in memory of a device, and registrations of memory. Both keep the memory alive.
 
 use super::Address;
 use super::doorbells::DoorbellPage;
@@ -15,21 +15,21 @@ use std::sync::Arc;
 /// An error of queue pairs in memory of a device.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DeviceQueueError {
-    /// The device failed.
+    /// An error of the device.
     #[error("memory of the rings: {0}")]
     Gpu(#[from] GpuError),
-    /// The NIC failed, or something does not fit.
+    /// An error of the NIC, or an exceeded limit.
     #[error(transparent)]
     Nic(#[from] NicError),
 }
 
 impl Nic {
-    /// Where rings have to lie that a device fills.
+    /// Returns the kind of memory for rings that a device fills.
     pub(super) fn ring_memory(&self) -> MemoryKind {
         self.owner.hca.ring_memory()
     }
 
-    /// See [`Hca::ring`](super::hca::Hca::ring).
+    /// Rings a doorbell: see [`Hca::ring`](super::hca::Hca::ring).
     ///
     /// # Safety
     /// - As there.
@@ -42,20 +42,20 @@ impl Nic {
     }
 }
 
-/// Queue pairs whose rings lie in memory of a device, or in pinned memory if the NIC demands that, for kernels of the
-/// device to post to.
+/// Queue pairs to which kernels of a device post. Their rings are in memory of the device, or in pinned memory if the
+/// NIC requires that.
 #[derive(Debug)]
 pub struct DeviceQueues {
-    // Ends before its memory is freed.
+    // Destroyed before its memory is freed.
     set: QueueSet,
     slab: MemorySlice,
 }
 
 impl DeviceQueues {
-    /// Allocates the slab, fills it, makes the queue pairs and moves them to init.
+    /// Allocates and fills the slab, creates the queue pairs and moves them to the state init.
     ///
     /// # Errors
-    /// [`DeviceQueueError`]; nothing is left behind.
+    /// [`DeviceQueueError`]. Then no object remains.
     pub fn new(
         nic: &Arc<Nic>,
         device: &Arc<dyn Device>,
@@ -77,32 +77,32 @@ impl DeviceQueues {
         Ok(Self { set, slab })
     }
 
-    /// The queue pairs, in the order of their specs; their rings lie in [`slab`](Self::slab).
+    /// Returns the queue pairs, in the order of their specs. Their rings are in [`slab`](Self::slab).
     pub fn infos(&self) -> impl Iterator<Item = &QueueInfo> {
         self.set.infos()
     }
 
-    /// The NIC.
+    /// Returns the NIC.
     pub(super) fn nic(&self) -> &Arc<Nic> {
         self.set.nic()
     }
 
-    /// See [`QueueSet::doorbell_pages`].
+    /// Returns the doorbell pages: see [`QueueSet::doorbell_pages`].
     pub(super) fn doorbell_pages(&self) -> impl Iterator<Item = DoorbellPage> {
         self.set.doorbell_pages()
     }
 
-    /// The memory with the rings.
+    /// Returns the memory with the rings.
     pub fn slab(&self) -> &MemorySlice {
         &self.slab
     }
 
-    /// See [`QueueSet::address`].
+    /// Returns the address of a queue pair: see [`QueueSet::address`].
     pub fn address(&self, index: usize) -> Option<Address> {
         self.set.address(index)
     }
 
-    /// See [`QueueSet::connect`].
+    /// Connects a queue pair: see [`QueueSet::connect`].
     ///
     /// # Errors
     /// As there.
@@ -120,7 +120,7 @@ impl DeviceQueues {
     }
 }
 
-/// Memory of a device that entries can name.
+/// Registered memory of a device, which work-queue entries can name.
 #[derive(Debug)]
 pub struct RegisteredSlice {
     // Ends before its memory is freed.
@@ -129,43 +129,43 @@ pub struct RegisteredSlice {
     start: u64,
 }
 
-/// The place of an address in its page of the host.
+/// Returns the offset of an address in its page of the host.
 fn start(address: u64) -> u64 {
     address % rustix::param::page_size() as u64
 }
 
 impl RegisteredSlice {
-    /// Registers memory; in entries its first byte has the address [`start`](Self::start).
+    /// Registers memory. In work-queue entries its first byte has the address [`start`](Self::start).
     ///
     /// # Errors
     /// An error of the NIC; [`NicError::Memory`], [`NicError::Unreached`].
     pub fn new(nic: &Arc<Nic>, slice: MemorySlice, access: Access) -> Result<Self, NicError> {
         let start = start(slice.address());
         nic.check_reach(&**slice.memory().device(), slice.memory().kind())?;
-        // Safety: the slice keeps the memory alive; a program that allocates memory for communication expects peers to
-        // use it.
+        // Safety: the slice keeps the memory alive. A program that allocates memory for communication expects that
+        // peers access it.
         let take = |extent: &Extent| unsafe { nic.owner.hca.register_region(&nic.domain, extent, start, access) };
         let region = nic.keep(nic.take_memory(Step::Region, &slice, take)?);
         Ok(Self { region, slice, start })
     }
 
-    /// Returns the address of its first byte in entries. It is less than a page of the host, because kernels register
-    /// memory only under an address with the memory's own place in a page.
+    /// Returns the address of its first byte in work-queue entries. It is less than a page of the host, because the
+    /// Linux driver registers memory only under an address with the same offset in a page.
     pub fn start(&self) -> u64 {
         self.start
     }
 
-    /// Key for local access.
+    /// Returns the key for local access.
     pub fn local_key(&self) -> u32 {
         self.region.local_key
     }
 
-    /// Key for remote access.
+    /// Returns the key for remote access.
     pub fn remote_key(&self) -> u32 {
         self.region.remote_key
     }
 
-    /// The memory.
+    /// Returns the memory.
     pub fn slice(&self) -> &MemorySlice {
         &self.slice
     }

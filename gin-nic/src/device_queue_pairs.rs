@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Queue pairs that kernels drive: for each context one to every rank that kernels reach, and the words beside them.
+//! Device-driven queue pairs: for each context one to every rank that kernels reach, and the words beside them.
 //!
-//! Whatever kernels touch lies in memory of their device: rings, doorbell records and completions in one slab for each
-//! context, tokens, tags and the table of [`QueuePairData`] in another allocation. The pair that a rank has for itself
-//! is connected to one without a send queue, as a queue pair cannot be connected to itself.
+//! Everything that kernels access is in memory of their device. Rings, doorbell records and completions are in one slab
+//! for each context. Tokens, tags and the table of [`QueuePairData`] are in another allocation. A queue pair cannot be
+//! connected to itself, so the queue pair of a rank to itself is connected to one without a send queue.
 
 use super::address::Address;
 use super::device::{DeviceQueueError, DeviceQueues, RegisteredSlice};
@@ -23,42 +23,42 @@ use gin_abi::mlx5::wqe::{QueueNumber, SLOT_BYTES};
 use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
 use std::sync::Arc;
 
-/// Words that are written by different threads are on lines apart.
+/// The distance of words that different threads write, so that they are on different cache lines.
 const LINE: u64 = 128;
-/// log2 of the most entries from one that asks for a completion to the next.
+/// log2 of the most entries from one that requests a completion to the next.
 const MOST_INTERVAL_LOG2: u32 = 4;
 
-/// How many queue pairs, and how long.
+/// The number and the length of queue pairs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
-    /// Contexts.
+    /// The number of contexts.
     pub contexts: u32,
-    /// Ranks, the own one included.
+    /// The number of ranks, including the own one.
     pub ranks: u32,
     /// The own rank.
     pub rank: u32,
-    /// The distance of connected ranks, at least 1: a rank has queue pairs to all ranks that differ from its own by a
-    /// multiple of this, itself included.
+    /// The distance of connected ranks, at least 1. A rank has queue pairs to itself and to all ranks whose number
+    /// differs from its own by a multiple of this.
     pub step: u32,
-    /// Slots of each send queue: a power of two, log2 of it [`LEAST_DEPTH_LOG2`](gin_abi::gdaki::LEAST_DEPTH_LOG2) to
-    /// [`MOST_DEPTH_LOG2`](gin_abi::gdaki::MOST_DEPTH_LOG2).
+    /// The slots of each send queue: a power of two, with log2 from
+    /// [`LEAST_DEPTH_LOG2`](gin_abi::gdaki::LEAST_DEPTH_LOG2) to [`MOST_DEPTH_LOG2`](gin_abi::gdaki::MOST_DEPTH_LOG2).
     pub depth: u32,
-    /// How far kernels release before they ring.
+    /// The scope to which kernels release before they ring.
     pub release: DoorbellRelease,
 }
 
 impl Shape {
-    /// The ranks that there are queue pairs to, in each context.
+    /// Returns the ranks to which each context has a queue pair.
     pub fn peers(&self) -> impl Iterator<Item = u32> + use<> {
         (self.rank % self.step..self.ranks).step_by(self.step as usize)
     }
 
-    /// Their number.
+    /// Returns the number of these ranks.
     pub fn count(&self) -> u32 {
         self.ranks.saturating_sub(self.rank % self.step).div_ceil(self.step)
     }
 
-    /// Which of them a rank is, if it is one.
+    /// Returns the index of a rank among these ranks; `None` for another rank.
     pub fn place(&self, peer: u32) -> Option<u32> {
         (peer < self.ranks && peer % self.step == self.rank % self.step).then_some(peer / self.step)
     }
@@ -67,12 +67,12 @@ impl Shape {
         u64::from(self.contexts) * u64::from(self.count())
     }
 
-    /// Entries of the table that kernels read.
+    /// Returns the number of entries of the table that kernels read.
     fn entries(&self) -> u64 {
         u64::from(self.contexts) * u64::from(self.ranks)
     }
 
-    /// Which of the entries is that of a rank.
+    /// Returns the index of the table entry of a rank.
     fn entry(&self, context: u32, peer: u32) -> u64 {
         u64::from(context) * u64::from(self.ranks) + u64::from(peer)
     }
@@ -83,19 +83,19 @@ impl Shape {
     }
 }
 
-/// Where the words lie in their allocation.
+/// The layout of the words in their allocation.
 #[derive(Debug)]
 struct Places {
     tokens: u64,
     tags: u64,
     busy: u64,
-    /// Bytes of one context.
+    /// The bytes of one context.
     busy_bytes: u64,
     end: u64,
 }
 
 impl Places {
-    /// The table comes first.
+    /// Lays the words out, the table first.
     fn of(shape: &Shape) -> Self {
         let table = shape.entries() * size_of::<QueuePairData>() as u64;
         let ring_words = shape.queues() * u64::from(shape.depth) * 8;
@@ -110,23 +110,23 @@ impl Places {
 /// The data of a queue pair that kernels need beside its rings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Target {
-    /// Key of the peer's signal words; 0 if it has none.
+    /// The key of the peer's signal words; 0 if it has none.
     pub signal_key: u32,
-    /// Address, in the region of that key, of the context's first signal word.
+    /// The address of the context's first signal word in the region of that key.
     pub signals: u64,
-    /// Most bytes of one entry.
+    /// The most bytes of one entry.
     pub most_bytes: u32,
 }
 
-/// Queue pairs of all contexts.
+/// The device-driven queue pairs of all contexts.
 #[derive(Debug)]
 pub struct DeviceQueuePairs {
-    /// By context: one queue pair for each of the shape's peers, then the responder.
+    /// The sets by context. Each has a queue pair for each of the shape's peers, then the responder.
     sets: Vec<DeviceQueues>,
-    /// Where old values of atomics go.
+    /// The memory that receives the old values of atomics.
     sink: RegisteredSlice,
     words: Arc<Memory>,
-    // Ends after the queue pairs: pages that are mapped keep the NIC's.
+    // Dropped after the queue pairs: mapped pages keep the NIC's pages.
     bells: Bells,
     /// By context.
     counters: Vec<Option<MemorySlice>>,
@@ -135,11 +135,11 @@ pub struct DeviceQueuePairs {
 }
 
 impl DeviceQueuePairs {
-    /// Makes the queue pairs and moves them to init. `counters`: the counter words of each context, in memory of the
-    /// device. `doorbells`: the requested engine; [`ringer`](Self::ringer) returns the actual one.
+    /// Creates the queue pairs and moves them to the state init. `counters`: the counter words of each context, in
+    /// memory of the device. `doorbells`: the requested engine; [`ringer`](Self::ringer) returns the actual one.
     ///
     /// # Errors
-    /// [`DeviceQueueError`]; nothing is left behind.
+    /// [`DeviceQueueError`]. Then no object remains.
     pub fn new(
         nic: &Arc<Nic>,
         device: &Arc<dyn Device>,
@@ -155,7 +155,7 @@ impl DeviceQueuePairs {
         specs.push(QueueSpec { role: Role::Responder, ..sender });
         let places = Places::of(&shape);
         let words = Memory::new(device, MemoryKind::Device, places.end)?;
-        // At address 0 of its region, so at the beginning of a page.
+        // It has address 0 in its region, so it must begin a page.
         let page = rustix::param::page_size() as u64;
         let home = Memory::new(device, nic.ring_memory(), page + 8)?;
         let first = home.address().next_multiple_of(page) - home.address();
@@ -172,10 +172,10 @@ impl DeviceQueuePairs {
         self.sets.get(context as usize)?.address(self.shape.place(peer)? as usize)
     }
 
-    /// Connects the queue pair of a context to that of a peer. The address of the own rank's is not looked at.
+    /// Connects the queue pair of a context to that of a peer. Ignores the address if the peer is the own rank.
     ///
     /// # Errors
-    /// [`NicError`], with the peer.
+    /// [`NicError`] with the peer.
     ///
     /// # Panics
     /// If there is no such context, or no queue pair to the peer.
@@ -242,7 +242,7 @@ impl DeviceQueuePairs {
         }
     }
 
-    /// Offset of the words of a queue pair, of which there is one for each slot.
+    /// Returns the offset of the words of a queue pair, which has one for each slot.
     fn ring_words(&self, first: u64, context: u32, peer: u32) -> u64 {
         first + self.shape.index(context, peer) * u64::from(self.shape.depth) * 8
     }
@@ -252,18 +252,18 @@ impl DeviceQueuePairs {
         self.bells.ringer()
     }
 
-    /// Address of the table, for [`CommHandle::queue_pairs`](gin_abi::CommHandle::queue_pairs).
+    /// Returns the address of the table, for [`CommHandle::queue_pairs`](gin_abi::CommHandle::queue_pairs).
     pub fn table(&self) -> u64 {
         self.words.address()
     }
 
-    /// Address of a context's words of peers that may have entries under way.
+    /// Returns the address of a context's words that mark peers with unfinished entries.
     pub fn busy(&self, context: u32) -> u64 {
         self.words.address() + self.places.busy + u64::from(context) * self.places.busy_bytes
     }
 
-    /// Passes doorbells on, if kernels do not ring themselves. It must be stepped until the queue pairs end, and no
-    /// longer.
+    /// Returns the relay that rings doorbells, if kernels do not ring them. A thread must step it until the queue pairs
+    /// are destroyed, and no longer.
     pub fn relay(&self) -> Option<DoorbellRelay> {
         let Bells::Relayed(words, _) = &self.bells else { return None };
         let mut lines = Vec::new();
@@ -273,13 +273,13 @@ impl DeviceQueuePairs {
                 lines.push(RelayLine { from, to: info.doorbell });
             }
         }
-        // Safety: the words and the pages are there as long as `self`; only kernels of one device, and the host while
-        // none runs, store to them.
+        // Safety: the words and the pages exist as long as `self`. Only kernels of one device store to them, and the
+        // host while no kernel runs.
         self.sets.first().map(|set| unsafe { DoorbellRelay::new(set.nic(), lines) })
     }
 
-    /// How far the queue pairs are that something was posted to, while kernels may run: context, peer, entries claimed,
-    /// and entries that are known to be complete. Each is a number that was right once.
+    /// Returns the progress of the queue pairs that requests were posted to: context, peer, number of claimed entries,
+    /// and number of entries known to be complete. Kernels may run meanwhile; each number was right at some moment.
     ///
     /// # Errors
     /// An error of the device.
@@ -294,8 +294,8 @@ impl DeviceQueuePairs {
         Ok(all.filter(|&(_, _, claimed, _)| claimed > 0).collect())
     }
 
-    /// Brings what kernels have posted to its end; none of them may run. Returns the number of entries that are not
-    /// complete when `expired` says that the time is over.
+    /// Waits until all posted entries are complete; no kernel may run. Returns the number of incomplete entries once
+    /// `expired` returns true.
     ///
     /// # Errors
     /// [`DrainError`].
@@ -303,7 +303,7 @@ impl DeviceQueuePairs {
         drain::drain(self.idle()?, expired)
     }
 
-    /// The queue pairs that have entries which are not known to be complete.
+    /// Returns the queue pairs with entries that are not known to be complete.
     fn idle(&self) -> Result<Vec<IdleQueue>, GpuError> {
         let mut table = vec![QueuePairData::zeroed(); self.shape.entries() as usize];
         self.words.read(0, &mut table)?;
@@ -349,7 +349,7 @@ impl DeviceQueuePairs {
         })
     }
 
-    /// The queue pair of a context to a peer, whatever its state.
+    /// Returns the queue pair of a context to a peer, in any state.
     #[doc(hidden)]
     pub fn one(&self, context: u32, peer: u32) -> IdleQueue {
         let set = &self.sets[context as usize];

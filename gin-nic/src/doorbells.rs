@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The engine that rings doorbells: kernels, where their device can store to the NIC's doorbell pages, else the host.
+//! The engine that rings doorbells: kernels if their device can store to the NIC's doorbell pages, else the host.
 
 use super::device::{DeviceQueueError, DeviceQueues};
 use super::error::NicError;
@@ -12,35 +12,39 @@ use std::collections::btree_map::Entry;
 use std::fmt;
 use std::sync::Arc;
 
-/// The requested engine for the doorbells of device-driven queue pairs.
+/// The requested engine that rings the doorbells of device-driven queue pairs.
+///
+/// ```
+/// assert_eq!(gin_nic::Doorbells::default(), gin_nic::Doorbells::Automatic);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum Doorbells {
-    /// Kernels, if the NIC's doorbell pages can be mapped into their device; else the host. [`Ringer`] says which.
+    /// Kernels, if their device can map the NIC's doorbell pages; else the host. [`Ringer`] names the actual engine.
     #[default]
     Automatic,
-    /// Kernels; that pages cannot be mapped is an error.
+    /// Kernels. Bring-up fails if their device cannot map the pages.
     Gpu,
-    /// The progress thread: kernels store doorbells to pinned memory, and it passes them on.
+    /// The progress thread. Kernels store doorbells to pinned memory, and the thread rings them.
     Host,
 }
 
-/// How far kernels release what a NIC is to read, before they ring its doorbell: the entries, and the payload that they
-/// name.
+/// The scope to which kernels release, before they ring a doorbell, the memory that the NIC will read: the entries, and
+/// the payload that they name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum DoorbellRelease {
-    /// To the system, as the memory model of PTX asks for where a device reads that is no thread of the GPU.
+    /// The system, as the memory model of PTX requires if a device other than the GPU reads.
     #[default]
     System,
-    /// To the GPU only: what it has written is in its L2 cache then. That is right only if the NIC reads it through
-    /// that cache, as one on PCIe does that reads this GPU's own memory. No document promises that the cache has it
-    /// before the doorbell arrives; NCCL's kernels rely on it.
+    /// The GPU only: then its writes are in its L2 cache. That suffices only if the NIC reads through that cache, as a
+    /// NIC on PCIe does that reads this GPU's own memory. No document promises that the cache has the writes before the
+    /// doorbell arrives; NCCL's kernels rely on it.
     ///
-    /// Rings must lie in memory of the GPU: pinned memory is refused.
+    /// Rings must be in memory of the GPU: bring-up refuses pinned memory.
     Gpu,
 }
 
 impl DoorbellRelease {
-    /// As kernels read it.
+    /// Returns the value that kernels read.
     pub(super) fn code(self) -> u16 {
         match self {
             Self::System => DOORBELL_SYSTEM,
@@ -48,7 +52,7 @@ impl DoorbellRelease {
         }
     }
 
-    /// Makes sure that it covers rings in memory of this kind.
+    /// Checks that the scope covers rings in memory of this kind.
     ///
     /// # Errors
     /// [`NicError::Unreleased`].
@@ -63,10 +67,10 @@ impl DoorbellRelease {
 /// The engine that rings the doorbells of a communicator.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Ringer {
-    /// Its kernels.
+    /// The communicator's kernels.
     Kernels,
-    /// The progress thread: because it was asked for ([`Doorbells::Host`]), or because the doorbell pages cannot be
-    /// mapped into the device, with the reason.
+    /// The progress thread, because it was requested ([`Doorbells::Host`]), or because the device cannot map the
+    /// doorbell pages, with the reason.
     Host(Option<GpuError>),
 }
 
@@ -80,19 +84,19 @@ impl fmt::Display for Ringer {
     }
 }
 
-/// A doorbell page of a NIC, as this process has it mapped.
+/// A doorbell page of a NIC, mapped into this process.
 #[derive(Clone, Debug)]
 pub(super) struct DoorbellPage {
-    /// Where its doorbells are stored.
+    /// The address of its doorbells.
     pub(super) doorbell: u64,
-    /// The page is mapped as long as this is there.
+    /// Keeps the page mapped.
     pub(super) object: Arc<Owned>,
 }
 
 /// Doorbell pages, mapped into a device.
 #[derive(Debug)]
 pub(super) struct Pages {
-    /// By address in this process; none if kernels find doorbells where the host does anyway.
+    /// The pages by address in this process; none if kernels and host find doorbells at the same addresses.
     pages: BTreeMap<u64, Box<dyn MappedPages>>,
     size: u64,
 }
@@ -109,43 +113,43 @@ impl Pages {
             let page = doorbell - doorbell % size;
             if let Entry::Vacant(entry) = pages.entry(page) {
                 let keep: Keep = object;
-                // Safety: a page of the host, which is mapped as long as the object is there.
+                // Safety: a page of the host, which is mapped as long as the object exists.
                 entry.insert(unsafe { device.map_pages(page, size, keep) }?);
             }
         }
         Ok(Self { pages, size })
     }
 
-    /// Where kernels store the doorbell that this process has at `doorbell`.
+    /// Returns the address at which kernels store the doorbell that this process has at `doorbell`.
     fn address(&self, doorbell: u64) -> u64 {
         let offset = doorbell % self.size;
         self.pages.get(&(doorbell - offset)).map_or(doorbell, |page| page.address() + offset)
     }
 }
 
-/// Where the host rings.
+/// The place where the host rings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum HostBell {
-    /// At the NIC's doorbell, by its address in this process.
+    /// The NIC's doorbell, by its address in this process.
     Nic(u64),
-    /// At the word in pinned memory that is passed on to it.
+    /// The word in pinned memory from which the relay rings.
     Word(u64),
 }
 
-/// Where kernels store doorbells.
+/// The place where kernels store doorbells.
 #[derive(Debug)]
 pub(super) enum Bells {
-    /// To the NIC's pages.
+    /// The NIC's pages.
     Pages(Pages),
-    /// To words in pinned memory, one for each queue pair; and why not to pages, if that was not asked for.
+    /// Words in pinned memory, one for each queue pair, with the reason why not pages unless the host was requested.
     Relayed(Arc<Memory>, Option<GpuError>),
 }
 
 impl Bells {
-    /// Makes the doorbells of the queue pairs of these sets.
+    /// Maps or allocates the doorbells of the queue pairs of these sets.
     ///
     /// # Errors
-    /// [`NicError::Doorbells`] if kernels are to ring and cannot; what the device reports.
+    /// [`NicError::Doorbells`] if kernels were requested and cannot ring; an error of the device.
     pub(super) fn new(
         nic: &Nic,
         device: &Arc<dyn Device>,
@@ -164,7 +168,8 @@ impl Bells {
         Ok(Self::Relayed(Memory::new(device, MemoryKind::Pinned, queues * 8)?, refusal))
     }
 
-    /// Where kernels store the doorbell of queue pair number `index`, which this process has at `doorbell`.
+    /// Returns the address at which kernels store the doorbell of queue pair number `index`, which this process has at
+    /// `doorbell`.
     pub(super) fn address(&self, index: u64, doorbell: u64) -> u64 {
         match self {
             Self::Pages(pages) => pages.address(doorbell),
@@ -172,11 +177,11 @@ impl Bells {
         }
     }
 
-    /// Where the host rings it, while no kernel runs.
+    /// Returns the place where the host rings this doorbell while no kernel runs.
     pub(super) fn host(&self, index: u64, doorbell: u64) -> HostBell {
         match self {
             Self::Pages(_) => HostBell::Nic(doorbell),
-            // Kernels' last stores may not have been passed on yet: this takes their place.
+            // The relay may not have rung for the kernels' last stores yet. This store replaces them.
             Self::Relayed(..) => HostBell::Word(self.address(index, doorbell)),
         }
     }
@@ -194,8 +199,8 @@ impl Nic {
         NicError::Doorbells { nic: self.name().to_owned(), device: device.name(), reason: Box::new(reason) }
     }
 
-    /// Returns the engine that would ring this NIC's doorbells for a device: makes a doorbell page, tries to map it,
-    /// and frees both.
+    /// Returns the engine that would ring this NIC's doorbells for a device. Allocates a doorbell page, tries to map
+    /// it, and frees both.
     ///
     /// # Errors
     /// An error of the NIC.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Brings what kernels have posted to its end, after they themselves have ended.
+//! Completes the entries that kernels have posted, after the kernels have ended.
 //!
-//! A kernel may leave entries that nobody waited for: some are with the NIC and ask for no completion, some were never
-//! announced. So the host posts one more entry behind them, which does nothing but complete, announces all, and takes
-//! completions until that one's is there. It leaves the words of the queue pair as the next kernel expects them.
+//! A kernel may leave entries for which it did not wait: some request no completion, some were never announced. So the
+//! host posts one more entry behind them that only completes, announces all entries, and consumes completions up to
+//! that entry's. It leaves the words of the queue pair as the next kernel expects them.
 
 use super::doorbells::HostBell;
 use super::hca::HcaError;
@@ -21,18 +21,18 @@ use std::mem::offset_of;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// Codes of a token's word: somebody has taken the token away, and it is here.
+/// The codes of a token's word: a thread holds the token, and the token is free.
 pub const TAKEN: u64 = 0;
 pub const HERE: u64 = 1;
 
-/// The word of the first token: kernels expect it with the queue pair.
+/// The word of the first token, as kernels expect it.
 pub const FIRST_TOKEN: u64 = token(0, HERE);
 
 pub const fn token(index: u64, code: u64) -> u64 {
     index << TOKEN_SHIFT | code
 }
 
-/// The counter that entry `index` raises, by its tag.
+/// Returns the counter that entry `index` raises, by its tag.
 pub const fn tagged(tag: u64, index: u64) -> Option<u64> {
     if tag >> TAG_SHIFT == (index + 1) & (u64::MAX >> TAG_SHIFT) { Some(tag & ((1 << TAG_SHIFT) - 1)) } else { None }
 }
@@ -41,10 +41,10 @@ pub const fn tagged(tag: u64, index: u64) -> Option<u64> {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DrainError {
-    /// The device failed.
+    /// An error of the device.
     #[error(transparent)]
     Gpu(#[from] GpuError),
-    /// The NIC cannot be rung.
+    /// The doorbell cannot be rung.
     #[error(transparent)]
     Nic(#[from] HcaError),
     /// An entry failed, and the queue pair is broken.
@@ -55,31 +55,31 @@ pub enum DrainError {
     Failed {
         /// The context.
         context: u32,
-        /// World rank of the peer.
+        /// The world rank of the peer.
         peer: u32,
-        /// The entry.
+        /// The index of the entry.
         index: u64,
-        /// Its operation, of [`wqe::opcode`].
+        /// Its opcode, one of [`wqe::opcode`].
         operation: u32,
-        /// Why.
+        /// The error of the NIC.
         failure: Failure,
     },
-    /// An entry was claimed and never written, so those behind it can never be announced.
+    /// An entry was claimed and never written, so later entries can never be announced.
     #[error("entry {index} of context {context} to rank {peer} was never written")]
     Hole {
         /// The context.
         context: u32,
-        /// World rank of the peer.
+        /// The world rank of the peer.
         peer: u32,
-        /// The entry.
+        /// The index of the entry.
         index: u64,
     },
-    /// The NIC did what it should not.
+    /// The NIC violated its protocol.
     #[error("completions of context {context} to rank {peer} make no sense")]
     Senseless {
         /// The context.
         context: u32,
-        /// World rank of the peer.
+        /// The world rank of the peer.
         peer: u32,
     },
 }
@@ -89,14 +89,14 @@ fn syndrome(failure: &Failure) -> String {
     format!("{text} (syndrome {:#x}, vendor's {:#x})", failure.syndrome, failure.vendor)
 }
 
-/// A queue pair that no kernel uses at the moment, as the host reaches it.
+/// A queue pair that no kernel uses, with the addresses by which the host accesses it.
 #[derive(Debug)]
 pub struct IdleQueue {
     pub context: u32,
     pub peer: u32,
-    /// Its words, as they are now.
+    /// A copy of its words.
     pub data: QueuePairData,
-    /// Where they lie.
+    /// The words.
     pub home: MemorySlice,
     /// The send queue.
     pub ring: MemorySlice,
@@ -104,22 +104,22 @@ pub struct IdleQueue {
     pub completions: MemorySlice,
     /// The doorbell record.
     pub record: MemorySlice,
-    /// Where the host rings.
+    /// The place where the host rings.
     pub(crate) doorbell: HostBell,
-    /// A word for each slot.
+    /// The tokens, a word for each slot.
     pub tokens: MemorySlice,
-    /// Another.
+    /// The tags, a word for each slot.
     pub tags: MemorySlice,
     /// The NIC.
     pub nic: Arc<Nic>,
-    /// The counters, if there are any.
+    /// The counters; `None` if there are none.
     pub counters: Option<MemorySlice>,
-    /// The host's last entry was posted.
+    /// The host has posted its entry.
     pub closed: bool,
 }
 
 impl IdleQueue {
-    /// Entries that are not complete.
+    /// Returns the number of incomplete entries.
     pub fn left(&self) -> u64 {
         self.data.producer_index - self.data.completion_index
     }
@@ -136,7 +136,7 @@ impl IdleQueue {
         self.home.write(offset as u64, &[value])
     }
 
-    /// Makes sure that all that was claimed was written.
+    /// Checks that all claimed entries were written.
     fn check(&self) -> Result<(), DrainError> {
         for index in self.data.rung.max(self.data.completion_index)..self.data.producer_index {
             let mut slot: [Slot; 1] = [Slot::default()];
@@ -148,14 +148,14 @@ impl IdleQueue {
         Ok(())
     }
 
-    /// Announces what was posted, and posts the last entry if there is room.
+    /// Announces all posted entries, and posts the last entry if there is room.
     pub fn begin(&mut self) -> Result<(), DrainError> {
         self.check()?;
         self.close()?;
         if self.data.rung < self.data.producer_index { self.announce() } else { Ok(()) }
     }
 
-    /// Posts an entry that completes behind all others, if there is room and one is needed still.
+    /// Posts an entry that completes after all others, if there is room and it is still needed.
     fn close(&mut self) -> Result<(), DrainError> {
         let (index, depth) = (self.data.producer_index, 1 << self.data.depth_log2);
         if self.closed || self.left() == 0 || self.left() >= depth {
@@ -171,26 +171,26 @@ impl IdleQueue {
         self.announce()
     }
 
-    /// Tells the NIC of all that was posted.
+    /// Announces all posted entries to the NIC.
     pub fn announce(&mut self) -> Result<(), DrainError> {
         let end = self.data.producer_index;
         self.record.write(0, &[Record { receive: Be32::new(0), send: Record::send(end) }])?;
         let word = Doorbell::word(end, self.number());
         match self.doorbell {
-            // Safety: the doorbell is there as long as the queue pair.
+            // Safety: the doorbell exists as long as the queue pair.
             HostBell::Nic(doorbell) => unsafe { self.nic.ring(doorbell, word) }?,
-            // Safety: so is the word, which lies in pinned memory.
+            // Safety: so does the word, which is in pinned memory.
             HostBell::Word(address) => {
                 unsafe { AtomicU64::from_ptr(address as usize as *mut u64) }.store(word, Ordering::Release)
             }
         }
-        // A page may be mapped so that stores are gathered; this one leaves now.
+        // The mapping may combine stores. The fence sends this one now.
         fence(Ordering::SeqCst);
         self.data.rung = end;
         Ok(self.keep(offset_of!(QueuePairData, rung), end)?)
     }
 
-    /// Takes the completions that are there. Returns whether everything is complete.
+    /// Consumes the available completions. Returns whether all entries are complete.
     pub fn poll(&mut self) -> Result<bool, DrainError> {
         let log_depth = self.data.depth_log2;
         loop {
@@ -214,8 +214,8 @@ impl IdleQueue {
         let senseless = DrainError::Senseless { context, peer };
         let outcome =
             completion.read(self.data.cq_consumer_index, self.data.depth_log2).map_err(|_| senseless.clone())?;
-        // Completions come in the order of their entries, so this is the first of that number from `completion_index`
-        // on.
+        // Completions arrive in the order of their entries, so this is the first entry with that number from
+        // `completion_index` on.
         let index =
             self.data.completion_index + u64::from(outcome.index.wrapping_sub(self.data.completion_index as u16));
         if index >= self.data.producer_index {
@@ -247,11 +247,11 @@ impl IdleQueue {
     }
 }
 
-/// Brings all of them to their end. Returns the number of entries that are not complete when `expired` says that the
-/// time is over.
+/// Waits until all entries of these queue pairs are complete. Returns the number of incomplete entries once `expired`
+/// returns true.
 ///
 /// # Errors
-/// The first [`DrainError`]; nothing more is waited for then.
+/// The first [`DrainError`], without a further wait.
 pub fn drain(mut queues: Vec<IdleQueue>, expired: Expired<'_>) -> Result<u64, DrainError> {
     queues.iter_mut().try_for_each(IdleQueue::begin)?;
     let mut failed = None;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Errors of bringing queue pairs up.
+//! Errors of the bring-up of queue pairs.
 
 use super::hca::HcaError;
 use gin_gpu::GpuError;
@@ -8,11 +8,11 @@ use std::fmt;
 /// The other end of a connection.
 #[derive(Clone, PartialEq, Eq, Debug, Hash)]
 pub struct NicPeer {
-    /// World rank.
+    /// The world rank.
     pub rank: u32,
-    /// Name of its host.
+    /// The name of its host.
     pub host: String,
-    /// Port of its NIC.
+    /// The port of its NIC.
     pub port: u8,
 }
 
@@ -37,175 +37,175 @@ macro_rules! steps {
 }
 
 steps! {
-    /// Asking what the NIC can do.
+    /// The query of the NIC's capabilities.
     Capabilities = "asking for capabilities",
-    /// Asking for the state of the port.
+    /// The query of the port's state.
     Port = "asking for the port",
-    /// Asking for GIDs.
+    /// The query of GIDs.
     Gids = "asking for GIDs",
-    /// Asking for the event queue.
+    /// The query of the event queue.
     EventQueue = "asking for an event queue",
-    /// Making a protection domain.
+    /// The allocation of a protection domain.
     Domain = "making a protection domain",
-    /// Registering a window or signal words.
+    /// The registration of a window or of signal words.
     Region = "registering memory",
-    /// Registering the slab with the rings.
+    /// The registration of the slab with the rings.
     Rings = "registering the memory of the rings",
-    /// Making a doorbell page.
+    /// The allocation of a doorbell page.
     DoorbellPage = "making a doorbell page",
-    /// Making a completion queue.
+    /// The creation of a completion queue.
     CompletionQueue = "making a completion queue",
-    /// Making a queue pair.
+    /// The creation of a queue pair.
     QueuePair = "making a queue pair",
-    /// The change to init.
+    /// The change to the state init.
     Init = "moving a queue pair to init",
-    /// Finding the way to the peer.
+    /// The resolution of the path to the peer.
     NextHop = "resolving the address of the peer",
-    /// The change to ready to receive.
+    /// The change to the state ready to receive.
     ReadyToReceive = "moving a queue pair to ready to receive",
-    /// The change to ready to send.
+    /// The change to the state ready to send.
     ReadyToSend = "moving a queue pair to ready to send",
-    /// Asking for the state of a queue pair.
+    /// The query of a queue pair's state.
     State = "asking for the state of a queue pair",
 }
 
-/// An error of bringing queue pairs up.
+/// An error of the bring-up of queue pairs.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NicError {
-    /// The NIC, or its driver, failed or refused.
+    /// The NIC or its driver failed or refused the step.
     #[error("{nic}: {step}{}: {source}", to(peer))]
     Step {
-        /// Name of the NIC.
+        /// The name of the NIC.
         nic: String,
         /// The step that failed.
         step: Step,
-        /// For whom.
+        /// The peer, if the step is for one.
         peer: Option<NicPeer>,
         /// The NIC's error.
         source: HcaError,
     },
-    /// The time was over before this was begun.
+    /// The deadline passed before this step began.
     #[error("{nic}: {step}{}: the deadline passed", to(peer))]
     Deadline {
-        /// Name of the NIC.
+        /// The name of the NIC.
         nic: String,
-        /// The step that was due.
+        /// The next step.
         step: Step,
-        /// For whom.
+        /// The peer, if the step is for one.
         peer: Option<NicPeer>,
     },
     /// The port is not up.
     #[error("{nic}: port {port} is down")]
     PortDown {
-        /// Name of the NIC.
+        /// The name of the NIC.
         nic: String,
         /// The port.
         port: u8,
     },
-    /// The NIC lacks something that is needed.
+    /// The NIC lacks a required feature.
     #[error("{nic} has no {what}")]
     NotCapable {
-        /// Name of the NIC.
+        /// The name of the NIC.
         nic: String,
         /// The missing feature.
         what: &'static str,
     },
-    /// There is no GID that can be used.
+    /// The port has no usable GID.
     #[error("{nic}: port {port}: {reason}")]
     NoGid {
-        /// Name of the NIC.
+        /// The name of the NIC.
         nic: String,
         /// The port.
         port: u8,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// More was asked for than there can be.
+    /// A requested number exceeds its limit.
     #[error("{asked} {what} were asked for; {nic} has at most {limit}")]
     Limit {
-        /// Name of the NIC.
+        /// The name of the NIC.
         nic: String,
-        /// Of what.
+        /// The name of the number.
         what: &'static str,
         /// The requested number.
         asked: u64,
-        /// The most there can be.
+        /// The limit.
         limit: u64,
     },
-    /// A number that must be a power of two.
+    /// A number must be a power of two.
     #[error("{what} must be a power of two; {asked} was asked for")]
     NotPowerOfTwo {
-        /// Which number.
+        /// The name of the number.
         what: &'static str,
         /// The requested number.
         asked: u64,
     },
-    /// The memory for the rings is too small, or does not begin a page.
+    /// The memory for the rings is too small, or does not begin at a page.
     #[error("the rings need {needed} bytes from the beginning of a page; there are {given} at {address:#x}")]
     RingMemory {
-        /// Bytes that are needed.
+        /// The required bytes.
         needed: u64,
-        /// Bytes that there are.
+        /// The given bytes.
         given: u64,
-        /// Where they are.
+        /// Their address.
         address: u64,
     },
     /// The NIC does not reach this kind of memory.
     #[error("{nic} does not reach {kind} memory of {device}")]
     Memory {
-        /// Name of the NIC.
+        /// The name of the NIC.
         nic: String,
-        /// Where the memory lies.
+        /// The kind of memory.
         kind: String,
-        /// Name of its device.
+        /// The name of its device.
         device: String,
     },
-    /// The NIC takes this memory of a GPU in neither way.
+    /// The NIC can register this memory of a GPU neither as a file nor by its address.
     #[error(
         "{nic}: {step}: memory of {device} can be reached neither as a DMA-BUF file ({by_file}) nor by its address \
          ({by_address}; that needs the module nvidia-peermem)"
     )]
     Unreached {
-        /// Name of the NIC.
+        /// The name of the NIC.
         nic: String,
         /// The step that failed.
         step: Step,
-        /// Name of the device.
+        /// The name of the device.
         device: String,
-        /// Why not as a file.
+        /// The reason why not as a file.
         by_file: Box<FileRefusal>,
-        /// Why not by its address.
+        /// The reason why not by its address.
         by_address: HcaError,
     },
-    /// Kernels of the device are to ring doorbells, and cannot.
+    /// Kernels of the device cannot ring the NIC's doorbells, but were requested to.
     #[error("kernels of {device} cannot ring the doorbells of {nic}: {reason}")]
     Doorbells {
-        /// Name of the NIC.
+        /// The name of the NIC.
         nic: String,
-        /// Name of the device.
+        /// The name of the device.
         device: String,
-        /// Why.
+        /// The reason.
         reason: Box<GpuError>,
     },
-    /// Kernels are to release to the GPU only, before they ring, and the NIC would read memory that this does not
-    /// cover.
+    /// Kernels would release to the GPU only before they ring, but the NIC would read memory that such a release does
+    /// not cover.
     #[error(
         "kernels that ring {nic} are to release to the GPU only, but the send queue lies in pinned host memory: keep it in \
          the GPU, or release to the system"
     )]
     Unreleased {
-        /// Name of the NIC.
+        /// The name of the NIC.
         nic: String,
     },
-    /// A window in memory of the host, of a communicator whose kernels drive a NIC: the signal words lie in the GPU,
-    /// and a NIC does not order its writes to the host with its writes to the GPU.
+    /// The window is in memory of the host, and kernels drive the NIC. The signal words are in GPU memory, and a NIC
+    /// does not order its writes to the host with its writes to the GPU.
     #[error(
         "kernels drive {nic}, which does not order data in host memory with signals in the GPU, but the window lies in \
          pinned host memory: allocate it in the GPU, or choose the proxy back end"
     )]
     HostWindow {
-        /// Name of the NIC.
+        /// The name of the NIC.
         nic: String,
     },
     /// The peer runs another version of this library.
@@ -213,9 +213,9 @@ pub enum NicError {
     Version {
         /// The peer.
         peer: NicPeer,
-        /// Its version.
+        /// The peer's version.
         theirs: u32,
-        /// Ours.
+        /// This rank's version.
         own: u32,
     },
     /// The peer is on another kind of network.
@@ -228,23 +228,23 @@ pub enum NicError {
         /// This rank's network.
         own: String,
     },
-    /// The peer's message is no address.
+    /// The peer's message is not an address.
     #[error("the address of {peer} makes no sense: {reason}")]
     Address {
         /// The peer.
         peer: NicPeer,
-        /// Why.
+        /// The reason.
         reason: &'static str,
     },
 }
 
-/// Why memory of a GPU could not be given to a NIC as a file.
+/// The reason why a NIC cannot register memory of a GPU as a file.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FileRefusal {
-    /// The device gives none.
+    /// The device exports no file.
     #[error(transparent)]
     Device(GpuError),
-    /// The NIC does not take it.
+    /// The NIC refuses the file.
     #[error(transparent)]
     Nic(HcaError),
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The calls of a NIC that the bring-up needs.
+//! The calls of a NIC that the bring-up makes.
 
 use gin_abi::mlx5::bits::TooWide;
 use gin_abi::mlx5::command::{Mtu, Status};
@@ -8,30 +8,30 @@ pub use gin_verbs::Link;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// An object of a NIC. What it stands for is the NIC's business; it is good for the NIC that gave it only.
+/// A handle of an object of a NIC. Only the NIC that returned it knows its meaning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct Handle(pub u64);
 
 /// The accesses that registered memory allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Access {
-    /// The NIC may write what it reads elsewhere.
+    /// The NIC may write data that it read elsewhere.
     pub local_write: bool,
     /// Peers may write.
     pub remote_write: bool,
     /// Peers may read.
     pub remote_read: bool,
-    /// Peers may add.
+    /// Peers may execute atomics.
     pub remote_atomic: bool,
-    /// Writes may come into view in any order, among themselves and against those to other memory that has this too.
+    /// Writes may become visible in any order, also relative to writes to other memory with this access.
     pub relaxed_ordering: bool,
 }
 
 impl Access {
-    /// The accesses to windows: all of them, in any order.
+    /// The accesses to windows: all, with relaxed order.
     pub const PAYLOAD: Self =
         Self { local_write: true, remote_write: true, remote_read: true, remote_atomic: true, relaxed_ordering: true };
-    /// The accesses to words that peers raise: all of them, ordered behind all earlier writes.
+    /// The accesses to words that peers raise: all, ordered after all earlier writes.
     pub const SIGNALS: Self = Self { relaxed_ordering: false, ..Self::PAYLOAD };
     /// The accesses to rings and doorbell records.
     pub const RINGS: Self = Self {
@@ -46,27 +46,27 @@ impl Access {
 /// Memory to register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
-    /// Address of the first byte.
+    /// The address of the first byte.
     pub address: u64,
-    /// Length.
+    /// The length in bytes.
     pub bytes: u64,
-    /// The memory of a device, as a file that drivers share; else the address is one of this process.
+    /// The memory of a device, as a file that drivers share. Without it the address is one of this process.
     pub dma_buf: Option<DmaBuf>,
 }
 
 /// Memory of a device, as a file that drivers share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DmaBuf {
-    /// The file; it may be closed once the memory is registered.
+    /// The file. The caller may close it after the registration.
     pub file: i32,
-    /// Where in it the memory begins.
+    /// The offset of the memory in the file.
     pub offset: u64,
 }
 
 /// A protection domain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Domain {
-    /// The object.
+    /// The handle.
     pub handle: Handle,
     /// Its number in mailboxes.
     pub number: u32,
@@ -75,7 +75,7 @@ pub struct Domain {
 /// A memory region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Region {
-    /// The object.
+    /// The handle.
     pub handle: Handle,
     /// Its key for local access.
     pub local_key: u32,
@@ -86,7 +86,7 @@ pub struct Region {
 /// Registered memory for rings and doorbell records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Umem {
-    /// The object.
+    /// The handle.
     pub handle: Handle,
     /// Its number in mailboxes.
     pub number: u32,
@@ -95,39 +95,39 @@ pub struct Umem {
 /// A doorbell page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Uar {
-    /// The object.
+    /// The handle.
     pub handle: Handle,
     /// Its number in mailboxes.
     pub number: u32,
-    /// Where doorbells are stored, in this process.
+    /// The address of the doorbells in this process.
     pub doorbell: u64,
 }
 
-/// A port, as it is now.
+/// The state of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Port {
-    /// It is up.
+    /// The port is up.
     pub active: bool,
-    /// The network that it is part of.
+    /// The kind of its network.
     pub link: Link,
-    /// Most bytes of payload in a packet.
+    /// The most bytes of payload in a packet.
     pub mtu: Mtu,
     /// Its local identifier; 0 on Ethernet.
     pub lid: u16,
-    /// Number of its GIDs.
+    /// The number of its GIDs.
     pub gids: u32,
 }
 
-/// Why a NIC did not do what it was asked to.
+/// An error of a NIC.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HcaError {
     /// The firmware refused a command.
     #[error("the NIC answered: {} (status {status:#x}, syndrome {syndrome:#x})", status_text(*status))]
     Refused {
-        /// Its status.
+        /// The status of the command.
         status: u8,
-        /// Why, for the vendor.
+        /// The syndrome, for the vendor.
         syndrome: u32,
     },
     /// A call of the driver's library failed.
@@ -141,30 +141,30 @@ pub enum HcaError {
     /// A number does not fit into the command.
     #[error("{0}")]
     TooWide(TooWide),
-    /// The NIC, its driver or its library cannot do this.
+    /// The NIC, its driver or its library does not support the operation.
     #[error("{what} is not supported: {reason}")]
     Unsupported {
         /// The operation that failed.
         what: &'static str,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// There is no such port.
+    /// The NIC has no port with this number.
     #[error("there is no port {port}; there are 1 to {ports}")]
     NoPort {
         /// The port.
         port: u8,
-        /// Number of ports.
+        /// The number of ports.
         ports: u8,
     },
-    /// A software NIC has nobody to execute what it is asked to.
+    /// The engine of the software NIC does not run.
     #[error("the engine of the software NIC: {reason}")]
     Engine {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A handle that is none of this NIC's, or no longer.
-    #[error("object {0:?} is not there")]
+    /// The handle is of no object of this NIC, or of a destroyed one.
+    #[error("object {0:?} does not exist")]
     NoObject(Handle),
 }
 
@@ -180,95 +180,96 @@ fn status_text(status: u8) -> &'static str {
 
 /// A NIC with the command interface of mlx5.
 ///
-/// Commands and answers are mailboxes of [`gin_abi::mlx5::mailbox`]. A call may take as long as the firmware does,
-/// which nothing can cut short. Objects that were made are there until they are destroyed, even if the `Hca` is dropped
-/// first; `gin_nic` wraps them so that dropping destroys them.
+/// Commands and answers are mailboxes of [`gin_abi::mlx5::mailbox`]. A call takes as long as the firmware does, without
+/// a time limit. An object exists until it is destroyed, even if the `Hca` is dropped first. `gin_nic` wraps objects so
+/// that a drop destroys them.
 pub trait Hca: Send + Sync + fmt::Debug {
-    /// Its name, for people.
+    /// Returns the NIC's name, for people.
     fn name(&self) -> String;
 
     /// Returns whether a doorbell page serves several queue pairs. A page of the software NIC holds one doorbell at a
     /// time.
     fn shares_doorbells(&self) -> bool;
 
-    /// Returns whether memory of this GPU may be registered at all, as a file or by its address. A software NIC reaches
-    /// all memory that the device of its engine reaches; a real one refuses by itself memory that it does not reach.
+    /// Returns whether memory of this GPU may be registered, as a file or by its address. A software NIC reaches all
+    /// memory that the device of its engine reaches. A real NIC refuses memory that it does not reach when it registers
+    /// it.
     fn reaches(&self, gpu: &dyn Device) -> bool;
 
-    /// Returns whether its doorbells are words of memory that devices find at this process's address, as those of a
-    /// software NIC may be. Otherwise they are on pages that must be mapped into a device before its kernels ring.
+    /// Returns whether doorbells are words that devices find at this process's address, as those of a software NIC may
+    /// be. Otherwise a device must map their pages before its kernels ring.
     fn doorbells_are_memory(&self) -> bool {
         false
     }
 
-    /// Where rings and doorbell records have to lie that a device fills.
+    /// Returns the kind of memory for rings and doorbell records that a device fills.
     fn ring_memory(&self) -> MemoryKind {
         MemoryKind::Device
     }
 
-    /// Stores a word to a doorbell, behind everything that the caller stored.
+    /// Stores a word to a doorbell, after all earlier stores of the caller.
     ///
     /// # Safety
-    /// - The doorbell is one of this NIC's, and its page is still there.
+    /// - The doorbell is one of this NIC's, and its page is not freed yet.
     ///
     /// # Errors
     /// [`HcaError::Engine`], of software NICs.
     unsafe fn ring(&self, doorbell: u64, word: u64) -> Result<(), HcaError> {
         let doorbell = std::ptr::with_exposed_provenance_mut(doorbell as usize);
-        // Safety: the caller's promise; doorbells are aligned words.
+        // Safety: the caller's promise. Doorbells are aligned words.
         unsafe { AtomicU64::from_ptr(doorbell) }.store(word, Ordering::Release);
         Ok(())
     }
 
-    /// A command that makes nothing and belongs to no object: capabilities, addresses.
+    /// Sends a command that creates and changes no object: capabilities, addresses.
     ///
     /// # Errors
     /// [`HcaError`].
     fn command(&self, input: &[u8], output: &mut [u8]) -> Result<(), HcaError>;
 
-    /// A command that makes a queue pair or a completion queue.
+    /// Sends a command that creates a queue pair or a completion queue.
     ///
     /// # Errors
     /// [`HcaError`].
     fn create(&self, input: &[u8], output: &mut [u8]) -> Result<Handle, HcaError>;
 
-    /// A command that changes an object.
+    /// Sends a command that changes an object.
     ///
     /// # Errors
     /// [`HcaError`].
     fn modify(&self, object: Handle, input: &[u8], output: &mut [u8]) -> Result<(), HcaError>;
 
-    /// A command that asks for the state of an object.
+    /// Sends a command that queries the state of an object.
     ///
     /// # Errors
     /// [`HcaError`].
     fn query(&self, object: Handle, input: &[u8], output: &mut [u8]) -> Result<(), HcaError>;
 
-    /// Ends a queue pair or a completion queue.
+    /// Destroys a queue pair or a completion queue.
     ///
     /// # Errors
-    /// [`HcaError`]; the object is there still.
+    /// [`HcaError`]. The object still exists.
     fn destroy(&self, object: Handle) -> Result<(), HcaError>;
 
-    /// New protection domain.
+    /// Allocates a protection domain.
     ///
     /// # Errors
     /// [`HcaError`].
     fn allocate_domain(&self) -> Result<Domain, HcaError>;
 
-    /// Its end.
+    /// Frees a protection domain.
     ///
     /// # Errors
-    /// [`HcaError`]; the object is there still.
+    /// [`HcaError`]. The object still exists.
     fn free_domain(&self, domain: Handle) -> Result<(), HcaError>;
 
-    /// Registers memory for entries to name; its first byte has the address `start` there.
+    /// Registers memory for work-queue entries, in which its first byte has the address `start`.
     ///
     /// # Errors
     /// [`HcaError`].
     ///
     /// # Safety
-    /// - The memory is there until the region is deregistered, and other users of it expect the NIC's accesses.
+    /// - The memory is valid until the region is deregistered, and other code that uses it expects the NIC's accesses.
     unsafe fn register_region(
         &self,
         domain: &Domain,
@@ -277,10 +278,10 @@ pub trait Hca: Send + Sync + fmt::Debug {
         access: Access,
     ) -> Result<Region, HcaError>;
 
-    /// Its end.
+    /// Deregisters a region.
     ///
     /// # Errors
-    /// [`HcaError`]; the object is there still.
+    /// [`HcaError`]. The object still exists.
     fn deregister_region(&self, region: Handle) -> Result<(), HcaError>;
 
     /// Registers memory for rings and doorbell records.
@@ -292,43 +293,43 @@ pub trait Hca: Send + Sync + fmt::Debug {
     /// - As [`register_region`](Self::register_region).
     unsafe fn register_umem(&self, memory: &Extent, access: Access) -> Result<Umem, HcaError>;
 
-    /// Its end.
+    /// Deregisters memory of rings.
     ///
     /// # Errors
-    /// [`HcaError`]; the object is there still.
+    /// [`HcaError`]. The object still exists.
     fn deregister_umem(&self, umem: Handle) -> Result<(), HcaError>;
 
-    /// New doorbell page.
+    /// Allocates a doorbell page.
     ///
     /// # Errors
     /// [`HcaError`].
     fn allocate_uar(&self) -> Result<Uar, HcaError>;
 
-    /// Its end.
+    /// Frees a doorbell page.
     ///
     /// # Errors
-    /// [`HcaError`]; the object is there still.
+    /// [`HcaError`]. The object still exists.
     fn free_uar(&self, uar: Handle) -> Result<(), HcaError>;
 
-    /// Number of the event queue that completion queues name.
+    /// Returns the number of the event queue that completion queues name.
     ///
     /// # Errors
     /// [`HcaError`].
     fn event_queue(&self) -> Result<u32, HcaError>;
 
-    /// A port, counted from 1.
+    /// Returns the state of a port, counted from 1.
     ///
     /// # Errors
     /// [`HcaError`].
     fn port(&self, port: u8) -> Result<Port, HcaError>;
 
-    /// A GID of a port.
+    /// Returns a GID of a port.
     ///
     /// # Errors
     /// [`HcaError`].
     fn gid(&self, port: u8, index: u32) -> Result<[u8; 16], HcaError>;
 
-    /// Hardware address of the next hop on the way to a GID, on Ethernet.
+    /// Returns the hardware address of the next hop to a GID, on Ethernet.
     ///
     /// # Errors
     /// [`HcaError`].

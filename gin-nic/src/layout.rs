@@ -1,48 +1,49 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where rings and doorbell records lie in their slab.
+//! The layout of rings and doorbell records in their slab.
 //!
-//! All rings of a set of queue pairs share one allocation, which is registered once. Rings begin a page, records a
-//! cache line.
+//! All rings of a set of queue pairs share one allocation, which is registered once. A ring begins at a page, a record
+//! at a cache line.
 
 use super::error::NicError;
 use gin_abi::mlx5::cqe;
 use gin_abi::mlx5::wqe::SLOT_BYTES;
 use std::ops::Range;
 
-/// Rings begin at a multiple of this: firmware takes them by pages of 4 KiB.
+/// The alignment of rings: the firmware's page of 4 KiB.
 pub const PAGE: u64 = 4096;
-/// Records begin at a multiple of this.
+/// The alignment of doorbell records.
 const LINE: u64 = 64;
-/// Least and most slots of a send queue: a full queue must fit into the 16 bits of an index, with a bit to spare.
+/// The least and the most slots of a send queue. A full queue must fit into the 16 bits of an index, with a bit to
+/// spare.
 pub const DEPTHS: Range<u64> = 2..(1 << 15) + 1;
-/// Slots of the completion queue that queue pairs without a send queue name and never use.
+/// The slots of the completion queue that queue pairs without a send queue name and never use.
 const UNUSED_COMPLETIONS: u64 = 64;
 
 /// The purpose of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Role {
-    /// It posts and answers.
+    /// Posts and answers requests.
     Sender,
-    /// The same, and its entries may wait for completion queues of others.
+    /// Posts and answers requests. Its entries may wait for completion queues of other queue pairs.
     Master,
-    /// It answers only: no rings, no doorbell page.
+    /// Answers requests. It has no rings and no doorbell page.
     Responder,
 }
 
-/// A queue pair to make.
+/// The specification of a queue pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueSpec {
     /// Its purpose.
     pub role: Role,
-    /// Slots of its send queue, a power of two in [`DEPTHS`]; of no meaning for a responder.
+    /// The slots of its send queue, a power of two in [`DEPTHS`]; ignored for a responder.
     pub depth: u32,
-    /// Slots of its completion queue, a power of two.
+    /// The slots of its completion queue, a power of two.
     pub completions: u32,
     /// All its completions go to slot 0.
     pub collapsed: bool,
 }
 
-/// Where one queue pair has its rings, as offsets in the slab.
+/// The offsets of one queue pair's rings in the slab.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueuePlace {
     /// The send queue.
@@ -55,20 +56,20 @@ pub struct QueuePlace {
     pub completion_record: u64,
 }
 
-/// Where everything lies.
+/// The layout of a slab.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Layout {
-    /// By queue pair; `None` for responders.
+    /// The places by queue pair; `None` for responders.
     pub places: Vec<Option<QueuePlace>>,
-    /// Ring and record of the completion queue that responders share, if there are any.
+    /// The ring and the record of the completion queue that responders share, if there are any.
     pub unused: Option<(u64, u64)>,
-    /// Length of the slab.
+    /// The length of the slab in bytes.
     pub bytes: u64,
     rings: Vec<Range<u64>>,
 }
 
 impl Layout {
-    /// For these queue pairs.
+    /// Lays a slab out for these queue pairs.
     ///
     /// # Errors
     /// [`NicError::NotPowerOfTwo`], [`NicError::Limit`].
@@ -106,13 +107,13 @@ impl Layout {
         Ok(Self { places, unused, bytes, rings })
     }
 
-    /// Where the slab has to be filled with [`INVALID_BYTE`](cqe::INVALID_BYTE) before the queue pairs are made; the
-    /// rest with zeros.
+    /// Returns the ranges of the slab to fill with [`INVALID_BYTE`](cqe::INVALID_BYTE) before the queue pairs are
+    /// created. All other bytes are zero.
     pub fn completion_rings(&self) -> &[Range<u64>] {
         &self.rings
     }
 
-    /// log2 of the slots of the shared completion queue.
+    /// Returns log2 of the slots of the shared completion queue.
     pub(super) fn log_unused() -> u32 {
         UNUSED_COMPLETIONS.ilog2()
     }

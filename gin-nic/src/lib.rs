@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! NICs that a GPU drives by itself: what brings their queue pairs up.
+//! The bring-up of device-driven NICs.
 //!
-//! [`Nic::open`] asks a NIC what it can do and refuses one that is not enough. [`QueueSet::new`] makes the queue pairs
-//! of a context in one slab of memory ([`DeviceQueues::new`] allocates it in a device), ranks exchange their
-//! [`Address`]es, and [`QueueSet::connect`] makes each ready. Every step that fails says which NIC, which step and
-//! which peer; whatever was made until then is ended.
+//! [`Nic::open`] queries a NIC's capabilities and refuses a NIC that lacks one. [`QueueSet::new`] creates the queue
+//! pairs of a context in one slab of memory ([`DeviceQueues::new`] allocates the slab in a device). Ranks exchange
+//! their [`Address`]es, and [`QueueSet::connect`] makes each queue pair ready. The error of a failed step names the
+//! NIC, the step and the peer, and no object remains.
 //!
-//! Kernels ring doorbells themselves where the NIC's doorbell pages can be mapped into their device; where they cannot,
-//! or that is asked for ([`Doorbells`]), a [`DoorbellRelay`] does it for them. [`probe`] says which NICs of this host
-//! can serve GPUs, and of each other one why not.
+//! Kernels ring doorbells if their device can map the NIC's doorbell pages. Otherwise, or on request ([`Doorbells`]), a
+//! [`DoorbellRelay`] rings for them. [`probe`] returns the NICs of this host that can serve GPUs, and the reasons why
+//! others cannot.
 //!
 //! | module | holds |
 //! | --- | --- |
-//! | [`loopback`] | whether a NIC does what kernels will ask of it |
-//! | [`hca`] | what the bring-up needs of a NIC, behind one trait |
+//! | [`loopback`] | a check that a NIC does what kernels need |
+//! | [`hca`] | the trait of NICs: the calls that the bring-up makes |
 //! | [`mlx5`] | ConnectX NICs, through libibverbs and libmlx5 |
 //!
-//! No real NIC has been brought up by this yet.
+//! It has not brought up a real NIC yet.
 #![warn(unreachable_pub)]
 
 #[doc(hidden)]

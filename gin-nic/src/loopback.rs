@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A NIC that sends to itself, driven by this thread: whether a NIC does what kernels will ask of it.
+//! Checks that a NIC does what kernels need, by queue pairs from the NIC to itself that the calling thread drives.
 //!
-//! [`check`] brings queue pairs of one NIC up, each connected to one without rings on the same NIC, with everything in
-//! memory of this process, and posts the entries that `gin_device::backend::gdaki` posts, in the same form: a ring of
-//! as many completions as entries, a completion for one entry in 16, record and doorbell behind the entries. It needs a
-//! NIC that reaches itself, which communicators do not.
+//! [`check`] brings up queue pairs of one NIC, each connected to one without rings on the same NIC. All memory is in
+//! this process. It posts the entries that `gin_device::backend::gdaki` posts, in the same form: a ring with as many
+//! completions as entries, a completion for one entry in 16, record and doorbell after the entries. The NIC must reach
+//! itself, which communicators do not require.
 
 #[doc(hidden)]
 pub mod checks;
@@ -25,11 +25,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
-/// Slots of the send queue, and of its completion queue.
+/// The slots of the send queue, and of its completion queue.
 const DEPTH: u64 = 64;
-/// An entry asks for a completion if its index + 1 is a multiple of this.
+/// An entry requests a completion if its index + 1 is a multiple of this.
 const INTERVAL: u64 = 16;
-/// Bytes of each of the two registered ranges.
+/// The bytes of each of the two registered ranges.
 const BYTES: u64 = 1 << 16;
 
 const SPECS: [QueueSpec; 2] = [
@@ -37,12 +37,12 @@ const SPECS: [QueueSpec; 2] = [
     QueueSpec { role: Role::Responder, depth: 0, completions: 0, collapsed: false },
 ];
 
-/// Bytes of a page, of the host's or of rings if these are larger.
+/// Returns the bytes of a page of the host, or of rings if that is more.
 fn page() -> u64 {
     PAGE.max(rustix::param::page_size() as u64)
 }
 
-/// Memory of this process that begins a page.
+/// Memory of this process that begins at a page.
 #[doc(hidden)]
 pub struct Pages {
     words: Box<[AtomicU64]>,
@@ -63,7 +63,7 @@ impl Pages {
         (&raw const self.words[self.first]) as u64
     }
 
-    /// The word at a byte offset that is a multiple of 8.
+    /// Returns the word at a byte offset that is a multiple of 8.
     pub fn word(&self, offset: u64) -> &AtomicU64 {
         debug_assert!(offset.is_multiple_of(8) && offset < self.bytes);
         &self.words[self.first + (offset / 8) as usize]
@@ -71,13 +71,13 @@ impl Pages {
 
     fn bytes(&self, offset: u64, bytes: u64) -> &[AtomicU8] {
         let words = &self.words[self.first..];
-        // Safety: bytes of words that are there as long as `self`; all that uses them while others do is atomic.
+        // Safety: bytes of words that exist as long as `self`. All concurrent accesses are atomic.
         let all = unsafe { std::slice::from_raw_parts(words.as_ptr().cast::<AtomicU8>(), size_of_val(words)) };
         &all[offset as usize..(offset + bytes) as usize]
     }
 }
 
-/// Objects, and the memory that the NIC uses while they are there.
+/// Objects of the NIC, and the memory that the NIC uses while they exist.
 struct Held {
     set: Option<QueueSet>,
     regions: Vec<RegisteredMemory>,
@@ -91,17 +91,17 @@ impl Drop for Held {
         self.set = None;
         self.regions.clear();
         if self.nic.owner.failures() != before {
-            // An object that did not end may let the NIC write for as long as the process lives.
+            // The NIC may write to the memory of an object that was not destroyed, as long as the process lives.
             std::mem::forget(self.memory.take());
         }
     }
 }
 
-/// A registered range. What entries name is an offset in it.
+/// A registered range. Entries name offsets in it.
 #[derive(Clone, Copy)]
 #[doc(hidden)]
 pub struct Area {
-    /// Where it lies in the memory.
+    /// Its offset in the memory.
     at: u64,
     local: Be32,
     remote: Be32,
@@ -117,31 +117,31 @@ impl Area {
     }
 }
 
-/// A queue pair that is connected to another of the same NIC.
+/// A queue pair that is connected to another one of the same NIC.
 #[doc(hidden)]
 pub struct Loopback {
-    /// Ranges as windows have them, where writes come into view in any order.
+    /// Ranges with the access of windows, where writes become visible in any order.
     pub payload: Area,
-    /// As signals have them: in order behind everything.
+    /// Ranges with the access of signals, where writes become visible after all earlier writes.
     pub words: Area,
     info: QueueInfo,
-    /// Offsets of ring, completions and record.
+    /// The offsets of ring, completions and record.
     ring: u64,
     completions: u64,
     record: u64,
     posted: u64,
     rung: u64,
-    /// All entries below are complete.
+    /// The index below which all entries are complete.
     completed: u64,
-    /// Completions taken.
+    /// The number of consumed completions.
     consumer_index: u64,
-    /// Entries that asked for a completion which is not taken.
+    /// The entries whose requested completion is not consumed yet.
     asked: VecDeque<u64>,
     until: Deadline,
     held: Held,
 }
 
-/// When a check is over.
+/// The deadline of a check.
 #[derive(Clone, Copy)]
 #[doc(hidden)]
 pub struct Deadline {
@@ -163,7 +163,7 @@ impl Loopback {
     pub fn new(nic: &Arc<Nic>, until: Deadline) -> Result<Self, NicError> {
         let expired: Expired<'_> = &|| until.passed();
         let layout = Layout::of(&SPECS)?;
-        // An area is registered under address 0, so it begins a page.
+        // A range is registered with address 0, so it begins at a page.
         let areas = layout.bytes.next_multiple_of(page());
         let memory = Pages::new(areas + 2 * BYTES.next_multiple_of(page()));
         for ring in layout.completion_rings() {
@@ -175,7 +175,7 @@ impl Loopback {
         let mut held = Held { set: None, regions: Vec::new(), memory: Some(memory), nic: Arc::clone(nic) };
         let extent = |at: u64, bytes| Extent { address: address + at, bytes, dma_buf: None };
         let mut area = |at, access| {
-            // Safety: `held` ends the region before it frees the memory, and expects what the NIC does to it.
+            // Safety: `held` deregisters the region before it frees the memory, and expects the NIC's accesses.
             let region = unsafe { nic.register(&extent(at, BYTES), 0, access) }?;
             let keys = (Be32::new(region.local_key), Be32::new(region.remote_key));
             held.regions.push(region);
@@ -183,7 +183,7 @@ impl Loopback {
         };
         let payload = area(areas, Access::PAYLOAD)?;
         let words = area(areas + BYTES.next_multiple_of(page()), Access::SIGNALS)?;
-        // Safety: laid out and filled for these specs; `held` ends the set before it frees the memory.
+        // Safety: laid out and filled for these specs. `held` destroys the set before it frees the memory.
         let set = held.set.insert(unsafe { QueueSet::new(nic, &extent(0, layout.bytes), &SPECS, expired) }?);
         let itself = NicPeer { rank: 0, host: "itself".to_owned(), port: nic.config.port };
         for (index, other) in [(0, 1), (1, 0)] {
@@ -227,7 +227,7 @@ impl Loopback {
         self.memory().word(area.at + offset)
     }
 
-    /// Writes an entry, once there is room. The NIC does not know of it before [`ring`](Self::ring).
+    /// Writes an entry once there is room. [`ring`](Self::ring) announces it to the NIC.
     pub fn post<const N: usize>(
         &mut self,
         flags: Flags,
@@ -251,7 +251,7 @@ impl Loopback {
         Ok(index)
     }
 
-    /// Announces all entries: entries, record and doorbell, each visible before the next.
+    /// Announces all entries: entries, record and doorbell become visible in this order.
     pub fn ring(&mut self) {
         if self.rung == self.posted {
             return;
@@ -261,17 +261,17 @@ impl Loopback {
         self.memory().word(self.record).store(bytemuck::cast(record), Ordering::Release);
         fence(Ordering::SeqCst);
         let word = Doorbell::word(self.posted, QueueNumber::new(self.info.queue));
-        // Safety: the page is there as long as the queue pair is, and this thread alone rings for it.
+        // Safety: the page exists as long as the queue pair, and only this thread rings for it.
         unsafe { AtomicU64::from_ptr(self.info.doorbell as usize as *mut u64) }.store(word, Ordering::Release);
-        // A page may be mapped so that stores are gathered; they leave now.
+        // The mapping may combine stores. The fence sends them now.
         fence(Ordering::SeqCst);
     }
 
-    /// The next completion, if it is there.
+    /// Returns the next completion if it has arrived.
     pub fn poll(&mut self) -> Option<Result<Outcome, u8>> {
         let at = self.completions + self.consumer_index % DEPTH * cqe::BYTES;
         let load = |word: usize| self.memory().word(at + 8 * word as u64).load(Ordering::Acquire);
-        // The last word is written last, so it is read first.
+        // The NIC writes the last word last, so this reads it first.
         let tail = load(TAIL_WORD);
         let mut words: [u64; 8] = std::array::from_fn(load);
         words[TAIL_WORD] = tail;
@@ -298,7 +298,7 @@ impl Loopback {
         }
     }
 
-    /// How long was waited, and what the queue pair says.
+    /// Returns the time waited, and the state of the queue pair.
     pub fn late(&self) -> String {
         let state = self.state(0).map_or_else(|seen| seen, |state| state.text().to_owned());
         let (after, completed, posted) = (self.until.after.as_millis(), self.completed, self.posted);
@@ -314,7 +314,7 @@ impl Loopback {
         }
     }
 
-    /// A completion has to be that of the next entry that asked for one.
+    /// Checks that a completion is that of the next entry that requested one.
     pub fn judge(&mut self, outcome: &Outcome) -> Result<(), Box<Failed>> {
         match self.asked.front().copied() {
             Some(index) if is_of(outcome, self.info.queue, index) && outcome.result.is_ok() => {
@@ -326,14 +326,14 @@ impl Loopback {
         }
     }
 
-    /// Waits for the next completion, which has to be a good one.
+    /// Waits for the next completion, and checks that it is without error.
     pub fn good(&mut self) -> Result<(), Box<Failed>> {
         let expected = self.next_good();
         let outcome = self.completion(&|| expected.clone())?;
         self.judge(&outcome)
     }
 
-    /// Takes the next completion if it is there; it has to be a good one.
+    /// Consumes the next completion if it has arrived, and checks that it is without error.
     pub fn attend(&mut self) -> Result<(), Box<Failed>> {
         match self.poll() {
             None => Ok(()),
@@ -344,7 +344,7 @@ impl Loopback {
         }
     }
 
-    /// Announces all entries, and waits for all completions that were asked for.
+    /// Announces all entries, and waits for all requested completions.
     pub fn finish(&mut self) -> Result<(), Box<Failed>> {
         self.ring();
         while !self.asked.is_empty() {
@@ -353,7 +353,7 @@ impl Loopback {
         Ok(())
     }
 
-    /// The state of the sender (0) or of the responder (1), or why it is not known.
+    /// Returns the state of the sender (0) or of the responder (1), or the reason why it is unknown.
     pub fn state(&self, index: usize) -> Result<gin_abi::mlx5::command::QpState, String> {
         match &self.held.set {
             Some(set) => set.state(index).map_err(|error| error.to_string()),
@@ -366,7 +366,7 @@ fn is_of(outcome: &Outcome, queue: u32, index: u64) -> bool {
     outcome.queue == queue && outcome.index == index as u16
 }
 
-/// A completion, in words.
+/// Returns a completion in words.
 fn show(outcome: &Outcome) -> String {
     let Outcome { queue, index, .. } = outcome;
     let result = match outcome.result {

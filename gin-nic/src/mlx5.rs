@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! ConnectX NICs, through libibverbs and libmlx5.
 //!
-//! [`devices`] and [`Mlx5::open`] open the libraries, so programs start without them; [`Absent`] says what is missing.
-//! No real NIC has been driven by this yet.
+//! [`devices`] and [`Mlx5::open`] open the libraries, so programs start without them. [`Absent`] names the missing
+//! part. This module has not driven a real NIC yet.
 
 pub use gin_verbs::LoadError;
 
@@ -26,7 +26,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::{fmt, io};
 
-/// Why no NIC can be used.
+/// The reason why no NIC is usable.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Absent {
@@ -36,7 +36,7 @@ pub enum Absent {
     /// The kernel has no RDMA support, or its `ib_uverbs` module is not loaded.
     #[error("no mlx5 device: asking the kernel for RDMA devices failed: {}", io::Error::from_raw_os_error(*errno))]
     Kernel {
-        /// Error number of the operating system.
+        /// The error number of the operating system.
         errno: i32,
     },
     /// The kernel has no RDMA devices.
@@ -50,7 +50,7 @@ pub enum Absent {
     Unknown {
         /// The name.
         name: String,
-        /// Names of the ConnectX NICs.
+        /// The names of the ConnectX NICs.
         known: Vec<String>,
     },
     /// The device cannot be opened.
@@ -58,8 +58,8 @@ pub enum Absent {
     Closed {
         /// Its name.
         name: String,
-        /// Error number of the operating system. 13 (permission denied): this process may not open `/dev/infiniband`.
-        /// 95 (not supported): the firmware or the driver lacks DevX.
+        /// The error number of the operating system. 13 (permission denied): this process may not open
+        /// `/dev/infiniband`. 95 (not supported): the firmware or the driver lacks DevX.
         errno: i32,
     },
     /// The device was opened but does not answer.
@@ -67,12 +67,12 @@ pub enum Absent {
     Silent {
         /// Its name.
         name: String,
-        /// Error of the first command.
+        /// The error of the first command.
         error: HcaError,
     },
 }
 
-/// Paths of the libraries, or names that the loader searches for.
+/// The paths of the libraries, or names that the loader searches for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Libraries {
     /// libibverbs.
@@ -82,7 +82,7 @@ pub struct Libraries {
 }
 
 impl Default for Libraries {
-    /// Names that every distribution uses.
+    /// Returns the names that all distributions use.
     fn default() -> Self {
         Self { verbs: gin_verbs::verbs::LIBRARY.to_owned(), mlx5: gin_verbs::mlx5dv::LIBRARY.to_owned() }
     }
@@ -139,7 +139,7 @@ impl fmt::Debug for Mlx5 {
 }
 
 impl Mlx5 {
-    /// Opens the NIC of this name.
+    /// Opens the NIC with this name.
     ///
     /// # Errors
     /// [`Absent`].
@@ -153,7 +153,7 @@ impl Mlx5 {
                 return Err(Absent::Unknown { name: name.to_owned(), known });
             };
             let mut attributes = DvContextAttributes { flags: MLX5DV_CONTEXT_FLAGS_DEVX, comp_mask: 0 };
-            // Safety: a device of the list, which is not dropped yet; only the result closes the context.
+            // Safety: a device of the list, which is not dropped yet. Only the result closes the context.
             let device = unsafe {
                 let context = (dv.mlx5dv_open_device)(*device, &raw mut attributes);
                 OpenDevice::new(&verbs, name, "mlx5dv_open_device", context)
@@ -173,7 +173,7 @@ impl Mlx5 {
         Ok(answer.get(QueryHcaCapOut::GENERAL.field(HcaCap::NUM_PORTS)) as u8)
     }
 
-    /// Has libmlx5 describe the objects that `kinds` selects (`MLX5DV_OBJ_*`).
+    /// Makes libmlx5 describe the objects that `kinds` selects (`MLX5DV_OBJ_*`).
     ///
     /// # Safety
     /// - Each selected pair has an object and room for its description, of the types that belong to the kind.
@@ -260,7 +260,7 @@ impl Hca for Mlx5 {
 
     fn modify(&self, object: Handle, input: &[u8], output: &mut [u8]) -> Result<(), HcaError> {
         let object: *mut DevxObject = pointer(object);
-        // Safety: an object that `create` returned; both slices outlive the call.
+        // Safety: an object that `create` returned. Both slices outlive the call.
         let result = unsafe {
             let (to, from) = (output.as_mut_ptr().cast(), input.as_ptr().cast());
             (self.dv.mlx5dv_devx_obj_modify)(object, from, input.len(), to, output.len())
@@ -271,7 +271,7 @@ impl Hca for Mlx5 {
 
     fn query(&self, object: Handle, input: &[u8], output: &mut [u8]) -> Result<(), HcaError> {
         let object: *mut DevxObject = pointer(object);
-        // Safety: an object that `create` returned; both slices outlive the call.
+        // Safety: an object that `create` returned. Both slices outlive the call.
         let result = unsafe {
             let (to, from) = (output.as_mut_ptr().cast(), input.as_ptr().cast());
             (self.dv.mlx5dv_devx_obj_query)(object, from, input.len(), to, output.len())
@@ -318,7 +318,7 @@ impl Hca for Mlx5 {
             Some(DmaBuf { file, offset }) => {
                 let register =
                     self.device.verbs.ibv_reg_dmabuf_mr.ok_or_else(|| missing("libibverbs", "ibv_reg_dmabuf_mr"))?;
-                // Safety: an object that `allocate_domain` returned; the rest is the caller's promise.
+                // Safety: an object that `allocate_domain` returned. The rest is the caller's promise.
                 let region = unsafe { register(domain, offset, bytes, start, file, flags as c_int) };
                 non_null("ibv_reg_dmabuf_mr", region)?
             }
@@ -331,7 +331,7 @@ impl Hca for Mlx5 {
                 non_null("ibv_reg_mr_iova2", region)?
             }
         };
-        // Safety: the library just created it.
+        // Safety: the library has just created it.
         let MemoryRegion { lkey, rkey, .. } = unsafe { region.as_ref() };
         Ok(Region { handle: handle(region), local_key: *lkey, remote_key: *rkey })
     }
@@ -356,7 +356,7 @@ impl Hca for Mlx5 {
                     comp_mask: MLX5DV_UMEM_MASK_DMABUF,
                     dmabuf_fd: file,
                 };
-                // Safety: the context is open; the rest is the caller's promise.
+                // Safety: the context is open. The rest is the caller's promise.
                 non_null("mlx5dv_devx_umem_reg_ex", unsafe { register(context, &raw mut input) })?
             }
             None => {
@@ -366,7 +366,7 @@ impl Hca for Mlx5 {
                 non_null("mlx5dv_devx_umem_reg", unsafe { register(context, first, bytes, access_flags(access)) })?
             }
         };
-        // Safety: the library just created it.
+        // Safety: the library has just created it.
         let DevxUmem { umem_id } = unsafe { umem.as_ref() };
         Ok(Umem { handle: handle(umem), number: *umem_id })
     }
@@ -378,13 +378,13 @@ impl Hca for Mlx5 {
 
     fn allocate_uar(&self) -> Result<Uar, HcaError> {
         let mut last = HcaError::NoObject(Handle(0));
-        // The best kind first.
+        // The preferred kind first.
         for kind in [MLX5DV_UAR_ALLOC_TYPE_NC_DEDICATED, MLX5DV_UAR_ALLOC_TYPE_NC, MLX5DV_UAR_ALLOC_TYPE_BF] {
             // Safety: the context is open.
             let uar = unsafe { (self.dv.mlx5dv_devx_alloc_uar)(self.device.context().as_ptr(), kind) };
             match non_null("mlx5dv_devx_alloc_uar", uar) {
                 Ok(uar) => {
-                    // Safety: the library just created it.
+                    // Safety: the library has just created it.
                     let DevxUar { reg_addr, page_id, .. } = unsafe { uar.as_ref() };
                     return Ok(Uar { handle: handle(uar), number: *page_id, doorbell: *reg_addr as usize as u64 });
                 }
@@ -402,7 +402,7 @@ impl Hca for Mlx5 {
 
     fn event_queue(&self) -> Result<u32, HcaError> {
         let mut number = 0;
-        // Safety: the context is open, and `number` may be written. Vector 0 is always there.
+        // Safety: the context is open, and `number` may be written. Vector 0 always exists.
         let result = unsafe { (self.dv.mlx5dv_devx_query_eqn)(self.device.context().as_ptr(), 0, &raw mut number) };
         check("mlx5dv_devx_query_eqn", result)?;
         Ok(number)

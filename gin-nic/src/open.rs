@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Opens a NIC: asks what it can do, and checks that it is enough.
+//! Opens a NIC: queries its capabilities, and checks that they suffice.
 
 use super::error::{NicError, NicPeer, Step};
 use super::hca::{Access, Domain, Extent, Hca, HcaError, Link, Port, Region};
@@ -13,28 +13,33 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 gin_gpu::config! {
-    /// How queue pairs are connected.
+    /// The configuration of connections.
+    ///
+    /// ```
+    /// let config = gin_nic::NicConfig::default().port(2).retries(7);
+    /// assert_eq!((config.port, config.retries), (2, 7));
+    /// ```
     #[derive(Clone, PartialEq, Eq, Debug)]
     pub struct NicConfig {
-        /// The port, from 1.
+        /// The port, counted from 1.
         pub port: u8 = 1,
-        /// Which GID on Ethernet; without one, the first of RoCE v2 that stands for an IPv4 address, else the first of
-        /// v2.
+        /// The index of the GID on Ethernet. By default the first GID of RoCE v2 that stands for an IPv4 address, else
+        /// the first of RoCE v2.
         pub gid_index: Option<u32> = None,
-        /// Index in the table of partition keys.
+        /// The index in the table of partition keys.
         pub partition_key: u16 = 0,
-        /// Traffic class.
+        /// The traffic class.
         pub traffic_class: u8 = 0,
-        /// Service level, 0 to 15.
+        /// The service level, 0 to 15.
         pub service_level: u8 = 0,
-        /// How long to wait for an answer: 4.096 us * 2^n, 1 to 31.
+        /// The exponent n of the time that the NIC waits for an answer, 4.096 us * 2^n; 1 to 31.
         // About 4 s, with the retries half a minute: as NCCL does.
         pub ack_timeout: u8 = 20,
-        /// How often an answer is asked for again, 0 to 7.
+        /// The number of times that the NIC repeats a request without an answer, 0 to 7.
         pub retries: u8 = 7,
-        /// The largest MTU to use; without one, the port's.
+        /// The largest MTU to use. By default the port's MTU.
         pub mtu: Option<Mtu> = None,
-        /// On InfiniBand: a global route header also between ports of one subnet.
+        /// Uses a global route header also between ports of one InfiniBand subnet.
         pub global_header: bool = false,
     }
 }
@@ -42,26 +47,26 @@ gin_gpu::config! {
 /// The features of a NIC that matter here.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NicCapabilities {
-    /// Most slots of a send queue.
+    /// The most slots of a send queue.
     pub max_depth: u64,
-    /// Most slots of a completion queue.
+    /// The most slots of a completion queue.
     pub max_completions: u64,
-    /// log2 of the most reads and atomics that a queue pair has under way.
+    /// log2 of the most outstanding reads and atomics of a queue pair.
     pub log_reads: u32,
-    /// log2 of the most that it answers at a time.
+    /// log2 of the most reads and atomics that a queue pair answers at a time.
     pub log_answers: u32,
     /// log2 of the longest message in bytes.
     pub log_message: u32,
     /// Entries may wait for completion queues.
     pub core_direct: bool,
-    /// UDP source ports that it takes, on Ethernet.
+    /// The UDP source ports that it supports, on Ethernet.
     pub udp_ports: RangeInclusive<u16>,
 }
 
-/// Where the own end is.
+/// The GID of the own port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OwnGid {
-    /// Index in the port's table.
+    /// The index in the port's table.
     pub index: u32,
     /// The GID.
     pub gid: [u8; 16],
@@ -81,25 +86,25 @@ pub struct Nic {
     _domain: Owned,
 }
 
-/// Memory that entries can name, until it is dropped.
+/// Registered memory, which work-queue entries can name until it is dropped.
 #[derive(Debug)]
 pub struct RegisteredMemory {
     _region: Owned,
     _nic: Arc<Nic>,
-    /// Key for local access.
+    /// Returns the key for local access.
     pub local_key: u32,
-    /// Key for remote access.
+    /// Returns the key for remote access.
     pub remote_key: u32,
 }
 
-/// Names a step in an error.
+/// Adds the step to an error.
 pub(super) fn failed(nic: &str, step: Step, peer: Option<&NicPeer>) -> impl FnOnce(HcaError) -> NicError {
     let (nic, peer) = (nic.to_owned(), peer.cloned());
     move |source| NicError::Step { nic, step, peer, source }
 }
 
 impl Nic {
-    /// Number of objects that the NIC did not release.
+    /// Returns the number of objects that the NIC did not destroy.
     #[doc(hidden)]
     pub fn failures(&self) -> usize {
         self.owner.failures()
@@ -108,7 +113,7 @@ impl Nic {
     /// Opens a NIC.
     ///
     /// # Errors
-    /// An error of the NIC, or the reason why it is not enough; with its name.
+    /// An error with the name of the NIC: an error of the NIC, or the missing capability.
     pub fn open(hca: Arc<dyn Hca>, config: NicConfig) -> Result<Arc<Self>, NicError> {
         let name = hca.name();
         let port = hca.port(config.port).map_err(failed(&name, Step::Port, None))?;
@@ -124,48 +129,48 @@ impl Nic {
         Ok(Arc::new(Self { owner, config, capabilities, port, gid, event_queue, domain, name, _domain: owned }))
     }
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns its features.
+    /// Returns the capabilities.
     pub fn capabilities(&self) -> &NicCapabilities {
         &self.capabilities
     }
 
-    /// Its port, as it was when the NIC was opened.
+    /// Returns the state of the port at the time when the NIC was opened.
     pub fn port(&self) -> &Port {
         &self.port
     }
 
-    /// How its queue pairs are connected.
+    /// Returns the configuration of connections.
     pub fn config(&self) -> &NicConfig {
         &self.config
     }
 
-    /// Its GID. On InfiniBand there is one too, whether it is used or not.
+    /// Returns the GID of the port. An InfiniBand port has one too, used or not.
     pub fn gid(&self) -> OwnGid {
         self.gid
     }
 
-    /// Largest MTU that this end takes.
+    /// Returns the largest MTU that this end accepts.
     pub fn mtu(&self) -> Mtu {
         self.config.mtu.map_or(self.port.mtu, |limit| limit.min(self.port.mtu))
     }
 
-    /// Returns the NIC's errors for objects that did not end.
+    /// Returns the NIC's errors for objects that it did not destroy, and clears the list.
     pub fn take_failures(&self) -> Vec<HcaError> {
         self.owner.take_failures()
     }
 
-    /// Registers memory for entries to name; its first byte has the address `start` there.
+    /// Registers memory for work-queue entries, in which its first byte has the address `start`.
     ///
     /// # Errors
     /// An error of the NIC.
     ///
     /// # Safety
-    /// - The memory is there until the registration is dropped, and other users of it expect the NIC's accesses.
+    /// - The memory is valid until the result is dropped, and other code that uses it expects the NIC's accesses.
     pub unsafe fn register(
         self: &Arc<Self>,
         memory: &Extent,
@@ -177,7 +182,7 @@ impl Nic {
         region.map(|region| self.keep(region)).map_err(failed(&self.name, Step::Region, None))
     }
 
-    /// Has a region end when it is dropped.
+    /// Wraps a region so that a drop deregisters it.
     pub(super) fn keep(self: &Arc<Self>, region: Region) -> RegisteredMemory {
         RegisteredMemory {
             _region: self.owner.own(What::Region, region.handle),
@@ -287,7 +292,7 @@ fn own_gid(hca: &dyn Hca, name: &str, config: &NicConfig, port: &Port) -> Result
     other.ok_or_else(|| none("it has no GID of RoCE v2: has it an address?".to_owned()))
 }
 
-/// An entry of the table of GIDs, with its version of RoCE.
+/// Returns an entry of the table of GIDs, with its version of RoCE.
 fn roce_address(hca: &dyn Hca, port: u8, index: u32) -> Result<([u8; 16], u64), HcaError> {
     let mut command = Mailbox::<QueryRoceAddressIn>::new();
     command

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Objects of a NIC that end when they are dropped.
+//! Objects of a NIC that a drop destroys.
 
 use super::hca::{Handle, Hca, HcaError};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,7 @@ pub(super) enum What {
     Queue,
 }
 
-/// A NIC, and what it said when objects were to end.
+/// A NIC, and its errors for objects that it did not destroy.
 #[derive(Clone, Debug)]
 pub(super) struct Owner {
     pub(super) hca: Arc<dyn Hca>,
@@ -31,7 +31,7 @@ impl Owner {
         Owned { owner: self.clone(), what, handle }
     }
 
-    /// Returns the number of objects that did not end and were not reported yet.
+    /// Returns the number of objects that were not destroyed, and whose errors were not returned yet.
     pub(super) fn failures(&self) -> usize {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
@@ -65,7 +65,7 @@ impl Drop for Owned {
     }
 }
 
-/// Objects that end in the reverse order of their making; one that somebody else has too, when that one lets go of it.
+/// Objects that are destroyed in the reverse order of their creation. A shared object is destroyed with its last owner.
 #[derive(Debug, Default)]
 pub(super) struct Stack(Vec<Arc<Owned>>);
 

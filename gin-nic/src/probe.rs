@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Probe for NICs of this host that can serve GPUs.
+//! Finds the NICs of this host that can serve GPUs.
 
 use super::error::NicError;
 use super::mlx5::{Absent, Libraries, Mlx5, devices};
@@ -7,16 +7,16 @@ use super::open::{Nic, NicConfig};
 use std::fmt;
 use std::sync::Arc;
 
-/// A NIC that was found.
+/// A NIC of this host.
 #[derive(Debug)]
 pub struct Found {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// The open NIC, or why it cannot serve GPUs.
+    /// The open NIC, or the reason why it cannot serve GPUs.
     pub nic: Result<Arc<Nic>, Refusal>,
 }
 
-/// Why a NIC cannot serve GPUs.
+/// The reason why a NIC cannot serve GPUs.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Refusal {
     /// It cannot be opened.
@@ -45,8 +45,7 @@ impl fmt::Display for Found {
     }
 }
 
-/// Opens every ConnectX NIC of this host, each with the same settings. Asks only the kernel and the NICs, and sends no
-/// packet.
+/// Opens all ConnectX NICs of this host with the same configuration. Sends no packet.
 ///
 /// # Errors
 /// [`Absent`], if there are none.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Brings queue pairs up: makes them, and connects each to its peer.
+//! Creates queue pairs, and connects each to its peer.
 //!
-//! Nothing here sends a packet, so a NIC need not reach its own host, and no step waits for a peer: peers exchange
-//! [`Address`]es by whatever way they have, between [`QueueSet::new`] and [`QueueSet::connect`].
+//! No step sends a packet, so a NIC need not reach its own host. No step waits for a peer: between [`QueueSet::new`]
+//! and [`QueueSet::connect`], ranks exchange [`Address`]es by other means.
 
 use super::address::Address;
 use super::doorbells::DoorbellPage;
@@ -20,32 +20,32 @@ use gin_gpu::MemorySlice;
 use gin_gpu::registry::initial_psn;
 use std::sync::Arc;
 
-/// log2 of the longest message in bytes: devices cut longer ones.
+/// log2 of the longest message in bytes. Devices split longer ones.
 const LOG_MESSAGE: u64 = 30;
-/// How long a peer shall wait when this end is not ready: code 12 is 0.64 ms.
+/// The time that a peer waits if this end is not ready: code 12 stands for 0.64 ms.
 const NOT_READY_TIMER: u64 = 12;
-/// Not-ready answers are retried for ever; without receive queues there are none.
+/// The number of retries after not-ready answers: unlimited. Without receive queues there are no such answers.
 const NOT_READY_RETRIES: u64 = 7;
 
-/// Returns whether the time for a bring-up is over.
+/// A function that returns whether the deadline of a bring-up has passed.
 pub type Expired<'a> = &'a dyn Fn() -> bool;
 
-/// A queue pair, as a kernel needs to know it.
+/// The data of a queue pair that kernels need.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueInfo {
-    /// Its purpose.
+    /// The purpose.
     pub role: Role,
-    /// Its number.
+    /// The number.
     pub queue: u32,
-    /// Number of its completion queue.
+    /// The number of its completion queue.
     pub completion_queue: u32,
     /// log2 of the slots of its send queue; 0 for a responder.
     pub log_depth: u32,
     /// log2 of the slots of its completion queue; 0 for a responder.
     pub log_completions: u32,
-    /// Where its rings lie in the slab; `None` for a responder.
+    /// The offsets of its rings in the slab; `None` for a responder.
     pub place: Option<QueuePlace>,
-    /// Where its doorbell is stored, in this process; 0 for a responder.
+    /// The address of its doorbell in this process; 0 for a responder.
     pub doorbell: u64,
 }
 
@@ -53,30 +53,30 @@ pub struct QueueInfo {
 struct Made {
     info: QueueInfo,
     handle: Handle,
-    /// Number of the first packet that it sends.
+    /// The packet sequence number of the first packet that it sends.
     initial_psn: u32,
 }
 
-/// Queue pairs that share a slab. Dropping it ends them.
+/// Queue pairs that share a slab. A drop destroys them.
 #[derive(Debug)]
 pub struct QueueSet {
     queues: Vec<Made>,
-    // Ends before the NIC's protection domain.
+    // Dropped before the NIC's protection domain.
     _objects: Stack,
     pages: Vec<DoorbellPage>,
     nic: Arc<Nic>,
 }
 
 impl QueueSet {
-    /// Makes the queue pairs and moves them to init.
+    /// Creates the queue pairs and moves them to the state init.
     ///
     /// # Errors
-    /// An error of the NIC, the exceeded limit, or [`NicError::Deadline`]; nothing is left behind.
+    /// An error of the NIC, the exceeded limit, or [`NicError::Deadline`]. Then no object remains.
     ///
     /// # Safety
-    /// - `slab` is laid out as [`Layout::of`] the same specs says, its completion rings filled as it says, the rest
-    ///   zero.
-    /// - It is there until the set is dropped, and nobody writes to it but the owner of the queue pairs.
+    /// - [`Layout::of`] the same specs defines the layout of `slab` and the bytes of its completion rings. All other
+    ///   bytes are zero.
+    /// - `slab` is valid until the set is dropped, and only the owner of the queue pairs writes to it.
     pub unsafe fn new(
         nic: &Arc<Nic>,
         slab: &Extent,
@@ -91,7 +91,7 @@ impl QueueSet {
         })
     }
 
-    /// The same in memory of a device, which is registered in whatever way the NIC takes it.
+    /// Does the same in memory of a device, which it registers as a file or by its address.
     ///
     /// # Errors
     /// As [`new`](Self::new); [`NicError::Unreached`].
@@ -110,7 +110,7 @@ impl QueueSet {
         Self::make(nic, place, specs, expired, || nic.take_memory(Step::Rings, slab, take))
     }
 
-    /// `register` registers the slab, which is so long and begins there.
+    /// Creates the queue pairs. `register` registers the slab, given its length and address.
     fn make(
         nic: &Arc<Nic>,
         (address, given): (u64, u64),
@@ -133,32 +133,32 @@ impl QueueSet {
         Ok(Self { queues, _objects: maker.objects, pages: maker.pages, nic: Arc::clone(nic) })
     }
 
-    /// The NIC.
+    /// Returns the NIC.
     pub(super) fn nic(&self) -> &Arc<Nic> {
         &self.nic
     }
 
-    /// Number of queue pairs.
+    /// Returns the number of queue pairs.
     pub fn len(&self) -> usize {
         self.queues.len()
     }
 
-    /// Returns whether it is empty.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.queues.is_empty()
     }
 
-    /// The queue pairs, in the order of their specs.
+    /// Returns the queue pairs, in the order of their specs.
     pub fn infos(&self) -> impl Iterator<Item = &QueueInfo> {
         self.queues.iter().map(|made| &made.info)
     }
 
-    /// The doorbell pages of the queue pairs, each once.
+    /// Returns the doorbell pages of the queue pairs, each once.
     pub(super) fn doorbell_pages(&self) -> impl Iterator<Item = DoorbellPage> {
         self.pages.iter().cloned()
     }
 
-    /// Returns the address that a peer needs of a queue pair, if there is one of that index.
+    /// Returns the address of the queue pair with this index, for a peer; `None` if there is no such queue pair.
     pub fn address(&self, index: usize) -> Option<Address> {
         let Made { info, initial_psn, .. } = self.queues.get(index)?;
         let nic = &self.nic;
@@ -172,13 +172,13 @@ impl QueueSet {
         })
     }
 
-    /// Connects the queue pair of that index, and makes it ready: to receive, and, if it sends, to send.
+    /// Connects the queue pair with this index, and makes it ready to receive and, unless it is a responder, to send.
     ///
     /// # Errors
-    /// An error of the NIC, a mismatch, or [`NicError::Deadline`]; with the peer.
+    /// An error of the NIC, a mismatch, or [`NicError::Deadline`]. The error names the peer.
     ///
     /// # Panics
-    /// If there is no queue pair of that index.
+    /// If there is no queue pair with this index.
     pub fn connect(
         &self,
         index: usize,
@@ -222,13 +222,13 @@ impl QueueSet {
         nic.change(made.handle, &command, Step::ReadyToSend, Some(peer))
     }
 
-    /// The state of the queue pair of that index.
+    /// Returns the state of the queue pair with this index.
     ///
     /// # Errors
     /// An error of the NIC.
     ///
     /// # Panics
-    /// If there is no queue pair of that index.
+    /// If there is no queue pair with this index.
     pub fn state(&self, index: usize) -> Result<QpState, NicError> {
         let made = &self.queues[index];
         let ask = || {
@@ -245,7 +245,7 @@ impl QueueSet {
         ask().map_err(failed(self.nic.name(), Step::State, None))
     }
 
-    /// The way to a peer.
+    /// Returns the path to a peer.
     #[doc(hidden)]
     pub fn path(
         &self,
@@ -261,7 +261,7 @@ impl QueueSet {
         match nic.port.link {
             Link::InfiniBand => {
                 path.set(Ads::RLID, address.lid.into()).set(Ads::SL, config.service_level.into());
-                // Another prefix is another subnet.
+                // A different prefix means another subnet.
                 if config.global_header || address.gid[..8] != nic.gid.gid[..8] {
                     path.set(Ads::GRH, 1)
                         .set(Ads::SRC_ADDR_INDEX, nic.gid.index.into())
@@ -288,7 +288,7 @@ impl QueueSet {
     }
 }
 
-/// The field has 3 bits.
+/// Returns log2 of a number of reads as its field of 3 bits holds it.
 fn log_reads(log: u32) -> u64 {
     log.min(7).into()
 }
@@ -300,7 +300,7 @@ fn modify(code: u64, queue: u32) -> Mailbox<ModifyQpIn> {
 }
 
 impl Nic {
-    /// Checks that there is time for a step.
+    /// Checks that the deadline has not passed before a step.
     fn begin(&self, step: Step, peer: Option<&NicPeer>, expired: Expired<'_>) -> Result<(), NicError> {
         if !expired() {
             return Ok(());
@@ -308,7 +308,7 @@ impl Nic {
         Err(NicError::Deadline { nic: self.name().to_owned(), step, peer: peer.cloned() })
     }
 
-    /// A new doorbell page.
+    /// Allocates a doorbell page.
     pub(super) fn doorbell_page(&self) -> Result<(Uar, DoorbellPage), NicError> {
         let uar = self.owner.hca.allocate_uar().map_err(failed(self.name(), Step::DoorbellPage, None))?;
         let object = Arc::new(self.owner.own(What::Uar, uar.handle));
@@ -344,18 +344,18 @@ impl Nic {
         send().map_err(failed(self.name(), step, peer))
     }
 
-    /// UDP source port of a connection: switches choose a way by it, so it differs from queue pair to queue pair.
+    /// Returns the UDP source port of a connection. Switches choose a path by it, so it differs between queue pairs.
     #[doc(hidden)]
     pub fn udp_port(&self, own: u32, other: u32) -> u16 {
         let ports = &self.capabilities.udp_ports;
         let count = u64::from(ports.end() - ports.start()) + 1;
-        // Multiplicative hashing, after Knuth; the top bits are the mixed ones.
+        // Knuth's multiplicative hash: the top bits depend on all others.
         let mixed = (u64::from(own) << 24 | u64::from(other)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         ports.start() + (mixed % count) as u16
     }
 }
 
-/// Makes the objects of a set, and ends them if one cannot be made.
+/// Creates the objects of a set, and destroys them if one fails.
 struct Maker<'a> {
     nic: &'a Arc<Nic>,
     objects: Stack,
@@ -363,7 +363,7 @@ struct Maker<'a> {
     expired: Expired<'a>,
 }
 
-/// The places in the slab that a queue needs.
+/// The offsets in the slab that a queue needs.
 #[derive(Clone, Copy)]
 struct Ring {
     umem: u32,
@@ -385,7 +385,7 @@ impl Maker<'_> {
         let mut queues = Vec::with_capacity(specs.len());
         for (spec, place) in specs.iter().zip(&layout.places) {
             let uar = match page {
-                // A responder rings no doorbell, so it takes whatever page there is.
+                // A responder rings no doorbell, so any page will do.
                 Some(uar) if shared || place.is_none() => uar,
                 _ => *page.insert(self.doorbell_page()?),
             };
@@ -404,7 +404,7 @@ impl Maker<'_> {
                         (None, Some(place)) => {
                             *unused.insert(self.completion_queue(ring(place, Layout::log_unused()), false)?)
                         }
-                        // The layout has one where there are responders.
+                        // The layout has one if there are responders.
                         (None, None) => 0,
                     };
                     (None, completion_queue, 0)
@@ -456,7 +456,7 @@ impl Maker<'_> {
         Ok(answer.get(CreateCqOut::CQN) as u32)
     }
 
-    /// Creates a queue pair or a completion queue, which ends with the set.
+    /// Creates a queue pair or a completion queue, which the set destroys.
     fn create<In: Structure, Out: Structure>(
         &mut self,
         step: Step,
@@ -504,7 +504,7 @@ impl Maker<'_> {
 
     fn to_init(&self, made: &Made) -> Result<(), NicError> {
         self.begin(Step::Init)?;
-        // The rights of a peer are set here, where they count without a mask of optional fields.
+        // Sets the peer's permissions in this step, where they take effect without a mask of optional fields.
         let context = ModifyQpIn::QPC;
         let path = context.part(Qpc::PRIMARY_ADDRESS_PATH);
         let mut command = modify(opcode::RST2INIT_QP, made.info.queue);

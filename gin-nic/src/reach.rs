@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The way in which a NIC registers memory: by its address, or, memory of a GPU, as a file that drivers share
-//! (DMA-BUF).
+//! Registers memory with a NIC: by its address or, for GPU memory, as a file that drivers share (DMA-BUF).
 //!
-//! A GPU's memory is tried as a file first, which needs support by GPU, kernel and NIC's library, but no module beside
-//! the drivers; then by its address, which needs the GPU driver's peer-memory module (nvidia-peermem).
+//! Registration of GPU memory first tries a file, which needs support by GPU, kernel and the NIC's library, but no
+//! module beside the drivers. Then it tries the address, which needs the GPU driver's peer-memory module
+//! (nvidia-peermem).
 
 use super::error::{FileRefusal, NicError, Step};
 use super::hca::{DmaBuf, Extent, HcaError};
 use super::open::{Nic, failed};
 use gin_gpu::{Device, DeviceKind, MemoryKind, MemorySlice};
 
-/// Returns whether this kind of memory lies in a GPU.
+/// Returns whether this kind of memory is in a GPU.
 fn is_in_gpu(device: DeviceKind, kind: MemoryKind) -> bool {
     device == DeviceKind::Cuda && kind == MemoryKind::Device
 }
 
 impl Nic {
-    /// Makes sure that it may reach this kind of memory of this device.
+    /// Checks that the NIC may reach this kind of memory of this device.
     ///
     /// # Errors
     /// [`NicError::Memory`].
@@ -27,10 +27,10 @@ impl Nic {
         Err(NicError::Memory { nic: self.name().to_owned(), kind: kind.to_string(), device: device.name() })
     }
 
-    /// Registers memory by `take`, in the best way that works. A file is closed afterwards.
+    /// Registers memory by `take`: as a file if that works, else by its address. Closes the file afterwards.
     ///
     /// # Errors
-    /// [`NicError::Step`], or [`NicError::Unreached`] with what was wrong with either way.
+    /// [`NicError::Step`], or [`NicError::Unreached`] with the errors of both ways.
     pub(super) fn take_memory<T>(
         &self,
         step: Step,

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Doorbells that the host rings for a GPU.
 //!
-//! Where a GPU cannot map doorbell pages, it stores its doorbells to words in pinned memory, one for each queue pair,
-//! and a thread of the host passes them on. A kernel does the same in either case: entries and record first, each
-//! visible to the whole system before the next, then one store of the [word](gin_abi::mlx5::doorbell::Doorbell::word).
-//! Words in between may be skipped: a doorbell announces all entries up to its index.
+//! If a GPU cannot map doorbell pages, its kernels store doorbells to words in pinned memory, one for each queue pair,
+//! and a thread of the host rings the NIC's doorbells. A kernel does the same in both cases: it makes entries and
+//! record visible to the whole system, in this order, then stores one [word](gin_abi::mlx5::doorbell::Doorbell::word).
+//! The relay may skip words, because a doorbell announces all entries up to its index.
 
 use super::open::Nic;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// A word, and where it is passed on to.
+/// A word, and the doorbell that it stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RelayLine {
-    /// Address of the word that the GPU stores to; zero at first.
+    /// The address of the word that the GPU stores to; zero at first.
     pub from: u64,
-    /// Address of the doorbell.
+    /// The address of the doorbell.
     pub to: u64,
 }
 
-/// Passes doorbells on.
+/// Rings doorbells for a GPU.
 #[derive(Debug)]
 pub struct DoorbellRelay {
     lines: Vec<(RelayLine, u64)>,
@@ -27,21 +27,21 @@ pub struct DoorbellRelay {
 }
 
 impl DoorbellRelay {
-    /// For these queue pairs of a NIC.
+    /// Makes a relay for these queue pairs of a NIC.
     ///
     /// # Safety
-    /// - `from` are addresses of aligned words that stay mapped in this process, and `to` doorbells of the NIC whose
-    ///   pages are there, while the relay is used.
-    /// - `from` is written by one GPU only, with whole words; nobody else rings `to`.
+    /// - While the relay is used, each `from` is the address of an aligned word that is mapped in this process, and
+    ///   each `to` is a doorbell of the NIC whose page exists.
+    /// - Only one GPU writes `from`, with whole words. No other code rings `to`.
     pub unsafe fn new(nic: &Arc<Nic>, lines: impl IntoIterator<Item = RelayLine>) -> Self {
         Self { lines: lines.into_iter().map(|line| (line, 0)).collect(), nic: nic.clone() }
     }
 
-    /// Passes on what was stored since the last call. Returns whether there was anything.
+    /// Rings the doorbells of the words that changed since the last call. Returns whether one changed.
     pub fn step(&mut self) -> bool {
         let mut any = false;
         for (line, last) in &mut self.lines {
-            // Safety: the promise of `new`. Acquire: what the GPU wrote before is there before the doorbell rings.
+            // Safety: the promise of `new`. Acquire: the GPU's earlier writes are visible before the doorbell rings.
             let word = unsafe { AtomicU64::from_ptr(line.from as usize as *mut u64) }.load(Ordering::Acquire);
             if word == *last {
                 continue;
@@ -49,13 +49,13 @@ impl DoorbellRelay {
             any = true;
             // Safety: the promise of `new`.
             let rung = unsafe { self.nic.ring(line.to, word) };
-            // A NIC that cannot be rung says so elsewhere; until then it is rung again and again.
+            // Other calls report a NIC that cannot be rung. Until then the relay tries again.
             if rung.is_ok() {
                 *last = word;
             }
         }
         if any {
-            // A page may be mapped so that stores are gathered; they leave now.
+            // The mapping may combine stores. The fence sends them now.
             fence(Ordering::SeqCst);
         }
         any

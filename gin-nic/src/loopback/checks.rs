@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 /// The result of a check.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Check {
-    /// Its name, of [`CHECKS`].
+    /// The name, one of [`CHECKS`].
     pub name: &'static str,
-    /// The observation that is right, or the error.
+    /// The correct observation, or the error.
     pub outcome: Result<String, Failed>,
-    /// How long it took, with the bring-up of its queue pair and the end of it.
+    /// The time that it took, including the bring-up and the destruction of its queue pair.
     pub took: Duration,
 }
 
@@ -32,10 +32,10 @@ pub struct Failed {
 
 type Done = Result<String, Box<Failed>>;
 
-/// A check, on a queue pair that is new.
+/// A check on a new queue pair.
 type Body = fn(&mut Loopback) -> Done;
 
-/// Each has a queue pair of its own, so that one that fails leaves the others alone.
+/// The checks. Each has a new queue pair, so that a failed check does not affect the others.
 const BODIES: [(&str, Body); 10] = [
     ("bring-up", bring_up),
     ("nop", nop),
@@ -50,7 +50,7 @@ const BODIES: [(&str, Body); 10] = [
 ];
 const RELEASE: &str = "release";
 
-/// Names of all checks, in their order.
+/// The names of all checks, in order.
 pub const CHECKS: [&str; 11] = {
     let mut names = [RELEASE; 11];
     let mut index = 0;
@@ -61,26 +61,25 @@ pub const CHECKS: [&str; 11] = {
     names
 };
 
-/// Checks a NIC, with queue pairs that it has to itself. Each check ends after `deadline`, but for a command to the
-/// firmware, which cannot be cut short; `tell` hears of each when it is over. If queue pairs do not come up, nothing
-/// else is tried, and the list ends there.
-pub fn check(nic: &Arc<Nic>, deadline: Duration, tell: &mut dyn FnMut(&Check)) -> Vec<Check> {
-    check_but(nic, deadline, &[], tell)
+/// Checks a NIC by queue pairs of its own. Each check ends after `deadline`, except that commands to the firmware have
+/// no time limit. Calls `report` after each check. If a queue pair does not come up, the checks and the list end there.
+pub fn check(nic: &Arc<Nic>, deadline: Duration, report: &mut dyn FnMut(&Check)) -> Vec<Check> {
+    check_but(nic, deadline, &[], report)
 }
 
-/// All but those with these names.
-pub fn check_but(nic: &Arc<Nic>, deadline: Duration, but: &[&str], tell: &mut dyn FnMut(&Check)) -> Vec<Check> {
+/// Does the same without the checks of these names.
+pub fn check_but(nic: &Arc<Nic>, deadline: Duration, but: &[&str], report: &mut dyn FnMut(&Check)) -> Vec<Check> {
     let mut checks = Vec::new();
     let mut note = |name, begun: Instant, outcome: Result<String, Box<Failed>>| {
         let check = Check { name, outcome: outcome.map_err(|failed| *failed), took: begun.elapsed() };
-        tell(&check);
+        report(&check);
         checks.push(check);
     };
     for (name, body) in BODIES.into_iter().filter(|(name, _)| !but.contains(name)) {
         let begun = Instant::now();
         let made = Loopback::new(nic, Deadline::new(deadline));
         let up = made.is_ok();
-        // The queue pair ends in here.
+        // This destroys the queue pair.
         let outcome =
             made.map_err(|error| failed("queue pairs that come up", error)).and_then(|mut pair| body(&mut pair));
         note(name, begun, outcome);
@@ -91,9 +90,9 @@ pub fn check_but(nic: &Arc<Nic>, deadline: Duration, but: &[&str], tell: &mut dy
     let begun = Instant::now();
     let left: Vec<String> = nic.take_failures().iter().map(ToString::to_string).collect();
     let outcome = if left.is_empty() {
-        Ok("all objects ended".to_owned())
+        Ok("all objects are destroyed".to_owned())
     } else {
-        Err(failed("that all objects end", left.join("; ")))
+        Err(failed("all objects to be destroyed", left.join("; ")))
     };
     note(RELEASE, begun, outcome);
     checks
@@ -103,9 +102,9 @@ fn failed(expected: impl Into<String>, seen: impl ToString) -> Box<Failed> {
     Box::new(Failed { expected: expected.into(), seen: seen.to_string() })
 }
 
-/// A byte that differs from its neighbours, and from round to round.
+/// Returns a byte that differs from its neighbours, and from round to round.
 fn pattern(round: u64, at: u64) -> u8 {
-    // Odd factors, after Knuth; the top bits are the mixed ones.
+    // Knuth's multiplicative hash: the top bits depend on all others.
     ((at + 1 + round * 0x1_0001).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
@@ -113,7 +112,7 @@ fn fill(bytes: &[AtomicU8], value: impl Fn(u64) -> u8) {
     bytes.iter().zip(0..).for_each(|(byte, at)| byte.store(value(at), Ordering::Relaxed));
 }
 
-/// The first byte that is not as it should be, in words.
+/// Returns the first wrong byte, in words.
 fn difference(bytes: &[AtomicU8], value: impl Fn(u64) -> u8) -> Option<(String, String)> {
     let pairs = bytes.iter().zip(0..).map(|(byte, at)| (at, byte.load(Ordering::Relaxed), value(at)));
     let (at, seen, expected) = pairs.into_iter().find(|(_, seen, expected)| seen != expected)?;
@@ -146,7 +145,7 @@ fn nop(pair: &mut Loopback) -> Done {
     Ok("completed".to_owned())
 }
 
-/// Longer than a packet, and crooked.
+/// A length of several packets that is no multiple of a word.
 const LENGTHS: [u64; 4] = [1, 8, 4097, 30_001];
 
 fn write(pair: &mut Loopback) -> Done {
@@ -157,7 +156,7 @@ fn write(pair: &mut Loopback) -> Done {
         fill(pair.bytes(from, source, bytes), |at| pattern(round, at));
         pair.post(Flags::COMPLETION, |post| wqe::write(post, to.remote(target), from.local(source, bytes)))?;
         pair.finish()?;
-        // That the peer took it does not say that its memory shows it yet.
+        // The completion says that the peer has accepted the data, not that its memory shows the data.
         let written = target..target + bytes;
         let value = |at| if written.contains(&at) { pattern(round, at - target) } else { 0xee };
         while difference(pair.bytes(to, 0, BYTES), value).is_some() && !pair.until.passed() {
@@ -212,7 +211,7 @@ fn read_and_dump(pair: &mut Loopback) -> Done {
 fn fetch_and_add(pair: &mut Loopback) -> Done {
     let words = pair.words;
     let (word, old) = (words.remote(128), words.local(256, 8));
-    // Carries pass every byte, so that another order of bytes is noticed.
+    // The sum carries through every byte, so a wrong byte order shows.
     let mut value = 0xffu64;
     pair.word(words, 128).store(value, Ordering::Relaxed);
     for amount in [1, 0xff00, 0xffff_0000, 0xffff_ffff_0000_0000u64, 0x0102_0304_0506_0708] {
@@ -233,7 +232,7 @@ fn fetch_and_add(pair: &mut Loopback) -> Done {
     Ok(format!("5 sums, the last {value:#x}"))
 }
 
-/// Rounds of [`signal_after_data`].
+/// The rounds of [`signal_after_data`].
 const SIGNALS: u64 = 64;
 
 fn signal_after_data(pair: &mut Loopback) -> Done {
@@ -254,7 +253,7 @@ fn signal_after_data(pair: &mut Loopback) -> Done {
             if seen > round || pair.until.passed() {
                 return Err(failed(format!("signal {round}"), format!("{seen}, {}", pair.late())));
             }
-            // An error would keep the signal away for ever.
+            // After an error the signal would never arrive.
             pair.attend()?;
             std::thread::yield_now();
         }
@@ -301,7 +300,7 @@ fn index_past_16_bits(pair: &mut Loopback) -> Done {
 fn wrong_remote_key(pair: &mut Loopback) -> Done {
     let (to, queue) = (pair.words, pair.info.queue);
     fill(pair.bytes(to, 0, 64), |_| 0xee);
-    // The low 8 bits of a key are chosen when it is made; the NIC compares them.
+    // The low 8 bits of a key are chosen at registration, and the NIC compares them.
     let key = Be32::new(to.remote.get() ^ 0x5a);
     pair.post(Flags::NONE, |post| wqe::write_value(post, Remote { address: 0, key }, 1, 8))?;
     pair.post(Flags::COMPLETION, |post| wqe::write_value(post, to.remote(8), 1, 8))?;
