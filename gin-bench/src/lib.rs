@@ -22,6 +22,7 @@ pub mod size;
 mod table;
 
 #[cfg(feature = "cuda")]
+#[expect(unreachable_pub, reason = "other crates include such a table in a public module")]
 mod ptx {
     include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
 }
@@ -85,6 +86,9 @@ pub struct Bench {
     pub limit: Duration,
     /// Largest put, in bytes.
     pub most_bytes: u64,
+    /// A mistake that the ranks make.
+    #[cfg(test)]
+    sabotage: gin_testkit::Sabotage,
 }
 
 /// A measurement that returns its tables.
@@ -153,6 +157,8 @@ impl Bench {
         config: WorldConfig,
         body: impl Fn(&Rank) -> Result<T, CommError> + Sync,
     ) -> Result<Vec<T>, Failure> {
+        #[cfg(test)]
+        let config = self.sabotage.apply(config);
         launch(config, |rank| body(&rank)).map_err(|error| error.to_string().into())
     }
 
@@ -215,4 +221,24 @@ pub fn run(bench: &Bench, measurement: Measurement, json: bool, out: &mut impl W
         }
     }
     Ok(right)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gin_testkit::Sabotage;
+
+    #[test]
+    fn lost_values_make_a_measurement_wrong() {
+        for measurement in [Measurement::Proxy, Measurement::Post] {
+            for (sabotage, right) in [(Sabotage::None, true), (Sabotage::LosePut, false)] {
+                let bench =
+                    Bench { gpus: None, launches: 1, limit: Duration::from_secs(60), most_bytes: 1 << 16, sabotage };
+                let mut out = Vec::new();
+                assert_eq!(run(&bench, measurement, false, &mut out).unwrap(), right, "{measurement:?}, {sabotage:?}");
+                let text = String::from_utf8(out).unwrap();
+                assert_eq!(text.contains("NO ("), !right, "{text}");
+            }
+        }
+    }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One function per rank, each with a device and a way to meet the others.
+//! Jobs: one function per rank, each with a device and a bootstrap.
 //!
 //! ```
 //! use gin_host::comm::{CommError, Requirements, WindowFlags};
@@ -36,34 +36,42 @@ use std::time::Duration;
 /// The engine that runs the ranks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Mode {
-    /// One scheduler on one thread, every decision from a seed, on a virtual clock: a run can be repeated.
+    /// One scheduler on one thread with a virtual clock. Every decision follows from a seed, so a run can be repeated.
     Seeded(SeededConfig),
     /// Threads, in real time.
     Threads(ThreadsConfig),
 }
 
-/// A job of several ranks in this process.
+/// The configuration of a job of several ranks in this process.
+///
+/// ```
+/// use gin_host::comm::Backend;
+/// use gin_host::world::WorldConfig;
+///
+/// let config = WorldConfig::seeded(4, 7).backend(Backend::Proxy).lsa_size(2);
+/// assert_eq!((config.ranks, config.comm.lsa_size), (4, Some(2)));
+/// ```
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct WorldConfig {
-    /// Number of ranks.
+    /// The number of ranks.
     pub ranks: u32,
     /// The engine that runs them.
     pub mode: Mode,
     /// The virtual GPU of each rank.
     pub device: DeviceConfig,
-    /// Other devices in their place, for ranks as threads.
+    /// Devices instead of virtual GPUs, for ranks that are threads.
     pub devices: Option<Devices>,
-    /// The ranks' communicators. Each rank's NIC, progress threads and seed come from this world.
+    /// The configuration of the ranks' communicators. The world sets each rank's NIC, progress threads and seed.
     pub comm: CommConfig,
-    /// The NICs of the ranks, where the back end is GDAKI.
+    /// The device-driven NICs of the ranks, for the back end GDAKI.
     pub nics: Nics,
-    /// Progress threads for all ranks together; one for each by default. In a seeded world there are none.
+    /// The number of progress threads that all ranks share; by default each rank has one. A seeded world has none.
     pub progress_threads: Option<usize>,
-    /// Which processors progress threads run on. Threads that serve several ranks run on the processors of all these
-    /// ranks. In a seeded world it means nothing.
+    /// The processors of progress threads. A thread that serves several ranks runs on the processors of all these
+    /// ranks. A seeded world ignores it.
     pub placement: Placement,
-    /// How long ranks wait for each other when they meet; for ever by default.
+    /// The time limit of a collective call; none by default.
     pub collective_timeout: Option<Duration>,
 }
 
@@ -82,17 +90,17 @@ impl WorldConfig {
         }
     }
 
-    /// `ranks` ranks in a seeded world.
+    /// Makes a job of `ranks` ranks in a seeded world.
     pub fn seeded(ranks: u32, seed: u64) -> Self {
         Self::new(ranks, Mode::Seeded(SeededConfig::new(seed)))
     }
 
-    /// `ranks` ranks as threads.
+    /// Makes a job of `ranks` ranks that are threads.
     pub fn threads(ranks: u32) -> Self {
         Self::new(ranks, Mode::Threads(ThreadsConfig::default()))
     }
 
-    /// The same with this schedule.
+    /// Sets the schedule of virtual GPUs.
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
         match &mut self.mode {
@@ -102,56 +110,56 @@ impl WorldConfig {
         self
     }
 
-    /// The same with LSA teams of this size.
+    /// Sets the size of LSA teams.
     #[must_use]
     pub fn lsa_size(mut self, size: u32) -> Self {
         self.comm.lsa_size = Some(size);
         self
     }
 
-    /// The same with these ways for operations.
+    /// Sets the routes of operations.
     #[must_use]
     pub fn routes(mut self, routes: Routes) -> Self {
         self.comm.routes = routes;
         self
     }
 
-    /// The same with communicators as `change` makes them.
+    /// Changes the configuration of communicators.
     #[must_use]
     pub fn with_comm(mut self, change: impl FnOnce(CommConfig) -> CommConfig) -> Self {
         self.comm = change(self.comm);
         self
     }
 
-    /// The same with this back end.
+    /// Sets the back end.
     #[must_use]
     pub fn backend(mut self, backend: Backend) -> Self {
         self.comm.backend = backend;
         self
     }
 
-    /// Returns the same with devices that hold at most `blocks` blocks at a time.
+    /// Sets the most resident blocks of a virtual GPU.
     #[must_use]
     pub fn resident_blocks(mut self, blocks: u32) -> Self {
         self.device.resident_blocks = blocks;
         self
     }
 
-    /// The same with another network.
+    /// Sets the network of the proxies.
     #[must_use]
     pub fn network(mut self, make: impl Fn(&Endpoint) -> Box<dyn Network> + Send + Sync + 'static) -> Self {
         self.comm.network = Arc::new(make);
         self
     }
 
-    /// The same with kernels that drive these software NICs.
+    /// Sets the back end GDAKI with these software NICs.
     #[must_use]
     pub fn soft_nics(mut self, nics: &SoftNics) -> Self {
         (self.comm.backend, self.nics) = (Backend::Gdaki, Nics::Soft(nics.clone()));
         self
     }
 
-    /// The same with proxies that store 0 to the words of signals that a kernel resets: a mistake, for tests.
+    /// Makes proxies store 0 to the words of signals that a kernel resets. This is a deliberate mistake, for tests.
     #[cfg(feature = "reset-by-store")]
     #[doc(hidden)]
     #[must_use]
@@ -174,11 +182,18 @@ impl fmt::Debug for WorldConfig {
     }
 }
 
-/// How a job failed.
+/// The failure of a job.
+///
+/// ```
+/// use gin_host::world::{LaunchError, WorldConfig, launch};
+///
+/// let outcome = launch(WorldConfig::seeded(2, 7), |rank| if rank.rank() == 1 { Err("no data") } else { Ok(()) });
+/// assert!(matches!(outcome, Err(LaunchError::Rank { rank: 1, error: "no data" })));
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError<E> {
-    /// A rank's function returned an error, the first in time. The other ranks were aborted.
+    /// The function of this rank was the first to return an error. The other ranks were aborted.
     #[error("rank {rank}: {error}")]
     Rank {
         /// The rank.
@@ -186,35 +201,36 @@ pub enum LaunchError<E> {
         /// Its error.
         error: E,
     },
-    /// Ranks cannot be processes like this.
+    /// The configuration does not fit ranks that are processes.
     #[error("{reason}")]
     Processes {
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// The ranks cannot meet.
+    /// The bootstrap failed.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
-    /// The world ended badly, in a deadlock for example; the error names each waiting thread and its place.
+    /// The virtual world failed, for example by a deadlock. The error names each waiting thread and the line where it
+    /// waits.
     #[error(transparent)]
     World(#[from] gin_virtual::WorldError),
-    /// A rank's device cannot be had.
+    /// A rank's device is not available.
     #[error("rank {rank}: {error}")]
     Device {
         /// The rank.
         rank: u32,
-        /// Why.
+        /// The reason.
         error: GpuError,
     },
-    /// Progress threads cannot be where they were asked to be.
+    /// Progress threads cannot run on the requested processors.
     #[error(transparent)]
     Placement(#[from] PlacementError),
-    /// There are no progress threads.
+    /// The system refuses progress threads.
     #[error("no progress threads: {0}")]
     Threads(std::io::Error),
 }
 
-/// A rank, as its function gets it.
+/// One rank of a job, the argument of its function.
 #[derive(Debug)]
 pub struct Rank {
     bootstrap: Arc<dyn Bootstrap>,
@@ -223,32 +239,32 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// World rank.
+    /// Returns the world rank.
     pub fn rank(&self) -> u32 {
         self.bootstrap.rank()
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> u32 {
         self.bootstrap.ranks()
     }
 
-    /// Its device.
+    /// Returns the rank's device.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.device
     }
 
-    /// Its way to the other ranks.
+    /// Returns the bootstrap, which exchanges messages with the other ranks.
     pub fn bootstrap(&self) -> &Arc<dyn Bootstrap> {
         &self.bootstrap
     }
 
-    /// How its communicators work.
+    /// Returns the configuration of the rank's communicators.
     pub fn comm_config(&self) -> &CommConfig {
         &self.config
     }
 
-    /// Waits for all ranks.
+    /// Waits for all ranks. Collective.
     ///
     /// # Errors
     /// [`CommError::Bootstrap`].
@@ -256,7 +272,7 @@ impl Rank {
         Ok(self.bootstrap.barrier()?)
     }
 
-    /// A new communicator of all ranks, active. Collective.
+    /// Creates and initialises a communicator of all ranks. Collective.
     ///
     /// # Errors
     /// As [`Communicator::initialise`].
@@ -266,7 +282,7 @@ impl Rank {
         Ok(comm)
     }
 
-    /// A new communicator of all ranks, not initialised.
+    /// Creates a communicator of all ranks that is not initialised.
     pub fn uninitialised(&self) -> Communicator {
         Communicator::new(self.bootstrap.clone(), self.device.clone(), self.config.clone())
     }
@@ -279,7 +295,7 @@ impl Rank {
         self.device.load(ModuleSource::Linked)?.function(name)
     }
 
-    /// A new stream of its device.
+    /// Makes a stream of the rank's device.
     ///
     /// # Errors
     /// An error of the device.
@@ -288,13 +304,13 @@ impl Rank {
     }
 }
 
-/// Drives proxies as services of a world.
+/// Steps proxies as services of a seeded world.
 #[derive(Debug)]
 struct Services(World);
 
 impl Progress for Services {
     fn start(&self, name: &str, mut work: Work) -> std::io::Result<Running> {
-        // A panic is the world's to tell.
+        // The world reports a panic.
         let service = self.0.spawn_service(name, move || match work.step() {
             Turn::Worked => ServiceStep::Busy,
             Turn::Idle => ServiceStep::Idle,
@@ -304,7 +320,7 @@ impl Progress for Services {
     }
 }
 
-/// Has progress threads started where they belong.
+/// Starts progress threads on the chosen processors.
 #[derive(Debug)]
 struct Placed {
     inner: Arc<dyn Progress>,
@@ -317,7 +333,7 @@ impl Progress for Placed {
     }
 }
 
-/// Processors of all of them together; `None` if one may be anywhere.
+/// Returns the union of the processors; `None` if one of the choices allows all.
 fn together(places: &[ChosenCpus]) -> Option<Vec<usize>> {
     let mut all = Vec::new();
     for place in places {
@@ -328,9 +344,10 @@ fn together(places: &[ChosenCpus]) -> Option<Vec<usize>> {
     (!all.is_empty()).then_some(all)
 }
 
-/// Runs `body` once for each rank and gives what they returned, by rank.
+/// Runs `body` once for each rank. Returns the results by rank.
 ///
-/// When one returns an error, collective calls of the others end, and communicators that it drops are aborted.
+/// If one rank returns an error, the collective calls of the other ranks end, and the communicators that it drops are
+/// aborted.
 ///
 /// # Errors
 /// [`LaunchError`].
@@ -345,7 +362,7 @@ where
     launch_logged(config, body).0
 }
 
-/// As [`launch`], and gives the log of a seeded world too, if its configuration asks for one.
+/// Does the same as [`launch`], and returns the log of a seeded world too, if its configuration requests one.
 pub fn launch_logged<T, E>(
     config: WorldConfig,
     body: impl Fn(Rank) -> Result<T, E> + Sync,
@@ -369,10 +386,10 @@ where
     (results, world.event_log())
 }
 
-/// Runs `body` as one rank of a job whose other ranks are other processes: the one that `bootstrap` says. Its device is
-/// the one that `config` has for that rank; how long ranks wait for each other is the bootstrap's.
+/// Runs `body` as one rank of a job whose other ranks are other processes. The bootstrap determines the rank and the
+/// time limit of collective calls; `config` determines the device.
 ///
-/// If it returns an error, collective calls of all ranks end.
+/// If `body` returns an error, the collective calls of all ranks end.
 ///
 /// # Errors
 /// [`LaunchError`]; [`LaunchError::Processes`] for a seeded world, or another number of ranks.
@@ -405,7 +422,7 @@ where
     results.pop().ok_or_else(|| LaunchError::Processes { reason: format!("rank {rank} brought nothing") })
 }
 
-/// Runs the ranks of `job`, which are all or one of those of `config`.
+/// Runs the ranks of `job`: all ranks of `config` or one of them.
 fn run<T, E>(
     config: &WorldConfig,
     world: &World,
@@ -431,7 +448,7 @@ where
             .iter()
             .map(|device| config.placement.choose(&device.locality()))
             .collect::<Result<Vec<_>, PlacementError>>()?,
-        // All of it takes turns on one thread.
+        // All ranks and services take turns on one thread.
         Mode::Seeded(_) => Vec::new(),
     };
     let pool = match (&config.mode, config.progress_threads) {
@@ -467,7 +484,7 @@ where
             Err(error) => {
                 let rank = bootstrap.rank();
                 failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert((rank, error));
-                // All hear of a rank that is lost, which says more than that one gave up because of it.
+                // All ranks learn that a rank is lost. That says more than that one of them gave up because of it.
                 if bootstrap.lost().is_empty() {
                     bootstrap.abort();
                 }
@@ -480,7 +497,7 @@ where
         nics.serve(world);
     }
     let results = world.run(hosts);
-    // A rank's own error says more than what came of it.
+    // A rank's own error says more than its consequences.
     if let Some((rank, error)) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
         return Err(LaunchError::Rank { rank, error });
     }

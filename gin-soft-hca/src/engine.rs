@@ -2,7 +2,7 @@
 //! Reads doorbells and executes entries.
 //!
 //! Entries of a queue pair begin in order, each after a doorbell has announced it, and complete in order. A READ or an
-//! atomic may be outstanding while later entries execute; a fence waits for it. QueuePair pairs take turns, in an order
+//! atomic may be outstanding while later entries execute; a fence waits for it. Queue pairs take turns, in an order
 //! drawn from the seed if there is one.
 
 use crate::faults::{FaultKind, Mistake, Switch, Violation, ViolationKind, vendor};
@@ -18,7 +18,7 @@ use gin_abi::mlx5::wqe::{Entry, EntryError, Local, Remote, SLOT_BYTES, SLOT_SEGM
 /// The tables that the engine works on. All of them may change between two steps.
 #[derive(Debug)]
 pub struct Tables<'a> {
-    /// QueuePair pairs, by number.
+    /// Queue pairs, by number.
     pub queues: &'a mut [QueuePair],
     /// One bit per queue pair, by number, set if the queue pair may have work. Only the engine uses them. Code that
     /// adds queue pairs adds as many bits, zero at first.

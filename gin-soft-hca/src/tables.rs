@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! QueuePair pairs, completion queues and memory regions, as the engine sees them.
+//! Queue pairs, completion queues and memory regions, as the engine sees them.
 //!
 //! The number of a queue is its slot. A region's slot is its key without the low 8 bits. Slot 0 is never used. An
 //! element whose `live` is false is free.
@@ -140,7 +140,7 @@ pub struct QueuePair {
     pub master: bool,
     /// NIC of the peer.
     pub peer_device: u32,
-    /// QueuePair pair of the peer, once this one is ready to receive.
+    /// Queue pair of the peer, once this one is ready to receive.
     pub peer: u32,
     /// Initial packet sequence number of packets sent.
     pub initial_send_psn: u32,

@@ -8,19 +8,19 @@ use oorandom::Rand64;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-/// Carries each request out some time later, at most a given one; the requests of one context to one peer in order.
+/// A network that delays each request by a random time. The requests of one context to one peer stay in order.
 #[derive(Debug)]
 pub struct Delay<N> {
     inner: N,
     random: Rand64,
     most_ns: u64,
-    /// By context and peer: when, and what.
+    /// By context and peer: the time and the request.
     held: HashMap<(u32, u32), VecDeque<(u64, Request)>>,
     batch: Vec<Request>,
 }
 
 impl<N: Network> Delay<N> {
-    /// Delays what goes through `inner` by up to `most`.
+    /// Delays the requests to `inner` by up to `most`.
     pub fn new(inner: N, endpoint: &Endpoint, most: Duration) -> Self {
         let random = Rand64::new(u128::from(endpoint.seed ^ u64::from(endpoint.rank) << 48 ^ 0x0de1_a700));
         let most_ns = u64::try_from(most.as_nanos()).unwrap_or(u64::MAX - 1);
@@ -48,7 +48,7 @@ impl<N: Network> Network for Delay<N> {
     fn poll(&mut self, events: &mut Vec<Event>) {
         let now = rt::clock_ns();
         let mut lines: Vec<_> = self.held.iter_mut().filter(|(_, line)| !line.is_empty()).collect();
-        // A map's order differs from run to run.
+        // The order of a map differs from run to run.
         lines.sort_unstable_by_key(|(name, _)| **name);
         for (_, line) in lines {
             while let Some((due, request)) = line.front()

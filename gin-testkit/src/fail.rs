@@ -5,31 +5,31 @@ use super::pass_on;
 use gin_net::{Capabilities, Event, NetError, Network, Request};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How a request fails.
+/// The failure of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
     /// The network reports this status.
     Status(u64),
     /// The peer is lost.
     PeerLost,
-    /// It is never complete.
+    /// The request never completes.
     Silence,
 }
 
 #[derive(Debug, Default)]
 struct Plan {
-    /// Requests until the one that fails, and how.
+    /// The number of requests before the failing one, and its failure.
     nth: Option<(u64, Failure)>,
-    /// Peers to whom all fail, and how.
+    /// The peers to which all requests fail, and the failure.
     peers: Vec<(u32, Failure)>,
 }
 
-/// Says which requests fail; copies share it.
+/// Selects the requests that fail. Clones share the selection.
 #[derive(Clone, Debug, Default)]
 pub struct FailSwitch(Arc<Mutex<Plan>>);
 
 impl FailSwitch {
-    /// A switch that fails nothing.
+    /// Makes a switch that selects no request.
     pub fn new() -> Self {
         Self::default()
     }
@@ -38,7 +38,7 @@ impl FailSwitch {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets `before` requests pass, then fails one.
+    /// Passes `before` requests, then fails one.
     pub fn fail_after(&self, before: u64, failure: Failure) {
         self.plan().nth = Some((before, failure));
     }
@@ -48,7 +48,7 @@ impl FailSwitch {
         self.plan().peers.push((peer, failure));
     }
 
-    /// Fails nothing from now on.
+    /// Selects no request from now on.
     pub fn clear(&self) {
         *self.plan() = Plan::default();
     }
@@ -68,22 +68,22 @@ impl FailSwitch {
     }
 }
 
-/// Fails the requests that its [`FailSwitch`] names, and what comes after them for the same context and peer; they do
-/// not reach the network below.
+/// A network that fails the requests that its [`FailSwitch`] selects, and all later requests of the same context and
+/// peer. They do not reach the inner network.
 #[derive(Debug)]
 pub struct FailOnDemand<N> {
     inner: N,
     switch: FailSwitch,
     failed: Vec<Event>,
     silent: bool,
-    /// Contexts and peers of requests that failed.
+    /// The contexts and peers of requests that failed.
     broken: Vec<(u32, u32)>,
-    /// The next request may pass, which the network below had no room for.
+    /// The next request has passed the switch, but the inner network had no room for it.
     passed: bool,
 }
 
 impl<N: Network> FailOnDemand<N> {
-    /// Lets through to `inner` what `switch` does not name.
+    /// Passes the requests to `inner` that `switch` does not select.
     pub fn new(inner: N, switch: FailSwitch) -> Self {
         Self { inner, switch, failed: Vec::new(), silent: false, broken: Vec::new(), passed: false }
     }
@@ -98,7 +98,7 @@ impl<N: Network> Network for FailOnDemand<N> {
 
     fn post(&mut self, requests: &[Request]) -> usize {
         for (taken, request) in requests.iter().enumerate() {
-            // One verdict for each request, however often it is offered.
+            // The switch judges each request once, also if it is offered several times.
             let verdict = if self.passed { None } else { self.switch.verdict(request.peer) };
             let line = (request.context, request.peer);
             let error = match verdict {

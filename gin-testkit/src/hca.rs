@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A NIC that fails on demand, over any other.
+//! A NIC that fails on demand.
 
 use gin_gpu::{Device, MemoryKind};
 use gin_nic::hca::{Access, Domain, Extent, Handle, Hca, HcaError, Port, Region, Uar, Umem};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// A NIC of which one call fails.
+/// A NIC over any other, of which one call fails.
 #[derive(Debug)]
 pub struct FailingHca {
     inner: Arc<dyn Hca>,
-    /// How many calls of each kind go well before.
+    /// The number of calls of each kind before the failing one.
     calls: AtomicU64,
     ends: AtomicU64,
     /// Doorbells that are not rung yet.
@@ -19,17 +19,19 @@ pub struct FailingHca {
 }
 
 impl FailingHca {
-    /// Over `inner`: the call of this number fails, counted from 0; calls that end objects do not count.
+    /// Makes a NIC over `inner` whose call number `call` fails, counted from 0. Calls that destroy objects do not
+    /// count.
     pub fn new(inner: Arc<dyn Hca>, call: u64) -> Self {
         Self::of(inner, call, u64::MAX)
     }
 
-    /// Over `inner`: of the calls that end objects, that of this number fails, counted from 0; the object stays.
+    /// Makes a NIC over `inner` of whose calls that destroy objects number `end` fails, counted from 0. The object
+    /// stays.
     pub fn at_end(inner: Arc<dyn Hca>, end: u64) -> Self {
         Self::of(inner, u64::MAX, end)
     }
 
-    /// A NIC over `inner` that cannot be rung `times` times, and then can.
+    /// Makes a NIC over `inner` whose first `times` doorbells cannot be rung.
     pub fn at_doorbells(inner: Arc<dyn Hca>, times: u64) -> Self {
         Self { deaf: AtomicU64::new(times), ..Self::of(inner, u64::MAX, u64::MAX) }
     }

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Networks for tests, each over any other: they do what the contract allows and a kind network does not.
+//! Networks and NICs for tests, each over any other. They do what the contract allows and most networks do not do.
 //!
 //! | network | does |
 //! | --- | --- |
-//! | [`Delay`] | carries requests out late, in the order of each context and peer |
-//! | [`Reorder`] | reorders whatever is not ordered by the contract |
-//! | [`Withhold`] | keeps what arrives out of the GPU's view until it is made visible, as a NIC may |
-//! | [`FailOnDemand`] | fails the requests that a switch names |
-//! | [`WeakOnly`] | says that it has no strong signals or none at window addresses |
-//! | [`SlowPeer`] | carries requests to one peer out late |
-//! | [`Trickle`] | takes few requests at a time |
+//! | [`Delay`] | delays requests, and keeps the order of each context and peer |
+//! | [`Reorder`] | reorders everything that the contract does not order |
+//! | [`Withhold`] | withholds arrived bytes from the GPU until they are made visible, as a NIC may |
+//! | [`FailOnDemand`] | fails the requests that a switch selects |
+//! | [`WeakOnly`] | reports no strong signals, or no signals at window addresses |
+//! | [`SlowPeer`] | delays requests to one peer |
+//! | [`Trickle`] | accepts few requests at a time |
 //!
-//! All their choices come from a seed, and nothing is done twice.
+//! All choices come from a seed. [`Sabotage`] makes deliberate mistakes, and [`FailingHca`] is a NIC of which one call
+//! fails.
 
 #![warn(unreachable_pub)]
 
@@ -33,7 +34,7 @@ pub use sabotage::Sabotage;
 pub use slow::SlowPeer;
 pub use withhold::Withhold;
 
-/// Implements the calls of [`Network`](gin_net::Network) that a wrapper passes on as they are.
+/// Implements the calls of [`Network`](gin_net::Network) that a wrapper passes on unchanged.
 macro_rules! pass_on {
     () => {
         pass_on!(but make_visible);

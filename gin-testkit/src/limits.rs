@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Networks that can do less.
+//! Networks with fewer features.
 
 use super::pass_on;
 use gin_net::{Capabilities, Event, Network, Request};
 
-/// Says that it has no strong signals, or none at window addresses, or neither.
+/// A network that reports no strong signals, no signals at window addresses, or neither.
 #[derive(Debug)]
 pub struct WeakOnly<N> {
     inner: N,
@@ -13,7 +13,8 @@ pub struct WeakOnly<N> {
 }
 
 impl<N: Network> WeakOnly<N> {
-    /// `inner` with strong signals, and signals at window addresses, only where both it and these say so.
+    /// Reports the features of `inner`, without strong signals unless `strong`, and without signals at window addresses
+    /// unless `va`.
     pub fn new(inner: N, strong: bool, va: bool) -> Self {
         Self { inner, strong, va }
     }
@@ -44,7 +45,7 @@ impl<N: Network> Network for WeakOnly<N> {
     }
 }
 
-/// Takes few requests at a time.
+/// A network that accepts few requests at a time.
 #[derive(Debug)]
 pub struct Trickle<N> {
     inner: N,
@@ -53,7 +54,7 @@ pub struct Trickle<N> {
 }
 
 impl<N: Network> Trickle<N> {
-    /// Takes at most `most` requests, at every second call only.
+    /// Accepts at most `most` requests, and only at every second call.
     pub fn new(inner: N, most: usize) -> Self {
         Self { inner, most: most.max(1), turn: false }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A network that keeps no order but what the contract asks for.
+//! A network that keeps only the order that the contract requires.
 
 use super::pass_on;
 use gin_abi::Transfer;
@@ -7,11 +7,11 @@ use gin_net::{Capabilities, Endpoint, Event, Network, Request};
 use oorandom::Rand64;
 use std::collections::HashMap;
 
-/// Reorders puts, gets and weak signals at will; a request may be complete before its signal is raised.
+/// A network that reorders puts, gets and weak signals at random. A request may complete before its signal is raised.
 ///
-/// A payload and its signal travel apart: the signal once the payload has arrived, a strong one once everything earlier
-/// of its context and peer has. So the network below must be one whose completed puts have arrived; over others nothing
-/// is reordered.
+/// It sends a payload and its signal separately. A weak signal follows the arrival of its payload; a strong signal
+/// follows the arrival of all earlier requests of its context and peer. So it reorders only over an inner network whose
+/// completed puts have arrived.
 #[derive(Debug)]
 pub struct Reorder<N> {
     inner: N,
@@ -22,10 +22,10 @@ pub struct Reorder<N> {
     chosen: Vec<Request>,
 }
 
-/// A payload, or a signal, on its way.
+/// A payload or a signal that has not arrived.
 #[derive(Debug)]
 struct Part {
-    /// Its name in the network below.
+    /// Its id in the inner network.
     id: u64,
     request: Request,
     /// The payload that it must follow.
@@ -37,7 +37,7 @@ struct Part {
 }
 
 impl<N: Network> Reorder<N> {
-    /// Reorders what goes through `inner`.
+    /// Reorders the requests to `inner`.
     pub fn new(inner: N, endpoint: &Endpoint) -> Self {
         let random = Rand64::new(u128::from(endpoint.seed ^ u64::from(endpoint.rank) << 48 ^ 0x5e0_4de4));
         Self { inner, random, parts: Vec::new(), next: 0, chosen: Vec::new() }
@@ -50,10 +50,10 @@ impl<N: Network> Reorder<N> {
         id
     }
 
-    /// Posts about half of what may go now, in any order.
+    /// Posts about half of the requests that may go now, in random order.
     fn choose(&mut self) {
         let mut ready = Vec::new();
-        // By context and peer: something earlier has not arrived.
+        // The contexts and peers of which an earlier request has not arrived.
         let mut behind: HashMap<(u32, u32), ()> = HashMap::new();
         for (index, part) in self.parts.iter().enumerate() {
             let line = (part.request.context, part.request.peer);
@@ -119,7 +119,7 @@ impl<N: Network> Network for Reorder<N> {
             let Some(place) = self.parts.iter().position(|part| part.id == *id) else { continue };
             let part = self.parts.remove(place);
             if outcome.is_err() {
-                // A failed request raises nothing.
+                // A failed request raises no signal.
                 self.parts.retain(|other| other.after != Some(part.id));
             }
             if part.completes {

@@ -7,7 +7,7 @@ use gin_net::{Capabilities, Event, Network, Request};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Carries requests to one peer out a given time later, in order; all others at once.
+/// A network that delays requests to one peer by a fixed time, in order.
 #[derive(Debug)]
 pub struct SlowPeer<N> {
     inner: N,
@@ -17,7 +17,7 @@ pub struct SlowPeer<N> {
 }
 
 impl<N: Network> SlowPeer<N> {
-    /// Makes `peer` slow by `late`.
+    /// Delays requests to `peer` by `late`.
     pub fn new(inner: N, peer: u32, late: Duration) -> Self {
         Self { inner, peer, late_ns: u64::try_from(late.as_nanos()).unwrap_or(u64::MAX), held: VecDeque::new() }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A network whose payload is in view only once it is made visible.
+//! A network whose payload stays invisible until it is made visible.
 
 use gin_abi::{RemoteSignal, Transfer, WindowOffset};
 use gin_gpu::copy::copy_shared;
@@ -12,7 +12,7 @@ use gin_net::{
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Arrivals on their way to a rank's proxy.
+/// Announcements of arrivals to a rank's proxy.
 type Inbox = Mutex<VecDeque<Arrival>>;
 
 static INBOXES: Registry<Inbox> = Registry::new();
@@ -25,7 +25,7 @@ struct Part {
     bytes: u64,
 }
 
-/// A request to announce to the peer: its id, whether it is complete, and the announcement.
+/// A request to announce to the peer: its id, true if it is complete, and the announcement.
 type Told = (u64, bool, Arrival);
 
 #[derive(Clone, Copy, Debug)]
@@ -35,11 +35,11 @@ struct Arrival {
     notice: Option<NoticeArrival>,
 }
 
-/// Keeps payload in memory of its own beside each window, and copies it into the window when it is made visible; so
-/// does a NIC whose writes wait on their way into a GPU. Signals are raised by the receiver's proxy.
+/// A network that keeps payload in memory beside each window, and copies it into the window when it is made visible. A
+/// NIC behaves so if its writes wait on their way into a GPU. The receiver's proxy raises signals.
 ///
-/// The network below gets each window twice: as it is, to read from, and the memory beside it, to write to. Ranks tell
-/// each other within this process what has arrived.
+/// The inner network gets two windows for each window: the window itself to read from, and the memory beside it to
+/// write to. Ranks announce arrivals to each other within this process.
 #[derive(Debug)]
 pub struct Withhold<N> {
     inner: N,
@@ -47,29 +47,30 @@ pub struct Withhold<N> {
     inbox: Arc<Inbox>,
     inboxes: Vec<Arc<Inbox>>,
     windows: Vec<Option<(MemorySlice, Arc<Memory>)>>,
-    /// Under way below, by id: for a get, where it lands.
+    /// The unfinished requests of the inner network, by id; for a get with its destination.
     gets: HashMap<u64, Part>,
-    /// By context and peer, in order: announcements to the peer, each once it and all before are complete.
+    /// By context and peer, in order: the announcements to the peer. Each follows the completion of its request and of
+    /// all requests before it.
     lines: HashMap<(u32, u32), VecDeque<Told>>,
-    /// Requests without a transfer, complete at once.
+    /// The requests without a transfer, which complete at once.
     events: Vec<Event>,
     unseen: Vec<Part>,
-    /// Contexts and peers of requests that failed.
+    /// The contexts and peers of requests that failed.
     broken: Vec<(u32, u32)>,
 }
 
-/// Where the network below reads a window.
+/// Returns the number of the inner window to read from.
 fn as_it_is(window: u32) -> u32 {
     window * 2
 }
 
-/// Where the network below writes for a window.
+/// Returns the number of the inner window to write to.
 fn beside(window: u32) -> u32 {
     window * 2 + 1
 }
 
 impl<N: Network> Withhold<N> {
-    /// Withholds what `inner` brings to `rank`, and has what it brings to others withheld there.
+    /// Withholds the bytes that `inner` brings to `rank`. The other ranks' networks withhold theirs.
     pub fn new(inner: N, rank: u32) -> Self {
         Self {
             inner,
@@ -85,7 +86,7 @@ impl<N: Network> Withhold<N> {
         }
     }
 
-    /// Tells peers what is complete, in the order of posting.
+    /// Announces completed requests to peers, in the order of posting.
     fn tell(&mut self, line: (u32, u32)) {
         let Some(queue) = self.lines.get_mut(&line) else { return };
         while let Some((_, true, arrival)) = queue.front() {
@@ -107,7 +108,7 @@ impl<N: Network> Withhold<N> {
         Arrival { part, signal: request.signal.map(raise), notice: request.notice.map(tell) }
     }
 
-    /// Returns the request for the network below, the announcement to the peer, and the place where a get lands.
+    /// Returns the request for the inner network, the announcement to the peer, and the destination of a get.
     fn translate(&self, request: &Request) -> (Transfer, Option<Arrival>, Option<Part>) {
         let real = |at: WindowOffset| WindowOffset { window: as_it_is(at.window), ..at };
         let view = |at: WindowOffset| WindowOffset { window: beside(at.window), ..at };
@@ -239,20 +240,20 @@ impl<N: Network> Network for Withhold<N> {
                 continue;
             }
             for (&line, queue) in &mut self.lines {
-                // The id of one that was complete at once may have been given to another while it still waits here.
+                // The id of a request that was complete at once may be that of a later request already.
                 let under_way = |(other, complete, _): &Told| other == id && !complete;
                 let Some(place) = queue.iter().position(under_way) else { continue };
                 if outcome.is_ok() {
                     queue[place].1 = true;
                 } else {
-                    // Nothing behind it is announced to the peer.
+                    // The peer gets no announcement of later requests.
                     queue.truncate(place);
                     self.broken.push(line);
                 }
                 lines.push(line);
             }
         }
-        // In the order of completion, not in that of a map.
+        // In the order of completion, because the order of a map is random.
         for line in lines {
             self.tell(line);
         }
@@ -272,8 +273,8 @@ impl<N: Network> Network for Withhold<N> {
             let (destination, source) = (memory.address() + part.offset, beside.address() + part.offset);
             let device = beside.device();
             if device.kind() == DeviceKind::Virtual {
-                // Safety: the network below checked the range against the memory beside, which is as long as the
-                // window; both are alive.
+                // Safety: the inner network checked the range against the memory beside the window, which is as long as
+                // the window. Both are alive.
                 unsafe { copy_shared(destination, source, part.bytes) };
                 continue;
             }
@@ -297,7 +298,7 @@ impl<N: Network> Network for Withhold<N> {
     }
 }
 
-/// The first `length` bytes of a key, and the rest.
+/// Returns the first `length` bytes of a key, and the rest.
 fn split(rank: u32, key: &Key, length: usize) -> Result<(Key, Key), NetError> {
     match key.0.split_at_checked(length) {
         Some((first, rest)) => Ok((Key(first.to_vec()), Key(rest.to_vec()))),

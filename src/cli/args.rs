@@ -225,29 +225,13 @@ pub(crate) enum Mode {
     Seeded,
 }
 
-/// Options that all workloads share.
-#[derive(Args, Clone, Debug)]
-pub(crate) struct Options {
-    /// Kind of device.
-    #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
-    pub device: DeviceChoice,
-    /// Number of ranks. Each rank has a virtual GPU of this process or a real GPU. Ranks share real GPUs if there are
-    /// fewer GPUs than ranks.
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
-    pub ranks: u32,
+/// The amount of work of a run.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct Sizes {
     /// Bytes: for alltoall the block per peer (1 or more), for ring each rank's vector and for halo each rank's grid
     /// (both a multiple of 4). Accepts the units KiB, MiB and GiB.
     #[arg(long, default_value = "16KiB", value_parser = size::parse)]
     pub bytes: u64,
-    /// Back end.
-    #[arg(long, value_enum, default_value_t = Backend::Auto)]
-    pub backend: Backend,
-    /// The network of the proxy, for operations that do not use loads and stores.
-    #[arg(long, value_enum, default_value_t = Network::Auto)]
-    pub network: Network,
-    /// How operations reach their peers [default: network; the demo runs both].
-    #[arg(long, value_enum)]
-    pub route: Option<Route>,
     /// Number of contexts of the communicator.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub contexts: u32,
@@ -263,6 +247,29 @@ pub(crate) struct Options {
     /// Number of launches; the median time is shown.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub repeats: u32,
+}
+
+/// Options that all workloads share.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Options {
+    /// Kind of device.
+    #[arg(long, value_enum, default_value_t = DeviceChoice::Auto)]
+    pub device: DeviceChoice,
+    /// Number of ranks. Each rank has a virtual GPU of this process or a real GPU. Ranks share real GPUs if there are
+    /// fewer GPUs than ranks [default: 4; in a job its number of ranks].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    pub ranks: Option<u32>,
+    /// Back end.
+    #[arg(long, value_enum, default_value_t = Backend::Auto)]
+    pub backend: Backend,
+    /// The network of the proxy, for operations that do not use loads and stores.
+    #[arg(long, value_enum, default_value_t = Network::Auto)]
+    pub network: Network,
+    /// How operations reach their peers [default: network; the demo runs both].
+    #[arg(long, value_enum)]
+    pub route: Option<Route>,
+    #[command(flatten)]
+    pub sizes: Sizes,
     /// Seed of the virtual GPU's schedule [default: 1].
     #[arg(long)]
     pub seed: Option<u64>,
@@ -282,20 +289,9 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Returns how the virtual GPU runs.
-    pub(crate) fn mode(&self) -> Mode {
-        // A NIC does not run in virtual time.
-        self.mode.unwrap_or(if self.network == Network::Verbs { Mode::Threads } else { Mode::Seeded })
-    }
-
-    /// Returns how operations reach their peers.
-    pub(crate) fn route(&self) -> Route {
-        self.route.unwrap_or(Route::Network)
-    }
-
-    /// Returns the seed of the virtual GPU's schedule.
-    pub(crate) fn seed(&self) -> u64 {
-        self.seed.unwrap_or(1)
+    /// Returns the number of ranks without a job.
+    pub(crate) fn ranks(&self) -> u32 {
+        self.ranks.unwrap_or(4)
     }
 }
 

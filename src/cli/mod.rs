@@ -10,14 +10,16 @@ mod sass;
 
 #[cfg(test)]
 pub(crate) use args::default_options;
-pub(crate) use args::{Backend, DeviceChoice, LaunchArgs, Mode, Network, NicCheck, Options, Route, SoftLink, Workload};
+pub(crate) use args::{
+    Backend, DeviceChoice, LaunchArgs, Mode, Network, NicCheck, Options, Route, Sizes, SoftLink, Workload,
+};
 pub(crate) use report::{Format, Report};
 
 use self::job::{Loss, ThisJob};
+use crate::workload::Plans;
 use args::{Cli, Command};
+use clap::Parser;
 use clap::error::ErrorKind;
-use clap::parser::ValueSource;
-use clap::{CommandFactory, FromArgMatches};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::error::Error;
 use std::fmt;
@@ -56,13 +58,8 @@ pub(crate) enum End {
 /// # Errors
 /// Returns the error of the subcommand.
 pub(crate) fn run() -> Result<End, Failure> {
-    let parsed = Cli::command().try_get_matches().and_then(|matches| {
-        let run = matches.subcommand().filter(|(name, _)| *name == "run");
-        let given = run.is_some_and(|(_, run)| run.value_source("ranks") == Some(ValueSource::CommandLine));
-        Cli::from_arg_matches(&matches).map(|cli| (cli, given))
-    });
-    let (cli, ranks_given) = match parsed {
-        Ok(parsed) => parsed,
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
         Err(error) => {
             error.print()?;
             let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
@@ -70,25 +67,21 @@ pub(crate) fn run() -> Result<End, Failure> {
         }
     };
     match cli.command {
-        Command::Run(run) => match job::join()? {
-            None => match Loss::of(&run) {
-                None => run_workloads(&[run.workload], &run.options, false, run.format, None),
-                Some(loss) => job::launch_with_loss(loss, run.options.ranks),
-            },
-            Some(job) => {
-                let options = job::fit(&run.options, job.bootstrap.ranks(), ranks_given)?;
-                let options = job::joined(options, job.is_on_one_host())?;
-                let as_rank = |options: &Options, job: &ThisJob| {
-                    run_workloads(&[run.workload], options, false, run.format, Some(job))
-                };
-                match Loss::of(&run) {
-                    None => as_rank(&options, &job),
-                    Some(loss) => job::run_with_loss((loss, run.shrink), &options, &job, as_rank),
+        Command::Run(run) => match (job::join()?, Loss::of(&run)) {
+            (None, None) => run_plans(&Plans::resolve(&[run.workload], &run.options, false, None)?, run.format, None),
+            (None, Some(loss)) => job::launch_with_loss(loss, run.options.ranks()),
+            (Some(job), loss) => {
+                let plans = Plans::resolve(&[run.workload], &run.options, false, Some(job.process))?;
+                let run_all = |plans: &Plans, job: &ThisJob| run_plans(plans, run.format, Some(job));
+                match loss {
+                    None => run_all(&plans, &job),
+                    Some(loss) => job::run_with_loss((loss, run.shrink), &plans, &job, run_all),
                 }
             }
         },
         Command::Demo(demo) => {
-            run_workloads(&[Workload::Ring, Workload::Alltoall, Workload::Halo], &demo.options, true, demo.format, None)
+            let workloads = [Workload::Ring, Workload::Alltoall, Workload::Halo];
+            run_plans(&Plans::resolve(&workloads, &demo.options, true, None)?, demo.format, None)
         }
         Command::Launch(arguments) => crate::launch::run(&arguments),
         Command::Info => info::print(&mut io::stdout()).map(|()| End::Right),
@@ -97,26 +90,9 @@ pub(crate) fn run() -> Result<End, Failure> {
     }
 }
 
-/// Runs workloads and prints their results. With `every` it runs them on every available kind of device and by every
-/// route. With a `job` this process is one rank of it, and only rank 0 prints.
-fn run_workloads(
-    workloads: &[Workload],
-    options: &Options,
-    every: bool,
-    format: Format,
-    job: Option<&ThisJob>,
-) -> Result<End, Failure> {
-    let mut devices = crate::workload::run_devices(options, every)?;
-    let options = &if job.is_some() { job::on_threads(options) } else { options.clone() };
-    if let Some(job) = job {
-        devices.all =
-            devices.all.into_iter().map(|device| device.of_process(job.local_rank, job.local_ranks)).collect();
-    }
-    let routes = match options.route {
-        None if every => vec![Route::Network, Route::Auto],
-        _ => vec![options.route()],
-    };
-    let total = (devices.all.len() * routes.len() * workloads.len()) as u64 * u64::from(options.repeats);
+/// Runs the plans and prints the results. With a `job` this process is one rank of it, and only the first rank prints.
+fn run_plans(plans: &Plans, format: Format, job: Option<&ThisJob>) -> Result<End, Failure> {
+    let total = plans.all.iter().map(|plan| u64::from(plan.sizes.repeats)).sum();
     let prints = job.is_none_or(ThisJob::prints);
     let progress = if prints && io::stderr().is_terminal() {
         let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stderr());
@@ -125,25 +101,20 @@ fn run_workloads(
         ProgressBar::hidden()
     };
     let (mut reports, mut failure) = (Vec::new(), None);
-    let devices_and_routes = devices.all.iter().flat_map(|device| routes.iter().map(move |route| (device, *route)));
-    'all: for (device, route) in devices_and_routes {
-        let options = Options { route: Some(route), ..options.clone() };
-        for workload in workloads {
-            progress.set_message(format!("{}, {}", workload.name(), device.name()));
-            let bootstrap = job.map(|job| &job.bootstrap);
-            match crate::workload::run(*workload, device, &options, bootstrap, &|| progress.inc(1)) {
-                Ok(report) => reports.push(report),
-                Err(error) => {
-                    failure = Some(error);
-                    break 'all;
-                }
+    for plan in &plans.all {
+        progress.set_message(format!("{}, {}", plan.workload.name(), plan.device.name()));
+        match crate::workload::run(plan, job.map(|job| &job.bootstrap), &|| progress.inc(1)) {
+            Ok(report) => reports.push(report),
+            Err(error) => {
+                failure = Some(error);
+                break;
             }
         }
     }
     progress.finish_and_clear();
     // Prints the results from before a failure, too.
     if prints && !reports.is_empty() {
-        report::print(&reports, format, devices.note.as_deref(), &mut io::stdout().lock())?;
+        report::print(&reports, format, plans.note.as_deref(), &mut io::stdout().lock())?;
     }
     match failure {
         Some(error) => Err(error),

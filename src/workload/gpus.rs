@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! NVIDIA GPUs as devices of workloads.
 
-use crate::cli::{Failure, Options, Refused};
+use super::Plan;
+use crate::cli::{Failure, Refused};
 use gin_host::WorldConfig;
 
 /// The GPUs that workloads run on: all that the driver shows.
@@ -94,8 +95,8 @@ impl Gpus {
 
 /// Refuses grids that cannot be resident for all ranks at once.
 #[cfg(any(feature = "cuda", test))]
-fn check_room(options: &Options, gpus: &Gpus, device: &str, resident: u64) -> Result<(), Refused> {
-    let (ranks, blocks, threads) = (options.ranks, options.blocks, options.threads);
+fn check_room(plan: &Plan, gpus: &Gpus, device: &str, resident: u64) -> Result<(), Refused> {
+    let (ranks, blocks, threads) = (plan.ranks, plan.sizes.blocks, plan.sizes.threads);
     let sharing = gpus.most_on_one(ranks);
     let needed = u64::from(sharing) * u64::from(blocks);
     if needed <= resident {
@@ -132,27 +133,28 @@ pub(crate) fn find() -> Result<Gpus, String> {
     Err("this command was built without the feature `cuda`, so it has no kernels for GPUs".to_owned())
 }
 
-/// Checks against the limits of the GPUs that the grids of `kernel` of all ranks are resident at once.
+/// Checks against the limits of the GPUs that the grids of all ranks are resident at once.
 ///
 /// # Errors
 /// Returns [`Refused`] with the figures if they are not; returns the error of the driver.
 #[cfg(feature = "cuda")]
-pub(crate) fn check(gpus: &Gpus, options: &Options, kernel: &str) -> Result<(), Failure> {
+pub(crate) fn check(gpus: &Gpus, plan: &Plan) -> Result<(), Failure> {
     use gin_gpu::cuda::CudaDevice;
     use gin_gpu::{Device, LaunchConfig, ModuleSource};
-    for ordinal in gpus.ordinals(options.ranks) {
+    let (kernel, blocks, threads) = (plan.workload.name(), plan.sizes.blocks, plan.sizes.threads);
+    for ordinal in gpus.ordinals(plan.ranks) {
         let device = CudaDevice::new(ordinal, &[gin::ptx::PTX])?;
         let function = device.load(ModuleSource::Linked)?.function(kernel)?;
         let most = function.max_threads.unwrap_or(u32::MAX).min(device.limits().threads_per_block);
-        if options.threads > most {
-            let (asked, device) = (options.threads, device.name());
+        if threads > most {
+            let device = device.name();
             return Err(Refused(format!(
-                "--threads {asked}: a block of `{kernel}` has at most {most} threads on {device}"
+                "--threads {threads}: a block of `{kernel}` has at most {most} threads on {device}"
             ))
             .into());
         }
-        let shape = LaunchConfig::new(options.blocks, options.threads).cooperative();
-        check_room(options, gpus, &device.name(), device.resident_blocks(&function, &shape)?)?;
+        let shape = LaunchConfig::new(blocks, threads).cooperative();
+        check_room(plan, gpus, &device.name(), device.resident_blocks(&function, &shape)?)?;
     }
     Ok(())
 }
@@ -162,7 +164,7 @@ pub(crate) fn check(gpus: &Gpus, options: &Options, kernel: &str) -> Result<(), 
 /// # Errors
 /// Always returns [`Refused`].
 #[cfg(not(feature = "cuda"))]
-pub(crate) fn check(_gpus: &Gpus, _options: &Options, _kernel: &str) -> Result<(), Failure> {
+pub(crate) fn check(_gpus: &Gpus, _plan: &Plan) -> Result<(), Failure> {
     find().map(|_| ()).map_err(|reason| Refused(reason).into())
 }
 
@@ -188,7 +190,7 @@ pub(crate) fn world(_gpus: &Gpus, _ranks: u32) -> Result<WorldConfig, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::default_options;
+    use crate::workload::plan::default_plan;
 
     #[test]
     fn gpus_are_described_by_kind_and_number() {
@@ -201,14 +203,14 @@ mod tests {
 
     #[test]
     fn grids_that_are_not_resident_together_are_refused_with_all_figures() {
-        let mut options = default_options();
-        (options.ranks, options.blocks, options.threads) = (8, 33, 1024);
-        check_room(&options, &Gpus::for_tests(4), "GPU 0", 66).unwrap();
-        let Refused(text) = check_room(&options, &Gpus::for_tests(3), "GPU 0", 66).unwrap_err();
+        let mut plan = default_plan();
+        (plan.ranks, plan.sizes.blocks, plan.sizes.threads) = (8, 33, 1024);
+        check_room(&plan, &Gpus::for_tests(4), "GPU 0", 66).unwrap();
+        let Refused(text) = check_room(&plan, &Gpus::for_tests(3), "GPU 0", 66).unwrap_err();
         for figure in ["--ranks 8", "--blocks 33", "3 ranks", "99 blocks", "holds 66 of 1024", "--blocks 22 fit"] {
             assert!(text.contains(figure), "{figure}: {text}");
         }
-        let Refused(text) = check_room(&options, &Gpus::for_tests(1), "GPU 0", 7).unwrap_err();
+        let Refused(text) = check_room(&plan, &Gpus::for_tests(1), "GPU 0", 7).unwrap_err();
         assert!(text.contains("fewer --ranks"), "{text}");
     }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The limits of a run, set by GPUs and by this machine.
 
-use super::RunDevice;
-use crate::cli::{Mode, Options, Refused};
+use super::{Plan, RunDevice};
+use crate::cli::{Mode, Refused, Sizes};
 use gin_abi::BackendKind;
 use gin_gpu::Limits;
 use gin_host::comm::{Backend, probe_backends};
@@ -35,22 +35,22 @@ const THREAD_BYTES: u128 = 8 << 10;
 ///
 /// # Errors
 /// Refuses the first option beyond its limit; the text names the limit and a remedy.
-pub(super) fn check(device: &RunDevice, options: &Options) -> Result<(), Refused> {
+pub(super) fn check(plan: &Plan) -> Result<(), Refused> {
     let refuse = |text: String| Err(Refused(text));
     let launch = Limits::CUDA;
-    let (ranks, blocks, threads) = (options.ranks, options.blocks, options.threads);
+    let (ranks, Sizes { contexts, blocks, threads, .. }) = (plan.ranks, plan.sizes);
     if threads > launch.threads_per_block {
         return refuse(format!("--threads {threads}: a block has at most {} threads", launch.threads_per_block));
     }
     if blocks > launch.grid[0] {
         return refuse(format!("--blocks {blocks}: a grid has at most {} blocks", launch.grid[0]));
     }
-    if options.contexts > gin_abi::MAX_CONTEXTS {
-        let (asked, most) = (options.contexts, gin_abi::MAX_CONTEXTS);
-        return refuse(format!("--contexts {asked}: a communicator has at most {most} contexts"));
+    let most = gin_abi::MAX_CONTEXTS;
+    if contexts > most {
+        return refuse(format!("--contexts {contexts}: a communicator has at most {most} contexts"));
     }
-    match device {
-        RunDevice::Virtual => check_virtual(options)?,
+    match plan.device {
+        RunDevice::Virtual => check_virtual(plan)?,
         RunDevice::Cuda(_) if ranks > MOST_RANKS_THREADS => {
             return refuse(format!(
                 "--ranks {ranks}: all ranks are threads of this process, which supports at most {MOST_RANKS_THREADS} on \
@@ -60,7 +60,7 @@ pub(super) fn check(device: &RunDevice, options: &Options) -> Result<(), Refused
         // `gpus::check` checks the limits that the GPU reports.
         RunDevice::Cuda(_) => {}
     }
-    match (device, super::backend(options)) {
+    match (&plan.device, plan.backend) {
         // Virtual GPUs drive software NICs.
         (RunDevice::Cuda(_), Backend::Gdaki) => match gdaki_refusal() {
             Some(reason) => refuse(format!("--backend gdaki: {reason}")),
@@ -77,10 +77,10 @@ fn gdaki_refusal() -> Option<String> {
 }
 
 /// Checks the limits that only the virtual GPU has.
-fn check_virtual(options: &Options) -> Result<(), Refused> {
+fn check_virtual(plan: &Plan) -> Result<(), Refused> {
     let refuse = |text: String| Err(Refused(text));
-    let (ranks, blocks, threads) = (options.ranks, options.blocks, options.threads);
-    let (most_ranks, mode) = match options.mode() {
+    let (ranks, Sizes { blocks, threads, .. }) = (plan.ranks, plan.sizes);
+    let (most_ranks, mode) = match plan.mode {
         Mode::Seeded => (MOST_RANKS_SEEDED, "seeded"),
         Mode::Threads => (MOST_RANKS_THREADS, "threads"),
     };
@@ -90,7 +90,7 @@ fn check_virtual(options: &Options) -> Result<(), Refused> {
              {mode} mode"
         ));
     }
-    let resident = options.resident_blocks.unwrap_or_else(default_resident_blocks);
+    let resident = plan.resident_blocks.unwrap_or_else(default_resident_blocks);
     if blocks > resident {
         return refuse(format!(
             "--blocks {blocks}: the blocks of a workload wait for each other, so all {blocks} must be resident at once, \
@@ -115,24 +115,22 @@ fn check_virtual(options: &Options) -> Result<(), Refused> {
 ///
 /// # Errors
 /// Refuses the run if the memory does not suffice; the text gives the needed and the available bytes.
-pub(super) fn check_memory(device: &RunDevice, options: &Options, ids: u32, per_rank: u128) -> Result<(), Refused> {
-    let [ranks, blocks, threads, contexts, ids] =
-        [options.ranks, options.blocks, options.threads, options.contexts, ids].map(u128::from);
+pub(super) fn check_memory(plan: &Plan, ids: u32, per_rank: u128) -> Result<(), Refused> {
+    let Sizes { bytes, contexts, blocks, threads, iters, .. } = plan.sizes;
+    let [ranks, blocks, threads, contexts, ids] = [plan.ranks, blocks, threads, contexts, ids].map(u128::from);
     // Queue and tables of a context: 256 descriptors, and some words for each peer, signal and counter.
     let communicator = contexts * ((32 << 10) + 256 * ranks + 64 * ids);
-    let thread_bytes = if matches!(device, RunDevice::Virtual) { THREAD_BYTES } else { 0 };
+    let thread_bytes = if matches!(plan.device, RunDevice::Virtual) { THREAD_BYTES } else { 0 };
     let needed = ranks * (per_rank + communicator + blocks * threads * thread_bytes);
     match available_memory() {
         Some(available) if needed > u128::from(available) => Err(Refused(format!(
-            "--ranks {ranks}, --bytes {}, --iters {}: all ranks together need about {} of memory, but this machine has \
+            "--ranks {ranks}, --bytes {bytes}, --iters {iters}: all ranks together need about {} of memory, but this machine has \
              {} available",
-            options.bytes,
-            options.iters,
             in_mib(needed),
             in_mib(u128::from(available))
         ))),
         None if needed > isize::MAX as u128 => {
-            Err(Refused(format!("--ranks {ranks}, --bytes {}: more than the memory of any machine", options.bytes)))
+            Err(Refused(format!("--ranks {ranks}, --bytes {bytes}: more than the memory of any machine")))
         }
         _ => Ok(()),
     }
@@ -168,22 +166,22 @@ fn available_in(meminfo: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{self, default_options};
     use crate::workload::gpus::Gpus;
+    use crate::workload::plan::default_plan;
 
-    fn refusal(change: impl FnOnce(&mut Options)) -> String {
-        let mut options = default_options();
-        change(&mut options);
-        match check(&RunDevice::Virtual, &options) {
-            Ok(()) => panic!("accepted: {options:?}"),
+    fn refusal(change: impl FnOnce(&mut Plan)) -> String {
+        let mut plan = default_plan();
+        change(&mut plan);
+        match check(&plan) {
+            Ok(()) => panic!("accepted: {} ranks, {:?}", plan.ranks, plan.sizes),
             Err(Refused(text)) => text,
         }
     }
 
     #[test]
     fn the_defaults_are_within_all_limits() {
-        check(&RunDevice::Virtual, &default_options()).unwrap();
-        check(&RunDevice::Cuda(Gpus::for_tests(1)), &default_options()).unwrap();
+        check(&default_plan()).unwrap();
+        check(&Plan { device: RunDevice::Cuda(Gpus::for_tests(1)), ..default_plan() }).unwrap();
     }
 
     #[test]
@@ -191,35 +189,35 @@ mod tests {
         let both = |text: String, asked: &str, limit: &str| {
             assert!(text.contains(asked) && text.contains(limit), "{text}");
         };
-        both(refusal(|options| options.threads = 1025), "--threads 1025", "1024");
-        both(refusal(|options| options.blocks = 1 << 31), "--blocks 2147483648", "2147483647");
-        both(refusal(|options| options.contexts = 257), "--contexts 257", "256");
-        both(refusal(|options| options.ranks = 257), "--ranks 257", "256");
-        both(refusal(|options| (options.ranks, options.mode) = (65, Some(Mode::Threads))), "--ranks 65", "64");
-        both(refusal(|options| options.blocks = 133), "--blocks 133", "132");
-        both(refusal(|options| options.resident_blocks = Some(1)), "--blocks 2", "holds 1:");
+        both(refusal(|plan| plan.sizes.threads = 1025), "--threads 1025", "1024");
+        both(refusal(|plan| plan.sizes.blocks = 1 << 31), "--blocks 2147483648", "2147483647");
+        both(refusal(|plan| plan.sizes.contexts = 257), "--contexts 257", "256");
+        both(refusal(|plan| plan.ranks = 257), "--ranks 257", "256");
+        both(refusal(|plan| (plan.ranks, plan.mode) = (65, Mode::Threads)), "--ranks 65", "64");
+        both(refusal(|plan| plan.sizes.blocks = 133), "--blocks 133", "132");
+        both(refusal(|plan| plan.resident_blocks = Some(1)), "--blocks 2", "holds 1:");
         let most = (mappings() - OTHER_MAPPINGS) / 2;
-        let many = |options: &mut Options| {
-            (options.resident_blocks, options.blocks, options.threads) = (Some(i32::MAX as u32), i32::MAX as u32, 1024);
+        let many = |plan: &mut Plan| {
+            (plan.resident_blocks, plan.sizes.blocks, plan.sizes.threads) =
+                (Some(i32::MAX as u32), i32::MAX as u32, 1024);
         };
         both(refusal(many), "8796093018112 threads", &most.to_string());
     }
 
     #[test]
     fn real_gpus_have_other_limits_than_virtual_ones() {
-        let gpus = RunDevice::Cuda(Gpus::for_tests(1));
-        let check = |change: fn(&mut Options)| {
-            let mut options = default_options();
-            change(&mut options);
-            check(&gpus, &options)
+        let check = |change: fn(&mut Plan)| {
+            let mut plan = Plan { device: RunDevice::Cuda(Gpus::for_tests(1)), ..default_plan() };
+            change(&mut plan);
+            check(&plan)
         };
         // `gpus::check` checks the number of resident blocks.
-        check(|options| options.blocks = 1000).unwrap();
-        check(|options| options.ranks = 64).unwrap();
-        let Err(Refused(text)) = check(|options| options.ranks = 65) else { panic!("accepted") };
+        check(|plan| plan.sizes.blocks = 1000).unwrap();
+        check(|plan| plan.ranks = 64).unwrap();
+        let Err(Refused(text)) = check(|plan| plan.ranks = 65) else { panic!("accepted") };
         assert!(text.contains("--ranks 65") && text.contains("at most 64"), "{text}");
-        check(|options| options.threads = 1025).unwrap_err();
-        match (check(|options| options.backend = cli::Backend::Gdaki), gdaki_refusal()) {
+        check(|plan| plan.sizes.threads = 1025).unwrap_err();
+        match (check(|plan| plan.backend = Backend::Gdaki), gdaki_refusal()) {
             (Err(Refused(text)), Some(reason)) => assert_eq!(text, format!("--backend gdaki: {reason}")),
             (outcome, refusal) => assert!(outcome.is_ok() && refusal.is_none(), "{refusal:?}"),
         }
@@ -227,13 +225,13 @@ mod tests {
 
     #[test]
     fn more_memory_than_there_is_is_refused_with_both_figures_and_no_product_overflows() {
-        let mut options = default_options();
-        check_memory(&RunDevice::Virtual, &options, 4, 1 << 20).unwrap();
-        let Err(Refused(text)) = check_memory(&RunDevice::Virtual, &options, 4, 1 << 60) else { panic!("accepted") };
+        let mut plan = default_plan();
+        check_memory(&plan, 4, 1 << 20).unwrap();
+        let Err(Refused(text)) = check_memory(&plan, 4, 1 << 60) else { panic!("accepted") };
         assert!(text.contains("need about 4398046511") && text.contains("--iters 10"), "{text}");
-        (options.ranks, options.blocks, options.threads) = (u32::MAX, u32::MAX, u32::MAX);
-        options.contexts = u32::MAX;
-        check_memory(&RunDevice::Virtual, &options, u32::MAX, 1 << 80).unwrap_err();
+        (plan.ranks, plan.sizes.blocks, plan.sizes.threads) = (u32::MAX, u32::MAX, u32::MAX);
+        plan.sizes.contexts = u32::MAX;
+        check_memory(&plan, u32::MAX, 1 << 80).unwrap_err();
     }
 
     #[test]

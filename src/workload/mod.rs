@@ -6,18 +6,22 @@ mod gpus;
 mod halo;
 pub(crate) mod limits;
 mod network;
+mod plan;
 mod reference;
 mod ring;
 mod run_device;
+#[cfg(test)]
+mod wrong;
 
-pub(crate) use run_device::{RunDevice, choose_one, run_devices};
+pub(crate) use plan::{Plan, Plans, Process};
+pub(crate) use run_device::{RunDevice, choose_one};
 
-use crate::cli::{self, Failure, Mode, Options, Refused, Report, Workload};
+use crate::cli::{Failure, Mode, Refused, Report, Sizes, Workload};
 use gin_boot::Bootstrap;
 use gin_gpu::LaunchConfig;
 use gin_gpu::{KernelArg, Memory, MemoryKind};
 use gin_host::CommError;
-use gin_host::comm::{Backend, Communicator, Requirements, Routes, Stats};
+use gin_host::comm::{Backend, Communicator, Requirements, Stats};
 use gin_host::world::{Rank, SoftNics, WorldConfig, join, launch};
 use gin_soft_hca_host::Options as NicOptions;
 use serde::{Deserialize, Serialize};
@@ -51,7 +55,7 @@ struct Launched {
 }
 
 /// The results of one rank. Ranks in separate processes exchange them.
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 struct Ran {
     launches: Vec<Launched>,
     backend: String,
@@ -93,34 +97,12 @@ trait Job: Sync {
     fn launch(&self, rank: &Rank, comm: &Communicator) -> Result<Launched, CommError>;
 }
 
-/// The shape and limits that all workloads have.
-#[derive(Clone, Debug)]
-struct Shape {
-    ranks: u32,
-    blocks: u32,
-    threads: u32,
-    contexts: u32,
-    iters: u64,
-    deadline: gin_abi::Deadline,
-}
-
-impl Shape {
-    fn new(options: &Options) -> Self {
-        Self {
-            ranks: options.ranks,
-            blocks: options.blocks,
-            threads: options.threads,
-            contexts: options.contexts,
-            iters: options.iters,
-            deadline: gin_abi::Deadline::after_ms(options.deadline_ms),
-        }
-    }
-
-    /// Runs `kernel` in this shape and returns its duration.
-    fn run(&self, rank: &Rank, kernel: &str, arguments: &[&dyn KernelArg]) -> Result<Duration, CommError> {
-        let function = rank.kernel(kernel)?;
+impl Plan {
+    /// Runs the kernel of the workload and returns its duration.
+    fn time(&self, rank: &Rank, arguments: &[&dyn KernelArg]) -> Result<Duration, CommError> {
+        let function = rank.kernel(self.workload.name())?;
         let stream = rank.stream()?;
-        let config = LaunchConfig::new(self.blocks, self.threads).cooperative();
+        let config = LaunchConfig::new(self.sizes.blocks, self.sizes.threads).cooperative();
         rank.barrier()?;
         let start = Instant::now();
         // Safety: the workloads pass the arguments that the kernels' docs require; the device makes all blocks of a
@@ -138,40 +120,28 @@ impl Shape {
     }
 }
 
-/// Returns the requested back end.
-fn backend(options: &Options) -> Backend {
-    match options.backend {
-        cli::Backend::Auto => Backend::Auto,
-        cli::Backend::Proxy => Backend::Proxy,
-        cli::Backend::Gdaki => Backend::Gdaki,
-    }
-}
-
-fn world(device: &RunDevice, options: &Options) -> Result<WorldConfig, Failure> {
-    let mut config = match (device, options.mode()) {
-        (RunDevice::Cuda(gpus), _) => gpus::world(gpus, options.ranks)?,
-        (RunDevice::Virtual, Mode::Threads) => WorldConfig::threads(options.ranks),
-        (RunDevice::Virtual, Mode::Seeded) => WorldConfig::seeded(options.ranks, options.seed()),
+fn world(plan: &Plan) -> Result<WorldConfig, Failure> {
+    let mut config = match (&plan.device, plan.mode) {
+        (RunDevice::Cuda(gpus), _) => gpus::world(gpus, plan.ranks)?,
+        (RunDevice::Virtual, Mode::Threads) => WorldConfig::threads(plan.ranks),
+        (RunDevice::Virtual, Mode::Seeded) => WorldConfig::seeded(plan.ranks, plan.seed),
     };
     if let gin_host::world::Mode::Threads(threads) = &mut config.mode {
-        threads.seed = options.seed();
+        threads.seed = plan.seed;
     }
-    config.comm.backend = backend(options);
-    if let (RunDevice::Virtual, Backend::Gdaki) = (device, config.comm.backend) {
-        let nics = NicOptions { delay: SOFT_DELAY, seed: options.seed(), ..NicOptions::default() };
+    if let (RunDevice::Virtual, Backend::Gdaki) = (&plan.device, plan.backend) {
+        let nics = NicOptions { delay: SOFT_DELAY, seed: plan.seed, ..NicOptions::default() };
         config = config.soft_nics(&SoftNics::new(nics));
     }
-    if let Some(network) = network::choose(options)? {
-        config.comm.network = network;
+    config.comm.backend = plan.backend;
+    config.comm.routes = plan.routes;
+    if let Some(network) = &plan.network {
+        config.comm.network = network.clone();
     }
-    config.comm.routes = match options.route() {
-        cli::Route::Network => Routes::Network,
-        cli::Route::Auto => Routes::Automatic,
-    };
-    if let Some(blocks) = options.resident_blocks {
-        config = config.resident_blocks(blocks);
-    }
-    Ok(config)
+    Ok(match plan.resident_blocks {
+        Some(blocks) => config.resident_blocks(blocks),
+        None => config,
+    })
 }
 
 /// Returns the engines that rang doorbells, without repetitions; `None` if proxies served the ranks.
@@ -191,108 +161,109 @@ fn gather(job: &Arc<dyn Bootstrap>, own: &Ran) -> Result<Vec<Ran>, Failure> {
     all.iter().enumerate().map(read).collect()
 }
 
-/// Runs a workload and calls `launched` after each launch. With a `job` this process is one rank of it.
+/// Runs a plan and calls `launched` after each launch. With a `job` this process is one rank of it.
 ///
 /// # Errors
 /// Returns the error of the run. A wrong result is no error; the report records it.
 pub(crate) fn run(
-    workload: Workload,
-    device: &RunDevice,
-    options: &Options,
+    plan: &Plan,
     job: Option<&Arc<dyn Bootstrap>>,
     launched: &(dyn Fn() + Sync),
 ) -> Result<Report, Failure> {
-    limits::check(device, options)?;
-    let work: Box<dyn Job> = match workload {
-        Workload::Ring => Box::new(ring::Ring::new(device, options)?),
-        Workload::Alltoall => Box::new(alltoall::Alltoall::new(device, options)?),
-        Workload::Halo => Box::new(halo::Halo::new(device, options)?),
+    limits::check(plan)?;
+    let work: Box<dyn Job> = match plan.workload {
+        Workload::Ring => Box::new(ring::Ring::new(plan)?),
+        Workload::Alltoall => Box::new(alltoall::Alltoall::new(plan)?),
+        Workload::Halo => Box::new(halo::Halo::new(plan)?),
     };
-    if let RunDevice::Cuda(gpus) = device {
-        gpus::check(gpus, options, workload.name())?;
+    if let RunDevice::Cuda(gpus) = &plan.device {
+        gpus::check(gpus, plan)?;
     }
-    let requirements = work.requirements();
-    let body = |rank: Rank| -> Result<Ran, CommError> {
-        let mut launches = Vec::new();
-        let mut counted: BTreeMap<(u32, u32), Stats> = BTreeMap::new();
-        let (mut backend, mut network, mut reach, mut nic, mut ringer) = (String::new(), String::new(), 0, None, None);
-        for _ in 0..options.repeats {
-            // Each launch has a new communicator, so that its signals and counters start at 0.
-            let comm = rank.communicator(&requirements)?;
-            backend = format!("{:?}", comm.backend()?).to_lowercase();
-            network = comm.network()?.name.to_owned();
-            reach = comm.device()?.handle().lsa_reach;
-            nic = comm.nic()?.map(|nic| nic.name().to_owned());
-            ringer = comm.ringer()?.map(|ringer| ringer.to_string());
-            launches.push(work.launch(&rank, &comm)?);
-            comm.check("run")?;
-            if options.stats {
-                for row in comm.peer_stats()? {
-                    let sum = counted.entry((row.context, row.peer)).or_default();
-                    *sum = *sum + row.stats;
-                }
-            }
-            comm.destroy()?;
-            if rank.rank() == 0 {
-                launched();
-            }
-        }
-        let figures = counted.into_iter().map(|((context, peer), stats)| {
-            let named = stats.named().into_iter().map(|(name, value)| (name.to_owned(), value));
-            Figures { rank: rank.rank(), context, peer, figures: named.collect() }
-        });
-        Ok(Ran { launches, backend, network, reach, nic, ringer, figures: figures.collect() })
-    };
-    let world = world(device, options)?;
+    let body = |rank: Rank| run_rank(plan, &*work, &rank, launched);
+    let world = world(plan)?;
     let results = match job {
         None => launch(world, body).map_err(|error| error.to_string())?,
         Some(job) => gather(job, &join(world, job.clone(), body).map_err(|error| error.to_string())?)?,
     };
+    Ok(report(plan, work.operations(), &results))
+}
 
-    let mut times: Vec<f64> = (0..options.repeats as usize)
-        .map(|repeat| {
-            let slowest = results.iter().map(|ran| ran.launches[repeat].time).max().unwrap_or_default();
-            slowest.as_secs_f64() * 1e6
-        })
-        .collect();
+/// Runs all launches of one rank.
+fn run_rank(plan: &Plan, work: &dyn Job, rank: &Rank, launched: &dyn Fn()) -> Result<Ran, CommError> {
+    let requirements = work.requirements();
+    let mut ran = Ran::default();
+    let mut counted: BTreeMap<(u32, u32), Stats> = BTreeMap::new();
+    for _ in 0..plan.sizes.repeats {
+        // Each launch has a new communicator, so that its signals and counters start at 0.
+        let comm = rank.communicator(&requirements)?;
+        ran.backend = format!("{:?}", comm.backend()?).to_lowercase();
+        ran.network = comm.network()?.name.to_owned();
+        ran.reach = comm.device()?.handle().lsa_reach;
+        ran.nic = comm.nic()?.map(|nic| nic.name().to_owned());
+        ran.ringer = comm.ringer()?.map(|ringer| ringer.to_string());
+        ran.launches.push(work.launch(rank, &comm)?);
+        comm.check("run")?;
+        if plan.stats {
+            for row in comm.peer_stats()? {
+                let sum = counted.entry((row.context, row.peer)).or_default();
+                *sum = *sum + row.stats;
+            }
+        }
+        comm.destroy()?;
+        if rank.rank() == 0 {
+            launched();
+        }
+    }
+    ran.figures.extend(counted.into_iter().map(|((context, peer), stats)| {
+        let named = stats.named().into_iter().map(|(name, value)| (name.to_owned(), value));
+        Figures { rank: rank.rank(), context, peer, figures: named.collect() }
+    }));
+    Ok(ran)
+}
+
+/// Returns the report on the results of all ranks, of which each posted `operations` per launch.
+fn report(plan: &Plan, operations: f64, results: &[Ran]) -> Report {
+    let Sizes { bytes, contexts, blocks, threads, iters, repeats } = plan.sizes;
+    let slowest = |repeat: usize| results.iter().map(|ran| ran.launches[repeat].time).max().unwrap_or_default();
+    let mut times: Vec<f64> = (0..repeats as usize).map(|repeat| slowest(repeat).as_secs_f64() * 1e6).collect();
     times.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
     let checks = || results.iter().flat_map(|ran| &ran.launches).map(|launched| &launched.check);
     let errors = checks().map(|check| check.errors).sum();
-    let (simulated, device_name, gpus) = match device {
+    let (simulated, device_name, gpus) = match &plan.device {
         RunDevice::Virtual => (true, None, None),
-        RunDevice::Cuda(gpus) => (false, gpus.name(options.ranks), Some(gpus.used(options.ranks))),
+        RunDevice::Cuda(gpus) => (false, gpus.name(plan.ranks), Some(gpus.used(plan.ranks))),
     };
-    Ok(Report {
-        workload: workload.name(),
-        device: device.name(),
+    Report {
+        workload: plan.workload.name(),
+        device: plan.device.name(),
         device_name,
         gpus,
         backend: results.first().map(|ran| ran.backend.clone()).unwrap_or_default(),
         network: results.first().filter(|ran| ran.nic.is_none()).map(|ran| ran.network.clone()),
         nics: results.iter().map(|ran| ran.nic.clone()).collect(),
-        doorbells: ringers(&results),
+        doorbells: ringers(results),
         route: match results.first().map_or(0, |ran| ran.reach) {
             0 => "network",
-            reach if reach == options.ranks => "lsa",
+            reach if reach == plan.ranks => "lsa",
             _ => "both",
         },
-        ranks: options.ranks,
-        bytes: options.bytes,
-        iters: options.iters,
-        blocks: options.blocks,
-        threads: options.threads,
-        contexts: options.contexts,
-        mode: simulated.then_some(match options.mode() {
+        ranks: plan.ranks,
+        bytes,
+        iters,
+        blocks,
+        threads,
+        contexts,
+        mode: simulated.then_some(match plan.mode {
             Mode::Seeded => "seeded",
             Mode::Threads => "threads",
         }),
-        seed: simulated.then_some(options.seed()),
-        stats: options.stats.then(|| results.iter().flat_map(|ran| ran.figures.clone()).collect()),
+        seed: simulated.then_some(plan.seed),
+        stats: plan.stats.then(|| results.iter().flat_map(|ran| ran.figures.clone()).collect()),
         verified: errors == 0,
         errors,
         first_difference: checks().find_map(|check| check.first.clone()),
-        time_us_median: median / options.iters as f64,
-        operations_per_second: work.operations() * f64::from(options.ranks) / (median * 1e-6),
-    })
+        time_us_median: median / iters as f64,
+        operations_per_second: operations * f64::from(plan.ranks) / (median * 1e-6),
+    }
 }

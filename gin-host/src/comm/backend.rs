@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which back end a communicator uses, and which NIC.
+//! The choice of a communicator's back end and NIC.
 
 use super::CommError;
 use gin_abi::BackendKind;
@@ -8,27 +8,35 @@ use gin_nic::mlx5::Libraries;
 use gin_nic::{Found, Hca, Nic, NicConfig, probe};
 use std::sync::Arc;
 
-/// Which back end a communicator uses.
+/// The choice of a communicator's back end.
+///
+/// ```
+/// use gin_host::comm::{Backend, probe_backends};
+///
+/// for probe in probe_backends() {
+///     println!("{:?}: {}", probe.backend, probe.refusal.as_deref().unwrap_or("available"));
+/// }
+/// assert_eq!(Backend::default(), Backend::Auto);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Backend {
-    /// The best that can be had: GDAKI on all ranks if every rank's GPU can drive a NIC, else the proxy. A software NIC
-    /// is not looked for.
+    /// GDAKI on all ranks if every rank's GPU can drive a NIC, else the proxy. Does not consider software NICs.
     #[default]
     Auto,
-    /// A CPU thread posts what kernels ask for.
+    /// A CPU thread posts the requests of kernels.
     Proxy,
     /// The GPU writes the NIC's work-queue entries itself.
     Gdaki,
 }
 
-/// The NIC that kernels drive where the back end is GDAKI.
+/// The device-driven NIC of the back end GDAKI.
 #[derive(Clone, Debug)]
 pub enum NicChoice {
-    /// The first of this host's NICs that can serve the device.
+    /// The first NIC of this host that can serve the device.
     Probe(NicConfig),
-    /// This one; each communicator opens it for itself, with a protection domain of its own.
+    /// This NIC. Each communicator opens it with a separate protection domain.
     Hca(Arc<dyn Hca>, NicConfig),
-    /// This one, which is open: communicators share its protection domain.
+    /// This open NIC. Communicators share its protection domain.
     Given(Arc<Nic>),
 }
 
@@ -38,18 +46,19 @@ impl Default for NicChoice {
     }
 }
 
-/// A back end, and whether it can be had.
+/// A back end, and whether it is available.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BackendProbe {
     /// The back end.
     pub backend: BackendKind,
-    /// Why it cannot be had; `None` if it can.
+    /// The reason why it is not available; `None` if it is.
     pub refusal: Option<String>,
     /// The findings about each NIC, in words.
     pub nics: Vec<String>,
 }
 
-/// Looks which back ends can be had on this machine, the best first. Software NICs are not looked for.
+/// Returns the back ends with their availability on this machine, the preferred one first. Does not look for software
+/// NICs.
 pub fn probe_backends() -> Vec<BackendProbe> {
     let (nics, refusal) = match probe(&Libraries::default(), &NicConfig::default()) {
         Ok(found) => (found.iter().map(Found::to_string).collect(), none_serves(&found)),
@@ -61,7 +70,7 @@ pub fn probe_backends() -> Vec<BackendProbe> {
     ]
 }
 
-/// Why none of these NICs will do, if so.
+/// Returns the reasons if none of these NICs is usable.
 fn none_serves(found: &[Found]) -> Option<String> {
     let all = || found.iter().map(Found::to_string).collect::<Vec<_>>().join("; ");
     (!found.iter().any(|found| found.nic.is_ok())).then(all)
@@ -72,12 +81,12 @@ fn none_serves(found: &[Found]) -> Option<String> {
 pub enum ChosenBackend {
     /// A CPU thread and a network.
     Proxy,
-    /// Its kernels themselves, by this NIC.
+    /// Kernels that drive this NIC.
     Gdaki(Arc<Nic>),
 }
 
 impl ChosenBackend {
-    /// Which back end that is.
+    /// Returns the kind of the back end.
     pub fn kind(&self) -> BackendKind {
         match self {
             Self::Proxy => BackendKind::Proxy,
@@ -90,12 +99,12 @@ impl Backend {
     /// Returns the back end of a communicator on `device`.
     ///
     /// # Errors
-    /// [`CommError::Backend`] or [`CommError::Nic`] with the reason why what was asked for cannot be had.
+    /// [`CommError::Backend`] or [`CommError::Nic`] with the reason why the requested back end is not available.
     pub fn choose(self, device: &dyn Device, nic: &NicChoice) -> Result<ChosenBackend, CommError> {
         match self {
             Self::Proxy => Ok(ChosenBackend::Proxy),
             Self::Gdaki => nic.open(device).map(ChosenBackend::Gdaki),
-            // Kernels of a virtual GPU reach a real NIC's doorbells, but nothing is gained.
+            // Kernels of a virtual GPU could drive a real NIC, but that has no advantage.
             Self::Auto if device.kind() == DeviceKind::Virtual => Ok(ChosenBackend::Proxy),
             Self::Auto => Ok(nic.open(device).map_or(ChosenBackend::Proxy, ChosenBackend::Gdaki)),
         }
@@ -103,7 +112,7 @@ impl Backend {
 }
 
 impl NicChoice {
-    /// The NIC, open, if it can serve the device.
+    /// Opens the NIC if it can serve the device.
     fn open(&self, device: &dyn Device) -> Result<Arc<Nic>, CommError> {
         let nic = match self {
             Self::Given(nic) => nic.clone(),

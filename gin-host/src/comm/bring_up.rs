@@ -262,7 +262,7 @@ struct Prepared {
     key: Key,
     /// The error of a failed reservation matters only when a window is allocated.
     flat: Flat,
-    /// Whether each rank is a separate process.
+    /// Each rank is a separate process.
     across: bool,
 }
 

@@ -14,15 +14,15 @@ use gin_nic::NicError;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {
-    /// A call that the communicator cannot take in its state.
+    /// The present state of the communicator does not allow the call.
     #[error("cannot {call}: the communicator is {state}")]
     State {
         /// The refused call.
         call: &'static str,
-        /// The state.
+        /// The present state.
         state: CommState,
     },
-    /// Another thread is in a call on the same communicator.
+    /// Another thread is calling the same communicator.
     #[error("cannot {call}: another call on this communicator is under way")]
     Busy {
         /// The refused call.
@@ -37,25 +37,25 @@ pub enum CommError {
         rank: u32,
         /// The fault of that rank.
         fault: Fault,
-        /// The same, with hosts, back end and cause.
+        /// The same fault with hosts, back end and cause.
         report: Box<FaultReport>,
     },
-    /// A number past its limit.
+    /// A number is past its limit.
     #[error("{asked} {what} were asked for; there can be {least} to {limit}")]
     Limit {
-        /// Of what.
+        /// The name of the number.
         what: &'static str,
         /// The requested number.
         asked: u64,
-        /// The fewest there can be.
+        /// The least possible value.
         least: u64,
-        /// The most there can be.
+        /// The largest possible value.
         limit: u64,
     },
-    /// A number that must be a power of two.
+    /// A number must be a power of two.
     #[error("{what} must be a power of two; {asked} was asked for")]
     NotPowerOfTwo {
-        /// Which number.
+        /// The name of the number.
         what: &'static str,
         /// The requested number.
         asked: u64,
@@ -75,13 +75,13 @@ pub enum CommError {
         lsa_size: u32,
         /// The rank.
         rank: u32,
-        /// The one that it does not reach.
+        /// The rank whose memory it does not reach.
         other: u32,
     },
-    /// Ranks ask for different values.
+    /// Ranks request different values.
     #[error("rank {rank} asked for {what} = {theirs}, this rank for {own}")]
     Disagreement {
-        /// Which number.
+        /// The name of the number.
         what: &'static str,
         /// The other rank.
         rank: u32,
@@ -90,28 +90,28 @@ pub enum CommError {
         /// This rank's value.
         own: u64,
     },
-    /// Barriers over ranks that, with what connections were asked for, cannot all be reached.
+    /// Kernels cannot reach all ranks of the requested barriers over the requested connections.
     #[error(
         "{what} barriers were asked for: they meet {needed} ranks, and with connections along rails kernels reach \
          {reached} of them"
     )]
     NotConnected {
-        /// Which barriers.
+        /// The kind of barrier.
         what: &'static str,
-        /// Ranks that they meet.
+        /// The number of ranks of the barrier's team.
         needed: u32,
-        /// How many of them kernels reach, over the network or otherwise.
+        /// The number of these ranks that kernels reach, over the network or by loads and stores.
         reached: u32,
     },
-    /// The back end cannot be had.
-    #[error("back end {backend:?} cannot be had: {reason}")]
+    /// The back end is not available.
+    #[error("back end {backend:?} is not available: {reason}")]
     Backend {
         /// The back end.
         backend: BackendKind,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The network cannot do what is required.
+    /// The network lacks a required feature.
     #[error("network `{network}` has no {what}, which the communicator requires")]
     Capability {
         /// The network.
@@ -119,7 +119,7 @@ pub enum CommError {
         /// The missing feature.
         what: &'static str,
     },
-    /// Another rank could not do its part of a collective call.
+    /// Another rank failed in a collective call.
     #[error("rank {rank} failed: {reason}")]
     OtherRank {
         /// The rank.
@@ -132,12 +132,12 @@ pub enum CommError {
     OutOfStep {
         /// The other rank.
         rank: u32,
-        /// The call that it is in.
+        /// Its call.
         theirs: String,
-        /// The call that this rank is in.
+        /// The call of this rank.
         own: &'static str,
     },
-    /// Memory that is not aligned for its elements.
+    /// The memory is not aligned for its elements.
     #[error("window memory at {address:#x} is not aligned to {align}")]
     Misaligned {
         /// Address.
@@ -145,57 +145,57 @@ pub enum CommError {
         /// The required alignment.
         align: u64,
     },
-    /// Memory that is, in part or whole, in a window already.
+    /// The memory, or part of it, is in a window already.
     #[error("bytes {address:#x} to {end:#x} are already registered, in window {window}")]
     AlreadyRegistered {
-        /// First byte.
+        /// The first byte.
         address: u64,
-        /// Byte after the last one.
+        /// The byte after the last one.
         end: u64,
-        /// The window that has them.
+        /// The window that contains them.
         window: u32,
     },
-    /// No part of the addresses is free on all ranks of the LSA team that is long enough for a window.
+    /// No range of addresses that is free on all ranks of the LSA team is long enough for the window.
     #[error(
         "a window of {bytes} bytes finds no place: of the {stride} bytes of addresses that each rank has, at most {longest} \
          in a row are free on all ranks of its LSA team"
     )]
     NoPlace {
-        /// Bytes of the longest part.
+        /// The bytes of the longest part of the window.
         bytes: u64,
-        /// Most bytes in a row that are free on all ranks.
+        /// The bytes of the longest range that is free on all ranks.
         longest: u64,
-        /// Bytes of addresses that each rank has.
+        /// The bytes of addresses that each rank has.
         stride: u64,
     },
-    /// Memory of a kind, or of a device, that cannot be a window.
+    /// The memory is of a kind, or of a device, that cannot be a window.
     #[error("this memory cannot be a window: {reason}")]
     NotRegistrable {
-        /// Why.
+        /// The reason.
         reason: &'static str,
     },
-    /// Memory that a process which is not in the job any more may still write to.
+    /// A process that has left the job may still write to the memory.
     #[error("this memory cannot be a window yet: {reason}")]
     Quarantined {
         /// The process that may write, and the remedy.
         reason: String,
     },
-    /// A window that was deregistered, or belongs to another communicator.
+    /// The window was deregistered, or belongs to another communicator.
     #[error("window {window} is not registered with this communicator")]
     WindowGone {
         /// Its id.
         window: u32,
     },
-    /// Requests are under way.
-    #[error("cannot {call}: {requests} requests of rank {rank} are still under way after {waited_ms} ms")]
+    /// Requests are unfinished.
+    #[error("cannot {call}: {requests} requests of rank {rank} are still unfinished after {waited_ms} ms")]
     InFlight {
         /// The refused call.
         call: &'static str,
         /// The rank.
         rank: u32,
-        /// How many.
+        /// The number of unfinished requests.
         requests: u64,
-        /// How long it was waited for them.
+        /// The time that the rank waited for them.
         waited_ms: u64,
     },
     /// Kernels run on the device of a rank.
@@ -205,35 +205,35 @@ pub enum CommError {
         call: &'static str,
         /// The rank.
         rank: u32,
-        /// How many.
+        /// The number of kernels.
         kernels: u64,
     },
-    /// A range past the end of a window.
+    /// A range ends past the end of the window.
     #[error("elements {start} to {end} are not in a window of {length}")]
     OutOfRange {
-        /// First element.
+        /// The first element.
         start: u64,
-        /// Element after the last one.
+        /// The element after the last one.
         end: u64,
-        /// Elements that the window has.
+        /// The number of elements of the window.
         length: u64,
     },
-    /// Memory cannot be shared with other processes of the host.
+    /// This process cannot share memory with other processes of the host.
     #[error("ranks are processes, and this one cannot share memory with others: {0}")]
     Share(String),
-    /// The communicator's proxy is gone.
-    #[error("the proxy of this rank is gone")]
+    /// The communicator's proxy has ended.
+    #[error("the proxy of this rank has ended")]
     ProxyGone,
-    /// The ranks could not meet.
+    /// The bootstrap failed.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
-    /// The device reports an error.
+    /// An error of the device.
     #[error(transparent)]
     Gpu(#[from] GpuError),
-    /// The network reports an error.
+    /// An error of the network.
     #[error(transparent)]
     Net(#[from] NetError),
-    /// The NIC that kernels drive cannot be had, or reports an error.
+    /// The device-driven NIC is not available, or reports an error.
     #[error(transparent)]
     Nic(Box<NicError>),
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The device-driven NIC of a communicator: queue pairs to the ranks that it needs, and the memory that the NIC may
-//! reach.
+//! The device-driven NIC of a communicator: queue pairs to the required ranks, and the memory that the NIC may access.
 
 use super::resources::Resources;
 use super::wire::{decode, encode, garbled};
@@ -22,7 +21,7 @@ use gin_nic::{
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Most bytes of one entry, whatever the NIC says.
+/// The most bytes of one work-queue entry, also if the NIC allows more.
 const MOST_BYTES: u64 = 1 << 30;
 
 impl From<DeviceQueueError> for CommError {
@@ -34,7 +33,7 @@ impl From<DeviceQueueError> for CommError {
     }
 }
 
-/// Returns the features of a device-driven NIC, in the words of networks.
+/// Returns the features of a device-driven NIC as those of a network.
 pub(super) fn capabilities(nic: &Nic) -> Capabilities {
     Capabilities {
         name: "mlx5",
@@ -50,9 +49,9 @@ pub(super) fn capabilities(nic: &Nic) -> Capabilities {
 /// The message of a rank to the others.
 struct Offer<'a> {
     peer: NicPeer,
-    /// Key of its signal words, and the address of the first one in their region.
+    /// The key of its signal words, and the address of the first word in their region.
     signals: (u32, u64),
-    /// By context and rank that it has a queue pair to: where that is reached.
+    /// The addresses of its queue pairs, by context and connected rank.
     addresses: Vec<&'a [u8]>,
 }
 
@@ -62,31 +61,31 @@ impl<'a> Offer<'a> {
         Ok(Self { peer: NicPeer { rank, host, port }, signals, addresses })
     }
 
-    /// Its queue pair of a context for `rank`.
+    /// Returns the address of its queue pair of a context to `rank`.
     fn address(&self, shape: &Shape, context: u32, rank: u32) -> Result<Address, CommError> {
-        // Ranks that are connected have queue pairs to the same ranks.
+        // Connected ranks have queue pairs to the same ranks.
         let place = shape.place(rank).map(|place| (context * shape.count() + place) as usize);
         let bytes = place.and_then(|place| self.addresses.get(place)).copied().unwrap_or_default();
         Ok(Address::from_bytes(bytes, &self.peer)?)
     }
 }
 
-/// A part of a window, as entries name it.
+/// A part of a window, as work-queue entries name it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(super) struct RemotePart {
     /// The key of its region; 0 if it has no bytes.
     key: u32,
-    /// The address of its first byte there, less than a page of the host.
+    /// The address of its first byte in the region: less than a page of the host.
     start: u32,
 }
 
-/// A communicator's part of a NIC. Dropping it ends everything that it made there.
+/// The objects of a communicator on a NIC. Dropping it destroys them.
 #[derive(Debug)]
 pub(super) struct Gdaki {
     queues: DeviceQueuePairs,
-    /// There if there are signals.
+    /// The region of the signal words; `None` if there are no signals.
     signals: Option<RegisteredSlice>,
-    /// By window: the own part, unless it has no bytes.
+    /// The regions of the own parts, by window; `None` for a part without bytes.
     windows: Mutex<Vec<Option<RegisteredSlice>>>,
     keys: Arc<Memory>,
     shape: Shape,
@@ -96,11 +95,11 @@ pub(super) struct Gdaki {
 }
 
 impl Gdaki {
-    /// Makes all that does not depend on other ranks. `doorbells`: the requested engine for doorbells, and the scope of
-    /// the fence before them.
+    /// Creates the objects that do not depend on other ranks. `doorbells`: the requested engine that rings doorbells,
+    /// and the scope of the fence before them.
     ///
     /// # Errors
-    /// [`CommError::Limit`] for queues that are too long, what the NIC or the device reports; nothing is left behind.
+    /// [`CommError::Limit`] for queues that are too long; an error of the NIC or the device. Then no object remains.
     pub(super) fn new(
         nic: Arc<Nic>,
         device: &Arc<dyn Device>,
@@ -138,7 +137,7 @@ impl Gdaki {
         })
     }
 
-    /// The NIC.
+    /// Returns the NIC.
     pub(super) fn nic(&self) -> &Arc<Nic> {
         &self.nic
     }
@@ -152,10 +151,10 @@ impl Gdaki {
         encode(&(gin_boot::host_name(), self.nic.config().port, signals, addresses))
     }
 
-    /// Connects the queue pairs to those of the ranks that made these offers, and fills the tables of kernels.
+    /// Connects the queue pairs by the messages of the other ranks, and fills the tables that kernels read.
     ///
     /// # Errors
-    /// [`CommError::Nic`], with the peer; what the device reports.
+    /// [`CommError::Nic`] with the peer; an error of the device.
     pub(super) fn connect(&self, offers: &[&[u8]], expired: &dyn Fn() -> bool) -> Result<(), CommError> {
         let offers = (0..).zip(offers).map(|(rank, bytes)| Offer::read(rank, bytes)).collect::<Result<Vec<_>, _>>()?;
         for context in 0..self.shape.contexts {
@@ -171,7 +170,7 @@ impl Gdaki {
         Ok(self.queues.fill(target)?)
     }
 
-    /// The handle, with what kernels find their queue pairs by.
+    /// Returns the handle with the addresses by which kernels find their queue pairs.
     pub(super) fn handle(&self, handle: CommHandle) -> CommHandle {
         CommHandle {
             queue_pairs: self.queues.table(),
@@ -181,7 +180,7 @@ impl Gdaki {
         }
     }
 
-    /// Address of a context's words of peers that may have entries under way.
+    /// Returns the address of a context's words that mark peers with unfinished entries.
     pub(super) fn busy(&self, context: u32) -> u64 {
         self.queues.busy(context)
     }
@@ -191,7 +190,7 @@ impl Gdaki {
         self.queues.ringer()
     }
 
-    /// Passes doorbells on, where kernels leave that to the host.
+    /// Returns the relay that rings doorbells for kernels; `None` if kernels ring them.
     pub(super) fn relay(&self) -> Option<Work> {
         self.queues.relay().map(|relay| Box::new(Relay(relay)) as Work)
     }
@@ -204,7 +203,7 @@ impl Gdaki {
         u64::from(window) * (u64::from(self.shape.ranks) + 1) * 8
     }
 
-    /// Registers the own part of a window. Returns its name for other ranks.
+    /// Registers the own part of a window. Returns it as other ranks' entries name it.
     ///
     /// # Errors
     /// [`CommError::Nic`], also for pinned memory.
@@ -215,7 +214,7 @@ impl Gdaki {
         if memory.memory().kind() == MemoryKind::Pinned {
             return Err(NicError::HostWindow { nic: self.nic.name().to_owned() }.into());
         }
-        // Words that the NIC raises in the window come into view behind what was put before.
+        // Words that the NIC raises in the window become visible after the data that was put before.
         let access = if signals { Access::SIGNALS } else { Access::PAYLOAD };
         let region = RegisteredSlice::new(&self.nic, memory.clone(), access)?;
         let part = RemotePart { key: region.remote_key(), start: region.start() as u32 };
@@ -237,7 +236,7 @@ impl Gdaki {
         self.keys.write(self.keys_of(window), &words.collect::<Vec<_>>())
     }
 
-    /// Forgets a window: no peer reaches it from now on.
+    /// Deregisters the own part of a window. No peer reaches it from now on.
     ///
     /// # Errors
     /// An error of the device.
@@ -246,7 +245,7 @@ impl Gdaki {
         self.keys.write(self.keys_of(window), &vec![0u64; self.shape.ranks as usize + 1])
     }
 
-    /// Figures of the queue pairs that something was posted to.
+    /// Returns the statistics of the queue pairs that requests were posted to.
     ///
     /// # Errors
     /// An error of the device.
@@ -260,8 +259,8 @@ impl Gdaki {
         Ok(entries.into_iter().map(stats).collect())
     }
 
-    /// Brings what kernels have posted to its end; none may run. Returns the number of entries that are not complete
-    /// when the time is over, or the fault that ends the communicator.
+    /// Waits until all entries that kernels have posted are complete; no kernel may run. Returns the number of
+    /// incomplete entries once `expired` returns true, or the fault that ends the communicator.
     ///
     /// # Errors
     /// An error of the device.
@@ -274,7 +273,7 @@ impl Gdaki {
     }
 }
 
-/// Steps a relay beside the proxy.
+/// A relay as work that a progress thread steps beside the proxy.
 struct Relay(DoorbellRelay);
 
 impl Step for Relay {
@@ -285,7 +284,7 @@ impl Step for Relay {
     fn broke(&mut self) {}
 }
 
-/// Returns the fault for kernels and other ranks: the same as when a kernel finds it.
+/// Returns the fault for kernels and other ranks, the same as if a kernel had found it.
 fn fault(error: &DrainError) -> Fault {
     let at = |kind, operation, context, peer| Fault::new(kind, operation).context(context).peer(peer);
     match *error {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which ranks reach each other's memory by loads and stores, and what keeps that memory alive meanwhile.
+//! Finds the ranks that reach each other's memory by loads and stores, and takes that memory.
 //!
-//! A kernel may touch memory of an LSA peer until it has ended, even when that peer's communicator is destroyed after a
-//! fault. So each rank holds on to the memory of its peers that its kernels have addresses of.
+//! A kernel may access memory of an LSA peer until the kernel has ended, even if the peer destroys its communicator
+//! after a fault. So each rank keeps the memory of its peers alive whose addresses its kernels have.
 
 use super::CommError;
 use super::wire::garbled;
@@ -14,15 +14,15 @@ use gin_gpu::{Device, Memory};
 use gin_net::Key;
 use std::sync::Arc;
 
-/// A rank's device, for the other ranks of the process.
+/// A rank's device, as other ranks of the process find it.
 #[derive(Debug)]
 pub(super) struct Known(Arc<dyn Device>);
 
 static PLACES: Registry<Known> = Registry::new();
 static RANGES: Registry<FlatRange> = Registry::new();
 
-/// Makes a device known to the other ranks, as long as the place lives; to other processes of the host too if ranks are
-/// `across` processes.
+/// Publishes a device to the other ranks as long as the returned value lives; also to other processes of the host if
+/// ranks are `across` processes.
 pub(super) fn offer_device(device: &Arc<dyn Device>, across: bool) -> Result<(Arc<Known>, Key), CommError> {
     let place = Arc::new(Known(device.clone()));
     let mut key = PLACES.publish(&place);
@@ -32,7 +32,7 @@ pub(super) fn offer_device(device: &Arc<dyn Device>, across: bool) -> Result<(Ar
     Ok((place, key))
 }
 
-/// For each rank, by its key: 1 if kernels of `device` reach its device's memory, else 0.
+/// Returns for each rank, by the key of its device: 1 if kernels of `device` reach that device's memory, else 0.
 pub(super) fn row(device: &Arc<dyn Device>, keys: &[Vec<u8>]) -> Vec<u8> {
     let reached = keys.iter().map(|key| match PLACES.look(key) {
         Ok(place) => device.reaches(&*place.0),
@@ -42,19 +42,20 @@ pub(super) fn row(device: &Arc<dyn Device>, keys: &[Vec<u8>]) -> Vec<u8> {
     reached.map(u8::from).collect()
 }
 
-/// The processes of ranks, by the keys of their devices.
+/// Returns the processes of ranks, by the keys of their devices.
 pub(super) fn processes(keys: &[Vec<u8>]) -> Result<Vec<Process>, CommError> {
     (0..).zip(keys).map(|(rank, key)| key.first_chunk().copied().ok_or_else(|| garbled(rank))).collect()
 }
 
-/// The first two ranks of a team of `size` neighbours of which one does not reach the other.
+/// Returns the first two ranks of a team of `size` consecutive ranks of which one does not reach the other.
 fn gap(rows: &[Vec<u8>], size: u32) -> Option<(u32, u32)> {
     let ranks = 0..rows.len() as u32;
     let pairs = ranks.flat_map(|rank| (rank / size * size..rank / size * size + size).map(move |other| (rank, other)));
     pairs.into_iter().find(|&(rank, other)| rows[rank as usize].get(other as usize) != Some(&1))
 }
 
-/// The size of LSA teams: what was asked for, or the largest in which all reach all. `rows`: what each rank reaches.
+/// Returns the size of LSA teams: the requested one, or the largest in which all ranks reach each other. `rows`: the
+/// ranks that each rank reaches.
 ///
 /// # Errors
 /// [`CommError::LsaSize`] for a size that does not divide the ranks, [`CommError::LsaReach`] for one in which not all
@@ -68,7 +69,7 @@ pub(super) fn team_size(rows: &[Vec<u8>], asked: Option<u32>) -> Result<u32, Com
     match asked {
         None => Ok((1..=ranks).rev().find(|&size| divides(size) && gap(rows, size).is_none()).unwrap_or(1)),
         Some(lsa_size) if !divides(lsa_size) => Err(CommError::LsaSize { lsa_size, ranks }),
-        // Alone, a rank has no peer to reach.
+        // A team of one rank has no peers.
         Some(1) => Ok(1),
         Some(lsa_size) => match gap(rows, lsa_size) {
             None => Ok(lsa_size),
@@ -77,15 +78,15 @@ pub(super) fn team_size(rows: &[Vec<u8>], asked: Option<u32>) -> Result<u32, Com
     }
 }
 
-/// The memory that an LSA peer made known ([`share::offer`]).
+/// Returns the memory that an LSA peer published ([`share::offer`]).
 ///
 /// # Errors
-/// [`CommError::OtherRank`] if it is not there any more, or cannot be mapped here.
+/// [`CommError::OtherRank`] if it was freed, or cannot be mapped here.
 pub(super) fn take_memory(rank: u32, key: &[u8], device: &Arc<dyn Device>) -> Result<Arc<Memory>, CommError> {
     take_memory_at(rank, key, device, |_| Ok(None))
 }
 
-/// The same; memory of another process comes to be where `place` says for its length in bytes.
+/// Does the same. Maps memory of another process at the address that `place` returns for its length in bytes.
 ///
 /// # Errors
 /// As [`take_memory`].
@@ -99,12 +100,12 @@ pub(super) fn take_memory_at(
     found.map_err(|error| CommError::OtherRank { rank, reason: error.to_string() })
 }
 
-/// Makes the addresses of a team known to its other ranks, as long as they are reserved.
+/// Publishes the addresses of a team to its other ranks, as long as they are reserved.
 pub(super) fn offer_range(range: &Arc<FlatRange>) -> Key {
     RANGES.publish(range)
 }
 
-/// The addresses that the first rank of a team made known.
+/// Returns the addresses that the first rank of a team published.
 ///
 /// # Errors
 /// [`CommError::OtherRank`] if they are not reserved any more.
@@ -117,7 +118,7 @@ pub(super) fn take_range(rank: u32, key: &[u8]) -> Result<Arc<FlatRange>, CommEr
 mod tests {
     use super::*;
 
-    /// Ranks that reach each other are those with the same number.
+    /// Ranks with the same number reach each other.
     fn rows(islands: &[u32]) -> Vec<Vec<u8>> {
         islands.iter().map(|mine| islands.iter().map(|other| u8::from(mine == other)).collect()).collect()
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A fault with everything that its rank knows of it, for people.
+//! Reports of faults, for people.
 
 use super::{Communicator, Notice, Routes};
 use gin_abi::{BackendKind, Fault, FaultKind, Operation};
@@ -16,23 +16,22 @@ pub(super) struct ActiveBackend {
     pub(super) lsa_size: u32,
 }
 
-/// The fault that ended a communicator, in full: which rank found it, on which host, what it concerned, by which back
-/// end, and why.
+/// The fault that ended a communicator, with the rank and host that found it, the peer and back end that it concerns,
+/// and its cause.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct FaultReport {
-    /// World rank that found it, or called abort.
+    /// The world rank that found the fault, or called abort.
     pub rank: u32,
-    /// Name of its host.
+    /// The name of that rank's host.
     pub host: String,
     /// The fault of that rank.
     pub fault: Fault,
-    /// Name of the host of the rank that it concerned, if it concerned one.
+    /// The name of the peer's host, if the fault names a peer.
     pub peer_host: Option<String>,
-    /// The back end, with its network or NIC, and whether the rank that it concerned is also reached by loads and
-    /// stores.
+    /// The back end with its network or NIC, and whether loads and stores reach the peer too.
     pub back_end: String,
-    /// The known cause, in words: the network's reason, or how a rank was lost.
+    /// The known cause, in words: the reason of the network, or how a rank was lost.
     pub cause: Option<String>,
 }
 
@@ -65,10 +64,10 @@ impl fmt::Display for FaultReport {
 }
 
 impl Communicator {
-    /// The fault that ended the communicator, with hosts, back end and cause; `None` while all is well. Its text names
-    /// them all.
+    /// Returns the fault that ended the communicator with hosts, back end and cause, all of which its text names.
+    /// `None` if no fault is known.
     ///
-    /// As [`fault`](Self::fault), which is enough for programs that decide by it.
+    /// A program that only decides by the fault needs no more than [`fault`](Self::fault).
     pub fn fault_report(&self) -> Option<FaultReport> {
         self.shared.fault().map(|notice| self.report(notice))
     }

@@ -5,32 +5,39 @@ use super::{CommError, Routes};
 use gin_abi::{MAX_CONTEXTS, MAX_IDS};
 use gin_net::Capabilities;
 
-/// Most descriptors in a queue.
+/// The most descriptors in a queue.
 pub const MAX_QUEUE_DEPTH: u32 = 1 << 20;
 
-/// Most unfinished requests to one peer that a proxy keeps for one context.
+/// The most unfinished requests of one context to one peer that a proxy accepts.
 pub const MAX_OUTSTANDING: u32 = 1 << 20;
 
-/// Most bytes of one message.
+/// The most bytes of one message.
 pub const MAX_MESSAGE: u64 = 1 << 30;
 
-/// Which ranks kernels reach over the network, where they drive a NIC themselves. A proxy reaches all in either case.
+/// The ranks that kernels reach over the network with the back end GDAKI. A proxy always reaches all ranks.
+///
+/// ```
+/// use gin_host::comm::{Connections, Requirements};
+///
+/// let requirements = Requirements::default().contexts(4).connections(Connections::Rail).rail_barriers(1);
+/// assert_eq!((requirements.contexts, requirements.signals), (4, 16));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum Connections {
-    /// All ranks: for each context a queue pair to each.
+    /// All ranks. Each context has a queue pair to each rank.
     #[default]
     All,
-    /// The ranks with the same place in their LSA teams, the own one among them: for each context a queue pair to each
-    /// of those. For kernels that reach others by loads and stores, or by way of a rank of their LSA team.
+    /// The ranks with the same place in their LSA teams, including the own rank. Each context has a queue pair to each
+    /// of these. For kernels that reach other ranks by loads and stores, or through a rank of their LSA team.
     ///
-    /// A post over the network to another rank is refused ([`gin_abi::FaultKind::NotConnected`]), also a
-    /// `signal_all_routes` to a peer of the LSA team. Barriers whose arrivals would need it are refused, on every back
-    /// end, when the communicator is initialised.
+    /// A post over the network to any other rank fails with [`gin_abi::FaultKind::NotConnected`], also a
+    /// `signal_all_routes` to a peer of the LSA team. `initialise` refuses barriers that would need such posts, on
+    /// every back end.
     Rail,
 }
 
 impl Connections {
-    /// Ranks that differ by a multiple of this are connected.
+    /// Returns the distance between connected ranks.
     pub(super) fn step(self, lsa_size: u32) -> u32 {
         match self {
             Self::All => 1,
@@ -40,38 +47,46 @@ impl Connections {
 }
 
 gin_gpu::config! {
-    /// The requirements of a communicator. All ranks ask for the same.
+    /// The size of a communicator and the features that it needs. All ranks pass the same values.
+    ///
+    /// ```
+    /// use gin_host::comm::Requirements;
+    ///
+    /// let requirements = Requirements::default().signals(64).counters(8).lsa_barriers(1);
+    /// assert_eq!((requirements.queue_depth, requirements.windows), (256, 64));
+    /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct Requirements {
-        /// Contexts, 1 to [`MAX_CONTEXTS`].
+        /// The number of contexts, 1 to [`MAX_CONTEXTS`]; 1 by default.
         pub contexts: u32 = 1,
-        /// Signals per context.
+        /// The number of signals of a context; 16 by default.
         pub signals: u32 = 16,
-        /// Counters per context.
+        /// The number of counters of a context; 16 by default.
         pub counters: u32 = 16,
-        /// Descriptors in the queue of a context: a power of two, 1 to [`MAX_QUEUE_DEPTH`].
+        /// The number of descriptors in the queue of a context: a power of two, 1 to [`MAX_QUEUE_DEPTH`]; 256 by
+        /// default.
         pub queue_depth: u32 = 256,
-        /// Which ranks kernels reach over the network.
+        /// The ranks that kernels reach over the network.
         pub connections: Connections = Connections::All,
-        /// Barriers over all ranks.
+        /// The number of barriers over all ranks.
         pub world_barriers: u32 = 0,
-        /// Barriers over the ranks with the same place in their LSA teams.
+        /// The number of barriers over the ranks with the same place in their LSA teams.
         pub rail_barriers: u32 = 0,
-        /// Barriers over the LSA team.
+        /// The number of barriers over the LSA team.
         pub lsa_barriers: u32 = 0,
-        /// Unfinished requests to one peer that the proxy keeps for one context; with more, that peer holds up the
-        /// queue. 1 to [`MAX_OUTSTANDING`].
+        /// The most unfinished requests of one context to one peer, 1 to [`MAX_OUTSTANDING`]; 1024 by default. A
+        /// further request to that peer stays in the queue and holds up the requests behind it.
         pub max_outstanding_per_peer: u32 = 1024,
-        /// Most bytes of one message, 1 to [`MAX_MESSAGE`]; a longer put or get is several. The network may have a
-        /// smaller limit.
+        /// The most bytes of one message, 1 to [`MAX_MESSAGE`]. A longer put or get becomes several messages. The
+        /// network may have a smaller limit.
         pub max_message: u64 = MAX_MESSAGE,
-        /// Windows that may be registered at the same time, 1 to [`gin_abi::MAX_WINDOWS`].
+        /// The most windows registered at the same time, 1 to [`gin_abi::MAX_WINDOWS`]; 64 by default.
         pub windows: u32 = 64,
-        /// Refuse a network without strong signals.
+        /// Refuses a network without strong signals.
         pub strong_signals: bool = false,
-        /// Refuse a network without signals at window addresses.
+        /// Refuses a network without signals at window addresses.
         pub va_signals: bool = false,
-        /// Index of the first descriptor, for tests of wrap-around.
+        /// The index of the first descriptor, for tests of wrap-around.
         #[doc(hidden)]
         pub first_index: u64 = 0,
         /// The first value of the words of all signals, for tests of wrap-around.
@@ -84,8 +99,8 @@ gin_gpu::config! {
 }
 
 impl Requirements {
-    /// Signals per context with those of the barriers, which have the ids from `signals` on: world, rail, LSA; one for
-    /// each member of the team of each barrier.
+    /// Returns the number of signals of a context, including those of barriers. Barriers have the ids from `signals`
+    /// on: world, rail, LSA, with one signal for each member of the team of each barrier.
     pub(crate) fn all_signals(&self, ranks: u32, lsa_size: u32) -> u64 {
         let barriers = |count: u32, members: u32| u64::from(count) * u64::from(members);
         u64::from(self.signals)
@@ -94,13 +109,15 @@ impl Requirements {
             + barriers(self.lsa_barriers, lsa_size)
     }
 
-    /// Number of barriers of all kinds.
+    /// Returns the number of barriers of all kinds.
     pub(crate) fn barriers(&self) -> u64 {
         u64::from(self.world_barriers) + u64::from(self.rail_barriers) + u64::from(self.lsa_barriers)
     }
 
+    /// Checks all numbers against their limits.
+    ///
     /// # Errors
-    /// The first number that is past its limit.
+    /// The first number past its limit.
     pub(crate) fn check(&self, ranks: u32, lsa_size: u32) -> Result<(), CommError> {
         if lsa_size == 0 || !ranks.is_multiple_of(lsa_size) {
             return Err(CommError::LsaSize { lsa_size, ranks });
@@ -122,13 +139,15 @@ impl Requirements {
         limit("windows", u64::from(self.windows), 1, u64::from(gin_abi::MAX_WINDOWS))
     }
 
+    /// Checks that kernels reach all ranks of the barriers.
+    ///
     /// # Errors
-    /// [`CommError::NotConnected`] for barriers that cannot meet.
+    /// [`CommError::NotConnected`].
     pub(crate) fn check_connections(&self, ranks: u32, lsa_size: u32, routes: Routes) -> Result<(), CommError> {
         if self.connections == Connections::All {
             return Ok(());
         }
-        // By loads and stores also the rest of the LSA team.
+        // Loads and stores reach the rest of the LSA team.
         let near = if routes == Routes::Automatic { lsa_size } else { 1 };
         let meet = |what, count: u32, needed, reached| match count > 0 && reached < needed {
             true => Err(CommError::NotConnected { what, needed, reached }),
@@ -138,8 +157,10 @@ impl Requirements {
         meet("LSA", self.lsa_barriers, lsa_size, near)
     }
 
-    /// # Errors
     /// Checks that the network has all required features.
+    ///
+    /// # Errors
+    /// [`CommError::Capability`].
     pub(crate) fn check_network(&self, network: &Capabilities) -> Result<(), CommError> {
         let lacks = |what| Err(CommError::Capability { network: network.name, what });
         if self.strong_signals && !network.strong_signals {
@@ -154,7 +175,7 @@ impl Requirements {
         Ok(())
     }
 
-    /// All numbers with their names, for comparing ranks.
+    /// Returns all numbers with their names, to compare ranks.
     pub(crate) fn named(&self) -> [(&'static str, u64); 16] {
         [
             ("contexts", u64::from(self.contexts)),

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The memory behind a communicator's handle.
 //!
-//! Words that a CPU thread writes or reads lie in pinned host memory; words that kernels poll or add to lie in the
-//! device. Words of different writers are on cache lines of their own.
+//! Words that a CPU thread writes or reads are in pinned host memory. Words that kernels poll or add to are in device
+//! memory. Words of different writers are on different cache lines.
 
 use super::Requirements;
 use crate::proxy::{ContextPart, Counters};
@@ -21,14 +21,14 @@ use std::sync::Arc;
 /// Cache lines are 64 bytes on CPUs and 128 on GPUs.
 const LINE: u64 = 128;
 
-/// Counts up the places in one allocation.
+/// Assigns places in one allocation, in order.
 #[derive(Debug, Default)]
 struct Layout {
     end: u64,
 }
 
 impl Layout {
-    /// A place of `bytes` bytes on lines of its own.
+    /// Returns the offset of `bytes` bytes on separate cache lines.
     fn place(&mut self, bytes: u64) -> u64 {
         let start = self.end;
         self.end = (start + bytes).next_multiple_of(LINE);
@@ -40,7 +40,7 @@ impl Layout {
     }
 }
 
-/// Returns the words beside `count` words in pinned memory that begin with `first`.
+/// Returns the initial words beside `count` words in pinned memory whose initial value is `first`.
 fn beside(first: u64, count: usize) -> Vec<u64> {
     let mut words = vec![0; count * NEAR_WORDS as usize];
     words.chunks_exact_mut(NEAR_WORDS as usize).for_each(|near| near[host_word::LAST as usize] = first);
@@ -59,14 +59,14 @@ pub(crate) struct Engines {
 }
 
 impl Engines {
-    /// `ENGINE_*` bits.
+    /// Returns the `ENGINE_*` bits.
     fn bits(self) -> u32 {
         let bit = |there: bool, bit| if there { bit } else { 0 };
         bit(self.gpu, ENGINE_GPU) | bit(self.nic, ENGINE_NIC) | bit(self.cpu, ENGINE_CPU)
     }
 }
 
-/// Offsets of one context: those in pinned memory, then those in the device.
+/// The offsets of one context: first those in pinned memory, then those in device memory.
 #[derive(Debug)]
 struct ContextPlaces {
     slots: u64,
@@ -94,18 +94,18 @@ struct SharedPlaces {
     barrier_state: u64,
 }
 
-/// All memory of a communicator on one rank, and where what lies in it.
+/// All memory of a communicator on one rank, and the layout of that memory.
 #[derive(Debug)]
 pub(crate) struct Resources {
     pinned: Arc<Memory>,
     device: Arc<Memory>,
-    /// There if CPU threads raise words.
+    /// `None` if CPU threads raise no words.
     signals: Option<Arc<Memory>>,
-    /// There if the NIC raises words.
+    /// `None` if the NIC raises no words.
     signals_nic: Option<Arc<Memory>>,
-    /// There if GPUs raise words.
+    /// `None` if GPUs raise no words.
     signals_gpu: Option<Arc<Memory>>,
-    /// Signal words of LSA peers that kernels of this rank raise.
+    /// The signal words of LSA peers that kernels of this rank raise.
     peers: Vec<Arc<Memory>>,
     contexts: Vec<ContextPlaces>,
     engines: Engines,
@@ -118,7 +118,8 @@ pub(crate) struct Resources {
 }
 
 impl Resources {
-    /// Allocates and fills everything that does not depend on other ranks. `across`: these are other processes.
+    /// Allocates the memory and fills the words that do not depend on other ranks. `across`: each rank is a separate
+    /// process.
     pub(crate) fn new(
         device: &Arc<dyn Device>,
         requirements: &Requirements,
@@ -131,7 +132,7 @@ impl Resources {
         let (counters, depth) = (u64::from(requirements.counters), u64::from(requirements.queue_depth));
         let contexts = u64::from(requirements.contexts);
         let ranks = u64::from(ranks);
-        // Kernels raise counters where they take a NIC's completions, too.
+        // Kernels that consume a NIC's completions raise counters, too.
         let own_counters = engines.gpu || engines.nic;
         let (mut pinned, mut near) = (Layout::default(), Layout::default());
         let shared = SharedPlaces {
@@ -185,7 +186,7 @@ impl Resources {
         let all_signals = self.all_signals as usize;
         for (context, places) in self.contexts.iter().enumerate() {
             let mut queue = self.queue(places);
-            // The CPU cannot store to words in the device: these get a place of its own for the moment.
+            // The CPU cannot store to words in device memory, so it fills words of its own and copies them.
             let (mut claim, mut near) = ([0u64], vec![0u64; ((2 + self.ranks) * NEAR_WORDS) as usize]);
             // Safety: local words that live until the end of this block.
             let word = |words: &mut [u64]| unsafe { GlobalWord::new(words.as_mut_ptr().addr() as u64) };
@@ -206,7 +207,7 @@ impl Resources {
             if requirements.first_signal != 0 {
                 let first = vec![requirements.first_signal; all_signals];
                 let offset = (context * all_signals * 8) as u64;
-                // One word of each signal.
+                // One word for each signal.
                 if let Some(signals) = self.signals.as_ref().or(self.signals_nic.as_ref()) {
                     signals.write(offset, &first)?;
                 }
@@ -241,7 +242,7 @@ impl Resources {
         }
     }
 
-    /// The status blocks, as host and kernels of this rank use them.
+    /// Returns the status blocks that host and kernels of this rank use.
     pub(crate) fn status(&self) -> Status<Global> {
         Status {
             host: self.pinned_word(self.shared.host_status),
@@ -250,7 +251,7 @@ impl Resources {
         }
     }
 
-    /// The signal words that CPU threads raise, if they do.
+    /// Returns the signal words that CPU threads raise, if they raise any.
     pub(crate) fn local_signals(&self) -> Option<LocalSignals> {
         Some(LocalSignals {
             memory: self.signals.clone()?,
@@ -260,17 +261,17 @@ impl Resources {
         })
     }
 
-    /// The signal words that the NIC raises, if it does.
+    /// Returns the signal words that the NIC raises, if it raises any.
     pub(crate) fn signals_nic(&self) -> Option<&Arc<Memory>> {
         self.signals_nic.as_ref()
     }
 
-    /// Bytes of the signal words of one context.
+    /// Returns the bytes of the signal words of one context.
     pub(crate) fn signal_bytes(&self) -> u64 {
         self.all_signals * 8
     }
 
-    /// For each context the counter words that its own kernels raise, if there are any.
+    /// Returns for each context the counter words that its own kernels raise, if there are any.
     pub(crate) fn counters_gpu(&self) -> Result<Vec<Option<MemorySlice>>, GpuError> {
         let words = |places: &ContextPlaces| {
             let (start, bytes) = (places.counters_gpu, self.counters * 8);
@@ -279,13 +280,13 @@ impl Resources {
         self.contexts.iter().map(words).collect()
     }
 
-    /// The signal words that GPUs raise, if they do.
+    /// Returns the signal words that GPUs raise, if they raise any.
     pub(crate) fn signals_gpu(&self) -> Option<&Arc<Memory>> {
         self.signals_gpu.as_ref()
     }
 
-    /// Returns the part of each context that the proxy needs. `bases`: also the baselines of signals, which only a CPU
-    /// that reaches device memory may touch.
+    /// Returns the words of each context that the proxy needs. `bases`: with the baselines of signals, which only a CPU
+    /// that reaches device memory may access.
     pub(crate) fn context_parts(
         &self,
         stats: &[Arc<Counters>],
@@ -306,7 +307,7 @@ impl Resources {
         parts.collect()
     }
 
-    /// For each context the index that the next request will get.
+    /// Returns for each context the index of the next request.
     pub(crate) fn claims(&self) -> Result<Vec<u64>, GpuError> {
         let claim = |places: &ContextPlaces| {
             let mut claim = [0u64];
@@ -315,8 +316,9 @@ impl Resources {
         self.contexts.iter().map(claim).collect()
     }
 
-    /// Fills the tables that kernels read. `peer_signals`: each rank's signal words that GPUs raise, where they can be
-    /// reached. `busy`: for each context the address of its words of peers that may have entries under way, or 0.
+    /// Fills the tables that kernels read. `peer_signals`: each rank's signal words that GPUs raise, if this rank
+    /// reaches them. `busy`: returns for each context the address of the words that mark peers with unfinished entries,
+    /// or 0.
     pub(crate) fn fill_tables(
         &mut self,
         peer_signals: Vec<Option<Arc<Memory>>>,
@@ -358,7 +360,7 @@ impl Resources {
         Ok(())
     }
 
-    /// The handle that kernels get.
+    /// Returns the handle that kernels get.
     pub(crate) fn handle(
         &self,
         requirements: &Requirements,
@@ -401,7 +403,7 @@ impl Resources {
         }
     }
 
-    /// Address of the table entry of a window.
+    /// Returns the address of the table entry of a window.
     pub(crate) fn window_data(&self, id: u32) -> u64 {
         self.device.address() + self.window_entry(id)
     }
@@ -415,7 +417,7 @@ impl Resources {
         self.device.write(self.window_entry(id), &[data])
     }
 
-    /// Empties the table entry of a window: a kernel with an old handle finds lengths of 0 and no peers.
+    /// Clears the table entry of a window, so that a kernel with an old handle finds lengths of 0 and no peers.
     pub(crate) fn clear_window(&self, id: u32) -> Result<(), GpuError> {
         let zeros = self.device.address() + self.shared.zeros;
         self.set_window(id, WindowData { lengths: zeros, peers: zeros, ..WindowData::zeroed() })

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Windows whose parts lie at fixed distances: the ranks of an LSA team share a range of addresses, and agree on a
+//! Windows whose parts are at fixed distances. The ranks of an LSA team share a range of addresses, and agree on a
 //! place in it for each window.
 
 use super::live::Live;
@@ -12,23 +12,23 @@ use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The range of a team: `None` if its devices have ordinary memory only, or why there is none.
+/// The range of a team: `None` if its devices have ordinary memory only, or the error of the reservation.
 pub(super) type Flat = Result<Option<Arc<FlatRange>>, CommError>;
 
 /// A rank's message about its range.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Offered<'a> {
-    /// It has none.
+    /// The rank has no range.
     None,
-    /// The range has this key in its process.
+    /// The key of the range in its process.
     Key(&'a [u8]),
-    /// Why it has none.
+    /// The reason why the rank has no range.
     Refused(String),
-    /// Ranks are processes: bytes from one slot to the next.
+    /// The bytes from one slot to the next; the ranks are separate processes.
     Stride(u64),
 }
 
-/// The key by which other ranks of this process find a range; empty if there is none.
+/// Returns the key by which other ranks of this process find a range; empty if there is none.
 pub(super) fn key(flat: &Flat) -> Vec<u8> {
     flat.as_ref().ok().and_then(Option::as_ref).map_or_else(Vec::new, |range| reach::offer_range(range).0)
 }
@@ -44,7 +44,7 @@ impl<'a> Offered<'a> {
         }
     }
 
-    /// Takes what `rank` sent.
+    /// Returns the range that the message of `rank` describes.
     pub(super) fn take(self, rank: u32) -> PeerRange {
         match self {
             Self::None => PeerRange::Range(Ok(None)),
@@ -55,8 +55,8 @@ impl<'a> Offered<'a> {
     }
 }
 
-/// Reserves a rank's range before the ranks exchange messages: the range, on the first rank of a team; across processes
-/// each rank has its own.
+/// Reserves the range on the first rank of a team, before the ranks exchange messages. Across processes each rank
+/// reserves a range.
 pub(super) fn offer(device: &dyn Device, rank: u32, lsa_size: u32, across: bool) -> Flat {
     if across || rank.is_multiple_of(lsa_size) { Ok(FlatRange::reserve(device, lsa_size)?) } else { Ok(None) }
 }
@@ -66,7 +66,7 @@ pub(super) fn offer(device: &dyn Device, rank: u32, lsa_size: u32, across: bool)
 pub(super) enum PeerRange {
     /// The range, of this process.
     Range(Flat),
-    /// Bytes from one slot to the next in a range of another process.
+    /// The bytes from one slot to the next in a range of another process.
     Stride(u64),
 }
 
@@ -77,7 +77,7 @@ impl PeerRange {
         match self {
             Self::Range(range) if is_first && !across => range,
             Self::Range(_) if !across => flat,
-            // It has none, or says why.
+            // The rank has no range, or the reason.
             Self::Range(range) => flat.and(range),
             Self::Stride(theirs) => match flat {
                 Ok(Some(range)) if range.stride() != theirs => {
@@ -101,7 +101,8 @@ struct Wish {
     taken: Vec<Range<u64>>,
 }
 
-/// Where the longest part of a window of a team has room: the same on all ranks, as all know the same wishes.
+/// Returns the offset at which the longest part of a team's window fits. It is the same on all ranks, because all ranks
+/// know the same wishes.
 fn place(wishes: Vec<Wish>, stride: u64) -> Result<u64, CommError> {
     let granularity = wishes.iter().map(|wish| wish.granularity).max().unwrap_or(1);
     let bytes = wishes.iter().map(|wish| wish.bytes).max().unwrap_or(0);
@@ -110,16 +111,16 @@ fn place(wishes: Vec<Wish>, stride: u64) -> Result<u64, CommError> {
 }
 
 impl Communicator {
-    /// Memory for this rank's part of a window, at the same place as those of the other ranks of its team, if their
-    /// devices can do that. Collective; what comes after the ranks have met is in the inner result.
+    /// Allocates memory for this rank's part of a window, at the same offset in its slot as the other ranks of its
+    /// team, if their devices support that. Collective. The inner result is that of the steps after the exchange.
     pub(super) fn window_memory(&self, live: &Live, bytes: u64) -> Result<Result<Arc<Memory>, CommError>, CommError> {
         const CALL: &str = "allocate a window";
         let slot = self.rank() % live.lsa_size;
         let wish = live.flat.as_ref().map_err(CommError::clone).map(|range| {
-            // Across processes there is room only where nothing is mapped of other ranks either.
+            // Across processes this rank's slots of other ranks must be free at the offset, too.
             let slots = if self.is_across() { 0..live.lsa_size } else { slot..slot + 1 };
             let taken = range.iter().flat_map(|range| slots.clone().flat_map(|slot| range.taken(slot))).collect();
-            // A part without bytes has an address all the same.
+            // A part without bytes has an address, too.
             encode(&Wish { bytes: bytes.max(1), granularity: self.device.granularity(), taken })
         });
         let all = self.agree(live, CALL, wish)?;
@@ -136,7 +137,7 @@ impl Communicator {
             message.and_then(decode::<Wish>).ok_or_else(|| garbled(rank))
         });
         let offset = place(team.collect::<Result<_, _>>()?, range.stride())?;
-        // As long a part as any rank's has room there, and slots end at multiples of every granularity.
+        // The longest part of all ranks fits there, and slots end at multiples of every granularity.
         let room = bytes.max(1).next_multiple_of(self.device.granularity());
         Ok(Memory::placed(&self.device, range.take(slot, offset, room)?, bytes, self.is_across())?)
     }
@@ -163,7 +164,7 @@ mod tests {
     }
 
     /// Returns the range of rank 4, as another rank reads it.
-    fn told(flat: &Flat, across: bool) -> PeerRange {
+    fn sent(flat: &Flat, across: bool) -> PeerRange {
         let key = key(flat);
         let message = encode(&Offered::new(flat, &key, across));
         decode::<Offered<'_>>(&message).unwrap().take(4)
@@ -174,10 +175,10 @@ mod tests {
         let error = CommError::ProxyGone;
         let refused = CommError::OtherRank { rank: 4, reason: error.to_string() };
         for across in [false, true] {
-            let PeerRange::Range(Err(told)) = told(&Err(error.clone()), across) else { panic!("it is refused") };
-            assert_eq!(told, refused);
+            let PeerRange::Range(Err(error)) = sent(&Err(error.clone()), across) else { panic!("it is refused") };
+            assert_eq!(error, refused);
         }
-        assert!(matches!(told(&Ok(None), false), PeerRange::Range(Ok(None))));
+        assert!(matches!(sent(&Ok(None), false), PeerRange::Range(Ok(None))));
         assert!(decode::<Offered<'_>>(&[9; 16]).is_none());
     }
 
@@ -186,7 +187,7 @@ mod tests {
         let device = gin_gpu::virt::VirtualDevice::memory_only(0);
         let range = || offer(&*device, 1, 2, true);
         let own = range().unwrap().unwrap();
-        let PeerRange::Stride(stride) = told(&range(), true) else { panic!("it is another process's") };
+        let PeerRange::Stride(stride) = sent(&range(), true) else { panic!("it is another process's") };
         assert_eq!(stride, own.stride());
         let joined = PeerRange::Stride(stride).join(Ok(Some(own.clone())), 4, true, true).unwrap().unwrap();
         assert!(Arc::ptr_eq(&joined, &own));
@@ -203,9 +204,9 @@ mod tests {
         let device = gin_gpu::virt::VirtualDevice::memory_only(0);
         let own = offer(&*device, 0, 2, false).unwrap().unwrap();
         assert!(offer(&*device, 1, 2, false).unwrap().is_none());
-        let joined = told(&Ok(Some(own.clone())), false).join(Ok(None), 0, true, false);
+        let joined = sent(&Ok(Some(own.clone())), false).join(Ok(None), 0, true, false);
         assert!(Arc::ptr_eq(&joined.unwrap().unwrap(), &own));
-        let joined = told(&Ok(None), false).join(Ok(Some(own.clone())), 1, false, false);
+        let joined = sent(&Ok(None), false).join(Ok(Some(own.clone())), 1, false, false);
         assert!(Arc::ptr_eq(&joined.unwrap().unwrap(), &own));
     }
 }

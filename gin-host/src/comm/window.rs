@@ -10,20 +10,26 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How a window is registered.
+/// The options of a window's registration.
+///
+/// ```
+/// use gin_host::comm::WindowFlags;
+///
+/// assert!(WindowFlags::SIGNALS.signals && !WindowFlags::NONE.signals);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct WindowFlags {
-    /// Signals may be raised at words of the window; they begin at 0, whatever the words hold. It gets words beside it,
-    /// 72 to 80 bytes for each 8 bytes of the window. Where a NIC raises signals, it raises the words of the window
-    /// itself, so nothing else may write words that are used for signals; else the window's memory is not touched by
-    /// that.
+    /// Peers may raise signals at words of the window. These signals begin at 0, whatever the words contain. The
+    /// communicator allocates 72 to 80 bytes for each 8 bytes of the window. If a NIC raises signals, it raises the
+    /// words of the window, and no other code may write words that are used for signals. Otherwise signals do not
+    /// change the window's memory.
     pub signals: bool,
 }
 
 impl WindowFlags {
     /// No flags.
     pub const NONE: Self = Self { signals: false };
-    /// Signals may be raised at words of the window.
+    /// Peers may raise signals at words of the window.
     pub const SIGNALS: Self = Self { signals: true };
 
     pub(crate) fn bits(self) -> u32 {
@@ -31,23 +37,38 @@ impl WindowFlags {
     }
 }
 
-/// The parts of a window, kept by the communicator and by every [`Window`].
+/// The state of a window, which the communicator and every [`Window`] share.
 #[derive(Debug)]
 pub(crate) struct Registered {
     pub(crate) handle: WindowHandle,
-    /// Unique in this process, unlike the id, which is used again.
+    /// Unique in this process. An id is reused.
     pub(crate) serial: u64,
     pub(crate) memory: MemorySlice,
-    /// Bytes, by world rank.
+    /// The bytes of each part, by world rank.
     pub(crate) lengths: Vec<u64>,
-    /// Planes and tables, and the parts of LSA peers.
+    /// Keeps planes, tables, and the parts of LSA peers alive.
     pub(crate) _beside: Vec<Arc<Memory>>,
 }
 
 /// A window of elements of type `T`, which kernels get as `gin_device::Window<T>`.
 ///
-/// Copies share it; it lasts until the communicator deregisters it or ends. What `read` and `write` touch is this
-/// rank's own memory; no kernel may use it meanwhile.
+/// Clones share the window. It exists until the communicator deregisters it or ends. `read` and `write` access this
+/// rank's own part, which no kernel may use meanwhile.
+///
+/// ```
+/// use gin_host::comm::{CommError, Requirements, WindowFlags};
+/// use gin_host::world::{WorldConfig, launch};
+///
+/// let sums = launch(WorldConfig::seeded(2, 7), |rank| -> Result<u32, CommError> {
+///     let comm = rank.communicator(&Requirements::default())?;
+///     let window = comm.alloc_window::<u32>(4, WindowFlags::NONE)?;
+///     window.write(1, &[5, 6])?;
+///     let sum = window.read_all()?.iter().sum();
+///     comm.destroy()?;
+///     Ok(sum)
+/// });
+/// assert_eq!(sums.unwrap(), [11, 11]);
+/// ```
 #[derive(Debug)]
 pub struct Window<T> {
     pub(crate) inner: Arc<Registered>,
@@ -70,12 +91,12 @@ impl<T: Pod> Window<T> {
         self.inner.handle
     }
 
-    /// Its number, the same on all ranks.
+    /// Returns the window's number, which is the same on all ranks.
     pub fn id(&self) -> u32 {
         self.inner.handle.id
     }
 
-    /// Elements of this rank's own part.
+    /// Returns the number of elements of this rank's own part.
     pub fn len(&self) -> usize {
         (self.inner.memory.bytes() / size_of::<T>() as u64) as usize
     }
@@ -85,20 +106,21 @@ impl<T: Pod> Window<T> {
         self.len() == 0
     }
 
-    /// Elements that a rank registered; `None` if there is no such rank.
+    /// Returns the number of elements of a rank's part; `None` if there is no such rank.
     pub fn len_on(&self, rank: u32) -> Option<usize> {
         let bytes = self.inner.lengths.get(rank as usize)?;
         Some((bytes / size_of::<T>() as u64) as usize)
     }
 
-    /// Bytes from the part of one rank of the LSA team to that of the next, if they lie at a fixed distance: then a
-    /// kernel finds a peer's part without a table. `None` for registered memory, and for devices that cannot do that.
+    /// Returns the bytes from the part of one rank of the LSA team to the part of the next, if the distance is fixed. A
+    /// kernel then computes the address of a peer's part and needs no table. `None` for registered memory, and for
+    /// devices that do not support fixed distances.
     pub fn stride(&self) -> Option<u64> {
         let stride = u64::from(self.inner.handle.stride) << STRIDE_SHIFT;
         (stride != 0).then_some(stride)
     }
 
-    /// Its memory.
+    /// Returns the memory of this rank's own part.
     pub fn memory(&self) -> &MemorySlice {
         &self.inner.memory
     }
@@ -114,7 +136,7 @@ impl<T: Pod> Window<T> {
     /// Copies `values` to the elements from `start` on.
     ///
     /// # Errors
-    /// [`CommError::OutOfRange`], or what the device reports.
+    /// [`CommError::OutOfRange`], or an error of the device.
     pub fn write(&self, start: usize, values: &[T]) -> Result<(), CommError> {
         let offset = self.check(start, values.len())?;
         Ok(self.inner.memory.write(offset, values)?)
@@ -123,16 +145,16 @@ impl<T: Pod> Window<T> {
     /// Copies the elements from `start` on to `values`.
     ///
     /// # Errors
-    /// [`CommError::OutOfRange`], or what the device reports.
+    /// [`CommError::OutOfRange`], or an error of the device.
     pub fn read(&self, start: usize, values: &mut [T]) -> Result<(), CommError> {
         let offset = self.check(start, values.len())?;
         Ok(self.inner.memory.read(offset, values)?)
     }
 
-    /// The elements `range`.
+    /// Returns the elements of `range`.
     ///
     /// # Errors
-    /// [`CommError::OutOfRange`], or what the device reports.
+    /// [`CommError::OutOfRange`], or an error of the device.
     pub fn read_range(&self, range: Range<usize>) -> Result<Vec<T>, CommError> {
         let count = range.end.saturating_sub(range.start);
         self.check(range.start, count)?;
@@ -141,7 +163,7 @@ impl<T: Pod> Window<T> {
         Ok(values)
     }
 
-    /// All elements of this rank's own part.
+    /// Returns all elements of this rank's own part.
     ///
     /// # Errors
     /// An error of the device.

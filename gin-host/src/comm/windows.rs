@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How windows come and go.
+//! Registration and deregistration of windows.
 
 use super::gdaki::RemotePart;
 use super::live::Live;
@@ -19,13 +19,13 @@ use gin_net::{Key, LocalWindow, NetError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Numbers of the windows of this process.
+/// The number of the next window of this process.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// Longest window, so that no sum of offset and length overflows.
+/// The most bytes of a window, so that no sum of offset and length overflows.
 const MAX_BYTES: u64 = gin_abi::descriptor::MAX_OFFSET;
 
-/// A window of this rank before the others have registered theirs.
+/// This rank's part of a window before the ranks exchange messages.
 struct Prepared {
     id: u32,
     memory: MemorySlice,
@@ -34,24 +34,24 @@ struct Prepared {
     plane_gpu: Option<Arc<Memory>>,
     plane_near: Option<Arc<Memory>>,
     key: Key,
-    /// The NIC's name of the own part, if kernels drive a NIC and the part has bytes; else 0.
+    /// The own part as work-queue entries name it, if kernels drive a NIC and the part has bytes; else 0.
     nic_key: RemotePart,
 }
 
-/// The other ranks' parts of a window that kernels of this rank reach.
+/// The parts of a window that kernels of this rank reach by loads and stores.
 #[derive(Default)]
 struct Peers {
-    /// By world rank: address of the part, 0 where it cannot be reached.
+    /// The addresses of the parts, by world rank; 0 for a part that kernels do not reach.
     windows: Vec<u64>,
-    /// The same of the plane of words that GPUs raise.
+    /// The addresses of the planes of words that GPUs raise, by world rank; 0 as above.
     planes: Vec<u64>,
-    /// Keeps the memory behind those addresses.
+    /// Keeps the memory at these addresses alive.
     memory: Vec<Arc<Memory>>,
 }
 
 impl Peers {
-    /// Adds the next rank, whose part starts at `offset` of `memory`; both keys are of memory that it made known.
-    /// Memory of another process comes to be where `place` says for its length.
+    /// Adds the next rank, whose part starts at `offset` of `memory`. `memory` and `plane` are keys of memory that the
+    /// rank published. Maps memory of another process at the address that `place` returns for its length.
     fn add(
         &mut self,
         device: &Arc<dyn Device>,
@@ -80,10 +80,10 @@ impl Peers {
     }
 }
 
-/// Elements of a window that are looked at together.
+/// The number of words that are read at a time.
 const CHUNK: usize = 1 << 16;
 
-/// Has signals at words of a window begin at 0 whatever the words hold: they are what the NIC raises.
+/// Makes signals at words of a window begin at 0, whatever the words contain, if the NIC raises these words.
 fn begin_at(window: &MemorySlice, near: &Memory) -> Result<(), GpuError> {
     let words = window.bytes() / 8;
     for first in (0..words).step_by(CHUNK) {
@@ -102,14 +102,15 @@ fn begin_at(window: &MemorySlice, near: &Memory) -> Result<(), GpuError> {
 }
 
 impl Live {
-    /// All ranks have let go of a window of this memory: unless another one has it, they have let go of the memory.
+    /// Ends the exposure of this memory to other ranks, unless another window contains it. All ranks have closed a
+    /// window of the memory.
     fn let_go_of(&self, memory: &Arc<Memory>) {
         if !self.windows.iter().flatten().any(|window| Arc::ptr_eq(window.memory.memory(), memory)) {
             memory.exposure().remove(&self.sharers);
         }
     }
 
-    /// Has kernels and the NIC forget a window.
+    /// Removes a window from the tables of kernels and NIC.
     fn forget_window(&self, id: u32) -> Result<(), GpuError> {
         let closed = self.gdaki.as_ref().map_or(Ok(()), |gdaki| gdaki.close_window(id));
         self.resources.clear_window(id).and(closed)
@@ -121,16 +122,17 @@ fn address(memory: &Option<Arc<Memory>>) -> u64 {
 }
 
 impl Communicator {
-    /// Allocates device memory for `len` elements on this rank and registers it. Collective; ranks may ask for
-    /// different lengths, 0 included. The elements are zero at first.
+    /// Allocates device memory for `len` elements on this rank and registers it. Collective. Ranks may pass different
+    /// lengths, including 0. The elements are zero at first.
     ///
-    /// The parts of an LSA team's ranks lie at a fixed distance, [`Window::stride`], if their devices can do that; then
-    /// each takes a whole number of the device's [granules](gin_gpu::MemorySharing::granularity).
+    /// The parts of an LSA team's ranks are at a fixed distance, [`Window::stride`], if their devices support that.
+    /// Then each part takes a whole number of the device's [granules](gin_gpu::MemorySharing::granularity).
     ///
     /// # Errors
-    /// As [`register`](Self::register); [`CommError::NoPlace`] if no addresses are left for a window of that length;
-    /// [`CommError::Gpu`] with [`GpuError::Addresses`] if there were none when the communicator
-    /// came up, or [`GpuError::OutOfMemory`].
+    /// As [`register`](Self::register), and
+    /// - [`CommError::NoPlace`] if no addresses are left for a window of that length.
+    /// - [`CommError::Gpu`] with [`GpuError::Addresses`] if the communicator could not reserve addresses when it was
+    ///   initialised, or with [`GpuError::OutOfMemory`].
     pub fn alloc_window<T: Pod>(&self, len: usize, flags: WindowFlags) -> Result<Window<T>, CommError> {
         let bytes = (len as u64).saturating_mul(size_of::<T>() as u64);
         const CALL: &str = "allocate a window";
@@ -142,23 +144,28 @@ impl Communicator {
         self.traced(CALL, || self.with_live(CALL, work))
     }
 
-    /// Registers memory of this rank as its part of a window. Collective, and another call than
-    /// [`alloc_window`](Self::alloc_window); ranks may bring different lengths, 0 included.
+    /// Registers memory of this rank as its part of a window. Collective, and not the same collective call as
+    /// [`alloc_window`](Self::alloc_window). Ranks may pass different lengths, including 0.
     ///
     /// # Errors
-    /// [`CommError::State`] or [`CommError::Ended`] unless the communicator is active; [`CommError::Misaligned`];
-    /// [`CommError::AlreadyRegistered`] if part of the memory is in a window of this communicator;
-    /// [`CommError::NotRegistrable`] for memory of another device; [`CommError::Nic`] for pinned memory where kernels
-    /// drive a NIC ([`NicError::HostWindow`](gin_nic::NicError::HostWindow)); [`CommError::Gpu`] if a rank of the LSA
-    /// team does not reach memory that another one has [from elsewhere](GpuError::Foreign); [`CommError::Limit`] if
-    /// there are as many windows as were asked for; [`CommError::Disagreement`] if ranks use different flags;
-    /// [`CommError::OtherRank`] if another rank failed.
+    /// - [`CommError::State`] or [`CommError::Ended`] unless the communicator is active.
+    /// - [`CommError::Misaligned`] if the memory is not aligned for `T`, or to 8 bytes for signals.
+    /// - [`CommError::AlreadyRegistered`] if part of the memory is in a window of this communicator.
+    /// - [`CommError::NotRegistrable`] for memory of another device.
+    /// - [`CommError::Nic`] with [`NicError::HostWindow`](gin_nic::NicError::HostWindow) for pinned memory if kernels
+    ///   drive a NIC.
+    /// - [`CommError::Gpu`] with [`GpuError::Foreign`] if a rank of the LSA team does not reach imported memory of
+    ///   another.
+    /// - [`CommError::Limit`] if the communicator has its most windows already.
+    /// - [`CommError::Disagreement`] if ranks pass different flags.
+    /// - [`CommError::OtherRank`] if another rank failed.
     pub fn register<T: Pod>(&self, memory: &MemorySlice, flags: WindowFlags) -> Result<Window<T>, CommError> {
         const CALL: &str = "register a window";
         self.traced(CALL, || self.with_live(CALL, |live| self.register_outcome(live, Ok(memory.clone()), 0, flags)))
     }
 
-    /// `stride`: that of handles, if the parts of the team's ranks lie at a fixed distance.
+    /// Registers this rank's part, or takes part with the error of its allocation. `stride`: the stride of the handle,
+    /// if the parts of the team's ranks are at a fixed distance.
     fn register_outcome<T: Pod>(
         &self,
         live: &mut Live,
@@ -185,7 +192,7 @@ impl Communicator {
         }
     }
 
-    /// This rank's own part, before it meets the others.
+    /// Prepares this rank's part, before the ranks exchange messages.
     fn prepare_window(
         &self,
         live: &Live,
@@ -237,7 +244,7 @@ impl Communicator {
         let nic = flags.signals && engine(ENGINE_NIC);
         let window = LocalWindow { id, memory: memory.clone(), plane: plane_cpu.clone(), nic };
         let key = live.ask(|to| Command::Register { window, to })??;
-        // Last, as nobody would take it back.
+        // Last, because no later step that fails would undo it.
         let nic_key = match &live.gdaki {
             Some(gdaki) => gdaki.register(id, &memory, flags.signals)?,
             None => RemotePart::default(),
@@ -245,7 +252,7 @@ impl Communicator {
         Ok(Prepared { id, memory, stride, plane_cpu, plane_gpu, plane_near, key, nic_key })
     }
 
-    /// The part that all ranks do together.
+    /// Exchanges messages about the parts and connects them. Collective.
     fn join_window(
         &self,
         live: &Live,
@@ -286,7 +293,7 @@ impl Communicator {
             None => Ok(()),
         });
         let connected = opened.and_then(|()| self.connect_window(live, prepared, flags, lengths, peers, keys));
-        // Nobody uses the window before all can serve it.
+        // No rank uses the window before all ranks can serve it.
         self.agree(live, "connect a window", connected.as_ref().map(|_| Vec::new()).map_err(CommError::clone))?;
         connected
     }
@@ -340,7 +347,7 @@ impl Communicator {
             lsa_reach: if stride == 0 { 0 } else { live.lsa_size },
         };
         let info = WindowInfo { lengths: lengths.clone(), signals: flags.signals, plane: plane_cpu.clone(), uses: 0 };
-        // By this thread, as another process may have to be asked, which the proxy must not wait for.
+        // On this thread, because it may wait for another process, and the proxy must not wait.
         let fetch = |fetch: gin_net::Fetch| -> Result<Vec<_>, NetError> {
             (0..).zip(&keys).map(|(rank, key)| fetch(rank, key, &self.device)).collect()
         };
@@ -357,8 +364,8 @@ impl Communicator {
         }))
     }
 
-    /// Where the part of a rank of the team has to be mapped that is another process, for handles with a stride;
-    /// `bytes`: length of its memory.
+    /// Returns the place at which to map the `bytes` bytes of a team rank that is another process, for handles with a
+    /// stride.
     fn peer_place(&self, live: &Live, own: &Prepared, rank: u32, bytes: u64) -> Result<Option<FlatPlace>, String> {
         let (Ok(Some(range)), true) = (&live.flat, own.stride != 0) else { return Ok(None) };
         let (slot, there) = (self.rank() % live.lsa_size, rank % live.lsa_size);
@@ -368,26 +375,27 @@ impl Communicator {
         place.map(Some).map_err(|error| format!("it cannot be mapped where kernels look for it: {error}"))
     }
 
-    /// Makes sure that the parts of the team's ranks, which start at `peers`, are where kernels will take them to be.
+    /// Checks that the parts of the team's ranks, which start at `peers`, are at the addresses that kernels compute.
     fn check_distances(&self, live: &Live, own: u64, stride: u32, peers: &[u64]) -> Result<(), CommError> {
         let first = self.rank() - self.rank() % live.lsa_size;
         for (rank, &there) in (0u32..).zip(peers).skip(first as usize).take(live.lsa_size as usize) {
             let distance = u64::from(rank.wrapping_sub(self.rank()).wrapping_mul(stride)) << STRIDE_SHIFT;
             if there != own.wrapping_add(distance) {
-                let reason = format!("its part of the window is at {there:#x}, not at the distance agreed upon");
+                let reason = format!("its part of the window is at {there:#x}, not at the agreed distance");
                 return Err(CommError::OtherRank { rank, reason });
             }
         }
         Ok(())
     }
 
-    /// Ends a window: from now on requests that name it are refused with a fault. Collective. Requests under way are
-    /// finished first.
+    /// Deregisters a window. Collective. Posted requests are finished first; a later request that names the window
+    /// fails with a fault.
     ///
     /// # Errors
-    /// [`CommError::WindowGone`] if it is not registered with this communicator; [`CommError::KernelsRunning`] if a
-    /// kernel runs on a device of the job; [`CommError::InFlight`] if requests do not finish in time. The window stays
-    /// then.
+    /// The window stays registered.
+    /// - [`CommError::WindowGone`] if it is not registered with this communicator.
+    /// - [`CommError::KernelsRunning`] if a kernel runs on a device of the job.
+    /// - [`CommError::InFlight`] if requests do not finish in time.
     pub fn deregister<T: Pod>(&self, window: &Window<T>) -> Result<(), CommError> {
         const CALL: &str = "deregister a window";
         let work = |live: &mut Live| {
@@ -407,7 +415,7 @@ impl Communicator {
             live.windows[id as usize] = None;
             let cleared = live.forget_window(id).map_err(CommError::from);
             let closed = live.ask(|to| Command::Close { window: id, to });
-            // Nobody goes on, and perhaps frees the memory, before all have let go of it.
+            // No rank returns, and perhaps frees the memory, before all ranks have closed the window.
             self.agree(live, "close a window", cleared.and(closed).map(|()| Vec::new()))?;
             live.let_go_of(window.memory().memory());
             Ok(())

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Agreement of ranks on how setting something up went.
+//! Agreement of ranks on the outcome of a collective call.
 
 use super::CommError;
 use gin_boot::BootstrapError;
 pub(super) use gin_boot::wire::{decode, encode};
 use gin_net::NetError;
 
-/// Exchanges the outcome of each rank's own part of the collective call `call`; all ranks succeed or all fail.
+/// Exchanges the outcome of each rank's own part of the collective call `call`. All ranks succeed or all fail.
 ///
 /// # Errors
-/// This rank's own error; else that of the first rank that failed; or the ranks could not meet. What could not be had
-/// of a rank that is lost failed because of that, which then is the error.
+/// This rank's own error, else the error of the first rank that failed, or an error of the bootstrap. If the own error
+/// concerns a rank that is lost, the loss is its cause and replaces it.
 pub(super) fn agree(
     gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError>,
     call: &'static str,
@@ -38,7 +38,7 @@ pub(super) fn agree(
     Ok(results)
 }
 
-/// The rank of which something could not be had: its memory, over the network or to be mapped.
+/// Returns the rank whose memory could not be connected or mapped.
 pub(super) fn concerned(error: &CommError) -> Option<u32> {
     match error {
         CommError::Net(NetError::Key { rank, .. }) | CommError::OtherRank { rank, .. } => Some(*rank),
@@ -46,9 +46,9 @@ pub(super) fn concerned(error: &CommError) -> Option<u32> {
     }
 }
 
-/// A message that does not have the form it should.
+/// Returns the error of a malformed message.
 pub(super) fn garbled(rank: u32) -> CommError {
-    CommError::OtherRank { rank, reason: "its message is garbled".to_owned() }
+    CommError::OtherRank { rank, reason: "its message is malformed".to_owned() }
 }
 
 #[cfg(test)]

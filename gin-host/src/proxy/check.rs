@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The proxy's own check of every request: kernels check too, but a stray or late one must not reach the network.
+//! The proxy's check of every request. Kernels check too, but an invalid or late request must not reach the network.
 
 use gin_abi::{Descriptor, Fault, FaultKind, Operation, SignalTarget, Transfer};
 use gin_gpu::Memory;
@@ -9,13 +9,13 @@ use std::sync::Arc;
 /// A registered window, as the proxy knows it.
 #[derive(Clone, Debug)]
 pub(crate) struct WindowInfo {
-    /// Length in bytes by world rank.
+    /// The length in bytes of each part, by world rank.
     pub(crate) lengths: Vec<u64>,
-    /// It takes signals.
+    /// Peers may raise signals at words of the window.
     pub(crate) signals: bool,
-    /// The words that CPU threads raise for it at this rank.
+    /// The words of this rank's part that CPU threads raise.
     pub(crate) plane: Option<Arc<Memory>>,
-    /// Requests that use it and are not finished.
+    /// The number of unfinished requests that use the window.
     pub(crate) uses: u64,
 }
 
@@ -24,14 +24,14 @@ pub(crate) struct WindowInfo {
 pub(crate) struct Limits {
     pub(crate) rank: u32,
     pub(crate) ranks: u32,
-    /// Signals per context, those of barriers included.
+    /// The number of signals of a context, including those of barriers.
     pub(crate) signals: u32,
     pub(crate) counters: u32,
     pub(crate) capabilities: Capabilities,
     pub(crate) windows: Vec<Option<WindowInfo>>,
 }
 
-/// The operation that a request carries out.
+/// Returns the operation of a request.
 pub(crate) fn operation(transfer: &Transfer) -> Operation {
     match transfer {
         Transfer::Put { .. } => Operation::Put,
@@ -41,7 +41,7 @@ pub(crate) fn operation(transfer: &Transfer) -> Operation {
     }
 }
 
-/// The windows that a request uses.
+/// Returns the windows that a request uses.
 pub(crate) fn windows(request: &Descriptor) -> impl Iterator<Item = u32> {
     let (source, destination) = match request.transfer {
         Transfer::Put { source, destination, .. } | Transfer::Get { source, destination, .. } => {
@@ -61,7 +61,7 @@ impl Limits {
     /// Checks a request of context `context`.
     ///
     /// # Errors
-    /// The first violation, with the expected and seen values.
+    /// The fault of the first violation, with the expected and seen values.
     pub(crate) fn check(&self, context: u32, request: &Descriptor) -> Result<(), Fault> {
         let fault = |kind| Fault::new(kind, operation(&request.transfer)).context(context).peer(request.peer);
         if request.peer >= self.ranks {

@@ -5,12 +5,12 @@ use super::{Proxy, WindowInfo};
 use gin_net::{Key, LocalWindow, NetError, Network};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 
-/// Where an answer comes in.
+/// The receiver of an answer.
 #[derive(Debug)]
 pub(crate) struct Answer<T>(Receiver<T>);
 
 impl<T> Answer<T> {
-    /// The answer, if it is there; `Err` if none will come.
+    /// Returns the answer if it has arrived; `Err` if none will arrive.
     pub(crate) fn get(&self) -> Result<Option<T>, ()> {
         match self.0.try_recv() {
             Ok(value) => Ok(Some(value)),
@@ -20,7 +20,7 @@ impl<T> Answer<T> {
     }
 }
 
-/// A place for one answer, and where it comes in.
+/// Makes a sender and a receiver for one answer.
 pub(crate) fn answer<T>() -> (SyncSender<T>, Answer<T>) {
     let (sender, receiver) = sync_channel(1);
     (sender, Answer(receiver))
@@ -29,20 +29,20 @@ pub(crate) fn answer<T>() -> (SyncSender<T>, Answer<T>) {
 /// A command of the communicator.
 #[derive(Debug)]
 pub(crate) enum Command {
-    /// Register a window with the network.
+    /// Registers a window with the network.
     Register { window: LocalWindow, to: SyncSender<Result<Key, NetError>> },
-    /// Take the keys of all ranks; requests may use the window from now on.
+    /// Connects a window by the keys of all ranks. Requests may use the window from now on.
     Connect { window: u32, keys: Vec<Key>, info: WindowInfo, to: SyncSender<Result<(), NetError>> },
-    /// Answers `None` once all requests below these indices are finished and the network is quiet; or, at this time,
-    /// the number of unfinished requests.
+    /// Answers 0 once all requests below these indices are finished and the network is quiet, or the number of
+    /// unfinished requests at this time.
     Drain { heads: Vec<u64>, until_ns: u64, to: SyncSender<u64> },
-    /// Refuse requests that use the window from now on; answer when the network has let go of it.
+    /// Refuses requests that use the window from now on. Answers when the network no longer accesses the window.
     Close { window: u32, to: SyncSender<()> },
-    /// Let go of everything.
+    /// Ends the proxy.
     Stop,
 }
 
-/// A command that is not answered yet.
+/// A command without an answer yet.
 #[derive(Debug)]
 pub(super) enum Waiting {
     Drain { heads: Vec<u64>, until_ns: u64, to: SyncSender<u64> },
@@ -50,11 +50,11 @@ pub(super) enum Waiting {
 }
 
 impl Proxy {
-    /// Carries out commands that have come.
+    /// Carries out the commands that have arrived.
     pub(super) fn command(&mut self) -> bool {
         let mut worked = false;
         loop {
-            // The caller may be gone; then nobody reads the answer.
+            // The caller may have ended, and then no thread reads the answer.
             match self.commands.try_recv() {
                 Ok(Command::Register { window, to }) => drop(to.try_send(self.network.register(&window))),
                 Ok(Command::Connect { window, keys, info, to }) => {
@@ -79,7 +79,7 @@ impl Proxy {
         }
     }
 
-    /// Answers what can be answered now.
+    /// Answers the commands whose answers are known.
     pub(super) fn answer(&mut self) -> bool {
         let before = self.waiting.len();
         for waiting in std::mem::take(&mut self.waiting) {
@@ -91,7 +91,7 @@ impl Proxy {
                     if left == 0 && self.network.is_quiet() {
                         let _ = to.try_send(0);
                     } else if self.over.is_some() || gin_boot::rt::clock_ns() >= until_ns {
-                        // After a fault nobody waits for what the network still has: a lost peer may never answer.
+                        // After a fault the proxy does not wait for the network: a lost peer may never answer.
                         let _ = to.try_send(left.max(1));
                     } else {
                         self.waiting.push(Waiting::Drain { heads, until_ns, to });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The way of one request through the proxy: accepted, cut into messages, posted, complete, published.
+//! The way of one request through the proxy: accepted, split into messages, posted, complete, published.
 
 use super::check::{operation, windows};
 use super::lists::Slot;
@@ -7,7 +7,7 @@ use super::{BATCH, Proxy, ROW, stats};
 use gin_abi::{Descriptor, Fault, FaultKind, Operation, RemoteSignal, Transfer, WindowOffset};
 use gin_net::{NetError, Request};
 
-/// A request under way.
+/// An unfinished request.
 #[derive(Debug)]
 pub(super) struct Op {
     pub(super) context: u32,
@@ -15,13 +15,13 @@ pub(super) struct Op {
     pub(super) peer: u32,
     pub(super) operation: Operation,
     request: Descriptor,
-    /// The part that is not posted yet.
+    /// The next part to post.
     rest: Rest,
-    /// Bytes posted so far.
+    /// The number of bytes posted so far.
     moved: u64,
-    /// Messages posted so far; part of their names.
+    /// The number of messages posted so far. Part of the messages' ids.
     messages: u32,
-    /// Messages that are not complete.
+    /// The number of posted messages that are not complete.
     pub(super) outstanding: u32,
     failure: Option<Fault>,
     canceled: bool,
@@ -29,19 +29,19 @@ pub(super) struct Op {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Rest {
-    /// The payload from `moved` on, and the signal with its last message.
+    /// The payload from byte `moved` on. The last message carries the signal.
     Payload,
-    /// A weak signal, once all messages have arrived.
+    /// A weak signal, to post once all messages have arrived.
     LateSignal,
     Nothing,
 }
 
-/// The table's slot that is in a message's name.
+/// Returns the slot in the table of requests that a message's id contains.
 pub(super) fn slot(id: u64) -> Slot {
     (id >> 32) as Slot
 }
 
-/// The part of a transfer that starts `from` bytes in and is `length` bytes long.
+/// Returns the part of a transfer that starts at byte `from` and is `length` bytes long.
 fn part(transfer: Transfer, from: u64, length: u64) -> Transfer {
     let at = |start: WindowOffset| WindowOffset { offset: start.offset + from, ..start };
     match transfer {
@@ -56,23 +56,23 @@ fn part(transfer: Transfer, from: u64, length: u64) -> Transfer {
 }
 
 impl Op {
-    /// Nothing more is posted for it.
+    /// All messages of the request are posted.
     pub(super) fn cancel(&mut self) {
         self.rest = Rest::Nothing;
         self.canceled = true;
     }
 
-    /// Returns whether it waits for nothing.
+    /// Returns whether the request is finished.
     pub(super) fn is_over(&self) -> bool {
         self.rest == Rest::Nothing && self.outstanding == 0
     }
 
-    /// Returns whether it has a message for the network now.
+    /// Returns whether the request has a message to post now.
     fn has_message(&self) -> bool {
         self.rest == Rest::Payload
     }
 
-    /// The next message. `strong`: the network has strong signals.
+    /// Returns the next message. `strong`: the network has strong signals.
     fn next(&mut self, slot: Slot, max_message: u64, strong: bool) -> Request {
         let total = self.request.transfer.bytes();
         let (transfer, signal) = match self.rest {
@@ -89,8 +89,8 @@ impl Op {
                 let last = self.moved == total;
                 match self.request.signal {
                     Some(signal) if last => {
-                        // A weak signal covers its own put, that is, all messages of it. A strong one does that too;
-                        // where there is none, it waits until they have arrived.
+                        // A weak signal covers all messages of its put. A strong signal does so, too. On a network
+                        // without strong signals, it waits until the messages have arrived.
                         if first || signal.strong || strong {
                             self.rest = Rest::Nothing;
                             (transfer, Some(RemoteSignal { strong: signal.strong || !first, ..signal }))
@@ -121,7 +121,7 @@ impl Proxy {
         self.ops.get(slot(id) as usize).and_then(Option::as_ref)
     }
 
-    /// Takes on a request that was found to be right.
+    /// Accepts a request that passed the check.
     pub(super) fn accept(&mut self, context: u32, index: u64, mut request: Descriptor) {
         if let Some(fault) = self.over {
             self.publish(context, index, Some(request.peer), Some(fault), None);
@@ -188,7 +188,7 @@ impl Proxy {
         }
     }
 
-    /// Hands one batch to the network.
+    /// Posts one batch to the network.
     pub(super) fn post(&mut self) -> bool {
         self.fill();
         if self.batch.is_empty() {
@@ -210,7 +210,7 @@ impl Proxy {
         taken > 0
     }
 
-    /// Fills the batch, peers taking turns.
+    /// Fills the batch. Peers take turns.
     fn fill(&mut self) {
         let strong = self.limits.capabilities.strong_signals;
         while self.batch.len() < BATCH {
@@ -242,7 +242,7 @@ impl Proxy {
         }
     }
 
-    /// A message is complete.
+    /// Handles the completion of a message.
     pub(super) fn complete(&mut self, id: u64, outcome: Result<(), NetError>) {
         let slot = slot(id);
         let Some(op) = self.ops.get_mut(slot as usize).and_then(Option::as_mut) else { return };
@@ -263,7 +263,7 @@ impl Proxy {
         }
     }
 
-    /// A request is over.
+    /// Finishes a request.
     pub(super) fn finish(&mut self, slot: Slot) {
         let Some(op) = self.ops[slot as usize].take() else { return };
         self.free.push(slot);
@@ -312,7 +312,7 @@ mod tests {
             bytes in 1u64..2000, max_message in 1u64..300, signal in proptest::option::of(any::<bool>()),
             network_is_strong in any::<bool>(),
         ) {
-            // A strong signal is posted only where there are such.
+            // A strong signal is posted only on a network that has them.
             prop_assume!(network_is_strong || signal != Some(true));
             let mut op = op(bytes, signal);
             let mut requests = Vec::new();
@@ -336,7 +336,7 @@ mod tests {
             match signal {
                 None => prop_assert!(last.is_none() && op.rest == Rest::Nothing),
                 Some(_) if count == 1 || network_is_strong => {
-                    // One message: as it was asked for. Several: strong, so that it covers those before the last.
+                    // Of one message: as requested. Of several: strong, so that it covers the messages before the last.
                     prop_assert_eq!(last.map(|signal| signal.strong), Some(signal == Some(true) || count > 1));
                     prop_assert_eq!(op.rest, Rest::Nothing);
                 }

@@ -3,42 +3,42 @@
 
 use std::collections::VecDeque;
 
-/// Index of a request that is under way, in the proxy's table.
+/// The index of an unfinished request in the proxy's table.
 pub(crate) type Slot = u32;
 
 /// The unfinished requests of one context.
 #[derive(Debug)]
 pub(crate) struct Lists {
-    /// Index of the first entry of `finished`.
+    /// The index of the request of the first entry of `finished`.
     completion_index: u64,
-    /// For each request from `completion_index` on: whether it is finished.
+    /// True for each finished request, from `completion_index` on.
     finished: VecDeque<bool>,
     peers: Vec<PeerList>,
 }
 
 #[derive(Debug, Default)]
 struct PeerList {
-    /// Indices of requests to this peer, ascending; the first is unfinished.
+    /// The indices of requests to this peer, ascending. The first is unfinished.
     indices: VecDeque<u64>,
-    /// Number of unfinished requests.
+    /// The number of unfinished requests.
     unfinished: usize,
-    /// Requests that the network has not got yet, in order.
+    /// The requests with messages to post, in order.
     to_post: VecDeque<Slot>,
 }
 
 impl Lists {
-    /// Lists of a queue whose first index is `first`.
+    /// Makes the lists of a queue whose first index is `first`.
     pub(crate) fn new(first: u64, ranks: u32) -> Self {
         let peers = (0..ranks).map(|_| PeerList::default()).collect();
         Self { completion_index: first, finished: VecDeque::new(), peers }
     }
 
-    /// Number of requests from the oldest unfinished one on.
+    /// Returns the number of requests from the oldest unfinished one on.
     pub(crate) fn depth(&self) -> usize {
         self.finished.len()
     }
 
-    /// Number of unfinished requests to `peer`.
+    /// Returns the number of unfinished requests to `peer`.
     pub(crate) fn unfinished(&self, peer: u32) -> usize {
         self.peers[peer as usize].unfinished
     }
@@ -48,7 +48,7 @@ impl Lists {
         self.unfinished(peer) == 0
     }
 
-    /// Adds the request with the next index; `None` if it names no peer that there is.
+    /// Adds the request with the next index. `peer` is `None` if the request names no rank of the communicator.
     pub(crate) fn add(&mut self, index: u64, peer: Option<u32>) {
         debug_assert_eq!(index, self.completion_index.wrapping_add(self.finished.len() as u64));
         self.finished.push_back(false);
@@ -59,13 +59,13 @@ impl Lists {
         }
     }
 
-    /// Notes that a request is finished.
+    /// Marks a request finished.
     pub(crate) fn finish(&mut self, index: u64, peer: Option<u32>) {
         self.finished[index.wrapping_sub(self.completion_index) as usize] = true;
         if let Some(peer) = peer {
             let list = &mut self.peers[peer as usize];
             list.unfinished -= 1;
-            // Those below `completion_index` are all finished.
+            // All requests below `completion_index` are finished.
             while let Some(&oldest) = list.indices.front()
                 && self.finished[oldest.wrapping_sub(self.completion_index) as usize]
             {
@@ -78,17 +78,17 @@ impl Lists {
         }
     }
 
-    /// Index of the oldest unfinished request to `peer`.
+    /// Returns the index of the oldest unfinished request to `peer`.
     pub(crate) fn oldest_incomplete(&self, peer: u32) -> Option<u64> {
         self.peers[peer as usize].indices.front().copied()
     }
 
-    /// All requests below are finished.
+    /// Returns the index below which all requests are finished.
     pub(crate) fn completion_index(&self) -> u64 {
         self.completion_index
     }
 
-    /// The requests to `peer` that the network has not got yet.
+    /// Returns the requests to `peer` with messages to post.
     pub(crate) fn unposted(&mut self, peer: u32) -> &mut VecDeque<Slot> {
         &mut self.peers[peer as usize].to_post
     }

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The proxy: takes what kernels post, checks it, hands it to the network, and publishes what became of it.
+//! The proxy: consumes the requests that kernels post, checks them, posts them to the network, and publishes the
+//! outcome.
 //!
-//! One proxy serves one rank of one communicator: a queue for each context, one endpoint of a network. It is driven by
-//! [`Proxy::step`], from a progress thread ([`progress`]) or from a scheduler, and never waits: not for the network,
-//! not for a lock, not for a peer.
+//! One proxy serves one rank of one communicator, with a queue for each context and one endpoint of a network. A
+//! progress thread ([`progress`]) or a scheduler calls [`Proxy::step`], which never waits: not for the network, not for
+//! a lock, not for a peer.
 //!
-//! A step takes what is in the queues, posts one batch, and finishes what the network says is complete. The order in
-//! which a request's end is published (fault, counter, oldest, done) is that of
-//! [`Consumer::finish`](gin_device::internal::queue::Consumer::finish).
+//! A step consumes descriptors, posts one batch, and finishes the requests that the network has completed.
+//! [`Consumer::finish`](gin_device::internal::queue::Consumer::finish) defines the order in which the outcome of a
+//! request is published: fault, counter, oldest, done.
 //!
-//! A fault of any origin is for the whole communicator and stays: the proxy posts it where its rank's kernels look,
-//! announces it to the other ranks through the [board](gin_boot::board), posts nothing more, and completes the
-//! remaining requests with that fault.
+//! A fault of any origin ends the whole communicator. The proxy posts the fault to its rank's kernels, announces it to
+//! the other ranks through the [board](gin_boot::board), posts no further request, and completes the remaining requests
+//! with that fault.
 
 mod check;
 mod command;
@@ -43,24 +44,24 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
-/// Most descriptors taken from one queue in one step.
+/// The most descriptors consumed from one queue in one step.
 const TAKE: usize = 64;
 
-/// Most requests in one batch.
+/// The most requests in one batch.
 const BATCH: usize = 256;
 
-/// Most requests of one long put in a row, so that others get their turn.
+/// The most consecutive messages of one long put, so that other requests get their turn.
 const ROW: usize = 8;
 
-/// The part of one context that the proxy needs.
+/// The words of one context that the proxy needs.
 #[derive(Debug)]
 pub(crate) struct ContextPart {
     pub(crate) queue: Queue<Global, WORDS>,
-    /// Words that kernels read: raised when a request has left its source.
+    /// The counters that kernels read. The proxy raises one when the source of a request may be reused.
     pub(crate) counters: GlobalWord,
-    /// Words that CPU threads raise for arrivals, if they do.
+    /// The signal words that CPU threads raise; `None` if they raise none.
     pub(crate) signals: Option<GlobalWord>,
-    /// The words beside signals, baselines among them.
+    /// The words beside signals, which include baselines.
     #[cfg(feature = "reset-by-store")]
     pub(crate) signal_near: Option<GlobalWord>,
     pub(crate) stats: Arc<Counters>,
@@ -80,7 +81,7 @@ pub(crate) struct Parts {
     pub(crate) commands: Receiver<Command>,
     #[cfg(feature = "reset-by-store")]
     pub(crate) resets_by_store: bool,
-    /// Owners of the memory behind all the words above.
+    /// Keeps the memory of all words above alive.
     pub(crate) memory: Arc<dyn Any + Send + Sync>,
 }
 
@@ -89,7 +90,7 @@ struct Context {
     consumer: Consumer<Global, WORDS>,
     lists: Lists,
     part: ContextPart,
-    /// The request at the head has been counted as a stall.
+    /// The request at the head of the queue has been counted as a stall.
     stalled: bool,
 }
 
@@ -100,12 +101,12 @@ pub struct Proxy {
     contexts: Vec<Context>,
     ops: Vec<Option<Op>>,
     free: Vec<Slot>,
-    /// (context, peer) pairs that have requests for the network, in the order of their turns.
+    /// The pairs of context and peer that have messages to post, in the order of their turns.
     turns: VecDeque<(u32, u32)>,
-    /// Weak signals that follow their put once it has arrived.
+    /// The requests whose weak signal follows, because their put has arrived.
     late: VecDeque<Slot>,
     batch: Vec<Request>,
-    /// The network had no room for the first of the batch, which was counted.
+    /// The network had no room for the first message of the batch, and that has been counted.
     refused: bool,
     events: Vec<Event>,
     max_outstanding: usize,
@@ -127,18 +128,19 @@ pub struct Proxy {
 /// The result of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Turn {
-    /// Something was done.
+    /// The step did some work.
     Worked,
-    /// There was nothing to do.
+    /// The step found no work.
     Idle,
-    /// The communicator is gone: no further step is needed.
+    /// The communicator has ended and needs no further step.
     Finished,
 }
 
 impl Proxy {
     /// # Safety
-    /// - All words are valid as long as `parts.memory` lives, the queues were initialised for `parts.first_index`, and
-    ///   nobody else consumes from them or posts to the host's status block.
+    /// - All words are valid as long as `parts.memory` lives.
+    /// - The queues were initialised for `parts.first_index`.
+    /// - No other code consumes from the queues or posts to the host's status block.
     pub(crate) unsafe fn new(parts: Parts) -> Self {
         let first = parts.first_index;
         let ranks = parts.limits.ranks;
@@ -197,7 +199,7 @@ impl Proxy {
         }
     }
 
-    /// Says that the proxy itself broke down, so that nobody waits for it.
+    /// Posts the fault of a proxy that panicked, so that no thread waits for the proxy.
     pub(crate) fn fail(&mut self) {
         let fault = Fault::new(FaultKind::Network, Operation::None);
         self.board.post_because(self.limits.rank, fault, "the proxy of this rank broke down");
@@ -206,7 +208,7 @@ impl Proxy {
         self.finished = true;
     }
 
-    /// Looks for faults that others found: own kernels, other ranks, the host.
+    /// Looks for faults from this rank's kernels, other ranks and the host.
     fn listen(&mut self) -> bool {
         if self.over.is_some() {
             return false;
@@ -228,22 +230,22 @@ impl Proxy {
         false
     }
 
-    /// A request failed, or cannot be understood: the fault is for all ranks.
+    /// Ends the communicator on all ranks with the fault of a request.
     fn found(&mut self, fault: Fault) {
         self.found_because(fault, "");
     }
 
-    /// The same, with what is known of the cause.
+    /// Does the same, with the known cause.
     fn found_because(&mut self, fault: Fault, cause: &str) {
         if self.over.is_none() {
-            // Both before anything is completed because of it; the host knows it when a kernel does.
+            // Both before a request is completed because of the fault. The host knows the fault when a kernel does.
             self.board.post_because(self.limits.rank, fault, cause);
             self.status.post(fault);
             self.end(fault);
         }
     }
 
-    /// From now on nothing is posted; what the network has not got is completed.
+    /// Posts no further request, and completes the requests that the network does not have.
     fn end(&mut self, fault: Fault) {
         self.over = Some(fault);
         let (rank, kind, operation) = (self.limits.rank, fault.kind, fault.operation);
@@ -275,7 +277,7 @@ impl Proxy {
         }
     }
 
-    /// Takes descriptors from one queue.
+    /// Consumes descriptors from one queue.
     fn take(&mut self, context: usize) -> bool {
         for taken in 0..TAKE {
             let Some(words) = self.contexts[context].consumer.peek() else { return taken > 0 };
@@ -315,14 +317,14 @@ impl Proxy {
         true
     }
 
-    /// Publishes that a request is finished.
+    /// Publishes the end of a request.
     fn publish(&mut self, context: u32, index: u64, peer: Option<u32>, fault: Option<Fault>, counter: Option<u32>) {
         let part = &mut self.contexts[context as usize];
         part.lists.finish(index, peer);
         let stats = part.part.stats.of(peer);
         stats::add(&stats.finished, 1);
         stats::add(&stats.failed, u64::from(fault.is_some()));
-        // A request without a peer has no list; its own rank's stays as it is.
+        // A request without a peer is in no list, so the lists stay as they are.
         let listed = peer.unwrap_or(self.limits.rank);
         part.consumer.finish(Finished {
             fault: fault.map(|fault| (&self.status, fault)),
@@ -333,7 +335,7 @@ impl Proxy {
         });
     }
 
-    /// Asks the network what happened.
+    /// Handles the events of the network.
     fn poll(&mut self) -> bool {
         let mut events = std::mem::take(&mut self.events);
         self.network.poll(&mut events);
@@ -341,7 +343,7 @@ impl Proxy {
             self.events = events;
             return false;
         }
-        // Data that a kernel will see once a signal is raised or a get is finished is made visible first, once for all.
+        // First makes the data visible that kernels may read after a signal or a finished get, once for all events.
         let mut visible = Ok(());
         let brought = events.iter().any(|event| match event {
             Event::Signal(_) => true,
@@ -358,7 +360,7 @@ impl Proxy {
             match event {
                 Event::Completion { id, outcome } => self.complete(id, outcome.and_then(|()| visible.clone())),
                 Event::Signal(arrival) if visible.is_ok() => self.raise(&arrival),
-                // Of one network to another; the topmost keeps its own.
+                // Notices are for networks, which keep their own.
                 Event::Signal(_) | Event::Notice(_) => {}
             }
         }
@@ -366,7 +368,7 @@ impl Proxy {
         true
     }
 
-    /// Raises a signal of this rank that has arrived.
+    /// Raises a signal of this rank.
     fn raise(&mut self, arrival: &SignalArrival) {
         let word = match arrival.target {
             SignalTarget::Id(id) => {
@@ -379,7 +381,8 @@ impl Proxy {
                 let length = info.map_or(0, |info| info.lengths[self.limits.rank as usize]);
                 let inside = offset.is_multiple_of(8) && offset.saturating_add(8) <= length;
                 let plane = info.and_then(|info| info.plane.as_ref()).filter(|_| inside);
-                // Safety: in range and aligned; the table keeps the plane alive, and its words are used as such only.
+                // Safety: the word is in range and aligned, the table keeps the plane alive, and all code uses its
+                // words by atomic accesses.
                 plane.map(|plane| unsafe { GlobalWord::new(plane.address() + offset) })
             }
         };
@@ -397,7 +400,7 @@ impl Proxy {
     }
 }
 
-/// The number that stands for what is wrong with a descriptor: the word, or 8 for what concerns several.
+/// Returns the number that names the invalid word of a descriptor; 8 if several words disagree.
 fn bad_word(error: DescriptorError) -> u64 {
     match error {
         DescriptorError::Operation(_) | DescriptorError::Signal(_) => 0,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The engines that step proxies: threads of their own, or a scheduler.
+//! The engines that step proxies: progress threads, or a scheduler.
 
 use super::{Proxy, Turn};
 use std::fmt;
@@ -10,22 +10,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How long an idle thread sleeps. With what the system adds, a proxy looks again within 50 us on an idle machine.
+/// The time that an idle thread sleeps. With the system's delay, a proxy looks again within 50 us on an idle machine.
 const NAP: Duration = Duration::from_micros(20);
 
-/// Steps without anything to do before a thread sleeps.
+/// The number of steps without work before a thread sleeps.
 const IDLE_STEPS: u32 = 64;
 
-/// Something that is stepped until it is finished.
+/// Work that an engine steps until it is finished.
 pub trait Step: Send {
-    /// Does all work that is ready, without waiting.
+    /// Does all work that is ready. Never waits.
     fn step(&mut self) -> Turn;
 
-    /// Called instead of any further step after one panicked.
+    /// Ends the work after a step panicked. The engine calls no further step.
     fn broke(&mut self);
 }
 
-/// A proxy, and work that is stepped beside it on the same thread and ends with it.
+/// A proxy, and work that the same thread steps beside it and that ends with it.
 pub(crate) struct Together {
     proxy: Proxy,
     beside: Vec<Work>,
@@ -57,16 +57,16 @@ impl Step for Together {
 /// Work to step.
 pub type Work = Box<dyn Step>;
 
-/// An engine that steps work.
+/// An engine that steps work of proxies.
 pub trait Progress: Send + Sync + fmt::Debug {
-    /// Has `work` stepped from now on, until it is finished; then drops it.
+    /// Steps `work` from now on until it is finished, then drops it.
     ///
     /// # Errors
     /// The system's error when no thread can be started.
     fn start(&self, name: &str, work: Work) -> std::io::Result<Running>;
 }
 
-/// Work that was started.
+/// Work that an engine steps.
 pub struct Running {
     finished: Box<dyn Fn() -> bool + Send + Sync>,
     thread: Option<JoinHandle<()>>,
@@ -79,20 +79,20 @@ impl fmt::Debug for Running {
 }
 
 impl Running {
-    /// Work of which `finished` says whether it is finished and dropped.
+    /// Makes the handle of work; `finished` returns whether the work is finished and dropped.
     pub fn new(finished: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self { finished: Box::new(finished), thread: None }
     }
 
-    /// Returns whether it is finished and dropped.
+    /// Returns whether the work is finished and dropped.
     pub fn is_finished(&self) -> bool {
         (self.finished)()
     }
 
-    /// Waits for the thread, if it has one of its own and is finished.
+    /// Waits for the work's thread, if it has its own and the work is finished.
     pub fn join(mut self) {
         if let Some(thread) = self.thread.take() {
-            // A panic of the work was caught and told to the ranks.
+            // A panic of the work was caught and reported to the ranks.
             let _ = thread.join();
         }
     }
@@ -116,7 +116,7 @@ impl Drop for Finishing {
     }
 }
 
-/// One step; a panic in it ends the communicator instead of leaving everybody waiting.
+/// Takes one step. A panic in it ends the communicator, so that no thread waits for ever.
 fn step(work: &mut dyn Step) -> Turn {
     catch_unwind(AssertUnwindSafe(|| work.step())).unwrap_or_else(|_| {
         work.broke();
@@ -124,7 +124,7 @@ fn step(work: &mut dyn Step) -> Turn {
     })
 }
 
-/// One thread for each proxy, the default.
+/// An engine with one thread for each proxy: the default.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct OwnThreads;
 
@@ -148,7 +148,7 @@ impl Progress for OwnThreads {
     }
 }
 
-/// After a while without work, sleeps.
+/// Sleeps after many steps without work.
 fn rest(idle: &mut u32) {
     if *idle < IDLE_STEPS {
         *idle += 1;
@@ -158,7 +158,7 @@ fn rest(idle: &mut u32) {
     }
 }
 
-/// A fixed number of threads for all proxies that are started with it.
+/// An engine with a fixed number of threads for all its proxies.
 #[derive(Debug)]
 pub struct Pool {
     threads: Vec<Mutex<Sender<(Work, Finishing)>>>,
@@ -166,7 +166,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of `threads` threads, at least one. They end when the pool and all work are gone.
+    /// Starts `threads` threads, at least one. They end after the pool and all work are dropped.
     ///
     /// # Errors
     /// The system's error when no thread can be started.

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A mistake that tests have a proxy make, to prove that they notice it.
+//! A deliberate mistake of a proxy, to prove that tests notice it.
 
 use super::Proxy;
 use gin_device::internal::host_word;
 use gin_device::sys::Word;
 use std::collections::HashMap;
 
-/// Resets that were seen, by context and signal: the word then, and how often it was looked at since.
+/// The resets that the proxy has seen, by context and signal: the word at that time, and the number of looks since.
 pub(super) type Resets = HashMap<(u32, u32), (u64, u32)>;
 
 impl Proxy {
-    /// Makes the mistake of resetting a signal by storing 0 to its word. The store lands late: after the next raise, if
-    /// there is one soon.
+    /// Makes the mistake: resets a signal by a store of 0 to its word. The store is late: it follows the next raise, if
+    /// that comes soon.
     pub(super) fn reset_by_store(&mut self) {
         let Some(resets) = &mut self.resets else { return };
         for (context, part) in (0u32..).zip(&self.contexts) {

@@ -1,27 +1,33 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The figures of a communicator, by context and peer.
+//! The statistics of a communicator, by context and peer.
 //!
-//! The proxy counts always: one thread writes each word, by a load and a store, and nobody waits for anybody.
+//! The proxy always counts. One thread writes each word, by a load and a store, so no thread waits for another.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// Figures of one context and peer, kept by the proxy.
+        /// The counters of one context and peer, which the proxy updates.
         #[derive(Debug, Default)]
         pub(crate) struct Row {
             $(pub(crate) $name: AtomicU64,)*
             deepest: AtomicU64,
         }
 
-        /// Figures since the communicator was made. [`Communicator::peer_stats`](crate::comm::Communicator::peer_stats)
-        /// has the figures of queues that kernels drive themselves.
+        /// Statistics since the communicator was created.
+        /// [`Communicator::peer_stats`](crate::comm::Communicator::peer_stats) says which of them device-driven queue
+        /// pairs provide.
+        ///
+        /// ```
+        /// let stats = gin_host::comm::Stats::default();
+        /// assert!(stats.named().iter().all(|(_, value)| *value == 0));
+        /// ```
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
         #[non_exhaustive]
         pub struct Stats {
             $($(#[$doc])* pub $name: u64,)*
-            /// Most requests that were under way at a time. Of a sum it is the largest part.
+            /// The most requests that were unfinished at a time. In a sum it is the maximum of the parts.
             pub deepest: u64,
         }
 
@@ -46,7 +52,7 @@ macro_rules! counters {
         }
 
         impl Stats {
-            /// Name and value of each figure.
+            /// Returns the name and the value of each number.
             pub fn named(&self) -> Vec<(&'static str, u64)> {
                 vec![$((stringify!($name), self.$name),)* ("deepest", self.deepest)]
             }
@@ -55,38 +61,38 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Requests accepted from the queue.
+    /// The requests accepted from the queue.
     accepted,
-    /// Requests finished, failed ones included.
+    /// The finished requests, including failed ones.
     finished,
-    /// Requests that failed.
+    /// The failed requests.
     failed,
-    /// Puts from a window.
+    /// The puts from a window.
     puts,
-    /// Puts of a value.
+    /// The puts of a value.
     values,
-    /// Gets.
+    /// The gets.
     gets,
-    /// Bytes of puts and values.
+    /// The bytes of puts and values.
     put_bytes,
-    /// Bytes of gets.
+    /// The bytes of gets.
     get_bytes,
-    /// Signals sent, with a put or alone.
+    /// The signals sent, with a put or alone.
     signals,
-    /// Messages handed to the network; a long put is several.
+    /// The messages posted to the network. A long put is several messages.
     posted,
-    /// Messages that the network has completed, failed ones included.
+    /// The messages that the network has completed, including failed ones.
     completions,
-    /// Times that a request to a peer with a full list held up the queue. Each request counts once.
+    /// The requests that held up the queue because their peer had its most unfinished requests.
     stalls,
-    /// Times that the network had no room for a message and was offered it again. Each message counts once.
+    /// The messages for which the network first had no room.
     retries,
 }
 
 impl Stats {
-    /// Requests that are under way.
+    /// Returns the number of unfinished requests.
     pub fn under_way(&self) -> u64 {
-        // The two are read one after the other.
+        // The two numbers are read one after the other.
         self.accepted.saturating_sub(self.finished)
     }
 }
@@ -97,21 +103,34 @@ impl std::iter::Sum for Stats {
     }
 }
 
-/// Figures of one context and peer.
+/// Statistics of one context and peer.
+///
+/// ```
+/// use gin_host::comm::{CommError, PeerStats, Requirements};
+/// use gin_host::world::{WorldConfig, launch};
+///
+/// let rows = launch(WorldConfig::seeded(1, 7), |rank| -> Result<Vec<PeerStats>, CommError> {
+///     let comm = rank.communicator(&Requirements::default())?;
+///     let rows = comm.peer_stats()?;
+///     comm.destroy()?;
+///     Ok(rows)
+/// });
+/// assert_eq!(rows.unwrap(), [[]]); // no request was posted
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PeerStats {
-    /// Context.
+    /// The context.
     pub context: u32,
-    /// World rank of the peer.
+    /// The world rank of the peer.
     pub peer: u32,
-    /// Its figures.
+    /// The statistics.
     pub stats: Stats,
 }
 
-/// Figures of one context, kept by its proxy.
+/// The counters of one context, which its proxy updates.
 #[derive(Debug)]
 pub(crate) struct Counters {
-    /// By peer, from the first request on; the last is for requests that name none.
+    /// By peer, from the peer's first request on. The last entry is for requests that name no rank.
     rows: Box<[OnceLock<Box<Row>>]>,
     deepest: AtomicU64,
 }
@@ -121,26 +140,26 @@ impl Counters {
         Self { rows: (0..=ranks).map(|_| OnceLock::new()).collect(), deepest: AtomicU64::new(0) }
     }
 
-    /// The figures to add to for a peer.
+    /// Returns the counters of a peer.
     pub(crate) fn of(&self, peer: Option<u32>) -> &Row {
         let nobody = self.rows.len() - 1;
         let place = peer.map_or(nobody, |peer| (peer as usize).min(nobody));
         self.rows[place].get_or_init(Box::default)
     }
 
-    /// Notes how many requests are under way: to the peer, and in all.
+    /// Records the number of unfinished requests: to the peer, and in total.
     pub(crate) fn depth(&self, peer: u32, of_peer: u64, of_all: u64) {
         most(&self.of(Some(peer)).deepest, of_peer);
         most(&self.deepest, of_all);
     }
 
-    /// All of the context.
+    /// Returns the sum over all peers.
     pub(crate) fn read(&self) -> Stats {
         let sum: Stats = self.rows.iter().filter_map(OnceLock::get).map(|row| row.read()).sum();
         Stats { deepest: self.deepest.load(Ordering::Relaxed), ..sum }
     }
 
-    /// Those of the peers that something was posted to.
+    /// Returns the statistics of the peers that requests were posted to.
     pub(crate) fn peers(&self, context: u32) -> impl Iterator<Item = PeerStats> {
         let peers = &self.rows[..self.rows.len() - 1];
         (0..).zip(peers).filter_map(move |(peer, row)| Some(PeerStats { context, peer, stats: row.get()?.read() }))
@@ -152,7 +171,7 @@ pub(crate) fn add(counter: &AtomicU64, amount: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
 }
 
-/// Raises a counter that only this thread writes, if it is less.
+/// Raises a counter that only this thread writes to at least a value.
 fn most(counter: &AtomicU64, value: u64) {
     if value > counter.load(Ordering::Relaxed) {
         counter.store(value, Ordering::Relaxed);

@@ -6,10 +6,11 @@ use gin_gpu::GpuError;
 use gin_gpu::cuda::{Embedded, devices};
 
 impl WorldConfig {
-    /// `ranks` ranks as threads on these GPUs, shared if there are fewer, with the kernels that they may launch.
+    /// Makes a job of `ranks` ranks that are threads on these GPUs, with the kernels that they may launch. Ranks share
+    /// GPUs if there are fewer GPUs than ranks.
     ///
-    /// Ranks form LSA teams as far as their GPUs reach each other, with atomics: all of them on one GPU, or on GPUs
-    /// that NVLink connects.
+    /// Ranks whose GPUs reach each other with atomics form LSA teams: all ranks on one GPU, or on GPUs that NVLink
+    /// connects.
     ///
     /// # Errors
     /// As [`devices`].

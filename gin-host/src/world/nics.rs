@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! NICs of the ranks of a job.
+//! The NICs of the ranks of a job.
 
 use crate::comm::NicChoice;
 use gin_gpu::Device;
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The NICs that kernels of ranks drive, where the back end is GDAKI.
+/// The device-driven NICs of the ranks, for the back end GDAKI.
 #[derive(Clone, Debug)]
 pub enum Nics {
     /// The NICs of this host.
@@ -27,13 +27,28 @@ impl Default for Nics {
     }
 }
 
-/// Makes what the software NIC of a rank is like.
+/// Makes the configuration of the software NIC of a rank.
 type MakeNic = Arc<dyn Fn(u32) -> SoftConfig + Send + Sync>;
 
 /// Software NICs of the ranks of a job, on one network.
 ///
-/// Copies share NICs and network. A world steps them as long as it runs. A second world on the same NICs finds them as
-/// the first left them, so a repeatable run needs NICs of its own.
+/// Clones share NICs and network. A world steps the NICs as long as it runs. A second world on the same NICs finds them
+/// as the first left them, so a repeatable run needs new NICs.
+///
+/// ```
+/// use gin_host::comm::{CommError, Requirements};
+/// use gin_host::world::{SoftNics, WorldConfig, launch};
+/// use gin_soft_hca_host::Options;
+///
+/// let nics = SoftNics::new(Options::default());
+/// let named = launch(WorldConfig::seeded(2, 7).soft_nics(&nics), |rank| -> Result<bool, CommError> {
+///     let comm = rank.communicator(&Requirements::default())?;
+///     let driven = comm.nic()?.is_some();
+///     comm.destroy()?;
+///     Ok(driven)
+/// });
+/// assert_eq!(named.unwrap(), [true, true]);
+/// ```
 #[derive(Clone)]
 pub struct SoftNics {
     fabric: SoftFabric,
@@ -43,19 +58,20 @@ pub struct SoftNics {
 }
 
 impl SoftNics {
-    /// NICs with one port on Ethernet.
+    /// Makes NICs with one Ethernet port each.
     pub fn new(options: Options) -> Self {
         Self::with(options, NicConfig::default(), |rank| SoftConfig::ethernet(rank as u16))
     }
 
-    /// NICs that `make` makes for each world rank, opened as `config` says.
+    /// Makes NICs with the configuration that `make` returns for each world rank. `config`: the configuration for
+    /// opening them.
     pub fn with(options: Options, config: NicConfig, make: impl Fn(u32) -> SoftConfig + Send + Sync + 'static) -> Self {
         Self { fabric: SoftFabric::new(options), hcas: Arc::default(), make: Arc::new(make), config }
     }
 
-    /// NICs with one port on Ethernet whose engine runs as `engine` says, with and for `device` and all devices that it
-    /// reaches. The device is made for this and launches nothing else. For [`SoftEngine::Kernel`], the kernel
-    /// `soft_hca` is among the kernels linked to it (`gin::ptx::ENGINE`).
+    /// Makes NICs with one Ethernet port each, whose engine serves `device` and all devices that it reaches. The engine
+    /// has `device` to itself: no other work runs there. For [`SoftEngine::Kernel`], the kernel `soft_hca` is among the
+    /// device's linked kernels (`gin::ptx::ENGINE`).
     ///
     /// # Errors
     /// As [`SoftFabric::place`].
@@ -64,23 +80,23 @@ impl SoftNics {
         nics.fabric.place(engine, device).map(|()| nics)
     }
 
-    /// Their network: for faults, and for what users did wrong.
+    /// Returns the network of the NICs, which injects faults and records violations.
     pub fn fabric(&self) -> &SoftFabric {
         &self.fabric
     }
 
-    /// The NIC of a rank.
+    /// Returns the NIC of a rank.
     pub fn hca(&self, rank: u32) -> SoftHca {
         let mut hcas = self.hcas.lock().unwrap_or_else(PoisonError::into_inner);
         hcas.entry(rank).or_insert_with(|| self.fabric.add((self.make)(rank))).clone()
     }
 
-    /// Has the NICs do what they are rung for, as long as the world runs.
+    /// Steps the NICs as long as the world runs.
     pub(super) fn serve(&self, world: &World) {
         let fabric = self.fabric.clone();
         world.spawn_service("gin-soft-hca", move || match fabric.step() {
             gin_soft_hca::Progress::Idle => ServiceStep::Idle,
-            // Time passes for an answer by steps.
+            // A delayed answer needs steps.
             gin_soft_hca::Progress::Moved | gin_soft_hca::Progress::Waiting => ServiceStep::Busy,
         });
     }

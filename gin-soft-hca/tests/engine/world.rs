@@ -83,7 +83,7 @@ const STAGE_BYTES: u64 = 0x4000;
 
 pub(crate) const ALL: Rights = Rights { local_write: true, remote_read: true, remote_write: true, remote_atomic: true };
 
-/// QueuePair pair of side 0; side 1 has the next.
+/// The queue pair of side 0; side 1 has the next.
 pub(crate) const QUEUE: u32 = 3;
 /// Completion queue of side 0; side 1 has the next.
 pub(crate) const COMPLETION: u32 = 1;

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The runs that the arguments and the job of this process determine.
+
+use super::network;
+use super::run_device::{RunDevice, RunDevices, run_devices};
+use crate::cli::{self, Mode, Network, Options, Refused, Sizes, Workload};
+use gin_abi::Deadline;
+use gin_host::comm::{Backend, Routes};
+use gin_net::NetworkFactory;
+
+/// This process as one rank of a job.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Process {
+    /// Number of ranks of the job.
+    pub ranks: u32,
+    /// The rank's number among the ranks of its host.
+    pub local_rank: u32,
+    /// Number of ranks of its host.
+    pub local_ranks: u32,
+}
+
+/// One run of a workload, with a value for each option.
+#[derive(Clone)]
+pub(crate) struct Plan {
+    /// The workload.
+    pub workload: Workload,
+    /// The devices of the ranks.
+    pub device: RunDevice,
+    /// Number of ranks.
+    pub ranks: u32,
+    /// How virtual GPUs run.
+    pub mode: Mode,
+    /// Seed of their schedule.
+    pub seed: u64,
+    /// Maximum number of resident blocks of a virtual GPU; `None` stands for its default.
+    pub resident_blocks: Option<u32>,
+    /// The back end.
+    pub backend: Backend,
+    /// The network of the proxies; `None` stands for copies between ranks of one host.
+    pub network: Option<NetworkFactory>,
+    /// How operations reach their peers.
+    pub routes: Routes,
+    /// The amount of work.
+    pub sizes: Sizes,
+    /// Time limit of a wait in a kernel.
+    pub deadline: Deadline,
+    /// The report contains the statistics of the communicators.
+    pub stats: bool,
+}
+
+/// The runs of one command.
+#[derive(Clone)]
+pub(crate) struct Plans {
+    /// The runs, in their order.
+    pub all: Vec<Plan>,
+    /// A note for people on the choice of devices; `None` if the arguments made it.
+    pub note: Option<String>,
+}
+
+impl Plans {
+    /// Returns the runs of the workloads on each chosen device, over each chosen route. With `every`, the defaults are
+    /// all available kinds of devices and all routes. `process`: this process is one rank of a job.
+    ///
+    /// # Errors
+    /// Refuses options that the job, the devices or the network do not support.
+    pub(crate) fn resolve(
+        workloads: &[Workload],
+        options: &Options,
+        every: bool,
+        process: Option<Process>,
+    ) -> Result<Self, Refused> {
+        let (over_nics, mode) = match process {
+            None => alone(options),
+            Some(process) => in_job(options, process)?,
+        };
+        let RunDevices { all: devices, note } = run_devices(options, every)?;
+        let backend = match options.backend {
+            cli::Backend::Auto => Backend::Auto,
+            cli::Backend::Proxy => Backend::Proxy,
+            cli::Backend::Gdaki => Backend::Gdaki,
+        };
+        let network = if over_nics { Some(network::open(mode, backend)?) } else { None };
+        let routes: &[Routes] = match options.route {
+            None if every => &[Routes::Network, Routes::Automatic],
+            None | Some(cli::Route::Network) => &[Routes::Network],
+            Some(cli::Route::Auto) => &[Routes::Automatic],
+        };
+        let mut plans = Self { all: Vec::new(), note };
+        for device in &devices {
+            for &routes in routes {
+                plans.all.extend(workloads.iter().map(|&workload| Plan {
+                    workload,
+                    device: device.clone(),
+                    ranks: options.ranks(),
+                    mode,
+                    seed: options.seed.unwrap_or(1),
+                    resident_blocks: options.resident_blocks,
+                    backend,
+                    network: network.clone(),
+                    routes,
+                    sizes: options.sizes,
+                    deadline: Deadline::after_ms(options.deadline_ms),
+                    stats: options.stats,
+                }));
+            }
+        }
+        Ok(match process {
+            None => plans,
+            Some(process) => plans.of_process(process),
+        })
+    }
+
+    /// Returns the same runs as one rank of a job.
+    pub(crate) fn of_process(mut self, process: Process) -> Self {
+        for plan in &mut self.all {
+            plan.ranks = process.ranks;
+            plan.device = plan.device.clone().of_process(process.local_rank, process.local_ranks);
+        }
+        self
+    }
+
+    /// Returns the same runs with one launch each, and `factor` times as many iterations.
+    pub(crate) fn longer(mut self, factor: u64) -> Self {
+        for Plan { sizes, .. } in &mut self.all {
+            (sizes.iters, sizes.repeats) = (sizes.iters.saturating_mul(factor), 1);
+        }
+        self
+    }
+}
+
+/// Returns for ranks that are threads of this process whether RDMA NICs connect them, and the mode of virtual GPUs.
+fn alone(options: &Options) -> (bool, Mode) {
+    let over_nics = options.network == Network::Verbs;
+    // A NIC does not run in virtual time.
+    (over_nics, options.mode.unwrap_or(if over_nics { Mode::Threads } else { Mode::Seeded }))
+}
+
+/// Returns the same for ranks that are processes: copies connect ranks of one host, NICs ranks of several hosts.
+///
+/// # Errors
+/// Refuses a different number of ranks, options that ranks in separate processes do not support, and a network that
+/// does not connect hosts if the ranks are on several.
+fn in_job(options: &Options, process: Process) -> Result<(bool, Mode), Refused> {
+    let refuse = |text: String| Err(Refused(text));
+    let Process { ranks, local_ranks, .. } = process;
+    if let Some(asked) = options.ranks.filter(|&asked| asked != ranks) {
+        return refuse(format!("--ranks {asked}: the job of this process has {ranks} ranks; leave the option out"));
+    }
+    if options.mode == Some(Mode::Seeded) {
+        let text =
+            "--mode seeded: the ranks of this job are processes, which cannot run in turns; leave the option out";
+        return refuse(text.to_owned());
+    }
+    if options.backend == cli::Backend::Gdaki {
+        let text = "--backend gdaki: the ranks of this job are processes, and software NICs serve one process only; \
+                    leave the option out";
+        return refuse(text.to_owned());
+    }
+    let over_nics = match (options.network, local_ranks == ranks) {
+        (Network::Auto | Network::Peer, true) => false,
+        (Network::Auto, false) | (Network::Verbs, _) => true,
+        (Network::Peer, false) => {
+            let text = "--network peer: the ranks of this job are on several hosts, and this network connects ranks of one \
+                        host only; leave the option out, or use --network verbs";
+            return refuse(text.to_owned());
+        }
+    };
+    Ok((over_nics, Mode::Threads))
+}
+
+/// Returns the run of `gin run ring` without options.
+#[cfg(test)]
+pub(crate) fn default_plan() -> Plan {
+    let options = Options { device: cli::DeviceChoice::Virtual, ..cli::default_options() };
+    let Ok(plans) = Plans::resolve(&[Workload::Ring], &options, false, None) else { panic!("refused") };
+    plans.all[0].clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{DeviceChoice, default_options};
+
+    fn process(ranks: u32, local_ranks: u32) -> Process {
+        Process { ranks, local_rank: 0, local_ranks }
+    }
+
+    #[test]
+    fn the_job_determines_the_number_of_ranks() {
+        let ranks = |given| {
+            let options = Options { ranks: given, device: DeviceChoice::Virtual, ..default_options() };
+            Plans::resolve(&[Workload::Ring], &options, false, Some(process(7, 7)))
+                .map(|plans| plans.all[0].ranks)
+                .map_err(|Refused(text)| text)
+        };
+        assert_eq!((ranks(None), ranks(Some(7))), (Ok(7), Ok(7)));
+        let text = ranks(Some(4)).unwrap_err();
+        assert!(text.contains("--ranks 4") && text.contains("has 7"), "{text}");
+        assert_eq!(default_plan().ranks, 4);
+    }
+
+    #[test]
+    fn options_that_processes_do_not_support_are_refused() {
+        let seeded = Options { mode: Some(Mode::Seeded), ..default_options() };
+        let gdaki = Options { backend: cli::Backend::Gdaki, ..default_options() };
+        for (options, word) in [(seeded, "--mode"), (gdaki, "--backend")] {
+            let Refused(text) = in_job(&options, process(2, 2)).unwrap_err();
+            assert!(text.starts_with(word) && text.contains("processes"), "{text}");
+        }
+    }
+
+    #[test]
+    fn ranks_of_one_host_copy_and_ranks_of_several_hosts_use_nics() {
+        let over_nics =
+            |network, local_ranks| in_job(&Options { network, ..default_options() }, process(2, local_ranks));
+        for (network, local_ranks, expected) in [
+            (Network::Auto, 2, false),
+            (Network::Auto, 1, true),
+            (Network::Peer, 2, false),
+            (Network::Verbs, 2, true),
+            (Network::Verbs, 1, true),
+        ] {
+            assert_eq!(over_nics(network, local_ranks).unwrap(), (expected, Mode::Threads), "{network:?}");
+        }
+        let Refused(text) = over_nics(Network::Peer, 1).unwrap_err();
+        assert!(text.starts_with("--network peer") && text.contains("--network verbs"), "{text}");
+    }
+
+    #[test]
+    fn virtual_gpus_run_in_virtual_time_unless_nics_connect_them() {
+        for (network, mode, expected) in [
+            (Network::Auto, None, (false, Mode::Seeded)),
+            (Network::Peer, Some(Mode::Threads), (false, Mode::Threads)),
+            (Network::Verbs, None, (true, Mode::Threads)),
+            (Network::Verbs, Some(Mode::Seeded), (true, Mode::Seeded)),
+        ] {
+            assert_eq!(alone(&Options { network, mode, ..default_options() }), expected, "{network:?}, {mode:?}");
+        }
+    }
+}
