@@ -298,6 +298,13 @@ impl Loopback {
         }
     }
 
+    /// Waits until something is so, or the time is over.
+    fn wait(&self, done: impl Fn() -> bool) {
+        while !done() && !self.until.passed() {
+            std::thread::yield_now();
+        }
+    }
+
     /// How long was waited, and what the queue pair says.
     pub fn late(&self) -> String {
         let state = self.state(0).map_or_else(|seen| seen, |state| state.text().to_owned());
