@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Queue pairs in memory of a device, and registrations of memory. Both keep the memory alive.
 
-use super::Address;
-use super::doorbells::DoorbellPage;
-use super::error::{NicError, NicPeer, Step};
+use super::error::{NicError, Step};
 use super::hca::{Access, Extent, HcaError};
 use super::layout::{Layout, PAGE, QueueSpec};
 use super::open::{Nic, RegisteredMemory};
-use super::queues::{Expired, QueueInfo, QueueSet};
+use super::queues::{Expired, QueueSet};
 use gin_abi::mlx5::cqe::INVALID_BYTE;
 use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
+use std::ops::Deref;
 use std::sync::Arc;
 
 /// An error of queue pairs in memory of a device.
@@ -43,7 +42,7 @@ impl Nic {
 }
 
 /// Queue pairs to which kernels of a device post. Their rings are in memory of the device, or in pinned memory if the
-/// NIC requires that.
+/// NIC requires that. They are a [`QueueSet`] that keeps its slab alive.
 #[derive(Debug)]
 pub struct DeviceQueues {
     // Destroyed before its memory is freed.
@@ -77,46 +76,17 @@ impl DeviceQueues {
         Ok(Self { set, slab })
     }
 
-    /// Returns the queue pairs, in the order of their specs. Their rings are in [`slab`](Self::slab).
-    pub fn infos(&self) -> impl Iterator<Item = &QueueInfo> {
-        self.set.infos()
-    }
-
-    /// Returns the NIC.
-    pub(super) fn nic(&self) -> &Arc<Nic> {
-        self.set.nic()
-    }
-
-    /// Returns the doorbell pages: see [`QueueSet::doorbell_pages`].
-    pub(super) fn doorbell_pages(&self) -> impl Iterator<Item = DoorbellPage> {
-        self.set.doorbell_pages()
-    }
-
     /// Returns the memory with the rings.
     pub fn slab(&self) -> &MemorySlice {
         &self.slab
     }
+}
 
-    /// Returns the address of a queue pair: see [`QueueSet::address`].
-    pub fn address(&self, index: usize) -> Option<Address> {
-        self.set.address(index)
-    }
+impl Deref for DeviceQueues {
+    type Target = QueueSet;
 
-    /// Connects a queue pair: see [`QueueSet::connect`].
-    ///
-    /// # Errors
-    /// As there.
-    ///
-    /// # Panics
-    /// As there.
-    pub fn connect(
-        &self,
-        index: usize,
-        peer: &NicPeer,
-        address: &Address,
-        expired: Expired<'_>,
-    ) -> Result<(), NicError> {
-        self.set.connect(index, peer, address, expired)
+    fn deref(&self) -> &QueueSet {
+        &self.set
     }
 }
 

@@ -204,15 +204,27 @@ impl DeviceQueuePairs {
     /// An error of the device.
     pub fn fill(&self, target: impl Fn(u32, u32) -> Target) -> Result<(), GpuError> {
         let mut table = vec![QueuePairData::unconnected(); self.shape.entries() as usize];
-        for (context, set) in (0..).zip(&self.sets) {
-            for (peer, info) in self.shape.peers().zip(set.infos()) {
-                table[self.shape.entry(context, peer) as usize] =
-                    self.data(context, peer, set.slab().address(), info, target(context, peer));
-                let tokens = self.ring_words(self.places.tokens, context, peer);
-                self.words.write(tokens, &[FIRST_TOKEN])?;
-            }
+        for (context, peer, set, info) in self.pairs() {
+            table[self.shape.entry(context, peer) as usize] =
+                self.data(context, peer, set.slab().address(), info, target(context, peer));
+            let tokens = self.ring_words(self.places.tokens, context, peer);
+            self.words.write(tokens, &[FIRST_TOKEN])?;
         }
         self.words.write(0, &table)
+    }
+
+    /// Returns all queue pairs but the responders: context, peer, set and attributes.
+    fn pairs(&self) -> impl Iterator<Item = (u32, u32, &DeviceQueues, &QueueInfo)> {
+        (0..).zip(&self.sets).flat_map(|(context, set)| {
+            self.shape.peers().zip(set.infos()).map(move |(peer, info)| (context, peer, set, info))
+        })
+    }
+
+    /// Reads the table that kernels write.
+    fn read_table(&self) -> Result<Vec<QueuePairData>, GpuError> {
+        let mut table = vec![QueuePairData::zeroed(); self.shape.entries() as usize];
+        self.words.read(0, &mut table)?;
+        Ok(table)
     }
 
     fn data(&self, context: u32, peer: u32, slab: u64, info: &QueueInfo, target: Target) -> QueuePairData {
@@ -266,13 +278,10 @@ impl DeviceQueuePairs {
     /// are destroyed, and no longer.
     pub fn relay(&self) -> Option<DoorbellRelay> {
         let Bells::Relayed(words, _) = &self.bells else { return None };
-        let mut lines = Vec::new();
-        for (context, set) in (0..).zip(&self.sets) {
-            for (peer, info) in self.shape.peers().zip(set.infos()) {
-                let from = words.address() + 8 * self.shape.index(context, peer);
-                lines.push(RelayLine { from, to: info.doorbell });
-            }
-        }
+        let lines = self.pairs().map(|(context, peer, _, info)| {
+            let from = words.address() + 8 * self.shape.index(context, peer);
+            RelayLine { from, to: info.doorbell }
+        });
         // Safety: the words and the pages exist as long as `self`. Only kernels of one device store to them, and the
         // host while no kernel runs.
         self.sets.first().map(|set| unsafe { DoorbellRelay::new(set.nic(), lines) })
@@ -284,10 +293,8 @@ impl DeviceQueuePairs {
     /// # Errors
     /// An error of the device.
     pub fn progress(&self) -> Result<Vec<(u32, u32, u64, u64)>, GpuError> {
-        let mut table = vec![QueuePairData::zeroed(); self.shape.entries() as usize];
-        self.words.read(0, &mut table)?;
-        let pairs = (0..self.shape.contexts).flat_map(|context| self.shape.peers().map(move |peer| (context, peer)));
-        let all = pairs.map(|(context, peer)| {
+        let table = self.read_table()?;
+        let all = self.pairs().map(|(context, peer, ..)| {
             let data = &table[self.shape.entry(context, peer) as usize];
             (context, peer, data.producer_index, data.completion_index.min(data.producer_index))
         });
@@ -305,18 +312,13 @@ impl DeviceQueuePairs {
 
     /// Returns the queue pairs with entries that are not known to be complete.
     fn idle(&self) -> Result<Vec<IdleQueue>, GpuError> {
-        let mut table = vec![QueuePairData::zeroed(); self.shape.entries() as usize];
-        self.words.read(0, &mut table)?;
-        let mut queues = Vec::new();
-        for (context, set) in (0..).zip(&self.sets) {
-            for (peer, info) in self.shape.peers().zip(set.infos()) {
-                let data = table[self.shape.entry(context, peer) as usize];
-                if data.producer_index != data.completion_index {
-                    queues.push(self.idle_queue(context, peer, data, set, info)?);
-                }
-            }
-        }
-        Ok(queues)
+        let table = self.read_table()?;
+        let all = self.pairs().map(|(context, peer, set, info)| {
+            let data = table[self.shape.entry(context, peer) as usize];
+            let has_entries = data.producer_index != data.completion_index;
+            has_entries.then(|| self.idle_queue(context, peer, data, set, info)).transpose()
+        });
+        all.filter_map(Result::transpose).collect()
     }
 
     fn idle_queue(

@@ -159,7 +159,7 @@ impl Bells {
         let refusal = if asked == Doorbells::Host {
             None
         } else {
-            match Pages::map(nic, &**device, sets.iter().flat_map(DeviceQueues::doorbell_pages)) {
+            match Pages::map(nic, &**device, sets.iter().flat_map(|set| set.doorbell_pages())) {
                 Ok(pages) => return Ok(Self::Pages(pages)),
                 Err(reason) if asked == Doorbells::Gpu => return Err(nic.unmapped(&**device, reason).into()),
                 Err(reason) => Some(reason),

@@ -298,6 +298,13 @@ impl Loopback {
         }
     }
 
+    /// Waits until `done` returns true, or the deadline has passed.
+    fn wait(&self, done: impl Fn() -> bool) {
+        while !done() && !self.until.passed() {
+            std::thread::yield_now();
+        }
+    }
+
     /// Returns the time waited, and the state of the queue pair.
     pub fn late(&self) -> String {
         let state = self.state(0).map_or_else(|seen| seen, |state| state.text().to_owned());

@@ -213,7 +213,7 @@ impl Communicator {
             commands: receiver,
             #[cfg(feature = "reset-by-store")]
             resets_by_store: self.config.resets_by_store,
-            memory: Arc::new((resources.clone(), gdaki.clone())),
+            _memory: Arc::new((resources.clone(), gdaki.clone())),
         };
         // Safety: the words lie in `resources`, which the proxy keeps alive, as it does the doorbells. The queues were
         // initialised for this index, and this is their only proxy.

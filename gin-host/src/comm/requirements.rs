@@ -57,13 +57,14 @@ gin_gpu::config! {
     /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct Requirements {
-        /// The number of contexts, 1 to [`MAX_CONTEXTS`].
+        /// The number of contexts, 1 to [`MAX_CONTEXTS`]; 1 by default.
         pub contexts: u32 = 1,
-        /// The number of signals of a context.
+        /// The number of signals of a context; 16 by default.
         pub signals: u32 = 16,
-        /// The number of counters of a context.
+        /// The number of counters of a context; 16 by default.
         pub counters: u32 = 16,
-        /// The number of descriptors in the queue of a context: a power of two, 1 to [`MAX_QUEUE_DEPTH`].
+        /// The number of descriptors in the queue of a context: a power of two, 1 to [`MAX_QUEUE_DEPTH`]; 256 by
+        /// default.
         pub queue_depth: u32 = 256,
         /// The ranks that kernels reach over the network.
         pub connections: Connections = Connections::All,
@@ -73,13 +74,13 @@ gin_gpu::config! {
         pub rail_barriers: u32 = 0,
         /// The number of barriers over the LSA team.
         pub lsa_barriers: u32 = 0,
-        /// The most unfinished requests of one context to one peer, 1 to [`MAX_OUTSTANDING`]. A further request to that
-        /// peer stays in the queue and holds up the requests behind it.
+        /// The most unfinished requests of one context to one peer, 1 to [`MAX_OUTSTANDING`]; 1024 by default. A
+        /// further request to that peer stays in the queue and holds up the requests behind it.
         pub max_outstanding_per_peer: u32 = 1024,
         /// The most bytes of one message, 1 to [`MAX_MESSAGE`]. A longer put or get becomes several messages. The
         /// network may have a smaller limit.
         pub max_message: u64 = MAX_MESSAGE,
-        /// The most windows registered at the same time, 1 to [`gin_abi::MAX_WINDOWS`].
+        /// The most windows registered at the same time, 1 to [`gin_abi::MAX_WINDOWS`]; 64 by default.
         pub windows: u32 = 64,
         /// Refuses a network without strong signals.
         pub strong_signals: bool = false,

@@ -55,18 +55,18 @@ impl Proxy {
         let mut worked = false;
         loop {
             // The caller may have ended, and then no thread reads the answer.
-            match self.commands.try_recv() {
-                Ok(Command::Register { window, to }) => drop(to.try_send(self.network.register(&window))),
+            match self.parts.commands.try_recv() {
+                Ok(Command::Register { window, to }) => drop(to.try_send(self.parts.network.register(&window))),
                 Ok(Command::Connect { window, keys, info, to }) => {
-                    let outcome = self.network.connect(window, &keys);
+                    let outcome = self.parts.network.connect(window, &keys);
                     if outcome.is_ok() {
-                        self.limits.windows[window as usize] = Some(info);
+                        self.parts.limits.windows[window as usize] = Some(info);
                     }
                     let _ = to.try_send(outcome);
                 }
                 Ok(Command::Drain { heads, until_ns, to }) => self.waiting.push(Waiting::Drain { heads, until_ns, to }),
                 Ok(Command::Close { window, to }) => {
-                    self.limits.windows[window as usize] = None;
+                    self.parts.limits.windows[window as usize] = None;
                     self.waiting.push(Waiting::Close { window, to });
                 }
                 Ok(Command::Stop) | Err(TryRecvError::Disconnected) => {
@@ -88,7 +88,7 @@ impl Proxy {
                     let left: u64 = (self.contexts.iter().zip(&heads))
                         .map(|(context, &head)| head.saturating_sub(context.lists.completion_index()))
                         .sum();
-                    if left == 0 && self.network.is_quiet() {
+                    if left == 0 && self.parts.network.is_quiet() {
                         let _ = to.try_send(0);
                     } else if self.over.is_some() || gin_boot::rt::clock_ns() >= until_ns {
                         // After a fault the proxy does not wait for the network: a lost peer may never answer.
@@ -98,7 +98,7 @@ impl Proxy {
                     }
                 }
                 Waiting::Close { window, to } => {
-                    if self.network.deregister(window) {
+                    if self.parts.network.deregister(window) {
                         let _ = to.try_send(());
                     } else {
                         self.waiting.push(Waiting::Close { window, to });

@@ -154,7 +154,7 @@ impl Proxy {
             request.transfer = Transfer::Nothing;
         }
         for window in windows(&request) {
-            if let Some(info) = &mut self.limits.windows[window as usize] {
+            if let Some(info) = &mut self.parts.limits.windows[window as usize] {
                 info.uses += 1;
             }
         }
@@ -194,7 +194,7 @@ impl Proxy {
         if self.batch.is_empty() {
             return false;
         }
-        let taken = self.network.post(&self.batch);
+        let taken = self.parts.network.post(&self.batch);
         if taken > 0 {
             self.batch.drain(..taken);
             self.refused = false;
@@ -212,11 +212,11 @@ impl Proxy {
 
     /// Fills the batch. Peers take turns.
     fn fill(&mut self) {
-        let strong = self.limits.capabilities.strong_signals;
+        let strong = self.parts.limits.capabilities.strong_signals;
         while self.batch.len() < BATCH {
             if let Some(slot) = self.late.pop_front() {
                 if let Some(op) = &mut self.ops[slot as usize] {
-                    self.batch.push(op.next(slot, self.max_message, strong));
+                    self.batch.push(op.next(slot, self.parts.max_message, strong));
                     let stats = &self.contexts[op.context as usize].part.stats;
                     stats::add(&stats.of(Some(op.peer)).posted, 1);
                 }
@@ -229,7 +229,7 @@ impl Proxy {
             let Some(op) = &mut self.ops[slot as usize] else { continue };
             let mut row = 0;
             while op.has_message() && row < ROW {
-                self.batch.push(op.next(slot, self.max_message, strong));
+                self.batch.push(op.next(slot, self.parts.max_message, strong));
                 row += 1;
             }
             if !op.has_message() {
@@ -268,7 +268,7 @@ impl Proxy {
         let Some(op) = self.ops[slot as usize].take() else { return };
         self.free.push(slot);
         for window in windows(&op.request) {
-            if let Some(info) = self.limits.windows.get_mut(window as usize).and_then(Option::as_mut) {
+            if let Some(info) = self.parts.limits.windows.get_mut(window as usize).and_then(Option::as_mut) {
                 info.uses -= 1;
             }
         }

@@ -71,6 +71,7 @@ pub(crate) struct ContextPart {
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) limits: Limits,
+    /// The proxy takes them.
     pub(crate) contexts: Vec<ContextPart>,
     pub(crate) first_index: u64,
     pub(crate) max_outstanding: usize,
@@ -82,7 +83,7 @@ pub(crate) struct Parts {
     #[cfg(feature = "reset-by-store")]
     pub(crate) resets_by_store: bool,
     /// Keeps the memory of all words above alive.
-    pub(crate) memory: Arc<dyn Any + Send + Sync>,
+    pub(crate) _memory: Arc<dyn Any + Send + Sync>,
 }
 
 #[derive(Debug)]
@@ -97,7 +98,6 @@ struct Context {
 /// The proxy of one rank of one communicator.
 #[derive(Debug)]
 pub struct Proxy {
-    limits: Limits,
     contexts: Vec<Context>,
     ops: Vec<Option<Op>>,
     free: Vec<Slot>,
@@ -109,20 +109,15 @@ pub struct Proxy {
     /// The network had no room for the first message of the batch, and that has been counted.
     refused: bool,
     events: Vec<Event>,
-    max_outstanding: usize,
-    max_message: u64,
-    status: Status<Global>,
-    board: Arc<Board>,
     heard: u32,
     /// The fault that ended the communicator.
     over: Option<Fault>,
-    network: Box<dyn Network>,
-    commands: Receiver<Command>,
     waiting: Vec<Waiting>,
     finished: bool,
     #[cfg(feature = "reset-by-store")]
     resets: Option<sabotage::Resets>,
-    _memory: Arc<dyn Any + Send + Sync>,
+    // Last: the memory of all words is dropped after their users.
+    parts: Parts,
 }
 
 /// The result of a step.
@@ -138,20 +133,19 @@ pub enum Turn {
 
 impl Proxy {
     /// # Safety
-    /// - All words are valid as long as `parts.memory` lives.
+    /// - All words are valid as long as `parts._memory` lives.
     /// - The queues were initialised for `parts.first_index`.
     /// - No other code consumes from the queues or posts to the host's status block.
-    pub(crate) unsafe fn new(parts: Parts) -> Self {
+    pub(crate) unsafe fn new(mut parts: Parts) -> Self {
         let first = parts.first_index;
         let ranks = parts.limits.ranks;
-        let contexts = parts.contexts.into_iter().map(|part| {
+        let contexts = std::mem::take(&mut parts.contexts).into_iter().map(|part| {
             // Safety: the caller's promise.
             let consumer = unsafe { Consumer::new(part.queue, first) };
             Context { consumer, lists: Lists::new(first, ranks), part, stalled: false }
         });
         Self {
             contexts: contexts.collect(),
-            limits: parts.limits,
             ops: Vec::new(),
             free: Vec::new(),
             turns: VecDeque::new(),
@@ -159,19 +153,13 @@ impl Proxy {
             batch: Vec::new(),
             refused: false,
             events: Vec::new(),
-            max_outstanding: parts.max_outstanding,
-            max_message: parts.max_message,
-            status: parts.status,
-            board: parts.board,
             heard: 0,
             over: None,
-            network: parts.network,
-            commands: parts.commands,
             waiting: Vec::new(),
             finished: false,
             #[cfg(feature = "reset-by-store")]
             resets: parts.resets_by_store.then(sabotage::Resets::new),
-            _memory: parts.memory,
+            parts,
         }
     }
 
@@ -202,9 +190,9 @@ impl Proxy {
     /// Posts the fault of a proxy that panicked, so that no thread waits for the proxy.
     pub(crate) fn fail(&mut self) {
         let fault = Fault::new(FaultKind::Network, Operation::None);
-        self.board.post_because(self.limits.rank, fault, "the proxy of this rank broke down");
-        self.status.post(fault);
-        tracing::error!(rank = self.limits.rank, "the proxy broke down; this is a defect of gin");
+        self.parts.board.post_because(self.parts.limits.rank, fault, "the proxy of this rank broke down");
+        self.parts.status.post(fault);
+        tracing::error!(rank = self.parts.limits.rank, "the proxy broke down; this is a defect of gin");
         self.finished = true;
     }
 
@@ -213,17 +201,17 @@ impl Proxy {
         if self.over.is_some() {
             return false;
         }
-        if self.board.count() != self.heard {
-            self.heard = self.board.count();
-            if let Some(notice) = self.board.first() {
-                let fault = notice.for_rank(self.limits.rank);
-                self.status.post(fault);
+        if self.parts.board.count() != self.heard {
+            self.heard = self.parts.board.count();
+            if let Some(notice) = self.parts.board.first() {
+                let fault = notice.for_rank(self.parts.limits.rank);
+                self.parts.status.post(fault);
                 self.end(fault);
                 return true;
             }
         }
-        if let Some(fault) = self.status.reported() {
-            self.board.post(self.limits.rank, fault);
+        if let Some(fault) = self.parts.status.reported() {
+            self.parts.board.post(self.parts.limits.rank, fault);
             self.end(fault);
             return true;
         }
@@ -239,8 +227,8 @@ impl Proxy {
     fn found_because(&mut self, fault: Fault, cause: &str) {
         if self.over.is_none() {
             // Both before a request is completed because of the fault. The host knows the fault when a kernel does.
-            self.board.post_because(self.limits.rank, fault, cause);
-            self.status.post(fault);
+            self.parts.board.post_because(self.parts.limits.rank, fault, cause);
+            self.parts.status.post(fault);
             self.end(fault);
         }
     }
@@ -248,7 +236,7 @@ impl Proxy {
     /// Posts no further request, and completes the requests that the network does not have.
     fn end(&mut self, fault: Fault) {
         self.over = Some(fault);
-        let (rank, kind, operation) = (self.limits.rank, fault.kind, fault.operation);
+        let (rank, kind, operation) = (self.parts.limits.rank, fault.kind, fault.operation);
         let named = |number| (number != gin_abi::fault::NONE).then_some(number);
         let (peer, context) = (named(fault.peer), named(fault.context));
         match kind {
@@ -286,11 +274,12 @@ impl Proxy {
                 let fault = Fault::new(FaultKind::BadDescriptor, Operation::None).context(context as u32);
                 fault.values(bad_word(error), word)
             });
-            let checked = checked.and_then(|request| self.limits.check(context as u32, &request).map(|()| request));
-            let peer = request.ok().map(|request| request.peer).filter(|&peer| peer < self.limits.ranks);
+            let checked =
+                checked.and_then(|request| self.parts.limits.check(context as u32, &request).map(|()| request));
+            let peer = request.ok().map(|request| request.peer).filter(|&peer| peer < self.parts.limits.ranks);
             let part = &mut self.contexts[context];
             if let Some(peer) = peer
-                && part.lists.unfinished(peer) >= self.max_outstanding
+                && part.lists.unfinished(peer) >= self.parts.max_outstanding
             {
                 if !part.stalled {
                     part.stalled = true;
@@ -325,9 +314,9 @@ impl Proxy {
         stats::add(&stats.finished, 1);
         stats::add(&stats.failed, u64::from(fault.is_some()));
         // A request without a peer is in no list, so the lists stay as they are.
-        let listed = peer.unwrap_or(self.limits.rank);
+        let listed = peer.unwrap_or(self.parts.limits.rank);
         part.consumer.finish(Finished {
-            fault: fault.map(|fault| (&self.status, fault)),
+            fault: fault.map(|fault| (&self.parts.status, fault)),
             counter: counter.map(|id| part.part.counters.at(u64::from(id))),
             peer: listed,
             oldest_incomplete: part.lists.oldest_incomplete(listed),
@@ -338,7 +327,7 @@ impl Proxy {
     /// Handles the events of the network.
     fn poll(&mut self) -> bool {
         let mut events = std::mem::take(&mut self.events);
-        self.network.poll(&mut events);
+        self.parts.network.poll(&mut events);
         if events.is_empty() {
             self.events = events;
             return false;
@@ -350,8 +339,8 @@ impl Proxy {
             Event::Notice(_) => false,
             Event::Completion { id, .. } => self.op(*id).is_some_and(|op| op.operation == Operation::Get),
         });
-        if brought && self.limits.capabilities.needs_make_visible {
-            visible = self.network.make_visible();
+        if brought && self.parts.limits.capabilities.needs_make_visible {
+            visible = self.parts.network.make_visible();
         }
         if let Err(error) = &visible {
             self.found_because(error.apply(Fault::new(FaultKind::Network, Operation::None)), &error.to_string());
@@ -373,12 +362,13 @@ impl Proxy {
         let word = match arrival.target {
             SignalTarget::Id(id) => {
                 let context = self.contexts.get(arrival.context as usize);
-                let signals = context.filter(|_| id < self.limits.signals).and_then(|context| context.part.signals);
+                let signals =
+                    context.filter(|_| id < self.parts.limits.signals).and_then(|context| context.part.signals);
                 signals.map(|words| words.at(u64::from(id)))
             }
             SignalTarget::Address { window, offset } => {
-                let info = self.limits.windows.get(window as usize).and_then(Option::as_ref);
-                let length = info.map_or(0, |info| info.lengths[self.limits.rank as usize]);
+                let info = self.parts.limits.windows.get(window as usize).and_then(Option::as_ref);
+                let length = info.map_or(0, |info| info.lengths[self.parts.limits.rank as usize]);
                 let inside = offset.is_multiple_of(8) && offset.saturating_add(8) <= length;
                 let plane = info.and_then(|info| info.plane.as_ref()).filter(|_| inside);
                 // Safety: the word is in range and aligned, the table keeps the plane alive, and all code uses its
@@ -394,7 +384,7 @@ impl Proxy {
                     SignalTarget::Id(id) => u64::from(id),
                     SignalTarget::Address { offset, .. } => offset,
                 };
-                self.found(fault.peer(arrival.from).values(u64::from(self.limits.signals), id));
+                self.found(fault.peer(arrival.from).values(u64::from(self.parts.limits.signals), id));
             }
         }
     }

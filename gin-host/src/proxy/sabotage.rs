@@ -16,7 +16,7 @@ impl Proxy {
         let Some(resets) = &mut self.resets else { return };
         for (context, part) in (0u32..).zip(&self.contexts) {
             let (Some(near), Some(signals)) = (part.part.signal_near, part.part.signals) else { continue };
-            for id in 0..self.limits.signals {
+            for id in 0..self.parts.limits.signals {
                 let base = near.at(host_word::WORDS * u64::from(id) + host_word::SPARE);
                 let word = signals.at(u64::from(id));
                 if base.load_relaxed_gpu() == 0 {

@@ -144,8 +144,8 @@ impl Bootstrap for Newer {
 
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, BootstrapError> {
         let mut all = self.0.all_gather(bytes)?;
-        // Version 2, Ethernet, MTU 4096, no local identifier.
-        let begin = [2, 0, 0, 0, 2, 5, 0, 0];
+        // Version 3, Ethernet, MTU 4096.
+        let begin = [3, 0, 0, 0, 1, 5];
         for at in 0..all[1].len().saturating_sub(begin.len()) {
             if all[1][at..].starts_with(&begin) {
                 all[1][at] = 9;
@@ -173,7 +173,7 @@ fn a_peer_of_another_version_is_named() {
     });
     let text = errors(results)[0].to_string();
     assert!(
-        text.starts_with("rank 1 (host ") && text.ends_with("speaks version 9 of the exchange, this rank 2"),
+        text.starts_with("rank 1 (host ") && text.ends_with("speaks version 9 of the exchange, this rank 3"),
         "{text}"
     );
     assert_eq!(fabric.objects(), 0);

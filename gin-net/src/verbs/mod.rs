@@ -389,23 +389,20 @@ impl Network for VerbsNetwork {
     fn post(&mut self, requests: &[Request]) -> usize {
         let mut taken = 0;
         for request in requests {
-            let index = u64::from(request.context) * u64::from(self.ranks) + u64::from(request.peer);
-            let connection = self.links.as_mut().filter(|_| request.peer < self.ranks);
-            let Some((connection, links)) = connection.and_then(|links| {
-                let index = usize::try_from(index).ok()?;
-                (index < links.connections.len()).then_some((index, links))
-            }) else {
-                let outcome =
-                    Err(NetError::Failed { context: "a request without a connection", peer: request.peer, status: 0 });
-                self.events.push(Event::Completion { id: request.id, outcome });
-                taken += 1;
-                continue;
-            };
-            if !links.connections[connection].has_room(&self.config) {
-                break;
+            let index = request.context as usize * self.ranks as usize + request.peer as usize;
+            let exists = |links: &&mut Links| request.peer < self.ranks && index < links.connections.len();
+            match self.links.as_mut().filter(exists) {
+                Some(links) if links.connections[index].has_room(&self.config) => {
+                    links.connections[index].take(*request);
+                    links.list(index);
+                }
+                Some(_) => break,
+                None => {
+                    let (context, peer) = ("a request without a connection", request.peer);
+                    let outcome = Err(NetError::Failed { context, peer, status: 0 });
+                    self.events.push(Event::Completion { id: request.id, outcome });
+                }
             }
-            links.connections[connection].take(*request);
-            links.list(connection);
             taken += 1;
         }
         self.work();

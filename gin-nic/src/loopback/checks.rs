@@ -127,6 +127,13 @@ fn same(what: &str, bytes: &[AtomicU8], value: impl Fn(u64) -> u8) -> Result<(),
     }
 }
 
+/// Waits until the bytes are right, then checks them as [`same`] does. A completion says that the peer has accepted a
+/// write, not that its memory shows the data.
+fn soon(pair: &Loopback, what: &str, bytes: &[AtomicU8], value: impl Fn(u64) -> u8 + Copy) -> Result<(), Box<Failed>> {
+    pair.wait(|| difference(bytes, value).is_none());
+    same(what, bytes, value)
+}
+
 fn bring_up(pair: &mut Loopback) -> Done {
     let expected = [QpState::ReadyToSend, QpState::ReadyToReceive];
     for (index, (expected, end)) in expected.into_iter().zip(["sender", "responder"]).enumerate() {
@@ -156,13 +163,9 @@ fn write(pair: &mut Loopback) -> Done {
         fill(pair.bytes(from, source, bytes), |at| pattern(round, at));
         pair.post(Flags::COMPLETION, |post| wqe::write(post, to.remote(target), from.local(source, bytes)))?;
         pair.finish()?;
-        // The completion says that the peer has accepted the data, not that its memory shows the data.
         let written = target..target + bytes;
         let value = |at| if written.contains(&at) { pattern(round, at - target) } else { 0xee };
-        while difference(pair.bytes(to, 0, BYTES), value).is_some() && !pair.until.passed() {
-            std::thread::yield_now();
-        }
-        same(&format!("write of {bytes} bytes at {target}, and all around"), pair.bytes(to, 0, BYTES), value)?;
+        soon(pair, &format!("write of {bytes} bytes at {target}, and all around"), pair.bytes(to, 0, BYTES), value)?;
     }
     Ok(format!("{LENGTHS:?} bytes"))
 }
@@ -184,10 +187,8 @@ fn inline_write(pair: &mut Loopback) -> Done {
         pair.finish()?;
         let written = target..target + u64::from(*bytes);
         let value = |at| if written.contains(&at) { source[(at - target) as usize] } else { 0xee };
-        while difference(pair.bytes(to, 0, 128), value).is_some() && !pair.until.passed() {
-            std::thread::yield_now();
-        }
-        same(&format!("write of {bytes} bytes in the entry at {target}, and around"), pair.bytes(to, 0, 128), value)?;
+        let what = format!("write of {bytes} bytes in the entry at {target}, and around");
+        soon(pair, &what, pair.bytes(to, 0, 128), value)?;
     }
     Ok("1 to 8 and 13 to 28 bytes".to_owned())
 }
@@ -219,9 +220,7 @@ fn fetch_and_add(pair: &mut Loopback) -> Done {
         pair.finish()?;
         let sum = value.wrapping_add(amount);
         let seen = || (pair.word(words, 256).load(Ordering::Acquire), pair.word(words, 128).load(Ordering::Acquire));
-        while seen() != (value, sum) && !pair.until.passed() {
-            std::thread::yield_now();
-        }
+        pair.wait(|| seen() == (value, sum));
         let (old, new) = seen();
         if (old, new) != (value, sum) {
             let expected = format!("adding {amount:#x} to {value:#x}: the old value, and {sum:#x} in memory");
@@ -276,9 +275,7 @@ fn completion_interval(pair: &mut Loopback) -> Done {
         let seen = more.map_or_else(|code| format!("code {code:#x}"), |outcome| show(&outcome));
         return Err(failed(format!("{} completions and no more", DEPTH / INTERVAL), seen));
     }
-    while pair.word(to, 0).load(Ordering::Acquire) != DEPTH && !pair.until.passed() {
-        std::thread::yield_now();
-    }
+    pair.wait(|| pair.word(to, 0).load(Ordering::Acquire) == DEPTH);
     match pair.word(to, 0).load(Ordering::Acquire) {
         DEPTH => Ok(format!("{DEPTH} entries, {} completions", pair.consumer_index)),
         seen => Err(failed(format!("what entry {} wrote, {DEPTH}", DEPTH - 1), seen)),
@@ -315,9 +312,7 @@ fn wrong_remote_key(pair: &mut Loopback) -> Done {
             return Err(failed(expected(), show(&outcome)));
         }
     }
-    while pair.state(0) != Ok(QpState::Error) && !pair.until.passed() {
-        std::thread::yield_now();
-    }
+    pair.wait(|| pair.state(0) == Ok(QpState::Error));
     match pair.state(0) {
         Ok(QpState::Error) => {}
         Ok(state) => return Err(failed("queue pair in the state error", state.text())),

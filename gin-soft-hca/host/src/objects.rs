@@ -45,6 +45,13 @@ pub(super) struct Object {
     pub(super) number: u32,
 }
 
+impl Object {
+    /// Checks that the object is of this kind.
+    pub(super) fn check_kind(self, kind: Kind) -> Result<(), Refusal> {
+        if self.kind == kind { Ok(()) } else { Err(Reason::WrongObject.refuse(Status::BadResource)) }
+    }
+}
+
 /// A doorbell page.
 #[repr(align(4096))]
 pub(super) struct Page(pub(super) [AtomicU64; PAGE as usize / 8]);
@@ -70,13 +77,20 @@ pub(super) struct RingMemory {
     pub(super) written: bool,
 }
 
-/// The objects that a queue pair or a completion queue uses.
+/// The objects that a queue pair, a completion queue or a region uses. Number 0 is no object.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Uses {
     pub(super) umems: Vec<u32>,
     pub(super) uar: u32,
     pub(super) completions: Vec<u32>,
     pub(super) domain: Option<u32>,
+}
+
+impl Uses {
+    /// Returns the use of a protection domain alone.
+    fn of_domain(domain: u32) -> Self {
+        Self { domain: Some(domain), ..Self::default() }
+    }
 }
 
 /// Numbered objects; number 0 is never given.
@@ -301,9 +315,7 @@ impl HcaState {
     }
 
     pub(super) fn remove_domain(&mut self, object: Object) -> Result<(), Refusal> {
-        if object.kind != Kind::Domain {
-            return Err(Reason::WrongObject.refuse(Status::BadResource));
-        }
+        object.check_kind(Kind::Domain)?;
         remove(&mut self.domains, object.number)
     }
 
@@ -315,9 +327,7 @@ impl HcaState {
         access: Access,
     ) -> Result<u32, Refusal> {
         self.check_room(domain.device)?;
-        if domain.kind != Kind::Domain {
-            return Err(Reason::WrongObject.refuse(Status::BadResource));
-        }
+        domain.check_kind(Kind::Domain)?;
         // As the verbs demand.
         if (access.remote_write || access.remote_atomic) && !access.local_write {
             return Err(Reason::Access.refuse(Status::BadParameter));
@@ -342,19 +352,17 @@ impl HcaState {
             },
             relaxed: access.relaxed_ordering,
         };
-        use_one(&mut self.domains, domain.number);
+        self.count(&Uses::of_domain(domain.number), true);
         Ok(key)
     }
 
     pub(super) fn remove_region(&mut self, object: Object) -> Result<(), Refusal> {
-        if object.kind != Kind::Region {
-            return Err(Reason::WrongObject.refuse(Status::BadResource));
-        }
+        object.check_kind(Kind::Region)?;
         // Bytes on their way into the region arrive before the memory may go.
         let region = self.regions[object.number as usize];
         self.settle(region.memory, region.bytes);
         self.regions[object.number as usize].live = false;
-        release(&mut self.domains, region.domain);
+        self.count(&Uses::of_domain(region.domain), false);
         Ok(())
     }
 
@@ -416,27 +424,12 @@ pub(super) fn add<T>(slots: &mut Slots<T>, thing: Owned<T>) -> u32 {
 
 /// Removes an object that no other uses.
 pub(super) fn remove<T>(slots: &mut Slots<T>, number: u32) -> Result<(), Refusal> {
-    let Some(slot) = slots.get_mut(number as usize) else {
-        return Err(Reason::WrongObject.refuse(Status::BadResource));
-    };
-    match slot {
-        Some(thing) if thing.users > 0 => Err(Reason::InUse.refuse(Status::ResourceBusy)),
-        Some(_) => {
+    match slots.get_mut(number as usize) {
+        Some(Some(thing)) if thing.users > 0 => Err(Reason::InUse.refuse(Status::ResourceBusy)),
+        Some(slot @ Some(_)) => {
             *slot = None;
             Ok(())
         }
-        None => Err(Reason::WrongObject.refuse(Status::BadResource)),
-    }
-}
-
-fn use_one<T>(slots: &mut Slots<T>, number: u32) {
-    if let Some(Some(thing)) = slots.get_mut(number as usize) {
-        thing.users += 1;
-    }
-}
-
-fn release<T>(slots: &mut Slots<T>, number: u32) {
-    if let Some(Some(thing)) = slots.get_mut(number as usize) {
-        thing.users -= 1;
+        _ => Err(Reason::WrongObject.refuse(Status::BadResource)),
     }
 }
