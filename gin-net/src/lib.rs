@@ -1,26 +1,25 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Networks: what moves bytes between windows of ranks and raises their signals, behind one trait.
+//! Networks: they move bytes between windows of ranks and raise signals, behind one trait.
 //!
-//! A [`Network`] is the endpoint of one rank. The proxy hands it [`Request`]s in batches and asks it for [`Event`]s;
-//! what it can do it says as data ([`Capabilities`]). Nothing here knows how a kernel's request looks in memory, and
-//! nothing in the proxy knows of queue pairs.
+//! A [`Network`] is the endpoint of one rank. The proxy posts [`Request`]s in batches and polls [`Event`]s. A network
+//! describes its features as data ([`Capabilities`]). Networks do not know the layout of a kernel's request, and the
+//! proxy does not know queue pairs.
 //!
 //! | module | holds |
 //! | --- | --- |
 //! | [`peer`] | copies between windows that this process can reach |
 //! | [`verbs`] | any RDMA NIC, through libibverbs |
-//! | [`staged`] | the way through host memory for what another network does not reach |
+//! | [`staged`] | staging through host memory, for memory that another network does not reach |
 //!
-//! # What a network promises
-//! - A request is complete once its source may be reused and, for a get, its data has landed. Completions come in any
+//! # Guarantees
+//! - A request is complete once its source may be reused and, for a get, its data has arrived. Completions are in any
 //!   order.
-//! - The signal of a request is raised after its own put has arrived. A strong one is raised also after every earlier
-//!   put and signal of the same context to the same peer, where earlier is the order of [`Network::post`]. Nothing else
-//!   is ordered.
-//! - Where it says [`needs_make_visible`](Capabilities::needs_make_visible), "has arrived" means that
-//!   [`Network::make_visible`], called afterwards at the receiver, puts it in view of the receiver's GPU.
-//! - A request that fails raises no signal and is complete with an error. After it, whatever of the same context and
-//!   peer brings a strong signal fails too: what did not arrive is never covered.
+//! - The signal of a request is raised after its own put has arrived. A strong signal is also raised after all earlier
+//!   puts and signals of the same context to the same peer, in the order of [`Network::post`]. Nothing else is ordered.
+//! - With [`needs_make_visible`](Capabilities::needs_make_visible), "has arrived" means that a later call of
+//!   [`Network::make_visible`] at the receiver makes the data visible to the receiver's GPU.
+//! - A failed request raises no signal and completes with an error. Then all later requests of the same context and
+//!   peer with a strong signal fail too, so that no signal covers data that did not arrive.
 #![warn(unreachable_pub)]
 
 #[doc(hidden)]
@@ -41,122 +40,123 @@ use std::sync::Arc;
 /// The engine that adds to a signal's word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Raises {
-    /// The sender's CPU, straight at the receiver's word in host memory.
+    /// The sender's CPU, at the receiver's word in host memory.
     Sender,
     /// The receiver's proxy, when it gets a [`SignalArrival`].
     Receiver,
-    /// A NIC of the receiver, at words in its device's memory ([`LocalSignals::nic`]), or its proxy as above: each rank
-    /// tells the others which.
+    /// A NIC of the receiver, at words in its device's memory ([`LocalSignals::nic`]), or its proxy as above. Each rank
+    /// chooses and tells the others.
     Nic,
 }
 
 /// The features of a network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capabilities {
-    /// Its name, for people.
+    /// The name, for people.
     pub name: &'static str,
-    /// It gives strong signals.
+    /// The network has strong signals.
     pub strong_signals: bool,
-    /// It gives signals at window addresses.
+    /// The network has signals at window addresses.
     pub va_signals: bool,
-    /// Most bytes of one request; longer ones are cut by the proxy.
+    /// The most bytes of one request. The proxy splits longer ones.
     pub max_message: u64,
     /// A completed put has arrived at its peer, so that a later request finds it there.
     pub completion_is_arrival: bool,
     /// The engine that adds to a signal's word.
     pub raises: Raises,
-    /// Payload is in view of the receiver's GPU only after [`Network::make_visible`].
+    /// The receiver's GPU sees payload only after [`Network::make_visible`].
     pub needs_make_visible: bool,
 }
 
 /// A request to move bytes, raise a signal, or both.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// The name of its completion; unique among requests under way.
+    /// The id that its completion names. Unique among unfinished requests.
     pub id: u64,
-    /// Context, for ordering and for the table of signals.
+    /// The context, for ordering and for the table of signals.
     pub context: u32,
-    /// World rank of the peer.
+    /// The world rank of the peer.
     pub peer: u32,
     /// The bytes to move.
     pub transfer: Transfer,
     /// The signal to raise at the peer afterwards.
     pub signal: Option<RemoteSignal>,
-    /// A message for the peer's endpoint afterwards, in place of a signal; only where the network below
-    /// [carries](Network::carries_notices) notices.
+    /// A message for the peer's endpoint afterwards, instead of a signal. Only for networks that
+    /// [carry](Network::carries_notices) notices.
     pub notice: Option<Notice>,
     /// More requests follow soon.
     pub more: bool,
 }
 
 impl Request {
-    /// Returns whether it is ordered behind every earlier put, signal and notice of its context and peer.
+    /// Returns whether the request is ordered after all earlier puts, signals and notices of its context and peer.
     pub fn is_strong(&self) -> bool {
         self.notice.is_some() || self.signal.is_some_and(|signal| signal.strong)
     }
 }
 
-/// A message between endpoints, ordered as strong signals are: see [`staged`].
+/// A message between endpoints, ordered as strong signals: see [`staged`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Notice {
     /// Bytes of a window have arrived in host memory.
     Arrived {
         /// The window.
         window: u32,
-        /// Where they belong in it.
+        /// Their offset in the window.
         offset: u64,
-        /// How many.
+        /// Their number.
         bytes: u64,
-        /// The name of the answer.
+        /// The tag of the answer.
         tag: u64,
     },
     /// The sender wants to read bytes of a window from host memory.
     Wanted {
         /// The window.
         window: u32,
-        /// Where they are in it.
+        /// Their offset in the window.
         offset: u64,
-        /// How many.
+        /// Their number.
         bytes: u64,
-        /// The name of the answer.
+        /// The tag of the answer.
         tag: u64,
     },
-    /// The answer: the bytes are in the window, or the requested ones in host memory; or the window has no such bytes.
+    /// The answer: the bytes are in the window, or the requested bytes are in host memory, or the window has no such
+    /// bytes.
     Ready {
-        /// Which.
+        /// The tag of the message that it answers.
         tag: u64,
-        /// It is there.
+        /// False if the window has no such bytes.
         found: bool,
     },
-    /// Nothing: a sender that waits for an answer learns from the completion whether the peer is alive.
+    /// No content. Its completion tells a sender that waits for an answer that the peer's NIC is alive.
     Alive,
 }
 
-/// A notice, told to the endpoint of a rank.
+/// A notice that has arrived at the endpoint of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoticeArrival {
-    /// Context.
+    /// The context.
     pub context: u32,
-    /// World rank of the sender.
+    /// The world rank of the sender.
     pub from: u32,
     /// The message.
     pub notice: Notice,
 }
 
-/// A signal to raise, told to the receiver's proxy.
+/// A signal that has arrived and that the receiver's proxy raises.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SignalArrival {
-    /// Context.
+    /// The context.
     pub context: u32,
-    /// World rank of the sender.
+    /// The world rank of the sender.
     pub from: u32,
-    /// Which word.
+    /// The word.
     pub target: SignalTarget,
-    /// How much is added.
+    /// The number to add.
     pub amount: u64,
 }
 
-/// Something that happened.
+/// An event of a network.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     /// A request is complete.
@@ -166,9 +166,9 @@ pub enum Event {
         /// The result.
         outcome: Result<(), NetError>,
     },
-    /// A signal for this rank has arrived; not where [`Raises::Sender`].
+    /// A signal for this rank has arrived. Never with [`Raises::Sender`].
     Signal(SignalArrival),
-    /// A notice for this endpoint has arrived: nothing for a proxy.
+    /// A notice for this endpoint has arrived. A proxy ignores it.
     Notice(NoticeArrival),
 }
 
@@ -176,12 +176,12 @@ pub enum Event {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NetError {
-    /// The peer cannot be reached any more.
+    /// The peer is lost.
     #[error("rank {peer} is lost: {reason}")]
     PeerLost {
         /// The peer.
         peer: u32,
-        /// The network's reason.
+        /// The reason of the network.
         reason: String,
     },
     /// The window is not registered at that rank.
@@ -192,19 +192,19 @@ pub enum NetError {
         /// The rank.
         rank: u32,
     },
-    /// A range past the end of what that rank registered.
+    /// The range ends past the part of the window that the rank registered.
     #[error("range ending at {end} is past the {length} bytes of window {window} on rank {rank}")]
     OutOfRange {
         /// The window.
         window: u32,
         /// The rank.
         rank: u32,
-        /// First byte past the range.
+        /// The first byte past the range.
         end: u64,
-        /// Registered length.
+        /// The length of the part in bytes.
         length: u64,
     },
-    /// A signal that the rank does not have.
+    /// The rank does not have the signal.
     #[error("rank {rank} has no such signal: {signal:?}")]
     UnknownSignal {
         /// The rank.
@@ -212,20 +212,20 @@ pub enum NetError {
         /// The signal.
         signal: SignalTarget,
     },
-    /// A key from another rank that this network cannot use.
+    /// This network cannot use the key of another rank.
     #[error("key of rank {rank} cannot be used: {reason}")]
     Key {
         /// The rank.
         rank: u32,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Something of this rank's own part of the network failed.
+    /// An operation of this rank's own part of the network failed.
     #[error("{what} failed: {reason}")]
     Local {
         /// The operation that failed.
         what: &'static str,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// A request failed.
@@ -235,7 +235,7 @@ pub enum NetError {
         context: &'static str,
         /// The peer.
         peer: u32,
-        /// The network's number for it.
+        /// The network's number of the error.
         status: u64,
     },
 }
@@ -247,7 +247,7 @@ impl From<KeyError> for NetError {
 }
 
 impl NetError {
-    /// Returns the fault that kernels see: its kind, and the expected and seen values.
+    /// Returns the fault that kernels see: the kind, and the expected and seen values.
     pub fn fault(&self) -> (FaultKind, u64, u64) {
         match *self {
             Self::PeerLost { .. } => (FaultKind::PeerLost, 0, 0),
@@ -265,13 +265,13 @@ impl NetError {
         if end > length { Err(Self::OutOfRange { window, rank, end, length }) } else { Ok(()) }
     }
 
-    /// The failure of a request that comes after one that failed.
+    /// Returns the error of a request that follows a failed one.
     #[doc(hidden)]
     pub fn behind(peer: u32) -> Self {
         Self::Failed { context: "request behind a failed one", peer, status: 0 }
     }
 
-    /// The same, put into a fault.
+    /// Does the same, as a fault.
     pub fn apply(&self, mut fault: Fault) -> Fault {
         (fault.kind, fault.expected, fault.seen) = self.fault();
         fault
@@ -281,45 +281,45 @@ impl NetError {
 /// A window of this rank, for registration with a network.
 #[derive(Clone, Debug)]
 pub struct LocalWindow {
-    /// Its id.
+    /// The id.
     pub id: u32,
-    /// Its memory.
+    /// The memory.
     pub memory: MemorySlice,
-    /// Words that CPU threads raise for it, one for each 8 bytes, in pinned memory; if it takes signals.
+    /// The words that CPU threads raise, one for each 8 bytes, in pinned memory; `None` for a window without signals.
     pub plane: Option<Arc<Memory>>,
-    /// If it takes signals, a NIC may raise them at its own words.
+    /// A NIC may raise signals at the window's own words.
     pub nic: bool,
 }
 
-/// The signal words of this rank that CPU threads raise: `per_context` for each context, one context after the other,
-/// in pinned memory.
+/// The signal words of this rank that CPU threads raise, in pinned memory: `per_context` words for each context, one
+/// context after the other.
 #[derive(Clone, Debug)]
 pub struct LocalSignals {
     /// The words.
     pub memory: Arc<Memory>,
-    /// As many words in the device's memory, which one NIC raises for each context; only where [`Raises::Nic`].
+    /// As many words in the device's memory, of which one NIC raises those of a context. Only with [`Raises::Nic`].
     pub nic: Option<Arc<Memory>>,
-    /// Number of contexts.
+    /// The number of contexts.
     pub contexts: u32,
-    /// Words of one context.
+    /// The words of one context.
     pub per_context: u32,
 }
 
-/// Gets, on a thread that may wait, what [`Network::connect`] will need of a rank that told this key: see
+/// Fetches the data that [`Network::connect`] needs for a rank's key, on a thread that may wait: see
 /// [`Network::fetch`].
 ///
 /// # Errors
 /// [`NetError::Key`].
 pub type Fetch = fn(rank: u32, key: &Key, device: &Arc<dyn Device>) -> Result<Arc<dyn Any + Send + Sync>, NetError>;
 
-/// The endpoint of one rank in a network. The promises are in the [module's documentation](self).
+/// The endpoint of one rank in a network. The [crate docs](self) list the guarantees.
 ///
-/// No method blocks on a peer. All are called by one thread at a time.
+/// No method waits for a peer. One thread at a time calls the methods.
 pub trait Network: Send + fmt::Debug {
-    /// Returns its features. They stay the same.
+    /// Returns the features, which never change.
     fn capabilities(&self) -> Capabilities;
 
-    /// Registers the signal words of this rank; what it returns goes to all ranks.
+    /// Registers the signal words of this rank. Returns the key for all ranks.
     ///
     /// # Errors
     /// An error of the network.
@@ -331,14 +331,14 @@ pub trait Network: Send + fmt::Debug {
     /// [`NetError::Key`].
     fn connect_signals(&mut self, keys: &[Key]) -> Result<(), NetError>;
 
-    /// Registers a window of this rank; what it returns goes to all ranks.
+    /// Registers a window of this rank. Returns the key for all ranks.
     ///
     /// # Errors
     /// An error of the network.
     fn register(&mut self, window: &LocalWindow) -> Result<Key, NetError>;
 
-    /// Returns a function that gets what [`connect`](Self::connect) needs of each rank's key, if that needs an answer
-    /// of the peer, which may take some seconds. The caller keeps the results until `connect` has returned.
+    /// Returns a function that fetches the data that [`connect`](Self::connect) needs for each rank's key, if that
+    /// needs an answer of the peer, which may take seconds. The caller keeps the results until `connect` has returned.
     fn fetch(&self) -> Option<Fetch> {
         None
     }
@@ -349,17 +349,17 @@ pub trait Network: Send + fmt::Debug {
     /// [`NetError::Key`].
     fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError>;
 
-    /// Refuses the window from now on, in both directions; also one that was not connected. Returns whether nothing of
-    /// this network touches its memory any more; call again until then.
+    /// Refuses the window from now on, in both directions, also if it was never connected. Returns true once this
+    /// network no longer accesses the window's memory; the caller repeats the call until then.
     fn deregister(&mut self, window: u32) -> bool;
 
-    /// Takes requests, in order, as many as there is room for. Returns how many it took.
+    /// Accepts requests in order, as many as there is room for. Returns the number of accepted requests.
     fn post(&mut self, requests: &[Request]) -> usize;
 
-    /// Makes progress and appends what happened.
+    /// Makes progress, and appends the events since the last call.
     fn poll(&mut self, events: &mut Vec<Event>);
 
-    /// Puts what has arrived until now in view of this rank's GPU.
+    /// Makes the data that has arrived so far visible to this rank's GPU.
     ///
     /// # Errors
     /// An error of the network.
@@ -367,7 +367,7 @@ pub trait Network: Send + fmt::Debug {
         Ok(())
     }
 
-    /// Returns the path that it uses and how signals are raised, for people.
+    /// Returns a description of the path and of the engine that raises signals, for people.
     fn describe(&self) -> String {
         self.capabilities().name.to_owned()
     }
@@ -438,16 +438,23 @@ impl Network for Box<dyn Network> {
     }
 }
 
-/// The properties of a rank from which its network is made.
+/// The properties of a rank from which a [`NetworkFactory`] makes the rank's network.
+///
+/// ```
+/// use gin_net::{Endpoint, Network, peer::PeerNetwork};
+///
+/// let endpoint = Endpoint { rank: 0, ranks: 2, seed: 7, gpu: None };
+/// assert!(PeerNetwork::new(&endpoint).capabilities().strong_signals);
+/// ```
 #[derive(Clone, Debug)]
 pub struct Endpoint {
-    /// World rank.
+    /// The world rank.
     pub rank: u32,
-    /// Number of ranks.
+    /// The number of ranks.
     pub ranks: u32,
-    /// Seed for networks that choose.
+    /// The seed for networks that make random choices.
     pub seed: u64,
-    /// Address of the rank's GPU on the PCI bus, such as `0000:18:00.0`, if it is there.
+    /// The address of the rank's GPU on the PCI bus, such as `0000:18:00.0`, if the GPU has one.
     pub gpu: Option<String>,
 }
 

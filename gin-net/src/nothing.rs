@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The network of a communicator whose kernels drive a NIC: the proxy, which tells ranks of faults there as everywhere,
-//! gets no requests.
+//! The network of a communicator whose kernels drive the NIC. The proxy gets no requests there; it only passes faults
+//! on.
 
 use super::{Capabilities, Event, Key, LocalSignals, LocalWindow, NetError, Network, Request};
 
-/// Carries nothing.
+/// A network that carries no requests.
 #[derive(Debug)]
 pub struct Nothing {
     capabilities: Capabilities,
@@ -12,7 +12,7 @@ pub struct Nothing {
 }
 
 impl Nothing {
-    /// `capabilities`: those of the NIC.
+    /// Makes the network with the capabilities of the NIC.
     pub fn new(capabilities: Capabilities) -> Self {
         Self { capabilities, refused: Vec::new() }
     }
@@ -44,7 +44,7 @@ impl Network for Nothing {
     }
 
     fn post(&mut self, requests: &[Request]) -> usize {
-        // Only a stray descriptor comes to this.
+        // Only an invalid descriptor leads to a request.
         self.refused.extend(requests.iter().map(|&Request { id, peer, .. }| Event::Completion {
             id,
             outcome: Err(NetError::Failed { context: "request to a proxy that serves none", peer, status: 0 }),

@@ -2,13 +2,13 @@
 //! Copies between windows that this process can reach.
 //!
 //! A key names a region in a table of this process, or memory of another process that is mapped here. A rank that
-//! connects a key holds the region, and with it the memory, from then on. So nothing is looked up, locked or shared
-//! when bytes move, and memory that a late request still writes to is never freed under it.
+//! connects a key keeps the region, and its memory, alive from then on. So a request needs no lookup and no lock when
+//! bytes move, and memory is never freed while a late request writes to it.
 //!
-//! Where the CPU reaches all memory, every request is carried out whole when it is posted: the bytes are copied, then
-//! the sender adds to the receiver's signal word with release. Where it does not, the device's
-//! [copier](gin_gpu::copier::Copier) copies, and the rest follows, in the order of posting, once its copy is done. So
-//! signals are strong, and a completed put has arrived.
+//! If the CPU reaches all memory, `post` carries each request out completely: it copies the bytes, then adds to the
+//! receiver's signal word with release. Otherwise the device's [copier](gin_gpu::copier::Copier) copies, and the rest
+//! of a request follows, in the order of posting, once its copy is done. So signals are strong, and a completed put has
+//! arrived.
 
 mod late;
 
@@ -26,25 +26,25 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Most bytes of one request.
+/// The most bytes of one request.
 pub const MAX_MESSAGE: u64 = 1 << 20;
 
-/// Most bytes that one call of `post` copies, so that the proxy gets to its other work; the request that crosses it is
-/// still done.
+/// The most bytes that one call of `post` copies, so that the proxy returns to its other work. The request that crosses
+/// the limit is still carried out.
 const POST_BYTES: u64 = 4 << 20;
 
-/// Memory of a rank that others reach.
+/// Memory of a rank that other ranks reach.
 #[derive(Debug)]
 struct Region {
     memory: MemorySlice,
-    /// Signal words: those of the window, or the memory itself is such words (`plane` is `None` then).
+    /// The signal words of the window. `None` if the memory itself consists of signal words.
     plane: Option<Arc<Memory>>,
     per_context: u64,
     gate: Gate,
 }
 
 impl Region {
-    /// Uses the region until the result is dropped, unless it is closed; `close` waits for it.
+    /// Uses the region until the result is dropped; `None` if the region is closed. `close` waits for users.
     fn enter(self: &Arc<Self>) -> Option<Use> {
         self.gate.enter().then(|| Use(self.clone()))
     }
@@ -53,7 +53,7 @@ impl Region {
         self.gate.close()
     }
 
-    /// Returns the key that other ranks get.
+    /// Returns the key for other ranks.
     fn key(self: &Arc<Self>) -> Key {
         let mut key = REGIONS.publish(self);
         if let Gate::Shared(words) = &self.gate {
@@ -64,13 +64,13 @@ impl Region {
         key
     }
 
-    /// The region that `rank` has told of; one of another process is mapped, so that `device` reaches it, for which
-    /// that process may have to be waited for.
+    /// Returns the region of a key of `rank`. Maps a region of another process so that `device` reaches it, which may
+    /// wait for that process.
     fn fetch(rank: u32, key: &Key, device: &Arc<dyn Device>) -> Result<Arc<Self>, NetError> {
         Self::with_memory(rank, key, |key| Ok(share::take(rank, key, device, |_| Ok(None))?))
     }
 
-    /// The same if all of it is mapped already.
+    /// Does the same without a wait, if all of the region is mapped already.
     fn find(rank: u32, key: &Key) -> Result<Arc<Self>, NetError> {
         Self::with_memory(rank, key, |key| Ok(share::find(rank, key)?))
     }
@@ -103,17 +103,17 @@ impl Region {
 /// The state of a region: open or closed, and its number of users.
 #[derive(Debug)]
 enum Gate {
-    /// By ranks of this process.
+    /// For users in this process.
     Own { open: AtomicU64, users: AtomicU64 },
-    /// The same two words, in memory that other processes map too.
+    /// The same two words in memory that other processes map, too.
     Shared(Arc<Memory>),
 }
 
 impl Gate {
-    /// Bytes of the two words.
+    /// The bytes of the two words.
     const BYTES: u64 = 16;
 
-    /// An open one, for memory that others map if this is in a file.
+    /// Makes an open state. It is in memory that other processes map if the region's memory is in a file.
     fn new(memory: &Memory) -> Result<Self, GpuError> {
         if memory.file().is_none() {
             return Ok(Self::Own { open: AtomicU64::new(1), users: AtomicU64::new(0) });
@@ -126,8 +126,8 @@ impl Gate {
     fn words(&self) -> (&AtomicU64, &AtomicU64) {
         match self {
             Self::Own { open, users } => (open, users),
-            // Safety: two aligned words of pinned memory, which the CPU reaches, as long as the memory, which is in
-            // `self`; all use them as atomic words only.
+            // Safety: two aligned words of pinned memory, which the CPU reaches and `self` keeps alive. All accesses
+            // are atomic.
             Self::Shared(memory) => unsafe {
                 let word = |at: u64| AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(at as usize));
                 (word(memory.address()), word(memory.address() + 8))
@@ -135,10 +135,10 @@ impl Gate {
         }
     }
 
-    /// Enters it if it is open; `leave` follows then.
+    /// Enters the region if it is open. The caller calls `leave` afterwards.
     fn enter(&self) -> bool {
         let (open, users) = self.words();
-        // Both sides store first and look then, so at least one of them sees the other.
+        // Both sides store first and load then, so at least one of them sees the other.
         users.fetch_add(1, Ordering::SeqCst);
         let entered = open.load(Ordering::SeqCst) != 0;
         if !entered {
@@ -151,7 +151,7 @@ impl Gate {
         self.words().1.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Closes it. Whether nobody uses the region any more.
+    /// Closes the region. Returns whether it has no users any more.
     fn close(&self) -> bool {
         let (open, users) = self.words();
         open.store(0, Ordering::SeqCst);
@@ -179,21 +179,21 @@ pub struct PeerNetwork {
     signals: Option<Arc<Region>>,
     all_signals: Vec<Arc<Region>>,
     done: Vec<Event>,
-    /// Contexts and peers of requests that failed.
+    /// The contexts and peers of requests that failed.
     broken: Vec<(u32, u32)>,
-    /// The requests whose copies a copier carries out, where the CPU does not copy.
+    /// The requests whose copies a copier carries out; `None` if the CPU copies.
     later: Option<Later>,
 }
 
 #[derive(Debug)]
 struct PeerWindow {
     own: Arc<Region>,
-    /// By world rank; empty until connected.
+    /// The regions by world rank; empty until connected.
     all: Vec<Arc<Region>>,
 }
 
 impl PeerNetwork {
-    /// The endpoint of `endpoint.rank`.
+    /// Makes the endpoint of `endpoint.rank`.
     pub fn new(endpoint: &Endpoint) -> Self {
         Self {
             rank: endpoint.rank,
@@ -206,7 +206,7 @@ impl PeerNetwork {
         }
     }
 
-    /// Window `window` of rank `rank`, if the range is in it; and the address of its first byte.
+    /// Returns window `window` of rank `rank` and the address of the range's first byte, if the range is in the window.
     fn range(&self, window: u32, rank: u32, offset: u64, bytes: u64) -> Result<(&Arc<Region>, u64), NetError> {
         let region = self.windows.get(&window).and_then(|entry| entry.all.get(rank as usize));
         let region = region.ok_or(NetError::UnknownWindow { window, rank })?;
@@ -214,7 +214,7 @@ impl PeerNetwork {
         Ok((region, region.memory.address() + offset))
     }
 
-    /// The word of a signal, and the region that keeps it alive.
+    /// Returns the word of a signal, and the region that keeps it alive.
     fn word(&self, request: &Request, signal: &RemoteSignal) -> Result<(&Arc<Region>, GlobalWord), NetError> {
         let unknown = NetError::UnknownSignal { rank: request.peer, signal: signal.target };
         let (region, address) = match signal.target {
@@ -234,11 +234,11 @@ impl PeerNetwork {
                 (region, plane.address() + offset)
             }
         };
-        // Safety: in range of memory that the region keeps alive, aligned, and used as atomic words only.
+        // Safety: in range of memory that the region keeps alive, and aligned. All accesses are atomic.
         Ok((region, unsafe { GlobalWord::new(address) }))
     }
 
-    /// Reports a request of this context and peer as complete. After a failure strong requests behind it fail.
+    /// Reports a request of this context and peer as complete. After a failure, later strong requests fail.
     fn complete(&mut self, id: u64, order: (u32, u32), outcome: Result<(), NetError>) {
         if outcome.is_err() && !self.broken.contains(&order) {
             self.broken.push(order);
@@ -246,7 +246,7 @@ impl PeerNetwork {
         self.done.push(Event::Completion { id, outcome });
     }
 
-    /// Returns what a request does, with the regions that it uses. A request that fails here has left no trace.
+    /// Returns the plan of a request, with the regions that it uses. A request that fails here has no effect.
     ///
     /// # Errors
     /// [`NetError::UnknownSignal`], [`NetError::UnknownWindow`], [`NetError::OutOfRange`].
@@ -287,7 +287,7 @@ impl PeerNetwork {
 /// Memory, and an address in it.
 type At = (Arc<Memory>, u64);
 
-/// The work of a request before it raises its signal.
+/// The work of a request before its signal is raised.
 #[derive(Debug)]
 enum Work {
     Nothing,
@@ -296,10 +296,10 @@ enum Work {
 }
 
 impl Work {
-    /// Carries it out by the CPU.
+    /// Carries out the work by the CPU.
     ///
     /// # Safety
-    /// - The addresses are in range, and nothing frees the memory meanwhile.
+    /// - The addresses are in range, and the memory stays alive meanwhile.
     unsafe fn carry_out(&self) {
         match self {
             Self::Nothing => {}
@@ -307,7 +307,7 @@ impl Work {
             Self::Copy { to, from, bytes } => unsafe { copy_shared(to.1, from.1, *bytes) },
             Self::Store { to, value, bytes } => {
                 let value = value.to_le_bytes();
-                // Safety: the caller's promise; the source is a local value.
+                // Safety: the caller's promise. The source is a local value.
                 unsafe { copy_shared(to.1, value.as_ptr().expose_provenance() as u64, *bytes) };
             }
         }
@@ -324,9 +324,9 @@ struct Plan {
 }
 
 impl Plan {
-    /// Carries it out by the CPU, and raises its signal.
+    /// Carries out the request by the CPU, and raises its signal.
     fn carry_out(&self) {
-        // Safety: the ranges were checked, and `uses` keeps their memory.
+        // Safety: the ranges were checked, and `uses` keeps their memory alive.
         unsafe { self.work.carry_out() };
         self.raise();
     }
@@ -366,7 +366,7 @@ impl Network for PeerNetwork {
     fn connect_signals(&mut self, keys: &[Key]) -> Result<(), NetError> {
         let Some(own) = &self.signals else { return Ok(()) };
         let device = own.memory.memory().device();
-        // Before there is a proxy: the thread that sets a communicator up may wait.
+        // No proxy runs yet, so the thread that initialises the communicator may wait.
         let found = keys.iter().zip(0..).map(|(key, rank)| Region::fetch(rank, key, device));
         self.all_signals = found.collect::<Result<_, _>>()?;
         Ok(())

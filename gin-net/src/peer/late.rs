@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Requests whose bytes a device's copier moves.
 //!
-//! Their copies start when the requests are posted, and end in that order. The rest of a request follows when its copy
-//! has ended and all requests before it are complete.
+//! Copies start when requests are posted, and end in that order. The rest of a request follows when its copy has ended
+//! and all requests before it are complete.
 
 use super::{PeerNetwork, Plan, Work};
 use crate::{NetError, Request};
@@ -10,7 +10,7 @@ use gin_gpu::copier::{Copier, Ticket};
 use gin_gpu::{GpuError, Memory, MemoryKind};
 use std::collections::VecDeque;
 
-/// Most requests that are not complete.
+/// The most incomplete requests.
 const MOST: usize = 1024;
 
 /// Requests in the order of posting, and the copier.
@@ -25,17 +25,17 @@ impl Later {
         Self { copier, requests: VecDeque::new() }
     }
 
-    /// Returns whether it takes no more requests for now.
+    /// Returns whether there is no room for another request.
     pub(super) fn is_full(&self) -> bool {
         self.requests.len() >= MOST
     }
 }
 
-/// A request that is not complete.
+/// An incomplete request.
 #[derive(Debug)]
 struct Late {
     id: u64,
-    /// Context and peer.
+    /// The context and the peer.
     order: (u32, u32),
     strong: bool,
     /// The request, and its copy if the copier moves the bytes.
@@ -49,7 +49,7 @@ fn start(plan: &Plan, copier: &mut dyn Copier) -> Result<Option<Ticket>, GpuErro
         Work::Copy { bytes: 0, .. } | Work::Nothing => Ok(None),
         Work::Copy { to, from, .. } if is_pinned(&to.0) && is_pinned(&from.0) => Ok(None),
         Work::Store { to, .. } if is_pinned(&to.0) => Ok(None),
-        // Safety of both: the ranges were checked, and the plan keeps the regions and their memory.
+        // Safety of both: the ranges were checked, and the plan keeps the regions and their memory alive.
         Work::Copy { to, from, bytes } => unsafe { copier.copy((&to.0, to.1), (&from.0, from.1), *bytes) }.map(Some),
         Work::Store { to, value, bytes } => unsafe { copier.store((&to.0, to.1), *value, *bytes) }.map(Some),
     }
@@ -87,8 +87,8 @@ impl PeerNetwork {
                 (_, Err(error)) => Err(lost(error)),
                 (Ok(_), _) if strong && self.broken.contains(&order) => Err(NetError::behind(order.1)),
                 (Ok((plan, ticket)), _) => {
-                    // The regions are released before the completion is reported: a caller that then closes one finds
-                    // it unused.
+                    // Releases the regions before the completion is reported, so that a caller that then closes one
+                    // finds it without users.
                     if ticket.is_none() {
                         plan.carry_out()
                     } else {

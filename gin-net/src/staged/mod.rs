@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The way through host memory, for memory of a GPU that the NIC does not reach.
+//! Staging through host memory, for GPU memory that the NIC does not reach.
 //!
-//! A window in such memory has pinned host memory in its place, twice as long, which is registered instead. What a rank
-//! puts is copied there first; what arrives there is copied into the window by the receiver, when the sender's
-//! [`Notice`] says that it is there, before any signal is raised that was sent later. What a rank gets from there it
-//! asks for: the owner copies it out of the window, says so, and then it is read. So bytes go once through host memory
-//! on each side that needs it, and the other side notices nothing.
+//! A window in such memory is staged: the network registers pinned host memory instead, twice as long as the window.
+//! For a put, the sender copies its source to host memory first. The receiver copies arrived bytes into the window when
+//! the sender's [`Notice`] announces them, before it raises any later signal. For a get, the requester asks the owner,
+//! the owner copies the bytes to host memory and answers, and then the requester reads them. So bytes go through host
+//! memory once on each staged side, and the other side needs no copy.
 //!
-//! | | what a rank does that is staged | with a peer that is |
+//! | | a staged rank | a rank with a staged peer |
 //! | --- | --- | --- |
-//! | put | copies out of its window, then puts from there | puts, tells it what has arrived, waits for the answer |
-//! | get | gets, then copies into its window | asks for it, waits for the answer, then gets |
-//! | signal | has its proxy raise it, behind the copies of what arrived before | as ever |
+//! | put | copies out of its window, then puts from host memory | puts, announces the bytes, waits for the answer |
+//! | get | gets, then copies into its window | asks for the bytes, waits for the answer, then gets |
+//! | signal | its proxy raises the signal after the copies of all earlier arrivals | no change |
 //!
-//! Each rank says for itself whether its memory is staged ([`Staging`]); endpoints of all ranks are of this kind. Where
-//! nobody's is, requests are passed on as they are. A put is complete once it is in the peer's window.
+//! Each rank chooses whether its memory is staged ([`Staging`]). The endpoints of all ranks are of this kind. If no
+//! rank is staged, requests pass unchanged. A put is complete once it is in the peer's window.
 
 mod mover;
 mod steps;
@@ -30,29 +30,29 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
-/// Most bytes of one request: while one is on its way the next is copied.
+/// The most bytes of one request, so that the next request is copied while one is on its way.
 pub const MAX_MESSAGE: u64 = 4 << 20;
 
-/// Most requests that wait for a copy, or behind one that does.
+/// The most requests that wait for a copy, or behind such a request.
 const MOST: usize = 1024;
 
-/// How long an answer is waited for until the peer's NIC is asked whether it is there.
+/// The time without an answer after which a request checks that the peer's NIC is alive.
 const ASK_AFTER_NS: u64 = 1_000_000_000;
 
-/// Requests of its own have this in their names; a proxy's do not.
+/// The bit in the ids of this network's own requests. The ids of a proxy's requests do not have it.
 const OWN: u64 = 1 << 63;
 
-/// Says whether the network below reaches memory of a device, or why not.
+/// A function that checks whether the inner network reaches memory of a device, or returns the reason why not.
 pub type Probe = Arc<dyn Fn(&Arc<dyn Device>) -> Result<(), String> + Send + Sync>;
 
-/// The choice of the path of a rank's device memory: straight, or through host memory.
+/// The choice whether a rank's device memory is staged through host memory.
 #[derive(Clone)]
 pub enum Staging {
-    /// No.
+    /// Never.
     Never,
-    /// Yes, for this reason.
+    /// Always, for this reason.
     Always(&'static str),
-    /// If the network below does not reach it.
+    /// If the inner network does not reach the memory.
     Unless(Probe),
 }
 
@@ -66,70 +66,70 @@ impl fmt::Debug for Staging {
     }
 }
 
-/// Context and peer.
+/// A context and a peer.
 type Order = (u32, u32);
 
-/// A network, with a way through host memory. See the [module's documentation](self).
+/// A network with staging through host memory. See the [module docs](self).
 #[derive(Debug)]
 pub struct Staged<N> {
     inner: N,
     rank: u32,
     staging: Staging,
-    /// Why this rank's memory is staged, if it is.
+    /// The reason why this rank's memory is staged; `None` if it is not.
     reason: Option<String>,
-    /// Some part of some window is.
+    /// A part of a window is staged, here or at a peer.
     is_used: bool,
     mover: Mover,
     windows: BTreeMap<u32, StagedWindow>,
     /// Requests that wait for a copy, and requests posted behind them.
     lines: BTreeMap<Order, VecDeque<Item>>,
-    /// Items of all lines.
+    /// The number of items of all lines.
     held: usize,
-    /// Of no order, while the network below has no room.
+    /// Requests without order that wait for room in the inner network.
     outbox: VecDeque<(Request, Step)>,
-    /// The purpose of each request of the network below.
+    /// The purpose of each request of the inner network.
     steps: HashMap<u64, Step>,
-    /// Requests that are not complete and are not passed on as they are.
+    /// The incomplete requests that do not pass unchanged.
     open: HashMap<u64, Open>,
-    /// Answers that are waited for, by tag.
+    /// The expected answers, by tag.
     wanted: BTreeMap<u64, Wanted>,
-    /// Copies in order, and what has to wait for them.
+    /// The copies in order, with the actions that follow them.
     late: VecDeque<Late>,
     events: Vec<Event>,
     below: Vec<Event>,
-    /// Contexts and peers of requests that failed.
+    /// The contexts and peers of requests that failed.
     broken: Vec<Order>,
-    /// The failure to put arrived bytes into a window: nothing is visible any more.
+    /// The error of a copy into a window. After it no data becomes visible any more.
     failure: Option<NetError>,
     next: u64,
 }
 
-/// Something for the network below, once its copy is done.
+/// A request for the inner network, to post once its copy is done.
 #[derive(Debug)]
 struct Item {
     request: Request,
     step: Step,
     copy: Option<Ticket>,
-    /// Keeps the source of the copy meanwhile.
+    /// Keeps the source of the copy alive.
     _own: Option<Arc<Own>>,
 }
 
-/// The effect of a request of the network below, by the name of its own request.
+/// The purpose of a request of the inner network, with the id of the proxy's request.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// Part of it.
+    /// It is a part of the proxy's request.
     Send(u64),
-    /// It tells the peer something that is answered.
+    /// It is a notice that the peer will answer.
     Tell(u64, u64),
-    /// It reads: what has to be copied then.
+    /// It is a read, which this copy follows.
     Read(u64, Option<Landing>),
-    /// It answers a peer.
+    /// It is an answer to a peer.
     Answer,
-    /// It asks whether a peer is there.
+    /// It checks that a peer is alive.
     Ask(Order),
 }
 
-/// Part of an own window that is staged.
+/// A range of an own window that is staged.
 #[derive(Clone, Copy, Debug)]
 struct Landing {
     window: u32,
@@ -137,16 +137,16 @@ struct Landing {
     bytes: u64,
 }
 
-/// A request that is not complete.
+/// An incomplete request.
 #[derive(Debug)]
 struct Open {
     line: Order,
-    /// Steps that are not.
+    /// The number of incomplete steps.
     left: u32,
     outcome: Result<(), NetError>,
 }
 
-/// A request whose peer has to answer.
+/// A request that waits for an answer of its peer.
 #[derive(Debug)]
 struct Wanted {
     line: Order,
@@ -156,7 +156,7 @@ struct Wanted {
     since_ns: u64,
 }
 
-/// A copy, and what follows when it and all before it are done.
+/// A copy, and the action that follows when it and all earlier copies are done.
 #[derive(Debug)]
 struct Late {
     copy: Option<Ticket>,
@@ -166,18 +166,18 @@ struct Late {
 
 #[derive(Debug)]
 enum Then {
-    /// Bytes that a peer put are in its window.
+    /// Answers a peer whose bytes are in the window.
     Arrived(Order, u64),
-    /// The result of a request is in place.
+    /// Completes a step of a request whose result is in place.
     Got(u64),
-    /// A peer can read what it wanted.
+    /// Answers a peer that can read its bytes now.
     Answer(Order, u64),
-    /// An event to report only now.
+    /// Reports an event that had to wait.
     Tell(Event),
 }
 
 impl<N: Network> Staged<N> {
-    /// The endpoint of `rank` over `inner`, which needs nothing [fetched](Network::fetch).
+    /// Makes the endpoint of `rank` over `inner`, a network without [`fetch`](Network::fetch).
     pub fn new(inner: N, rank: u32, staging: Staging) -> Self {
         Self {
             inner,
@@ -202,7 +202,7 @@ impl<N: Network> Staged<N> {
         }
     }
 
-    /// The network below.
+    /// Returns the inner network.
     pub fn inner(&mut self) -> &mut N {
         &mut self.inner
     }
@@ -230,7 +230,7 @@ impl<N: Network> Staged<N> {
         }
     }
 
-    /// Returns whether it is passed on unchanged.
+    /// Returns whether the request passes unchanged.
     fn is_plain(&self, request: &Request) -> bool {
         if !self.is_used {
             return true;
@@ -245,7 +245,7 @@ impl<N: Network> Staged<N> {
         self.next
     }
 
-    /// A request for the network below.
+    /// Returns a request for the inner network.
     fn request(&mut self, line: Order, transfer: Transfer, notice: Option<Notice>) -> Request {
         let id = self.name() | OWN;
         Request { id, context: line.0, peer: line.1, transfer, signal: None, notice, more: false }
@@ -275,7 +275,7 @@ impl<N: Network> Network for Staged<N> {
             }
             tracing::info!(rank = self.rank, reason, "memory of the device goes through host memory");
             self.mover = Mover::of(&**device)?;
-            // A NIC would raise them before what they cover is in the device.
+            // A NIC would raise signals before the data that they cover is in the device.
             return self.inner.register_signals(&LocalSignals { nic: None, ..signals.clone() });
         }
         self.inner.register_signals(signals)
@@ -315,7 +315,7 @@ impl<N: Network> Network for Staged<N> {
     fn deregister(&mut self, window: u32) -> bool {
         if let Some(entry) = self.windows.get_mut(&window) {
             entry.is_closed = true;
-            // Work that waits for a copy, or is one, holds it too.
+            // Work that waits for a copy, and copies, use the window, too.
             if entry.own.as_ref().is_some_and(|own| Arc::strong_count(own) > 1) {
                 return false;
             }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Copies between a device's memory and the host memory in its place.
+//! Copies between a device's memory and the host memory of staged windows.
 
 use crate::NetError;
 use gin_gpu::copier::{Copier, Ticket};
@@ -7,19 +7,19 @@ use gin_gpu::copy::copy_shared;
 use gin_gpu::{Device, GpuError, Memory};
 use std::collections::VecDeque;
 
-/// The engine that copies. Copies end in the order in which they were started.
+/// The engine that copies. Copies end in the order in which they started.
 #[derive(Debug)]
 pub(super) enum Mover {
-    /// The CPU, which reaches all memory: one copy each time that there is other work too.
+    /// The CPU, which reaches all memory. It makes one copy at a time, between other work.
     Cpu(ByCpu),
     /// The device.
     Copier(Box<dyn Copier>),
 }
 
-/// Copies that the CPU has to make.
+/// The copies that the CPU will make.
 #[derive(Debug, Default)]
 pub(super) struct ByCpu {
-    /// To, from, bytes.
+    /// Destination, source, bytes.
     waiting: VecDeque<(u64, u64, u64)>,
     done: Ticket,
 }
@@ -37,7 +37,7 @@ impl Mover {
     /// Starts a copy.
     ///
     /// # Safety
-    /// - Both ranges lie in their allocations, which stay alive until the copy is done, or this is dropped.
+    /// - Both ranges are in allocations that stay alive until the copy is done, or `self` is dropped.
     pub(super) unsafe fn copy(
         &mut self,
         to: (&Memory, u64),
@@ -59,14 +59,14 @@ impl Mover {
         if let Self::Cpu(copies) = self
             && let Some(&(to, from, bytes)) = copies.waiting.front()
         {
-            // Safety: the code that started it has promised that; accesses of others are atomic.
+            // Safety: the promise of the caller of `start`. Other accesses are atomic.
             unsafe { copy_shared(to, from, bytes) };
             copies.waiting.pop_front();
             copies.done += 1;
         }
     }
 
-    /// Returns whether a copy is done, and in view of kernels that acquire a word raised from now on.
+    /// Returns whether a copy is done, and visible to kernels that acquire a word raised from now on.
     pub(super) fn is_done(&mut self, copy: Ticket) -> Result<bool, NetError> {
         match self {
             Self::Cpu(copies) => Ok(copy <= copies.done),

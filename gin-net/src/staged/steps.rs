@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The requests for the network below, and the actions that follow from its events.
+//! The requests for the inner network, and the actions that follow from its events.
 
 use super::window::{Own, Places, StagedWindow};
 use super::{ASK_AFTER_NS, Item, Landing, Late, OWN, Open, Order, Staged, Step, Then, Wanted};
@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 impl<N: Network> Staged<N> {
-    /// Checks a range of a peer's part, which may be shorter than the memory in its place.
+    /// Checks a range of a peer's part, which may be shorter than its host memory.
     fn check(&self, window: u32, rank: u32, offset: u64, bytes: u64) -> Result<(), NetError> {
         let part = self.open_window(window).and_then(|entry| entry.parts.get(rank as usize));
         let length = part.ok_or(NetError::UnknownWindow { window, rank })?.bytes;
@@ -22,7 +22,7 @@ impl<N: Network> Staged<N> {
         self.windows.get(&window).filter(|entry| !entry.is_closed)
     }
 
-    /// The own part and where a range of it is: see [`Own::places`].
+    /// Returns the own part, and the addresses of a range of it: see [`Own::places`].
     fn range(&self, landing: Landing) -> Result<(Arc<Own>, Places), NetError> {
         let (rank, Landing { window, offset, bytes }) = (self.rank, landing);
         let own = self.open_window(window).and_then(|entry| entry.own.clone());
@@ -32,15 +32,15 @@ impl<N: Network> Staged<N> {
         Ok((own, places))
     }
 
-    /// Starts copying what has arrived into the window.
+    /// Starts the copy of arrived bytes into the window.
     fn copy_in(&mut self, landing: Landing) -> Result<(Ticket, Arc<Own>), NetError> {
         let (own, Places { device, arrival, .. }) = self.range(landing)?;
-        // Safety: the ranges are in both; the work that waits for the copy keeps them.
+        // Safety: the ranges are in both allocations, which the work that waits for the copy keeps alive.
         let copy = unsafe { self.mover.copy((own.memory.memory(), device), (&own.stage, arrival), landing.bytes) }?;
         Ok((copy, own))
     }
 
-    /// Starts copying what is to leave out of the window.
+    /// Starts the copy of bytes to send out of the window.
     fn copy_out(&mut self, landing: Landing) -> Result<(Ticket, Arc<Own>), NetError> {
         let (own, Places { device, departure, .. }) = self.range(landing)?;
         // Safety: as above.
@@ -48,7 +48,7 @@ impl<N: Network> Staged<N> {
         Ok((copy, own))
     }
 
-    /// Takes a request that is not passed on as it is.
+    /// Accepts a request that does not pass unchanged.
     pub(super) fn begin(&mut self, request: &Request) {
         let line = (request.context, request.peer);
         let items = if request.is_strong() && self.broken.contains(&line) {
@@ -69,7 +69,7 @@ impl<N: Network> Staged<N> {
         }
     }
 
-    /// Returns the steps for the network below, in order, and the number of steps until the request is complete.
+    /// Returns the requests for the inner network, in order, and the number of steps until the request is complete.
     fn plan(&mut self, request: &Request) -> Result<(Vec<Item>, u32), NetError> {
         let (id, peer, line) = (request.id, request.peer, (request.context, request.peer));
         if !self.is_staged(request) {
@@ -104,7 +104,7 @@ impl<N: Network> Staged<N> {
         }
     }
 
-    /// The same for a put, or for that of a value.
+    /// Does the same for a put, or a put of a value.
     fn plan_put(&mut self, request: &Request, mut transfer: Transfer) -> Result<(Vec<Item>, u32), NetError> {
         let (id, peer, line) = (request.id, request.peer, (request.context, request.peer));
         let (window, offset, bytes) = match transfer {
@@ -133,7 +133,7 @@ impl<N: Network> Staged<N> {
         let below = Request { more: request.more, ..self.request(line, transfer, notice) };
         let mut items = vec![Item { request: below, step: Step::Tell(id, tag), copy, _own }];
         if let Some(signal) = request.signal {
-            // Behind the notice, in whose order it is raised.
+            // After the notice, in whose order the signal is raised.
             let signal = Some(RemoteSignal { strong: true, ..signal });
             let raise = Request { signal, ..self.request(line, Transfer::Nothing, None) };
             items.push(Item { request: raise, step: Step::Send(id), copy: None, _own: None });
@@ -142,14 +142,14 @@ impl<N: Network> Staged<N> {
         Ok((items, left))
     }
 
-    /// A request's peer will have to answer: the tag.
+    /// Adds a request that waits for an answer of its peer. Returns the tag.
     fn want(&mut self, line: Order, request: u64, read: Option<(Transfer, Option<Landing>)>) -> u64 {
         let tag = self.name();
         self.wanted.insert(tag, Wanted { line, request, read, since_ns: rt::clock_ns() });
         tag
     }
 
-    /// A step is over.
+    /// Ends a step of a request.
     fn finish(&mut self, request: u64, outcome: Result<(), NetError>) {
         let Some(open) = self.open.get_mut(&request) else { return };
         open.left = open.left.saturating_sub(1);
@@ -168,14 +168,14 @@ impl<N: Network> Staged<N> {
         }
     }
 
-    /// Nothing comes of what was asked for.
+    /// Fails a request whose peer will not answer.
     fn give_up(&mut self, tag: u64, error: &NetError) {
         if let Some(wanted) = self.wanted.remove(&tag) {
             self.finish(wanted.request, Err(error.clone()));
         }
     }
 
-    /// Posts below what can be.
+    /// Posts the requests that are ready to the inner network.
     pub(super) fn pump(&mut self) {
         while let Some((request, step)) = self.outbox.front() {
             if self.inner.post(std::slice::from_ref(request)) == 0 {
@@ -213,7 +213,7 @@ impl<N: Network> Staged<N> {
         }
     }
 
-    /// Ends a step of the network below.
+    /// Ends a request of the inner network, which is complete or was refused.
     pub(super) fn over(&mut self, step: Step, outcome: Result<(), NetError>) {
         match (step, outcome) {
             (Step::Send(request), outcome) => self.finish(request, outcome),
@@ -228,7 +228,7 @@ impl<N: Network> Staged<N> {
                 Err(error) => self.finish(request, Err(error)),
             },
             (Step::Read(request, _), outcome) => self.finish(request, outcome),
-            // A peer that waits for an answer that cannot be sent finds out itself.
+            // The peer checks by itself if an answer cannot be sent.
             (Step::Answer, _) | (Step::Ask(_), Ok(())) => {}
             (Step::Ask(line), Err(error)) => {
                 let tags = self.wanted.iter().filter(|(_, wanted)| wanted.line == line);
@@ -239,7 +239,7 @@ impl<N: Network> Staged<N> {
         }
     }
 
-    /// Has something follow a copy.
+    /// Adds the action that follows a copy.
     fn late(&mut self, (copy, own): (Ticket, Arc<Own>), then: Then) {
         self.late.push_back(Late { copy: Some(copy), then, _own: Some(own) });
     }
@@ -280,7 +280,7 @@ impl<N: Network> Staged<N> {
         }
     }
 
-    /// Reports that bytes of a peer cannot be put into its window: nothing is visible any more.
+    /// Records the error of a copy into a window. After it no data becomes visible any more.
     fn refuse(&mut self, line: Order, tag: u64, error: NetError) {
         self.failure.get_or_insert(error);
         self.answer(line, tag, false);
@@ -291,7 +291,7 @@ impl<N: Network> Staged<N> {
         self.outbox.push_back((below, Step::Answer));
     }
 
-    /// Does what follows the copies that are done.
+    /// Carries out the actions that follow completed copies.
     pub(super) fn follow(&mut self) {
         while let Some(late) = self.late.front() {
             let copied = late.copy.map_or(Ok(true), |copy| self.mover.is_done(copy));
@@ -308,7 +308,7 @@ impl<N: Network> Staged<N> {
         }
     }
 
-    /// Asks the NICs of peers that have not answered for long.
+    /// Checks the NICs of peers that have not answered for a long time.
     pub(super) fn ask(&mut self) {
         if self.wanted.is_empty() {
             return;
@@ -328,7 +328,7 @@ impl<N: Network> Staged<N> {
         }
     }
 
-    /// Returns whether host memory now holds bytes to copy into a window.
+    /// Returns whether host memory contains bytes to copy into a window after this event.
     pub(super) fn brings(&self, event: &Event) -> bool {
         match event {
             Event::Notice(NoticeArrival { notice: Notice::Arrived { .. }, .. }) => true,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Windows whose memory has host memory in its place, here or at a peer.
+//! Windows that are staged through host memory, here or at a peer.
 
 use crate::{Key, LocalWindow, NetError};
 use gin_gpu::wire::{decode, encode};
@@ -9,26 +9,26 @@ use std::sync::Arc;
 /// A window of this rank.
 #[derive(Debug)]
 pub(super) struct StagedWindow {
-    /// There if the own part is staged.
+    /// The own part if it is staged.
     pub(super) own: Option<Arc<Own>>,
     pub(super) is_closed: bool,
-    /// By world rank; empty until connected.
+    /// The parts by world rank; empty until connected.
     pub(super) parts: Vec<Part>,
 }
 
-/// The own part of a window, and the host memory in its place: first what arrives, then what leaves, each as long as
-/// the part. What leaves never covers what has arrived and was not moved yet.
+/// The own part of a window, and its host memory: first the area for arriving bytes, then the area for bytes to send,
+/// each as long as the part. So bytes to send never overwrite bytes that have arrived.
 #[derive(Debug)]
 pub(super) struct Own {
     pub(super) memory: MemorySlice,
     pub(super) stage: Arc<Memory>,
-    /// Where that begins which leaves.
+    /// The offset of the area for bytes to send.
     pub(super) half: u64,
 }
 
 impl Own {
     pub(super) fn new(window: &LocalWindow) -> Result<Self, NetError> {
-        // So that both begin alike.
+        // Both areas have the same alignment.
         const ALIGN: u64 = 256;
         let half = window.memory.bytes().next_multiple_of(ALIGN);
         let bytes = half.saturating_mul(2);
@@ -39,21 +39,21 @@ impl Own {
         Ok(Self { memory: window.memory.clone(), stage, half })
     }
 
-    /// Where a range is that begins at `offset`, which is in the part.
+    /// Returns the addresses of a range that begins at `offset`, which is in the part.
     pub(super) fn places(&self, offset: u64) -> Places {
         let arrival = self.stage.address() + offset;
         Places { device: self.memory.address() + offset, arrival, departure: arrival + self.half }
     }
 }
 
-/// Addresses of a range.
+/// The addresses of a range.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
-    /// In the window.
+    /// The address in the window.
     pub(super) device: u64,
-    /// Where it arrives.
+    /// The address in the area for arriving bytes.
     pub(super) arrival: u64,
-    /// Where it leaves.
+    /// The address in the area for bytes to send.
     pub(super) departure: u64,
 }
 
@@ -61,17 +61,17 @@ pub(super) struct Places {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Part {
     pub(super) bytes: u64,
-    /// Where what leaves begins in the memory that is reached; `None` if that is the window's own.
+    /// The offset of the area for bytes to send in the memory that peers reach; `None` if the part is not staged.
     pub(super) half: Option<u64>,
 }
 
 impl Part {
-    /// The key of a part, given that of the network below.
+    /// Returns the key of a part, given the key of the inner network.
     pub(super) fn to_key(self, below: &Key) -> Key {
         Key(encode(&(self.half, self.bytes, &below.0)))
     }
 
-    /// The part of a rank, and the key for the network below.
+    /// Returns the part of a rank, and the key for the inner network.
     pub(super) fn from_key(rank: u32, key: &Key) -> Result<(Self, Key), NetError> {
         let garbled = || NetError::Key { rank, reason: "it is garbled".to_owned() };
         let (half, bytes, below): (_, _, &[u8]) = decode(&key.0).ok_or_else(garbled)?;
