@@ -46,41 +46,30 @@ pub unsafe fn copy_quietly(destination: u64, source: u64, bytes: u64) {
 
 unsafe fn copy_chunk(destination: u64, source: u64, bytes: u64, backwards: bool) {
     // With an overlap of less than a word, one word would be read and written at once.
-    let near = destination.abs_diff(source) < 8;
-    if (destination ^ source).is_multiple_of(8) && !near {
-        let head = (destination.wrapping_neg() & 7).min(bytes);
-        let words = (bytes - head) / 8;
-        let tail = head + words * 8;
-        let ends = |from, to| {
-            for index in order(from, to, backwards) {
-                // Safety: the caller's promise.
-                unsafe { copy_byte(destination + index, source + index) };
-            }
-        };
-        if backwards {
-            ends(tail, bytes);
-        } else {
-            ends(0, head);
-        }
-        for index in order(0, words, backwards) {
-            let at = head + index * 8;
-            // Safety: the caller's promise; both are multiples of 8.
-            unsafe {
-                let value = AtomicU64::from_ptr((source + at) as usize as *mut u64).load(Ordering::Relaxed);
-                AtomicU64::from_ptr((destination + at) as usize as *mut u64).store(value, Ordering::Relaxed);
-            }
-        }
-        if backwards {
-            ends(0, head);
-        } else {
-            ends(tail, bytes);
-        }
-    } else {
-        for index in order(0, bytes, backwards) {
+    let by_words = (destination ^ source).is_multiple_of(8) && destination.abs_diff(source) >= 8;
+    let head = if by_words { (destination.wrapping_neg() & 7).min(bytes) } else { bytes };
+    let words = (bytes - head) / 8;
+    let tail = head + words * 8;
+    let ends = |from, to| {
+        for index in order(from, to, backwards) {
             // Safety: the caller's promise.
             unsafe { copy_byte(destination + index, source + index) };
         }
+    };
+    if backwards {
+        ends(tail, bytes)
+    } else {
+        ends(0, head)
     }
+    for index in order(0, words, backwards) {
+        let at = head + index * 8;
+        // Safety: the caller's promise; both are multiples of 8.
+        unsafe {
+            let value = AtomicU64::from_ptr((source + at) as usize as *mut u64).load(Ordering::Relaxed);
+            AtomicU64::from_ptr((destination + at) as usize as *mut u64).store(value, Ordering::Relaxed);
+        }
+    }
+    if backwards { ends(0, head) } else { ends(tail, bytes) }
 }
 
 fn order(from: u64, to: u64, backwards: bool) -> impl Iterator<Item = u64> {

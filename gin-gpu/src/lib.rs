@@ -58,7 +58,8 @@ pub use gin_boot::wire;
 #[doc(hidden)]
 pub use gin_boot::{rt, setters};
 
-pub(crate) use gin_boot::lock;
+#[doc(hidden)]
+pub use gin_boot::lock;
 
 use placement::Locality;
 use std::any::Any;

@@ -23,14 +23,14 @@ pub use nics::{Nics, SoftNics};
 use crate::comm::{Backend, CommConfig, CommError, Communicator, Requirements, Routes};
 use crate::proxy::Turn;
 use crate::proxy::progress::{Pool, Progress, Running, Work};
-use gin_boot::{Bootstrap, BootstrapError, InProcess};
+use gin_boot::{Bootstrap, BootstrapError, InProcess, lock};
 use gin_gpu::placement::{ChosenCpus, Placement, PlacementError, started_on};
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device, Devices, Function, GpuError, ModuleSource, Stream};
 use gin_net::{Endpoint, Network};
 use gin_virtual::{DeviceConfig, EventLog, Policy, SeededConfig, ServiceStep, ThreadsConfig, World};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The engine that runs the ranks.
@@ -483,7 +483,7 @@ where
             Ok(value) => Some(value),
             Err(error) => {
                 let rank = bootstrap.rank();
-                failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert((rank, error));
+                lock(failed).get_or_insert((rank, error));
                 // All ranks learn that a rank is lost. That says more than that one of them gave up because of it.
                 if bootstrap.lost().is_empty() {
                     bootstrap.abort();
@@ -498,7 +498,7 @@ where
     }
     let results = world.run(hosts);
     // A rank's own error says more than its consequences.
-    if let Some((rank, error)) = failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+    if let Some((rank, error)) = lock(&failed).take() {
         return Err(LaunchError::Rank { rank, error });
     }
     Ok(results?.into_iter().flatten().collect())

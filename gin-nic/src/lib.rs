@@ -19,35 +19,24 @@
 //! It has not brought up a real NIC yet.
 #![warn(unreachable_pub)]
 
-#[doc(hidden)]
-pub mod address;
-#[doc(hidden)]
-pub mod device;
-#[doc(hidden)]
-pub mod device_queue_pairs;
-#[doc(hidden)]
-pub mod doorbells;
+mod address;
+mod device;
+mod device_queue_pairs;
+mod doorbells;
 #[doc(hidden)]
 pub mod drain;
-#[doc(hidden)]
-pub mod error;
+mod error;
 pub mod hca;
 #[doc(hidden)]
 pub mod layout;
 pub mod loopback;
 pub mod mlx5;
-#[doc(hidden)]
-pub mod open;
-#[doc(hidden)]
-pub mod owned;
-#[doc(hidden)]
-pub mod probe;
-#[doc(hidden)]
-pub mod queues;
-#[doc(hidden)]
-pub mod reach;
-#[doc(hidden)]
-pub mod relay;
+mod open;
+mod owned;
+mod probe;
+mod queues;
+mod reach;
+mod relay;
 
 pub use address::Address;
 pub use device::{DeviceQueueError, DeviceQueues, RegisteredSlice};

@@ -2,7 +2,8 @@
 //! Objects of a NIC that a drop destroys.
 
 use super::hca::{Handle, Hca, HcaError};
-use std::sync::{Arc, Mutex, PoisonError};
+use gin_gpu::lock;
+use std::sync::{Arc, Mutex};
 
 /// The kind of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,11 +34,11 @@ impl Owner {
 
     /// Returns the number of objects that were not destroyed, and whose errors were not returned yet.
     pub(super) fn failures(&self) -> usize {
-        self.failures.lock().unwrap_or_else(PoisonError::into_inner).len()
+        lock(&self.failures).len()
     }
 
     pub(super) fn take_failures(&self) -> Vec<HcaError> {
-        std::mem::take(&mut self.failures.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut lock(&self.failures))
     }
 }
 
@@ -60,7 +61,7 @@ impl Drop for Owned {
             What::Queue => hca.destroy(handle),
         };
         if let Err(error) = ended {
-            self.owner.failures.lock().unwrap_or_else(PoisonError::into_inner).push(error);
+            lock(&self.owner.failures).push(error);
         }
     }
 }

@@ -11,6 +11,7 @@ use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::mlx5::wqe::opcode;
 use gin_abi::{CommHandle, Fault, FaultKind, Operation};
+use gin_boot::lock;
 use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
 use gin_net::{Capabilities, Raises};
 use gin_nic::hca::Access;
@@ -19,7 +20,7 @@ use gin_nic::{
     NicPeer, RegisteredSlice, Ringer, Shape, Target,
 };
 use serde::{Deserialize, Serialize};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The most bytes of one work-queue entry, also if the NIC allows more.
 const MOST_BYTES: u64 = 1 << 30;
@@ -195,10 +196,6 @@ impl Gdaki {
         self.queues.relay().map(|relay| Box::new(Relay(relay)) as Work)
     }
 
-    fn windows(&self) -> MutexGuard<'_, Vec<Option<RegisteredSlice>>> {
-        self.windows.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn keys_of(&self, window: u32) -> u64 {
         u64::from(window) * (u64::from(self.shape.ranks) + 1) * 8
     }
@@ -218,7 +215,7 @@ impl Gdaki {
         let access = if signals { Access::SIGNALS } else { Access::PAYLOAD };
         let region = RegisteredSlice::new(&self.nic, memory.clone(), access)?;
         let part = RemotePart { key: region.remote_key(), start: region.start() as u32 };
-        self.windows()[window as usize] = Some(region);
+        lock(&self.windows)[window as usize] = Some(region);
         Ok(part)
     }
 
@@ -227,7 +224,7 @@ impl Gdaki {
     /// # Errors
     /// An error of the device.
     pub(super) fn open_window(&self, window: u32, remote: &[RemotePart]) -> Result<(), GpuError> {
-        let local = self.windows()[window as usize].as_ref().map_or(RemotePart::default(), |region| RemotePart {
+        let local = lock(&self.windows)[window as usize].as_ref().map_or(RemotePart::default(), |region| RemotePart {
             key: region.local_key(),
             start: region.start() as u32,
         });
@@ -241,7 +238,7 @@ impl Gdaki {
     /// # Errors
     /// An error of the device.
     pub(super) fn close_window(&self, window: u32) -> Result<(), GpuError> {
-        self.windows()[window as usize] = None;
+        lock(&self.windows)[window as usize] = None;
         self.keys.write(self.keys_of(window), &vec![0u64; self.shape.ranks as usize + 1])
     }
 

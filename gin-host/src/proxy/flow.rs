@@ -87,24 +87,20 @@ impl Op {
                 let first = self.moved == 0;
                 self.moved += bytes;
                 let last = self.moved == total;
+                if last {
+                    self.rest = Rest::Nothing;
+                }
                 match self.request.signal {
-                    Some(signal) if last => {
-                        // A weak signal covers all messages of its put. A strong signal does so, too. On a network
-                        // without strong signals, it waits until the messages have arrived.
-                        if first || signal.strong || strong {
-                            self.rest = Rest::Nothing;
-                            (transfer, Some(RemoteSignal { strong: signal.strong || !first, ..signal }))
-                        } else {
-                            self.rest = Rest::LateSignal;
-                            (transfer, None)
-                        }
+                    // A weak signal covers all messages of its put. A strong signal does so, too.
+                    Some(signal) if last && (first || signal.strong || strong) => {
+                        (transfer, Some(RemoteSignal { strong: signal.strong || !first, ..signal }))
                     }
-                    _ => {
-                        if last {
-                            self.rest = Rest::Nothing;
-                        }
+                    // On a network without strong signals, it waits until the messages have arrived.
+                    Some(_) if last => {
+                        self.rest = Rest::LateSignal;
                         (transfer, None)
                     }
+                    _ => (transfer, None),
                 }
             }
         };
@@ -130,20 +126,15 @@ impl Proxy {
         let operation = operation(&request.transfer);
         let figures = self.contexts[context as usize].part.stats.of(Some(request.peer));
         let bytes = request.transfer.bytes();
-        match operation {
-            Operation::Get => {
-                stats::add(&figures.gets, 1);
-                stats::add(&figures.get_bytes, bytes);
-            }
-            Operation::Put => {
-                stats::add(&figures.puts, 1);
-                stats::add(&figures.put_bytes, bytes);
-            }
-            Operation::PutValue => {
-                stats::add(&figures.values, 1);
-                stats::add(&figures.put_bytes, bytes);
-            }
-            _ => {}
+        let counted = match operation {
+            Operation::Get => Some((&figures.gets, &figures.get_bytes)),
+            Operation::Put => Some((&figures.puts, &figures.put_bytes)),
+            Operation::PutValue => Some((&figures.values, &figures.put_bytes)),
+            _ => None,
+        };
+        if let Some((requests, moved)) = counted {
+            stats::add(requests, 1);
+            stats::add(moved, bytes);
         }
         stats::add(&figures.signals, u64::from(request.signal.is_some()));
         if bytes == 0 {
@@ -171,16 +162,11 @@ impl Proxy {
             failure: None,
             canceled: false,
         };
-        let slot = match self.free.pop() {
-            Some(slot) => {
-                self.ops[slot as usize] = Some(op);
-                slot
-            }
-            None => {
-                self.ops.push(Some(op));
-                (self.ops.len() - 1) as Slot
-            }
-        };
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.ops.push(None);
+            (self.ops.len() - 1) as Slot
+        });
+        self.ops[slot as usize] = Some(op);
         let list = self.contexts[context as usize].lists.unposted(request.peer);
         list.push_back(slot);
         if list.len() == 1 {

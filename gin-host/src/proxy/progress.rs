@@ -2,11 +2,12 @@
 //! The engines that step proxies: progress threads, or a scheduler.
 
 use super::{Proxy, Turn};
+use gin_boot::lock;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -184,7 +185,7 @@ impl Progress for Pool {
     fn start(&self, _name: &str, work: Work) -> std::io::Result<Running> {
         let (finishing, finished) = Finishing::new();
         let thread = &self.threads[self.next.fetch_add(1, Ordering::Relaxed) % self.threads.len()];
-        let sender = thread.lock().unwrap_or_else(PoisonError::into_inner);
+        let sender = lock(thread);
         let gone = |_| std::io::Error::other("a thread of the pool has ended");
         sender.send((work, finishing)).map_err(gone)?;
         Ok(Running::new(finished))

@@ -2,6 +2,7 @@
 //! The NICs of the ranks of a job.
 
 use crate::comm::NicChoice;
+use gin_boot::lock;
 use gin_gpu::Device;
 use gin_nic::NicConfig;
 use gin_nic::hca::HcaError;
@@ -10,7 +11,7 @@ use gin_soft_hca_host::{SoftConfig, SoftEngine, SoftFabric, SoftHca};
 use gin_virtual::{ServiceStep, World};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// The device-driven NICs of the ranks, for the back end GDAKI.
 #[derive(Clone, Debug)]
@@ -87,7 +88,7 @@ impl SoftNics {
 
     /// Returns the NIC of a rank.
     pub fn hca(&self, rank: u32) -> SoftHca {
-        let mut hcas = self.hcas.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut hcas = lock(&self.hcas);
         hcas.entry(rank).or_insert_with(|| self.fabric.add((self.make)(rank))).clone()
     }
 

@@ -20,19 +20,6 @@ pub enum SignalsBy {
     Nic,
 }
 
-impl FromStr for SignalsBy {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        match text {
-            "auto" => Ok(Self::Automatic),
-            "proxy" => Ok(Self::Proxy),
-            "nic" => Ok(Self::Nic),
-            _ => Err(()),
-        }
-    }
-}
-
 /// How NICs reach GPU memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum GpuMemory {
@@ -43,19 +30,6 @@ pub enum GpuMemory {
     Nic,
     /// All device memory is sent through pinned host memory, also that of virtual GPUs.
     Host,
-}
-
-impl FromStr for GpuMemory {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        match text {
-            "auto" => Ok(Self::Automatic),
-            "nic" => Ok(Self::Nic),
-            "host" => Ok(Self::Host),
-            _ => Err(()),
-        }
-    }
 }
 
 /// Name of a port, or of all ports of a device: `mlx5_0:1`, `mlx5_0`.

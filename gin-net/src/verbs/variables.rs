@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Configuration by environment variables.
 
-use super::config::VerbsConfig;
+use super::config::{GpuMemory, SignalsBy, VerbsConfig};
 use gin_abi::mlx5::command::Mtu;
 use std::ffi::OsString;
 use std::str::FromStr;
@@ -86,12 +86,18 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: "GIN_VERBS_SIGNALS",
         values: "the engine that raises signals: auto, proxy or nic",
-        set: |config, text| put(&mut config.signals, text),
+        set: |config, text| {
+            let names = [("auto", SignalsBy::Automatic), ("proxy", SignalsBy::Proxy), ("nic", SignalsBy::Nic)];
+            put_named(&mut config.signals, text, names)
+        },
     },
     Variable {
         name: "GIN_VERBS_GPU_MEMORY",
         values: "how NICs reach memory of GPUs: auto, nic or host",
-        set: |config, text| put(&mut config.gpu_memory, text),
+        set: |config, text| {
+            let names = [("auto", GpuMemory::Automatic), ("nic", GpuMemory::Nic), ("host", GpuMemory::Host)];
+            put_named(&mut config.gpu_memory, text, names)
+        },
     },
     Variable {
         name: "GIN_VERBS_LIBRARY",
@@ -112,6 +118,11 @@ fn put<T: FromStr>(place: &mut T, text: &str) -> bool {
 fn put_some<T: FromStr>(place: &mut Option<T>, text: &str) -> bool {
     *place = parse(text);
     place.is_some()
+}
+
+fn put_named<T, const N: usize>(place: &mut T, text: &str, names: [(&str, T); N]) -> bool {
+    let found = names.into_iter().find(|(name, _)| *name == text);
+    found.map(|(_, value)| *place = value).is_some()
 }
 
 impl VerbsConfig {
@@ -145,7 +156,6 @@ impl VerbsConfig {
 
 #[cfg(test)]
 mod tests {
-    use super::super::config::{GpuMemory, SignalsBy};
     use super::*;
 
     fn with(pairs: &[(&str, &str)]) -> Result<VerbsConfig, WrongVariable> {

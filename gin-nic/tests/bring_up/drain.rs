@@ -12,14 +12,11 @@ use gin_device::internal::pair::TAG_SHIFT;
 use gin_gpu::MemorySlice;
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device, Memory, MemoryKind};
-use gin_nic::device::RegisteredSlice;
-use gin_nic::device_queue_pairs::{DeviceQueuePairs, Shape, Target};
-use gin_nic::doorbells::{DoorbellRelease, Doorbells};
 use gin_nic::drain::*;
-use gin_nic::error::NicPeer;
 use gin_nic::hca::Access;
-use gin_nic::open::{Nic, NicConfig};
-use gin_nic::queues::Expired;
+use gin_nic::{
+    DeviceQueuePairs, DoorbellRelease, Doorbells, Expired, Nic, NicConfig, NicPeer, RegisteredSlice, Shape, Target,
+};
 use gin_soft_hca_host::{SoftConfig, SoftFabric};
 use std::cell::Cell;
 use std::mem::offset_of;

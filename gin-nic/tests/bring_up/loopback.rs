@@ -4,10 +4,8 @@
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::mlx5::wqe;
 use gin_abi::mlx5::wqe::Flags;
-use gin_nic::Hca;
 use gin_nic::loopback::*;
-use gin_nic::open::Nic;
-use gin_nic::open::NicConfig;
+use gin_nic::{Hca, Nic, NicConfig};
 use gin_soft_hca::Mistake;
 use gin_soft_hca::engine::Slow;
 use gin_soft_hca_host::{Fault, FaultKind, Options, SoftConfig, SoftFabric, SoftHca};

@@ -7,15 +7,10 @@ use gin_abi::mlx5::cqe::{self, Completion, Outcome, Syndrome};
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
 use gin_abi::mlx5::mailbox::Ads;
 use gin_abi::mlx5::wqe::{self, Flags, Local, Post, QueueNumber, Remote, Segment};
-use gin_nic::address::Address;
-use gin_nic::error::{NicError, NicPeer, Step};
 use gin_nic::hca::Hca;
 use gin_nic::hca::{Access, Extent, Handle, HcaError};
 use gin_nic::layout::{Layout, PAGE, QueueSpec, Role};
-use gin_nic::open::Nic;
-use gin_nic::open::NicConfig;
-use gin_nic::queues::*;
-use gin_nic::relay::{DoorbellRelay, RelayLine};
+use gin_nic::*;
 use gin_soft_hca::Options;
 use gin_soft_hca_host::{SoftConfig, SoftFabric, SoftHca};
 use gin_testkit::FailingHca;
@@ -75,7 +70,7 @@ struct Side {
     set: QueueSet,
     slab: Slab,
     data: Slab,
-    region: gin_nic::open::RegisteredMemory,
+    region: gin_nic::RegisteredMemory,
     /// Entries posted and completions seen, by queue pair.
     posted: Vec<Cell<u64>>,
     seen: Vec<Cell<u64>>,

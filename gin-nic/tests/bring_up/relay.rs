@@ -2,9 +2,7 @@
 //! A relay passes doorbells on.
 
 use gin_nic::hca::Hca;
-use gin_nic::open::Nic;
-use gin_nic::open::NicConfig;
-use gin_nic::relay::*;
+use gin_nic::*;
 use gin_soft_hca_host::{SoftConfig, SoftFabric};
 use gin_testkit::FailingHca;
 use std::sync::Arc;

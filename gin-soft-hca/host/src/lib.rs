@@ -37,7 +37,7 @@ use gin_soft_hca::Progress;
 use gin_soft_hca::tables::{CompletionQueue, QueuePair};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -183,7 +183,7 @@ impl SoftFabric {
 
     fn lock_as_it_is(&self) -> MutexGuard<'_, HcaState> {
         // A test that failed with the lock held says more than a second panic.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        gin_gpu::lock(&self.state)
     }
 }
 
