@@ -40,6 +40,11 @@ impl Argument {
 ///
 /// Integers, floats, raw pointers, [`Deadline`], communicators (`gin_device::Comm` in the kernel), windows
 /// (`gin_device::Window<T>`), and any other plain value as [`Plain`].
+///
+/// ```
+/// use gin_gpu::KernelArg;
+/// assert_eq!((7u64.argument().type_name(), 7u64.argument().bytes()), ("u64", 8));
+/// ```
 pub trait KernelArg {
     /// Returns the bytes of the value.
     fn argument(&self) -> Argument;

@@ -34,6 +34,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// The engine that runs the ranks.
+///
+/// ```
+/// use gin_host::world::{Mode, WorldConfig};
+///
+/// assert!(matches!(WorldConfig::seeded(2, 7).mode, Mode::Seeded(_)));
+/// assert!(matches!(WorldConfig::threads(2).mode, Mode::Threads(_)));
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Mode {
     /// One scheduler on one thread with a virtual clock. Every decision follows from a seed, so a run can be repeated.
@@ -231,6 +238,8 @@ pub enum LaunchError<E> {
 }
 
 /// One rank of a job, the argument of its function.
+///
+/// The examples of [`launch`] use it.
 #[derive(Debug)]
 pub struct Rank {
     bootstrap: Arc<dyn Bootstrap>,
@@ -349,6 +358,17 @@ fn together(places: &[ChosenCpus]) -> Option<Vec<usize>> {
 /// If one rank returns an error, the collective calls of the other ranks end, and the communicators that it drops are
 /// aborted.
 ///
+/// ```
+/// use gin_boot::{Bootstrap, BootstrapError};
+/// use gin_host::world::{WorldConfig, launch};
+///
+/// let sums = launch(WorldConfig::seeded(3, 7), |rank| -> Result<u8, BootstrapError> {
+///     let all = rank.bootstrap().all_gather(&[rank.rank() as u8 + 1])?;
+///     Ok(all.iter().map(|bytes| bytes[0]).sum())
+/// });
+/// assert_eq!(sums.unwrap(), [6, 6, 6]);
+/// ```
+///
 /// # Errors
 /// [`LaunchError`].
 ///
@@ -390,6 +410,23 @@ where
 /// time limit of collective calls; `config` determines the device.
 ///
 /// If `body` returns an error, the collective calls of all ranks end.
+///
+/// ```
+/// use gin_boot::{BootstrapError, Rendezvous, TcpConfig};
+/// use gin_host::comm::{CommError, Requirements};
+/// use gin_host::world::{WorldConfig, join};
+/// use std::sync::Arc;
+///
+/// // A job of one process: others would join with the id of the rendezvous.
+/// let bootstrap = Rendezvous::new(TcpConfig::default().address(Some([127, 0, 0, 1].into())))?.join(1)?;
+/// let ranks = join(WorldConfig::threads(1), Arc::new(bootstrap), |rank| -> Result<u32, CommError> {
+///     let comm = rank.communicator(&Requirements::default())?;
+///     comm.destroy()?;
+///     Ok(comm.ranks())
+/// });
+/// assert_eq!(ranks.unwrap(), 1);
+/// # Ok::<(), BootstrapError>(())
+/// ```
 ///
 /// # Errors
 /// [`LaunchError`]; [`LaunchError::Processes`] for a seeded world, or another number of ranks.

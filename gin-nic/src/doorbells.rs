@@ -30,6 +30,10 @@ pub enum Doorbells {
 
 /// The scope to which kernels release, before they ring a doorbell, the memory that the NIC will read: the entries, and
 /// the payload that they name.
+///
+/// ```
+/// assert_eq!(gin_nic::DoorbellRelease::default(), gin_nic::DoorbellRelease::System);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum DoorbellRelease {
     /// The system, as the memory model of PTX requires if a device other than the GPU reads.
@@ -65,6 +69,10 @@ impl DoorbellRelease {
 }
 
 /// The engine that rings the doorbells of a communicator.
+///
+/// ```
+/// assert_eq!(gin_nic::Ringer::Kernels.to_string(), "kernels");
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Ringer {
     /// The communicator's kernels.

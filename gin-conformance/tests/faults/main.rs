@@ -384,7 +384,7 @@ fn each_wait_ends(task: &str) -> Result<(), Failure> {
     for (rank, process) in group.0.iter().enumerate().filter(|(rank, _)| *rank != STOPPED) {
         for (name, has_comm) in waits::names(task) {
             let end = process.hear("ended")?;
-            let origin = format!("told by rank {rank} {host}");
+            let origin = format!("reported by rank {rank} {host}");
             let comm = ["proxy over peer", &origin];
             let words =
                 [name, &lost, "nothing was heard of it for"].into_iter().chain(comm.into_iter().filter(|_| has_comm));

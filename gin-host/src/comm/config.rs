@@ -11,6 +11,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// The routes of operations in a kernel that does not name its back end.
+///
+/// ```
+/// use gin_host::comm::Routes;
+/// use gin_host::world::WorldConfig;
+///
+/// let config = WorldConfig::seeded(2, 7).routes(Routes::Network);
+/// assert_eq!((config.comm.routes, Routes::default()), (Routes::Network, Routes::Automatic));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum Routes {
     /// Loads and stores to peers of the LSA team, the network to all other ranks.

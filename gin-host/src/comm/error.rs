@@ -11,6 +11,17 @@ use gin_net::NetError;
 use gin_nic::NicError;
 
 /// An error of a communicator or a window.
+///
+/// ```
+/// use gin_host::comm::{CommError, Requirements};
+/// use gin_host::world::{LaunchError, WorldConfig, launch};
+///
+/// let outcome = launch(WorldConfig::seeded(1, 7), |rank| -> Result<(), CommError> {
+///     rank.communicator(&Requirements::default().queue_depth(100)).map(drop)
+/// });
+/// let Err(LaunchError::Rank { error, .. }) = outcome else { panic!("100 is no power of two") };
+/// assert_eq!(error.to_string(), "queue_depth must be a power of two; 100 was asked for");
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommError {

@@ -50,6 +50,19 @@ use state::Shared;
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 /// The argument that passes a communicator to a kernel, where it is a `gin_device::Comm`.
+///
+/// ```
+/// use gin_host::comm::{CommError, Requirements};
+/// use gin_host::world::{WorldConfig, launch};
+///
+/// let ranks = launch(WorldConfig::seeded(2, 7), |rank| -> Result<u32, CommError> {
+///     let comm = rank.communicator(&Requirements::default())?;
+///     let argument = comm.device()?; // pass `&argument` to `launch`
+///     comm.destroy()?;
+///     Ok(argument.handle().rank)
+/// });
+/// assert_eq!(ranks.unwrap(), [0, 1]);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceComm(CommHandle);
 

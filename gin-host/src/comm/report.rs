@@ -18,6 +18,21 @@ pub(super) struct ActiveBackend {
 
 /// The fault that ended a communicator, with the rank and host that found it, the peer and back end that it concerns,
 /// and its cause.
+///
+/// ```
+/// use gin_host::comm::{CommError, FaultReport, Requirements};
+/// use gin_host::world::{WorldConfig, launch};
+///
+/// let reports = launch(WorldConfig::seeded(1, 7), |rank| -> Result<Option<FaultReport>, CommError> {
+///     let comm = rank.communicator(&Requirements::default())?;
+///     comm.abort()?;
+///     let report = comm.fault_report();
+///     comm.destroy()?;
+///     Ok(report)
+/// });
+/// let report = reports.unwrap().remove(0).unwrap();
+/// assert!(report.to_string().starts_with("communicator was aborted"), "{report}");
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct FaultReport {
@@ -41,7 +56,7 @@ impl fmt::Display for FaultReport {
         match (peer_host, cause) {
             (Some(peer), Some(cause)) if cause.starts_with("is lost") => {
                 let lost = format!("rank {}{} {cause}", fault.peer, on_host(peer));
-                return write!(f, "{lost} (told by rank {rank}{}; {back_end})", on_host(host));
+                return write!(f, "{lost} (reported by rank {rank}{}; {back_end})", on_host(host));
             }
             _ => write!(f, "{}", fault.kind)?,
         }
@@ -59,7 +74,7 @@ impl fmt::Display for FaultReport {
             None if fault.kind == FaultKind::Aborted => {}
             None => write!(f, ": expected {}, saw {}", fault.expected, fault.seen)?,
         }
-        write!(f, " (told by rank {rank}{}; {back_end})", on_host(host))
+        write!(f, " (reported by rank {rank}{}; {back_end})", on_host(host))
     }
 }
 

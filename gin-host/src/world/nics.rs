@@ -14,6 +14,10 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 
 /// The device-driven NICs of the ranks, for the back end GDAKI.
+///
+/// ```
+/// assert!(matches!(gin_host::world::Nics::default(), gin_host::world::Nics::Probe(_)));
+/// ```
 #[derive(Clone, Debug)]
 pub enum Nics {
     /// The NICs of this host.

@@ -33,6 +33,14 @@ pub enum GpuMemory {
 }
 
 /// Name of a port, or of all ports of a device: `mlx5_0:1`, `mlx5_0`.
+///
+/// ```
+/// use gin_net::verbs::PortName;
+///
+/// let name: PortName = "mlx5_0:1".parse()?;
+/// assert_eq!((name.device.as_str(), name.port), ("mlx5_0", Some(1)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortName {
     /// Name of the device.
@@ -78,6 +86,14 @@ pub struct NotAPort {
 
 gin_gpu::config! {
     /// Configuration of devices and connections. Both ends of a connection should use the same times and depths.
+    ///
+    /// ```
+    /// use gin_net::verbs::VerbsConfig;
+    ///
+    /// let config = VerbsConfig::default().ports(vec!["mlx5_0:1".parse()?]).retries(7);
+    /// assert_eq!((config.ports.len(), config.most_ports), (1, 4));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[derive(Clone, PartialEq, Eq, Debug)]
     pub struct VerbsConfig {
         /// Path of libibverbs, or a name that the loader searches for. Default: `libibverbs.so.1`.

@@ -8,6 +8,10 @@ use gin_verbs::{Link, LoadError};
 use std::{fmt, io};
 
 /// Why no RDMA device can be used.
+///
+/// ```
+/// assert_eq!(gin_net::verbs::NoDevice::None.to_string(), "no RDMA device: the kernel has none");
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoDevice {
