@@ -26,7 +26,7 @@ function rule(line,    at, advice, kind, where, pattern) {
         allow_path[allows] = where; allow_word[allows] = pattern
         return
     }
-    if (kind !~ /^(part|word|text|open|start|file)$/) bad(line)
+    if (kind !~ /^(part|word|text|open|start|verb|file)$/) bad(line)
     rules++
     rule_kind[rules] = kind; rule_advice[rules] = advice; rule_name[rules] = pattern
     at = index(where, "@")
@@ -34,7 +34,7 @@ function rule(line,    at, advice, kind, where, pattern) {
     rule_path[rules] = at ? substr(where, at + 1) : ""
     if (rule_in[rules] !~ /^(code|prose|both)$/) bad(line)
     if (kind == "word" || kind == "text") pattern = "(^|[^A-Za-z0-9_])(" pattern ")([^A-Za-z0-9_]|$)"
-    if (kind == "open" || kind == "start") pattern = "^(" pattern ")([^A-Za-z0-9_]|$)"
+    if (kind == "open" || kind == "start" || kind == "verb") pattern = "^(" pattern ")([^A-Za-z0-9_]|$)"
     rule_regex[rules] = pattern
 }
 
@@ -53,7 +53,7 @@ function begin(path,    i) {
     sub(/^\.\//, "", name)
     if (root != "" && index(name, root) == 1) name = substr(name, length(root) + 1)
     read[name] = 1
-    state = ""; fence = 0; block = ""; carry = ""
+    state = ""; fence = 0; block = ""; carry = ""; doc = ""
     lang = "sh"
     if (name ~ /\.rs$/) lang = "rs"
     if (name ~ /\.md$/) lang = "md"
@@ -225,8 +225,27 @@ function markdown(line,    text, opens, bare) {
     paths(line)
 }
 
+# Checks the first line of a function's doc comment. `doc` is that line, up to the function's own line.
+function verb(line,    n, i) {
+    if (line ~ /^[ \t]*$/ && kind == "///") {
+        if (doc == "") { doc = comment; doc_line = FNR; sub(/^ */, "", doc) }
+        return
+    }
+    # A macro's doc comment may begin with the text of its caller.
+    if (line ~ /^[ \t]*#\[doc = / && doc == "") doc = "Documents"
+    # Attributes and comments may stand between doc comment and function.
+    if (line ~ /^[ \t]*(#|[\])]|$)/ && (kind != "" || line !~ /^[ \t]*$/)) return
+    if (doc != "" && line ~ /^[ \t]*(pub(\([a-z]+\))? +)?((const|async|unsafe|extern) +)*fn /)
+        for (n = 1; n <= active; n++) {
+            i = on[n]
+            if (rule_kind[i] == "verb" && doc !~ rule_regex[i]) found(i, word_of(doc), doc_line)
+        }
+    doc = ""
+}
+
 function rust(line,    opens) {
     lex(line)
+    verb(code)
     heading = comment ~ /^ *#+ /
     # A code block or table in a comment is not prose.
     if (kind ~ /^\/\/[\/!]$/ && comment ~ /^ *```/) { fence = !fence; block = kind; carry = ""; return }

@@ -68,6 +68,9 @@ exit
 # KIND|WANTED (found words, separated by commas)|TEXT (\n is the end of a line)
 #| rs||/// Returns the queue.\nfn queue() {}
 #| rs|whoever|/// Rings for whoever has published.
+#| rs|The|/// The queue.\n#[inline(always)]\npub(crate) const unsafe fn queue() {}
+#| rs|See|/// See there.\n// Why.\nfn queue() {}
+#| rs||/// The queue.\nstruct Queue;\nfn queue() {}
 #| rs|is told|fn f() { panic!("it is told twice") } // fine
 #| rs|is told|/// The host is\n/// told of it.
 #| rs|is to be|/// A window that is to\n/// be freed.

@@ -291,7 +291,7 @@ mod tests {
             }
         }
 
-        /// How often a neighbour that listens for nothing is late, until this one is lost.
+        /// Counts the late messages of a neighbour that listens for nothing, until this one is lost.
         fn is_lost(&self) -> usize {
             let mut late = 0;
             let watch = Watch::new(SILENCE, &Seat::own(), self.1, true);

@@ -421,7 +421,7 @@ impl Node {
         Ok(())
     }
 
-    /// At rank 0, returns the first ranks that have not registered, and the number of all that have not.
+    /// Returns, at rank 0, the first ranks that have not registered, and the number of all that have not.
     pub(super) fn unregistered(&self) -> (Vec<u32>, u32) {
         let state = self.state();
         let missing = (0..self.ranks).filter(|rank| !state.registered.contains_key(rank)).take(LISTED).collect();

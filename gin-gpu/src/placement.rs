@@ -274,7 +274,7 @@ mod tests {
         }
     }
 
-    /// A folder like `/sys` with one PCI device.
+    /// Makes a folder like `/sys` with one PCI device.
     fn sys(files: &[(&str, &str)]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for (file, text) in files {

@@ -105,7 +105,7 @@ mod tests {
     use crate::registry::process;
     use gin_abi::{Fault, FaultKind, Operation};
 
-    /// A process that is alive: its socket is this one's, as it was never asked.
+    /// Returns a process that is alive. Its socket is this process's, because it was never asked.
     fn alive() -> Process {
         let device: Arc<dyn crate::Device> = crate::virt::VirtualDevice::memory_only(0);
         crate::share::describe(&*device).unwrap();

@@ -26,7 +26,7 @@ use std::sync::mpsc;
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
 impl Communicator {
-    /// The steps of `initialise`.
+    /// Carries out the steps of `initialise`.
     pub(super) fn bring_up(&self, requirements: &Requirements) -> Result<Live, CommError> {
         const CALL: &str = "initialise";
         let Met { lsa_size, chosen, processes } =

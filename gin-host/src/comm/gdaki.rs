@@ -186,7 +186,7 @@ impl Gdaki {
         self.queues.busy(context)
     }
 
-    /// See [`DeviceQueuePairs::ringer`].
+    /// Returns the engine that rings doorbells: see [`DeviceQueuePairs::ringer`].
     pub(super) fn ringer(&self) -> Ringer {
         self.queues.ringer()
     }

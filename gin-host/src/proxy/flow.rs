@@ -56,7 +56,7 @@ fn part(transfer: Transfer, from: u64, length: u64) -> Transfer {
 }
 
 impl Op {
-    /// All messages of the request are posted.
+    /// Cancels the messages that are not posted yet.
     pub(super) fn cancel(&mut self) {
         self.rest = Rest::Nothing;
         self.canceled = true;

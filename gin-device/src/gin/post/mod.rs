@@ -114,7 +114,7 @@ impl<B: Backend> Gin<B> {
         Post { gin: self, peer, request, options }
     }
 
-    /// For barriers: looks up a signal whose id is past the user's ids, at a peer that loads and stores reach.
+    /// Looks up, for barriers, a signal whose id is past the user's ids, at a peer that loads and stores reach.
     #[inline(always)]
     pub(crate) fn find_internal(&self, peer: Rank, action: SignalAction) -> Result<Raises, Fault> {
         let options = Options { signal: Some(action), internal: true, ..Options::new() };
@@ -123,7 +123,7 @@ impl<B: Backend> Gin<B> {
         Ok(post.raises())
     }
 
-    /// For barriers: raises a signal whose id is past the user's ids. The caller has released to the system.
+    /// Raises, for barriers, a signal whose id is past the user's ids. The caller has released to the system.
     #[inline(always)]
     pub(crate) fn raise_internal(
         &self,

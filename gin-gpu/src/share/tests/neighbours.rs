@@ -117,7 +117,7 @@ fn in_namespaces(arguments: &[&str], test: &str) -> Option<String> {
     Some(line.unwrap_or_else(|| panic!("{output:?}")).1.to_owned())
 }
 
-/// In a process that a test started: takes the parent's memory and prints the outcome.
+/// Takes the parent's memory and prints the outcome, in a process that a test started.
 fn take_the_parents() -> bool {
     let Ok(hex) = std::env::var(KEY) else { return false };
     let key: Vec<u8> = (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect();
