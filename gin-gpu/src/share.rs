@@ -389,19 +389,18 @@ pub fn reaches(device: &dyn Device, described: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-mod neighbours;
-
-#[cfg(test)]
 mod tests {
+    mod neighbours;
+
     use super::*;
     use crate::virt::VirtualDevice;
 
-    pub(super) fn device() -> Arc<dyn Device> {
+    fn device() -> Arc<dyn Device> {
         VirtualDevice::memory_only(0)
     }
 
     /// Maps memory as another process does: without the table of this one.
-    pub(super) fn elsewhere(key: &[u8]) -> Result<Arc<Memory>, String> {
+    fn elsewhere(key: &[u8]) -> Result<Arc<Memory>, String> {
         import(key, &device(), |_| Ok(None))
     }
 

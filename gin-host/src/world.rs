@@ -442,21 +442,17 @@ where
     T: Send,
     E: Send,
 {
-    let threads = match &config.mode {
-        Mode::Threads(threads) if bootstrap.ranks() == config.ranks => threads.clone(),
-        Mode::Threads(_) => {
-            let reason = format!("the job has {} ranks, not {}", bootstrap.ranks(), config.ranks);
-            return Err(LaunchError::Processes { reason });
-        }
-        Mode::Seeded(_) => {
-            let reason = "processes cannot take turns in a seeded world: use threads".to_owned();
-            return Err(LaunchError::Processes { reason });
-        }
+    let refuse = |reason| LaunchError::Processes { reason };
+    let Mode::Threads(threads) = &config.mode else {
+        return Err(refuse("processes cannot take turns in a seeded world: use threads".to_owned()));
     };
-    let world = World::threads(threads);
+    if bootstrap.ranks() != config.ranks {
+        return Err(refuse(format!("the job has {} ranks, not {}", bootstrap.ranks(), config.ranks)));
+    }
+    let world = World::threads(threads.clone());
     let rank = bootstrap.rank();
     let mut results = run(&config, &world, vec![bootstrap], &body)?;
-    results.pop().ok_or_else(|| LaunchError::Processes { reason: format!("rank {rank} brought nothing") })
+    results.pop().ok_or_else(|| refuse(format!("rank {rank} brought nothing")))
 }
 
 /// Runs the ranks of `job`: all ranks of `config` or one of them.

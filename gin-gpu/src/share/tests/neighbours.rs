@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Processes on the same host that disturb, and processes in other namespaces.
 
-use super::tests::{device, elsewhere};
 use super::*;
 use rustix::process::Uid;
 use rustix::thread::set_thread_res_uid;
@@ -133,7 +132,7 @@ fn processes_of_other_pid_namespaces_share_memory() {
     if take_the_parents() {
         return;
     }
-    let test = "share::neighbours::processes_of_other_pid_namespaces_share_memory";
+    let test = "share::tests::neighbours::processes_of_other_pid_namespaces_share_memory";
     let Some(line) = in_namespaces(&["--pid", "--fork"], test) else { return };
     assert_eq!(line, "8 bytes, ended (false, None)");
 }
@@ -143,7 +142,7 @@ fn a_process_whose_user_has_no_number_here_is_refused_by_that_name() {
     if take_the_parents() {
         return;
     }
-    let test = "share::neighbours::a_process_whose_user_has_no_number_here_is_refused_by_that_name";
+    let test = "share::tests::neighbours::a_process_whose_user_has_no_number_here_is_refused_by_that_name";
     let Some(line) = in_namespaces(&["--user"], test) else { return };
     assert!(line.contains("another user namespace"), "{line}");
 }
