@@ -115,7 +115,7 @@ impl Hca for SoftHca {
 
     fn allocate_domain(&self) -> Result<Domain, HcaError> {
         let mut state = self.fabric.lock();
-        let number = state.add_domain(self.device).map_err(|refusal| refusal.error())?;
+        let number = state.add_domain(self.device)?;
         let handle = state.keep(Object { kind: Kind::Domain, device: self.device, number });
         Ok(Domain { handle, number })
     }
@@ -123,7 +123,7 @@ impl Hca for SoftHca {
     fn free_domain(&self, domain: Handle) -> Result<(), HcaError> {
         let mut state = self.fabric.lock();
         let object = state.find(domain, self.device)?;
-        state.remove_domain(object).map_err(|refusal| refusal.error())?;
+        state.remove_domain(object)?;
         state.objects.remove(&domain.0);
         Ok(())
     }
@@ -138,7 +138,7 @@ impl Hca for SoftHca {
         let mut state = self.fabric.lock();
         self.check_memory(&state, memory)?;
         let owner = state.find(domain.handle, self.device)?;
-        let key = state.add_region(owner, memory, start, access).map_err(|refusal| refusal.error())?;
+        let key = state.add_region(owner, memory, start, access)?;
         let handle = state.keep(Object { kind: Kind::Region, device: self.device, number: key >> 8 });
         Ok(Region { handle, local_key: key, remote_key: key })
     }
@@ -146,7 +146,7 @@ impl Hca for SoftHca {
     fn deregister_region(&self, region: Handle) -> Result<(), HcaError> {
         let mut state = self.fabric.lock();
         let object = state.find(region, self.device)?;
-        state.remove_region(object).map_err(|refusal| refusal.error())?;
+        state.remove_region(object)?;
         state.objects.remove(&region.0);
         Ok(())
     }

@@ -2,11 +2,10 @@
 //! The objects of software NICs and their uses of each other.
 
 use super::SoftConfig;
-use super::firmware::{Reason, Refusal};
+use super::firmware::{Answer, Reason};
 use super::memory::HostMemory;
 use super::place::{DOORBELLS, EnginePlace};
-use super::table::{Full, Table};
-use gin_abi::mlx5::command::Status;
+use super::table::Table;
 use gin_nic::hca::{Access, Extent, Handle, HcaError};
 use gin_soft_hca::faults::Switch;
 use gin_soft_hca::held::{Held, Item, Usage};
@@ -47,8 +46,8 @@ pub(super) struct Object {
 
 impl Object {
     /// Checks that the object is of this kind.
-    pub(super) fn check_kind(self, kind: Kind) -> Result<(), Refusal> {
-        if self.kind == kind { Ok(()) } else { Err(Reason::WrongObject.refuse(Status::BadResource)) }
+    pub(super) fn check_kind(self, kind: Kind) -> Answer<()> {
+        Reason::WrongObject.refuse_if(self.kind != kind)
     }
 }
 
@@ -220,8 +219,8 @@ impl HcaState {
     /// Makes something go wrong once.
     ///
     /// # Errors
-    /// [`Full`] if too much is to go wrong at a time.
-    pub(super) fn inject(&mut self, fault: Fault) -> Result<(), Full> {
+    /// [`Reason::Full`] if too much is to go wrong at a time.
+    pub(super) fn inject(&mut self, fault: Fault) -> Answer<()> {
         match self.faults.iter_mut().find(|switch| !switch.is_on()) {
             Some(free) => {
                 *free = Switch::on(fault);
@@ -232,7 +231,7 @@ impl HcaState {
     }
 
     /// A queue pair that was not there.
-    pub(super) fn add_queue(&mut self, queue: QueuePair, uses: Uses) -> Result<u32, Full> {
+    pub(super) fn add_queue(&mut self, queue: QueuePair, uses: Uses) -> Answer<u32> {
         let number = free_slot(&mut self.queues, |queue| !queue.live, queue)?;
         if self.queue_uses.len() <= number {
             self.queue_uses.push(uses);
@@ -246,7 +245,7 @@ impl HcaState {
     }
 
     /// A completion queue that was not there.
-    pub(super) fn add_completions(&mut self, queue: CompletionQueue, uses: Uses) -> Result<u32, Full> {
+    pub(super) fn add_completions(&mut self, queue: CompletionQueue, uses: Uses) -> Answer<u32> {
         let number = free_slot(&mut self.completions, |queue| !queue.live, queue)?;
         if self.completion_uses.len() <= number {
             self.completion_uses.push((uses, 0));
@@ -257,17 +256,17 @@ impl HcaState {
     }
 
     /// A doorbell that was not there.
-    pub(super) fn add_doorbell(&mut self, device: u32) -> Result<u32, Refusal> {
+    pub(super) fn add_doorbell(&mut self, device: u32) -> Answer<u32> {
         let number = add(&mut self.uars, Owned { device, users: 0, what: Doorbell { address: 0, _page: None } });
         let placed = match self.place.doorbell(number) {
-            Some(_) if number as usize >= DOORBELLS => Err(Reason::Full.refuse(Status::NoResources)),
+            Some(_) if number as usize >= DOORBELLS => Err(Reason::Full),
             Some(address) => Ok(Doorbell { address, _page: None }),
             None => {
                 let page = Box::new(Page([const { AtomicU64::new(0) }; PAGE as usize / 8]));
                 Ok(Doorbell { address: (&raw const page.0[DOORBELL_WORD]) as u64, _page: Some(page) })
             }
         };
-        let cleared = self.clear_doorbell(number).map_err(|_| Reason::Engine.refuse(Status::Internal));
+        let cleared = self.clear_doorbell(number).map_err(|_| Reason::Engine);
         match cleared.and(placed) {
             Ok(doorbell) => {
                 if let Some(Some(uar)) = self.uars.get_mut(number as usize) {
@@ -280,7 +279,7 @@ impl HcaState {
             }
         }
         while self.owners.len() <= number as usize {
-            self.owners.push(0).map_err(|Full| Reason::Full.refuse(Status::NoResources))?;
+            self.owners.push(0)?;
         }
         self.owners[number as usize] = device.into();
         Ok(number)
@@ -304,36 +303,27 @@ impl HcaState {
     }
 
     /// Checks that the device may have one more object.
-    pub(super) fn check_room(&self, device: u32) -> Result<(), Refusal> {
+    pub(super) fn check_room(&self, device: u32) -> Answer<()> {
         let count = self.objects.values().filter(|object| object.device == device).count();
-        if count < self.config(device).objects { Ok(()) } else { Err(Reason::Full.refuse(Status::NoResources)) }
+        Reason::Full.refuse_if(count >= self.config(device).objects)
     }
 
-    pub(super) fn add_domain(&mut self, device: u32) -> Result<u32, Refusal> {
+    pub(super) fn add_domain(&mut self, device: u32) -> Answer<u32> {
         self.check_room(device)?;
         Ok(add(&mut self.domains, Owned { device, users: 0, what: () }))
     }
 
-    pub(super) fn remove_domain(&mut self, object: Object) -> Result<(), Refusal> {
+    pub(super) fn remove_domain(&mut self, object: Object) -> Answer<()> {
         object.check_kind(Kind::Domain)?;
         remove(&mut self.domains, object.number)
     }
 
-    pub(super) fn add_region(
-        &mut self,
-        domain: Object,
-        memory: &Extent,
-        start: u64,
-        access: Access,
-    ) -> Result<u32, Refusal> {
+    pub(super) fn add_region(&mut self, domain: Object, memory: &Extent, start: u64, access: Access) -> Answer<u32> {
         self.check_room(domain.device)?;
         domain.check_kind(Kind::Domain)?;
         // As the verbs demand.
-        if (access.remote_write || access.remote_atomic) && !access.local_write {
-            return Err(Reason::Access.refuse(Status::BadParameter));
-        }
-        let number = free_slot(&mut self.regions, |region| !region.live, Region::default())
-            .map_err(|Full| Reason::Full.refuse(Status::NoResources))?;
+        Reason::Access.refuse_if((access.remote_write || access.remote_atomic) && !access.local_write)?;
+        let number = free_slot(&mut self.regions, |region| !region.live, Region::default())?;
         // The low bits differ from use to use of a slot, so that a stale key is noticed.
         let key = (number as u32) << 8 | (self.serial as u32 & 0xff);
         self.regions[number] = Region {
@@ -356,7 +346,7 @@ impl HcaState {
         Ok(key)
     }
 
-    pub(super) fn remove_region(&mut self, object: Object) -> Result<(), Refusal> {
+    pub(super) fn remove_region(&mut self, object: Object) -> Answer<()> {
         object.check_kind(Kind::Region)?;
         // Bytes on their way into the region arrive before the memory may go.
         let region = self.regions[object.number as usize];
@@ -398,7 +388,7 @@ impl HcaState {
 }
 
 /// Puts an element into the first place but 0 that is free, or behind the last one; its number.
-fn free_slot<T: Copy>(table: &mut Table<T>, is_free: impl Fn(&T) -> bool, element: T) -> Result<usize, Full> {
+fn free_slot<T: Copy>(table: &mut Table<T>, is_free: impl Fn(&T) -> bool, element: T) -> Answer<usize> {
     match table.iter().skip(1).position(is_free) {
         Some(free) => {
             table[free + 1] = element;
@@ -423,13 +413,13 @@ pub(super) fn add<T>(slots: &mut Slots<T>, thing: Owned<T>) -> u32 {
 }
 
 /// Removes an object that no other uses.
-pub(super) fn remove<T>(slots: &mut Slots<T>, number: u32) -> Result<(), Refusal> {
+pub(super) fn remove<T>(slots: &mut Slots<T>, number: u32) -> Answer<()> {
     match slots.get_mut(number as usize) {
-        Some(Some(thing)) if thing.users > 0 => Err(Reason::InUse.refuse(Status::ResourceBusy)),
+        Some(Some(thing)) if thing.users > 0 => Err(Reason::InUse),
         Some(slot @ Some(_)) => {
             *slot = None;
             Ok(())
         }
-        _ => Err(Reason::WrongObject.refuse(Status::BadResource)),
+        _ => Err(Reason::WrongObject),
     }
 }

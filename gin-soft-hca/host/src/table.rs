@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Tables of the engine, which the host changes while no kernel uses them.
 
+use super::firmware::{Answer, Reason};
 use super::{HcaError, no_engine};
 use gin_gpu::{Device, GpuError, Memory, MemoryKind};
 use gin_soft_hca::kernel;
@@ -47,8 +48,8 @@ impl<T: Copy> Table<T> {
     /// Adds an element.
     ///
     /// # Errors
-    /// [`Full`].
-    pub(super) fn push(&mut self, element: T) -> Result<(), Full> {
+    /// [`Reason::Full`].
+    pub(super) fn push(&mut self, element: T) -> Answer<()> {
         match self {
             Self::Own(elements) => {
                 elements.push(element);
@@ -58,7 +59,7 @@ impl<T: Copy> Table<T> {
                 pinned.add(element);
                 Ok(())
             }
-            Self::Pinned(_) => Err(Full),
+            Self::Pinned(_) => Err(Reason::Full),
         }
     }
 
@@ -75,10 +76,6 @@ impl<T: Copy> Table<T> {
         }
     }
 }
-
-/// There is no room for more objects of a kind.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Full;
 
 impl<T> Pinned<T> {
     fn start(&self) -> *mut T {

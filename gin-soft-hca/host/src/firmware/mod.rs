@@ -16,59 +16,60 @@ use gin_nic::hca::{Handle, HcaError};
 const SYNDROMES: u32 = 0x50f7_0000;
 
 macro_rules! reasons {
-    ($($(#[$doc:meta])* $variant:ident = $text:literal,)*) => {
+    ($($variant:ident = $status:ident, $text:literal;)*) => {
         /// Why a command is refused.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub(crate) enum Reason { $($variant,)* }
 
-        const REASONS: &[(Reason, &str)] = &[$((Reason::$variant, $text),)*];
+        /// Status and meaning of each reason.
+        const REASONS: &[(Status, &str)] = &[$((Status::$status, $text),)*];
     };
 }
 
 reasons! {
-    Operation = "no such command, or not here",
-    Variant = "no such variant of the command",
-    InputLength = "wrong length of the command",
-    OutputLength = "too little room for the answer",
-    Reserved = "a reserved bit is set",
-    Full = "too many objects",
-    Engine = "the engine has failed",
-    WrongObject = "no such object, or of another kind",
-    InUse = "object is in use",
-    Access = "rights that do not go together",
-    Pages = "pages that do not follow each other",
-    PageOffset = "offset past the first page",
-    UmemMissing = "no memory named for the ring or the record",
-    UmemUnknown = "no such memory",
-    UmemReadOnly = "memory that the NIC may not write",
-    UmemRange = "ring or record reaches past its memory",
-    Alignment = "ring or record is not aligned",
-    EntrySize = "size of entries",
-    QueueSize = "size of the queue",
-    Uar = "no such doorbell page",
-    UarShared = "doorbell page serves another queue pair",
-    EventQueue = "no such event queue",
-    Overrun = "overruns cannot be ignored",
-    Service = "kind of service",
-    ReceiveQueue = "receive queues are not there",
-    DoorbellMode = "send queues need doorbell records",
-    Domain = "no such protection domain",
-    CompletionQueue = "no such completion queue",
-    CoreDirect = "entries cannot wait for completion queues",
-    State = "queue pair is in another state",
-    Port = "no such port",
-    Path = "state of path migration",
-    PartitionKey = "no such partition key",
-    Atomics = "atomics that the NIC does not have",
-    Mtu = "no such MTU",
-    Message = "longest message",
-    Reads = "reads and atomics under way",
-    GidIndex = "no such GID",
-    UdpPort = "UDP source port out of range",
-    Hops = "no hops",
-    Lid = "no such local identifier",
-    Header = "global route header on Ethernet",
-    Optional = "optional fields that this change does not take",
+    Operation = BadOperation, "no such command, or not here";
+    Variant = BadOperation, "no such variant of the command";
+    InputLength = BadInputLength, "wrong length of the command";
+    OutputLength = BadOutputLength, "too little room for the answer";
+    Reserved = BadParameter, "a reserved bit is set";
+    Full = NoResources, "too many objects";
+    Engine = Internal, "the engine has failed";
+    WrongObject = BadResource, "no such object, or of another kind";
+    InUse = ResourceBusy, "object is in use";
+    Access = BadParameter, "rights that do not go together";
+    Pages = BadParameter, "pages that do not follow each other";
+    PageOffset = BadParameter, "offset past the first page";
+    UmemMissing = BadParameter, "no memory named for the ring or the record";
+    UmemUnknown = BadResource, "no such memory";
+    UmemReadOnly = BadParameter, "memory that the NIC may not write";
+    UmemRange = BadParameter, "ring or record reaches past its memory";
+    Alignment = BadParameter, "ring or record is not aligned";
+    EntrySize = BadParameter, "size of entries";
+    QueueSize = Limit, "size of the queue";
+    Uar = BadResource, "no such doorbell page";
+    UarShared = ResourceBusy, "doorbell page serves another queue pair";
+    EventQueue = BadResource, "no such event queue";
+    Overrun = BadParameter, "overruns cannot be ignored";
+    Service = BadParameter, "kind of service";
+    ReceiveQueue = BadParameter, "receive queues are not there";
+    DoorbellMode = BadParameter, "send queues need doorbell records";
+    Domain = BadResource, "no such protection domain";
+    CompletionQueue = BadResource, "no such completion queue";
+    CoreDirect = BadParameter, "entries cannot wait for completion queues";
+    State = BadQpState, "queue pair is in another state";
+    Port = BadParameter, "no such port";
+    Path = BadParameter, "state of path migration";
+    PartitionKey = Index, "no such partition key";
+    Atomics = BadParameter, "atomics that the NIC does not have";
+    Mtu = BadParameter, "no such MTU";
+    Message = BadParameter, "longest message";
+    Reads = Limit, "reads and atomics under way";
+    GidIndex = Index, "no such GID";
+    UdpPort = BadParameter, "UDP source port out of range";
+    Hops = BadParameter, "no hops";
+    Lid = BadParameter, "no such local identifier";
+    Header = BadParameter, "global route header on Ethernet";
+    Optional = BadParameter, "optional fields that this change does not take";
 }
 
 /// Returns the meaning of a syndrome of a software NIC.
@@ -78,29 +79,26 @@ pub fn reason(syndrome: u32) -> Option<&'static str> {
 }
 
 impl Reason {
-    pub(crate) fn refuse(self, status: Status) -> Refusal {
-        Refusal { status, syndrome: SYNDROMES + self as u32 }
+    pub(crate) fn refuse_if(self, wrong: bool) -> Answer<()> {
+        if wrong { Err(self) } else { Ok(()) }
     }
 
-    fn parameter(self) -> Refusal {
-        self.refuse(Status::BadParameter)
+    fn status(self) -> Status {
+        REASONS[self as usize].0
     }
-}
 
-/// The answer to a refused command.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Refusal {
-    status: Status,
-    syndrome: u32,
-}
-
-impl Refusal {
-    pub(crate) fn error(self) -> HcaError {
-        HcaError::Refused { status: self.status as u8, syndrome: self.syndrome }
+    fn syndrome(self) -> u32 {
+        SYNDROMES + self as u32
     }
 }
 
-type Answer<T> = Result<T, Refusal>;
+impl From<Reason> for HcaError {
+    fn from(reason: Reason) -> Self {
+        Self::Refused { status: reason.status() as u8, syndrome: reason.syndrome() }
+    }
+}
+
+pub(crate) type Answer<T> = Result<T, Reason>;
 
 /// Executes a command about the object, or about none. Gives the handle of what it made.
 pub(super) fn execute(
@@ -116,13 +114,13 @@ pub(super) fn execute(
     }
     output.fill(0);
     let done = dispatch(state, device, object, input, output);
-    done.map(|made| made.map(|made| state.keep(made))).map_err(|refusal| {
+    done.map(|made| made.map(|made| state.keep(made))).map_err(|reason| {
         if let Some(head) = output.get_mut(..CommandOut::LENGTH) {
             let mut answer = Mailbox::<CommandOut>::new();
-            answer.set(CommandOut::STATUS, refusal.status.code()).set(CommandOut::SYNDROME, refusal.syndrome.into());
+            answer.set(CommandOut::STATUS, reason.status().code()).set(CommandOut::SYNDROME, reason.syndrome().into());
             head.copy_from_slice(answer.view().bytes());
         }
-        refusal.error()
+        reason.into()
     })
 }
 
@@ -133,15 +131,13 @@ fn dispatch(
     input: &[u8],
     output: &mut [u8],
 ) -> Answer<Option<Object>> {
-    let head = View::<CommandIn>::new(input).ok_or(Reason::InputLength.refuse(Status::BadInputLength))?;
-    if output.len() < CommandOut::LENGTH {
-        return Err(Reason::OutputLength.refuse(Status::BadOutputLength));
-    }
+    let head = View::<CommandIn>::new(input).ok_or(Reason::InputLength)?;
+    Reason::OutputLength.refuse_if(output.len() < CommandOut::LENGTH)?;
     let code = head.get(CommandIn::OPCODE);
     let made = |kind, number| Ok(Some(Object { kind, device, number }));
     let about = |kind| match object {
         Some(object) if object.kind == kind => Ok(object.number),
-        _ => Err(Reason::WrongObject.refuse(Status::BadResource)),
+        _ => Err(Reason::WrongObject),
     };
     if object.is_none() {
         return match code {
@@ -157,13 +153,11 @@ fn dispatch(
             opcode::CREATE_QP => made(Kind::Queue, make::create_queue(state, device, parse(input)?, output)?),
             opcode::CREATE_UMEM => made(Kind::Umem, make::create_umem(state, device, input, output)?),
             opcode::ALLOC_UAR => made(Kind::Uar, make::allocate_uar(state, device, parse(input)?, output)?),
-            _ => Err(Reason::Operation.refuse(Status::BadOperation)),
+            _ => Err(Reason::Operation),
         };
     }
     let number = head.get(CommandIn::NUMBER) as u32;
-    if object.is_some_and(|object| object.number != number) {
-        return Err(Reason::WrongObject.refuse(Status::BadResource));
-    }
+    Reason::WrongObject.refuse_if(object.is_some_and(|object| object.number != number))?;
     match code {
         opcode::RST2INIT_QP => states::to_init(state, about(Kind::Queue)?, parse(input)?),
         opcode::INIT2RTR_QP => states::to_ready_to_receive(state, about(Kind::Queue)?, parse(input)?),
@@ -175,30 +169,26 @@ fn dispatch(
         opcode::DESTROY_CQ => make::destroy_completions(state, about(Kind::Completions)?),
         opcode::DESTROY_UMEM => remove(&mut state.umems, about(Kind::Umem)?),
         opcode::DEALLOC_UAR => remove(&mut state.uars, about(Kind::Uar)?),
-        _ => Err(Reason::Operation.refuse(Status::BadOperation)),
+        _ => Err(Reason::Operation),
     }
     .map(|()| None)
 }
 
 /// A command of the one length that it has, with nothing but known fields.
 fn parse<L: Layout>(input: &[u8]) -> Answer<View<'_, L>> {
-    if input.len() != L::LENGTH {
-        return Err(Reason::InputLength.refuse(Status::BadInputLength));
-    }
-    let view = View::new(input).ok_or(Reason::InputLength.refuse(Status::BadInputLength))?;
+    Reason::InputLength.refuse_if(input.len() != L::LENGTH)?;
+    let view = View::new(input).ok_or(Reason::InputLength)?;
     check_reserved::<L>(input)?;
     // The variant is in the same place everywhere.
     let head = View::<CommandIn>::new(input).map_or(0, |head| head.get(CommandIn::OP_MOD));
-    if head != 0 && L::NAME != QueryHcaCapIn::NAME {
-        return Err(Reason::Variant.refuse(Status::BadOperation));
-    }
+    Reason::Variant.refuse_if(head != 0 && L::NAME != QueryHcaCapIn::NAME)?;
     Ok(view)
 }
 
 fn check_reserved<L: Layout>(input: &[u8]) -> Answer<()> {
     let mut left = input[..L::LENGTH].to_vec();
     clear(L::NAME, &mut left);
-    if left.iter().all(|&byte| byte == 0) { Ok(()) } else { Err(Reason::Reserved.parameter()) }
+    Reason::Reserved.refuse_if(left.iter().any(|&byte| byte != 0))
 }
 
 /// Clears the fields that a table knows.
@@ -215,7 +205,7 @@ fn clear(table: &str, bytes: &mut [u8]) {
 }
 
 fn room<L: Layout>(output: &[u8]) -> Answer<()> {
-    if output.len() < L::LENGTH { Err(Reason::OutputLength.refuse(Status::BadOutputLength)) } else { Ok(()) }
+    Reason::OutputLength.refuse_if(output.len() < L::LENGTH)
 }
 
 fn reply<L: Layout>(output: &mut [u8], answer: &Mailbox<L>) {
@@ -230,5 +220,5 @@ fn reply_number<L: Layout>(output: &mut [u8], field: Field<L>, number: u32) {
 
 fn port_of(config: &SoftConfig, port: u64) -> Answer<&SoftPort> {
     let found = usize::try_from(port).ok().and_then(|port| config.ports.get(port.wrapping_sub(1)));
-    found.ok_or(Reason::Port.parameter())
+    found.ok_or(Reason::Port)
 }

@@ -5,7 +5,7 @@ use super::{Answer, Reason, port_of, reply, room};
 use crate::SoftConfig;
 use crate::objects::{HcaState, PAGE};
 use gin_abi::mlx5::bits::{Mailbox, View};
-use gin_abi::mlx5::command::{PORT_TYPE_ETHERNET, Status, capability, roce_version};
+use gin_abi::mlx5::command::{PORT_TYPE_ETHERNET, capability, roce_version};
 use gin_abi::mlx5::mailbox::{
     AtomicCap, Cqc, HcaCap, Qpc, QueryCqIn, QueryCqOut, QueryHcaCapIn, QueryHcaCapOut, QueryQpIn, QueryQpOut,
     QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress, RoceCap,
@@ -64,7 +64,7 @@ pub(super) fn query_capabilities(
                 .set(table.field(AtomicCap::OPERATIONS), 1 << 1)
                 .set(table.field(AtomicCap::SIZE_QP), 1 << 3);
         }
-        _ => return Err(Reason::Variant.refuse(Status::BadOperation)),
+        _ => return Err(Reason::Variant),
     }
     reply(output, &answer);
     Ok(())
@@ -76,12 +76,10 @@ pub(super) fn query_address(
     output: &mut [u8],
 ) -> Answer<()> {
     room::<QueryRoceAddressOut>(output)?;
-    if config.link != Link::Ethernet {
-        return Err(Reason::Operation.refuse(Status::BadOperation));
-    }
+    Reason::Operation.refuse_if(config.link != Link::Ethernet)?;
     let port = port_of(config, command.get(QueryRoceAddressIn::VHCA_PORT_NUM))?;
     let index = command.get(QueryRoceAddressIn::ROCE_ADDRESS_INDEX) as usize;
-    let entry = port.gids.get(index).ok_or(Reason::GidIndex.refuse(Status::Index))?;
+    let entry = port.gids.get(index).ok_or(Reason::GidIndex)?;
     let table = QueryRoceAddressOut::ROCE_ADDRESS;
     let [a, b, c, d, e, f] = port.mac.map(u64::from);
     let mapped = entry.gid[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];

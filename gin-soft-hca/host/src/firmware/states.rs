@@ -5,7 +5,7 @@ use super::{Answer, Reason, port_of};
 use crate::objects::HcaState;
 use crate::{SoftConfig, SoftPort};
 use gin_abi::mlx5::bits::View;
-use gin_abi::mlx5::command::{AtomicMode, Mtu, PM_MIGRATED, QpState, Status, opcode, opt_param, roce_version};
+use gin_abi::mlx5::command::{AtomicMode, Mtu, PM_MIGRATED, QpState, opcode, opt_param, roce_version};
 use gin_abi::mlx5::mailbox::{Ads, ModifyQpIn, Qpc, StopQpIn};
 use gin_nic::hca::Link;
 use gin_soft_hca::tables::{QueuePair, Rights};
@@ -13,7 +13,7 @@ use gin_soft_hca::tables::{QueuePair, Rights};
 /// The queue pair, if it is in this state.
 fn in_state(state: &mut HcaState, number: u32, expected: QpState) -> Answer<&mut QueuePair> {
     let queue = &mut state.queues[number as usize];
-    if queue.state == expected { Ok(queue) } else { Err(Reason::State.refuse(Status::BadQpState)) }
+    if queue.state == expected { Ok(queue) } else { Err(Reason::State) }
 }
 
 /// Returns the rights of a peer, of the fields whose bits are in the mask.
@@ -28,15 +28,13 @@ fn rights(config: &SoftConfig, context: View<'_, Qpc>, before: Rights, mask: u64
     if mask & opt_param::RAE != 0 {
         rights.remote_atomic = context.get(Qpc::RAE) == 1;
         let mode = AtomicMode::from_code(context.get(Qpc::ATOMIC_MODE));
-        if rights.remote_atomic && (mode.is_none() || !config.atomics) {
-            return Err(Reason::Atomics.parameter());
-        }
+        Reason::Atomics.refuse_if(rights.remote_atomic && (mode.is_none() || !config.atomics))?;
     }
     Ok(rights)
 }
 
 fn check_optional(mask: u64, allowed: u64) -> Answer<()> {
-    if mask & !allowed == 0 { Ok(()) } else { Err(Reason::Optional.parameter()) }
+    Reason::Optional.refuse_if(mask & !allowed != 0)
 }
 
 pub(super) fn to_init(state: &mut HcaState, number: u32, command: View<'_, ModifyQpIn>) -> Answer<()> {
@@ -47,12 +45,8 @@ pub(super) fn to_init(state: &mut HcaState, number: u32, command: View<'_, Modif
     check_optional(command.get(ModifyQpIn::OPT_PARAM_MASK), 0)?;
     let path = context.part(Qpc::PRIMARY_ADDRESS_PATH);
     port_of(config, path.get(Ads::VHCA_PORT_NUM))?;
-    if context.get(Qpc::PM_STATE) != PM_MIGRATED {
-        return Err(Reason::Path.parameter());
-    }
-    if path.get(Ads::PKEY_INDEX) != 0 {
-        return Err(Reason::PartitionKey.refuse(Status::Index));
-    }
+    Reason::Path.refuse_if(context.get(Qpc::PM_STATE) != PM_MIGRATED)?;
+    Reason::PartitionKey.refuse_if(path.get(Ads::PKEY_INDEX) != 0)?;
     let all = opt_param::RRE | opt_param::RWE | opt_param::RAE;
     let rights = rights(config, context, Rights::default(), all)?;
     let queue = in_state(state, number, QpState::Reset)?;
@@ -67,18 +61,12 @@ pub(super) fn to_ready_to_receive(state: &mut HcaState, number: u32, command: Vi
     let mask = command.get(ModifyQpIn::OPT_PARAM_MASK);
     let rights_bits = opt_param::RRE | opt_param::RWE | opt_param::RAE;
     check_optional(mask, rights_bits | opt_param::PKEY_INDEX)?;
-    let mtu = Mtu::from_code(context.get(Qpc::MTU)).ok_or(Reason::Mtu.parameter())?;
+    let mtu = Mtu::from_code(context.get(Qpc::MTU)).ok_or(Reason::Mtu)?;
     let log_message = context.get(Qpc::LOG_MSG_MAX);
-    if log_message > 30 {
-        return Err(Reason::Message.parameter());
-    }
-    if context.get(Qpc::LOG_RRA_MAX) > config.log_max_reads.into() {
-        return Err(Reason::Reads.refuse(Status::Limit));
-    }
+    Reason::Message.refuse_if(log_message > 30)?;
+    Reason::Reads.refuse_if(context.get(Qpc::LOG_RRA_MAX) > config.log_max_reads.into())?;
     let path = context.part(Qpc::PRIMARY_ADDRESS_PATH);
-    if mask & opt_param::PKEY_INDEX != 0 && path.get(Ads::PKEY_INDEX) != 0 {
-        return Err(Reason::PartitionKey.refuse(Status::Index));
-    }
+    Reason::PartitionKey.refuse_if(mask & opt_param::PKEY_INDEX != 0 && path.get(Ads::PKEY_INDEX) != 0)?;
     let (port, peer_device) = resolve(state, config, path)?;
     let rights = rights(config, context, queue.rights, mask)?;
     // Packets that are longer than the port takes never arrive.
@@ -104,33 +92,23 @@ fn resolve<'s>(state: &HcaState, config: &'s SoftConfig, path: View<'_, Ads>) ->
     let found = match config.link {
         Link::InfiniBand => {
             let lid = path.get(Ads::RLID) as u16;
-            if lid == 0 {
-                return Err(Reason::Lid.parameter());
-            }
+            Reason::Lid.refuse_if(lid == 0)?;
             let global = path.get(Ads::GRH) == 1;
-            if global && path.get(Ads::HOP_LIMIT) == 0 {
-                return Err(Reason::Hops.parameter());
-            }
+            Reason::Hops.refuse_if(global && path.get(Ads::HOP_LIMIT) == 0)?;
             numbered().find(|(_, device)| {
                 let there = |port: &SoftPort| port.active && port.lid == lid && (!global || has(port, gid));
                 device.link == Link::InfiniBand && device.ports.iter().any(there)
             })
         }
         Link::Ethernet => {
-            if path.get(Ads::GRH) == 1 || path.get(Ads::RLID) != 0 {
-                return Err(Reason::Header.parameter());
-            }
+            Reason::Header.refuse_if(path.get(Ads::GRH) == 1 || path.get(Ads::RLID) != 0)?;
             let own = port.gids.get(path.get(Ads::SRC_ADDR_INDEX) as usize);
-            let own = own.filter(|entry| entry.gid != [0; 16]).ok_or(Reason::GidIndex.refuse(Status::Index))?;
+            let own = own.filter(|entry| entry.gid != [0; 16]).ok_or(Reason::GidIndex)?;
             if own.version == roce_version::V2 {
                 let udp = path.get(Ads::UDP_SPORT) as u16;
-                if !(config.udp_ports.0..=config.udp_ports.1).contains(&udp) {
-                    return Err(Reason::UdpPort.parameter());
-                }
+                Reason::UdpPort.refuse_if(!(config.udp_ports.0..=config.udp_ports.1).contains(&udp))?;
             }
-            if path.get(Ads::HOP_LIMIT) == 0 {
-                return Err(Reason::Hops.parameter());
-            }
+            Reason::Hops.refuse_if(path.get(Ads::HOP_LIMIT) == 0)?;
             numbered().find(|(_, device)| {
                 let address = |port: &SoftPort| port.mac.iter().fold(0, |all, &byte| all << 8 | u64::from(byte));
                 let there = |port: &SoftPort| port.active && has(port, gid) && address(port) == mac;
@@ -149,9 +127,7 @@ pub(super) fn to_ready_to_send(state: &mut HcaState, number: u32, command: View<
     let rights_bits = opt_param::RRE | opt_param::RWE | opt_param::RAE;
     check_optional(mask, rights_bits | opt_param::RNR_TIMEOUT)?;
     let reads = context.get(Qpc::LOG_SRA_MAX);
-    if reads > config.log_max_reads.into() {
-        return Err(Reason::Reads.refuse(Status::Limit));
-    }
+    Reason::Reads.refuse_if(reads > config.log_max_reads.into())?;
     let rights = rights(config, context, queue.rights, mask)?;
     let changed = &mut state.queues[number as usize];
     changed.rights = rights;
@@ -167,7 +143,7 @@ pub(super) fn stop(state: &mut HcaState, number: u32, command: View<'_, StopQpIn
     if command.get(StopQpIn::OPCODE) == opcode::TO_RST_QP {
         queue.reset();
     } else if queue.state == QpState::Reset {
-        return Err(Reason::State.refuse(Status::BadQpState));
+        return Err(Reason::State);
     } else {
         queue.state = QpState::Error;
     }
