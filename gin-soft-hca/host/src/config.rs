@@ -9,53 +9,53 @@ use gin_nic::hca::Link;
 pub struct SoftGid {
     /// The GID.
     pub gid: [u8; 16],
-    /// Of [`roce_version`](gin_abi::mlx5::command::roce_version).
+    /// The version, one of [`roce_version`](gin_abi::mlx5::command::roce_version).
     pub version: u64,
 }
 
 /// A port of a software NIC.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SoftPort {
-    /// It is up.
+    /// The port is up.
     pub active: bool,
-    /// Most bytes of payload in a packet.
+    /// The most bytes of payload in a packet.
     pub mtu: Mtu,
-    /// Local identifier, on InfiniBand.
+    /// The local identifier, on InfiniBand.
     pub lid: u16,
-    /// Hardware address, on Ethernet.
+    /// The hardware address, on Ethernet.
     pub mac: [u8; 6],
-    /// Its GIDs; one of zeros only is an empty place.
+    /// The GIDs. A GID of zeros is an empty entry.
     pub gids: Vec<SoftGid>,
 }
 
 /// The properties of a software NIC.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SoftConfig {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// The network of its ports.
+    /// The kind of network of its ports.
     pub link: Link,
-    /// Its ports, at least one.
+    /// The ports, at least one.
     pub ports: Vec<SoftPort>,
     /// log2 of the most slots of a send queue.
     pub log_max_queue: u32,
     /// log2 of the most slots of a completion queue.
     pub log_max_completions: u32,
-    /// log2 of the most reads and atomics under way.
+    /// log2 of the most outstanding reads and atomics.
     pub log_max_reads: u32,
-    /// It has reliable connections.
+    /// The NIC has reliable connections.
     pub reliable: bool,
-    /// It has atomics.
+    /// The NIC has atomics.
     pub atomics: bool,
-    /// Its entries may wait for completion queues.
+    /// Entries may wait for completion queues.
     pub core_direct: bool,
-    /// Its completion queues may ignore overruns.
+    /// Completion queues may ignore overruns.
     pub ignore_overrun: bool,
-    /// It takes memory by DMA-BUF.
+    /// The NIC registers DMA-BUF files.
     pub dma_buf: bool,
-    /// UDP source ports that it takes, both ends included.
+    /// The supported UDP source ports, both ends included.
     pub udp_ports: (u16, u16),
-    /// Most objects, of all kinds together.
+    /// The most objects, of all kinds together.
     pub objects: usize,
 }
 
@@ -66,7 +66,7 @@ impl SoftConfig {
         let local = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, high, low];
         let gids = match link {
             Link::InfiniBand => vec![SoftGid { gid: local, version: 0 }],
-            // As Linux fills its table: each address in both versions.
+            // Linux lists each address in both versions, too.
             Link::Ethernet => vec![
                 SoftGid { gid: local, version: 0 },
                 SoftGid { gid: local, version: 2 },
@@ -98,12 +98,12 @@ impl SoftConfig {
         }
     }
 
-    /// A NIC with one port on Ethernet; `number` makes its addresses.
+    /// Describes a NIC with one Ethernet port. `number` determines its addresses.
     pub fn ethernet(number: u16) -> Self {
         Self::new(number, Link::Ethernet)
     }
 
-    /// A NIC with one port on InfiniBand; `number` makes its addresses.
+    /// Describes a NIC with one InfiniBand port. `number` determines its addresses.
     pub fn infiniband(number: u16) -> Self {
         Self::new(number, Link::InfiniBand)
     }

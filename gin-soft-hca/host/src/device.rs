@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One NIC, as the bring-up sees it.
+//! One NIC, with the interface that the bring-up uses.
 
 use super::config::SoftPort;
 use super::objects::{self, HcaState, Kind, Object};
@@ -20,7 +20,7 @@ pub struct SoftHca {
 }
 
 impl SoftHca {
-    /// Its network.
+    /// Returns the network of the NIC.
     pub fn fabric(&self) -> &SoftFabric {
         &self.fabric
     }
@@ -28,7 +28,7 @@ impl SoftHca {
     /// Sends a command about the object, or about none.
     fn send(&self, object: Option<Handle>, input: &[u8], output: &mut [u8]) -> Result<Option<Handle>, HcaError> {
         let mut state = self.fabric.lock();
-        // Commands that end objects are still taken.
+        // A failed engine still accepts commands that destroy objects.
         if let Some(reason) = state.broken() {
             return Err(HcaError::Engine { reason });
         }
@@ -39,7 +39,7 @@ impl SoftHca {
         firmware::execute(&mut state, self.device, object, input, output)
     }
 
-    /// Sends a command that ends an object.
+    /// Sends a command that destroys an object.
     fn end(&self, handle: Handle, kind: Kind, code: u64) -> Result<(), HcaError> {
         let mut state = self.fabric.lock();
         let object = state.find(handle, self.device)?;
@@ -154,7 +154,7 @@ impl Hca for SoftHca {
     unsafe fn register_umem(&self, memory: &Extent, access: Access) -> Result<Umem, HcaError> {
         let mut state = self.fabric.lock();
         self.check_memory(&state, memory)?;
-        // As the kernel's driver asks the firmware: a list of pages.
+        // The Linux driver passes a list of pages to the firmware, too.
         let offset = memory.address % objects::PAGE;
         let pages = (offset + memory.bytes).div_ceil(objects::PAGE);
         let part = CreateUmemIn::UMEM;
@@ -177,7 +177,7 @@ impl Hca for SoftHca {
         let mut answer = Mailbox::<CreateUmemOut>::new();
         let handle = firmware::execute(&mut state, self.device, None, &input, answer.bytes_mut())?;
         let number = answer.get(CreateUmemOut::UMEM_ID) as u32;
-        // The driver knows the length to the byte, the list of pages does not.
+        // The list of pages has no length in bytes, but the driver knows it.
         state.trim_umem(number, memory.bytes);
         let handle = handle.ok_or(HcaError::NoObject(Handle(0)))?;
         Ok(Umem { handle, number })

@@ -2,16 +2,16 @@
 //! A software NIC: the command side, over the engine of [`gin_soft_hca`].
 //!
 //! A [`SoftFabric`] joins the NICs of the ranks of one process. Each [`SoftHca`] parses the mailboxes that a real NIC's
-//! firmware would, refuses what that would refuse, with status and syndrome ([`reason`] says in words what a syndrome
-//! stands for), and owns its objects. Entries are executed when somebody calls [`SoftFabric::step`]: a scheduler, or a
-//! thread ([`SoftFabric::serve`]).
+//! firmware parses, refuses commands that firmware would refuse, with status and syndrome ([`reason`] describes a
+//! syndrome), and owns its objects. [`SoftFabric::step`] executes entries; a scheduler calls it, or a thread
+//! ([`SoftFabric::serve`]).
 //!
 //! # Beside the commands
-//! - Doorbells are words of the pages that [`Hca::allocate_uar`] gives; a step looks at all of them. A page holds one
-//!   word, so queue pairs do not share pages ([`Hca::shares_doorbells`]).
-//! - Reserved bits of a command that are not zero are refused, which firmware may not do.
-//! - Packets have no numbers. Only the first ones are compared: where a queue pair expects another than its peer begins
-//!   with, nothing is acknowledged.
+//! - Doorbells are words of the pages that [`Hca::allocate_uar`] returns. A step looks at all of them. A page has one
+//!   doorbell, so queue pairs do not share pages ([`Hca::shares_doorbells`]).
+//! - Commands with reserved bits that are not zero are refused. Firmware may accept them.
+//! - Packets have no sequence numbers. Only the initial numbers are compared: a queue pair that expects another number
+//!   than its peer's acknowledges nothing.
 #![warn(unreachable_pub)]
 
 mod config;
@@ -41,10 +41,19 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How long a thread that serves a fabric naps when nothing is to do: a doorbell cannot wake it.
+/// The time that a thread that serves a fabric sleeps without work, because a doorbell cannot wake it.
 const NAP: Duration = Duration::from_micros(20);
 
-/// The network that software NICs of this process are part of, and the engine of them all.
+/// The network of software NICs of this process, with their common engine.
+///
+/// ```
+/// use gin_nic::hca::Hca;
+/// use gin_soft_hca_host::{Options, SoftConfig, SoftFabric};
+///
+/// let fabric = SoftFabric::new(Options::default());
+/// let nic = fabric.add(SoftConfig::ethernet(0));
+/// assert!(nic.port(1).unwrap().active && fabric.objects() == 0);
+/// ```
 #[derive(Clone)]
 pub struct SoftFabric {
     state: Arc<Mutex<HcaState>>,
@@ -63,29 +72,29 @@ impl Default for SoftFabric {
 }
 
 impl SoftFabric {
-    /// With no NIC yet.
+    /// Makes a network without NICs.
     pub fn new(options: Options) -> Self {
         Self { state: Arc::new(Mutex::new(HcaState::new(options))) }
     }
 
-    /// Has the engine run as `engine` says, with and for `device` and all devices that it reaches. No NIC has an
+    /// Moves the engine to the processor `engine`, for `device` and all devices that it reaches. No NIC may have an
     /// object yet.
     ///
     /// # Errors
-    /// [`HcaError::Engine`]: what the device reports; for [`SoftEngine::Kernel`] also if its linked kernels have no
-    /// `soft_hca`; if there are objects already.
+    /// [`HcaError::Engine`] with an error of the device, or if there are objects already, or if the kernel `soft_hca`
+    /// is not among the device's linked kernels ([`SoftEngine::Kernel`]).
     pub fn place(&self, engine: SoftEngine, device: &Arc<dyn Device>) -> Result<(), HcaError> {
         self.lock().place(engine, device)
     }
 
-    /// Keeps the engine parked, where it is a kernel, until what is returned is dropped.
+    /// Parks the engine, if it is a kernel, until the result is dropped.
     pub fn park(&self) -> Parked {
-        // In this order nothing launches it in between, because a launch needs the lock.
+        // In this order the engine cannot be launched in between, because a launch needs the lock.
         let state = self.lock();
         Parked::new(state.bell())
     }
 
-    /// Why the engine does nothing any more, if so.
+    /// Returns the reason why the engine has stopped; `None` while it works.
     pub fn failure(&self) -> Option<String> {
         self.lock().broken()
     }
@@ -100,7 +109,7 @@ impl SoftFabric {
     /// Looks at the doorbells and takes one step. If the engine is a kernel, makes sure that it runs, unless a command
     /// was sent just now.
     pub fn step(&self) -> Progress {
-        // Others may run while a simulated clock is read, so not with the lock held.
+        // Without the lock, because other ranks may run while a simulated clock is read.
         let now_ns = gin_gpu::rt::clock_ns();
         let mut state = self.lock_as_it_is();
         if state.is_kernel() {
@@ -110,20 +119,20 @@ impl SoftFabric {
         state.step(now_ns)
     }
 
-    /// Steps until nothing is to do. Where the engine is a kernel it goes on by itself.
+    /// Steps until no work is left. Returns at once if the engine is a kernel, which works by itself.
     pub fn settle(&self) {
         while self.step() != Progress::Idle {}
     }
 
-    /// Puts into view whatever was written and may be out of it still. In hardware that happens by itself, soon.
+    /// Makes all completed writes visible. Hardware does so by itself after some time.
     pub fn deliver(&self) {
         self.lock().deliver();
     }
 
-    /// Steps on a thread of its own, until what is returned is dropped.
+    /// Starts a thread that steps until the result is dropped.
     ///
     /// # Errors
-    /// The operating system's error if there can be no thread.
+    /// An error of the operating system if it refuses a thread.
     pub fn serve(&self) -> Result<Server, std::io::Error> {
         let stop = Arc::new(AtomicBool::new(false));
         let (fabric, stopped) = (self.clone(), Arc::clone(&stop));
@@ -137,44 +146,44 @@ impl SoftFabric {
         Ok(Server { stop, thread: Some(thread) })
     }
 
-    /// Makes something go wrong once.
+    /// Injects a fault once.
     ///
     /// # Errors
-    /// [`HcaError::Engine`] if more is to go wrong at a time than the engine has room for.
+    /// [`HcaError::Engine`] if the engine has no room for another pending fault.
     pub fn inject(&self, fault: Fault) -> Result<(), HcaError> {
         self.lock().inject(fault).map_err(|_| no_engine("there is no room for one more fault"))
     }
 
-    /// Returns the first violation by a user of the NICs, and the number of all.
+    /// Returns the first violation by a user of the NICs, and the number of violations.
     pub fn violations(&self) -> (Option<Violation>, u64) {
         self.lock().engine().violations()
     }
 
-    /// Number of objects of all NICs.
+    /// Returns the number of objects of all NICs.
     pub fn objects(&self) -> usize {
         self.lock().objects.len()
     }
 
-    /// Changes a NIC: a port goes down, a limit falls. What was made before stays as it is.
+    /// Changes the properties of a NIC, such as the state of a port or a limit. Existing objects do not change.
     ///
     /// # Panics
-    /// If `hca` is of another fabric.
+    /// If `hca` belongs to another fabric.
     pub fn change(&self, hca: &SoftHca, change: impl FnOnce(&mut SoftConfig)) {
         assert!(Arc::ptr_eq(&self.state, &hca.fabric.state), "a NIC of another fabric");
         change(&mut self.lock().devices[hca.device as usize]);
     }
 
-    /// A queue pair as it is now, by its number.
+    /// Returns the state of a queue pair, by its number.
     pub fn queue(&self, number: u32) -> Option<QueuePair> {
         self.lock().queues.get(number as usize).copied().filter(|queue| queue.live)
     }
 
-    /// A completion queue as it is now, by its number.
+    /// Returns the state of a completion queue, by its number.
     pub fn completion_queue(&self, number: u32) -> Option<CompletionQueue> {
         self.lock().completions.get(number as usize).copied().filter(|queue| queue.live)
     }
 
-    /// The state, parked if the engine is a kernel.
+    /// Locks the state, and parks the engine if it is a kernel.
     fn lock(&self) -> MutexGuard<'_, HcaState> {
         let mut state = self.lock_as_it_is();
         state.park();
@@ -182,12 +191,12 @@ impl SoftFabric {
     }
 
     fn lock_as_it_is(&self) -> MutexGuard<'_, HcaState> {
-        // A test that failed with the lock held says more than a second panic.
+        // Ignores the poison: the first panic says more than a second one.
         gin_gpu::lock(&self.state)
     }
 }
 
-/// That the engine cannot be had, or not any more.
+/// Returns the error of an engine that is not available, or has stopped.
 fn no_engine(reason: impl fmt::Display) -> HcaError {
     HcaError::Engine { reason: reason.to_string() }
 }
@@ -203,7 +212,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // A panic of the engine was printed when it happened.
+            // A panic of the engine has been printed already.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Memory as an engine reaches it that runs on a CPU.
+//! The access to memory of an engine that runs on a CPU.
 
 use gin_gpu::copy::copy_quietly;
 use gin_gpu::{Device, GpuError};
@@ -7,14 +7,14 @@ use gin_soft_hca::Memory;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Bytes that are copied at a time from memory of a device to memory of a device.
+/// The bytes of one copy from memory of a device to memory of a device.
 const CHUNK: u64 = 64 << 10;
 
-/// Memory of this process, by its addresses, and of devices, through one of them. The code that registered the ranges
-/// in the tables has promised that they are there.
+/// Memory of this process, by its addresses, and memory of devices, through one of them. The code that registered
+/// ranges in the tables has promised that they are valid.
 #[derive(Debug, Default)]
 pub(super) struct HostMemory {
-    /// Copies what the CPU may not reach. Without it, all that is registered is memory of this process.
+    /// Copies memory that the CPU does not reach. `None` if all registered memory is in this process.
     pub(super) device: Option<Arc<dyn Device>>,
     /// The first copy that failed.
     pub(super) failure: Option<GpuError>,
@@ -30,8 +30,8 @@ impl HostMemory {
 
 impl Memory for HostMemory {
     fn load_u32(&mut self, address: u64) -> u32 {
-        // Safety: rings and records lie where the CPU reaches them; within a registered range, and aligned: the tables
-        // name no other.
+        // Safety: the CPU reaches rings and records. The address is aligned and within a registered range, because the
+        // tables contain no other.
         unsafe { AtomicU32::from_ptr(address as usize as *mut u32) }.load(Ordering::Relaxed)
     }
 
@@ -55,13 +55,13 @@ impl Memory for HostMemory {
 
     fn copy(&mut self, to: u64, from: u64, bytes: u64) {
         let Some(device) = self.device.clone() else {
-            // Safety: both within registered ranges, or the staging area.
+            // Safety: both are within registered ranges, or the staging area.
             return unsafe { copy_quietly(to, from, bytes) };
         };
         let mut buffer = vec![0; bytes.min(CHUNK) as usize];
         for at in (0..bytes).step_by(CHUNK as usize) {
             let chunk = &mut buffer[..(bytes - at).min(CHUNK) as usize];
-            // Safety: as above; other users of those bytes expect a NIC's accesses.
+            // Safety: as above. Other code that uses these bytes expects a NIC's accesses.
             let done = unsafe { device.copy_out(chunk, from + at).and_then(|()| device.copy_in(to + at, chunk)) };
             self.note(done);
         }
@@ -70,7 +70,7 @@ impl Memory for HostMemory {
     fn store_words(&mut self, to: u64, words: [u32; 7], bytes: u32) {
         let bytes = u64::from(bytes.min(28));
         match &self.device {
-            // Safety: to is within a registered range; `words` has 28 bytes, and no more are asked for.
+            // Safety: `to` is within a registered range, and `words` has the requested bytes, at most 28.
             None => unsafe { copy_quietly(to, words.as_ptr() as u64, bytes) },
             Some(device) => {
                 // Safety: as above.
@@ -85,7 +85,7 @@ impl Memory for HostMemory {
             // Safety: within a registered range, and aligned.
             return unsafe { AtomicU64::from_ptr(address as usize as *mut u64) }.fetch_add(amount, Ordering::Relaxed);
         };
-        // Nobody but this engine raises the word, as with a NIC whose atomics are its own.
+        // Only this engine raises the word, as with a NIC whose atomics are atomic only among themselves.
         let mut old = [0; 8];
         // Safety: as above.
         let done = unsafe {

@@ -15,13 +15,13 @@ use gin_soft_hca::{Engine, Fault, Options, Progress, Tables};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Pages of memory, and doorbell pages.
+/// The bytes of a page of memory, and of a doorbell page.
 pub(super) const PAGE: u64 = 4096;
-/// Index of the word of a doorbell page that doorbells are stored to; at byte 0x800, as on a NIC.
+/// The index of the doorbell's word in a doorbell page: at byte 0x800, as on a NIC.
 pub(super) const DOORBELL_WORD: usize = 0x100;
-/// The event queue that completion queues have to name.
+/// The number of the event queue that completion queues name.
 pub(super) const EVENT_QUEUE: u32 = 5;
-/// Ranges that may be held back, and bytes of them.
+/// The most ranges that the engine holds back, and the most bytes of them.
 const HELD: usize = 256;
 const STAGE_BYTES: usize = 1 << 20;
 
@@ -36,7 +36,7 @@ pub(super) enum Kind {
     Queue,
 }
 
-/// An object, by its number among those of its kind.
+/// An object, by its number among the objects of its kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Object {
     pub(super) kind: Kind,
@@ -55,14 +55,14 @@ impl Object {
 #[repr(align(4096))]
 pub(super) struct Page(pub(super) [AtomicU64; PAGE as usize / 8]);
 
-/// Where a doorbell is stored.
+/// The place of a doorbell.
 pub(super) struct Doorbell {
     address: u64,
-    /// The page, if it is one of this process.
+    /// The page, if it is in this process.
     _page: Option<Box<Page>>,
 }
 
-/// Something with users, that cannot go before them.
+/// An object with users, which cannot be destroyed before them.
 pub(super) struct Owned<T> {
     pub(super) device: u32,
     pub(super) users: u32,
@@ -92,31 +92,31 @@ impl Uses {
     }
 }
 
-/// Numbered objects; number 0 is never given.
+/// Numbered objects. Number 0 is never used.
 pub(super) type Slots<T> = Vec<Option<Owned<T>>>;
 
 pub(super) struct HcaState {
     pub(super) devices: Vec<SoftConfig>,
-    /// By handle.
+    /// The objects by handle.
     pub(super) objects: BTreeMap<u64, Object>,
     pub(super) domains: Slots<()>,
     pub(super) umems: Slots<RingMemory>,
     pub(super) uars: Slots<Doorbell>,
     pub(super) queues: Table<QueuePair>,
-    /// Of the engine.
+    /// The options of the engine.
     pub(super) busy: Table<u64>,
     pub(super) queue_uses: Vec<Uses>,
     pub(super) completions: Table<CompletionQueue>,
     pub(super) completion_uses: Vec<(Uses, u32)>,
     pub(super) regions: Table<Region>,
     pub(super) faults: Table<Switch>,
-    /// Room for what was written by a NIC and is not in view yet.
+    /// Room for writes that have completed but are not visible yet.
     pub(super) items: Table<Item>,
-    /// One: the engine, and how much is held.
+    /// One element: the engine, and the amount held back.
     pub(super) core: Table<kernel::KernelState>,
-    /// By number of a doorbell: its NIC.
+    /// The NIC of each doorbell, by the doorbell's number.
     pub(super) owners: Table<u64>,
-    /// Address of the staging area for what is held.
+    /// The address of the staging area for held ranges.
     pub(super) stage: u64,
     _stage: Box<[AtomicU64]>,
     pub(super) memory: HostMemory,
@@ -156,7 +156,7 @@ impl HcaState {
         let mut rang = false;
         for number in 0..self.uars.len() {
             let Some(uar) = &self.uars[number] else { continue };
-            // Safety: the word is there as long as the doorbell.
+            // Safety: the word exists as long as the doorbell.
             let word = unsafe { AtomicU64::from_ptr(uar.what.address as usize as *mut u64) };
             if word.load(Ordering::Relaxed) == 0 {
                 continue;
@@ -170,7 +170,7 @@ impl HcaState {
 
     /// Looks at the doorbells and takes one step, at this time.
     pub(super) fn step(&mut self, now_ns: u64) -> Progress {
-        // First, as the delay of a slow NIC begins at the doorbell.
+        // First, because the delay of a slow NIC begins at the doorbell.
         self.core[0].engine.set_time(now_ns);
         let rang = self.look_at_doorbells();
         if self.memory.failure.is_some() {
@@ -186,7 +186,7 @@ impl HcaState {
         self.settle(0, u64::MAX);
     }
 
-    /// Puts into place what is held for this range of memory.
+    /// Makes the held writes to this range of memory visible.
     fn settle(&mut self, first: u64, bytes: u64) {
         self.with_engine(|_, _, held, memory| held.settle(memory, first, bytes));
     }
@@ -216,10 +216,10 @@ impl HcaState {
         STAGE_BYTES as u64
     }
 
-    /// Makes something go wrong once.
+    /// Injects a fault once.
     ///
     /// # Errors
-    /// [`Reason::Full`] if too much is to go wrong at a time.
+    /// [`Reason::Full`] if there is no room for another pending fault.
     pub(super) fn inject(&mut self, fault: Fault) -> Answer<()> {
         match self.faults.iter_mut().find(|switch| !switch.is_on()) {
             Some(free) => {
@@ -230,7 +230,7 @@ impl HcaState {
         }
     }
 
-    /// A queue pair that was not there.
+    /// Adds a queue pair. Returns its number.
     pub(super) fn add_queue(&mut self, queue: QueuePair, uses: Uses) -> Answer<u32> {
         let number = free_slot(&mut self.queues, |queue| !queue.live, queue)?;
         if self.queue_uses.len() <= number {
@@ -244,7 +244,7 @@ impl HcaState {
         Ok(number as u32)
     }
 
-    /// A completion queue that was not there.
+    /// Adds a completion queue. Returns its number.
     pub(super) fn add_completions(&mut self, queue: CompletionQueue, uses: Uses) -> Answer<u32> {
         let number = free_slot(&mut self.completions, |queue| !queue.live, queue)?;
         if self.completion_uses.len() <= number {
@@ -255,7 +255,7 @@ impl HcaState {
         Ok(number as u32)
     }
 
-    /// A doorbell that was not there.
+    /// Adds a doorbell. Returns its number.
     pub(super) fn add_doorbell(&mut self, device: u32) -> Answer<u32> {
         let number = add(&mut self.uars, Owned { device, users: 0, what: Doorbell { address: 0, _page: None } });
         let placed = match self.place.doorbell(number) {
@@ -289,13 +289,13 @@ impl HcaState {
         &self.devices[device as usize]
     }
 
-    /// The object of this device.
+    /// Returns the object of a handle, if it belongs to this device.
     pub(super) fn find(&self, handle: Handle, device: u32) -> Result<Object, HcaError> {
         let found = self.objects.get(&handle.0).copied().filter(|object| object.device == device);
         found.ok_or(HcaError::NoObject(handle))
     }
 
-    /// A handle for a new object.
+    /// Returns a handle for a new object.
     pub(super) fn keep(&mut self, object: Object) -> Handle {
         self.serial += 1;
         self.objects.insert(self.serial, object);
@@ -321,10 +321,10 @@ impl HcaState {
     pub(super) fn add_region(&mut self, domain: Object, memory: &Extent, start: u64, access: Access) -> Answer<u32> {
         self.check_room(domain.device)?;
         domain.check_kind(Kind::Domain)?;
-        // As the verbs demand.
+        // The verbs require that.
         Reason::Access.refuse_if((access.remote_write || access.remote_atomic) && !access.local_write)?;
         let number = free_slot(&mut self.regions, |region| !region.live, Region::default())?;
-        // The low bits differ from use to use of a slot, so that a stale key is noticed.
+        // The low bits differ between uses of a slot, so that a stale key is noticed.
         let key = (number as u32) << 8 | (self.serial as u32 & 0xff);
         self.regions[number] = Region {
             live: true,
@@ -348,7 +348,7 @@ impl HcaState {
 
     pub(super) fn remove_region(&mut self, object: Object) -> Answer<()> {
         object.check_kind(Kind::Region)?;
-        // Bytes on their way into the region arrive before the memory may go.
+        // Makes held writes to the region visible before its memory may be freed.
         let region = self.regions[object.number as usize];
         self.settle(region.memory, region.bytes);
         self.regions[object.number as usize].live = false;
@@ -362,12 +362,12 @@ impl HcaState {
         }
     }
 
-    /// Where a doorbell is stored.
+    /// Returns the address of a doorbell.
     pub(super) fn doorbell(&self, number: u32) -> Option<u64> {
         self.uars.get(number as usize)?.as_ref().map(|uar| uar.what.address)
     }
 
-    /// Counts, or counts off, the users of everything that `uses` names.
+    /// Adds a user to, or removes one from, all objects that `uses` names.
     pub(super) fn count(&mut self, uses: &Uses, more: bool) {
         let count = |users: &mut u32| *users = if more { *users + 1 } else { *users - 1 };
         for &umem in &uses.umems {
@@ -387,7 +387,7 @@ impl HcaState {
     }
 }
 
-/// Puts an element into the first place but 0 that is free, or behind the last one; its number.
+/// Puts an element into the first free slot except 0, or after the last slot. Returns its number.
 fn free_slot<T: Copy>(table: &mut Table<T>, is_free: impl Fn(&T) -> bool, element: T) -> Answer<usize> {
     match table.iter().skip(1).position(is_free) {
         Some(free) => {
@@ -398,7 +398,7 @@ fn free_slot<T: Copy>(table: &mut Table<T>, is_free: impl Fn(&T) -> bool, elemen
     }
 }
 
-/// Puts an object into the first free place.
+/// Puts an object into the first free slot. Returns its number.
 pub(super) fn add<T>(slots: &mut Slots<T>, thing: Owned<T>) -> u32 {
     match slots.iter().skip(1).position(Option::is_none) {
         Some(free) => {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where the engine of software NICs runs, if its users are real GPUs.
+//! The processor of the engine of software NICs, if its users are real GPUs.
 
 use super::objects::HcaState;
 use super::{HcaError, no_engine};
@@ -15,36 +15,37 @@ use std::time::{Duration, Instant};
 /// The processor of the engine of software NICs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Hash)]
 pub enum SoftEngine {
-    /// A CPU thread, over memory of this process: for virtual GPUs.
+    /// A CPU thread over memory of this process, for virtual GPUs.
     #[default]
     Process,
-    /// A CPU thread, for real GPUs: rings and doorbells lie in pinned memory, and it copies through a GPU what the CPU
-    /// does not reach. An atomic is a copy, an addition and a copy, so no GPU may raise a word that a NIC raises.
+    /// A CPU thread for real GPUs. Rings and doorbells are in pinned memory, and the engine copies memory that the CPU
+    /// does not reach through a GPU. An atomic is a copy, an addition and a copy, so no GPU may raise a word that a NIC
+    /// raises.
     Thread,
-    /// A kernel on one processor of a GPU, over all memory that this GPU reaches. It is launched when the NICs have
-    /// been left alone for a moment, and parks for every command.
+    /// A kernel on one processor of a GPU, over all memory that this GPU reaches. It parks for every command, and is
+    /// launched again after a time without commands.
     Kernel,
 }
 
-/// Most objects of a kind that a kernel takes.
+/// The most objects of a kind if the engine is a kernel.
 const QUEUES: usize = 2048;
 const REGIONS: usize = 4096;
 pub(super) const DOORBELLS: usize = 2048;
 const FAULTS: usize = 64;
-/// Threads of the kernel on a virtual GPU.
+/// The threads of the kernel on a virtual GPU.
 const VIRTUAL_THREADS: u32 = 96;
 /// The host's word for the kernel.
 const PARK: u64 = 1;
-/// How long nobody must have sent a command before the kernel goes on.
+/// The time without a command after which the kernel is launched again.
 const PAUSE: Duration = Duration::from_micros(100);
-/// How long the kernel may take to park.
+/// The time limit of the kernel to park.
 const PARK_LIMIT: Duration = Duration::from_secs(10);
 
-/// How to ask the kernel to park.
+/// The means by which the host asks the kernel to park.
 #[derive(Debug)]
 pub(super) struct Bell {
     word: Arc<Memory>,
-    /// Number of holders that keep it parked.
+    /// The number of holders that keep the kernel parked.
     holds: AtomicU32,
 }
 
@@ -78,12 +79,12 @@ pub(super) struct KernelEngine {
     doorbells: Arc<Memory>,
     stage: Arc<Memory>,
     is_launched: bool,
-    /// When the tables were last wanted.
+    /// The time of the last command.
     used: Instant,
     broken: Option<String>,
 }
 
-/// Where the engine runs.
+/// The processor of the engine, with its state.
 #[derive(Debug)]
 pub(super) enum EnginePlace {
     Process,
@@ -92,7 +93,7 @@ pub(super) enum EnginePlace {
 }
 
 impl EnginePlace {
-    /// Doorbell `number`, if doorbells do not lie in pages of this process.
+    /// Returns the address of doorbell `number`; `None` if doorbells are in pages of this process.
     pub(super) fn doorbell(&self, number: u32) -> Option<u64> {
         let words = match self {
             Self::Process => return None,
@@ -104,7 +105,7 @@ impl EnginePlace {
 }
 
 impl HcaState {
-    /// Has the engine run there from now on. After an error it runs where it did.
+    /// Moves the engine to a processor. After an error it stays where it was.
     ///
     /// # Errors
     /// An error of the device; [`HcaError::Engine`] if there are objects already.
@@ -140,7 +141,7 @@ impl HcaState {
                 gin_gpu::resident::keep(&**device, Arc::downgrade(&resident));
                 let mut engine = KernelEngine {
                     function,
-                    // A virtual GPU's threads take turns: a few show all that there is to see.
+                    // The threads of a virtual GPU take turns, so more of them would show no more.
                     threads: if device.kind() == DeviceKind::Virtual { VIRTUAL_THREADS } else { THREADS },
                     stream: device.stream().map_err(no_engine)?,
                     bell,
@@ -152,7 +153,7 @@ impl HcaState {
                     used: Instant::now(),
                     broken: None,
                 };
-                // So that its room is known.
+                // Loads the kernel now, so that its room is known.
                 engine.launch(self)?;
                 self.stage = engine.stage.address();
                 self.place = EnginePlace::Kernel(Box::new(engine));
@@ -164,14 +165,14 @@ impl HcaState {
         Ok(())
     }
 
-    /// Parks the kernel, if there is one, so that the tables can be used.
+    /// Parks the kernel, if there is one, so that the host can use the tables.
     pub(super) fn park(&mut self) {
         if let EnginePlace::Kernel(engine) = &mut self.place {
             engine.park();
         }
     }
 
-    /// Why the engine does nothing any more.
+    /// Returns the reason why the engine has stopped; `None` while it works.
     pub(super) fn broken(&self) -> Option<String> {
         let kernel = match &self.place {
             EnginePlace::Kernel(engine) => engine.broken.clone(),
@@ -180,7 +181,7 @@ impl HcaState {
         kernel.or_else(|| self.memory.failure.as_ref().map(ToString::to_string))
     }
 
-    /// Launches the kernel again, if there is one and it is time.
+    /// Launches the kernel again, if there is one and enough time has passed.
     pub(super) fn tend(&mut self) {
         let place = std::mem::replace(&mut self.place, EnginePlace::Process);
         if let EnginePlace::Kernel(mut engine) = place {
@@ -191,7 +192,7 @@ impl HcaState {
         }
     }
 
-    /// How the kernel is asked to park.
+    /// Returns the means by which the host asks the kernel to park.
     pub(super) fn bell(&self) -> Option<Arc<Bell>> {
         match &self.place {
             EnginePlace::Kernel(engine) => Some(engine.bell.clone()),
@@ -204,7 +205,7 @@ impl HcaState {
         self.memory.device.as_ref().is_some_and(|device| device.reaches(gpu))
     }
 
-    /// Where rings and records have to lie that GPUs fill.
+    /// Returns the kind of memory for rings and records that GPUs fill.
     pub(super) fn ring_memory(&self) -> MemoryKind {
         match self.place {
             EnginePlace::Thread { .. } => MemoryKind::Pinned,
@@ -212,7 +213,7 @@ impl HcaState {
         }
     }
 
-    /// Rings from the host.
+    /// Rings a doorbell from the host.
     ///
     /// # Errors
     /// An error of the device.
@@ -223,7 +224,7 @@ impl HcaState {
                 return engine.doorbells.write(at, &[word]).map_err(no_engine);
             }
         }
-        // Safety: a word of a page, or of pinned memory, that is there as long as the doorbell.
+        // Safety: a word of a page, or of pinned memory, which exists as long as the doorbell.
         unsafe { AtomicU64::from_ptr(std::ptr::with_exposed_provenance_mut(doorbell as usize)) }
             .store(word, Ordering::Release);
         Ok(())
@@ -234,7 +235,7 @@ impl HcaState {
         matches!(self.place, EnginePlace::Kernel(_))
     }
 
-    /// Clears a doorbell that gets a new owner.
+    /// Clears a doorbell for a new owner.
     ///
     /// # Errors
     /// An error of the device.
@@ -270,12 +271,12 @@ impl KernelEngine {
         })
     }
 
-    /// Launches it, unless the device keeps it parked.
+    /// Launches the kernel, unless the device keeps it parked.
     fn launch(&mut self, state: &HcaState) -> Result<(), HcaError> {
         let residence = self.residence(state)?;
         self.bell.store(0);
-        // Safety: the tables are pinned and long enough, and nobody touches them until the kernel has ended; what they
-        // name was registered with that promise, and devices were asked whether they reach it.
+        // Safety: the tables are pinned and long enough, and the host does not use them until the kernel has ended. The
+        // callers that registered memory in them promised its validity, and the devices reach it.
         let launched =
             unsafe { self.stream.launch(&self.function, LaunchConfig::new(1, self.threads), &[&Plain(residence)]) };
         match launched {
@@ -286,7 +287,7 @@ impl KernelEngine {
         Ok(())
     }
 
-    /// It does nothing any more, and needs no room.
+    /// Stops the engine for ever, and frees its room on the device.
     fn fail(&mut self, reason: String) {
         if self.broken.is_none() {
             self.bell.holds.fetch_add(1, Ordering::Relaxed);
@@ -337,8 +338,8 @@ impl Drop for KernelEngine {
     }
 }
 
-/// Keeps the kernel of software NICs parked: processors that it took are free, and what waits until nothing runs can
-/// happen. Until this is dropped, NICs execute nothing; doorbells that ring meanwhile are seen afterwards.
+/// Keeps the kernel of software NICs parked until it is dropped. Meanwhile its processors are free, calls that wait
+/// until no kernel runs can proceed, and the NICs execute no entries. They handle doorbells of that time afterwards.
 #[derive(Debug)]
 pub struct Parked {
     bell: Option<Arc<Bell>>,

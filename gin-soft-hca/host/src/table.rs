@@ -14,11 +14,11 @@ use std::sync::Arc;
 pub(super) enum Table<T> {
     /// Ordinary memory.
     Own(Vec<T>),
-    /// Pinned memory, for a kernel to take.
+    /// Pinned memory, from which a kernel copies.
     Pinned(Pinned<T>),
 }
 
-/// Elements in pinned memory, with room for them in the device.
+/// Elements in pinned memory, with room for a copy in device memory.
 #[derive(Debug)]
 pub(super) struct Pinned<T> {
     home: Arc<Memory>,
@@ -63,7 +63,7 @@ impl<T: Copy> Table<T> {
         }
     }
 
-    /// Where a kernel finds it.
+    /// Returns the addresses by which a kernel finds the table.
     ///
     /// # Errors
     /// If it was not pinned.
@@ -82,9 +82,9 @@ impl<T> Pinned<T> {
         std::ptr::with_exposed_provenance_mut(self.home.address() as usize)
     }
 
-    /// There is room.
+    /// Checks that there is room for one more element.
     fn add(&mut self, element: T) {
-        // Safety: within the allocation, which is aligned to 256, and nobody else's while no kernel runs.
+        // Safety: within the allocation, which is aligned to 256. No other code uses it while no kernel runs.
         unsafe { self.start().add(self.count).write(element) };
         self.count += 1;
     }
@@ -96,7 +96,7 @@ impl<T> Deref for Table<T> {
     fn deref(&self) -> &[T] {
         match self {
             Self::Own(elements) => elements,
-            // Safety: the elements were written, and a kernel that had them in between put back such elements.
+            // Safety: the elements are initialised. A kernel that used them in between stored valid elements.
             Self::Pinned(pinned) => unsafe { std::slice::from_raw_parts(pinned.start(), pinned.count) },
         }
     }
@@ -106,7 +106,7 @@ impl<T> DerefMut for Table<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         match self {
             Self::Own(elements) => elements,
-            // Safety: as above; the owner of the table has it alone while no kernel runs.
+            // Safety: as above. Only the owner of the table uses it while no kernel runs.
             Self::Pinned(pinned) => unsafe { std::slice::from_raw_parts_mut(pinned.start(), pinned.count) },
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Commands that make objects, and that end queues.
+//! Commands that create objects, and commands that destroy queues.
 
 use super::{Answer, Reason, check_reserved, reply_number, room};
 use crate::objects::{EVENT_QUEUE, HcaState, Owned, PAGE, RingMemory, Uses, add};
@@ -32,7 +32,7 @@ pub(super) fn create_umem(state: &mut HcaState, device: u32, input: &[u8], outpu
     });
     let (first, readable, written) = pages.next().ok_or(Reason::InputLength)?;
     Reason::Access.refuse_if(!readable)?;
-    // The engine takes memory as one range.
+    // The engine needs memory in one range.
     let follows = |(number, found): (usize, (u64, bool, bool))| {
         found == (first.wrapping_add((number as u64 + 1) * page), readable, written)
     };
@@ -56,7 +56,7 @@ pub(super) fn allocate_uar(
     Ok(number)
 }
 
-/// Where `bytes` bytes at `offset` of a memory for rings lie.
+/// Returns the address of `bytes` bytes at `offset` in registered ring memory, and the number of that memory.
 fn ring_place(
     state: &HcaState,
     device: u32,
@@ -153,7 +153,7 @@ pub(super) fn create_queue(
     Reason::UarShared.refuse_if(sends && taken)?;
     let mut queue =
         QueuePair { live: true, device, domain, completions, master, state: QpState::Reset, ..QueuePair::default() };
-    // A queue pair that only answers has neither ring nor record, and rings no doorbell.
+    // A responder has neither ring nor record, and rings no doorbell.
     let mut uses = Uses { umems: Vec::new(), uar: 0, completions: vec![completions], domain: Some(domain) };
     if sends {
         queue.log_size = context.get(Qpc::LOG_SQ_SIZE) as u32;

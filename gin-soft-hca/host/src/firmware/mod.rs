@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Commands, as firmware takes them.
+//! Execution of commands, as by firmware.
 
 mod make;
 mod query;
@@ -12,12 +12,12 @@ use gin_abi::mlx5::command::{Status, opcode};
 use gin_abi::mlx5::mailbox::{CommandIn, CommandOut, QueryHcaCapIn, TABLES};
 use gin_nic::hca::{Handle, HcaError};
 
-/// Added to the number of a [`Reason`]; the syndromes of a real NIC look different.
+/// The syndrome of the first [`Reason`]. Syndromes of a real NIC look different.
 const SYNDROMES: u32 = 0x50f7_0000;
 
 macro_rules! reasons {
     ($($variant:ident = $status:ident, $text:literal;)*) => {
-        /// Why a command is refused.
+        /// The reason why a command is refused.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub(crate) enum Reason { $($variant,)* }
 
@@ -100,7 +100,7 @@ impl From<Reason> for HcaError {
 
 pub(crate) type Answer<T> = Result<T, Reason>;
 
-/// Executes a command about the object, or about none. Gives the handle of what it made.
+/// Executes a command about the object, or about none. Returns the handle of a created object.
 pub(super) fn execute(
     state: &mut HcaState,
     device: u32,
@@ -109,7 +109,7 @@ pub(super) fn execute(
     output: &mut [u8],
 ) -> Result<Option<Handle>, HcaError> {
     if !state.is_kernel() {
-        // A doorbell that rang before a command did so for the objects of that time. A kernel looks before it parks.
+        // A doorbell that rang before a command refers to the objects of that time. A kernel looks before it parks.
         state.look_at_doorbells();
     }
     output.fill(0);
@@ -174,12 +174,12 @@ fn dispatch(
     .map(|()| None)
 }
 
-/// A command of the one length that it has, with nothing but known fields.
+/// Checks that a command has its exact length, and no unknown field that is not zero.
 fn parse<L: Layout>(input: &[u8]) -> Answer<View<'_, L>> {
     Reason::InputLength.refuse_if(input.len() != L::LENGTH)?;
     let view = View::new(input).ok_or(Reason::InputLength)?;
     check_reserved::<L>(input)?;
-    // The variant is in the same place everywhere.
+    // The variant is at the same offset in all commands.
     let head = View::<CommandIn>::new(input).map_or(0, |head| head.get(CommandIn::OP_MOD));
     Reason::Variant.refuse_if(head != 0 && L::NAME != QueryHcaCapIn::NAME)?;
     Ok(view)

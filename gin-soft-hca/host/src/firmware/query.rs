@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Commands that ask.
+//! Commands that query.
 
 use super::{Answer, Reason, port_of, reply, room};
 use crate::SoftConfig;

@@ -10,13 +10,13 @@ use gin_abi::mlx5::mailbox::{Ads, ModifyQpIn, Qpc, StopQpIn};
 use gin_nic::hca::Link;
 use gin_soft_hca::tables::{QueuePair, Rights};
 
-/// The queue pair, if it is in this state.
+/// Returns the queue pair if it is in this state.
 fn in_state(state: &mut HcaState, number: u32, expected: QpState) -> Answer<&mut QueuePair> {
     let queue = &mut state.queues[number as usize];
     if queue.state == expected { Ok(queue) } else { Err(Reason::State) }
 }
 
-/// Returns the rights of a peer, of the fields whose bits are in the mask.
+/// Returns the permissions of a peer, from the fields whose bits are in the mask.
 fn rights(config: &SoftConfig, context: View<'_, Qpc>, before: Rights, mask: u64) -> Answer<Rights> {
     let mut rights = before;
     if mask & opt_param::RRE != 0 {
@@ -69,7 +69,7 @@ pub(super) fn to_ready_to_receive(state: &mut HcaState, number: u32, command: Vi
     Reason::PartitionKey.refuse_if(mask & opt_param::PKEY_INDEX != 0 && path.get(Ads::PKEY_INDEX) != 0)?;
     let (port, peer_device) = resolve(state, config, path)?;
     let rights = rights(config, context, queue.rights, mask)?;
-    // Packets that are longer than the port takes never arrive.
+    // Packets that are longer than the port's MTU never arrive.
     let fits = mtu <= port.mtu;
     let changed = &mut state.queues[number as usize];
     changed.rights = rights;
@@ -82,7 +82,7 @@ pub(super) fn to_ready_to_receive(state: &mut HcaState, number: u32, command: Vi
     Ok(())
 }
 
-/// The own port of a path, and the NIC at its other end, if there is one.
+/// Returns the own port of a path, and the NIC at its other end, if there is one.
 fn resolve<'s>(state: &HcaState, config: &'s SoftConfig, path: View<'_, Ads>) -> Answer<(&'s SoftPort, Option<u32>)> {
     let port = port_of(config, path.get(Ads::VHCA_PORT_NUM))?;
     let gid = path.get_bytes(Ads::RGID_RIP);
