@@ -36,12 +36,16 @@ pub(super) enum Kind {
     Queue,
 }
 
-/// An object, by its number among those of its kind.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// An object's kind, and its number among those of its kind.
+pub(super) type Name = (Kind, u32);
+
+/// An object of a NIC.
+#[derive(Debug)]
 pub(super) struct Object {
-    pub(super) kind: Kind,
+    pub(super) name: Name,
     pub(super) device: u32,
-    pub(super) number: u32,
+    /// Objects that cannot end before it.
+    pub(super) uses: Vec<Name>,
 }
 
 /// A doorbell page.
@@ -55,13 +59,6 @@ pub(super) struct Doorbell {
     _page: Option<Box<Page>>,
 }
 
-/// Something with users, that cannot go before them.
-pub(super) struct Owned<T> {
-    pub(super) device: u32,
-    pub(super) users: u32,
-    pub(super) what: T,
-}
-
 /// Memory for rings and records.
 pub(super) struct RingMemory {
     pub(super) address: u64,
@@ -69,17 +66,8 @@ pub(super) struct RingMemory {
     pub(super) written: bool,
 }
 
-/// The objects that a queue pair or a completion queue uses.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Uses {
-    pub(super) umems: Vec<u32>,
-    pub(super) uar: u32,
-    pub(super) completions: Vec<u32>,
-    pub(super) domain: Option<u32>,
-}
-
 /// Numbered objects; number 0 is never given.
-pub(super) type Slots<T> = Vec<Option<Owned<T>>>;
+pub(super) type Slots<T> = Vec<Option<T>>;
 
 pub(super) struct State {
     pub(super) devices: Vec<SoftConfig>,
@@ -91,9 +79,7 @@ pub(super) struct State {
     pub(super) queues: Table<QueuePair>,
     /// Of the engine.
     pub(super) busy: Table<u64>,
-    pub(super) queue_uses: Vec<Uses>,
     pub(super) completions: Table<CompletionQueue>,
-    pub(super) completion_uses: Vec<(Uses, u32)>,
     pub(super) regions: Table<Region>,
     pub(super) faults: Table<Switch>,
     /// Room for what was written by a NIC and is not in view yet.
@@ -121,9 +107,7 @@ impl State {
             uars: vec![None],
             queues: Table::Own(vec![QueuePair::default()]),
             busy: Table::Own(vec![0]),
-            queue_uses: vec![Uses::default()],
             completions: Table::Own(vec![CompletionQueue::default()]),
-            completion_uses: vec![Default::default()],
             regions: Table::Own(vec![Region::default()]),
             faults: Table::Own(Vec::new()),
             items: Table::Own(vec![Item::ROOM; HELD]),
@@ -143,11 +127,11 @@ impl State {
         for number in 0..self.uars.len() {
             let Some(uar) = &self.uars[number] else { continue };
             // Safety: the word is there as long as the doorbell.
-            let word = unsafe { AtomicU64::from_ptr(uar.what.address as usize as *mut u64) };
+            let word = unsafe { AtomicU64::from_ptr(uar.address as usize as *mut u64) };
             if word.load(Ordering::Relaxed) == 0 {
                 continue;
             }
-            let (device, word) = (uar.device, word.swap(0, Ordering::Acquire));
+            let (device, word) = (self.owners[number] as u32, word.swap(0, Ordering::Acquire));
             rang = true;
             self.with_engine(|engine, tables, _, memory| engine.ring(tables, memory, device, word));
         }
@@ -217,58 +201,38 @@ impl State {
     }
 
     /// A queue pair that was not there.
-    pub(super) fn add_queue(&mut self, queue: QueuePair, uses: Uses) -> Answer<u32> {
-        let number = free_slot(&mut self.queues, |queue| !queue.live, queue)?;
-        if self.queue_uses.len() <= number {
-            self.queue_uses.push(uses);
-        } else {
-            self.queue_uses[number] = uses;
-        }
+    pub(super) fn add_queue(&mut self, queue: QueuePair) -> Answer<u32> {
+        let number = put(&mut self.queues, |queue| !queue.live, queue)?;
         while self.busy.len() * 64 < self.queues.len() {
             self.busy.push(0)?;
         }
-        Ok(number as u32)
+        Ok(number)
     }
 
     /// A completion queue that was not there.
-    pub(super) fn add_completions(&mut self, queue: CompletionQueue, uses: Uses) -> Answer<u32> {
-        let number = free_slot(&mut self.completions, |queue| !queue.live, queue)?;
-        if self.completion_uses.len() <= number {
-            self.completion_uses.push((uses, 0));
-        } else {
-            self.completion_uses[number] = (uses, 0);
-        }
-        Ok(number as u32)
+    pub(super) fn add_completions(&mut self, queue: CompletionQueue) -> Answer<u32> {
+        put(&mut self.completions, |queue| !queue.live, queue)
     }
 
     /// A doorbell that was not there.
     pub(super) fn add_doorbell(&mut self, device: u32) -> Answer<u32> {
-        let number = add(&mut self.uars, Owned { device, users: 0, what: Doorbell { address: 0, _page: None } });
-        let placed = match self.place.doorbell(number) {
-            Some(_) if number as usize >= DOORBELLS => Err(Reason::Full),
-            Some(address) => Ok(Doorbell { address, _page: None }),
+        let number = first_free(&self.uars, Option::is_none);
+        let doorbell = match self.place.doorbell(number) {
+            Some(address) => {
+                Reason::Full.refuse_if(number >= DOORBELLS)?;
+                self.clear_doorbell(number).map_err(|_| Reason::Engine)?;
+                Doorbell { address, _page: None }
+            }
             None => {
                 let page = Box::new(Page([const { AtomicU64::new(0) }; PAGE as usize / 8]));
-                Ok(Doorbell { address: (&raw const page.0[DOORBELL_WORD]) as u64, _page: Some(page) })
+                Doorbell { address: (&raw const page.0[DOORBELL_WORD]) as u64, _page: Some(page) }
             }
         };
-        let cleared = self.clear_doorbell(number).map_err(|_| Reason::Engine);
-        match cleared.and(placed) {
-            Ok(doorbell) => {
-                if let Some(Some(uar)) = self.uars.get_mut(number as usize) {
-                    uar.what = doorbell;
-                }
-            }
-            Err(refusal) => {
-                self.uars[number as usize] = None;
-                return Err(refusal);
-            }
-        }
-        while self.owners.len() <= number as usize {
+        while self.owners.len() <= number {
             self.owners.push(0)?;
         }
-        self.owners[number as usize] = device.into();
-        Ok(number)
+        self.owners[number] = device.into();
+        Ok(add(&mut self.uars, doorbell))
     }
 
     pub(super) fn config(&self, device: u32) -> &SoftConfig {
@@ -276,9 +240,14 @@ impl State {
     }
 
     /// The object of this device.
-    pub(super) fn find(&self, handle: Handle, device: u32) -> Result<Object, HcaError> {
-        let found = self.objects.get(&handle.0).copied().filter(|object| object.device == device);
+    pub(super) fn find(&self, handle: Handle, device: u32) -> Result<&Object, HcaError> {
+        let found = self.objects.get(&handle.0).filter(|object| object.device == device);
         found.ok_or(HcaError::NoObject(handle))
+    }
+
+    /// Returns whether the device has an object of this name.
+    pub(super) fn has(&self, device: u32, name: Name) -> bool {
+        self.objects.values().any(|object| object.device == device && object.name == name)
     }
 
     /// A handle for a new object.
@@ -288,35 +257,55 @@ impl State {
         Handle(self.serial)
     }
 
+    /// Ends an object of this kind that no other uses.
+    pub(super) fn end(&mut self, handle: Handle, kind: Kind) -> Answer<()> {
+        let named = self.objects.get(&handle.0).map(|object| object.name);
+        let name = named.filter(|name| name.0 == kind).ok_or(Reason::WrongObject)?;
+        Reason::InUse.refuse_if(self.objects.values().any(|user| user.uses.contains(&name)))?;
+        let number = name.1 as usize;
+        match kind {
+            Kind::Domain => self.domains[number] = None,
+            Kind::Region => {
+                // Bytes on their way into the region arrive before the memory may go.
+                let Region { memory, bytes, .. } = self.regions[number];
+                self.settle(memory, bytes);
+                self.regions[number].live = false;
+            }
+            Kind::Umem => self.umems[number] = None,
+            Kind::Uar => self.uars[number] = None,
+            Kind::Completions => self.completions[number].live = false,
+            Kind::Queue => self.queues[number].live = false,
+        }
+        self.objects.remove(&handle.0);
+        Ok(())
+    }
+
     /// Checks that the device may have one more object.
     pub(super) fn check_room(&self, device: u32) -> Answer<()> {
         let count = self.objects.values().filter(|object| object.device == device).count();
         Reason::Full.refuse_if(count >= self.config(device).objects)
     }
 
-    pub(super) fn add_domain(&mut self, device: u32) -> Answer<u32> {
+    pub(super) fn add_region(
+        &mut self,
+        device: u32,
+        (kind, domain): Name,
+        memory: &Extent,
+        start: u64,
+        access: Access,
+    ) -> Answer<u32> {
         self.check_room(device)?;
-        Ok(add(&mut self.domains, Owned { device, users: 0, what: () }))
-    }
-
-    pub(super) fn remove_domain(&mut self, object: Object) -> Answer<()> {
-        Reason::WrongObject.refuse_if(object.kind != Kind::Domain)?;
-        remove(&mut self.domains, object.number)
-    }
-
-    pub(super) fn add_region(&mut self, domain: Object, memory: &Extent, start: u64, access: Access) -> Answer<u32> {
-        self.check_room(domain.device)?;
-        Reason::WrongObject.refuse_if(domain.kind != Kind::Domain)?;
+        Reason::WrongObject.refuse_if(kind != Kind::Domain)?;
         // As the verbs demand.
         Reason::Access.refuse_if((access.remote_write || access.remote_atomic) && !access.local_write)?;
-        let number = free_slot(&mut self.regions, |region| !region.live, Region::default())?;
+        let number = put(&mut self.regions, |region| !region.live, Region::default())?;
         // The low bits differ from use to use of a slot, so that a stale key is noticed.
-        let key = (number as u32) << 8 | (self.serial as u32 & 0xff);
-        self.regions[number] = Region {
+        let key = number << 8 | (self.serial as u32 & 0xff);
+        self.regions[number as usize] = Region {
             live: true,
             key,
-            device: domain.device,
-            domain: domain.number,
+            device,
+            domain,
             start,
             memory: memory.address,
             bytes: memory.bytes,
@@ -328,99 +317,43 @@ impl State {
             },
             relaxed: access.relaxed_ordering,
         };
-        use_one(&mut self.domains, domain.number);
         Ok(key)
-    }
-
-    pub(super) fn remove_region(&mut self, object: Object) -> Answer<()> {
-        Reason::WrongObject.refuse_if(object.kind != Kind::Region)?;
-        // Bytes on their way into the region arrive before the memory may go.
-        let region = self.regions[object.number as usize];
-        self.settle(region.memory, region.bytes);
-        self.regions[object.number as usize].live = false;
-        release(&mut self.domains, region.domain);
-        Ok(())
     }
 
     pub(super) fn trim_umem(&mut self, number: u32, bytes: u64) {
         if let Some(Some(umem)) = self.umems.get_mut(number as usize) {
-            umem.what.bytes = umem.what.bytes.min(bytes);
+            umem.bytes = umem.bytes.min(bytes);
         }
     }
 
     /// Where a doorbell is stored.
     pub(super) fn doorbell(&self, number: u32) -> Option<u64> {
-        self.uars.get(number as usize)?.as_ref().map(|uar| uar.what.address)
-    }
-
-    /// Counts, or counts off, the users of everything that `uses` names.
-    pub(super) fn count(&mut self, uses: &Uses, more: bool) {
-        let count = |users: &mut u32| *users = if more { *users + 1 } else { *users - 1 };
-        for &umem in &uses.umems {
-            if let Some(Some(umem)) = self.umems.get_mut(umem as usize) {
-                count(&mut umem.users);
-            }
-        }
-        if let Some(Some(uar)) = self.uars.get_mut(uses.uar as usize) {
-            count(&mut uar.users);
-        }
-        for &queue in &uses.completions {
-            count(&mut self.completion_uses[queue as usize].1);
-        }
-        if let Some(Some(domain)) = uses.domain.and_then(|domain| self.domains.get_mut(domain as usize)) {
-            count(&mut domain.users);
-        }
+        self.uars.get(number as usize)?.as_ref().map(|uar| uar.address)
     }
 }
 
-/// Puts an element into the first place but 0 that is free, or behind the last one; its number.
-fn free_slot<T: Copy>(table: &mut Table<T>, is_free: impl Fn(&T) -> bool, element: T) -> Answer<usize> {
-    match table.iter().skip(1).position(is_free) {
-        Some(free) => {
-            table[free + 1] = element;
-            Ok(free + 1)
-        }
-        None => table.push(element).map(|()| table.len() - 1),
-    }
+/// The first place but 0 that is free, or the one behind the last.
+fn first_free<T>(places: &[T], is_free: impl Fn(&T) -> bool) -> usize {
+    places.iter().skip(1).position(is_free).map_or(places.len(), |free| free + 1)
 }
 
-/// Puts an object into the first free place.
-pub(super) fn add<T>(slots: &mut Slots<T>, thing: Owned<T>) -> u32 {
-    match slots.iter().skip(1).position(Option::is_none) {
-        Some(free) => {
-            slots[free + 1] = Some(thing);
-            free as u32 + 1
-        }
-        None => {
-            slots.push(Some(thing));
-            slots.len() as u32 - 1
-        }
+/// Puts an element into the first free place; its number.
+fn put<T: Copy>(table: &mut Table<T>, is_free: impl Fn(&T) -> bool, element: T) -> Answer<u32> {
+    let number = first_free(table, is_free);
+    if number == table.len() {
+        table.push(element)?;
+    } else {
+        table[number] = element;
     }
+    Ok(number as u32)
 }
 
-/// Removes an object that no other uses.
-pub(super) fn remove<T>(slots: &mut Slots<T>, number: u32) -> Answer<()> {
-    let Some(slot) = slots.get_mut(number as usize) else {
-        return Err(Reason::WrongObject);
-    };
-    match slot {
-        Some(thing) if thing.users > 0 => Err(Reason::InUse),
-        Some(_) => {
-            *slot = None;
-            Ok(())
-        }
-        None => Err(Reason::WrongObject),
+/// Puts an object into the first free place; its number.
+pub(super) fn add<T>(slots: &mut Slots<T>, object: T) -> u32 {
+    let number = first_free(slots, Option::is_none);
+    if number == slots.len() {
+        slots.push(None);
     }
-}
-
-fn use_one<T>(slots: &mut Slots<T>, number: u32) {
-    if let Some(Some(thing)) = slots.get_mut(number as usize) {
-        thing.users += 1;
-    }
-}
-
-fn release<T>(slots: &mut Slots<T>, number: u32) {
-    if let Some(Some(thing)) = slots.get_mut(number as usize) {
-        thing.users -= 1;
-    }
+    slots[number] = Some(object);
+    number as u32
 }

@@ -93,13 +93,13 @@ pub(super) enum Place {
 
 impl Place {
     /// Doorbell `number`, if doorbells do not lie in pages of this process.
-    pub(super) fn doorbell(&self, number: u32) -> Option<u64> {
+    pub(super) fn doorbell(&self, number: usize) -> Option<u64> {
         let words = match self {
             Self::Process => return None,
             Self::Thread { doorbells, .. } => doorbells,
             Self::Kernel(engine) => &engine.doorbells,
         };
-        Some(words.address() + 8 * u64::from(number))
+        Some(words.address() + 8 * number as u64)
     }
 }
 
@@ -238,8 +238,8 @@ impl State {
     ///
     /// # Errors
     /// An error of the device.
-    pub(super) fn clear_doorbell(&self, number: u32) -> Result<(), HcaError> {
-        let at = 8 * u64::from(number);
+    pub(super) fn clear_doorbell(&self, number: usize) -> Result<(), HcaError> {
+        let at = 8 * number as u64;
         match &self.place {
             Place::Process => Ok(()),
             Place::Thread { doorbells, .. } => doorbells.write(at, &[0u64]).map_err(no_engine),
