@@ -179,7 +179,9 @@ impl Hca for SoftHca {
         }
         let (handle, number) = self.make(&mut state, &input)?;
         // The driver knows the length to the byte, the list of pages does not.
-        state.trim_umem(number, memory.bytes);
+        if let Some(Some(umem)) = state.umems.get_mut(number as usize) {
+            umem.bytes = umem.bytes.min(memory.bytes);
+        }
         Ok(Umem { handle, number })
     }
 

@@ -82,7 +82,7 @@ impl SoftFabric {
     pub fn park(&self) -> Parked {
         // In this order nothing launches it in between, because a launch needs the lock.
         let state = self.lock();
-        Parked::new(state.bell())
+        Parked::new(state.kernel.as_ref())
     }
 
     /// Why the engine does nothing any more, if so.
@@ -103,7 +103,7 @@ impl SoftFabric {
         // Others may run while a simulated clock is read, so not with the lock held.
         let now_ns = gin_gpu::rt::clock_ns();
         let mut state = self.lock_as_it_is();
-        if state.is_kernel() {
+        if state.kernel.is_some() {
             state.tend();
             return Progress::Idle;
         }
@@ -117,7 +117,7 @@ impl SoftFabric {
 
     /// Puts into view whatever was written and may be out of it still. In hardware that happens by itself, soon.
     pub fn deliver(&self) {
-        self.lock().deliver();
+        self.lock().settle(0, u64::MAX);
     }
 
     /// Steps on a thread of its own, until what is returned is dropped.
@@ -147,7 +147,7 @@ impl SoftFabric {
 
     /// Returns the first violation by a user of the NICs, and the number of all.
     pub fn violations(&self) -> (Option<Violation>, u64) {
-        self.lock().engine().violations()
+        self.lock().core[0].engine.violations()
     }
 
     /// Number of objects of all NICs.

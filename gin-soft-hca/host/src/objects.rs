@@ -4,8 +4,11 @@
 use super::SoftConfig;
 use super::firmware::{Answer, Reason};
 use super::memory::HostMemory;
-use super::place::{DOORBELLS, Place};
+#[cfg(doc)]
+use super::place::SoftEngine;
+use super::place::{DOORBELLS, KernelEngine};
 use super::table::Table;
+use gin_gpu::Memory;
 use gin_nic::hca::{Access, Extent, Handle, HcaError};
 use gin_soft_hca::faults::Switch;
 use gin_soft_hca::held::{Held, Item, Usage};
@@ -13,6 +16,7 @@ use gin_soft_hca::kernel;
 use gin_soft_hca::tables::{CompletionQueue, QueuePair, Region, Rights};
 use gin_soft_hca::{Engine, Fault, Options, Progress, Tables};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Pages of memory, and doorbell pages.
@@ -23,7 +27,7 @@ pub(super) const DOORBELL_WORD: usize = 0x100;
 pub(super) const EVENT_QUEUE: u32 = 5;
 /// Ranges that may be held back, and bytes of them.
 const HELD: usize = 256;
-const STAGE_BYTES: usize = 1 << 20;
+pub(super) const STAGE_BYTES: u64 = 1 << 20;
 
 /// The kind of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,6 +74,10 @@ pub(super) struct RingMemory {
 pub(super) type Slots<T> = Vec<Option<T>>;
 
 pub(super) struct State {
+    /// Of [`SoftEngine::Kernel`]. Dropped first, as it parks before its tables go.
+    pub(super) kernel: Option<KernelEngine>,
+    /// Words for doorbells, unless these lie in pages of this process.
+    pub(super) doorbells: Option<Arc<Memory>>,
     pub(super) devices: Vec<SoftConfig>,
     /// By handle.
     pub(super) objects: BTreeMap<u64, Object>,
@@ -90,9 +98,10 @@ pub(super) struct State {
     pub(super) owners: Table<u64>,
     /// Address of the staging area for what is held.
     pub(super) stage: u64,
+    /// The staging area of an engine of [`SoftEngine::Process`], and of another.
     _stage: Box<[AtomicU64]>,
+    pub(super) _placed_stage: Option<Arc<Memory>>,
     pub(super) memory: HostMemory,
-    pub(super) place: Place,
     serial: u64,
 }
 
@@ -100,6 +109,8 @@ impl State {
     pub(super) fn new(options: Options) -> Self {
         let stage: Box<[AtomicU64]> = (0..STAGE_BYTES / 8).map(|_| AtomicU64::new(0)).collect();
         Self {
+            kernel: None,
+            doorbells: None,
             devices: Vec::new(),
             objects: BTreeMap::new(),
             domains: vec![None],
@@ -115,8 +126,8 @@ impl State {
             owners: Table::Own(vec![0]),
             stage: stage.as_ptr() as u64,
             _stage: stage,
+            _placed_stage: None,
             memory: HostMemory::default(),
-            place: Place::Process,
             serial: 0,
         }
     }
@@ -152,12 +163,8 @@ impl State {
         }
     }
 
-    pub(super) fn deliver(&mut self) {
-        self.settle(0, u64::MAX);
-    }
-
     /// Puts into place what is held for this range of memory.
-    fn settle(&mut self, first: u64, bytes: u64) {
+    pub(super) fn settle(&mut self, first: u64, bytes: u64) {
         self.with_engine(|_, _, held, memory| held.settle(memory, first, bytes));
     }
 
@@ -165,7 +172,6 @@ impl State {
         &mut self,
         work: impl FnOnce(&mut Engine, &mut Tables<'_>, &mut Held<'_>, &mut HostMemory) -> T,
     ) -> T {
-        let stage_bytes = self.stage_bytes();
         let mut tables = Tables {
             queues: &mut self.queues,
             busy: &mut self.busy,
@@ -174,16 +180,8 @@ impl State {
             faults: &mut self.faults,
         };
         let core = &mut self.core[0];
-        let mut held = Held::new(&mut self.items, &mut core.usage, self.stage, stage_bytes);
+        let mut held = Held::new(&mut self.items, &mut core.usage, self.stage, STAGE_BYTES);
         work(&mut core.engine, &mut tables, &mut held, &mut self.memory)
-    }
-
-    pub(super) fn engine(&self) -> &Engine {
-        &self.core[0].engine
-    }
-
-    pub(super) fn stage_bytes(&self) -> u64 {
-        STAGE_BYTES as u64
     }
 
     /// Makes something go wrong once.
@@ -191,13 +189,10 @@ impl State {
     /// # Errors
     /// [`Reason::Full`] if too much is to go wrong at a time.
     pub(super) fn inject(&mut self, fault: Fault) -> Answer<()> {
-        match self.faults.iter_mut().find(|switch| !switch.is_on()) {
-            Some(free) => {
-                *free = Switch::on(fault);
-                Ok(())
-            }
-            None => self.faults.push(Switch::on(fault)),
-        }
+        let fault = Switch::on(fault);
+        let Some(free) = self.faults.iter_mut().find(|switch| !switch.is_on()) else { return self.faults.push(fault) };
+        *free = fault;
+        Ok(())
     }
 
     /// A queue pair that was not there.
@@ -209,19 +204,14 @@ impl State {
         Ok(number)
     }
 
-    /// A completion queue that was not there.
-    pub(super) fn add_completions(&mut self, queue: CompletionQueue) -> Answer<u32> {
-        put(&mut self.completions, |queue| !queue.live, queue)
-    }
-
     /// A doorbell that was not there.
     pub(super) fn add_doorbell(&mut self, device: u32) -> Answer<u32> {
         let number = first_free(&self.uars, Option::is_none);
-        let doorbell = match self.place.doorbell(number) {
-            Some(address) => {
+        let doorbell = match &self.doorbells {
+            Some(words) => {
                 Reason::Full.refuse_if(number >= DOORBELLS)?;
                 self.clear_doorbell(number).map_err(|_| Reason::Engine)?;
-                Doorbell { address, _page: None }
+                Doorbell { address: words.address() + 8 * number as u64, _page: None }
             }
             None => {
                 let page = Box::new(Page([const { AtomicU64::new(0) }; PAGE as usize / 8]));
@@ -320,12 +310,6 @@ impl State {
         Ok(key)
     }
 
-    pub(super) fn trim_umem(&mut self, number: u32, bytes: u64) {
-        if let Some(Some(umem)) = self.umems.get_mut(number as usize) {
-            umem.bytes = umem.bytes.min(bytes);
-        }
-    }
-
     /// Where a doorbell is stored.
     pub(super) fn doorbell(&self, number: u32) -> Option<u64> {
         self.uars.get(number as usize)?.as_ref().map(|uar| uar.address)
@@ -338,7 +322,7 @@ fn first_free<T>(places: &[T], is_free: impl Fn(&T) -> bool) -> usize {
 }
 
 /// Puts an element into the first free place; its number.
-fn put<T: Copy>(table: &mut Table<T>, is_free: impl Fn(&T) -> bool, element: T) -> Answer<u32> {
+pub(super) fn put<T: Copy>(table: &mut Table<T>, is_free: impl Fn(&T) -> bool, element: T) -> Answer<u32> {
     let number = first_free(table, is_free);
     if number == table.len() {
         table.push(element)?;

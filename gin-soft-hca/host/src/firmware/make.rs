@@ -2,7 +2,7 @@
 //! Commands that make objects.
 
 use super::{Answer, Reason, check_reserved};
-use crate::objects::{EVENT_QUEUE, Kind, Name, Object, PAGE, RingMemory, State, add};
+use crate::objects::{EVENT_QUEUE, Kind, Name, Object, PAGE, RingMemory, State, add, put};
 use gin_abi::mlx5::bits::{Layout, View};
 use gin_abi::mlx5::command::{QpState, RQ_TYPE_NONE};
 use gin_abi::mlx5::cqe;
@@ -81,7 +81,7 @@ pub(super) fn create_completions(state: &mut State, device: u32, command: View<'
     let (ring, ring_umem) = ring_place(state, device, in_memory, cqe::BYTES << log_size, cqe::BYTES)?;
     let in_memory = [Cqc::DBR_UMEM_VALID, Cqc::DBR_UMEM_ID, Cqc::DBR_ADDR].map(|field| context.get(field));
     let (record, record_umem) = ring_place(state, device, in_memory, 8, 8)?;
-    let number = state.add_completions(CompletionQueue {
+    let queue = CompletionQueue {
         live: true,
         device,
         ring,
@@ -89,7 +89,8 @@ pub(super) fn create_completions(state: &mut State, device: u32, command: View<'
         collapsed: context.get(Cqc::CC) == 1,
         record: if ignored { 0 } else { record },
         produced: 0,
-    })?;
+    };
+    let number = put(&mut state.completions, |queue| !queue.live, queue)?;
     Ok(Object { name: (Kind::Completions, number), device, uses: vec![ring_umem, record_umem, uar] })
 }
 

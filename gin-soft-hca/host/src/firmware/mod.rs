@@ -112,7 +112,7 @@ pub(super) fn execute(
         None => None,
         Some(handle) => Some((handle, state.find(handle, device)?.name)),
     };
-    if !state.is_kernel() {
+    if state.kernel.is_none() {
         // A doorbell that rang before a command did so for the objects of that time. A kernel looks before it parks.
         state.look_at_doorbells();
     }
