@@ -28,6 +28,17 @@ pub struct SoftPort {
     pub gids: Vec<SoftGid>,
 }
 
+impl SoftPort {
+    pub(crate) fn has(&self, gid: [u8; 16]) -> bool {
+        self.gids.iter().any(|entry| entry.gid == gid)
+    }
+
+    /// Returns the hardware address as a number.
+    pub(crate) fn mac_number(&self) -> u64 {
+        self.mac.iter().fold(0, |all, &byte| all << 8 | u64::from(byte))
+    }
+}
+
 /// The properties of a software NIC.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SoftConfig {
@@ -96,6 +107,11 @@ impl SoftConfig {
             udp_ports: (0xc000, 0xffff),
             objects: 1 << 20,
         }
+    }
+
+    /// Returns the port with this number, from 1.
+    pub(crate) fn port(&self, number: u64) -> Option<&SoftPort> {
+        self.ports.get(usize::try_from(number).ok()?.checked_sub(1)?)
     }
 
     /// Describes a NIC with one Ethernet port. `number` determines its addresses.

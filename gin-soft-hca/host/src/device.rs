@@ -6,9 +6,7 @@ use super::objects::{self, HcaState, Kind, Object};
 use super::{SoftFabric, firmware};
 use gin_abi::mlx5::bits::{Layout, Mailbox};
 use gin_abi::mlx5::command::opcode;
-use gin_abi::mlx5::mailbox::{
-    AllocUarIn, AllocUarOut, CommandIn, CommandOut, CreateUmemIn, CreateUmemOut, Mtt, Umem as UmemLayout,
-};
+use gin_abi::mlx5::mailbox::{AllocUarIn, CommandIn, CommandOut, CreateUmemIn, Mtt, Umem as UmemLayout};
 use gin_gpu::{Device, MemoryKind};
 use gin_nic::hca::{Access, Domain, Extent, Handle, Hca, HcaError, Link, Port, Region, Uar, Umem};
 
@@ -32,38 +30,56 @@ impl SoftHca {
         if let Some(reason) = state.broken() {
             return Err(HcaError::Engine { reason });
         }
-        let object = match object {
-            None => None,
-            Some(handle) => Some(state.find(handle, self.device)?),
-        };
         firmware::execute(&mut state, self.device, object, input, output)
     }
 
-    /// Sends a command that destroys an object.
-    fn end(&self, handle: Handle, kind: Kind, code: u64) -> Result<(), HcaError> {
-        let mut state = self.fabric.lock();
-        let object = state.find(handle, self.device)?;
-        if object.kind != kind {
-            return Err(HcaError::NoObject(handle));
-        }
-        let mut command = Mailbox::<CommandIn>::new();
-        command.set(CommandIn::OPCODE, code).set(CommandIn::NUMBER, object.number.into());
-        let mut answer = [0; CommandOut::LENGTH];
-        firmware::execute(&mut state, self.device, Some(object), command.bytes()?, &mut answer)?;
-        state.objects.remove(&handle.0);
-        Ok(())
+    /// Sends a command that creates an object, as the Linux driver does. Returns its handle and its number.
+    fn make(&self, state: &mut HcaState, command: &[u8]) -> Result<(Handle, u32), HcaError> {
+        let mut answer = Mailbox::<CommandOut>::new();
+        let handle = firmware::execute(state, self.device, None, command, answer.bytes_mut())?;
+        Ok((handle.ok_or(HcaError::NoObject(Handle(0)))?, answer.get(CommandOut::NUMBER) as u32))
     }
 
-    fn port_of(&self, state: &HcaState, port: u8) -> Result<SoftPort, HcaError> {
-        let ports = &state.devices[self.device as usize].ports;
-        let found = ports.get(usize::from(port).wrapping_sub(1)).cloned();
-        found.ok_or(HcaError::NoPort { port, ports: ports.len() as u8 })
+    /// Sends the command that destroys an object of one of these kinds.
+    fn end(&self, handle: Handle, commands: &[(Kind, u64)]) -> Result<(), HcaError> {
+        let mut state = self.fabric.lock();
+        let (kind, number) = state.find(handle, self.device)?.name;
+        let found = commands.iter().find(|command| command.0 == kind);
+        let &(_, code) = found.ok_or(HcaError::NoObject(handle))?;
+        let mut command = Mailbox::<CommandIn>::new();
+        command.set(CommandIn::OPCODE, code).set(CommandIn::NUMBER, number.into());
+        let mut answer = [0; CommandOut::LENGTH];
+        firmware::execute(&mut state, self.device, Some(handle), command.bytes()?, &mut answer).map(|_| ())
+    }
+
+    /// Destroys an object of a kind that has no command.
+    fn end_directly(&self, handle: Handle, kind: Kind) -> Result<(), HcaError> {
+        let mut state = self.fabric.lock();
+        state.find(handle, self.device)?;
+        Ok(state.end(handle, kind)?)
+    }
+
+    fn port_of<'s>(&self, state: &'s HcaState, port: u8) -> Result<&'s SoftPort, HcaError> {
+        let config = state.config(self.device);
+        config.port(port.into()).ok_or(HcaError::NoPort { port, ports: config.ports.len() as u8 })
+    }
+
+    fn check_memory(&self, state: &HcaState, memory: &Extent) -> Result<(), HcaError> {
+        let config = state.config(self.device);
+        if memory.dma_buf.is_some() && !config.dma_buf {
+            let reason = format!("{} has no DMA-BUF support", config.name);
+            return Err(HcaError::Unsupported { what: "memory of a device", reason });
+        }
+        if memory.bytes == 0 || memory.address.checked_add(memory.bytes).is_none() {
+            return Err(HcaError::System { call: "registering memory", errno: 22 });
+        }
+        Ok(())
     }
 }
 
 impl Hca for SoftHca {
     fn name(&self) -> String {
-        self.fabric.lock().devices[self.device as usize].name.clone()
+        self.fabric.lock().config(self.device).name.clone()
     }
 
     fn shares_doorbells(&self) -> bool {
@@ -104,28 +120,19 @@ impl Hca for SoftHca {
     }
 
     fn destroy(&self, object: Handle) -> Result<(), HcaError> {
-        let kind = self.fabric.lock().find(object, self.device)?.kind;
-        let code = match kind {
-            Kind::Queue => opcode::DESTROY_QP,
-            Kind::Completions => opcode::DESTROY_CQ,
-            _ => return Err(HcaError::NoObject(object)),
-        };
-        self.end(object, kind, code)
+        self.end(object, &[(Kind::Queue, opcode::DESTROY_QP), (Kind::Completions, opcode::DESTROY_CQ)])
     }
 
     fn allocate_domain(&self) -> Result<Domain, HcaError> {
         let mut state = self.fabric.lock();
-        let number = state.add_domain(self.device)?;
-        let handle = state.keep(Object { kind: Kind::Domain, device: self.device, number });
+        state.check_room(self.device)?;
+        let number = objects::add(&mut state.domains, ());
+        let handle = state.keep(Object { name: (Kind::Domain, number), device: self.device, uses: Vec::new() });
         Ok(Domain { handle, number })
     }
 
     fn free_domain(&self, domain: Handle) -> Result<(), HcaError> {
-        let mut state = self.fabric.lock();
-        let object = state.find(domain, self.device)?;
-        state.remove_domain(object)?;
-        state.objects.remove(&domain.0);
-        Ok(())
+        self.end_directly(domain, Kind::Domain)
     }
 
     unsafe fn register_region(
@@ -137,18 +144,14 @@ impl Hca for SoftHca {
     ) -> Result<Region, HcaError> {
         let mut state = self.fabric.lock();
         self.check_memory(&state, memory)?;
-        let owner = state.find(domain.handle, self.device)?;
-        let key = state.add_region(owner, memory, start, access)?;
-        let handle = state.keep(Object { kind: Kind::Region, device: self.device, number: key >> 8 });
-        Ok(Region { handle, local_key: key, remote_key: key })
+        let domain = state.find(domain.handle, self.device)?.name;
+        let key = state.add_region(self.device, domain, memory, start, access)?;
+        let region = Object { name: (Kind::Region, key >> 8), device: self.device, uses: vec![domain] };
+        Ok(Region { handle: state.keep(region), local_key: key, remote_key: key })
     }
 
     fn deregister_region(&self, region: Handle) -> Result<(), HcaError> {
-        let mut state = self.fabric.lock();
-        let object = state.find(region, self.device)?;
-        state.remove_region(object)?;
-        state.objects.remove(&region.0);
-        Ok(())
+        self.end_directly(region, Kind::Region)
     }
 
     unsafe fn register_umem(&self, memory: &Extent, access: Access) -> Result<Umem, HcaError> {
@@ -174,32 +177,29 @@ impl Hca for SoftHca {
                 .set(Mtt::WR_EN, access.local_write.into());
             input.extend_from_slice(entry.bytes()?);
         }
-        let mut answer = Mailbox::<CreateUmemOut>::new();
-        let handle = firmware::execute(&mut state, self.device, None, &input, answer.bytes_mut())?;
-        let number = answer.get(CreateUmemOut::UMEM_ID) as u32;
+        let (handle, number) = self.make(&mut state, &input)?;
         // The list of pages has no length in bytes, but the driver knows it.
-        state.trim_umem(number, memory.bytes);
-        let handle = handle.ok_or(HcaError::NoObject(Handle(0)))?;
+        if let Some(Some(umem)) = state.umems.get_mut(number as usize) {
+            umem.bytes = umem.bytes.min(memory.bytes);
+        }
         Ok(Umem { handle, number })
     }
 
     fn deregister_umem(&self, umem: Handle) -> Result<(), HcaError> {
-        self.end(umem, Kind::Umem, opcode::DESTROY_UMEM)
+        self.end(umem, &[(Kind::Umem, opcode::DESTROY_UMEM)])
     }
 
     fn allocate_uar(&self) -> Result<Uar, HcaError> {
         let mut state = self.fabric.lock();
         let mut command = Mailbox::<AllocUarIn>::new();
         command.set(AllocUarIn::OPCODE, opcode::ALLOC_UAR);
-        let mut answer = Mailbox::<AllocUarOut>::new();
-        let handle = firmware::execute(&mut state, self.device, None, command.bytes()?, answer.bytes_mut())?;
-        let number = answer.get(AllocUarOut::UAR) as u32;
-        let doorbell = state.doorbell(number).ok_or(HcaError::NoObject(Handle(0)))?;
-        Ok(Uar { handle: handle.ok_or(HcaError::NoObject(Handle(0)))?, number, doorbell })
+        let (handle, number) = self.make(&mut state, command.bytes()?)?;
+        let doorbell = state.doorbell(number).ok_or(HcaError::NoObject(handle))?;
+        Ok(Uar { handle, number, doorbell })
     }
 
     fn free_uar(&self, uar: Handle) -> Result<(), HcaError> {
-        self.end(uar, Kind::Uar, opcode::DEALLOC_UAR)
+        self.end(uar, &[(Kind::Uar, opcode::DEALLOC_UAR)])
     }
 
     fn event_queue(&self) -> Result<u32, HcaError> {
@@ -208,38 +208,23 @@ impl Hca for SoftHca {
 
     fn port(&self, port: u8) -> Result<Port, HcaError> {
         let state = self.fabric.lock();
-        let link = state.devices[self.device as usize].link;
-        let SoftPort { active, mtu, lid, gids, .. } = self.port_of(&state, port)?;
+        let link = state.config(self.device).link;
+        let &SoftPort { active, mtu, lid, ref gids, .. } = self.port_of(&state, port)?;
         Ok(Port { active, link, mtu, lid, gids: gids.len() as u32 })
     }
 
     fn gid(&self, port: u8, index: u32) -> Result<[u8; 16], HcaError> {
         let state = self.fabric.lock();
-        let gids = self.port_of(&state, port)?.gids;
-        let found = gids.get(index as usize).map(|entry| entry.gid);
-        found.ok_or(HcaError::System { call: "asking for a GID", errno: 22 })
+        let found = self.port_of(&state, port)?.gids.get(index as usize);
+        found.map(|entry| entry.gid).ok_or(HcaError::System { call: "asking for a GID", errno: 22 })
     }
 
     fn next_hop(&self, domain: &Domain, port: u8, gid_index: u32, gid: [u8; 16]) -> Result<[u8; 6], HcaError> {
         self.gid(port, gid_index)?;
         let state = self.fabric.lock();
         state.find(domain.handle, self.device)?;
-        let ports =
-            state.devices.iter().filter(|device| device.link == Link::Ethernet).flat_map(|device| &device.ports);
-        let found = ports.into_iter().find(|port| port.gids.iter().any(|entry| entry.gid == gid));
+        let on_ethernet = state.devices.iter().filter(|device| device.link == Link::Ethernet);
+        let found = on_ethernet.flat_map(|device| &device.ports).find(|port| port.has(gid));
         found.map(|port| port.mac).ok_or(HcaError::System { call: "resolving a GID", errno: 113 })
-    }
-}
-
-impl SoftHca {
-    fn check_memory(&self, state: &HcaState, memory: &Extent) -> Result<(), HcaError> {
-        if memory.dma_buf.is_some() && !state.devices[self.device as usize].dma_buf {
-            let reason = format!("{} has no DMA-BUF support", state.devices[self.device as usize].name);
-            return Err(HcaError::Unsupported { what: "memory of a device", reason });
-        }
-        if memory.bytes == 0 || memory.address.checked_add(memory.bytes).is_none() {
-            return Err(HcaError::System { call: "registering memory", errno: 22 });
-        }
-        Ok(())
     }
 }

@@ -91,7 +91,7 @@ impl SoftFabric {
     pub fn park(&self) -> Parked {
         // In this order the engine cannot be launched in between, because a launch needs the lock.
         let state = self.lock();
-        Parked::new(state.bell())
+        Parked::new(state.kernel.as_ref())
     }
 
     /// Returns the reason why the engine has stopped; `None` while it works.
@@ -112,7 +112,7 @@ impl SoftFabric {
         // Without the lock, because other ranks may run while a simulated clock is read.
         let now_ns = gin_gpu::rt::clock_ns();
         let mut state = self.lock_as_it_is();
-        if state.is_kernel() {
+        if state.kernel.is_some() {
             state.tend();
             return Progress::Idle;
         }
@@ -126,7 +126,7 @@ impl SoftFabric {
 
     /// Makes all completed writes visible. Hardware does so by itself after some time.
     pub fn deliver(&self) {
-        self.lock().deliver();
+        self.lock().settle(0, u64::MAX);
     }
 
     /// Starts a thread that steps until the result is dropped.
@@ -156,7 +156,7 @@ impl SoftFabric {
 
     /// Returns the first violation by a user of the NICs, and the number of violations.
     pub fn violations(&self) -> (Option<Violation>, u64) {
-        self.lock().engine().violations()
+        self.lock().core[0].engine.violations()
     }
 
     /// Returns the number of objects of all NICs.

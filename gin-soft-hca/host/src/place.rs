@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The processor of the engine of software NICs, if its users are real GPUs.
 
-use super::objects::HcaState;
+use super::objects::{HcaState, STAGE_BYTES};
 use super::{HcaError, no_engine};
 use gin_device::internal::orders;
 use gin_gpu::resident::Resident;
@@ -84,119 +84,88 @@ pub(super) struct KernelEngine {
     broken: Option<String>,
 }
 
-/// The processor of the engine, with its state.
-#[derive(Debug)]
-pub(super) enum EnginePlace {
-    Process,
-    Thread { doorbells: Arc<Memory>, _stage: Arc<Memory> },
-    Kernel(Box<KernelEngine>),
-}
-
-impl EnginePlace {
-    /// Returns the address of doorbell `number`; `None` if doorbells are in pages of this process.
-    pub(super) fn doorbell(&self, number: u32) -> Option<u64> {
-        let words = match self {
-            Self::Process => return None,
-            Self::Thread { doorbells, .. } => doorbells,
-            Self::Kernel(engine) => &engine.doorbells,
-        };
-        Some(words.address() + 8 * u64::from(number))
-    }
-}
-
 impl HcaState {
     /// Moves the engine to a processor. After an error it stays where it was.
     ///
     /// # Errors
     /// An error of the device; [`HcaError::Engine`] if there are objects already.
     pub(super) fn place(&mut self, engine: SoftEngine, device: &Arc<dyn Device>) -> Result<(), HcaError> {
-        if !self.objects.is_empty() || !matches!(self.place, EnginePlace::Process) {
+        if !self.objects.is_empty() || self.memory.device.is_some() {
             return Err(no_engine("it has a place already, or there are objects that would have to move"));
         }
-        let bytes = self.stage_bytes();
-        let new = |kind, bytes| Memory::new(device, kind, bytes).map_err(no_engine);
-        match engine {
-            SoftEngine::Process => {}
-            SoftEngine::Thread => {
-                let (stage, doorbells) =
-                    (new(MemoryKind::Pinned, bytes)?, new(MemoryKind::Pinned, 8 * DOORBELLS as u64)?);
-                self.stage = stage.address();
-                self.place = EnginePlace::Thread { doorbells, _stage: stage };
-            }
-            SoftEngine::Kernel => {
-                let module = device.load(ModuleSource::Linked).map_err(no_engine)?;
-                let function = module.function("soft_hca").map_err(no_engine)?;
-                let bell = Arc::new(Bell { word: new(MemoryKind::Pinned, 8)?, holds: AtomicU32::new(0) });
-                let stage = new(MemoryKind::Device, bytes)?;
-                self.queues.pin(device, QUEUES).map_err(no_engine)?;
-                self.busy.pin(device, QUEUES / 64).map_err(no_engine)?;
-                self.completions.pin(device, QUEUES).map_err(no_engine)?;
-                self.regions.pin(device, REGIONS).map_err(no_engine)?;
-                self.faults.pin(device, FAULTS).map_err(no_engine)?;
-                self.items.pin(device, 0).map_err(no_engine)?;
-                self.core.pin(device, 0).map_err(no_engine)?;
-                self.owners.pin(device, DOORBELLS).map_err(no_engine)?;
-                let words = 8 * DOORBELLS as u64;
-                let resident: Arc<dyn Resident> = bell.clone();
-                gin_gpu::resident::keep(&**device, Arc::downgrade(&resident));
-                let mut engine = KernelEngine {
-                    function,
-                    // The threads of a virtual GPU take turns, so more of them would show no more.
-                    threads: if device.kind() == DeviceKind::Virtual { VIRTUAL_THREADS } else { THREADS },
-                    stream: device.stream().map_err(no_engine)?,
-                    bell,
-                    order: new(MemoryKind::Device, 8 * orders::WORDS)?,
-                    seen: new(MemoryKind::Device, words)?,
-                    doorbells: new(MemoryKind::Device, words)?,
-                    stage,
-                    is_launched: false,
-                    used: Instant::now(),
-                    broken: None,
-                };
-                // Loads the kernel now, so that its room is known.
-                engine.launch(self)?;
-                self.stage = engine.stage.address();
-                self.place = EnginePlace::Kernel(Box::new(engine));
-            }
+        let kind = match engine {
+            SoftEngine::Process => return Ok(()),
+            SoftEngine::Thread => MemoryKind::Pinned,
+            SoftEngine::Kernel => MemoryKind::Device,
+        };
+        let new = |bytes| Memory::new(device, kind, bytes).map_err(no_engine);
+        let (stage, doorbells) = (new(STAGE_BYTES)?, new(8 * DOORBELLS as u64)?);
+        if engine == SoftEngine::Kernel {
+            let mut kernel = self.make_kernel(device, &stage, &doorbells).map_err(no_engine)?;
+            // Loads the kernel now, so that its room is known.
+            kernel.launch(self)?;
+            self.kernel = Some(kernel);
         }
-        if !matches!(self.place, EnginePlace::Process) {
-            self.memory.device = Some(device.clone());
-        }
+        self.stage = stage.address();
+        self._placed_stage = Some(stage);
+        self.doorbells = Some(doorbells);
+        self.memory.device = Some(device.clone());
         Ok(())
+    }
+
+    /// Moves the tables to pinned memory, from which the kernel copies them.
+    fn make_kernel(
+        &mut self,
+        device: &Arc<dyn Device>,
+        stage: &Arc<Memory>,
+        doorbells: &Arc<Memory>,
+    ) -> Result<KernelEngine, GpuError> {
+        let function = device.load(ModuleSource::Linked)?.function("soft_hca")?;
+        self.queues.pin(device, QUEUES)?;
+        self.busy.pin(device, QUEUES / 64)?;
+        self.completions.pin(device, QUEUES)?;
+        self.regions.pin(device, REGIONS)?;
+        self.faults.pin(device, FAULTS)?;
+        self.items.pin(device, 0)?;
+        self.core.pin(device, 0)?;
+        self.owners.pin(device, DOORBELLS)?;
+        let bell = Arc::new(Bell { word: Memory::new(device, MemoryKind::Pinned, 8)?, holds: AtomicU32::new(0) });
+        let resident: Arc<dyn Resident> = bell.clone();
+        gin_gpu::resident::keep(&**device, Arc::downgrade(&resident));
+        Ok(KernelEngine {
+            function,
+            // The threads of a virtual GPU take turns, so more of them would show no more.
+            threads: if device.kind() == DeviceKind::Virtual { VIRTUAL_THREADS } else { THREADS },
+            stream: device.stream()?,
+            bell,
+            order: Memory::new(device, MemoryKind::Device, 8 * orders::WORDS)?,
+            seen: Memory::new(device, MemoryKind::Device, doorbells.bytes())?,
+            doorbells: doorbells.clone(),
+            stage: stage.clone(),
+            is_launched: false,
+            used: Instant::now(),
+            broken: None,
+        })
     }
 
     /// Parks the kernel, if there is one, so that the host can use the tables.
     pub(super) fn park(&mut self) {
-        if let EnginePlace::Kernel(engine) = &mut self.place {
-            engine.park();
+        if let Some(kernel) = &mut self.kernel {
+            kernel.park();
         }
     }
 
     /// Returns the reason why the engine has stopped; `None` while it works.
     pub(super) fn broken(&self) -> Option<String> {
-        let kernel = match &self.place {
-            EnginePlace::Kernel(engine) => engine.broken.clone(),
-            _ => None,
-        };
+        let kernel = self.kernel.as_ref().and_then(|kernel| kernel.broken.clone());
         kernel.or_else(|| self.memory.failure.as_ref().map(ToString::to_string))
     }
 
     /// Launches the kernel again, if there is one and enough time has passed.
     pub(super) fn tend(&mut self) {
-        let place = std::mem::replace(&mut self.place, EnginePlace::Process);
-        if let EnginePlace::Kernel(mut engine) = place {
-            engine.tend(self);
-            self.place = EnginePlace::Kernel(engine);
-        } else {
-            self.place = place;
-        }
-    }
-
-    /// Returns the means by which the host asks the kernel to park.
-    pub(super) fn bell(&self) -> Option<Arc<Bell>> {
-        match &self.place {
-            EnginePlace::Kernel(engine) => Some(engine.bell.clone()),
-            _ => None,
+        if let Some(mut kernel) = self.kernel.take() {
+            kernel.tend(self);
+            self.kernel = Some(kernel);
         }
     }
 
@@ -207,10 +176,7 @@ impl HcaState {
 
     /// Returns the kind of memory for rings and records that GPUs fill.
     pub(super) fn ring_memory(&self) -> MemoryKind {
-        match self.place {
-            EnginePlace::Thread { .. } => MemoryKind::Pinned,
-            EnginePlace::Process | EnginePlace::Kernel(_) => MemoryKind::Device,
-        }
+        self.doorbells.as_ref().map_or(MemoryKind::Device, |doorbells| doorbells.kind())
     }
 
     /// Rings a doorbell from the host.
@@ -218,10 +184,10 @@ impl HcaState {
     /// # Errors
     /// An error of the device.
     pub(super) fn store_doorbell(&self, doorbell: u64, word: u64) -> Result<(), HcaError> {
-        if let EnginePlace::Kernel(engine) = &self.place {
-            let at = doorbell.wrapping_sub(engine.doorbells.address());
-            if at < engine.doorbells.bytes() {
-                return engine.doorbells.write(at, &[word]).map_err(no_engine);
+        if let Some(KernelEngine { doorbells, .. }) = &self.kernel {
+            let at = doorbell.wrapping_sub(doorbells.address());
+            if at < doorbells.bytes() {
+                return doorbells.write(at, &[word]).map_err(no_engine);
             }
         }
         // Safety: a word of a page, or of pinned memory, which exists as long as the doorbell.
@@ -230,30 +196,21 @@ impl HcaState {
         Ok(())
     }
 
-    /// Returns whether a kernel executes the entries.
-    pub(super) fn is_kernel(&self) -> bool {
-        matches!(self.place, EnginePlace::Kernel(_))
-    }
-
     /// Clears a doorbell for a new owner.
     ///
     /// # Errors
     /// An error of the device.
-    pub(super) fn clear_doorbell(&self, number: u32) -> Result<(), HcaError> {
-        let at = 8 * u64::from(number);
-        match &self.place {
-            EnginePlace::Process => Ok(()),
-            EnginePlace::Thread { doorbells, .. } => doorbells.write(at, &[0u64]).map_err(no_engine),
-            EnginePlace::Kernel(engine) => {
-                engine.doorbells.write(at, &[0u64]).and_then(|()| engine.seen.write(at, &[0u64])).map_err(no_engine)
-            }
-        }
+    pub(super) fn clear_doorbell(&self, number: usize) -> Result<(), GpuError> {
+        let seen = self.kernel.as_ref().map(|kernel| &kernel.seen);
+        let mut words = self.doorbells.iter().chain(seen);
+        words.try_for_each(|words| words.write(8 * number as u64, &[0u64]))
     }
 }
 
 impl KernelEngine {
-    fn residence(&self, state: &HcaState) -> Result<Residence, HcaError> {
-        Ok(Residence {
+    /// Launches the kernel, unless the device keeps it parked.
+    fn launch(&mut self, state: &HcaState) -> Result<(), HcaError> {
+        let residence = Residence {
             queues: state.queues.place()?,
             busy: state.busy.place()?,
             completions: state.completions.place()?,
@@ -265,15 +222,10 @@ impl KernelEngine {
             doorbells: self.doorbells.address(),
             seen: self.seen.address(),
             stage: self.stage.address(),
-            stage_bytes: state.stage_bytes(),
+            stage_bytes: STAGE_BYTES,
             order: self.order.address(),
             park: self.bell.word.address(),
-        })
-    }
-
-    /// Launches the kernel, unless the device keeps it parked.
-    fn launch(&mut self, state: &HcaState) -> Result<(), HcaError> {
-        let residence = self.residence(state)?;
+        };
         self.bell.store(0);
         // Safety: the tables are pinned and long enough, and the host does not use them until the kernel has ended. The
         // callers that registered memory in them promised its validity, and the devices reach it.
@@ -296,17 +248,12 @@ impl KernelEngine {
     }
 
     fn look(&mut self) -> bool {
-        match self.stream.is_idle() {
-            Ok(idle) => {
-                self.is_launched &= !idle;
-                idle
-            }
-            Err(error) => {
-                self.is_launched = false;
-                self.fail(error.to_string());
-                true
-            }
-        }
+        let idle = self.stream.is_idle().unwrap_or_else(|error| {
+            self.fail(error.to_string());
+            true
+        });
+        self.is_launched &= !idle;
+        idle
     }
 
     fn park(&mut self) {
@@ -346,7 +293,8 @@ pub struct Parked {
 }
 
 impl Parked {
-    pub(super) fn new(bell: Option<Arc<Bell>>) -> Self {
+    pub(super) fn new(kernel: Option<&KernelEngine>) -> Self {
+        let bell = kernel.map(|kernel| kernel.bell.clone());
         if let Some(bell) = &bell {
             bell.holds.fetch_add(1, Ordering::Relaxed);
         }

@@ -34,10 +34,10 @@ impl<T: Copy> Table<T> {
     /// # Errors
     /// An error of the device.
     pub(super) fn pin(&mut self, device: &Arc<dyn Device>, capacity: usize) -> Result<(), GpuError> {
-        let bytes = (capacity.max(self.len()) * size_of::<T>()) as u64;
-        let (home, here) =
-            (Memory::new(device, MemoryKind::Pinned, bytes)?, Memory::new(device, MemoryKind::Device, bytes)?);
-        let mut pinned = Pinned { home, here, count: 0, capacity: capacity.max(self.len()), of: PhantomData };
+        let capacity = capacity.max(self.len());
+        let new = |kind| Memory::new(device, kind, (capacity * size_of::<T>()) as u64);
+        let (home, here) = (new(MemoryKind::Pinned)?, new(MemoryKind::Device)?);
+        let mut pinned = Pinned { home, here, count: 0, capacity, of: PhantomData };
         for &element in self.iter() {
             pinned.add(element);
         }
@@ -51,16 +51,13 @@ impl<T: Copy> Table<T> {
     /// [`Reason::Full`].
     pub(super) fn push(&mut self, element: T) -> Answer<()> {
         match self {
-            Self::Own(elements) => {
-                elements.push(element);
-                Ok(())
-            }
-            Self::Pinned(pinned) if pinned.count < pinned.capacity => {
+            Self::Own(elements) => elements.push(element),
+            Self::Pinned(pinned) => {
+                Reason::Full.refuse_if(pinned.count == pinned.capacity)?;
                 pinned.add(element);
-                Ok(())
             }
-            Self::Pinned(_) => Err(Reason::Full),
         }
+        Ok(())
     }
 
     /// Returns the addresses by which a kernel finds the table.

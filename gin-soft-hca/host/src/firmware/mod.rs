@@ -5,11 +5,11 @@ mod make;
 mod query;
 mod states;
 
-use super::objects::{HcaState, Kind, Object, remove};
+use super::objects::{HcaState, Kind, Name};
 use super::{SoftConfig, SoftPort};
-use gin_abi::mlx5::bits::{Field, Layout, Mailbox, RowKind, View};
+use gin_abi::mlx5::bits::{Layout, Mailbox, RowKind, View};
 use gin_abi::mlx5::command::{Status, opcode};
-use gin_abi::mlx5::mailbox::{CommandIn, CommandOut, QueryHcaCapIn, TABLES};
+use gin_abi::mlx5::mailbox::{CommandIn, CommandOut, QueryCqIn, QueryHcaCapIn, QueryQpIn, TABLES};
 use gin_nic::hca::{Handle, HcaError};
 
 /// The syndrome of the first [`Reason`]. Syndromes of a real NIC look different.
@@ -104,22 +104,25 @@ pub(crate) type Answer<T> = Result<T, Reason>;
 pub(super) fn execute(
     state: &mut HcaState,
     device: u32,
-    object: Option<Object>,
+    object: Option<Handle>,
     input: &[u8],
     output: &mut [u8],
 ) -> Result<Option<Handle>, HcaError> {
-    if !state.is_kernel() {
+    let about = match object {
+        None => None,
+        Some(handle) => Some((handle, state.find(handle, device)?.name)),
+    };
+    if state.kernel.is_none() {
         // A doorbell that rang before a command refers to the objects of that time. A kernel looks before it parks.
         state.look_at_doorbells();
     }
     output.fill(0);
-    let done = dispatch(state, device, object, input, output);
-    done.map(|made| made.map(|made| state.keep(made))).map_err(|reason| {
-        if let Some(head) = output.get_mut(..CommandOut::LENGTH) {
-            let mut answer = Mailbox::<CommandOut>::new();
+    dispatch(state, device, about, input, output).map_err(|reason| {
+        // Without room for an answer, only the error is returned.
+        let _ = reply::<CommandOut>(output, |answer| {
             answer.set(CommandOut::STATUS, reason.status().code()).set(CommandOut::SYNDROME, reason.syndrome().into());
-            head.copy_from_slice(answer.view().bytes());
-        }
+            Ok(())
+        });
         reason.into()
     })
 }
@@ -127,51 +130,61 @@ pub(super) fn execute(
 fn dispatch(
     state: &mut HcaState,
     device: u32,
-    object: Option<Object>,
+    about: Option<(Handle, Name)>,
     input: &[u8],
     output: &mut [u8],
-) -> Answer<Option<Object>> {
+) -> Answer<Option<Handle>> {
     let head = View::<CommandIn>::new(input).ok_or(Reason::InputLength)?;
     Reason::OutputLength.refuse_if(output.len() < CommandOut::LENGTH)?;
     let code = head.get(CommandIn::OPCODE);
-    let made = |kind, number| Ok(Some(Object { kind, device, number }));
-    let about = |kind| match object {
-        Some(object) if object.kind == kind => Ok(object.number),
-        _ => Err(Reason::WrongObject),
-    };
-    if object.is_none() {
-        return match code {
+    let Some((handle, (kind, number))) = about else {
+        let config = state.config(device);
+        let made = match code {
             opcode::QUERY_HCA_CAP => {
-                query::query_capabilities(state.config(device), parse(input)?, output).map(|()| None)
+                ask(input, output, |command, answer| query::capabilities(config, command, answer))?;
+                return Ok(None);
             }
             opcode::QUERY_ROCE_ADDRESS => {
-                query::query_address(state.config(device), parse(input)?, output).map(|()| None)
+                ask(input, output, |command, answer| query::address(config, command, answer))?;
+                return Ok(None);
             }
-            opcode::CREATE_CQ => {
-                made(Kind::Completions, make::create_completions(state, device, parse(input)?, output)?)
-            }
-            opcode::CREATE_QP => made(Kind::Queue, make::create_queue(state, device, parse(input)?, output)?),
-            opcode::CREATE_UMEM => made(Kind::Umem, make::create_umem(state, device, input, output)?),
-            opcode::ALLOC_UAR => made(Kind::Uar, make::allocate_uar(state, device, parse(input)?, output)?),
-            _ => Err(Reason::Operation),
+            opcode::CREATE_CQ => make::create_completions(state, device, parse(input)?)?,
+            opcode::CREATE_QP => make::create_queue(state, device, parse(input)?)?,
+            opcode::CREATE_UMEM => make::create_umem(state, device, input)?,
+            opcode::ALLOC_UAR => make::allocate_uar(state, device, parse(input)?)?,
+            _ => return Err(Reason::Operation),
         };
-    }
-    let number = head.get(CommandIn::NUMBER) as u32;
-    Reason::WrongObject.refuse_if(object.is_some_and(|object| object.number != number))?;
+        let number = made.name.1;
+        reply::<CommandOut>(output, |answer| {
+            answer.set(CommandOut::NUMBER, number.into());
+            Ok(())
+        })?;
+        return Ok(Some(state.keep(made)));
+    };
+    Reason::WrongObject.refuse_if(u64::from(number) != head.get(CommandIn::NUMBER))?;
+    let about = |wanted| Reason::WrongObject.refuse_if(kind != wanted).map(|()| number as usize);
     match code {
-        opcode::RST2INIT_QP => states::to_init(state, about(Kind::Queue)?, parse(input)?),
-        opcode::INIT2RTR_QP => states::to_ready_to_receive(state, about(Kind::Queue)?, parse(input)?),
-        opcode::RTR2RTS_QP => states::to_ready_to_send(state, about(Kind::Queue)?, parse(input)?),
-        opcode::TO_ERR_QP | opcode::TO_RST_QP => states::stop(state, about(Kind::Queue)?, parse(input)?),
-        opcode::QUERY_QP => query::query_queue(state, about(Kind::Queue)?, parse(input)?, output),
-        opcode::QUERY_CQ => query::query_completions(state, about(Kind::Completions)?, parse(input)?, output),
-        opcode::DESTROY_QP => make::destroy_queue(state, about(Kind::Queue)?),
-        opcode::DESTROY_CQ => make::destroy_completions(state, about(Kind::Completions)?),
-        opcode::DESTROY_UMEM => remove(&mut state.umems, about(Kind::Umem)?),
-        opcode::DEALLOC_UAR => remove(&mut state.uars, about(Kind::Uar)?),
-        _ => Err(Reason::Operation),
+        opcode::RST2INIT_QP | opcode::INIT2RTR_QP | opcode::RTR2RTS_QP => {
+            states::change(state, about(Kind::Queue)?, parse(input)?)?;
+        }
+        opcode::TO_ERR_QP | opcode::TO_RST_QP => {
+            states::stop(&mut state.queues[about(Kind::Queue)?], parse(input)?)?;
+        }
+        opcode::QUERY_QP => {
+            let queue = &state.queues[about(Kind::Queue)?];
+            ask::<QueryQpIn, _>(input, output, |_, answer| query::queue(queue, answer))?;
+        }
+        opcode::QUERY_CQ => {
+            let queue = &state.completions[about(Kind::Completions)?];
+            ask::<QueryCqIn, _>(input, output, |_, answer| query::completions(queue, answer))?;
+        }
+        opcode::DESTROY_QP => state.end(handle, Kind::Queue)?,
+        opcode::DESTROY_CQ => state.end(handle, Kind::Completions)?,
+        opcode::DESTROY_UMEM => state.end(handle, Kind::Umem)?,
+        opcode::DEALLOC_UAR => state.end(handle, Kind::Uar)?,
+        _ => return Err(Reason::Operation),
     }
-    .map(|()| None)
+    Ok(None)
 }
 
 /// Checks that a command has its exact length, and no unknown field that is not zero.
@@ -204,21 +217,24 @@ fn clear(table: &str, bytes: &mut [u8]) {
     }
 }
 
-fn room<L: Layout>(output: &[u8]) -> Answer<()> {
-    Reason::OutputLength.refuse_if(output.len() < L::LENGTH)
+/// Executes a command and fills its answer, for which there must be room.
+fn ask<I: Layout, O: Layout>(
+    input: &[u8],
+    output: &mut [u8],
+    fill: impl FnOnce(View<'_, I>, &mut Mailbox<O>) -> Answer<()>,
+) -> Answer<()> {
+    let command = parse(input)?;
+    reply(output, |answer| fill(command, answer))
 }
 
-fn reply<L: Layout>(output: &mut [u8], answer: &Mailbox<L>) {
-    output[..L::LENGTH].copy_from_slice(answer.view().bytes());
-}
-
-fn reply_number<L: Layout>(output: &mut [u8], field: Field<L>, number: u32) {
-    let mut answer = Mailbox::<L>::new();
-    answer.set(field, number.into());
-    reply(output, &answer);
+fn reply<L: Layout>(output: &mut [u8], fill: impl FnOnce(&mut Mailbox<L>) -> Answer<()>) -> Answer<()> {
+    let place = output.get_mut(..L::LENGTH).ok_or(Reason::OutputLength)?;
+    let mut answer = Mailbox::new();
+    fill(&mut answer)?;
+    place.copy_from_slice(answer.view().bytes());
+    Ok(())
 }
 
 fn port_of(config: &SoftConfig, port: u64) -> Answer<&SoftPort> {
-    let found = usize::try_from(port).ok().and_then(|port| config.ports.get(port.wrapping_sub(1)));
-    found.ok_or(Reason::Port)
+    config.port(port).ok_or(Reason::Port)
 }

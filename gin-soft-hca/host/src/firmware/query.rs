@@ -1,51 +1,48 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Commands that query.
 
-use super::{Answer, Reason, port_of, reply, room};
+use super::{Answer, Reason, port_of};
 use crate::SoftConfig;
-use crate::objects::{HcaState, PAGE};
+use crate::objects::PAGE;
 use gin_abi::mlx5::bits::{Mailbox, View};
 use gin_abi::mlx5::command::{PORT_TYPE_ETHERNET, capability, roce_version};
 use gin_abi::mlx5::mailbox::{
-    AtomicCap, Cqc, HcaCap, Qpc, QueryCqIn, QueryCqOut, QueryHcaCapIn, QueryHcaCapOut, QueryQpIn, QueryQpOut,
-    QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress, RoceCap,
+    AtomicCap, Cqc, HcaCap, Qpc, QueryCqOut, QueryHcaCapIn, QueryHcaCapOut, QueryQpOut, QueryRoceAddressIn,
+    QueryRoceAddressOut, RoceAddress, RoceCap,
 };
 use gin_abi::mlx5::wqe::SLOT_BYTES;
 use gin_nic::hca::Link;
+use gin_soft_hca::tables::{CompletionQueue, QueuePair};
 
-pub(super) fn query_capabilities(
+pub(super) fn capabilities(
     config: &SoftConfig,
     command: View<'_, QueryHcaCapIn>,
-    output: &mut [u8],
+    answer: &mut Mailbox<QueryHcaCapOut>,
 ) -> Answer<()> {
-    room::<QueryHcaCapOut>(output)?;
-    let mut answer = Mailbox::<QueryHcaCapOut>::new();
     let ethernet = config.link == Link::Ethernet;
     match command.get(QueryHcaCapIn::OP_MOD) {
         capability::GENERAL => {
             let table = QueryHcaCapOut::GENERAL;
-            let mut set = |field, value: u64| {
-                answer.set(table.field(field), value);
-            };
-            set(HcaCap::HCA_CAP_2, 1);
-            set(HcaCap::LOG_MAX_QP_SZ, config.log_max_queue.into());
-            set(HcaCap::LOG_MAX_QP, 18);
-            set(HcaCap::LOG_MAX_CQ_SZ, config.log_max_completions.into());
-            set(HcaCap::LOG_MAX_CQ, 18);
-            set(HcaCap::RELAXED_ORDERING_WRITE, 1);
-            set(HcaCap::LOG_MAX_RA_REQ_QP, config.log_max_reads.into());
-            set(HcaCap::LOG_MAX_RA_RES_QP, config.log_max_reads.into());
-            set(HcaCap::PORT_TYPE, if ethernet { PORT_TYPE_ETHERNET } else { 0 });
-            set(HcaCap::NUM_PORTS, config.ports.len() as u64);
-            set(HcaCap::LOG_MAX_MSG, 30);
-            set(HcaCap::ROCE, ethernet.into());
-            set(HcaCap::ATOMIC, config.atomics.into());
-            set(HcaCap::CQ_OI, config.ignore_overrun.into());
-            set(HcaCap::CD, config.core_direct.into());
-            set(HcaCap::RC, config.reliable.into());
-            set(HcaCap::LOG_PG_SZ, PAGE.ilog2().into());
-            set(HcaCap::MAX_WQE_SZ_SQ, SLOT_BYTES);
-            set(HcaCap::LOG_MAX_UMEM, 16);
+            answer
+                .set(table.field(HcaCap::HCA_CAP_2), 1)
+                .set(table.field(HcaCap::LOG_MAX_QP_SZ), config.log_max_queue.into())
+                .set(table.field(HcaCap::LOG_MAX_QP), 18)
+                .set(table.field(HcaCap::LOG_MAX_CQ_SZ), config.log_max_completions.into())
+                .set(table.field(HcaCap::LOG_MAX_CQ), 18)
+                .set(table.field(HcaCap::RELAXED_ORDERING_WRITE), 1)
+                .set(table.field(HcaCap::LOG_MAX_RA_REQ_QP), config.log_max_reads.into())
+                .set(table.field(HcaCap::LOG_MAX_RA_RES_QP), config.log_max_reads.into())
+                .set(table.field(HcaCap::PORT_TYPE), if ethernet { PORT_TYPE_ETHERNET } else { 0 })
+                .set(table.field(HcaCap::NUM_PORTS), config.ports.len() as u64)
+                .set(table.field(HcaCap::LOG_MAX_MSG), 30)
+                .set(table.field(HcaCap::ROCE), ethernet.into())
+                .set(table.field(HcaCap::ATOMIC), config.atomics.into())
+                .set(table.field(HcaCap::CQ_OI), config.ignore_overrun.into())
+                .set(table.field(HcaCap::CD), config.core_direct.into())
+                .set(table.field(HcaCap::RC), config.reliable.into())
+                .set(table.field(HcaCap::LOG_PG_SZ), PAGE.ilog2().into())
+                .set(table.field(HcaCap::MAX_WQE_SZ_SQ), SLOT_BYTES)
+                .set(table.field(HcaCap::LOG_MAX_UMEM), 16);
         }
         capability::GENERAL_2 => {}
         capability::ROCE if ethernet => {
@@ -66,43 +63,30 @@ pub(super) fn query_capabilities(
         }
         _ => return Err(Reason::Variant),
     }
-    reply(output, &answer);
     Ok(())
 }
 
-pub(super) fn query_address(
+pub(super) fn address(
     config: &SoftConfig,
     command: View<'_, QueryRoceAddressIn>,
-    output: &mut [u8],
+    answer: &mut Mailbox<QueryRoceAddressOut>,
 ) -> Answer<()> {
-    room::<QueryRoceAddressOut>(output)?;
     Reason::Operation.refuse_if(config.link != Link::Ethernet)?;
     let port = port_of(config, command.get(QueryRoceAddressIn::VHCA_PORT_NUM))?;
     let index = command.get(QueryRoceAddressIn::ROCE_ADDRESS_INDEX) as usize;
     let entry = port.gids.get(index).ok_or(Reason::GidIndex)?;
-    let table = QueryRoceAddressOut::ROCE_ADDRESS;
-    let [a, b, c, d, e, f] = port.mac.map(u64::from);
     let mapped = entry.gid[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
-    let mut answer = Mailbox::<QueryRoceAddressOut>::new();
+    let table = QueryRoceAddressOut::ROCE_ADDRESS;
     answer
         .set_bytes(table.bytes(RoceAddress::SOURCE_L3_ADDRESS), entry.gid)
-        .set(table.field(RoceAddress::SOURCE_MAC_47_32), a << 8 | b)
-        .set(table.field(RoceAddress::SOURCE_MAC_31_0), c << 24 | d << 16 | e << 8 | f)
+        .set(table.field(RoceAddress::SOURCE_MAC_47_32), port.mac_number() >> 32)
+        .set(table.field(RoceAddress::SOURCE_MAC_31_0), port.mac_number() & 0xffff_ffff)
         .set(table.field(RoceAddress::ROCE_L3_TYPE), u64::from(!mapped))
         .set(table.field(RoceAddress::ROCE_VERSION), entry.version);
-    reply(output, &answer);
     Ok(())
 }
 
-pub(super) fn query_queue(
-    state: &mut HcaState,
-    number: u32,
-    _command: View<'_, QueryQpIn>,
-    output: &mut [u8],
-) -> Answer<()> {
-    room::<QueryQpOut>(output)?;
-    let queue = &state.queues[number as usize];
-    let mut answer = Mailbox::<QueryQpOut>::new();
+pub(super) fn queue(queue: &QueuePair, answer: &mut Mailbox<QueryQpOut>) -> Answer<()> {
     let context = QueryQpOut::QPC;
     answer
         .set(context.field(Qpc::STATE), queue.state.code())
@@ -113,23 +97,13 @@ pub(super) fn query_queue(
         .set(context.field(Qpc::CD_MASTER), queue.master.into())
         .set(context.field(Qpc::HW_SQ_WQEBB_COUNTER), queue.started & 0xffff)
         .set(context.field(Qpc::SW_SQ_WQEBB_COUNTER), queue.posted & 0xffff);
-    reply(output, &answer);
     Ok(())
 }
 
-pub(super) fn query_completions(
-    state: &mut HcaState,
-    number: u32,
-    _command: View<'_, QueryCqIn>,
-    output: &mut [u8],
-) -> Answer<()> {
-    room::<QueryCqOut>(output)?;
-    let queue = &state.completions[number as usize];
-    let mut answer = Mailbox::<QueryCqOut>::new();
+pub(super) fn completions(queue: &CompletionQueue, answer: &mut Mailbox<QueryCqOut>) -> Answer<()> {
     let context = QueryCqOut::CQ_CONTEXT;
     answer
         .set(context.field(Cqc::LOG_CQ_SIZE), queue.log_size.into())
         .set(context.field(Cqc::PRODUCER_COUNTER), queue.produced & 0xff_ffff);
-    reply(output, &answer);
     Ok(())
 }
