@@ -23,7 +23,7 @@ use clap::error::ErrorKind;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::error::Error;
 use std::fmt;
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 
 /// The error of a failed run.
 pub(crate) type Failure = Box<dyn Error>;
@@ -68,11 +68,14 @@ pub(crate) fn run() -> Result<End, Failure> {
     };
     match cli.command {
         Command::Run(run) => match (job::join()?, Loss::of(&run)) {
-            (None, None) => run_plans(&Plans::resolve(&[run.workload], &run.options, false, None)?, run.format, None),
+            (None, None) => {
+                let plans = Plans::resolve(&[run.workload], &run.options, false, None)?;
+                run_plans(&plans, run.format, None, &mut io::stdout())
+            }
             (None, Some(loss)) => job::launch_with_loss(loss, run.options.ranks()),
             (Some(job), loss) => {
                 let plans = Plans::resolve(&[run.workload], &run.options, false, Some(job.process))?;
-                let run_all = |plans: &Plans, job: &ThisJob| run_plans(plans, run.format, Some(job));
+                let run_all = |plans: &Plans, job: &ThisJob| run_plans(plans, run.format, Some(job), &mut io::stdout());
                 match loss {
                     None => run_all(&plans, &job),
                     Some(loss) => job::run_with_loss((loss, run.shrink), &plans, &job, run_all),
@@ -81,7 +84,7 @@ pub(crate) fn run() -> Result<End, Failure> {
         },
         Command::Demo(demo) => {
             let workloads = [Workload::Ring, Workload::Alltoall, Workload::Halo];
-            run_plans(&Plans::resolve(&workloads, &demo.options, true, None)?, demo.format, None)
+            run_plans(&Plans::resolve(&workloads, &demo.options, true, None)?, demo.format, None, &mut io::stdout())
         }
         Command::Launch(arguments) => crate::launch::run(&arguments),
         Command::Info => info::print(&mut io::stdout()).map(|()| End::Right),
@@ -91,7 +94,12 @@ pub(crate) fn run() -> Result<End, Failure> {
 }
 
 /// Runs the plans and prints the results. With a `job` this process is one rank of it, and only the first rank prints.
-fn run_plans(plans: &Plans, format: Format, job: Option<&ThisJob>) -> Result<End, Failure> {
+pub(crate) fn run_plans(
+    plans: &Plans,
+    format: Format,
+    job: Option<&ThisJob>,
+    out: &mut impl Write,
+) -> Result<End, Failure> {
     let total = plans.all.iter().map(|plan| u64::from(plan.sizes.repeats)).sum();
     let prints = job.is_none_or(ThisJob::prints);
     let progress = if prints && io::stderr().is_terminal() {
@@ -114,7 +122,7 @@ fn run_plans(plans: &Plans, format: Format, job: Option<&ThisJob>) -> Result<End
     progress.finish_and_clear();
     // Prints the results from before a failure, too.
     if prints && !reports.is_empty() {
-        report::print(&reports, format, plans.note.as_deref(), &mut io::stdout().lock())?;
+        report::print(&reports, format, plans.note.as_deref(), out)?;
     }
     match failure {
         Some(error) => Err(error),

@@ -2,8 +2,8 @@
 //! Tests that a run reports wrong results, over a network that loses the bytes of some puts.
 
 use super::plan::default_plan;
-use super::{Plan, run};
-use crate::cli::{Sizes, Workload};
+use super::{Plan, Plans, run};
+use crate::cli::{End, Format, Sizes, Workload, run_plans};
 use gin_abi::Transfer;
 use gin_host::comm::{CommConfig, Routes};
 use gin_net::{Capabilities, Event, Fetch, Key, LocalSignals, LocalWindow, NetError, Network, Request};
@@ -75,16 +75,35 @@ fn plan(workload: Workload) -> Plan {
     Plan { workload, ranks: 3, routes: Routes::Network, sizes, ..default_plan() }
 }
 
-#[test]
-fn lost_bytes_make_a_run_wrong_and_the_report_shows_the_first_difference() {
+/// Returns the same run over a network that loses bytes.
+fn lossy(plan: Plan) -> Plan {
     let network = CommConfig::default().network;
     let lossy = move |endpoint: &_| -> Box<dyn Network> { Box::new(Lossy { inner: network(endpoint), puts: 0 }) };
+    Plan { network: Some(Arc::new(lossy)), ..plan }
+}
+
+#[test]
+fn lost_bytes_make_a_run_wrong_and_the_report_shows_the_first_difference() {
     for workload in [Workload::Ring, Workload::Alltoall, Workload::Halo] {
         let right = run(&plan(workload), None, &|| {}).unwrap();
         assert!(right.verified && right.errors == 0 && right.first_difference.is_none(), "{right:?}");
-        let wrong = run(&Plan { network: Some(Arc::new(lossy.clone())), ..plan(workload) }, None, &|| {}).unwrap();
+        let wrong = run(&lossy(plan(workload)), None, &|| {}).unwrap();
         assert!(!wrong.verified && wrong.errors > 0, "{wrong:?}");
         let difference = wrong.first_difference.as_deref().unwrap_or_default();
         assert!(difference.starts_with("rank ") && difference.contains("expected "), "{difference}");
     }
+}
+
+#[test]
+fn one_wrong_run_among_right_runs_makes_the_command_end_wrong_after_all_results() {
+    let end = |all: Vec<Plan>| {
+        let (runs, mut out) = (all.len(), Vec::new());
+        let end = run_plans(&Plans { all, note: None }, Format::Json, None, &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(text.lines().count(), runs, "{text}");
+        (end, text.matches("\"verified\":false").count())
+    };
+    let right = || plan(Workload::Ring);
+    assert_eq!(end(vec![right(), right()]), (End::Right, 0));
+    assert_eq!(end(vec![right(), lossy(right()), right()]), (End::Wrong, 1));
 }
