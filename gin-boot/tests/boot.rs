@@ -239,8 +239,8 @@ fn joining_that_takes_too_long_names_the_ranks_that_did_not_come_on_every_rank()
 
 #[test]
 fn a_rank_without_a_rank_0_says_where_it_looked() {
-    // A port that was free a moment ago.
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // A port that was free a moment ago, at an address where no other test listens.
+    let address = TcpListener::bind("127.0.0.77:0").unwrap().local_addr().unwrap();
     let id: UniqueId = format!("gin1:{}@{address}", "ab".repeat(16)).parse().unwrap();
     let config = config().joining(Duration::from_millis(300));
     let error = TcpBootstrap::join(&id, 1, 2, config).unwrap_err();
