@@ -208,9 +208,8 @@ impl Hca for SoftHca {
 
     fn port(&self, port: u8) -> Result<Port, HcaError> {
         let state = self.fabric.lock();
-        let link = state.config(self.device).link;
-        let &SoftPort { active, mtu, lid, ref gids, .. } = self.port_of(&state, port)?;
-        Ok(Port { active, link, mtu, lid, gids: gids.len() as u32 })
+        let (link, port) = (state.config(self.device).link, self.port_of(&state, port)?);
+        Ok(Port { active: port.active, link, mtu: port.mtu, lid: port.lid, gids: port.gids.len() as u32 })
     }
 
     fn gid(&self, port: u8, index: u32) -> Result<[u8; 16], HcaError> {

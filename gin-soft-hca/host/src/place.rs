@@ -174,7 +174,7 @@ impl HcaState {
         self.memory.device.as_ref().is_some_and(|device| device.reaches(gpu))
     }
 
-    /// Returns the kind of memory for rings and records that GPUs fill.
+    /// Returns the kind of memory for rings and records that GPUs fill: that of the doorbell words.
     pub(super) fn ring_memory(&self) -> MemoryKind {
         self.doorbells.as_ref().map_or(MemoryKind::Device, |doorbells| doorbells.kind())
     }

@@ -189,8 +189,7 @@ fn dispatch(
 
 /// Checks that a command has its exact length, and no unknown field that is not zero.
 fn parse<L: Layout>(input: &[u8]) -> Answer<View<'_, L>> {
-    Reason::InputLength.refuse_if(input.len() != L::LENGTH)?;
-    let view = View::new(input).ok_or(Reason::InputLength)?;
+    let view = View::new(input).filter(|_| input.len() == L::LENGTH).ok_or(Reason::InputLength)?;
     check_reserved::<L>(input)?;
     // The variant is at the same offset in all commands.
     let head = View::<CommandIn>::new(input).map_or(0, |head| head.get(CommandIn::OP_MOD));
