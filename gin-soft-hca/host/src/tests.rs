@@ -7,9 +7,9 @@ use gin_abi::mlx5::command::{
     AtomicMode, Mtu, PM_MIGRATED, QpState, RQ_TYPE_NONE, Status, capability, opcode, opt_param,
 };
 use gin_abi::mlx5::mailbox::{
-    Ads, CommandOut, Cqc, CreateCqIn, CreateQpIn, HcaCap, ModifyQpIn, ModifyQpOut, Qpc, QueryCqIn, QueryCqOut,
-    QueryHcaCapIn, QueryHcaCapOut, QueryQpIn, QueryQpOut, QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress,
-    StopQpIn,
+    Ads, CommandIn, CommandOut, Cqc, CreateCqIn, CreateQpIn, HcaCap, ModifyQpIn, ModifyQpOut, Qpc, QueryCqIn,
+    QueryCqOut, QueryHcaCapIn, QueryHcaCapOut, QueryQpIn, QueryQpOut, QueryRoceAddressIn, QueryRoceAddressOut,
+    RoceAddress, StopQpIn,
 };
 use gin_nic::hca::{Access, Domain, Extent, Handle, Hca, HcaError, Uar, Umem};
 
@@ -334,6 +334,19 @@ fn what_is_used_cannot_end_and_what_ended_is_gone() {
     bench.hca.deregister_region(region.handle).unwrap();
     bench.hca.free_domain(bench.domain.handle).unwrap();
     assert_eq!(bench.fabric.objects(), 0);
+}
+
+#[test]
+fn a_destroy_command_ends_the_object_and_its_handle_by_whatever_call_it_comes() {
+    let bench = Bench::new(SoftConfig::ethernet(0));
+    let (completions, number) = bench.completion_queue();
+    let (queue, queue_number) = bench.queue(number);
+    let mut command = Mailbox::<CommandIn>::new();
+    command.set(CommandIn::OPCODE, opcode::DESTROY_QP).set(CommandIn::NUMBER, queue_number.into());
+    bench.hca.modify(queue, command.bytes().unwrap(), &mut [0; 16]).unwrap();
+    assert!(bench.fabric.queue(queue_number).is_none());
+    assert_eq!(bench.hca.destroy(queue), Err(HcaError::NoObject(queue)));
+    bench.hca.destroy(completions).unwrap();
 }
 
 #[test]
