@@ -115,8 +115,8 @@ pub fn port(device: &str) -> PortName {
 
 /// Changes a window's key to one that its rank does not have.
 pub fn spoil(key: &mut [u8]) {
-    // Three booleans of a byte each follow the remote key of the last port. The lowest bit of the key's last byte changes
-    // its value, but not its length.
+    // Three booleans of a byte each follow the remote key of the last port. The lowest bit of the key's last byte
+    // changes its value, but not its length.
     let last = key.len() - 4;
     key[last] ^= 1;
 }
