@@ -116,14 +116,14 @@ gin_gpu::config! {
         pub traffic_class: u8 = 0,
         /// Service level, 0 to 15. Default: 0.
         pub service_level: u8 = 0,
-        /// How often a packet may be forwarded. Default: 64.
+        /// The most routers that a packet may pass. Default: 64.
         pub hop_limit: u8 = 64,
         /// Code, 1 to 31, of the time after which the NIC repeats an unacknowledged packet: 4.096 us times 2 to this
         /// power. Default: 16, that is 268 ms. Hardware may wait up to four times as long.
         pub timeout: u8 = 16,
-        /// How often the NIC repeats a packet before the peer counts as lost, 0 to 7. Default: 6. With the default
-        /// `timeout` a peer is lost after 1.9 s, with hardware after up to 7.5 s. Soft-RoCE takes 7 as for ever, and
-        /// then loses no peer.
+        /// The number of times that the NIC repeats a packet before the peer counts as lost, 0 to 7. Default: 6. With
+        /// the default `timeout` a peer is lost after 1.9 s, with hardware after up to 7.5 s. Soft-RoCE takes 7 as for
+        /// ever, and then loses no peer.
         pub retries: u8 = 6,
         /// Entries of a connection's send queue, at least 4; reduced if the device has less room. A request takes one,
         /// and one more if it has data and a signal. Default: 128.
