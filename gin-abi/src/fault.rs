@@ -94,154 +94,261 @@ codes! {
 /// Value of [`Fault::context`] and [`Fault::peer`] where there is none.
 pub const NONE: u32 = u32::MAX;
 
-/// A fault: its kind, where it occurred, the expected value and the value seen.
-///
-/// This is the error of every device call, and of every host call that learns of a device's fault. It is `Copy` and has
-/// 32 bytes.
-///
-/// ```
-/// use gin_abi::{Fault, FaultKind, Operation};
-///
-/// let fault = Fault::new(FaultKind::Timeout, Operation::WaitSignal).context(0).peer(3).values(5, 4);
-/// assert_eq!(fault.to_string(), "deadline passed in wait_signal, context 0, rank 3 (expected 5, saw 4)");
-/// assert_eq!(Fault::from_words(fault.to_words()), Some(fault));
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
-#[must_use]
-pub struct Fault {
-    /// The kind.
-    pub kind: FaultKind,
-    /// The context, or [`NONE`].
-    pub context: u32,
-    /// World rank of the peer, or [`NONE`].
-    pub peer: u32,
-    /// The operation that failed.
-    pub operation: Operation,
-    /// The value waited for, or the limit exceeded.
-    pub expected: u64,
-    /// The value found instead.
-    pub seen: u64,
+/// What a fault concerns, besides its context and peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+#[non_exhaustive]
+pub enum Subject {
+    /// Nothing more.
+    #[default]
+    None,
+    /// The signal with this id.
+    Signal(u32),
+    /// The counter with this id.
+    Counter(u32),
+    /// The barrier with this index.
+    Barrier(u32),
+    /// A range or a word of a window.
+    Window {
+        /// The id of the window.
+        id: u32,
+        /// The offset of the first byte of the range or word.
+        offset: u64,
+    },
 }
 
-impl Fault {
-    /// Returns a fault of this kind in this operation, with no context or peer.
-    #[inline(always)]
-    pub const fn new(kind: FaultKind, operation: Operation) -> Self {
-        Self { kind, context: NONE, peer: NONE, operation, expected: 0, seen: 0 }
-    }
-
-    /// Sets the context.
-    #[inline(always)]
-    pub const fn context(mut self, context: u32) -> Self {
-        self.context = context;
-        self
-    }
-
-    /// Sets the peer to this world rank.
-    #[inline(always)]
-    pub const fn peer(mut self, peer: u32) -> Self {
-        self.peer = peer;
-        self
-    }
-
-    /// Sets the expected value and the value seen.
-    #[inline(always)]
-    pub const fn values(mut self, expected: u64, seen: u64) -> Self {
-        self.expected = expected;
-        self.seen = seen;
-        self
-    }
-
+impl Subject {
     /// Returns the form stored in memory.
     #[inline(always)]
-    pub const fn to_words(self) -> [u64; 4] {
-        [
-            self.kind as u64 | (self.operation as u64) << 32,
-            self.context as u64 | (self.peer as u64) << 32,
-            self.expected,
-            self.seen,
-        ]
+    pub const fn to_words(self) -> [u64; 2] {
+        let (code, id, offset) = match self {
+            Self::None => (0, 0, 0),
+            Self::Signal(id) => (1, id, 0),
+            Self::Counter(id) => (2, id, 0),
+            Self::Barrier(index) => (3, index, 0),
+            Self::Window { id, offset } => (4, id, offset),
+        };
+        [code | (id as u64) << 32, offset]
     }
 
-    /// Decodes the form stored in memory. An unknown kind becomes [`FaultKind::AbiMismatch`], an unknown operation
-    /// [`Operation::None`].
+    /// Decodes the form stored in memory. An unknown code becomes [`Subject::None`].
     #[inline(always)]
-    pub const fn read(words: [u64; 4]) -> Self {
-        let kind = match FaultKind::from_code(words[0] as u32) {
-            Some(kind) => kind,
-            None => FaultKind::AbiMismatch,
-        };
-        let operation = match Operation::from_code((words[0] >> 32) as u32) {
-            Some(operation) => operation,
-            None => Operation::None,
-        };
-        Self::of(kind, operation, words)
-    }
-
-    /// Decodes the form stored in memory, or returns `None` if a code is unknown.
-    #[inline]
-    pub const fn from_words(words: [u64; 4]) -> Option<Self> {
-        let (Some(kind), Some(operation)) =
-            (FaultKind::from_code(words[0] as u32), Operation::from_code((words[0] >> 32) as u32))
-        else {
-            return None;
-        };
-        Some(Self::of(kind, operation, words))
-    }
-
-    /// Takes all fields but the codes from `words`.
-    #[inline(always)]
-    const fn of(kind: FaultKind, operation: Operation, words: [u64; 4]) -> Self {
-        let [_, place, expected, seen] = words;
-        Self { kind, context: place as u32, peer: (place >> 32) as u32, operation, expected, seen }
+    pub const fn read([word, offset]: [u64; 2]) -> Self {
+        let id = (word >> 32) as u32;
+        match word as u32 {
+            1 => Self::Signal(id),
+            2 => Self::Counter(id),
+            3 => Self::Barrier(id),
+            4 => Self::Window { id, offset },
+            _ => Self::None,
+        }
     }
 }
 
-#[cfg(not(target_arch = "nvptx64"))]
-impl core::fmt::Display for Fault {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(f, "{} in {}", self.kind, self.operation)?;
-        if self.context != NONE {
-            write!(f, ", context {}", self.context)?;
-        }
-        if self.peer != NONE {
-            write!(f, ", rank {}", self.peer)?;
-        }
-        write!(f, " (expected {}, saw {})", self.expected, self.seen)
-    }
-}
+/// Words of a fault in memory.
+pub const WORDS: usize = 6;
 
-#[cfg(not(target_arch = "nvptx64"))]
-impl core::error::Error for Fault {}
-
-/// A [`Fault`] in the form stored in shared memory: [`Fault::to_words`].
+/// A [`Fault`] in the form stored in shared memory.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable, Debug, PartialEq, Eq)]
 pub struct FaultRecord {
-    /// The four words.
-    pub words: [u64; 4],
+    /// The words.
+    pub words: [u64; WORDS],
 }
 
-const _: () = assert!(size_of::<FaultRecord>() == 32);
+const _: () = assert!(size_of::<FaultRecord>() == 48);
+
+#[cfg(not(target_arch = "nvptx64"))]
+pub use cpu::Fault;
+
+/// The form of a fault on CPUs. On a GPU a fault has one word: `gin-device` defines it.
+#[cfg(not(target_arch = "nvptx64"))]
+mod cpu {
+    use super::{FaultKind, NONE, Operation, Subject, WORDS};
+    use core::fmt;
+
+    /// A fault: its kind, where it occurred, what it concerns, the expected value and the value seen.
+    ///
+    /// This is the error of every device call, and of every host call that learns of a device's fault. It is `Copy`.
+    ///
+    /// ```
+    /// use gin_abi::{Fault, FaultKind, Operation, Subject};
+    ///
+    /// let fault = Fault::new(FaultKind::Timeout, Operation::WaitSignal).with_context(0).with_peer(3);
+    /// let fault = fault.with_values(Subject::Signal(7), 5, 4);
+    /// assert_eq!(fault.kind(), FaultKind::Timeout);
+    /// assert_eq!(fault.to_string(), "deadline passed in wait_signal, context 0, rank 3, signal 7 (expected 5, saw 4)");
+    /// assert_eq!(Fault::from_words(fault.to_words()), Some(fault));
+    /// ```
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+    #[must_use]
+    pub struct Fault {
+        kind: FaultKind,
+        operation: Operation,
+        context: u32,
+        peer: u32,
+        subject: Subject,
+        expected: u64,
+        seen: u64,
+    }
+
+    impl Fault {
+        /// Returns a fault of this kind in this operation, with no context or peer.
+        pub const fn new(kind: FaultKind, operation: Operation) -> Self {
+            Self { kind, context: NONE, peer: NONE, operation, subject: Subject::None, expected: 0, seen: 0 }
+        }
+
+        /// Sets the kind.
+        pub const fn with_kind(mut self, kind: FaultKind) -> Self {
+            self.kind = kind;
+            self
+        }
+
+        /// Sets the context.
+        pub const fn with_context(mut self, context: u32) -> Self {
+            self.context = context;
+            self
+        }
+
+        /// Sets the peer to this world rank.
+        pub const fn with_peer(mut self, peer: u32) -> Self {
+            self.peer = peer;
+            self
+        }
+
+        /// Sets what it concerns, the expected value and the value seen.
+        pub const fn with_values(mut self, subject: Subject, expected: u64, seen: u64) -> Self {
+            self.subject = subject;
+            self.expected = expected;
+            self.seen = seen;
+            self
+        }
+
+        /// Returns the kind.
+        pub const fn kind(&self) -> FaultKind {
+            self.kind
+        }
+
+        /// Returns the operation that failed.
+        pub const fn operation(&self) -> Operation {
+            self.operation
+        }
+
+        /// Returns the context, or [`NONE`].
+        pub const fn context(&self) -> u32 {
+            self.context
+        }
+
+        /// Returns the world rank of the peer, or [`NONE`].
+        pub const fn peer(&self) -> u32 {
+            self.peer
+        }
+
+        /// Returns what it concerns.
+        pub const fn subject(&self) -> Subject {
+            self.subject
+        }
+
+        /// Returns the value waited for, or the limit exceeded.
+        pub const fn expected(&self) -> u64 {
+            self.expected
+        }
+
+        /// Returns the value found instead.
+        pub const fn seen(&self) -> u64 {
+            self.seen
+        }
+
+        /// Returns the form stored in memory.
+        pub const fn to_words(self) -> [u64; WORDS] {
+            let [subject, offset] = self.subject.to_words();
+            let codes = self.kind as u64 | (self.operation as u64) << 32;
+            let place = self.context as u64 | (self.peer as u64) << 32;
+            [codes, place, subject, offset, self.expected, self.seen]
+        }
+
+        /// Decodes the form stored in memory. An unknown kind becomes [`FaultKind::AbiMismatch`], an unknown operation
+        /// [`Operation::None`].
+        pub const fn read(words: [u64; WORDS]) -> Self {
+            let kind = match FaultKind::from_code(words[0] as u32) {
+                Some(kind) => kind,
+                None => FaultKind::AbiMismatch,
+            };
+            let operation = match Operation::from_code((words[0] >> 32) as u32) {
+                Some(operation) => operation,
+                None => Operation::None,
+            };
+            let [_, place, subject, offset, expected, seen] = words;
+            let subject = Subject::read([subject, offset]);
+            Self { kind, context: place as u32, peer: (place >> 32) as u32, operation, subject, expected, seen }
+        }
+
+        /// Decodes the form stored in memory, or returns `None` if the code of its kind or operation is unknown.
+        pub const fn from_words(words: [u64; WORDS]) -> Option<Self> {
+            match (FaultKind::from_code(words[0] as u32), Operation::from_code((words[0] >> 32) as u32)) {
+                (Some(_), Some(_)) => Some(Self::read(words)),
+                _ => None,
+            }
+        }
+    }
+
+    impl fmt::Display for Fault {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "{} in {}", self.kind, self.operation)?;
+            if self.context != NONE {
+                write!(f, ", context {}", self.context)?;
+            }
+            if self.peer != NONE {
+                write!(f, ", rank {}", self.peer)?;
+            }
+            write!(f, "{} (expected {}, saw {})", self.subject, self.expected, self.seen)
+        }
+    }
+
+    impl core::error::Error for Fault {}
+
+    /// Writes nothing for [`Subject::None`]; begins with a comma otherwise.
+    impl fmt::Display for Subject {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            match self {
+                Self::None => Ok(()),
+                Self::Signal(id) => write!(f, ", signal {id}"),
+                Self::Counter(id) => write!(f, ", counter {id}"),
+                Self::Barrier(index) => write!(f, ", barrier {index}"),
+                Self::Window { id, offset } => write!(f, ", window {id} at byte {offset}"),
+            }
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const SUBJECTS: [Subject; 5] = [
+        Subject::None,
+        Subject::Signal(u32::MAX),
+        Subject::Counter(5),
+        Subject::Barrier(0),
+        Subject::Window { id: 9, offset: u64::MAX },
+    ];
+
     #[test]
     fn every_fault_survives_the_way_through_memory() {
         for &kind in FaultKind::ALL {
             for &operation in Operation::ALL {
-                let fault = Fault::new(kind, operation).context(3).peer(9).values(u64::MAX, 7);
-                assert_eq!(Fault::from_words(fault.to_words()), Some(fault));
-                assert_eq!(Fault::read(fault.to_words()), fault);
+                for subject in SUBJECTS {
+                    let fault = Fault::new(kind, operation).with_context(3).with_peer(9);
+                    let fault = fault.with_values(subject, u64::MAX, 7);
+                    assert_eq!(Fault::from_words(fault.to_words()), Some(fault));
+                    assert_eq!(Fault::read(fault.to_words()), fault);
+                }
             }
         }
     }
 
     #[test]
     fn zeroed_memory_is_no_fault() {
-        assert_eq!(Fault::from_words([0; 4]), None);
-        assert_eq!(Fault::read([0; 4]).kind, FaultKind::AbiMismatch);
+        assert_eq!(Fault::from_words([0; WORDS]), None);
+        assert_eq!(Fault::read([0; WORDS]).kind(), FaultKind::AbiMismatch);
     }
 }

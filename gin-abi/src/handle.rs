@@ -140,7 +140,7 @@ pub struct StatusBlock {
     pub record: FaultRecord,
 }
 
-const _: () = assert!(size_of::<StatusBlock>() == 48);
+const _: () = assert!(size_of::<StatusBlock>() == 64);
 
 /// Queue, signals and counters of one context of one rank.
 ///

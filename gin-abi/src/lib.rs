@@ -26,14 +26,16 @@ pub mod mlx5;
 
 pub use deadline::Deadline;
 pub use descriptor::{Descriptor, DescriptorError, RemoteSignal, SignalTarget, Transfer, WindowOffset};
-pub use fault::{Fault, FaultKind, FaultRecord, Operation};
+#[cfg(not(target_arch = "nvptx64"))]
+pub use fault::Fault;
+pub use fault::{FaultKind, FaultRecord, Operation, Subject};
 pub use handle::{BackendKind, CommHandle, ContextData, StatusBlock, WindowData, WindowHandle};
 
 /// Version of every layout in this crate.
 ///
 /// A kernel module carries the version it was compiled with (the symbol [`ABI_SYMBOL`]). The host refuses to load a
 /// module of another version. Every change of a layout here raises this number.
-pub const ABI_VERSION: u32 = 7;
+pub const ABI_VERSION: u32 = 8;
 
 /// Name of the 32-bit variable in a kernel module that holds its [`ABI_VERSION`].
 pub const ABI_SYMBOL: &str = "gin_abi_version";

@@ -22,11 +22,13 @@ impl Notice {
     /// Another fault of another rank becomes [`FaultKind::Elsewhere`], with that rank as peer, the code of its kind as
     /// the expected value, and that rank's seen value.
     pub fn for_rank(&self, rank: u32) -> Fault {
-        let lost = self.fault.kind == FaultKind::PeerLost && self.fault.peer != rank;
-        if rank == self.rank || self.fault.kind == FaultKind::Aborted || lost {
+        let lost = self.fault.kind() == FaultKind::PeerLost && self.fault.peer() != rank;
+        if rank == self.rank || self.fault.kind() == FaultKind::Aborted || lost {
             return self.fault;
         }
-        Fault { kind: FaultKind::Elsewhere, peer: self.rank, expected: u64::from(self.fault.kind.code()), ..self.fault }
+        let (subject, kind) = (self.fault.subject(), u64::from(self.fault.kind().code()));
+        let fault = self.fault.with_kind(FaultKind::Elsewhere).with_peer(self.rank);
+        fault.with_values(subject, kind, self.fault.seen())
     }
 }
 
@@ -125,12 +127,14 @@ impl fmt::Debug for Board {
 mod tests {
     use super::*;
     use gin_abi::Operation;
+    use gin_abi::Subject;
 
     #[test]
     fn the_first_fault_of_each_rank_and_the_first_of_all_stay() {
         let board = Board::new(3);
         assert_eq!(board.first(), None);
-        let fault = |seen| Fault::new(FaultKind::Network, Operation::Put).peer(7).values(0, seen);
+        let fault =
+            |seen| Fault::new(FaultKind::Network, Operation::Put).with_peer(7).with_values(Subject::None, 0, seen);
         board.post(2, fault(1));
         board.post(2, fault(2));
         board.post(0, fault(3));
@@ -143,12 +147,16 @@ mod tests {
 
     #[test]
     fn other_ranks_learn_the_failed_rank_and_an_abort_as_such() {
-        let fault = Fault::new(FaultKind::OutOfRange, Operation::Put).context(3).peer(1).values(64, 65);
+        let fault = Fault::new(FaultKind::OutOfRange, Operation::Put).with_context(3).with_peer(1).with_values(
+            Subject::None,
+            64,
+            65,
+        );
         let notice = Notice { rank: 2, fault };
         assert_eq!(notice.for_rank(2), fault);
         let seen = notice.for_rank(0);
-        assert_eq!((seen.kind, seen.peer, seen.context), (FaultKind::Elsewhere, 2, 3));
-        assert_eq!((seen.expected, seen.seen), (u64::from(FaultKind::OutOfRange.code()), 65));
+        assert_eq!((seen.kind(), seen.peer(), seen.context()), (FaultKind::Elsewhere, 2, 3));
+        assert_eq!((seen.expected(), seen.seen()), (u64::from(FaultKind::OutOfRange.code()), 65));
         let abort = Notice { rank: 2, fault: Fault::new(FaultKind::Aborted, Operation::None) };
         assert_eq!(abort.for_rank(0), abort.fault);
     }

@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// The version of all messages. Ranks with different versions refuse each other.
-pub(super) const VERSION: u8 = 4;
+pub(super) const VERSION: u8 = 5;
 
 /// The most bytes of a frame before encryption: one message of Noise (65535) without its tag of 16.
 pub(super) const FRAME: usize = 65_535 - 16;
@@ -209,7 +209,7 @@ impl Message {
 mod tests {
     use super::*;
     use crate::wire::{decode, encode};
-    use gin_abi::{FaultKind, Operation};
+    use gin_abi::{FaultKind, Operation, Subject};
     use proptest::prelude::*;
     use std::net::IpAddr;
 
@@ -258,7 +258,8 @@ mod tests {
         let operation = prop::sample::select(Operation::ALL);
         (kind, operation, any::<(u32, u32, u64, u64)>()).prop_map(
             |(kind, operation, (context, peer, expected, seen))| {
-                Fault::new(kind, operation).context(context).peer(peer).values(expected, seen)
+                let fault = Fault::new(kind, operation).with_context(context).with_peer(peer);
+                fault.with_values(Subject::Window { id: context, offset: seen }, expected, seen)
             },
         )
     }

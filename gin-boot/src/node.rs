@@ -11,7 +11,7 @@ use crate::message::{Answer, CHUNK, CollectiveId, LISTED, Message, Registration}
 use crate::tcp::JOINING;
 use crate::tree::{Behind, EDGES, PARENT, TreePlace};
 use crate::{BootstrapError, LossCause, lock, millis};
-use gin_abi::{Fault, FaultKind, Operation};
+use gin_abi::{Fault, FaultKind, Operation, Subject};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -554,7 +554,8 @@ impl LossCause {
     /// Posts on a board of rank `own` that `rank` was lost.
     fn post(&self, board: &Board, own: u32, rank: u32) {
         let limit = if let Self::Silent { ms } = self { *ms } else { 0 };
-        let fault = Fault::new(FaultKind::PeerLost, Operation::None).peer(rank).values(limit, self.code());
+        let fault = Fault::new(FaultKind::PeerLost, Operation::None).with_peer(rank);
+        let fault = fault.with_values(Subject::None, limit, self.code());
         board.post_because(own, fault, &self.to_string());
     }
 }

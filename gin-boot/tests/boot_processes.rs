@@ -69,7 +69,7 @@ fn rank(rank: u32) -> Result<(), BootstrapError> {
         }
         thread::sleep(Duration::from_millis(5));
     };
-    let fault = channel.board().of(rank).map(|notice| (notice.fault.kind, notice.fault.peer, notice.fault.seen));
+    let fault = channel.board().of(rank).map(|notice| (notice.fault.kind(), notice.fault.peer(), notice.fault.seen()));
     let cause = channel.board().cause(rank).unwrap_or_default();
     println!("{error} {fault:?} {cause}");
     Ok(())

@@ -466,14 +466,14 @@ pub struct Entry {
     /// 0 if the thread did not reach the operation, 1 for `Ok`, 2 for `Err`.
     pub outcome: u64,
     /// Fault of an `Err`, by `Fault::to_words`.
-    pub fault: [u64; 4],
+    pub fault: [u64; gin_abi::fault::WORDS],
     /// First value.
     pub value: u64,
     /// Second value.
     pub second: u64,
 }
 
-const _: () = assert!(size_of::<Entry>() == 56);
+const _: () = assert!(size_of::<Entry>() == 72);
 
 /// Returns byte `index` of pattern `seed`.
 #[inline(always)]

@@ -444,7 +444,7 @@ impl Outcome {
         kind: FaultKind,
     ) -> Result<(), String> {
         self.each(scenario, rank, group, operation, |entry| match fault(entry) {
-            Some(fault) if fault.kind == kind => Ok(()),
+            Some(fault) if fault.kind() == kind => Ok(()),
             _ => Err(format!("fault {kind:?} expected")),
         })
     }

@@ -4,7 +4,7 @@
 use crate::op::{Code, Entry, NONE, Op, Reduction, pattern};
 use bytemuck::{Pod, Zeroable};
 use gin_abi::handle::NEAR_WORDS;
-use gin_abi::{COUNTER_BITS, ContextData, SIGNAL_BITS, WindowData, WindowHandle};
+use gin_abi::{COUNTER_BITS, ContextData, SIGNAL_BITS, Subject, WindowData, WindowHandle};
 use gin_device::coop::block_in_grid;
 use gin_device::internal::host_word::SPARE;
 use gin_device::prelude::*;
@@ -79,7 +79,7 @@ unsafe fn run<B: Routed, C: Coop>(comm: &Comm, script: &Script, coop: &C, group:
         let op = unsafe { &*(script.operations as usize as *const Op).add((first + index) as usize) };
         let step = operation(&B::gin(comm, script, op), comm, script, coop, op, &mut token);
         let entry = match step {
-            Ok((value, second)) => Entry { outcome: 1, fault: [0; 4], value, second },
+            Ok((value, second)) => Entry { outcome: 1, fault: [0; gin_abi::fault::WORDS], value, second },
             Err(fault) => Entry { outcome: 2, fault: fault.to_words(), value: 0, second: 0 },
         };
         // Safety: as above.
@@ -208,7 +208,7 @@ fn operation<B: Backend, C: Coop>(
     token: &mut Option<FlushToken>,
 ) -> Step {
     let Some(code) = Code::from_code(op.code) else {
-        return Err(Fault::new(FaultKind::Reported, Operation::None).values(0, op.code as u64));
+        return Err(Fault::new(FaultKind::Reported, Operation::None).with_values(Subject::None, 0, op.code as u64));
     };
     let deadline = Deadline::after_ns(op.deadline);
     let gin = gin.shared_by(match op.sharing {
@@ -498,7 +498,7 @@ fn raise_by_gpu<C: Coop>(comm: &Comm, coop: &C, op: &Op, total: bool) -> Step {
         peers => unsafe { *(peers as usize as *const u64).wrapping_add(index as usize) },
     };
     if table == 0 {
-        return Err(Fault::new(FaultKind::NotReachable, Operation::Signal).peer(peer.world()));
+        return Err(Fault::new(FaultKind::NotReachable, Operation::Signal).with_peer(peer.world()));
     }
     coop.sync();
     if coop.elect() {

@@ -32,6 +32,7 @@
 
 use crate::backend::Backend;
 use crate::coop::Coop;
+use crate::fault::Fault;
 use crate::gin::{Gin, Raises, look_around, signal_tables};
 use crate::host_word::LAST;
 use crate::order::{Scope, release};
@@ -41,7 +42,7 @@ use crate::status::Shared;
 use crate::sys::{Global, GlobalWord, Word};
 use crate::team::Team;
 use gin_abi::handle::CAP_STRONG_SIGNALS;
-use gin_abi::{Deadline, Fault, FaultKind, Operation, SIGNAL_BITS};
+use gin_abi::{Deadline, FaultKind, Operation, SIGNAL_BITS, Subject};
 
 /// The team of ranks that meet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,6 +98,7 @@ pub struct BarrierSession<B: Backend> {
     team: Team,
     first_signal: u32,
     broken: GlobalWord,
+    index: u32,
     all_contexts: bool,
     all_routes: bool,
     /// Some arrival, which may be the caller's own, takes the network.
@@ -122,6 +124,13 @@ struct Known {
     shadow: GlobalWord,
 }
 
+/// Returns the fault of a barrier that the team does not have: it has `count`.
+#[inline(always)]
+fn unknown<B: Backend>(gin: &Gin<B>, index: u32, count: u32) -> Fault {
+    let fault = gin.core().fault(FaultKind::UnknownBarrier, Operation::Barrier);
+    fault.with_values(Subject::Barrier(index), count as u64, index as u64)
+}
+
 impl<B: Backend> BarrierSession<B> {
     /// Returns a session of barrier `index` of the team, for operations of `gin`'s context.
     ///
@@ -142,11 +151,11 @@ impl<B: Backend> BarrierSession<B> {
             }
         };
         if index >= count {
-            let fault = gin.core().fault(FaultKind::UnknownBarrier, Operation::Barrier);
-            return Err(fault.values(count as u64, index as u64));
+            return Err(unknown(gin, index, count));
         }
         Ok(Self {
             gin: *gin,
+            index,
             team: members,
             first_signal: first_signal + index * members.size(),
             // Safety: there is a word for each barrier, and the index was checked.
@@ -333,8 +342,9 @@ impl<B: Backend> BarrierSession<B> {
             if let Err((stop, seen)) = waited.and(looked) {
                 let (gin, member) = self.pair(pair);
                 let peer = self.team.member(member).map_or(gin_abi::fault::NONE, |rank| rank.world());
-                let timeout = gin.core().fault(FaultKind::Timeout, Operation::Barrier).peer(peer);
-                outcome = Err(status.explain(stop, timeout.values(expected, seen.wrapping_add(rest))));
+                let timeout = gin.core().fault(FaultKind::Timeout, Operation::Barrier).with_peer(peer);
+                let subject = Subject::Barrier(self.index);
+                outcome = Err(status.explain(stop, timeout, subject, expected, seen.wrapping_add(rest)));
                 break;
             }
         }
@@ -400,8 +410,7 @@ impl<B: Backend> CombinedBarrier<B> {
         let handle = gin.comm().handle();
         let count = handle.world_barriers.min(handle.lsa_barriers).min(handle.rail_barriers);
         if index >= count {
-            let fault = gin.core().fault(FaultKind::UnknownBarrier, Operation::Barrier);
-            return Err(fault.values(count as u64, index as u64));
+            return Err(unknown(gin, index, count));
         }
         Ok(Self { gin: *gin, index, all_contexts: false })
     }

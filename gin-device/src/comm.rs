@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The communicator, as a kernel sees it.
 
+use crate::fault::Fault;
 use crate::status::Status;
 use crate::sys::{self, Global, GlobalWord};
 use crate::team::{Rank, Team};
-use gin_abi::{CommHandle, ContextData, Fault, FaultKind, Operation, WindowData, WindowHandle};
+use gin_abi::{CommHandle, ContextData, FaultKind, Operation, Subject, WindowData, WindowHandle};
 
 /// A communicator: a kernel parameter that the host makes.
 #[repr(transparent)]
@@ -150,7 +151,7 @@ impl Comm {
     /// Reports an error of the kernel's own, with a code of its choice; see [`report`](Self::report).
     #[inline(always)]
     pub fn report_code(&self, code: u64) {
-        self.report(Fault::new(FaultKind::Reported, Operation::None).values(0, code));
+        self.report(Fault::new(FaultKind::Reported, Operation::None).with_values(Subject::None, 0, code));
     }
 
     /// Returns the abort or fault of this communicator, if there is one. Reads host memory: about a microsecond on a
@@ -190,7 +191,8 @@ impl Comm {
             }
             id += 1;
         }
-        Err(Fault::new(FaultKind::UnknownWindow, Operation::Address).values(0, address as usize as u64))
+        let fault = Fault::new(FaultKind::UnknownWindow, Operation::Address);
+        Err(fault.with_values(Subject::None, 0, address as usize as u64))
     }
 
     #[inline(always)]

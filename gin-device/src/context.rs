@@ -2,11 +2,12 @@
 //! A context of a communicator, as back ends see it.
 
 use crate::comm::Comm;
+use crate::fault::{self, Fault, Judge, Unmet};
 use crate::order::{Order, Route, Sharing};
 use crate::status::Status;
 use crate::sys::{self, Global};
 use crate::team::Rank;
-use gin_abi::{ContextData, Fault, FaultKind, Operation};
+use gin_abi::{ContextData, FaultKind, Operation};
 
 /// The state of a [`Gin`](crate::gin::Gin), as back ends see it.
 #[doc(hidden)]
@@ -58,11 +59,6 @@ impl Core {
     }
 
     #[inline(always)]
-    pub(crate) fn usable(&self) -> bool {
-        self.usable
-    }
-
-    #[inline(always)]
     pub(crate) fn status(&self) -> Status<Global> {
         self.comm.status()
     }
@@ -75,22 +71,34 @@ impl Core {
     /// Returns a fault of this context.
     #[inline(always)]
     pub(crate) fn fault(&self, kind: FaultKind, operation: Operation) -> Fault {
-        Fault::new(kind, operation).context(self.context)
+        Fault::new(kind, operation).with_context(sys::stay(self.context))
     }
 
     #[inline(always)]
     pub(crate) fn check(&self, operation: Operation) -> Result<(), Fault> {
-        if self.usable { Ok(()) } else { Err(self.unusable(operation)) }
+        self.check_with(operation, |_| {})
     }
 
-    /// Returns the fault of an operation on a context that is not usable.
+    /// Checks that the context is usable, and the conditions of `visit`.
     #[inline(always)]
-    pub(crate) fn unusable(&self, operation: Operation) -> Fault {
-        let (contexts, backend) = (self.comm.contexts(), self.comm.backend());
-        if self.context < contexts {
-            self.fault(FaultKind::NoBackend, operation).values(0, backend as u64)
-        } else {
-            self.fault(FaultKind::UnknownContext, operation).values(contexts as u64, self.context as u64)
-        }
+    pub(crate) fn check_with(&self, operation: Operation, visit: impl Fn(&mut Judge)) -> Result<(), Fault> {
+        let place = || self.fault(FaultKind::BadDescriptor, operation);
+        fault::check(place, |judge| {
+            self.judge(judge);
+            visit(judge);
+        })
+    }
+
+    /// Passes the condition that the context is usable to `judge`.
+    #[inline(always)]
+    pub(crate) fn judge(&self, judge: &mut Judge) {
+        judge.condition(self.usable, || {
+            let (contexts, backend) = (self.comm.contexts(), self.comm.backend());
+            if self.context < contexts {
+                Unmet::new(FaultKind::NoBackend).values(0, backend as u64)
+            } else {
+                Unmet::new(FaultKind::UnknownContext).values(contexts as u64, self.context as u64)
+            }
+        });
     }
 }

@@ -6,9 +6,10 @@
 
 use crate::comm::Comm;
 use crate::coop::{Block, Coop, block_in_grid, grid_dim, lead};
+use crate::fault::Fault;
 use crate::status::{Status, WaitError};
 use crate::sys::{GlobalWord, Memory, Word};
-use gin_abi::{Deadline, Fault, FaultKind, Operation};
+use gin_abi::{Deadline, FaultKind, Operation, Subject};
 
 /// Arrives at `word` and waits until it counts `expected` arrivals.
 #[doc(hidden)]
@@ -16,7 +17,7 @@ use gin_abi::{Deadline, Fault, FaultKind, Operation};
 pub fn meet<M: Memory>(word: M::Word, status: &Status<M>, expected: u64, deadline: Deadline) -> Result<(), WaitError> {
     M::fence_release_gpu();
     word.add_relaxed_gpu(1);
-    status.poll(deadline, || (word.load_relaxed_gpu() >= expected).then_some(()))?;
+    status.poll(deadline, || word.load_relaxed_gpu() >= expected)?;
     M::fence_acquire_gpu();
     Ok(())
 }
@@ -64,7 +65,7 @@ impl<'a> GridBarrier<'a> {
         let status = self.comm.status();
         meet(self.word, &status, expected, deadline).map_err(|stop| {
             let seen = self.word.load_relaxed_gpu() + blocks - expected;
-            status.explain(stop, Fault::new(FaultKind::Timeout, Operation::Barrier).values(blocks, seen))
+            status.explain(stop, Fault::new(FaultKind::Timeout, Operation::Barrier), Subject::None, blocks, seen)
         })
     }
 

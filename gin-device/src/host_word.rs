@@ -73,16 +73,21 @@ pub struct HostWord<M: Memory> {
 #[must_use]
 pub struct Look<M: Memory> {
     host: HostWord<M>,
-    mine: bool,
-    /// With the turn: has stored a value to [`SEEN`]. Without: has asked for values by [`WANTED`].
-    announced: bool,
+    state: u32,
 }
+
+/// Bit of a [`Look`]'s state: it has the turn.
+const MINE: u32 = 1;
+/// With the turn: has stored a value to [`SEEN`]. Without: has asked for values by [`WANTED`].
+const ANNOUNCED: u32 = 2;
+/// The last read returned a value.
+const VALID: u32 = 4;
 
 impl<M: Memory> Look<M> {
     /// Returns the reads of a wait that has made none yet.
     #[inline(always)]
     pub fn new(host: HostWord<M>) -> Self {
-        Self { host, mine: false, announced: false }
+        Self { host, state: 0 }
     }
 
     /// Returns the value of the word, read by this thread or by another. Returns `None` if another thread has the turn
@@ -92,57 +97,92 @@ impl<M: Memory> Look<M> {
     /// the value from another thread and has fenced finds the fault in GPU memory.
     #[inline(always)]
     pub fn now(&mut self, status: Option<&Status<M>>) -> Option<u64> {
-        let (seen, turn) = (self.host.near.at(SEEN), self.host.near.at(TURN));
-        let wanted = self.host.near.at(WANTED);
-        if !self.mine {
-            let state = turn.load_relaxed_gpu();
-            if state == FREE && turn.cas_relaxed_gpu(FREE, POLLING) == FREE {
-                (self.mine, self.announced) = (true, false);
-            } else {
-                if !self.announced {
-                    wanted.store_relaxed_gpu(1);
-                    self.announced = true;
-                }
-                M::pause(NAP_NS);
-                if state != SHOWN {
-                    return None;
-                }
-                M::fence_acquire_gpu();
-                return Some(seen.load_relaxed_gpu());
-            }
-        }
-        let wanted = wanted.load_relaxed_gpu() != 0;
-        let now = self.host.word.load_relaxed_sys();
-        if wanted {
-            M::fence_acquire_sys();
-            if let Some(status) = status {
-                status.look();
-            }
-            seen.store_release_gpu(now);
-            if !self.announced {
-                turn.store_release_gpu(SHOWN);
-                self.announced = true;
-            }
-        }
-        Some(now)
+        let HostWord { word, near } = self.host;
+        let now;
+        (now, self.state) = match status {
+            Some(status) => outlined::look_and_announce::<M>(word, near, self.state, status.host, status.copy),
+            None => outlined::look::<M>(word, near, self.state),
+        };
+        (self.state & VALID != 0).then_some(now)
     }
 
     /// Returns whether this thread has the turn: it reads the word itself.
     #[inline(always)]
     pub fn is_mine(&self) -> bool {
-        self.mine
+        self.state & MINE != 0
     }
 
     /// Ends the reads and gives the turn back.
     #[inline(always)]
     pub fn end(self) {
         let turn = self.host.near.at(TURN);
-        if self.mine && self.announced {
+        if self.state & (MINE | ANNOUNCED) == MINE | ANNOUNCED {
             turn.store_release_gpu(FREE);
-        } else if self.mine {
+        } else if self.is_mine() {
             // Ordered by the branch on having the turn. An atomic would express that in the memory model too, and cost
             // 0.2 us a wait.
             turn.store_relaxed_sys(FREE);
         }
+    }
+}
+
+/// Reads the word in the given state of a [`Look`]; `announce` runs before another thread is shown a value. Returns
+/// the value, if it is [`VALID`], and the new state.
+#[inline(always)]
+fn look<M: Memory>(word: M::Word, near: M::Word, mut state: u32, announce: impl FnOnce()) -> (u64, u32) {
+    let (seen, turn, wanted) = (near.at(SEEN), near.at(TURN), near.at(WANTED));
+    state &= !VALID;
+    if state & MINE == 0 {
+        let turn_now = turn.load_relaxed_gpu();
+        if turn_now == FREE && turn.cas_relaxed_gpu(FREE, POLLING) == FREE {
+            state = MINE;
+        } else {
+            if state & ANNOUNCED == 0 {
+                wanted.store_relaxed_gpu(1);
+                state |= ANNOUNCED;
+            }
+            M::pause(NAP_NS);
+            if turn_now != SHOWN {
+                return (0, state);
+            }
+            M::fence_acquire_gpu();
+            return (seen.load_relaxed_gpu(), state | VALID);
+        }
+    }
+    let wanted = wanted.load_relaxed_gpu() != 0;
+    let now = word.load_relaxed_sys();
+    if wanted {
+        M::fence_acquire_sys();
+        announce();
+        seen.store_release_gpu(now);
+        if state & ANNOUNCED == 0 {
+            turn.store_release_gpu(SHOWN);
+            state |= ANNOUNCED;
+        }
+    }
+    (now, state | VALID)
+}
+
+/// Code of reads of host memory, which a kernel has once and calls.
+mod outlined {
+    use crate::status;
+    use crate::sys::Memory;
+
+    #[cfg_attr(target_arch = "nvptx64", inline(never))]
+    pub(super) fn look<M: Memory>(word: M::Word, near: M::Word, state: u32) -> (u64, u32) {
+        super::look::<M>(word, near, state, || {})
+    }
+
+    #[cfg_attr(target_arch = "nvptx64", inline(never))]
+    pub(super) fn look_and_announce<M: Memory>(
+        word: M::Word,
+        near: M::Word,
+        state: u32,
+        host: M::Word,
+        copy: M::Word,
+    ) -> (u64, u32) {
+        super::look::<M>(word, near, state, || {
+            status::look::<M>(host, copy);
+        })
     }
 }

@@ -87,6 +87,7 @@ mod context;
 pub mod coop;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod exec;
+mod fault;
 pub mod gin;
 pub mod grid;
 mod host_word;
@@ -107,8 +108,9 @@ pub mod team;
 pub mod window;
 
 pub use comm::Comm;
+pub use fault::Fault;
 pub use gin::Gin;
-pub use gin_abi::{Deadline, Fault, FaultKind, Operation};
+pub use gin_abi::{Deadline, FaultKind, Operation, Subject};
 pub use gin_macros::{kernel, shared};
 pub use window::Window;
 
@@ -118,18 +120,22 @@ pub mod prelude {
     pub use crate::barrier::{BarrierSession, BarrierTeam, CombinedBarrier, Fence};
     pub use crate::comm::Comm;
     pub use crate::coop::{Block, Coop, LaneCoop, Lanes, Thread, Tile, Warp, WarpSpan};
+    pub use crate::fault::Fault;
     pub use crate::gin::{FlushToken, Gin, Order, Route, Scope, Sharing};
     pub use crate::kernel;
     pub use crate::lsa::PeerWindow;
     pub use crate::signal::{ContextId, CounterId, SignalId};
     pub use crate::team::{Rank, Team};
     pub use crate::window::{SymPtr, Window, WindowRange};
-    pub use gin_abi::{Deadline, Fault, FaultKind, Operation};
+    pub use gin_abi::{Deadline, FaultKind, Operation, Subject};
 }
 
 /// The protocols between kernels, CPU threads and NICs, for gin's own crates. They may change in every version.
 #[doc(hidden)]
 pub mod internal {
+    pub mod fault {
+        pub use crate::fault::*;
+    }
     pub mod host_word {
         pub use crate::host_word::*;
     }

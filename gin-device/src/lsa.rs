@@ -27,6 +27,7 @@
 //! host has destroyed its communicator after a fault.
 
 use crate::coop::Coop;
+use crate::fault::Fault;
 use crate::order::{Scope, release};
 use crate::sys::data::{
     load_relaxed_sys_pair, load_relaxed_sys_u8, load_relaxed_sys_u32, red_add_relaxed_sys_f32, red_add_relaxed_sys_u32,
@@ -39,7 +40,7 @@ use crate::team::Rank;
 use crate::window::{Window, WindowRange};
 use bytemuck::Pod;
 use core::marker::PhantomData;
-use gin_abi::{Fault, FaultKind, Operation};
+use gin_abi::{FaultKind, Operation, Subject};
 
 /// Raises words of GPUs after earlier stores: a signal at the peer, then a counter of the caller.
 ///
@@ -257,8 +258,9 @@ impl<T: Pod> PeerWindow<T> {
         match offset.map(|offset| (offset, offset.saturating_add(own.bytes()))) {
             Some((offset, end)) if end <= self.bytes => Ok((self.address + offset, own.address())),
             past => {
-                let fault = Fault::new(FaultKind::OutOfRange, Operation::Address).peer(self.rank.world());
-                Err(fault.values(self.bytes, past.map_or(u64::MAX, |(_, end)| end)))
+                let fault = Fault::new(FaultKind::OutOfRange, Operation::Address).with_peer(self.rank.world());
+                let (offset, end) = past.unwrap_or((u64::MAX, u64::MAX));
+                Err(fault.with_values(Subject::Window { id: own.window_id(), offset }, self.bytes, end))
             }
         }
     }

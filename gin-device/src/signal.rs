@@ -5,7 +5,7 @@ use crate::team::Rank;
 use crate::window::{Window, reaches};
 use bytemuck::Pod;
 use gin_abi::descriptor::{RemoteSignal, SignalTarget};
-use gin_abi::{COUNTER_BITS, SIGNAL_BITS, WindowHandle};
+use gin_abi::{COUNTER_BITS, SIGNAL_BITS, Subject, WindowHandle};
 
 /// A context: a queue with signals and counters of its own. Nothing orders two contexts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -88,6 +88,12 @@ impl VaSignal {
         self.offset.saturating_add(8)
     }
 
+    /// Returns what a fault of the signal concerns.
+    #[inline(always)]
+    pub(crate) const fn subject(&self) -> Subject {
+        Subject::Window { id: self.window.id, offset: self.offset }
+    }
+
     /// Returns whether the word is in `rank`'s part of the window.
     #[inline(always)]
     pub(crate) fn fits_on(&self, rank: Rank) -> bool {
@@ -157,6 +163,17 @@ impl SignalAction {
 pub struct SignalView {
     pub(crate) signal: Signal,
     pub(crate) bits: u32,
+}
+
+impl SignalView {
+    /// Returns what a fault of the signal concerns.
+    #[inline(always)]
+    pub(crate) const fn subject(&self) -> Subject {
+        match self.signal {
+            Signal::Id(id) => Subject::Signal(id),
+            Signal::Va(va) => va.subject(),
+        }
+    }
 }
 
 impl From<SignalId> for SignalView {

@@ -140,13 +140,14 @@ impl<M: Memory> Words<M> {
         let near = self.gpu.is_some() || self.nic.is_some();
         let remembers = self.cpu.is_some() && near && bits >= WIDE;
         let last = if remembers { self.near.at(LAST).load_relaxed_gpu() } else { 0 };
-        let mut host = if self.cpu.is_none() || remembers { Some(last) } else { None };
+        // Not an `Option`: a register without a value would stay live round the loops of a kernel.
+        let (mut host, mut known) = (last, self.cpu.is_none() || remembers);
         let mut until = match (remembers, last) {
             (false, _) => 0,
             (true, 0) => Self::LOOKS_ALONE,
             (true, _) => 1,
         };
-        let mut looks = 0;
+        let (mut looks, mut value) = (0, 0);
         let outcome = status.poll(deadline, || {
             if looks == M::POLLS_PER_ATTEND {
                 looks = 0;
@@ -154,28 +155,31 @@ impl<M: Memory> Words<M> {
             }
             looks += 1;
             if until == 0 {
-                if self.cpu.is_some() {
-                    host = look.now(None).or(host);
+                if self.cpu.is_some()
+                    && let Some(now) = look.now(None)
+                {
+                    (host, known) = (now, true);
                 }
-                until = match (near, host) {
+                until = match (near, known && host == 0) {
                     (false, _) => 1,
-                    (true, Some(0)) => Self::LOOKS_ALONE,
-                    (true, _) => GPU_LOOKS,
+                    (true, true) => Self::LOOKS_ALONE,
+                    (true, false) => GPU_LOOKS,
                 };
             }
             until -= 1;
-            let value = self.own().wrapping_add(host?).wrapping_sub(base) & mask(bits);
-            rolling_le(least, value, bits).then_some(value)
+            value = self.own().wrapping_add(host).wrapping_sub(base) & mask(bits);
+            known && rolling_le(least, value, bits)
         });
         look.end();
-        if let (true, Some(now)) = (remembers && outcome.is_ok(), host)
-            && now != last
-        {
+        if remembers && outcome.is_ok() && host != last {
             // A thread that takes the value must see the writes that these raises cover, as this thread does.
             M::fence_acquire_sys();
-            self.near.at(LAST).store_release_gpu(now);
+            self.near.at(LAST).store_release_gpu(host);
         }
-        outcome.map_err(|stop| (stop, self.value(bits)))
+        match outcome {
+            Ok(()) => Ok(value),
+            Err(stop) => Err((stop, self.value(bits))),
+        }
     }
 
     /// Sets the value to 0. No raise may be in flight.

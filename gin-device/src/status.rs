@@ -11,8 +11,10 @@
 //! Both follow one rule. The writer stores the record, then the word with release. The reader loads the word relaxed,
 //! makes an acquire fence and loads the record.
 
+use crate::fault::Fault;
 use crate::sys::{Memory, NAP_NS, Word};
-use gin_abi::{Deadline, Fault, FaultKind};
+use gin_abi::fault::WORDS;
+use gin_abi::{Deadline, Subject};
 
 /// Word index of the record in a status block.
 const RECORD: u64 = 2;
@@ -90,27 +92,19 @@ impl<M: Memory> Status<M> {
     /// calling threads reads the host's block. [`host_word`](crate::host_word) explains why not each thread does.
     #[inline(always)]
     pub(crate) fn is_stopped(&self) -> bool {
-        if M::LOOK_NS == 0 {
-            return self.is_stopped_now();
-        }
-        let (copy, host) = (self.copy.load_relaxed_gpu(), self.copy.at(HOST).load_relaxed_gpu());
-        let now = M::clock_ns() & !POSTED;
-        let due = host != POSTED && now.wrapping_sub(host) >= M::LOOK_NS;
-        if due && self.copy.at(HOST).cas_relaxed_gpu(host, now) == host && self.look() {
-            return true;
-        }
-        (copy == WRITTEN) | (host == POSTED)
+        self.end(0, Deadline::NONE).is_some()
+    }
+
+    /// Returns why a wait that began at `start` must end now, if it must; checks as [`is_stopped`](Self::is_stopped).
+    #[inline(always)]
+    pub(crate) fn end(&self, start: u64, deadline: Deadline) -> Option<WaitError> {
+        outlined::end::<M>(self.host, self.copy, start, deadline)
     }
 
     /// Reads the host's block and announces a record there to the other threads. Returns whether there is one.
     #[inline(always)]
     pub fn look(&self) -> bool {
-        if self.host.load_relaxed_sys() == 0 {
-            return false;
-        }
-        M::fence_acquire_sys();
-        self.copy.at(HOST).store_release_gpu(POSTED);
-        true
+        look::<M>(self.host, self.copy)
     }
 
     /// Returns whether the communicator was aborted or has a fault now. Reads host memory.
@@ -126,11 +120,7 @@ impl<M: Memory> Status<M> {
     /// Ordering: all writes that precede the post of the fault are visible afterwards.
     #[inline(always)]
     pub fn cause(&self) -> Fault {
-        // Another thread may have read it in the host's block.
-        M::fence_acquire_gpu();
-        let block = if self.host.load_relaxed_sys() as u32 != 0 { self.host } else { self.copy };
-        M::fence_acquire_sys();
-        record::<M>(block)
+        outlined::cause::<M>(self.host, self.copy)
     }
 
     /// Returns the abort or fault of this communicator, if there is one. Ordering as [`cause`](Self::cause).
@@ -168,14 +158,11 @@ impl<M: Memory> Status<M> {
     }
 
     /// Returns the fault of an operation whose wait ended early. A deadline becomes `timeout`, which names the
-    /// operation.
+    /// operation, with these values.
     #[inline(always)]
-    pub fn explain(&self, stop: WaitError, timeout: Fault) -> Fault {
-        match stop {
-            WaitError::Deadline => timeout,
-            WaitError::Fault => self.cause(),
-            WaitError::NotConnected => Fault { kind: FaultKind::NotConnected, ..timeout },
-        }
+    pub fn explain(&self, stop: WaitError, timeout: Fault, subject: Subject, expected: u64, seen: u64) -> Fault {
+        let [subject, offset] = subject.to_words();
+        outlined::explain::<M>(self.host, self.copy, stop, timeout, subject, offset, expected, seen)
     }
 
     /// Posts a fault from a kernel and ends every wait of this communicator. The first fault stays; later ones are
@@ -184,17 +171,7 @@ impl<M: Memory> Status<M> {
     /// Ordering: release, at system scope.
     #[inline(always)]
     pub fn report(&self, fault: Fault) {
-        if self.copy.cas_relaxed_gpu(0, WRITING) != 0 {
-            return;
-        }
-        let words = fault.to_words();
-        // One by one: a loop would put the array on the stack.
-        self.copy.at(RECORD).store_pair_relaxed_sys(words[0], words[1]);
-        self.copy.at(RECORD + 2).store_pair_relaxed_sys(words[2], words[3]);
-        self.kernel.at(RECORD).store_pair_relaxed_sys(words[0], words[1]);
-        self.kernel.at(RECORD + 2).store_pair_relaxed_sys(words[2], words[3]);
-        self.copy.store_release_gpu(WRITTEN);
-        self.kernel.store_release_sys(1);
+        outlined::report::<M>(self.copy, self.kernel, fault);
     }
 
     /// Posts a fault from the host. The first fault stays. Only one thread may call this at a time.
@@ -214,7 +191,7 @@ impl<M: Memory> Status<M> {
     pub fn host_fault(&self) -> Option<Fault> {
         (self.host.load_relaxed_sys() != 0).then(|| {
             M::fence_acquire_sys();
-            record::<M>(self.host)
+            Fault::read(record::<M>(self.host))
         })
     }
 
@@ -222,37 +199,34 @@ impl<M: Memory> Status<M> {
     pub fn reported(&self) -> Option<Fault> {
         (self.kernel.load_relaxed_sys() != 0).then(|| {
             M::fence_acquire_sys();
-            record::<M>(self.kernel)
+            Fault::read(record::<M>(self.kernel))
         })
     }
 
-    /// Polls `test` until it returns a value, or until an abort, a fault or the deadline ends the wait.
+    /// Polls `test` until it returns true, or until an abort, a fault or the deadline ends the wait.
     ///
-    /// A value counts even if a fault is posted meanwhile. The wait checks status words and clock every
+    /// It counts even if a fault is posted meanwhile. The wait checks status words and clock every
     /// [`Memory::POLLS_PER_CHECK`] polls, so it also polls that often with a deadline of 0. `test` must be relaxed; the
     /// caller fences afterwards.
     ///
     /// # Errors
     /// The reason why the wait ended.
     #[inline(always)]
-    pub fn poll<T>(&self, deadline: Deadline, mut test: impl FnMut() -> Option<T>) -> Result<T, WaitError> {
+    pub fn poll(&self, deadline: Deadline, mut test: impl FnMut() -> bool) -> Result<(), WaitError> {
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
         let mut left = M::POLLS_PER_CHECK;
         // The test comes last, so that LLVM does not copy it to before the loop.
         loop {
             if left == 0 {
-                if self.is_stopped() {
-                    return Err(WaitError::Fault);
-                }
-                if !deadline.is_none() && M::clock_ns().wrapping_sub(start) >= deadline.ns() {
-                    return Err(WaitError::Deadline);
+                if let Some(end) = self.end(start, deadline) {
+                    return Err(end);
                 }
                 M::pause(NAP_NS);
                 left = M::POLLS_PER_CHECK;
             }
             left -= 1;
-            if let Some(value) = test() {
-                return Ok(value);
+            if test() {
+                return Ok(());
             }
         }
     }
@@ -268,22 +242,115 @@ impl<M: Memory> Status<M> {
         // One short block of code with one exit, which LLVM leaves as it is.
         loop {
             M::pause_at_host_word();
-            let stopped = self.is_stopped();
+            let end = self.end(start, deadline);
             let met = test();
-            let over = !deadline.is_none() && M::clock_ns().wrapping_sub(start) >= deadline.ns();
-            if met | stopped | over {
-                return match (met, over & !stopped) {
-                    (true, _) => Ok(()),
-                    (false, true) => Err(WaitError::Deadline),
-                    (false, false) => Err(WaitError::Fault),
+            if met | end.is_some() {
+                return match end {
+                    Some(end) if !met => Err(end),
+                    _ => Ok(()),
                 };
             }
         }
     }
 }
 
+/// See [`Status::look`].
 #[inline(always)]
-fn record<M: Memory>(block: M::Word) -> Fault {
+pub(crate) fn look<M: Memory>(host: M::Word, copy: M::Word) -> bool {
+    if host.load_relaxed_sys() == 0 {
+        return false;
+    }
+    M::fence_acquire_sys();
+    copy.at(HOST).store_release_gpu(POSTED);
+    true
+}
+
+#[inline(always)]
+fn record<M: Memory>(block: M::Word) -> [u64; WORDS] {
     let word = |index| block.at(RECORD + index).load_relaxed_sys();
-    Fault::read([word(0), word(1), word(2), word(3)])
+    [word(0), word(1), word(2), word(3), word(4), word(5)]
+}
+
+/// Code of rare ends, which a kernel has once and calls. Arguments are words, because a structure would be passed on the
+/// stack.
+mod outlined {
+    use super::{HOST, POSTED, RECORD, WRITING, WRITTEN, WaitError, look, record};
+    use crate::fault::Fault;
+    use crate::sys::{Memory, Word};
+    use gin_abi::{Deadline, FaultKind, Subject};
+
+    /// See [`Status::end`](super::Status::end).
+    #[cold]
+    #[cfg_attr(target_arch = "nvptx64", inline(never))]
+    pub(super) fn end<M: Memory>(host: M::Word, copy: M::Word, start: u64, deadline: Deadline) -> Option<WaitError> {
+        let (reported, known) = (copy.load_relaxed_gpu(), copy.at(HOST).load_relaxed_gpu());
+        let now = M::clock_ns();
+        let stopped = if M::LOOK_NS == 0 {
+            // Their values fit into 32 bits.
+            (host.load_relaxed_sys() as u32 != 0) | (reported as u32 == WRITTEN as u32)
+        } else {
+            let looked = now & !POSTED;
+            let due = known != POSTED && looked.wrapping_sub(known) >= M::LOOK_NS;
+            let found = due && copy.at(HOST).cas_relaxed_gpu(known, looked) == known && look::<M>(host, copy);
+            found | (reported == WRITTEN) | (known == POSTED)
+        };
+        if stopped {
+            Some(WaitError::Fault)
+        } else if deadline.is_over(now.wrapping_sub(start)) {
+            Some(WaitError::Deadline)
+        } else {
+            None
+        }
+    }
+
+    /// See [`Status::cause`].
+    #[cold]
+    #[cfg_attr(target_arch = "nvptx64", inline(never))]
+    pub(super) fn cause<M: Memory>(host: M::Word, copy: M::Word) -> Fault {
+        // Another thread may have read it in the host's block.
+        M::fence_acquire_gpu();
+        let block = if host.load_relaxed_sys() as u32 != 0 { host } else { copy };
+        M::fence_acquire_sys();
+        Fault::read(record::<M>(block))
+    }
+
+    /// See [`Status::explain`].
+    #[cold]
+    #[cfg_attr(target_arch = "nvptx64", inline(never))]
+    #[expect(clippy::too_many_arguments, reason = "see above")]
+    pub(super) fn explain<M: Memory>(
+        host: M::Word,
+        copy: M::Word,
+        stop: WaitError,
+        timeout: Fault,
+        subject: u64,
+        offset: u64,
+        expected: u64,
+        seen: u64,
+    ) -> Fault {
+        match stop {
+            WaitError::Fault => cause::<M>(host, copy),
+            WaitError::Deadline => timeout.with_values(Subject::read([subject, offset]), expected, seen),
+            WaitError::NotConnected => timeout.with_kind(FaultKind::NotConnected),
+        }
+    }
+
+    /// See [`Status::report`].
+    #[cold]
+    #[cfg_attr(target_arch = "nvptx64", inline(never))]
+    pub(super) fn report<M: Memory>(copy: M::Word, kernel: M::Word, fault: Fault) {
+        if copy.cas_relaxed_gpu(0, WRITING) != 0 {
+            return;
+        }
+        let words = fault.to_words();
+        // One by one: a loop would put the array on the stack.
+        copy.at(RECORD).store_pair_relaxed_sys(words[0], words[1]);
+        copy.at(RECORD + 2).store_pair_relaxed_sys(words[2], words[3]);
+        copy.at(RECORD + 4).store_pair_relaxed_sys(words[4], words[5]);
+        kernel.at(RECORD).store_pair_relaxed_sys(words[0], words[1]);
+        kernel.at(RECORD + 2).store_pair_relaxed_sys(words[2], words[3]);
+        kernel.at(RECORD + 4).store_pair_relaxed_sys(words[4], words[5]);
+        copy.store_release_gpu(WRITTEN);
+        kernel.store_release_sys(1);
+    }
 }

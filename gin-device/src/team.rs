@@ -12,7 +12,8 @@
 //! Operations take a [`Rank`], which is always a valid world rank. So a rank of one team cannot be taken for a rank of
 //! another team: a rank outside a team is refused, not mapped to a wrong one.
 
-use gin_abi::{Fault, FaultKind, Operation};
+use crate::fault::Fault;
+use gin_abi::{FaultKind, Operation, Subject};
 
 /// A world rank that exists in its communicator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -93,11 +94,12 @@ impl Team {
     /// # Errors
     /// [`FaultKind::UnknownRank`] if the team has no such member.
     #[inline(always)]
-    pub const fn member(&self, rank: u32) -> Result<Rank, Fault> {
+    pub fn member(&self, rank: u32) -> Result<Rank, Fault> {
         if rank < self.size {
             Ok(Rank(self.first + rank * self.stride))
         } else {
-            Err(Fault::new(FaultKind::UnknownRank, Operation::Address).peer(rank).values(self.size as u64, rank as u64))
+            let fault = Fault::new(FaultKind::UnknownRank, Operation::Address).with_peer(rank);
+            Err(fault.with_values(Subject::None, self.size as u64, rank as u64))
         }
     }
 
@@ -130,22 +132,31 @@ impl Team {
     /// # Errors
     /// [`FaultKind::NotInTeam`] if it is no member.
     #[inline(always)]
-    pub const fn rank_of(&self, rank: Rank) -> Result<u32, Fault> {
-        if rank.0 >= self.first {
-            let distance = rank.0 - self.first;
-            let place = distance / self.stride;
-            if distance == place * self.stride && place < self.size {
-                return Ok(place);
-            }
+    pub fn rank_of(&self, rank: Rank) -> Result<u32, Fault> {
+        if let Some(place) = self.place_of(rank) {
+            return Ok(place);
         }
-        Err(Fault::new(FaultKind::NotInTeam, Operation::Address).peer(rank.0).values(self.size as u64, rank.0 as u64))
+        let fault = Fault::new(FaultKind::NotInTeam, Operation::Address).with_peer(rank.0);
+        Err(fault.with_values(Subject::None, self.size as u64, rank.0 as u64))
     }
 
     /// Returns whether a world rank is a member.
     #[inline(always)]
     #[must_use]
     pub const fn contains(&self, rank: Rank) -> bool {
-        self.rank_of(rank).is_ok()
+        self.place_of(rank).is_some()
+    }
+
+    #[inline(always)]
+    const fn place_of(&self, rank: Rank) -> Option<u32> {
+        if rank.0 >= self.first {
+            let distance = rank.0 - self.first;
+            let place = distance / self.stride;
+            if distance == place * self.stride && place < self.size {
+                return Some(place);
+            }
+        }
+        None
     }
 
     /// Returns the caller's part of the team, which is cut into runs of `size` neighbouring members.
@@ -153,7 +164,7 @@ impl Team {
     /// # Errors
     /// [`FaultKind::UnknownRank`] if `size` is 0 or does not divide the team's size.
     #[inline(always)]
-    pub const fn inner(&self, size: u32) -> Result<Team, Fault> {
+    pub fn inner(&self, size: u32) -> Result<Team, Fault> {
         if size == 0 || !self.size.is_multiple_of(size) {
             return Err(Self::indivisible(self.size, size));
         }
@@ -166,7 +177,7 @@ impl Team {
     /// # Errors
     /// As [`inner`](Self::inner).
     #[inline(always)]
-    pub const fn outer(&self, size: u32) -> Result<Team, Fault> {
+    pub fn outer(&self, size: u32) -> Result<Team, Fault> {
         if size == 0 || !self.size.is_multiple_of(size) {
             return Err(Self::indivisible(self.size, size));
         }
@@ -179,8 +190,8 @@ impl Team {
     }
 
     #[inline(always)]
-    const fn indivisible(size: u32, part: u32) -> Fault {
-        Fault::new(FaultKind::UnknownRank, Operation::Address).values(size as u64, part as u64)
+    fn indivisible(size: u32, part: u32) -> Fault {
+        Fault::new(FaultKind::UnknownRank, Operation::Address).with_values(Subject::None, size as u64, part as u64)
     }
 }
 
@@ -198,13 +209,13 @@ mod tests {
                 let member = team.member(place).unwrap();
                 assert_eq!(team.rank_of(member), Ok(place));
             }
-            assert_eq!(team.member(team.size()).unwrap_err().kind, FaultKind::UnknownRank);
-            assert_eq!(team.member(u32::MAX).unwrap_err().kind, FaultKind::UnknownRank);
+            assert_eq!(team.member(team.size()).unwrap_err().kind(), FaultKind::UnknownRank);
+            assert_eq!(team.member(u32::MAX).unwrap_err().kind(), FaultKind::UnknownRank);
             let members = (0..12).filter(|rank| team.contains(Rank(*rank))).count();
             assert_eq!(members, team.size() as usize);
         }
-        assert_eq!(rail.rank_of(Rank(3)).unwrap_err().kind, FaultKind::NotInTeam);
-        assert_eq!(lsa.rank_of(Rank(8)).unwrap_err().kind, FaultKind::NotInTeam);
+        assert_eq!(rail.rank_of(Rank(3)).unwrap_err().kind(), FaultKind::NotInTeam);
+        assert_eq!(lsa.rank_of(Rank(8)).unwrap_err().kind(), FaultKind::NotInTeam);
         assert_eq!((lsa.left(), lsa.right(), rail.right()), (Rank(5), Rank(7), Rank(10)));
         assert_eq!((Team::new(0, 1, 1, 0).left(), Team::new(0, 1, 1, 0).right()), (Rank(0), Rank(0)));
     }

@@ -5,12 +5,13 @@
 //! that the *addressed* rank registered. If all ranks registered the same length, the handle has that length and the
 //! check reads no memory.
 
+use crate::fault::Fault;
 use crate::sys;
 use crate::team::Rank;
 use bytemuck::Pod;
 use core::marker::PhantomData;
 use gin_abi::handle::{STRIDE_SHIFT, WINDOW_SIGNALS};
-use gin_abi::{Fault, FaultKind, Operation, WindowData, WindowHandle};
+use gin_abi::{FaultKind, Operation, Subject, WindowData, WindowHandle};
 
 /// A window of elements of type `T`: a kernel parameter that the host makes.
 ///
@@ -188,7 +189,8 @@ impl<T: Pod> Window<T> {
     pub fn range_as<U: Pod>(&self, offset: u64, len: usize) -> Result<WindowRange<U>, Fault> {
         let align = align_of::<U>() as u64;
         if !offset.is_multiple_of(align) || !self.handle.base.is_multiple_of(align) {
-            return Err(Fault::new(FaultKind::Misaligned, Operation::Address).values(align, offset));
+            let fault = Fault::new(FaultKind::Misaligned, Operation::Address);
+            return Err(fault.with_values(Subject::Window { id: self.handle.id, offset }, align, offset));
         }
         let window = Window::<U> { handle: self.handle, element: PhantomData };
         let (bytes, too_large) = Window::<U>::bytes(len);
@@ -219,7 +221,7 @@ impl<T: Pod> Window<T> {
         let near = rank.world().wrapping_sub(sys::narrow(self.handle.lsa_first)) < sys::narrow(self.handle.lsa_reach);
         let address = if near { peer_place(&self.handle, rank) } else { peer_entry(&self.handle, rank) };
         if address == 0 {
-            return Err(Fault::new(FaultKind::NotReachable, Operation::Address).peer(rank.world()));
+            return Err(Fault::new(FaultKind::NotReachable, Operation::Address).with_peer(rank.world()));
         }
         Ok(address as usize as *mut T)
     }
@@ -376,6 +378,12 @@ impl<T: Pod> WindowRange<T> {
         self.window.bytes_on(rank)
     }
 
+    /// Returns what a fault of the range concerns.
+    #[inline(always)]
+    pub(crate) fn subject(&self) -> Subject {
+        Subject::Window { id: self.window_id(), offset: self.offset() }
+    }
+
     /// Checks the range against the length that the caller registered.
     ///
     /// # Errors
@@ -385,7 +393,8 @@ impl<T: Pod> WindowRange<T> {
         if self.fits_own() {
             return Ok(());
         }
-        Err(Fault::new(FaultKind::OutOfRange, Operation::Address).values(self.own_length(), self.end()))
+        let fault = Fault::new(FaultKind::OutOfRange, Operation::Address);
+        Err(fault.with_values(self.subject(), self.own_length(), self.end()))
     }
 
     /// Checks the range against the length that `rank` registered.
@@ -397,8 +406,8 @@ impl<T: Pod> WindowRange<T> {
         if self.fits_on(rank) {
             return Ok(());
         }
-        let fault = Fault::new(FaultKind::OutOfRange, Operation::Address).peer(rank.world());
-        Err(fault.values(self.length_on(rank), self.end()))
+        let fault = Fault::new(FaultKind::OutOfRange, Operation::Address).with_peer(rank.world());
+        Err(fault.with_values(self.subject(), self.length_on(rank), self.end()))
     }
 }
 

@@ -117,7 +117,7 @@ mod tests {
     }
 
     fn end(sharers: &Sharers) {
-        sharers.board.post(0, Fault::new(FaultKind::PeerLost, Operation::None).peer(1));
+        sharers.board.post(0, Fault::new(FaultKind::PeerLost, Operation::None).with_peer(1));
     }
 
     fn refused(exposure: &Exposure, new: &Arc<Sharers>) -> String {

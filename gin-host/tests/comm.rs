@@ -193,9 +193,9 @@ fn abort_ends_every_wait_on_every_rank_and_every_collective_call() {
         }
         assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no abort arrived");
         let fault = poster.status().cause();
-        assert_eq!(fault.kind, FaultKind::Aborted);
+        assert_eq!(fault.kind(), FaultKind::Aborted);
         assert_eq!(comm.state(), CommState::Aborted);
-        assert_eq!(comm.fault().map(|notice| (notice.rank, notice.fault.kind)), Some((0, FaultKind::Aborted)));
+        assert_eq!(comm.fault().map(|notice| (notice.rank, notice.fault.kind())), Some((0, FaultKind::Aborted)));
         comm.abort().unwrap();
         comm.destroy().unwrap();
         assert_eq!(comm.state(), CommState::Destroyed);
@@ -234,7 +234,7 @@ fn with_one_dropped(config: &CommConfig) {
         if bootstrap.rank() != 1 {
             assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no abort arrived");
             let fault = poster.status().cause();
-            assert_eq!(fault.kind, FaultKind::Aborted);
+            assert_eq!(fault.kind(), FaultKind::Aborted);
             assert_eq!(comm.fault().map(|notice| notice.rank), Some(1));
         }
     });
@@ -400,7 +400,7 @@ fn a_request_to_a_window_that_was_deregistered_is_a_fault_and_moves_nothing() {
         assert_eq!(all[32..], [0; 32]);
         fault
     });
-    assert_eq!((results[0].kind, results[1].kind), (FaultKind::UnknownWindow, FaultKind::Elsewhere));
+    assert_eq!((results[0].kind(), results[1].kind()), (FaultKind::UnknownWindow, FaultKind::Elsewhere));
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod common;
 
 use common::{Poster, config, get, network, peer, put, request, strong, weak, with_comm};
 use gin_abi::descriptor::{RemoteSignal, SignalTarget, Transfer, WindowOffset};
-use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation};
+use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation, Subject};
 use gin_device::gin::Order;
 use gin_device::internal::status::WaitError;
 use gin_host::comm::{CommConfig, Communicator, Requirements, WindowFlags};
@@ -254,11 +254,15 @@ fn a_request_that_is_wrong_is_a_fault_on_all_ranks_that_says_what_was_wrong() {
     for &(name, make, kind, operation, expected, seen) in cases {
         let results = fault_of(make, &config);
         let (own, finder, fault) = results[0];
-        assert_eq!((own.kind, own.operation, own.expected, own.seen), (kind, operation, expected, seen), "{name}");
-        assert_eq!((own.context, finder, fault), (0, 0, own), "{name}");
+        assert_eq!(
+            (own.kind(), own.operation(), own.expected(), own.seen()),
+            (kind, operation, expected, seen),
+            "{name}"
+        );
+        assert_eq!((own.context(), finder, fault), (0, 0, own), "{name}");
         let (notice, finder, fault) = results[1];
         assert_eq!(
-            (notice.kind, notice.peer, notice.expected),
+            (notice.kind(), notice.peer(), notice.expected()),
             (FaultKind::Elsewhere, 0, u64::from(kind.code())),
             "{name}"
         );
@@ -277,8 +281,8 @@ fn words_that_are_no_descriptor_are_a_fault() {
         assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no fault arrived");
         poster.status().cause()
     });
-    assert_eq!((results[1].kind, results[1].context), (FaultKind::BadDescriptor, 0));
-    assert_eq!((results[0].kind, results[0].peer), (FaultKind::Elsewhere, 1));
+    assert_eq!((results[1].kind(), results[1].context()), (FaultKind::BadDescriptor, 0));
+    assert_eq!((results[0].kind(), results[0].peer()), (FaultKind::Elsewhere, 1));
 }
 
 #[test]
@@ -311,11 +315,11 @@ fn a_request_that_the_network_fails_raises_no_counter_and_ends_every_wait() {
             let seen = poster.status().cause();
             (seen, poster.signal(0, 1))
         });
-        assert_eq!((results[0].0.kind, results[0].0.peer), (kind, 1));
+        assert_eq!((results[0].0.kind(), results[0].0.peer()), (kind, 1));
         // Every rank but the lost one reports the loss as such.
         let third = if kind == FaultKind::PeerLost { (kind, 1) } else { (FaultKind::Elsewhere, 0) };
         for ((notice, _), expected) in results[1..].iter().zip([(FaultKind::Elsewhere, 0), third]) {
-            assert_eq!((notice.kind, notice.peer), expected);
+            assert_eq!((notice.kind(), notice.peer()), expected);
         }
         assert_eq!(results[1].1, 2, "the failed request, or a later one, raised its signal");
     }
@@ -356,7 +360,7 @@ fn a_peer_whose_list_is_full_holds_up_the_queue_and_is_counted() {
         }
         assert_eq!(poster.wait_signal(0, 0, 1), Err(WaitError::Fault), "no abort arrived");
         let seen = poster.status().cause();
-        assert_eq!(seen.kind, FaultKind::Aborted);
+        assert_eq!(seen.kind(), FaultKind::Aborted);
         comm.destroy().unwrap();
     });
 }
@@ -454,7 +458,7 @@ fn figures_are_kept_by_context_and_peer() {
 fn a_fault_that_a_kernel_reports_reaches_all_ranks_and_the_host() {
     let results = with_comm(3, &config(peer()), &Requirements::default(), |comm| {
         let poster = Poster::new(comm);
-        let fault = Fault::new(FaultKind::Reported, Operation::None).values(0, 77);
+        let fault = Fault::new(FaultKind::Reported, Operation::None).with_values(Subject::None, 0, 77);
         if comm.rank() == 2 {
             poster.status().report(fault);
         }
@@ -466,8 +470,8 @@ fn a_fault_that_a_kernel_reports_reaches_all_ranks_and_the_host() {
         assert_eq!(comm.fault().map(|notice| (notice.rank, notice.fault)), Some((2, fault)));
         seen
     });
-    assert_eq!((results[2].kind, results[2].seen), (FaultKind::Reported, 77));
+    assert_eq!((results[2].kind(), results[2].seen()), (FaultKind::Reported, 77));
     for notice in &results[..2] {
-        assert_eq!((notice.kind, notice.peer, notice.seen), (FaultKind::Elsewhere, 2, 77));
+        assert_eq!((notice.kind(), notice.peer(), notice.seen()), (FaultKind::Elsewhere, 2, 77));
     }
 }

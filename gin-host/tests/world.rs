@@ -123,7 +123,7 @@ pub unsafe fn host_test_two_sessions(comm: Comm, codes: *mut u64, deadline: Dead
         let outcomes = [second.sync(&Block, Fence::None, deadline), first.sync(&Block, Fence::None, deadline)];
         for (index, outcome) in outcomes.into_iter().enumerate() {
             // Safety: the caller keeps the kernel's conditions. All threads store the same value.
-            unsafe { codes.add(index).write(outcome.map_or_else(|fault| u64::from(fault.kind.code()), |()| 0)) };
+            unsafe { codes.add(index).write(outcome.map_or_else(|fault| u64::from(fault.kind().code()), |()| 0)) };
         }
         Ok(())
     };
@@ -186,7 +186,7 @@ fn pass_on(config: WorldConfig, deadline: Deadline) -> (Vec<Ended>, EventLog) {
                 comm.fault().is_some() || looks > 50
             }
         });
-        let ended = comm.fault().map_or(Ok(wrong), |notice| Err(notice.fault.kind));
+        let ended = comm.fault().map_or(Ok(wrong), |notice| Err(notice.fault.kind()));
         comm.destroy()?;
         Ok(ended)
     });
@@ -350,7 +350,7 @@ fn a_fault_of_one_ranks_kernel_is_known_on_every_rank() {
         }
         stream.synchronize()?;
         rt::wait_until(|| comm.fault().is_some());
-        let notice = comm.fault().map(|notice| (notice.fault.kind, notice.rank));
+        let notice = comm.fault().map(|notice| (notice.fault.kind(), notice.rank));
         comm.destroy()?;
         Ok(notice.unwrap_or((FaultKind::Aborted, 9)))
     });
@@ -426,7 +426,7 @@ fn the_report_of_a_kernel_is_known_as_soon_as_it_has_ended() {
                 stream.launch(&kernel, LaunchConfig::new(1, 32), &[&comm.device()?, &Deadline::after_us(5)])?;
             }
             stream.synchronize()?;
-            assert_eq!(comm.fault().map(|notice| (notice.rank, notice.fault.kind)), Some((0, FaultKind::Timeout)));
+            assert_eq!(comm.fault().map(|notice| (notice.rank, notice.fault.kind())), Some((0, FaultKind::Timeout)));
             comm.destroy()
         });
         outcome.unwrap_or_else(|error| panic!("{error}"));

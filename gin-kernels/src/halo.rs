@@ -11,6 +11,10 @@ use gin_device::coop::{block_in_grid, grid_dim};
 use gin_device::grid::GridBarrier;
 use gin_device::prelude::*;
 
+/// Numbers of the signals.
+const FROM_ABOVE: u32 = 0;
+const FROM_BELOW: u32 = 1;
+
 /// Returns the initial value of cell `index` of rank `rank`'s part.
 #[inline(always)]
 #[must_use]
@@ -117,20 +121,21 @@ fn exchange(
     round: u64,
     deadline: Deadline,
 ) -> Result<(), Fault> {
-    let (from_above, from_below, left_us) = (SignalId::new(0), SignalId::new(1), CounterId::new(0));
+    let left_us = CounterId::new(0);
     let row = |row| grid.range(row_start(buffer, row, rows, columns), columns);
-    // Loops, so that the code of a put and of a wait exists once.
-    for down in [false, true] {
+    // Loops, so that the code of a put and of a wait exists once; over numbers, since an array would be on the stack.
+    for direction in 0..2 {
+        let down = direction == 1;
         // This rank's first row is the border below the part above it, and its last row the border above the part
         // below.
         let (peer, there, here, signal) =
-            if down { (world.right(), 0, rows, from_above) } else { (world.left(), rows + 1, 1, from_below) };
-        let put = gin.put(peer, row(there), row(here)).signal(signal.inc()).counter(left_us);
+            if down { (world.right(), 0, rows, FROM_ABOVE) } else { (world.left(), rows + 1, 1, FROM_BELOW) };
+        let put = gin.put(peer, row(there), row(here)).signal(SignalId::new(signal).inc()).counter(left_us);
         let put = if down { put } else { put.more() };
         put.issue(&Block)?;
     }
-    for signal in [from_above, from_below] {
-        gin.wait_signal(&Block, signal, round, deadline)?;
+    for signal in FROM_ABOVE..=FROM_BELOW {
+        gin.wait_signal(&Block, SignalId::new(signal), round, deadline)?;
     }
     gin.wait_counter(&Block, left_us, 2 * round, deadline)
 }

@@ -247,16 +247,17 @@ impl From<KeyError> for NetError {
 }
 
 impl NetError {
-    /// Returns the fault that kernels see: the kind, and the expected and seen values.
-    pub fn fault(&self) -> (FaultKind, u64, u64) {
-        match *self {
+    /// Returns `fault` with the kind and the values that kernels see.
+    pub fn apply(&self, fault: Fault) -> Fault {
+        let (kind, expected, seen) = match *self {
             Self::PeerLost { .. } => (FaultKind::PeerLost, 0, 0),
             Self::UnknownWindow { window, .. } => (FaultKind::UnknownWindow, 0, u64::from(window)),
             Self::OutOfRange { end, length, .. } => (FaultKind::OutOfRange, length, end),
             Self::UnknownSignal { .. } => (FaultKind::UnknownSignal, 0, 0),
             Self::Key { .. } | Self::Local { .. } => (FaultKind::Network, 0, 0),
             Self::Failed { status, .. } => (FaultKind::Network, 0, status),
-        }
+        };
+        fault.with_kind(kind).with_values(fault.subject(), expected, seen)
     }
 
     /// Checks that `bytes` bytes at `offset` are in the `length` bytes that `rank` has in a window.
@@ -269,12 +270,6 @@ impl NetError {
     #[doc(hidden)]
     pub fn behind(peer: u32) -> Self {
         Self::Failed { context: "request behind a failed one", peer, status: 0 }
-    }
-
-    /// Does the same, as a fault.
-    pub fn apply(&self, mut fault: Fault) -> Fault {
-        (fault.kind, fault.expected, fault.seen) = self.fault();
-        fault
     }
 }
 

@@ -160,11 +160,12 @@ fn figures(setup: &Setup) -> Verdict {
     let expected = [(16 << 10, (16 << 10) + 50), (8, 12), (8, 9), (5, 0), (1, 3)];
     for (index, values) in expected.into_iter().enumerate() {
         outcome.each(&scenario, 0, 0, index, |entry| match fault(entry) {
-            Some(fault) if (fault.expected, fault.seen) == values => Ok(()),
+            Some(fault) if (fault.expected(), fault.seen()) == values => Ok(()),
             _ => Err(std::format!("expected and actual values: {values:?}")),
         })?;
     }
-    let peer = fault(&outcome.entry(&scenario, 0, 0, 0)).map(|fault| (fault.context, fault.peer, fault.operation));
+    let peer =
+        fault(&outcome.entry(&scenario, 0, 0, 0)).map(|fault| (fault.context(), fault.peer(), fault.operation()));
     if peer == Some((0, 1, gin_abi::Operation::Put)) {
         Ok(())
     } else {

@@ -119,7 +119,7 @@ fn elsewhere(setup: &Setup, coop: CoopKind) -> Verdict {
         let outcome = slow(setup).run(&scenario).map_err(|error| format!("{op:?}: {error}"))?;
         outcome.check_agreement(&scenario)?;
         outcome.each(&scenario, 0, 0, last, |entry| match fault(entry) {
-            Some(fault) if (fault.kind, fault.peer, fault.seen) == (FaultKind::Elsewhere, 1, 31) => Ok(()),
+            Some(fault) if (fault.kind(), fault.peer(), fault.seen()) == (FaultKind::Elsewhere, 1, 31) => Ok(()),
             None if late && entry.outcome == 1 => Ok(()),
             _ => Err(format!("{op:?}: expected the fault that rank 1 reported")),
         })?;
@@ -138,7 +138,7 @@ fn timed_out(setup: &Setup, coop: CoopKind) -> Verdict {
         outcome.check_agreement(&scenario)?;
         outcome.each(&scenario, 0, 0, last, |entry| match fault(entry) {
             Some(fault)
-                if (fault.kind, fault.operation, fault.context, fault.peer)
+                if (fault.kind(), fault.operation(), fault.context(), fault.peer())
                     == (FaultKind::Timeout, wait.operation, 0, wait.peer) =>
             {
                 Ok(())
@@ -146,7 +146,7 @@ fn timed_out(setup: &Setup, coop: CoopKind) -> Verdict {
             // On a real clock this rank itself may be late.
             Some(fault)
                 if setup.seed.is_none()
-                    && (fault.kind, fault.operation) == (FaultKind::Timeout, Operation::Barrier) =>
+                    && (fault.kind(), fault.operation()) == (FaultKind::Timeout, Operation::Barrier) =>
             {
                 Ok(())
             }
@@ -193,8 +193,8 @@ fn one_finder(setup: &Setup, coop: CoopKind) -> Verdict {
         outcome.check_value(&scenario, 0, 0, 2, 0)?;
         outcome.each(&scenario, 0, 0, 0, |entry| match fault(entry) {
             // On a real clock other ranks may be late too.
-            Some(fault) if fault.kind == FaultKind::Timeout && setup.seed.is_none() => Ok(()),
-            Some(fault) if (fault.kind, fault.context, fault.peer) == (FaultKind::Timeout, late, 1) => Ok(()),
+            Some(fault) if fault.kind() == FaultKind::Timeout && setup.seed.is_none() => Ok(()),
+            Some(fault) if (fault.kind(), fault.context(), fault.peer()) == (FaultKind::Timeout, late, 1) => Ok(()),
             _ => Err(format!("rank 1 is late in context {late}")),
         })?;
     }
@@ -284,7 +284,9 @@ fn lost(setup: &Setup) -> Verdict {
     }
     for index in [3, 4] {
         outcome.each(&scenario, 0, 0, index, |entry| match fault(entry) {
-            Some(fault) if (fault.kind, fault.peer, fault.operation) == (FaultKind::PeerLost, 2, Operation::Put) => {
+            Some(fault)
+                if (fault.kind(), fault.peer(), fault.operation()) == (FaultKind::PeerLost, 2, Operation::Put) =>
+            {
                 Ok(())
             }
             _ => Err("expected the loss of rank 2 in a put".into()),
@@ -295,7 +297,7 @@ fn lost(setup: &Setup) -> Verdict {
     outcome.check_fault(&scenario, 2, 0, 0, FaultKind::Elsewhere)?;
     for fault in &outcome.faults {
         match fault {
-            Some((0, fault)) if fault.kind == FaultKind::PeerLost && fault.peer == 2 => {}
+            Some((0, fault)) if fault.kind() == FaultKind::PeerLost && fault.peer() == 2 => {}
             other => return Err(format!("expected each host to know that rank 0 lost rank 2; one has {other:?}")),
         }
     }

@@ -70,7 +70,7 @@ fn all_ended(
     outcome.check_agreement(scenario)?;
     for index in first..scenario.program(rank, group).len() {
         outcome.each(scenario, rank, group, index, |entry| match fault(entry) {
-            Some(fault) if kinds.contains(&fault.kind) => Ok(()),
+            Some(fault) if kinds.contains(&fault.kind()) => Ok(()),
             _ => Err(format!("expected one of {kinds:?}")),
         })?;
     }
@@ -98,7 +98,7 @@ fn abort(setup: &Setup, coop: CoopKind) -> Verdict {
     }
     outcome.check_agreement(&scenario)?;
     match outcome.faults[0] {
-        Some((2, fault)) if fault.kind == FaultKind::Aborted => Ok(()),
+        Some((2, fault)) if fault.kind() == FaultKind::Aborted => Ok(()),
         other => Err(format!("expected the host of rank 0 to know that rank 2 aborted; it has {other:?}")),
     }
 }
@@ -113,7 +113,7 @@ fn reported(setup: &Setup, coop: CoopKind) -> Verdict {
     all_ended(&outcome, &scenario, 1, 0, 2, &[FaultKind::Reported])?;
     all_ended(&outcome, &scenario, 2, 0, 0, &elsewhere)?;
     match outcome.faults[2] {
-        Some((1, fault)) if fault.kind == FaultKind::Reported && fault.seen == 4711 => Ok(()),
+        Some((1, fault)) if fault.kind() == FaultKind::Reported && fault.seen() == 4711 => Ok(()),
         other => Err(format!("expected the host of rank 2 to know the fault that rank 1 reported; it has {other:?}")),
     }
 }
@@ -134,14 +134,14 @@ fn failed(setup: &Setup, coop: CoopKind) -> Verdict {
     })?;
     let kinds = [FaultKind::Network, FaultKind::Elsewhere];
     outcome.each(&scenario, 1, 0, 0, |entry| match fault(entry) {
-        Some(fault) if kinds.contains(&fault.kind) => Ok(()),
+        Some(fault) if kinds.contains(&fault.kind()) => Ok(()),
         _ => Err(format!("expected one of {kinds:?}")),
     })?;
     outcome.each(&scenario, 1, 0, 1, |entry| {
         if entry.value <= 3 { Ok(()) } else { Err("expected at most 3 raises".into()) }
     })?;
     match outcome.faults[1] {
-        Some((0, fault)) if fault.kind == FaultKind::Network && fault.peer == 1 && fault.context == 0 => Ok(()),
+        Some((0, fault)) if fault.kind() == FaultKind::Network && fault.peer() == 1 && fault.context() == 0 => Ok(()),
         other => Err(format!(
             "expected the host of rank 1 to know rank 0's network fault in context 0, peer 1; it has {other:?}"
         )),
@@ -241,7 +241,7 @@ fn race_for_room(setup: &Setup) -> Result<bool, String> {
     let kinds = |thread| (0..2).map(move |index| (thread, index));
     let posts: Vec<_> =
         (0..threads).flat_map(kinds).map(|(thread, index)| outcome.entry(&scenario, 0, thread, index)).collect();
-    let broken = posts.iter().any(|entry| fault(entry).is_some_and(|fault| fault.kind == FaultKind::QueueBroken));
+    let broken = posts.iter().any(|entry| fault(entry).is_some_and(|fault| fault.kind() == FaultKind::QueueBroken));
     // The fault that was reported first stays.
     let kind = if broken { FaultKind::QueueBroken } else { FaultKind::Reported };
     for thread in 0..threads {
@@ -249,7 +249,7 @@ fn race_for_room(setup: &Setup) -> Result<bool, String> {
     }
     outcome.check_fault(&scenario, 1, 0, 0, FaultKind::Elsewhere)?;
     match outcome.faults[1] {
-        Some((0, fault)) if fault.kind == kind => Ok(broken),
+        Some((0, fault)) if fault.kind() == kind => Ok(broken),
         other => Err(format!("expected the host of rank 1 to know {kind:?} on rank 0; it has {other:?}")),
     }
 }
@@ -292,7 +292,9 @@ fn kinds(setup: &Setup) -> Verdict {
         let scenario = Scenario::new(2).on(0, vec![request, Op::flush()]);
         let outcome = setup.run(&scenario)?;
         outcome.each(&scenario, 0, 0, 1, |entry| match fault(entry) {
-            Some(fault) if fault.kind == FaultKind::Network && fault.operation == operation && fault.peer == 1 => {
+            Some(fault)
+                if fault.kind() == FaultKind::Network && fault.operation() == operation && fault.peer() == 1 =>
+            {
                 Ok(())
             }
             _ => Err(format!("expected a network fault of {operation:?} to rank 1")),

@@ -25,8 +25,8 @@ fn unanswered(setup: &Setup) -> Verdict {
     for index in [1, 2] {
         outcome.each(&scenario, 0, 0, index, |entry| match fault(entry) {
             Some(fault)
-                if (fault.kind, fault.operation, fault.peer) == (FaultKind::PeerLost, Operation::Signal, 1)
-                    && fault.seen == u64::from(Syndrome::RetryExceeded.code()) =>
+                if (fault.kind(), fault.operation(), fault.peer()) == (FaultKind::PeerLost, Operation::Signal, 1)
+                    && fault.seen() == u64::from(Syndrome::RetryExceeded.code()) =>
             {
                 Ok(())
             }

@@ -202,7 +202,8 @@ fn refused(setup: &Setup, coop: CoopKind) -> Verdict {
     for (index, (_, kind)) in wrong.iter().enumerate() {
         outcome.check_fault(&scenario, 0, 0, far.len() + index, *kind)?;
     }
-    let peer = fault(&outcome.entry(&scenario, 0, 0, 0)).map(|fault| (fault.context, fault.peer, fault.operation));
+    let peer =
+        fault(&outcome.entry(&scenario, 0, 0, 0)).map(|fault| (fault.context(), fault.peer(), fault.operation()));
     if peer != Some((0, 2, gin_abi::Operation::Put)) {
         return Err(format!("expected context 0, rank 2 and a put, got {peer:?}"));
     }
@@ -485,7 +486,7 @@ fn combined_broken(setup: &Setup) -> Verdict {
         let outcome = setup.run(&scenario)?;
         outcome.check_agreement(&scenario)?;
         outcome.each(&scenario, 0, 0, 0, |entry| match fault(entry) {
-            Some(fault) if (fault.kind, fault.peer) == (FaultKind::Timeout, 1) => Ok(()),
+            Some(fault) if (fault.kind(), fault.peer()) == (FaultKind::Timeout, 1) => Ok(()),
             _ => Err("expected a timeout that names rank 1".into()),
         })?;
         outcome.check_fault(&scenario, 0, 0, 1, FaultKind::BarrierBroken)?;
@@ -496,7 +497,7 @@ fn combined_broken(setup: &Setup) -> Verdict {
         if setup.seed.is_some() {
             // With enough time for its own team.
             outcome.each(&scenario, 2, 0, 0, |entry| match fault(entry) {
-                Some(fault) if fault.peer == 0 => Ok(()),
+                Some(fault) if fault.peer() == 0 => Ok(()),
                 _ => Err("expected a timeout that names rank 0".into()),
             })?;
         }
@@ -557,7 +558,7 @@ fn aborted_while_running(setup: &Setup) -> Verdict {
         for rank in 0..2 {
             let log = &outcome.logs[rank as usize][0];
             let last = log.iter().rev().find(|entry| entry.outcome != 0).and_then(fault);
-            if last.is_none_or(|fault| fault.kind != FaultKind::Aborted) {
+            if last.is_none_or(|fault| fault.kind() != FaultKind::Aborted) {
                 return Err(format!("rank {rank} finished all rounds: {last:?}"));
             }
         }

@@ -225,8 +225,8 @@ impl Waiting {
                 let entry = &log[self.entry(running, index, thread, 0)];
                 match fault(entry) {
                     Some(fault)
-                        if (fault.kind, fault.peer) == (FaultKind::PeerLost, STOPPED)
-                            && (fault.expected, fault.seen) == (ms, LossCause::Silent { ms }.code())
+                        if (fault.kind(), fault.peer()) == (FaultKind::PeerLost, STOPPED)
+                            && (fault.expected(), fault.seen()) == (ms, LossCause::Silent { ms }.code())
                             && ended.is_none_or(|before| before == fault) =>
                     {
                         ended = Some(fault);

@@ -11,7 +11,7 @@ use crate::status::WaitError;
 use crate::sys::{self, Global, GlobalWord};
 use gin_abi::descriptor::WORDS;
 use gin_abi::handle::QUEUE_NEAR;
-use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation};
+use gin_abi::{Deadline, Descriptor, FaultKind, Operation, Subject};
 
 /// The back end in which a CPU thread takes descriptors from the context's queue and posts them to a network.
 #[derive(Clone, Copy, Debug)]
@@ -153,8 +153,8 @@ impl Backend for Proxy {
             Err((stop @ (WaitError::Fault | WaitError::NotConnected), Some(_))) => Err(stop),
             Err((WaitError::Deadline, Some(index))) => {
                 // The slot is claimed and stays empty, so every later request would wait for ever.
-                let fault = Fault::new(FaultKind::QueueBroken, operation).context(core.context()).peer(request.peer);
-                producer.status.report(fault.values(index, producer.queue.depth()));
+                let fault = core.fault(FaultKind::QueueBroken, operation).with_peer(request.peer);
+                producer.status.report(fault.with_values(Subject::None, index, producer.queue.depth()));
                 producer.status.await_stop();
                 Err(WaitError::Fault)
             }

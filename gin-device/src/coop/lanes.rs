@@ -2,7 +2,7 @@
 //! Groups of lanes of one warp.
 
 use super::{Coop, WARP_SIZE, imp};
-use gin_abi::Fault;
+use crate::fault::{Fault, PASSED, pass, passed};
 
 /// A group of lanes of one warp, which adds votes and shuffles to [`Coop`].
 pub trait LaneCoop: Coop {
@@ -170,14 +170,11 @@ fn nth_lane(mask: u32, rank: u32) -> u32 {
 #[inline(always)]
 #[cfg_attr(not(target_arch = "nvptx64"), track_caller)]
 fn share_from(mask: u32, mine: Option<Fault>, from: u32) -> Fault {
-    let words = mine.map_or([0; 4], Fault::to_words);
-    // Four calls without a closure: each word is one shuffle of the whole group.
-    Fault::read([
-        imp::shuffle(mask, words[0], from),
-        imp::shuffle(mask, words[1], from),
-        imp::shuffle(mask, words[2], from),
-        imp::shuffle(mask, words[3], from),
-    ])
+    let mut words = mine.map_or([0; PASSED], pass);
+    for word in &mut words {
+        *word = imp::shuffle(mask, *word, from);
+    }
+    passed(words)
 }
 
 macro_rules! lane_coop {

@@ -50,7 +50,7 @@ pub use span::{Block, WarpSpan};
 
 pub(crate) use imp::{active_mask, alike, any_here, ballot_here, lanes_below, lanes_until, leader_shuffle, sync_here};
 
-use gin_abi::Fault;
+use crate::fault::Fault;
 
 /// Threads in a warp.
 pub const WARP_SIZE: u32 = 32;

@@ -2,9 +2,9 @@
 //! Groups of whole warps.
 
 use super::{Coop, WARP_SIZE, imp};
-use gin_abi::Fault;
+use crate::fault::{Fault, PASSED, pass, passed};
 
-/// All threads of the block. Uses barrier 0 of the hardware and 48 bytes of shared memory.
+/// All threads of the block. Uses barrier 0 of the hardware and 16 bytes of shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Block;
 
@@ -37,8 +37,8 @@ impl WarpSpan {
     }
 }
 
-/// Words of scratch for each barrier: four for values, one for the writers, one unused.
-const SCRATCH: usize = 6;
+/// Words of scratch for each barrier: those of a fault or a value, and one for the writers.
+const SCRATCH: usize = PASSED + 1;
 
 crate::shared! {
     /// Room for broadcasts, one set for each barrier.
@@ -68,13 +68,10 @@ fn broadcast(group: &impl Coop, barrier: u32, value: u64, root: u32) -> u64 {
 /// Stores a fault into the scratch. One thread of the group calls, between two barriers.
 #[inline(always)]
 fn write_fault(barrier: u32, fault: Fault) {
-    let (scratch, words) = (scratch(barrier), fault.to_words());
-    // Safety: the scratch is this group's; its barriers order the one writer and the readers.
-    unsafe {
-        scratch.write_volatile(words[0]);
-        scratch.wrapping_add(1).write_volatile(words[1]);
-        scratch.wrapping_add(2).write_volatile(words[2]);
-        scratch.wrapping_add(3).write_volatile(words[3]);
+    let scratch = scratch(barrier);
+    for (index, word) in pass(fault).into_iter().enumerate() {
+        // Safety: the scratch is this group's; its barriers order the one writer and the readers.
+        unsafe { scratch.wrapping_add(index).write_volatile(word) };
     }
 }
 
@@ -83,8 +80,7 @@ fn write_fault(barrier: u32, fault: Fault) {
 fn read_fault(group: &impl Coop, barrier: u32) -> Fault {
     let scratch = scratch(barrier);
     // Safety: as in `write_fault`.
-    let word = |index| unsafe { scratch.wrapping_add(index).read_volatile() };
-    let fault = Fault::read([word(0), word(1), word(2), word(3)]);
+    let fault = passed(core::array::from_fn(|index| unsafe { scratch.wrapping_add(index).read_volatile() }));
     // Delays the next writer until all threads have read.
     group.sync();
     fault
@@ -102,7 +98,7 @@ fn agree_led(group: &impl Coop, barrier: u32, mine: Result<(), Fault>) -> Result
 /// scratch.
 #[inline(always)]
 fn share_fault(group: &impl Coop, barrier: u32, mine: Option<Fault>) -> Fault {
-    let owner = scratch(barrier).wrapping_add(4);
+    let owner = scratch(barrier).wrapping_add(PASSED);
     if mine.is_some() {
         // Safety: as in `broadcast`. Each writer writes one word, and any of them may win.
         unsafe { owner.write_volatile(group.rank() as u64) };

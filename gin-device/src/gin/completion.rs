@@ -4,6 +4,7 @@
 use super::{Core, Gin, Order};
 use crate::backend::Backend;
 use crate::coop::{Coop, lead};
+use crate::fault::{Fault, Unmet};
 use crate::host_word;
 use crate::signal::CounterView;
 use crate::signal_words::Words;
@@ -11,7 +12,7 @@ use crate::status::WaitError;
 use crate::sys::{self, Global, GlobalWord};
 use crate::team::Rank;
 use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC};
-use gin_abi::{COUNTER_BITS, Deadline, Fault, FaultKind, Operation};
+use gin_abi::{COUNTER_BITS, Deadline, FaultKind, Operation, Subject};
 
 /// A position among a context's posts to one peer, from [`Gin::flush_async`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,7 +43,7 @@ impl<B: Backend> Gin<B> {
         self.core().check(Operation::Flush)?;
         let position = B::position(self.core(), None);
         let flushed = B::wait(self.core(), None, position, deadline);
-        flushed.map_err(|stop| ended(self.core(), stop, Operation::Flush, position, 0))
+        flushed.map_err(|stop| ended(self.core(), stop, Operation::Flush, Subject::None, position, 0))
     }
 
     /// Returns a token for the operations posted to `peer` until now. Does not wait.
@@ -73,23 +74,23 @@ impl<B: Backend> Gin<B> {
         let peer = token.peer.world();
         let flushed = B::wait(self.core(), Some(peer), token.position, deadline);
         flushed.map_err(|stop| {
-            let timeout = self.core().fault(FaultKind::Timeout, Operation::Flush).peer(peer);
-            self.core().status().explain(stop, timeout.values(token.position, 0))
+            let timeout = self.core().fault(FaultKind::Timeout, Operation::Flush).with_peer(peer);
+            self.core().status().explain(stop, timeout, Subject::None, token.position, 0)
         })
     }
 
     #[inline(always)]
-    fn counter(&self, counter: CounterView, operation: Operation) -> Result<Words<Global>, Fault> {
-        let core = self.core();
-        core.check(operation)?;
-        let counters = core.comm().counters();
-        if counter.id >= counters {
-            return Err(core.fault(FaultKind::UnknownCounter, operation).values(counters as u64, counter.id as u64));
-        }
-        if counter.bits == 0 || counter.bits > COUNTER_BITS {
-            return Err(core.fault(FaultKind::BadWidth, operation).values(COUNTER_BITS as u64, counter.bits as u64));
-        }
-        Ok(counter_words(core, counter.id))
+    fn check_counter(&self, counter: CounterView, operation: Operation) -> Result<(), Fault> {
+        let counters = self.core().comm().counters();
+        self.core().check_with(operation, |judge| {
+            let unmet = |kind| Unmet::new(kind).of(Subject::Counter(counter.id));
+            judge.condition(counter.id < counters, || {
+                unmet(FaultKind::UnknownCounter).values(counters as u64, counter.id as u64)
+            });
+            judge.condition(counter.bits != 0 && counter.bits <= COUNTER_BITS, || {
+                unmet(FaultKind::BadWidth).values(COUNTER_BITS as u64, counter.bits as u64)
+            });
+        })
     }
 
     /// Returns the value of a counter now, modulo 2^bits. Every thread reads for itself.
@@ -101,7 +102,8 @@ impl<B: Backend> Gin<B> {
     #[inline(always)]
     pub fn read_counter(&self, counter: impl Into<CounterView>) -> Result<u64, Fault> {
         let counter = counter.into();
-        let words = self.counter(counter, Operation::WaitCounter)?;
+        self.check_counter(counter, Operation::WaitCounter)?;
+        let words = counter_words(self.core(), counter.id);
         B::attend(self.core());
         Ok(read(self.core(), &words, counter.bits))
     }
@@ -130,10 +132,13 @@ impl<B: Backend> Gin<B> {
 
     #[inline(always)]
     fn wait_counter_here(&self, counter: CounterView, least: u64, deadline: Deadline) -> Result<(), Fault> {
-        let words = self.counter(counter, Operation::WaitCounter)?;
+        self.check_counter(counter, Operation::WaitCounter)?;
+        let words = counter_words(self.core(), counter.id);
         match wait::<B>(self.core(), &words, least, counter.bits, deadline) {
             Ok(_) => Ok(()),
-            Err((stop, seen)) => Err(ended(self.core(), stop, Operation::WaitCounter, least, seen)),
+            Err((stop, seen)) => {
+                Err(ended(self.core(), stop, Operation::WaitCounter, Subject::Counter(counter.id), least, seen))
+            }
         }
     }
 
@@ -145,11 +150,14 @@ impl<B: Backend> Gin<B> {
     /// [`FaultKind::UnknownContext`], [`FaultKind::UnknownCounter`].
     #[inline(always)]
     pub fn reset_counter(&self, counter: impl Into<CounterView>) -> Result<(), Fault> {
-        self.counter(counter.into(), Operation::Reset)?.reset();
+        let counter = counter.into();
+        self.check_counter(counter, Operation::Reset)?;
+        counter_words(self.core(), counter.id).reset();
         Ok(())
     }
 }
 
+/// Returns the words of a counter that was checked.
 #[inline(always)]
 fn counter_words(core: &Core, id: u32) -> Words<Global> {
     // Safety: the context and the id were checked; the host keeps the tables valid.
@@ -217,6 +225,13 @@ pub(crate) fn look_around<B: Backend>(core: &Core) -> Result<(), WaitError> {
 
 /// Returns the fault of a wait that ended early.
 #[inline(always)]
-pub(super) fn ended(core: &Core, stop: WaitError, operation: Operation, expected: u64, seen: u64) -> Fault {
-    core.status().explain(stop, core.fault(FaultKind::Timeout, operation).values(expected, seen))
+pub(super) fn ended(
+    core: &Core,
+    stop: WaitError,
+    operation: Operation,
+    subject: Subject,
+    expected: u64,
+    seen: u64,
+) -> Fault {
+    core.status().explain(stop, core.fault(FaultKind::Timeout, operation), subject, expected, seen)
 }

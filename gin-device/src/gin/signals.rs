@@ -5,12 +5,13 @@ use super::completion::{self, ended};
 use super::{Core, Gin};
 use crate::backend::Backend;
 use crate::coop::{Coop, lead};
+use crate::fault::{Fault, Unmet};
 use crate::host_word;
-use crate::signal::{Signal, SignalId, SignalView};
+use crate::signal::{Signal, SignalId, SignalView, VaSignal};
 use crate::signal_words::Words;
 use crate::sys::{self, Global, GlobalWord, Word};
 use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, WINDOW_SIGNALS};
-use gin_abi::{Deadline, Fault, FaultKind, Operation, SIGNAL_BITS, WindowData, mask};
+use gin_abi::{Deadline, FaultKind, Operation, SIGNAL_BITS, WindowData, mask};
 
 /// Returns word `index` of the table at `table` if `engines` has `engine`, and so there is a table.
 ///
@@ -54,60 +55,60 @@ fn shadow_word(core: &Core, id: u32) -> GlobalWord {
     unsafe { GlobalWord::new(sys::read_word(&raw const (*core.data()).signal_shadow) + 8 * id as u64) }
 }
 
+/// Returns the table entry of a signal's window. It is valid while the window is registered.
+#[inline(always)]
+fn window_data(va: &VaSignal) -> *const WindowData {
+    va.window.data as usize as *const WindowData
+}
+
 impl<B: Backend> Gin<B> {
+    /// Checks a signal of the caller's.
     #[inline(always)]
-    fn words(&self, view: SignalView, operation: Operation) -> Result<Words<Global>, Fault> {
-        let core = self.core();
-        core.check(operation)?;
-        if view.bits == 0 || view.bits > SIGNAL_BITS {
-            return Err(core.fault(FaultKind::BadWidth, operation).values(SIGNAL_BITS as u64, view.bits as u64));
-        }
-        match view.signal {
-            Signal::Id(id) => {
-                self.check_id(id, operation)?;
-                Ok(signal_words(core, id))
+    fn check(&self, view: SignalView, operation: Operation) -> Result<(), Fault> {
+        let signals = self.core().comm().signals();
+        self.core().check_with(operation, |judge| {
+            let unmet = |kind| Unmet::new(kind).of(view.subject());
+            judge.condition(view.bits != 0 && view.bits <= SIGNAL_BITS, || {
+                unmet(FaultKind::BadWidth).values(SIGNAL_BITS as u64, view.bits as u64)
+            });
+            match view.signal {
+                Signal::Id(id) => {
+                    judge.condition(id < signals, || unmet(FaultKind::UnknownSignal).values(signals as u64, id as u64))
+                }
+                Signal::Va(va) => {
+                    // Safety: a window handle's table entry is valid while the window is registered.
+                    let length = unsafe { (*window_data(&va)).length };
+                    judge.condition(va.window.flags & WINDOW_SIGNALS != 0, || unmet(FaultKind::NoVaSignals));
+                    judge.condition(va.offset.is_multiple_of(8), || unmet(FaultKind::Misaligned).values(8, va.offset));
+                    judge.condition(va.end() <= length, || unmet(FaultKind::OutOfRange).values(length, va.end()));
+                }
             }
+        })
+    }
+
+    /// Returns the words of a signal that was checked.
+    ///
+    /// Not one function with the check: the words of a `Result` have no value on the ways of its faults, and such
+    /// registers stay live round the loops of a kernel.
+    #[inline(always)]
+    fn words(&self, view: SignalView) -> Words<Global> {
+        let core = self.core();
+        match view.signal {
+            Signal::Id(id) => signal_words(core, id),
             Signal::Va(va) => {
-                if va.window.flags & WINDOW_SIGNALS == 0 {
-                    return Err(core.fault(FaultKind::NoVaSignals, operation));
-                }
-                // Safety: a window handle's table entry is valid while the window is registered.
-                let data = unsafe { &*(va.window.data as usize as *const WindowData) };
-                if !va.offset.is_multiple_of(8) {
-                    return Err(core.fault(FaultKind::Misaligned, operation).values(8, va.offset));
-                }
-                let end = va.offset.saturating_add(8);
-                if end > data.length {
-                    return Err(core.fault(FaultKind::OutOfRange, operation).values(data.length, end));
-                }
                 let (engines, index) = (core.comm().engines(), va.offset / 8);
                 // Safety: in range; a window with signals has a plane for each engine.
                 unsafe {
-                    Ok(Words {
+                    let data = &*window_data(&va);
+                    Words {
                         gpu: word(engines, ENGINE_GPU, data.va_gpu, index),
                         nic: word(engines, ENGINE_NIC, data.base, index),
                         cpu: word(engines, ENGINE_CPU, data.va_cpu, index),
                         near: GlobalWord::new(data.va_near + 8 * host_word::WORDS * index),
-                    })
+                    }
                 }
             }
         }
-    }
-
-    #[inline(always)]
-    fn check_id(&self, id: u32, operation: Operation) -> Result<(), Fault> {
-        let signals = self.core().comm().signals();
-        if id >= signals {
-            return Err(self.core().fault(FaultKind::UnknownSignal, operation).values(signals as u64, id as u64));
-        }
-        Ok(())
-    }
-
-    #[inline(always)]
-    fn shadow(&self, id: u32, operation: Operation) -> Result<GlobalWord, Fault> {
-        self.core().check(operation)?;
-        self.check_id(id, operation)?;
-        Ok(shadow_word(self.core(), id))
     }
 
     /// Returns the value of a signal now, modulo 2^bits. Every thread reads for itself.
@@ -120,7 +121,8 @@ impl<B: Backend> Gin<B> {
     #[inline(always)]
     pub fn read_signal(&self, signal: impl Into<SignalView>) -> Result<u64, Fault> {
         let view = signal.into();
-        Ok(completion::read(self.core(), &self.words(view, Operation::WaitSignal)?, view.bits))
+        self.check(view, Operation::WaitSignal)?;
+        Ok(completion::read(self.core(), &self.words(view), view.bits))
     }
 
     /// Waits until a signal is at or past `least`, on a circle of 2^bits values.
@@ -150,9 +152,9 @@ impl<B: Backend> Gin<B> {
 
     #[inline(always)]
     fn wait_here(&self, view: SignalView, least: u64, deadline: Deadline) -> Result<u64, Fault> {
-        let words = self.words(view, Operation::WaitSignal)?;
-        completion::wait::<B>(self.core(), &words, least, view.bits, deadline)
-            .map_err(|(stop, seen)| ended(self.core(), stop, Operation::WaitSignal, least, seen))
+        self.check(view, Operation::WaitSignal)?;
+        completion::wait::<B>(self.core(), &self.words(view), least, view.bits, deadline)
+            .map_err(|(stop, seen)| ended(self.core(), stop, Operation::WaitSignal, view.subject(), least, seen))
     }
 
     /// Sets a signal to 0, and its shadow if it has an id, in every calling thread. No raise may be in flight.
@@ -165,7 +167,8 @@ impl<B: Backend> Gin<B> {
     #[inline(always)]
     pub fn reset_signal(&self, signal: impl Into<SignalView>) -> Result<(), Fault> {
         let view = signal.into();
-        self.words(view, Operation::Reset)?.reset();
+        self.check(view, Operation::Reset)?;
+        self.words(view).reset();
         if let Signal::Id(id) = view.signal {
             shadow_word(self.core(), id).store_relaxed_gpu(0);
         }
@@ -182,7 +185,7 @@ impl<B: Backend> Gin<B> {
     /// [`FaultKind::UnknownContext`], [`FaultKind::UnknownSignal`].
     #[inline(always)]
     pub fn signal_shadow(&self, signal: SignalId) -> Result<u64, Fault> {
-        Ok(self.shadow(self.id(signal), Operation::WaitSignal)?.load_relaxed_gpu())
+        Ok(self.shadow(signal.into())?.load_relaxed_gpu())
     }
 
     /// Adds to the shadow of a signal. Several threads of one block may add at the same time.
@@ -191,16 +194,8 @@ impl<B: Backend> Gin<B> {
     /// [`FaultKind::UnknownContext`], [`FaultKind::UnknownSignal`].
     #[inline(always)]
     pub fn increase_signal_shadow(&self, signal: SignalId, delta: u64) -> Result<(), Fault> {
-        self.shadow(self.id(signal), Operation::WaitSignal)?.add_relaxed_cta(delta);
+        self.shadow(signal.into())?.add_relaxed_cta(delta);
         Ok(())
-    }
-
-    #[inline(always)]
-    fn id(&self, signal: SignalId) -> u32 {
-        match SignalView::from(signal).signal {
-            Signal::Id(id) => id,
-            Signal::Va(_) => u32::MAX,
-        }
     }
 
     /// Waits until a signal is at or past its shadow. All threads of `coop` call; one polls.
@@ -223,7 +218,7 @@ impl<B: Backend> Gin<B> {
 
     #[inline(always)]
     fn meet_here(&self, view: SignalView, deadline: Deadline) -> Result<(), Fault> {
-        let shadow = self.shadow_of(view)?;
+        let shadow = self.shadow(view)?;
         self.wait_here(view, shadow.load_relaxed_gpu() & mask(view.bits), deadline).map(|_| ())
     }
 
@@ -251,7 +246,7 @@ impl<B: Backend> Gin<B> {
 
     #[inline(always)]
     fn follow_here(&self, view: SignalView, least_delta: u64, deadline: Deadline) -> Result<(u64, u64), Fault> {
-        let shadow = self.shadow_of(view)?;
+        let shadow = self.shadow(view)?;
         let old = shadow.load_relaxed_gpu();
         let value = self.wait_here(view, old.wrapping_add(least_delta) & mask(view.bits), deadline)?;
         let delta = value.wrapping_sub(old) & mask(view.bits);
@@ -259,11 +254,17 @@ impl<B: Backend> Gin<B> {
         Ok((old & mask(view.bits), delta))
     }
 
+    /// Returns the shadow of a signal, after a check.
     #[inline(always)]
-    fn shadow_of(&self, view: SignalView) -> Result<GlobalWord, Fault> {
-        match view.signal {
-            Signal::Id(id) => self.shadow(id, Operation::WaitSignal),
-            Signal::Va(_) => Err(self.core().fault(FaultKind::UnknownSignal, Operation::WaitSignal)),
-        }
+    fn shadow(&self, view: SignalView) -> Result<GlobalWord, Fault> {
+        // A signal at a window address has no id and no shadow.
+        let id = if let Signal::Id(id) = view.signal { id } else { u32::MAX };
+        let signals = self.core().comm().signals();
+        self.core().check_with(Operation::WaitSignal, |judge| {
+            judge.condition(id < signals, || {
+                Unmet::new(FaultKind::UnknownSignal).of(view.subject()).values(signals as u64, id as u64)
+            });
+        })?;
+        Ok(shadow_word(self.core(), id))
     }
 }

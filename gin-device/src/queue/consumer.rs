@@ -2,10 +2,10 @@
 //! The proxy's half of the queue.
 
 use super::{NOTHING, Queue};
+use crate::fault::Fault;
 use crate::signal_words::raise;
 use crate::status::Status;
 use crate::sys::{Memory, Word};
-use gin_abi::Fault;
 
 /// The end of a queue that takes requests in order and publishes their completion. A queue has one.
 #[derive(Debug)]

@@ -76,6 +76,12 @@ pub(crate) fn narrow(value: u32) -> u32 {
     value
 }
 
+/// Returns its argument.
+#[inline(always)]
+pub(crate) fn stay(value: u32) -> u32 {
+    value
+}
+
 /// Reads a word of a table that is constant while kernels may read it.
 ///
 /// # Safety

@@ -103,15 +103,30 @@ pub(crate) fn narrow(value: u32) -> u32 {
     same
 }
 
+/// Returns its argument, and keeps what depends on it behind the branch that the call is behind.
+///
+/// LLVM computes values that do not change before a loop, also those that only a rare branch needs. There they would
+/// take registers all the time.
+#[inline(always)]
+pub(crate) fn stay(value: u32) -> u32 {
+    let same: u32;
+    // Safety: this copies a register. It is not `pure`, so that it stays in its place.
+    unsafe {
+        asm!(statement!(narrow), s = out(reg32) same, w = in(reg32) value, options(nomem, nostack, preserves_flags))
+    }
+    same
+}
+
 /// Adds if `condition`, by a predicate. In the queue a branch of LLVM's would take four instructions more.
 #[inline(always)]
 pub(crate) fn add_relaxed_gpu_if(address: *mut u64, condition: bool, value: u64) -> u64 {
-    let old: u64;
+    // A register that is defined only under a condition would stay live round the loops of a kernel.
+    let mut old = 0u64;
     // Safety: as for the other operations.
     unsafe {
         asm!(
             statement!(add_relaxed_gpu_if),
-            o = out(reg64) old, i = in(reg32) condition as u32, v = in(reg64) value, p = in(reg64) address,
+            o = inout(reg64) old, i = in(reg32) condition as u32, v = in(reg64) value, p = in(reg64) address,
             options(nostack),
         );
     }

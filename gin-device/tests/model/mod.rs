@@ -4,6 +4,7 @@
 //! A model is a sentence about a protocol and a program of two or three threads that would falsify it. loom runs the
 //! program in every interleaving, up to a bound of preemptions, and with every value that a relaxed load may return.
 
+pub mod faults;
 pub mod gdaki;
 pub mod orders;
 pub mod queue;
@@ -27,7 +28,16 @@ pub const N: usize = 2;
 
 /// Returns every model with its name.
 pub fn all() -> Vec<(&'static str, fn())> {
-    [status::MODELS, signals::MODELS, queue::MODELS, gdaki::MODELS, gdaki::contention::MODELS, orders::MODELS].concat()
+    [
+        status::MODELS,
+        signals::MODELS,
+        queue::MODELS,
+        gdaki::MODELS,
+        gdaki::contention::MODELS,
+        orders::MODELS,
+        faults::MODELS,
+    ]
+    .concat()
 }
 
 /// Declares models. Each is a test, and an entry of `MODELS` for the mutation tests.
@@ -132,7 +142,7 @@ pub struct World {
 
 impl World {
     pub fn new(setup: Setup) -> Arc<Self> {
-        const STATUS_WORDS: usize = 6;
+        const STATUS_WORDS: usize = 8;
         let slots = N << setup.depth_log2;
         let near = slots + 4;
         let oldest = near + (2 + setup.peers as usize) * host_word::WORDS as usize;
@@ -253,10 +263,11 @@ impl World {
 
 /// Returns a fault whose words all differ and depend on `seed`.
 pub fn fault(seed: u64) -> Fault {
-    Fault::new(FaultKind::Network, Operation::Put)
-        .context(seed as u32)
-        .peer(seed as u32 + 10)
-        .values(seed + 20, seed + 30)
+    Fault::new(FaultKind::Network, Operation::Put).with_context(seed as u32).with_peer(seed as u32 + 10).with_values(
+        gin_abi::Subject::Signal(seed as u32),
+        seed + 20,
+        seed + 30,
+    )
 }
 
 /// Loads a word with acquire until it is not `0`. The threads of a model synchronise by it.

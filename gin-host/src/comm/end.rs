@@ -74,7 +74,7 @@ impl Communicator {
             (Err(CommError::Bootstrap(BootstrapError::Ended)), Some(notice)) => Err(self.ended(call, notice)),
             // All ranks have met, because the lost rank sent its part before.
             (Err(error), Some(notice))
-                if notice.fault.kind == FaultKind::PeerLost && concerned(&error) == Some(notice.fault.peer) =>
+                if notice.fault.kind() == FaultKind::PeerLost && concerned(&error) == Some(notice.fault.peer()) =>
             {
                 Err(self.ended(call, notice))
             }

@@ -10,7 +10,7 @@ use gin_abi::gdaki::{LEAST_DEPTH_LOG2, MOST_DEPTH_LOG2};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::mlx5::wqe::opcode;
-use gin_abi::{CommHandle, Fault, FaultKind, Operation};
+use gin_abi::{CommHandle, Fault, FaultKind, Operation, Subject};
 use gin_boot::lock;
 use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
 use gin_net::{Capabilities, Raises};
@@ -283,16 +283,16 @@ impl Step for Relay {
 
 /// Returns the fault for kernels and other ranks, the same as if a kernel had found it.
 fn fault(error: &DrainError) -> Fault {
-    let at = |kind, operation, context, peer| Fault::new(kind, operation).context(context).peer(peer);
+    let at = |kind, operation, context, peer| Fault::new(kind, operation).with_context(context).with_peer(peer);
     match *error {
         DrainError::Failed { context, peer, index, operation, failure } => {
             let gone = failure.syndrome == Syndrome::RetryExceeded.code();
             let kind = if gone { FaultKind::PeerLost } else { FaultKind::Network };
             let (index, syndrome) = (u64::from(index as u16), u64::from(failure.syndrome));
-            at(kind, operation_of(operation), context, peer).values(index, syndrome)
+            at(kind, operation_of(operation), context, peer).with_values(Subject::None, index, syndrome)
         }
         DrainError::Hole { context, peer, index } => {
-            at(FaultKind::QueueBroken, Operation::None, context, peer).values(index, 0)
+            at(FaultKind::QueueBroken, Operation::None, context, peer).with_values(Subject::None, index, 0)
         }
         DrainError::Senseless { context, peer } => at(FaultKind::Network, Operation::None, context, peer),
         // The device or the NIC failed.

@@ -55,24 +55,24 @@ impl fmt::Display for FaultReport {
         let Self { rank, host, fault, peer_host, back_end, cause } = self;
         match (peer_host, cause) {
             (Some(peer), Some(cause)) if cause.starts_with("is lost") => {
-                let lost = format!("rank {}{} {cause}", fault.peer, on_host(peer));
+                let lost = format!("rank {}{} {cause}", fault.peer(), on_host(peer));
                 return write!(f, "{lost} (reported by rank {rank}{}; {back_end})", on_host(host));
             }
-            _ => write!(f, "{}", fault.kind)?,
+            _ => write!(f, "{}", fault.kind())?,
         }
-        if fault.operation != Operation::None {
-            write!(f, " in {}", fault.operation)?;
+        if fault.operation() != Operation::None {
+            write!(f, " in {}", fault.operation())?;
         }
-        if fault.context != gin_abi::fault::NONE {
-            write!(f, ", context {}", fault.context)?;
+        if fault.context() != gin_abi::fault::NONE {
+            write!(f, ", context {}", fault.context())?;
         }
         if let Some(peer) = peer_host {
-            write!(f, ", rank {}{}", fault.peer, on_host(peer))?;
+            write!(f, ", rank {}{}", fault.peer(), on_host(peer))?;
         }
         match cause {
-            Some(cause) => write!(f, ": {cause}")?,
-            None if fault.kind == FaultKind::Aborted => {}
-            None => write!(f, ": expected {}, saw {}", fault.expected, fault.seen)?,
+            Some(cause) => write!(f, "{}: {cause}", fault.subject())?,
+            None if fault.kind() == FaultKind::Aborted => {}
+            None => write!(f, "{}: expected {}, saw {}", fault.subject(), fault.expected(), fault.seen())?,
         }
         write!(f, " (reported by rank {rank}{}; {back_end})", on_host(host))
     }
@@ -89,7 +89,7 @@ impl Communicator {
 
     /// Returns a report with everything known about a fault.
     pub(super) fn report(&self, Notice { rank, fault }: Notice) -> FaultReport {
-        let concerned = (fault.peer < self.ranks()).then_some(fault.peer);
+        let concerned = (fault.peer() < self.ranks()).then_some(fault.peer());
         let active = self.shared.backend.get();
         let back_end = active.map_or("no back end".to_owned(), |active| {
             let ActiveBackend { backend, network, lsa_size } = active;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The proxy's check of every request. Kernels check too, but an invalid or late request must not reach the network.
 
-use gin_abi::{Descriptor, Fault, FaultKind, Operation, SignalTarget, Transfer};
+use gin_abi::{Descriptor, Fault, FaultKind, Operation, SignalTarget, Subject, Transfer};
 use gin_gpu::Memory;
 use gin_net::Capabilities;
 use std::sync::Arc;
@@ -63,19 +63,24 @@ impl Limits {
     /// # Errors
     /// The fault of the first violation, with the expected and seen values.
     pub(crate) fn check(&self, context: u32, request: &Descriptor) -> Result<(), Fault> {
-        let fault = |kind| Fault::new(kind, operation(&request.transfer)).context(context).peer(request.peer);
+        let fault = |kind, subject, expected, seen| {
+            let fault = Fault::new(kind, operation(&request.transfer)).with_context(context).with_peer(request.peer);
+            fault.with_values(subject, expected, seen)
+        };
+        let at = |window, offset| Subject::Window { id: window, offset };
         if request.peer >= self.ranks {
-            return Err(fault(FaultKind::UnknownRank).values(u64::from(self.ranks), u64::from(request.peer)));
+            return Err(fault(FaultKind::UnknownRank, Subject::None, u64::from(self.ranks), u64::from(request.peer)));
         }
         let range = |window: u32, rank: u32, offset: u64, bytes: u64| {
+            let subject = at(window, offset);
             let Some(info) = self.windows.get(window as usize).and_then(Option::as_ref) else {
-                return Err(fault(FaultKind::UnknownWindow).values(0, u64::from(window)));
+                return Err(fault(FaultKind::UnknownWindow, subject, 0, u64::from(window)));
             };
             let length = info.lengths[rank as usize];
             // Neither term has more than 63 bits.
             let end = offset.saturating_add(bytes);
             if end > length {
-                return Err(fault(FaultKind::OutOfRange).values(length, end));
+                return Err(fault(FaultKind::OutOfRange, subject, length, end));
             }
             Ok(info)
         };
@@ -91,7 +96,12 @@ impl Limits {
             Transfer::PutValue { width_log2, destination, .. } => {
                 let width = 1u64 << width_log2;
                 if !destination.offset.is_multiple_of(width) {
-                    return Err(fault(FaultKind::Misaligned).values(width, destination.offset));
+                    return Err(fault(
+                        FaultKind::Misaligned,
+                        at(destination.window, destination.offset),
+                        width,
+                        destination.offset,
+                    ));
                 }
                 range(destination.window, request.peer, destination.offset, width)?;
             }
@@ -99,21 +109,26 @@ impl Limits {
         }
         if let Some(signal) = request.signal {
             if signal.strong && !self.capabilities.strong_signals {
-                return Err(fault(FaultKind::NoStrongSignals));
+                return Err(fault(FaultKind::NoStrongSignals, Subject::None, 0, 0));
             }
             match signal.target {
                 SignalTarget::Id(id) => {
                     if id >= self.signals {
-                        return Err(fault(FaultKind::UnknownSignal).values(u64::from(self.signals), u64::from(id)));
+                        return Err(fault(
+                            FaultKind::UnknownSignal,
+                            Subject::Signal(id),
+                            u64::from(self.signals),
+                            u64::from(id),
+                        ));
                     }
                 }
                 SignalTarget::Address { window, offset } => {
                     let info = range(window, request.peer, offset, 8)?;
                     if !self.capabilities.va_signals || !info.signals {
-                        return Err(fault(FaultKind::NoVaSignals).values(0, u64::from(window)));
+                        return Err(fault(FaultKind::NoVaSignals, at(window, offset), 0, u64::from(window)));
                     }
                     if !offset.is_multiple_of(8) {
-                        return Err(fault(FaultKind::Misaligned).values(8, offset));
+                        return Err(fault(FaultKind::Misaligned, at(window, offset), 8, offset));
                     }
                 }
             }
@@ -121,7 +136,12 @@ impl Limits {
         if let Some(counter) = request.counter
             && counter >= self.counters
         {
-            return Err(fault(FaultKind::UnknownCounter).values(u64::from(self.counters), u64::from(counter)));
+            return Err(fault(
+                FaultKind::UnknownCounter,
+                Subject::Counter(counter),
+                u64::from(self.counters),
+                u64::from(counter),
+            ));
         }
         Ok(())
     }

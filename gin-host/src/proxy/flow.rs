@@ -236,7 +236,7 @@ impl Proxy {
         let stats = &self.contexts[op.context as usize].part.stats;
         stats::add(&stats.of(Some(op.peer)).completions, 1);
         if let Err(error) = outcome {
-            let fault = Fault::new(FaultKind::Network, op.operation).context(op.context).peer(op.peer);
+            let fault = Fault::new(FaultKind::Network, op.operation).with_context(op.context).with_peer(op.peer);
             let fault = error.apply(fault);
             op.cancel();
             op.failure = Some(fault);

@@ -31,7 +31,7 @@ pub use stats::{PeerStats, Stats};
 use command::Waiting;
 use flow::Op;
 use gin_abi::descriptor::WORDS;
-use gin_abi::{Descriptor, DescriptorError, Fault, FaultKind, Operation, SignalTarget};
+use gin_abi::{Descriptor, DescriptorError, Fault, FaultKind, Operation, SignalTarget, Subject};
 use gin_boot::board::Board;
 use gin_device::internal::queue::{Consumer, Finished, Queue};
 use gin_device::internal::signal_words::raise;
@@ -236,9 +236,9 @@ impl Proxy {
     /// Posts no further request, and completes the requests that the network does not have.
     fn end(&mut self, fault: Fault) {
         self.over = Some(fault);
-        let (rank, kind, operation) = (self.parts.limits.rank, fault.kind, fault.operation);
+        let (rank, kind, operation) = (self.parts.limits.rank, fault.kind(), fault.operation());
         let named = |number| (number != gin_abi::fault::NONE).then_some(number);
-        let (peer, context) = (named(fault.peer), named(fault.context));
+        let (peer, context) = (named(fault.peer()), named(fault.context()));
         match kind {
             FaultKind::Aborted | FaultKind::Elsewhere => {
                 tracing::debug!(rank, ?kind, peer, "the communicator is ended from elsewhere");
@@ -271,8 +271,8 @@ impl Proxy {
             let Some(words) = self.contexts[context].consumer.peek() else { return taken > 0 };
             let request = Descriptor::decode(&words).map_err(|error| (error, words[0]));
             let checked = request.map_err(|(error, word)| {
-                let fault = Fault::new(FaultKind::BadDescriptor, Operation::None).context(context as u32);
-                fault.values(bad_word(error), word)
+                let fault = Fault::new(FaultKind::BadDescriptor, Operation::None).with_context(context as u32);
+                fault.with_values(Subject::None, bad_word(error), word)
             });
             let checked =
                 checked.and_then(|request| self.parts.limits.check(context as u32, &request).map(|()| request));
@@ -379,12 +379,13 @@ impl Proxy {
         match word {
             Some(word) => raise(word, arrival.amount),
             None => {
-                let fault = Fault::new(FaultKind::UnknownSignal, Operation::Signal).context(arrival.context);
-                let id = match arrival.target {
-                    SignalTarget::Id(id) => u64::from(id),
-                    SignalTarget::Address { offset, .. } => offset,
+                let fault = Fault::new(FaultKind::UnknownSignal, Operation::Signal).with_context(arrival.context);
+                let (subject, seen) = match arrival.target {
+                    SignalTarget::Id(id) => (Subject::Signal(id), u64::from(id)),
+                    SignalTarget::Address { window, offset } => (Subject::Window { id: window, offset }, offset),
                 };
-                self.found(fault.peer(arrival.from).values(u64::from(self.parts.limits.signals), id));
+                let signals = u64::from(self.parts.limits.signals);
+                self.found(fault.with_peer(arrival.from).with_values(subject, signals, seen));
             }
         }
     }

@@ -246,10 +246,10 @@ fn an_entry_that_fails_unseen_ends_the_communicator_when_a_window_ends() {
             let CommError::Ended { rank: 1, fault, .. } = comm.deregister(&window).unwrap_err() else {
                 panic!("expected another error")
             };
-            assert_eq!((fault.kind, fault.operation), (FaultKind::Network, Operation::Put));
-            assert_eq!((fault.context, fault.peer), (1, 0));
+            assert_eq!((fault.kind(), fault.operation()), (FaultKind::Network, Operation::Put));
+            assert_eq!((fault.context(), fault.peer()), (1, 0));
             let syndrome = gin_abi::mlx5::cqe::Syndrome::RemoteAccess.code();
-            assert_eq!((fault.expected, fault.seen), (0, u64::from(syndrome)));
+            assert_eq!((fault.expected(), fault.seen()), (0, u64::from(syndrome)));
             comm.destroy()
         });
     }

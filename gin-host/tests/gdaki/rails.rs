@@ -26,7 +26,9 @@ fn requirements(connections: Connections) -> Requirements {
 /// Returns a fault in one word: kind, operation, and peer; 0 for none.
 fn code(outcome: Result<(), Fault>) -> u64 {
     outcome.map_or_else(
-        |fault| u64::from(fault.kind.code()) | u64::from(fault.operation.code()) << 16 | u64::from(fault.peer) << 32,
+        |fault| {
+            u64::from(fault.kind().code()) | u64::from(fault.operation().code()) << 16 | u64::from(fault.peer()) << 32
+        },
         |()| 0,
     )
 }
@@ -123,7 +125,7 @@ fn play(rank: &HostRank, comm: &Communicator, kernel: &str, arguments: &[&dyn gi
 }
 
 fn refusal(operation: Operation, peer: u32) -> u64 {
-    code(Err(Fault::new(FaultKind::NotConnected, operation).peer(peer)))
+    code(Err(Fault::new(FaultKind::NotConnected, operation).with_peer(peer)))
 }
 
 #[test]

@@ -35,7 +35,7 @@ const STOP: usize = 0;
 const ROUNDS: usize = 1;
 const WRONG: usize = 2;
 const FAULT: usize = 3;
-const WORDS: usize = 7;
+const WORDS: usize = FAULT + gin_abi::fault::WORDS;
 
 /// Deadline of a wait: a wait that reaches it has missed the fault that should have ended it.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -324,7 +324,7 @@ impl Words {
     }
 
     fn fault(&self) -> Option<Fault> {
-        let words = [0, 1, 2, 3].map(|index| self.get(FAULT + index));
+        let words = std::array::from_fn(|index| self.get(FAULT + index));
         (words[0] != 0).then(|| Fault::read(words))
     }
 }
@@ -411,10 +411,11 @@ fn outcome(words: &Words, comm: &Communicator) -> String {
     while device.is_some() && comm.fault().is_none() && begin.elapsed() < Duration::from_secs(5) {
         std::thread::sleep(Duration::from_millis(1));
     }
-    let text = device.map_or("-".to_owned(), |fault| format!("{}/{}/{}", kind(fault.kind), fault.peer, fault.expected));
-    let host = comm
-        .fault()
-        .map_or("-".to_owned(), |notice| format!("{}/{}/{}", kind(notice.fault.kind), notice.fault.peer, notice.rank));
+    let text =
+        device.map_or("-".to_owned(), |fault| format!("{}/{}/{}", kind(fault.kind()), fault.peer(), fault.expected()));
+    let host = comm.fault().map_or("-".to_owned(), |notice| {
+        format!("{}/{}/{}", kind(notice.fault.kind()), notice.fault.peer(), notice.rank)
+    });
     format!("{} {} {text} {host}", words.get(ROUNDS), words.get(WRONG))
 }
 

@@ -27,6 +27,7 @@ use super::Backend;
 use crate::comm::Comm;
 use crate::context::Core;
 use crate::coop;
+use crate::fault::Fault;
 use crate::order::{Scope, Sharing};
 use crate::status::WaitError;
 use crate::sys::{self, Global, GlobalWord, Word};
@@ -34,7 +35,7 @@ use gin_abi::gdaki::{BUSY_RANKS, DOORBELL_GPU, QueuePairData};
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::Syndrome;
 use gin_abi::mlx5::wqe::{self, Flags, Local, QueueNumber, Remote, Segment, opcode};
-use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation, RemoteSignal, SignalTarget, Transfer};
+use gin_abi::{Deadline, Descriptor, FaultKind, Operation, RemoteSignal, SignalTarget, Subject, Transfer};
 use pair::{Failure, OneThread, Posters, Posting, QueuePair};
 
 /// The back end in which kernels drive the NIC.
@@ -163,7 +164,8 @@ impl Link {
         let syndrome = syndromes >> 56;
         let gone = syndrome == Syndrome::RetryExceeded.code() as u64;
         let kind = if gone { FaultKind::PeerLost } else { FaultKind::Network };
-        Fault::new(kind, operation).context(self.core.context()).peer(self.peer).values(tail.index() as u64, syndrome)
+        let fault = Fault::new(kind, operation).with_context(self.core.context()).with_peer(self.peer);
+        fault.with_values(Subject::None, tail.index() as u64, syndrome)
     }
 
     /// Posts one entry, and a signal or a DUMP behind it, together with all lanes of the warp that post to this queue

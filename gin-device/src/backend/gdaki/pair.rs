@@ -65,14 +65,15 @@
 //! its claim, a poster that marked between by the second bit, and a later poster sets the first bit again. One thread
 //! at a time rests, because two would clear each other's second bit.
 
+use crate::fault::Fault;
 use crate::order::{self, Order, Sharing};
 use crate::status::{Status, WaitError};
 use crate::sys::{Memory, NAP_NS, Word};
+use gin_abi::Deadline;
 use gin_abi::mlx5::be::Be32;
 use gin_abi::mlx5::cqe::{SYNDROME_WORD, TAIL_WORD, Tail, opcode};
 use gin_abi::mlx5::doorbell::{Doorbell, Record};
 use gin_abi::mlx5::wqe::{Flags, MAX_DATA_BYTES, Post, QueueNumber, Segment, nop};
-use gin_abi::{Deadline, Fault};
 
 /// Number of words of a slot, and of a completion.
 const SLOT_WORDS: u64 = 8;

@@ -4,12 +4,13 @@
 use super::options::Options;
 use crate::context::Core;
 use crate::coop::Coop;
+use crate::fault::Fault;
 use crate::lsa::{copy, publish};
 use crate::order::Scope;
 use crate::signal::{CounterId, Signal};
 use crate::sys::{self, Global, GlobalWord};
 use crate::team::Rank;
-use gin_abi::{Fault, WindowData};
+use gin_abi::WindowData;
 
 /// Returns the word that GPUs raise for a peer's signal. The post was checked.
 #[inline(always)]
@@ -53,6 +54,14 @@ impl Raises {
         }
     }
 
+    /// Returns the same for a post that is refused. Nothing may be raised.
+    #[inline(always)]
+    fn none(options: &Options) -> Self {
+        // Safety: nobody accesses the word.
+        let word = unsafe { GlobalWord::new(0) };
+        Self { signal: options.signal.map(|_| (word, 0)), counter: options.counter.map(|_| word) }
+    }
+
     /// Raises the words, in one thread. `given` is the scope to which the covered memory is released already.
     #[inline(always)]
     pub(crate) fn publish(self, given: Scope) {
@@ -76,7 +85,8 @@ pub(super) unsafe fn move_bytes(
     checked: Result<(), Fault>,
     addresses: impl FnOnce() -> (u64, u64, u64),
 ) -> Result<(), Fault> {
-    let raises = if checked.is_ok() { Some(Raises::of(core, peer, options)) } else { None };
+    // Not an `Option`: registers without a value would stay live round the loops of a kernel.
+    let raises = if checked.is_ok() { Raises::of(core, peer, options) } else { Raises::none(options) };
     coop.sync();
     if checked.is_ok() {
         let (to, from, bytes) = addresses();
@@ -85,7 +95,7 @@ pub(super) unsafe fn move_bytes(
     }
     // All threads have stored before one of them raises, and before any of them reads.
     coop.agree(checked)?;
-    if let (true, Some(raises)) = (coop.elect(), raises) {
+    if coop.elect() {
         raises.publish(Scope::Thread);
     }
     Ok(())

@@ -24,13 +24,14 @@ pub use value::Value;
 use super::Gin;
 use crate::backend::Backend;
 use crate::coop::Coop;
+use crate::fault::Fault;
 use crate::order::Scope;
 use crate::signal::{CounterId, SignalAction};
 use crate::team::Rank;
 use crate::window::WindowRange;
 use bytemuck::Pod;
 use check::Posted;
-use gin_abi::{Deadline, Descriptor, Fault, FaultKind, Operation};
+use gin_abi::{Deadline, Descriptor, FaultKind, Operation, Subject};
 use options::Options;
 use request::{Arrives, Move, OneValue, Raise, Request};
 
@@ -278,8 +279,8 @@ impl<B: Backend, R: Request> Post<'_, B, R> {
             more: options.more,
         };
         B::post(core, &descriptor, operation, options.deadline).map_err(|stop| {
-            let timeout = core.fault(FaultKind::Timeout, operation).peer(self.peer.world());
-            core.status().explain(stop, timeout)
+            let timeout = core.fault(FaultKind::Timeout, operation).with_peer(self.peer.world());
+            core.status().explain(stop, timeout, Subject::None, 0, 0)
         })
     }
 }

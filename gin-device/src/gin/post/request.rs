@@ -3,16 +3,17 @@
 
 use super::Post;
 use super::by_stores::move_bytes;
-use super::check::{Judge, Posted};
+use super::check::Posted;
 use super::value::Value;
 use crate::backend::Backend;
 use crate::coop::{Coop, lead};
+use crate::fault::{Fault, Judge, Unmet};
 use crate::order::Scope;
 use crate::sys::data::{store_weak_u8, store_weak_u16, store_weak_u32, store_weak_u64};
 use crate::team::Rank;
 use crate::window::WindowRange;
 use bytemuck::Pod;
-use gin_abi::{Fault, FaultKind, Operation, Transfer, WindowOffset};
+use gin_abi::{FaultKind, Operation, Transfer, WindowOffset};
 
 /// A kind of request.
 pub trait Request: Copy {
@@ -20,7 +21,7 @@ pub trait Request: Copy {
     fn operation(&self) -> Operation;
 
     /// Passes the conditions of the request's ranges to `judge`.
-    fn judge(&self, posted: &Posted<'_>, judge: &mut impl Judge);
+    fn judge(&self, posted: &Posted<'_>, judge: &mut Judge);
 
     /// Returns the transfer of a request that was checked.
     fn transfer(&self) -> Transfer;
@@ -77,14 +78,16 @@ impl<T: Pod, const PUTS: bool> Request for Move<T, PUTS> {
     }
 
     #[inline(always)]
-    fn judge(&self, posted: &Posted<'_>, judge: &mut impl Judge) {
-        let (Self { there, here }, peer, fault) = (self, posted.peer, |kind| posted.fault(kind));
+    fn judge(&self, posted: &Posted<'_>, judge: &mut Judge) {
+        let (Self { there, here }, peer) = (self, posted.peer);
+        let unmet = |kind, range: &WindowRange<T>| Unmet::new(kind).of(range.subject());
         judge.condition(there.place().1 == here.place().1, || {
-            fault(FaultKind::LengthMismatch).values(there.bytes(), here.bytes())
+            unmet(FaultKind::LengthMismatch, there).values(there.bytes(), here.bytes())
         });
-        judge
-            .condition(there.fits_on(peer), || fault(FaultKind::OutOfRange).values(there.length_on(peer), there.end()));
-        judge.condition(here.fits_own(), || fault(FaultKind::OutOfRange).values(here.own_length(), here.end()));
+        judge.condition(there.fits_on(peer), || {
+            unmet(FaultKind::OutOfRange, there).values(there.length_on(peer), there.end())
+        });
+        judge.condition(here.fits_own(), || unmet(FaultKind::OutOfRange, here).values(here.own_length(), here.end()));
     }
 
     #[inline(always)]
@@ -157,13 +160,13 @@ impl Request for OneValue {
     }
 
     #[inline(always)]
-    fn judge(&self, posted: &Posted<'_>, judge: &mut impl Judge) {
-        let (there, width, fault) = (&self.there, self.width(), |kind| posted.fault(kind));
+    fn judge(&self, posted: &Posted<'_>, judge: &mut Judge) {
+        let (there, width, unmet) = (&self.there, self.width(), |kind| Unmet::new(kind).of(self.there.subject()));
         let (offset, bytes) = there.place();
-        judge.condition(bytes == width, || fault(FaultKind::LengthMismatch).values(width, there.bytes()));
-        judge.condition(offset.is_multiple_of(width), || fault(FaultKind::Misaligned).values(width, there.offset()));
+        judge.condition(bytes == width, || unmet(FaultKind::LengthMismatch).values(width, there.bytes()));
+        judge.condition(offset.is_multiple_of(width), || unmet(FaultKind::Misaligned).values(width, there.offset()));
         judge.condition(there.fits_on(posted.peer), || {
-            fault(FaultKind::OutOfRange).values(there.length_on(posted.peer), there.end())
+            unmet(FaultKind::OutOfRange).values(there.length_on(posted.peer), there.end())
         });
     }
 
@@ -199,7 +202,7 @@ impl Request for Raise {
     }
 
     #[inline(always)]
-    fn judge(&self, _: &Posted<'_>, _: &mut impl Judge) {}
+    fn judge(&self, _: &Posted<'_>, _: &mut Judge) {}
 
     #[inline(always)]
     fn transfer(&self) -> Transfer {
