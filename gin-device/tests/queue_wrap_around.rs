@@ -14,7 +14,7 @@ const N: usize = 2;
 const NOW: Deadline = Deadline::after_ns(0);
 const RANKS: usize = 2;
 /// Index of the near words; they come last.
-const NEAR: usize = 44;
+const NEAR: usize = 48;
 
 /// Edges of an index: the usual start, the end of 32 bits, and the sign bit.
 const EDGES: [u64; 3] = [0, 1 << 32, 1 << 63];
@@ -50,7 +50,7 @@ fn with_queue(depth_log2: u32, first: u64, test: impl FnOnce(Producer<Global, N>
         depth_log2,
         depth_mask: (1 << depth_log2) - 1,
     };
-    let status: Status<Global> = Status { host: word(24), kernel: word(30), copy: word(36) };
+    let status: Status<Global> = Status { host: word(24), kernel: word(32), copy: word(40) };
     for block in [status.host, status.kernel, status.copy] {
         block.store_relaxed_sys(0);
     }

@@ -77,13 +77,13 @@ impl World {
         let (doorbell, busy, counters, near) = (record + 1, record + 2, record + 3, record + 4);
         let (over, status) = (near + 8, near + 9);
         let invalid = u64::from_ne_bytes([INVALID_BYTE; 8]);
-        let values = (0..status + 18).map(|index| match index {
+        let values = (0..status + 24).map(|index| match index {
             _ if (completions..tokens).contains(&index) => invalid,
             _ if index == tokens => 1,
             _ => 0,
         });
         let arena = Arena::new(values);
-        let block = |index: usize| arena.word(status + 6 * index);
+        let block = |index: usize| arena.word(status + 8 * index);
         let status = Status { host: block(0), kernel: block(1), copy: block(2) };
         let pair = QueuePair {
             connected: true,
@@ -117,7 +117,7 @@ impl World {
     }
 
     fn post_filled(&self, posting: Posting, fill: impl Fn(u64)) -> Result<(), WaitError> {
-        self.pair.post(posting, &OneThread { pair: &self.pair, posting }, fill, failed)
+        self.pair.post(posting, &OneThread { pair: &self.pair, posting }, fill, || self.pair.take(failed))
     }
 
     fn post(&self, cell: usize) {
@@ -136,7 +136,8 @@ impl World {
     }
 
     fn wait(&self, position: u64) -> Result<(), WaitError> {
-        let waited = self.pair.wait(position, Deadline::NONE, |index, flags| self.dump(index, flags), failed);
+        let waited =
+            self.pair.wait(position, Deadline::NONE, |index, flags| self.dump(index, flags), || self.pair.take(failed));
         finish(waited, &self.pair.status, Order::Acquire)
     }
 
@@ -361,7 +362,7 @@ models! {
             };
             world.post(1);
             holder.join().unwrap();
-            world.pair.attend(&failed);
+            world.pair.attend(|| world.pair.take(failed));
             let mut nic = world.nic();
             nic.step();
             assert_eq!(nic.executed, 2);
@@ -430,7 +431,7 @@ models! {
                     };
                     world.cells[0].write(100);
                     world.post_filled(posting, fill).unwrap();
-                    let attend = || world.pair.attend(&failed);
+                    let attend = || world.pair.attend(|| world.pair.take(failed));
                     let status = &world.pair.status;
                     let waited = world.counter.wait(status, 1, COUNTER_BITS, Deadline::NONE, attend);
                     assert_eq!(waited, Ok(1));
@@ -441,7 +442,7 @@ models! {
             let other = {
                 let world = world.clone();
                 thread::spawn(move || {
-                    world.pair.attend(&failed);
+                    world.pair.attend(|| world.pair.take(failed));
                     world.finish();
                 })
             };
@@ -481,7 +482,7 @@ models! {
             let taker = {
                 let world = world.clone();
                 thread::spawn(move || {
-                    world.pair.take(&failed);
+                    world.pair.take(failed);
                     world.finish();
                 })
             };
@@ -512,7 +513,7 @@ models! {
             let rester = {
                 let (world, mark) = (world.clone(), mark.clone());
                 thread::spawn(move || {
-                    world.pair.take(&failed);
+                    world.pair.take(failed);
                     world.pair.rest();
                     if world.pair.busy.load_relaxed_gpu() & BUSY == 0 {
                         mark.mark();

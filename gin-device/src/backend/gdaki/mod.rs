@@ -29,7 +29,7 @@ use crate::context::Core;
 use crate::coop;
 use crate::fault::Fault;
 use crate::order::{Scope, Sharing};
-use crate::status::WaitError;
+use crate::status::{Status, WaitError};
 use crate::sys::{self, Global, GlobalWord, Word};
 use gin_abi::gdaki::{BUSY_RANKS, DOORBELL_GPU, QueuePairData};
 use gin_abi::mlx5::be::Be32;
@@ -51,6 +51,104 @@ struct Link {
     peer: u32,
 }
 
+/// Reads the constants of a queue pair.
+///
+/// # Safety
+/// - `data` is valid.
+#[inline(always)]
+unsafe fn queue_pair(data: *const QueuePairData, status: Status<Global>) -> QueuePair<Global> {
+    // Safety: the caller's promise.
+    unsafe {
+        let (ring, tokens) = sys::read_pair(&raw const (*data).ring);
+        let (tags, completions) = sys::read_pair(&raw const (*data).tags);
+        let (record, doorbell) = sys::read_pair(&raw const (*data).record);
+        let (numbers, limits) = sys::read_pair((&raw const (*data).number).cast());
+        let (busy, marks) = sys::read_pair(&raw const (*data).busy);
+        let (depth_log2, limits) = (sys::narrow((numbers >> 32) as u32), sys::narrow(limits as u32));
+        let (interval_log2, scope) = (limits & 0xffff, limits >> 16);
+        core::hint::assert_unchecked(depth_log2 < 16 && interval_log2 < 16);
+        QueuePair {
+            words: GlobalWord::new(data as usize as u64),
+            ring: GlobalWord::new(ring),
+            tokens: GlobalWord::new(tokens),
+            tags: GlobalWord::new(tags),
+            completions: GlobalWord::new(completions),
+            record: GlobalWord::new(record),
+            doorbell: GlobalWord::new(doorbell),
+            busy: GlobalWord::new(busy),
+            marks,
+            counters: GlobalWord::new(sys::read_word(&raw const (*data).counters)),
+            connected: ring != 0,
+            number: QueueNumber::from_memory(numbers as u32),
+            depth_log2,
+            interval_log2,
+            releases_to_gpu: scope == DOORBELL_GPU as u32,
+            status,
+        }
+    }
+}
+
+/// Returns the fault of a failed entry.
+#[inline(always)]
+fn failed(pair: &QueuePair<Global>, context: u32, peer: u32, (tail, syndromes): Failure) -> Fault {
+    let operation = match tail.operation() {
+        // The entry is still in its slot.
+        opcode::WRITE if pair.is_inline(tail.index() as u64) => Operation::PutValue,
+        opcode::WRITE => Operation::Put,
+        opcode::READ => Operation::Get,
+        opcode::FETCH_ADD => Operation::Signal,
+        _ => Operation::Flush,
+    };
+    let syndrome = syndromes >> 56;
+    let gone = syndrome == Syndrome::RetryExceeded.code() as u64;
+    let kind = if gone { FaultKind::PeerLost } else { FaultKind::Network };
+    let fault = Fault::new(kind, operation).with_context(context).with_peer(peer);
+    fault.with_values(Subject::None, tail.index() as u64, syndrome)
+}
+
+/// Code that a kernel has once and calls. Arguments are words, because a structure would be passed on the stack.
+mod outlined {
+    use super::{failed, queue_pair};
+    use crate::status::{Status, WaitError};
+    use crate::sys::GlobalWord;
+    use gin_abi::Deadline;
+    use gin_abi::gdaki::QueuePairData;
+
+    /// See [`QueuePair::take`](super::QueuePair::take).
+    #[cfg_attr(target_arch = "nvptx64", inline(never))]
+    pub(super) fn take(
+        data: *const QueuePairData,
+        context: u32,
+        peer: u32,
+        host: GlobalWord,
+        kernel: GlobalWord,
+        copy: GlobalWord,
+    ) {
+        // Safety: the address is a `Link`'s.
+        let pair = unsafe { queue_pair(data, Status { host, kernel, copy }) };
+        pair.take(|failure| failed(&pair, context, peer, failure));
+    }
+
+    /// See [`QueuePair::help`](super::QueuePair::help).
+    #[cfg_attr(target_arch = "nvptx64", inline(never))]
+    #[expect(clippy::too_many_arguments, reason = "see above")]
+    pub(super) fn help(
+        data: *const QueuePairData,
+        context: u32,
+        peer: u32,
+        host: GlobalWord,
+        kernel: GlobalWord,
+        copy: GlobalWord,
+        at: u64,
+        start: u64,
+        deadline: Deadline,
+    ) -> Option<WaitError> {
+        // Safety: the address is a `Link`'s.
+        let pair = unsafe { queue_pair(data, Status { host, kernel, copy }) };
+        pair.help(at, start, deadline, |failure| failed(&pair, context, peer, failure))
+    }
+}
+
 impl Link {
     #[inline(always)]
     fn of(core: &Core, peer: u32) -> Self {
@@ -58,35 +156,7 @@ impl Link {
         let index = sys::narrow(core.context()).wrapping_mul(sys::narrow(handle.ranks)).wrapping_add(peer);
         let data = (handle.queue_pairs as usize as *const QueuePairData).wrapping_add(index as usize);
         // Safety: the front end checked the context, and `peer` is a rank; the host keeps the table valid.
-        unsafe {
-            let (ring, tokens) = sys::read_pair(&raw const (*data).ring);
-            let (tags, completions) = sys::read_pair(&raw const (*data).tags);
-            let (record, doorbell) = sys::read_pair(&raw const (*data).record);
-            let (numbers, limits) = sys::read_pair((&raw const (*data).number).cast());
-            let (busy, marks) = sys::read_pair(&raw const (*data).busy);
-            let (depth_log2, limits) = (sys::narrow((numbers >> 32) as u32), sys::narrow(limits as u32));
-            let (interval_log2, scope) = (limits & 0xffff, limits >> 16);
-            core::hint::assert_unchecked(depth_log2 < 16 && interval_log2 < 16);
-            let pair = QueuePair {
-                words: GlobalWord::new(data as usize as u64),
-                ring: GlobalWord::new(ring),
-                tokens: GlobalWord::new(tokens),
-                tags: GlobalWord::new(tags),
-                completions: GlobalWord::new(completions),
-                record: GlobalWord::new(record),
-                doorbell: GlobalWord::new(doorbell),
-                busy: GlobalWord::new(busy),
-                marks,
-                counters: GlobalWord::new(sys::read_word(&raw const (*data).counters)),
-                connected: ring != 0,
-                number: QueueNumber::from_memory(numbers as u32),
-                depth_log2,
-                interval_log2,
-                releases_to_gpu: scope == DOORBELL_GPU as u32,
-                status: core.status(),
-            };
-            Self { pair, data, core: *core, peer }
-        }
+        Self { pair: unsafe { queue_pair(data, core.status()) }, data, core: *core, peer }
     }
 
     /// Returns the largest number of bytes of one entry.
@@ -150,22 +220,11 @@ impl Link {
         self.pair.store(index, wqe::dump(self.pair.head(index, flags), sink));
     }
 
-    /// Returns the fault of a failed entry.
+    /// Takes completions.
     #[inline(always)]
-    fn failed(&self, (tail, syndromes): Failure) -> Fault {
-        let operation = match tail.operation() {
-            // The entry is still in its slot.
-            opcode::WRITE if self.pair.is_inline(tail.index() as u64) => Operation::PutValue,
-            opcode::WRITE => Operation::Put,
-            opcode::READ => Operation::Get,
-            opcode::FETCH_ADD => Operation::Signal,
-            _ => Operation::Flush,
-        };
-        let syndrome = syndromes >> 56;
-        let gone = syndrome == Syndrome::RetryExceeded.code() as u64;
-        let kind = if gone { FaultKind::PeerLost } else { FaultKind::Network };
-        let fault = Fault::new(kind, operation).with_context(self.core.context()).with_peer(self.peer);
-        fault.with_values(Subject::None, tail.index() as u64, syndrome)
+    fn take(&self) {
+        let Status { host, kernel, copy } = self.core.status();
+        outlined::take(self.data, self.core.context(), self.peer, host, kernel, copy);
     }
 
     /// Posts one entry, and a signal or a DUMP behind it, together with all lanes of the warp that post to this queue
@@ -210,16 +269,19 @@ impl Link {
             }
         };
         let mut posting = Posting { count: counts.all(), sharing, more: request.more, deadline };
-        let failed = |failure| self.failed(failure);
+        let Status { host, kernel, copy } = self.core.status();
+        let help = |at, start| {
+            outlined::help(self.data, self.core.context(), self.peer, host, kernel, copy, at, start, deadline)
+        };
         if sharing == Sharing::Thread {
-            return pair.post(posting, &OneThread { pair, posting }, fill, failed);
+            return pair.post(posting, &OneThread { pair, posting }, fill, help);
         }
         // Lanes with and without a deadline are gathered apart: the latter claim at once, all together.
         let here = if deadline.is_none() { coop::active_mask::<2>() } else { coop::active_mask::<3>() };
         let group = Group::of(here, pair, counts);
         // One lane without `more` sends the entries of all.
         posting.more = coop::ballot_here(here, !request.more) & group.mask == 0;
-        pair.post(posting, &Callers { pair, posting, group, here }, fill, failed)
+        pair.post(posting, &Callers { pair, posting, group, here }, fill, help)
     }
 }
 
@@ -388,7 +450,7 @@ impl Backend for Gdaki {
     #[cfg_attr(target_arch = "nvptx64", inline(always))]
     fn attend(core: &Core) {
         each_busy(core, |link| {
-            link.pair.attend(&|failure| link.failed(failure));
+            link.pair.attend(|| link.take());
             Ok(())
         })
         .unwrap_or(());
@@ -453,8 +515,7 @@ impl Link {
         if !self.pair.connected {
             return Ok(());
         }
-        let waited =
-            self.pair.wait(position, deadline, |index, flags| self.dump(index, flags), |failure| self.failed(failure));
+        let waited = self.pair.wait(position, deadline, |index, flags| self.dump(index, flags), || self.take());
         waited.map(|()| self.pair.rest())
     }
 }

@@ -367,7 +367,7 @@ impl<M: Memory> QueuePair<M> {
     /// Writes entries by `fill`, which takes their first index, and publishes them. All threads of `posters` call.
     ///
     /// If the slots are claimed already, waits until they are free. Otherwise waits for room and claims last, so that a
-    /// timeout leaves the queue as it was. `failed` makes the fault of an entry that failed meanwhile.
+    /// timeout leaves the queue as it was. `help` calls [`help`](Self::help) with its arguments, place and start.
     ///
     /// A queue pair that does not exist never has room, so the wait finds the missing connection. A post that finds
     /// room does not check.
@@ -384,7 +384,7 @@ impl<M: Memory> QueuePair<M> {
         posting: Posting,
         posters: &impl Posters,
         fill: impl Fn(u64),
-        failed: impl Fn(Failure) -> Fault,
+        help: impl Fn(u64, u64) -> Option<WaitError>,
     ) -> Result<(), WaitError> {
         let Posting { count, sharing, more, deadline } = posting;
         let start = if deadline.is_none() { 0 } else { M::clock_ns() };
@@ -407,18 +407,9 @@ impl<M: Memory> QueuePair<M> {
                 fill(index);
             }
             waiting &= !filling;
-            let mut token = match posters.written(filling, index) {
-                Some((first, count)) => self.publish(first, count, more, sharing),
-                None => None,
-            };
-            if waiting {
-                if self.connected {
-                    token = self.pick_up(if has { index } else { self.position() });
-                } else {
-                    stop = Some(WaitError::NotConnected);
-                }
-            }
-            if let Some(token) = token {
+            if let Some((first, count)) = posters.written(filling, index)
+                && let Some(token) = self.publish(first, count, more, sharing)
+            {
                 self.carry(token);
             }
             // A stop counts only if the room found together with it was not enough.
@@ -428,25 +419,37 @@ impl<M: Memory> QueuePair<M> {
             if !posters.any(waiting) {
                 break;
             }
-            // All threads do the rest, so that they stay together.
-            M::pause(NAP_NS);
-            if self.connected {
-                self.take(&failed);
-            }
+            // All threads do the rest, so that they stay together. A claimed slot has room, or gets it from the NIC
+            // alone, so no deadline ends the wait for it.
+            stop = help(if has { index } else { self.position() }, start)
+                .filter(|&end| !has || end != WaitError::Deadline);
             completion_index = self.completion_index();
-            let stopped = self.status.is_stopped();
-            let over = !deadline.is_none() && M::clock_ns().wrapping_sub(start) >= deadline.ns();
-            stop = match (stopped, over) {
-                (true, _) => Some(WaitError::Fault),
-                // A claimed slot has room, or gets it from the NIC alone.
-                (false, true) if !has => Some(WaitError::Deadline),
-                (false, _) => None,
-            };
         }
         match ended {
             None => Ok(()),
             Some(stop) => Err(stop),
         }
+    }
+
+    /// Does what brings a post room: rings for entries held back if the token is at `at`, and
+    /// [takes](Self::take) completions. Returns why a post that began at `start` must give up, if it must.
+    #[inline(always)]
+    pub fn help(
+        &self,
+        at: u64,
+        start: u64,
+        deadline: Deadline,
+        failed: impl Fn(Failure) -> Fault,
+    ) -> Option<WaitError> {
+        if !self.connected {
+            return Some(WaitError::NotConnected);
+        }
+        M::pause(NAP_NS);
+        if let Some(token) = self.pick_up(at) {
+            self.carry(token);
+        }
+        self.take(failed);
+        self.status.end(start, deadline)
     }
 
     /// Publishes `count` entries from `first` on, 1 to [`MOST_PUBLISHED`]. Returns the token if it was there.
@@ -534,16 +537,16 @@ impl<M: Memory> QueuePair<M> {
     /// Rings for held-back entries and takes completions. Every wait calls this now and then for each queue pair that
     /// may have entries under way.
     #[inline(always)]
-    pub fn attend(&self, failed: &impl Fn(Failure) -> Fault) {
+    pub fn attend(&self, take: impl Fn()) {
         if let Some(token) = self.pick_up(self.position()) {
             self.carry(token);
         }
-        self.take(failed);
+        take();
     }
 
     /// Takes completions, unless another thread does. Reports the fault of a failed entry, which `failed` makes.
     #[inline(always)]
-    pub fn take(&self, failed: &impl Fn(Failure) -> Fault) {
+    pub fn take(&self, failed: impl Fn(Failure) -> Fault) {
         if !self.begin_taking() {
             return;
         }
@@ -678,7 +681,7 @@ impl<M: Memory> QueuePair<M> {
         position: u64,
         deadline: Deadline,
         dump: impl Fn(u64, Flags),
-        failed: impl Fn(Failure) -> Fault,
+        take: impl Fn(),
     ) -> Result<(), WaitError> {
         let mut target = None;
         self.status.poll_host_word(deadline, || {
@@ -692,7 +695,7 @@ impl<M: Memory> QueuePair<M> {
             if let Some(token) = token {
                 self.carry(token);
             }
-            self.take(&failed);
+            take();
             target.is_some_and(|target| self.completion_index() >= target)
         })
     }

@@ -86,7 +86,7 @@ impl World {
     fn post_lane(&self, lane: usize, first: u64, ballot: &Ballot) {
         self.cells[lane].write(lane as u64 + 100);
         let fill = |index| self.write_entry(index, lane, Flags::NONE);
-        self.pair.post(GPU, &Lane { world: self, lane, first, ballot }, fill, failed).unwrap();
+        self.pair.post(GPU, &Lane { world: self, lane, first, ballot }, fill, || self.pair.take(failed)).unwrap();
     }
 
     fn is_written(&self, index: u64) -> bool {
@@ -102,7 +102,7 @@ impl World {
     /// Attends until this many entries are announced, as a wait for another event does.
     fn attend_until(&self, entries: u16) {
         while Doorbell::read(self.pair.doorbell.load_relaxed_sys()).end < entries {
-            self.pair.attend(&failed);
+            self.pair.attend(|| self.pair.take(failed));
             Loom::pause(0);
         }
     }
@@ -177,7 +177,7 @@ models! {
             let rester = |mark: Option<Reached>| {
                 let world = world.clone();
                 thread::spawn(move || {
-                    world.pair.take(&failed);
+                    world.pair.take(failed);
                     world.pair.rest();
                     if let (Some(mark), false) = (mark, world.is_marked()) {
                         mark.mark();
