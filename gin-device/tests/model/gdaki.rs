@@ -117,7 +117,9 @@ impl World {
     }
 
     fn post_filled(&self, posting: Posting, fill: impl Fn(u64)) -> Result<(), WaitError> {
-        self.pair.post(posting, &OneThread { pair: &self.pair, posting }, fill, || self.pair.take(failed))
+        self.pair.post(posting, &OneThread { pair: &self.pair, posting }, fill, |at, start| {
+            self.pair.help(at, start, posting.deadline, failed)
+        })
     }
 
     fn post(&self, cell: usize) {

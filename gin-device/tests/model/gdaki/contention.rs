@@ -86,7 +86,11 @@ impl World {
     fn post_lane(&self, lane: usize, first: u64, ballot: &Ballot) {
         self.cells[lane].write(lane as u64 + 100);
         let fill = |index| self.write_entry(index, lane, Flags::NONE);
-        self.pair.post(GPU, &Lane { world: self, lane, first, ballot }, fill, || self.pair.take(failed)).unwrap();
+        self.pair
+            .post(GPU, &Lane { world: self, lane, first, ballot }, fill, |at, start| {
+                self.pair.help(at, start, GPU.deadline, failed)
+            })
+            .unwrap();
     }
 
     fn is_written(&self, index: u64) -> bool {
