@@ -74,6 +74,7 @@ pub use check::{Finding, Limits, Rule, check};
 pub use command::Backend;
 pub use error::{BuildError, INSTALL_COMMANDS, Rejected};
 pub use ptxas::{Assembly, EntryReport, Ptxas, Report, UsePtxas, parse_report};
+pub use sass::Code;
 pub use toolchain::{TARGET, Toolchain};
 
 use command::{Plan, Request};

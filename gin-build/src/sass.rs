@@ -2,36 +2,58 @@
 
 //! The machine code of an assembled kernel, as text.
 
-use std::env;
 use std::process::Command;
 
 use crate::error::BuildError;
 use crate::ptxas::Report;
 
+/// The machine code of a kernel: instructions as text, each as `@P0 LDG.E.64.STRONG.SYS R4, desc[UR8][R2.64]`, without
+/// NOPs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Code {
+    /// The instructions of the kernel itself, in the order of their addresses.
+    pub inlined: Vec<String>,
+    /// The instructions of the functions that it calls.
+    pub called: Vec<String>,
+}
+
 impl Report {
-    /// Returns the instructions of a kernel in the order of their addresses, without NOPs, each as `@P0
-    /// LDG.E.64.STRONG.SYS R4, desc[UR8][R2.64]`. `cuobjdump`, from the assembler's folder, disassembles them.
+    /// Returns the machine code of a kernel. `nvdisasm`, from the assembler's folder, disassembles it.
     ///
     /// # Errors
-    /// Fails with [`BuildError::Disassemble`] if there is no such kernel, and with [`BuildError::Io`] if `cuobjdump`
+    /// Fails with [`BuildError::Disassemble`] if there is no such kernel, and with [`BuildError::Io`] if `nvdisasm`
     /// cannot run.
-    pub fn instructions(&self, kernel: &str) -> Result<Vec<String>, BuildError> {
-        let tool = self.tool.with_file_name("cuobjdump");
-        // It runs `nvdisasm` from `PATH`.
-        let folders = tool.parent().map(|folder| folder.to_path_buf()).into_iter();
-        let known = env::var_os("PATH").unwrap_or_default();
-        let path = env::join_paths(folders.chain(env::split_paths(&known))).unwrap_or(known);
-        let mut command = Command::new(&tool);
-        command.args(["-sass", "-fun", kernel]).arg(&self.cubin).env("PATH", path);
-        let output = command.output().map_err(BuildError::io("run", &tool))?;
+    pub fn code(&self, kernel: &str) -> Result<Code, BuildError> {
+        let tool = self.tool.with_file_name("nvdisasm");
+        let output = Command::new(&tool).arg(&self.cubin).output().map_err(BuildError::io("run", &tool))?;
         let listing = String::from_utf8_lossy(&output.stdout);
-        let found: Vec<String> = listing.lines().filter_map(instruction).collect();
-        if !output.status.success() || found.is_empty() {
-            let said = format!("{listing}{}", String::from_utf8_lossy(&output.stderr));
+        let code = code(&listing, kernel);
+        if !output.status.success() || code.inlined.is_empty() {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
             return Err(BuildError::Disassemble { kernel: kernel.to_owned(), output: said });
         }
-        Ok(found)
+        Ok(code)
     }
+}
+
+/// Returns the code of a kernel in a listing of a whole module.
+///
+/// The section of a kernel begins with the line `.text.NAME:`. Each function that it calls follows in that section,
+/// behind the label `$NAME$FUNCTION:`, or `$__internal_0_$FUNCTION:` for a function of the assembler's own.
+fn code(listing: &str, kernel: &str) -> Code {
+    let mut code = Code::default();
+    let (mut here, mut in_function) = (false, false);
+    for line in listing.lines() {
+        let label = line.trim_end().strip_suffix(':');
+        if let Some(section) = label.and_then(|label| label.strip_prefix(".text.")) {
+            (here, in_function) = (section == kernel, false);
+        } else if label.is_some_and(|label| label.starts_with('$')) {
+            in_function = true;
+        } else if let Some(instruction) = instruction(line).filter(|_| here) {
+            if in_function { code.called.push(instruction) } else { code.inlined.push(instruction) }
+        }
+    }
+    code
 }
 
 /// Returns the instruction on a line of a listing: `/*0010*/   EXIT ;   /* encoding */`.
@@ -49,12 +71,18 @@ fn instruction(line: &str) -> Option<String> {
 mod tests {
     use super::*;
 
+    const LISTING: &str = "\t.section\t.text.other,\"ax\"\n.text.other:\n        /*0000*/   EXIT ;\n\
+        .text.kernel:\n        /*0000*/   LDC R1, c[0x0][0x28] ;   /* 0x00000a00ff017b82 */\n\
+        \x20                                              /* 0x000fe20000000800 */\n        /*0010*/   EXIT ;\n\
+        .L_x_0:\n        /*0020*/   NOP;\n        /*12340*/   @P0 BRA `(.L_x_0) ;\n\
+        \t\t.type\t\t$kernel$slow,@function\n$kernel$slow:\n        /*0030*/   RET.REL.NODEC R2 `(kernel) ;\n\
+        .text.third:\n        /*0000*/   BPT.TRAP 0x1 ;\n";
+
     #[test]
-    fn a_listing_is_read_by_instructions_without_nops() {
-        let listing = "\n\tcode for sm_90\n        /*0000*/   LDC R1, c[0x0][0x28] ;   /* 0x00000a00ff017b82 */\n\
-                       \x20                                              /* 0x000fe20000000800 */\n        /*0010*/   EXIT ;\n\
-                       \x20       /*0020*/   NOP;\n        /*12340*/   @P0 BRA 0x12340;\n";
-        let found: Vec<String> = listing.lines().filter_map(instruction).collect();
-        assert_eq!(found, ["LDC R1, c[0x0][0x28]", "EXIT", "@P0 BRA 0x12340"]);
+    fn a_listing_is_read_by_kernels_and_called_functions_without_nops() {
+        let found = code(LISTING, "kernel");
+        assert_eq!(found.inlined, ["LDC R1, c[0x0][0x28]", "EXIT", "@P0 BRA `(.L_x_0)"]);
+        assert_eq!(found.called, ["RET.REL.NODEC R2 `(kernel)"]);
+        assert_eq!(code(LISTING, "none"), Code::default());
     }
 }

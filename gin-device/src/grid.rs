@@ -16,7 +16,7 @@ use gin_abi::{Deadline, FaultKind, Operation, Subject};
 #[inline(always)]
 pub fn meet<M: Memory>(word: M::Word, status: &Status<M>, expected: u64, deadline: Deadline) -> Result<(), WaitError> {
     M::fence_release_gpu();
-    word.add_relaxed_gpu(1);
+    word.red_add_relaxed_gpu(1);
     status.poll(deadline, || word.load_relaxed_gpu() >= expected)?;
     M::fence_acquire_gpu();
     Ok(())

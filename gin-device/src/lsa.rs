@@ -63,10 +63,10 @@ pub fn publish<M: Memory>(given: Scope, signal: Option<(M::Word, u64)>, counter:
         release::<M>(given, Scope::Gpu);
     }
     if let Some((word, amount)) = signal {
-        word.add_relaxed_sys(amount);
+        word.red_add_relaxed_sys(amount);
     }
     if let Some(word) = counter {
-        word.add_relaxed_gpu(1);
+        word.red_add_relaxed_gpu(1);
     }
 }
 

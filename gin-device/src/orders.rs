@@ -91,7 +91,7 @@ impl<M: Memory> Orders<M> {
     #[inline(always)]
     pub fn carried_out(&self) {
         M::fence_release_sys();
-        self.completed.add_relaxed_gpu(1);
+        self.completed.red_add_relaxed_gpu(1);
     }
 
     /// Sets the words to 0 again. No helper polls them any more.

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The machine code of the probe kernels. Memory that peers, CPUs and other blocks see is accessed at the intended
-//! scope and in the intended order, and nothing is on the stack.
+//! The machine code of the kernels. Memory that peers, CPUs and other blocks see is accessed at the intended scope and in
+//! the intended order, nothing is on the stack, and no kernel has more instructions or registers than when this was
+//! written.
 //!
 //! The trials report as ignored if there is no compiler or no assembler.
 
-use gin_build::{Arch, Assembly, Built, KernelBuilder, Ptxas, Toolchain};
+use gin_build::{Arch, Assembly, Built, KernelBuilder, Ptxas, Report, Toolchain};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -27,6 +28,8 @@ const RAISE: &str = "ATOMG.E.ADD.64.STRONG.SYS";
 const RAISE_ONLY: &str = "REDG.E.ADD.64.STRONG.SYS";
 /// A load of a word in host memory, or of one that a peer raises.
 const POLL: &str = "LDG.E.64.STRONG.SYS";
+/// A call: of the function that polls a word in host memory, if no other precedes it.
+const CALL: &str = "CALL.REL.NOINC";
 /// A store of a quarter of a descriptor.
 const FILL: &str = "STG.E.128.STRONG.SYS";
 
@@ -36,7 +39,7 @@ const POST: &[&str] = &[RELEASE, CLAIM, FILL, FILL, FILL, FILL];
 const PROBES: [Probe; 6] = [
     Probe { kernel: "probe_put_signal", order: POST, stores_payload: false },
     Probe { kernel: "probe_put_value", order: POST, stores_payload: false },
-    Probe { kernel: "probe_flush", order: &[POLL, ACQUIRE], stores_payload: false },
+    Probe { kernel: "probe_flush", order: &[CALL, ACQUIRE, POLL], stores_payload: false },
     Probe { kernel: "probe_wait_signal", order: &[POLL, ACQUIRE], stores_payload: false },
     Probe {
         kernel: "probe_lsa_put_signal",
@@ -59,6 +62,54 @@ fn built() -> Result<&'static Built, Failed> {
 /// Returns the operation of an instruction, without its predicate.
 fn operation(instruction: &str) -> &str {
     instruction.split_whitespace().find(|word| !word.starts_with('@')).unwrap_or_default()
+}
+
+/// The size of a kernel for sm_90.
+struct Size {
+    kernel: &'static str,
+    /// Largest number of instructions of the kernel itself. The rest is in functions, which a kernel has once.
+    inlined: usize,
+    /// Largest number of instructions of both.
+    all: usize,
+    /// Largest number of registers.
+    registers: u32,
+}
+
+/// The figures of 2026-11-23 by ptxas 13.0, and a few more.
+const SIZES: [Size; 12] = [
+    Size { kernel: "ring", inlined: 2500, all: 3050, registers: 136 },
+    Size { kernel: "halo", inlined: 2000, all: 2460, registers: 104 },
+    Size { kernel: "alltoall", inlined: 1760, all: 2230, registers: 112 },
+    Size { kernel: "probe_put_signal", inlined: 232, all: 470, registers: 40 },
+    Size { kernel: "probe_put_report", inlined: 290, all: 670, registers: 48 },
+    Size { kernel: "probe_put_value", inlined: 220, all: 460, registers: 40 },
+    Size { kernel: "probe_flush", inlined: 150, all: 430, registers: 32 },
+    Size { kernel: "probe_wait_signal", inlined: 210, all: 480, registers: 48 },
+    Size { kernel: "probe_gdaki_put_signal", inlined: 560, all: 1350, registers: 104 },
+    Size { kernel: "probe_gdaki_put_value", inlined: 400, all: 1200, registers: 80 },
+    Size { kernel: "probe_gdaki_flush", inlined: 800, all: 1480, registers: 104 },
+    Size { kernel: "probe_lsa_barrier", inlined: 1000, all: 1200, registers: 96 },
+];
+
+fn measure(size: &Size) -> Result<Completion, Failed> {
+    let report = report()?;
+    let entry = report.entry(size.kernel).ok_or_else(|| format!("no kernel {}", size.kernel))?;
+    let code = report.code(size.kernel)?;
+    let (inlined, all) = (code.inlined.len(), code.inlined.len() + code.called.len());
+    let mut wrong = Vec::new();
+    if (entry.stack, entry.spill_stores, entry.spill_loads) != (0, 0, 0) {
+        wrong.push(format!("{} bytes of stack, {} of them spilled", entry.stack, entry.spill_stores));
+    }
+    for (what, found, most) in [
+        ("instructions inlined", inlined, size.inlined),
+        ("instructions", all, size.all),
+        ("registers", entry.registers as usize, size.registers as usize),
+    ] {
+        if found > most {
+            wrong.push(format!("{found} {what}, at most {most} are allowed"));
+        }
+    }
+    if wrong.is_empty() { Ok(Completion::Completed) } else { Err(wrong.join("\n").into()) }
 }
 
 /// Returns the faults in the accesses of a kernel.
@@ -86,18 +137,18 @@ fn wrong(operations: &[&str], probe: &Probe) -> Vec<String> {
     wrong
 }
 
-fn look(probe: &Probe) -> Result<Completion, Failed> {
-    let report = match &built()?.modules[0].assembly {
-        Assembly::Done(report) => report,
-        Assembly::NotTried(reason) => return Err(format!("not assembled: {reason}").into()),
-    };
-    let entry = report.entry(probe.kernel).ok_or_else(|| format!("no kernel {}", probe.kernel))?;
-    let instructions = report.instructions(probe.kernel)?;
-    let operations: Vec<&str> = instructions.iter().map(|instruction| operation(instruction)).collect();
-    let mut wrong = wrong(&operations, probe);
-    if (entry.stack, entry.spill_stores, entry.spill_loads) != (0, 0, 0) {
-        wrong.push(format!("{} bytes of stack, {} of them spilled", entry.stack, entry.spill_stores));
+fn report() -> Result<&'static Report, Failed> {
+    match &built()?.modules[0].assembly {
+        Assembly::Done(report) => Ok(report),
+        Assembly::NotTried(reason) => Err(format!("not assembled: {reason}").into()),
     }
+}
+
+fn look(probe: &Probe) -> Result<Completion, Failed> {
+    let code = report()?.code(probe.kernel)?;
+    let operations: Vec<&str> =
+        code.inlined.iter().chain(&code.called).map(|instruction| operation(instruction)).collect();
+    let wrong = wrong(&operations, probe);
     if wrong.is_empty() { Ok(Completion::Completed) } else { Err(wrong.join("\n").into()) }
 }
 
@@ -131,18 +182,22 @@ fn main() {
         .map_err(|error| error.to_string().replace('\n', " "))
         .err()
         .or_else(|| Ptxas::find(Path::new(HERE)).err());
-    let mut trials: Vec<Trial> = PROBES
-        .iter()
-        .map(|probe| {
-            let missing = missing.clone();
-            Trial::ignorable_test(format!("accesses_have_their_scope_and_order::{}", probe.kernel), move || {
-                match missing {
-                    Some(reason) => Ok(Completion::ignored_with(reason)),
-                    None => look(probe),
-                }
-            })
+    let trial = |name: String, test: Box<dyn FnOnce() -> Result<Completion, Failed> + Send>| {
+        let missing = missing.clone();
+        Trial::ignorable_test(name, move || match missing {
+            Some(reason) => Ok(Completion::ignored_with(reason)),
+            None => test(),
         })
-        .collect();
+    };
+    let mut trials: Vec<Trial> = Vec::new();
+    for probe in &PROBES {
+        let name = format!("accesses_have_their_scope_and_order::{}", probe.kernel);
+        trials.push(trial(name, Box::new(|| look(probe))));
+    }
+    for size in &SIZES {
+        let name = format!("a_kernel_is_no_larger_than_it_was::{}", size.kernel);
+        trials.push(trial(name, Box::new(|| measure(size))));
+    }
     trials.push(Trial::ignorable_test("each_rule_finds_what_breaks_it", rules));
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }

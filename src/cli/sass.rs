@@ -28,7 +28,7 @@ pub(crate) fn print(_: &mut impl Write) -> Result<(), Failure> {
 /// The source of NCCL's figures is the SASS for sm_90 of the kernels in its PyPI wheels, with one back end compiled in,
 /// read on 2026-11-20. NOPs are not counted. An unknown figure is 0.
 #[cfg(feature = "cuda")]
-const PROBES: [(&str, &str, [u32; 4]); 10] = [
+const PROBES: [(&str, &str, [u32; 4]); 13] = [
     ("probe_put_signal", "put with signal, one thread", [106, 271, 28, 40]),
     ("probe_put_report", "the same, faults reported", [0, 0, 0, 0]),
     ("probe_put_value", "put_value, one thread", [0, 0, 0, 0]),
@@ -39,6 +39,9 @@ const PROBES: [(&str, &str, [u32; 4]); 10] = [
     ("probe_gdaki_flush", "GDAKI flush, a block", [107, 816, 0, 0]),
     ("probe_lsa_put_signal", "put by stores, one thread", [0, 0, 0, 0]),
     ("probe_lsa_barrier", "LSA barrier, a warp", [0, 0, 0, 0]),
+    ("ring", "the workload ring", [0, 0, 0, 0]),
+    ("halo", "the workload halo", [0, 0, 0, 0]),
+    ("alltoall", "the workload alltoall", [0, 0, 0, 0]),
 ];
 
 #[cfg(feature = "cuda")]
@@ -54,12 +57,12 @@ fn sass(out: &mut impl Write) -> Result<(), Failure> {
     };
     writeln!(
         out,
-        "{:28} {:>12} {:>9} {:>6} {:>6}   NCCL 2.28.9 and 2.32.3: instructions, registers",
-        "sm_90", "instructions", "registers", "stack", "spills"
+        "{:28} {:>12} {:>6} {:>9} {:>6} {:>6}   NCCL 2.28.9 and 2.32.3: instructions, registers",
+        "sm_90", "instructions", "called", "registers", "stack", "spills"
     )?;
     for (kernel, what, nccl) in PROBES {
         let entry = report.entry(kernel).ok_or_else(|| format!("no kernel {kernel}"))?;
-        let count = report.instructions(kernel)?.len();
+        let code = report.code(kernel)?;
         let known = |figure: u32| if figure == 0 { "-".to_string() } else { figure.to_string() };
         let [old, new, old_registers, new_registers] = nccl.map(known);
         let beside = if nccl == [0; 4] {
@@ -69,13 +72,18 @@ fn sass(out: &mut impl Write) -> Result<(), Failure> {
         };
         writeln!(
             out,
-            "{what:28} {count:>12} {:>9} {:>6} {:>6}{beside}",
-            entry.registers, entry.stack, entry.spill_stores,
+            "{what:28} {:>12} {:>6} {:>9} {:>6} {:>6}{beside}",
+            code.inlined.len(),
+            code.called.len(),
+            entry.registers,
+            entry.stack,
+            entry.spill_stores,
         )?;
     }
     writeln!(
         out,
-        "\nNOPs are not counted; slow paths are. Unless its row says that faults are reported, a fault ends the grid."
+        "\nNOPs are not counted. The column \"called\" has the instructions of functions for rare cases, which a kernel \
+         has once.\nUnless its row says that faults are reported, a fault ends the grid."
     )?;
     Ok(())
 }

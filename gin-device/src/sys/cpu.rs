@@ -41,6 +41,13 @@ macro_rules! operation {
             word(address).$op(value, Ordering::$ordering)
         }
     };
+    (red $name:ident $ordering:ident $op:ident) => {
+        #[inline(always)]
+        pub(crate) fn $name(address: *mut u64, value: u64) {
+            switch_point();
+            word(address).$op(value, Ordering::$ordering);
+        }
+    };
     (cas $name:ident $ordering:ident) => {
         #[inline(always)]
         pub(crate) fn $name(address: *mut u64, expected: u64, new: u64) -> u64 {

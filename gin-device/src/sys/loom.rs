@@ -227,6 +227,15 @@ macro_rules! implement_traits {
             }
         ] [$($fence)*] $($rest)* }
     };
+    ([$($word:tt)*] [$($fence:tt)*] red $name:ident $ordering:ident $op:ident; $($rest:tt)*) => {
+        implement_traits! { [$($word)*
+            #[track_caller]
+            fn $name(self, value: u64) {
+                let before = self.change().$op(value, ordering(Ordering::$ordering));
+                self.changed(stored(stringify!($op), before, value));
+            }
+        ] [$($fence)*] $($rest)* }
+    };
     ([$($word:tt)*] [$($fence:tt)*] cas $name:ident $ordering:ident; $($rest:tt)*) => {
         implement_traits! { [$($word)*
             #[track_caller]

@@ -22,6 +22,10 @@
 //! | `max_relaxed_gpu` | `atom.relaxed.gpu.global.max.u64` | `ATOMG.E.MAX.64.STRONG.GPU` | one trip to L2 |
 //! | `or_relaxed_gpu` | `atom.relaxed.gpu.global.or.b64` | `ATOMG.E.OR.64.STRONG.GPU` | one trip to L2 |
 //! | `and_relaxed_gpu` | `atom.relaxed.gpu.global.and.b64` | `ATOMG.E.AND.64.STRONG.GPU` | one trip to L2 |
+//! | `red_add_relaxed_gpu` | `red.relaxed.gpu.global.add.u64` | `REDG.E.ADD.64.STRONG.GPU` | posted; no later fence waits for a reply |
+//! | `red_add_relaxed_sys` | `red.relaxed.sys.global.add.u64` | `REDG.E.ADD.64.STRONG.SYS` | posted |
+//! | `red_max_relaxed_gpu` | `red.relaxed.gpu.global.max.u64` | `REDG.E.MAX.64.STRONG.GPU` | posted |
+//! | `red_or_relaxed_gpu` | `red.relaxed.gpu.global.or.b64` | `REDG.E.OR.64.STRONG.GPU` | posted |
 //! | `cas_relaxed_gpu` | `atom.relaxed.gpu.global.cas.b64` | `ATOMG.E.CAS.64.STRONG.GPU` | one trip to L2 |
 //! | `fence_acquire_gpu` | `fence.acquire.gpu` | `CCTL.IVALL` | the L1 is invalidated |
 //! | `fence_acquire_sys` | `fence.acquire.sys` | `CCTL.IVALL` | the L1 is invalidated |
@@ -86,6 +90,14 @@ macro_rules! word_operations {
                 "Sets bits and returns what was there, relaxed, at GPU scope.";
             rmw and_relaxed_gpu "atom.relaxed.gpu.global.and.b64" Relaxed fetch_and
                 "Keeps bits and returns what was there, relaxed, at GPU scope.";
+            red red_add_relaxed_gpu "red.relaxed.gpu.global.add.u64" Relaxed fetch_add
+                "Adds modulo 2^64, relaxed, at GPU scope.";
+            red red_add_relaxed_sys "red.relaxed.sys.global.add.u64" Relaxed fetch_add
+                "Adds modulo 2^64, relaxed, at system scope.";
+            red red_max_relaxed_gpu "red.relaxed.gpu.global.max.u64" Relaxed fetch_max
+                "Stores the larger of the present value and `value`, relaxed, at GPU scope.";
+            red red_or_relaxed_gpu "red.relaxed.gpu.global.or.b64" Relaxed fetch_or
+                "Sets bits, relaxed, at GPU scope.";
             cas cas_relaxed_gpu "atom.relaxed.gpu.global.cas.b64" Relaxed
                 "Stores `new` if `expected` is there; returns what was there. Relaxed, at GPU scope.";
             fence fence_acquire_gpu "fence.acquire.gpu" "fence.acq_rel.gpu" Acquire
@@ -116,6 +128,9 @@ macro_rules! statement {
     };
     (rmw $ptx:literal) => {
         concat!($ptx, " {o}, [{p}], {v};")
+    };
+    (red $ptx:literal) => {
+        concat!($ptx, " [{p}], {v};")
     };
     (cas $ptx:literal) => {
         concat!($ptx, " {o}, [{p}], {c}, {v};")
@@ -190,6 +205,9 @@ macro_rules! declare_traits {
     };
     ([$($word:tt)*] [$($fence:tt)*] rmw $name:ident $doc:literal; $($rest:tt)*) => {
         declare_traits! { [$($word)* #[doc = $doc] fn $name(self, value: u64) -> u64;] [$($fence)*] $($rest)* }
+    };
+    ([$($word:tt)*] [$($fence:tt)*] red $name:ident $doc:literal; $($rest:tt)*) => {
+        declare_traits! { [$($word)* #[doc = $doc] fn $name(self, value: u64);] [$($fence)*] $($rest)* }
     };
     ([$($word:tt)*] [$($fence:tt)*] cas $name:ident $doc:literal; $($rest:tt)*) => {
         declare_traits! { [$($word)* #[doc = $doc] fn $name(self, expected: u64, new: u64) -> u64;] [$($fence)*] $($rest)* }
@@ -332,6 +350,9 @@ macro_rules! implement_traits {
     };
     ([$($word:tt)*] [$($fence:tt)*] rmw $name:ident; $($rest:tt)*) => {
         implement_traits! { [$($word)* #[inline(always)] fn $name(self, value: u64) -> u64 { imp::$name(self.0, value) }] [$($fence)*] $($rest)* }
+    };
+    ([$($word:tt)*] [$($fence:tt)*] red $name:ident; $($rest:tt)*) => {
+        implement_traits! { [$($word)* #[inline(always)] fn $name(self, value: u64) { imp::$name(self.0, value) }] [$($fence)*] $($rest)* }
     };
     ([$($word:tt)*] [$($fence:tt)*] cas $name:ident; $($rest:tt)*) => {
         implement_traits! { [$($word)* #[inline(always)] fn $name(self, expected: u64, new: u64) -> u64 { imp::$name(self.0, expected, new) }] [$($fence)*] $($rest)* }

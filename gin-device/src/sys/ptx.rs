@@ -47,6 +47,9 @@ macro_rules! operation {
             old
         }
     };
+    (red $name:ident $ptx:literal) => {
+        operation! { store $name $ptx }
+    };
     (cas $name:ident $ptx:literal) => {
         #[inline(always)]
         pub(crate) fn $name(address: *mut u64, expected: u64, new: u64) -> u64 {

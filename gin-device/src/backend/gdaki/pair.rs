@@ -336,20 +336,20 @@ impl<M: Memory> QueuePair<M> {
     pub fn tag(&self, index: u64, counter: u32) {
         let word = (index + 1) << TAG_SHIFT | counter as u64;
         self.tags.at(index & self.mask()).store_relaxed_gpu(word);
-        self.words.at(word::TAGGED).max_relaxed_gpu(index + 1);
+        self.words.at(word::TAGGED).red_max_relaxed_gpu(index + 1);
     }
 
     /// Notes that entry `index` is a READ. The entry is claimed and not published.
     #[inline(always)]
     pub fn note_read(&self, index: u64) {
-        self.words.at(word::GOT).max_relaxed_gpu(index + 1);
+        self.words.at(word::GOT).red_max_relaxed_gpu(index + 1);
     }
 
     /// Notes that entry `index` is a DUMP, which brings the data of earlier READs into view. The entry is claimed and
     /// not published.
     #[inline(always)]
     pub fn note_dump(&self, index: u64) {
-        self.words.at(word::DUMPED).max_relaxed_gpu(index + 1);
+        self.words.at(word::DUMPED).red_max_relaxed_gpu(index + 1);
     }
 
     /// Claims `count` indices if `leads`, with or without room, and returns the first.
@@ -459,14 +459,14 @@ impl<M: Memory> QueuePair<M> {
         if sharing == Sharing::Thread && !hold {
             // No other thread publishes, so the token is here and stays here. The doorbell's release covers the
             // entries.
-            self.busy.or_relaxed_gpu(self.marks);
+            self.busy.red_or_relaxed_gpu(self.marks);
             self.ring(end);
             self.token_word(end).store_relaxed_gpu(token(end));
             return None;
         }
         // Releases the entries and their payload. The carrier's release hands them on to the NIC.
         M::fence_release_gpu();
-        self.busy.or_relaxed_gpu(self.marks);
+        self.busy.red_or_relaxed_gpu(self.marks);
         let found = self.token_word(first).max_relaxed_gpu(published(first, count));
         if found == held(first) {
             // This thread announces the entries held back before its own, or hands them on together with its own.
@@ -614,7 +614,7 @@ impl<M: Memory> QueuePair<M> {
         while index < end {
             let tag = self.tags.at(index & self.mask()).load_relaxed_gpu();
             if tag >> TAG_SHIFT == (index + 1) & (u64::MAX >> TAG_SHIFT) {
-                self.counters.at(tag & ((1 << TAG_SHIFT) - 1)).add_relaxed_gpu(1);
+                self.counters.at(tag & ((1 << TAG_SHIFT) - 1)).red_add_relaxed_gpu(1);
             }
             index += 1;
         }
@@ -648,7 +648,7 @@ impl<M: Memory> QueuePair<M> {
                 // The NOP follows the target, because a noted DUMP has been claimed.
                 self.store(at, nop(self.head(at, Flags::COMPLETION)));
             }
-            self.words.at(word::COVERED).max_relaxed_gpu(at + 1);
+            self.words.at(word::COVERED).red_max_relaxed_gpu(at + 1);
             token = self.publish(at, 1, false, Sharing::Gpu);
             sure = true;
         }
