@@ -34,7 +34,7 @@
 
 /// Communicators: their requirements, windows and faults.
 pub mod comm {
-    pub use gin_abi::{Deadline, Fault, FaultKind};
+    pub use gin_abi::{Deadline, Fault, FaultKind, Subject};
     pub use gin_host::comm::{
         Backend, CommConfig, CommError, CommState, Communicator, Connections, DeviceComm, FaultReport, PeerStats,
         Requirements, Routes, Stats, Window, WindowFlags,

@@ -153,6 +153,8 @@ fn all_about(file: &str) -> Vec<(&'static str, fn())> {
     if file.contains("/gdaki/") {
         // No other models pass these files.
         [model::gdaki::MODELS, model::gdaki::contention::MODELS].concat()
+    } else if file.ends_with("/fault.rs") {
+        model::faults::MODELS.to_vec()
     } else if file.ends_with("/orders.rs") {
         model::orders::MODELS.to_vec()
     } else if file.contains("/queue/") {
