@@ -94,7 +94,7 @@ codes! {
 /// Value of [`Fault::context`] and [`Fault::peer`] where there is none.
 pub const NONE: u32 = u32::MAX;
 
-/// What a fault concerns, besides its context and peer.
+/// The object of a fault, besides its context and peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
 #[non_exhaustive]
 pub enum Subject {
@@ -176,7 +176,8 @@ mod cpu {
     /// let fault = Fault::new(FaultKind::Timeout, Operation::WaitSignal).with_context(0).with_peer(3);
     /// let fault = fault.with_values(Subject::Signal(7), 5, 4);
     /// assert_eq!(fault.kind(), FaultKind::Timeout);
-    /// assert_eq!(fault.to_string(), "deadline passed in wait_signal, context 0, rank 3, signal 7 (expected 5, saw 4)");
+    /// let text = "deadline passed in wait_signal, context 0, rank 3, signal 7 (expected 5, saw 4)";
+    /// assert_eq!(fault.to_string(), text);
     /// assert_eq!(Fault::from_words(fault.to_words()), Some(fault));
     /// ```
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]

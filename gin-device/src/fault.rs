@@ -104,7 +104,7 @@ impl<M: Memory> Log<M> {
         let slot = self.slot(ticket);
         let before = slot.load_relaxed_gpu();
         if before != WRITING && slot.cas_relaxed_gpu(before, WRITING) == before {
-            // After the values of the fault before, and before its ticket has gone for those who read these.
+            // The stores come after the values of the fault before, and after its ticket has gone for every reader.
             M::fence_acquire_gpu();
             M::fence_release_gpu();
             slot.at(1).store_relaxed_gpu(values[0]);
@@ -180,7 +180,7 @@ pub struct Judge {
     finding: bool,
     /// First visit: a condition is not met. Second visit: `unmet` is the first of these.
     failed: bool,
-    /// Not an `Option`, whose fields would have no value at first: such registers stay live round the loops of a kernel.
+    /// Not an `Option`, whose fields would have no value at first: such registers stay live round a kernel's loops.
     unmet: Unmet,
 }
 
@@ -243,7 +243,7 @@ mod gpu {
     use gin_abi::fault::WORDS;
     use gin_abi::{FaultKind, Operation, Subject};
 
-    /// Number of slots: so many that the values of a reported fault are still there if all threads fail at once.
+    /// Number of slots. If all threads of a GPU fail at once, the values of the reported fault are still there.
     const SLOTS: u64 = 4096;
     const LENGTH: usize = (SLOT_WORDS * (SLOTS + 1)) as usize;
 

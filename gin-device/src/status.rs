@@ -254,7 +254,7 @@ impl<M: Memory> Status<M> {
     }
 }
 
-/// See [`Status::look`].
+/// Does [`Status::look`].
 #[inline(always)]
 pub(crate) fn look<M: Memory>(host: M::Word, copy: M::Word) -> bool {
     if host.load_relaxed_sys() == 0 {
@@ -271,15 +271,15 @@ fn record<M: Memory>(block: M::Word) -> [u64; WORDS] {
     [word(0), word(1), word(2), word(3), word(4), word(5)]
 }
 
-/// Code of rare ends, which a kernel has once and calls. Arguments are words, because a structure would be passed on the
-/// stack.
+/// Code of rare ends, which a kernel has once and calls. Arguments are words, because a structure would be passed on
+/// the stack.
 mod outlined {
     use super::{HOST, POSTED, RECORD, WRITING, WRITTEN, WaitError, look, record};
     use crate::fault::Fault;
     use crate::sys::{Memory, Word};
     use gin_abi::{Deadline, FaultKind, Subject};
 
-    /// See [`Status::end`](super::Status::end).
+    /// Does [`Status::end`](super::Status::end).
     #[cold]
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
     pub(super) fn end<M: Memory>(host: M::Word, copy: M::Word, start: u64, deadline: Deadline) -> Option<WaitError> {
@@ -303,7 +303,7 @@ mod outlined {
         }
     }
 
-    /// See [`Status::cause`].
+    /// Does [`Status::cause`](super::Status::cause).
     #[cold]
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
     pub(super) fn cause<M: Memory>(host: M::Word, copy: M::Word) -> Fault {
@@ -314,7 +314,7 @@ mod outlined {
         Fault::read(record::<M>(block))
     }
 
-    /// See [`Status::explain`].
+    /// Does [`Status::explain`](super::Status::explain).
     #[cold]
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
     #[expect(clippy::too_many_arguments, reason = "see above")]
@@ -335,7 +335,7 @@ mod outlined {
         }
     }
 
-    /// See [`Status::report`].
+    /// Does [`Status::report`](super::Status::report).
     #[cold]
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
     pub(super) fn report<M: Memory>(copy: M::Word, kernel: M::Word, fault: Fault) {

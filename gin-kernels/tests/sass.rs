@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The machine code of the kernels. Memory that peers, CPUs and other blocks see is accessed at the intended scope and in
-//! the intended order, nothing is on the stack, and no kernel has more instructions or registers than when this was
+//! The machine code of the kernels. Memory that peers, CPUs and other blocks see is accessed at the intended scope and
+//! in the intended order, nothing is on the stack, and no kernel has more instructions or registers than when this was
 //! written.
 //!
 //! The trials report as ignored if there is no compiler or no assembler.

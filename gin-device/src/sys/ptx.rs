@@ -108,8 +108,8 @@ pub(crate) fn narrow(value: u32) -> u32 {
 
 /// Returns its argument, and keeps what depends on it behind the branch that the call is behind.
 ///
-/// LLVM computes values that do not change before a loop, also those that only a rare branch needs. There they would
-/// take registers all the time.
+/// LLVM computes values that do not change in a loop before it, also values that only a rare branch needs. There they
+/// would take registers all the time.
 #[inline(always)]
 pub(crate) fn stay(value: u32) -> u32 {
     let same: u32;

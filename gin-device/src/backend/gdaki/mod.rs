@@ -114,7 +114,7 @@ mod outlined {
     use gin_abi::Deadline;
     use gin_abi::gdaki::QueuePairData;
 
-    /// See [`QueuePair::take`](super::QueuePair::take).
+    /// Does [`QueuePair::take`](super::QueuePair::take).
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
     pub(super) fn take(
         data: *const QueuePairData,
@@ -129,7 +129,7 @@ mod outlined {
         pair.take(|failure| failed(&pair, context, peer, failure));
     }
 
-    /// See [`QueuePair::help`](super::QueuePair::help).
+    /// Does [`QueuePair::help`](super::QueuePair::help).
     #[cfg_attr(target_arch = "nvptx64", inline(never))]
     #[expect(clippy::too_many_arguments, reason = "see above")]
     pub(super) fn help(
