@@ -5,9 +5,11 @@
 //! peer, the back end sends a request. So a barrier of the LSA team needs neither proxy nor NIC. [`CombinedBarrier`]
 //! meets all ranks by such a barrier and one step over the network.
 //!
-//! A barrier has one signal for each member of its team. To arrive, a rank raises its own signal at every member. To
-//! wait, it waits for every member's signal at itself. The shadows of those signals count the arrivals. They are in the
-//! rank's own memory, so a barrier continues from kernel to kernel. The threads of the coop share the members.
+//! A barrier has one signal for each member of its team. To arrive over the network, a rank raises its own signal at
+//! every member; to wait, it waits for every member's signal at itself. If all arrivals take loads and stores, a word has
+//! one writer, so a rank stores the number of the meeting instead and the others wait for that number (`epoch`). The
+//! shadows of the signals count the meetings. They are in the rank's own memory, so a barrier continues from kernel to
+//! kernel. The threads of the coop share the members.
 //!
 //! ```
 //! # use gin_device::prelude::*;
@@ -32,14 +34,14 @@
 
 use crate::backend::Backend;
 use crate::coop::Coop;
+use crate::epoch;
 use crate::fault::Fault;
-use crate::gin::{Gin, Raises, look_around, signal_tables};
+use crate::gin::{Gin, look_around, signal_tables};
 use crate::host_word::LAST;
 use crate::order::{Scope, release};
 use crate::signal::{ContextId, SignalAction, SignalId};
-use crate::signal_words::Words;
 use crate::status::Shared;
-use crate::sys::{Global, GlobalWord, Word};
+use crate::sys::{Global, GlobalWord, Memory, Word};
 use crate::team::Team;
 use gin_abi::handle::CAP_STRONG_SIGNALS;
 use gin_abi::{Deadline, FaultKind, Operation, SIGNAL_BITS, Subject};
@@ -89,6 +91,9 @@ impl Fence {
 /// [`all_routes`](Self::all_routes). Arrivals are counted, and an arrival on another route than the previous one could
 /// overtake it.
 ///
+/// A barrier number has one live session at a time, because a session remembers the number of meetings. A session that
+/// finds that another one has met ends with [`FaultKind::BarrierBroken`].
+///
 /// A barrier that ended with a fault, a deadline included, is broken, because the progress of the other ranks is
 /// unknown. It refuses every later use, in this session or another.
 #[derive(Debug)]
@@ -105,23 +110,49 @@ pub struct BarrierSession<B: Backend> {
     by_network: bool,
     /// The fence of a successful arrival, until the wait.
     arrived: Option<Fence>,
-    /// The calling thread's first pair, if no arrival takes the network.
-    known: Option<Known>,
+    /// The scope to which the caller releases before it arrives.
+    given: Scope,
+    /// The first use has found the barrier not broken, and the words of all members.
+    resolved: bool,
+    /// The barrier ended with a fault in this session.
+    failed: bool,
+    /// The calling thread's first member, if no arrival takes the network. To find its words again would take two trips
+    /// to L2, one after the other, because a wait that acquired has emptied the L1.
+    near: Near,
 }
 
-/// The constants of a pair of context and member, if no arrival takes the network. To find them again would take two
-/// trips to L2, one after the other, because a wait that acquired has emptied the L1.
+/// The words of a member that the calling thread meets by loads and stores, and the epoch of their next meeting.
+///
+/// Not in an `Option`, whose words would have no value at first: such registers stay live round a kernel's loops.
 #[derive(Clone, Copy, Debug)]
-struct Known {
-    pair: usize,
-    /// The raises at the member.
-    raises: Raises,
-    /// The word of this rank that the member raises.
-    words: Words<Global>,
-    /// The sum of the words that are never raised.
-    rest: u64,
-    /// The number of awaited arrivals of the member.
+struct Near {
+    /// The member's place among the others; `usize::MAX` if this is no member.
+    place: usize,
+    /// The word at the member that only this rank writes.
+    there: GlobalWord,
+    /// The word of this rank that only the member writes.
+    here: GlobalWord,
+    /// The number of meetings so far, in this rank's memory.
     shadow: GlobalWord,
+    /// The value of `shadow`.
+    met: u64,
+    /// The difference between `met` and the epoch: the sum of the signal's words that nothing raises.
+    rest: u64,
+}
+
+impl Near {
+    #[inline(always)]
+    fn none() -> Self {
+        // Safety: nothing accesses the words.
+        let word = unsafe { GlobalWord::new(0) };
+        Self { place: usize::MAX, there: word, here: word, shadow: word, met: 0, rest: 0 }
+    }
+
+    /// Returns the epoch of the next meeting.
+    #[inline(always)]
+    fn next(&self) -> u64 {
+        self.met.wrapping_add(1).wrapping_sub(self.rest)
+    }
 }
 
 /// Returns the fault of a barrier that the team does not have: it has `count`.
@@ -164,7 +195,10 @@ impl<B: Backend> BarrierSession<B> {
             all_routes: false,
             by_network: Self::goes_by_network(gin, team, &members),
             arrived: None,
-            known: None,
+            given: Scope::Thread,
+            resolved: false,
+            failed: false,
+            near: Near::none(),
         })
     }
 
@@ -190,7 +224,7 @@ impl<B: Backend> BarrierSession<B> {
     #[inline(always)]
     #[must_use]
     pub fn all_routes(mut self) -> Self {
-        (self.all_routes, self.by_network, self.known) = (true, true, None);
+        (self.all_routes, self.by_network) = (true, true);
         self
     }
 
@@ -198,7 +232,16 @@ impl<B: Backend> BarrierSession<B> {
     #[inline(always)]
     #[must_use]
     pub fn all_contexts(mut self) -> Self {
-        (self.all_contexts, self.known) = (true, None);
+        self.all_contexts = true;
+        self
+    }
+
+    /// Returns the same barrier for a caller that releases to `scope` before each arrival: its own writes, and those of
+    /// the threads that it synchronised with. With [`Scope::System`] an arrival makes no fence.
+    #[inline(always)]
+    #[must_use]
+    pub fn released(mut self, scope: Scope) -> Self {
+        self.given = scope;
         self
     }
 
@@ -242,23 +285,112 @@ impl<B: Backend> BarrierSession<B> {
         SignalId::new(self.first_signal + self.team.rank()).inc()
     }
 
-    /// Finds the constants of a pair, or returns the remembered ones. No arrival takes the network.
+    /// Returns the number of other members. A rank does not meet itself by loads and stores.
     #[inline(always)]
-    fn know(&mut self, pair: usize) -> Result<Known, Fault> {
-        if let Some(known) = self.known.filter(|known| known.pair == pair) {
-            return Ok(known);
+    fn others(&self) -> usize {
+        self.team.size() as usize - 1
+    }
+
+    /// Finds the words of the other member number `place`. No arrival takes the network.
+    #[inline(always)]
+    fn find(&self, place: usize) -> Result<Near, Fault> {
+        let next = self.team.rank() + 1 + place as u32;
+        let member = if next < self.team.size() { next } else { next - self.team.size() };
+        let there = self.gin.peer_word(self.team.member(member)?, self.first_signal + self.team.rank())?;
+        let (words, shadow) = signal_tables(self.gin.core(), self.first_signal + member);
+        // All arrivals of one barrier take the same route, so only GPUs raise its signals: the other words keep their
+        // initial values.
+        let (met, rest) = (shadow.load_relaxed_gpu(), words.near.at(LAST).load_relaxed_gpu());
+        Ok(Near { place, there, here: words.gpu.unwrap_or(words.near), shadow, met, rest })
+    }
+
+    /// Returns the words of a member, remembered or found again: they were found at the first use.
+    #[inline(always)]
+    fn known(&self, place: usize) -> Near {
+        if place == self.near.place { self.near } else { self.find(place).unwrap_or(Near::none()) }
+    }
+
+    /// Finds the words of all other members. All threads of `coop` call, at the first use.
+    #[inline(always)]
+    fn resolve(&mut self, coop: &impl Coop) -> Result<(), Fault> {
+        let mut outcome = Ok(());
+        for place in coop.stripe(self.others()) {
+            match self.find(place) {
+                Ok(near) if self.near.place == usize::MAX => self.near = near,
+                Ok(_) => {}
+                Err(fault) => {
+                    outcome = Err(fault);
+                    break;
+                }
+            }
         }
-        let (gin, member) = self.pair(pair);
-        let raises = gin.find_internal(self.team.member(member)?, self.arrival())?;
-        let (words, shadow) = signal_tables(gin.core(), self.first_signal + member);
-        // All arrivals of one barrier take the same route, so only GPUs raise its signals: the other word keeps its
-        // initial value.
-        let rest = words.near.at(LAST).load_relaxed_gpu();
-        let known = Known { pair, raises, words: Words { nic: None, cpu: None, ..words }, rest, shadow };
-        if self.known.is_none() {
-            self.known = Some(known);
+        if self.broken.load_relaxed_gpu() != 0 {
+            outcome = Err(self.gin.core().fault(FaultKind::BarrierBroken, Operation::Barrier));
         }
-        Ok(known)
+        let outcome = coop.agree(outcome);
+        self.resolved = outcome.is_ok();
+        outcome
+    }
+
+    /// Does [`arrive`](Self::arrive) by stores. Later uses than the first make no vote.
+    #[inline(always)]
+    fn arrive_near(&mut self, coop: &impl Coop, fence: Fence) -> Result<(), Fault> {
+        if self.failed {
+            return Err(self.gin.core().fault(FaultKind::BarrierBroken, Operation::Barrier));
+        }
+        if self.resolved {
+            coop.sync();
+        } else {
+            self.resolve(coop)?;
+        }
+        let mut released = false;
+        for place in coop.stripe(self.others()) {
+            let near = self.known(place);
+            if !released {
+                release::<Global>(self.given, Scope::System);
+                released = true;
+            }
+            epoch::arrive(near.there, near.next());
+        }
+        self.arrived = Some(fence);
+        Ok(())
+    }
+
+    /// Waits for all other members, by loads. Every thread of the coop calls.
+    #[inline(always)]
+    fn wait_near(&mut self, coop: &impl Coop, deadline: Shared) -> Result<(), Fault> {
+        let core = self.gin.core();
+        let status = core.status();
+        let (mut outcome, mut waited) = (Ok(()), false);
+        for place in coop.stripe(self.others()) {
+            let near = self.known(place);
+            // The load overlaps the wait.
+            let (next, met) = (near.next(), near.shadow.load_relaxed_gpu());
+            let met_here =
+                epoch::wait::<Global>(near.here, next, &status, deadline.left::<Global>(), || B::attend(core));
+            waited = true;
+            let looked = look_around::<B>(core).map_err(|stop| (stop, next));
+            let peer = self.team.member((self.team.rank() + 1 + place as u32) % self.team.size());
+            let fault = core.fault(FaultKind::Timeout, Operation::Barrier);
+            let fault = fault.with_peer(peer.map_or(gin_abi::fault::NONE, |rank| rank.world()));
+            if let Err((stop, seen)) = met_here.and(looked) {
+                let (expected, seen) = (next.wrapping_add(near.rest), seen.wrapping_add(near.rest));
+                outcome = Err(status.explain(stop, fault, Subject::Barrier(self.index), expected, seen));
+                break;
+            }
+            if met != near.met {
+                // Another session used the barrier meanwhile.
+                let fault = fault.with_kind(FaultKind::BarrierBroken);
+                outcome = Err(fault.with_values(Subject::Barrier(self.index), near.met, met));
+                break;
+            }
+            near.shadow.store_relaxed_gpu(met.wrapping_add(1));
+        }
+        if waited {
+            Global::fence_acquire_sys();
+        }
+        self.near.met = self.near.met.wrapping_add(1);
+        outcome
     }
 
     /// Signals to all members that this rank has arrived. All threads of `coop` call.
@@ -270,8 +402,11 @@ impl<B: Backend> BarrierSession<B> {
     /// and the network has no strong signals; the fault of a post, which breaks the barrier.
     #[inline(always)]
     pub fn arrive(&mut self, coop: &impl Coop, fence: Fence, deadline: Deadline) -> Result<(), Fault> {
+        if !self.by_network {
+            return self.arrive_near(coop, fence);
+        }
         self.usable(coop)?;
-        let strong = !self.by_network || self.gin.comm().handle().capabilities & CAP_STRONG_SIGNALS != 0;
+        let strong = self.gin.comm().handle().capabilities & CAP_STRONG_SIGNALS != 0;
         if fence.puts() && !strong {
             return Err(self.gin.core().fault(FaultKind::NoStrongSignals, Operation::Barrier));
         }
@@ -279,20 +414,16 @@ impl<B: Backend> BarrierSession<B> {
         let mut released = false;
         let deadline = Shared::start::<Global>(deadline);
         for pair in coop.stripe(self.pairs(fence)) {
-            let known = if self.by_network { None } else { Some(self.know(pair)) };
             if !released {
-                release::<Global>(Scope::Thread, Scope::System);
+                release::<Global>(self.given, Scope::System);
                 released = true;
             }
-            outcome = if let Some(known) = known {
-                known.map(|known| known.raises.publish(Scope::System))
-            } else {
-                let (gin, member) = self.pair(pair);
-                // Strong if possible: a weak arrival could overtake the strong arrival at the previous barrier.
-                let action = if strong { self.arrival() } else { self.arrival().weak() };
-                let peer = self.team.member(member);
-                peer.and_then(|peer| gin.raise_internal(peer, action, self.all_routes, deadline.left::<Global>()))
-            };
+            let (gin, member) = self.pair(pair);
+            // Strong if possible: a weak arrival could overtake the strong arrival at the previous barrier.
+            let action = if strong { self.arrival() } else { self.arrival().weak() };
+            let peer = self.team.member(member);
+            outcome =
+                peer.and_then(|peer| gin.raise_internal(peer, action, self.all_routes, deadline.left::<Global>()));
             if outcome.is_err() {
                 break;
             }
@@ -316,38 +447,9 @@ impl<B: Backend> BarrierSession<B> {
         let Some(fence) = self.arrived.take() else {
             return Err(self.gin.core().fault(FaultKind::BarrierBroken, Operation::Barrier));
         };
-        let mut outcome = Ok(());
         let deadline = Shared::start::<Global>(deadline);
-        for pair in coop.stripe(self.pairs(fence)) {
-            let (words, rest, shadow) = if self.by_network {
-                let (gin, member) = self.pair(pair);
-                let (words, shadow) = signal_tables(gin.core(), self.first_signal + member);
-                (words, 0, shadow)
-            } else {
-                match self.know(pair) {
-                    Ok(known) => (known.words, known.rest, known.shadow),
-                    Err(fault) => {
-                        outcome = Err(fault);
-                        break;
-                    }
-                }
-            };
-            let expected = shadow.load_relaxed_gpu().wrapping_add(1);
-            shadow.store_relaxed_gpu(expected);
-            let status = self.gin.core().status();
-            let least = expected.wrapping_sub(rest);
-            let waited =
-                words.wait(&status, least, SIGNAL_BITS, deadline.left::<Global>(), || B::attend(self.gin.core()));
-            let looked = look_around::<B>(self.gin.core()).map_err(|stop| (stop, least));
-            if let Err((stop, seen)) = waited.and(looked) {
-                let (gin, member) = self.pair(pair);
-                let peer = self.team.member(member).map_or(gin_abi::fault::NONE, |rank| rank.world());
-                let timeout = gin.core().fault(FaultKind::Timeout, Operation::Barrier).with_peer(peer);
-                let subject = Subject::Barrier(self.index);
-                outcome = Err(status.explain(stop, timeout, subject, expected, seen.wrapping_add(rest)));
-                break;
-            }
-        }
+        let mut outcome =
+            if self.by_network { self.wait_network(coop, fence, deadline) } else { self.wait_near(coop, deadline) };
         if outcome.is_ok() && fence.gets() {
             for context in coop.stripe(self.contexts().len()) {
                 let gin = self.gin.in_context(ContextId(self.contexts().start + context as u32));
@@ -358,6 +460,27 @@ impl<B: Backend> BarrierSession<B> {
             }
         }
         self.finish(coop, outcome)
+    }
+
+    /// Waits for all members, whose arrivals are counted.
+    #[inline(always)]
+    fn wait_network(&self, coop: &impl Coop, fence: Fence, deadline: Shared) -> Result<(), Fault> {
+        for pair in coop.stripe(self.pairs(fence)) {
+            let (gin, member) = self.pair(pair);
+            let (words, shadow) = signal_tables(gin.core(), self.first_signal + member);
+            let expected = shadow.load_relaxed_gpu().wrapping_add(1);
+            shadow.store_relaxed_gpu(expected);
+            let status = self.gin.core().status();
+            let waited =
+                words.wait(&status, expected, SIGNAL_BITS, deadline.left::<Global>(), || B::attend(self.gin.core()));
+            let looked = look_around::<B>(self.gin.core()).map_err(|stop| (stop, expected));
+            if let Err((stop, seen)) = waited.and(looked) {
+                let peer = self.team.member(member).map_or(gin_abi::fault::NONE, |rank| rank.world());
+                let timeout = gin.core().fault(FaultKind::Timeout, Operation::Barrier).with_peer(peer);
+                return Err(status.explain(stop, timeout, Subject::Barrier(self.index), expected, seen));
+            }
+        }
+        Ok(())
     }
 
     /// Calls [`arrive`](Self::arrive), then [`wait`](Self::wait); each may last as long as `deadline`.
@@ -371,10 +494,13 @@ impl<B: Backend> BarrierSession<B> {
     }
 
     #[inline(always)]
-    fn finish(&self, coop: &impl Coop, outcome: Result<(), Fault>) -> Result<(), Fault> {
+    fn finish(&mut self, coop: &impl Coop, outcome: Result<(), Fault>) -> Result<(), Fault> {
         let outcome = coop.agree(outcome);
-        if outcome.is_err() && coop.elect() {
-            self.broken.store_relaxed_gpu(1);
+        if outcome.is_err() {
+            self.failed = true;
+            if coop.elect() {
+                self.broken.store_relaxed_gpu(1);
+            }
         }
         outcome
     }

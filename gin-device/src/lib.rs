@@ -85,6 +85,7 @@ pub mod barrier;
 pub mod comm;
 mod context;
 pub mod coop;
+mod epoch;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod exec;
 mod fault;
@@ -133,6 +134,9 @@ pub mod prelude {
 /// The protocols between kernels, CPU threads and NICs, for gin's own crates. They may change in every version.
 #[doc(hidden)]
 pub mod internal {
+    pub mod epoch {
+        pub use crate::epoch::*;
+    }
     pub mod fault {
         pub use crate::fault::*;
     }

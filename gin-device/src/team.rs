@@ -52,7 +52,7 @@ impl Rank {
 /// assert_eq!((world.rank(), lsa.rank(), rail.rank()), (6, 2, 1));
 /// assert_eq!((lsa.left().world(), lsa.right().world(), rail.right().world()), (5, 7, 10));
 /// // The member of an LSA team that is outside the rail team is refused.
-/// assert_eq!(rail.rank_of(lsa.right()).unwrap_err().kind, FaultKind::NotInTeam);
+/// assert_eq!(rail.rank_of(lsa.right()).unwrap_err().kind(), FaultKind::NotInTeam);
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Team {

@@ -427,7 +427,7 @@ impl<T: Pod> WindowRange<T> {
 /// let pointer = window.symmetric(5);
 /// assert_eq!(pointer, window.symmetric(2) + 3);
 /// assert_eq!(pointer.range(2).offset(), 20);
-/// assert_eq!((pointer + 11).local_ptr().unwrap_err().kind, FaultKind::OutOfRange);
+/// assert_eq!((pointer + 11).local_ptr().unwrap_err().kind(), FaultKind::OutOfRange);
 /// ```
 #[derive(Debug)]
 pub struct SymPtr<T> {

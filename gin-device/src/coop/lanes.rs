@@ -277,9 +277,17 @@ fn lanes_in_warp() -> u32 {
     (super::block_dim().count() - first).min(WARP_SIZE)
 }
 
+/// Returns the lanes of a whole warp. On a GPU these are all 32, also in a block's last warp: lanes that do not exist
+/// count as lanes that have ended, which no barrier waits for and which vote for nothing. A mask that is known when the
+/// kernel is compiled takes one instruction where another takes three.
+#[inline(always)]
+fn whole_warp() -> u32 {
+    if cfg!(target_arch = "nvptx64") { u32::MAX } else { u32::MAX >> (WARP_SIZE - lanes_in_warp()) }
+}
+
 lane_coop!(
     [] Warp,
-    |_: &Self| u32::MAX >> (WARP_SIZE - lanes_in_warp()),
+    |_: &Self| whole_warp(),
     |_: &Self| imp::lane(),
     |_: &Self| lanes_in_warp(),
     |_: &Self, rank: u32| rank

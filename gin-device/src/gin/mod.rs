@@ -48,7 +48,6 @@ pub(crate) use completion::look_around;
 pub(crate) use signals::signal_tables;
 
 pub use completion::FlushToken;
-pub(crate) use post::Raises;
 pub use post::{Get, Post, Put, PutValue, SignalPost, Value};
 
 pub use crate::order::{Order, Route, Scope, Sharing};

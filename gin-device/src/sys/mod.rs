@@ -36,6 +36,7 @@
 //! | `read_pair` | `ld.global.v2.u64` | `LDG.E.128` | the same, two adjacent words |
 //! | `add_relaxed_gpu_if` | `@gin_p atom.relaxed.gpu.global.add.u64` | `@P BRA`, `ATOMG.E.ADD.64.STRONG.GPU` | `add_relaxed_gpu`, or nothing; the assembler may predicate it or branch |
 //! | `store_pair_relaxed_sys_if` | `@gin_p st.relaxed.sys.global.v2.u64` | `@P STG.E.128.STRONG.SYS` | `store_pair_relaxed_sys`, or nothing, without a branch |
+//! | `spin` | `ld.relaxed.sys.global.u64` | `LDG.E.64.STRONG.SYS` | `load_relaxed_sys`, in a loop of five instructions that the assembler leaves as it is |
 //! | `narrow` | `mov.u32` | | nothing; it hides a value's origin from the compiler |
 //! | `pause` | `nanosleep.u32` | `NANOSLEEP` | between nothing and twice the time |
 //! | `clock_ns` | `mov.u64 %globaltimer` | `CS2R SR_GLOBALTIMERLO` | tens of cycles |
@@ -153,6 +154,9 @@ macro_rules! statement {
     (store_pair_relaxed_sys_if) => {
         "{{ .reg .pred gin_p; setp.ne.u32 gin_p, {i}, 0; @gin_p st.relaxed.sys.global.v2.u64 [{p}], {{{l}, {h}}}; }}"
     };
+    (spin) => {
+        "{{ .reg .pred gin_p; .reg .u32 gin_n; .reg .s64 gin_d; mov.u32 gin_n, {n}; GIN_POLL: .pragma \"nounroll\"; ld.relaxed.sys.global.u64 {v}, [{p}]; sub.s64 gin_d, {v}, {c}; setp.ge.s64 gin_p, gin_d, 0; @gin_p bra GIN_END; sub.u32 gin_n, gin_n, 1; setp.ne.u32 gin_p, gin_n, 0; @gin_p bra GIN_POLL; GIN_END: }}"
+    };
     (narrow) => {
         "mov.u32 {s}, {w};"
     };
@@ -225,6 +229,20 @@ macro_rules! declare_traits {
             /// Stores this word and the next, relaxed, at system scope, in one access of 16 bytes if the machine has
             /// one. Needs 16-byte alignment. Readers may see either word first.
             fn store_pair_relaxed_sys(self, low: u64, high: u64);
+
+            /// Loads as `load_relaxed_sys`, at most `polls` times, until the value is at or past `least` on the circle of
+            /// 2^64 values. Returns the last value.
+            #[inline(always)]
+            fn spin(self, least: u64, polls: u32) -> u64 {
+                let mut left = polls;
+                loop {
+                    let seen = self.load_relaxed_sys();
+                    left -= 1;
+                    if seen.wrapping_sub(least) as i64 >= 0 || left == 0 {
+                        return seen;
+                    }
+                }
+            }
 
             /// Adds as `add_relaxed_gpu` if `condition`. Otherwise does nothing and returns 0.
             #[inline(always)]
@@ -373,6 +391,12 @@ macro_rules! implement_traits {
             #[inline(always)]
             fn store_pair_relaxed_sys_if(self, condition: bool, low: u64, high: u64) {
                 imp::store_pair_relaxed_sys_if(self.0, condition, low, high)
+            }
+
+            #[cfg(target_arch = "nvptx64")]
+            #[inline(always)]
+            fn spin(self, least: u64, polls: u32) -> u64 {
+                imp::spin(self.0, least, polls)
             }
 
             #[cfg(target_arch = "nvptx64")]

@@ -136,6 +136,22 @@ pub(crate) fn add_relaxed_gpu_if(address: *mut u64, condition: bool, value: u64)
     old
 }
 
+/// Loads until the value is at or past `least`, at most `polls` times. In Rust, the assembler would unroll the loop.
+#[inline(always)]
+#[allow(named_asm_labels, reason = "the braces are a scope of their own for labels")]
+pub(crate) fn spin(address: *mut u64, least: u64, polls: u32) -> u64 {
+    let seen: u64;
+    // Safety: as for the other operations.
+    unsafe {
+        asm!(
+            statement!(spin),
+            v = out(reg64) seen, c = in(reg64) least, n = in(reg32) polls, p = in(reg64) address,
+            options(nostack),
+        );
+    }
+    seen
+}
+
 /// Stores if `condition`, by a predicate. A branch around the store would take three instructions.
 #[inline(always)]
 pub(crate) fn store_pair_relaxed_sys_if(address: *mut u64, condition: bool, low: u64, high: u64) {

@@ -38,6 +38,7 @@ macro_rules! rows {
             row("read_pair", "ld.global.v2.u64", statement!(read_pair)),
             row("add_relaxed_gpu_if", "@gin_p atom.relaxed.gpu.global.add.u64", statement!(add_relaxed_gpu_if)),
             row("store_pair_relaxed_sys_if", "@gin_p st.relaxed.sys.global.v2.u64", statement!(store_pair_relaxed_sys_if)),
+            row("spin", "ld.relaxed.sys.global.u64", statement!(spin)),
             row("narrow", "mov.u32", statement!(narrow)),
             row("pause", "nanosleep.u32", statement!(pause)),
             row("clock_ns", "mov.u64 %globaltimer", statement!(clock_ns)),

@@ -4,6 +4,7 @@
 use super::{Reached, Setup, World, await_word, explore, fault, models};
 use gin_abi::{COUNTER_BITS, Deadline, SIGNAL_BITS, mask};
 use gin_device::grid::meet;
+use gin_device::internal::epoch;
 use gin_device::internal::host_word::{HostWord, LAST, Look, TURN, WANTED};
 use gin_device::internal::order::{Scope, release};
 use gin_device::internal::signal_words::{Words, raise};
@@ -363,6 +364,51 @@ models! {
                 raiser.join().unwrap();
             }
             assert_eq!(words.value(SIGNAL_BITS), 0);
+        });
+    }
+
+    fn a_barrier_of_epochs_orders_accesses_before_and_after_it() {
+        explore(2, || {
+            // Rank r writes word r of the other rank, which begins at the end of the circle.
+            let start = u64::MAX;
+            let world = World::new(signals([by_one(GPU, start); 2], 2));
+            let ranks = [0, 1].map(|rank| {
+                let world = world.clone();
+                move || {
+                    let mut met = start;
+                    let mut barrier = || {
+                        met = met.wrapping_add(1);
+                        release::<Loom>(Scope::Thread, Scope::System);
+                        epoch::arrive(word(&world, rank, GPU), met);
+                        let here = word(&world, 1 - rank, GPU);
+                        epoch::wait::<Loom>(here, met, &world.status, Deadline::NONE, || {}).unwrap();
+                        Loom::fence_acquire_sys();
+                    };
+                    for round in 1..=2 {
+                        world.cells[rank].write(round);
+                        barrier();
+                        assert_eq!(world.cells[1 - rank].read(), round);
+                        barrier();
+                    }
+                }
+            });
+            let [zero, one] = ranks;
+            let one = thread::spawn(one);
+            zero();
+            one.join().unwrap();
+        });
+    }
+
+    fn a_wait_for_an_epoch_ends_with_the_fault_that_is_posted_meanwhile() {
+        explore(3, || {
+            let world = World::new(signals([by_one(GPU, 0)], 0));
+            let host = {
+                let world = world.clone();
+                thread::spawn(move || world.status.post(fault(3)))
+            };
+            let waited = epoch::wait::<Loom>(word(&world, 0, GPU), 1, &world.status, Deadline::NONE, || {});
+            assert_eq!(world.fault_of(waited.map_err(|(stop, _)| stop)), fault(3));
+            host.join().unwrap();
         });
     }
 

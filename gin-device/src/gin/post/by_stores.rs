@@ -14,7 +14,7 @@ use gin_abi::WindowData;
 
 /// Returns the word that GPUs raise for a peer's signal. The post was checked.
 #[inline(always)]
-fn peer_word(core: &Core, peer: Rank, signal: Signal) -> GlobalWord {
+pub(super) fn peer_word(core: &Core, peer: Rank, signal: Signal) -> GlobalWord {
     // Safety: the check found the context, the signal, and that loads and stores reach the peer. The host keeps words
     // for GPUs, and tables of them, at every peer that loads and stores reach.
     unsafe {
@@ -31,7 +31,7 @@ fn peer_word(core: &Core, peer: Rank, signal: Signal) -> GlobalWord {
 
 /// The words to raise for a post by loads and stores.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Raises {
+pub(super) struct Raises {
     signal: Option<(GlobalWord, u64)>,
     counter: Option<GlobalWord>,
 }
@@ -64,7 +64,7 @@ impl Raises {
 
     /// Raises the words, in one thread. `given` is the scope to which the covered memory is released already.
     #[inline(always)]
-    pub(crate) fn publish(self, given: Scope) {
+    pub(super) fn publish(self, given: Scope) {
         publish::<Global>(given, self.signal, self.counter);
     }
 }

@@ -18,17 +18,18 @@ mod options;
 mod request;
 mod value;
 
-pub(crate) use by_stores::Raises;
 pub use value::Value;
 
 use super::Gin;
 use crate::backend::Backend;
 use crate::coop::Coop;
-use crate::fault::Fault;
+use crate::fault::{self, Fault, Unmet};
 use crate::order::Scope;
-use crate::signal::{CounterId, SignalAction};
+use crate::signal::{CounterId, Signal, SignalAction};
+use crate::sys::GlobalWord;
 use crate::team::Rank;
 use crate::window::WindowRange;
+use by_stores::Raises;
 use bytemuck::Pod;
 use check::Posted;
 use gin_abi::{Deadline, Descriptor, FaultKind, Operation, Subject};
@@ -115,13 +116,19 @@ impl<B: Backend> Gin<B> {
         Post { gin: self, peer, request, options }
     }
 
-    /// Looks up, for barriers, a signal whose id is past the user's ids, at a peer that loads and stores reach.
+    /// Returns, for barriers, the word at `peer` of a signal whose id is past the user's ids.
+    ///
+    /// # Errors
+    /// [`FaultKind::NotReachable`] if loads and stores do not reach the peer; the fault of an unusable context.
     #[inline(always)]
-    pub(crate) fn find_internal(&self, peer: Rank, action: SignalAction) -> Result<Raises, Fault> {
-        let options = Options { signal: Some(action), internal: true, ..Options::new() };
-        let post = self.request(peer, Raise { operation: Operation::Barrier }, options);
-        post.check(true)?;
-        Ok(post.raises())
+    pub(crate) fn peer_word(&self, peer: Rank, id: u32) -> Result<GlobalWord, Fault> {
+        let core = self.core();
+        let place = || core.fault(FaultKind::NotReachable, Operation::Barrier).with_peer(peer.world());
+        fault::check(place, |judge| {
+            core.judge(judge);
+            judge.condition(core.comm().lsa_reaches(peer), || Unmet::new(FaultKind::NotReachable));
+        })?;
+        Ok(by_stores::peer_word(core, peer, Signal::Id(id)))
     }
 
     /// Raises, for barriers, a signal whose id is past the user's ids. The caller has released to the system.

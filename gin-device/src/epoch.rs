@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Words that count the meetings of two ranks.
+//!
+//! A barrier whose arrivals take loads and stores has a word for each member at each rank. Only that member writes it,
+//! so an arrival is no addition: it stores the number of the meeting, the *epoch*. A store is not answered, while the
+//! next fence of a thread would wait for the answer to an atomic.
+//!
+//! # Why it is right
+//! *No epoch is missed.* The writer stores growing numbers, and a reader compares by "at least" on the circle of 2^64
+//! values. So a later epoch also ends the wait for an earlier one. A writer is at most one meeting ahead: it arrives at
+//! the next one only after this reader has arrived at the present one.
+//!
+//! *The writes before an arrival are visible.* The writer releases to the system before it stores. The reader makes an
+//! acquire fence after it has read the epoch, or a later one.
+
+use crate::status::{Status, WaitError};
+use crate::sys::{Memory, NAP_NS, Word};
+use gin_abi::Deadline;
+
+/// Returns whether a word's value is epoch `least` or a later one.
+#[inline(always)]
+const fn reached(seen: u64, least: u64) -> bool {
+    seen.wrapping_sub(least) as i64 >= 0
+}
+
+/// Stores the epoch at a peer. The caller has released to the system, and nothing else writes the word.
+#[inline(always)]
+pub fn arrive<W: Word>(word: W, epoch: u64) {
+    word.store_relaxed_sys(epoch);
+}
+
+/// Waits until `word` has `epoch` or a later one. Calls `attend` now and then. Relaxed: an acquire fence to the system
+/// follows, one for all members.
+///
+/// # Errors
+/// [`WaitError`] if the wait ended early, and the epoch at that time.
+#[inline(always)]
+pub fn wait<M: Memory>(
+    word: M::Word,
+    epoch: u64,
+    status: &Status<M>,
+    deadline: Deadline,
+    mut attend: impl FnMut(),
+) -> Result<(), (WaitError, u64)> {
+    // Most arrivals come soon: the first polls look at nothing else.
+    let mut seen = word.spin(epoch, M::POLLS_PER_CHECK);
+    if reached(seen, epoch) {
+        return Ok(());
+    }
+    let start = if deadline.is_none() { 0 } else { M::clock_ns() };
+    loop {
+        attend();
+        let end = status.end(start, deadline);
+        seen = word.spin(epoch, M::POLLS_PER_CHECK);
+        if reached(seen, epoch) {
+            return Ok(());
+        }
+        // A stop counts only if the polls after it were in vain.
+        if let Some(end) = end {
+            return Err((end, seen));
+        }
+        M::pause(NAP_NS);
+    }
+}
