@@ -6,10 +6,10 @@
 //! meets all ranks by such a barrier and one step over the network.
 //!
 //! A barrier has one signal for each member of its team. To arrive over the network, a rank raises its own signal at
-//! every member; to wait, it waits for every member's signal at itself. If all arrivals take loads and stores, a word has
-//! one writer, so a rank stores the number of the meeting instead and the others wait for that number (`epoch`). The
-//! shadows of the signals count the meetings. They are in the rank's own memory, so a barrier continues from kernel to
-//! kernel. The threads of the coop share the members.
+//! every member; to wait, it waits for every member's signal at itself. If all arrivals take loads and stores, each
+//! word has one writer, so a rank stores the number of the round instead, and the others wait for that number
+//! (`epoch`). The shadows of the signals count the rounds. They are in the rank's own memory, so a barrier continues
+//! from kernel to kernel. The threads of the coop share the members.
 //!
 //! ```
 //! # use gin_device::prelude::*;
@@ -91,7 +91,7 @@ impl Fence {
 /// [`all_routes`](Self::all_routes). Arrivals are counted, and an arrival on another route than the previous one could
 /// overtake it.
 ///
-/// A barrier number has one live session at a time, because a session remembers the number of meetings. A session that
+/// A barrier number has one live session at a time, because a session remembers the number of rounds. A session that
 /// finds that another one has met ends with [`FaultKind::BarrierBroken`].
 ///
 /// A barrier that ended with a fault, a deadline included, is broken, because the progress of the other ranks is
@@ -121,7 +121,7 @@ pub struct BarrierSession<B: Backend> {
     near: Near,
 }
 
-/// The words of a member that the calling thread meets by loads and stores, and the epoch of their next meeting.
+/// The words of a member that the calling thread meets by loads and stores, and the epoch of their next round.
 ///
 /// Not in an `Option`, whose words would have no value at first: such registers stay live round a kernel's loops.
 #[derive(Clone, Copy, Debug)]
@@ -132,7 +132,7 @@ struct Near {
     there: GlobalWord,
     /// The word of this rank that only the member writes.
     here: GlobalWord,
-    /// The number of meetings so far, in this rank's memory.
+    /// The number of rounds so far, in this rank's memory.
     shadow: GlobalWord,
     /// The value of `shadow`.
     met: u64,
@@ -148,7 +148,7 @@ impl Near {
         Self { place: usize::MAX, there: word, here: word, shadow: word, met: 0, rest: 0 }
     }
 
-    /// Returns the epoch of the next meeting.
+    /// Returns the epoch of the next round.
     #[inline(always)]
     fn next(&self) -> u64 {
         self.met.wrapping_add(1).wrapping_sub(self.rest)

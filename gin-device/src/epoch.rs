@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Words that count the meetings of two ranks.
+//! Words that count the rounds of a barrier between two ranks.
 //!
 //! A barrier whose arrivals take loads and stores has a word for each member at each rank. Only that member writes it,
-//! so an arrival is no addition: it stores the number of the meeting, the *epoch*. A store is not answered, while the
+//! so an arrival is no addition: it stores the number of the round, the *epoch*. A store is not answered, while the
 //! next fence of a thread would wait for the answer to an atomic.
 //!
 //! # Why it is right
 //! *No epoch is missed.* The writer stores growing numbers, and a reader compares by "at least" on the circle of 2^64
-//! values. So a later epoch also ends the wait for an earlier one. A writer is at most one meeting ahead: it arrives at
+//! values. So a later epoch also ends the wait for an earlier one. A writer is at most one round ahead: it arrives at
 //! the next one only after this reader has arrived at the present one.
 //!
 //! *The writes before an arrival are visible.* The writer releases to the system before it stores. The reader makes an

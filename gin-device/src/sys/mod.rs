@@ -230,8 +230,8 @@ macro_rules! declare_traits {
             /// one. Needs 16-byte alignment. Readers may see either word first.
             fn store_pair_relaxed_sys(self, low: u64, high: u64);
 
-            /// Loads as `load_relaxed_sys`, at most `polls` times, until the value is at or past `least` on the circle of
-            /// 2^64 values. Returns the last value.
+            /// Loads as `load_relaxed_sys`, at most `polls` times, until the value is at or past `least` on the circle
+            /// of 2^64 values. Returns the last value.
             #[inline(always)]
             fn spin(self, least: u64, polls: u32) -> u64 {
                 let mut left = polls;
