@@ -4,8 +4,8 @@
 use crate::{END, LATE, Limit, Marks, PAYLOAD, PAYLOAD_WORDS, Plan, SOURCE, START, WRONG, payload, succeeded, word};
 use gin_device::coop::{block_in_grid, grid_dim};
 use gin_device::prelude::*;
-use gin_device::sys::Word;
 use gin_device::sys::data::{load_relaxed_sys_u64, store_weak_u64};
+use gin_device::sys::{Global, Memory, Word};
 
 /// Puts 64 bytes with a signal and waits for the answer, repeatedly, by one thread; ranks 0 and 1, a block of one warp
 /// each.
@@ -117,12 +117,29 @@ pub unsafe fn bench_lsa_put(comm: Comm, to: Window<u64>, from: Window<u64>, len:
 #[kernel]
 pub unsafe fn bench_lsa_barrier(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
     // Safety: guaranteed by the kernel's caller.
-    let marks = unsafe { Marks::new(out) };
+    unsafe { barriers(comm, window, plan, Marks::new(out), Scope::Thread) };
+}
+
+/// Does the same as [`bench_lsa_barrier`] for a caller that has released to the system: it writes nothing, or releases
+/// before the barrier.
+///
+/// # Safety
+/// - The same as for [`bench_lsa_barrier`].
+#[kernel]
+pub unsafe fn bench_lsa_barrier_released(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
+    // Safety: guaranteed by the kernel's caller.
+    unsafe { barriers(comm, window, plan, Marks::new(out), Scope::System) };
+}
+
+/// # Safety
+/// - The same as for the kernels.
+#[inline(always)]
+unsafe fn barriers(comm: Comm, window: Window<u64>, plan: Plan, marks: Marks, given: Scope) {
     let gin = Gin::new(&comm, ContextId::new(0));
     let team = comm.lsa();
     let (ranks, me) = (team.size() as usize, team.rank() as usize);
     let mut barrier = match BarrierSession::new(&gin, BarrierTeam::Lsa, 0) {
-        Ok(barrier) => barrier,
+        Ok(barrier) => barrier.released(given),
         Err(fault) => return comm.report(fault),
     };
     plan.each(Warp.elect(), marks, |round| {
@@ -136,6 +153,9 @@ pub unsafe fn bench_lsa_barrier(comm: Comm, window: Window<u64>, plan: Plan, out
                     Ok(there) => unsafe { store_weak_u64(there.wrapping_add(set + me), round) },
                     Err(fault) => comm.report(fault),
                 }
+            }
+            if given == Scope::System {
+                Global::fence_release_sys();
             }
             Warp.sync();
         }
@@ -156,35 +176,37 @@ pub unsafe fn bench_lsa_barrier(comm: Comm, window: Window<u64>, plan: Plan, out
     });
 }
 
-/// Passes the cheapest possible barriers: each lane stores to one rank and polls the word that this rank stores.
-/// Otherwise the same as [`bench_lsa_barrier`], with the first word of `window` for each rank.
+/// Passes barriers by the algorithm of NCCL 2.28.9: each lane stores its round to one peer with release, and polls with
+/// acquire for the round that this peer stores. Otherwise the same as [`bench_lsa_barrier`], with the first word of
+/// `window` for each rank.
 ///
 /// # Safety
-/// - The same as for [`bench_lsa_barrier`]. `window` is 0 at first, and the team has at most 32 ranks.
+/// - The same as for [`bench_lsa_barrier`]. `window` is 0 at first, and the team has at most 33 ranks.
 #[kernel]
 pub unsafe fn bare_barrier(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
     // Safety: guaranteed by the kernel's caller.
     let marks = unsafe { Marks::new(out) };
     let limit = Limit::new(plan.limit_ns);
     let team = comm.lsa();
-    let (ranks, me) = (team.size(), team.rank() as usize);
-    let other = Warp.rank();
-    let there = match team.member(other.min(ranks - 1)).and_then(|peer| window.peer_ptr(peer)) {
+    let (lane, others, me) = (Tile::<32>.rank(), team.size() - 1, team.rank());
+    // A lane without a peer has the words of the first peer, and does not access them.
+    let peer = (me + 1 + if lane < others { lane } else { 0 }) % team.size();
+    let there = match team.member(peer).and_then(|peer| window.peer_ptr(peer)) {
         // Safety: words of the windows, used only here.
-        Ok(there) => unsafe { word(there.wrapping_add(me)) },
+        Ok(there) => unsafe { word(there.wrapping_add(me as usize)) },
         Err(fault) => return comm.report(fault),
     };
     // Safety: as above.
-    let here = unsafe { word(window.local_ptr().wrapping_add(other.min(ranks - 1) as usize)) };
-    plan.each(Warp.elect(), marks, |round| {
-        Warp.sync();
+    let here = unsafe { word(window.local_ptr().wrapping_add(peer as usize)) };
+    plan.each(lane == 0, marks, |round| {
+        Tile::<32>.sync();
         let mut late = false;
-        if other < ranks {
+        if lane < others {
             there.store_release_sys(round);
             late = !limit.wait(|| here.load_acquire_sys() >= round);
         }
-        let late = Warp.sync_or(late);
-        if late && Warp.elect() {
+        let late = Tile::<32>.sync_or(late);
+        if late && lane == 0 {
             marks.count(LATE, 1);
         }
         !late
