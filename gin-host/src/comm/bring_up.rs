@@ -122,7 +122,7 @@ impl Communicator {
         let gdaki = backend == BackendKind::Gdaki;
         let engines = Engines { gpu, nic: gdaki || capabilities.raises == Raises::Nic, cpu: !gdaki };
         let across = self.is_across();
-        let resources = Resources::new(&self.device, requirements, ranks, lsa_size, engines, across)?;
+        let resources = Resources::new(&self.device, requirements, (ranks, lsa_size), engines, across)?;
         let signals = resources.local_signals().map(|signals| network.register_signals(&signals));
         let key = signals.transpose()?.unwrap_or_default();
         let gdaki = match chosen {
@@ -179,10 +179,8 @@ impl Communicator {
         let stats: Vec<Arc<Counters>> = (0..requirements.contexts).map(|_| Arc::new(Counters::new(ranks))).collect();
         let bits = |has, bit| if has { bit } else { 0 };
         let handle = resources.handle(
-            requirements,
             backend,
             rank,
-            lsa_size,
             bits(capabilities.strong_signals, CAP_STRONG_SIGNALS) | bits(capabilities.va_signals, CAP_VA_SIGNALS),
             self.config.trap_on_fault,
         );
@@ -269,7 +267,7 @@ struct Prepared {
 impl Prepared {
     /// Returns the message for the other ranks, which [`Heard::read`] reads.
     fn message(&self, number: u64, own: &[(&'static str, u64)]) -> Vec<u8> {
-        let signals = self.resources.signals_gpu().map(|memory| share::offer(memory).0).unwrap_or_default();
+        let signals = self.resources.signals_gpu.as_ref().map(|memory| share::offer(memory).0).unwrap_or_default();
         let own: Vec<u64> = own.iter().map(|(_, value)| *value).collect();
         let gdaki = self.gdaki.as_ref().map(|gdaki| gdaki.offer()).unwrap_or_default();
         let range = symmetric::key(&self.flat);

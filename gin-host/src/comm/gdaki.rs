@@ -120,7 +120,7 @@ impl Gdaki {
         let step = requirements.connections.step(lsa_size);
         let shape = Shape { contexts: requirements.contexts, ranks, rank, step, depth, release };
         let queues = DeviceQueuePairs::new(&nic, device, shape, resources.counters_gpu()?, doorbells, expired)?;
-        let signals = resources.signals_nic().filter(|memory| memory.bytes() > 0);
+        let signals = resources.signals_nic.as_ref().filter(|memory| memory.bytes() > 0);
         let register = |memory: &Arc<Memory>| RegisteredSlice::new(&nic, memory.whole(), Access::SIGNALS);
         let signals = signals.map(register).transpose()?;
         let keys = u64::from(requirements.windows) * (u64::from(ranks) + 1);
