@@ -7,7 +7,7 @@ use super::reach;
 use super::window::{Registered, Window, WindowFlags};
 use super::wire::{decode, encode, garbled};
 use super::{CommError, Communicator};
-use crate::proxy::{Command, WindowInfo};
+use crate::proxy::{Command, Waiting, WindowInfo};
 use bytemuck::Pod;
 use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, STRIDE_SHIFT};
 use gin_abi::{WindowData, WindowHandle};
@@ -185,7 +185,7 @@ impl Communicator {
             Err(error) => {
                 if let Some(id) = id {
                     live.forget_window(id)?;
-                    live.ask(|to| Command::Close { window: id, to })?;
+                    live.ask(|to| Command::Wait(Waiting::Close { window: id, to }))?;
                 }
                 Err(error)
             }
@@ -414,7 +414,7 @@ impl Communicator {
             self.settle(CALL, live)?;
             live.windows[id as usize] = None;
             let cleared = live.forget_window(id).map_err(CommError::from);
-            let closed = live.ask(|to| Command::Close { window: id, to });
+            let closed = live.ask(|to| Command::Wait(Waiting::Close { window: id, to }));
             // No rank returns, and perhaps frees the memory, before all ranks have closed the window.
             self.agree(live, "close a window", cleared.and(closed).map(|()| Vec::new()))?;
             live.let_go_of(window.memory().memory());

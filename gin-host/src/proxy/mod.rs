@@ -24,11 +24,10 @@ mod sabotage;
 mod stats;
 
 pub(crate) use check::{Limits, WindowInfo};
-pub(crate) use command::{Answer, Command, answer};
+pub(crate) use command::{Command, Waiting};
 pub(crate) use stats::Counters;
 pub use stats::{PeerStats, Stats};
 
-use command::Waiting;
 use flow::Op;
 use gin_abi::descriptor::WORDS;
 use gin_abi::{Descriptor, DescriptorError, Fault, FaultKind, Operation, SignalTarget};
