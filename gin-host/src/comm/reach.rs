@@ -32,14 +32,14 @@ pub(super) fn offer_device(device: &Arc<dyn Device>, across: bool) -> Result<(Ar
     Ok((place, key))
 }
 
-/// Returns for each rank, by the key of its device: 1 if kernels of `device` reach that device's memory, else 0.
-pub(super) fn row(device: &Arc<dyn Device>, keys: &[Vec<u8>]) -> Vec<u8> {
+/// Returns for each rank, by the key of its device, whether kernels of `device` reach that device's memory.
+pub(super) fn row(device: &Arc<dyn Device>, keys: &[Vec<u8>]) -> Vec<bool> {
     let reached = keys.iter().map(|key| match PLACES.look(key) {
         Ok(place) => device.reaches(&*place.0),
         Err(Missing::Elsewhere) => share::reaches(&**device, key),
         Err(Missing::Garbled | Missing::Gone) => false,
     });
-    reached.map(u8::from).collect()
+    reached.collect()
 }
 
 /// Returns the processes of ranks, by the keys of their devices.
@@ -48,10 +48,10 @@ pub(super) fn processes(keys: &[Vec<u8>]) -> Result<Vec<Process>, CommError> {
 }
 
 /// Returns the first two ranks of a team of `size` consecutive ranks of which one does not reach the other.
-fn gap(rows: &[Vec<u8>], size: u32) -> Option<(u32, u32)> {
+fn gap(rows: &[Vec<bool>], size: u32) -> Option<(u32, u32)> {
     let ranks = 0..rows.len() as u32;
     let pairs = ranks.flat_map(|rank| (rank / size * size..rank / size * size + size).map(move |other| (rank, other)));
-    pairs.into_iter().find(|&(rank, other)| rows[rank as usize].get(other as usize) != Some(&1))
+    pairs.into_iter().find(|&(rank, other)| rows[rank as usize].get(other as usize) != Some(&true))
 }
 
 /// Returns the size of LSA teams: the requested one, or the largest in which all ranks reach each other. `rows`: the
@@ -60,7 +60,7 @@ fn gap(rows: &[Vec<u8>], size: u32) -> Option<(u32, u32)> {
 /// # Errors
 /// [`CommError::LsaSize`] for a size that does not divide the ranks, [`CommError::LsaReach`] for one in which not all
 /// reach all.
-pub(super) fn team_size(rows: &[Vec<u8>], asked: Option<u32>) -> Result<u32, CommError> {
+pub(super) fn team_size(rows: &[Vec<bool>], asked: Option<u32>) -> Result<u32, CommError> {
     let ranks = rows.len() as u32;
     if let Some((rank, _)) = (0..).zip(rows).find(|(_, row)| row.len() != rows.len()) {
         return Err(garbled(rank));
@@ -109,8 +109,8 @@ pub(super) fn offer_range(range: &Arc<FlatRange>) -> Key {
 ///
 /// # Errors
 /// [`CommError::OtherRank`] if they are not reserved any more.
-pub(super) fn take_range(rank: u32, key: &[u8]) -> Result<Arc<FlatRange>, CommError> {
-    let found = RANGES.find(rank, &Key(key.to_vec()));
+pub(super) fn take_range(rank: u32, key: Vec<u8>) -> Result<Arc<FlatRange>, CommError> {
+    let found = RANGES.find(rank, &Key(key));
     found.map_err(|error| CommError::OtherRank { rank, reason: error.to_string() })
 }
 
@@ -119,8 +119,8 @@ mod tests {
     use super::*;
 
     /// Ranks with the same number reach each other.
-    fn rows(islands: &[u32]) -> Vec<Vec<u8>> {
-        islands.iter().map(|mine| islands.iter().map(|other| u8::from(mine == other)).collect()).collect()
+    fn rows(islands: &[u32]) -> Vec<Vec<bool>> {
+        islands.iter().map(|mine| islands.iter().map(|other| mine == other).collect()).collect()
     }
 
     #[test]
@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn one_way_is_not_enough() {
         let mut rows = rows(&[0, 0, 0, 0]);
-        rows[3][2] = 0;
+        rows[3][2] = false;
         assert_eq!(team_size(&rows, None), Ok(1));
         assert_eq!(team_size(&rows, Some(2)), Err(CommError::LsaReach { lsa_size: 2, rank: 3, other: 2 }));
     }

@@ -5,7 +5,7 @@ use super::gdaki::RemotePart;
 use super::live::Live;
 use super::reach;
 use super::window::{Registered, Window, WindowFlags};
-use super::wire::{decode, encode, garbled};
+use super::wire::same;
 use super::{CommError, Communicator};
 use crate::proxy::{Command, Waiting, WindowInfo};
 use bytemuck::Pod;
@@ -260,33 +260,29 @@ impl Communicator {
         flags: WindowFlags,
     ) -> Result<Arc<Registered>, CommError> {
         const CALL: &str = "register a window";
-        let message = prepared.as_ref().map_err(CommError::clone).map(|prepared| {
+        let message = prepared.as_ref().map(|prepared| {
             let memory = share::offer(prepared.memory.memory()).0;
             let plane = prepared.plane_gpu.as_ref().map(|plane| share::offer(plane).0).unwrap_or_default();
             let (bytes, offset) = (prepared.memory.bytes(), prepared.memory.offset());
-            encode(&(prepared.id, flags.bits(), bytes, offset, memory, plane, &prepared.key.0, prepared.nic_key))
+            (prepared.id, flags.bits(), bytes, offset, memory, plane, &prepared.key.0, prepared.nic_key)
         });
-        let all = self.agree(live, CALL, message)?;
+        type Message = (u32, u32, u64, u64, Vec<u8>, Vec<u8>, Vec<u8>, RemotePart);
+        let all = self.agree::<Message>(live, CALL, message)?;
         let prepared = prepared?;
         let id = prepared.id;
         let (mut lengths, mut keys, mut nic_keys) = (Vec::new(), Vec::new(), Vec::new());
         let mut peers = Peers::default();
         let mut taken = Ok(());
-        for (rank, message) in (0..).zip(&all) {
-            type Message<'a> = (u32, u32, u64, u64, &'a [u8], &'a [u8], &'a [u8], RemotePart);
-            let read = decode::<Message<'_>>(message).ok_or_else(|| garbled(rank))?;
-            let (their_id, their_flags, bytes, offset, memory, plane, key, nic_key) = read;
-            for (what, own, theirs) in [("window id", id, their_id), ("window flags", flags.bits(), their_flags)] {
-                if theirs != own {
-                    return Err(CommError::Disagreement { what, rank, theirs: theirs.into(), own: own.into() });
-                }
-            }
+        for (rank, message) in (0..).zip(all) {
+            let (their_id, their_flags, bytes, offset, memory, plane, key, nic_key) = message;
+            same("window id", rank, their_id.into(), id.into())?;
+            same("window flags", rank, their_flags.into(), flags.bits().into())?;
             lengths.push(bytes);
-            keys.push(Key(key.to_vec()));
+            keys.push(Key(key));
             nic_keys.push(nic_key);
             let near = rank / live.lsa_size == self.rank() / live.lsa_size;
             let place = |bytes| self.peer_place(live, &prepared, rank, bytes);
-            taken = taken.and_then(|()| peers.add(&self.device, (rank, near), (memory, offset), plane, place));
+            taken = taken.and_then(|()| peers.add(&self.device, (rank, near), (&memory, offset), &plane, place));
         }
         let opened = taken.and_then(|()| match &live.gdaki {
             Some(gdaki) => Ok(gdaki.open_window(id, &nic_keys)?),
@@ -294,7 +290,7 @@ impl Communicator {
         });
         let connected = opened.and_then(|()| self.connect_window(live, prepared, flags, lengths, peers, keys));
         // No rank uses the window before all ranks can serve it.
-        self.agree(live, "connect a window", connected.as_ref().map(|_| Vec::new()).map_err(CommError::clone))?;
+        self.agree::<()>(live, "connect a window", connected.as_ref().map(drop))?;
         connected
     }
 
@@ -402,21 +398,16 @@ impl Communicator {
             let id = window.id();
             let entry = live.windows.get(id as usize).and_then(Option::as_ref);
             let known = entry.is_some_and(|entry| entry.serial == window.inner.serial);
-            let own = if known { Ok(encode(&id)) } else { Err(CommError::WindowGone { window: id }) };
-            let all = self.agree(live, CALL, own)?;
-            for (rank, theirs) in (0..).zip(&all) {
-                let theirs: u32 = decode(theirs).ok_or_else(|| garbled(rank))?;
-                if theirs != id {
-                    let (theirs, own) = (theirs.into(), id.into());
-                    return Err(CommError::Disagreement { what: "window id", rank, theirs, own });
-                }
+            let own = if known { Ok(id) } else { Err(CommError::WindowGone { window: id }) };
+            for (rank, theirs) in (0..).zip(self.agree::<u32>(live, CALL, own.as_ref())?) {
+                same("window id", rank, theirs.into(), id.into())?;
             }
             self.settle(CALL, live)?;
             live.windows[id as usize] = None;
             let cleared = live.forget_window(id).map_err(CommError::from);
             let closed = live.ask(|to| Command::Wait(Waiting::Close { window: id, to }));
             // No rank returns, and perhaps frees the memory, before all ranks have closed the window.
-            self.agree(live, "close a window", cleared.and(closed).map(|()| Vec::new()))?;
+            self.agree::<()>(live, "close a window", cleared.and(closed).as_ref())?;
             live.let_go_of(window.memory().memory());
             Ok(())
         };
