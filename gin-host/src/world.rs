@@ -374,23 +374,18 @@ fn together(places: &[ChosenCpus]) -> Option<Vec<usize>> {
 ///
 /// # Panics
 /// With the panic of the first rank that panicked, after the others were ended.
-pub fn launch<T, E>(config: WorldConfig, body: impl Fn(Rank) -> Result<T, E> + Sync) -> Result<Vec<T>, LaunchError<E>>
-where
-    T: Send,
-    E: Send,
-{
+pub fn launch<T: Send, E: Send>(
+    config: WorldConfig,
+    body: impl Fn(Rank) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, LaunchError<E>> {
     launch_logged(config, body).0
 }
 
 /// Does the same as [`launch`], and returns the log of a seeded world too, if its configuration requests one.
-pub fn launch_logged<T, E>(
+pub fn launch_logged<T: Send, E: Send>(
     config: WorldConfig,
     body: impl Fn(Rank) -> Result<T, E> + Sync,
-) -> (Result<Vec<T>, LaunchError<E>>, EventLog)
-where
-    T: Send,
-    E: Send,
-{
+) -> (Result<Vec<T>, LaunchError<E>>, EventLog) {
     let world = match &config.mode {
         Mode::Seeded(seeded) => World::seeded(seeded.clone()),
         Mode::Threads(threads) => World::threads(threads.clone()),
@@ -433,15 +428,11 @@ where
 ///
 /// # Panics
 /// With the panic of `body`.
-pub fn join<T, E>(
+pub fn join<T: Send, E: Send>(
     config: WorldConfig,
     bootstrap: Arc<dyn Bootstrap>,
     body: impl Fn(Rank) -> Result<T, E> + Sync,
-) -> Result<T, LaunchError<E>>
-where
-    T: Send,
-    E: Send,
-{
+) -> Result<T, LaunchError<E>> {
     let refuse = |reason| LaunchError::Processes { reason };
     let Mode::Threads(threads) = &config.mode else {
         return Err(refuse("processes cannot take turns in a seeded world: use threads".to_owned()));
@@ -456,16 +447,12 @@ where
 }
 
 /// Runs the ranks of `job`: all ranks of `config` or one of them.
-fn run<T, E>(
+fn run<T: Send, E: Send>(
     config: &WorldConfig,
     world: &World,
     job: Vec<Arc<dyn Bootstrap>>,
     body: &(impl Fn(Rank) -> Result<T, E> + Sync),
-) -> Result<Vec<T>, LaunchError<E>>
-where
-    T: Send,
-    E: Send,
-{
+) -> Result<Vec<T>, LaunchError<E>> {
     let failed: Mutex<Option<(u32, E)>> = Mutex::new(None);
     let device = |rank| -> Result<Arc<dyn Device>, LaunchError<E>> {
         match (&config.mode, &config.devices) {
@@ -484,16 +471,12 @@ where
         // All ranks and services take turns on one thread.
         Mode::Seeded(_) => Vec::new(),
     };
-    let pool = match (&config.mode, config.progress_threads) {
+    let progress: Arc<dyn Progress> = match (&config.mode, config.progress_threads) {
         (Mode::Threads(_), Some(threads)) => {
-            let start = || Pool::new(threads);
-            Some(started_on(together(&places).as_deref(), start).and_then(|pool| pool).map_err(LaunchError::Threads)?)
+            let pool = started_on(together(&places).as_deref(), || Pool::new(threads)).and_then(|pool| pool);
+            Arc::new(pool.map_err(LaunchError::Threads)?)
         }
-        _ => None,
-    };
-    let progress: Arc<dyn Progress> = match pool {
-        Some(pool) => Arc::new(pool),
-        None => Arc::new(Services(world.clone())),
+        _ => Arc::new(Services(world.clone())),
     };
     let hosts = job.into_iter().zip(devices).enumerate().map(|(index, (bootstrap, device))| {
         let cpus = places.get(index).and_then(|place| place.cpus.clone());

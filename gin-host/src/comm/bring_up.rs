@@ -179,7 +179,7 @@ impl Communicator {
         if let Some(gdaki) = gdaki {
             gdaki.connect(&gdaki_offers, &until(self.config.connecting))?;
         }
-        let busy = |context| gdaki.map_or(0, |gdaki| gdaki.busy(context));
+        let busy = |context| gdaki.map_or(0, |gdaki| gdaki.queues.busy(context));
         Ok(prepared.resources.fill_tables(peer_signals, busy)?)
     }
 
@@ -220,7 +220,7 @@ impl Communicator {
             contexts: resources.context_parts(
                 &stats,
                 #[cfg(feature = "reset-by-store")]
-                (self.device.kind() == gin_gpu::DeviceKind::Virtual),
+                (self.config.resets_by_store && self.device.kind() == gin_gpu::DeviceKind::Virtual),
             ),
             first_index: requirements.first_index,
             max_outstanding: requirements.max_outstanding_per_peer as usize,
@@ -229,8 +229,6 @@ impl Communicator {
             board: channel.board().clone(),
             network,
             commands: receiver,
-            #[cfg(feature = "reset-by-store")]
-            resets_by_store: self.config.resets_by_store,
             _memory: Arc::new((resources.clone(), gdaki.clone())),
         };
         // Safety: the words lie in `resources`, which the proxy keeps alive, as it does the doorbells. The queues were

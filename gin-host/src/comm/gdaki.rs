@@ -16,7 +16,7 @@ use gin_net::{Capabilities, Raises};
 use gin_nic::hca::Access;
 use gin_nic::{
     Address, DeviceQueueError, DeviceQueuePairs, DoorbellRelay, DoorbellRelease, Doorbells, DrainError, Nic, NicError,
-    NicPeer, RegisteredSlice, Ringer, Shape, Target,
+    NicPeer, RegisteredSlice, Shape, Target,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex};
@@ -80,7 +80,7 @@ pub(super) struct RemotePart {
 /// The objects of a communicator on a NIC. Dropping it destroys them.
 #[derive(Debug)]
 pub(super) struct Gdaki {
-    queues: DeviceQueuePairs,
+    pub(super) queues: DeviceQueuePairs,
     /// The region of the signal words; `None` if there are no signals.
     signals: Option<RegisteredSlice>,
     /// The regions of the own parts, by window; `None` for a part without bytes.
@@ -89,7 +89,7 @@ pub(super) struct Gdaki {
     shape: Shape,
     signal_bytes: u64,
     most_bytes: u32,
-    nic: Arc<Nic>,
+    pub(super) nic: Arc<Nic>,
 }
 
 impl Gdaki {
@@ -135,11 +135,6 @@ impl Gdaki {
         })
     }
 
-    /// Returns the NIC.
-    pub(super) fn nic(&self) -> &Arc<Nic> {
-        &self.nic
-    }
-
     /// Returns the message for the other ranks.
     pub(super) fn offer(&self) -> Offer {
         let pairs = (0..self.shape.contexts).flat_map(|context| self.shape.peers().map(move |peer| (context, peer)));
@@ -177,16 +172,6 @@ impl Gdaki {
             gdaki_contexts: self.shape.contexts,
             ..handle
         }
-    }
-
-    /// Returns the address of a context's words that mark peers with unfinished entries.
-    pub(super) fn busy(&self, context: u32) -> u64 {
-        self.queues.busy(context)
-    }
-
-    /// Returns the engine that rings doorbells: see [`DeviceQueuePairs::ringer`].
-    pub(super) fn ringer(&self) -> Ringer {
-        self.queues.ringer()
     }
 
     /// Returns the relay that rings doorbells for kernels; `None` if kernels ring them.

@@ -12,7 +12,6 @@ use gin_net::{NetError, Request};
 pub(super) struct Op {
     pub(super) context: u32,
     pub(super) index: u64,
-    pub(super) peer: u32,
     pub(super) operation: Operation,
     request: Descriptor,
     /// The next part to post.
@@ -108,7 +107,7 @@ impl Op {
         self.messages = self.messages.wrapping_add(1);
         self.outstanding += 1;
         let more = self.request.more || self.rest == Rest::Payload;
-        Request { id, context: self.context, peer: self.peer, transfer, signal, notice: None, more }
+        Request { id, context: self.context, peer: self.request.peer, transfer, signal, notice: None, more }
     }
 }
 
@@ -152,7 +151,6 @@ impl Proxy {
         let op = Op {
             context,
             index,
-            peer: request.peer,
             operation,
             request,
             rest: Rest::Payload,
@@ -204,7 +202,7 @@ impl Proxy {
                 if let Some(op) = &mut self.ops[slot as usize] {
                     self.batch.push(op.next(slot, self.parts.max_message, strong));
                     let stats = &self.contexts[op.context as usize].part.stats;
-                    stats::add(&stats.of(Some(op.peer)).posted, 1);
+                    stats::add(&stats.of(Some(op.request.peer)).posted, 1);
                 }
                 continue;
             }
@@ -234,9 +232,9 @@ impl Proxy {
         let Some(op) = self.ops.get_mut(slot as usize).and_then(Option::as_mut) else { return };
         op.outstanding -= 1;
         let stats = &self.contexts[op.context as usize].part.stats;
-        stats::add(&stats.of(Some(op.peer)).completions, 1);
+        stats::add(&stats.of(Some(op.request.peer)).completions, 1);
         if let Err(error) = outcome {
-            let fault = Fault::new(FaultKind::Network, op.operation).context(op.context).peer(op.peer);
+            let fault = Fault::new(FaultKind::Network, op.operation).context(op.context).peer(op.request.peer);
             let fault = error.apply(fault);
             op.cancel();
             op.failure = Some(fault);
@@ -260,7 +258,7 @@ impl Proxy {
         }
         let fault = op.failure.or(self.over.filter(|_| op.canceled));
         let counter = op.request.counter.filter(|_| fault.is_none());
-        self.publish(op.context, op.index, Some(op.peer), fault, counter);
+        self.publish(op.context, op.index, Some(op.request.peer), fault, counter);
     }
 }
 
@@ -280,7 +278,6 @@ mod tests {
         Op {
             context: 4,
             index: 9,
-            peer: 6,
             operation: Operation::Put,
             request: Descriptor { peer: 6, transfer, signal, counter: None, more: false },
             rest: Rest::Payload,

@@ -60,7 +60,7 @@ pub(crate) struct ContextPart {
     pub(crate) counters: GlobalWord,
     /// The signal words that CPU threads raise; `None` if they raise none.
     pub(crate) signals: Option<GlobalWord>,
-    /// The words beside signals, which include baselines.
+    /// The words beside signals, which include baselines; only for a proxy that makes the mistake of `sabotage`.
     #[cfg(feature = "reset-by-store")]
     pub(crate) signal_near: Option<GlobalWord>,
     pub(crate) stats: Arc<Counters>,
@@ -79,8 +79,6 @@ pub(crate) struct Parts {
     pub(crate) board: Arc<Board>,
     pub(crate) network: Box<dyn Network>,
     pub(crate) commands: Receiver<Command>,
-    #[cfg(feature = "reset-by-store")]
-    pub(crate) resets_by_store: bool,
     /// Keeps the memory of all words above alive.
     pub(crate) _memory: Arc<dyn Any + Send + Sync>,
 }
@@ -114,7 +112,7 @@ pub struct Proxy {
     waiting: Vec<Waiting>,
     finished: bool,
     #[cfg(feature = "reset-by-store")]
-    resets: Option<sabotage::Resets>,
+    resets: sabotage::Resets,
     // Last: the memory of all words is dropped after their users.
     parts: Parts,
 }
@@ -157,7 +155,7 @@ impl Proxy {
             waiting: Vec::new(),
             finished: false,
             #[cfg(feature = "reset-by-store")]
-            resets: parts.resets_by_store.then(sabotage::Resets::new),
+            resets: sabotage::Resets::new(),
             parts,
         }
     }
