@@ -4,7 +4,7 @@
 use super::gdaki::{self, Gdaki};
 use super::live::{Live, until};
 use super::reach;
-use super::resources::{Engines, Resources};
+use super::resources::Resources;
 use super::state::Active;
 use super::symmetric::{self, Flat, Offered};
 use super::wire::{agree, garbled, same};
@@ -12,7 +12,7 @@ use super::{Backend, ChosenBackend, CommError, Communicator, Requirements, Route
 use crate::proxy::progress::Together;
 use crate::proxy::{Counters, Limits, Parts, Proxy};
 use gin_abi::BackendKind;
-use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS};
+use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS, ENGINE_CPU, ENGINE_GPU, ENGINE_NIC};
 use gin_boot::Channel;
 use gin_gpu::quarantine::{Process, Sharers};
 use gin_gpu::share;
@@ -126,7 +126,8 @@ impl Communicator {
         requirements.check_network(&capabilities)?;
         let gpu = lsa_size > 1 && self.config.routes == Routes::Automatic;
         let gdaki = matches!(chosen, ChosenBackend::Gdaki(_));
-        let engines = Engines { gpu, nic: gdaki || capabilities.raises == Raises::Nic, cpu: !gdaki };
+        let nic = gdaki || capabilities.raises == Raises::Nic;
+        let engines = bits(gpu, ENGINE_GPU) | bits(nic, ENGINE_NIC) | bits(!gdaki, ENGINE_CPU);
         let across = self.is_across();
         let resources = Resources::new(&self.device, requirements, (ranks, lsa_size), engines, across)?;
         let signals = resources.local_signals().map(|signals| network.register_signals(&signals));
@@ -197,7 +198,6 @@ impl Communicator {
         let (rank, ranks) = (self.rank(), self.ranks());
         let (resources, fetch) = (Arc::new(resources), network.fetch());
         let stats: Vec<Arc<Counters>> = (0..requirements.contexts).map(|_| Arc::new(Counters::new(ranks))).collect();
-        let bits = |has, bit| if has { bit } else { 0 };
         let handle = resources.handle(
             backend,
             rank,
@@ -258,6 +258,10 @@ impl Communicator {
             progress: Some(progress),
         })
     }
+}
+
+fn bits(there: bool, bits: u32) -> u32 {
+    if there { bits } else { 0 }
 }
 
 /// The parts of a rank before the ranks exchange messages.

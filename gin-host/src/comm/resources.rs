@@ -54,25 +54,6 @@ fn beside(first: u64, count: usize) -> Vec<u64> {
     words
 }
 
-/// The engines that raise words.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Engines {
-    /// GPUs, by loads and stores.
-    pub(crate) gpu: bool,
-    /// The NIC.
-    pub(crate) nic: bool,
-    /// CPU threads.
-    pub(crate) cpu: bool,
-}
-
-impl Engines {
-    /// Returns the `ENGINE_*` bits.
-    fn bits(self) -> u32 {
-        let bit = |there: bool, bit| if there { bit } else { 0 };
-        bit(self.gpu, ENGINE_GPU) | bit(self.nic, ENGINE_NIC) | bit(self.cpu, ENGINE_CPU)
-    }
-}
-
 /// The addresses of all words in pinned memory and in device memory.
 #[derive(Debug)]
 struct Places {
@@ -87,7 +68,7 @@ impl Places {
     fn new(
         requirements: &Requirements,
         (ranks, lsa_size): (u32, u32),
-        engines: Engines,
+        engines: u32,
         pinned: &mut Layout,
         near: &mut Layout,
     ) -> Self {
@@ -101,22 +82,22 @@ impl Places {
             signals: requirements.signals,
             counters: requirements.counters,
             windows: requirements.windows,
-            engines: engines.bits(),
+            engines,
             world_barriers: requirements.world_barriers,
             rail_barriers: requirements.rail_barriers,
             lsa_barriers: requirements.lsa_barriers,
-            lsa_reach: if engines.gpu { lsa_size } else { 0 },
+            lsa_reach: if engines & ENGINE_GPU != 0 { lsa_size } else { 0 },
             host_status: pinned.place(size_of::<StatusBlock>() as u64),
             kernel_status: pinned.place(size_of::<StatusBlock>() as u64),
             kernel_status_copy: near.place(size_of::<StatusBlock>() as u64),
             context_table: near.place(contexts * size_of::<ContextData>() as u64),
             window_table: near.place(u64::from(requirements.windows) * size_of::<WindowData>() as u64),
-            peer_signals: if engines.gpu { near.words(contexts * peers) } else { 0 },
+            peer_signals: if engines & ENGINE_GPU != 0 { near.words(contexts * peers) } else { 0 },
             barrier_state: near.words(requirements.barriers()),
             ..CommHandle::zeroed()
         };
         // Kernels that consume a NIC's completions raise counters, too.
-        let own_counters = engines.gpu || engines.nic;
+        let own_counters = engines & (ENGINE_GPU | ENGINE_NIC) != 0;
         let context = |_| ContextData {
             slots: pinned.words(u64::from(requirements.queue_depth) * WORDS as u64),
             consumer_index: pinned.words(1),
@@ -156,13 +137,13 @@ pub(crate) struct Resources {
 }
 
 impl Resources {
-    /// Allocates the memory and fills the words that do not depend on other ranks. `across`: each rank is a separate
-    /// process.
+    /// Allocates the memory and fills the words that do not depend on other ranks. `engines`: the `ENGINE_*` bits of
+    /// those that raise words. `across`: each rank is a separate process.
     pub(crate) fn new(
         device: &Arc<dyn Device>,
         requirements: &Requirements,
         (ranks, lsa_size): (u32, u32),
-        engines: Engines,
+        engines: u32,
         across: bool,
     ) -> Result<Self, GpuError> {
         let (mut pinned, mut near) = (Layout::default(), Layout::default());
@@ -174,10 +155,10 @@ impl Resources {
         let all_signals = requirements.all_signals(ranks, lsa_size);
         let words = u64::from(requirements.contexts) * all_signals * 8;
         let signal_words =
-            |there: bool, kind| there.then(|| Memory::for_ranks(device, kind, words, across)).transpose();
-        let signals = signal_words(engines.cpu, MemoryKind::Pinned)?;
-        let signals_nic = signal_words(engines.nic, MemoryKind::Device)?;
-        let signals_gpu = signal_words(engines.gpu, MemoryKind::Device)?;
+            |engine, kind| (engines & engine != 0).then(|| Memory::for_ranks(device, kind, words, across)).transpose();
+        let signals = signal_words(ENGINE_CPU, MemoryKind::Pinned)?;
+        let signals_nic = signal_words(ENGINE_NIC, MemoryKind::Device)?;
+        let signals_gpu = signal_words(ENGINE_GPU, MemoryKind::Device)?;
         for (context, data) in (0..).zip(&mut places.contexts) {
             data.signal_cpu = signals_of(&signals, context, all_signals);
             data.signal_nic = signals_of(&signals_nic, context, all_signals);

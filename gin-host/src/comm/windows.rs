@@ -227,21 +227,19 @@ impl Communicator {
             return Err(CommError::Limit { what: "windows", asked: limit + 1, least: 1, limit });
         };
         let plane_bytes = bytes.next_multiple_of(8);
-        let plane = |kind| Memory::for_ranks(&self.device, kind, plane_bytes, self.is_across());
-        let plane_near = || Memory::new(&self.device, MemoryKind::Device, NEAR_WORDS * plane_bytes);
-        let engine = |engine| live.handle.engines & engine != 0;
-        let (plane_cpu, plane_gpu, plane_near) = if flags.signals {
-            let plane = |there: bool, kind| there.then(|| plane(kind)).transpose();
-            let near = plane_near()?;
-            if engine(ENGINE_NIC) {
-                begin_at(&memory, &near)?;
-            }
-            (plane(engine(ENGINE_CPU), MemoryKind::Pinned)?, plane(engine(ENGINE_GPU), MemoryKind::Device)?, Some(near))
-        } else {
-            (None, None, None)
+        let raises = |engine| flags.signals && live.handle.engines & engine != 0;
+        let plane = |engine, kind| {
+            let plane = || Memory::for_ranks(&self.device, kind, plane_bytes, self.is_across());
+            raises(engine).then(plane).transpose()
         };
+        let plane_near = || Memory::new(&self.device, MemoryKind::Device, NEAR_WORDS * plane_bytes);
+        let plane_near = flags.signals.then(plane_near).transpose()?;
+        let nic = raises(ENGINE_NIC);
+        if let Some(near) = plane_near.as_ref().filter(|_| nic) {
+            begin_at(&memory, near)?;
+        }
+        let (plane_cpu, plane_gpu) = (plane(ENGINE_CPU, MemoryKind::Pinned)?, plane(ENGINE_GPU, MemoryKind::Device)?);
         let id = id as u32;
-        let nic = flags.signals && engine(ENGINE_NIC);
         let window = LocalWindow { id, memory: memory.clone(), plane: plane_cpu.clone(), nic };
         let key = live.ask(|to| Command::Register { window, to })??;
         // Last, because no later step that fails would undo it.
@@ -307,25 +305,22 @@ impl Communicator {
         if stride != 0 {
             self.check_distances(live, memory.address(), stride, &peers.windows)?;
         }
-        let table = |words: &[u64]| -> Result<Arc<Memory>, CommError> {
-            let table = Memory::new(&self.device, MemoryKind::Device, size_of_val(words) as u64)?;
-            table.write(0, words)?;
-            Ok(table)
-        };
-        let lengths_table = Some(table(&lengths)?);
-        let peers_table = Some(table(&peers.windows)?);
-        let planes_table = if plane_gpu.is_some() { Some(table(&peers.planes)?) } else { None };
+        let words = [&lengths[..], &peers.windows, &peers.planes].concat();
+        let tables = Memory::new(&self.device, MemoryKind::Device, size_of_val(&words[..]) as u64)?;
+        tables.write(0, &words)?;
+        let [lengths_table, peers_table, planes_table] =
+            [0, 1, 2].map(|table| tables.address() + table * size_of_val(&lengths[..]) as u64);
         let data = WindowData {
             active: 1,
             flags: flags.bits(),
             base: memory.address(),
             length: memory.bytes(),
-            lengths: address(&lengths_table),
-            peers: address(&peers_table),
+            lengths: lengths_table,
+            peers: peers_table,
             va_gpu: address(&plane_gpu),
             va_cpu: address(&plane_cpu),
             va_near: address(&plane_near),
-            peer_va_gpu: address(&planes_table),
+            peer_va_gpu: if plane_gpu.is_some() { planes_table } else { 0 },
             stride,
             reserved: 0,
         };
@@ -350,7 +345,7 @@ impl Communicator {
         let fetched = live.fetch.map(fetch).transpose()?;
         live.ask(|to| Command::Connect { window: id, keys, info, to })??;
         drop(fetched);
-        let beside = [plane_cpu, plane_gpu, plane_near, lengths_table, peers_table, planes_table];
+        let beside = [plane_cpu, plane_gpu, plane_near, Some(tables)];
         Ok(Arc::new(Registered {
             handle,
             serial: NEXT.fetch_add(1, Ordering::Relaxed),
