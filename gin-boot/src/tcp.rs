@@ -5,7 +5,7 @@ use crate::beat::BeatThread;
 use crate::board::Board;
 use crate::error::{show_ranks, system};
 use crate::id::{self, Secret, UniqueId};
-use crate::io::{LINGERING, Start, Wishes, run};
+use crate::io::{LINGERING, Start, run};
 use crate::message::CollectiveId;
 use crate::node::{MAX_BYTES, Node};
 use crate::shrink::Spares;
@@ -168,7 +168,6 @@ pub struct TcpBootstrap {
     pub(crate) inner: Arc<Inner>,
     /// The number of the next collective.
     next: AtomicU64,
-    hosts: Vec<String>,
     /// The names that distinguish hosts, by rank: see [`this_system`].
     systems: Vec<String>,
     pub(crate) spares: Spares,
@@ -180,7 +179,6 @@ pub(crate) struct Inner {
     pub(crate) node: Arc<Node>,
     pub(crate) secret: Secret,
     pub(crate) config: TcpConfig,
-    wishes: Wishes,
     /// Disconnected when the thread has ended.
     ended: Mutex<mpsc::Receiver<()>>,
 }
@@ -214,10 +212,9 @@ impl TcpBootstrap {
         (config.silence, config.progress) = (config.silence.max(SHORTEST), config.progress.max(SHORTEST));
         let instance = id::random().map_err(system("make random numbers"))?;
         let (node, connects) = Node::new(rank, ranks, instance);
-        let wishes = Wishes::default();
         let beats = BeatThread::start(rank).map_err(system("send heartbeats"))?;
         let (key, to) = (secret.key().clone(), beats.beats.clone());
-        let run = run(node.clone(), connects, key, config.clone(), start, wishes.clone(), to);
+        let run = run(node.clone(), connects, key, config.clone(), start, to);
         let runtime = runtime().map_err(system("serve connections"))?;
         let (end, ended) = mpsc::channel();
         let served = node.clone();
@@ -229,12 +226,12 @@ impl TcpBootstrap {
         };
         let thread = std::thread::Builder::new().name(format!("gin-boot-{rank}")).spawn(serve);
         thread.map_err(system("serve connections"))?;
-        Inner { node, secret: secret.clone(), config, wishes, ended: ended.into() }.join(Instant::now())
+        Inner { node, secret: secret.clone(), config, ended: ended.into() }.join(Instant::now())
     }
 
     /// Returns the name that the host of each rank has in its system, by rank.
     pub fn hosts(&self) -> &[String] {
-        &self.hosts
+        self.inner.node.hosts.get().map_or(&[], Vec::as_slice)
     }
 
     /// Returns the bytes that this rank has sent and has received for collectives and reports of faults.
@@ -296,13 +293,12 @@ impl Inner {
             }
             error => error,
         })?;
-        self.wishes.joined.store(true, Ordering::Release);
+        node.joined.store(true, Ordering::Release);
         let systems: Vec<String> = systems.iter().map(|system| String::from_utf8_lossy(system).into_owned()).collect();
         let name = |system: &String| system.split('\n').next().unwrap_or_default().to_owned();
-        let hosts: Vec<String> = systems.iter().map(name).collect();
-        let _ = node.hosts.set(hosts.clone());
+        let _ = node.hosts.set(systems.iter().map(name).collect());
         let spares = Spares::exchange(&self)?;
-        Ok(TcpBootstrap { inner: Arc::new(self), next: AtomicU64::new(0), hosts, systems, spares })
+        Ok(TcpBootstrap { inner: Arc::new(self), next: AtomicU64::new(0), systems, spares })
     }
 
     pub(crate) fn gather(
@@ -355,8 +351,8 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let joined = self.wishes.joined.load(Ordering::Acquire);
-        self.wishes.leave.store(true, Ordering::Release);
+        let joined = self.node.joined.load(Ordering::Acquire);
+        self.node.leaving.store(true, Ordering::Release);
         self.node.posted.notify_one();
         // A rank that never joined has sent nothing that another rank needs. While a panic unwinds, this waits for no
         // rank.
@@ -381,7 +377,7 @@ impl Bootstrap for TcpBootstrap {
     }
 
     fn host(&self, rank: u32) -> String {
-        self.hosts.get(rank as usize).cloned().unwrap_or_default()
+        self.inner.node.host(rank)
     }
 
     fn rank(&self) -> u32 {
