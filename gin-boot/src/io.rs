@@ -8,7 +8,7 @@
 
 use crate::beat::{AHEAD, Beats, Event, Late, Seat, Watch, read};
 use crate::error::{show_ranks, system};
-use crate::id::Key;
+use crate::id::Secret;
 use crate::link::{Link, LinkError, Outbound};
 use crate::message::{Answer, CHUNK, FRAME, Hello, Message, Registration, VERSION};
 use crate::node::{Node, Outgoing};
@@ -59,7 +59,7 @@ pub(super) enum Start {
 #[derive(Debug)]
 pub(super) struct Io {
     node: Arc<Node>,
-    key: Key,
+    secret: Secret,
     config: TcpConfig,
     beats: Beats,
     begun: Instant,
@@ -71,14 +71,14 @@ pub(super) struct Io {
 pub(super) async fn run(
     node: Arc<Node>,
     mut connects: UnboundedReceiver<(usize, Registration)>,
-    key: Key,
+    secret: Secret,
     config: TcpConfig,
     start: Start,
     beats: Beats,
 ) {
     let (alive, mut ended) = mpsc::channel::<()>(1);
     let (begun, held) = (Instant::now(), alive.downgrade());
-    let io = Arc::new(Io { node: node.clone(), key, config, beats, begun, alive: held });
+    let io = Arc::new(Io { node: node.clone(), secret, config, beats, begun, alive: held });
     let mut tasks = JoinSet::new();
     match start {
         Start::Listen(listener) => {
@@ -134,7 +134,7 @@ impl Io {
     /// Connects, sends a [`Hello`] and receives the answer.
     async fn call(&self, address: SocketAddr, hello: &Hello) -> Result<(Link, Answer), LinkError> {
         limited(GREETING, async {
-            let mut link = Link::connect(TcpStream::connect(address).await?, &self.key, &self.node.traffic).await?;
+            let mut link = Link::connect(TcpStream::connect(address).await?, &self.secret, &self.node.traffic).await?;
             link.send(hello).await?;
             let answer = link.receive().await?;
             Ok((link, answer))
@@ -204,7 +204,7 @@ impl Io {
                     listener.insert(TcpListener::bind((ip, 0)).await?).local_addr()?
                 }
             };
-            let mut link = Link::connect(stream, &self.key, &self.node.traffic).await?;
+            let mut link = Link::connect(stream, &self.secret, &self.node.traffic).await?;
             let Node { rank, ranks, instance, .. } = *self.node;
             link.send(&Hello::Register(Registration { rank, ranks, instance, address: own })).await?;
             link.receive().await
@@ -252,7 +252,7 @@ impl Io {
 
     async fn greet(&self, stream: TcpStream) -> Result<(), LinkError> {
         limited(GREETING, async {
-            let mut link = Link::accept(stream, &self.key, &self.node.traffic).await?;
+            let mut link = Link::accept(stream, &self.secret, &self.node.traffic).await?;
             let node = &self.node;
             match link.receive().await? {
                 Hello::Register(registration) => {

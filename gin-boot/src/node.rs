@@ -312,7 +312,7 @@ impl Node {
             if let (false, Some(notice)) = (notices.published, board.of(self.rank)) {
                 notices.published = true;
                 let cause = board.cause(self.rank).unwrap_or_default().to_owned();
-                news.push(Message::Fault { channel, rank: self.rank, fault: notice.fault, cause });
+                news.push(Message::Fault { channel, rank: self.rank, fault: notice.fault.to_words(), cause });
             }
             !(state.closed.contains(&channel) && Arc::strong_count(board) == 1)
         });
@@ -480,6 +480,7 @@ impl Node {
             }
             Message::Fault { channel, rank, fault, ref cause } => {
                 from(rank)?;
+                let fault = Fault::read(fault);
                 state.forward(&message, Some(edge));
                 if state.closed.contains(&channel) && !state.notices.contains_key(&channel) {
                     return Ok(());

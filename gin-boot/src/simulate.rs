@@ -104,7 +104,6 @@ async fn job(ranks: u32, barriers: u32, bytes: usize) -> Result<Simulated, Boots
     let config = TcpConfig::default().address(Some(Ipv4Addr::LOCALHOST.into())).silence(hour);
     let rendezvous = Rendezvous::new(config.clone())?;
     let (id, mut listener) = (rendezvous.id().clone(), Some(rendezvous.listener));
-    let key = id.secret().key().clone();
     let mut job = Job { nodes: Vec::new(), before: vec![0; ranks as usize] };
     let mut tasks = JoinSet::new();
     let beats = Beats::here();
@@ -113,7 +112,7 @@ async fn job(ranks: u32, barriers: u32, bytes: usize) -> Result<Simulated, Boots
         let instance = id::random().map_err(system("make random numbers"))?;
         let (node, connects) = Node::new(rank, ranks, instance);
         let start = listener.take().map_or_else(|| Start::Connect(id.addresses().to_vec()), Start::Listen);
-        tasks.spawn(run(node.clone(), connects, key.clone(), config.clone(), start, beats.clone()));
+        tasks.spawn(run(node.clone(), connects, id.secret(), config.clone(), start, beats.clone()));
         node.give(JOINING, &[]);
         job.nodes.push(node);
     }

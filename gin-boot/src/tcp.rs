@@ -213,8 +213,7 @@ impl TcpBootstrap {
         let instance = id::random().map_err(system("make random numbers"))?;
         let (node, connects) = Node::new(rank, ranks, instance);
         let beats = BeatThread::start(rank).map_err(system("send heartbeats"))?;
-        let (key, to) = (secret.key().clone(), beats.beats.clone());
-        let run = run(node.clone(), connects, key, config.clone(), start, to);
+        let run = run(node.clone(), connects, secret.clone(), config.clone(), start, beats.beats.clone());
         let runtime = runtime().map_err(system("serve connections"))?;
         let (end, ended) = mpsc::channel();
         let served = node.clone();
@@ -279,13 +278,11 @@ impl Inner {
         node.give(JOINING, this_system().as_bytes());
         // The tasks keep the time. This limit is for the case that they do not.
         let limit = self.config.joining.saturating_add(Duration::from_secs(20));
-        let mut outcome = None;
-        rt::wait_until(|| {
+        let outcome = rt::wait_for(|| {
             if begun.elapsed() > limit {
                 node.give_up_joining(limit);
             }
-            outcome = node.result(JOINING);
-            outcome.is_some()
+            node.result(JOINING)
         });
         let systems = outcome.unwrap_or_else(|| Err(node.unserved())).map_err(|error| match error {
             BootstrapError::Timeout { missing, .. } => {
@@ -311,10 +308,9 @@ impl Inner {
         self.node.give(id, bytes);
         let begun = Instant::now();
         let mut reported = begun;
-        let mut outcome = None;
-        rt::wait_until(|| {
+        let outcome = rt::wait_for(|| {
             // The end of a communicator says more than the departure of a rank after it.
-            outcome = match self.node.result(id) {
+            let outcome = match self.node.result(id) {
                 Some(Ok(all)) => Some(Ok(all)),
                 other if ended() => {
                     if other.is_none() {
@@ -333,7 +329,7 @@ impl Inner {
                 let (rank, waited) = (self.node.rank, begun.elapsed().as_secs());
                 tracing::info!(rank, waited, count = missing.len(), ranks = %show_ranks(&missing), "waiting for ranks");
             }
-            outcome.is_some()
+            outcome
         });
         if matches!(outcome, Some(Ok(_))) {
             self.flush();

@@ -48,12 +48,11 @@ impl Live {
     pub(super) fn ask<T>(&self, command: impl FnOnce(mpsc::SyncSender<T>) -> Command) -> Result<T, CommError> {
         let (to, from) = mpsc::sync_channel(1);
         self.commands.send(command(to)).map_err(|_| CommError::ProxyGone)?;
-        let mut answer = Err(TryRecvError::Empty);
-        rt::wait_until(|| {
-            answer = from.try_recv();
-            !matches!(answer, Err(TryRecvError::Empty))
+        let answer = rt::wait_for(|| match from.try_recv() {
+            Err(TryRecvError::Empty) => None,
+            answer => Some(answer),
         });
-        answer.map_err(|_| CommError::ProxyGone)
+        answer.and_then(Result::ok).ok_or(CommError::ProxyGone)
     }
 
     /// Waits until all requests that kernels have posted are finished. Returns the number of unfinished requests when
