@@ -11,8 +11,8 @@ use super::wire::{agree, garbled, same};
 use super::{Backend, ChosenBackend, CommError, Communicator, Requirements, Routes};
 use crate::proxy::progress::Together;
 use crate::proxy::{Counters, Limits, Parts, Proxy};
-use gin_abi::BackendKind;
 use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS, ENGINE_CPU, ENGINE_GPU, ENGINE_NIC};
+use gin_abi::{BackendKind, CommHandle};
 use gin_boot::Channel;
 use gin_gpu::quarantine::{Process, Sharers};
 use gin_gpu::share;
@@ -33,7 +33,10 @@ impl Communicator {
         const CALL: &str = "initialise";
         let (lsa_size, chosen, processes) =
             self.meet(CALL, self.config.backend.choose(&*self.device, &self.config.nic))?;
-        let own = self.numbers(requirements, lsa_size, &chosen);
+        // The numbers that must be equal on all ranks.
+        let mut own = requirements.named().to_vec();
+        let backend = chosen.as_ref().map_or(0, |chosen| chosen.kind() as u64);
+        own.extend([("lsa_size", lsa_size.into()), ("routes", self.config.routes as u64), ("backend", backend)]);
         let prepared = chosen.and_then(|chosen| self.prepare(requirements, lsa_size, chosen));
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let offer = prepared.as_ref().map(|prepared| self.offer(prepared, number, &own));
@@ -53,8 +56,8 @@ impl Communicator {
         let live = self.start(requirements, lsa_size, prepared, channel, processes);
         self.exchange::<()>("start", live.as_ref().map(drop))?;
         let live = live?;
-        let Live { backend, lsa_size, .. } = live;
-        let (network, contexts) = (live.capabilities.name, requirements.contexts);
+        let Live { backend, handle: CommHandle { lsa_size, contexts, .. }, .. } = live;
+        let network = live.capabilities.name;
         tracing::debug!(rank = self.rank(), number, ?backend, network, over, lsa_size, contexts, "communicator is up");
         let (board, resources) = (live.channel.board().clone(), Arc::downgrade(&live.resources));
         // Set once: a communicator becomes active at most once.
@@ -89,20 +92,6 @@ impl Communicator {
             _ => chosen,
         };
         Ok((reach::team_size(&rows, self.config.lsa_size)?, chosen, reach::processes(&keys)?))
-    }
-
-    /// Returns the numbers that must be equal on all ranks.
-    fn numbers(
-        &self,
-        requirements: &Requirements,
-        lsa_size: u32,
-        chosen: &Result<ChosenBackend, CommError>,
-    ) -> Vec<(&'static str, u64)> {
-        let mut numbers = requirements.named().to_vec();
-        numbers.push(("lsa_size", u64::from(lsa_size)));
-        numbers.push(("routes", self.config.routes as u64));
-        numbers.push(("backend", chosen.as_ref().map_or(0, |chosen| chosen.kind() as u64)));
-        numbers
     }
 
     /// Prepares this rank's own part, before the ranks exchange messages.
@@ -244,7 +233,6 @@ impl Communicator {
         Ok(Live {
             backend,
             capabilities,
-            lsa_size,
             resources,
             gdaki,
             handle,

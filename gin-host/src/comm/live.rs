@@ -21,7 +21,6 @@ use std::time::Duration;
 pub(super) struct Live {
     pub(super) backend: BackendKind,
     pub(super) capabilities: Capabilities,
-    pub(super) lsa_size: u32,
     pub(super) resources: Arc<Resources>,
     /// `Some` if kernels drive a NIC.
     pub(super) gdaki: Option<Arc<Gdaki>>,

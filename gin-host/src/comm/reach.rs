@@ -6,7 +6,7 @@
 
 use super::CommError;
 use super::wire::garbled;
-use gin_gpu::flat::{FlatPlace, FlatRange};
+use gin_gpu::flat::FlatPlace;
 use gin_gpu::quarantine::Process;
 use gin_gpu::registry::{Missing, Registry};
 use gin_gpu::share;
@@ -14,28 +14,24 @@ use gin_gpu::{Device, Memory};
 use gin_net::Key;
 use std::sync::Arc;
 
-/// A rank's device, as other ranks of the process find it.
-#[derive(Debug)]
-pub(super) struct Known(Arc<dyn Device>);
-
-static PLACES: Registry<Known> = Registry::new();
-static RANGES: Registry<FlatRange> = Registry::new();
+/// The devices of ranks, as other ranks of the process find them.
+static DEVICES: Registry<Arc<dyn Device>> = Registry::new();
 
 /// Publishes a device to the other ranks as long as the returned value lives; also to other processes of the host if
 /// ranks are `across` processes.
-pub(super) fn offer_device(device: &Arc<dyn Device>, across: bool) -> Result<(Arc<Known>, Key), CommError> {
-    let place = Arc::new(Known(device.clone()));
-    let mut key = PLACES.publish(&place);
+pub(super) fn offer_device(device: &Arc<dyn Device>, across: bool) -> Result<(Arc<Arc<dyn Device>>, Key), CommError> {
+    let published = Arc::new(device.clone());
+    let mut key = DEVICES.publish(&published);
     if across {
         key.0.extend(share::describe(&**device).map_err(CommError::Share)?);
     }
-    Ok((place, key))
+    Ok((published, key))
 }
 
 /// Returns for each rank, by the key of its device, whether kernels of `device` reach that device's memory.
 pub(super) fn row(device: &Arc<dyn Device>, keys: &[Vec<u8>]) -> Vec<bool> {
-    let reached = keys.iter().map(|key| match PLACES.look(key) {
-        Ok(place) => device.reaches(&*place.0),
+    let reached = keys.iter().map(|key| match DEVICES.look(key) {
+        Ok(other) => device.reaches(&**other),
         Err(Missing::Elsewhere) => share::reaches(&**device, key),
         Err(Missing::Garbled | Missing::Gone) => false,
     });
@@ -97,20 +93,6 @@ pub(super) fn take_memory_at(
     place: impl FnOnce(u64) -> Result<Option<FlatPlace>, String>,
 ) -> Result<Arc<Memory>, CommError> {
     let found = share::take(rank, key, device, place);
-    found.map_err(|error| CommError::OtherRank { rank, reason: error.to_string() })
-}
-
-/// Publishes the addresses of a team to its other ranks, as long as they are reserved.
-pub(super) fn offer_range(range: &Arc<FlatRange>) -> Key {
-    RANGES.publish(range)
-}
-
-/// Returns the addresses that the first rank of a team published.
-///
-/// # Errors
-/// [`CommError::OtherRank`] if they are not reserved any more.
-pub(super) fn take_range(rank: u32, key: Vec<u8>) -> Result<Arc<FlatRange>, CommError> {
-    let found = RANGES.find(rank, &Key(key));
     found.map_err(|error| CommError::OtherRank { rank, reason: error.to_string() })
 }
 

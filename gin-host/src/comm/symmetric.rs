@@ -3,13 +3,18 @@
 //! place in it for each window.
 
 use super::live::Live;
-use super::reach;
 use super::{CommError, Communicator};
+use gin_abi::CommHandle;
 use gin_gpu::flat::{FlatRange, first_fit};
+use gin_gpu::registry::Registry;
 use gin_gpu::{Device, Memory, MemoryKind};
+use gin_net::Key;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
+
+/// The ranges of addresses of this process's teams, as long as they are reserved.
+static RANGES: Registry<FlatRange> = Registry::new();
 
 /// The range of a team: `None` if its devices have ordinary memory only, or the error of the reservation.
 pub(super) type Flat = Result<Option<Arc<FlatRange>>, CommError>;
@@ -33,7 +38,7 @@ impl Offered {
         match flat {
             Ok(None) => Self::None,
             Ok(Some(range)) if across => Self::Stride(range.stride()),
-            Ok(Some(range)) => Self::Key(reach::offer_range(range).0),
+            Ok(Some(range)) => Self::Key(RANGES.publish(range).0),
             Err(error) => Self::Refused(error.to_string()),
         }
     }
@@ -43,7 +48,10 @@ impl Offered {
     pub(super) fn join(self, flat: Flat, rank: u32, is_first: bool, across: bool) -> Flat {
         let range = match self {
             Self::None => Ok(None),
-            Self::Key(key) => reach::take_range(rank, key).map(Some),
+            Self::Key(key) => match RANGES.find(rank, &Key(key)) {
+                Ok(range) => Ok(Some(range)),
+                Err(error) => Err(CommError::OtherRank { rank, reason: error.to_string() }),
+            },
             Self::Refused(reason) => Err(CommError::OtherRank { rank, reason }),
             Self::Stride(theirs) => match &flat {
                 Ok(Some(range)) if range.stride() != theirs => {
@@ -93,24 +101,24 @@ impl Communicator {
     /// team, if their devices support that. Collective. The inner result is that of the steps after the exchange.
     pub(super) fn window_memory(&self, live: &Live, bytes: u64) -> Result<Result<Arc<Memory>, CommError>, CommError> {
         const CALL: &str = "allocate a window";
-        let slot = self.rank() % live.lsa_size;
+        let CommHandle { lsa_rank: slot, lsa_size, .. } = live.handle;
         let wish = live.flat.as_ref().map(|range| {
             // Across processes this rank's slots of other ranks must be free at the offset, too.
-            let slots = if self.is_across() { 0..live.lsa_size } else { slot..slot + 1 };
+            let slots = if self.is_across() { 0..lsa_size } else { slot..slot + 1 };
             let taken = range.iter().flat_map(|range| slots.clone().flat_map(|slot| range.taken(slot))).collect();
             // A part without bytes has an address, too.
             Wish { bytes: bytes.max(1), granularity: self.device.granularity(), taken }
         });
         let all = self.agree(live, CALL, wish)?;
-        Ok(self.place_memory(live, bytes, slot, all))
+        Ok(self.place_memory(live, bytes, all))
     }
 
-    fn place_memory(&self, live: &Live, bytes: u64, slot: u32, all: Vec<Wish>) -> Result<Arc<Memory>, CommError> {
+    fn place_memory(&self, live: &Live, bytes: u64, all: Vec<Wish>) -> Result<Arc<Memory>, CommError> {
         let Ok(Some(range)) = &live.flat else {
             return Ok(Memory::for_ranks(&self.device, MemoryKind::Device, bytes, self.is_across())?);
         };
-        let first = (self.rank() - slot) as usize;
-        let team = all.into_iter().skip(first).take(live.lsa_size as usize);
+        let CommHandle { lsa_rank: slot, lsa_first, lsa_size, .. } = live.handle;
+        let team = all.into_iter().skip(lsa_first as usize).take(lsa_size as usize);
         let offset = place(team.collect(), range.stride())?;
         // The longest part of all ranks fits there, and slots end at multiples of every granularity.
         let room = bytes.max(1).next_multiple_of(self.device.granularity());

@@ -10,7 +10,7 @@ use super::{CommError, Communicator};
 use crate::proxy::{Command, Waiting, WindowInfo};
 use bytemuck::Pod;
 use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, STRIDE_SHIFT};
-use gin_abi::{WindowData, WindowHandle};
+use gin_abi::{CommHandle, WindowData, WindowHandle};
 use gin_device::internal::host_word;
 use gin_gpu::flat::FlatPlace;
 use gin_gpu::share;
@@ -278,7 +278,7 @@ impl Communicator {
             lengths.push(bytes);
             keys.push(Key(key));
             nic_keys.push(nic_key);
-            let near = rank / live.lsa_size == self.rank() / live.lsa_size;
+            let near = rank / live.handle.lsa_size == self.rank() / live.handle.lsa_size;
             let place = |bytes| self.peer_place(live, &prepared, rank, bytes);
             taken = taken.and_then(|()| peers.add(&self.device, (rank, near), (&memory, offset), &plane, place));
         }
@@ -334,8 +334,8 @@ impl Communicator {
             flags: flags.bits(),
             stride,
             rank: self.rank(),
-            lsa_first: self.rank() - self.rank() % live.lsa_size,
-            lsa_reach: if stride == 0 { 0 } else { live.lsa_size },
+            lsa_first: live.handle.lsa_first,
+            lsa_reach: if stride == 0 { 0 } else { live.handle.lsa_size },
         };
         let info = WindowInfo { lengths: lengths.clone(), signals: flags.signals, plane: plane_cpu.clone(), uses: 0 };
         // On this thread, because it may wait for another process, and the proxy must not wait.
@@ -359,7 +359,7 @@ impl Communicator {
     /// stride.
     fn peer_place(&self, live: &Live, own: &Prepared, rank: u32, bytes: u64) -> Result<Option<FlatPlace>, String> {
         let (Ok(Some(range)), true) = (&live.flat, own.stride != 0) else { return Ok(None) };
-        let (slot, there) = (self.rank() % live.lsa_size, rank % live.lsa_size);
+        let (slot, there) = (live.handle.lsa_rank, rank % live.handle.lsa_size);
         let offset = range.offset(slot, own.memory.address()).ok_or("the own part is not in its slot")?;
         let room = bytes.max(1).checked_next_multiple_of(self.device.granularity()).ok_or("it is too long")?;
         let place = range.take(there, offset, room);
@@ -368,8 +368,8 @@ impl Communicator {
 
     /// Checks that the parts of the team's ranks, which start at `peers`, are at the addresses that kernels compute.
     fn check_distances(&self, live: &Live, own: u64, stride: u32, peers: &[u64]) -> Result<(), CommError> {
-        let first = self.rank() - self.rank() % live.lsa_size;
-        for (rank, &there) in (0u32..).zip(peers).skip(first as usize).take(live.lsa_size as usize) {
+        let CommHandle { lsa_first, lsa_size, .. } = live.handle;
+        for (rank, &there) in (0u32..).zip(peers).skip(lsa_first as usize).take(lsa_size as usize) {
             let distance = u64::from(rank.wrapping_sub(self.rank()).wrapping_mul(stride)) << STRIDE_SHIFT;
             if there != own.wrapping_add(distance) {
                 let reason = format!("its part of the window is at {there:#x}, not at the agreed distance");

@@ -73,7 +73,7 @@ impl Proxy {
         match waiting {
             Waiting::Drain { heads, until_ns, to } => {
                 let left: u64 = (self.contexts.iter().zip(heads))
-                    .map(|(context, &head)| head.saturating_sub(context.lists.completion_index()))
+                    .map(|(context, &head)| head.saturating_sub(context.lists.completion_index))
                     .sum();
                 let done = left == 0 && self.parts.network.is_quiet();
                 // After a fault the proxy does not wait for the network: a lost peer may never answer.

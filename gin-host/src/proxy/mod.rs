@@ -285,7 +285,7 @@ impl Proxy {
                 return taken > 0;
             }
             part.stalled = false;
-            let index = part.consumer.take(peer.filter(|&peer| part.lists.is_first(peer)));
+            let index = part.consumer.take(peer.filter(|&peer| part.lists.unfinished(peer) == 0));
             part.lists.add(index, peer);
             let stats = &part.part.stats;
             stats::add(&stats.of(peer).accepted, 1);
@@ -317,7 +317,7 @@ impl Proxy {
             counter: counter.map(|id| part.part.counters.at(u64::from(id))),
             peer: listed,
             oldest_incomplete: part.lists.oldest_incomplete(listed),
-            completion_index: part.lists.completion_index(),
+            completion_index: part.lists.completion_index,
         });
     }
 
