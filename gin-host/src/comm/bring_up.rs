@@ -4,14 +4,14 @@
 use super::gdaki::{self, Gdaki};
 use super::live::{Live, until};
 use super::reach;
-use super::resources::Resources;
+use super::resources::{Resources, when};
 use super::state::Active;
 use super::symmetric::{self, Flat, Offered};
 use super::wire::{agree, garbled, same};
 use super::{Backend, ChosenBackend, CommError, Communicator, Requirements, Routes};
 use crate::proxy::progress::Together;
 use crate::proxy::{Counters, Limits, Parts, Proxy};
-use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS, ENGINE_CPU, ENGINE_GPU, ENGINE_NIC};
+use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC};
 use gin_abi::{BackendKind, CommHandle};
 use gin_boot::Channel;
 use gin_gpu::quarantine::{Process, Sharers};
@@ -31,20 +31,19 @@ impl Communicator {
     /// Carries out the steps of `initialise`.
     pub(super) fn bring_up(&self, requirements: &Requirements) -> Result<Live, CommError> {
         const CALL: &str = "initialise";
-        let (lsa_size, chosen, processes) =
-            self.meet(CALL, self.config.backend.choose(&*self.device, &self.config.nic))?;
+        let (lsa_size, chosen, processes) = self.meet(CALL)?;
         // The numbers that must be equal on all ranks.
         let mut own = requirements.named().to_vec();
         let backend = chosen.as_ref().map_or(0, |chosen| chosen.kind() as u64);
         own.extend([("lsa_size", lsa_size.into()), ("routes", self.config.routes as u64), ("backend", backend)]);
-        let prepared = chosen.and_then(|chosen| self.prepare(requirements, lsa_size, chosen));
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let offer = prepared.as_ref().map(|prepared| self.offer(prepared, number, &own));
-        let offers = self.exchange::<Offer>(CALL, offer)?;
+        let numbers = own.iter().map(|(_, value)| *value).collect();
+        let prepared = chosen.and_then(|chosen| self.prepare(requirements, lsa_size, chosen, numbers));
+        let offers = self.exchange::<Offer>(CALL, prepared.as_ref().map(|prepared| &prepared.offer))?;
         let mut prepared = prepared?;
+        let number = prepared.offer.number;
         for (rank, offer) in (0..).zip(&offers) {
-            own.iter().zip(&offer.same).try_for_each(|(&(what, own), &theirs)| same(what, rank, theirs, own))?;
-            if offer.same.len() != own.len() || offer.gdaki.is_some() != prepared.gdaki.is_some() {
+            own.iter().zip(&offer.numbers).try_for_each(|(&(what, own), &theirs)| same(what, rank, theirs, own))?;
+            if offer.numbers.len() != own.len() || offer.gdaki.is_some() != prepared.gdaki.is_some() {
                 return Err(garbled(rank));
             }
         }
@@ -76,11 +75,8 @@ impl Communicator {
 
     /// Finds out which ranks reach each other, and with [`Backend::Auto`] whether all ranks can drive a NIC. Returns the
     /// size of LSA teams, the back end, and the processes of ranks. Collective.
-    fn meet(
-        &self,
-        call: &'static str,
-        chosen: Result<ChosenBackend, CommError>,
-    ) -> Result<(u32, Result<ChosenBackend, CommError>, Vec<Process>), CommError> {
+    fn meet(&self, call: &'static str) -> Result<(u32, Result<ChosenBackend, CommError>, Vec<Process>), CommError> {
+        let chosen = self.config.backend.choose(&*self.device, &self.config.nic);
         // The device stays published until all ranks have looked.
         let offered = reach::offer_device(&self.device, self.is_across());
         let keys: Vec<Vec<u8>> = self.exchange(call, offered.as_ref().map(|(_, key)| &key.0))?;
@@ -100,6 +96,7 @@ impl Communicator {
         requirements: &Requirements,
         lsa_size: u32,
         chosen: ChosenBackend,
+        numbers: Vec<u64>,
     ) -> Result<Prepared, CommError> {
         let (rank, ranks) = (self.rank(), self.ranks());
         requirements.check(ranks, lsa_size)?;
@@ -116,7 +113,7 @@ impl Communicator {
         let gpu = lsa_size > 1 && self.config.routes == Routes::Automatic;
         let gdaki = matches!(chosen, ChosenBackend::Gdaki(_));
         let nic = gdaki || capabilities.raises == Raises::Nic;
-        let engines = bits(gpu, ENGINE_GPU) | bits(nic, ENGINE_NIC) | bits(!gdaki, ENGINE_CPU);
+        let engines = when(gpu, ENGINE_GPU) | when(nic, ENGINE_NIC) | when(!gdaki, ENGINE_CPU);
         let across = self.is_across();
         let resources = Resources::new(&self.device, requirements, (ranks, lsa_size), engines, across)?;
         let signals = resources.local_signals().map(|signals| network.register_signals(&signals));
@@ -132,20 +129,15 @@ impl Communicator {
             }
         };
         let flat = symmetric::offer(&*self.device, rank, lsa_size, across);
-        Ok(Prepared { network, capabilities, resources, gdaki, key, flat })
-    }
-
-    /// Returns the message for the other ranks.
-    fn offer(&self, prepared: &Prepared, number: u64, own: &[(&'static str, u64)]) -> Offer {
-        let Prepared { resources, gdaki, key, flat, .. } = prepared;
-        Offer {
-            number,
+        let offer = Offer {
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
             signals: resources.signals_gpu.as_ref().map(|memory| share::offer(memory).0).unwrap_or_default(),
-            key: key.0.clone(),
-            flat: Offered::new(flat, self.is_across()),
-            same: own.iter().map(|(_, value)| *value).collect(),
+            key: key.0,
+            flat: Offered::new(&flat, across),
+            numbers,
             gdaki: gdaki.as_ref().map(|gdaki| gdaki.offer()),
-        }
+        };
+        Ok(Prepared { offer, network, capabilities, resources, gdaki, flat })
     }
 
     /// Connects this rank to the other ranks by their messages.
@@ -187,12 +179,7 @@ impl Communicator {
         let (rank, ranks) = (self.rank(), self.ranks());
         let (resources, fetch) = (Arc::new(resources), network.fetch());
         let stats: Vec<Arc<Counters>> = (0..requirements.contexts).map(|_| Arc::new(Counters::new(ranks))).collect();
-        let handle = resources.handle(
-            backend,
-            rank,
-            bits(capabilities.strong_signals, CAP_STRONG_SIGNALS) | bits(capabilities.va_signals, CAP_VA_SIGNALS),
-            self.config.trap_on_fault,
-        );
+        let handle = resources.handle(backend, rank, &capabilities, self.config.trap_on_fault);
         let handle = gdaki.as_ref().map_or(handle, |gdaki| gdaki.handle(handle));
         let sharers = Sharers::new(channel.board().clone(), processes);
         let (commands, receiver) = mpsc::channel();
@@ -248,17 +235,13 @@ impl Communicator {
     }
 }
 
-fn bits(there: bool, bits: u32) -> u32 {
-    if there { bits } else { 0 }
-}
-
 /// The parts of a rank before the ranks exchange messages.
 struct Prepared {
+    offer: Offer,
     network: Box<dyn Network>,
     capabilities: Capabilities,
     resources: Resources,
     gdaki: Option<Arc<Gdaki>>,
-    key: Key,
     /// The error of a failed reservation matters only when a window is allocated.
     flat: Flat,
 }
@@ -273,6 +256,6 @@ struct Offer {
     key: Vec<u8>,
     flat: Offered,
     /// The numbers that must be equal on all ranks.
-    same: Vec<u64>,
+    numbers: Vec<u64>,
     gdaki: Option<gdaki::Offer>,
 }

@@ -206,12 +206,12 @@ impl Gdaki {
     ///
     /// # Errors
     /// An error of the device.
-    pub(super) fn open_window(&self, window: u32, remote: &[RemotePart]) -> Result<(), GpuError> {
+    pub(super) fn open_window(&self, window: u32, remote: impl Iterator<Item = RemotePart>) -> Result<(), GpuError> {
         let local = lock(&self.windows)[window as usize].as_ref().map_or(RemotePart::default(), |region| RemotePart {
             key: region.local_key(),
             start: region.start() as u32,
         });
-        let parts = remote.iter().copied().chain([local]);
+        let parts = remote.chain([local]);
         let words = parts.map(|part| u64::from(part.start) << 32 | u64::from(Be32::new(part.key).memory()));
         self.keys.write(self.keys_of(window), &words.collect::<Vec<_>>())
     }

@@ -8,14 +8,14 @@ use super::Requirements;
 use crate::proxy::{ContextPart, Counters};
 use bytemuck::{Pod, Zeroable};
 use gin_abi::descriptor::WORDS;
-use gin_abi::handle::{CAP_STRONG_SIGNALS, ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, QUEUE_NEAR};
+use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS, ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, QUEUE_NEAR};
 use gin_abi::{ABI_VERSION, BackendKind, CommHandle, ContextData, StatusBlock, WindowData};
 use gin_device::internal::host_word;
 use gin_device::internal::queue::Queue;
 use gin_device::internal::status::Status;
 use gin_device::sys::{Global, GlobalWord};
 use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
-use gin_net::LocalSignals;
+use gin_net::{Capabilities, LocalSignals};
 use std::sync::Arc;
 
 /// Cache lines are 64 bytes on CPUs and 128 on GPUs.
@@ -54,6 +54,11 @@ fn beside(first: u64, count: usize) -> Vec<u64> {
     words
 }
 
+/// Returns the value if the condition holds, else 0.
+pub(super) fn when(condition: bool, value: u32) -> u32 {
+    if condition { value } else { 0 }
+}
+
 /// The addresses of all words in pinned memory and in device memory.
 #[derive(Debug)]
 struct Places {
@@ -86,7 +91,7 @@ impl Places {
             world_barriers: requirements.world_barriers,
             rail_barriers: requirements.rail_barriers,
             lsa_barriers: requirements.lsa_barriers,
-            lsa_reach: if engines & ENGINE_GPU != 0 { lsa_size } else { 0 },
+            lsa_reach: when(engines & ENGINE_GPU != 0, lsa_size),
             host_status: pinned.place(size_of::<StatusBlock>() as u64),
             kernel_status: pinned.place(size_of::<StatusBlock>() as u64),
             kernel_status_copy: near.place(size_of::<StatusBlock>() as u64),
@@ -307,16 +312,22 @@ impl Resources {
     }
 
     /// Returns the handle that kernels get.
-    pub(crate) fn handle(&self, backend: BackendKind, rank: u32, capabilities: u32, trap_on_fault: bool) -> CommHandle {
+    pub(crate) fn handle(
+        &self,
+        backend: BackendKind,
+        rank: u32,
+        network: &Capabilities,
+        trap_on_fault: bool,
+    ) -> CommHandle {
         let CommHandle { contexts, signals, lsa_size, .. } = self.places.handle;
         CommHandle {
             backend: backend as u32,
             rank,
             lsa_rank: rank % lsa_size,
-            capabilities,
+            capabilities: when(network.strong_signals, CAP_STRONG_SIGNALS) | when(network.va_signals, CAP_VA_SIGNALS),
             trap_on_fault: u32::from(trap_on_fault),
-            proxy_contexts: if backend == BackendKind::Proxy { contexts } else { 0 },
-            strong_signals: if capabilities & CAP_STRONG_SIGNALS != 0 { signals } else { 0 },
+            proxy_contexts: when(backend == BackendKind::Proxy, contexts),
+            strong_signals: when(network.strong_signals, signals),
             lsa_first: rank - rank % lsa_size,
             ..self.places.handle
         }

@@ -14,8 +14,9 @@ use gin_abi::{CommHandle, WindowData, WindowHandle};
 use gin_device::internal::host_word;
 use gin_gpu::flat::FlatPlace;
 use gin_gpu::share;
-use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
+use gin_gpu::{GpuError, Memory, MemoryKind, MemorySlice};
 use gin_net::{Key, LocalWindow, NetError};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,57 +28,29 @@ const MAX_BYTES: u64 = gin_abi::descriptor::MAX_OFFSET;
 
 /// This rank's part of a window before the ranks exchange messages.
 struct Prepared {
-    id: u32,
+    part: Part,
     memory: MemorySlice,
     stride: u32,
     plane_cpu: Option<Arc<Memory>>,
     plane_gpu: Option<Arc<Memory>>,
     plane_near: Option<Arc<Memory>>,
-    key: Key,
-    /// The own part as work-queue entries name it, if kernels drive a NIC and the part has bytes; else 0.
+}
+
+/// The message of a rank about its part of a window.
+#[derive(Serialize, Deserialize)]
+struct Part {
+    id: u32,
+    flags: u32,
+    bytes: u64,
+    /// Key of the memory that contains the part.
+    memory: Vec<u8>,
+    /// The first byte of the part in that memory.
+    offset: u64,
+    /// Key of the words that GPUs raise. Empty if there are none.
+    plane: Vec<u8>,
+    key: Vec<u8>,
+    /// The part as work-queue entries name it, if kernels drive a NIC and the part has bytes; else 0.
     nic_key: RemotePart,
-}
-
-/// The parts of a window that kernels of this rank reach by loads and stores.
-#[derive(Default)]
-struct Peers {
-    /// The addresses of the parts, by world rank; 0 for a part that kernels do not reach.
-    windows: Vec<u64>,
-    /// The addresses of the planes of words that GPUs raise, by world rank; 0 as above.
-    planes: Vec<u64>,
-    /// Keeps the memory at these addresses alive.
-    memory: Vec<Arc<Memory>>,
-}
-
-impl Peers {
-    /// Adds the next rank, whose part starts at `offset` of `memory`. `memory` and `plane` are keys of memory that the
-    /// rank published. Maps memory of another process at the address that `place` returns for its length.
-    fn add(
-        &mut self,
-        device: &Arc<dyn Device>,
-        (rank, near): (u32, bool),
-        (memory, offset): (&[u8], u64),
-        plane: &[u8],
-        place: impl FnOnce(u64) -> Result<Option<FlatPlace>, String>,
-    ) -> Result<(), CommError> {
-        let mut address = |found: Result<Arc<Memory>, CommError>| -> Result<u64, CommError> {
-            let memory = found?;
-            memory.check_reach(&**device)?;
-            let address = memory.address();
-            self.memory.push(memory);
-            Ok(address)
-        };
-        let (mut window, mut words) = (0, 0);
-        if near && !memory.is_empty() {
-            window = address(reach::take_memory_at(rank, memory, device, place))? + offset;
-        }
-        if near && !plane.is_empty() {
-            words = address(reach::take_memory(rank, plane, device))?;
-        }
-        self.windows.push(window);
-        self.planes.push(words);
-        Ok(())
-    }
 }
 
 /// The number of words that are read at a time.
@@ -176,7 +149,7 @@ impl Communicator {
         const { assert!(size_of::<T>() != 0, "a window's elements have a size") };
         let align = if flags.signals { align_of::<T>().max(8) } else { align_of::<T>() };
         let prepared = memory.and_then(|memory| self.prepare_window(live, memory, stride, align as u64, flags));
-        let id = prepared.as_ref().ok().map(|prepared| prepared.id);
+        let id = prepared.as_ref().ok().map(|prepared| prepared.part.id);
         match self.join_window(live, prepared, flags) {
             Ok(registered) => {
                 live.windows[registered.handle.id as usize] = Some(registered.clone());
@@ -243,11 +216,18 @@ impl Communicator {
         let window = LocalWindow { id, memory: memory.clone(), plane: plane_cpu.clone(), nic };
         let key = live.ask(|to| Command::Register { window, to })??;
         // Last, because no later step that fails would undo it.
-        let nic_key = match &live.gdaki {
-            Some(gdaki) => gdaki.register(id, &memory, flags.signals)?,
-            None => RemotePart::default(),
+        let nic_key = live.gdaki.as_ref().map(|gdaki| gdaki.register(id, &memory, flags.signals)).transpose()?;
+        let part = Part {
+            id,
+            flags: flags.bits(),
+            bytes,
+            memory: share::offer(memory.memory()).0,
+            offset: memory.offset(),
+            plane: plane_gpu.as_ref().map(|plane| share::offer(plane).0).unwrap_or_default(),
+            key: key.0,
+            nic_key: nic_key.unwrap_or_default(),
         };
-        Ok(Prepared { id, memory, stride, plane_cpu, plane_gpu, plane_near, key, nic_key })
+        Ok(Prepared { part, memory, stride, plane_cpu, plane_gpu, plane_near })
     }
 
     /// Exchanges messages about the parts and connects them. Collective.
@@ -258,54 +238,59 @@ impl Communicator {
         flags: WindowFlags,
     ) -> Result<Arc<Registered>, CommError> {
         const CALL: &str = "register a window";
-        let message = prepared.as_ref().map(|prepared| {
-            let memory = share::offer(prepared.memory.memory()).0;
-            let plane = prepared.plane_gpu.as_ref().map(|plane| share::offer(plane).0).unwrap_or_default();
-            let (bytes, offset) = (prepared.memory.bytes(), prepared.memory.offset());
-            (prepared.id, flags.bits(), bytes, offset, memory, plane, &prepared.key.0, prepared.nic_key)
-        });
-        type Message = (u32, u32, u64, u64, Vec<u8>, Vec<u8>, Vec<u8>, RemotePart);
-        let all = self.agree::<Message>(live, CALL, message)?;
+        let parts = self.agree::<Part>(live, CALL, prepared.as_ref().map(|prepared| &prepared.part))?;
         let prepared = prepared?;
-        let id = prepared.id;
-        let (mut lengths, mut keys, mut nic_keys) = (Vec::new(), Vec::new(), Vec::new());
-        let mut peers = Peers::default();
-        let mut taken = Ok(());
-        for (rank, message) in (0..).zip(all) {
-            let (their_id, their_flags, bytes, offset, memory, plane, key, nic_key) = message;
-            same("window id", rank, their_id.into(), id.into())?;
-            same("window flags", rank, their_flags.into(), flags.bits().into())?;
-            lengths.push(bytes);
-            keys.push(Key(key));
-            nic_keys.push(nic_key);
-            let near = rank / live.handle.lsa_size == self.rank() / live.handle.lsa_size;
-            let place = |bytes| self.peer_place(live, &prepared, rank, bytes);
-            taken = taken.and_then(|()| peers.add(&self.device, (rank, near), (&memory, offset), &plane, place));
+        let own = &prepared.part;
+        for (rank, part) in (0..).zip(&parts) {
+            same("window id", rank, part.id.into(), own.id.into())?;
+            same("window flags", rank, part.flags.into(), own.flags.into())?;
         }
-        let opened = taken.and_then(|()| match &live.gdaki {
-            Some(gdaki) => Ok(gdaki.open_window(id, &nic_keys)?),
-            None => Ok(()),
-        });
-        let connected = opened.and_then(|()| self.connect_window(live, prepared, flags, lengths, peers, keys));
+        let connected = self.connect_window(live, prepared, flags, parts);
         // No rank uses the window before all ranks can serve it.
         self.agree::<()>(live, "connect a window", connected.as_ref().map(drop))?;
         connected
     }
 
+    /// Connects the parts of all ranks, by rank.
     fn connect_window(
         &self,
         live: &Live,
         prepared: Prepared,
         flags: WindowFlags,
-        lengths: Vec<u64>,
-        peers: Peers,
-        keys: Vec<Key>,
+        parts: Vec<Part>,
     ) -> Result<Arc<Registered>, CommError> {
-        let Prepared { id, memory, stride, plane_cpu, plane_gpu, plane_near, .. } = prepared;
-        if stride != 0 {
-            self.check_distances(live, memory.address(), stride, &peers.windows)?;
+        // The addresses by which kernels of this rank reach parts by loads and stores, and the planes of words that
+        // GPUs raise; 0 for those that they do not reach. `taken` keeps the memory at these addresses alive.
+        let (mut windows, mut planes, mut taken) = (Vec::new(), Vec::new(), Vec::new());
+        let mut reached = |memory: Arc<Memory>| -> Result<u64, CommError> {
+            memory.check_reach(&*self.device)?;
+            let address = memory.address();
+            taken.push(memory);
+            Ok(address)
+        };
+        for (rank, part) in (0..).zip(&parts) {
+            let near = rank / live.handle.lsa_size == self.rank() / live.handle.lsa_size;
+            let (mut window, mut plane) = (0, 0);
+            if near && !part.memory.is_empty() {
+                let place = |bytes| self.peer_place(live, &prepared, rank, bytes);
+                window = reached(reach::take_memory_at(rank, &part.memory, &self.device, place)?)? + part.offset;
+            }
+            if near && !part.plane.is_empty() {
+                plane = reached(reach::take_memory(rank, &part.plane, &self.device)?)?;
+            }
+            windows.push(window);
+            planes.push(plane);
         }
-        let words = [&lengths[..], &peers.windows, &peers.planes].concat();
+        let Prepared { part: Part { id, .. }, memory, stride, plane_cpu, plane_gpu, plane_near } = prepared;
+        if let Some(gdaki) = &live.gdaki {
+            gdaki.open_window(id, parts.iter().map(|part| part.nic_key))?;
+        }
+        if stride != 0 {
+            self.check_distances(live, memory.address(), stride, &windows)?;
+        }
+        let lengths: Vec<u64> = parts.iter().map(|part| part.bytes).collect();
+        let keys = parts.into_iter().map(|part| Key(part.key)).collect::<Vec<_>>();
+        let words = [&lengths[..], &windows, &planes].concat();
         let tables = Memory::new(&self.device, MemoryKind::Device, size_of_val(&words[..]) as u64)?;
         tables.write(0, &words)?;
         let [lengths_table, peers_table, planes_table] =
@@ -351,7 +336,7 @@ impl Communicator {
             serial: NEXT.fetch_add(1, Ordering::Relaxed),
             memory,
             lengths,
-            _beside: beside.into_iter().flatten().chain(peers.memory).collect(),
+            _beside: beside.into_iter().flatten().chain(taken).collect(),
         }))
     }
 
