@@ -13,14 +13,9 @@ const MAX_ADDRESSES: usize = 16;
 const PREFIX: &str = "gin1:";
 
 /// The secret of a job: a process that has it may join. No output shows it, `Debug` included.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, derive_more::Debug)]
+#[debug("Secret(..)")]
 pub(super) struct Secret(pub(super) [u8; 32]);
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(..)")
-    }
-}
 
 /// The fewest bytes of a secret that a person or a script chooses.
 pub(super) const MIN_SECRET: usize = 16;
@@ -65,8 +60,9 @@ impl Secret {
 /// assert_eq!(id.to_string().parse(), Ok(id.clone()));
 /// assert!(!format!("{id:?}").contains("0a0b0c0d"));
 /// ```
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, derive_more::Debug)]
 pub struct UniqueId {
+    #[debug(skip)]
     secret: [u8; 16],
     addresses: Vec<SocketAddr>,
 }
@@ -116,12 +112,6 @@ impl fmt::Display for UniqueId {
             write!(f, "{}{address}", if index == 0 { "" } else { "," })?;
         }
         Ok(())
-    }
-}
-
-impl fmt::Debug for UniqueId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("UniqueId").field("addresses", &self.addresses).finish_non_exhaustive()
     }
 }
 

@@ -6,7 +6,6 @@ use crate::id::{MIN_SECRET, Secret};
 use crate::io::Start;
 use crate::tcp::{check, default_address, listen};
 use crate::{BootstrapError, IdError, TcpBootstrap, TcpConfig, UniqueId, lock, slurm};
-use std::fmt;
 use std::fs::{self, File};
 use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
@@ -21,28 +20,21 @@ use std::time::Duration;
 type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// The launcher of the processes of a job.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, derive_more::Display)]
 #[non_exhaustive]
 pub enum Launcher {
     /// `gin launch`, or a person or script that sets `GIN_RANK` and the variables that belong to it.
+    #[display("GIN_RANK")]
     Gin,
     /// `torchrun`.
+    #[display("torchrun")]
     Torchrun,
     /// Open MPI's `mpirun`.
+    #[display("Open MPI")]
     OpenMpi,
     /// Slurm's `srun`.
+    #[display("Slurm")]
     Slurm,
-}
-
-impl fmt::Display for Launcher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Gin => "GIN_RANK",
-            Self::Torchrun => "torchrun",
-            Self::OpenMpi => "Open MPI",
-            Self::Slurm => "Slurm",
-        })
-    }
 }
 
 /// An error in the variables that describe a job.

@@ -29,7 +29,6 @@ use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device, Devices, Function, GpuError, ModuleSource, Stream};
 use gin_net::{Endpoint, Network};
 use gin_virtual::{DeviceConfig, EventLog, Policy, SeededConfig, ServiceStep, ThreadsConfig, World};
-use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -58,7 +57,8 @@ pub enum Mode {
 /// let config = WorldConfig::seeded(4, 7).backend(Backend::Proxy).lsa_size(2);
 /// assert_eq!((config.ranks, config.comm.lsa_size), (4, Some(2)));
 /// ```
-#[derive(Clone)]
+#[derive(Clone, derive_more::Debug)]
+#[debug("WorldConfig {{ ranks: {ranks}, mode: {mode:?}, .. }}")]
 #[non_exhaustive]
 pub struct WorldConfig {
     /// The number of ranks.
@@ -180,12 +180,6 @@ impl WorldConfig {
             Mode::Seeded(config) => config.seed,
             Mode::Threads(config) => config.seed,
         }
-    }
-}
-
-impl fmt::Debug for WorldConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorldConfig").field("ranks", &self.ranks).field("mode", &self.mode).finish_non_exhaustive()
     }
 }
 

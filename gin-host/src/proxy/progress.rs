@@ -67,15 +67,11 @@ pub trait Progress: Send + Sync + fmt::Debug {
 }
 
 /// Work that an engine steps.
+#[derive(derive_more::Debug)]
+#[debug("Running {{ finished: {}, .. }}", self.is_finished())]
 pub struct Running {
     finished: Box<dyn Fn() -> bool + Send + Sync>,
     thread: Option<JoinHandle<()>>,
-}
-
-impl fmt::Debug for Running {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Running").field("finished", &self.is_finished()).finish_non_exhaustive()
-    }
 }
 
 impl Running {
