@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Ranks that are processes.
 
-use crate::beat::BeatThread;
+use crate::beat;
 use crate::board::Board;
 use crate::error::{show_ranks, system};
 use crate::id::{self, Secret, UniqueId};
@@ -212,15 +212,15 @@ impl TcpBootstrap {
         (config.silence, config.progress) = (config.silence.max(SHORTEST), config.progress.max(SHORTEST));
         let instance = id::random().map_err(system("make random numbers"))?;
         let (node, connects) = Node::new(rank, ranks, instance);
-        let beats = BeatThread::start(rank).map_err(system("send heartbeats"))?;
-        let run = run(node.clone(), connects, secret.clone(), config.clone(), start, beats.beats.clone());
+        let (beats, beating) = beat::start(rank).map_err(system("send heartbeats"))?;
+        let run = run(node.clone(), connects, secret.clone(), config.clone(), start, beats);
         let runtime = runtime().map_err(system("serve connections"))?;
         let (end, ended) = mpsc::channel();
         let served = node.clone();
         let serve = move || {
             // Dropped when the thread ends, also by a panic.
             let _ended = Ended(served, end);
-            let _beats = beats;
+            let _beating = beating;
             runtime.block_on(run);
         };
         let thread = std::thread::Builder::new().name(format!("gin-boot-{rank}")).spawn(serve);
