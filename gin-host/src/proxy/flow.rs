@@ -238,7 +238,7 @@ impl Proxy {
             let fault = error.apply(fault);
             op.cancel();
             op.failure = Some(fault);
-            self.found_because(fault, &error.to_string());
+            self.found(fault, &error.to_string());
         } else if op.outstanding == 0 && op.rest == Rest::LateSignal {
             self.late.push_back(slot);
         }

@@ -215,13 +215,8 @@ impl Proxy {
         false
     }
 
-    /// Ends the communicator on all ranks with the fault of a request.
-    fn found(&mut self, fault: Fault) {
-        self.found_because(fault, "");
-    }
-
-    /// Does the same, with the known cause.
-    fn found_because(&mut self, fault: Fault, cause: &str) {
+    /// Ends the communicator on all ranks with the fault of a request, and the cause if it is known.
+    fn found(&mut self, fault: Fault, cause: &str) {
         if self.over.is_none() {
             // Both before a request is completed because of the fault. The host knows the fault when a kernel does.
             self.parts.board.post_because(self.parts.limits.rank, fault, cause);
@@ -242,11 +237,7 @@ impl Proxy {
             }
             _ => tracing::warn!(rank, ?kind, ?operation, context, peer, "a fault ends the communicator"),
         }
-        for slot in 0..self.ops.len() {
-            if let Some(op) = &mut self.ops[slot] {
-                op.cancel();
-            }
-        }
+        self.ops.iter_mut().flatten().for_each(Op::cancel);
         self.refused = false;
         for request in std::mem::take(&mut self.batch) {
             if let Some(op) = &mut self.ops[flow::slot(request.id) as usize] {
@@ -266,14 +257,13 @@ impl Proxy {
     fn take(&mut self, context: usize) -> bool {
         for taken in 0..TAKE {
             let Some(words) = self.contexts[context].consumer.peek() else { return taken > 0 };
-            let request = Descriptor::decode(&words).map_err(|error| (error, words[0]));
-            let checked = request.map_err(|(error, word)| {
+            let request = Descriptor::decode(&words).map_err(|error| {
                 let fault = Fault::new(FaultKind::BadDescriptor, Operation::None).context(context as u32);
-                fault.values(bad_word(error), word)
+                fault.values(bad_word(error), words[0])
             });
-            let checked =
-                checked.and_then(|request| self.parts.limits.check(context as u32, &request).map(|()| request));
-            let peer = request.ok().map(|request| request.peer).filter(|&peer| peer < self.parts.limits.ranks);
+            let limits = &self.parts.limits;
+            let checked = request.and_then(|request| limits.check(context as u32, &request).map(|()| request));
+            let peer = request.ok().map(|request| request.peer).filter(|&peer| peer < limits.ranks);
             let part = &mut self.contexts[context];
             if let Some(peer) = peer
                 && part.lists.unfinished(peer) >= self.parts.max_outstanding
@@ -295,7 +285,7 @@ impl Proxy {
             match checked {
                 Ok(request) => self.accept(context as u32, index, request),
                 Err(fault) => {
-                    self.found(fault);
+                    self.found(fault, "");
                     self.publish(context as u32, index, peer, Some(fault), None);
                 }
             }
@@ -340,7 +330,7 @@ impl Proxy {
             visible = self.parts.network.make_visible();
         }
         if let Err(error) = &visible {
-            self.found_because(error.apply(Fault::new(FaultKind::Network, Operation::None)), &error.to_string());
+            self.found(error.apply(Fault::new(FaultKind::Network, Operation::None)), &error.to_string());
         }
         for event in events.drain(..) {
             match event {
@@ -381,7 +371,7 @@ impl Proxy {
                     SignalTarget::Id(id) => u64::from(id),
                     SignalTarget::Address { offset, .. } => offset,
                 };
-                self.found(fault.peer(arrival.from).values(u64::from(self.parts.limits.signals), id));
+                self.found(fault.peer(arrival.from).values(u64::from(self.parts.limits.signals), id), "");
             }
         }
     }
