@@ -119,16 +119,14 @@ impl WorldConfig {
 
     /// Sets the size of LSA teams.
     #[must_use]
-    pub fn lsa_size(mut self, size: u32) -> Self {
-        self.comm.lsa_size = Some(size);
-        self
+    pub fn lsa_size(self, size: u32) -> Self {
+        self.with_comm(|comm| comm.lsa_size(Some(size)))
     }
 
     /// Sets the routes of operations.
     #[must_use]
-    pub fn routes(mut self, routes: Routes) -> Self {
-        self.comm.routes = routes;
-        self
+    pub fn routes(self, routes: Routes) -> Self {
+        self.with_comm(|comm| comm.routes(routes))
     }
 
     /// Changes the configuration of communicators.
@@ -140,9 +138,8 @@ impl WorldConfig {
 
     /// Sets the back end.
     #[must_use]
-    pub fn backend(mut self, backend: Backend) -> Self {
-        self.comm.backend = backend;
-        self
+    pub fn backend(self, backend: Backend) -> Self {
+        self.with_comm(|comm| comm.backend(backend))
     }
 
     /// Sets the most resident blocks of a virtual GPU.
@@ -154,9 +151,8 @@ impl WorldConfig {
 
     /// Sets the network of the proxies.
     #[must_use]
-    pub fn network(mut self, make: impl Fn(&Endpoint) -> Box<dyn Network> + Send + Sync + 'static) -> Self {
-        self.comm.network = Arc::new(make);
-        self
+    pub fn network(self, make: impl Fn(&Endpoint) -> Box<dyn Network> + Send + Sync + 'static) -> Self {
+        self.with_comm(|comm| comm.network(Arc::new(make)))
     }
 
     /// Sets the back end GDAKI with these software NICs.
@@ -170,9 +166,8 @@ impl WorldConfig {
     #[cfg(feature = "reset-by-store")]
     #[doc(hidden)]
     #[must_use]
-    pub fn reset_by_store(mut self) -> Self {
-        self.comm.resets_by_store = true;
-        self
+    pub fn reset_by_store(self) -> Self {
+        self.with_comm(|comm| comm.resets_by_store(true))
     }
 
     fn seed(&self) -> u64 {

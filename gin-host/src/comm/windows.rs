@@ -322,7 +322,7 @@ impl Communicator {
             lsa_first: live.handle.lsa_first,
             lsa_reach: if stride == 0 { 0 } else { live.handle.lsa_size },
         };
-        let info = WindowInfo { lengths: lengths.clone(), signals: flags.signals, plane: plane_cpu.clone(), uses: 0 };
+        let info = WindowInfo { lengths: lengths.clone(), signals: flags.signals, plane: plane_cpu.clone() };
         // On this thread, because it may wait for another process, and the proxy must not wait.
         let fetch = |fetch: gin_net::Fetch| -> Result<Vec<_>, NetError> {
             (0..).zip(&keys).map(|(rank, key)| fetch(rank, key, &self.device)).collect()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The way of one request through the proxy: accepted, split into messages, posted, complete, published.
 
-use super::check::{operation, windows};
+use super::check::operation;
 use super::lists::Slot;
 use super::{BATCH, Proxy, ROW, stats};
 use gin_abi::{Descriptor, Fault, FaultKind, Operation, RemoteSignal, Transfer, WindowOffset};
@@ -23,7 +23,6 @@ pub(super) struct Op {
     /// The number of posted messages that are not complete.
     pub(super) outstanding: u32,
     failure: Option<Fault>,
-    canceled: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,7 +57,6 @@ impl Op {
     /// Cancels the messages that are not posted yet.
     pub(super) fn cancel(&mut self) {
         self.rest = Rest::Nothing;
-        self.canceled = true;
     }
 
     /// Returns whether the request is finished.
@@ -143,11 +141,6 @@ impl Proxy {
             }
             request.transfer = Transfer::Nothing;
         }
-        for window in windows(&request) {
-            if let Some(info) = &mut self.parts.limits.windows[window as usize] {
-                info.uses += 1;
-            }
-        }
         let op = Op {
             context,
             index,
@@ -158,7 +151,6 @@ impl Proxy {
             messages: 0,
             outstanding: 0,
             failure: None,
-            canceled: false,
         };
         let slot = self.free.pop().unwrap_or_else(|| {
             self.ops.push(None);
@@ -251,12 +243,8 @@ impl Proxy {
     pub(super) fn finish(&mut self, slot: Slot) {
         let Some(op) = self.ops[slot as usize].take() else { return };
         self.free.push(slot);
-        for window in windows(&op.request) {
-            if let Some(info) = self.parts.limits.windows.get_mut(window as usize).and_then(Option::as_mut) {
-                info.uses -= 1;
-            }
-        }
-        let fault = op.failure.or(self.over.filter(|_| op.canceled));
+        // A fault has canceled all requests that were unfinished.
+        let fault = op.failure.or(self.over);
         let counter = op.request.counter.filter(|_| fault.is_none());
         self.publish(op.context, op.index, Some(op.request.peer), fault, counter);
     }
@@ -285,7 +273,6 @@ mod tests {
             messages: 0,
             outstanding: 0,
             failure: None,
-            canceled: false,
         }
     }
 

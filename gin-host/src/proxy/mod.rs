@@ -106,7 +106,6 @@ pub struct Proxy {
     /// The network had no room for the first message of the batch, and that has been counted.
     refused: bool,
     events: Vec<Event>,
-    heard: u32,
     /// The fault that ended the communicator.
     over: Option<Fault>,
     waiting: Vec<Waiting>,
@@ -150,7 +149,6 @@ impl Proxy {
             batch: Vec::new(),
             refused: false,
             events: Vec::new(),
-            heard: 0,
             over: None,
             waiting: Vec::new(),
             finished: false,
@@ -198,14 +196,11 @@ impl Proxy {
         if self.over.is_some() {
             return false;
         }
-        if self.parts.board.count() != self.heard {
-            self.heard = self.parts.board.count();
-            if let Some(notice) = self.parts.board.first() {
-                let fault = notice.for_rank(self.parts.limits.rank);
-                self.parts.status.post(fault);
-                self.end(fault);
-                return true;
-            }
+        if let Some(notice) = self.parts.board.first() {
+            let fault = notice.for_rank(self.parts.limits.rank);
+            self.parts.status.post(fault);
+            self.end(fault);
+            return true;
         }
         if let Some(fault) = self.parts.status.reported() {
             self.parts.board.post(self.parts.limits.rank, fault);
