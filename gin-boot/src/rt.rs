@@ -63,7 +63,8 @@ pub fn wait_until(mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until `look` finds something, as [`wait_until`] waits. Returns `None` only in a destructor, while a world ends.
+/// Waits until `look` finds something, as [`wait_until`] waits. Returns `None` only in a destructor, while a world
+/// ends.
 #[track_caller]
 pub fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let mut found = None;

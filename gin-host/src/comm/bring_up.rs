@@ -31,7 +31,7 @@ impl Communicator {
     /// Carries out the steps of `initialise`.
     pub(super) fn bring_up(&self, requirements: &Requirements) -> Result<Live, CommError> {
         const CALL: &str = "initialise";
-        let (lsa_size, chosen, processes) = self.meet(CALL)?;
+        let Met { lsa_size, chosen, processes } = self.meet(CALL)?;
         // The numbers that must be equal on all ranks.
         let mut own = requirements.named().to_vec();
         let backend = chosen.as_ref().map_or(0, |chosen| chosen.kind() as u64);
@@ -73,9 +73,9 @@ impl Communicator {
         agree(|bytes| self.bootstrap.all_gather(bytes), call, own)
     }
 
-    /// Finds out which ranks reach each other, and with [`Backend::Auto`] whether all ranks can drive a NIC. Returns the
-    /// size of LSA teams, the back end, and the processes of ranks. Collective.
-    fn meet(&self, call: &'static str) -> Result<(u32, Result<ChosenBackend, CommError>, Vec<Process>), CommError> {
+    /// Finds out which ranks reach each other, and with [`Backend::Auto`] whether all ranks can drive a NIC.
+    /// Collective.
+    fn meet(&self, call: &'static str) -> Result<Met, CommError> {
         let chosen = self.config.backend.choose(&*self.device, &self.config.nic);
         // The device stays published until all ranks have looked.
         let offered = reach::offer_device(&self.device, self.is_across());
@@ -87,7 +87,8 @@ impl Communicator {
             Backend::Auto if drive.contains(&false) => Ok(ChosenBackend::Proxy),
             _ => chosen,
         };
-        Ok((reach::team_size(&rows, self.config.lsa_size)?, chosen, reach::processes(&keys)?))
+        let (lsa_size, processes) = (reach::team_size(&rows, self.config.lsa_size)?, reach::processes(&keys)?);
+        Ok(Met { lsa_size, chosen, processes })
     }
 
     /// Prepares this rank's own part, before the ranks exchange messages.
@@ -233,6 +234,14 @@ impl Communicator {
             progress: Some(progress),
         })
     }
+}
+
+/// The findings of [`Communicator::meet`].
+struct Met {
+    lsa_size: u32,
+    chosen: Result<ChosenBackend, CommError>,
+    /// By rank.
+    processes: Vec<Process>,
 }
 
 /// The parts of a rank before the ranks exchange messages.

@@ -143,7 +143,7 @@ pub(crate) struct Resources {
 
 impl Resources {
     /// Allocates the memory and fills the words that do not depend on other ranks. `engines`: the `ENGINE_*` bits of
-    /// those that raise words. `across`: each rank is a separate process.
+    /// the engines that raise words. `across`: each rank is a separate process.
     pub(crate) fn new(
         device: &Arc<dyn Device>,
         requirements: &Requirements,

@@ -259,13 +259,13 @@ impl Communicator {
         flags: WindowFlags,
         parts: Vec<Part>,
     ) -> Result<Arc<Registered>, CommError> {
-        // The addresses by which kernels of this rank reach parts by loads and stores, and the planes of words that
-        // GPUs raise; 0 for those that they do not reach. `taken` keeps the memory at these addresses alive.
-        let (mut windows, mut planes, mut taken) = (Vec::new(), Vec::new(), Vec::new());
+        // The addresses at which kernels of this rank reach parts, and planes of words that GPUs raise, by loads and
+        // stores; 0 for a rank that they do not reach. `held` keeps the memory at these addresses alive.
+        let (mut windows, mut planes, mut held) = (Vec::new(), Vec::new(), Vec::new());
         let mut reached = |memory: Arc<Memory>| -> Result<u64, CommError> {
             memory.check_reach(&*self.device)?;
             let address = memory.address();
-            taken.push(memory);
+            held.push(memory);
             Ok(address)
         };
         for (rank, part) in (0..).zip(&parts) {
@@ -336,7 +336,7 @@ impl Communicator {
             serial: NEXT.fetch_add(1, Ordering::Relaxed),
             memory,
             lengths,
-            _beside: beside.into_iter().flatten().chain(taken).collect(),
+            _beside: beside.into_iter().flatten().chain(held).collect(),
         }))
     }
 
