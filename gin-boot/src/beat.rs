@@ -31,9 +31,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::pin::pin;
 use std::time::{Duration, Instant};
-use std::{fs, io, thread};
-use tokio::runtime::{Builder, Handle};
-use tokio::sync::{mpsc, oneshot};
+use std::{fs, io};
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 /// The number of looks at the clock within the silence.
@@ -115,37 +115,19 @@ impl Beats {
     }
 }
 
-/// A thread that serves a rank's edges. It ends when this is dropped.
-#[derive(Debug)]
-pub(super) struct BeatThread {
-    pub(super) beats: Beats,
-    end: Option<oneshot::Sender<()>>,
-    thread: Option<thread::JoinHandle<()>>,
-}
-
-impl BeatThread {
-    pub(super) fn start(rank: u32) -> io::Result<Self> {
-        let runtime = Builder::new_current_thread().enable_all().build()?;
-        let (end, ended) = oneshot::channel();
-        let (to, from) = std::sync::mpsc::channel();
-        let thread = thread::Builder::new().name(format!("gin-beat-{rank}")).spawn(move || {
-            raise_priority();
-            let beats = runtime.block_on(async { Beats::here() });
-            // The receiver is gone only if the starter has ended.
-            let _ = to.send(beats);
-            let _ = runtime.block_on(ended);
-        })?;
-        let beats = from.recv().map_err(io::Error::other)?;
-        Ok(Self { beats, end: Some(end), thread: Some(thread) })
-    }
-}
-
-impl Drop for BeatThread {
-    fn drop(&mut self) {
-        drop(self.end.take());
-        // Its tasks wait only for sockets and queues, so it ends at once.
-        let _ = self.thread.take().map(thread::JoinHandle::join);
-    }
+/// Starts a thread that serves a rank's edges. It ends when the runtime is dropped. Its tasks wait only for sockets and
+/// queues, so it ends at once.
+pub(super) fn start(rank: u32) -> io::Result<(Beats, Runtime)> {
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name(format!("gin-beat-{rank}"))
+        .on_thread_start(raise_priority)
+        .enable_all()
+        .build()?;
+    let (to, from) = std::sync::mpsc::channel();
+    // The receiver is gone only if the starter has ended.
+    runtime.spawn(async move { drop(to.send(Beats::here())) });
+    Ok((from.recv().map_err(io::Error::other)?, runtime))
 }
 
 /// Gives this thread the highest priority that the system permits. Without privileges that is its present priority,
@@ -260,6 +242,7 @@ mod tests {
     use super::*;
     use rustix::process::{Pid, Signal, kill_process};
     use std::process::{Child, Command, Stdio};
+    use std::thread;
     use tokio::time::sleep;
 
     const SILENCE: Duration = Duration::from_millis(400);

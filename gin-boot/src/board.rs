@@ -4,7 +4,6 @@
 //! Each rank has one slot, and the first fault that a rank posts stays. No call waits, so proxies post and look.
 
 use gin_abi::{Fault, FaultKind};
-use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -55,6 +54,8 @@ type Watch = Box<dyn Fn() + Send + Sync>;
 /// board.post(1, fault);
 /// assert_eq!(board.first(), Some(Notice { rank: 1, fault }));
 /// ```
+#[derive(derive_more::Debug)]
+#[debug("Board {{ count: {}, first: {:?}, .. }}", self.count(), self.first())]
 pub struct Board {
     slots: Vec<Slot>,
     watch: Option<Watch>,
@@ -114,12 +115,6 @@ impl Board {
     pub fn of(&self, rank: u32) -> Option<Notice> {
         let (fault, _) = self.slots.get(rank as usize)?.post.get()?;
         Some(Notice { rank, fault: *fault })
-    }
-}
-
-impl fmt::Debug for Board {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Board").field("count", &self.count()).field("first", &self.first()).finish_non_exhaustive()
     }
 }
 

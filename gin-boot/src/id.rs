@@ -12,55 +12,39 @@ const MAX_ADDRESSES: usize = 16;
 /// The first characters of every printed id of format 1.
 const PREFIX: &str = "gin1:";
 
-/// The key of a job: a process that has it may join. No output shows it.
-#[derive(Clone, PartialEq, Eq)]
-pub(super) struct Key(pub(super) [u8; 32]);
-
-impl fmt::Debug for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Key(..)")
-    }
-}
-
-impl Key {
-    fn new(what: &str, secret: &[u8]) -> Self {
-        let hash = Blake2s256::new().chain_update("gin bootstrap 1, ").chain_update(what).chain_update([0]);
-        Self(hash.chain_update(secret).finalize().into())
-    }
-}
-
-/// The secret of a job, which only its ranks know. No output shows it, `Debug` included.
-///
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Secret(Key);
+/// The secret of a job: a process that has it may join. No output shows it, `Debug` included.
+#[derive(Clone, PartialEq, Eq, derive_more::Debug)]
+#[debug("Secret(..)")]
+pub(super) struct Secret(pub(super) [u8; 32]);
 
 /// The fewest bytes of a secret that a person or a script chooses.
 pub(super) const MIN_SECRET: usize = 16;
 
 impl Secret {
+    fn derived(what: &str, secret: &[u8]) -> Self {
+        let hash = Blake2s256::new().chain_update("gin bootstrap 1, ").chain_update(what).chain_update([0]);
+        Self(hash.chain_update(secret).finalize().into())
+    }
+
     /// Makes the secret from a text of the program. An attacker that records a connection can try guesses without
     /// limit, so the text should come from random numbers (`openssl rand -hex 16`).
     ///
     /// # Errors
     /// The length in bytes, if that is less than [`MIN_SECRET`].
     pub(super) fn new(text: &[u8]) -> Result<Self, usize> {
-        if text.len() < MIN_SECRET { Err(text.len()) } else { Ok(Self(Key::new("secret", text))) }
+        if text.len() < MIN_SECRET { Err(text.len()) } else { Ok(Self::derived("secret", text)) }
     }
 
     /// Returns the secret that stands for none: any process that reaches the address can join and end the job. Traffic
     /// is encrypted nevertheless, against attackers that only listen.
     pub(super) fn insecure() -> Self {
-        Self(Key::new("insecure", &[]))
-    }
-
-    pub(super) fn key(&self) -> &Key {
-        &self.0
+        Self::derived("insecure", &[])
     }
 
     /// Returns the secret of the job of the remaining ranks when these ranks are lost.
     pub(super) fn without(&self, lost: &[u32]) -> Self {
         let lost = lost.iter().flat_map(|rank| rank.to_le_bytes());
-        Self(Key::new("without", &self.0.0.iter().copied().chain(lost).collect::<Vec<_>>()))
+        Self::derived("without", &self.0.iter().copied().chain(lost).collect::<Vec<_>>())
     }
 }
 
@@ -76,8 +60,9 @@ impl Secret {
 /// assert_eq!(id.to_string().parse(), Ok(id.clone()));
 /// assert!(!format!("{id:?}").contains("0a0b0c0d"));
 /// ```
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, derive_more::Debug)]
 pub struct UniqueId {
+    #[debug(skip)]
     secret: [u8; 16],
     addresses: Vec<SocketAddr>,
 }
@@ -109,7 +94,7 @@ impl UniqueId {
     }
 
     pub(super) fn secret(&self) -> Secret {
-        Secret(Key::new("id", &self.secret))
+        Secret::derived("id", &self.secret)
     }
 }
 
@@ -127,12 +112,6 @@ impl fmt::Display for UniqueId {
             write!(f, "{}{address}", if index == 0 { "" } else { "," })?;
         }
         Ok(())
-    }
-}
-
-impl fmt::Debug for UniqueId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("UniqueId").field("addresses", &self.addresses).finish_non_exhaustive()
     }
 }
 
@@ -179,7 +158,7 @@ mod tests {
     fn secrets_are_not_printed_and_short_ones_not_taken() {
         assert_eq!(Secret::new(b"fifteen bytes.."), Err(15));
         let secret = Secret::new(b"sixteen bytes...").unwrap();
-        assert_eq!(format!("{secret:?} {:?}", secret.key()), "Secret(Key(..)) Key(..)");
+        assert_eq!(format!("{secret:?}"), "Secret(..)");
         assert_ne!(secret, Secret::insecure());
         assert_ne!(secret, Secret::new(b"sixteen bytes..!").unwrap());
     }

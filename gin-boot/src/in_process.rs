@@ -61,16 +61,14 @@ impl ChannelEnd {
         let empty = || Collective { parts: vec![None; self.ranks as usize], received: 0 };
         self.hub().collectives.entry(key).or_insert_with(empty).parts[self.rank as usize] = Some(bytes.to_vec());
         let start = rt::clock_ns();
-        let mut outcome = None;
-        rt::wait_until(|| {
+        let outcome = rt::wait_for(|| {
             let waited = Duration::from_nanos(rt::clock_ns().wrapping_sub(start));
-            outcome = match self.result(key, waited) {
+            match self.result(key, waited) {
                 Some(Ok(parts)) => Some(Ok(parts)),
                 // The end of the communicator says more than the departure of a rank after it.
                 _ if ended() => Some(Err(BootstrapError::Ended)),
                 other => other,
-            };
-            outcome.is_some()
+            }
         });
         outcome.unwrap_or_else(|| Err(Self::left(self.rank)))
     }

@@ -8,7 +8,7 @@
 
 use crate::beat::{AHEAD, Beats, Event, Late, Seat, Watch, read};
 use crate::error::{show_ranks, system};
-use crate::id::Key;
+use crate::id::Secret;
 use crate::link::{Link, LinkError, Outbound};
 use crate::message::{Answer, CHUNK, FRAME, Hello, Message, Registration, VERSION};
 use crate::node::{Node, Outgoing};
@@ -18,7 +18,7 @@ use crate::{BootstrapError, LossCause, TcpConfig, millis};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc::{self, UnboundedReceiver, WeakSender};
@@ -59,37 +59,26 @@ pub(super) enum Start {
 #[derive(Debug)]
 pub(super) struct Io {
     node: Arc<Node>,
-    key: Key,
+    secret: Secret,
     config: TcpConfig,
     beats: Beats,
     begun: Instant,
-    wishes: Wishes,
     /// Each edge holds a strong reference while it is served.
     alive: WeakSender<()>,
-}
-
-/// The owner's commands to a rank's tasks.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Wishes {
-    /// All ranks have joined.
-    pub(super) joined: Arc<AtomicBool>,
-    /// The rank must leave.
-    pub(super) leave: Arc<AtomicBool>,
 }
 
 /// Serves a rank until it has left.
 pub(super) async fn run(
     node: Arc<Node>,
     mut connects: UnboundedReceiver<(usize, Registration)>,
-    key: Key,
+    secret: Secret,
     config: TcpConfig,
     start: Start,
-    wishes: Wishes,
     beats: Beats,
 ) {
     let (alive, mut ended) = mpsc::channel::<()>(1);
     let (begun, held) = (Instant::now(), alive.downgrade());
-    let io = Arc::new(Io { node: node.clone(), key, config, beats, begun, wishes: wishes.clone(), alive: held });
+    let io = Arc::new(Io { node: node.clone(), secret, config, beats, begun, alive: held });
     let mut tasks = JoinSet::new();
     match start {
         Start::Listen(listener) => {
@@ -109,7 +98,7 @@ pub(super) async fn run(
         tokio::select! {
             () = node.posted.notified() => {
                 node.publish();
-                if wishes.leave.load(Ordering::Acquire) {
+                if node.leaving.load(Ordering::Acquire) {
                     break;
                 }
             }
@@ -120,17 +109,8 @@ pub(super) async fn run(
     drop(alive);
     // Edges that are not up are not waited for.
     let _ = timeout(LINGERING, ended.recv()).await;
-    if node.rank == 0 && !wishes.joined.load(Ordering::Acquire) {
+    if node.rank == 0 && !node.joined.load(Ordering::Acquire) {
         sleep(ANSWERING).await;
-    }
-}
-
-/// Returns the reason for which rank 0 refuses this rank for good; `None` if a later attempt may succeed.
-fn final_error(error: &LinkError) -> Option<BootstrapError> {
-    match error {
-        LinkError::Key => Some(BootstrapError::Secret),
-        LinkError::Version(theirs) => Some(BootstrapError::Version { own: VERSION.into(), theirs: (*theirs).into() }),
-        _ => None,
     }
 }
 
@@ -148,13 +128,13 @@ impl Io {
 
     /// Returns whether this rank still tries to join.
     fn joining(&self) -> bool {
-        !self.wishes.joined.load(Ordering::Acquire) && self.node.failed().is_none() && Instant::now() < self.deadline()
+        !self.node.joined.load(Ordering::Acquire) && self.node.failed().is_none() && Instant::now() < self.deadline()
     }
 
     /// Connects, sends a [`Hello`] and receives the answer.
     async fn call(&self, address: SocketAddr, hello: &Hello) -> Result<(Link, Answer), LinkError> {
         limited(GREETING, async {
-            let mut link = Link::connect(TcpStream::connect(address).await?, &self.key, &self.node.traffic).await?;
+            let mut link = Link::connect(TcpStream::connect(address).await?, &self.secret, &self.node.traffic).await?;
             link.send(hello).await?;
             let answer = link.receive().await?;
             Ok((link, answer))
@@ -189,10 +169,12 @@ impl Io {
                         return Err(BootstrapError::RanksDiffer { own: self.node.ranks, theirs });
                     }
                     Ok(_) => "it is not rank 0".to_owned(),
-                    Err(error) => match final_error(&error) {
-                        Some(error) => return Err(error),
-                        None => error.to_string(),
-                    },
+                    Err(LinkError::Key) => return Err(BootstrapError::Secret),
+                    Err(LinkError::Version(theirs)) => {
+                        return Err(BootstrapError::Version { own: VERSION.into(), theirs: theirs.into() });
+                    }
+                    // A later attempt may succeed.
+                    Err(error) => error.to_string(),
                 };
                 reason = format!("rank {} cannot reach rank 0 at {address}: {error}", self.node.rank);
             }
@@ -222,7 +204,7 @@ impl Io {
                     listener.insert(TcpListener::bind((ip, 0)).await?).local_addr()?
                 }
             };
-            let mut link = Link::connect(stream, &self.key, &self.node.traffic).await?;
+            let mut link = Link::connect(stream, &self.secret, &self.node.traffic).await?;
             let Node { rank, ranks, instance, .. } = *self.node;
             link.send(&Hello::Register(Registration { rank, ranks, instance, address: own })).await?;
             link.receive().await
@@ -270,7 +252,7 @@ impl Io {
 
     async fn greet(&self, stream: TcpStream) -> Result<(), LinkError> {
         limited(GREETING, async {
-            let mut link = Link::accept(stream, &self.key, &self.node.traffic).await?;
+            let mut link = Link::accept(stream, &self.secret, &self.node.traffic).await?;
             let node = &self.node;
             match link.receive().await? {
                 Hello::Register(registration) => {
@@ -331,7 +313,7 @@ impl Io {
         loop {
             let left = self.deadline().saturating_duration_since(Instant::now());
             sleep(self.jitter(every).min(left)).await;
-            if self.wishes.joined.load(Ordering::Acquire) || node.failed().is_some() {
+            if node.joined.load(Ordering::Acquire) || node.failed().is_some() {
                 return;
             }
             let over = node.rank != 0 && self.ask(&rank_0).await == Some(true);
@@ -342,7 +324,7 @@ impl Io {
             if over || Instant::now() >= self.deadline() {
                 return node.give_up_joining(self.begun.elapsed());
             }
-            let (missing, count) = node.reported_missing().unwrap_or_default();
+            let (missing, count) = node.reported_missing();
             let waited = self.begun.elapsed().as_secs();
             tracing::info!(rank = node.rank, waited, count, ranks = %show_ranks(&missing), "waiting for ranks");
         }

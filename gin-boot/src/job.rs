@@ -6,12 +6,13 @@ use crate::id::{MIN_SECRET, Secret};
 use crate::io::Start;
 use crate::tcp::{check, default_address, listen};
 use crate::{BootstrapError, IdError, TcpBootstrap, TcpConfig, UniqueId, lock, slurm};
-use std::fmt;
 use std::fs::{self, File};
 use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::num::NonZeroU16;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
+use std::str::FromStr;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -19,28 +20,21 @@ use std::time::Duration;
 type Variables<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// The launcher of the processes of a job.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, derive_more::Display)]
 #[non_exhaustive]
 pub enum Launcher {
     /// `gin launch`, or a person or script that sets `GIN_RANK` and the variables that belong to it.
+    #[display("GIN_RANK")]
     Gin,
     /// `torchrun`.
+    #[display("torchrun")]
     Torchrun,
     /// Open MPI's `mpirun`.
+    #[display("Open MPI")]
     OpenMpi,
     /// Slurm's `srun`.
+    #[display("Slurm")]
     Slurm,
-}
-
-impl fmt::Display for Launcher {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Gin => "GIN_RANK",
-            Self::Torchrun => "torchrun",
-            Self::OpenMpi => "Open MPI",
-            Self::Slurm => "Slurm",
-        })
-    }
 }
 
 /// An error in the variables that describe a job.
@@ -327,11 +321,15 @@ fn listens(fd: RawFd) -> Option<bool> {
     rustix::net::sockopt::socket_acceptconn(borrowed).ok()
 }
 
+/// Returns the value of a variable, which must be `what`; `None` if it is not set.
+fn parsed<T: FromStr>(variables: Variables<'_>, variable: &'static str, what: &str) -> Result<Option<T>, JobError> {
+    let Some(text) = variables(variable) else { return Ok(None) };
+    text.trim().parse().map(Some).map_err(|_| value(variable, format!("`{text}` is not {what}")))
+}
+
 /// Returns the number in a variable; `None` if it is not set.
 fn number(variables: Variables<'_>, variable: &'static str) -> Result<Option<u32>, JobError> {
-    let Some(text) = variables(variable) else { return Ok(None) };
-    let problem = || value(variable, format!("`{text}` is not a number from 0 to {}", u32::MAX));
-    text.trim().parse().map(Some).map_err(|_| problem())
+    parsed(variables, variable, "a number from 0 to 4294967295")
 }
 
 const OPEN_MPI: [&str; 4] =
@@ -401,13 +399,9 @@ fn host(variables: Variables<'_>, launcher: Launcher, one_host: bool) -> Result<
 
 /// Returns the port at which rank 0 listens.
 fn port(variables: Variables<'_>, launcher: Launcher) -> Result<u16, JobError> {
-    let parse = |variable: &'static str| -> Result<Option<u16>, JobError> {
-        let Some(text) = variables(variable) else { return Ok(None) };
-        let port = text.trim().parse().ok().filter(|&port| port != 0);
-        port.map(Some).ok_or_else(|| value(variable, format!("`{text}` is not a port, a number from 1 to 65535")))
-    };
+    let parse = |variable| parsed::<NonZeroU16>(variables, variable, "a port, a number from 1 to 65535");
     if let Some(port) = parse("GIN_PORT")? {
-        return Ok(port);
+        return Ok(port.get());
     }
     let advice = "set it to a port that is free on rank 0's host, the same for all ranks";
     let missing = JobError::Missing { variable: "GIN_PORT", launcher, advice };
@@ -416,6 +410,7 @@ fn port(variables: Variables<'_>, launcher: Launcher) -> Result<u16, JobError> {
         Launcher::Torchrun => parse("MASTER_PORT")?
             .ok_or(missing)?
             .checked_add(1)
+            .map(NonZeroU16::get)
             .ok_or_else(|| value("MASTER_PORT", "there is no port after 65535: set GIN_PORT")),
         // All ranks of a step compute the same port, other steps most likely another one. It is none of the ports that
         // the system gives by itself (32768 and up).

@@ -7,7 +7,7 @@
 //! the key sent it, it was not changed, and it is in the order of sending.
 
 use crate::LossCause;
-use crate::id::Key;
+use crate::id::Secret;
 use crate::message::{FRAME, VERSION};
 use crate::wire::{decode, encode};
 use serde::Serialize;
@@ -165,11 +165,15 @@ impl Link {
     }
 
     /// Opens a connection, as the side that connected.
-    pub(super) async fn connect(mut stream: TcpStream, key: &Key, traffic: &Arc<Traffic>) -> Result<Self, LinkError> {
+    pub(super) async fn connect(
+        mut stream: TcpStream,
+        secret: &Secret,
+        traffic: &Arc<Traffic>,
+    ) -> Result<Self, LinkError> {
         stream.set_nodelay(true)?;
         stream.write_all(&PREAMBLE).await?;
         check(exactly(&mut stream).await?)?;
-        let mut noise = builder(key)?.build_initiator()?;
+        let mut noise = builder(secret)?.build_initiator()?;
         send_handshake(&mut stream, &mut noise).await?;
         take_handshake(&mut stream, &mut noise).await?;
         Self::new(stream, noise, traffic)
@@ -177,7 +181,11 @@ impl Link {
 
     /// Opens a connection, as the side that was connected to. The peer has proved that it has the key only when a frame
     /// of it has arrived.
-    pub(super) async fn accept(mut stream: TcpStream, key: &Key, traffic: &Arc<Traffic>) -> Result<Self, LinkError> {
+    pub(super) async fn accept(
+        mut stream: TcpStream,
+        secret: &Secret,
+        traffic: &Arc<Traffic>,
+    ) -> Result<Self, LinkError> {
         stream.set_nodelay(true)?;
         let heard = exactly(&mut stream).await?;
         // A peer of another protocol gets no answer.
@@ -185,7 +193,7 @@ impl Link {
             stream.write_all(&PREAMBLE).await?;
         }
         check(heard)?;
-        let mut noise = builder(key)?.build_responder()?;
+        let mut noise = builder(secret)?.build_responder()?;
         if let Err(error) = take_handshake(&mut stream, &mut noise).await {
             if matches!(error, LinkError::Key) {
                 let _ = stream.write_all(&[0, 0]).await;
@@ -207,8 +215,8 @@ impl Link {
     }
 }
 
-fn builder(key: &Key) -> Result<Builder<'_>, LinkError> {
-    Ok(Builder::new(PATTERN.parse()?).prologue(&PREAMBLE)?.psk(0, &key.0)?)
+fn builder(secret: &Secret) -> Result<Builder<'_>, LinkError> {
+    Ok(Builder::new(PATTERN.parse()?).prologue(&PREAMBLE)?.psk(0, &secret.0)?)
 }
 
 /// The encryption of one direction.
@@ -283,7 +291,6 @@ impl Outbound {
 
 #[cfg(test)]
 mod tests {
-    use super::super::id::Secret;
     use super::*;
     use tokio::net::TcpListener;
 
@@ -309,7 +316,7 @@ mod tests {
         let sizes = [0, 1, 1000, FRAME];
         let (sent, received) = pair(
             async |stream| {
-                let mut link = Link::connect(stream, key.key(), &Arc::default()).await?;
+                let mut link = Link::connect(stream, &key, &Arc::default()).await?;
                 for size in sizes {
                     link.outbound.frame(&vec![7; size]).await?;
                 }
@@ -317,7 +324,7 @@ mod tests {
                 link.outbound.finish().await
             },
             async |stream| {
-                let mut link = Link::accept(stream, key.key(), &Arc::default()).await?;
+                let mut link = Link::accept(stream, &key, &Arc::default()).await?;
                 for size in sizes {
                     assert_eq!(link.inbound.frame().await?, Some(&vec![7; size][..]));
                 }
@@ -332,12 +339,8 @@ mod tests {
     #[test]
     fn both_sides_learn_that_the_secrets_differ() {
         let (client, server) = pair(
-            async |stream| {
-                Link::connect(stream, secret("what one side believes").key(), &Arc::default()).await.map(drop)
-            },
-            async |stream| {
-                Link::accept(stream, secret("what the other believes").key(), &Arc::default()).await.map(drop)
-            },
+            async |stream| Link::connect(stream, &secret("what one side believes"), &Arc::default()).await.map(drop),
+            async |stream| Link::accept(stream, &secret("what the other believes"), &Arc::default()).await.map(drop),
         );
         assert!(matches!(client, Err(LinkError::Key)), "{client:?}");
         assert!(matches!(server, Err(LinkError::Key)), "{server:?}");
@@ -352,12 +355,12 @@ mod tests {
                 stream.write_all(&other).await.unwrap();
                 exactly::<8>(&mut stream).await.unwrap()
             },
-            async |stream| Link::accept(stream, Secret::insecure().key(), &Arc::default()).await.map(drop),
+            async |stream| Link::accept(stream, &Secret::insecure(), &Arc::default()).await.map(drop),
         );
         assert!(matches!(server, Err(LinkError::Version(version)) if version == VERSION + 1), "{server:?}");
         assert_eq!(heard, PREAMBLE);
         let (client, ()) = pair(
-            async |stream| Link::connect(stream, Secret::insecure().key(), &Arc::default()).await.map(drop),
+            async |stream| Link::connect(stream, &Secret::insecure(), &Arc::default()).await.map(drop),
             async |mut stream| {
                 let mut other = PREAMBLE;
                 other[7] = VERSION + 1;
@@ -381,7 +384,7 @@ mod tests {
             let key = Secret::insecure();
             let (client, server) = pair(
                 async |stream| {
-                    let mut link = Link::connect(stream, key.key(), &Arc::default()).await?;
+                    let mut link = Link::connect(stream, &key, &Arc::default()).await?;
                     let mut frames = Vec::new();
                     for (nonce, text) in (0..).zip([b"first", b"secnd", b"third"]) {
                         let mut sealed = vec![0; 2 + text.len() + TAG];
@@ -394,7 +397,7 @@ mod tests {
                     Ok::<_, LinkError>(link)
                 },
                 async |stream| {
-                    let mut link = Link::accept(stream, key.key(), &Arc::default()).await?;
+                    let mut link = Link::accept(stream, &key, &Arc::default()).await?;
                     assert_eq!(link.inbound.frame().await?, Some(&b"first"[..]));
                     let second = link.inbound.frame().await.map(|frame| frame.map(<[u8]>::to_vec));
                     assert!(matches!(second, Err(LinkError::Malformed)), "{second:?}");

@@ -14,7 +14,7 @@ use crate::{BootstrapError, LossCause, lock, millis};
 use gin_abi::{Fault, FaultKind, Operation, Subject};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -52,19 +52,15 @@ struct Notices {
     early: Vec<(u32, Fault, String)>,
     /// The notices of this rank were sent to all ranks.
     published: bool,
-    /// This rank has dropped the channel.
-    closed: bool,
 }
 
 /// The connection to a neighbour.
 #[derive(Debug, Default)]
-enum Edge {
-    /// There is no neighbour, or the connection has ended.
-    #[default]
-    Down,
-    /// There is no connection yet. Messages wait for it.
-    Waiting(UnboundedReceiver<Message>, UnboundedSender<Message>),
-    Up(UnboundedSender<Message>),
+struct Edge {
+    /// `None` if there is no neighbour, or the connection has ended.
+    to: Option<UnboundedSender<Message>>,
+    /// The messages that wait for the connection; `None` after it is open.
+    waiting: Option<UnboundedReceiver<Message>>,
 }
 
 /// A rank that has left or was lost.
@@ -88,7 +84,7 @@ pub(super) struct NodeState {
     /// The reason for which this rank cannot be in the job.
     failed: Option<BootstrapError>,
     /// The missing ranks that rank 0 named last, and the number of all.
-    missing: Option<(Vec<u32>, u32)>,
+    missing: (Vec<u32>, u32),
     /// The trouble of this rank, or of one that reported it.
     trouble: String,
     /// At rank 0: the instances of the registered ranks.
@@ -111,6 +107,10 @@ pub(super) struct Node {
     pub(super) hosts: OnceLock<Vec<String>>,
     /// The address at which other hosts reach this rank, once it has joined.
     pub(super) ip: OnceLock<IpAddr>,
+    /// All ranks have joined.
+    pub(super) joined: AtomicBool,
+    /// The owner wants this rank to leave.
+    pub(super) leaving: AtomicBool,
     state: Mutex<NodeState>,
     /// Notified when the state changes in a way for which a thread may wait.
     pub(super) changed: Notify,
@@ -136,10 +136,10 @@ impl Node {
     ) -> (Arc<Self>, UnboundedReceiver<(usize, Registration)>) {
         let place = TreePlace::of(rank, ranks);
         let waiting = |_| {
-            let (to, from) = unbounded_channel();
-            Edge::Waiting(from, to)
+            let (to, waiting) = unbounded_channel();
+            Edge { to: Some(to), waiting: Some(waiting) }
         };
-        let edges = place.neighbours().map(|neighbour| neighbour.map_or(Edge::Down, waiting));
+        let edges = place.neighbours().map(|neighbour| neighbour.map_or_else(Edge::default, waiting));
         let state = NodeState { edges, registered: [(0, instance)].into(), ..NodeState::default() };
         let (connects, to_connect) = unbounded_channel();
         let node = Self {
@@ -149,6 +149,8 @@ impl Node {
             place,
             hosts: OnceLock::new(),
             ip: OnceLock::new(),
+            joined: AtomicBool::new(false),
+            leaving: AtomicBool::new(false),
             state: Mutex::new(state),
             changed: Notify::new(),
             posted: Arc::new(Notify::new()),
@@ -219,8 +221,12 @@ impl Node {
 
     /// Returns the error for a rank that is gone.
     fn loss(&self, rank: u32, cause: LossCause) -> BootstrapError {
-        let host = self.hosts.get().and_then(|hosts| hosts.get(rank as usize)).cloned().unwrap_or_default();
-        BootstrapError::Lost { rank, host, cause }
+        BootstrapError::Lost { rank, host: self.host(rank), cause }
+    }
+
+    /// Returns the name of a rank's host; empty until it is known.
+    pub(super) fn host(&self, rank: u32) -> String {
+        self.hosts.get().and_then(|hosts| hosts.get(rank as usize)).cloned().unwrap_or_default()
     }
 
     /// Returns the error of this rank after the others went on without it.
@@ -246,7 +252,7 @@ impl Node {
         let sent = |edge: usize| self.sent[edge].load(Ordering::Acquire) >= queued[edge];
         (0..EDGES).all(sent) || {
             let state = self.state();
-            (0..EDGES).all(|edge| sent(edge) || matches!(state.edges[edge], Edge::Down))
+            (0..EDGES).all(|edge| sent(edge) || state.edges[edge].to.is_none())
         }
     }
 
@@ -257,8 +263,10 @@ impl Node {
 
     /// Gives up a collective. Returns an error with the missing ranks.
     pub(super) fn give_up(&self, id: CollectiveId, waited: Duration) -> BootstrapError {
-        let missing = self.state().collectives.remove(&id).map(|collective| collective.missing(self.ranks));
-        BootstrapError::Timeout { missing: missing.unwrap_or_default(), waited_ms: millis(waited) }
+        let mut state = self.state();
+        let missing = state.missing(id, self.ranks);
+        state.collectives.remove(&id);
+        BootstrapError::Timeout { missing, waited_ms: millis(waited) }
     }
 
     /// Returns the ranks that have not given to a collective that is under way.
@@ -281,7 +289,6 @@ impl Node {
         }
         notices.published = board.of(self.rank).is_some();
         notices.board = Some(board.clone());
-        notices.closed = false;
         board
     }
 
@@ -291,9 +298,6 @@ impl Node {
         let mut state = self.state();
         state.closed.insert(channel);
         state.collectives.retain(|id, _| id.channel != channel);
-        if let Some(notices) = state.notices.get_mut(&channel) {
-            notices.closed = true;
-        }
         drop(state);
         self.posted.notify_one();
     }
@@ -308,9 +312,9 @@ impl Node {
             if let (false, Some(notice)) = (notices.published, board.of(self.rank)) {
                 notices.published = true;
                 let cause = board.cause(self.rank).unwrap_or_default().to_owned();
-                news.push(Message::Fault { channel, rank: self.rank, fault: notice.fault, cause });
+                news.push(Message::Fault { channel, rank: self.rank, fault: notice.fault.to_words(), cause });
             }
-            !(notices.closed && Arc::strong_count(board) == 1)
+            !(state.closed.contains(&channel) && Arc::strong_count(board) == 1)
         });
         for message in news {
             state.forward(&message, None);
@@ -338,10 +342,8 @@ impl Node {
     pub(super) fn leave(&self) {
         let mut state = self.state();
         state.forward(&Message::Gone { rank: self.rank, by: self.rank, cause: LossCause::Left }, None);
-        for edge in &mut state.edges {
-            if matches!(edge, Edge::Up(_)) {
-                *edge = Edge::Down;
-            }
+        for edge in state.edges.iter_mut().filter(|edge| edge.waiting.is_none()) {
+            edge.to = None;
         }
     }
 
@@ -349,7 +351,7 @@ impl Node {
     /// wait either.
     pub(super) fn give_up_joining(&self, waited: Duration) {
         self.change(|state| {
-            let (mut ranks, mut count) = state.missing.clone().unwrap_or_default();
+            let (mut ranks, mut count) = state.missing.clone();
             if count == 0 {
                 // Rank 0 missed no rank in its last report, or has never reported.
                 ranks = state.missing(JOINING, self.ranks);
@@ -363,11 +365,7 @@ impl Node {
 
     /// Notes that an edge is open. Returns the messages to send along it; `None` if it was open already.
     pub(super) fn edge_up(&self, edge: usize) -> Option<Outgoing> {
-        let edge = &mut self.state().edges[edge];
-        let Edge::Waiting(..) = edge else { return None };
-        let Edge::Waiting(from, to) = std::mem::take(edge) else { return None };
-        *edge = Edge::Up(to);
-        Some(from)
+        self.state().edges[edge].waiting.take()
     }
 
     /// Returns the ranks that were lost, in order, without the ranks that left in an orderly way.
@@ -384,7 +382,7 @@ impl Node {
     pub(super) fn edge_lost(&self, edge: usize, cause: LossCause) -> bool {
         let Some(rank) = self.neighbour(edge) else { return false };
         let mut state = self.state();
-        if matches!(state.edges[edge], Edge::Down) {
+        if state.edges[edge].to.is_none() {
             return false;
         }
         let news = state.gone(self, rank, &cause);
@@ -392,7 +390,7 @@ impl Node {
             // Also to the lost rank, which may only have been silent.
             state.forward(&Message::Gone { rank, by: self.rank, cause }, None);
         }
-        state.edges[edge] = Edge::Down;
+        state.edges[edge] = Edge::default();
         drop(state);
         self.changed.notify_waiters();
         news
@@ -442,12 +440,12 @@ impl Node {
     /// Notes the missing ranks that rank 0 named.
     pub(super) fn set_missing(&self, missing: Vec<u32>, count: u32, trouble: &str) {
         let mut state = self.state();
-        state.missing = Some((missing, count));
+        state.missing = (missing, count);
         state.add_trouble(trouble);
     }
 
     /// Returns the missing ranks that rank 0 named last, and the number of all.
-    pub(super) fn reported_missing(&self) -> Option<(Vec<u32>, u32)> {
+    pub(super) fn reported_missing(&self) -> (Vec<u32>, u32) {
         self.state().missing.clone()
     }
 
@@ -482,6 +480,7 @@ impl Node {
             }
             Message::Fault { channel, rank, fault, ref cause } => {
                 from(rank)?;
+                let fault = Fault::read(fault);
                 state.forward(&message, Some(edge));
                 if state.closed.contains(&channel) && !state.notices.contains_key(&channel) {
                     return Ok(());
@@ -507,7 +506,7 @@ impl Node {
                     state.forward(&message, Some(edge));
                 }
                 if self.neighbour(edge) == Some(rank) {
-                    state.edges[edge] = Edge::Down;
+                    state.edges[edge] = Edge::default();
                 }
             }
             Message::Abort { rank } => {
@@ -526,7 +525,7 @@ impl Node {
                     return Ok(());
                 }
                 state.forward(&message, Some(edge));
-                state.missing = Some((ranks.clone(), count));
+                state.missing = (ranks.clone(), count);
                 state.add_trouble(trouble);
                 state.failed.get_or_insert(join_timeout(ranks, trouble, Duration::ZERO));
             }
@@ -568,13 +567,10 @@ impl Collective {
 
 impl NodeState {
     fn send(&mut self, edge: usize, message: Message) {
-        match &self.edges[edge] {
-            Edge::Down => {}
+        if let Some(to) = &self.edges[edge].to {
+            self.queued[edge] += 1;
             // The other end is gone only shortly before the edge is taken down.
-            Edge::Waiting(_, to) | Edge::Up(to) => {
-                self.queued[edge] += 1;
-                let _ = to.send(message);
-            }
+            let _ = to.send(message);
         }
     }
 

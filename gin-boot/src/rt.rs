@@ -63,6 +63,18 @@ pub fn wait_until(mut condition: impl FnMut() -> bool) {
     }
 }
 
+/// Waits until `look` finds something, as [`wait_until`] waits. Returns `None` only in a destructor, while a world
+/// ends.
+#[track_caller]
+pub fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let mut found = None;
+    wait_until(|| {
+        found = look();
+        found.is_some()
+    });
+    found
+}
+
 /// Returns the time in nanoseconds on the clock of deadlines: virtual in a seeded world, else `CLOCK_MONOTONIC`.
 pub fn clock_ns() -> u64 {
     match inside() {

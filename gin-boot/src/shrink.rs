@@ -49,8 +49,6 @@ impl TcpBootstrap {
     /// Makes a job of the ranks that remain without `lost`, in the same order; the new ranks count from 0. All
     /// remaining ranks call it with the same ranks, listed in any order. It waits for them, at most `joining`. After
     /// that the old job has no use, and can be dropped.
-    /// 0. All that are left call it with the same ranks, in any order; it waits for them, at most `joining`. This job
-    /// is of no more use, and can be dropped.
     ///
     /// A rank of `lost` that is still alive takes no part, because communicators of the new job have windows and keys
     /// of their own.

@@ -3,7 +3,7 @@
 
 use crate::beat::Beats;
 use crate::error::system;
-use crate::io::{Start, Wishes, run};
+use crate::io::{Start, run};
 use crate::message::CollectiveId;
 use crate::node::Node;
 use crate::tcp::{JOINING, check, check_length, runtime};
@@ -104,24 +104,21 @@ async fn job(ranks: u32, barriers: u32, bytes: usize) -> Result<Simulated, Boots
     let config = TcpConfig::default().address(Some(Ipv4Addr::LOCALHOST.into())).silence(hour);
     let rendezvous = Rendezvous::new(config.clone())?;
     let (id, mut listener) = (rendezvous.id().clone(), Some(rendezvous.listener));
-    let key = id.secret().key().clone();
     let mut job = Job { nodes: Vec::new(), before: vec![0; ranks as usize] };
-    let (mut tasks, mut all) = (JoinSet::new(), Vec::new());
+    let mut tasks = JoinSet::new();
     let beats = Beats::here();
     let begun = Instant::now();
     for rank in 0..ranks {
         let instance = id::random().map_err(system("make random numbers"))?;
         let (node, connects) = Node::new(rank, ranks, instance);
-        let wishes = Wishes::default();
         let start = listener.take().map_or_else(|| Start::Connect(id.addresses().to_vec()), Start::Listen);
-        tasks.spawn(run(node.clone(), connects, key.clone(), config.clone(), start, wishes.clone(), beats.clone()));
+        tasks.spawn(run(node.clone(), connects, id.secret(), config.clone(), start, beats.clone()));
         node.give(JOINING, &[]);
         job.nodes.push(node);
-        all.push(wishes);
     }
-    for (node, wishes) in job.nodes.iter().zip(&all) {
+    for node in &job.nodes {
         wait(node, JOINING).await?;
-        wishes.joined.store(true, Ordering::Release);
+        node.joined.store(true, Ordering::Release);
     }
     let join = job.step(begun);
     let mut steps = Vec::new();
@@ -131,8 +128,8 @@ async fn job(ranks: u32, barriers: u32, bytes: usize) -> Result<Simulated, Boots
     steps.sort_by_key(|step| step.time);
     let barrier = steps[steps.len() / 2];
     let gather = job.all_gather(CollectiveId { channel: JOB, number: u64::MAX }, &vec![0x5a; bytes]).await?;
-    for (node, wishes) in job.nodes.iter().zip(&all) {
-        wishes.leave.store(true, Ordering::Release);
+    for node in &job.nodes {
+        node.leaving.store(true, Ordering::Release);
         node.posted.notify_one();
     }
     while tasks.join_next().await.is_some() {}

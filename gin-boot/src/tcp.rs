@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Ranks that are processes.
 
-use crate::beat::BeatThread;
+use crate::beat;
 use crate::board::Board;
 use crate::error::{show_ranks, system};
 use crate::id::{self, Secret, UniqueId};
-use crate::io::{LINGERING, Start, Wishes, run};
+use crate::io::{LINGERING, Start, run};
 use crate::message::CollectiveId;
 use crate::node::{MAX_BYTES, Node};
 use crate::shrink::Spares;
@@ -168,7 +168,6 @@ pub struct TcpBootstrap {
     pub(crate) inner: Arc<Inner>,
     /// The number of the next collective.
     next: AtomicU64,
-    hosts: Vec<String>,
     /// The names that distinguish hosts, by rank: see [`this_system`].
     systems: Vec<String>,
     pub(crate) spares: Spares,
@@ -180,7 +179,6 @@ pub(crate) struct Inner {
     pub(crate) node: Arc<Node>,
     pub(crate) secret: Secret,
     pub(crate) config: TcpConfig,
-    wishes: Wishes,
     /// Disconnected when the thread has ended.
     ended: Mutex<mpsc::Receiver<()>>,
 }
@@ -214,27 +212,25 @@ impl TcpBootstrap {
         (config.silence, config.progress) = (config.silence.max(SHORTEST), config.progress.max(SHORTEST));
         let instance = id::random().map_err(system("make random numbers"))?;
         let (node, connects) = Node::new(rank, ranks, instance);
-        let wishes = Wishes::default();
-        let beats = BeatThread::start(rank).map_err(system("send heartbeats"))?;
-        let (key, to) = (secret.key().clone(), beats.beats.clone());
-        let run = run(node.clone(), connects, key, config.clone(), start, wishes.clone(), to);
+        let (beats, beating) = beat::start(rank).map_err(system("send heartbeats"))?;
+        let run = run(node.clone(), connects, secret.clone(), config.clone(), start, beats);
         let runtime = runtime().map_err(system("serve connections"))?;
         let (end, ended) = mpsc::channel();
         let served = node.clone();
         let serve = move || {
             // Dropped when the thread ends, also by a panic.
             let _ended = Ended(served, end);
-            let _beats = beats;
+            let _beating = beating;
             runtime.block_on(run);
         };
         let thread = std::thread::Builder::new().name(format!("gin-boot-{rank}")).spawn(serve);
         thread.map_err(system("serve connections"))?;
-        Inner { node, secret: secret.clone(), config, wishes, ended: ended.into() }.join(Instant::now())
+        Inner { node, secret: secret.clone(), config, ended: ended.into() }.join(Instant::now())
     }
 
     /// Returns the name that the host of each rank has in its system, by rank.
     pub fn hosts(&self) -> &[String] {
-        &self.hosts
+        self.inner.node.hosts.get().map_or(&[], Vec::as_slice)
     }
 
     /// Returns the bytes that this rank has sent and has received for collectives and reports of faults.
@@ -282,13 +278,11 @@ impl Inner {
         node.give(JOINING, this_system().as_bytes());
         // The tasks keep the time. This limit is for the case that they do not.
         let limit = self.config.joining.saturating_add(Duration::from_secs(20));
-        let mut outcome = None;
-        rt::wait_until(|| {
+        let outcome = rt::wait_for(|| {
             if begun.elapsed() > limit {
                 node.give_up_joining(limit);
             }
-            outcome = node.result(JOINING);
-            outcome.is_some()
+            node.result(JOINING)
         });
         let systems = outcome.unwrap_or_else(|| Err(node.unserved())).map_err(|error| match error {
             BootstrapError::Timeout { missing, .. } => {
@@ -296,13 +290,12 @@ impl Inner {
             }
             error => error,
         })?;
-        self.wishes.joined.store(true, Ordering::Release);
+        node.joined.store(true, Ordering::Release);
         let systems: Vec<String> = systems.iter().map(|system| String::from_utf8_lossy(system).into_owned()).collect();
         let name = |system: &String| system.split('\n').next().unwrap_or_default().to_owned();
-        let hosts: Vec<String> = systems.iter().map(name).collect();
-        let _ = node.hosts.set(hosts.clone());
+        let _ = node.hosts.set(systems.iter().map(name).collect());
         let spares = Spares::exchange(&self)?;
-        Ok(TcpBootstrap { inner: Arc::new(self), next: AtomicU64::new(0), hosts, systems, spares })
+        Ok(TcpBootstrap { inner: Arc::new(self), next: AtomicU64::new(0), systems, spares })
     }
 
     pub(crate) fn gather(
@@ -315,10 +308,9 @@ impl Inner {
         self.node.give(id, bytes);
         let begun = Instant::now();
         let mut reported = begun;
-        let mut outcome = None;
-        rt::wait_until(|| {
+        let outcome = rt::wait_for(|| {
             // The end of a communicator says more than the departure of a rank after it.
-            outcome = match self.node.result(id) {
+            let outcome = match self.node.result(id) {
                 Some(Ok(all)) => Some(Ok(all)),
                 other if ended() => {
                     if other.is_none() {
@@ -337,7 +329,7 @@ impl Inner {
                 let (rank, waited) = (self.node.rank, begun.elapsed().as_secs());
                 tracing::info!(rank, waited, count = missing.len(), ranks = %show_ranks(&missing), "waiting for ranks");
             }
-            outcome.is_some()
+            outcome
         });
         if matches!(outcome, Some(Ok(_))) {
             self.flush();
@@ -355,8 +347,8 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let joined = self.wishes.joined.load(Ordering::Acquire);
-        self.wishes.leave.store(true, Ordering::Release);
+        let joined = self.node.joined.load(Ordering::Acquire);
+        self.node.leaving.store(true, Ordering::Release);
         self.node.posted.notify_one();
         // A rank that never joined has sent nothing that another rank needs. While a panic unwinds, this waits for no
         // rank.
@@ -381,7 +373,7 @@ impl Bootstrap for TcpBootstrap {
     }
 
     fn host(&self, rank: u32) -> String {
-        self.hosts.get(rank as usize).cloned().unwrap_or_default()
+        self.inner.node.host(rank)
     }
 
     fn rank(&self) -> u32 {

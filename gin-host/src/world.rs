@@ -29,7 +29,6 @@ use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{Device, Devices, Function, GpuError, ModuleSource, Stream};
 use gin_net::{Endpoint, Network};
 use gin_virtual::{DeviceConfig, EventLog, Policy, SeededConfig, ServiceStep, ThreadsConfig, World};
-use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -58,7 +57,8 @@ pub enum Mode {
 /// let config = WorldConfig::seeded(4, 7).backend(Backend::Proxy).lsa_size(2);
 /// assert_eq!((config.ranks, config.comm.lsa_size), (4, Some(2)));
 /// ```
-#[derive(Clone)]
+#[derive(Clone, derive_more::Debug)]
+#[debug("WorldConfig {{ ranks: {ranks}, mode: {mode:?}, .. }}")]
 #[non_exhaustive]
 pub struct WorldConfig {
     /// The number of ranks.
@@ -119,16 +119,14 @@ impl WorldConfig {
 
     /// Sets the size of LSA teams.
     #[must_use]
-    pub fn lsa_size(mut self, size: u32) -> Self {
-        self.comm.lsa_size = Some(size);
-        self
+    pub fn lsa_size(self, size: u32) -> Self {
+        self.with_comm(|comm| comm.lsa_size(Some(size)))
     }
 
     /// Sets the routes of operations.
     #[must_use]
-    pub fn routes(mut self, routes: Routes) -> Self {
-        self.comm.routes = routes;
-        self
+    pub fn routes(self, routes: Routes) -> Self {
+        self.with_comm(|comm| comm.routes(routes))
     }
 
     /// Changes the configuration of communicators.
@@ -140,9 +138,8 @@ impl WorldConfig {
 
     /// Sets the back end.
     #[must_use]
-    pub fn backend(mut self, backend: Backend) -> Self {
-        self.comm.backend = backend;
-        self
+    pub fn backend(self, backend: Backend) -> Self {
+        self.with_comm(|comm| comm.backend(backend))
     }
 
     /// Sets the most resident blocks of a virtual GPU.
@@ -154,9 +151,8 @@ impl WorldConfig {
 
     /// Sets the network of the proxies.
     #[must_use]
-    pub fn network(mut self, make: impl Fn(&Endpoint) -> Box<dyn Network> + Send + Sync + 'static) -> Self {
-        self.comm.network = Arc::new(make);
-        self
+    pub fn network(self, make: impl Fn(&Endpoint) -> Box<dyn Network> + Send + Sync + 'static) -> Self {
+        self.with_comm(|comm| comm.network(Arc::new(make)))
     }
 
     /// Sets the back end GDAKI with these software NICs.
@@ -170,9 +166,8 @@ impl WorldConfig {
     #[cfg(feature = "reset-by-store")]
     #[doc(hidden)]
     #[must_use]
-    pub fn reset_by_store(mut self) -> Self {
-        self.comm.resets_by_store = true;
-        self
+    pub fn reset_by_store(self) -> Self {
+        self.with_comm(|comm| comm.resets_by_store(true))
     }
 
     fn seed(&self) -> u64 {
@@ -180,12 +175,6 @@ impl WorldConfig {
             Mode::Seeded(config) => config.seed,
             Mode::Threads(config) => config.seed,
         }
-    }
-}
-
-impl fmt::Debug for WorldConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorldConfig").field("ranks", &self.ranks).field("mode", &self.mode).finish_non_exhaustive()
     }
 }
 
@@ -374,23 +363,18 @@ fn together(places: &[ChosenCpus]) -> Option<Vec<usize>> {
 ///
 /// # Panics
 /// With the panic of the first rank that panicked, after the others were ended.
-pub fn launch<T, E>(config: WorldConfig, body: impl Fn(Rank) -> Result<T, E> + Sync) -> Result<Vec<T>, LaunchError<E>>
-where
-    T: Send,
-    E: Send,
-{
+pub fn launch<T: Send, E: Send>(
+    config: WorldConfig,
+    body: impl Fn(Rank) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, LaunchError<E>> {
     launch_logged(config, body).0
 }
 
 /// Does the same as [`launch`], and returns the log of a seeded world too, if its configuration requests one.
-pub fn launch_logged<T, E>(
+pub fn launch_logged<T: Send, E: Send>(
     config: WorldConfig,
     body: impl Fn(Rank) -> Result<T, E> + Sync,
-) -> (Result<Vec<T>, LaunchError<E>>, EventLog)
-where
-    T: Send,
-    E: Send,
-{
+) -> (Result<Vec<T>, LaunchError<E>>, EventLog) {
     let world = match &config.mode {
         Mode::Seeded(seeded) => World::seeded(seeded.clone()),
         Mode::Threads(threads) => World::threads(threads.clone()),
@@ -433,15 +417,11 @@ where
 ///
 /// # Panics
 /// With the panic of `body`.
-pub fn join<T, E>(
+pub fn join<T: Send, E: Send>(
     config: WorldConfig,
     bootstrap: Arc<dyn Bootstrap>,
     body: impl Fn(Rank) -> Result<T, E> + Sync,
-) -> Result<T, LaunchError<E>>
-where
-    T: Send,
-    E: Send,
-{
+) -> Result<T, LaunchError<E>> {
     let refuse = |reason| LaunchError::Processes { reason };
     let Mode::Threads(threads) = &config.mode else {
         return Err(refuse("processes cannot take turns in a seeded world: use threads".to_owned()));
@@ -456,16 +436,12 @@ where
 }
 
 /// Runs the ranks of `job`: all ranks of `config` or one of them.
-fn run<T, E>(
+fn run<T: Send, E: Send>(
     config: &WorldConfig,
     world: &World,
     job: Vec<Arc<dyn Bootstrap>>,
     body: &(impl Fn(Rank) -> Result<T, E> + Sync),
-) -> Result<Vec<T>, LaunchError<E>>
-where
-    T: Send,
-    E: Send,
-{
+) -> Result<Vec<T>, LaunchError<E>> {
     let failed: Mutex<Option<(u32, E)>> = Mutex::new(None);
     let device = |rank| -> Result<Arc<dyn Device>, LaunchError<E>> {
         match (&config.mode, &config.devices) {
@@ -484,16 +460,12 @@ where
         // All ranks and services take turns on one thread.
         Mode::Seeded(_) => Vec::new(),
     };
-    let pool = match (&config.mode, config.progress_threads) {
+    let progress: Arc<dyn Progress> = match (&config.mode, config.progress_threads) {
         (Mode::Threads(_), Some(threads)) => {
-            let start = || Pool::new(threads);
-            Some(started_on(together(&places).as_deref(), start).and_then(|pool| pool).map_err(LaunchError::Threads)?)
+            let pool = started_on(together(&places).as_deref(), || Pool::new(threads)).and_then(|pool| pool);
+            Arc::new(pool.map_err(LaunchError::Threads)?)
         }
-        _ => None,
-    };
-    let progress: Arc<dyn Progress> = match pool {
-        Some(pool) => Arc::new(pool),
-        None => Arc::new(Services(world.clone())),
+        _ => Arc::new(Services(world.clone())),
     };
     let hosts = job.into_iter().zip(devices).enumerate().map(|(index, (bootstrap, device))| {
         let cpus = places.get(index).and_then(|place| place.cpus.clone());

@@ -6,7 +6,6 @@ use crate::proxy::progress::{OwnThreads, Progress};
 use gin_net::NetworkFactory;
 use gin_net::peer::PeerNetwork;
 use gin_nic::{DoorbellRelease, Doorbells};
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,7 +40,8 @@ gin_gpu::config! {
     /// let config = CommConfig::default().backend(Backend::Proxy).lsa_size(Some(2));
     /// assert_eq!(config.lsa_size, Some(2));
     /// ```
-    #[derive(Clone)]
+    #[derive(Clone, derive_more::Debug)]
+    #[debug("CommConfig {{ backend: {backend:?}, lsa_size: {lsa_size:?}, .. }}")]
     pub struct CommConfig {
         /// The back end.
         pub backend: Backend = Backend::Auto,
@@ -72,12 +72,5 @@ gin_gpu::config! {
         /// tests.
         #[cfg(feature = "reset-by-store")]
         pub resets_by_store: bool = false,
-    }
-}
-
-impl fmt::Debug for CommConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { backend, lsa_size, .. } = self;
-        f.debug_struct("CommConfig").field("backend", backend).field("lsa_size", lsa_size).finish_non_exhaustive()
     }
 }

@@ -7,6 +7,8 @@ use super::{CommError, CommState, Communicator};
 use crate::proxy::Command;
 use gin_abi::FaultKind;
 use gin_boot::BootstrapError;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 impl Communicator {
     /// Ends the communicator and frees its resources.
@@ -64,12 +66,12 @@ impl Communicator {
     }
 
     /// Exchanges outcomes with all ranks of the active communicator.
-    pub(super) fn agree(
+    pub(super) fn agree<T: DeserializeOwned>(
         &self,
         live: &Live,
         call: &'static str,
-        own: Result<Vec<u8>, CommError>,
-    ) -> Result<Vec<Vec<u8>>, CommError> {
+        own: Result<impl Serialize, &CommError>,
+    ) -> Result<Vec<T>, CommError> {
         match (agree(|bytes| live.channel.all_gather(bytes), call, own), live.channel.board().first()) {
             (Err(CommError::Bootstrap(BootstrapError::Ended)), Some(notice)) => Err(self.ended(call, notice)),
             // All ranks have met, because the lost rank sent its part before.
@@ -85,20 +87,20 @@ impl Communicator {
     /// Checks that no kernel runs and no request is unfinished on any rank. Collective.
     pub(super) fn settle(&self, call: &'static str, live: &Live) -> Result<(), CommError> {
         // The kernels of all ranks come first: while one runs, it may post requests after they were counted.
-        self.agree(live, call, self.no_kernels(call).map(|()| Vec::new()))?;
+        self.agree::<()>(live, call, self.no_kernels(call).as_ref())?;
         // In the second round, each rank handles what came from ranks that finished after it.
         for _ in 0..2 {
             let limit = self.config.drain;
             let drained = live.drain(limit).and_then(|requests| {
                 let waited_ms = limit.as_millis() as u64;
                 match (requests, live.channel.board().first()) {
-                    (0, _) => Ok(Vec::new()),
+                    (0, _) => Ok(()),
                     // The fault may be what keeps them unfinished.
                     (_, Some(notice)) => Err(self.ended(call, notice)),
                     (_, None) => Err(CommError::InFlight { call, rank: self.rank(), requests, waited_ms }),
                 }
             });
-            match (self.agree(live, call, drained), live.channel.board().first()) {
+            match (self.agree::<()>(live, call, drained.as_ref()), live.channel.board().first()) {
                 // That rank knew the fault before it sent its part. Now this rank knows it too.
                 (Err(CommError::OtherRank { .. }), Some(notice)) => return Err(self.ended(call, notice)),
                 (outcome, _) => drop(outcome?),

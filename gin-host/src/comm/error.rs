@@ -6,7 +6,6 @@ use gin_abi::{BackendKind, Fault};
 use gin_boot::BootstrapError;
 use gin_gpu::GpuError;
 use gin_gpu::quarantine::Quarantined;
-use gin_gpu::registry::KeyError;
 use gin_net::NetError;
 use gin_nic::NicError;
 
@@ -252,12 +251,6 @@ pub enum CommError {
 impl From<Quarantined> for CommError {
     fn from(Quarantined { reason }: Quarantined) -> Self {
         Self::Quarantined { reason }
-    }
-}
-
-impl From<KeyError> for CommError {
-    fn from(error: KeyError) -> Self {
-        Self::Net(error.into())
     }
 }
 

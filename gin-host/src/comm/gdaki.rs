@@ -2,7 +2,6 @@
 //! The device-driven NIC of a communicator: queue pairs to the required ranks, and the memory that the NIC may access.
 
 use super::resources::Resources;
-use super::wire::{decode, encode, garbled};
 use super::{CommError, PeerStats, Requirements, Stats};
 use crate::proxy::Turn;
 use crate::proxy::progress::{Step, Work};
@@ -17,7 +16,7 @@ use gin_net::{Capabilities, Raises};
 use gin_nic::hca::Access;
 use gin_nic::{
     Address, DeviceQueueError, DeviceQueuePairs, DoorbellRelay, DoorbellRelease, Doorbells, DrainError, Nic, NicError,
-    NicPeer, RegisteredSlice, Ringer, Shape, Target,
+    NicPeer, RegisteredSlice, Shape, Target,
 };
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex};
@@ -48,26 +47,24 @@ pub(super) fn capabilities(nic: &Nic) -> Capabilities {
 }
 
 /// The message of a rank to the others.
-struct Offer<'a> {
-    peer: NicPeer,
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Offer {
+    host: String,
+    /// The port of its NIC.
+    port: u8,
     /// The key of its signal words, and the address of the first word in their region.
     signals: (u32, u64),
     /// The addresses of its queue pairs, by context and connected rank.
-    addresses: Vec<&'a [u8]>,
+    addresses: Vec<Vec<u8>>,
 }
 
-impl<'a> Offer<'a> {
-    fn read(rank: u32, bytes: &'a [u8]) -> Result<Self, CommError> {
-        let (host, port, signals, addresses): (String, _, _, _) = decode(bytes).ok_or_else(|| garbled(rank))?;
-        Ok(Self { peer: NicPeer { rank, host, port }, signals, addresses })
-    }
-
+impl Offer {
     /// Returns the address of its queue pair of a context to `rank`.
-    fn address(&self, shape: &Shape, context: u32, rank: u32) -> Result<Address, CommError> {
+    fn address(&self, shape: &Shape, context: u32, rank: u32, peer: &NicPeer) -> Result<Address, CommError> {
         // Connected ranks have queue pairs to the same ranks.
         let place = shape.place(rank).map(|place| (context * shape.count() + place) as usize);
-        let bytes = place.and_then(|place| self.addresses.get(place)).copied().unwrap_or_default();
-        Ok(Address::from_bytes(bytes, &self.peer)?)
+        let bytes = place.and_then(|place| self.addresses.get(place)).map_or(&[][..], Vec::as_slice);
+        Ok(Address::from_bytes(bytes, peer)?)
     }
 }
 
@@ -83,7 +80,7 @@ pub(super) struct RemotePart {
 /// The objects of a communicator on a NIC. Dropping it destroys them.
 #[derive(Debug)]
 pub(super) struct Gdaki {
-    queues: DeviceQueuePairs,
+    pub(super) queues: DeviceQueuePairs,
     /// The region of the signal words; `None` if there are no signals.
     signals: Option<RegisteredSlice>,
     /// The regions of the own parts, by window; `None` for a part without bytes.
@@ -92,7 +89,7 @@ pub(super) struct Gdaki {
     shape: Shape,
     signal_bytes: u64,
     most_bytes: u32,
-    nic: Arc<Nic>,
+    pub(super) nic: Arc<Nic>,
 }
 
 impl Gdaki {
@@ -120,7 +117,7 @@ impl Gdaki {
         let step = requirements.connections.step(lsa_size);
         let shape = Shape { contexts: requirements.contexts, ranks, rank, step, depth, release };
         let queues = DeviceQueuePairs::new(&nic, device, shape, resources.counters_gpu()?, doorbells, expired)?;
-        let signals = resources.signals_nic().filter(|memory| memory.bytes() > 0);
+        let signals = resources.signals_nic.as_ref().filter(|memory| memory.bytes() > 0);
         let register = |memory: &Arc<Memory>| RegisteredSlice::new(&nic, memory.whole(), Access::SIGNALS);
         let signals = signals.map(register).transpose()?;
         let keys = u64::from(requirements.windows) * (u64::from(ranks) + 1);
@@ -138,30 +135,26 @@ impl Gdaki {
         })
     }
 
-    /// Returns the NIC.
-    pub(super) fn nic(&self) -> &Arc<Nic> {
-        &self.nic
-    }
-
     /// Returns the message for the other ranks.
-    pub(super) fn offer(&self) -> Vec<u8> {
+    pub(super) fn offer(&self) -> Offer {
         let pairs = (0..self.shape.contexts).flat_map(|context| self.shape.peers().map(move |peer| (context, peer)));
         let addresses = pairs.filter_map(|(context, peer)| self.queues.address(context, peer));
-        let addresses: Vec<Vec<u8>> = addresses.map(|address| address.to_bytes()).collect();
+        let addresses = addresses.map(|address| address.to_bytes()).collect();
         let signals = self.signals.as_ref().map_or((0, 0), |signals| (signals.remote_key(), signals.start()));
-        encode(&(gin_boot::host_name(), self.nic.config().port, signals, addresses))
+        Offer { host: gin_boot::host_name(), port: self.nic.config().port, signals, addresses }
     }
 
     /// Connects the queue pairs by the messages of the other ranks, and fills the tables that kernels read.
     ///
     /// # Errors
     /// [`CommError::Nic`] with the peer; an error of the device.
-    pub(super) fn connect(&self, offers: &[&[u8]], expired: &dyn Fn() -> bool) -> Result<(), CommError> {
-        let offers = (0..).zip(offers).map(|(rank, bytes)| Offer::read(rank, bytes)).collect::<Result<Vec<_>, _>>()?;
+    pub(super) fn connect(&self, offers: &[Offer], expired: &dyn Fn() -> bool) -> Result<(), CommError> {
         for context in 0..self.shape.contexts {
-            for offer in self.shape.peers().filter_map(|peer| offers.get(peer as usize)) {
-                let address = offer.address(&self.shape, context, self.shape.rank)?;
-                self.queues.connect(context, &offer.peer, &address, expired)?;
+            for rank in self.shape.peers() {
+                let offer = &offers[rank as usize];
+                let peer = NicPeer { rank, host: offer.host.clone(), port: offer.port };
+                let address = offer.address(&self.shape, context, self.shape.rank, &peer)?;
+                self.queues.connect(context, &peer, &address, expired)?;
             }
         }
         let target = |context: u32, peer: u32| {
@@ -179,16 +172,6 @@ impl Gdaki {
             gdaki_contexts: self.shape.contexts,
             ..handle
         }
-    }
-
-    /// Returns the address of a context's words that mark peers with unfinished entries.
-    pub(super) fn busy(&self, context: u32) -> u64 {
-        self.queues.busy(context)
-    }
-
-    /// Returns the engine that rings doorbells: see [`DeviceQueuePairs::ringer`].
-    pub(super) fn ringer(&self) -> Ringer {
-        self.queues.ringer()
     }
 
     /// Returns the relay that rings doorbells for kernels; `None` if kernels ring them.
@@ -223,12 +206,12 @@ impl Gdaki {
     ///
     /// # Errors
     /// An error of the device.
-    pub(super) fn open_window(&self, window: u32, remote: &[RemotePart]) -> Result<(), GpuError> {
+    pub(super) fn open_window(&self, window: u32, remote: impl Iterator<Item = RemotePart>) -> Result<(), GpuError> {
         let local = lock(&self.windows)[window as usize].as_ref().map_or(RemotePart::default(), |region| RemotePart {
             key: region.local_key(),
             start: region.start() as u32,
         });
-        let parts = remote.iter().copied().chain([local]);
+        let parts = remote.chain([local]);
         let words = parts.map(|part| u64::from(part.start) << 32 | u64::from(Be32::new(part.key).memory()));
         self.keys.write(self.keys_of(window), &words.collect::<Vec<_>>())
     }

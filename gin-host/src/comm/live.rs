@@ -7,13 +7,13 @@ use super::symmetric::Flat;
 use super::window::Registered;
 use super::{CommError, PeerStats};
 use crate::proxy::progress::Running;
-use crate::proxy::{Answer, Command, Counters, answer};
+use crate::proxy::{Command, Counters, Waiting};
 use gin_abi::{BackendKind, CommHandle};
 use gin_boot::{Channel, rt};
 use gin_gpu::quarantine::Sharers;
 use gin_net::{Capabilities, Fetch};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, Sender, TryRecvError};
 use std::time::Duration;
 
 /// An active communicator.
@@ -21,7 +21,6 @@ use std::time::Duration;
 pub(super) struct Live {
     pub(super) backend: BackendKind,
     pub(super) capabilities: Capabilities,
-    pub(super) lsa_size: u32,
     pub(super) resources: Arc<Resources>,
     /// `Some` if kernels drive a NIC.
     pub(super) gdaki: Option<Arc<Gdaki>>,
@@ -46,14 +45,13 @@ impl Live {
 
     /// Sends a command to the proxy, and waits for its answer.
     pub(super) fn ask<T>(&self, command: impl FnOnce(mpsc::SyncSender<T>) -> Command) -> Result<T, CommError> {
-        let (to, from): (_, Answer<T>) = answer();
+        let (to, from) = mpsc::sync_channel(1);
         self.commands.send(command(to)).map_err(|_| CommError::ProxyGone)?;
-        let mut outcome = Ok(None);
-        rt::wait_until(|| {
-            outcome = from.get();
-            !matches!(outcome, Ok(None))
+        let answer = rt::wait_for(|| match from.try_recv() {
+            Err(TryRecvError::Empty) => None,
+            answer => Some(answer),
         });
-        outcome.ok().flatten().ok_or(CommError::ProxyGone)
+        answer.and_then(Result::ok).ok_or(CommError::ProxyGone)
     }
 
     /// Waits until all requests that kernels have posted are finished. Returns the number of unfinished requests when
@@ -69,7 +67,7 @@ impl Live {
             }
         }
         let heads = self.resources.claims()?;
-        self.ask(|to| Command::Drain { heads, until_ns, to })
+        self.ask(|to| Command::Wait(Waiting::Drain { heads, until_ns, to }))
     }
 
     /// Stops the proxy, and waits until it is gone. The proxy never blocks, so this is soon.

@@ -273,7 +273,7 @@ impl Communicator {
     /// # Errors
     /// As [`device`](Self::device).
     pub fn nic(&self) -> Result<Option<Arc<Nic>>, CommError> {
-        self.with_up("name the NIC", |live| live.gdaki.as_ref().map(|gdaki| gdaki.nic().clone()))
+        self.with_up("name the NIC", |live| live.gdaki.as_ref().map(|gdaki| gdaki.nic.clone()))
     }
 
     /// Returns the engine that rings the doorbells of the device-driven NIC. `None` if the back end is the proxy.
@@ -281,7 +281,9 @@ impl Communicator {
     /// # Errors
     /// As [`device`](Self::device).
     pub fn ringer(&self) -> Result<Option<Ringer>, CommError> {
-        self.with_up("name the engine that rings doorbells", |live| live.gdaki.as_ref().map(|gdaki| gdaki.ringer()))
+        self.with_up("name the engine that rings doorbells", |live| {
+            live.gdaki.as_ref().map(|gdaki| gdaki.queues.ringer())
+        })
     }
 
     /// Ends every wait of the communicator on every rank. A rank notices when its proxy next looks, within the proxy's

@@ -6,7 +6,7 @@
 
 use super::CommError;
 use super::wire::garbled;
-use gin_gpu::flat::{FlatPlace, FlatRange};
+use gin_gpu::flat::FlatPlace;
 use gin_gpu::quarantine::Process;
 use gin_gpu::registry::{Missing, Registry};
 use gin_gpu::share;
@@ -14,32 +14,28 @@ use gin_gpu::{Device, Memory};
 use gin_net::Key;
 use std::sync::Arc;
 
-/// A rank's device, as other ranks of the process find it.
-#[derive(Debug)]
-pub(super) struct Known(Arc<dyn Device>);
-
-static PLACES: Registry<Known> = Registry::new();
-static RANGES: Registry<FlatRange> = Registry::new();
+/// The devices of ranks, as other ranks of the process find them.
+static DEVICES: Registry<Arc<dyn Device>> = Registry::new();
 
 /// Publishes a device to the other ranks as long as the returned value lives; also to other processes of the host if
 /// ranks are `across` processes.
-pub(super) fn offer_device(device: &Arc<dyn Device>, across: bool) -> Result<(Arc<Known>, Key), CommError> {
-    let place = Arc::new(Known(device.clone()));
-    let mut key = PLACES.publish(&place);
+pub(super) fn offer_device(device: &Arc<dyn Device>, across: bool) -> Result<(Arc<Arc<dyn Device>>, Key), CommError> {
+    let published = Arc::new(device.clone());
+    let mut key = DEVICES.publish(&published);
     if across {
         key.0.extend(share::describe(&**device).map_err(CommError::Share)?);
     }
-    Ok((place, key))
+    Ok((published, key))
 }
 
-/// Returns for each rank, by the key of its device: 1 if kernels of `device` reach that device's memory, else 0.
-pub(super) fn row(device: &Arc<dyn Device>, keys: &[Vec<u8>]) -> Vec<u8> {
-    let reached = keys.iter().map(|key| match PLACES.look(key) {
-        Ok(place) => device.reaches(&*place.0),
+/// Returns for each rank, by the key of its device, whether kernels of `device` reach that device's memory.
+pub(super) fn row(device: &Arc<dyn Device>, keys: &[Vec<u8>]) -> Vec<bool> {
+    let reached = keys.iter().map(|key| match DEVICES.look(key) {
+        Ok(other) => device.reaches(&**other),
         Err(Missing::Elsewhere) => share::reaches(&**device, key),
         Err(Missing::Garbled | Missing::Gone) => false,
     });
-    reached.map(u8::from).collect()
+    reached.collect()
 }
 
 /// Returns the processes of ranks, by the keys of their devices.
@@ -48,10 +44,10 @@ pub(super) fn processes(keys: &[Vec<u8>]) -> Result<Vec<Process>, CommError> {
 }
 
 /// Returns the first two ranks of a team of `size` consecutive ranks of which one does not reach the other.
-fn gap(rows: &[Vec<u8>], size: u32) -> Option<(u32, u32)> {
+fn gap(rows: &[Vec<bool>], size: u32) -> Option<(u32, u32)> {
     let ranks = 0..rows.len() as u32;
     let pairs = ranks.flat_map(|rank| (rank / size * size..rank / size * size + size).map(move |other| (rank, other)));
-    pairs.into_iter().find(|&(rank, other)| rows[rank as usize].get(other as usize) != Some(&1))
+    pairs.into_iter().find(|&(rank, other)| rows[rank as usize].get(other as usize) != Some(&true))
 }
 
 /// Returns the size of LSA teams: the requested one, or the largest in which all ranks reach each other. `rows`: the
@@ -60,7 +56,7 @@ fn gap(rows: &[Vec<u8>], size: u32) -> Option<(u32, u32)> {
 /// # Errors
 /// [`CommError::LsaSize`] for a size that does not divide the ranks, [`CommError::LsaReach`] for one in which not all
 /// reach all.
-pub(super) fn team_size(rows: &[Vec<u8>], asked: Option<u32>) -> Result<u32, CommError> {
+pub(super) fn team_size(rows: &[Vec<bool>], asked: Option<u32>) -> Result<u32, CommError> {
     let ranks = rows.len() as u32;
     if let Some((rank, _)) = (0..).zip(rows).find(|(_, row)| row.len() != rows.len()) {
         return Err(garbled(rank));
@@ -100,27 +96,13 @@ pub(super) fn take_memory_at(
     found.map_err(|error| CommError::OtherRank { rank, reason: error.to_string() })
 }
 
-/// Publishes the addresses of a team to its other ranks, as long as they are reserved.
-pub(super) fn offer_range(range: &Arc<FlatRange>) -> Key {
-    RANGES.publish(range)
-}
-
-/// Returns the addresses that the first rank of a team published.
-///
-/// # Errors
-/// [`CommError::OtherRank`] if they are not reserved any more.
-pub(super) fn take_range(rank: u32, key: &[u8]) -> Result<Arc<FlatRange>, CommError> {
-    let found = RANGES.find(rank, &Key(key.to_vec()));
-    found.map_err(|error| CommError::OtherRank { rank, reason: error.to_string() })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// Ranks with the same number reach each other.
-    fn rows(islands: &[u32]) -> Vec<Vec<u8>> {
-        islands.iter().map(|mine| islands.iter().map(|other| u8::from(mine == other)).collect()).collect()
+    fn rows(islands: &[u32]) -> Vec<Vec<bool>> {
+        islands.iter().map(|mine| islands.iter().map(|other| mine == other).collect()).collect()
     }
 
     #[test]
@@ -141,7 +123,7 @@ mod tests {
     #[test]
     fn one_way_is_not_enough() {
         let mut rows = rows(&[0, 0, 0, 0]);
-        rows[3][2] = 0;
+        rows[3][2] = false;
         assert_eq!(team_size(&rows, None), Ok(1));
         assert_eq!(team_size(&rows, Some(2)), Err(CommError::LsaReach { lsa_size: 2, rank: 3, other: 2 }));
     }

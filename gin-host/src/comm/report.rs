@@ -1,20 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Reports of faults, for people.
 
+use super::state::Active;
 use super::{Communicator, Notice, Routes};
 use gin_abi::{BackendKind, Fault, FaultKind, Operation};
 use gin_boot::on_host;
 use std::fmt;
-
-/// The back end of a communicator, as far as faults are concerned.
-#[derive(Debug)]
-pub(super) struct ActiveBackend {
-    pub(super) backend: BackendKind,
-    /// The network of its proxy, or the kind of NIC that its kernels drive.
-    pub(super) network: &'static str,
-    /// Ranks of an LSA team.
-    pub(super) lsa_size: u32,
-}
 
 /// The fault that ended a communicator, with the rank and host that found it, the peer and back end that it concerns,
 /// and its cause.
@@ -90,9 +81,9 @@ impl Communicator {
     /// Returns a report with everything known about a fault.
     pub(super) fn report(&self, Notice { rank, fault }: Notice) -> FaultReport {
         let concerned = (fault.peer() < self.ranks()).then_some(fault.peer());
-        let active = self.shared.backend.get();
+        let active = self.shared.active.get();
         let back_end = active.map_or("no back end".to_owned(), |active| {
-            let ActiveBackend { backend, network, lsa_size } = active;
+            let Active { backend, network, lsa_size, .. } = active;
             let near = |peer| self.config.routes == Routes::Automatic && peer / lsa_size == self.rank() / lsa_size;
             let lsa = if *lsa_size > 1 && concerned.is_none_or(near) { ", loads and stores" } else { "" };
             match backend {
@@ -100,7 +91,7 @@ impl Communicator {
                 _ => format!("back end proxy over {network}{lsa}"),
             }
         });
-        let cause = self.shared.board.get().and_then(|board| board.cause(rank)).map(str::to_owned);
+        let cause = active.and_then(|active| active.board.cause(rank)).map(str::to_owned);
         FaultReport {
             rank,
             host: self.bootstrap.host(rank),

@@ -6,16 +6,16 @@
 
 use super::Requirements;
 use crate::proxy::{ContextPart, Counters};
-use bytemuck::Zeroable;
+use bytemuck::{Pod, Zeroable};
 use gin_abi::descriptor::WORDS;
-use gin_abi::handle::{CAP_STRONG_SIGNALS, ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, QUEUE_NEAR};
+use gin_abi::handle::{CAP_STRONG_SIGNALS, CAP_VA_SIGNALS, ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, QUEUE_NEAR};
 use gin_abi::{ABI_VERSION, BackendKind, CommHandle, ContextData, StatusBlock, WindowData};
 use gin_device::internal::host_word;
 use gin_device::internal::queue::Queue;
 use gin_device::internal::status::Status;
 use gin_device::sys::{Global, GlobalWord};
 use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
-use gin_net::LocalSignals;
+use gin_net::{Capabilities, LocalSignals};
 use std::sync::Arc;
 
 /// Cache lines are 64 bytes on CPUs and 128 on GPUs.
@@ -24,15 +24,22 @@ const LINE: u64 = 128;
 /// Assigns places in one allocation, in order.
 #[derive(Debug, Default)]
 struct Layout {
+    /// The address of the allocation.
+    base: u64,
+    /// The number of bytes so far.
     end: u64,
 }
 
 impl Layout {
-    /// Returns the offset of `bytes` bytes on separate cache lines.
+    fn at(memory: &Memory) -> Self {
+        Self { base: memory.address(), end: 0 }
+    }
+
+    /// Returns the address of `bytes` bytes on separate cache lines.
     fn place(&mut self, bytes: u64) -> u64 {
         let start = self.end;
         self.end = (start + bytes).next_multiple_of(LINE);
-        start
+        self.base + start
     }
 
     fn words(&mut self, count: u64) -> u64 {
@@ -47,51 +54,73 @@ fn beside(first: u64, count: usize) -> Vec<u64> {
     words
 }
 
-/// The engines that raise words.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Engines {
-    /// GPUs, by loads and stores.
-    pub(crate) gpu: bool,
-    /// The NIC.
-    pub(crate) nic: bool,
-    /// CPU threads.
-    pub(crate) cpu: bool,
+/// Returns the value if the condition holds, else 0.
+pub(super) fn when(condition: bool, value: u32) -> u32 {
+    if condition { value } else { 0 }
 }
 
-impl Engines {
-    /// Returns the `ENGINE_*` bits.
-    fn bits(self) -> u32 {
-        let bit = |there: bool, bit| if there { bit } else { 0 };
-        bit(self.gpu, ENGINE_GPU) | bit(self.nic, ENGINE_NIC) | bit(self.cpu, ENGINE_CPU)
-    }
-}
-
-/// The offsets of one context: first those in pinned memory, then those in device memory.
+/// The addresses of all words in pinned memory and in device memory.
 #[derive(Debug)]
-struct ContextPlaces {
-    slots: u64,
-    consumer_index: u64,
-    completion_index: u64,
-    oldest_incomplete: u64,
-    counters: u64,
-    producer_index: u64,
-    signal_near: u64,
-    shadow: u64,
-    counter_near: u64,
-    counters_gpu: u64,
-}
-
-/// The offsets of the words that all contexts share: first those in pinned memory, then those in device memory.
-#[derive(Debug)]
-struct SharedPlaces {
-    host_status: u64,
-    kernel_status: u64,
-    status_copy: u64,
-    context_table: u64,
-    window_table: u64,
-    peer_signals: u64,
+struct Places {
+    /// The sizes of the communicator, and the words that all contexts share.
+    handle: CommHandle,
+    contexts: Vec<ContextData>,
+    /// As many zeros as there are ranks.
     zeros: u64,
-    barrier_state: u64,
+}
+
+impl Places {
+    fn new(
+        requirements: &Requirements,
+        (ranks, lsa_size): (u32, u32),
+        engines: u32,
+        pinned: &mut Layout,
+        near: &mut Layout,
+    ) -> Self {
+        let (contexts, counters) = (u64::from(requirements.contexts), u64::from(requirements.counters));
+        let (all_signals, peers) = (requirements.all_signals(ranks, lsa_size), u64::from(ranks));
+        let handle = CommHandle {
+            abi: ABI_VERSION,
+            ranks,
+            lsa_size,
+            contexts: requirements.contexts,
+            signals: requirements.signals,
+            counters: requirements.counters,
+            windows: requirements.windows,
+            engines,
+            world_barriers: requirements.world_barriers,
+            rail_barriers: requirements.rail_barriers,
+            lsa_barriers: requirements.lsa_barriers,
+            lsa_reach: when(engines & ENGINE_GPU != 0, lsa_size),
+            host_status: pinned.place(size_of::<StatusBlock>() as u64),
+            kernel_status: pinned.place(size_of::<StatusBlock>() as u64),
+            kernel_status_copy: near.place(size_of::<StatusBlock>() as u64),
+            context_table: near.place(contexts * size_of::<ContextData>() as u64),
+            window_table: near.place(u64::from(requirements.windows) * size_of::<WindowData>() as u64),
+            peer_signals: if engines & ENGINE_GPU != 0 { near.words(contexts * peers) } else { 0 },
+            barrier_state: near.words(requirements.barriers()),
+            ..CommHandle::zeroed()
+        };
+        // Kernels that consume a NIC's completions raise counters, too.
+        let own_counters = engines & (ENGINE_GPU | ENGINE_NIC) != 0;
+        let context = |_| ContextData {
+            slots: pinned.words(u64::from(requirements.queue_depth) * WORDS as u64),
+            consumer_index: pinned.words(1),
+            completion_index: pinned.words(1),
+            oldest_incomplete: pinned.words(peers),
+            counters: pinned.words(counters),
+            producer_index: near.place(QUEUE_NEAR + (2 + peers) * NEAR_WORDS * 8),
+            depth_log2: requirements.queue_depth.trailing_zeros(),
+            depth_mask: requirements.queue_depth - 1,
+            signal_near: near.words(NEAR_WORDS * all_signals),
+            signal_shadow: near.words(all_signals),
+            counter_near: near.words(NEAR_WORDS * counters),
+            counters_gpu: if own_counters { near.words(counters) } else { 0 },
+            ..ContextData::zeroed()
+        };
+        let contexts = (0..contexts).map(context).collect();
+        Self { handle, contexts, zeros: near.words(peers) }
+    }
 }
 
 /// All memory of a communicator on one rank, and the layout of that memory.
@@ -101,107 +130,71 @@ pub(crate) struct Resources {
     device: Arc<Memory>,
     /// `None` if CPU threads raise no words.
     signals: Option<Arc<Memory>>,
-    /// `None` if the NIC raises no words.
-    signals_nic: Option<Arc<Memory>>,
-    /// `None` if GPUs raise no words.
-    signals_gpu: Option<Arc<Memory>>,
+    /// The signal words that the NIC raises; `None` if it raises none.
+    pub(crate) signals_nic: Option<Arc<Memory>>,
+    /// The signal words that GPUs raise; `None` if they raise none.
+    pub(crate) signals_gpu: Option<Arc<Memory>>,
     /// The signal words of LSA peers that kernels of this rank raise.
     peers: Vec<Arc<Memory>>,
-    contexts: Vec<ContextPlaces>,
-    engines: Engines,
+    places: Places,
+    /// The number of signals of a context, including those of barriers.
     all_signals: u64,
-    counters: u64,
-    shared: SharedPlaces,
-    ranks: u64,
-    depth_log2: u32,
-    first_index: u64,
 }
 
 impl Resources {
-    /// Allocates the memory and fills the words that do not depend on other ranks. `across`: each rank is a separate
-    /// process.
+    /// Allocates the memory and fills the words that do not depend on other ranks. `engines`: the `ENGINE_*` bits of
+    /// the engines that raise words. `across`: each rank is a separate process.
     pub(crate) fn new(
         device: &Arc<dyn Device>,
         requirements: &Requirements,
-        ranks: u32,
-        lsa_size: u32,
-        engines: Engines,
+        (ranks, lsa_size): (u32, u32),
+        engines: u32,
         across: bool,
     ) -> Result<Self, GpuError> {
-        let all_signals = requirements.all_signals(ranks, lsa_size);
-        let (counters, depth) = (u64::from(requirements.counters), u64::from(requirements.queue_depth));
-        let contexts = u64::from(requirements.contexts);
-        let ranks = u64::from(ranks);
-        // Kernels that consume a NIC's completions raise counters, too.
-        let own_counters = engines.gpu || engines.nic;
         let (mut pinned, mut near) = (Layout::default(), Layout::default());
-        let shared = SharedPlaces {
-            host_status: pinned.place(size_of::<StatusBlock>() as u64),
-            kernel_status: pinned.place(size_of::<StatusBlock>() as u64),
-            status_copy: near.place(size_of::<StatusBlock>() as u64),
-            context_table: near.place(contexts * size_of::<ContextData>() as u64),
-            window_table: near.place(u64::from(requirements.windows) * size_of::<WindowData>() as u64),
-            peer_signals: near.words(contexts * ranks),
-            zeros: near.words(ranks),
-            barrier_state: near.words(requirements.barriers()),
-        };
-        let places: Vec<ContextPlaces> = (0..contexts)
-            .map(|_| ContextPlaces {
-                slots: pinned.words(depth * WORDS as u64),
-                consumer_index: pinned.words(1),
-                completion_index: pinned.words(1),
-                oldest_incomplete: pinned.words(ranks),
-                counters: pinned.words(counters),
-                producer_index: near.place(QUEUE_NEAR + (2 + ranks) * NEAR_WORDS * 8),
-                signal_near: near.words(NEAR_WORDS * all_signals),
-                shadow: near.words(all_signals),
-                counter_near: near.words(NEAR_WORDS * counters),
-                counters_gpu: near.words(if own_counters { counters } else { 0 }),
-            })
-            .collect();
-        let words = contexts * all_signals * 8;
+        Places::new(requirements, (ranks, lsa_size), engines, &mut pinned, &mut near);
+        let pinned = Memory::new(device, MemoryKind::Pinned, pinned.end)?;
+        let near = Memory::new(device, MemoryKind::Device, near.end)?;
+        let (mut at_pinned, mut at_near) = (Layout::at(&pinned), Layout::at(&near));
+        let mut places = Places::new(requirements, (ranks, lsa_size), engines, &mut at_pinned, &mut at_near);
+        let all_signals = requirements.all_signals(ranks, lsa_size);
+        let words = u64::from(requirements.contexts) * all_signals * 8;
         let signal_words =
-            |there: bool, kind| there.then(|| Memory::for_ranks(device, kind, words, across)).transpose();
-        let resources = Self {
-            pinned: Memory::new(device, MemoryKind::Pinned, pinned.end)?,
-            device: Memory::new(device, MemoryKind::Device, near.end)?,
-            signals: signal_words(engines.cpu, MemoryKind::Pinned)?,
-            signals_nic: signal_words(engines.nic, MemoryKind::Device)?,
-            signals_gpu: signal_words(engines.gpu, MemoryKind::Device)?,
-            peers: Vec::new(),
-            contexts: places,
-            engines,
-            all_signals,
-            counters,
-            shared,
-            ranks,
-            depth_log2: requirements.queue_depth.trailing_zeros(),
-            first_index: requirements.first_index,
-        };
+            |engine, kind| (engines & engine != 0).then(|| Memory::for_ranks(device, kind, words, across)).transpose();
+        let signals = signal_words(ENGINE_CPU, MemoryKind::Pinned)?;
+        let signals_nic = signal_words(ENGINE_NIC, MemoryKind::Device)?;
+        let signals_gpu = signal_words(ENGINE_GPU, MemoryKind::Device)?;
+        for (context, data) in (0..).zip(&mut places.contexts) {
+            data.signal_cpu = signals_of(&signals, context, all_signals);
+            data.signal_nic = signals_of(&signals_nic, context, all_signals);
+            data.signal_gpu = signals_of(&signals_gpu, context, all_signals);
+        }
+        let resources =
+            Self { pinned, device: near, signals, signals_nic, signals_gpu, peers: Vec::new(), places, all_signals };
         resources.initialise(requirements)?;
         Ok(resources)
     }
 
     fn initialise(&self, requirements: &Requirements) -> Result<(), GpuError> {
-        let all_signals = self.all_signals as usize;
-        for (context, places) in self.contexts.iter().enumerate() {
-            let mut queue = self.queue(places);
+        let (ranks, all_signals) = (u64::from(self.places.handle.ranks), self.all_signals as usize);
+        for (context, data) in self.places.contexts.iter().enumerate() {
+            let mut queue = self.queue(data);
             // The CPU cannot store to words in device memory, so it fills words of its own and copies them.
-            let (mut claim, mut near) = ([0u64], vec![0u64; ((2 + self.ranks) * NEAR_WORDS) as usize]);
+            let (mut claim, mut near) = ([0u64], vec![0u64; ((2 + ranks) * NEAR_WORDS) as usize]);
             // Safety: local words that live until the end of this block.
             let word = |words: &mut [u64]| unsafe { GlobalWord::new(words.as_mut_ptr().addr() as u64) };
             (queue.producer_index, queue.near) = (word(&mut claim), word(&mut near));
-            queue.initialise(self.first_index, self.ranks);
-            self.device.write(places.producer_index, &claim)?;
-            self.device.write(places.producer_index + QUEUE_NEAR, &near)?;
+            queue.initialise(requirements.first_index, ranks);
+            write(&self.device, data.producer_index, &claim)?;
+            write(&self.device, data.producer_index + QUEUE_NEAR, &near)?;
             if requirements.first_counter != 0 {
                 let (counters, first) = (requirements.counters as usize, requirements.first_counter);
                 let words = vec![first; counters];
-                if self.engines.cpu {
-                    self.pinned.write(places.counters, &words)?;
-                    self.device.write(places.counter_near, &beside(first, counters))?;
+                if self.signals.is_some() {
+                    write(&self.pinned, data.counters, &words)?;
+                    write(&self.device, data.counter_near, &beside(first, counters))?;
                 } else {
-                    self.device.write(places.counters_gpu, &words)?;
+                    write(&self.device, data.counters_gpu, &words)?;
                 }
             }
             if requirements.first_signal != 0 {
@@ -211,44 +204,37 @@ impl Resources {
                 if let Some(signals) = self.signals.as_ref().or(self.signals_nic.as_ref()) {
                     signals.write(offset, &first)?;
                 }
-                self.device.write(places.signal_near, &beside(requirements.first_signal, all_signals))?;
-                self.device.write(places.shadow, &first)?;
+                write(&self.device, data.signal_near, &beside(requirements.first_signal, all_signals))?;
+                write(&self.device, data.signal_shadow, &first)?;
             }
         }
         Ok(())
     }
 
-    fn pinned_word(&self, offset: u64) -> GlobalWord {
-        // Safety: an aligned offset in an allocation that is pinned and lives as long as `self`, which every holder of
-        // the word keeps alive; its words are used by atomic accesses only.
-        unsafe { GlobalWord::new(self.pinned.address() + offset) }
+    fn word(&self, address: u64) -> GlobalWord {
+        // Safety: an aligned address in an allocation that lives as long as `self`, which every holder of the word
+        // keeps alive; its words are used by atomic accesses only. The CPU itself uses a word in device memory only
+        // where it reaches device memory.
+        unsafe { GlobalWord::new(address) }
     }
 
-    fn device_word(&self, offset: u64) -> GlobalWord {
-        // Safety: as above; the CPU itself uses such a word only where it reaches device memory.
-        unsafe { GlobalWord::new(self.device.address() + offset) }
-    }
-
-    fn queue(&self, places: &ContextPlaces) -> Queue<Global, WORDS> {
+    fn queue(&self, data: &ContextData) -> Queue<Global, WORDS> {
         Queue {
-            slots: self.pinned_word(places.slots),
-            producer_index: self.device_word(places.producer_index),
-            near: self.device_word(places.producer_index + QUEUE_NEAR),
-            consumer_index: self.pinned_word(places.consumer_index),
-            completion_index: self.pinned_word(places.completion_index),
-            oldest_incomplete: self.pinned_word(places.oldest_incomplete),
-            depth_log2: self.depth_log2,
-            depth_mask: (1 << self.depth_log2) - 1,
+            slots: self.word(data.slots),
+            producer_index: self.word(data.producer_index),
+            near: self.word(data.producer_index + QUEUE_NEAR),
+            consumer_index: self.word(data.consumer_index),
+            completion_index: self.word(data.completion_index),
+            oldest_incomplete: self.word(data.oldest_incomplete),
+            depth_log2: data.depth_log2,
+            depth_mask: data.depth_mask,
         }
     }
 
     /// Returns the status blocks that host and kernels of this rank use.
     pub(crate) fn status(&self) -> Status<Global> {
-        Status {
-            host: self.pinned_word(self.shared.host_status),
-            kernel: self.pinned_word(self.shared.kernel_status),
-            copy: self.device_word(self.shared.status_copy),
-        }
+        let CommHandle { host_status, kernel_status, kernel_status_copy, .. } = self.places.handle;
+        Status { host: self.word(host_status), kernel: self.word(kernel_status), copy: self.word(kernel_status_copy) }
     }
 
     /// Returns the signal words that CPU threads raise, if they raise any.
@@ -256,14 +242,9 @@ impl Resources {
         Some(LocalSignals {
             memory: self.signals.clone()?,
             nic: self.signals_nic.clone(),
-            contexts: self.contexts.len() as u32,
+            contexts: self.places.handle.contexts,
             per_context: self.all_signals as u32,
         })
-    }
-
-    /// Returns the signal words that the NIC raises, if it raises any.
-    pub(crate) fn signals_nic(&self) -> Option<&Arc<Memory>> {
-        self.signals_nic.as_ref()
     }
 
     /// Returns the bytes of the signal words of one context.
@@ -273,16 +254,12 @@ impl Resources {
 
     /// Returns for each context the counter words that its own kernels raise, if there are any.
     pub(crate) fn counters_gpu(&self) -> Result<Vec<Option<MemorySlice>>, GpuError> {
-        let words = |places: &ContextPlaces| {
-            let (start, bytes) = (places.counters_gpu, self.counters * 8);
+        let bytes = u64::from(self.places.handle.counters) * 8;
+        let words = |data: &ContextData| {
+            let start = data.counters_gpu - self.device.address();
             (bytes != 0).then(|| self.device.slice(start..start + bytes)).transpose()
         };
-        self.contexts.iter().map(words).collect()
-    }
-
-    /// Returns the signal words that GPUs raise, if they raise any.
-    pub(crate) fn signals_gpu(&self) -> Option<&Arc<Memory>> {
-        self.signals_gpu.as_ref()
+        self.places.contexts.iter().map(words).collect()
     }
 
     /// Returns the words of each context that the proxy needs. `bases`: with the baselines of signals, which only a CPU
@@ -292,28 +269,24 @@ impl Resources {
         stats: &[Arc<Counters>],
         #[cfg(feature = "reset-by-store")] bases: bool,
     ) -> Vec<ContextPart> {
-        let parts = self.contexts.iter().zip(stats).enumerate().map(|(context, (places, stats))| {
-            let first = |memory: &Arc<Memory>| memory.address() + context as u64 * self.all_signals * 8;
-            ContextPart {
-                queue: self.queue(places),
-                counters: self.pinned_word(places.counters),
-                // Safety: the first word of this context in an allocation that is pinned and lives as long as `self`.
-                signals: self.signals.as_ref().map(|memory| unsafe { GlobalWord::new(first(memory)) }),
-                #[cfg(feature = "reset-by-store")]
-                signal_near: bases.then(|| self.device_word(places.signal_near)),
-                stats: stats.clone(),
-            }
+        let parts = self.places.contexts.iter().zip(stats).map(|(data, stats)| ContextPart {
+            queue: self.queue(data),
+            counters: self.word(data.counters),
+            signals: self.signals.is_some().then(|| self.word(data.signal_cpu)),
+            #[cfg(feature = "reset-by-store")]
+            signal_near: bases.then(|| self.word(data.signal_near)),
+            stats: stats.clone(),
         });
         parts.collect()
     }
 
     /// Returns for each context the index of the next request.
     pub(crate) fn claims(&self) -> Result<Vec<u64>, GpuError> {
-        let claim = |places: &ContextPlaces| {
+        let claim = |data: &ContextData| {
             let mut claim = [0u64];
-            self.device.read(places.producer_index, &mut claim).map(|()| claim[0])
+            self.device.read(data.producer_index - self.device.address(), &mut claim).map(|()| claim[0])
         };
-        self.contexts.iter().map(claim).collect()
+        self.places.contexts.iter().map(claim).collect()
     }
 
     /// Fills the tables that kernels read. `peer_signals`: each rank's signal words that GPUs raise, if this rank
@@ -324,37 +297,15 @@ impl Resources {
         peer_signals: Vec<Option<Arc<Memory>>>,
         busy: impl Fn(u32) -> u64,
     ) -> Result<(), GpuError> {
-        let (pinned, near) = (self.pinned.address(), self.device.address());
-        let own_gpu = self.signals_gpu.as_ref().map_or(0, |memory| memory.address());
-        for (context, places) in (0u64..).zip(&self.contexts) {
-            let words = context * self.all_signals * 8;
-            let own = |memory: &Option<Arc<Memory>>| memory.as_ref().map_or(0, |memory| memory.address() + words);
-            let table = self.shared.peer_signals + context * self.ranks * 8;
-            if own_gpu != 0 {
-                let address = |peer: &Option<Arc<Memory>>| peer.as_ref().map_or(0, |memory| memory.address() + words);
-                let addresses: Vec<u64> = peer_signals.iter().map(address).collect();
-                self.device.write(table, &addresses)?;
-            }
-            let data = ContextData {
-                slots: pinned + places.slots,
-                producer_index: near + places.producer_index,
-                consumer_index: pinned + places.consumer_index,
-                completion_index: pinned + places.completion_index,
-                oldest_incomplete: pinned + places.oldest_incomplete,
-                depth_log2: self.depth_log2,
-                depth_mask: (1 << self.depth_log2) - 1,
-                signal_gpu: own(&self.signals_gpu),
-                signal_nic: own(&self.signals_nic),
-                signal_cpu: own(&self.signals),
-                signal_near: near + places.signal_near,
-                signal_shadow: near + places.shadow,
-                counters: pinned + places.counters,
-                counter_near: near + places.counter_near,
-                counters_gpu: if self.engines.gpu || self.engines.nic { near + places.counters_gpu } else { 0 },
-                busy: busy(context as u32),
-                reserved: 0,
-            };
-            self.device.write(self.shared.context_table + context * size_of::<ContextData>() as u64, &[data])?;
+        for (context, data) in (0..).zip(&mut self.places.contexts) {
+            data.busy = busy(context);
+        }
+        write(&self.device, self.places.handle.context_table, &self.places.contexts)?;
+        if self.signals_gpu.is_some() {
+            let (all_signals, contexts) = (self.all_signals, u64::from(self.places.handle.contexts));
+            let of_peers = |context| peer_signals.iter().map(move |peer| signals_of(peer, context, all_signals));
+            let addresses: Vec<u64> = (0..contexts).flat_map(of_peers).collect();
+            write(&self.device, self.places.handle.peer_signals, &addresses)?;
         }
         self.peers = peer_signals.into_iter().flatten().collect();
         Ok(())
@@ -363,63 +314,48 @@ impl Resources {
     /// Returns the handle that kernels get.
     pub(crate) fn handle(
         &self,
-        requirements: &Requirements,
         backend: BackendKind,
         rank: u32,
-        lsa_size: u32,
-        capabilities: u32,
+        network: &Capabilities,
         trap_on_fault: bool,
     ) -> CommHandle {
-        let (pinned, near) = (self.pinned.address(), self.device.address());
+        let CommHandle { contexts, signals, lsa_size, .. } = self.places.handle;
         CommHandle {
-            abi: ABI_VERSION,
             backend: backend as u32,
             rank,
-            ranks: self.ranks as u32,
             lsa_rank: rank % lsa_size,
-            lsa_size,
-            contexts: requirements.contexts,
-            signals: requirements.signals,
-            counters: requirements.counters,
-            windows: requirements.windows,
-            capabilities,
-            engines: self.engines.bits(),
-            world_barriers: requirements.world_barriers,
-            rail_barriers: requirements.rail_barriers,
-            lsa_barriers: requirements.lsa_barriers,
+            capabilities: when(network.strong_signals, CAP_STRONG_SIGNALS) | when(network.va_signals, CAP_VA_SIGNALS),
             trap_on_fault: u32::from(trap_on_fault),
-            proxy_contexts: if backend == BackendKind::Proxy { requirements.contexts } else { 0 },
-            strong_signals: if capabilities & CAP_STRONG_SIGNALS != 0 { requirements.signals } else { 0 },
+            proxy_contexts: when(backend == BackendKind::Proxy, contexts),
+            strong_signals: when(network.strong_signals, signals),
             lsa_first: rank - rank % lsa_size,
-            lsa_reach: if self.signals_gpu.is_some() { lsa_size } else { 0 },
-            context_table: near + self.shared.context_table,
-            window_table: near + self.shared.window_table,
-            host_status: pinned + self.shared.host_status,
-            kernel_status: pinned + self.shared.kernel_status,
-            kernel_status_copy: near + self.shared.status_copy,
-            barrier_state: near + self.shared.barrier_state,
-            peer_signals: if self.signals_gpu.is_some() { near + self.shared.peer_signals } else { 0 },
-            ..CommHandle::zeroed()
+            ..self.places.handle
         }
     }
 
     /// Returns the address of the table entry of a window.
     pub(crate) fn window_data(&self, id: u32) -> u64 {
-        self.device.address() + self.window_entry(id)
-    }
-
-    fn window_entry(&self, id: u32) -> u64 {
-        self.shared.window_table + u64::from(id) * size_of::<WindowData>() as u64
+        self.places.handle.window_table + u64::from(id) * size_of::<WindowData>() as u64
     }
 
     /// Fills the table entry of a window.
     pub(crate) fn set_window(&self, id: u32, data: WindowData) -> Result<(), GpuError> {
-        self.device.write(self.window_entry(id), &[data])
+        write(&self.device, self.window_data(id), &[data])
     }
 
     /// Clears the table entry of a window, so that a kernel with an old handle finds lengths of 0 and no peers.
     pub(crate) fn clear_window(&self, id: u32) -> Result<(), GpuError> {
-        let zeros = self.device.address() + self.shared.zeros;
+        let zeros = self.places.zeros;
         self.set_window(id, WindowData { lengths: zeros, peers: zeros, ..WindowData::zeroed() })
     }
+}
+
+/// Writes values to an address in `memory`.
+fn write<T: Pod>(memory: &Memory, address: u64, values: &[T]) -> Result<(), GpuError> {
+    memory.write(address - memory.address(), values)
+}
+
+/// Returns the address of the words of a context among signal words; 0 if there are none.
+fn signals_of(memory: &Option<Arc<Memory>>, context: u64, per_context: u64) -> u64 {
+    memory.as_ref().map_or(0, |memory| memory.address() + context * per_context * 8)
 }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The state of a communicator, and the part of it that outlives its calls.
 
-use super::report::ActiveBackend;
 use super::resources::Resources;
-use gin_abi::{Fault, FaultKind, Operation};
+use gin_abi::{BackendKind, Fault, FaultKind, Operation};
 use gin_boot::board::{Board, Notice};
 use std::fmt;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -46,18 +45,27 @@ impl fmt::Display for CommState {
 pub(super) struct Shared {
     rank: u32,
     state: AtomicU8,
-    pub(super) board: OnceLock<Arc<Board>>,
-    /// The back end. Set when the communicator becomes active.
-    pub(super) backend: OnceLock<ActiveBackend>,
+    /// Set when the communicator becomes active.
+    pub(super) active: OnceLock<Active>,
+}
+
+/// The parts of an active communicator that concern faults.
+#[derive(Debug)]
+pub(super) struct Active {
+    pub(super) board: Arc<Board>,
     /// The owner of the status words that this rank's kernels report faults to.
-    pub(super) resources: OnceLock<Weak<Resources>>,
+    pub(super) resources: Weak<Resources>,
+    pub(super) backend: BackendKind,
+    /// The network of its proxy, or the kind of NIC that its kernels drive.
+    pub(super) network: &'static str,
+    /// Ranks of an LSA team.
+    pub(super) lsa_size: u32,
 }
 
 impl Shared {
     pub(super) fn new(rank: u32) -> Arc<Self> {
         let state = AtomicU8::new(CommState::Uninitialised as u8);
-        let (board, backend, resources) = Default::default();
-        Arc::new(Self { rank, state, board, backend, resources })
+        Arc::new(Self { rank, state, active: OnceLock::new() })
     }
 
     pub(super) fn state(&self) -> CommState {
@@ -70,9 +78,9 @@ impl Shared {
     }
 
     pub(super) fn fault(&self) -> Option<Notice> {
-        let board = self.board.get()?;
+        let Active { board, resources, .. } = self.active.get()?;
         if board.count() == 0
-            && let Some(resources) = self.resources.get().and_then(Weak::upgrade)
+            && let Some(resources) = resources.upgrade()
             && let Some(fault) = resources.status().reported()
         {
             // The proxy finds this fault too. A caller that asks after its kernel has ended need not wait for that.
@@ -82,8 +90,8 @@ impl Shared {
     }
 
     pub(super) fn abort(&self) {
-        if let Some(board) = self.board.get() {
-            board.post(self.rank, Fault::new(FaultKind::Aborted, Operation::None));
+        if let Some(active) = self.active.get() {
+            active.board.post(self.rank, Fault::new(FaultKind::Aborted, Operation::None));
         }
     }
 }

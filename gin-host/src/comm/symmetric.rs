@@ -3,54 +3,71 @@
 //! place in it for each window.
 
 use super::live::Live;
-use super::reach;
-use super::wire::{decode, encode, garbled};
 use super::{CommError, Communicator};
+use gin_abi::CommHandle;
 use gin_gpu::flat::{FlatRange, first_fit};
+use gin_gpu::registry::Registry;
 use gin_gpu::{Device, Memory, MemoryKind};
+use gin_net::Key;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
+
+/// The ranges of addresses of this process's teams, as long as they are reserved.
+static RANGES: Registry<FlatRange> = Registry::new();
 
 /// The range of a team: `None` if its devices have ordinary memory only, or the error of the reservation.
 pub(super) type Flat = Result<Option<Arc<FlatRange>>, CommError>;
 
 /// A rank's message about its range.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Offered<'a> {
+pub(super) enum Offered {
     /// The rank has no range.
     None,
     /// The key of the range in its process.
-    Key(&'a [u8]),
+    Key(Vec<u8>),
     /// The reason why the rank has no range.
     Refused(String),
     /// The bytes from one slot to the next; the ranks are separate processes.
     Stride(u64),
 }
 
-/// Returns the key by which other ranks of this process find a range; empty if there is none.
-pub(super) fn key(flat: &Flat) -> Vec<u8> {
-    flat.as_ref().ok().and_then(Option::as_ref).map_or_else(Vec::new, |range| reach::offer_range(range).0)
-}
-
-impl<'a> Offered<'a> {
-    /// Returns the message about a range with this [`key`].
-    pub(super) fn new(flat: &Flat, key: &'a [u8], across: bool) -> Self {
+impl Offered {
+    /// Returns the message about a range.
+    pub(super) fn new(flat: &Flat, across: bool) -> Self {
         match flat {
             Ok(None) => Self::None,
             Ok(Some(range)) if across => Self::Stride(range.stride()),
-            Ok(Some(_)) => Self::Key(key),
+            Ok(Some(range)) => Self::Key(RANGES.publish(range).0),
             Err(error) => Self::Refused(error.to_string()),
         }
     }
 
-    /// Returns the range that the message of `rank` describes.
-    pub(super) fn take(self, rank: u32) -> PeerRange {
-        match self {
-            Self::None => PeerRange::Range(Ok(None)),
-            Self::Key(key) => PeerRange::Range(reach::take_range(rank, key).map(Some)),
-            Self::Stride(stride) => PeerRange::Stride(stride),
-            Self::Refused(reason) => PeerRange::Range(Err(CommError::OtherRank { rank, reason })),
+    /// Returns the range of a rank that has reserved `flat`, given this message of rank `rank` of the same team. Ranks
+    /// of one process share the range of their first.
+    pub(super) fn join(self, flat: Flat, rank: u32, is_first: bool, across: bool) -> Flat {
+        let range = match self {
+            Self::None => Ok(None),
+            Self::Key(key) => match RANGES.find(rank, &Key(key)) {
+                Ok(range) => Ok(Some(range)),
+                Err(error) => Err(CommError::OtherRank { rank, reason: error.to_string() }),
+            },
+            Self::Refused(reason) => Err(CommError::OtherRank { rank, reason }),
+            Self::Stride(theirs) => match &flat {
+                Ok(Some(range)) if range.stride() != theirs => {
+                    let own = range.stride();
+                    let reason =
+                        format!("it has reserved {theirs} bytes of addresses for a rank's windows, this rank {own}");
+                    Err(CommError::OtherRank { rank, reason })
+                }
+                _ => return flat,
+            },
+        };
+        match (across, is_first) {
+            // The rank has no range, or the reason.
+            (true, _) => flat.and(range),
+            (false, true) => range,
+            (false, false) => flat,
         }
     }
 }
@@ -59,37 +76,6 @@ impl<'a> Offered<'a> {
 /// reserves a range.
 pub(super) fn offer(device: &dyn Device, rank: u32, lsa_size: u32, across: bool) -> Flat {
     if across || rank.is_multiple_of(lsa_size) { Ok(FlatRange::reserve(device, lsa_size)?) } else { Ok(None) }
-}
-
-/// Another rank's range.
-#[derive(Debug)]
-pub(super) enum PeerRange {
-    /// The range, of this process.
-    Range(Flat),
-    /// The bytes from one slot to the next in a range of another process.
-    Stride(u64),
-}
-
-impl PeerRange {
-    /// Returns the range of rank `own` of a team, given this range of rank `rank` of the same team. Ranks of one
-    /// process share the range of their first.
-    pub(super) fn join(self, flat: Flat, rank: u32, is_first: bool, across: bool) -> Flat {
-        match self {
-            Self::Range(range) if is_first && !across => range,
-            Self::Range(_) if !across => flat,
-            // The rank has no range, or the reason.
-            Self::Range(range) => flat.and(range),
-            Self::Stride(theirs) => match flat {
-                Ok(Some(range)) if range.stride() != theirs => {
-                    let own = range.stride();
-                    let reason =
-                        format!("it has reserved {theirs} bytes of addresses for a rank's windows, this rank {own}");
-                    Err(CommError::OtherRank { rank, reason })
-                }
-                flat => flat,
-            },
-        }
-    }
 }
 
 /// A rank's message before a window's memory is allocated.
@@ -115,28 +101,25 @@ impl Communicator {
     /// team, if their devices support that. Collective. The inner result is that of the steps after the exchange.
     pub(super) fn window_memory(&self, live: &Live, bytes: u64) -> Result<Result<Arc<Memory>, CommError>, CommError> {
         const CALL: &str = "allocate a window";
-        let slot = self.rank() % live.lsa_size;
-        let wish = live.flat.as_ref().map_err(CommError::clone).map(|range| {
+        let CommHandle { lsa_rank: slot, lsa_size, .. } = live.handle;
+        let wish = live.flat.as_ref().map(|range| {
             // Across processes this rank's slots of other ranks must be free at the offset, too.
-            let slots = if self.is_across() { 0..live.lsa_size } else { slot..slot + 1 };
+            let slots = if self.is_across() { 0..lsa_size } else { slot..slot + 1 };
             let taken = range.iter().flat_map(|range| slots.clone().flat_map(|slot| range.taken(slot))).collect();
             // A part without bytes has an address, too.
-            encode(&Wish { bytes: bytes.max(1), granularity: self.device.granularity(), taken })
+            Wish { bytes: bytes.max(1), granularity: self.device.granularity(), taken }
         });
         let all = self.agree(live, CALL, wish)?;
-        Ok(self.place_memory(live, bytes, slot, &all))
+        Ok(self.place_memory(live, bytes, all))
     }
 
-    fn place_memory(&self, live: &Live, bytes: u64, slot: u32, all: &[Vec<u8>]) -> Result<Arc<Memory>, CommError> {
+    fn place_memory(&self, live: &Live, bytes: u64, all: Vec<Wish>) -> Result<Arc<Memory>, CommError> {
         let Ok(Some(range)) = &live.flat else {
             return Ok(Memory::for_ranks(&self.device, MemoryKind::Device, bytes, self.is_across())?);
         };
-        let first = self.rank() - slot;
-        let team = (first..first + live.lsa_size).map(|rank| {
-            let message = all.get(rank as usize).map(Vec::as_slice);
-            message.and_then(decode::<Wish>).ok_or_else(|| garbled(rank))
-        });
-        let offset = place(team.collect::<Result<_, _>>()?, range.stride())?;
+        let CommHandle { lsa_rank: slot, lsa_first, lsa_size, .. } = live.handle;
+        let team = all.into_iter().skip(lsa_first as usize).take(lsa_size as usize);
+        let offset = place(team.collect(), range.stride())?;
         // The longest part of all ranks fits there, and slots end at multiples of every granularity.
         let room = bytes.max(1).next_multiple_of(self.device.granularity());
         Ok(Memory::placed(&self.device, range.take(slot, offset, room)?, bytes, self.is_across())?)
@@ -147,6 +130,7 @@ impl Communicator {
 #[allow(clippy::single_range_in_vec_init, reason = "what is taken is a list of ranges")]
 mod tests {
     use super::*;
+    use gin_boot::wire::{decode, encode};
 
     fn wish(bytes: u64, taken: &[Range<u64>]) -> Wish {
         Wish { bytes, granularity: 16, taken: taken.to_vec() }
@@ -163,11 +147,9 @@ mod tests {
         assert!(error.to_string().contains("40 bytes") && error.to_string().contains("32"), "{error}");
     }
 
-    /// Returns the range of rank 4, as another rank reads it.
-    fn sent(flat: &Flat, across: bool) -> PeerRange {
-        let key = key(flat);
-        let message = encode(&Offered::new(flat, &key, across));
-        decode::<Offered<'_>>(&message).unwrap().take(4)
+    /// Returns the message about a range, as another rank reads it.
+    fn sent(flat: &Flat, across: bool) -> Offered {
+        decode(&encode(&Offered::new(flat, across))).unwrap()
     }
 
     #[test]
@@ -175,11 +157,11 @@ mod tests {
         let error = CommError::ProxyGone;
         let refused = CommError::OtherRank { rank: 4, reason: error.to_string() };
         for across in [false, true] {
-            let PeerRange::Range(Err(error)) = sent(&Err(error.clone()), across) else { panic!("it is refused") };
-            assert_eq!(error, refused);
+            let joined = sent(&Err(error.clone()), across).join(Ok(None), 4, true, across);
+            assert_eq!(joined.unwrap_err(), refused);
         }
-        assert!(matches!(sent(&Ok(None), false), PeerRange::Range(Ok(None))));
-        assert!(decode::<Offered<'_>>(&[9; 16]).is_none());
+        assert!(matches!(sent(&Ok(None), false), Offered::None));
+        assert!(decode::<Offered>(&[9; 16]).is_none());
     }
 
     #[test]
@@ -187,16 +169,16 @@ mod tests {
         let device = gin_gpu::virt::VirtualDevice::memory_only(0);
         let range = || offer(&*device, 1, 2, true);
         let own = range().unwrap().unwrap();
-        let PeerRange::Stride(stride) = sent(&range(), true) else { panic!("it is another process's") };
+        let Offered::Stride(stride) = sent(&range(), true) else { panic!("it is another process's") };
         assert_eq!(stride, own.stride());
-        let joined = PeerRange::Stride(stride).join(Ok(Some(own.clone())), 4, true, true).unwrap().unwrap();
+        let joined = Offered::Stride(stride).join(Ok(Some(own.clone())), 4, true, true).unwrap().unwrap();
         assert!(Arc::ptr_eq(&joined, &own));
-        let error = PeerRange::Stride(2 * stride).join(Ok(Some(own.clone())), 4, false, true).unwrap_err();
+        let error = Offered::Stride(2 * stride).join(Ok(Some(own.clone())), 4, false, true).unwrap_err();
         assert!(matches!(&error, CommError::OtherRank { rank: 4, reason } if reason.contains("reserved")), "{error}");
         // One rank without a range, and none has one.
-        assert!(matches!(PeerRange::Range(Ok(None)).join(Ok(Some(own.clone())), 4, false, true), Ok(None)));
-        assert!(PeerRange::Range(Err(CommError::ProxyGone)).join(Ok(Some(own)), 4, false, true).is_err());
-        assert!(PeerRange::Stride(stride).join(Err(CommError::ProxyGone), 4, false, true).is_err());
+        assert!(matches!(Offered::None.join(Ok(Some(own.clone())), 4, false, true), Ok(None)));
+        assert!(Offered::Refused("no addresses".to_owned()).join(Ok(Some(own)), 4, false, true).is_err());
+        assert!(Offered::Stride(stride).join(Err(CommError::ProxyGone), 4, false, true).is_err());
     }
 
     #[test]

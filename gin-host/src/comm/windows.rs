@@ -5,17 +5,18 @@ use super::gdaki::RemotePart;
 use super::live::Live;
 use super::reach;
 use super::window::{Registered, Window, WindowFlags};
-use super::wire::{decode, encode, garbled};
+use super::wire::same;
 use super::{CommError, Communicator};
-use crate::proxy::{Command, WindowInfo};
+use crate::proxy::{Command, Waiting, WindowInfo};
 use bytemuck::Pod;
 use gin_abi::handle::{ENGINE_CPU, ENGINE_GPU, ENGINE_NIC, NEAR_WORDS, STRIDE_SHIFT};
-use gin_abi::{WindowData, WindowHandle};
+use gin_abi::{CommHandle, WindowData, WindowHandle};
 use gin_device::internal::host_word;
 use gin_gpu::flat::FlatPlace;
 use gin_gpu::share;
-use gin_gpu::{Device, GpuError, Memory, MemoryKind, MemorySlice};
+use gin_gpu::{GpuError, Memory, MemoryKind, MemorySlice};
 use gin_net::{Key, LocalWindow, NetError};
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -27,57 +28,29 @@ const MAX_BYTES: u64 = gin_abi::descriptor::MAX_OFFSET;
 
 /// This rank's part of a window before the ranks exchange messages.
 struct Prepared {
-    id: u32,
+    part: Part,
     memory: MemorySlice,
     stride: u32,
     plane_cpu: Option<Arc<Memory>>,
     plane_gpu: Option<Arc<Memory>>,
     plane_near: Option<Arc<Memory>>,
-    key: Key,
-    /// The own part as work-queue entries name it, if kernels drive a NIC and the part has bytes; else 0.
+}
+
+/// The message of a rank about its part of a window.
+#[derive(Serialize, Deserialize)]
+struct Part {
+    id: u32,
+    flags: u32,
+    bytes: u64,
+    /// Key of the memory that contains the part.
+    memory: Vec<u8>,
+    /// The first byte of the part in that memory.
+    offset: u64,
+    /// Key of the words that GPUs raise. Empty if there are none.
+    plane: Vec<u8>,
+    key: Vec<u8>,
+    /// The part as work-queue entries name it, if kernels drive a NIC and the part has bytes; else 0.
     nic_key: RemotePart,
-}
-
-/// The parts of a window that kernels of this rank reach by loads and stores.
-#[derive(Default)]
-struct Peers {
-    /// The addresses of the parts, by world rank; 0 for a part that kernels do not reach.
-    windows: Vec<u64>,
-    /// The addresses of the planes of words that GPUs raise, by world rank; 0 as above.
-    planes: Vec<u64>,
-    /// Keeps the memory at these addresses alive.
-    memory: Vec<Arc<Memory>>,
-}
-
-impl Peers {
-    /// Adds the next rank, whose part starts at `offset` of `memory`. `memory` and `plane` are keys of memory that the
-    /// rank published. Maps memory of another process at the address that `place` returns for its length.
-    fn add(
-        &mut self,
-        device: &Arc<dyn Device>,
-        (rank, near): (u32, bool),
-        (memory, offset): (&[u8], u64),
-        plane: &[u8],
-        place: impl FnOnce(u64) -> Result<Option<FlatPlace>, String>,
-    ) -> Result<(), CommError> {
-        let mut address = |found: Result<Arc<Memory>, CommError>| -> Result<u64, CommError> {
-            let memory = found?;
-            memory.check_reach(&**device)?;
-            let address = memory.address();
-            self.memory.push(memory);
-            Ok(address)
-        };
-        let (mut window, mut words) = (0, 0);
-        if near && !memory.is_empty() {
-            window = address(reach::take_memory_at(rank, memory, device, place))? + offset;
-        }
-        if near && !plane.is_empty() {
-            words = address(reach::take_memory(rank, plane, device))?;
-        }
-        self.windows.push(window);
-        self.planes.push(words);
-        Ok(())
-    }
 }
 
 /// The number of words that are read at a time.
@@ -176,7 +149,7 @@ impl Communicator {
         const { assert!(size_of::<T>() != 0, "a window's elements have a size") };
         let align = if flags.signals { align_of::<T>().max(8) } else { align_of::<T>() };
         let prepared = memory.and_then(|memory| self.prepare_window(live, memory, stride, align as u64, flags));
-        let id = prepared.as_ref().ok().map(|prepared| prepared.id);
+        let id = prepared.as_ref().ok().map(|prepared| prepared.part.id);
         match self.join_window(live, prepared, flags) {
             Ok(registered) => {
                 live.windows[registered.handle.id as usize] = Some(registered.clone());
@@ -185,7 +158,7 @@ impl Communicator {
             Err(error) => {
                 if let Some(id) = id {
                     live.forget_window(id)?;
-                    live.ask(|to| Command::Close { window: id, to })?;
+                    live.ask(|to| Command::Wait(Waiting::Close { window: id, to }))?;
                 }
                 Err(error)
             }
@@ -227,29 +200,34 @@ impl Communicator {
             return Err(CommError::Limit { what: "windows", asked: limit + 1, least: 1, limit });
         };
         let plane_bytes = bytes.next_multiple_of(8);
-        let plane = |kind| Memory::for_ranks(&self.device, kind, plane_bytes, self.is_across());
-        let plane_near = || Memory::new(&self.device, MemoryKind::Device, NEAR_WORDS * plane_bytes);
-        let engine = |engine| live.handle.engines & engine != 0;
-        let (plane_cpu, plane_gpu, plane_near) = if flags.signals {
-            let plane = |there: bool, kind| there.then(|| plane(kind)).transpose();
-            let near = plane_near()?;
-            if engine(ENGINE_NIC) {
-                begin_at(&memory, &near)?;
-            }
-            (plane(engine(ENGINE_CPU), MemoryKind::Pinned)?, plane(engine(ENGINE_GPU), MemoryKind::Device)?, Some(near))
-        } else {
-            (None, None, None)
+        let raises = |engine| flags.signals && live.handle.engines & engine != 0;
+        let plane = |engine, kind| {
+            let plane = || Memory::for_ranks(&self.device, kind, plane_bytes, self.is_across());
+            raises(engine).then(plane).transpose()
         };
+        let plane_near = || Memory::new(&self.device, MemoryKind::Device, NEAR_WORDS * plane_bytes);
+        let plane_near = flags.signals.then(plane_near).transpose()?;
+        let nic = raises(ENGINE_NIC);
+        if let Some(near) = plane_near.as_ref().filter(|_| nic) {
+            begin_at(&memory, near)?;
+        }
+        let (plane_cpu, plane_gpu) = (plane(ENGINE_CPU, MemoryKind::Pinned)?, plane(ENGINE_GPU, MemoryKind::Device)?);
         let id = id as u32;
-        let nic = flags.signals && engine(ENGINE_NIC);
         let window = LocalWindow { id, memory: memory.clone(), plane: plane_cpu.clone(), nic };
         let key = live.ask(|to| Command::Register { window, to })??;
         // Last, because no later step that fails would undo it.
-        let nic_key = match &live.gdaki {
-            Some(gdaki) => gdaki.register(id, &memory, flags.signals)?,
-            None => RemotePart::default(),
+        let nic_key = live.gdaki.as_ref().map(|gdaki| gdaki.register(id, &memory, flags.signals)).transpose()?;
+        let part = Part {
+            id,
+            flags: flags.bits(),
+            bytes,
+            memory: share::offer(memory.memory()).0,
+            offset: memory.offset(),
+            plane: plane_gpu.as_ref().map(|plane| share::offer(plane).0).unwrap_or_default(),
+            key: key.0,
+            nic_key: nic_key.unwrap_or_default(),
         };
-        Ok(Prepared { id, memory, stride, plane_cpu, plane_gpu, plane_near, key, nic_key })
+        Ok(Prepared { part, memory, stride, plane_cpu, plane_gpu, plane_near })
     }
 
     /// Exchanges messages about the parts and connects them. Collective.
@@ -260,76 +238,74 @@ impl Communicator {
         flags: WindowFlags,
     ) -> Result<Arc<Registered>, CommError> {
         const CALL: &str = "register a window";
-        let message = prepared.as_ref().map_err(CommError::clone).map(|prepared| {
-            let memory = share::offer(prepared.memory.memory()).0;
-            let plane = prepared.plane_gpu.as_ref().map(|plane| share::offer(plane).0).unwrap_or_default();
-            let (bytes, offset) = (prepared.memory.bytes(), prepared.memory.offset());
-            encode(&(prepared.id, flags.bits(), bytes, offset, memory, plane, &prepared.key.0, prepared.nic_key))
-        });
-        let all = self.agree(live, CALL, message)?;
+        let parts = self.agree::<Part>(live, CALL, prepared.as_ref().map(|prepared| &prepared.part))?;
         let prepared = prepared?;
-        let id = prepared.id;
-        let (mut lengths, mut keys, mut nic_keys) = (Vec::new(), Vec::new(), Vec::new());
-        let mut peers = Peers::default();
-        let mut taken = Ok(());
-        for (rank, message) in (0..).zip(&all) {
-            type Message<'a> = (u32, u32, u64, u64, &'a [u8], &'a [u8], &'a [u8], RemotePart);
-            let read = decode::<Message<'_>>(message).ok_or_else(|| garbled(rank))?;
-            let (their_id, their_flags, bytes, offset, memory, plane, key, nic_key) = read;
-            for (what, own, theirs) in [("window id", id, their_id), ("window flags", flags.bits(), their_flags)] {
-                if theirs != own {
-                    return Err(CommError::Disagreement { what, rank, theirs: theirs.into(), own: own.into() });
-                }
-            }
-            lengths.push(bytes);
-            keys.push(Key(key.to_vec()));
-            nic_keys.push(nic_key);
-            let near = rank / live.lsa_size == self.rank() / live.lsa_size;
-            let place = |bytes| self.peer_place(live, &prepared, rank, bytes);
-            taken = taken.and_then(|()| peers.add(&self.device, (rank, near), (memory, offset), plane, place));
+        let own = &prepared.part;
+        for (rank, part) in (0..).zip(&parts) {
+            same("window id", rank, part.id.into(), own.id.into())?;
+            same("window flags", rank, part.flags.into(), own.flags.into())?;
         }
-        let opened = taken.and_then(|()| match &live.gdaki {
-            Some(gdaki) => Ok(gdaki.open_window(id, &nic_keys)?),
-            None => Ok(()),
-        });
-        let connected = opened.and_then(|()| self.connect_window(live, prepared, flags, lengths, peers, keys));
+        let connected = self.connect_window(live, prepared, flags, parts);
         // No rank uses the window before all ranks can serve it.
-        self.agree(live, "connect a window", connected.as_ref().map(|_| Vec::new()).map_err(CommError::clone))?;
+        self.agree::<()>(live, "connect a window", connected.as_ref().map(drop))?;
         connected
     }
 
+    /// Connects the parts of all ranks, by rank.
     fn connect_window(
         &self,
         live: &Live,
         prepared: Prepared,
         flags: WindowFlags,
-        lengths: Vec<u64>,
-        peers: Peers,
-        keys: Vec<Key>,
+        parts: Vec<Part>,
     ) -> Result<Arc<Registered>, CommError> {
-        let Prepared { id, memory, stride, plane_cpu, plane_gpu, plane_near, .. } = prepared;
-        if stride != 0 {
-            self.check_distances(live, memory.address(), stride, &peers.windows)?;
-        }
-        let table = |words: &[u64]| -> Result<Arc<Memory>, CommError> {
-            let table = Memory::new(&self.device, MemoryKind::Device, size_of_val(words) as u64)?;
-            table.write(0, words)?;
-            Ok(table)
+        // The addresses at which kernels of this rank reach parts, and planes of words that GPUs raise, by loads and
+        // stores; 0 for a rank that they do not reach. `held` keeps the memory at these addresses alive.
+        let (mut windows, mut planes, mut held) = (Vec::new(), Vec::new(), Vec::new());
+        let mut reached = |memory: Arc<Memory>| -> Result<u64, CommError> {
+            memory.check_reach(&*self.device)?;
+            let address = memory.address();
+            held.push(memory);
+            Ok(address)
         };
-        let lengths_table = Some(table(&lengths)?);
-        let peers_table = Some(table(&peers.windows)?);
-        let planes_table = if plane_gpu.is_some() { Some(table(&peers.planes)?) } else { None };
+        for (rank, part) in (0..).zip(&parts) {
+            let near = rank / live.handle.lsa_size == self.rank() / live.handle.lsa_size;
+            let (mut window, mut plane) = (0, 0);
+            if near && !part.memory.is_empty() {
+                let place = |bytes| self.peer_place(live, &prepared, rank, bytes);
+                window = reached(reach::take_memory_at(rank, &part.memory, &self.device, place)?)? + part.offset;
+            }
+            if near && !part.plane.is_empty() {
+                plane = reached(reach::take_memory(rank, &part.plane, &self.device)?)?;
+            }
+            windows.push(window);
+            planes.push(plane);
+        }
+        let Prepared { part: Part { id, .. }, memory, stride, plane_cpu, plane_gpu, plane_near } = prepared;
+        if let Some(gdaki) = &live.gdaki {
+            gdaki.open_window(id, parts.iter().map(|part| part.nic_key))?;
+        }
+        if stride != 0 {
+            self.check_distances(live, memory.address(), stride, &windows)?;
+        }
+        let lengths: Vec<u64> = parts.iter().map(|part| part.bytes).collect();
+        let keys = parts.into_iter().map(|part| Key(part.key)).collect::<Vec<_>>();
+        let words = [&lengths[..], &windows, &planes].concat();
+        let tables = Memory::new(&self.device, MemoryKind::Device, size_of_val(&words[..]) as u64)?;
+        tables.write(0, &words)?;
+        let [lengths_table, peers_table, planes_table] =
+            [0, 1, 2].map(|table| tables.address() + table * size_of_val(&lengths[..]) as u64);
         let data = WindowData {
             active: 1,
             flags: flags.bits(),
             base: memory.address(),
             length: memory.bytes(),
-            lengths: address(&lengths_table),
-            peers: address(&peers_table),
+            lengths: lengths_table,
+            peers: peers_table,
             va_gpu: address(&plane_gpu),
             va_cpu: address(&plane_cpu),
             va_near: address(&plane_near),
-            peer_va_gpu: address(&planes_table),
+            peer_va_gpu: if plane_gpu.is_some() { planes_table } else { 0 },
             stride,
             reserved: 0,
         };
@@ -343,10 +319,10 @@ impl Communicator {
             flags: flags.bits(),
             stride,
             rank: self.rank(),
-            lsa_first: self.rank() - self.rank() % live.lsa_size,
-            lsa_reach: if stride == 0 { 0 } else { live.lsa_size },
+            lsa_first: live.handle.lsa_first,
+            lsa_reach: if stride == 0 { 0 } else { live.handle.lsa_size },
         };
-        let info = WindowInfo { lengths: lengths.clone(), signals: flags.signals, plane: plane_cpu.clone(), uses: 0 };
+        let info = WindowInfo { lengths: lengths.clone(), signals: flags.signals, plane: plane_cpu.clone() };
         // On this thread, because it may wait for another process, and the proxy must not wait.
         let fetch = |fetch: gin_net::Fetch| -> Result<Vec<_>, NetError> {
             (0..).zip(&keys).map(|(rank, key)| fetch(rank, key, &self.device)).collect()
@@ -354,13 +330,13 @@ impl Communicator {
         let fetched = live.fetch.map(fetch).transpose()?;
         live.ask(|to| Command::Connect { window: id, keys, info, to })??;
         drop(fetched);
-        let beside = [plane_cpu, plane_gpu, plane_near, lengths_table, peers_table, planes_table];
+        let beside = [plane_cpu, plane_gpu, plane_near, Some(tables)];
         Ok(Arc::new(Registered {
             handle,
             serial: NEXT.fetch_add(1, Ordering::Relaxed),
             memory,
             lengths,
-            _beside: beside.into_iter().flatten().chain(peers.memory).collect(),
+            _beside: beside.into_iter().flatten().chain(held).collect(),
         }))
     }
 
@@ -368,7 +344,7 @@ impl Communicator {
     /// stride.
     fn peer_place(&self, live: &Live, own: &Prepared, rank: u32, bytes: u64) -> Result<Option<FlatPlace>, String> {
         let (Ok(Some(range)), true) = (&live.flat, own.stride != 0) else { return Ok(None) };
-        let (slot, there) = (self.rank() % live.lsa_size, rank % live.lsa_size);
+        let (slot, there) = (live.handle.lsa_rank, rank % live.handle.lsa_size);
         let offset = range.offset(slot, own.memory.address()).ok_or("the own part is not in its slot")?;
         let room = bytes.max(1).checked_next_multiple_of(self.device.granularity()).ok_or("it is too long")?;
         let place = range.take(there, offset, room);
@@ -377,8 +353,8 @@ impl Communicator {
 
     /// Checks that the parts of the team's ranks, which start at `peers`, are at the addresses that kernels compute.
     fn check_distances(&self, live: &Live, own: u64, stride: u32, peers: &[u64]) -> Result<(), CommError> {
-        let first = self.rank() - self.rank() % live.lsa_size;
-        for (rank, &there) in (0u32..).zip(peers).skip(first as usize).take(live.lsa_size as usize) {
+        let CommHandle { lsa_first, lsa_size, .. } = live.handle;
+        for (rank, &there) in (0u32..).zip(peers).skip(lsa_first as usize).take(lsa_size as usize) {
             let distance = u64::from(rank.wrapping_sub(self.rank()).wrapping_mul(stride)) << STRIDE_SHIFT;
             if there != own.wrapping_add(distance) {
                 let reason = format!("its part of the window is at {there:#x}, not at the agreed distance");
@@ -402,21 +378,16 @@ impl Communicator {
             let id = window.id();
             let entry = live.windows.get(id as usize).and_then(Option::as_ref);
             let known = entry.is_some_and(|entry| entry.serial == window.inner.serial);
-            let own = if known { Ok(encode(&id)) } else { Err(CommError::WindowGone { window: id }) };
-            let all = self.agree(live, CALL, own)?;
-            for (rank, theirs) in (0..).zip(&all) {
-                let theirs: u32 = decode(theirs).ok_or_else(|| garbled(rank))?;
-                if theirs != id {
-                    let (theirs, own) = (theirs.into(), id.into());
-                    return Err(CommError::Disagreement { what: "window id", rank, theirs, own });
-                }
+            let own = if known { Ok(id) } else { Err(CommError::WindowGone { window: id }) };
+            for (rank, theirs) in (0..).zip(self.agree::<u32>(live, CALL, own.as_ref())?) {
+                same("window id", rank, theirs.into(), id.into())?;
             }
             self.settle(CALL, live)?;
             live.windows[id as usize] = None;
             let cleared = live.forget_window(id).map_err(CommError::from);
-            let closed = live.ask(|to| Command::Close { window: id, to });
+            let closed = live.ask(|to| Command::Wait(Waiting::Close { window: id, to }));
             // No rank returns, and perhaps frees the memory, before all ranks have closed the window.
-            self.agree(live, "close a window", cleared.and(closed).map(|()| Vec::new()))?;
+            self.agree::<()>(live, "close a window", cleared.and(closed).as_ref())?;
             live.let_go_of(window.memory().memory());
             Ok(())
         };

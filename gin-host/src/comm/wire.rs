@@ -3,25 +3,28 @@
 
 use super::CommError;
 use gin_boot::BootstrapError;
-pub(super) use gin_boot::wire::{decode, encode};
+use gin_boot::wire::{decode, encode};
 use gin_net::NetError;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
-/// Exchanges the outcome of each rank's own part of the collective call `call`. All ranks succeed or all fail.
+/// Exchanges the outcome of each rank's own part of the collective call `call`. All ranks succeed or all fail. Returns
+/// the messages of all ranks.
 ///
 /// # Errors
 /// This rank's own error, else the error of the first rank that failed, or an error of the bootstrap. If the own error
 /// concerns a rank that is lost, the loss is its cause and replaces it.
-pub(super) fn agree(
+pub(super) fn agree<T: DeserializeOwned>(
     gather: impl FnOnce(&[u8]) -> Result<Vec<Vec<u8>>, BootstrapError>,
     call: &'static str,
-    own: Result<Vec<u8>, CommError>,
-) -> Result<Vec<Vec<u8>>, CommError> {
-    let said = own.as_ref().map(Vec::as_slice).map_err(CommError::to_string);
+    own: Result<impl Serialize, &CommError>,
+) -> Result<Vec<T>, CommError> {
+    let said = own.as_ref().map(encode).map_err(|error| error.to_string());
     let all = gather(&encode(&(call, said)));
     match (&own, &all) {
         (Err(own), Err(BootstrapError::Lost { rank, .. })) if concerned(own) == Some(*rank) => {}
         (Err(own), Err(BootstrapError::Ended)) if concerned(own).is_some() => {}
-        _ => drop(own?),
+        _ => drop(own.map_err(CommError::clone)?),
     }
     let all = all?;
     let mut results = Vec::with_capacity(all.len());
@@ -33,7 +36,7 @@ pub(super) fn agree(
             return Err(CommError::OutOfStep { rank, theirs: theirs.to_owned(), own: call });
         }
         let bytes = said.map_err(|reason| CommError::OtherRank { rank, reason: reason.to_owned() })?;
-        results.push(bytes.to_vec());
+        results.push(decode(bytes).ok_or_else(|| garbled(rank))?);
     }
     Ok(results)
 }
@@ -44,6 +47,11 @@ pub(super) fn concerned(error: &CommError) -> Option<u32> {
         CommError::Net(NetError::Key { rank, .. }) | CommError::OtherRank { rank, .. } => Some(*rank),
         _ => None,
     }
+}
+
+/// Checks that a number of `rank` is the same as this rank's.
+pub(super) fn same(what: &'static str, rank: u32, theirs: u64, own: u64) -> Result<(), CommError> {
+    if theirs == own { Ok(()) } else { Err(CommError::Disagreement { what, rank, theirs, own }) }
 }
 
 /// Returns the error of a malformed message.
@@ -60,7 +68,8 @@ mod tests {
     fn a_lost_ranks_missing_part_is_reported_as_its_loss_and_nothing_else_is() {
         let lost = || BootstrapError::Lost { rank: 2, host: "there".to_owned(), cause: LossCause::Silent { ms: 100 } };
         let of = |rank| CommError::Net(NetError::Key { rank, reason: "no answer".to_owned() });
-        let ended = |own: CommError, how: BootstrapError| agree(|_| Err(how), "test", Err(own)).unwrap_err();
+        let ended =
+            |own: CommError, how: BootstrapError| agree::<()>(|_| Err(how), "test", Err::<(), _>(&own)).unwrap_err();
         assert_eq!(ended(of(2), lost()), lost().into());
         let unmapped = |rank| CommError::OtherRank { rank, reason: "no answer".to_owned() };
         assert_eq!(ended(unmapped(2), lost()), lost().into());

@@ -15,8 +15,6 @@ pub(crate) struct WindowInfo {
     pub(crate) signals: bool,
     /// The words of this rank's part that CPU threads raise.
     pub(crate) plane: Option<Arc<Memory>>,
-    /// The number of unfinished requests that use the window.
-    pub(crate) uses: u64,
 }
 
 /// The limits that requests are checked against.
@@ -39,22 +37,6 @@ pub(crate) fn operation(transfer: &Transfer) -> Operation {
         Transfer::Get { .. } => Operation::Get,
         Transfer::Nothing => Operation::Signal,
     }
-}
-
-/// Returns the windows that a request uses.
-pub(crate) fn windows(request: &Descriptor) -> impl Iterator<Item = u32> {
-    let (source, destination) = match request.transfer {
-        Transfer::Put { source, destination, .. } | Transfer::Get { source, destination, .. } => {
-            (Some(source.window), Some(destination.window))
-        }
-        Transfer::PutValue { destination, .. } => (None, Some(destination.window)),
-        Transfer::Nothing => (None, None),
-    };
-    let signal = request.signal.and_then(|signal| match signal.target {
-        SignalTarget::Address { window, .. } => Some(window),
-        SignalTarget::Id(_) => None,
-    });
-    source.into_iter().chain(destination).chain(signal)
 }
 
 impl Limits {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The way of one request through the proxy: accepted, split into messages, posted, complete, published.
 
-use super::check::{operation, windows};
+use super::check::operation;
 use super::lists::Slot;
 use super::{BATCH, Proxy, ROW, stats};
 use gin_abi::{Descriptor, Fault, FaultKind, Operation, RemoteSignal, Transfer, WindowOffset};
@@ -12,7 +12,6 @@ use gin_net::{NetError, Request};
 pub(super) struct Op {
     pub(super) context: u32,
     pub(super) index: u64,
-    pub(super) peer: u32,
     pub(super) operation: Operation,
     request: Descriptor,
     /// The next part to post.
@@ -24,7 +23,6 @@ pub(super) struct Op {
     /// The number of posted messages that are not complete.
     pub(super) outstanding: u32,
     failure: Option<Fault>,
-    canceled: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,7 +57,6 @@ impl Op {
     /// Cancels the messages that are not posted yet.
     pub(super) fn cancel(&mut self) {
         self.rest = Rest::Nothing;
-        self.canceled = true;
     }
 
     /// Returns whether the request is finished.
@@ -108,7 +105,7 @@ impl Op {
         self.messages = self.messages.wrapping_add(1);
         self.outstanding += 1;
         let more = self.request.more || self.rest == Rest::Payload;
-        Request { id, context: self.context, peer: self.peer, transfer, signal, notice: None, more }
+        Request { id, context: self.context, peer: self.request.peer, transfer, signal, notice: None, more }
     }
 }
 
@@ -144,15 +141,9 @@ impl Proxy {
             }
             request.transfer = Transfer::Nothing;
         }
-        for window in windows(&request) {
-            if let Some(info) = &mut self.parts.limits.windows[window as usize] {
-                info.uses += 1;
-            }
-        }
         let op = Op {
             context,
             index,
-            peer: request.peer,
             operation,
             request,
             rest: Rest::Payload,
@@ -160,7 +151,6 @@ impl Proxy {
             messages: 0,
             outstanding: 0,
             failure: None,
-            canceled: false,
         };
         let slot = self.free.pop().unwrap_or_else(|| {
             self.ops.push(None);
@@ -204,7 +194,7 @@ impl Proxy {
                 if let Some(op) = &mut self.ops[slot as usize] {
                     self.batch.push(op.next(slot, self.parts.max_message, strong));
                     let stats = &self.contexts[op.context as usize].part.stats;
-                    stats::add(&stats.of(Some(op.peer)).posted, 1);
+                    stats::add(&stats.of(Some(op.request.peer)).posted, 1);
                 }
                 continue;
             }
@@ -234,13 +224,14 @@ impl Proxy {
         let Some(op) = self.ops.get_mut(slot as usize).and_then(Option::as_mut) else { return };
         op.outstanding -= 1;
         let stats = &self.contexts[op.context as usize].part.stats;
-        stats::add(&stats.of(Some(op.peer)).completions, 1);
+        stats::add(&stats.of(Some(op.request.peer)).completions, 1);
         if let Err(error) = outcome {
-            let fault = Fault::new(FaultKind::Network, op.operation).with_context(op.context).with_peer(op.peer);
+            let fault = Fault::new(FaultKind::Network, op.operation);
+            let fault = fault.with_context(op.context).with_peer(op.request.peer);
             let fault = error.apply(fault);
             op.cancel();
             op.failure = Some(fault);
-            self.found_because(fault, &error.to_string());
+            self.found(fault, &error.to_string());
         } else if op.outstanding == 0 && op.rest == Rest::LateSignal {
             self.late.push_back(slot);
         }
@@ -253,14 +244,10 @@ impl Proxy {
     pub(super) fn finish(&mut self, slot: Slot) {
         let Some(op) = self.ops[slot as usize].take() else { return };
         self.free.push(slot);
-        for window in windows(&op.request) {
-            if let Some(info) = self.parts.limits.windows.get_mut(window as usize).and_then(Option::as_mut) {
-                info.uses -= 1;
-            }
-        }
-        let fault = op.failure.or(self.over.filter(|_| op.canceled));
+        // A fault has canceled all requests that were unfinished.
+        let fault = op.failure.or(self.over);
         let counter = op.request.counter.filter(|_| fault.is_none());
-        self.publish(op.context, op.index, Some(op.peer), fault, counter);
+        self.publish(op.context, op.index, Some(op.request.peer), fault, counter);
     }
 }
 
@@ -280,7 +267,6 @@ mod tests {
         Op {
             context: 4,
             index: 9,
-            peer: 6,
             operation: Operation::Put,
             request: Descriptor { peer: 6, transfer, signal, counter: None, more: false },
             rest: Rest::Payload,
@@ -288,7 +274,6 @@ mod tests {
             messages: 0,
             outstanding: 0,
             failure: None,
-            canceled: false,
         }
     }
 

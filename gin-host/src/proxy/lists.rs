@@ -9,8 +9,8 @@ pub(crate) type Slot = u32;
 /// The unfinished requests of one context.
 #[derive(Debug)]
 pub(crate) struct Lists {
-    /// The index of the request of the first entry of `finished`.
-    completion_index: u64,
+    /// The index of the request of the first entry of `finished`. All requests below it are finished.
+    pub(super) completion_index: u64,
     /// True for each finished request, from `completion_index` on.
     finished: VecDeque<bool>,
     peers: Vec<PeerList>,
@@ -41,11 +41,6 @@ impl Lists {
     /// Returns the number of unfinished requests to `peer`.
     pub(crate) fn unfinished(&self, peer: u32) -> usize {
         self.peers[peer as usize].unfinished
-    }
-
-    /// Returns whether the next request to `peer` is the only unfinished one.
-    pub(crate) fn is_first(&self, peer: u32) -> bool {
-        self.unfinished(peer) == 0
     }
 
     /// Adds the request with the next index. `peer` is `None` if the request names no rank of the communicator.
@@ -83,11 +78,6 @@ impl Lists {
         self.peers[peer as usize].indices.front().copied()
     }
 
-    /// Returns the index below which all requests are finished.
-    pub(crate) fn completion_index(&self) -> u64 {
-        self.completion_index
-    }
-
     /// Returns the requests to `peer` with messages to post.
     pub(crate) fn unposted(&mut self, peer: u32) -> &mut VecDeque<Slot> {
         &mut self.peers[peer as usize].to_post
@@ -119,7 +109,7 @@ mod tests {
                 }
                 let (index, peer) = unfinished.remove(choice.index(unfinished.len()));
                 lists.finish(index, peer);
-                prop_assert_eq!(lists.completion_index(), unfinished.iter().map(|u| u.0).min().unwrap_or(end));
+                prop_assert_eq!(lists.completion_index, unfinished.iter().map(|u| u.0).min().unwrap_or(end));
                 for rank in 0..3 {
                     let mine = || unfinished.iter().filter(|u| u.1 == Some(rank));
                     prop_assert_eq!(lists.oldest_incomplete(rank), mine().map(|u| u.0).min());

@@ -24,11 +24,10 @@ mod sabotage;
 mod stats;
 
 pub(crate) use check::{Limits, WindowInfo};
-pub(crate) use command::{Answer, Command, answer};
+pub(crate) use command::{Command, Waiting};
 pub(crate) use stats::Counters;
 pub use stats::{PeerStats, Stats};
 
-use command::Waiting;
 use flow::Op;
 use gin_abi::descriptor::WORDS;
 use gin_abi::{Descriptor, DescriptorError, Fault, FaultKind, Operation, SignalTarget, Subject};
@@ -61,7 +60,7 @@ pub(crate) struct ContextPart {
     pub(crate) counters: GlobalWord,
     /// The signal words that CPU threads raise; `None` if they raise none.
     pub(crate) signals: Option<GlobalWord>,
-    /// The words beside signals, which include baselines.
+    /// The words beside signals, which include baselines; only for a proxy that makes the mistake of `sabotage`.
     #[cfg(feature = "reset-by-store")]
     pub(crate) signal_near: Option<GlobalWord>,
     pub(crate) stats: Arc<Counters>,
@@ -80,8 +79,6 @@ pub(crate) struct Parts {
     pub(crate) board: Arc<Board>,
     pub(crate) network: Box<dyn Network>,
     pub(crate) commands: Receiver<Command>,
-    #[cfg(feature = "reset-by-store")]
-    pub(crate) resets_by_store: bool,
     /// Keeps the memory of all words above alive.
     pub(crate) _memory: Arc<dyn Any + Send + Sync>,
 }
@@ -109,13 +106,12 @@ pub struct Proxy {
     /// The network had no room for the first message of the batch, and that has been counted.
     refused: bool,
     events: Vec<Event>,
-    heard: u32,
     /// The fault that ended the communicator.
     over: Option<Fault>,
     waiting: Vec<Waiting>,
     finished: bool,
     #[cfg(feature = "reset-by-store")]
-    resets: Option<sabotage::Resets>,
+    resets: sabotage::Resets,
     // Last: the memory of all words is dropped after their users.
     parts: Parts,
 }
@@ -153,12 +149,11 @@ impl Proxy {
             batch: Vec::new(),
             refused: false,
             events: Vec::new(),
-            heard: 0,
             over: None,
             waiting: Vec::new(),
             finished: false,
             #[cfg(feature = "reset-by-store")]
-            resets: parts.resets_by_store.then(sabotage::Resets::new),
+            resets: sabotage::Resets::new(),
             parts,
         }
     }
@@ -201,14 +196,11 @@ impl Proxy {
         if self.over.is_some() {
             return false;
         }
-        if self.parts.board.count() != self.heard {
-            self.heard = self.parts.board.count();
-            if let Some(notice) = self.parts.board.first() {
-                let fault = notice.for_rank(self.parts.limits.rank);
-                self.parts.status.post(fault);
-                self.end(fault);
-                return true;
-            }
+        if let Some(notice) = self.parts.board.first() {
+            let fault = notice.for_rank(self.parts.limits.rank);
+            self.parts.status.post(fault);
+            self.end(fault);
+            return true;
         }
         if let Some(fault) = self.parts.status.reported() {
             self.parts.board.post(self.parts.limits.rank, fault);
@@ -218,13 +210,8 @@ impl Proxy {
         false
     }
 
-    /// Ends the communicator on all ranks with the fault of a request.
-    fn found(&mut self, fault: Fault) {
-        self.found_because(fault, "");
-    }
-
-    /// Does the same, with the known cause.
-    fn found_because(&mut self, fault: Fault, cause: &str) {
+    /// Ends the communicator on all ranks with the fault of a request, and the cause if it is known.
+    fn found(&mut self, fault: Fault, cause: &str) {
         if self.over.is_none() {
             // Both before a request is completed because of the fault. The host knows the fault when a kernel does.
             self.parts.board.post_because(self.parts.limits.rank, fault, cause);
@@ -245,11 +232,7 @@ impl Proxy {
             }
             _ => tracing::warn!(rank, ?kind, ?operation, context, peer, "a fault ends the communicator"),
         }
-        for slot in 0..self.ops.len() {
-            if let Some(op) = &mut self.ops[slot] {
-                op.cancel();
-            }
-        }
+        self.ops.iter_mut().flatten().for_each(Op::cancel);
         self.refused = false;
         for request in std::mem::take(&mut self.batch) {
             if let Some(op) = &mut self.ops[flow::slot(request.id) as usize] {
@@ -269,14 +252,13 @@ impl Proxy {
     fn take(&mut self, context: usize) -> bool {
         for taken in 0..TAKE {
             let Some(words) = self.contexts[context].consumer.peek() else { return taken > 0 };
-            let request = Descriptor::decode(&words).map_err(|error| (error, words[0]));
-            let checked = request.map_err(|(error, word)| {
+            let request = Descriptor::decode(&words).map_err(|error| {
                 let fault = Fault::new(FaultKind::BadDescriptor, Operation::None).with_context(context as u32);
-                fault.with_values(Subject::None, bad_word(error), word)
+                fault.with_values(Subject::None, bad_word(error), words[0])
             });
-            let checked =
-                checked.and_then(|request| self.parts.limits.check(context as u32, &request).map(|()| request));
-            let peer = request.ok().map(|request| request.peer).filter(|&peer| peer < self.parts.limits.ranks);
+            let limits = &self.parts.limits;
+            let checked = request.and_then(|request| limits.check(context as u32, &request).map(|()| request));
+            let peer = request.ok().map(|request| request.peer).filter(|&peer| peer < limits.ranks);
             let part = &mut self.contexts[context];
             if let Some(peer) = peer
                 && part.lists.unfinished(peer) >= self.parts.max_outstanding
@@ -288,7 +270,7 @@ impl Proxy {
                 return taken > 0;
             }
             part.stalled = false;
-            let index = part.consumer.take(peer.filter(|&peer| part.lists.is_first(peer)));
+            let index = part.consumer.take(peer.filter(|&peer| part.lists.unfinished(peer) == 0));
             part.lists.add(index, peer);
             let stats = &part.part.stats;
             stats::add(&stats.of(peer).accepted, 1);
@@ -298,7 +280,7 @@ impl Proxy {
             match checked {
                 Ok(request) => self.accept(context as u32, index, request),
                 Err(fault) => {
-                    self.found(fault);
+                    self.found(fault, "");
                     self.publish(context as u32, index, peer, Some(fault), None);
                 }
             }
@@ -320,7 +302,7 @@ impl Proxy {
             counter: counter.map(|id| part.part.counters.at(u64::from(id))),
             peer: listed,
             oldest_incomplete: part.lists.oldest_incomplete(listed),
-            completion_index: part.lists.completion_index(),
+            completion_index: part.lists.completion_index,
         });
     }
 
@@ -343,7 +325,7 @@ impl Proxy {
             visible = self.parts.network.make_visible();
         }
         if let Err(error) = &visible {
-            self.found_because(error.apply(Fault::new(FaultKind::Network, Operation::None)), &error.to_string());
+            self.found(error.apply(Fault::new(FaultKind::Network, Operation::None)), &error.to_string());
         }
         for event in events.drain(..) {
             match event {
@@ -385,7 +367,7 @@ impl Proxy {
                     SignalTarget::Address { window, offset } => (Subject::Window { id: window, offset }, offset),
                 };
                 let signals = u64::from(self.parts.limits.signals);
-                self.found(fault.with_peer(arrival.from).with_values(subject, signals, seen));
+                self.found(fault.with_peer(arrival.from).with_values(subject, signals, seen), "");
             }
         }
     }

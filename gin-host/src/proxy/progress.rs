@@ -2,12 +2,11 @@
 //! The engines that step proxies: progress threads, or a scheduler.
 
 use super::{Proxy, Turn};
-use gin_boot::lock;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -68,15 +67,11 @@ pub trait Progress: Send + Sync + fmt::Debug {
 }
 
 /// Work that an engine steps.
+#[derive(derive_more::Debug)]
+#[debug("Running {{ finished: {}, .. }}", self.is_finished())]
 pub struct Running {
     finished: Box<dyn Fn() -> bool + Send + Sync>,
     thread: Option<JoinHandle<()>>,
-}
-
-impl fmt::Debug for Running {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Running").field("finished", &self.is_finished()).finish_non_exhaustive()
-    }
 }
 
 impl Running {
@@ -130,39 +125,20 @@ fn step(work: &mut dyn Step) -> Turn {
 pub struct OwnThreads;
 
 impl Progress for OwnThreads {
-    fn start(&self, name: &str, mut work: Work) -> std::io::Result<Running> {
+    fn start(&self, name: &str, work: Work) -> std::io::Result<Running> {
         let (finishing, finished) = Finishing::new();
-        let body = move || {
-            let mut idle = 0;
-            loop {
-                match step(&mut *work) {
-                    Turn::Worked => idle = 0,
-                    Turn::Idle => rest(&mut idle),
-                    Turn::Finished => break,
-                }
-            }
-            drop(work);
-            drop(finishing);
-        };
-        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body)?;
+        // With no sender, the thread ends with this work.
+        let (_, none) = channel();
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        let thread = thread.spawn(move || step_all(vec![(work, finishing)], &none))?;
         Ok(Running { thread: Some(thread), ..Running::new(finished) })
-    }
-}
-
-/// Sleeps after many steps without work.
-fn rest(idle: &mut u32) {
-    if *idle < IDLE_STEPS {
-        *idle += 1;
-        std::thread::yield_now();
-    } else {
-        std::thread::sleep(NAP);
     }
 }
 
 /// An engine with a fixed number of threads for all its proxies.
 #[derive(Debug)]
 pub struct Pool {
-    threads: Vec<Mutex<Sender<(Work, Finishing)>>>,
+    threads: Vec<Sender<(Work, Finishing)>>,
     next: AtomicUsize,
 }
 
@@ -174,8 +150,9 @@ impl Pool {
     pub fn new(threads: usize) -> std::io::Result<Self> {
         let start = |index| {
             let (sender, receiver) = channel();
-            std::thread::Builder::new().name(format!("gin-pool-{index}")).spawn(move || pool_thread(&receiver))?;
-            Ok(Mutex::new(sender))
+            let thread = std::thread::Builder::new().name(format!("gin-pool-{index}"));
+            thread.spawn(move || step_all(Vec::new(), &receiver))?;
+            Ok(sender)
         };
         Ok(Self { threads: (0..threads.max(1)).map(start).collect::<std::io::Result<_>>()?, next: AtomicUsize::new(0) })
     }
@@ -185,15 +162,14 @@ impl Progress for Pool {
     fn start(&self, _name: &str, work: Work) -> std::io::Result<Running> {
         let (finishing, finished) = Finishing::new();
         let thread = &self.threads[self.next.fetch_add(1, Ordering::Relaxed) % self.threads.len()];
-        let sender = lock(thread);
         let gone = |_| std::io::Error::other("a thread of the pool has ended");
-        sender.send((work, finishing)).map_err(gone)?;
+        thread.send((work, finishing)).map_err(gone)?;
         Ok(Running::new(finished))
     }
 }
 
-fn pool_thread(incoming: &Receiver<(Work, Finishing)>) {
-    let mut all: Vec<(Work, Finishing)> = Vec::new();
+/// Steps work, also new work, until all is finished and no more can come. Drops each work before its flag.
+fn step_all(mut all: Vec<(Work, Finishing)>, incoming: &Receiver<(Work, Finishing)>) {
     let mut idle = 0;
     loop {
         loop {
@@ -207,13 +183,16 @@ fn pool_thread(incoming: &Receiver<(Work, Finishing)>) {
         let mut worked = false;
         all.retain_mut(|(work, _)| {
             let turn = step(&mut **work);
-            worked |= turn == Turn::Worked;
+            worked |= turn != Turn::Idle;
             turn != Turn::Finished
         });
         if worked {
             idle = 0;
+        } else if idle < IDLE_STEPS {
+            idle += 1;
+            std::thread::yield_now();
         } else {
-            rest(&mut idle);
+            std::thread::sleep(NAP);
         }
     }
 }

@@ -13,7 +13,6 @@ impl Proxy {
     /// Makes the mistake: resets a signal by a store of 0 to its word. The store is late: it follows the next raise, if
     /// that comes soon.
     pub(super) fn reset_by_store(&mut self) {
-        let Some(resets) = &mut self.resets else { return };
         for (context, part) in (0u32..).zip(&self.contexts) {
             let (Some(near), Some(signals)) = (part.part.signal_near, part.part.signals) else { continue };
             for id in 0..self.parts.limits.signals {
@@ -23,10 +22,10 @@ impl Proxy {
                     continue;
                 }
                 let value = word.load_relaxed_sys();
-                let (before, looks) = resets.entry((context, id)).or_insert((value, 0));
+                let (before, looks) = self.resets.entry((context, id)).or_insert((value, 0));
                 *looks += 1;
                 if *before != value || *looks > 200 {
-                    resets.remove(&(context, id));
+                    self.resets.remove(&(context, id));
                     word.store_relaxed_sys(0);
                     base.store_relaxed_gpu(0);
                 }

@@ -10,7 +10,6 @@ use gin_soft_hca::Options;
 use gin_soft_hca_host::{SoftConfig, SoftEngine, SoftFabric, SoftHca};
 use gin_virtual::{ServiceStep, World};
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::{Arc, Mutex};
 
 /// The device-driven NICs of the ranks, for the back end GDAKI.
@@ -54,10 +53,12 @@ type MakeNic = Arc<dyn Fn(u32) -> SoftConfig + Send + Sync>;
 /// });
 /// assert_eq!(named.unwrap(), [true, true]);
 /// ```
-#[derive(Clone)]
+#[derive(Clone, derive_more::Debug)]
 pub struct SoftNics {
     fabric: SoftFabric,
+    #[debug(skip)]
     hcas: Arc<Mutex<BTreeMap<u32, SoftHca>>>,
+    #[debug(skip)]
     make: MakeNic,
     config: NicConfig,
 }
@@ -104,12 +105,6 @@ impl SoftNics {
             // A delayed answer needs steps.
             gin_soft_hca::Progress::Moved | gin_soft_hca::Progress::Waiting => ServiceStep::Busy,
         });
-    }
-}
-
-impl fmt::Debug for SoftNics {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SoftNics").field("fabric", &self.fabric).field("config", &self.config).finish_non_exhaustive()
     }
 }
 
