@@ -41,7 +41,7 @@ use crate::host_word::LAST;
 use crate::order::{Scope, release};
 use crate::signal::{ContextId, SignalAction, SignalId};
 use crate::status::Shared;
-use crate::sys::{Global, GlobalWord, Memory, Word};
+use crate::sys::{Global, GlobalWord, Word};
 use crate::team::Team;
 use gin_abi::handle::CAP_STRONG_SIGNALS;
 use gin_abi::{Deadline, FaultKind, Operation, SIGNAL_BITS, Subject};
@@ -387,7 +387,7 @@ impl<B: Backend> BarrierSession<B> {
             near.shadow.store_relaxed_gpu(met.wrapping_add(1));
         }
         if waited {
-            Global::fence_acquire_sys();
+            epoch::acquire::<Global>();
         }
         self.near.met = self.near.met.wrapping_add(1);
         outcome

@@ -29,8 +29,8 @@ pub fn arrive<W: Word>(word: W, epoch: u64) {
     word.store_relaxed_sys(epoch);
 }
 
-/// Waits until `word` has `epoch` or a later one. Calls `attend` now and then. Relaxed: an acquire fence to the system
-/// follows, one for all members.
+/// Waits until `word` has `epoch` or a later one. Calls `attend` now and then. Relaxed: [`acquire`] follows, once for all
+/// members.
 ///
 /// # Errors
 /// [`WaitError`] if the wait ended early, and the epoch at that time.
@@ -61,4 +61,10 @@ pub fn wait<M: Memory>(
         }
         M::pause(NAP_NS);
     }
+}
+
+/// Ends the waits for all members: makes visible what they released before they arrived.
+#[inline(always)]
+pub fn acquire<M: Memory>() {
+    M::fence_acquire_sys();
 }

@@ -382,7 +382,7 @@ models! {
                         epoch::arrive(word(&world, rank, GPU), met);
                         let here = word(&world, 1 - rank, GPU);
                         epoch::wait::<Loom>(here, met, &world.status, Deadline::NONE, || {}).unwrap();
-                        Loom::fence_acquire_sys();
+                        epoch::acquire::<Loom>();
                     };
                     for round in 1..=2 {
                         world.cells[rank].write(round);
