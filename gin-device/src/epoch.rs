@@ -29,8 +29,8 @@ pub fn arrive<W: Word>(word: W, epoch: u64) {
     word.store_relaxed_sys(epoch);
 }
 
-/// Waits until `word` has `epoch` or a later one. Calls `attend` now and then. Relaxed: [`acquire`] follows, once for all
-/// members.
+/// Waits until `word` has `epoch` or a later one. Calls `attend` now and then. Relaxed: [`acquire`] follows, once for
+/// all members.
 ///
 /// # Errors
 /// [`WaitError`] if the wait ended early, and the epoch at that time.
