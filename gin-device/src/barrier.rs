@@ -364,24 +364,25 @@ impl<B: Backend> BarrierSession<B> {
         let (mut outcome, mut waited) = (Ok(()), false);
         for place in coop.stripe(self.others()) {
             let near = self.known(place);
-            // The load overlaps the wait.
-            let (next, met) = (near.next(), near.shadow.load_relaxed_gpu());
-            let met_here =
-                epoch::wait::<Global>(near.here, next, &status, deadline.left::<Global>(), || B::attend(core));
+            // The loads overlap the wait. They find another session that used the barrier meanwhile.
+            let (next, met, broken) = (near.next(), near.shadow.load_relaxed_gpu(), self.broken.load_relaxed_gpu());
+            let met_here = epoch::wait::<Global>(near.here, next, &status, deadline.left::<Global>(), || {
+                B::attend(core);
+                broken == 0
+            });
             waited = true;
             let looked = look_around::<B>(core).map_err(|stop| (stop, next));
             let peer = self.team.member((self.team.rank() + 1 + place as u32) % self.team.size());
             let fault = core.fault(FaultKind::Timeout, Operation::Barrier);
             let fault = fault.with_peer(peer.map_or(gin_abi::fault::NONE, |rank| rank.world()));
+            if (met, broken) != (near.met, 0) {
+                let fault = fault.with_kind(FaultKind::BarrierBroken);
+                outcome = Err(fault.with_values(Subject::Barrier(self.index), near.met, met));
+                break;
+            }
             if let Err((stop, seen)) = met_here.and(looked) {
                 let (expected, seen) = (next.wrapping_add(near.rest), seen.wrapping_add(near.rest));
                 outcome = Err(status.explain(stop, fault, Subject::Barrier(self.index), expected, seen));
-                break;
-            }
-            if met != near.met {
-                // Another session used the barrier meanwhile.
-                let fault = fault.with_kind(FaultKind::BarrierBroken);
-                outcome = Err(fault.with_values(Subject::Barrier(self.index), near.met, met));
                 break;
             }
             near.shadow.store_relaxed_gpu(met.wrapping_add(1));

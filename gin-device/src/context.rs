@@ -76,17 +76,7 @@ impl Core {
 
     #[inline(always)]
     pub(crate) fn check(&self, operation: Operation) -> Result<(), Fault> {
-        self.check_with(operation, |_| {})
-    }
-
-    /// Checks that the context is usable, and the conditions of `visit`.
-    #[inline(always)]
-    pub(crate) fn check_with(&self, operation: Operation, visit: impl Fn(&mut Judge)) -> Result<(), Fault> {
-        let place = || self.fault(FaultKind::BadDescriptor, operation);
-        fault::check(place, |judge| {
-            self.judge(judge);
-            visit(judge);
-        })
+        fault::check!(self.fault(FaultKind::BadDescriptor, operation), |judge| { self.judge(&mut judge) })
     }
 
     /// Passes the condition that the context is usable to `judge`.

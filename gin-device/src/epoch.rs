@@ -29,8 +29,8 @@ pub fn arrive<W: Word>(word: W, epoch: u64) {
     word.store_relaxed_sys(epoch);
 }
 
-/// Waits until `word` has `epoch` or a later one. Calls `attend` now and then. Relaxed: [`acquire`] follows, once for
-/// all members.
+/// Waits until `word` has `epoch` or a later one. Calls `attend` now and then, and ends with [`WaitError::Fault`] if
+/// it returns false. Relaxed: [`acquire`] follows, once for all members.
 ///
 /// # Errors
 /// [`WaitError`] if the wait ended early, and the epoch at that time.
@@ -40,7 +40,7 @@ pub fn wait<M: Memory>(
     epoch: u64,
     status: &Status<M>,
     deadline: Deadline,
-    mut attend: impl FnMut(),
+    mut attend: impl FnMut() -> bool,
 ) -> Result<(), (WaitError, u64)> {
     // Most arrivals come soon: the first polls look at nothing else.
     let mut seen = word.spin(epoch, M::POLLS_PER_CHECK);
@@ -49,7 +49,7 @@ pub fn wait<M: Memory>(
     }
     let start = if deadline.is_none() { 0 } else { M::clock_ns() };
     loop {
-        attend();
+        let goes_on = attend();
         let end = status.end(start, deadline);
         seen = word.spin(epoch, M::POLLS_PER_CHECK);
         if reached(seen, epoch) {
@@ -58,6 +58,9 @@ pub fn wait<M: Memory>(
         // A stop counts only if the polls after it were in vain.
         if let Some(end) = end {
             return Err((end, seen));
+        }
+        if !goes_on {
+            return Err((WaitError::Fault, seen));
         }
         M::pause(NAP_NS);
     }

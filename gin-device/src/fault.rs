@@ -185,6 +185,25 @@ pub struct Judge {
 }
 
 impl Judge {
+    /// Returns the judge of the first visit, or of the second if it is `finding` the fault.
+    #[inline(always)]
+    pub(crate) fn new(finding: bool) -> Self {
+        // The second visit finds no fault only if the host changed a table in between.
+        Self { finding, failed: false, unmet: Unmet::new(FaultKind::BadDescriptor) }
+    }
+
+    /// Returns whether a condition is not met.
+    #[inline(always)]
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed
+    }
+
+    /// Returns the first condition that is not met, after the second visit.
+    #[inline(always)]
+    pub(crate) fn unmet(&self) -> Unmet {
+        self.unmet
+    }
+
     /// Visits one condition. `unmet` says what to report if `met` is false.
     #[inline(always)]
     pub(crate) fn condition(&mut self, met: bool, unmet: impl FnOnce() -> Unmet) {
@@ -196,19 +215,25 @@ impl Judge {
     }
 }
 
-/// Returns the fault of the first condition of `visit` that is not met, with operation, context and peer of `place`.
-#[inline(always)]
-pub(crate) fn check(place: impl FnOnce() -> Fault, visit: impl Fn(&mut Judge)) -> Result<(), Fault> {
-    // The second visit finds no fault only if the host changed a table in between.
-    let mut judge = Judge { finding: false, failed: false, unmet: Unmet::new(FaultKind::BadDescriptor) };
-    visit(&mut judge);
-    if !judge.failed {
-        return Ok(());
-    }
-    (judge.finding, judge.failed) = (true, false);
-    visit(&mut judge);
-    Err(judge.unmet.on(place()))
+/// Visits conditions and returns `Ok`, or the fault of the first that is not met, with operation, context and peer of
+/// `$place`.
+///
+/// Not a function of a closure: LLVM makes a function of a large closure that is called twice, and a call needs a
+/// stack.
+macro_rules! check {
+    ($place:expr, |$judge:ident| $visit:block) => {{
+        let mut $judge = $crate::fault::Judge::new(false);
+        $visit
+        if $judge.has_failed() {
+            let mut $judge = $crate::fault::Judge::new(true);
+            $visit
+            Err($judge.unmet().on($place))
+        } else {
+            Ok(())
+        }
+    }};
 }
+pub(crate) use check;
 
 /// Number of words by which threads pass a fault to each other.
 #[cfg(not(target_arch = "nvptx64"))]

@@ -4,7 +4,7 @@
 use super::{Core, Gin, Order};
 use crate::backend::Backend;
 use crate::coop::{Coop, lead};
-use crate::fault::{Fault, Unmet};
+use crate::fault::{self, Fault, Unmet};
 use crate::host_word;
 use crate::signal::CounterView;
 use crate::signal_words::Words;
@@ -82,7 +82,8 @@ impl<B: Backend> Gin<B> {
     #[inline(always)]
     fn check_counter(&self, counter: CounterView, operation: Operation) -> Result<(), Fault> {
         let counters = self.core().comm().counters();
-        self.core().check_with(operation, |judge| {
+        fault::check!(self.core().fault(FaultKind::BadDescriptor, operation), |judge| {
+            self.core().judge(&mut judge);
             let unmet = |kind| Unmet::new(kind).of(Subject::Counter(counter.id));
             judge.condition(counter.id < counters, || {
                 unmet(FaultKind::UnknownCounter).values(counters as u64, counter.id as u64)

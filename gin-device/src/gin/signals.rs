@@ -5,7 +5,7 @@ use super::completion::{self, ended};
 use super::{Core, Gin};
 use crate::backend::Backend;
 use crate::coop::{Coop, lead};
-use crate::fault::{Fault, Unmet};
+use crate::fault::{self, Fault, Unmet};
 use crate::host_word;
 use crate::signal::{Signal, SignalId, SignalView, VaSignal};
 use crate::signal_words::Words;
@@ -66,7 +66,8 @@ impl<B: Backend> Gin<B> {
     #[inline(always)]
     fn check(&self, view: SignalView, operation: Operation) -> Result<(), Fault> {
         let signals = self.core().comm().signals();
-        self.core().check_with(operation, |judge| {
+        fault::check!(self.core().fault(FaultKind::BadDescriptor, operation), |judge| {
+            self.core().judge(&mut judge);
             let unmet = |kind| Unmet::new(kind).of(view.subject());
             judge.condition(view.bits != 0 && view.bits <= SIGNAL_BITS, || {
                 unmet(FaultKind::BadWidth).values(SIGNAL_BITS as u64, view.bits as u64)
@@ -260,7 +261,8 @@ impl<B: Backend> Gin<B> {
         // A signal at a window address has no id and no shadow.
         let id = if let Signal::Id(id) = view.signal { id } else { u32::MAX };
         let signals = self.core().comm().signals();
-        self.core().check_with(Operation::WaitSignal, |judge| {
+        fault::check!(self.core().fault(FaultKind::BadDescriptor, Operation::WaitSignal), |judge| {
+            self.core().judge(&mut judge);
             judge.condition(id < signals, || {
                 Unmet::new(FaultKind::UnknownSignal).of(view.subject()).values(signals as u64, id as u64)
             });

@@ -381,7 +381,7 @@ models! {
                         release::<Loom>(Scope::Thread, Scope::System);
                         epoch::arrive(word(&world, rank, GPU), met);
                         let here = word(&world, 1 - rank, GPU);
-                        epoch::wait::<Loom>(here, met, &world.status, Deadline::NONE, || {}).unwrap();
+                        epoch::wait::<Loom>(here, met, &world.status, Deadline::NONE, || true).unwrap();
                         epoch::acquire::<Loom>();
                     };
                     for round in 1..=2 {
@@ -406,7 +406,7 @@ models! {
                 let world = world.clone();
                 thread::spawn(move || world.status.post(fault(3)))
             };
-            let waited = epoch::wait::<Loom>(word(&world, 0, GPU), 1, &world.status, Deadline::NONE, || {});
+            let waited = epoch::wait::<Loom>(word(&world, 0, GPU), 1, &world.status, Deadline::NONE, || true);
             assert_eq!(world.fault_of(waited.map_err(|(stop, _)| stop)), fault(3));
             host.join().unwrap();
         });

@@ -26,10 +26,10 @@ impl Posted<'_> {
     /// Returns the fault of the first unmet condition: those of the post first, then those of `request`.
     #[inline(always)]
     pub(super) fn check(&self, request: &impl Request) -> Result<(), Fault> {
-        let place = || self.core.fault(FaultKind::BadDescriptor, self.operation).with_peer(self.peer.world());
-        fault::check(place, |judge| {
-            self.judge(judge);
-            request.judge(self, judge);
+        let (core, operation, peer) = (self.core, self.operation, self.peer.world());
+        fault::check!(core.fault(FaultKind::BadDescriptor, operation).with_peer(peer), |judge| {
+            self.judge(&mut judge);
+            request.judge(self, &mut judge);
         })
     }
 

@@ -123,9 +123,9 @@ impl<B: Backend> Gin<B> {
     #[inline(always)]
     pub(crate) fn peer_word(&self, peer: Rank, id: u32) -> Result<GlobalWord, Fault> {
         let core = self.core();
-        let place = || core.fault(FaultKind::NotReachable, Operation::Barrier).with_peer(peer.world());
-        fault::check(place, |judge| {
-            core.judge(judge);
+        let place = core.fault(FaultKind::NotReachable, Operation::Barrier).with_peer(peer.world());
+        fault::check!(place, |judge| {
+            core.judge(&mut judge);
             judge.condition(core.comm().lsa_reaches(peer), || Unmet::new(FaultKind::NotReachable));
         })?;
         Ok(by_stores::peer_word(core, peer, Signal::Id(id)))
