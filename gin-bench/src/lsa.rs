@@ -6,6 +6,7 @@ use super::table::{Goal, Row, Table};
 use super::{Bench, end};
 use crate::Failure;
 use gin_bench_kernels::PING_WORDS;
+use gin_gpu::KernelArg;
 use gin_host::comm::{CommError, Requirements, WindowFlags};
 use gin_host::world::Rank;
 
@@ -84,13 +85,13 @@ pub(super) fn barriers(bench: &Bench) -> Result<Vec<Table>, Failure> {
             let flags = comm.alloc_window::<u64>(ranks as usize, WindowFlags::NONE)?;
             let handle = comm.device()?;
             let (mut barriers, mut released, mut bare) = (0, 0, 0);
-            let play = |kernel, window, before| {
-                lab.play(Shape::one(kernel, WARP), Some(&comm), &[&handle, window], &rounds, before, true)
+            let play = |kernel, arguments: &[&dyn KernelArg], before| {
+                lab.play(Shape::one(kernel, WARP), Some(&comm), arguments, &rounds, before, true)
             };
             let figures = vec![
-                play("bench_lsa_barrier", &signalled, &mut barriers)?,
-                play("bench_lsa_barrier_released", &signalled, &mut released)?,
-                play("bare_barrier", &flags, &mut bare)?,
+                play("bench_lsa_barrier", &[&handle, &signalled, &0u32], &mut barriers)?,
+                play("bench_lsa_barrier", &[&handle, &signalled, &1u32], &mut released)?,
+                play("bare_barrier", &[&handle, &flags], &mut bare)?,
             ];
             end(rank, &comm)?;
             Ok(figures)

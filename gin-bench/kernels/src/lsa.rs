@@ -107,7 +107,8 @@ pub unsafe fn bench_lsa_put(comm: Comm, to: Window<u64>, from: Window<u64>, len:
 }
 
 /// Passes barriers of the LSA team one after the other, by one warp. With `plan.verify` each rank sends its round to
-/// every other before each barrier, and checks the received rounds after it.
+/// every other before each barrier, and checks the received rounds after it. If `released` is not 0, the caller has
+/// released to the system before each barrier.
 ///
 /// `window` has two words for each rank.
 ///
@@ -115,26 +116,10 @@ pub unsafe fn bench_lsa_put(comm: Comm, to: Window<u64>, from: Window<u64>, len:
 /// - All ranks of the team launch it with the same numbers, and their blocks are resident. `out` has
 ///   [`MARKS`](crate::MARKS) words.
 #[kernel]
-pub unsafe fn bench_lsa_barrier(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
+pub unsafe fn bench_lsa_barrier(comm: Comm, window: Window<u64>, released: u32, plan: Plan, out: *mut u64) {
     // Safety: guaranteed by the kernel's caller.
-    unsafe { barriers(comm, window, plan, Marks::new(out), Scope::Thread) };
-}
-
-/// Does the same as [`bench_lsa_barrier`] for a caller that has released to the system: it writes nothing, or releases
-/// before the barrier.
-///
-/// # Safety
-/// - The same as for [`bench_lsa_barrier`].
-#[kernel]
-pub unsafe fn bench_lsa_barrier_released(comm: Comm, window: Window<u64>, plan: Plan, out: *mut u64) {
-    // Safety: guaranteed by the kernel's caller.
-    unsafe { barriers(comm, window, plan, Marks::new(out), Scope::System) };
-}
-
-/// # Safety
-/// - The same as for the kernels.
-#[inline(always)]
-unsafe fn barriers(comm: Comm, window: Window<u64>, plan: Plan, marks: Marks, given: Scope) {
+    let marks = unsafe { Marks::new(out) };
+    let given = if released != 0 { Scope::System } else { Scope::Thread };
     let gin = Gin::new(&comm, ContextId::new(0));
     let team = comm.lsa();
     let (ranks, me) = (team.size() as usize, team.rank() as usize);
