@@ -107,7 +107,7 @@ impl HcaState {
             self.kernel = Some(kernel);
         }
         self.stage = stage.address();
-        self._placed_stage = Some(stage);
+        self._stage = Box::new(stage);
         self.doorbells = Some(doorbells);
         self.memory.device = Some(device.clone());
         Ok(())
