@@ -7,13 +7,12 @@
 
 use super::error::out_of_memory;
 use super::flat::{FlatPlace, RawAddresses};
-use super::io::SamePages;
 use super::launch::similar;
-use super::mapped::{Pages, PlacedPages, page};
-use super::shared::{HostFile, HostPages};
+use super::shared::{HostPages, check_file, new_file, page};
 use super::{
-    Argument, Device, DeviceKind, Event, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, Memory,
-    MemoryFile, MemoryKind, MemorySharing, Module, ModuleSource, NicAccess, Parameter, RawMemory, SharedFile, Stream,
+    Allocation, Argument, Device, DeviceKind, Event, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages,
+    Memory, MemoryFile, MemoryKind, MemorySharing, Module, ModuleSource, NicAccess, Parameter, RawMemory, SharedFile,
+    Stream,
 };
 use crate::copy::copy_shared;
 use crate::lock;
@@ -27,6 +26,10 @@ use std::sync::{Arc, Mutex, Weak};
 
 /// The alignment of allocations: that of CUDA.
 const ALIGN: usize = 256;
+
+/// The bytes of a slot of reserved addresses that are tried first. Many communicators fit into 128 TiB of addresses, and
+/// no machine has as much memory as a slot.
+const LARGEST: u64 = 64 << 30;
 
 /// The limits of the virtual GPU: those of CUDA GPUs.
 const LIMITS: Limits = Limits { dynamic_shared: gin_virtual::SHARED_LIMIT as u32, ..Limits::CUDA };
@@ -43,11 +46,7 @@ unsafe impl Send for VirtualMemory {}
 // Safety: as above.
 unsafe impl Sync for VirtualMemory {}
 
-impl RawMemory for VirtualMemory {
-    fn address(&self) -> u64 {
-        self.start.as_ptr().expose_provenance() as u64
-    }
-}
+impl RawMemory for VirtualMemory {}
 
 impl Drop for VirtualMemory {
     fn drop(&mut self) {
@@ -56,15 +55,11 @@ impl Drop for VirtualMemory {
     }
 }
 
-/// Memory of the program.
+/// Memory of the program, which the device never frees.
 #[derive(Debug)]
-struct ForeignMemory(u64);
+struct ForeignMemory;
 
-impl RawMemory for ForeignMemory {
-    fn address(&self) -> u64 {
-        self.0
-    }
-}
+impl RawMemory for ForeignMemory {}
 
 /// Makes host code of a virtual world wait and read the time by that world. Every device calls it when it is made.
 pub fn install() {
@@ -135,7 +130,7 @@ impl VirtualDevice {
             return Err(GpuError::Foreign { address, bytes, device: self.name(), reason });
         }
         let device = self.this.upgrade().ok_or_else(|| self.unsupported("take memory while it is dropped"))?;
-        Ok(Memory::foreign(device, Box::new(ForeignMemory(address)), MemoryKind::Device, bytes))
+        Ok(Memory::foreign(device, Allocation::new(address, None, ForeignMemory), MemoryKind::Device, bytes))
     }
 
     fn unsupported(&self, what: &'static str) -> GpuError {
@@ -170,13 +165,13 @@ impl Device for VirtualDevice {
         LIMITS
     }
 
-    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
+    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Allocation, GpuError> {
         let refuse = out_of_memory(kind, bytes);
         let layout = usize::try_from(bytes).ok().and_then(|size| Layout::from_size_align(size.max(1), ALIGN).ok());
         let layout = layout.ok_or_else(|| refuse("it is more than an address space"))?;
         // Safety: the layout's size is not 0.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| refuse("the system has no more"))?;
-        Ok(Box::new(VirtualMemory { start, layout }))
+        Ok(Allocation::new(start.as_ptr().expose_provenance() as u64, None, VirtualMemory { start, layout }))
     }
 
     fn sharing(&self) -> Option<&dyn MemorySharing> {
@@ -235,32 +230,43 @@ impl Device for VirtualDevice {
 }
 
 impl MemorySharing for VirtualDevice {
-    fn reserve_addresses(&self, slots: u32) -> Result<Option<Box<dyn RawAddresses>>, GpuError> {
-        Ok(Some(Box::new(Pages::reserve(slots)?)))
+    fn reserve_addresses(&self, slots: u32) -> Result<Option<RawAddresses>, GpuError> {
+        let reserve = |bytes| {
+            let pages = HostPages::reserve(bytes).map_err(|error| error.to_string())?;
+            Ok((pages.start(), pages))
+        };
+        RawAddresses::reserve(DeviceKind::Virtual, slots, LARGEST, reserve).map(Some)
     }
 
     fn granularity(&self) -> u64 {
         page()
     }
 
-    fn allocate_at(&self, place: FlatPlace, shared: bool) -> Result<Box<dyn RawMemory>, GpuError> {
-        let file = shared.then(|| HostFile::new(place.bytes())).transpose();
+    fn allocate_at(&self, place: FlatPlace, shared: bool) -> Result<Allocation, GpuError> {
+        let file = shared.then(|| new_file(place.bytes())).transpose();
         let file = file.map_err(out_of_memory(MemoryKind::Device, place.bytes()))?;
-        Ok(Box::new(PlacedPages::new(place, file)?))
+        let pages = HostPages::at(place, file.as_ref())?;
+        Ok(Allocation::new(pages.start(), file, pages))
     }
 
-    fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
-        Ok(Box::new(HostPages::allocate(kind, bytes)?))
+    fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Allocation, GpuError> {
+        let (pages, file) = HostPages::allocate(kind, bytes)?;
+        Ok(Allocation::new(pages.start(), Some(file), pages))
     }
 
-    fn import(&self, file: SharedFile, place: Option<FlatPlace>) -> Result<Box<dyn RawMemory>, GpuError> {
+    fn import(&self, file: SharedFile, place: Option<FlatPlace>) -> Result<Allocation, GpuError> {
         let SharedFile { file, bytes, .. } = file;
         let refuse = |reason| GpuError::Foreign { address: 0, bytes, device: self.name(), reason };
-        let file = HostFile::of_other(file, bytes).map_err(refuse)?;
-        Ok(match place {
-            Some(place) => Box::new(PlacedPages::new(place, Some(file))?),
-            None => Box::new(HostPages::new(file).map_err(|error| refuse(error.to_string()))?),
-        })
+        let length = check_file(&file, bytes).map_err(refuse)?;
+        let pages = match place {
+            Some(place) if place.bytes() != length => {
+                return Err(GpuError::OutOfRange { offset: 0, end: length, length: place.bytes() });
+            }
+            Some(place) => HostPages::at(place, Some(&file))?,
+            None => HostPages::of_file(&file, length).map_err(|error| refuse(error.to_string()))?,
+        };
+        // The file is closed, as there may be many, and is for its owner to give.
+        Ok(Allocation::new(pages.start(), None, pages))
     }
 
     fn reaches_elsewhere(&self, kind: DeviceKind, _identity: &[u8]) -> bool {
@@ -273,8 +279,8 @@ impl MemorySharing for VirtualDevice {
 }
 
 impl NicAccess for VirtualDevice {
-    unsafe fn map_pages(&self, first: u64, _bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {
-        Ok(Box::new(SamePages::new(first, keep)))
+    unsafe fn map_pages(&self, first: u64, _bytes: u64, keep: Keep) -> Result<MappedPages, GpuError> {
+        Ok(MappedPages::new(first, keep))
     }
 
     fn export(&self, _address: u64, _bytes: u64) -> Result<MemoryFile, GpuError> {

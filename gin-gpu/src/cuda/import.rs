@@ -5,7 +5,7 @@ use super::CudaDevice;
 use super::context::Context;
 use super::driver::describe;
 use super::memory::{forget_pinned, know_pinned};
-use crate::{Device, GpuError, MemoryKind, RawMemory};
+use crate::{Allocation, Device, GpuError, MemoryKind, RawMemory};
 use cudarc::driver::sys::{
     self, CUcontext, CUmemAccess_flags, CUmemoryPool, CUmemorytype, CUpointer_attribute as Attribute, CUresult,
 };
@@ -217,10 +217,6 @@ impl ForeignMemory {
 }
 
 impl RawMemory for ForeignMemory {
-    fn address(&self) -> u64 {
-        self.address
-    }
-
     fn check_reach(&self, device: &dyn Device) -> Result<(), GpuError> {
         match device.downcast::<CudaDevice>() {
             Some(device) => self.check(&device.context).map_err(|reason| self.refuse(reason)),
@@ -238,11 +234,7 @@ impl Drop for ForeignMemory {
 }
 
 /// Returns memory of the program, if kernels of this GPU can use it.
-pub(super) fn import(
-    context: &Arc<Context>,
-    address: u64,
-    bytes: u64,
-) -> Result<(Box<dyn RawMemory>, MemoryKind), GpuError> {
+pub(super) fn import(context: &Arc<Context>, address: u64, bytes: u64) -> Result<(Allocation, MemoryKind), GpuError> {
     let refuse = |reason| GpuError::Foreign { address, bytes, device: context.full_name(), reason };
     let origin = examine(context, address, bytes).map_err(refuse)?;
     let kind = if origin == Origin::Host { MemoryKind::Pinned } else { MemoryKind::Device };
@@ -251,7 +243,7 @@ pub(super) fn import(
     }
     let memory = ForeignMemory { owner: context.clone(), origin, address, bytes };
     memory.check(context).map_err(refuse)?;
-    Ok((Box::new(memory), kind))
+    Ok((Allocation::new(address, None, memory), kind))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 
 use super::context::Context;
 use super::driver::{BesideCaptures, check, handle, is_done, written};
-use crate::mapped::pointer;
+use crate::shared::pointer;
 use crate::{GpuError, lock};
 use cudarc::driver::sys::{self, CUstream};
 use std::sync::Arc;

@@ -6,7 +6,7 @@
 //! frees](super::deferred) are carried out.
 
 use super::context::Context;
-use super::deferred::{DeferredFree, Resource, free};
+use super::deferred::{Resource, free};
 use super::driver::{BesideCaptures, check, error, new_event};
 use super::resident::Residents;
 use crate::{GpuError, lock};
@@ -39,7 +39,7 @@ pub(super) struct State {
     pub(super) residents: Option<Box<Residents>>,
     /// The number of [`Hold`](super::resident::Hold)s.
     pub(super) holds: u32,
-    deferred: Vec<DeferredFree>,
+    deferred: Vec<(Arc<Context>, Resource)>,
     failures: Vec<GpuError>,
 }
 
@@ -138,14 +138,17 @@ impl State {
         if self.deferred.is_empty() || !self.is_quiet() {
             return rests;
         }
-        let copying = |deferred: &DeferredFree| matches!(deferred, DeferredFree { resource: Resource::Lane(lane), .. } if lane.is_idle() == Ok(false));
-        if self.deferred.iter().any(copying) {
+        let is_copying = self.deferred.iter().any(|(_, resource)| match resource {
+            Resource::Lane(lane) => lane.is_idle() == Ok(false),
+            _ => false,
+        });
+        if is_copying {
             // Its copies may use memory whose free is deferred too.
             return rests;
         }
-        for deferred in std::mem::take(&mut self.deferred) {
-            match free(deferred) {
-                Ok(rest) => rests.extend(rest),
+        for (context, resource) in std::mem::take(&mut self.deferred) {
+            match free(&context, resource) {
+                Ok(rest) => rests.push(rest),
                 Err(error) if self.failures.len() < MOST_FAILURES => self.failures.push(error),
                 Err(_) => {}
             }
@@ -156,7 +159,7 @@ impl State {
 
 /// Defers a free until no kernel runs.
 pub(super) fn defer(context: &Arc<Context>, resource: Resource) {
-    with(|state| state.deferred.push(DeferredFree { context: context.clone(), resource }));
+    with(|state| state.deferred.push((context.clone(), resource)));
 }
 
 /// Carries out deferred frees, if no kernel runs.

@@ -30,7 +30,6 @@ mod copies;
 mod deferred;
 mod driver;
 mod export;
-mod flat;
 mod import;
 mod info;
 mod lane;
@@ -49,18 +48,16 @@ pub use stream::CudaStream;
 
 use self::context::Context;
 use self::copies::Copies;
-use self::flat::Addresses;
 use self::lane::Lane;
-use self::memory::{CudaMemory, is_pinned};
+use self::memory::is_pinned;
 use self::module::{Handle, Image, Images};
 use self::pages::CudaPages;
 use self::resident::Hold;
-use self::shared::{MappedMemory, PinnedFile};
 use super::copier::Copier;
 use super::flat::{FlatPlace, RawAddresses};
 use super::{
-    Device, DeviceKind, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, MemoryFile, MemoryKind,
-    MemorySharing, Module, ModuleSource, NicAccess, RawMemory, SharedFile, Stream,
+    Allocation, Device, DeviceKind, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, MemoryFile,
+    MemoryKind, MemorySharing, Module, ModuleSource, NicAccess, SharedFile, Stream,
 };
 use crate::Devices;
 use crate::copy::copy_shared;
@@ -175,8 +172,8 @@ impl Device for CudaDevice {
         self.context.limits
     }
 
-    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
-        Ok(Box::new(CudaMemory::new(&self.context, kind, bytes)?))
+    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Allocation, GpuError> {
+        memory::allocate(&self.context, kind, bytes)
     }
 
     fn sharing(&self) -> Option<&dyn MemorySharing> {
@@ -254,27 +251,26 @@ impl Device for CudaDevice {
 }
 
 impl MemorySharing for CudaDevice {
-    fn reserve_addresses(&self, slots: u32) -> Result<Option<Box<dyn RawAddresses>>, GpuError> {
-        let Some(granularity) = self.context.granularity else { return Ok(None) };
-        Ok(Some(Box::new(Addresses::reserve(&self.context, granularity, slots)?)))
+    fn reserve_addresses(&self, slots: u32) -> Result<Option<RawAddresses>, GpuError> {
+        shared::reserve_slots(&self.context, slots)
     }
 
     fn granularity(&self) -> u64 {
         self.context.granularity.unwrap_or(1)
     }
 
-    fn allocate_at(&self, place: FlatPlace, shared: bool) -> Result<Box<dyn RawMemory>, GpuError> {
-        Ok(Box::new(MappedMemory::new(&self.context, place.bytes(), Some(place), shared)?))
+    fn allocate_at(&self, place: FlatPlace, shared: bool) -> Result<Allocation, GpuError> {
+        shared::allocate(&self.context, place.bytes(), Some(place), shared)
     }
 
-    fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
-        Ok(match kind {
-            MemoryKind::Device => Box::new(MappedMemory::new(&self.context, bytes, None, true)?),
-            MemoryKind::Pinned => Box::new(PinnedFile::new(&self.context, bytes)?),
-        })
+    fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Allocation, GpuError> {
+        match kind {
+            MemoryKind::Device => shared::allocate(&self.context, bytes, None, true),
+            MemoryKind::Pinned => shared::allocate_pinned(&self.context, bytes),
+        }
     }
 
-    fn import(&self, file: SharedFile, place: Option<FlatPlace>) -> Result<Box<dyn RawMemory>, GpuError> {
+    fn import(&self, file: SharedFile, place: Option<FlatPlace>) -> Result<Allocation, GpuError> {
         shared::import(&self.context, file, place)
     }
 
@@ -288,8 +284,8 @@ impl MemorySharing for CudaDevice {
 }
 
 impl NicAccess for CudaDevice {
-    unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {
-        Ok(Box::new(CudaPages::new(&self.context, first, bytes, keep)?))
+    unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<MappedPages, GpuError> {
+        CudaPages::new(&self.context, first, bytes, keep)
     }
 
     fn export(&self, address: u64, bytes: u64) -> Result<MemoryFile, GpuError> {

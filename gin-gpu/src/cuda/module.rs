@@ -2,10 +2,9 @@
 //! Kernels from PTX and machine code.
 
 use super::context::Context;
-use super::deferred::Resource;
+use super::deferred::{Deferred, Resource};
 use super::driver::{check, describe, start, version_text, written};
 use super::lane::Lane;
-use super::launches::defer;
 use crate::launch::similar;
 use crate::{Function, GpuError, Module, Parameter, lock};
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute as Attribute, CUjit_option, CUmodule, CUresult};
@@ -60,10 +59,9 @@ fn ptx_version(image: &[u8]) -> Option<String> {
 pub(super) struct Image {
     context: Arc<Context>,
     raw: CUmodule,
-    /// gin has loaded it, and unloads it.
-    owned: bool,
+    /// Unloads it, if gin has loaded it.
+    _owner: Option<Deferred>,
     functions: BTreeMap<String, Loaded>,
-    abi: u32,
 }
 
 // Safety: handles of the driver, which any thread may use.
@@ -77,14 +75,6 @@ struct Loaded {
     parameters: Vec<Parameter>,
     max_threads: u32,
     local: u32,
-}
-
-impl Drop for Image {
-    fn drop(&mut self) {
-        if self.owned {
-            defer(&self.context, Resource::Module(self.raw));
-        }
-    }
 }
 
 impl Image {
@@ -138,7 +128,7 @@ impl Image {
             let log = String::from_utf8_lossy(&log[..end]).trim().to_owned();
             return Err(GpuError::Module { device: context.full_name(), reason, log });
         }
-        Self { context: context.clone(), raw, owned: true, functions: BTreeMap::new(), abi: 0 }.read()
+        Self::read(context, raw, Some(Deferred::new(context, Resource::Module(raw))))
     }
 
     /// Uses a module of the program, which keeps it loaded.
@@ -147,7 +137,7 @@ impl Image {
     /// - The module is loaded in this context, and stays so as long as the returned value is used.
     pub(super) unsafe fn foreign(context: &Arc<Context>, raw: CUmodule) -> Result<Self, GpuError> {
         context.enter()?;
-        Self { context: context.clone(), raw, owned: false, functions: BTreeMap::new(), abi: 0 }.read()
+        Self::read(context, raw, None)
     }
 
     /// Returns the handle in the driver.
@@ -155,13 +145,14 @@ impl Image {
         self.raw
     }
 
-    fn read(mut self) -> Result<Self, GpuError> {
-        self.abi = self.read_abi()?;
-        self.read_functions()?;
-        Ok(self)
+    fn read(context: &Arc<Context>, raw: CUmodule, owner: Option<Deferred>) -> Result<Self, GpuError> {
+        let mut image = Self { context: context.clone(), raw, _owner: owner, functions: BTreeMap::new() };
+        image.check_abi()?;
+        image.read_functions()?;
+        Ok(image)
     }
 
-    fn read_abi(&self) -> Result<u32, GpuError> {
+    fn check_abi(&self) -> Result<(), GpuError> {
         let foreign = |reason: &str| refused(self.context.full_name(), reason.to_owned());
         let name = CString::new(ABI_SYMBOL).map_err(|_| foreign("the version's name has a zero byte"))?;
         let (mut address, mut bytes) = (0, 0);
@@ -177,7 +168,7 @@ impl Image {
         if kernel_abi != ABI_VERSION {
             return Err(GpuError::AbiMismatch { kernel, kernel_abi, host_abi: ABI_VERSION });
         }
-        Ok(kernel_abi)
+        Ok(())
     }
 
     /// Loads all functions, because a function that is loaded later would wait for the kernels that run then.
@@ -281,7 +272,7 @@ impl Module for Images {
         let ordinal = image.context.ordinal;
         let handle = Arc::new(Handle { raw: loaded.raw, ordinal, local: loaded.local, image: image.clone() });
         let (parameters, max_threads) = (loaded.parameters.clone(), Some(loaded.max_threads));
-        Ok(Function { name: name.to_owned(), parameters, max_threads, abi: image.abi, handle })
+        Ok(Function { name: name.to_owned(), parameters, max_threads, abi: ABI_VERSION, handle })
     }
 
     fn names(&self) -> Vec<String> {

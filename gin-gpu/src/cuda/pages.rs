@@ -10,12 +10,10 @@ use super::deferred::Resource;
 use super::driver::{check, describe};
 use super::lane::address_of_host;
 use super::launches::{defer, free_deferred};
-use crate::mapped::pointer;
+use crate::shared::pointer;
 use crate::{GpuError, Keep, MappedPages, lock};
 use cudarc::driver::sys::{self, CUresult};
-use std::any::Any;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::{Arc, Mutex};
 
 /// A registered page.
@@ -70,32 +68,24 @@ impl Table {
 }
 
 /// Unregisters a page without users. The caller drops the result when it holds no lock.
-pub(super) fn end(first: u64) -> Result<Option<Box<dyn Any>>, GpuError> {
+pub(super) fn end(first: u64) -> Result<Option<Keep>, GpuError> {
     // Safety: registered by `CudaPages::new`, and no kernel runs.
     let unregister = || check("take a doorbell page from GPUs", unsafe { sys::cuMemHostUnregister(pointer(first)) });
-    let keep = lock(&PAGES).end(first, unregister)?;
-    Ok(keep.map(|keep| Box::new(keep) as Box<dyn Any>))
+    lock(&PAGES).end(first, unregister)
 }
 
 /// The pages of one user.
 pub(super) struct CudaPages {
     context: Arc<Context>,
     first: u64,
-    address: u64,
     /// `None` only in `drop`.
     keep: Option<Keep>,
-}
-
-impl fmt::Debug for CudaPages {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudaPages").field("first", &self.first).field("address", &self.address).finish_non_exhaustive()
-    }
 }
 
 impl CudaPages {
     /// Lets the GPU store to `bytes` bytes from `first` on, both multiples of a page. The bytes are mapped as long as
     /// `keep` is alive.
-    pub(super) fn new(context: &Arc<Context>, first: u64, bytes: u64, keep: Keep) -> Result<Self, GpuError> {
+    pub(super) fn new(context: &Arc<Context>, first: u64, bytes: u64, keep: Keep) -> Result<MappedPages, GpuError> {
         free_deferred();
         context.enter()?;
         let flags =
@@ -110,9 +100,8 @@ impl CudaPages {
         let before = lock(&PAGES).enter(first, register)?;
         drop(before);
         // From here on the pages are unregistered later, also after an error.
-        let mut pages = Self { context: context.clone(), first, address: 0, keep: Some(keep) };
-        pages.address = address_of_host("find a doorbell page in a GPU", first)?;
-        Ok(pages)
+        let pages = Self { context: context.clone(), first, keep: Some(keep) };
+        Ok(MappedPages::new(address_of_host("find a doorbell page in a GPU", first)?, pages))
     }
 }
 
@@ -120,12 +109,6 @@ impl CudaPages {
 fn refused(code: CUresult) -> GpuError {
     let hint = "some drivers map I/O memory only with their module's option PeerMappingOverride";
     GpuError::Driver { context: "let a GPU store to a doorbell page", reason: format!("{}; {hint}", describe(code)) }
-}
-
-impl MappedPages for CudaPages {
-    fn address(&self) -> u64 {
-        self.address
-    }
 }
 
 impl Drop for CudaPages {

@@ -3,10 +3,10 @@
 
 use super::CudaDevice;
 use super::context::Context;
-use super::deferred::Resource;
+use super::deferred::{Deferred, Resource};
 use super::driver::{check, describe, handle, is_done, written};
 use super::lane::new_stream;
-use super::launches::{self, Fit, defer, free_deferred};
+use super::launches::{self, Fit, free_deferred};
 use super::module::Handle;
 use super::raw::{RawHandle, is_capturing};
 use crate::{Argument, Device, Event, Function, GpuError, LaunchConfig, Stream, lock};
@@ -28,8 +28,8 @@ use std::time::Instant;
 pub struct CudaStream {
     device: Arc<CudaDevice>,
     raw: CUstream,
-    /// gin has made it, and destroys it.
-    owned: bool,
+    /// Destroys it, if gin has made it.
+    _owner: Option<Deferred>,
     /// The kernel that was launched last, for error texts.
     last: Mutex<String>,
 }
@@ -107,12 +107,14 @@ pub(super) fn fit(context: &Context, function: CUfunction, config: &LaunchConfig
 impl CudaStream {
     pub(super) fn new(device: Arc<CudaDevice>) -> Result<Self, GpuError> {
         device.context.enter()?;
-        Ok(Self { raw: new_stream()?, owned: true, device, last: Mutex::default() })
+        let raw = new_stream()?;
+        let owner = Some(Deferred::new(&device.context, Resource::Stream(raw)));
+        Ok(Self { raw, _owner: owner, device, last: Mutex::default() })
     }
 
     /// Uses a stream of the program, which keeps it alive.
     pub(super) fn foreign(device: Arc<CudaDevice>, raw: CUstream) -> Self {
-        Self { raw, owned: false, device, last: Mutex::default() }
+        Self { raw, _owner: None, device, last: Mutex::default() }
     }
 
     /// Returns the stream of a GPU behind a stream, if it is one.
@@ -131,14 +133,6 @@ impl CudaStream {
 
     fn failed(&self, code: CUresult) -> GpuError {
         GpuError::Kernel { kernel: lock(&self.last).clone(), reason: describe(code) }
-    }
-}
-
-impl Drop for CudaStream {
-    fn drop(&mut self) {
-        if self.owned {
-            defer(&self.device.context, Resource::Stream(self.raw));
-        }
     }
 }
 
@@ -192,7 +186,8 @@ impl Stream for CudaStream {
         let flags = sys::CUevent_flags::CU_EVENT_DEFAULT as u32;
         // Safety: writes one pointer.
         let raw = handle("make an event", |event| unsafe { sys::cuEventCreate(event, flags) })?;
-        let event = CudaEvent { context: self.device.context.clone(), raw };
+        let context = self.device.context.clone();
+        let event = CudaEvent { raw, _owner: Deferred::new(&context, Resource::Event(raw)), context };
         // Safety: both are alive.
         check("record an event", unsafe { sys::cuEventRecord(raw, self.raw) })?;
         Ok(Box::new(event))
@@ -242,18 +237,13 @@ impl Stream for CudaStream {
 struct CudaEvent {
     context: Arc<Context>,
     raw: CUevent,
+    _owner: Deferred,
 }
 
 // Safety: an event may be used from any thread.
 unsafe impl Send for CudaEvent {}
 // Safety: as above.
 unsafe impl Sync for CudaEvent {}
-
-impl Drop for CudaEvent {
-    fn drop(&mut self) {
-        defer(&self.context, Resource::Event(self.raw));
-    }
-}
 
 impl Event for CudaEvent {
     fn is_done(&self) -> Result<bool, GpuError> {
