@@ -97,7 +97,7 @@ fn within(offset: u64, bytes: u64, length: u64) -> Result<u64, GpuError> {
 }
 
 impl Memory {
-    fn with(raw: Allocation, device: &Arc<dyn Device>, kind: MemoryKind, bytes: u64) -> Arc<Self> {
+    pub(crate) fn with(raw: Allocation, device: &Arc<dyn Device>, kind: MemoryKind, bytes: u64) -> Arc<Self> {
         Arc::new(Self { raw, bytes, kind, device: device.clone(), key: OnceLock::new(), exposure: Exposure::default() })
     }
 
@@ -179,11 +179,6 @@ impl Memory {
         }
         let sharing = device.shares("put memory at an address of the caller's choice")?;
         Ok(Self::with(sharing.allocate_at(place, shared)?, device, MemoryKind::Device, bytes))
-    }
-
-    /// Wraps memory that the program has from elsewhere.
-    pub(super) fn foreign(device: Arc<dyn Device>, raw: Allocation, kind: MemoryKind, bytes: u64) -> Arc<Self> {
-        Self::with(raw, &device, kind, bytes)
     }
 
     /// Checks that kernels of `device`, which reaches this memory's device, reach this memory too.

@@ -129,8 +129,9 @@ impl VirtualDevice {
             let reason = "it has no bytes".to_owned();
             return Err(GpuError::Foreign { address, bytes, device: self.name(), reason });
         }
-        let device = self.this.upgrade().ok_or_else(|| self.unsupported("take memory while it is dropped"))?;
-        Ok(Memory::foreign(device, Allocation::new(address, None, ForeignMemory), MemoryKind::Device, bytes))
+        let device: Arc<dyn Device> =
+            self.this.upgrade().ok_or_else(|| self.unsupported("take memory while it is dropped"))?;
+        Ok(Memory::with(Allocation::new(address, None, ForeignMemory), &device, MemoryKind::Device, bytes))
     }
 
     fn unsupported(&self, what: &'static str) -> GpuError {
@@ -328,23 +329,6 @@ pub fn function(entry: &'static KernelEntry) -> Function {
     }
 }
 
-/// The values of a launch, and their addresses.
-struct Values {
-    _owners: Vec<Argument>,
-    pointers: Vec<*const u8>,
-}
-
-// Safety: the pointers lead into `_owners`, which does not change.
-unsafe impl Send for Values {}
-// Safety: as above.
-unsafe impl Sync for Values {}
-
-impl Values {
-    fn pointers(&self) -> *const *const u8 {
-        self.pointers.as_ptr()
-    }
-}
-
 #[derive(Debug)]
 struct VirtualStream {
     device: Arc<VirtualDevice>,
@@ -400,16 +384,17 @@ impl Stream for VirtualStream {
         let Some(&entry) = function.handle.downcast_ref::<&'static KernelEntry>() else {
             return Err(self.device.unsupported("run a kernel that was loaded for another kind of device"));
         };
-        let pointers = arguments.iter().map(Argument::as_ptr).collect();
-        let values = Values { _owners: arguments, pointers };
         let grid = Grid {
             name: entry.name.into(),
             grid_dim: config.grid,
             block_dim: config.block,
             dynamic_shared: config.dynamic_shared as usize,
             cooperative: config.cooperative,
-            // Safety: the caller promised that these are the parameters that the kernel takes.
-            body: Arc::new(move || unsafe { (entry.call)(values.pointers()) }),
+            body: Arc::new(move || {
+                let pointers: Vec<*const u8> = arguments.iter().map(Argument::as_ptr).collect();
+                // Safety: the caller promised that these are the parameters that the kernel takes.
+                unsafe { (entry.call)(pointers.as_ptr()) }
+            }),
         };
         self.launch_grid(grid).map(drop)
     }

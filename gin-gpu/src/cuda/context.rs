@@ -29,8 +29,10 @@ pub(super) struct Context {
     pub(super) nic_reaches: bool,
     /// Its memory can be exported as files that drivers share.
     pub(super) dma_buf: bool,
-    raw: CUcontext,
-    device: CUdevice,
+    /// The context's handle in the driver.
+    pub(super) raw: CUcontext,
+    /// The GPU's number in the driver.
+    pub(super) device: CUdevice,
     /// The numbers of the other GPUs whose memory this one reaches.
     neighbours: Mutex<Vec<usize>>,
     /// The numbers of the neighbours whose memory kernels of this GPU reach with atomics.
@@ -46,8 +48,18 @@ unsafe impl Send for Context {}
 // Safety: as above.
 unsafe impl Sync for Context {}
 
-/// Returns the number of GPUs that the driver shows to this process.
-pub(super) fn count() -> Result<usize, GpuError> {
+/// Returns the number of GPUs that this process can use, at least one.
+///
+/// ```
+/// match gin_gpu::cuda::device_count() {
+///     Ok(gpus) => assert!(gpus > 0),
+///     Err(error) => println!("no GPU: {error}"),
+/// }
+/// ```
+///
+/// # Errors
+/// [`GpuError::NoDriver`], [`GpuError::DriverTooOld`], [`GpuError::NoDevice`].
+pub fn device_count() -> Result<usize, GpuError> {
     let version = start()?;
     // Safety: writes one integer.
     let count = written("count the GPUs", 0, |count| unsafe { sys::cuDeviceGetCount(count) })?;
@@ -67,7 +79,7 @@ fn granularity(properties: &CUmemAllocationProp) -> Result<u64, GpuError> {
 impl Context {
     /// Returns GPU number `ordinal`.
     pub(super) fn get(ordinal: usize) -> Result<Arc<Self>, GpuError> {
-        let there = count()?;
+        let there = device_count()?;
         if ordinal >= there {
             return Err(GpuError::NoSuchDevice { ordinal, there });
         }
@@ -175,16 +187,6 @@ impl Context {
     pub(super) fn enter(&self) -> Result<(), GpuError> {
         // Safety: the context is alive until the process ends.
         check("make a GPU's context current", unsafe { sys::cuCtxSetCurrent(self.raw) })
-    }
-
-    /// Returns the GPU's number in the driver.
-    pub(super) fn device(&self) -> sys::CUdevice {
-        self.device
-    }
-
-    /// Returns the context's handle in the driver.
-    pub(super) fn raw(&self) -> CUcontext {
-        self.raw
     }
 
     /// Lets this GPU reach memory of `other`, if the hardware can. Then copies between them take the direct way.

@@ -6,6 +6,7 @@ use super::context::Context;
 use super::driver::describe;
 use super::memory::{forget_pinned, know_pinned};
 use crate::{Allocation, Device, GpuError, MemoryKind, RawMemory};
+use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{
     self, CUcontext, CUmemAccess_flags, CUmemoryPool, CUmemorytype, CUpointer_attribute as Attribute, CUresult,
 };
@@ -41,7 +42,7 @@ struct Facts {
 }
 
 impl Facts {
-    fn of(address: u64) -> Result<Self, CUresult> {
+    fn of(address: u64) -> Result<Self, DriverError> {
         let mut facts = Self::default();
         let (mut attributes, mut places): (Vec<_>, Vec<_>) = [
             (Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, &raw mut facts.memory_type),
@@ -59,7 +60,7 @@ impl Facts {
         let count = attributes.len() as u32;
         // Safety: a place of 8 bytes for each attribute, and none is longer; shorter ones fill the low bytes.
         let code = unsafe { sys::cuPointerGetAttributes(count, attributes.as_mut_ptr(), places.as_mut_ptr(), address) };
-        if code == CUresult::CUDA_SUCCESS { Ok(facts) } else { Err(code) }
+        code.result().map(|()| facts)
     }
 
     /// Returns the reason for which `context` on GPU `ordinal` cannot use memory with these facts.
@@ -88,9 +89,9 @@ impl Facts {
     }
 }
 
-/// Returns the reason for a refusal of the driver.
-fn refused(call: &str, code: CUresult) -> String {
-    format!("{call} says {}", describe(code))
+/// Returns a function that makes the reason for a refusal of the driver.
+fn refused(call: &'static str) -> impl Fn(DriverError) -> String {
+    move |failure| format!("{call} says {}", describe(failure))
 }
 
 /// Finds out the allocator of the memory, and checks that all of it is there.
@@ -100,9 +101,9 @@ fn examine(context: &Context, address: u64, bytes: u64) -> Result<Origin, String
     }
     let end = address.checked_add(bytes).ok_or("it ends past the last address")?;
     context.enter().map_err(|error| error.to_string())?;
-    let facts = |address| Facts::of(address).map_err(|code| refused("cuPointerGetAttributes", code));
+    let facts = |address| Facts::of(address).map_err(refused("cuPointerGetAttributes"));
     let (first, last) = (facts(address)?, facts(end - 1)?);
-    if let Some(reason) = [first, last].iter().find_map(|facts| facts.refusal(context.ordinal, context.raw())) {
+    if let Some(reason) = [first, last].iter().find_map(|facts| facts.refusal(context.ordinal, context.raw)) {
         return Err(reason);
     }
     if first.memory_type != last.memory_type {
@@ -131,11 +132,9 @@ fn examine(context: &Context, address: u64, bytes: u64) -> Result<Origin, String
     if pool.is_null() && unsafe { sys::cuMemRetainAllocationHandle(&raw mut handle, pointer) } == CUresult::CUDA_SUCCESS
     {
         // Safety: retained just now.
-        match unsafe { sys::cuMemRelease(handle) } {
-            // The mapping may consist of several parts; the driver is asked page by page.
-            CUresult::CUDA_SUCCESS => return Ok(Origin::Map),
-            code => return Err(refused("cuMemRelease", code)),
-        }
+        unsafe { sys::cuMemRelease(handle) }.result().map_err(refused("cuMemRelease"))?;
+        // The mapping may consist of several parts; the driver is asked page by page.
+        return Ok(Origin::Map);
     }
     let (mut start, mut size) = (0, 0);
     // Safety: writes two integers.
@@ -143,7 +142,7 @@ fn examine(context: &Context, address: u64, bytes: u64) -> Result<Origin, String
         CUresult::CUDA_SUCCESS => part(start, size as u64)?,
         // It may know only the usual kind of allocation.
         _ if first.size != 0 => part(first.start, first.size)?,
-        code => return Err(refused("cuMemGetAddressRange", code)),
+        code => code.result().map_err(refused("cuMemGetAddressRange"))?,
     }
     Ok(if pool.is_null() { Origin::Alloc } else { Origin::Pool(pool) })
 }
@@ -173,25 +172,22 @@ impl ForeignMemory {
             Origin::Pool(pool) => {
                 let mut flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE;
                 // Safety: writes one integer of the enumeration; the caller of `import_memory` keeps the pool alive.
-                match unsafe { sys::cuMemPoolGetAccess(&raw mut flags, pool, &raw mut location) } {
-                    CUresult::CUDA_SUCCESS if flags == full => Ok(()),
-                    CUresult::CUDA_SUCCESS => {
-                        Err(format!("{} has no access to its pool (cuMemPoolSetAccess)", context.full_name()))
-                    }
-                    code => Err(refused("cuMemPoolGetAccess", code)),
+                let asked = unsafe { sys::cuMemPoolGetAccess(&raw mut flags, pool, &raw mut location) };
+                asked.result().map_err(refused("cuMemPoolGetAccess"))?;
+                if flags != full {
+                    return Err(format!("{} has no access to its pool (cuMemPoolSetAccess)", context.full_name()));
                 }
+                Ok(())
             }
             Origin::Map => {
                 let mut at = self.address;
                 while at < self.address + self.bytes {
                     let mut flags = 0;
                     // Safety: writes one integer.
-                    match unsafe { sys::cuMemGetAccess(&raw mut flags, &raw const location, at) } {
-                        CUresult::CUDA_SUCCESS if flags == full as u64 => {}
-                        CUresult::CUDA_SUCCESS => {
-                            return Err(format!("{} has no access to {at:#x} (cuMemSetAccess)", context.full_name()));
-                        }
-                        code => return Err(format!("{at:#x}: {}", refused("cuMemGetAccess", code))),
+                    let asked = unsafe { sys::cuMemGetAccess(&raw mut flags, &raw const location, at) }.result();
+                    asked.map_err(refused("cuMemGetAccess")).map_err(|reason| format!("{at:#x}: {reason}"))?;
+                    if flags != full as u64 {
+                        return Err(format!("{} has no access to {at:#x} (cuMemSetAccess)", context.full_name()));
                     }
                     at = (at + 1).next_multiple_of(GRANULE);
                 }
@@ -202,11 +198,12 @@ impl ForeignMemory {
                 let mut seen = 0;
                 let pointer = std::ptr::with_exposed_provenance_mut(self.address as usize);
                 // Safety: writes one integer.
-                match unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut seen, pointer, 0) } {
-                    CUresult::CUDA_SUCCESS if seen == self.address => Ok(()),
-                    CUresult::CUDA_SUCCESS => Err(format!("{} sees it at {seen:#x}", context.full_name())),
-                    code => Err(refused("cuMemHostGetDevicePointer", code)),
+                let asked = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut seen, pointer, 0) };
+                asked.result().map_err(refused("cuMemHostGetDevicePointer"))?;
+                if seen != self.address {
+                    return Err(format!("{} sees it at {seen:#x}", context.full_name()));
                 }
+                Ok(())
             }
         }
     }

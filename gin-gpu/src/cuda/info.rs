@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Describes the GPUs of this machine. It makes no context, so it takes none of their memory.
 
-use super::context::count;
+use super::context::device_count;
 use super::driver::{check, written};
 use super::module::{Embedded, choose, no_text};
 use crate::GpuError;
@@ -50,7 +50,7 @@ impl GpuInfo {
 /// # Errors
 /// [`GpuError::NoDriver`], [`GpuError::DriverTooOld`], [`GpuError::NoDevice`], or an error of the driver.
 pub fn gpus() -> Result<Vec<GpuInfo>, GpuError> {
-    (0..count()?).map(describe).collect()
+    (0..device_count()?).map(describe).collect()
 }
 
 /// Returns the version of the driver's kernel module, such as `580.159.04`, if the system shows it.

@@ -168,8 +168,8 @@ pub(super) fn free_deferred() {
     drop(with(State::free_deferred));
 }
 
-/// Returns the failures of frees since the last call.
-pub(super) fn failures() -> Vec<GpuError> {
+/// Returns the errors of freeing memory, streams and modules since the last call.
+pub fn take_failures() -> Vec<GpuError> {
     with(|state| std::mem::take(&mut state.failures))
 }
 
@@ -232,14 +232,11 @@ fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl FnOnce() -> CUr
     }
     let ended = new_event()?;
     // Safety: both handles are alive.
-    let code = match start() {
-        CUresult::CUDA_SUCCESS => unsafe { sys::cuEventRecord(ended, launch.stream) },
-        code => code,
-    };
-    if code != CUresult::CUDA_SUCCESS {
+    let recorded = start().result().and_then(|()| unsafe { sys::cuEventRecord(ended, launch.stream) }.result());
+    if let Err(failure) = recorded {
         // Safety: no other code has the event.
         unsafe { sys::cuEventDestroy_v2(ended) };
-        return Err(error("launch a kernel", code));
+        return Err(error("launch a kernel", failure));
     }
     let &Launch { owner, blocks, fit: Fit { per_processor, .. }, .. } = launch;
     if let Some(stays) = state.residents.iter_mut().find(|stays| stays.owner == owner) {

@@ -29,7 +29,6 @@ mod context;
 mod copies;
 mod deferred;
 mod driver;
-mod export;
 mod import;
 mod info;
 mod lane;
@@ -42,7 +41,9 @@ mod resident;
 mod shared;
 mod stream;
 
+pub use context::device_count;
 pub use info::{GpuInfo, gpus, kernel_module_version};
+pub use launches::take_failures;
 pub use module::Embedded;
 pub use stream::CudaStream;
 
@@ -66,32 +67,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Returns the number of GPUs that this process can use, at least one.
-///
-/// ```
-/// match gin_gpu::cuda::device_count() {
-///     Ok(gpus) => assert!(gpus > 0),
-///     Err(error) => println!("no GPU: {error}"),
-/// }
-/// ```
-///
-/// # Errors
-/// [`GpuError::NoDriver`], [`GpuError::DriverTooOld`], [`GpuError::NoDevice`].
-pub fn device_count() -> Result<usize, GpuError> {
-    context::count()
-}
-
 /// Returns the newest CUDA version that the driver supports, such as `13.0`.
 ///
 /// # Errors
 /// As [`device_count`].
 pub fn driver_version() -> Result<String, GpuError> {
     driver::start().map(driver::version_text)
-}
-
-/// Returns the errors of freeing memory, streams and modules since the last call.
-pub fn take_failures() -> Vec<GpuError> {
-    launches::failures()
 }
 
 /// A GPU as one rank uses it.
@@ -289,7 +270,7 @@ impl NicAccess for CudaDevice {
     }
 
     fn export(&self, address: u64, bytes: u64) -> Result<MemoryFile, GpuError> {
-        export::export(&self.context, address, bytes)
+        shared::export(&self.context, address, bytes)
     }
 }
 

@@ -7,6 +7,7 @@ use super::driver::{check, describe, start, version_text, written};
 use super::lane::Lane;
 use crate::launch::similar;
 use crate::{Function, GpuError, Module, Parameter, lock};
+use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute as Attribute, CUjit_option, CUmodule, CUresult};
 use gin_abi::{ABI_SYMBOL, ABI_VERSION};
 use gin_device::kernel::KERNELS;
@@ -58,7 +59,8 @@ fn ptx_version(image: &[u8]) -> Option<String> {
 #[derive(Debug)]
 pub(super) struct Image {
     context: Arc<Context>,
-    raw: CUmodule,
+    /// The handle in the driver.
+    pub(super) raw: CUmodule,
     /// Unloads it, if gin has loaded it.
     _owner: Option<Deferred>,
     functions: BTreeMap<String, Loaded>,
@@ -119,7 +121,7 @@ impl Image {
         };
         if code != CUresult::CUDA_SUCCESS {
             let end = log.iter().position(|&byte| byte == 0).unwrap_or(LOG);
-            let mut reason = describe(code);
+            let mut reason = describe(DriverError(code));
             if code == CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
                 && let (Some(ptx), Ok(driver)) = (ptx_version(image), start())
             {
@@ -138,11 +140,6 @@ impl Image {
     pub(super) unsafe fn foreign(context: &Arc<Context>, raw: CUmodule) -> Result<Self, GpuError> {
         context.enter()?;
         Self::read(context, raw, None)
-    }
-
-    /// Returns the handle in the driver.
-    pub(super) fn raw(&self) -> CUmodule {
-        self.raw
     }
 
     fn read(context: &Arc<Context>, raw: CUmodule, owner: Option<Deferred>) -> Result<Self, GpuError> {

@@ -12,7 +12,8 @@ use super::lane::address_of_host;
 use super::launches::{defer, free_deferred};
 use crate::shared::pointer;
 use crate::{GpuError, Keep, MappedPages, lock};
-use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::result::DriverError;
+use cudarc::driver::sys;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -92,10 +93,7 @@ impl CudaPages {
             sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_IOMEMORY;
         let register = || {
             // Safety: the pages are mapped until they are unregistered.
-            match unsafe { sys::cuMemHostRegister_v2(pointer(first), bytes as usize, flags) } {
-                CUresult::CUDA_SUCCESS => Ok(()),
-                code => Err(refused(code)),
-            }
+            unsafe { sys::cuMemHostRegister_v2(pointer(first), bytes as usize, flags) }.result().map_err(refused)
         };
         let before = lock(&PAGES).enter(first, register)?;
         drop(before);
@@ -106,9 +104,9 @@ impl CudaPages {
 }
 
 /// Returns the error of a driver that does not map I/O memory.
-fn refused(code: CUresult) -> GpuError {
+fn refused(failure: DriverError) -> GpuError {
     let hint = "some drivers map I/O memory only with their module's option PeerMappingOverride";
-    GpuError::Driver { context: "let a GPU store to a doorbell page", reason: format!("{}; {hint}", describe(code)) }
+    GpuError::Driver { context: "let a GPU store to a doorbell page", reason: format!("{}; {hint}", describe(failure)) }
 }
 
 impl Drop for CudaPages {

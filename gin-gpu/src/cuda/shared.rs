@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Memory that other processes of the host map: GPU memory as files of the driver, pinned memory as files of the
-//! kernel.
+//! Memory that other processes of the host or other drivers map: GPU memory as files of the driver, pinned memory as
+//! files of the kernel.
 
 use super::context::Context;
 use super::deferred::{Deferred, Resource};
@@ -11,10 +11,12 @@ use super::launches::{defer, free_deferred};
 use super::memory::know_pinned;
 use crate::error::out_of_memory;
 use crate::flat::{FlatPlace, RawAddresses};
-use crate::shared::{HostPages, check_file, pointer};
-use crate::{Allocation, DeviceKind, GpuError, MemoryKind, SharedFile};
+use crate::shared::{HostPages, check_file, page, pointer};
+use crate::{Allocation, DeviceKind, GpuError, MemoryFile, MemoryKind, SharedFile, whole_pages};
+use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{
-    self, CUdevice_P2PAttribute as P2P, CUmemAccessDesc, CUmemAllocationHandleType, CUresult, CUuuid,
+    self, CUdevice_P2PAttribute as P2P, CUmemAccessDesc, CUmemAllocationHandleType, CUmemRangeHandleType, CUresult,
+    CUuuid,
 };
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -24,7 +26,7 @@ const FILE: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE
 
 /// Returns the bytes that identify a GPU to other processes, independent of their device numbers.
 pub(super) fn identity(context: &Context) -> Vec<u8> {
-    uuid(context.device()).map_or_else(|_| Vec::new(), Vec::from)
+    uuid(context.device).map_or_else(|_| Vec::new(), Vec::from)
 }
 
 fn uuid(device: sys::CUdevice) -> Result<[u8; 16], GpuError> {
@@ -39,15 +41,15 @@ fn uuid(device: sys::CUdevice) -> Result<[u8; 16], GpuError> {
 pub(super) fn reaches(context: &Context, other: &[u8]) -> bool {
     let mut devices = (0..).map_while(|ordinal| info::device(ordinal).ok());
     let Some(device) = devices.find(|&device| uuid(device).is_ok_and(|uuid| uuid[..] == *other)) else { return false };
-    if device == context.device() {
+    if device == context.device {
         return true;
     }
     let (mut can, mut atomics) = (0, 0);
     let which = P2P::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
     // Safety: each writes one integer.
     let asked = unsafe {
-        let can = sys::cuDeviceCanAccessPeer(&raw mut can, context.device(), device);
-        (can, sys::cuDeviceGetP2PAttribute(&raw mut atomics, which, context.device(), device))
+        let can = sys::cuDeviceCanAccessPeer(&raw mut can, context.device, device);
+        (can, sys::cuDeviceGetP2PAttribute(&raw mut atomics, which, context.device, device))
     };
     asked == (CUresult::CUDA_SUCCESS, CUresult::CUDA_SUCCESS) && can != 0 && atomics != 0
 }
@@ -74,14 +76,12 @@ pub(super) fn reserve_slots(context: &Arc<Context>, slots: u32) -> Result<Option
 }
 
 /// Reserves addresses. Returns the first one.
-fn reserve(context: &Context, bytes: u64) -> Result<u64, CUresult> {
+fn reserve(context: &Context, bytes: u64) -> Result<u64, DriverError> {
     let align = context.granularity.unwrap_or(0) as usize;
     let mut start = 0;
     // Safety: writes one integer.
-    match unsafe { sys::cuMemAddressReserve(&raw mut start, bytes as usize, align, 0, 0) } {
-        CUresult::CUDA_SUCCESS => Ok(start),
-        code => Err(code),
-    }
+    unsafe { sys::cuMemAddressReserve(&raw mut start, bytes as usize, align, 0, 0) }.result()?;
+    Ok(start)
 }
 
 /// Allocates zeroed GPU memory, at a place or at any address; it is unmapped when no kernel runs. If it is `shared`, it
@@ -145,7 +145,7 @@ fn map(
     let (address, resource) = match place {
         Some(place) => (place.address(), Resource::Placed(place)),
         None => {
-            let start = reserve(context, length).map_err(|code| error("reserve addresses", code))?;
+            let start = reserve(context, length).map_err(|failure| error("reserve addresses", failure))?;
             (start, Resource::Alone(start, length))
         }
     };
@@ -201,13 +201,9 @@ fn pin(context: &Arc<Context>, pages: HostPages, file: Option<OwnedFd>, bytes: u
     let (start, length) = (pages.start(), pages.length());
     let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
     // Safety: the pages stay mapped until they are unregistered.
-    match unsafe { sys::cuMemHostRegister_v2(pointer(start), length as usize, flags) } {
-        CUresult::CUDA_SUCCESS => {}
-        code => {
-            let refuse = out_of_memory(MemoryKind::Pinned, bytes);
-            return Err(refuse(format!("cuMemHostRegister says {}", describe(code))));
-        }
-    }
+    let registered = unsafe { sys::cuMemHostRegister_v2(pointer(start), length as usize, flags) }.result();
+    let says = |failure| format!("cuMemHostRegister says {}", describe(failure));
+    registered.map_err(says).map_err(out_of_memory(MemoryKind::Pinned, bytes))?;
     know_pinned(start, length);
     // From here on the memory is unregistered later, also after an error.
     let memory = Allocation::new(start, file, Deferred::new(context, Resource::PinnedFile(pages)));
@@ -232,4 +228,24 @@ pub(super) fn import(
     let pages = HostPages::of_file(&file, length).map_err(|error| refuse(error.to_string()))?;
     // The file is closed, as there may be many, and is for its owner to give.
     pin(context, pages, None, bytes)
+}
+
+/// Exports `bytes` bytes of GPU memory from `address` on as a file that drivers share (DMA-BUF). The driver exports whole
+/// pages of the host only. Its allocations consist of larger pages, so all exported pages belong to the same allocation.
+pub(super) fn export(context: &Context, address: u64, bytes: u64) -> Result<MemoryFile, GpuError> {
+    if !context.dma_buf {
+        return Err(
+            context.unsupported("give its memory as a DMA-BUF file: GPU, driver or kernel has no support for it")
+        );
+    }
+    let pages = whole_pages(address, bytes.max(1), page());
+    let (first, length, offset) = pages.ok_or_else(|| context.unsupported("give memory past the last address"))?;
+    context.enter()?;
+    let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+    // Safety: writes one integer, the number of a file.
+    let make =
+        |file: *mut i32| unsafe { sys::cuMemGetHandleForAddressRange(file.cast(), first, length as usize, kind, 0) };
+    let file = written("make a DMA-BUF file of device memory", -1, make)?;
+    // Safety: the driver has just opened it for the caller.
+    Ok(MemoryFile::new(unsafe { OwnedFd::from_raw_fd(file) }, offset))
 }

@@ -10,6 +10,7 @@ use super::launches::{self, Fit, free_deferred};
 use super::module::Handle;
 use super::raw::{RawHandle, is_capturing};
 use crate::{Argument, Device, Event, Function, GpuError, LaunchConfig, Stream, lock};
+use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUevent, CUfunction, CUresult, CUstream};
 use gin_boot::rt;
 use gin_device::exec::Dim3;
@@ -41,7 +42,8 @@ unsafe impl Sync for CudaStream {}
 
 /// A launch's shape as the driver takes it.
 struct Shape {
-    attributes: Vec<sys::CUlaunchAttribute>,
+    /// The configuration contains the address of these.
+    _attributes: Vec<sys::CUlaunchAttribute>,
     config: sys::CUlaunchConfig,
 }
 
@@ -69,18 +71,10 @@ impl Shape {
             blockDimZ: config.block.z,
             sharedMemBytes: config.dynamic_shared,
             hStream: stream,
-            attrs: std::ptr::null_mut(),
+            attrs: if attributes.is_empty() { std::ptr::null_mut() } else { attributes.as_mut_ptr() },
             numAttrs: attributes.len() as u32,
         };
-        Self { attributes, config }
-    }
-
-    /// Returns a pointer that is valid as long as the shape is not moved.
-    fn config(&mut self) -> *const sys::CUlaunchConfig {
-        if !self.attributes.is_empty() {
-            self.config.attrs = self.attributes.as_mut_ptr();
-        }
-        &raw const self.config
+        Self { _attributes: attributes, config }
     }
 }
 
@@ -97,9 +91,9 @@ pub(super) fn fit(context: &Context, function: CUfunction, config: &LaunchConfig
     }
     // gin itself checks the cooperative case.
     let alone = LaunchConfig { cooperative: false, ..*config };
-    let mut shape = Shape::new(&alone, std::ptr::null_mut());
+    let shape = Shape::new(&alone, std::ptr::null_mut());
     // Safety: writes one integer; the shape is alive.
-    let ask = |clusters| unsafe { sys::cuOccupancyMaxActiveClusters(clusters, function, shape.config()) };
+    let ask = |clusters| unsafe { sys::cuOccupancyMaxActiveClusters(clusters, function, &raw const shape.config) };
     let clusters = written("ask how many clusters fit", 0, ask)?;
     Ok(Fit { per_processor, cluster, clusters: clusters as u64 })
 }
@@ -131,8 +125,8 @@ impl CudaStream {
         self.device.context.enter()
     }
 
-    fn failed(&self, code: CUresult) -> GpuError {
-        GpuError::Kernel { kernel: lock(&self.last).clone(), reason: describe(code) }
+    fn failed(&self, failure: DriverError) -> GpuError {
+        GpuError::Kernel { kernel: lock(&self.last).clone(), reason: describe(failure) }
     }
 }
 
@@ -165,12 +159,14 @@ impl Stream for CudaStream {
         // The driver copies the values before it returns.
         let mut values: Vec<*mut core::ffi::c_void> =
             arguments.iter().map(|argument| argument.as_ptr().cast_mut().cast()).collect();
-        let mut shape = Shape::new(&config, self.raw);
+        let shape = Shape::new(&config, self.raw);
         lock(&self.last).clone_from(&function.name);
         launches::launch(&launch, || {
             // Safety: the caller promised that the values are the kernel's parameters; the rest lives until the call
             // returns.
-            unsafe { sys::cuLaunchKernelEx(shape.config(), handle.raw, values.as_mut_ptr(), std::ptr::null_mut()) }
+            unsafe {
+                sys::cuLaunchKernelEx(&raw const shape.config, handle.raw, values.as_mut_ptr(), std::ptr::null_mut())
+            }
         })
     }
 
@@ -208,7 +204,7 @@ impl Stream for CudaStream {
         match unsafe { sys::cuStreamQuery(self.raw) } {
             CUresult::CUDA_SUCCESS => Ok(true),
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            code => Err(self.failed(code)),
+            code => Err(self.failed(DriverError(code))),
         }
     }
 
