@@ -148,10 +148,11 @@ pub fn check_launch(
     limit("dynamic shared memory", u64::from(config.dynamic_shared), u64::from(limits.dynamic_shared), device)
 }
 
-/// Returns the names most similar to `name`, at most three.
-pub(super) fn similar<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Vec<String> {
+/// Returns the error of an unknown name, with the most similar names, at most three.
+pub(super) fn unknown<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> GpuError {
     let mut known: Vec<(usize, &str)> = known.map(|other| (strsim::levenshtein(name, other), other)).collect();
     known.sort_unstable();
     known.dedup();
-    known.into_iter().take(3).map(|(_, other)| format!("`{other}`")).collect()
+    let similar = known.into_iter().take(3).map(|(_, other)| format!("`{other}`")).collect();
+    GpuError::UnknownKernel { name: name.to_owned(), similar }
 }

@@ -495,13 +495,6 @@ pub trait Stream: Any + fmt::Debug + Send + Sync {
     fn synchronize(&self) -> Result<(), GpuError>;
 }
 
-impl dyn Event {
-    /// Returns the event of this type, if it is one.
-    pub(crate) fn downcast<T: Event>(&self) -> Option<&T> {
-        (self as &dyn Any).downcast_ref()
-    }
-}
-
 impl dyn Stream {
     /// Launches a kernel.
     ///

@@ -7,7 +7,7 @@
 
 use super::error::out_of_memory;
 use super::flat::{FlatPlace, RawAddresses};
-use super::launch::similar;
+use super::launch::unknown;
 use super::shared::{HostPages, check_file, new_file, page};
 use super::{
     Allocation, Argument, Device, DeviceKind, Event, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages,
@@ -20,6 +20,7 @@ use gin_boot::rt::{self, VirtualWorld};
 use gin_device::kernel::{KERNELS, KernelEntry};
 use gin_virtual::{Grid, LaunchError, LaunchTicket, StreamId, VirtualGpu};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -78,7 +79,6 @@ pub fn install() {
 #[derive(Debug)]
 pub struct VirtualDevice {
     index: u32,
-    resident_blocks: u32,
     /// `None` for a device that has memory and runs no kernels.
     engine: Option<VirtualGpu>,
     running: Mutex<Vec<LaunchTicket>>,
@@ -89,8 +89,7 @@ pub struct VirtualDevice {
 impl VirtualDevice {
     /// Makes a device whose kernels `engine` runs.
     pub fn new(engine: VirtualGpu) -> Arc<Self> {
-        let (index, resident_blocks) = (engine.index(), engine.config().resident_blocks);
-        Self::with(index, resident_blocks, Some(engine))
+        Self::with(engine.index(), Some(engine))
     }
 
     /// Makes a device that has memory but runs no kernels, for code that needs none.
@@ -100,14 +99,13 @@ impl VirtualDevice {
     /// assert_eq!(gin_gpu::virt::VirtualDevice::memory_only(0).kind(), DeviceKind::Virtual);
     /// ```
     pub fn memory_only(index: u32) -> Arc<Self> {
-        Self::with(index, 0, None)
+        Self::with(index, None)
     }
 
-    fn with(index: u32, resident_blocks: u32, engine: Option<VirtualGpu>) -> Arc<Self> {
+    fn with(index: u32, engine: Option<VirtualGpu>) -> Arc<Self> {
         install();
         Arc::new_cyclic(|this| Self {
             index,
-            resident_blocks,
             engine,
             running: Mutex::new(Vec::new()),
             streams: AtomicU32::new(0),
@@ -136,16 +134,6 @@ impl VirtualDevice {
 
     fn unsupported(&self, what: &'static str) -> GpuError {
         GpuError::Unsupported { device: self.name(), what }
-    }
-
-    fn launch(&self, stream: StreamId, grid: Grid) -> Result<LaunchTicket, GpuError> {
-        let engine = self.engine.as_ref().ok_or_else(|| self.unsupported("run kernels"))?;
-        let name = grid.name.clone();
-        let ticket = engine.launch(stream, grid).map_err(|error| failed(&name, &error))?;
-        let mut running = lock(&self.running);
-        running.retain(|ticket| !ticket.is_done());
-        running.push(ticket.clone());
-        Ok(ticket)
     }
 }
 
@@ -216,7 +204,7 @@ impl Device for VirtualDevice {
     }
 
     fn resident_blocks(&self, _function: &Function, _config: &LaunchConfig) -> Result<u64, GpuError> {
-        Ok(u64::from(self.resident_blocks))
+        Ok(self.engine.as_ref().map_or(0, |engine| engine.config().resident_blocks.into()))
     }
 
     fn running(&self) -> usize {
@@ -297,8 +285,7 @@ impl Module for Linked {
     fn function(&self, name: &str) -> Result<Function, GpuError> {
         let mut found = KERNELS.iter().filter(|entry| entry.name == name);
         let Some(entry) = found.next() else {
-            let similar = similar(name, KERNELS.iter().map(|entry| entry.name));
-            return Err(GpuError::UnknownKernel { name: name.to_owned(), similar });
+            return Err(unknown(name, KERNELS.iter().map(|entry| entry.name)));
         };
         let mut modules: Vec<String> = found.map(|other| other.module.to_owned()).collect();
         if !modules.is_empty() {
@@ -343,7 +330,13 @@ impl VirtualStream {
     fn launch_grid(&self, grid: Grid) -> Result<LaunchTicket, GpuError> {
         let gates = std::mem::take(&mut *lock(&self.gates));
         rt::wait_until(|| gates.iter().all(LaunchTicket::is_done));
-        let ticket = self.device.launch(self.id, grid)?;
+        let engine = self.device.engine.as_ref().ok_or_else(|| self.device.unsupported("run kernels"))?;
+        let name = grid.name.clone();
+        let ticket = engine.launch(self.id, grid).map_err(|error| failed(&name, &error))?;
+        let mut running = lock(&self.device.running);
+        running.retain(|ticket| !ticket.is_done());
+        running.push(ticket.clone());
+        drop(running);
         lock(&self.tickets).push(ticket.clone());
         Ok(ticket)
     }
@@ -414,7 +407,7 @@ impl Stream for VirtualStream {
     }
 
     fn wait_for(&self, event: &dyn Event) -> Result<(), GpuError> {
-        match event.downcast::<VirtualEvent>() {
+        match (event as &dyn Any).downcast_ref::<VirtualEvent>() {
             Some(event) => {
                 lock(&self.gates).push(event.ticket.clone());
                 Ok(())
@@ -448,7 +441,7 @@ impl Event for VirtualEvent {
     }
 
     fn since(&self, earlier: &dyn Event) -> Option<u64> {
-        let earlier = earlier.downcast::<Self>()?;
+        let earlier = (earlier as &dyn Any).downcast_ref::<Self>()?;
         if !self.ticket.is_done() || !earlier.ticket.is_done() {
             return None;
         }

@@ -7,8 +7,8 @@ use super::lane::Lane;
 use super::module::Image;
 use crate::{GpuError, Limits, lock};
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdevice_P2PAttribute as P2P, CUdevice_attribute as Attribute, CUmemAccess_flags,
-    CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
+    self, CUcontext, CUdevice, CUdevice_attribute as Attribute, CUmemAccess_flags, CUmemAccessDesc,
+    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUresult,
 };
 use std::collections::HashMap;
@@ -192,9 +192,7 @@ impl Context {
     /// Lets this GPU reach memory of `other`, if the hardware can. Then copies between them take the direct way.
     /// Kernels use it only if the hardware also has atomics on it.
     fn befriend(&self, other: &Self) -> Result<(), GpuError> {
-        // Safety: writes one integer.
-        let ask = |can| unsafe { sys::cuDeviceCanAccessPeer(can, self.device, other.device) };
-        if written("ask whether GPUs reach each other", 0, ask)? == 0 {
+        if !info::reaches(self.device, other.device)? {
             return Ok(());
         }
         self.enter()?;
@@ -204,10 +202,7 @@ impl Context {
             code => check("let a GPU reach another one", code)?,
         }
         lock(&self.neighbours).push(other.ordinal);
-        let which = P2P::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
-        // Safety: writes one integer.
-        let ask = |atomics| unsafe { sys::cuDeviceGetP2PAttribute(atomics, which, self.device, other.device) };
-        if written("ask whether a GPU has atomics on the memory of another one", 0, ask)? != 0 {
+        if info::has_atomics(self.device, other.device)? {
             lock(&self.friends).push(other.ordinal);
         }
         Ok(())

@@ -67,7 +67,7 @@ impl Copies {
     fn mark(&mut self) -> Result<Ticket, GpuError> {
         let event = match self.spare.pop() {
             Some(event) => event,
-            None => new_event()?,
+            None => new_event(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?,
         };
         let stream = self.lane()?.stream;
         // Safety: both are alive.

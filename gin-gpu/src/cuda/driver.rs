@@ -3,7 +3,7 @@
 
 use crate::GpuError;
 use cudarc::driver::result::DriverError;
-use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
+use cudarc::driver::sys::{self, CUevent_flags, CUresult, CUstreamCaptureMode};
 use std::ffi::CStr;
 use std::sync::OnceLock;
 
@@ -38,11 +38,10 @@ pub(super) fn is_done(context: &'static str, code: CUresult) -> Result<bool, Gpu
     }
 }
 
-/// Makes an event that measures no time. The context must be current.
-pub(super) fn new_event() -> Result<sys::CUevent, GpuError> {
-    let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+/// Makes an event that measures the time, or none. The context must be current.
+pub(super) fn new_event(flags: CUevent_flags) -> Result<sys::CUevent, GpuError> {
     // Safety: writes one pointer.
-    handle("make an event", |event| unsafe { sys::cuEventCreate(event, flags) })
+    handle("make an event", |event| unsafe { sys::cuEventCreate(event, flags as u32) })
 }
 
 /// Returns the error of a call that failed.

@@ -110,11 +110,11 @@ fn examine(context: &Context, address: u64, bytes: u64) -> Result<Origin, String
         return Err("it begins in one kind of memory and ends in another".to_owned());
     }
     let part = |start: u64, size: u64| {
-        let whole = start <= address && end <= start.saturating_add(size);
-        let past = || {
-            format!("it is not all in one allocation: bytes {start:#x} to {:#x} are one", start.saturating_add(size))
-        };
-        if whole { Ok(()) } else { Err(past()) }
+        let past = start.saturating_add(size);
+        if start <= address && end <= past {
+            return Ok(());
+        }
+        Err(format!("it is not all in one allocation: bytes {start:#x} to {past:#x} are one"))
     };
     if first.memory_type == CUmemorytype::CU_MEMORYTYPE_HOST as u64 {
         if first.buffer != last.buffer {

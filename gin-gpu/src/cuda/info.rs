@@ -84,6 +84,21 @@ pub(super) fn capability(device: CUdevice) -> Result<u32, GpuError> {
     Ok(major * 10 + attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?)
 }
 
+/// Returns whether a GPU reaches memory of another one.
+pub(super) fn reaches(device: CUdevice, other: CUdevice) -> Result<bool, GpuError> {
+    // Safety: writes one integer.
+    let ask = |can| unsafe { sys::cuDeviceCanAccessPeer(can, device, other) };
+    written("ask whether GPUs reach each other", 0, ask).map(|can| can != 0)
+}
+
+/// Returns whether a GPU that reaches memory of another one also has atomics on it.
+pub(super) fn has_atomics(device: CUdevice, other: CUdevice) -> Result<bool, GpuError> {
+    let which = sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+    // Safety: writes one integer.
+    let ask = |atomics| unsafe { sys::cuDeviceGetP2PAttribute(atomics, which, device, other) };
+    written("ask whether a GPU has atomics on the memory of another one", 0, ask).map(|atomics| atomics != 0)
+}
+
 /// Returns a text of at most 127 bytes that a call writes.
 fn text(
     context: &'static str,

@@ -230,7 +230,7 @@ fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl FnOnce() -> CUr
         // An event recorded now would be part of the graph too, and never show the end of a kernel.
         return check("launch a kernel into a graph", start());
     }
-    let ended = new_event()?;
+    let ended = new_event(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
     // Safety: both handles are alive.
     let recorded = start().result().and_then(|()| unsafe { sys::cuEventRecord(ended, launch.stream) }.result());
     if let Err(failure) = recorded {

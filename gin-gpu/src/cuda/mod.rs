@@ -37,7 +37,7 @@ mod memory;
 mod module;
 mod pages;
 pub mod raw;
-mod resident;
+pub(crate) mod resident;
 mod shared;
 mod stream;
 
@@ -52,17 +52,14 @@ use self::copies::Copies;
 use self::lane::Lane;
 use self::memory::is_pinned;
 use self::module::{Handle, Image, Images};
-use self::pages::CudaPages;
 use self::resident::Hold;
 use super::copier::Copier;
-use super::flat::{FlatPlace, RawAddresses};
 use super::{
-    Allocation, Device, DeviceKind, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, MemoryFile,
-    MemoryKind, MemorySharing, Module, ModuleSource, NicAccess, SharedFile, Stream,
+    Allocation, Device, DeviceKind, Function, GpuError, LaunchConfig, Limits, MemoryKind, MemorySharing, Module,
+    ModuleSource, NicAccess, Stream,
 };
 use crate::Devices;
 use crate::copy::copy_shared;
-use crate::resident::Resident;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -132,11 +129,6 @@ impl CudaDevice {
     /// Returns the number of its processors (SMs).
     pub fn processors(&self) -> u32 {
         self.context.processors
-    }
-
-    /// Registers a resident kernel: this device object launches it from now on.
-    pub(crate) fn keep_resident(&self, resident: Weak<dyn Resident>) {
-        resident::keep(self.id, resident);
     }
 }
 
@@ -228,49 +220,6 @@ impl Device for CudaDevice {
     fn pci_address(&self) -> Option<String> {
         // Without an answer of the driver the address is not known.
         info::pci_address(self.ordinal()).ok()
-    }
-}
-
-impl MemorySharing for CudaDevice {
-    fn reserve_addresses(&self, slots: u32) -> Result<Option<RawAddresses>, GpuError> {
-        shared::reserve_slots(&self.context, slots)
-    }
-
-    fn granularity(&self) -> u64 {
-        self.context.granularity.unwrap_or(1)
-    }
-
-    fn allocate_at(&self, place: FlatPlace, shared: bool) -> Result<Allocation, GpuError> {
-        shared::allocate(&self.context, place.bytes(), Some(place), shared)
-    }
-
-    fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Allocation, GpuError> {
-        match kind {
-            MemoryKind::Device => shared::allocate(&self.context, bytes, None, true),
-            MemoryKind::Pinned => shared::allocate_pinned(&self.context, bytes),
-        }
-    }
-
-    fn import(&self, file: SharedFile, place: Option<FlatPlace>) -> Result<Allocation, GpuError> {
-        shared::import(&self.context, file, place)
-    }
-
-    fn identity(&self) -> Vec<u8> {
-        shared::identity(&self.context)
-    }
-
-    fn reaches_elsewhere(&self, kind: DeviceKind, identity: &[u8]) -> bool {
-        kind == DeviceKind::Cuda && shared::reaches(&self.context, identity)
-    }
-}
-
-impl NicAccess for CudaDevice {
-    unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<MappedPages, GpuError> {
-        CudaPages::new(&self.context, first, bytes, keep)
-    }
-
-    fn export(&self, address: u64, bytes: u64) -> Result<MemoryFile, GpuError> {
-        shared::export(&self.context, address, bytes)
     }
 }
 

@@ -5,7 +5,7 @@ use super::context::Context;
 use super::deferred::{Deferred, Resource};
 use super::driver::{check, describe, start, version_text, written};
 use super::lane::Lane;
-use crate::launch::similar;
+use crate::launch::unknown;
 use crate::{Function, GpuError, Module, Parameter, lock};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute as Attribute, CUjit_option, CUmodule, CUresult};
@@ -258,8 +258,7 @@ impl Module for Images {
         let mut found = self.0.iter().filter_map(|image| Some((image, image.functions.get(name)?)));
         let Some((image, loaded)) = found.next() else {
             let names = self.0.iter().flat_map(|image| image.functions.keys());
-            let similar = similar(name, names.map(|name| &**name));
-            return Err(GpuError::UnknownKernel { name: name.to_owned(), similar });
+            return Err(unknown(name, names.map(|name| &**name)));
         };
         let others = found.count();
         if others > 0 {

@@ -5,6 +5,7 @@
 //! It would wait for ever for a resident kernel. So the kernel's owner registers it here, and it is asked to park
 //! first. A program without such a kernel pays one branch per launch.
 
+use super::CudaDevice;
 use super::launches::{Launch, State, with};
 use crate::GpuError;
 use crate::resident::Resident;
@@ -116,8 +117,8 @@ impl State {
 }
 
 /// Registers a resident kernel: this device object launches it from now on.
-pub(super) fn keep(owner: u64, resident: Weak<dyn Resident>) {
-    with(|state| state.residents.push(Stays { owner, resident, room: None }));
+pub(crate) fn keep(device: &CudaDevice, resident: Weak<dyn Resident>) {
+    with(|state| state.residents.push(Stays { owner: device.id, resident, room: None }));
 }
 
 /// Keeps resident kernels from running, as long as this is alive.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Memory that other processes of the host or other drivers map: GPU memory as files of the driver, pinned memory as
-//! files of the kernel.
+//! Memory that other processes of the host map: GPU memory as files of the driver, pinned memory as files of the
+//! kernel.
 
+use super::CudaDevice;
 use super::context::Context;
 use super::deferred::{Deferred, Resource};
 use super::driver::{check, describe, error, written};
@@ -11,23 +12,15 @@ use super::launches::{defer, free_deferred};
 use super::memory::know_pinned;
 use crate::error::out_of_memory;
 use crate::flat::{FlatPlace, RawAddresses};
-use crate::shared::{HostPages, check_file, page, pointer};
-use crate::{Allocation, DeviceKind, GpuError, MemoryFile, MemoryKind, SharedFile, whole_pages};
+use crate::shared::{HostPages, check_file, pointer};
+use crate::{Allocation, Device, DeviceKind, GpuError, MemoryKind, MemorySharing, SharedFile};
 use cudarc::driver::result::DriverError;
-use cudarc::driver::sys::{
-    self, CUdevice_P2PAttribute as P2P, CUmemAccessDesc, CUmemAllocationHandleType, CUmemRangeHandleType, CUresult,
-    CUuuid,
-};
+use cudarc::driver::sys::{self, CUmemAccessDesc, CUmemAllocationHandleType, CUuuid};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 /// The form in which memory of a GPU is exported to other processes.
 const FILE: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-
-/// Returns the bytes that identify a GPU to other processes, independent of their device numbers.
-pub(super) fn identity(context: &Context) -> Vec<u8> {
-    uuid(context.device).map_or_else(|_| Vec::new(), Vec::from)
-}
 
 fn uuid(device: sys::CUdevice) -> Result<[u8; 16], GpuError> {
     let zero = CUuuid { bytes: [0; 16] };
@@ -36,43 +29,72 @@ fn uuid(device: sys::CUdevice) -> Result<[u8; 16], GpuError> {
     Ok(uuid.bytes.map(|byte| byte as u8))
 }
 
-/// Returns whether kernels of this GPU reach memory of the GPU with this identity, with atomics. They do not reach a
-/// GPU that this process does not see.
-pub(super) fn reaches(context: &Context, other: &[u8]) -> bool {
-    let mut devices = (0..).map_while(|ordinal| info::device(ordinal).ok());
-    let Some(device) = devices.find(|&device| uuid(device).is_ok_and(|uuid| uuid[..] == *other)) else { return false };
-    if device == context.device {
-        return true;
-    }
-    let (mut can, mut atomics) = (0, 0);
-    let which = P2P::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
-    // Safety: each writes one integer.
-    let asked = unsafe {
-        let can = sys::cuDeviceCanAccessPeer(&raw mut can, context.device, device);
-        (can, sys::cuDeviceGetP2PAttribute(&raw mut atomics, which, context.device, device))
-    };
-    asked == (CUresult::CUDA_SUCCESS, CUresult::CUDA_SUCCESS) && can != 0 && atomics != 0
-}
-
 /// The bytes of a slot of reserved addresses that are tried first. They are several times the memory of a GPU, so that
 /// places are found although windows are freed in any order. 16 such slots are an eighth of the addresses of a process.
 const LARGEST: u64 = 1 << 40;
 
-/// Reserves addresses for memory of `slots` ranks at a fixed distance; `None` if the GPU has ordinary memory only.
-///
-/// A place has its own memory, which is mapped only there. Every GPU of the process that can reach the memory's own GPU
-/// reaches it, also GPUs outside the LSA team, because copies between GPUs read and write it too.
-pub(super) fn reserve_slots(context: &Arc<Context>, slots: u32) -> Result<Option<RawAddresses>, GpuError> {
-    if context.granularity.is_none() {
-        return Ok(None);
+impl MemorySharing for CudaDevice {
+    /// A place has its own memory, which is mapped only there. Every GPU of the process that can reach the memory's own
+    /// GPU reaches it, also GPUs outside the LSA team, because copies between GPUs read and write it too.
+    fn reserve_addresses(&self, slots: u32) -> Result<Option<RawAddresses>, GpuError> {
+        let context = &self.context;
+        if context.granularity.is_none() {
+            return Ok(None);
+        }
+        free_deferred();
+        context.enter()?;
+        let reserve = |bytes| {
+            let start = reserve(context, bytes).map_err(describe)?;
+            Ok((start, Deferred::new(context, Resource::Addresses(start, bytes))))
+        };
+        RawAddresses::reserve(DeviceKind::Cuda, slots, LARGEST, reserve).map(Some)
     }
-    free_deferred();
-    context.enter()?;
-    let reserve = |bytes| {
-        let start = reserve(context, bytes).map_err(describe)?;
-        Ok((start, Deferred::new(context, Resource::Addresses(start, bytes))))
-    };
-    RawAddresses::reserve(DeviceKind::Cuda, slots, LARGEST, reserve).map(Some)
+
+    fn granularity(&self) -> u64 {
+        self.context.granularity.unwrap_or(1)
+    }
+
+    fn allocate_at(&self, place: FlatPlace, shared: bool) -> Result<Allocation, GpuError> {
+        allocate(&self.context, place.bytes(), Some(place), shared)
+    }
+
+    fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Allocation, GpuError> {
+        if kind == MemoryKind::Device {
+            return allocate(&self.context, bytes, None, true);
+        }
+        let (pages, file) = HostPages::allocate(kind, bytes)?;
+        pin(&self.context, pages, Some(file), bytes)
+    }
+
+    fn import(&self, file: SharedFile, place: Option<FlatPlace>) -> Result<Allocation, GpuError> {
+        let SharedFile { file, bytes, kind } = file;
+        if kind == MemoryKind::Device {
+            return import(&self.context, file, bytes, place);
+        }
+        let refuse = |reason| GpuError::Foreign { address: 0, bytes, device: self.name(), reason };
+        let length = check_file(&file, bytes).map_err(refuse)?;
+        let pages = HostPages::of_file(&file, length).map_err(|error| refuse(error.to_string()))?;
+        // The file is closed, as there may be many, and is for its owner to give.
+        pin(&self.context, pages, None, bytes)
+    }
+
+    /// Does not depend on the device numbers of the processes.
+    fn identity(&self) -> Vec<u8> {
+        uuid(self.context.device).map_or_else(|_| Vec::new(), Vec::from)
+    }
+
+    /// Kernels do not reach a GPU that this process does not see, or without atomics.
+    fn reaches_elsewhere(&self, kind: DeviceKind, identity: &[u8]) -> bool {
+        if kind != DeviceKind::Cuda {
+            return false;
+        }
+        let own = self.context.device;
+        let mut devices = (0..).map_while(|ordinal| info::device(ordinal).ok());
+        let is_it = |device: &_| uuid(*device).is_ok_and(|uuid| uuid[..] == *identity);
+        let Some(device) = devices.find(is_it) else { return false };
+        let yes = |answer| answer == Ok(true);
+        device == own || (yes(info::reaches(own, device)) && yes(info::has_atomics(own, device)))
+    }
 }
 
 /// Reserves addresses. Returns the first one.
@@ -87,7 +109,7 @@ fn reserve(context: &Context, bytes: u64) -> Result<u64, DriverError> {
 /// Allocates zeroed GPU memory, at a place or at any address; it is unmapped when no kernel runs. If it is `shared`, it
 /// is in a file, and only this GPU reaches it by this mapping. Otherwise every GPU of the process that can reach this
 /// one reaches it.
-pub(super) fn allocate(
+fn allocate(
     context: &Arc<Context>,
     bytes: u64,
     place: Option<FlatPlace>,
@@ -117,12 +139,7 @@ pub(super) fn allocate(
 }
 
 /// Maps memory of a GPU of another process.
-fn import_device(
-    context: &Arc<Context>,
-    file: OwnedFd,
-    bytes: u64,
-    place: Option<FlatPlace>,
-) -> Result<Allocation, GpuError> {
+fn import(context: &Arc<Context>, file: OwnedFd, bytes: u64, place: Option<FlatPlace>) -> Result<Allocation, GpuError> {
     free_deferred();
     context.enter()?;
     let length = length(context, bytes, place.as_ref())?;
@@ -189,12 +206,7 @@ impl Drop for Handle {
     }
 }
 
-/// Allocates zeroed pinned memory in a file; it is unregistered when no kernel runs.
-pub(super) fn allocate_pinned(context: &Arc<Context>, bytes: u64) -> Result<Allocation, GpuError> {
-    let (pages, file) = HostPages::allocate(MemoryKind::Pinned, bytes)?;
-    pin(context, pages, Some(file), bytes)
-}
-
+/// Pins pages. They are unregistered when no kernel runs.
 fn pin(context: &Arc<Context>, pages: HostPages, file: Option<OwnedFd>, bytes: u64) -> Result<Allocation, GpuError> {
     free_deferred();
     context.enter()?;
@@ -211,41 +223,4 @@ fn pin(context: &Arc<Context>, pages: HostPages, file: Option<OwnedFd>, bytes: u
         return Err(context.unsupported("share pinned memory: it sees it at another address than the CPU"));
     }
     Ok(memory)
-}
-
-/// Maps memory of another process so that this GPU reaches it.
-pub(super) fn import(
-    context: &Arc<Context>,
-    shared: SharedFile,
-    place: Option<FlatPlace>,
-) -> Result<Allocation, GpuError> {
-    let SharedFile { file, bytes, kind } = shared;
-    if kind == MemoryKind::Device {
-        return import_device(context, file, bytes, place);
-    }
-    let refuse = |reason| GpuError::Foreign { address: 0, bytes, device: context.full_name(), reason };
-    let length = check_file(&file, bytes).map_err(refuse)?;
-    let pages = HostPages::of_file(&file, length).map_err(|error| refuse(error.to_string()))?;
-    // The file is closed, as there may be many, and is for its owner to give.
-    pin(context, pages, None, bytes)
-}
-
-/// Exports `bytes` bytes of GPU memory from `address` on as a file that drivers share (DMA-BUF). The driver exports whole
-/// pages of the host only. Its allocations consist of larger pages, so all exported pages belong to the same allocation.
-pub(super) fn export(context: &Context, address: u64, bytes: u64) -> Result<MemoryFile, GpuError> {
-    if !context.dma_buf {
-        return Err(
-            context.unsupported("give its memory as a DMA-BUF file: GPU, driver or kernel has no support for it")
-        );
-    }
-    let pages = whole_pages(address, bytes.max(1), page());
-    let (first, length, offset) = pages.ok_or_else(|| context.unsupported("give memory past the last address"))?;
-    context.enter()?;
-    let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
-    // Safety: writes one integer, the number of a file.
-    let make =
-        |file: *mut i32| unsafe { sys::cuMemGetHandleForAddressRange(file.cast(), first, length as usize, kind, 0) };
-    let file = written("make a DMA-BUF file of device memory", -1, make)?;
-    // Safety: the driver has just opened it for the caller.
-    Ok(MemoryFile::new(unsafe { OwnedFd::from_raw_fd(file) }, offset))
 }

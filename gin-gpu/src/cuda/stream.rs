@@ -4,7 +4,7 @@
 use super::CudaDevice;
 use super::context::Context;
 use super::deferred::{Deferred, Resource};
-use super::driver::{check, describe, handle, is_done, written};
+use super::driver::{check, describe, is_done, new_event, written};
 use super::lane::new_stream;
 use super::launches::{self, Fit, free_deferred};
 use super::module::Handle;
@@ -121,10 +121,6 @@ impl CudaStream {
         self.raw.cast()
     }
 
-    fn enter(&self) -> Result<(), GpuError> {
-        self.device.context.enter()
-    }
-
     fn failed(&self, failure: DriverError) -> GpuError {
         GpuError::Kernel { kernel: lock(&self.last).clone(), reason: describe(failure) }
     }
@@ -171,17 +167,15 @@ impl Stream for CudaStream {
     }
 
     unsafe fn copy(&self, destination: u64, source: u64, bytes: u64) -> Result<(), GpuError> {
-        self.enter()?;
+        self.device.context.enter()?;
         // Safety: the caller's promise.
         let code = unsafe { sys::cuMemcpyAsync(destination, source, bytes as usize, self.raw) };
         check("copy in a stream", code)
     }
 
     fn record(&self) -> Result<Box<dyn Event>, GpuError> {
-        self.enter()?;
-        let flags = sys::CUevent_flags::CU_EVENT_DEFAULT as u32;
-        // Safety: writes one pointer.
-        let raw = handle("make an event", |event| unsafe { sys::cuEventCreate(event, flags) })?;
+        self.device.context.enter()?;
+        let raw = new_event(sys::CUevent_flags::CU_EVENT_DEFAULT)?;
         let context = self.device.context.clone();
         let event = CudaEvent { raw, _owner: Deferred::new(&context, Resource::Event(raw)), context };
         // Safety: both are alive.
@@ -190,16 +184,16 @@ impl Stream for CudaStream {
     }
 
     fn wait_for(&self, event: &dyn Event) -> Result<(), GpuError> {
-        let Some(event) = event.downcast::<CudaEvent>() else {
+        let Some(event) = (event as &dyn Any).downcast_ref::<CudaEvent>() else {
             return Err(self.device.context.unsupported("wait for an event of another kind of device"));
         };
-        self.enter()?;
+        self.device.context.enter()?;
         // Safety: both are alive.
         check("wait for an event", unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) })
     }
 
     fn is_idle(&self) -> Result<bool, GpuError> {
-        self.enter()?;
+        self.device.context.enter()?;
         // Safety: the stream is alive.
         match unsafe { sys::cuStreamQuery(self.raw) } {
             CUresult::CUDA_SUCCESS => Ok(true),
@@ -249,7 +243,7 @@ impl Event for CudaEvent {
     }
 
     fn since(&self, earlier: &dyn Event) -> Option<u64> {
-        let earlier = earlier.downcast::<Self>()?;
+        let earlier = (earlier as &dyn Any).downcast_ref::<Self>()?;
         self.context.enter().ok()?;
         // Safety: writes one number; both events are alive.
         let ask = |milliseconds| unsafe { sys::cuEventElapsedTime_v2(milliseconds, earlier.raw, self.raw) };

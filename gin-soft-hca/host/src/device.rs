@@ -80,7 +80,8 @@ impl Hca for SoftHca {
     }
 
     fn reaches(&self, gpu: &dyn Device) -> bool {
-        self.fabric.lock_as_it_is().reaches(gpu)
+        let state = self.fabric.lock_as_it_is();
+        state.memory.device.as_ref().is_some_and(|device| device.reaches(gpu))
     }
 
     fn doorbells_are_memory(&self) -> bool {
@@ -88,7 +89,9 @@ impl Hca for SoftHca {
     }
 
     fn ring_memory(&self) -> MemoryKind {
-        self.fabric.lock_as_it_is().ring_memory()
+        // That of the doorbell words.
+        let state = self.fabric.lock_as_it_is();
+        state.doorbells.as_ref().map_or(MemoryKind::Device, |doorbells| doorbells.kind())
     }
 
     unsafe fn ring(&self, doorbell: u64, word: u64) -> Result<(), HcaError> {

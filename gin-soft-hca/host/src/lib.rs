@@ -188,7 +188,9 @@ impl SoftFabric {
     /// Locks the state, and parks the engine if it is a kernel.
     fn lock(&self) -> MutexGuard<'_, HcaState> {
         let mut state = self.lock_as_it_is();
-        state.park();
+        if let Some(kernel) = &mut state.kernel {
+            kernel.park();
+        }
         state
     }
 
