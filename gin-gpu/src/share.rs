@@ -270,13 +270,14 @@ fn mapped(key: &[u8]) -> Option<Arc<Memory>> {
     lock(&import.memory).upgrade()
 }
 
+/// Returns memory of another process, which is requested and mapped unless it is mapped already.
 fn import(
     key: &[u8],
     device: &Arc<dyn Device>,
     place: impl FnOnce(u64) -> Result<Option<FlatPlace>, String>,
 ) -> Result<Arc<Memory>, String> {
     let elsewhere = || Missing::Elsewhere.to_string();
-    let shared = bytemuck::try_pod_read_unaligned(key).map_err(|_| elsewhere())?;
+    let shared: SharedKey = bytemuck::try_pod_read_unaligned(key).map_err(|_| elsewhere())?;
     let name = *key.first_chunk::<KEY_BYTES>().ok_or_else(elsewhere)?;
     let mut mapped = lock(&MAPPED);
     mapped.retain(|_, import| Arc::strong_count(import) > 1 || lock(&import.memory).strong_count() > 0);
@@ -287,18 +288,7 @@ fn import(
     if let Some(memory) = lock(&import.memory).upgrade() {
         return Ok(memory);
     }
-    let memory = map(&shared, device, place)?;
-    *lock(&import.memory) = Arc::downgrade(&memory);
-    Ok(memory)
-}
-
-/// Requests memory and maps it.
-fn map(
-    shared: &SharedKey,
-    device: &Arc<dyn Device>,
-    place: impl FnOnce(u64) -> Result<Option<FlatPlace>, String>,
-) -> Result<Arc<Memory>, String> {
-    let (answer, file) = ask(shared, shared.token)?;
+    let (answer, file) = ask(&shared, shared.token)?;
     let (kind, bytes) = (answer[1], u64::from_le_bytes(*answer[2..].first_chunk().expect("8 bytes are left")));
     let file = match (answer[0], file) {
         (outcome::HERE, Some(file)) => file,
@@ -306,7 +296,10 @@ fn map(
         _ => return Err("its process cannot give the memory as a file".to_owned()),
     };
     let kind = if kind == 0 { MemoryKind::Device } else { MemoryKind::Pinned };
-    Memory::imported(device, SharedFile { file, bytes, kind }, place(bytes)?).map_err(|error| error.to_string())
+    let memory = Memory::imported(device, SharedFile { file, bytes, kind }, place(bytes)?);
+    let memory = memory.map_err(|error| error.to_string())?;
+    *lock(&import.memory) = Arc::downgrade(&memory);
+    Ok(memory)
 }
 
 /// Checks that the process of this key answers. Returns the reason if it does not.

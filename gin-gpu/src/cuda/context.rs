@@ -69,13 +69,6 @@ pub fn device_count() -> Result<usize, GpuError> {
 /// The GPUs that were opened.
 static ALL: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
 
-fn granularity(properties: &CUmemAllocationProp) -> Result<u64, GpuError> {
-    let which = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
-    // Safety: writes one integer.
-    let ask = |to| unsafe { sys::cuMemGetAllocationGranularity(to, properties, which) };
-    written("ask for the granularity of memory", 0, ask).map(|bytes| bytes as u64)
-}
-
 impl Context {
     /// Returns GPU number `ordinal`.
     pub(super) fn get(ordinal: usize) -> Result<Arc<Self>, GpuError> {
@@ -143,7 +136,11 @@ impl Context {
             let nic = Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
             context.nic_reaches = attribute(nic)? != 0;
             context.enter()?;
-            context.granularity = Some(granularity(&context.memory_properties())?);
+            let properties = context.memory_properties();
+            let which = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+            // Safety: writes one integer.
+            let ask = |to| unsafe { sys::cuMemGetAllocationGranularity(to, &raw const properties, which) };
+            context.granularity = Some(written("ask for the granularity of memory", 0, ask)? as u64);
         }
         Ok(context)
     }

@@ -72,7 +72,7 @@ impl Table {
 
 /// Unregisters a page without users. The caller drops the result when it holds no lock.
 pub(super) fn end(first: u64) -> Result<Option<Keep>, GpuError> {
-    // Safety: registered by `CudaPages::new`, and no kernel runs.
+    // Safety: registered by `map_pages`, and no kernel runs.
     let unregister = || check("take a doorbell page from GPUs", unsafe { sys::cuMemHostUnregister(pointer(first)) });
     lock(&PAGES).end(first, unregister)
 }
