@@ -28,8 +28,8 @@ use std::sync::{Arc, Mutex, Weak};
 /// The alignment of allocations: that of CUDA.
 const ALIGN: usize = 256;
 
-/// The bytes of a slot of reserved addresses that are tried first. Many communicators fit into 128 TiB of addresses, and
-/// no machine has as much memory as a slot.
+/// The bytes of a slot of reserved addresses that are tried first. Many communicators fit into 128 TiB of addresses,
+/// and no machine has as much memory as a slot.
 const LARGEST: u64 = 64 << 30;
 
 /// The limits of the virtual GPU: those of CUDA GPUs.

@@ -107,8 +107,8 @@ impl NicAccess for CudaDevice {
         Ok(MappedPages::new(address_of_host("find a doorbell page in a GPU", first)?, pages))
     }
 
-    /// The driver exports whole pages of the host only. Its allocations consist of larger pages, so all exported pages
-    /// belong to the same allocation.
+    // The driver exports whole pages of the host only. Its allocations consist of larger pages, so all exported pages
+    // belong to the same allocation.
     fn export(&self, address: u64, bytes: u64) -> Result<MemoryFile, GpuError> {
         let context = &self.context;
         if !context.dma_buf {

@@ -34,8 +34,8 @@ fn uuid(device: sys::CUdevice) -> Result<[u8; 16], GpuError> {
 const LARGEST: u64 = 1 << 40;
 
 impl MemorySharing for CudaDevice {
-    /// A place has its own memory, which is mapped only there. Every GPU of the process that can reach the memory's own
-    /// GPU reaches it, also GPUs outside the LSA team, because copies between GPUs read and write it too.
+    // A place has its own memory, which is mapped only there. Every GPU of the process that can reach the memory's own
+    // GPU reaches it, also GPUs outside the LSA team, because copies between GPUs read and write it too.
     fn reserve_addresses(&self, slots: u32) -> Result<Option<RawAddresses>, GpuError> {
         let context = &self.context;
         if context.granularity.is_none() {
@@ -78,12 +78,12 @@ impl MemorySharing for CudaDevice {
         pin(&self.context, pages, None, bytes)
     }
 
-    /// Does not depend on the device numbers of the processes.
+    // The bytes do not depend on the device numbers of the processes.
     fn identity(&self) -> Vec<u8> {
         uuid(self.context.device).map_or_else(|_| Vec::new(), Vec::from)
     }
 
-    /// Kernels do not reach a GPU that this process does not see, or without atomics.
+    // Kernels do not reach a GPU that this process does not see, or on whose memory they have no atomics.
     fn reaches_elsewhere(&self, kind: DeviceKind, identity: &[u8]) -> bool {
         if kind != DeviceKind::Cuda {
             return false;
