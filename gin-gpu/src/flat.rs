@@ -128,7 +128,8 @@ impl FlatRange {
     }
 }
 
-/// A taken part of a slot. It is free again when this is dropped.
+/// A taken part of a slot. It is free again when this is dropped. It is forgotten, and so stays taken for ever, if its
+/// memory could not be unmapped.
 #[derive(Debug)]
 pub struct FlatPlace {
     range: Arc<FlatRange>,
@@ -153,11 +154,6 @@ impl FlatPlace {
         let granularity = device.granularity();
         let whole = |bytes: u64| bytes.is_multiple_of(granularity);
         self.range.raw.kind == device.kind() && whole(self.offset) && whole(self.bytes)
-    }
-
-    /// Leaves the place taken for ever, because its memory could not be unmapped.
-    pub fn leak(self) {
-        std::mem::forget(self);
     }
 }
 

@@ -65,8 +65,10 @@ pub(super) fn check_file(file: &OwnedFd, bytes: u64) -> Result<u64, String> {
 /// Pages of the host. Dropping them unmaps them.
 #[derive(Debug)]
 pub(super) struct HostPages {
-    start: u64,
-    length: u64,
+    /// The first address.
+    pub(super) start: u64,
+    /// The bytes from there on.
+    pub(super) length: u64,
     /// The place at which they are mapped; `None` if the kernel chose the addresses.
     place: Option<FlatPlace>,
 }
@@ -113,16 +115,6 @@ impl HostPages {
         opened.map_err(out_of_memory(MemoryKind::Device, length))?;
         Ok(Self { start, length, place: Some(place) })
     }
-
-    /// Returns the first address.
-    pub(super) fn start(&self) -> u64 {
-        self.start
-    }
-
-    #[cfg(feature = "cuda")]
-    pub(super) fn length(&self) -> u64 {
-        self.length
-    }
 }
 
 impl RawMemory for HostPages {}
@@ -140,7 +132,7 @@ impl Drop for HostPages {
         // are zero.
         if unsafe { mmap_anonymous(start, bytes, ProtFlags::empty(), RESERVED | MapFlags::FIXED) }.is_err() {
             // The bytes, or the file, may still be there, so this place stays taken.
-            place.leak();
+            std::mem::forget(place);
         }
     }
 }
@@ -169,17 +161,17 @@ mod tests {
     fn two_mappings_of_a_file_show_the_same_bytes() {
         let (pages, file) = HostPages::allocate(MemoryKind::Device, 10).unwrap();
         let other = HostPages::of_file(&file, check_file(&file, 10).unwrap()).unwrap();
-        assert_ne!(pages.start(), other.start());
+        assert_ne!(pages.start, other.start);
         let word = |address: u64| std::ptr::with_exposed_provenance_mut::<u64>(address as usize);
         // Safety: both mappings are a page long.
         unsafe {
-            assert_eq!(word(other.start()).read_volatile(), 0);
-            word(pages.start()).write_volatile(7);
-            assert_eq!(word(other.start()).read_volatile(), 7);
+            assert_eq!(word(other.start).read_volatile(), 0);
+            word(pages.start).write_volatile(7);
+            assert_eq!(word(other.start).read_volatile(), 7);
         }
         drop((pages, file));
         // Safety: the file lives as long as one of them.
-        assert_eq!(unsafe { word(other.start()).read_volatile() }, 7);
+        assert_eq!(unsafe { word(other.start).read_volatile() }, 7);
     }
 
     #[test]

@@ -222,7 +222,7 @@ impl MemorySharing for VirtualDevice {
     fn reserve_addresses(&self, slots: u32) -> Result<Option<RawAddresses>, GpuError> {
         let reserve = |bytes| {
             let pages = HostPages::reserve(bytes).map_err(|error| error.to_string())?;
-            Ok((pages.start(), pages))
+            Ok((pages.start, pages))
         };
         RawAddresses::reserve(DeviceKind::Virtual, slots, LARGEST, reserve).map(Some)
     }
@@ -235,12 +235,12 @@ impl MemorySharing for VirtualDevice {
         let file = shared.then(|| new_file(place.bytes())).transpose();
         let file = file.map_err(out_of_memory(MemoryKind::Device, place.bytes()))?;
         let pages = HostPages::at(place, file.as_ref())?;
-        Ok(Allocation::new(pages.start(), file, pages))
+        Ok(Allocation::new(pages.start, file, pages))
     }
 
     fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Allocation, GpuError> {
         let (pages, file) = HostPages::allocate(kind, bytes)?;
-        Ok(Allocation::new(pages.start(), Some(file), pages))
+        Ok(Allocation::new(pages.start, Some(file), pages))
     }
 
     fn import(&self, file: SharedFile, place: Option<FlatPlace>) -> Result<Allocation, GpuError> {
@@ -255,7 +255,7 @@ impl MemorySharing for VirtualDevice {
             None => HostPages::of_file(&file, length).map_err(|error| refuse(error.to_string()))?,
         };
         // The file is closed, as there may be many, and is for its owner to give.
-        Ok(Allocation::new(pages.start(), None, pages))
+        Ok(Allocation::new(pages.start, None, pages))
     }
 
     fn reaches_elsewhere(&self, kind: DeviceKind, _identity: &[u8]) -> bool {

@@ -146,7 +146,7 @@ impl Copier for Copies {
         self.holder(to.0)?;
         let slot = self.values % MOST_VALUES;
         let lane = self.lane()?;
-        let place = lane.values() + slot * 8;
+        let place = lane.buffer + BUFFER + slot * 8;
         // Safety: no copy uses this place of the lane's buffer, because its last value is written.
         unsafe { (place as usize as *mut u64).write_volatile(value.to_le()) };
         // Safety: the caller's promise.

@@ -100,8 +100,8 @@ pub(super) fn free(context: &Context, resource: Resource) -> Result<Box<dyn Any>
             Resource::Placed(place) => unmap(place.address(), place.bytes()),
             Resource::Alone(start, bytes) => unmap(*start, *bytes).and_then(|()| release(*start, *bytes)),
             Resource::PinnedFile(pages) => {
-                forget_pinned(pages.start());
-                check("give back pinned memory", sys::cuMemHostUnregister(pointer(pages.start())))
+                forget_pinned(pages.start);
+                check("give back pinned memory", sys::cuMemHostUnregister(pointer(pages.start)))
             }
             Resource::Addresses(start, bytes) => release(*start, *bytes),
             Resource::Lane(_) | Resource::Pages(_) => Ok(()),

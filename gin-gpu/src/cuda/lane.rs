@@ -24,7 +24,7 @@ pub(super) const VALUES: u64 = 64 << 10;
 pub(super) struct Lane {
     context: Arc<Context>,
     pub(super) stream: CUstream,
-    /// The address of the buffer, on host and device.
+    /// The address of the buffer, on host and device. The values are behind it.
     pub(super) buffer: u64,
 }
 
@@ -57,11 +57,6 @@ impl Lane {
     /// Keeps the lane for the next user. All its copies must be done.
     pub(super) fn give_back(self) {
         lock(&self.context.clone().lanes).push(self);
-    }
-
-    /// Returns the address of the place for values.
-    pub(super) fn values(&self) -> u64 {
-        self.buffer + BUFFER
     }
 
     /// Starts a copy between the host's pinned memory and the device.

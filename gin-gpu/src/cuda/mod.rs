@@ -16,8 +16,8 @@
 //! - Memory, streams, events, modules and doorbell pages that are dropped are freed later, by an allocation or a
 //!   [`synchronize`](Stream::synchronize) while no kernel of this process runs on any of its GPUs. Failures are kept:
 //!   [`take_failures`].
-//! - Resident kernels ([`Resident`]) are asked to park before memory is freed, before a module is loaded, and before a
-//!   launch that needs more local memory than any launch before it.
+//! - [Resident kernels](crate::resident::Resident) are asked to park before memory is freed, before a module is loaded,
+//!   and before a launch that needs more local memory than any launch before it.
 //! - Launches of all ranks on a GPU are added up. A cooperative launch that does not fit beside the running kernels is
 //!   refused. The sum assumes the worst placement of blocks, so some launches that would fit are refused.
 //! - Memory is zeroed and copied through pinned buffers, by copy engines. These work even while every processor is

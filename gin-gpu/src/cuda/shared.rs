@@ -210,7 +210,7 @@ impl Drop for Handle {
 fn pin(context: &Arc<Context>, pages: HostPages, file: Option<OwnedFd>, bytes: u64) -> Result<Allocation, GpuError> {
     free_deferred();
     context.enter()?;
-    let (start, length) = (pages.start(), pages.length());
+    let (start, length) = (pages.start, pages.length);
     let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
     // Safety: the pages stay mapped until they are unregistered.
     let registered = unsafe { sys::cuMemHostRegister_v2(pointer(start), length as usize, flags) }.result();
