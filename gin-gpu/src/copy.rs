@@ -29,7 +29,7 @@ pub unsafe fn copy_shared(destination: u64, source: u64, bytes: u64) {
         }
         let length = chunk.min(bytes - offset);
         // Safety: part of the caller's ranges.
-        unsafe { copy_chunk(destination + offset, source + offset, length, backwards) };
+        unsafe { copy_quietly(destination + offset, source + offset, length) };
     }
 }
 
@@ -40,11 +40,6 @@ pub unsafe fn copy_shared(destination: u64, source: u64, bytes: u64) {
 /// - As [`copy_shared`].
 pub unsafe fn copy_quietly(destination: u64, source: u64, bytes: u64) {
     let backwards = destination > source && destination - source < bytes;
-    // Safety: the caller's promise.
-    unsafe { copy_chunk(destination, source, bytes, backwards) };
-}
-
-unsafe fn copy_chunk(destination: u64, source: u64, bytes: u64, backwards: bool) {
     // With an overlap of less than a word, one word would be read and written at once.
     let by_words = (destination ^ source).is_multiple_of(8) && destination.abs_diff(source) >= 8;
     let head = if by_words { (destination.wrapping_neg() & 7).min(bytes) } else { bytes };

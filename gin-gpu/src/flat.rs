@@ -11,26 +11,53 @@
 
 use super::{Device, DeviceKind, GpuError, MemorySharing, lock};
 use gin_abi::handle::STRIDE_SHIFT;
-use std::fmt;
+use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
+/// The fewest bytes of a slot.
+const SMALLEST: u64 = 1 << STRIDE_SHIFT;
+
 /// Addresses that a device has reserved. Dropping them releases them.
-pub trait RawAddresses: Send + Sync + fmt::Debug {
-    /// Returns the kind of the devices whose memory can be there.
-    fn kind(&self) -> DeviceKind;
+#[derive(Debug)]
+pub struct RawAddresses {
+    /// The kind of the devices whose memory can be there.
+    kind: DeviceKind,
+    /// The first address.
+    start: u64,
+    /// The bytes of a slot: a power of two, and a multiple of 4 GiB (`1 << STRIDE_SHIFT`).
+    stride: u64,
+    _owner: Box<dyn Any + Send + Sync>,
+}
 
-    /// Returns the first address.
-    fn start(&self) -> u64;
-
-    /// Returns the bytes of a slot: a power of two, and a multiple of 4 GiB (`1 << STRIDE_SHIFT`).
-    fn stride(&self) -> u64;
+impl RawAddresses {
+    /// Reserves addresses for `slots` slots of at most `largest` bytes, of memory of devices of this kind. `reserve`
+    /// gets the number of bytes, and returns the first address and the owner of the addresses, or the reason for which
+    /// there are none. Then fewer are tried.
+    ///
+    /// # Errors
+    /// [`GpuError::Addresses`].
+    pub(crate) fn reserve<O: Any + Send + Sync>(
+        kind: DeviceKind,
+        slots: u32,
+        largest: u64,
+        reserve: impl Fn(u64) -> Result<(u64, O), String>,
+    ) -> Result<Self, GpuError> {
+        let mut stride = largest;
+        loop {
+            match reserve(u64::from(slots.max(1)).saturating_mul(stride)) {
+                Ok((start, owner)) => return Ok(Self { kind, start, stride, _owner: Box::new(owner) }),
+                Err(_) if stride > SMALLEST => stride /= 2,
+                Err(reason) => return Err(GpuError::Addresses { slots, least: SMALLEST, reason }),
+            }
+        }
+    }
 }
 
 /// A range of addresses, cut into slots.
 #[derive(Debug)]
 pub struct FlatRange {
-    raw: Box<dyn RawAddresses>,
+    raw: RawAddresses,
     /// The taken parts of each slot, as offsets.
     slots: Vec<Mutex<Vec<Range<u64>>>>,
 }
@@ -63,7 +90,7 @@ impl FlatRange {
 
     /// Returns the bytes from one slot to the next: a power of two, and a multiple of 4 GiB.
     pub fn stride(&self) -> u64 {
-        self.raw.stride()
+        self.raw.stride
     }
 
     /// Returns the stride in the unit of window handles.
@@ -75,7 +102,7 @@ impl FlatRange {
     /// Returns the offset of an address in a slot; `None` if the address is not in this slot.
     #[doc(hidden)]
     pub fn offset(&self, slot: u32, address: u64) -> Option<u64> {
-        let start = u64::from(slot) * self.stride() + self.raw.start();
+        let start = u64::from(slot) * self.stride() + self.raw.start;
         let in_range = (slot as usize) < self.slots.len();
         address.checked_sub(start).filter(|offset| in_range && *offset < self.stride())
     }
@@ -101,7 +128,8 @@ impl FlatRange {
     }
 }
 
-/// A taken part of a slot. It is free again when this is dropped.
+/// A taken part of a slot. It is free again when this is dropped. It is forgotten, and so stays taken for ever, if its
+/// memory could not be unmapped.
 #[derive(Debug)]
 pub struct FlatPlace {
     range: Arc<FlatRange>,
@@ -113,7 +141,7 @@ pub struct FlatPlace {
 impl FlatPlace {
     /// Returns the address of its first byte.
     pub fn address(&self) -> u64 {
-        self.range.raw.start() + u64::from(self.slot) * self.range.stride() + self.offset
+        self.range.raw.start + u64::from(self.slot) * self.range.stride() + self.offset
     }
 
     /// Returns its length in bytes.
@@ -125,12 +153,7 @@ impl FlatPlace {
     pub(super) fn fits(&self, device: &dyn Device) -> bool {
         let granularity = device.granularity();
         let whole = |bytes: u64| bytes.is_multiple_of(granularity);
-        self.range.raw.kind() == device.kind() && whole(self.offset) && whole(self.bytes)
-    }
-
-    /// Leaves the place taken for ever, because its memory could not be unmapped.
-    pub fn leak(self) {
-        std::mem::forget(self);
+        self.range.raw.kind == device.kind() && whole(self.offset) && whole(self.bytes)
     }
 }
 

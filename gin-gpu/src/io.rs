@@ -2,7 +2,6 @@
 //! The memory that a device shares with a NIC: doorbell pages to which its kernels store, and its own memory as a file.
 
 use std::any::Any;
-use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
@@ -11,31 +10,20 @@ pub type Keep = Arc<dyn Any + Send + Sync>;
 
 /// Pages of this process to which kernels of a device store. Dropping them removes them from the device; on a GPU this
 /// happens when no kernel runs any more. Only then is the [`Keep`] dropped.
-pub trait MappedPages: Send + Sync + fmt::Debug {
-    /// Returns the address of the first byte for kernels.
-    fn address(&self) -> u64;
-}
-
-/// Pages that kernels find at the host's addresses.
-pub(super) struct SamePages {
+#[derive(Debug)]
+pub struct MappedPages {
     address: u64,
-    _keep: Keep,
+    _owner: Box<dyn Any + Send + Sync>,
 }
 
-impl SamePages {
-    pub(super) fn new(address: u64, keep: Keep) -> Self {
-        Self { address, _keep: keep }
+impl MappedPages {
+    /// Makes the value of pages that kernels find at `address` as long as `owner` is alive.
+    pub fn new(address: u64, owner: impl Any + Send + Sync) -> Self {
+        Self { address, _owner: Box::new(owner) }
     }
-}
 
-impl fmt::Debug for SamePages {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SamePages").field("address", &self.address).finish_non_exhaustive()
-    }
-}
-
-impl MappedPages for SamePages {
-    fn address(&self) -> u64 {
+    /// Returns the address of the first byte for kernels.
+    pub fn address(&self) -> u64 {
         self.address
     }
 }

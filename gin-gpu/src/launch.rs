@@ -148,26 +148,11 @@ pub fn check_launch(
     limit("dynamic shared memory", u64::from(config.dynamic_shared), u64::from(limits.dynamic_shared), device)
 }
 
-/// Returns the names most similar to `name`, at most three.
-pub(super) fn similar<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Vec<String> {
-    let mut known: Vec<(usize, &str)> = known.map(|other| (distance(name, other), other)).collect();
+/// Returns the error of an unknown name, with the most similar names, at most three.
+pub(super) fn unknown<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> GpuError {
+    let mut known: Vec<(usize, &str)> = known.map(|other| (strsim::levenshtein(name, other), other)).collect();
     known.sort_unstable();
     known.dedup();
-    known.into_iter().take(3).map(|(_, other)| format!("`{other}`")).collect()
-}
-
-/// Returns the number of single-character edits between two names.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let replaced = diagonal + usize::from(x != *y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(row[j + 1] + 1);
-        }
-    }
-    row[b.len()]
+    let similar = known.into_iter().take(3).map(|(_, other)| format!("`{other}`")).collect();
+    GpuError::UnknownKernel { name: name.to_owned(), similar }
 }

@@ -31,7 +31,6 @@ mod error;
 pub mod flat;
 mod io;
 mod launch;
-mod mapped;
 mod memory;
 pub mod placement;
 #[doc(hidden)]
@@ -50,7 +49,7 @@ pub use devices::Devices;
 pub use error::GpuError;
 pub use io::{Keep, MappedPages, MemoryFile, whole_pages};
 pub use launch::{LaunchConfig, check_launch};
-pub use memory::{Memory, MemoryKind, MemorySlice, RawMemory};
+pub use memory::{Allocation, Memory, MemoryKind, MemorySlice, RawMemory};
 pub use shared::SharedFile;
 
 #[doc(hidden)]
@@ -225,7 +224,7 @@ pub trait Device: Any + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`GpuError::OutOfMemory`].
-    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError>;
+    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Allocation, GpuError>;
 
     /// Copies from the program to memory of the device. Returns after the copy.
     ///
@@ -315,7 +314,7 @@ pub trait MemorySharing {
     ///
     /// # Errors
     /// [`GpuError::Addresses`].
-    fn reserve_addresses(&self, slots: u32) -> Result<Option<Box<dyn flat::RawAddresses>>, GpuError>;
+    fn reserve_addresses(&self, slots: u32) -> Result<Option<flat::RawAddresses>, GpuError>;
 
     /// Returns the unit, in bytes, of length and offset of a [`FlatPlace`](flat::FlatPlace): a power of two.
     fn granularity(&self) -> u64;
@@ -325,20 +324,20 @@ pub trait MemorySharing {
     ///
     /// # Errors
     /// [`GpuError::Unsupported`], [`GpuError::OutOfMemory`], or an error of the driver.
-    fn allocate_at(&self, place: flat::FlatPlace, shared: bool) -> Result<Box<dyn RawMemory>, GpuError>;
+    fn allocate_at(&self, place: flat::FlatPlace, shared: bool) -> Result<Allocation, GpuError>;
 
     /// Allocates as [`Device::allocate`] does, in a file that other processes of the host can map. Users call
     /// [`Memory::shared`].
     ///
     /// # Errors
     /// [`GpuError::Unsupported`], [`GpuError::OutOfMemory`].
-    fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError>;
+    fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Allocation, GpuError>;
 
     /// Maps memory of a device of another process: at `place`, which has its length, or at any address.
     ///
     /// # Errors
     /// [`GpuError::Unsupported`], [`GpuError::Foreign`] with the reason, [`GpuError::OutOfMemory`].
-    fn import(&self, file: SharedFile, place: Option<flat::FlatPlace>) -> Result<Box<dyn RawMemory>, GpuError>;
+    fn import(&self, file: SharedFile, place: Option<flat::FlatPlace>) -> Result<Allocation, GpuError>;
 
     /// Returns the bytes by which other processes recognise this GPU.
     fn identity(&self) -> Vec<u8>;
@@ -356,7 +355,7 @@ pub trait NicAccess {
     ///
     /// # Errors
     /// [`GpuError::Unsupported`], or an error of the driver. Then `keep` is dropped.
-    unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError>;
+    unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<MappedPages, GpuError>;
 
     /// Exports `bytes` bytes from `address` on as a DMA-BUF file: at least one byte, in an allocation that is alive.
     /// The file may contain more, because it consists of whole pages of the host.
@@ -397,7 +396,7 @@ impl dyn Device {
     /// # Errors
     /// As there.
     #[doc(hidden)]
-    pub unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {
+    pub unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<MappedPages, GpuError> {
         let access = self.nic("store to doorbell pages")?;
         // Safety: the caller's promise.
         unsafe { access.map_pages(first, bytes, keep) }
@@ -494,13 +493,6 @@ pub trait Stream: Any + fmt::Debug + Send + Sync {
     /// # Errors
     /// The error of a kernel. It is reported once.
     fn synchronize(&self) -> Result<(), GpuError>;
-}
-
-impl dyn Event {
-    /// Returns the event of this type, if it is one.
-    pub(crate) fn downcast<T: Event>(&self) -> Option<&T> {
-        (self as &dyn Any).downcast_ref()
-    }
 }
 
 impl dyn Stream {

@@ -33,11 +33,8 @@ impl fmt::Display for MemoryKind {
     }
 }
 
-/// The allocation of a device. Dropping it frees the memory.
+/// The owner of an allocation. Dropping it frees the memory.
 pub trait RawMemory: Send + Sync + fmt::Debug {
-    /// Returns the device address of the first byte; for pinned memory it is also that of the CPU.
-    fn address(&self) -> u64;
-
     /// Checks that kernels of `device`, which reaches the memory's own device, reach this memory too. Memory that a
     /// device allocates itself is always reached.
     ///
@@ -46,10 +43,21 @@ pub trait RawMemory: Send + Sync + fmt::Debug {
     fn check_reach(&self, _device: &dyn Device) -> Result<(), GpuError> {
         Ok(())
     }
+}
 
-    /// Returns a file that holds all of the memory, which other processes of the host can map; `None` if no file does.
-    fn file(&self) -> Option<std::io::Result<OwnedFd>> {
-        None
+/// The allocation of a device. Dropping it frees the memory.
+#[derive(Debug)]
+pub struct Allocation {
+    pub(crate) address: u64,
+    file: Option<OwnedFd>,
+    owner: Box<dyn RawMemory>,
+}
+
+impl Allocation {
+    /// Makes an allocation from its parts: the device address of the first byte, which for pinned memory is also that
+    /// of the CPU; a file that holds all of the memory, if other processes of the host can map one; and the owner.
+    pub fn new(address: u64, file: Option<OwnedFd>, owner: impl RawMemory + 'static) -> Self {
+        Self { address, file, owner: Box::new(owner) }
     }
 }
 
@@ -72,7 +80,7 @@ pub trait RawMemory: Send + Sync + fmt::Debug {
 /// ```
 #[derive(Debug)]
 pub struct Memory {
-    raw: Box<dyn RawMemory>,
+    raw: Allocation,
     bytes: u64,
     kind: MemoryKind,
     device: Arc<dyn Device>,
@@ -89,7 +97,7 @@ fn within(offset: u64, bytes: u64, length: u64) -> Result<u64, GpuError> {
 }
 
 impl Memory {
-    fn with(raw: Box<dyn RawMemory>, device: &Arc<dyn Device>, kind: MemoryKind, bytes: u64) -> Arc<Self> {
+    pub(crate) fn with(raw: Allocation, device: &Arc<dyn Device>, kind: MemoryKind, bytes: u64) -> Arc<Self> {
         Arc::new(Self { raw, bytes, kind, device: device.clone(), key: OnceLock::new(), exposure: Exposure::default() })
     }
 
@@ -140,7 +148,7 @@ impl Memory {
     /// Returns the file that holds it, if one does.
     #[doc(hidden)]
     pub fn file(&self) -> Option<std::io::Result<SharedFile>> {
-        let file = self.raw.file()?;
+        let file = self.raw.file.as_ref()?.try_clone();
         Some(file.map(|file| SharedFile { file, bytes: self.bytes, kind: self.kind }))
     }
 
@@ -173,22 +181,17 @@ impl Memory {
         Ok(Self::with(sharing.allocate_at(place, shared)?, device, MemoryKind::Device, bytes))
     }
 
-    /// Wraps memory that the program has from elsewhere.
-    pub(super) fn foreign(device: Arc<dyn Device>, raw: Box<dyn RawMemory>, kind: MemoryKind, bytes: u64) -> Arc<Self> {
-        Self::with(raw, &device, kind, bytes)
-    }
-
     /// Checks that kernels of `device`, which reaches this memory's device, reach this memory too.
     ///
     /// # Errors
     /// [`GpuError::Foreign`] with the reason.
     pub fn check_reach(&self, device: &dyn Device) -> Result<(), GpuError> {
-        self.raw.check_reach(device)
+        self.raw.owner.check_reach(device)
     }
 
     /// Returns the device address of the first byte.
     pub fn address(&self) -> u64 {
-        self.raw.address()
+        self.raw.address
     }
 
     /// Returns the length in bytes.

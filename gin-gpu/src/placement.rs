@@ -146,17 +146,13 @@ pub fn parse_cpus(text: &str) -> Option<Vec<usize>> {
 
 /// Returns ascending processors as a list in Linux's form.
 pub fn show_cpus(cpus: &[usize]) -> String {
-    let mut parts: Vec<(usize, usize)> = Vec::new();
-    for &cpu in cpus {
-        match parts.last_mut() {
-            Some((_, last)) if *last + 1 == cpu => *last = cpu,
-            _ => parts.push((cpu, cpu)),
-        }
-    }
-    let show = |&(first, last): &(usize, usize)| {
-        if first == last { first.to_string() } else { format!("{first}-{last}") }
+    let ranges = cpus.chunk_by(|cpu, next| cpu + 1 == *next);
+    let show = |range: &[usize]| match range {
+        [first, .., last] => format!("{first}-{last}"),
+        [cpu] => cpu.to_string(),
+        [] => String::new(),
     };
-    parts.iter().map(show).collect::<Vec<_>>().join(",")
+    ranges.map(show).collect::<Vec<_>>().join(",")
 }
 
 /// Returns the processors that this thread may use, ascending; none if the system does not name them.

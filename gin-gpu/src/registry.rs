@@ -2,7 +2,7 @@
 //! Objects of this process that ranks find by a key.
 
 use crate::lock;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
@@ -65,21 +65,20 @@ pub enum Missing {
 /// A table of objects of this process. It keeps none of them alive.
 #[derive(Debug)]
 pub struct Registry<T> {
-    entries: Mutex<Option<HashMap<u64, Weak<T>>>>,
+    entries: Mutex<BTreeMap<u64, Weak<T>>>,
     next: AtomicU64,
 }
 
 impl<T> Registry<T> {
     #[expect(clippy::new_without_default, reason = "tables are statics")]
     pub const fn new() -> Self {
-        Self { entries: Mutex::new(None), next: AtomicU64::new(1) }
+        Self { entries: Mutex::new(BTreeMap::new()), next: AtomicU64::new(1) }
     }
 
     /// Enters an object. The key, of [`KEY_BYTES`], names it as long as it lives.
     pub fn publish(&self, entry: &Arc<T>) -> Key {
         let token = self.next.fetch_add(1, Ordering::Relaxed);
         let mut entries = lock(&self.entries);
-        let entries = entries.get_or_insert_default();
         entries.retain(|_, entry| entry.strong_count() > 0);
         entries.insert(token, Arc::downgrade(entry));
         Key([&process()[..], &token.to_le_bytes()].concat())
@@ -97,8 +96,7 @@ impl<T> Registry<T> {
 
     /// Returns the object with this number.
     pub fn get(&self, token: u64) -> Option<Arc<T>> {
-        let entries = lock(&self.entries);
-        entries.as_ref()?.get(&token)?.upgrade()
+        lock(&self.entries).get(&token)?.upgrade()
     }
 
     /// Returns the object of `rank`'s key.

@@ -21,7 +21,7 @@ pub trait Resident: Send + Sync + fmt::Debug {
 pub fn keep(device: &dyn Device, resident: Weak<dyn Resident>) {
     #[cfg(feature = "cuda")]
     if let Some(device) = device.downcast::<crate::cuda::CudaDevice>() {
-        return device.keep_resident(resident);
+        return crate::cuda::resident::keep(device, resident);
     }
     // No operation of a virtual GPU waits for its kernels.
     let _ = (device, resident);

@@ -18,18 +18,19 @@ mod peer;
 use crate::flat::FlatPlace;
 use crate::registry::{KEY_BYTES, Key, KeyError, Missing, Registry, process, random};
 use crate::{Device, DeviceKind, Memory, MemoryKind, MemorySharing, SharedFile, lock};
+use bytemuck::{Pod, Zeroable};
 use peer::{Peer, is_ours, reach, socket_name};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
     recvmsg, sendmsg,
 };
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{self, SocketAddr};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, Weak, mpsc};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::{UnixListener, UnixStream};
@@ -41,17 +42,16 @@ use tokio::time::{sleep, timeout};
 static MEMORIES: Registry<Memory> = Registry::new();
 
 /// The memory of other processes, by the key without its secret.
-static MAPPED: Mutex<Option<HashMap<[u8; KEY_BYTES], Import>>> = Mutex::new(None);
-/// Notified when a request to another process has ended.
-static ASKED: Condvar = Condvar::new();
+static MAPPED: Mutex<BTreeMap<[u8; KEY_BYTES], Arc<Import>>> = Mutex::new(BTreeMap::new());
 
-/// The state of memory of another process.
-#[derive(Debug)]
-enum Import {
-    /// A thread requests it. No other thread does so meanwhile, so no memory is mapped twice.
-    Asked,
-    /// It is mapped in this process.
-    Mapped(Weak<Memory>),
+/// Memory of another process.
+#[derive(Debug, Default)]
+struct Import {
+    /// Locked by the thread that requests the memory, so that no memory is mapped twice.
+    request: Mutex<()>,
+    /// The memory while it is mapped in this process. Never locked for long, so that mapped memory is found without
+    /// waiting.
+    memory: Mutex<Weak<Memory>>,
 }
 
 /// The time that a process has to answer.
@@ -161,10 +161,8 @@ fn send(connection: &UnixStream, answer: &[u8; ANSWER], file: &OwnedFd) -> io::R
 }
 
 /// Sends a request to a process. Returns its answer, and the file that arrived with it.
-fn ask(key: &SharedKey, token: u64) -> Result<([u8; ANSWER], Option<OwnedFd>), String> {
-    let mut question = [0; QUESTION];
-    question[..16].copy_from_slice(&key.secret);
-    question[16..].copy_from_slice(&token.to_le_bytes());
+fn ask(key: &SharedKey, token: [u8; 8]) -> Result<([u8; ANSWER], Option<OwnedFd>), String> {
+    let question = [&key.secret[..], &token].concat();
     let unanswered = || {
         let seconds = ASKING.as_secs();
         format!(
@@ -204,23 +202,16 @@ fn ask(key: &SharedKey, token: u64) -> Result<([u8; ANSWER], Option<OwnedFd>), S
 }
 
 /// The key of memory of another process.
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
 struct SharedKey {
     process: [u8; 16],
-    token: u64,
+    token: [u8; 8],
     secret: [u8; 16],
 }
 
 /// The bytes of a key of memory that other processes can map.
-const SHARED_KEY_BYTES: usize = KEY_BYTES + 16;
-
-impl SharedKey {
-    fn read(key: &[u8]) -> Option<Self> {
-        let (process, rest) = key.split_first_chunk()?;
-        let (token, rest) = rest.split_first_chunk()?;
-        let secret = rest.try_into().ok()?;
-        Some(Self { process: *process, token: u64::from_le_bytes(*token), secret })
-    }
-}
+const SHARED_KEY_BYTES: usize = size_of::<SharedKey>();
 
 /// Makes memory known to other ranks, as long as it lives: to ranks of this process, and to ranks of other processes of
 /// the host if it is in a file.
@@ -275,73 +266,29 @@ fn look(
 
 /// Returns memory of another process that is mapped here.
 fn mapped(key: &[u8]) -> Option<Arc<Memory>> {
-    let mapped = lock(&MAPPED);
-    match mapped.as_ref()?.get(key.first_chunk::<KEY_BYTES>()?)? {
-        Import::Asked => None,
-        Import::Mapped(memory) => memory.upgrade(),
-    }
+    let import = lock(&MAPPED).get(key.first_chunk::<KEY_BYTES>()?)?.clone();
+    lock(&import.memory).upgrade()
 }
 
+/// Returns memory of another process, which is requested and mapped unless it is mapped already.
 fn import(
     key: &[u8],
     device: &Arc<dyn Device>,
     place: impl FnOnce(u64) -> Result<Option<FlatPlace>, String>,
 ) -> Result<Arc<Memory>, String> {
     let elsewhere = || Missing::Elsewhere.to_string();
-    let shared = SharedKey::read(key).ok_or_else(elsewhere)?;
+    let shared: SharedKey = bytemuck::try_pod_read_unaligned(key).map_err(|_| elsewhere())?;
     let name = *key.first_chunk::<KEY_BYTES>().ok_or_else(elsewhere)?;
     let mut mapped = lock(&MAPPED);
-    loop {
-        match mapped.get_or_insert_default().get(&name) {
-            // The thread that asks has a deadline.
-            Some(Import::Asked) => mapped = ASKED.wait(mapped).unwrap_or_else(PoisonError::into_inner),
-            Some(Import::Mapped(memory)) => match memory.upgrade() {
-                Some(memory) => return Ok(memory),
-                None => break,
-            },
-            None => break,
-        }
-    }
-    mapped.get_or_insert_default().insert(name, Import::Asked);
-    // Not held while a process is asked, so other threads find mapped memory without waiting.
+    mapped.retain(|_, import| Arc::strong_count(import) > 1 || lock(&import.memory).strong_count() > 0);
+    let import = mapped.entry(name).or_default().clone();
     drop(mapped);
-    let asking = Asking { name, memory: None };
-    map(&shared, device, place).map(|memory| asking.done(memory))
-}
-
-/// Ends a request for the other threads of this process, with its result, whatever it is.
-struct Asking {
-    name: [u8; KEY_BYTES],
-    memory: Option<Weak<Memory>>,
-}
-
-impl Asking {
-    fn done(mut self, memory: Arc<Memory>) -> Arc<Memory> {
-        self.memory = Some(Arc::downgrade(&memory));
-        memory
+    // The thread that asks has a deadline.
+    let _request = lock(&import.request);
+    if let Some(memory) = lock(&import.memory).upgrade() {
+        return Ok(memory);
     }
-}
-
-impl Drop for Asking {
-    fn drop(&mut self) {
-        let mut mapped = lock(&MAPPED);
-        let mapped = mapped.get_or_insert_default();
-        mapped.remove(&self.name);
-        mapped.retain(|_, entry| !matches!(entry, Import::Mapped(memory) if memory.strong_count() == 0));
-        if let Some(memory) = self.memory.take() {
-            mapped.insert(self.name, Import::Mapped(memory));
-        }
-        ASKED.notify_all();
-    }
-}
-
-/// Requests memory and maps it.
-fn map(
-    shared: &SharedKey,
-    device: &Arc<dyn Device>,
-    place: impl FnOnce(u64) -> Result<Option<FlatPlace>, String>,
-) -> Result<Arc<Memory>, String> {
-    let (answer, file) = ask(shared, shared.token)?;
+    let (answer, file) = ask(&shared, shared.token)?;
     let (kind, bytes) = (answer[1], u64::from_le_bytes(*answer[2..].first_chunk().expect("8 bytes are left")));
     let file = match (answer[0], file) {
         (outcome::HERE, Some(file)) => file,
@@ -349,12 +296,15 @@ fn map(
         _ => return Err("its process cannot give the memory as a file".to_owned()),
     };
     let kind = if kind == 0 { MemoryKind::Device } else { MemoryKind::Pinned };
-    Memory::imported(device, SharedFile { file, bytes, kind }, place(bytes)?).map_err(|error| error.to_string())
+    let memory = Memory::imported(device, SharedFile { file, bytes, kind }, place(bytes)?);
+    let memory = memory.map_err(|error| error.to_string())?;
+    *lock(&import.memory) = Arc::downgrade(&memory);
+    Ok(memory)
 }
 
 /// Checks that the process of this key answers. Returns the reason if it does not.
 fn greet(key: &SharedKey) -> Result<(), String> {
-    match ask(key, 0)? {
+    match ask(key, [0; 8])? {
         ([outcome::HERE, ..], _) => Ok(()),
         _ => Err("its process answers something else".to_owned()),
     }
@@ -377,7 +327,7 @@ pub fn reaches(device: &dyn Device, described: &[u8]) -> bool {
     let Some((kind, identity)) = device_bytes.split_first() else { return false };
     let kinds = [DeviceKind::Virtual, DeviceKind::Cuda];
     let Some(kind) = kinds.into_iter().find(|known| *known as u8 == *kind) else { return false };
-    let Some(key) = SharedKey::read(key) else { return false };
+    let Ok(key) = bytemuck::try_pod_read_unaligned(key) else { return false };
     if !device.sharing().is_some_and(|sharing| sharing.reaches_elsewhere(kind, identity)) {
         return false;
     }

@@ -7,13 +7,12 @@
 
 use super::error::out_of_memory;
 use super::flat::{FlatPlace, RawAddresses};
-use super::io::SamePages;
-use super::launch::similar;
-use super::mapped::{Pages, PlacedPages, page};
-use super::shared::{HostFile, HostPages};
+use super::launch::unknown;
+use super::shared::{HostPages, check_file, new_file, page};
 use super::{
-    Argument, Device, DeviceKind, Event, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, Memory,
-    MemoryFile, MemoryKind, MemorySharing, Module, ModuleSource, NicAccess, Parameter, RawMemory, SharedFile, Stream,
+    Allocation, Argument, Device, DeviceKind, Event, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages,
+    Memory, MemoryFile, MemoryKind, MemorySharing, Module, ModuleSource, NicAccess, Parameter, RawMemory, SharedFile,
+    Stream,
 };
 use crate::copy::copy_shared;
 use crate::lock;
@@ -21,12 +20,17 @@ use gin_boot::rt::{self, VirtualWorld};
 use gin_device::kernel::{KERNELS, KernelEntry};
 use gin_virtual::{Grid, LaunchError, LaunchTicket, StreamId, VirtualGpu};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 /// The alignment of allocations: that of CUDA.
 const ALIGN: usize = 256;
+
+/// The bytes of a slot of reserved addresses that are tried first. Many communicators fit into 128 TiB of addresses,
+/// and no machine has as much memory as a slot.
+const LARGEST: u64 = 64 << 30;
 
 /// The limits of the virtual GPU: those of CUDA GPUs.
 const LIMITS: Limits = Limits { dynamic_shared: gin_virtual::SHARED_LIMIT as u32, ..Limits::CUDA };
@@ -43,11 +47,7 @@ unsafe impl Send for VirtualMemory {}
 // Safety: as above.
 unsafe impl Sync for VirtualMemory {}
 
-impl RawMemory for VirtualMemory {
-    fn address(&self) -> u64 {
-        self.start.as_ptr().expose_provenance() as u64
-    }
-}
+impl RawMemory for VirtualMemory {}
 
 impl Drop for VirtualMemory {
     fn drop(&mut self) {
@@ -56,15 +56,11 @@ impl Drop for VirtualMemory {
     }
 }
 
-/// Memory of the program.
+/// Memory of the program, which the device never frees.
 #[derive(Debug)]
-struct ForeignMemory(u64);
+struct ForeignMemory;
 
-impl RawMemory for ForeignMemory {
-    fn address(&self) -> u64 {
-        self.0
-    }
-}
+impl RawMemory for ForeignMemory {}
 
 /// Makes host code of a virtual world wait and read the time by that world. Every device calls it when it is made.
 pub fn install() {
@@ -83,7 +79,6 @@ pub fn install() {
 #[derive(Debug)]
 pub struct VirtualDevice {
     index: u32,
-    resident_blocks: u32,
     /// `None` for a device that has memory and runs no kernels.
     engine: Option<VirtualGpu>,
     running: Mutex<Vec<LaunchTicket>>,
@@ -94,8 +89,7 @@ pub struct VirtualDevice {
 impl VirtualDevice {
     /// Makes a device whose kernels `engine` runs.
     pub fn new(engine: VirtualGpu) -> Arc<Self> {
-        let (index, resident_blocks) = (engine.index(), engine.config().resident_blocks);
-        Self::with(index, resident_blocks, Some(engine))
+        Self::with(engine.index(), Some(engine))
     }
 
     /// Makes a device that has memory but runs no kernels, for code that needs none.
@@ -105,14 +99,13 @@ impl VirtualDevice {
     /// assert_eq!(gin_gpu::virt::VirtualDevice::memory_only(0).kind(), DeviceKind::Virtual);
     /// ```
     pub fn memory_only(index: u32) -> Arc<Self> {
-        Self::with(index, 0, None)
+        Self::with(index, None)
     }
 
-    fn with(index: u32, resident_blocks: u32, engine: Option<VirtualGpu>) -> Arc<Self> {
+    fn with(index: u32, engine: Option<VirtualGpu>) -> Arc<Self> {
         install();
         Arc::new_cyclic(|this| Self {
             index,
-            resident_blocks,
             engine,
             running: Mutex::new(Vec::new()),
             streams: AtomicU32::new(0),
@@ -134,22 +127,13 @@ impl VirtualDevice {
             let reason = "it has no bytes".to_owned();
             return Err(GpuError::Foreign { address, bytes, device: self.name(), reason });
         }
-        let device = self.this.upgrade().ok_or_else(|| self.unsupported("take memory while it is dropped"))?;
-        Ok(Memory::foreign(device, Box::new(ForeignMemory(address)), MemoryKind::Device, bytes))
+        let device: Arc<dyn Device> =
+            self.this.upgrade().ok_or_else(|| self.unsupported("take memory while it is dropped"))?;
+        Ok(Memory::with(Allocation::new(address, None, ForeignMemory), &device, MemoryKind::Device, bytes))
     }
 
     fn unsupported(&self, what: &'static str) -> GpuError {
         GpuError::Unsupported { device: self.name(), what }
-    }
-
-    fn launch(&self, stream: StreamId, grid: Grid) -> Result<LaunchTicket, GpuError> {
-        let engine = self.engine.as_ref().ok_or_else(|| self.unsupported("run kernels"))?;
-        let name = grid.name.clone();
-        let ticket = engine.launch(stream, grid).map_err(|error| failed(&name, &error))?;
-        let mut running = lock(&self.running);
-        running.retain(|ticket| !ticket.is_done());
-        running.push(ticket.clone());
-        Ok(ticket)
     }
 }
 
@@ -170,13 +154,13 @@ impl Device for VirtualDevice {
         LIMITS
     }
 
-    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
+    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Allocation, GpuError> {
         let refuse = out_of_memory(kind, bytes);
         let layout = usize::try_from(bytes).ok().and_then(|size| Layout::from_size_align(size.max(1), ALIGN).ok());
         let layout = layout.ok_or_else(|| refuse("it is more than an address space"))?;
         // Safety: the layout's size is not 0.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(|| refuse("the system has no more"))?;
-        Ok(Box::new(VirtualMemory { start, layout }))
+        Ok(Allocation::new(start.as_ptr().expose_provenance() as u64, None, VirtualMemory { start, layout }))
     }
 
     fn sharing(&self) -> Option<&dyn MemorySharing> {
@@ -220,7 +204,7 @@ impl Device for VirtualDevice {
     }
 
     fn resident_blocks(&self, _function: &Function, _config: &LaunchConfig) -> Result<u64, GpuError> {
-        Ok(u64::from(self.resident_blocks))
+        Ok(self.engine.as_ref().map_or(0, |engine| engine.config().resident_blocks.into()))
     }
 
     fn running(&self) -> usize {
@@ -235,32 +219,43 @@ impl Device for VirtualDevice {
 }
 
 impl MemorySharing for VirtualDevice {
-    fn reserve_addresses(&self, slots: u32) -> Result<Option<Box<dyn RawAddresses>>, GpuError> {
-        Ok(Some(Box::new(Pages::reserve(slots)?)))
+    fn reserve_addresses(&self, slots: u32) -> Result<Option<RawAddresses>, GpuError> {
+        let reserve = |bytes| {
+            let pages = HostPages::reserve(bytes).map_err(|error| error.to_string())?;
+            Ok((pages.start, pages))
+        };
+        RawAddresses::reserve(DeviceKind::Virtual, slots, LARGEST, reserve).map(Some)
     }
 
     fn granularity(&self) -> u64 {
         page()
     }
 
-    fn allocate_at(&self, place: FlatPlace, shared: bool) -> Result<Box<dyn RawMemory>, GpuError> {
-        let file = shared.then(|| HostFile::new(place.bytes())).transpose();
+    fn allocate_at(&self, place: FlatPlace, shared: bool) -> Result<Allocation, GpuError> {
+        let file = shared.then(|| new_file(place.bytes())).transpose();
         let file = file.map_err(out_of_memory(MemoryKind::Device, place.bytes()))?;
-        Ok(Box::new(PlacedPages::new(place, file)?))
+        let pages = HostPages::at(place, file.as_ref())?;
+        Ok(Allocation::new(pages.start, file, pages))
     }
 
-    fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
-        Ok(Box::new(HostPages::allocate(kind, bytes)?))
+    fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Allocation, GpuError> {
+        let (pages, file) = HostPages::allocate(kind, bytes)?;
+        Ok(Allocation::new(pages.start, Some(file), pages))
     }
 
-    fn import(&self, file: SharedFile, place: Option<FlatPlace>) -> Result<Box<dyn RawMemory>, GpuError> {
+    fn import(&self, file: SharedFile, place: Option<FlatPlace>) -> Result<Allocation, GpuError> {
         let SharedFile { file, bytes, .. } = file;
         let refuse = |reason| GpuError::Foreign { address: 0, bytes, device: self.name(), reason };
-        let file = HostFile::of_other(file, bytes).map_err(refuse)?;
-        Ok(match place {
-            Some(place) => Box::new(PlacedPages::new(place, Some(file))?),
-            None => Box::new(HostPages::new(file).map_err(|error| refuse(error.to_string()))?),
-        })
+        let length = check_file(&file, bytes).map_err(refuse)?;
+        let pages = match place {
+            Some(place) if place.bytes() != length => {
+                return Err(GpuError::OutOfRange { offset: 0, end: length, length: place.bytes() });
+            }
+            Some(place) => HostPages::at(place, Some(&file))?,
+            None => HostPages::of_file(&file, length).map_err(|error| refuse(error.to_string()))?,
+        };
+        // The file is closed, as there may be many, and is for its owner to give.
+        Ok(Allocation::new(pages.start, None, pages))
     }
 
     fn reaches_elsewhere(&self, kind: DeviceKind, _identity: &[u8]) -> bool {
@@ -273,8 +268,8 @@ impl MemorySharing for VirtualDevice {
 }
 
 impl NicAccess for VirtualDevice {
-    unsafe fn map_pages(&self, first: u64, _bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {
-        Ok(Box::new(SamePages::new(first, keep)))
+    unsafe fn map_pages(&self, first: u64, _bytes: u64, keep: Keep) -> Result<MappedPages, GpuError> {
+        Ok(MappedPages::new(first, keep))
     }
 
     fn export(&self, _address: u64, _bytes: u64) -> Result<MemoryFile, GpuError> {
@@ -290,8 +285,7 @@ impl Module for Linked {
     fn function(&self, name: &str) -> Result<Function, GpuError> {
         let mut found = KERNELS.iter().filter(|entry| entry.name == name);
         let Some(entry) = found.next() else {
-            let similar = similar(name, KERNELS.iter().map(|entry| entry.name));
-            return Err(GpuError::UnknownKernel { name: name.to_owned(), similar });
+            return Err(unknown(name, KERNELS.iter().map(|entry| entry.name)));
         };
         let mut modules: Vec<String> = found.map(|other| other.module.to_owned()).collect();
         if !modules.is_empty() {
@@ -322,23 +316,6 @@ pub fn function(entry: &'static KernelEntry) -> Function {
     }
 }
 
-/// The values of a launch, and their addresses.
-struct Values {
-    _owners: Vec<Argument>,
-    pointers: Vec<*const u8>,
-}
-
-// Safety: the pointers lead into `_owners`, which does not change.
-unsafe impl Send for Values {}
-// Safety: as above.
-unsafe impl Sync for Values {}
-
-impl Values {
-    fn pointers(&self) -> *const *const u8 {
-        self.pointers.as_ptr()
-    }
-}
-
 #[derive(Debug)]
 struct VirtualStream {
     device: Arc<VirtualDevice>,
@@ -353,7 +330,13 @@ impl VirtualStream {
     fn launch_grid(&self, grid: Grid) -> Result<LaunchTicket, GpuError> {
         let gates = std::mem::take(&mut *lock(&self.gates));
         rt::wait_until(|| gates.iter().all(LaunchTicket::is_done));
-        let ticket = self.device.launch(self.id, grid)?;
+        let engine = self.device.engine.as_ref().ok_or_else(|| self.device.unsupported("run kernels"))?;
+        let name = grid.name.clone();
+        let ticket = engine.launch(self.id, grid).map_err(|error| failed(&name, &error))?;
+        let mut running = lock(&self.device.running);
+        running.retain(|ticket| !ticket.is_done());
+        running.push(ticket.clone());
+        drop(running);
         lock(&self.tickets).push(ticket.clone());
         Ok(ticket)
     }
@@ -394,16 +377,17 @@ impl Stream for VirtualStream {
         let Some(&entry) = function.handle.downcast_ref::<&'static KernelEntry>() else {
             return Err(self.device.unsupported("run a kernel that was loaded for another kind of device"));
         };
-        let pointers = arguments.iter().map(Argument::as_ptr).collect();
-        let values = Values { _owners: arguments, pointers };
         let grid = Grid {
             name: entry.name.into(),
             grid_dim: config.grid,
             block_dim: config.block,
             dynamic_shared: config.dynamic_shared as usize,
             cooperative: config.cooperative,
-            // Safety: the caller promised that these are the parameters that the kernel takes.
-            body: Arc::new(move || unsafe { (entry.call)(values.pointers()) }),
+            body: Arc::new(move || {
+                let pointers: Vec<*const u8> = arguments.iter().map(Argument::as_ptr).collect();
+                // Safety: the caller promised that these are the parameters that the kernel takes.
+                unsafe { (entry.call)(pointers.as_ptr()) }
+            }),
         };
         self.launch_grid(grid).map(drop)
     }
@@ -423,7 +407,7 @@ impl Stream for VirtualStream {
     }
 
     fn wait_for(&self, event: &dyn Event) -> Result<(), GpuError> {
-        match event.downcast::<VirtualEvent>() {
+        match (event as &dyn Any).downcast_ref::<VirtualEvent>() {
             Some(event) => {
                 lock(&self.gates).push(event.ticket.clone());
                 Ok(())
@@ -457,7 +441,7 @@ impl Event for VirtualEvent {
     }
 
     fn since(&self, earlier: &dyn Event) -> Option<u64> {
-        let earlier = earlier.downcast::<Self>()?;
+        let earlier = (earlier as &dyn Any).downcast_ref::<Self>()?;
         if !self.ticket.is_done() || !earlier.ticket.is_done() {
             return None;
         }

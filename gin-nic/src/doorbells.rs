@@ -105,7 +105,7 @@ pub(super) struct DoorbellPage {
 #[derive(Debug)]
 pub(super) struct Pages {
     /// The pages by address in this process; none if kernels and host find doorbells at the same addresses.
-    pages: BTreeMap<u64, Box<dyn MappedPages>>,
+    pages: BTreeMap<u64, MappedPages>,
     size: u64,
 }
 

@@ -7,8 +7,8 @@ use super::lane::Lane;
 use super::module::Image;
 use crate::{GpuError, Limits, lock};
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdevice_P2PAttribute as P2P, CUdevice_attribute as Attribute, CUmemAccess_flags,
-    CUmemAccessDesc, CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
+    self, CUcontext, CUdevice, CUdevice_attribute as Attribute, CUmemAccess_flags, CUmemAccessDesc,
+    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp,
     CUmemAllocationProp_st__bindgen_ty_1, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUresult,
 };
 use std::collections::HashMap;
@@ -29,8 +29,10 @@ pub(super) struct Context {
     pub(super) nic_reaches: bool,
     /// Its memory can be exported as files that drivers share.
     pub(super) dma_buf: bool,
-    raw: CUcontext,
-    device: CUdevice,
+    /// The context's handle in the driver.
+    pub(super) raw: CUcontext,
+    /// The GPU's number in the driver.
+    pub(super) device: CUdevice,
     /// The numbers of the other GPUs whose memory this one reaches.
     neighbours: Mutex<Vec<usize>>,
     /// The numbers of the neighbours whose memory kernels of this GPU reach with atomics.
@@ -46,8 +48,18 @@ unsafe impl Send for Context {}
 // Safety: as above.
 unsafe impl Sync for Context {}
 
-/// Returns the number of GPUs that the driver shows to this process.
-pub(super) fn count() -> Result<usize, GpuError> {
+/// Returns the number of GPUs that this process can use, at least one.
+///
+/// ```
+/// match gin_gpu::cuda::device_count() {
+///     Ok(gpus) => assert!(gpus > 0),
+///     Err(error) => println!("no GPU: {error}"),
+/// }
+/// ```
+///
+/// # Errors
+/// [`GpuError::NoDriver`], [`GpuError::DriverTooOld`], [`GpuError::NoDevice`].
+pub fn device_count() -> Result<usize, GpuError> {
     let version = start()?;
     // Safety: writes one integer.
     let count = written("count the GPUs", 0, |count| unsafe { sys::cuDeviceGetCount(count) })?;
@@ -57,17 +69,10 @@ pub(super) fn count() -> Result<usize, GpuError> {
 /// The GPUs that were opened.
 static ALL: Mutex<Vec<Arc<Context>>> = Mutex::new(Vec::new());
 
-fn granularity(properties: &CUmemAllocationProp) -> Result<u64, GpuError> {
-    let which = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
-    // Safety: writes one integer.
-    let ask = |to| unsafe { sys::cuMemGetAllocationGranularity(to, properties, which) };
-    written("ask for the granularity of memory", 0, ask).map(|bytes| bytes as u64)
-}
-
 impl Context {
     /// Returns GPU number `ordinal`.
     pub(super) fn get(ordinal: usize) -> Result<Arc<Self>, GpuError> {
-        let there = count()?;
+        let there = device_count()?;
         if ordinal >= there {
             return Err(GpuError::NoSuchDevice { ordinal, there });
         }
@@ -131,7 +136,11 @@ impl Context {
             let nic = Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED;
             context.nic_reaches = attribute(nic)? != 0;
             context.enter()?;
-            context.granularity = Some(granularity(&context.memory_properties())?);
+            let properties = context.memory_properties();
+            let which = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+            // Safety: writes one integer.
+            let ask = |to| unsafe { sys::cuMemGetAllocationGranularity(to, &raw const properties, which) };
+            context.granularity = Some(written("ask for the granularity of memory", 0, ask)? as u64);
         }
         Ok(context)
     }
@@ -177,22 +186,10 @@ impl Context {
         check("make a GPU's context current", unsafe { sys::cuCtxSetCurrent(self.raw) })
     }
 
-    /// Returns the GPU's number in the driver.
-    pub(super) fn device(&self) -> sys::CUdevice {
-        self.device
-    }
-
-    /// Returns the context's handle in the driver.
-    pub(super) fn raw(&self) -> CUcontext {
-        self.raw
-    }
-
     /// Lets this GPU reach memory of `other`, if the hardware can. Then copies between them take the direct way.
     /// Kernels use it only if the hardware also has atomics on it.
     fn befriend(&self, other: &Self) -> Result<(), GpuError> {
-        // Safety: writes one integer.
-        let ask = |can| unsafe { sys::cuDeviceCanAccessPeer(can, self.device, other.device) };
-        if written("ask whether GPUs reach each other", 0, ask)? == 0 {
+        if !info::reaches(self.device, other.device)? {
             return Ok(());
         }
         self.enter()?;
@@ -202,10 +199,7 @@ impl Context {
             code => check("let a GPU reach another one", code)?,
         }
         lock(&self.neighbours).push(other.ordinal);
-        let which = P2P::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
-        // Safety: writes one integer.
-        let ask = |atomics| unsafe { sys::cuDeviceGetP2PAttribute(atomics, which, self.device, other.device) };
-        if written("ask whether a GPU has atomics on the memory of another one", 0, ask)? != 0 {
+        if info::has_atomics(self.device, other.device)? {
             lock(&self.friends).push(other.ordinal);
         }
         Ok(())

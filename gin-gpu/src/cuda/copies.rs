@@ -4,12 +4,12 @@
 use super::CudaDevice;
 use super::context::Context;
 use super::deferred::Resource;
-use super::driver::{BesideCaptures, check, error, is_done, new_event};
+use super::driver::{BesideCaptures, check, is_done, new_event};
 use super::lane::{BUFFER, Lane, VALUES};
 use super::launches::defer;
 use crate::copier::{Copier, Ticket};
 use crate::{GpuError, Memory, MemoryKind};
-use cudarc::driver::sys::{self, CUevent, CUresult};
+use cudarc::driver::sys::{self, CUevent};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -37,12 +37,6 @@ pub(super) struct Copies {
 // Safety: handles of the driver, which any thread may use.
 unsafe impl Send for Copies {}
 
-/// The location of an address.
-enum Location {
-    Host,
-    Device(Arc<Context>),
-}
-
 impl Copies {
     pub(super) fn new(context: &Arc<Context>) -> Result<Self, GpuError> {
         Ok(Self {
@@ -62,27 +56,24 @@ impl Copies {
         self.lane.as_mut().ok_or(missing)
     }
 
-    fn location(&self, memory: &Memory) -> Result<Location, GpuError> {
+    /// Returns the GPU that holds the memory; `None` for memory of the host.
+    fn holder(&self, memory: &Memory) -> Result<Option<Arc<Context>>, GpuError> {
         let device = memory.device().downcast::<CudaDevice>();
         let device = device.ok_or_else(|| self.context.unsupported("copy memory of another kind of device"))?;
-        Ok(match memory.kind() {
-            MemoryKind::Pinned => Location::Host,
-            MemoryKind::Device => Location::Device(device.context.clone()),
-        })
+        Ok((memory.kind() == MemoryKind::Device).then(|| device.context.clone()))
     }
 
     /// Marks the end of the copies that were started.
     fn mark(&mut self) -> Result<Ticket, GpuError> {
         let event = match self.spare.pop() {
             Some(event) => event,
-            None => new_event()?,
+            None => new_event(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?,
         };
-        let stream = self.lane()?.stream();
+        let stream = self.lane()?.stream;
         // Safety: both are alive.
-        let code = unsafe { sys::cuEventRecord(event, stream) };
-        if code != CUresult::CUDA_SUCCESS {
+        if let Err(error) = check("record the end of a copy", unsafe { sys::cuEventRecord(event, stream) }) {
             self.spare.push(event);
-            return Err(error("record the end of a copy", code));
+            return Err(error);
         }
         self.started += 1;
         self.ends.push_back((self.started, event));
@@ -112,33 +103,31 @@ impl Copies {
 impl Copier for Copies {
     unsafe fn copy(&mut self, to: (&Memory, u64), from: (&Memory, u64), bytes: u64) -> Result<Ticket, GpuError> {
         self.context.enter()?;
-        let (to, to_address, from, from_address) = (self.location(to.0)?, to.1, self.location(from.0)?, from.1);
+        let (to, to_address, from, from_address) = (self.holder(to.0)?, to.1, self.holder(from.0)?, from.1);
         let lane = self.lane()?;
         match (&to, &from) {
-            (Location::Device(to), Location::Device(from)) if to.ordinal != from.ordinal => {
-                let stream = lane.stream();
+            (Some(to), Some(from)) if to.ordinal != from.ordinal => {
                 // Safety: the caller's promise.
                 let code = unsafe {
-                    sys::cuMemcpyPeerAsync(to_address, to.raw(), from_address, from.raw(), bytes as usize, stream)
+                    sys::cuMemcpyPeerAsync(to_address, to.raw, from_address, from.raw, bytes as usize, lane.stream)
                 };
                 check("copy between GPUs", code)?;
             }
-            (Location::Device(_), Location::Host) | (Location::Host, Location::Device(_)) => {
+            (Some(_), None) | (None, Some(_)) => {
                 // Safety: the caller's promise.
                 unsafe { lane.start(to_address, from_address, bytes)? };
             }
-            (Location::Device(_), Location::Device(_)) | (Location::Host, Location::Host) => {
+            (Some(_), Some(_)) | (None, None) => {
                 // A copy within the GPU would need a processor, and perhaps none is free. The chunks follow each other
                 // in the stream, so one buffer is enough.
-                let (buffer, mut at) = (lane.buffer(), 0);
-                while at < bytes {
+                let buffer = lane.buffer;
+                for at in (0..bytes).step_by(BUFFER as usize) {
                     let chunk = BUFFER.min(bytes - at);
                     // Safety: the caller's promise; the buffer lives as long as the lane.
                     unsafe {
                         lane.start(buffer, from_address + at, chunk)?;
                         lane.start(to_address + at, buffer, chunk)?;
                     }
-                    at += chunk;
                 }
             }
         }
@@ -154,10 +143,10 @@ impl Copier for Copies {
         }
         self.context.enter()?;
         // Also refuses memory of another kind of device.
-        self.location(to.0)?;
+        self.holder(to.0)?;
         let slot = self.values % MOST_VALUES;
         let lane = self.lane()?;
-        let place = lane.values() + slot * 8;
+        let place = lane.buffer + BUFFER + slot * 8;
         // Safety: no copy uses this place of the lane's buffer, because its last value is written.
         unsafe { (place as usize as *mut u64).write_volatile(value.to_le()) };
         // Safety: the caller's promise.

@@ -7,10 +7,11 @@
 use super::context::Context;
 use super::driver::check;
 use super::lane::Lane;
+use super::launches::defer;
+use super::memory::forget_pinned;
 use super::pages;
 use crate::flat::FlatPlace;
-use crate::mapped::pointer;
-use crate::shared::HostPages;
+use crate::shared::{HostPages, pointer};
 use crate::{GpuError, RawMemory};
 use cudarc::driver::sys::{self, CUevent, CUmodule, CUstream};
 use std::any::Any;
@@ -43,58 +44,77 @@ pub(super) enum Resource {
     Pages(u64),
 }
 
-/// A resource to free in a context.
+// Safety: handles of the driver, which any thread may use.
+unsafe impl Send for Resource {}
+// Safety: as above.
+unsafe impl Sync for Resource {}
+
+/// The owner of a resource, which is freed after this is dropped, when no kernel runs.
 #[derive(Debug)]
-pub(super) struct DeferredFree {
-    pub(super) context: Arc<Context>,
-    pub(super) resource: Resource,
+pub(super) struct Deferred {
+    context: Arc<Context>,
+    /// `None` only in `drop`.
+    resource: Option<Resource>,
 }
 
-// Safety: handles of the driver, which any thread may use.
-unsafe impl Send for DeferredFree {}
+impl Deferred {
+    pub(super) fn new(context: &Arc<Context>, resource: Resource) -> Self {
+        Self { context: context.clone(), resource: Some(resource) }
+    }
+}
+
+impl RawMemory for Deferred {}
+
+impl Drop for Deferred {
+    fn drop(&mut self) {
+        if let Some(resource) = self.resource.take() {
+            defer(&self.context, resource);
+        }
+    }
+}
 
 /// Frees the resource. Returns the rest, which the caller drops without the lock, because dropping may defer more.
-pub(super) fn free(DeferredFree { context, resource }: DeferredFree) -> Result<Option<Box<dyn Any>>, GpuError> {
-    let entered = match resource {
+pub(super) fn free(context: &Context, resource: Resource) -> Result<Box<dyn Any>, GpuError> {
+    match resource {
         Resource::Lane(lane) => {
             lane.give_back();
-            return Ok(None);
+            return Ok(Box::new(()));
         }
-        Resource::Pages(first) => return context.enter().and_then(|()| pages::end(first)),
-        _ => context.enter(),
-    };
+        Resource::Pages(first) => {
+            context.enter()?;
+            return Ok(Box::new(pages::end(first)?));
+        }
+        _ => {}
+    }
     // Safety: each handle came from the driver and is deferred once, and no code uses it any more.
-    let freed = entered.and_then(|()| unsafe {
+    let freed = context.enter().and_then(|()| unsafe {
         match &resource {
             Resource::Device(address) => check("free device memory", sys::cuMemFree_v2(*address)),
-            Resource::Pinned(address) => check("free pinned memory", sys::cuMemFreeHost(pointer(*address))),
+            Resource::Pinned(address) => {
+                forget_pinned(*address);
+                check("free pinned memory", sys::cuMemFreeHost(pointer(*address)))
+            }
             Resource::Stream(stream) => check("end a stream", sys::cuStreamDestroy_v2(*stream)),
             Resource::Event(event) => check("end an event", sys::cuEventDestroy_v2(*event)),
             Resource::Module(module) => check("unload a module", sys::cuModuleUnload(*module)),
             Resource::Placed(place) => unmap(place.address(), place.bytes()),
             Resource::Alone(start, bytes) => unmap(*start, *bytes).and_then(|()| release(*start, *bytes)),
             Resource::PinnedFile(pages) => {
-                check("give back pinned memory", sys::cuMemHostUnregister(pointer(pages.address())))
+                forget_pinned(pages.start);
+                check("give back pinned memory", sys::cuMemHostUnregister(pointer(pages.start)))
             }
             Resource::Addresses(start, bytes) => release(*start, *bytes),
             Resource::Lane(_) | Resource::Pages(_) => Ok(()),
         }
     });
-    match (resource, freed) {
-        (Resource::Placed(place), Ok(())) => return Ok(Some(Box::new(place))),
-        (Resource::Placed(place), Err(error)) => {
-            // The memory is still mapped, so this place stays taken.
-            place.leak();
+    match freed {
+        Ok(()) => Ok(Box::new(resource)),
+        Err(error) => {
+            // Memory may still be mapped, and GPUs may still reach it. So its place stays taken, and its pages mapped.
+            std::mem::forget(resource);
             Err(error)
         }
-        (Resource::PinnedFile(pages), Err(error)) => {
-            // GPUs may still reach the pages, so they stay mapped.
-            std::mem::forget(pages);
-            Err(error)
-        }
-        (_, freed) => freed,
     }
-    .map(|()| None)
 }
 
 /// Unmaps device memory.

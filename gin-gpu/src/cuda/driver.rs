@@ -2,16 +2,17 @@
 //! Loads the driver, and reports its errors.
 
 use crate::GpuError;
-use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
+use cudarc::driver::result::DriverError;
+use cudarc::driver::sys::{self, CUevent_flags, CUresult, CUstreamCaptureMode};
 use std::ffi::CStr;
 use std::sync::OnceLock;
 
 /// The oldest driver with every call used here: that of CUDA 12.8.
 const OLDEST: i32 = 12_080;
 
-/// Returns the error of a call that failed.
+/// Checks the code that a call returned.
 pub(super) fn check(context: &'static str, code: CUresult) -> Result<(), GpuError> {
-    if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(error(context, code)) }
+    code.result().map_err(|failure| error(context, failure))
 }
 
 /// Returns the value that a call of the driver writes.
@@ -37,30 +38,22 @@ pub(super) fn is_done(context: &'static str, code: CUresult) -> Result<bool, Gpu
     }
 }
 
-/// Makes an event that measures no time. The context must be current.
-pub(super) fn new_event() -> Result<sys::CUevent, GpuError> {
-    let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+/// Makes an event that measures the time, or none. The context must be current.
+pub(super) fn new_event(flags: CUevent_flags) -> Result<sys::CUevent, GpuError> {
     // Safety: writes one pointer.
-    handle("make an event", |event| unsafe { sys::cuEventCreate(event, flags) })
+    handle("make an event", |event| unsafe { sys::cuEventCreate(event, flags as u32) })
 }
 
-/// Returns the error of a call that returned `code`.
-pub(super) fn error(context: &'static str, code: CUresult) -> GpuError {
-    GpuError::Driver { context, reason: describe(code) }
+/// Returns the error of a call that failed.
+pub(super) fn error(context: &'static str, failure: DriverError) -> GpuError {
+    GpuError::Driver { context, reason: describe(failure) }
 }
 
 /// Returns the meaning of an error code.
-pub(super) fn describe(code: CUresult) -> String {
-    let text = |call: unsafe fn(CUresult, *mut *const core::ffi::c_char) -> CUresult| {
-        let mut text = std::ptr::null();
-        // Safety: writes one pointer, to a string that lives for ever, or null.
-        let known = unsafe { call(code, &raw mut text) } == CUresult::CUDA_SUCCESS && !text.is_null();
-        // Safety: as above.
-        known.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
-    };
-    let name = text(sys::cuGetErrorName).unwrap_or_else(|| "unknown error".to_owned());
-    let meaning = text(sys::cuGetErrorString).unwrap_or_default();
-    format!("{name} ({}): {meaning}", code as u32)
+pub(super) fn describe(failure: DriverError) -> String {
+    let name = failure.error_name().map_or("unknown error".into(), CStr::to_string_lossy);
+    let meaning = failure.error_string().map_or("".into(), CStr::to_string_lossy);
+    format!("{name} ({}): {meaning}", failure.0 as u32)
 }
 
 /// Returns a version as people write it.
@@ -93,7 +86,7 @@ pub(super) fn start() -> Result<i32, GpuError> {
             match unsafe { sys::cuInit(0) } {
                 CUresult::CUDA_SUCCESS => Ok(version),
                 CUresult::CUDA_ERROR_NO_DEVICE => Err(no_device(version)),
-                code => Err(none(describe(code))),
+                code => Err(none(describe(DriverError(code)))),
             }
         })
         .clone()

@@ -5,7 +5,8 @@ use super::CudaDevice;
 use super::context::Context;
 use super::driver::describe;
 use super::memory::{forget_pinned, know_pinned};
-use crate::{Device, GpuError, MemoryKind, RawMemory};
+use crate::{Allocation, Device, GpuError, MemoryKind, RawMemory};
+use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{
     self, CUcontext, CUmemAccess_flags, CUmemoryPool, CUmemorytype, CUpointer_attribute as Attribute, CUresult,
 };
@@ -41,7 +42,7 @@ struct Facts {
 }
 
 impl Facts {
-    fn of(address: u64) -> Result<Self, CUresult> {
+    fn of(address: u64) -> Result<Self, DriverError> {
         let mut facts = Self::default();
         let (mut attributes, mut places): (Vec<_>, Vec<_>) = [
             (Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, &raw mut facts.memory_type),
@@ -59,7 +60,7 @@ impl Facts {
         let count = attributes.len() as u32;
         // Safety: a place of 8 bytes for each attribute, and none is longer; shorter ones fill the low bytes.
         let code = unsafe { sys::cuPointerGetAttributes(count, attributes.as_mut_ptr(), places.as_mut_ptr(), address) };
-        if code == CUresult::CUDA_SUCCESS { Ok(facts) } else { Err(code) }
+        code.result().map(|()| facts)
     }
 
     /// Returns the reason for which `context` on GPU `ordinal` cannot use memory with these facts.
@@ -88,9 +89,9 @@ impl Facts {
     }
 }
 
-/// Returns the reason for a refusal of the driver.
-fn refused(call: &str, code: CUresult) -> String {
-    format!("{call} says {}", describe(code))
+/// Returns a function that makes the reason for a refusal of the driver.
+fn refused(call: &'static str) -> impl Fn(DriverError) -> String {
+    move |failure| format!("{call} says {}", describe(failure))
 }
 
 /// Finds out the allocator of the memory, and checks that all of it is there.
@@ -100,20 +101,20 @@ fn examine(context: &Context, address: u64, bytes: u64) -> Result<Origin, String
     }
     let end = address.checked_add(bytes).ok_or("it ends past the last address")?;
     context.enter().map_err(|error| error.to_string())?;
-    let facts = |address| Facts::of(address).map_err(|code| refused("cuPointerGetAttributes", code));
+    let facts = |address| Facts::of(address).map_err(refused("cuPointerGetAttributes"));
     let (first, last) = (facts(address)?, facts(end - 1)?);
-    if let Some(reason) = [first, last].iter().find_map(|facts| facts.refusal(context.ordinal, context.raw())) {
+    if let Some(reason) = [first, last].iter().find_map(|facts| facts.refusal(context.ordinal, context.raw)) {
         return Err(reason);
     }
     if first.memory_type != last.memory_type {
         return Err("it begins in one kind of memory and ends in another".to_owned());
     }
     let part = |start: u64, size: u64| {
-        let whole = start <= address && end <= start.saturating_add(size);
-        let past = || {
-            format!("it is not all in one allocation: bytes {start:#x} to {:#x} are one", start.saturating_add(size))
-        };
-        if whole { Ok(()) } else { Err(past()) }
+        let past = start.saturating_add(size);
+        if start <= address && end <= past {
+            return Ok(());
+        }
+        Err(format!("it is not all in one allocation: bytes {start:#x} to {past:#x} are one"))
     };
     if first.memory_type == CUmemorytype::CU_MEMORYTYPE_HOST as u64 {
         if first.buffer != last.buffer {
@@ -131,11 +132,9 @@ fn examine(context: &Context, address: u64, bytes: u64) -> Result<Origin, String
     if pool.is_null() && unsafe { sys::cuMemRetainAllocationHandle(&raw mut handle, pointer) } == CUresult::CUDA_SUCCESS
     {
         // Safety: retained just now.
-        match unsafe { sys::cuMemRelease(handle) } {
-            // The mapping may consist of several parts; the driver is asked page by page.
-            CUresult::CUDA_SUCCESS => return Ok(Origin::Map),
-            code => return Err(refused("cuMemRelease", code)),
-        }
+        unsafe { sys::cuMemRelease(handle) }.result().map_err(refused("cuMemRelease"))?;
+        // The mapping may consist of several parts; the driver is asked page by page.
+        return Ok(Origin::Map);
     }
     let (mut start, mut size) = (0, 0);
     // Safety: writes two integers.
@@ -143,7 +142,7 @@ fn examine(context: &Context, address: u64, bytes: u64) -> Result<Origin, String
         CUresult::CUDA_SUCCESS => part(start, size as u64)?,
         // It may know only the usual kind of allocation.
         _ if first.size != 0 => part(first.start, first.size)?,
-        code => return Err(refused("cuMemGetAddressRange", code)),
+        code => code.result().map_err(refused("cuMemGetAddressRange"))?,
     }
     Ok(if pool.is_null() { Origin::Alloc } else { Origin::Pool(pool) })
 }
@@ -173,25 +172,22 @@ impl ForeignMemory {
             Origin::Pool(pool) => {
                 let mut flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE;
                 // Safety: writes one integer of the enumeration; the caller of `import_memory` keeps the pool alive.
-                match unsafe { sys::cuMemPoolGetAccess(&raw mut flags, pool, &raw mut location) } {
-                    CUresult::CUDA_SUCCESS if flags == full => Ok(()),
-                    CUresult::CUDA_SUCCESS => {
-                        Err(format!("{} has no access to its pool (cuMemPoolSetAccess)", context.full_name()))
-                    }
-                    code => Err(refused("cuMemPoolGetAccess", code)),
+                let asked = unsafe { sys::cuMemPoolGetAccess(&raw mut flags, pool, &raw mut location) };
+                asked.result().map_err(refused("cuMemPoolGetAccess"))?;
+                if flags != full {
+                    return Err(format!("{} has no access to its pool (cuMemPoolSetAccess)", context.full_name()));
                 }
+                Ok(())
             }
             Origin::Map => {
                 let mut at = self.address;
                 while at < self.address + self.bytes {
                     let mut flags = 0;
                     // Safety: writes one integer.
-                    match unsafe { sys::cuMemGetAccess(&raw mut flags, &raw const location, at) } {
-                        CUresult::CUDA_SUCCESS if flags == full as u64 => {}
-                        CUresult::CUDA_SUCCESS => {
-                            return Err(format!("{} has no access to {at:#x} (cuMemSetAccess)", context.full_name()));
-                        }
-                        code => return Err(format!("{at:#x}: {}", refused("cuMemGetAccess", code))),
+                    let asked = unsafe { sys::cuMemGetAccess(&raw mut flags, &raw const location, at) }.result();
+                    asked.map_err(refused("cuMemGetAccess")).map_err(|reason| format!("{at:#x}: {reason}"))?;
+                    if flags != full as u64 {
+                        return Err(format!("{} has no access to {at:#x} (cuMemSetAccess)", context.full_name()));
                     }
                     at = (at + 1).next_multiple_of(GRANULE);
                 }
@@ -202,11 +198,12 @@ impl ForeignMemory {
                 let mut seen = 0;
                 let pointer = std::ptr::with_exposed_provenance_mut(self.address as usize);
                 // Safety: writes one integer.
-                match unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut seen, pointer, 0) } {
-                    CUresult::CUDA_SUCCESS if seen == self.address => Ok(()),
-                    CUresult::CUDA_SUCCESS => Err(format!("{} sees it at {seen:#x}", context.full_name())),
-                    code => Err(refused("cuMemHostGetDevicePointer", code)),
+                let asked = unsafe { sys::cuMemHostGetDevicePointer_v2(&raw mut seen, pointer, 0) };
+                asked.result().map_err(refused("cuMemHostGetDevicePointer"))?;
+                if seen != self.address {
+                    return Err(format!("{} sees it at {seen:#x}", context.full_name()));
                 }
+                Ok(())
             }
         }
     }
@@ -217,10 +214,6 @@ impl ForeignMemory {
 }
 
 impl RawMemory for ForeignMemory {
-    fn address(&self) -> u64 {
-        self.address
-    }
-
     fn check_reach(&self, device: &dyn Device) -> Result<(), GpuError> {
         match device.downcast::<CudaDevice>() {
             Some(device) => self.check(&device.context).map_err(|reason| self.refuse(reason)),
@@ -238,11 +231,7 @@ impl Drop for ForeignMemory {
 }
 
 /// Returns memory of the program, if kernels of this GPU can use it.
-pub(super) fn import(
-    context: &Arc<Context>,
-    address: u64,
-    bytes: u64,
-) -> Result<(Box<dyn RawMemory>, MemoryKind), GpuError> {
+pub(super) fn import(context: &Arc<Context>, address: u64, bytes: u64) -> Result<(Allocation, MemoryKind), GpuError> {
     let refuse = |reason| GpuError::Foreign { address, bytes, device: context.full_name(), reason };
     let origin = examine(context, address, bytes).map_err(refuse)?;
     let kind = if origin == Origin::Host { MemoryKind::Pinned } else { MemoryKind::Device };
@@ -251,7 +240,7 @@ pub(super) fn import(
     }
     let memory = ForeignMemory { owner: context.clone(), origin, address, bytes };
     memory.check(context).map_err(refuse)?;
-    Ok((Box::new(memory), kind))
+    Ok((Allocation::new(address, None, memory), kind))
 }
 
 #[cfg(test)]

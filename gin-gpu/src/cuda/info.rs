@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Describes the GPUs of this machine. It makes no context, so it takes none of their memory.
 
-use super::context::count;
+use super::context::device_count;
 use super::driver::{check, written};
 use super::module::{Embedded, choose, no_text};
 use crate::GpuError;
@@ -50,7 +50,7 @@ impl GpuInfo {
 /// # Errors
 /// [`GpuError::NoDriver`], [`GpuError::DriverTooOld`], [`GpuError::NoDevice`], or an error of the driver.
 pub fn gpus() -> Result<Vec<GpuInfo>, GpuError> {
-    (0..count()?).map(describe).collect()
+    (0..device_count()?).map(describe).collect()
 }
 
 /// Returns the version of the driver's kernel module, such as `580.159.04`, if the system shows it.
@@ -82,6 +82,21 @@ pub(super) fn attribute(device: CUdevice, attribute: Attribute) -> Result<u32, G
 pub(super) fn capability(device: CUdevice) -> Result<u32, GpuError> {
     let major = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
     Ok(major * 10 + attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?)
+}
+
+/// Returns whether a GPU reaches memory of another one.
+pub(super) fn reaches(device: CUdevice, other: CUdevice) -> Result<bool, GpuError> {
+    // Safety: writes one integer.
+    let ask = |can| unsafe { sys::cuDeviceCanAccessPeer(can, device, other) };
+    written("ask whether GPUs reach each other", 0, ask).map(|can| can != 0)
+}
+
+/// Returns whether a GPU that reaches memory of another one also has atomics on it.
+pub(super) fn has_atomics(device: CUdevice, other: CUdevice) -> Result<bool, GpuError> {
+    let which = sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+    // Safety: writes one integer.
+    let ask = |atomics| unsafe { sys::cuDeviceGetP2PAttribute(atomics, which, device, other) };
+    written("ask whether a GPU has atomics on the memory of another one", 0, ask).map(|atomics| atomics != 0)
 }
 
 /// Returns a text of at most 127 bytes that a call writes.

@@ -7,7 +7,7 @@
 
 use super::context::Context;
 use super::driver::{BesideCaptures, check, handle, is_done, written};
-use crate::mapped::pointer;
+use crate::shared::pointer;
 use crate::{GpuError, lock};
 use cudarc::driver::sys::{self, CUstream};
 use std::sync::Arc;
@@ -23,8 +23,9 @@ pub(super) const VALUES: u64 = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Lane {
     context: Arc<Context>,
-    stream: CUstream,
-    buffer: u64,
+    pub(super) stream: CUstream,
+    /// The address of the buffer, on host and device. The values are behind it.
+    pub(super) buffer: u64,
 }
 
 // Safety: a stream may be used from any thread.
@@ -56,20 +57,6 @@ impl Lane {
     /// Keeps the lane for the next user. All its copies must be done.
     pub(super) fn give_back(self) {
         lock(&self.context.clone().lanes).push(self);
-    }
-
-    /// Returns the address of the buffer, on host and device.
-    pub(super) fn buffer(&self) -> u64 {
-        self.buffer
-    }
-
-    /// Returns the address of the place for values.
-    pub(super) fn values(&self) -> u64 {
-        self.buffer + BUFFER
-    }
-
-    pub(super) fn stream(&self) -> CUstream {
-        self.stream
     }
 
     /// Starts a copy between the host's pinned memory and the device.
@@ -150,12 +137,10 @@ impl Lane {
         self.context.enter()?;
         // Safety: the buffer is as long, and no copy uses it.
         unsafe { std::ptr::write_bytes(self.buffer as usize as *mut u8, 0, BUFFER.min(bytes) as usize) };
-        let mut at = 0;
-        while at < bytes {
+        for at in (0..bytes).step_by(BUFFER as usize) {
             let chunk = BUFFER.min(bytes - at);
             // Safety: the caller's promise.
             unsafe { self.start(to + at, self.buffer, chunk)? };
-            at += chunk;
         }
         self.finish()
     }

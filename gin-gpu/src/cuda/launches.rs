@@ -6,19 +6,24 @@
 //! frees](super::deferred) are carried out.
 
 use super::context::Context;
-use super::deferred::{DeferredFree, Resource, free};
+use super::deferred::{Resource, free};
 use super::driver::{BesideCaptures, check, error, new_event};
-use super::resident::Residents;
+use super::resident::Stays;
 use crate::{GpuError, lock};
 use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// The most kernels that one GPU runs at a time.
 const MOST_KERNELS: usize = 128;
 
 /// The most failures of frees that are kept.
 const MOST_FAILURES: usize = 16;
+
+/// The pause of a launch that waits for resident kernels.
+const NAP: Duration = Duration::from_micros(20);
 
 /// A kernel that was launched.
 #[derive(Debug)]
@@ -35,11 +40,13 @@ pub(super) struct Running {
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) running: Vec<Running>,
-    /// The resident kernels; `None` in programs that have none.
-    pub(super) residents: Option<Box<Residents>>,
+    /// The resident kernels.
+    pub(super) residents: Vec<Stays>,
+    /// By GPU: the most local memory of a thread that a launch beside resident kernels has needed.
+    pub(super) local: BTreeMap<usize, u32>,
     /// The number of [`Hold`](super::resident::Hold)s.
     pub(super) holds: u32,
-    deferred: Vec<DeferredFree>,
+    deferred: Vec<(Arc<Context>, Resource)>,
     failures: Vec<GpuError>,
 }
 
@@ -116,19 +123,13 @@ impl State {
     fn room(&self, ordinal: usize, fit: Fit, asks: Option<u64>) -> u64 {
         let running = self.running.iter().filter(|running| running.ordinal == ordinal);
         let running = running.map(|running| (running.blocks, running.per_processor));
-        let away = self.residents.iter().flat_map(|residents| residents.away(&self.running, ordinal, asks));
-        room(running.chain(away), fit)
+        room(running.chain(self.away(ordinal, asks)), fit)
     }
 
     /// Returns whether no kernel runs. If only resident kernels run, asks them to park.
     fn is_quiet(&mut self) -> bool {
         self.reap();
-        match &self.residents {
-            None => self.running.is_empty(),
-            Some(residents) => {
-                self.running.iter().all(|running| residents.launches(running.owner)) && self.park(|_| true)
-            }
-        }
+        self.running.iter().all(|running| self.is_resident(running.owner)) && self.park(|_| true)
     }
 
     /// Carries out deferred frees, if no kernel runs. The caller drops the result without the lock, because that may
@@ -138,14 +139,17 @@ impl State {
         if self.deferred.is_empty() || !self.is_quiet() {
             return rests;
         }
-        let copying = |deferred: &DeferredFree| matches!(deferred, DeferredFree { resource: Resource::Lane(lane), .. } if lane.is_idle() == Ok(false));
-        if self.deferred.iter().any(copying) {
+        let is_copying = self.deferred.iter().any(|(_, resource)| match resource {
+            Resource::Lane(lane) => lane.is_idle() == Ok(false),
+            _ => false,
+        });
+        if is_copying {
             // Its copies may use memory whose free is deferred too.
             return rests;
         }
-        for deferred in std::mem::take(&mut self.deferred) {
-            match free(deferred) {
-                Ok(rest) => rests.extend(rest),
+        for (context, resource) in std::mem::take(&mut self.deferred) {
+            match free(&context, resource) {
+                Ok(rest) => rests.push(rest),
                 Err(error) if self.failures.len() < MOST_FAILURES => self.failures.push(error),
                 Err(_) => {}
             }
@@ -156,7 +160,7 @@ impl State {
 
 /// Defers a free until no kernel runs.
 pub(super) fn defer(context: &Arc<Context>, resource: Resource) {
-    with(|state| state.deferred.push(DeferredFree { context: context.clone(), resource }));
+    with(|state| state.deferred.push((context.clone(), resource)));
 }
 
 /// Carries out deferred frees, if no kernel runs.
@@ -164,8 +168,8 @@ pub(super) fn free_deferred() {
     drop(with(State::free_deferred));
 }
 
-/// Returns the failures of frees since the last call.
-pub(super) fn failures() -> Vec<GpuError> {
+/// Returns the errors of freeing memory, streams and modules since the last call.
+pub fn take_failures() -> Vec<GpuError> {
     with(|state| std::mem::take(&mut state.failures))
 }
 
@@ -187,18 +191,18 @@ pub(super) fn free_blocks(context: &Context, fit: Fit) -> u64 {
 
 /// Launches by `start` if there is room. No free is carried out meanwhile.
 pub(super) fn launch(launch: &Launch<'_>, start: impl FnOnce() -> CUresult) -> Result<(), GpuError> {
-    let (mut start, mut wait) = (Some(start), super::resident::ComingBack::default());
+    let (mut start, mut since) = (Some(start), None);
     loop {
         let done = with(|state| {
             state.reap();
-            match &state.residents {
-                Some(residents) if residents.must_wait(&state.running, launch, &mut wait)? => Ok(None),
-                _ => start.take().map(|start| launch_in(state, launch, start)).transpose(),
+            if state.must_wait(launch, &mut since)? {
+                return Ok(None);
             }
+            start.take().map(|start| launch_in(state, launch, start)).transpose()
         });
         match done? {
             Some(()) => return Ok(()),
-            None => wait.nap(),
+            None => std::thread::sleep(NAP),
         }
     }
 }
@@ -226,20 +230,17 @@ fn launch_in(state: &mut State, launch: &Launch<'_>, start: impl FnOnce() -> CUr
         // An event recorded now would be part of the graph too, and never show the end of a kernel.
         return check("launch a kernel into a graph", start());
     }
-    let ended = new_event()?;
+    let ended = new_event(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
     // Safety: both handles are alive.
-    let code = match start() {
-        CUresult::CUDA_SUCCESS => unsafe { sys::cuEventRecord(ended, launch.stream) },
-        code => code,
-    };
-    if code != CUresult::CUDA_SUCCESS {
+    let recorded = start().result().and_then(|()| unsafe { sys::cuEventRecord(ended, launch.stream) }.result());
+    if let Err(failure) = recorded {
         // Safety: no other code has the event.
         unsafe { sys::cuEventDestroy_v2(ended) };
-        return Err(error("launch a kernel", code));
+        return Err(error("launch a kernel", failure));
     }
     let &Launch { owner, blocks, fit: Fit { per_processor, .. }, .. } = launch;
-    if let Some(residents) = &mut state.residents {
-        residents.launched(owner, (context.ordinal, blocks, per_processor));
+    if let Some(stays) = state.residents.iter_mut().find(|stays| stays.owner == owner) {
+        stays.room = Some((context.ordinal, blocks, per_processor));
     }
     state.running.push(Running { ordinal: context.ordinal, owner, ended, blocks, per_processor });
     Ok(())

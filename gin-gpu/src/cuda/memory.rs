@@ -2,12 +2,12 @@
 //! Allocations.
 
 use super::context::Context;
-use super::deferred::Resource;
+use super::deferred::{Deferred, Resource};
 use super::driver::written;
 use super::lane::{Lane, host_alloc};
-use super::launches::{defer, free_deferred};
+use super::launches::free_deferred;
 use crate::error::out_of_memory;
-use crate::{GpuError, MemoryKind, RawMemory, lock};
+use crate::{Allocation, GpuError, MemoryKind, lock};
 use cudarc::driver::sys;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -33,59 +33,29 @@ pub(super) fn forget_pinned(address: u64) {
     lock(&PINNED).remove(&address);
 }
 
-/// Device memory or pinned memory; freed when no kernel runs.
-#[derive(Debug)]
-pub(super) struct CudaMemory {
-    context: Arc<Context>,
-    kind: MemoryKind,
-    address: u64,
-}
-
-impl CudaMemory {
-    /// Allocates zeroed memory.
-    pub(super) fn new(context: &Arc<Context>, kind: MemoryKind, bytes: u64) -> Result<Self, GpuError> {
-        free_deferred();
-        context.enter()?;
-        let refuse = out_of_memory(kind, bytes);
-        let address = match kind {
-            MemoryKind::Pinned => {
-                let address = host_alloc(bytes).map_err(refuse)?;
-                // Safety: these bytes were just allocated.
-                unsafe { std::ptr::write_bytes(address as usize as *mut u8, 0, bytes as usize) };
-                know_pinned(address, bytes);
-                address
-            }
-            MemoryKind::Device => {
-                // Safety: writes one integer.
-                let allocate = |address| unsafe { sys::cuMemAlloc_v2(address, bytes as usize) };
-                written("allocate device memory", 0, allocate).map_err(refuse)?
-            }
-        };
-        let memory = Self { context: context.clone(), kind, address };
-        if kind == MemoryKind::Device {
+/// Allocates zeroed memory, which is freed when no kernel runs.
+pub(super) fn allocate(context: &Arc<Context>, kind: MemoryKind, bytes: u64) -> Result<Allocation, GpuError> {
+    free_deferred();
+    context.enter()?;
+    let refuse = out_of_memory(kind, bytes);
+    let owned = |address, resource| Allocation::new(address, None, Deferred::new(context, resource));
+    match kind {
+        MemoryKind::Pinned => {
+            let address = host_alloc(bytes).map_err(refuse)?;
+            // Safety: these bytes were just allocated.
+            unsafe { std::ptr::write_bytes(address as usize as *mut u8, 0, bytes as usize) };
+            know_pinned(address, bytes);
+            Ok(owned(address, Resource::Pinned(address)))
+        }
+        MemoryKind::Device => {
+            // Safety: writes one integer.
+            let allocate = |address| unsafe { sys::cuMemAlloc_v2(address, bytes as usize) };
+            let address = written("allocate device memory", 0, allocate).map_err(refuse)?;
+            let memory = owned(address, Resource::Device(address));
             // Safety: these bytes were just allocated.
             Lane::with(context, |lane| unsafe { lane.zero(address, bytes) })?;
+            Ok(memory)
         }
-        Ok(memory)
-    }
-}
-
-impl RawMemory for CudaMemory {
-    fn address(&self) -> u64 {
-        self.address
-    }
-}
-
-impl Drop for CudaMemory {
-    fn drop(&mut self) {
-        let resource = match self.kind {
-            MemoryKind::Device => Resource::Device(self.address),
-            MemoryKind::Pinned => {
-                forget_pinned(self.address);
-                Resource::Pinned(self.address)
-            }
-        };
-        defer(&self.context, resource);
     }
 }
 

@@ -16,8 +16,8 @@
 //! - Memory, streams, events, modules and doorbell pages that are dropped are freed later, by an allocation or a
 //!   [`synchronize`](Stream::synchronize) while no kernel of this process runs on any of its GPUs. Failures are kept:
 //!   [`take_failures`].
-//! - Resident kernels ([`Resident`]) are asked to park before memory is freed, before a module is loaded, and before a
-//!   launch that needs more local memory than any launch before it.
+//! - [Resident kernels](crate::resident::Resident) are asked to park before memory is freed, before a module is loaded,
+//!   and before a launch that needs more local memory than any launch before it.
 //! - Launches of all ranks on a GPU are added up. A cooperative launch that does not fit beside the running kernels is
 //!   refused. The sum assumes the worst placement of blocks, so some launches that would fit are refused.
 //! - Memory is zeroed and copied through pinned buffers, by copy engines. These work even while every processor is
@@ -29,8 +29,6 @@ mod context;
 mod copies;
 mod deferred;
 mod driver;
-mod export;
-mod flat;
 mod import;
 mod info;
 mod lane;
@@ -39,50 +37,32 @@ mod memory;
 mod module;
 mod pages;
 pub mod raw;
-mod resident;
+pub(crate) mod resident;
 mod shared;
 mod stream;
 
+pub use context::device_count;
 pub use info::{GpuInfo, gpus, kernel_module_version};
+pub use launches::take_failures;
 pub use module::Embedded;
 pub use stream::CudaStream;
 
 use self::context::Context;
 use self::copies::Copies;
-use self::flat::Addresses;
 use self::lane::Lane;
-use self::memory::{CudaMemory, is_pinned};
+use self::memory::is_pinned;
 use self::module::{Handle, Image, Images};
-use self::pages::CudaPages;
 use self::resident::Hold;
-use self::shared::{MappedMemory, PinnedFile};
 use super::copier::Copier;
-use super::flat::{FlatPlace, RawAddresses};
 use super::{
-    Device, DeviceKind, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, MemoryFile, MemoryKind,
-    MemorySharing, Module, ModuleSource, NicAccess, RawMemory, SharedFile, Stream,
+    Allocation, Device, DeviceKind, Function, GpuError, LaunchConfig, Limits, MemoryKind, MemorySharing, Module,
+    ModuleSource, NicAccess, Stream,
 };
 use crate::Devices;
 use crate::copy::copy_shared;
-use crate::resident::Resident;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-
-/// Returns the number of GPUs that this process can use, at least one.
-///
-/// ```
-/// match gin_gpu::cuda::device_count() {
-///     Ok(gpus) => assert!(gpus > 0),
-///     Err(error) => println!("no GPU: {error}"),
-/// }
-/// ```
-///
-/// # Errors
-/// [`GpuError::NoDriver`], [`GpuError::DriverTooOld`], [`GpuError::NoDevice`].
-pub fn device_count() -> Result<usize, GpuError> {
-    context::count()
-}
 
 /// Returns the newest CUDA version that the driver supports, such as `13.0`.
 ///
@@ -90,11 +70,6 @@ pub fn device_count() -> Result<usize, GpuError> {
 /// As [`device_count`].
 pub fn driver_version() -> Result<String, GpuError> {
     driver::start().map(driver::version_text)
-}
-
-/// Returns the errors of freeing memory, streams and modules since the last call.
-pub fn take_failures() -> Vec<GpuError> {
-    launches::failures()
 }
 
 /// A GPU as one rank uses it.
@@ -155,11 +130,6 @@ impl CudaDevice {
     pub fn processors(&self) -> u32 {
         self.context.processors
     }
-
-    /// Registers a resident kernel: this device object launches it from now on.
-    pub(crate) fn keep_resident(&self, resident: Weak<dyn Resident>) {
-        resident::keep(self.id, resident);
-    }
 }
 
 impl Device for CudaDevice {
@@ -175,8 +145,8 @@ impl Device for CudaDevice {
         self.context.limits
     }
 
-    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
-        Ok(Box::new(CudaMemory::new(&self.context, kind, bytes)?))
+    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Allocation, GpuError> {
+        memory::allocate(&self.context, kind, bytes)
     }
 
     fn sharing(&self) -> Option<&dyn MemorySharing> {
@@ -250,50 +220,6 @@ impl Device for CudaDevice {
     fn pci_address(&self) -> Option<String> {
         // Without an answer of the driver the address is not known.
         info::pci_address(self.ordinal()).ok()
-    }
-}
-
-impl MemorySharing for CudaDevice {
-    fn reserve_addresses(&self, slots: u32) -> Result<Option<Box<dyn RawAddresses>>, GpuError> {
-        let Some(granularity) = self.context.granularity else { return Ok(None) };
-        Ok(Some(Box::new(Addresses::reserve(&self.context, granularity, slots)?)))
-    }
-
-    fn granularity(&self) -> u64 {
-        self.context.granularity.unwrap_or(1)
-    }
-
-    fn allocate_at(&self, place: FlatPlace, shared: bool) -> Result<Box<dyn RawMemory>, GpuError> {
-        Ok(Box::new(MappedMemory::new(&self.context, place.bytes(), Some(place), shared)?))
-    }
-
-    fn allocate_shared(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
-        Ok(match kind {
-            MemoryKind::Device => Box::new(MappedMemory::new(&self.context, bytes, None, true)?),
-            MemoryKind::Pinned => Box::new(PinnedFile::new(&self.context, bytes)?),
-        })
-    }
-
-    fn import(&self, file: SharedFile, place: Option<FlatPlace>) -> Result<Box<dyn RawMemory>, GpuError> {
-        shared::import(&self.context, file, place)
-    }
-
-    fn identity(&self) -> Vec<u8> {
-        shared::identity(&self.context)
-    }
-
-    fn reaches_elsewhere(&self, kind: DeviceKind, identity: &[u8]) -> bool {
-        kind == DeviceKind::Cuda && shared::reaches(&self.context, identity)
-    }
-}
-
-impl NicAccess for CudaDevice {
-    unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {
-        Ok(Box::new(CudaPages::new(&self.context, first, bytes, keep)?))
-    }
-
-    fn export(&self, address: u64, bytes: u64) -> Result<MemoryFile, GpuError> {
-        export::export(&self.context, address, bytes)
     }
 }
 

@@ -2,12 +2,12 @@
 //! Kernels from PTX and machine code.
 
 use super::context::Context;
-use super::deferred::Resource;
+use super::deferred::{Deferred, Resource};
 use super::driver::{check, describe, start, version_text, written};
 use super::lane::Lane;
-use super::launches::defer;
-use crate::launch::similar;
+use crate::launch::unknown;
 use crate::{Function, GpuError, Module, Parameter, lock};
+use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute as Attribute, CUjit_option, CUmodule, CUresult};
 use gin_abi::{ABI_SYMBOL, ABI_VERSION};
 use gin_device::kernel::KERNELS;
@@ -59,11 +59,11 @@ fn ptx_version(image: &[u8]) -> Option<String> {
 #[derive(Debug)]
 pub(super) struct Image {
     context: Arc<Context>,
-    raw: CUmodule,
-    /// gin has loaded it, and unloads it.
-    owned: bool,
+    /// The handle in the driver.
+    pub(super) raw: CUmodule,
+    /// Unloads it, if gin has loaded it.
+    _owner: Option<Deferred>,
     functions: BTreeMap<String, Loaded>,
-    abi: u32,
 }
 
 // Safety: handles of the driver, which any thread may use.
@@ -77,14 +77,6 @@ struct Loaded {
     parameters: Vec<Parameter>,
     max_threads: u32,
     local: u32,
-}
-
-impl Drop for Image {
-    fn drop(&mut self) {
-        if self.owned {
-            defer(&self.context, Resource::Module(self.raw));
-        }
-    }
 }
 
 impl Image {
@@ -129,7 +121,7 @@ impl Image {
         };
         if code != CUresult::CUDA_SUCCESS {
             let end = log.iter().position(|&byte| byte == 0).unwrap_or(LOG);
-            let mut reason = describe(code);
+            let mut reason = describe(DriverError(code));
             if code == CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
                 && let (Some(ptx), Ok(driver)) = (ptx_version(image), start())
             {
@@ -138,7 +130,7 @@ impl Image {
             let log = String::from_utf8_lossy(&log[..end]).trim().to_owned();
             return Err(GpuError::Module { device: context.full_name(), reason, log });
         }
-        Self { context: context.clone(), raw, owned: true, functions: BTreeMap::new(), abi: 0 }.read()
+        Self::read(context, raw, Some(Deferred::new(context, Resource::Module(raw))))
     }
 
     /// Uses a module of the program, which keeps it loaded.
@@ -147,21 +139,17 @@ impl Image {
     /// - The module is loaded in this context, and stays so as long as the returned value is used.
     pub(super) unsafe fn foreign(context: &Arc<Context>, raw: CUmodule) -> Result<Self, GpuError> {
         context.enter()?;
-        Self { context: context.clone(), raw, owned: false, functions: BTreeMap::new(), abi: 0 }.read()
+        Self::read(context, raw, None)
     }
 
-    /// Returns the handle in the driver.
-    pub(super) fn raw(&self) -> CUmodule {
-        self.raw
+    fn read(context: &Arc<Context>, raw: CUmodule, owner: Option<Deferred>) -> Result<Self, GpuError> {
+        let mut image = Self { context: context.clone(), raw, _owner: owner, functions: BTreeMap::new() };
+        image.check_abi()?;
+        image.read_functions()?;
+        Ok(image)
     }
 
-    fn read(mut self) -> Result<Self, GpuError> {
-        self.abi = self.read_abi()?;
-        self.read_functions()?;
-        Ok(self)
-    }
-
-    fn read_abi(&self) -> Result<u32, GpuError> {
+    fn check_abi(&self) -> Result<(), GpuError> {
         let foreign = |reason: &str| refused(self.context.full_name(), reason.to_owned());
         let name = CString::new(ABI_SYMBOL).map_err(|_| foreign("the version's name has a zero byte"))?;
         let (mut address, mut bytes) = (0, 0);
@@ -177,7 +165,7 @@ impl Image {
         if kernel_abi != ABI_VERSION {
             return Err(GpuError::AbiMismatch { kernel, kernel_abi, host_abi: ABI_VERSION });
         }
-        Ok(kernel_abi)
+        Ok(())
     }
 
     /// Loads all functions, because a function that is loaded later would wait for the kernels that run then.
@@ -270,8 +258,7 @@ impl Module for Images {
         let mut found = self.0.iter().filter_map(|image| Some((image, image.functions.get(name)?)));
         let Some((image, loaded)) = found.next() else {
             let names = self.0.iter().flat_map(|image| image.functions.keys());
-            let similar = similar(name, names.map(|name| &**name));
-            return Err(GpuError::UnknownKernel { name: name.to_owned(), similar });
+            return Err(unknown(name, names.map(|name| &**name)));
         };
         let others = found.count();
         if others > 0 {
@@ -281,7 +268,7 @@ impl Module for Images {
         let ordinal = image.context.ordinal;
         let handle = Arc::new(Handle { raw: loaded.raw, ordinal, local: loaded.local, image: image.clone() });
         let (parameters, max_threads) = (loaded.parameters.clone(), Some(loaded.max_threads));
-        Ok(Function { name: name.to_owned(), parameters, max_threads, abi: image.abi, handle })
+        Ok(Function { name: name.to_owned(), parameters, max_threads, abi: ABI_VERSION, handle })
     }
 
     fn names(&self) -> Vec<String> {

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Pages of I/O memory to which kernels store: doorbell pages of NICs.
+//! Memory that a GPU shares with a NIC: pages of I/O memory to which kernels store, which are doorbell pages, and its
+//! own memory as a file.
 //!
 //! The driver registers a page once for all GPUs, and a NIC may give the same page to several users. So users are
 //! counted here. A page is unregistered when it has no users and no kernel runs. Until then it stays mapped in this
 //! process.
 
+use super::CudaDevice;
 use super::context::Context;
 use super::deferred::Resource;
-use super::driver::{check, describe};
+use super::driver::{check, describe, written};
 use super::lane::address_of_host;
 use super::launches::{defer, free_deferred};
-use crate::mapped::pointer;
-use crate::{GpuError, Keep, MappedPages, lock};
-use cudarc::driver::sys::{self, CUresult};
-use std::any::Any;
+use crate::shared::{page, pointer};
+use crate::{GpuError, Keep, MappedPages, MemoryFile, NicAccess, lock, whole_pages};
+use cudarc::driver::sys::{self, CUmemRangeHandleType};
 use std::collections::BTreeMap;
-use std::fmt;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
 /// A registered page.
@@ -70,61 +71,62 @@ impl Table {
 }
 
 /// Unregisters a page without users. The caller drops the result when it holds no lock.
-pub(super) fn end(first: u64) -> Result<Option<Box<dyn Any>>, GpuError> {
-    // Safety: registered by `CudaPages::new`, and no kernel runs.
+pub(super) fn end(first: u64) -> Result<Option<Keep>, GpuError> {
+    // Safety: registered by `map_pages`, and no kernel runs.
     let unregister = || check("take a doorbell page from GPUs", unsafe { sys::cuMemHostUnregister(pointer(first)) });
-    let keep = lock(&PAGES).end(first, unregister)?;
-    Ok(keep.map(|keep| Box::new(keep) as Box<dyn Any>))
+    lock(&PAGES).end(first, unregister)
 }
 
 /// The pages of one user.
-pub(super) struct CudaPages {
+struct CudaPages {
     context: Arc<Context>,
     first: u64,
-    address: u64,
     /// `None` only in `drop`.
     keep: Option<Keep>,
 }
 
-impl fmt::Debug for CudaPages {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudaPages").field("first", &self.first).field("address", &self.address).finish_non_exhaustive()
-    }
-}
-
-impl CudaPages {
-    /// Lets the GPU store to `bytes` bytes from `first` on, both multiples of a page. The bytes are mapped as long as
-    /// `keep` is alive.
-    pub(super) fn new(context: &Arc<Context>, first: u64, bytes: u64, keep: Keep) -> Result<Self, GpuError> {
+impl NicAccess for CudaDevice {
+    unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<MappedPages, GpuError> {
         free_deferred();
-        context.enter()?;
+        self.context.enter()?;
         let flags =
             sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP | sys::CU_MEMHOSTREGISTER_IOMEMORY;
+        let refuse = |failure| {
+            let hint = "some drivers map I/O memory only with their module's option PeerMappingOverride";
+            let reason = format!("{}; {hint}", describe(failure));
+            GpuError::Driver { context: "let a GPU store to a doorbell page", reason }
+        };
         let register = || {
             // Safety: the pages are mapped until they are unregistered.
-            match unsafe { sys::cuMemHostRegister_v2(pointer(first), bytes as usize, flags) } {
-                CUresult::CUDA_SUCCESS => Ok(()),
-                code => Err(refused(code)),
-            }
+            unsafe { sys::cuMemHostRegister_v2(pointer(first), bytes as usize, flags) }.result().map_err(refuse)
         };
         let before = lock(&PAGES).enter(first, register)?;
         drop(before);
         // From here on the pages are unregistered later, also after an error.
-        let mut pages = Self { context: context.clone(), first, address: 0, keep: Some(keep) };
-        pages.address = address_of_host("find a doorbell page in a GPU", first)?;
-        Ok(pages)
+        let pages = CudaPages { context: self.context.clone(), first, keep: Some(keep) };
+        Ok(MappedPages::new(address_of_host("find a doorbell page in a GPU", first)?, pages))
     }
-}
 
-/// Returns the error of a driver that does not map I/O memory.
-fn refused(code: CUresult) -> GpuError {
-    let hint = "some drivers map I/O memory only with their module's option PeerMappingOverride";
-    GpuError::Driver { context: "let a GPU store to a doorbell page", reason: format!("{}; {hint}", describe(code)) }
-}
-
-impl MappedPages for CudaPages {
-    fn address(&self) -> u64 {
-        self.address
+    // The driver exports whole pages of the host only. Its allocations consist of larger pages, so all exported pages
+    // belong to the same allocation.
+    fn export(&self, address: u64, bytes: u64) -> Result<MemoryFile, GpuError> {
+        let context = &self.context;
+        if !context.dma_buf {
+            return Err(
+                context.unsupported("give its memory as a DMA-BUF file: GPU, driver or kernel has no support for it")
+            );
+        }
+        let pages = whole_pages(address, bytes.max(1), page());
+        let (first, length, offset) = pages.ok_or_else(|| context.unsupported("give memory past the last address"))?;
+        context.enter()?;
+        let kind = CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+        // Safety: writes one integer, the number of a file.
+        let make = |file: *mut i32| unsafe {
+            sys::cuMemGetHandleForAddressRange(file.cast(), first, length as usize, kind, 0)
+        };
+        let file = written("make a DMA-BUF file of device memory", -1, make)?;
+        // Safety: the driver has just opened it for the caller.
+        Ok(MemoryFile::new(unsafe { OwnedFd::from_raw_fd(file) }, offset))
     }
 }
 

@@ -22,7 +22,7 @@ use super::module::{Handle, Image, Images};
 use super::stream::CudaStream;
 use super::{CudaDevice, Device, GpuError, Module, Stream};
 use crate::{Function, Memory};
-use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::sys;
 use std::sync::Arc;
 
 /// A handle of the driver: `CUcontext`, `CUstream`, `CUmodule` or `CUfunction`.
@@ -39,7 +39,7 @@ pub fn raw_function(function: &Function) -> Option<RawHandle> {
 
 /// Returns the module of a kernel, a `CUmodule`; otherwise as [`raw_function`].
 pub fn raw_module(function: &Function) -> Option<RawHandle> {
-    Some(function.handle.downcast_ref::<Handle>()?.image.raw().cast())
+    Some(function.handle.downcast_ref::<Handle>()?.image.raw.cast())
 }
 
 impl CudaDevice {
@@ -50,7 +50,7 @@ impl CudaDevice {
 
     /// Returns its context, a `CUcontext`: the GPU's primary one, which lives until the process ends.
     pub fn raw_context(&self) -> RawHandle {
-        self.context.raw().cast()
+        self.context.raw.cast()
     }
 
     fn refuse(&self, what: &'static str, reason: String) -> GpuError {
@@ -76,11 +76,9 @@ impl CudaDevice {
         self.context.enter()?;
         let mut context = std::ptr::null_mut();
         // Safety: writes one pointer; the stream is alive.
-        let code = unsafe { sys::cuStreamGetCtx(stream.cast(), &raw mut context) };
-        if code != CUresult::CUDA_SUCCESS {
-            return Err(self.refuse(WHAT, describe(code)));
-        }
-        if context != self.context.raw() {
+        let asked = unsafe { sys::cuStreamGetCtx(stream.cast(), &raw mut context) }.result();
+        asked.map_err(|failure| self.refuse(WHAT, describe(failure)))?;
+        if context != self.context.raw {
             let reason = "it is of another context than the GPU's primary one (cuDevicePrimaryCtxRetain)";
             return Err(self.refuse(WHAT, reason.to_owned()));
         }
@@ -106,7 +104,8 @@ impl CudaDevice {
     /// managed memory; host memory that is not pinned, or has another address on the GPU.
     pub unsafe fn import_memory(&self, address: u64, bytes: u64) -> Result<Arc<Memory>, GpuError> {
         let (raw, kind) = import(&self.context, address, bytes)?;
-        Ok(Memory::foreign(self.shared()?, raw, kind, bytes))
+        let device: Arc<dyn Device> = self.shared()?;
+        Ok(Memory::with(raw, &device, kind, bytes))
     }
 
     /// Uses kernels of a module, a `CUmodule`, that the program has loaded in the GPU's primary context. gin does not

@@ -3,13 +3,14 @@
 
 use super::CudaDevice;
 use super::context::Context;
-use super::deferred::Resource;
-use super::driver::{check, describe, handle, is_done, written};
+use super::deferred::{Deferred, Resource};
+use super::driver::{check, describe, is_done, new_event, written};
 use super::lane::new_stream;
-use super::launches::{self, Fit, defer, free_deferred};
+use super::launches::{self, Fit, free_deferred};
 use super::module::Handle;
 use super::raw::{RawHandle, is_capturing};
 use crate::{Argument, Device, Event, Function, GpuError, LaunchConfig, Stream, lock};
+use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUevent, CUfunction, CUresult, CUstream};
 use gin_boot::rt;
 use gin_device::exec::Dim3;
@@ -28,8 +29,8 @@ use std::time::Instant;
 pub struct CudaStream {
     device: Arc<CudaDevice>,
     raw: CUstream,
-    /// gin has made it, and destroys it.
-    owned: bool,
+    /// Destroys it, if gin has made it.
+    _owner: Option<Deferred>,
     /// The kernel that was launched last, for error texts.
     last: Mutex<String>,
 }
@@ -41,7 +42,8 @@ unsafe impl Sync for CudaStream {}
 
 /// A launch's shape as the driver takes it.
 struct Shape {
-    attributes: Vec<sys::CUlaunchAttribute>,
+    /// The configuration contains the address of these.
+    _attributes: Vec<sys::CUlaunchAttribute>,
     config: sys::CUlaunchConfig,
 }
 
@@ -69,18 +71,10 @@ impl Shape {
             blockDimZ: config.block.z,
             sharedMemBytes: config.dynamic_shared,
             hStream: stream,
-            attrs: std::ptr::null_mut(),
+            attrs: if attributes.is_empty() { std::ptr::null_mut() } else { attributes.as_mut_ptr() },
             numAttrs: attributes.len() as u32,
         };
-        Self { attributes, config }
-    }
-
-    /// Returns a pointer that is valid as long as the shape is not moved.
-    fn config(&mut self) -> *const sys::CUlaunchConfig {
-        if !self.attributes.is_empty() {
-            self.config.attrs = self.attributes.as_mut_ptr();
-        }
-        &raw const self.config
+        Self { _attributes: attributes, config }
     }
 }
 
@@ -97,9 +91,9 @@ pub(super) fn fit(context: &Context, function: CUfunction, config: &LaunchConfig
     }
     // gin itself checks the cooperative case.
     let alone = LaunchConfig { cooperative: false, ..*config };
-    let mut shape = Shape::new(&alone, std::ptr::null_mut());
+    let shape = Shape::new(&alone, std::ptr::null_mut());
     // Safety: writes one integer; the shape is alive.
-    let ask = |clusters| unsafe { sys::cuOccupancyMaxActiveClusters(clusters, function, shape.config()) };
+    let ask = |clusters| unsafe { sys::cuOccupancyMaxActiveClusters(clusters, function, &raw const shape.config) };
     let clusters = written("ask how many clusters fit", 0, ask)?;
     Ok(Fit { per_processor, cluster, clusters: clusters as u64 })
 }
@@ -107,12 +101,14 @@ pub(super) fn fit(context: &Context, function: CUfunction, config: &LaunchConfig
 impl CudaStream {
     pub(super) fn new(device: Arc<CudaDevice>) -> Result<Self, GpuError> {
         device.context.enter()?;
-        Ok(Self { raw: new_stream()?, owned: true, device, last: Mutex::default() })
+        let raw = new_stream()?;
+        let owner = Some(Deferred::new(&device.context, Resource::Stream(raw)));
+        Ok(Self { raw, _owner: owner, device, last: Mutex::default() })
     }
 
     /// Uses a stream of the program, which keeps it alive.
     pub(super) fn foreign(device: Arc<CudaDevice>, raw: CUstream) -> Self {
-        Self { raw, owned: false, device, last: Mutex::default() }
+        Self { raw, _owner: None, device, last: Mutex::default() }
     }
 
     /// Returns the stream of a GPU behind a stream, if it is one.
@@ -125,20 +121,8 @@ impl CudaStream {
         self.raw.cast()
     }
 
-    fn enter(&self) -> Result<(), GpuError> {
-        self.device.context.enter()
-    }
-
-    fn failed(&self, code: CUresult) -> GpuError {
-        GpuError::Kernel { kernel: lock(&self.last).clone(), reason: describe(code) }
-    }
-}
-
-impl Drop for CudaStream {
-    fn drop(&mut self) {
-        if self.owned {
-            defer(&self.device.context, Resource::Stream(self.raw));
-        }
+    fn failed(&self, failure: DriverError) -> GpuError {
+        GpuError::Kernel { kernel: lock(&self.last).clone(), reason: describe(failure) }
     }
 }
 
@@ -171,49 +155,50 @@ impl Stream for CudaStream {
         // The driver copies the values before it returns.
         let mut values: Vec<*mut core::ffi::c_void> =
             arguments.iter().map(|argument| argument.as_ptr().cast_mut().cast()).collect();
-        let mut shape = Shape::new(&config, self.raw);
+        let shape = Shape::new(&config, self.raw);
         lock(&self.last).clone_from(&function.name);
         launches::launch(&launch, || {
             // Safety: the caller promised that the values are the kernel's parameters; the rest lives until the call
             // returns.
-            unsafe { sys::cuLaunchKernelEx(shape.config(), handle.raw, values.as_mut_ptr(), std::ptr::null_mut()) }
+            unsafe {
+                sys::cuLaunchKernelEx(&raw const shape.config, handle.raw, values.as_mut_ptr(), std::ptr::null_mut())
+            }
         })
     }
 
     unsafe fn copy(&self, destination: u64, source: u64, bytes: u64) -> Result<(), GpuError> {
-        self.enter()?;
+        self.device.context.enter()?;
         // Safety: the caller's promise.
         let code = unsafe { sys::cuMemcpyAsync(destination, source, bytes as usize, self.raw) };
         check("copy in a stream", code)
     }
 
     fn record(&self) -> Result<Box<dyn Event>, GpuError> {
-        self.enter()?;
-        let flags = sys::CUevent_flags::CU_EVENT_DEFAULT as u32;
-        // Safety: writes one pointer.
-        let raw = handle("make an event", |event| unsafe { sys::cuEventCreate(event, flags) })?;
-        let event = CudaEvent { context: self.device.context.clone(), raw };
+        self.device.context.enter()?;
+        let raw = new_event(sys::CUevent_flags::CU_EVENT_DEFAULT)?;
+        let context = self.device.context.clone();
+        let event = CudaEvent { raw, _owner: Deferred::new(&context, Resource::Event(raw)), context };
         // Safety: both are alive.
         check("record an event", unsafe { sys::cuEventRecord(raw, self.raw) })?;
         Ok(Box::new(event))
     }
 
     fn wait_for(&self, event: &dyn Event) -> Result<(), GpuError> {
-        let Some(event) = event.downcast::<CudaEvent>() else {
+        let Some(event) = (event as &dyn Any).downcast_ref::<CudaEvent>() else {
             return Err(self.device.context.unsupported("wait for an event of another kind of device"));
         };
-        self.enter()?;
+        self.device.context.enter()?;
         // Safety: both are alive.
         check("wait for an event", unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) })
     }
 
     fn is_idle(&self) -> Result<bool, GpuError> {
-        self.enter()?;
+        self.device.context.enter()?;
         // Safety: the stream is alive.
         match unsafe { sys::cuStreamQuery(self.raw) } {
             CUresult::CUDA_SUCCESS => Ok(true),
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            code => Err(self.failed(code)),
+            code => Err(self.failed(DriverError(code))),
         }
     }
 
@@ -242,18 +227,13 @@ impl Stream for CudaStream {
 struct CudaEvent {
     context: Arc<Context>,
     raw: CUevent,
+    _owner: Deferred,
 }
 
 // Safety: an event may be used from any thread.
 unsafe impl Send for CudaEvent {}
 // Safety: as above.
 unsafe impl Sync for CudaEvent {}
-
-impl Drop for CudaEvent {
-    fn drop(&mut self) {
-        defer(&self.context, Resource::Event(self.raw));
-    }
-}
 
 impl Event for CudaEvent {
     fn is_done(&self) -> Result<bool, GpuError> {
@@ -263,7 +243,7 @@ impl Event for CudaEvent {
     }
 
     fn since(&self, earlier: &dyn Event) -> Option<u64> {
-        let earlier = earlier.downcast::<Self>()?;
+        let earlier = (earlier as &dyn Any).downcast_ref::<Self>()?;
         self.context.enter().ok()?;
         // Safety: writes one number; both events are alive.
         let ask = |milliseconds| unsafe { sys::cuEventElapsedTime_v2(milliseconds, earlier.raw, self.raw) };

@@ -13,7 +13,7 @@ use super::peer::{is_ours, reach};
 use crate::lock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
@@ -27,7 +27,7 @@ pub(super) struct Known {
 }
 
 /// The processes that have answered a request, by name.
-static MET: Mutex<Option<HashMap<[u8; 16], Known>>> = Mutex::new(None);
+static MET: Mutex<BTreeMap<[u8; 16], Known>> = Mutex::new(BTreeMap::new());
 
 impl Known {
     /// Opens the process of this number, if there is one and the kernel has files of processes (Linux 5.3).
@@ -46,7 +46,6 @@ impl Known {
 pub(super) fn met(name: [u8; 16], process: Option<Known>) {
     let Some(known) = process else { return };
     let mut met = lock(&MET);
-    let met = met.get_or_insert_default();
     if met.insert(name, known).is_none() {
         met.retain(|_, known| !known.has_ended());
     }
@@ -55,7 +54,7 @@ pub(super) fn met(name: [u8; 16], process: Option<Known>) {
 /// Returns whether the process of this name is known to have ended or to run on another host, and its number if that is
 /// known.
 pub fn has_ended(name: &[u8; 16]) -> (bool, Option<i32>) {
-    let known = lock(&MET).as_ref().and_then(|met| met.get(name).cloned());
+    let known = lock(&MET).get(name).cloned();
     match known {
         Some(known) => (known.has_ended(), Some(known.pid)),
         None => (is_unreached(name), None),

@@ -69,7 +69,8 @@ impl Peer {
     pub(super) fn check(self) -> Result<(), String> {
         let own = rustix::process::geteuid().as_raw();
         // The number that stands for every user without a number here. It may also be this process's number.
-        let unmapped = read("/proc/sys/kernel/overflowuid").unwrap_or(65534);
+        let unmapped = fs::read_to_string("/proc/sys/kernel/overflowuid").unwrap_or_default();
+        let unmapped = unmapped.trim().parse().unwrap_or(65534);
         let all_mapped = || {
             let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
             map.split_whitespace().eq(["0", "0", "4294967295"])
@@ -88,10 +89,6 @@ impl Peer {
         }
         Ok(())
     }
-}
-
-fn read(path: &str) -> Option<u32> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
 /// Returns whether a process of the same user is at the other end.

@@ -3,8 +3,8 @@
 
 use gin_gpu::virt::VirtualDevice;
 use gin_gpu::{
-    Device, DeviceKind, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, MemoryFile, MemoryKind, Module,
-    ModuleSource, NicAccess, RawMemory, Stream, whole_pages,
+    Allocation, Device, DeviceKind, Function, GpuError, Keep, LaunchConfig, Limits, MappedPages, MemoryFile,
+    MemoryKind, Module, ModuleSource, NicAccess, Stream, whole_pages,
 };
 use gin_nic::hca::{Access, Domain, Extent, Handle, Port, Region, Uar, Umem};
 use gin_nic::{Hca, HcaError};
@@ -78,20 +78,7 @@ impl Shared {
 struct Mapped {
     driver: Shared,
     page: u64,
-    shift: u64,
     keep: Option<Keep>,
-}
-
-impl fmt::Debug for Mapped {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mapped").field("page", &self.page).finish_non_exhaustive()
-    }
-}
-
-impl MappedPages for Mapped {
-    fn address(&self) -> u64 {
-        self.page + self.shift
-    }
 }
 
 impl Drop for Mapped {
@@ -133,7 +120,7 @@ impl Device for Disguised {
         self.device.limits()
     }
 
-    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Box<dyn RawMemory>, GpuError> {
+    fn allocate(&self, kind: MemoryKind, bytes: u64) -> Result<Allocation, GpuError> {
         self.device.allocate(kind, bytes)
     }
 
@@ -173,7 +160,7 @@ impl Device for Disguised {
 }
 
 impl NicAccess for Disguised {
-    unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<Box<dyn MappedPages>, GpuError> {
+    unsafe fn map_pages(&self, first: u64, bytes: u64, keep: Keep) -> Result<MappedPages, GpuError> {
         assert!(first.is_multiple_of(PAGE) && bytes == PAGE, "whole pages only");
         let mut driver = self.driver.lock();
         driver.asked += 1;
@@ -182,7 +169,7 @@ impl NicAccess for Disguised {
         };
         assert!(!driver.mapped.contains(&first), "a page is mapped twice");
         driver.mapped.push(first);
-        Ok(Box::new(Mapped { driver: self.driver.clone(), page: first, shift, keep: Some(keep) }))
+        Ok(MappedPages::new(first + shift, Mapped { driver: self.driver.clone(), page: first, keep: Some(keep) }))
     }
 
     fn export(&self, address: u64, bytes: u64) -> Result<MemoryFile, GpuError> {

@@ -2,11 +2,11 @@
 //! One NIC, with the interface that the bring-up uses.
 
 use super::config::SoftPort;
-use super::objects::{self, HcaState, Kind, Object};
+use super::objects::{self, HcaState, Kind, Object, RingMemory};
 use super::{SoftFabric, firmware};
 use gin_abi::mlx5::bits::{Layout, Mailbox};
 use gin_abi::mlx5::command::opcode;
-use gin_abi::mlx5::mailbox::{AllocUarIn, CommandIn, CommandOut, CreateUmemIn, Mtt, Umem as UmemLayout};
+use gin_abi::mlx5::mailbox::{CommandIn, CommandOut};
 use gin_gpu::{Device, MemoryKind};
 use gin_nic::hca::{Access, Domain, Extent, Handle, Hca, HcaError, Link, Port, Region, Uar, Umem};
 
@@ -31,13 +31,6 @@ impl SoftHca {
             return Err(HcaError::Engine { reason });
         }
         firmware::execute(&mut state, self.device, object, input, output)
-    }
-
-    /// Sends a command that creates an object, as the Linux driver does. Returns its handle and its number.
-    fn make(&self, state: &mut HcaState, command: &[u8]) -> Result<(Handle, u32), HcaError> {
-        let mut answer = Mailbox::<CommandOut>::new();
-        let handle = firmware::execute(state, self.device, None, command, answer.bytes_mut())?;
-        Ok((handle.ok_or(HcaError::NoObject(Handle(0)))?, answer.get(CommandOut::NUMBER) as u32))
     }
 
     /// Sends the command that destroys an object of one of these kinds.
@@ -87,7 +80,8 @@ impl Hca for SoftHca {
     }
 
     fn reaches(&self, gpu: &dyn Device) -> bool {
-        self.fabric.lock_as_it_is().reaches(gpu)
+        let state = self.fabric.lock_as_it_is();
+        state.memory.device.as_ref().is_some_and(|device| device.reaches(gpu))
     }
 
     fn doorbells_are_memory(&self) -> bool {
@@ -95,7 +89,9 @@ impl Hca for SoftHca {
     }
 
     fn ring_memory(&self) -> MemoryKind {
-        self.fabric.lock_as_it_is().ring_memory()
+        // That of the doorbell words.
+        let state = self.fabric.lock_as_it_is();
+        state.doorbells.as_ref().map_or(MemoryKind::Device, |doorbells| doorbells.kind())
     }
 
     unsafe fn ring(&self, doorbell: u64, word: u64) -> Result<(), HcaError> {
@@ -157,31 +153,10 @@ impl Hca for SoftHca {
     unsafe fn register_umem(&self, memory: &Extent, access: Access) -> Result<Umem, HcaError> {
         let mut state = self.fabric.lock();
         self.check_memory(&state, memory)?;
-        // The Linux driver passes a list of pages to the firmware, too.
-        let offset = memory.address % objects::PAGE;
-        let pages = (offset + memory.bytes).div_ceil(objects::PAGE);
-        let part = CreateUmemIn::UMEM;
-        let mut command = Mailbox::<CreateUmemIn>::new();
-        command
-            .set(CreateUmemIn::OPCODE, opcode::CREATE_UMEM)
-            .set(part.field(UmemLayout::PAGE_OFFSET), offset)
-            .set(part.field(UmemLayout::NUM_OF_MTT), pages);
-        let mut input = command.bytes()?.to_vec();
-        for page in 0..pages {
-            let address = memory.address - offset + page * objects::PAGE;
-            let mut entry = Mailbox::<Mtt>::new();
-            entry
-                .set(Mtt::PTAG_63_32, address >> 32)
-                .set(Mtt::PTAG_31_8, (address & 0xffff_ffff) >> 8)
-                .set(Mtt::RD_EN, 1)
-                .set(Mtt::WR_EN, access.local_write.into());
-            input.extend_from_slice(entry.bytes()?);
-        }
-        let (handle, number) = self.make(&mut state, &input)?;
-        // The list of pages has no length in bytes, but the driver knows it.
-        if let Some(Some(umem)) = state.umems.get_mut(number as usize) {
-            umem.bytes = umem.bytes.min(memory.bytes);
-        }
+        state.check_room(self.device)?;
+        let rings = RingMemory { address: memory.address, bytes: memory.bytes, written: access.local_write };
+        let number = objects::add(&mut state.umems, rings);
+        let handle = state.keep(Object { name: (Kind::Umem, number), device: self.device, uses: Vec::new() });
         Ok(Umem { handle, number })
     }
 
@@ -191,10 +166,9 @@ impl Hca for SoftHca {
 
     fn allocate_uar(&self) -> Result<Uar, HcaError> {
         let mut state = self.fabric.lock();
-        let mut command = Mailbox::<AllocUarIn>::new();
-        command.set(AllocUarIn::OPCODE, opcode::ALLOC_UAR);
-        let (handle, number) = self.make(&mut state, command.bytes()?)?;
-        let doorbell = state.doorbell(number).ok_or(HcaError::NoObject(handle))?;
+        state.check_room(self.device)?;
+        let (number, doorbell) = state.add_doorbell(self.device)?;
+        let handle = state.keep(Object { name: (Kind::Uar, number), device: self.device, uses: Vec::new() });
         Ok(Uar { handle, number, doorbell })
     }
 

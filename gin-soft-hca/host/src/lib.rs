@@ -9,6 +9,8 @@
 //! # Beside the commands
 //! - Doorbells are words of the pages that [`Hca::allocate_uar`] returns. A step looks at all of them. A page has one
 //!   doorbell, so queue pairs do not share pages ([`Hca::shares_doorbells`]).
+//! - No command registers memory for rings ([`Hca::register_umem`]) or allocates a doorbell page: the Linux driver
+//!   sends these commands itself.
 //! - Commands with reserved bits that are not zero are refused. Firmware may accept them.
 //! - Packets have no sequence numbers. Only the initial numbers are compared: a queue pair that expects another number
 //!   than its peer's acknowledges nothing.
@@ -186,7 +188,9 @@ impl SoftFabric {
     /// Locks the state, and parks the engine if it is a kernel.
     fn lock(&self) -> MutexGuard<'_, HcaState> {
         let mut state = self.lock_as_it_is();
-        state.park();
+        if let Some(kernel) = &mut state.kernel {
+            kernel.park();
+        }
         state
     }
 

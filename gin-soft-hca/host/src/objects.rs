@@ -15,6 +15,7 @@ use gin_soft_hca::held::{Held, Item, Usage};
 use gin_soft_hca::kernel;
 use gin_soft_hca::tables::{CompletionQueue, QueuePair, Region, Rights};
 use gin_soft_hca::{Engine, Fault, Options, Progress, Tables};
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -98,9 +99,8 @@ pub(super) struct HcaState {
     pub(super) owners: Table<u64>,
     /// The address of the staging area for held ranges.
     pub(super) stage: u64,
-    /// The staging areas: of an engine of [`SoftEngine::Process`], and of any other engine.
-    _stage: Box<[AtomicU64]>,
-    pub(super) _placed_stage: Option<Arc<Memory>>,
+    /// The staging area: words of this process for an engine of [`SoftEngine::Process`], memory of a device otherwise.
+    pub(super) _stage: Box<dyn Any + Send>,
     pub(super) memory: HostMemory,
     serial: u64,
 }
@@ -125,8 +125,7 @@ impl HcaState {
             core: Table::Own(vec![kernel::KernelState { engine: Engine::new(options), usage: Usage::default() }]),
             owners: Table::Own(vec![0]),
             stage: stage.as_ptr() as u64,
-            _stage: stage,
-            _placed_stage: None,
+            _stage: Box::new(stage),
             memory: HostMemory::default(),
             serial: 0,
         }
@@ -204,8 +203,8 @@ impl HcaState {
         Ok(number)
     }
 
-    /// Adds a doorbell. Returns its number.
-    pub(super) fn add_doorbell(&mut self, device: u32) -> Answer<u32> {
+    /// Adds a doorbell. Returns its number and its address.
+    pub(super) fn add_doorbell(&mut self, device: u32) -> Answer<(u32, u64)> {
         let number = first_free(&self.uars, Option::is_none);
         let doorbell = match &self.doorbells {
             Some(words) => {
@@ -222,7 +221,8 @@ impl HcaState {
             self.owners.push(0)?;
         }
         self.owners[number] = device.into();
-        Ok(add(&mut self.uars, doorbell))
+        let address = doorbell.address;
+        Ok((add(&mut self.uars, doorbell), address))
     }
 
     pub(super) fn config(&self, device: u32) -> &SoftConfig {
@@ -308,11 +308,6 @@ impl HcaState {
             relaxed: access.relaxed_ordering,
         };
         Ok(key)
-    }
-
-    /// Returns the address of a doorbell.
-    pub(super) fn doorbell(&self, number: u32) -> Option<u64> {
-        self.uars.get(number as usize)?.as_ref().map(|uar| uar.address)
     }
 }
 

@@ -107,7 +107,7 @@ impl HcaState {
             self.kernel = Some(kernel);
         }
         self.stage = stage.address();
-        self._placed_stage = Some(stage);
+        self._stage = Box::new(stage);
         self.doorbells = Some(doorbells);
         self.memory.device = Some(device.clone());
         Ok(())
@@ -148,13 +148,6 @@ impl HcaState {
         })
     }
 
-    /// Parks the kernel, if there is one, so that the host can use the tables.
-    pub(super) fn park(&mut self) {
-        if let Some(kernel) = &mut self.kernel {
-            kernel.park();
-        }
-    }
-
     /// Returns the reason why the engine has stopped; `None` while it works.
     pub(super) fn broken(&self) -> Option<String> {
         let kernel = self.kernel.as_ref().and_then(|kernel| kernel.broken.clone());
@@ -167,16 +160,6 @@ impl HcaState {
             kernel.tend(self);
             self.kernel = Some(kernel);
         }
-    }
-
-    /// Returns whether the engine reaches memory of this GPU.
-    pub(super) fn reaches(&self, gpu: &dyn Device) -> bool {
-        self.memory.device.as_ref().is_some_and(|device| device.reaches(gpu))
-    }
-
-    /// Returns the kind of memory for rings and records that GPUs fill: that of the doorbell words.
-    pub(super) fn ring_memory(&self) -> MemoryKind {
-        self.doorbells.as_ref().map_or(MemoryKind::Device, |doorbells| doorbells.kind())
     }
 
     /// Rings a doorbell from the host.
@@ -256,7 +239,8 @@ impl KernelEngine {
         idle
     }
 
-    fn park(&mut self) {
+    /// Parks the kernel, so that the host can use the tables.
+    pub(super) fn park(&mut self) {
         if self.is_launched {
             self.bell.store(PARK);
             let start = Instant::now();

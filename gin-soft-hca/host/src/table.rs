@@ -24,7 +24,6 @@ pub(super) struct Pinned<T> {
     home: Arc<Memory>,
     here: Arc<Memory>,
     count: usize,
-    capacity: usize,
     of: PhantomData<T>,
 }
 
@@ -37,7 +36,7 @@ impl<T: Copy> Table<T> {
         let capacity = capacity.max(self.len());
         let new = |kind| Memory::new(device, kind, (capacity * size_of::<T>()) as u64);
         let (home, here) = (new(MemoryKind::Pinned)?, new(MemoryKind::Device)?);
-        let mut pinned = Pinned { home, here, count: 0, capacity, of: PhantomData };
+        let mut pinned = Pinned { home, here, count: 0, of: PhantomData };
         for &element in self.iter() {
             pinned.add(element);
         }
@@ -53,7 +52,7 @@ impl<T: Copy> Table<T> {
         match self {
             Self::Own(elements) => elements.push(element),
             Self::Pinned(pinned) => {
-                Reason::Full.refuse_if(pinned.count == pinned.capacity)?;
+                Reason::Full.refuse_if(((pinned.count + 1) * size_of::<T>()) as u64 > pinned.home.bytes())?;
                 pinned.add(element);
             }
         }

@@ -1,48 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Commands that create objects.
 
-use super::{Answer, Reason, check_reserved};
-use crate::objects::{EVENT_QUEUE, HcaState, Kind, Name, Object, PAGE, RingMemory, add, put};
-use gin_abi::mlx5::bits::{Layout, View};
+use super::{Answer, Reason};
+use crate::objects::{EVENT_QUEUE, HcaState, Kind, Name, Object, put};
+use gin_abi::mlx5::bits::View;
 use gin_abi::mlx5::command::{QpState, RQ_TYPE_NONE};
 use gin_abi::mlx5::cqe;
 use gin_abi::mlx5::doorbell::SEND_OFFSET;
-use gin_abi::mlx5::mailbox::{AllocUarIn, Cqc, CreateCqIn, CreateQpIn, CreateUmemIn, Mtt, Qpc, Umem};
+use gin_abi::mlx5::mailbox::{Cqc, CreateCqIn, CreateQpIn, Qpc};
 use gin_abi::mlx5::wqe::SLOT_BYTES;
 use gin_soft_hca::tables::{CompletionQueue, QueuePair};
-
-pub(super) fn create_umem(state: &mut HcaState, device: u32, input: &[u8]) -> Answer<Object> {
-    state.check_room(device)?;
-    let command = View::<CreateUmemIn>::new(input).ok_or(Reason::InputLength)?;
-    check_reserved::<CreateUmemIn>(input)?;
-    let umem = command.part(CreateUmemIn::UMEM);
-    let (list, count) = (&input[CreateUmemIn::LENGTH..], umem.get(Umem::NUM_OF_MTT));
-    let listed = count.checked_mul(Mtt::LENGTH as u64) == Some(list.len() as u64);
-    Reason::InputLength.refuse_if(count == 0 || !listed)?;
-    let page = PAGE << umem.get(Umem::LOG_PAGE_SIZE);
-    let offset = umem.get(Umem::PAGE_OFFSET);
-    Reason::PageOffset.refuse_if(offset >= page)?;
-    let mut pages = list.chunks_exact(Mtt::LENGTH).filter_map(View::<Mtt>::new).map(|entry| {
-        let address = entry.get(Mtt::PTAG_63_32) << 32 | entry.get(Mtt::PTAG_31_8) << 8;
-        (address, entry.get(Mtt::RD_EN) == 1, entry.get(Mtt::WR_EN) == 1)
-    });
-    let (first, readable, written) = pages.next().ok_or(Reason::InputLength)?;
-    Reason::Access.refuse_if(!readable)?;
-    // The engine needs memory in one range.
-    let follows = |(number, found): (usize, (u64, bool, bool))| {
-        found == (first.wrapping_add((number as u64 + 1) * page), readable, written)
-    };
-    Reason::Pages.refuse_if(!pages.enumerate().all(follows))?;
-    let memory = RingMemory { address: first + offset, bytes: count * page - offset, written };
-    let number = add(&mut state.umems, memory);
-    Ok(Object { name: (Kind::Umem, number), device, uses: Vec::new() })
-}
-
-pub(super) fn allocate_uar(state: &mut HcaState, device: u32, _command: View<'_, AllocUarIn>) -> Answer<Object> {
-    state.check_room(device)?;
-    let number = state.add_doorbell(device)?;
-    Ok(Object { name: (Kind::Uar, number), device, uses: Vec::new() })
-}
 
 /// Returns the address of `bytes` bytes in registered ring memory, and the name of that memory. Three fields of a
 /// command select it: whether it is valid, its number, and the offset.

@@ -37,8 +37,6 @@ reasons! {
     WrongObject = BadResource, "no such object, or of another kind";
     InUse = ResourceBusy, "object is in use";
     Access = BadParameter, "rights that do not go together";
-    Pages = BadParameter, "pages that do not follow each other";
-    PageOffset = BadParameter, "offset past the first page";
     UmemMissing = BadParameter, "no memory named for the ring or the record";
     UmemUnknown = BadResource, "no such memory";
     UmemReadOnly = BadParameter, "memory that the NIC may not write";
@@ -150,8 +148,6 @@ fn dispatch(
             }
             opcode::CREATE_CQ => make::create_completions(state, device, parse(input)?)?,
             opcode::CREATE_QP => make::create_queue(state, device, parse(input)?)?,
-            opcode::CREATE_UMEM => make::create_umem(state, device, input)?,
-            opcode::ALLOC_UAR => make::allocate_uar(state, device, parse(input)?)?,
             _ => return Err(Reason::Operation),
         };
         let number = made.name.1;
@@ -190,17 +186,13 @@ fn dispatch(
 /// Checks that a command has its exact length, and no unknown field that is not zero.
 fn parse<L: Layout>(input: &[u8]) -> Answer<View<'_, L>> {
     let view = View::new(input).filter(|_| input.len() == L::LENGTH).ok_or(Reason::InputLength)?;
-    check_reserved::<L>(input)?;
+    let mut left = input.to_vec();
+    clear(L::NAME, &mut left);
+    Reason::Reserved.refuse_if(left.iter().any(|&byte| byte != 0))?;
     // The variant is at the same offset in all commands.
     let head = View::<CommandIn>::new(input).map_or(0, |head| head.get(CommandIn::OP_MOD));
     Reason::Variant.refuse_if(head != 0 && L::NAME != QueryHcaCapIn::NAME)?;
     Ok(view)
-}
-
-fn check_reserved<L: Layout>(input: &[u8]) -> Answer<()> {
-    let mut left = input[..L::LENGTH].to_vec();
-    clear(L::NAME, &mut left);
-    Reason::Reserved.refuse_if(left.iter().any(|&byte| byte != 0))
 }
 
 /// Clears the fields that a table knows.
