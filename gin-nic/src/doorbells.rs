@@ -9,7 +9,6 @@ use gin_abi::gdaki::{DOORBELL_GPU, DOORBELL_SYSTEM};
 use gin_gpu::{Device, GpuError, Keep, MappedPages, Memory, MemoryKind};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::fmt;
 use std::sync::Arc;
 
 /// The requested engine that rings the doorbells of device-driven queue pairs.
@@ -73,23 +72,15 @@ impl DoorbellRelease {
 /// ```
 /// assert_eq!(gin_nic::Ringer::Kernels.to_string(), "kernels");
 /// ```
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, derive_more::Display)]
 pub enum Ringer {
     /// The communicator's kernels.
+    #[display("kernels")]
     Kernels,
     /// The progress thread, because it was requested ([`Doorbells::Host`]), or because the device cannot map the
     /// doorbell pages, with the reason.
+    #[display("the host{}", _0.as_ref().map_or(", as it was asked for".to_owned(), |reason| format!(": {reason}")))]
     Host(Option<GpuError>),
-}
-
-impl fmt::Display for Ringer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Kernels => f.write_str("kernels"),
-            Self::Host(None) => f.write_str("the host, as it was asked for"),
-            Self::Host(Some(reason)) => write!(f, "the host: {reason}"),
-        }
-    }
 }
 
 /// A doorbell page of a NIC, mapped into this process.

@@ -6,7 +6,8 @@ use gin_gpu::GpuError;
 use std::fmt;
 
 /// The other end of a connection.
-#[derive(Clone, PartialEq, Eq, Debug, Hash)]
+#[derive(Clone, PartialEq, Eq, Debug, derive_more::Display, Hash)]
+#[display("rank {rank} (host {host}, port {port})")]
 pub struct NicPeer {
     /// The world rank.
     pub rank: u32,
@@ -14,12 +15,6 @@ pub struct NicPeer {
     pub host: String,
     /// The port of its NIC.
     pub port: u8,
-}
-
-impl fmt::Display for NicPeer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} (host {}, port {})", self.rank, self.host, self.port)
-    }
 }
 
 macro_rules! steps {

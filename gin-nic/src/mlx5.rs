@@ -22,9 +22,9 @@ use gin_verbs::verbs::{
 };
 use gin_verbs::{CallError, DeviceList, OpenDevice, check, non_null};
 use std::ffi::{c_int, c_void};
+use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::{fmt, io};
 
 /// The reason why no NIC is usable.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -125,17 +125,13 @@ fn supported(list: &DeviceList<'_>, dv: &Mlx5dv) -> Result<Vec<(String, *mut Ver
 }
 
 /// A ConnectX NIC.
+#[derive(derive_more::Debug)]
 pub struct Mlx5 {
     // Before the library: closed first.
     device: OpenDevice,
+    #[debug(skip)]
     dv: Mlx5dv,
     ports: u8,
-}
-
-impl fmt::Debug for Mlx5 {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mlx5").field("device", &self.device).field("ports", &self.ports).finish_non_exhaustive()
-    }
 }
 
 impl Mlx5 {

@@ -6,7 +6,6 @@
 
 use crate::library::functions;
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::fmt;
 
 /// Name of libibverbs in every distribution.
 pub const LIBRARY: &str = "libibverbs.so.1";
@@ -155,21 +154,12 @@ impl PortAttributes {
 }
 
 /// Link layer of a port.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, derive_more::Display, Hash)]
 pub enum Link {
     /// InfiniBand: ports have local identifiers.
     InfiniBand,
     /// Ethernet: RoCE.
     Ethernet,
-}
-
-impl fmt::Display for Link {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::InfiniBand => "InfiniBand",
-            Self::Ethernet => "Ethernet",
-        })
-    }
 }
 
 /// `struct ibv_ah_attr`: the way to a peer. C's structure begins with a union of 8-byte words.
@@ -344,7 +334,8 @@ pub union Operands {
 
 /// `struct ibv_send_wr`: a send request.
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, derive_more::Debug)]
+#[debug("SendWorkRequest {{ wr_id: {wr_id}, opcode: {opcode}, .. }}")]
 pub struct SendWorkRequest {
     /// A number of the caller's, which the completion carries.
     pub wr_id: u64,
@@ -362,15 +353,6 @@ pub struct SendWorkRequest {
     /// Operands by opcode.
     pub wr: Operands,
     _after: [u64; 7],
-}
-
-impl fmt::Debug for SendWorkRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SendWorkRequest")
-            .field("wr_id", &self.wr_id)
-            .field("opcode", &self.opcode)
-            .finish_non_exhaustive()
-    }
 }
 
 impl SendWorkRequest {

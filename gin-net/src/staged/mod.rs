@@ -27,7 +27,6 @@ use gin_abi::Transfer;
 use gin_gpu::copier::Ticket;
 use gin_gpu::{Device, MemoryKind};
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::fmt;
 use std::sync::Arc;
 
 /// The most bytes of one request, so that the next request is copied while one is on its way.
@@ -46,24 +45,14 @@ const OWN: u64 = 1 << 63;
 pub type Probe = Arc<dyn Fn(&Arc<dyn Device>) -> Result<(), String> + Send + Sync>;
 
 /// The choice whether a rank's device memory is staged through host memory.
-#[derive(Clone)]
+#[derive(Clone, derive_more::Debug)]
 pub enum Staging {
     /// Never.
     Never,
     /// Always, for this reason.
     Always(&'static str),
     /// If the inner network does not reach the memory.
-    Unless(Probe),
-}
-
-impl fmt::Debug for Staging {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Never => "Never",
-            Self::Always(_) => "Always",
-            Self::Unless(_) => "Unless",
-        })
-    }
+    Unless(#[debug(skip)] Probe),
 }
 
 /// A context and a peer.

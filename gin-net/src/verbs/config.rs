@@ -2,7 +2,6 @@
 //! Configuration of the network.
 
 use gin_abi::mlx5::command::Mtu;
-use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -41,7 +40,8 @@ pub enum GpuMemory {
 /// assert_eq!((name.device.as_str(), name.port), ("mlx5_0", Some(1)));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, derive_more::Display)]
+#[display("{device}{}", port.map_or_else(String::new, |port| format!(":{port}")))]
 pub struct PortName {
     /// Name of the device.
     pub device: String,
@@ -64,13 +64,6 @@ impl FromStr for PortName {
             return Err(refuse());
         }
         Ok(Self { device: device.to_owned(), port })
-    }
-}
-
-impl fmt::Display for PortName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.device)?;
-        self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
     }
 }
 

@@ -30,32 +30,16 @@ impl From<CallError> for NetError {
     }
 }
 
-macro_rules! shown {
-    ($($name:ident)*) => {
-        $(
-            // Safety: libibverbs locks what threads share, and one thread at a time uses the object.
-            unsafe impl Send for $name {}
-
-            impl fmt::Debug for $name {
-                fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                    f.debug_struct(stringify!($name)).finish_non_exhaustive()
-                }
-            }
-        )*
-    };
-}
-
-pub(super) use shown;
-
-shown! { Domain CompletionQueue QueuePair }
-
 /// A protection domain.
+#[derive(Debug)]
 pub(super) struct Domain {
     device: Arc<RdmaDevice>,
     pub(super) domain: NonNull<ProtectionDomain>,
 }
 
 // Safety: libibverbs locks what threads share.
+unsafe impl Send for Domain {}
+// Safety: as above.
 unsafe impl Sync for Domain {}
 
 impl Domain {
@@ -95,10 +79,14 @@ fn no_function(what: &'static str) -> NetError {
 }
 
 /// A completion queue.
+#[derive(Debug)]
 pub(super) struct CompletionQueue {
     domain: Arc<Domain>,
     queue: NonNull<verbs::CompletionQueue>,
 }
+
+// Safety: libibverbs locks what threads share, and one thread at a time uses the queue.
+unsafe impl Send for CompletionQueue {}
 
 impl CompletionQueue {
     /// Creates a queue of at least `entries` entries.
@@ -133,6 +121,7 @@ impl Drop for CompletionQueue {
 }
 
 /// A queue pair.
+#[derive(Debug)]
 pub(super) struct QueuePair {
     domain: Arc<Domain>,
     queue: NonNull<verbs::QueuePair>,
@@ -140,6 +129,9 @@ pub(super) struct QueuePair {
     /// Maximum bytes that an entry holds itself.
     inline: u32,
 }
+
+// Safety: libibverbs locks what threads share, and one thread at a time uses the queue pair.
+unsafe impl Send for QueuePair {}
 
 /// Sizes of a queue pair, in entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory regions: windows, signal words and the network's own buffers.
 
-use super::objects::{Domain, local, shown};
+use super::objects::{Domain, local};
 use crate::NetError;
 use gin_gpu::{DeviceKind, MemoryKind, MemorySlice};
 use gin_verbs::verbs::{
@@ -11,35 +11,26 @@ use gin_verbs::verbs::{
 use gin_verbs::{CallError, non_null};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::ffi::{c_int, c_void};
-use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-shown! { Region Buffer }
-
 /// How a NIC reaches memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, derive_more::Display)]
 pub enum Way {
     /// Host memory, by its address.
+    #[display("by its address")]
     Host,
     /// GPU memory, as a DMA-BUF file.
+    #[display("as a DMA-BUF file")]
     DmaBuf,
     /// GPU memory, by its address, through the GPU driver's peer-memory module.
+    #[display("by its address (peer memory)")]
     PeerMemory,
 }
 
-impl fmt::Display for Way {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Host => "by its address",
-            Self::DmaBuf => "as a DMA-BUF file",
-            Self::PeerMemory => "by its address (peer memory)",
-        })
-    }
-}
-
 /// A registered memory region.
+#[derive(Debug)]
 pub(super) struct Region {
     domain: Arc<Domain>,
     region: NonNull<MemoryRegion>,
@@ -77,6 +68,9 @@ impl Reach {
         }
     }
 }
+
+// Safety: libibverbs locks what threads share, and one thread at a time uses the region.
+unsafe impl Send for Region {}
 
 impl Region {
     /// Registers memory at an address of this process.
@@ -158,12 +152,16 @@ impl Drop for Region {
 }
 
 /// Memory of the network itself, which NICs write while this process reads.
+#[derive(Debug)]
 pub(super) struct Buffer {
     /// By port.
     regions: Vec<Region>,
     first: NonNull<u8>,
     bytes: usize,
 }
+
+// Safety: the mapping belongs to no thread, and one thread at a time uses the buffer.
+unsafe impl Send for Buffer {}
 
 impl Buffer {
     /// Maps `bytes` bytes, all zero, and registers them with each port.
