@@ -315,6 +315,7 @@ pub type Fetch = fn(rank: u32, key: &Key, device: &Arc<dyn Device>) -> Result<Ar
 /// The endpoint of one rank in a network. The [crate docs](self) list the guarantees.
 ///
 /// No method waits for a peer. One thread at a time calls the methods.
+#[auto_impl::auto_impl(Box)]
 pub trait Network: Send + fmt::Debug {
     /// Returns the features, which never change.
     fn capabilities(&self) -> Capabilities;
@@ -381,60 +382,6 @@ pub trait Network: Send + fmt::Debug {
     /// complete.
     fn is_quiet(&self) -> bool {
         true
-    }
-}
-
-impl Network for Box<dyn Network> {
-    fn capabilities(&self) -> Capabilities {
-        (**self).capabilities()
-    }
-
-    fn register_signals(&mut self, signals: &LocalSignals) -> Result<Key, NetError> {
-        (**self).register_signals(signals)
-    }
-
-    fn connect_signals(&mut self, keys: &[Key]) -> Result<(), NetError> {
-        (**self).connect_signals(keys)
-    }
-
-    fn register(&mut self, window: &LocalWindow) -> Result<Key, NetError> {
-        (**self).register(window)
-    }
-
-    fn fetch(&self) -> Option<Fetch> {
-        (**self).fetch()
-    }
-
-    fn connect(&mut self, window: u32, keys: &[Key]) -> Result<(), NetError> {
-        (**self).connect(window, keys)
-    }
-
-    fn deregister(&mut self, window: u32) -> bool {
-        (**self).deregister(window)
-    }
-
-    fn post(&mut self, requests: &[Request]) -> usize {
-        (**self).post(requests)
-    }
-
-    fn poll(&mut self, events: &mut Vec<Event>) {
-        (**self).poll(events)
-    }
-
-    fn make_visible(&mut self) -> Result<(), NetError> {
-        (**self).make_visible()
-    }
-
-    fn describe(&self) -> String {
-        (**self).describe()
-    }
-
-    fn carries_notices(&self) -> bool {
-        (**self).carries_notices()
-    }
-
-    fn is_quiet(&self) -> bool {
-        (**self).is_quiet()
     }
 }
 
