@@ -45,7 +45,6 @@ impl Nic {
 /// NIC requires that. They are a [`QueueSet`] that keeps its slab alive.
 #[derive(Debug)]
 pub struct DeviceQueues {
-    // Destroyed before its memory is freed.
     set: QueueSet,
     slab: MemorySlice,
 }
@@ -71,7 +70,7 @@ impl DeviceQueues {
         for ring in layout.completion_rings() {
             slab.write(ring.start, &vec![INVALID_BYTE; (ring.end - ring.start) as usize])?;
         }
-        // Safety: laid out and filled for these specs; the set is dropped before the slab.
+        // Safety: laid out and filled for these specs.
         let set = unsafe { QueueSet::in_device(nic, &slab, specs, expired) }?;
         Ok(Self { set, slab })
     }
@@ -93,7 +92,6 @@ impl Deref for DeviceQueues {
 /// Registered memory of a device, which work-queue entries can name.
 #[derive(Debug)]
 pub struct RegisteredSlice {
-    // Ends before its memory is freed.
     region: RegisteredMemory,
     slice: MemorySlice,
     start: u64,
@@ -115,7 +113,7 @@ impl RegisteredSlice {
         // Safety: the slice keeps the memory alive. A program that allocates memory for communication expects that
         // peers access it.
         let take = |extent: &Extent| unsafe { nic.owner.hca.register_region(&nic.domain, extent, start, access) };
-        let region = nic.keep(nic.take_memory(Step::Region, &slice, take)?);
+        let region = nic.keep(nic.take_memory(Step::Region, &slice, take)?, Some(slice.clone()));
         Ok(Self { region, slice, start })
     }
 

@@ -3,12 +3,13 @@
 
 use super::error::{NicError, NicPeer, Step};
 use super::hca::{Access, Domain, Extent, Hca, HcaError, Link, Port, Region};
-use super::owned::{Owned, Owner, What};
+use super::owned::{Owned, Owner, Stack, What};
 use gin_abi::mlx5::bits::{Field, Mailbox};
 use gin_abi::mlx5::command::{Mtu, PORT_TYPE_ETHERNET, capability, opcode, roce_version};
 use gin_abi::mlx5::mailbox::{
     AtomicCap, HcaCap, QueryHcaCapIn, QueryHcaCapOut, QueryRoceAddressIn, QueryRoceAddressOut, RoceAddress, RoceCap,
 };
+use gin_gpu::MemorySlice;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -89,7 +90,7 @@ pub struct Nic {
 /// Registered memory, which work-queue entries can name until it is dropped.
 #[derive(Debug)]
 pub struct RegisteredMemory {
-    _region: Owned,
+    _region: Stack,
     _nic: Arc<Nic>,
     /// Returns the key for local access.
     pub local_key: u32,
@@ -179,17 +180,15 @@ impl Nic {
     ) -> Result<RegisteredMemory, NicError> {
         // Safety: the caller's promise.
         let region = unsafe { self.owner.hca.register_region(&self.domain, memory, start, access) };
-        region.map(|region| self.keep(region)).map_err(failed(&self.name, Step::Region, None))
+        region.map(|region| self.keep(region, None)).map_err(failed(&self.name, Step::Region, None))
     }
 
-    /// Wraps a region so that a drop deregisters it.
-    pub(super) fn keep(self: &Arc<Self>, region: Region) -> RegisteredMemory {
-        RegisteredMemory {
-            _region: self.owner.own(What::Region, region.handle),
-            _nic: Arc::clone(self),
-            local_key: region.local_key,
-            remote_key: region.remote_key,
-        }
+    /// Wraps a region so that a drop deregisters it, then frees the memory.
+    pub(super) fn keep(self: &Arc<Self>, region: Region, memory: Option<MemorySlice>) -> RegisteredMemory {
+        let Region { handle, local_key, remote_key } = region;
+        let mut objects = Stack::new(&self.owner, memory);
+        objects.push(self.owner.own(What::Region, handle));
+        RegisteredMemory { _region: objects, _nic: Arc::clone(self), local_key, remote_key }
     }
 }
 

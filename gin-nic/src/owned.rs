@@ -2,7 +2,7 @@
 //! Objects of a NIC that a drop destroys.
 
 use super::hca::{Handle, Hca, HcaError};
-use gin_gpu::lock;
+use gin_gpu::{MemorySlice, lock};
 use std::sync::{Arc, Mutex};
 
 /// The kind of an object.
@@ -66,18 +66,33 @@ impl Drop for Owned {
     }
 }
 
-/// Objects that are destroyed in the reverse order of their creation. A shared object is destroyed with its last owner.
-#[derive(Debug, Default)]
-pub(super) struct Stack(Vec<Arc<Owned>>);
+/// Objects that are destroyed in the reverse order of their creation, then the memory that they use. A shared object is
+/// destroyed with its last owner.
+#[derive(Debug)]
+pub(super) struct Stack {
+    objects: Vec<Arc<Owned>>,
+    /// `None` if the caller keeps the memory.
+    memory: Option<MemorySlice>,
+    owner: Owner,
+}
 
 impl Stack {
+    pub(super) fn new(owner: &Owner, memory: Option<MemorySlice>) -> Self {
+        Self { objects: Vec::new(), memory, owner: owner.clone() }
+    }
+
     pub(super) fn push(&mut self, object: impl Into<Arc<Owned>>) {
-        self.0.push(object.into());
+        self.objects.push(object.into());
     }
 }
 
 impl Drop for Stack {
     fn drop(&mut self) {
-        while self.0.pop().is_some() {}
+        let before = self.owner.failures();
+        while self.objects.pop().is_some() {}
+        if self.owner.failures() != before {
+            // The NIC may write to the memory of an object that was not destroyed, as long as the process lives.
+            std::mem::forget(self.memory.take());
+        }
     }
 }

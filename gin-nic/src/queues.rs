@@ -86,18 +86,18 @@ impl QueueSet {
         let begins = slab.dma_buf.map_or(slab.address, |file| file.offset);
         // Safety: the caller's promise.
         let register = || unsafe { nic.owner.hca.register_umem(slab, Access::RINGS) };
-        Self::make(nic, (begins, slab.bytes), specs, expired, || {
+        Self::make(nic, (begins, slab.bytes), None, specs, expired, || {
             register().map_err(failed(nic.name(), Step::Rings, None))
         })
     }
 
-    /// Does the same in memory of a device, which it registers as a file or by its address.
+    /// Does the same in memory of a device, which it registers as a file or by its address, and keeps.
     ///
     /// # Errors
     /// As [`new`](Self::new); [`NicError::Unreached`].
     ///
     /// # Safety
-    /// - As [`new`](Self::new).
+    /// - As [`new`](Self::new), except that the set keeps the memory valid.
     pub(super) unsafe fn in_device(
         nic: &Arc<Nic>,
         slab: &MemorySlice,
@@ -107,13 +107,14 @@ impl QueueSet {
         // Safety: the caller's promise.
         let take = |extent: &Extent| unsafe { nic.owner.hca.register_umem(extent, Access::RINGS) };
         let place = (slab.address(), slab.bytes());
-        Self::make(nic, place, specs, expired, || nic.take_memory(Step::Rings, slab, take))
+        Self::make(nic, place, Some(slab.clone()), specs, expired, || nic.take_memory(Step::Rings, slab, take))
     }
 
-    /// Creates the queue pairs. `register` registers the slab, given its length and address.
+    /// Creates the queue pairs. `register` registers the slab, given its address and length. The set keeps `memory`.
     fn make(
         nic: &Arc<Nic>,
         (address, given): (u64, u64),
+        memory: Option<MemorySlice>,
         specs: &[QueueSpec],
         expired: Expired<'_>,
         register: impl FnOnce() -> Result<Umem, NicError>,
@@ -125,7 +126,7 @@ impl QueueSet {
         for spec in specs.iter().filter(|spec| spec.role != Role::Responder) {
             nic.check(spec)?;
         }
-        let mut maker = Maker { nic, objects: Stack::default(), pages: Vec::new(), expired };
+        let mut maker = Maker { nic, objects: Stack::new(&nic.owner, memory), pages: Vec::new(), expired };
         maker.begin(Step::Rings)?;
         let umem = register()?;
         maker.objects.push(nic.owner.own(What::Umem, umem.handle));

@@ -299,7 +299,7 @@ fn wrong_remote_key(pair: &mut Loopback) -> Done {
     fill(pair.bytes(to, 0, 64), |_| 0xee);
     // The low 8 bits of a key are chosen at registration, and the NIC compares them.
     let key = Be32::new(to.remote.get() ^ 0x5a);
-    pair.post(Flags::NONE, |post| wqe::write_value(post, Remote { address: 0, key }, 1, 8))?;
+    pair.post(Flags::NONE, |post| wqe::write_value(post, Remote { key, ..to.remote(0) }, 1, 8))?;
     pair.post(Flags::COMPLETION, |post| wqe::write_value(post, to.remote(8), 1, 8))?;
     for (index, syndrome) in [(0, Syndrome::RemoteAccess), (1, Syndrome::Flushed)] {
         let expected = || {
