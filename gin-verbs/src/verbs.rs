@@ -154,7 +154,7 @@ impl PortAttributes {
 }
 
 /// Link layer of a port.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, derive_more::Display, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, derive_more::Display, serde::Serialize, serde::Deserialize, Hash)]
 pub enum Link {
     /// InfiniBand: ports have local identifiers.
     InfiniBand,

@@ -169,7 +169,7 @@ impl RdmaDevice {
         let gid = port.address(config).ok_or_else(missing)?;
         // An unknown code means a larger packet than any known code.
         let mtu = port.mtu.unwrap_or(Mtu::B4096);
-        let mtu = config.mtu.map_or(mtu, |wanted| if wanted.bytes() < mtu.bytes() { wanted } else { mtu });
+        let mtu = config.mtu.map_or(mtu, |wanted| wanted.min(mtu));
         Ok(Self { open, info, port, gid, mtu, config: config.clone() })
     }
 

@@ -7,6 +7,7 @@ use crate::{Key, NetError};
 use gin_abi::mlx5::command::Mtu;
 use gin_gpu::wire::{decode, encode};
 use gin_verbs::Link;
+use serde::{Deserialize, Serialize};
 
 /// First bytes of the key for queue pairs. They name the version.
 const HELLO: [u8; 4] = *b"gvh4";
@@ -16,7 +17,7 @@ const WINDOW: [u8; 4] = *b"gvw4";
 const MOST_PORTS: usize = 256;
 
 /// One end of a connection.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct End {
     /// Number of the queue pair, 24 bits.
     pub(super) queue: u32,
@@ -25,10 +26,11 @@ pub(super) struct End {
 }
 
 /// A port, as its rank publishes it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Port {
     pub(super) link: Link,
-    pub(super) mtu: Mtu,
+    /// Code of the largest packet's size.
+    pub(super) mtu: u64,
     /// Outstanding reads that each of its queue pairs answers.
     pub(super) reads: u8,
     pub(super) lid: u16,
@@ -40,7 +42,7 @@ pub(super) struct Port {
 }
 
 /// A rank's queue pairs and signal words.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Hello {
     /// Number of signals per context.
     pub(super) per_context: u32,
@@ -66,7 +68,7 @@ impl Hello {
 }
 
 /// A rank's part of a window, as it publishes it.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Part {
     pub(super) address: u64,
     pub(super) bytes: u64,
@@ -90,85 +92,64 @@ fn check_kind(rank: u32, kind: [u8; 4], key: &Key) -> Result<(), NetError> {
     if known { Ok(()) } else { Err(refuse(rank, "this version of the network `verbs` did not make it")) }
 }
 
-/// A port in a key: whether it is on Ethernet, the code of its MTU, and the other fields in their order.
-type SentPort = (bool, u64, u8, u16, [u8; 16], u32, u32);
-
-impl Port {
-    fn sent(&self) -> SentPort {
-        let Self { link, mtu, reads, lid, gid, credits_key, words_key } = *self;
-        (link == Link::Ethernet, mtu.code(), reads, lid, gid, credits_key, words_key)
-    }
-
-    fn received(rank: u32, port: SentPort) -> Result<Self, NetError> {
-        let (is_ethernet, mtu, reads, lid, gid, credits_key, words_key) = port;
-        let link = if is_ethernet { Link::Ethernet } else { Link::InfiniBand };
-        let mtu = Mtu::from_code(mtu).ok_or_else(|| refuse(rank, "its MTU is unknown"))?;
-        if reads == 0 {
-            return Err(refuse(rank, "a port answers no reads"));
-        }
-        Ok(Self { link, mtu, reads, lid, gid, credits_key, words_key })
-    }
-}
-
 impl Hello {
     /// Encodes the key of `rank` of `ranks`.
     pub(super) fn to_key(&self, rank: u32, ranks: u32) -> Key {
-        let ports: Vec<SentPort> = self.ports.iter().map(Port::sent).collect();
-        let ends: Vec<(u32, u32)> = self.ends.iter().map(|end| (end.queue, end.initial_psn)).collect();
-        let words = (self.credits, self.words, self.words_in_gpu);
-        Key(encode(&(HELLO, (rank, ranks), self.per_context, self.signal_depth, words, ports, ends)))
+        Key(encode(&(HELLO, rank, ranks, self)))
     }
 
     /// Decodes the key of `rank` of `ranks`, which must have `ends` queue pairs.
     pub(super) fn from_key(rank: u32, ranks: u32, ends: usize, key: &Key) -> Result<Self, NetError> {
-        type Sent = ([u8; 4], (u32, u32), u32, u32, (u64, u64, bool), Vec<SentPort>, Vec<(u32, u32)>);
         check_kind(rank, HELLO, key)?;
-        let sent: Sent = decode(&key.0).ok_or_else(|| refuse(rank, "it is garbled"))?;
-        let (_, member, per_context, signal_depth, (credits, words, words_in_gpu), ports, pairs) = sent;
-        if member != (rank, ranks) {
+        let sent: Option<([u8; 4], u32, u32, Self)> = decode(&key.0);
+        let (_, own, world, hello) = sent.ok_or_else(|| refuse(rank, "it is garbled"))?;
+        if (own, world) != (rank, ranks) {
             return Err(refuse(rank, "it belongs to another rank or world size"));
         }
         // Ensures that no address of a word overflows.
-        if words > u64::MAX >> 1 {
+        if hello.words > u64::MAX >> 1 {
             return Err(refuse(rank, "the address of its signal words is invalid"));
         }
-        if signal_depth == 0 || !(1..=MOST_PORTS).contains(&ports.len()) {
-            let ports = ports.len();
+        let (signal_depth, ports) = (hello.signal_depth, hello.ports.len());
+        if signal_depth == 0 || !(1..=MOST_PORTS).contains(&ports) {
             return Err(refuse(rank, format!("its {signal_depth} receive buffers or {ports} ports are out of range")));
         }
-        if pairs.len() != ends {
-            return Err(refuse(rank, format!("it has {} queue pairs instead of {ends}", pairs.len())));
+        if hello.ends.len() != ends {
+            return Err(refuse(rank, format!("it has {} queue pairs instead of {ends}", hello.ends.len())));
         }
-        if pairs.iter().any(|&(queue, initial_psn)| queue == 0 || queue >> 24 != 0 || initial_psn >> 24 != 0) {
+        if hello.ends.iter().any(|&End { queue, initial_psn }| queue == 0 || queue >> 24 != 0 || initial_psn >> 24 != 0)
+        {
             return Err(refuse(rank, "a queue pair or packet sequence number is out of range"));
         }
-        let ports = ports.into_iter().map(|port| Port::received(rank, port)).collect::<Result<_, _>>()?;
-        let ends = pairs.into_iter().map(|(queue, initial_psn)| End { queue, initial_psn }).collect();
-        Ok(Self { per_context, signal_depth, credits, words, words_in_gpu, ports, ends })
+        if hello.ports.iter().any(|port| Mtu::from_code(port.mtu).is_none()) {
+            return Err(refuse(rank, "its MTU is unknown"));
+        }
+        if hello.ports.iter().any(|port| port.reads == 0) {
+            return Err(refuse(rank, "a port answers no reads"));
+        }
+        Ok(hello)
     }
 }
 
 impl Part {
     /// Encodes the key.
     pub(super) fn to_key(&self) -> Key {
-        let Self { address, bytes, keys, signals, nic, in_gpu } = self;
-        Key(encode(&(WINDOW, address, bytes, keys, signals, nic, in_gpu)))
+        Key(encode(&(WINDOW, self)))
     }
 
     /// Decodes the key of `rank`, which uses `ports` ports.
     pub(super) fn from_key(rank: u32, ports: usize, key: &Key) -> Result<Self, NetError> {
-        type Sent = ([u8; 4], u64, u64, Vec<u32>, bool, bool, bool);
         check_kind(rank, WINDOW, key)?;
-        let sent: Sent = decode(&key.0).ok_or_else(|| refuse(rank, "it is garbled"))?;
-        let (_, address, bytes, keys, signals, nic, in_gpu) = sent;
-        if keys.len() != ports {
-            return Err(refuse(rank, format!("it is for {} ports instead of {ports}", keys.len())));
+        let sent: Option<([u8; 4], Self)> = decode(&key.0);
+        let (_, part) = sent.ok_or_else(|| refuse(rank, "it is garbled"))?;
+        if part.keys.len() != ports {
+            return Err(refuse(rank, format!("it is for {} ports instead of {ports}", part.keys.len())));
         }
         // Ensures that the sum of an address in it and a length does not overflow.
-        if address.checked_add(bytes).is_none() {
+        if part.address.checked_add(part.bytes).is_none() {
             return Err(refuse(rank, "its memory reaches past the last address"));
         }
-        Ok(Self { address, bytes, keys, signals, nic, in_gpu })
+        Ok(part)
     }
 }
 
@@ -181,7 +162,7 @@ mod tests {
         let numbers = (any::<bool>(), 0..Mtu::ALL.len(), 1u8.., any::<u16>(), any::<[u8; 16]>(), any::<[u32; 2]>());
         numbers.prop_map(|(ethernet, mtu, reads, lid, gid, [credits_key, words_key])| {
             let link = if ethernet { Link::Ethernet } else { Link::InfiniBand };
-            Port { link, mtu: Mtu::ALL[mtu], reads, lid, gid, credits_key, words_key }
+            Port { link, mtu: Mtu::ALL[mtu].code(), reads, lid, gid, credits_key, words_key }
         })
     }
 

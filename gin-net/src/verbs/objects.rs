@@ -53,7 +53,7 @@ impl Domain {
     pub(super) fn port(&self, credits_key: u32, words_key: u32) -> Port {
         let RdmaDevice { config, info, port, gid, mtu, .. } = &*self.device;
         let reads = info.reads_answered.min(config.reads).max(1);
-        Port { link: port.link, mtu: *mtu, reads, lid: port.lid, gid: gid.bytes, credits_key, words_key }
+        Port { link: port.link, mtu: mtu.code(), reads, lid: port.lid, gid: gid.bytes, credits_key, words_key }
     }
 
     pub(super) fn verbs(&self) -> &Verbs {
@@ -226,10 +226,10 @@ impl QueuePair {
     pub(super) fn connect(&self, peer: &Port, end: End) -> Result<(), NetError> {
         let RdmaDevice { config, info, port, gid, mtu, .. } = &*self.domain.device;
         let same_subnet = port.link == Link::InfiniBand && peer.lid != 0 && peer.gid[..8] == gid.bytes[..8];
-        let mtu = if peer.mtu.bytes() < mtu.bytes() { peer.mtu } else { *mtu };
         let attributes = QueuePairAttributes {
             qp_state: IBV_QPS_RTR,
-            path_mtu: mtu.code() as u32,
+            // Larger packets have larger codes.
+            path_mtu: mtu.code().min(peer.mtu) as u32,
             dest_qp_num: end.queue,
             rq_psn: end.initial_psn,
             max_dest_rd_atomic: info.reads_answered.min(config.reads),
